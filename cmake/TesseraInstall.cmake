@@ -1,0 +1,51 @@
+# The whole library as one target, tessera::tessera, and its install rules:
+# find_package(Tessera CONFIG), pkg-config's tessera.pc, headers, the program.
+include_guard(GLOBAL)
+include(CMakePackageConfigHelpers)
+
+add_library(tessera_all INTERFACE)
+add_library(tessera::tessera ALIAS tessera_all)
+set_target_properties(tessera_all PROPERTIES EXPORT_NAME tessera)
+foreach(room IN LISTS TESSERA_ROOMS)
+  list(APPEND _tessera_room_targets tessera_${room})
+endforeach()
+target_link_libraries(tessera_all INTERFACE ${_tessera_room_targets})
+
+set(_tessera_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Tessera")
+install(TARGETS tessera_all tessera_options ${_tessera_room_targets}
+  EXPORT TesseraTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT TesseraTargets NAMESPACE tessera:: DESTINATION ${_tessera_cmake_dir})
+
+# Public headers: all but those in detail/ and of backends, which only our
+# sources include.
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/tessera" "${TESSERA_GENERATED}/tessera"
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h" PATTERN detail EXCLUDE
+  PATTERN shm EXCLUDE PATTERN gloo EXCLUDE PATTERN fake EXCLUDE)
+
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TesseraConfig.cmake.in"
+  "${PROJECT_BINARY_DIR}/TesseraConfig.cmake" INSTALL_DESTINATION ${_tessera_cmake_dir})
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake"
+  COMPATIBILITY SameMinorVersion)
+install(FILES
+  "${PROJECT_BINARY_DIR}/TesseraConfig.cmake"
+  "${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/TesseraTorch.cmake"
+  DESTINATION ${_tessera_cmake_dir})
+
+# For pkg-config the rooms are listed last room first, as a linker wants them.
+foreach(room IN LISTS _tessera_room_targets)
+  get_target_property(type ${room} TYPE)
+  if(type STREQUAL "STATIC_LIBRARY")
+    string(PREPEND TESSERA_PC_ROOMS " -l${room}")
+  endif()
+endforeach()
+foreach(library IN LISTS TESSERA_SYSTEM_LIBRARIES)
+  string(APPEND TESSERA_PC_SYSTEM " -l${library}")
+endforeach()
+list(JOIN TESSERA_TORCH_LINK_FLAGS " " TESSERA_PC_TORCH)
+configure_file("${PROJECT_SOURCE_DIR}/cmake/tessera.pc.in"
+  "${PROJECT_BINARY_DIR}/tessera.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/tessera.pc"
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -1,0 +1,110 @@
+# tessera_room(NAME [DEPENDS ROOM...] [LINK LIBRARY...]): one static library
+# tessera_NAME of all sources in tessera/NAME, and one test program NAME_test of
+# all *_test.cpp there (files named *_slow_test.cpp go into NAME_slow_test,
+# label slow). LINK names system libraries that the room's sources use.
+include_guard(GLOBAL)
+find_package(Threads REQUIRED)
+
+set(TESSERA_ROOMS "" CACHE INTERNAL "")
+set(TESSERA_SYSTEM_LIBRARIES "" CACHE INTERNAL "")
+
+# tessera/core/version.h carries what was built, against which LibTorch.
+set(TESSERA_GENERATED "${PROJECT_BINARY_DIR}/generated")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/version.h.in"
+  "${TESSERA_GENERATED}/tessera/core/version.h" @ONLY)
+
+# What every room brings to those who link it.
+add_library(tessera_options INTERFACE)
+target_include_directories(tessera_options INTERFACE
+  "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>"
+  "$<BUILD_INTERFACE:${TESSERA_GENERATED}>"
+  "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+target_compile_features(tessera_options INTERFACE cxx_std_20)
+target_link_libraries(tessera_options INTERFACE tessera::torch Threads::Threads)
+set_target_properties(tessera_options PROPERTIES EXPORT_NAME options)
+
+# What this tree alone compiles with: warnings, and nlohmann/json, which stays
+# inside .cpp files. Never a consumer's.
+add_library(tessera_private INTERFACE)
+target_compile_options(tessera_private INTERFACE
+  -fPIC -Wall -Wextra -Wno-unused-parameter
+  -Werror=return-type -Werror=unused-result)
+if(TESSERA_WERROR)
+  # Not those that g++ 12 sees in the standard library, nor members that a
+  # designated initialiser leaves to their defaults.
+  target_compile_options(tessera_private INTERFACE -Werror
+    -Wno-error=missing-field-initializers -Wno-error=stringop-overflow
+    -Wno-error=stringop-overread -Wno-error=array-bounds -Wno-error=restrict
+    -Wno-error=maybe-uninitialized)
+endif()
+
+# 3.12 or later, for the positions in its diagnostics: from the wheel that
+# ./dev setup fetches, or from the system.
+file(GLOB _tessera_json_dirs LIST_DIRECTORIES true
+  "${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/nlohmann_json/include")
+find_path(TESSERA_JSON_INCLUDE nlohmann/json.hpp HINTS ${_tessera_json_dirs})
+if(NOT TESSERA_JSON_INCLUDE)
+  message(FATAL_ERROR "nlohmann/json.hpp not found. Run './dev setup', or set "
+    "TESSERA_JSON_INCLUDE to the folder that holds nlohmann/ (3.12 or later).")
+endif()
+target_include_directories(tessera_private SYSTEM INTERFACE "${TESSERA_JSON_INCLUDE}")
+
+# Parsing LibTorch's headers costs more than compiling our code: every target
+# reuses one precompiled header, which holds what most sources include. A
+# program is compiled like a library (-fPIC, not -fPIE): the compiler silently
+# passes over a precompiled header that was made with the other.
+add_library(tessera_pch STATIC "${PROJECT_SOURCE_DIR}/cmake/pch.cpp")
+target_link_libraries(tessera_pch PUBLIC tessera_options PRIVATE tessera_private)
+target_precompile_headers(tessera_pch PRIVATE "${PROJECT_SOURCE_DIR}/cmake/pch.h")
+set_target_properties(tessera_pch PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+
+# Compile settings that every target of this tree shares.
+function(tessera_target target)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_private>)
+  target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+endfunction()
+
+function(tessera_room name)
+  cmake_parse_arguments(ROOM "" "" "DEPENDS;LINK" ${ARGN})
+  set(dir "${PROJECT_SOURCE_DIR}/tessera/${name}")
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${dir}/*.cpp")
+  set(tests ${sources})
+  set(slow_tests ${sources})
+  list(FILTER sources EXCLUDE REGEX "_test\\.cpp$")
+  list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
+  list(FILTER tests EXCLUDE REGEX "_slow_test\\.cpp$")
+  list(FILTER slow_tests INCLUDE REGEX "_slow_test\\.cpp$")
+
+  set(target tessera_${name})
+  if(sources)
+    add_library(${target} STATIC ${sources})
+    set(scope PUBLIC)
+    tessera_target(${target})
+    target_link_libraries(${target} PRIVATE ${ROOM_LINK})
+  else()
+    add_library(${target} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  target_link_libraries(${target} ${scope} tessera_options)
+  foreach(room IN LISTS ROOM_DEPENDS)
+    target_link_libraries(${target} ${scope} tessera_${room})
+  endforeach()
+  add_library(tessera::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  set(TESSERA_ROOMS ${TESSERA_ROOMS} ${name} CACHE INTERNAL "")
+  set(TESSERA_SYSTEM_LIBRARIES ${TESSERA_SYSTEM_LIBRARIES} ${ROOM_LINK}
+    CACHE INTERNAL "")
+
+  tessera_room_tests(${name}_test ${target} ${tests})
+  tessera_room_tests(${name}_slow_test ${target} ${slow_tests})
+endfunction()
+
+# Notes a test program; tests/CMakeLists.txt builds it.
+function(tessera_room_tests program room)
+  if(TESSERA_TESTS AND ARGN)
+    set_property(GLOBAL APPEND PROPERTY TESSERA_TEST_PROGRAMS ${program})
+    set_property(GLOBAL PROPERTY TESSERA_SOURCES_OF_${program} ${ARGN})
+    set_property(GLOBAL PROPERTY TESSERA_ROOM_OF_${program} ${room})
+  endif()
+endfunction()

@@ -1,0 +1,66 @@
+# Imports LibTorch as tessera::torch, in this tree and in a consumer's. LibTorch's
+# own CMake package refuses to configure for its CUDA build where no CUDA toolkit
+# is installed, although linking needs none; so the libraries are linked directly
+# here, which serves CPU and CUDA builds alike.
+#
+# TESSERA_TORCH (variable or environment) names the folder that holds include/
+# and lib/: site-packages/torch of a wheel, or an unpacked libtorch archive.
+include_guard(GLOBAL)
+
+if(NOT TESSERA_TORCH AND DEFINED ENV{TESSERA_TORCH})
+  set(TESSERA_TORCH "$ENV{TESSERA_TORCH}")
+endif()
+if(NOT TESSERA_TORCH AND TESSERA_TORCH_BUILT_WITH)
+  set(TESSERA_TORCH "${TESSERA_TORCH_BUILT_WITH}")
+endif()
+if(NOT TESSERA_TORCH)
+  file(GLOB _tessera_torch_found LIST_DIRECTORIES true
+    "${CMAKE_CURRENT_LIST_DIR}/../.venv/lib/python3*/site-packages/torch")
+  if(_tessera_torch_found)
+    list(GET _tessera_torch_found 0 TESSERA_TORCH)
+  endif()
+endif()
+if(NOT EXISTS "${TESSERA_TORCH}/include/ATen/ATen.h")
+  message(FATAL_ERROR
+    "LibTorch not found (TESSERA_TORCH='${TESSERA_TORCH}'). Run './dev setup', "
+    "or set TESSERA_TORCH to the folder that holds LibTorch's include/ and lib/.")
+endif()
+get_filename_component(TESSERA_TORCH "${TESSERA_TORCH}" REALPATH)
+set(TESSERA_TORCH "${TESSERA_TORCH}" CACHE PATH
+  "LibTorch: the folder with include/ and lib/" FORCE)
+
+file(READ "${TESSERA_TORCH}/include/torch/headeronly/version.h" _tessera_torch_version_h)
+string(REGEX REPLACE
+  ".*VERSION_MAJOR ([0-9]+).*VERSION_MINOR ([0-9]+).*VERSION_PATCH ([0-9]+).*"
+  "\\1.\\2.\\3" TESSERA_TORCH_VERSION "${_tessera_torch_version_h}")
+if(TESSERA_TORCH_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "LibTorch 2.11 or later is needed; ${TESSERA_TORCH} holds "
+    "${TESSERA_TORCH_VERSION}.")
+endif()
+if(NOT EXISTS "${TESSERA_TORCH}/include/torch/csrc/distributed/c10d/ProcessGroupGloo.hpp")
+  message(FATAL_ERROR "The LibTorch in ${TESSERA_TORCH} was built without torch.distributed.")
+endif()
+
+# libtorch.so only pulls in the others; name what exists. --no-as-needed keeps
+# libtorch_cuda, whose kernels are reached through registration alone.
+set(TESSERA_TORCH_LINK_FLAGS "-Wl,--push-state,--no-as-needed")
+foreach(_lib torch torch_cpu c10 torch_cuda c10_cuda)
+  if(EXISTS "${TESSERA_TORCH}/lib/lib${_lib}.so")
+    list(APPEND TESSERA_TORCH_LINK_FLAGS "${TESSERA_TORCH}/lib/lib${_lib}.so")
+  endif()
+endforeach()
+list(APPEND TESSERA_TORCH_LINK_FLAGS "-Wl,--pop-state" "-Wl,-rpath,${TESSERA_TORCH}/lib")
+# A CUDA wheel's libraries come from its nvidia packages beside torch.
+file(GLOB _tessera_nvidia_dirs LIST_DIRECTORIES true
+  "${TESSERA_TORCH}/../nvidia/*/lib" "${TESSERA_TORCH}/../nvidia/*/lib64")
+foreach(_dir IN LISTS _tessera_nvidia_dirs)
+  list(APPEND TESSERA_TORCH_LINK_FLAGS "-Wl,-rpath,${_dir}" "-Wl,-rpath-link,${_dir}")
+endforeach()
+
+# Imported, so that the exported rooms name it and do not carry it.
+add_library(tessera::torch INTERFACE IMPORTED GLOBAL)
+target_include_directories(tessera::torch INTERFACE
+  "${TESSERA_TORCH}/include" "${TESSERA_TORCH}/include/torch/csrc/api/include")
+target_compile_features(tessera::torch INTERFACE cxx_std_20)
+target_compile_definitions(tessera::torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
+target_link_libraries(tessera::torch INTERFACE ${TESSERA_TORCH_LINK_FLAGS})

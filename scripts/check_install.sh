@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Installs what is built and uses it as others would: by find_package, by
+# pkg-config, and as a subdirectory.
+# Usage: check_install.sh BUILD_FOLDER SCRATCH_FOLDER
+set -euo pipefail
+build=$1 scratch=$2
+project=examples/external_project
+expected="1 + 2 = 3"
+
+rm -rf "$scratch"
+mkdir -p "$scratch"
+cmake --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log"
+if find "$scratch/prefix/include" -path '*detail*' -o -name '*_test*' | grep .; then
+  echo "these headers are not public" >&2
+  exit 1
+fi
+if grep -rE '#include *<(nlohmann|CLI|pcre2|xxhash|utf8proc|fmt|gtest|gloo)' "$scratch/prefix/include"; then
+  echo "these public headers show third-party types" >&2
+  exit 1
+fi
+
+cmake -S "$project" -B "$scratch/package" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+  -DCMAKE_PREFIX_PATH="$PWD/$scratch/prefix"
+cmake --build "$scratch/package"
+"$scratch/package/uses_tessera" | tee /dev/stderr | grep -qF "$expected"
+
+export PKG_CONFIG_PATH="$scratch/prefix/lib/pkgconfig"
+object=$(find "$scratch/package" -name 'main.cpp.o')
+# shellcheck disable=SC2046 # flags are words
+"${CXX:-g++}" "$object" $(pkg-config --libs tessera) -o "$scratch/by_pkg_config"
+"$scratch/by_pkg_config" | grep -qF "$expected"
+# shellcheck disable=SC2046
+"${CXX:-g++}" $(pkg-config --cflags tessera) -fsyntax-only "$project/main.cpp"
+
+# As a subdirectory it configures, and its first room builds.
+cmake -S "$project" -B "$scratch/subdirectory" -G Ninja -DTESSERA_SOURCE="$PWD"
+cmake --build "$scratch/subdirectory" --target tessera_core

@@ -1,0 +1,60 @@
+# What the verbs of ./dev share. Sourced, with the project's root as the folder.
+set -euo pipefail
+
+preset=${TESSERA_PRESET:-dev}
+build=build/$preset
+python=.venv/bin/python
+
+fail() {
+  echo "$1" >&2
+  exit 1
+}
+
+# "What is here" for the stamps: a stamp file holds the content that its work
+# was done for, so that the work is done again when the content changes.
+is_stamped() { [[ -f $1 && "$(<"$1")" == "$2" ]]; }
+
+# Runs "$@" unless `stamp` holds `content`; writes the stamp when it succeeds.
+once() {
+  local stamp=$1 content=$2
+  shift 2
+  is_stamped "$stamp" "$content" && return
+  "$@"
+  mkdir -p "$(dirname "$stamp")"
+  printf '%s' "$content" >"$stamp"
+}
+
+# Two of us in one folder would overwrite each other's work: they queue.
+locked() {
+  local lock=$1
+  shift
+  mkdir -p "$(dirname "$lock")"
+  exec {lock_fd}>"$lock"
+  flock "$lock_fd"
+  "$@"
+  exec {lock_fd}>&-
+}
+
+# What a verb needs before it starts: see scripts/setup.sh.
+set_up_first() { bash scripts/setup.sh --quiet "$@"; }
+
+# The compiler, LibTorch and options that a build folder is configured for.
+configuration() {
+  echo "torch=${TESSERA_TORCH:-.venv} cxx=${CXX:-} werror=${TESSERA_WERROR:-0}"
+  sha256sum requirements.txt CMakePresets.json
+}
+
+configure() {
+  cmake --preset "$preset" --fresh -DTESSERA_WERROR="${TESSERA_WERROR:-0}" \
+    ${TESSERA_TORCH:+-DTESSERA_TORCH="$TESSERA_TORCH"}
+}
+
+build_now() {
+  once "$build/.configured" "$(configuration)" configure
+  cmake --build "$build" ${1:+--target "$@"}
+}
+
+# build [target...]
+build() {
+  locked "$build/.lock" build_now "$@"
+}

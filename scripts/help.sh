@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+cat <<'TEXT'
+usage: ./dev VERB
+
+  quickstart [FOLDER]   trains a small model on two ranks: on prose from Debian,
+                        or on your own text
+  test [--fast] [--sanitize]
+                        builds and checks everything; --fast: less than a minute
+  setup                 Debian packages and LibTorch (into .venv/), where missing
+  build [TARGET...]     into build/dev (TESSERA_PRESET=release|asan|tsan: there)
+  examples              builds and runs examples/
+  bench [NAME]          builds and runs bench/
+  fmt [FILE...]         formats
+  lint [FILE...]        clang-tidy
+  docs                  writes docs/reference/ from the program itself
+  clean                 removes build/
+  help                  this
+
+TESSERA_TORCH=FOLDER    uses the LibTorch there (FOLDER/include, FOLDER/lib)
+CXX=COMPILER            another compiler than g++
+TEXT

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# ./dev test [--fast] [--sanitize]: builds, runs what checks the project, and
+# ends with 'N passed, N failed'. --fast: house rules and the fast tests alone.
+# --sanitize adds the tests of core, mesh and comm under ASan, UBSan and TSan.
+source scripts/common.sh
+
+fast= sanitize=
+for argument in "$@"; do
+  case $argument in
+    --fast) fast=yes ;;
+    --sanitize) sanitize=yes ;;
+    *) echo "usage: ./dev test [--fast] [--sanitize]" >&2; exit 2 ;;
+  esac
+done
+
+results=$build/test-results
+rm -rf "$results"
+mkdir -p "$results"
+
+# step NAME COMMAND...: one check; its words are shown when it fails.
+step() {
+  local name=$1 started=$SECONDS verdict=ok
+  shift
+  "$@" >"$results/$name.log" 2>&1 </dev/null || verdict=FAILED
+  printf '%-7s %-28s %4d s\n' "$verdict" "$name" $((SECONDS - started))
+  echo "$verdict $name" >>"$results/steps.txt"
+  [[ $verdict == ok ]] || tail -n 60 "$results/$name.log"
+}
+
+tests_labelled() { ctest --test-dir "$build" -L "$1" -j 2 --output-on-failure --no-tests=ignore; }
+
+room_check() { python3 scripts/check_rooms.py && python3 -m unittest discover -s tests/scripts; }
+
+format_check() {
+  git ls-files '*.h' '*.cpp' | xargs -r .venv/bin/clang-format --dry-run --Werror
+  git ls-files | xargs -r .venv/bin/codespell
+}
+
+parity() {
+  TESSERA_PROGRAM=$build/cli/tessera $python -m pytest tests/parity -q \
+    -p no:cacheprovider --junitxml="$results/parity.xml"
+}
+
+consumer() { bash scripts/check_install.sh "$build" "$build/consumer"; }
+
+# ThreadSanitizer follows the ranks that are threads, over shm: it does not see
+# into Gloo, and not beyond a fork.
+under_sanitizer() {
+  TESSERA_PRESET=$1 ./dev build core_test mesh_test comm_test
+  [[ $1 != tsan ]] || export GTEST_FILTER='-*processes*:*Process*:*gloo*'
+  TSAN_OPTIONS=suppressions=$PWD/tests/sanitizers/tsan.supp \
+    ctest --test-dir "build/$1" -R '^(core|mesh|comm)_test$' --output-on-failure
+}
+
+if [[ -n $fast ]]; then
+  set_up_first requirements-lint.txt
+else
+  set_up_first requirements-lint.txt requirements-test.txt
+fi
+./dev build || { echo "The build failed: no test ran."; echo "0 passed, 1 failed"; exit 1; }
+
+step rooms room_check
+step format format_check
+step fast tests_labelled fast
+if [[ -z $fast ]]; then
+  step slow tests_labelled slow
+  step examples tests_labelled example
+  step bench-smoke tests_labelled bench
+  step parity parity
+  step install-and-consumer consumer
+  step tidy bash scripts/lint.sh
+fi
+if [[ -n $sanitize ]]; then
+  step asan under_sanitizer asan
+  step tsan under_sanitizer tsan
+fi
+python3 scripts/summarize_tests.py "$results" tests/allowed_skips.txt
