@@ -1,0 +1,46 @@
+#include "tessera/mesh/axis.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera::mesh {
+
+const char* name_of(Axis axis) {
+  switch (axis) {
+    case Axis::kPp:
+      return "pp";
+    case Axis::kDpReplicate:
+      return "dp_replicate";
+    case Axis::kDpShard:
+      return "dp_shard";
+    case Axis::kCp:
+      return "cp";
+    case Axis::kTp:
+      return "tp";
+  }
+  TORCH_INTERNAL_ASSERT(false, "no axis ", static_cast<int>(axis));
+}
+
+const char* name_of(ExpertAxis axis) {
+  switch (axis) {
+    case ExpertAxis::kPp:
+      return "pp";
+    case ExpertAxis::kExpertDp:
+      return "expert_dp";
+    case ExpertAxis::kEp:
+      return "ep";
+    case ExpertAxis::kEtp:
+      return "etp";
+  }
+  TORCH_INTERNAL_ASSERT(false, "no expert axis ", static_cast<int>(axis));
+}
+
+Axis axis_named(const std::string& name) {
+  for (Axis axis : kAxes) {
+    if (name == name_of(axis)) return axis;
+  }
+  TS_CHECK_CONFIG(false, "mesh: \"", name,
+                  "\" is no axis of the mesh. The "
+                  "axes are pp, dp_replicate, dp_shard, cp, tp.");
+}
+
+}  // namespace tessera::mesh

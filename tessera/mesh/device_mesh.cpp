@@ -1,0 +1,219 @@
+#include "tessera/mesh/device_mesh.h"
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+
+namespace tessera::mesh {
+namespace {
+
+// The factors and their product, as "pp 2 x tp 4 = 8".
+std::string equation(
+    const std::vector<std::pair<std::string, int64_t>>& factors,
+    const std::string& product) {
+  std::string text;
+  for (const auto& [name, degree] : factors) {
+    text += (text.empty() ? "" : " x ") + name + " " + std::to_string(degree);
+  }
+  return text + " = " + product;
+}
+
+template <typename View, typename Axes, typename C>
+std::vector<int64_t> peers_on(const View& mesh, const C& coord, Axes axes) {
+  std::vector<C> coords = {coord};
+  for (auto axis : axes) {
+    std::vector<C> wider;
+    for (const C& each : coords) {
+      for (int64_t at = 0; at < mesh.degree(axis); ++at) {
+        wider.push_back(each);
+        wider.back()[axis] = at;
+      }
+    }
+    coords = std::move(wider);
+  }
+  std::vector<int64_t> ranks;
+  for (const C& each : coords) ranks.push_back(mesh.rank_at(each));
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+}  // namespace
+
+DeviceMesh::DeviceMesh() : DeviceMesh(Degrees{}, 1) {}
+
+DeviceMesh::DeviceMesh(const Degrees& degrees, int64_t world_size,
+                       std::vector<Axis> order)
+    : degrees_(degrees), world_size_(world_size), order_(std::move(order)) {
+  if (order_.empty()) order_.assign(kAxes.begin(), kAxes.end());
+  TORCH_INTERNAL_ASSERT(order_.size() == kAxes.size() &&
+                            std::all_of(kAxes.begin(), kAxes.end(),
+                                        [&](Axis axis) {
+                                          return std::count(order_.begin(),
+                                                            order_.end(),
+                                                            axis) == 1;
+                                        }),
+                        "a mesh's order names every axis once");
+  check_world();
+  check_experts();
+}
+
+void DeviceMesh::check_world() const {
+  int64_t product = 1;
+  bool fits = true;
+  for (Axis axis : order_) {
+    TS_CHECK_CONFIG(degree(axis) > 0, "mesh.", name_of(axis), " is ",
+                    degree(axis), ". A degree is at least 1.");
+    fits = fits && !__builtin_mul_overflow(product, degree(axis), &product);
+  }
+  TS_CHECK_CONFIG(fits && product == world_size_, "mesh: ", describe(),
+                  ", but the world has ", world_size_, " ranks. Start ",
+                  fits ? std::to_string(product) : "fewer",
+                  " ranks, or change a factor.");
+}
+
+void DeviceMesh::check_experts() const {
+  const int64_t ep = degrees_.ep, etp = degrees_.etp;
+  TS_CHECK_CONFIG(etp == 1 || etp == degrees_.tp, "mesh.etp is ", etp,
+                  ". It is 1 (an expert is whole on its rank) or mesh.tp, ",
+                  degrees_.tp, ".");
+  const int64_t foldable = world_size_ / degrees_.pp / etp;
+  TS_CHECK_CONFIG(ep > 0 && foldable % ep == 0, "mesh.ep is ", ep,
+                  ", which does not divide the ",
+                  equation({{"dp_replicate", degrees_.dp_replicate},
+                            {"dp_shard", degrees_.dp_shard},
+                            {"cp", degrees_.cp},
+                            {"tp", degrees_.tp}},
+                           std::to_string(world_size_ / degrees_.pp)),
+                  " ranks of a stage over etp ", etp, ". Use a divisor of ",
+                  foldable, ".");
+}
+
+int64_t DeviceMesh::degree(Axis axis) const {
+  switch (axis) {
+    case Axis::kPp:
+      return degrees_.pp;
+    case Axis::kDpReplicate:
+      return degrees_.dp_replicate;
+    case Axis::kDpShard:
+      return degrees_.dp_shard;
+    case Axis::kCp:
+      return degrees_.cp;
+    case Axis::kTp:
+      return degrees_.tp;
+  }
+  TORCH_INTERNAL_ASSERT(false, "no axis ", static_cast<int>(axis));
+}
+
+int64_t DeviceMesh::degree(ExpertAxis axis) const {
+  switch (axis) {
+    case ExpertAxis::kPp:
+      return degrees_.pp;
+    case ExpertAxis::kExpertDp:
+      return world_size_ / (degrees_.pp * degrees_.ep * degrees_.etp);
+    case ExpertAxis::kEp:
+      return degrees_.ep;
+    case ExpertAxis::kEtp:
+      return degrees_.etp;
+  }
+  TORCH_INTERNAL_ASSERT(false, "no expert axis ", static_cast<int>(axis));
+}
+
+Coord DeviceMesh::coord_of(int64_t rank) const {
+  TORCH_INTERNAL_ASSERT(rank >= 0 && rank < world_size_, "rank ", rank,
+                        " is not in a world of ", world_size_);
+  Coord coord;
+  for (auto axis = order_.rbegin(); axis != order_.rend(); ++axis) {
+    coord[*axis] = rank % degree(*axis);
+    rank /= degree(*axis);
+  }
+  return coord;
+}
+
+int64_t DeviceMesh::rank_at(const Coord& coord) const {
+  int64_t rank = 0;
+  for (Axis axis : order_) {
+    TORCH_INTERNAL_ASSERT(coord[axis] >= 0 && coord[axis] < degree(axis),
+                          name_of(axis), "=", coord[axis], " is not on ",
+                          describe());
+    rank = rank * degree(axis) + coord[axis];
+  }
+  return rank;
+}
+
+// The axes that ep folds, in the order of the mesh. An expert that is split as
+// the other layers are (etp = tp) stays on its tp ranks.
+std::vector<Axis> DeviceMesh::folded_axes() const {
+  std::vector<Axis> axes;
+  for (Axis axis : order_) {
+    const bool kept =
+        axis == Axis::kPp || (axis == Axis::kTp && degrees_.etp > 1);
+    if (!kept) axes.push_back(axis);
+  }
+  return axes;
+}
+
+ExpertCoord DeviceMesh::expert_coord_of(int64_t rank) const {
+  const Coord coord = coord_of(rank);
+  int64_t folded = 0;
+  for (Axis axis : folded_axes()) folded = folded * degree(axis) + coord[axis];
+  ExpertCoord expert;
+  expert[ExpertAxis::kPp] = coord[Axis::kPp];
+  expert[ExpertAxis::kExpertDp] = folded / degrees_.ep;
+  expert[ExpertAxis::kEp] = folded % degrees_.ep;
+  expert[ExpertAxis::kEtp] = degrees_.etp > 1 ? coord[Axis::kTp] : 0;
+  return expert;
+}
+
+int64_t DeviceMesh::rank_at(const ExpertCoord& expert) const {
+  for (ExpertAxis axis : kExpertAxes) {
+    TORCH_INTERNAL_ASSERT(expert[axis] >= 0 && expert[axis] < degree(axis),
+                          name_of(axis), "=", expert[axis], " is not on ",
+                          describe());
+  }
+  Coord coord;
+  coord[Axis::kPp] = expert[ExpertAxis::kPp];
+  coord[Axis::kTp] = expert[ExpertAxis::kEtp];
+  int64_t folded =
+      expert[ExpertAxis::kExpertDp] * degrees_.ep + expert[ExpertAxis::kEp];
+  const auto axes = folded_axes();
+  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+    coord[*axis] = folded % degree(*axis);
+    folded /= degree(*axis);
+  }
+  return rank_at(coord);
+}
+
+std::vector<int64_t> DeviceMesh::peers(int64_t rank,
+                                       std::initializer_list<Axis> axes) const {
+  return peers_on(*this, coord_of(rank), axes);
+}
+
+std::vector<int64_t> DeviceMesh::peers(
+    int64_t rank, std::initializer_list<ExpertAxis> axes) const {
+  return peers_on(*this, expert_coord_of(rank), axes);
+}
+
+std::string DeviceMesh::describe(int64_t rank) const {
+  const Coord coord = coord_of(rank);
+  std::string text;
+  for (Axis axis : order_) {
+    if (degree(axis) == 1) continue;
+    text += (text.empty() ? "" : " ") + std::string(name_of(axis)) + "=" +
+            std::to_string(coord[axis]);
+  }
+  return text;
+}
+
+std::string DeviceMesh::describe() const {
+  std::vector<std::pair<std::string, int64_t>> factors;
+  int64_t product = 1;
+  bool fits = true;
+  for (Axis axis : order_) {
+    factors.emplace_back(name_of(axis), degree(axis));
+    fits = fits && !__builtin_mul_overflow(product, degree(axis), &product);
+  }
+  return equation(factors, fits ? std::to_string(product) : "over 2^63");
+}
+
+}  // namespace tessera::mesh

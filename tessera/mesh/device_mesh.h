@@ -1,0 +1,93 @@
+// The mesh of ranks: degrees along named axes, and who is where.
+//
+// A value type: mixed-radix arithmetic on an ordered list of (axis, degree).
+// The product of the degrees is the world size; the first axis of the order is
+// the outermost (slowest). Default order: pp, dp_replicate, dp_shard, cp, tp,
+// so that rank = ((pp * dp_replicate + ...) * tp) + tp's coord.
+//
+// The expert view re-folds dp_replicate x dp_shard x cp x tp (in the order of
+// the mesh) into expert_dp x ep x etp, etp innermost. With etp = 1 an expert is
+// whole on its rank and ep takes the tp ranks first; with etp = tp every expert
+// is split as the other layers are.
+//
+// Errors: a world that is not the product, or an expert view that does not
+//         fold, is TS_CHECK_CONFIG with all factors named.
+// No communication, no process, no global.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh/axis.h"
+
+namespace tessera::mesh {
+
+struct Coord {
+  std::array<int64_t, kAxes.size()> at{};  // by Axis
+  int64_t operator[](Axis axis) const { return at[static_cast<size_t>(axis)]; }
+  int64_t& operator[](Axis axis) { return at[static_cast<size_t>(axis)]; }
+  bool operator==(const Coord&) const = default;
+};
+
+struct ExpertCoord {
+  std::array<int64_t, kExpertAxes.size()> at{};  // by ExpertAxis
+  int64_t operator[](ExpertAxis axis) const {
+    return at[static_cast<size_t>(axis)];
+  }
+  int64_t& operator[](ExpertAxis axis) { return at[static_cast<size_t>(axis)]; }
+  bool operator==(const ExpertCoord&) const = default;
+};
+
+struct Degrees {
+  int64_t pp = 1;
+  int64_t dp_replicate = 1;
+  int64_t dp_shard = 1;
+  int64_t cp = 1;
+  int64_t tp = 1;
+  int64_t ep = 1;   // expert view only
+  int64_t etp = 1;  // expert view only: 1 or tp
+};
+
+class DeviceMesh {
+ public:
+  // A mesh of one rank.
+  DeviceMesh();
+  // REQUIRES: `order` names every axis once; empty means the default order.
+  DeviceMesh(const Degrees& degrees, int64_t world_size,
+             std::vector<Axis> order = {});
+
+  int64_t world_size() const { return world_size_; }
+  int64_t degree(Axis axis) const;
+  int64_t degree(ExpertAxis axis) const;
+  const std::vector<Axis>& order() const { return order_; }
+
+  Coord coord_of(int64_t rank) const;
+  int64_t rank_at(const Coord& coord) const;
+  ExpertCoord expert_coord_of(int64_t rank) const;
+  int64_t rank_at(const ExpertCoord& coord) const;
+
+  // The ranks that differ from `rank` only along `axes`, ascending, itself
+  // included.
+  std::vector<int64_t> peers(int64_t rank,
+                             std::initializer_list<Axis> axes) const;
+  std::vector<int64_t> peers(int64_t rank,
+                             std::initializer_list<ExpertAxis> axes) const;
+
+  // Axes of degree > 1: "dp_shard=1 tp=0"; "" where there is none.
+  std::string describe(int64_t rank) const;
+  // "pp 1 x dp_replicate 2 x dp_shard 1 x cp 1 x tp 1 = 2".
+  std::string describe() const;
+
+ private:
+  void check_world() const;
+  void check_experts() const;
+  std::vector<Axis> folded_axes() const;
+
+  Degrees degrees_;
+  int64_t world_size_ = 1;
+  std::vector<Axis> order_;
+};
+
+}  // namespace tessera::mesh

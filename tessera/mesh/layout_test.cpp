@@ -1,0 +1,195 @@
+#include "tessera/mesh/layout.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::mesh {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+// How often each element of the global tensor lies in a box of the ranks that
+// `counts` accepts.
+template <typename Counts>
+std::vector<int> coverage(const Layout& layout, const DeviceMesh& mesh,
+                          Counts counts) {
+  const Shape& shape = layout.global_shape();
+  std::vector<int> times(static_cast<size_t>(layout.global_numel()));
+  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+    const Coord coord = mesh.coord_of(rank);
+    if (!counts(coord)) continue;
+    const Box box = layout.local_box(mesh, coord);
+    for (size_t i = 0; i < times.size(); ++i) {
+      bool inside = true;
+      auto rest = static_cast<int64_t>(i);
+      for (size_t dim = shape.size(); dim-- > 0;) {
+        const int64_t at = rest % shape[dim];
+        rest /= shape[dim];
+        inside = inside && at >= box.offset[dim] &&
+                 at < box.offset[dim] + box.size[dim];
+      }
+      times[i] += inside ? 1 : 0;
+    }
+  }
+  return times;
+}
+
+void expect_all(const std::vector<int>& times, int64_t expected,
+                const Layout& layout) {
+  for (int each : times) ASSERT_EQ(each, expected) << layout.describe();
+}
+
+TEST(Chunk, UnevenAndEmpty) {
+  const auto sizes = [](int64_t n, int64_t pieces) {
+    Shape sizes;
+    int64_t end = 0;
+    for (int64_t i = 0; i < pieces; ++i) {
+      const Range range = chunk_of(n, pieces, i);
+      EXPECT_EQ(range.begin, end);
+      end = range.end;
+      sizes.push_back(range.size());
+    }
+    EXPECT_EQ(end, n);
+    return sizes;
+  };
+  EXPECT_EQ(sizes(1000, 3), (Shape{334, 334, 332}));
+  EXPECT_EQ(sizes(10, 4), (Shape{3, 3, 3, 1}));
+  EXPECT_EQ(sizes(5, 4), (Shape{2, 2, 1, 0}));
+  EXPECT_EQ(sizes(3, 5), (Shape{1, 1, 1, 0, 0}));
+  EXPECT_EQ(sizes(0, 2), (Shape{0, 0}));
+  EXPECT_EQ(sizes(8, 1), (Shape{8}));
+}
+
+// Two linear layers of 1024 x 4096 and 4096 x 10 in dim-0 shards: the largest
+// rank holds the figures of the worked example.
+TEST(Layout, LargestShardOfTheWorkedExample) {
+  const auto largest = [](int64_t degree) {
+    const DeviceMesh mesh({.dp_shard = degree}, degree);
+    int64_t most = 0;
+    for (int64_t rank = 0; rank < degree; ++rank) {
+      int64_t elements = 0;
+      for (const Shape& shape :
+           {Shape{4096, 1024}, Shape{4096}, Shape{10, 4096}, Shape{10}}) {
+        elements += Layout(shape)
+                        .with(Axis::kDpShard, Placement::shard(0))
+                        .local_box(mesh, mesh.coord_of(rank))
+                        .numel();
+      }
+      most = std::max(most, elements);
+    }
+    return most;
+  };
+  EXPECT_EQ(largest(1), 4239370);
+  EXPECT_EQ(largest(2), 2119685);
+  EXPECT_EQ(largest(4), 1061891);
+  EXPECT_EQ(largest(8), 532994);
+}
+
+TEST(Layout, DpShardCutsInsideTheBoxThatTpLeft) {
+  const DeviceMesh mesh({.dp_shard = 2, .tp = 2}, 4);
+  const Layout layout = Layout({10, 4})
+                            .with(Axis::kTp, Placement::shard(0))
+                            .with(Axis::kDpShard, Placement::shard(0));
+  const auto box = [&](int64_t dp, int64_t tp) {
+    Coord coord;
+    coord[Axis::kDpShard] = dp;
+    coord[Axis::kTp] = tp;
+    return layout.local_box(mesh, coord);
+  };
+  EXPECT_EQ(box(0, 0), (Box{{0, 0}, {3, 4}}));
+  EXPECT_EQ(box(1, 0), (Box{{3, 0}, {2, 4}}));
+  EXPECT_EQ(box(0, 1), (Box{{5, 0}, {3, 4}}));
+  EXPECT_EQ(box(1, 1), (Box{{8, 0}, {2, 4}}));
+}
+
+// Every mesh of up to three axes above 1, every placement on them: the owners'
+// boxes tile the tensor, and the boxes of all ranks cover it evenly.
+TEST(Layout, OwnersTileTheTensor) {
+  const std::vector<Shape> shapes = {{7}, {5, 3}, {2, 3, 4}, {1, 9}, {}};
+  const std::vector<Placement> choices = {
+      Placement::replicate(), Placement::shard(0), Placement::shard(1)};
+  for (const Degrees& degrees :
+       {Degrees{}, Degrees{.dp_shard = 4}, Degrees{.dp_shard = 3, .tp = 2},
+        Degrees{.dp_replicate = 2, .dp_shard = 2, .tp = 4},
+        Degrees{.dp_replicate = 2, .cp = 2, .tp = 3}}) {
+    const int64_t world =
+        degrees.dp_replicate * degrees.dp_shard * degrees.cp * degrees.tp;
+    const DeviceMesh mesh(degrees, world);
+    for (const Shape& shape : shapes) {
+      const auto dims = static_cast<int64_t>(shape.size());
+      for (const Placement& on_tp : choices) {
+        for (const Placement& on_shard : choices) {
+          if (on_tp.dim >= dims || on_shard.dim >= dims) continue;
+          const Layout layout = Layout(shape)
+                                    .with(Axis::kTp, on_tp)
+                                    .with(Axis::kDpShard, on_shard);
+          const int64_t copies =
+              world / ((on_tp.is_shard() ? degrees.tp : 1) *
+                       (on_shard.is_shard() ? degrees.dp_shard : 1));
+          expect_all(coverage(layout, mesh, [](const Coord&) { return true; }),
+                     copies, layout);
+          expect_all(coverage(layout, mesh,
+                              [&](const Coord& coord) {
+                                return layout.owned_by(coord);
+                              }),
+                     1, layout);
+        }
+      }
+    }
+  }
+}
+
+TEST(Layout, OfMoreRanksThanRowsHasEmptyShards) {
+  const DeviceMesh mesh({.dp_shard = 5}, 5);
+  const Layout layout =
+      Layout({3, 2}).with(Axis::kDpShard, Placement::shard(0));
+  EXPECT_EQ(layout.local_shape(mesh, mesh.coord_of(2)), (Shape{1, 2}));
+  EXPECT_EQ(layout.local_shape(mesh, mesh.coord_of(3)), (Shape{0, 2}));
+  EXPECT_TRUE(layout.local_box(mesh, mesh.coord_of(4)).empty());
+}
+
+TEST(Box, Intersections) {
+  const Box a{{0, 2}, {4, 5}};
+  EXPECT_EQ(intersect(a, a), a);
+  EXPECT_EQ(intersect(a, {{2, 0}, {4, 4}}), (Box{{2, 2}, {2, 2}}));
+  EXPECT_TRUE(intersect(a, {{4, 2}, {1, 5}}).empty());
+  EXPECT_TRUE(intersect(a, {{9, 9}, {1, 1}}).empty());
+  EXPECT_TRUE(intersect(a, {{0, 2}, {0, 5}}).empty());
+  EXPECT_EQ(intersect(Box{}, Box{}).numel(), 1);
+}
+
+// The common parts of one mesh's boxes with another's tile the tensor too: what
+// resharding copies.
+TEST(Box, TwoMeshesMeetInTiles) {
+  const Layout rows = Layout({7, 6}).with(Axis::kDpShard, Placement::shard(0));
+  const Layout nested = rows.with(Axis::kTp, Placement::shard(1));
+  const DeviceMesh from({.dp_shard = 3}, 3), to({.dp_shard = 2, .tp = 4}, 8);
+  int64_t elements = 0;
+  for (int64_t source = 0; source < 3; ++source) {
+    for (int64_t target = 0; target < 8; ++target) {
+      elements += intersect(rows.local_box(from, from.coord_of(source)),
+                            nested.local_box(to, to.coord_of(target)))
+                      .numel();
+    }
+  }
+  EXPECT_EQ(elements, 42);
+}
+
+TEST(Layout, DescribesAndCompares) {
+  const Layout plain({512, 64});
+  EXPECT_EQ(plain.describe(), "[512, 64]");
+  const Layout cut = plain.with(Axis::kDpShard, Placement::shard(0))
+                         .with(Axis::kTp, Placement::shard(1))
+                         .with(Axis::kCp, Placement::partial());
+  EXPECT_EQ(cut.describe(),
+            "[512, 64] tp: shard(1), cp: partial, dp_shard: shard(0)");
+  EXPECT_NE(plain, cut);
+  EXPECT_EQ(cut.with(Axis::kDpShard, Placement::replicate())
+                .with(Axis::kTp, Placement::replicate())
+                .with(Axis::kCp, Placement::replicate()),
+            plain);
+  EXPECT_EQ(plain.global_numel(), 512 * 64);
+  EXPECT_EQ(Layout(Shape{}).global_numel(), 1);
+}
+
+}  // namespace
+}  // namespace tessera::mesh

@@ -1,0 +1,38 @@
+// The section mesh of the configuration.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/core/config.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera::mesh {
+
+struct MeshConfig {
+  int64_t pp = 1;
+  // 0: what the world leaves. `dp` is shorthand: with zero.stage 0 it is
+  // dp_replicate, else dp_shard.
+  int64_t dp = 0;
+  int64_t dp_replicate = 0;
+  int64_t dp_shard = 0;
+  int64_t cp = 1;
+  int64_t tp = 1;
+  int64_t ep = 1;
+  int64_t etp = 1;
+  std::vector<std::string> order = {"pp", "dp_replicate", "dp_shard", "cp",
+                                    "tp"};
+  std::string data_parallel = "ddp";
+  std::vector<double> speeds = {};
+  void declare(config::Section& section);
+
+  // Every axis with its degree: what is 0 takes what the others leave of
+  // `world_size`. TS_CHECK_CONFIG where `dp` contradicts its two axes.
+  Degrees degrees(int64_t world_size, int64_t zero_stage) const;
+  // Also TS_CHECK_CONFIG, with all factors named, where their product is not
+  // the world.
+  DeviceMesh mesh(int64_t world_size, int64_t zero_stage) const;
+};
+
+}  // namespace tessera::mesh

@@ -1,0 +1,94 @@
+#include "tessera/mesh/mesh_config.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/core/error.h"
+
+namespace tessera::mesh {
+namespace {
+
+// "dp_replicate dp_shard", or the refusal.
+std::string found(const MeshConfig& config, int64_t world, int64_t stage) {
+  try {
+    const DeviceMesh mesh = config.mesh(world, stage);
+    return c10::str(mesh.degree(Axis::kDpReplicate), " ",
+                    mesh.degree(Axis::kDpShard));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    return error.what_without_backtrace();
+  }
+}
+
+TEST(MeshConfig, DataParallelTakesWhatTheWorldLeaves) {
+  EXPECT_EQ(found({}, 1, 0), "1 1");
+  EXPECT_EQ(found({}, 6, 0), "6 1");
+  EXPECT_EQ(found({}, 6, 3), "1 6");
+  EXPECT_EQ(found({.tp = 2}, 6, 0), "3 1");
+  EXPECT_EQ(found({.pp = 2, .tp = 2}, 24, 1), "1 6");
+  EXPECT_EQ(found({.dp_replicate = 2}, 6, 1), "2 3");
+  EXPECT_EQ(found({.dp_shard = 2}, 6, 1), "3 2");
+}
+
+TEST(MeshConfig, DpIsShorthand) {
+  EXPECT_EQ(found({.dp = 4}, 4, 0), "4 1");
+  EXPECT_EQ(found({.dp = 4}, 4, 1), "1 4");
+  EXPECT_EQ(found({.dp = 4, .dp_replicate = 2}, 4, 2), "2 2");
+  EXPECT_EQ(found({.dp = 4, .dp_replicate = 2, .dp_shard = 2}, 4, 2), "2 2");
+  EXPECT_EQ(found({.dp = 4, .dp_replicate = 4, .dp_shard = 1}, 4, 0), "4 1");
+  EXPECT_EQ(found({.dp = 4, .dp_replicate = 2, .dp_shard = 1}, 2, 0),
+            "mesh.dp is 4, but dp_replicate 2 x dp_shard 1 = 2. Leave mesh.dp "
+            "out, or the other two.");
+}
+
+TEST(MeshConfig, RefusesAnotherWorldWithAllFactorsNamed) {
+  EXPECT_EQ(found({.dp = 2}, 3, 0),
+            "mesh: pp 1 x dp_replicate 2 x dp_shard 1 x cp 1 x tp 1 = 2, but "
+            "the world has 3 ranks. Start 2 ranks, or change a factor.");
+  EXPECT_EQ(found({.tp = 4}, 6, 0),
+            "mesh: pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 4 = 4, but "
+            "the world has 6 ranks. Start 4 ranks, or change a factor.");
+}
+
+TEST(MeshConfig, TheOrderIsTheUsers) {
+  const MeshConfig config{
+      .dp_replicate = 2,
+      .tp = 3,
+      .order = {"tp", "pp", "dp_replicate", "dp_shard", "cp"}};
+  const DeviceMesh mesh = config.mesh(6, 0);
+  EXPECT_EQ(mesh.peers(0, {Axis::kDpReplicate}), (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(mesh.peers(0, {Axis::kTp}), (std::vector<int64_t>{0, 2, 4}));
+}
+
+std::string refusal(const std::string& json) {
+  MeshConfig config;
+  config::Section root;
+  root.section("mesh", config, "");
+  try {
+    config::resolve(root, "{\"mesh\": " + json + "}", "f", {});
+  } catch (const Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+TEST(MeshConfig, Keys) {
+  EXPECT_EQ(refusal("{\"dp\": 2, \"dp_shard\": 1}"), "");
+  EXPECT_EQ(refusal("{\"order\": [\"tp\", \"pp\", \"dp_replicate\", "
+                    "\"dp_shard\", \"cp\"]}"),
+            "");
+  EXPECT_EQ(
+      refusal("{\"tp\": 2}"),
+      "f:1:17: mesh.tp is 2: tensor parallelism is not built yet. Use 1.");
+  EXPECT_EQ(refusal("{\"dp_shard\": 2}"),
+            "f:1:23: mesh.dp_shard is 2: sharded data parallelism is not built "
+            "yet. Use 1, and mesh.dp_replicate.");
+  EXPECT_EQ(refusal("{\"dp\": -1}"),
+            "f:1:17: mesh.dp is -1: it must be at least 0.");
+  EXPECT_NE(refusal("{\"order\": [\"pp\", \"dp\"]}").find("every axis once"),
+            std::string::npos);
+  EXPECT_NE(refusal("{\"order\": []}"), "");
+  EXPECT_NE(refusal("{\"data_parallel\": \"ddpp\"}"), "");
+}
+
+}  // namespace
+}  // namespace tessera::mesh
