@@ -1,0 +1,18 @@
+// The section comm of the configuration.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/core/config.h"
+
+namespace tessera::comm {
+
+struct CommConfig {
+  std::string backend = "auto";
+  std::string algorithm = "auto";
+  int64_t timeout_s = 600;
+  void declare(config::Section& section);
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,201 @@
+#include "tessera/comm/communicator.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "tessera/comm/detail/backend_group.h"
+#include "tessera/comm/detail/failable_communicator.h"
+#include "tessera/comm/detail/message_of.h"
+#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/fake/fake_backend.h"
+#include "tessera/comm/gloo/gloo_backend.h"
+#include "tessera/comm/shm/shm_backend.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+std::string resolve_backend(const CommunicatorOptions& options) {
+  if (options.backend != "auto") return options.backend;
+  return options.local_world_size == options.world_size ? "shm" : "gloo";
+}
+
+void check_options(const CommunicatorOptions& options,
+                   const std::string& backend) {
+  for (const BackendInfo& info : backends()) {
+    if (info.name != backend) continue;
+    TS_CHECK_CONFIG(info.built, "comm.backend=", backend, ": ", info.note);
+    TS_CHECK_CONFIG(options.world_size >= 1 && options.rank >= 0 &&
+                        options.rank < options.world_size,
+                    "rank ", options.rank, " is not in a world of ",
+                    options.world_size, ".");
+    TS_CHECK_CONFIG(
+        backend != "shm" || options.local_world_size == options.world_size,
+        "comm.backend=shm serves one host, but ", options.local_world_size,
+        " of ", options.world_size, " ranks are on this one. Use gloo.");
+    TS_CHECK_CONFIG(
+        options.store || options.world_size == 1 || backend == "fake",
+        "a world of ", options.world_size,
+        " ranks needs a store in which they find each other.");
+    return;
+  }
+  TS_CHECK_CONFIG(false, "comm.backend=", backend,
+                  " is not known. Use auto, shm, gloo or fake.");
+}
+
+class BackendCommunicator : public FailableCommunicator {
+ public:
+  explicit BackendCommunicator(const CommunicatorOptions& options)
+      : options_(options),
+        backend_(resolve_backend(options)),
+        exceptions_(std::uncaught_exceptions()) {
+    check_options(options_, backend_);
+    if (options_.store) store_ = own_part_of(*options_.store);
+    std::vector<int64_t> all(options_.world_size);
+    std::iota(all.begin(), all.end(), 0);
+    world_ = make_group(all, "world");
+  }
+
+  ~BackendCommunicator() override {
+    // Unwinding: what is pending would wait for peers that cannot come.
+    if (std::uncaught_exceptions() > exceptions_) {
+      fail("it ended with an exception");
+    }
+    while (!groups_.empty()) groups_.pop_back();
+  }
+
+  int64_t rank() const override { return options_.rank; }
+  int64_t world_size() const override { return options_.world_size; }
+  const std::string& backend() const override { return backend_; }
+  Group& world() override { return *world_; }
+
+  Group* make_group(const std::vector<int64_t>& ranks,
+                    const std::string& name) override {
+    check_ranks(ranks, name);
+    const auto [found, is_new] =
+        by_ranks_.emplace(std::pair(ranks, name), nullptr);
+    if (!is_new) return found->second;
+    // Counted on every rank, members or not, so that all agree on the key.
+    const std::string key = c10::str("group", by_ranks_.size(), "/", name, "/");
+    const auto at = std::find(ranks.begin(), ranks.end(), options_.rank);
+    if (at == ranks.end()) return nullptr;
+    GroupInfo info{.name = name,
+                   .backend = backend_,
+                   .ranks = ranks,
+                   .rank = at - ranks.begin(),
+                   .timeout = options_.timeout};
+    groups_.push_back(std::make_unique<BackendGroup>(info, connect(info, key)));
+    found->second = groups_.back().get();
+    return found->second;
+  }
+
+  std::vector<Group*> groups() override {
+    std::vector<Group*> all;
+    for (const auto& group : groups_) all.push_back(group.get());
+    return all;
+  }
+
+  void fail(const std::string& why) override {
+    for (const auto& group : groups_) group->fail(why);
+    announce(why);
+  }
+
+ private:
+  void check_ranks(const std::vector<int64_t>& ranks,
+                   const std::string& name) const {
+    const bool ascending =
+        std::adjacent_find(ranks.begin(), ranks.end(),
+                           std::greater_equal<>()) == ranks.end();
+    TS_CHECK(!ranks.empty() && ascending && ranks.front() >= 0 &&
+                 ranks.back() < options_.world_size,
+             "group '", name, "': ranks ", c10::IntArrayRef(ranks),
+             " must be ascending and within the world of ", options_.world_size,
+             ".");
+  }
+
+  // Communicators that are made one after the other over one store do not see
+  // each other's keys: every rank makes them in the same order.
+  c10::intrusive_ptr<c10d::Store> own_part_of(c10d::Store& store) const {
+    const int64_t generation =
+        store.add(c10::str("tessera/made-by-", options_.rank), 1);
+    return c10::make_intrusive<c10d::PrefixStore>(
+        c10::str("tessera/", generation), options_.store);
+  }
+
+  // Those who wait for this rank at the store hear of its failure.
+  void announce(const std::string& why) const {
+    if (!store_) return;
+    Rendezvous(store_, "")
+        .announce_failure(c10::str("rank ", options_.rank, " failed: ", why));
+  }
+
+  Connection connect(const GroupInfo& info, const std::string& key) const {
+    try {
+      return connection_of(info, key);
+    } catch (const std::exception& error) {
+      announce(message_of(error));
+      throw;
+    }
+  }
+
+  Connection connection_of(const GroupInfo& info,
+                           const std::string& key) const {
+    const auto rank = static_cast<int>(info.rank);
+    const auto size = static_cast<int>(info.ranks.size());
+    if (backend_ == "fake" || size == 1) {
+      return {.backend = c10::make_intrusive<fake::FakeBackend>(rank, size)};
+    }
+    Rendezvous rendezvous(store_, key);
+    if (backend_ == "gloo") {
+      return {.backend = gloo::make_gloo_backend(
+                  std::move(rendezvous), {.rank = rank,
+                                          .size = size,
+                                          .address = options_.address,
+                                          .timeout = options_.timeout})};
+    }
+    auto shm = c10::make_intrusive<shm::ShmBackend>(
+        std::move(rendezvous),
+        shm::Place{.group = info.name,
+                   .rank = info.rank,
+                   .ranks = info.ranks,
+                   .ranks_on_host = options_.local_world_size,
+                   .timeout = options_.timeout});
+    return {.backend = shm,
+            .fail = [shm](const std::string& why) { shm->fail(why); }};
+  }
+
+  const CommunicatorOptions options_;
+  const std::string backend_;
+  const int exceptions_;  // in flight when it was made
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::map<std::pair<std::vector<int64_t>, std::string>, Group*> by_ranks_;
+  std::vector<std::unique_ptr<BackendGroup>> groups_;
+  Group* world_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<FailableCommunicator> make_failable_communicator(
+    const CommunicatorOptions& options) {
+  return std::make_unique<BackendCommunicator>(options);
+}
+
+std::unique_ptr<Communicator> make_communicator(
+    const CommunicatorOptions& options) {
+  return make_failable_communicator(options);
+}
+
+std::vector<BackendInfo> backends() {
+  return {{"shm", true, "ranks of one host, over shared memory"},
+          {"gloo", true, "LibTorch's, over TCP"},
+          {"fake", true, "one process as any rank of any world"},
+          {"mpi", false, "not built in this version. Use shm or gloo."},
+          {"nccl", false, "not built in this version. Use shm or gloo."}};
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,67 @@
+// A rank's way to its peers: makes groups over one backend.
+//
+// Every rank makes the same groups in the same order (a rank that is not a
+// member calls make_group too and gets nullptr). Closing it, or its destructor,
+// frees all that it opened: nothing stays in /dev/shm, no port, no file.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "tessera/comm/group.h"
+
+namespace tessera::comm {
+
+struct CommunicatorOptions {
+  std::string backend = "auto";  // auto | shm | gloo | fake
+  int64_t rank = 0;              // global
+  int64_t world_size = 1;
+  int64_t local_world_size = 1;  // ranks on this host; shm needs all of them
+  // Where ranks find each other: HashStore among threads, FileStore among the
+  // processes of one host, TCPStore across hosts. Unused with one rank.
+  c10::intrusive_ptr<c10d::Store> store = {};
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  std::string address = "127.0.0.1";  // that gloo listens on
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int64_t rank() const = 0;
+  virtual int64_t world_size() const = 0;
+  virtual const std::string& backend() const = 0;  // as resolved
+  // The group of all ranks.
+  virtual Group& world() = 0;
+  // The group of these global ranks (ascending), or nullptr when this rank is
+  // not one of them. Owned by the communicator. The same ranks and name give
+  // the same group.
+  virtual Group* make_group(const std::vector<int64_t>& ranks,
+                            const std::string& name) = 0;
+  virtual std::vector<Group*> groups() = 0;
+};
+
+std::unique_ptr<Communicator> make_communicator(
+    const CommunicatorOptions& options);
+
+// "shm", "gloo", "fake" ...: what this build has; with a reason for the rest.
+struct BackendInfo {
+  std::string name;
+  bool built = false;
+  std::string note;
+};
+std::vector<BackendInfo> backends();
+
+// Runs `body(communicator)` on `world_size` ranks as threads of this process,
+// and joins them. The first failure is rethrown when all have ended; a rank
+// that fails makes the others' pending operations fail too. Sets each thread's
+// RankContext and shares the cores out among them.
+void run_threads(int64_t world_size, const std::string& backend,
+                 const std::function<void(Communicator&)>& body,
+                 std::chrono::milliseconds timeout = std::chrono::minutes(1));
+
+}  // namespace tessera::comm

@@ -1,0 +1,316 @@
+#include "tessera/comm/detail/backend_group.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/comm/detail/message_of.h"
+#include "tessera/comm/shm/reduce.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+
+struct GroupState {
+  GroupInfo info;
+  FlightRecorder recorder;
+  std::mutex mutex;
+  std::string failure;  // the first one
+
+  void note_failure(const std::string& text) {
+    std::lock_guard lock(mutex);
+    if (failure.empty()) failure = text;
+  }
+};
+
+namespace {
+
+struct Failure {
+  ExitCode code = ExitCode::kUnreachable;
+  std::string text;
+};
+
+Failure failure_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return {e.exit_code(), message_of(e)};
+  } catch (const std::exception& e) {
+    return {.text = message_of(e)};
+  }
+}
+
+double seconds(std::chrono::milliseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+std::string explain(const GroupInfo& info, const Operation& operation,
+                    const std::string& cause) {
+  return c10::str(operation.describe(), " on group '", info.name, "' (",
+                  info.ranks.size(), " ranks, ", info.backend, "): ", cause,
+                  " (after ", operation.seconds_so_far(), " s; time-out ",
+                  seconds(info.timeout), " s)");
+}
+
+c10d::ReduceOp c10d_op(ReduceOp op) {
+  using Op = c10d::ReduceOp;
+  static constexpr std::array kOps = {Op::SUM, Op::AVG, Op::MIN, Op::MAX,
+                                      Op::PRODUCT};
+  return kOps.at(static_cast<size_t>(op));
+}
+
+Operation operation_of(Verb verb, const at::Tensor& tensor) {
+  return {.verb = verb,
+          .dtype = tensor.scalar_type(),
+          .shape = tensor.sizes().vec(),
+          .bytes = static_cast<int64_t>(tensor.nbytes())};
+}
+
+}  // namespace
+
+struct Work::Impl {
+  std::shared_ptr<GroupState> state;
+  Operation operation;
+  uint64_t ticket = 0;
+  c10::intrusive_ptr<c10d::Work> work;
+
+  void wait() {
+    try {
+      work->wait();
+      state->recorder.end(ticket, false);
+    } catch (const std::exception&) {
+      state->recorder.end(ticket, true);
+      const Failure failure = failure_of(std::current_exception());
+      const std::string text = explain(state->info, operation, failure.text);
+      state->note_failure(text);
+      TS_CHECK_CODE(false, failure.code, text);
+    }
+  }
+
+  // The backend's thread tells when it is done, also where nobody waits.
+  void watch_completion() {
+    work->getFuture()->addCallback(
+        [state = state, operation = operation,
+         ticket = ticket](c10::ivalue::Future& future) {
+          state->recorder.end(ticket, future.hasError());
+          if (!future.hasError()) return;
+          state->note_failure(explain(state->info, operation,
+                                      failure_of(future.exception_ptr()).text));
+        });
+  }
+};
+
+void Work::wait() {
+  if (impl_) impl_->wait();
+}
+
+bool Work::done() const { return !impl_ || impl_->work->isCompleted(); }
+
+BackendGroup::BackendGroup(GroupInfo info, Connection connection)
+    : state_(std::make_shared<GroupState>()),
+      connection_(std::move(connection)) {
+  state_->info = std::move(info);
+}
+
+BackendGroup::~BackendGroup() = default;
+
+const std::string& BackendGroup::name() const { return state_->info.name; }
+const std::string& BackendGroup::backend() const {
+  return state_->info.backend;
+}
+const std::vector<int64_t>& BackendGroup::ranks() const {
+  return state_->info.ranks;
+}
+int64_t BackendGroup::rank() const { return state_->info.rank; }
+
+Work BackendGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
+  check_tensor(Verb::kAllReduce, "tensor", tensor);
+  shm::check_reducible(tensor.scalar_type(), op);
+  Operation operation = operation_of(Verb::kAllReduce, tensor);
+  operation.op = op;
+  return start(operation, [&] {
+    std::vector<at::Tensor> tensors{tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d_op(op);
+    return connection_.backend->allreduce(tensors, options);
+  });
+}
+
+Work BackendGroup::all_gather(at::Tensor output, at::Tensor input) {
+  check_pieces(Verb::kAllGather, output, input);
+  return start(operation_of(Verb::kAllGather, output), [&] {
+    return connection_.backend->_allgather_base(output, input, {});
+  });
+}
+
+Work BackendGroup::reduce_scatter(at::Tensor output, at::Tensor input,
+                                  ReduceOp op) {
+  check_pieces(Verb::kReduceScatter, input, output);
+  shm::check_reducible(input.scalar_type(), op);
+  Operation operation = operation_of(Verb::kReduceScatter, input);
+  operation.op = op;
+  return start(operation, [&] {
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = c10d_op(op);
+    return connection_.backend->_reduce_scatter_base(output, input, options);
+  });
+}
+
+Work BackendGroup::all_to_all(at::Tensor output, at::Tensor input,
+                              std::vector<int64_t> output_splits,
+                              std::vector<int64_t> input_splits) {
+  check_tensor(Verb::kAllToAll, "output", output);
+  check_tensor(Verb::kAllToAll, "input", input);
+  TS_CHECK(output.scalar_type() == input.scalar_type(), where(Verb::kAllToAll),
+           "output is ", output.scalar_type(), ", input ", input.scalar_type(),
+           ".");
+  output_splits = checked_splits("output", output, std::move(output_splits));
+  input_splits = checked_splits("input", input, std::move(input_splits));
+  const at::Tensor& larger = output.numel() > input.numel() ? output : input;
+  return start(operation_of(Verb::kAllToAll, larger), [&] {
+    return connection_.backend->alltoall_base(output, input, output_splits,
+                                              input_splits, {});
+  });
+}
+
+Work BackendGroup::broadcast(at::Tensor tensor, int64_t root) {
+  check_tensor(Verb::kBroadcast, "tensor", tensor);
+  TS_CHECK(root >= 0 && root < size(), where(Verb::kBroadcast), "root ", root,
+           " is not a rank of the group (0 .. ", size() - 1, ").");
+  Operation operation = operation_of(Verb::kBroadcast, tensor);
+  operation.peer = ranks()[root];
+  return start(operation, [&] {
+    std::vector<at::Tensor> tensors{tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    return connection_.backend->broadcast(tensors, options);
+  });
+}
+
+Work BackendGroup::send(at::Tensor tensor, int64_t peer, int64_t tag) {
+  check_tensor(Verb::kSend, "tensor", tensor);
+  check_peer(Verb::kSend, peer, tag);
+  Operation operation = operation_of(Verb::kSend, tensor);
+  operation.peer = ranks()[peer];
+  operation.tag = tag;
+  return start(operation, [&] {
+    std::vector<at::Tensor> tensors{tensor};
+    return connection_.backend->send(tensors, static_cast<int>(peer),
+                                     static_cast<int>(tag));
+  });
+}
+
+Work BackendGroup::recv(at::Tensor tensor, int64_t peer, int64_t tag) {
+  check_tensor(Verb::kRecv, "tensor", tensor);
+  check_peer(Verb::kRecv, peer, tag);
+  Operation operation = operation_of(Verb::kRecv, tensor);
+  operation.peer = ranks()[peer];
+  operation.tag = tag;
+  return start(operation, [&] {
+    std::vector<at::Tensor> tensors{tensor};
+    return connection_.backend->recv(tensors, static_cast<int>(peer),
+                                     static_cast<int>(tag));
+  });
+}
+
+void BackendGroup::barrier() {
+  start({.verb = Verb::kBarrier}, [&] {
+    return connection_.backend->barrier({});
+  }).wait();
+}
+
+std::vector<VerbStats> BackendGroup::stats() const {
+  return state_->recorder.stats();
+}
+
+void BackendGroup::reset_stats() { state_->recorder.reset_stats(); }
+
+std::string BackendGroup::flight_record() const {
+  return state_->recorder.text();
+}
+
+void BackendGroup::fail(const std::string& why) { connection_.fail(why); }
+
+Work BackendGroup::start(Operation operation,
+                         const std::function<Pending()>& call) {
+  check_usable();
+  auto impl = std::make_shared<Work::Impl>();
+  impl->state = state_;
+  impl->ticket = state_->recorder.begin(operation);
+  impl->operation = std::move(operation);
+  try {
+    impl->work = call();
+  } catch (const std::exception&) {
+    state_->recorder.end(impl->ticket, true);
+    const Failure failure = failure_of(std::current_exception());
+    TS_CHECK_CODE(false, failure.code,
+                  explain(state_->info, impl->operation, failure.text));
+  }
+  impl->watch_completion();
+  return Work(std::move(impl));
+}
+
+void BackendGroup::check_usable() const {
+  std::lock_guard lock(state_->mutex);
+  TS_CHECK_REACH(state_->failure.empty(), "group '", name(),
+                 "' cannot go on after an earlier failure: ", state_->failure);
+}
+
+std::string BackendGroup::where(Verb verb) const {
+  return c10::str(name_of(verb), " on group '", name(), "' (", size(),
+                  " ranks): ");
+}
+
+void BackendGroup::check_tensor(Verb verb, const char* what,
+                                const at::Tensor& tensor) const {
+  TS_CHECK(tensor.defined(), where(verb), what, " is undefined.");
+  TS_CHECK(tensor.layout() == at::kStrided && tensor.is_contiguous(),
+           where(verb), what, " ", tensor.sizes(), " with strides ",
+           tensor.strides(), " is not contiguous. Pass .contiguous().");
+  TS_CHECK(tensor.is_cpu() || backend() == "fake", where(verb), what,
+           " lies on ", tensor.device(), "; ", backend(),
+           " carries CPU tensors.");
+}
+
+void BackendGroup::check_pieces(Verb verb, const at::Tensor& whole,
+                                const at::Tensor& piece) const {
+  const bool gathers = verb == Verb::kAllGather;
+  check_tensor(verb, gathers ? "output" : "input", whole);
+  check_tensor(verb, gathers ? "input" : "output", piece);
+  TS_CHECK(whole.scalar_type() == piece.scalar_type(), where(verb),
+           "output and input are ", whole.scalar_type(), " and ",
+           piece.scalar_type(), "; they must be of one dtype.");
+  TS_CHECK(whole.numel() == size() * piece.numel(), where(verb),
+           gathers ? "output" : "input", " holds ", whole.numel(),
+           " elements, expected ", size(), " x ", piece.numel(), " = ",
+           size() * piece.numel(), ".");
+}
+
+void BackendGroup::check_peer(Verb verb, int64_t peer, int64_t tag) const {
+  TS_CHECK(peer >= 0 && peer < size(), where(verb), "peer ", peer,
+           " is not a rank of the group (0 .. ", size() - 1, ").");
+  TS_CHECK(peer != rank(), where(verb), "peer ", peer, " is this rank itself.");
+  TS_CHECK(tag >= 0 && tag <= INT32_MAX, where(verb), "tag ", tag,
+           " is not in 0 .. ", INT32_MAX, ".");
+}
+
+std::vector<int64_t> BackendGroup::checked_splits(
+    const char* what, const at::Tensor& tensor,
+    std::vector<int64_t> splits) const {
+  const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
+  if (splits.empty()) {
+    TS_CHECK(rows % size() == 0, where(Verb::kAllToAll), what, " has ", rows,
+             " rows, which do not divide by the ", size(),
+             " ranks. Pass splits.");
+    return std::vector<int64_t>(ranks().size(), rows / size());
+  }
+  const bool fits =
+      static_cast<int64_t>(splits.size()) == size() &&
+      std::all_of(splits.begin(), splits.end(),
+                  [](int64_t s) { return s >= 0; }) &&
+      std::accumulate(splits.begin(), splits.end(), int64_t{0}) == rows;
+  TS_CHECK(fits, where(Verb::kAllToAll), what, " splits ",
+           c10::IntArrayRef(splits), " do not share out ", rows, " rows to ",
+           size(), " ranks.");
+  return splits;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,82 @@
+// A Group over any c10d::Backend: checks arguments, numbers and records the
+// operations, and puts names into what fails.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/detail/flight_recorder.h"
+#include "tessera/comm/group.h"
+
+namespace tessera::comm {
+
+// A backend that is connected, and the way to fail it.
+struct Connection {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  // Makes what is pending fail, here and on the peers where the backend can.
+  std::function<void(const std::string& why)> fail = [](const std::string&) {};
+};
+
+struct GroupInfo {
+  std::string name;
+  std::string backend;
+  std::vector<int64_t> ranks;  // global, ascending
+  int64_t rank = 0;            // within the group
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+};
+
+// What outlives the group while an operation is pending.
+struct GroupState;
+
+class BackendGroup : public Group {
+ public:
+  BackendGroup(GroupInfo info, Connection connection);
+  ~BackendGroup() override;
+
+  const std::string& name() const override;
+  const std::string& backend() const override;
+  const std::vector<int64_t>& ranks() const override;
+  int64_t rank() const override;
+
+  Work all_reduce(at::Tensor tensor, ReduceOp op) override;
+  Work all_gather(at::Tensor output, at::Tensor input) override;
+  Work reduce_scatter(at::Tensor output, at::Tensor input,
+                      ReduceOp op) override;
+  Work all_to_all(at::Tensor output, at::Tensor input,
+                  std::vector<int64_t> output_splits,
+                  std::vector<int64_t> input_splits) override;
+  Work broadcast(at::Tensor tensor, int64_t root) override;
+  Work send(at::Tensor tensor, int64_t peer, int64_t tag) override;
+  Work recv(at::Tensor tensor, int64_t peer, int64_t tag) override;
+  void barrier() override;
+
+  std::vector<VerbStats> stats() const override;
+  void reset_stats() override;
+  std::string flight_record() const override;
+
+  void fail(const std::string& why);
+
+ private:
+  using Pending = c10::intrusive_ptr<c10d::Work>;
+  // Records the operation and starts it.
+  Work start(Operation operation, const std::function<Pending()>& call);
+  void check_usable() const;
+  void check_tensor(Verb verb, const char* what,
+                    const at::Tensor& tensor) const;
+  void check_pieces(Verb verb, const at::Tensor& whole,
+                    const at::Tensor& piece) const;
+  void check_peer(Verb verb, int64_t peer, int64_t tag) const;
+  std::vector<int64_t> checked_splits(const char* what,
+                                      const at::Tensor& tensor,
+                                      std::vector<int64_t> splits) const;
+  std::string where(Verb verb) const;
+
+  std::shared_ptr<GroupState> state_;
+  Connection connection_;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,89 @@
+#include "tessera/comm/detail/flight_recorder.h"
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <sstream>
+
+namespace tessera::comm {
+
+double Operation::seconds_so_far() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun)
+      .count();
+}
+
+std::string Operation::describe() const {
+  std::ostringstream text;
+  text << name_of(verb);
+  if (reduces(verb)) text << '(' << name_of(op) << ')';
+  text << " #" << sequence;
+  if (verb == Verb::kBarrier) return text.str();
+  if (peer >= 0)
+    text << (verb == Verb::kSend ? " to" : " from") << " rank " << peer;
+  if (is_point_to_point(verb)) text << " tag " << tag;
+  text << ' ' << c10::getDtypeNames(dtype).first << '[';
+  for (size_t d = 0; d < shape.size(); ++d) text << (d ? ", " : "") << shape[d];
+  text << ']';
+  return text.str();
+}
+
+uint64_t FlightRecorder::begin(Operation& operation) {
+  std::lock_guard lock(mutex_);
+  operation.sequence =
+      is_point_to_point(operation.verb) ? ++messages_ : ++collectives_;
+  operation.begun = std::chrono::steady_clock::now();
+  const uint64_t ticket = tickets_++;
+  if (entries_.size() < kEntries) entries_.emplace_back();
+  entries_[ticket % kEntries] = {.operation = operation, .ticket = ticket};
+  return ticket;
+}
+
+void FlightRecorder::end(uint64_t ticket, bool failed) {
+  std::lock_guard lock(mutex_);
+  Entry& entry = entries_[ticket % kEntries];
+  if (entry.ticket != ticket || entry.state != State::kPending) return;
+  entry.state = failed ? State::kFailed : State::kDone;
+  entry.seconds = entry.operation.seconds_so_far();
+  VerbStats& sum = stats_[static_cast<size_t>(entry.operation.verb)];
+  sum.calls += 1;
+  sum.bytes += entry.operation.bytes;
+  sum.seconds += entry.seconds;
+}
+
+std::vector<VerbStats> FlightRecorder::stats() const {
+  std::lock_guard lock(mutex_);
+  std::vector<VerbStats> called;
+  for (int v = 0; v < kNumVerbs; ++v) {
+    if (stats_[v].calls == 0) continue;
+    called.push_back(stats_[v]);
+    called.back().verb = name_of(static_cast<Verb>(v));
+  }
+  return called;
+}
+
+void FlightRecorder::reset_stats() {
+  std::lock_guard lock(mutex_);
+  stats_ = {};
+}
+
+std::string FlightRecorder::text() const {
+  std::lock_guard lock(mutex_);
+  std::string lines;
+  for (uint64_t t = tickets_ - std::min(tickets_, kEntries); t < tickets_;
+       ++t) {
+    const Entry& entry = entries_[t % kEntries];
+    lines += entry.operation.describe();
+    if (entry.state == State::kPending) {
+      lines +=
+          c10::str(" pending for ", entry.operation.seconds_so_far(), " s\n");
+    } else {
+      lines +=
+          c10::str(entry.state == State::kDone ? " done in " : " failed after ",
+                   entry.seconds, " s\n");
+    }
+  }
+  return lines;
+}
+
+}  // namespace tessera::comm

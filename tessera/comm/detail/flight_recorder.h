@@ -1,0 +1,65 @@
+// What a group did last, and how much went through it.
+//
+// Threads: any; operations begin on the caller's thread and end on a backend's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/detail/verb.h"
+
+namespace tessera::comm {
+
+// One call on a group, as this rank made it.
+struct Operation {
+  Verb verb = Verb::kBarrier;
+  ReduceOp op = ReduceOp::kSum;
+  at::ScalarType dtype = at::kByte;
+  std::vector<int64_t> shape = {};  // of the larger of in and out
+  int64_t bytes = 0;
+  int64_t peer = -1;  // global rank: root, source or destination
+  int64_t tag = 0;
+  // Collectives are counted from 1, the same on every rank; messages apart.
+  uint64_t sequence = 0;
+  std::chrono::steady_clock::time_point begun = {};
+
+  double seconds_so_far() const;
+  // "all_reduce(sum) #17 float32[4, 8]", "send #3 to rank 2 tag 0 int64[5]"
+  std::string describe() const;
+};
+
+class FlightRecorder {
+ public:
+  // Gives the operation its sequence number and its begin; returns its ticket.
+  uint64_t begin(Operation& operation);
+  void end(uint64_t ticket, bool failed);
+
+  std::vector<VerbStats> stats() const;  // of the verbs that were called
+  void reset_stats();
+  std::string text() const;
+
+ private:
+  static constexpr uint64_t kEntries = 256;
+  enum class State { kPending, kDone, kFailed };
+  struct Entry {
+    Operation operation;
+    State state = State::kPending;
+    double seconds = 0.0;
+    uint64_t ticket = 0;
+  };
+
+  mutable std::mutex mutex_;
+  std::vector<Entry> entries_;  // a ring, by ticket
+  uint64_t tickets_ = 0;
+  uint64_t collectives_ = 0;
+  uint64_t messages_ = 0;
+  std::array<VerbStats, kNumVerbs> stats_;
+};
+
+}  // namespace tessera::comm

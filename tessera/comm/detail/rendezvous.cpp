@@ -1,0 +1,70 @@
+#include "tessera/comm/detail/rendezvous.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "tessera/core/error.h"
+#include "tessera/core/log.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr const char* kFailureKey = "failure";
+// How soon a waiting rank looks whether another one failed.
+constexpr auto kSlice = std::chrono::milliseconds(100);
+
+// False when the key was not there within `time`.
+bool wait_a_while(c10d::Store& store, const std::string& key,
+                  std::chrono::milliseconds time) {
+  try {
+    store.wait({key}, time);
+    return true;
+  } catch (const c10::DistNetworkError& error) {
+    TS_CHECK_REACH(false, "the rendezvous store does not answer: ",
+                   error.what_without_backtrace());
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store,
+                       std::string prefix)
+    : store_(std::move(store)), prefix_(std::move(prefix)) {}
+
+void Rendezvous::set(const std::string& key, const std::string& value) {
+  group_store()->set(key, value);
+}
+
+std::string Rendezvous::get(const std::string& key,
+                            std::chrono::milliseconds timeout,
+                            const std::string& what) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  const auto store = group_store();
+  while (!wait_a_while(*store, key, std::min(kSlice, timeout))) {
+    check_no_failure();
+    TS_CHECK_REACH(std::chrono::steady_clock::now() < end, "waited ",
+                   timeout.count(), " ms for ", what, ", in vain.");
+  }
+  return store->get_to_str(key);
+}
+
+void Rendezvous::check_no_failure() {
+  if (!store_->check({kFailureKey})) return;
+  TS_CHECK_REACH(false, store_->get_to_str(kFailureKey));
+}
+
+void Rendezvous::announce_failure(const std::string& why) noexcept {
+  try {
+    // The first one stays: what follows is its consequence.
+    if (!store_->check({kFailureKey})) store_->set(kFailureKey, why);
+  } catch (const std::exception& error) {
+    log::debug("the peers will find out by themselves: ", error.what());
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> Rendezvous::group_store() const {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix_, store_);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,345 @@
+// What a rank is told when a peer dies, leaves, fails, is late or disagrees.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <future>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// What `action` fails with; "" when it does not fail.
+std::string failure_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+// What run_threads fails with.
+std::string failure_of_threads(const std::string& backend, int64_t world,
+                               const std::function<void(Communicator&)>& body) {
+  return failure_of(
+      [&] { run_threads(world, backend, body, std::chrono::seconds(30)); });
+}
+
+class AnyBackend : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Backends, AnyBackend, ::testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
+
+// Rank 2 dies in the middle of an all_reduce.
+void die_in_all_reduce(Communicator& communicator) {
+  Group& world = communicator.world();
+  at::Tensor t = at::ones({3000000});
+  world.all_reduce(t).wait();
+  if (communicator.rank() == 2) {
+    world.all_reduce(t);
+    raise(SIGKILL);
+  }
+  while (true) world.all_reduce(t).wait();
+}
+
+TEST(Failure, SurvivorsNameTheRankThatWasKilled) {
+  const auto ends = testing::fork_ranks(3, "shm", die_in_all_reduce);
+  EXPECT_EQ(ends[2].signal, SIGKILL);
+  for (int rank : {0, 1}) {
+    EXPECT_EQ(ends[rank].exit_code, 1);
+    EXPECT_THAT(ends[rank].message,
+                AllOf(HasSubstr("rank 2 (pid "), HasSubstr("has died"),
+                      HasSubstr("all_reduce(sum) #"),
+                      HasSubstr("float32[3000000] on group 'world'"),
+                      HasSubstr("[rank " + std::to_string(rank) + "/3]"),
+                      Not(HasSubstr("timed out"))));
+  }
+}
+
+TEST(Failure, GlooSurvivorsEndToo) {
+  const auto ends = testing::fork_ranks(3, "gloo", die_in_all_reduce);
+  EXPECT_EQ(ends[2].signal, SIGKILL);
+  for (int rank : {0, 1}) {
+    EXPECT_EQ(ends[rank].exit_code, 1);
+    EXPECT_THAT(ends[rank].message,
+                AllOf(HasSubstr("all_reduce(sum) #"), HasSubstr("gloo")));
+  }
+}
+
+TEST(Failure, ReceiverNamesTheRankThatWasKilled) {
+  const auto ends = testing::fork_ranks(2, "shm", [](Communicator& c) {
+    if (c.rank() == 1) {
+      c.world().send(at::ones({1000000}), 0);
+      raise(SIGKILL);
+    }
+    at::Tensor t = at::empty({1000000});
+    c.world().recv(t, 1).wait();
+    c.world().recv(t, 1).wait();
+  });
+  EXPECT_THAT(ends[0].message,
+              AllOf(HasSubstr("recv #"), HasSubstr("rank 1 (pid "),
+                    HasSubstr("has died")));
+}
+
+TEST(Failure, NamesARankThatLeft) {
+  const std::string said = failure_of_threads("shm", 2, [](Communicator& c) {
+    if (c.rank() == 0) c.world().barrier();
+  });
+  EXPECT_THAT(said, AllOf(HasSubstr("barrier #1"),
+                          HasSubstr("rank 1 has left the group")));
+}
+
+TEST_P(AnyBackend, ThreadsAreToldOfTheFirstFailure) {
+  const std::string said =
+      failure_of_threads(GetParam(), 3, [](Communicator& c) {
+        c.world().barrier();
+        TS_CHECK_CONFIG(c.rank() != 1, "boom");
+        // The others fail at once, long before the time-out.
+        at::Tensor t = at::ones({4});
+        c.world().all_reduce(t).wait();
+      });
+  EXPECT_EQ(said, "[rank 1/3] boom");
+}
+
+TEST_P(AnyBackend, ThreadsAreToldWhileTheyMakeAGroup) {
+  const std::string said =
+      failure_of_threads(GetParam(), 2, [](Communicator& c) {
+        TS_CHECK(c.rank() != 0, "boom");
+        c.make_group({0, 1}, "late");
+      });
+  EXPECT_EQ(said, "[rank 0/2] boom");
+}
+
+TEST(Failure, PeersSayWhyTheOtherFailed) {
+  std::string said;
+  EXPECT_THROW(run_threads(2, "shm",
+                           [&](Communicator& c) {
+                             TS_CHECK(c.rank() != 1, "boom");
+                             said = failure_of([&] { c.world().barrier(); });
+                           }),
+               Error);
+  EXPECT_THAT(said, HasSubstr("rank 1 failed: [rank 1/2] boom"));
+}
+
+// Rank 1 comes too late: it waits until rank 0 has given up.
+std::string time_out(const std::string& backend) {
+  std::promise<std::string> given_up;
+  auto waiting = given_up.get_future().share();
+  run_threads(
+      2, backend,
+      [&](Communicator& c) {
+        c.world().barrier();
+        at::Tensor t = at::ones({2, 3});
+        if (c.rank() == 1) {
+          waiting.wait();
+          EXPECT_NE(failure_of([&] { c.world().all_reduce(t).wait(); }), "");
+          return;
+        }
+        given_up.set_value(failure_of([&] { c.world().all_reduce(t).wait(); }));
+      },
+      std::chrono::milliseconds(300));
+  return waiting.get();
+}
+
+TEST(Failure, TimeOutNamesWhoIsMissing) {
+  EXPECT_THAT(
+      time_out("shm"),
+      AllOf(HasSubstr("[rank 0/2] all_reduce(sum) #2 float32[2, 3] on group "
+                      "'world' (2 ranks, shm): timed out. Not arrived: rank 1 "
+                      "(last did barrier #1, since "),
+            HasSubstr("time-out 0.3 s")));
+}
+
+TEST(Failure, GlooTimeOutNamesTheOperation) {
+  EXPECT_THAT(time_out("gloo"),
+              AllOf(HasSubstr("[rank 0/2] all_reduce(sum) #2 float32[2, 3] on "
+                              "group 'world' (2 ranks, gloo): "),
+                    HasSubstr("time-out 0.3 s")));
+}
+
+TEST(Failure, SendThatNobodyReceivesTimesOut) {
+  std::promise<void> given_up;
+  auto waiting = given_up.get_future().share();
+  run_threads(
+      2, "shm",
+      [&](Communicator& c) {
+        if (c.rank() == 1) return waiting.wait();
+        EXPECT_THAT(
+            failure_of([&] { c.world().send(at::ones({1000000}), 1).wait(); }),
+            AllOf(HasSubstr("send #1 to rank 1 tag 0 float32[1000000]"),
+                  HasSubstr("timed out. Nothing moved to or from rank 1")));
+        given_up.set_value();
+      },
+      std::chrono::milliseconds(300));
+}
+
+struct Disagreement {
+  std::string name;
+  std::function<Work(Group&)> rank0, rank1;
+  std::string said;
+  friend void PrintTo(const Disagreement& d, std::ostream* out) {
+    *out << d.name;
+  }
+};
+
+class Disagree : public ::testing::TestWithParam<Disagreement> {};
+
+TEST_P(Disagree, IsNamedOnBothRanks) {
+  const Disagreement& what = GetParam();
+  run_threads(2, "shm", [&](Communicator& c) {
+    const std::string said = failure_of(
+        [&] { (c.rank() == 0 ? what.rank0 : what.rank1)(c.world()).wait(); });
+    EXPECT_THAT(said, HasSubstr("ranks disagree: "));
+    EXPECT_THAT(said, HasSubstr(what.said));
+  });
+}
+
+Work reduce(Group& group, at::Tensor t, ReduceOp op = ReduceOp::kSum) {
+  return group.all_reduce(std::move(t), op);
+}
+
+const std::vector<Disagreement> kDisagreements = {
+    {"Sizes", [](Group& g) { return reduce(g, at::ones({4})); },
+     [](Group& g) { return reduce(g, at::ones({3000000})); },
+     "#1 of 3000000 float32"},
+    {"NothingAndSomething", [](Group& g) { return reduce(g, at::ones({0})); },
+     [](Group& g) { return reduce(g, at::ones({1})); }, "#1 of 0 float32"},
+    {"Dtypes", [](Group& g) { return reduce(g, at::ones({4})); },
+     [](Group& g) { return reduce(g, at::ones({4}, at::kInt)); },
+     "#1 of 4 int32"},
+    {"Reductions", [](Group& g) { return reduce(g, at::ones({4})); },
+     [](Group& g) { return reduce(g, at::ones({4}), ReduceOp::kMax); },
+     "all_reduce(max) #1"},
+    {"Verbs", [](Group& g) { return reduce(g, at::ones({4})); },
+     [](Group& g) { return g.all_gather(at::ones({8}), at::ones({4})); },
+     "all_gather #1"},
+    {"Roots", [](Group& g) { return g.broadcast(at::ones({4}), 0); },
+     [](Group& g) { return g.broadcast(at::ones({4}), 1); },
+     "from group rank 1"},
+    {"Splits",
+     [](Group& g) {
+       return g.all_to_all(at::ones({3}), at::ones({3}), {1, 2}, {1, 2});
+     },
+     [](Group& g) {
+       return g.all_to_all(at::ones({3}), at::ones({3}), {1, 2}, {2, 1});
+     },
+     "rank 0 sends 8 bytes to rank 1, which expects 4"}};
+
+INSTANTIATE_TEST_SUITE_P(What, Disagree, ::testing::ValuesIn(kDisagreements),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Failure, OfAMessageThatDoesNotFitIsNamed) {
+  run_threads(2, "shm", [](Communicator& c) {
+    const std::string said = failure_of([&] {
+      // The sender may be done before: it learns of it at its next call.
+      if (c.rank() == 0) c.world().send(at::ones({4}), 1, 7).wait();
+      if (c.rank() == 1) c.world().recv(at::ones({5}), 0, 7).wait();
+      c.world().barrier();
+    });
+    EXPECT_THAT(said, HasSubstr("rank 1 receives 5 float32 from rank 0 with "
+                                "tag 7, which sent 4 float32"));
+  });
+}
+
+TEST(Failure, OfADroppedWorkSurfacesAtTheNextCall) {
+  run_threads(2, "shm", [](Communicator& c) {
+    Group& world = c.world();
+    const int64_t numel = c.rank() == 0 ? 4 : 5;
+    const std::string said = failure_of([&] {
+      world.all_reduce(at::ones({numel}));
+      while (true) world.barrier();
+    });
+    EXPECT_THAT(said, HasSubstr("ranks disagree"));
+    EXPECT_THAT(failure_of([&] { world.barrier(); }),
+                AllOf(HasSubstr("group 'world' cannot go on"),
+                      HasSubstr("ranks disagree")));
+  });
+}
+
+// None of these reaches a peer: the group goes on.
+TEST(Failure, BadArgumentsNameTheCall) {
+  const at::Tensor four = at::ones({4});
+  const std::vector<std::pair<std::function<void(Group&)>, std::string>> calls =
+      {{[&](Group& g) { g.all_reduce(at::Tensor()); }, "undefined"},
+       {[&](Group& g) { g.all_reduce(at::ones({2, 3}).t()); },
+        "all_reduce on group 'world' (2 ranks): tensor [3, 2] with strides"},
+       {[&](Group& g) { g.all_reduce(at::ones({2}, at::kMeta)); }, "meta"},
+       {[&](Group& g) {
+          g.all_reduce(at::ones({2}, at::kInt), ReduceOp::kMean);
+        },
+        "mean"},
+       {[&](Group& g) { g.all_reduce(at::ones({2}, at::kBool)); }, "bool"},
+       {[&](Group& g) { g.all_gather(at::ones({7}), four); },
+        "output holds 7 elements, expected 2 x 4 = 8"},
+       {[&](Group& g) { g.all_gather(at::ones({8}, at::kInt), four); },
+        "one dtype"},
+       {[&](Group& g) { g.reduce_scatter(four, four); },
+        "input holds 4 elements, expected 2 x 4 = 8"},
+       {[&](Group& g) { g.all_to_all(at::ones({3}), four); }, "output has 3"},
+       {[&](Group& g) { g.all_to_all(four, four, {1, 2}, {2, 2}); },
+        "output splits [1, 2]"},
+       {[&](Group& g) { g.all_to_all(four, four, {2, 2}, {5, -1}); },
+        "input splits [5, -1]"},
+       {[&](Group& g) { g.broadcast(four, 2); }, "root 2"},
+       {[&](Group& g) { g.send(four, -1); }, "peer -1"},
+       {[&](Group& g) { g.send(four, g.rank()); }, "this rank itself"},
+       {[&](Group& g) { g.recv(four, 1 - g.rank(), -4); }, "tag -4"}};
+  run_threads(2, "shm", [&](Communicator& c) {
+    for (const auto& [call, said] : calls) {
+      EXPECT_THAT(failure_of([&] { call(c.world()); }), HasSubstr(said));
+    }
+    c.world().barrier();
+  });
+}
+
+TEST_P(AnyBackend, ADroppedSendArrives) {
+  run_threads(2, GetParam(), [](Communicator& c) {
+    if (c.rank() == 0) c.world().send(at::ones({300000}), 1);
+    if (c.rank() == 1) {
+      at::Tensor t = at::zeros({300000});
+      c.world().recv(t, 0).wait();
+      EXPECT_TRUE(at::equal(t, at::ones({300000})));
+    }
+  });
+}
+
+std::ptrdiff_t entries_of(const std::filesystem::path& folder) {
+  return std::distance(std::filesystem::directory_iterator(folder),
+                       std::filesystem::directory_iterator());
+}
+
+TEST_P(AnyBackend, LeavesNothingBehind) {
+  const auto make_and_use = [&](Communicator& c) {
+    Group* pair = c.make_group({0, 2}, "pair");
+    at::Tensor t = at::ones({1000});
+    c.world().all_reduce(t).wait();
+    if (pair) pair->all_reduce(t).wait();
+  };
+  run_threads(3, GetParam(), make_and_use);  // what is opened once is open
+  const auto files = entries_of("/proc/self/fd");
+  const auto shared = entries_of("/dev/shm");
+  const auto threads = entries_of("/proc/self/task");
+  run_threads(3, GetParam(), make_and_use);
+  testing::fork_ranks(3, GetParam(), die_in_all_reduce);
+  failure_of_threads(GetParam(), 3, [&](Communicator& c) {
+    make_and_use(c);
+    TS_CHECK(c.rank() != 1, "boom");
+    c.world().barrier();
+  });
+  EXPECT_EQ(entries_of("/proc/self/fd"), files);
+  EXPECT_EQ(entries_of("/dev/shm"), shared);
+  EXPECT_EQ(entries_of("/proc/self/task"), threads);
+}
+
+}  // namespace
+}  // namespace tessera::comm

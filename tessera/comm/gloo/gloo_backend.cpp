@@ -1,0 +1,218 @@
+#include "tessera/comm/gloo/gloo_backend.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <csignal>
+#include <utility>
+
+#include "tessera/comm/detail/message_of.h"
+#include "tessera/core/error.h"
+#include "tessera/core/log.h"
+
+namespace tessera::comm::gloo {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Pending = c10::intrusive_ptr<c10d::Work>;
+using c10d::ProcessGroupGloo;
+
+// The memory of a contiguous tensor as bytes: for what only moves them.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  at::AutoDispatchBelowAutograd guard;
+  return tensor.view(-1).view(at::kByte);
+}
+
+// Calls `then` once the operation succeeded, before its wait() returns.
+void on_success(const Pending& work, std::function<void()> then) {
+  work->getFuture()->addCallback(
+      [then = std::move(then)](c10::ivalue::Future& future) {
+        if (future.hasError()) return;
+        at::AutoDispatchBelowAutograd guard;
+        then();
+      });
+}
+
+std::vector<int64_t> to_bytes(const at::Tensor& tensor,
+                              std::vector<int64_t> splits) {
+  const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  for (int64_t& split : splits) split *= rows > 0 ? bytes / rows : 0;
+  return splits;
+}
+
+// Gloo writes to sockets whose peer may have gone: the write must fail, not end
+// the process. (Python, where Gloo is used most, ignores the signal for it.)
+void ignore_sigpipe() {
+  struct sigaction action{};
+  sigaction(SIGPIPE, nullptr, &action);
+  if (action.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
+// Adds the future that Gloo's sends and receives lack: done with wait().
+class MessageWork : public c10d::Work {
+ public:
+  MessageWork(Pending message, int rank, c10d::OpType type,
+              const Tensors& tensors)
+      : Work(rank, type),
+        message_(std::move(message)),
+        tensors_(tensors),
+        future_(c10::make_intrusive<c10::ivalue::Future>(
+            c10::ListType::create(c10::TensorType::get()))) {}
+
+  bool isCompleted() override { return future_->completed(); }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!future_->completed()) {
+      try {
+        message_->wait(timeout);
+        future_->markCompleted(c10::IValue(tensors_));
+      } catch (const std::exception&) {
+        future_->setError(std::current_exception());
+      }
+    }
+    future_->waitAndThrow();
+    return true;
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
+
+ private:
+  Pending message_;
+  Tensors tensors_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+class GlooBackend : public c10d::Backend {
+ public:
+  explicit GlooBackend(c10::intrusive_ptr<ProcessGroupGloo> group)
+      : Backend(group->getRank(), group->getSize()), group_(std::move(group)) {}
+
+  // Sends that nobody awaited are delivered, unless their peer is gone.
+  ~GlooBackend() override {
+    for (const Pending& message : messages_) {
+      try {
+        message->wait();
+      } catch (const std::exception& error) {
+        log::debug("a message was dropped at the end: ", error.what());
+      }
+    }
+  }
+
+  const std::string getBackendName() const override { return "gloo"; }
+
+  Pending allreduce(Tensors& tensors,
+                    const c10d::AllreduceOptions& options) override {
+    const at::Tensor tensor = tensors.at(0);
+    if (tensor.numel() == 0) return group_->barrier();
+    c10d::AllreduceOptions sum = options;
+    const bool mean = options.reduceOp.op_ == c10d::ReduceOp::AVG;
+    if (mean) sum.reduceOp = c10d::ReduceOp::SUM;
+    Pending work = group_->allreduce(tensors, sum);
+    if (mean) on_success(work, [tensor, n = size_] { tensor.div_(n); });
+    return work;
+  }
+
+  Pending broadcast(Tensors& tensors,
+                    const c10d::BroadcastOptions& options) override {
+    if (tensors.at(0).numel() == 0) return group_->barrier();
+    Tensors bytes{bytes_of(tensors[0])};
+    return group_->broadcast(bytes, options);
+  }
+
+  Pending _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override {
+    if (input.numel() == 0) return group_->barrier();
+    at::Tensor out = bytes_of(output);
+    at::Tensor in = bytes_of(input);
+    return group_->_allgather_base(out, in, options);
+  }
+
+  // LibTorch's own reduces everything too, and is done only in wait().
+  Pending _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input,
+      const c10d::ReduceScatterOptions& options) override {
+    if (output.numel() == 0) return group_->barrier();
+    Tensors whole{input.detach().clone()};
+    c10d::AllreduceOptions reduce_options;
+    reduce_options.reduceOp = options.reduceOp;
+    Pending work = allreduce(whole, reduce_options);
+    on_success(work, [output, whole = whole[0], rank = rank_] {
+      const int64_t count = output.numel();
+      output.view(-1).copy_(whole.view(-1).narrow(0, rank * count, count));
+    });
+    return work;
+  }
+
+  Pending alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override {
+    at::Tensor out = bytes_of(output);
+    at::Tensor in = bytes_of(input);
+    std::vector<int64_t> out_bytes = to_bytes(output, output_splits);
+    std::vector<int64_t> in_bytes = to_bytes(input, input_splits);
+    return group_->alltoall_base(out, in, out_bytes, in_bytes, options);
+  }
+
+  Pending barrier(const c10d::BarrierOptions& options) override {
+    return group_->barrier(options);
+  }
+
+  Pending send(Tensors& tensors, int peer, int tag) override {
+    return kept(group_->send(tensors, peer, tag), c10d::OpType::SEND, tensors);
+  }
+
+  Pending recv(Tensors& tensors, int peer, int tag) override {
+    return kept(group_->recv(tensors, peer, tag), c10d::OpType::RECV, tensors);
+  }
+
+ private:
+  // A message that its caller drops is under way still.
+  Pending kept(Pending message, c10d::OpType type, const Tensors& tensors) {
+    std::erase_if(messages_, [](const Pending& m) { return m->isCompleted(); });
+    const Pending work = c10::make_intrusive<MessageWork>(std::move(message),
+                                                          rank_, type, tensors);
+    messages_.push_back(work);
+    return work;
+  }
+
+  c10::intrusive_ptr<ProcessGroupGloo> group_;
+  std::vector<Pending> messages_;  // that nobody has awaited yet
+};
+
+// Connecting waits for peers without a look at their fate: come together first.
+void wait_for_peers(Rendezvous& rendezvous, const GlooOptions& options) {
+  rendezvous.set(c10::str("here-", options.rank), "1");
+  for (int r = 0; r < options.size; ++r) {
+    rendezvous.get(c10::str("here-", r), options.timeout,
+                   c10::str("rank ", r, " of the group"));
+  }
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(
+    Rendezvous rendezvous, const GlooOptions& options) {
+  wait_for_peers(rendezvous, options);
+  ignore_sigpipe();
+  auto gloo_options = ProcessGroupGloo::Options::create(options.timeout);
+  gloo_options->threads = 1;  // operations run in the order of the calls
+  try {
+    gloo_options->devices.push_back(
+        ProcessGroupGloo::createDeviceForHostname(options.address));
+    auto group = c10::make_intrusive<ProcessGroupGloo>(
+        rendezvous.group_store(), options.rank, options.size, gloo_options);
+    // A rank that is done at once must not close before all are connected.
+    group->barrier()->wait();
+    return c10::make_intrusive<GlooBackend>(std::move(group));
+  } catch (const std::exception& error) {
+    TS_CHECK_REACH(false, "gloo on ", options.address,
+                   " did not connect to its ", options.size - 1,
+                   " peers: ", message_of(error));
+  }
+}
+
+}  // namespace tessera::comm::gloo

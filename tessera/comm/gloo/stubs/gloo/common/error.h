@@ -1,0 +1,9 @@
+// See ../../README.md.
+#pragma once
+
+#include <chrono>
+
+namespace gloo {
+constexpr std::chrono::milliseconds kNoTimeout =
+    std::chrono::milliseconds::zero();
+}  // namespace gloo

@@ -1,0 +1,167 @@
+// The memory that the ranks of one group share, and who of them is alive.
+//
+// The first rank makes a memory file (memfd: it has no name, so nothing is ever
+// left in /dev/shm, not even after kill -9) and puts /proc/<pid>/fd/<n> into
+// the store; the others open that and map it. Ranks may be processes of one
+// host or threads of one process. The file is its user's alone (mode 0600) and
+// sealed against resizing, so that no peer can make another's access fail.
+//
+// Layout: header | one Lane a rank | splits | channels | stages.
+// Threads: what a lane holds is written by its rank alone, but for `sleepers`.
+// Errors:  the constructor throws TS_CHECK_REACH, naming the ranks that did not
+//          attach in time.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/detail/verb.h"
+#include "tessera/comm/shm/waiting.h"
+
+namespace tessera::comm::shm {
+
+// Which rank of which group this is.
+struct Place {
+  std::string group;           // for messages
+  int64_t rank = 0;            // within the group
+  std::vector<int64_t> ranks;  // the global rank of each member
+  int64_t ranks_on_host = 1;   // decides whether waiting may spin
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  int64_t size() const { return static_cast<int64_t>(ranks.size()); }
+};
+
+// What a rank says that it does: its peers compare it with what they do.
+struct Call {
+  uint64_t sequence = 0;  // of the collectives of this group, from 1
+  Verb verb = Verb::kBarrier;
+  ReduceOp op = ReduceOp::kSum;
+  at::ScalarType dtype = at::kByte;
+  int64_t root = -1;
+  int64_t numel = 0;  // where it must agree: not in all_to_all
+  bool operator==(const Call&) const = default;
+  std::string describe() const;  // "all_reduce(sum) #17 of 1024 float32"
+};
+
+// A Call in three words, readable by peers while it is replaced.
+struct PackedCall {
+  std::array<std::atomic<uint64_t>, 3> words;
+  void store(const Call& call);
+  Call load() const;
+};
+
+// `arrival.value` counts the meetings that the rank came to; `calls` holds what
+// it did at the last two of them, by the parity of the meeting.
+struct alignas(64) Lane {
+  Word arrival;
+  std::array<PackedCall, 2> calls;
+  // Rung by peers when a message, or room for one, is there for this rank.
+  alignas(64) Word bell;
+  alignas(64) std::atomic<uint32_t> state;  // a State
+  std::atomic<int32_t> pid;
+  std::atomic<uint64_t> begun;     // sequence number of the last collective
+  std::atomic<uint64_t> finished;  // and of the last that it left
+  std::atomic<int64_t> since_ns;   // CLOCK_MONOTONIC when either changed
+  std::array<char, 472> why;       // of kFailed; written before the state
+};
+
+enum class State : uint32_t { kAbsent, kPresent, kClosed, kFailed };
+
+// The bytes in flight from one rank to another. Each side counts what it moved.
+inline constexpr int64_t kChannelBytes = 128 << 10;
+struct Channel {
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> read;
+  alignas(64) std::array<char, kChannelBytes> bytes;
+};
+
+// A rank stages what the others read in one of two halves in turn.
+inline constexpr int64_t kStageBytes = 1 << 20;
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  ~Descriptor() { reset(); }
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  int get() const { return fd_; }
+  void reset(int fd = -1);
+
+ private:
+  int fd_;
+};
+
+class Mapping {
+ public:
+  Mapping() = default;
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  void map(int fd, size_t bytes);
+  char* base() const { return base_; }
+
+ private:
+  char* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class Segment {
+ public:
+  // Blocks until every rank of the group has attached.
+  Segment(Rendezvous rendezvous, Place place);
+  // Tells the peers that this rank is gone, and unmaps.
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  const Place& place() const { return place_; }
+  Lane& lane(int64_t rank) const { return lanes_[rank]; }
+  Lane& own_lane() const { return lanes_[place_.rank]; }
+  char* stage(int64_t rank, int half) const;
+  // 2 x size numbers of `rank`, for all_to_all number `parity` (0 or 1).
+  std::atomic<int64_t>* splits(int64_t rank, int parity) const;
+  Channel& channel(int64_t from, int64_t to) const;
+
+  // Marks this rank as failed and wakes all, on every rank: what is pending
+  // fails. Any thread may call it; the first reason stays.
+  void fail(const std::string& why);
+  // Whether a rank said that it failed: one load from a line that seldom
+  // changes.
+  bool has_failure() const;
+  // Why the group cannot go on ("rank 2 failed: ..."), if one rank said so.
+  std::optional<std::string> failure() const;
+  // Why `rank` will not come any more ("rank 2 (pid 71) has died").
+  std::optional<std::string> loss_of(int64_t rank) const;
+  // "last did barrier #15, 3.2 s ago".
+  std::string last_call_of(int64_t rank) const;
+
+ private:
+  void create(Rendezvous& rendezvous);
+  void attach(Rendezvous& rendezvous);
+  void map();
+  void wait_for_all(Rendezvous& rendezvous);
+  std::string absent_ranks() const;
+  void wake_peers();
+  void open_pidfds();
+
+  Place place_;
+  Descriptor file_;  // open until all have attached
+  Mapping mapping_;
+  Lane* lanes_ = nullptr;
+  char* splits_ = nullptr;
+  char* channels_ = nullptr;
+  char* stages_ = nullptr;
+  std::vector<Descriptor> pidfds_;  // by rank; -1 for ranks of this process
+  std::mutex failing_;
+};
+
+int64_t monotonic_ns();
+
+}  // namespace tessera::comm::shm

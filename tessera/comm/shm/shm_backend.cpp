@@ -1,0 +1,143 @@
+#include "tessera/comm/shm/shm_backend.h"
+
+#include "tessera/comm/shm/collectives.h"
+#include "tessera/comm/shm/messages.h"
+#include "tessera/comm/shm/reduce.h"
+#include "tessera/comm/shm/work.h"
+#include "tessera/core/error.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+ReduceOp reduce_op(const c10d::ReduceOp& op) {
+  using Op = c10d::ReduceOp;
+  switch (op.op_) {
+    case Op::SUM:
+      return ReduceOp::kSum;
+    case Op::AVG:
+      return ReduceOp::kMean;
+    case Op::MIN:
+      return ReduceOp::kMin;
+    case Op::MAX:
+      return ReduceOp::kMax;
+    case Op::PRODUCT:
+      return ReduceOp::kProduct;
+    default:
+      TS_CHECK(false, "shm reduces with sum, mean, min, max and product only.");
+  }
+}
+
+// Bytes of the rows that go to each rank.
+std::vector<int64_t> to_bytes(const at::Tensor& tensor,
+                              std::vector<int64_t> splits) {
+  const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  for (int64_t& split : splits) split *= rows > 0 ? bytes / rows : 0;
+  return splits;
+}
+
+}  // namespace
+
+ShmBackend::ShmBackend(Rendezvous rendezvous, Place place)
+    : Backend(static_cast<int>(place.rank), static_cast<int>(place.size())),
+      segment_(std::move(rendezvous), std::move(place)),
+      collectives_(std::make_unique<Collectives>(segment_)),
+      messages_(std::make_unique<Messages>(
+          segment_, [this](const std::string& why) { fail(why); })),
+      worker_(std::make_unique<Worker>(
+          [this](const std::string& why) { fail(why); })) {}
+
+ShmBackend::~ShmBackend() = default;
+
+void ShmBackend::fail(const std::string& why) { segment_.fail(why); }
+
+ShmBackend::Pending ShmBackend::run(c10d::OpType type, Tensors tensors,
+                                    std::function<void(Collectives&)> body) {
+  auto work = c10::make_intrusive<ShmWork>(rank_, type, std::move(tensors));
+  worker_->submit(work,
+                  [this, body = std::move(body)] { body(*collectives_); });
+  return work;
+}
+
+ShmBackend::Pending ShmBackend::allreduce(
+    Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const at::Tensor tensor = tensors.at(0);
+  const ReduceOp op = reduce_op(options.reduceOp);
+  check_reducible(tensor.scalar_type(), op);
+  return run(c10d::OpType::ALLREDUCE, tensors,
+             [tensor, op](Collectives& collectives) {
+               collectives.all_reduce(tensor.data_ptr(), tensor.numel(),
+                                      tensor.scalar_type(), op);
+             });
+}
+
+ShmBackend::Pending ShmBackend::broadcast(
+    Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const at::Tensor tensor = tensors.at(0);
+  return run(c10d::OpType::BROADCAST, tensors,
+             [tensor, root = options.rootRank](Collectives& collectives) {
+               collectives.broadcast(tensor.data_ptr(), tensor.numel(),
+                                     tensor.scalar_type(), root);
+             });
+}
+
+ShmBackend::Pending ShmBackend::_allgather_base(at::Tensor& output,
+                                                at::Tensor& input,
+                                                const c10d::AllgatherOptions&) {
+  return run(c10d::OpType::_ALLGATHER_BASE, {output},
+             [output, input](Collectives& collectives) {
+               collectives.all_gather(output.data_ptr(), input.data_ptr(),
+                                      input.numel(), input.scalar_type());
+             });
+}
+
+ShmBackend::Pending ShmBackend::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input,
+    const c10d::ReduceScatterOptions& options) {
+  const ReduceOp op = reduce_op(options.reduceOp);
+  check_reducible(input.scalar_type(), op);
+  return run(c10d::OpType::_REDUCE_SCATTER_BASE, {output},
+             [output, input, op](Collectives& collectives) {
+               collectives.reduce_scatter(output.data_ptr(), input.data_ptr(),
+                                          output.numel(), output.scalar_type(),
+                                          op);
+             });
+}
+
+ShmBackend::Pending ShmBackend::alltoall_base(
+    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) {
+  return run(c10d::OpType::ALLTOALL_BASE, {output},
+             [output, input, out = to_bytes(output, output_splits),
+              in = to_bytes(input, input_splits)](Collectives& collectives) {
+               collectives.all_to_all(out, output.data_ptr(), in,
+                                      input.data_ptr(), input.scalar_type());
+             });
+}
+
+ShmBackend::Pending ShmBackend::barrier(const c10d::BarrierOptions&) {
+  return run(c10d::OpType::BARRIER, {},
+             [](Collectives& collectives) { collectives.barrier(); });
+}
+
+ShmBackend::Pending ShmBackend::send(Tensors& tensors, int peer, int tag) {
+  return transfer(true, tensors, peer, tag);
+}
+
+ShmBackend::Pending ShmBackend::recv(Tensors& tensors, int peer, int tag) {
+  return transfer(false, tensors, peer, tag);
+}
+
+ShmBackend::Pending ShmBackend::transfer(bool sends, const Tensors& tensors,
+                                         int peer, int tag) {
+  auto work = c10::make_intrusive<ShmWork>(
+      rank_, sends ? c10d::OpType::SEND : c10d::OpType::RECV, tensors);
+  messages_->submit({.work = work,
+                     .tensor = tensors.at(0),
+                     .sends = sends,
+                     .peer = peer,
+                     .tag = tag});
+  return work;
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,70 @@
+// c10d::Backend over shared memory, for ranks of one host: processes, threads.
+//
+// Collectives run in the order of the calls on one thread of the group;
+// messages (send, recv) make progress on another, so that they never wait for a
+// collective. Both threads start with the first call that needs them.
+// Order:  sums are taken in rank order: the same bits on every rank.
+// Errors: a dead or absent peer and time-outs (c10::DistBackendError), ranks
+//         that disagree about what they do (TS_CHECK) fail the Work, and with
+//         it all later calls, here and on every peer.
+// Not yet: gather, scatter, reduce and the list forms (Backend's refusal).
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/shm/segment.h"
+
+namespace tessera::comm::shm {
+
+class Collectives;
+class Messages;
+class ShmWork;
+class Worker;
+
+class ShmBackend : public c10d::Backend {
+ public:
+  // Blocks until every rank of the group is here.
+  ShmBackend(Rendezvous rendezvous, Place place);
+  // Waits for what is pending.
+  ~ShmBackend() override;
+
+  const std::string getBackendName() const override { return "shm"; }
+  // Fails what is pending here and on the peers, for this reason.
+  void fail(const std::string& why);
+
+  using Tensors = std::vector<at::Tensor>;
+  using Pending = c10::intrusive_ptr<c10d::Work>;
+  Pending allreduce(Tensors& tensors,
+                    const c10d::AllreduceOptions& options) override;
+  Pending broadcast(Tensors& tensors,
+                    const c10d::BroadcastOptions& options) override;
+  Pending _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  Pending _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input,
+      const c10d::ReduceScatterOptions& options) override;
+  Pending alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override;
+  Pending barrier(const c10d::BarrierOptions& options) override;
+  Pending send(Tensors& tensors, int peer, int tag) override;
+  Pending recv(Tensors& tensors, int peer, int tag) override;
+
+ private:
+  Pending run(c10d::OpType type, Tensors tensors,
+              std::function<void(Collectives&)> body);
+  Pending transfer(bool sends, const Tensors& tensors, int peer, int tag);
+
+  Segment segment_;
+  std::unique_ptr<Collectives> collectives_;
+  std::unique_ptr<Messages> messages_;
+  std::unique_ptr<Worker> worker_;
+};
+
+}  // namespace tessera::comm::shm
