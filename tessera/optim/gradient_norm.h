@@ -1,0 +1,27 @@
+// The global L2 norm of gradients, and clipping by it.
+//
+//   double sum = sum_of_squares(owned_gradients);   // this rank's elements
+//   ... sum over ranks, each element counted once ...
+//   scale_gradients(gradients, clip_scale(std::sqrt(sum), clip_norm));
+//
+// Order:   squares are summed in double, tensor by tensor, in an order that
+//          depends on the sizes alone, not on the number of threads.
+// Comm:    none: the sum over ranks is the caller's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace tessera::optim {
+
+double sum_of_squares(const std::vector<at::Tensor>& gradients);
+
+// clip_norm / (norm + 1e-6) where that is below 1, else 1. clip_norm 0: no
+// clipping. NaN gives 1: a norm that is not finite is the caller's to report.
+double clip_scale(double norm, double clip_norm);
+
+// In place; scale 1 touches nothing.
+void scale_gradients(const std::vector<at::Tensor>& gradients, double scale);
+
+}  // namespace tessera::optim

@@ -1,0 +1,53 @@
+#include "tessera/optim/gradient_norm.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace tessera::optim {
+namespace {
+
+TEST(SumOfSquares, EqualsTheSumInDouble) {
+  at::manual_seed(3);
+  for (const at::ScalarType type :
+       {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor a = at::randn({37, 11}).to(type);
+    const at::Tensor b = at::randn({7, 5}).to(type).t();
+    const double expected = a.to(at::kDouble).square().sum().item<double>() +
+                            b.to(at::kDouble).square().sum().item<double>();
+    EXPECT_NEAR(sum_of_squares({a, at::empty({0}, type), b}), expected,
+                1e-13 * expected);
+  }
+  EXPECT_EQ(sum_of_squares({}), 0.0);
+}
+
+// In fp32 ten million ones would stop at 2^24.
+TEST(SumOfSquares, LosesNothingOverManyElements) {
+  EXPECT_EQ(sum_of_squares({at::ones({20'000'003})}), 20'000'003.0);
+}
+
+TEST(ClipScale, IsBelowOneOnlyAboveTheLimit) {
+  EXPECT_EQ(clip_scale(5.0, 0.0), 1.0);
+  EXPECT_EQ(clip_scale(0.5, 1.0), 1.0);
+  EXPECT_EQ(clip_scale(1.0, 1.0), 1.0 / (1.0 + 1e-6));
+  EXPECT_EQ(clip_scale(4.0, 1.0), 1.0 / (4.0 + 1e-6));
+  EXPECT_EQ(clip_scale(0.0, 1.0), 1.0);
+  EXPECT_EQ(clip_scale(std::numeric_limits<double>::infinity(), 1.0), 0.0);
+  EXPECT_EQ(clip_scale(std::numeric_limits<double>::quiet_NaN(), 1.0), 1.0);
+}
+
+TEST(ScaleGradients, BringsTheNormToTheLimit) {
+  const std::vector<at::Tensor> gradients = {at::full({3}, 4.0),
+                                             at::full({2, 2}, -2.0)};
+  const double norm = std::sqrt(sum_of_squares(gradients));  // 8
+  scale_gradients(gradients, clip_scale(norm, 2.0));
+  EXPECT_NEAR(std::sqrt(sum_of_squares(gradients)), 2.0, 1e-6);
+  scale_gradients(gradients, 1.0);
+  scale_gradients({}, 0.5);
+  EXPECT_NEAR(std::sqrt(sum_of_squares(gradients)), 2.0, 1e-6);
+}
+
+}  // namespace
+}  // namespace tessera::optim

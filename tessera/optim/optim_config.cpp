@@ -1,0 +1,52 @@
+#include "tessera/optim/optim_config.h"
+
+namespace tessera::optim {
+namespace {
+
+std::string complaint_about_betas(const config::Value& value) {
+  const auto& betas = std::get<std::vector<double>>(value);
+  if (betas.size() != 2) return "it must be two numbers, as [0.9, 0.95]";
+  for (double beta : betas) {
+    if (!(beta >= 0.0 && beta < 1.0)) return "each must be in [0, 1)";
+  }
+  return "";
+}
+
+}  // namespace
+
+void OptimizerConfig::declare(config::Section& section) {
+  section.key("type", type, "how a gradient becomes an update")
+      .one_of({"adamw", "adam", "sgd", "lion", "muon"})
+      .not_built({"adam", "lion", "muon"}, "the optimizer", "adamw or sgd");
+  section.key("lr", lr, "learning rate after the warm-up")
+      .at_least(0)
+      .at_most(1e3);
+  section.key("betas", betas, "decay of the first and second moment")
+      .check(complaint_about_betas);
+  section.key("eps", eps, "added to the root of the second moment")
+      .more_than(0)
+      .at_most(1);
+  section.key("momentum", momentum, "of sgd").at_least(0).at_most(0.9999999);
+  section
+      .key("weight_decay", weight_decay,
+           "of parameters of two or more dimensions")
+      .at_least(0)
+      .at_most(1e3);
+  section
+      .key("clip_norm", clip_norm,
+           "global L2 norm that gradients are clipped to; 0: they are not")
+      .at_least(0);
+}
+
+void ScheduleConfig::declare(config::Section& section) {
+  section.key("type", type, "of the learning rate over the run")
+      .one_of({"constant", "linear", "cosine", "wsd"});
+  section.key("warmup", warmup, "steps over which the learning rate grows")
+      .at_least(0)
+      .at_most(1e12);
+  section.key("min_lr", min_lr, "learning rate that the schedule ends at")
+      .at_least(0)
+      .at_most(1e3);
+}
+
+}  // namespace tessera::optim

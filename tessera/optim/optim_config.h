@@ -1,0 +1,30 @@
+// The sections optimizer and schedule of the configuration.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/core/config.h"
+
+namespace tessera::optim {
+
+struct OptimizerConfig {
+  std::string type = "adamw";
+  double lr = 3e-4;
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double momentum = 0.0;
+  double weight_decay = 0.1;
+  double clip_norm = 1.0;
+  void declare(config::Section& section);
+};
+
+struct ScheduleConfig {
+  std::string type = "cosine";
+  int64_t warmup = 0;
+  double min_lr = 0.0;
+  void declare(config::Section& section);
+};
+
+}  // namespace tessera::optim

@@ -1,0 +1,86 @@
+#include "tessera/optim/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/core/error.h"
+
+namespace tessera::optim {
+namespace {
+
+struct Case {
+  const char* type;
+  int64_t warmup;
+  double min_lr;
+  int64_t step;
+  double expected;
+};
+
+constexpr double kLr = 1.0;
+constexpr int64_t kSteps = 110;
+
+// Each schedule at its boundaries; with a warm-up of 10, p = (s - 10) / 100.
+constexpr Case kCases[] = {
+    {"constant", 0, 0.2, 0, 1.0},
+    {"constant", 10, 0.2, 0, 0.1},
+    {"constant", 10, 0.2, 4, 0.5},
+    {"constant", 10, 0.2, 9, 1.0},
+    {"constant", 10, 0.2, 10, 1.0},
+    {"constant", 10, 0.2, 109, 1.0},
+    {"constant", 10, 0.2, 500, 1.0},
+    {"constant", 1, 0.2, 0, 1.0},
+    {"linear", 0, 0.0, 0, 1.0},
+    {"linear", 0, 0.0, 55, 0.5},
+    {"linear", 10, 0.2, 0, 0.1},
+    {"linear", 10, 0.2, 9, 1.0},
+    {"linear", 10, 0.2, 10, 1.0},
+    {"linear", 10, 0.2, 11, 0.992},
+    {"linear", 10, 0.2, 60, 0.6},
+    {"linear", 10, 0.2, 109, 0.208},
+    {"linear", 10, 0.2, 110, 0.2},
+    {"linear", 10, 0.2, 111, 0.2},
+    {"cosine", 10, 0.2, 9, 1.0},
+    {"cosine", 10, 0.2, 10, 1.0},
+    {"cosine", 10, 0.2, 35, 0.2 + 0.8 * (1 + 0.70710678118654752) / 2},
+    {"cosine", 10, 0.2, 60, 0.6},
+    {"cosine", 10, 0.2, 85, 0.2 + 0.8 * (1 - 0.70710678118654752) / 2},
+    {"cosine", 10, 0.2, 110, 0.2},
+    {"cosine", 10, 0.2, 10'000, 0.2},
+    // The last ceil(110 / 5) = 22 steps, 88 to 109, come down.
+    {"wsd", 10, 0.2, 9, 1.0},
+    {"wsd", 10, 0.2, 10, 1.0},
+    {"wsd", 10, 0.2, 87, 1.0},
+    {"wsd", 10, 0.2, 88, 1.0 - 0.8 / 22},
+    {"wsd", 10, 0.2, 98, 0.6},
+    {"wsd", 10, 0.2, 109, 0.2},
+    {"wsd", 10, 0.2, 110, 0.2},
+    // A warm-up that leaves the decay only two steps.
+    {"wsd", 108, 0.0, 107, 1.0},
+    {"wsd", 108, 0.0, 108, 0.5},
+    {"wsd", 108, 0.0, 109, 0.0},
+    // A warm-up as long as the run, or longer.
+    {"cosine", 110, 0.2, 109, 1.0},
+    {"linear", 220, 0.2, 109, 0.5},
+    {"wsd", 110, 0.2, 110, 0.2},
+};
+
+TEST(Schedule, AtEveryBoundary) {
+  for (const Case& expected : kCases) {
+    ScheduleConfig schedule;
+    schedule.type = expected.type;
+    schedule.warmup = expected.warmup;
+    schedule.min_lr = expected.min_lr;
+    EXPECT_NEAR(lr_at({.step = expected.step, .steps = kSteps}, kLr, schedule),
+                expected.expected, 1e-15)
+        << expected.type << " warmup " << expected.warmup << " step "
+        << expected.step;
+  }
+}
+
+TEST(Schedule, AnUnknownTypeIsRefused) {
+  ScheduleConfig schedule;
+  schedule.type = "polynomial";
+  EXPECT_THROW(lr_at({.step = 0, .steps = 10}, kLr, schedule), Error);
+}
+
+}  // namespace
+}  // namespace tessera::optim

@@ -1,0 +1,33 @@
+#include "tessera/shard/flat_buffer.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+namespace tessera::shard {
+
+FlatBuffer::FlatBuffer(std::vector<std::vector<int64_t>> shapes,
+                       const at::TensorOptions& options, int64_t extra)
+    : shapes_(std::move(shapes)), extra_(extra) {
+  int64_t length = 0;
+  for (const auto& shape : shapes_) {
+    offsets_.push_back(length);
+    const int64_t numel = c10::multiply_integers(shape);
+    length += (numel + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  flat_ = at::zeros({length + extra_}, options.requires_grad(false));
+}
+
+at::Tensor FlatBuffer::view(size_t item) const {
+  const auto& shape = shapes_.at(item);
+  // variable_data: an alias that autograd does not know as a view.
+  return flat_.narrow(0, offsets_[item], c10::multiply_integers(shape))
+      .view(shape)
+      .variable_data();
+}
+
+at::Tensor FlatBuffer::extra() const {
+  return flat_.narrow(0, flat_.numel() - extra_, extra_);
+}
+
+}  // namespace tessera::shard
