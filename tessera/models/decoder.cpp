@@ -1,0 +1,161 @@
+#include "tessera/models/decoder.h"
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include <cmath>
+
+#include "tessera/core/error.h"
+
+namespace tessera::models {
+namespace {
+
+constexpr double kInitStd = 0.02;
+
+// What 2 * layers additions to the residual stream keep at the scale of one
+// (Radford et al. 2019, GPT-2, section 2.3).
+double residual_std(const ModelConfig& config) {
+  return kInitStd / std::sqrt(2.0 * static_cast<double>(config.layers));
+}
+
+std::shared_ptr<nn::Norm> make_norm(const ModelConfig& config) {
+  return std::make_shared<nn::Norm>(family_named(config.family).norm,
+                                    config.hidden, config.norm_eps);
+}
+
+nn::AttentionOptions attention_options(const ModelConfig& config) {
+  const Family& family = family_named(config.family);
+  return {.width = config.hidden,
+          .heads = config.heads,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .qkv_bias = family.qkv_bias,
+          .out_bias = family.out_bias,
+          .qk_norm = family.qk_norm,
+          .norm_eps = config.norm_eps,
+          .init_std = kInitStd,
+          .out_init_std = residual_std(config)};
+}
+
+nn::MlpOptions mlp_options(const ModelConfig& config) {
+  const Family& family = family_named(config.family);
+  return {.kind = family.mlp,
+          .width = config.hidden,
+          .hidden = config.ffn,
+          .bias = family.mlp_bias,
+          .init_std = kInitStd,
+          .out_init_std = residual_std(config)};
+}
+
+// A module without parameters of its own, for its name.
+class Room : public torch::nn::Module {};
+
+}  // namespace
+
+DecoderBlock::DecoderBlock(const ModelConfig& config)
+    : attention_norm_(register_module("attention_norm", make_norm(config))),
+      attention_(register_module("attention", std::make_shared<nn::Attention>(
+                                                  attention_options(config)))),
+      mlp_norm_(register_module("mlp_norm", make_norm(config))),
+      mlp_(register_module("mlp",
+                           std::make_shared<nn::Mlp>(mlp_options(config)))) {}
+
+at::Tensor DecoderBlock::forward(const at::Tensor& x,
+                                 const nn::Rotation& rotation,
+                                 nn::KvCache* cache) const {
+  const at::Tensor y =
+      x + attention_->forward(attention_norm_->forward(x), rotation, cache);
+  return y + mlp_->forward(mlp_norm_->forward(y));
+}
+
+Decoder::Decoder(ModelConfig config) {
+  config.complete();
+  config_ = config;
+  const Family& family = family_named(config.family);
+  auto embed = register_module("embed", std::make_shared<Room>());
+  tokens_ = embed->register_module(
+      "tokens",
+      std::make_shared<nn::Embedding>(config.vocab, config.hidden, kInitStd));
+  if (family.learned_positions) {
+    positions_ = embed->register_module(
+        "positions", std::make_shared<nn::Embedding>(config.max_seq,
+                                                     config.hidden, kInitStd));
+  } else {
+    rotary_ = nn::RotaryTable(config.head_dim, config.rope_theta);
+  }
+  auto blocks = register_module("blocks", std::make_shared<Room>());
+  for (int64_t i = 0; i < config.layers; ++i) {
+    blocks_.push_back(blocks->register_module(
+        std::to_string(i), std::make_shared<DecoderBlock>(config)));
+  }
+  final_norm_ = register_module("final_norm", make_norm(config));
+  if (!config.tie_embeddings) {
+    head_ = register_module(
+        "head", std::make_shared<nn::Linear>(nn::LinearOptions{
+                    config.hidden, config.vocab, /*bias=*/false, kInitStd}));
+  }
+}
+
+at::Tensor Decoder::forward(const at::Tensor& ids) {
+  return logits_of(hidden(ids, nullptr));
+}
+
+nn::LossSum Decoder::loss(const at::Tensor& ids, const at::Tensor& targets) {
+  return nn::cross_entropy(forward(ids), targets);
+}
+
+at::Tensor Decoder::forward_cached(const at::Tensor& ids, DecoderCache& cache) {
+  const at::NoGradGuard no_grad;
+  return logits_of(hidden(ids, &cache).select(1, -1));
+}
+
+DecoderCache Decoder::make_cache(int64_t capacity) const {
+  return {std::vector<nn::KvCache>(blocks_.size(),
+                                   nn::KvCache{.capacity = capacity})};
+}
+
+at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin) const {
+  const at::Tensor x = tokens_->forward(ids);
+  if (!positions_) return x;
+  const auto places = at::arange(begin, begin + ids.size(1), ids.options());
+  return x + positions_->forward(places);
+}
+
+at::Tensor Decoder::hidden(const at::Tensor& ids, DecoderCache* cache) {
+  const int64_t begin = cache ? cache->length() : 0, tokens = ids.size(1);
+  TS_CHECK_CONFIG(begin + tokens <= config_.max_seq, "model: a sequence of ",
+                  begin + tokens, " tokens is longer than model.max_seq ",
+                  config_.max_seq, ".");
+  at::Tensor x = embed(ids, begin);
+  nn::Rotation rotation;
+  if (!positions_) rotation = rotary_.rows(begin, tokens, x);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    x = blocks_[i]->forward(x, rotation, cache ? &cache->layers[i] : nullptr);
+  }
+  return final_norm_->forward(x);
+}
+
+at::Tensor Decoder::logits_of(const at::Tensor& hidden) const {
+  return head_ ? head_->forward(hidden) : at::linear(hidden, tokens_->weight());
+}
+
+int64_t num_parameters(const ModelConfig& config) {
+  Decoder decoder(config);
+  return nn::num_parameters(decoder);
+}
+
+int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
+  Decoder decoder(config);
+  const ModelConfig& full = decoder.config();
+  int64_t multiplied = full.tie_embeddings ? full.vocab * full.hidden : 0;
+  for (const auto& parameter : nn::parameters_of(decoder)) {
+    const auto& layout = parameter.spec->layout;
+    const bool is_weight = layout.global_shape().size() == 2;
+    const bool is_lookup = parameter.name.starts_with("embed.");
+    if (is_weight && !is_lookup) multiplied += layout.global_numel();
+  }
+  return 6 * multiplied +
+         12 * full.layers * full.heads * full.head_dim * seq_len;
+}
+
+}  // namespace tessera::models

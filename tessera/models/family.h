@@ -1,0 +1,31 @@
+// What tells one family of decoders from another, beyond the sizes in its
+// ModelConfig. A new family is a line in the table here, a table of names in
+// hugging_face_names.cpp and its keys in hugging_face_config.cpp.
+#pragma once
+
+#include <string>
+
+#include "tessera/nn/blocks.h"
+
+namespace tessera::models {
+
+struct Family {
+  const char* name;          // as in `model.family`
+  const char* architecture;  // as in config.json's `architectures`
+  bool learned_positions;    // else rotary
+  nn::NormKind norm;
+  nn::MlpKind mlp;
+  bool qkv_bias;
+  bool out_bias;  // of attention
+  bool mlp_bias;
+  bool qk_norm;
+};
+
+// nullptr where there is none of that name.
+const Family* find_family(const std::string& name);
+// TS_CHECK_CONFIG on a family that is unknown or not built.
+const Family& family_named(const std::string& name);
+// "gpt2, llama, qwen2, qwen3".
+std::string names_of_families();
+
+}  // namespace tessera::models

@@ -1,0 +1,38 @@
+// config.json of a Hugging Face folder, read and written.
+//
+// Reads both generations of keys (rope_theta and rope_scaling, or
+// rope_parameters; torch_dtype or dtype) and writes both.
+// Errors: TS_CHECK_CONFIG on what a Decoder does not do: another model type or
+//         activation, scaled rotary positions, a sliding window in use, biases
+//         that the family has not, quantised weights. Each is named with its
+//         value. TS_CHECK_IO on a file that cannot be read.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/models/model_config.h"
+
+namespace tessera::models {
+
+struct HuggingFaceConfig {
+  ModelConfig model;
+  at::ScalarType dtype = at::kFloat;  // of the weights
+  std::optional<int64_t> bos_token;
+  std::vector<int64_t> eos_tokens;
+};
+
+// `folder` holds config.json.
+HuggingFaceConfig read_hugging_face_config(const std::string& folder);
+// The same from its text; `source` names it in messages.
+HuggingFaceConfig parse_hugging_face_config(const std::string& text,
+                                            const std::string& source);
+
+std::string hugging_face_config_json(const HuggingFaceConfig& config);
+std::string generation_config_json(const HuggingFaceConfig& config);
+
+}  // namespace tessera::models

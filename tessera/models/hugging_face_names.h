@@ -1,0 +1,43 @@
+// Where each parameter of a Decoder lies in a Hugging Face folder.
+//
+// A parameter of ours is one tensor of theirs, or one of several equal parts of
+// one along its output dim (GPT-2's c_attn holds q, k and v), possibly stored
+// transposed (GPT-2's Conv1D weights are (in, out)).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh/layout.h"
+#include "tessera/models/model_config.h"
+
+namespace tessera::models {
+
+struct HuggingFaceSource {
+  std::string tensor;       // "transformer.h.0.attn.c_attn.weight"
+  bool transposed = false;  // stored as (in, out)
+  int64_t part = 0;         // of `parts` along the output dim
+  int64_t parts = 1;
+
+  // The shape of the stored tensor, given that of our parameter.
+  std::vector<int64_t> stored_shape(std::vector<int64_t> ours) const;
+  // The box of the stored tensor that holds `box` of our parameter, whose
+  // global shape is `ours`.
+  mesh::Box stored_box(mesh::Box box, const std::vector<int64_t>& ours) const;
+  // Between the values as stored and as ours; its own inverse, a view.
+  at::Tensor turned(const at::Tensor& values) const;
+};
+
+// REQUIRES: `parameter` is a name of a Decoder of this family.
+HuggingFaceSource hugging_face_source(const std::string& family,
+                                      const std::string& parameter);
+
+// "transformer." or "model.": base models are also saved without it.
+std::string hugging_face_prefix(const std::string& family);
+// Tensors that hold no weights (masks, rotary frequencies) and are passed over.
+bool is_hugging_face_buffer(const std::string& tensor);
+
+}  // namespace tessera::models

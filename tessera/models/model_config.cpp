@@ -1,0 +1,108 @@
+#include "tessera/models/model_config.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera::models {
+namespace {
+
+constexpr double kMaxSize = 1 << 24;  // of a width, a depth or a length
+
+}  // namespace
+
+void MoeConfig::declare(config::Section& section) {
+  const char* part = "mixture of experts";
+  section.key("experts", experts, "experts of a layer; 0: dense layers")
+      .at_least(0)
+      .at_most(kMaxSize)
+      .not_built(part);
+  section.key("top_k", top_k, "experts that a token goes to")
+      .at_least(1)
+      .at_most(kMaxSize)
+      .not_built(part);
+  section.key("every", every, "every n-th layer has experts")
+      .at_least(1)
+      .at_most(kMaxSize)
+      .not_built(part);
+  section
+      .key("capacity_factor", capacity_factor,
+           "tokens that an expert takes, over its even share; 0: all that come")
+      .at_least(0)
+      .not_built(part);
+  section
+      .key("shared_experts", shared_experts, "experts that every token goes to")
+      .at_least(0)
+      .at_most(kMaxSize)
+      .not_built(part);
+  section.key("aux_loss", aux_loss, "weight of the load-balancing loss")
+      .at_least(0)
+      .not_built(part);
+  section
+      .key("bias_balance", bias_balance,
+           "balance the load by a bias on the gate, without a loss")
+      .not_built(part);
+}
+
+void ModelConfig::declare(config::Section& section) {
+  section.key("from", from,
+              "Hugging Face folder whose config.json gives the model");
+  section.key("load_weights", load_weights,
+              "start from the weights in the folder `from`");
+  section.key("family", family, "what the decoder's blocks are made of")
+      .one_of({"gpt2", "llama", "qwen2", "qwen3", "mixtral"})
+      .not_built({"mixtral"}, "the family",
+                 "llama, qwen2 or qwen3, which are dense");
+  const auto size = [&](const char* name, int64_t& member, int64_t minimum,
+                        const char* meaning) {
+    section.key(name, member, meaning)
+        .at_least(static_cast<double>(minimum))
+        .at_most(kMaxSize);
+  };
+  size("layers", layers, 1, "decoder blocks");
+  size("hidden", hidden, 1, "width of the residual stream");
+  size("heads", heads, 1, "query heads");
+  size("kv_heads", kv_heads, 0, "key and value heads; 0: as many as heads");
+  size("head_dim", head_dim, 0, "width of a head; 0: hidden / heads");
+  size("ffn", ffn, 0,
+       "width inside the MLP; 0: 4 x hidden for gpt2, else 8/3 x hidden, "
+       "rounded up to a multiple of 64");
+  size("vocab", vocab, 1, "tokens that the model knows");
+  size("max_seq", max_seq, 1, "longest sequence in tokens");
+  section.key("tie_embeddings", tie_embeddings,
+              "the head shares the token embedding's weight");
+  section.key("norm_eps", norm_eps, "added to the variance in norms")
+      .more_than(0)
+      .at_most(1);
+  section.key("rope_theta", rope_theta, "base of the rotary frequencies")
+      .more_than(1);
+  section.key("dropout", dropout, "share of activations that is zeroed")
+      .at_least(0)
+      .at_most(0.99)
+      .not_built("dropout");
+  section.section("moe", moe, "mixture of experts");
+}
+
+void ModelConfig::complete() {
+  if (kv_heads == 0) kv_heads = heads;
+  TS_CHECK_CONFIG(
+      heads % kv_heads == 0, "model.heads (", heads,
+      ") is no multiple of model.kv_heads (", kv_heads,
+      "). Each key and value head serves equally many query heads.");
+  TS_CHECK_CONFIG(head_dim > 0 || hidden % heads == 0, "model.hidden (", hidden,
+                  ") is no multiple of model.heads (", heads, "). Use hidden ",
+                  (hidden / heads + 1) * heads,
+                  ", another number of heads, or set model.head_dim.");
+  if (head_dim == 0) head_dim = hidden / heads;
+  TS_CHECK_CONFIG(
+      family != "gpt2" || (kv_heads == heads && head_dim * heads == hidden),
+      "model.family gpt2 has as many kv_heads as heads (", kv_heads, ", ",
+      heads, ") and heads x head_dim = hidden (", heads, " x ", head_dim, ", ",
+      hidden, "). Use family llama for another shape.");
+  TS_CHECK_CONFIG(family == "gpt2" || head_dim % 2 == 0, "model.head_dim (",
+                  head_dim,
+                  ") is odd. Rotary positions turn pairs: use an even one.");
+  if (ffn == 0) {
+    ffn = family == "gpt2" ? 4 * hidden : ((8 * hidden + 2) / 3 + 63) / 64 * 64;
+  }
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,48 @@
+// The section model of the configuration: the sizes of a decoder.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/core/config.h"
+
+namespace tessera::models {
+
+struct MoeConfig {
+  int64_t experts = 0;  // 0: dense layers
+  int64_t top_k = 2;
+  int64_t every = 1;
+  double capacity_factor = 0.0;  // 0: no token is dropped
+  int64_t shared_experts = 0;
+  double aux_loss = 0.01;
+  bool bias_balance = false;
+  void declare(config::Section& section);
+};
+
+// The defaults: a Llama-style decoder of about ten million parameters.
+struct ModelConfig {
+  std::string from = "";  // a Hugging Face folder; "": the keys below
+  bool load_weights = false;
+  std::string family = "llama";
+  int64_t layers = 6;
+  int64_t hidden = 320;
+  int64_t heads = 8;
+  int64_t kv_heads = 0;  // 0: heads
+  int64_t head_dim = 0;  // 0: hidden / heads
+  int64_t ffn = 0;       // 0: the family's custom, see complete()
+  int64_t vocab = 8192;
+  int64_t max_seq = 1024;
+  bool tie_embeddings = true;
+  double norm_eps = 1e-5;
+  double rope_theta = 10000.0;
+  double dropout = 0.0;
+  MoeConfig moe = {};
+  void declare(config::Section& section);
+
+  // Replaces the zeros that stand for a default: kv_heads, head_dim, and ffn,
+  // which is 4 x hidden for gpt2 and 8/3 x hidden, rounded up to a multiple of
+  // 64, for the others. TS_CHECK_CONFIG where heads do not divide.
+  void complete();
+};
+
+}  // namespace tessera::models

@@ -1,0 +1,302 @@
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+
+#include "tessera/core/error.h"
+#include "tessera/models/decoder.h"
+#include "tessera/models/generate.h"
+#include "tessera/models/hugging_face_config.h"
+#include "tessera/models/hugging_face_names.h"
+
+namespace tessera::models {
+namespace {
+
+ModelConfig small(const std::string& family) {
+  ModelConfig config;
+  config.family = family;
+  config.layers = 2;
+  config.hidden = 12;
+  config.heads = 3;
+  config.kv_heads = family == "gpt2" ? 3 : 1;
+  config.ffn = 20;
+  config.vocab = 31;
+  config.max_seq = 16;
+  config.tie_embeddings = family != "llama";
+  config.complete();
+  return config;
+}
+
+std::shared_ptr<Decoder> make(const std::string& family,
+                              at::ScalarType type = at::kDouble) {
+  auto decoder = std::make_shared<Decoder>(small(family));
+  nn::materialise(*decoder, {.seed = 5, .dtype = type});
+  // Far from the start, where all logits are nearly equal.
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : nn::parameters_of(*decoder)) {
+    parameter.tensor.mul_(parameter.tensor.dim() == 2 ? 20.0 : 1.0);
+  }
+  return decoder;
+}
+
+at::Tensor ids(int64_t samples, int64_t tokens) {
+  return at::randint(31, {samples, tokens}, at::kLong);
+}
+
+std::vector<std::string> parameter_names(Decoder& decoder) {
+  std::vector<std::string> names;
+  for (const auto& parameter : nn::parameters_of(decoder)) {
+    names.push_back(parameter.name);
+  }
+  return names;
+}
+
+class DecoderTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(DecoderTest, LossIsTheSumOverAllTargets) {
+  const auto decoder = make(GetParam());
+  const auto x = ids(3, 7), y = ids(3, 7);
+  const auto loss = decoder->loss(x, y);
+  const auto expected = at::cross_entropy_loss(
+      decoder->forward(x).view({-1, 31}), y.view({-1}), {}, at::Reduction::Sum);
+  EXPECT_EQ(loss.weight.item<double>(), 21.0);
+  EXPECT_NEAR(loss.sum.item<double>(), expected.item<double>(), 1e-10);
+}
+
+TEST_P(DecoderTest, GradientsOfEveryParameterAreThoseOfDifferences) {
+  const auto decoder = make(GetParam());
+  const auto x = ids(2, 5), y = ids(2, 5);
+  const auto value = [&] { return decoder->loss(x, y).sum; };
+  torch::autograd::backward({value()});
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : nn::parameters_of(*decoder)) {
+    const auto direction = at::randn_like(parameter.tensor);
+    const auto at_distance = [&](double step) {
+      parameter.tensor.add_(direction, step);
+      const double found = value().item<double>();
+      parameter.tensor.sub_(direction, step);
+      return found;
+    };
+    constexpr double kStep = 1e-6;
+    const double slope =
+        (at_distance(kStep) - at_distance(-kStep)) / (2 * kStep);
+    const double expected =
+        (parameter.tensor.grad() * direction).sum().item<double>();
+    EXPECT_NEAR(slope, expected, 1e-4 * std::max(1.0, std::abs(expected)))
+        << parameter.name;
+  }
+}
+
+TEST_P(DecoderTest, GreedyGenerationIsTheSameWithAndWithoutCache) {
+  const auto decoder = make(GetParam());
+  const std::vector<int64_t> prompt = {3, 14, 15, 9};
+  const auto tokens =
+      generate(*decoder, prompt, {.max_new_tokens = 8, .temperature = 0.0});
+  ASSERT_EQ(tokens.size(), 8u);
+  auto all = prompt;
+  for (const int64_t token : tokens) {
+    const at::NoGradGuard no_grad;
+    const auto logits =
+        decoder->forward(at::tensor(all, at::kLong).unsqueeze(0));
+    EXPECT_EQ(logits.select(1, -1).argmax().item<int64_t>(), token);
+    all.push_back(token);
+  }
+}
+
+TEST_P(DecoderTest, RunsInBfloat16) {
+  const auto decoder = make(GetParam(), at::kBFloat16);
+  const auto loss = decoder->loss(ids(2, 5), ids(2, 5));
+  torch::autograd::backward({loss.sum});
+  EXPECT_TRUE(std::isfinite(loss.sum.item<double>()));
+  for (const auto& parameter : nn::parameters_of(*decoder)) {
+    EXPECT_EQ(parameter.tensor.grad().scalar_type(), at::kBFloat16);
+  }
+}
+
+TEST_P(DecoderTest, RefusesMoreThanMaxSeq) {
+  const auto decoder = make(GetParam());
+  EXPECT_NO_THROW(decoder->forward(ids(1, 16)));
+  EXPECT_THROW(decoder->forward(ids(1, 17)), tessera::Error);
+}
+
+TEST_P(DecoderTest, EveryParameterHasAPlaceOfItsOwnInTheFolder) {
+  const auto decoder = make(GetParam());
+  std::set<std::string> places;
+  for (const auto& name : parameter_names(*decoder)) {
+    const auto source = hugging_face_source(GetParam(), name);
+    places.insert(source.tensor + "#" + std::to_string(source.part));
+  }
+  EXPECT_EQ(places.size(), parameter_names(*decoder).size());
+}
+
+TEST_P(DecoderTest, ConfigJsonReadsBackTheSame) {
+  HuggingFaceConfig config{.model = small(GetParam()),
+                           .dtype = at::kBFloat16,
+                           .bos_token = 1,
+                           .eos_tokens = {2, 3}};
+  config.model.rope_theta = GetParam() == "gpt2" ? 10000.0 : 12345.5;
+  const auto back =
+      parse_hugging_face_config(hugging_face_config_json(config), "text");
+  EXPECT_EQ(hugging_face_config_json(back), hugging_face_config_json(config));
+  EXPECT_EQ(back.model.kv_heads, config.model.kv_heads);
+  EXPECT_EQ(back.model.rope_theta, config.model.rope_theta);
+  EXPECT_EQ(back.dtype, at::kBFloat16);
+  EXPECT_EQ(back.bos_token, 1);
+  EXPECT_THAT(back.eos_tokens, testing::ElementsAre(2, 3));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, DecoderTest,
+                         testing::Values("gpt2", "llama", "qwen2", "qwen3"),
+                         [](const auto& info) { return info.param; });
+
+TEST(Decoder, NamesAreOurOwn) {
+  Decoder decoder(small("qwen3"));
+  EXPECT_THAT(
+      parameter_names(decoder),
+      testing::IsSupersetOf(
+          {"embed.tokens.weight", "blocks.1.attention_norm.weight",
+           "blocks.1.attention.q.weight", "blocks.1.attention.k_norm.weight",
+           "blocks.0.mlp.gate.weight", "final_norm.weight"}));
+}
+
+// GPT-2's published sizes: 124,439,808 parameters.
+TEST(Decoder, CountsTheParametersOfGpt2) {
+  ModelConfig config;
+  config.family = "gpt2";
+  config.layers = 12;
+  config.hidden = 768;
+  config.heads = 12;
+  config.vocab = 50257;
+  config.max_seq = 1024;
+  EXPECT_EQ(num_parameters(config), 124439808);
+  // 12 layers of 12 * 768^2 weights, and the tied head.
+  const int64_t multiplied = 12 * 12 * 768 * 768 + 50257 * 768;
+  EXPECT_EQ(flops_per_token(config, 1024),
+            6 * multiplied + 12 * 12 * 12 * 64 * 1024);
+}
+
+TEST(Decoder, UnknownFamiliesAreRefused) {
+  ModelConfig config = small("llama");
+  config.family = "mixtral";
+  EXPECT_THROW(Decoder{config}, tessera::Error);
+}
+
+TEST(Generate, TheSameSeedGivesTheSameTextAndOptionsNarrowIt) {
+  const auto decoder = make("llama");
+  const std::vector<int64_t> prompt = {1, 2, 3};
+  const auto text = [&](GenerateOptions options) {
+    options.max_new_tokens = 10;
+    return generate(*decoder, prompt, options);
+  };
+  const auto greedy = text({.temperature = 0.0});
+  EXPECT_EQ(text({.temperature = 5.0, .seed = 4}),
+            text({.temperature = 5.0, .seed = 4}));
+  EXPECT_NE(text({.temperature = 5.0, .seed = 4}),
+            text({.temperature = 5.0, .seed = 5}));
+  EXPECT_EQ(text({.temperature = 5.0, .top_k = 1}), greedy);
+  EXPECT_EQ(text({.temperature = 5.0, .top_p = 1e-9}), greedy);
+  for (const int64_t id : text({.temperature = 100.0, .num_tokens = 4})) {
+    EXPECT_LT(id, 4);
+  }
+}
+
+TEST(Generate, EndsAtAStopTokenAtMaxSeqAndWhenTold) {
+  const auto decoder = make("gpt2");
+  const std::vector<int64_t> prompt = {1, 2, 3};
+  const auto greedy =
+      generate(*decoder, prompt, {.max_new_tokens = 100, .temperature = 0.0});
+  EXPECT_EQ(greedy.size(), 13u);  // max_seq 16
+  const auto stopped = generate(
+      *decoder, prompt,
+      {.max_new_tokens = 100, .temperature = 0.0, .stop_tokens = {greedy[4]}});
+  EXPECT_LE(stopped.size(), 4u);
+  const auto told =
+      generate(*decoder, prompt, {.temperature = 0.0},
+               [count = 0](int64_t) mutable { return ++count < 3; });
+  EXPECT_EQ(told.size(), 3u);
+}
+
+// The draws follow the distribution of the first logits.
+TEST(Generate, DrawsFollowTheProbabilities) {
+  const auto decoder = make("llama");
+  const std::vector<int64_t> prompt = {7};
+  const at::NoGradGuard no_grad;
+  const auto p = at::softmax(
+      decoder->forward(at::tensor({7}, at::kLong).unsqueeze(0))[0][0] / 20.0,
+      0);
+  constexpr int64_t kDraws = 2000;
+  auto counts = at::zeros({31}, at::kDouble);
+  for (int64_t seed = 0; seed < kDraws; ++seed) {
+    const auto tokens = generate(*decoder, prompt,
+                                 {.max_new_tokens = 1,
+                                  .temperature = 20.0,
+                                  .seed = static_cast<uint64_t>(seed)});
+    counts[tokens.at(0)] += 1;
+  }
+  const auto sigma = (p * (1 - p) * kDraws).sqrt();
+  EXPECT_TRUE(
+      ((counts - p * kDraws).abs() <= 5 * sigma + 1).all().item<bool>());
+}
+
+TEST(Generate, RefusesWhatCannotBe) {
+  const auto decoder = make("llama");
+  EXPECT_THROW(generate(*decoder, {}, {}), tessera::Error);
+  EXPECT_THROW(generate(*decoder, std::vector<int64_t>(16, 1), {}),
+               tessera::Error);
+  EXPECT_THROW(generate(*decoder, {1}, {.temperature = -1.0}), tessera::Error);
+  EXPECT_THROW(generate(*decoder, {1}, {.top_p = 0.0}), tessera::Error);
+}
+
+TEST(HuggingFaceSource, BoxesOfAConv1dAreTurnedAndOffset) {
+  const auto v = hugging_face_source("gpt2", "blocks.11.attention.v.weight");
+  EXPECT_EQ(v.tensor, "transformer.h.11.attn.c_attn.weight");
+  EXPECT_THAT(v.stored_shape({6, 6}), testing::ElementsAre(6, 18));
+  const mesh::Box stored = v.stored_box({{2, 1}, {3, 4}}, {6, 6});
+  EXPECT_EQ(stored, (mesh::Box{{1, 14}, {4, 3}}));
+  const auto bias = hugging_face_source("gpt2", "blocks.11.attention.k.bias");
+  EXPECT_THAT(bias.stored_shape({6}), testing::ElementsAre(18));
+  EXPECT_EQ(bias.stored_box({{2}, {3}}, {6}), (mesh::Box{{8}, {3}}));
+}
+
+struct BadConfig {
+  std::string name;
+  std::string json;
+  std::string named;  // in the message
+};
+
+class BadConfigTest : public testing::TestWithParam<BadConfig> {};
+
+TEST_P(BadConfigTest, IsRefusedByName) {
+  try {
+    parse_hugging_face_config(GetParam().json, "config.json");
+    FAIL() << "was accepted";
+  } catch (const tessera::Error& error) {
+    EXPECT_THAT(error.what_without_backtrace(),
+                testing::HasSubstr(GetParam().named));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, BadConfigTest,
+    testing::Values(
+        BadConfig{"no_object", "[]", "object"},
+        BadConfig{"no_type", "{}", "model_type"},
+        BadConfig{"no_size", R"({"model_type": "gpt2", "vocab_size": 5})",
+                  "n_layer"},
+        BadConfig{"negative_size",
+                  R"({"model_type": "gpt2", "vocab_size": -5})", "vocab_size"},
+        BadConfig{"broken_size", R"({"model_type": "gpt2", "vocab_size": 5.5})",
+                  "vocab_size"},
+        BadConfig{"huge_size", R"({"model_type": "gpt2", "vocab_size": 1e30})",
+                  "vocab_size"},
+        BadConfig{
+            "too_large",
+            R"({"model_type": "gpt2", "vocab_size": 4611686018427387904})",
+            "vocab_size"},
+        BadConfig{"not_json", "{\"model_type\": ", "config.json"}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera::models

@@ -1,0 +1,93 @@
+#include "tessera/nn/attention.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/core/error.h"
+
+namespace tessera::nn {
+namespace {
+
+std::shared_ptr<Linear> make_linear(int64_t in, int64_t out, bool bias,
+                                    double init_std) {
+  return std::make_shared<Linear>(LinearOptions{in, out, bias, init_std});
+}
+
+// Appends k and v (B, T, K, E) to the cache; they become all that it holds.
+void append(KvCache& cache, at::Tensor& k, at::Tensor& v) {
+  const int64_t tokens = k.size(1);
+  TS_CHECK(cache.length + tokens <= cache.capacity,
+           "attention: the cache has room for ", cache.capacity,
+           " tokens and is asked to hold ", cache.length + tokens, ".");
+  if (!cache.keys.defined()) {
+    auto shape = k.sizes().vec();
+    shape[1] = cache.capacity;
+    cache.keys = at::empty(shape, k.options().requires_grad(false));
+    cache.values = at::empty_like(cache.keys);
+  }
+  cache.keys.narrow(1, cache.length, tokens).copy_(k);
+  cache.values.narrow(1, cache.length, tokens).copy_(v);
+  cache.length += tokens;
+  k = cache.keys.narrow(1, 0, cache.length);
+  v = cache.values.narrow(1, 0, cache.length);
+}
+
+}  // namespace
+
+Attention::Attention(const AttentionOptions& options)
+    : head_dim_(options.head_dim) {
+  const int64_t q_width = options.heads * options.head_dim;
+  const int64_t kv_width = options.kv_heads * options.head_dim;
+  q_ = register_module("q", make_linear(options.width, q_width,
+                                        options.qkv_bias, options.init_std));
+  k_ = register_module("k", make_linear(options.width, kv_width,
+                                        options.qkv_bias, options.init_std));
+  v_ = register_module("v", make_linear(options.width, kv_width,
+                                        options.qkv_bias, options.init_std));
+  o_ =
+      register_module("o", make_linear(q_width, options.width, options.out_bias,
+                                       options.out_init_std));
+  if (options.qk_norm) {
+    const auto norm = [&] {
+      return std::make_shared<Norm>(NormKind::kRmsNorm, options.head_dim,
+                                    options.norm_eps);
+    };
+    q_norm_ = register_module("q_norm", norm());
+    k_norm_ = register_module("k_norm", norm());
+  }
+}
+
+at::Tensor Attention::forward(const at::Tensor& x, const Rotation& rotation,
+                              KvCache* cache) const {
+  const int64_t samples = x.size(0), tokens = x.size(1);
+  // The flash kernel divides by the length: it must not see an empty batch.
+  TS_CHECK(samples > 0 && tokens > 0, "attention: an empty batch ", x.sizes());
+  const auto heads_of = [&](const at::Tensor& y) {
+    return y.view({samples, tokens, -1, head_dim_});
+  };
+  at::Tensor q = heads_of(q_->forward(x));  // (B, T, H, E)
+  at::Tensor k = heads_of(k_->forward(x));  // (B, T, K, E)
+  at::Tensor v = heads_of(v_->forward(x));
+  if (q_norm_) {
+    q = q_norm_->forward(q);
+    k = k_norm_->forward(k);
+  }
+  if (rotation) {
+    q = rotate(q, rotation);
+    k = rotate(k, rotation);
+  }
+  const int64_t past = cache ? cache->length : 0;
+  if (cache) append(*cache, k, v);
+  // is_causal aligns the first query with the first key, so it serves without
+  // a past; a single query after a past sees every key.
+  TS_CHECK(past == 0 || tokens == 1,
+           "attention: a cache that is not empty takes one token at a time, "
+           "not ",
+           tokens, ".");
+  const at::Tensor y = at::scaled_dot_product_attention(
+      q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+      /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/past == 0,
+      /*scale=*/{}, /*enable_gqa=*/q.size(2) != k.size(2));
+  return o_->forward(y.transpose(1, 2).reshape({samples, tokens, -1}));
+}
+
+}  // namespace tessera::nn

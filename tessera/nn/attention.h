@@ -1,0 +1,63 @@
+// Causal self-attention with grouped query heads.
+//
+// Shapes: x: (B, T, D); q: (B, T, H, E); k, v: (B, T, K, E) with K dividing H:
+//         query head h reads key/value head h / (H / K). H * E need not be D.
+// Kernel: at::scaled_dot_product_attention, which takes flash attention on the
+//         CPU and the GPU: memory grows with T, not with its square.
+// Cache:  with a KvCache the T tokens follow those already in it; the cache
+//         keeps their keys and values. For generation, without autograd.
+// Comm:   none. Heads are counted from the local weights, so a rank that holds
+//         a share of the heads runs the same code.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "tessera/nn/blocks.h"
+#include "tessera/nn/rotary.h"
+
+namespace tessera::nn {
+
+struct AttentionOptions {
+  int64_t width = 0;  // D
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  bool qkv_bias = false;
+  bool out_bias = false;
+  bool qk_norm =
+      false;  // RMSNorm over each head of q and of k, before rotation
+  double norm_eps = 1e-6;
+  double init_std = 0.02;
+  double out_init_std = 0.02;
+};
+
+// Keys and values of one layer. Room for `capacity` tokens is made at the first
+// use.
+struct KvCache {
+  int64_t capacity = 0;
+  int64_t length = 0;
+  at::Tensor keys{};  // (B, capacity, K, E)
+  at::Tensor values{};
+};
+
+class Attention : public Block {
+ public:
+  explicit Attention(const AttentionOptions& options);
+  // An empty `rotation` leaves positions to the embedding.
+  at::Tensor forward(const at::Tensor& x, const Rotation& rotation,
+                     KvCache* cache = nullptr) const;
+
+ private:
+  int64_t head_dim_;
+  std::shared_ptr<Linear> q_;
+  std::shared_ptr<Linear> k_;
+  std::shared_ptr<Linear> v_;
+  std::shared_ptr<Linear> o_;
+  std::shared_ptr<Norm> q_norm_;
+  std::shared_ptr<Norm> k_norm_;
+};
+
+}  // namespace tessera::nn

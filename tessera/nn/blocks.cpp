@@ -1,0 +1,96 @@
+#include "tessera/nn/blocks.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/nn/detail/cpu_kernels.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+class RmsNorm : public torch::autograd::Function<RmsNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, double eps) {
+    const at::Tensor rows = x.contiguous().view({-1, x.size(-1)});
+    const auto [y, inverse_rms] = detail::rms_norm_forward(rows, weight, eps);
+    ctx->save_for_backward({x, weight, inverse_rms});
+    return y.view(x.sizes());
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const auto& x = saved[0];
+    const auto rows_of = [](const at::Tensor& t) {
+      return t.contiguous().view({-1, t.size(-1)});
+    };
+    const auto [dx, dweight] = detail::rms_norm_backward(
+        rows_of(gradients[0]), rows_of(x), saved[1], saved[2]);
+    return {dx.view(x.sizes()), dweight, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+Linear::Linear(const LinearOptions& options)
+    : weight_(declare_parameter("weight", {options.out, options.in},
+                                Init::normal(options.init_std))) {
+  if (options.bias) {
+    bias_ = declare_parameter("bias", {options.out}, Init::zeros());
+  }
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  return at::linear(x, weight_, bias_);
+}
+
+Embedding::Embedding(int64_t rows, int64_t width, double init_std)
+    : weight_(
+          declare_parameter("weight", {rows, width}, Init::normal(init_std))) {}
+
+at::Tensor Embedding::forward(const at::Tensor& ids) const {
+  return at::embedding(weight_, ids);
+}
+
+Norm::Norm(NormKind kind, int64_t width, double eps)
+    : kind_(kind),
+      eps_(eps),
+      weight_(declare_parameter("weight", {width}, Init::ones())) {
+  if (kind_ == NormKind::kLayerNorm) {
+    bias_ = declare_parameter("bias", {width}, Init::zeros());
+  }
+}
+
+at::Tensor Norm::forward(const at::Tensor& x) const {
+  if (kind_ == NormKind::kLayerNorm) {
+    return at::layer_norm(x, weight_.sizes(), weight_, bias_, eps_);
+  }
+  if (!x.is_cpu()) return at::rms_norm(x, weight_.sizes(), weight_, eps_);
+  return RmsNorm::apply(x, weight_, eps_);
+}
+
+Mlp::Mlp(const MlpOptions& options) : kind_(options.kind) {
+  const LinearOptions in{options.width, options.hidden, options.bias,
+                         options.init_std};
+  if (kind_ == MlpKind::kSwiGlu) {
+    gate_ = register_module("gate", std::make_shared<Linear>(in));
+  }
+  up_ = register_module("up", std::make_shared<Linear>(in));
+  down_ = register_module("down", std::make_shared<Linear>(LinearOptions{
+                                      options.hidden, options.width,
+                                      options.bias, options.out_init_std}));
+}
+
+at::Tensor Mlp::forward(const at::Tensor& x) const {
+  const at::Tensor up = up_->forward(x);  // (B, T, F)
+  if (kind_ == MlpKind::kGelu) {
+    return down_->forward(at::gelu(up, "tanh"));
+  }
+  return down_->forward(at::silu(gate_->forward(x)) * up);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,93 @@
+// The blocks that a decoder is made of.
+//
+// Shapes: B samples, T tokens of each, D model width, F width of the MLP, H
+//         query heads, K key/value heads (K divides H), E width of a head, V
+//         vocabulary. Weights are (out, in), as torch::nn::Linear has them.
+// Types:  fp64, fp32 and bf16. Norms and rotations compute in fp32 or wider.
+// Comm:   none. A strategy may give a parameter another layout and put
+//         collectives around a block; a block uses the sizes it finds.
+// Threads: a block belongs to one thread at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/nn/parameter.h"
+
+namespace tessera::nn {
+
+struct LinearOptions {
+  int64_t in = 0;
+  int64_t out = 0;
+  bool bias = false;
+  double init_std = 0.02;
+};
+
+// y = x W^T + b. x: (..., in), y: (..., out).
+class Linear : public Block {
+ public:
+  explicit Linear(const LinearOptions& options);
+  at::Tensor forward(const at::Tensor& x) const;
+  const at::Tensor& weight() const { return weight_; }
+
+ private:
+  at::Tensor weight_;  // (out, in)
+  at::Tensor bias_;    // (out), or undefined
+};
+
+// ids: (B, T) of int64 -> (B, T, D).
+class Embedding : public Block {
+ public:
+  Embedding(int64_t rows, int64_t width, double init_std);
+  at::Tensor forward(const at::Tensor& ids) const;
+  const at::Tensor& weight() const { return weight_; }
+
+ private:
+  at::Tensor weight_;  // (rows, D)
+};
+
+enum class NormKind { kLayerNorm, kRmsNorm };
+
+// Over the last dim. LayerNorm has a bias, RMSNorm none.
+class Norm : public Block {
+ public:
+  Norm(NormKind kind, int64_t width, double eps);
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  NormKind kind_;
+  double eps_;
+  at::Tensor weight_;
+  at::Tensor bias_;
+};
+
+enum class MlpKind {
+  kGelu,    // down(gelu_tanh(up(x)))             GPT-2's gelu_new
+  kSwiGlu,  // down(silu(gate(x)) * up(x))        arXiv 2002.05202
+};
+
+struct MlpOptions {
+  MlpKind kind = MlpKind::kSwiGlu;
+  int64_t width = 0;   // D
+  int64_t hidden = 0;  // F
+  bool bias = false;
+  double init_std = 0.02;
+  double out_init_std = 0.02;  // of `down`, which writes to the residual stream
+};
+
+// x: (B, T, D) -> (B, T, D).
+class Mlp : public Block {
+ public:
+  explicit Mlp(const MlpOptions& options);
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  MlpKind kind_;
+  std::shared_ptr<Linear> gate_;  // of kSwiGlu
+  std::shared_ptr<Linear> up_;
+  std::shared_ptr<Linear> down_;
+};
+
+}  // namespace tessera::nn

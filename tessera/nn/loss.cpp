@@ -1,0 +1,84 @@
+#include "tessera/nn/loss.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/core/error.h"
+
+namespace tessera::nn {
+namespace {
+
+// Rows whose logits stay in the cache while several passes go over them.
+int64_t rows_at_once(int64_t vocab) {
+  constexpr int64_t kElements = int64_t{1} << 18;
+  return std::max<int64_t>(1, kElements / std::max<int64_t>(1, vocab));
+}
+
+// The summed loss of `logits` (N, V). With `overwrite`, the rows become the
+// gradient of that sum.
+at::Tensor summed(at::Tensor logits, const at::Tensor& targets,
+                  const at::Tensor& is_target, bool overwrite) {
+  const int64_t rows = logits.size(0), step = rows_at_once(logits.size(1));
+  const auto type =
+      logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor column = targets.masked_fill(~is_target, 0).unsqueeze(1);
+  const at::Tensor weight = is_target.to(type).unsqueeze(1);
+  at::Tensor sum = at::zeros({}, logits.options().dtype(at::kDouble));
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const int64_t count = std::min(step, rows - begin);
+    const auto part = [&](const at::Tensor& t) {
+      return t.narrow(0, begin, count);
+    };
+    at::Tensor log_p = at::log_softmax(part(logits), 1, type);
+    const at::Tensor picked = log_p.gather(1, part(column));
+    sum.sub_((picked * part(weight)).sum(at::kDouble));
+    if (overwrite) {
+      log_p.exp_().scatter_add_(1, part(column), at::full_like(picked, -1.0));
+      part(logits).copy_(log_p.mul_(part(weight)));
+    }
+  }
+  return sum;
+}
+
+class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx,
+                            const at::Tensor& logits, const at::Tensor& targets,
+                            const at::Tensor& is_target) {
+    const at::Tensor gradient = logits.detach();
+    ctx->saved_data["gradient"] = gradient;
+    return summed(gradient, targets, is_target, /*overwrite=*/true);
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* ctx,
+      const torch::autograd::variable_list& gradients) {
+    at::Tensor gradient = ctx->saved_data["gradient"].toTensor();
+    TS_CHECK(gradient.defined(),
+             "cross_entropy: its gradient was used up by a first backward; "
+             "call it again for a second one.");
+    ctx->saved_data["gradient"] = at::Tensor();
+    gradient.mul_(gradients[0]);
+    return {gradient, {}, {}};
+  }
+};
+
+}  // namespace
+
+LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets) {
+  TS_CHECK(logits.numel() / logits.size(-1) == targets.numel(),
+           "cross_entropy: logits ", logits.sizes(), " and targets ",
+           targets.sizes(), " do not belong together.");
+  TS_CHECK(targets.scalar_type() == at::kLong, "cross_entropy: targets are ",
+           targets.scalar_type(), ", not int64.");
+  const at::Tensor rows = logits.reshape({-1, logits.size(-1)});
+  const at::Tensor flat = targets.reshape({-1});
+  const at::Tensor is_target = flat != kIgnoreIndex;
+  const bool recorded = at::GradMode::is_enabled() && rows.requires_grad();
+  const at::Tensor sum =
+      recorded ? CrossEntropy::apply(rows, flat, is_target)
+               : summed(rows, flat, is_target, /*overwrite=*/false);
+  return {sum, is_target.sum().to(at::kDouble)};
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,25 @@
+// Cross-entropy as (sum, weight): whoever has all sums divides once.
+//
+// Shapes:  logits: (..., V); targets: (...) of int64; -100 is no target.
+// Types:   softmax and sum in fp32, or fp64 for fp64 logits.
+// Memory:  while gradients are recorded, `logits` is overwritten with its own
+//          gradient: give it up, or pass a clone. There is no second (N, V).
+// Errors:  a target outside [0, V) that is not -100 throws (on the CPU).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace tessera::nn {
+
+inline constexpr int64_t kIgnoreIndex = -100;
+
+struct LossSum {
+  at::Tensor sum;     // 0-dim, fp32 or fp64: summed over the target tokens
+  at::Tensor weight;  // 0-dim fp64, no gradient: their number
+};
+
+LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets);
+
+}  // namespace tessera::nn

@@ -1,0 +1,310 @@
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+
+#include "tessera/core/error.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/blocks.h"
+#include "tessera/nn/loss.h"
+#include "tessera/nn/parameter.h"
+#include "tessera/nn/rotary.h"
+
+namespace tessera::nn {
+namespace {
+
+const auto kWide = at::TensorOptions().dtype(at::kDouble);
+
+using Function = std::function<at::Tensor()>;
+
+// Compares d sum(f * weight) / d input with central differences.
+void expect_gradient(const Function& f, at::Tensor input) {
+  const at::Tensor weight = at::randn_like(f()).detach();
+  const at::Tensor gradient =
+      torch::autograd::grad({(f() * weight).sum()}, {input})[0];
+  const at::NoGradGuard no_grad;
+  const auto value = [&] { return (f() * weight).sum().item<double>(); };
+  constexpr double kStep = 1e-6;
+  double* x = input.data_ptr<double>();
+  const at::Tensor flat = gradient.contiguous().view({-1});
+  for (int64_t i = 0; i < input.numel(); ++i) {
+    const double kept = x[i];
+    x[i] = kept + kStep;
+    const double above = value();
+    x[i] = kept - kStep;
+    const double below = value();
+    x[i] = kept;
+    EXPECT_NEAR(flat[i].item<double>(), (above - below) / (2 * kStep), 1e-6)
+        << "element " << i;
+  }
+}
+
+void expect_all_gradients(torch::nn::Module& module, const Function& f,
+                          const at::Tensor& input) {
+  expect_gradient(f, input);
+  for (const auto& parameter : parameters_of(module)) {
+    SCOPED_TRACE(parameter.name);
+    expect_gradient(f, parameter.tensor);
+  }
+}
+
+template <typename T>
+void fill(T& module, uint64_t seed = 7) {
+  materialise(module, {.seed = seed, .dtype = at::kDouble});
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : parameters_of(module)) {
+    parameter.tensor.add_(at::randn_like(parameter.tensor), 0.3);
+  }
+}
+
+at::Tensor input(std::vector<int64_t> shape) {
+  return at::randn(shape, kWide).requires_grad_();
+}
+
+TEST(Linear, Gradients) {
+  Linear linear({.in = 3, .out = 4, .bias = true});
+  fill(linear);
+  const auto x = input({2, 3});
+  expect_all_gradients(linear, [&] { return linear.forward(x); }, x);
+}
+
+TEST(Norm, RmsNormIsItsFormulaAndHasItsGradients) {
+  Norm norm(NormKind::kRmsNorm, 5, 1e-5);
+  fill(norm);
+  const auto x = input({2, 3, 5});
+  const auto weight = parameters_of(norm)[0].tensor;
+  const auto expected = x * (x.pow(2).mean(-1, true) + 1e-5).rsqrt() * weight;
+  EXPECT_TRUE(at::allclose(norm.forward(x), expected, 1e-13, 1e-13));
+  expect_all_gradients(norm, [&] { return norm.forward(x); }, x);
+}
+
+TEST(Norm, LayerNormGradients) {
+  Norm norm(NormKind::kLayerNorm, 5, 1e-5);
+  fill(norm);
+  const auto x = input({2, 5});
+  expect_all_gradients(norm, [&] { return norm.forward(x); }, x);
+}
+
+TEST(Norm, Bfloat16ComputesInFloat) {
+  for (const auto kind : {NormKind::kRmsNorm, NormKind::kLayerNorm}) {
+    Norm narrow(kind, 64, 1e-5), wide(kind, 64, 1e-5);
+    materialise(narrow, {.dtype = at::kBFloat16});
+    materialise(wide, {.dtype = at::kDouble});
+    const auto x = at::randn({16, 64}).to(at::kBFloat16);
+    const auto error =
+        (narrow.forward(x).to(at::kDouble) - wide.forward(x.to(at::kDouble)))
+            .abs()
+            .max();
+    EXPECT_LT(error.item<double>(), 0.02);  // half a unit at 4 is 0.016
+  }
+}
+
+TEST(Mlp, GradientsOfBothKinds) {
+  for (const auto kind : {MlpKind::kGelu, MlpKind::kSwiGlu}) {
+    Mlp mlp({.kind = kind, .width = 3, .hidden = 5, .bias = true});
+    fill(mlp);
+    const auto x = input({2, 2, 3});
+    expect_all_gradients(mlp, [&] { return mlp.forward(x); }, x);
+  }
+}
+
+TEST(Mlp, GeluIsTheTanhForm) {
+  Mlp mlp({.kind = MlpKind::kGelu, .width = 1, .hidden = 1});
+  materialise(mlp, {.dtype = at::kDouble});
+  for (auto& parameter : parameters_of(mlp)) {
+    const at::NoGradGuard no_grad;
+    parameter.tensor.fill_(1.0);
+  }
+  const double x = 0.7;
+  const double inner = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+  EXPECT_NEAR(mlp.forward(at::full({1, 1, 1}, x, kWide)).item<double>(),
+              0.5 * x * (1 + std::tanh(inner)), 1e-15);
+}
+
+TEST(Rotary, RotatesHalvesByPositionTimesFrequency) {
+  RotaryTable table(4, 100.0);
+  const auto x = input({1, 3, 1, 4});
+  const auto y = rotate(x, table.rows(5, 3, x));
+  for (int64_t t = 0; t < 3; ++t) {
+    for (int64_t i = 0; i < 2; ++i) {
+      const double angle =
+          static_cast<double>(5 + t) * std::pow(100.0, -i / 2.0);
+      const double a = x[0][t][0][i].item<double>();
+      const double b = x[0][t][0][i + 2].item<double>();
+      EXPECT_NEAR(y[0][t][0][i].item<double>(),
+                  a * std::cos(angle) - b * std::sin(angle), 1e-14);
+      EXPECT_NEAR(y[0][t][0][i + 2].item<double>(),
+                  b * std::cos(angle) + a * std::sin(angle), 1e-14);
+    }
+  }
+}
+
+TEST(Rotary, Gradient) {
+  RotaryTable table(6, 10000.0);
+  const auto x = input({2, 3, 2, 6});
+  expect_gradient([&] { return rotate(x, table.rows(1, 3, x)); }, x);
+}
+
+TEST(Rotary, StridedInputAndGradientGiveTheSame) {
+  RotaryTable table(8, 10000.0);
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const auto x = at::randn({2, 3, 4, 8}).to(type);
+    const auto rotation = table.rows(0, 4, x);
+    const auto strided = x.transpose(1, 2).contiguous().transpose(1, 2);
+    const auto a = rotate(x.transpose(1, 2), rotation);
+    const auto b = rotate(strided.transpose(1, 2), rotation);
+    EXPECT_TRUE(at::equal(a, b));
+  }
+}
+
+struct AttentionCase {
+  std::string name;
+  AttentionOptions options;
+  bool rotary;
+};
+
+class AttentionTest : public testing::TestWithParam<AttentionCase> {
+ protected:
+  Rotation rotation(const at::Tensor& x) {
+    return GetParam().rotary ? table_.rows(0, x.size(1), x) : Rotation();
+  }
+  RotaryTable table_{GetParam().options.head_dim, 10000.0};
+};
+
+TEST_P(AttentionTest, Gradients) {
+  Attention attention(GetParam().options);
+  fill(attention);
+  const auto x = input({2, 3, GetParam().options.width});
+  expect_all_gradients(
+      attention, [&] { return attention.forward(x, rotation(x)); }, x);
+}
+
+TEST_P(AttentionTest, LaterTokensDoNotMatter) {
+  Attention attention(GetParam().options);
+  fill(attention);
+  const auto x = input({2, 5, GetParam().options.width});
+  const auto whole = attention.forward(x, rotation(x));
+  const auto start = x.narrow(1, 0, 3);
+  EXPECT_TRUE(at::allclose(whole.narrow(1, 0, 3),
+                           attention.forward(start, rotation(start)), 1e-12,
+                           1e-12));
+}
+
+TEST_P(AttentionTest, CacheGivesTheSame) {
+  const at::NoGradGuard no_grad;
+  Attention attention(GetParam().options);
+  fill(attention);
+  const auto x = input({2, 5, GetParam().options.width});
+  const auto whole = attention.forward(x, rotation(x));
+  KvCache cache{.capacity = 5};
+  const auto part = [&](int64_t begin, int64_t count) {
+    const auto tokens = x.narrow(1, begin, count);
+    const auto angles =
+        GetParam().rotary ? table_.rows(begin, count, x) : Rotation();
+    return attention.forward(tokens, angles, &cache);
+  };
+  const auto pieces = at::cat({part(0, 3), part(3, 1), part(4, 1)}, 1);
+  EXPECT_TRUE(at::allclose(whole, pieces, 1e-12, 1e-12));
+  EXPECT_THROW(part(4, 1), tessera::Error);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, AttentionTest,
+    testing::Values(AttentionCase{"gpt2",
+                                  {.width = 4,
+                                   .heads = 2,
+                                   .kv_heads = 2,
+                                   .head_dim = 2,
+                                   .qkv_bias = true,
+                                   .out_bias = true},
+                                  false},
+                    AttentionCase{
+                        "grouped",
+                        {.width = 6, .heads = 4, .kv_heads = 2, .head_dim = 2},
+                        true},
+                    AttentionCase{"one_kv_head_qk_norm_wide_heads",
+                                  {.width = 5,
+                                   .heads = 3,
+                                   .kv_heads = 1,
+                                   .head_dim = 4,
+                                   .qk_norm = true},
+                                  true}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Attention, AnEmptyBatchIsRefused) {
+  Attention attention({.width = 4, .heads = 2, .kv_heads = 2, .head_dim = 2});
+  materialise(attention, {});
+  EXPECT_THROW(attention.forward(at::empty({0, 3, 4}), {}), tessera::Error);
+  EXPECT_THROW(attention.forward(at::empty({2, 0, 4}), {}), tessera::Error);
+}
+
+TEST(CrossEntropy, SumWeightAndGradientAreThoseOfTheFormula) {
+  // Wide enough that rows go in several chunks.
+  const auto logits = at::randn({37, 20011}, kWide).requires_grad_();
+  auto targets = at::randint(20011, {37}, at::kLong);
+  targets[3] = kIgnoreIndex;
+  targets[36] = kIgnoreIndex;
+  const auto expected = at::cross_entropy_loss(
+      logits, targets, {}, at::Reduction::Sum, kIgnoreIndex);
+  const auto loss = cross_entropy(logits.clone(), targets);
+  EXPECT_EQ(loss.weight.item<double>(), 35.0);
+  EXPECT_NEAR(loss.sum.item<double>(), expected.item<double>(), 1e-9);
+  const auto ours = torch::autograd::grad({loss.sum * 0.25}, {logits})[0];
+  const auto theirs = torch::autograd::grad({expected * 0.25}, {logits})[0];
+  EXPECT_TRUE(at::allclose(ours, theirs, 1e-12, 1e-15));
+}
+
+TEST(CrossEntropy, LeavesLogitsAloneWithoutGradients) {
+  const auto logits = at::randn({4, 7});
+  const auto before = logits.clone();
+  const auto targets = at::tensor({1, 2, 3, 4}, at::kLong);
+  const auto loss = cross_entropy(logits, targets);
+  EXPECT_TRUE(at::equal(logits, before));
+  EXPECT_NEAR(loss.sum.item<double>(),
+              at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum)
+                  .item<double>(),
+              1e-5);
+}
+
+TEST(CrossEntropy, Bfloat16LogitsAreSummedInFloat) {
+  const auto logits = at::randn({64, 1000}).to(at::kBFloat16);
+  const auto targets = at::randint(1000, {64}, at::kLong);
+  const auto expected = at::cross_entropy_loss(logits.to(at::kDouble), targets,
+                                               {}, at::Reduction::Sum);
+  EXPECT_NEAR(cross_entropy(logits, targets).sum.item<double>(),
+              expected.item<double>(), 1e-5 * expected.item<double>());
+}
+
+TEST(CrossEntropy, NoTargetAtAllIsZero) {
+  const auto logits = at::randn({2, 3, 5}, kWide).requires_grad_();
+  const auto loss =
+      cross_entropy(logits.clone(), at::full({2, 3}, kIgnoreIndex, at::kLong));
+  EXPECT_EQ(loss.sum.item<double>(), 0.0);
+  EXPECT_EQ(loss.weight.item<double>(), 0.0);
+  EXPECT_EQ(
+      torch::autograd::grad({loss.sum}, {logits})[0].abs().sum().item<double>(),
+      0.0);
+}
+
+TEST(CrossEntropy, RefusesWhatDoesNotFit) {
+  const auto logits = at::randn({2, 5});
+  EXPECT_THROW(cross_entropy(logits, at::tensor({1, 2, 3}, at::kLong)),
+               tessera::Error);
+  EXPECT_ANY_THROW(cross_entropy(logits, at::tensor({1, 5}, at::kLong)));
+  EXPECT_ANY_THROW(cross_entropy(logits, at::tensor({1, -1}, at::kLong)));
+  EXPECT_THROW(cross_entropy(logits, at::tensor({1, 2}, at::kInt)),
+               tessera::Error);
+}
+
+TEST(CrossEntropy, ASecondBackwardIsRefused) {
+  const auto logits = at::randn({2, 5}).requires_grad_();
+  const auto loss =
+      cross_entropy(logits.clone(), at::tensor({1, 2}, at::kLong));
+  torch::autograd::backward({loss.sum}, {}, /*retain_graph=*/true);
+  EXPECT_THROW(torch::autograd::backward({loss.sum}), tessera::Error);
+}
+
+}  // namespace
+}  // namespace tessera::nn
