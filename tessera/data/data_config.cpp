@@ -1,0 +1,25 @@
+#include "tessera/data/data_config.h"
+
+namespace tessera::data {
+
+void DataConfig::declare(config::Section& section) {
+  section.key("train", train, "files to train on: paths, folders or globs");
+  section.key("valid", valid,
+              "files to validate on: paths, folders or globs; none: no "
+              "validation");
+  section.key("format", format, "of the files; auto: told by their contents")
+      .one_of({"auto", "text", "tokens_u16", "tokens_u32", "llmc", "megatron"});
+  section.key("tokenizer", tokenizer,
+              "tokenizer.json, or a folder with it; none: one is trained on "
+              "the text");
+  section.key("seq_len", seq_len, "tokens of a sample")
+      .at_least(1)
+      .at_most(1 << 24);
+  section.key("shuffle", shuffle,
+              "samples in an order drawn from the seed, else as they lie");
+  section.key("reader", reader, "which ranks of a group read the files")
+      .one_of({"every", "first"})
+      .not_built({"first"}, "reading by the first rank of a group", "every");
+}
+
+}  // namespace tessera::data

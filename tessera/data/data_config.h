@@ -1,0 +1,23 @@
+// The section data of the configuration.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/core/config.h"
+
+namespace tessera::data {
+
+struct DataConfig {
+  std::vector<std::string> train = {};  // paths or globs; a run needs one
+  std::vector<std::string> valid = {};  // none: no validation
+  std::string format = "auto";
+  std::string tokenizer = "";  // tokenizer.json; "": one is trained on the text
+  int64_t seq_len = 256;
+  bool shuffle = true;
+  std::string reader = "every";
+  void declare(config::Section& section);
+};
+
+}  // namespace tessera::data

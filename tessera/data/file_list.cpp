@@ -1,0 +1,117 @@
+#include "tessera/data/file_list.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tessera/core/error.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool has_wildcard(const std::string& text) {
+  return text.find_first_of("*?[") != std::string::npos;
+}
+
+bool is_hidden(const fs::path& path) {
+  return path.filename().string().starts_with('.');
+}
+
+std::vector<fs::path> sorted_entries(const fs::path& folder) {
+  std::error_code error;
+  std::vector<fs::path> entries;
+  for (fs::directory_iterator entry(folder, error), end; entry != end;
+       entry.increment(error)) {
+    if (!is_hidden(entry->path())) entries.push_back(entry->path());
+  }
+  TS_CHECK_IO(!error, folder.string(), ": cannot be listed: ", error.message());
+  std::sort(entries.begin(), entries.end());
+  return entries;
+}
+
+// Links to folders are not followed below a folder: they may lead in circles.
+bool is_real_folder(const fs::path& path) {
+  return fs::is_directory(fs::symlink_status(path));
+}
+
+bool has_content(const fs::path& path) {
+  return fs::is_regular_file(path) && fs::file_size(path) > 0;
+}
+
+void add_folder(const fs::path& folder, std::vector<std::string>& files) {
+  for (const fs::path& entry : sorted_entries(folder)) {
+    if (is_real_folder(entry)) {
+      add_folder(entry, files);
+    } else if (has_content(entry)) {
+      files.push_back(entry.string());
+    }
+  }
+}
+
+using Parts = fs::path::const_iterator;
+
+// Files under `base` that the parts of a glob from `part` on lead to.
+void add_matches(const fs::path& base, Parts part, Parts end,
+                 std::vector<std::string>& files) {
+  if (part == end) {
+    if (has_content(base)) files.push_back(base.string());
+    return;
+  }
+  const std::string name = part->string();
+  const Parts rest = std::next(part);
+  if (!has_wildcard(name)) {
+    const fs::path next = base.empty() ? *part : base / *part;
+    if (fs::exists(next)) add_matches(next, rest, end, files);
+    return;
+  }
+  const fs::path folder = base.empty() ? fs::path(".") : base;
+  if (!fs::is_directory(folder)) return;
+  if (name == "**") add_matches(base, rest, end, files);
+  for (const fs::path& entry : sorted_entries(folder)) {
+    const fs::path next = base / entry.filename();
+    if (name == "**") {
+      if (is_real_folder(next)) add_matches(next, part, end, files);
+    } else if (::fnmatch(name.c_str(), entry.filename().c_str(), 0) == 0) {
+      add_matches(next, rest, end, files);
+    }
+  }
+}
+
+std::vector<std::string> expand(const std::string& pattern) {
+  std::vector<std::string> files;
+  if (fs::is_directory(pattern)) {
+    add_folder(pattern, files);
+  } else if (fs::exists(pattern) || !has_wildcard(pattern)) {
+    if (fs::exists(pattern)) files.push_back(pattern);
+  } else {
+    const fs::path path(pattern);
+    add_matches({}, path.begin(), path.end(), files);
+    // A file may be reached in several ways where ** is there twice.
+    std::sort(files.begin(), files.end());
+    files.erase(std::unique(files.begin(), files.end()), files.end());
+  }
+  return files;
+}
+
+}  // namespace
+
+std::vector<std::string> expand_paths(const std::vector<std::string>& patterns,
+                                      const std::string& key) {
+  std::vector<std::string> files;
+  for (const std::string& pattern : patterns) {
+    const std::vector<std::string> found = expand(pattern);
+    TS_CHECK_CONFIG(!found.empty(), key, ": '", pattern, "' ",
+                    fs::is_directory(pattern) ? "has no file with content."
+                    : has_wildcard(pattern)   ? "matches no file with content."
+                                              : "does not exist.",
+                    " The current folder is ", fs::current_path().string(),
+                    ".");
+    files.insert(files.end(), found.begin(), found.end());
+  }
+  return files;
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,20 @@
+// From the paths, folders and globs of a configuration to files.
+//
+// Globs: * ? [abc] within a name; ** for any number of folders.
+// Order: as listed; what one glob or folder gives is sorted by name, so that it
+//        is the same on every rank. Of a folder all files are taken, also those
+//        in folders below it; names that begin with a dot are passed over,
+//        and so are empty files unless they are named.
+// Errors: TS_CHECK_CONFIG names the pattern that matches no file.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::data {
+
+// `key` is the configuration's, for messages: "data.train".
+std::vector<std::string> expand_paths(const std::vector<std::string>& patterns,
+                                      const std::string& key);
+
+}  // namespace tessera::data

@@ -1,0 +1,37 @@
+// What tells ranks that they read the same files: size and XXH3 of each.
+//
+// Comm: compare_across() gathers 8 bytes a rank; where they differ, the lists.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group.h"
+#include "tessera/core/files.h"
+
+namespace tessera::data {
+
+struct FileFingerprint {
+  std::string path;
+  int64_t bytes = 0;
+  uint64_t xxh3 = 0;  // 64 bits, of the whole file
+  bool operator==(const FileFingerprint& other) const = default;
+};
+
+FileFingerprint fingerprint_of(const MappedFile& file);
+FileFingerprint fingerprint_of(const std::string& name,
+                               const std::string& content);
+
+// "" when the lists of all ranks agree in sizes and hashes (paths may differ),
+// else what differs first, between which ranks. `ranks[i]` is the global rank
+// of `lists[i]`. REQUIRES: at least one list.
+std::string difference(const std::vector<std::vector<FileFingerprint>>& lists,
+                       const std::vector<int64_t>& ranks);
+
+// Every rank of the group calls this with the files that it reads. TS_CHECK_IO
+// on every rank, with the same words, when they differ.
+void compare_across(comm::Group& group,
+                    const std::vector<FileFingerprint>& files);
+
+}  // namespace tessera::data

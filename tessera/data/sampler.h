@@ -1,0 +1,66 @@
+// Which samples a step takes: a pure function of (seed, step), without a state.
+//
+// A sample is seq_len + 1 tokens: its inputs and, shifted by one, its targets.
+// Sample k begins at token k * seq_len, so that neighbours share one token and
+// every token but the first is a target once.
+// Order:  position p = step * global_batch + i of the run is sample p mod n of
+//         epoch p div n. With shuffle, an epoch's samples are permuted by
+//         (seed, epoch): each comes once, on whatever mesh. Nothing is stored.
+// Resume: the step is all that there is to remember.
+// Errors: TS_CHECK_CONFIG where the data has no whole sample.
+// Source: the permutation is a Feistel network with cycle walking: Black and
+//         Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera::data {
+
+// A bijection of 0 .. size-1, keyed by (seed, epoch), in a few words of memory.
+class Permutation {
+ public:
+  Permutation(uint64_t size, uint64_t seed, uint64_t epoch);
+  // REQUIRES: i < size.
+  uint64_t operator()(uint64_t i) const;
+
+ private:
+  static constexpr int kRounds = 8;
+  uint64_t size_;
+  int half_bits_;
+  std::array<uint64_t, kRounds> keys_;
+};
+
+struct SamplerOptions {
+  int64_t seq_len = 256;
+  int64_t global_batch = 8;  // samples a step, over all ranks
+  bool shuffle = true;
+  uint64_t seed = 0;
+};
+
+class Sampler {
+ public:
+  // `num_tokens`: of the data; `name`: "data.train", for messages.
+  Sampler(int64_t num_tokens, const SamplerOptions& options,
+          const std::string& name = "data");
+
+  int64_t num_samples() const { return num_samples_; }
+  const SamplerOptions& options() const { return options_; }
+  int64_t first_token(int64_t sample) const {
+    return sample * options_.seq_len;
+  }
+
+  // Of all ranks, in order. Steps count from 0.
+  std::vector<int64_t> sample_indices(int64_t step) const;
+  // Of samples first .. first + count - 1 of the step's batch.
+  std::vector<int64_t> sample_indices(int64_t step, int64_t first,
+                                      int64_t count) const;
+
+ private:
+  SamplerOptions options_;
+  int64_t num_samples_;
+};
+
+}  // namespace tessera::data

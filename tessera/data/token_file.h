@@ -1,0 +1,62 @@
+// One file of token ids, memory-mapped, and checked before it is used.
+//
+// Formats: tokens_u16, tokens_u32   ids alone, little-endian (nanoGPT's .bin)
+//          llmc                     header of 1,024 bytes: 20240520 (u16), or
+//                                   20240801 (u32), version, count
+//          megatron                 .bin with ids and .idx with MMIDIDX
+// Checked: the header's sizes against the file's, and every id once against the
+//          vocabulary, at about the speed of reading the file.
+// Errors:  TS_CHECK_IO names the file, the place, the value and the rule;
+//          TS_CHECK_CONFIG an empty file.
+// Threads: any may read.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "tessera/core/files.h"
+#include "tessera/data/fingerprint.h"
+#include "tessera/data/token_ids.h"
+
+namespace tessera::data {
+
+// "text" or one of the formats above, told by the file's name and first bytes:
+// llm.c's by its header, Megatron's by the .idx beside the file, ids alone by
+// .bin, .u16 and .u32; everything else is text.
+std::string detect_format(const std::string& path);
+
+class TokenFile {
+ public:
+  // `format`: as above, auto, or cache (see token_stream.h). For megatron
+  // `path` may be the .bin, the .idx, or what both begin with.
+  TokenFile(const std::string& path, const std::string& format,
+            int64_t vocab_size);
+
+  const std::string& path() const { return file_.path(); }
+  const std::string& format() const { return format_; }
+  int64_t size() const { return ids_.count; }  // tokens
+  // Of Megatron's files; 0: the format does not tell.
+  int64_t num_documents() const { return num_documents_; }
+
+  // Tokens first .. first + out.size() - 1. REQUIRES: they are in the file.
+  void read(int64_t first, std::span<int64_t> out) const;
+
+  // Of the file, and of Megatron's .idx.
+  const std::vector<FileFingerprint>& fingerprints() const {
+    return fingerprints_;
+  }
+
+ private:
+  void check_ids() const;
+  [[noreturn]] void refuse_id(int64_t place, const std::string& hint) const;
+
+  MappedFile file_;
+  std::string format_;
+  TokenIds ids_;
+  int64_t num_documents_ = 0;
+  int64_t vocab_size_ = 0;
+  std::vector<FileFingerprint> fingerprints_;
+};
+
+}  // namespace tessera::data

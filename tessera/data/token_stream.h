@@ -1,0 +1,58 @@
+// The tokens of a training or validation set: its files, one behind the other.
+//
+// Text is tokenized once, before ranks open it, into a cache file whose name
+// tells the texts and the tokenizer; a cache that is damaged is made anew.
+// Where the tokenizer has a token that ends a document, it stands between two
+// texts.
+// Use:     one rank of each host: prepare_tokens(source); all of them, when it
+//          has returned: open_tokens(source).
+// Errors:  as token_file.h; TS_CHECK_CONFIG where text comes without a
+//          tokenizer, the tokenizer has more ids than the model, files of text
+//          and of tokens are mixed, or a text is empty.
+// Threads: any may read.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/data/token_file.h"
+#include "tessera/data/tokenizer.h"
+
+namespace tessera::data {
+
+struct TokenSource {
+  std::vector<std::string> paths;  // of files: see expand_paths()
+  std::string format = "auto";
+  int64_t vocab_size = 0;                // of the model
+  const Tokenizer* tokenizer = nullptr;  // for text
+  std::string cache_folder = "";         // for tokenized text
+  int64_t threads = 0;                   // that tokenize; 0: all cores
+};
+
+class TokenStream {
+ public:
+  // REQUIRES: at least one file.
+  TokenStream(std::vector<TokenFile> files,
+              std::vector<FileFingerprint> fingerprints);
+
+  int64_t size() const { return starts_.back(); }  // tokens
+  // Tokens first .. first + out.size() - 1. REQUIRES: the stream has them.
+  void read(int64_t first, std::span<int64_t> out) const;
+
+  const std::vector<TokenFile>& files() const { return files_; }
+  // Of the files that the user named, and of the tokenizer of text.
+  const std::vector<FileFingerprint>& fingerprints() const {
+    return fingerprints_;
+  }
+
+ private:
+  std::vector<TokenFile> files_;
+  std::vector<int64_t> starts_;  // of each file, and the end of the last
+  std::vector<FileFingerprint> fingerprints_;
+};
+
+// Tokenizes what is text and has no cache yet; else does nothing.
+void prepare_tokens(const TokenSource& source);
+TokenStream open_tokens(const TokenSource& source);
+
+}  // namespace tessera::data
