@@ -1,0 +1,151 @@
+#include "tessera/parallel/data/distributed_data_parallel.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <vector>
+
+#include "tessera/core/error.h"
+
+namespace tessera::parallel::data {
+namespace {
+
+std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
+  std::vector<NamedParameter> parameters;
+  for (const auto& item : module.named_parameters()) {
+    parameters.push_back({item.key(), item.value()});
+  }
+  return parameters;
+}
+
+std::string join_names(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < kShown; ++i) {
+    text += (i == 0 ? "" : ", ") + names[i];
+  }
+  if (names.size() > kShown) {
+    text += " and " + std::to_string(names.size() - kShown) + " more";
+  }
+  return text;
+}
+
+// FNV-1a of names, shapes and dtypes: equal on ranks with the same module.
+int64_t fingerprint(const std::vector<NamedParameter>& parameters) {
+  uint64_t hash = 14695981039346656037u;
+  for (const auto& [name, parameter] : parameters) {
+    for (unsigned char byte :
+         c10::str(name, parameter.sizes(), parameter.scalar_type(), ";")) {
+      hash = (hash ^ byte) * 1099511628211u;
+    }
+  }
+  return static_cast<int64_t>(hash);
+}
+
+}  // namespace
+
+DataParallelCore::DataParallelCore(torch::nn::Module& module,
+                                   comm::Group& group,
+                                   const DataParallelOptions& options)
+    : module_(module), group_(group), options_(options) {
+  require_same_parameters();
+  broadcast_state();
+  reducer_ = std::make_unique<GradientReducer>(
+      parameters_of(module), group,
+      ReducerOptions{.bucket_bytes = options.bucket_bytes,
+                     .overlap = options.overlap,
+                     .mean = true});
+}
+
+void DataParallelCore::require_same_parameters() const {
+  const auto parameters = parameters_of(module_);
+  at::Tensor mine = at::tensor(
+      {static_cast<int64_t>(parameters.size()), fingerprint(parameters)},
+      at::kLong);
+  at::Tensor all = at::empty({group_.size() * 2}, at::kLong);
+  group_.all_gather(all, mine).wait();
+  for (int64_t rank = 0; rank < group_.size(); ++rank) {
+    const at::Tensor other = all.narrow(0, 2 * rank, 2);
+    TS_CHECK(at::equal(mine, other), "data parallel: the module of rank ",
+             group_.ranks()[rank],
+             " is another one: ", other[0].item<int64_t>(),
+             " parameters against ", parameters.size(),
+             " here, or other names, shapes or dtypes. Build the same module "
+             "on every rank.");
+  }
+}
+
+void DataParallelCore::broadcast_state() {
+  at::NoGradGuard no_grad;
+  std::vector<comm::Work> pending;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  for (const at::Tensor& parameter : module_.parameters()) {
+    at::Tensor data = parameter.detach();
+    if (!data.is_contiguous()) {
+      copies.emplace_back(data, data.contiguous());
+      data = copies.back().second;
+    }
+    pending.push_back(group_.broadcast(data, /*root=*/0));
+  }
+  for (auto& work : pending) work.wait();
+  for (auto& [to, from] : copies) to.copy_(from);
+  broadcast_buffers();
+}
+
+void DataParallelCore::broadcast_buffers() {
+  at::NoGradGuard no_grad;
+  std::vector<comm::Work> pending;
+  for (const at::Tensor& buffer : module_.buffers()) {
+    TS_CHECK(buffer.is_contiguous(),
+             "data parallel: a buffer of the module is not contiguous; make "
+             "it so before wrapping the module.");
+    pending.push_back(group_.broadcast(buffer, /*root=*/0));
+  }
+  for (auto& work : pending) work.wait();
+}
+
+void DataParallelCore::before_forward() {
+  if (buffers_are_fresh_) return;  // once a step, however many micro-batches
+  if (options_.broadcast_buffers && module_.is_training()) broadcast_buffers();
+  buffers_are_fresh_ = true;
+}
+
+void DataParallelCore::begin_step() {
+  if (gradients_are_stale_) reducer_->zero();
+  gradients_are_stale_ = false;
+}
+
+void DataParallelCore::accumulate(const at::Tensor& loss) {
+  begin_step();
+  torch::autograd::backward({loss}, {});
+}
+
+void DataParallelCore::backward(const at::Tensor& loss) {
+  begin_step();
+  reducer_->arm();
+  torch::autograd::backward({loss}, {});
+  const ReducedStep step = reducer_->finish();
+  gradients_are_stale_ = true;
+  buffers_are_fresh_ = false;
+  if (options_.allow_unused) return;
+  TS_CHECK(step.missing_here.empty(), "data parallel: no gradient came for ",
+           join_names(step.missing_here),
+           ". Every parameter must take part in the loss; freeze it "
+           "(requires_grad_(false)), or set allow_unused, which makes its "
+           "gradient zero.");
+  TS_CHECK(step.missing_gradients == 0,
+           "data parallel: ", step.missing_gradients,
+           " gradients were missing on other ranks, which name them.");
+}
+
+void DataParallelCore::join() {
+  ReducedStep step;
+  do {
+    before_forward();
+    reducer_->arm();
+    step = reducer_->finish(/*active=*/false);
+    buffers_are_fresh_ = false;
+  } while (step.active_ranks > 0);
+}
+
+}  // namespace tessera::parallel::data
