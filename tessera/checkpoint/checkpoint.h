@@ -1,0 +1,78 @@
+// Checkpoints: saved by every rank, loaded on any other mesh, never half.
+//
+// Form:   DIR/step-N/ with one safetensors file for each rank that owns a part
+//         (which torch.distributed.checkpoint reads as they are) and
+//         manifest.json; DIR/latest names the newest.
+//         docs/formats/checkpoint.md.
+// Saving: files and manifest are written to step-N.tmp and synced, then
+//         renamed; older ones go only after that. A save that fails on one rank
+//         fails on all, leaves nothing, and touches no earlier checkpoint.
+// Loading: every byte that a rank reads is verified first, every file by some
+//         rank; ranks vote, and fall back together. A box is put together from
+//         whatever boxes were saved.
+// Comm:   collective over `world`: every rank calls with the same arguments but
+//         for its own boxes. A few small messages; tensors go through files.
+// Errors: TS_CHECK_IO with file and tensor; TS_CHECK_CONFIG for a checkpoint of
+//         another model. Thrown on every rank alike.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group.h"
+#include "tessera/mesh/layout.h"
+
+namespace tessera::checkpoint {
+
+// This rank's part of one tensor: a weight, or a moment of the optimizer.
+struct TensorEntry {
+  std::string name;
+  std::vector<int64_t> global_shape;
+  mesh::Box box;
+  at::Tensor local;   // of box.size, any strides, any device
+  bool owned = true;  // true on exactly one of the ranks that hold this box
+};
+
+struct State {
+  std::vector<TensorEntry> tensors;  // a name once
+  std::string extra;                 // JSON, the same on every rank
+};
+
+struct SaveOptions {
+  int64_t keep = 2;       // newest checkpoints that stay; 0: all
+  std::string mesh = "";  // as text, for people
+};
+
+// REQUIRES: no backward, optimizer step or other change of the tensors
+//           meanwhile.
+void save(const std::string& folder, int64_t step, const State& state,
+          comm::Group& world, const SaveOptions& options = {});
+
+struct LoadOptions {
+  // The state may lack tensors that the checkpoint has: weights alone.
+  bool partial = false;
+  // Tensors of another dtype are converted, instead of refused.
+  bool convert = false;
+};
+
+// Fills the tensors and `extra` from DIR/step-N; returns the step.
+int64_t load(const std::string& step_folder, State& state, comm::Group& world,
+             const LoadOptions& options = {});
+
+// From the newest checkpoint in `folder` that is good, saying why of each that
+// is not. std::nullopt where there is none at all; throws where all are bad.
+std::optional<int64_t> load_latest(const std::string& folder, State& state,
+                                   comm::Group& world,
+                                   const LoadOptions& options = {});
+
+// Throws TS_CHECK_CONFIG unless `folder` has room for checkpoints of that size:
+// `keep` of them and one that is being written, less those that are there. For
+// use before a run starts. keep = 0 asks for room for one.
+void require_space(const std::string& folder, int64_t checkpoint_bytes,
+                   int64_t keep);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,17 @@
+#include "tessera/checkpoint/checkpoint_config.h"
+
+namespace tessera::checkpoint {
+
+void CheckpointConfig::declare(config::Section& section) {
+  section.key("every", every, "steps between checkpoints; 0: none are written")
+      .at_least(0)
+      .at_most(1e12);
+  section.key("keep", keep, "the newest checkpoints that stay; 0: all")
+      .at_least(0)
+      .at_most(1e12);
+  section.key("async", async, "write while training goes on")
+      .not_built("writing while training goes on");
+  section.key("dir", dir, "their folder; none: checkpoints/ in the run folder");
+}
+
+}  // namespace tessera::checkpoint

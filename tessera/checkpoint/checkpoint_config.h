@@ -1,0 +1,19 @@
+// The section checkpoint of the configuration.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/core/config.h"
+
+namespace tessera::checkpoint {
+
+struct CheckpointConfig {
+  int64_t every = 500;  // 0: none
+  int64_t keep = 2;     // 0: all
+  bool async = false;
+  std::string dir = "";  // "": checkpoints/ in the run folder
+  void declare(config::Section& section);
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,96 @@
+#include "tessera/checkpoint/detail/agree.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <new>
+
+#include "tessera/core/error.h"
+
+namespace tessera::checkpoint::detail {
+namespace {
+
+constexpr int64_t kMaxComplaint = 4096;
+constexpr int64_t kTag = 0x636b7074;  // "ckpt"
+
+at::Tensor to_tensor(const std::string& text) {
+  at::Tensor bytes = at::empty({std::ssize(text)}, at::kByte);
+  if (!text.empty()) std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  return bytes;
+}
+
+std::string to_text(const at::Tensor& bytes) {
+  return {static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()};
+}
+
+// The prefix "[rank 1/2] " is put on again by whoever throws.
+std::string without_prefix(const std::string& message) {
+  const std::string prefix = rank_context().prefix();
+  return message.starts_with(prefix) ? message.substr(prefix.size()) : message;
+}
+
+}  // namespace
+
+std::string complaint_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return without_prefix(error.what_without_backtrace());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return error.what();
+  } catch (const std::bad_alloc&) {
+    return "out of memory";
+  }
+  return "";
+}
+
+std::string first_complaint(comm::Group& group, const std::string& complaint) {
+  // One number says who complains first, and the ranks agree on it.
+  at::Tensor first = at::scalar_tensor(
+      complaint.empty() ? group.size() : group.rank(), at::kLong);
+  first = first.reshape({1});
+  group.all_reduce(first, comm::ReduceOp::kMin).wait();
+  const int64_t root = first.item<int64_t>();
+  if (root == group.size()) return "";
+  std::string text = complaint.substr(0, kMaxComplaint);
+  text.resize(kMaxComplaint, '\0');
+  at::Tensor bytes = to_tensor(text);
+  group.broadcast(bytes, root).wait();
+  text = to_text(bytes);
+  return text.substr(0, text.find('\0'));
+}
+
+std::vector<std::string> gather_texts(comm::Group& group,
+                                      const std::string& text) {
+  if (group.rank() != 0) {
+    at::Tensor size = at::full({1}, std::ssize(text), at::kLong);
+    group.send(size, 0, kTag).wait();
+    group.send(to_tensor(text), 0, kTag).wait();
+    return {};
+  }
+  std::vector<std::string> texts = {text};
+  for (int64_t rank = 1; rank < group.size(); ++rank) {
+    at::Tensor size = at::empty({1}, at::kLong);
+    group.recv(size, rank, kTag).wait();
+    at::Tensor bytes = at::empty({size.item<int64_t>()}, at::kByte);
+    group.recv(bytes, rank, kTag).wait();
+    texts.push_back(to_text(bytes));
+  }
+  return texts;
+}
+
+std::vector<int64_t> numbers_of_rank_0(comm::Group& group,
+                                       std::vector<int64_t> numbers) {
+  at::Tensor size = at::full({1}, std::ssize(numbers), at::kLong);
+  group.broadcast(size, 0).wait();
+  numbers.resize(size.item<int64_t>());
+  if (numbers.empty()) return {};
+  at::Tensor values = at::tensor(numbers, at::kLong);
+  group.broadcast(values, 0).wait();
+  const auto* begin = values.const_data_ptr<int64_t>();
+  return {begin, begin + numbers.size()};
+}
+
+}  // namespace tessera::checkpoint::detail

@@ -1,0 +1,34 @@
+// Ranks that reach one verdict together.
+//
+// A rank alone may find a bad file or a full disk; if it alone threw, the
+// others would wait for it for ever. So each catches what went wrong, all
+// exchange it, and all throw, or go on, alike.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group.h"
+
+namespace tessera::checkpoint::detail {
+
+// What `work` complained of (the message of a tessera::Error, of the standard
+// library's file errors or of a failed allocation); "" if of nothing.
+std::string complaint_of(const std::function<void()>& work);
+
+// The complaint of the first rank that has one, the same on every rank; ""
+// where none has. Cut to 4 KiB.
+// Comm: one all_reduce, and one broadcast where there is a complaint.
+std::string first_complaint(comm::Group& group, const std::string& complaint);
+
+// The texts of all ranks on rank 0, in order of rank; empty on the others.
+// Comm: two sends from every other rank.
+std::vector<std::string> gather_texts(comm::Group& group,
+                                      const std::string& text);
+
+// Rank 0's numbers, on every rank. Comm: two broadcasts.
+std::vector<int64_t> numbers_of_rank_0(comm::Group& group,
+                                       std::vector<int64_t> numbers);
+
+}  // namespace tessera::checkpoint::detail

@@ -1,0 +1,36 @@
+// Files that are written to last: every call is checked, and an error names the
+// path, the bytes and the code (ENOSPC, EIO, ...).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tessera::checkpoint::detail {
+
+// A new file; removed again unless close() was reached.
+class NewFile {
+ public:
+  // REQUIRES: nothing exists at `path`.
+  explicit NewFile(std::string path);
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void write(const void* data, size_t size);
+  // Syncs to the disk and closes.
+  void close();
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+  int64_t bytes_ = 0;
+  bool closed_ = false;
+};
+
+// Throws with path and errno.
+void rename_path(const std::string& from, const std::string& to);
+// "No space left on device (ENOSPC)".
+std::string describe_errno(int code);
+
+}  // namespace tessera::checkpoint::detail

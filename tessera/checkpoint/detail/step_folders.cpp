@@ -1,0 +1,91 @@
+#include "tessera/checkpoint/detail/step_folders.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "tessera/checkpoint/detail/posix_file.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+
+namespace tessera::checkpoint::detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr const char* kReplaced = ".replaced.tmp";
+
+void remove_tree(const fs::path& path) {
+  std::error_code failed;
+  fs::remove_all(path, failed);
+  TS_CHECK_IO(!failed, path.string(),
+              ": cannot be removed: ", describe_errno(failed.value()));
+}
+
+bool is_leftover(const std::string& name) {
+  return (name.starts_with(kPrefix) && name.ends_with(".tmp")) ||
+         name.starts_with("latest.tmp-");
+}
+
+}  // namespace
+
+std::string step_name(int64_t step) {
+  return std::string(kPrefix) + std::to_string(step);
+}
+
+std::optional<int64_t> step_of_name(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  int64_t step = -1;
+  const char* end = name.data() + name.size();
+  const auto result = std::from_chars(name.data() + kPrefix.size(), end, step);
+  const bool number = result.ec == std::errc() && result.ptr == end &&
+                      step >= 0 && step_name(step) == name;
+  return number ? std::optional(step) : std::nullopt;
+}
+
+std::string last_part(const std::string& path) {
+  const fs::path lexical = fs::path(path).lexically_normal();
+  return lexical.has_filename() ? lexical.filename().string()
+                                : lexical.parent_path().filename().string();
+}
+
+void remove_leftovers(const std::string& folder) {
+  std::vector<fs::path> leftovers;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (is_leftover(entry.path().filename())) leftovers.push_back(entry.path());
+  }
+  for (const fs::path& path : leftovers) remove_tree(path);
+}
+
+void commit_step(const std::string& folder, const std::string& temporary,
+                 int64_t step) {
+  const std::string final_path = folder + "/" + step_name(step);
+  if (!fs::exists(final_path)) {
+    rename_path(temporary, final_path);
+  } else if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD,
+                         final_path.c_str(), RENAME_EXCHANGE) == 0) {
+    sync_path(folder);
+    remove_tree(temporary);
+  } else {
+    // Not every file system exchanges: then there is a moment without step N.
+    rename_path(final_path, final_path + kReplaced);
+    rename_path(temporary, final_path);
+    sync_path(folder);
+    remove_tree(final_path + kReplaced);
+  }
+  sync_path(folder);
+}
+
+void remove_step(const std::string& folder, int64_t step) {
+  const std::string path = folder + "/" + step_name(step);
+  rename_path(path, path + ".tmp");
+  remove_tree(path + ".tmp");
+}
+
+}  // namespace tessera::checkpoint::detail

@@ -1,0 +1,51 @@
+// Weights to and from a Hugging Face folder.
+//
+// Reads:  model.safetensors, or the files of model.safetensors.index.json, of
+//         any floating dtype. Every rank reads its own boxes alone.
+// Writes: config.json, generation_config.json and one model.safetensors with
+//         {"format": "pt"}; tokenizer files are the caller's.
+// Comm:   none; whoever writes is handed whole tensors.
+// Errors: missing, unexpected and mis-shaped tensors are TS_CHECK_IO, all named
+//         in one message.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/models/decoder.h"
+#include "tessera/models/hugging_face_config.h"
+
+namespace tessera::checkpoint {
+
+// True where `folder` holds a config.json of a model.
+bool is_hugging_face_folder(const std::string& folder);
+
+// Fills the parameters, which must be materialised, from the folder's weights.
+void load_hugging_face(const std::string& folder, models::Decoder& decoder,
+                       const mesh::DeviceMesh& mesh = {},
+                       const mesh::Coord& coord = {});
+
+// A decoder of the folder's configuration, on one rank, with its weights.
+std::shared_ptr<models::Decoder> decoder_from_hugging_face(
+    const std::string& folder, at::ScalarType dtype,
+    at::Device device = at::kCPU);
+
+// The whole of the parameter of that name, of any dtype, on any device. Asked
+// for one parameter at a time, in the order of the file.
+using WholeParameter = std::function<at::Tensor(const std::string& name)>;
+
+// Writes the folder, which is made where it is missing; files of these names
+// are replaced. `config.dtype` is that of the weights.
+void save_hugging_face(const std::string& folder,
+                       const models::HuggingFaceConfig& config,
+                       const WholeParameter& whole);
+
+// Of a decoder that one rank holds whole.
+void save_hugging_face(const std::string& folder,
+                       const models::HuggingFaceConfig& config,
+                       models::Decoder& decoder);
+
+}  // namespace tessera::checkpoint

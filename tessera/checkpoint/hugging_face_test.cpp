@@ -1,0 +1,142 @@
+#include "tessera/checkpoint/hugging_face.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/shard/slice.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using mesh::Axis;
+using mesh::Placement;
+
+models::HuggingFaceConfig small(const std::string& family) {
+  models::HuggingFaceConfig config;
+  config.model.family = family;
+  config.model.layers = 2;
+  config.model.hidden = 12;
+  config.model.heads = 2;
+  config.model.kv_heads = family == "gpt2" ? 2 : 1;
+  config.model.ffn = 20;
+  config.model.vocab = 31;
+  config.model.max_seq = 16;
+  config.model.tie_embeddings = family != "llama";
+  config.model.complete();
+  return config;
+}
+
+class HuggingFaceTest : public testing::TestWithParam<std::string> {
+ protected:
+  HuggingFaceTest() : config_(small(GetParam())), decoder_(config_.model) {
+    nn::materialise(decoder_, {.seed = 3});
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : nn::parameters_of(decoder_)) {
+      parameter.tensor.add_(at::randn_like(parameter.tensor));
+    }
+  }
+
+  TemporaryFolder folder_;
+  models::HuggingFaceConfig config_;
+  models::Decoder decoder_;
+};
+
+TEST_P(HuggingFaceTest, WhatIsSavedIsLoaded) {
+  save_hugging_face(folder_.path(), config_, decoder_);
+  EXPECT_TRUE(is_hugging_face_folder(folder_.path()));
+  const auto back = decoder_from_hugging_face(folder_.path(), at::kFloat);
+  const auto expected = nn::parameters_of(decoder_);
+  const auto found = nn::parameters_of(*back);
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(at::equal(found[i].tensor, expected[i].tensor))
+        << found[i].name;
+  }
+}
+
+TEST_P(HuggingFaceTest, SavingAgainReplacesTheFolder) {
+  save_hugging_face(folder_.path(), config_, decoder_);
+  config_.dtype = at::kBFloat16;
+  save_hugging_face(folder_.path(), config_, decoder_);
+  EXPECT_EQ(models::read_hugging_face_config(folder_.path()).dtype,
+            at::kBFloat16);
+  for (const auto& entry :
+       SafetensorsFile(folder_.file("model.safetensors")).tensors()) {
+    EXPECT_EQ(entry.dtype, at::kBFloat16);
+  }
+}
+
+// Every rank of any mesh reads the boxes of the whole, and no others.
+TEST_P(HuggingFaceTest, RanksReadTheirBoxes) {
+  save_hugging_face(folder_.path(), config_, decoder_);
+  const auto whole = nn::parameters_of(decoder_);
+  for (const auto& degrees :
+       {mesh::Degrees{.dp_shard = 5}, mesh::Degrees{.dp_shard = 2, .tp = 2}}) {
+    const int64_t world = degrees.dp_shard * degrees.tp;
+    const mesh::DeviceMesh mesh(degrees, world);
+    for (int64_t rank = 0; rank < world; ++rank) {
+      models::Decoder part(config_.model);
+      const auto parameters = nn::parameters_of(part);
+      for (const auto& parameter : parameters) {
+        auto& layout = parameter.spec->layout;
+        const auto dims = static_cast<int64_t>(layout.global_shape().size());
+        layout = layout.with(Axis::kDpShard, Placement::shard(0))
+                     .with(Axis::kTp, Placement::shard(dims - 1));
+      }
+      const auto coord = mesh.coord_of(rank);
+      nn::materialise(part, mesh, coord, {.fill = false});
+      load_hugging_face(folder_.path(), part, mesh, coord);
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        const auto box = parameters[i].spec->layout.local_box(mesh, coord);
+        EXPECT_TRUE(
+            at::equal(parameters[i].tensor, shard::slice(whole[i].tensor, box)))
+            << parameters[i].name << " on " << mesh.describe(rank);
+      }
+    }
+  }
+}
+
+TEST_P(HuggingFaceTest, SizesThatTheFilesDoNotBearOutAreRefused) {
+  save_hugging_face(folder_.path(), config_, decoder_);
+  config_.model.vocab = 16'000'000;  // 768 MB, were they taken
+  write_file_atomic(folder_.file("config.json"),
+                    hugging_face_config_json(config_));
+  try {
+    decoder_from_hugging_face(folder_.path(), at::kFloat);
+    FAIL() << "was accepted";
+  } catch (const tessera::Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kInputOutput);
+    EXPECT_THAT(error.what_without_backtrace(), testing::HasSubstr("16000000"));
+  }
+}
+
+TEST_P(HuggingFaceTest, AnIndexDoesNotLeaveTheFolder) {
+  save_hugging_face(folder_.path(), config_, decoder_);
+  for (const std::string file : {"../model.safetensors", "/etc/passwd", ".."}) {
+    write_file_atomic(folder_.file("model.safetensors.index.json"),
+                      R"({"weight_map": {"x": ")" + file + R"("}})");
+    EXPECT_THROW(load_hugging_face(folder_.path(), decoder_), tessera::Error)
+        << file;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceTest,
+                         testing::Values("gpt2", "llama", "qwen2", "qwen3"),
+                         [](const auto& info) { return info.param; });
+
+TEST(HuggingFaceFolder, WhatIsNoModelIsToldApart) {
+  const TemporaryFolder folder;
+  EXPECT_FALSE(is_hugging_face_folder(folder.path()));
+  EXPECT_FALSE(is_hugging_face_folder(folder.file("nothing")));
+  write_file_atomic(folder.file("config.json"), "{}");
+  EXPECT_FALSE(is_hugging_face_folder(folder.path()));
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

@@ -1,0 +1,250 @@
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/detail/agree.h"
+#include "tessera/checkpoint/detail/step_folders.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/core/error.h"
+#include "tessera/core/log.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using detail::complaint_of;
+using detail::first_complaint;
+
+constexpr size_t kMaxNamesListed = 20;
+
+// "a, b, c and 7 more".
+std::string some_of(const std::vector<std::string>& names) {
+  std::string text;
+  const size_t shown = std::min(names.size(), kMaxNamesListed);
+  for (size_t i = 0; i < shown; ++i) text += (i > 0 ? ", " : "") + names[i];
+  if (names.size() > shown) {
+    text += " and " + std::to_string(names.size() - shown) + " more";
+  }
+  return text;
+}
+
+// What of this rank's state is not in the checkpoint as it is here.
+std::string compare(const Manifest& manifest, const State& state,
+                    bool convert) {
+  std::vector<std::string> missing;
+  std::vector<std::string> different;
+  for (const TensorEntry& entry : state.tensors) {
+    TensorSpec here{entry.name, entry.local.scalar_type(), entry.global_shape};
+    const TensorSpec* saved = manifest.find(entry.name);
+    if (convert && saved != nullptr) here.dtype = saved->dtype;
+    if (saved == nullptr) {
+      missing.push_back(entry.name);
+    } else if (*saved != here) {
+      different.push_back(entry.name + " (" + describe(*saved) + " saved, " +
+                          describe(here) + " here)");
+    }
+  }
+  std::string text;
+  if (!missing.empty()) {
+    text += "\n  not in the checkpoint: " + some_of(missing);
+  }
+  if (!different.empty()) text += "\n  different: " + some_of(different);
+  return text;
+}
+
+// What of the checkpoint no rank asks for. The same on every rank.
+std::string unused(const Manifest& manifest, const State& state,
+                   comm::Group& world) {
+  at::Tensor used = at::zeros({std::ssize(manifest.tensors)}, at::kLong);
+  for (const TensorEntry& entry : state.tensors) {
+    const TensorSpec* saved = manifest.find(entry.name);
+    if (saved != nullptr) {
+      used.data_ptr<int64_t>()[saved - manifest.tensors.data()] = 1;
+    }
+  }
+  world.all_reduce(used, comm::ReduceOp::kMax).wait();
+  std::vector<std::string> names;
+  for (size_t i = 0; i < manifest.tensors.size(); ++i) {
+    if (used.const_data_ptr<int64_t>()[i] == 0) {
+      names.push_back(manifest.tensors[i].name);
+    }
+  }
+  return names.empty() ? "" : "\n  not in the model: " + some_of(names);
+}
+
+// One checkpoint folder, read by every rank.
+class Load {
+ public:
+  Load(const std::string& folder, State& state, comm::Group& world)
+      : folder_(folder), state_(state), world_(world) {}
+
+  // "" when the state was filled; else what is wrong with the checkpoint, the
+  // same on every rank. Throws where it is of another model.
+  std::string run(const LoadOptions& options) {
+    std::string complaint = agree([&] {
+      manifest_ = read_manifest(folder_);
+      find_parts();
+    });
+    if (complaint.empty()) complaint = compare_manifests();
+    if (!complaint.empty()) return complaint;
+    refuse_other_models(options);
+    complaint = agree([&] { verify(); });
+    if (!complaint.empty()) return complaint;
+    complaint = agree([&] { fill(); });
+    TS_CHECK_IO(complaint.empty(), folder_,
+                ": reading failed half-way: ", complaint);
+    state_.extra = manifest_.extra;
+    return "";
+  }
+
+  int64_t step() const { return manifest_.step; }
+
+ private:
+  struct Part {
+    size_t file = 0;
+    const SavedBox* saved = nullptr;
+    mesh::Box common;  // of the saved box and ours
+  };
+
+  template <typename Work>
+  std::string agree(const Work& work) {
+    return first_complaint(world_, complaint_of(work));
+  }
+
+  void find_parts() {
+    std::map<std::string_view, std::vector<Part>> saved;
+    for (size_t file = 0; file < manifest_.files.size(); ++file) {
+      for (const SavedBox& box : manifest_.files[file].boxes) {
+        saved[box.sums.name].push_back({file, &box, {}});
+      }
+    }
+    parts_.assign(state_.tensors.size(), {});
+    for (size_t i = 0; i < state_.tensors.size(); ++i) {
+      const TensorEntry& entry = state_.tensors[i];
+      for (Part part : saved[entry.name]) {
+        // Boxes of another model's shape are refused later, by name.
+        if (part.saved->box.size.size() != entry.box.size.size()) continue;
+        part.common = mesh::intersect(part.saved->box, entry.box);
+        if (!part.common.empty()) parts_[i].push_back(part);
+      }
+    }
+  }
+
+  // Ranks of several hosts might see several folders of this name.
+  std::string compare_manifests() {
+    const auto seal =
+        static_cast<int64_t>(hash64(format_manifest(manifest_)) >> 1);
+    at::Tensor extremes = at::tensor({seal, -seal}, at::kLong);
+    world_.all_reduce(extremes, comm::ReduceOp::kMax).wait();
+    const auto* values = extremes.const_data_ptr<int64_t>();
+    return values[0] == -values[1]
+               ? ""
+               : folder_ + "/" + kManifestName +
+                     ": ranks read different contents. Is the folder the same "
+                     "on every host?";
+  }
+
+  void refuse_other_models(const LoadOptions& options) {
+    std::string difference =
+        first_complaint(world_, compare(manifest_, state_, options.convert));
+    if (!options.partial) difference += unused(manifest_, state_, world_);
+    TS_CHECK_CONFIG(
+        difference.empty(), folder_,
+        ": is a checkpoint of another model:", difference,
+        "\nUse the configuration that it was saved with, or give the "
+        "run another name.");
+  }
+
+  // The files that this rank reads, and its share of the others.
+  void verify() const {
+    std::vector<bool> wanted(manifest_.files.size(), false);
+    for (size_t file = 0; file < wanted.size(); ++file) {
+      wanted[file] =
+          static_cast<int64_t>(file) % world_.size() == world_.rank();
+    }
+    for (const auto& parts : parts_) {
+      for (const Part& part : parts) wanted[part.file] = true;
+    }
+    for (size_t file = 0; file < wanted.size(); ++file) {
+      if (wanted[file]) {
+        verify_file(folder_, manifest_, manifest_.files[file]);
+      }
+    }
+  }
+
+  void fill() {
+    const at::NoGradGuard no_grad;
+    std::map<size_t, SafetensorsFile> open;
+    for (size_t i = 0; i < state_.tensors.size(); ++i) {
+      for (const Part& part : parts_[i]) {
+        const auto found = open.try_emplace(
+            part.file, folder_ + "/" + manifest_.files[part.file].name);
+        copy_part(found.first->second, part, state_.tensors[i]);
+      }
+    }
+  }
+
+  static void copy_part(const SafetensorsFile& file, const Part& part,
+                        TensorEntry& entry) {
+    mesh::Box source = part.common;
+    at::Tensor target = entry.local;
+    for (size_t dim = 0; dim < source.size.size(); ++dim) {
+      target = target.narrow(static_cast<int64_t>(dim),
+                             source.offset[dim] - entry.box.offset[dim],
+                             source.size[dim]);
+      source.offset[dim] -= part.saved->box.offset[dim];
+    }
+    target.copy_(file.read_box(entry.name, source));
+  }
+
+  const std::string folder_;
+  State& state_;
+  comm::Group& world_;
+  Manifest manifest_;
+  std::vector<std::vector<Part>> parts_;  // of each tensor of the state
+};
+
+}  // namespace
+
+int64_t load(const std::string& step_folder, State& state, comm::Group& world,
+             const LoadOptions& options) {
+  Load loading(step_folder, state, world);
+  const std::string complaint = loading.run(options);
+  TS_CHECK_IO(complaint.empty(), "checkpoint: ", step_folder,
+              " cannot be used: ", complaint);
+  return loading.step();
+}
+
+std::optional<int64_t> load_latest(const std::string& folder, State& state,
+                                   comm::Group& world,
+                                   const LoadOptions& options) {
+  std::vector<int64_t> steps;
+  const std::string unlisted =
+      first_complaint(world, complaint_of([&] {
+                        if (world.rank() != 0) return;
+                        for (const auto& found : list_checkpoints(folder)) {
+                          steps.push_back(found.step);
+                        }
+                      }));
+  TS_CHECK_IO(unlisted.empty(), unlisted);
+  steps = detail::numbers_of_rank_0(world, steps);
+  std::string first;
+  for (const int64_t step : steps) {
+    const std::string path = folder + "/" + detail::step_name(step);
+    const std::string complaint = Load(path, state, world).run(options);
+    if (complaint.empty()) return step;
+    if (first.empty()) first = complaint;
+    if (world.rank() == 0) {
+      log::warning("checkpoint: ", path, " is not used: ", complaint);
+    }
+  }
+  TS_CHECK_IO(steps.empty(), "checkpoint: none of the ", steps.size(), " in ",
+              folder, " can be used. The newest: ", first,
+              ". Remove them to start again.");
+  return std::nullopt;
+}
+
+}  // namespace tessera::checkpoint

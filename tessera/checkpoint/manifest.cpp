@@ -1,0 +1,150 @@
+#include "tessera/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+#include "tessera/checkpoint/detail/file_hash.h"
+#include "tessera/checkpoint/detail/step_folders.h"
+#include "tessera/core/crc32c.h"
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+
+namespace tessera::checkpoint {
+
+namespace fs = std::filesystem;
+using tessera::detail::in_quotes;
+
+int64_t Manifest::bytes() const {
+  int64_t sum = 0;
+  for (const SavedFile& file : files) sum += file.bytes;
+  return sum;
+}
+
+const TensorSpec* Manifest::find(const std::string& name) const {
+  const auto found =
+      std::ranges::lower_bound(tensors, name, {}, &TensorSpec::name);
+  return found != tensors.end() && found->name == name ? &*found : nullptr;
+}
+
+std::string shard_name(int64_t rank) {
+  std::string number = std::to_string(rank + 1);
+  number.insert(0, number.size() < 5 ? 5 - number.size() : 0, '0');
+  return "shard-" + number + "-model-00001-of-00001.safetensors";
+}
+
+void check_coverage(const Manifest& manifest, const std::string& source) {
+  std::vector<std::vector<const mesh::Box*>> boxes(manifest.tensors.size());
+  for (const SavedFile& file : manifest.files) {
+    for (const SavedBox& saved : file.boxes) {
+      boxes[saved.tensor].push_back(&saved.box);
+    }
+  }
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const TensorSpec& tensor = manifest.tensors[i];
+    auto& of_tensor = boxes[i];
+    std::ranges::sort(of_tensor, {}, &mesh::Box::offset);
+    int64_t covered = 0;
+    for (size_t a = 0; a < of_tensor.size(); ++a) {
+      covered += of_tensor[a]->numel();
+      // Sorted by dim 0: only boxes that begin before this one ends can meet.
+      for (size_t b = a + 1; b < of_tensor.size(); ++b) {
+        const mesh::Box& box = *of_tensor[a];
+        if (!box.offset.empty() &&
+            of_tensor[b]->offset[0] >= box.offset[0] + box.size[0]) {
+          break;
+        }
+        TS_CHECK_IO(mesh::intersect(box, *of_tensor[b]).empty(), source,
+                    ": tensor ", in_quotes(tensor.name),
+                    " has parts that overlap, at offsets ",
+                    at::IntArrayRef(box.offset), " and ",
+                    at::IntArrayRef(of_tensor[b]->offset));
+      }
+    }
+    const int64_t whole =
+        tensor.bytes() / static_cast<int64_t>(c10::elementSize(tensor.dtype));
+    TS_CHECK_IO(covered == whole, source, ": tensor ", in_quotes(tensor.name),
+                " has ", covered, " of its ", whole, " elements");
+  }
+}
+
+Manifest read_manifest(const std::string& folder) {
+  const std::string path = folder + "/" + kManifestName;
+  Manifest manifest = parse_manifest(read_file(path, kMaxManifestBytes), path);
+  check_coverage(manifest, path);
+  const auto step = detail::step_of_name(detail::last_part(folder));
+  TS_CHECK_IO(!step || *step == manifest.step, path, ": is of step ",
+              manifest.step, ", but lies in ", folder);
+  std::set<std::string> expected = {kManifestName};
+  for (const SavedFile& file : manifest.files) expected.insert(file.name);
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    TS_CHECK_IO(expected.erase(entry.path().filename().string()) == 1,
+                entry.path().string(),
+                ": is not listed in the manifest. Remove it, if nothing else "
+                "was changed.");
+  }
+  TS_CHECK_IO(expected.empty(), folder, "/", *expected.begin(),
+              ": is missing; the manifest lists it");
+  return manifest;
+}
+
+std::vector<StepFolder> list_checkpoints(const std::string& folder) {
+  std::vector<StepFolder> steps;
+  if (!fs::exists(folder)) return steps;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto step = detail::step_of_name(entry.path().filename());
+    if (!step) continue;
+    StepFolder found{*step, std::numeric_limits<int64_t>::max(), ""};
+    try {
+      found.sequence = read_manifest(entry.path().string()).sequence;
+    } catch (const Error& error) {
+      found.complaint = error.what_without_backtrace();
+    }
+    steps.push_back(found);
+  }
+  std::ranges::sort(steps, std::greater{}, [](const StepFolder& found) {
+    return std::pair(found.sequence, found.step);
+  });
+  return steps;
+}
+
+void verify_file(const std::string& folder, const Manifest& manifest,
+                 const SavedFile& file) {
+  const std::string path = folder + "/" + file.name;
+  const MappedFile mapped{fs::path(path)};
+  const auto size = static_cast<int64_t>(mapped.size());
+  detail::FileHash hash;
+  const auto differs = [&](int64_t begin, int64_t end, uint32_t expected) {
+    const auto block = mapped.bytes().subspan(begin, end - begin);
+    hash.update(block.data(), block.size());
+    return crc32c(block) != expected;
+  };
+  TS_CHECK_IO(size >= file.header_bytes, path, ": has ", size, " of ",
+              file.bytes, " bytes: truncated in its header");
+  TS_CHECK_IO(!differs(0, file.header_bytes, file.header_crc32c), path,
+              ": the checksum of its header differs (bytes 0 to ",
+              file.header_bytes, ")");
+  for (const SavedBox& saved : file.boxes) {
+    const auto& sums = saved.sums;
+    const std::string where = path + ": tensor " + in_quotes(sums.name);
+    TS_CHECK_IO(sums.end <= size, where, " lies at bytes ", sums.begin, " to ",
+                sums.end, ", but the file has ", size, " of ", file.bytes,
+                " bytes: truncated");
+    for (size_t block = 0; block < sums.blocks.size(); ++block) {
+      const int64_t begin =
+          sums.begin + static_cast<int64_t>(block) * kChecksumBlockBytes;
+      const int64_t end = std::min(begin + kChecksumBlockBytes, sums.end);
+      TS_CHECK_IO(!differs(begin, end, sums.blocks[block]), where,
+                  ": the checksum differs in bytes ", begin, " to ", end,
+                  " of the file");
+    }
+  }
+  TS_CHECK_IO(size == file.bytes, path, ": has ", size, " bytes, not ",
+              file.bytes);
+  TS_CHECK_IO(hash.digest() == file.hash, path, ": has XXH3 ",
+              to_hex(hash.digest()), ", not ", to_hex(file.hash));
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,96 @@
+#include "tessera/monitor/json_lines.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "tessera/core/error.h"
+#include "tessera/monitor/detail/json_text.h"
+
+namespace tessera::monitor {
+namespace {
+
+constexpr std::string_view kBegin = "{\"step\":";
+
+// The step of a whole line as to_json_line writes it.
+std::optional<int64_t> step_of(std::string_view line) {
+  if (!line.starts_with(kBegin) || !line.ends_with('}')) return std::nullopt;
+  line.remove_prefix(kBegin.size());
+  int64_t step = 0;
+  const auto [stop, error] =
+      std::from_chars(line.data(), line.data() + line.size(), step);
+  if (error != std::errc() || *stop != ',') return std::nullopt;
+  return step;
+}
+
+}  // namespace
+
+std::string to_json_line(const StepRecord& r) {
+  detail::JsonText line;
+  line.number("step", r.step)
+      .number("loss", r.loss)
+      .number("grad_norm", r.grad_norm)
+      .number("lr", r.lr)
+      .number("tokens", r.tokens)
+      .number("step_s", r.step_s)
+      .number("tokens_per_s", r.tokens_per_s)
+      .number("tflops", r.tflops)
+      .number("mfu", r.mfu)
+      .number("mem_peak_mib", r.mem_peak_mib)
+      .number("comm_s", r.comm_s)
+      .number("comm_bytes", r.comm_bytes)
+      .number("comm_latency_us", r.comm_latency_us)
+      .number("comm_gbps", r.comm_gbps)
+      .number("bubble", r.bubble);
+  if (r.loss_scale) line.number("loss_scale", r.loss_scale);
+  if (r.aux_loss) line.number("aux_loss", r.aux_loss);
+  if (!r.expert_load.empty()) line.numbers("expert_load", r.expert_load);
+  if (r.validation) line.number("valid_loss", r.validation->loss);
+  return line.str();
+}
+
+JsonLines::JsonLines(const std::string& path)
+    : path_(path),
+      fd_(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+  TS_CHECK_IO(fd_ >= 0, "monitor: cannot open ", path,
+              " for appending: ", std::strerror(errno), ".");
+}
+
+JsonLines::~JsonLines() { ::close(fd_); }
+
+void JsonLines::step(const StepRecord& record) {
+  const std::string line = to_json_line(record) + "\n";
+  const ssize_t written = write(fd_, line.data(), line.size());
+  TS_CHECK_IO(written == static_cast<ssize_t>(line.size()),
+              "monitor: cannot write step ", record.step, " to ", path_, ": ",
+              written < 0 ? std::strerror(errno) : "the disk is full", ".");
+}
+
+void JsonLines::close(const RunEnd& /*end*/) { fsync(fd_); }
+
+void truncate_after(const std::string& path, int64_t step) {
+  std::ifstream file(path);
+  if (!file.is_open()) return;
+  uint64_t keep = 0;  // bytes
+  std::string line;
+  // getline hits the end of the file where the last line is torn.
+  while (std::getline(file, line) && !file.eof()) {
+    const auto its_step = step_of(line);
+    if (!its_step || *its_step > step) break;
+    keep += line.size() + 1;
+  }
+  file.close();
+  std::error_code error;
+  if (keep == std::filesystem::file_size(path, error) && !error) return;
+  std::filesystem::resize_file(path, keep, error);
+  TS_CHECK_IO(!error, "monitor: cannot cut ", path, " off after step ", step,
+              ": ", error.message(), ".");
+}
+
+}  // namespace tessera::monitor

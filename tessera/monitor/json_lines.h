@@ -1,0 +1,36 @@
+// metrics.jsonl: one line a step, in one write, so that a killed run leaves
+// whole lines (a torn last one is dropped at the next start).
+//
+// Unknown values are null; a loss that is not finite is null too, as JSON has
+// no other word for it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/monitor/sink.h"
+
+namespace tessera::monitor {
+
+class JsonLines : public Sink {
+ public:
+  explicit JsonLines(const std::string& path);  // appends
+  ~JsonLines() override;
+  JsonLines(const JsonLines&) = delete;
+  JsonLines& operator=(const JsonLines&) = delete;
+  void step(const StepRecord& record) override;
+  void close(const RunEnd& end) override;
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+};
+
+// The line, without its end.
+std::string to_json_line(const StepRecord& record);
+
+// Cuts the file off where steps after `step` begin, so that a run that goes on
+// from there has each step once. No file: nothing to do.
+void truncate_after(const std::string& path, int64_t step);
+
+}  // namespace tessera::monitor

@@ -1,0 +1,171 @@
+#include "tessera/monitor/memory.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <new>
+#include <string>
+
+namespace tessera::monitor {
+
+struct Account {
+  std::atomic<int64_t> now{0};
+  std::atomic<int64_t> peak{0};
+
+  void add(int64_t bytes) {
+    const int64_t sum = now += bytes;
+    int64_t most = peak;
+    while (sum > most && !peak.compare_exchange_weak(most, sum)) {
+    }
+  }
+};
+
+namespace {
+
+Account process;
+thread_local Account* own = nullptr;  // of the rank that this thread is
+
+// In front of every block: what a free must give back, and to whom. 64 bytes
+// keep the alignment of LibTorch's allocator.
+struct alignas(64) Header {
+  int64_t bytes;
+  Account* account;  // nullptr: the process's alone
+};
+static_assert(sizeof(Header) == 64);
+
+class CountingAllocator : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t n) override {
+    const c10::Device cpu(c10::kCPU);
+    if (n == 0) return {nullptr, nullptr, &release, cpu};
+    TORCH_CHECK(n <= std::numeric_limits<int64_t>::max() - sizeof(Header),
+                "a tensor of ", n, " bytes");
+    auto* header = new (base_->raw_allocate(n + sizeof(Header)))
+        Header{static_cast<int64_t>(n), own};
+    process.add(header->bytes);
+    if (own != nullptr) own->add(header->bytes);
+    // oneDNN's scratch demands that the context be the data itself.
+    void* data = header + 1;
+    return {data, data, &release, cpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t n) const override {
+    base_->copy_data(to, from, n);
+  }
+
+  static CountingAllocator& instance() {
+    static auto* instance = new CountingAllocator;  // outlives every tensor
+    return *instance;
+  }
+
+ private:
+  static void release(void* data) {
+    if (data == nullptr) return;
+    Header* header = static_cast<Header*>(data) - 1;
+    process.add(-header->bytes);
+    if (header->account != nullptr) header->account->add(-header->bytes);
+    instance().base_->raw_deallocate(header);
+  }
+
+  c10::Allocator* base_ = c10::GetDefaultCPUAllocator();
+};
+
+// Accounts are never freed (a tensor may outlive its rank), but used again.
+class Accounts {
+ public:
+  Account* take() {
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < free_.size(); ++i) {
+      if (free_[i]->now != 0) continue;  // tensors of the last user live on
+      Account* account = free_[i];
+      free_.erase(free_.begin() + static_cast<int64_t>(i));
+      account->peak = 0;
+      return account;
+    }
+    return new Account;
+  }
+  void give_back(Account* account) {
+    std::lock_guard lock(mutex_);
+    free_.push_back(account);
+  }
+
+  static Accounts& instance() {
+    static auto* instance = new Accounts;
+    return *instance;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Account*> free_;
+};
+
+Account& account() { return own != nullptr ? *own : process; }
+
+// The number after `name` in a file of the kernel's, -1 where there is none.
+int64_t read_number(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  std::string word;
+  int64_t value = -1;
+  while (!name.empty() && file >> word && word != name) {
+  }
+  return file >> value ? value : -1;
+}
+
+// The limit of this process's cgroup, of version 2 or 1; -1: none.
+int64_t cgroup_limit() {
+  std::ifstream groups("/proc/self/cgroup");
+  std::string line;
+  int64_t least = -1;
+  while (std::getline(groups, line)) {
+    const size_t name = line.find(':') + 1, path = line.find(':', name) + 1;
+    const std::string kind = line.substr(name, path - name - 1);
+    std::string limit;
+    if (kind.empty()) {
+      limit = "/sys/fs/cgroup" + line.substr(path) + "/memory.max";
+    } else if (kind == "memory") {
+      limit = "/sys/fs/cgroup/memory" + line.substr(path) +
+              "/memory.limit_in_bytes";
+    } else {
+      continue;
+    }
+    const int64_t bytes = read_number(limit, "");
+    if (bytes > 0 && (least < 0 || bytes < least)) least = bytes;
+  }
+  return least;
+}
+
+}  // namespace
+
+void count_tensor_bytes() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    c10::SetCPUAllocator(&CountingAllocator::instance(), /*priority=*/1);
+  });
+}
+
+TensorBytes tensor_bytes() { return {account().now, account().peak}; }
+
+void reset_tensor_peak() { account().peak = account().now.load(); }
+
+RankMemory::RankMemory() : before_(own) { own = Accounts::instance().take(); }
+
+RankMemory::~RankMemory() {
+  Accounts::instance().give_back(own);
+  own = before_;
+}
+
+int64_t peak_resident_bytes() {
+  const int64_t kib = read_number("/proc/self/status", "VmHWM:");
+  return kib < 0 ? 0 : kib * 1024;
+}
+
+int64_t host_memory_bytes() {
+  const int64_t kib = read_number("/proc/meminfo", "MemTotal:");
+  const int64_t total = kib < 0 ? 0 : kib * 1024;
+  const int64_t limit = cgroup_limit();
+  return limit > 0 && (total == 0 || limit < total) ? limit : total;
+}
+
+}  // namespace tessera::monitor

@@ -1,0 +1,16 @@
+#include "tessera/monitor/monitor_config.h"
+
+namespace tessera::monitor {
+
+void MonitorConfig::declare(config::Section& section) {
+  section
+      .key("every", every,
+           "steps between progress lines; metrics.jsonl has every step")
+      .at_least(1)
+      .at_most(1e12);
+  section.key("tensorboard", tensorboard, "write events for TensorBoard");
+  section.key("trace", trace, "write a trace of every instruction")
+      .not_built("tracing");
+}
+
+}  // namespace tessera::monitor

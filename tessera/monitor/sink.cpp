@@ -1,0 +1,37 @@
+#include "tessera/monitor/sink.h"
+
+#include <filesystem>
+
+#include "tessera/core/error.h"
+#include "tessera/monitor/console.h"
+#include "tessera/monitor/json_lines.h"
+#include "tessera/monitor/summary.h"
+#include "tessera/monitor/tensorboard.h"
+
+namespace tessera::monitor {
+
+void Sinks::step(const StepRecord& record) {
+  for (auto& sink : sinks_) sink->step(record);
+}
+
+void Sinks::close(const RunEnd& end) {
+  for (auto& sink : sinks_) sink->close(end);
+}
+
+std::unique_ptr<Sink> make_sinks(const MonitorConfig& config,
+                                 const RunInfo& info) {
+  std::error_code error;
+  std::filesystem::create_directories(info.folder, error);
+  TS_CHECK_IO(!error, "monitor: cannot make the run's folder ", info.folder,
+              ": ", error.message(), ".");
+  const std::string metrics = info.folder + "/metrics.jsonl";
+  truncate_after(metrics, info.first_step);
+  auto sinks = std::make_unique<Sinks>();
+  sinks->add(std::make_unique<JsonLines>(metrics));
+  if (config.tensorboard) sinks->add(std::make_unique<TensorBoard>(info));
+  sinks->add(std::make_unique<Summary>(info));
+  sinks->add(std::make_unique<Console>(info, ConsoleOptions{config.every}));
+  return sinks;
+}
+
+}  // namespace tessera::monitor

@@ -1,0 +1,41 @@
+// Where records go. Only rank 0 has sinks.
+//
+// Order:  step* close. A sink that was never closed leaves what it wrote so
+//         far readable.
+// Errors: TS_CHECK_IO names the file.
+// Threads: one.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/monitor/monitor_config.h"
+#include "tessera/monitor/step_record.h"
+
+namespace tessera::monitor {
+
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  virtual void step(const StepRecord& record) = 0;
+  virtual void close(const RunEnd& end) = 0;
+};
+
+// Several sinks as one.
+class Sinks : public Sink {
+ public:
+  void add(std::unique_ptr<Sink> sink) { sinks_.push_back(std::move(sink)); }
+  void step(const StepRecord& record) override;
+  void close(const RunEnd& end) override;
+
+ private:
+  std::vector<std::unique_ptr<Sink>> sinks_;
+};
+
+// What a run folder holds: metrics.jsonl, events.* where asked for, and
+// summary.json; and the progress lines on the screen. Makes the folder. Lines
+// of steps after info.first_step are dropped from metrics.jsonl.
+std::unique_ptr<Sink> make_sinks(const MonitorConfig& config,
+                                 const RunInfo& info);
+
+}  // namespace tessera::monitor

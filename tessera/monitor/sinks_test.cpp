@@ -1,0 +1,387 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "tessera/core/crc32c.h"
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/monitor/console.h"
+#include "tessera/monitor/json_lines.h"
+#include "tessera/monitor/sink.h"
+#include "tessera/monitor/summary.h"
+#include "tessera/monitor/tensorboard.h"
+
+namespace tessera::monitor {
+namespace {
+
+using tessera::detail::Json;
+using tessera::detail::parse_json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+StepRecord record_of(int64_t step) {
+  StepRecord record;
+  record.step = step;
+  record.loss = 7.612341234;
+  record.grad_norm = 1.23451;
+  record.lr = 3e-4;
+  record.tokens = 4096;
+  record.step_s = 0.25;
+  record.tokens_per_s = 24690;
+  record.mem_peak_mib = 532.48;
+  return record;
+}
+
+RunInfo info_in(const std::string& folder, int64_t first_step = 0) {
+  RunInfo info;
+  info.name = "test";
+  info.folder = folder;
+  info.first_step = first_step;
+  info.total_steps = 1000;
+  info.world_size = 2;
+  info.host_memory_mib = 24576;
+  return info;
+}
+
+std::vector<Json> lines_of(const std::string& path) {
+  std::vector<Json> lines;
+  std::istringstream text(read_file(path));
+  for (std::string line; std::getline(text, line);) {
+    lines.push_back(parse_json(line, path));
+  }
+  return lines;
+}
+
+std::vector<int64_t> steps_in(const std::string& path) {
+  std::vector<int64_t> steps;
+  for (const Json& line : lines_of(path)) steps.push_back(line["step"]);
+  return steps;
+}
+
+void append(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::app) << text;
+}
+
+TEST(JsonLines, NumbersReadBackToTheSameValue) {
+  for (double value : {0.1, 1.0 / 3, 1e-310, 5e300, 123456789.123456789, 2.0,
+                       -0.0, std::numeric_limits<double>::max()}) {
+    StepRecord record = record_of(1);
+    record.loss = value;
+    record.bubble = -value;
+    record.expert_load = {value, 1};
+    const Json line = parse_json(to_json_line(record), "line");
+    EXPECT_EQ(line["loss"].get<double>(), value);
+    EXPECT_EQ(line["bubble"].get<double>(), -value);
+    EXPECT_EQ(line["expert_load"][0].get<double>(), value);
+  }
+}
+
+TEST(JsonLines, HasTheFieldsOfTheContractInOrder) {
+  std::vector<std::string> names;
+  const Json line = parse_json(to_json_line(record_of(1)), "line");
+  for (const auto& [name, value] : line.items()) names.push_back(name);
+  EXPECT_THAT(names, ElementsAre("step", "loss", "grad_norm", "lr", "tokens",
+                                 "step_s", "tokens_per_s", "tflops", "mfu",
+                                 "mem_peak_mib", "comm_s", "comm_bytes",
+                                 "comm_latency_us", "comm_gbps", "bubble"));
+  EXPECT_TRUE(line["mfu"].is_null());
+
+  StepRecord full = record_of(2);
+  full.loss_scale = 1024;
+  full.aux_loss = 0.01;
+  full.expert_load = {0.5, 0.5};
+  full.validation = Validation{.loss = 6.5};
+  const Json more = parse_json(to_json_line(full), "line");
+  EXPECT_EQ(more["loss_scale"], 1024);
+  EXPECT_EQ(more["aux_loss"], 0.01);
+  EXPECT_EQ(more["valid_loss"], 6.5);
+}
+
+TEST(JsonLines, WhatIsNoNumberIsNull) {
+  StepRecord record = record_of(1);
+  record.loss = std::nan("");
+  record.grad_norm = std::numeric_limits<double>::infinity();
+  const Json line = parse_json(to_json_line(record), "line");
+  EXPECT_TRUE(line["loss"].is_null());
+  EXPECT_TRUE(line["grad_norm"].is_null());
+}
+
+TEST(JsonLines, AResumedRunHasEachStepOnce) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("metrics.jsonl");
+  truncate_after(path, 3);  // no file yet
+  {
+    JsonLines sink(path);
+    for (int64_t step = 1; step <= 5; ++step) sink.step(record_of(step));
+  }
+  truncate_after(path, 9);
+  EXPECT_THAT(steps_in(path), ElementsAre(1, 2, 3, 4, 5));
+  truncate_after(path, 3);
+  JsonLines sink(path);
+  sink.step(record_of(4));
+  sink.close({});
+  EXPECT_THAT(steps_in(path), ElementsAre(1, 2, 3, 4));
+  truncate_after(path, 0);
+  EXPECT_THAT(read_file(path), IsEmpty());
+}
+
+TEST(JsonLines, ATornOrStrangeLineEndsTheGoodPart) {
+  for (const char* bad :
+       {"{\"step\":3,\"loss\":1.5", "{\"step\":3,\"loss\":1.5}", "}\n", "\n",
+        "{\"step\":x,}\n", "{\"step\":3}\n"}) {
+    const TemporaryFolder folder;
+    const std::string path = folder.file("metrics.jsonl");
+    {
+      JsonLines sink(path);
+      sink.step(record_of(1));
+      sink.step(record_of(2));
+    }
+    append(path, bad);
+    truncate_after(path, 100);
+    EXPECT_THAT(steps_in(path), ElementsAre(1, 2)) << bad;
+  }
+}
+
+TEST(JsonLines, AKilledRunLeavesWholeLines) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("metrics.jsonl");
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    JsonLines sink(path);
+    for (int64_t step = 1;; ++step) {
+      sink.step(record_of(step));
+      if (step == 200 && write(ends[1], "x", 1) != 1) _exit(1);
+    }
+  }
+  char byte = 0;
+  ASSERT_EQ(read(ends[0], &byte, 1), 1);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  close(ends[0]);
+  close(ends[1]);
+  const auto steps = steps_in(path);
+  EXPECT_GE(steps.size(), 200);
+  EXPECT_EQ(steps.back(), static_cast<int64_t>(steps.size()));
+}
+
+TEST(JsonLines, NamesTheFileThatItCannotWrite) {
+  try {
+    JsonLines sink("/proc/no-such-folder/metrics.jsonl");
+    ADD_FAILURE() << "opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kInputOutput);
+    EXPECT_THAT(error.what(), HasSubstr("/proc/no-such-folder"));
+  }
+  JsonLines full("/dev/full");
+  EXPECT_THROW(full.step(record_of(1)), Error);
+}
+
+// Takes the records of an events file apart, checking both sums of each.
+std::vector<std::string> events_in(const std::string& path) {
+  const std::string bytes = read_file(path);
+  auto sum_at = [&](size_t at) {
+    uint32_t sum = 0;
+    std::memcpy(&sum, bytes.data() + at, sizeof sum);
+    sum -= 0xa282ead8U;
+    return sum >> 17 | sum << 15;
+  };
+  auto crc_of = [&](size_t at, size_t size) {
+    return crc32c(std::as_bytes(std::span(bytes).subspan(at, size)));
+  };
+  std::vector<std::string> events;
+  for (size_t at = 0; at < bytes.size();) {
+    uint64_t size = 0;
+    std::memcpy(&size, bytes.data() + at, sizeof size);
+    EXPECT_EQ(sum_at(at + 8), crc_of(at, 8));
+    EXPECT_EQ(sum_at(at + 12 + size), crc_of(at + 12, size));
+    events.push_back(bytes.substr(at + 12, size));
+    at += 16 + size;
+  }
+  return events;
+}
+
+TEST(TensorBoard, WritesARecordForEachStep) {
+  const TemporaryFolder folder;
+  TensorBoard sink(info_in(folder.path()));
+  EXPECT_THAT(sink.path(), HasSubstr("/events.out.tfevents."));
+  sink.step(record_of(1));
+  StepRecord second = record_of(2);
+  second.validation = Validation{.loss = 6.5};
+  second.mfu = 0.25;
+  sink.step(second);
+  const auto events = events_in(sink.path());  // flushed at every step
+  ASSERT_EQ(events.size(), 3);
+  EXPECT_THAT(events[0], HasSubstr("brain.Event:2"));
+  EXPECT_THAT(events[1], HasSubstr("loss_metrics/global_avg_loss"));
+  EXPECT_THAT(events[1], Not(HasSubstr("mfu(%)")));
+  EXPECT_THAT(events[2], HasSubstr("mfu(%)"));
+  EXPECT_THAT(events[2], HasSubstr("validation_metrics/loss"));
+  sink.close({});
+}
+
+TEST(TensorBoard, EachStartHasAFileOfItsOwn) {
+  const TemporaryFolder folder;
+  const TensorBoard first(info_in(folder.path()));
+  const TensorBoard resumed(info_in(folder.path(), 5));
+  EXPECT_NE(first.path(), resumed.path());
+  EXPECT_EQ(events_in(first.path()).size(), 1);
+  EXPECT_EQ(events_in(resumed.path()).size(), 2);  // and the note to forget
+}
+
+TEST(Summary, TellsHowTheRunWent) {
+  const TemporaryFolder folder;
+  Summary sink(info_in(folder.path(), 10));
+  for (int64_t step = 11; step <= 14; ++step) {
+    StepRecord record = record_of(step);
+    record.loss = 20.0 - static_cast<double>(step);
+    record.mem_peak_mib = step == 12 ? 900 : 500;
+    if (step == 12) record.validation = Validation{.loss = 5.5};
+    if (step == 14) record.validation = Validation{.loss = 6};
+    sink.step(record);
+  }
+  sink.close({.reason = "failed", .exit_code = 1, .message = "a \"bad\"\nend"});
+  const std::string path = folder.file("summary.json");
+  const Json json = parse_json(read_file(path), path);
+  EXPECT_EQ(json["reason"], "failed");
+  EXPECT_EQ(json["exit_code"], 1);
+  EXPECT_EQ(json["message"], "a \"bad\"\nend");
+  EXPECT_EQ(json["steps"], 14);
+  EXPECT_EQ(json["steps_run"], 4);
+  EXPECT_EQ(json["tokens"], 4 * 4096);
+  EXPECT_EQ(json["tokens_per_s"], 4096 / 0.25);
+  EXPECT_EQ(json["first_loss"], 9);
+  EXPECT_EQ(json["last_loss"], 6);
+  EXPECT_EQ(json["last_valid_loss"], 6);
+  EXPECT_EQ(json["best_valid_loss"], 5.5);
+  EXPECT_EQ(json["mem_peak_mib"], 900);
+}
+
+TEST(Summary, ARunWithoutAStepHasOneToo) {
+  const TemporaryFolder folder;
+  Summary sink(info_in(folder.path(), 10));
+  sink.close({});
+  const Json json = parse_json(read_file(folder.file("summary.json")), "it");
+  EXPECT_EQ(json["steps"], 10);
+  EXPECT_TRUE(json["last_loss"].is_null());
+}
+
+// A console that writes into a string, with a clock that the test sets.
+struct Screen {
+  std::ostringstream text;
+  double now = 0;
+  ConsoleOptions options(int64_t every, bool colour = false) {
+    return {.every = every, .colour = colour, .out = &text, .clock = [this] {
+              return now;
+            }};
+  }
+};
+
+TEST(Console, WritesTorchtitansLineAndTheTimeLeft) {
+  Screen screen;
+  Console sink(info_in(""), screen.options(1));
+  StepRecord record = record_of(1);
+  record.step_s = 2;
+  sink.step(record);
+  EXPECT_EQ(screen.text.str(),
+            "step:    1  loss:  7.61234  grad_norm:  1.2345  "
+            "memory:  0.52GiB(2.17%)  tps: 12,345  eta: 33m18s\n");
+  screen.text.str("");
+  screen.now = 0.5;
+  record = record_of(2);
+  record.tflops = 0.123;
+  record.mfu = 0.081;
+  record.validation = Validation{.loss = 6.5, .tokens = 9000, .seconds = 1.5};
+  sink.step(record);
+  EXPECT_EQ(screen.text.str(),
+            "step:    2  loss:  7.61234  grad_norm:  1.2345  "
+            "memory:  0.52GiB(2.17%)  tps: 12,345  tflops: 0.12  mfu: 8.10%  "
+            "eta: 8m19s\n"
+            "validate step: 2  loss:  6.50000  tps: 3,000\n");
+}
+
+TEST(Console, ShowsTheFirstTheLastAndEveryNthStep) {
+  Screen screen;
+  RunInfo info = info_in("", 3);
+  info.total_steps = 25;
+  Console sink(info, screen.options(10));
+  for (int64_t step = 4; step <= 25; ++step) sink.step(record_of(step));
+  std::istringstream text(screen.text.str());
+  std::vector<std::string> steps;
+  for (std::string line; std::getline(text, line);) {
+    steps.push_back(line.substr(6, 2));
+  }
+  EXPECT_THAT(steps, ElementsAre(" 4", "10", "20", "25"));
+}
+
+TEST(Console, ColoursFieldsWhereAskedTo) {
+  Screen screen;
+  Console sink(info_in(""), screen.options(1, /*colour=*/true));
+  sink.step(record_of(1));
+  EXPECT_THAT(screen.text.str(), HasSubstr("\033[31mstep:    1\033[39m  "));
+}
+
+TEST(Console, NeedsATerminalForColours) {
+  unsetenv("NO_COLOR");
+  setenv("TERM", "xterm", 1);
+  setenv(kTerminalVariable, "1", 1);
+  EXPECT_TRUE(wants_colour());
+  setenv("TERM", "dumb", 1);
+  EXPECT_FALSE(wants_colour());
+  setenv("TERM", "xterm", 1);
+  setenv("NO_COLOR", "1", 1);
+  EXPECT_FALSE(wants_colour());
+  unsetenv("NO_COLOR");
+  unsetenv(kTerminalVariable);
+}
+
+TEST(Console, WritesTimesAndCountsForPeople) {
+  EXPECT_EQ(format_duration(-1), "0s");
+  EXPECT_EQ(format_duration(59.4), "59s");
+  EXPECT_EQ(format_duration(59.6), "1m00s");
+  EXPECT_EQ(format_duration(7500), "2h05m");
+  EXPECT_EQ(format_duration(3 * 86400 + 4 * 3600 + 59), "3d04h");
+  EXPECT_EQ(format_duration(std::numeric_limits<double>::infinity()),
+            "11574d01h");
+  EXPECT_EQ(with_commas(0), "0");
+  EXPECT_EQ(with_commas(999), "999");
+  EXPECT_EQ(with_commas(1000), "1,000");
+  EXPECT_EQ(with_commas(-1234567), "-1,234,567");
+}
+
+TEST(Sinks, FillARunFolder) {
+  const TemporaryFolder folder;
+  const RunInfo info = info_in(folder.file("runs/one"));
+  auto sink = make_sinks({.every = 1000, .tensorboard = true}, info);
+  for (int64_t step = 1; step <= 3; ++step) sink->step(record_of(step));
+  sink->close({});
+
+  RunInfo resumed = info;
+  resumed.first_step = 2;
+  sink = make_sinks({.every = 1000, .tensorboard = false}, resumed);
+  sink->step(record_of(3));
+  sink->close({.reason = "stopped", .exit_code = 75, .message = ""});
+  EXPECT_THAT(steps_in(info.folder + "/metrics.jsonl"), ElementsAre(1, 2, 3));
+  std::vector<std::string> events;
+  for (const auto& entry : std::filesystem::directory_iterator(info.folder)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("events.")) events.push_back(name);
+  }
+  EXPECT_EQ(events.size(), 1);
+  const Json json = parse_json(read_file(info.folder + "/summary.json"), "it");
+  EXPECT_EQ(json["reason"], "stopped");
+}
+
+}  // namespace
+}  // namespace tessera::monitor

@@ -1,0 +1,60 @@
+// What is known of a step, of a run and of its end: what sinks are told.
+//
+// A StepRecord is a line of metrics.jsonl: names and units are the contract's.
+// Rates per second are of the whole world unless a name says "of a rank".
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::monitor {
+
+// The mean loss over held-out tokens after a step.
+struct Validation {
+  double loss = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+};
+
+struct StepRecord {
+  int64_t step = 0;      // from 1: the step that has just been taken
+  double loss = 0;       // cross-entropy alone, mean over the global batch
+  double grad_norm = 0;  // before clipping
+  double lr = 0;         // that this step used
+  int64_t tokens = 0;    // target tokens of the step's global batch
+  double step_s = 0;
+  double tokens_per_s = 0;
+  std::optional<double> tflops;  // of a rank; unknown: null
+  std::optional<double> mfu;     // 0..1 of a rank's peak
+  double mem_peak_mib = 0;       // of the worst rank
+  double comm_s = 0;             // of the worst rank, as are the next three
+  int64_t comm_bytes = 0;
+  std::optional<double> comm_latency_us;
+  std::optional<double> comm_gbps;
+  std::optional<double> bubble;  // share of the step that a rank was idle
+
+  // Only where they apply; absent from the line else.
+  std::optional<double> loss_scale;
+  std::optional<double> aux_loss;
+  std::vector<double> expert_load;
+  std::optional<Validation> validation;  // its loss is valid_loss
+};
+
+struct RunInfo {
+  std::string name;
+  std::string folder;      // RUN_DIR/NAME
+  int64_t first_step = 0;  // steps done before this start; 0: a new run
+  int64_t total_steps = 0;
+  int64_t world_size = 1;
+  double host_memory_mib = 0;  // 0: unknown
+};
+
+struct RunEnd {
+  std::string reason = "done";  // done | stopped | failed
+  int exit_code = 0;
+  std::string message;  // of the error, where it failed
+};
+
+}  // namespace tessera::monitor

@@ -1,0 +1,165 @@
+#include "tessera/monitor/tensorboard.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <ctime>
+
+#include "tessera/core/crc32c.h"
+#include "tessera/core/error.h"
+
+namespace tessera::monitor {
+namespace {
+
+// The wire format of protocol buffers, as far as scalars need it.
+class Message {
+ public:
+  Message& integer(int field, uint64_t value) {
+    varint(field << 3);
+    varint(value);
+    return *this;
+  }
+  Message& fixed64(int field, double value) {
+    return fixed(field << 3 | 1, &value, sizeof value);
+  }
+  Message& fixed32(int field, float value) {
+    return fixed(field << 3 | 5, &value, sizeof value);
+  }
+  Message& bytes(int field, const std::string& value) {
+    varint(field << 3 | 2);
+    varint(value.size());
+    text_ += value;
+    return *this;
+  }
+  const std::string& str() const { return text_; }
+
+ private:
+  void varint(uint64_t value) {
+    for (; value > 127; value >>= 7) text_ += static_cast<char>(value | 128);
+    text_ += static_cast<char>(value);
+  }
+  Message& fixed(int key, const void* data, size_t size) {
+    varint(key);
+    text_.append(static_cast<const char*>(data), size);
+    return *this;
+  }
+  std::string text_;
+};
+
+// The numbers of the fields in event.proto and summary.proto.
+enum Event {
+  kWallTime = 1,
+  kStep = 2,
+  kFileVersion = 3,
+  kSummary = 5,
+  kSessionLog = 7
+};
+enum SummaryField { kValue = 1 };
+enum Value { kTag = 1, kSimpleValue = 2 };
+enum SessionLog { kStatus = 1 };
+constexpr int kStart = 1;
+
+uint32_t masked_crc(const std::string& bytes) {
+  const uint32_t crc = crc32c(std::as_bytes(std::span(bytes)));
+  return (crc >> 15 | crc << 17) + 0xa282ead8U;
+}
+
+template <typename T>
+std::string raw_bytes(T value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
+double now_s() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<double>(now.tv_sec) +
+         1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+std::string file_name() {
+  static std::atomic<int> count{0};
+  char host[256] = {};
+  if (gethostname(host, sizeof host - 1) != 0) std::strcpy(host, "localhost");
+  return c10::str("events.out.tfevents.", static_cast<int64_t>(now_s()), ".",
+                  host, ".", getpid(), ".", count++);
+}
+
+class Scalars {
+ public:
+  void add(const std::string& tag, double value) {
+    Message scalar;
+    scalar.bytes(kTag, tag).fixed32(kSimpleValue, static_cast<float>(value));
+    summary_.bytes(kValue, scalar.str());
+  }
+  void add(const std::string& tag, const std::optional<double>& value) {
+    if (value) add(tag, *value);
+  }
+  const std::string& str() const { return summary_.str(); }
+
+ private:
+  Message summary_;
+};
+
+Scalars scalars_of(const StepRecord& record, const RunInfo& info) {
+  Scalars scalars;
+  scalars.add("loss_metrics/global_avg_loss", record.loss);
+  scalars.add("grad_norm", record.grad_norm);
+  scalars.add("lr", record.lr);
+  scalars.add("throughput(tps)",
+              record.tokens_per_s / static_cast<double>(info.world_size));
+  scalars.add("tflops", record.tflops);
+  if (record.mfu) scalars.add("mfu(%)", 100 * *record.mfu);
+  scalars.add("time_metrics/end_to_end(s)", record.step_s);
+  scalars.add("time_metrics/communication(s)", record.comm_s);
+  scalars.add("memory/max_active(GiB)", record.mem_peak_mib / 1024);
+  if (info.host_memory_mib > 0) {
+    scalars.add("memory/max_active(%)",
+                100 * record.mem_peak_mib / info.host_memory_mib);
+  }
+  scalars.add("bubble", record.bubble);
+  scalars.add("loss_scale", record.loss_scale);
+  scalars.add("aux_loss", record.aux_loss);
+  if (record.validation) {
+    scalars.add("validation_metrics/loss", record.validation->loss);
+  }
+  return scalars;
+}
+
+}  // namespace
+
+TensorBoard::TensorBoard(const RunInfo& info)
+    : info_(info), path_(info.folder + "/" + file_name()) {
+  file_.open(path_, std::ios::binary);
+  TS_CHECK_IO(file_.good(), "monitor: cannot write ", path_, ".");
+  Message version;
+  version.fixed64(kWallTime, now_s()).bytes(kFileVersion, "brain.Event:2");
+  write_record(version.str());
+  if (info.first_step == 0) return;
+  Message status, start;
+  status.integer(kStatus, kStart);
+  start.fixed64(kWallTime, now_s())
+      .integer(kStep, info.first_step + 1)
+      .bytes(kSessionLog, status.str());
+  write_record(start.str());
+}
+
+void TensorBoard::step(const StepRecord& record) {
+  Message event;
+  event.fixed64(kWallTime, now_s())
+      .integer(kStep, record.step)
+      .bytes(kSummary, scalars_of(record, info_).str());
+  write_record(event.str());
+}
+
+void TensorBoard::close(const RunEnd& /*end*/) { file_.close(); }
+
+void TensorBoard::write_record(const std::string& event) {
+  const std::string length = raw_bytes(static_cast<uint64_t>(event.size()));
+  file_ << length << raw_bytes(masked_crc(length)) << event
+        << raw_bytes(masked_crc(event)) << std::flush;
+  TS_CHECK_IO(file_.good(), "monitor: cannot write ", path_,
+              ". Is the disk full?");
+}
+
+}  // namespace tessera::monitor
