@@ -1,0 +1,85 @@
+#include "tessera/launch/detail/rank_output.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "tessera/core/error.h"
+
+namespace tessera::launch::detail {
+namespace {
+
+constexpr size_t kLongestLine = size_t{64} << 10;
+
+bool names_its_rank(const std::string& line, int64_t rank) {
+  const std::string name = "[rank " + std::to_string(rank);
+  const size_t at = line.find(name);
+  if (at == std::string::npos || at + name.size() >= line.size()) return false;
+  const char next = line[at + name.size()];
+  return next == '/' || next == ']' || next == ' ';
+}
+
+}  // namespace
+
+void write_all(int fd, const std::string& text) {
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = write(fd, text.data() + done, text.size() - done);
+    if (n >= 0) {
+      done += static_cast<size_t>(n);
+    } else if (errno == EAGAIN) {
+      pollfd ready{fd, POLLOUT, 0};
+      poll(&ready, 1, -1);
+    } else if (errno != EINTR) {
+      return;
+    }
+  }
+}
+
+RankOutput::RankOutput(int64_t rank, const std::string& log_file)
+    : rank_(rank) {
+  if (log_file.empty()) return;
+  log_ = Fd(
+      open(log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  TS_CHECK_IO(log_.open(), "launch: cannot open the log of rank ", rank, ", ",
+              log_file, ": ", std::strerror(errno), ".");
+}
+
+bool RankOutput::drain(int pipe) {
+  char bytes[16384];
+  for (;;) {
+    const ssize_t n = read(pipe, bytes, sizeof bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno == EAGAIN;
+    if (n == 0) return false;
+    if (log_.open()) write_all(log_.get(), std::string(bytes, n));
+    for (ssize_t i = 0; i < n; ++i) {
+      pending_ += bytes[i];
+      if (bytes[i] == '\n' || bytes[i] == '\r' ||
+          pending_.size() >= kLongestLine) {
+        show(std::exchange(pending_, {}));
+      }
+    }
+  }
+}
+
+void RankOutput::flush() {
+  if (!pending_.empty()) show(std::exchange(pending_, {}) + "\n");
+}
+
+void RankOutput::show(std::string line) {
+  const bool marked = rank_ == 0 || names_its_rank(line, rank_);
+  write_all(STDERR_FILENO,
+            marked ? line : c10::str("[rank ", rank_, "] ", line));
+  while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) {
+    line.pop_back();
+  }
+  if (line.empty()) return;
+  last_lines_.push_back(std::move(line));
+  if (last_lines_.size() > kLastLines) last_lines_.pop_front();
+}
+
+}  // namespace tessera::launch::detail

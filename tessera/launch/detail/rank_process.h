@@ -1,0 +1,64 @@
+// One rank as a process: started, watched through a pidfd, ended with all that
+// it started.
+//
+// A rank leads a process group of its own, so that a terminal's Ctrl-C reaches
+// the launcher alone, and is killed when the launcher dies. Its stderr comes
+// through a pipe; stdout is the launcher's, stdin is empty.
+// Threads: the thread that starts a rank must outlive it (PR_SET_PDEATHSIG).
+#pragma once
+
+#include <csignal>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::launch::detail {
+
+// A file descriptor that closes itself.
+class Fd {
+ public:
+  explicit Fd(int fd = -1) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.release()) {}
+  Fd& operator=(Fd&& other) noexcept;
+  ~Fd();
+  int get() const { return fd_; }
+  bool open() const { return fd_ >= 0; }
+  int release();
+
+ private:
+  int fd_;
+};
+
+// Becomes readable when the process ends; closed where there is none such.
+Fd open_pidfd(pid_t pid);
+
+struct RankProgram {
+  std::vector<std::string> argv;
+  std::vector<std::string> environment;  // "NAME=value"
+  int inherited_fd = -1;                 // stays open in the rank
+};
+
+class RankProcess {
+ public:
+  // Throws TS_CHECK_USAGE when the program cannot be started.
+  explicit RankProcess(const RankProgram& program);
+  ~RankProcess();  // kills and reaps what still runs
+  RankProcess(RankProcess&& other) noexcept;
+  RankProcess& operator=(RankProcess&&) = delete;
+
+  bool running() const { return pid_ > 0; }
+  int pidfd() const { return pidfd_.get(); }  // readable: it has ended
+  Fd& stderr_pipe() { return stderr_; }       // not blocking
+
+  void send(int signal) const;  // to the rank and all that it started
+  // REQUIRES: pidfd() is readable. The status of waitpid(2). What the rank left
+  // running is killed.
+  int reap();
+
+ private:
+  pid_t pid_ = -1;
+  Fd pidfd_;
+  Fd stderr_;
+};
+
+}  // namespace tessera::launch::detail

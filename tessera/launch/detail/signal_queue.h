@@ -1,0 +1,35 @@
+// The signals that stop a launcher, as a pipe to be polled.
+//
+// SIGTERM, SIGINT, SIGHUP and SIGUSR1, less those that were ignored (nohup), go
+// into the queue while it lives; SIGPIPE is ignored, as a reader of stderr may
+// leave. Handlers, not a mask: a thread of a library that does not block a
+// signal would take it, and the process would end.
+// Threads: one queue a process.
+#pragma once
+
+#include <csignal>
+#include <map>
+
+#include "tessera/launch/detail/rank_process.h"
+
+namespace tessera::launch::detail {
+
+class SignalQueue {
+ public:
+  SignalQueue();
+  ~SignalQueue();  // gives the signals back
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
+
+  int fd() const { return read_end_.get(); }
+  int next() const;  // the next signal that came in, 0 when there is none
+
+ private:
+  void take(int signal, void (*handler)(int));
+
+  std::map<int, struct sigaction> before_;
+  Fd read_end_;
+  Fd write_end_;
+};
+
+}  // namespace tessera::launch::detail

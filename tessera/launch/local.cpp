@@ -1,0 +1,281 @@
+#include "tessera/launch/local.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "tessera/core/error.h"
+#include "tessera/launch/detail/rank_output.h"
+#include "tessera/launch/detail/rank_process.h"
+#include "tessera/launch/detail/signal_queue.h"
+#include "tessera/launch/detail/verdict.h"
+#include "tessera/launch/environment.h"
+#include "tessera/launch/signals.h"
+#include "tessera/monitor/console.h"
+
+namespace tessera::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using detail::Fd;
+using detail::RankEnd;
+
+struct Rank {
+  detail::RankProcess process;
+  detail::RankOutput output;
+};
+
+class LocalRun {
+ public:
+  explicit LocalRun(const LocalOptions& options)
+      : options_(options), oom_kills_before_(detail::kernel_oom_kills()) {}
+
+  int run() {
+    start();
+    while (num_running() > 0) {
+      wait_for_events();
+      keep_deadlines();
+    }
+    return conclude();
+  }
+
+ private:
+  void start();
+  std::vector<std::string> variables_of(int64_t rank) const;
+  int64_t num_running() const;
+  void wait_for_events();
+  int poll_timeout_ms() const;
+  void read_output(Rank& rank);
+  void note_ends(std::vector<RankEnd> ends);
+  void obey(int signal);
+  void send_all(int signal);
+  void terminate_all();
+  void keep_deadlines();
+  int conclude();
+
+  const LocalOptions& options_;
+  detail::SignalQueue signals_;
+  Fd store_;
+  std::vector<Rank> ranks_;
+  int64_t oom_kills_before_;
+
+  std::optional<RankEnd> failure_;
+  std::optional<Clock::time_point> terminate_at_;
+  std::optional<Clock::time_point> kill_at_;
+  int passed_on_ = 0;  // the first stop signal
+  Clock::time_point passed_on_at_;
+  int forced_ = 0;        // the second one
+  bool stopped_ = false;  // a rank ended with 75
+};
+
+void LocalRun::start() {
+  store_ = Fd(memfd_create("tessera-store", MFD_CLOEXEC));
+  TS_CHECK(store_.open(), "launch: no file in memory for the ranks' store: ",
+           std::strerror(errno), ".");
+  if (!options_.log_dir.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options_.log_dir, error);
+    TS_CHECK_IO(!error, "launch: cannot make the folder of the logs, ",
+                options_.log_dir, ": ", error.message(), ".");
+  }
+  detail::RankProgram program;
+  program.argv = options_.argv;
+  program.inherited_fd = store_.get();
+  for (int64_t rank = 0; rank < options_.nproc; ++rank) {
+    const std::string log =
+        options_.log_dir.empty()
+            ? ""
+            : c10::str(options_.log_dir, "/rank-", rank, ".log");
+    detail::RankOutput output(rank, log);
+    program.environment = variables_of(rank);
+    ranks_.push_back({detail::RankProcess(program), std::move(output)});
+  }
+}
+
+std::vector<std::string> LocalRun::variables_of(int64_t rank) const {
+  Variables all = process_variables();
+  const int64_t share =
+      std::max<int64_t>(1, available_cores() / options_.nproc);
+  all.emplace("OMP_NUM_THREADS", std::to_string(share));  // unless set
+  if (isatty(STDERR_FILENO)) all[monitor::kTerminalVariable] = "1";
+  for (const auto& [name, value] : options_.environment) all[name] = value;
+  const std::string number = std::to_string(rank);
+  const std::string count = std::to_string(options_.nproc);
+  all["TESSERA_RANK"] = all["TESSERA_LOCAL_RANK"] = number;
+  all["TESSERA_WORLD_SIZE"] = all["TESSERA_LOCAL_WORLD_SIZE"] = count;
+  all["TESSERA_NODE"] = "0";
+  all["TESSERA_STORE"] = c10::str("/proc/self/fd/", store_.get());
+  std::vector<std::string> list;
+  for (const auto& [name, value] : all) list.push_back(name + "=" + value);
+  return list;
+}
+
+int64_t LocalRun::num_running() const {
+  return std::count_if(ranks_.begin(), ranks_.end(),
+                       [](const Rank& rank) { return rank.process.running(); });
+}
+
+void LocalRun::wait_for_events() {
+  std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}};
+  for (Rank& rank : ranks_) {  // a negative descriptor is passed over
+    fds.push_back({rank.process.pidfd(), POLLIN, 0});
+    fds.push_back({rank.process.stderr_pipe().get(), POLLIN, 0});
+  }
+  if (poll(fds.data(), fds.size(), poll_timeout_ms()) < 0) return;
+  std::vector<RankEnd> ends;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (fds[2 * i + 2].revents != 0) read_output(ranks_[i]);
+    if (fds[2 * i + 1].revents == 0) continue;
+    const int status = ranks_[i].process.reap();
+    read_output(ranks_[i]);
+    ends.push_back({static_cast<int64_t>(i), status});
+  }
+  note_ends(std::move(ends));
+  while (const int signal = signals_.next()) obey(signal);
+}
+
+int LocalRun::poll_timeout_ms() const {
+  std::optional<Clock::time_point> next = terminate_at_;
+  if (kill_at_ && (!next || *kill_at_ < *next)) next = kill_at_;
+  if (!next) return -1;
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
+  return static_cast<int>(std::max<int64_t>(0, left.count()));
+}
+
+void LocalRun::read_output(Rank& rank) {
+  Fd& pipe = rank.process.stderr_pipe();
+  if (!pipe.open() || rank.output.drain(pipe.get())) return;
+  rank.output.flush();
+  pipe = Fd();
+}
+
+void LocalRun::note_ends(std::vector<RankEnd> ends) {
+  // Of ends seen at the same time, a kill is nearer to the cause than an exit.
+  std::stable_sort(ends.begin(), ends.end(), [](auto& a, auto& b) {
+    return WIFSIGNALED(a.status) > WIFSIGNALED(b.status);
+  });
+  for (const RankEnd& end : ends) {
+    if (detail::is_orderly(end.status)) {
+      stopped_ |= detail::exit_code_of(end.status) != 0;
+      continue;
+    }
+    const bool nearer =
+        failure_ && terminate_at_ && !detail::is_symptom(end.status);
+    if (failure_ && !nearer) continue;
+    failure_ = end;
+    if (detail::is_symptom(end.status)) {
+      terminate_at_ = Clock::now() + options_.settle;
+    } else {
+      terminate_all();
+    }
+  }
+}
+
+void LocalRun::obey(int signal) {
+  // A terminal, a batch system and `timeout` send one signal to a launcher and
+  // to its group: the same one at once is the same request.
+  if (signal == passed_on_ &&
+      Clock::now() - passed_on_at_ < StopRequest::kMerge)
+    return;
+  if (passed_on_ != 0 || failure_) {
+    if (!failure_) forced_ = signal;
+    send_all(SIGKILL);
+    return;
+  }
+  passed_on_ = signal == SIGHUP ? SIGTERM : signal;
+  passed_on_at_ = Clock::now();
+  send_all(passed_on_);
+}
+
+void LocalRun::send_all(int signal) {
+  for (const Rank& rank : ranks_) rank.process.send(signal);
+}
+
+void LocalRun::terminate_all() {
+  terminate_at_.reset();
+  kill_at_ = Clock::now() + options_.grace;
+  send_all(SIGTERM);
+}
+
+void LocalRun::keep_deadlines() {
+  const auto now = Clock::now();
+  if (terminate_at_ && now >= *terminate_at_) terminate_all();
+  if (kill_at_ && now >= *kill_at_) {
+    kill_at_.reset();
+    send_all(SIGKILL);
+  }
+}
+
+int LocalRun::conclude() {
+  for (Rank& rank : ranks_) {
+    read_output(rank);
+    rank.output.flush();
+  }
+  if (forced_ != 0) {
+    detail::write_all(STDERR_FILENO,
+                      c10::str("tessera: ended at once by a second signal, ",
+                               detail::signal_name(forced_), "\n"));
+    return 128 + forced_;
+  }
+  if (!failure_) {
+    return static_cast<int>(stopped_ ? ExitCode::kStopped : ExitCode::kOk);
+  }
+  const detail::Circumstances around{
+      .world_size = options_.nproc,
+      .oom_kills = detail::kernel_oom_kills() - oom_kills_before_,
+      .passed_on = passed_on_};
+  detail::write_all(
+      STDERR_FILENO,
+      detail::verdict(*failure_, ranks_[failure_->rank].output.last_lines(),
+                      around));
+  return detail::exit_code_of(failure_->status);
+}
+
+// The quota of this process's cgroup (version 2) in cores, or nothing.
+std::optional<double> cgroup_quota() {
+  std::ifstream groups("/proc/self/cgroup");
+  std::string line;
+  while (std::getline(groups, line)) {
+    if (!line.starts_with("0::")) continue;
+    std::ifstream limit("/sys/fs/cgroup" + line.substr(3) + "/cpu.max");
+    double quota = 0, period = 0;
+    if (limit >> quota >> period && period > 0) return quota / period;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+int run_local(const LocalOptions& options) {
+  TS_CHECK_USAGE(options.nproc >= 1 && options.nproc <= 4096,
+                 "launch: --nproc ", options.nproc,
+                 " is not between 1 and 4096.");
+  TS_CHECK_USAGE(!options.argv.empty(), "launch: no program to start.");
+  return LocalRun(options).run();
+}
+
+int64_t available_cores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  int64_t cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0
+                      ? CPU_COUNT(&allowed)
+                      : sysconf(_SC_NPROCESSORS_ONLN);
+  if (const auto quota = cgroup_quota()) {
+    cores = std::min(cores, int64_t{std::lround(*quota)});
+  }
+  return std::max<int64_t>(1, cores);
+}
+
+}  // namespace tessera::launch

@@ -1,0 +1,48 @@
+// Ranks of one host: started, supervised, ended together.
+//
+// Starts nproc processes of one program with TESSERA_RANK, TESSERA_WORLD_SIZE,
+// TESSERA_LOCAL_RANK, TESSERA_LOCAL_WORLD_SIZE, TESSERA_NODE and TESSERA_STORE
+// (for discover() and join()). The store is a file in memory that the ranks
+// inherit: no network port, no name in a file system, nothing to clean up.
+// Failure: when a rank ends badly, the others get SIGTERM, and SIGKILL after
+//         `grace`. The first cause is the last thing on stderr: last lines,
+//         rank, host, signal or exit code, hint.
+// Signals: SIGTERM, SIGINT, SIGHUP (as SIGTERM) and SIGUSR1 are passed on once,
+//         for as long as the ranks take to write a checkpoint; a second one
+//         ends all at once.
+// Left over: nothing. A rank takes what it started with it, and dies when the
+//         launcher is killed.
+// Threads: one at a time; the calling thread must live until it returns.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::launch {
+
+struct LocalOptions {
+  int64_t nproc = 1;
+  std::vector<std::string> argv;  // the program is looked up in PATH
+  // Added to the launcher's own variables, for every rank.
+  std::map<std::string, std::string> environment;
+  // Each rank's stderr also goes to log_dir/rank-N.log; "": nowhere. Leave it
+  // empty for a program that writes its own logs.
+  std::string log_dir;
+  std::chrono::milliseconds grace = std::chrono::seconds(5);
+  // A rank that lost a peer (exit code 69) is no first cause: for so long the
+  // peer's own end is waited for.
+  std::chrono::milliseconds settle = std::chrono::milliseconds(250);
+};
+
+// The exit code: 0; 75 when the ranks stopped after writing a checkpoint; the
+// first failing rank's, 128+N where signal N killed it. Throws TS_CHECK_USAGE
+// when the program cannot be started.
+int run_local(const LocalOptions& options);
+
+// Cores that this process may use: its affinity and its cgroup's quota.
+int64_t available_cores();
+
+}  // namespace tessera::launch

@@ -1,0 +1,68 @@
+#include "tessera/launch/signals.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <ctime>
+
+#include <c10/util/Exception.h>
+
+namespace tessera::launch {
+namespace {
+
+constexpr int kSignals[] = {SIGTERM, SIGINT, SIGUSR1};
+
+// What the handler touches: lock-free, and never destroyed.
+std::atomic<bool> installed{false};
+std::atomic<int> first_signal{0};
+std::atomic<int64_t> first_at_ns{0};
+static_assert(std::atomic<int>::is_always_lock_free &&
+              std::atomic<int64_t>::is_always_lock_free);
+
+int64_t now_ns() {  // clock_gettime is async-signal-safe
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+void on_signal(int signal) {
+  constexpr int64_t merge_ns =
+      std::chrono::nanoseconds(StopRequest::kMerge).count();
+  const int saved_errno = errno;
+  int none = 0;
+  const int64_t now = now_ns();
+  if (first_signal.compare_exchange_strong(none, signal)) {
+    first_at_ns = now;
+  } else if (first_at_ns != 0 && now - first_at_ns > merge_ns) {
+    _exit(128 + signal);
+  }
+  errno = saved_errno;
+}
+
+}  // namespace
+
+StopRequest::StopRequest() {
+  TORCH_INTERNAL_ASSERT(!installed.exchange(true), "one StopRequest a process");
+  first_signal = 0;
+  first_at_ns = 0;
+  for (int signal : kSignals) {
+    struct sigaction action{};
+    action.sa_handler = on_signal;
+    sigemptyset(&action.sa_mask);
+    action.sa_flags = SA_RESTART;
+    struct sigaction& before = before_.emplace_back();
+    sigaction(signal, &action, &before);
+  }
+}
+
+StopRequest::~StopRequest() {
+  for (size_t i = 0; i < before_.size(); ++i) {
+    sigaction(kSignals[i], &before_[i], nullptr);
+  }
+  installed = false;
+}
+
+int StopRequest::signal() const { return first_signal; }
+
+}  // namespace tessera::launch

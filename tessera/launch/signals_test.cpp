@@ -1,0 +1,68 @@
+#include "tessera/launch/signals.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace tessera::launch {
+namespace {
+
+// The status of a child process that ran `body` and then exit code 0.
+int status_of_child(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    body();
+    _exit(0);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return status;
+}
+
+void let_pass(std::chrono::milliseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() <= end) {
+  }
+}
+
+TEST(StopRequest, RemembersTheFirstSignal) {
+  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) {
+    const StopRequest stop;
+    EXPECT_FALSE(stop.requested());
+    raise(signal);
+    EXPECT_TRUE(stop.requested());
+    EXPECT_EQ(stop.signal(), signal);
+  }
+}
+
+TEST(StopRequest, TakesSignalsTogetherThatComeTogether) {
+  const StopRequest stop;
+  raise(SIGINT);
+  raise(SIGTERM);
+  EXPECT_EQ(stop.signal(), SIGINT);
+}
+
+TEST(StopRequest, ASecondSignalEndsAtOnce) {
+  const int status = status_of_child([] {
+    const StopRequest stop;
+    raise(SIGTERM);
+    let_pass(2 * StopRequest::kMerge);
+    raise(SIGINT);
+  });
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
+}
+
+TEST(StopRequest, GivesTheSignalsBack) {
+  const int status = status_of_child([] {
+    {
+      const StopRequest stop;
+    }
+    raise(SIGTERM);
+  });
+  EXPECT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGTERM);
+}
+
+}  // namespace
+}  // namespace tessera::launch

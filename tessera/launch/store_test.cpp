@@ -1,0 +1,221 @@
+#include "tessera/launch/store.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "tessera/core/error.h"
+
+namespace tessera::launch {
+namespace {
+
+using testing::AnyOf;
+using testing::HasSubstr;
+
+// A socket on 127.0.0.1 and a port that was free.
+struct Listener {
+  explicit Listener(bool listening) : fd(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(fd, generic, size), 0);
+    EXPECT_EQ(listening ? listen(fd, 8) : 0, 0);
+    EXPECT_EQ(getsockname(fd, generic, &size), 0);
+    port = ntohs(address.sin_port);
+  }
+  ~Listener() { close(fd); }
+  int fd;
+  uint16_t port;
+};
+
+uint16_t free_port() { return Listener(false).port; }
+
+RankEnvironment tcp(int64_t rank, int64_t world_size, uint16_t port) {
+  RankEnvironment here;
+  here.rank = rank;
+  here.world_size = world_size;
+  here.local_rank = here.local_world_size = here.node = -1;
+  here.source = "torchrun";
+  here.rendezvous.kind = Rendezvous::Kind::kTcp;
+  here.rendezvous.host = "127.0.0.1";
+  here.rendezvous.port = port;
+  return here;
+}
+
+struct Outcome {
+  std::optional<Meeting> meeting;
+  std::string message;
+  ExitCode code = ExitCode::kOk;
+};
+
+Outcome try_join(const RankEnvironment& here) {
+  Outcome outcome;
+  try {
+    outcome.meeting = join(here);
+  } catch (const Error& error) {
+    outcome.message = error.what_without_backtrace();
+    outcome.code = error.exit_code();
+  }
+  return outcome;
+}
+
+// Each environment joins on a thread of its own.
+std::vector<Outcome> join_all(const std::vector<RankEnvironment>& all) {
+  std::vector<Outcome> outcomes(all.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < all.size(); ++i) {
+    threads.emplace_back([&, i] { outcomes[i] = try_join(all[i]); });
+  }
+  for (auto& thread : threads) thread.join();
+  return outcomes;
+}
+
+// The local addresses on which this host listens at `port`, as the kernel
+// prints them.
+std::vector<std::string> listening_at(uint16_t port) {
+  char suffix[8];
+  std::snprintf(suffix, sizeof suffix, ":%04X", port);
+  std::vector<std::string> found;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream lines(table);
+    std::string line, number, local, remote, state;
+    while (std::getline(lines, line)) {
+      std::istringstream(line) >> number >> local >> remote >> state;
+      if (state == "0A" && local.ends_with(suffix)) found.push_back(local);
+    }
+  }
+  return found;
+}
+
+TEST(Store, OneRankNeedsNobody) {
+  const Meeting meeting = join(RankEnvironment{});
+  meeting.store->set("key", "value");
+  EXPECT_EQ(meeting.store->get_to_str("key"), "value");
+}
+
+TEST(Store, RanksMeetOverTcpAndFindOutWhoIsNear) {
+  const uint16_t port = free_port();
+  auto outcomes = join_all({tcp(0, 3, port), tcp(1, 3, port), tcp(2, 3, port)});
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(outcomes[rank].meeting) << outcomes[rank].message;
+    const RankEnvironment& here = outcomes[rank].meeting->environment;
+    EXPECT_EQ(here.local_rank, rank);
+    EXPECT_EQ(here.local_world_size, 3);
+    EXPECT_EQ(here.node, 0);
+    EXPECT_EQ(outcomes[rank].meeting->address, "127.0.0.1");
+  }
+  outcomes[2].meeting->store->set("from", "two");
+  EXPECT_EQ(outcomes[1].meeting->store->get_to_str("from"), "two");
+}
+
+TEST(Store, ListensOnTheAddressThatWasAskedForAlone) {
+  const uint16_t port = free_port();
+  auto outcomes = join_all({tcp(0, 2, port), tcp(1, 2, port)});
+  ASSERT_TRUE(outcomes[0].meeting) << outcomes[0].message;
+  char expected[16];
+  std::snprintf(expected, sizeof expected, "0100007F:%04X", port);
+  EXPECT_THAT(listening_at(port), testing::ElementsAre(expected));
+}
+
+TEST(Store, RanksOfOneHostMeetInAFileWithoutAName) {
+  const int fd = memfd_create("store", 0);
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  std::vector<pid_t> children;
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    children.push_back(fork());
+    if (children.back() != 0) continue;
+    RankEnvironment here = tcp(rank, 3, 0);
+    here.rendezvous.kind = Rendezvous::Kind::kFile;
+    here.rendezvous.file = path;
+    Outcome outcome = try_join(here);
+    if (!outcome.meeting) _exit(1);
+    auto& store = *outcome.meeting->store;
+    store.set("said/" + std::to_string(rank), std::to_string(10 * rank));
+    const std::string next = "said/" + std::to_string((rank + 1) % 3);
+    _exit(store.get_to_str(next) == std::to_string(10 * ((rank + 1) % 3)) ? 0
+                                                                          : 2);
+  }
+  for (pid_t child : children) {
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  close(fd);
+}
+
+TEST(Store, ListsTheRanksThatDidNotCome) {
+  const uint16_t port = free_port();
+  std::vector<RankEnvironment> all = {tcp(0, 5, port), tcp(3, 5, port)};
+  for (auto& here : all) here.join_timeout = std::chrono::seconds(2);
+  for (const Outcome& outcome : join_all(all)) {
+    EXPECT_EQ(outcome.code, ExitCode::kUnreachable);
+    EXPECT_THAT(outcome.message, HasSubstr("ranks 1, 2, 4 of 5 did not come"));
+  }
+}
+
+TEST(Store, SaysSoWhenNobodyListens) {
+  RankEnvironment here = tcp(1, 2, free_port());
+  here.join_timeout = std::chrono::seconds(1);
+  const Outcome outcome = try_join(here);
+  EXPECT_EQ(outcome.code, ExitCode::kUnreachable);
+  EXPECT_THAT(outcome.message, HasSubstr("no rendezvous at 127.0.0.1:"));
+}
+
+TEST(Store, SaysSoWhenSomethingMuteListens) {
+  const Listener mute(true);
+  RankEnvironment here = tcp(1, 2, mute.port);
+  here.join_timeout = std::chrono::seconds(1);
+  const Outcome outcome = try_join(here);
+  EXPECT_EQ(outcome.code, ExitCode::kUnreachable);
+  EXPECT_THAT(outcome.message, HasSubstr("another program holds the port"));
+}
+
+TEST(Store, SaysSoWhenThePortIsTaken) {
+  const Listener other(true);
+  const Outcome outcome = try_join(tcp(0, 2, other.port));
+  EXPECT_EQ(outcome.code, ExitCode::kUnreachable);
+  EXPECT_THAT(outcome.message, HasSubstr("held by another process"));
+}
+
+TEST(Store, SaysSoWhenTheHostHasNoAddress) {
+  RankEnvironment here = tcp(0, 2, 12345);
+  here.rendezvous.host = "no-such-host.invalid";
+  const Outcome outcome = try_join(here);
+  EXPECT_EQ(outcome.code, ExitCode::kUnreachable);
+  EXPECT_THAT(outcome.message, HasSubstr("MASTER_ADDR=no-such-host.invalid"));
+}
+
+TEST(Store, ASecondRankOfOneNumberIsRefusedAndTheFirstStays) {
+  const uint16_t port = free_port();
+  std::vector<RankEnvironment> all = {tcp(0, 3, port), tcp(1, 3, port),
+                                      tcp(1, 3, port)};
+  for (auto& here : all) here.join_timeout = std::chrono::seconds(2);
+  const auto outcomes = join_all(all);
+  const bool second_refused = outcomes[2].code == ExitCode::kConfig;
+  const Outcome& refused = outcomes[second_refused ? 2 : 1];
+  const Outcome& kept = outcomes[second_refused ? 1 : 2];
+  EXPECT_THAT(refused.message, HasSubstr("rank 1 is there already ("));
+  EXPECT_THAT(kept.message, HasSubstr("rank 2 of 3 did not come"));
+}
+
+TEST(Store, RanksThatWereToldOfDifferentWorldsAreRefused) {
+  const uint16_t port = free_port();
+  std::vector<RankEnvironment> all = {tcp(0, 2, port), tcp(1, 3, port)};
+  for (auto& here : all) here.join_timeout = std::chrono::seconds(2);
+  const auto outcomes = join_all(all);
+  EXPECT_THAT(outcomes[0].message + outcomes[1].message,
+              AnyOf(HasSubstr("a world of 3 ranks, its peers of one of 2"),
+                    HasSubstr("a world of 2 ranks, its peers of one of 3")));
+}
+
+}  // namespace
+}  // namespace tessera::launch

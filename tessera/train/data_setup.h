@@ -1,0 +1,34 @@
+// The training and validation sets of a run, from the configuration's paths.
+//
+// Text gets the tokenizer of data.tokenizer, else the one of model.from, else
+// one that is trained on the training text, with model.vocab tokens. The run
+// folder keeps the tokenizer and the tokenized text.
+//
+// Use:    prepare_data() once, by one rank or before there are ranks; then
+//         open_datasets() on every rank.
+// Errors: as data/token_stream.h and data/dataset.h.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/data/dataset.h"
+#include "tessera/data/fingerprint.h"
+#include "tessera/train/run_config.h"
+#include "tessera/train/run_folder.h"
+
+namespace tessera::train {
+
+struct Datasets {
+  std::unique_ptr<data::Dataset> train;
+  std::unique_ptr<data::Dataset> valid;  // nullptr: none was named
+  // Of every file that was read, for ranks to compare.
+  std::vector<data::FileFingerprint> fingerprints;
+};
+
+// Idempotent: what is there already is not made again.
+void prepare_data(const RunConfig& config, const RunFolder& folder);
+
+Datasets open_datasets(const RunConfig& config, const RunFolder& folder);
+
+}  // namespace tessera::train

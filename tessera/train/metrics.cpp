@@ -1,0 +1,164 @@
+#include "tessera/train/metrics.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "tessera/models/decoder.h"
+#include "tessera/monitor/memory.h"
+#include "tessera/monitor/sink.h"
+#include "tessera/monitor/throughput.h"
+#include "tessera/train/precision.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr double kMib = 1024.0 * 1024.0;
+constexpr int64_t kStepsBetweenLatencies = 100;
+
+// What each rank tells the others after a step.
+enum Field {
+  kLoss,
+  kWeight,
+  kStop,
+  kMemory,
+  kCommSeconds,
+  kCommBytes,
+  kFields
+};
+
+Traffic traffic_of(comm::Communicator& ranks) {
+  Traffic traffic;
+  for (comm::Group* group : ranks.groups()) {
+    if (group->size() == 1) continue;  // nothing leaves the rank
+    for (const auto& verb : group->stats()) {
+      traffic.seconds += verb.seconds;
+      traffic.bytes += verb.bytes;
+    }
+  }
+  return traffic;
+}
+
+// The quickest of a few all_reduces of one number.
+double latency_us(comm::Group& group) {
+  at::Tensor one = at::zeros({1}, at::kFloat);
+  double best = 1e30;
+  for (int i = 0; i < 5; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    group.all_reduce(one).wait();
+    const std::chrono::duration<double, std::micro> taken =
+        std::chrono::steady_clock::now() - start;
+    best = std::min(best, taken.count());
+  }
+  return best;
+}
+
+}  // namespace
+
+struct Metrics::Impl {
+  const RunConfig& config;
+  comm::Communicator& ranks;
+  std::unique_ptr<monitor::Sink> sinks;  // on rank 0
+  double flops_per_token;
+  std::optional<double> peak_flops;
+  Traffic before;
+  std::optional<double> latency;
+  int64_t exchanges = 0;
+
+  Impl(const RunConfig& of, const RunFolder& folder, comm::Communicator& with,
+       int64_t first_step)
+      : config(of),
+        ranks(with),
+        flops_per_token(static_cast<double>(
+            models::flops_per_token(of.model, of.data.seq_len))) {
+    if (ranks.rank() != 0) return;
+    peak_flops = monitor::measured_peak_flops(compute_dtype(config));
+    sinks = monitor::make_sinks(
+        config.monitor,
+        {.name = config.run.name,
+         .folder = folder.path(),
+         .first_step = first_step,
+         .total_steps = config.run.steps,
+         .world_size = ranks.world_size(),
+         .host_memory_mib =
+             static_cast<double>(monitor::host_memory_bytes()) / kMib});
+  }
+
+  at::Tensor fields_of(const StepShare& share) {
+    const Traffic traffic = share.traffic + traffic_of(ranks) - before;
+    const auto memory = monitor::tensor_bytes().peak;
+    monitor::reset_tensor_peak();
+    at::Tensor fields = at::empty({kFields}, at::kDouble);
+    double* field = fields.mutable_data_ptr<double>();
+    field[kLoss] = share.loss_sum;
+    field[kWeight] = share.weight;
+    field[kStop] = share.stop ? 1 : 0;
+    field[kMemory] = static_cast<double>(memory) / kMib;
+    field[kCommSeconds] = traffic.seconds;
+    field[kCommBytes] = static_cast<double>(traffic.bytes);
+    return fields;
+  }
+};
+
+Metrics::Metrics(const RunConfig& config, const RunFolder& folder,
+                 comm::Communicator& ranks, int64_t first_step)
+    : impl_(std::make_unique<Impl>(config, folder, ranks, first_step)) {}
+
+Metrics::~Metrics() = default;
+
+StepTotals Metrics::exchange(const StepShare& share) {
+  comm::Group& world = impl_->ranks.world();
+  at::Tensor all = at::empty({world.size(), kFields}, at::kDouble);
+  world.all_gather(all, impl_->fields_of(share)).wait();
+  if (world.size() > 1 && impl_->exchanges++ % kStepsBetweenLatencies == 0) {
+    impl_->latency = latency_us(world);
+  }
+  // What this exchange sent is not the next step's.
+  impl_->before = traffic_of(impl_->ranks);
+
+  const at::Tensor sum = all.sum(0);
+  const at::Tensor worst = std::get<0>(all.max(0));
+  StepTotals totals;
+  totals.loss = sum[kLoss].item<double>() / sum[kWeight].item<double>();
+  totals.grad_norm = share.grad_norm;
+  totals.stop = worst[kStop].item<double>() > 0;
+  totals.mem_peak_mib = worst[kMemory].item<double>();
+  totals.comm_seconds = worst[kCommSeconds].item<double>();
+  totals.comm_bytes = worst[kCommBytes].item<double>();
+  return totals;
+}
+
+void Metrics::record(int64_t step, const StepTotals& totals) {
+  if (!impl_->sinks) return;
+  const auto& config = impl_->config;
+  monitor::StepRecord record;
+  record.step = step;
+  record.loss = totals.loss;
+  record.grad_norm = totals.grad_norm;
+  record.lr = totals.lr;
+  record.tokens = config.batch.global * config.data.seq_len;
+  record.step_s = totals.seconds;
+  const auto speed = monitor::throughput(
+      record.tokens, totals.seconds, impl_->ranks.world_size(),
+      impl_->flops_per_token, impl_->peak_flops);
+  record.tokens_per_s = speed.tokens_per_s;
+  record.tflops = speed.tflops;
+  record.mfu = speed.mfu;
+  record.mem_peak_mib = totals.mem_peak_mib;
+  record.comm_s = totals.comm_seconds;
+  record.comm_bytes = static_cast<int64_t>(totals.comm_bytes);
+  record.comm_latency_us = impl_->latency;
+  if (totals.comm_seconds > 0) {
+    record.comm_gbps = totals.comm_bytes / totals.comm_seconds / 1e9;
+  }
+  record.bubble = 0.0;  // a pipeline of one stage has none
+  record.validation = totals.validation;
+  impl_->sinks->step(record);
+}
+
+void Metrics::close(const monitor::RunEnd& end) {
+  if (impl_->sinks) impl_->sinks->close(end);
+}
+
+}  // namespace tessera::train

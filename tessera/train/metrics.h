@@ -1,0 +1,60 @@
+// What a run says of itself, step by step.
+//
+// Comm:   exchange() is one all_gather of a few doubles a rank, on the world:
+//         the sums are taken in rank order, alike on every rank and backend.
+// Writes: on rank 0, the sinks of monitor/: metrics.jsonl, TensorBoard, the
+//         progress line, summary.json.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/monitor/step_record.h"
+#include "tessera/train/run_config.h"
+#include "tessera/train/run_folder.h"
+#include "tessera/train/traffic.h"
+
+namespace tessera::train {
+
+// Of all ranks together.
+struct StepTotals {
+  double loss = 0;  // mean over the target tokens of the global batch
+  double grad_norm = 0;
+  double lr = 0;
+  double seconds = 0;
+  double mem_peak_mib = 0;  // worst rank
+  double comm_seconds = 0;  // worst rank
+  double comm_bytes = 0;    // worst rank
+  bool stop = false;        // some rank was asked to stop
+  std::optional<monitor::Validation> validation;
+};
+
+// This rank's part of a step.
+struct StepShare {
+  double loss_sum = 0;
+  double weight = 0;
+  double grad_norm = 0;
+  Traffic traffic;  // beside that of the groups
+  bool stop = false;
+};
+
+class Metrics {
+ public:
+  // `first_step`: updates done before; lines of later steps, left by a run that
+  // was killed, are dropped.
+  Metrics(const RunConfig& config, const RunFolder& folder,
+          comm::Communicator& ranks, int64_t first_step);
+  ~Metrics();
+
+  StepTotals exchange(const StepShare& share);
+  void record(int64_t step, const StepTotals& totals);
+  void close(const monitor::RunEnd& end);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,20 @@
+// The number types of a run.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include "tessera/core/error.h"
+#include "tessera/train/run_config.h"
+
+namespace tessera::train {
+
+// precision.compute, of weights and activations.
+inline c10::ScalarType compute_dtype(const RunConfig& config) {
+  const std::string& name = config.precision.compute;
+  if (name == "fp64") return c10::kDouble;
+  if (name == "bf16") return c10::kBFloat16;
+  TORCH_INTERNAL_ASSERT(name == "fp32", "precision.compute ", name);
+  return c10::kFloat;
+}
+
+}  // namespace tessera::train

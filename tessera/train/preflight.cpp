@@ -1,0 +1,68 @@
+#include "tessera/train/preflight.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/units.h"
+#include "tessera/models/decoder.h"
+#include "tessera/train/data_setup.h"
+#include "tessera/train/run_folder.h"
+
+namespace tessera::train {
+namespace {
+
+int64_t bytes_of_element(const RunConfig& config) {
+  return config.precision.compute == "fp64" ? 8 : 4;
+}
+
+// Weights and the optimizer's tensors: what one checkpoint holds.
+int64_t checkpoint_bytes(const RunConfig& config) {
+  const int64_t copies = config.optimizer.type == "sgd"
+                             ? (config.optimizer.momentum > 0 ? 2 : 1)
+                             : 3;
+  return copies * bytes_of_element(config) *
+         models::num_parameters(config.model);
+}
+
+}  // namespace
+
+int64_t implied_world_size(const RunConfig& config) {
+  const auto& mesh = config.mesh;
+  const auto open = [](int64_t degree) { return std::max<int64_t>(degree, 1); };
+  const int64_t data =
+      mesh.dp > 0 ? mesh.dp : open(mesh.dp_replicate) * open(mesh.dp_shard);
+  return open(mesh.pp) * data * open(mesh.cp) * open(mesh.tp);
+}
+
+void preflight(const RunConfig& config) {
+  const RunFolder folder(config);
+  folder.create();
+  prepare_data(config, folder);
+  if (config.checkpoint.every > 0) {
+    checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
+                              config.checkpoint.keep);
+  }
+}
+
+std::string describe_plan(const RunConfig& config, int64_t world_size) {
+  const int64_t parameters = models::num_parameters(config.model);
+  std::ostringstream text;
+  text << "model       " << config.model.family << ", "
+       << count_text(parameters) << " parameters\n"
+       << "mesh        "
+       << config.mesh.mesh(world_size, config.zero.stage).describe() << "\n"
+       << "batch       " << config.batch.global << " samples = micro "
+       << config.batch.micro << " x accumulation " << accumulation(config)
+       << " x data-parallel degree " << data_parallel_degree(config) << "; "
+       << count_text(config.batch.global * config.data.seq_len)
+       << " tokens a step\n"
+       << "memory      "
+       << bytes_text(checkpoint_bytes(config) +
+                     bytes_of_element(config) * parameters)
+       << " of model states a rank, and activations\n"
+       << "checkpoint  " << bytes_text(checkpoint_bytes(config)) << "\n";
+  return text.str();
+}
+
+}  // namespace tessera::train

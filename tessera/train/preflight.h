@@ -1,0 +1,26 @@
+// What can be found wrong before any rank starts, and what ranks share.
+//
+// Errors: TS_CHECK_CONFIG (78) for the configuration and what it names: text
+//         that is missing or empty, a tokenizer that does not fit the model, no
+//         room on the disk for checkpoints; TS_CHECK_IO (74) for files that
+//         are damaged.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/train/run_config.h"
+
+namespace tessera::train {
+
+// The ranks that the mesh asks for by itself; degrees that are left open are 1.
+int64_t implied_world_size(const RunConfig& config);
+
+// Makes the run folder, prepares the data in it, checks the disk. Done once, by
+// whoever starts the ranks. REQUIRES: a completed configuration.
+void preflight(const RunConfig& config);
+
+// What a dry run shows: sizes of model, batch, memory and checkpoint.
+std::string describe_plan(const RunConfig& config, int64_t world_size);
+
+}  // namespace tessera::train

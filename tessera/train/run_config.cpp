@@ -1,0 +1,208 @@
+#include "tessera/train/run_config.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/models/hugging_face_config.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr double kMaxSteps = 1e12;
+
+std::string complaint_about_name(const config::Value& value) {
+  const auto& name = std::get<std::string>(value);
+  const bool is_folder_name = !name.empty() && name != "." && name != ".." &&
+                              name.find('/') == std::string::npos &&
+                              name.find('\0') == std::string::npos;
+  return is_folder_name ? "" : "it names a folder and must have no '/'";
+}
+
+// A key was set by the user, not left at its default.
+bool is_set(const config::Provenance& origins, const std::string& key) {
+  const auto origin = origins.find(key);
+  return origin != origins.end() && origin->second != "default";
+}
+
+template <typename T>
+void take(T& mine, const T& folders, const std::string& key,
+          const config::Provenance& origins) {
+  TS_CHECK_CONFIG(!is_set(origins, key) || mine == folders, key, " is ", mine,
+                  " (", origins.at(key), "), but the folder in model.from has ",
+                  folders, ". Leave the key out.");
+  mine = folders;
+}
+
+void complete_batch(BatchConfig& batch, int64_t data_parallel) {
+  const bool known_micro = batch.micro > 0;
+  const std::string micro = known_micro ? std::to_string(batch.micro) : "?";
+  const int64_t multiple = data_parallel * std::max<int64_t>(batch.micro, 1);
+  const int64_t below = batch.global / multiple * multiple;
+  TS_CHECK_CONFIG(
+      batch.global % multiple == 0, "batch: global ", batch.global, " = micro ",
+      micro, " x accumulation ? x data-parallel degree ", data_parallel,
+      " has no solution: ", batch.global, " is no multiple of ", multiple,
+      ". Nearest batch.global: ", below > 0 ? c10::str(below, " or ") : "",
+      below + multiple, ".");
+  if (!known_micro) batch.micro = batch.global / data_parallel;
+}
+
+void check_schedule(const RunConfig& config) {
+  TS_CHECK_CONFIG(config.schedule.warmup <= config.run.steps,
+                  "schedule.warmup is ", config.schedule.warmup,
+                  ", longer than the run: run.steps is ", config.run.steps,
+                  ".");
+  TS_CHECK_CONFIG(config.schedule.type == "constant" ||
+                      config.schedule.min_lr <= config.optimizer.lr,
+                  "schedule.min_lr (", config.schedule.min_lr,
+                  ") is above optimizer.lr (", config.optimizer.lr, ").");
+}
+
+}  // namespace
+
+void RunSection::declare(config::Section& section) {
+  section.key("name", name, "of the run, and of its folder in `dir`")
+      .check(complaint_about_name);
+  section.key("dir", dir, "folder of run folders");
+  section.key("seed", seed, "of initial weights and of the order of the data")
+      .at_least(0);
+  section.key("steps", steps, "updates of the weights, in all")
+      .at_least(1)
+      .at_most(kMaxSteps);
+  section.key("device", device, "that the ranks compute on")
+      .one_of({"auto", "cpu", "cuda"})
+      .not_built({"cuda"}, "training on a GPU", "auto or cpu");
+  section
+      .key("threads", threads,
+           "of a rank; 0: the cores, shared out among the ranks")
+      .at_least(0)
+      .at_most(4096);
+}
+
+void BatchConfig::declare(config::Section& section) {
+  section.key("global", global, "samples a step, over all ranks")
+      .at_least(1)
+      .at_most(1e9);
+  section
+      .key("micro", micro,
+           "samples a micro-batch on a rank; 0: a rank's whole share of global")
+      .at_least(0)
+      .at_most(1e9);
+}
+
+void RunConfig::declare(config::Section& section) {
+  section.section("run", run, "the run as a whole");
+  section.section("model", model, "what is trained");
+  section.section("data", data, "what it is trained on");
+  section.section("batch", batch,
+                  "global = micro x accumulation x data-parallel degree");
+  section.section("mesh", mesh, "how the ranks are laid out");
+  section.section("zero", zero, "sharded data parallelism");
+  section.section("tensor", tensor, "tensor parallelism");
+  section.section("context", context, "context parallelism");
+  section.section("pipeline", pipeline, "pipeline parallelism");
+  section.section("precision", precision, "number types");
+  section.section("recompute", recompute,
+                  "activations that are computed again, not kept");
+  section.section("optimizer", optimizer, "how weights are updated");
+  section.section("schedule", schedule, "the learning rate over the run");
+  section.section("comm", comm, "how ranks talk");
+  section.section("checkpoint", checkpoint, "what a run can be resumed from");
+  section.section("monitor", monitor, "what is told about the run");
+}
+
+RunConfig run_config_from_text(const std::string& text,
+                               const std::string& source,
+                               const std::vector<config::Override>& overrides,
+                               config::Provenance* origins) {
+  RunConfig config;
+  config::Section root;
+  config.declare(root);
+  auto found = config::resolve(root, text, source, overrides);
+  if (origins) *origins = std::move(found);
+  return config;
+}
+
+RunConfig read_run_config(const std::string& path,
+                          const std::vector<config::Override>& overrides,
+                          config::Provenance* origins) {
+  TS_CHECK_CONFIG(path.empty() || std::filesystem::is_regular_file(path), path,
+                  ": there is no such configuration file.");
+  const std::string text = path.empty() ? "{}" : read_file(path);
+  return run_config_from_text(text, path, overrides, origins);
+}
+
+std::string to_json(const RunConfig& config) {
+  RunConfig copy = config;
+  config::Section root;
+  copy.declare(root);
+  return config::to_json(root);
+}
+
+void read_model_folder(RunConfig& config, const config::Provenance& origins) {
+  auto& model = config.model;
+  TS_CHECK_CONFIG(!model.load_weights || !model.from.empty(),
+                  "model.load_weights is true, but model.from is empty. Set "
+                  "model.from to the folder that holds the weights.");
+  if (model.from.empty()) return;
+  const auto folder = models::read_hugging_face_config(model.from).model;
+  take(model.family, folder.family, "model.family", origins);
+  take(model.layers, folder.layers, "model.layers", origins);
+  take(model.hidden, folder.hidden, "model.hidden", origins);
+  take(model.heads, folder.heads, "model.heads", origins);
+  take(model.kv_heads, folder.kv_heads, "model.kv_heads", origins);
+  take(model.head_dim, folder.head_dim, "model.head_dim", origins);
+  take(model.ffn, folder.ffn, "model.ffn", origins);
+  take(model.vocab, folder.vocab, "model.vocab", origins);
+  take(model.max_seq, folder.max_seq, "model.max_seq", origins);
+  take(model.tie_embeddings, folder.tie_embeddings, "model.tie_embeddings",
+       origins);
+  take(model.norm_eps, folder.norm_eps, "model.norm_eps", origins);
+  take(model.rope_theta, folder.rope_theta, "model.rope_theta", origins);
+}
+
+void complete(RunConfig& config, int64_t world_size) {
+  TS_CHECK_CONFIG(!config.data.train.empty(),
+                  "data.train is missing: a run needs something to train on. "
+                  "Give files, folders or globs: --data.train='texts/*.txt'.");
+  config.model.complete();
+  TS_CHECK_CONFIG(config.data.seq_len <= config.model.max_seq, "data.seq_len (",
+                  config.data.seq_len, ") is above model.max_seq (",
+                  config.model.max_seq,
+                  "), the longest sequence of the model.");
+  const auto mesh = config.mesh.mesh(world_size, config.zero.stage);
+  config.mesh.dp_replicate = mesh.degree(mesh::Axis::kDpReplicate);
+  config.mesh.dp_shard = mesh.degree(mesh::Axis::kDpShard);
+  complete_batch(config.batch, data_parallel_degree(config));
+  check_schedule(config);
+}
+
+int64_t data_parallel_degree(const RunConfig& config) {
+  return config.mesh.dp_replicate * config.mesh.dp_shard;
+}
+
+int64_t accumulation(const RunConfig& config) {
+  return config.batch.global /
+         (config.batch.micro * data_parallel_degree(config));
+}
+
+std::vector<std::string> without_effect(const RunConfig& config,
+                                        const config::Provenance& origins) {
+  std::vector<std::string> found;
+  const auto note = [&](bool idle, const std::string& key, const char* why) {
+    if (idle && is_set(origins, key)) found.push_back(key + " " + why);
+  };
+  const bool sgd = config.optimizer.type == "sgd";
+  note(sgd, "optimizer.betas", "is not used by optimizer.type sgd");
+  note(sgd, "optimizer.eps", "is not used by optimizer.type sgd");
+  note(!sgd, "optimizer.momentum", "is used by optimizer.type sgd alone");
+  note(config.schedule.type == "constant", "schedule.min_lr",
+       "is not used by schedule.type constant");
+  note(config.model.family == "gpt2", "model.rope_theta",
+       "is not used by model.family gpt2, whose positions are learned");
+  return found;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,39 @@
+// The run folder RUN_DIR/NAME and what lies where in it.
+//
+//   config.json      as resolved          metrics.jsonl   one line a step
+//   tokenizer.json   of text data         events.*        TensorBoard
+//   tokens/          text as token files  checkpoints/step-N/
+//   logs/rank-N.log                       summary.json    written at the end
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tessera/train/run_config.h"
+
+namespace tessera::train {
+
+class RunFolder {
+ public:
+  explicit RunFolder(const RunConfig& config);
+
+  const std::string& path() const { return path_; }
+  std::string config() const { return path_ + "/config.json"; }
+  std::string tokenizer() const { return path_ + "/tokenizer.json"; }
+  std::string tokens() const { return path_ + "/tokens"; }
+  std::string metrics() const { return path_ + "/metrics.jsonl"; }
+  std::string summary() const { return path_ + "/summary.json"; }
+  const std::string& checkpoints() const { return checkpoints_; }
+  std::string log_of(int64_t rank) const {
+    return path_ + "/logs/rank-" + std::to_string(rank) + ".log";
+  }
+
+  // Makes the folder and those below it. TS_CHECK_IO where that is impossible.
+  void create() const;
+
+ private:
+  std::string path_;
+  std::string checkpoints_;  // checkpoint.dir where that is set
+};
+
+}  // namespace tessera::train

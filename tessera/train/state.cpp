@@ -1,0 +1,105 @@
+#include "tessera/train/state.h"
+
+#include <filesystem>
+#include <map>
+
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+
+namespace tessera::train {
+namespace {
+
+checkpoint::TensorEntry entry_of(const std::string& name,
+                                 const nn::Parameter& parameter,
+                                 const at::Tensor& local,
+                                 const parallel::Composed& composed) {
+  const mesh::Layout& layout = parameter.spec->layout;
+  return {.name = name,
+          .global_shape = layout.global_shape(),
+          .box = layout.local_box(composed.mesh, composed.coord),
+          .local = local,
+          .owned = layout.owned_by(composed.coord)};
+}
+
+// One number for all ranks: the first of them writes it.
+checkpoint::TensorEntry scalar_entry(const std::string& name,
+                                     const at::Tensor& value,
+                                     const parallel::Composed& composed) {
+  const std::vector<int64_t> shape = value.sizes().vec();
+  return {
+      .name = name,
+      .global_shape = shape,
+      .box = {.offset = std::vector<int64_t>(shape.size(), 0), .size = shape},
+      .local = value,
+      .owned = composed.mesh.rank_at(composed.coord) == 0};
+}
+
+bool has_checkpoint(const std::string& folder) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("step-") && !name.ends_with(".tmp")) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+checkpoint::State state_of(const parallel::Composed& composed,
+                           const optim::Optimizer& optimizer) {
+  checkpoint::State state;
+  std::map<std::string, const nn::Parameter*> by_name;
+  for (const auto& parameter : composed.parameters) {
+    by_name[parameter.name] = &parameter;
+    state.tensors.push_back(entry_of("model." + parameter.name, parameter,
+                                     parameter.tensor.detach(), composed));
+  }
+  for (const auto& item : optimizer.state()) {
+    const std::string name = "optimizer." + item.name;
+    state.tensors.push_back(item.parameter.empty()
+                                ? scalar_entry(name, item.tensor, composed)
+                                : entry_of(name, *by_name.at(item.parameter),
+                                           item.tensor, composed));
+  }
+  return state;
+}
+
+std::string to_json(const SavedRun& run) {
+  detail::Json json;
+  json["step"] = run.step;
+  json["data"] = std::to_string(run.data);
+  json["config"] = detail::Json::parse(run.config);
+  return json.dump();
+}
+
+SavedRun saved_run_from(const std::string& text, const std::string& source) {
+  const detail::Json json = detail::parse_json(text, source);
+  for (const char* key : {"step", "data", "config"}) {
+    TS_CHECK_IO(json.contains(key), source, ": the key ", key,
+                " is missing; this is no checkpoint of tessera train.");
+  }
+  return {
+      .step = detail::as_int(json["step"], source + ": step"),
+      .config = json["config"].dump(2) + "\n",
+      .data = std::stoull(detail::as_string(json["data"], source + ": data"))};
+}
+
+std::optional<SavedRun> resume(const std::string& resume,
+                               const std::string& folder,
+                               checkpoint::State& state, comm::Group& world) {
+  if (resume == "never") {
+    TS_CHECK_CONFIG(!has_checkpoint(folder), "--resume never, but ", folder,
+                    " holds checkpoints, which "
+                    "a new run would replace. Give the run another name "
+                    "(run.name), or remove that folder.");
+    return std::nullopt;
+  }
+  if (resume == "auto") {
+    if (!checkpoint::load_latest(folder, state, world)) return std::nullopt;
+  } else {
+    checkpoint::load(resume, state, world);
+  }
+  return saved_run_from(state.extra, "the checkpoint's state");
+}
+
+}  // namespace tessera::train

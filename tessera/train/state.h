@@ -1,0 +1,40 @@
+// What a checkpoint of a run holds: the weights, the optimizer's tensors, and
+// where the run stood.
+//
+// Names:  weights "model.<parameter>", the optimizer's "optimizer.<state>".
+// The order of the data needs no state: it is a pure function of seed and step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/parallel/compose.h"
+
+namespace tessera::train {
+
+// Views on the live tensors: saving reads them, loading fills them.
+checkpoint::State state_of(const parallel::Composed& composed,
+                           const optim::Optimizer& optimizer);
+
+// The JSON beside a checkpoint's tensors.
+struct SavedRun {
+  int64_t step = 0;    // updates done
+  std::string config;  // as resolved: config.json's text
+  uint64_t data = 0;   // hash of the data's fingerprints
+};
+
+std::string to_json(const SavedRun& run);
+// TS_CHECK_IO on text that is not a SavedRun; `source` names it.
+SavedRun saved_run_from(const std::string& text, const std::string& source);
+
+// Fills the state by `resume`: "auto", the newest good checkpoint in `folder`,
+// where there is one; "never", none, and `folder` must have none; else the
+// checkpoint folder of that path.
+std::optional<SavedRun> resume(const std::string& resume,
+                               const std::string& folder,
+                               checkpoint::State& state, comm::Group& world);
+
+}  // namespace tessera::train

@@ -1,0 +1,102 @@
+#include "tessera/train/trained_model.h"
+
+#include <filesystem>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/data/tokenizer.h"
+#include "tessera/nn/parameter.h"
+#include "tessera/train/run_config.h"
+#include "tessera/train/state.h"
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_checkpoint(const fs::path& path) {
+  return fs::exists(path / "manifest.json");
+}
+
+// The newest step-N of a run folder; "" where there is none.
+fs::path newest_checkpoint(const fs::path& run) {
+  const fs::path latest = run / "checkpoints" / "latest";
+  if (!fs::exists(latest)) return {};
+  std::string name = read_file(latest.string());
+  while (!name.empty() &&
+         std::isspace(static_cast<unsigned char>(name.back()))) {
+    name.pop_back();
+  }
+  return run / "checkpoints" / fs::path(name).filename();
+}
+
+// The run folder of RUN/checkpoints/step-N, where it keeps its tokenizer.
+fs::path run_folder_of(const fs::path& checkpoint) {
+  return fs::absolute(checkpoint)
+      .lexically_normal()
+      .parent_path()
+      .parent_path();
+}
+
+models::HuggingFaceConfig described(const models::ModelConfig& model,
+                                    c10::ScalarType dtype,
+                                    const fs::path& tokenizer_folder) {
+  models::HuggingFaceConfig config{.model = model, .dtype = dtype};
+  if (fs::exists(tokenizer_folder / "tokenizer.json")) {
+    const auto tokenizer = data::Tokenizer::load(tokenizer_folder.string());
+    const auto end = tokenizer.end_of_text();
+    config.bos_token = end;
+    if (end) config.eos_tokens = {*end};
+  }
+  return config;
+}
+
+TrainedModel open_checkpoint(const fs::path& path, c10::ScalarType dtype) {
+  const auto manifest = checkpoint::read_manifest(path.string());
+  const SavedRun saved = saved_run_from(manifest.extra, path.string());
+  const RunConfig run = run_config_from_text(saved.config, path.string());
+
+  TrainedModel model;
+  model.decoder = std::make_shared<models::Decoder>(run.model);
+  nn::materialise(*model.decoder, {.dtype = dtype, .fill = false});
+  checkpoint::State state;
+  for (const auto& parameter : nn::parameters_of(*model.decoder)) {
+    const auto shape = parameter.spec->layout.global_shape();
+    state.tensors.push_back(
+        {.name = "model." + parameter.name,
+         .global_shape = shape,
+         .box = {.offset = std::vector<int64_t>(shape.size(), 0),
+                 .size = shape},
+         .local = parameter.tensor.detach()});
+  }
+  const auto alone = comm::make_communicator({});
+  checkpoint::load(path.string(), state, alone->world(),
+                   {.partial = true, .convert = true});
+  model.tokenizer_folder = run_folder_of(path).string();
+  model.config = described(run.model, dtype, model.tokenizer_folder);
+  return model;
+}
+
+}  // namespace
+
+TrainedModel open_trained_model(const std::string& path,
+                                c10::ScalarType dtype) {
+  TS_CHECK_IO(fs::is_directory(path), path, ": there is no such folder.");
+  if (is_checkpoint(path)) return open_checkpoint(path, dtype);
+  if (const auto newest = newest_checkpoint(path); !newest.empty()) {
+    return open_checkpoint(newest, dtype);
+  }
+  TS_CHECK_IO(checkpoint::is_hugging_face_folder(path), path,
+              ": neither a checkpoint (manifest.json), nor a run folder with "
+              "one (checkpoints/latest), nor a Hugging Face folder "
+              "(config.json of a model).");
+  return {.decoder = checkpoint::decoder_from_hugging_face(path, dtype),
+          .config = models::read_hugging_face_config(path),
+          .tokenizer_folder = path};
+}
+
+}  // namespace tessera::train
