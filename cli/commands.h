@@ -1,0 +1,20 @@
+// The commands of the program, one source each; main.cpp lists them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace tessera::cli {
+
+// Ranks are started as this same command line.
+void add_train(CLI::App& program, int argc, char** argv);
+void add_eval(CLI::App& program);
+void add_generate(CLI::App& program);
+void add_tokenize(CLI::App& program);
+void add_convert(CLI::App& program);
+void add_inspect(CLI::App& program);
+void add_schema(CLI::App& program);
+
+// The code with which a command that did not throw ends the program.
+void set_exit_code(int code);
+
+}  // namespace tessera::cli

@@ -1,0 +1,102 @@
+// tessera: the program. Results go to stdout, everything else to stderr.
+#include <c10/util/Exception.h>
+
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "tessera/core/config.h"
+#include "tessera/core/error.h"
+#include "tessera/core/version.h"
+
+namespace tessera::cli {
+namespace {
+
+int exit_code = static_cast<int>(ExitCode::kOk);
+
+// Known commands whose parts are not built yet: refused in those words.
+void add_not_built(CLI::App& program) {
+  for (const std::string name :
+       {"plan", "bench", "verify", "report", "launch"}) {
+    CLI::App* command = program.add_subcommand(name, "not built yet");
+    command->allow_extras();
+    command->callback([name] {
+      TS_CHECK_USAGE(false, "tessera ", name, " is not built yet.");
+    });
+  }
+}
+
+std::vector<std::string> names_of_commands(const CLI::App& program) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : program.get_subcommands(nullptr)) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+int usage_error(const CLI::App& program, const std::string& message,
+                const std::string& first_word) {
+  std::cerr << "tessera: " << message << "\n";
+  const auto names = names_of_commands(program);
+  if (std::find(names.begin(), names.end(), first_word) == names.end()) {
+    if (const auto meant = config::nearest(first_word, names)) {
+      std::cerr << "Did you mean 'tessera " << *meant << "'?\n";
+    }
+  }
+  std::cerr << "'tessera --help' and 'tessera COMMAND --help' tell more.\n";
+  return static_cast<int>(ExitCode::kUsage);
+}
+
+int failed(const std::string& message, ExitCode code) {
+  std::cerr << "tessera: error: " << message << std::endl;
+  return static_cast<int>(code);
+}
+
+int run(int argc, char** argv) {
+  CLI::App program("Trains transformers across many processes.", "tessera");
+  program.set_version_flag("--version", version_line());
+  program.set_help_all_flag("--help-all", "Help of every command");
+  program.require_subcommand(0, 1);
+  add_train(program, argc, argv);
+  add_eval(program);
+  add_generate(program);
+  add_tokenize(program);
+  add_convert(program);
+  add_inspect(program);
+  add_schema(program);
+  add_not_built(program);
+  program.footer(
+      "Examples:\n"
+      "  tessera train run.json --nproc 2\n"
+      "  tessera generate --model runs/NAME --prompt 'In the beginning'");
+
+  const std::string first_word = argc > 1 ? argv[1] : "";
+  try {
+    if (argc == 1) {
+      std::cerr << program.help();
+      return static_cast<int>(ExitCode::kUsage);
+    }
+    program.parse(argc, argv);
+    return exit_code;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return program.exit(error);  // --help
+    return usage_error(program, error.what(), first_word);
+  } catch (const Error& error) {
+    return failed(error.what_without_backtrace(), error.exit_code());
+  } catch (const c10::Error& error) {
+    return failed(error.what_without_backtrace(), ExitCode::kFailed);
+  } catch (const std::bad_alloc&) {
+    return failed("out of memory", ExitCode::kFailed);
+  } catch (const std::exception& error) {
+    return failed(error.what(), ExitCode::kFailed);
+  }
+}
+
+}  // namespace
+
+void set_exit_code(int code) { exit_code = code; }
+
+}  // namespace tessera::cli
+
+int main(int argc, char** argv) { return tessera::cli::run(argc, argv); }

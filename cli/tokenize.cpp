@@ -1,0 +1,276 @@
+// tessera tokenize: trains a byte-level BPE tokenizer, encodes and decodes.
+#include <chrono>
+#include <iostream>
+#include <iterator>
+
+#include "cli/commands.h"
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/log.h"
+#include "tessera/data/file_list.h"
+#include "tessera/data/token_file.h"
+#include "tessera/data/tokenizer.h"
+#include "tessera/data/tokenizer_trainer.h"
+
+namespace tessera::cli {
+namespace {
+
+using detail::Json;
+
+struct TrainFlags {
+  std::vector<std::string> input;
+  std::string output;
+  std::string pattern = "gpt2";
+  data::TokenizerTraining training;
+};
+
+struct EncodeFlags {
+  std::string tokenizer;
+  std::vector<std::string> input;
+  std::string output;
+  std::string dtype;
+  bool jsonl = false;
+  bool special_tokens = false;
+  int64_t threads = 0;
+};
+
+struct DecodeFlags {
+  std::string tokenizer;
+  std::string input;
+  std::string format = "auto";
+  std::vector<int64_t> ids;
+  bool jsonl = false;
+  bool special_tokens = false;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+std::string read_stdin() {
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    if (end > at) lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+void train(TrainFlags& flags) {
+  flags.training.pattern = flags.pattern == "gpt2"
+                               ? data::SplitPattern::kGpt2
+                               : data::SplitPattern::kLlama3;
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<std::string> paths =
+      data::expand_paths(flags.input, "--input");
+  const data::Tokenizer tokenizer =
+      data::train_tokenizer_on_files(paths, flags.training);
+  tokenizer.save(flags.output);
+  log::info("trained on ", paths.size(), " files in ", seconds_since(start),
+            " s");
+  std::cout << Json({{"output", flags.output},
+                     {"vocab_size", tokenizer.vocab_size()},
+                     {"merges", tokenizer.spec().merges.size()}})
+                   .dump()
+            << std::endl;
+}
+
+// The texts of the input: files whole, or of .jsonl the lines, each a string or
+// an object with a "text".
+std::vector<std::string> texts_of(const EncodeFlags& flags) {
+  std::vector<std::string> names = {"standard input"};
+  std::vector<std::string> contents;
+  if (flags.input.empty()) {
+    contents.push_back(read_stdin());
+  } else {
+    names = data::expand_paths(flags.input, "--input");
+    for (const std::string& path : names) contents.push_back(read_file(path));
+  }
+  if (!flags.jsonl) return contents;
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < contents.size(); ++i) {
+    for (const std::string& line : lines_of(contents[i])) {
+      const std::string source =
+          c10::str(names[i], ": text ", texts.size() + 1);
+      const Json json = detail::parse_json(line, source);
+      texts.push_back(detail::as_string(
+          json.is_object() && json.contains("text") ? json["text"] : json,
+          source));
+    }
+  }
+  return texts;
+}
+
+// Ids alone, little-endian, with the token that ends a document between texts.
+void write_ids(const EncodeFlags& flags, const data::Tokenizer& tokenizer,
+               const std::vector<std::vector<uint32_t>>& texts) {
+  const bool narrow_fits = tokenizer.vocab_size() <= 1 << 16;
+  const std::string dtype = !flags.dtype.empty() ? flags.dtype
+                            : narrow_fits        ? "u16"
+                                                 : "u32";
+  TS_CHECK_USAGE(dtype == "u32" || narrow_fits, "--dtype u16 holds ids below ",
+                 1 << 16, ", but the tokenizer has ", tokenizer.vocab_size(),
+                 ". Use --dtype u32.");
+  const size_t width = dtype == "u16" ? 2 : 4;
+  std::string bytes;
+  const auto append = [&](uint32_t id) {
+    bytes.append(reinterpret_cast<const char*>(&id), width);
+  };
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const auto end_of_text = tokenizer.end_of_text();
+    if (i > 0 && end_of_text) append(static_cast<uint32_t>(*end_of_text));
+    for (const uint32_t id : texts[i]) append(id);
+  }
+  write_file_atomic(flags.output, bytes);
+  std::cout << Json({{"output", flags.output},
+                     {"dtype", dtype},
+                     {"tokens", bytes.size() / width}})
+                   .dump()
+            << std::endl;
+}
+
+void encode(const EncodeFlags& flags) {
+  const data::Tokenizer tokenizer = data::Tokenizer::load(flags.tokenizer);
+  const std::vector<std::string> texts = texts_of(flags);
+  const auto start = std::chrono::steady_clock::now();
+  auto ids =
+      tokenizer.encode_texts({texts.begin(), texts.end()}, flags.threads);
+  size_t bytes = 0;
+  for (const std::string& text : texts) bytes += text.size();
+  log::info("encoded ", bytes, " bytes in ", seconds_since(start), " s");
+  if (flags.special_tokens) {
+    for (auto& text : ids) {
+      const auto& spec = tokenizer.spec();
+      text.insert(text.begin(), spec.before.begin(), spec.before.end());
+      text.insert(text.end(), spec.after.begin(), spec.after.end());
+    }
+  }
+  if (!flags.output.empty()) return write_ids(flags, tokenizer, ids);
+  for (const auto& text : ids) std::cout << Json(text).dump() << '\n';
+  std::cout.flush();
+}
+
+void decode_lines(const DecodeFlags& flags, const data::Tokenizer& tokenizer) {
+  const std::string text =
+      flags.input.empty() ? read_stdin() : read_file(flags.input);
+  for (const std::string& line : lines_of(text)) {
+    const Json json = detail::parse_json(line, "a line of ids");
+    TS_CHECK_IO(json.is_array(), "a line of ids is not an array: ", line);
+    std::vector<int64_t> ids;
+    for (const Json& id : json) {
+      ids.push_back(detail::as_int(id, "a line of ids"));
+    }
+    std::cout << Json(tokenizer.decode(ids, flags.special_tokens)).dump()
+              << '\n';
+  }
+  std::cout.flush();
+}
+
+void decode(const DecodeFlags& flags) {
+  const data::Tokenizer tokenizer = data::Tokenizer::load(flags.tokenizer);
+  if (flags.jsonl) return decode_lines(flags, tokenizer);
+  std::vector<int64_t> ids = flags.ids;
+  TS_CHECK_USAGE(ids.empty() != flags.input.empty(),
+                 "give ids, or --input FILE, or --jsonl.");
+  if (!flags.input.empty()) {
+    const data::TokenFile file(flags.input, flags.format,
+                               tokenizer.vocab_size());
+    ids.resize(file.size());
+    file.read(0, ids);
+  }
+  const std::string bytes = tokenizer.decode_bytes(ids, flags.special_tokens);
+  std::cout.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  std::cout.flush();
+}
+
+void add_train_command(CLI::App& tokenize) {
+  auto flags = std::make_shared<TrainFlags>();
+  CLI::App* command =
+      tokenize.add_subcommand("train", "Learn a vocabulary from text");
+  command->add_option("--input", flags->input, "Files, folders or globs")
+      ->required();
+  command
+      ->add_option("--vocab-size", flags->training.vocab_size,
+                   "With the 256 bytes and the special tokens")
+      ->capture_default_str();
+  command
+      ->add_option("--output", flags->output,
+                   "A file *.json, or a folder for tokenizer.json")
+      ->required();
+  command->add_option("--pattern", flags->pattern, "How text is cut into words")
+      ->check(CLI::IsMember({"gpt2", "llama3"}))
+      ->capture_default_str();
+  command
+      ->add_option("--special", flags->training.special_tokens,
+                   "Special tokens; the first ids are theirs")
+      ->capture_default_str();
+  command->add_option("--threads", flags->training.threads, "0: all cores");
+  command->callback([flags] { train(*flags); });
+}
+
+void add_encode_command(CLI::App& tokenize) {
+  auto flags = std::make_shared<EncodeFlags>();
+  CLI::App* command = tokenize.add_subcommand(
+      "encode", "Text to ids: to a token file, else as JSON to stdout");
+  command
+      ->add_option("--tokenizer", flags->tokenizer,
+                   "tokenizer.json, or a folder with it")
+      ->required();
+  command->add_option("--input", flags->input,
+                      "Files, folders or globs; none: standard input");
+  command->add_option("--output", flags->output,
+                      "A file of ids alone, as nanoGPT's .bin");
+  command
+      ->add_option("--dtype", flags->dtype,
+                   "Of --output; default: u16 where the ids fit")
+      ->check(CLI::IsMember({"u16", "u32"}));
+  command->add_flag("--jsonl", flags->jsonl,
+                    "Each line of the input is a text: a JSON string, or an "
+                    "object with a \"text\"");
+  command->add_flag("--special-tokens", flags->special_tokens,
+                    "With what the tokenizer puts around a text");
+  command->add_option("--threads", flags->threads, "0: all cores");
+  command->callback([flags] { encode(*flags); });
+}
+
+void add_decode_command(CLI::App& tokenize) {
+  auto flags = std::make_shared<DecodeFlags>();
+  CLI::App* command =
+      tokenize.add_subcommand("decode", "Ids to text, on stdout");
+  command
+      ->add_option("--tokenizer", flags->tokenizer,
+                   "tokenizer.json, or a folder with it")
+      ->required();
+  command->add_option("ids", flags->ids, "Ids");
+  command->add_option("--input", flags->input, "A token file");
+  command->add_option("--format", flags->format, "Of --input")
+      ->check(CLI::IsMember(
+          {"auto", "tokens_u16", "tokens_u32", "llmc", "megatron"}))
+      ->capture_default_str();
+  command->add_flag("--jsonl", flags->jsonl,
+                    "Lines of ids, as JSON arrays, from --input or standard "
+                    "input to lines of JSON strings");
+  command->add_flag("--special-tokens", flags->special_tokens,
+                    "Show special tokens too");
+  command->callback([flags] { decode(*flags); });
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& program) {
+  CLI::App* tokenize = program.add_subcommand(
+      "tokenize", "Train a tokenizer, encode and decode");
+  tokenize->require_subcommand(1);
+  add_train_command(*tokenize);
+  add_encode_command(*tokenize);
+  add_decode_command(*tokenize);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,225 @@
+// tessera train: from a configuration file to a trained model.
+#include <ATen/Parallel.h>
+
+#include <iostream>
+
+#include "cli/commands.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tessera/core/log.h"
+#include "tessera/launch/environment.h"
+#include "tessera/launch/local.h"
+#include "tessera/launch/signals.h"
+#include "tessera/launch/store.h"
+#include "tessera/monitor/memory.h"
+#include "tessera/train/preflight.h"
+#include "tessera/train/run_config.h"
+#include "tessera/train/trainer.h"
+
+namespace tessera::cli {
+namespace {
+
+struct TrainFlags {
+  std::string file;
+  std::vector<std::string> sets;
+  int64_t nproc = 0;  // 0: as many as the mesh asks for
+  std::string ranks = "processes";
+  std::string resume = "auto";
+  bool dry_run = false;
+  bool print_config = false;
+};
+
+config::Override override_of(const std::string& assignment,
+                             const std::string& flag) {
+  const size_t equals = assignment.find('=');
+  TS_CHECK_USAGE(equals != std::string::npos && equals > 0, flag,
+                 ": expected key=value, as in --set batch.global=64.");
+  return {assignment.substr(0, equals), assignment.substr(equals + 1), flag};
+}
+
+// "--set a.b=v", then "--a.b=v" and "--a.b v" as they come.
+std::vector<config::Override> overrides_of(
+    const TrainFlags& flags, const std::vector<std::string>& extras) {
+  std::vector<config::Override> overrides;
+  for (const auto& set : flags.sets) {
+    overrides.push_back(override_of(set, "--set " + set));
+  }
+  for (size_t i = 0; i < extras.size(); ++i) {
+    std::string word = extras[i];
+    const std::string key = word.substr(0, word.find('='));
+    TS_CHECK_USAGE(key.starts_with("--") && key.find('.') != key.npos,
+                   "unknown argument ", word,
+                   ". Configuration keys are written --section.key=value; "
+                   "'tessera train --help' lists the rest.");
+    if (key == word) {
+      TS_CHECK_USAGE(i + 1 < extras.size(), word, ": its value is missing.");
+      word += "=" + extras[++i];
+    }
+    overrides.push_back(override_of(word.substr(2), word));
+  }
+  return overrides;
+}
+
+void share_out_cores(const train::RunConfig& config, int64_t local_ranks) {
+  const int64_t share = std::max<int64_t>(
+      1, launch::available_cores() / std::max<int64_t>(1, local_ranks));
+  at::set_num_threads(
+      static_cast<int>(config.run.threads > 0 ? config.run.threads : share));
+}
+
+std::chrono::milliseconds timeout_of(const train::RunConfig& config) {
+  return std::chrono::milliseconds(
+      static_cast<int64_t>(config.comm.timeout_s * 1000));
+}
+
+// This process is one rank; its peers are elsewhere.
+int run_rank(const train::RunConfig& config,
+             const launch::RankEnvironment& environment,
+             const train::TrainOptions& options) {
+  const launch::Meeting meeting = launch::join(environment);
+  const auto& place = meeting.environment;
+  RankContextGuard guard({.rank = static_cast<int>(place.rank),
+                          .world_size = static_cast<int>(place.world_size)});
+  share_out_cores(config, place.local_world_size);
+  monitor::count_tensor_bytes();
+  if (place.source != "none") log::info(place.describe());
+  const auto ranks =
+      comm::make_communicator({.backend = config.comm.backend,
+                               .rank = place.rank,
+                               .world_size = place.world_size,
+                               .local_world_size = place.local_world_size,
+                               .store = meeting.store,
+                               .timeout = timeout_of(config),
+                               .address = meeting.address});
+  return static_cast<int>(train::train(config, *ranks, options));
+}
+
+// All ranks are threads of this process.
+int run_rank_threads(const train::RunConfig& config, int64_t world_size,
+                     const train::TrainOptions& options) {
+  std::vector<ExitCode> codes(world_size, ExitCode::kFailed);
+  monitor::count_tensor_bytes();
+  comm::run_threads(
+      world_size, config.comm.backend,
+      [&](comm::Communicator& ranks) {
+        const monitor::RankMemory memory;
+        share_out_cores(config, world_size);
+        codes[ranks.rank()] = train::train(config, ranks, options);
+      },
+      timeout_of(config));
+  return static_cast<int>(codes[0]);
+}
+
+// Starts the ranks as processes of this same command.
+int run_rank_processes(int64_t world_size, int argc, char** argv) {
+  launch::LocalOptions options;
+  options.nproc = world_size;
+  options.argv.assign(argv, argv + argc);
+  options.argv[0] = "/proc/self/exe";
+  return launch::run_local(options);
+}
+
+class TrainCommand {
+ public:
+  TrainCommand(TrainFlags flags, const std::vector<std::string>& extras)
+      : flags_(std::move(flags)) {
+    config_ = train::read_run_config(flags_.file, overrides_of(flags_, extras),
+                                     &origins_);
+    train::read_model_folder(config_, origins_);
+  }
+
+  void run(int argc, char** argv) {
+    const auto place = launch::discover(launch::process_variables());
+    const bool is_rank = place.source != "none";
+    TS_CHECK_USAGE(!is_rank || flags_.nproc == 0 || place.source == "tessera",
+                   "--nproc starts ranks, but ", place.source,
+                   " has started them already. Leave --nproc out.");
+    TS_CHECK_USAGE(!star() || flags_.nproc <= 1, "--nproc ", flags_.nproc,
+                   " with mesh.data_parallel dp, "
+                   "whose devices are threads of one process. Set mesh.dp to "
+                   "their number and leave --nproc out.");
+    const int64_t world_size = is_rank ? place.world_size : wanted_world();
+    train::complete(config_,
+                    star() ? train::implied_world_size(config_) : world_size);
+    if (show_only(world_size)) return;
+    if (is_rank) {
+      launch::StopRequest stop;
+      return set_exit_code(run_rank(config_, place, options(stop)));
+    }
+    start(world_size, place, argc, argv);
+  }
+
+ private:
+  // Data parallelism on threads around device 0: one rank, many devices.
+  bool star() const { return config_.mesh.data_parallel == "dp"; }
+
+  int64_t wanted_world() const {
+    if (star()) return 1;
+    return flags_.nproc > 0 ? flags_.nproc : train::implied_world_size(config_);
+  }
+
+  bool show_only(int64_t world_size) const {
+    if (flags_.print_config) {
+      train::RunConfig copy = config_;
+      config::Section root;
+      copy.declare(root);
+      std::cout << config::print(root, origins_);
+    }
+    if (flags_.dry_run) std::cout << train::describe_plan(config_, world_size);
+    return flags_.print_config || flags_.dry_run;
+  }
+
+  void start(int64_t world_size, const launch::RankEnvironment& place, int argc,
+             char** argv) {
+    for (const auto& idle : train::without_effect(config_, origins_)) {
+      log::warning(idle);
+    }
+    train::preflight(config_);
+    if (world_size > 1 && flags_.ranks == "processes") {
+      return set_exit_code(run_rank_processes(world_size, argc, argv));
+    }
+    launch::StopRequest stop;
+    set_exit_code(world_size == 1
+                      ? run_rank(config_, place, options(stop))
+                      : run_rank_threads(config_, world_size, options(stop)));
+  }
+
+  train::TrainOptions options(const launch::StopRequest& stop) const {
+    return {.resume = flags_.resume,
+            .stop_requested = [&stop] { return stop.requested(); }};
+  }
+
+  TrainFlags flags_;
+  train::RunConfig config_;
+  config::Provenance origins_;
+};
+
+}  // namespace
+
+void add_train(CLI::App& program, int argc, char** argv) {
+  CLI::App* command = program.add_subcommand("train", "Train a model");
+  auto flags = std::make_shared<TrainFlags>();
+  command->add_option("RUN.json", flags->file, "the configuration")->required();
+  command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
+  command->add_option("--nproc", flags->nproc, "ranks to start on this host")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  command->add_option("--ranks", flags->ranks, "processes or threads")
+      ->check(CLI::IsMember({"processes", "threads"}));
+  command->add_option("--resume", flags->resume,
+                      "auto, never, or a checkpoint folder");
+  command->add_flag("--dry-run", flags->dry_run,
+                    "check the configuration, show the plan, and stop");
+  command->add_flag("--print-config", flags->print_config,
+                    "show every value and where it came from, and stop");
+  command->allow_extras();
+  command->footer(
+      "Every key of the configuration is a flag too: --batch.global=64.\n"
+      "Examples:\n"
+      "  tessera train run.json --nproc 2\n"
+      "  torchrun --no-python --nproc-per-node 2 tessera train run.json");
+  command->callback([command, flags, argc, argv] {
+    TrainCommand(*flags, command->remaining()).run(argc, argv);
+  });
+}
+
+}  // namespace tessera::cli
