@@ -1,0 +1,44 @@
+// A small ResNet on made images, data parallel over four ranks.
+#include <torch/torch.h>
+
+#include <iostream>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/parallel/data/distributed_data_parallel.h"
+
+namespace nn = torch::nn;
+
+struct BlockImpl : nn::Module {
+  nn::Sequential path{nullptr};
+  explicit BlockImpl(int64_t width) {
+    const auto conv = nn::Conv2dOptions(width, width, 3).padding(1);
+    path = register_module(
+        "path", nn::Sequential(nn::Conv2d(conv), nn::BatchNorm2d(width),
+                               nn::ReLU(), nn::Conv2d(conv)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return path->forward(x) + x; }
+};
+TORCH_MODULE(Block);
+
+void train(tessera::comm::Communicator& ranks) {
+  torch::manual_seed(ranks.rank());  // rank 0's weights are broadcast
+  nn::Sequential resnet(nn::Conv2d(3, 16, 3), Block(16), Block(16),
+                        nn::AdaptiveAvgPool2d(1), nn::Flatten(),
+                        nn::Linear(16, 4));
+  tessera::DistributedDataParallel model(resnet, ranks.world());
+  torch::optim::SGD optimizer(resnet->parameters(), /*lr=*/0.1);
+  for (int step = 0; step <= 60; ++step) {
+    const auto labels = torch::randint(4, {16});  // which channel is brighter
+    const auto bright = torch::one_hot(labels, 4).narrow(1, 0, 3);
+    const auto images = torch::rand({16, 3, 8, 8}) + bright.view({16, 3, 1, 1});
+    const auto loss =
+        nn::functional::cross_entropy(model.forward(images), labels);
+    model.backward(loss);  // averages the gradients while backward runs
+    optimizer.step();
+    if (ranks.rank() == 0 && step % 20 == 0) {
+      std::cout << "step " << step << " loss " << loss.item<float>() << "\n";
+    }
+  }
+}
+
+int main() { tessera::comm::run_threads(/*world_size=*/4, "shm", train); }

@@ -1,0 +1,37 @@
+"""What the comparisons with Python peers share.
+
+`tessera` runs the program: `tessera("eval", "--model", folder)` gives its
+standard output and fails the test on any exit code but 0 (or `code=`).
+Each test has pytest's own `tmp_path`, which is removed after it passed.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def program():
+    """The built program: $TESSERA_PROGRAM, or the one of ./dev build."""
+    default = ROOT / "build" / "dev" / "cli" / "tessera"
+    path = Path(os.environ.get("TESSERA_PROGRAM", default)).resolve()
+    assert path.is_file(), f"{path} is not there: run ./dev build first"
+    return path
+
+
+@pytest.fixture(scope="session")
+def tessera(program):
+    def run(*arguments, code=0, timeout=300, **options):
+        done = subprocess.run(
+            [program, *map(str, arguments)], capture_output=True, text=True,
+            timeout=timeout, **options)
+        assert done.returncode == code, (
+            f"tessera {' '.join(map(str, arguments))} ended with "
+            f"{done.returncode}, not {code}:\n{done.stderr[-4000:]}")
+        return done.stdout
+
+    return run

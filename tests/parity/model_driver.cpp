@@ -1,0 +1,121 @@
+// What tests/parity/test_models.py runs: a decoder of a Hugging Face folder,
+// with token ids and results in safetensors files.
+//
+//   model_driver logits FOLDER IDS OUT DTYPE     OUT: logits (B, T, V)
+//   model_driver export FOLDER OUT DTYPE         OUT: a folder
+//   model_driver train FOLDER IDS OUT DTYPE LR   IDS: (steps, B, T + 1); prints
+//                                                loss and norm of each step
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/error.h"
+#include "tessera/optim/adamw.h"
+#include "tessera/optim/gradient_norm.h"
+
+namespace {
+
+using namespace tessera;
+
+constexpr double kClipNorm = 1.0;
+
+at::ScalarType dtype_of(const std::string& word) {
+  return checkpoint::dtype_named(word).value();
+}
+
+at::Tensor ids_of(const std::string& path) {
+  return checkpoint::SafetensorsFile(path).tensor("ids").clone();
+}
+
+void write_logits(const std::vector<std::string>& args) {
+  const at::NoGradGuard no_grad;
+  auto decoder =
+      checkpoint::decoder_from_hugging_face(args[1], dtype_of(args[4]));
+  const at::Tensor logits = decoder->forward(ids_of(args[2]));
+  checkpoint::write_safetensors(
+      args[3], {{"logits", logits.scalar_type(), logits.sizes().vec()}}, {},
+      [&](const std::string&) { return logits; });
+}
+
+void write_folder(const std::vector<std::string>& args) {
+  auto config = models::read_hugging_face_config(args[1]);
+  config.dtype = dtype_of(args[3]);
+  auto decoder = checkpoint::decoder_from_hugging_face(args[1], config.dtype);
+  checkpoint::save_hugging_face(args[2], config, *decoder);
+}
+
+std::vector<optim::FlatSegment> segments_of(models::Decoder& decoder) {
+  std::vector<optim::FlatSegment> segments;
+  for (const auto& parameter : nn::parameters_of(decoder)) {
+    segments.push_back({.name = parameter.name,
+                        .parameter = parameter.tensor,
+                        .gradient = {},
+                        .decay = parameter.tensor.dim() >= 2});
+  }
+  return segments;
+}
+
+// Clips to kClipNorm and returns the norm before.
+double clip(models::Decoder& decoder) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : nn::parameters_of(decoder)) {
+    gradients.push_back(parameter.tensor.grad());
+  }
+  const double norm = std::sqrt(optim::sum_of_squares(gradients));
+  optim::scale_gradients(gradients, optim::clip_scale(norm, kClipNorm));
+  return norm;
+}
+
+void train(const std::vector<std::string>& args) {
+  auto config = models::read_hugging_face_config(args[1]);
+  auto decoder =
+      checkpoint::decoder_from_hugging_face(args[1], dtype_of(args[4]));
+  optim::AdamW optimizer(segments_of(*decoder),
+                         {.beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
+  const at::Tensor ids = ids_of(args[2]);
+  const int64_t tokens = ids.size(2) - 1;
+  for (int64_t step = 0; step < ids.size(0); ++step) {
+    decoder->zero_grad();
+    const auto loss = decoder->loss(ids[step].narrow(1, 0, tokens),
+                                    ids[step].narrow(1, 1, tokens));
+    const at::Tensor mean = loss.sum / loss.weight;
+    torch::autograd::backward({mean});
+    const double norm = clip(*decoder);
+    optimizer.step(std::stod(args[5]));
+    std::printf("%.17g %.17g\n", mean.item<double>(), norm);
+  }
+  config.dtype = dtype_of(args[4]);
+  checkpoint::save_hugging_face(args[3], config, *decoder);
+}
+
+int run(const std::vector<std::string>& args) {
+  const std::string verb = args.empty() ? "" : args[0];
+  if (verb == "logits" && args.size() == 5) {
+    write_logits(args);
+  } else if (verb == "export" && args.size() == 4) {
+    write_folder(args);
+  } else if (verb == "train" && args.size() == 6) {
+    train(args);
+  } else {
+    std::fprintf(stderr, "usage: see the top of model_driver.cpp\n");
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  try {
+    return run({argv + 1, argv + argc});
+  } catch (const tessera::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what_without_backtrace());
+    return static_cast<int>(error.exit_code());
+  }
+}

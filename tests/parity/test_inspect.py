@@ -1,0 +1,99 @@
+"""tessera inspect: every kind of file and folder, and what is none."""
+
+import json
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_checkpoint import STEP, TENSORS, driver, save  # noqa: F401
+
+
+def inspect(tessera, *arguments, code=0):
+    return json.loads(tessera("inspect", "--json", *arguments, code=code))
+
+
+def test_a_checkpoint(tessera, driver, tmp_path):
+    step = save(driver, tmp_path, 3, 5)
+    seen = inspect(tessera, step)
+    assert (seen["kind"], seen["step"], seen["ranks"]) == ("checkpoint", STEP, 3)
+    tensors = {row["name"]: row for row in seen["tensors"]}
+    assert set(tensors) == set(TENSORS) | {"model.none"}
+    assert tensors["model.embed.weight"]["shape"] == [13, 6]
+    assert tensors["model.embed.weight"]["dtype"] == "F32"
+    assert inspect(tessera, step / "manifest.json") == seen
+    assert inspect(tessera, "--verify", step)["verified"] is True
+    assert "model.norm.weight" in tessera("inspect", step)
+
+    folder = inspect(tessera, tmp_path)
+    assert [row["name"] for row in folder["checkpoints"]] == [f"step-{STEP}"]
+
+
+def test_a_damaged_checkpoint(tessera, driver, tmp_path):
+    step = save(driver, tmp_path, 3, 5)
+    shard = sorted(step.glob("*.safetensors"))[1]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 4
+    shard.write_bytes(content)
+    seen = inspect(tessera, "--verify", step, code=74)
+    assert seen["verified"] is False
+    states = [row["state"] for row in seen["files"]]
+    assert states[0] == states[2] == "good"
+    assert shard.name in states[1] and "checksum differs" in states[1]
+
+
+def test_a_safetensors_file(tessera, tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({"w": torch.zeros(2, 3, dtype=torch.bfloat16)}, path)
+    seen = inspect(tessera, path)
+    assert seen["tensors"] == [{"name": "w", "dtype": "BF16", "shape": [2, 3],
+                                "bytes": 12}]
+    path.write_bytes(path.read_bytes()[:-1])
+    tessera("inspect", path, code=74)
+
+
+def test_a_configuration(tessera, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text('{"run": {"steps": 12}} // short\n')
+    assert inspect(tessera, path)["values"]["run"]["steps"] == 12
+    assert "run.json:1:19" in tessera("inspect", path)
+    path.write_text('{"run": {"stepz": 12}}')
+    tessera("inspect", path, code=78)
+
+
+def test_a_token_file(tessera, tmp_path):
+    path = tmp_path / "train.bin"
+    path.write_bytes(struct.pack("<5H", 1, 2, 3, 65535, 0))
+    seen = inspect(tessera, path)
+    assert (seen["format"], seen["tokens"]) == ("tokens_u16", 5)
+
+
+def test_a_tokenizer(tessera, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat and the dog sat too\n" * 20)
+    tessera("tokenize", "train", "--vocab-size", 270, "--output",
+            tmp_path / "tokenizer.json", "--input", text)
+    seen = inspect(tessera, tmp_path / "tokenizer.json")
+    assert seen["kind"] == "tokenizer" and seen["vocab_size"] == 270
+    assert inspect(tessera, tmp_path)["kind"] == "tokenizer"
+
+
+def test_a_run(tessera, driver, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "config.json").write_text('{"run": {"name": "short"}}')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 6, "loss": 2.5}\n{"step": 7, "loss": 2.25}\n{"step": 8, "lo')
+    save(driver, tmp_path / "checkpoints", 2, 3)
+    seen = inspect(tessera, tmp_path)
+    assert (seen["kind"], seen["name"]) == ("run", "short")
+    assert seen["last step"] == {"step": 7, "loss": 2.25}
+    assert [row["name"] for row in seen["checkpoints"]] == [f"step-{STEP}"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "empty", "missing"])
+def test_what_is_none_of_these_is_refused(tessera, tmp_path, name):
+    if name == "notes.txt":
+        (tmp_path / name).write_text("hello")
+    if name == "empty":
+        (tmp_path / name).mkdir()
+    tessera("inspect", tmp_path / name, code=74)

@@ -1,0 +1,280 @@
+"""Models against transformers: logits, training steps, folders both ways.
+
+Every model is made here, small, random and of odd sizes. What runs Tessera is
+model_driver.cpp, built beside the other test programs.
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+VOCAB, POSITIONS = 101, 48
+
+ROTARY = dict(
+    vocab_size=VOCAB,
+    max_position_embeddings=POSITIONS,
+    num_hidden_layers=3,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+CONFIGS = {
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCAB, n_positions=POSITIONS, n_embd=36, n_layer=3, n_head=3,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        bos_token_id=1, eos_token_id=2),
+    "gpt2_untied_narrow": lambda: transformers.GPT2Config(
+        vocab_size=VOCAB, n_positions=POSITIONS, n_embd=20, n_layer=2, n_head=5,
+        n_inner=52, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        tie_word_embeddings=False, bos_token_id=1, eos_token_id=2),
+    "llama_grouped": lambda: transformers.LlamaConfig(
+        hidden_size=60, intermediate_size=92, num_attention_heads=6,
+        num_key_value_heads=2, rms_norm_eps=1e-5, **ROTARY),
+    "llama_tied_wide_heads": lambda: transformers.LlamaConfig(
+        hidden_size=42, intermediate_size=72, num_attention_heads=3,
+        num_key_value_heads=1, head_dim=18, tie_word_embeddings=True,
+        rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, **ROTARY),
+    "qwen2_tied": lambda: transformers.Qwen2Config(
+        hidden_size=56, intermediate_size=88, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+        rope_parameters={"rope_theta": 1e6, "rope_type": "default"}, **ROTARY),
+    "qwen3": lambda: transformers.Qwen3Config(
+        hidden_size=44, intermediate_size=76, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, **ROTARY),
+}
+
+
+def make_model(name, dtype=torch.float32):
+    """A model whose every parameter, biases and norms included, is random."""
+    torch.manual_seed(sum(map(ord, name)))
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model.to(dtype)
+
+
+@pytest.fixture(scope="session")
+def drive(program):
+    """Runs the driver; gives its output, or the message of a failure."""
+    driver = program.parents[1] / "tests" / "model_driver"
+
+    def run(*args, code=0):
+        done = subprocess.run([driver, *map(str, args)], capture_output=True,
+                              text=True, timeout=300)
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    return run
+
+
+def write_ids(path, *shape, repeat=1):
+    torch.manual_seed(5)
+    ids = torch.randint(VOCAB, shape).repeat(repeat, *[1] * (len(shape) - 1))
+    safetensors.torch.save_file({"ids": ids}, path)
+    return ids
+
+
+def our_logits(drive, folder, tmp_path, dtype="F32"):
+    ids = write_ids(tmp_path / "ids.safetensors", 2, 37)
+    out = tmp_path / f"logits-{os.urandom(4).hex()}.safetensors"
+    drive("logits", folder, tmp_path / "ids.safetensors", out, dtype)
+    return ids, safetensors.torch.load_file(out)["logits"]
+
+
+def their_logits(model, ids):
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits
+
+
+def error(a, b):
+    return (a.double() - b.double()).abs().max().item()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits(name, drive, tmp_path):
+    model = make_model(name)
+    model.save_pretrained(tmp_path / "model")
+    ids, logits = our_logits(drive, tmp_path / "model", tmp_path)
+    assert error(logits, their_logits(model, ids)) < 1e-5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_in_double_precision(name, drive, tmp_path):
+    # transformers rounds its rotary angles to fp32: not its formula, its ulp.
+    model = make_model(name, torch.float64)
+    model.save_pretrained(tmp_path / "model")
+    ids, logits = our_logits(drive, tmp_path / "model", tmp_path, "F64")
+    tolerance = 1e-12 if name.startswith("gpt2") else 2e-5
+    assert logits.dtype == torch.float64
+    assert error(logits, their_logits(model, ids)) < tolerance
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_in_bfloat16(name, drive, tmp_path):
+    model = make_model(name, torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    ids, logits = our_logits(drive, tmp_path / "model", tmp_path, "BF16")
+    truth = their_logits(model.float(), ids)
+    theirs = error(their_logits(model.bfloat16(), ids), truth)
+    assert logits.dtype == torch.bfloat16
+    assert error(logits, truth) < 1.5 * theirs
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_eight_training_steps(name, drive, tmp_path):
+    steps, learning_rate = 8, 1e-2
+    model = make_model(name)
+    model.save_pretrained(tmp_path / "model")
+    ids = write_ids(tmp_path / "ids.safetensors", 2, 4, 33, repeat=steps // 2)
+    lines = drive("train", tmp_path / "model", tmp_path / "ids.safetensors",
+                  tmp_path / "out", "F32", learning_rate).split()
+    ours = [float(word) for word in lines]
+    theirs = []
+    decay = [p for p in model.parameters() if p.dim() >= 2]
+    plain = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1},
+         {"params": plain, "weight_decay": 0.0}],
+        lr=learning_rate, betas=(0.9, 0.95), eps=1e-8)
+    model.train()
+    for batch in ids:
+        optimizer.zero_grad()
+        logits = model(input_ids=batch[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.reshape(-1, VOCAB), batch[:, 1:].reshape(-1))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        theirs += [loss.item(), norm.item()]
+    assert len(ours) == 2 * steps
+    assert theirs[-2] < theirs[0] - 0.3  # it learns: the steps matter
+    assert ours[::2] == pytest.approx(theirs[::2], rel=2e-5)
+    assert ours[1::2] == pytest.approx(theirs[1::2], rel=1e-4)
+    trained = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    # Of all weights together: the gradient of the keys' bias is zero but for
+    # rounding, and Adam takes steps of full size along that rounding.
+    a, b = (torch.nn.utils.parameters_to_vector(m.parameters())
+            for m in (model, trained))
+    assert (a - b).norm() < 1e-4 * a.norm()
+
+
+@pytest.mark.parametrize("dtype, torch_dtype",
+                         [("F32", torch.float32), ("BF16", torch.bfloat16)])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_exported_folder_loads_in_transformers(name, dtype, torch_dtype,
+                                               drive, tmp_path):
+    model = make_model(name)
+    model.save_pretrained(tmp_path / "model")
+    drive("export", tmp_path / "model", tmp_path / "out", dtype)
+    back, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True, dtype="auto")
+    assert not any(report.values()), report
+    assert back.dtype == torch_dtype
+    assert back.config.eos_token_id == 2
+    for (key, a), b in zip(model.to(torch_dtype).state_dict().items(),
+                           back.state_dict().values()):
+        assert torch.equal(a, b), key
+    ids, logits = our_logits(drive, tmp_path / "out", tmp_path)
+    assert error(logits, their_logits(back.float(), ids)) < 1e-5
+
+
+def rewrite_config(folder, change):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("name", ["llama_tied_wide_heads", "qwen2_tied"])
+def test_old_keys_of_config_json(name, drive, tmp_path):
+    model = make_model(name)
+    model.save_pretrained(tmp_path / "model")
+
+    def age(config):
+        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        config["rope_scaling"] = None
+        config["torch_dtype"] = config.pop("dtype")
+
+    rewrite_config(tmp_path / "model", age)
+    ids, logits = our_logits(drive, tmp_path / "model", tmp_path)
+    assert error(logits, their_logits(model, ids)) < 1e-5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_sharded_safetensors(name, drive, tmp_path):
+    model = make_model(name)
+    model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    assert len(list((tmp_path / "model").glob("model-*.safetensors"))) > 2
+    ids, logits = our_logits(drive, tmp_path / "model", tmp_path)
+    assert error(logits, their_logits(model, ids)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2_tied"])
+def test_base_model_without_prefix(name, drive, tmp_path):
+    model = make_model(name)
+    model.base_model.save_pretrained(tmp_path / "model")
+    ids, logits = our_logits(drive, tmp_path / "model", tmp_path)
+    assert error(logits, their_logits(model, ids)) < 1e-5
+
+
+def test_every_misfit_is_named(drive, tmp_path):
+    folder = tmp_path / "model"
+    make_model("llama_grouped").save_pretrained(folder)
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    del tensors["model.norm.weight"]
+    tensors["model.extra.weight"] = torch.zeros(3)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = tensors[name][:-1].contiguous()
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    write_ids(tmp_path / "ids.safetensors", 1, 3)
+    message = drive("logits", folder, tmp_path / "ids.safetensors",
+                    tmp_path / "out.safetensors", "F32", code=74)
+    assert 'missing "model.norm.weight"' in message
+    assert 'unexpected "model.extra.weight"' in message
+    assert name in message and "91" in message and "92" in message
+
+
+def test_a_tied_head_that_differs_is_refused(drive, tmp_path):
+    folder = tmp_path / "model"
+    make_model("qwen2_tied").save_pretrained(folder)
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    embedding = tensors["model.embed_tokens.weight"]
+    write_ids(tmp_path / "ids.safetensors", 1, 3)
+    for head, expected in [(embedding.clone(), 0), (embedding + 1, 74)]:
+        safetensors.torch.save_file({**tensors, "lm_head.weight": head}, path)
+        drive("logits", folder, tmp_path / "ids.safetensors",
+              tmp_path / f"out-{expected}.safetensors", "F32", code=expected)
+
+
+@pytest.mark.parametrize("name, key, value", [
+    ("llama_grouped", "hidden_act", "gelu"),
+    ("llama_grouped", "attention_bias", True),
+    ("llama_grouped", "mlp_bias", True),
+    ("llama_grouped", "rope_scaling", {"type": "linear", "factor": 2.0}),
+    ("llama_grouped", "rope_parameters",
+     {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}),
+    ("llama_grouped", "partial_rotary_factor", 0.5),
+    ("llama_grouped", "quantization_config", {"bits": 4}),
+    ("llama_grouped", "model_type", "bloom"),
+    ("llama_grouped", "num_attention_heads", 7),
+    ("qwen3", "layer_types", ["sliding_attention"] * 3),
+    ("gpt2", "activation_function", "relu"),
+    ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+])
+def test_what_is_not_supported_is_refused_by_name(name, key, value, drive,
+                                                  tmp_path):
+    make_model(name).save_pretrained(tmp_path / "model")
+    rewrite_config(tmp_path / "model", lambda c: c.update({key: value}))
+    write_ids(tmp_path / "ids.safetensors", 1, 3)
+    message = drive("logits", tmp_path / "model",
+                    tmp_path / "ids.safetensors",
+                    tmp_path / "out.safetensors", "F32", code=78)
+    named = "model.heads" if key == "num_attention_heads" else key
+    assert named in message

@@ -1,0 +1,207 @@
+"""The program's contract from outside: bad input, launchers, commands, folders."""
+
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+
+SMALL = {
+    "run": {"name": "run", "steps": 3, "device": "cpu"},
+    "model": {"layers": 1, "hidden": 32, "heads": 4, "vocab": 300, "max_seq": 32},
+    "data": {"train": "text.txt", "seq_len": 16},
+    "batch": {"global": 4},
+    "checkpoint": {"every": 0},
+    "monitor": {"tensorboard": False},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    (tmp_path / "run.json").write_text(json.dumps(SMALL))
+    return tmp_path
+
+
+def run(program, folder, *arguments, env=None):
+    return subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True,
+                          timeout=120, env={**os.environ, **(env or {})})
+
+
+def ids(*values):
+    return struct.pack(f"<{len(values)}H", *values)
+
+
+# Arguments after `train run.json`, the exit code, and words of the message.
+REFUSED = [
+    (["--modl.layers=2"], 78, ["modl.layers", "model.layers"]),
+    (["--model.layer=2"], 78, ["model.layer", "model.layers"]),
+    (["--model.layers=two"], 78, ["model.layers", "two"]),
+    (["--model.layers=0"], 78, ["model.layers", "0"]),
+    (["--batch.global=5", "--nproc", "2"], 78, ["batch", "5", "2", "4 or 6"]),
+    (["--batch.micro=3"], 78, ["batch", "4", "3"]),
+    (["--model.heads=5"], 78, ["model.hid", "32", "5"]),
+    (["--model.kv_heads=3"], 78, ["kv_heads", "3"]),
+    (["--data.seq_len=64"], 78, ["data.seq_len", "64", "model.max_seq", "32"]),
+    (["--data.train=absent.txt"], 78, ["data.train", "absent.txt"]),
+    (["--data.train=empty.txt"], 78, ["empty.txt"]),
+    (["--data.train=short.txt"], 78, ["seq_len"]),
+    (["--mesh.tp=2", "--nproc", "2"], 78, ["mesh.tp", "not built"]),
+    (["--zero.stage=3"], 78, ["zero.stage", "not built"]),
+    (["--recompute.mode=block"], 78, ["recompute.mode", "not built"]),
+    (["--mesh.dp=3", "--nproc", "2"], 78, ["3", "2"]),
+    (["--data.tokenizer=big", "--model.vocab=260"], 78, ["vocab", "260"]),
+    (["--data.train=outside.bin", "--data.format=tokens_u16"], 74, ["outside.bin", "999", "300"]),
+    (["--data.train=odd.bin", "--data.format=tokens_u16"], 74, ["odd.bin"]),
+    (["--nproc", "two"], 2, ["nproc"]),
+    (["--ranks", "fibres"], 2, ["ranks"]),
+    (["--resum=auto"], 2, ["--resum"]),
+]
+
+
+@pytest.mark.parametrize("arguments, code, words", REFUSED, ids=lambda value: "-".join(map(str, value))
+                         if isinstance(value, list) else str(value))
+def test_bad_input_is_refused_before_any_rank_starts(program, folder, arguments, code, words):
+    (folder / "empty.txt").write_text("")
+    (folder / "short.txt").write_text("abc")
+    (folder / "outside.bin").write_bytes(ids(*range(100), 999, *range(100)))
+    (folder / "odd.bin").write_bytes(ids(1, 2, 3) + b"x")
+    if "--data.tokenizer=big" in arguments:
+        run(program, folder, "tokenize", "train", "--input", "text.txt", "--vocab-size", "280", "--output", "big")
+        assert (folder / "big" / "tokenizer.json").exists()
+    done = run(program, folder, "train", "run.json", *arguments)
+    assert done.returncode == code, done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert "step:" not in done.stderr
+    assert "Exception raised" not in done.stderr, "a stack is no message"
+
+
+@pytest.mark.parametrize("text, words", [
+    ('{"model": {"layers": 2,}}', ["run.json:1:"]),
+    ('{"model": {"layers": 2, "layers": 3}}', ["layers", "run.json:1:"]),
+    ('{\n "batch": {\n  "globl": 3 }}', ["run.json:3:3", "globl", "global"]),
+    ('[]', ["run.json"]),
+    ('', ["run.json"]),
+])
+def test_a_bad_file_is_refused_with_its_place(program, folder, text, words):
+    (folder / "run.json").write_text(text)
+    done = run(program, folder, "train", "run.json")
+    assert done.returncode == 78, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_no_room_for_checkpoints(program, folder):
+    done = run(program, folder, "train", "run.json", "--checkpoint.every=1", "--model.layers=20000",
+               "--model.hidden=8192", "--model.heads=64")
+    assert done.returncode == 78, done.stderr
+    assert "checkpoint" in done.stderr
+
+
+@pytest.mark.parametrize("arguments, code", [
+    ([], 2), (["trian"], 2), (["--help"], 0), (["train", "--help"], 0), (["--version"], 0), (["plan", "x.json"], 2),
+    (["train", "absent.json"], 78), (["eval", "--model", "absent", "--data", "text.txt"], 74),
+])
+def test_exit_codes(program, folder, arguments, code):
+    done = run(program, folder, *arguments)
+    assert done.returncode == code, done.stderr
+    if arguments == ["trian"]:
+        assert "train" in done.stderr
+    if arguments[:1] == ["plan"]:
+        assert "not built" in done.stderr
+
+
+def losses(folder):
+    with open(folder / "runs" / "run" / "metrics.jsonl") as file:
+        return [json.loads(line)["loss"] for line in file]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def expected_losses(program, folder):
+    assert run(program, folder, "train", "run.json", "--run.dir=alone").returncode == 0
+    with open(folder / "alone" / "run" / "metrics.jsonl") as file:
+        return [json.loads(line)["loss"] for line in file]
+
+
+def test_torchrun_starts_it(program, folder):
+    wanted = expected_losses(program, folder)
+    torchrun = os.path.join(os.path.dirname(sys.executable), "torchrun")
+    done = subprocess.run([torchrun, "--no-python", "--standalone", "--nproc-per-node", "2", str(program),
+                           "train", "run.json"], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert losses(folder) == pytest.approx(wanted, rel=1e-5)
+
+
+def open_mpi(rank):
+    return {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": rank,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+
+
+def slurm(rank):
+    return {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": rank, "SLURM_STEP_ID": "0",
+            "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "localhost",
+            "SLURM_JOB_ID": "4711"}
+
+
+@pytest.mark.parametrize("variables", [open_mpi, slurm])
+def test_the_environments_of_mpi_and_slurm(program, folder, variables):
+    wanted = expected_losses(program, folder)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [subprocess.Popen([str(program), "train", "run.json"], cwd=folder, stderr=subprocess.PIPE, text=True,
+                              env={**os.environ, **address, **variables(rank)}) for rank in ("0", "1")]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 0, errors
+    assert losses(folder) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_local_run_opens_no_network_port(program, folder):
+    strace = shutil.which("strace")
+    if strace is None:
+        # Without strace: the run must work where there is no network at all.
+        unshare = ["unshare", "--net", "--map-root-user", "--user"]
+        if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+            pytest.skip("neither strace nor user namespaces")
+        command = [*unshare, str(program), "train", "run.json", "--nproc", "2"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return
+    log = folder / "calls"
+    subprocess.run([strace, "-f", "-e", "trace=bind,listen", "-o", str(log), str(program), "train", "run.json",
+                    "--nproc", "2"], cwd=folder, check=True, capture_output=True, timeout=120)
+    assert "AF_INET" not in log.read_text()
+
+
+def test_commands_on_what_a_run_left(program, folder, tessera):
+    assert run(program, folder, "train", "run.json", "--checkpoint.every=3").returncode == 0
+    made = folder / "runs" / "run"
+    assert {"config.json", "metrics.jsonl", "summary.json", "tokenizer.json", "checkpoints", "logs"} <= set(os.listdir(made))
+    assert "the" in tessera("generate", "--model", made, "--prompt", "the", "--max-tokens", 5)
+    result = json.loads(tessera("eval", "--model", made, "--data", folder / "text.txt").splitlines()[-1])
+    assert result["loss"] > 0 and result["perplexity"] > 1
+    tessera("convert", "--from", made, "--to", folder / "hf")
+    again = json.loads(tessera("eval", "--model", folder / "hf", "--data", folder / "text.txt").splitlines()[-1])
+    assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
+    for path in (made, made / "checkpoints" / "step-3", made / "tokenizer.json", made / "config.json"):
+        assert tessera("inspect", path)
+    assert json.loads(tessera("schema"))["type"] == "object"
+
+
+def test_a_resumed_run_that_is_done_says_so(program, folder):
+    assert run(program, folder, "train", "run.json", "--checkpoint.every=3").returncode == 0
+    done = run(program, folder, "train", "run.json", "--checkpoint.every=3")
+    assert done.returncode == 0
+    assert "nothing to do" in done.stderr
+    never = run(program, folder, "train", "run.json", "--checkpoint.every=3", "--resume", "never")
+    assert never.returncode == 78
+    assert "run.name" in never.stderr

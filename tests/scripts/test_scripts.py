@@ -1,0 +1,150 @@
+"""Tests of scripts/: python3 -m unittest discover -s tests/scripts."""
+
+import contextlib
+import io
+import math
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import check_rooms  # noqa: E402
+import quickstart_summary  # noqa: E402
+import quickstart_text  # noqa: E402
+import summarize_tests  # noqa: E402
+
+
+class Readme(unittest.TestCase):
+    def test_its_program_is_the_example_that_is_built_and_run(self):
+        root = Path(__file__).resolve().parents[2]
+        readme = (root / "README.md").read_text()
+        program = readme.split("```cpp\n")[1].split("```")[0]
+        self.assertEqual(program, (root / "examples/01_data_parallel.cpp").read_text())
+
+
+class CheckRooms(unittest.TestCase):
+    def faults_of(self, name, text):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+            return list(check_rooms.faults(folder, [name]))
+
+    def test_downward_and_own_includes_are_fine(self):
+        text = ('#include "tessera/comm/group.h"\n'
+                '#include "tessera/core/detail/json.h"\n'
+                '#include "tessera/comm/detail/shm.h"\n')
+        self.assertEqual(self.faults_of("tessera/comm/x.cpp", text), [])
+
+    def test_upward_include(self):
+        text = '#include "tessera/train/trainer.h"\n'
+        self.assertIn("upward", self.faults_of("tessera/comm/x.h", text)[0])
+
+    def test_strategies_do_not_include_each_other(self):
+        text = '#include "tessera/parallel/zero/zero.h"\n'
+        name = "tessera/parallel/data/x.cpp"
+        self.assertIn("each other", self.faults_of(name, text)[0])
+        self.assertEqual(self.faults_of("tessera/parallel/compose.cpp", text), [])
+        self.assertEqual(self.faults_of("tessera/parallel/zero/x.cpp", text), [])
+
+    def test_detail_stays_inside(self):
+        text = '#include "tessera/core/detail/json.h"\n'
+        self.assertIn("detail/", self.faults_of("tessera/data/x.h", text)[0])
+        text = '#include "tessera/comm/detail/shm.h"\n'
+        self.assertIn("detail/", self.faults_of("tessera/data/x.cpp", text)[0])
+
+    def test_house_rules(self):
+        name = "tessera/data/x.cpp"
+        for text, word in [("throw std::runtime_error(a);", "TS_CHECK"),
+                           ("// caf\u00e9", "ASCII"),
+                           ("x" * 81, "longer"),
+                           ("// TODO tidy up", "TODO"),
+                           ("y\n" * 300_000, "larger")]:
+            self.assertIn(word, self.faults_of(name, text)[0])
+        self.assertEqual(self.faults_of(name, "// TODO(#12) tidy up"), [])
+
+    def test_a_test_that_no_target_builds(self):
+        self.assertIn("no target", self.faults_of("bench/x_test.cpp", "")[0])
+        self.assertEqual(self.faults_of("tests/x_test.cpp", ""), [])
+
+    def test_the_project_has_its_rooms(self):
+        self.assertEqual(check_rooms.ROOMS[0], "core")
+        self.assertEqual(check_rooms.ROOMS[-1], "train")
+
+
+class SummarizeTests(unittest.TestCase):
+    def summary(self, xml, steps="ok rooms\n", allowed="^needs a GPU"):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "a.xml").write_text(xml)
+            Path(folder, "steps.txt").write_text(steps)
+            Path(folder, "allowed").write_text(allowed)
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                code = summarize_tests.main(folder, Path(folder, "allowed"))
+            return code, out.getvalue().strip().split("\n")
+
+    def test_sums_cases_and_steps(self):
+        code, lines = self.summary(
+            '<testsuites><testsuite><testcase name="a"/><testcase name="b"/>'
+            "</testsuite></testsuites>")
+        self.assertEqual((code, lines[-1]), (0, "3 passed, 0 failed"))
+
+    def test_failures_count(self):
+        code, lines = self.summary(
+            '<s><testcase name="a" classname="X"><failure/></testcase></s>',
+            steps="FAILED fast\n")
+        self.assertEqual((code, lines[-1]), (1, "0 passed, 2 failed"))
+        self.assertIn("failed: X.a", lines)
+
+    def test_skips_need_an_allowed_reason(self):
+        skip = '<s><testcase name="a"><skipped message="f:1\n{}"/></testcase></s>'
+        code, lines = self.summary(skip.replace("\n", "&#10;").format("needs a GPU"))
+        self.assertEqual((code, lines[-1]), (0, "1 passed, 0 failed"))
+        code, lines = self.summary(skip.replace("\n", "&#10;").format("felt like it"))
+        self.assertEqual((code, lines[-1]), (1, "1 passed, 1 failed"))
+
+    def test_a_torn_file_is_a_failure(self):
+        self.assertEqual(self.summary("<testsuites><tests")[0], 1)
+
+
+class Quickstart(unittest.TestCase):
+    def test_unigram_entropy(self):
+        entropy = quickstart_summary.unigram_entropy
+        self.assertAlmostEqual(entropy([1, 2, 3, 4] * 5), math.log(4))
+        self.assertEqual(entropy([7, 7, 7]), 0.0)
+
+    def test_chapters_lose_their_numbers(self):
+        lines = ["Ge1:1 In the beginning\n", "Ge1:2 And the earth\n",
+                 "Ge2:1 Thus\n"]
+        self.assertEqual(quickstart_text.chapters(lines), [
+            ("Ge1", "In the beginning\nAnd the earth\n\n"),
+            ("Ge2", "Thus\n\n")])
+
+    def test_no_text_is_in_both_files(self):
+        many = [(str(i), f"text {i}\n") for i in range(400)]
+        train, valid = quickstart_text.split(many)
+        self.assertEqual(sorted(train + valid), sorted(t for _, t in many))
+        self.assertTrue(0 < len(valid) < 40)
+        few = [("one", "line\n" * 100)]
+        train, valid = quickstart_text.split(few)
+        self.assertEqual("".join(train) + "".join(valid), few[0][1])
+        self.assertTrue(valid[0])
+
+
+class Dev(unittest.TestCase):
+    def test_help_lists_at_most_twelve_verbs_and_each_has_a_script(self):
+        root = Path(__file__).resolve().parents[2]
+        text = (root / "dev").read_text()
+        verbs = text.split('verbs="')[1].split('"')[0].split()
+        self.assertLessEqual(len(verbs), 12)
+        told = subprocess.run([root / "dev", "help"], check=True,
+                              capture_output=True, text=True).stdout
+        for verb in verbs:
+            self.assertTrue((root / "scripts" / f"{verb}.sh").is_file(), verb)
+            self.assertIn(f"\n  {verb} ", told)
+
+
+if __name__ == "__main__":
+    unittest.main()
