@@ -1,0 +1,212 @@
+// From a file and the command line to values.
+#include <algorithm>
+#include <sstream>
+
+#include "tessera/core/detail/config_impl.h"
+#include "tessera/core/error.h"
+
+namespace tessera::config {
+namespace {
+
+using detail::Json;
+using tessera::detail::in_quotes;
+using tessera::detail::JsonLimits;
+
+constexpr size_t kMaxFileBytes = size_t{4} << 20;
+constexpr size_t kMaxShownBytes = 120;  // of a value in a message
+
+std::string shown(const Json& json) {
+  std::string text = json.dump();
+  if (text.size() > kMaxShownBytes)
+    text.replace(kMaxShownBytes, text.npos, "...");
+  return text;
+}
+
+std::string last_part(const std::string& dotted) {
+  return dotted.substr(dotted.rfind('.') + 1);
+}
+
+// The text of a file, and where its values lie.
+class File {
+ public:
+  File(const std::string& text, const std::string& name)
+      : text_(text),
+        name_(name),
+        root_(tessera::detail::parse_json(text, name,
+                                          {.max_bytes = kMaxFileBytes,
+                                           .comments = true,
+                                           .exit_code = ExitCode::kConfig})) {}
+
+  const Json& root() const { return root_; }
+  std::string place(const Json& value) const {
+    return tessera::detail::place_of(value, text_, name_);
+  }
+  std::string place_of_key(const Json& value) const {
+    return tessera::detail::place_of_key(value, text_, name_);
+  }
+
+ private:
+  const std::string& text_;
+  const std::string& name_;
+  Json root_;
+};
+
+class Resolver {
+ public:
+  explicit Resolver(Section& root) : root_(root) {
+    detail::for_each_key(root, "",
+                         [&](const std::string& name, Key::Impl& key) {
+                           names_.push_back(name);
+                           keys_[name] = &key;
+                           origins_[name] = "default";
+                         });
+  }
+
+  void read(const File& file) {
+    TS_CHECK_CONFIG(file.root().is_object(), file.place(file.root()),
+                    ": expected an object of sections, as {\"run\": {}}.");
+    read_section(file, file.root(), root_, "");
+  }
+
+  void apply(const Override& override) {
+    if (const Section* section = section_at(override.key)) {
+      const auto names = names_in(*section, override.key + ".");
+      TS_CHECK_CONFIG(false, override.flag, ": ", in_quotes(override.key),
+                      " is a section. Set one of its keys, as ", names.at(0),
+                      ".");
+    }
+    const auto found = keys_.find(override.key);
+    TS_CHECK_CONFIG(found != keys_.end(), override.flag, ": ",
+                    unknown(override.key, names_));
+    set(*found->second, json_from_flag(override, *found->second), override.key,
+        override.flag);
+  }
+
+  Provenance finish() {
+    for (const auto& name : names_) {
+      const Value value = keys_[name]->get();
+      const auto complaint = detail::complaint_about(value, *keys_[name]);
+      TS_CHECK_CONFIG(complaint.empty(), origins_[name], ": ", name, " is ",
+                      shown(detail::json_of(value)), ": ", complaint,
+                      complaint.ends_with('?') ? "" : ".");
+    }
+    return std::move(origins_);
+  }
+
+ private:
+  // Sections are as deep as the declarations, so this recursion is too.
+  void read_section(const File& file, const Json& object,
+                    const Section& section, const std::string& prefix) {
+    for (const auto& item : object.items()) {
+      if (prefix.empty() && item.key() == "$schema") continue;
+      const std::string name = prefix + item.key();
+      if (const auto* below = section_named(section, item.key())) {
+        TS_CHECK_CONFIG(item.value().is_object(), file.place(item.value()),
+                        ": ", name, " is a section: expected an object, got ",
+                        shown(item.value()), ".");
+        read_section(file, item.value(), *below, name + ".");
+        continue;
+      }
+      const auto key = keys_.find(name);
+      const std::string place = file.place_of_key(item.value());
+      TS_CHECK_CONFIG(item.key().find('.') == std::string::npos, place,
+                      ": unknown key ", in_quotes(name),
+                      ". In a file a section is an object, not part of a "
+                      "name.");
+      TS_CHECK_CONFIG(key != keys_.end(), place, ": ",
+                      unknown(name, names_in(section, prefix)));
+      set(*key->second, item.value(), name, file.place(item.value()));
+    }
+  }
+
+  static const Section* section_named(const Section& section,
+                                      const std::string& name) {
+    for (const auto& item : section.impl().items) {
+      const auto* below = std::get_if<NamedSection>(&item);
+      if (below && below->name == name) return below->section.get();
+    }
+    return nullptr;
+  }
+
+  const Section* section_at(const std::string& dotted) const {
+    const Section* section = &root_;
+    std::istringstream parts(dotted);
+    for (std::string part; section && std::getline(parts, part, '.');) {
+      section = section_named(*section, part);
+    }
+    return section == &root_ ? nullptr : section;
+  }
+
+  static std::vector<std::string> names_in(const Section& section,
+                                           const std::string& prefix) {
+    std::vector<std::string> names;
+    for (const auto& item : section.impl().items) {
+      if (const auto* key = std::get_if<std::shared_ptr<Key::Impl>>(&item)) {
+        names.push_back(prefix + (*key)->name);
+      } else {
+        names.push_back(prefix + std::get<NamedSection>(item).name);
+      }
+    }
+    return names;
+  }
+
+  // The nearest by its last part beside the key, else that name anywhere.
+  std::string unknown(const std::string& name,
+                      const std::vector<std::string>& siblings) const {
+    std::string text = "unknown key " + in_quotes(name) + ".";
+    std::optional<std::string> meant = nearest(name, siblings);
+    for (const auto& sibling : siblings) {
+      const auto close = nearest(last_part(name), {last_part(sibling)});
+      if (!meant && close) meant = sibling;
+    }
+    for (const auto& known : names_) {
+      if (!meant && last_part(known) == last_part(name)) meant = known;
+    }
+    return text + (meant ? " Did you mean " + in_quotes(*meant) + "?"
+                         : " 'tessera schema' lists all keys.");
+  }
+
+  // "The value is JSON; a word that is not JSON is a string."
+  static Json json_from_flag(const Override& override, const Key::Impl& key) {
+    const bool wants_words =
+        std::holds_alternative<std::string>(key.default_value) ||
+        std::holds_alternative<std::vector<std::string>>(key.default_value);
+    Json json;
+    try {
+      json = tessera::detail::parse_json(override.value, override.flag,
+                                         {.max_bytes = kMaxFileBytes});
+    } catch (const Error&) {
+      return override.value;
+    }
+    const bool is_text = json.is_string() || json.is_array();
+    return wants_words && !is_text ? Json(override.value) : json;
+  }
+
+  void set(Key::Impl& key, const Json& json, const std::string& name,
+           const std::string& origin) {
+    const auto value = detail::value_of(json, key);
+    TS_CHECK_CONFIG(value, origin, ": ", name, ": expected ",
+                    detail::type_name(key.default_value), ", got ", shown(json),
+                    ".");
+    key.set(*value);
+    origins_[name] = origin;
+  }
+
+  Section& root_;
+  std::vector<std::string> names_;  // of all keys, as declared
+  std::map<std::string, Key::Impl*> keys_;
+  Provenance origins_;
+};
+
+}  // namespace
+
+Provenance resolve(Section& root, const std::string& text,
+                   const std::string& file_name,
+                   const std::vector<Override>& overrides) {
+  Resolver resolver(root);
+  resolver.read(File(text, file_name));
+  for (const auto& override : overrides) resolver.apply(override);
+  return resolver.finish();
+}
+
+}  // namespace tessera::config

@@ -1,0 +1,185 @@
+// The configuration told: as JSON, as a table, as a schema, as a manual.
+#include <algorithm>
+
+#include "tessera/core/detail/config_impl.h"
+
+namespace tessera::config {
+namespace {
+
+using detail::Json;
+
+Json values_of(const Section& section) {
+  Json json = Json::object();
+  for (const auto& item : section.impl().items) {
+    if (const auto* key = std::get_if<std::shared_ptr<Key::Impl>>(&item)) {
+      json[(*key)->name] = detail::json_of((*key)->get());
+    } else {
+      const auto& below = std::get<NamedSection>(item);
+      json[below.name] = values_of(*below.section);
+    }
+  }
+  return json;
+}
+
+Json json_type(const Value& value) {
+  constexpr std::array<const char*, 4> kScalars = {"boolean", "integer",
+                                                   "number", "string"};
+  if (value.index() < kScalars.size()) {
+    return {{"type", kScalars[value.index()]}};
+  }
+  constexpr std::array<const char*, 3> kItems = {"string", "number", "integer"};
+  const char* item = kItems[value.index() - kScalars.size()];
+  const Json list = {{"type", "array"}, {"items", {{"type", item}}}};
+  if (!std::holds_alternative<std::vector<std::string>>(value)) return list;
+  return {{"anyOf", Json::array({{{"type", "string"}}, list})}};
+}
+
+// Built choices, then those that are only known.
+std::pair<std::vector<std::string>, std::vector<std::string>> choices_of(
+    const Key::Impl& key) {
+  std::pair<std::vector<std::string>, std::vector<std::string>> choices;
+  for (const auto& choice : key.choices) {
+    const bool is_default = detail::json_of(key.default_value) == choice;
+    const bool unbuilt =
+        key.is_not_built(choice) || (!key.unbuilt_part.empty() && !is_default);
+    (unbuilt ? choices.second : choices.first).push_back(choice);
+  }
+  return choices;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+Json number_of(double value, const Key::Impl& key) {
+  if (std::holds_alternative<int64_t>(key.default_value)) {
+    return static_cast<int64_t>(value);
+  }
+  return value;
+}
+
+Json schema_of(const Key::Impl& key) {
+  Json json = json_type(key.default_value);
+  const auto [built, unbuilt] = choices_of(key);
+  std::string meaning = key.meaning;
+  if (!unbuilt.empty()) meaning += ". Not built yet: " + joined(unbuilt);
+  json["description"] = meaning;
+  json["default"] = detail::json_of(key.default_value);
+  if (!built.empty()) json["enum"] = built;
+  if (key.minimum) json["minimum"] = number_of(*key.minimum, key);
+  if (key.maximum) json["maximum"] = number_of(*key.maximum, key);
+  if (key.bound) json["exclusiveMinimum"] = number_of(*key.bound, key);
+  if (!key.unbuilt_part.empty() && key.choices.empty()) {
+    json["const"] = json["default"];
+    json["description"] = meaning + ". Not built yet: any other value";
+  }
+  return json;
+}
+
+Json schema_of(const Section& section) {
+  Json properties = Json::object();
+  for (const auto& item : section.impl().items) {
+    if (const auto* key = std::get_if<std::shared_ptr<Key::Impl>>(&item)) {
+      properties[(*key)->name] = schema_of(**key);
+    } else {
+      const auto& below = std::get<NamedSection>(item);
+      Json json = schema_of(*below.section);
+      json["description"] = below.meaning;
+      properties[below.name] = std::move(json);
+    }
+  }
+  return {{"type", "object"},
+          {"properties", std::move(properties)},
+          {"additionalProperties", false}};
+}
+
+std::string rules_of(const Key::Impl& key) {
+  std::vector<std::string> rules;
+  const auto [built, unbuilt] = choices_of(key);
+  if (!built.empty()) rules.push_back("one of " + joined(built));
+  if (key.minimum) {
+    rules.push_back("at least " + number_of(*key.minimum, key).dump());
+  }
+  if (key.bound) {
+    rules.push_back("more than " + number_of(*key.bound, key).dump());
+  }
+  if (key.maximum) {
+    rules.push_back("at most " + number_of(*key.maximum, key).dump());
+  }
+  if (!unbuilt.empty()) rules.push_back("not built yet: " + joined(unbuilt));
+  if (!key.unbuilt_part.empty() && key.choices.empty()) {
+    rules.push_back("not built yet: any other value");
+  }
+  return joined(rules);
+}
+
+void write_manual(const Section& section, const std::string& prefix,
+                  std::string& text) {
+  text += "| key | default | meaning | values |\n| --- | --- | --- | --- |\n";
+  for (const auto& item : section.impl().items) {
+    if (const auto* key = std::get_if<std::shared_ptr<Key::Impl>>(&item)) {
+      text += "| `" + prefix + (*key)->name + "` | `" +
+              detail::json_of((*key)->default_value).dump() + "` | " +
+              (*key)->meaning + " | " + rules_of(**key) + " |\n";
+    }
+  }
+  for (const auto& item : section.impl().items) {
+    if (const auto* below = std::get_if<NamedSection>(&item)) {
+      const std::string name = prefix + below->name;
+      text += "\n## " + name + "\n\n" + below->meaning + "\n\n";
+      write_manual(*below->section, name + ".", text);
+    }
+  }
+}
+
+}  // namespace
+
+std::string to_json(const Section& root) {
+  return values_of(root).dump(2) + "\n";
+}
+
+std::string print(const Section& root, const Provenance& provenance) {
+  struct Row {
+    std::string key, value, origin;
+  };
+  std::vector<Row> rows;
+  size_t key_width = 0, value_width = 0;
+  detail::for_each_key(root, "", [&](const std::string& name, Key::Impl& key) {
+    const auto origin = provenance.find(name);
+    rows.push_back({name, detail::json_of(key.get()).dump(),
+                    origin == provenance.end() ? "" : origin->second});
+    key_width = std::max(key_width, rows.back().key.size());
+    value_width = std::max(value_width, rows.back().value.size());
+  });
+  std::string text;
+  for (auto& row : rows) {
+    row.key.resize(key_width, ' ');
+    row.value.resize(value_width, ' ');
+    text += row.key + "  " + row.value + "  " + row.origin + "\n";
+  }
+  return text;
+}
+
+std::string schema(const Section& root) {
+  Json json = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+               {"title", "Configuration of a Tessera run"}};
+  json.update(schema_of(root));
+  json["properties"]["$schema"] = {{"type", "string"}};
+  return json.dump(2) + "\n";
+}
+
+std::string manual(const Section& root) {
+  std::string text = "# Configuration\n\n";
+  for (const auto& item : root.impl().items) {
+    if (const auto* section = std::get_if<NamedSection>(&item)) {
+      text += "## " + section->name + "\n\n" + section->meaning + "\n\n";
+      write_manual(*section->section, section->name + ".", text);
+      text += "\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace tessera::config

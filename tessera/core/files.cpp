@@ -1,0 +1,164 @@
+#include "tessera/core/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string reason() { return std::generic_category().message(errno); }
+
+// Closes itself.
+class Descriptor {
+ public:
+  Descriptor(const fs::path& path, int flags, mode_t mode = 0)
+      : path_(path.string()),
+        descriptor_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
+    TS_CHECK_IO(descriptor_ >= 0, path_, ": cannot be opened: ", reason(), ".");
+  }
+  ~Descriptor() { ::close(descriptor_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return descriptor_; }
+
+  // Also refuses what is not a file with a size: a folder, a pipe, a device.
+  uint64_t size_of_regular_file() const {
+    struct stat status{};
+    TS_CHECK_IO(::fstat(descriptor_, &status) == 0, path_, ": ", reason(), ".");
+    TS_CHECK_IO(S_ISREG(status.st_mode), path_, ": is not a regular file.");
+    return static_cast<uint64_t>(status.st_size);
+  }
+  void write_all(std::string_view content) const {
+    while (!content.empty()) {
+      const ssize_t written =
+          ::write(descriptor_, content.data(), content.size());
+      if (written < 0 && errno == EINTR) continue;
+      TS_CHECK_IO(written >= 0, path_, ": cannot be written: ", reason(), ".");
+      content.remove_prefix(static_cast<size_t>(written));
+    }
+  }
+  void sync() const {
+    TS_CHECK_IO(::fsync(descriptor_) == 0, path_,
+                ": cannot be synced: ", reason(), ".");
+  }
+
+ private:
+  std::string path_;
+  int descriptor_;
+};
+
+// A name beside `path` that no other process or thread uses.
+fs::path temporary_beside(const fs::path& path) {
+  static std::atomic<uint64_t> count{0};
+  return path.string() + ".tmp-" + std::to_string(::getpid()) + "-" +
+         std::to_string(count++);
+}
+
+}  // namespace
+
+std::string read_file(const fs::path& path, uint64_t max_bytes) {
+  const Descriptor file(path, O_RDONLY);
+  const uint64_t size = file.size_of_regular_file();
+  TS_CHECK_IO(size <= max_bytes, path.string(), ": has ", size,
+              " bytes; at most ", max_bytes, " are read here.");
+  std::string content(size, '\0');
+  size_t filled = 0;
+  while (filled < content.size()) {
+    const ssize_t got =
+        ::read(file.get(), content.data() + filled, content.size() - filled);
+    if (got < 0 && errno == EINTR) continue;
+    TS_CHECK_IO(
+        got > 0, path.string(), ": reading stopped after ", filled, " of ",
+        size, " bytes: ", got == 0 ? "the file became shorter" : reason(), ".");
+    filled += static_cast<size_t>(got);
+  }
+  return content;
+}
+
+void write_file_atomic(const fs::path& path, std::string_view content) {
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  TS_CHECK_IO(!failed, folder.string(), ": cannot be made: ", failed.message(),
+              ".");
+  const fs::path temporary = temporary_beside(path);
+  try {
+    {
+      const Descriptor file(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
+      file.write_all(content);
+      file.sync();
+    }
+    TS_CHECK_IO(::rename(temporary.c_str(), path.c_str()) == 0, path.string(),
+                ": cannot be replaced: ", reason(), ".");
+  } catch (...) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  sync_path(folder);
+}
+
+void sync_path(const fs::path& path) { Descriptor(path, O_RDONLY).sync(); }
+
+uint64_t free_bytes(const fs::path& path) {
+  fs::path existing = fs::absolute(path);
+  std::error_code failed;
+  while (!fs::exists(existing, failed) && existing.has_relative_path()) {
+    existing = existing.parent_path();
+  }
+  const auto space = fs::space(existing, failed);
+  TS_CHECK_IO(!failed, existing.string(), ": ", failed.message(), ".");
+  return space.available;
+}
+
+MappedFile::MappedFile(const fs::path& path) : path_(path.string()) {
+  const Descriptor file(path, O_RDONLY);
+  size_ = file.size_of_regular_file();
+  if (size_ == 0) return;
+  void* memory = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
+  TS_CHECK_IO(memory != MAP_FAILED, path_, ": cannot be mapped: ", reason(),
+              ".");
+  data_ = static_cast<const std::byte*>(memory);
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+TemporaryFolder::TemporaryFolder(const std::string& prefix) {
+  std::string name =
+      (fs::temp_directory_path() / (prefix + "-XXXXXX")).string();
+  TS_CHECK_IO(::mkdtemp(name.data()) != nullptr, name,
+              ": cannot be made: ", reason(), ".");
+  path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+}  // namespace tessera

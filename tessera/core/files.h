@@ -1,0 +1,73 @@
+// Files: read whole, mapped, written so that a crash leaves the old or the new
+// one and never a part.
+//
+// Errors:  TS_CHECK_IO with the path and the system's reason.
+// Threads: any; a MappedFile may be read by several at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+// The whole of a regular file. Refused above `max_bytes`.
+std::string read_file(const std::filesystem::path& path,
+                      uint64_t max_bytes = uint64_t{4} << 30);
+
+// Writes beside `path`, syncs, renames over it and syncs the folder. Missing
+// folders are made.
+void write_file_atomic(const std::filesystem::path& path,
+                       std::string_view content);
+
+// Flushes a file or a folder to the disk.
+void sync_path(const std::filesystem::path& path);
+
+// Free bytes for this user where `path` (or its nearest parent that exists)
+// lies.
+uint64_t free_bytes(const std::filesystem::path& path);
+
+// A regular file as read-only memory. An empty file gives an empty span.
+// A file that is cut short while it is mapped kills the reader (SIGBUS), as
+// with every mapping: check size() against what the format promises first.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  uint64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// A folder with a name that nobody else has, removed with all that is in it.
+class TemporaryFolder {
+ public:
+  // In TMPDIR, or /tmp.
+  explicit TemporaryFolder(const std::string& prefix = "tessera");
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  // The path of a file in it, as a string.
+  std::string file(const std::string& name) const {
+    return (path_ / name).string();
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,121 @@
+#include "tessera/core/files.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <thread>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+size_t entries_in(const fs::path& folder) {
+  return static_cast<size_t>(
+      std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+template <typename Body>
+void expect_refused(Body body, const std::string& part) {
+  try {
+    body();
+    ADD_FAILURE() << "not refused: " << part;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kInputOutput);
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(TemporaryFolder, IsRemovedWithAllThatIsInIt) {
+  fs::path path;
+  {
+    const TemporaryFolder folder, other;
+    path = folder.path();
+    EXPECT_NE(path, other.path());
+    write_file_atomic(path / "a" / "b" / "c.txt", "x");
+    EXPECT_TRUE(fs::exists(path / "a/b/c.txt"));
+  }
+  EXPECT_FALSE(fs::exists(path));
+}
+
+TEST(Files, WriteReplacesTheWholeFileAndLeavesNoOther) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("data");
+  for (const std::string& content :
+       {std::string("old"), std::string("\0new\n", 5), std::string(),
+        std::string(3 << 20, 'x')}) {
+    write_file_atomic(file, content);
+    EXPECT_EQ(read_file(file), content);
+    EXPECT_EQ(entries_in(folder.path()), 1);
+  }
+}
+
+TEST(Files, ManyWritersLeaveOneOfTheirTexts) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("data");
+  std::vector<std::thread> writers;
+  for (char letter : {'a', 'b', 'c', 'd'}) {
+    writers.emplace_back([&file, letter] {
+      for (int i = 0; i < 5; ++i) {
+        write_file_atomic(file, std::string(10000, letter));
+      }
+    });
+  }
+  for (auto& writer : writers) writer.join();
+  const std::string content = read_file(file);
+  EXPECT_EQ(content, std::string(10000, content.at(0)));
+  EXPECT_EQ(entries_in(folder.path()), 1);
+}
+
+TEST(Files, AFailedWriteLeavesTheOldFile) {
+  const TemporaryFolder folder;
+  fs::create_directories(folder.path() / "taken" / "inside");
+  expect_refused([&] { write_file_atomic(folder.path() / "taken", "x"); },
+                 "taken: cannot be replaced");
+  EXPECT_TRUE(fs::exists(folder.path() / "taken" / "inside"));
+  EXPECT_EQ(entries_in(folder.path()), 1);
+  write_file_atomic(folder.path() / "file", "x");
+  expect_refused(
+      [&] { write_file_atomic(folder.path() / "file" / "below", "x"); },
+      "file: cannot be made");
+}
+
+TEST(Files, RefusesWhatCannotBeRead) {
+  const TemporaryFolder folder;
+  expect_refused([&] { read_file(folder.file("none")); },
+                 "none: cannot be opened: No such file or directory");
+  expect_refused([&] { read_file(folder.path()); }, "is not a regular file");
+  expect_refused([&] { MappedFile mapped(folder.path()); },
+                 "is not a regular file");
+  write_file_atomic(folder.path() / "big", "12345");
+  expect_refused([&] { read_file(folder.file("big"), 4); },
+                 "has 5 bytes; at most 4");
+}
+
+TEST(MappedFile, ShowsTheBytesAndMoves) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.path() / "data", "hello");
+  MappedFile mapped(folder.path() / "data");
+  ASSERT_EQ(mapped.size(), 5);
+  EXPECT_EQ(static_cast<char>(mapped.bytes()[4]), 'o');
+  const std::byte* address = mapped.bytes().data();
+  MappedFile moved(std::move(mapped));
+  EXPECT_EQ(moved.bytes().data(), address);
+  EXPECT_EQ(moved.path(), folder.file("data"));
+  write_file_atomic(folder.path() / "empty", "");
+  moved = MappedFile(folder.path() / "empty");
+  EXPECT_TRUE(moved.bytes().empty());
+}
+
+TEST(Files, FreeBytesOfAPathThatIsNotThereYet) {
+  const TemporaryFolder folder;
+  EXPECT_GT(free_bytes(folder.path()), 0);
+  EXPECT_GT(free_bytes(folder.path() / "a" / "b" / "c"), 0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,87 @@
+#include "tessera/core/log.h"
+
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <mutex>
+
+#include "tessera/core/error.h"
+
+namespace tessera::log {
+namespace {
+
+struct State {
+  std::mutex mutex;
+  Level level = [] {
+    const char* wanted = std::getenv("TESSERA_LOG");
+    return wanted != nullptr && std::string(wanted) == "debug" ? Level::kDebug
+                                                               : Level::kInfo;
+  }();
+  std::map<int, std::ofstream> files;  // by rank
+};
+
+State& state() {
+  static auto* state = new State;  // outlives every static that may log
+  return *state;
+}
+
+std::string time_of_day() {
+  std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  localtime_r(&now, &parts);
+  char text[16];
+  std::strftime(text, sizeof text, "%H:%M:%S ", &parts);
+  return text;
+}
+
+const char* mark(Level level) {
+  switch (level) {
+    case Level::kWarning:
+      return "warning: ";
+    case Level::kError:
+      return "error: ";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+void write(Level level, const std::string& message) {
+  State& s = state();
+  const RankContext& who = rank_context();
+  const std::string prefix = who.world_size > 1 ? who.prefix() : "";
+  const std::string line =
+      time_of_day() + prefix + mark(level) + message + "\n";
+  std::lock_guard lock(s.mutex);
+  if (level < s.level) return;
+  if (auto file = s.files.find(who.rank); file != s.files.end()) {
+    file->second << line << std::flush;
+  }
+  if (who.rank <= 0 || level >= Level::kWarning) {
+    std::cerr << line << std::flush;
+  }
+}
+
+void open_rank_file(int rank, const std::string& path) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  std::ofstream file(path, std::ios::app);
+  TS_CHECK_IO(file.good(), "log: cannot open ", path, " for appending.");
+  s.files.insert_or_assign(rank, std::move(file));
+}
+
+void close_rank_file(int rank) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.files.erase(rank);
+}
+
+void set_level(Level level) {
+  std::lock_guard lock(state().mutex);
+  state().level = level;
+}
+
+}  // namespace tessera::log

@@ -1,0 +1,16 @@
+// Quantities as people read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tessera {
+
+// Powers of 1024: "0 B", "512 B", "1.5 KiB", "20.0 GiB".
+std::string bytes_text(uint64_t bytes);
+// Powers of 1000: "999", "12.5K", "10.2M", "1.76B", "15.0T".
+std::string count_text(double count);
+// "350us", "12.5ms", "3.2s", "4m05s", "2h03m", "3d04h".
+std::string seconds_text(double seconds);
+
+}  // namespace tessera
