@@ -22,8 +22,8 @@ namespace tessera::models {
 struct HuggingFaceConfig {
   ModelConfig model;
   at::ScalarType dtype = at::kFloat;  // of the weights
-  std::optional<int64_t> bos_token;
-  std::vector<int64_t> eos_tokens;
+  std::optional<int64_t> bos_token = {};
+  std::vector<int64_t> eos_tokens = {};
 };
 
 // `folder` holds config.json.

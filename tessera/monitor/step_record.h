@@ -54,7 +54,7 @@ struct RunInfo {
 struct RunEnd {
   std::string reason = "done";  // done | stopped | failed
   int exit_code = 0;
-  std::string message;  // of the error, where it failed
+  std::string message = {};  // of the error, where it failed
 };
 
 }  // namespace tessera::monitor
