@@ -12,7 +12,7 @@ fi
 # file takes longer than what the file itself includes. Nor does it know all of
 # gcc's warnings: .clang-tidy says what is asked here.
 mkdir -p "$build/lint"
-sed -E 's/ -W[^ ,]+( |$)/ /g; s/ -W[^ ,]+( |$)/ /g; s/ -include [^ ]*cmake_pch\.hxx//; s/ -fuse-ld=mold//' \
+sed -E 's/ -W[^ ]*//g; s/ -include [^ ]*cmake_pch\.hxx//; s/ -fuse-ld=mold//' \
   "$build/compile_commands.json" >"$build/lint/compile_commands.json"
 printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P 2 \
   .venv/bin/clang-tidy -p "$build/lint" --quiet
