@@ -64,6 +64,11 @@ class IndexedObject : public std::vector<std::pair<const Key, T>, Allocator> {
     return this->begin() + position_of(key);
   }
 
+  void clear() noexcept {
+    Container::clear();
+    index_.clear();
+  }
+
   size_t erase(std::string_view key) {
     const size_t at = position_of(key);
     if (at == this->size()) return 0;

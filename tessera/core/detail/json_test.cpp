@@ -146,6 +146,10 @@ TEST(Json, ObjectsKeepTheirOrder) {
   const Json copy = json;
   EXPECT_EQ(copy, json);
   EXPECT_EQ(copy.at("new"), 1);
+  json.clear();
+  EXPECT_FALSE(json.contains("new"));
+  json["new"] = 2;
+  EXPECT_EQ(json.dump(), "{\"new\":2}");
 }
 
 // A search from the front would take minutes here.
