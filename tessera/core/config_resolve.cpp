@@ -16,7 +16,9 @@ constexpr size_t kMaxFileBytes = size_t{4} << 20;
 constexpr size_t kMaxShownBytes = 120;  // of a value in a message
 
 std::string shown(const Json& json) {
-  std::string text = json.dump();
+  // A value from the command line may have any bytes.
+  std::string text = json.dump(-1, ' ', /*ensure_ascii=*/false,
+                               Json::error_handler_t::replace);
   if (text.size() > kMaxShownBytes)
     text.replace(kMaxShownBytes, text.npos, "...");
   return text;
@@ -176,10 +178,23 @@ class Resolver {
       json = tessera::detail::parse_json(override.value, override.flag,
                                          {.max_bytes = kMaxFileBytes});
     } catch (const Error&) {
-      return override.value;
+      return checked_word(override);
     }
     const bool is_text = json.is_string() || json.is_array();
     return wants_words && !is_text ? Json(override.value) : json;
+  }
+
+  // config.json, which has every value, cannot hold bytes that are not UTF-8.
+  static Json checked_word(const Override& override) {
+    const Json word = override.value;
+    const std::string text = shown(word);
+    try {
+      word.dump();
+    } catch (const Json::type_error&) {
+      TS_CHECK_CONFIG(false, override.key, ": the value ", text,
+                      " on the command line is not UTF-8. Write it in UTF-8.");
+    }
+    return word;
   }
 
   void set(Key::Impl& key, const Json& json, const std::string& name,

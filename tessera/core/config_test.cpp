@@ -244,6 +244,15 @@ TEST(Config, Overrides) {
             "outer.flag.");
 }
 
+TEST(Config, RefusesAFlagThatIsNotUtf8) {
+  for (const char* key : {"outer.count", "outer.free", "outer.words"}) {
+    EXPECT_EQ(refusal("{}", {{key, "caf\xe9", "--set"}}),
+              std::string(key) +
+                  ": the value \"caf\xef\xbf\xbd\" on the command line is not "
+                  "UTF-8. Write it in UTF-8.");
+  }
+}
+
 TEST(Config, TheLastValueIsTheOneThatIsChecked) {
   Root root;
   root.resolve("{\"outer\": {\"count\": 0}}",
