@@ -42,6 +42,7 @@ using Value =
 // One declared key, bound to the member that receives its value.
 class Key {
  public:
+  // Bounds hold for single numbers; the items of a list are for check().
   Key& at_least(double minimum);
   Key& at_most(double maximum);
   Key& more_than(double bound);

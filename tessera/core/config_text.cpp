@@ -1,11 +1,13 @@
 // The configuration told: as JSON, as a table, as a schema, as a manual.
 #include <algorithm>
+#include <array>
 
 #include "tessera/core/detail/config_impl.h"
 
 namespace tessera::config {
 namespace {
 
+using detail::joined;
 using detail::Json;
 
 Json values_of(const Section& section) {
@@ -45,12 +47,6 @@ std::pair<std::vector<std::string>, std::vector<std::string>> choices_of(
     (unbuilt ? choices.second : choices.first).push_back(choice);
   }
   return choices;
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
 }
 
 Json number_of(double value, const Key::Impl& key) {

@@ -49,12 +49,6 @@ std::optional<std::vector<T>> read(const Json& json, const std::vector<T>*) {
   return list;
 }
 
-std::string list_of(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 // 1 and not 1.0, which JSON would print.
 std::string text_of(double bound) {
   const bool whole = std::abs(bound) < 1e15 && bound == std::floor(bound);
@@ -88,7 +82,7 @@ std::string complaint_about_word(const std::string& word,
       if (!key.is_not_built(choice)) built.push_back(choice);
     }
     const auto meant = nearest(word, key.choices);
-    return "it is none of " + list_of(built) +
+    return "it is none of " + detail::joined(built) +
            (meant ? ". Did you mean " + in_quotes(*meant) + "?" : "");
   }
   for (const auto& rule : key.not_built) {
@@ -101,6 +95,12 @@ std::string complaint_about_word(const std::string& word,
 }
 
 }  // namespace
+
+std::string detail::joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
 
 detail::Json detail::json_of(const Value& value) {
   return std::visit([](const auto& held) { return Json(held); }, value);

@@ -55,6 +55,9 @@ void for_each_key(
     const Section& section, const std::string& prefix,
     const std::function<void(const std::string&, Key::Impl&)>& on_key);
 
+// "a, b, c".
+std::string joined(const std::vector<std::string>& words);
+
 Json json_of(const Value& value);
 // "a whole number", "true or false" ...
 std::string type_name(const Value& value);
