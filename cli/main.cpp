@@ -1,6 +1,4 @@
 // tessera: the program. Results go to stdout, everything else to stderr.
-#include <c10/util/Exception.h>
-
 #include <iostream>
 #include <string>
 #include <vector>
@@ -83,13 +81,11 @@ int run(int argc, char** argv) {
     if (error.get_exit_code() == 0) return program.exit(error);  // --help
     return usage_error(program, error.what(), first_word);
   } catch (const Error& error) {
-    return failed(error.what_without_backtrace(), error.exit_code());
-  } catch (const c10::Error& error) {
-    return failed(error.what_without_backtrace(), ExitCode::kFailed);
+    return failed(message_of(error), error.exit_code());
   } catch (const std::bad_alloc&) {
     return failed("out of memory", ExitCode::kFailed);
   } catch (const std::exception& error) {
-    return failed(error.what(), ExitCode::kFailed);
+    return failed(message_of(error), ExitCode::kFailed);
   }
 }
 

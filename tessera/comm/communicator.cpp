@@ -10,7 +10,6 @@
 
 #include "tessera/comm/detail/backend_group.h"
 #include "tessera/comm/detail/failable_communicator.h"
-#include "tessera/comm/detail/message_of.h"
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/comm/gloo/gloo_backend.h"

@@ -8,7 +8,6 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/failable_communicator.h"
-#include "tessera/comm/detail/message_of.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {

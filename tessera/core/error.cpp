@@ -8,6 +8,19 @@ Error::Error(ExitCode code, const std::string& message,
              c10::SourceLocation where)
     : c10::Error(where, message), code_(code) {}
 
+std::string message_of(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  return c10_error ? c10_error->what_without_backtrace() : error.what();
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return message_of(e);
+  }
+}
+
 std::string RankContext::prefix() const {
   std::string text;
   if (rank >= 0 && world_size > 1) {

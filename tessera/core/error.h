@@ -18,6 +18,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <cstdint>
+#include <exception>
 #include <string>
 
 namespace tessera {
@@ -28,7 +29,6 @@ enum class ExitCode : int {
   kFailed = 1,
   kUsage = 2,
   kUnreachable = 69,
-  kInternal = 70,
   kInputOutput = 74,
   kStopped = 75,
   kConfig = 78,
@@ -44,14 +44,20 @@ class Error : public c10::Error {
   ExitCode code_;
 };
 
+// What an exception says, without a stack trace.
+std::string message_of(const std::exception& error);
+// REQUIRES: it holds a std::exception.
+std::string message_of(const std::exception_ptr& error);
+
 // Who is speaking. Defaults describe a program without ranks.
 struct RankContext {
-  int rank = -1;  // global; -1: no rank, and messages carry no prefix
+  int rank = -1;  // global; -1: none
   int world_size = 1;
   std::string coords = {};  // "dp_shard=1 tp=0"; empty on a mesh of one rank
-  int64_t step = -1;   // -1: not in a step
+  int64_t step = -1;        // -1: not in a step
 
-  // "[rank 5/16 dp_shard=1 tp=0 step=312] ", or "".
+  // "[rank 5/16 dp_shard=1 tp=0 step=312] ", without the parts that are unknown
+  // or, of a world of one rank, say nothing; "" where none is left.
   std::string prefix() const;
 };
 

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
-#include "tessera/comm/detail/message_of.h"
 #include "tessera/core/error.h"
 
 namespace tessera::testing {
@@ -45,7 +44,7 @@ std::string run_rank(const comm::CommunicatorOptions& options,
     const auto communicator = comm::make_communicator(options);
     body(*communicator);
   } catch (const std::exception& error) {
-    return comm::message_of(error);
+    return message_of(error);
   }
   return ::testing::Test::HasFailure() ? "an expectation failed" : "";
 }

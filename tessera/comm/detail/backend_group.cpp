@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tessera/comm/detail/message_of.h"
 #include "tessera/comm/shm/reduce.h"
 #include "tessera/core/error.h"
 

@@ -59,7 +59,7 @@ void Rendezvous::announce_failure(const std::string& why) noexcept {
     // The first one stays: what follows is its consequence.
     if (!store_->check({kFailureKey})) store_->set(kFailureKey, why);
   } catch (const std::exception& error) {
-    log::debug("the peers will find out by themselves: ", error.what());
+    log::debug("the peers will find out by themselves: ", message_of(error));
   }
 }
 

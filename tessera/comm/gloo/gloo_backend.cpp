@@ -6,7 +6,6 @@
 #include <csignal>
 #include <utility>
 
-#include "tessera/comm/detail/message_of.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 
@@ -96,7 +95,7 @@ class GlooBackend : public c10d::Backend {
       try {
         message->wait();
       } catch (const std::exception& error) {
-        log::debug("a message was dropped at the end: ", error.what());
+        log::debug("a message was dropped at the end: ", message_of(error));
       }
     }
   }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tessera/comm/detail/message_of.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {

@@ -1,6 +1,6 @@
 #include "tessera/comm/shm/work.h"
 
-#include "tessera/comm/detail/message_of.h"
+#include "tessera/core/error.h"
 
 namespace tessera::comm::shm {
 
