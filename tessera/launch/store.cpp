@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -17,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/core/error.h"
+#include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/launch/detail/deadline.h"
 
@@ -27,12 +29,6 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 // What a deadline of ours gives c10d's own time-out, to name the cause itself.
 constexpr std::chrono::milliseconds kSlack = std::chrono::seconds(1);
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-std::string host_name() {
-  char name[256] = {};
-  if (gethostname(name, sizeof name - 1) != 0) return "localhost";
-  return name;
-}
 
 AddressList addresses_of(const Rendezvous& meet, int type) {
   addrinfo hints{};

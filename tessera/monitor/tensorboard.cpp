@@ -3,11 +3,12 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstring>
 #include <ctime>
+#include <span>
 
 #include "tessera/core/crc32c.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host.h"
 
 namespace tessera::monitor {
 namespace {
@@ -79,10 +80,8 @@ double now_s() {
 
 std::string file_name() {
   static std::atomic<int> count{0};
-  char host[256] = {};
-  if (gethostname(host, sizeof host - 1) != 0) std::strcpy(host, "localhost");
   return c10::str("events.out.tfevents.", static_cast<int64_t>(now_s()), ".",
-                  host, ".", getpid(), ".", count++);
+                  host_name(), ".", getpid(), ".", count++);
 }
 
 class Scalars {

@@ -1,21 +1,16 @@
 #include "tessera/launch/detail/verdict.h"
 
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <cstring>
 #include <fstream>
 
 #include "tessera/core/error.h"
+#include "tessera/core/host.h"
 
 namespace tessera::launch::detail {
 namespace {
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof name - 1) == 0 ? name : "this host";
-}
 
 std::string hint_for_signal(int signal, const Circumstances& around) {
   if (signal == around.passed_on) {
