@@ -112,8 +112,9 @@ void write_file_atomic(const fs::path& path, std::string_view content) {
 void sync_path(const fs::path& path) { Descriptor(path, O_RDONLY).sync(); }
 
 uint64_t free_bytes(const fs::path& path) {
-  fs::path existing = fs::absolute(path);
   std::error_code failed;
+  fs::path existing = fs::absolute(path, failed);
+  TS_CHECK_IO(!failed, path.string(), ": ", failed.message(), ".");
   while (!fs::exists(existing, failed) && existing.has_relative_path()) {
     existing = existing.parent_path();
   }
@@ -149,8 +150,11 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 TemporaryFolder::TemporaryFolder(const std::string& prefix) {
-  std::string name =
-      (fs::temp_directory_path() / (prefix + "-XXXXXX")).string();
+  std::error_code failed;
+  const fs::path folder = fs::temp_directory_path(failed);
+  TS_CHECK_IO(!failed, "no folder for temporary files (TMPDIR, or /tmp): ",
+              failed.message(), ". Set TMPDIR to one that may be written.");
+  std::string name = (folder / (prefix + "-XXXXXX")).string();
   TS_CHECK_IO(::mkdtemp(name.data()) != nullptr, name,
               ": cannot be made: ", reason(), ".");
   path_ = name;

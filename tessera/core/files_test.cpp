@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <thread>
 
@@ -40,6 +41,14 @@ TEST(TemporaryFolder, IsRemovedWithAllThatIsInIt) {
     EXPECT_TRUE(fs::exists(path / "a/b/c.txt"));
   }
   EXPECT_FALSE(fs::exists(path));
+}
+
+TEST(TemporaryFolder, RefusesATmpdirThatIsNone) {
+  const char* set = std::getenv("TMPDIR");
+  const std::string before = set != nullptr ? set : "";
+  setenv("TMPDIR", "/nowhere/at/all", 1);
+  expect_refused([] { TemporaryFolder(); }, "Set TMPDIR");
+  set != nullptr ? setenv("TMPDIR", before.c_str(), 1) : unsetenv("TMPDIR");
 }
 
 TEST(Files, WriteReplacesTheWholeFileAndLeavesNoOther) {
