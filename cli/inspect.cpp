@@ -155,7 +155,8 @@ Json describe_hugging_face(const fs::path& path) {
   Json json = {{"kind", "Hugging Face folder"}};
   const std::string config = (path / "config.json").string();
   const Json parsed = detail::parse_json(read_file(config), config);
-  json["model_type"] = parsed.value("model_type", "");
+  json["model_type"] =
+      detail::as_string(parsed["model_type"], config + ": model_type");
   json["tensors"] = Json::array();
   for (const auto& entry : fs::directory_iterator(path)) {
     if (entry.path().extension() != ".safetensors") continue;

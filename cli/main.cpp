@@ -1,5 +1,8 @@
 // tessera: the program. Results go to stdout, everything else to stderr.
+#include <algorithm>
+#include <filesystem>
 #include <iostream>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -76,12 +79,16 @@ int run(int argc, char** argv) {
       return static_cast<int>(ExitCode::kUsage);
     }
     program.parse(argc, argv);
+    TS_CHECK_IO(std::cout.flush().good(),
+                "standard output cannot be written. Is the disk full?");
     return exit_code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return program.exit(error);  // --help
     return usage_error(program, error.what(), first_word);
   } catch (const Error& error) {
     return failed(message_of(error), error.exit_code());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return failed(error.what(), ExitCode::kInputOutput);
   } catch (const std::bad_alloc&) {
     return failed("out of memory", ExitCode::kFailed);
   } catch (const std::exception& error) {

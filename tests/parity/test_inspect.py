@@ -78,6 +78,11 @@ def test_a_tokenizer(tessera, tmp_path):
     assert inspect(tessera, tmp_path)["kind"] == "tokenizer"
 
 
+def test_a_model_type_that_is_no_word(tessera, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": 3}')
+    tessera("inspect", tmp_path, code=74)
+
+
 def test_a_run(tessera, driver, tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "config.json").write_text('{"run": {"name": "short"}}')

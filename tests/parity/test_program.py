@@ -116,6 +116,18 @@ def test_exit_codes(program, folder, arguments, code):
         assert "not built" in done.stderr
 
 
+def test_a_full_disk_behind_stdout_is_told(program, folder):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([str(program), "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 74, done.stderr
+    assert "standard output" in done.stderr
+
+
+def test_a_path_that_the_system_refuses_is_input_or_output(program, folder):
+    done = run(program, folder, "inspect", "a" * 300)
+    assert done.returncode == 74, done.stderr
+
+
 def losses(folder):
     with open(folder / "runs" / "run" / "metrics.jsonl") as file:
         return [json.loads(line)["loss"] for line in file]
