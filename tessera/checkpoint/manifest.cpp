@@ -101,6 +101,8 @@ std::vector<StepFolder> list_checkpoints(const std::string& folder) {
       found.sequence = read_manifest(entry.path().string()).sequence;
     } catch (const Error& error) {
       found.complaint = error.what_without_backtrace();
+    } catch (const fs::filesystem_error& error) {
+      found.complaint = error.what();
     }
     steps.push_back(found);
   }

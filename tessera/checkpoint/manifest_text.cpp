@@ -87,6 +87,13 @@ std::string text_in(const Json& object, const char* name,
   return as_string(member(object, name, where), where + ", \"" + name + "\"");
 }
 
+const Json& list_in(const Json& object, const char* name,
+                    const std::string& where) {
+  const Json& list = member(object, name, where);
+  TS_CHECK_IO(list.is_array(), where, ", \"", name, "\": is not a list");
+  return list;
+}
+
 template <typename Number>
 Number number_from_hex(std::string_view digits, const std::string& where) {
   Number value = 0;
@@ -153,8 +160,8 @@ void check_box(const SavedBox& saved, const TensorSpec& tensor,
                   saved.sums.end - saved.sums.begin == part.bytes(),
               where, ": bytes ", saved.sums.begin, " to ", saved.sums.end,
               " are not the ", part.bytes(), " of ", describe(part));
-  const int64_t blocks =
-      (part.bytes() + kChecksumBlockBytes - 1) / kChecksumBlockBytes;
+  const int64_t blocks = part.bytes() / kChecksumBlockBytes +
+                         (part.bytes() % kChecksumBlockBytes != 0 ? 1 : 0);
   TS_CHECK_IO(std::ssize(saved.sums.blocks) == blocks, where, ": has ",
               saved.sums.blocks.size(), " block checksums, not ", blocks);
 }
@@ -203,7 +210,7 @@ SavedFile file_from(const Json& json, const std::vector<TensorSpec>& tensors,
       number_from_hex<uint32_t>(text_in(json, "header_crc32c", where), where);
   file.hash = hash_from_hex(text_in(json, "xxh3_128", where), where);
   int64_t end = file.header_bytes;
-  for (const Json& box : member(json, "boxes", where)) {
+  for (const Json& box : list_in(json, "boxes", where)) {
     file.boxes.push_back(box_from(box, tensors, where));
     const SavedBox& saved = file.boxes.back();
     TS_CHECK_IO(saved.sums.begin == end, where, ", tensor ",
@@ -301,12 +308,12 @@ Manifest parse_manifest(const std::string& text, const std::string& source) {
   manifest.world_size = count_in(json, "world_size", source);
   manifest.mesh = text_in(json, "mesh", source);
   manifest.extra = text_in(json, "extra", source);
-  for (const Json& tensor : member(json, "tensors", source)) {
+  for (const Json& tensor : list_in(json, "tensors", source)) {
     manifest.tensors.push_back(tensor_from(tensor, source));
   }
   check_differ(manifest.tensors, &TensorSpec::name, source);
   std::ranges::sort(manifest.tensors, {}, &TensorSpec::name);
-  for (const Json& file : member(json, "files", source)) {
+  for (const Json& file : list_in(json, "files", source)) {
     manifest.files.push_back(file_from(file, manifest.tensors, source));
   }
   check_differ(manifest.files, &SavedFile::name, source);

@@ -19,7 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "step-";
-constexpr const char* kReplaced = ".replaced.tmp";
 
 void remove_tree(const fs::path& path) {
   std::error_code failed;
@@ -74,10 +73,16 @@ void commit_step(const std::string& folder, const std::string& temporary,
     remove_tree(temporary);
   } else {
     // Not every file system exchanges: then there is a moment without step N.
-    rename_path(final_path, final_path + kReplaced);
-    rename_path(temporary, final_path);
+    const std::string replaced = final_path + ".replaced.tmp";
+    rename_path(final_path, replaced);
+    try {
+      rename_path(temporary, final_path);
+    } catch (const Error&) {
+      ::rename(replaced.c_str(), final_path.c_str());
+      throw;
+    }
     sync_path(folder);
-    remove_tree(final_path + kReplaced);
+    remove_tree(replaced);
   }
   sync_path(folder);
 }

@@ -23,7 +23,7 @@ std::string last_part(const std::string& path);
 void remove_leftovers(const std::string& folder);
 
 // Makes `temporary` the checkpoint of `step`, durably. One of that step that is
-// there already is replaced as a whole.
+// there already is replaced as a whole, and stays where that fails.
 void commit_step(const std::string& folder, const std::string& temporary,
                  int64_t step);
 
