@@ -64,6 +64,14 @@ std::vector<std::string> byte_level_tokens(const TokenizerSpec& spec,
                 detail::byte_name(static_cast<uint8_t>(byte)),
                 "; a byte-level vocabulary has one for each of the 256.");
   }
+  for (size_t i = 0; i < spec.merges.size(); ++i) {
+    for (const uint32_t id : {spec.merges[i].first, spec.merges[i].second}) {
+      TS_CHECK_IO(id < tokens.size() && !tokens[id].empty(), source, ": merge ",
+                  i, " joins the id ", id,
+                  ", which stands for no bytes: merges join tokens in the "
+                  "byte-level alphabet.");
+    }
+  }
   return tokens;
 }
 

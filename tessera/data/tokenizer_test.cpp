@@ -194,6 +194,20 @@ TEST(TokenizerTest, AVocabularyWithoutAByteIsRefused) {
                         "0x61"));
 }
 
+TEST(TokenizerTest, MergesOfWhatIsNotByteLevelAreRefused) {
+  TokenizerSpec spec = small_spec();
+  spec.added.clear();
+  for (const char* token : {"\u65e5", "\u672c", "\u65e5\u672c"}) {
+    spec.tokens.push_back(token);
+  }
+  spec.merges.push_back({259, 260});
+  EXPECT_THAT(message_of([&] { Tokenizer(spec, "x.json"); }),
+              HasSubstr("x.json: merge 3 joins the id 259"));
+  spec.merges.back() = {'t', 4096};
+  EXPECT_THAT(message_of([&] { Tokenizer(spec, "x.json"); }),
+              HasSubstr("joins the id 4096"));
+}
+
 TEST(TokenizerTest, BytesSurviveTheWayThereAndBack) {
   const Tokenizer tokenizer(small_spec());
   std::string text;
