@@ -186,15 +186,17 @@ void LocalRun::note_ends(std::vector<RankEnd> ends) {
 void LocalRun::obey(int signal) {
   // A terminal, a batch system and `timeout` send one signal to a launcher and
   // to its group: the same one at once is the same request.
-  if (signal == passed_on_ &&
-      Clock::now() - passed_on_at_ < StopRequest::kMerge)
+  const int request = signal == SIGHUP ? SIGTERM : signal;
+  if (request == passed_on_ &&
+      Clock::now() - passed_on_at_ < StopRequest::kMerge) {
     return;
+  }
   if (passed_on_ != 0 || failure_) {
     if (!failure_) forced_ = signal;
     send_all(SIGKILL);
     return;
   }
-  passed_on_ = signal == SIGHUP ? SIGTERM : signal;
+  passed_on_ = request;
   passed_on_at_ = Clock::now();
   send_all(passed_on_);
 }

@@ -274,14 +274,17 @@ TEST_F(Local, ASecondSignalEndsAllAtOnce) {
 }
 
 TEST_F(Local, TheSameSignalTwiceAtOnceIsOneRequest) {
-  Launcher launcher(shell(2,
-                          "trap 'echo noted >&2; exit 75' TERM\n"
-                          "echo ready >&2\n"
-                          "while :; do sleep 1000 & wait; done"));
-  launcher.wait_for("ready", 2);
-  kill(launcher.pid(), SIGTERM);
-  kill(launcher.pid(), SIGTERM);
-  EXPECT_EQ(launcher.finish(), 75);
+  for (int signal : {SIGTERM, SIGHUP}) {
+    Launcher launcher(shell(2,
+                            "trap 'echo noted >&2; exit 75' TERM\n"
+                            "echo ready >&2\n"
+                            "while :; do sleep 1000 & wait; done"));
+    launcher.wait_for("ready", 2);
+    // Two signals that differ are never delivered as one.
+    kill(launcher.pid(), SIGTERM);
+    kill(launcher.pid(), signal);
+    EXPECT_EQ(launcher.finish(), 75);
+  }
 }
 
 TEST_F(Local, AProgramThatDoesNotHandleTheSignalIsNamedSo) {
