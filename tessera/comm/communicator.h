@@ -1,8 +1,12 @@
 // A rank's way to its peers: makes groups over one backend.
 //
 // Every rank makes the same groups in the same order (a rank that is not a
-// member calls make_group too and gets nullptr). Closing it, or its destructor,
-// frees all that it opened: nothing stays in /dev/shm, no port, no file.
+// member calls make_group too and gets nullptr). Its destructor frees all that
+// it opened: nothing stays in /dev/shm, no port, no file.
+// Errors:  TS_CHECK_CONFIG on options that no backend serves, TS_CHECK_REACH
+//          where a peer does not come in time, TS_CHECK on ranks that are not
+//          ascending.
+// Threads: one thread at a time may call it.
 #pragma once
 
 #include <chrono>
@@ -39,7 +43,7 @@ class Communicator {
   virtual Group& world() = 0;
   // The group of these global ranks (ascending), or nullptr when this rank is
   // not one of them. Owned by the communicator. The same ranks and name give
-  // the same group.
+  // the same group. On shm and gloo it blocks until every member has called it.
   virtual Group* make_group(const std::vector<int64_t>& ranks,
                             const std::string& name) = 0;
   virtual std::vector<Group*> groups() = 0;

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <utility>
 
+#include "tessera/comm/detail/split_bytes.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 
@@ -30,14 +31,6 @@ void on_success(const Pending& work, std::function<void()> then) {
         at::AutoDispatchBelowAutograd guard;
         then();
       });
-}
-
-std::vector<int64_t> to_bytes(const at::Tensor& tensor,
-                              std::vector<int64_t> splits) {
-  const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
-  const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  for (int64_t& split : splits) split *= rows > 0 ? bytes / rows : 0;
-  return splits;
 }
 
 // Gloo writes to sockets whose peer may have gone: the write must fail, not end
@@ -151,8 +144,8 @@ class GlooBackend : public c10d::Backend {
                         const c10d::AllToAllOptions& options) override {
     at::Tensor out = bytes_of(output);
     at::Tensor in = bytes_of(input);
-    std::vector<int64_t> out_bytes = to_bytes(output, output_splits);
-    std::vector<int64_t> in_bytes = to_bytes(input, input_splits);
+    std::vector<int64_t> out_bytes = split_bytes(output, output_splits);
+    std::vector<int64_t> in_bytes = split_bytes(input, input_splits);
     return group_->alltoall_base(out, in, out_bytes, in_bytes, options);
   }
 

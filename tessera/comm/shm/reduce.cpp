@@ -14,7 +14,7 @@ namespace {
 // Elements that are reduced at a time: two such blocks stay in the L1 cache.
 constexpr int64_t kBlock = 1024;
 
-// What a T is accumulated in; unsigned, so that integers wrap.
+// What a T is accumulated in.
 template <typename T>
 struct AccumulatorOf {
   using type = T;
@@ -39,6 +39,7 @@ A combine(A a, A b) {
   } else if constexpr (std::is_floating_point_v<A>) {
     return op == ReduceOp::kProduct ? a * b : a + b;
   } else {
+    // Unsigned, so that integers wrap.
     using U = std::make_unsigned_t<A>;
     const uint64_t x = static_cast<U>(a);
     const uint64_t y = static_cast<U>(b);

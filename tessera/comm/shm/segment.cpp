@@ -55,7 +55,7 @@ uint64_t random_nonce() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
-void copy_text(std::array<char, 472>& to, const std::string& text) {
+void copy_text(decltype(Lane::why)& to, const std::string& text) {
   const size_t count = std::min(text.size(), to.size() - 1);
   std::memcpy(to.data(), text.data(), count);
   to[count] = '\0';
@@ -287,8 +287,9 @@ std::string Segment::last_call_of(int64_t rank) const {
   if (lane.begun == 0) return "has called nothing yet";
   const double ago = 1e-9 * static_cast<double>(monotonic_ns() - lane.since_ns);
   const Call call = lane.calls[lane.arrival.value % 2].load();
-  return c10::str(lane.begun == lane.finished ? "last did " : "is in ",
-                  call.describe(), ", since ", ago, " s");
+  return lane.begun == lane.finished
+             ? c10::str("last did ", call.describe(), ", ", ago, " s ago")
+             : c10::str("is in ", call.describe(), ", for ", ago, " s");
 }
 
 }  // namespace tessera::comm::shm

@@ -7,9 +7,10 @@
 // sealed against resizing, so that no peer can make another's access fail.
 //
 // Layout: header | one Lane a rank | splits | channels | stages.
-// Threads: what a lane holds is written by its rank alone, but for `sleepers`.
+// Threads: what a lane holds is written by its rank alone, but for `bell` and
+//          the `sleepers` of its words.
 // Errors:  the constructor throws TS_CHECK_REACH, naming the ranks that did not
-//          attach in time.
+//          attach in time, and TS_CHECK where the system has no memory for it.
 #pragma once
 
 #include <array>
@@ -139,7 +140,7 @@ class Segment {
   std::optional<std::string> failure() const;
   // Why `rank` will not come any more ("rank 2 (pid 71) has died").
   std::optional<std::string> loss_of(int64_t rank) const;
-  // "last did barrier #15, 3.2 s ago".
+  // "last did barrier #15, 3.2 s ago"; "is in barrier #15, for 3.2 s".
   std::string last_call_of(int64_t rank) const;
 
  private:

@@ -1,5 +1,6 @@
 #include "tessera/comm/shm/shm_backend.h"
 
+#include "tessera/comm/detail/split_bytes.h"
 #include "tessera/comm/shm/collectives.h"
 #include "tessera/comm/shm/messages.h"
 #include "tessera/comm/shm/reduce.h"
@@ -25,15 +26,6 @@ ReduceOp reduce_op(const c10d::ReduceOp& op) {
     default:
       TS_CHECK(false, "shm reduces with sum, mean, min, max and product only.");
   }
-}
-
-// Bytes of the rows that go to each rank.
-std::vector<int64_t> to_bytes(const at::Tensor& tensor,
-                              std::vector<int64_t> splits) {
-  const int64_t rows = tensor.dim() > 0 ? tensor.size(0) : 1;
-  const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  for (int64_t& split : splits) split *= rows > 0 ? bytes / rows : 0;
-  return splits;
 }
 
 }  // namespace
@@ -108,8 +100,8 @@ ShmBackend::Pending ShmBackend::alltoall_base(
     at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
     std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) {
   return run(c10d::OpType::ALLTOALL_BASE, {output},
-             [output, input, out = to_bytes(output, output_splits),
-              in = to_bytes(input, input_splits)](Collectives& collectives) {
+             [output, input, out = split_bytes(output, output_splits),
+              in = split_bytes(input, input_splits)](Collectives& collectives) {
                collectives.all_to_all(out, output.data_ptr(), in,
                                       input.data_ptr(), input.scalar_type());
              });

@@ -11,14 +11,15 @@
 
 namespace tessera::comm::shm {
 
-// One writer; a cache line of its own, or the head of one.
+// Written by one thread with post(), or by several with ring(). A cache line of
+// its own, or the head of one.
 struct Word {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
 };
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// Sets the word and wakes who sleeps on it.
+// Sets the word (one writer) and wakes who sleeps on it.
 void post(Word& word, uint32_t value);
 // Adds one (several writers) and wakes who sleeps on it.
 void ring(Word& word);
