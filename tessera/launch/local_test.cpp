@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/launch/detail/rank_process.h"
 #include "tessera/launch/detail/verdict.h"
 
@@ -25,12 +26,6 @@ using testing::Not;
 
 class Local : public testing::Test {
  protected:
-  Local() {
-    std::string name = testing::TempDir() + "local-XXXXXX";
-    folder_ = mkdtemp(name.data());
-  }
-  ~Local() override { std::filesystem::remove_all(folder_); }
-
   // Ranks that run `script` in the test's folder.
   LocalOptions shell(int64_t nproc, const std::string& script) const {
     LocalOptions options;
@@ -49,7 +44,8 @@ class Local : public testing::Test {
     return std::stoi(content(name));
   }
 
-  std::string folder_;
+  const TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path().string();
 };
 
 // A launcher in a process of its own, whose stderr the test reads.

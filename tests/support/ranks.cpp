@@ -5,30 +5,13 @@
 #include <unistd.h>
 
 #include <array>
-#include <filesystem>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace tessera::testing {
 namespace {
-
-// A folder of its own for the file of the store.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = ::testing::TempDir() + "tessera-ranks-XXXXXX";
-    TS_CHECK_IO(mkdtemp(pattern.data()) != nullptr, "mkdtemp: ", pattern);
-    path_ = pattern;
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 struct Child {
   pid_t pid = 0;
@@ -88,14 +71,14 @@ RankEnd await(const Child& child) {
 std::vector<RankEnd> fork_ranks(int64_t world_size, const std::string& backend,
                                 const RankBody& body,
                                 std::chrono::milliseconds timeout) {
-  const TemporaryFolder folder;
+  const TemporaryFolder folder("tessera-ranks");
   comm::CommunicatorOptions options{.backend = backend,
                                     .world_size = world_size,
                                     .local_world_size = world_size,
                                     .timeout = timeout};
   std::vector<Child> children;
   for (options.rank = 0; options.rank < world_size; ++options.rank) {
-    children.push_back(fork_rank(options, folder.path() + "/store", body));
+    children.push_back(fork_rank(options, folder.file("store"), body));
   }
   std::vector<RankEnd> ends;
   for (const Child& child : children) ends.push_back(await(child));
