@@ -164,10 +164,21 @@ class Trainer {
            .exit_code = static_cast<int>(code)});
       return code;
     } catch (const std::exception& error) {
-      metrics_->close({.reason = "failed",
-                       .exit_code = static_cast<int>(ExitCode::kFailed),
-                       .message = error.what()});
+      tell_failure(error);
       throw;
+    }
+  }
+
+  // A sink that fails as well (a full disk) must not hide the first cause.
+  void tell_failure(const std::exception& error) {
+    const auto* ours = dynamic_cast<const Error*>(&error);
+    const ExitCode code = ours ? ours->exit_code() : ExitCode::kFailed;
+    try {
+      metrics_->close({.reason = "failed",
+                       .exit_code = static_cast<int>(code),
+                       .message = message_of(error)});
+    } catch (const std::exception& second) {
+      log::warning("the end of the run was not recorded: ", message_of(second));
     }
   }
 

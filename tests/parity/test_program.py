@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import socket
 import struct
@@ -121,6 +122,19 @@ def test_a_full_disk_behind_stdout_is_told(program, folder):
         done = subprocess.run([str(program), "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert done.returncode == 74, done.stderr
     assert "standard output" in done.stderr
+
+
+def test_the_summary_of_a_failed_run_has_its_exit_code(program, folder):
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+
+    # SIGXFSZ stays ignored, as Python has it: the write fails instead.
+    done = subprocess.run([str(program), "train", "run.json", "--checkpoint.every=3"], cwd=folder, timeout=120,
+                          capture_output=True, text=True, restore_signals=False, preexec_fn=small_files)
+    assert done.returncode == 74, done.stderr
+    summary = json.loads((folder / "runs" / "run" / "summary.json").read_text())
+    assert (summary["reason"], summary["exit_code"]) == ("failed", 74)
+    assert "EFBIG" in summary["message"] and "Exception raised" not in summary["message"]
 
 
 def test_a_path_that_the_system_refuses_is_input_or_output(program, folder):
