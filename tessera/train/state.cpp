@@ -1,5 +1,6 @@
 #include "tessera/train/state.h"
 
+#include <charconv>
 #include <filesystem>
 #include <map>
 
@@ -32,6 +33,17 @@ checkpoint::TensorEntry scalar_entry(const std::string& name,
       .box = {.offset = std::vector<int64_t>(shape.size(), 0), .size = shape},
       .local = value,
       .owned = composed.mesh.rank_at(composed.coord) == 0};
+}
+
+// Written as text: JSON's numbers of 64 bits are not safe in every reader.
+uint64_t hash_from(const std::string& digits, const std::string& where) {
+  uint64_t hash = 0;
+  const char* end = digits.data() + digits.size();
+  const auto read = std::from_chars(digits.data(), end, hash);
+  TS_CHECK_IO(read.ec == std::errc() && read.ptr == end, where,
+              ": expected a whole number of 64 bits, got ",
+              detail::in_quotes(digits), ".");
+  return hash;
 }
 
 bool has_checkpoint(const std::string& folder) {
@@ -78,10 +90,10 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
     TS_CHECK_IO(json.contains(key), source, ": the key ", key,
                 " is missing; this is no checkpoint of tessera train.");
   }
-  return {
-      .step = detail::as_int(json["step"], source + ": step"),
-      .config = json["config"].dump(2) + "\n",
-      .data = std::stoull(detail::as_string(json["data"], source + ": data"))};
+  return {.step = detail::as_int(json["step"], source + ": step"),
+          .config = json["config"].dump(2) + "\n",
+          .data = hash_from(detail::as_string(json["data"], source + ": data"),
+                            source + ": data")};
 }
 
 std::optional<SavedRun> resume(const std::string& resume,
