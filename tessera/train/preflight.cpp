@@ -12,16 +12,21 @@
 namespace tessera::train {
 namespace {
 
-int64_t bytes_of_element(const RunConfig& config) {
+// Of a gradient, and of what the optimizer keeps: half precision has fp32.
+int64_t bytes_of_sum(const RunConfig& config) {
   return config.precision.compute == "fp64" ? 8 : 4;
 }
 
-// Weights and the optimizer's tensors: what one checkpoint holds.
+// Weights and the optimizer's tensors: what one checkpoint holds. Weights in
+// half precision have masters beside them.
 int64_t checkpoint_bytes(const RunConfig& config) {
-  const int64_t copies = config.optimizer.type == "sgd"
-                             ? (config.optimizer.momentum > 0 ? 2 : 1)
-                             : 3;
-  return copies * bytes_of_element(config) *
+  const bool half = config.precision.compute == "bf16";
+  const int64_t weight = half ? 2 : bytes_of_sum(config);
+  const int64_t moments = config.optimizer.type == "sgd"
+                              ? (config.optimizer.momentum > 0 ? 1 : 0)
+                              : 2;
+  const int64_t kept = moments + (half ? 1 : 0);
+  return (weight + kept * bytes_of_sum(config)) *
          models::num_parameters(config.model);
 }
 
@@ -59,7 +64,7 @@ std::string describe_plan(const RunConfig& config, int64_t world_size) {
        << " tokens a step\n"
        << "memory      "
        << bytes_text(checkpoint_bytes(config) +
-                     bytes_of_element(config) * parameters)
+                     bytes_of_sum(config) * parameters)
        << " of model states a rank, and activations\n"
        << "checkpoint  " << bytes_text(checkpoint_bytes(config)) << "\n";
   return text.str();
