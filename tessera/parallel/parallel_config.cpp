@@ -65,7 +65,7 @@ void PipelineConfig::declare(config::Section& section) {
 void PrecisionConfig::declare(config::Section& section) {
   section.key("compute", compute, "type of parameters and activations")
       .one_of({"fp64", "fp32", "bf16", "fp16"})
-      .not_built({"fp16"}, "training in fp16", "fp32 or fp64");
+      .not_built({"fp16"}, "training in fp16", "bf16 or fp32");
   section
       .key("reduce", reduce,
            "type in which gradients are summed over ranks; auto: their own")
