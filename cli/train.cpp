@@ -142,6 +142,8 @@ class TrainCommand {
     train::complete(config_,
                     star() ? train::implied_world_size(config_) : world_size);
     if (show_only(world_size)) return;
+    // The ranks that this program starts have heard of it from their launcher.
+    if (place.source != "tessera" && place.rank == 0) warn_of_idle_keys();
     if (is_rank) {
       launch::StopRequest stop;
       return set_exit_code(run_rank(config_, place, options(stop)));
@@ -169,11 +171,14 @@ class TrainCommand {
     return flags_.print_config || flags_.dry_run;
   }
 
-  void start(int64_t world_size, const launch::RankEnvironment& place, int argc,
-             char** argv) {
+  void warn_of_idle_keys() const {
     for (const auto& idle : train::without_effect(config_, origins_)) {
       log::warning(idle);
     }
+  }
+
+  void start(int64_t world_size, const launch::RankEnvironment& place, int argc,
+             char** argv) {
     train::preflight(config_);
     if (world_size > 1 && flags_.ranks == "processes") {
       return set_exit_code(run_rank_processes(world_size, argc, argv));

@@ -183,11 +183,13 @@ def slurm(rank):
 def test_the_environments_of_mpi_and_slurm(program, folder, variables):
     wanted = expected_losses(program, folder)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [subprocess.Popen([str(program), "train", "run.json"], cwd=folder, stderr=subprocess.PIPE, text=True,
+    ranks = [subprocess.Popen([str(program), "train", "run.json", "--optimizer.momentum=0"], cwd=folder,
+                              stderr=subprocess.PIPE, text=True,
                               env={**os.environ, **address, **variables(rank)}) for rank in ("0", "1")]
-    for rank in ranks:
+    for number, rank in enumerate(ranks):
         _, errors = rank.communicate(timeout=120)
         assert rank.returncode == 0, errors
+        assert ("optimizer.momentum is used by" in errors) == (number == 0)
     assert losses(folder) == pytest.approx(wanted, rel=1e-5)
 
 
