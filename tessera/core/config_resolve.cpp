@@ -10,7 +10,6 @@ namespace {
 
 using detail::Json;
 using tessera::detail::in_quotes;
-using tessera::detail::JsonLimits;
 
 constexpr size_t kMaxFileBytes = size_t{4} << 20;
 constexpr size_t kMaxShownBytes = 120;  // of a value in a message
