@@ -99,6 +99,9 @@ void run(const EvalFlags& flags) {
   log::info("evaluating ", tokens.size(), " tokens in windows of ", seq_len);
   const Total total = evaluate(*model.decoder, tokens, seq_len, flags.batch);
   const double loss = total.sum / total.weight;
+  TS_CHECK(std::isfinite(loss), "eval: the loss is ", loss,
+           ": weights or configuration of ", flags.model,
+           " are no sound model.");
   const tessera::detail::Json result = {
       {"loss", loss},
       {"perplexity", std::exp(loss)},
@@ -136,7 +139,7 @@ void add_eval(CLI::App& program) {
       ->capture_default_str();
   command->footer(
       "Example:\n"
-      "  tessera eval --model runs/NAME/export --data book.txt");
+      "  tessera eval --model runs/NAME --data book.txt");
   command->callback([flags] { run(*flags); });
 }
 

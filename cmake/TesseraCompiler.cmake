@@ -12,6 +12,11 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 # A static library need not wait for those it is linked with later.
 set(CMAKE_OPTIMIZE_DEPENDENCIES ON)
 
+# LibTorch's place is given to the linker as it is (TesseraTorch.cmake). What
+# CMake would add leaves an empty entry when it is installed, and that is the
+# folder in which a program is started.
+set(CMAKE_SKIP_RPATH ON)
+
 if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
   # With a precompiled header ccache must not look at macros and times in it.

@@ -24,6 +24,12 @@ cmake -S "$project" -B "$scratch/package" -G Ninja -DCMAKE_BUILD_TYPE=Release \
 cmake --build "$scratch/package"
 "$scratch/package/uses_tessera" | tee /dev/stderr | grep -qF "$expected"
 
+# An empty entry of RUNPATH is the folder in which a program is started.
+if readelf -d "$scratch/prefix/bin/tessera" | grep -E 'R(UN)?PATH.*(\[:|::|:\])'; then
+  echo "the installed program looks for libraries where it is started" >&2
+  exit 1
+fi
+
 export PKG_CONFIG_PATH="$scratch/prefix/lib/pkgconfig"
 object=$(find "$scratch/package" -name 'main.cpp.o')
 # shellcheck disable=SC2046 # flags are words

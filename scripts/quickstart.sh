@@ -18,6 +18,11 @@ name=kjv
 [[ -z $folder ]] || name=$(basename "$(realpath "$folder")")
 here=quickstart/$name
 
+# Another folder of the same name is not gone on with.
+source_of_text=$([[ -z $folder ]] && echo "Debian's bible-kjv" || realpath "$folder")
+[[ ! -f $here/source || $(<"$here/source") == "$source_of_text" ]] || fail \
+  "quickstart: $here was trained on $(<"$here/source"), not on $source_of_text. Remove $here, or give the folder another name."
+
 make_text() {
   if [[ -z $folder ]]; then
     bible -f 'Gen1:1-Rev22:21' | python3 scripts/quickstart_text.py "$here/text" kjv
@@ -37,6 +42,7 @@ if [[ -f $here/tokenizer.json ]]; then
 else
   say "Text: $here/text"
   make_text
+  echo "$source_of_text" >"$here/source"
   say "Tokenizer: byte-level BPE of 2048 tokens, trained on the text"
   "$tessera" tokenize train --input "$here/text/train.txt" --vocab-size 2048 \
     --output "$here/tokenizer.json"

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <set>
 
 #include "tessera/checkpoint/manifest.h"
@@ -302,10 +303,13 @@ Manifest parse_manifest(const std::string& text, const std::string& source) {
   Manifest manifest;
   manifest.step = count_in(json, "step", source);
   manifest.sequence = count_in(json, "sequence", source);
+  TS_CHECK_IO(manifest.sequence < std::numeric_limits<int64_t>::max(), source,
+              ": sequence ", manifest.sequence, " has no successor");
   if (!member(json, "parent", source).is_null()) {
     manifest.parent = count_in(json, "parent", source);
   }
   manifest.world_size = count_in(json, "world_size", source);
+  TS_CHECK_IO(manifest.world_size > 0, source, ": world_size is 0");
   manifest.mesh = text_in(json, "mesh", source);
   manifest.extra = text_in(json, "extra", source);
   for (const Json& tensor : list_in(json, "tensors", source)) {

@@ -1,6 +1,7 @@
 #include "tessera/core/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,13 +26,18 @@ class Descriptor {
  public:
   Descriptor(const fs::path& path, int flags, mode_t mode = 0)
       : path_(path.string()),
-        descriptor_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
+        // A pipe must not hold up who then finds that it is no file.
+        descriptor_(
+            ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode)) {
     TS_CHECK_IO(descriptor_ >= 0, path_, ": cannot be opened: ", reason(), ".");
   }
-  ~Descriptor() { ::close(descriptor_); }
+  ~Descriptor() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return descriptor_; }
+  int release() { return std::exchange(descriptor_, -1); }
 
   // Also refuses what is not a file with a size: a folder, a pipe, a device.
   uint64_t size_of_regular_file() const {
@@ -124,29 +130,60 @@ uint64_t free_bytes(const fs::path& path) {
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path.string()) {
-  const Descriptor file(path, O_RDONLY);
+  Descriptor file(path, O_RDONLY);
   size_ = file.size_of_regular_file();
   if (size_ == 0) return;
   void* memory = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
   TS_CHECK_IO(memory != MAP_FAILED, path_, ": cannot be mapped: ", reason(),
               ".");
   data_ = static_cast<const std::byte*>(memory);
+  descriptor_ = file.release();
+}
+
+void MappedFile::require_whole() const {
+  if (descriptor_ < 0) return;
+  struct stat status{};
+  TS_CHECK_IO(::fstat(descriptor_, &status) == 0, path_, ": ", reason(), ".");
+  TS_CHECK_IO(static_cast<uint64_t>(status.st_size) >= size_, path_,
+              ": has become shorter: ", status.st_size, " bytes, and ", size_,
+              " when it was opened. Do not change data while it is in use.");
 }
 
 MappedFile::~MappedFile() {
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): munmap asks for it.
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
+  std::swap(descriptor_, other.descriptor_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
+}
+
+FileLock::FileLock(const fs::path& path, const std::string& words) {
+  Descriptor file(path, O_RDWR | O_CREAT, 0666);
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return;  // no locks here
+    TS_CHECK_IO(false, path.string(), ": held by another process: ",
+                read_file(path, /*max_bytes=*/4096));
+  }
+  TS_CHECK_IO(::ftruncate(file.get(), 0) == 0, path.string(),
+              ": cannot be written: ", reason(), ".");
+  file.write_all(words);
+  descriptor_ = file.release();
+}
+
+FileLock::~FileLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 TemporaryFolder::TemporaryFolder(const std::string& prefix) {

@@ -32,7 +32,8 @@ uint64_t free_bytes(const std::filesystem::path& path);
 
 // A regular file as read-only memory. An empty file gives an empty span.
 // A file that is cut short while it is mapped kills the reader (SIGBUS), as
-// with every mapping: check size() against what the format promises first.
+// with every mapping: check size() against what the format promises first, and
+// call require_whole() before reads of a file that others may write to.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -44,11 +45,30 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   uint64_t size() const { return size_; }
   const std::string& path() const { return path_; }
+  // Throws where the file has become shorter than it was when it was mapped.
+  void require_whole() const;
 
  private:
   std::string path_;
+  int descriptor_ = -1;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+};
+
+// Held by one process of this host at a time, until it is destroyed or the
+// process ends, however it ends. The file stays.
+class FileLock {
+ public:
+  // TS_CHECK_IO where another holds it, in the words that the other left there;
+  // `words` are left for others. Where the file system knows no locks, nothing
+  // is held.
+  FileLock(const std::filesystem::path& path, const std::string& words);
+  ~FileLock();
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
 };
 
 // A folder with a name that nobody else has, removed with all that is in it.

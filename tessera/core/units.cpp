@@ -68,4 +68,10 @@ std::string seconds_text(double seconds) {
   return format("%.0fd%02.0fh", days, hours - 24 * days);
 }
 
+std::string nearest_multiples(int64_t value, int64_t step) {
+  const int64_t below = value / step * step;
+  return (below > 0 ? std::to_string(below) + " or " : "") +
+         std::to_string(below + step);
+}
+
 }  // namespace tessera

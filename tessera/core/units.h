@@ -13,4 +13,7 @@ std::string count_text(double count);
 // "350us", "12.5ms", "3.2s", "4m05s", "2h03m", "3d04h".
 std::string seconds_text(double seconds);
 
+// The multiples of `step` next to `value`, above 0: "8 or 16", "16".
+std::string nearest_multiples(int64_t value, int64_t step);
+
 }  // namespace tessera

@@ -5,7 +5,8 @@ namespace tessera::data {
 void DataConfig::declare(config::Section& section) {
   section.key("train", train, "files to train on: paths, folders or globs");
   section.key("valid", valid,
-              "files to validate on: paths, folders or globs; none: no "
+              "files to validate on, at each checkpoint and at the end, the "
+              "first 512 samples: paths, folders or globs; none: no "
               "validation");
   section.key("format", format, "of the files; auto: told by their contents")
       .one_of({"auto", "text", "tokens_u16", "tokens_u32", "llmc", "megatron"});

@@ -120,6 +120,7 @@ void TokenFile::read(int64_t first, std::span<int64_t> out) const {
   const auto size = static_cast<int64_t>(out.size());
   TORCH_INTERNAL_ASSERT(first >= 0 && size <= ids_.count - first, file_.path(),
                         ": tokens ", first, " + ", size, " of ", ids_.count);
+  file_.require_whole();
   const int64_t place = ids_.find_outside(first, size, vocab_size_);
   if (place >= 0) refuse_id(place, " The file has changed since the start.");
   ids_.read(first, out);

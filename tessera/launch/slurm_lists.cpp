@@ -10,10 +10,13 @@ namespace {
 
 // Expansions beyond this are a mistake in the list, not a cluster.
 constexpr size_t kMostHosts = size_t{1} << 16;
+constexpr int64_t kMostBrackets = 8;  // of one entry
+constexpr size_t kShown = 80;         // characters of a list in a message
 
 std::string no_list_of(const std::string& what, const std::string& list) {
-  return c10::str("launch: '", list, "' is no list of ", what,
-                  " as Slurm writes it.");
+  const char* more = list.size() > kShown ? "..." : "";
+  return c10::str("launch: '", list.substr(0, kShown), more, "' is no list of ",
+                  what, " as Slurm writes it.");
 }
 
 // "1-3,07" between brackets.
@@ -47,6 +50,8 @@ std::vector<std::string> expand_ranges(const std::string& ranges,
 // One entry of a host list, with any number of brackets.
 std::vector<std::string> expand_entry(const std::string& entry,
                                       const std::string& whole) {
+  TS_CHECK_CONFIG(std::count(entry.begin(), entry.end(), '[') <= kMostBrackets,
+                  no_list_of("hosts", whole));
   const size_t open = entry.find('[');
   if (open == std::string::npos) {
     TS_CHECK_CONFIG(!entry.empty() && entry.find(']') == std::string::npos,

@@ -13,6 +13,7 @@ using detail::Json;
 
 constexpr uint64_t kMaxBytes = uint64_t{1} << 20;  // of a config.json
 constexpr int64_t kMaxSize = int64_t{1} << 24;     // of anything in it
+constexpr int64_t kMaxLayers = 10000;
 
 // Typed reads of one JSON object; a null counts as absent.
 class Reader {
@@ -37,8 +38,22 @@ class Reader {
                     "; it must be above 0 and at most ", kMaxSize, ".");
     return value;
   }
+  int64_t layers(const char* key) const {
+    const int64_t value = size(key);
+    TS_CHECK_CONFIG(value <= kMaxLayers, place(key), " is ", value,
+                    "; it must be at most ", kMaxLayers, ".");
+    return value;
+  }
   double number(const char* key, double fallback) const {
     return has(key) ? detail::as_double(object_[key], place(key)) : fallback;
+  }
+  // Above `above`, and at most `most`.
+  double number(const char* key, double fallback, double above,
+                double most) const {
+    const double value = number(key, fallback);
+    TS_CHECK_CONFIG(value > above && value <= most, place(key), " is ", value,
+                    "; it must be above ", above, " and at most ", most, ".");
+    return value;
   }
   bool flag(const char* key, bool fallback) const {
     return has(key) ? detail::as_bool(object_[key], place(key)) : fallback;
@@ -58,12 +73,12 @@ class Reader {
 };
 
 void read_gpt2(const Reader& in, ModelConfig& model) {
-  model.layers = in.size("n_layer");
+  model.layers = in.layers("n_layer");
   model.hidden = in.size("n_embd");
   model.heads = in.size("n_head");
   model.ffn = in.size("n_inner", 4 * model.hidden);
   model.max_seq = in.size("n_positions");
-  model.norm_eps = in.number("layer_norm_epsilon", 1e-5);
+  model.norm_eps = in.number("layer_norm_epsilon", 1e-5, 0, 1);
   model.tie_embeddings = in.flag("tie_word_embeddings", true);
   const auto activation = in.word("activation_function", "gelu_new");
   in.refuse_unless(
@@ -77,7 +92,7 @@ void read_gpt2(const Reader& in, ModelConfig& model) {
 }
 
 void read_rotary(const Reader& in, ModelConfig& model) {
-  model.rope_theta = in.number("rope_theta", 10000.0);
+  model.rope_theta = in.number("rope_theta", 10000.0, 1, 1e300);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!in.has(key)) continue;
     const Reader rope(in.at(key), in.place(key));
@@ -91,7 +106,7 @@ void read_rotary(const Reader& in, ModelConfig& model) {
     }
     rope.refuse_unless(rope.number("partial_rotary_factor", 1.0) == 1.0,
                        "partial_rotary_factor");
-    model.rope_theta = rope.number("rope_theta", model.rope_theta);
+    model.rope_theta = rope.number("rope_theta", model.rope_theta, 1, 1e300);
   }
   in.refuse_unless(in.number("partial_rotary_factor", 1.0) == 1.0,
                    "partial_rotary_factor");
@@ -109,14 +124,14 @@ void refuse_sliding_window(const Reader& in, const ModelConfig& model) {
 }
 
 void read_llama(const Reader& in, ModelConfig& model) {
-  model.layers = in.size("num_hidden_layers");
+  model.layers = in.layers("num_hidden_layers");
   model.hidden = in.size("hidden_size");
   model.heads = in.size("num_attention_heads");
   model.kv_heads = in.size("num_key_value_heads", 0);
   model.head_dim = in.size("head_dim", 0);
   model.ffn = in.size("intermediate_size");
   model.max_seq = in.size("max_position_embeddings");
-  model.norm_eps = in.number("rms_norm_eps", 1e-6);
+  model.norm_eps = in.number("rms_norm_eps", 1e-6, 0, 1);
   model.tie_embeddings = in.flag("tie_word_embeddings", false);
   in.refuse_unless(in.word("hidden_act", "silu") == "silu", "hidden_act");
   // Qwen2 has its biases whatever this key says.

@@ -57,7 +57,7 @@ void ModelConfig::declare(config::Section& section) {
         .at_least(static_cast<double>(minimum))
         .at_most(kMaxSize);
   };
-  size("layers", layers, 1, "decoder blocks");
+  section.key("layers", layers, "decoder blocks").at_least(1).at_most(10000);
   size("hidden", hidden, 1, "width of the residual stream");
   size("heads", heads, 1, "query heads");
   size("kv_heads", kv_heads, 0, "key and value heads; 0: as many as heads");

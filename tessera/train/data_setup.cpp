@@ -54,35 +54,45 @@ data::TokenSource source_of(const RunConfig& config, const RunFolder& folder,
           .threads = config.run.threads};
 }
 
-// The tokenizer that prepare_data() left in the run folder, for text.
-std::optional<data::Tokenizer> open_tokenizer(const RunConfig& config,
-                                              const RunFolder& folder,
-                                              const std::string& a_file) {
-  if (!is_text(config.data, a_file)) return std::nullopt;
-  return data::Tokenizer::load(folder.tokenizer());
-}
+struct Files {
+  std::vector<std::string> train, valid;  // valid may be empty
+  bool train_is_text = false, valid_is_text = false;
+  bool any_text() const { return train_is_text || valid_is_text; }
+};
 
-std::vector<std::string> valid_files(const RunConfig& config) {
-  if (config.data.valid.empty()) return {};
-  return data::expand_paths(config.data.valid, "data.valid");
+Files files_of(const data::DataConfig& data) {
+  Files files;
+  files.train = data::expand_paths(data.train, "data.train");
+  files.train_is_text = is_text(data, files.train[0]);
+  if (data.valid.empty()) return files;
+  files.valid = data::expand_paths(data.valid, "data.valid");
+  files.valid_is_text = is_text(data, files.valid[0]);
+  return files;
 }
 
 }  // namespace
 
 void prepare_data(const RunConfig& config, const RunFolder& folder) {
-  const auto train = data::expand_paths(config.data.train, "data.train");
-  if (!is_text(config.data, train[0])) return;
-  prepare_tokenizer(config, folder, train);
-  const auto tokenizer = open_tokenizer(config, folder, train[0]);
-  prepare_tokens(source_of(config, folder, train, &*tokenizer));
-  if (auto valid = valid_files(config); !valid.empty()) {
-    prepare_tokens(source_of(config, folder, std::move(valid), &*tokenizer));
+  const Files files = files_of(config.data);
+  if (!files.any_text()) return;
+  TS_CHECK_CONFIG(files.train_is_text || !tokenizer_path(config).empty(),
+                  "data.valid is text (", files.valid[0],
+                  "), but data.train is token files: set data.tokenizer to the "
+                  "tokenizer.json that made them.");
+  prepare_tokenizer(config, folder, files.train);
+  const auto tokenizer = data::Tokenizer::load(folder.tokenizer());
+  if (files.train_is_text) {
+    prepare_tokens(source_of(config, folder, files.train, &tokenizer));
+  }
+  if (files.valid_is_text) {
+    prepare_tokens(source_of(config, folder, files.valid, &tokenizer));
   }
 }
 
 Datasets open_datasets(const RunConfig& config, const RunFolder& folder) {
-  const auto train = data::expand_paths(config.data.train, "data.train");
-  const auto tokenizer = open_tokenizer(config, folder, train[0]);
+  const Files files = files_of(config.data);
+  std::optional<data::Tokenizer> tokenizer;  // that prepare_data() left
+  if (files.any_text()) tokenizer = data::Tokenizer::load(folder.tokenizer());
   const auto* encoder = tokenizer ? &*tokenizer : nullptr;
   Datasets sets;
   const auto open = [&](std::vector<std::string> paths, bool shuffle,
@@ -99,9 +109,9 @@ Datasets open_datasets(const RunConfig& config, const RunFolder& folder) {
                              .seed = static_cast<uint64_t>(config.run.seed)},
         key);
   };
-  sets.train = open(train, config.data.shuffle, "data.train");
-  if (auto valid = valid_files(config); !valid.empty()) {
-    sets.valid = open(std::move(valid), /*shuffle=*/false, "data.valid");
+  sets.train = open(files.train, config.data.shuffle, "data.train");
+  if (!files.valid.empty()) {
+    sets.valid = open(files.valid, /*shuffle=*/false, "data.valid");
   }
   return sets;
 }

@@ -4,6 +4,7 @@
 //   tokenizer.json   of text data         events.*        TensorBoard
 //   tokens/          text as token files  checkpoints/step-N/
 //   logs/rank-N.log                       summary.json    written at the end
+//   .lock            held by the run that writes here
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,7 @@ class RunFolder {
   std::string tokens() const { return path_ + "/tokens"; }
   std::string metrics() const { return path_ + "/metrics.jsonl"; }
   std::string summary() const { return path_ + "/summary.json"; }
+  std::string lock() const { return path_ + "/.lock"; }
   const std::string& checkpoints() const { return checkpoints_; }
   std::string log_of(int64_t rank) const {
     return path_ + "/logs/rank-" + std::to_string(rank) + ".log";

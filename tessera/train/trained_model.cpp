@@ -11,6 +11,7 @@
 #include "tessera/data/tokenizer.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/train/run_config.h"
+#include "tessera/train/run_folder.h"
 #include "tessera/train/state.h"
 
 namespace tessera::train {
@@ -22,24 +23,39 @@ bool is_checkpoint(const fs::path& path) {
   return fs::exists(path / "manifest.json");
 }
 
+// Where the run in this folder keeps its checkpoints.
+fs::path checkpoints_of(const fs::path& run) {
+  const fs::path config = run / "config.json";
+  if (fs::exists(run / "checkpoints" / "latest") || !fs::exists(config)) {
+    return run / "checkpoints";
+  }
+  const std::string text = read_file(config.string());
+  if (checkpoint::is_hugging_face_folder(run.string())) return {};
+  return RunFolder(run_config_from_text(text, config.string())).checkpoints();
+}
+
 // The newest step-N of a run folder; "" where there is none.
 fs::path newest_checkpoint(const fs::path& run) {
-  const fs::path latest = run / "checkpoints" / "latest";
+  const fs::path checkpoints = checkpoints_of(run);
+  const fs::path latest = checkpoints / "latest";
   if (!fs::exists(latest)) return {};
   std::string name = read_file(latest.string());
   while (!name.empty() &&
          std::isspace(static_cast<unsigned char>(name.back()))) {
     name.pop_back();
   }
-  return run / "checkpoints" / fs::path(name).filename();
+  return checkpoints / fs::path(name).filename();
 }
 
-// The run folder of RUN/checkpoints/step-N, where it keeps its tokenizer.
-fs::path run_folder_of(const fs::path& checkpoint) {
-  return fs::absolute(checkpoint)
-      .lexically_normal()
-      .parent_path()
-      .parent_path();
+// The run folder of RUN/checkpoints/step-N, where it keeps its tokenizer: above
+// the checkpoint, or where the run's configuration has it.
+fs::path run_folder_of(const fs::path& checkpoint, const RunConfig& run) {
+  fs::path above =
+      fs::absolute(checkpoint).lexically_normal().parent_path().parent_path();
+  const RunFolder configured(run);
+  const bool elsewhere = !fs::exists(above / "tokenizer.json") &&
+                         fs::exists(configured.tokenizer());
+  return elsewhere ? fs::path(configured.path()) : above;
 }
 
 models::HuggingFaceConfig described(const models::ModelConfig& model,
@@ -76,7 +92,7 @@ TrainedModel open_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   const auto alone = comm::make_communicator({});
   checkpoint::load(path.string(), state, alone->world(),
                    {.partial = true, .convert = true});
-  model.tokenizer_folder = run_folder_of(path).string();
+  model.tokenizer_folder = run_folder_of(path, run).string();
   model.config = described(run.model, dtype, model.tokenizer_folder);
   return model;
 }

@@ -158,6 +158,9 @@ Json parse_json(const std::string& text, const std::string& source,
   TS_CHECK_CODE(text.size() <= limits.max_bytes, limits.exit_code, source, ": ",
                 text.size(), " bytes of JSON; at most ", limits.max_bytes,
                 " are read.");
+  const size_t nul = text.find('\0');
+  TS_CHECK_CODE(nul == std::string::npos, limits.exit_code,
+                place_at(nul, text, source), ": a NUL byte in JSON.");
   Inspector inspector(text, source, limits);
   Json::sax_parse(inspector.begin(), inspector.end(), &inspector,
                   Json::input_format_t::json, /*strict=*/true, limits.comments);
