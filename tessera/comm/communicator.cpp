@@ -6,6 +6,7 @@
 #include <exception>
 #include <map>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "tessera/comm/detail/backend_group.h"
@@ -15,6 +16,7 @@
 #include "tessera/comm/gloo/gloo_backend.h"
 #include "tessera/comm/shm/shm_backend.h"
 #include "tessera/core/error.h"
+#include "tessera/core/hash.h"
 
 namespace tessera::comm {
 namespace {
@@ -79,8 +81,10 @@ class BackendCommunicator : public FailableCommunicator {
     const auto [found, is_new] =
         by_ranks_.emplace(std::pair(ranks, name), nullptr);
     if (!is_new) return found->second;
-    // Counted on every rank, members or not, so that all agree on the key.
-    const std::string key = c10::str("group", by_ranks_.size(), "/", name, "/");
+    // The same on all its members, whatever groups they are in besides.
+    const std::string key = c10::str(
+        "group/", name, "/",
+        hash64(std::as_bytes(std::span(ranks.data(), ranks.size()))), "/");
     const auto at = std::find(ranks.begin(), ranks.end(), options_.rank);
     if (at == ranks.end()) return nullptr;
     GroupInfo info{.name = name,

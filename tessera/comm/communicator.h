@@ -1,8 +1,8 @@
 // A rank's way to its peers: makes groups over one backend.
 //
-// Every rank makes the same groups in the same order (a rank that is not a
-// member calls make_group too and gets nullptr). Its destructor frees all that
-// it opened: nothing stays in /dev/shm, no port, no file.
+// The members of a group make it, those that are in several in the same order;
+// a rank that is not a member may ask too, and gets nullptr. Its destructor
+// frees all that it opened: nothing stays in /dev/shm, no port, no file.
 // Errors:  TS_CHECK_CONFIG on options that no backend serves, TS_CHECK_REACH
 //          where a peer does not come in time, TS_CHECK on ranks that are not
 //          ascending.

@@ -194,6 +194,17 @@ std::vector<int64_t> DeviceMesh::peers(
   return peers_on(*this, expert_coord_of(rank), axes);
 }
 
+std::string DeviceMesh::axes_of(const std::vector<int64_t>& ranks) const {
+  std::string text;
+  for (Axis axis : order_) {
+    const bool differ = std::ranges::any_of(ranks, [&](int64_t rank) {
+      return coord_of(rank)[axis] != coord_of(ranks.front())[axis];
+    });
+    if (differ) text += (text.empty() ? "" : "+") + std::string(name_of(axis));
+  }
+  return text;
+}
+
 std::string DeviceMesh::describe(int64_t rank) const {
   const Coord coord = coord_of(rank);
   std::string text;

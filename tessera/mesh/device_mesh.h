@@ -75,6 +75,9 @@ class DeviceMesh {
   std::vector<int64_t> peers(int64_t rank,
                              std::initializer_list<ExpertAxis> axes) const;
 
+  // The axes along which these ranks differ: "dp_replicate+cp"; "" for one.
+  std::string axes_of(const std::vector<int64_t>& ranks) const;
+
   // Axes of degree > 1: "dp_shard=1 tp=0"; "" where there is none.
   std::string describe(int64_t rank) const;
   // "pp 1 x dp_replicate 2 x dp_shard 1 x cp 1 x tp 1 = 2".

@@ -9,7 +9,7 @@ namespace {
 
 // From the outermost cut to the innermost.
 constexpr std::array kCutOrder = {Axis::kTp, Axis::kCp, Axis::kDpShard,
-                                  Axis::kDpReplicate, Axis::kPp};
+                                  Axis::kDpReplicate};
 
 int64_t product_of(const std::vector<int64_t>& sizes) {
   int64_t product = 1;
@@ -18,15 +18,15 @@ int64_t product_of(const std::vector<int64_t>& sizes) {
 }
 
 std::string text_of(const Placement& placement) {
-  switch (placement.kind) {
-    case Placement::Kind::kReplicate:
-      return "replicate";
-    case Placement::Kind::kShard:
-      return "shard(" + std::to_string(placement.dim) + ")";
-    case Placement::Kind::kPartial:
-      return "partial";
+  std::string text = "replicate";
+  if (placement.is_shard()) {
+    text = "shard(" + std::to_string(placement.dim);
+    if (placement.copies > 1) {
+      text += ", " + std::to_string(placement.copies) + " copies";
+    }
+    text += ")";
   }
-  TORCH_INTERNAL_ASSERT(false, "no placement");
+  return placement.summed ? text + " summed" : text;
 }
 
 }  // namespace
@@ -62,6 +62,7 @@ Placement Layout::on(Axis axis) const {
 
 Layout Layout::with(Axis axis, Placement placement) const {
   const auto dims = static_cast<int64_t>(global_shape_.size());
+  TORCH_INTERNAL_ASSERT(axis != Axis::kPp, "pp has stages, no placement");
   TORCH_INTERNAL_ASSERT(
       !placement.is_shard() || (placement.dim >= 0 && placement.dim < dims),
       name_of(axis), ": shard(", placement.dim, ") of a tensor of ", dims,
@@ -71,12 +72,31 @@ Layout Layout::with(Axis axis, Placement placement) const {
   return changed;
 }
 
+Layout Layout::on_stages(std::vector<int64_t> stages) const {
+  TORCH_INTERNAL_ASSERT(!stages.empty() && std::ranges::is_sorted(stages));
+  Layout changed = *this;
+  changed.stages_ = std::move(stages);
+  return changed;
+}
+
+bool Layout::held_by(const Coord& coord) const {
+  return stages_.empty() ||
+         std::ranges::binary_search(stages_, coord[Axis::kPp]);
+}
+
 Box Layout::local_box(const DeviceMesh& mesh, const Coord& coord) const {
   Box box{std::vector<int64_t>(global_shape_.size(), 0), global_shape_};
+  if (!held_by(coord)) {
+    box.size.assign(box.size.size(), 0);
+    return box;
+  }
   for (Axis axis : kCutOrder) {
-    if (!on(axis).is_shard()) continue;
-    const auto dim = static_cast<size_t>(on(axis).dim);
-    const Range piece = chunk_of(box.size[dim], mesh.degree(axis), coord[axis]);
+    const Placement& placement = on(axis);
+    if (!placement.is_shard()) continue;
+    const auto dim = static_cast<size_t>(placement.dim);
+    const Range piece =
+        chunk_of(box.size[dim], mesh.degree(axis) / placement.copies,
+                 coord[axis] / placement.copies);
     box.offset[dim] += piece.begin;
     box.size[dim] = piece.size();
   }
@@ -89,9 +109,32 @@ std::vector<int64_t> Layout::local_shape(const DeviceMesh& mesh,
 }
 
 bool Layout::owned_by(const Coord& coord) const {
-  return std::all_of(kAxes.begin(), kAxes.end(), [&](Axis axis) {
-    return on(axis).is_shard() || coord[axis] == 0;
+  if (!held_by(coord)) return false;
+  if (coord[Axis::kPp] != (stages_.empty() ? 0 : stages_.front())) return false;
+  return std::ranges::all_of(kCutOrder, [&](Axis axis) {
+    return on(axis).is_shard() ? coord[axis] % on(axis).copies == 0
+                               : coord[axis] == 0;
   });
+}
+
+std::vector<int64_t> Layout::gradient_peers(const DeviceMesh& mesh,
+                                            int64_t rank) const {
+  const Coord mine = mesh.coord_of(rank);
+  const auto is_peer = [&](const Coord& other) {
+    if (!held_by(other)) return false;
+    return std::ranges::all_of(kCutOrder, [&](Axis axis) {
+      const Placement& placement = on(axis);
+      if (other[axis] == mine[axis]) return true;
+      if (!placement.summed) return false;
+      return !placement.is_shard() ||
+             other[axis] / placement.copies == mine[axis] / placement.copies;
+    });
+  };
+  std::vector<int64_t> peers;
+  for (int64_t other = 0; other < mesh.world_size(); ++other) {
+    if (is_peer(mesh.coord_of(other))) peers.push_back(other);
+  }
+  return peers;
 }
 
 std::string Layout::describe() const {
@@ -102,9 +145,13 @@ std::string Layout::describe() const {
   text += "]";
   const char* separator = " ";
   for (Axis axis : kCutOrder) {
-    if (on(axis).kind == Placement::Kind::kReplicate) continue;
+    if (on(axis) == Placement::replicate()) continue;
     text += separator + std::string(name_of(axis)) + ": " + text_of(on(axis));
     separator = ", ";
+  }
+  if (!stages_.empty()) {
+    text += std::string(separator) + "stages";
+    for (int64_t stage : stages_) text += " " + std::to_string(stage);
   }
   return text;
 }

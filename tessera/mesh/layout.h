@@ -1,14 +1,16 @@
 // The layout of a parameter: the one fact from which all else follows.
 //
 // A Layout says, for a tensor of global shape S and for each axis of the mesh,
-// whether it is sharded on that axis (and on which dim), replicated, or a
-// partial sum. From it follow initial values, the axes over which a gradient is
-// summed, how it counts in the norm, its checkpoint slice and its memory.
+// whether it is sharded on that axis (and on which dim) or replicated, and
+// whether the ranks along the axis compute the same gradient or each a part of
+// it; and which pipeline stages hold it. From it follow initial values, the
+// ranks over which a gradient is summed, how it counts in the norm, its
+// checkpoint slice and its memory.
 //
 // Every shard is a Box of the global tensor. Axes that shard the same dim do so
-// one inside the other, in the order tp, cp, dp_shard, dp_replicate, pp, for
-// any order of the mesh: tp cuts the tensor, and dp_shard cuts dim 0 inside the
-// box that tp left, as FSDP2 does. A dim of n over d pieces goes in chunks of
+// one inside the other, in the order tp, cp, dp_shard, dp_replicate, for any
+// order of the mesh: tp cuts the tensor, and dp_shard cuts dim 0 inside the box
+// that tp left, as FSDP2 does. A dim of n over d pieces goes in chunks of
 // ceil(n/d): the last pieces may be shorter or empty.
 //
 // Shapes: elements, never bytes. No communication, no process, no global.
@@ -37,13 +39,25 @@ struct Box {
 Box intersect(const Box& a, const Box& b);
 
 struct Placement {
-  enum class Kind { kReplicate, kShard, kPartial };
+  enum class Kind { kReplicate, kShard };
   Kind kind = Kind::kReplicate;
   int64_t dim = -1;  // of kShard
+  // Of kShard: so many neighbours along the axis hold the same piece (key/value
+  // heads that are fewer than the tensor-parallel ranks).
+  int64_t copies = 1;
+  // Ranks along the axis that hold the same elements compute a part of their
+  // gradient each (they see other tokens, or use the parameter otherwise): it
+  // is summed over them. Else each computes the whole.
+  bool summed = false;
 
   static Placement replicate() { return {}; }
-  static Placement shard(int64_t dim) { return {Kind::kShard, dim}; }
-  static Placement partial() { return {Kind::kPartial, -1}; }
+  static Placement shard(int64_t dim, int64_t copies = 1) {
+    return {Kind::kShard, dim, copies, /*summed=*/copies > 1};
+  }
+  // Replicated, and the gradient is a sum over the axis.
+  static Placement replicate_summed() {
+    return {Kind::kReplicate, -1, 1, /*summed=*/true};
+  }
   bool is_shard() const { return kind == Kind::kShard; }
   bool operator==(const Placement&) const = default;
 };
@@ -57,17 +71,28 @@ class Layout {
   const std::vector<int64_t>& global_shape() const { return global_shape_; }
   int64_t global_numel() const;
   Placement on(Axis axis) const;
+  // REQUIRES: not pp, which holds a parameter or does not: on_stages().
   Layout with(Axis axis, Placement placement) const;
+  // Held by these pipeline stages (coords of pp, ascending) alone; one that
+  // several hold is used by each in its own way: its gradient is their sum.
+  Layout on_stages(std::vector<int64_t> stages) const;
+  bool held_by(const Coord& coord) const;
 
-  // The part of the global tensor that the rank at `coord` holds.
+  // The part of the global tensor that the rank at `coord` holds: an empty box
+  // where its stage does not hold the parameter.
   Box local_box(const DeviceMesh& mesh, const Coord& coord) const;
   std::vector<int64_t> local_shape(const DeviceMesh& mesh,
                                    const Coord& coord) const;
 
-  // True on exactly one of the ranks that hold the same box: the rank whose
-  // coord is 0 on every axis that does not shard. It counts in norms and
-  // writes the checkpoint.
+  // True on exactly one of the ranks that hold the same box, the first of them
+  // along every axis. It counts in norms and writes the checkpoint.
   bool owned_by(const Coord& coord) const;
+
+  // The ranks, ascending, over which the gradient of `rank`'s elements is
+  // summed, itself included; dp_shard is left to a reduce_scatter where it
+  // shards. Ranks whose parts come by way of another axis are not among them.
+  std::vector<int64_t> gradient_peers(const DeviceMesh& mesh,
+                                      int64_t rank) const;
 
   std::string describe() const;  // "[512, 64] tp: shard(0), dp_shard: shard(0)"
   bool operator==(const Layout&) const = default;
@@ -75,6 +100,7 @@ class Layout {
  private:
   std::vector<int64_t> global_shape_;
   std::array<Placement, kAxes.size()> placements_;
+  std::vector<int64_t> stages_;  // empty: all of them
 };
 
 // Piece `index` of [0, n) cut into `pieces` chunks of ceil(n/pieces).

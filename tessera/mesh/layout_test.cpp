@@ -147,6 +147,54 @@ TEST(Layout, OfMoreRanksThanRowsHasEmptyShards) {
   EXPECT_TRUE(layout.local_box(mesh, mesh.coord_of(4)).empty());
 }
 
+// Two key/value heads over four tensor-parallel ranks: neighbours hold the same
+// one, the first of them owns it, and both compute a part of its gradient.
+TEST(Layout, CopiesOfAPiece) {
+  const DeviceMesh mesh({.dp_replicate = 2, .tp = 4}, 8);
+  const Layout layout =
+      Layout({6, 2})
+          .with(Axis::kTp, Placement::shard(0, /*copies=*/2))
+          .with(Axis::kDpReplicate, Placement::replicate_summed());
+  for (int64_t rank = 0; rank < 8; ++rank) {
+    const Coord coord = mesh.coord_of(rank);
+    const Box box = layout.local_box(mesh, coord);
+    EXPECT_EQ(box.offset[0], coord[Axis::kTp] < 2 ? 0 : 3);
+    EXPECT_EQ(box.size, (Shape{3, 2}));
+    EXPECT_EQ(layout.owned_by(coord), rank == 0 || rank == 2);
+  }
+  EXPECT_EQ(layout.gradient_peers(mesh, 1), (Shape{0, 1, 4, 5}));
+  EXPECT_EQ(layout.gradient_peers(mesh, 6), (Shape{2, 3, 6, 7}));
+}
+
+// A tied embedding: held by the first stage and the last.
+TEST(Layout, OnStages) {
+  const DeviceMesh mesh({.pp = 3, .dp_replicate = 1, .dp_shard = 2}, 6);
+  const Layout layout = Layout({4, 2}).on_stages({0, 2}).with(
+      Axis::kDpShard, Placement::shard(0));
+  EXPECT_TRUE(layout.local_box(mesh, mesh.coord_of(2)).empty());
+  EXPECT_EQ(layout.local_box(mesh, mesh.coord_of(5)), (Box{{2, 0}, {2, 2}}));
+  EXPECT_TRUE(layout.owned_by(mesh.coord_of(1)));
+  EXPECT_FALSE(layout.owned_by(mesh.coord_of(3)));
+  EXPECT_FALSE(layout.owned_by(mesh.coord_of(5)));
+  EXPECT_EQ(layout.gradient_peers(mesh, 1), (Shape{1, 5}));
+}
+
+// Of a parameter that is cut over dp_shard the other axes remain.
+TEST(Layout, GradientPeers) {
+  const DeviceMesh mesh({.dp_replicate = 2, .dp_shard = 2, .cp = 2}, 8);
+  const Layout layout =
+      Layout({4})
+          .with(Axis::kDpReplicate, Placement::replicate_summed())
+          .with(Axis::kCp, Placement::replicate_summed());
+  EXPECT_EQ(
+      layout.with(Axis::kDpShard, Placement::shard(0)).gradient_peers(mesh, 2),
+      (Shape{2, 3, 6, 7}));
+  EXPECT_EQ(layout.with(Axis::kDpShard, Placement::replicate_summed())
+                .gradient_peers(mesh, 2)
+                .size(),
+            8U);
+}
+
 TEST(Box, Intersections) {
   const Box a{{0, 2}, {4, 5}};
   EXPECT_EQ(intersect(a, a), a);
@@ -179,9 +227,13 @@ TEST(Layout, DescribesAndCompares) {
   EXPECT_EQ(plain.describe(), "[512, 64]");
   const Layout cut = plain.with(Axis::kDpShard, Placement::shard(0))
                          .with(Axis::kTp, Placement::shard(1))
-                         .with(Axis::kCp, Placement::partial());
+                         .with(Axis::kCp, Placement::replicate_summed());
   EXPECT_EQ(cut.describe(),
-            "[512, 64] tp: shard(1), cp: partial, dp_shard: shard(0)");
+            "[512, 64] tp: shard(1), cp: replicate summed, dp_shard: shard(0)");
+  EXPECT_EQ(plain.with(Axis::kTp, Placement::shard(0, 2))
+                .on_stages({0, 3})
+                .describe(),
+            "[512, 64] tp: shard(0, 2 copies) summed, stages 0 3");
   EXPECT_NE(plain, cut);
   EXPECT_EQ(cut.with(Axis::kDpShard, Placement::replicate())
                 .with(Axis::kTp, Placement::replicate())

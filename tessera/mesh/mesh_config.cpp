@@ -28,7 +28,7 @@ void MeshConfig::declare(config::Section& section) {
         .at_least(static_cast<double>(minimum))
         .at_most(kMaxDegree);
   };
-  degree("pp", pp, 1, "pipeline stages").not_built("pipeline parallelism");
+  degree("pp", pp, 1, "pipeline stages");
   degree("dp", dp, 0,
          "data-parallel ranks: dp_replicate with zero.stage 0, else dp_shard; "
          "0: what the world leaves");
@@ -36,17 +36,9 @@ void MeshConfig::declare(config::Section& section) {
          "data-parallel replicas; 0: what the world leaves");
   degree("dp_shard", dp_shard, 0,
          "ranks among which ZeRO shards the parameters; 0: what the world "
-         "leaves, or 1 with zero.stage 0")
-      .check([](const config::Value& value) {
-        return std::get<int64_t>(value) <= 1
-                   ? ""
-                   : "sharded data parallelism is not built yet. Use 1, and "
-                     "mesh.dp_replicate";
-      });
-  degree("cp", cp, 1, "ranks among which a sequence is cut")
-      .not_built("context parallelism");
-  degree("tp", tp, 1, "ranks among which a layer is cut")
-      .not_built("tensor parallelism");
+         "leaves, or 1 with zero.stage 0");
+  degree("cp", cp, 1, "ranks among which a sequence is cut");
+  degree("tp", tp, 1, "ranks among which a layer is cut");
   degree("ep", ep, 1, "ranks among which experts are shared out")
       .not_built("expert parallelism");
   degree("etp", etp, 1, "ranks among which an expert is cut: 1 or tp")

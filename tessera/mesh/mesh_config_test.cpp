@@ -77,11 +77,9 @@ TEST(MeshConfig, Keys) {
                     "\"dp_shard\", \"cp\"]}"),
             "");
   EXPECT_EQ(
-      refusal("{\"tp\": 2}"),
-      "f:1:17: mesh.tp is 2: tensor parallelism is not built yet. Use 1.");
-  EXPECT_EQ(refusal("{\"dp_shard\": 2}"),
-            "f:1:23: mesh.dp_shard is 2: sharded data parallelism is not built "
-            "yet. Use 1, and mesh.dp_replicate.");
+      refusal("{\"ep\": 2}"),
+      "f:1:17: mesh.ep is 2: expert parallelism is not built yet. Use 1.");
+  EXPECT_EQ(refusal("{\"pp\": 2, \"dp_shard\": 2, \"cp\": 2, \"tp\": 2}"), "");
   EXPECT_EQ(refusal("{\"dp\": -1}"),
             "f:1:17: mesh.dp is -1: it must be at least 0.");
   EXPECT_NE(refusal("{\"order\": [\"pp\", \"dp\"]}").find("every axis once"),
