@@ -8,7 +8,7 @@ namespace tessera::program {
 namespace {
 
 void run(const Instruction& instruction, Stage& stage) {
-  const int64_t m = instruction.microbatch;
+  const int64_t m = instruction.microbatch, unit = instruction.unit;
   switch (instruction.op) {
     case Op::kZeroGradients:
       return stage.zero_gradients();
@@ -17,13 +17,22 @@ void run(const Instruction& instruction, Stage& stage) {
     case Op::kLoadTargets:
       return stage.load_targets(m);
     case Op::kForward:
-      return stage.forward(m);
+      return stage.forward(m, unit);
     case Op::kBackward:
-      return stage.backward(m, /*reduce=*/false);
-    case Op::kBackwardReduce:
-      return stage.backward(m, /*reduce=*/true);
+      return stage.backward(m, unit);
+    case Op::kGatherParameters:
+      return stage.gather_parameters(unit);
+    case Op::kFreeParameters:
+      return stage.free_parameters(unit);
     case Op::kReduceGradients:
-      return stage.reduce_gradients();
+      return stage.reduce_gradients(unit);
+    case Op::kAwaitGradients:
+      return stage.await_gradients();
+    case Op::kSendActivations:
+    case Op::kReceiveActivations:
+    case Op::kSendGradients:
+    case Op::kReceiveGradients:
+      TORCH_INTERNAL_ASSERT(false, "messages are exchanged together");
     case Op::kClipNorm:
       return stage.clip_norm();
     case Op::kOptimizerStep:
@@ -34,10 +43,20 @@ void run(const Instruction& instruction, Stage& stage) {
 }  // namespace
 
 void execute(const Program& program, Stage& stage, const Observer& observer) {
-  for (const auto& instruction : program) {
+  for (size_t i = 0; i < program.size(); ++i) {
+    const Instruction& instruction = program[i];
+    Program messages;
+    while (i < program.size() && is_message(program[i].op)) {
+      messages.push_back(program[i++]);
+    }
     const auto start = std::chrono::steady_clock::now();
     try {
-      run(instruction, stage);
+      if (messages.empty()) {
+        run(instruction, stage);
+      } else {
+        --i;
+        stage.exchange(messages);
+      }
     } catch (c10::Error& error) {
       error.add_context("while running " + describe(instruction));
       throw;

@@ -18,15 +18,21 @@ class Stage {
   virtual void zero_gradients() = 0;
   virtual void load_inputs(int64_t microbatch) = 0;
   virtual void load_targets(int64_t microbatch) = 0;
-  virtual void forward(int64_t microbatch) = 0;
-  // `reduce`: gradients are handed to the reduction as they become ready.
-  virtual void backward(int64_t microbatch, bool reduce) = 0;
-  virtual void reduce_gradients() = 0;
+  // Messages that follow one another: all are posted, then awaited.
+  virtual void exchange(const Program& messages) = 0;
+  // `unit` is -1 where the program names whole chunks.
+  virtual void forward(int64_t microbatch, int64_t unit) = 0;
+  virtual void backward(int64_t microbatch, int64_t unit) = 0;
+  virtual void gather_parameters(int64_t unit) = 0;
+  virtual void free_parameters(int64_t unit) = 0;
+  virtual void reduce_gradients(int64_t unit) = 0;
+  virtual void await_gradients() = 0;
   virtual void clip_norm() = 0;
   virtual void optimizer_step() = 0;
 };
 
-// Hears of each instruction and how many seconds it took. For monitors.
+// Hears of each instruction and how many seconds it took; of messages that are
+// exchanged together, of the first. For monitors.
 using Observer = std::function<void(const Instruction&, double seconds)>;
 
 void execute(const Program& program, Stage& stage,

@@ -16,10 +16,22 @@ const char* name_of(Op op) {
       return "Forward";
     case Op::kBackward:
       return "Backward";
-    case Op::kBackwardReduce:
-      return "BackwardReduce";
+    case Op::kGatherParameters:
+      return "GatherParameters";
+    case Op::kFreeParameters:
+      return "FreeParameters";
     case Op::kReduceGradients:
       return "ReduceGradients";
+    case Op::kAwaitGradients:
+      return "AwaitGradients";
+    case Op::kSendActivations:
+      return "SendActivations";
+    case Op::kReceiveActivations:
+      return "ReceiveActivations";
+    case Op::kSendGradients:
+      return "SendGradients";
+    case Op::kReceiveGradients:
+      return "ReceiveGradients";
     case Op::kClipNorm:
       return "ClipNorm";
     case Op::kOptimizerStep:
@@ -28,11 +40,18 @@ const char* name_of(Op op) {
   TORCH_INTERNAL_ASSERT(false, "an op without a name");
 }
 
+bool is_message(Op op) {
+  return op == Op::kSendActivations || op == Op::kReceiveActivations ||
+         op == Op::kSendGradients || op == Op::kReceiveGradients;
+}
+
 std::string describe(const Instruction& instruction) {
   std::string text = name_of(instruction.op);
   if (instruction.microbatch >= 0) {
     text += " " + std::to_string(instruction.microbatch);
   }
+  if (instruction.chunk > 0) text += c10::str(" chunk ", instruction.chunk);
+  if (instruction.unit >= 0) text += c10::str(" unit ", instruction.unit);
   return text;
 }
 

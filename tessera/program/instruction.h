@@ -2,6 +2,9 @@
 //
 // A schedule is a pure function that makes the list; the executor runs it; the
 // checker proves it sound. Instructions name micro-batches, never tensors.
+// Messages that follow one another directly are posted together, and the rank
+// goes on when all of them have arrived: ranks that send to each other at once
+// do not wait for each other for ever, even where a send waits for its receive.
 // Source: the idea of a schedule as data, Huang et al. 2019 (GPipe) and
 //         Narayanan et al. 2019 (PipeDream), as written in many training
 //         systems.
@@ -15,13 +18,18 @@ namespace tessera::program {
 
 enum class Op {
   kZeroGradients,
-  kLoadInputs,       // of a micro-batch
-  kLoadTargets,      // of a micro-batch
-  kForward,          // of a micro-batch
-  kBackward,         // of a micro-batch; gradients accumulate on this rank
-  kBackwardReduce,   // the step's last backward: gradients are reduced over the
-                     // data-parallel ranks as they become ready
-  kReduceGradients,  // waits until that reduction is complete
+  kLoadInputs,        // of a micro-batch
+  kLoadTargets,       // of a micro-batch
+  kForward,           // of a micro-batch
+  kBackward,          // of a micro-batch; gradients accumulate on this rank
+  kGatherParameters,  // of a unit, from the ranks that shard them
+  kFreeParameters,    // of a unit: its own shard stays
+  kReduceGradients,   // of a unit, over the ranks that share them: begins
+  kAwaitGradients,    // until all that was begun is complete
+  kSendActivations,   // of a micro-batch, from a chunk to the next stage's
+  kReceiveActivations,
+  kSendGradients,  // of a micro-batch's activations, to the stage before
+  kReceiveGradients,
   kClipNorm,
   kOptimizerStep,
 };
@@ -29,13 +37,17 @@ enum class Op {
 struct Instruction {
   Op op;
   int64_t microbatch = -1;  // -1: of the whole step
+  int64_t unit = -1;        // -1: of the whole chunk; see units.h
+  int64_t chunk = 0;  // of those that a rank holds; see schedules/pipeline.h
   bool operator==(const Instruction&) const = default;
 };
+
+bool is_message(Op op);
 
 using Program = std::vector<Instruction>;
 
 const char* name_of(Op op);
-// "Forward 3", "OptimizerStep".
+// "Forward 3", "Forward 3 unit 1", "OptimizerStep".
 std::string describe(const Instruction& instruction);
 // One line an instruction.
 std::string describe(const Program& program);
