@@ -101,7 +101,71 @@ at::Tensor Decoder::forward(const at::Tensor& ids) {
 }
 
 nn::LossSum Decoder::loss(const at::Tensor& ids, const at::Tensor& targets) {
-  return nn::cross_entropy(forward(ids), targets);
+  return loss_of(forward(ids), targets);
+}
+
+nn::LossSum Decoder::loss_of(at::Tensor logits,
+                             const at::Tensor& targets) const {
+  if (!vocabulary_.group) return nn::cross_entropy(std::move(logits), targets);
+  return nn::cross_entropy(std::move(logits), targets, vocabulary_);
+}
+
+int64_t Decoder::unit_of(const std::string& parameter) const {
+  constexpr std::string_view blocks = "blocks.";
+  if (parameter.starts_with("embed.")) return 0;
+  if (!parameter.starts_with(blocks)) return num_units() - 1;
+  return std::stoll(parameter.substr(blocks.size())) + 1;
+}
+
+at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
+                                 int64_t tokens) {
+  if (unit == 0) return embed(x, /*begin=*/0);
+  if (unit == num_units() - 1) return logits_of(final_norm_->forward(x));
+  return blocks_.at(unit - 1)->forward(x, rotation_of(0, tokens, x));
+}
+
+void Decoder::set_head(nn::Transform enter, nn::VocabularyShard shard) {
+  enter_head_ = std::move(enter);
+  vocabulary_ = shard;
+}
+
+void Decoder::set_sequence_shard(int64_t rank, int64_t size) {
+  sequence_rank_ = rank;
+  sequence_size_ = size;
+}
+
+void Decoder::set_pieces(std::vector<int64_t> pieces) {
+  pieces_ = std::move(pieces);
+}
+
+std::vector<std::pair<int64_t, int64_t>> Decoder::runs_of(
+    int64_t begin, int64_t tokens) const {
+  const int64_t length = tokens / static_cast<int64_t>(pieces_.size());
+  std::vector<std::pair<int64_t, int64_t>> runs;
+  for (int64_t piece : pieces_) {
+    runs.emplace_back(begin + piece * length, length);
+    TS_CHECK_CONFIG(runs.back().first + length <= config_.max_seq,
+                    "model: a sequence of ", runs.back().first + length,
+                    " tokens is longer than model.max_seq ", config_.max_seq,
+                    ".");
+  }
+  return runs;
+}
+
+nn::Rotation Decoder::rotation_of(int64_t begin, int64_t tokens,
+                                  const at::Tensor& like) {
+  const auto runs = runs_of(begin, tokens);
+  if (positions_) return {};
+  if (runs.size() == 1) {
+    return rotary_.rows(runs[0].first, runs[0].second, like);
+  }
+  std::vector<at::Tensor> cos, sin;
+  for (const auto& [first, length] : runs) {
+    const nn::Rotation part = rotary_.rows(first, length, like);
+    cos.push_back(part.cos);
+    sin.push_back(part.sin);
+  }
+  return {at::cat(cos), at::cat(sin)};
 }
 
 at::Tensor Decoder::forward_cached(const at::Tensor& ids, DecoderCache& cache) {
@@ -117,25 +181,27 @@ DecoderCache Decoder::make_cache(int64_t capacity) const {
 at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin) const {
   const at::Tensor x = tokens_->forward(ids);
   if (!positions_) return x;
-  const auto places = at::arange(begin, begin + ids.size(1), ids.options());
-  return x + positions_->forward(places);
+  std::vector<at::Tensor> places;
+  for (const auto& [first, length] : runs_of(begin, ids.size(1))) {
+    places.push_back(at::arange(first, first + length, ids.options()));
+  }
+  const int64_t length = ids.size(1) / sequence_size_;
+  return x + positions_->forward(
+                 at::cat(places).narrow(0, sequence_rank_ * length, length));
 }
 
 at::Tensor Decoder::hidden(const at::Tensor& ids, DecoderCache* cache) {
-  const int64_t begin = cache ? cache->length() : 0, tokens = ids.size(1);
-  TS_CHECK_CONFIG(begin + tokens <= config_.max_seq, "model: a sequence of ",
-                  begin + tokens, " tokens is longer than model.max_seq ",
-                  config_.max_seq, ".");
+  const int64_t begin = cache ? cache->length() : 0;
   at::Tensor x = embed(ids, begin);
-  nn::Rotation rotation;
-  if (!positions_) rotation = rotary_.rows(begin, tokens, x);
+  const nn::Rotation rotation = rotation_of(begin, ids.size(1), x);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     x = blocks_[i]->forward(x, rotation, cache ? &cache->layers[i] : nullptr);
   }
   return final_norm_->forward(x);
 }
 
-at::Tensor Decoder::logits_of(const at::Tensor& hidden) const {
+at::Tensor Decoder::logits_of(const at::Tensor& normed) const {
+  const at::Tensor hidden = enter_head_ ? enter_head_(normed) : normed;
   return head_ ? head_->forward(hidden) : at::linear(hidden, tokens_->weight());
 }
 

@@ -7,8 +7,10 @@
 //         attention.{q, k, v, o, q_norm, k_norm}, mlp_norm,
 //         mlp.{gate, up, down}}, final_norm, head. With tied embeddings there
 //         is no head: embed.tokens serves.
-// Use:    construct, nn::materialise, then run.
-// Comm:   none.
+// Units:  what is run, gathered and recomputed as one: unit 0 embeds, unit n is
+//         block n - 1, the last one has the final norm and the head.
+// Use:    construct, nn::materialise, then run, whole or unit by unit.
+// Comm:   none of its own; see nn::Transform.
 // Threads: a decoder belongs to one thread at a time.
 #pragma once
 
@@ -16,6 +18,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tessera/models/family.h"
@@ -34,6 +37,13 @@ class DecoderBlock : public torch::nn::Module {
   explicit DecoderBlock(const ModelConfig& config);
   at::Tensor forward(const at::Tensor& x, const nn::Rotation& rotation,
                      nn::KvCache* cache = nullptr) const;
+
+  const std::shared_ptr<nn::Norm>& attention_norm() const {
+    return attention_norm_;
+  }
+  const std::shared_ptr<nn::Attention>& attention() const { return attention_; }
+  const std::shared_ptr<nn::Norm>& mlp_norm() const { return mlp_norm_; }
+  const std::shared_ptr<nn::Mlp>& mlp() const { return mlp_; }
 
  private:
   std::shared_ptr<nn::Norm> attention_norm_;
@@ -57,6 +67,34 @@ class Decoder : public torch::nn::Module {
   // Sum of the cross-entropy over the targets; see nn/loss.h.
   nn::LossSum loss(const at::Tensor& ids, const at::Tensor& targets);
 
+  int64_t num_units() const { return static_cast<int64_t>(blocks_.size()) + 2; }
+  // The unit to which a parameter belongs. A tied embedding belongs to unit 0,
+  // and the last unit reads it too.
+  int64_t unit_of(const std::string& parameter) const;
+  // ids or hidden -> hidden or logits. `tokens`: T of the ids.
+  at::Tensor forward_unit(int64_t unit, const at::Tensor& x, int64_t tokens);
+  // `logits` as the last unit gave them: they are given up.
+  nn::LossSum loss_of(at::Tensor logits, const at::Tensor& targets) const;
+
+  // For strategies, which shard a decoder's blocks.
+  const std::shared_ptr<nn::Embedding>& tokens() const { return tokens_; }
+  const std::shared_ptr<nn::Embedding>& positions() const {
+    return positions_;  // or null
+  }
+  const std::vector<std::shared_ptr<DecoderBlock>>& blocks() const {
+    return blocks_;
+  }
+  const std::shared_ptr<nn::Norm>& final_norm() const { return final_norm_; }
+  const std::shared_ptr<nn::Linear>& head() const { return head_; }  // or null
+  // Applied to the hidden states before the head reads them, whose logits are
+  // a part of the vocabulary.
+  void set_head(nn::Transform enter, nn::VocabularyShard shard);
+  // Hidden states between blocks are part `rank` of `size` of the sequence.
+  void set_sequence_shard(int64_t rank, int64_t size);
+  int64_t sequence_shards() const { return sequence_size_; }
+  // The tokens are equal pieces of a longer sequence, these of them.
+  void set_pieces(std::vector<int64_t> pieces);
+
   // The tokens that follow those in the cache -> logits of the last (B, V).
   at::Tensor forward_cached(const at::Tensor& ids, DecoderCache& cache);
   // An empty cache with room for `capacity` tokens.
@@ -66,10 +104,14 @@ class Decoder : public torch::nn::Module {
   const ModelConfig& config() const { return config_; }
 
  private:
+  // The runs of positions of T tokens, as (begin, length).
+  std::vector<std::pair<int64_t, int64_t>> runs_of(int64_t begin,
+                                                   int64_t tokens) const;
+  nn::Rotation rotation_of(int64_t begin, int64_t tokens,
+                           const at::Tensor& like);
   at::Tensor embed(const at::Tensor& ids, int64_t begin) const;
   at::Tensor hidden(const at::Tensor& ids, DecoderCache* cache);
-  at::Tensor logits_of(const at::Tensor& hidden) const;
-
+  at::Tensor logits_of(const at::Tensor& normed) const;
   ModelConfig config_;
   std::shared_ptr<nn::Embedding> tokens_;
   std::shared_ptr<nn::Embedding> positions_;  // of learned positions
@@ -77,6 +119,10 @@ class Decoder : public torch::nn::Module {
   std::shared_ptr<nn::Norm> final_norm_;
   std::shared_ptr<nn::Linear> head_;  // where it is not tied
   nn::RotaryTable rotary_;
+  nn::Transform enter_head_;
+  nn::VocabularyShard vocabulary_;
+  int64_t sequence_rank_ = 0, sequence_size_ = 1;
+  std::vector<int64_t> pieces_ = {0};
 };
 
 // Elements of all parameters, a tied one once.

@@ -56,8 +56,9 @@ Attention::Attention(const AttentionOptions& options)
   }
 }
 
-at::Tensor Attention::forward(const at::Tensor& x, const Rotation& rotation,
+at::Tensor Attention::forward(const at::Tensor& input, const Rotation& rotation,
                               KvCache* cache) const {
+  const at::Tensor x = enter_ ? enter_(input) : input;
   const int64_t samples = x.size(0), tokens = x.size(1);
   // The flash kernel divides by the length: it must not see an empty batch.
   TS_CHECK(samples > 0 && tokens > 0, "attention: an empty batch ", x.sizes());
@@ -74,6 +75,9 @@ at::Tensor Attention::forward(const at::Tensor& x, const Rotation& rotation,
   if (rotation) {
     q = rotate(q, rotation);
     k = rotate(k, rotation);
+  }
+  if (core_) {
+    return o_->forward(core_(q, k, v).reshape({samples, tokens, -1}));
   }
   const int64_t past = cache ? cache->length : 0;
   if (cache) append(*cache, k, v);

@@ -45,7 +45,9 @@ Linear::Linear(const LinearOptions& options)
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  return at::linear(x, weight_, bias_);
+  if (!reduce_) return at::linear(x, weight_, bias_);
+  const at::Tensor y = reduce_(at::linear(x, weight_));
+  return bias_.defined() ? y + bias_ : y;
 }
 
 Embedding::Embedding(int64_t rows, int64_t width, double init_std)
@@ -53,7 +55,24 @@ Embedding::Embedding(int64_t rows, int64_t width, double init_std)
           declare_parameter("weight", {rows, width}, Init::normal(init_std))) {}
 
 at::Tensor Embedding::forward(const at::Tensor& ids) const {
-  return at::embedding(weight_, ids);
+  if (!reduce_) return at::embedding(weight_, ids);
+  const int64_t rows = weight_.size(0);
+  if (rows == 0) {  // zeros that depend on the weight, as elsewhere
+    auto shape = ids.sizes().vec();
+    shape.push_back(weight_.size(1));
+    return reduce_(at::zeros(shape, weight_.options().requires_grad(false)) +
+                   weight_.sum());
+  }
+  const at::Tensor own = ids - first_row_;
+  const at::Tensor elsewhere = (own < 0).logical_or(own >= rows);
+  const at::Tensor found =
+      at::embedding(weight_, own.masked_fill(elsewhere, 0));
+  return reduce_(found.masked_fill(elsewhere.unsqueeze(-1), 0));
+}
+
+void Embedding::set_rows(int64_t first_row, Transform reduce) {
+  first_row_ = first_row;
+  reduce_ = std::move(reduce);
 }
 
 Norm::Norm(NormKind kind, int64_t width, double eps)
@@ -85,7 +104,8 @@ Mlp::Mlp(const MlpOptions& options) : kind_(options.kind) {
                                       options.bias, options.out_init_std}));
 }
 
-at::Tensor Mlp::forward(const at::Tensor& x) const {
+at::Tensor Mlp::forward(const at::Tensor& input) const {
+  const at::Tensor x = enter_ ? enter_(input) : input;
   const at::Tensor up = up_->forward(x);  // (B, T, F)
   if (kind_ == MlpKind::kGelu) {
     return down_->forward(at::gelu(up, "tanh"));

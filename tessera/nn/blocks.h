@@ -4,19 +4,25 @@
 //         query heads, K key/value heads (K divides H), E width of a head, V
 //         vocabulary. Weights are (out, in), as torch::nn::Linear has them.
 // Types:  fp64, fp32 and bf16. Norms and rotations compute in fp32 or wider.
-// Comm:   none. A strategy may give a parameter another layout and put
-//         collectives around a block; a block uses the sizes it finds.
+// Comm:   none of its own. A strategy may give a parameter another layout and
+//         hand in what then has to happen to the activations (Transform); a
+//         block uses the sizes it finds.
 // Threads: a block belongs to one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "tessera/nn/parameter.h"
 
 namespace tessera::nn {
+
+// What a strategy does to activations at a place in a block: a collective that
+// autograd follows.
+using Transform = std::function<at::Tensor(const at::Tensor&)>;
 
 struct LinearOptions {
   int64_t in = 0;
@@ -31,10 +37,14 @@ class Linear : public Block {
   explicit Linear(const LinearOptions& options);
   at::Tensor forward(const at::Tensor& x) const;
   const at::Tensor& weight() const { return weight_; }
+  // The ranks hold parts of `in`, each computes a part of the sum x W^T:
+  // `reduce` makes it whole. The bias is added after it, once.
+  void set_reduction(Transform reduce) { reduce_ = std::move(reduce); }
 
  private:
   at::Tensor weight_;  // (out, in)
   at::Tensor bias_;    // (out), or undefined
+  Transform reduce_;
 };
 
 // ids: (B, T) of int64 -> (B, T, D).
@@ -43,9 +53,14 @@ class Embedding : public Block {
   Embedding(int64_t rows, int64_t width, double init_std);
   at::Tensor forward(const at::Tensor& ids) const;
   const at::Tensor& weight() const { return weight_; }
+  // This rank holds the rows from `first_row` on; ids of other rows give zeros
+  // here, and `reduce` adds up what the ranks found.
+  void set_rows(int64_t first_row, Transform reduce);
 
  private:
   at::Tensor weight_;  // (rows, D)
+  int64_t first_row_ = 0;
+  Transform reduce_;
 };
 
 enum class NormKind { kLayerNorm, kRmsNorm };
@@ -83,8 +98,15 @@ class Mlp : public Block {
   explicit Mlp(const MlpOptions& options);
   at::Tensor forward(const at::Tensor& x) const;
 
+  // Applied to x, before the layers that read it.
+  void set_entrance(Transform enter) { enter_ = std::move(enter); }
+  const std::shared_ptr<Linear>& gate() const { return gate_; }  // or null
+  const std::shared_ptr<Linear>& up() const { return up_; }
+  const std::shared_ptr<Linear>& down() const { return down_; }
+
  private:
   MlpKind kind_;
+  Transform enter_;
   std::shared_ptr<Linear> gate_;  // of kSwiGlu
   std::shared_ptr<Linear> up_;
   std::shared_ptr<Linear> down_;

@@ -4,12 +4,17 @@
 // Types:   softmax and sum in fp32, or fp64 for fp64 logits.
 // Memory:  while gradients are recorded, `logits` is overwritten with its own
 //          gradient: give it up, or pass a clone. There is no second (N, V).
+// Comm:    none, or with a VocabularyShard two all_reduces over its group: of
+//          the maxima, and of the sums of exponentials and targets' logits.
+//          Every rank gets the whole sum, and the gradient of its own logits.
 // Errors:  a target outside [0, V) that is not -100 throws (on the CPU).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+
+#include "tessera/comm/group.h"
 
 namespace tessera::nn {
 
@@ -21,5 +26,16 @@ struct LossSum {
 };
 
 LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets);
+
+// This rank's logits are those of the vocabulary's entries from `first` on, as
+// many as there are columns, also none (arXiv 1909.08053, section 3).
+struct VocabularyShard {
+  int64_t first = 0;
+  int64_t vocabulary = 0;  // entries in all
+  comm::Group* group = nullptr;
+};
+
+LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets,
+                      const VocabularyShard& shard);
 
 }  // namespace tessera::nn
