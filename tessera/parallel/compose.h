@@ -1,39 +1,52 @@
 // Applies every kind of parallelism to a model, in one order. Nothing else
 // knows which of them are in force: from here on the layouts speak.
 //
-// Comm:   none here; what is installed communicates during steps.
-// Errors: a pair that cannot go together is TS_CHECK_CONFIG with both keys.
+// Comm:   ShardedParameters gathers once in ZeRO stages 1 and 2; otherwise none
+//         here: what is installed communicates during steps.
+// Errors: check() is TS_CHECK_CONFIG with the keys of what does not go together
+//         and the nearest values that do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/nn/parameter.h"
-#include "tessera/parallel/data/gradient_reducer.h"
+#include "tessera/models/decoder.h"
+#include "tessera/parallel/context/context_parallel.h"
+#include "tessera/parallel/pipeline/stages.h"
+#include "tessera/parallel/tensor/tensor_parallel.h"
+#include "tessera/parallel/zero/sharded_parameters.h"
+#include "tessera/program/units.h"
 
 namespace tessera::parallel {
 
 struct ComposeOptions {
   nn::MaterialiseOptions materialise;
+  // Fills the materialised boxes from elsewhere; null: the initial values stay.
+  std::function<void()> load;
+  tensor::TensorOptions tensor;
+  context::ContextOptions context;
+  pipeline::PipelineOptions pipeline;
+  int64_t zero_stage = 0;
+  bool reshard_after_forward = true;
   int64_t bucket_bytes = int64_t{25} << 20;
-  bool overlap = true;
 };
 
 // A model on this rank's place of the mesh, ready to train.
 struct Composed {
   mesh::DeviceMesh mesh;
   mesh::Coord coord;
-  std::vector<nn::Parameter> parameters;  // local boxes
-  comm::Group* data = nullptr;            // ranks that see other samples
-  std::unique_ptr<data::GradientReducer> reducer;
+  comm::Group* data = nullptr;      // ranks that see other samples
+  comm::Group* pipeline = nullptr;  // ranks that hold the other stages
+  std::unique_ptr<zero::ShardedParameters> parameters;
+  program::Units units;  // how a step's program goes over the model
 };
 
-Composed compose(torch::nn::Module& model, const mesh::DeviceMesh& mesh,
+Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
                  comm::Communicator& ranks, const ComposeOptions& options);
 
 }  // namespace tessera::parallel

@@ -3,22 +3,19 @@
 namespace tessera::parallel {
 
 void ZeroConfig::declare(config::Section& section) {
-  const char* part = "sharded data parallelism (ZeRO)";
   section
       .key("stage", stage,
            "what the ranks of dp_shard share out: 0 nothing, 1 the optimizer, "
            "2 gradients too, 3 parameters too")
       .at_least(0)
-      .at_most(3)
-      .not_built(part);
+      .at_most(3);
   section.key("expert_stage", expert_stage, "of experts; -1: as stage")
       .at_least(-1)
       .at_most(3)
-      .not_built(part);
-  section
-      .key("reshard_after_forward", reshard_after_forward,
-           "stage 3: free the gathered parameters between forward and backward")
-      .not_built(part);
+      .not_built("expert parallelism");
+  section.key("reshard_after_forward", reshard_after_forward,
+              "stage 3: free the gathered parameters between forward and "
+              "backward");
   section
       .key("bucket_mb", bucket_mb,
            "MiB of gradients that are reduced in one operation")
@@ -29,37 +26,31 @@ void ZeroConfig::declare(config::Section& section) {
            "stage 3: layers whose parameters are gathered ahead")
       .at_least(0)
       .at_most(1 << 20)
-      .not_built(part);
+      .not_built("gathering ahead");
   section.key("offload", offload, "what lives in host memory")
       .one_of({"none", "optimizer", "all"})
       .not_built({"optimizer", "all"}, "offloading", "none");
 }
 
 void TensorConfig::declare(config::Section& section) {
-  section
-      .key("sequence_parallel", sequence_parallel,
-           "cut norms and residuals along the sequence over tp")
-      .not_built("sequence parallelism");
+  section.key("sequence_parallel", sequence_parallel,
+              "cut norms and residuals along the sequence over tp");
 }
 
 void ContextConfig::declare(config::Section& section) {
   section.key("method", method, "how attention sees a sequence that is cut")
-      .one_of({"ring", "ulysses", "allgather"})
-      .not_built("context parallelism");
+      .one_of({"ring", "ulysses", "allgather"});
 }
 
 void PipelineConfig::declare(config::Section& section) {
-  const char* part = "pipeline parallelism";
   section.key("schedule", schedule, "order of forwards and backwards")
       .one_of({"naive", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v",
                "dualpipe"})
-      .not_built(part);
+      .not_built({"zb_h1", "zb_v", "dualpipe"}, "this schedule", "1f1b");
   section.key("chunks", chunks, "stages that a rank holds")
       .at_least(1)
-      .at_most(1 << 20)
-      .not_built(part);
-  section.key("split", split, "layers of each stage; none: evenly")
-      .not_built(part);
+      .at_most(1 << 20);
+  section.key("split", split, "layers of each stage; none: evenly");
 }
 
 void PrecisionConfig::declare(config::Section& section) {
@@ -82,12 +73,10 @@ void PrecisionConfig::declare(config::Section& section) {
 void RecomputeConfig::declare(config::Section& section) {
   section.key("mode", mode, "activations that backward computes again")
       .one_of({"none", "selective", "block", "stage", "minimal"})
-      .not_built({"selective", "block", "stage", "minimal"}, "recomputation",
-                 "none");
+      .not_built({"selective", "stage", "minimal"}, "this mode", "block");
   section.key("every", every, "every n-th block is recomputed")
       .at_least(1)
-      .at_most(1 << 24)
-      .not_built("recomputation");
+      .at_most(1 << 24);
 }
 
 }  // namespace tessera::parallel

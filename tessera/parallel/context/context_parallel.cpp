@@ -1,0 +1,124 @@
+#include "tessera/parallel/context/context_parallel.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "tessera/comm/autograd.h"
+#include "tessera/core/error.h"
+#include "tessera/core/units.h"
+
+namespace tessera::parallel::context {
+namespace {
+
+// (B, T/c, H, E) -> (B, T, H/c, E): all tokens, in their order, of this rank's
+// heads.
+at::Tensor heads_here(const at::Tensor& x, comm::Group& group) {
+  const int64_t c = group.size(), samples = x.size(0), heads = x.size(2) / c;
+  const int64_t length = x.size(1) / 2, width = x.size(3);
+  const at::Tensor by_rank = x.reshape({samples, 2 * length, c, heads, width})
+                                 .permute({2, 0, 1, 3, 4});
+  // From each rank its two pieces.
+  const at::Tensor pieces =
+      comm::all_to_all(by_rank.contiguous(), group)
+          .view({c, samples, 2, length, heads, width})
+          .permute({1, 0, 2, 3, 4, 5})
+          .reshape({samples, 2 * c, length, heads, width});
+  std::vector<int64_t> place(2 * c);  // of each piece of the sequence
+  for (int64_t rank = 0; rank < c; ++rank) {
+    const Pieces theirs = pieces_of(rank, c);
+    place[theirs[0]] = 2 * rank;
+    place[theirs[1]] = 2 * rank + 1;
+  }
+  return pieces.index_select(1, at::tensor(place))
+      .reshape({samples, 2 * c * length, heads, width});
+}
+
+// And back.
+at::Tensor tokens_here(const at::Tensor& x, comm::Group& group) {
+  const int64_t c = group.size(), samples = x.size(0), heads = x.size(2);
+  const int64_t length = x.size(1) / (2 * c), width = x.size(3);
+  std::vector<int64_t> order;
+  for (int64_t rank = 0; rank < c; ++rank) {
+    for (int64_t piece : pieces_of(rank, c)) order.push_back(piece);
+  }
+  const at::Tensor by_rank =
+      x.reshape({samples, 2 * c, length, heads, width})
+          .index_select(1, at::tensor(order))
+          .reshape({samples, c, 2 * length, heads, width})
+          .transpose(0, 1);
+  return comm::all_to_all(by_rank.contiguous(), group)
+      .permute({1, 2, 0, 3, 4})
+      .reshape({samples, 2 * length, c * heads, width});
+}
+
+}  // namespace
+
+Pieces pieces_of(int64_t rank, int64_t degree) {
+  return {rank, 2 * degree - 1 - rank};
+}
+
+at::Tensor local_tokens(const at::Tensor& tokens, int64_t rank,
+                        int64_t degree) {
+  if (degree == 1) return tokens;
+  const int64_t length = tokens.size(1) / (2 * degree);
+  std::vector<at::Tensor> pieces;
+  for (int64_t piece : pieces_of(rank, degree)) {
+    pieces.push_back(tokens.narrow(1, piece * length, length));
+  }
+  return at::cat(pieces, 1);
+}
+
+at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k,
+                             const at::Tensor& v, comm::Group& group) {
+  const int64_t repeats = std::max<int64_t>(1, group.size() / k.size(2));
+  const auto of_kv = [&](const at::Tensor& x) {
+    return heads_here(
+        repeats == 1 ? x : x.repeat_interleave(repeats, /*dim=*/2), group);
+  };
+  const at::Tensor wide_q = heads_here(q, group);
+  const at::Tensor wide_k = of_kv(k), wide_v = of_kv(v);
+  const at::Tensor y = at::scaled_dot_product_attention(
+      wide_q.transpose(1, 2), wide_k.transpose(1, 2), wide_v.transpose(1, 2),
+      /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true, /*scale=*/{},
+      /*enable_gqa=*/wide_q.size(2) != wide_k.size(2));
+  return tokens_here(y.transpose(1, 2), group);
+}
+
+void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
+           const ContextOptions& options) {
+  const int64_t cp = options.degree;
+  if (cp == 1) return;
+  TS_CHECK_CONFIG(
+      seq_len % (2 * cp) == 0, "mesh.cp (", cp, ") cuts a sequence into ",
+      2 * cp, " pieces, which does not divide data.seq_len (", seq_len,
+      "). Nearest data.seq_len: ", nearest_multiples(seq_len, 2 * cp), ".");
+  if (options.method != "ulysses") return;
+  const int64_t heads = model.heads / tp;
+  const int64_t kv_heads = std::max<int64_t>(1, model.kv_heads / tp);
+  TS_CHECK_CONFIG(
+      heads % cp == 0 && (kv_heads % cp == 0 || cp % kv_heads == 0),
+      "context.method ulysses gives every rank of cp whole heads: mesh.cp (",
+      cp, ") must divide model.heads / mesh.tp (", heads,
+      ") and divide, or be divided by, model.kv_heads / mesh.tp (", kv_heads,
+      "). Nearest model.heads: ", nearest_multiples(model.heads, cp * tp),
+      "; or use context.method ring.");
+}
+
+void apply(models::Decoder& decoder, const ContextOptions& options,
+           comm::Group& group) {
+  decoder.set_pieces(pieces_of(group.rank(), group.size()));
+  const auto attention = options.method == "ulysses"     ? ulysses_attention
+                         : options.method == "allgather" ? gathered_attention
+                                                         : ring_attention;
+  comm::Group* ranks = &group;
+  for (const auto& block : decoder.blocks()) {
+    block->attention()->set_core([attention, ranks](const at::Tensor& q,
+                                                    const at::Tensor& k,
+                                                    const at::Tensor& v) {
+      return attention(q, k, v, *ranks);
+    });
+  }
+}
+
+}  // namespace tessera::parallel::context

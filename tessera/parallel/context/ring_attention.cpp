@@ -1,0 +1,156 @@
+// Keys and values go round the ring; in the backward their gradients go with
+// them, and come home with the last step.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+#include "tessera/comm/autograd.h"
+#include "tessera/parallel/context/context_parallel.h"
+
+namespace tessera::parallel::context {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// Tensors of the same shape and type on every rank, in one message.
+class Ring {
+ public:
+  explicit Ring(comm::Group& group) : group_(group) {}
+
+  // Hands `mine` to the next rank and takes what the one before has: call
+  // begin, compute, take.
+  void begin(const at::Tensor& mine) {
+    sent_ = mine;
+    received_ = at::empty_like(mine);
+    const int64_t n = group_.size(), rank = group_.rank();
+    works_[0] = group_.send(sent_, (rank + 1) % n);
+    works_[1] = group_.recv(received_, (rank + n - 1) % n);
+  }
+  at::Tensor take() {
+    for (auto& work : works_) work.wait();
+    sent_ = at::Tensor();
+    return std::exchange(received_, at::Tensor());
+  }
+
+ private:
+  comm::Group& group_;
+  at::Tensor sent_, received_;
+  comm::Work works_[2];
+};
+
+// The pieces that this rank holds at a step of the ring.
+Pieces pieces_at(int64_t step, const comm::Group& group) {
+  const int64_t n = group.size();
+  return pieces_of((group.rank() - step + n) % n, n);
+}
+
+class RingAttention : public Function<RingAttention> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v,
+                            comm::Group* group) {
+    const Pieces mine = pieces_of(group->rank(), group->size());
+    const at::Tensor own = at::stack({k, v});
+    at::Tensor there = own;
+    Ring ring(*group);
+    Seen seen;
+    for (int64_t step = 0; step < group->size(); ++step) {
+      const bool last = step + 1 == group->size();
+      if (!last) ring.begin(there);
+      attend(q, mine, there[0], there[1], pieces_at(step, *group), seen);
+      if (!last) there = ring.take();
+    }
+    const at::Tensor out = seen.out.to(q.scalar_type());
+    ctx->save_for_backward({q, own, out, seen.lse});
+    ctx->saved_data["group"] = reinterpret_cast<int64_t>(group);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    auto* group = reinterpret_cast<comm::Group*>(  // NOLINT: as it was saved
+        ctx->saved_data["group"].toInt());
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &q = saved[0], &out = saved[2], &lse = saved[3];
+    const Pieces mine = pieces_of(group->rank(), group->size());
+    const at::Tensor gradient = gradients[0].contiguous();
+    const auto wide = q.options().dtype(wide_type(q));
+    at::Tensor there = saved[1];
+    at::Tensor sums =
+        at::zeros(there.sizes(), wide);  // of dk and dv of `there`
+    AttentionGradients own{at::zeros(q.sizes(), wide), {}, {}};
+    Ring ring(*group), home(*group);
+    for (int64_t step = 0; step < group->size(); ++step) {
+      const bool last = step + 1 == group->size();
+      if (!last) ring.begin(there);
+      own.dk = sums[0];
+      own.dv = sums[1];
+      attend_backward(gradient, q, mine, there[0], there[1],
+                      pieces_at(step, *group), out, lse, own);
+      if (!last) there = ring.take();
+      if (group->size() == 1) break;
+      home.begin(sums);
+      sums = home.take();
+    }
+    const auto type = q.scalar_type();
+    return {own.dq.to(type), sums[0].to(type), sums[1].to(type), {}};
+  }
+};
+
+// The same with all keys and values here.
+class PieceAttention : public Function<PieceAttention> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v,
+                            const Pieces& q_pieces, const Pieces& k_pieces) {
+    Seen seen;
+    attend(q, q_pieces, k, v, k_pieces, seen);
+    const at::Tensor out = seen.out.to(q.scalar_type());
+    ctx->save_for_backward({q, k, v, out, seen.lse});
+    ctx->saved_data["q_pieces"] = q_pieces;
+    ctx->saved_data["k_pieces"] = k_pieces;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
+    const auto wide = q.options().dtype(wide_type(q));
+    AttentionGradients sums{at::zeros(q.sizes(), wide),
+                            at::zeros(k.sizes(), wide),
+                            at::zeros(v.sizes(), wide)};
+    attend_backward(gradients[0].contiguous(), q,
+                    ctx->saved_data["q_pieces"].toIntVector(), k, v,
+                    ctx->saved_data["k_pieces"].toIntVector(), saved[3],
+                    saved[4], sums);
+    const auto type = q.scalar_type();
+    return {sums.dq.to(type), sums.dk.to(type), sums.dv.to(type), {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k,
+                          const at::Tensor& v, comm::Group& group) {
+  return RingAttention::apply(q, k, v, &group);
+}
+
+at::Tensor gathered_attention(const at::Tensor& q, const at::Tensor& k,
+                              const at::Tensor& v, comm::Group& group) {
+  Pieces everybodys;
+  for (int64_t rank = 0; rank < group.size(); ++rank) {
+    for (int64_t piece : pieces_of(rank, group.size())) {
+      everybodys.push_back(piece);
+    }
+  }
+  return PieceAttention::apply(
+      q, comm::all_gather_with_reduce_scatter(k, 1, group),
+      comm::all_gather_with_reduce_scatter(v, 1, group),
+      pieces_of(group.rank(), group.size()), everybodys);
+}
+
+}  // namespace tessera::parallel::context

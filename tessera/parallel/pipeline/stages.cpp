@@ -1,0 +1,86 @@
+#include "tessera/parallel/pipeline/stages.h"
+
+#include <numeric>
+#include <set>
+
+#include "tessera/core/error.h"
+#include "tessera/core/units.h"
+
+namespace tessera::parallel::pipeline {
+namespace {
+
+// The units of every run, in order.
+std::vector<std::vector<int64_t>> runs_of(int64_t layers,
+                                          const PipelineOptions& options) {
+  const int64_t count = options.stages * options.chunks;
+  std::vector<std::vector<int64_t>> runs(count);
+  int64_t unit = 0;
+  runs.front().push_back(unit++);
+  for (int64_t run = 0; run < count; ++run) {
+    const int64_t length = options.split.empty()
+                               ? layers / count + (run < layers % count ? 1 : 0)
+                               : options.split[run];
+    for (int64_t i = 0; i < length; ++i) runs[run].push_back(unit++);
+  }
+  runs.back().push_back(unit);
+  return runs;
+}
+
+}  // namespace
+
+void check(const models::ModelConfig& model, int64_t num_microbatches,
+           const PipelineOptions& options) {
+  const int64_t p = options.stages, v = options.chunks, runs = p * v;
+  const bool interleaved = options.schedule == "interleaved";
+  TS_CHECK_CONFIG(v == 1 || (interleaved && p > 1), "pipeline.chunks is ", v,
+                  ", which needs pipeline.schedule interleaved and mesh.pp of "
+                  "2 or more (they are ",
+                  options.schedule, " and ", p, "). Use pipeline.chunks 1.");
+  TS_CHECK_CONFIG(runs <= model.layers, "mesh.pp (", p, ") x pipeline.chunks (",
+                  v, ") = ", runs, " parts of the model, but model.layers is ",
+                  model.layers, ". Use ", model.layers, " parts or fewer.");
+  TS_CHECK_CONFIG(!interleaved || p == 1 || num_microbatches % p == 0,
+                  "pipeline.schedule interleaved sends micro-batches in groups "
+                  "of mesh.pp (",
+                  p, "), but a step has ", num_microbatches,
+                  " of them. Nearest numbers of micro-batches: ",
+                  nearest_multiples(num_microbatches, p),
+                  "; see batch.global and batch.micro.");
+  if (options.split.empty()) return;
+  TS_CHECK_CONFIG(static_cast<int64_t>(options.split.size()) == runs,
+                  "pipeline.split names ", options.split.size(),
+                  " parts, but mesh.pp (", p, ") x pipeline.chunks (", v,
+                  ") = ", runs, ".");
+  const int64_t layers =
+      std::accumulate(options.split.begin(), options.split.end(), int64_t{0});
+  TS_CHECK_CONFIG(
+      std::ranges::all_of(options.split, [](int64_t n) { return n >= 0; }) &&
+          layers == model.layers,
+      "pipeline.split adds up to ", layers,
+      " layers, none negative, but model.layers is ", model.layers, ".");
+}
+
+std::vector<std::vector<int64_t>> apply(models::Decoder& decoder,
+                                        const PipelineOptions& options,
+                                        int64_t stage) {
+  const auto runs = runs_of(decoder.config().layers, options);
+  std::vector<int64_t> stage_of(decoder.num_units());
+  std::vector<std::vector<int64_t>> mine;
+  for (size_t run = 0; run < runs.size(); ++run) {
+    const int64_t holder = static_cast<int64_t>(run) % options.stages;
+    for (int64_t unit : runs[run]) stage_of[unit] = holder;
+    if (holder == stage) mine.push_back(runs[run]);
+  }
+  if (options.stages == 1) return mine;
+  for (const auto& parameter : nn::parameters_of(decoder)) {
+    std::set<int64_t> stages = {stage_of[decoder.unit_of(parameter.name)]};
+    const bool is_tied = decoder.config().tie_embeddings &&
+                         parameter.name == "embed.tokens.weight";
+    if (is_tied) stages.insert(stage_of.back());
+    mesh::Layout& layout = parameter.spec->layout;
+    layout = layout.on_stages({stages.begin(), stages.end()});
+  }
+  return mine;
+}
+
+}  // namespace tessera::parallel::pipeline

@@ -1,0 +1,38 @@
+// Pipeline parallelism: which rank along pp holds which units of a decoder.
+//
+// Cut:    p stages with v chunks each are v p runs of layers, in order: run
+//         c p + s is chunk c of stage s. The embedding goes with the first run,
+//         the last norm and the head with the last. Layers are shared out
+//         evenly, the first runs taking one more where they do not divide, or
+//         as `split` says. A tied embedding is held by the first stage and the
+//         last; its gradient is the sum of theirs.
+// Comm:   none here; between stages (B, T, D) of each micro-batch, each way.
+// Errors: TS_CHECK_CONFIG, by check(), with the nearest values that fit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/models/decoder.h"
+
+namespace tessera::parallel::pipeline {
+
+struct PipelineOptions {
+  std::string schedule = "1f1b";
+  int64_t stages = 1;
+  int64_t chunks = 1;
+  std::vector<int64_t> split = {};  // layers of each run; empty: evenly
+};
+
+// Whether layers and micro-batches suffice.
+void check(const models::ModelConfig& model, int64_t num_microbatches,
+           const PipelineOptions& options);
+
+// Sets which stages hold the decoder's parameters, and returns the units of
+// this stage's chunks.
+std::vector<std::vector<int64_t>> apply(models::Decoder& decoder,
+                                        const PipelineOptions& options,
+                                        int64_t stage);
+
+}  // namespace tessera::parallel::pipeline
