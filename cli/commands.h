@@ -13,6 +13,7 @@ void add_tokenize(CLI::App& program);
 void add_convert(CLI::App& program);
 void add_inspect(CLI::App& program);
 void add_schema(CLI::App& program);
+void add_verify(CLI::App& program);
 
 // The code with which a command that did not throw ends the program.
 void set_exit_code(int code);

@@ -2,8 +2,10 @@
 #include <ATen/Parallel.h>
 
 #include <iostream>
+#include <thread>
 
 #include "cli/commands.h"
+#include "cli/overrides.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
@@ -29,37 +31,6 @@ struct TrainFlags {
   bool print_config = false;
 };
 
-config::Override override_of(const std::string& assignment,
-                             const std::string& flag) {
-  const size_t equals = assignment.find('=');
-  TS_CHECK_USAGE(equals != std::string::npos && equals > 0, flag,
-                 ": expected key=value, as in --set batch.global=64.");
-  return {assignment.substr(0, equals), assignment.substr(equals + 1), flag};
-}
-
-// "--set a.b=v", then "--a.b=v" and "--a.b v" as they come.
-std::vector<config::Override> overrides_of(
-    const TrainFlags& flags, const std::vector<std::string>& extras) {
-  std::vector<config::Override> overrides;
-  for (const auto& set : flags.sets) {
-    overrides.push_back(override_of(set, "--set " + set));
-  }
-  for (size_t i = 0; i < extras.size(); ++i) {
-    std::string word = extras[i];
-    const std::string key = word.substr(0, word.find('='));
-    TS_CHECK_USAGE(key.starts_with("--") && key.find('.') != key.npos,
-                   "unknown argument ", word,
-                   ". Configuration keys are written --section.key=value; "
-                   "'tessera train --help' lists the rest.");
-    if (key == word) {
-      TS_CHECK_USAGE(i + 1 < extras.size(), word, ": its value is missing.");
-      word += "=" + extras[++i];
-    }
-    overrides.push_back(override_of(word.substr(2), word));
-  }
-  return overrides;
-}
-
 void share_out_cores(const train::RunConfig& config, int64_t local_ranks) {
   const int64_t share = std::max<int64_t>(
       1, launch::available_cores() / std::max<int64_t>(1, local_ranks));
@@ -72,12 +43,42 @@ std::chrono::milliseconds timeout_of(const train::RunConfig& config) {
       static_cast<int64_t>(config.comm.timeout_s * 1000));
 }
 
+// Ranks that another launcher started: the first of each host checks and
+// prepares what `tessera train --nproc` does before it starts any, and the
+// others wait for it, however long a text takes to tokenize.
+void prepare_on_host(const train::RunConfig& config,
+                     const launch::Meeting& meeting) {
+  constexpr std::chrono::milliseconds kBetweenLooks{100};
+  const auto& place = meeting.environment;
+  const std::string key = c10::str("prepared/", place.node);
+  const auto tell = [&](const std::string& words) {
+    meeting.store->set(key, std::vector<uint8_t>(words.begin(), words.end()));
+  };
+  if (place.local_rank == 0) {
+    try {
+      train::preflight(config);
+    } catch (const std::exception& error) {
+      tell(message_of(error));
+      throw;
+    }
+    return tell("");
+  }
+  while (!meeting.store->check({key})) {
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  const auto words = meeting.store->get(key);
+  TS_CHECK(words.empty(), "the first rank of this host could not prepare: ",
+           std::string(words.begin(), words.end()));
+}
+
 // This process is one rank; its peers are elsewhere.
 int run_rank(const train::RunConfig& config,
              const launch::RankEnvironment& environment,
              const train::TrainOptions& options) {
   const launch::Meeting meeting = launch::join(environment);
   const auto& place = meeting.environment;
+  const bool is_prepared = place.source == "tessera" || place.source == "none";
+  if (!is_prepared) prepare_on_host(config, meeting);
   RankContextGuard guard({.rank = static_cast<int>(place.rank),
                           .world_size = static_cast<int>(place.world_size)});
   share_out_cores(config, place.local_world_size);
@@ -123,8 +124,8 @@ class TrainCommand {
  public:
   TrainCommand(TrainFlags flags, const std::vector<std::string>& extras)
       : flags_(std::move(flags)) {
-    config_ = train::read_run_config(flags_.file, overrides_of(flags_, extras),
-                                     &origins_);
+    config_ = train::read_run_config(
+        flags_.file, overrides_of(flags_.sets, extras), &origins_);
     train::read_model_folder(config_, origins_);
   }
 
@@ -167,7 +168,10 @@ class TrainCommand {
       copy.declare(root);
       std::cout << config::print(root, origins_);
     }
-    if (flags_.dry_run) std::cout << train::describe_plan(config_, world_size);
+    if (flags_.dry_run) {
+      train::check_paths(config_);
+      std::cout << train::describe_plan(config_, world_size);
+    }
     return flags_.print_config || flags_.dry_run;
   }
 

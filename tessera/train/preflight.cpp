@@ -5,6 +5,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/units.h"
+#include "tessera/data/file_list.h"
 #include "tessera/models/decoder.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/run_folder.h"
@@ -17,17 +18,43 @@ int64_t bytes_of_sum(const RunConfig& config) {
   return config.precision.compute == "fp64" ? 8 : 4;
 }
 
-// Weights and the optimizer's tensors: what one checkpoint holds. Weights in
-// half precision have masters beside them.
-int64_t checkpoint_bytes(const RunConfig& config) {
+// Of one parameter.
+struct StateBytes {
+  int64_t weight, gradient, optimizer;
+};
+
+// Weights in half precision have masters beside them.
+StateBytes state_bytes(const RunConfig& config) {
   const bool half = config.precision.compute == "bf16";
-  const int64_t weight = half ? 2 : bytes_of_sum(config);
   const int64_t moments = config.optimizer.type == "sgd"
                               ? (config.optimizer.momentum > 0 ? 1 : 0)
                               : 2;
   const int64_t kept = moments + (half ? 1 : 0);
-  return (weight + kept * bytes_of_sum(config)) *
-         models::num_parameters(config.model);
+  return {.weight = half ? 2 : bytes_of_sum(config),
+          .gradient = bytes_of_sum(config),
+          .optimizer = kept * bytes_of_sum(config)};
+}
+
+// Weights and the optimizer's tensors: what one checkpoint holds.
+int64_t checkpoint_bytes(const RunConfig& config) {
+  const StateBytes each = state_bytes(config);
+  return (each.weight + each.optimizer) * models::num_parameters(config.model);
+}
+
+// What a rank holds between steps, as if everything divided evenly.
+int64_t rank_bytes(const RunConfig& config) {
+  const StateBytes each = state_bytes(config);
+  const int64_t stage = config.zero.stage;
+  const auto over = [&](int64_t bytes, int64_t from_stage) {
+    const bool is_cut = stage >= from_stage;
+    return static_cast<double>(bytes) /
+           static_cast<double>(is_cut ? config.mesh.dp_shard : 1);
+  };
+  const double parameter =
+      over(each.weight, 3) + over(each.gradient, 2) + over(each.optimizer, 1);
+  return static_cast<int64_t>(
+      parameter * static_cast<double>(models::num_parameters(config.model)) /
+      static_cast<double>(config.mesh.tp * config.mesh.pp));
 }
 
 }  // namespace
@@ -41,12 +68,20 @@ int64_t implied_world_size(const RunConfig& config) {
 }
 
 void preflight(const RunConfig& config) {
+  check_paths(config);
   const RunFolder folder(config);
   folder.create();
   prepare_data(config, folder);
   if (config.checkpoint.every > 0) {
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
                               config.checkpoint.keep);
+  }
+}
+
+void check_paths(const RunConfig& config) {
+  data::expand_paths(config.data.train, "data.train");
+  if (!config.data.valid.empty()) {
+    data::expand_paths(config.data.valid, "data.valid");
   }
 }
 
@@ -62,9 +97,7 @@ std::string describe_plan(const RunConfig& config, int64_t world_size) {
        << " x data-parallel degree " << data_parallel_degree(config) << "; "
        << count_text(config.batch.global * config.data.seq_len)
        << " tokens a step\n"
-       << "memory      "
-       << bytes_text(checkpoint_bytes(config) +
-                     bytes_of_sum(config) * parameters)
+       << "memory      " << bytes_text(rank_bytes(config))
        << " of model states a rank, and activations\n"
        << "checkpoint  " << bytes_text(checkpoint_bytes(config)) << "\n";
   return text.str();

@@ -20,7 +20,11 @@ int64_t implied_world_size(const RunConfig& config);
 // whoever starts the ranks. REQUIRES: a completed configuration.
 void preflight(const RunConfig& config);
 
-// What a dry run shows: sizes of model, batch, memory and checkpoint.
+// That the files which data.train and data.valid name are there.
+void check_paths(const RunConfig& config);
+
+// What a dry run shows: sizes of model, batch, memory and checkpoint. Memory as
+// if everything divided evenly among the ranks.
 std::string describe_plan(const RunConfig& config, int64_t world_size);
 
 }  // namespace tessera::train

@@ -14,10 +14,15 @@ constexpr double kMaxSteps = 1e12;
 
 std::string complaint_about_name(const config::Value& value) {
   const auto& name = std::get<std::string>(value);
-  const bool is_folder_name = !name.empty() && name != "." && name != ".." &&
-                              name.find('/') == std::string::npos &&
-                              name.find('\0') == std::string::npos;
-  return is_folder_name ? "" : "it names a folder and must have no '/'";
+  constexpr size_t kLongest = 255;  // bytes of a file's name
+  const bool is_folder_name =
+      !name.empty() && name != "." && name != ".." && name.size() <= kLongest &&
+      std::ranges::none_of(name, [](unsigned char letter) {
+        return letter == '/' || letter < 0x20 || letter == 0x7f;
+      });
+  return is_folder_name ? ""
+                        : "it names a folder: 1 to 255 bytes, no '/', no "
+                          "control characters";
 }
 
 // A key was set by the user, not left at its default.
@@ -175,8 +180,43 @@ void complete(RunConfig& config, int64_t world_size) {
   const auto mesh = config.mesh.mesh(world_size, config.zero.stage);
   config.mesh.dp_replicate = mesh.degree(mesh::Axis::kDpReplicate);
   config.mesh.dp_shard = mesh.degree(mesh::Axis::kDpShard);
+  parallel::tensor::check(config.model, config.data.seq_len,
+                          tensor_options(config));
+  parallel::context::check(config.model, config.data.seq_len, config.mesh.tp,
+                           context_options(config));
   complete_batch(config.batch, data_parallel_degree(config));
+  parallel::pipeline::check(config.model, accumulation(config),
+                            pipeline_options(config));
   check_schedule(config);
+}
+
+parallel::tensor::TensorOptions tensor_options(const RunConfig& config) {
+  return {.degree = config.mesh.tp,
+          .sequence_parallel = config.tensor.sequence_parallel};
+}
+
+parallel::context::ContextOptions context_options(const RunConfig& config) {
+  return {.method = config.context.method, .degree = config.mesh.cp};
+}
+
+parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config) {
+  return {.schedule = config.pipeline.schedule,
+          .stages = config.mesh.pp,
+          .chunks = config.pipeline.chunks,
+          .split = config.pipeline.split};
+}
+
+RecomputeOptions recompute_options(const RunConfig& config) {
+  return {.every =
+              config.recompute.mode == "block" ? config.recompute.every : 0};
+}
+
+program::schedules::Pipeline pipeline_of(const RunConfig& config) {
+  return {.schedule = config.pipeline.schedule,
+          .stages = config.mesh.pp,
+          .chunks = config.pipeline.chunks,
+          .num_microbatches = accumulation(config),
+          .clip = config.optimizer.clip_norm > 0};
 }
 
 int64_t data_parallel_degree(const RunConfig& config) {

@@ -21,7 +21,11 @@
 #include "tessera/models/model_config.h"
 #include "tessera/monitor/monitor_config.h"
 #include "tessera/optim/optim_config.h"
+#include "tessera/parallel/context/context_parallel.h"
 #include "tessera/parallel/parallel_config.h"
+#include "tessera/parallel/pipeline/stages.h"
+#include "tessera/parallel/tensor/tensor_parallel.h"
+#include "tessera/program/schedules/pipeline.h"
 
 namespace tessera::train {
 
@@ -40,6 +44,11 @@ struct BatchConfig {
   int64_t global = 16;
   int64_t micro = 0;  // 0: accumulation 1
   void declare(config::Section& section);
+};
+
+// Blocks whose activations backward computes again: every n-th; 0: none.
+struct RecomputeOptions {
+  int64_t every = 0;
 };
 
 struct RunConfig {
@@ -87,6 +96,13 @@ void complete(RunConfig& config, int64_t world_size);
 
 // Micro-batches that a rank accumulates. REQUIRES: a completed configuration.
 int64_t accumulation(const RunConfig& config);
+// What the strategies are told.
+parallel::tensor::TensorOptions tensor_options(const RunConfig& config);
+parallel::context::ContextOptions context_options(const RunConfig& config);
+parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config);
+RecomputeOptions recompute_options(const RunConfig& config);
+// A step of all stages. REQUIRES: a completed configuration.
+program::schedules::Pipeline pipeline_of(const RunConfig& config);
 // Ranks that see other samples. REQUIRES: a completed configuration.
 int64_t data_parallel_degree(const RunConfig& config);
 

@@ -2,7 +2,9 @@
 
 #include <charconv>
 #include <filesystem>
+#include <initializer_list>
 #include <map>
+#include <utility>
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -11,10 +13,9 @@ namespace tessera::train {
 namespace {
 
 checkpoint::TensorEntry entry_of(const std::string& name,
-                                 const nn::Parameter& parameter,
+                                 const mesh::Layout& layout,
                                  const at::Tensor& local,
                                  const parallel::Composed& composed) {
-  const mesh::Layout& layout = parameter.spec->layout;
   return {.name = name,
           .global_shape = layout.global_shape(),
           .box = layout.local_box(composed.mesh, composed.coord),
@@ -60,17 +61,18 @@ bool has_checkpoint(const std::string& folder) {
 checkpoint::State state_of(const parallel::Composed& composed,
                            const optim::Optimizer& optimizer) {
   checkpoint::State state;
-  std::map<std::string, const nn::Parameter*> by_name;
-  for (const auto& parameter : composed.parameters) {
-    by_name[parameter.name] = &parameter;
-    state.tensors.push_back(entry_of("model." + parameter.name, parameter,
-                                     parameter.tensor.detach(), composed));
+  std::map<std::string, const mesh::Layout*> layouts;
+  for (const auto& parameter : composed.parameters->parameters()) {
+    layouts[parameter.name] = &parameter.layout;
+    state.tensors.push_back(entry_of("model." + parameter.name,
+                                     parameter.layout, parameter.shard,
+                                     composed));
   }
   for (const auto& item : optimizer.state()) {
     const std::string name = "optimizer." + item.name;
     state.tensors.push_back(item.parameter.empty()
                                 ? scalar_entry(name, item.tensor, composed)
-                                : entry_of(name, *by_name.at(item.parameter),
+                                : entry_of(name, *layouts.at(item.parameter),
                                            item.tensor, composed));
   }
   return state;
@@ -96,6 +98,33 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
                             source + ": data")};
 }
 
+std::vector<std::string> changed_keys(const std::string& saved,
+                                      const std::string& now) {
+  const detail::Json before = detail::Json::parse(saved);
+  const detail::Json after = detail::Json::parse(now);
+  std::vector<std::string> changed;
+  for (const auto& [section, key] :
+       std::initializer_list<std::pair<const char*, const char*>>{
+           {"run", "seed"},
+           {"data", "seq_len"},
+           {"data", "shuffle"},
+           {"batch", "global"},
+           {"precision", "compute"},
+           {"optimizer", ""},
+           {"schedule", ""}}) {
+    if (!before.contains(section) || !after.contains(section)) continue;
+    for (const auto& item : after[section].items()) {
+      const bool is_asked = *key == '\0' || item.key() == key;
+      if (!is_asked || !before[section].contains(item.key())) continue;
+      const auto& old = before[section][item.key()];
+      if (old == item.value()) continue;
+      changed.push_back(c10::str(section, ".", item.key(), " ", old.dump(),
+                                 " -> ", item.value().dump()));
+    }
+  }
+  return changed;
+}
+
 std::optional<SavedRun> resume(const std::string& resume,
                                const std::string& folder,
                                checkpoint::State& state, comm::Group& world) {
@@ -106,12 +135,19 @@ std::optional<SavedRun> resume(const std::string& resume,
                     "(run.name), or remove that folder.");
     return std::nullopt;
   }
+  std::optional<int64_t> step;
   if (resume == "auto") {
-    if (!checkpoint::load_latest(folder, state, world)) return std::nullopt;
+    step = checkpoint::load_latest(folder, state, world);
+    if (!step) return std::nullopt;
   } else {
-    checkpoint::load(resume, state, world);
+    step = checkpoint::load(resume, state, world);
   }
-  return saved_run_from(state.extra, "the checkpoint's state");
+  const std::string source = (resume == "auto" ? folder : resume) +
+                             ": state of step " + std::to_string(*step);
+  SavedRun saved = saved_run_from(state.extra, source);
+  TS_CHECK_IO(saved.step == *step, source, ": says that it is of step ",
+              saved.step, ".");
+  return saved;
 }
 
 }  // namespace tessera::train

@@ -13,8 +13,12 @@
 namespace tessera::train {
 
 TrainStage::TrainStage(parallel::Composed& composed,
-                       optim::Optimizer& optimizer, double clip_norm)
-    : composed_(composed), optimizer_(optimizer), clip_norm_(clip_norm) {}
+                       optim::Optimizer& optimizer, comm::Group& world,
+                       double clip_norm)
+    : composed_(composed),
+      optimizer_(optimizer),
+      world_(world),
+      clip_norm_(clip_norm) {}
 
 void TrainStage::begin(StepInput input, int64_t /*num_microbatches*/) {
   input_ = std::move(input);
@@ -23,7 +27,7 @@ void TrainStage::begin(StepInput input, int64_t /*num_microbatches*/) {
   grad_norm_ = 0;
 }
 
-void TrainStage::zero_gradients() { composed_.reducer->zero(); }
+void TrainStage::zero_gradients() { composed_.parameters->zero_gradients(); }
 
 void TrainStage::count(double sum, double weight, int64_t microbatch) {
   TS_CHECK(std::isfinite(sum), "train: the loss of micro-batch ", microbatch,
@@ -35,76 +39,227 @@ void TrainStage::count(double sum, double weight, int64_t microbatch) {
   weight_ += weight;
 }
 
+// Every element of the model counts on one rank.
 void TrainStage::take_norm() {
-  // Every rank holds every gradient whole: each element counts here once.
-  grad_norm_ = std::sqrt(optim::sum_of_squares(gradients()));
+  std::vector<at::Tensor> owned;
+  for (const auto& parameter : composed_.parameters->parameters()) {
+    if (parameter.layout.owned_by(composed_.coord)) {
+      owned.push_back(parameter.gradient);
+    }
+  }
+  at::Tensor sum = at::tensor({optim::sum_of_squares(owned)}, at::kDouble);
+  if (world_.size() > 1) world_.all_reduce(sum).wait();
+  grad_norm_ = std::sqrt(sum.item<double>());
   TS_CHECK(std::isfinite(grad_norm_), "train: the gradient's norm is ",
            grad_norm_, "; the weights were not changed by this step.");
 }
 
 void TrainStage::clip_norm() {
-  optim::scale_gradients(gradients(),
-                         optim::clip_scale(grad_norm_, clip_norm_));
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : composed_.parameters->parameters()) {
+    gradients.push_back(parameter.gradient);
+  }
+  optim::scale_gradients(gradients, optim::clip_scale(grad_norm_, clip_norm_));
 }
 
 void TrainStage::optimizer_step() { optimizer_.step(input_.lr); }
 
-std::vector<at::Tensor> TrainStage::gradients() const {
-  std::vector<at::Tensor> gradients;
-  for (const auto& parameter : composed_.parameters) {
-    gradients.push_back(parameter.tensor.grad());
-  }
-  return gradients;
-}
-
 RankStage::RankStage(models::Decoder& decoder, parallel::Composed& composed,
-                     optim::Optimizer& optimizer, double clip_norm)
-    : TrainStage(composed, optimizer, clip_norm), decoder_(decoder) {}
+                     optim::Optimizer& optimizer, comm::Group& world,
+                     double clip_norm, const RecomputeOptions& recompute)
+    : TrainStage(composed, optimizer, world, clip_norm),
+      decoder_(decoder),
+      recompute_(recompute) {}
+
+nn::LossSum RankStage::evaluate(const data::Batch& whole) {
+  const at::NoGradGuard no_grad;
+  const bool gathers = composed_.units.zero_stage == 3;
+  const auto on_owners = [&](int64_t unit, auto act) {
+    if (!gathers) return;
+    for (int64_t owner : composed_.units.reads[unit]) act(owner);
+  };
+  const data::Batch batch = local(whole);
+  const int64_t samples = batch.inputs.size(0), tokens = batch.inputs.size(1);
+  nn::LossSum loss{at::zeros({}, at::kDouble), at::zeros({}, at::kDouble)};
+  const auto& chunks = composed_.units.chunks;
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    const auto chunk = static_cast<int64_t>(c);
+    at::Tensor x = batch.inputs;
+    if (chunks[c].front() != 0) {
+      x = hidden(samples, tokens);
+      const Wire wire =
+          wire_of(/*sends=*/false, /*activations=*/true, 0, chunk);
+      composed_.pipeline->recv(x, wire.peer, wire.tag).wait();
+    }
+    for (int64_t unit : chunks[c]) {
+      on_owners(unit, [&](int64_t o) { composed_.parameters->gather(o); });
+      x = decoder_.forward_unit(unit, x, tokens);
+      on_owners(unit, [&](int64_t o) { composed_.parameters->free(o); });
+    }
+    if (is_last(chunks[c].back())) {
+      loss = decoder_.loss_of(std::move(x), batch.targets);
+    } else {
+      const Wire wire = wire_of(/*sends=*/true, /*activations=*/true, 0, chunk);
+      composed_.pipeline->send(x.contiguous(), wire.peer, wire.tag).wait();
+    }
+  }
+  // The ranks of tp all have the same.
+  if (composed_.coord[mesh::Axis::kTp] > 0) {
+    return {at::zeros({}, at::kDouble), at::zeros({}, at::kDouble)};
+  }
+  return loss;
+}
 
 void RankStage::begin(StepInput input, int64_t num_microbatches) {
   TrainStage::begin(std::move(input), num_microbatches);
-  batches_.assign(num_microbatches, {});
-  logits_.assign(num_microbatches, {});
+  microbatches_.assign(num_microbatches, {});
+  for (auto& each : microbatches_) each.units.resize(decoder_.num_units());
 }
 
-void RankStage::load_inputs(int64_t microbatch) {
-  batches_.at(microbatch) = input_.load(composed_.data->rank(), microbatch);
+data::Batch RankStage::local(const data::Batch& batch) const {
+  const int64_t rank = composed_.coord[mesh::Axis::kCp];
+  const int64_t degree = composed_.mesh.degree(mesh::Axis::kCp);
+  return {parallel::context::local_tokens(batch.inputs, rank, degree),
+          parallel::context::local_tokens(batch.targets, rank, degree)};
 }
 
-// Inputs and targets are one read of the token file: load_inputs() made it.
-void RankStage::load_targets(int64_t microbatch) {
-  TORCH_INTERNAL_ASSERT(batches_.at(microbatch).targets.defined());
+// Inputs and targets are one read of the token file.
+void RankStage::load(int64_t microbatch) {
+  data::Batch& batch = microbatches_.at(microbatch).batch;
+  if (batch.inputs.defined()) return;
+  batch = local(input_.load(composed_.data->rank(), microbatch));
 }
 
-void RankStage::forward(int64_t microbatch) {
-  logits_.at(microbatch) = decoder_.forward(batches_.at(microbatch).inputs);
+void RankStage::load_inputs(int64_t microbatch) { load(microbatch); }
+
+void RankStage::load_targets(int64_t microbatch) { load(microbatch); }
+
+at::Tensor RankStage::hidden(int64_t samples, int64_t tokens) const {
+  const auto& like = composed_.parameters->parameters().front().shard;
+  return at::empty(
+      {samples, tokens / decoder_.sequence_shards(), decoder_.config().hidden},
+      like.options().requires_grad(false));
 }
 
-void RankStage::backward(int64_t microbatch, bool reduce) {
-  const data::Batch batch = std::exchange(batches_.at(microbatch), {});
-  const nn::LossSum loss = nn::cross_entropy(
-      std::exchange(logits_.at(microbatch), {}), batch.targets);
-  count(loss.sum.item<double>(), loss.weight.item<double>(), microbatch);
-  if (reduce) composed_.reducer->arm();
-  torch::autograd::backward({loss.sum / input_.target_tokens}, {});
+// Chunk c of stage s is virtual stage c p + s; activations go to the next one,
+// gradients to the one before. A tag names kind, micro-batch and receiver.
+RankStage::Wire RankStage::wire_of(bool sends, bool activations,
+                                   int64_t microbatch, int64_t chunk) const {
+  const int64_t p = composed_.pipeline->size();
+  const int64_t here = chunk * p + composed_.pipeline->rank();
+  const int64_t there = here + (sends == activations ? 1 : -1);
+  const int64_t receiver = sends ? there : here;
+  const auto chunks = static_cast<int64_t>(composed_.units.chunks.size());
+  return {
+      .peer = there % p,
+      .tag = (microbatch * chunks * p + receiver) * 2 + (activations ? 1 : 0)};
 }
 
-void RankStage::reduce_gradients() {
-  const auto reduced = composed_.reducer->finish();
-  TS_CHECK(reduced.missing_gradients == 0, "train: ", reduced.missing_gradients,
-           " gradients never came; here: ",
-           reduced.missing_here.empty() ? "none" : reduced.missing_here[0]);
+void RankStage::exchange(const program::Program& messages) {
+  using program::Op;
+  std::vector<comm::Work> works;
+  std::vector<at::Tensor> sent;  // alive until they have arrived
+  for (const auto& message : messages) {
+    const bool sends =
+        message.op == Op::kSendActivations || message.op == Op::kSendGradients;
+    const bool activations = message.op == Op::kSendActivations ||
+                             message.op == Op::kReceiveActivations;
+    const Wire wire =
+        wire_of(sends, activations, message.microbatch, message.chunk);
+    const auto& units = composed_.units.chunks.at(message.chunk);
+    Microbatch& mine = microbatches_.at(message.microbatch);
+    Passed& first = mine.units.at(units.front());
+    Passed& last = mine.units.at(units.back());
+    if (sends) {
+      sent.push_back((activations ? last.output.detach()
+                                  : std::exchange(first.input, {}).grad())
+                         .contiguous());
+      works.push_back(
+          composed_.pipeline->send(sent.back(), wire.peer, wire.tag));
+    } else {
+      at::Tensor& into = activations ? first.input : last.gradient;
+      into = hidden(input_.samples, input_.tokens);
+      works.push_back(composed_.pipeline->recv(into, wire.peer, wire.tag));
+    }
+  }
+  for (auto& work : works) work.wait();
+}
+
+bool RankStage::is_recomputed(int64_t unit) const {
+  const bool is_block = unit > 0 && !is_last(unit);
+  return is_block && recompute_.every > 0 && (unit - 1) % recompute_.every == 0;
+}
+
+void RankStage::forward(int64_t microbatch, int64_t unit) {
+  Microbatch& mine = microbatches_.at(microbatch);
+  Passed& here = mine.units.at(unit);
+  if (unit == 0) {
+    here.input = mine.batch.inputs;
+  } else {
+    // From the unit before, or as it was received.
+    const at::Tensor& before = mine.units.at(unit - 1).output;
+    if (!here.input.defined()) here.input = before.detach();
+    here.input.requires_grad_();
+  }
+  const at::AutoGradMode records(!is_recomputed(unit));
+  here.output = decoder_.forward_unit(unit, here.input, input_.tokens);
+}
+
+void RankStage::backward(int64_t microbatch, int64_t unit) {
+  Microbatch& mine = microbatches_.at(microbatch);
+  for (int64_t owner : composed_.units.reads[unit]) {
+    composed_.parameters->begin_backward(owner);
+  }
+  Passed& here = mine.units.at(unit);
+  at::Tensor output = std::exchange(here.output, {});
+  if (is_recomputed(unit)) {
+    output = decoder_.forward_unit(unit, here.input, input_.tokens);
+  }
+  if (is_last(unit)) {
+    const nn::LossSum loss =
+        decoder_.loss_of(std::move(output), mine.batch.targets);
+    count(loss.sum.item<double>(), loss.weight.item<double>(), microbatch);
+    output = loss.sum / input_.target_tokens;
+  }
+  torch::autograd::backward({output}, {std::exchange(here.gradient, {})});
+  if (unit == 0) return;
+  // To the unit before, unless another stage has it.
+  Passed& before = mine.units.at(unit - 1);
+  if (before.output.defined()) {
+    before.gradient = std::exchange(here.input, {}).grad();
+  }
+}
+
+void RankStage::gather_parameters(int64_t unit) {
+  composed_.parameters->gather(unit);
+}
+
+void RankStage::free_parameters(int64_t unit) {
+  composed_.parameters->free(unit);
+}
+
+void RankStage::reduce_gradients(int64_t unit) {
+  composed_.parameters->reduce(unit);
+}
+
+void RankStage::await_gradients() {
+  composed_.parameters->await();
   take_norm();
 }
 
 StarStage::StarStage(std::vector<std::shared_ptr<models::Decoder>> decoders,
                      parallel::Composed& composed, optim::Optimizer& optimizer,
-                     double clip_norm)
-    : TrainStage(composed, optimizer, clip_norm),
+                     comm::Group& world, double clip_norm)
+    : TrainStage(composed, optimizer, world, clip_norm),
       decoders_(std::move(decoders)),
       replicas_({decoders_.begin(), decoders_.end()},
                 std::vector<at::Device>(decoders_.size(), at::kCPU)),
       batches_(decoders_.size()) {}
+
+nn::LossSum StarStage::evaluate(const data::Batch& batch) {
+  const at::NoGradGuard no_grad;
+  return decoders_[0]->loss(batch.inputs, batch.targets);
+}
 
 // Device 0 is the busiest: what it sends and receives.
 Traffic StarStage::so_far() const {
@@ -136,9 +291,9 @@ void StarStage::load_targets(int64_t /*microbatch*/) {
 }
 
 // A device's graph stays on its thread: backward() does both directions there.
-void StarStage::forward(int64_t /*microbatch*/) {}
+void StarStage::forward(int64_t /*microbatch*/, int64_t /*unit*/) {}
 
-void StarStage::backward(int64_t microbatch, bool /*reduce*/) {
+void StarStage::backward(int64_t microbatch, int64_t /*unit*/) {
   std::vector<std::pair<double, double>> sums(decoders_.size());
   replicas_.run(decoders_.size(), [&](size_t device) {
     const auto& batch = batches_[device];
@@ -150,7 +305,14 @@ void StarStage::backward(int64_t microbatch, bool /*reduce*/) {
   for (const auto& [sum, weight] : sums) count(sum, weight, microbatch);
 }
 
-void StarStage::reduce_gradients() {
+// Its program names the whole stage: there is nothing to send, to gather or to
+// reduce.
+void StarStage::exchange(const program::Program& /*messages*/) {}
+void StarStage::gather_parameters(int64_t /*unit*/) {}
+void StarStage::free_parameters(int64_t /*unit*/) {}
+void StarStage::reduce_gradients(int64_t /*unit*/) {}
+
+void StarStage::await_gradients() {
   replicas_.reduce_gradients();
   take_norm();
 }

@@ -5,8 +5,9 @@
 // Loss:   the sum of cross-entropies over the target tokens of the global
 //         batch, divided once by their number: gradients need no scale of
 //         micro-batch or rank.
-// Comm:   RankStage: the gradient reducer's. StarStage: none; devices are
-//         threads of this process.
+// Comm:   RankStage: that of the model's strategies and of ShardedParameters;
+//         the norm is one all_reduce of a double over the world. StarStage:
+//         none; devices are threads of this process.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +23,7 @@
 #include "tessera/parallel/compose.h"
 #include "tessera/parallel/data_parallel/replicas.h"
 #include "tessera/program/executor.h"
+#include "tessera/train/run_config.h"
 #include "tessera/train/traffic.h"
 
 namespace tessera::train {
@@ -30,6 +32,8 @@ namespace tessera::train {
 // samples: ranks of the data-parallel group, or devices.
 struct StepInput {
   std::function<data::Batch(int64_t share, int64_t microbatch)> load;
+  int64_t samples = 0;       // of a micro-batch
+  int64_t tokens = 0;        // of a sample, on this rank
   double target_tokens = 0;  // of the global batch
   double lr = 0;
 };
@@ -38,7 +42,7 @@ struct StepInput {
 class TrainStage : public program::Stage {
  public:
   TrainStage(parallel::Composed& composed, optim::Optimizer& optimizer,
-             double clip_norm);
+             comm::Group& world, double clip_norm);
 
   virtual void begin(StepInput input, int64_t num_microbatches);
   // Of the step that ran: this rank's part of the loss.
@@ -48,6 +52,11 @@ class TrainStage : public program::Stage {
   double grad_norm() const { return grad_norm_; }
   // What the step moved outside of any group, on the busiest device.
   virtual Traffic traffic() const { return {}; }
+
+  // What this rank counts of the cross-entropy of one batch, without gradients:
+  // each token once over the ranks that hold a model together, for which this
+  // is collective.
+  virtual nn::LossSum evaluate(const data::Batch& batch) = 0;
 
   void zero_gradients() override;
   void clip_norm() override;
@@ -62,9 +71,8 @@ class TrainStage : public program::Stage {
   StepInput input_;
 
  private:
-  std::vector<at::Tensor> gradients() const;
-
   optim::Optimizer& optimizer_;
+  comm::Group& world_;
   double clip_norm_;
   double loss_sum_ = 0;
   double weight_ = 0;
@@ -75,19 +83,53 @@ class TrainStage : public program::Stage {
 class RankStage final : public TrainStage {
  public:
   RankStage(models::Decoder& decoder, parallel::Composed& composed,
-            optim::Optimizer& optimizer, double clip_norm);
+            optim::Optimizer& optimizer, comm::Group& world, double clip_norm,
+            const RecomputeOptions& recompute);
+
+  nn::LossSum evaluate(const data::Batch& batch) override;
 
   void begin(StepInput input, int64_t num_microbatches) override;
   void load_inputs(int64_t microbatch) override;
   void load_targets(int64_t microbatch) override;
-  void forward(int64_t microbatch) override;
-  void backward(int64_t microbatch, bool reduce) override;
-  void reduce_gradients() override;
+  void exchange(const program::Program& messages) override;
+  void forward(int64_t microbatch, int64_t unit) override;
+  void backward(int64_t microbatch, int64_t unit) override;
+  void gather_parameters(int64_t unit) override;
+  void free_parameters(int64_t unit) override;
+  void reduce_gradients(int64_t unit) override;
+  void await_gradients() override;
 
  private:
+  // A unit between its forward and its backward. Its graph ends at its own
+  // input, whose gradient is handed to the unit before. Without a graph the
+  // output is computed again.
+  struct Passed {
+    at::Tensor input;
+    at::Tensor output;
+    at::Tensor gradient;  // of the output
+  };
+  struct Microbatch {
+    data::Batch batch;  // this rank's tokens
+    std::vector<Passed> units;
+  };
+
+  bool is_last(int64_t unit) const { return unit == decoder_.num_units() - 1; }
+  bool is_recomputed(int64_t unit) const;
+  data::Batch local(const data::Batch& batch) const;
+  void load(int64_t microbatch);
+  // (B, T, D) between blocks, uninitialised.
+  at::Tensor hidden(int64_t samples, int64_t tokens) const;
+  // The stage at the other end, and the message's tag.
+  struct Wire {
+    int64_t peer;
+    int64_t tag;
+  };
+  Wire wire_of(bool sends, bool activations, int64_t microbatch,
+               int64_t chunk) const;
+
   models::Decoder& decoder_;
-  std::vector<data::Batch> batches_;  // by micro-batch
-  std::vector<at::Tensor> logits_;    // between forward and backward
+  const RecomputeOptions recompute_;
+  std::vector<Microbatch> microbatches_;
 };
 
 // Data parallelism on threads, around device 0 (mesh.data_parallel: dp).
@@ -96,16 +138,21 @@ class StarStage final : public TrainStage {
   // `decoders[0]` is the one that is trained; the others have its shape.
   StarStage(std::vector<std::shared_ptr<models::Decoder>> decoders,
             parallel::Composed& composed, optim::Optimizer& optimizer,
-            double clip_norm);
+            comm::Group& world, double clip_norm);
 
   Traffic traffic() const override;
+  nn::LossSum evaluate(const data::Batch& batch) override;
 
   void zero_gradients() override;
   void load_inputs(int64_t microbatch) override;
   void load_targets(int64_t microbatch) override;
-  void forward(int64_t microbatch) override;
-  void backward(int64_t microbatch, bool reduce) override;
-  void reduce_gradients() override;
+  void exchange(const program::Program& messages) override;
+  void forward(int64_t microbatch, int64_t unit) override;
+  void backward(int64_t microbatch, int64_t unit) override;
+  void gather_parameters(int64_t unit) override;
+  void free_parameters(int64_t unit) override;
+  void reduce_gradients(int64_t unit) override;
+  void await_gradients() override;
 
  private:
   Traffic so_far() const;

@@ -1,0 +1,41 @@
+#include "cli/overrides.h"
+
+#include "tessera/core/error.h"
+
+namespace tessera::cli {
+namespace {
+
+config::Override override_of(const std::string& assignment,
+                             const std::string& flag) {
+  const size_t equals = assignment.find('=');
+  TS_CHECK_USAGE(equals != std::string::npos && equals > 0, flag,
+                 ": expected key=value, as in --set batch.global=64.");
+  return {assignment.substr(0, equals), assignment.substr(equals + 1), flag};
+}
+
+}  // namespace
+
+std::vector<config::Override> overrides_of(
+    const std::vector<std::string>& sets,
+    const std::vector<std::string>& extras) {
+  std::vector<config::Override> overrides;
+  for (const auto& set : sets) {
+    overrides.push_back(override_of(set, "--set " + set));
+  }
+  for (size_t i = 0; i < extras.size(); ++i) {
+    std::string word = extras[i];
+    const std::string key = word.substr(0, word.find('='));
+    TS_CHECK_USAGE(key.starts_with("--") && key.find('.') != key.npos,
+                   "unknown argument ", word,
+                   ". Configuration keys are written --section.key=value; "
+                   "'--help' lists the rest.");
+    if (key == word) {
+      TS_CHECK_USAGE(i + 1 < extras.size(), word, ": its value is missing.");
+      word += "=" + extras[++i];
+    }
+    overrides.push_back(override_of(word.substr(2), word));
+  }
+  return overrides;
+}
+
+}  // namespace tessera::cli

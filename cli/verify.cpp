@@ -1,0 +1,97 @@
+// tessera verify: does this mesh train the model that one rank trains?
+#include <iomanip>
+#include <iostream>
+
+#include "cli/commands.h"
+#include "cli/overrides.h"
+#include "tessera/core/error.h"
+#include "tessera/models/decoder.h"
+#include "tessera/train/preflight.h"
+#include "tessera/train/run_config.h"
+#include "tessera/train/verify.h"
+
+namespace tessera::cli {
+namespace {
+
+struct VerifyFlags {
+  std::string file;
+  std::vector<std::string> sets;
+  int64_t nproc = 0;  // 0: as many as the mesh asks for
+  int64_t steps = 3;
+  bool shrink = false;
+};
+
+constexpr size_t kNamedAtMost = 20;
+
+void print(const train::Verification& found) {
+  const auto line = [](const char* what, double largest) {
+    std::cout << std::left << std::setw(12) << what << std::scientific
+              << std::setprecision(1) << largest << "\n";
+  };
+  std::cout << "largest difference over " << found.steps
+            << " steps, relative:\n";
+  line("loss", found.loss);
+  line("grad_norm", found.grad_norm);
+  line("gradients", found.gradients);
+  line("weights", found.weights);
+  line("optimizer", found.optimizer);
+  for (size_t i = 0; i < found.differences.size(); ++i) {
+    if (i == kNamedAtMost) {
+      std::cout << "... and " << found.differences.size() - i << " more\n";
+      break;
+    }
+    std::cout << found.differences[i].describe() << "\n";
+  }
+  std::cout << (found.equal()
+                    ? "equal: this mesh trains the model that one rank trains\n"
+                    : "DIFFERENT: this mesh does not train the model that one "
+                      "rank trains\n");
+}
+
+void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
+  config::Provenance origins;
+  auto config = train::read_run_config(
+      flags.file, overrides_of(flags.sets, extras), &origins);
+  train::read_model_folder(config, origins);
+  TS_CHECK_CONFIG(config.mesh.data_parallel == "ddp",
+                  "verify compares ranks; mesh.data_parallel dp has one. Use "
+                  "ddp.");
+  // It trains on random tokens.
+  config.data.train = {"random tokens"};
+  const int64_t world =
+      flags.nproc > 0 ? flags.nproc : train::implied_world_size(config);
+  train::complete(config, world);
+  if (flags.shrink) config = train::shrunk(std::move(config), world);
+  std::cout << "model       " << config.model.family << ", "
+            << models::num_parameters(config.model) << " parameters, layers "
+            << config.model.layers << ", hidden " << config.model.hidden
+            << ", vocab " << config.model.vocab << "\n"
+            << "mesh        "
+            << config.mesh.mesh(world, config.zero.stage).describe()
+            << " ranks as threads, in fp64" << std::endl;
+  const auto found = train::verify(config, world, flags.steps);
+  print(found);
+  set_exit_code(
+      static_cast<int>(found.equal() ? ExitCode::kOk : ExitCode::kFailed));
+}
+
+}  // namespace
+
+void add_verify(CLI::App& program) {
+  CLI::App* command = program.add_subcommand(
+      "verify", "Prove that a mesh trains the same model as one rank");
+  auto flags = std::make_shared<VerifyFlags>();
+  command->add_option("RUN.json", flags->file, "the configuration")->required();
+  command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
+  command->add_option("--nproc", flags->nproc, "ranks, as threads")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  command->add_option("--steps", flags->steps, "steps to compare")
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  command->add_flag("--shrink", flags->shrink,
+                    "a small model of the same kind: seconds, not hours");
+  command->allow_extras();
+  command->footer("Example:\n  tessera verify run.json --shrink --mesh.tp=2");
+  command->callback([command, flags] { run(*flags, command->remaining()); });
+}
+
+}  // namespace tessera::cli

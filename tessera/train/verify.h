@@ -1,0 +1,59 @@
+// Proof that a mesh trains the model that one rank trains.
+//
+// A few steps of the configuration with ranks as threads, and the same on one
+// rank, in double precision, on the same random tokens. Compared are every
+// step's loss and gradient norm, every gradient on every rank that holds a part
+// of it, before clipping, and at the end every weight and every tensor of the
+// optimizer. A wrong formula shows as a factor or a missing part; rounding
+// stays below the bound.
+//
+// Where it differs, the same is run with each axis of the mesh at degree 1 in
+// turn: the axis without which the difference goes away is named.
+//
+// Comm:   ranks as threads of this process, over shm.
+// Memory: the whole model, its gradients of every step and its optimizer, once
+//         on one rank and once over the mesh, in fp64: see shrunk().
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/train/run_config.h"
+
+namespace tessera::train {
+
+struct Difference {
+  std::string parameter;  // or "" of a loss or a norm
+  std::string what;       // "gradient", "weight", "exp_avg", "loss", ...
+  int64_t step = 0;       // from 1
+  std::string place;      // coords of the rank that is furthest off
+  double relative = 0;    // |mesh - one rank| / |one rank|
+  double factor = 0;      // by which it is too large, where it is a multiple
+  std::vector<std::string> axes;  // without any of these it is gone
+
+  // "blocks.0.mlp_norm.weight: gradient 2.000 times too large: summed twice
+  // over tp?"
+  std::string describe() const;
+};
+
+struct Verification {
+  int64_t steps = 0;
+  double bound = 0;
+  // The largest relative differences.
+  double loss = 0, grad_norm = 0, gradients = 0, weights = 0, optimizer = 0;
+  std::vector<Difference> differences;  // the first step's that has any
+
+  bool equal() const { return differences.empty(); }
+};
+
+// REQUIRES: a completed configuration.
+Verification verify(const RunConfig& config, int64_t world_size,
+                    int64_t steps = 3);
+
+// A small model of the same kind: layers, widths, vocabulary, sequence and
+// batch as small as the mesh allows. What does not divide by the mesh still
+// does not.
+RunConfig shrunk(RunConfig config, int64_t world_size);
+
+}  // namespace tessera::train
