@@ -6,6 +6,8 @@ Each test has pytest's own `tmp_path`, which is removed after it passed.
 """
 
 import os
+import random
+import struct
 import subprocess
 from pathlib import Path
 
@@ -35,3 +37,21 @@ def tessera(program):
         return done.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory):
+    """Token files with something to learn: a noisy cycle."""
+    rng = random.Random(1)
+    folder = tmp_path_factory.mktemp("tokens")
+
+    def write(name, count):
+        ids, token = [], 0
+        for _ in range(count):
+            token = (token * 7 + 3) % 61 if rng.random() < 0.8 else rng.randrange(61)
+            ids.append(token)
+        path = folder / name
+        path.write_bytes(struct.pack(f"<{count}H", *ids))
+        return str(path)
+
+    return {"train": write("train.bin", 5000), "valid": write("valid.bin", 1000)}

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -51,9 +52,22 @@ REFUSED = [
     (["--data.train=absent.txt"], 78, ["data.train", "absent.txt"]),
     (["--data.train=empty.txt"], 78, ["empty.txt"]),
     (["--data.train=short.txt"], 78, ["seq_len"]),
-    (["--mesh.tp=2", "--nproc", "2"], 78, ["mesh.tp", "not built"]),
-    (["--zero.stage=3"], 78, ["zero.stage", "not built"]),
-    (["--recompute.mode=block"], 78, ["recompute.mode", "not built"]),
+    (["--mesh.ep=2", "--nproc", "2"], 78, ["mesh.ep", "not built"]),
+    (["--pipeline.schedule=zb_h1"], 78, ["pipeline.schedule", "not built", "1f1b"]),
+    (["--recompute.mode=selective"], 78, ["recompute.mode", "not built", "block"]),
+    (["--mesh.tp=3", "--nproc", "3"], 78, ["mesh.tp (3)", "model.heads (4)", "3 or 6"]),
+    (["--mesh.tp=2", "--model.kv_heads=1", "--tensor.sequence_parallel=true", "--data.seq_len=15", "--nproc", "2"],
+     78, ["data.seq_len (15)", "14 or 16"]),
+    (["--tensor.sequence_parallel=true"], 78, ["tensor.sequence_parallel", "mesh.tp"]),
+    (["--mesh.cp=2", "--data.seq_len=14", "--nproc", "2"], 78, ["mesh.cp (2)", "data.seq_len (14)", "12 or 16"]),
+    (["--mesh.cp=8", "--data.seq_len=16", "--context.method=ulysses", "--nproc", "8"], 78,
+     ["mesh.cp (8)", "model.heads", "ring"]),
+    (["--mesh.pp=4", "--nproc", "4"], 78, ["mesh.pp (4)", "model.layers"]),
+    (["--mesh.pp=2", "--model.layers=2", "--pipeline.chunks=2", "--nproc", "2"], 78, ["pipeline.chunks", "interleaved"]),
+    (["--mesh.pp=2", "--model.layers=2", "--pipeline.schedule=interleaved", "--batch.micro=4",
+      "--nproc", "2"], 78,
+     ["micro-batches", "interleaved"]),
+    (["--mesh.pp=2", "--model.layers=2", "--pipeline.split=[1]", "--nproc", "2"], 78, ["pipeline.split", "mesh.pp (2)"]),
     (["--mesh.dp=3", "--nproc", "2"], 78, ["3", "2"]),
     (["--data.tokenizer=big", "--model.vocab=260"], 78, ["vocab", "260"]),
     (["--data.train=outside.bin", "--data.format=tokens_u16"], 74, ["outside.bin", "999", "300"]),
@@ -98,8 +112,8 @@ def test_a_bad_file_is_refused_with_its_place(program, folder, text, words):
 
 
 def test_no_room_for_checkpoints(program, folder):
-    done = run(program, folder, "train", "run.json", "--checkpoint.every=1", "--model.layers=20000",
-               "--model.hidden=8192", "--model.heads=64")
+    done = run(program, folder, "train", "run.json", "--checkpoint.every=1", "--model.layers=10000",
+               "--model.hidden=16384", "--model.heads=64")
     assert done.returncode == 78, done.stderr
     assert "checkpoint" in done.stderr
 
@@ -230,6 +244,63 @@ def test_a_resumed_run_that_is_done_says_so(program, folder):
     done = run(program, folder, "train", "run.json", "--checkpoint.every=3")
     assert done.returncode == 0
     assert "nothing to do" in done.stderr
+    summary = json.loads((folder / "runs" / "run" / "summary.json").read_text())
+    assert summary["last_loss"] is not None, "the first run's summary stays"
+    changed = run(program, folder, "train", "run.json", "--run.steps=4", "--optimizer.lr=0.5", "--run.seed=9")
+    assert changed.returncode == 0, changed.stderr
+    assert "optimizer.lr" in changed.stderr and "run.seed 0 -> 9" in changed.stderr
     never = run(program, folder, "train", "run.json", "--checkpoint.every=3", "--resume", "never")
     assert never.returncode == 78
     assert "run.name" in never.stderr
+
+
+def test_two_runs_do_not_share_a_folder(program, folder):
+    first = subprocess.Popen([str(program), "train", "run.json", "--run.steps=100000"], cwd=folder,
+                             stderr=subprocess.PIPE, text=True)
+    try:
+        lock = folder / "runs" / "run" / ".lock"
+        deadline = time.monotonic() + 60
+        while not (lock.is_file() and lock.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        second = run(program, folder, "train", "run.json")
+        assert second.returncode == 74, second.stderr
+        assert f"process {first.pid}" in second.stderr and "run.name" in second.stderr
+    finally:
+        first.kill()
+        first.communicate()
+    # A process that was killed holds nothing.
+    assert run(program, folder, "train", "run.json").returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["train", "run.json", "--data.train=pipe"],
+                                       ["tokenize", "encode", "--tokenizer", "pipe", "--input", "text.txt",
+                                        "--output", "out.bin"]], ids=["data", "tokenizer"])
+def test_a_pipe_is_no_file(program, folder, arguments):
+    os.mkfifo(folder / "pipe")
+    done = run(program, folder, *arguments)
+    assert done.returncode in (74, 78), done.stderr
+    assert "pipe" in done.stderr
+
+
+def test_a_token_file_that_is_cut_short_during_the_run_is_named(program, folder):
+    (folder / "cut.bin").write_bytes(ids(*range(100)) * 100)
+    process = subprocess.Popen([str(program), "train", "run.json", "--data.train=cut.bin", "--run.steps=1000000"],
+                               cwd=folder, stderr=subprocess.PIPE, text=True)
+    lines = folder / "runs" / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (lines.is_file() and lines.stat().st_size > 0) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.truncate(folder / "cut.bin", 0)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 74, errors
+    assert "cut.bin" in errors and "shorter" in errors
+
+
+# torchrun and the like start ranks that nobody has prepared for.
+def test_external_launchers_check_first(program, folder):
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port())}
+    done = run(program, folder, "train", "run.json", "--checkpoint.every=1", "--model.layers=10000",
+               "--model.hidden=16384", "--model.heads=64", env=rank)
+    assert done.returncode == 78, done.stderr
+    assert "checkpoint" in done.stderr

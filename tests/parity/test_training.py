@@ -3,109 +3,15 @@
 Every test drives `tessera train` as a user does and reads the run folder.
 """
 
-import json
 import math
 import os
-import random
 import signal
-import struct
 import subprocess
 import time
 
 import pytest
-from safetensors import safe_open
-
-STEPS = 20
-MODEL = {"family": "llama", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2,
-         "ffn": 48, "vocab": 61, "max_seq": 16}
-
-
-@pytest.fixture(scope="session")
-def tokens(tmp_path_factory):
-    """Token files with something to learn: a noisy cycle."""
-    rng = random.Random(1)
-    folder = tmp_path_factory.mktemp("tokens")
-
-    def write(name, count):
-        ids, token = [], 0
-        for _ in range(count):
-            token = (token * 7 + 3) % 61 if rng.random() < 0.8 else rng.randrange(61)
-            ids.append(token)
-        path = folder / name
-        path.write_bytes(struct.pack(f"<{count}H", *ids))
-        return str(path)
-
-    return {"train": write("train.bin", 5000), "valid": write("valid.bin", 1000)}
-
-
-def configuration(tokens, folder, **sections):
-    config = {
-        "run": {"dir": str(folder), "name": "run", "seed": 3, "steps": STEPS, "device": "cpu"},
-        "model": dict(MODEL),
-        "data": {"train": tokens["train"], "format": "tokens_u16", "seq_len": 16},
-        "batch": {"global": 12},
-        "precision": {"compute": "fp32"},
-        "optimizer": {"type": "adamw", "lr": 0.01, "clip_norm": 0.5},
-        "schedule": {"type": "cosine", "warmup": 4},
-        "checkpoint": {"every": STEPS},
-        "monitor": {"tensorboard": False},
-    }
-    for section, values in sections.items():
-        config.setdefault(section, {}).update(values)
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, "run.json")
-    with open(path, "w") as file:
-        json.dump(config, file)
-    return path
-
-
-def train(program, path, *arguments, check=True):
-    done = subprocess.run([str(program), "train", path, *arguments], capture_output=True, text=True,
-                          timeout=300)
-    if check:
-        assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
-def metrics(folder):
-    with open(os.path.join(folder, "run", "metrics.jsonl")) as file:
-        return [json.loads(line) for line in file]
-
-
-def checkpoint(folder, step=STEPS):
-    """Every tensor of a checkpoint, whole, as (dtype, bytes) or a list of floats."""
-    path = os.path.join(folder, "run", "checkpoints", f"step-{step}")
-    tensors = {}
-    for name in sorted(os.listdir(path)):
-        if name.endswith(".safetensors"):
-            with safe_open(os.path.join(path, name), framework="pt") as file:
-                for key in file.keys():
-                    assert key not in tensors, f"{key} is in two files"
-                    tensors[key] = file.get_tensor(key)
-    return tensors
-
-
-def run(program, tokens, folder, *arguments, **sections):
-    train(program, configuration(tokens, folder, **sections), *arguments)
-    return metrics(folder), checkpoint(folder)
-
-
-def assert_close(one, other, bound, what=""):
-    """Every floating tensor within `bound` of its norm."""
-    assert one.keys() == other.keys(), what
-    for key, value in one.items():
-        if not value.is_floating_point():
-            continue
-        difference = (value - other[key]).double().norm()
-        assert difference <= bound * value.double().norm() + 1e-300, (what, key)
-
-
-def assert_same_bits(one, other):
-    import torch
-
-    assert one.keys() == other.keys()
-    for key in one:
-        assert torch.equal(one[key], other[key]), f"{key} differs"
+from runs import (MODEL, STEPS, assert_close, assert_equal_runs, assert_same_bits, checkpoint, configuration,
+                  metrics, run, train)
 
 
 RANKS = [(world, backend, kind) for world in (2, 3, 4) for backend in ("shm", "gloo")
@@ -122,10 +28,8 @@ def test_ranks_equal_one_rank(program, tokens, tmp_path, precision, bound):
         other, other_state = run(
             program, tokens, folder, "--nproc", str(world), "--ranks", kind, **sections,
             mesh={"dp": world}, comm={"backend": backend})
-        for a, b in zip(losses, other, strict=True):
-            for key in ("loss", "grad_norm"):
-                assert math.isclose(a[key], b[key], rel_tol=bound), (world, backend, kind, key, a["step"])
-        assert_close(state, other_state, 1e-10 if precision == "fp64" else 1e-4, (world, backend, kind))
+        assert_equal_runs((losses, state), (other, other_state), bound,
+                          1e-10 if precision == "fp64" else 1e-4, (world, backend, kind))
 
 
 @pytest.mark.parametrize("micro", [1, 2, 3, 6])

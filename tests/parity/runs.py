@@ -1,0 +1,108 @@
+"""Runs of the program on a small model, and what they leave."""
+
+import json
+import os
+import subprocess
+
+from safetensors import safe_open
+
+STEPS = 20
+MODEL = {"family": "llama", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2,
+         "ffn": 48, "vocab": 61, "max_seq": 16}
+
+
+def configuration(tokens, folder, **sections):
+    config = {
+        "run": {"dir": str(folder), "name": "run", "seed": 3, "steps": STEPS, "device": "cpu"},
+        "model": dict(MODEL),
+        "data": {"train": tokens["train"], "format": "tokens_u16", "seq_len": 16},
+        "batch": {"global": 12},
+        "precision": {"compute": "fp32"},
+        "optimizer": {"type": "adamw", "lr": 0.01, "clip_norm": 0.5},
+        "schedule": {"type": "cosine", "warmup": 4},
+        "checkpoint": {"every": STEPS},
+        "monitor": {"tensorboard": False},
+    }
+    for section, values in sections.items():
+        config.setdefault(section, {}).update(values)
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, "run.json")
+    with open(path, "w") as file:
+        json.dump(config, file)
+    return path
+
+
+def train(program, path, *arguments, check=True):
+    done = subprocess.run([str(program), "train", path, *arguments], capture_output=True, text=True,
+                          timeout=300)
+    if check:
+        assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def metrics(folder):
+    with open(os.path.join(folder, "run", "metrics.jsonl")) as file:
+        return [json.loads(line) for line in file]
+
+
+def checkpoint(folder, step=STEPS):
+    """Every tensor of a checkpoint, put together from the boxes that ranks saved."""
+    import torch
+
+    path = os.path.join(folder, "run", "checkpoints", f"step-{step}")
+    boxes = {}
+    for name in sorted(os.listdir(path)):
+        if name.endswith(".safetensors"):
+            with safe_open(os.path.join(path, name), framework="pt") as file:
+                places = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+                for key in file.keys():
+                    offset = tuple(places[key]["saved_offsets"])
+                    box = file.get_tensor(key)
+                    assert offset not in boxes.setdefault(key, {}), f"{key} at {offset} twice"
+                    boxes[key][offset] = box
+    whole = {}
+    for key, parts in boxes.items():
+        dims = range(next(iter(parts.values())).dim())
+        shape = [max(o[d] + box.shape[d] for o, box in parts.items()) for d in dims]
+        whole[key] = torch.empty(shape, dtype=next(iter(parts.values())).dtype)
+        for offset, box in parts.items():
+            whole[key][tuple(slice(o, o + n) for o, n in zip(offset, box.shape))] = box
+        assert sum(box.numel() for box in parts.values()) == whole[key].numel(), key
+    return whole
+
+
+def run(program, tokens, folder, *arguments, step=STEPS, **sections):
+    train(program, configuration(tokens, folder, **sections), *arguments)
+    return metrics(folder), checkpoint(folder, step)
+
+
+def assert_same_bits(one, other):
+    import torch
+
+    assert one.keys() == other.keys()
+    for key in one:
+        assert torch.equal(one[key], other[key]), f"{key} differs"
+
+
+def assert_equal_runs(one, other, bound, state_bound, what=""):
+    """Losses and norms within `bound`, weights and moments within `state_bound` of their norm."""
+    losses, state = one
+    other_losses, other_state = other
+    assert len(losses) == len(other_losses)
+    for a, b in zip(losses, other_losses):
+        for key in ("loss", "grad_norm"):
+            assert abs(a[key] - b[key]) <= bound * abs(a[key]), (what, key, a["step"], a[key], b[key])
+    # A softmax does not see k's bias: its gradient is zero, and what is there is rounding.
+    idle = [key for key in state if "gpt2" in what and "attention.k.bias" in key]
+    assert_close({key: value for key, value in state.items() if key not in idle},
+                 {key: value for key, value in other_state.items() if key not in idle}, state_bound, what)
+
+
+def assert_close(one, other, bound, what=""):
+    """Every floating tensor within `bound` of its norm."""
+    assert one.keys() == other.keys(), what
+    for key, value in one.items():
+        assert value.shape == other[key].shape, (what, key)
+        if value.is_floating_point():
+            difference = (value - other[key]).double().norm()
+            assert difference <= bound * value.double().norm() + 1e-300, (what, key, float(difference))

@@ -1,0 +1,36 @@
+"""tessera verify: a mesh beside one rank, as a user asks for it."""
+
+import json
+
+import pytest
+
+RUN = {
+    "model": {"family": "llama", "layers": 3, "hidden": 48, "heads": 4, "kv_heads": 2, "vocab": 515, "max_seq": 64},
+    "data": {"seq_len": 32},
+    "batch": {"global": 12, "micro": 1},
+}
+
+
+@pytest.fixture
+def run_json(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(RUN))
+    return path
+
+
+@pytest.mark.parametrize("mesh", [
+    ["--mesh.dp=3", "--zero.stage=3"],
+    ["--mesh.tp=4", "--tensor.sequence_parallel=true", "--model.family=qwen3"],
+    ["--mesh.cp=2", "--context.method=ulysses", "--mesh.dp_replicate=2", "--model.family=gpt2", "--model.kv_heads=4"],
+    ["--mesh.pp=3", "--mesh.tp=2", "--recompute.mode=block"],
+    ["--mesh.pp=2", "--mesh.dp=2", "--mesh.cp=2", "--mesh.tp=2", "--zero.stage=2"],
+])
+@pytest.mark.parametrize("shrink", [[], ["--shrink"]], ids=["whole", "shrunk"])
+def test_meshes_are_equal(tessera, run_json, mesh, shrink):
+    answer = tessera("verify", run_json, *mesh, *shrink)
+    assert answer.endswith("equal: this mesh trains the model that one rank trains\n")
+
+
+def test_a_mesh_that_cannot_be_is_refused(tessera, run_json):
+    tessera("verify", run_json, "--mesh.tp=3", code=78)
+    tessera("verify", run_json, "--mesh.data_parallel=dp", code=78)
