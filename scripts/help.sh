@@ -10,6 +10,8 @@ usage: ./dev VERB
   build [TARGET...]     into build/dev (TESSERA_PRESET=release|asan|tsan: there)
   examples              builds and runs examples/
   bench [NAME]          builds and runs bench/
+  fuzz [--count N] [--seed FIRST]
+                        random models and meshes beside one rank
   fmt [FILE...]         formats
   lint [FILE...]        clang-tidy
   docs                  writes docs/reference/ from the program itself

@@ -11,10 +11,11 @@ MODEL = {"family": "llama", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2
          "ffn": 48, "vocab": 61, "max_seq": 16}
 
 
-def configuration(tokens, folder, **sections):
+def configuration(tokens, folder, only_model=None, **sections):
+    """Writes run.json: the defaults here, with `sections` over them, or with another model."""
     config = {
         "run": {"dir": str(folder), "name": "run", "seed": 3, "steps": STEPS, "device": "cpu"},
-        "model": dict(MODEL),
+        "model": only_model or dict(MODEL),
         "data": {"train": tokens["train"], "format": "tokens_u16", "seq_len": 16},
         "batch": {"global": 12},
         "precision": {"compute": "fp32"},

@@ -1,8 +1,13 @@
 """tessera verify: a mesh beside one rank, as a user asks for it."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import fuzz  # noqa: E402
 
 RUN = {
     "model": {"family": "llama", "layers": 3, "hidden": 48, "heads": 4, "kv_heads": 2, "vocab": 515, "max_seq": 64},
@@ -34,3 +39,8 @@ def test_meshes_are_equal(tessera, run_json, mesh, shrink):
 def test_a_mesh_that_cannot_be_is_refused(tessera, run_json):
     tessera("verify", run_json, "--mesh.tp=3", code=78)
     tessera("verify", run_json, "--mesh.data_parallel=dp", code=78)
+
+
+@pytest.mark.parametrize("seed", range(1000, 1036))
+def test_random_configurations_are_equal(program, tmp_path, seed):
+    assert fuzz.fault_of(program, seed, tmp_path) == ""

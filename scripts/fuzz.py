@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Random configurations beside one rank: fuzz.py --program TESSERA [--count N] [--seed FIRST]
+
+A seed makes a legal configuration: a small model of odd sizes, a mesh of up to
+16 ranks, a stage of ZeRO, a schedule, a batch. `tessera verify` must find it
+equal to one rank; a configuration that it refuses is a fault as well. Prints
+what fails, with its seed and the command that shows it again.
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MOST_RANKS = 16
+
+
+def mesh_of(rng):
+    """Degrees whose product is at most MOST_RANKS, one axis after the other."""
+    left, degrees = MOST_RANKS, {}
+    axes = ["tp", "cp", "pp", "dp_shard", "dp_replicate"]
+    rng.shuffle(axes)
+    for axis in axes:
+        choices = [n for n in (1, 1, 2, 3, 4) if n <= left and (axis not in ("tp", "cp") or n != 3)]
+        degrees[axis] = rng.choice(choices)
+        left //= degrees[axis]
+    return degrees
+
+
+def configuration(seed):
+    rng = random.Random(seed)
+    mesh = mesh_of(rng)
+    tp, cp, pp = mesh["tp"], mesh["cp"], mesh["pp"]
+    family = rng.choice(["gpt2", "llama", "qwen2", "qwen3"])
+    method = rng.choice(["ring", "ulysses", "allgather"])
+    heads = tp * (cp if method == "ulysses" else 1) * rng.choice([1, 2])
+    # One of tp and kv_heads divides the other, and so with cp for ulysses.
+    kv_heads = heads if family == "gpt2" else rng.choice([n for n in (1, tp, heads) if heads % n == 0])
+    head_dim = rng.choice([2, 4, 6])
+    interleaved = pp > 1 and rng.random() < 0.4
+    chunks = rng.choice([1, 2]) if interleaved else 1
+    layers = pp * chunks + rng.choice([0, 1, 2])
+    micro = rng.choice([1, 2, 3])
+    accumulation = pp * rng.choice([1, 2]) if interleaved else rng.choice([1, 2, 3, 4])
+    seq_len = 2 * cp * tp * rng.choice([1, 2, 3])
+    config = {
+        "run": {"seed": seed, "steps": 10},
+        "model": {"family": family, "layers": layers, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
+                  "hidden": heads * head_dim if family == "gpt2" else rng.randrange(5, 24),
+                  "ffn": rng.randrange(1, 40), "vocab": rng.randrange(2, 90), "max_seq": seq_len,
+                  "tie_embeddings": rng.random() < 0.5},
+        "data": {"seq_len": seq_len},
+        "batch": {"micro": micro, "global": micro * accumulation * mesh["dp_shard"] * mesh["dp_replicate"]},
+        "mesh": mesh,
+        "zero": {"stage": rng.randrange(4) if mesh["dp_shard"] > 1 else 0,
+                 "reshard_after_forward": rng.random() < 0.7, "bucket_mb": rng.choice([0.0001, 25])},
+        "tensor": {"sequence_parallel": tp > 1 and rng.random() < 0.5},
+        "context": {"method": method},
+        "pipeline": {"schedule": "interleaved" if interleaved else rng.choice(["naive", "gpipe", "1f1b"]),
+                     "chunks": chunks},
+        "recompute": {"mode": rng.choice(["none", "block"]), "every": rng.choice([1, 2])},
+        "optimizer": {"type": rng.choice(["adamw", "sgd"]), "lr": 0.01, "momentum": 0.0,
+                      "clip_norm": rng.choice([0, 0.1, 1.0])},
+        "schedule": {"warmup": 0},
+    }
+    if config["optimizer"]["type"] == "sgd":
+        config["optimizer"]["momentum"] = 0.9
+    if config["zero"]["stage"] == 0:
+        config["mesh"]["dp_replicate"] *= config["mesh"].pop("dp_shard")
+    if rng.random() < 0.5:
+        order = ["pp", "dp_replicate", "dp_shard", "cp", "tp"]
+        rng.shuffle(order)
+        config["mesh"]["order"] = order
+    return config
+
+
+def fault_of(program, seed, folder):
+    """What verify says against the configuration of this seed; "" if nothing."""
+    path = Path(folder, f"fuzz-{seed}.json")
+    path.write_text(json.dumps(configuration(seed), indent=1))
+    done = subprocess.run([program, "verify", str(path)], capture_output=True, text=True, timeout=600)
+    if done.returncode == 0:
+        return ""
+    return f"seed {seed} ended with {done.returncode}\n{path.read_text()}\n{done.stdout}{done.stderr}"
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0, help="the first; the others follow it")
+    options = parser.parse_args(arguments)
+    faults = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(options.seed, options.seed + options.count):
+            fault = fault_of(options.program, seed, folder)
+            if fault:
+                faults += 1
+                print(fault)
+                print(f"again: ./dev fuzz --seed {seed} --count 1", flush=True)
+    last = options.seed + options.count - 1
+    print(f"fuzz: seeds {options.seed} to {last}: {faults} of {options.count} differ from one rank")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
