@@ -120,6 +120,37 @@ TEST(MappedFile, ShowsTheBytesAndMoves) {
   EXPECT_TRUE(moved.bytes().empty());
 }
 
+TEST(MappedFile, TellsThatTheFileBecameShorter) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.path() / "data", "hello");
+  const MappedFile mapped(folder.path() / "data");
+  mapped.require_whole();
+  fs::resize_file(folder.path() / "data", 3);
+  expect_refused([&] { mapped.require_whole(); },
+                 "data: has become shorter: 3 bytes, and 5");
+}
+
+// A pipe with nobody behind it must not be waited for.
+TEST(Files, APipeIsNoFile) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
+  expect_refused([&] { read_file(folder.file("pipe")); },
+                 "is not a regular file");
+  expect_refused([&] { MappedFile mapped(folder.file("pipe")); },
+                 "is not a regular file");
+}
+
+TEST(FileLock, OneHolderAtATime) {
+  const TemporaryFolder folder;
+  {
+    const FileLock first(folder.file("lock"), "the first");
+    expect_refused([&] { FileLock second(folder.file("lock"), "the second"); },
+                   "lock: held by another process: the first");
+  }
+  const FileLock again(folder.file("lock"), "the third");
+  EXPECT_EQ(read_file(folder.file("lock")), "the third");
+}
+
 TEST(Files, FreeBytesOfAPathThatIsNotThereYet) {
   const TemporaryFolder folder;
   EXPECT_GT(free_bytes(folder.path()), 0);

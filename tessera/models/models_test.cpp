@@ -295,6 +295,16 @@ INSTANTIATE_TEST_SUITE_P(
             "too_large",
             R"({"model_type": "gpt2", "vocab_size": 4611686018427387904})",
             "vocab_size"},
+        BadConfig{"too_many_layers",
+                  R"({"model_type": "gpt2", "vocab_size": 5,
+                      "n_layer": 16777216})",
+                  "n_layer is 16777216; it must be at most 10000"},
+        BadConfig{"negative_epsilon",
+                  R"({"model_type": "gpt2", "vocab_size": 5, "n_layer": 1,
+                      "n_embd": 4, "n_head": 1, "n_positions": 4,
+                      "layer_norm_epsilon": -1})",
+                  "layer_norm_epsilon is -1; it must be above 0"},
+        BadConfig{"nul", std::string("{}\0{}", 5), "a NUL byte"},
         BadConfig{"not_json", "{\"model_type\": ", "config.json"}),
     [](const auto& info) { return info.param.name; });
 
