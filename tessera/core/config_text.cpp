@@ -106,7 +106,7 @@ std::string rules_of(const Key::Impl& key) {
   }
   if (!unbuilt.empty()) rules.push_back("not built yet: " + joined(unbuilt));
   if (!key.unbuilt_part.empty() && key.choices.empty()) {
-    rules.push_back("not built yet: any other value");
+    rules.emplace_back("not built yet: any other value");
   }
   return joined(rules);
 }

@@ -1,6 +1,7 @@
 #include "tessera/monitor/throughput.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/Parallel.h>
 
 #include <map>

@@ -1,6 +1,7 @@
 #include "tessera/optim/gradient_norm.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,7 @@
 #include "tessera/optim/optimizer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <set>
 #include <utility>
