@@ -1,8 +1,8 @@
 #include "tessera/monitor/throughput.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 
 #include <map>
 #include <mutex>
