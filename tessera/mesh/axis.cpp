@@ -16,22 +16,14 @@ const char* name_of(Axis axis) {
       return "cp";
     case Axis::kTp:
       return "tp";
-  }
-  TORCH_INTERNAL_ASSERT(false, "no axis ", static_cast<int>(axis));
-}
-
-const char* name_of(ExpertAxis axis) {
-  switch (axis) {
-    case ExpertAxis::kPp:
-      return "pp";
-    case ExpertAxis::kExpertDp:
+    case Axis::kExpertDp:
       return "expert_dp";
-    case ExpertAxis::kEp:
+    case Axis::kEp:
       return "ep";
-    case ExpertAxis::kEtp:
+    case Axis::kEtp:
       return "etp";
   }
-  TORCH_INTERNAL_ASSERT(false, "no expert axis ", static_cast<int>(axis));
+  TORCH_INTERNAL_ASSERT(false, "no axis ", static_cast<int>(axis));
 }
 
 Axis axis_named(const std::string& name) {

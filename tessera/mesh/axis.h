@@ -12,18 +12,18 @@
 
 namespace tessera::mesh {
 
-enum class Axis { kPp, kDpReplicate, kDpShard, kCp, kTp };
+enum class Axis { kPp, kDpReplicate, kDpShard, kCp, kTp, kExpertDp, kEp, kEtp };
+inline constexpr size_t kNumAxes = 8;
+
+// The factors of the world, and the view that experts have of it.
 inline constexpr std::array kAxes = {Axis::kPp, Axis::kDpReplicate,
                                      Axis::kDpShard, Axis::kCp, Axis::kTp};
-
-enum class ExpertAxis { kPp, kExpertDp, kEp, kEtp };
-inline constexpr std::array kExpertAxes = {
-    ExpertAxis::kPp, ExpertAxis::kExpertDp, ExpertAxis::kEp, ExpertAxis::kEtp};
+inline constexpr std::array kExpertAxes = {Axis::kPp, Axis::kExpertDp,
+                                           Axis::kEp, Axis::kEtp};
 
 // "pp", "dp_replicate", "dp_shard", "cp", "tp"; "expert_dp", "ep", "etp".
 const char* name_of(Axis axis);
-const char* name_of(ExpertAxis axis);
-// Throws TS_CHECK_CONFIG on a name that is no axis.
+// Of kAxes. Throws TS_CHECK_CONFIG on another name.
 Axis axis_named(const std::string& name);
 
 }  // namespace tessera::mesh

@@ -18,26 +18,6 @@ std::string equation(
   return text + " = " + product;
 }
 
-template <typename View, typename Axes, typename C>
-std::vector<int64_t> peers_on(const View& mesh, const C& coord, Axes axes) {
-  std::vector<C> coords = {coord};
-  for (auto axis : axes) {
-    std::vector<C> wider;
-    for (const C& each : coords) {
-      for (int64_t at = 0; at < mesh.degree(axis); ++at) {
-        wider.push_back(each);
-        wider.back()[axis] = at;
-      }
-    }
-    coords = std::move(wider);
-  }
-  std::vector<int64_t> ranks;
-  for (const C& each : coords) ranks.push_back(mesh.rank_at(each));
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  return ranks;
-}
-
 }  // namespace
 
 DeviceMesh::DeviceMesh() : DeviceMesh(Degrees{}, 1) {}
@@ -101,22 +81,14 @@ int64_t DeviceMesh::degree(Axis axis) const {
       return degrees_.cp;
     case Axis::kTp:
       return degrees_.tp;
-  }
-  TORCH_INTERNAL_ASSERT(false, "no axis ", static_cast<int>(axis));
-}
-
-int64_t DeviceMesh::degree(ExpertAxis axis) const {
-  switch (axis) {
-    case ExpertAxis::kPp:
-      return degrees_.pp;
-    case ExpertAxis::kExpertDp:
+    case Axis::kExpertDp:
       return world_size_ / (degrees_.pp * degrees_.ep * degrees_.etp);
-    case ExpertAxis::kEp:
+    case Axis::kEp:
       return degrees_.ep;
-    case ExpertAxis::kEtp:
+    case Axis::kEtp:
       return degrees_.etp;
   }
-  TORCH_INTERNAL_ASSERT(false, "no expert axis ", static_cast<int>(axis));
+  TORCH_INTERNAL_ASSERT(false, "no axis ", static_cast<int>(axis));
 }
 
 Coord DeviceMesh::coord_of(int64_t rank) const {
@@ -127,7 +99,25 @@ Coord DeviceMesh::coord_of(int64_t rank) const {
     coord[*axis] = rank % degree(*axis);
     rank /= degree(*axis);
   }
+  fold(coord);
   return coord;
+}
+
+// An expert that is split as the other layers are (etp = tp) stays on its tp
+// ranks.
+bool DeviceMesh::is_folded(Axis axis) const {
+  return axis != Axis::kPp && (axis != Axis::kTp || degrees_.etp == 1);
+}
+
+// ep takes the innermost axes first.
+void DeviceMesh::fold(Coord& coord) const {
+  int64_t folded = 0;
+  for (Axis axis : order_) {
+    if (is_folded(axis)) folded = folded * degree(axis) + coord[axis];
+  }
+  coord[Axis::kExpertDp] = folded / degrees_.ep;
+  coord[Axis::kEp] = folded % degrees_.ep;
+  coord[Axis::kEtp] = is_folded(Axis::kTp) ? 0 : coord[Axis::kTp];
 }
 
 int64_t DeviceMesh::rank_at(const Coord& coord) const {
@@ -141,57 +131,45 @@ int64_t DeviceMesh::rank_at(const Coord& coord) const {
   return rank;
 }
 
-// The axes that ep folds, in the order of the mesh. An expert that is split as
-// the other layers are (etp = tp) stays on its tp ranks.
-std::vector<Axis> DeviceMesh::folded_axes() const {
-  std::vector<Axis> axes;
-  for (Axis axis : order_) {
-    const bool kept =
-        axis == Axis::kPp || (axis == Axis::kTp && degrees_.etp > 1);
-    if (!kept) axes.push_back(axis);
-  }
-  return axes;
-}
-
-ExpertCoord DeviceMesh::expert_coord_of(int64_t rank) const {
-  const Coord coord = coord_of(rank);
-  int64_t folded = 0;
-  for (Axis axis : folded_axes()) folded = folded * degree(axis) + coord[axis];
-  ExpertCoord expert;
-  expert[ExpertAxis::kPp] = coord[Axis::kPp];
-  expert[ExpertAxis::kExpertDp] = folded / degrees_.ep;
-  expert[ExpertAxis::kEp] = folded % degrees_.ep;
-  expert[ExpertAxis::kEtp] = degrees_.etp > 1 ? coord[Axis::kTp] : 0;
-  return expert;
-}
-
-int64_t DeviceMesh::rank_at(const ExpertCoord& expert) const {
-  for (ExpertAxis axis : kExpertAxes) {
-    TORCH_INTERNAL_ASSERT(expert[axis] >= 0 && expert[axis] < degree(axis),
-                          name_of(axis), "=", expert[axis], " is not on ",
-                          describe());
-  }
-  Coord coord;
-  coord[Axis::kPp] = expert[ExpertAxis::kPp];
-  coord[Axis::kTp] = expert[ExpertAxis::kEtp];
-  int64_t folded =
-      expert[ExpertAxis::kExpertDp] * degrees_.ep + expert[ExpertAxis::kEp];
-  const auto axes = folded_axes();
-  for (auto axis = axes.rbegin(); axis != axes.rend(); ++axis) {
+// The way back from the experts' view.
+void DeviceMesh::unfold(Coord& coord) const {
+  int64_t folded = coord[Axis::kExpertDp] * degrees_.ep + coord[Axis::kEp];
+  for (auto axis = order_.rbegin(); axis != order_.rend(); ++axis) {
+    if (!is_folded(*axis)) continue;
     coord[*axis] = folded % degree(*axis);
     folded /= degree(*axis);
   }
-  return rank_at(coord);
+  if (!is_folded(Axis::kTp)) coord[Axis::kTp] = coord[Axis::kEtp];
 }
 
 std::vector<int64_t> DeviceMesh::peers(int64_t rank,
                                        std::initializer_list<Axis> axes) const {
-  return peers_on(*this, coord_of(rank), axes);
-}
-
-std::vector<int64_t> DeviceMesh::peers(
-    int64_t rank, std::initializer_list<ExpertAxis> axes) const {
-  return peers_on(*this, expert_coord_of(rank), axes);
+  const auto is_of = [](const auto& view) {
+    return [&view](Axis axis) { return std::ranges::count(view, axis) > 0; };
+  };
+  const bool dense = std::ranges::all_of(axes, is_of(kAxes));
+  TORCH_INTERNAL_ASSERT(dense || std::ranges::all_of(axes, is_of(kExpertAxes)),
+                        "axes of two views");
+  std::vector<Coord> coords = {coord_of(rank)};
+  for (Axis axis : axes) {
+    std::vector<Coord> wider;
+    for (const Coord& each : coords) {
+      for (int64_t at = 0; at < degree(axis); ++at) {
+        wider.push_back(each);
+        wider.back()[axis] = at;
+      }
+    }
+    coords = std::move(wider);
+  }
+  std::vector<int64_t> ranks;
+  for (Coord& each : coords) {
+    if (!dense) unfold(each);
+    ranks.push_back(rank_at(each));
+  }
+  std::ranges::sort(ranks);
+  const auto repeated = std::ranges::unique(ranks);
+  ranks.erase(repeated.begin(), repeated.end());
+  return ranks;
 }
 
 std::string DeviceMesh::axes_of(const std::vector<int64_t>& ranks) const {

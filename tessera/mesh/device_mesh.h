@@ -24,20 +24,12 @@
 
 namespace tessera::mesh {
 
+// A rank's place in both views.
 struct Coord {
-  std::array<int64_t, kAxes.size()> at{};  // by Axis
+  std::array<int64_t, kNumAxes> at{};  // by Axis
   int64_t operator[](Axis axis) const { return at[static_cast<size_t>(axis)]; }
   int64_t& operator[](Axis axis) { return at[static_cast<size_t>(axis)]; }
   bool operator==(const Coord&) const = default;
-};
-
-struct ExpertCoord {
-  std::array<int64_t, kExpertAxes.size()> at{};  // by ExpertAxis
-  int64_t operator[](ExpertAxis axis) const {
-    return at[static_cast<size_t>(axis)];
-  }
-  int64_t& operator[](ExpertAxis axis) { return at[static_cast<size_t>(axis)]; }
-  bool operator==(const ExpertCoord&) const = default;
 };
 
 struct Degrees {
@@ -60,20 +52,16 @@ class DeviceMesh {
 
   int64_t world_size() const { return world_size_; }
   int64_t degree(Axis axis) const;
-  int64_t degree(ExpertAxis axis) const;
   const std::vector<Axis>& order() const { return order_; }
 
   Coord coord_of(int64_t rank) const;
+  // By the coords along the factors of the world.
   int64_t rank_at(const Coord& coord) const;
-  ExpertCoord expert_coord_of(int64_t rank) const;
-  int64_t rank_at(const ExpertCoord& coord) const;
 
   // The ranks that differ from `rank` only along `axes`, ascending, itself
-  // included.
+  // included. REQUIRES: axes of one view; pp is in both.
   std::vector<int64_t> peers(int64_t rank,
                              std::initializer_list<Axis> axes) const;
-  std::vector<int64_t> peers(int64_t rank,
-                             std::initializer_list<ExpertAxis> axes) const;
 
   // The axes along which these ranks differ: "dp_replicate+cp"; "" for one.
   std::string axes_of(const std::vector<int64_t>& ranks) const;
@@ -86,7 +74,9 @@ class DeviceMesh {
  private:
   void check_world() const;
   void check_experts() const;
-  std::vector<Axis> folded_axes() const;
+  bool is_folded(Axis axis) const;
+  void fold(Coord& coord) const;
+  void unfold(Coord& coord) const;
 
   Degrees degrees_;
   int64_t world_size_ = 1;

@@ -38,8 +38,7 @@ std::vector<Degrees> meshes_of(int64_t world) {
   return meshes;
 }
 
-template <typename AnyAxis>
-Groups groups_of(const DeviceMesh& mesh, std::initializer_list<AnyAxis> axes) {
+Groups groups_of(const DeviceMesh& mesh, std::initializer_list<Axis> axes) {
   Groups groups;
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
     groups.insert(mesh.peers(rank, axes));
@@ -109,12 +108,12 @@ TEST(DeviceMesh, PeersDifferOnlyAlongTheirAxes) {
       {.pp = 2, .dp_replicate = 2, .dp_shard = 3, .cp = 1, .tp = 2}, 24);
   for (int64_t rank = 0; rank < 24; ++rank) {
     for (int64_t peer : mesh.peers(rank, {Axis::kDpShard, Axis::kTp})) {
-      Coord mine = mesh.coord_of(rank), theirs = mesh.coord_of(peer);
-      mine[Axis::kDpShard] = theirs[Axis::kDpShard] = 0;
-      mine[Axis::kTp] = theirs[Axis::kTp] = 0;
-      EXPECT_EQ(mine, theirs);
+      const Coord mine = mesh.coord_of(rank), theirs = mesh.coord_of(peer);
+      for (Axis axis : {Axis::kPp, Axis::kDpReplicate, Axis::kCp}) {
+        EXPECT_EQ(mine[axis], theirs[axis]);
+      }
     }
-    EXPECT_EQ(mesh.peers(rank, std::initializer_list<Axis>{}), Ranks{rank});
+    EXPECT_EQ(mesh.peers(rank, {}), Ranks{rank});
   }
 }
 
@@ -135,18 +134,21 @@ TEST(DeviceMesh, ExpertViewsOfEveryMeshUpTo16RanksInEveryOrder) {
                                 {Axis::kTp, Axis::kDpShard, Axis::kPp,
                                  Axis::kCp, Axis::kDpReplicate});
           for (const DeviceMesh& each : {mesh, DeviceMesh(degrees, world)}) {
-            EXPECT_EQ(each.degree(ExpertAxis::kExpertDp), folded / ep);
+            EXPECT_EQ(each.degree(Axis::kExpertDp), folded / ep);
+            std::set<std::array<int64_t, 4>> places;
             for (int64_t rank = 0; rank < world; ++rank) {
-              const ExpertCoord coord = each.expert_coord_of(rank);
+              const Coord coord = each.coord_of(rank);
               ASSERT_EQ(each.rank_at(coord), rank);
-              ASSERT_EQ(coord[ExpertAxis::kPp], each.coord_of(rank)[Axis::kPp]);
+              places.insert({coord[Axis::kPp], coord[Axis::kExpertDp],
+                             coord[Axis::kEp], coord[Axis::kEtp]});
             }
-            for (ExpertAxis axis : kExpertAxes) {
+            ASSERT_EQ(static_cast<int64_t>(places.size()), world);
+            for (Axis axis : kExpertAxes) {
               expect_partition(groups_of(each, {axis}), world,
                                each.degree(axis));
             }
             if (etp > 1) {
-              EXPECT_EQ(groups_of(each, {ExpertAxis::kEtp}),
+              EXPECT_EQ(groups_of(each, {Axis::kEtp}),
                         groups_of(each, {Axis::kTp}));
             }
             ++checked;
@@ -164,16 +166,15 @@ TEST(DeviceMesh, LayoutOfExpertsAndData) {
   for (const Degrees& degrees :
        {Degrees{.dp_replicate = 4, .ep = 2}, Degrees{.dp_shard = 4, .ep = 2}}) {
     const DeviceMesh mesh(degrees, 4);
-    EXPECT_EQ(groups_of(mesh, {ExpertAxis::kEp}), (Groups{{0, 1}, {2, 3}}));
-    EXPECT_EQ(groups_of(mesh, {ExpertAxis::kExpertDp}),
-              (Groups{{0, 2}, {1, 3}}));
+    EXPECT_EQ(groups_of(mesh, {Axis::kEp}), (Groups{{0, 1}, {2, 3}}));
+    EXPECT_EQ(groups_of(mesh, {Axis::kExpertDp}), (Groups{{0, 2}, {1, 3}}));
     EXPECT_EQ(groups_of(mesh, {Axis::kDpReplicate, Axis::kDpShard}),
               (Groups{{0, 1, 2, 3}}));
     // 8 experts: the ranks of ep 0 hold experts 0-3, those of ep 1 4-7.
-    EXPECT_EQ(mesh.expert_coord_of(0)[ExpertAxis::kEp], 0);
-    EXPECT_EQ(mesh.expert_coord_of(1)[ExpertAxis::kEp], 1);
-    EXPECT_EQ(mesh.expert_coord_of(2)[ExpertAxis::kEp], 0);
-    EXPECT_EQ(mesh.expert_coord_of(3)[ExpertAxis::kEp], 1);
+    EXPECT_EQ(mesh.coord_of(0)[Axis::kEp], 0);
+    EXPECT_EQ(mesh.coord_of(1)[Axis::kEp], 1);
+    EXPECT_EQ(mesh.coord_of(2)[Axis::kEp], 0);
+    EXPECT_EQ(mesh.coord_of(3)[Axis::kEp], 1);
   }
 }
 
@@ -181,30 +182,29 @@ TEST(DeviceMesh, LayoutOfExpertsDataAndTensor) {
   const DeviceMesh mesh({.dp_replicate = 2, .tp = 2, .ep = 2}, 4);
   EXPECT_EQ(groups_of(mesh, {Axis::kTp}), (Groups{{0, 1}, {2, 3}}));
   EXPECT_EQ(groups_of(mesh, {Axis::kDpReplicate}), (Groups{{0, 2}, {1, 3}}));
-  EXPECT_EQ(groups_of(mesh, {ExpertAxis::kEp}), (Groups{{0, 1}, {2, 3}}));
-  EXPECT_EQ(groups_of(mesh, {ExpertAxis::kExpertDp}), (Groups{{0, 2}, {1, 3}}));
+  EXPECT_EQ(groups_of(mesh, {Axis::kEp}), (Groups{{0, 1}, {2, 3}}));
+  EXPECT_EQ(groups_of(mesh, {Axis::kExpertDp}), (Groups{{0, 2}, {1, 3}}));
 }
 
 TEST(DeviceMesh, LayoutOfExpertsAlone) {
   const DeviceMesh mesh({.dp_replicate = 4, .ep = 4}, 4);
-  EXPECT_EQ(groups_of(mesh, {ExpertAxis::kEp}), (Groups{{0, 1, 2, 3}}));
-  EXPECT_EQ(groups_of(mesh, {ExpertAxis::kExpertDp}),
-            (Groups{{0}, {1}, {2}, {3}}));
+  EXPECT_EQ(groups_of(mesh, {Axis::kEp}), (Groups{{0, 1, 2, 3}}));
+  EXPECT_EQ(groups_of(mesh, {Axis::kExpertDp}), (Groups{{0}, {1}, {2}, {3}}));
 }
 
 TEST(DeviceMesh, LayoutsOfEightDevices) {
   const DeviceMesh pairs({.dp_replicate = 4, .tp = 2, .ep = 2}, 8);
-  EXPECT_EQ(groups_of(pairs, {ExpertAxis::kEp}), groups_of(pairs, {Axis::kTp}));
-  EXPECT_EQ(pairs.degree(ExpertAxis::kExpertDp), 4);
+  EXPECT_EQ(groups_of(pairs, {Axis::kEp}), groups_of(pairs, {Axis::kTp}));
+  EXPECT_EQ(pairs.degree(Axis::kExpertDp), 4);
 
   const DeviceMesh replicas({.dp_replicate = 4, .tp = 2, .ep = 4}, 8);
-  EXPECT_EQ(groups_of(replicas, {ExpertAxis::kEp}),
+  EXPECT_EQ(groups_of(replicas, {Axis::kEp}),
             (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}}));
-  EXPECT_EQ(groups_of(replicas, {ExpertAxis::kExpertDp}),
+  EXPECT_EQ(groups_of(replicas, {Axis::kExpertDp}),
             (Groups{{0, 4}, {1, 5}, {2, 6}, {3, 7}}));
 
   const DeviceMesh wide({.dp_replicate = 2, .tp = 4, .ep = 4}, 8);
-  EXPECT_EQ(groups_of(wide, {ExpertAxis::kEp}), groups_of(wide, {Axis::kTp}));
+  EXPECT_EQ(groups_of(wide, {Axis::kEp}), groups_of(wide, {Axis::kTp}));
 }
 
 Ranks progression(int64_t first, int64_t step, int64_t count) {
@@ -232,17 +232,16 @@ TEST(DeviceMesh, Of4096Devices) {
 TEST(DeviceMesh, ExpertsOf4096Devices) {
   Degrees degrees{.pp = 8, .dp_replicate = 64, .tp = 8, .ep = 64, .etp = 8};
   const DeviceMesh split(degrees, 4096);
-  EXPECT_EQ(split.degree(ExpertAxis::kExpertDp), 1);
-  EXPECT_EQ(groups_of(split, {ExpertAxis::kEp}),
+  EXPECT_EQ(split.degree(Axis::kExpertDp), 1);
+  EXPECT_EQ(groups_of(split, {Axis::kEp}),
             groups_of(split, {Axis::kDpReplicate}));
-  EXPECT_EQ(split.peers(1234, {ExpertAxis::kEtp}), progression(1232, 1, 8));
+  EXPECT_EQ(split.peers(1234, {Axis::kEtp}), progression(1232, 1, 8));
 
   degrees.etp = 1;
   const DeviceMesh whole(degrees, 4096);
-  EXPECT_EQ(whole.degree(ExpertAxis::kExpertDp), 8);
-  EXPECT_EQ(whole.peers(1234, {ExpertAxis::kEp}), progression(1216, 1, 64));
-  EXPECT_EQ(whole.peers(1234, {ExpertAxis::kExpertDp}),
-            progression(1042, 64, 8));
+  EXPECT_EQ(whole.degree(Axis::kExpertDp), 8);
+  EXPECT_EQ(whole.peers(1234, {Axis::kEp}), progression(1216, 1, 64));
+  EXPECT_EQ(whole.peers(1234, {Axis::kExpertDp}), progression(1042, 64, 8));
 }
 
 TEST(DeviceMesh, Describes) {
@@ -276,7 +275,7 @@ TEST(DeviceMesh, RefusesWhatDoesNotFit) {
 
 TEST(Axis, Names) {
   for (Axis axis : kAxes) EXPECT_EQ(axis_named(name_of(axis)), axis);
-  EXPECT_STREQ(name_of(ExpertAxis::kExpertDp), "expert_dp");
+  EXPECT_STREQ(name_of(Axis::kExpertDp), "expert_dp");
   EXPECT_THROW(axis_named("ep"), Error);
   EXPECT_THROW(axis_named(""), Error);
 }

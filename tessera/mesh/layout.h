@@ -3,20 +3,23 @@
 // A Layout says, for a tensor of global shape S and for each axis of the mesh,
 // whether it is sharded on that axis (and on which dim) or replicated, and
 // whether the ranks along the axis compute the same gradient or each a part of
-// it; and which pipeline stages hold it. From it follow initial values, the
-// ranks over which a gradient is summed, how it counts in the norm, its
-// checkpoint slice and its memory.
+// it; which pipeline stages hold it, and, of an expert's, which coord of ep.
+// From it follow initial values, the ranks over which a gradient is summed, how
+// it counts in the norm, its checkpoint slice and its memory.
 //
 // Every shard is a Box of the global tensor. Axes that shard the same dim do so
 // one inside the other, in the order tp, cp, dp_shard, dp_replicate, for any
 // order of the mesh: tp cuts the tensor, and dp_shard cuts dim 0 inside the box
 // that tp left, as FSDP2 does. A dim of n over d pieces goes in chunks of
-// ceil(n/d): the last pieces may be shorter or empty.
+// ceil(n/d): the last pieces may be shorter or empty. An expert's parameter is
+// placed on the axes of the experts' view: etp cuts, then expert_dp.
 //
 // Shapes: elements, never bytes. No communication, no process, no global.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,8 +74,17 @@ class Layout {
   const std::vector<int64_t>& global_shape() const { return global_shape_; }
   int64_t global_numel() const;
   Placement on(Axis axis) const;
-  // REQUIRES: not pp, which holds a parameter or does not: on_stages().
+  // REQUIRES: an axis of this layout's view; not pp or ep, which hold a
+  // parameter or do not: on_stages(), of_expert_at().
   Layout with(Axis axis, Placement placement) const;
+  // In the experts' view: replicated along its axes, and held by the ranks at
+  // this coord of ep alone.
+  Layout of_expert_at(int64_t ep) const;
+  bool is_of_expert() const { return ep_ >= 0; }
+  // The axis over which ZeRO cuts it: dp_shard, of an expert expert_dp.
+  Axis data_axis() const {
+    return is_of_expert() ? Axis::kExpertDp : Axis::kDpShard;
+  }
   // Held by these pipeline stages (coords of pp, ascending) alone; one that
   // several hold is used by each in its own way: its gradient is their sum.
   Layout on_stages(std::vector<int64_t> stages) const;
@@ -89,7 +101,7 @@ class Layout {
   bool owned_by(const Coord& coord) const;
 
   // The ranks, ascending, over which the gradient of `rank`'s elements is
-  // summed, itself included; dp_shard is left to a reduce_scatter where it
+  // summed, itself included; data_axis() is left to a reduce_scatter where it
   // shards. Ranks whose parts come by way of another axis are not among them.
   std::vector<int64_t> gradient_peers(const DeviceMesh& mesh,
                                       int64_t rank) const;
@@ -98,9 +110,12 @@ class Layout {
   bool operator==(const Layout&) const = default;
 
  private:
+  std::span<const Axis> view() const;
+
   std::vector<int64_t> global_shape_;
-  std::array<Placement, kAxes.size()> placements_;
+  std::array<Placement, kNumAxes> placements_;
   std::vector<int64_t> stages_;  // empty: all of them
+  int64_t ep_ = -1;              // of an expert
 };
 
 // Piece `index` of [0, n) cut into `pieces` chunks of ceil(n/pieces).

@@ -39,10 +39,10 @@ void MeshConfig::declare(config::Section& section) {
          "leaves, or 1 with zero.stage 0");
   degree("cp", cp, 1, "ranks among which a sequence is cut");
   degree("tp", tp, 1, "ranks among which a layer is cut");
-  degree("ep", ep, 1, "ranks among which experts are shared out")
-      .not_built("expert parallelism");
-  degree("etp", etp, 1, "ranks among which an expert is cut: 1 or tp")
-      .not_built("expert parallelism");
+  degree("ep", ep, 1,
+         "ranks among which experts are shared out; no further factor of the "
+         "world");
+  degree("etp", etp, 1, "ranks among which an expert is cut: 1 or tp");
   section
       .key("order", order,
            "the axes from the outermost (slowest) to the innermost")

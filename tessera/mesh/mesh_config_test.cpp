@@ -76,9 +76,10 @@ TEST(MeshConfig, Keys) {
   EXPECT_EQ(refusal("{\"order\": [\"tp\", \"pp\", \"dp_replicate\", "
                     "\"dp_shard\", \"cp\"]}"),
             "");
-  EXPECT_EQ(
-      refusal("{\"ep\": 2}"),
-      "f:1:17: mesh.ep is 2: expert parallelism is not built yet. Use 1.");
+  EXPECT_EQ(refusal("{\"ep\": 2, \"etp\": 2}"), "");
+  EXPECT_EQ(refusal("{\"speeds\": [1]}"),
+            "f:1:21: mesh.speeds is [1.0]: uneven shares of work is not built "
+            "yet. Use [].");
   EXPECT_EQ(refusal("{\"pp\": 2, \"dp_shard\": 2, \"cp\": 2, \"tp\": 2}"), "");
   EXPECT_EQ(refusal("{\"dp\": -1}"),
             "f:1:17: mesh.dp is -1: it must be at least 0.");

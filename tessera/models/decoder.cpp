@@ -52,20 +52,29 @@ class Room : public torch::nn::Module {};
 
 }  // namespace
 
-DecoderBlock::DecoderBlock(const ModelConfig& config)
+DecoderBlock::DecoderBlock(const ModelConfig& config, bool has_experts)
     : attention_norm_(register_module("attention_norm", make_norm(config))),
       attention_(register_module("attention", std::make_shared<nn::Attention>(
                                                   attention_options(config)))),
-      mlp_norm_(register_module("mlp_norm", make_norm(config))),
-      mlp_(register_module("mlp",
-                           std::make_shared<nn::Mlp>(mlp_options(config)))) {}
+      mlp_norm_(register_module("mlp_norm", make_norm(config))) {
+  const nn::MlpOptions mlp = mlp_options(config);
+  if (has_experts) {
+    moe_ =
+        register_module("moe", std::make_shared<nn::Moe>(nn::MoeOptions{
+                                   config.moe.experts, config.moe.top_k, mlp}));
+  } else {
+    mlp_ = register_module("mlp", std::make_shared<nn::Mlp>(mlp));
+  }
+}
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x,
                                  const nn::Rotation& rotation,
-                                 nn::KvCache* cache) const {
+                                 nn::KvCache* cache,
+                                 nn::Balance* balance) const {
   const at::Tensor y =
       x + attention_->forward(attention_norm_->forward(x), rotation, cache);
-  return y + mlp_->forward(mlp_norm_->forward(y));
+  const at::Tensor normed = mlp_norm_->forward(y);
+  return y + (moe_ ? moe_->forward(normed, balance) : mlp_->forward(normed));
 }
 
 Decoder::Decoder(ModelConfig config) {
@@ -86,7 +95,8 @@ Decoder::Decoder(ModelConfig config) {
   auto blocks = register_module("blocks", std::make_shared<Room>());
   for (int64_t i = 0; i < config.layers; ++i) {
     blocks_.push_back(blocks->register_module(
-        std::to_string(i), std::make_shared<DecoderBlock>(config)));
+        std::to_string(i),
+        std::make_shared<DecoderBlock>(config, config.has_experts(i))));
   }
   final_norm_ = register_module("final_norm", make_norm(config));
   if (!config.tie_embeddings) {
@@ -97,11 +107,12 @@ Decoder::Decoder(ModelConfig config) {
 }
 
 at::Tensor Decoder::forward(const at::Tensor& ids) {
-  return logits_of(hidden(ids, nullptr));
+  return logits_of(hidden(ids, /*cache=*/nullptr, /*balance=*/nullptr));
 }
 
-nn::LossSum Decoder::loss(const at::Tensor& ids, const at::Tensor& targets) {
-  return loss_of(forward(ids), targets);
+nn::LossSum Decoder::loss(const at::Tensor& ids, const at::Tensor& targets,
+                          nn::Balance* balance) {
+  return loss_of(logits_of(hidden(ids, /*cache=*/nullptr, balance)), targets);
 }
 
 nn::LossSum Decoder::loss_of(at::Tensor logits,
@@ -118,10 +129,11 @@ int64_t Decoder::unit_of(const std::string& parameter) const {
 }
 
 at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
-                                 int64_t tokens) {
+                                 int64_t tokens, nn::Balance* balance) {
   if (unit == 0) return embed(x, /*begin=*/0);
   if (unit == num_units() - 1) return logits_of(final_norm_->forward(x));
-  return blocks_.at(unit - 1)->forward(x, rotation_of(0, tokens, x));
+  return blocks_.at(unit - 1)->forward(x, rotation_of(0, tokens, x),
+                                       /*cache=*/nullptr, balance);
 }
 
 void Decoder::set_head(nn::Transform enter, nn::VocabularyShard shard) {
@@ -170,7 +182,7 @@ nn::Rotation Decoder::rotation_of(int64_t begin, int64_t tokens,
 
 at::Tensor Decoder::forward_cached(const at::Tensor& ids, DecoderCache& cache) {
   const at::NoGradGuard no_grad;
-  return logits_of(hidden(ids, &cache).select(1, -1));
+  return logits_of(hidden(ids, &cache, /*balance=*/nullptr).select(1, -1));
 }
 
 DecoderCache Decoder::make_cache(int64_t capacity) const {
@@ -190,12 +202,14 @@ at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin) const {
                  at::cat(places).narrow(0, sequence_rank_ * length, length));
 }
 
-at::Tensor Decoder::hidden(const at::Tensor& ids, DecoderCache* cache) {
+at::Tensor Decoder::hidden(const at::Tensor& ids, DecoderCache* cache,
+                           nn::Balance* balance) {
   const int64_t begin = cache ? cache->length() : 0;
   at::Tensor x = embed(ids, begin);
   const nn::Rotation rotation = rotation_of(begin, ids.size(1), x);
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    x = blocks_[i]->forward(x, rotation, cache ? &cache->layers[i] : nullptr);
+    x = blocks_[i]->forward(x, rotation, cache ? &cache->layers[i] : nullptr,
+                            balance);
   }
   return final_norm_->forward(x);
 }
@@ -205,9 +219,23 @@ at::Tensor Decoder::logits_of(const at::Tensor& normed) const {
   return head_ ? head_->forward(hidden) : at::linear(hidden, tokens_->weight());
 }
 
+bool is_of_expert(const std::string& parameter) {
+  return parameter.find(".moe.experts.") != std::string::npos;
+}
+
 int64_t num_parameters(const ModelConfig& config) {
   Decoder decoder(config);
   return nn::num_parameters(decoder);
+}
+
+int64_t num_expert_parameters(const ModelConfig& config) {
+  Decoder decoder(config);
+  int64_t total = 0;
+  for (const auto& parameter : nn::parameters_of(decoder)) {
+    if (!is_of_expert(parameter.name)) continue;
+    total += parameter.spec->layout.global_numel();
+  }
+  return total;
 }
 
 int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
@@ -218,7 +246,11 @@ int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
     const auto& layout = parameter.spec->layout;
     const bool is_weight = layout.global_shape().size() == 2;
     const bool is_lookup = parameter.name.starts_with("embed.");
-    if (is_weight && !is_lookup) multiplied += layout.global_numel();
+    if (!is_weight || is_lookup) continue;
+    const int64_t size = layout.global_numel();
+    multiplied += is_of_expert(parameter.name)
+                      ? size / full.moe.experts * full.moe.top_k
+                      : size;
   }
   return 6 * multiplied +
          12 * full.layers * full.heads * full.head_dim * seq_len;

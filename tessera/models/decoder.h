@@ -1,12 +1,13 @@
-// One decoder for GPT-2, Llama, Qwen2 and Qwen3: token embedding, pre-norm
-// layers of attention and MLP, a last norm, a head.
+// One decoder for GPT-2, Llama, Qwen2, Qwen3 and Mixtral: token embedding,
+// pre-norm layers of attention and MLP or experts, a last norm, a head.
 //
 // Shapes: ids, targets: (B, T) of int64; hidden: (B, T, D); logits: (B, T, V).
 //         T is at most ModelConfig::max_seq.
 // Names:  embed.tokens, embed.positions, blocks.N.{attention_norm,
 //         attention.{q, k, v, o, q_norm, k_norm}, mlp_norm,
-//         mlp.{gate, up, down}}, final_norm, head. With tied embeddings there
-//         is no head: embed.tokens serves.
+//         mlp.{gate, up, down}, moe.gate, moe.experts.E.{gate, up, down}},
+//         final_norm, head. With tied embeddings there is no head:
+//         embed.tokens serves.
 // Units:  what is run, gathered and recomputed as one: unit 0 embeds, unit n is
 //         block n - 1, the last one has the final norm and the head.
 // Use:    construct, nn::materialise, then run, whole or unit by unit.
@@ -26,30 +27,35 @@
 #include "tessera/nn/attention.h"
 #include "tessera/nn/blocks.h"
 #include "tessera/nn/loss.h"
+#include "tessera/nn/moe.h"
 #include "tessera/nn/rotary.h"
 
 namespace tessera::models {
 
-// x + attention(norm(x)), then y + mlp(norm(y)).
+// x + attention(norm(x)), then y + mlp(norm(y)); a layer with experts has moe
+// in place of mlp.
 class DecoderBlock : public torch::nn::Module {
  public:
   // REQUIRES: a complete config.
-  explicit DecoderBlock(const ModelConfig& config);
+  DecoderBlock(const ModelConfig& config, bool has_experts);
   at::Tensor forward(const at::Tensor& x, const nn::Rotation& rotation,
-                     nn::KvCache* cache = nullptr) const;
+                     nn::KvCache* cache = nullptr,
+                     nn::Balance* balance = nullptr) const;
 
   const std::shared_ptr<nn::Norm>& attention_norm() const {
     return attention_norm_;
   }
   const std::shared_ptr<nn::Attention>& attention() const { return attention_; }
   const std::shared_ptr<nn::Norm>& mlp_norm() const { return mlp_norm_; }
-  const std::shared_ptr<nn::Mlp>& mlp() const { return mlp_; }
+  const std::shared_ptr<nn::Mlp>& mlp() const { return mlp_; }  // or null
+  const std::shared_ptr<nn::Moe>& moe() const { return moe_; }  // or null
 
  private:
   std::shared_ptr<nn::Norm> attention_norm_;
   std::shared_ptr<nn::Attention> attention_;
   std::shared_ptr<nn::Norm> mlp_norm_;
   std::shared_ptr<nn::Mlp> mlp_;
+  std::shared_ptr<nn::Moe> moe_;
 };
 
 // The keys and values of every layer.
@@ -64,15 +70,18 @@ class Decoder : public torch::nn::Module {
 
   // (B, T) -> logits (B, T, V).
   at::Tensor forward(const at::Tensor& ids);
-  // Sum of the cross-entropy over the targets; see nn/loss.h.
-  nn::LossSum loss(const at::Tensor& ids, const at::Tensor& targets);
+  // Sum of the cross-entropy over the targets; see nn/loss.h. Adds what experts
+  // tell of their balance to `balance`, unless it is null.
+  nn::LossSum loss(const at::Tensor& ids, const at::Tensor& targets,
+                   nn::Balance* balance = nullptr);
 
   int64_t num_units() const { return static_cast<int64_t>(blocks_.size()) + 2; }
   // The unit to which a parameter belongs. A tied embedding belongs to unit 0,
   // and the last unit reads it too.
   int64_t unit_of(const std::string& parameter) const;
   // ids or hidden -> hidden or logits. `tokens`: T of the ids.
-  at::Tensor forward_unit(int64_t unit, const at::Tensor& x, int64_t tokens);
+  at::Tensor forward_unit(int64_t unit, const at::Tensor& x, int64_t tokens,
+                          nn::Balance* balance = nullptr);
   // `logits` as the last unit gave them: they are given up.
   nn::LossSum loss_of(at::Tensor logits, const at::Tensor& targets) const;
 
@@ -110,7 +119,8 @@ class Decoder : public torch::nn::Module {
   nn::Rotation rotation_of(int64_t begin, int64_t tokens,
                            const at::Tensor& like);
   at::Tensor embed(const at::Tensor& ids, int64_t begin) const;
-  at::Tensor hidden(const at::Tensor& ids, DecoderCache* cache);
+  at::Tensor hidden(const at::Tensor& ids, DecoderCache* cache,
+                    nn::Balance* balance);
   at::Tensor logits_of(const at::Tensor& normed) const;
   ModelConfig config_;
   std::shared_ptr<nn::Embedding> tokens_;
@@ -125,13 +135,17 @@ class Decoder : public torch::nn::Module {
   std::vector<int64_t> pieces_ = {0};
 };
 
-// Elements of all parameters, a tied one once.
+// Whether a parameter, by its name, is one of an expert.
+bool is_of_expert(const std::string& parameter);
+
+// Elements of all parameters, a tied one once; and of the experts' among them.
 int64_t num_parameters(const ModelConfig& config);
+int64_t num_expert_parameters(const ModelConfig& config);
 
 // Floating-point operations of forward and backward for one token of a sequence
 // of seq_len, as MFU counts them (Chowdhery et al., PaLM, arXiv 2204.02311,
-// appendix B): 6 a weight that multiplies, the head's included and embedding
-// look-ups not, and 12 * layers * heads * head_dim * seq_len for attention.
+// appendix B): 6 a weight that multiplies, the head's included, embedding
+// look-ups not, of experts the top_k that a token goes to, and 12 * layers * heads * head_dim * seq_len for attention.
 int64_t flops_per_token(const ModelConfig& config, int64_t seq_len);
 
 }  // namespace tessera::models

@@ -47,6 +47,16 @@ constexpr std::array kFamilies = {
            .out_bias = false,
            .mlp_bias = false,
            .qk_norm = true},
+    Family{.name = "mixtral",
+           .architecture = "MixtralForCausalLM",
+           .learned_positions = false,
+           .norm = NormKind::kRmsNorm,
+           .mlp = MlpKind::kSwiGlu,
+           .qkv_bias = false,
+           .out_bias = false,
+           .mlp_bias = false,
+           .qk_norm = false,
+           .experts = true},
 };
 
 }  // namespace

@@ -19,13 +19,14 @@ struct Family {
   bool out_bias;  // of attention
   bool mlp_bias;
   bool qk_norm;
+  bool experts = false;  // in place of the MLP
 };
 
 // nullptr where there is none of that name.
 const Family* find_family(const std::string& name);
 // TS_CHECK_CONFIG on a family that is unknown or not built.
 const Family& family_named(const std::string& name);
-// "gpt2, llama, qwen2, qwen3".
+// "gpt2, llama, qwen2, qwen3, mixtral".
 std::string names_of_families();
 
 }  // namespace tessera::models

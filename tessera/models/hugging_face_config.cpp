@@ -112,8 +112,9 @@ void read_rotary(const Reader& in, ModelConfig& model) {
                    "partial_rotary_factor");
 }
 
+// Where there is no switch for it, a window that is given is used.
 void refuse_sliding_window(const Reader& in, const ModelConfig& model) {
-  if (in.flag("use_sliding_window", false)) {
+  if (in.flag("use_sliding_window", model.family == "mixtral")) {
     in.refuse_unless(in.size("sliding_window", model.max_seq) >= model.max_seq,
                      "sliding_window");
   }
@@ -141,6 +142,17 @@ void read_llama(const Reader& in, ModelConfig& model) {
   in.refuse_unless(!in.flag("mlp_bias", false), "mlp_bias");
   read_rotary(in, model);
   refuse_sliding_window(in, model);
+}
+
+void read_mixtral(const Reader& in, ModelConfig& model) {
+  read_llama(in, model);
+  model.moe.experts = in.size("num_local_experts");
+  model.moe.top_k = in.size("num_experts_per_tok", 2);
+  model.moe.aux_loss = in.number("router_aux_loss_coef", 0.001);
+  TS_CHECK_CONFIG(model.moe.aux_loss >= 0, in.place("router_aux_loss_coef"),
+                  " is ", model.moe.aux_loss, "; it must not be negative.");
+  in.refuse_unless(in.number("router_jitter_noise", 0.0) == 0.0,
+                   "router_jitter_noise");
 }
 
 at::ScalarType read_dtype(const Reader& in) {
@@ -218,11 +230,33 @@ Json llama_json(const ModelConfig& model) {
                 {{"rope_theta", model.rope_theta}, {"rope_type", "default"}}}};
   if (model.family == "qwen2" || model.family == "qwen3") {
     json["use_sliding_window"] = false;
-  } else {
+  } else if (model.family == "llama") {
     json["mlp_bias"] = false;
   }
-  if (model.family != "qwen2") json["attention_bias"] = false;
+  if (model.family == "llama" || model.family == "qwen3") {
+    json["attention_bias"] = false;
+  }
   return json;
+}
+
+Json mixtral_json(const ModelConfig& model) {
+  TS_CHECK_CONFIG(model.moe.every == 1, "model.moe.every is ", model.moe.every,
+                  ": a Hugging Face folder of Mixtral has experts in every "
+                  "layer.");
+  Json json = llama_json(model);
+  json.update({{"num_local_experts", model.moe.experts},
+               {"num_experts_per_tok", model.moe.top_k},
+               {"router_aux_loss_coef", model.moe.aux_loss},
+               {"router_jitter_noise", 0.0},
+               {"output_router_logits", false},
+               {"sliding_window", nullptr}});
+  return json;
+}
+
+Json family_json(const ModelConfig& model) {
+  if (model.family == "gpt2") return gpt2_json(model);
+  if (model.family == "mixtral") return mixtral_json(model);
+  return llama_json(model);
 }
 
 void put_tokens(const HuggingFaceConfig& config, Json& json) {
@@ -250,8 +284,10 @@ HuggingFaceConfig parse_hugging_face_config(const std::string& text,
                   ".");
   in.refuse_unless(!in.has("quantization_config"), "quantization_config");
   config.model.vocab = in.size("vocab_size");
-  family->learned_positions ? read_gpt2(in, config.model)
-                            : read_llama(in, config.model);
+  const auto read = family->learned_positions ? read_gpt2
+                    : family->experts         ? read_mixtral
+                                              : read_llama;
+  read(in, config.model);
   config.model.complete();
   config.dtype = read_dtype(in);
   read_tokens(in, config);
@@ -274,8 +310,7 @@ std::string hugging_face_config_json(const HuggingFaceConfig& config) {
                {"initializer_range", 0.02},
                {"torch_dtype", dtype_word(config.dtype)},
                {"dtype", dtype_word(config.dtype)}};
-  json.update(family.learned_positions ? gpt2_json(config.model)
-                                       : llama_json(config.model));
+  json.update(family_json(config.model));
   put_tokens(config, json);
   return json.dump(2) + "\n";
 }

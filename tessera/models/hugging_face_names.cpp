@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <cctype>
 #include <map>
 #include <span>
+#include <sstream>
 #include <string_view>
 
 #include "tessera/core/error.h"
@@ -11,7 +13,8 @@
 namespace tessera::models {
 namespace {
 
-// "*" stands for the layer's number; ".weight" and ".bias" are kept.
+// A "*" stands for a number, first the layer's, then the expert's; ".weight" and
+// ".bias" are kept.
 struct Name {
   std::string_view ours;
   std::string_view theirs;
@@ -35,7 +38,7 @@ constexpr Name kGpt2[] = {
     {"head", "lm_head"},
 };
 
-// Also of Qwen2 and Qwen3.
+// Also of Qwen2, Qwen3 and Mixtral.
 constexpr Name kLlama[] = {
     {"embed.tokens", "model.embed_tokens"},
     {"blocks.*.attention_norm", "model.layers.*.input_layernorm"},
@@ -49,6 +52,13 @@ constexpr Name kLlama[] = {
     {"blocks.*.mlp.gate", "model.layers.*.mlp.gate_proj"},
     {"blocks.*.mlp.up", "model.layers.*.mlp.up_proj"},
     {"blocks.*.mlp.down", "model.layers.*.mlp.down_proj"},
+    {"blocks.*.moe.gate", "model.layers.*.block_sparse_moe.gate"},
+    {"blocks.*.moe.experts.*.gate",
+     "model.layers.*.block_sparse_moe.experts.*.w1"},
+    {"blocks.*.moe.experts.*.down",
+     "model.layers.*.block_sparse_moe.experts.*.w2"},
+    {"blocks.*.moe.experts.*.up",
+     "model.layers.*.block_sparse_moe.experts.*.w3"},
     {"final_norm", "model.norm"},
     {"head", "lm_head"},
 };
@@ -58,10 +68,30 @@ std::span<const Name> names_of(const std::string& family) {
                           : std::span<const Name>(kLlama);
 }
 
-std::string with_layer(std::string_view pattern, const std::string& layer) {
-  std::string name(pattern);
-  const size_t star = name.find('*');
-  return star == std::string::npos ? name : name.replace(star, 1, layer);
+std::string with_numbers(std::string_view pattern,
+                         const std::vector<std::string>& numbers) {
+  std::string name;
+  size_t next = 0;
+  for (char letter : pattern) {
+    if (letter != '*') {
+      name += letter;
+    } else if (next < numbers.size()) {
+      name += numbers[next++];
+    }
+  }
+  return name;
+}
+
+// Those between dots.
+std::vector<std::string> numbers_in(const std::string& name) {
+  std::vector<std::string> numbers;
+  std::istringstream parts(name);
+  for (std::string part; std::getline(parts, part, '.');) {
+    if (std::isdigit(static_cast<unsigned char>(part[0])) != 0) {
+      numbers.push_back(part);
+    }
+  }
+  return numbers;
 }
 
 }  // namespace
@@ -91,13 +121,10 @@ HuggingFaceSource hugging_face_source(const std::string& family,
                                       const std::string& parameter) {
   const size_t dot = parameter.rfind('.');
   const std::string block = parameter.substr(0, dot);
-  std::string layer;
-  if (block.starts_with("blocks.")) {
-    layer = block.substr(7, block.find('.', 7) - 7);
-  }
+  const auto numbers = numbers_in(block);
   for (const Name& name : names_of(family)) {
-    if (with_layer(name.ours, layer) != block) continue;
-    return {with_layer(name.theirs, layer) + parameter.substr(dot),
+    if (with_numbers(name.ours, numbers) != block) continue;
+    return {with_numbers(name.theirs, numbers) + parameter.substr(dot),
             name.transposed, name.part, name.parts};
   }
   TORCH_INTERNAL_ASSERT(false, "no Hugging Face name for ", parameter);

@@ -6,40 +6,41 @@ namespace tessera::models {
 namespace {
 
 constexpr double kMaxSize = 1 << 24;  // of a width, a depth or a length
+constexpr double kMaxExperts = 1 << 14;
 
 }  // namespace
 
 void MoeConfig::declare(config::Section& section) {
-  const char* part = "mixture of experts";
-  section.key("experts", experts, "experts of a layer; 0: dense layers")
+  section
+      .key("experts", experts,
+           "experts of a layer, in family mixtral; 0: its 8, elsewhere none")
       .at_least(0)
-      .at_most(kMaxSize)
-      .not_built(part);
+      .at_most(kMaxExperts);
   section.key("top_k", top_k, "experts that a token goes to")
       .at_least(1)
-      .at_most(kMaxSize)
-      .not_built(part);
-  section.key("every", every, "every n-th layer has experts")
+      .at_most(kMaxExperts);
+  section
+      .key("every", every, "every n-th layer has experts, the others are dense")
       .at_least(1)
-      .at_most(kMaxSize)
-      .not_built(part);
+      .at_most(kMaxSize);
   section
       .key("capacity_factor", capacity_factor,
            "tokens that an expert takes, over its even share; 0: all that come")
       .at_least(0)
-      .not_built(part);
+      .not_built("dropping tokens");
   section
       .key("shared_experts", shared_experts, "experts that every token goes to")
       .at_least(0)
       .at_most(kMaxSize)
-      .not_built(part);
-  section.key("aux_loss", aux_loss, "weight of the load-balancing loss")
-      .at_least(0)
-      .not_built(part);
+      .not_built("shared experts");
+  section
+      .key("aux_loss", aux_loss,
+           "weight of the load-balancing loss, a mean over samples and layers")
+      .at_least(0);
   section
       .key("bias_balance", bias_balance,
            "balance the load by a bias on the gate, without a loss")
-      .not_built(part);
+      .not_built("balance by a bias");
 }
 
 void ModelConfig::declare(config::Section& section) {
@@ -48,9 +49,7 @@ void ModelConfig::declare(config::Section& section) {
   section.key("load_weights", load_weights,
               "start from the weights in the folder `from`");
   section.key("family", family, "what the decoder's blocks are made of")
-      .one_of({"gpt2", "llama", "qwen2", "qwen3", "mixtral"})
-      .not_built({"mixtral"}, "the family",
-                 "llama, qwen2 or qwen3, which are dense");
+      .one_of({"gpt2", "llama", "qwen2", "qwen3", "mixtral"});
   const auto size = [&](const char* name, int64_t& member, int64_t minimum,
                         const char* meaning) {
     section.key(name, member, meaning)
@@ -81,7 +80,24 @@ void ModelConfig::declare(config::Section& section) {
   section.section("moe", moe, "mixture of experts");
 }
 
+void MoeConfig::complete(const std::string& family) {
+  constexpr int64_t kMixtrals = 8;
+  if (family != "mixtral") {
+    TS_CHECK_CONFIG(experts == 0, "model.moe.experts is ", experts,
+                    ", but model.family ", family,
+                    " is dense. Use model.family mixtral, or leave "
+                    "model.moe.experts out.");
+    return;
+  }
+  if (experts == 0) experts = kMixtrals;
+  TS_CHECK_CONFIG(top_k <= experts, "model.moe.top_k (", top_k,
+                  ") is above model.moe.experts (", experts,
+                  "): a token goes to an expert once. Use ", experts,
+                  " or less.");
+}
+
 void ModelConfig::complete() {
+  moe.complete(family);
   if (kv_heads == 0) kv_heads = heads;
   TS_CHECK_CONFIG(
       heads % kv_heads == 0, "model.heads (", heads,

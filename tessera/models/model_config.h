@@ -9,7 +9,7 @@
 namespace tessera::models {
 
 struct MoeConfig {
-  int64_t experts = 0;  // 0: dense layers
+  int64_t experts = 0;  // 0: Mixtral's 8; of dense families none
   int64_t top_k = 2;
   int64_t every = 1;
   double capacity_factor = 0.0;  // 0: no token is dropped
@@ -17,6 +17,7 @@ struct MoeConfig {
   double aux_loss = 0.01;
   bool bias_balance = false;
   void declare(config::Section& section);
+  void complete(const std::string& family);
 };
 
 // The defaults: a Llama-style decoder of about ten million parameters.
@@ -39,7 +40,16 @@ struct ModelConfig {
   MoeConfig moe = {};
   void declare(config::Section& section);
 
-  // Replaces the zeros that stand for a default: kv_heads, head_dim, and ffn,
+  // Whether layer `index`, from 0, has experts. REQUIRES: complete().
+  bool has_experts(int64_t index) const {
+    return moe.experts > 0 && (index + 1) % moe.every == 0;
+  }
+  int64_t layers_with_experts() const {
+    return moe.experts > 0 ? layers / moe.every : 0;
+  }
+
+  // Replaces the zeros that stand for a default: moe.experts, kv_heads,
+  // head_dim, and ffn,
   // which is 4 x hidden for gpt2 and 8/3 x hidden, rounded up to a multiple of
   // 64, for the others. TS_CHECK_CONFIG where heads do not divide.
   void complete();

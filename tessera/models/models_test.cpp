@@ -177,9 +177,36 @@ TEST(Decoder, CountsTheParametersOfGpt2) {
             6 * multiplied + 12 * 12 * 12 * 64 * 1024);
 }
 
+// Mixtral 8x7B: 46.7 billion parameters, of which 12.9 work on a token.
+TEST(Decoder, ExpertsOfMixtral) {
+  ModelConfig config;
+  config.family = "mixtral";
+  config.layers = 32;
+  config.hidden = 4096;
+  config.heads = 32;
+  config.kv_heads = 8;
+  config.ffn = 14336;
+  config.vocab = 32000;
+  config.max_seq = 32768;
+  config.tie_embeddings = false;
+  EXPECT_EQ(num_parameters(config), 46702792704);
+  EXPECT_EQ(num_expert_parameters(config), int64_t{32} * 8 * 3 * 4096 * 14336);
+  const int64_t active = 46702792704 - int64_t{32} * 6 * 3 * 4096 * 14336;
+  EXPECT_EQ(active, 12879925248);
+  const int64_t norms = (2 * 32 + 1) * 4096, lookup = 32000 * 4096;
+  EXPECT_EQ(flops_per_token(config, 0), 6 * (active - norms - lookup));
+
+  config.layers = 4;
+  config.moe.every = 2;
+  config.complete();
+  EXPECT_EQ(config.layers_with_experts(), 2);
+  EXPECT_FALSE(config.has_experts(0));
+  EXPECT_TRUE(config.has_experts(3));
+}
+
 TEST(Decoder, UnknownFamiliesAreRefused) {
   ModelConfig config = small("llama");
-  config.family = "mixtral";
+  config.family = "mistral";
   EXPECT_THROW(Decoder{config}, tessera::Error);
 }
 

@@ -24,6 +24,13 @@ namespace tessera::nn {
 // autograd follows.
 using Transform = std::function<at::Tensor(const at::Tensor&)>;
 
+// A part of a block in which ranks compute parts of the same sums: what happens
+// to the activations where they enter it and where they leave it.
+struct Region {
+  Transform enter;
+  Transform leave;
+};
+
 struct LinearOptions {
   int64_t in = 0;
   int64_t out = 0;

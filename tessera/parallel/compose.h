@@ -17,6 +17,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/decoder.h"
 #include "tessera/parallel/context/context_parallel.h"
+#include "tessera/parallel/expert/expert_parallel.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
 #include "tessera/parallel/zero/sharded_parameters.h"
@@ -30,8 +31,10 @@ struct ComposeOptions {
   std::function<void()> load;
   tensor::TensorOptions tensor;
   context::ContextOptions context;
+  expert::ExpertOptions expert;
   pipeline::PipelineOptions pipeline;
   int64_t zero_stage = 0;
+  int64_t expert_zero_stage = 0;
   bool reshard_after_forward = true;
   int64_t bucket_bytes = int64_t{25} << 20;
 };

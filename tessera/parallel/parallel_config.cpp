@@ -11,8 +11,7 @@ void ZeroConfig::declare(config::Section& section) {
       .at_most(3);
   section.key("expert_stage", expert_stage, "of experts; -1: as stage")
       .at_least(-1)
-      .at_most(3)
-      .not_built("expert parallelism");
+      .at_most(3);
   section.key("reshard_after_forward", reshard_after_forward,
               "stage 3: free the gathered parameters between forward and "
               "backward");

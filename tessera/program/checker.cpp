@@ -18,16 +18,17 @@ class Checker {
         whole_(units.chunks.empty()),
         num_units_(static_cast<int64_t>(units.reads.size())),
         owners_(units.owners()),
-        gathered_(num_units_, units.zero_stage < 3),
         backwards_(num_units_, 0),
-        reductions_(num_units_, 0) {}
+        reductions_(num_units_, 0) {
+    for (int64_t stage : units.zero_stages) gathered_.push_back(stage < 3);
+  }
 
   Proof run(const Program& program) {
     for (const auto& instruction : program) take(instruction);
     now_ = "the end";
     require(stepped_, "the program has no OptimizerStep");
     for (int64_t owner : owners_) {
-      require(gathered_[owner] == (units_.zero_stage < 3), "the parameters of ",
+      require(gathered_[owner] == (stage_of(owner) < 3), "the parameters of ",
               "unit ", owner,
               gathered_[owner] ? " stay gathered" : " are stale");
     }
@@ -36,6 +37,8 @@ class Checker {
   }
 
  private:
+  int64_t stage_of(int64_t owner) const { return units_.zero_stages[owner]; }
+
   // Of a micro-batch in a chunk.
   struct State {
     bool inputs = false, targets = false, received = false;
@@ -71,8 +74,9 @@ class Checker {
         require(awaited_, "the optimizer needs complete gradients");
         stepped_ = true;
         // Every rank updates its shard of what lives whole.
-        if (units_.zero_stage == 1 || units_.zero_stage == 2) {
-          for (int64_t owner : owners_) gathered_[owner] = false;
+        for (int64_t owner : owners_) {
+          const int64_t stage = stage_of(owner);
+          if (stage == 1 || stage == 2) gathered_[owner] = false;
         }
         break;
       case Op::kGatherParameters:
@@ -80,7 +84,8 @@ class Checker {
         ++proof_.gathers;
         break;
       case Op::kFreeParameters:
-        require(units_.zero_stage == 3, "only stage 3 frees parameters");
+        require(stage_of(unit_of(instruction)) == 3,
+                "only stage 3 frees parameters");
         set_gathered(unit_of(instruction), false);
         break;
       case Op::kReduceGradients:
@@ -133,7 +138,7 @@ class Checker {
   void reduce(int64_t owner) {
     require(!awaited_, "behind the wait for gradients");
     ++reductions_[owner];
-    if (units_.zero_stage >= 2) {
+    if (stage_of(owner) >= 2) {
       require(backwards_of(owner) >= reductions_[owner],
               "a backward that adds to these gradients is still to come");
     } else {
@@ -154,11 +159,12 @@ class Checker {
     }
     if (whole_) return;
     const int64_t count = num_microbatches();
-    const int64_t due = units_.zero_stage >= 2 ? count : 1;
     for (int64_t owner : owners_) {
+      const bool each_time = stage_of(owner) >= 2;
+      const int64_t due = each_time ? count : 1;
       require(reductions_[owner] == due, "the gradients of unit ", owner,
               " are reduced ", reductions_[owner], " times, not ", due);
-      require(units_.zero_stage >= 2 || reduced_after_[owner] == count,
+      require(each_time || reduced_after_[owner] == count,
               "the gradients of unit ", owner, " were reduced after ",
               reduced_after_[owner], " of ", count, " micro-batches");
     }

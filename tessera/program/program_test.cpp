@@ -22,7 +22,7 @@ Program accumulation(int64_t k, bool clip = true) {
 Units units_of(int64_t n, int64_t zero_stage, bool tied = false,
                bool reshard = true) {
   Units units;
-  units.zero_stage = zero_stage;
+  units.zero_stages.assign(n, zero_stage);
   units.reshard_after_forward = reshard;
   units.chunks.emplace_back(n);
   std::iota(units.chunks[0].begin(), units.chunks[0].end(), 0);
@@ -83,6 +83,27 @@ TEST(Checker, RefusesNeighboursInTheWrongOrder) {
     } else {
       EXPECT_THROW(check(swapped), c10::Error) << describe(sound[i]);
     }
+  }
+}
+
+// Each of two blocks reads its experts too, which are in another stage.
+TEST(Units, ExpertsInAnotherStage) {
+  Units units = units_of(4, 3);
+  for (int64_t block : {1, 2}) {
+    units.reads[block].push_back(static_cast<int64_t>(units.reads.size()));
+    units.reads.emplace_back();
+  }
+  for (int64_t expert_stage = 0; expert_stage <= 3; ++expert_stage) {
+    units.zero_stages = {3, 3, 3, 3, expert_stage, expert_stage};
+    const Program program = over_units(accumulation(2), units);
+    expect_that_each_matters(program, units);
+    const int64_t gathers[] = {0, 2, 2, 2 * 2 * 2};  // of the experts
+    EXPECT_EQ(check(program, units).gathers, 2 * 4 * 2 + gathers[expert_stage]);
+    const auto reductions =
+        std::ranges::count_if(program, [](const Instruction& each) {
+          return each.op == Op::kReduceGradients && each.unit >= 4;
+        });
+    EXPECT_EQ(reductions, expert_stage >= 2 ? 2 * 2 : 2);
   }
 }
 

@@ -68,7 +68,7 @@ class Lowering {
     // The unit whose backward is the micro-batch's last for these gradients.
     const bool complete = units_.readers_of(owner).front() == unit;
     const bool last = --backwards_left_[owner] == 0;
-    if (units_.zero_stage >= 2 ? complete : last) {
+    if (units_.zero_stages[owner] >= 2 ? complete : last) {
       lowered_.push_back({Op::kReduceGradients, -1, owner});
     }
     // What stays is freed behind its last backward, unless a micro-batch
@@ -96,24 +96,24 @@ class Lowering {
   }
 
   void gather_for(int64_t unit) {
-    if (units_.zero_stage < 3) return;
     for (int64_t owner : units_.reads[unit]) {
-      if (gathered_[owner]) continue;
+      if (units_.zero_stages[owner] < 3 || gathered_[owner]) continue;
       gathered_[owner] = true;
       lowered_.push_back({Op::kGatherParameters, -1, owner});
     }
   }
 
   void free(int64_t owner) {
-    if (units_.zero_stage < 3 || !gathered_[owner]) return;
+    if (!gathered_[owner]) return;
     gathered_[owner] = false;
     lowered_.push_back({Op::kFreeParameters, -1, owner});
   }
 
   // Every rank has updated its shard.
   void publish() {
-    if (units_.zero_stage != 1 && units_.zero_stage != 2) return;
     for (int64_t owner : units_.owners()) {
+      const int64_t stage = units_.zero_stages[owner];
+      if (stage != 1 && stage != 2) continue;
       lowered_.push_back({Op::kGatherParameters, -1, owner});
     }
   }

@@ -4,7 +4,8 @@
 //
 // A unit is what runs, is gathered and is reduced as one: an embedding, a
 // block, a head. It owns parameters, and may read those of another unit too (a
-// tied embedding).
+// tied embedding), also of one that only owns parameters and never runs (the
+// experts of a block, which may be in another stage of ZeRO).
 //
 // ZeRO stages, by where parameters and gradients live between instructions:
 //   0, 1:  parameters and gradients whole. A unit's gradients are reduced once,
@@ -32,7 +33,7 @@ struct Units {
   // By unit, also of those that run elsewhere: the units whose parameters it
   // reads, itself included.
   std::vector<std::vector<int64_t>> reads;
-  int64_t zero_stage = 0;
+  std::vector<int64_t> zero_stages;   // by unit
   bool reshard_after_forward = true;  // of stage 3
 
   // The units that run here and read the parameters of `unit`, ascending.

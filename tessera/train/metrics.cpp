@@ -25,7 +25,8 @@ enum Field {
   kMemory,
   kCommSeconds,
   kCommBytes,
-  kFields
+  kAux,
+  kFields  // and then the load of each expert
 };
 
 Traffic traffic_of(comm::Communicator& ranks) {
@@ -89,7 +90,7 @@ struct Metrics::Impl {
     const Traffic traffic = share.traffic + traffic_of(ranks) - before;
     const auto memory = monitor::tensor_bytes().peak;
     monitor::reset_tensor_peak();
-    at::Tensor fields = at::empty({kFields}, at::kDouble);
+    at::Tensor fields = at::zeros({num_fields()}, at::kDouble);
     double* field = fields.mutable_data_ptr<double>();
     field[kLoss] = share.loss_sum;
     field[kWeight] = share.weight;
@@ -97,8 +98,15 @@ struct Metrics::Impl {
     field[kMemory] = static_cast<double>(memory) / kMib;
     field[kCommSeconds] = traffic.seconds;
     field[kCommBytes] = static_cast<double>(traffic.bytes);
+    field[kAux] = share.aux_sum;
+    if (share.expert_load.defined()) {
+      fields.narrow(0, kFields, config.model.moe.experts)
+          .copy_(share.expert_load);
+    }
     return fields;
   }
+
+  int64_t num_fields() const { return kFields + config.model.moe.experts; }
 };
 
 Metrics::Metrics(const RunConfig& config, const RunFolder& folder,
@@ -109,7 +117,7 @@ Metrics::~Metrics() = default;
 
 StepTotals Metrics::exchange(const StepShare& share) {
   comm::Group& world = impl_->ranks.world();
-  at::Tensor all = at::empty({world.size(), kFields}, at::kDouble);
+  at::Tensor all = at::empty({world.size(), impl_->num_fields()}, at::kDouble);
   world.all_gather(all, impl_->fields_of(share)).wait();
   if (world.size() > 1 && impl_->exchanges++ % kStepsBetweenLatencies == 0) {
     impl_->latency = latency_us(world);
@@ -126,6 +134,14 @@ StepTotals Metrics::exchange(const StepShare& share) {
   totals.mem_peak_mib = worst[kMemory].item<double>();
   totals.comm_seconds = worst[kCommSeconds].item<double>();
   totals.comm_bytes = worst[kCommBytes].item<double>();
+  if (impl_->config.model.layers_with_experts() > 0) {
+    totals.aux_loss = sum[kAux].item<double>() * aux_mean(impl_->config);
+    const at::Tensor rows =
+        sum.narrow(0, kFields, impl_->config.model.moe.experts);
+    const at::Tensor shares = (rows / rows.sum()).contiguous();
+    const auto* first = shares.const_data_ptr<double>();
+    totals.expert_load = {first, first + shares.numel()};
+  }
   return totals;
 }
 
@@ -153,6 +169,8 @@ void Metrics::record(int64_t step, const StepTotals& totals) {
     record.comm_gbps = totals.comm_bytes / totals.comm_seconds / 1e9;
   }
   record.bubble = 0.0;  // a pipeline of one stage has none
+  record.aux_loss = totals.aux_loss;
+  record.expert_load = totals.expert_load;
   record.validation = totals.validation;
   impl_->sinks->step(record);
 }

@@ -24,10 +24,12 @@ struct StepTotals {
   double grad_norm = 0;
   double lr = 0;
   double seconds = 0;
-  double mem_peak_mib = 0;  // worst rank
-  double comm_seconds = 0;  // worst rank
-  double comm_bytes = 0;    // worst rank
-  bool stop = false;        // some rank was asked to stop
+  double mem_peak_mib = 0;               // worst rank
+  double comm_seconds = 0;               // worst rank
+  double comm_bytes = 0;                 // worst rank
+  bool stop = false;                     // some rank was asked to stop
+  std::optional<double> aux_loss = {};   // mean over samples and layers
+  std::vector<double> expert_load = {};  // share of the rows of each expert
   std::optional<monitor::Validation> validation;
 };
 
@@ -35,6 +37,8 @@ struct StepTotals {
 struct StepShare {
   double loss_sum = 0;
   double weight = 0;
+  double aux_sum = 0;
+  at::Tensor expert_load = {};  // (E), or undefined
   double grad_norm = 0;
   Traffic traffic;  // beside that of the groups
   bool stop = false;

@@ -43,18 +43,33 @@ int64_t checkpoint_bytes(const RunConfig& config) {
 
 // What a rank holds between steps, as if everything divided evenly.
 int64_t rank_bytes(const RunConfig& config) {
+  using mesh::Axis;
   const StateBytes each = state_bytes(config);
-  const int64_t stage = config.zero.stage;
-  const auto over = [&](int64_t bytes, int64_t from_stage) {
-    const bool is_cut = stage >= from_stage;
-    return static_cast<double>(bytes) /
-           static_cast<double>(is_cut ? config.mesh.dp_shard : 1);
+  const auto mesh =
+      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  // Of one parameter that ZeRO shares out along `data`.
+  const auto parameter = [&](int64_t stage, Axis data) {
+    const auto over = [&](int64_t bytes, int64_t from_stage) {
+      return static_cast<double>(bytes) /
+             static_cast<double>(stage >= from_stage ? mesh.degree(data) : 1);
+    };
+    return over(each.weight, 3) + over(each.gradient, 2) +
+           over(each.optimizer, 1);
   };
-  const double parameter =
-      over(each.weight, 3) + over(each.gradient, 2) + over(each.optimizer, 1);
+  const auto ranks = [&](std::initializer_list<Axis> axes) {
+    double product = 1;
+    for (Axis axis : axes) product *= static_cast<double>(mesh.degree(axis));
+    return product;
+  };
+  const auto experts =
+      static_cast<double>(models::num_expert_parameters(config.model));
+  const double trunk =
+      static_cast<double>(models::num_parameters(config.model)) - experts;
   return static_cast<int64_t>(
-      parameter * static_cast<double>(models::num_parameters(config.model)) /
-      static_cast<double>(config.mesh.tp * config.mesh.pp));
+      parameter(config.zero.stage, Axis::kDpShard) * trunk /
+          ranks({Axis::kPp, Axis::kTp}) +
+      parameter(expert_zero_stage(config), Axis::kExpertDp) * experts /
+          ranks({Axis::kPp, Axis::kEp, Axis::kEtp}));
 }
 
 }  // namespace

@@ -21,6 +21,7 @@ StepInput step_input(const RunConfig& config, double lr, StepBatch batch) {
   input.tokens = config.data.seq_len / config.mesh.cp;
   input.target_tokens =
       static_cast<double>(config.batch.global * config.data.seq_len);
+  input.aux_scale = config.model.moe.aux_loss * aux_mean(config);
   input.lr = lr;
   return input;
 }
@@ -60,7 +61,9 @@ void RankModel::build_model() {
   options.tensor = tensor_options(config_);
   options.context = context_options(config_);
   options.pipeline = pipeline_options(config_);
+  options.expert = expert_options(config_);
   options.zero_stage = config_.zero.stage;
+  options.expert_zero_stage = expert_zero_stage(config_);
   options.reshard_after_forward = config_.zero.reshard_after_forward;
   options.bucket_bytes =
       static_cast<int64_t>(config_.zero.bucket_mb * (1 << 20));

@@ -166,6 +166,13 @@ void read_model_folder(RunConfig& config, const config::Provenance& origins) {
        origins);
   take(model.norm_eps, folder.norm_eps, "model.norm_eps", origins);
   take(model.rope_theta, folder.rope_theta, "model.rope_theta", origins);
+  take(model.moe.experts, folder.moe.experts, "model.moe.experts", origins);
+  take(model.moe.top_k, folder.moe.top_k, "model.moe.top_k", origins);
+  take(model.moe.every, folder.moe.every, "model.moe.every", origins);
+  // No size: how it is trained is the user's.
+  if (!is_set(origins, "model.moe.aux_loss")) {
+    model.moe.aux_loss = folder.moe.aux_loss;
+  }
 }
 
 void complete(RunConfig& config, int64_t world_size) {
@@ -184,6 +191,7 @@ void complete(RunConfig& config, int64_t world_size) {
                           tensor_options(config));
   parallel::context::check(config.model, config.data.seq_len, config.mesh.tp,
                            context_options(config));
+  parallel::expert::check(config.model, expert_options(config));
   complete_batch(config.batch, data_parallel_degree(config));
   parallel::pipeline::check(config.model, accumulation(config),
                             pipeline_options(config));
@@ -204,6 +212,22 @@ parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config) {
           .stages = config.mesh.pp,
           .chunks = config.pipeline.chunks,
           .split = config.pipeline.split};
+}
+
+parallel::expert::ExpertOptions expert_options(const RunConfig& config) {
+  return {.degree = config.mesh.ep,
+          .sequence_parallel = config.tensor.sequence_parallel};
+}
+
+int64_t expert_zero_stage(const RunConfig& config) {
+  return config.zero.expert_stage < 0 ? config.zero.stage
+                                      : config.zero.expert_stage;
+}
+
+double aux_mean(const RunConfig& config) {
+  const int64_t layers = config.model.layers_with_experts();
+  return layers == 0 ? 0.0
+                     : 1.0 / static_cast<double>(config.batch.global * layers);
 }
 
 RecomputeOptions recompute_options(const RunConfig& config) {
@@ -242,6 +266,11 @@ std::vector<std::string> without_effect(const RunConfig& config,
        "is not used by schedule.type constant");
   note(config.model.family == "gpt2", "model.rope_theta",
        "is not used by model.family gpt2, whose positions are learned");
+  for (const char* key : {"model.moe.top_k", "model.moe.every",
+                          "model.moe.aux_loss", "zero.expert_stage"}) {
+    note(config.model.moe.experts == 0, key,
+         "is not used by a model without experts");
+  }
   return found;
 }
 

@@ -206,10 +206,7 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
 
 TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
-      {R"({"mesh": {"ep": 2}})", "mesh.ep is 2: expert"},
-      {R"({"mesh": {"etp": 2}})", "mesh.etp is 2: expert"},
       {R"({"mesh": {"speeds": [1, 2]}})", "mesh.speeds is [1.0,2.0]"},
-      {R"({"zero": {"expert_stage": 1}})", "zero.expert_stage is 1: expert"},
       {R"({"zero": {"prefetch": 2}})", "zero.prefetch is 2: gathering"},
       {R"({"zero": {"offload": "all"}})", "zero.offload is \"all\""},
       {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
@@ -221,9 +218,9 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"comm": {"algorithm": "tree"}})", "comm.algorithm"},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
       {R"({"monitor": {"trace": true}})", "monitor.trace is true"},
-      {R"({"model": {"family": "mixtral"}})", "model.family is \"mixtral\""},
       {R"({"model": {"dropout": 0.1}})", "model.dropout is 0.1"},
-      {R"({"model": {"moe": {"experts": 8}}})", "model.moe.experts is 8"},
+      {R"({"model": {"moe": {"shared_experts": 1}}})",
+       "model.moe.shared_experts is 1"},
       {R"({"data": {"reader": "first"}})", "data.reader is \"first\""},
       {R"({"run": {"device": "cuda"}})", "run.device is \"cuda\""}};
   for (const auto& [text, part] : cases) {
@@ -232,6 +229,56 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
     EXPECT_NE(message.find("is not built yet. Use "), std::string::npos)
         << message;
   }
+}
+
+TEST(RunConfig, Experts) {
+  const auto complaint = [](auto change, int64_t world) {
+    RunConfig config = minimal();
+    config.model.family = "mixtral";
+    change(config);
+    return refusal_of([&] { complete(config, world); });
+  };
+  EXPECT_EQ(complaint([](RunConfig& c) { c.mesh.ep = 4; }, 4), "");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.mesh.ep = 4;
+                  c.model.moe.experts = 6;
+                },
+                4),
+            "mesh.ep (4) does not divide model.moe.experts (6): every rank "
+            "holds whole experts, as many as the others. Nearest "
+            "model.moe.experts: 4 or 8.");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.mesh.ep = 2;
+                  c.model.family = "llama";
+                },
+                4),
+            "mesh.ep is 2, but model.family llama has no experts to share "
+            "out. Use model.family mixtral, or leave mesh.ep out.");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.model.moe.experts = 4;
+                  c.model.family = "llama";
+                },
+                1),
+            "model.moe.experts is 4, but model.family llama is dense. Use "
+            "model.family mixtral, or leave model.moe.experts out.");
+  EXPECT_EQ(complaint([](RunConfig& c) { c.model.moe.top_k = 9; }, 1),
+            "model.moe.top_k (9) is above model.moe.experts (8): a token goes "
+            "to an expert once. Use 8 or less.");
+  EXPECT_EQ(complaint([](RunConfig& c) { c.mesh.ep = 3; }, 4),
+            "mesh.ep is 3, which does not divide the dp_replicate 4 x dp_shard "
+            "1 x cp 1 x tp 1 = 4 ranks of a stage over etp 1. Use a divisor of "
+            "4.");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.mesh.tp = 4;
+                  c.mesh.etp = 2;
+                },
+                4),
+            "mesh.etp is 2. It is 1 (an expert is whole on its rank) or "
+            "mesh.tp, 4.");
 }
 
 TEST(RunConfig, BatchEquation) {

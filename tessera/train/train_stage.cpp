@@ -24,6 +24,8 @@ void TrainStage::begin(StepInput input, int64_t /*num_microbatches*/) {
   input_ = std::move(input);
   loss_sum_ = 0;
   weight_ = 0;
+  aux_sum_ = 0;
+  expert_load_ = at::Tensor();
   grad_norm_ = 0;
 }
 
@@ -37,6 +39,13 @@ void TrainStage::count(double sum, double weight, int64_t microbatch) {
            "whole.");
   loss_sum_ += sum;
   weight_ += weight;
+}
+
+void TrainStage::count(const nn::Balance& balance) {
+  if (!balance.loss.defined()) return;
+  aux_sum_ += balance.loss.item<double>();
+  expert_load_ =
+      expert_load_.defined() ? expert_load_ + balance.load : balance.load;
 }
 
 // Every element of the model counts on one rank.
@@ -73,10 +82,10 @@ RankStage::RankStage(models::Decoder& decoder, parallel::Composed& composed,
 
 nn::LossSum RankStage::evaluate(const data::Batch& whole) {
   const at::NoGradGuard no_grad;
-  const bool gathers = composed_.units.zero_stage == 3;
   const auto on_owners = [&](int64_t unit, auto act) {
-    if (!gathers) return;
-    for (int64_t owner : composed_.units.reads[unit]) act(owner);
+    for (int64_t owner : composed_.units.reads[unit]) {
+      if (composed_.units.zero_stages[owner] == 3) act(owner);
+    }
   };
   const data::Batch batch = local(whole);
   const int64_t samples = batch.inputs.size(0), tokens = batch.inputs.size(1);
@@ -201,8 +210,10 @@ void RankStage::forward(int64_t microbatch, int64_t unit) {
     if (!here.input.defined()) here.input = before.detach();
     here.input.requires_grad_();
   }
-  const at::AutoGradMode records(!is_recomputed(unit));
-  here.output = decoder_.forward_unit(unit, here.input, input_.tokens);
+  const bool again = is_recomputed(unit);
+  const at::AutoGradMode records(!again);
+  here.output = decoder_.forward_unit(unit, here.input, input_.tokens,
+                                      again ? nullptr : &here.balance);
 }
 
 void RankStage::backward(int64_t microbatch, int64_t unit) {
@@ -213,7 +224,8 @@ void RankStage::backward(int64_t microbatch, int64_t unit) {
   Passed& here = mine.units.at(unit);
   at::Tensor output = std::exchange(here.output, {});
   if (is_recomputed(unit)) {
-    output = decoder_.forward_unit(unit, here.input, input_.tokens);
+    output =
+        decoder_.forward_unit(unit, here.input, input_.tokens, &here.balance);
   }
   if (is_last(unit)) {
     const nn::LossSum loss =
@@ -221,7 +233,15 @@ void RankStage::backward(int64_t microbatch, int64_t unit) {
     count(loss.sum.item<double>(), loss.weight.item<double>(), microbatch);
     output = loss.sum / input_.target_tokens;
   }
-  torch::autograd::backward({output}, {std::exchange(here.gradient, {})});
+  std::vector<at::Tensor> ends = {output};
+  std::vector<at::Tensor> gradients = {std::exchange(here.gradient, {})};
+  const nn::Balance balance = std::exchange(here.balance, {});
+  count(balance);
+  if (balance.loss.defined() && input_.aux_scale > 0) {
+    ends.push_back(balance.loss * input_.aux_scale);
+    gradients.emplace_back();
+  }
+  torch::autograd::backward(ends, gradients);
   if (unit == 0) return;
   // To the unit before, unless another stage has it.
   Passed& before = mine.units.at(unit - 1);
@@ -295,14 +315,21 @@ void StarStage::forward(int64_t /*microbatch*/, int64_t /*unit*/) {}
 
 void StarStage::backward(int64_t microbatch, int64_t /*unit*/) {
   std::vector<std::pair<double, double>> sums(decoders_.size());
+  std::vector<nn::Balance> balances(decoders_.size());
   replicas_.run(decoders_.size(), [&](size_t device) {
     const auto& batch = batches_[device];
+    nn::Balance& balance = balances[device];
     const nn::LossSum loss =
-        decoders_[device]->loss(batch.inputs, batch.targets);
+        decoders_[device]->loss(batch.inputs, batch.targets, &balance);
     sums[device] = {loss.sum.item<double>(), loss.weight.item<double>()};
-    torch::autograd::backward({loss.sum / input_.target_tokens}, {});
+    at::Tensor whole = loss.sum / input_.target_tokens;
+    if (balance.loss.defined()) {
+      whole = whole + balance.loss * input_.aux_scale;
+    }
+    torch::autograd::backward({whole}, {});
   });
   for (const auto& [sum, weight] : sums) count(sum, weight, microbatch);
+  for (const auto& balance : balances) count(balance);
 }
 
 // Its program names the whole stage: there is nothing to send, to gather or to

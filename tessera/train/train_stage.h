@@ -4,7 +4,8 @@
 // Shapes: a micro-batch's inputs and targets: (B, T) of int64.
 // Loss:   the sum of cross-entropies over the target tokens of the global
 //         batch, divided once by their number: gradients need no scale of
-//         micro-batch or rank.
+//         micro-batch or rank. So with the auxiliary loss of experts, over
+//         samples and layers.
 // Comm:   RankStage: that of the model's strategies and of ShardedParameters;
 //         the norm is one all_reduce of a double over the world. StarStage:
 //         none; devices are threads of this process.
@@ -35,6 +36,7 @@ struct StepInput {
   int64_t samples = 0;       // of a micro-batch
   int64_t tokens = 0;        // of a sample, on this rank
   double target_tokens = 0;  // of the global batch
+  double aux_scale = 0;      // of nn::Balance::loss in the step's loss
   double lr = 0;
 };
 
@@ -48,6 +50,9 @@ class TrainStage : public program::Stage {
   // Of the step that ran: this rank's part of the loss.
   double loss_sum() const { return loss_sum_; }
   double weight() const { return weight_; }
+  // Its part of nn::Balance, of all layers and micro-batches.
+  double aux_sum() const { return aux_sum_; }
+  const at::Tensor& expert_load() const { return expert_load_; }
   // Global L2 norm before clipping.
   double grad_norm() const { return grad_norm_; }
   // What the step moved outside of any group, on the busiest device.
@@ -65,6 +70,7 @@ class TrainStage : public program::Stage {
  protected:
   // Adds to the sums; throws where the loss is not finite.
   void count(double sum, double weight, int64_t microbatch);
+  void count(const nn::Balance& balance);
   void take_norm();
 
   parallel::Composed& composed_;
@@ -76,6 +82,8 @@ class TrainStage : public program::Stage {
   double clip_norm_;
   double loss_sum_ = 0;
   double weight_ = 0;
+  double aux_sum_ = 0;
+  at::Tensor expert_load_;
   double grad_norm_ = 0;
 };
 
@@ -107,6 +115,7 @@ class RankStage final : public TrainStage {
     at::Tensor input;
     at::Tensor output;
     at::Tensor gradient;  // of the output
+    nn::Balance balance = {};
   };
   struct Microbatch {
     data::Batch batch;  // this rank's tokens

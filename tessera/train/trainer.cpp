@@ -164,6 +164,8 @@ class Trainer {
     const TrainStage& stage = model_->stage();
     StepTotals totals = metrics_->exchange({.loss_sum = stage.loss_sum(),
                                             .weight = stage.weight(),
+                                            .aux_sum = stage.aux_sum(),
+                                            .expert_load = stage.expert_load(),
                                             .grad_norm = stage.grad_norm(),
                                             .traffic = stage.traffic(),
                                             .stop = options_.stop_requested()});

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -22,7 +23,7 @@ constexpr double kBound = 1e-10;
 
 // What one rank computed: the control.
 struct Control {
-  std::vector<double> losses, norms;
+  std::vector<double> losses, norms, aux_losses;
   // By name: the gradient of each step; weights and the optimizer's tensors at
   // the end, these as "exp_avg.NAME".
   std::map<std::string, std::vector<at::Tensor>> gradients;
@@ -105,16 +106,24 @@ class Comparison {
   }
 
   void take_loss(RankModel& model, comm::Group& world, int64_t step) {
-    at::Tensor sums = at::tensor(
-        {model.stage().loss_sum(), model.stage().weight()}, at::kDouble);
+    at::Tensor sums =
+        at::tensor({model.stage().loss_sum(), model.stage().weight(),
+                    model.stage().aux_sum()},
+                   at::kDouble);
     world.all_reduce(sums).wait();
     const double loss = sums[0].item<double>() / sums[1].item<double>();
     const double norm = model.stage().grad_norm();
+    const double aux = sums[2].item<double>();
     if (world.rank() != 0) return;
     if (records_) {
       control_.losses.push_back(loss);
       control_.norms.push_back(norm);
+      control_.aux_losses.push_back(aux);
       return;
+    }
+    if (aux != 0) {
+      compare_number("aux_loss", aux, control_.aux_losses.at(step - 1), step,
+                     result_.loss);
     }
     compare_number("loss", loss, control_.losses.at(step - 1), step,
                    result_.loss);
@@ -238,7 +247,8 @@ class Comparison {
     auto& all = result_.differences;
     if (all.empty()) return;
     const auto order = [](const Difference& each) {
-      const bool is_cause = each.what == "gradient" || each.what == "loss";
+      const bool is_cause = each.what == "gradient" || each.what == "loss" ||
+                            each.what == "aux_loss";
       return std::pair(each.step, is_cause ? 0 : 1);
     };
     const auto first = order(*std::ranges::min_element(all, {}, order));
@@ -276,7 +286,9 @@ const std::vector<AxisDegree>& axes_of_mesh() {
       {"dp_replicate", &mesh::MeshConfig::dp_replicate},
       {"dp_shard", &mesh::MeshConfig::dp_shard},
       {"cp", &mesh::MeshConfig::cp},
-      {"tp", &mesh::MeshConfig::tp}};
+      {"tp", &mesh::MeshConfig::tp},
+      {"ep", &mesh::MeshConfig::ep},
+      {"etp", &mesh::MeshConfig::etp}};
   return axes;
 }
 
@@ -293,7 +305,14 @@ void blame(const RunConfig& config, int64_t steps, Control& control,
     without.mesh.*axis.degree = 1;
     without.mesh.dp = 0;
     if (axis.name == "pp") without.pipeline = {};
-    if (axis.name == "tp") without.tensor = {};
+    if (axis.name == "tp") {
+      without.tensor = {};
+      without.mesh.etp = 1;
+    }
+    // What is left of the ranks that ep folds.
+    without.mesh.ep =
+        std::gcd(without.mesh.ep,
+                 world_of(without.mesh) / without.mesh.pp / without.mesh.etp);
     std::set<std::pair<std::string, std::string>> left;
     const auto again = Comparison(without, steps, control, /*records=*/false)
                            .run(world_of(without.mesh));

@@ -25,7 +25,7 @@ bool has_bias(const nn::Block& block) {
 class Cutter {
  public:
   Cutter(const TensorOptions& options, comm::Group& group)
-      : options_(options), group_(group) {}
+      : options_(options), group_(group), region_(region(options, group)) {}
 
   void cut(models::Decoder& decoder) const {
     for (const auto& block : decoder.blocks()) cut(*block, decoder.config());
@@ -42,30 +42,6 @@ class Cutter {
     return sequence() ? Placement::replicate_summed() : Placement::replicate();
   }
 
-  nn::Transform enter() const {
-    comm::Group* group = &group_;
-    if (!sequence()) {
-      return [group](const at::Tensor& x) {
-        return comm::identity_with_all_reduce(x, *group);
-      };
-    }
-    return [group](const at::Tensor& x) {
-      return comm::all_gather_with_reduce_scatter(x, kSequenceDim, *group);
-    };
-  }
-
-  nn::Transform leave() const {
-    comm::Group* group = &group_;
-    if (!sequence()) {
-      return [group](const at::Tensor& x) {
-        return comm::all_reduce_with_identity(x, *group);
-      };
-    }
-    return [group](const at::Tensor& x) {
-      return comm::reduce_scatter_with_all_gather(x, kSequenceDim, *group);
-    };
-  }
-
   void norm(nn::Norm& norm) const {
     place(norm, "weight", whole());
     if (has_bias(norm)) place(norm, "bias", whole());
@@ -79,14 +55,14 @@ class Cutter {
   void rows(nn::Linear& linear) const {
     place(linear, "weight", Placement::shard(1));
     if (has_bias(linear)) place(linear, "bias", whole());
-    linear.set_reduction(leave());
+    linear.set_reduction(region_.leave);
   }
 
   void cut(models::DecoderBlock& block,
            const models::ModelConfig& config) const {
     norm(*block.attention_norm());
     nn::Attention& attention = *block.attention();
-    attention.set_entrance(enter());
+    attention.set_entrance(region_.enter);
     const int64_t copies =
         std::max<int64_t>(1, group_.size() / config.kv_heads);
     columns(*attention.q());
@@ -99,8 +75,9 @@ class Cutter {
     }
 
     norm(*block.mlp_norm());
+    if (!block.mlp()) return;  // experts have a view of their own
     nn::Mlp& mlp = *block.mlp();
-    mlp.set_entrance(enter());
+    mlp.set_entrance(region_.enter);
     if (mlp.gate()) columns(*mlp.gate());
     columns(*mlp.up());
     rows(*mlp.down());
@@ -111,15 +88,16 @@ class Cutter {
     const int64_t first =
         mesh::chunk_of(entries, group_.size(), group_.rank()).begin;
     place(*decoder.tokens(), "weight", Placement::shard(0));
-    decoder.tokens()->set_rows(first, leave());
+    decoder.tokens()->set_rows(first, region_.leave);
     if (decoder.positions()) place(*decoder.positions(), "weight", whole());
     if (decoder.head()) columns(*decoder.head());
-    decoder.set_head(enter(), {first, entries, &group_});
+    decoder.set_head(region_.enter, {first, entries, &group_});
     if (sequence()) decoder.set_sequence_shard(group_.rank(), group_.size());
   }
 
   const TensorOptions options_;
   comm::Group& group_;
+  const nn::Region region_;
 };
 
 }  // namespace
@@ -147,6 +125,30 @@ void check(const models::ModelConfig& model, int64_t seq_len,
                   "), which tensor.sequence_parallel cuts. Nearest "
                   "data.seq_len: ",
                   nearest_multiples(seq_len, tp), ".");
+}
+
+nn::Region region(const TensorOptions& options, comm::Group& ranks) {
+  comm::Group* group = &ranks;
+  if (!options.sequence_parallel) {
+    return {.enter =
+                [group](const at::Tensor& x) {
+                  return comm::identity_with_all_reduce(x, *group);
+                },
+            .leave =
+                [group](const at::Tensor& x) {
+                  return comm::all_reduce_with_identity(x, *group);
+                }};
+  }
+  return {.enter =
+              [group](const at::Tensor& x) {
+                return comm::all_gather_with_reduce_scatter(x, kSequenceDim,
+                                                            *group);
+              },
+          .leave =
+              [group](const at::Tensor& x) {
+                return comm::reduce_scatter_with_all_gather(x, kSequenceDim,
+                                                            *group);
+              }};
 }
 
 void apply(models::Decoder& decoder, const TensorOptions& options,

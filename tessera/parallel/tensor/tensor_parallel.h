@@ -34,8 +34,11 @@ struct TensorOptions {
 void check(const models::ModelConfig& model, int64_t seq_len,
            const TensorOptions& options);
 
-// Sets the layouts of the decoder's parameters over tp, and what happens to
-// activations. REQUIRES: a decoder that is not materialised; `group` outlives
+// Around what the ranks of tp compute parts of. REQUIRES: `group` outlives it.
+nn::Region region(const TensorOptions& options, comm::Group& group);
+
+// Sets the layouts of the decoder's parameters over tp, experts' apart, and
+// what happens to activations. REQUIRES: a decoder that is not materialised; `group` outlives
 // it and is the ranks along tp.
 void apply(models::Decoder& decoder, const TensorOptions& options,
            comm::Group& group);

@@ -40,21 +40,23 @@ at::Tensor window_of(const at::Tensor& tensor) {
 class ShardedParameters::Group {
  public:
   Group(std::vector<nn::Parameter> parameters, const mesh::DeviceMesh& mesh,
-        int64_t rank, const ShardingOptions& options, comm::Group& shards,
+        int64_t rank, int64_t stage, int64_t bucket_bytes, comm::Group& shards,
         comm::Group& sum)
       : parameters_(std::move(parameters)),
-        options_(options),
+        stage_(stage),
+        bucket_bytes_(bucket_bytes),
         shards_(shards),
         sum_(sum),
-        sharded_(options.stage > 0 && shards.size() > 1) {
+        sharded_(stage > 0 && shards.size() > 1) {
     const at::NoGradGuard no_grad;
     const mesh::Coord coord = mesh.coord_of(rank);
     for (const auto& parameter : parameters_) {
       const auto& layout = parameter.spec->layout;
+      const Axis data = layout.data_axis();
       TORCH_INTERNAL_ASSERT(!sharded_ ||
-                            layout.on(Axis::kDpShard) == Placement::shard(0));
-      full_shapes_.push_back(layout.with(Axis::kDpShard, Placement::replicate())
-                                 .local_shape(mesh, coord));
+                            layout.on(data) == Placement::shard(0));
+      full_shapes_.push_back(
+          layout.with(data, Placement::replicate()).local_shape(mesh, coord));
     }
     if (sharded_) cut();
     lay_out_parameters();
@@ -71,7 +73,7 @@ class ShardedParameters::Group {
   void gather() {
     if (!sharded_) return;
     const at::NoGradGuard no_grad;
-    if (options_.stage == 3) {
+    if (stage_ == 3) {
       resize_storage(full_.flat(), full_bytes_);
     } else {
       for (size_t i = 0; i < cuts_.size(); ++i) {
@@ -89,7 +91,7 @@ class ShardedParameters::Group {
   }
 
   void free() {
-    if (sharded_ && options_.stage == 3) resize_storage(full_.flat(), 0);
+    if (sharded_ && stage_ == 3) resize_storage(full_.flat(), 0);
   }
 
   void zero_gradients() {
@@ -113,7 +115,7 @@ class ShardedParameters::Group {
       if (sum_.size() == 1) return;
       const at::Tensor flat = gradients_.flat();
       const int64_t most = std::max<int64_t>(
-          1, options_.bucket_bytes / static_cast<int64_t>(flat.itemsize()));
+          1, bucket_bytes_ / static_cast<int64_t>(flat.itemsize()));
       for (int64_t begin = 0; begin < flat.numel(); begin += most) {
         works_.push_back(sum_.all_reduce(
             flat.narrow(0, begin, std::min(most, flat.numel() - begin))));
@@ -160,7 +162,7 @@ class ShardedParameters::Group {
   }
 
   int64_t parameter_bytes() const {
-    if (sharded_ && options_.stage == 3) return bytes_of(piece_);
+    if (sharded_ && stage_ == 3) return bytes_of(piece_);
     int64_t bytes = 0;
     for (const auto& parameter : parameters_) {
       bytes += bytes_of(parameter.tensor);
@@ -184,7 +186,7 @@ class ShardedParameters::Group {
     return static_cast<int64_t>(tensor.nbytes());
   }
 
-  bool gradients_are_whole() const { return !sharded_ || options_.stage == 1; }
+  bool gradients_are_whole() const { return !sharded_ || stage_ == 1; }
 
   void cut() {
     for (const auto& shape : full_shapes_) {
@@ -223,24 +225,23 @@ class ShardedParameters::Group {
     }
     const auto options = parameters_[0].tensor.options().requires_grad(false);
     piece_ = at::zeros({piece_numel_}, options);
-    if (options_.stage == 3) {
+    if (stage_ == 3) {
       full_ = FlatBuffer(full_shapes_, options);
       full_bytes_ = bytes_of(full_.flat());
     }
     for (size_t i = 0; i < parameters_.size(); ++i) {
       at::Tensor& parameter = parameters_[i].tensor;
       const at::Tensor filled = window_of(parameter);
-      const at::Tensor full = options_.stage == 3
-                                  ? full_.view(i)
-                                  : at::empty(full_shapes_[i], options);
+      const at::Tensor full =
+          stage_ == 3 ? full_.view(i) : at::empty(full_shapes_[i], options);
       whole_.push_back(window_of(full));
-      local_.push_back(window_of(options_.stage == 3
+      local_.push_back(window_of(stage_ == 3
                                      ? in_piece(piece_, i, shards_.rank())
                                      : rows_of(full, i, shards_.rank())));
       local_.back().copy_(filled);
       parameter.set_data(full);
     }
-    options_.stage == 3 ? free() : gather();
+    stage_ == 3 ? free() : gather();
   }
 
   void lay_out_gradients() {
@@ -264,8 +265,9 @@ class ShardedParameters::Group {
 
   std::vector<nn::Parameter> parameters_;
   std::vector<std::vector<int64_t>> full_shapes_;
-  const ShardingOptions options_;
-  comm::Group& shards_;  // dp_shard
+  const int64_t stage_;
+  const int64_t bucket_bytes_;
+  comm::Group& shards_;  // along the data axis
   comm::Group& sum_;     // further ranks that share the gradient
   const bool sharded_;
   std::vector<Cut> cuts_;
@@ -284,36 +286,39 @@ class ShardedParameters::Group {
   at::Tensor packed_, reduced_;  // of the reduction under way
 };
 
-void set_layouts(const std::vector<nn::Parameter>& parameters, int64_t stage) {
-  for (const auto& parameter : parameters) {
-    mesh::Layout& layout = parameter.spec->layout;
-    layout =
-        layout.with(Axis::kDpReplicate, Placement::replicate_summed())
-            .with(Axis::kDpShard, stage == 0 ? Placement::replicate_summed()
-                                             : Placement::shard(0))
-            .with(Axis::kCp, Placement::replicate_summed());
-  }
+void set_layout(const nn::Parameter& parameter, int64_t stage) {
+  const Placement own =
+      stage == 0 ? Placement::replicate_summed() : Placement::shard(0);
+  mesh::Layout& layout = parameter.spec->layout;
+  layout = layout.with(layout.data_axis(), own);
+  if (layout.is_of_expert()) return;
+  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed())
+               .with(Axis::kCp, Placement::replicate_summed());
 }
 
 ShardedParameters::ShardedParameters(
     std::vector<std::vector<nn::Parameter>> units, const mesh::DeviceMesh& mesh,
     comm::Communicator& ranks, const ShardingOptions& options)
-    : stage_(options.stage) {
+    : stages_(options.stages) {
   const int64_t rank = ranks.rank();
-  comm::Group& shards =
-      *ranks.make_group(mesh.peers(rank, {Axis::kDpShard}), "dp_shard");
   for (auto& unit : units) {
     std::map<std::vector<int64_t>, std::vector<nn::Parameter>> by_peers;
     for (auto& parameter : unit) {
       auto peers = parameter.spec->layout.gradient_peers(mesh, rank);
       by_peers[std::move(peers)].push_back(std::move(parameter));
     }
+    const int64_t stage = stages_.at(units_.size());
     units_.emplace_back();
     for (auto& [peers, members] : by_peers) {
-      const std::string axes = mesh.axes_of(peers);
-      comm::Group& sum = *ranks.make_group(peers, axes.empty() ? "self" : axes);
+      const auto& layout = members.front().spec->layout;
+      const Axis data = layout.data_axis();
+      const std::string axes = peers.size() == 1       ? "self"
+                               : layout.is_of_expert() ? mesh::name_of(data)
+                                                       : mesh.axes_of(peers);
       units_.back().push_back(std::make_unique<Group>(
-          std::move(members), mesh, rank, options, shards, sum));
+          std::move(members), mesh, rank, stage, options.bucket_bytes,
+          *ranks.make_group(mesh.peers(rank, {data}), mesh::name_of(data)),
+          *ranks.make_group(peers, axes)));
       units_.back().back()->add_to(parameters_);
     }
   }
@@ -334,9 +339,8 @@ void ShardedParameters::free(int64_t unit) {
 }
 
 void ShardedParameters::gather_all() {
-  if (stage_ == 3) return;
-  for (auto& unit : units_) {
-    for (auto& group : unit) group->gather();
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    if (stages_[unit] < 3) gather(static_cast<int64_t>(unit));
   }
 }
 
@@ -353,7 +357,7 @@ void ShardedParameters::begin_backward(int64_t unit) {
 // Where gradients live as shards, one unit's reduction is under way at a time:
 // more would hold what the shards are to save.
 void ShardedParameters::reduce(int64_t unit) {
-  if (stage_ >= 2) end_reductions();
+  if (stages_.at(unit) >= 2) end_reductions();
   for (auto& group : units_.at(unit)) {
     group->begin_reduction();
     pending_.push_back(group.get());

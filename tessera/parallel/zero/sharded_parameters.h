@@ -1,9 +1,9 @@
-// A model's parameters and gradients on one rank, unit by unit, in any stage of
-// ZeRO: stage 0 is plain data parallelism.
+// A model's parameters and gradients on one rank, unit by unit, each in its own
+// stage of ZeRO: stage 0 is plain data parallelism.
 //
-// Layouts: what is sharded on dp_shard is cut in boxes on dim 0 inside what
-//          tensor parallelism left, uneven and empty ones included (FSDP2's
-//          cut). This rank updates its box, the "shard"; layers compute with
+// Layouts: what is sharded on dp_shard (of experts: on expert_dp, here always
+//          meant too) is cut in boxes on dim 0 inside what tensor parallelism
+//          left, uneven and empty ones included (FSDP2's cut). This rank updates its box, the "shard"; layers compute with
 //          the whole, "full", parameter.
 // Where:   stage    full parameters      gradients
 //          0, 1     always               whole; reduced once a step
@@ -48,21 +48,21 @@ struct LocalParameter {
   at::Tensor gradient;  // of the shard, once reduced; fp32 or wider
 };
 
-// Sets what the data axes mean for these parameters: stage 0 replicates them
-// over dp_replicate, dp_shard and cp, whose gradients are summed; from stage 1
-// on dp_shard cuts them.
-void set_layouts(const std::vector<nn::Parameter>& parameters, int64_t stage);
+// Sets what the data axes mean for this parameter: stage 0 replicates it over
+// dp_replicate, dp_shard and cp, whose gradients are summed; from stage 1 on
+// dp_shard cuts it. The data axis of an expert is expert_dp.
+void set_layout(const nn::Parameter& parameter, int64_t stage);
 
 struct ShardingOptions {
-  int64_t stage = 0;
+  std::vector<int64_t> stages;  // by unit
   int64_t bucket_bytes = int64_t{25} << 20;
 };
 
 class ShardedParameters {
  public:
   // Takes over memory and .grad of the parameters, which are materialised as
-  // their layouts say. units[u]: those of unit u that this rank holds; each
-  // once.
+  // their layouts say. units[u]: those of unit u that this rank holds, all
+  // with the same data axis; each once.
   ShardedParameters(std::vector<std::vector<nn::Parameter>> units,
                     const mesh::DeviceMesh& mesh, comm::Communicator& ranks,
                     const ShardingOptions& options);
@@ -95,7 +95,7 @@ class ShardedParameters {
   void end_reductions();
   std::vector<std::vector<std::unique_ptr<Group>>> units_;
   std::vector<LocalParameter> parameters_;
-  int64_t stage_;
+  std::vector<int64_t> stages_;  // by unit
   std::vector<Group*> pending_;  // reductions begun and not ended
 };
 
