@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Random configurations beside one rank: fuzz.py --program TESSERA [--count N] [--seed FIRST]
 
-A seed makes a legal configuration: a small model of odd sizes, a mesh of up to
-16 ranks, a stage of ZeRO, a schedule, a batch. `tessera verify` must find it
+A seed makes a legal configuration: a small model of odd sizes, of experts one in
+three, a mesh of up to 16 ranks, stages of ZeRO, a schedule, a batch. `tessera verify` must find it
 equal to one rank; a configuration that it refuses is a fault as well. Prints
 what fails, with its seed and the command that shows it again.
 """
@@ -30,11 +30,23 @@ def mesh_of(rng):
     return degrees
 
 
+def add_experts(rng, config):
+    """Shares out experts over a divisor of a stage's ranks, whole or cut over tp."""
+    mesh = config["mesh"]
+    mesh["etp"] = rng.choice([1, mesh["tp"]])
+    ranks = mesh["dp_replicate"] * mesh["dp_shard"] * mesh["cp"] * mesh["tp"] // mesh["etp"]
+    mesh["ep"] = rng.choice([n for n in range(1, ranks + 1) if ranks % n == 0])
+    experts = mesh["ep"] * rng.randint(1, max(1, 6 // mesh["ep"]))
+    config["model"]["moe"] = {"experts": experts, "top_k": rng.randint(1, min(experts, 4)),
+                              "every": rng.choice([1, 1, 2]), "aux_loss": rng.choice([0, 0.01, 0.3])}
+    config["zero"]["expert_stage"] = rng.randrange(-1, 4)
+
+
 def configuration(seed):
     rng = random.Random(seed)
     mesh = mesh_of(rng)
     tp, cp, pp = mesh["tp"], mesh["cp"], mesh["pp"]
-    family = rng.choice(["gpt2", "llama", "qwen2", "qwen3"])
+    family = rng.choice(["gpt2", "llama", "qwen2", "qwen3", "mixtral", "mixtral"])
     method = rng.choice(["ring", "ulysses", "allgather"])
     heads = tp * (cp if method == "ulysses" else 1) * rng.choice([1, 2])
     # One of tp and kv_heads divides the other, and so with cp for ulysses.
@@ -45,7 +57,9 @@ def configuration(seed):
     layers = pp * chunks + rng.choice([0, 1, 2])
     micro = rng.choice([1, 2, 3])
     accumulation = pp * rng.choice([1, 2]) if interleaved else rng.choice([1, 2, 3, 4])
-    seq_len = 2 * cp * tp * rng.choice([1, 2, 3])
+    sequence_parallel = tp > 1 and rng.random() < 0.5
+    # So short, now and then, that a rank of tp has no token for an expert.
+    seq_len = 2 * cp * (tp if sequence_parallel else 1) * rng.choice([1, 2, 3])
     config = {
         "run": {"seed": seed, "steps": 10},
         "model": {"family": family, "layers": layers, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
@@ -57,7 +71,7 @@ def configuration(seed):
         "mesh": mesh,
         "zero": {"stage": rng.randrange(4) if mesh["dp_shard"] > 1 else 0,
                  "reshard_after_forward": rng.random() < 0.7, "bucket_mb": rng.choice([0.0001, 25])},
-        "tensor": {"sequence_parallel": tp > 1 and rng.random() < 0.5},
+        "tensor": {"sequence_parallel": sequence_parallel},
         "context": {"method": method},
         "pipeline": {"schedule": "interleaved" if interleaved else rng.choice(["naive", "gpipe", "1f1b"]),
                      "chunks": chunks},
@@ -68,6 +82,8 @@ def configuration(seed):
     }
     if config["optimizer"]["type"] == "sgd":
         config["optimizer"]["momentum"] = 0.9
+    if family == "mixtral":
+        add_experts(rng, config)
     if config["zero"]["stage"] == 0:
         config["mesh"]["dp_replicate"] *= config["mesh"].pop("dp_shard")
     if rng.random() < 0.5:

@@ -145,7 +145,8 @@ int64_t num_expert_parameters(const ModelConfig& config);
 // Floating-point operations of forward and backward for one token of a sequence
 // of seq_len, as MFU counts them (Chowdhery et al., PaLM, arXiv 2204.02311,
 // appendix B): 6 a weight that multiplies, the head's included, embedding
-// look-ups not, of experts the top_k that a token goes to, and 12 * layers * heads * head_dim * seq_len for attention.
+// look-ups not, of experts the top_k that a token goes to, and 12 * layers *
+// heads * head_dim * seq_len for attention.
 int64_t flops_per_token(const ModelConfig& config, int64_t seq_len);
 
 }  // namespace tessera::models

@@ -13,8 +13,8 @@
 namespace tessera::models {
 namespace {
 
-// A "*" stands for a number, first the layer's, then the expert's; ".weight" and
-// ".bias" are kept.
+// A "*" stands for a number, first the layer's, then the expert's; ".weight"
+// and ".bias" are kept.
 struct Name {
   std::string_view ours;
   std::string_view theirs;

@@ -38,8 +38,8 @@ void check(const models::ModelConfig& model, int64_t seq_len,
 nn::Region region(const TensorOptions& options, comm::Group& group);
 
 // Sets the layouts of the decoder's parameters over tp, experts' apart, and
-// what happens to activations. REQUIRES: a decoder that is not materialised; `group` outlives
-// it and is the ranks along tp.
+// what happens to activations. REQUIRES: a decoder that is not materialised;
+// `group` outlives it and is the ranks along tp.
 void apply(models::Decoder& decoder, const TensorOptions& options,
            comm::Group& group);
 

@@ -3,8 +3,9 @@
 //
 // Layouts: what is sharded on dp_shard (of experts: on expert_dp, here always
 //          meant too) is cut in boxes on dim 0 inside what tensor parallelism
-//          left, uneven and empty ones included (FSDP2's cut). This rank updates its box, the "shard"; layers compute with
-//          the whole, "full", parameter.
+//          left, uneven and empty ones included (FSDP2's cut). This rank
+//          updates its box, the "shard"; layers compute with the whole, "full",
+//          parameter.
 // Where:   stage    full parameters      gradients
 //          0, 1     always               whole; reduced once a step
 //          2        always               shards; whole while a unit's backward
