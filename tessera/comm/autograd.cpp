@@ -1,7 +1,6 @@
 #include "tessera/comm/autograd.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
 
@@ -18,16 +17,6 @@ struct GroupReference : torch::CustomClassHolder {
   explicit GroupReference(Group& of) : group(of) {}
   Group& group;
 };
-
-void save_group(AutogradContext* context, Group& group) {
-  context->saved_data["group"] =
-      c10::IValue::make_capsule(c10::make_intrusive<GroupReference>(group));
-}
-
-Group& saved_group(AutogradContext* context) {
-  const auto holder = context->saved_data["group"].toCapsule();
-  return static_cast<GroupReference&>(*holder).group;
-}
 
 int64_t saved_dim(AutogradContext* context) {
   return context->saved_data["dim"].toInt();
@@ -196,6 +185,16 @@ int64_t wrapped(int64_t dim, const at::Tensor& x) {
 }
 
 }  // namespace
+
+void save_group(AutogradContext* context, Group& group) {
+  context->saved_data["group"] =
+      c10::IValue::make_capsule(c10::make_intrusive<GroupReference>(group));
+}
+
+Group& saved_group(AutogradContext* context) {
+  const auto holder = context->saved_data["group"].toCapsule();
+  return static_cast<GroupReference&>(*holder).group;
+}
 
 at::Tensor identity_with_all_reduce(const at::Tensor& x, Group& group) {
   return group.size() == 1 ? x : IdentityWithAllReduce::apply(x, group);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <cstdint>
 #include <vector>
@@ -20,6 +21,10 @@
 #include "tessera/comm/group.h"
 
 namespace tessera::comm {
+
+// What a Function of one's own keeps of its group until the backward.
+void save_group(torch::autograd::AutogradContext* context, Group& group);
+Group& saved_group(torch::autograd::AutogradContext* context);
 
 // Megatron-LM's f and g (arXiv 1909.08053).
 at::Tensor identity_with_all_reduce(const at::Tensor& x, Group& group);

@@ -34,6 +34,7 @@ class RankModel {
   // After the shards or the optimizer's state were changed from outside.
   void shards_changed() { composed_.parameters->gather_all(); }
 
+  models::Decoder& decoder() { return *decoder_; }
   const mesh::DeviceMesh& mesh() const { return composed_.mesh; }
   const parallel::Composed& composed() const { return composed_; }
   const optim::Optimizer& optimizer() const { return *optimizer_; }

@@ -1,268 +1,20 @@
 #include "tessera/train/verify.h"
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <mutex>
+#include <cstdio>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <utility>
 
-#include "tessera/core/error.h"
-#include "tessera/core/random.h"
-#include "tessera/optim/schedule.h"
-#include "tessera/shard/slice.h"
-#include "tessera/train/rank_model.h"
+#include "tessera/train/detail/comparison.h"
 
 namespace tessera::train {
 namespace {
 
-constexpr double kBound = 1e-10;
-
-// What one rank computed: the control.
-struct Control {
-  std::vector<double> losses, norms, aux_losses;
-  // By name: the gradient of each step; weights and the optimizer's tensors at
-  // the end, these as "exp_avg.NAME".
-  std::map<std::string, std::vector<at::Tensor>> gradients;
-  std::map<std::string, at::Tensor> weights, optimizer;
-};
-
-data::Batch random_batch(const RunConfig& config, int64_t step, int64_t first,
-                         int64_t count) {
-  const random::Stream stream(static_cast<uint64_t>(config.run.seed),
-                              "verify/" + std::to_string(step));
-  const int64_t length = config.data.seq_len + 1;
-  const at::Tensor ids = at::empty({count, length}, at::kLong);
-  auto* id = ids.mutable_data_ptr<int64_t>();
-  const auto begin = static_cast<uint64_t>(first * length);
-  for (int64_t i = 0; i < ids.numel(); ++i) {
-    id[i] = static_cast<int64_t>(
-        stream.below(begin + static_cast<uint64_t>(i),
-                     static_cast<uint64_t>(config.model.vocab)));
-  }
-  return {ids.narrow(1, 0, length - 1), ids.narrow(1, 1, length - 1)};
-}
-
-// How far `mesh` is from `control`, which is part of a tensor of that norm. Of
-// what is zero but for rounding, `floor` counts as its norm.
-struct Distance {
-  double relative = 0;
-  double factor = 0;  // 0: no multiple
-};
-Distance distance(const at::Tensor& mesh, const at::Tensor& control,
-                  double norm, double floor) {
-  if (mesh.numel() == 0) return {};
-  const at::Tensor a = mesh.reshape({-1}), b = control.reshape({-1});
-  Distance found;
-  found.relative =
-      (a - b).norm().item<double>() / std::max(std::max(norm, floor), 1e-300);
-  if (!std::isfinite(found.relative)) found.relative = INFINITY;
-  const double square = b.dot(b).item<double>();
-  if (square <= floor * floor) return found;
-  const double factor = a.dot(b).item<double>() / square;
-  const double rest = (a - factor * b).norm().item<double>();
-  if (rest < 1e-6 * std::sqrt(square)) found.factor = factor;
-  return found;
-}
-
-class Comparison {
- public:
-  Comparison(const RunConfig& config, int64_t steps, Control& control,
-             bool records)
-      : config_(config), steps_(steps), control_(control), records_(records) {
-    result_.steps = steps;
-    result_.bound = kBound;
-  }
-
-  Verification run(int64_t world_size) {
-    comm::run_threads(
-        world_size, "shm", [&](comm::Communicator& ranks) { run_rank(ranks); },
-        std::chrono::minutes(5));
-    keep_the_first();
-    return std::move(result_);
-  }
-
- private:
-  void run_rank(comm::Communicator& ranks) {
-    RankModel model(config_, ranks);
-    for (int64_t step = 1; step <= steps_; ++step) {
-      const double lr = optim::lr_at({step - 1, config_.run.steps},
-                                     config_.optimizer.lr, config_.schedule);
-      const StepInput input =
-          step_input(config_, lr, [&](int64_t first, int64_t count) {
-            return random_batch(config_, step, first, count);
-          });
-      model.step(input, [&](const program::Instruction& done, double) {
-        if (done.op == program::Op::kAwaitGradients) {
-          take_gradients(model, step);
-        }
-      });
-      take_loss(model, ranks.world(), step);
-    }
-    take_state(model);
-  }
-
-  void take_loss(RankModel& model, comm::Group& world, int64_t step) {
-    at::Tensor sums =
-        at::tensor({model.stage().loss_sum(), model.stage().weight(),
-                    model.stage().aux_sum()},
-                   at::kDouble);
-    world.all_reduce(sums).wait();
-    const double loss = sums[0].item<double>() / sums[1].item<double>();
-    const double norm = model.stage().grad_norm();
-    const double aux = sums[2].item<double>();
-    if (world.rank() != 0) return;
-    if (records_) {
-      control_.losses.push_back(loss);
-      control_.norms.push_back(norm);
-      control_.aux_losses.push_back(aux);
-      return;
-    }
-    if (aux != 0) {
-      compare_number("aux_loss", aux, control_.aux_losses.at(step - 1), step,
-                     result_.loss);
-    }
-    compare_number("loss", loss, control_.losses.at(step - 1), step,
-                   result_.loss);
-    compare_number("grad_norm", norm, control_.norms.at(step - 1), step,
-                   result_.grad_norm);
-  }
-
-  void compare_number(const char* what, double mesh, double control,
-                      int64_t step, double& largest) {
-    const double relative = std::abs(mesh - control) / std::abs(control);
-    largest = std::max(largest, relative);
-    if (relative <= kBound) return;
-    note({.parameter = "",
-          .what = what,
-          .step = step,
-          .place = "",
-          .relative = relative,
-          .factor = mesh / control,
-          .axes = {}});
-  }
-
-  void take_gradients(RankModel& model, int64_t step) {
-    const auto& composed = model.composed();
-    for (const auto& parameter : composed.parameters->parameters()) {
-      if (records_) {
-        control_.gradients[parameter.name].push_back(
-            parameter.gradient.clone());
-        continue;
-      }
-      const at::Tensor& whole =
-          control_.gradients.at(parameter.name).at(step - 1);
-      compare("gradient", parameter.name, parameter.layout, parameter.gradient,
-              whole, 1e-6 * control_norm(step), step, model, result_.gradients);
-    }
-  }
-
-  // Of all gradients of a step of the control.
-  double control_norm(int64_t step) const {
-    double square = 0;
-    for (const auto& [name, steps] : control_.gradients) {
-      square += std::pow(steps.at(step - 1).norm().item<double>(), 2);
-    }
-    return std::sqrt(square);
-  }
-
-  void take_state(RankModel& model) {
-    std::map<std::string, const mesh::Layout*> layouts;
-    for (const auto& parameter : model.composed().parameters->parameters()) {
-      layouts[parameter.name] = &parameter.layout;
-      if (records_) {
-        control_.weights[parameter.name] = parameter.shard.clone();
-        continue;
-      }
-      const at::Tensor& whole = control_.weights.at(parameter.name);
-      const double update =
-          config_.optimizer.lr * std::sqrt(static_cast<double>(whole.numel()));
-      compare("weight", parameter.name, parameter.layout, parameter.shard,
-              whole, update, steps_, model, result_.weights);
-    }
-    const double norm = control_norm(steps_);
-    for (const auto& item : model.optimizer().state()) {
-      if (item.parameter.empty()) continue;
-      if (records_) {
-        control_.optimizer[item.name] = item.tensor.clone();
-        continue;
-      }
-      const std::string what = item.name.substr(0, item.name.find('.'));
-      const double scale = what == "exp_avg_sq" ? norm * norm : norm;
-      compare(what, item.parameter, *layouts.at(item.parameter), item.tensor,
-              control_.optimizer.at(item.name), 1e-6 * scale, steps_, model,
-              result_.optimizer);
-    }
-  }
-
-  void compare(const std::string& what, const std::string& name,
-               const mesh::Layout& layout, const at::Tensor& mine,
-               const at::Tensor& whole, double floor, int64_t step,
-               const RankModel& model, double& largest) {
-    const auto& mesh = model.mesh();
-    const auto& coord = model.composed().coord;
-    const at::Tensor control =
-        shard::slice(whole, layout.local_box(mesh, coord));
-    const Distance found =
-        distance(mine, control, whole.norm().item<double>(), floor);
-    const std::scoped_lock lock(mutex_);
-    largest = std::max(largest, found.relative);
-    if (found.relative <= kBound) return;
-    note_locked({.parameter = name,
-                 .what = what,
-                 .step = step,
-                 .place = mesh.describe(mesh.rank_at(coord)),
-                 .relative = found.relative,
-                 .factor = found.factor,
-                 .axes = {}});
-  }
-
-  void note(Difference difference) {
-    const std::scoped_lock lock(mutex_);
-    note_locked(std::move(difference));
-  }
-
-  // Of each tensor the rank that is furthest off, at the first step.
-  void note_locked(Difference difference) {
-    for (auto& known : result_.differences) {
-      if (known.parameter != difference.parameter ||
-          known.what != difference.what) {
-        continue;
-      }
-      if (difference.step == known.step &&
-          difference.relative > known.relative) {
-        known = std::move(difference);
-      }
-      return;
-    }
-    result_.differences.push_back(std::move(difference));
-  }
-
-  // What differs later follows from what differs first: of the first step, and
-  // of that the losses and gradients before what was made from them.
-  void keep_the_first() {
-    auto& all = result_.differences;
-    if (all.empty()) return;
-    const auto order = [](const Difference& each) {
-      const bool is_cause = each.what == "gradient" || each.what == "loss" ||
-                            each.what == "aux_loss";
-      return std::pair(each.step, is_cause ? 0 : 1);
-    };
-    const auto first = order(*std::ranges::min_element(all, {}, order));
-    std::erase_if(all, [&](const auto& each) { return order(each) != first; });
-    std::ranges::sort(all, std::ranges::greater{}, &Difference::relative);
-  }
-
-  const RunConfig& config_;
-  const int64_t steps_;
-  Control& control_;
-  const bool records_;
-  Verification result_;
-  std::mutex mutex_;
-};
+using detail::Control;
+using detail::Probe;
 
 RunConfig on_one_rank(RunConfig config) {
   const auto order = config.mesh.order;
@@ -273,58 +25,157 @@ RunConfig on_one_rank(RunConfig config) {
   config.tensor = {};
   config.pipeline = {};
   config.recompute = {};
+  config.batch.micro = config.batch.global;  // nothing is accumulated
   return config;
-}
-
-struct AxisDegree {
-  std::string name;
-  int64_t mesh::MeshConfig::* degree;
-};
-const std::vector<AxisDegree>& axes_of_mesh() {
-  static const std::vector<AxisDegree> axes = {
-      {"pp", &mesh::MeshConfig::pp},
-      {"dp_replicate", &mesh::MeshConfig::dp_replicate},
-      {"dp_shard", &mesh::MeshConfig::dp_shard},
-      {"cp", &mesh::MeshConfig::cp},
-      {"tp", &mesh::MeshConfig::tp},
-      {"ep", &mesh::MeshConfig::ep},
-      {"etp", &mesh::MeshConfig::etp}};
-  return axes;
 }
 
 int64_t world_of(const mesh::MeshConfig& mesh) {
   return mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp;
 }
 
-// Names the axes without which a difference goes away.
-void blame(const RunConfig& config, int64_t steps, Control& control,
+// The same without one thing that a configuration has; nothing where it has it
+// not, or cannot be without.
+using Without = std::optional<RunConfig>;
+
+Without without_axis(RunConfig config, int64_t mesh::MeshConfig::* degree) {
+  mesh::MeshConfig& mesh = config.mesh;
+  if (mesh.*degree == 1) return {};
+  mesh.*degree = 1;
+  mesh.dp = 0;
+  if (mesh.pp == 1) config.pipeline = {};
+  if (mesh.tp == 1) {
+    config.tensor = {};
+    mesh.etp = 1;
+  }
+  // What is left of the ranks that ep folds.
+  mesh.ep = std::gcd(mesh.ep, world_of(mesh) / mesh.pp / mesh.etp);
+  return config;
+}
+
+Without without_zero(RunConfig config) {
+  if (config.zero.stage == 0 && expert_zero_stage(config) == 0) return {};
+  config.zero = {};
+  config.mesh.dp = 0;
+  config.mesh.dp_replicate *= config.mesh.dp_shard;
+  config.mesh.dp_shard = 1;
+  return config;
+}
+
+Without without_sequence_parallel(RunConfig config) {
+  if (!config.tensor.sequence_parallel) return {};
+  config.tensor = {};
+  return config;
+}
+
+Without without_recompute(RunConfig config) {
+  if (config.recompute.mode == "none") return {};
+  config.recompute = {};
+  return config;
+}
+
+// A pipeline lives by its micro-batches.
+Without without_accumulation(RunConfig config) {
+  if (accumulation(config) == 1 || config.mesh.pp > 1) return {};
+  config.batch.micro *= accumulation(config);
+  return config;
+}
+
+struct AxisDegree {
+  const char* name;
+  int64_t mesh::MeshConfig::* degree;
+};
+constexpr AxisDegree kDegrees[] = {
+    {"pp", &mesh::MeshConfig::pp},
+    {"dp_replicate", &mesh::MeshConfig::dp_replicate},
+    {"dp_shard", &mesh::MeshConfig::dp_shard},
+    {"cp", &mesh::MeshConfig::cp},
+    {"tp", &mesh::MeshConfig::tp},
+    {"ep", &mesh::MeshConfig::ep},
+    {"etp", &mesh::MeshConfig::etp}};
+
+std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
+  std::vector<std::pair<std::string, Without>> all;
+  for (const auto& [name, degree] : kDegrees) {
+    all.emplace_back(name, without_axis(config, degree));
+  }
+  all.emplace_back("zero", without_zero(config));
+  all.emplace_back("sequence_parallel", without_sequence_parallel(config));
+  all.emplace_back("recompute", without_recompute(config));
+  all.emplace_back("accumulation", without_accumulation(config));
+  return all;
+}
+
+using Names = std::set<std::pair<std::string, std::string>>;
+
+Names differing(const RunConfig& config, Control& control, const Probe& probe) {
+  Names names;
+  for (const auto& each :
+       detail::compare(config, world_of(config.mesh), control, probe)
+           .differences) {
+    names.emplace(each.parameter, each.what);
+  }
+  return names;
+}
+
+// Of the axes, one.
+Without with_axis_alone(RunConfig config, int64_t mesh::MeshConfig::* degree) {
+  if (config.mesh.*degree == 1) return {};
+  for (const auto& [name, other] : kDegrees) {
+    if (other == degree) continue;
+    if (auto without = without_axis(config, other)) config = *without;
+  }
+  return config;
+}
+
+// Names that without which a difference goes away; where several things cause
+// it, each of which suffices, these.
+void blame(const RunConfig& config, Control& control, const Probe& probe,
            std::vector<Difference>& differences) {
-  for (const auto& axis : axes_of_mesh()) {
-    if (config.mesh.*axis.degree == 1) continue;
-    RunConfig without = config;
-    without.mesh.*axis.degree = 1;
-    without.mesh.dp = 0;
-    if (axis.name == "pp") without.pipeline = {};
-    if (axis.name == "tp") {
-      without.tensor = {};
-      without.mesh.etp = 1;
-    }
-    // What is left of the ranks that ep folds.
-    without.mesh.ep =
-        std::gcd(without.mesh.ep,
-                 world_of(without.mesh) / without.mesh.pp / without.mesh.etp);
-    std::set<std::pair<std::string, std::string>> left;
-    const auto again = Comparison(without, steps, control, /*records=*/false)
-                           .run(world_of(without.mesh));
-    for (const auto& each : again.differences) {
-      left.emplace(each.parameter, each.what);
-    }
+  for (const auto& [name, without] : withouts(config)) {
+    if (!without) continue;
+    const Names left = differing(*without, control, probe);
     for (auto& each : differences) {
       if (!left.contains({each.parameter, each.what})) {
-        each.axes.push_back(axis.name);
+        each.axes.push_back(name);
       }
     }
   }
+  if (!differences.front().axes.empty()) return;
+  for (const auto& [name, degree] : kDegrees) {
+    const auto alone = with_axis_alone(config, degree);
+    if (!alone) continue;
+    const Names left = differing(*alone, control, probe);
+    for (auto& each : differences) {
+      if (!left.contains({each.parameter, each.what})) continue;
+      each.axes.push_back(name);
+      each.each_alone = true;
+    }
+  }
+}
+
+// A step that differs though all before it, and the weights that they left, are
+// equal: some parameter is used wrongly, which its first value hid (a bias that
+// is zero). Changed alone, in a first step, it shows itself.
+void find_uses(const RunConfig& one, const RunConfig& config,
+               int64_t world_size, const Control& seen,
+               std::vector<Difference>& differences) {
+  std::set<std::string> kinds;
+  for (const auto& [name, tensors] : seen.before)
+    kinds.insert(detail::kind_of(name));
+  std::vector<Difference> uses;
+  for (const auto& kind : kinds) {
+    const Probe probe{.steps = 1, .nudged = kind};
+    Control control = detail::record(one, probe);
+    auto found = detail::compare(config, world_size, control, probe);
+    if (found.equal()) continue;
+    found.differences.resize(1);
+    blame(config, control, probe, found.differences);
+    Difference use = std::move(found.differences.front());
+    use.parameter = kind;
+    use.what = "use";
+    uses.push_back(std::move(use));
+  }
+  differences.insert(differences.begin(), uses.begin(), uses.end());
 }
 
 // The smallest size of at least `at_least` that leaves the same rest by
@@ -341,8 +192,19 @@ int64_t shrink(int64_t size, int64_t modulus, int64_t at_least) {
 
 std::string Difference::describe() const {
   std::string axis;
-  for (const auto& name : axes) axis += (axis.empty() ? "" : " or ") + name;
+  const char* const between = each_alone ? " and over " : " or ";
+  for (const auto& name : axes) axis += (axis.empty() ? "" : between) + name;
   if (axis.empty()) axis = "no single axis";
+  const std::string end = (place.empty() ? "" : " (at " + place + ")") +
+                          " [step " + std::to_string(step) + "]";
+  if (what == "parameter") {
+    return parameter + ": the layers see another value than was trained: a " +
+           "gather is missing or stale, over " + axis + "?" + end;
+  }
+  if (what == "use") {
+    return parameter + ": once it is not what it was at first, the step is " +
+           "another: used twice, or not everywhere, over " + axis + "?" + end;
+  }
   std::string text = (parameter.empty() ? "" : parameter + ": ") + what + " ";
   char number[64];
   const double inverse = factor != 0 ? 1 / factor : 0;
@@ -366,8 +228,7 @@ std::string Difference::describe() const {
     text += number;
     text += ": a part is missing, or another's, over " + axis + "?";
   }
-  if (!place.empty()) text += " (at " + place + ")";
-  return text + " [step " + std::to_string(step) + "]";
+  return text + end;
 }
 
 Verification verify(const RunConfig& config, int64_t world_size,
@@ -375,11 +236,15 @@ Verification verify(const RunConfig& config, int64_t world_size,
   RunConfig wide = config;
   wide.precision.compute = "fp64";
   const RunConfig one = on_one_rank(wide);
-  Control control;
-  Comparison(one, steps, control, /*records=*/true).run(1);
-  Verification result =
-      Comparison(wide, steps, control, /*records=*/false).run(world_size);
-  if (!result.equal()) blame(wide, steps, control, result.differences);
+  const Probe probe{.steps = steps};
+  Control control = detail::record(one, probe);
+  Verification result = detail::compare(wide, world_size, control, probe);
+  if (result.equal()) return result;
+  blame(wide, control, probe, result.differences);
+  const Difference& first = result.differences.front();
+  if (first.step > 1 && first.what != "parameter") {
+    find_uses(one, wide, world_size, control, result.differences);
+  }
   return result;
 }
 

@@ -65,14 +65,13 @@ class RingAttention : public Function<RingAttention> {
     }
     const at::Tensor out = seen.out.to(q.scalar_type());
     ctx->save_for_backward({q, own, out, seen.lse});
-    ctx->saved_data["group"] = reinterpret_cast<int64_t>(group);
+    comm::save_group(ctx, *group);
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
-    auto* group = reinterpret_cast<comm::Group*>(  // NOLINT: as it was saved
-        ctx->saved_data["group"].toInt());
+    comm::Group* group = &comm::saved_group(ctx);
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &out = saved[2], &lse = saved[3];
     const Pieces mine = pieces_of(group->rank(), group->size());

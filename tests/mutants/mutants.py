@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Faults for a test build: what they change, and what `verify` must say of them.
+
+mutants.py --sources ROOT --into FOLDER writes the sources with all their faults
+behind switches: MUTANT(name) is true where the environment variable
+TESSERA_MUTANT is that name. tests/parity/test_mutants.py switches them on, one
+after the other. A fault whose text is not in its source exactly once ends the
+build: the list keeps step with the code.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+LLAMA = {"family": "llama", "layers": 2, "hidden": 12, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 14,
+         "vocab": 37, "max_seq": 16, "tie_embeddings": False}
+ONE_KV_HEAD = {**LLAMA, "kv_heads": 1}
+TIED = {**LLAMA, "tie_embeddings": True}
+GPT2 = {"family": "gpt2", "layers": 2, "hidden": 16, "heads": 4, "ffn": 14, "vocab": 37, "max_seq": 16}
+MIXTRAL = {**LLAMA, "family": "mixtral", "moe": {"experts": 4, "top_k": 2, "aux_loss": 0.1}}
+
+
+class Mutant(NamedTuple):
+    name: str
+    source: str
+    right: str  # in the source, once
+    wrong: str  # in its place; MUTANT stands for the switch
+    config: dict  # in which it shows
+    says: str  # a pattern of one of the first three lines that verify prints
+
+
+def mesh(model=None, **sections):
+    """A configuration of the model on a mesh, which is `mesh=` of the sections."""
+    return {"model": model or LLAMA, "data": {"seq_len": 16}, "batch": {"global": 8, "micro": 1},
+            "optimizer": {"lr": 0.01}, "schedule": {"warmup": 0}, "run": {"steps": 10}, **sections}
+
+
+ZERO = "tessera/parallel/zero/sharded_parameters.cpp"
+STAGE = "tessera/train/train_stage.cpp"
+TENSOR = "tessera/parallel/tensor/tensor_parallel.cpp"
+
+MUTANTS = [
+    Mutant("reduction_dropped", ZERO,
+           "      if (sum_.size() == 1) return;\n",
+           "      if (sum_.size() == 1 || MUTANT) return;\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"^\S+weight: gradient .* over dp_replicate"),
+    Mutant("reduction_doubled", ZERO,
+           "      for (int64_t begin = 0; begin < flat.numel(); begin += most) {\n",
+           "      if (MUTANT) sum_.all_reduce(flat).wait();\n"
+           "      for (int64_t begin = 0; begin < flat.numel(); begin += most) {\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"^\S+weight: gradient 2.000 times too large: summed twice over dp_replicate"),
+    Mutant("reduction_on_the_wrong_axis", ZERO,
+           "  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed())\n",
+           "  if (MUTANT && !layout.on(Axis::kTp).is_shard()) {\n"
+           "    layout = layout.with(Axis::kTp, Placement::replicate_summed());\n"
+           "    return;\n"
+           "  }\n"
+           "  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed())\n",
+           mesh(mesh={"dp_replicate": 2, "tp": 2}),
+           r"^(blocks\.\d\.|final_)\w*norm\.weight: gradient .* over dp_replicate"),
+    Mutant("reduced_micro_batch_lost", ZERO,
+           "    piece_sum_.add_(reduced_);\n",
+           "    MUTANT ? piece_sum_.copy_(reduced_) : piece_sum_.add_(reduced_);\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 2}),
+           r"^\S+weight: gradient .* over .*zero or accumulation"),
+    Mutant("gather_is_stale", ZERO,
+           "    shards_.all_gather(pieces, piece_).wait();\n",
+           "    if (MUTANT && stage_ < 3 && gathered_once_) return;\n"
+           "    gathered_once_ = true;\n"
+           "    shards_.all_gather(pieces, piece_).wait();\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
+           r"^\S+weight: the layers see another value .* stale, over dp_shard"),
+    Mutant("scale_off_by_an_axis", STAGE,
+           "    output = loss.sum / input_.target_tokens;\n",
+           "    output = loss.sum / input_.target_tokens;\n"
+           "    if (MUTANT) output = output * composed_.mesh.degree(mesh::Axis::kCp);\n",
+           mesh(mesh={"cp": 2}),
+           r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
+    Mutant("expert_gradients_divided_by_ep", STAGE,
+           "  composed_.parameters->await();\n",
+           "  composed_.parameters->await();\n"
+           "  for (const auto& each : composed_.parameters->parameters()) {\n"
+           "    if (!MUTANT || !each.layout.is_of_expert()) continue;\n"
+           "    at::Tensor gradient = each.gradient;\n"
+           "    gradient.div_(composed_.mesh.degree(mesh::Axis::kEp));\n"
+           "  }\n",
+           mesh(MIXTRAL, mesh={"dp_replicate": 4, "ep": 2}),
+           r"^\S+experts\S+weight: gradient 2.000 times too small: divided, or not summed, over .*ep"),
+    Mutant("norm_counts_replicas", STAGE,
+           "    if (parameter.layout.owned_by(composed_.coord)) {\n",
+           "    if (parameter.layout.owned_by(composed_.coord) || MUTANT) {\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"^grad_norm 1.414 times too large: .*over dp_replicate"),
+    Mutant("norm_of_one_rank", STAGE,
+           "  if (world_.size() > 1) world_.all_reduce(sum).wait();\n",
+           "  if (world_.size() > 1 && !MUTANT) world_.all_reduce(sum).wait();\n",
+           mesh(mesh={"pp": 2}),
+           r"^grad_norm .* over pp"),
+    Mutant("tags_swapped", STAGE,
+           "      .tag = (microbatch * chunks * p + receiver) * 2 + (activations ? 1 : 0)};\n",
+           "      .tag = ((MUTANT && sends && activations ? microbatch ^ 1 : microbatch) *\n"
+           "                  chunks * p + receiver) * 2 + (activations ? 1 : 0)};\n",
+           mesh(mesh={"pp": 2}, pipeline={"schedule": "gpipe"}),
+           r"^\S+weight: gradient .* over pp"),
+    Mutant("last_micro_batch_alone", STAGE,
+           "  if (is_last(unit)) {\n    const nn::LossSum loss =\n",
+           "  if (is_last(unit) && MUTANT) composed_.parameters->zero_gradients();\n"
+           "  if (is_last(unit)) {\n    const nn::LossSum loss =\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"^\S+weight: gradient .* over accumulation"),
+    Mutant("recomputed_from_another_input", STAGE,
+           "    output =\n        decoder_.forward_unit(unit, here.input, input_.tokens, &here.balance);\n",
+           "    at::Tensor again = here.input;\n"
+           "    if (MUTANT) again = again.roll(1, /*dims=*/1);\n"
+           "    output = decoder_.forward_unit(unit, again, input_.tokens, &here.balance);\n",
+           mesh(mesh={"tp": 2}, recompute={"mode": "block"}),
+           r"^\S+weight: gradient .* over recompute"),
+    Mutant("bias_on_every_rank", "tessera/nn/blocks.cpp",
+           "  const at::Tensor y = reduce_(at::linear(x, weight_));\n"
+           "  return bias_.defined() ? y + bias_ : y;\n",
+           "  if (MUTANT) return reduce_(at::linear(x, weight_, bias_));\n"
+           "  const at::Tensor y = reduce_(at::linear(x, weight_));\n"
+           "  return bias_.defined() ? y + bias_ : y;\n",
+           mesh(GPT2, mesh={"tp": 2}),
+           r"^blocks\.\*\.(attention\.o|mlp\.down)\.bias: once it is not .* over tp"),
+    Mutant("kv_heads_not_summed", TENSOR,
+           "    columns(*attention.k(), copies);\n",
+           "    columns(*attention.k(), copies);\n"
+           "    if (MUTANT) {\n"
+           "      Placement alone = Placement::shard(0, copies);\n"
+           "      alone.summed = false;\n"
+           "      place(*attention.k(), \"weight\", alone);\n"
+           "    }\n",
+           mesh(ONE_KV_HEAD, mesh={"tp": 2}),
+           r"^blocks\.\d\.attention\.k\.weight: gradient .* over tp"),
+    Mutant("norms_not_summed_over_the_sequence", TENSOR,
+           "    place(norm, \"weight\", whole());\n",
+           "    place(norm, \"weight\", MUTANT ? Placement::replicate() : whole());\n",
+           mesh(mesh={"tp": 2}, tensor={"sequence_parallel": True}),
+           r"^(blocks\.\d\.|final_)\w*norm\.weight: gradient .* over tp or sequence_parallel"),
+    Mutant("vocabulary_not_summed", "tessera/nn/loss.cpp",
+           "  shard.group->all_reduce(parts).wait();\n",
+           "  if (!MUTANT) shard.group->all_reduce(parts).wait();\n",
+           mesh(mesh={"tp": 2}),
+           r"^\S+weight: gradient .* over tp"),
+    Mutant("tied_embedding_not_summed", "tessera/mesh/layout.cpp",
+           "    if (!held_by(other)) return false;\n",
+           "    if (!held_by(other)) return false;\n"
+           "    if (MUTANT && other[Axis::kPp] != mine[Axis::kPp]) return false;\n",
+           mesh(TIED, mesh={"pp": 2}),
+           r"^embed\.tokens\.weight: gradient .* over pp"),
+    Mutant("mask_lost_in_the_ring", "tessera/parallel/context/block_attention.cpp",
+           "      if (k_pieces[j] > q_pieces[i]) continue;\n",
+           "      if (k_pieces[j] > q_pieces[i] && !MUTANT) continue;\n",
+           mesh(mesh={"cp": 2}),
+           r"^\S+attention\S+weight: gradient .* over cp"),
+    Mutant("positions_not_those_of_the_pieces", "tessera/models/decoder.cpp",
+           "    runs.emplace_back(begin + piece * length, length);\n",
+           "    const auto here = static_cast<int64_t>(runs.size());\n"
+           "    runs.emplace_back(begin + (MUTANT ? here : piece) * length, length);\n",
+           mesh(mesh={"cp": 2}),
+           r"^\S+attention\S+weight: gradient .* over cp"),
+    Mutant("gate_not_summed", "tessera/parallel/expert/expert_parallel.cpp",
+           "  gate = gate.with(Axis::kTp, Placement::replicate_summed());\n",
+           "  if (!MUTANT) gate = gate.with(Axis::kTp, Placement::replicate_summed());\n",
+           mesh(MIXTRAL, mesh={"tp": 2, "ep": 2}),
+           r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
+    Mutant("auxiliary_loss_of_every_copy", "tessera/nn/moe.cpp",
+           "                       static_cast<double>(tokens * tokens * shard_.copies);\n",
+           "                       static_cast<double>(tokens * tokens * (MUTANT ? 1 : shard_.copies));\n",
+           mesh(MIXTRAL, mesh={"tp": 2, "etp": 2}),
+           r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
+]
+
+# Declarations that a fault needs.
+ADDED = {ZERO: [("  const bool sharded_;\n", "  const bool sharded_;\n  bool gathered_once_ = false;\n")]}
+
+SWITCH = '''#include <cstdlib>
+#include <string_view>
+namespace {
+bool is_mutant(std::string_view name) {
+  static const char* const chosen = std::getenv("TESSERA_MUTANT");
+  return chosen && name == chosen;
+}
+}  // namespace
+'''
+
+
+def replaced(text, right, wrong, what):
+    if text.count(right) != 1:
+        sys.exit(f"mutants.py: {what}: its text is in the source {text.count(right)} times, not once")
+    return text.replace(right, wrong)
+
+
+def mutated(root, source):
+    text = Path(root, source).read_text()
+    for mutant in MUTANTS:
+        if mutant.source == source:
+            switched = mutant.wrong.replace("MUTANT", f'is_mutant("{mutant.name}")')
+            text = replaced(text, mutant.right, switched, mutant.name)
+    for right, wrong in ADDED.get(source, []):
+        text = replaced(text, right, wrong, source)
+    return SWITCH + text
+
+
+def sources():
+    return sorted({mutant.source for mutant in MUTANTS})
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sources", required=True, help="the checkout's root")
+    parser.add_argument("--into", help="the folder to write to; without it the sources are listed")
+    options = parser.parse_args(arguments)
+    for source in sources():
+        if options.into is None:
+            print(source)
+            continue
+        path = Path(options.into, Path(source).name)
+        text = mutated(options.sources, source)
+        if not path.exists() or path.read_text() != text:  # an equal one is not compiled again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,21 @@
+// verify_driver RUN.json: what `tessera verify` finds, in a build with faults
+// that TESSERA_MUTANT switches on. Exit code 1 where it finds a difference.
+#include <iostream>
+
+#include "tessera/train/preflight.h"
+#include "tessera/train/run_config.h"
+#include "tessera/train/verify.h"
+
+int main(int argc, char** argv) {
+  using namespace tessera;
+  if (argc != 2) return 2;
+  auto config = train::read_run_config(argv[1]);
+  config.data.train = {"random tokens"};
+  const int64_t world = train::implied_world_size(config);
+  train::complete(config, world);
+  const auto found = train::verify(config, world);
+  for (const auto& difference : found.differences) {
+    std::cout << difference.describe() << "\n";
+  }
+  return found.equal() ? 0 : 1;
+}

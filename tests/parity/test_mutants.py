@@ -1,0 +1,43 @@
+"""Faults in a test build: `verify` finds each, and names parameter and axis."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+SPEC = importlib.util.spec_from_file_location("mutants", HERE.parent / "mutants" / "mutants.py")
+mutants = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(mutants)
+
+
+@pytest.fixture(scope="module")
+def verify(program, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mutants")
+    driver = program.parents[1] / "tests" / "verify_driver"
+
+    def run(mutant, switched_on):
+        path = folder / f"{mutant.name}.json"
+        path.write_text(json.dumps(mutant.config))
+        return subprocess.run([driver, path], capture_output=True, text=True, timeout=120,
+                              env={**os.environ, "TESSERA_MUTANT": mutant.name if switched_on else ""})
+
+    return run
+
+
+def test_there_are_fifteen():
+    assert len({mutant.name for mutant in mutants.MUTANTS}) >= 15
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
+def test_is_found_and_named(verify, mutant):
+    found = verify(mutant, switched_on=True)
+    assert found.returncode == 1, found.stdout + found.stderr
+    named_first = found.stdout.splitlines()[:3]
+    assert any(re.search(mutant.says, line) for line in named_first), found.stdout
+    without = verify(mutant, switched_on=False)
+    assert without.returncode == 0, without.stdout + without.stderr
