@@ -2,6 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <array>
 #include <fstream>
 #include <limits>
 #include <mutex>
@@ -13,8 +14,10 @@ namespace tessera::monitor {
 struct Account {
   std::atomic<int64_t> now{0};
   std::atomic<int64_t> peak{0};
+  std::array<std::atomic<int64_t>, kNumMemoryKinds> of_kind{};
 
-  void add(int64_t bytes) {
+  void add(int64_t bytes, MemoryKind kind) {
+    of_kind[static_cast<size_t>(kind)] += bytes;
     const int64_t sum = now += bytes;
     int64_t most = peak;
     while (sum > most && !peak.compare_exchange_weak(most, sum)) {
@@ -32,6 +35,7 @@ thread_local Account* own = nullptr;  // of the rank that this thread is
 struct alignas(64) Header {
   int64_t bytes;
   Account* account;  // nullptr: the process's alone
+  MemoryKind kind;
 };
 static_assert(sizeof(Header) == 64);
 
@@ -43,9 +47,9 @@ class CountingAllocator : public c10::Allocator {
     TORCH_CHECK(n <= std::numeric_limits<int64_t>::max() - sizeof(Header),
                 "a tensor of ", n, " bytes");
     auto* header = new (base_->raw_allocate(n + sizeof(Header)))
-        Header{static_cast<int64_t>(n), own};
-    process.add(header->bytes);
-    if (own != nullptr) own->add(header->bytes);
+        Header{static_cast<int64_t>(n), own, memory_kind()};
+    process.add(header->bytes, header->kind);
+    if (own != nullptr) own->add(header->bytes, header->kind);
     // oneDNN's scratch demands that the context be the data itself.
     void* data = header + 1;
     return {data, data, &release, cpu};
@@ -64,8 +68,10 @@ class CountingAllocator : public c10::Allocator {
   static void release(void* data) {
     if (data == nullptr) return;
     Header* header = static_cast<Header*>(data) - 1;
-    process.add(-header->bytes);
-    if (header->account != nullptr) header->account->add(-header->bytes);
+    process.add(-header->bytes, header->kind);
+    if (header->account != nullptr) {
+      header->account->add(-header->bytes, header->kind);
+    }
     instance().base_->raw_deallocate(header);
   }
 
@@ -146,6 +152,10 @@ void count_tensor_bytes() {
 }
 
 TensorBytes tensor_bytes() { return {account().now, account().peak}; }
+
+int64_t tensor_bytes(MemoryKind kind) {
+  return account().of_kind[static_cast<size_t>(kind)];
+}
 
 void reset_tensor_peak() { account().peak = account().now.load(); }
 

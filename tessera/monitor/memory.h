@@ -5,13 +5,16 @@
 // CPU tensors (storages, autograd's buffers, oneDNN's scratch; not MKL's
 // internal buffers, not from_blob). Bytes are booked to the process and, where
 // ranks are threads, to the rank whose RankMemory was alive on the thread that
-// allocated; a free goes to the same account from any thread.
+// allocated, by what they are for (core/memory_kind.h); a free goes to the same
+// account from any thread.
 // Units:  bytes.
 // Threads: all functions from any thread.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+
+#include "tessera/core/memory_kind.h"
 
 namespace tessera::monitor {
 
@@ -27,6 +30,8 @@ struct TensorBytes {
 
 // Of this thread's rank where a RankMemory is alive on it, else the process.
 TensorBytes tensor_bytes();
+// Now, in tensors of one kind; of the same account.
+int64_t tensor_bytes(MemoryKind kind);
 // The peak starts again from now; the same account as tensor_bytes().
 void reset_tensor_peak();
 

@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/memory_kind.h"
+
 namespace tessera::parallel {
 namespace {
 
@@ -88,6 +90,7 @@ Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
 
   // 6. Memory last of all that shapes parameters: every rank allocates and
   //    fills its own boxes, and none ever holds more.
+  const MemoryScope scope(MemoryKind::kParameters);
   nn::materialise(model, mesh, composed.coord, options.materialise);
   if (options.load) options.load();
 
@@ -102,6 +105,7 @@ Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
   composed.parameters = std::make_unique<zero::ShardedParameters>(
       std::move(units), mesh, ranks,
       zero::ShardingOptions{.stages = composed.units.zero_stages,
+                            .gradient_dtype = options.gradient_dtype,
                             .bucket_bytes = options.bucket_bytes});
   return composed;
 }

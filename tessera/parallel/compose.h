@@ -36,6 +36,7 @@ struct ComposeOptions {
   int64_t zero_stage = 0;
   int64_t expert_zero_stage = 0;
   bool reshard_after_forward = true;
+  at::ScalarType gradient_dtype = at::kFloat;
   int64_t bucket_bytes = int64_t{25} << 20;
 };
 

@@ -58,10 +58,10 @@ void PrecisionConfig::declare(config::Section& section) {
       .not_built({"fp16"}, "training in fp16", "bf16 or fp32");
   section
       .key("reduce", reduce,
-           "type in which gradients are summed over ranks; auto: their own")
+           "type in which gradients are accumulated and summed over ranks; "
+           "auto: fp32, or fp64 with precision.compute fp64")
       .one_of({"auto", "fp64", "fp32", "bf16", "fp16"})
-      .not_built({"fp64", "fp32", "bf16", "fp16"},
-                 "reducing in a type of its own", "auto");
+      .not_built({"fp64", "fp16"}, "reducing in this type", "auto");
   section
       .key("loss_scale", loss_scale,
            "factor of the loss in fp16; 0: found while training")

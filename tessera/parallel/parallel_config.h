@@ -39,7 +39,7 @@ struct PipelineConfig {
 
 struct PrecisionConfig {
   std::string compute = "fp32";
-  std::string reduce = "auto";  // auto: of the gradients
+  std::string reduce = "auto";  // auto: fp32, or fp64 where that computes
   double loss_scale = 1.0;      // 0: found while training
   void declare(config::Section& section);
 };

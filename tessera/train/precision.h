@@ -17,4 +17,11 @@ inline c10::ScalarType compute_dtype(const RunConfig& config) {
   return c10::kFloat;
 }
 
+// precision.reduce, of gradients; auto: fp32, or fp64 with weights in it.
+inline c10::ScalarType gradient_dtype(const RunConfig& config) {
+  if (config.precision.reduce == "bf16") return c10::kBFloat16;
+  const auto compute = compute_dtype(config);
+  return compute == c10::kBFloat16 ? c10::kFloat : compute;
+}
+
 }  // namespace tessera::train

@@ -8,31 +8,31 @@
 #include "tessera/data/file_list.h"
 #include "tessera/models/decoder.h"
 #include "tessera/train/data_setup.h"
+#include "tessera/train/precision.h"
 #include "tessera/train/run_folder.h"
 
 namespace tessera::train {
 namespace {
-
-// Of a gradient, and of what the optimizer keeps: half precision has fp32.
-int64_t bytes_of_sum(const RunConfig& config) {
-  return config.precision.compute == "fp64" ? 8 : 4;
-}
 
 // Of one parameter.
 struct StateBytes {
   int64_t weight, gradient, optimizer;
 };
 
-// Weights in half precision have masters beside them.
+// Weights in half precision have fp32 masters beside them.
 StateBytes state_bytes(const RunConfig& config) {
-  const bool half = config.precision.compute == "bf16";
+  const auto bytes = [](at::ScalarType type) {
+    return static_cast<int64_t>(c10::elementSize(type));
+  };
+  const at::ScalarType compute = compute_dtype(config);
+  const bool half = compute == at::kBFloat16;
   const int64_t moments = config.optimizer.type == "sgd"
                               ? (config.optimizer.momentum > 0 ? 1 : 0)
                               : 2;
   const int64_t kept = moments + (half ? 1 : 0);
-  return {.weight = half ? 2 : bytes_of_sum(config),
-          .gradient = bytes_of_sum(config),
-          .optimizer = kept * bytes_of_sum(config)};
+  return {.weight = bytes(compute),
+          .gradient = bytes(gradient_dtype(config)),
+          .optimizer = kept * bytes(half ? at::kFloat : compute)};
 }
 
 // Weights and the optimizer's tensors: what one checkpoint holds.

@@ -4,6 +4,7 @@
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/error.h"
+#include "tessera/core/memory_kind.h"
 #include "tessera/program/checker.h"
 #include "tessera/program/schedules/pipeline.h"
 #include "tessera/train/precision.h"
@@ -65,12 +66,14 @@ void RankModel::build_model() {
   options.zero_stage = config_.zero.stage;
   options.expert_zero_stage = expert_zero_stage(config_);
   options.reshard_after_forward = config_.zero.reshard_after_forward;
+  options.gradient_dtype = gradient_dtype(config_);
   options.bucket_bytes =
       static_cast<int64_t>(config_.zero.bucket_mb * (1 << 20));
   composed_ = parallel::compose(*decoder_, mesh, ranks_, options);
 }
 
 void RankModel::build_optimizer() {
+  const MemoryScope scope(MemoryKind::kOptimizer);
   std::vector<optim::FlatSegment> segments;
   for (const auto& parameter : composed_.parameters->parameters()) {
     segments.push_back({.name = parameter.name,

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "tessera/monitor/memory.h"
 #include "tessera/train/verify.h"
 
 namespace tessera::train {
@@ -34,17 +35,30 @@ data::Batch zeros(int64_t count, int64_t length) {
 }
 
 struct Measured {
-  // Bytes a parameter of what lives between steps.
-  double states = 0;
+  // Bytes a parameter of what lives between steps, by the allocator that counts
+  // them.
+  double parameters = 0, gradients = 0, optimizer = 0;
+  double states() const { return parameters + gradients + optimizer; }
   // Of a step: bytes out of a rank, in units of the parameters, times
   // N / (N - 1): an all_reduce counts twice.
   double traffic = 0;
 };
 
+// A group's thread lets go of an operation's tensors before the next one.
+void settle(comm::Communicator& ranks) {
+  std::vector<comm::Work> works;
+  for (auto* group : ranks.groups()) {
+    works.push_back(group->all_reduce(at::zeros({1}, at::kDouble)));
+  }
+  for (auto& work : works) work.wait();
+}
+
 Measured measure(const RunConfig& config, int64_t num_ranks) {
+  monitor::count_tensor_bytes();
   Measured measured;
   std::mutex mutex;
   comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
+    const monitor::RankMemory memory;
     RankModel model(config, ranks);
     const auto input = step_input(config, 1e-3, [&](int64_t, int64_t count) {
       return zeros(count, config.data.seq_len);
@@ -60,31 +74,52 @@ Measured measure(const RunConfig& config, int64_t num_ranks) {
         bytes += times * static_cast<double>(verb.bytes);
       }
     }
-    const auto& parameters = *model.composed().parameters;
-    double states = static_cast<double>(parameters.parameter_bytes() +
-                                        parameters.gradient_bytes());
-    for (const auto& item : model.optimizer().state()) {
-      states += static_cast<double>(item.tensor.nbytes());
-    }
+    settle(ranks);
     const auto count =
         static_cast<double>(models::num_parameters(config.model));
     const std::scoped_lock lock(mutex);
-    measured.states = std::max(measured.states, states / count);
+    const auto take = [&](double& most, MemoryKind kind) {
+      const auto held = static_cast<double>(monitor::tensor_bytes(kind));
+      most = std::max(most, held / count);
+    };
+    take(measured.parameters, MemoryKind::kParameters);
+    take(measured.gradients, MemoryKind::kGradients);
+    take(measured.optimizer, MemoryKind::kOptimizer);
     measured.traffic = std::max(measured.traffic, bytes / (4 * count));
   });
   return measured;
 }
 
-// Mission's formulas for all in fp32: 16; 8 + 8/N; 4 + 12/N; 16/N bytes a
-// parameter.
+// Bytes a parameter of weights, gradients and AdamW's tensors, in all three
+// ways to hold them: all in fp32 16; 8 + 8/N; 4 + 12/N; 16/N. In bf16, fp32
+// masters among the optimizer's, 16; 4 + 12/N; 2 + 14/N; 16/N; with gradients
+// in fp32 two more for each gradient.
 TEST(RankModel, MemoryOfModelStates) {
-  for (const int64_t n : {1, 2, 4, 8}) {
-    const double part = 1.0 / static_cast<double>(n);
-    const double formulas[] = {16, 8 + 8 * part, 4 + 12 * part, 16 * part};
-    for (int64_t stage = 0; stage <= 3; ++stage) {
-      const double states = measure(configuration(n, stage), n).states;
-      EXPECT_NEAR(states, formulas[stage], 0.02 * formulas[stage])
-          << "stage " << stage << " on " << n << " ranks";
+  struct Kind {
+    const char *compute, *reduce;
+    double weight, gradient, optimizer;
+  };
+  for (const Kind& kind :
+       {Kind{"fp32", "auto", 4, 4, 8}, Kind{"bf16", "bf16", 2, 2, 12},
+        Kind{"bf16", "auto", 2, 4, 12}}) {
+    for (const int64_t n : {1, 2, 4, 8}) {
+      for (int64_t stage = 0; stage <= 3; ++stage) {
+        RunConfig config = configuration(n, stage);
+        config.precision = {.compute = kind.compute, .reduce = kind.reduce};
+        const Measured found = measure(config, n);
+        const auto expect = [&](double measured, double whole, int64_t from) {
+          const double formula =
+              stage >= from ? whole / static_cast<double>(n) : whole;
+          EXPECT_NEAR(measured, formula, 0.02 * formula)
+              << kind.compute << " reduced in " << kind.reduce << ", stage "
+              << stage << " on " << n << " ranks";
+          return formula;
+        };
+        const double states = expect(found.parameters, kind.weight, 3) +
+                              expect(found.gradients, kind.gradient, 2) +
+                              expect(found.optimizer, kind.optimizer, 1);
+        EXPECT_NEAR(found.states(), states, 0.02 * states);
+      }
     }
   }
 }

@@ -54,6 +54,16 @@ void complete_batch(BatchConfig& batch, int64_t data_parallel) {
   if (!known_micro) batch.micro = batch.global / data_parallel;
 }
 
+void check_precision(const parallel::PrecisionConfig& precision) {
+  const std::string &compute = precision.compute, &reduce = precision.reduce;
+  TS_CHECK_CONFIG(
+      reduce == "auto" || (reduce == "fp32" && compute != "fp64") ||
+          reduce == compute,
+      "precision.reduce is ", reduce, " and precision.compute ", compute,
+      ": gradients are kept in fp32, or in the type of the weights. Use ",
+      compute == "fp64" ? "auto" : "auto, fp32 or " + compute, ".");
+}
+
 void check_schedule(const RunConfig& config) {
   TS_CHECK_CONFIG(config.schedule.warmup <= config.run.steps,
                   "schedule.warmup is ", config.schedule.warmup,
@@ -195,6 +205,7 @@ void complete(RunConfig& config, int64_t world_size) {
   complete_batch(config.batch, data_parallel_degree(config));
   parallel::pipeline::check(config.model, accumulation(config),
                             pipeline_options(config));
+  check_precision(config.precision);
   check_schedule(config);
 }
 

@@ -211,7 +211,7 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"zero": {"offload": "all"}})", "zero.offload is \"all\""},
       {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
       {R"({"precision": {"compute": "fp16"}})", "precision.compute"},
-      {R"({"precision": {"reduce": "bf16"}})", "precision.reduce"},
+      {R"({"precision": {"reduce": "fp16"}})", "precision.reduce"},
       {R"({"recompute": {"mode": "minimal"}})", "recompute.mode"},
       {R"({"optimizer": {"type": "muon"}})", "optimizer.type is \"muon\""},
       {R"({"comm": {"backend": "mpi"}})", "comm.backend is \"mpi\""},
@@ -228,6 +228,20 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
     EXPECT_NE(message.find(part), std::string::npos) << text << message;
     EXPECT_NE(message.find("is not built yet. Use "), std::string::npos)
         << message;
+  }
+}
+
+TEST(RunConfig, TypesOfGradients) {
+  for (const auto& [compute, reduce, fits] : {std::tuple{"bf16", "bf16", true},
+                                              {"bf16", "fp32", true},
+                                              {"fp32", "fp32", true},
+                                              {"fp64", "auto", true},
+                                              {"fp32", "bf16", false},
+                                              {"fp64", "fp32", false}}) {
+    RunConfig config = minimal();
+    config.precision = {.compute = compute, .reduce = reduce};
+    const std::string message = refusal_of([&] { complete(config, 1); });
+    EXPECT_EQ(message.empty(), fits) << message;
   }
 }
 

@@ -67,10 +67,10 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 2}),
            r"^\S+weight: gradient .* over .*zero or accumulation"),
     Mutant("gather_is_stale", ZERO,
-           "    shards_.all_gather(pieces, piece_).wait();\n",
+           "    shards_.all_gather(pieces, piece).wait();\n",
            "    if (MUTANT && stage_ < 3 && gathered_once_) return;\n"
            "    gathered_once_ = true;\n"
-           "    shards_.all_gather(pieces, piece_).wait();\n",
+           "    shards_.all_gather(pieces, piece).wait();\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
            r"^\S+weight: the layers see another value .* stale, over dp_shard"),
     Mutant("scale_off_by_an_axis", STAGE,

@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "tessera/core/memory_kind.h"
 #include "tessera/shard/flat_buffer.h"
 
 namespace tessera::parallel::zero {
@@ -16,12 +17,6 @@ using mesh::Placement;
 using shard::FlatBuffer;
 
 namespace {
-
-at::ScalarType gradient_dtype(const at::Tensor& parameter) {
-  return at::isReducedFloatingType(parameter.scalar_type())
-             ? at::kFloat
-             : parameter.scalar_type();
-}
 
 void resize_storage(const at::Tensor& tensor, int64_t bytes) {
   at::native::resize_bytes_cpu(tensor.storage().unsafeGetStorageImpl(), bytes);
@@ -40,11 +35,12 @@ at::Tensor window_of(const at::Tensor& tensor) {
 class ShardedParameters::Group {
  public:
   Group(std::vector<nn::Parameter> parameters, const mesh::DeviceMesh& mesh,
-        int64_t rank, int64_t stage, int64_t bucket_bytes, comm::Group& shards,
-        comm::Group& sum)
+        int64_t rank, int64_t stage, const ShardingOptions& options,
+        comm::Group& shards, comm::Group& sum)
       : parameters_(std::move(parameters)),
         stage_(stage),
-        bucket_bytes_(bucket_bytes),
+        bucket_bytes_(options.bucket_bytes),
+        gradient_dtype_(options.gradient_dtype),
         shards_(shards),
         sum_(sum),
         sharded_(stage > 0 && shards.size() > 1) {
@@ -73,16 +69,19 @@ class ShardedParameters::Group {
   void gather() {
     if (!sharded_) return;
     const at::NoGradGuard no_grad;
+    const MemoryScope scope(MemoryKind::kParameters);
+    at::Tensor piece = piece_;
     if (stage_ == 3) {
       resize_storage(full_.flat(), full_bytes_);
     } else {
+      piece = at::zeros({piece_numel_}, whole_[0].options());
       for (size_t i = 0; i < cuts_.size(); ++i) {
-        in_piece(piece_, i, shards_.rank()).copy_(local_[i]);
+        in_piece(piece, i, shards_.rank()).copy_(local_[i]);
       }
     }
     const at::Tensor pieces =
-        at::empty({shards_.size(), piece_.numel()}, piece_.options());
-    shards_.all_gather(pieces, piece_).wait();
+        at::empty({shards_.size(), piece_numel_}, piece.options());
+    shards_.all_gather(pieces, piece).wait();
     for (int64_t rank = 0; rank < shards_.size(); ++rank) {
       for (size_t i = 0; i < cuts_.size(); ++i) {
         rows_of(whole_[i], i, rank).copy_(in_piece(pieces[rank], i, rank));
@@ -105,6 +104,7 @@ class ShardedParameters::Group {
     if (gradients_are_whole() || gradients_.flat().storage().nbytes() > 0) {
       return;
     }
+    const MemoryScope scope(MemoryKind::kGradients);
     resize_storage(gradients_.flat(), gradient_bytes_);
     gradients_.flat().zero_();
   }
@@ -161,19 +161,6 @@ class ShardedParameters::Group {
     reduced_ = at::Tensor();
   }
 
-  int64_t parameter_bytes() const {
-    if (sharded_ && stage_ == 3) return bytes_of(piece_);
-    int64_t bytes = 0;
-    for (const auto& parameter : parameters_) {
-      bytes += bytes_of(parameter.tensor);
-    }
-    return bytes;
-  }
-
-  int64_t gradient_bytes() const {
-    return bytes_of(gradients_are_whole() ? gradients_.flat() : piece_sum_);
-  }
-
  private:
   // How one parameter is cut, and where it lies in a piece of a collective.
   struct Cut {
@@ -217,6 +204,7 @@ class ShardedParameters::Group {
   }
 
   void lay_out_parameters() {
+    const MemoryScope scope(MemoryKind::kParameters);
     if (!sharded_) {
       for (const auto& parameter : parameters_) {
         local_.push_back(window_of(parameter.tensor));
@@ -224,8 +212,8 @@ class ShardedParameters::Group {
       return;
     }
     const auto options = parameters_[0].tensor.options().requires_grad(false);
-    piece_ = at::zeros({piece_numel_}, options);
     if (stage_ == 3) {
+      piece_ = at::zeros({piece_numel_}, options);
       full_ = FlatBuffer(full_shapes_, options);
       full_bytes_ = bytes_of(full_.flat());
     }
@@ -245,9 +233,10 @@ class ShardedParameters::Group {
   }
 
   void lay_out_gradients() {
+    const MemoryScope scope(MemoryKind::kGradients);
     const at::Tensor& first = parameters_[0].tensor;
     const auto options =
-        first.options().dtype(gradient_dtype(first)).requires_grad(false);
+        first.options().dtype(gradient_dtype_).requires_grad(false);
     gradients_ = FlatBuffer(full_shapes_, options);
     gradient_bytes_ = bytes_of(gradients_.flat());
     if (!gradients_are_whole()) piece_sum_ = at::zeros({piece_numel_}, options);
@@ -267,6 +256,7 @@ class ShardedParameters::Group {
   std::vector<std::vector<int64_t>> full_shapes_;
   const int64_t stage_;
   const int64_t bucket_bytes_;
+  const at::ScalarType gradient_dtype_;
   comm::Group& shards_;  // along the data axis
   comm::Group& sum_;     // further ranks that share the gradient
   const bool sharded_;
@@ -275,8 +265,8 @@ class ShardedParameters::Group {
   std::vector<at::Tensor> local_;           // shards
   std::vector<at::Tensor> local_gradient_;  // of the shards
   std::vector<at::Tensor> whole_;           // where a gather writes
-  at::Tensor piece_;                        // this rank's part of a gather
-  FlatBuffer full_;                         // of stage 3: all parameters
+  at::Tensor piece_;  // of stage 3: all shards, this rank's part of a gather
+  FlatBuffer full_;   // of stage 3: all parameters
   int64_t full_bytes_ = 0;
   FlatBuffer gradients_;  // whole, and a view of it for each parameter
   std::vector<at::Tensor> whole_gradient_;
@@ -316,7 +306,7 @@ ShardedParameters::ShardedParameters(
                                : layout.is_of_expert() ? mesh::name_of(data)
                                                        : mesh.axes_of(peers);
       units_.back().push_back(std::make_unique<Group>(
-          std::move(members), mesh, rank, stage, options.bucket_bytes,
+          std::move(members), mesh, rank, stage, options,
           *ranks.make_group(mesh.peers(rank, {data}), mesh::name_of(data)),
           *ranks.make_group(peers, axes)));
       units_.back().back()->add_to(parameters_);
@@ -378,22 +368,6 @@ void ShardedParameters::await() {
   for (auto& unit : units_) {
     for (auto& group : unit) group->end_sum();
   }
-}
-
-int64_t ShardedParameters::parameter_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& unit : units_) {
-    for (const auto& group : unit) bytes += group->parameter_bytes();
-  }
-  return bytes;
-}
-
-int64_t ShardedParameters::gradient_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& unit : units_) {
-    for (const auto& group : unit) bytes += group->gradient_bytes();
-  }
-  return bytes;
 }
 
 }  // namespace tessera::parallel::zero

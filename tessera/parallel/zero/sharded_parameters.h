@@ -19,8 +19,9 @@
 //          bytes of parameters, G of gradients and N ranks a rank sends (N-1)/N
 //          of: G for a reduce_scatter, P for an all_gather, 2 G for an
 //          all_reduce.
-// Types:   gradients of half-precision parameters are accumulated and reduced
-//          in fp32.
+// Types:   gradients are accumulated and reduced in the type that is asked for:
+//          of half-precision parameters in fp32, or like them to save memory.
+// Memory:  booked as parameters and gradients (core/memory_kind.h).
 // Order:   a rank calls the functions in the order of its program; on shm sums
 //          are in rank order, and no bucket size changes a bit.
 // Threads: as comm::Group: one thread a rank.
@@ -46,7 +47,7 @@ struct LocalParameter {
   std::string name;
   mesh::Layout layout;
   at::Tensor shard;     // the box that the layout gives this rank
-  at::Tensor gradient;  // of the shard, once reduced; fp32 or wider
+  at::Tensor gradient;  // of the shard, once reduced
 };
 
 // Sets what the data axes mean for this parameter: stage 0 replicates it over
@@ -56,6 +57,8 @@ void set_layout(const nn::Parameter& parameter, int64_t stage);
 
 struct ShardingOptions {
   std::vector<int64_t> stages;  // by unit
+  // In which gradients are accumulated and summed over ranks.
+  at::ScalarType gradient_dtype = at::kFloat;
   int64_t bucket_bytes = int64_t{25} << 20;
 };
 
@@ -86,10 +89,6 @@ class ShardedParameters {
   // Begins the reduction of the unit's gradients; await() ends them all.
   void reduce(int64_t unit);
   void await();
-
-  // Bytes of the tensors that live between steps: parameters and gradients.
-  int64_t parameter_bytes() const;
-  int64_t gradient_bytes() const;
 
  private:
   class Group;
