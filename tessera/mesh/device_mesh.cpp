@@ -172,6 +172,25 @@ std::vector<int64_t> DeviceMesh::peers(int64_t rank,
   return ranks;
 }
 
+std::string DeviceMesh::describe_groups(Axis axis) const {
+  constexpr int64_t kMost = 16;  // ranks that are all named
+  std::string text;
+  for (int64_t rank = 0; rank < world_size_; ++rank) {
+    const auto group = peers(rank, {axis});
+    if (group.front() != rank) continue;
+    std::string members;
+    for (int64_t member : group) {
+      members += (members.empty() ? "" : ",") + std::to_string(member);
+    }
+    text += (text.empty() ? "{" : " {") + members + "}";
+    if (world_size_ > kMost) {
+      return std::to_string(world_size_ / degree(axis)) + " of " +
+             std::to_string(degree(axis)) + ", the first " + text;
+    }
+  }
+  return text;
+}
+
 std::string DeviceMesh::axes_of(const std::vector<int64_t>& ranks) const {
   std::string text;
   for (Axis axis : order_) {

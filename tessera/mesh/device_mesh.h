@@ -63,6 +63,9 @@ class DeviceMesh {
   std::vector<int64_t> peers(int64_t rank,
                              std::initializer_list<Axis> axes) const;
 
+  // The groups along an axis: "{0,1} {2,3}"; of many the first, and how many.
+  std::string describe_groups(Axis axis) const;
+
   // The axes along which these ranks differ: "dp_replicate+cp"; "" for one.
   std::string axes_of(const std::vector<int64_t>& ranks) const;
 

@@ -244,6 +244,14 @@ TEST(DeviceMesh, ExpertsOf4096Devices) {
   EXPECT_EQ(whole.peers(1234, {Axis::kExpertDp}), progression(1042, 64, 8));
 }
 
+TEST(DeviceMesh, DescribesGroups) {
+  const DeviceMesh small({.dp_replicate = 2, .tp = 2, .ep = 2}, 4);
+  EXPECT_EQ(small.describe_groups(Axis::kDpReplicate), "{0,2} {1,3}");
+  EXPECT_EQ(small.describe_groups(Axis::kEp), "{0,1} {2,3}");
+  const DeviceMesh large({.dp_replicate = 16, .tp = 2}, 32);
+  EXPECT_EQ(large.describe_groups(Axis::kTp), "16 of 2, the first {0,1}");
+}
+
 TEST(DeviceMesh, Describes) {
   const DeviceMesh mesh({.dp_shard = 2, .tp = 4}, 8);
   EXPECT_EQ(mesh.describe(),

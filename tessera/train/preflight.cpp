@@ -72,6 +72,37 @@ int64_t rank_bytes(const RunConfig& config) {
           ranks({Axis::kPp, Axis::kEp, Axis::kEtp}));
 }
 
+// A line for each axis along which there is more than one rank, and where the
+// experts are.
+std::string groups_text(const RunConfig& config, const mesh::DeviceMesh& mesh) {
+  using mesh::Axis;
+  std::string text;
+  const auto line = [&](const std::string& name, const std::string& groups) {
+    text += std::string(text.empty() ? "groups      " : "            ") + name +
+            " " + groups + "\n";
+  };
+  const auto axis_line = [&](Axis axis) {
+    if (mesh.degree(axis) == 1) return;
+    line(mesh::name_of(axis), mesh.describe_groups(axis));
+  };
+  for (Axis axis : mesh.order()) axis_line(axis);
+  const int64_t experts = config.model.moe.experts;
+  if (experts == 0) return text;
+  for (Axis axis : {Axis::kExpertDp, Axis::kEp, Axis::kEtp}) axis_line(axis);
+  if (mesh.degree(Axis::kEp) == 1) return text;
+  const int64_t each = experts / mesh.degree(Axis::kEp);
+  for (int64_t rank : mesh.peers(0, {Axis::kEp})) {
+    const int64_t first = mesh.coord_of(rank)[Axis::kEp] * each;
+    std::string ranks;
+    for (int64_t peer : mesh.peers(rank, {Axis::kExpertDp, Axis::kEtp})) {
+      ranks += " " + std::to_string(peer);
+    }
+    line("experts", std::to_string(first) + "-" +
+                        std::to_string(first + each - 1) + " on ranks" + ranks);
+  }
+  return text;
+}
+
 }  // namespace
 
 int64_t implied_world_size(const RunConfig& config) {
@@ -102,14 +133,15 @@ void check_paths(const RunConfig& config) {
 
 std::string describe_plan(const RunConfig& config, int64_t world_size) {
   const int64_t parameters = models::num_parameters(config.model);
+  const auto mesh = config.mesh.mesh(world_size, config.zero.stage);
   std::ostringstream text;
   text << "model       " << config.model.family << ", "
        << count_text(parameters) << " parameters\n"
-       << "mesh        "
-       << config.mesh.mesh(world_size, config.zero.stage).describe() << "\n"
-       << "batch       " << config.batch.global << " samples = micro "
-       << config.batch.micro << " x accumulation " << accumulation(config)
-       << " x data-parallel degree " << data_parallel_degree(config) << "; "
+       << "mesh        " << mesh.describe() << "\n"
+       << groups_text(config, mesh) << "batch       " << config.batch.global
+       << " samples = micro " << config.batch.micro << " x accumulation "
+       << accumulation(config) << " x data-parallel degree "
+       << data_parallel_degree(config) << "; "
        << count_text(config.batch.global * config.data.seq_len)
        << " tokens a step\n"
        << "memory      " << bytes_text(rank_bytes(config))

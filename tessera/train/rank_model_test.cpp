@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "tessera/monitor/memory.h"
+#include "tessera/train/preflight.h"
 #include "tessera/train/verify.h"
 
 namespace tessera::train {
@@ -124,6 +125,81 @@ TEST(RankModel, MemoryOfModelStates) {
   }
 }
 
+// Layouts of experts, data, tensor parallelism and ZeRO on four devices: which
+// ranks are in which groups, that the model is that of one rank, and the bytes
+// of model states on a device, 16 a parameter, where the trunk has B and all
+// experts together X parameters.
+TEST(RankModel, LayoutsOfExperts) {
+  struct Layout {
+    int64_t experts, dp, tp, ep, zero_stage, expert_stage;
+    const char* groups;
+    double trunk, of_experts;  // bytes of a B, of an X
+  };
+  const Layout layouts[] = {{8, 4, 1, 2, 0, -1,
+                             "groups      dp_replicate {0,1,2,3}\n"
+                             "            expert_dp {0,2} {1,3}\n"
+                             "            ep {0,1} {2,3}\n"
+                             "            experts 0-3 on ranks 0 2\n"
+                             "            experts 4-7 on ranks 1 3\n",
+                             16, 8},
+                            {4, 2, 2, 2, 0, -1,
+                             "groups      dp_replicate {0,2} {1,3}\n"
+                             "            tp {0,1} {2,3}\n"
+                             "            expert_dp {0,2} {1,3}\n"
+                             "            ep {0,1} {2,3}\n"
+                             "            experts 0-1 on ranks 0 2\n"
+                             "            experts 2-3 on ranks 1 3\n",
+                             8, 8},
+                            {4, 4, 1, 2, 3, 0,
+                             "groups      dp_shard {0,1,2,3}\n"
+                             "            expert_dp {0,2} {1,3}\n"
+                             "            ep {0,1} {2,3}\n"
+                             "            experts 0-1 on ranks 0 2\n"
+                             "            experts 2-3 on ranks 1 3\n",
+                             4, 8},
+                            {4, 4, 1, 2, 3, 3,
+                             "groups      dp_shard {0,1,2,3}\n"
+                             "            expert_dp {0,2} {1,3}\n"
+                             "            ep {0,1} {2,3}\n"
+                             "            experts 0-1 on ranks 0 2\n"
+                             "            experts 2-3 on ranks 1 3\n",
+                             4, 4},
+                            {8, 4, 1, 4, 0, -1,
+                             "groups      dp_replicate {0,1,2,3}\n"
+                             "            ep {0,1,2,3}\n"
+                             "            experts 0-1 on ranks 0\n"
+                             "            experts 2-3 on ranks 1\n"
+                             "            experts 4-5 on ranks 2\n"
+                             "            experts 6-7 on ranks 3\n",
+                             16, 4}};
+  for (const Layout& layout : layouts) {
+    RunConfig config = configuration(1, 0);
+    config.model.family = "mixtral";
+    config.model.ffn = 64;
+    config.model.moe.experts = layout.experts;
+    config.mesh = {};
+    config.mesh.dp = layout.dp;
+    config.mesh.tp = layout.tp;
+    config.mesh.ep = layout.ep;
+    config.batch = {.global = 4};
+    config.zero.stage = layout.zero_stage;
+    config.zero.expert_stage = layout.expert_stage;
+    complete(config, 4);
+    const std::string plan = describe_plan(config, 4);
+    EXPECT_NE(plan.find(std::string("\n") + layout.groups + "batch"),
+              std::string::npos)
+        << plan;
+    const auto experts =
+        static_cast<double>(models::num_expert_parameters(config.model));
+    const double trunk =
+        static_cast<double>(models::num_parameters(config.model)) - experts;
+    const double expected = layout.trunk * trunk + layout.of_experts * experts;
+    const double measured = measure(config, 4).states() * (trunk + experts);
+    EXPECT_NEAR(measured, expected, 0.02 * expected) << plan;
+    EXPECT_TRUE(verify(shrunk(config, 4), 4, /*steps=*/2).equal()) << plan;
+  }
+}
+
 // In units of the parameters: 2 for stages 0, 1 and 2; 3 for stage 3, or 2 when
 // gathered parameters are kept until the backward.
 TEST(RankModel, TrafficOfAStep) {
@@ -138,6 +214,89 @@ TEST(RankModel, TrafficOfAStep) {
     kept.zero.reshard_after_forward = false;
     EXPECT_NEAR(measure(kept, n).traffic, 2, 0.02);
   }
+}
+
+// Bytes out of rank 0 in a step, by group: what docs/parallelism.md says.
+std::map<std::string, double> bytes_out(const RunConfig& config,
+                                        int64_t num_ranks) {
+  std::map<std::string, double> bytes;
+  comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    const auto input = step_input(config, 1e-3, [&](int64_t, int64_t count) {
+      return zeros(count, config.data.seq_len);
+    });
+    model.step(input);
+    for (auto* group : ranks.groups()) group->reset_stats();
+    model.step(input);
+    if (ranks.rank() != 0) return;
+    for (auto* group : ranks.groups()) {
+      const auto n = static_cast<double>(group->size());
+      for (const auto& verb : group->stats()) {
+        const double share = verb.verb == "all_reduce" ? 2 * (n - 1) / n
+                             : verb.verb == "send"     ? 1
+                             : verb.verb == "recv"     ? 0
+                                                       : (n - 1) / n;
+        bytes[group->name()] += share * static_cast<double>(verb.bytes);
+      }
+    }
+  });
+  return bytes;
+}
+
+TEST(RankModel, BytesByAxis) {
+  constexpr int64_t kRanks = 4, kMicrobatches = 2;
+  RunConfig base = configuration(1, 0);
+  base.batch = {.global = 2 * kMicrobatches, .micro = 2};
+  const double f = (kRanks - 1.0) / kRanks, m = kMicrobatches;
+  const auto layers = static_cast<double>(base.model.layers);
+  // Of a micro-batch: tokens, hidden states, keys and values (also queries
+  // twice: there are as many heads).
+  const double tokens = 2.0 * static_cast<double>(base.data.seq_len);
+  const double hidden = 4 * tokens * static_cast<double>(base.model.hidden);
+  const auto expect = [&](RunConfig config, const char* group, double formula) {
+    config.mesh.dp = 1;
+    complete(config, kRanks);
+    EXPECT_NEAR(bytes_out(config, kRanks)[group], formula, 0.01 * formula)
+        << group;
+  };
+
+  RunConfig tensor = base;
+  tensor.mesh.tp = kRanks;
+  expect(tensor, "tp",
+         m * 2 * f * ((4 * layers + 2) * hidden + 3 * 4 * tokens));
+  tensor.tensor.sequence_parallel = true;
+  const double norms = (2 * layers + 1) * 4 * 64;
+  expect(
+      tensor, "tp",
+      m * f * ((8 * layers + 4) * hidden + 2 * 3 * 4 * tokens) + 2 * f * norms);
+
+  RunConfig context = base;
+  context.mesh.cp = kRanks;
+  const double here = 2 * hidden / kRanks;  // keys and values
+  const double sum =
+      2 * f * 4 * static_cast<double>(models::num_parameters(base.model));
+  context.context.method = "ring";
+  expect(context, "cp", sum + m * layers * (3 * kRanks - 2) * here);
+  context.context.method = "ulysses";
+  expect(context, "cp", sum + m * layers * 2 * f * 2 * here);
+  context.context.method = "allgather";
+  expect(context, "cp", sum + m * layers * 2 * (kRanks - 1) * here);
+
+  RunConfig pipeline = base;
+  pipeline.mesh.pp = kRanks;
+  expect(pipeline, "pp",
+         m * hidden);  // the first stage has no gradient to send
+
+  // Every token goes to every expert: the rows are shared out evenly.
+  RunConfig experts = base;
+  experts.model.family = "mixtral";
+  experts.model.ffn = 64;
+  experts.model.moe.experts = experts.model.moe.top_k = kRanks;
+  experts.mesh.tp = experts.mesh.ep = kRanks;
+  experts.tensor.sequence_parallel = true;
+  expect(
+      experts, "ep",
+      m * layers * f * (4 * hidden / kRanks * kRanks + 8.0 * kRanks * kRanks));
 }
 
 TEST(Verify, AMeshEqualsOneRank) {
