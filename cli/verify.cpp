@@ -18,6 +18,7 @@ struct VerifyFlags {
   std::vector<std::string> sets;
   int64_t nproc = 0;  // 0: as many as the mesh asks for
   int64_t steps = 3;
+  std::string precision = "fp64";
   bool shrink = false;
 };
 
@@ -68,8 +69,8 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
             << ", vocab " << config.model.vocab << "\n"
             << "mesh        "
             << config.mesh.mesh(world, config.zero.stage).describe()
-            << " ranks as threads, in fp64" << std::endl;
-  const auto found = train::verify(config, world, flags.steps);
+            << " ranks as threads, in " << flags.precision << std::endl;
+  const auto found = train::verify(config, world, flags.steps, flags.precision);
   print(found);
   set_exit_code(
       static_cast<int>(found.equal() ? ExitCode::kOk : ExitCode::kFailed));
@@ -87,6 +88,10 @@ void add_verify(CLI::App& program) {
       ->check(CLI::Range(int64_t{1}, int64_t{4096}));
   command->add_option("--steps", flags->steps, "steps to compare")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  command
+      ->add_option("--precision", flags->precision,
+                   "fp64, or fp32 with the bounds of its rounding")
+      ->check(CLI::IsMember({"fp64", "fp32"}));
   command->add_flag("--shrink", flags->shrink,
                     "a small model of the same kind: seconds, not hours");
   command->allow_extras();

@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/error.h"
+#include "tessera/core/units.h"
 #include "tessera/core/log.h"
 
 namespace tessera::checkpoint {
@@ -19,17 +20,6 @@ using detail::complaint_of;
 using detail::first_complaint;
 
 constexpr size_t kMaxNamesListed = 20;
-
-// "a, b, c and 7 more".
-std::string some_of(const std::vector<std::string>& names) {
-  std::string text;
-  const size_t shown = std::min(names.size(), kMaxNamesListed);
-  for (size_t i = 0; i < shown; ++i) text += (i > 0 ? ", " : "") + names[i];
-  if (names.size() > shown) {
-    text += " and " + std::to_string(names.size() - shown) + " more";
-  }
-  return text;
-}
 
 // What of this rank's state is not in the checkpoint as it is here.
 std::string compare(const Manifest& manifest, const State& state,
@@ -49,9 +39,9 @@ std::string compare(const Manifest& manifest, const State& state,
   }
   std::string text;
   if (!missing.empty()) {
-    text += "\n  not in the checkpoint: " + some_of(missing);
+    text += "\n  not in the checkpoint: " + some_of(missing, kMaxNamesListed);
   }
-  if (!different.empty()) text += "\n  different: " + some_of(different);
+  if (!different.empty()) text += "\n  different: " + some_of(different, kMaxNamesListed);
   return text;
 }
 
@@ -72,7 +62,7 @@ std::string unused(const Manifest& manifest, const State& state,
       names.push_back(manifest.tensors[i].name);
     }
   }
-  return names.empty() ? "" : "\n  not in the model: " + some_of(names);
+  return names.empty() ? "" : "\n  not in the model: " + some_of(names, kMaxNamesListed);
 }
 
 // One checkpoint folder, read by every rank.

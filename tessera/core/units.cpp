@@ -1,5 +1,6 @@
 #include "tessera/core/units.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -72,6 +73,16 @@ std::string nearest_multiples(int64_t value, int64_t step) {
   const int64_t below = value / step * step;
   return (below > 0 ? std::to_string(below) + " or " : "") +
          std::to_string(below + step);
+}
+
+std::string some_of(const std::vector<std::string>& names, size_t most) {
+  std::string text;
+  const size_t shown = std::min(names.size(), most);
+  for (size_t i = 0; i < shown; ++i) text += (i > 0 ? ", " : "") + names[i];
+  if (names.size() > shown) {
+    text += " and " + std::to_string(names.size() - shown) + " more";
+  }
+  return text;
 }
 
 }  // namespace tessera

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace tessera {
 
@@ -15,5 +16,8 @@ std::string seconds_text(double seconds);
 
 // The multiples of `step` next to `value`, above 0: "8 or 16", "16".
 std::string nearest_multiples(int64_t value, int64_t step);
+
+// The first `most` of them: "a, b, c and 7 more".
+std::string some_of(const std::vector<std::string>& names, size_t most);
 
 }  // namespace tessera

@@ -17,6 +17,12 @@ TEST(Units, Bytes) {
   EXPECT_EQ(bytes_text(~uint64_t{0}), "16.0 EiB");
 }
 
+TEST(Units, SomeOf) {
+  EXPECT_EQ(some_of({}, 2), "");
+  EXPECT_EQ(some_of({"a", "b"}, 2), "a, b");
+  EXPECT_EQ(some_of({"a", "b", "c", "d"}, 2), "a, b and 2 more");
+}
+
 TEST(Units, Counts) {
   EXPECT_EQ(count_text(0), "0");
   EXPECT_EQ(count_text(999), "999");

@@ -47,9 +47,6 @@ nn::MlpOptions mlp_options(const ModelConfig& config) {
           .out_init_std = residual_std(config)};
 }
 
-// A module without parameters of its own, for its name.
-class Room : public torch::nn::Module {};
-
 }  // namespace
 
 DecoderBlock::DecoderBlock(const ModelConfig& config, bool has_experts)
@@ -81,7 +78,7 @@ Decoder::Decoder(ModelConfig config) {
   config.complete();
   config_ = config;
   const Family& family = family_named(config.family);
-  auto embed = register_module("embed", std::make_shared<Room>());
+  auto embed = register_module("embed", std::make_shared<nn::Room>());
   tokens_ = embed->register_module(
       "tokens",
       std::make_shared<nn::Embedding>(config.vocab, config.hidden, kInitStd));
@@ -92,7 +89,7 @@ Decoder::Decoder(ModelConfig config) {
   } else {
     rotary_ = nn::RotaryTable(config.head_dim, config.rope_theta);
   }
-  auto blocks = register_module("blocks", std::make_shared<Room>());
+  auto blocks = register_module("blocks", std::make_shared<nn::Room>());
   for (int64_t i = 0; i < config.layers; ++i) {
     blocks_.push_back(blocks->register_module(
         std::to_string(i),

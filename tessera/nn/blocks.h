@@ -31,6 +31,9 @@ struct Region {
   Transform leave;
 };
 
+// A module without parameters of its own, for its name.
+class Room : public torch::nn::Module {};
+
 struct LinearOptions {
   int64_t in = 0;
   int64_t out = 0;

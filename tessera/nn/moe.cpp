@@ -1,7 +1,6 @@
 #include "tessera/nn/moe.h"
 
 #include <ATen/ATen.h>
-#include <torch/nn/module.h>
 
 #include <numeric>
 #include <string>
@@ -11,9 +10,6 @@
 
 namespace tessera::nn {
 namespace {
-
-// A module without parameters of its own, for its name.
-class Room : public torch::nn::Module {};
 
 at::ScalarType wide(const at::Tensor& x) {
   return at::isReducedFloatingType(x.scalar_type()) ? at::kFloat

@@ -231,10 +231,10 @@ std::string Difference::describe() const {
   return text + end;
 }
 
-Verification verify(const RunConfig& config, int64_t world_size,
-                    int64_t steps) {
+Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
+                    const std::string& precision) {
   RunConfig wide = config;
-  wide.precision.compute = "fp64";
+  wide.precision = {.compute = precision};
   const RunConfig one = on_one_rank(wide);
   const Probe probe{.steps = steps};
   Control control = detail::record(one, probe);

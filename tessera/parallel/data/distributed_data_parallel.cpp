@@ -6,9 +6,13 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/core/hash.h"
+#include "tessera/core/units.h"
 
 namespace tessera::parallel::data {
 namespace {
+
+constexpr size_t kNamedAtMost = 8;  // parameters in one message
 
 std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
   std::vector<NamedParameter> parameters;
@@ -18,28 +22,13 @@ std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
   return parameters;
 }
 
-std::string join_names(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 8;
-  std::string text;
-  for (size_t i = 0; i < names.size() && i < kShown; ++i) {
-    text += (i == 0 ? "" : ", ") + names[i];
-  }
-  if (names.size() > kShown) {
-    text += " and " + std::to_string(names.size() - kShown) + " more";
-  }
-  return text;
-}
-
-// FNV-1a of names, shapes and dtypes: equal on ranks with the same module.
+// Of names, shapes and dtypes: equal on ranks with the same module.
 int64_t fingerprint(const std::vector<NamedParameter>& parameters) {
-  uint64_t hash = 14695981039346656037u;
+  std::string text;
   for (const auto& [name, parameter] : parameters) {
-    for (unsigned char byte :
-         c10::str(name, parameter.sizes(), parameter.scalar_type(), ";")) {
-      hash = (hash ^ byte) * 1099511628211u;
-    }
+    text += c10::str(name, parameter.sizes(), parameter.scalar_type(), ";");
   }
-  return static_cast<int64_t>(hash);
+  return static_cast<int64_t>(hash64(text));
 }
 
 }  // namespace
@@ -129,7 +118,7 @@ void DataParallelCore::backward(const at::Tensor& loss) {
   buffers_are_fresh_ = false;
   if (options_.allow_unused) return;
   TS_CHECK(step.missing_here.empty(), "data parallel: no gradient came for ",
-           join_names(step.missing_here),
+           some_of(step.missing_here, kNamedAtMost),
            ". Every parameter must take part in the loss; freeze it "
            "(requires_grad_(false)), or set allow_unused, which makes its "
            "gradient zero.");

@@ -16,7 +16,15 @@
 namespace tessera::train::detail {
 namespace {
 
-constexpr double kBound = 1e-10;
+// Of relative differences, in losses and norms, and in tensors. What is below
+// `negligible` of the whole gradient is compared with that: it may be rounding
+// alone (a softmax does not see the bias of k).
+struct Bounds {
+  double number, tensor, negligible;
+};
+constexpr Bounds kFp64{1e-10, 1e-10, 1e-6};
+constexpr Bounds kFp32{1e-5, 1e-4, 1e-3};
+
 constexpr double kNudge = 0.25;
 
 data::Batch random_batch(const RunConfig& config, int64_t step, int64_t first,
@@ -64,10 +72,10 @@ class Comparison {
       : config_(config),
         probe_(probe),
         steps_(probe.steps),
+        bounds_(config.precision.compute == "fp64" ? kFp64 : kFp32),
         control_(control),
         records_(records) {
     result_.steps = steps_;
-    result_.bound = kBound;
   }
 
   Verification run(int64_t world_size) {
@@ -172,7 +180,7 @@ class Comparison {
                       int64_t step, double& largest) {
     const double relative = std::abs(mesh - control) / std::abs(control);
     largest = std::max(largest, relative);
-    if (relative <= kBound) return;
+    if (relative <= bounds_.number) return;
     note({.parameter = "",
           .what = what,
           .step = step,
@@ -193,7 +201,8 @@ class Comparison {
       const at::Tensor& whole =
           control_.gradients.at(parameter.name).at(step - 1);
       compare("gradient", parameter.name, parameter.layout, parameter.gradient,
-              whole, 1e-6 * control_norm(step), step, model, result_.gradients);
+              whole, bounds_.negligible * control_norm(step), step, model,
+              result_.gradients);
     }
   }
 
@@ -228,8 +237,8 @@ class Comparison {
       const std::string what = item.name.substr(0, item.name.find('.'));
       const double scale = what == "exp_avg_sq" ? norm * norm : norm;
       compare(what, item.parameter, *layouts.at(item.parameter), item.tensor,
-              control_.optimizer.at(item.name), 1e-6 * scale, steps_, model,
-              result_.optimizer);
+              control_.optimizer.at(item.name), bounds_.negligible * scale,
+              steps_, model, result_.optimizer);
     }
   }
 
@@ -245,7 +254,7 @@ class Comparison {
         distance(mine, control, whole.norm().item<double>(), floor);
     const std::scoped_lock lock(mutex_);
     largest = std::max(largest, found.relative);
-    if (found.relative <= kBound) return;
+    if (found.relative <= bounds_.tensor) return;
     note_locked({.parameter = name,
                  .what = what,
                  .step = step,
@@ -297,6 +306,7 @@ class Comparison {
   const RunConfig& config_;
   const Probe& probe_;
   const int64_t steps_;
+  const Bounds bounds_;
   Control& control_;
   const bool records_;
   Verification result_;
