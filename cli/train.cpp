@@ -142,7 +142,7 @@ class TrainCommand {
     const int64_t world_size = is_rank ? place.world_size : wanted_world();
     train::complete(config_,
                     star() ? train::implied_world_size(config_) : world_size);
-    if (show_only(world_size)) return;
+    if (show_only()) return;
     // The ranks that this program starts have heard of it from their launcher.
     if (place.source != "tessera" && place.rank == 0) warn_of_idle_keys();
     if (is_rank) {
@@ -161,7 +161,7 @@ class TrainCommand {
     return flags_.nproc > 0 ? flags_.nproc : train::implied_world_size(config_);
   }
 
-  bool show_only(int64_t world_size) const {
+  bool show_only() const {
     if (flags_.print_config) {
       train::RunConfig copy = config_;
       config::Section root;
@@ -170,7 +170,7 @@ class TrainCommand {
     }
     if (flags_.dry_run) {
       train::check_paths(config_);
-      std::cout << train::describe_plan(config_, world_size);
+      std::cout << train::describe_plan(config_);
     }
     return flags_.print_config || flags_.dry_run;
   }

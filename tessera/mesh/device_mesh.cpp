@@ -173,17 +173,18 @@ std::vector<int64_t> DeviceMesh::peers(int64_t rank,
 }
 
 std::string DeviceMesh::describe_groups(Axis axis) const {
-  constexpr int64_t kMost = 16;  // ranks that are all named
+  constexpr size_t kMost = 16;  // ranks that are named
   std::string text;
   for (int64_t rank = 0; rank < world_size_; ++rank) {
     const auto group = peers(rank, {axis});
     if (group.front() != rank) continue;
     std::string members;
-    for (int64_t member : group) {
-      members += (members.empty() ? "" : ",") + std::to_string(member);
+    for (size_t i = 0; i < std::min(group.size(), kMost); ++i) {
+      members += (members.empty() ? "" : ",") + std::to_string(group[i]);
     }
+    if (group.size() > kMost) members += ",...";
     text += (text.empty() ? "{" : " {") + members + "}";
-    if (world_size_ > kMost) {
+    if (world_size_ > static_cast<int64_t>(kMost)) {
       return std::to_string(world_size_ / degree(axis)) + " of " +
              std::to_string(degree(axis)) + ", the first " + text;
     }

@@ -1,6 +1,7 @@
 #include "tessera/models/model_config.h"
 
 #include "tessera/core/error.h"
+#include "tessera/models/family.h"
 
 namespace tessera::models {
 namespace {
@@ -80,9 +81,9 @@ void ModelConfig::declare(config::Section& section) {
   section.section("moe", moe, "mixture of experts");
 }
 
-void MoeConfig::complete(const std::string& family) {
+void MoeConfig::complete(const std::string& family, int64_t layers) {
   constexpr int64_t kMixtrals = 8;
-  if (family != "mixtral") {
+  if (!family_named(family).experts) {
     TS_CHECK_CONFIG(experts == 0, "model.moe.experts is ", experts,
                     ", but model.family ", family,
                     " is dense. Use model.family mixtral, or leave "
@@ -94,10 +95,13 @@ void MoeConfig::complete(const std::string& family) {
                   ") is above model.moe.experts (", experts,
                   "): a token goes to an expert once. Use ", experts,
                   " or less.");
+  TS_CHECK_CONFIG(every <= layers, "model.moe.every (", every,
+                  ") is above model.layers (", layers,
+                  "): no layer would have experts. Use ", layers, " or less.");
 }
 
 void ModelConfig::complete() {
-  moe.complete(family);
+  moe.complete(family, layers);
   if (kv_heads == 0) kv_heads = heads;
   TS_CHECK_CONFIG(
       heads % kv_heads == 0, "model.heads (", heads,

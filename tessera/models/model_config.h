@@ -17,7 +17,7 @@ struct MoeConfig {
   double aux_loss = 0.01;
   bool bias_balance = false;
   void declare(config::Section& section);
-  void complete(const std::string& family);
+  void complete(const std::string& family, int64_t layers);
 };
 
 // The defaults: a Llama-style decoder of about ten million parameters.
@@ -49,9 +49,8 @@ struct ModelConfig {
   }
 
   // Replaces the zeros that stand for a default: moe.experts, kv_heads,
-  // head_dim, and ffn,
-  // which is 4 x hidden for gpt2 and 8/3 x hidden, rounded up to a multiple of
-  // 64, for the others. TS_CHECK_CONFIG where heads do not divide.
+  // head_dim, and ffn, which is 4 x hidden for gpt2 and 8/3 x hidden, rounded up
+  // to a multiple of 64, for the others. TS_CHECK_CONFIG where heads do not divide.
   void complete();
 };
 

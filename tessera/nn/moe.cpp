@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <numeric>
 #include <string>
 
 #include "tessera/comm/autograd.h"

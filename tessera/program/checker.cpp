@@ -308,22 +308,12 @@ class Network {
     });
   }
 
-  // Chunk c of stage s is virtual stage c p + s.
-  std::pair<Message, bool> message_of(int64_t stage, const Instruction& of) {
-    const bool sends =
-        of.op == Op::kSendActivations || of.op == Op::kSendGradients;
-    const bool activations =
-        of.op == Op::kSendActivations || of.op == Op::kReceiveActivations;
-    const int64_t here = of.chunk * size_ + stage;
-    // Activations go up, gradients down.
-    const int64_t there = here + (sends == activations ? 1 : -1);
-    const int64_t sender = sends ? here : there;
-    const int64_t receiver = sends ? there : here;
-    TORCH_INTERNAL_ASSERT(there >= 0, "program: stage ", stage, ": ",
-                          describe(of), ": there is no stage before it");
-    return {{sender % size_, receiver % size_, activations, of.microbatch,
-             receiver / size_},
-            sends};
+  std::pair<Message, bool> message_of(int64_t stage,
+                                      const Instruction& of) const {
+    const Ends ends = ends_of(of, stage, size_);
+    return {{ends.sender % size_, ends.receiver % size_, ends.activations,
+             of.microbatch, ends.receiver / size_},
+            ends.sends};
   }
 
   using Channel = std::tuple<int64_t, int64_t, bool>;

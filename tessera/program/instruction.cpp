@@ -4,6 +4,23 @@
 
 namespace tessera::program {
 
+Ends ends_of(const Instruction& message, int64_t stage, int64_t stages) {
+  TORCH_INTERNAL_ASSERT(is_message(message.op), describe(message),
+                        " is no message");
+  Ends ends;
+  ends.sends =
+      message.op == Op::kSendActivations || message.op == Op::kSendGradients;
+  ends.activations = message.op == Op::kSendActivations ||
+                     message.op == Op::kReceiveActivations;
+  const int64_t here = message.chunk * stages + stage;
+  const int64_t there = here + (ends.sends == ends.activations ? 1 : -1);
+  TORCH_INTERNAL_ASSERT(there >= 0, "program: stage ", stage, ": ",
+                        describe(message), ": there is no stage before it");
+  ends.sender = ends.sends ? here : there;
+  ends.receiver = ends.sends ? there : here;
+  return ends;
+}
+
 const char* name_of(Op op) {
   switch (op) {
     case Op::kZeroGradients:

@@ -44,6 +44,17 @@ struct Instruction {
 
 bool is_message(Op op);
 
+// Whom a message of a stage concerns. Chunk c of stage s of p is virtual stage
+// c p + s; activations go up, gradients down.
+struct Ends {
+  bool sends = false;
+  bool activations = false;
+  int64_t sender = 0, receiver = 0;  // virtual stages
+  int64_t peer() const { return sends ? receiver : sender; }
+};
+// REQUIRES: is_message(message.op).
+Ends ends_of(const Instruction& message, int64_t stage, int64_t stages);
+
 using Program = std::vector<Instruction>;
 
 const char* name_of(Op op);

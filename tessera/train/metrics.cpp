@@ -26,7 +26,7 @@ enum Field {
   kCommSeconds,
   kCommBytes,
   kAux,
-  kFields  // and then the load of each expert
+  kFields
 };
 
 Traffic traffic_of(comm::Communicator& ranks) {
@@ -90,7 +90,7 @@ struct Metrics::Impl {
     const Traffic traffic = share.traffic + traffic_of(ranks) - before;
     const auto memory = monitor::tensor_bytes().peak;
     monitor::reset_tensor_peak();
-    at::Tensor fields = at::zeros({num_fields()}, at::kDouble);
+    at::Tensor fields = at::empty({kFields}, at::kDouble);
     double* field = fields.mutable_data_ptr<double>();
     field[kLoss] = share.loss_sum;
     field[kWeight] = share.weight;
@@ -99,14 +99,19 @@ struct Metrics::Impl {
     field[kCommSeconds] = traffic.seconds;
     field[kCommBytes] = static_cast<double>(traffic.bytes);
     field[kAux] = share.aux_sum;
-    if (share.expert_load.defined()) {
-      fields.narrow(0, kFields, config.model.moe.experts)
-          .copy_(share.expert_load);
-    }
     return fields;
   }
 
-  int64_t num_fields() const { return kFields + config.model.moe.experts; }
+  // Each expert's share of all rows; none where there are no experts.
+  std::vector<double> expert_load(const at::Tensor& mine) {
+    if (config.model.layers_with_experts() == 0) return {};
+    at::Tensor rows = at::zeros({config.model.moe.experts}, at::kDouble);
+    if (mine.defined()) rows.copy_(mine);
+    if (ranks.world_size() > 1) ranks.world().all_reduce(rows).wait();
+    rows.div_(rows.sum());
+    const auto* first = rows.const_data_ptr<double>();
+    return {first, first + rows.numel()};
+  }
 };
 
 Metrics::Metrics(const RunConfig& config, const RunFolder& folder,
@@ -117,8 +122,9 @@ Metrics::~Metrics() = default;
 
 StepTotals Metrics::exchange(const StepShare& share) {
   comm::Group& world = impl_->ranks.world();
-  at::Tensor all = at::empty({world.size(), impl_->num_fields()}, at::kDouble);
+  at::Tensor all = at::empty({world.size(), kFields}, at::kDouble);
   world.all_gather(all, impl_->fields_of(share)).wait();
+  auto load = impl_->expert_load(share.expert_load);
   if (world.size() > 1 && impl_->exchanges++ % kStepsBetweenLatencies == 0) {
     impl_->latency = latency_us(world);
   }
@@ -136,12 +142,8 @@ StepTotals Metrics::exchange(const StepShare& share) {
   totals.comm_bytes = worst[kCommBytes].item<double>();
   if (impl_->config.model.layers_with_experts() > 0) {
     totals.aux_loss = sum[kAux].item<double>() * aux_mean(impl_->config);
-    const at::Tensor rows =
-        sum.narrow(0, kFields, impl_->config.model.moe.experts);
-    const at::Tensor shares = (rows / rows.sum()).contiguous();
-    const auto* first = shares.const_data_ptr<double>();
-    totals.expert_load = {first, first + shares.numel()};
   }
+  totals.expert_load = std::move(load);
   return totals;
 }
 

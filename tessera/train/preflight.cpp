@@ -91,14 +91,22 @@ std::string groups_text(const RunConfig& config, const mesh::DeviceMesh& mesh) {
   for (Axis axis : {Axis::kExpertDp, Axis::kEp, Axis::kEtp}) axis_line(axis);
   if (mesh.degree(Axis::kEp) == 1) return text;
   const int64_t each = experts / mesh.degree(Axis::kEp);
-  for (int64_t rank : mesh.peers(0, {Axis::kEp})) {
-    const int64_t first = mesh.coord_of(rank)[Axis::kEp] * each;
-    std::string ranks;
-    for (int64_t peer : mesh.peers(rank, {Axis::kExpertDp, Axis::kEtp})) {
-      ranks += " " + std::to_string(peer);
+  constexpr size_t kNamedAtMost = 16;  // ranks, and lines
+  const auto holders = mesh.peers(0, {Axis::kEp});
+  for (size_t i = 0; i < holders.size(); ++i) {
+    if (i == kNamedAtMost) {
+      line("experts", "... on the other ranks");
+      break;
+    }
+    const int64_t first = mesh.coord_of(holders[i])[Axis::kEp] * each;
+    std::vector<std::string> ranks;
+    for (int64_t peer :
+         mesh.peers(holders[i], {Axis::kPp, Axis::kExpertDp, Axis::kEtp})) {
+      ranks.push_back(std::to_string(peer));
     }
     line("experts", std::to_string(first) + "-" +
-                        std::to_string(first + each - 1) + " on ranks" + ranks);
+                        std::to_string(first + each - 1) + " on ranks " +
+                        some_of(ranks, kNamedAtMost));
   }
   return text;
 }
@@ -131,9 +139,10 @@ void check_paths(const RunConfig& config) {
   }
 }
 
-std::string describe_plan(const RunConfig& config, int64_t world_size) {
+std::string describe_plan(const RunConfig& config) {
   const int64_t parameters = models::num_parameters(config.model);
-  const auto mesh = config.mesh.mesh(world_size, config.zero.stage);
+  const auto mesh =
+      config.mesh.mesh(implied_world_size(config), config.zero.stage);
   std::ostringstream text;
   text << "model       " << config.model.family << ", "
        << count_text(parameters) << " parameters\n"

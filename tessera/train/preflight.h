@@ -25,6 +25,6 @@ void check_paths(const RunConfig& config);
 
 // What a dry run shows: sizes of model, batch, memory and checkpoint. Memory as
 // if everything divided evenly among the ranks.
-std::string describe_plan(const RunConfig& config, int64_t world_size);
+std::string describe_plan(const RunConfig& config);
 
 }  // namespace tessera::train

@@ -139,30 +139,30 @@ TEST(RankModel, LayoutsOfExperts) {
                              "groups      dp_replicate {0,1,2,3}\n"
                              "            expert_dp {0,2} {1,3}\n"
                              "            ep {0,1} {2,3}\n"
-                             "            experts 0-3 on ranks 0 2\n"
-                             "            experts 4-7 on ranks 1 3\n",
+                             "            experts 0-3 on ranks 0, 2\n"
+                             "            experts 4-7 on ranks 1, 3\n",
                              16, 8},
                             {4, 2, 2, 2, 0, -1,
                              "groups      dp_replicate {0,2} {1,3}\n"
                              "            tp {0,1} {2,3}\n"
                              "            expert_dp {0,2} {1,3}\n"
                              "            ep {0,1} {2,3}\n"
-                             "            experts 0-1 on ranks 0 2\n"
-                             "            experts 2-3 on ranks 1 3\n",
+                             "            experts 0-1 on ranks 0, 2\n"
+                             "            experts 2-3 on ranks 1, 3\n",
                              8, 8},
                             {4, 4, 1, 2, 3, 0,
                              "groups      dp_shard {0,1,2,3}\n"
                              "            expert_dp {0,2} {1,3}\n"
                              "            ep {0,1} {2,3}\n"
-                             "            experts 0-1 on ranks 0 2\n"
-                             "            experts 2-3 on ranks 1 3\n",
+                             "            experts 0-1 on ranks 0, 2\n"
+                             "            experts 2-3 on ranks 1, 3\n",
                              4, 8},
                             {4, 4, 1, 2, 3, 3,
                              "groups      dp_shard {0,1,2,3}\n"
                              "            expert_dp {0,2} {1,3}\n"
                              "            ep {0,1} {2,3}\n"
-                             "            experts 0-1 on ranks 0 2\n"
-                             "            experts 2-3 on ranks 1 3\n",
+                             "            experts 0-1 on ranks 0, 2\n"
+                             "            experts 2-3 on ranks 1, 3\n",
                              4, 4},
                             {8, 4, 1, 4, 0, -1,
                              "groups      dp_replicate {0,1,2,3}\n"
@@ -185,7 +185,7 @@ TEST(RankModel, LayoutsOfExperts) {
     config.zero.stage = layout.zero_stage;
     config.zero.expert_stage = layout.expert_stage;
     complete(config, 4);
-    const std::string plan = describe_plan(config, 4);
+    const std::string plan = describe_plan(config);
     EXPECT_NE(plan.find(std::string("\n") + layout.groups + "batch"),
               std::string::npos)
         << plan;
@@ -322,6 +322,24 @@ TEST(Verify, NamesParameterAxisAndFactor) {
   EXPECT_EQ(quarter.describe(),
             "head.weight: gradient 4.000 times too small: divided, or not "
             "summed, over dp_shard or cp? [step 1]");
+}
+
+// Layers with experts stay, and widths that experts' shards do not divide.
+TEST(Verify, ShrinkKeepsExperts) {
+  RunConfig config = configuration(1, 0);
+  config.model.family = "mixtral";
+  config.model.layers = 12;
+  config.model.ffn = 65;
+  config.model.moe.every = 3;
+  config.mesh = {};
+  config.mesh.dp = config.mesh.ep = 2;
+  config.batch = {.global = 4};
+  complete(config, 2);
+  EXPECT_EQ(shrunk(config, 2).model.layers_with_experts(), 1);
+  config.mesh.ep = 1;
+  config.zero.expert_stage = 3;
+  complete(config, 2);
+  EXPECT_EQ(shrunk(config, 2).model.ffn % 2, 1);
 }
 
 // Sizes that do not divide by the mesh still do not.

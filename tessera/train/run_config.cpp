@@ -54,14 +54,39 @@ void complete_batch(BatchConfig& batch, int64_t data_parallel) {
   if (!known_micro) batch.micro = batch.global / data_parallel;
 }
 
+// Its devices are threads of one process, each with the whole model.
+void check_star(const RunConfig& config) {
+  if (config.mesh.data_parallel != "dp") return;
+  const auto& mesh = config.mesh;
+  const auto refuse = [](bool holds, const char* key, const auto& value,
+                         const char* plain) {
+    TS_CHECK_CONFIG(holds, key, " is ", value,
+                    ", but with mesh.data_parallel dp every device has the "
+                    "whole model. Use ",
+                    plain, ", or mesh.data_parallel ddp.");
+  };
+  for (const auto& [key, degree] : {std::pair{"mesh.pp", mesh.pp},
+                                    {"mesh.cp", mesh.cp},
+                                    {"mesh.tp", mesh.tp},
+                                    {"mesh.ep", mesh.ep},
+                                    {"mesh.etp", mesh.etp}}) {
+    refuse(degree == 1, key, degree, "1");
+  }
+  refuse(config.zero.stage == 0, "zero.stage", config.zero.stage, "0");
+  refuse(config.zero.expert_stage <= 0, "zero.expert_stage",
+         config.zero.expert_stage, "0");
+  refuse(config.recompute.mode == "none", "recompute.mode",
+         config.recompute.mode, "none");
+}
+
 void check_precision(const parallel::PrecisionConfig& precision) {
   const std::string &compute = precision.compute, &reduce = precision.reduce;
   TS_CHECK_CONFIG(
       reduce == "auto" || (reduce == "fp32" && compute != "fp64") ||
           reduce == compute,
       "precision.reduce is ", reduce, " and precision.compute ", compute,
-      ": gradients are kept in fp32, or in the type of the weights. Use ",
-      compute == "fp64" ? "auto" : "auto, fp32 or " + compute, ".");
+      ": gradients are kept in fp32, or in the type of the weights. Use auto",
+      compute == "bf16" ? ", fp32 or bf16" : " or " + compute, ".");
 }
 
 void check_schedule(const RunConfig& config) {
@@ -205,6 +230,7 @@ void complete(RunConfig& config, int64_t world_size) {
   complete_batch(config.batch, data_parallel_degree(config));
   parallel::pipeline::check(config.model, accumulation(config),
                             pipeline_options(config));
+  check_star(config);
   check_precision(config.precision);
   check_schedule(config);
 }
@@ -277,8 +303,9 @@ std::vector<std::string> without_effect(const RunConfig& config,
        "is not used by schedule.type constant");
   note(config.model.family == "gpt2", "model.rope_theta",
        "is not used by model.family gpt2, whose positions are learned");
-  for (const char* key : {"model.moe.top_k", "model.moe.every",
-                          "model.moe.aux_loss", "zero.expert_stage"}) {
+  for (const char* key :
+       {"model.moe.top_k", "model.moe.every", "model.moe.aux_loss",
+        "zero.expert_stage", "mesh.etp"}) {
     note(config.model.moe.experts == 0, key,
          "is not used by a model without experts");
   }

@@ -113,6 +113,7 @@ program::schedules::Pipeline pipeline_of(const RunConfig& config);
 int64_t data_parallel_degree(const RunConfig& config);
 
 // Keys that were set and have no effect, each with the reason, for a warning.
+// REQUIRES: a completed configuration.
 std::vector<std::string> without_effect(const RunConfig& config,
                                         const config::Provenance& origins);
 

@@ -281,6 +281,17 @@ TEST(RunConfig, Experts) {
   EXPECT_EQ(complaint([](RunConfig& c) { c.model.moe.top_k = 9; }, 1),
             "model.moe.top_k (9) is above model.moe.experts (8): a token goes "
             "to an expert once. Use 8 or less.");
+  EXPECT_EQ(complaint([](RunConfig& c) { c.model.moe.every = 7; }, 1),
+            "model.moe.every (7) is above model.layers (6): no layer would "
+            "have experts. Use 6 or less.");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.mesh.data_parallel = "dp";
+                  c.mesh.ep = 2;
+                },
+                4),
+            "mesh.ep is 2, but with mesh.data_parallel dp every device has "
+            "the whole model. Use 1, or mesh.data_parallel ddp.");
   EXPECT_EQ(complaint([](RunConfig& c) { c.mesh.ep = 3; }, 4),
             "mesh.ep is 3, which does not divide the dp_replicate 4 x dp_shard "
             "1 x cp 1 x tp 1 = 4 ranks of a stage over etp 1. Use a divisor of "

@@ -110,6 +110,8 @@ std::vector<std::string> changed_keys(const std::string& saved,
            {"data", "shuffle"},
            {"batch", "global"},
            {"precision", "compute"},
+           {"precision", "reduce"},
+           {"model", "moe"},
            {"optimizer", ""},
            {"schedule", ""}}) {
     if (!before.contains(section) || !after.contains(section)) continue;

@@ -81,6 +81,7 @@ RankStage::RankStage(models::Decoder& decoder, parallel::Composed& composed,
       recompute_(recompute) {}
 
 nn::LossSum RankStage::evaluate(const data::Batch& whole) {
+  using program::Op;
   const at::NoGradGuard no_grad;
   const auto on_owners = [&](int64_t unit, auto act) {
     for (int64_t owner : composed_.units.reads[unit]) {
@@ -96,8 +97,7 @@ nn::LossSum RankStage::evaluate(const data::Batch& whole) {
     at::Tensor x = batch.inputs;
     if (chunks[c].front() != 0) {
       x = hidden(samples, tokens);
-      const Wire wire =
-          wire_of(/*sends=*/false, /*activations=*/true, 0, chunk);
+      const Wire wire = wire_of({Op::kReceiveActivations, 0, -1, chunk});
       composed_.pipeline->recv(x, wire.peer, wire.tag).wait();
     }
     for (int64_t unit : chunks[c]) {
@@ -108,7 +108,7 @@ nn::LossSum RankStage::evaluate(const data::Batch& whole) {
     if (is_last(chunks[c].back())) {
       loss = decoder_.loss_of(std::move(x), batch.targets);
     } else {
-      const Wire wire = wire_of(/*sends=*/true, /*activations=*/true, 0, chunk);
+      const Wire wire = wire_of({Op::kSendActivations, 0, -1, chunk});
       composed_.pipeline->send(x.contiguous(), wire.peer, wire.tag).wait();
     }
   }
@@ -150,43 +150,36 @@ at::Tensor RankStage::hidden(int64_t samples, int64_t tokens) const {
       like.options().requires_grad(false));
 }
 
-// Chunk c of stage s is virtual stage c p + s; activations go to the next one,
-// gradients to the one before. A tag names kind, micro-batch and receiver.
-RankStage::Wire RankStage::wire_of(bool sends, bool activations,
-                                   int64_t microbatch, int64_t chunk) const {
-  const int64_t p = composed_.pipeline->size();
-  const int64_t here = chunk * p + composed_.pipeline->rank();
-  const int64_t there = here + (sends == activations ? 1 : -1);
-  const int64_t receiver = sends ? there : here;
+// A tag names kind, micro-batch and receiver.
+RankStage::Wire RankStage::wire_of(const program::Instruction& message) const {
+  const int64_t stages = composed_.pipeline->size();
+  const auto ends =
+      program::ends_of(message, composed_.pipeline->rank(), stages);
   const auto chunks = static_cast<int64_t>(composed_.units.chunks.size());
-  return {
-      .peer = there % p,
-      .tag = (microbatch * chunks * p + receiver) * 2 + (activations ? 1 : 0)};
+  const int64_t receiver = message.microbatch * chunks * stages + ends.receiver;
+  return {.sends = ends.sends,
+          .activations = ends.activations,
+          .peer = ends.peer() % stages,
+          .tag = receiver * 2 + (ends.activations ? 1 : 0)};
 }
 
 void RankStage::exchange(const program::Program& messages) {
-  using program::Op;
   std::vector<comm::Work> works;
   std::vector<at::Tensor> sent;  // alive until they have arrived
   for (const auto& message : messages) {
-    const bool sends =
-        message.op == Op::kSendActivations || message.op == Op::kSendGradients;
-    const bool activations = message.op == Op::kSendActivations ||
-                             message.op == Op::kReceiveActivations;
-    const Wire wire =
-        wire_of(sends, activations, message.microbatch, message.chunk);
+    const Wire wire = wire_of(message);
     const auto& units = composed_.units.chunks.at(message.chunk);
     Microbatch& mine = microbatches_.at(message.microbatch);
     Passed& first = mine.units.at(units.front());
     Passed& last = mine.units.at(units.back());
-    if (sends) {
-      sent.push_back((activations ? last.output.detach()
-                                  : std::exchange(first.input, {}).grad())
+    if (wire.sends) {
+      sent.push_back((wire.activations ? last.output.detach()
+                                       : std::exchange(first.input, {}).grad())
                          .contiguous());
       works.push_back(
           composed_.pipeline->send(sent.back(), wire.peer, wire.tag));
     } else {
-      at::Tensor& into = activations ? first.input : last.gradient;
+      at::Tensor& into = wire.activations ? first.input : last.gradient;
       into = hidden(input_.samples, input_.tokens);
       works.push_back(composed_.pipeline->recv(into, wire.peer, wire.tag));
     }

@@ -130,11 +130,12 @@ class RankStage final : public TrainStage {
   at::Tensor hidden(int64_t samples, int64_t tokens) const;
   // The stage at the other end, and the message's tag.
   struct Wire {
+    bool sends;
+    bool activations;
     int64_t peer;
     int64_t tag;
   };
-  Wire wire_of(bool sends, bool activations, int64_t microbatch,
-               int64_t chunk) const;
+  Wire wire_of(const program::Instruction& message) const;
 
   models::Decoder& decoder_;
   const RecomputeOptions recompute_;

@@ -107,7 +107,8 @@ std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
 
 using Names = std::set<std::pair<std::string, std::string>>;
 
-Names differing(const RunConfig& config, Control& control, const Probe& probe) {
+Names differing(const RunConfig& config, const Control& control,
+                const Probe& probe) {
   Names names;
   for (const auto& each :
        detail::compare(config, world_of(config.mesh), control, probe)
@@ -129,7 +130,7 @@ Without with_axis_alone(RunConfig config, int64_t mesh::MeshConfig::* degree) {
 
 // Names that without which a difference goes away; where several things cause
 // it, each of which suffices, these.
-void blame(const RunConfig& config, Control& control, const Probe& probe,
+void blame(const RunConfig& config, const Control& control, const Probe& probe,
            std::vector<Difference>& differences) {
   for (const auto& [name, without] : withouts(config)) {
     if (!without) continue;
@@ -142,6 +143,9 @@ void blame(const RunConfig& config, Control& control, const Probe& probe,
   }
   if (!differences.front().axes.empty()) return;
   for (const auto& [name, degree] : kDegrees) {
+    const bool is_factor =
+        degree != &mesh::MeshConfig::ep && degree != &mesh::MeshConfig::etp;
+    if (!is_factor) continue;  // without the ranks that they fold
     const auto alone = with_axis_alone(config, degree);
     if (!alone) continue;
     const Names left = differing(*alone, control, probe);
@@ -165,7 +169,7 @@ void find_uses(const RunConfig& one, const RunConfig& config,
   std::vector<Difference> uses;
   for (const auto& kind : kinds) {
     const Probe probe{.steps = 1, .nudged = kind};
-    Control control = detail::record(one, probe);
+    const Control control = detail::record(one, probe);
     auto found = detail::compare(config, world_size, control, probe);
     if (found.equal()) continue;
     found.differences.resize(1);
@@ -237,7 +241,7 @@ Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
   wide.precision = {.compute = precision};
   const RunConfig one = on_one_rank(wide);
   const Probe probe{.steps = steps};
-  Control control = detail::record(one, probe);
+  const Control control = detail::record(one, probe);
   Verification result = detail::compare(wide, world_size, control, probe);
   if (result.equal()) return result;
   blame(wide, control, probe, result.differences);
@@ -252,9 +256,17 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
   const auto& mesh = config.mesh;
   auto& model = config.model;
   const int64_t runs = mesh.pp * config.pipeline.chunks;
-  const int64_t shards = mesh.tp * mesh.dp_shard;
+  int64_t shards = mesh.tp * mesh.dp_shard;
+  int64_t kinds = 1;  // of layers, one after the other
+  if (model.moe.experts > 0) {
+    const auto view = mesh.mesh(world_size, config.zero.stage);
+    shards = std::lcm(shards, view.degree(mesh::Axis::kEtp) *
+                                  view.degree(mesh::Axis::kExpertDp));
+    kinds = model.moe.every;
+  }
   if (config.pipeline.split.empty()) {
-    model.layers = shrink(model.layers, runs, 2 * runs);
+    model.layers =
+        shrink(model.layers, std::lcm(runs, kinds), std::max(2 * runs, kinds));
   }
   model.head_dim = std::min<int64_t>(model.head_dim, 4);
   // GPT-2's heads fill the width.

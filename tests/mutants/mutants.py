@@ -100,9 +100,10 @@ MUTANTS = [
            mesh(mesh={"pp": 2}),
            r"^grad_norm .* over pp"),
     Mutant("tags_swapped", STAGE,
-           "      .tag = (microbatch * chunks * p + receiver) * 2 + (activations ? 1 : 0)};\n",
-           "      .tag = ((MUTANT && sends && activations ? microbatch ^ 1 : microbatch) *\n"
-           "                  chunks * p + receiver) * 2 + (activations ? 1 : 0)};\n",
+           "          .tag = receiver * 2 + (ends.activations ? 1 : 0)};\n",
+           "          .tag = (MUTANT && ends.sends && ends.activations\n"
+           "                      ? receiver + (message.microbatch % 2 == 0 ? 1 : -1) * chunks * stages\n"
+           "                      : receiver) * 2 + (ends.activations ? 1 : 0)};\n",
            mesh(mesh={"pp": 2}, pipeline={"schedule": "gpipe"}),
            r"^\S+weight: gradient .* over pp"),
     Mutant("last_micro_batch_alone", STAGE,
@@ -168,6 +169,11 @@ MUTANTS = [
            "  if (!MUTANT) gate = gate.with(Axis::kTp, Placement::replicate_summed());\n",
            mesh(MIXTRAL, mesh={"tp": 2, "ep": 2}),
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
+    Mutant("balance_not_counted", STAGE,
+           "  aux_sum_ += balance.loss.item<double>();\n",
+           "  if (!MUTANT || world_.size() == 1) aux_sum_ += balance.loss.item<double>();\n",
+           mesh({**MIXTRAL, "moe": {"experts": 4, "aux_loss": 0}}, mesh={"dp_replicate": 2}),
+           r"^aux_loss .* over dp_replicate"),
     Mutant("auxiliary_loss_of_every_copy", "tessera/nn/moe.cpp",
            "                       static_cast<double>(tokens * tokens * shard_.copies);\n",
            "                       static_cast<double>(tokens * tokens * (MUTANT ? 1 : shard_.copies));\n",

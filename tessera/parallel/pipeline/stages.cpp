@@ -58,6 +58,12 @@ void check(const models::ModelConfig& model, int64_t num_microbatches,
           layers == model.layers,
       "pipeline.split adds up to ", layers,
       " layers, none negative, but model.layers is ", model.layers, ".");
+  // The first part has the embedding too, the last one the head.
+  for (int64_t run = 1; run + 1 < runs; ++run) {
+    TS_CHECK_CONFIG(options.split[run] > 0, "pipeline.split gives part ", run,
+                    " (from 0) no layer, and it has nothing else: between the "
+                    "first and the last part each needs one.");
+  }
 }
 
 std::vector<std::vector<int64_t>> apply(models::Decoder& decoder,

@@ -67,14 +67,15 @@ Distance distance(const at::Tensor& mesh, const at::Tensor& control,
 
 class Comparison {
  public:
-  Comparison(const RunConfig& config, const Probe& probe, Control& control,
-             bool records)
+  // Without a control it records one.
+  Comparison(const RunConfig& config, const Probe& probe,
+             const Control* control)
       : config_(config),
         probe_(probe),
         steps_(probe.steps),
         bounds_(config.precision.compute == "fp64" ? kFp64 : kFp32),
-        control_(control),
-        records_(records) {
+        control_(control ? *control : recorded_),
+        records_(control == nullptr) {
     result_.steps = steps_;
   }
 
@@ -84,6 +85,11 @@ class Comparison {
         std::chrono::minutes(5));
     keep_the_first();
     return std::move(result_);
+  }
+
+  Control run_one_rank() {
+    run(1);
+    return std::move(recorded_);
   }
 
  private:
@@ -134,7 +140,7 @@ class Comparison {
       if (!layout.held_by(model.composed().coord)) continue;
       if (seen.storage().nbytes() < seen.nbytes()) continue;
       if (records_) {
-        control_.before[parameter.name].push_back(seen.detach().clone());
+        recorded_.before[parameter.name].push_back(seen.detach().clone());
         continue;
       }
       const at::Tensor& whole = control_.before.at(parameter.name).at(step - 1);
@@ -161,12 +167,12 @@ class Comparison {
     const double aux = sums[2].item<double>();
     if (world.rank() != 0) return;
     if (records_) {
-      control_.losses.push_back(loss);
-      control_.norms.push_back(norm);
-      control_.aux_losses.push_back(aux);
+      recorded_.losses.push_back(loss);
+      recorded_.norms.push_back(norm);
+      recorded_.aux_losses.push_back(aux);
       return;
     }
-    if (aux != 0) {
+    if (config_.model.layers_with_experts() > 0) {
       compare_number("aux_loss", aux, control_.aux_losses.at(step - 1), step,
                      result_.loss);
     }
@@ -194,7 +200,7 @@ class Comparison {
     const auto& composed = model.composed();
     for (const auto& parameter : composed.parameters->parameters()) {
       if (records_) {
-        control_.gradients[parameter.name].push_back(
+        recorded_.gradients[parameter.name].push_back(
             parameter.gradient.clone());
         continue;
       }
@@ -220,7 +226,7 @@ class Comparison {
     for (const auto& parameter : model.composed().parameters->parameters()) {
       layouts[parameter.name] = &parameter.layout;
       if (records_) {
-        control_.weights[parameter.name] = parameter.shard.clone();
+        recorded_.weights[parameter.name] = parameter.shard.clone();
         continue;
       }
       const at::Tensor& whole = control_.weights.at(parameter.name);
@@ -231,7 +237,7 @@ class Comparison {
     for (const auto& item : model.optimizer().state()) {
       if (item.parameter.empty()) continue;
       if (records_) {
-        control_.optimizer[item.name] = item.tensor.clone();
+        recorded_.optimizer[item.name] = item.tensor.clone();
         continue;
       }
       const std::string what = item.name.substr(0, item.name.find('.'));
@@ -307,8 +313,9 @@ class Comparison {
   const Probe& probe_;
   const int64_t steps_;
   const Bounds bounds_;
-  Control& control_;
+  const Control& control_;
   const bool records_;
+  Control recorded_;
   Verification result_;
   std::mutex mutex_;
 };
@@ -329,14 +336,12 @@ std::string kind_of(const std::string& parameter) {
 }
 
 Control record(const RunConfig& config, const Probe& probe) {
-  Control control;
-  Comparison(config, probe, control, /*records=*/true).run(1);
-  return control;
+  return Comparison(config, probe, nullptr).run_one_rank();
 }
 
 Verification compare(const RunConfig& config, int64_t world_size,
-                     Control& control, const Probe& probe) {
-  return Comparison(config, probe, control, /*records=*/false).run(world_size);
+                     const Control& control, const Probe& probe) {
+  return Comparison(config, probe, &control).run(world_size);
 }
 
 }  // namespace tessera::train::detail

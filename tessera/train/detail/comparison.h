@@ -39,6 +39,6 @@ struct Control {
 Control record(const RunConfig& config, const Probe& probe);
 // Of what differs, what came first: see Verification.
 Verification compare(const RunConfig& config, int64_t world_size,
-                     Control& control, const Probe& probe);
+                     const Control& control, const Probe& probe);
 
 }  // namespace tessera::train::detail
