@@ -345,23 +345,26 @@ void ShardedParameters::begin_backward(int64_t unit) {
 }
 
 // Where gradients live as shards, one unit's reduction is under way at a time:
-// more would hold what the shards are to save.
+// more would hold what the shards are to save. Others are left alone: they may
+// be with ranks that are still in the middle of their programs.
 void ShardedParameters::reduce(int64_t unit) {
-  if (stages_.at(unit) >= 2) end_reductions();
+  const bool in_shards = stages_.at(unit) >= 2;
+  if (in_shards) end(into_shards_);
   for (auto& group : units_.at(unit)) {
     group->begin_reduction();
-    pending_.push_back(group.get());
+    (in_shards ? into_shards_ : whole_).push_back(group.get());
   }
 }
 
-void ShardedParameters::end_reductions() {
-  for (Group* group : std::exchange(pending_, {})) group->end_reduction();
+void ShardedParameters::end(std::vector<Group*>& pending) {
+  for (Group* group : std::exchange(pending, {})) group->end_reduction();
 }
 
 // A sum may be over ranks that are still in the middle of their programs (a
 // tied embedding's, over stages): all are begun before the first is awaited.
 void ShardedParameters::await() {
-  end_reductions();
+  end(into_shards_);
+  end(whole_);
   for (auto& unit : units_) {
     for (auto& group : unit) group->begin_sum();
   }

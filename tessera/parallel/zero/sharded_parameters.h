@@ -92,11 +92,12 @@ class ShardedParameters {
 
  private:
   class Group;
-  void end_reductions();
+  static void end(std::vector<Group*>& pending);
   std::vector<std::vector<std::unique_ptr<Group>>> units_;
   std::vector<LocalParameter> parameters_;
   std::vector<int64_t> stages_;  // by unit
-  std::vector<Group*> pending_;  // reductions begun and not ended
+  // Reductions begun and not ended, of gradients that live as shards or whole.
+  std::vector<Group*> into_shards_, whole_;
 };
 
 }  // namespace tessera::parallel::zero
