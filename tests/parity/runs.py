@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 
+import pytest
 from safetensors import safe_open
 
 STEPS = 20
@@ -14,7 +15,8 @@ MODEL = {"family": "llama", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2
 def configuration(tokens, folder, only_model=None, **sections):
     """Writes run.json: the defaults here, with `sections` over them, or with another model."""
     config = {
-        "run": {"dir": str(folder), "name": "run", "seed": 3, "steps": STEPS, "device": "cpu"},
+        # One thread: on so small a model a second one is waited for longer than it helps.
+        "run": {"dir": str(folder), "name": "run", "seed": 3, "steps": STEPS, "device": "cpu", "threads": 1},
         "model": only_model or dict(MODEL),
         "data": {"train": tokens["train"], "format": "tokens_u16", "seq_len": 16},
         "batch": {"global": 12},
@@ -39,6 +41,13 @@ def train(program, path, *arguments, check=True):
     if check:
         assert done.returncode == 0, done.stderr[-3000:]
     return done
+
+
+def verify(program, path, *arguments):
+    """What `tessera verify` says against the configuration; "" where the mesh equals one rank."""
+    done = subprocess.run([str(program), "verify", path, *arguments], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return "" if done.returncode == 0 else f"ended with {done.returncode}\n{done.stdout}{done.stderr}"
 
 
 def metrics(folder):
@@ -86,13 +95,14 @@ def assert_same_bits(one, other):
 
 
 def assert_equal_runs(one, other, bound, state_bound, what=""):
-    """Losses and norms within `bound`, weights and moments within `state_bound` of their norm."""
+    """Losses, norms and what experts got within `bound`, weights and moments within `state_bound` of their norm."""
     losses, state = one
     other_losses, other_state = other
     assert len(losses) == len(other_losses)
     for a, b in zip(losses, other_losses):
-        for key in ("loss", "grad_norm"):
+        for key in {"loss", "grad_norm", "aux_loss"} & a.keys():
             assert abs(a[key] - b[key]) <= bound * abs(a[key]), (what, key, a["step"], a[key], b[key])
+        assert a.get("expert_load") == pytest.approx(b.get("expert_load"), abs=bound), (what, a["step"])
     # A softmax does not see k's bias: its gradient is zero, and what is there is rounding.
     idle = [key for key in state if "gpt2" in what and "attention.k.bias" in key]
     assert_close({key: value for key, value in state.items() if key not in idle},

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from runs import assert_close, assert_same_bits, configuration, train
 
 VOCAB, POSITIONS = 101, 48
 
@@ -45,6 +46,10 @@ CONFIGS = {
     "qwen3": lambda: transformers.Qwen3Config(
         hidden_size=44, intermediate_size=76, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, **ROTARY),
+    "mixtral": lambda: transformers.MixtralConfig(
+        hidden_size=40, intermediate_size=52, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=6, num_experts_per_tok=3,
+        router_aux_loss_coef=0.0, **ROTARY),
 }
 
 
@@ -55,6 +60,9 @@ def make_model(name, dtype=torch.float32):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
+    if name == "mixtral":
+        # Its grouped products take no double precision and few widths.
+        model.set_experts_implementation("eager")
     return model.to(dtype)
 
 
@@ -214,6 +222,46 @@ def test_sharded_safetensors(name, drive, tmp_path):
     assert error(logits, their_logits(model, ids)) < 1e-5
 
 
+EXPERT_MESH = ["--nproc", "4", "--ranks", "threads", "--mesh.dp=2",
+               "--mesh.tp=2", "--mesh.ep=2", "--mesh.etp=2"]
+
+
+def folder_after(program, tessera, tokens, folder, source, steps, lr, *mesh):
+    """What a run that starts from `source` converts to, in fp64."""
+    path = configuration(
+        tokens, folder, only_model={"from": str(source), "load_weights": True},
+        run={"steps": steps}, checkpoint={"every": steps},
+        precision={"compute": "fp64"}, optimizer={"lr": lr},
+        schedule={"type": "constant", "warmup": 0})
+    train(program, path, *mesh)
+    tessera("convert", "--from", folder / "run", "--to", folder / "hf",
+            "--dtype", "fp64")
+    return (folder / "hf" / "config.json").read_text(), tensors_of(folder / "hf")
+
+
+def tensors_of(folder):
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def test_experts_of_a_mesh_start_from_a_folder_and_end_in_one(
+        program, tessera, tokens, tmp_path):
+    source = tmp_path / "source"
+    make_model("mixtral", torch.float64).save_pretrained(source)
+
+    def after(name, *arguments):
+        return folder_after(program, tessera, tokens, tmp_path / name, source,
+                            *arguments)
+
+    _, unchanged = after("unchanged", 1, 0.0, *EXPERT_MESH)
+    assert_same_bits(tensors_of(source), unchanged)
+    one_config, one = after("one", 3, 0.01)
+    mesh_config, mesh = after("mesh", 3, 0.01, *EXPERT_MESH)
+    assert mesh_config == one_config
+    assert_close(one, mesh, 1e-10)
+    moved = [key for key in one if torch.equal(one[key], unchanged[key])]
+    assert moved == [], "these did not train"
+
+
 @pytest.mark.parametrize("name", ["gpt2", "qwen2_tied"])
 def test_base_model_without_prefix(name, drive, tmp_path):
     model = make_model(name)
@@ -267,6 +315,9 @@ def test_a_tied_head_that_differs_is_refused(drive, tmp_path):
     ("qwen3", "layer_types", ["sliding_attention"] * 3),
     ("gpt2", "activation_function", "relu"),
     ("gpt2", "scale_attn_by_inverse_layer_idx", True),
+    ("mixtral", "sliding_window", 16),
+    ("mixtral", "router_jitter_noise", 0.1),
+    ("mixtral", "num_experts_per_tok", 7),
 ])
 def test_what_is_not_supported_is_refused_by_name(name, key, value, drive,
                                                   tmp_path):
@@ -276,5 +327,6 @@ def test_what_is_not_supported_is_refused_by_name(name, key, value, drive,
     message = drive("logits", tmp_path / "model",
                     tmp_path / "ids.safetensors",
                     tmp_path / "out.safetensors", "F32", code=78)
-    named = "model.heads" if key == "num_attention_heads" else key
+    named = {"num_attention_heads": "model.heads",
+             "num_experts_per_tok": "model.moe.top_k"}.get(key, key)
     assert named in message

@@ -38,6 +38,7 @@ def ids(*values):
     return struct.pack(f"<{len(values)}H", *values)
 
 
+MIXTRAL = "--model.family=mixtral"
 # Arguments after `train run.json`, the exit code, and words of the message.
 REFUSED = [
     (["--modl.layers=2"], 78, ["modl.layers", "model.layers"]),
@@ -52,7 +53,15 @@ REFUSED = [
     (["--data.train=absent.txt"], 78, ["data.train", "absent.txt"]),
     (["--data.train=empty.txt"], 78, ["empty.txt"]),
     (["--data.train=short.txt"], 78, ["seq_len"]),
-    (["--mesh.ep=2", "--nproc", "2"], 78, ["mesh.ep", "not built"]),
+    (["--mesh.ep=2", "--nproc", "2"], 78, ["mesh.ep is 2", "model.family llama", "mixtral"]),
+    ([MIXTRAL, "--model.moe.experts=3", "--mesh.ep=2", "--nproc", "2"], 78,
+     ["mesh.ep (2)", "model.moe.experts (3)", "2 or 4"]),
+    ([MIXTRAL, "--mesh.ep=4", "--nproc", "2"], 78, ["mesh.ep is 4", "dp_replicate 2", "divisor of 2"]),
+    ([MIXTRAL, "--mesh.tp=4", "--mesh.etp=2", "--nproc", "4"], 78, ["mesh.etp is 2", "mesh.tp, 4"]),
+    ([MIXTRAL, "--mesh.tp=2", "--mesh.ep=2", "--mesh.etp=2", "--nproc", "2"], 78, ["mesh.ep is 2", "divisor of 1"]),
+    ([MIXTRAL, "--model.moe.experts=2", "--model.moe.top_k=3"], 78, ["model.moe.top_k (3)", "model.moe.experts (2)"]),
+    ([MIXTRAL, "--model.moe.capacity_factor=1.25"], 78, ["model.moe.capacity_factor", "not built"]),
+    (["--model.moe.experts=4"], 78, ["model.moe.experts is 4", "dense", "mixtral"]),
     (["--pipeline.schedule=zb_h1"], 78, ["pipeline.schedule", "not built", "1f1b"]),
     (["--recompute.mode=selective"], 78, ["recompute.mode", "not built", "block"]),
     (["--mesh.tp=3", "--nproc", "3"], 78, ["mesh.tp (3)", "model.heads (4)", "3 or 6"]),

@@ -16,6 +16,9 @@ CONFIGS = {
         attn_pdrop=0.0, bos_token_id=1, eos_token_id=2),
     "llama": lambda: transformers.LlamaConfig(rms_norm_eps=1e-5, **ROTARY),
     "qwen3": lambda: transformers.Qwen3Config(head_dim=12, tie_word_embeddings=True, **ROTARY),
+    # transformers adds no auxiliary loss here: its output_router_logits is off.
+    "mixtral": lambda: transformers.MixtralConfig(
+        num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.0, **ROTARY),
 }
 SP = ["--tensor.sequence_parallel=true"]
 MESHES = {
@@ -27,63 +30,112 @@ MESHES = {
     "zero 3": (2, ["--mesh.dp=2", "--zero.stage=3"]),
     "16 ranks": (16, ["--mesh.pp=2", "--mesh.dp=2", "--mesh.cp=2", "--mesh.tp=2", "--zero.stage=3", *SP]),
 }
+EXPERT_MESHES = {
+    "ep 2": (2, ["--mesh.dp=2", "--mesh.ep=2"]),
+    "ep 4": (4, ["--mesh.dp=4", "--mesh.ep=4"]),
+    "tp 2, ep 2": (2, ["--mesh.tp=2", "--mesh.ep=2"]),
+    "tp 2, etp 2": (2, ["--mesh.tp=2", "--mesh.etp=2"]),
+    "16 ranks, ep 4": (16, ["--mesh.pp=2", "--mesh.dp=2", "--mesh.cp=2", "--mesh.tp=2", "--mesh.ep=4",
+                            "--zero.stage=3", *SP]),
+}
+CASES = [(name, mesh) for name in CONFIGS for mesh in (EXPERT_MESHES if name == "mixtral" else MESHES)]
 
 
-def make_model(name):
-    torch.manual_seed(len(name))
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+def make_model(config, seed):
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     return model
 
 
-def losses_of_transformers(model, ids):
-    """Step s takes samples s * SAMPLES and on; sample k the tokens from k * LENGTH on."""
+def steps_of_transformers(model, ids, samples=SAMPLES):
+    """Each step's output and loss. Step s takes samples from s * samples on; sample k the tokens from k * LENGTH on."""
     decay = [p for p in model.parameters() if p.dim() >= 2]
     plain = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
                                   lr=RATE, betas=(0.9, 0.95), eps=1e-8)
     model.train()
-    losses = []
     for step in range(STEPS):
-        rows = [ids[k * LENGTH:k * LENGTH + LENGTH + 1] for k in range(step * SAMPLES, (step + 1) * SAMPLES)]
+        rows = [ids[k * LENGTH:k * LENGTH + LENGTH + 1] for k in range(step * samples, (step + 1) * samples)]
         batch = torch.stack(rows)
         optimizer.zero_grad()
-        logits = model(input_ids=batch[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), batch[:, 1:].reshape(-1))
-        loss.backward()
+        output = model(input_ids=batch[:, :-1])
+        loss = torch.nn.functional.cross_entropy(output.logits.reshape(-1, VOCAB), batch[:, 1:].reshape(-1))
+        yield output, loss
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+
+
+def losses_of_transformers(model, ids):
+    losses = []
+    for _, loss in steps_of_transformers(model, ids):
+        loss.backward()
         losses.append(loss.item())
     return losses
 
 
+def made_folder(folder, model):
+    """The model and as many random tokens as the steps take."""
+    model.save_pretrained(folder / "model")
+    ids = torch.randint(VOCAB, (STEPS * SAMPLES * LENGTH + 1,), generator=torch.Generator().manual_seed(5))
+    (folder / "ids.bin").write_bytes(struct.pack(f"<{len(ids)}H", *ids.tolist()))
+    return ids
+
+
+def configuration_of(folder, run_folder, samples=SAMPLES, **sections):
+    source = {"from": str(folder / "model"), "load_weights": True}
+    return configuration({"train": str(folder / "ids.bin")}, run_folder, only_model=source,
+                         run={"steps": STEPS}, data={"seq_len": LENGTH, "shuffle": False},
+                         batch={"global": samples, "micro": 1}, optimizer={"lr": RATE, "clip_norm": 1.0},
+                         schedule={"type": "constant", "warmup": 0}, **{"checkpoint": {"every": 0}, **sections})
+
+
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory):
-    """By name: a model's folder, the token file, and what transformers computes."""
+    """By name: a folder with the model and the tokens, and the losses that transformers has."""
     made = {}
-    for name in CONFIGS:
+    for name, config in CONFIGS.items():
         folder = tmp_path_factory.mktemp(name)
-        model = make_model(name)
-        model.save_pretrained(folder / "model")
-        ids = torch.randint(VOCAB, (STEPS * SAMPLES * LENGTH + 1,), generator=torch.Generator().manual_seed(5))
-        (folder / "ids.bin").write_bytes(struct.pack(f"<{len(ids)}H", *ids.tolist()))
+        model = make_model(config(), len(name))
+        ids = made_folder(folder, model)
         made[name] = (folder, losses_of_transformers(model, ids))
     return made
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name, mesh", CASES)
 def test_eight_steps(program, peers, tmp_path, name, mesh):
     folder, theirs = peers[name]
-    world, arguments = MESHES[mesh]
-    source = {"from": str(folder / "model"), "load_weights": True}
-    path = configuration({"train": str(folder / "ids.bin")}, tmp_path, run={"steps": STEPS}, only_model=source,
-                         data={"seq_len": LENGTH, "shuffle": False}, batch={"global": SAMPLES, "micro": 1},
-                         optimizer={"lr": RATE, "clip_norm": 1.0}, schedule={"type": "constant", "warmup": 0},
-                         checkpoint={"every": 0})
-    train(program, path, "--nproc", str(world), "--ranks", "threads", *arguments)
+    world, arguments = (MESHES | EXPERT_MESHES)[mesh]
+    train(program, configuration_of(folder, tmp_path), "--nproc", str(world), "--ranks", "threads", *arguments)
     ours = [line["loss"] for line in metrics(tmp_path)]
     assert len(ours) == STEPS
     assert ours == pytest.approx(theirs, rel=2e-5)
+
+
+# Theirs is of all samples and layers at once, ours a mean of one by one: with one of each they are the same.
+@pytest.mark.parametrize("world, arguments", [
+    (1, []), (4, ["--mesh.cp=2", "--mesh.tp=2", "--mesh.ep=4", *SP]),
+    (4, ["--mesh.cp=2", "--mesh.tp=2", "--mesh.ep=2", "--mesh.etp=2"])],
+    ids=["one rank", "ep 4", "ep 2, etp 2"])
+def test_eight_steps_with_the_auxiliary_loss(program, tessera, tmp_path, world, arguments):
+    weight = 0.1
+    model = make_model(transformers.MixtralConfig(
+        num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=weight, output_router_logits=True,
+        **{**ROTARY, "num_hidden_layers": 1}), 1)
+    ids = made_folder(tmp_path, model)
+    path = configuration_of(tmp_path, tmp_path, samples=1, checkpoint={"every": STEPS})
+    train(program, path, "--nproc", str(world), "--ranks", "threads", *arguments)
+    theirs = []
+    for output, loss in steps_of_transformers(model, ids, samples=1):
+        (loss + weight * output.aux_loss).backward()
+        theirs.append((loss.item(), output.aux_loss.item()))
+    lines = metrics(tmp_path)
+    assert [line["loss"] for line in lines] == pytest.approx([loss for loss, _ in theirs], rel=2e-5)
+    assert [sum(line["expert_load"]) for line in lines] == pytest.approx([1.0] * STEPS)
+    assert [line["aux_loss"] for line in lines] == pytest.approx([aux for _, aux in theirs], rel=2e-5)
+    tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "out")
+    trained = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for (name, a), b in zip(model.named_parameters(), trained.parameters(), strict=True):
+        assert (a - b).norm() < 1e-4 * a.norm(), name
