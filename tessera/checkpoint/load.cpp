@@ -10,8 +10,8 @@
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/error.h"
-#include "tessera/core/units.h"
 #include "tessera/core/log.h"
+#include "tessera/core/units.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -41,7 +41,8 @@ std::string compare(const Manifest& manifest, const State& state,
   if (!missing.empty()) {
     text += "\n  not in the checkpoint: " + some_of(missing, kMaxNamesListed);
   }
-  if (!different.empty()) text += "\n  different: " + some_of(different, kMaxNamesListed);
+  if (!different.empty())
+    text += "\n  different: " + some_of(different, kMaxNamesListed);
   return text;
 }
 
@@ -62,7 +63,9 @@ std::string unused(const Manifest& manifest, const State& state,
       names.push_back(manifest.tensors[i].name);
     }
   }
-  return names.empty() ? "" : "\n  not in the model: " + some_of(names, kMaxNamesListed);
+  return names.empty()
+             ? ""
+             : "\n  not in the model: " + some_of(names, kMaxNamesListed);
 }
 
 // One checkpoint folder, read by every rank.

@@ -49,8 +49,9 @@ struct ModelConfig {
   }
 
   // Replaces the zeros that stand for a default: moe.experts, kv_heads,
-  // head_dim, and ffn, which is 4 x hidden for gpt2 and 8/3 x hidden, rounded up
-  // to a multiple of 64, for the others. TS_CHECK_CONFIG where heads do not divide.
+  // head_dim, and ffn, which is 4 x hidden for gpt2 and 8/3 x hidden, rounded
+  // up to a multiple of 64, for the others. TS_CHECK_CONFIG where heads do not
+  // divide, or experts do not fit.
   void complete();
 };
 
