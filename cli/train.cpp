@@ -169,6 +169,7 @@ class TrainCommand {
       std::cout << config::print(root, origins_);
     }
     if (flags_.dry_run) {
+      warn_of_idle_keys();
       train::check_paths(config_);
       std::cout << train::describe_plan(config_);
     }

@@ -49,6 +49,12 @@ void print(const train::Verification& found) {
                       "rank trains\n");
 }
 
+// Rounding is no fault, and in fp32 it may cross a bound, or move a token that
+// is near a tie to another expert.
+constexpr const char* kFp32Hint =
+    "in fp32 this may be rounding: without --precision fp32 it is told from a "
+    "fault\n";
+
 void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
   config::Provenance origins;
   auto config = train::read_run_config(
@@ -72,6 +78,7 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
             << " ranks as threads, in " << flags.precision << std::endl;
   const auto found = train::verify(config, world, flags.steps, flags.precision);
   print(found);
+  if (!found.equal() && flags.precision == "fp32") std::cout << kFp32Hint;
   set_exit_code(
       static_cast<int>(found.equal() ? ExitCode::kOk : ExitCode::kFailed));
 }

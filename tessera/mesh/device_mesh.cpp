@@ -222,7 +222,16 @@ std::string DeviceMesh::describe() const {
     factors.emplace_back(name_of(axis), degree(axis));
     fits = fits && !__builtin_mul_overflow(product, degree(axis), &product);
   }
-  return equation(factors, fits ? std::to_string(product) : "over 2^63");
+  std::string text =
+      equation(factors, fits ? std::to_string(product) : "over 2^63");
+  const bool is_folded =
+      product == world_size_ && degrees_.ep * degrees_.etp > 1;
+  if (!is_folded) return text;
+  for (Axis axis : {Axis::kExpertDp, Axis::kEp, Axis::kEtp}) {
+    text += (axis == Axis::kExpertDp ? ", experts " : " x ") +
+            std::string(name_of(axis)) + " " + std::to_string(degree(axis));
+  }
+  return text;
 }
 
 }  // namespace tessera::mesh

@@ -71,7 +71,8 @@ class DeviceMesh {
 
   // Axes of degree > 1: "dp_shard=1 tp=0"; "" where there is none.
   std::string describe(int64_t rank) const;
-  // "pp 1 x dp_replicate 2 x dp_shard 1 x cp 1 x tp 1 = 2".
+  // "pp 1 x dp_replicate 2 x dp_shard 1 x cp 1 x tp 1 = 2", and where they are
+  // folded ", experts expert_dp 1 x ep 2 x etp 1".
   std::string describe() const;
 
  private:

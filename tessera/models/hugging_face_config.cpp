@@ -147,7 +147,14 @@ void read_llama(const Reader& in, ModelConfig& model) {
 void read_mixtral(const Reader& in, ModelConfig& model) {
   read_llama(in, model);
   model.moe.experts = in.size("num_local_experts");
+  TS_CHECK_CONFIG(model.moe.experts <= kMaxExperts,
+                  in.place("num_local_experts"), " is ", model.moe.experts,
+                  "; it must be at most ", kMaxExperts, ".");
   model.moe.top_k = in.size("num_experts_per_tok", 2);
+  TS_CHECK_CONFIG(model.moe.top_k <= model.moe.experts,
+                  in.place("num_experts_per_tok"), " is ", model.moe.top_k,
+                  "; it must be at most num_local_experts, ", model.moe.experts,
+                  ".");
   model.moe.aux_loss = in.number("router_aux_loss_coef", 0.001);
   TS_CHECK_CONFIG(model.moe.aux_loss >= 0, in.place("router_aux_loss_coef"),
                   " is ", model.moe.aux_loss, "; it must not be negative.");

@@ -7,7 +7,6 @@ namespace tessera::models {
 namespace {
 
 constexpr double kMaxSize = 1 << 24;  // of a width, a depth or a length
-constexpr double kMaxExperts = 1 << 14;
 
 }  // namespace
 

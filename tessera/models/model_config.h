@@ -8,6 +8,8 @@
 
 namespace tessera::models {
 
+inline constexpr int64_t kMaxExperts = 1 << 14;
+
 struct MoeConfig {
   int64_t experts = 0;  // 0: Mixtral's 8; of dense families none
   int64_t top_k = 2;

@@ -116,6 +116,8 @@ MESHES |= {
         "mesh": {"dp": 2, "tp": 2, "ep": 4}, "data": {"seq_len": 2}, **zero(3), **SP}),
     "experts: pp 2 interleaved, ep 2, every second layer": (4, mixtral(every=2, layers=4), {
         "mesh": {"pp": 2, "dp": 2, "ep": 2}, **zero(2), "pipeline": {"schedule": "interleaved", "chunks": 2}}),
+    # The rest of the model is alone along dp_shard: its tied embedding is summed over stages meanwhile.
+    "experts: pp 2 x tp 2, zero 3 over tp": (4, mixtral(), {"mesh": {"pp": 2, "tp": 2}, **zero(3)}),
     "experts: hybrid 3 x tp 2, ep 4, recompute": (8, mixtral(), {
         "mesh": {"dp_replicate": 2, "dp_shard": 2, "tp": 2, "ep": 4}, **zero(3), "recompute": {"mode": "block"}}),
     **{f"experts: {name}, ep {ep}, etp {etp}, zero {stage}, of experts {of_experts}": (
@@ -126,6 +128,8 @@ MESHES |= {
            ("pp 2 x dp 2 x cp 2 x sp 2", {"pp": 2, "dp": 2}, 4, 1, 2, 1),
            ("pp 2 x dp 2 x cp 2 x sp 2", {"pp": 2, "dp": 2}, 4, 1, 3, 0),
            ("pp 2 x dp 2 x cp 2 x sp 2", {"pp": 2, "dp": 2}, 4, 2, 1, -1),
+           ("pp 2 x dp 2 x cp 2 x sp 2", {"pp": 2, "dp": 2}, 4, 2, 2, -1),
+           ("pp 2 x dp 2 x cp 2 x sp 2", {"pp": 2, "dp": 2}, 2, 2, 3, 1),
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 2, 3),
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 3, 2)]},
 }
@@ -167,7 +171,8 @@ def test_a_mesh_equals_one_rank_in_fp32(program, tokens, tmp_path, name):
 
 @pytest.mark.parametrize("backend, name", [
     *itertools.product(["shm", "gloo"], ["zero 3", "hybrid 2, gpt2", "sp 2", "zero 3 x sp 2"]),
-    ("shm", "experts: cp ulysses 2 x tp 2, ep 2, etp 2"), ("gloo", "experts: ep 3, rows of 13")])
+    ("shm", "experts: cp ulysses 2 x tp 2, ep 2, etp 2"), ("gloo", "experts: ep 3, rows of 13"),
+    ("shm", "pp 2 interleaved"), ("gloo", "cp ring 4, gpt2")])
 def test_processes_equal_one_rank(program, tokens, tmp_path, backend, name):
     world, model, sections = MESHES[name]
     one = one_rank(program, tokens, tmp_path / "one", model, "fp64", sections.get("data", {}))

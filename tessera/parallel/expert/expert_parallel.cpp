@@ -67,7 +67,7 @@ void check(const models::ModelConfig& model, const ExpertOptions& options) {
   TS_CHECK_CONFIG(model.moe.experts % ep == 0, "mesh.ep (", ep,
                   ") does not divide model.moe.experts (", model.moe.experts,
                   "): every rank holds whole experts, as many as the others. "
-                  "Nearest model.moe.experts: ",
+                  "Use a divisor for mesh.ep. Nearest model.moe.experts: ",
                   nearest_multiples(model.moe.experts, ep), ".");
 }
 

@@ -1,0 +1,199 @@
+#include "tessera/train/state.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include "tessera/core/files.h"
+#include "tessera/core/random.h"
+#include "tessera/shard/slice.h"
+#include "tessera/train/rank_model.h"
+
+namespace tessera::train {
+namespace {
+
+struct Mesh {
+  const char* name;
+  int64_t world;
+  std::function<void(RunConfig&)> set;
+};
+
+// Ten for a dense model, and ten for one with experts.
+const std::vector<Mesh>& dense_meshes() {
+  static const std::vector<Mesh> meshes = {
+      {"one rank", 1, [](RunConfig&) {}},
+      {"dp 3", 3, [](RunConfig& c) { c.mesh.dp = 3; }},
+      {"zero 1", 2, [](RunConfig& c) { c.zero.stage = 1; }},
+      {"zero 2 of 6", 6, [](RunConfig& c) { c.zero.stage = 2; }},
+      {"zero 3 of 3", 3, [](RunConfig& c) { c.zero.stage = 3; }},
+      {"hybrid", 4,
+       [](RunConfig& c) {
+         c.zero.stage = 3;
+         c.mesh.dp_replicate = c.mesh.dp_shard = 2;
+       }},
+      {"tp 4", 4, [](RunConfig& c) { c.mesh.tp = 4; }},
+      {"cp 2 x sp 2", 4,
+       [](RunConfig& c) {
+         c.mesh.cp = c.mesh.tp = 2;
+         c.tensor.sequence_parallel = true;
+       }},
+      {"pp 3", 3, [](RunConfig& c) { c.mesh.pp = 3; }},
+      {"pp 2 x zero 3 x tp 2", 8, [](RunConfig& c) {
+         c.mesh.pp = c.mesh.tp = 2;
+         c.zero.stage = 3;
+       }}};
+  return meshes;
+}
+
+const std::vector<Mesh>& expert_meshes() {
+  static const std::vector<Mesh> meshes = {
+      {"one rank", 1, [](RunConfig&) {}},
+      {"dp 3", 3, [](RunConfig& c) { c.mesh.dp = 3; }},
+      {"ep 2", 2, [](RunConfig& c) { c.mesh.ep = 2; }},
+      {"ep 4", 4, [](RunConfig& c) { c.mesh.tp = c.mesh.ep = 4; }},
+      {"etp 2", 2, [](RunConfig& c) { c.mesh.tp = c.mesh.etp = 2; }},
+      {"ep 2 x etp 2", 4,
+       [](RunConfig& c) { c.mesh.tp = c.mesh.etp = c.mesh.ep = 2; }},
+      {"zero 3, ep 2", 6,
+       [](RunConfig& c) {
+         c.zero.stage = 3;
+         c.mesh.ep = 2;
+       }},
+      {"zero 3, of experts 0", 2,
+       [](RunConfig& c) {
+         c.zero.stage = 3;
+         c.zero.expert_stage = 0;
+       }},
+      {"pp 3, of experts 3", 6,
+       [](RunConfig& c) {
+         c.mesh.pp = 3;
+         c.zero.expert_stage = 3;
+       }},
+      {"pp 2 x zero 2 x tp 2, ep 4", 8, [](RunConfig& c) {
+         c.mesh.pp = c.mesh.tp = 2;
+         c.mesh.ep = 4;
+         c.zero.stage = 2;
+       }}};
+  return meshes;
+}
+
+RunConfig configuration(const Mesh& mesh, const char* family) {
+  RunConfig config;
+  config.data.train = {"random tokens"};
+  config.data.seq_len = 8;
+  config.model.family = family;
+  config.model.layers = 3;
+  config.model.hidden = 16;
+  config.model.heads = 4;
+  config.model.kv_heads = 2;
+  config.model.ffn = 13;
+  config.model.vocab = 61;
+  config.model.max_seq = 8;
+  if (config.model.family == "mixtral") config.model.moe.experts = 4;
+  config.batch = {.global = 12, .micro = 1};
+  config.optimizer.lr = 0.01;
+  mesh.set(config);
+  complete(config, mesh.world);
+  return config;
+}
+
+data::Batch batch(int64_t step, int64_t first, int64_t count, int64_t length) {
+  const random::Stream stream(5, std::to_string(step));
+  const at::Tensor ids = at::empty({count, length + 1}, at::kLong);
+  auto* id = ids.mutable_data_ptr<int64_t>();
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    const auto place = static_cast<uint64_t>(first * (length + 1) + i);
+    id[i] = static_cast<int64_t>(stream.below(place, 61));
+  }
+  return {ids.narrow(1, 0, length), ids.narrow(1, 1, length)};
+}
+
+double loss_of_step(RankModel& model, const RunConfig& config,
+                    comm::Group& world, int64_t step) {
+  const int64_t length = config.data.seq_len;
+  model.step(step_input(config, config.optimizer.lr,
+                        [&](int64_t first, int64_t count) {
+                          return batch(step, first, count, length);
+                        }));
+  at::Tensor sums = at::tensor(
+      {model.stage().loss_sum(), model.stage().weight()}, at::kDouble);
+  world.all_reduce(sums).wait();
+  return sums[0].item<double>() / sums[1].item<double>();
+}
+
+// What was saved, and the loss of the step after it.
+struct Saved {
+  std::map<std::string, at::Tensor> whole;
+  double next_loss = 0;
+};
+
+Saved save_on(const Mesh& mesh, const char* family, const std::string& folder) {
+  const RunConfig config = configuration(mesh, family);
+  Saved saved;
+  std::mutex mutex;
+  comm::run_threads(mesh.world, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    for (int64_t step = 0; step < 2; ++step) {
+      loss_of_step(model, config, ranks.world(), step);
+    }
+    checkpoint::State state = state_of(model.composed(), model.optimizer());
+    state.extra = "{}";
+    checkpoint::save(folder, 2, state, ranks.world());
+    {
+      const std::scoped_lock lock(mutex);
+      for (const auto& entry : state.tensors) {
+        at::Tensor& whole = saved.whole[entry.name];
+        if (!whole.defined()) {
+          whole = at::zeros(entry.global_shape, entry.local.options());
+        }
+        shard::slice(whole, entry.box).copy_(entry.local);
+      }
+    }
+    const double loss = loss_of_step(model, config, ranks.world(), 2);
+    if (ranks.rank() == 0) saved.next_loss = loss;
+  });
+  return saved;
+}
+
+void load_on(const Mesh& mesh, const char* family, const std::string& folder,
+             const Saved& saved) {
+  RunConfig config = configuration(mesh, family);
+  config.run.seed = 1;  // other weights until the checkpoint is loaded
+  comm::run_threads(mesh.world, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    checkpoint::State state = state_of(model.composed(), model.optimizer());
+    checkpoint::load(folder + "/step-2", state, ranks.world());
+    model.shards_changed();
+    for (const auto& entry : state.tensors) {
+      const at::Tensor box =
+          shard::slice(saved.whole.at(entry.name), entry.box);
+      EXPECT_TRUE(at::equal(entry.local, box)) << entry.name;
+    }
+    const double loss = loss_of_step(model, config, ranks.world(), 2);
+    EXPECT_NEAR(loss, saved.next_loss, 1e-5 * saved.next_loss);
+  });
+}
+
+class State : public testing::TestWithParam<const char*> {};
+
+TEST_P(State, SavedOnEachOfTenMeshesAndLoadedOnEach) {
+  const bool dense = std::string(GetParam()) == "llama";
+  const auto& meshes = dense ? dense_meshes() : expert_meshes();
+  ASSERT_EQ(meshes.size(), 10U);
+  for (const Mesh& from : meshes) {
+    const TemporaryFolder folder;
+    const Saved saved = save_on(from, GetParam(), folder.path().string());
+    for (const Mesh& to : meshes) {
+      SCOPED_TRACE(std::string(from.name) + " -> " + to.name);
+      load_on(to, GetParam(), folder.path().string(), saved);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, State, testing::Values("llama", "mixtral"));
+
+}  // namespace
+}  // namespace tessera::train
