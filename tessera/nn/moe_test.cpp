@@ -80,7 +80,9 @@ TEST(Moe, BalanceOfEvenAndOneSidedLoads) {
     moe->forward(at::ones({1, 8, kWidth}, at::kDouble), &balance);
     EXPECT_NEAR(balance.loss.item<double>(), 4 * loss, 1e-12);
     EXPECT_EQ(balance.load.sum().item<double>(), 32);
-    if (scale > 0) EXPECT_EQ(balance.load[2].item<double>(), 32);
+    if (scale > 0) {
+      EXPECT_EQ(balance.load[2].item<double>(), 32);
+    }
   }
 }
 
