@@ -151,7 +151,7 @@ void blame(const RunConfig& config, const Control& control, const Probe& probe,
     const Names left = differing(*alone, control, probe);
     for (auto& each : differences) {
       if (!left.contains({each.parameter, each.what})) continue;
-      each.axes.push_back(name);
+      each.axes.emplace_back(name);
       each.each_alone = true;
     }
   }
