@@ -95,16 +95,20 @@ def configuration(seed):
     return config
 
 
+def verify(program, path, *arguments):
+    """What `tessera verify` says against the configuration; "" where the mesh equals one rank."""
+    # One thread a rank: on so small a model a second one is waited for longer than it helps.
+    done = subprocess.run([str(program), "verify", str(path), *arguments], capture_output=True, text=True,
+                          timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return "" if done.returncode == 0 else f"ended with {done.returncode}\n{done.stdout}{done.stderr}"
+
+
 def fault_of(program, seed, folder):
     """What verify says against the configuration of this seed; "" if nothing."""
     path = Path(folder, f"fuzz-{seed}.json")
     path.write_text(json.dumps(configuration(seed), indent=1))
-    # One thread a rank: on so small a model a second one is waited for longer than it helps.
-    done = subprocess.run([program, "verify", str(path)], capture_output=True, text=True, timeout=600,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    if done.returncode == 0:
-        return ""
-    return f"seed {seed} ended with {done.returncode}\n{path.read_text()}\n{done.stdout}{done.stderr}"
+    fault = verify(program, path)
+    return fault and f"seed {seed}\n{path.read_text()}\n{fault}"
 
 
 def main(arguments):

@@ -1,6 +1,7 @@
 #include "tessera/comm/autograd.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
 

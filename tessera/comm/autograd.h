@@ -13,12 +13,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <cstdint>
 #include <vector>
 
 #include "tessera/comm/group.h"
+
+namespace torch::autograd {
+struct AutogradContext;
+}  // namespace torch::autograd
 
 namespace tessera::comm {
 

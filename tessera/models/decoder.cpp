@@ -226,11 +226,13 @@ int64_t num_parameters(const ModelConfig& config) {
 }
 
 int64_t num_expert_parameters(const ModelConfig& config) {
-  Decoder decoder(config);
+  const Decoder decoder(config);
   int64_t total = 0;
-  for (const auto& parameter : nn::parameters_of(decoder)) {
-    if (!is_of_expert(parameter.name)) continue;
-    total += parameter.spec->layout.global_numel();
+  for (const auto& block : decoder.blocks()) {
+    if (!block->moe()) continue;
+    for (const auto& expert : block->moe()->experts()) {
+      total += nn::num_parameters(*expert);
+    }
   }
   return total;
 }

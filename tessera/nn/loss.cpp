@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
@@ -23,8 +24,7 @@ int64_t rows_at_once(int64_t vocab) {
 at::Tensor summed(at::Tensor logits, const at::Tensor& targets,
                   const at::Tensor& is_target, bool overwrite) {
   const int64_t rows = logits.size(0), step = rows_at_once(logits.size(1));
-  const auto type =
-      logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto type = wide_type(logits);
   const at::Tensor column = targets.masked_fill(~is_target, 0).unsqueeze(1);
   const at::Tensor weight = is_target.to(type).unsqueeze(1);
   at::Tensor sum = at::zeros({}, logits.options().dtype(at::kDouble));
@@ -51,8 +51,7 @@ at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
                              const VocabularyShard& shard, bool overwrite) {
   const int64_t rows = logits.size(0), columns = logits.size(1);
   const int64_t step = rows_at_once(columns);
-  const auto type =
-      logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto type = wide_type(logits);
   const auto options = logits.options().dtype(type);
   const at::Tensor own = targets - shard.first;
   const at::Tensor is_own =

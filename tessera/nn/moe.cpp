@@ -6,14 +6,10 @@
 
 #include "tessera/comm/autograd.h"
 #include "tessera/mesh/layout.h"
+#include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
-
-at::ScalarType wide(const at::Tensor& x) {
-  return at::isReducedFloatingType(x.scalar_type()) ? at::kFloat
-                                                    : x.scalar_type();
-}
 
 // How often each of 0 .. kinds - 1 occurs.
 at::Tensor counts_of(const at::Tensor& numbers, int64_t kinds) {
@@ -63,7 +59,7 @@ at::Tensor Moe::forward(const at::Tensor& input, Balance* balance) const {
 
 Moe::Routing Moe::route(const at::Tensor& tokens) const {
   const at::Tensor probabilities =
-      at::softmax(gate_->forward(tokens), /*dim=*/-1, wide(tokens));
+      at::softmax(gate_->forward(tokens), /*dim=*/-1, wide_type(tokens));
   const auto [best, experts] = at::topk(probabilities, top_k_);
   return {probabilities, experts, best / best.sum(-1, /*keepdim=*/true)};
 }
@@ -79,7 +75,7 @@ void Moe::add_balance(Balance& balance, const Routing& routing,
                         at::ones({1}, p.options()).expand_as(picked));
   const at::Tensor load = rows.sum(0).to(at::kDouble) / shard_.copies;
   int64_t tokens = picked.size(1) / top_k_;  // of a sample, over all ranks
-  if (shard_.samples && shard_.samples->size() > 1) {
+  if (shard_.samples) {
     shard_.samples->all_reduce(rows).wait();
     tokens *= shard_.samples->size();
   }
@@ -107,7 +103,7 @@ at::Tensor Moe::mix(const at::Tensor& tokens, const Routing& routing) const {
 
   // counts: (ranks, experts of a rank), rows that come here from each rank.
   at::Tensor counts = counts_of(picked, num_experts);
-  if (!shard_.exchange || shard_.exchange->size() == 1) {
+  if (!shard_.exchange) {
     rows = run_local(rows, counts.view({1, -1}));
   } else {
     comm::Group& ranks = *shard_.exchange;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
@@ -52,8 +53,7 @@ class Rotate : public torch::autograd::Function<Rotate> {
 
 Rotation RotaryTable::rows(int64_t begin, int64_t length,
                            const at::Tensor& like) {
-  const auto type =
-      like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto type = wide_type(like);
   const auto options = like.options().dtype(type).requires_grad(false);
   const bool fits = all_ && all_.cos.size(0) >= begin + length &&
                     all_.cos.scalar_type() == type &&

@@ -50,16 +50,15 @@ Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
 
   // 1. Tensor parallelism first: it decides what a layer is on one rank, and
   //    all that follows cuts or copies that.
-  nn::Region region;
+  expert::ExpertOptions experts{.sequence_parallel =
+                                    options.tensor.sequence_parallel};
   if (mesh.degree(Axis::kTp) > 1) {
     comm::Group& tp = *group({Axis::kTp}, "tp");
     tensor::apply(model, options.tensor, tp);
-    region = tensor::region(options.tensor, tp);
+    experts.region = tensor::region(options.tensor, tp);
   }
 
   // 2. Experts see the same ranks in a view of their own.
-  expert::ExpertOptions experts = options.expert;
-  experts.region = region;
   expert::apply(model, experts, mesh, ranks);
 
   // 3. Which tokens are here changes no parameter, only how they see others.

@@ -31,7 +31,6 @@ struct ComposeOptions {
   std::function<void()> load;
   tensor::TensorOptions tensor;
   context::ContextOptions context;
-  expert::ExpertOptions expert;
   pipeline::PipelineOptions pipeline;
   int64_t zero_stage = 0;
   int64_t expert_zero_stage = 0;

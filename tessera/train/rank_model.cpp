@@ -62,7 +62,6 @@ void RankModel::build_model() {
   options.tensor = tensor_options(config_);
   options.context = context_options(config_);
   options.pipeline = pipeline_options(config_);
-  options.expert = expert_options(config_);
   options.zero_stage = config_.zero.stage;
   options.expert_zero_stage = expert_zero_stage(config_);
   options.reshard_after_forward = config_.zero.reshard_after_forward;

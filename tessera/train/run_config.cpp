@@ -6,6 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/models/hugging_face_config.h"
+#include "tessera/parallel/expert/expert_parallel.h"
 
 namespace tessera::train {
 namespace {
@@ -226,7 +227,7 @@ void complete(RunConfig& config, int64_t world_size) {
                           tensor_options(config));
   parallel::context::check(config.model, config.data.seq_len, config.mesh.tp,
                            context_options(config));
-  parallel::expert::check(config.model, expert_options(config));
+  parallel::expert::check(config.model, config.mesh.ep);
   complete_batch(config.batch, data_parallel_degree(config));
   parallel::pipeline::check(config.model, accumulation(config),
                             pipeline_options(config));
@@ -249,11 +250,6 @@ parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config) {
           .stages = config.mesh.pp,
           .chunks = config.pipeline.chunks,
           .split = config.pipeline.split};
-}
-
-parallel::expert::ExpertOptions expert_options(const RunConfig& config) {
-  return {.degree = config.mesh.ep,
-          .sequence_parallel = config.tensor.sequence_parallel};
 }
 
 int64_t expert_zero_stage(const RunConfig& config) {

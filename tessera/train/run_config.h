@@ -22,7 +22,6 @@
 #include "tessera/monitor/monitor_config.h"
 #include "tessera/optim/optim_config.h"
 #include "tessera/parallel/context/context_parallel.h"
-#include "tessera/parallel/expert/expert_parallel.h"
 #include "tessera/parallel/parallel_config.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
@@ -101,7 +100,6 @@ int64_t accumulation(const RunConfig& config);
 parallel::tensor::TensorOptions tensor_options(const RunConfig& config);
 parallel::context::ContextOptions context_options(const RunConfig& config);
 parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config);
-parallel::expert::ExpertOptions expert_options(const RunConfig& config);
 RecomputeOptions recompute_options(const RunConfig& config);
 int64_t expert_zero_stage(const RunConfig& config);
 // What a sum over the step's samples and the layers with experts is multiplied

@@ -8,8 +8,8 @@
 #include <mutex>
 
 #include "tessera/core/files.h"
-#include "tessera/core/random.h"
 #include "tessera/shard/slice.h"
+#include "tessera/train/detail/comparison.h"
 #include "tessera/train/rank_model.h"
 
 namespace tessera::train {
@@ -100,24 +100,12 @@ RunConfig configuration(const Mesh& mesh, const char* family) {
   return config;
 }
 
-data::Batch batch(int64_t step, int64_t first, int64_t count, int64_t length) {
-  const random::Stream stream(5, std::to_string(step));
-  const at::Tensor ids = at::empty({count, length + 1}, at::kLong);
-  auto* id = ids.mutable_data_ptr<int64_t>();
-  for (int64_t i = 0; i < ids.numel(); ++i) {
-    const auto place = static_cast<uint64_t>(first * (length + 1) + i);
-    id[i] = static_cast<int64_t>(stream.below(place, 61));
-  }
-  return {ids.narrow(1, 0, length), ids.narrow(1, 1, length)};
-}
-
 double loss_of_step(RankModel& model, const RunConfig& config,
                     comm::Group& world, int64_t step) {
-  const int64_t length = config.data.seq_len;
-  model.step(step_input(config, config.optimizer.lr,
-                        [&](int64_t first, int64_t count) {
-                          return batch(step, first, count, length);
-                        }));
+  model.step(step_input(
+      config, config.optimizer.lr, [&](int64_t first, int64_t count) {
+        return detail::random_batch(config, step, first, count);
+      }));
   at::Tensor sums = at::tensor(
       {model.stage().loss_sum(), model.stage().weight()}, at::kDouble);
   world.all_reduce(sums).wait();
@@ -160,10 +148,11 @@ Saved save_on(const Mesh& mesh, const char* family, const std::string& folder) {
 
 void load_on(const Mesh& mesh, const char* family, const std::string& folder,
              const Saved& saved) {
-  RunConfig config = configuration(mesh, family);
-  config.run.seed = 1;  // other weights until the checkpoint is loaded
+  const RunConfig config = configuration(mesh, family);
+  RunConfig other = config;
+  other.run.seed = 1;  // other weights until the checkpoint is loaded
   comm::run_threads(mesh.world, "shm", [&](comm::Communicator& ranks) {
-    RankModel model(config, ranks);
+    RankModel model(other, ranks);
     checkpoint::State state = state_of(model.composed(), model.optimizer());
     checkpoint::load(folder + "/step-2", state, ranks.world());
     model.shards_changed();

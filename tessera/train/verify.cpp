@@ -6,9 +6,11 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "tessera/train/detail/comparison.h"
+#include "tessera/train/preflight.h"
 
 namespace tessera::train {
 namespace {
@@ -29,10 +31,6 @@ RunConfig on_one_rank(RunConfig config) {
   return config;
 }
 
-int64_t world_of(const mesh::MeshConfig& mesh) {
-  return mesh.pp * mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp;
-}
-
 // The same without one thing that a configuration has; nothing where it has it
 // not, or cannot be without.
 using Without = std::optional<RunConfig>;
@@ -48,7 +46,7 @@ Without without_axis(RunConfig config, int64_t mesh::MeshConfig::* degree) {
     mesh.etp = 1;
   }
   // What is left of the ranks that ep folds.
-  mesh.ep = std::gcd(mesh.ep, world_of(mesh) / mesh.pp / mesh.etp);
+  mesh.ep = std::gcd(mesh.ep, implied_world_size(config) / mesh.pp / mesh.etp);
   return config;
 }
 
@@ -84,19 +82,23 @@ struct AxisDegree {
   const char* name;
   int64_t mesh::MeshConfig::* degree;
 };
-constexpr AxisDegree kDegrees[] = {
+// The factors of the world, and what experts fold them into.
+constexpr AxisDegree kFactors[] = {
     {"pp", &mesh::MeshConfig::pp},
     {"dp_replicate", &mesh::MeshConfig::dp_replicate},
     {"dp_shard", &mesh::MeshConfig::dp_shard},
     {"cp", &mesh::MeshConfig::cp},
-    {"tp", &mesh::MeshConfig::tp},
-    {"ep", &mesh::MeshConfig::ep},
-    {"etp", &mesh::MeshConfig::etp}};
+    {"tp", &mesh::MeshConfig::tp}};
+constexpr AxisDegree kFolded[] = {{"ep", &mesh::MeshConfig::ep},
+                                  {"etp", &mesh::MeshConfig::etp}};
 
 std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
   std::vector<std::pair<std::string, Without>> all;
-  for (const auto& [name, degree] : kDegrees) {
-    all.emplace_back(name, without_axis(config, degree));
+  for (const auto& axes : {std::span<const AxisDegree>(kFactors),
+                           std::span<const AxisDegree>(kFolded)}) {
+    for (const auto& [name, degree] : axes) {
+      all.emplace_back(name, without_axis(config, degree));
+    }
   }
   all.emplace_back("zero", without_zero(config));
   all.emplace_back("sequence_parallel", without_sequence_parallel(config));
@@ -111,17 +113,17 @@ Names differing(const RunConfig& config, const Control& control,
                 const Probe& probe) {
   Names names;
   for (const auto& each :
-       detail::compare(config, world_of(config.mesh), control, probe)
+       detail::compare(config, implied_world_size(config), control, probe)
            .differences) {
     names.emplace(each.parameter, each.what);
   }
   return names;
 }
 
-// Of the axes, one.
+// Of the factors of the world, one.
 Without with_axis_alone(RunConfig config, int64_t mesh::MeshConfig::* degree) {
   if (config.mesh.*degree == 1) return {};
-  for (const auto& [name, other] : kDegrees) {
+  for (const auto& [name, other] : kFactors) {
     if (other == degree) continue;
     if (auto without = without_axis(config, other)) config = *without;
   }
@@ -142,10 +144,7 @@ void blame(const RunConfig& config, const Control& control, const Probe& probe,
     }
   }
   if (!differences.front().axes.empty()) return;
-  for (const auto& [name, degree] : kDegrees) {
-    const bool is_factor =
-        degree != &mesh::MeshConfig::ep && degree != &mesh::MeshConfig::etp;
-    if (!is_factor) continue;  // without the ranks that they fold
+  for (const auto& [name, degree] : kFactors) {
     const auto alone = with_axis_alone(config, degree);
     if (!alone) continue;
     const Names left = differing(*alone, control, probe);

@@ -43,13 +43,6 @@ def train(program, path, *arguments, check=True):
     return done
 
 
-def verify(program, path, *arguments):
-    """What `tessera verify` says against the configuration; "" where the mesh equals one rank."""
-    done = subprocess.run([str(program), "verify", path, *arguments], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return "" if done.returncode == 0 else f"ended with {done.returncode}\n{done.stdout}{done.stderr}"
-
-
 def metrics(folder):
     with open(os.path.join(folder, "run", "metrics.jsonl")) as file:
         return [json.loads(line) for line in file]

@@ -11,7 +11,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from runs import assert_equal_runs, assert_same_bits, configuration, run, train, verify
+from fuzz import verify
+from runs import assert_equal_runs, assert_same_bits, configuration, run, train
 
 GPT2 = {"family": "gpt2", "kv_heads": 4}
 QWEN3 = {"family": "qwen3", "tie_embeddings": False, "head_dim": 6}

@@ -1,18 +1,12 @@
 """Faults in a test build: `verify` finds each, and names parameter and axis."""
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
-from pathlib import Path
 
+import mutants
 import pytest
-
-HERE = Path(__file__).resolve().parent
-SPEC = importlib.util.spec_from_file_location("mutants", HERE.parent / "mutants" / "mutants.py")
-mutants = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(mutants)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,9 @@
 """tessera verify: a mesh beside one rank, as a user asks for it."""
 
 import json
-import sys
-from pathlib import Path
 
+import fuzz
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-import fuzz  # noqa: E402
 
 RUN = {
     "model": {"family": "llama", "layers": 3, "hidden": 48, "heads": 4, "kv_heads": 2, "vocab": 515, "max_seq": 64},

@@ -10,6 +10,8 @@
 
 #include <cmath>
 
+#include "tessera/nn/wide_type.h"
+
 namespace tessera::nn::detail {
 namespace {
 
@@ -18,10 +20,6 @@ constexpr int64_t kRowsPerPart = 64;  // rows that one thread takes at a time
 
 template <typename T>
 using Wide = at::opmath_type<T>;
-
-at::ScalarType wide_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
 
 // Sum of term(i) over [0, n), in an order that depends on n alone.
 template <typename W, typename Term>

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "tessera/nn/wide_type.h"
+
 namespace tessera::parallel::context {
 namespace {
 
@@ -31,14 +33,10 @@ void for_each_pair(const Pieces& q_pieces, const Pieces& k_pieces, Pair pair) {
 
 }  // namespace
 
-at::ScalarType wide_type(const at::Tensor& like) {
-  return like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 void attend(const at::Tensor& q, const Pieces& q_pieces, const at::Tensor& k,
             const at::Tensor& v, const Pieces& k_pieces, Seen& seen) {
   if (!seen.out.defined()) {
-    const auto options = q.options().dtype(wide_type(q));
+    const auto options = q.options().dtype(nn::wide_type(q));
     seen.out = at::zeros(q.sizes(), options);
     seen.lse = at::full({q.size(0), q.size(2), q.size(1)}, -INFINITY, options);
   }

@@ -43,7 +43,4 @@ void attend_backward(const at::Tensor& gradient, const at::Tensor& q,
                      const at::Tensor& out, const at::Tensor& lse,
                      AttentionGradients& sums);
 
-// The type in which tensors of this type are merged and summed.
-at::ScalarType wide_type(const at::Tensor& like);
-
 }  // namespace tessera::parallel::context

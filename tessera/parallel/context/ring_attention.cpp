@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/comm/autograd.h"
+#include "tessera/nn/wide_type.h"
 #include "tessera/parallel/context/context_parallel.h"
 
 namespace tessera::parallel::context {
@@ -76,7 +77,7 @@ class RingAttention : public Function<RingAttention> {
     const at::Tensor &q = saved[0], &out = saved[2], &lse = saved[3];
     const Pieces mine = pieces_of(group->rank(), group->size());
     const at::Tensor gradient = gradients[0].contiguous();
-    const auto wide = q.options().dtype(wide_type(q));
+    const auto wide = q.options().dtype(nn::wide_type(q));
     at::Tensor there = saved[1];
     at::Tensor sums =
         at::zeros(there.sizes(), wide);  // of dk and dv of `there`
@@ -118,7 +119,7 @@ class PieceAttention : public Function<PieceAttention> {
                                 const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
-    const auto wide = q.options().dtype(wide_type(q));
+    const auto wide = q.options().dtype(nn::wide_type(q));
     AttentionGradients sums{at::zeros(q.sizes(), wide),
                             at::zeros(k.sizes(), wide),
                             at::zeros(v.sizes(), wide)};

@@ -57,8 +57,7 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
 
 }  // namespace
 
-void check(const models::ModelConfig& model, const ExpertOptions& options) {
-  const int64_t ep = options.degree;
+void check(const models::ModelConfig& model, int64_t ep) {
   if (ep == 1) return;
   TS_CHECK_CONFIG(model.moe.experts > 0, "mesh.ep is ", ep,
                   ", but model.family ", model.family,

@@ -26,14 +26,14 @@
 
 namespace tessera::parallel::expert {
 
+// What tensor parallelism does, which experts follow.
 struct ExpertOptions {
-  int64_t degree = 1;  // ep
   bool sequence_parallel = false;
   nn::Region region = {};  // around what the ranks of tp compute parts of
 };
 
-// Whether experts divide. REQUIRES: a complete configuration.
-void check(const models::ModelConfig& model, const ExpertOptions& options);
+// Whether experts divide by ep. REQUIRES: a complete configuration.
+void check(const models::ModelConfig& model, int64_t ep);
 
 // Sets the layouts of the experts and their gates, and how tokens get to them.
 // REQUIRES: a decoder that is not materialised; `ranks` outlives it.

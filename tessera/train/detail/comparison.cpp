@@ -27,22 +27,6 @@ constexpr Bounds kFp32{1e-5, 1e-4, 1e-3};
 
 constexpr double kNudge = 0.25;
 
-data::Batch random_batch(const RunConfig& config, int64_t step, int64_t first,
-                         int64_t count) {
-  const random::Stream stream(static_cast<uint64_t>(config.run.seed),
-                              "verify/" + std::to_string(step));
-  const int64_t length = config.data.seq_len + 1;
-  const at::Tensor ids = at::empty({count, length}, at::kLong);
-  auto* id = ids.mutable_data_ptr<int64_t>();
-  const auto begin = static_cast<uint64_t>(first * length);
-  for (int64_t i = 0; i < ids.numel(); ++i) {
-    id[i] = static_cast<int64_t>(
-        stream.below(begin + static_cast<uint64_t>(i),
-                     static_cast<uint64_t>(config.model.vocab)));
-  }
-  return {ids.narrow(1, 0, length - 1), ids.narrow(1, 1, length - 1)};
-}
-
 // How far `mesh` is from `control`, which is part of a tensor of that norm. Of
 // what is zero but for rounding, `floor` counts as its norm.
 struct Distance {
@@ -321,6 +305,22 @@ class Comparison {
 };
 
 }  // namespace
+
+data::Batch random_batch(const RunConfig& config, int64_t step, int64_t first,
+                         int64_t count) {
+  const random::Stream stream(static_cast<uint64_t>(config.run.seed),
+                              "verify/" + std::to_string(step));
+  const int64_t length = config.data.seq_len + 1;
+  const at::Tensor ids = at::empty({count, length}, at::kLong);
+  auto* id = ids.mutable_data_ptr<int64_t>();
+  const auto begin = static_cast<uint64_t>(first * length);
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    id[i] = static_cast<int64_t>(
+        stream.below(begin + static_cast<uint64_t>(i),
+                     static_cast<uint64_t>(config.model.vocab)));
+  }
+  return {ids.narrow(1, 0, length - 1), ids.narrow(1, 1, length - 1)};
+}
 
 std::string kind_of(const std::string& parameter) {
   std::string kind;

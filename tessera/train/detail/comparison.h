@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/data/dataset.h"
 #include "tessera/train/run_config.h"
 #include "tessera/train/verify.h"
 
@@ -22,6 +23,11 @@ struct Probe {
   // step; "": to none.
   std::string nudged = "";
 };
+
+// Samples first .. first + count - 1 of a step: random tokens, the same on
+// every mesh.
+data::Batch random_batch(const RunConfig& config, int64_t step, int64_t first,
+                         int64_t count);
 
 // "blocks.*.attention.o.bias" of "blocks.3.attention.o.bias".
 std::string kind_of(const std::string& parameter);
