@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tessera/comm/shm/reduce.h"
+#include "tessera/comm/detail/reduce.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -122,7 +122,7 @@ int64_t BackendGroup::rank() const { return state_->info.rank; }
 
 Work BackendGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
   check_tensor(Verb::kAllReduce, "tensor", tensor);
-  shm::check_reducible(tensor.scalar_type(), op);
+  check_reducible(tensor.scalar_type(), op);
   Operation operation = operation_of(Verb::kAllReduce, tensor);
   operation.op = op;
   return start(operation, [&] {
@@ -143,7 +143,7 @@ Work BackendGroup::all_gather(at::Tensor output, at::Tensor input) {
 Work BackendGroup::reduce_scatter(at::Tensor output, at::Tensor input,
                                   ReduceOp op) {
   check_pieces(Verb::kReduceScatter, input, output);
-  shm::check_reducible(input.scalar_type(), op);
+  check_reducible(input.scalar_type(), op);
   Operation operation = operation_of(Verb::kReduceScatter, input);
   operation.op = op;
   return start(operation, [&] {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tessera/comm/shm/reduce.h"
+#include "tessera/comm/detail/reduce.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {

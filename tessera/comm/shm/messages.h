@@ -21,14 +21,14 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/comm/detail/worker.h"
 #include "tessera/comm/shm/segment.h"
-#include "tessera/comm/shm/work.h"
 
 namespace tessera::comm::shm {
 
 // A send or a receive.
 struct Transfer {
-  c10::intrusive_ptr<ShmWork> work;
+  c10::intrusive_ptr<PendingWork> work;
   at::Tensor tensor;
   bool sends = false;
   int64_t peer = 0;

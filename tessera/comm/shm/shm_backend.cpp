@@ -1,10 +1,10 @@
 #include "tessera/comm/shm/shm_backend.h"
 
+#include "tessera/comm/detail/reduce.h"
 #include "tessera/comm/detail/split_bytes.h"
+#include "tessera/comm/detail/worker.h"
 #include "tessera/comm/shm/collectives.h"
 #include "tessera/comm/shm/messages.h"
-#include "tessera/comm/shm/reduce.h"
-#include "tessera/comm/shm/work.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {
@@ -45,7 +45,7 @@ void ShmBackend::fail(const std::string& why) { segment_.fail(why); }
 
 ShmBackend::Pending ShmBackend::run(c10d::OpType type, Tensors tensors,
                                     std::function<void(Collectives&)> body) {
-  auto work = c10::make_intrusive<ShmWork>(rank_, type, std::move(tensors));
+  auto work = c10::make_intrusive<PendingWork>(rank_, type, std::move(tensors));
   worker_->submit(work,
                   [this, body = std::move(body)] { body(*collectives_); });
   return work;
@@ -122,7 +122,7 @@ ShmBackend::Pending ShmBackend::recv(Tensors& tensors, int peer, int tag) {
 
 ShmBackend::Pending ShmBackend::transfer(bool sends, const Tensors& tensors,
                                          int peer, int tag) {
-  auto work = c10::make_intrusive<ShmWork>(
+  auto work = c10::make_intrusive<PendingWork>(
       rank_, sends ? c10d::OpType::SEND : c10d::OpType::RECV, tensors);
   messages_->submit({.work = work,
                      .tensor = tensors.at(0),

@@ -19,12 +19,14 @@
 
 #include "tessera/comm/shm/segment.h"
 
+namespace tessera::comm {
+class Worker;
+}
+
 namespace tessera::comm::shm {
 
 class Collectives;
 class Messages;
-class ShmWork;
-class Worker;
 
 class ShmBackend : public c10d::Backend {
  public:

@@ -12,7 +12,7 @@
 
 #include "tessera/comm/group.h"
 
-namespace tessera::comm::shm {
+namespace tessera::comm {
 
 // Throws TS_CHECK where `op` is not defined for `dtype`.
 void check_reducible(at::ScalarType dtype, ReduceOp op);
@@ -22,4 +22,4 @@ void check_reducible(at::ScalarType dtype, ReduceOp op);
 void reduce(std::span<const void* const> inputs, void* output, int64_t numel,
             at::ScalarType dtype, ReduceOp op);
 
-}  // namespace tessera::comm::shm
+}  // namespace tessera::comm

@@ -1,4 +1,5 @@
-// The Work of the shm backend, and the thread that runs a group's collectives.
+// A Work that a backend completes, and the thread that runs the collectives of
+// a group: shared by the backends that are written here.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -10,11 +11,11 @@
 #include <thread>
 #include <vector>
 
-namespace tessera::comm::shm {
+namespace tessera::comm {
 
-class ShmWork : public c10d::Work {
+class PendingWork : public c10d::Work {
  public:
-  ShmWork(int rank, c10d::OpType type, std::vector<at::Tensor> tensors);
+  PendingWork(int rank, c10d::OpType type, std::vector<at::Tensor> tensors);
   // REQUIRES: called once. Completes the future first, then wakes wait().
   void complete(const std::exception_ptr& error);
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -35,11 +36,11 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  void submit(c10::intrusive_ptr<ShmWork> work, std::function<void()> body);
+  void submit(c10::intrusive_ptr<PendingWork> work, std::function<void()> body);
 
  private:
   struct Task {
-    c10::intrusive_ptr<ShmWork> work;
+    c10::intrusive_ptr<PendingWork> work;
     std::function<void()> body;
   };
   void loop();
@@ -54,4 +55,4 @@ class Worker {
   std::thread thread_;
 };
 
-}  // namespace tessera::comm::shm
+}  // namespace tessera::comm

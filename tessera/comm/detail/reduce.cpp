@@ -1,4 +1,4 @@
-#include "tessera/comm/shm/reduce.h"
+#include "tessera/comm/detail/reduce.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
@@ -8,7 +8,7 @@
 #include "tessera/comm/detail/verb.h"
 #include "tessera/core/error.h"
 
-namespace tessera::comm::shm {
+namespace tessera::comm {
 namespace {
 
 // Elements that are reduced at a time: two such blocks stay in the L1 cache.
@@ -144,4 +144,4 @@ void reduce(std::span<const void* const> inputs, void* output, int64_t numel,
   reducer_for(dtype)(inputs, output, numel, op);
 }
 
-}  // namespace tessera::comm::shm
+}  // namespace tessera::comm

@@ -1,16 +1,17 @@
-#include "tessera/comm/shm/work.h"
+#include "tessera/comm/detail/worker.h"
 
 #include "tessera/core/error.h"
 
-namespace tessera::comm::shm {
+namespace tessera::comm {
 
-ShmWork::ShmWork(int rank, c10d::OpType type, std::vector<at::Tensor> tensors)
+PendingWork::PendingWork(int rank, c10d::OpType type,
+                         std::vector<at::Tensor> tensors)
     : c10d::Work(rank, type),
       tensors_(std::move(tensors)),
       future_(c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::create(c10::TensorType::get()))) {}
 
-void ShmWork::complete(const std::exception_ptr& error) {
+void PendingWork::complete(const std::exception_ptr& error) {
   if (error) {
     future_->setError(error);
   } else {
@@ -19,7 +20,9 @@ void ShmWork::complete(const std::exception_ptr& error) {
   finish(error);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() { return future_; }
+c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {
+  return future_;
+}
 
 Worker::Worker(std::function<void(const std::string&)> on_failure)
     : on_failure_(std::move(on_failure)) {}
@@ -33,7 +36,7 @@ Worker::~Worker() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Worker::submit(c10::intrusive_ptr<ShmWork> work,
+void Worker::submit(c10::intrusive_ptr<PendingWork> work,
                     std::function<void()> body) {
   {
     std::lock_guard lock(mutex_);
@@ -68,4 +71,4 @@ void Worker::execute(Task& task) {
   task.work->complete(failure_);
 }
 
-}  // namespace tessera::comm::shm
+}  // namespace tessera::comm
