@@ -1,0 +1,36 @@
+// The loops of reduce.h, compiled once for each set of vectors.
+//
+// Sources that include this are compiled for machines that may not be the one
+// that starts the program: they include nothing whose inline functions others
+// use too, for the linker keeps one copy of those.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::comm::kernels {
+
+enum class Kind { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8 };
+inline constexpr int kNumKinds = 9;
+enum class Op { kSum, kMean, kMin, kMax, kProduct };
+inline constexpr int kNumOps = 5;
+
+struct Job {
+  const char* const* inputs;
+  int64_t num_inputs;
+  char* const* outputs;
+  int64_t num_outputs;
+  int64_t numel;
+  bool streaming;
+};
+
+struct Kernels {
+  const char* name;
+  void (*reduce)(const Job& job, Kind kind, Op op);
+  void (*copy)(char* to, const char* from, int64_t bytes);  // streaming
+};
+
+extern const Kernels kBaseline;
+extern const Kernels kAvx2;    // x86-64 alone
+extern const Kernels kAvx512;  // x86-64 alone
+
+}  // namespace tessera::comm::kernels
