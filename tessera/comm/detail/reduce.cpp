@@ -87,9 +87,8 @@ void check_reducible(at::ScalarType dtype, ReduceOp op) {
            " of bool tensors is not defined. Use min (and) or max (or).");
 }
 
-void reduce(std::span<const void* const> inputs,
-            std::span<void* const> outputs, int64_t numel, at::ScalarType dtype,
-            ReduceOp op, Stores stores) {
+void reduce(std::span<const void* const> inputs, std::span<void* const> outputs,
+            int64_t numel, at::ScalarType dtype, ReduceOp op, Stores stores) {
   const kernels::Job job{
       .inputs = reinterpret_cast<const char* const*>(inputs.data()),
       .num_inputs = static_cast<int64_t>(inputs.size()),

@@ -28,9 +28,9 @@ void check_reducible(at::ScalarType dtype, ReduceOp op);
 // output[i] = inputs[0][i] op inputs[1][i] op ..., the same in every output;
 // an output may be one of the inputs.
 // REQUIRES: check_reducible passed; every buffer holds `numel` elements.
-void reduce(std::span<const void* const> inputs,
-            std::span<void* const> outputs, int64_t numel, at::ScalarType dtype,
-            ReduceOp op, Stores stores = Stores::kOrdinary);
+void reduce(std::span<const void* const> inputs, std::span<void* const> outputs,
+            int64_t numel, at::ScalarType dtype, ReduceOp op,
+            Stores stores = Stores::kOrdinary);
 void reduce(std::span<const void* const> inputs, void* output, int64_t numel,
             at::ScalarType dtype, ReduceOp op);
 

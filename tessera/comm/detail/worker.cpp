@@ -5,23 +5,45 @@
 namespace tessera::comm {
 
 PendingWork::PendingWork(int rank, c10d::OpType type,
-                         std::vector<at::Tensor> tensors)
-    : c10d::Work(rank, type),
-      tensors_(std::move(tensors)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()))) {}
+                         std::vector<at::Tensor> tensors, Worker* worker)
+    : c10d::Work(rank, type), tensors_(std::move(tensors)), worker_(worker) {}
 
 void PendingWork::complete(const std::exception_ptr& error) {
-  if (error) {
-    future_->setError(error);
-  } else {
-    future_->markCompleted(c10::IValue(tensors_));
+  c10::intrusive_ptr<c10::ivalue::Future> asked;
+  {
+    std::lock_guard lock(future_mutex_);
+    settled_ = true;
+    error_ = error;
+    asked = future_;
   }
+  if (asked) settle(*asked);
   finish(error);
 }
 
+bool PendingWork::wait(std::chrono::milliseconds timeout) {
+  if (worker_ != nullptr && timeout == kNoTimeout && !isCompleted()) {
+    worker_->run_until_done(*this);
+  }
+  return Work::wait(timeout);
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {
+  std::lock_guard lock(future_mutex_);
+  if (!future_) {
+    static const c10::TypePtr kTensors =
+        c10::ListType::create(c10::TensorType::get());
+    future_ = c10::make_intrusive<c10::ivalue::Future>(kTensors);
+    if (settled_) settle(*future_);
+  }
   return future_;
+}
+
+void PendingWork::settle(c10::ivalue::Future& future) const {
+  if (error_) {
+    future.setError(error_);
+  } else {
+    future.markCompleted(c10::IValue(tensors_));
+  }
 }
 
 Worker::Worker(std::function<void(const std::string&)> on_failure)
@@ -29,8 +51,9 @@ Worker::Worker(std::function<void(const std::string&)> on_failure)
 
 Worker::~Worker() {
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     closing_ = true;
+    changed_.wait(lock, [&] { return !running_; });
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
@@ -43,20 +66,53 @@ void Worker::submit(c10::intrusive_ptr<PendingWork> work,
     tasks_.push_back({std::move(work), std::move(body)});
     if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
   }
-  changed_.notify_one();
+  changed_.notify_all();
+}
+
+void Worker::run(c10::intrusive_ptr<PendingWork> work,
+                 std::function<void()> body) {
+  const auto kept = work;
+  {
+    std::unique_lock lock(mutex_);
+    tasks_.push_back({std::move(work), std::move(body)});
+    if (!running_ && tasks_.size() == 1) {
+      run_next(lock);
+      return;
+    }
+  }
+  run_until_done(*kept);
+}
+
+void Worker::run_until_done(PendingWork& work) {
+  std::unique_lock lock(mutex_);
+  while (!work.isCompleted()) {
+    if (running_ || tasks_.empty()) {
+      changed_.wait(lock);
+    } else {
+      run_next(lock);
+    }
+  }
 }
 
 void Worker::loop() {
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return closing_ || !tasks_.empty(); });
+    changed_.wait(lock,
+                  [&] { return !running_ && (closing_ || !tasks_.empty()); });
     if (tasks_.empty()) return;
-    Task task = std::move(tasks_.front());
-    tasks_.pop_front();
-    lock.unlock();
-    execute(task);
-    lock.lock();
+    run_next(lock);
   }
+}
+
+void Worker::run_next(std::unique_lock<std::mutex>& lock) {
+  running_ = true;
+  Task task = std::move(tasks_.front());
+  tasks_.pop_front();
+  lock.unlock();
+  execute(task);
+  lock.lock();
+  running_ = false;
+  changed_.notify_all();
 }
 
 void Worker::execute(Task& task) {

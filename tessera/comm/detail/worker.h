@@ -1,5 +1,10 @@
-// A Work that a backend completes, and the thread that runs the collectives of
-// a group: shared by the backends that are written here.
+// A Work that a backend completes, and the order in which a group's collectives
+// run: shared by the backends that are written here.
+//
+// Bodies run one after the other, in the order of the calls, on whichever
+// thread is free to: the worker's own, which starts with the first call that
+// nobody awaits at once, or that of a caller who waits. So a caller that waits
+// at once hands nothing over, which costs more than a small collective.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -13,21 +18,38 @@
 
 namespace tessera::comm {
 
+class Worker;
+
 class PendingWork : public c10d::Work {
  public:
-  PendingWork(int rank, c10d::OpType type, std::vector<at::Tensor> tensors);
+  // `worker`: whose bodies complete it; wait() lends it its thread.
+  PendingWork(int rank, c10d::OpType type, std::vector<at::Tensor> tensors,
+              Worker* worker = nullptr);
   // REQUIRES: called once. Completes the future first, then wakes wait().
   void complete(const std::exception_ptr& error);
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::vector<at::Tensor> result() override { return tensors_; }
 
+  // Of a receive from any rank: whose message it was.
+  int sourceRank() const override { return source_; }
+  void set_source(int rank) { source_ = rank; }
+
  private:
+  void settle(c10::ivalue::Future& future) const;
+
   std::vector<at::Tensor> tensors_;
+  Worker* const worker_;
+  int source_ = -1;
+  // The future is made for those who ask.
+  std::mutex future_mutex_;
+  bool settled_ = false;
+  std::exception_ptr error_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-// Runs bodies in the order in which they were submitted. After one has thrown,
-// `on_failure` is told and all later ones fail with the same error.
+// After a body has thrown, `on_failure` is told and all later ones fail with
+// the same error.
 class Worker {
  public:
   explicit Worker(std::function<void(const std::string& why)> on_failure);
@@ -37,6 +59,11 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
 
   void submit(c10::intrusive_ptr<PendingWork> work, std::function<void()> body);
+  // The same, on this thread, after all that was submitted: done on return.
+  void run(c10::intrusive_ptr<PendingWork> work, std::function<void()> body);
+  // Runs bodies on this thread, or waits for the one who does, until the work
+  // is done.
+  void run_until_done(PendingWork& work);
 
  private:
   struct Task {
@@ -44,13 +71,16 @@ class Worker {
     std::function<void()> body;
   };
   void loop();
+  // REQUIRES: nobody runs a body, and there is one. Unlocks while it runs.
+  void run_next(std::unique_lock<std::mutex>& lock);
   void execute(Task& task);
 
   std::function<void(const std::string&)> on_failure_;
-  std::exception_ptr failure_;  // of the worker's thread alone
+  std::exception_ptr failure_;  // of whoever runs a body
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;
+  bool running_ = false;
   bool closing_ = false;
   std::thread thread_;
 };

@@ -1,85 +1,116 @@
 #include "tessera/comm/shm/collectives.h"
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 
-#include "tessera/comm/detail/reduce.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {
 namespace {
 
-// Up to here all ranks reduce everything: one meeting instead of two.
-constexpr int64_t kSliceFromBytes = 32 << 10;
+constexpr int64_t kSmallBytes = 32 << 10;
+constexpr int64_t kLine = 64;
 
-int64_t bytes_of(at::ScalarType dtype) {
+int64_t width_of(at::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-void copy(void* to, const void* from, int64_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+// Where slice `r` of `count` elements begins: at a line, if the data does.
+int64_t slice_begin(int64_t count, int64_t r, int64_t ranks, int64_t width) {
+  if (r == ranks) return count;
+  return count * r / ranks / (kLine / width) * (kLine / width);
 }
 
 }  // namespace
-
-// One collective: what peers see of it, from its begin to its end.
-class Collectives::Scope {
- public:
-  Scope(Collectives& owner, Call call) : owner_(owner) {
-    owner.check_no_failure();
-    call.sequence = ++owner.sequence_;
-    owner.call_ = call;
-    Lane& lane = owner.segment_.own_lane();
-    lane.begun = call.sequence;
-    lane.since_ns = monotonic_ns();
-  }
-  ~Scope() {
-    Lane& lane = owner_.segment_.own_lane();
-    lane.finished = owner_.sequence_;
-    lane.since_ns = monotonic_ns();
-  }
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
-
- private:
-  Collectives& owner_;
-};
 
 Collectives::Collectives(Segment& segment)
     : segment_(segment),
       rank_(segment.place().rank),
       size_(segment.place().size()),
-      spins_(spins_for(segment.place().ranks_on_host)) {}
+      meeting_(segment),
+      peers_(static_cast<size_t>(size_)) {}
 
 void Collectives::all_reduce(void* data, int64_t numel, at::ScalarType dtype,
                              ReduceOp op) {
-  Scope scope(
-      *this,
+  const Meeting::Scope scope(
+      meeting_,
       {.verb = Verb::kAllReduce, .op = op, .dtype = dtype, .numel = numel});
-  const int64_t width = bytes_of(dtype);
+  char* bytes = static_cast<char*>(data);
+  if (numel * width_of(dtype) <= kSmallBytes) {
+    all_reduce_small(bytes, numel, dtype, op);
+  } else {
+    all_reduce_staged(bytes, numel, dtype, op);
+  }
+}
+
+void Collectives::all_reduce_small(char* data, int64_t numel,
+                                   at::ScalarType dtype, ReduceOp op) {
+  copy_bytes(own_stage(), data, numel * width_of(dtype));
+  meeting_.meet();
+  std::vector<const void*> inputs(static_cast<size_t>(size_));
+  for (int64_t r = 0; r < size_; ++r) inputs[r] = stage_of(r);
+  reduce(inputs, data, numel, dtype, op);
+  half_ ^= 1;
+}
+
+// Each rank reduces its slice of all tensors, and writes it into all of them.
+void Collectives::all_reduce_in_place(char* data, int64_t numel,
+                                      at::ScalarType dtype, ReduceOp op) {
+  const int64_t width = width_of(dtype);
+  const int64_t first = slice_begin(numel, rank_, size_, width);
+  const int64_t count = slice_begin(numel, rank_ + 1, size_, width) - first;
+  std::vector<void*> slices(static_cast<size_t>(size_));
+  for (int64_t r = 0; r < size_; ++r) {
+    slices[r] = (r == rank_ ? data : peers_[r]) + first * width;
+  }
+  const std::vector<const void*> inputs(slices.begin(), slices.end());
+  reduce(inputs, slices, count, dtype, op, stores_for(numel * width));
+  meeting_.meet();
+}
+
+void Collectives::all_reduce_staged(char* data, int64_t numel,
+                                    at::ScalarType dtype, ReduceOp op) {
+  const int64_t width = width_of(dtype);
   const int64_t step = kStageBytes / width;
-  std::vector<const void*> pieces(size_);
-  for (int64_t done = 0; done == 0 || done < numel; done += step) {
-    const int64_t count = std::min(step, numel - done);
-    char* part = static_cast<char*>(data) + done * width;
-    copy(own_stage(), part, count * width);
-    meet();
-    const bool sliced = count * width > kSliceFromBytes;
-    const auto begin = [&](int64_t r) {
-      return sliced ? count * r / size_ : 0;
-    };
-    const int64_t first = begin(rank_);
-    const int64_t last = sliced ? begin(rank_ + 1) : count;
-    for (int64_t r = 0; r < size_; ++r) pieces[r] = stage_of(r) + first * width;
-    char* result = (sliced ? own_stage() : part) + first * width;
-    reduce(pieces, result, last - first, dtype, op);
-    if (sliced) {
-      meet();
-      for (int64_t k = 0; k < size_; ++k) {
-        const int64_t from = begin(peer(k)) * width;
-        copy(part + from, stage_of(peer(k)) + from,
-             begin(peer(k) + 1) * width - from);
-      }
+  const Stores stores = stores_for(numel * width);
+  std::vector<const void*> inputs(static_cast<size_t>(size_));
+  const auto round_of = [&](int64_t done) {
+    return std::min(step, numel - done);
+  };
+  // Slice r of a round, in bytes of the round.
+  const auto begin = [&](int64_t round, int64_t r) {
+    return slice_begin(round, r, size_, width) * width;
+  };
+  const auto stage = [&](int64_t done) {
+    const int64_t round = round_of(done);
+    for (int64_t k = 1; k < size_; ++k) {
+      const int64_t at = begin(round, peer(k));
+      copy_bytes(own_stage() + at, data + done * width + at,
+                 begin(round, peer(k) + 1) - at, stores);
+    }
+  };
+  if (meet_in_place(data, numel * width, [&] { stage(0); })) {
+    return all_reduce_in_place(data, numel, dtype, op);
+  }
+  for (int64_t done = 0; done < numel; done += step) {
+    if (done > 0) {
+      stage(done);
+      meeting_.meet();
+    }
+    const int64_t round = round_of(done);
+    char* part = data + done * width;
+    const int64_t own = begin(round, rank_);
+    for (int64_t r = 0; r < size_; ++r) {
+      inputs[r] = (r == rank_ ? part : stage_of(r)) + own;
+    }
+    const std::array<void*, 2> outputs{part + own, own_stage() + own};
+    reduce(inputs, outputs, (begin(round, rank_ + 1) - own) / width, dtype, op,
+           stores);
+    meeting_.meet();
+    for (int64_t k = 1; k < size_; ++k) {
+      const int64_t at = begin(round, peer(k));
+      copy_bytes(part + at, stage_of(peer(k)) + at,
+                 begin(round, peer(k) + 1) - at);
     }
     half_ ^= 1;
   }
@@ -87,194 +118,172 @@ void Collectives::all_reduce(void* data, int64_t numel, at::ScalarType dtype,
 
 void Collectives::all_gather(void* output, const void* input, int64_t numel,
                              at::ScalarType dtype) {
-  Scope scope(*this,
-              {.verb = Verb::kAllGather, .dtype = dtype, .numel = numel});
-  const int64_t bytes = numel * bytes_of(dtype);
+  const Meeting::Scope scope(
+      meeting_, {.verb = Verb::kAllGather, .dtype = dtype, .numel = numel});
+  const int64_t bytes = numel * width_of(dtype);
+  char* to = static_cast<char*>(output);
+  const char* from = static_cast<const char*>(input);
+  const auto stage = [&](int64_t done) {
+    copy_bytes(own_stage(), from + done, std::min(kStageBytes, bytes - done),
+               stores_for(bytes));
+  };
+  const auto keep_own = [&] {
+    if (to + rank_ * bytes != from) copy_bytes(to + rank_ * bytes, from, bytes);
+  };
+  if (meet_in_place(input, bytes, [&] { stage(0); })) {
+    for (int64_t k = 1; k < size_; ++k) {
+      copy_bytes(to + peer(k) * bytes, peers_[peer(k)], bytes);
+    }
+    keep_own();
+    return meeting_.meet();
+  }
   for (int64_t done = 0; done == 0 || done < bytes; done += kStageBytes) {
-    const int64_t count = std::min(kStageBytes, bytes - done);
-    copy(own_stage(), static_cast<const char*>(input) + done, count);
-    meet();
-    for (int64_t k = 0; k < size_; ++k) {
-      copy(static_cast<char*>(output) + peer(k) * bytes + done,
-           stage_of(peer(k)), count);
+    if (done > 0) {
+      stage(done);
+      meeting_.meet();
+    }
+    for (int64_t k = 1; k < size_; ++k) {
+      copy_bytes(to + peer(k) * bytes + done, stage_of(peer(k)),
+                 std::min(kStageBytes, bytes - done));
     }
     half_ ^= 1;
   }
+  keep_own();
 }
 
 void Collectives::reduce_scatter(void* output, const void* input, int64_t numel,
                                  at::ScalarType dtype, ReduceOp op) {
-  Scope scope(
-      *this,
+  const Meeting::Scope scope(
+      meeting_,
       {.verb = Verb::kReduceScatter, .op = op, .dtype = dtype, .numel = numel});
-  const int64_t width = bytes_of(dtype);
-  const int64_t step = kStageBytes / width / size_;
-  std::vector<const void*> pieces(size_);
-  for (int64_t done = 0; done == 0 || done < numel; done += step) {
-    const int64_t count = std::min(step, numel - done);
-    for (int64_t r = 0; r < size_; ++r) {
-      copy(own_stage() + r * step * width,
-           static_cast<const char*>(input) + (r * numel + done) * width,
-           count * width);
+  const int64_t width = width_of(dtype);
+  const int64_t bytes = numel * width;
+  const int64_t step = kStageBytes / size_ / kLine * kLine;
+  const char* from = static_cast<const char*>(input);
+  const auto stage = [&](int64_t done) {
+    for (int64_t k = 1; k < size_; ++k) {
+      copy_bytes(own_stage() + peer(k) * step, from + peer(k) * bytes + done,
+                 std::min(step, bytes - done), stores_for(bytes * size_));
     }
-    meet();
+  };
+  std::vector<const void*> inputs(static_cast<size_t>(size_));
+  if (meet_in_place(input, bytes * size_, [&] { stage(0); })) {
     for (int64_t r = 0; r < size_; ++r) {
-      pieces[r] = stage_of(r) + rank_ * step * width;
+      inputs[r] = (r == rank_ ? from : peers_[r]) + rank_ * bytes;
     }
-    reduce(pieces, static_cast<char*>(output) + done * width, count, dtype, op);
+    reduce(inputs, output, numel, dtype, op);
+    return meeting_.meet();
+  }
+  for (int64_t done = 0; done == 0 || done < bytes; done += step) {
+    if (done > 0) {
+      stage(done);
+      meeting_.meet();
+    }
+    for (int64_t r = 0; r < size_; ++r) {
+      inputs[r] =
+          r == rank_ ? from + r * bytes + done : stage_of(r) + rank_ * step;
+    }
+    reduce(inputs, static_cast<char*>(output) + done,
+           std::min(step, bytes - done) / width, dtype, op);
     half_ ^= 1;
   }
 }
 
 void Collectives::broadcast(void* data, int64_t numel, at::ScalarType dtype,
                             int64_t root) {
-  Scope scope(
-      *this,
+  const Meeting::Scope scope(
+      meeting_,
       {.verb = Verb::kBroadcast, .dtype = dtype, .root = root, .numel = numel});
-  const int64_t bytes = numel * bytes_of(dtype);
+  const int64_t bytes = numel * width_of(dtype);
+  char* own = static_cast<char*>(data);
+  const auto stage = [&](int64_t done) {
+    if (rank_ != root) return;
+    copy_bytes(own_stage(), own + done, std::min(kStageBytes, bytes - done),
+               stores_for(bytes));
+  };
+  if (meet_in_place(data, bytes, [&] { stage(0); })) {
+    if (rank_ != root) copy_bytes(own, peers_[root], bytes);
+    return meeting_.meet();
+  }
   for (int64_t done = 0; done == 0 || done < bytes; done += kStageBytes) {
-    const int64_t count = std::min(kStageBytes, bytes - done);
-    char* part = static_cast<char*>(data) + done;
-    if (rank_ == root) copy(own_stage(), part, count);
-    meet();
-    if (rank_ != root) copy(part, stage_of(root), count);
-    half_ ^= 1;
-  }
-}
-
-void Collectives::all_to_all(std::span<const int64_t> out_bytes, void* output,
-                             std::span<const int64_t> in_bytes,
-                             const void* input, at::ScalarType dtype) {
-  Scope scope(*this, {.verb = Verb::kAllToAll, .dtype = dtype});
-  exchange_splits(out_bytes, in_bytes);
-  // What each rank sends, and where this rank's part of that begins.
-  std::vector<int64_t> total(size_, 0), mine(size_, 0), to(size_, 0);
-  for (int64_t r = 0; r < size_; ++r) {
-    for (int64_t q = 0; q < size_; ++q) {
-      if (q == rank_) mine[r] = total[r];
-      total[r] += split(r, q);
+    if (done > 0) {
+      stage(done);
+      meeting_.meet();
     }
-    if (r > 0) to[r] = to[r - 1] + out_bytes[r - 1];
-  }
-  const int64_t longest = *std::max_element(total.begin(), total.end());
-  for (int64_t done = 0; done < longest; done += kStageBytes) {
-    const int64_t count = std::min(kStageBytes, total[rank_] - done);
-    copy(own_stage(), static_cast<const char*>(input) + done, count);
-    meet();
-    for (int64_t k = 0; k < size_; ++k) {
-      const int64_t p = peer(k);
-      const int64_t first = std::max(done, mine[p]);
-      const int64_t last = std::min(done + kStageBytes, mine[p] + out_bytes[p]);
-      if (last <= first) continue;
-      copy(static_cast<char*>(output) + to[p] + (first - mine[p]),
-           stage_of(p) + (first - done), last - first);
+    if (rank_ != root) {
+      copy_bytes(own + done, stage_of(root),
+                 std::min(kStageBytes, bytes - done));
     }
     half_ ^= 1;
   }
-}
-
-// All ranks see the whole matrix, so that all fail alike where it disagrees.
-void Collectives::exchange_splits(std::span<const int64_t> out_bytes,
-                                  std::span<const int64_t> in_bytes) {
-  splits_parity_ ^= 1;
-  std::atomic<int64_t>* own = segment_.splits(rank_, splits_parity_);
-  for (int64_t r = 0; r < size_; ++r) {
-    own[r].store(in_bytes[r], std::memory_order_relaxed);
-    own[size_ + r].store(out_bytes[r], std::memory_order_relaxed);
-  }
-  meet();
-  const auto& ranks = segment_.place().ranks;
-  for (int64_t from = 0; from < size_; ++from) {
-    for (int64_t to = 0; to < size_; ++to) {
-      const int64_t sent = split(from, to);
-      const int64_t expected = split(to, size_ + from);
-      if (sent == expected) continue;
-      TS_CHECK(false, "ranks disagree: rank ", ranks[from], " sends ", sent,
-               " bytes to rank ", ranks[to], ", which expects ", expected);
-    }
-  }
-}
-
-int64_t Collectives::split(int64_t rank, int64_t index) const {
-  return segment_.splits(rank, splits_parity_)[index].load(
-      std::memory_order_relaxed);
 }
 
 void Collectives::barrier() {
-  Scope scope(*this, {.verb = Verb::kBarrier});
-  meet();
+  const Meeting::Scope scope(meeting_, {.verb = Verb::kBarrier});
+  meeting_.meet();
+}
+
+bool Collectives::meet_in_place(const void* data, int64_t bytes,
+                                const std::function<void()>& stage_first) {
+  if (bytes <= kSmallBytes) {
+    stage_first();
+    meeting_.meet();
+    return false;
+  }
+  shares_parity_ ^= 1;
+  publish(data);
+  const bool own_private =
+      segment_.own_lane().shares[shares_parity_].kind == Share::Kind::kPrivate;
+  if (own_private) stage_first();
+  meeting_.meet();
+  meeting_.sample_distance();
+  int64_t num_private = 0;
+  for (int64_t r = 0; r < size_; ++r) {
+    const Share& share = segment_.lane(r).shares[shares_parity_];
+    if (share.kind == Share::Kind::kPrivate) ++num_private;
+  }
+  if (num_private == 0) {
+    for (int64_t r = 0; r < size_; ++r) {
+      peers_[r] = address_of(r, segment_.lane(r).shares[shares_parity_]);
+    }
+    return true;
+  }
+  // Some can be reached and some cannot: those who counted on it stage too.
+  if (num_private < size_) {
+    if (!own_private) stage_first();
+    meeting_.meet();
+  }
+  return false;
+}
+
+void Collectives::publish(const void* data) {
+  Share& share = segment_.own_lane().shares[shares_parity_];
+  share = {};
+  if (segment_.is_one_process()) {
+    share.kind = Share::Kind::kAddress;
+    share.address = static_cast<char*>(const_cast<void*>(data));
+  } else if (const auto location = locate(data)) {
+    share.kind = Share::Kind::kRegion;
+    share.location = *location;
+  }
+}
+
+char* Collectives::address_of(int64_t rank, const Share& share) {
+  if (share.kind == Share::Kind::kAddress) return share.address;
+  if (rank == rank_) return nullptr;
+  return regions_.address_of(segment_.lane(rank).pid, share.location,
+                             c10::str("rank ", segment_.place().ranks[rank]));
+}
+
+Stores Collectives::stores_for(int64_t bytes) const {
+  return bytes > kSmallBytes && meeting_.is_far() ? Stores::kStreaming
+                                                  : Stores::kOrdinary;
 }
 
 char* Collectives::own_stage() const { return segment_.stage(rank_, half_); }
 
 char* Collectives::stage_of(int64_t rank) const {
   return segment_.stage(rank, half_);
-}
-
-void Collectives::meet() {
-  ++meeting_;
-  Lane& lane = segment_.own_lane();
-  lane.calls[meeting_ % 2].store(call_);
-  post(lane.arrival, meeting_);
-  arrived_ = std::chrono::steady_clock::now();
-  for (int64_t k = 1; k < size_; ++k) wait_for(peer(k));
-}
-
-bool Collectives::has_arrived(int64_t peer) const {
-  const uint32_t at = segment_.lane(peer).arrival.value.load();
-  return static_cast<int32_t>(at - meeting_) >= 0;
-}
-
-void Collectives::wait_for(int64_t peer) {
-  const auto ready = [&] { return has_arrived(peer); };
-  if (!ready()) {
-    wait_until(segment_.lane(peer).arrival, spins_, ready,
-               [&] { check_peers(); });
-  }
-  compare_call(peer);
-}
-
-void Collectives::check_no_failure() const {
-  if (const auto failure = segment_.failure()) {
-    C10_THROW_ERROR(DistBackendError, *failure);
-  }
-}
-
-// Called while a peer is waited for: throws when waiting is of no use.
-void Collectives::check_peers() {
-  check_no_failure();
-  for (int64_t k = 1; k < size_; ++k) {
-    // A peer may arrive and leave: look at its arrival after its end.
-    const auto loss = segment_.loss_of(peer(k));
-    if (loss && !has_arrived(peer(k))) {
-      C10_THROW_ERROR(DistBackendError, *loss);
-    }
-  }
-  const auto waited = std::chrono::steady_clock::now() - arrived_;
-  if (waited > segment_.place().timeout) {
-    C10_THROW_ERROR(DistBackendError,
-                    c10::str("timed out. Not arrived: ", missing_peers()));
-  }
-}
-
-void Collectives::compare_call(int64_t peer) const {
-  const Call theirs = segment_.lane(peer).calls[meeting_ % 2].load();
-  if (theirs == call_) return;
-  const auto& ranks = segment_.place().ranks;
-  TS_CHECK(false, "ranks disagree: rank ", ranks[rank_], " calls ",
-           call_.describe(), ", but rank ", ranks[peer], " calls ",
-           theirs.describe());
-}
-
-std::string Collectives::missing_peers() const {
-  std::string text;
-  for (int64_t r = 0; r < size_; ++r) {
-    if (r == rank_ || has_arrived(r)) continue;
-    text +=
-        c10::str(text.empty() ? "" : "; ", "rank ", segment_.place().ranks[r],
-                 " (", segment_.last_call_of(r), ")");
-  }
-  return text;
 }
 
 }  // namespace tessera::comm::shm

@@ -1,21 +1,27 @@
-// The collectives over a Segment: every rank stages what the others read.
+// The collectives over a Segment.
 //
-// A rank copies a round of its data into one of its two halves, comes to the
-// meeting, and reads from the others' halves. Whoever has passed meeting k
-// knows that all are done with the half of meeting k-1, so one meeting a round
-// is enough. At each meeting the ranks compare what they do (Call): different
-// verbs, sizes, dtypes or reductions are an error, never a wrong sum.
-// all_reduce above kSliceFromBytes: each rank reduces its slice (rank order),
-// a second meeting, all copy all slices.
+// Small (up to kSmallBytes): every rank stages all, one meeting, every rank
+//   reads all.
+// In place: where every rank's tensor can be reached by its peers (registered
+//   memory, or ranks that are threads of one process), nothing is staged: one
+//   meeting before, one after.
+// Staged: else. A rank copies a round of its data into one of two halves in
+//   turn, and what it keeps for itself is never staged. One meeting a round is
+//   enough to move, two to reduce and move the result.
+// all_reduce, larger: rank r reduces slice r of all, in rank order, and gives
+//   it to all (reduce-scatter and all-gather).
 //
-// Threads: one. Errors: c10::DistBackendError, TS_CHECK where ranks disagree;
-// the group adds its names.
+// Stores: past the caches where the cores are far and much is moved; measured
+//         at every large collective (Distance), by each rank for itself.
+// Threads: one at a time. Errors: see meeting.h.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
+#include "tessera/comm/shm/meeting.h"
 #include "tessera/comm/shm/segment.h"
 
 namespace tessera::comm::shm {
@@ -39,16 +45,25 @@ class Collectives {
   void barrier();
 
  private:
-  class Scope;
-  // Says that this rank has staged its round (or is done with its slice) and
-  // waits until all have; compares what they do.
-  void meet();
-  void wait_for(int64_t peer);
-  void check_no_failure() const;
-  void check_peers();
-  void compare_call(int64_t peer) const;
-  std::string missing_peers() const;
-  bool has_arrived(int64_t peer) const;
+  void all_reduce_small(char* data, int64_t numel, at::ScalarType dtype,
+                        ReduceOp op);
+  void all_reduce_in_place(char* data, int64_t numel, at::ScalarType dtype,
+                           ReduceOp op);
+  void all_reduce_staged(char* data, int64_t numel, at::ScalarType dtype,
+                         ReduceOp op);
+  struct Moves;  // what all_to_all moves between each two ranks
+  void all_to_all_in_place(const Moves& moves, char* output);
+  void all_to_all_staged(const Moves& moves, char* output, const char* input);
+
+  // Meets, and says whether every rank's `data` can be reached; then `peers_`
+  // has its addresses here, and the caller ends with a meeting of its own. Else
+  // `stage_first` was run by every rank before a meeting.
+  bool meet_in_place(const void* data, int64_t bytes,
+                     const std::function<void()>& stage_first);
+  void publish(const void* data);
+  char* address_of(int64_t rank, const Share& share);
+  Stores stores_for(int64_t bytes) const;
+
   char* own_stage() const;
   char* stage_of(int64_t rank) const;
   // Peers, starting after this rank, so that not all read the same one.
@@ -60,13 +75,12 @@ class Collectives {
   Segment& segment_;
   const int64_t rank_;
   const int64_t size_;
-  const int spins_;
-  Call call_;
-  uint64_t sequence_ = 0;
-  uint32_t meeting_ = 0;
+  Meeting meeting_;
+  PeerRegions regions_;
+  std::vector<char*> peers_;  // each rank's data, here; own included
   int half_ = 0;
+  int shares_parity_ = 0;
   int splits_parity_ = 0;
-  std::chrono::steady_clock::time_point arrived_;  // at the meeting
 };
 
 }  // namespace tessera::comm::shm

@@ -61,7 +61,7 @@ Messages::Messages(Segment& segment,
                    std::function<void(const std::string&)> on_failure)
     : segment_(segment),
       rank_(segment.place().rank),
-      spins_(spins_for(segment.place().ranks_on_host)),
+      waiter_(segment.place().ranks_on_host),
       on_failure_(std::move(on_failure)),
       peers_(segment.place().ranks.size()) {}
 
@@ -106,8 +106,8 @@ void Messages::run_pending() {
     take_submitted();
     claim_arrivals();
     if (progress() || !pending()) continue;
-    wait_until(
-        bell, spins_, [&] { return bell.value.load() != seen; },
+    waiter_.wait(
+        bell, [&] { return bell.value.load() != seen; },
         [&] { check_peers(); });
   } while (pending());
 }

@@ -90,7 +90,7 @@ class Messages {
 
   Segment& segment_;
   const int64_t rank_;
-  const int spins_;
+  Waiter waiter_;
   std::function<void(const std::string&)> on_failure_;
   // Of the thread alone.
   std::vector<Peer> peers_;

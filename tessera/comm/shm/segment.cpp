@@ -1,18 +1,13 @@
 #include "tessera/comm/shm/segment.h"
 
 #include <c10/core/ScalarType.h>
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cstring>
-#include <random>
 #include <sstream>
 
+#include "tessera/comm/shm/memory_file.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {
@@ -42,17 +37,8 @@ struct Offsets {
   size_t lanes, splits, channels, stages, end;
 };
 
-constexpr const char* kOneHost =
-    "The ranks of one host share the user and the PID namespace; otherwise use "
-    "comm.backend=gloo.";
-
 Header& header_of(const Mapping& mapping) {
   return *reinterpret_cast<Header*>(mapping.base());
-}
-
-uint64_t random_nonce() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
 void copy_text(decltype(Lane::why)& to, const std::string& text) {
@@ -103,24 +89,6 @@ Call PackedCall::load() const {
       .numel = static_cast<int64_t>(words[1].load(std::memory_order_relaxed))};
 }
 
-void Descriptor::reset(int fd) {
-  if (fd_ >= 0) close(fd_);
-  fd_ = fd;
-}
-
-Mapping::~Mapping() {
-  if (base_ != nullptr) munmap(base_, bytes_);
-}
-
-void Mapping::map(int fd, size_t bytes) {
-  void* address =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  TS_CHECK(address != MAP_FAILED, "cannot map ", bytes,
-           " bytes of shared memory: ", std::strerror(errno));
-  base_ = static_cast<char*>(address);
-  bytes_ = bytes;
-}
-
 Segment::Segment(Rendezvous rendezvous, Place place)
     : place_(std::move(place)) {
   if (place_.rank == 0) {
@@ -134,34 +102,31 @@ Segment::Segment(Rendezvous rendezvous, Place place)
   ring(header_of(mapping_).attached);
   wait_for_all(rendezvous);
   file_.reset();
-  open_pidfds();
+  watch_peers();
 }
 
 Segment::~Segment() {
+  watched_.clear();
   auto expected = static_cast<uint32_t>(State::kPresent);
   own_lane().state.compare_exchange_strong(
       expected, static_cast<uint32_t>(State::kClosed));
-  wake_peers();
+  wake_all_ranks();
 }
 
 void Segment::create(Rendezvous& rendezvous) {
-  const std::string name = "tessera-" + place_.group;
-  file_.reset(memfd_create(name.substr(0, 200).c_str(),
-                           MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  TS_CHECK(file_.get() >= 0, "memfd_create failed: ", std::strerror(errno));
   const size_t bytes = Offsets(place_.ranks.size()).end;
-  const bool shaped = fchmod(file_.get(), 0600) == 0 &&
-                      ftruncate(file_.get(), static_cast<off_t>(bytes)) == 0 &&
-                      fcntl(file_.get(), F_ADD_SEALS,
-                            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
-  TS_CHECK(shaped, "cannot make ", bytes, " bytes of shared memory for group '",
-           place_.group, "': ", std::strerror(errno));
-  map();
+  file_.reset(make_memory_file(place_.group, bytes,
+                               c10::str("make the group '", place_.group,
+                                        "' of ", place_.size(), " ranks"))
+                  .release());
+  TS_CHECK(mapping_.map(file_.get(), bytes), "cannot map ", bytes,
+           " bytes of shared memory: ", std::strerror(errno));
+  lay_out();
   Header& header = header_of(mapping_);
   header.magic = kMagic;
   header.nonce = random_nonce();
-  rendezvous.set(kSegmentKey, c10::str("/proc/", getpid(), "/fd/", file_.get(),
-                                       " ", header.nonce));
+  rendezvous.set(kSegmentKey,
+                 c10::str(getpid(), " ", file_.get(), " ", header.nonce));
 }
 
 void Segment::attach(Rendezvous& rendezvous) {
@@ -169,29 +134,21 @@ void Segment::attach(Rendezvous& rendezvous) {
       kSegmentKey, place_.timeout,
       c10::str("rank ", place_.ranks[0],
                " to make the shared memory of group '", place_.group, "'")));
-  std::string path;
+  pid_t pid = 0;
+  int fd = -1;
   uint64_t nonce = 0;
-  text >> path >> nonce;
-  file_.reset(open(path.c_str(), O_RDWR | O_CLOEXEC));
-  TS_CHECK_REACH(file_.get() >= 0, "cannot open the shared memory of rank ",
-                 place_.ranks[0], " (", path, "): ", std::strerror(errno), ". ",
-                 kOneHost);
-  struct stat info{};
-  const size_t expected = Offsets(place_.ranks.size()).end;
-  TS_CHECK_REACH(fstat(file_.get(), &info) == 0 &&
-                     static_cast<size_t>(info.st_size) == expected,
-                 path, " holds ", info.st_size, " bytes, not the ", expected,
-                 " of group '", place_.group, "'. ", kOneHost);
-  map();
+  text >> pid >> fd >> nonce;
+  const std::string owner = c10::str("rank ", place_.ranks[0]);
+  map_file_of(pid, fd, Offsets(place_.ranks.size()).end, owner, mapping_);
   const Header& header = header_of(mapping_);
-  TS_CHECK_REACH(header.magic == kMagic && header.nonce == nonce, path,
-                 " is not the shared memory of rank ", place_.ranks[0], ". ",
-                 kOneHost);
+  TS_CHECK_REACH(header.magic == kMagic && header.nonce == nonce, "file ", fd,
+                 " of process ", pid, " is not the shared memory of ", owner,
+                 ". Do the ranks share the PID namespace?");
+  lay_out();
 }
 
-void Segment::map() {
+void Segment::lay_out() {
   const Offsets offsets(place_.ranks.size());
-  mapping_.map(file_.get(), offsets.end);
   lanes_ = reinterpret_cast<Lane*>(mapping_.base() + offsets.lanes);
   splits_ = mapping_.base() + offsets.splits;
   channels_ = mapping_.base() + offsets.channels;
@@ -203,7 +160,7 @@ void Segment::wait_for_all(Rendezvous& rendezvous) {
   const auto end = std::chrono::steady_clock::now() + place_.timeout;
   const auto count = static_cast<uint32_t>(place_.size());
   const auto ready = [&] { return attached.value.load() >= count; };
-  wait_until(attached, 0, ready, [&] {
+  Waiter(place_.ranks_on_host).wait(attached, ready, [&] {
     rendezvous.check_no_failure();
     TS_CHECK_REACH(std::chrono::steady_clock::now() < end, "group '",
                    place_.group, "': no sign of rank(s) ", absent_ranks(),
@@ -220,13 +177,16 @@ std::string Segment::absent_ranks() const {
   return absent;
 }
 
-void Segment::open_pidfds() {
+void Segment::watch_peers() {
+  ended_ = std::make_unique<std::atomic<bool>[]>(place_.ranks.size());
   for (int64_t r = 0; r < place_.size(); ++r) {
-    const int32_t pid = lane(r).pid;
-    // -1 where the kernel has no pidfd: then the time-out alone finds a death.
-    pidfds_.emplace_back(
-        pid == getpid() ? -1
-                        : static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+    const pid_t pid = lane(r).pid;
+    if (pid == getpid()) continue;
+    is_one_process_ = false;
+    watched_.push_back(watch_process(pid, [this, r] {
+      ended_[r] = true;
+      wake_all_ranks();
+    }));
   }
 }
 
@@ -249,10 +209,10 @@ void Segment::fail(const std::string& why) {
   copy_text(own_lane().why, why);
   own_lane().state = static_cast<uint32_t>(State::kFailed);
   header_of(mapping_).failures.fetch_add(1);
-  wake_peers();
+  wake_all_ranks();
 }
 
-void Segment::wake_peers() {
+void Segment::wake_all_ranks() {
   for (int64_t r = 0; r < place_.size(); ++r) {
     wake_all(lane(r).arrival);
     wake_all(lane(r).bell);
@@ -276,8 +236,7 @@ std::optional<std::string> Segment::loss_of(int64_t rank) const {
   if (lane(rank).state == static_cast<uint32_t>(State::kClosed)) {
     return c10::str("rank ", place_.ranks[rank], " has left the group");
   }
-  pollfd death{pidfds_[rank].get(), POLLIN, 0};
-  if (death.fd < 0 || poll(&death, 1, 0) <= 0) return std::nullopt;
+  if (!ended_[rank]) return std::nullopt;
   return c10::str("rank ", place_.ranks[rank], " (pid ", lane(rank).pid,
                   ") has died");
 }

@@ -1,10 +1,9 @@
 // The memory that the ranks of one group share, and who of them is alive.
 //
-// The first rank makes a memory file (memfd: it has no name, so nothing is ever
-// left in /dev/shm, not even after kill -9) and puts /proc/<pid>/fd/<n> into
-// the store; the others open that and map it. Ranks may be processes of one
-// host or threads of one process. The file is its user's alone (mode 0600) and
-// sealed against resizing, so that no peer can make another's access fail.
+// The first rank makes a memory file (memory_file.h) and puts its process and
+// number into the store; the others open that and map it. Ranks may be
+// processes of one host or threads of one process. The end of a process is seen
+// at once (peer_watch.h), and wakes those who wait for it.
 //
 // Layout: header | one Lane a rank | splits | channels | stages.
 // Threads: what a lane holds is written by its rank alone, but for `bell` and
@@ -17,14 +16,17 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/verb.h"
+#include "tessera/comm/shm/descriptor.h"
+#include "tessera/comm/shm/peer_watch.h"
+#include "tessera/comm/shm/registered.h"
 #include "tessera/comm/shm/waiting.h"
 
 namespace tessera::comm::shm {
@@ -58,11 +60,22 @@ struct PackedCall {
   Call load() const;
 };
 
+// Where a rank's tensor lies, if peers can reach it there.
+struct Share {
+  enum class Kind : uint32_t { kPrivate, kAddress, kRegion };
+  Kind kind = Kind::kPrivate;
+  char* address = nullptr;  // kAddress: of the process that all ranks share
+  Location location = {};   // kRegion
+};
+
 // `arrival.value` counts the meetings that the rank came to; `calls` holds what
 // it did at the last two of them, by the parity of the meeting.
 struct alignas(64) Lane {
   Word arrival;
   std::array<PackedCall, 2> calls;
+  // Of the last two collectives that asked where tensors lie, in turn. Written
+  // before the arrival, and only after all have read the one before the last.
+  alignas(64) std::array<Share, 2> shares;
   // Rung by peers when a message, or room for one, is there for this rank.
   alignas(64) Word bell;
   alignas(64) std::atomic<uint32_t> state;  // a State
@@ -70,7 +83,7 @@ struct alignas(64) Lane {
   std::atomic<uint64_t> begun;     // sequence number of the last collective
   std::atomic<uint64_t> finished;  // and of the last that it left
   std::atomic<int64_t> since_ns;   // CLOCK_MONOTONIC when either changed
-  std::array<char, 472> why;       // of kFailed; written before the state
+  std::array<char, 468> why;       // of kFailed; written before the state
 };
 
 enum class State : uint32_t { kAbsent, kPresent, kClosed, kFailed };
@@ -86,33 +99,6 @@ struct Channel {
 // A rank stages what the others read in one of two halves in turn.
 inline constexpr int64_t kStageBytes = 1 << 20;
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor() { reset(); }
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  int get() const { return fd_; }
-  void reset(int fd = -1);
-
- private:
-  int fd_;
-};
-
-class Mapping {
- public:
-  Mapping() = default;
-  ~Mapping();
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  void map(int fd, size_t bytes);
-  char* base() const { return base_; }
-
- private:
-  char* base_ = nullptr;
-  size_t bytes_ = 0;
-};
-
 class Segment {
  public:
   // Blocks until every rank of the group has attached.
@@ -123,8 +109,11 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
 
   const Place& place() const { return place_; }
+  // Whether all ranks are threads of this process.
+  bool is_one_process() const { return is_one_process_; }
   Lane& lane(int64_t rank) const { return lanes_[rank]; }
   Lane& own_lane() const { return lanes_[place_.rank]; }
+  // Begins at a line; kStageBytes long.
   char* stage(int64_t rank, int half) const;
   // 2 x size numbers of `rank`, for all_to_all number `parity` (0 or 1).
   std::atomic<int64_t>* splits(int64_t rank, int parity) const;
@@ -146,21 +135,23 @@ class Segment {
  private:
   void create(Rendezvous& rendezvous);
   void attach(Rendezvous& rendezvous);
-  void map();
+  void lay_out();
   void wait_for_all(Rendezvous& rendezvous);
   std::string absent_ranks() const;
-  void wake_peers();
-  void open_pidfds();
+  void wake_all_ranks();
+  void watch_peers();
 
   Place place_;
+  bool is_one_process_ = true;
   Descriptor file_;  // open until all have attached
   Mapping mapping_;
   Lane* lanes_ = nullptr;
   char* splits_ = nullptr;
   char* channels_ = nullptr;
   char* stages_ = nullptr;
-  std::vector<Descriptor> pidfds_;  // by rank; -1 for ranks of this process
+  std::unique_ptr<std::atomic<bool>[]> ended_;  // by rank: its process
   std::mutex failing_;
+  std::vector<std::unique_ptr<Watched>> watched_;  // ends before what it tells
 };
 
 int64_t monotonic_ns();

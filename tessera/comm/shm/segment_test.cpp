@@ -1,8 +1,10 @@
 #include "tessera/comm/shm/segment.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <sstream>
 #include <thread>
@@ -28,8 +30,9 @@ TEST(Segment, IsItsUsersAlone) {
   std::istringstream text(
       Rendezvous(store, "g")
           .get("segment", std::chrono::seconds(20), "the segment"));
-  std::string path;
-  text >> path;
+  int pid = 0, fd = -1;
+  text >> pid >> fd;
+  const std::string path = c10::str("/proc/", pid, "/fd/", fd);
   struct stat info{};
   ASSERT_EQ(stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600U);
@@ -49,8 +52,10 @@ TEST(Segment, RefusesAnotherFile) {
     }
     return "";
   };
-  EXPECT_THAT(attach("/proc/self/fd/99999 1"), HasSubstr("cannot open"));
-  EXPECT_THAT(attach("/dev/null 1"), HasSubstr("holds 0 bytes"));
+  EXPECT_THAT(attach(c10::str(getpid(), " 99999 1")), HasSubstr("cannot open"));
+  const Descriptor null(open("/dev/null", O_RDWR));
+  EXPECT_THAT(attach(c10::str(getpid(), " ", null.get(), " 1")),
+              HasSubstr("holds 0 bytes"));
 }
 
 TEST(Call, SurvivesPacking) {

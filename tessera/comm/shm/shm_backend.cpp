@@ -43,11 +43,17 @@ ShmBackend::~ShmBackend() = default;
 
 void ShmBackend::fail(const std::string& why) { segment_.fail(why); }
 
-ShmBackend::Pending ShmBackend::run(c10d::OpType type, Tensors tensors,
+ShmBackend::Pending ShmBackend::run(c10d::OpType type, bool async,
+                                    Tensors tensors,
                                     std::function<void(Collectives&)> body) {
-  auto work = c10::make_intrusive<PendingWork>(rank_, type, std::move(tensors));
-  worker_->submit(work,
-                  [this, body = std::move(body)] { body(*collectives_); });
+  auto work = c10::make_intrusive<PendingWork>(rank_, type, std::move(tensors),
+                                               worker_.get());
+  auto run = [this, body = std::move(body)] { body(*collectives_); };
+  if (!async) {
+    worker_->run(work, std::move(run));
+  } else {
+    worker_->submit(work, std::move(run));
+  }
   return work;
 }
 
@@ -56,7 +62,7 @@ ShmBackend::Pending ShmBackend::allreduce(
   const at::Tensor tensor = tensors.at(0);
   const ReduceOp op = reduce_op(options.reduceOp);
   check_reducible(tensor.scalar_type(), op);
-  return run(c10d::OpType::ALLREDUCE, tensors,
+  return run(c10d::OpType::ALLREDUCE, options.asyncOp, tensors,
              [tensor, op](Collectives& collectives) {
                collectives.all_reduce(tensor.data_ptr(), tensor.numel(),
                                       tensor.scalar_type(), op);
@@ -66,17 +72,17 @@ ShmBackend::Pending ShmBackend::allreduce(
 ShmBackend::Pending ShmBackend::broadcast(
     Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor tensor = tensors.at(0);
-  return run(c10d::OpType::BROADCAST, tensors,
+  return run(c10d::OpType::BROADCAST, options.asyncOp, tensors,
              [tensor, root = options.rootRank](Collectives& collectives) {
                collectives.broadcast(tensor.data_ptr(), tensor.numel(),
                                      tensor.scalar_type(), root);
              });
 }
 
-ShmBackend::Pending ShmBackend::_allgather_base(at::Tensor& output,
-                                                at::Tensor& input,
-                                                const c10d::AllgatherOptions&) {
-  return run(c10d::OpType::_ALLGATHER_BASE, {output},
+ShmBackend::Pending ShmBackend::_allgather_base(
+    at::Tensor& output, at::Tensor& input,
+    const c10d::AllgatherOptions& options) {
+  return run(c10d::OpType::_ALLGATHER_BASE, options.asyncOp, {output},
              [output, input](Collectives& collectives) {
                collectives.all_gather(output.data_ptr(), input.data_ptr(),
                                       input.numel(), input.scalar_type());
@@ -88,7 +94,7 @@ ShmBackend::Pending ShmBackend::_reduce_scatter_base(
     const c10d::ReduceScatterOptions& options) {
   const ReduceOp op = reduce_op(options.reduceOp);
   check_reducible(input.scalar_type(), op);
-  return run(c10d::OpType::_REDUCE_SCATTER_BASE, {output},
+  return run(c10d::OpType::_REDUCE_SCATTER_BASE, options.asyncOp, {output},
              [output, input, op](Collectives& collectives) {
                collectives.reduce_scatter(output.data_ptr(), input.data_ptr(),
                                           output.numel(), output.scalar_type(),
@@ -98,8 +104,8 @@ ShmBackend::Pending ShmBackend::_reduce_scatter_base(
 
 ShmBackend::Pending ShmBackend::alltoall_base(
     at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions&) {
-  return run(c10d::OpType::ALLTOALL_BASE, {output},
+    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+  return run(c10d::OpType::ALLTOALL_BASE, options.asyncOp, {output},
              [output, input, out = split_bytes(output, output_splits),
               in = split_bytes(input, input_splits)](Collectives& collectives) {
                collectives.all_to_all(out, output.data_ptr(), in,
@@ -107,8 +113,8 @@ ShmBackend::Pending ShmBackend::alltoall_base(
              });
 }
 
-ShmBackend::Pending ShmBackend::barrier(const c10d::BarrierOptions&) {
-  return run(c10d::OpType::BARRIER, {},
+ShmBackend::Pending ShmBackend::barrier(const c10d::BarrierOptions& options) {
+  return run(c10d::OpType::BARRIER, options.asyncOp, {},
              [](Collectives& collectives) { collectives.barrier(); });
 }
 

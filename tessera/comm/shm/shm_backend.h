@@ -1,8 +1,9 @@
 // c10d::Backend over shared memory, for ranks of one host: processes, threads.
 //
-// Collectives run in the order of the calls on one thread of the group;
-// messages (send, recv) make progress on another, so that they never wait for a
-// collective. Both threads start with the first call that needs them.
+// Collectives run in the order of the calls, on the caller's thread where it
+// waits and on one of the group where it does not; messages (send, recv) make
+// progress on another, so that they never wait for a collective. Both threads
+// start with the first call that needs them.
 // Order:  sums are taken in rank order: the same bits on every rank.
 // Errors: a dead or absent peer and time-outs (c10::DistBackendError), ranks
 //         that disagree about what they do (TS_CHECK) fail the Work, and with
@@ -59,7 +60,8 @@ class ShmBackend : public c10d::Backend {
   Pending recv(Tensors& tensors, int peer, int tag) override;
 
  private:
-  Pending run(c10d::OpType type, Tensors tensors,
+  // Not async: on this thread, and done on return.
+  Pending run(c10d::OpType type, bool async, Tensors tensors,
               std::function<void(Collectives&)> body);
   Pending transfer(bool sends, const Tensors& tensors, int peer, int tag);
 

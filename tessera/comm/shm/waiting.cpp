@@ -16,16 +16,9 @@
 namespace tessera::comm::shm {
 namespace {
 
+constexpr int kMostSpins = 2000;  // about 50 us
 constexpr int kYields = 20;
 constexpr auto kYieldTime = std::chrono::microseconds(100);
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Not FUTEX_PRIVATE: the sleepers may be other processes.
 long futex(std::atomic<uint32_t>& word, int operation, uint32_t value,
@@ -61,25 +54,47 @@ void ring(Word& word) {
 
 void wake_all(Word& word) { futex(word.value, FUTEX_WAKE, INT_MAX, nullptr); }
 
-int spins_for(int64_t ranks_on_host) {
+bool have_cores(int64_t ranks_on_host) {
   cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return 0;
-  return ranks_on_host <= CPU_COUNT(&cores) ? 2000 : 0;
+  return sched_getaffinity(0, sizeof(cores), &cores) == 0 &&
+         ranks_on_host <= CPU_COUNT(&cores);
 }
 
-void wait_until(Word& word, int spins, const std::function<bool()>& ready,
-                const std::function<void()>& check) {
-  for (int i = 0; i < spins; ++i) {
-    if (ready()) return;
-    relax();
+Waiter::Waiter(int64_t ranks_on_host)
+    : most_spins_(have_cores(ranks_on_host) ? kMostSpins : 0),
+      spins_(most_spins_) {}
+
+void Waiter::relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void Waiter::wait_longer(Word& word, const std::function<bool()>& ready,
+                         const std::function<void()>& check) {
+  if (yield_until(ready)) {
+    spins_ = most_spins_;
+    return;
   }
+  spins_ /= 2;
+  sleep_until(word, ready, check);
+}
+
+bool Waiter::yield_until(const std::function<bool()>& ready) {
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < kYields; ++i) {
-    if (ready()) return;
+    if (ready()) return true;
     sched_yield();
     // Others keep the cores busy: a sleeper that is woken runs sooner.
     if (std::chrono::steady_clock::now() - begin > kYieldTime) break;
   }
+  return ready();
+}
+
+void Waiter::sleep_until(Word& word, const std::function<bool()>& ready,
+                         const std::function<void()>& check) {
   Sleeper sleeper(word);
   while (true) {
     const uint32_t seen = word.value.load();

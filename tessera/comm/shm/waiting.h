@@ -1,7 +1,9 @@
 // Waiting on a word of shared memory: spin, yield, then sleep (futex).
 //
 // Ranks that each have a core spin first; with more ranks than cores nobody
-// spins, for the one that is waited for needs the core.
+// spins, for the one that is waited for needs the core. Spinning that keeps
+// failing (peers that compute for long, other programs on the cores) is given
+// up by and by, and comes back with the first wait that was short.
 // Posting costs no system call when nobody sleeps.
 #pragma once
 
@@ -26,14 +28,40 @@ void ring(Word& word);
 // Wakes who sleeps on it although nothing was posted.
 void wake_all(Word& word);
 
-// How often to spin before yielding, for this many ranks on this host.
-int spins_for(int64_t ranks_on_host);
+// Whether each of this many ranks can have a core of this host.
+bool have_cores(int64_t ranks_on_host);
 
-// Returns once `ready()` holds; `word` changes whenever it may have come true.
-// `check()` is called about every kSliceMs while it sleeps, and when it is
-// woken for nothing: it throws to give up.
-inline constexpr int kSliceMs = 20;
-void wait_until(Word& word, int spins, const std::function<bool()>& ready,
-                const std::function<void()>& check);
+// A thread's way of waiting.
+class Waiter {
+ public:
+  // `ranks_on_host` decides whether it may spin.
+  explicit Waiter(int64_t ranks_on_host);
+
+  // Returns once `ready()` holds; `word` changes whenever it may have come
+  // true. `check()` is called about every kSliceMs while it sleeps, and when it
+  // is woken for nothing: it throws to give up.
+  template <typename Ready>
+  void wait(Word& word, const Ready& ready,
+            const std::function<void()>& check) {
+    for (int i = 0; i < spins_; ++i) {
+      if (ready()) return;
+      relax();
+    }
+    if (!ready()) wait_longer(word, ready, check);
+  }
+
+  static constexpr int kSliceMs = 100;
+
+ private:
+  static void relax();
+  void wait_longer(Word& word, const std::function<bool()>& ready,
+                   const std::function<void()>& check);
+  static bool yield_until(const std::function<bool()>& ready);
+  static void sleep_until(Word& word, const std::function<bool()>& ready,
+                          const std::function<void()>& check);
+
+  int most_spins_;
+  int spins_;
+};
 
 }  // namespace tessera::comm::shm

@@ -1,0 +1,25 @@
+// Sees the end of other processes at once: one thread of this process sleeps on
+// their pidfds (kill(pid, 0) would not do: a process that its launcher has not
+// reaped still exists).
+//
+// Threads: any. Errors: none; where the kernel has no pidfds nobody is watched,
+//          and a death is found by the time-out.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+
+namespace tessera::comm::shm {
+
+// Ends the watching with it; waits for a call that is under way.
+class Watched {
+ public:
+  virtual ~Watched() = default;
+};
+
+// Calls `on_end` once, on the watching thread, when process `pid` has ended.
+std::unique_ptr<Watched> watch_process(pid_t pid, std::function<void()> on_end);
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,47 @@
+#include "tessera/comm/shm/registered.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace tessera::comm::shm {
+namespace {
+
+TEST(Registered, TensorsAreFoundFromAnyOfTheirBytes) {
+  const at::Tensor tensor = empty_registered({3, 1000}, at::kDouble);
+  EXPECT_EQ(tensor.sizes(), at::IntArrayRef({3, 1000}));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % kAlignment, 0U);
+  const auto whole = locate(tensor.data_ptr());
+  const auto row = locate(tensor[1].data_ptr());
+  ASSERT_TRUE(whole && row);
+  EXPECT_EQ(row->region, whole->region);
+  EXPECT_EQ(row->offset, whole->offset + 8000);
+  EXPECT_FALSE(locate(at::empty({4}).data_ptr()));
+}
+
+TEST(Registered, MemoryIsGivenToLaterTensors) {
+  void* first = empty_registered({1 << 20}, at::kFloat).data_ptr();
+  const at::Tensor small = empty_registered({1}, at::kFloat);
+  const at::Tensor again = empty_registered({1 << 20}, at::kFloat);
+  EXPECT_TRUE(small.data_ptr() == first || again.data_ptr() == first);
+}
+
+TEST(Registered, MoreThanAFileHoldsGetsAFileOfItsOwn) {
+  at::Tensor large = empty_registered({96 << 20}, at::kByte);
+  large.fill_(7);
+  EXPECT_EQ(large[-1].item<int>(), 7);
+  EXPECT_GT(locate(large.data_ptr())->region_bytes, size_t{96} << 20);
+}
+
+TEST(Registered, AnotherMappingShowsTheSameBytes) {
+  at::Tensor tensor = empty_registered({100}, at::kInt);
+  tensor.copy_(at::arange(100));
+  PeerRegions regions;
+  const char* mapped =
+      regions.address_of(getpid(), *locate(tensor.data_ptr()), "itself");
+  EXPECT_NE(mapped, tensor.data_ptr());
+  EXPECT_EQ(reinterpret_cast<const int32_t*>(mapped)[42], 42);
+}
+
+}  // namespace
+}  // namespace tessera::comm::shm
