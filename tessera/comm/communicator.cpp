@@ -1,5 +1,6 @@
 #include "tessera/comm/communicator.h"
 
+#include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/comm/gloo/gloo_backend.h"
+#include "tessera/comm/shm/registered.h"
 #include "tessera/comm/shm/shm_backend.h"
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
@@ -101,6 +103,11 @@ class BackendCommunicator : public FailableCommunicator {
     std::vector<Group*> all;
     for (const auto& group : groups_) all.push_back(group.get());
     return all;
+  }
+
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) override {
+    if (backend_ == "shm") return shm::empty_registered(sizes, dtype);
+    return at::empty(sizes, dtype);
   }
 
   void fail(const std::string& why) override {

@@ -47,6 +47,10 @@ class Communicator {
   virtual Group* make_group(const std::vector<int64_t>& ranks,
                             const std::string& name) = 0;
   virtual std::vector<Group*> groups() = 0;
+  // A CPU tensor, not initialised; on shm in registered memory, which every
+  // group of this rank reduces and moves where it lies, without a copy. It
+  // cannot be resized.
+  virtual at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
 };
 
 std::unique_ptr<Communicator> make_communicator(

@@ -7,7 +7,8 @@
 //          untouched until wait() returns. Collectives of one group run in the
 //          order of the calls; sends and receives go on beside them. Dropping a
 //          Work without wait() is allowed; its failure then surfaces at the
-//          next call on the group.
+//          next call on the group. With Mode::kBlocking the collective is done
+//          on return, and no other thread had to be woken for it.
 // Order:   on shm sums are taken in rank order: the same bits on every rank,
 //          for every size, bucket and time.
 // Counted: calls, bytes and seconds of each verb (stats()), and a ring buffer
@@ -32,6 +33,8 @@
 namespace tessera::comm {
 
 enum class ReduceOp { kSum, kMean, kMin, kMax, kProduct };
+
+enum class Mode { kAsync, kBlocking };
 
 class Work {
  public:
@@ -65,19 +68,24 @@ class Group {
   int64_t size() const { return static_cast<int64_t>(ranks().size()); }
 
   // In place over all ranks.
-  virtual Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum) = 0;
+  virtual Work all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum,
+                          Mode mode = Mode::kAsync) = 0;
   // output: (size * n), input: (n), in rank order. output may contain input at
   // its own place.
-  virtual Work all_gather(at::Tensor output, at::Tensor input) = 0;
+  virtual Work all_gather(at::Tensor output, at::Tensor input,
+                          Mode mode = Mode::kAsync) = 0;
   // output: (n), input: (size * n): output is the reduction of piece rank().
   virtual Work reduce_scatter(at::Tensor output, at::Tensor input,
-                              ReduceOp op = ReduceOp::kSum) = 0;
+                              ReduceOp op = ReduceOp::kSum,
+                              Mode mode = Mode::kAsync) = 0;
   // Rows of dim 0. Empty splits: equal parts.
   virtual Work all_to_all(at::Tensor output, at::Tensor input,
                           std::vector<int64_t> output_splits = {},
-                          std::vector<int64_t> input_splits = {}) = 0;
+                          std::vector<int64_t> input_splits = {},
+                          Mode mode = Mode::kAsync) = 0;
   // `root` is a rank of the group.
-  virtual Work broadcast(at::Tensor tensor, int64_t root) = 0;
+  virtual Work broadcast(at::Tensor tensor, int64_t root,
+                         Mode mode = Mode::kAsync) = 0;
   // `peer` is a rank of the group; messages with the same tag keep their order.
   // Sends that cross never block each other.
   virtual Work send(at::Tensor tensor, int64_t peer, int64_t tag = 0) = 0;

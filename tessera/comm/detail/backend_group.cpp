@@ -59,8 +59,24 @@ c10d::ReduceOp c10d_op(ReduceOp op) {
 Operation operation_of(Verb verb, const at::Tensor& tensor) {
   return {.verb = verb,
           .dtype = tensor.scalar_type(),
-          .shape = tensor.sizes().vec(),
+          .shape = at::DimVector(tensor.sizes()),
           .bytes = static_cast<int64_t>(tensor.nbytes())};
+}
+
+}  // namespace
+
+namespace {
+
+// REQUIRES: an exception is being handled: that of a pending operation.
+[[noreturn]] void rethrow_explained(GroupState& state,
+                                    const Operation& operation,
+                                    uint64_t ticket) {
+  state.recorder.end(ticket, true);
+  const Failure failure = failure_of(std::current_exception());
+  const std::string text = explain(state.info, operation, failure.text);
+  state.note_failure(text);
+  TS_CHECK_CODE(false, failure.code, text);
+  std::abort();
 }
 
 }  // namespace
@@ -76,11 +92,7 @@ struct Work::Impl {
       work->wait();
       state->recorder.end(ticket, false);
     } catch (const std::exception&) {
-      state->recorder.end(ticket, true);
-      const Failure failure = failure_of(std::current_exception());
-      const std::string text = explain(state->info, operation, failure.text);
-      state->note_failure(text);
-      TS_CHECK_CODE(false, failure.code, text);
+      rethrow_explained(*state, operation, ticket);
     }
   }
 
@@ -120,42 +132,46 @@ const std::vector<int64_t>& BackendGroup::ranks() const {
 }
 int64_t BackendGroup::rank() const { return state_->info.rank; }
 
-Work BackendGroup::all_reduce(at::Tensor tensor, ReduceOp op) {
+Work BackendGroup::all_reduce(at::Tensor tensor, ReduceOp op, Mode mode) {
   check_tensor(Verb::kAllReduce, "tensor", tensor);
   check_reducible(tensor.scalar_type(), op);
   Operation operation = operation_of(Verb::kAllReduce, tensor);
   operation.op = op;
-  return start(operation, [&] {
+  return start(operation, mode, [&] {
     std::vector<at::Tensor> tensors{tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = c10d_op(op);
+    options.asyncOp = mode == Mode::kAsync;
     return connection_.backend->allreduce(tensors, options);
   });
 }
 
-Work BackendGroup::all_gather(at::Tensor output, at::Tensor input) {
+Work BackendGroup::all_gather(at::Tensor output, at::Tensor input, Mode mode) {
   check_pieces(Verb::kAllGather, output, input);
-  return start(operation_of(Verb::kAllGather, output), [&] {
-    return connection_.backend->_allgather_base(output, input, {});
+  return start(operation_of(Verb::kAllGather, output), mode, [&] {
+    c10d::AllgatherOptions options;
+    options.asyncOp = mode == Mode::kAsync;
+    return connection_.backend->_allgather_base(output, input, options);
   });
 }
 
 Work BackendGroup::reduce_scatter(at::Tensor output, at::Tensor input,
-                                  ReduceOp op) {
+                                  ReduceOp op, Mode mode) {
   check_pieces(Verb::kReduceScatter, input, output);
   check_reducible(input.scalar_type(), op);
   Operation operation = operation_of(Verb::kReduceScatter, input);
   operation.op = op;
-  return start(operation, [&] {
+  return start(operation, mode, [&] {
     c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
+    options.asyncOp = mode == Mode::kAsync;
     return connection_.backend->_reduce_scatter_base(output, input, options);
   });
 }
 
 Work BackendGroup::all_to_all(at::Tensor output, at::Tensor input,
                               std::vector<int64_t> output_splits,
-                              std::vector<int64_t> input_splits) {
+                              std::vector<int64_t> input_splits, Mode mode) {
   check_tensor(Verb::kAllToAll, "output", output);
   check_tensor(Verb::kAllToAll, "input", input);
   TS_CHECK(output.scalar_type() == input.scalar_type(), where(Verb::kAllToAll),
@@ -164,22 +180,25 @@ Work BackendGroup::all_to_all(at::Tensor output, at::Tensor input,
   output_splits = checked_splits("output", output, std::move(output_splits));
   input_splits = checked_splits("input", input, std::move(input_splits));
   const at::Tensor& larger = output.numel() > input.numel() ? output : input;
-  return start(operation_of(Verb::kAllToAll, larger), [&] {
+  return start(operation_of(Verb::kAllToAll, larger), mode, [&] {
+    c10d::AllToAllOptions options;
+    options.asyncOp = mode == Mode::kAsync;
     return connection_.backend->alltoall_base(output, input, output_splits,
-                                              input_splits, {});
+                                              input_splits, options);
   });
 }
 
-Work BackendGroup::broadcast(at::Tensor tensor, int64_t root) {
+Work BackendGroup::broadcast(at::Tensor tensor, int64_t root, Mode mode) {
   check_tensor(Verb::kBroadcast, "tensor", tensor);
   TS_CHECK(root >= 0 && root < size(), where(Verb::kBroadcast), "root ", root,
            " is not a rank of the group (0 .. ", size() - 1, ").");
   Operation operation = operation_of(Verb::kBroadcast, tensor);
   operation.peer = ranks()[root];
-  return start(operation, [&] {
+  return start(operation, mode, [&] {
     std::vector<at::Tensor> tensors{tensor};
     c10d::BroadcastOptions options;
     options.rootRank = root;
+    options.asyncOp = mode == Mode::kAsync;
     return connection_.backend->broadcast(tensors, options);
   });
 }
@@ -190,7 +209,7 @@ Work BackendGroup::send(at::Tensor tensor, int64_t peer, int64_t tag) {
   Operation operation = operation_of(Verb::kSend, tensor);
   operation.peer = ranks()[peer];
   operation.tag = tag;
-  return start(operation, [&] {
+  return start(operation, Mode::kAsync, [&] {
     std::vector<at::Tensor> tensors{tensor};
     return connection_.backend->send(tensors, static_cast<int>(peer),
                                      static_cast<int>(tag));
@@ -203,7 +222,7 @@ Work BackendGroup::recv(at::Tensor tensor, int64_t peer, int64_t tag) {
   Operation operation = operation_of(Verb::kRecv, tensor);
   operation.peer = ranks()[peer];
   operation.tag = tag;
-  return start(operation, [&] {
+  return start(operation, Mode::kAsync, [&] {
     std::vector<at::Tensor> tensors{tensor};
     return connection_.backend->recv(tensors, static_cast<int>(peer),
                                      static_cast<int>(tag));
@@ -211,9 +230,11 @@ Work BackendGroup::recv(at::Tensor tensor, int64_t peer, int64_t tag) {
 }
 
 void BackendGroup::barrier() {
-  start({.verb = Verb::kBarrier}, [&] {
-    return connection_.backend->barrier({});
-  }).wait();
+  start({.verb = Verb::kBarrier}, Mode::kBlocking, [&] {
+    c10d::BarrierOptions options;
+    options.asyncOp = false;
+    return connection_.backend->barrier(options);
+  });
 }
 
 std::vector<VerbStats> BackendGroup::stats() const {
@@ -228,23 +249,42 @@ std::string BackendGroup::flight_record() const {
 
 void BackendGroup::fail(const std::string& why) { connection_.fail(why); }
 
-Work BackendGroup::start(Operation operation,
+Work BackendGroup::start(Operation operation, Mode mode,
                          const std::function<Pending()>& call) {
   check_usable();
+  const uint64_t ticket = state_->recorder.begin(operation);
+  Pending work = called(call, operation, ticket);
+  if (mode == Mode::kBlocking) {
+    try {
+      work->wait();
+    } catch (const std::exception&) {
+      rethrow_explained(*state_, operation, ticket);
+    }
+    state_->recorder.end(ticket, false);
+    return {};
+  }
   auto impl = std::make_shared<Work::Impl>();
   impl->state = state_;
-  impl->ticket = state_->recorder.begin(operation);
+  impl->ticket = ticket;
   impl->operation = std::move(operation);
-  try {
-    impl->work = call();
-  } catch (const std::exception&) {
-    state_->recorder.end(impl->ticket, true);
-    const Failure failure = failure_of(std::current_exception());
-    TS_CHECK_CODE(false, failure.code,
-                  explain(state_->info, impl->operation, failure.text));
-  }
+  impl->work = std::move(work);
   impl->watch_completion();
   return Work(std::move(impl));
+}
+
+// What the backend refuses at the call has not begun: the group goes on.
+BackendGroup::Pending BackendGroup::called(const std::function<Pending()>& call,
+                                           const Operation& operation,
+                                           uint64_t ticket) {
+  try {
+    return call();
+  } catch (const std::exception&) {
+    state_->recorder.end(ticket, true);
+    const Failure failure = failure_of(std::current_exception());
+    TS_CHECK_CODE(false, failure.code,
+                  explain(state_->info, operation, failure.text));
+  }
+  return {};
 }
 
 void BackendGroup::check_usable() const {

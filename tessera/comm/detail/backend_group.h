@@ -42,14 +42,14 @@ class BackendGroup : public Group {
   const std::vector<int64_t>& ranks() const override;
   int64_t rank() const override;
 
-  Work all_reduce(at::Tensor tensor, ReduceOp op) override;
-  Work all_gather(at::Tensor output, at::Tensor input) override;
+  Work all_reduce(at::Tensor tensor, ReduceOp op, Mode mode) override;
+  Work all_gather(at::Tensor output, at::Tensor input, Mode mode) override;
   Work reduce_scatter(at::Tensor output, at::Tensor input,
-                      ReduceOp op) override;
+                      ReduceOp op, Mode mode) override;
   Work all_to_all(at::Tensor output, at::Tensor input,
                   std::vector<int64_t> output_splits,
-                  std::vector<int64_t> input_splits) override;
-  Work broadcast(at::Tensor tensor, int64_t root) override;
+                  std::vector<int64_t> input_splits, Mode mode) override;
+  Work broadcast(at::Tensor tensor, int64_t root, Mode mode) override;
   Work send(at::Tensor tensor, int64_t peer, int64_t tag) override;
   Work recv(at::Tensor tensor, int64_t peer, int64_t tag) override;
   void barrier() override;
@@ -62,8 +62,11 @@ class BackendGroup : public Group {
 
  private:
   using Pending = c10::intrusive_ptr<c10d::Work>;
-  // Records the operation and starts it.
-  Work start(Operation operation, const std::function<Pending()>& call);
+  // Records the operation and starts it; kBlocking: until it is done.
+  Work start(Operation operation, Mode mode,
+             const std::function<Pending()>& call);
+  Pending called(const std::function<Pending()>& call,
+                 const Operation& operation, uint64_t ticket);
   void check_usable() const;
   void check_tensor(Verb verb, const char* what,
                     const at::Tensor& tensor) const;

@@ -3,6 +3,7 @@
 // Threads: any; operations begin on the caller's thread and end on a backend's.
 #pragma once
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 
 #include <array>
@@ -21,7 +22,7 @@ struct Operation {
   Verb verb = Verb::kBarrier;
   ReduceOp op = ReduceOp::kSum;
   at::ScalarType dtype = at::kByte;
-  std::vector<int64_t> shape = {};  // of the larger of in and out
+  at::DimVector shape = {};  // of the larger of in and out
   int64_t bytes = 0;
   int64_t peer = -1;  // global rank: root, source or destination
   int64_t tag = 0;

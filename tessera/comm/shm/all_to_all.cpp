@@ -47,9 +47,15 @@ void Collectives::all_to_all_staged(const Moves& moves, char* output,
   const int64_t longest =
       *std::max_element(moves.total.begin(), moves.total.end());
   if (longest == 0) return;
+  // What this rank sends to itself is left out.
+  const int64_t kept = moves.mine[rank_];
+  const int64_t kept_end = kept + moves.received[rank_];
   const auto stage = [&](int64_t done) {
-    copy_bytes(own_stage(), input + done,
-               std::min(kStageBytes, moves.total[rank_] - done),
+    const int64_t end = std::min(done + kStageBytes, moves.total[rank_]);
+    const int64_t after = std::max(done, kept_end);
+    copy_bytes(own_stage(), input + done, std::min(end, kept) - done,
+               stores_for(longest));
+    copy_bytes(own_stage() + (after - done), input + after, end - after,
                stores_for(longest));
   };
   if (meet_in_place(input, longest, [&] { stage(0); })) {

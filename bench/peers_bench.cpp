@@ -1,0 +1,334 @@
+// Collectives of this library beside Open MPI's own and LibTorch's Gloo, in one
+// run: call by call in turn, so that a ratio is of one moment.
+//
+//   mpirun -np 2 peers_bench [--max-bytes 67108864] [--seconds 0.2] [--no-gloo]
+//
+// Method: every rank rewrites its buffers before every call (else they would
+// stay in one core's cache); a barrier; then the call, timed by every rank. A
+// figure is the mean over the ranks of their medians, in microseconds. "near"
+// and "far" is the round trip of a cache line between ranks 0 and 1, measured
+// before and after each row. "bound": the in-place bound (half of the sum of
+// two arrays, half of a copy, two round trips), as all ranks measure it at once.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#define OMPI_SKIP_MPICXX 1
+#include <mpi.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using tessera::comm::Communicator;
+using tessera::comm::CommunicatorOptions;
+using tessera::comm::Group;
+using tessera::comm::Mode;
+using tessera::comm::ReduceOp;
+
+double us_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin)
+      .count();
+}
+
+struct Options {
+  int64_t min_bytes = 4 << 10;
+  int64_t max_bytes = 64 << 20;
+  double seconds = 0.2;  // a variant and size
+  bool gloo = true;
+  std::string verbs = "all_reduce,all_gather,reduce_scatter,all_to_all";
+};
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--no-gloo") options.gloo = false;
+    if (i + 1 == argc) continue;
+    if (name == "--min-bytes") options.min_bytes = std::stoll(argv[i + 1]);
+    if (name == "--max-bytes") options.max_bytes = std::stoll(argv[i + 1]);
+    if (name == "--seconds") options.seconds = std::stod(argv[i + 1]);
+    if (name == "--verbs") options.verbs = argv[i + 1];
+  }
+  return options;
+}
+
+int mpi_rank() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+int mpi_size() {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+
+// Nanoseconds for a cache line to go to the other rank's core and back.
+class RoundTrip {
+ public:
+  RoundTrip() {
+    void* base = nullptr;
+    MPI_Win_allocate_shared(mpi_rank() == 0 ? 128 : 0, 1, MPI_INFO_NULL,
+                            MPI_COMM_WORLD, &base, &window_);
+    MPI_Aint bytes = 0;
+    int unit = 0;
+    MPI_Win_shared_query(window_, 0, &bytes, &unit, &base);
+    line_ = static_cast<std::atomic<int>*>(base);
+  }
+  ~RoundTrip() { MPI_Win_free(&window_); }
+  RoundTrip(const RoundTrip&) = delete;
+  RoundTrip& operator=(const RoundTrip&) = delete;
+
+  double measure() {
+    constexpr int kTrips = 2000;
+    if (mpi_rank() == 0) line_->store(0);
+    MPI_Barrier(MPI_COMM_WORLD);
+    double ns = 0;
+    if (mpi_rank() == 0) {
+      const auto begin = Clock::now();
+      for (int i = 0; i < kTrips; ++i) {
+        line_->store(2 * i + 1);
+        while (line_->load() != 2 * i + 2) {
+        }
+      }
+      ns = us_since(begin) * 1000 / kTrips;
+    } else if (mpi_rank() == 1) {
+      for (int i = 0; i < kTrips; ++i) {
+        while (line_->load() != 2 * i + 1) {
+        }
+        line_->store(2 * i + 2);
+      }
+    }
+    // The others sleep meanwhile, and do not spin in MPI.
+    if (mpi_rank() > 1) {
+      while (line_->load() != 2 * kTrips) usleep(1000);
+    }
+    MPI_Bcast(&ns, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    return ns;
+  }
+
+ private:
+  MPI_Win window_ = MPI_WIN_NULL;
+  std::atomic<int>* line_ = nullptr;
+};
+
+// A way to do one collective on this rank's buffers.
+struct Variant {
+  std::string name;
+  std::function<void()> rewrite;
+  std::function<void()> call;
+  std::vector<double> us = {};
+};
+
+void fill(const at::Tensor& tensor) {
+  std::memset(tensor.data_ptr(), 0, tensor.nbytes());
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + values.size() / 2,
+                   values.end());
+  return values[values.size() / 2];
+}
+
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : options_(options), size_(mpi_size()) {
+    std::array<char, 64> path{};
+    std::snprintf(path.data(), path.size(), "/tmp/tessera-peers-%d", getpid());
+    MPI_Bcast(path.data(), path.size(), MPI_CHAR, 0, MPI_COMM_WORLD);
+    path_ = path.data();
+    store_ = c10::make_intrusive<c10d::FileStore>(path_, size_);
+    shm_ = communicator("shm");
+    if (options_.gloo) gloo_ = communicator("gloo");
+  }
+  ~Bench() {
+    gloo_.reset();
+    shm_.reset();
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (mpi_rank() == 0) unlink(path_.c_str());
+  }
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  void run() {
+    if (mpi_rank() == 0) std::cout << "ranks " << size_ << '\n';
+    for (const std::string verb :
+         {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}) {
+      if (options_.verbs.find(verb) == std::string::npos) continue;
+      for (int64_t bytes = options_.min_bytes; bytes <= options_.max_bytes;
+           bytes *= 4) {
+        row(verb, bytes);
+      }
+    }
+  }
+
+ private:
+  std::unique_ptr<Communicator> communicator(const std::string& backend) {
+    return tessera::comm::make_communicator({.backend = backend,
+                                             .rank = mpi_rank(),
+                                             .world_size = size_,
+                                             .local_world_size = size_,
+                                             .store = store_});
+  }
+
+  Variant ours(const std::string& name, const std::string& verb,
+               Communicator& ranks, int64_t numel, bool registered) {
+    Group& world = ranks.world();
+    const auto tensor = [&](int64_t n) {
+      at::Tensor t = registered ? ranks.empty({n}, at::kFloat)
+                                : at::empty({n}, at::kFloat);
+      fill(t);
+      return t;
+    };
+    if (verb == "all_reduce") {
+      const at::Tensor t = tensor(numel);
+      return {name, [t] { fill(t); },
+              [&world, t] {
+                world.all_reduce(t, ReduceOp::kSum, Mode::kBlocking);
+              }};
+    }
+    const bool gathers = verb == "all_gather";
+    const bool scatters = verb == "reduce_scatter";
+    const at::Tensor in = tensor(gathers ? numel / size_ : numel);
+    const at::Tensor out = tensor(scatters ? numel / size_ : numel);
+    return {name, [in, out] { fill(in), fill(out); },
+            [&world, in, out, gathers, scatters] {
+              if (gathers) {
+                world.all_gather(out, in, Mode::kBlocking);
+              } else if (scatters) {
+                world.reduce_scatter(out, in, ReduceOp::kSum, Mode::kBlocking);
+              } else {
+                world.all_to_all(out, in, {}, {}, Mode::kBlocking);
+              }
+            }};
+  }
+
+  Variant open_mpi(const std::string& verb, int64_t numel) const {
+    const int piece = static_cast<int>(numel / size_);
+    const int all = static_cast<int>(numel);
+    const at::Tensor in = at::zeros({numel}), out = at::zeros({numel});
+    float* from = in.data_ptr<float>();
+    float* to = out.data_ptr<float>();
+    return {"mpi", [in, out] { fill(in), fill(out); },
+            [=] {
+              if (verb == "all_reduce") {
+                MPI_Allreduce(MPI_IN_PLACE, from, all, MPI_FLOAT, MPI_SUM,
+                              MPI_COMM_WORLD);
+              } else if (verb == "all_gather") {
+                MPI_Allgather(from, piece, MPI_FLOAT, to, piece, MPI_FLOAT,
+                              MPI_COMM_WORLD);
+              } else if (verb == "reduce_scatter") {
+                MPI_Reduce_scatter_block(from, to, piece, MPI_FLOAT, MPI_SUM,
+                                         MPI_COMM_WORLD);
+              } else {
+                MPI_Alltoall(from, piece, MPI_FLOAT, to, piece, MPI_FLOAT,
+                             MPI_COMM_WORLD);
+              }
+            }};
+  }
+
+  // The sum of two arrays over half of the bytes, and a copy of half.
+  static Variant bound(int64_t numel) {
+    const int64_t half = numel / 2;
+    const at::Tensor a = at::zeros({half}), b = at::zeros({half}),
+                     c = at::zeros({half}), d = at::zeros({half});
+    return {"bound", [a, b] { fill(a), fill(b); },
+            [a, b, c, d, half] {
+              float* to = c.data_ptr<float>();
+              const float* x = a.data_ptr<float>();
+              const float* y = b.data_ptr<float>();
+#pragma GCC ivdep
+              for (int64_t i = 0; i < half; ++i) to[i] = x[i] + y[i];
+              std::memcpy(d.data_ptr(), c.data_ptr(), c.nbytes());
+            }};
+  }
+
+  void row(const std::string& verb, int64_t bytes) {
+    const int64_t numel = std::max<int64_t>(bytes / 4, size_);
+    std::vector<Variant> variants;
+    variants.push_back(ours("shm", verb, *shm_, numel, false));
+    variants.push_back(ours("registered", verb, *shm_, numel, true));
+    variants.push_back(open_mpi(verb, numel));
+    if (gloo_) variants.push_back(ours("gloo", verb, *gloo_, numel, false));
+    if (verb == "all_reduce") variants.push_back(bound(numel));
+    const double before = round_trip_.measure();
+    double spent = 0;
+    const double budget =
+        options_.seconds * 1e6 * static_cast<double>(variants.size());
+    for (int i = 0; i < 5000 && (i < 7 || spent < budget); ++i) {
+      // Each comes first in turn: the first finds what the last one left.
+      for (size_t v = 0; v < variants.size(); ++v) {
+        spent += once(variants[(v + i) % variants.size()], i < 2);
+      }
+      MPI_Bcast(&spent, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    }
+    print(verb, bytes, variants, before, round_trip_.measure());
+  }
+
+  double once(Variant& variant, bool warm_up) {
+    variant.rewrite();
+    const bool by_mpi = variant.name == "mpi";
+    if (by_mpi) {
+      MPI_Barrier(MPI_COMM_WORLD);
+    } else {
+      shm_->world().barrier();
+    }
+    const auto begin = Clock::now();
+    variant.call();
+    const double took = us_since(begin);
+    if (!warm_up) variant.us.push_back(took);
+    return took;
+  }
+
+  void print(const std::string& verb, int64_t bytes,
+             std::vector<Variant>& variants, double before, double after) {
+    std::vector<double> us;
+    for (Variant& variant : variants) {
+      double mine = median(variant.us), sum = 0;
+      MPI_Allreduce(&mine, &sum, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+      us.push_back(sum / size_);
+    }
+    if (mpi_rank() != 0) return;
+    std::printf("%-15s %9lld  trip %4.0f %4.0f ns", verb.c_str(),
+                static_cast<long long>(bytes), before, after);
+    for (size_t v = 0; v < variants.size(); ++v) {
+      std::printf("  %s %9.1f (%5.2f)", variants[v].name.c_str(), us[v],
+                  us[v] / us[0]);
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+
+  const Options options_;
+  const int size_;
+  std::string path_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::unique_ptr<Communicator> shm_;
+  std::unique_ptr<Communicator> gloo_;
+  RoundTrip round_trip_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  at::set_num_threads(1);
+  Bench(parse(argc, argv)).run();
+  MPI_Finalize();
+}
