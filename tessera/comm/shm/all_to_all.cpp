@@ -58,7 +58,7 @@ void Collectives::all_to_all_staged(const Moves& moves, char* output,
     copy_bytes(own_stage() + (after - done), input + after, end - after,
                stores_for(longest));
   };
-  if (meet_in_place(input, longest, [&] { stage(0); })) {
+  if (meet_in_place(input, longest, Use::kMove, [&] { stage(0); })) {
     return all_to_all_in_place(moves, output);
   }
   for (int64_t done = 0; done < longest; done += kStageBytes) {
@@ -81,8 +81,7 @@ void Collectives::all_to_all_staged(const Moves& moves, char* output,
 void Collectives::all_to_all_in_place(const Moves& moves, char* output) {
   for (int64_t k = 1; k < size_; ++k) {
     const int64_t p = peer(k);
-    copy_bytes(output + moves.to[p], peers_[p] + moves.mine[p],
-               moves.received[p]);
+    copy_from(p, output + moves.to[p], moves.mine[p], moves.received[p]);
   }
   meeting_.meet();
 }

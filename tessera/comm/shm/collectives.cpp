@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 
 #include "tessera/core/error.h"
 
@@ -28,7 +30,7 @@ Collectives::Collectives(Segment& segment)
       rank_(segment.place().rank),
       size_(segment.place().size()),
       meeting_(segment),
-      peers_(static_cast<size_t>(size_)) {}
+      shares_(static_cast<size_t>(size_)) {}
 
 void Collectives::all_reduce(void* data, int64_t numel, at::ScalarType dtype,
                              ReduceOp op) {
@@ -61,7 +63,7 @@ void Collectives::all_reduce_in_place(char* data, int64_t numel,
   const int64_t count = slice_begin(numel, rank_ + 1, size_, width) - first;
   std::vector<void*> slices(static_cast<size_t>(size_));
   for (int64_t r = 0; r < size_; ++r) {
-    slices[r] = (r == rank_ ? data : peers_[r]) + first * width;
+    slices[r] = (r == rank_ ? data : address_of(r)) + first * width;
   }
   const std::vector<const void*> inputs(slices.begin(), slices.end());
   reduce(inputs, slices, count, dtype, op, stores_for(numel * width));
@@ -89,7 +91,7 @@ void Collectives::all_reduce_staged(char* data, int64_t numel,
                  begin(round, peer(k) + 1) - at, stores);
     }
   };
-  if (meet_in_place(data, numel * width, [&] { stage(0); })) {
+  if (meet_in_place(data, numel * width, Use::kReduce, [&] { stage(0); })) {
     return all_reduce_in_place(data, numel, dtype, op);
   }
   for (int64_t done = 0; done < numel; done += step) {
@@ -130,9 +132,9 @@ void Collectives::all_gather(void* output, const void* input, int64_t numel,
   const auto keep_own = [&] {
     if (to + rank_ * bytes != from) copy_bytes(to + rank_ * bytes, from, bytes);
   };
-  if (meet_in_place(input, bytes, [&] { stage(0); })) {
+  if (meet_in_place(input, bytes, Use::kMove, [&] { stage(0); })) {
     for (int64_t k = 1; k < size_; ++k) {
-      copy_bytes(to + peer(k) * bytes, peers_[peer(k)], bytes);
+      copy_from(peer(k), to + peer(k) * bytes, 0, bytes);
     }
     keep_own();
     return meeting_.meet();
@@ -167,9 +169,9 @@ void Collectives::reduce_scatter(void* output, const void* input, int64_t numel,
     }
   };
   std::vector<const void*> inputs(static_cast<size_t>(size_));
-  if (meet_in_place(input, bytes * size_, [&] { stage(0); })) {
+  if (meet_in_place(input, bytes * size_, Use::kReduce, [&] { stage(0); })) {
     for (int64_t r = 0; r < size_; ++r) {
-      inputs[r] = (r == rank_ ? from : peers_[r]) + rank_ * bytes;
+      inputs[r] = (r == rank_ ? from : address_of(r)) + rank_ * bytes;
     }
     reduce(inputs, output, numel, dtype, op);
     return meeting_.meet();
@@ -201,8 +203,9 @@ void Collectives::broadcast(void* data, int64_t numel, at::ScalarType dtype,
     copy_bytes(own_stage(), own + done, std::min(kStageBytes, bytes - done),
                stores_for(bytes));
   };
-  if (meet_in_place(data, bytes, [&] { stage(0); })) {
-    if (rank_ != root) copy_bytes(own, peers_[root], bytes);
+  const Use use = rank_ == root ? Use::kMove : Use::kNone;
+  if (meet_in_place(data, bytes, use, [&] { stage(0); })) {
+    if (rank_ != root) copy_from(root, own, 0, bytes);
     return meeting_.meet();
   }
   for (int64_t done = 0; done == 0 || done < bytes; done += kStageBytes) {
@@ -223,7 +226,7 @@ void Collectives::barrier() {
   meeting_.meet();
 }
 
-bool Collectives::meet_in_place(const void* data, int64_t bytes,
+bool Collectives::meet_in_place(const void* data, int64_t bytes, Use use,
                                 const std::function<void()>& stage_first) {
   if (bytes <= kSmallBytes) {
     stage_first();
@@ -231,48 +234,63 @@ bool Collectives::meet_in_place(const void* data, int64_t bytes,
     return false;
   }
   shares_parity_ ^= 1;
-  publish(data);
-  const bool own_private =
-      segment_.own_lane().shares[shares_parity_].kind == Share::Kind::kPrivate;
-  if (own_private) stage_first();
+  const Share own = share_of(data, bytes, use);
+  segment_.own_lane().shares[shares_parity_] = own;
+  const bool stages = own.kind == Share::Kind::kNowhere;
+  if (stages) stage_first();
   meeting_.meet();
   meeting_.sample_distance();
-  int64_t num_private = 0;
+  int64_t num_nowhere = 0;
   for (int64_t r = 0; r < size_; ++r) {
-    const Share& share = segment_.lane(r).shares[shares_parity_];
-    if (share.kind == Share::Kind::kPrivate) ++num_private;
+    shares_[r] = segment_.lane(r).shares[shares_parity_];
+    if (shares_[r].kind == Share::Kind::kNowhere) ++num_nowhere;
   }
-  if (num_private == 0) {
-    for (int64_t r = 0; r < size_; ++r) {
-      peers_[r] = address_of(r, segment_.lane(r).shares[shares_parity_]);
-    }
-    return true;
-  }
+  if (num_nowhere == 0) return true;
   // Some can be reached and some cannot: those who counted on it stage too.
-  if (num_private < size_) {
-    if (!own_private) stage_first();
-    meeting_.meet();
-  }
+  const bool all_stage = num_nowhere == size_;
+  if (!all_stage && !stages) stage_first();
+  if (!all_stage) meeting_.meet();
   return false;
 }
 
-void Collectives::publish(const void* data) {
-  Share& share = segment_.own_lane().shares[shares_parity_];
-  share = {};
+Share Collectives::share_of(const void* data, int64_t bytes, Use use) const {
+  using Kind = Share::Kind;
+  if (use == Use::kNone) return {.kind = Kind::kUnread};
+  char* address = static_cast<char*>(const_cast<void*>(data));
   if (segment_.is_one_process()) {
-    share.kind = Share::Kind::kAddress;
-    share.address = static_cast<char*>(const_cast<void*>(data));
-  } else if (const auto location = locate(data)) {
-    share.kind = Share::Kind::kRegion;
-    share.location = *location;
+    return {.kind = Kind::kAddress, .address = address};
   }
+  if (const auto location = locate(data)) {
+    return {.kind = Kind::kRegion, .location = *location};
+  }
+  // One copy through the system is cheaper than two when it is large.
+  if (use == Use::kMove && bytes > kStageBytes && segment_.can_read_peers()) {
+    return {.kind = Kind::kForeign, .address = address};
+  }
+  return {};
 }
 
-char* Collectives::address_of(int64_t rank, const Share& share) {
+char* Collectives::address_of(int64_t rank) {
+  const Share& share = shares_[rank];
   if (share.kind == Share::Kind::kAddress) return share.address;
-  if (rank == rank_) return nullptr;
   return regions_.address_of(segment_.lane(rank).pid, share.location,
                              c10::str("rank ", segment_.place().ranks[rank]));
+}
+
+void Collectives::copy_from(int64_t rank, void* to, int64_t offset,
+                            int64_t bytes) {
+  if (shares_[rank].kind != Share::Kind::kForeign) {
+    return copy_bytes(to, address_of(rank) + offset, bytes);
+  }
+  const int64_t pid = segment_.lane(rank).pid;
+  if (copy_from_process(static_cast<pid_t>(pid), to,
+                        shares_[rank].address + offset, bytes)) {
+    return;
+  }
+  C10_THROW_ERROR(DistBackendError,
+                  c10::str("cannot copy ", bytes, " bytes out of rank ",
+                           segment_.place().ranks[rank], " (pid ", pid,
+                           "): ", std::strerror(errno), ". Has it died?"));
 }
 
 Stores Collectives::stores_for(int64_t bytes) const {

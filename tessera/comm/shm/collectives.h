@@ -3,8 +3,8 @@
 // Small (up to kSmallBytes): every rank stages all, one meeting, every rank
 //   reads all.
 // In place: where every rank's tensor can be reached by its peers (registered
-//   memory, or ranks that are threads of one process), nothing is staged: one
-//   meeting before, one after.
+//   memory, ranks that are threads of one process; to move more than a round,
+//   also by process_vm_readv), nothing is staged: one meeting before, one after.
 // Staged: else. A rank copies a round of its data into one of two halves in
 //   turn, and what it keeps for itself is never staged. One meeting a round is
 //   enough to move, two to reduce and move the result.
@@ -55,13 +55,17 @@ class Collectives {
   void all_to_all_in_place(const Moves& moves, char* output);
   void all_to_all_staged(const Moves& moves, char* output, const char* input);
 
-  // Meets, and says whether every rank's `data` can be reached; then `peers_`
-  // has its addresses here, and the caller ends with a meeting of its own. Else
-  // `stage_first` was run by every rank before a meeting.
-  bool meet_in_place(const void* data, int64_t bytes,
+  // How peers use a tensor that lies where it can be reached.
+  enum class Use { kMove, kReduce, kNone };
+  // Meets, and says whether every rank's `data` can be reached where it lies;
+  // then `shares_` says how, and the caller ends with a meeting of its own.
+  // Else every rank has run `stage_first` before a meeting.
+  bool meet_in_place(const void* data, int64_t bytes, Use use,
                      const std::function<void()>& stage_first);
-  void publish(const void* data);
-  char* address_of(int64_t rank, const Share& share);
+  Share share_of(const void* data, int64_t bytes, Use use) const;
+  // REQUIRES: meet_in_place. The address here of a rank's data.
+  char* address_of(int64_t rank);
+  void copy_from(int64_t rank, void* to, int64_t offset, int64_t bytes);
   Stores stores_for(int64_t bytes) const;
 
   char* own_stage() const;
@@ -77,7 +81,7 @@ class Collectives {
   const int64_t size_;
   Meeting meeting_;
   PeerRegions regions_;
-  std::vector<char*> peers_;  // each rank's data, here; own included
+  std::vector<Share> shares_;  // by rank
   int half_ = 0;
   int shares_parity_ = 0;
   int splits_parity_ = 0;

@@ -60,11 +60,13 @@ struct PackedCall {
   Call load() const;
 };
 
-// Where a rank's tensor lies, if peers can reach it there.
+// Where a rank's tensor lies, and how peers can reach it there.
+// kNowhere: not at all. kUnread: no need to. kForeign: by asking the system to
+// copy out of another process. kAddress: in the process that all ranks share.
 struct Share {
-  enum class Kind : uint32_t { kPrivate, kAddress, kRegion };
-  Kind kind = Kind::kPrivate;
-  char* address = nullptr;  // kAddress: of the process that all ranks share
+  enum class Kind : uint32_t { kNowhere, kUnread, kForeign, kAddress, kRegion };
+  Kind kind = Kind::kNowhere;
+  char* address = nullptr;  // kForeign, kAddress
   Location location = {};   // kRegion
 };
 
@@ -80,10 +82,13 @@ struct alignas(64) Lane {
   alignas(64) Word bell;
   alignas(64) std::atomic<uint32_t> state;  // a State
   std::atomic<int32_t> pid;
+  // Written while attaching: own address of the lane; what trying it showed.
+  std::atomic<char*> own_address;
+  std::atomic<bool> reads_peers;
   std::atomic<uint64_t> begun;     // sequence number of the last collective
   std::atomic<uint64_t> finished;  // and of the last that it left
   std::atomic<int64_t> since_ns;   // CLOCK_MONOTONIC when either changed
-  std::array<char, 468> why;       // of kFailed; written before the state
+  std::array<char, 456> why;       // of kFailed; written before the state
 };
 
 enum class State : uint32_t { kAbsent, kPresent, kClosed, kFailed };
@@ -111,6 +116,8 @@ class Segment {
   const Place& place() const { return place_; }
   // Whether all ranks are threads of this process.
   bool is_one_process() const { return is_one_process_; }
+  // Whether the system lets every rank copy out of every other one's process.
+  bool can_read_peers() const { return can_read_peers_; }
   Lane& lane(int64_t rank) const { return lanes_[rank]; }
   Lane& own_lane() const { return lanes_[place_.rank]; }
   // Begins at a line; kStageBytes long.
@@ -136,13 +143,16 @@ class Segment {
   void create(Rendezvous& rendezvous);
   void attach(Rendezvous& rendezvous);
   void lay_out();
-  void wait_for_all(Rendezvous& rendezvous);
+  // Until `times` arrivals of every rank.
+  void wait_for_all(Rendezvous& rendezvous, uint32_t times);
   std::string absent_ranks() const;
   void wake_all_ranks();
   void watch_peers();
+  void try_reading_peers();
 
   Place place_;
   bool is_one_process_ = true;
+  bool can_read_peers_ = false;
   Descriptor file_;  // open until all have attached
   Mapping mapping_;
   Lane* lanes_ = nullptr;
@@ -153,6 +163,9 @@ class Segment {
   std::mutex failing_;
   std::vector<std::unique_ptr<Watched>> watched_;  // ends before what it tells
 };
+
+// False, with errno, where the system refuses.
+bool copy_from_process(pid_t pid, void* to, const char* from, int64_t bytes);
 
 int64_t monotonic_ns();
 
