@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "tessera/comm/detail/backend_group.h"
 #include "tessera/comm/detail/failable_communicator.h"
 #include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/detail/sentinel.h"
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/comm/gloo/gloo_backend.h"
 #include "tessera/comm/shm/registered.h"
@@ -59,6 +61,11 @@ class BackendCommunicator : public FailableCommunicator {
         exceptions_(std::uncaught_exceptions()) {
     check_options(options_, backend_);
     if (options_.store) store_ = own_part_of(*options_.store);
+    if (store_ && options_.world_size > 1) {
+      sentinel_ = std::make_unique<Sentinel>(Rendezvous(store_, "sentinel/"),
+                                             options_.rank,
+                                             [this] { return report(); });
+    }
     std::vector<int64_t> all(options_.world_size);
     std::iota(all.begin(), all.end(), 0);
     world_ = make_group(all, "world");
@@ -94,8 +101,11 @@ class BackendCommunicator : public FailableCommunicator {
                    .ranks = ranks,
                    .rank = at - ranks.begin(),
                    .timeout = options_.timeout};
-    groups_.push_back(std::make_unique<BackendGroup>(info, connect(info, key)));
+    groups_.push_back(
+        std::make_unique<BackendGroup>(info, connect(info, key), judge()));
     found->second = groups_.back().get();
+    const std::lock_guard lock(reporters_mutex_);
+    reporters_.push_back(groups_.back()->reporter());
     return found->second;
   }
 
@@ -137,6 +147,21 @@ class BackendCommunicator : public FailableCommunicator {
         c10::str("tessera/", generation), options_.store);
   }
 
+  RankReport report() {
+    const std::lock_guard lock(reporters_mutex_);
+    RankReport report{.rank = options_.rank, .groups = {}};
+    for (const auto& reporter : reporters_) report.groups.push_back(reporter());
+    return report;
+  }
+
+  BackendGroup::Judge judge() {
+    if (!sentinel_) return {};
+    return [this](const GroupReport& group, uint64_t sequence,
+                  const std::string& why) {
+      return sentinel_->judge(group, sequence, why);
+    };
+  }
+
   // Those who wait for this rank at the store hear of its failure.
   void announce(const std::string& why) const {
     if (!store_) return;
@@ -176,7 +201,8 @@ class BackendCommunicator : public FailableCommunicator {
                    .ranks_on_host = options_.local_world_size,
                    .timeout = options_.timeout});
     return {.backend = shm,
-            .fail = [shm](const std::string& why) { shm->fail(why); }};
+            .fail = [shm](const std::string& why) { shm->fail(why); },
+            .names_peers = true};
   }
 
   const CommunicatorOptions options_;
@@ -186,6 +212,10 @@ class BackendCommunicator : public FailableCommunicator {
   std::map<std::pair<std::vector<int64_t>, std::string>, Group*> by_ranks_;
   std::vector<std::unique_ptr<BackendGroup>> groups_;
   Group* world_ = nullptr;
+  std::mutex reporters_mutex_;
+  std::vector<std::function<GroupReport()>> reporters_;
+  // Ends first: its thread asks the groups.
+  std::unique_ptr<Sentinel> sentinel_;
 };
 
 }  // namespace

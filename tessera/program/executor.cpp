@@ -50,6 +50,8 @@ void execute(const Program& program, Stage& stage, const Observer& observer) {
       messages.push_back(program[i++]);
     }
     const auto start = std::chrono::steady_clock::now();
+    rank_context().doing =
+        describe(messages.empty() ? instruction : messages[0]);
     try {
       if (messages.empty()) {
         run(instruction, stage);
@@ -67,6 +69,7 @@ void execute(const Program& program, Stage& stage, const Observer& observer) {
       observer(instruction, taken.count());
     }
   }
+  rank_context().doing.clear();
 }
 
 }  // namespace tessera::program

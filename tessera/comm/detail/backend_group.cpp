@@ -4,15 +4,23 @@
 #include <numeric>
 
 #include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/detail/timed_out.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
 
 struct GroupState {
   GroupInfo info;
+  bool names_peers = false;
+  BackendGroup::Judge judge;
   FlightRecorder recorder;
   std::mutex mutex;
   std::string failure;  // the first one
+
+  GroupReport report() const {
+    return {
+        .name = info.name, .ranks = info.ranks, .records = recorder.records()};
+  }
 
   void note_failure(const std::string& text) {
     std::lock_guard lock(mutex);
@@ -25,13 +33,16 @@ namespace {
 struct Failure {
   ExitCode code = ExitCode::kUnreachable;
   std::string text;
+  bool timed_out = false;
 };
 
 Failure failure_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& e) {
-    return {e.exit_code(), message_of(e)};
+    return {.code = e.exit_code(), .text = message_of(e)};
+  } catch (const TimedOut& e) {
+    return {.text = message_of(e), .timed_out = true};
   } catch (const std::exception& e) {
     return {.text = message_of(e)};
   }
@@ -67,16 +78,27 @@ Operation operation_of(Verb verb, const at::Tensor& tensor) {
 
 namespace {
 
+// The ranks are asked where the backend itself cannot tell who is missing.
+std::string verdict_of(GroupState& state, const Operation& operation,
+                       const Failure& failure) {
+  const bool peers_are_missing = failure.code == ExitCode::kUnreachable &&
+                                 !is_point_to_point(operation.verb);
+  if (!state.judge || !peers_are_missing) return "";
+  if (state.names_peers && !failure.timed_out) return "";
+  return state.judge(state.report(), operation.sequence, failure.text);
+}
+
 // REQUIRES: an exception is being handled: that of a pending operation.
 [[noreturn]] void rethrow_explained(GroupState& state,
                                     const Operation& operation,
                                     uint64_t ticket) {
-  state.recorder.end(ticket, true);
   const Failure failure = failure_of(std::current_exception());
-  const std::string text = explain(state.info, operation, failure.text);
+  std::string text = explain(state.info, operation, failure.text);
+  const std::string verdict = verdict_of(state, operation, failure);
+  if (!verdict.empty()) text += ". Verdict: " + verdict;
+  state.recorder.end(ticket, true);
   state.note_failure(text);
-  TS_CHECK_CODE(false, failure.code, text);
-  std::abort();
+  detail::throw_error(failure.code, text, {__func__, __FILE__, __LINE__});
 }
 
 }  // namespace
@@ -115,10 +137,12 @@ void Work::wait() {
 
 bool Work::done() const { return !impl_ || impl_->work->isCompleted(); }
 
-BackendGroup::BackendGroup(GroupInfo info, Connection connection)
+BackendGroup::BackendGroup(GroupInfo info, Connection connection, Judge judge)
     : state_(std::make_shared<GroupState>()),
       connection_(std::move(connection)) {
   state_->info = std::move(info);
+  state_->names_peers = connection_.names_peers;
+  state_->judge = std::move(judge);
 }
 
 BackendGroup::~BackendGroup() = default;
@@ -248,6 +272,10 @@ std::string BackendGroup::flight_record() const {
 }
 
 void BackendGroup::fail(const std::string& why) { connection_.fail(why); }
+
+std::function<GroupReport()> BackendGroup::reporter() const {
+  return [state = state_] { return state->report(); };
+}
 
 Work BackendGroup::start(Operation operation, Mode mode,
                          const std::function<Pending()>& call) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/comm/detail/flight_recorder.h"
+#include "tessera/comm/detail/report.h"
 #include "tessera/comm/group.h"
 
 namespace tessera::comm {
@@ -19,6 +20,8 @@ struct Connection {
   c10::intrusive_ptr<c10d::Backend> backend;
   // Makes what is pending fail, here and on the peers where the backend can.
   std::function<void(const std::string& why)> fail = [](const std::string&) {};
+  // Whether its own errors name the peers that are dead or missing.
+  bool names_peers = false;
 };
 
 struct GroupInfo {
@@ -34,7 +37,11 @@ struct GroupState;
 
 class BackendGroup : public Group {
  public:
-  BackendGroup(GroupInfo info, Connection connection);
+  // What the ranks together say of a collective that failed: a verdict, or "".
+  using Judge = std::function<std::string(
+      const GroupReport& group, uint64_t sequence, const std::string& why)>;
+
+  BackendGroup(GroupInfo info, Connection connection, Judge judge = {});
   ~BackendGroup() override;
 
   const std::string& name() const override;
@@ -44,8 +51,8 @@ class BackendGroup : public Group {
 
   Work all_reduce(at::Tensor tensor, ReduceOp op, Mode mode) override;
   Work all_gather(at::Tensor output, at::Tensor input, Mode mode) override;
-  Work reduce_scatter(at::Tensor output, at::Tensor input,
-                      ReduceOp op, Mode mode) override;
+  Work reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
+                      Mode mode) override;
   Work all_to_all(at::Tensor output, at::Tensor input,
                   std::vector<int64_t> output_splits,
                   std::vector<int64_t> input_splits, Mode mode) override;
@@ -59,6 +66,8 @@ class BackendGroup : public Group {
   std::string flight_record() const override;
 
   void fail(const std::string& why);
+  // Of its last operations; for any thread.
+  std::function<GroupReport()> reporter() const;
 
  private:
   using Pending = c10::intrusive_ptr<c10d::Work>;

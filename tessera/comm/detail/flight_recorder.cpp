@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "tessera/core/error.h"
+
 namespace tessera::comm {
 
 double Operation::seconds_so_far() const {
@@ -33,6 +35,8 @@ uint64_t FlightRecorder::begin(Operation& operation) {
   operation.sequence =
       is_point_to_point(operation.verb) ? ++messages_ : ++collectives_;
   operation.begun = std::chrono::steady_clock::now();
+  operation.step = rank_context().step;
+  operation.doing = rank_context().doing;
   const uint64_t ticket = tickets_++;
   if (entries_.size() < kEntries) entries_.emplace_back();
   entries_[ticket % kEntries] = {.operation = operation, .ticket = ticket};
@@ -68,22 +72,35 @@ void FlightRecorder::reset_stats() {
 }
 
 std::string FlightRecorder::text() const {
-  std::lock_guard lock(mutex_);
   std::string lines;
-  for (uint64_t t = tickets_ - std::min(tickets_, kEntries); t < tickets_;
-       ++t) {
-    const Entry& entry = entries_[t % kEntries];
-    lines += entry.operation.describe();
-    if (entry.state == State::kPending) {
-      lines +=
-          c10::str(" pending for ", entry.operation.seconds_so_far(), " s\n");
-    } else {
-      lines +=
-          c10::str(entry.state == State::kDone ? " done in " : " failed after ",
-                   entry.seconds, " s\n");
-    }
+  for (const Record& record : records()) {
+    const char* state = record.state == State::kPending ? " pending for "
+                        : record.state == State::kDone  ? " done in "
+                                                        : " failed after ";
+    lines += c10::str(record.what, state, record.seconds, " s\n");
   }
   return lines;
+}
+
+std::vector<FlightRecorder::Record> FlightRecorder::records(size_t most) const {
+  std::lock_guard lock(mutex_);
+  std::vector<Record> last;
+  const uint64_t kept = std::min<uint64_t>({tickets_, kEntries, most});
+  for (uint64_t t = tickets_ - kept; t < tickets_; ++t) {
+    const Entry& entry = entries_[t % kEntries];
+    const Operation& operation = entry.operation;
+    const double since = operation.seconds_so_far();
+    last.push_back(
+        {.sequence = operation.sequence,
+         .collective = !is_point_to_point(operation.verb),
+         .what = operation.describe(),
+         .state = entry.state,
+         .seconds = entry.state == State::kPending ? since : entry.seconds,
+         .seconds_ago = since,
+         .step = operation.step,
+         .doing = operation.doing});
+  }
+  return last;
 }
 
 }  // namespace tessera::comm

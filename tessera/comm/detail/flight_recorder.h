@@ -29,6 +29,8 @@ struct Operation {
   // Collectives are counted from 1, the same on every rank; messages apart.
   uint64_t sequence = 0;
   std::chrono::steady_clock::time_point begun = {};
+  int64_t step = -1;       // of the training, and what the rank was doing in it
+  std::string doing = {};  // "Forward stage 0 micro-batch 3"
 
   double seconds_so_far() const;
   // "all_reduce(sum) #17 float32[4, 8]", "send #3 to rank 2 tag 0 int64[5]"
@@ -37,6 +39,19 @@ struct Operation {
 
 class FlightRecorder {
  public:
+  enum class State { kPending, kDone, kFailed };
+  // An operation as others read of it.
+  struct Record {
+    uint64_t sequence = 0;
+    bool collective = true;
+    std::string what;  // Operation::describe()
+    State state = State::kPending;
+    double seconds = 0.0;      // that it took, or has taken so far
+    double seconds_ago = 0.0;  // since it began
+    int64_t step = -1;
+    std::string doing;
+  };
+
   // Gives the operation its sequence number and its begin; returns its ticket.
   uint64_t begin(Operation& operation);
   void end(uint64_t ticket, bool failed);
@@ -44,10 +59,11 @@ class FlightRecorder {
   std::vector<VerbStats> stats() const;  // of the verbs that were called
   void reset_stats();
   std::string text() const;
+  // The last `most` of them, oldest first.
+  std::vector<Record> records(size_t most = kEntries) const;
 
  private:
   static constexpr uint64_t kEntries = 256;
-  enum class State { kPending, kDone, kFailed };
   struct Entry {
     Operation operation;
     State state = State::kPending;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/comm/detail/timed_out.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {
@@ -97,8 +98,8 @@ void Meeting::check_peers() {
   const auto now = std::chrono::steady_clock::now();
   if (arrived_ == std::chrono::steady_clock::time_point()) arrived_ = now;
   if (now - arrived_ > segment_.place().timeout) {
-    C10_THROW_ERROR(DistBackendError,
-                    c10::str("timed out. Not arrived: ", missing_peers()));
+    throw TimedOut({__func__, __FILE__, __LINE__},
+                   c10::str("timed out. Not arrived: ", missing_peers()));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tessera/comm/detail/timed_out.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {
@@ -279,10 +280,10 @@ void Messages::check_peers() {
     const auto loss = segment_.loss_of(p);
     if (loss && !progress()) C10_THROW_ERROR(DistBackendError, *loss);
     if (now - peers_[p].moved_at < segment_.place().timeout) continue;
-    C10_THROW_ERROR(DistBackendError,
-                    c10::str("timed out. Nothing moved to or from rank ",
-                             segment_.place().ranks[p], " (",
-                             segment_.last_call_of(p), ")"));
+    throw TimedOut({__func__, __FILE__, __LINE__},
+                   c10::str("timed out. Nothing moved to or from rank ",
+                            segment_.place().ranks[p], " (",
+                            segment_.last_call_of(p), ")"));
   }
 }
 

@@ -1,0 +1,197 @@
+#include "tessera/comm/detail/report.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/host.h"
+
+namespace tessera::comm {
+namespace {
+
+using nlohmann::json;
+using Record = FlightRecorder::Record;
+using State = FlightRecorder::State;
+
+constexpr std::array<const char*, 3> kStates = {"pending", "done", "failed"};
+
+json json_of(const Record& record) {
+  json one = {{"sequence", record.sequence},
+              {"collective", record.collective},
+              {"what", record.what},
+              {"state", kStates.at(static_cast<size_t>(record.state))},
+              {"seconds", record.seconds},
+              {"seconds_ago", record.seconds_ago}};
+  if (record.step >= 0) one["step"] = record.step;
+  if (!record.doing.empty()) one["doing"] = record.doing;
+  return one;
+}
+
+Record record_of(const json& one) {
+  const auto state = std::find(kStates.begin(), kStates.end(),
+                               one.at("state").get<std::string>());
+  return {.sequence = one.at("sequence"),
+          .collective = one.at("collective"),
+          .what = one.at("what"),
+          .state = static_cast<State>(state - kStates.begin()),
+          .seconds = one.at("seconds"),
+          .seconds_ago = one.at("seconds_ago"),
+          .step = one.value("step", int64_t{-1}),
+          .doing = one.value("doing", std::string())};
+}
+
+// "in Forward stage 0 micro-batch 3 of step 12"; "" outside of a step.
+std::string place_of(const Record& record) {
+  std::string place;
+  if (!record.doing.empty()) place += " in " + record.doing;
+  if (record.step >= 0) place += c10::str(" of step ", record.step);
+  return place;
+}
+
+std::string last_of(const Record& record) {
+  const std::string what = c10::str(record.what, place_of(record));
+  if (record.state == State::kPending) {
+    return c10::str("is in ", what, ", for ", record.seconds, " s");
+  }
+  return c10::str(record.state == State::kDone ? "last did " : "failed in ",
+                  what, ", ", record.seconds_ago - record.seconds, " s ago");
+}
+
+// The letter of /proc/<pid>/stat: R, S, T ...; nothing where there is none.
+std::optional<char> process_state(int64_t pid) {
+  std::ifstream file(c10::str("/proc/", pid, "/stat"));
+  std::string text;
+  if (!std::getline(file, text)) return std::nullopt;
+  // The name, in brackets, may hold anything.
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= text.size()) {
+    return std::nullopt;
+  }
+  return text[name_end + 2];
+}
+
+std::string silence_of(int64_t rank,
+                       const std::map<int64_t, Whereabouts>& whereabouts) {
+  const auto found = whereabouts.find(rank);
+  if (found == whereabouts.end()) return "does not answer";
+  const Whereabouts& where = found->second;
+  const std::string who =
+      c10::str(" (pid ", where.pid, " on ", where.host, ")");
+  if (where.host != host_name()) {
+    return "does not answer" + who + ": dead, stopped or cut off";
+  }
+  const auto state = process_state(where.pid);
+  if (!state || *state == 'Z' || *state == 'X') return "has died" + who;
+  if (*state == 'T' || *state == 't') {
+    return "is stopped" + who + ", by a signal or a debugger";
+  }
+  return "does not answer" + who;
+}
+
+const GroupReport* group_in(const RankReport& report,
+                            const GroupReport& group) {
+  for (const GroupReport& own : report.groups) {
+    if (own.name == group.name && own.ranks == group.ranks) return &own;
+  }
+  return nullptr;
+}
+
+// What the rank called as number `sequence`, without its number.
+const Record* record_at(const GroupReport& group, uint64_t sequence) {
+  for (const Record& record : group.records) {
+    if (record.collective && record.sequence == sequence) return &record;
+  }
+  return nullptr;
+}
+
+std::string absence_of(const RankReport& report, const GroupReport& group) {
+  const GroupReport* own = group_in(report, group);
+  if (own == nullptr) return "has not made this group";
+  std::string text;
+  if (own->records.empty()) {
+    text = "has called nothing on it yet";
+  } else {
+    text = last_of(own->records.back());
+  }
+  // It may be busy in another group.
+  for (const GroupReport& other : report.groups) {
+    if (&other == own || other.records.empty()) continue;
+    const Record& last = other.records.back();
+    if (last.state != State::kPending) continue;
+    text += c10::str("; on group '", other.name, "' it ", last_of(last));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string to_json(const RankReport& report) {
+  json groups = json::array();
+  for (const GroupReport& group : report.groups) {
+    json records = json::array();
+    for (const Record& record : group.records) {
+      records.push_back(json_of(record));
+    }
+    groups.push_back({{"name", group.name},
+                      {"ranks", group.ranks},
+                      {"operations", std::move(records)}});
+  }
+  return json{{"rank", report.rank}, {"groups", std::move(groups)}}.dump();
+}
+
+std::optional<RankReport> report_of_json(const std::string& text) {
+  try {
+    const json all = json::parse(text);
+    RankReport report{.rank = all.at("rank"), .groups = {}};
+    for (const json& group : all.at("groups")) {
+      GroupReport one{
+          .name = group.at("name"), .ranks = group.at("ranks"), .records = {}};
+      for (const json& record : group.at("operations")) {
+        one.records.push_back(record_of(record));
+      }
+      report.groups.push_back(std::move(one));
+    }
+    return report;
+  } catch (const json::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::string verdict_on(const GroupReport& group, uint64_t sequence,
+                       const std::map<int64_t, RankReport>& reports,
+                       const std::map<int64_t, Whereabouts>& whereabouts) {
+  std::vector<std::string> absent;
+  std::map<std::string, std::vector<std::string>> callers;  // by what they call
+  for (const int64_t rank : group.ranks) {
+    const auto found = reports.find(rank);
+    if (found == reports.end()) {
+      absent.push_back(
+          c10::str("rank ", rank, ' ', silence_of(rank, whereabouts)));
+      continue;
+    }
+    const GroupReport* own = group_in(found->second, group);
+    const Record* there = own ? record_at(*own, sequence) : nullptr;
+    if (there == nullptr) {
+      absent.push_back(c10::str("rank ", rank, " has not come to it: it ",
+                                absence_of(found->second, group)));
+    } else {
+      callers[there->what].push_back(c10::str(rank));
+    }
+  }
+  std::vector<std::string> parts;
+  if (callers.size() > 1) {
+    std::vector<std::string> calls;
+    for (const auto& [what, ranks] : callers) {
+      calls.push_back(c10::str(ranks.size() == 1 ? "rank " : "ranks ",
+                               c10::Join(", ", ranks),
+                               ranks.size() == 1 ? " calls " : " call ", what));
+    }
+    parts.push_back("the ranks differ: " + c10::Join("; ", calls));
+  }
+  parts.insert(parts.end(), absent.begin(), absent.end());
+  return c10::Join("; ", parts);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,44 @@
+// What a rank reports of itself when a rank of its communicator has failed, and
+// the verdict that follows from the reports of all.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/detail/flight_recorder.h"
+
+namespace tessera::comm {
+
+struct GroupReport {
+  std::string name;
+  std::vector<int64_t> ranks;                   // global
+  std::vector<FlightRecorder::Record> records;  // oldest first
+};
+
+struct RankReport {
+  int64_t rank = 0;
+  std::vector<GroupReport> groups;
+};
+
+std::string to_json(const RankReport& report);
+// nullopt: not such a report.
+std::optional<RankReport> report_of_json(const std::string& text);
+
+// Where a rank lives, for those who ask why it does not answer.
+struct Whereabouts {
+  std::string host;
+  int64_t pid = 0;
+};
+
+// Of the ranks of `group` at its collective number `sequence`: who has not come
+// to it and what it did last, who calls something else there, and who does not
+// answer ("is stopped", "has died", where its host is this one). "" when all
+// came and called the same.
+std::string verdict_on(const GroupReport& group, uint64_t sequence,
+                       const std::map<int64_t, RankReport>& reports,
+                       const std::map<int64_t, Whereabouts>& whereabouts);
+
+}  // namespace tessera::comm

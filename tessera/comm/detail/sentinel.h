@@ -1,0 +1,61 @@
+// A rank's answer to the failure of another one.
+//
+// A thread looks at the store now and then; when a rank has said there that it
+// failed, it puts this rank's report beside it, whatever the rank is doing. The
+// rank that failed gathers the reports and comes to one verdict: who is
+// missing, what it did last, who does something else.
+//
+// Comm:    a key a rank when it is made, one look every kLook; a report a rank
+//          when one has failed.
+// Files:   TESSERA_FLIGHT_RECORD names a folder: every rank that sees a failure
+//          writes rank-N.json with its last operations there.
+// Threads: any.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/detail/report.h"
+
+namespace tessera::comm {
+
+class Sentinel {
+ public:
+  // `report` is called on the sentinel's thread.
+  Sentinel(Rendezvous rendezvous, int64_t rank,
+           std::function<RankReport()> report);
+  ~Sentinel();
+  Sentinel(const Sentinel&) = delete;
+  Sentinel& operator=(const Sentinel&) = delete;
+
+  // This rank failed in collective number `sequence` of `group`: tells the
+  // others, waits a second at most for what they report, and judges.
+  std::string judge(const GroupReport& group, uint64_t sequence,
+                    const std::string& why);
+
+ private:
+  void loop();
+  void answer();
+  std::optional<std::string> wait_for(
+      c10d::Store& store, const std::string& key,
+      std::chrono::steady_clock::time_point end);
+
+  Rendezvous rendezvous_;
+  const int64_t rank_;
+  const std::function<RankReport()> report_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closing_ = false;
+  bool answered_ = false;
+  bool judged_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm
