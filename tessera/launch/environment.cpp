@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "tessera/core/error.h"
+#include "tessera/launch/detail/hydra_job.h"
 #include "tessera/launch/slurm_lists.h"
 
 namespace tessera::launch {
@@ -13,6 +14,8 @@ namespace {
 // Ports made from a job's name: below the range that the kernel hands out.
 constexpr uint64_t kFirstPort = 12000;
 constexpr uint64_t kNumPorts = 20000;
+// Not of the environment itself: see process_variables().
+constexpr const char* kHydraJob = "TESSERA_HYDRA_JOB";
 
 // The variables of one launcher; of several names the first that is set counts.
 struct Source {
@@ -232,7 +235,7 @@ void read_tcp(const Reader& read, RankEnvironment& here) {
     meet.port = slurm_port(read);
     return;
   }
-  const std::string* job = read.text("PMIX_NAMESPACE");
+  const std::string* job = read.first({"PMIX_NAMESPACE", kHydraJob});
   TS_CHECK_CONFIG(job != nullptr && here.local_world_size == here.world_size,
                   "launch: ", here.source, " gives ", here.world_size,
                   " ranks, but says not where rank 0 listens. Set MASTER_ADDR "
@@ -262,6 +265,7 @@ Variables process_variables() {
     if (equals == std::string::npos) continue;
     variables.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
+  if (variables.contains("PMI_RANK")) variables[kHydraJob] = hydra_job();
   return variables;
 }
 

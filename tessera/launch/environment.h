@@ -21,7 +21,8 @@ namespace tessera::launch {
 
 using Variables = std::map<std::string, std::string>;
 
-// The variables of this process.
+// The variables of this process; and TESSERA_HYDRA_JOB, where MPICH's mpiexec
+// started it, which names a job in no variable.
 Variables process_variables();
 
 struct Rendezvous {
