@@ -184,6 +184,10 @@ class TrainCommand {
 
   void start(int64_t world_size, const launch::RankEnvironment& place, int argc,
              char** argv) {
+    TS_CHECK_CONFIG(world_size == 1 || config_.comm.backend != "mpi",
+                    "comm.backend is mpi, whose ranks are started by mpirun. "
+                    "Use mpirun -np ",
+                    world_size, " tessera train ..., without --nproc.");
     train::preflight(config_);
     if (world_size > 1 && flags_.ranks == "processes") {
       return set_exit_code(run_rank_processes(world_size, argc, argv));

@@ -21,7 +21,8 @@ install(EXPORT TesseraTargets NAMESPACE tessera:: DESTINATION ${_tessera_cmake_d
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/tessera" "${TESSERA_GENERATED}/tessera"
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h" PATTERN detail EXCLUDE
-  PATTERN shm EXCLUDE PATTERN gloo EXCLUDE PATTERN fake EXCLUDE)
+  PATTERN shm EXCLUDE PATTERN gloo EXCLUDE PATTERN mpi EXCLUDE
+  PATTERN fake EXCLUDE)
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TesseraConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/TesseraConfig.cmake" INSTALL_DESTINATION ${_tessera_cmake_dir})
@@ -41,6 +42,10 @@ foreach(room IN LISTS _tessera_room_targets)
   endif()
 endforeach()
 foreach(library IN LISTS TESSERA_SYSTEM_LIBRARIES)
+  if(library MATCHES "^[-/]")  # a flag or a path
+    string(APPEND TESSERA_PC_SYSTEM " ${library}")
+    continue()
+  endif()
   string(APPEND TESSERA_PC_SYSTEM " -l${library}")
 endforeach()
 list(JOIN TESSERA_TORCH_LINK_FLAGS " " TESSERA_PC_TORCH)

@@ -21,6 +21,8 @@ packages=(
   "libpcre2-dev /usr/include/pcre2.h"
   "libxxhash-dev /usr/include/xxhash.h"
   "libutf8proc-dev /usr/include/utf8proc.h"
+  "libopenmpi-dev mpicxx"
+  "openmpi-bin mpirun"
   "pkg-config pkg-config"
 )
 

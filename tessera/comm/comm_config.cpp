@@ -1,14 +1,30 @@
 #include "tessera/comm/comm_config.h"
 
+#include "tessera/comm/communicator.h"
+
 namespace tessera::comm {
+namespace {
+
+// Why this build cannot carry it, or "".
+std::string reason_against(const std::string& backend) {
+  for (const BackendInfo& info : backends()) {
+    if (info.name == backend && !info.built) return info.note;
+  }
+  return "";
+}
+
+}  // namespace
 
 void CommConfig::declare(config::Section& section) {
   section
       .key("backend", backend,
            "what carries the collectives; auto: shm inside one host, gloo over "
-           "several")
+           "several; mpi: the ranks that mpirun started")
       .one_of({"auto", "shm", "gloo", "mpi", "nccl"})
-      .not_built({"mpi", "nccl"}, "the backend", "auto, shm or gloo");
+      .not_built({"nccl"}, "the backend", "auto, shm, gloo or mpi")
+      .check([](const config::Value& value) {
+        return reason_against(std::get<std::string>(value));
+      });
   section.key("algorithm", algorithm, "how a collective goes through its ranks")
       .one_of({"auto", "ring", "tree", "hierarchical"})
       .not_built({"ring", "tree", "hierarchical"}, "a choice of algorithm",

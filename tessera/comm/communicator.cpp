@@ -18,6 +18,7 @@
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/comm/gloo/gloo_backend.h"
 #include "tessera/comm/shm/registered.h"
+#include "tessera/comm/mpi/mpi_backend.h"
 #include "tessera/comm/shm/shm_backend.h"
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
@@ -50,7 +51,7 @@ void check_options(const CommunicatorOptions& options,
     return;
   }
   TS_CHECK_CONFIG(false, "comm.backend=", backend,
-                  " is not known. Use auto, shm, gloo or fake.");
+                  " is not known. Use auto, shm, gloo, mpi or fake.");
 }
 
 class BackendCommunicator : public FailableCommunicator {
@@ -193,6 +194,14 @@ class BackendCommunicator : public FailableCommunicator {
                                           .address = options_.address,
                                           .timeout = options_.timeout})};
     }
+    if (backend_ == "mpi") {
+      return mpi::connect(std::move(rendezvous),
+                          {.group = info.name,
+                           .rank = info.rank,
+                           .ranks = info.ranks,
+                           .world_size = options_.world_size,
+                           .timeout = options_.timeout});
+    }
     auto shm = c10::make_intrusive<shm::ShmBackend>(
         std::move(rendezvous),
         shm::Place{.group = info.name,
@@ -234,7 +243,7 @@ std::vector<BackendInfo> backends() {
   return {{"shm", true, "ranks of one host, over shared memory"},
           {"gloo", true, "LibTorch's, over TCP"},
           {"fake", true, "one process as any rank of any world"},
-          {"mpi", false, "not built in this version. Use shm or gloo."},
+          {"mpi", mpi::is_built(), mpi::note()},
           {"nccl", false, "not built in this version. Use shm or gloo."}};
 }
 

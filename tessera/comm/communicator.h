@@ -22,7 +22,7 @@
 namespace tessera::comm {
 
 struct CommunicatorOptions {
-  std::string backend = "auto";  // auto | shm | gloo | fake
+  std::string backend = "auto";  // auto | shm | gloo | mpi | fake
   int64_t rank = 0;              // global
   int64_t world_size = 1;
   int64_t local_world_size = 1;  // ranks on this host; shm needs all of them
@@ -43,7 +43,7 @@ class Communicator {
   virtual Group& world() = 0;
   // The group of these global ranks (ascending), or nullptr when this rank is
   // not one of them. Owned by the communicator. The same ranks and name give
-  // the same group. On shm and gloo it blocks until every member has called it.
+  // the same group. But for fake, it blocks until every member has called it.
   virtual Group* make_group(const std::vector<int64_t>& ranks,
                             const std::string& name) = 0;
   virtual std::vector<Group*> groups() = 0;
@@ -56,7 +56,7 @@ class Communicator {
 std::unique_ptr<Communicator> make_communicator(
     const CommunicatorOptions& options);
 
-// "shm", "gloo", "fake" ...: what this build has; with a reason for the rest.
+// "shm", "gloo", "mpi" ...: what this build has; with a reason for the rest.
 struct BackendInfo {
   std::string name;
   bool built = false;

@@ -214,7 +214,7 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"precision": {"reduce": "fp16"}})", "precision.reduce"},
       {R"({"recompute": {"mode": "minimal"}})", "recompute.mode"},
       {R"({"optimizer": {"type": "muon"}})", "optimizer.type is \"muon\""},
-      {R"({"comm": {"backend": "mpi"}})", "comm.backend is \"mpi\""},
+      {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"comm": {"algorithm": "tree"}})", "comm.algorithm"},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
       {R"({"monitor": {"trace": true}})", "monitor.trace is true"},

@@ -49,6 +49,14 @@ std::string Rendezvous::get(const std::string& key,
   return store->get_to_str(key);
 }
 
+void Rendezvous::meet(int64_t rank, int64_t size,
+                      std::chrono::milliseconds timeout) {
+  set(c10::str("here-", rank), "1");
+  for (int64_t r = 0; r < size; ++r) {
+    get(c10::str("here-", r), timeout, c10::str("rank ", r, " of the group"));
+  }
+}
+
 void Rendezvous::check_no_failure() {
   if (!store_->check({kFailureKey})) return;
   TS_CHECK_REACH(false, store_->get_to_str(kFailureKey));

@@ -21,6 +21,8 @@ class Rendezvous {
   // `what` says what was waited for.
   std::string get(const std::string& key, std::chrono::milliseconds timeout,
                   const std::string& what);
+  // Blocks until every rank of the group is here; throws as get() does.
+  void meet(int64_t rank, int64_t size, std::chrono::milliseconds timeout);
   // Throws TS_CHECK_REACH if a rank announced a failure.
   void check_no_failure();
   // Tells all who wait at the store that this rank failed. Never throws.

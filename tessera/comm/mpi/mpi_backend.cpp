@@ -1,0 +1,333 @@
+#include "tessera/comm/mpi/mpi_backend.h"
+
+#include <ATen/ops/cat.h>
+
+#include <span>
+
+#include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/detail/split_bytes.h"
+#include "tessera/comm/mpi/progress.h"
+#include "tessera/comm/mpi/reducible.h"
+#include "tessera/core/error.h"
+#include "tessera/core/hash.h"
+
+namespace tessera::comm::mpi {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Pending = c10::intrusive_ptr<c10d::Work>;
+
+ReduceOp reduce_op(const c10d::ReduceOp& op, const at::Tensor& tensor) {
+  using Op = c10d::ReduceOp;
+  static const std::vector<std::pair<Op::RedOpType, ReduceOp>> kOps = {
+      {Op::SUM, ReduceOp::kSum},
+      {Op::AVG, ReduceOp::kMean},
+      {Op::MIN, ReduceOp::kMin},
+      {Op::MAX, ReduceOp::kMax},
+      {Op::PRODUCT, ReduceOp::kProduct}};
+  for (const auto& [theirs, ours] : kOps) {
+    if (theirs != op.op_) continue;
+    check_reducible(tensor.scalar_type(), ours);
+    return ours;
+  }
+  TS_CHECK(false, "mpi reduces with sum, mean, min, max and product only.");
+}
+
+char* begin_of(const at::Tensor& tensor) {
+  return static_cast<char*>(tensor.data_ptr());
+}
+
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  return begin_of(a) < begin_of(b) + b.nbytes() &&
+         begin_of(b) < begin_of(a) + a.nbytes();
+}
+
+Piece piece_of(const at::Tensor& tensor, int64_t peer) {
+  TS_CHECK(tensor.is_contiguous() && tensor.is_cpu(), "mpi carries contiguous ",
+           "CPU tensors, not ", tensor.sizes(), " with strides ",
+           tensor.strides(), " on ", tensor.device(), ".");
+  return {.data = begin_of(tensor),
+          .bytes = static_cast<int64_t>(tensor.nbytes()),
+          .peer = peer};
+}
+
+// One tensor for each rank.
+std::vector<Piece> pieces_of(const Tensors& tensors) {
+  std::vector<Piece> pieces;
+  for (const at::Tensor& tensor : tensors) {
+    pieces.push_back(piece_of(tensor, static_cast<int64_t>(pieces.size())));
+  }
+  return pieces;
+}
+
+// Rows of one tensor for each rank.
+std::vector<Piece> pieces_of(const at::Tensor& tensor,
+                             std::vector<int64_t> splits, int64_t ranks) {
+  if (splits.empty()) splits.assign(ranks, tensor.size(0) / ranks);
+  std::vector<Piece> pieces;
+  char* data = begin_of(tensor);
+  for (const int64_t bytes : split_bytes(tensor, std::move(splits))) {
+    pieces.push_back({data, bytes, static_cast<int64_t>(pieces.size())});
+    data += bytes;
+  }
+  return pieces;
+}
+
+// A receive that tells whom it came from.
+class ReceiveWork : public PendingWork {
+ public:
+  using PendingWork::PendingWork;
+  int sourceRank() const override { return source_; }
+  void set_source(int64_t source) { source_ = static_cast<int>(source); }
+
+ private:
+  int source_ = -1;
+};
+
+class MpiBackend : public c10d::Backend {
+ public:
+  MpiBackend(const Place& place, std::shared_ptr<Channel> channel)
+      : Backend(static_cast<int>(place.rank),
+                static_cast<int>(place.ranks.size())),
+        channel_(std::move(channel)) {}
+  ~MpiBackend() override { channel_->close(); }
+
+  const std::string getBackendName() const override { return "mpi"; }
+
+  Pending allreduce(Tensors& tensors,
+                    const c10d::AllreduceOptions& options) override {
+    const ReduceOp op = reduce_op(options.reduceOp, tensors.at(0));
+    return all_reduce(tensors, op, /*root=*/-1);
+  }
+
+  Pending reduce(Tensors& tensors,
+                 const c10d::ReduceOptions& options) override {
+    const ReduceOp op = reduce_op(options.reduceOp, tensors.at(0));
+    return all_reduce(tensors, op, options.rootRank);
+  }
+
+  Pending _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input,
+      const c10d::ReduceScatterOptions& options) override {
+    const ReduceOp op = reduce_op(options.reduceOp, input);
+    const Reducible from(input);
+    const Reducible to(output, /*apart=*/overlap(output, input));
+    Job job = job_of(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, input);
+    job.post = [from, to, op, n = output.numel()](Comm& comm,
+                                                  Requests& requests) {
+      from.read();
+      comm.reduce_scatter(to.data(), from.data(), n, to.dtype(), op, requests);
+    };
+    job.finish = [from, to, op, ranks = size_](const Requests&) {
+      to.write(op, ranks);
+    };
+    return submit(std::move(job));
+  }
+
+  Pending _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions&) override {
+    const Piece in = piece_of(input, 0);
+    const bool in_place = in.data == begin_of(output) + rank_ * in.bytes;
+    const at::Tensor from =
+        !in_place && overlap(output, input) ? input.clone() : input;
+    Job job = job_of(c10d::OpType::_ALLGATHER_BASE, {output}, output);
+    job.post = [from, output, in_place, bytes = in.bytes](Comm& comm,
+                                                          Requests& requests) {
+      comm.all_gather(begin_of(output), in_place ? nullptr : begin_of(from),
+                      bytes, requests);
+    };
+    return submit(std::move(job));
+  }
+
+  Pending broadcast(Tensors& tensors,
+                    const c10d::BroadcastOptions& options) override {
+    Job job = job_of(c10d::OpType::BROADCAST, tensors, tensors.at(0));
+    job.post = [piece = piece_of(tensors[0], options.rootRank)](
+                   Comm& comm, Requests& requests) {
+      comm.broadcast(piece.data, piece.bytes, piece.peer, requests);
+    };
+    return submit(std::move(job));
+  }
+
+  Pending alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions&) override {
+    return exchange(c10d::OpType::ALLTOALL_BASE, {output, input},
+                    pieces_of(input, input_splits, size_),
+                    pieces_of(output, output_splits, size_));
+  }
+
+  // The lists of c10d: one tensor for each rank.
+  Pending alltoall(Tensors& outputs, Tensors& inputs,
+                   const c10d::AllToAllOptions&) override {
+    Tensors all = outputs;
+    all.insert(all.end(), inputs.begin(), inputs.end());
+    return exchange(c10d::OpType::ALLTOALL, std::move(all), pieces_of(inputs),
+                    pieces_of(outputs));
+  }
+
+  Pending allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions&) override {
+    Tensors all = outputs.at(0);
+    all.push_back(inputs.at(0));
+    return exchange(c10d::OpType::ALLGATHER, std::move(all), to_all(inputs[0]),
+                    pieces_of(outputs[0]));
+  }
+
+  Pending gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override {
+    Tensors all = rank_ == options.rootRank ? outputs.at(0) : Tensors();
+    const std::vector<Piece> receives = pieces_of(all);
+    all.push_back(inputs.at(0));
+    return exchange(c10d::OpType::GATHER, std::move(all),
+                    {piece_of(inputs[0], options.rootRank)}, receives);
+  }
+
+  Pending scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& options) override {
+    Tensors all = rank_ == options.rootRank ? inputs.at(0) : Tensors();
+    const std::vector<Piece> sends = pieces_of(all);
+    all.push_back(outputs.at(0));
+    return exchange(c10d::OpType::SCATTER, std::move(all), sends,
+                    {piece_of(outputs[0], options.rootRank)});
+  }
+
+  Pending reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override {
+    Tensors flat;
+    for (const at::Tensor& input : inputs.at(0)) {
+      flat.push_back(input.detach().reshape(-1));
+    }
+    at::Tensor whole = at::cat(flat);
+    return _reduce_scatter_base(outputs.at(0), whole, options);
+  }
+
+  Pending barrier(const c10d::BarrierOptions&) override {
+    Job job = job_of(c10d::OpType::BARRIER, {}, {});
+    job.post = [](Comm& comm, Requests& requests) { comm.barrier(requests); };
+    return submit(std::move(job));
+  }
+
+  Pending send(Tensors& tensors, int peer, int tag) override {
+    Job job = job_of(c10d::OpType::SEND, tensors, tensors.at(0));
+    job.is_message = true;
+    job.post = [piece = piece_of(tensors[0], peer), tag](Comm& comm,
+                                                         Requests& requests) {
+      comm.send(piece, tag, requests);
+    };
+    return submit(std::move(job));
+  }
+
+  Pending recv(Tensors& tensors, int peer, int tag) override {
+    return receive(c10d::OpType::RECV, tensors, peer, tag);
+  }
+
+  Pending recvAnysource(Tensors& tensors, int tag) override {
+    return receive(c10d::OpType::RECVANYSOURCE, tensors, kAnySource, tag);
+  }
+
+ private:
+  Job job_of(c10d::OpType type, Tensors tensors,
+             const at::Tensor& moved) const {
+    return {.work = c10::make_intrusive<PendingWork>(rank_, type,
+                                                     std::move(tensors)),
+            .bytes = moved.defined() ? static_cast<int64_t>(moved.nbytes()) : 0,
+            .post = {},
+            .finish = {}};
+  }
+
+  Pending submit(Job job) {
+    Pending work = job.work;
+    channel_->submit(std::move(job));
+    return work;
+  }
+
+  // To all ranks, or to `root` alone: there the tensors of the others stay.
+  Pending all_reduce(Tensors& tensors, ReduceOp op, int64_t root) {
+    const bool to_all = root < 0;
+    const bool is_result = to_all || root == rank_;
+    const Reducible r(tensors[0], /*apart=*/false);
+    Job job = job_of(to_all ? c10d::OpType::ALLREDUCE : c10d::OpType::REDUCE,
+                     tensors, tensors[0]);
+    job.post = [r, op, root, to_all, n = tensors[0].numel()](
+                   Comm& comm, Requests& requests) {
+      r.read();
+      to_all ? comm.all_reduce(r.data(), n, r.dtype(), op, requests)
+             : comm.reduce(r.data(), n, r.dtype(), op, root, requests);
+    };
+    job.finish = [r, op, is_result, ranks = size_](const Requests&) {
+      if (is_result) r.write(op, ranks);
+    };
+    return submit(std::move(job));
+  }
+
+  std::vector<Piece> to_all(const at::Tensor& tensor) const {
+    return pieces_of(Tensors(size_, tensor));
+  }
+
+  // MPI_Ialltoallv has ints for places too: bytes go from rank to rank instead.
+  Pending exchange(c10d::OpType type, Tensors tensors, std::vector<Piece> sends,
+                   std::vector<Piece> receives) {
+    Job job = job_of(type, std::move(tensors), {});
+    for (const Piece& piece : sends) job.bytes += piece.bytes;
+    job.post = [sends = std::move(sends), receives = std::move(receives)](
+                   Comm& comm, Requests& requests) {
+      comm.exchange(sends, receives, requests);
+    };
+    return submit(std::move(job));
+  }
+
+  Pending receive(c10d::OpType type, Tensors& tensors, int64_t peer, int tag) {
+    const auto work = c10::make_intrusive<ReceiveWork>(rank_, type, tensors);
+    const Piece piece = piece_of(tensors.at(0), peer);
+    return submit({.work = work,
+                   .is_message = true,
+                   .bytes = piece.bytes,
+                   .post =
+                       [piece, tag](Comm& comm, Requests& requests) {
+                         comm.recv(piece, tag, requests);
+                       },
+                   .finish =
+                       [work](const Requests& requests) {
+                         work->set_source(requests.source());
+                       }});
+  }
+
+  std::shared_ptr<Channel> channel_;
+};
+
+// Ranks of MPI_COMM_WORLD are ours.
+void check_world(const Place& place) {
+  const World world = Progress::of_process().world();
+  TS_CHECK_CONFIG(
+      world.rank == place.ranks[place.rank] && world.size == place.world_size,
+      "comm.backend=mpi: MPI says that this is rank ", world.rank, " of ",
+      world.size, ", but it was started as rank ", place.ranks[place.rank],
+      " of ", place.world_size, ". Start the ranks with mpirun -np ",
+      place.world_size, " (of ", library_name(),
+      ", which this was built with), without --nproc.");
+}
+
+}  // namespace
+
+bool is_built() { return true; }
+
+std::string note() { return c10::str(library_name(), ", under its mpirun"); }
+
+Connection connect(Rendezvous rendezvous, const Place& place) {
+  check_world(place);
+  // Making a communicator waits for peers without a look at their fate: come
+  // together first.
+  rendezvous.meet(place.rank, static_cast<int64_t>(place.ranks.size()),
+                  place.timeout);
+  const uint64_t name =
+      hash64(std::as_bytes(std::span(place.ranks.data(), place.ranks.size())),
+             hash64(place.group));
+  const auto channel =
+      Channel::open(place.ranks, name, place.timeout, place.largest_count);
+  return {.backend = c10::make_intrusive<MpiBackend>(place, channel),
+          .fail = [channel](const std::string& why) { channel->fail(why); }};
+}
+
+}  // namespace tessera::comm::mpi
