@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "tessera/core/error.h"
-#include "tessera/core/hash.h"
 #include "tessera/core/units.h"
+#include "tessera/parallel/data/detail/same_parameters.h"
 
 namespace tessera::parallel::data {
 namespace {
@@ -22,63 +22,20 @@ std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
   return parameters;
 }
 
-// Of names, shapes and dtypes: equal on ranks with the same module.
-int64_t fingerprint(const std::vector<NamedParameter>& parameters) {
-  std::string text;
-  for (const auto& [name, parameter] : parameters) {
-    text += c10::str(name, parameter.sizes(), parameter.scalar_type(), ";");
-  }
-  return static_cast<int64_t>(hash64(text));
-}
-
 }  // namespace
 
 DataParallelCore::DataParallelCore(torch::nn::Module& module,
                                    comm::Group& group,
                                    const DataParallelOptions& options)
     : module_(module), group_(group), options_(options) {
-  require_same_parameters();
-  broadcast_state();
+  require_same_parameters(parameters_of(module), group);
+  broadcast_all(module.parameters(), group, /*root=*/0);
+  broadcast_buffers();
   reducer_ = std::make_unique<GradientReducer>(
       parameters_of(module), group,
       ReducerOptions{.bucket_bytes = options.bucket_bytes,
                      .overlap = options.overlap,
                      .mean = true});
-}
-
-void DataParallelCore::require_same_parameters() const {
-  const auto parameters = parameters_of(module_);
-  at::Tensor mine = at::tensor(
-      {static_cast<int64_t>(parameters.size()), fingerprint(parameters)},
-      at::kLong);
-  at::Tensor all = at::empty({group_.size() * 2}, at::kLong);
-  group_.all_gather(all, mine).wait();
-  for (int64_t rank = 0; rank < group_.size(); ++rank) {
-    const at::Tensor other = all.narrow(0, 2 * rank, 2);
-    TS_CHECK(at::equal(mine, other), "data parallel: the module of rank ",
-             group_.ranks()[rank],
-             " is another one: ", other[0].item<int64_t>(),
-             " parameters against ", parameters.size(),
-             " here, or other names, shapes or dtypes. Build the same module "
-             "on every rank.");
-  }
-}
-
-void DataParallelCore::broadcast_state() {
-  at::NoGradGuard no_grad;
-  std::vector<comm::Work> pending;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
-  for (const at::Tensor& parameter : module_.parameters()) {
-    at::Tensor data = parameter.detach();
-    if (!data.is_contiguous()) {
-      copies.emplace_back(data, data.contiguous());
-      data = copies.back().second;
-    }
-    pending.push_back(group_.broadcast(data, /*root=*/0));
-  }
-  for (auto& work : pending) work.wait();
-  for (auto& [to, from] : copies) to.copy_(from);
-  broadcast_buffers();
 }
 
 void DataParallelCore::broadcast_buffers() {

@@ -53,8 +53,6 @@ class DataParallelCore {
   const GradientReducer& reducer() const { return *reducer_; }
 
  private:
-  void require_same_parameters() const;
-  void broadcast_state();
   void broadcast_buffers();
   void begin_step();
 

@@ -1,15 +1,13 @@
 #include "tessera/parallel/data/gradient_reducer.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/parallel/data/detail/gradient_hooks.h"
 #include "tessera/shard/flat_buffer.h"
 
 namespace tessera::parallel::data {
@@ -31,21 +29,6 @@ int64_t gradient_bytes(const at::Tensor& parameter) {
          static_cast<int64_t>(c10::elementSize(gradient_dtype(parameter)));
 }
 
-// Tells the reducer that a parameter's gradient has been accumulated.
-class ReadyHook : public torch::autograd::FunctionPostHook {
- public:
-  explicit ReadyHook(std::function<void()> ready) : ready_(std::move(ready)) {}
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& outputs,
-      const torch::autograd::variable_list& /*inputs*/) override {
-    ready_();
-    return outputs;
-  }
-
- private:
-  std::function<void()> ready_;
-};
-
 struct Bucket {
   std::vector<size_t> items;  // indices of parameters
   shard::FlatBuffer buffer;
@@ -56,16 +39,10 @@ struct Bucket {
 }  // namespace
 
 struct GradientReducer::Impl {
-  struct Hooked {
-    // Kept alive: it owns the hook. (Its pointer type differs by version.)
-    decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
-    std::uintptr_t key = 0;
-  };
-
   std::vector<NamedParameter> parameters;
   comm::Group& group;
   ReducerOptions options;
-  std::vector<Hooked> hooks;
+  GradientHooks hooks;
   std::vector<Bucket> buckets;
   std::vector<size_t> bucket_of;     // by parameter
   std::vector<bool> touched;         // by parameter: since zero()
@@ -85,19 +62,9 @@ struct GradientReducer::Impl {
     std::iota(order.rbegin(), order.rend(), 0);
     lay_out(order);
     touched.assign(parameters.size(), false);
-    for (size_t i = 0; i < parameters.size(); ++i) hook(i);
-  }
-
-  ~Impl() {
-    for (auto& hooked : hooks) hooked.accumulator->del_post_hook(hooked.key);
-  }
-
-  void hook(size_t item) {
-    auto accumulator =
-        torch::autograd::impl::grad_accumulator(parameters[item].parameter);
-    const std::uintptr_t key = accumulator->add_post_hook(
-        std::make_unique<ReadyHook>([this, item] { on_ready(item); }));
-    hooks.push_back({std::move(accumulator), key});
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      hooks.add(parameters[i].parameter, [this, i] { on_ready(i); });
+    }
   }
 
   // Cuts the parameters, in `order`, into buckets, and moves their gradients.
