@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 namespace tessera {
 namespace {
@@ -38,6 +41,25 @@ std::string bytes_text(uint64_t bytes) {
   const auto [value, unit] =
       scale(exact, 1024, kUnits.size() - 1, bytes < 1024 ? 0 : 0.05);
   return format(unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+}
+
+std::optional<int64_t> parse_bytes(std::string_view text) {
+  int64_t value = 0;
+  const auto [rest, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || value < 0) return std::nullopt;
+  std::string unit(rest, text.data() + text.size());
+  for (char& letter : unit) {
+    letter = static_cast<char>(std::toupper(static_cast<int>(letter)));
+  }
+  if (unit.size() > 1 && unit.ends_with("IB")) unit.resize(unit.size() - 2);
+  constexpr std::string_view kUnits = "KMGT";
+  if (unit.empty() || unit == "B") return value;
+  const size_t power = kUnits.find(unit[0]);
+  if (unit.size() != 1 || power == kUnits.npos) return std::nullopt;
+  const size_t shift = 10 * (power + 1);
+  if (value > std::numeric_limits<int64_t>::max() >> shift) return std::nullopt;
+  return value << shift;
 }
 
 std::string count_text(double count) {

@@ -2,13 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
 
 // Powers of 1024: "0 B", "512 B", "1.5 KiB", "20.0 GiB".
 std::string bytes_text(uint64_t bytes);
+// Reads "4096", "4K", "64KiB", "1M", "2G" (powers of 1024); nothing where the
+// text is no such number or is beyond int64.
+std::optional<int64_t> parse_bytes(std::string_view text);
 // Powers of 1000: "999", "12.5K", "10.2M", "1.76B", "15.0T".
 std::string count_text(double count);
 // "350us", "12.5ms", "3.2s", "4m05s", "2h03m", "3d04h".

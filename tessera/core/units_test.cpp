@@ -17,6 +17,21 @@ TEST(Units, Bytes) {
   EXPECT_EQ(bytes_text(~uint64_t{0}), "16.0 EiB");
 }
 
+TEST(Units, ReadsBytes) {
+  EXPECT_EQ(parse_bytes("0"), 0);
+  EXPECT_EQ(parse_bytes("4096"), 4096);
+  EXPECT_EQ(parse_bytes("512B"), 512);
+  EXPECT_EQ(parse_bytes("4K"), 4096);
+  EXPECT_EQ(parse_bytes("64KiB"), 65536);
+  EXPECT_EQ(parse_bytes("3m"), int64_t{3} << 20);
+  EXPECT_EQ(parse_bytes("2G"), int64_t{2} << 30);
+  EXPECT_EQ(parse_bytes("8388607T"), int64_t{8388607} << 40);
+  for (const char* wrong : {"", "K", "-1", "4 K", "4KB", "1.5M", "4KK", "iB",
+                            "8388608T", "99999999999999999999"}) {
+    EXPECT_EQ(parse_bytes(wrong), std::nullopt) << wrong;
+  }
+}
+
 TEST(Units, SomeOf) {
   EXPECT_EQ(some_of({}, 2), "");
   EXPECT_EQ(some_of({"a", "b"}, 2), "a, b");
