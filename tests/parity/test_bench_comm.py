@@ -1,0 +1,121 @@
+"""tessera bench comm, from outside: figures, drawing, and what it refuses."""
+
+import json
+import os
+import socket
+import subprocess
+import xml.etree.ElementTree as xml
+
+import pytest
+
+SVG = "{http://www.w3.org/2000/svg}"
+OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier"]
+SIZES = [4096, 16384, 65536]
+
+
+def run(program, *arguments, env=None, cwd=None):
+    return subprocess.run([str(program), "bench", "comm", *map(str, arguments)], capture_output=True, text=True,
+                          timeout=120, cwd=cwd, env={**os.environ, **(env or {})})
+
+
+@pytest.mark.parametrize("ranks", ["processes", "threads"])
+def test_every_operation_of_two_backends(program, tmp_path, ranks):
+    done = run(program, "--nproc", 2, "--ranks", ranks, "--backend", "shm,gloo", "--max-bytes", "64K", "--iters", 2,
+               "--warmup", 1, "--json", "figures.json", "--plot", "drawing.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["ranks"] == 2 and figures["cores"] >= 1
+    assert figures["command"].startswith("tessera bench comm --nproc 2")
+    cells = {(cell["operation"], cell["backend"], cell["size_bytes"]): cell for cell in figures["cells"]}
+    assert set(cells) == {(operation, backend, size) for operation in OPERATIONS for backend in ("shm", "gloo")
+                          for size in (SIZES if operation != "barrier" else [0])}
+    for (operation, _, size), cell in cells.items():
+        assert cell["wrong"] == 0 and cell["timings"] == 2 and cell["time_us"] > 0, cell
+        if operation == "all_reduce":
+            assert cell["count"] == size // 4
+            assert cell["busbw_gbps"] == pytest.approx(size / cell["time_us"] / 1e3)
+        if operation in ("all_gather", "reduce_scatter", "all_to_all"):
+            assert cell["count"] == size // 8
+            assert cell["busbw_gbps"] == pytest.approx(cell["algbw_gbps"] / 2)
+        if operation == "barrier":
+            assert cell["algbw_gbps"] is None
+        if os.cpu_count() > 1 and len(os.sched_getaffinity(0)) > 1:
+            assert cell["line_ns_before"] > 1 and cell["state"] in ("near", "far", "changed")
+    drawing = xml.parse(tmp_path / "drawing.svg").getroot()
+    assert len(drawing.findall(f"{SVG}g")) == 6, "a panel an operation"
+    assert len(drawing.findall(f"{SVG}g/{SVG}polyline")) == 12, "a line a backend"
+    for operation in OPERATIONS:
+        assert f"# {operation}, gloo\n" in done.stdout
+        assert f"# {operation}, side by side\n" in done.stdout
+    assert "#wrong" in done.stdout and "busbw(GB/s)" in done.stdout
+
+
+def test_types_and_reductions_of_an_uneven_world(program, tmp_path):
+    done = run(program, "--nproc", 3, "--op", "all_reduce,reduce_scatter", "--dtype", "bf16,int64", "--redop",
+               "max,product", "--min-bytes", 1000, "--max-bytes", 2000, "--step-factor", 2, "--iters", 1,
+               "--json", "figures.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "figures.json").read_text())["cells"]
+    assert [cell["wrong"] for cell in cells] == [0] * 16
+    assert {(cell["type"], cell["redop"]) for cell in cells} == {
+        (dtype, redop) for dtype in ("bf16", "int64") for redop in ("max", "product")}
+    assert {cell["size_bytes"] for cell in cells if cell["operation"] == "reduce_scatter"} == {996, 1998, 984, 1992}
+
+
+def test_ranks_of_another_launcher(program, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [subprocess.Popen([str(program), "bench", "comm", "--op", "all_reduce", "--max-bytes", "4K", "--iters", "1",
+                               "--json", "figures.json"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+             for rank in ("0", "1")]
+    for number, rank in enumerate(ranks):
+        shown, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 0, errors
+        assert ("# all_reduce, shm" in shown) == (number == 0)
+    assert json.loads((tmp_path / "figures.json").read_text())["ranks_are"] == "processes of torchrun"
+
+
+# Arguments, the exit code, and words of the message.
+REFUSED = [
+    (["--backend", "smh"], 2, ["smh", "shm", "gloo"]),
+    (["--backend", "shm,nccl"], 78, ["nccl", "not built"]),
+    (["--op", "allreduce"], 2, ["allreduce", "all_reduce"]),
+    (["--dtype", "float"], 2, ["float", "fp32"]),
+    (["--redop", "avg"], 2, ["avg", "mean"]),
+    (["--redop", "mean", "--dtype", "int32"], 2, ["mean", "int32"]),
+    (["--min-bytes", "4X"], 2, ["--min-bytes", "4X", "64K"]),
+    (["--max-bytes", "0"], 2, ["--max-bytes", "above 0"]),
+    (["--min-bytes", "1M", "--max-bytes", "64K"], 2, ["1M", "64K"]),
+    (["--step-factor", "1"], 2, ["step-factor"]),
+    (["--nproc", "1"], 2, ["nproc"]),
+    (["--nproc", "16", "--max-bytes", "4T", "--min-bytes", "4T"], 78, ["16 ranks", "--max-bytes"]),
+    (["--iters", "3", "--seconds", "1"], 2, ["--iters", "--seconds"]),
+    (["--ranks", "fibres"], 2, ["ranks"]),
+    (["--json", "."], 2, ["--json", "folder"]),
+    (["--plot", "absent/x.svg"], 74, ["--plot", "absent"]),
+]
+
+
+@pytest.mark.parametrize("arguments, code, words", REFUSED, ids=lambda value: "-".join(value).replace("/", "")
+                         if isinstance(value, list) else str(value))
+def test_bad_input_is_refused_before_any_rank_starts(program, tmp_path, arguments, code, words):
+    done = run(program, *arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    for word in words:
+        assert word in done.stderr, done.stderr
+    assert done.stdout == "" and "Exception raised" not in done.stderr
+
+
+def test_nproc_under_another_launcher_is_refused(program):
+    done = run(program, "--nproc", 2, env={"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+                                           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"})
+    assert done.returncode == 2, done.stderr
+    assert "--nproc" in done.stderr and "torchrun" in done.stderr
+
+
+def test_bench_asks_what_to_measure(program):
+    done = subprocess.run([str(program), "bench"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "subcommand is required" in done.stderr
