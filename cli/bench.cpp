@@ -14,6 +14,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/core/processor.h"
 #include "tessera/core/units.h"
 #include "tessera/core/version.h"
 #include "tessera/launch/environment.h"

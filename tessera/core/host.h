@@ -1,4 +1,4 @@
-// What this host is called, and what it computes with.
+// What this host is called.
 #pragma once
 
 #include <string>
@@ -7,8 +7,5 @@ namespace tessera {
 
 // As gethostname(2) has it; "localhost" where it has nothing.
 std::string host_name();
-
-// As /proc/cpuinfo has it; "an unknown processor" where it has nothing.
-std::string processor_name();
 
 }  // namespace tessera

@@ -8,8 +8,8 @@
 #include <list>
 #include <utility>
 
-#include "tessera/core/cache_line.h"
 #include "tessera/core/error.h"
+#include "tessera/core/processor.h"
 
 namespace tessera::comm::bench {
 namespace {

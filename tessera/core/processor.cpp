@@ -1,10 +1,11 @@
-#include "tessera/core/cache_line.h"
+#include "tessera/core/processor.h"
 
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -38,7 +39,6 @@ bool pin_this_thread(int core) {
 struct alignas(128) Ball {
   std::atomic<int> count = 0;
 
-  // On one core the other could not answer for a time slice.
   void await(int value) const {
     while (count.load(std::memory_order_acquire) != value) {
 #if defined(__x86_64__)
@@ -72,6 +72,17 @@ void send_back(Ball& ball) {
 }
 
 }  // namespace
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != line.npos) {
+      return line.substr(colon + 2);
+    }
+  }
+  return "an unknown processor";
+}
 
 std::optional<double> cache_line_round_trip_ns() {
   const std::vector<int> cores = two_allowed_cores();

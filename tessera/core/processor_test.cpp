@@ -1,4 +1,4 @@
-#include "tessera/core/cache_line.h"
+#include "tessera/core/processor.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -12,6 +12,8 @@ cpu_set_t affinity() {
   EXPECT_EQ(sched_getaffinity(0, sizeof cores, &cores), 0);
   return cores;
 }
+
+TEST(Processor, HasAName) { EXPECT_FALSE(processor_name().empty()); }
 
 TEST(CacheLine, TripTakesTimeAndLeavesTheAffinity) {
   const cpu_set_t before = affinity();
