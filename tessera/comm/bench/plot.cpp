@@ -223,9 +223,10 @@ std::string plot(const std::vector<Row>& rows, Plotted what,
   text += text_at(kLeft, 18, "start", title + ": " + unit + " by size (bytes)");
   const PanelText panel_text(drawing);
   for (size_t i = 0; i < drawing.panels.size(); ++i) {
+    const size_t line = i / columns, column = i % columns;
     text += format("<g transform=\"translate(%.0f %.0f)\">\n",
-                   kPanelWidth * static_cast<double>(i % columns),
-                   kTitle + kPanelHeight * static_cast<double>(i / columns));
+                   kPanelWidth * static_cast<double>(column),
+                   kTitle + kPanelHeight * static_cast<double>(line));
     text += panel_text.of(drawing.panels[i].first, drawing.panels[i].second);
     text += "</g>\n";
   }

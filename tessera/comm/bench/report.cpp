@@ -77,14 +77,16 @@ void append(std::vector<std::string>& line, std::vector<std::string> more) {
   line.insert(line.end(), more.begin(), more.end());
 }
 
-const std::vector<std::string> kCaseNames = {"size(B)", "count", "type",
-                                             "redop", "root"};
-const std::vector<std::string> kLineNames = {"line(ns)", "state"};
+std::vector<std::string> case_names() {
+  return {"size(B)", "count", "type", "redop", "root"};
+}
+
+std::vector<std::string> line_names() { return {"line(ns)", "state"}; }
 
 std::string table_of(const std::vector<Row>& rows, size_t series) {
-  Lines lines = {kCaseNames};
+  Lines lines = {case_names()};
   append(lines[0], {"time(us)", "algbw(GB/s)", "busbw(GB/s)", "#wrong"});
-  append(lines[0], kLineNames);
+  append(lines[0], line_names());
   for (const Row& row : rows) {
     const Cell& cell = row.cells[series];
     auto& line = lines.emplace_back(case_columns(row));
@@ -105,7 +107,7 @@ std::string side_by_side(const std::vector<Row>& rows) {
       append(lines[0], {cell.series + "/" + names[0].series});
     }
   }
-  append(lines[0], kLineNames);
+  append(lines[0], line_names());
   for (const Row& row : rows) {
     const auto columns = case_columns(row);
     auto& line = lines.emplace_back();

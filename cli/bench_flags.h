@@ -1,0 +1,47 @@
+// What `tessera bench comm` is told: its flags, and the plan that they are.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/bench/measure.h"
+
+namespace tessera::cli {
+
+constexpr int64_t kDefaultBenchRanks = 2;
+
+struct BenchFlags {
+  int64_t nproc =
+      0;  // 0: kDefaultBenchRanks, where no launcher has started ranks
+  std::string ranks = "processes";
+  std::vector<std::string> backends = {"shm"};
+  std::vector<std::string> operations = {"all"};
+  std::string min_bytes = "4K";
+  std::string max_bytes = "64M";
+  int64_t step_factor = 4;
+  std::vector<std::string> dtypes = {"fp32"};
+  std::vector<std::string> redops = {"sum"};
+  int64_t iters = 0;
+  double seconds = 0.2;
+  int64_t warmup = 2;
+  bool check = true;
+  double timeout_s = 60;
+  std::string json;
+  std::string plot;
+  std::string plot_value = "time";
+};
+
+void add_bench_flags(CLI::App& command, BenchFlags& flags);
+
+// TS_CHECK_USAGE, or for what is not built TS_CHECK_CONFIG, on flags that do
+// not go together.
+comm::bench::Plan plan_of(const BenchFlags& flags);
+
+// Found out before any rank starts, and not after minutes of measuring:
+// buffers that the host cannot hold, files that cannot be written.
+void check_memory(const comm::bench::Plan& plan, int64_t ranks,
+                  int64_t local_ranks);
+void check_output_files(const BenchFlags& flags);
+
+}  // namespace tessera::cli
