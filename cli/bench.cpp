@@ -10,6 +10,7 @@
 #include "tessera/comm/bench/measure.h"
 #include "tessera/comm/bench/plot.h"
 #include "tessera/comm/bench/report.h"
+#include "tessera/comm/bench/tune.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -120,9 +121,10 @@ class BenchCommand {
     bench::measure(plan_,
                    {.control = control,
                     .make =
-                        [&](const std::string& backend) {
+                        [&](const bench::Series& series) {
                           auto its = options;
-                          its.backend = backend;
+                          its.backend = series.backend;
+                          its.algorithm = series.algorithm;
                           return comm::make_communicator(its);
                         }},
                    [&](const std::vector<bench::Row>& rows) {
@@ -145,10 +147,22 @@ class BenchCommand {
                    around_.processor);
       write_file_atomic(flags_.plot, bench::plot(rows, value, title));
     }
+    if (!flags_.tune.empty()) write_table(rows);
     const int64_t wrong = bench::wrong_in(rows);
     if (wrong == 0) return;
     log::error(wrong, " elements are wrong: see the column #wrong.");
     set_exit_code(static_cast<int>(ExitCode::kFailed));
+  }
+
+  void write_table(const std::vector<bench::Row>& rows) const {
+    const auto table =
+        bench::tuning_table(rows, c10::str(around_.host, ", ", around_.cores,
+                                           " cores, ", around_.processor));
+    table.write(flags_.tune);
+    std::cout << "\n# " << flags_.tune << ": " << table.entries().size()
+              << " ranges in which another algorithm is faster than the "
+                 "backend's own; TESSERA_COMM_TABLE="
+              << flags_.tune << " uses them\n";
   }
 
   const BenchFlags& flags_;
@@ -172,7 +186,8 @@ void add_bench(CLI::App& program, int argc, char** argv) {
       "and stand side by side.\n"
       "Examples:\n"
       "  tessera bench comm --nproc 2 --backend shm,gloo --plot comm.svg\n"
-      "  mpirun -np 4 tessera bench comm --op all_reduce --max-bytes 1M");
+      "  mpirun -np 4 tessera bench comm --op all_reduce --max-bytes 1M\n"
+      "  tessera bench comm --nproc 4 --backend gloo --tune table.json");
   command->callback(
       [flags, argc, argv] { BenchCommand(*flags, argc, argv).run(); });
 }

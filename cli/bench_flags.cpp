@@ -1,9 +1,11 @@
 #include "cli/bench_flags.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 
+#include "tessera/comm/bench/tune.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
@@ -21,11 +23,13 @@ int64_t bytes_of(const char* option, const std::string& text) {
   return *bytes;
 }
 
-std::vector<bench::Operation> operations_of(
-    const std::vector<std::string>& names) {
+std::vector<bench::Operation> operations_of(const BenchFlags& flags) {
   std::vector<bench::Operation> operations;
-  for (const std::string& name : names) {
-    if (name == "all") return bench::all_operations();
+  for (const std::string& name : flags.operations) {
+    if (name == "all") {
+      return flags.tune.empty() ? bench::all_operations()
+                                : bench::tunable_operations();
+    }
     operations.push_back(*bench::operation_of(name));
   }
   return operations;
@@ -46,6 +50,62 @@ void check_backends(const std::vector<std::string>& names) {
                    some_of(built, built.size()),
                    ", or several: --backend shm,gloo.");
   }
+}
+
+// Every backend with every algorithm.
+std::vector<bench::Series> series_of(const BenchFlags& flags) {
+  check_backends(flags.backends);
+  std::vector<std::string> algorithms = flags.algorithms;
+  if (algorithms.empty()) {
+    algorithms = flags.tune.empty() ? std::vector<std::string>{"auto"}
+                                    : bench::tunable_algorithms();
+  }
+  std::vector<bench::Series> series;
+  for (const std::string& backend : flags.backends) {
+    for (const std::string& algorithm : algorithms) {
+      series.push_back({.backend = backend, .algorithm = algorithm});
+    }
+  }
+  return series;
+}
+
+bool holds(const auto& list, const auto& value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+// Each operation has something to measure.
+void check_served(const bench::Plan& plan) {
+  for (const bench::Operation operation : plan.operations) {
+    const bool served = std::any_of(
+        plan.series.begin(), plan.series.end(),
+        [&](const auto& series) { return series.serves(operation); });
+    TS_CHECK_USAGE(served, "--algorithm ", plan.series[0].algorithm, " has no ",
+                   bench::name_of(operation),
+                   ". Choose others with --op, or add --algorithm auto.");
+  }
+}
+
+void check_tune(const bench::Plan& plan) {
+  TS_CHECK_USAGE(plan.dtypes.size() == 1 && plan.redops.size() == 1,
+                 "--tune chooses by the times of one type and one reduction. "
+                 "Name one --dtype and one --redop.");
+  for (const bench::Operation operation : plan.operations) {
+    TS_CHECK_USAGE(holds(bench::tunable_operations(), operation),
+                   "--tune: ", bench::name_of(operation),
+                   " has one algorithm only. Leave it out of --op.");
+  }
+  bool has_own = false;
+  for (const bench::Series& series : plan.series) {
+    TS_CHECK_USAGE(holds(bench::tunable_algorithms(), series.algorithm),
+                   "--tune: a table cannot name --algorithm ", series.algorithm,
+                   ".");
+    has_own |= series.algorithm == "auto";
+  }
+  TS_CHECK_USAGE(has_own,
+                 "--tune needs what it compares with. Add --algorithm auto.");
+  TS_CHECK_USAGE(std::getenv("TESSERA_COMM_TABLE") == nullptr,
+                 "--tune compares with each backend's own algorithm, but "
+                 "TESSERA_COMM_TABLE puts others in its place. Unset it.");
 }
 
 void check_output(const char* option, const std::string& path) {
@@ -72,6 +132,12 @@ void add_what(CLI::App& command, BenchFlags& flags) {
       .add_option("--backend", flags.backends, "one or several, as shm,gloo")
       ->delimiter(',')
       ->capture_default_str();
+  command
+      .add_option("--algorithm", flags.algorithms,
+                  "one or several, each with each backend [auto]")
+      ->delimiter(',')
+      ->check(CLI::IsMember(
+          {"auto", "ring", "recursive_doubling", "tree", "hierarchical"}));
   command.add_option("--op", flags.operations, "operations, or all")
       ->delimiter(',')
       ->check(CLI::IsMember(operation_names()))
@@ -129,14 +195,16 @@ void add_output(CLI::App& command, BenchFlags& flags) {
   command.add_option("--plot-value", flags.plot_value, "time or busbw")
       ->check(CLI::IsMember({"time", "busbw"}))
       ->capture_default_str();
+  command.add_option("--tune", flags.tune,
+                     "the fastest algorithms, to this file: a table for "
+                     "TESSERA_COMM_TABLE");
 }
 
 }  // namespace
 
 bench::Plan plan_of(const BenchFlags& flags) {
-  check_backends(flags.backends);
-  bench::Plan plan{.series = flags.backends,
-                   .operations = operations_of(flags.operations),
+  bench::Plan plan{.series = series_of(flags),
+                   .operations = operations_of(flags),
                    .dtypes = {},
                    .redops = {},
                    .sizes = {},
@@ -160,6 +228,8 @@ bench::Plan plan_of(const BenchFlags& flags) {
   TS_CHECK_USAGE(first <= last, "--min-bytes ", flags.min_bytes,
                  " is more than --max-bytes ", flags.max_bytes, ".");
   plan.sizes = bench::sizes_between(first, last, flags.step_factor);
+  check_served(plan);
+  if (!flags.tune.empty()) check_tune(plan);
   return plan;
 }
 
@@ -177,6 +247,7 @@ void check_memory(const bench::Plan& plan, int64_t ranks, int64_t local_ranks) {
 void check_output_files(const BenchFlags& flags) {
   check_output("--json", flags.json);
   check_output("--plot", flags.plot);
+  check_output("--tune", flags.tune);
 }
 
 void add_bench_flags(CLI::App& command, BenchFlags& flags) {

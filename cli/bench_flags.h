@@ -16,6 +16,7 @@ struct BenchFlags {
       0;  // 0: kDefaultBenchRanks, where no launcher has started ranks
   std::string ranks = "processes";
   std::vector<std::string> backends = {"shm"};
+  std::vector<std::string> algorithms;  // none: auto, or for --tune all
   std::vector<std::string> operations = {"all"};
   std::string min_bytes = "4K";
   std::string max_bytes = "64M";
@@ -30,6 +31,7 @@ struct BenchFlags {
   std::string json;
   std::string plot;
   std::string plot_value = "time";
+  std::string tune;
 };
 
 void add_bench_flags(CLI::App& command, BenchFlags& flags);

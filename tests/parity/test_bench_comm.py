@@ -18,9 +18,8 @@ def run(program, *arguments, env=None, cwd=None):
                           timeout=120, cwd=cwd, env={**os.environ, **(env or {})})
 
 
-@pytest.mark.parametrize("ranks", ["processes", "threads"])
-def test_every_operation_of_two_backends(program, tmp_path, ranks):
-    done = run(program, "--nproc", 2, "--ranks", ranks, "--backend", "shm,gloo", "--max-bytes", "64K", "--iters", 2,
+def test_every_operation_of_two_backends(program, tmp_path):
+    done = run(program, "--nproc", 2, "--backend", "shm,gloo", "--max-bytes", "64K", "--iters", 2,
                "--warmup", 1, "--json", "figures.json", "--plot", "drawing.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
@@ -48,6 +47,31 @@ def test_every_operation_of_two_backends(program, tmp_path, ranks):
         assert f"# {operation}, gloo\n" in done.stdout
         assert f"# {operation}, side by side\n" in done.stdout
     assert "#wrong" in done.stdout and "busbw(GB/s)" in done.stdout
+
+
+def test_ranks_as_threads(program, tmp_path):
+    done = run(program, "--ranks", "threads", "--op", "all_reduce,barrier", "--max-bytes", "4K", "--iters", 1,
+               "--json", "figures.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["ranks"] == 2 and figures["ranks_are"] == "threads"
+    assert [cell["wrong"] for cell in figures["cells"]] == [0, 0]
+
+
+def test_a_table_of_the_fastest_algorithms_is_written_and_read(program, tmp_path):
+    done = run(program, "--nproc", 3, "--backend", "gloo", "--op", "all_reduce,broadcast", "--min-bytes", "64K",
+               "--max-bytes", "256K", "--iters", 2, "--json", "figures.json", "--tune", "table.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "figures.json").read_text())["cells"]
+    assert {(cell["operation"], cell["algorithm"]) for cell in cells} == {
+        ("all_reduce", "auto"), ("all_reduce", "ring"), ("all_reduce", "recursive_doubling"), ("all_reduce", "tree"),
+        ("broadcast", "auto"), ("broadcast", "tree")}
+    assert [cell["wrong"] for cell in cells] == [0] * len(cells)
+    for entry in json.loads((tmp_path / "table.json").read_text())["entries"]:
+        assert entry["backend"] == "gloo" and entry["ranks"] == 3 and entry["algorithm"] != "auto"
+    done = run(program, "--nproc", 3, "--backend", "gloo", "--op", "all_reduce", "--min-bytes", "64K", "--max-bytes",
+               "64K", "--iters", 1, env={"TESSERA_COMM_TABLE": str(tmp_path / "table.json")})
+    assert done.returncode == 0, done.stderr
 
 
 def test_types_and_reductions_of_an_uneven_world(program, tmp_path):
@@ -94,6 +118,12 @@ REFUSED = [
     (["--nproc", "16", "--max-bytes", "4T", "--min-bytes", "4T"], 78, ["16 ranks", "--max-bytes"]),
     (["--iters", "3", "--seconds", "1"], 2, ["--iters", "--seconds"]),
     (["--ranks", "fibres"], 2, ["ranks"]),
+    (["--algorithm", "rings"], 2, ["rings", "recursive_doubling"]),
+    (["--algorithm", "tree", "--op", "all_gather"], 2, ["tree", "all_gather", "--algorithm auto"]),
+    (["--tune", "t.json", "--dtype", "fp32,bf16"], 2, ["--tune", "one --dtype"]),
+    (["--tune", "t.json", "--op", "barrier"], 2, ["--tune", "barrier"]),
+    (["--tune", "t.json", "--algorithm", "ring", "--op", "all_reduce"], 2, ["--tune", "--algorithm auto"]),
+    (["--tune", "absent/t.json"], 74, ["--tune", "absent"]),
     (["--json", "."], 2, ["--json", "folder"]),
     (["--plot", "absent/x.svg"], 74, ["--plot", "absent"]),
 ]

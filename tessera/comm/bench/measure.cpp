@@ -42,8 +42,9 @@ double over_ranks(Group& group, double value, ReduceOp op) {
 class Runner {
  public:
   Runner(const Plan& plan, const Case& what, const Pattern& pattern,
-         Group& group, Group& control)
+         const Series& series, Group& group, Group& control)
       : plan_(plan),
+        series_(series),
         control_(control),
         calls_(calls_a_timing(what)),
         exchange_(what, group, pattern, allocate, calls_) {}
@@ -72,11 +73,11 @@ class Runner {
     if (last > first) check();
   }
 
-  Cell conclude(const std::string& series) {
+  Cell conclude() {
     std::sort(times_us_.begin(), times_us_.end());
     const double median = times_us_[times_us_.size() / 2];
     Cell cell;
-    cell.series = series;
+    cell.series = series_;
     cell.timings = timings_;
     cell.calls = calls_;
     cell.time_us = over_ranks(control_, median, ReduceOp::kMean);
@@ -109,6 +110,7 @@ class Runner {
   }
 
   const Plan& plan_;
+  const Series& series_;
   Group& control_;
   const int64_t calls_;
   Exchange exchange_;
@@ -124,7 +126,7 @@ class Measurement {
         control_(ranks.control.world()),
         pattern_(largest_tensor(plan, ranks.control.world_size()),
                  ranks.control.world_size()) {
-    for (const std::string& series : plan.series) {
+    for (const Series& series : plan.series) {
       communicators_.push_back(ranks.make(series));
     }
   }
@@ -164,9 +166,10 @@ class Measurement {
     row.counts = counts_of(what.operation, what.bytes, width, row.ranks);
     row.bytes = row.counts.size * width;
     std::list<Runner> runners;  // hold references: they stay where they are
-    for (const auto& communicator : communicators_) {
-      runners.emplace_back(plan_, what, pattern_, communicator->world(),
-                           control_);
+    for (size_t i = 0; i < communicators_.size(); ++i) {
+      if (!plan_.series[i].serves(what.operation)) continue;
+      runners.emplace_back(plan_, what, pattern_, plan_.series[i],
+                           communicators_[i]->world(), control_);
       runners.back().warm_up();
     }
     row.trip_before_ns = round_trip();
@@ -174,10 +177,7 @@ class Measurement {
       for (Runner& runner : runners) runner.take_turn(turn);
     }
     row.trip_after_ns = round_trip();
-    auto series = plan_.series.begin();
-    for (Runner& runner : runners) {
-      row.cells.push_back(runner.conclude(*series++));
-    }
+    for (Runner& runner : runners) row.cells.push_back(runner.conclude());
     return row;
   }
 

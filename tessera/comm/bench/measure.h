@@ -1,7 +1,7 @@
 // The measurement behind `tessera bench comm`.
 //
-// A row is one case (operation, type, reduction, size) on every series (a
-// backend); a series' part of it is a cell. Series take turns, a few timings
+// A row is one case (operation, type, reduction, size) on every series that
+// serves it; a series' part of it is a cell. Series take turns, a few timings
 // each, so that the ratio of two of them is one of the same moment.
 // Timing: every rank rewrites its buffers, all meet, each takes the time of its
 //         own calls (several in a row where one is short: exchange.h). A cell's
@@ -22,12 +22,13 @@
 
 #include "tessera/comm/bench/exchange.h"
 #include "tessera/comm/bench/operation.h"
+#include "tessera/comm/bench/series.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::comm::bench {
 
 struct Plan {
-  std::vector<std::string> series = {"shm"};  // backends
+  std::vector<Series> series = {Series{}};
   std::vector<Operation> operations = all_operations();
   std::vector<at::ScalarType> dtypes = {at::kFloat};
   std::vector<ReduceOp> redops = {ReduceOp::kSum};
@@ -42,7 +43,7 @@ struct Plan {
 std::vector<int64_t> sizes_between(int64_t first, int64_t last, int64_t factor);
 
 struct Cell {
-  std::string series;
+  Series series;
   double time_us = 0;      // average over ranks of the median over timings
   double min_rank_us = 0;  // the median of the fastest rank
   double max_rank_us = 0;  // and of the slowest
@@ -68,7 +69,7 @@ struct Row {
 // How the ranks of a run meet.
 struct Ranks {
   Communicator& control;
-  std::function<std::unique_ptr<Communicator>(const std::string& series)> make;
+  std::function<std::unique_ptr<Communicator>(const Series& series)> make;
 };
 
 // Runs the plan; all ranks alike. `done` hears of the rows of each operation.

@@ -36,7 +36,8 @@ std::vector<Row> rows_of(const Plan& plan, int64_t world_size) {
   run_threads(world_size, "shm", [&](Communicator& control) {
     const Ranks ranks{
         .control = control, .make = [&](const auto& series) {
-          return make_communicator({.backend = series,
+          return make_communicator({.backend = series.backend,
+                                    .algorithm = series.algorithm,
                                     .rank = control.rank(),
                                     .world_size = world_size,
                                     .local_world_size = world_size,
@@ -52,7 +53,7 @@ std::vector<Row> rows_of(const Plan& plan, int64_t world_size) {
 
 TEST(BenchMeasure, EveryCellOfThePlan) {
   Plan plan;
-  plan.series = {"shm", "gloo"};
+  plan.series = {{"shm"}, {"gloo"}};
   plan.operations = {Operation::kAllReduce, Operation::kAllGather,
                      Operation::kBarrier};
   plan.dtypes = {at::kFloat, at::kInt};
@@ -64,8 +65,8 @@ TEST(BenchMeasure, EveryCellOfThePlan) {
   ASSERT_EQ(rows.size(), 2 * 2 * 2 + 2 * 2 + 1);
   for (const Row& row : rows) {
     ASSERT_EQ(row.cells.size(), 2);
-    EXPECT_EQ(row.cells[0].series, "shm");
-    EXPECT_EQ(row.cells[1].series, "gloo");
+    EXPECT_EQ(row.cells[0].series.name(), "shm");
+    EXPECT_EQ(row.cells[1].series.name(), "gloo");
     for (const Cell& cell : row.cells) {
       EXPECT_EQ(cell.wrong, 0) << name_of(row.what.operation);
       EXPECT_EQ(cell.timings, 3);
@@ -79,10 +80,24 @@ TEST(BenchMeasure, EveryCellOfThePlan) {
   EXPECT_EQ(rows.back().what.operation, Operation::kBarrier);
 }
 
+TEST(BenchMeasure, AlgorithmsAreMeasuredForWhatTheyHave) {
+  Plan plan;
+  plan.series = {{"shm"}, {"shm", "tree"}};
+  plan.operations = {Operation::kAllReduce, Operation::kAllGather};
+  plan.sizes = {400'000};
+  plan.timings = 1;
+  const std::vector<Row> rows = rows_of(plan, 3);
+  ASSERT_EQ(rows.size(), 2);
+  ASSERT_EQ(rows[0].cells.size(), 2);
+  EXPECT_EQ(rows[0].cells[1].series.name(), "shm:tree");
+  EXPECT_EQ(rows[0].cells[1].wrong, 0);
+  EXPECT_EQ(rows[1].cells.size(), 1);  // a tree does not gather
+}
+
 // The fake backend repeats a rank's own piece instead of its peer's.
 TEST(BenchMeasure, WrongElementsAreCountedOverAllRanks) {
   Plan plan;
-  plan.series = {"fake"};
+  plan.series = {{"fake"}};
   plan.operations = {Operation::kAllGather};
   plan.sizes = {1 << 20};
   plan.timings = 1;
@@ -95,7 +110,7 @@ TEST(BenchMeasure, WrongElementsAreCountedOverAllRanks) {
 
 TEST(BenchMeasure, ChecksOnlyWhereAsked) {
   Plan plan;
-  plan.series = {"fake"};
+  plan.series = {{"fake"}};
   plan.operations = {Operation::kAllGather};
   plan.sizes = {4096};
   plan.timings = 1;
@@ -108,7 +123,7 @@ TEST(BenchMeasure, MemoryGrowsWithTheSeries) {
   plan.sizes = {4096, 64 << 20};
   const int64_t one = bytes_of_rank(plan, 2);
   EXPECT_GE(one, 2 * (64 << 20));
-  plan.series = {"shm", "gloo"};
+  plan.series = {{"shm"}, {"gloo"}};
   EXPECT_EQ(bytes_of_rank(plan, 2) - one, 2 * (64 << 20));
 }
 

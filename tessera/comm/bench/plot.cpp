@@ -94,7 +94,7 @@ Drawing drawing_of(const std::vector<Row>& rows, Plotted what) {
       drawing.panels.emplace_back(name, Panel());
     }
     for (const Cell& cell : row.cells) {
-      std::string line = cell.series;
+      std::string line = cell.series.name();
       if (dtypes) line += std::string(" ") + name_of(row.what.dtype);
       if (redops) line += std::string(" ") + name_of(row.what.redop);
       const double value =

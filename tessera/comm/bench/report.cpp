@@ -102,9 +102,9 @@ std::string side_by_side(const std::vector<Row>& rows) {
   Lines lines = {{"size(B)", "type", "redop"}};
   const auto& names = rows[0].cells;
   for (const Cell& cell : names) {
-    append(lines[0], {cell.series + "(us)", "busbw"});
+    append(lines[0], {cell.series.name() + "(us)", "busbw"});
     if (&cell != names.data()) {
-      append(lines[0], {cell.series + "/" + names[0].series});
+      append(lines[0], {cell.series.name() + "/" + names[0].series.name()});
     }
   }
   append(lines[0], line_names());
@@ -129,7 +129,8 @@ Json json_of(const std::optional<double>& value) {
 Json json_of(const Row& row, const Cell& cell) {
   const bool sized = has_size(row);
   return {{"operation", name_of(row.what.operation)},
-          {"backend", cell.series},
+          {"backend", cell.series.backend},
+          {"algorithm", cell.series.algorithm},
           {"ranks", row.ranks},
           {"size_bytes", row.bytes},
           {"count", row.counts.piece},
@@ -178,7 +179,7 @@ std::string tables(const std::vector<Row>& rows) {
   if (rows.empty()) return text;
   const std::string name = name_of(rows[0].what.operation);
   for (size_t i = 0; i < rows[0].cells.size(); ++i) {
-    text += "\n# " + name + ", " + rows[0].cells[i].series + "\n" +
+    text += "\n# " + name + ", " + rows[0].cells[i].series.name() + "\n" +
             table_of(rows, i);
   }
   if (rows[0].cells.size() > 1) {

@@ -14,7 +14,7 @@ using ::testing::Not;
 
 Cell cell(const std::string& series, double time_us, int64_t wrong) {
   Cell cell;
-  cell.series = series;
+  cell.series = {.backend = series};
   cell.time_us = time_us;
   cell.wrong = wrong;
   return cell;

@@ -1,0 +1,29 @@
+// What is measured beside what: a backend, with the algorithm that runs over
+// its messages.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tessera/comm/bench/operation.h"
+
+namespace tessera::comm {
+enum class Verb : uint8_t;  // detail/verb.h
+}  // namespace tessera::comm
+
+namespace tessera::comm::bench {
+
+struct Series {
+  std::string backend = "shm";
+  std::string algorithm = "auto";  // as comm.algorithm has it
+
+  std::string name() const;  // "gloo", "gloo:ring"
+  // False where the algorithm has no such operation: the backend's own would
+  // run, under another name.
+  bool serves(Operation operation) const;
+};
+
+// The verb that algorithms have it under; nothing: they never have it.
+std::optional<Verb> verb_of(Operation operation);
+
+}  // namespace tessera::comm::bench
