@@ -52,9 +52,16 @@ void check_backends(const std::vector<std::string>& names) {
   }
 }
 
-// Every backend with every algorithm.
+bool holds(const auto& list, const auto& value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+// Every backend with every algorithm; shm also with registered buffers.
 std::vector<bench::Series> series_of(const BenchFlags& flags) {
   check_backends(flags.backends);
+  TS_CHECK_USAGE(!flags.registered || holds(flags.backends, "shm"),
+                 "--registered: of the backends, shm alone has registered "
+                 "memory. Add --backend shm.");
   std::vector<std::string> algorithms = flags.algorithms;
   if (algorithms.empty()) {
     algorithms = flags.tune.empty() ? std::vector<std::string>{"auto"}
@@ -65,12 +72,11 @@ std::vector<bench::Series> series_of(const BenchFlags& flags) {
     for (const std::string& algorithm : algorithms) {
       series.push_back({.backend = backend, .algorithm = algorithm});
     }
+    if (flags.registered && backend == "shm") {
+      series.push_back({.backend = backend, .registered = true});
+    }
   }
   return series;
-}
-
-bool holds(const auto& list, const auto& value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
 }
 
 // Each operation has something to measure.
@@ -138,6 +144,8 @@ void add_what(CLI::App& command, BenchFlags& flags) {
       ->delimiter(',')
       ->check(CLI::IsMember(
           {"auto", "ring", "recursive_doubling", "tree", "hierarchical"}));
+  command.add_flag("--registered", flags.registered,
+                   "shm also with buffers that peers reach without a copy");
   command.add_option("--op", flags.operations, "operations, or all")
       ->delimiter(',')
       ->check(CLI::IsMember(operation_names()))
@@ -195,9 +203,11 @@ void add_output(CLI::App& command, BenchFlags& flags) {
   command.add_option("--plot-value", flags.plot_value, "time or busbw")
       ->check(CLI::IsMember({"time", "busbw"}))
       ->capture_default_str();
-  command.add_option("--tune", flags.tune,
-                     "the fastest algorithms, to this file: a table for "
-                     "TESSERA_COMM_TABLE");
+  command
+      .add_option("--tune", flags.tune,
+                  "the fastest algorithms, to this file: a table for "
+                  "TESSERA_COMM_TABLE")
+      ->excludes("--registered");
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ struct BenchFlags {
   std::string ranks = "processes";
   std::vector<std::string> backends = {"shm"};
   std::vector<std::string> algorithms;  // none: auto, or for --tune all
+  bool registered = false;
   std::vector<std::string> operations = {"all"};
   std::string min_bytes = "4K";
   std::string max_bytes = "64M";

@@ -50,12 +50,12 @@ def test_every_operation_of_two_backends(program, tmp_path):
 
 
 def test_ranks_as_threads(program, tmp_path):
-    done = run(program, "--ranks", "threads", "--op", "all_reduce,barrier", "--max-bytes", "4K", "--iters", 1,
+    done = run(program, "--ranks", "threads", "--registered", "--op", "all_reduce,barrier", "--max-bytes", "4K", "--iters", 1,
                "--json", "figures.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["ranks"] == 2 and figures["ranks_are"] == "threads"
-    assert [cell["wrong"] for cell in figures["cells"]] == [0, 0]
+    assert [(cell["registered"], cell["wrong"]) for cell in figures["cells"]] == [(False, 0), (True, 0)] * 2
 
 
 def test_a_table_of_the_fastest_algorithms_is_written_and_read(program, tmp_path):
@@ -124,6 +124,8 @@ REFUSED = [
     (["--tune", "t.json", "--op", "barrier"], 2, ["--tune", "barrier"]),
     (["--tune", "t.json", "--algorithm", "ring", "--op", "all_reduce"], 2, ["--tune", "--algorithm auto"]),
     (["--tune", "absent/t.json"], 74, ["--tune", "absent"]),
+    (["--backend", "gloo", "--registered"], 2, ["--registered", "--backend shm"]),
+    (["--tune", "t.json", "--registered"], 2, ["--tune", "--registered"]),
     (["--json", "."], 2, ["--json", "folder"]),
     (["--plot", "absent/x.svg"], 74, ["--plot", "absent"]),
 ]

@@ -6,6 +6,8 @@ namespace tessera::comm::bench {
 namespace {
 
 constexpr int64_t kRoot = 0;
+// Nothing else is to be done meanwhile.
+constexpr Mode kMode = Mode::kBlocking;
 
 }  // namespace
 
@@ -55,15 +57,15 @@ void Exchange::run(Buffers& buffers) {
   const auto& [input, output] = buffers;
   switch (case_.operation) {
     case Operation::kAllReduce:
-      return group_.all_reduce(input, case_.redop).wait();
+      return group_.all_reduce(input, case_.redop, kMode).wait();
     case Operation::kAllGather:
-      return group_.all_gather(output, input).wait();
+      return group_.all_gather(output, input, kMode).wait();
     case Operation::kReduceScatter:
-      return group_.reduce_scatter(output, input, case_.redop).wait();
+      return group_.reduce_scatter(output, input, case_.redop, kMode).wait();
     case Operation::kAllToAll:
-      return group_.all_to_all(output, input).wait();
+      return group_.all_to_all(output, input, {}, {}, kMode).wait();
     case Operation::kBroadcast:
-      return group_.broadcast(input, kRoot).wait();
+      return group_.broadcast(input, kRoot, kMode).wait();
     case Operation::kSendRecv: {
       Work sent = group_.send(input, next());
       group_.recv(output, before()).wait();

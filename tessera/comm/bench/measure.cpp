@@ -42,12 +42,18 @@ double over_ranks(Group& group, double value, ReduceOp op) {
 class Runner {
  public:
   Runner(const Plan& plan, const Case& what, const Pattern& pattern,
-         const Series& series, Group& group, Group& control)
+         const Series& series, Communicator& ranks, Group& control)
       : plan_(plan),
         series_(series),
         control_(control),
         calls_(calls_a_timing(what)),
-        exchange_(what, group, pattern, allocate, calls_) {}
+        exchange_(
+            what, ranks.world(), pattern,
+            [&](int64_t numel, at::ScalarType type) {
+              return series.registered ? ranks.empty({numel}, type)
+                                       : at::empty({numel}, type);
+            },
+            calls_) {}
 
   // Agrees with the other ranks on the number of timings.
   void warm_up() {
@@ -93,10 +99,6 @@ class Runner {
   }
 
  private:
-  static at::Tensor allocate(int64_t numel, at::ScalarType dtype) {
-    return at::empty({numel}, dtype);
-  }
-
   double time_once() {
     exchange_.rewrite();
     control_.barrier();
@@ -169,7 +171,7 @@ class Measurement {
     for (size_t i = 0; i < communicators_.size(); ++i) {
       if (!plan_.series[i].serves(what.operation)) continue;
       runners.emplace_back(plan_, what, pattern_, plan_.series[i],
-                           communicators_[i]->world(), control_);
+                           *communicators_[i], control_);
       runners.back().warm_up();
     }
     row.trip_before_ns = round_trip();

@@ -80,6 +80,18 @@ TEST(BenchMeasure, EveryCellOfThePlan) {
   EXPECT_EQ(rows.back().what.operation, Operation::kBarrier);
 }
 
+TEST(BenchMeasure, RegisteredBuffersStandBesidePlainOnes) {
+  Plan plan;
+  plan.series = {{"shm"}, {"shm", "auto", /*registered=*/true}};
+  plan.sizes = {400'000};
+  plan.timings = 2;
+  for (const Row& row : rows_of(plan, 3)) {
+    ASSERT_EQ(row.cells.size(), 2);
+    EXPECT_EQ(row.cells[1].series.name(), "shm+registered");
+    EXPECT_EQ(row.cells[1].wrong, 0) << name_of(row.what.operation);
+  }
+}
+
 TEST(BenchMeasure, AlgorithmsAreMeasuredForWhatTheyHave) {
   Plan plan;
   plan.series = {{"shm"}, {"shm", "tree"}};

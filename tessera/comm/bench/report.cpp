@@ -131,6 +131,7 @@ Json json_of(const Row& row, const Cell& cell) {
   return {{"operation", name_of(row.what.operation)},
           {"backend", cell.series.backend},
           {"algorithm", cell.series.algorithm},
+          {"registered", cell.series.registered},
           {"ranks", row.ranks},
           {"size_bytes", row.bytes},
           {"count", row.counts.piece},

@@ -6,7 +6,10 @@
 namespace tessera::comm::bench {
 
 std::string Series::name() const {
-  return algorithm == "auto" ? backend : backend + ":" + algorithm;
+  std::string text = backend;
+  if (algorithm != "auto") text += ":" + algorithm;
+  if (registered) text += "+registered";
+  return text;
 }
 
 bool Series::serves(Operation operation) const {

@@ -1,5 +1,5 @@
 // What is measured beside what: a backend, with the algorithm that runs over
-// its messages.
+// its messages and the memory that buffers lie in.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,9 @@ struct Series {
   std::string backend = "shm";
   std::string algorithm = "auto";  // as comm.algorithm has it
 
-  std::string name() const;  // "gloo", "gloo:ring"
+  bool registered = false;  // buffers of Communicator::empty
+
+  std::string name() const;  // "gloo", "gloo:ring", "shm+registered"
   // False where the algorithm has no such operation: the backend's own would
   // run, under another name.
   bool serves(Operation operation) const;

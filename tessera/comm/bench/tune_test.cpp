@@ -84,6 +84,9 @@ TEST(BenchTune, ASeriesServesWhatItsAlgorithmHas) {
   const Series ring{.backend = "gloo", .algorithm = "ring"};
   EXPECT_EQ(ring.name(), "gloo:ring");
   EXPECT_EQ(Series{.backend = "shm"}.name(), "shm");
+  const Series registered{
+      .backend = "shm", .algorithm = "auto", .registered = true};
+  EXPECT_EQ(registered.name(), "shm+registered");
   EXPECT_TRUE(ring.serves(Operation::kAllReduce));
   EXPECT_FALSE(ring.serves(Operation::kBroadcast));
   EXPECT_FALSE(ring.serves(Operation::kAllToAll));
