@@ -86,6 +86,7 @@ int run_rank(const train::RunConfig& config,
   if (place.source != "none") log::info(place.describe());
   const auto ranks =
       comm::make_communicator({.backend = config.comm.backend,
+                               .algorithm = config.comm.algorithm,
                                .rank = place.rank,
                                .world_size = place.world_size,
                                .local_world_size = place.local_world_size,
@@ -100,14 +101,17 @@ int run_rank_threads(const train::RunConfig& config, int64_t world_size,
                      const train::TrainOptions& options) {
   std::vector<ExitCode> codes(world_size, ExitCode::kFailed);
   monitor::count_tensor_bytes();
-  comm::run_threads(
-      world_size, config.comm.backend,
-      [&](comm::Communicator& ranks) {
-        const monitor::RankMemory memory;
-        share_out_cores(config, world_size);
-        codes[ranks.rank()] = train::train(config, ranks, options);
-      },
-      timeout_of(config));
+  comm::run_threads({.backend = config.comm.backend,
+                     .algorithm = config.comm.algorithm,
+                     .world_size = world_size,
+                     .local_world_size = world_size,
+                     .timeout = timeout_of(config)},
+                    [&](comm::Communicator& ranks) {
+                      const monitor::RankMemory memory;
+                      share_out_cores(config, world_size);
+                      codes[ranks.rank()] =
+                          train::train(config, ranks, options);
+                    });
   return static_cast<int>(codes[0]);
 }
 

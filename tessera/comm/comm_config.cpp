@@ -18,17 +18,19 @@ std::string reason_against(const std::string& backend) {
 void CommConfig::declare(config::Section& section) {
   section
       .key("backend", backend,
-           "what carries the collectives; auto: shm inside one host, gloo over "
-           "several; mpi: the ranks that mpirun started")
+           "what carries the collectives; auto: shm inside one host, and "
+           "between hosts gloo; mpi: the ranks that mpirun started")
       .one_of({"auto", "shm", "gloo", "mpi", "nccl"})
       .not_built({"nccl"}, "the backend", "auto, shm, gloo or mpi")
       .check([](const config::Value& value) {
         return reason_against(std::get<std::string>(value));
       });
-  section.key("algorithm", algorithm, "how a collective goes through its ranks")
-      .one_of({"auto", "ring", "tree", "hierarchical"})
-      .not_built({"ring", "tree", "hierarchical"}, "a choice of algorithm",
-                 "auto");
+  section
+      .key("algorithm", algorithm,
+           "how a collective goes through its ranks; auto: hierarchical over "
+           "several hosts, else what TESSERA_COMM_TABLE has for its size, else "
+           "the backend's own")
+      .one_of({"auto", "ring", "recursive_doubling", "tree", "hierarchical"});
   section
       .key("timeout_s", timeout_s,
            "seconds after which an operation that waits for a peer fails")

@@ -11,6 +11,8 @@
 #include <span>
 #include <utility>
 
+#include "tessera/comm/algorithms/hierarchical.h"
+#include "tessera/comm/algorithms/selection.h"
 #include "tessera/comm/detail/backend_group.h"
 #include "tessera/comm/detail/failable_communicator.h"
 #include "tessera/comm/detail/rendezvous.h"
@@ -26,13 +28,31 @@
 namespace tessera::comm {
 namespace {
 
+// What stands before the name of the backend that goes between hosts.
+constexpr std::string_view kInside = "shm+";
+
+bool is_hierarchical(const std::string& backend) {
+  return backend.starts_with(kInside);
+}
+
 std::string resolve_backend(const CommunicatorOptions& options) {
-  if (options.backend != "auto") return options.backend;
-  return options.local_world_size == options.world_size ? "shm" : "gloo";
+  const bool one_host = options.local_world_size == options.world_size;
+  const bool asked_for = options.algorithm == "hierarchical";
+  std::string across = options.backend;
+  if (across == "auto") {
+    if (one_host) return "shm";
+    across = "gloo";
+    if (options.algorithm != "auto" && !asked_for) return across;
+  } else if (!asked_for || across == "shm" || across == "fake") {
+    return across;
+  }
+  return c10::str(kInside, across);
 }
 
 void check_options(const CommunicatorOptions& options,
-                   const std::string& backend) {
+                   const std::string& resolved) {
+  const std::string backend =
+      is_hierarchical(resolved) ? resolved.substr(kInside.size()) : resolved;
   for (const BackendInfo& info : backends()) {
     if (info.name != backend) continue;
     TS_CHECK_CONFIG(info.built, "comm.backend=", backend, ": ", info.note);
@@ -59,7 +79,8 @@ class BackendCommunicator : public FailableCommunicator {
   explicit BackendCommunicator(const CommunicatorOptions& options)
       : options_(options),
         backend_(resolve_backend(options)),
-        exceptions_(std::uncaught_exceptions()) {
+        exceptions_(std::uncaught_exceptions()),
+        selection_(options.algorithm) {
     check_options(options_, backend_);
     if (options_.store) store_ = own_part_of(*options_.store);
     if (store_ && options_.world_size > 1) {
@@ -67,6 +88,7 @@ class BackendCommunicator : public FailableCommunicator {
                                              options_.rank,
                                              [this] { return report(); });
     }
+    if (store_ && options_.world_size > 1 && backend_ != "fake") meet();
     std::vector<int64_t> all(options_.world_size);
     std::iota(all.begin(), all.end(), 0);
     world_ = make_group(all, "world");
@@ -98,7 +120,7 @@ class BackendCommunicator : public FailableCommunicator {
     const auto at = std::find(ranks.begin(), ranks.end(), options_.rank);
     if (at == ranks.end()) return nullptr;
     GroupInfo info{.name = name,
-                   .backend = backend_,
+                   .backend = backend_of(ranks),
                    .ranks = ranks,
                    .rank = at - ranks.begin(),
                    .timeout = options_.timeout};
@@ -163,6 +185,39 @@ class BackendCommunicator : public FailableCommunicator {
     };
   }
 
+  // What all ranks have to know of each other before they make groups.
+  void meet() {
+    try {
+      selection_.agree(Rendezvous(store_, ""), options_.rank, options_.timeout);
+      hosts_ = options_.hosts;
+      if (is_hierarchical(backend_) && hosts_.empty()) {
+        hosts_ = algorithms::exchange_hosts(Rendezvous(store_, "host/"),
+                                            options_.rank, options_.world_size,
+                                            options_.timeout);
+      }
+    } catch (const std::exception& error) {
+      announce(message_of(error));
+      throw;
+    }
+  }
+
+  // The hosts of these ranks, where collectives are hierarchical.
+  std::vector<std::string> hosts_of(const std::vector<int64_t>& ranks) const {
+    std::vector<std::string> hosts;
+    for (int64_t rank : ranks) hosts.push_back(hosts_.at(rank));
+    return hosts;
+  }
+
+  // Of ranks on one host: what goes inside hosts.
+  std::string backend_of(const std::vector<int64_t>& ranks) const {
+    if (!is_hierarchical(backend_) || ranks.size() == 1) return backend_;
+    const std::vector<std::string> hosts = hosts_of(ranks);
+    const bool one_host =
+        std::count(hosts.begin(), hosts.end(), hosts.front()) ==
+        static_cast<int64_t>(hosts.size());
+    return one_host ? "shm" : backend_;
+  }
+
   // Those who wait for this rank at the store hear of its failure.
   void announce(const std::string& why) const {
     if (!store_) return;
@@ -181,20 +236,54 @@ class BackendCommunicator : public FailableCommunicator {
 
   Connection connection_of(const GroupInfo& info,
                            const std::string& key) const {
+    const bool alone = info.ranks.size() == 1;
+    if (is_hierarchical(info.backend) && !alone) {
+      return hierarchical_of(info, key);
+    }
+    Connection direct = direct_connection_of(info, key);
+    if (info.backend == "fake" || alone) return direct;
+    return selection_.apply(std::move(direct), info.backend);
+  }
+
+  Connection hierarchical_of(const GroupInfo& info,
+                             const std::string& key) const {
+    const algorithms::HostMap map =
+        algorithms::make_host_map(hosts_of(info.ranks), info.rank);
+    GroupInfo inside = info, across = info;
+    inside.backend = "shm";
+    inside.rank = map.local;
+    inside.ranks.clear();
+    for (int64_t rank : map.locals()) inside.ranks.push_back(info.ranks[rank]);
+    across.backend = info.backend.substr(kInside.size());
+    const std::string host = c10::str(key, "host-", map.host, "/");
+    return algorithms::make_hierarchical(
+        {.map = map,
+         .inside = direct_connection_of(inside, host),
+         .across = direct_connection_of(across, c10::str(key, "across/"))},
+        selection_.chooser(across.backend, map.num_hosts()));
+  }
+
+  int64_t ranks_on_this_host() const {
+    if (hosts_.empty()) return options_.local_world_size;
+    return std::count(hosts_.begin(), hosts_.end(), hosts_[options_.rank]);
+  }
+
+  Connection direct_connection_of(const GroupInfo& info,
+                                  const std::string& key) const {
     const auto rank = static_cast<int>(info.rank);
     const auto size = static_cast<int>(info.ranks.size());
-    if (backend_ == "fake" || size == 1) {
+    if (info.backend == "fake" || size == 1) {
       return {.backend = c10::make_intrusive<fake::FakeBackend>(rank, size)};
     }
     Rendezvous rendezvous(store_, key);
-    if (backend_ == "gloo") {
-      return {.backend = gloo::make_gloo_backend(
-                  std::move(rendezvous), {.rank = rank,
-                                          .size = size,
-                                          .address = options_.address,
-                                          .timeout = options_.timeout})};
+    if (info.backend == "gloo") {
+      return gloo::make_gloo_backend(std::move(rendezvous),
+                                     {.rank = rank,
+                                      .size = size,
+                                      .address = options_.address,
+                                      .timeout = options_.timeout});
     }
-    if (backend_ == "mpi") {
+    if (info.backend == "mpi") {
       return mpi::connect(std::move(rendezvous),
                           {.group = info.name,
                            .rank = info.rank,
@@ -203,12 +292,11 @@ class BackendCommunicator : public FailableCommunicator {
                            .timeout = options_.timeout});
     }
     auto shm = c10::make_intrusive<shm::ShmBackend>(
-        std::move(rendezvous),
-        shm::Place{.group = info.name,
-                   .rank = info.rank,
-                   .ranks = info.ranks,
-                   .ranks_on_host = options_.local_world_size,
-                   .timeout = options_.timeout});
+        std::move(rendezvous), shm::Place{.group = info.name,
+                                          .rank = info.rank,
+                                          .ranks = info.ranks,
+                                          .ranks_on_host = ranks_on_this_host(),
+                                          .timeout = options_.timeout});
     return {.backend = shm,
             .fail = [shm](const std::string& why) { shm->fail(why); },
             .names_peers = true};
@@ -217,6 +305,8 @@ class BackendCommunicator : public FailableCommunicator {
   const CommunicatorOptions options_;
   const std::string backend_;
   const int exceptions_;  // in flight when it was made
+  const algorithms::Selection selection_;
+  std::vector<std::string> hosts_;  // of all ranks, or empty: not needed
   c10::intrusive_ptr<c10d::Store> store_;
   std::map<std::pair<std::vector<int64_t>, std::string>, Group*> by_ranks_;
   std::vector<std::unique_ptr<BackendGroup>> groups_;

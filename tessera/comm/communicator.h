@@ -23,7 +23,10 @@ namespace tessera::comm {
 
 struct CommunicatorOptions {
   std::string backend = "auto";  // auto | shm | gloo | mpi | fake
-  int64_t rank = 0;              // global
+  // auto | ring | recursive_doubling | tree | hierarchical; auto: as the table
+  // says that TESSERA_COMM_TABLE names, else the backend's own.
+  std::string algorithm = "auto";
+  int64_t rank = 0;  // global
   int64_t world_size = 1;
   int64_t local_world_size = 1;  // ranks on this host; shm needs all of them
   // Where ranks find each other: HashStore among threads, FileStore among the
@@ -31,6 +34,9 @@ struct CommunicatorOptions {
   c10::intrusive_ptr<c10d::Store> store = {};
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   std::string address = "127.0.0.1";  // that gloo listens on
+  // The host of each rank, by any names; empty: ranks say where they are. Asked
+  // for where collectives are hierarchical.
+  std::vector<std::string> hosts = {};
 };
 
 class Communicator {
@@ -38,7 +44,7 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t world_size() const = 0;
-  virtual const std::string& backend() const = 0;  // as resolved
+  virtual const std::string& backend() const = 0;  // as resolved: "shm+gloo"
   // The group of all ranks.
   virtual Group& world() = 0;
   // The group of these global ranks (ascending), or nullptr when this rank is
@@ -71,5 +77,8 @@ std::vector<BackendInfo> backends();
 void run_threads(int64_t world_size, const std::string& backend,
                  const std::function<void(Communicator&)>& body,
                  std::chrono::milliseconds timeout = std::chrono::minutes(1));
+// The same, with all options; `rank` and `store` are filled in.
+void run_threads(CommunicatorOptions options,
+                 const std::function<void(Communicator&)>& body);
 
 }  // namespace tessera::comm

@@ -39,16 +39,23 @@ TEST(Communicator, OfOneRankNeedsNoStore) {
   }
 }
 
-TEST(Communicator, AutoIsShmOnOneHostAndGlooOverSeveral) {
+TEST(Communicator, AutoIsShmOnOneHostAndGlooBetweenSeveral) {
   EXPECT_EQ(make_communicator({})->backend(), "shm");
-  EXPECT_EQ(
-      make_communicator({.world_size = 1, .local_world_size = 0})->backend(),
-      "gloo");
+  EXPECT_EQ(make_communicator({.local_world_size = 0})->backend(), "shm+gloo");
+  EXPECT_EQ(make_communicator({.algorithm = "hierarchical"})->backend(), "shm");
+  EXPECT_EQ(make_communicator({.backend = "gloo", .algorithm = "hierarchical"})
+                ->backend(),
+            "shm+gloo");
+  EXPECT_EQ(make_communicator({.algorithm = "ring", .local_world_size = 0})
+                ->backend(),
+            "gloo");
 }
 
 TEST(Communicator, RefusesWhatCannotBe) {
   EXPECT_THAT(failure_of([] { make_communicator({.backend = "smh"}); }),
               HasSubstr("comm.backend=smh is not known"));
+  EXPECT_THAT(failure_of([] { make_communicator({.algorithm = "rng"}); }),
+              HasSubstr("comm.algorithm=rng is not known"));
   EXPECT_THAT(failure_of([] { make_communicator({.backend = "nccl"}); }),
               HasSubstr("comm.backend=nccl: not built"));
   EXPECT_THAT(

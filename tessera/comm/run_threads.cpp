@@ -67,16 +67,21 @@ class SharedCores {
 void run_threads(int64_t world_size, const std::string& backend,
                  const std::function<void(Communicator&)>& body,
                  std::chrono::milliseconds timeout) {
-  CommunicatorOptions options{.backend = backend,
-                              .world_size = world_size,
-                              .local_world_size = world_size,
-                              .store = c10::make_intrusive<c10d::HashStore>(),
-                              .timeout = timeout};
+  run_threads({.backend = backend,
+               .world_size = world_size,
+               .local_world_size = world_size,
+               .timeout = timeout},
+              body);
+}
+
+void run_threads(CommunicatorOptions options,
+                 const std::function<void(Communicator&)>& body) {
+  options.store = c10::make_intrusive<c10d::HashStore>();
   FirstFailure failure;
   {
-    const SharedCores cores(world_size);
+    const SharedCores cores(options.world_size);
     std::vector<std::jthread> ranks;
-    for (int64_t rank = 0; rank < world_size; ++rank) {
+    for (int64_t rank = 0; rank < options.world_size; ++rank) {
       options.rank = rank;
       ranks.emplace_back([&, options] {
         cores.take_share();

@@ -1,4 +1,4 @@
-// What this host is called.
+// What this host is called, and which processes are on one.
 #pragma once
 
 #include <string>
@@ -7,5 +7,10 @@ namespace tessera {
 
 // As gethostname(2) has it; "localhost" where it has nothing.
 std::string host_name();
+
+// The same for processes that can share memory and reach each other by the same
+// addresses: name and start of the kernel, and the namespaces of processes and
+// of the network. Two hosts may share a name, two containers a kernel.
+std::string host_identity();
 
 }  // namespace tessera

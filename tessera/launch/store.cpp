@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <random>
 
@@ -126,13 +125,6 @@ StorePtr make_store(const RankEnvironment& here) {
   }
   return c10::make_intrusive<c10d::PrefixStore>("tessera/" + meet.attempt,
                                                 store);
-}
-
-// Two hosts may share a name, two containers a kernel: both together tell.
-std::string host_identity() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return host_name() + "/" + boot;
 }
 
 std::string key_of(int64_t rank) { return "rank/" + std::to_string(rank); }

@@ -71,13 +71,18 @@ RankEnd await(const Child& child) {
 std::vector<RankEnd> fork_ranks(int64_t world_size, const std::string& backend,
                                 const RankBody& body,
                                 std::chrono::milliseconds timeout) {
+  return fork_ranks({.backend = backend,
+                     .world_size = world_size,
+                     .local_world_size = world_size,
+                     .timeout = timeout},
+                    body);
+}
+
+std::vector<RankEnd> fork_ranks(comm::CommunicatorOptions options,
+                                const RankBody& body) {
   const TemporaryFolder folder("tessera-ranks");
-  comm::CommunicatorOptions options{.backend = backend,
-                                    .world_size = world_size,
-                                    .local_world_size = world_size,
-                                    .timeout = timeout};
   std::vector<Child> children;
-  for (options.rank = 0; options.rank < world_size; ++options.rank) {
+  for (options.rank = 0; options.rank < options.world_size; ++options.rank) {
     children.push_back(fork_rank(options, folder.file("store"), body));
   }
   std::vector<RankEnd> ends;

@@ -28,6 +28,10 @@ std::vector<RankEnd> fork_ranks(
     int64_t world_size, const std::string& backend, const RankBody& body,
     std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
+// The same with all options; `rank` and `store` are filled in.
+std::vector<RankEnd> fork_ranks(comm::CommunicatorOptions options,
+                                const RankBody& body);
+
 // fork_ranks, expecting that every rank ends well.
 void run_processes(
     int64_t world_size, const std::string& backend, const RankBody& body,

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <csignal>
+#include <mutex>
 #include <utility>
 
 #include "tessera/comm/detail/split_bytes.h"
@@ -161,9 +162,23 @@ class GlooBackend : public c10d::Backend {
     return kept(group_->recv(tensors, peer, tag), c10d::OpType::RECV, tensors);
   }
 
+  // Gloo has no word for it, but closes all connections of a group when one of
+  // its messages comes too late: wait a moment for one that never comes.
+  void fail() {
+    constexpr int kNeverSent = INT32_MAX;
+    Tensors nothing{at::empty({1}, at::kByte)};
+    try {
+      group_->recv(nothing, (rank_ + 1) % size_, kNeverSent)
+          ->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception& error) {
+      log::debug("gloo's connections are closed: ", message_of(error));
+    }
+  }
+
  private:
   // A message that its caller drops is under way still.
   Pending kept(Pending message, c10d::OpType type, const Tensors& tensors) {
+    std::lock_guard lock(mutex_);
     std::erase_if(messages_, [](const Pending& m) { return m->isCompleted(); });
     const Pending work = c10::make_intrusive<MessageWork>(std::move(message),
                                                           rank_, type, tensors);
@@ -172,6 +187,7 @@ class GlooBackend : public c10d::Backend {
   }
 
   c10::intrusive_ptr<ProcessGroupGloo> group_;
+  std::mutex mutex_;               // messages may come from several threads
   std::vector<Pending> messages_;  // that nobody has awaited yet
 };
 
@@ -186,8 +202,8 @@ void wait_for_peers(Rendezvous& rendezvous, const GlooOptions& options) {
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_gloo_backend(
-    Rendezvous rendezvous, const GlooOptions& options) {
+Connection make_gloo_backend(Rendezvous rendezvous,
+                             const GlooOptions& options) {
   wait_for_peers(rendezvous, options);
   ignore_sigpipe();
   auto gloo_options = ProcessGroupGloo::Options::create(options.timeout);
@@ -199,7 +215,9 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(
         rendezvous.group_store(), options.rank, options.size, gloo_options);
     // A rank that is done at once must not close before all are connected.
     group->barrier()->wait();
-    return c10::make_intrusive<GlooBackend>(std::move(group));
+    auto backend = c10::make_intrusive<GlooBackend>(std::move(group));
+    return {.backend = backend,
+            .fail = [backend](const std::string&) { backend->fail(); }};
   } catch (const std::exception& error) {
     TS_CHECK_REACH(false, "gloo on ", options.address,
                    " did not connect to its ", options.size - 1,

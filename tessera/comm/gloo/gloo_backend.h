@@ -15,6 +15,7 @@
 #include <chrono>
 #include <string>
 
+#include "tessera/comm/detail/backend_group.h"
 #include "tessera/comm/detail/rendezvous.h"
 
 namespace tessera::comm::gloo {
@@ -26,8 +27,8 @@ struct GlooOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 
-// Blocks until every rank of the group is connected.
-c10::intrusive_ptr<c10d::Backend> make_gloo_backend(Rendezvous rendezvous,
-                                                    const GlooOptions& options);
+// Blocks until every rank of the group is connected. Its fail() closes the
+// connections to all peers.
+Connection make_gloo_backend(Rendezvous rendezvous, const GlooOptions& options);
 
 }  // namespace tessera::comm::gloo
