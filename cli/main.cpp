@@ -88,6 +88,10 @@ int run(int argc, char** argv) {
     return usage_error(program, error.what(), first_word);
   } catch (const Error& error) {
     return failed(message_of(error), error.exit_code());
+  } catch (const c10::DistError& error) {
+    return failed(c10::str("the rendezvous or a peer is gone: ",
+                           error.what_without_backtrace()),
+                  ExitCode::kUnreachable);
   } catch (const std::filesystem::filesystem_error& error) {
     return failed(error.what(), ExitCode::kInputOutput);
   } catch (const std::bad_alloc&) {

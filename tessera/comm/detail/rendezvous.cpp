@@ -1,5 +1,7 @@
 #include "tessera/comm/detail/rendezvous.h"
 
+#include <future>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/core/error.h"
@@ -11,6 +13,9 @@ namespace {
 constexpr const char* kFailureKey = "failure";
 // How soon a waiting rank looks whether another one failed.
 constexpr auto kSlice = std::chrono::milliseconds(100);
+// A store whose host was cut off never answers. The thread that asked it is
+// left behind then: this rank is about to end.
+constexpr auto kPatience = std::chrono::seconds(2);
 
 // False when the key was not there within `time`.
 bool wait_a_while(c10d::Store& store, const std::string& key,
@@ -64,8 +69,16 @@ void Rendezvous::check_no_failure() {
 
 void Rendezvous::announce_failure(const std::string& why) noexcept {
   try {
-    // The first one stays: what follows is its consequence.
-    if (!store_->check({kFailureKey})) store_->set(kFailureKey, why);
+    auto task = std::packaged_task<void()>([store = store_, why] {
+      // The first one stays: what follows is its consequence.
+      if (!store->check({kFailureKey})) store->set(kFailureKey, why);
+    });
+    std::future<void> done = task.get_future();
+    std::thread thread(std::move(task));
+    const bool answered = done.wait_for(kPatience) == std::future_status::ready;
+    answered ? thread.join() : thread.detach();
+    if (answered) return done.get();
+    log::debug("the store does not answer; the peers will find out.");
   } catch (const std::exception& error) {
     log::debug("the peers will find out by themselves: ", message_of(error));
   }
