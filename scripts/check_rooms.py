@@ -31,7 +31,7 @@ def are_siblings(one, other):
 def check_includes(name, text):
     room = name.split("/")[1]
     # A backend's folder is its own business, as detail/ is.
-    is_public = name.endswith(".h") and not re.search(r"/(detail|shm|gloo|mpi|fake)/", name)
+    is_public = name.endswith(".h") and not re.search(r"/(detail|shm|gloo|mpi|fake|algorithms)/", name)
     for whole, inside in INCLUDE.findall(text):
         other = inside.split("/")[0]
         if other == "tessera.h":

@@ -1,12 +1,6 @@
 #include "tessera/comm/algorithms/hierarchical.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
-#include <optional>
-
-#include "tessera/comm/algorithms/backend_transport.h"
-#include "tessera/comm/algorithms/blocking_calls.h"
+#include "tessera/comm/algorithms/hierarchical_collectives.h"
 
 namespace tessera::comm::algorithms {
 namespace {
@@ -14,113 +8,51 @@ namespace {
 // Across hosts a step costs as much as this many bytes, or more.
 constexpr int64_t kSmallBytes = 64 << 10;
 
-at::Tensor empty(int64_t numel, at::ScalarType dtype) {
-  return at::empty({numel}, at::TensorOptions(dtype));
+// Where each rank's bytes begin.
+Bounds begins_of(const std::vector<int64_t>& splits) {
+  Bounds bounds{0};
+  for (int64_t bytes : splits) bounds.push_back(bounds.back() + bytes);
+  return bounds;
 }
 
-// A mean is a sum until it is finished.
-ReduceOp sums_of(ReduceOp op) {
-  return op == ReduceOp::kMean ? ReduceOp::kSum : op;
+}  // namespace
+
+Hierarchical::Hierarchical(Hierarchy hierarchy, Chooser choose)
+    : map_(std::move(hierarchy.map)),
+      inside_(std::move(hierarchy.inside)),
+      across_(std::move(hierarchy.across)),
+      choose_(std::move(choose)),
+      everyone_(across_.backend) {
+  if (map_.is_even()) {
+    bridge_.emplace(everyone_, map_.column());
+  } else if (map_.local == 0) {
+    bridge_.emplace(everyone_, map_.leaders());
+  }
+  if (map_.local == 0) leaders_.emplace(everyone_, map_.leaders());
 }
 
-class Hierarchical : public BlockingCollectives {
- public:
-  Hierarchical(Hierarchy hierarchy, Chooser choose)
-      : map_(std::move(hierarchy.map)),
-        inside_(std::move(hierarchy.inside)),
-        across_(std::move(hierarchy.across)),
-        choose_(std::move(choose)),
-        everyone_(across_.backend) {
-    if (map_.is_even())
-      bridge_.emplace(everyone_, map_.column());
-    else if (map_.local == 0)
-      bridge_.emplace(everyone_, map_.leaders());
-    if (map_.local == 0) leaders_.emplace(everyone_, map_.leaders());
-  }
+Algorithm Hierarchical::choose(Verb verb, int64_t bytes) const {
+  const Algorithm chosen = choose_(verb, bytes);
+  if (chosen != Algorithm::kOwn && implements(chosen, verb)) return chosen;
+  return bytes <= kSmallBytes ? Algorithm::kRecursiveDoubling
+                              : Algorithm::kRing;
+}
 
-  std::string name() const override { return "hierarchical"; }
+BlockingCollectives::Message Hierarchical::send(
+    std::vector<at::Tensor>& tensors, int peer, int tag) {
+  const auto [host, local] = map_.place_of(peer);
+  return host == map_.host
+             ? inside_.backend->send(tensors, static_cast<int>(local), tag)
+             : across_.backend->send(tensors, peer, tag);
+}
 
-  void all_reduce(const at::Tensor& tensor, ReduceOp op) override {
-    if (tensor.numel() == 0) return;
-    map_.is_even() ? all_reduce_by_parts(tensor, op)
-                   : all_reduce_by_leaders(tensor, op);
-  }
-
-  void all_gather(const at::Tensor& output, const at::Tensor& input) override {
-    if (input.numel() == 0) return;
-    const at::Tensor in = bytes_of(input);
-    map_.is_even() ? all_gather_by_parts(output, in)
-                   : all_gather_by_leaders(output, in);
-  }
-
-  void reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                      ReduceOp op) override {
-    if (output.numel() == 0) return;
-    map_.is_even() ? reduce_scatter_by_parts(output, input, op)
-                   : reduce_scatter_by_leaders(output, input, op);
-  }
-
-  void all_to_all(const at::Tensor& output, const at::Tensor& input,
-                  std::vector<int64_t> output_splits,
-                  std::vector<int64_t> input_splits) override;
-  void broadcast(const at::Tensor& tensor, int64_t root) override;
-  void barrier() override;
-
-  Message send(std::vector<at::Tensor>& tensors, int peer, int tag) override {
-    const auto [host, local] = map_.place_of(peer);
-    return host == map_.host
-               ? inside_.backend->send(tensors, static_cast<int>(local), tag)
-               : across_.backend->send(tensors, peer, tag);
-  }
-  Message recv(std::vector<at::Tensor>& tensors, int peer, int tag) override {
-    const auto [host, local] = map_.place_of(peer);
-    return host == map_.host
-               ? inside_.backend->recv(tensors, static_cast<int>(local), tag)
-               : across_.backend->recv(tensors, peer, tag);
-  }
-
-  // Whoever waits for this rank, on either side, must hear of it.
-  void fail(const std::string& why) override {
-    inside_.fail(why);
-    across_.fail(why);
-  }
-
- private:
-  void all_reduce_by_parts(const at::Tensor& tensor, ReduceOp op);
-  void all_reduce_by_leaders(const at::Tensor& tensor, ReduceOp op);
-  void all_gather_by_parts(const at::Tensor& output, const at::Tensor& in);
-  void all_gather_by_leaders(const at::Tensor& output, const at::Tensor& in);
-  void reduce_scatter_by_parts(const at::Tensor& output,
-                               const at::Tensor& input, ReduceOp op);
-  void reduce_scatter_by_leaders(const at::Tensor& output,
-                                 const at::Tensor& input, ReduceOp op);
-
-  Algorithm choose(Verb verb, int64_t bytes) const {
-    const Algorithm chosen = choose_(verb, bytes);
-    if (chosen != Algorithm::kOwn && implements(chosen, verb)) return chosen;
-    return bytes <= kSmallBytes ? Algorithm::kRecursiveDoubling
-                                : Algorithm::kRing;
-  }
-  Reduction reduction(ReduceOp op) const { return {op, everyone_.size()}; }
-  // `input`, of a piece a rank, as partial sums; pieces as `order` lists ranks.
-  at::Tensor ordered_partial(const at::Tensor& input,
-                             const std::vector<int64_t>& order) const;
-  // Ranks by place and host, and by host and place.
-  std::vector<int64_t> by_place() const;
-  std::vector<int64_t> by_host() const;
-  // Where the hosts' shares of pieces of `piece` elements begin.
-  Bounds host_bounds(int64_t piece) const;
-
-  const HostMap map_;
-  const Connection inside_;
-  const Connection across_;
-  const Chooser choose_;
-  BackendTransport everyone_;
-  // One rank of each host: those at this rank's place, or the leaders where
-  // hosts are not even; none on the other ranks of such hosts.
-  std::optional<Subset> bridge_;
-  std::optional<Subset> leaders_;  // on leaders
-};
+BlockingCollectives::Message Hierarchical::recv(
+    std::vector<at::Tensor>& tensors, int peer, int tag) {
+  const auto [host, local] = map_.place_of(peer);
+  return host == map_.host
+             ? inside_.backend->recv(tensors, static_cast<int>(local), tag)
+             : across_.backend->recv(tensors, peer, tag);
+}
 
 std::vector<int64_t> Hierarchical::by_place() const {
   std::vector<int64_t> order;
@@ -147,76 +79,18 @@ Bounds Hierarchical::host_bounds(int64_t piece) const {
   return bounds;
 }
 
-at::Tensor Hierarchical::ordered_partial(
-    const at::Tensor& input, const std::vector<int64_t>& order) const {
-  const Elements values = elements_of(input);
-  const auto size = static_cast<int64_t>(order.size());
-  const int64_t piece = values.numel / size;
-  at::Tensor partial = empty(values.numel, partial_dtype(values.dtype));
-  const Elements to = elements_of(partial);
-  for (int64_t i = 0; i < size; ++i) {
-    begin_partial(values.part(order[i] * piece, (order[i] + 1) * piece),
-                  to.part(i * piece, (i + 1) * piece));
-  }
-  return partial;
-}
-
-void Hierarchical::all_reduce_by_parts(const at::Tensor& tensor, ReduceOp op) {
-  const Elements values = elements_of(tensor);
-  const at::ScalarType dtype = partial_dtype(values.dtype);
-  const int64_t locals = map_.num_locals();
-  const int64_t part = (values.numel + locals - 1) / locals;
-  const bool fits = part * locals == values.numel;
-
-  at::Tensor partial = tensor;
-  if (!fits || dtype != values.dtype) {
-    partial = at::zeros({part * locals}, at::TensorOptions(dtype));
-    begin_partial(values, elements_of(partial).part(0, values.numel));
-  }
-  const at::Tensor sums = empty(part, dtype);
-  call_reduce_scatter(*inside_.backend, sums, partial, sums_of(op));
-
-  const at::Tensor result =
-      dtype == values.dtype ? sums : empty(part, values.dtype);
-  algorithms::all_reduce(
-      *bridge_, choose(Verb::kAllReduce, static_cast<int64_t>(result.nbytes())),
-      elements_of(sums), elements_of(result), reduction(op));
-
-  const at::Tensor whole = fits ? tensor : empty(part * locals, values.dtype);
-  call_all_gather(*inside_.backend, whole, result);
-  copy(elements_of(whole).part(0, values.numel), values);
-}
-
-void Hierarchical::all_reduce_by_leaders(const at::Tensor& tensor,
-                                         ReduceOp op) {
-  const Elements values = elements_of(tensor);
-  const at::ScalarType dtype = partial_dtype(values.dtype);
-  at::Tensor partial = tensor;
-  if (dtype != values.dtype) {
-    partial = empty(values.numel, dtype);
-    begin_partial(values, elements_of(partial));
-  }
-  call_all_reduce(*inside_.backend, partial, sums_of(op));
-  if (bridge_) {
-    algorithms::all_reduce(
-        *bridge_,
-        choose(Verb::kAllReduce, static_cast<int64_t>(tensor.nbytes())),
-        elements_of(partial), values, reduction(op));
-  }
-  call_broadcast(*inside_.backend, tensor, /*root=*/0);
-}
-
 void Hierarchical::all_gather_by_parts(const at::Tensor& output,
                                        const at::Tensor& in) {
   const int64_t piece = in.numel();
   const int64_t hosts = map_.num_hosts();
-  const at::Tensor column = empty(hosts * piece, at::kByte);
+  const at::Tensor column = empty_of(hosts * piece, at::kByte);
   const Elements own = elements_of(column);
   copy(elements_of(in), own.part(map_.host * piece, (map_.host + 1) * piece));
   algorithms::all_gather(*bridge_, choose(Verb::kAllGather, column.numel()),
                          own, even_bounds(own.numel, hosts));
 
-  const at::Tensor all = empty(map_.num_locals() * column.numel(), at::kByte);
+  const at::Tensor all =
+      empty_of(map_.num_locals() * column.numel(), at::kByte);
   call_all_gather(*inside_.backend, all, column);
   const Elements from = elements_of(all), to = elements_of(bytes_of(output));
   int64_t at = 0;
@@ -229,7 +103,7 @@ void Hierarchical::all_gather_by_parts(const at::Tensor& output,
 void Hierarchical::all_gather_by_leaders(const at::Tensor& output,
                                          const at::Tensor& in) {
   const int64_t piece = in.numel();
-  const at::Tensor all = empty(everyone_.size() * piece, at::kByte);
+  const at::Tensor all = empty_of(everyone_.size() * piece, at::kByte);
   const Bounds bounds = host_bounds(piece);
   const at::Tensor own =
       all.narrow(0, bounds[map_.host], map_.num_locals() * piece);
@@ -247,46 +121,6 @@ void Hierarchical::all_gather_by_leaders(const at::Tensor& output,
   }
 }
 
-void Hierarchical::reduce_scatter_by_parts(const at::Tensor& output,
-                                           const at::Tensor& input,
-                                           ReduceOp op) {
-  const at::Tensor partial = ordered_partial(input, by_place());
-  const at::Tensor column =
-      empty(map_.num_hosts() * output.numel(), partial.scalar_type());
-  call_reduce_scatter(*inside_.backend, column, partial, sums_of(op));
-  algorithms::reduce_scatter(
-      *bridge_,
-      choose(Verb::kReduceScatter, static_cast<int64_t>(column.nbytes())),
-      elements_of(column), even_bounds(column.numel(), map_.num_hosts()),
-      elements_of(output), reduction(op));
-}
-
-void Hierarchical::reduce_scatter_by_leaders(const at::Tensor& output,
-                                             const at::Tensor& input,
-                                             ReduceOp op) {
-  const int64_t piece = output.numel();
-  const at::Tensor partial = ordered_partial(input, by_host());
-  call_all_reduce(*inside_.backend, partial, sums_of(op));
-  const at::Tensor own = empty(map_.num_locals() * piece, output.scalar_type());
-  if (bridge_) {
-    algorithms::reduce_scatter(
-        *bridge_,
-        choose(Verb::kReduceScatter, static_cast<int64_t>(partial.nbytes())),
-        elements_of(partial), host_bounds(piece), elements_of(own),
-        reduction(op));
-  }
-  call_broadcast(*inside_.backend, own, /*root=*/0);
-  copy(elements_of(own).part(map_.local * piece, (map_.local + 1) * piece),
-       elements_of(output));
-}
-
-// Where each rank's bytes begin.
-Bounds begins_of(const std::vector<int64_t>& splits) {
-  Bounds bounds{0};
-  for (int64_t bytes : splits) bounds.push_back(bounds.back() + bytes);
-  return bounds;
-}
-
 void Hierarchical::all_to_all(const at::Tensor& output, const at::Tensor& input,
                               std::vector<int64_t> output_splits,
                               std::vector<int64_t> input_splits) {
@@ -298,8 +132,8 @@ void Hierarchical::all_to_all(const at::Tensor& output, const at::Tensor& input,
     in_inside.push_back(input_splits[rank]);
     out_inside.push_back(output_splits[rank]);
   }
-  const at::Tensor sent = empty(begins_of(in_inside).back(), at::kByte);
-  const at::Tensor received = empty(begins_of(out_inside).back(), at::kByte);
+  const at::Tensor sent = empty_of(begins_of(in_inside).back(), at::kByte);
+  const at::Tensor received = empty_of(begins_of(out_inside).back(), at::kByte);
   int64_t at = 0;
   for (int64_t rank : map_.locals()) {
     copy(pieces_of(in, from, rank, rank + 1),
@@ -352,8 +186,6 @@ void Hierarchical::barrier() {
   }
   call_barrier(*inside_.backend);
 }
-
-}  // namespace
 
 Connection make_hierarchical(Hierarchy hierarchy, Chooser choose) {
   const int rank = hierarchy.across.backend->getRank();

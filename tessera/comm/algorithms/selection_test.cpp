@@ -1,0 +1,142 @@
+// What carries a group, who chooses, and what ranks hear when one fails.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tessera/comm/algorithms/host_map.h"
+#include "tessera/core/error.h"
+#include "tests/support/layouts.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using testing::on_hosts;
+using testing::on_one_host;
+
+TEST(Hierarchical, SaysWhatCarriesAGroup) {
+  run_threads(on_hosts("aab", "auto"), [](Communicator& communicator) {
+    EXPECT_EQ(communicator.backend(), "gloo");
+  });
+  CommunicatorOptions options = on_hosts("aab", "auto");
+  options.backend = "auto";
+  run_threads(options, [](Communicator& communicator) {
+    EXPECT_EQ(communicator.backend(), "shm+gloo");
+    EXPECT_EQ(communicator.world().backend(), "shm+gloo");
+    Group* inside = communicator.make_group({0, 1}, "inside");
+    if (inside) {
+      EXPECT_EQ(inside->backend(), "shm");
+    }
+    Group* across = communicator.make_group({1, 2}, "across");
+    if (across) {
+      EXPECT_EQ(across->backend(), "shm+gloo");
+    }
+  });
+  // All ranks of this test are on one host, whatever the launcher says.
+  options.hosts.clear();
+  run_threads(options, [](Communicator& communicator) {
+    EXPECT_EQ(communicator.world().backend(), "shm");
+  });
+}
+
+TEST(HostMap, PutsRanksIntoPlaces) {
+  const auto map = algorithms::make_host_map({"b", "a", "b", "a", "c"}, 3);
+  EXPECT_EQ(map.members,
+            (std::vector<std::vector<int64_t>>{{0, 2}, {1, 3}, {4}}));
+  EXPECT_EQ(map.host, 1);
+  EXPECT_EQ(map.local, 1);
+  EXPECT_FALSE(map.is_even());
+  EXPECT_EQ(map.leaders(), (std::vector<int64_t>{0, 1, 4}));
+  const auto even = algorithms::make_host_map({"b", "a", "b", "a"}, 2);
+  EXPECT_TRUE(even.is_even());
+  EXPECT_EQ(even.column(), (std::vector<int64_t>{2, 3}));
+}
+
+std::string failure_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+// A failure on one side of a host is heard on the other, long before the
+// time-out.
+TEST(Hierarchical, TellsBothSidesOfAFailure) {
+  for (const char* hosts : {"aabb", "abab", "aab", "abb"}) {
+    std::atomic<int> told = 0;
+    const std::string said = failure_of([&] {
+      run_threads(on_hosts(hosts), [&](Communicator& communicator) {
+        Group& world = communicator.world();
+        world.barrier();
+        TS_CHECK(communicator.rank() != 1, "boom");
+        at::Tensor t = at::ones({300000});
+        EXPECT_THAT(failure_of([&] { world.all_reduce(t).wait(); }),
+                    HasSubstr("all_reduce(sum) #2"));
+        ++told;
+      });
+    });
+    EXPECT_EQ(said, c10::str("[rank 1/", std::string(hosts).size(), "] boom"));
+    EXPECT_EQ(told, std::string(hosts).size() - 1);
+  }
+}
+
+TEST(Hierarchical, SurvivorsEndWhenARankIsKilled) {
+  const auto ends =
+      testing::fork_ranks(on_hosts("aabb"), [](Communicator& communicator) {
+        Group& world = communicator.world();
+        at::Tensor t = at::ones({300000});
+        world.all_reduce(t).wait();
+        if (communicator.rank() == 2) {
+          world.all_reduce(t);
+          raise(SIGKILL);
+        }
+        while (true) world.all_reduce(t).wait();
+      });
+  EXPECT_EQ(ends[2].signal, SIGKILL);
+  for (int rank : {0, 1, 3}) {
+    EXPECT_EQ(ends[rank].exit_code, 1);
+    EXPECT_THAT(ends[rank].message,
+                AllOf(HasSubstr("all_reduce(sum) #"), HasSubstr("shm+gloo")));
+  }
+  EXPECT_THAT(ends[3].message, AnyOf(HasSubstr("rank 2"), HasSubstr("peer")));
+}
+
+TEST(Selection, OfAnotherTableThanRankZeroIsRefused) {
+  CommunicatorOptions options = on_one_host("gloo", 2, "ring");
+  const std::string said = failure_of([&] {
+    run_threads(2, "shm", [&](Communicator& outer) {
+      static const auto store = c10::make_intrusive<c10d::HashStore>();
+      CommunicatorOptions own = options;
+      own.rank = outer.rank();
+      own.store = store;
+      if (outer.rank() == 1) own.algorithm = "tree";
+      make_communicator(own);
+    });
+  });
+  EXPECT_THAT(said, AnyOf(HasSubstr("comm.algorithm is tree with no table on "
+                                    "rank 1, ring with no table on rank 0"),
+                          HasSubstr("failed")));
+}
+
+TEST(Selection, KeepsATagForItself) {
+  run_threads(on_one_host("gloo", 2, "ring"), [](Communicator& communicator) {
+    EXPECT_THAT(failure_of([&] {
+                  communicator.world().send(at::ones({1}),
+                                            1 - communicator.rank(), 32767);
+                }),
+                HasSubstr("tag 32767 belongs to the algorithms"));
+    communicator.world().barrier();
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm
