@@ -24,6 +24,7 @@ packages=(
   "libopenmpi-dev mpicxx"
   "openmpi-bin mpirun"
   "pkg-config pkg-config"
+  "iproute2 /usr/sbin/tc"
 )
 
 missing_packages() {

@@ -1,0 +1,182 @@
+"""Training over several hosts: network namespaces, slow links, cut links, a store behind a bad line."""
+
+import os
+import socket
+import subprocess
+import time
+
+import pytest
+from hosts import Hosts, end_of, places, start_ranks, why_not
+from proxy import Proxy
+from runs import configuration, metrics, train
+
+FP64 = {"precision": {"compute": "fp64"}}
+# Meshes of 4 ranks: what goes between hosts is a sum, shards, or activations.
+MESHES = {
+    "ddp": {"mesh": {"dp": 4}},
+    "zero 3": {"mesh": {"dp": 4}, "zero": {"stage": 3}},
+    "pp 2 x tp 2": {"mesh": {"pp": 2, "tp": 2}},
+    "dp 2 x cp 2, ulysses": {"mesh": {"dp": 2, "cp": 2}, "context": {"method": "ulysses"}},
+}
+
+
+@pytest.fixture(scope="session")
+def namespaces():
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+
+
+def assert_equal_losses(folder, wanted, bound=1e-10):
+    found = metrics(folder)
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted):
+        for key in ("loss", "grad_norm"):
+            assert one[key] == pytest.approx(other[key], rel=bound), (one["step"], key)
+
+
+def one_host(program, tokens, folder, **sections):
+    train(program, configuration(tokens, folder, **sections))
+    return metrics(folder)
+
+
+def on_hosts(program, tokens, folder, per_host, *arguments, rate=None, line=None, **sections):
+    """Trains and returns the bytes that left each host."""
+    path = configuration(tokens, folder, **sections)
+    with Hosts(len(per_host), rate, line) as hosts:
+        for code, errors in end_of(start_ranks(hosts, program, per_host, path, *arguments)):
+            assert code == 0, errors[-3000:]
+        return [hosts.sent(host) for host in range(len(per_host))]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_two_hosts_train_the_model_of_one(program, tokens, tmp_path, namespaces, mesh):
+    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+    on_hosts(program, tokens, tmp_path / "two", [2, 2], **FP64, **MESHES[mesh])
+    assert_equal_losses(tmp_path / "two", wanted)
+
+
+@pytest.mark.parametrize("per_host", [[2, 2, 2], [1, 3], [3, 2, 1]], ids=str)
+def test_so_do_three_and_uneven_ones_over_a_slow_link(program, tokens, tmp_path, namespaces, per_host):
+    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+    mesh = {"mesh": {"dp": sum(per_host)}, "zero": {"stage": 2}}
+    on_hosts(program, tokens, tmp_path / "more", per_host, rate="100mbit", **FP64, **mesh)
+    assert_equal_losses(tmp_path / "more", wanted)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_so_do_two_whose_line_delays_and_loses_frames(program, tokens, tmp_path, namespaces, seed):
+    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+    on_hosts(program, tokens, tmp_path / "two", [2, 2], line=(seed, 0.002, 0.02), **FP64, **MESHES["ddp"])
+    assert_equal_losses(tmp_path / "two", wanted)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "tree", "hierarchical"])
+def test_every_algorithm_trains_the_same_model(program, tokens, tmp_path, algorithm):
+    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+    path = configuration(tokens, tmp_path / "run", mesh={"dp": 3}, zero={"stage": 1}, **FP64)
+    train(program, path, "--nproc", "3", "--comm.backend=gloo", f"--comm.algorithm={algorithm}")
+    assert_equal_losses(tmp_path / "run", wanted)
+
+
+def test_hierarchical_moves_fewer_bytes_between_hosts(program, tokens, tmp_path, namespaces):
+    big = {"model": {"hidden": 128, "ffn": 256}, "run": {"steps": 6}, "checkpoint": {"every": 0}, "mesh": {"dp": 4}}
+    auto = sum(on_hosts(program, tokens, tmp_path / "auto", [2, 2], **big))
+    flat = {what: sum(on_hosts(program, tokens, tmp_path / what, [2, 2], *arguments, **big)) for what, arguments in
+            {"gloo": ["--comm.backend=gloo"], "ring": ["--comm.algorithm=ring"]}.items()}
+    # 2 (H - 1)/H = 1 copy of the gradients out of a host; a flat ring of p = 4 takes 2 (p - 1)/p = 1.5.
+    for what, bytes_sent in flat.items():
+        assert auto < 0.75 * bytes_sent, (what, auto, bytes_sent)
+
+
+def test_ranks_with_another_table_are_refused(program, tokens, tmp_path, namespaces):
+    path = configuration(tokens, tmp_path, mesh={"dp": 2})
+    table = tmp_path / "table.json"
+    table.write_text('{"format": "tessera-comm-table", "version": 1, "entries": [{"verb": "all_reduce", '
+                     '"backend": "gloo", "ranks": 2, "min_bytes": 0, "algorithm": "tree"}]}')
+    with Hosts(2) as hosts:
+        ranks = [hosts.start(host, [program, "train", path],
+                             {**variables, **({"TESSERA_COMM_TABLE": str(table)} if host else {})},
+                             stderr=subprocess.PIPE, text=True) for host, variables in places([1, 1])]
+        ends = end_of(ranks)
+    assert [code for code, _ in ends] == [69, 78]
+    assert "auto with table" in ends[1][1] and "no table on rank 0" in ends[1][1], ends[1][1]
+
+
+def wait_for_steps(folder, ranks):
+    lines = os.path.join(folder, "run", "metrics.jsonl")
+    deadline = time.monotonic() + 60
+    while not (os.path.isfile(lines) and os.path.getsize(lines) > 0):
+        assert time.monotonic() < deadline and all(rank.poll() is None for rank in ranks), "no step was done"
+        time.sleep(0.05)
+
+
+def test_a_cut_link_ends_all_ranks_and_is_named(program, tokens, tmp_path, namespaces):
+    path = configuration(tokens, tmp_path, mesh={"dp": 4}, run={"steps": 1000000}, checkpoint={"every": 0})
+    with Hosts(2) as hosts:
+        ranks = start_ranks(hosts, program, [2, 2], path, "--comm.timeout_s=3")
+        try:
+            wait_for_steps(tmp_path, ranks)
+            hosts.cut(1)
+        except BaseException:
+            end_of(ranks, timeout=0)
+            raise
+        ends = end_of(ranks, timeout=60)
+    for rank, (code, errors) in enumerate(ends):
+        assert code == 69, (rank, errors)
+        assert "on group" in errors and "shm+gloo" in errors and "time-out 3 s" in errors, errors
+    assert any("a message from rank" in errors or "a message to rank" in errors for _, errors in ends)
+
+
+def test_a_killed_host_ends_the_other(program, tokens, tmp_path, namespaces):
+    path = configuration(tokens, tmp_path, mesh={"dp": 4}, run={"steps": 1000000}, checkpoint={"every": 0})
+    with Hosts(2) as hosts:
+        ranks = start_ranks(hosts, program, [2, 2], path)
+        try:
+            wait_for_steps(tmp_path, ranks)
+        finally:
+            for rank in ranks[2:]:
+                rank.kill()
+        # Long before the time-out of ten minutes.
+        ends = end_of(ranks, timeout=60)
+    for code, errors in ends[:2]:
+        assert code == 69, errors
+        assert "on group" in errors, errors
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start_through(proxy, port, program, path, *arguments, join_s=30):
+    """Two ranks; the second reaches the store of the first through the proxy."""
+    return [subprocess.Popen([str(program), "train", path, "--comm.backend=gloo", *arguments], text=True,
+                             stderr=subprocess.PIPE,
+                             env={**os.environ, **variables, "MASTER_PORT": str(proxy.port if rank else port),
+                                  "TESSERA_JOIN_TIMEOUT_S": str(join_s)})
+            for rank, (_, variables) in enumerate(places([2], master="127.0.0.1"))]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_store_behind_a_bad_line(program, tokens, tmp_path, seed):
+    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+    path = configuration(tokens, tmp_path / "two", mesh={"dp": 2}, **FP64)
+    port = free_port()
+    with Proxy(("127.0.0.1", port), seed, delay=0.02, loss=0.05) as proxy:
+        for code, errors in end_of(start_through(proxy, port, program, path)):
+            assert code == 0, errors[-3000:]
+        assert proxy.passed > 0 and proxy.lost > 0
+    assert_equal_losses(tmp_path / "two", wanted)
+
+
+@pytest.mark.parametrize("cut_after", [10, 400, 1500])
+def test_a_cut_line_to_the_store_is_an_error(program, tokens, tmp_path, cut_after):
+    path = configuration(tokens, tmp_path, mesh={"dp": 2}, run={"steps": 1000000}, checkpoint={"every": 0})
+    port = free_port()
+    with Proxy(("127.0.0.1", port), delay=0.002, cut_after=cut_after) as proxy:
+        ranks = start_through(proxy, port, program, path, "--comm.timeout_s=5", join_s=5)
+        ends = end_of(ranks, timeout=100)
+    assert [code for code, _ in ends] == [69, 69], ends
+    assert "rendezvous" in ends[1][1] or "store" in ends[1][1], ends[1][1]
