@@ -11,23 +11,26 @@ namespace tessera::comm {
 namespace {
 
 constexpr const char* kFailureKey = "failure";
-// How soon a waiting rank looks whether another one failed.
-constexpr auto kSlice = std::chrono::milliseconds(100);
+// How soon a waiting rank looks again, and whether another one failed.
+constexpr auto kSlice = std::chrono::milliseconds(20);
 // A store whose host was cut off never answers. The thread that asked it is
 // left behind then: this rank is about to end.
 constexpr auto kPatience = std::chrono::seconds(2);
 
-// False when the key was not there within `time`.
+// False when the key was not there within `time`. It asks again and again: a
+// TCPStore that is told to wait prints a warning whenever the time is up.
 bool wait_a_while(c10d::Store& store, const std::string& key,
                   std::chrono::milliseconds time) {
   try {
-    store.wait({key}, time);
+    const auto end = std::chrono::steady_clock::now() + time;
+    while (!store.check({key})) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     return true;
   } catch (const c10::DistNetworkError& error) {
     TS_CHECK_REACH(false, "the rendezvous store does not answer: ",
                    error.what_without_backtrace());
-  } catch (const c10::Error&) {
-    return false;
   }
 }
 
