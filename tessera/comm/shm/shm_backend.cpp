@@ -31,7 +31,7 @@ ReduceOp reduce_op(const c10d::ReduceOp& op) {
 }  // namespace
 
 ShmBackend::ShmBackend(Rendezvous rendezvous, Place place)
-    : Backend(static_cast<int>(place.rank), static_cast<int>(place.size())),
+    : C10dForms(static_cast<int>(place.rank), static_cast<int>(place.size())),
       segment_(std::move(rendezvous), std::move(place)),
       collectives_(std::make_unique<Collectives>(segment_)),
       messages_(std::make_unique<Messages>(

@@ -8,16 +8,14 @@
 // Errors: a dead or absent peer and time-outs (c10::DistBackendError), ranks
 //         that disagree about what they do (TS_CHECK) fail the Work, and with
 //         it all later calls, here and on every peer.
-// Not yet: gather, scatter, reduce and the list forms (Backend's refusal).
 #pragma once
-
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tessera/comm/detail/c10d_forms.h"
 #include "tessera/comm/shm/segment.h"
 
 namespace tessera::comm {
@@ -29,7 +27,7 @@ namespace tessera::comm::shm {
 class Collectives;
 class Messages;
 
-class ShmBackend : public c10d::Backend {
+class ShmBackend : public C10dForms {
  public:
   // Blocks until every rank of the group is here.
   ShmBackend(Rendezvous rendezvous, Place place);
