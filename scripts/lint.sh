@@ -4,7 +4,7 @@ source scripts/common.sh
 set_up_first requirements-lint.txt
 build tessera_core
 if [[ $# -eq 0 ]]; then
-  mapfile -t files < <(git ls-files 'tessera/*.cpp' 'cli/*.cpp' | grep -v '_test\.cpp$')
+  mapfile -t files < <(git ls-files 'tessera/*.cpp' 'cli/*.cpp' 'bindings/*.cpp' | grep -v '_test\.cpp$')
 else
   files=("$@")
 fi

@@ -7,6 +7,12 @@ source scripts/common.sh
 
 log=build/setup.log
 
+# Of the Python that .venv/ is made with: the backend for Python needs it.
+python_header() {
+  python3 -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+    echo /usr/include/python3/Python.h
+}
+
 # Package, and the program or file by which it is recognised.
 packages=(
   "g++ ${CXX:-g++}"
@@ -25,6 +31,7 @@ packages=(
   "openmpi-bin mpirun"
   "pkg-config pkg-config"
   "iproute2 /usr/sbin/tc"
+  "python3-dev $(python_header)"
 )
 
 missing_packages() {
