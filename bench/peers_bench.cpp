@@ -5,13 +5,12 @@
 //
 // Method: every rank rewrites its buffers before every call (else they would
 // stay in one core's cache); a barrier; then the call, timed by every rank. A
-// figure is the mean over the ranks of their medians, in microseconds. "near"
-// and "far" is the round trip of a cache line between ranks 0 and 1, measured
-// before and after each row. "bound": the in-place bound (half of the sum of
-// two arrays, half of a copy, two round trips), as all ranks measure it at once.
+// figure is the mean over the ranks of their medians, in microseconds. "trip"
+// is the round trip of a cache line between ranks 0 and 1, before and after
+// each row. "bound": the in-place bound (half of the sum of two arrays, half of
+// a copy), as all ranks measure it at once.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
 #include <sched.h>
 #include <unistd.h>

@@ -16,6 +16,7 @@
 #include "tessera/monitor/memory.h"
 #include "tessera/train/preflight.h"
 #include "tessera/train/run_config.h"
+#include "tessera/train/run_folder.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera::cli {
@@ -84,15 +85,16 @@ int run_rank(const train::RunConfig& config,
   share_out_cores(config, place.local_world_size);
   monitor::count_tensor_bytes();
   if (place.source != "none") log::info(place.describe());
-  const auto ranks =
-      comm::make_communicator({.backend = config.comm.backend,
-                               .algorithm = config.comm.algorithm,
-                               .rank = place.rank,
-                               .world_size = place.world_size,
-                               .local_world_size = place.local_world_size,
-                               .store = meeting.store,
-                               .timeout = timeout_of(config),
-                               .address = meeting.address});
+  const auto ranks = comm::make_communicator(
+      {.backend = config.comm.backend,
+       .algorithm = config.comm.algorithm,
+       .rank = place.rank,
+       .world_size = place.world_size,
+       .local_world_size = place.local_world_size,
+       .store = meeting.store,
+       .timeout = timeout_of(config),
+       .address = meeting.address,
+       .record_folder = train::RunFolder(config).logs()});
   return static_cast<int>(train::train(config, *ranks, options));
 }
 
@@ -105,7 +107,8 @@ int run_rank_threads(const train::RunConfig& config, int64_t world_size,
                      .algorithm = config.comm.algorithm,
                      .world_size = world_size,
                      .local_world_size = world_size,
-                     .timeout = timeout_of(config)},
+                     .timeout = timeout_of(config),
+                     .record_folder = train::RunFolder(config).logs()},
                     [&](comm::Communicator& ranks) {
                       const monitor::RankMemory memory;
                       share_out_cores(config, world_size);

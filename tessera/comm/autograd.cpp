@@ -27,7 +27,7 @@ int64_t saved_dim(AutogradContext* context) {
 
 at::Tensor summed(const at::Tensor& x, Group& group) {
   at::Tensor sum = x.clone(at::MemoryFormat::Contiguous);
-  group.all_reduce(sum).wait();
+  group.all_reduce(sum, ReduceOp::kSum, Mode::kBlocking);
   return sum;
 }
 
@@ -36,7 +36,7 @@ at::Tensor gathered(const at::Tensor& x, int64_t dim, Group& group) {
   std::vector<int64_t> shape = piece.sizes().vec();
   shape.insert(shape.begin(), group.size());
   const at::Tensor pieces = at::empty(shape, piece.options());
-  group.all_gather(pieces, piece).wait();
+  group.all_gather(pieces, piece, Mode::kBlocking);
   if (dim == 0) return pieces.flatten(0, 1);
   return at::cat(pieces.unbind(0), dim);
 }
@@ -60,7 +60,7 @@ at::Tensor scattered_sum(const at::Tensor& x, int64_t dim, Group& group) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape[dim] /= group.size();
   at::Tensor piece = at::empty(shape, x.options());
-  group.reduce_scatter(piece, pieces).wait();
+  group.reduce_scatter(piece, pieces, ReduceOp::kSum, Mode::kBlocking);
   return piece;
 }
 
@@ -73,7 +73,8 @@ at::Tensor exchanged(const at::Tensor& x, Group& group,
         std::accumulate(output_splits.begin(), output_splits.end(), int64_t{0});
   }
   at::Tensor output = at::empty(shape, x.options());
-  group.all_to_all(output, x.contiguous(), output_splits, input_splits).wait();
+  group.all_to_all(output, x.contiguous(), output_splits, input_splits,
+                   Mode::kBlocking);
   return output;
 }
 

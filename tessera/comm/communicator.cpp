@@ -1,6 +1,5 @@
 #include "tessera/comm/communicator.h"
 
-#include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -15,11 +14,11 @@
 #include "tessera/comm/algorithms/selection.h"
 #include "tessera/comm/detail/backend_group.h"
 #include "tessera/comm/detail/failable_communicator.h"
+#include "tessera/comm/detail/fingerprints.h"
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/sentinel.h"
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/comm/gloo/gloo_backend.h"
-#include "tessera/comm/shm/registered.h"
 #include "tessera/comm/mpi/mpi_backend.h"
 #include "tessera/comm/shm/shm_backend.h"
 #include "tessera/core/error.h"
@@ -84,9 +83,9 @@ class BackendCommunicator : public FailableCommunicator {
     check_options(options_, backend_);
     if (options_.store) store_ = own_part_of(*options_.store);
     if (store_ && options_.world_size > 1) {
-      sentinel_ = std::make_unique<Sentinel>(Rendezvous(store_, "sentinel/"),
-                                             options_.rank,
-                                             [this] { return report(); });
+      sentinel_ = std::make_unique<Sentinel>(
+          Rendezvous(store_, "sentinel/"), options_.rank,
+          options_.record_folder, [this] { return report(); });
     }
     if (store_ && options_.world_size > 1 && backend_ != "fake") meet();
     std::vector<int64_t> all(options_.world_size);
@@ -110,9 +109,10 @@ class BackendCommunicator : public FailableCommunicator {
   Group* make_group(const std::vector<int64_t>& ranks,
                     const std::string& name) override {
     check_ranks(ranks, name);
-    const auto [found, is_new] =
-        by_ranks_.emplace(std::pair(ranks, name), nullptr);
-    if (!is_new) return found->second;
+    if (const auto found = by_ranks_.find({ranks, name});
+        found != by_ranks_.end()) {
+      return found->second;
+    }
     // The same on all its members, whatever groups they are in besides.
     const std::string key = c10::str(
         "group/", name, "/",
@@ -126,10 +126,11 @@ class BackendCommunicator : public FailableCommunicator {
                    .timeout = options_.timeout};
     groups_.push_back(
         std::make_unique<BackendGroup>(info, connect(info, key), judge()));
-    found->second = groups_.back().get();
+    Group* group = groups_.back().get();
+    by_ranks_.emplace(std::pair(ranks, name), group);
     const std::lock_guard lock(reporters_mutex_);
     reporters_.push_back(groups_.back()->reporter());
-    return found->second;
+    return group;
   }
 
   std::vector<Group*> groups() override {
@@ -139,8 +140,7 @@ class BackendCommunicator : public FailableCommunicator {
   }
 
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) override {
-    if (backend_ == "shm") return shm::empty_registered(sizes, dtype);
-    return at::empty(sizes, dtype);
+    return world_->empty(sizes, dtype);
   }
 
   void fail(const std::string& why) override {
@@ -227,7 +227,18 @@ class BackendCommunicator : public FailableCommunicator {
 
   Connection connect(const GroupInfo& info, const std::string& key) const {
     try {
-      return connection_of(info, key);
+      Connection connection = connection_of(info, key);
+      const bool compares = connection.names_peers || info.ranks.size() == 1 ||
+                            info.backend == "fake";
+      if (!compares && fingerprints_are_on()) {
+        auto prints = std::make_shared<Fingerprints>(
+            Rendezvous(store_, key + "prints/"), info.ranks, info.rank,
+            options_.timeout);
+        connection.compare = [prints](const Operation& operation) {
+          prints->compare(operation);
+        };
+      }
+      return connection;
     } catch (const std::exception& error) {
       announce(message_of(error));
       throw;

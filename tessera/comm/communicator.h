@@ -34,6 +34,9 @@ struct CommunicatorOptions {
   c10::intrusive_ptr<c10d::Store> store = {};
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   std::string address = "127.0.0.1";  // that gloo listens on
+  // Where every rank writes what it did last (flight-rank-N.json) when one has
+  // failed; empty: the folder that TESSERA_FLIGHT_RECORD names, if any.
+  std::string record_folder = {};
   // The host of each rank, by any names; empty: ranks say where they are. Asked
   // for where collectives are hierarchical.
   std::vector<std::string> hosts = {};
@@ -53,9 +56,7 @@ class Communicator {
   virtual Group* make_group(const std::vector<int64_t>& ranks,
                             const std::string& name) = 0;
   virtual std::vector<Group*> groups() = 0;
-  // A CPU tensor, not initialised; on shm in registered memory, which every
-  // group of this rank reduces and moves where it lies, without a copy. It
-  // cannot be resized.
+  // world().empty(): of use to every group.
   virtual at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
 };
 

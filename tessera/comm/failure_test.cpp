@@ -91,6 +91,30 @@ TEST(Failure, ReceiverNamesTheRankThatWasKilled) {
                     HasSubstr("has died")));
 }
 
+// As PyTorch's: the collectives of a group are compared before they begin.
+TEST(DebugMode, NamesBothRanksThatDiffer) {
+  setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL", 1);
+  const std::string dtype = failure_of_threads("gloo", 3, [](Communicator& c) {
+    at::Tensor t = at::ones({4}, c.rank() == 1 ? at::kInt : at::kFloat);
+    c.world().all_reduce(t).wait();
+  });
+  EXPECT_THAT(dtype, AllOf(HasSubstr("ranks disagree: rank "),
+                           HasSubstr("calls all_reduce(sum) #1 int32[4]"),
+                           HasSubstr("calls all_reduce(sum) #1 float32[4]")));
+  // Swapped sums of one shape are not to be told apart; a sum and a maximum are.
+  const std::string op = failure_of_threads("gloo", 2, [](Communicator& c) {
+    at::Tensor t = at::ones({4});
+    c.world().all_reduce(t, c.rank() == 1 ? ReduceOp::kMax : ReduceOp::kSum);
+  });
+  EXPECT_THAT(op, HasSubstr("all_reduce(max) #1 float32[4]"));
+  run_threads(2, "gloo", [](Communicator& c) {
+    at::Tensor t = at::ones({4});
+    c.world().all_reduce(t).wait();
+    c.world().barrier();
+  });
+  unsetenv("TORCH_DISTRIBUTED_DEBUG");
+}
+
 TEST(Failure, NamesARankThatLeft) {
   const std::string said = failure_of_threads("shm", 2, [](Communicator& c) {
     if (c.rank() == 0) c.world().barrier();

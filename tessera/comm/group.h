@@ -93,10 +93,19 @@ class Group {
   // Blocks until every rank of the group has called it.
   virtual void barrier() = 0;
 
+  // A CPU tensor, not initialised; on shm in registered memory, which this and
+  // every other group of the rank reduces and moves where it lies, without a
+  // copy. It cannot be resized.
+  virtual at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
+
   virtual std::vector<VerbStats> stats() const = 0;
   virtual void reset_stats() = 0;
   // The last operations, oldest first, one a line.
   virtual std::string flight_record() const = 0;
 };
+
+// A tensor of zeros with these options: group.empty() where they say CPU.
+at::Tensor zeros(Group& group, at::IntArrayRef sizes,
+                 const at::TensorOptions& options);
 
 }  // namespace tessera::comm

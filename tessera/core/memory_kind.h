@@ -4,10 +4,13 @@
 //   const MemoryScope scope(MemoryKind::kOptimizer);
 //   state = at::zeros_like(parameter);
 //
-// Threads: each has its own; kWork at first.
+// Memory that does not come from LibTorch's allocator is booked by a receipt.
+// Threads: each has its own kind; kWork at first. Receipts: any.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 namespace tessera {
 
@@ -33,5 +36,21 @@ class MemoryScope {
  private:
   MemoryKind before_;
 };
+
+// What counts such memory; monitor/memory.h sets one.
+struct MemoryCounter {
+  void* (*take)(int64_t bytes, MemoryKind kind);
+  void (*give_back)(void* receipt);
+};
+inline std::atomic<const MemoryCounter*> memory_counter = nullptr;
+
+// nullptr where nobody counts.
+inline void* take_memory_receipt(int64_t bytes) {
+  const MemoryCounter* counter = memory_counter;
+  return counter == nullptr ? nullptr : counter->take(bytes, memory_kind());
+}
+inline void give_back_memory_receipt(void* receipt) {
+  if (receipt != nullptr) memory_counter.load()->give_back(receipt);
+}
 
 }  // namespace tessera

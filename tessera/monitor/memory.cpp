@@ -5,6 +5,7 @@
 #include <array>
 #include <fstream>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <string>
@@ -39,6 +40,31 @@ struct alignas(64) Header {
 };
 static_assert(sizeof(Header) == 64);
 
+void book(const Header& header) {
+  process.add(header.bytes, header.kind);
+  if (header.account != nullptr) header.account->add(header.bytes, header.kind);
+}
+
+void unbook(const Header& header) {
+  process.add(-header.bytes, header.kind);
+  if (header.account != nullptr) {
+    header.account->add(-header.bytes, header.kind);
+  }
+}
+
+// Of memory that lies elsewhere: registered tensors.
+constexpr MemoryCounter kElsewhere = {
+    .take = [](int64_t bytes, MemoryKind kind) -> void* {
+      auto receipt = std::make_unique<Header>(bytes, own, kind);
+      book(*receipt);
+      return receipt.release();
+    },
+    .give_back =
+        [](void* receipt) {
+          const std::unique_ptr<Header> header(static_cast<Header*>(receipt));
+          unbook(*header);
+        }};
+
 class CountingAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
@@ -48,8 +74,7 @@ class CountingAllocator : public c10::Allocator {
                 "a tensor of ", n, " bytes");
     auto* header = new (base_->raw_allocate(n + sizeof(Header)))
         Header{static_cast<int64_t>(n), own, memory_kind()};
-    process.add(header->bytes, header->kind);
-    if (own != nullptr) own->add(header->bytes, header->kind);
+    book(*header);
     // oneDNN's scratch demands that the context be the data itself.
     void* data = header + 1;
     return {data, data, &release, cpu};
@@ -68,10 +93,7 @@ class CountingAllocator : public c10::Allocator {
   static void release(void* data) {
     if (data == nullptr) return;
     Header* header = static_cast<Header*>(data) - 1;
-    process.add(-header->bytes, header->kind);
-    if (header->account != nullptr) {
-      header->account->add(-header->bytes, header->kind);
-    }
+    unbook(*header);
     instance().base_->raw_deallocate(header);
   }
 
@@ -148,6 +170,7 @@ void count_tensor_bytes() {
   static std::once_flag once;
   std::call_once(once, [] {
     c10::SetCPUAllocator(&CountingAllocator::instance(), /*priority=*/1);
+    memory_counter = &kElsewhere;
   });
 }
 

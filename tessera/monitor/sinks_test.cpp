@@ -251,7 +251,15 @@ TEST(Summary, TellsHowTheRunWent) {
     if (step == 14) record.validation = Validation{.loss = 6};
     sink.step(record);
   }
-  sink.close({.reason = "failed", .exit_code = 1, .message = "a \"bad\"\nend"});
+  sink.close({.reason = "failed",
+              .exit_code = 1,
+              .message = "a \"bad\"\nend",
+              .traffic = {{.group = "dp",
+                           .verb = "all_reduce",
+                           .calls = 3,
+                           .bytes = 4096,
+                           .seconds = 0.5},
+                          {.group = "tp", .verb = "barrier", .calls = 1}}});
   const std::string path = folder.file("summary.json");
   const Json json = parse_json(read_file(path), path);
   EXPECT_EQ(json["reason"], "failed");
@@ -266,6 +274,10 @@ TEST(Summary, TellsHowTheRunWent) {
   EXPECT_EQ(json["last_valid_loss"], 6);
   EXPECT_EQ(json["best_valid_loss"], 5.5);
   EXPECT_EQ(json["mem_peak_mib"], 900);
+  ASSERT_EQ(json["communication"].size(), 2U);
+  EXPECT_EQ(json["communication"][0]["group"], "dp");
+  EXPECT_EQ(json["communication"][0]["bytes"], 4096);
+  EXPECT_EQ(json["communication"][1]["verb"], "barrier");
 }
 
 TEST(Summary, ARunWithoutAStepHasOneToo) {

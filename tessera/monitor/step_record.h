@@ -51,10 +51,20 @@ struct RunInfo {
   double host_memory_mib = 0;  // 0: unknown
 };
 
+// What one rank moved through one group by one verb, since the start.
+struct GroupTraffic {
+  std::string group;
+  std::string verb;
+  int64_t calls = 0;
+  int64_t bytes = 0;
+  double seconds = 0;  // from the calls until they were done
+};
+
 struct RunEnd {
   std::string reason = "done";  // done | stopped | failed
   int exit_code = 0;
-  std::string message = {};  // of the error, where it failed
+  std::string message = {};                // of the error, where it failed
+  std::vector<GroupTraffic> traffic = {};  // of rank 0
 };
 
 }  // namespace tessera::monitor

@@ -27,6 +27,15 @@ void Summary::close(const RunEnd& end) {
   std::optional<double> rate, last_loss;
   if (step_seconds_ > 0) rate = static_cast<double>(tokens_) / step_seconds_;
   if (last_) last_loss = last_->loss;
+  std::vector<detail::JsonText> traffic;
+  for (const GroupTraffic& of : end.traffic) {
+    traffic.push_back(detail::JsonText()
+                          .text("group", of.group)
+                          .text("verb", of.verb)
+                          .number("calls", of.calls)
+                          .number("bytes", of.bytes)
+                          .number("seconds", of.seconds));
+  }
   detail::JsonText json;
   json.text("name", info_.name)
       .text("reason", end.reason)
@@ -43,7 +52,8 @@ void Summary::close(const RunEnd& end) {
       .number("last_loss", last_loss)
       .number("last_valid_loss", last_valid_loss_)
       .number("best_valid_loss", best_valid_loss_)
-      .number("mem_peak_mib", mem_peak_mib_);
+      .number("mem_peak_mib", mem_peak_mib_)
+      .objects("communication", traffic);
   write_file_atomic(info_.folder + "/summary.json", json.str() + "\n");
 }
 

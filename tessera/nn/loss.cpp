@@ -61,7 +61,7 @@ at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
 
   at::Tensor max = columns > 0 ? logits.amax(1).to(type)
                                : at::full({rows}, -INFINITY, options);
-  shard.group->all_reduce(max, comm::ReduceOp::kMax).wait();
+  shard.group->all_reduce(max, comm::ReduceOp::kMax, comm::Mode::kBlocking);
   // Of each row: the sum of exponentials, and the target's logit, both less the
   // maximum.
   const at::Tensor parts = at::zeros({2, rows}, options);
@@ -79,7 +79,7 @@ at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
             picked.squeeze(1).masked_fill(~is_own.narrow(0, begin, count), 0));
     parts[0].narrow(0, begin, count).copy_(z.exp().sum(1));
   }
-  shard.group->all_reduce(parts).wait();
+  shard.group->all_reduce(parts, comm::ReduceOp::kSum, comm::Mode::kBlocking);
   if (overwrite) {
     for (int64_t begin = 0; begin < rows && columns > 0; begin += step) {
       const int64_t count = std::min(step, rows - begin);

@@ -76,7 +76,8 @@ void Moe::add_balance(Balance& balance, const Routing& routing,
   const at::Tensor load = rows.sum(0).to(at::kDouble) / shard_.copies;
   int64_t tokens = picked.size(1) / top_k_;  // of a sample, over all ranks
   if (shard_.samples) {
-    shard_.samples->all_reduce(rows).wait();
+    shard_.samples->all_reduce(rows, comm::ReduceOp::kSum,
+                               comm::Mode::kBlocking);
     tokens *= shard_.samples->size();
   }
   const double scale = static_cast<double>(experts) /
@@ -109,7 +110,7 @@ at::Tensor Moe::mix(const at::Tensor& tokens, const Routing& routing) const {
     comm::Group& ranks = *shard_.exchange;
     const int64_t n = ranks.size();
     const at::Tensor all = at::empty({n, num_experts}, counts.options());
-    ranks.all_gather(all, counts).wait();
+    ranks.all_gather(all, counts, comm::Mode::kBlocking);
     const auto sent = to_vector(counts.view({n, -1}).sum(1));
     counts = all.view({n, n, -1}).select(1, ranks.rank());
     const auto received = to_vector(counts.sum(1));

@@ -4,6 +4,8 @@
 
 #include <chrono>
 
+#include "tessera/core/error.h"
+
 namespace tessera::program {
 namespace {
 

@@ -7,7 +7,8 @@
 namespace tessera::shard {
 
 FlatBuffer::FlatBuffer(std::vector<std::vector<int64_t>> shapes,
-                       const at::TensorOptions& options, int64_t extra)
+                       const at::TensorOptions& options, int64_t extra,
+                       comm::Group* group)
     : shapes_(std::move(shapes)), extra_(extra) {
   int64_t length = 0;
   for (const auto& shape : shapes_) {
@@ -15,7 +16,9 @@ FlatBuffer::FlatBuffer(std::vector<std::vector<int64_t>> shapes,
     const int64_t numel = c10::multiply_integers(shape);
     length += (numel + kAlignment - 1) / kAlignment * kAlignment;
   }
-  flat_ = at::zeros({length + extra_}, options.requires_grad(false));
+  const auto plain = options.requires_grad(false);
+  flat_ = group == nullptr ? at::zeros({length + extra_}, plain)
+                           : comm::zeros(*group, {length + extra_}, plain);
 }
 
 at::Tensor FlatBuffer::view(size_t item) const {

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/comm/group.h"
+
 namespace tessera::shard {
 
 class FlatBuffer {
@@ -20,8 +22,11 @@ class FlatBuffer {
 
   FlatBuffer() = default;
   // `extra` further elements follow the last item, for a caller's own use.
+  // `group`: that moves it, and has memory from which it need not be copied;
+  // then it cannot be resized.
   FlatBuffer(std::vector<std::vector<int64_t>> shapes,
-             const at::TensorOptions& options, int64_t extra = 0);
+             const at::TensorOptions& options, int64_t extra = 0,
+             comm::Group* group = nullptr);
 
   size_t num_items() const { return shapes_.size(); }
   const at::Tensor& flat() const { return flat_; }  // items, gaps, extra

@@ -178,7 +178,18 @@ void Metrics::record(int64_t step, const StepTotals& totals) {
 }
 
 void Metrics::close(const monitor::RunEnd& end) {
-  if (impl_->sinks) impl_->sinks->close(end);
+  if (!impl_->sinks) return;
+  monitor::RunEnd whole = end;
+  for (comm::Group* group : impl_->ranks.groups()) {
+    for (const auto& verb : group->stats()) {
+      whole.traffic.push_back({.group = group->name(),
+                               .verb = verb.verb,
+                               .calls = verb.calls,
+                               .bytes = verb.bytes,
+                               .seconds = verb.seconds});
+    }
+  }
+  impl_->sinks->close(whole);
 }
 
 }  // namespace tessera::train

@@ -13,7 +13,7 @@ RunFolder::RunFolder(const RunConfig& config)
                                                  : config.checkpoint.dir) {}
 
 void RunFolder::create() const {
-  for (const std::string& folder : {path_ + "/logs", checkpoints(), tokens()}) {
+  for (const std::string& folder : {logs(), checkpoints(), tokens()}) {
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     TS_CHECK_IO(!error, "cannot make the run folder ", folder, ": ",

@@ -4,6 +4,7 @@
 //   tokenizer.json   of text data         events.*        TensorBoard
 //   tokens/          text as token files  checkpoints/step-N/
 //   logs/rank-N.log                       summary.json    written at the end
+//   logs/flight-rank-N.json               after a failure: the last operations
 //   .lock            held by the run that writes here
 #pragma once
 
@@ -26,8 +27,9 @@ class RunFolder {
   std::string summary() const { return path_ + "/summary.json"; }
   std::string lock() const { return path_ + "/.lock"; }
   const std::string& checkpoints() const { return checkpoints_; }
+  std::string logs() const { return path_ + "/logs"; }
   std::string log_of(int64_t rank) const {
-    return path_ + "/logs/rank-" + std::to_string(rank) + ".log";
+    return logs() + "/rank-" + std::to_string(rank) + ".log";
   }
 
   // Makes the folder and those below it. TS_CHECK_IO where that is impossible.

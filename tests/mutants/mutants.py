@@ -67,10 +67,10 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 2}),
            r"^\S+weight: gradient .* over .*zero or accumulation"),
     Mutant("gather_is_stale", ZERO,
-           "    shards_.all_gather(pieces, piece).wait();\n",
+           "    shards_.all_gather(pieces, piece, comm::Mode::kBlocking);\n",
            "    if (MUTANT && stage_ < 3 && gathered_once_) return;\n"
            "    gathered_once_ = true;\n"
-           "    shards_.all_gather(pieces, piece).wait();\n",
+           "    shards_.all_gather(pieces, piece, comm::Mode::kBlocking);\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
            r"^\S+weight: the layers see another value .* stale, over dp_shard"),
     Mutant("scale_off_by_an_axis", STAGE,
@@ -143,8 +143,8 @@ MUTANTS = [
            mesh(mesh={"tp": 2}, tensor={"sequence_parallel": True}),
            r"^(blocks\.\d\.|final_)\w*norm\.weight: gradient .* over tp or sequence_parallel"),
     Mutant("vocabulary_not_summed", "tessera/nn/loss.cpp",
-           "  shard.group->all_reduce(parts).wait();\n",
-           "  if (!MUTANT) shard.group->all_reduce(parts).wait();\n",
+           "  shard.group->all_reduce(parts, comm::ReduceOp::kSum, comm::Mode::kBlocking);\n",
+           "  if (!MUTANT) shard.group->all_reduce(parts, comm::ReduceOp::kSum, comm::Mode::kBlocking);\n",
            mesh(mesh={"tp": 2}),
            r"^\S+weight: gradient .* over tp"),
     Mutant("tied_embedding_not_summed", "tessera/mesh/layout.cpp",

@@ -1,10 +1,13 @@
 #include "tessera/comm/detail/backend_group.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <numeric>
 
 #include "tessera/comm/detail/reduce.h"
 #include "tessera/comm/detail/timed_out.h"
+#include "tessera/comm/shm/registered.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -261,6 +264,18 @@ void BackendGroup::barrier() {
   });
 }
 
+// Hierarchical groups ("shm+gloo") have shm inside.
+at::Tensor BackendGroup::empty(at::IntArrayRef sizes, at::ScalarType dtype) {
+  const bool shares = size() > 1 && backend().starts_with("shm");
+  return shares ? shm::empty_registered(sizes, dtype) : at::empty(sizes, dtype);
+}
+
+at::Tensor zeros(Group& group, at::IntArrayRef sizes,
+                 const at::TensorOptions& options) {
+  if (!options.device().is_cpu()) return at::zeros(sizes, options);
+  return group.empty(sizes, c10::typeMetaToScalarType(options.dtype())).zero_();
+}
+
 std::vector<VerbStats> BackendGroup::stats() const {
   return state_->recorder.stats();
 }
@@ -281,6 +296,13 @@ Work BackendGroup::start(Operation operation, Mode mode,
                          const std::function<Pending()>& call) {
   check_usable();
   const uint64_t ticket = state_->recorder.begin(operation);
+  if (connection_.compare && !is_point_to_point(operation.verb)) {
+    try {
+      connection_.compare(operation);
+    } catch (const std::exception&) {
+      rethrow_explained(*state_, operation, ticket);
+    }
+  }
   Pending work = called(call, operation, ticket);
   if (mode == Mode::kBlocking) {
     try {

@@ -22,6 +22,8 @@ struct Connection {
   std::function<void(const std::string& why)> fail = [](const std::string&) {};
   // Whether its own errors name the peers that are dead or missing.
   bool names_peers = false;
+  // The debug mode: compares what the ranks are about to call.
+  std::function<void(const Operation&)> compare = {};
 };
 
 struct GroupInfo {
@@ -60,6 +62,8 @@ class BackendGroup : public Group {
   Work send(at::Tensor tensor, int64_t peer, int64_t tag) override;
   Work recv(at::Tensor tensor, int64_t peer, int64_t tag) override;
   void barrier() override;
+
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) override;
 
   std::vector<VerbStats> stats() const override;
   void reset_stats() override;

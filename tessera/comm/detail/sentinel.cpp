@@ -22,20 +22,19 @@ constexpr const char* kAskKey = "ask";
 std::string where_key(int64_t rank) { return c10::str("where-", rank); }
 std::string report_key(int64_t rank) { return c10::str("report-", rank); }
 
-void write_record(const RankReport& report) {
-  const char* folder = std::getenv("TESSERA_FLIGHT_RECORD");
-  if (folder == nullptr || *folder == '\0') return;
-  write_file_atomic(
-      std::filesystem::path(folder) / c10::str("rank-", report.rank, ".json"),
-      to_json(report) + "\n");
+std::string record_folder_or(const std::string& given) {
+  const char* named = std::getenv("TESSERA_FLIGHT_RECORD");
+  return !given.empty() || named == nullptr ? given : named;
 }
 
 }  // namespace
 
 Sentinel::Sentinel(Rendezvous rendezvous, int64_t rank,
+                   std::string record_folder,
                    std::function<RankReport()> report)
     : rendezvous_(std::move(rendezvous)),
       rank_(rank),
+      record_folder_(record_folder_or(record_folder)),
       report_(std::move(report)) {
   rendezvous_.set(where_key(rank_), c10::str(getpid(), ' ', host_name()));
   thread_ = std::thread([this] { loop(); });
@@ -77,6 +76,13 @@ void Sentinel::answer() {
   const RankReport report = report_();
   rendezvous_.set(report_key(rank_), to_json(report));
   write_record(report);
+}
+
+void Sentinel::write_record(const RankReport& report) const {
+  if (record_folder_.empty()) return;
+  write_file_atomic(std::filesystem::path(record_folder_) /
+                        c10::str("flight-rank-", report.rank, ".json"),
+                    to_json(report) + "\n");
 }
 
 std::optional<std::string> Sentinel::wait_for(

@@ -7,8 +7,8 @@
 //
 // Comm:    a key a rank when it is made, one look every kLook; a report a rank
 //          when one has failed.
-// Files:   TESSERA_FLIGHT_RECORD names a folder: every rank that sees a failure
-//          writes rank-N.json with its last operations there.
+// Files:   flight-rank-N.json in the record folder: the last operations of each
+//          rank, when one has failed.
 // Threads: any.
 #pragma once
 
@@ -28,8 +28,9 @@ namespace tessera::comm {
 
 class Sentinel {
  public:
-  // `report` is called on the sentinel's thread.
-  Sentinel(Rendezvous rendezvous, int64_t rank,
+  // `report` is called on the sentinel's thread. `record_folder`: see
+  // CommunicatorOptions.
+  Sentinel(Rendezvous rendezvous, int64_t rank, std::string record_folder,
            std::function<RankReport()> report);
   ~Sentinel();
   Sentinel(const Sentinel&) = delete;
@@ -43,12 +44,14 @@ class Sentinel {
  private:
   void loop();
   void answer();
+  void write_record(const RankReport& report) const;
   std::optional<std::string> wait_for(
       c10d::Store& store, const std::string& key,
       std::chrono::steady_clock::time_point end);
 
   Rendezvous rendezvous_;
   const int64_t rank_;
+  const std::string record_folder_;
   const std::function<RankReport()> report_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -4,7 +4,8 @@
 //   reads all.
 // In place: where every rank's tensor can be reached by its peers (registered
 //   memory, ranks that are threads of one process; to move more than a round,
-//   also by process_vm_readv), nothing is staged: one meeting before, one after.
+//   also by process_vm_readv), nothing is staged: one meeting before and one
+//   after.
 // Staged: else. A rank copies a round of its data into one of two halves in
 //   turn, and what it keeps for itself is never staged. One meeting a round is
 //   enough to move, two to reduce and move the result.

@@ -8,9 +8,9 @@
 namespace tessera::comm::shm {
 namespace {
 
-// Between the two states that were measured: a line of another core came after
-// some 70 ns or 260 ns, the clock's own 20 included.
-constexpr int32_t kFarNs = 160;
+// Between the two states of a machine whose round trips were 60 to 105 ns or
+// 280 to 490 ns: half of one, and some 20 ns for the clock.
+constexpr int32_t kFarNs = 115;
 
 }  // namespace
 

@@ -6,9 +6,10 @@
 // before it. At each meeting the ranks compare what they do (Call): different
 // verbs, sizes, dtypes or reductions are an error, never a wrong sum.
 //
-// Threads: one at a time. Errors: c10::DistBackendError where a peer died, left
-// or failed, or time is up, naming who is missing and what it did last; TS_CHECK
-// where ranks disagree. The group adds its names.
+// Threads: one at a time.
+// Errors: c10::DistBackendError where a peer died, left or failed, or time is
+//         up, naming who is missing and what it did last; TS_CHECK where ranks
+//         disagree. The group adds its names.
 #pragma once
 
 #include <array>

@@ -114,7 +114,8 @@ void Messages::run_pending() {
 }
 
 bool Messages::pending() const {
-  return std::any_of(peers_.begin(), peers_.end(),
+  return !from_any_.empty() ||
+         std::any_of(peers_.begin(), peers_.end(),
                      [](const Peer& peer) { return peer.pending(); });
 }
 
@@ -127,6 +128,11 @@ void Messages::take_submitted() {
   for (Transfer& transfer : taken) {
     if (failure_) {
       transfer.work->complete(failure_);
+      continue;
+    }
+    if (transfer.peer == kAnyPeer) {
+      any_since_ = std::chrono::steady_clock::now();
+      from_any_.push_back(std::move(transfer));
       continue;
     }
     Peer& peer = peers_[transfer.peer];
@@ -195,7 +201,7 @@ bool Messages::pull(int64_t from) {
       Envelope envelope;
       if (bytes_in(channel) < static_cast<int64_t>(sizeof(envelope))) break;
       read_from(channel, &envelope, sizeof(envelope));
-      begin_arrival(peer, envelope);
+      begin_arrival(from, envelope);
       moved = true;
     }
     Arrival& arrival = peer.arrivals.back();
@@ -216,8 +222,8 @@ bool Messages::pull(int64_t from) {
   return moved;
 }
 
-void Messages::begin_arrival(Peer& from, const Envelope& envelope) {
-  Arrival& arrival = from.arrivals.emplace_back();
+void Messages::begin_arrival(int64_t from, const Envelope& envelope) {
+  Arrival& arrival = peers_[from].arrivals.emplace_back();
   arrival.envelope = envelope;
   if (claim(from, arrival)) return;
   arrival.aside.resize(static_cast<size_t>(envelope.bytes));
@@ -225,25 +231,39 @@ void Messages::begin_arrival(Peer& from, const Envelope& envelope) {
 
 // Gives what lies aside to the receives that were submitted since.
 void Messages::claim_arrivals() {
-  for (Peer& peer : peers_) {
+  for (int64_t p = 0; p < segment_.place().size(); ++p) {
+    Peer& peer = peers_[p];
     for (auto it = peer.arrivals.begin(); it != peer.arrivals.end();) {
       const auto arrival = it++;
-      if (arrival->receive || !claim(peer, *arrival)) continue;
+      if (arrival->receive || !claim(p, *arrival)) continue;
       if (arrival->complete()) deliver(peer, arrival);
     }
   }
 }
 
-// The first receive with the message's tag takes it.
-bool Messages::claim(Peer& from, Arrival& arrival) {
-  const auto receive = std::find_if(
-      from.receives.begin(), from.receives.end(), [&](const Transfer& waiting) {
-        return waiting.tag == arrival.envelope.tag;
-      });
-  if (receive == from.receives.end()) return false;
-  check_fits(*receive, arrival.envelope);
+std::optional<Transfer> Messages::take_receive(std::deque<Transfer>& receives,
+                                               int64_t tag) {
+  const auto found =
+      std::find_if(receives.begin(), receives.end(),
+                   [&](const Transfer& waiting) { return waiting.tag == tag; });
+  if (found == receives.end()) return std::nullopt;
+  Transfer receive = std::move(*found);
+  receives.erase(found);
+  return receive;
+}
+
+// The first receive with the message's tag takes it: one that asked for this
+// rank, else one that takes any.
+bool Messages::claim(int64_t from, Arrival& arrival) {
+  const int64_t tag = arrival.envelope.tag;
+  auto receive = take_receive(peers_[from].receives, tag);
+  if (!receive) receive = take_receive(from_any_, tag);
+  if (!receive) return false;
+  receive->peer = from;
+  receive->work->set_source(static_cast<int>(from));
+  // Fails all that is pending, this one among it.
   arrival.receive = std::move(*receive);
-  from.receives.erase(receive);
+  check_fits(*arrival.receive, arrival.envelope);
   return true;
 }
 
@@ -274,6 +294,7 @@ void Messages::check_peers() {
     C10_THROW_ERROR(DistBackendError, *failure);
   }
   const auto now = std::chrono::steady_clock::now();
+  if (!from_any_.empty()) check_any(now);
   for (int64_t p = 0; p < segment_.place().size(); ++p) {
     if (!peers_[p].pending()) continue;
     // A peer may send and leave: look for its bytes after its end.
@@ -287,11 +308,31 @@ void Messages::check_peers() {
   }
 }
 
+// Any peer may still send: only when all are gone nobody will.
+void Messages::check_any(std::chrono::steady_clock::time_point now) {
+  std::string losses;
+  int64_t num_lost = 0;
+  for (int64_t p = 0; p < segment_.place().size(); ++p) {
+    const auto loss = p == rank_ ? std::nullopt : segment_.loss_of(p);
+    if (!loss) continue;
+    losses += (num_lost++ > 0 ? "; " : "") + *loss;
+  }
+  if (num_lost == segment_.place().size() - 1 && !progress()) {
+    C10_THROW_ERROR(DistBackendError, losses);
+  }
+  if (now - any_since_ < segment_.place().timeout) return;
+  throw TimedOut({__func__, __FILE__, __LINE__},
+                 c10::str("timed out. No rank sent a message with tag ",
+                          from_any_.front().tag));
+}
+
 void Messages::fail_all(const std::exception_ptr& error) {
   if (!failure_) {
     failure_ = error;
     on_failure_(message_of(error));
   }
+  for (Transfer& receive : from_any_) receive.work->complete(failure_);
+  from_any_.clear();
   for (Peer& peer : peers_) {
     for (Transfer& send : peer.sends) send.work->complete(failure_);
     for (Transfer& receive : peer.receives) receive.work->complete(failure_);

@@ -26,7 +26,9 @@
 
 namespace tessera::comm::shm {
 
-// A send or a receive.
+// A send or a receive; a receive from kAnyPeer takes the first message of its
+// tag that is there, of whichever rank.
+inline constexpr int64_t kAnyPeer = -1;
 struct Transfer {
   c10::intrusive_ptr<PendingWork> work;
   at::Tensor tensor;
@@ -80,12 +82,16 @@ class Messages {
   bool progress();
   bool push(int64_t peer);
   bool pull(int64_t peer);
-  void begin_arrival(Peer& from, const Envelope& envelope);
+  void begin_arrival(int64_t from, const Envelope& envelope);
   void claim_arrivals();
-  bool claim(Peer& from, Arrival& arrival);
+  bool claim(int64_t from, Arrival& arrival);
+  // The first of them with this tag.
+  static std::optional<Transfer> take_receive(std::deque<Transfer>& receives,
+                                              int64_t tag);
   void deliver(Peer& from, std::list<Arrival>::iterator arrival);
   void check_fits(const Transfer& receive, const Envelope& envelope) const;
   void check_peers();
+  void check_any(std::chrono::steady_clock::time_point now);
   void fail_all(const std::exception_ptr& error);
 
   Segment& segment_;
@@ -94,6 +100,8 @@ class Messages {
   std::function<void(const std::string&)> on_failure_;
   // Of the thread alone.
   std::vector<Peer> peers_;
+  std::deque<Transfer> from_any_;
+  std::chrono::steady_clock::time_point any_since_;
   std::exception_ptr failure_;
 
   std::mutex mutex_;

@@ -9,6 +9,7 @@
 
 #include "tessera/comm/shm/memory_file.h"
 #include "tessera/core/error.h"
+#include "tessera/core/memory_kind.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -33,7 +34,7 @@ class Region {
     free_.emplace(kAlignment, bytes - kAlignment);
   }
 
-  char* take(size_t bytes) {
+  char* take(size_t bytes, int64_t asked) {
     const auto fits =
         std::find_if(free_.begin(), free_.end(),
                      [&](const auto& range) { return range.second >= bytes; });
@@ -41,14 +42,15 @@ class Region {
     const auto [offset, room] = *fits;
     free_.erase(fits);
     if (room > bytes) free_.emplace(offset + bytes, room - bytes);
-    taken_.emplace(offset, bytes);
+    taken_.emplace(offset, Taken{bytes, take_memory_receipt(asked)});
     return mapping_.base() + offset;
   }
 
   void give_back(const char* data) {
     const auto taken = taken_.find(offset_of(data));
     TORCH_INTERNAL_ASSERT(taken != taken_.end(), "not allocated here");
-    const auto at = free_.emplace(*taken).first;
+    give_back_memory_receipt(taken->second.receipt);
+    const auto at = free_.emplace(taken->first, taken->second.bytes).first;
     taken_.erase(taken);
     join_with_next(at);
     if (at != free_.begin()) join_with_next(std::prev(at));
@@ -82,8 +84,12 @@ class Region {
   const uint64_t nonce_;
   const Descriptor file_;
   Mapping mapping_;
-  std::map<size_t, size_t> free_;   // offset -> bytes
-  std::map<size_t, size_t> taken_;  // the same
+  std::map<size_t, size_t> free_;  // offset -> bytes
+  struct Taken {
+    size_t bytes;
+    void* receipt;
+  };
+  std::map<size_t, Taken> taken_;  // by offset
 };
 
 // All regions of this process. A forked child begins with none: its parent's
@@ -92,14 +98,15 @@ class Arena {
  public:
   void* allocate(size_t asked) {
     const size_t bytes = align_up(std::max<size_t>(asked, 1));
+    const auto wanted = static_cast<int64_t>(asked);
     std::lock_guard lock(mutex_);
     leave_parent();
     for (const auto& region : regions_) {
-      if (char* data = region->take(bytes)) return data;
+      if (char* data = region->take(bytes, wanted)) return data;
     }
     regions_.push_back(std::make_unique<Region>(
         std::max(kRegionBytes, bytes + kAlignment), asked));
-    return regions_.back()->take(bytes);
+    return regions_.back()->take(bytes, wanted);
   }
 
   void release(const void* data) {

@@ -43,6 +43,10 @@ ShmBackend::~ShmBackend() = default;
 
 void ShmBackend::fail(const std::string& why) { segment_.fail(why); }
 
+at::Tensor ShmBackend::allocateTensor(long numel, at::TensorOptions options) {
+  return empty_registered({numel}, c10::typeMetaToScalarType(options.dtype()));
+}
+
 ShmBackend::Pending ShmBackend::run(c10d::OpType type, bool async,
                                     Tensors tensors,
                                     std::function<void(Collectives&)> body) {
@@ -119,20 +123,24 @@ ShmBackend::Pending ShmBackend::barrier(const c10d::BarrierOptions& options) {
 }
 
 ShmBackend::Pending ShmBackend::send(Tensors& tensors, int peer, int tag) {
-  return transfer(true, tensors, peer, tag);
+  return transfer(c10d::OpType::SEND, tensors, peer, tag);
 }
 
 ShmBackend::Pending ShmBackend::recv(Tensors& tensors, int peer, int tag) {
-  return transfer(false, tensors, peer, tag);
+  return transfer(c10d::OpType::RECV, tensors, peer, tag);
 }
 
-ShmBackend::Pending ShmBackend::transfer(bool sends, const Tensors& tensors,
-                                         int peer, int tag) {
-  auto work = c10::make_intrusive<PendingWork>(
-      rank_, sends ? c10d::OpType::SEND : c10d::OpType::RECV, tensors);
+ShmBackend::Pending ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+  return transfer(c10d::OpType::RECVANYSOURCE, tensors, kAnyPeer, tag);
+}
+
+ShmBackend::Pending ShmBackend::transfer(c10d::OpType type,
+                                         const Tensors& tensors, int64_t peer,
+                                         int tag) {
+  auto work = c10::make_intrusive<PendingWork>(rank_, type, tensors);
   messages_->submit({.work = work,
                      .tensor = tensors.at(0),
-                     .sends = sends,
+                     .sends = type == c10d::OpType::SEND,
                      .peer = peer,
                      .tag = tag});
   return work;

@@ -35,6 +35,9 @@ class ShmBackend : public C10dForms {
   ~ShmBackend() override;
 
   const std::string getBackendName() const override { return "shm"; }
+  // Registered memory: FSDP2 asks for it by itself.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  at::Tensor allocateTensor(long numel, at::TensorOptions options) override;
   // Fails what is pending here and on the peers, for this reason.
   void fail(const std::string& why);
 
@@ -56,12 +59,14 @@ class ShmBackend : public C10dForms {
   Pending barrier(const c10d::BarrierOptions& options) override;
   Pending send(Tensors& tensors, int peer, int tag) override;
   Pending recv(Tensors& tensors, int peer, int tag) override;
+  Pending recvAnysource(Tensors& tensors, int tag) override;
 
  private:
   // Not async: on this thread, and done on return.
   Pending run(c10d::OpType type, bool async, Tensors tensors,
               std::function<void(Collectives&)> body);
-  Pending transfer(bool sends, const Tensors& tensors, int peer, int tag);
+  Pending transfer(c10d::OpType type, const Tensors& tensors, int64_t peer,
+                   int tag);
 
   Segment segment_;
   std::unique_ptr<Collectives> collectives_;

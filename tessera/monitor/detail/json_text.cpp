@@ -14,6 +14,15 @@ std::string shortest(double value) {
   return {text, end};
 }
 
+JsonText& JsonText::objects(const char* name,
+                            const std::vector<JsonText>& values) {
+  std::string list;
+  for (const JsonText& value : values) {
+    list += (list.empty() ? "" : ", ") + value.str();
+  }
+  return raw(name, "[" + list + "]");
+}
+
 JsonText& JsonText::raw(const char* name, const std::string& value) {
   if (!fields_.empty()) fields_ += ",";
   fields_.append(1, '"').append(name).append("\":").append(value);

@@ -99,9 +99,9 @@ struct GradientReducer::Impl {
       shapes.push_back(parameters[item].parameter.sizes().vec());
     }
     const at::Tensor& first = parameters[bucket.items[0]].parameter;
-    bucket.buffer =
-        shard::FlatBuffer(std::move(shapes),
-                          first.options().dtype(gradient_dtype(first)), kExtra);
+    bucket.buffer = shard::FlatBuffer(
+        std::move(shapes), first.options().dtype(gradient_dtype(first)), kExtra,
+        &group);
     for (size_t place = 0; place < bucket.items.size(); ++place) {
       at::Tensor& gradient =
           parameters[bucket.items[place]].parameter.mutable_grad();

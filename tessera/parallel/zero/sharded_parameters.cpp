@@ -74,14 +74,14 @@ class ShardedParameters::Group {
     if (stage_ == 3) {
       resize_storage(full_.flat(), full_bytes_);
     } else {
-      piece = at::zeros({piece_numel_}, whole_[0].options());
+      piece = comm::zeros(shards_, {piece_numel_}, whole_[0].options());
       for (size_t i = 0; i < cuts_.size(); ++i) {
         in_piece(piece, i, shards_.rank()).copy_(local_[i]);
       }
     }
     const at::Tensor pieces =
         at::empty({shards_.size(), piece_numel_}, piece.options());
-    shards_.all_gather(pieces, piece).wait();
+    shards_.all_gather(pieces, piece, comm::Mode::kBlocking);
     for (int64_t rank = 0; rank < shards_.size(); ++rank) {
       for (size_t i = 0; i < cuts_.size(); ++i) {
         rows_of(whole_[i], i, rank).copy_(in_piece(pieces[rank], i, rank));
@@ -122,8 +122,8 @@ class ShardedParameters::Group {
       }
       return;
     }
-    packed_ =
-        at::zeros({shards_.size(), piece_numel_}, gradients_.flat().options());
+    packed_ = comm::zeros(shards_, {shards_.size(), piece_numel_},
+                          gradients_.flat().options());
     for (int64_t rank = 0; rank < shards_.size(); ++rank) {
       for (size_t i = 0; i < cuts_.size(); ++i) {
         in_piece(packed_[rank], i, rank)
@@ -213,7 +213,7 @@ class ShardedParameters::Group {
     }
     const auto options = parameters_[0].tensor.options().requires_grad(false);
     if (stage_ == 3) {
-      piece_ = at::zeros({piece_numel_}, options);
+      piece_ = comm::zeros(shards_, {piece_numel_}, options);
       full_ = FlatBuffer(full_shapes_, options);
       full_bytes_ = bytes_of(full_.flat());
     }
@@ -237,7 +237,9 @@ class ShardedParameters::Group {
     const at::Tensor& first = parameters_[0].tensor;
     const auto options =
         first.options().dtype(gradient_dtype_).requires_grad(false);
-    gradients_ = FlatBuffer(full_shapes_, options);
+    // What is freed between steps is resized.
+    gradients_ = FlatBuffer(full_shapes_, options, /*extra=*/0,
+                            gradients_are_whole() ? &sum_ : nullptr);
     gradient_bytes_ = bytes_of(gradients_.flat());
     if (!gradients_are_whole()) piece_sum_ = at::zeros({piece_numel_}, options);
     for (size_t i = 0; i < parameters_.size(); ++i) {

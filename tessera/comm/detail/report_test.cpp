@@ -1,0 +1,101 @@
+#include "tessera/comm/detail/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "tessera/core/host.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using State = FlightRecorder::State;
+
+FlightRecorder::Record call(uint64_t sequence, const std::string& what,
+                            State state = State::kDone) {
+  return {.sequence = sequence,
+          .what = what,
+          .state = state,
+          .seconds = 0.5,
+          .seconds_ago = 3.5,
+          .step = 12,
+          .doing = "Forward stage 0 micro-batch 3"};
+}
+
+GroupReport world(std::vector<FlightRecorder::Record> records) {
+  return {.name = "world", .ranks = {0, 1, 2}, .records = std::move(records)};
+}
+
+RankReport report(int64_t rank, std::vector<FlightRecorder::Record> records) {
+  return {.rank = rank, .groups = {world(std::move(records))}};
+}
+
+TEST(RankReport, SurvivesItsText) {
+  const RankReport written =
+      report(2, {call(1, "barrier #1"),
+                 call(2, "all_reduce(sum) #2 float32[4]", State::kPending)});
+  const auto read = report_of_json(to_json(written));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->rank, 2);
+  ASSERT_EQ(read->groups.size(), 1U);
+  EXPECT_EQ(read->groups[0].ranks, written.groups[0].ranks);
+  EXPECT_EQ(read->groups[0].records[1].what, "all_reduce(sum) #2 float32[4]");
+  EXPECT_EQ(read->groups[0].records[1].state, State::kPending);
+  EXPECT_EQ(read->groups[0].records[1].step, 12);
+  EXPECT_FALSE(report_of_json("{"));
+  EXPECT_FALSE(report_of_json("{}"));
+}
+
+TEST(Verdict, NamesWhoHasNotComeAndWhatItDidLast) {
+  const std::string said =
+      verdict_on(world({}), 2,
+                 {{0, report(0, {call(2, "all_reduce #2", State::kPending)})},
+                  {1, report(1, {call(1, "barrier #1")})},
+                  {2, report(2, {call(2, "all_reduce #2", State::kPending)})}},
+                 {});
+  EXPECT_EQ(said,
+            "rank 1 has not come to it: it last did barrier #1 in Forward "
+            "stage 0 micro-batch 3 of step 12, 3 s ago");
+}
+
+TEST(Verdict, NamesWhoCallsSomethingElse) {
+  const std::string said =
+      verdict_on(world({}), 2,
+                 {{0, report(0, {call(2, "all_reduce #2", State::kPending)})},
+                  {1, report(1, {call(2, "barrier #2", State::kPending)})},
+                  {2, report(2, {call(2, "all_reduce #2", State::kPending)})}},
+                 {});
+  EXPECT_EQ(said,
+            "the ranks differ: ranks 0, 2 call all_reduce #2; rank 1 calls "
+            "barrier #2");
+}
+
+TEST(Verdict, SaysWhyARankDoesNotAnswer) {
+  const std::map<int64_t, RankReport> reports = {
+      {0, report(0, {call(2, "all_reduce #2", State::kPending)})}};
+  const std::string said =
+      verdict_on(world({}), 2, reports,
+                 {{1, {.host = "elsewhere", .pid = 5}},
+                  {2, {.host = host_name(), .pid = 1 << 30}}});
+  EXPECT_THAT(said,
+              AllOf(HasSubstr("rank 1 does not answer (pid 5 on elsewhere): "
+                              "dead, stopped or cut off"),
+                    HasSubstr("rank 2 has died"), Not(HasSubstr("rank 0"))));
+}
+
+TEST(Verdict, SaysNothingWhereAllCameAndAgree) {
+  EXPECT_EQ(verdict_on({.name = "dp", .ranks = {0}, .records = {}}, 1,
+                       {{0,
+                         {.rank = 0,
+                          .groups = {{.name = "dp",
+                                      .ranks = {0},
+                                      .records = {call(1, "barrier #1")}}}}}},
+                       {}),
+            "");
+}
+
+}  // namespace
+}  // namespace tessera::comm

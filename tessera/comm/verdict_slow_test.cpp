@@ -1,0 +1,107 @@
+// One rank of three is killed, stopped, late, or calls something else: every
+// other rank ends, and says which rank it was and what it did.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tests/support/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr auto kTimeout = std::chrono::seconds(1);
+constexpr int kGuilty = 2;
+
+// Ends this process by force when it cannot end by itself.
+void end_later(std::chrono::seconds after) {
+  const pid_t rank = getpid();
+  if (fork() != 0) return;
+  std::this_thread::sleep_for(after);
+  kill(rank, SIGKILL);
+  _exit(0);
+}
+
+struct Fault {
+  std::string name;
+  // What the guilty rank does instead of its second collective.
+  std::function<void(Communicator&)> instead;
+  // One of these is in what every other rank says.
+  std::vector<std::string> said;
+};
+
+std::vector<Fault> faults() {
+  return {
+      {"killed",
+       [](Communicator&) { raise(SIGKILL); },
+       {"rank 2 (pid ", "rank 2 has died"}},
+      {"stopped",
+       [](Communicator&) {
+         end_later(std::chrono::seconds(5));
+         raise(SIGSTOP);
+       },
+       {"rank 2 is stopped"}},
+      {"late",
+       [](Communicator& ranks) {
+         std::this_thread::sleep_for(std::chrono::seconds(3));
+         at::Tensor t = at::ones({4});
+         ranks.world().all_reduce(t).wait();
+       },
+       {"rank 2 has not come to it: it last did"}},
+      {"another_shape",
+       [](Communicator& ranks) {
+         at::Tensor t = at::ones({6});
+         ranks.world().all_reduce(t).wait();
+       },
+       {"rank 2 calls all_reduce(sum) #2"}},
+      {"another_operation",
+       [](Communicator& ranks) { ranks.world().barrier(); },
+       {"rank 2 calls barrier #2"}},
+      {"one_skipped", [](Communicator&) {}, {"rank 2 calls barrier #2"}},
+  };
+}
+
+class FaultOnBackend
+    : public ::testing::TestWithParam<std::tuple<std::string, size_t>> {};
+INSTANTIATE_TEST_SUITE_P(Verdict, FaultOnBackend,
+                         ::testing::Combine(::testing::Values("shm", "gloo"),
+                                            ::testing::Range<size_t>(0, 6)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_" +
+                                  faults()[std::get<1>(info.param)].name;
+                         });
+
+TEST_P(FaultOnBackend, NamesTheRank) {
+  const auto& [backend, index] = GetParam();
+  const Fault fault = faults()[index];
+  const auto ends = testing::fork_ranks(
+      3, backend,
+      [&](Communicator& ranks) {
+        at::Tensor t = at::ones({4});
+        ranks.world().all_reduce(t).wait();
+        if (ranks.rank() == kGuilty) {
+          fault.instead(ranks);
+        } else {
+          ranks.world().all_reduce(t).wait();
+        }
+        ranks.world().barrier();
+      },
+      kTimeout);
+  for (int rank : {0, 1}) {
+    EXPECT_EQ(ends[rank].exit_code, 1) << "rank " << rank;
+    EXPECT_THAT(ends[rank].message, AnyOf(HasSubstr(fault.said.front()),
+                                          HasSubstr(fault.said.back())))
+        << "rank " << rank;
+  }
+  EXPECT_NE(ends[kGuilty].exit_code, 0);
+}
+
+}  // namespace
+}  // namespace tessera::comm
