@@ -101,7 +101,7 @@ TEST(DebugMode, NamesBothRanksThatDiffer) {
   EXPECT_THAT(dtype, AllOf(HasSubstr("ranks disagree: rank "),
                            HasSubstr("calls all_reduce(sum) #1 int32[4]"),
                            HasSubstr("calls all_reduce(sum) #1 float32[4]")));
-  // Swapped sums of one shape are not to be told apart; a sum and a maximum are.
+  // Two sums of one shape cannot be told apart; a sum and a maximum can.
   const std::string op = failure_of_threads("gloo", 2, [](Communicator& c) {
     at::Tensor t = at::ones({4});
     c.world().all_reduce(t, c.rank() == 1 ? ReduceOp::kMax : ReduceOp::kSum);

@@ -12,7 +12,7 @@ namespace tessera {
 std::string processor_name();
 
 // From one core to another and back. Two threads, pinned to the first two cores
-// that this process may use, hand a line to and fro for one or two
+// that this process may use, hand a line back and forth for some
 // milliseconds; the fastest of several batches counts, so that a busy core does
 // not show. Nothing where only one core may be used.
 // On a virtual machine the figure flips between states within minutes, and

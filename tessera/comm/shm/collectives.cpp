@@ -11,6 +11,8 @@ namespace tessera::comm::shm {
 namespace {
 
 constexpr int64_t kSmallBytes = 32 << 10;
+// Below, staging is no slower, whatever the ranks (bench/results).
+constexpr int64_t kInPlaceBytes = 128 << 10;
 constexpr int64_t kLine = 64;
 
 int64_t width_of(at::ScalarType dtype) {
@@ -256,6 +258,7 @@ bool Collectives::meet_in_place(const void* data, int64_t bytes, Use use,
 Share Collectives::share_of(const void* data, int64_t bytes, Use use) const {
   using Kind = Share::Kind;
   if (use == Use::kNone) return {.kind = Kind::kUnread};
+  if (bytes < kInPlaceBytes) return {};
   char* address = static_cast<char*>(const_cast<void*>(data));
   if (segment_.is_one_process()) {
     return {.kind = Kind::kAddress, .address = address};

@@ -145,7 +145,7 @@ class Arena {
   std::vector<std::unique_ptr<Region>> regions_;
 };
 
-// Never destroyed: tensors may outlive all other statics.
+// Never destroyed: tensors may outlive every other static object.
 Arena& arena() {
   static auto* const kArena = new Arena;
   return *kArena;
