@@ -35,8 +35,11 @@ def assert_equal_losses(folder, wanted, bound=1e-10):
             assert one[key] == pytest.approx(other[key], rel=bound), (one["step"], key)
 
 
-def one_host(program, tokens, folder, **sections):
-    train(program, configuration(tokens, folder, **sections))
+@pytest.fixture(scope="session")
+def wanted(program, tokens, tmp_path_factory):
+    """The steps of one rank."""
+    folder = tmp_path_factory.mktemp("one")
+    train(program, configuration(tokens, folder, **FP64))
     return metrics(folder)
 
 
@@ -50,30 +53,26 @@ def on_hosts(program, tokens, folder, per_host, *arguments, rate=None, line=None
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_two_hosts_train_the_model_of_one(program, tokens, tmp_path, namespaces, mesh):
-    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+def test_two_hosts_train_the_model_of_one(program, tokens, wanted, tmp_path, namespaces, mesh):
     on_hosts(program, tokens, tmp_path / "two", [2, 2], **FP64, **MESHES[mesh])
     assert_equal_losses(tmp_path / "two", wanted)
 
 
 @pytest.mark.parametrize("per_host", [[2, 2, 2], [1, 3], [3, 2, 1]], ids=str)
-def test_so_do_three_and_uneven_ones_over_a_slow_link(program, tokens, tmp_path, namespaces, per_host):
-    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+def test_so_do_three_and_uneven_ones_over_a_slow_link(program, tokens, wanted, tmp_path, namespaces, per_host):
     mesh = {"mesh": {"dp": sum(per_host)}, "zero": {"stage": 2}}
     on_hosts(program, tokens, tmp_path / "more", per_host, rate="100mbit", **FP64, **mesh)
     assert_equal_losses(tmp_path / "more", wanted)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_so_do_two_whose_line_delays_and_loses_frames(program, tokens, tmp_path, namespaces, seed):
-    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+@pytest.mark.parametrize("seed", [1])
+def test_so_do_two_whose_line_delays_and_loses_frames(program, tokens, wanted, tmp_path, namespaces, seed):
     on_hosts(program, tokens, tmp_path / "two", [2, 2], line=(seed, 0.002, 0.02), **FP64, **MESHES["ddp"])
     assert_equal_losses(tmp_path / "two", wanted)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "tree", "hierarchical"])
-def test_every_algorithm_trains_the_same_model(program, tokens, tmp_path, algorithm):
-    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+def test_every_algorithm_trains_the_same_model(program, tokens, wanted, tmp_path, algorithm):
     path = configuration(tokens, tmp_path / "run", mesh={"dp": 3}, zero={"stage": 1}, **FP64)
     train(program, path, "--nproc", "3", "--comm.backend=gloo", f"--comm.algorithm={algorithm}")
     assert_equal_losses(tmp_path / "run", wanted)
@@ -159,9 +158,8 @@ def start_through(proxy, port, program, path, *arguments, join_s=30):
             for rank, (_, variables) in enumerate(places([2], master="127.0.0.1"))]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_store_behind_a_bad_line(program, tokens, tmp_path, seed):
-    wanted = one_host(program, tokens, tmp_path / "one", **FP64)
+@pytest.mark.parametrize("seed", [1])
+def test_a_store_behind_a_bad_line(program, tokens, wanted, tmp_path, seed):
     path = configuration(tokens, tmp_path / "two", mesh={"dp": 2}, **FP64)
     port = free_port()
     with Proxy(("127.0.0.1", port), seed, delay=0.02, loss=0.05) as proxy:
@@ -171,7 +169,7 @@ def test_a_store_behind_a_bad_line(program, tokens, tmp_path, seed):
     assert_equal_losses(tmp_path / "two", wanted)
 
 
-@pytest.mark.parametrize("cut_after", [10, 400, 1500])
+@pytest.mark.parametrize("cut_after", [10, 400])
 def test_a_cut_line_to_the_store_is_an_error(program, tokens, tmp_path, cut_after):
     path = configuration(tokens, tmp_path, mesh={"dp": 2}, run={"steps": 1000000}, checkpoint={"every": 0})
     port = free_port()

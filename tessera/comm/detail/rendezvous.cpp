@@ -1,9 +1,10 @@
 #include "tessera/comm/detail/rendezvous.h"
 
-#include <future>
+#include <algorithm>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "tessera/comm/detail/in_time.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 
@@ -13,8 +14,6 @@ namespace {
 constexpr const char* kFailureKey = "failure";
 // How soon a waiting rank looks again, and whether another one failed.
 constexpr auto kSlice = std::chrono::milliseconds(20);
-// A store whose host was cut off never answers. The thread that asked it is
-// left behind then: this rank is about to end.
 constexpr auto kPatience = std::chrono::seconds(2);
 
 // False when the key was not there within `time`. It asks again and again: a
@@ -23,9 +22,11 @@ bool wait_a_while(c10d::Store& store, const std::string& key,
                   std::chrono::milliseconds time) {
   try {
     const auto end = std::chrono::steady_clock::now() + time;
+    auto pause = std::chrono::milliseconds(1);
     while (!store.check({key})) {
       if (std::chrono::steady_clock::now() >= end) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kSlice);
     }
     return true;
   } catch (const c10::DistNetworkError& error) {
@@ -72,15 +73,11 @@ void Rendezvous::check_no_failure() {
 
 void Rendezvous::announce_failure(const std::string& why) noexcept {
   try {
-    auto task = std::packaged_task<void()>([store = store_, why] {
+    const auto announce = [store = store_, why] {
       // The first one stays: what follows is its consequence.
       if (!store->check({kFailureKey})) store->set(kFailureKey, why);
-    });
-    std::future<void> done = task.get_future();
-    std::thread thread(std::move(task));
-    const bool answered = done.wait_for(kPatience) == std::future_status::ready;
-    answered ? thread.join() : thread.detach();
-    if (answered) return done.get();
+    };
+    if (ask_in_time(announce, kPatience)) return;
     log::debug("the store does not answer; the peers will find out.");
   } catch (const std::exception& error) {
     log::debug("the peers will find out by themselves: ", message_of(error));

@@ -3,9 +3,14 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <sstream>
 
+#include "tessera/comm/detail/in_time.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/host.h"
@@ -14,9 +19,13 @@
 namespace tessera::comm {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr auto kLook = std::chrono::milliseconds(200);
 // How long the judge waits for reports: some looks.
 constexpr auto kPatience = std::chrono::milliseconds(1000);
+// And for a store that may have been cut off.
+constexpr auto kStorePatience = std::chrono::milliseconds(1500);
 constexpr const char* kAskKey = "ask";
 
 std::string where_key(int64_t rank) { return c10::str("where-", rank); }
@@ -29,99 +38,142 @@ std::string record_folder_or(const std::string& given) {
 
 }  // namespace
 
+struct Sentinel::State {
+  State(Rendezvous with, int64_t of, std::string folder,
+        std::function<RankReport()> reporter)
+      : rendezvous(std::move(with)),
+        rank(of),
+        record_folder(std::move(folder)),
+        report(std::move(reporter)) {}
+
+  void loop();
+  void answer();
+  void write_record(const RankReport& own) const;
+  std::string judge(const GroupReport& group, uint64_t sequence,
+                    const std::string& why);
+  std::optional<std::string> wait_for(c10d::Store& store,
+                                      const std::string& key,
+                                      Clock::time_point end);
+
+  Rendezvous rendezvous;
+  const int64_t rank;
+  const std::string record_folder;
+  const std::function<RankReport()> report;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool closing = false;
+  bool answered = false;
+  bool judged = false;
+  bool ended = false;  // the loop
+};
+
 Sentinel::Sentinel(Rendezvous rendezvous, int64_t rank,
                    std::string record_folder,
                    std::function<RankReport()> report)
-    : rendezvous_(std::move(rendezvous)),
-      rank_(rank),
-      record_folder_(record_folder_or(record_folder)),
-      report_(std::move(report)) {
-  rendezvous_.set(where_key(rank_), c10::str(getpid(), ' ', host_name()));
-  thread_ = std::thread([this] { loop(); });
+    : state_(std::make_shared<State>(std::move(rendezvous), rank,
+                                     record_folder_or(record_folder),
+                                     std::move(report))) {
+  state_->rendezvous.set(where_key(rank), c10::str(getpid(), ' ', host_name()));
+  thread_ = std::thread([state = state_] { state->loop(); });
 }
 
 Sentinel::~Sentinel() {
+  bool ended = false;
   {
-    std::lock_guard lock(mutex_);
-    closing_ = true;
+    std::unique_lock lock(state_->mutex);
+    state_->closing = true;
+    state_->changed.notify_all();
+    ended = state_->changed.wait_for(lock, kStorePatience,
+                                     [&] { return state_->ended; });
   }
-  changed_.notify_all();
-  thread_.join();
-}
-
-void Sentinel::loop() {
-  const auto store = rendezvous_.group_store();
-  std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kLook, [&] { return closing_; })) {
-    lock.unlock();
-    try {
-      if (store->check({kAskKey})) {
-        answer();
-        return;
-      }
-    } catch (const std::exception& error) {
-      // The store went with its host: nobody can ask any more.
-      log::debug("the store does not answer: ", message_of(error));
-      return;
-    }
-    lock.lock();
-  }
-}
-
-void Sentinel::answer() {
-  {
-    std::lock_guard lock(mutex_);
-    if (std::exchange(answered_, true)) return;
-  }
-  const RankReport report = report_();
-  rendezvous_.set(report_key(rank_), to_json(report));
-  write_record(report);
-}
-
-void Sentinel::write_record(const RankReport& report) const {
-  if (record_folder_.empty()) return;
-  write_file_atomic(std::filesystem::path(record_folder_) /
-                        c10::str("flight-rank-", report.rank, ".json"),
-                    to_json(report) + "\n");
-}
-
-std::optional<std::string> Sentinel::wait_for(
-    c10d::Store& store, const std::string& key,
-    std::chrono::steady_clock::time_point end) {
-  std::unique_lock lock(mutex_);
-  while (!store.check({key})) {
-    if (std::chrono::steady_clock::now() > end) return std::nullopt;
-    changed_.wait_for(lock, kLook / 8);
-  }
-  return store.get_to_str(key);
+  ended ? thread_.join() : thread_.detach();
 }
 
 std::string Sentinel::judge(const GroupReport& group, uint64_t sequence,
                             const std::string& why) {
-  {
-    std::lock_guard lock(mutex_);
-    if (std::exchange(judged_, true)) return "";
-  }
   try {
-    const auto store = rendezvous_.group_store();
-    store->set(kAskKey, why);
-    answer();
-    const auto end = std::chrono::steady_clock::now() + kPatience;
-    std::map<int64_t, RankReport> reports;
-    std::map<int64_t, Whereabouts> whereabouts;
-    for (const int64_t rank : group.ranks) {
-      const auto text = wait_for(*store, report_key(rank), end);
-      const auto report = text ? report_of_json(*text) : std::nullopt;
-      if (report) reports.emplace(rank, *report);
-      if (!store->check({where_key(rank)})) continue;
-      std::istringstream where(store->get_to_str(where_key(rank)));
-      where >> whereabouts[rank].pid >> whereabouts[rank].host;
-    }
-    return verdict_on(group, sequence, reports, whereabouts);
+    const auto verdict = std::make_shared<std::string>();
+    const bool answered =
+        ask_in_time([state = state_, verdict, group, sequence,
+                     why] { *verdict = state->judge(group, sequence, why); },
+                    kPatience + kStorePatience);
+    if (answered) return *verdict;
   } catch (const std::exception& error) {
-    return c10::str("no verdict, for the store does not answer: ",
-                    message_of(error));
+    log::debug("the store failed: ", message_of(error));
   }
+  return "none, for the store of the rendezvous does not answer";
+}
+
+void Sentinel::State::loop() {
+  const auto store = rendezvous.group_store();
+  try {
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, kLook, [&] { return closing; })) {
+      lock.unlock();
+      const bool asked = store->check({kAskKey});
+      if (asked) answer();
+      lock.lock();
+      if (asked) break;
+    }
+  } catch (const std::exception& error) {
+    // The store went with its host: nobody can ask any more.
+    log::debug("the store does not answer: ", message_of(error));
+  }
+  const std::lock_guard lock(mutex);
+  ended = true;
+  changed.notify_all();
+}
+
+void Sentinel::State::answer() {
+  RankReport own;
+  {
+    const std::lock_guard lock(mutex);
+    if (closing || std::exchange(answered, true)) return;
+    own = report();
+  }
+  rendezvous.set(report_key(rank), to_json(own));
+  write_record(own);
+}
+
+void Sentinel::State::write_record(const RankReport& own) const {
+  if (record_folder.empty()) return;
+  write_file_atomic(std::filesystem::path(record_folder) /
+                        c10::str("flight-rank-", own.rank, ".json"),
+                    to_json(own) + "\n");
+}
+
+std::string Sentinel::State::judge(const GroupReport& group, uint64_t sequence,
+                                   const std::string& why) {
+  {
+    const std::lock_guard lock(mutex);
+    if (std::exchange(judged, true)) return "";
+  }
+  const auto store = rendezvous.group_store();
+  store->set(kAskKey, why);
+  answer();
+  const auto end = Clock::now() + kPatience;
+  std::map<int64_t, RankReport> reports;
+  std::map<int64_t, Whereabouts> whereabouts;
+  for (const int64_t peer : group.ranks) {
+    const auto text = wait_for(*store, report_key(peer), end);
+    const auto read = text ? report_of_json(*text) : std::nullopt;
+    if (read) reports.emplace(peer, *read);
+    if (!store->check({where_key(peer)})) continue;
+    std::istringstream where(store->get_to_str(where_key(peer)));
+    where >> whereabouts[peer].pid >> whereabouts[peer].host;
+  }
+  return verdict_on(group, sequence, reports, whereabouts);
+}
+
+std::optional<std::string> Sentinel::State::wait_for(c10d::Store& store,
+                                                     const std::string& key,
+                                                     Clock::time_point end) {
+  while (!store.check({key})) {
+    std::unique_lock lock(mutex);
+    if (Clock::now() > end) return std::nullopt;
+    changed.wait_for(lock, kLook / 8);
+  }
+  return store.get_to_str(key);
 }
 
 }  // namespace tessera::comm

@@ -12,12 +12,8 @@
 // Threads: any.
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 
@@ -28,8 +24,8 @@ namespace tessera::comm {
 
 class Sentinel {
  public:
-  // `report` is called on the sentinel's thread. `record_folder`: see
-  // CommunicatorOptions.
+  // `report` is called on the sentinel's thread, and never after the sentinel
+  // has ended. `record_folder`: see CommunicatorOptions.
   Sentinel(Rendezvous rendezvous, int64_t rank, std::string record_folder,
            std::function<RankReport()> report);
   ~Sentinel();
@@ -42,22 +38,9 @@ class Sentinel {
                     const std::string& why);
 
  private:
-  void loop();
-  void answer();
-  void write_record(const RankReport& report) const;
-  std::optional<std::string> wait_for(
-      c10d::Store& store, const std::string& key,
-      std::chrono::steady_clock::time_point end);
-
-  Rendezvous rendezvous_;
-  const int64_t rank_;
-  const std::string record_folder_;
-  const std::function<RankReport()> report_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool closing_ = false;
-  bool answered_ = false;
-  bool judged_ = false;
+  // Shared with threads that a silent store holds up, which are left behind.
+  struct State;
+  std::shared_ptr<State> state_;
   std::thread thread_;
 };
 

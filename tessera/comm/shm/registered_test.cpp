@@ -1,11 +1,17 @@
 #include "tessera/comm/shm/registered.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "tessera/core/error.h"
+
 namespace tessera::comm::shm {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(Registered, TensorsAreFoundFromAnyOfTheirBytes) {
   const at::Tensor tensor = empty_registered({3, 1000}, at::kDouble);
@@ -31,6 +37,18 @@ TEST(Registered, MoreThanAFileHoldsGetsAFileOfItsOwn) {
   large.fill_(7);
   EXPECT_EQ(large[-1].item<int>(), 7);
   EXPECT_GT(locate(large.data_ptr())->region_bytes, size_t{96} << 20);
+}
+
+TEST(Registered, MoreThanTheHostHasIsRefused) {
+  try {
+    empty_registered({int64_t{1} << 50}, at::kByte);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what_without_backtrace(),
+                AllOf(HasSubstr("cannot allocate a registered tensor"),
+                      HasSubstr("this host has "),
+                      HasSubstr("Use fewer ranks on this host")));
+  }
 }
 
 TEST(Registered, AnotherMappingShowsTheSameBytes) {
