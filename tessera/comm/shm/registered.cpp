@@ -134,8 +134,8 @@ class Arena {
 
   void leave_parent() {
     if (owner_ == getpid()) return;
-    // Not unmapped: tensors of the parent's may be in use here.
-    for (auto& region : regions_) static_cast<void>(region.release());
+    // Kept: tensors of the parent's may be in use here.
+    for (auto& region : regions_) of_parent_.push_back(std::move(region));
     regions_.clear();
     owner_ = getpid();
   }
@@ -143,6 +143,7 @@ class Arena {
   std::mutex mutex_;
   pid_t owner_ = getpid();
   std::vector<std::unique_ptr<Region>> regions_;
+  std::vector<std::unique_ptr<Region>> of_parent_;
 };
 
 // Never destroyed: tensors may outlive every other static object.
