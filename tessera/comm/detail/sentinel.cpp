@@ -68,7 +68,7 @@ struct Sentinel::State {
 };
 
 Sentinel::Sentinel(Rendezvous rendezvous, int64_t rank,
-                   std::string record_folder,
+                   const std::string& record_folder,
                    std::function<RankReport()> report)
     : state_(std::make_shared<State>(std::move(rendezvous), rank,
                                      record_folder_or(record_folder),

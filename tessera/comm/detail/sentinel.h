@@ -26,7 +26,8 @@ class Sentinel {
  public:
   // `report` is called on the sentinel's thread, and never after the sentinel
   // has ended. `record_folder`: see CommunicatorOptions.
-  Sentinel(Rendezvous rendezvous, int64_t rank, std::string record_folder,
+  Sentinel(Rendezvous rendezvous, int64_t rank,
+           const std::string& record_folder,
            std::function<RankReport()> report);
   ~Sentinel();
   Sentinel(const Sentinel&) = delete;

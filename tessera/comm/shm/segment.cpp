@@ -214,6 +214,7 @@ void Segment::try_reading_peers() {
 bool copy_from_process(pid_t pid, void* to, const char* from, int64_t bytes) {
   while (bytes > 0) {
     const iovec local{to, static_cast<size_t>(bytes)};
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): iovec asks for it.
     const iovec remote{const_cast<char*>(from), static_cast<size_t>(bytes)};
     const ssize_t copied = process_vm_readv(pid, &local, 1, &remote, 1, 0);
     if (copied <= 0) return false;
