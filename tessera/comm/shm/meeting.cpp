@@ -17,8 +17,7 @@ constexpr int32_t kFarNs = 115;
 void Distance::sample(const std::atomic<uint64_t>& written_by_peer) {
   const int64_t begin = monotonic_ns();
   static_cast<void>(written_by_peer.load(std::memory_order_acquire));
-  // The clock is not read before the load has its value.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // The clock reads its counter only once the load has its value.
   const int64_t took = monotonic_ns() - begin;
   ns_[next_++ % kSamples] =
       static_cast<int32_t>(std::min<int64_t>(took, INT32_MAX));
