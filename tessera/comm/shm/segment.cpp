@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <map>
 #include <sstream>
 
 #include "tessera/comm/shm/memory_file.h"
@@ -40,6 +41,31 @@ struct Offsets {
 
 Header& header_of(const Mapping& mapping) {
   return *reinterpret_cast<Header*>(mapping.base());
+}
+
+// The segments that threads of this process made, for its other ranks: they see
+// each other's words at one address (as ThreadSanitizer must, too).
+class OwnSegments {
+ public:
+  void add(uint64_t nonce, const std::shared_ptr<Mapping>& mapping) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(all_, [](const auto& one) { return one.second.expired(); });
+    all_[nonce] = mapping;
+  }
+  std::shared_ptr<Mapping> find(uint64_t nonce) {
+    const std::lock_guard lock(mutex_);
+    const auto found = all_.find(nonce);
+    return found == all_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uint64_t, std::weak_ptr<Mapping>> all_;
+};
+
+OwnSegments& own_segments() {
+  static auto* const kSegments = new OwnSegments;
+  return *kSegments;
 }
 
 void copy_text(decltype(Lane::why)& to, const std::string& text) {
@@ -101,12 +127,12 @@ Segment::Segment(Rendezvous rendezvous, Place place)
   own_lane().since_ns = monotonic_ns();
   own_lane().state = static_cast<uint32_t>(State::kPresent);
   own_lane().own_address = reinterpret_cast<char*>(&own_lane());
-  ring(header_of(mapping_).attached);
+  ring(header_of(*mapping_).attached);
   wait_for_all(rendezvous, 1);
   file_.reset();
   watch_peers();
   try_reading_peers();
-  ring(header_of(mapping_).attached);
+  ring(header_of(*mapping_).attached);
   wait_for_all(rendezvous, 2);
   can_read_peers_ = true;
   for (int64_t r = 0; r < place_.size(); ++r) {
@@ -128,12 +154,14 @@ void Segment::create(Rendezvous& rendezvous) {
                                c10::str("make the group '", place_.group,
                                         "' of ", place_.size(), " ranks"))
                   .release());
-  TS_CHECK(mapping_.map(file_.get(), bytes), "cannot map ", bytes,
+  mapping_ = std::make_shared<Mapping>();
+  TS_CHECK(mapping_->map(file_.get(), bytes), "cannot map ", bytes,
            " bytes of shared memory: ", std::strerror(errno));
   lay_out();
-  Header& header = header_of(mapping_);
+  Header& header = header_of(*mapping_);
   header.magic = kMagic;
   header.nonce = random_nonce();
+  own_segments().add(header.nonce, mapping_);
   rendezvous.set(kSegmentKey,
                  c10::str(getpid(), " ", file_.get(), " ", header.nonce));
 }
@@ -148,8 +176,12 @@ void Segment::attach(Rendezvous& rendezvous) {
   uint64_t nonce = 0;
   text >> pid >> fd >> nonce;
   const std::string owner = c10::str("rank ", place_.ranks[0]);
-  map_file_of(pid, fd, Offsets(place_.ranks.size()).end, owner, mapping_);
-  const Header& header = header_of(mapping_);
+  if (pid == getpid()) mapping_ = own_segments().find(nonce);
+  if (!mapping_) {
+    mapping_ = std::make_shared<Mapping>();
+    map_file_of(pid, fd, Offsets(place_.ranks.size()).end, owner, *mapping_);
+  }
+  const Header& header = header_of(*mapping_);
   TS_CHECK_REACH(header.magic == kMagic && header.nonce == nonce, "file ", fd,
                  " of process ", pid, " is not the shared memory of ", owner,
                  ". Do the ranks share the PID namespace?");
@@ -158,14 +190,14 @@ void Segment::attach(Rendezvous& rendezvous) {
 
 void Segment::lay_out() {
   const Offsets offsets(place_.ranks.size());
-  lanes_ = reinterpret_cast<Lane*>(mapping_.base() + offsets.lanes);
-  splits_ = mapping_.base() + offsets.splits;
-  channels_ = mapping_.base() + offsets.channels;
-  stages_ = mapping_.base() + offsets.stages;
+  lanes_ = reinterpret_cast<Lane*>(mapping_->base() + offsets.lanes);
+  splits_ = mapping_->base() + offsets.splits;
+  channels_ = mapping_->base() + offsets.channels;
+  stages_ = mapping_->base() + offsets.stages;
 }
 
 void Segment::wait_for_all(Rendezvous& rendezvous, uint32_t times) {
-  Word& attached = header_of(mapping_).attached;
+  Word& attached = header_of(*mapping_).attached;
   const auto end = std::chrono::steady_clock::now() + place_.timeout;
   const auto count = times * static_cast<uint32_t>(place_.size());
   const auto ready = [&] { return attached.value.load() >= count; };
@@ -243,7 +275,7 @@ void Segment::fail(const std::string& why) {
   if (own_lane().state == static_cast<uint32_t>(State::kFailed)) return;
   copy_text(own_lane().why, why);
   own_lane().state = static_cast<uint32_t>(State::kFailed);
-  header_of(mapping_).failures.fetch_add(1);
+  header_of(*mapping_).failures.fetch_add(1);
   wake_all_ranks();
 }
 
@@ -255,7 +287,7 @@ void Segment::wake_all_ranks() {
 }
 
 bool Segment::has_failure() const {
-  return header_of(mapping_).failures.load(std::memory_order_acquire) != 0;
+  return header_of(*mapping_).failures.load(std::memory_order_acquire) != 0;
 }
 
 std::optional<std::string> Segment::failure() const {

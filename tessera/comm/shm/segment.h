@@ -153,8 +153,8 @@ class Segment {
   Place place_;
   bool is_one_process_ = true;
   bool can_read_peers_ = false;
-  Descriptor file_;  // open until all have attached
-  Mapping mapping_;
+  Descriptor file_;                   // open until all have attached
+  std::shared_ptr<Mapping> mapping_;  // one for all ranks of this process
   Lane* lanes_ = nullptr;
   char* splits_ = nullptr;
   char* channels_ = nullptr;
