@@ -3,7 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tessera/comm/algorithms/backend_transport.h"
-#include "tessera/comm/algorithms/c10d_reduce_op.h"
+#include "tessera/comm/detail/c10d_reduce_op.h"
 #include "tessera/comm/detail/reduce.h"
 #include "tessera/comm/detail/split_bytes.h"
 #include "tessera/comm/detail/worker.h"
@@ -36,8 +36,8 @@ class QueuedBackend : public c10d::Backend {
 
   Pending allreduce(Tensors& tensors,
                     const c10d::AllreduceOptions& options) override {
-    const ReduceOp op = reduce_op_of(options.reduceOp);
-    check_reducible(tensors.at(0).scalar_type(), op);
+    const ReduceOp op = reduce_op_of(
+        options.reduceOp, tensors.at(0).scalar_type(), getBackendName());
     return run(c10d::OpType::ALLREDUCE, tensors,
                [this, op, t = tensors[0]] { collectives_->all_reduce(t, op); });
   }
@@ -60,8 +60,8 @@ class QueuedBackend : public c10d::Backend {
   Pending _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input,
       const c10d::ReduceScatterOptions& options) override {
-    const ReduceOp op = reduce_op_of(options.reduceOp);
-    check_reducible(input.scalar_type(), op);
+    const ReduceOp op =
+        reduce_op_of(options.reduceOp, input.scalar_type(), getBackendName());
     return run(c10d::OpType::_REDUCE_SCATTER_BASE, {output},
                [this, output, input, op] {
                  collectives_->reduce_scatter(output, input, op);

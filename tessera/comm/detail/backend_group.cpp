@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tessera/comm/detail/c10d_reduce_op.h"
 #include "tessera/comm/detail/reduce.h"
 #include "tessera/comm/detail/timed_out.h"
 #include "tessera/comm/shm/registered.h"
@@ -61,13 +62,6 @@ std::string explain(const GroupInfo& info, const Operation& operation,
                   info.ranks.size(), " ranks, ", info.backend, "): ", cause,
                   " (after ", operation.seconds_so_far(), " s; time-out ",
                   seconds(info.timeout), " s)");
-}
-
-c10d::ReduceOp c10d_op(ReduceOp op) {
-  using Op = c10d::ReduceOp;
-  static constexpr std::array kOps = {Op::SUM, Op::AVG, Op::MIN, Op::MAX,
-                                      Op::PRODUCT};
-  return kOps.at(static_cast<size_t>(op));
 }
 
 Operation operation_of(Verb verb, const at::Tensor& tensor) {
@@ -167,7 +161,7 @@ Work BackendGroup::all_reduce(at::Tensor tensor, ReduceOp op, Mode mode) {
   return start(operation, mode, [&] {
     std::vector<at::Tensor> tensors{tensor};
     c10d::AllreduceOptions options;
-    options.reduceOp = c10d_op(op);
+    options.reduceOp = c10d_op_of(op);
     options.asyncOp = mode == Mode::kAsync;
     return connection_.backend->allreduce(tensors, options);
   });
@@ -190,7 +184,7 @@ Work BackendGroup::reduce_scatter(at::Tensor output, at::Tensor input,
   operation.op = op;
   return start(operation, mode, [&] {
     c10d::ReduceScatterOptions options;
-    options.reduceOp = c10d_op(op);
+    options.reduceOp = c10d_op_of(op);
     options.asyncOp = mode == Mode::kAsync;
     return connection_.backend->_reduce_scatter_base(output, input, options);
   });

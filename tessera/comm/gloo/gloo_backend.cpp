@@ -191,20 +191,12 @@ class GlooBackend : public c10d::Backend {
   std::vector<Pending> messages_;  // that nobody has awaited yet
 };
 
-// Connecting waits for peers without a look at their fate: come together first.
-void wait_for_peers(Rendezvous& rendezvous, const GlooOptions& options) {
-  rendezvous.set(c10::str("here-", options.rank), "1");
-  for (int r = 0; r < options.size; ++r) {
-    rendezvous.get(c10::str("here-", r), options.timeout,
-                   c10::str("rank ", r, " of the group"));
-  }
-}
-
 }  // namespace
 
 Connection make_gloo_backend(Rendezvous rendezvous,
                              const GlooOptions& options) {
-  wait_for_peers(rendezvous, options);
+  // Connecting waits for peers without a look at their fate: meet first.
+  rendezvous.meet(options.rank, options.size, options.timeout);
   ignore_sigpipe();
   auto gloo_options = ProcessGroupGloo::Options::create(options.timeout);
   gloo_options->threads = 1;  // operations run in the order of the calls

@@ -4,6 +4,7 @@
 
 #include <span>
 
+#include "tessera/comm/detail/c10d_reduce_op.h"
 #include "tessera/comm/detail/reduce.h"
 #include "tessera/comm/detail/split_bytes.h"
 #include "tessera/comm/mpi/progress.h"
@@ -16,22 +17,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 using Pending = c10::intrusive_ptr<c10d::Work>;
-
-ReduceOp reduce_op(const c10d::ReduceOp& op, const at::Tensor& tensor) {
-  using Op = c10d::ReduceOp;
-  static const std::vector<std::pair<Op::RedOpType, ReduceOp>> kOps = {
-      {Op::SUM, ReduceOp::kSum},
-      {Op::AVG, ReduceOp::kMean},
-      {Op::MIN, ReduceOp::kMin},
-      {Op::MAX, ReduceOp::kMax},
-      {Op::PRODUCT, ReduceOp::kProduct}};
-  for (const auto& [theirs, ours] : kOps) {
-    if (theirs != op.op_) continue;
-    check_reducible(tensor.scalar_type(), ours);
-    return ours;
-  }
-  TS_CHECK(false, "mpi reduces with sum, mean, min, max and product only.");
-}
 
 char* begin_of(const at::Tensor& tensor) {
   return static_cast<char*>(tensor.data_ptr());
@@ -96,20 +81,23 @@ class MpiBackend : public c10d::Backend {
 
   Pending allreduce(Tensors& tensors,
                     const c10d::AllreduceOptions& options) override {
-    const ReduceOp op = reduce_op(options.reduceOp, tensors.at(0));
+    const ReduceOp op =
+        reduce_op_of(options.reduceOp, tensors.at(0).scalar_type(), "mpi");
     return all_reduce(tensors, op, /*root=*/-1);
   }
 
   Pending reduce(Tensors& tensors,
                  const c10d::ReduceOptions& options) override {
-    const ReduceOp op = reduce_op(options.reduceOp, tensors.at(0));
+    const ReduceOp op =
+        reduce_op_of(options.reduceOp, tensors.at(0).scalar_type(), "mpi");
     return all_reduce(tensors, op, options.rootRank);
   }
 
   Pending _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input,
       const c10d::ReduceScatterOptions& options) override {
-    const ReduceOp op = reduce_op(options.reduceOp, input);
+    const ReduceOp op =
+        reduce_op_of(options.reduceOp, input.scalar_type(), "mpi");
     const Reducible from(input);
     const Reducible to(output, /*apart=*/overlap(output, input));
     Job job = job_of(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, input);

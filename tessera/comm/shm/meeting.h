@@ -54,8 +54,6 @@ class Meeting {
   };
 
   void meet();
-  // Every rank has a core: peers can be far, and are never in one cache.
-  bool ranks_have_cores() const { return ranks_have_cores_; }
   // Looks how far the first peer is. After a meeting, at most once a Scope.
   void sample_distance();
   bool is_far() const { return distance_.is_far(); }
@@ -71,7 +69,8 @@ class Meeting {
   Segment& segment_;
   const int64_t rank_;
   const int64_t size_;
-  bool ranks_have_cores_;
+  // Else peers may share a core, and its cache.
+  const bool ranks_have_cores_;
   Waiter waiter_;
   Distance distance_;
   Call call_;

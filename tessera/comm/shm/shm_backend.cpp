@@ -1,6 +1,6 @@
 #include "tessera/comm/shm/shm_backend.h"
 
-#include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/detail/c10d_reduce_op.h"
 #include "tessera/comm/detail/split_bytes.h"
 #include "tessera/comm/detail/worker.h"
 #include "tessera/comm/shm/collectives.h"
@@ -8,28 +8,6 @@
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {
-namespace {
-
-ReduceOp reduce_op(const c10d::ReduceOp& op) {
-  using Op = c10d::ReduceOp;
-  switch (op.op_) {
-    case Op::SUM:
-      return ReduceOp::kSum;
-    case Op::AVG:
-      return ReduceOp::kMean;
-    case Op::MIN:
-      return ReduceOp::kMin;
-    case Op::MAX:
-      return ReduceOp::kMax;
-    case Op::PRODUCT:
-      return ReduceOp::kProduct;
-    default:
-      TS_CHECK(false, "shm reduces with sum, mean, min, max and product only.");
-  }
-}
-
-}  // namespace
-
 ShmBackend::ShmBackend(Rendezvous rendezvous, Place place)
     : C10dForms(static_cast<int>(place.rank), static_cast<int>(place.size())),
       segment_(std::move(rendezvous), std::move(place)),
@@ -64,8 +42,8 @@ ShmBackend::Pending ShmBackend::run(c10d::OpType type, bool async,
 ShmBackend::Pending ShmBackend::allreduce(
     Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor tensor = tensors.at(0);
-  const ReduceOp op = reduce_op(options.reduceOp);
-  check_reducible(tensor.scalar_type(), op);
+  const ReduceOp op =
+      reduce_op_of(options.reduceOp, tensor.scalar_type(), "shm");
   return run(c10d::OpType::ALLREDUCE, options.asyncOp, tensors,
              [tensor, op](Collectives& collectives) {
                collectives.all_reduce(tensor.data_ptr(), tensor.numel(),
@@ -96,8 +74,8 @@ ShmBackend::Pending ShmBackend::_allgather_base(
 ShmBackend::Pending ShmBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input,
     const c10d::ReduceScatterOptions& options) {
-  const ReduceOp op = reduce_op(options.reduceOp);
-  check_reducible(input.scalar_type(), op);
+  const ReduceOp op =
+      reduce_op_of(options.reduceOp, input.scalar_type(), "shm");
   return run(c10d::OpType::_REDUCE_SCATTER_BASE, options.asyncOp, {output},
              [output, input, op](Collectives& collectives) {
                collectives.reduce_scatter(output.data_ptr(), input.data_ptr(),
