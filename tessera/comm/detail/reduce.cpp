@@ -1,5 +1,6 @@
 #include "tessera/comm/detail/reduce.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
@@ -67,6 +68,10 @@ const kernels::Kernels& machine_kernels() {
   return chosen;
 }
 
+// Asked for more at once, the C library goes past the caches, which is some 8%
+// slower where the other core copies too (bench/results).
+constexpr int64_t kCopyBytes = 128 << 10;
+
 // Streaming stores want whole lines at the same addresses in every output.
 bool can_stream(std::span<void* const> outputs) {
   for (const void* output : outputs) {
@@ -106,12 +111,15 @@ void reduce(std::span<const void* const> inputs, void* output, int64_t numel,
 
 void copy_bytes(void* to, const void* from, int64_t bytes, Stores stores) {
   if (bytes <= 0) return;
-  if (stores == Stores::kOrdinary) {
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-    return;
+  char* out = static_cast<char*>(to);
+  const char* in = static_cast<const char*>(from);
+  if (stores == Stores::kStreaming) {
+    return machine_kernels().copy(out, in, bytes);
   }
-  machine_kernels().copy(static_cast<char*>(to), static_cast<const char*>(from),
-                         bytes);
+  for (int64_t done = 0; done < bytes; done += kCopyBytes) {
+    std::memcpy(out + done, in + done,
+                static_cast<size_t>(std::min(kCopyBytes, bytes - done)));
+  }
 }
 
 const char* vector_name() { return machine_kernels().name; }

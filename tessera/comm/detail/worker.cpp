@@ -69,18 +69,14 @@ void Worker::submit(c10::intrusive_ptr<PendingWork> work,
   changed_.notify_all();
 }
 
-void Worker::run(c10::intrusive_ptr<PendingWork> work,
-                 std::function<void()> body) {
-  const auto kept = work;
+void Worker::run(const c10::intrusive_ptr<PendingWork>& work,
+                 c10::function_ref<void()> body) {
   {
     std::unique_lock lock(mutex_);
-    tasks_.push_back({std::move(work), std::move(body)});
-    if (!running_ && tasks_.size() == 1) {
-      run_next(lock);
-      return;
-    }
+    if (!running_ && tasks_.empty()) return execute(*work, body, lock);
+    tasks_.push_back({work, body});
   }
-  run_until_done(*kept);
+  run_until_done(*work);
 }
 
 void Worker::run_until_done(PendingWork& work) {
@@ -105,26 +101,27 @@ void Worker::loop() {
 }
 
 void Worker::run_next(std::unique_lock<std::mutex>& lock) {
-  running_ = true;
-  Task task = std::move(tasks_.front());
+  const Task task = std::move(tasks_.front());
   tasks_.pop_front();
-  lock.unlock();
-  execute(task);
-  lock.lock();
-  running_ = false;
-  changed_.notify_all();
+  execute(*task.work, task.body, lock);
 }
 
-void Worker::execute(Task& task) {
+void Worker::execute(PendingWork& work, c10::function_ref<void()> body,
+                     std::unique_lock<std::mutex>& lock) {
+  running_ = true;
+  lock.unlock();
   if (!failure_) {
     try {
-      task.body();
+      body();
     } catch (const std::exception&) {
       failure_ = std::current_exception();
       on_failure_(message_of(failure_));
     }
   }
-  task.work->complete(failure_);
+  work.complete(failure_);
+  lock.lock();
+  running_ = false;
+  changed_.notify_all();
 }
 
 }  // namespace tessera::comm

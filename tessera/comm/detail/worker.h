@@ -7,6 +7,8 @@
 // at once hands nothing over, which costs more than a small collective.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <condition_variable>
@@ -60,7 +62,9 @@ class Worker {
 
   void submit(c10::intrusive_ptr<PendingWork> work, std::function<void()> body);
   // The same, on this thread, after all that was submitted: done on return.
-  void run(c10::intrusive_ptr<PendingWork> work, std::function<void()> body);
+  // Allocates nothing where no other body runs.
+  void run(const c10::intrusive_ptr<PendingWork>& work,
+           c10::function_ref<void()> body);
   // Runs bodies on this thread, or waits for the one who does, until the work
   // is done.
   void run_until_done(PendingWork& work);
@@ -71,9 +75,11 @@ class Worker {
     std::function<void()> body;
   };
   void loop();
-  // REQUIRES: nobody runs a body, and there is one. Unlocks while it runs.
+  // REQUIRES: nobody runs a body, and there is one.
   void run_next(std::unique_lock<std::mutex>& lock);
-  void execute(Task& task);
+  // REQUIRES: nobody runs a body. Unlocks while it runs.
+  void execute(PendingWork& work, c10::function_ref<void()> body,
+               std::unique_lock<std::mutex>& lock);
 
   std::function<void(const std::string&)> on_failure_;
   std::exception_ptr failure_;  // of whoever runs a body

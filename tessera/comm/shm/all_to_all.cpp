@@ -1,4 +1,6 @@
 // Collectives::all_to_all: parts of any size between each two ranks.
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -8,94 +10,108 @@
 namespace tessera::comm::shm {
 
 // In bytes. `total[r]`: of rank r's input; `mine[r]`: where this rank's part of
-// it begins; `from[r]`, `to[r]`: where this rank's part to r begins in its
-// input, and that of r in its output.
+// it begins; `to[r]`: where the part of r begins in this rank's output.
 struct Collectives::Moves {
-  std::vector<int64_t> total, mine, from, to, received;
+  c10::SmallVector<int64_t, 8> total, mine, to;
+  std::span<const int64_t> received;
 };
 
+// One meeting does for the splits, for what is shared, and for the first round.
 void Collectives::all_to_all(std::span<const int64_t> out_bytes, void* output,
                              std::span<const int64_t> in_bytes,
                              const void* input, at::ScalarType dtype) {
   const Meeting::Scope scope(meeting_,
                              {.verb = Verb::kAllToAll, .dtype = dtype});
-  exchange_splits(out_bytes, in_bytes);
-  const std::vector<int64_t> none(static_cast<size_t>(size_), 0);
-  Moves moves{.total = none,
-              .mine = none,
-              .from = none,
-              .to = none,
-              .received = {out_bytes.begin(), out_bytes.end()}};
+  const char* from = static_cast<const char*>(input);
+  char* to = static_cast<char*>(output);
+  const auto before = in_bytes.first(static_cast<size_t>(rank_));
+  const int64_t kept = std::reduce(before.begin(), before.end());
+  const int64_t kept_end = kept + in_bytes[rank_];
+  const int64_t total = std::reduce(in_bytes.begin(), in_bytes.end());
+  const auto stage = [&](int64_t done) {  // but what this rank keeps
+    const int64_t end = std::min(done + kStageBytes, total);
+    const int64_t after = std::max(done, kept_end);
+    copy_bytes(own_stage(), from + done, std::min(end, kept) - done,
+               stores_for(total));
+    copy_bytes(own_stage() + (after - done), from + after, end - after,
+               stores_for(total));
+  };
+  const Share own = share_of(input, total, Use::kMove);
+  const bool stages = own.kind == Share::Kind::kNowhere;
+  publish(own, total);
+  publish_splits(out_bytes, in_bytes);
+  if (stages) stage(0);
+  meet_and_look(total);
+  check_splits();
+  const Moves moves = moves_of(out_bytes);
+  for (int64_t r = 0; r < size_; ++r) read_share(r, moves.total[r]);
+
+  bool any_in_place = false;
+  int64_t longest = 0;  // of what is staged
+  for (int64_t r = 0; r < size_; ++r) {
+    if (shares_[r].kind == Share::Kind::kNowhere) {
+      longest = std::max(longest, moves.total[r]);
+    } else {
+      any_in_place = true;
+    }
+  }
+  for (int64_t done = 0; done < longest; done += kStageBytes) {
+    if (done > 0) {
+      if (stages) stage(done);
+      meeting_.meet();
+    }
+    take_staged(moves, done, to);
+    half_ ^= 1;
+  }
+  for (int64_t k = 1; k < size_; ++k) {
+    const int64_t p = peer(k);
+    if (shares_[p].kind == Share::Kind::kNowhere) continue;
+    copy_from(p, to + moves.to[p], moves.mine[p], moves.received[p]);
+  }
+  copy_bytes(to + moves.to[rank_], from + kept, in_bytes[rank_]);
+  if (any_in_place) meeting_.meet();
+}
+
+// Out of the round of `kStageBytes` of every staged input that begins at `done`.
+void Collectives::take_staged(const Moves& moves, int64_t done, char* output) {
+  for (int64_t k = 1; k < size_; ++k) {
+    const int64_t p = peer(k);
+    if (shares_[p].kind != Share::Kind::kNowhere) continue;
+    const int64_t first = std::max(done, moves.mine[p]);
+    const int64_t last =
+        std::min(done + kStageBytes, moves.mine[p] + moves.received[p]);
+    copy_bytes(output + moves.to[p] + (first - moves.mine[p]),
+               stage_of(p) + (first - done), last - first);
+  }
+}
+
+Collectives::Moves Collectives::moves_of(
+    std::span<const int64_t> out_bytes) const {
+  const c10::SmallVector<int64_t, 8> none(static_cast<size_t>(size_), 0);
+  Moves moves{.total = none, .mine = none, .to = none, .received = out_bytes};
   for (int64_t r = 0; r < size_; ++r) {
     for (int64_t q = 0; q < size_; ++q) {
       if (q == rank_) moves.mine[r] = moves.total[r];
       moves.total[r] += split(r, q);
     }
   }
-  std::exclusive_scan(in_bytes.begin(), in_bytes.end(), moves.from.begin(),
-                      int64_t{0});
   std::exclusive_scan(out_bytes.begin(), out_bytes.end(), moves.to.begin(),
                       int64_t{0});
-  char* to = static_cast<char*>(output);
-  const char* from = static_cast<const char*>(input);
-  copy_bytes(to + moves.to[rank_], from + moves.from[rank_], out_bytes[rank_]);
-  all_to_all_staged(moves, to, from);
+  return moves;
 }
 
-void Collectives::all_to_all_staged(const Moves& moves, char* output,
-                                    const char* input) {
-  const int64_t longest =
-      *std::max_element(moves.total.begin(), moves.total.end());
-  if (longest == 0) return;
-  // What this rank sends to itself is left out.
-  const int64_t kept = moves.mine[rank_];
-  const int64_t kept_end = kept + moves.received[rank_];
-  const auto stage = [&](int64_t done) {
-    const int64_t end = std::min(done + kStageBytes, moves.total[rank_]);
-    const int64_t after = std::max(done, kept_end);
-    copy_bytes(own_stage(), input + done, std::min(end, kept) - done,
-               stores_for(longest));
-    copy_bytes(own_stage() + (after - done), input + after, end - after,
-               stores_for(longest));
-  };
-  if (meet_in_place(input, longest, Use::kMove, [&] { stage(0); })) {
-    return all_to_all_in_place(moves, output);
-  }
-  for (int64_t done = 0; done < longest; done += kStageBytes) {
-    if (done > 0) {
-      stage(done);
-      meeting_.meet();
-    }
-    for (int64_t k = 1; k < size_; ++k) {
-      const int64_t p = peer(k);
-      const int64_t first = std::max(done, moves.mine[p]);
-      const int64_t last =
-          std::min(done + kStageBytes, moves.mine[p] + moves.received[p]);
-      copy_bytes(output + moves.to[p] + (first - moves.mine[p]),
-                 stage_of(p) + (first - done), last - first);
-    }
-    half_ ^= 1;
-  }
-}
-
-void Collectives::all_to_all_in_place(const Moves& moves, char* output) {
-  for (int64_t k = 1; k < size_; ++k) {
-    const int64_t p = peer(k);
-    copy_from(p, output + moves.to[p], moves.mine[p], moves.received[p]);
-  }
-  meeting_.meet();
-}
-
-// All ranks see the whole matrix, so that all fail alike where it disagrees.
-void Collectives::exchange_splits(std::span<const int64_t> out_bytes,
-                                  std::span<const int64_t> in_bytes) {
+void Collectives::publish_splits(std::span<const int64_t> out_bytes,
+                                 std::span<const int64_t> in_bytes) {
   splits_parity_ ^= 1;
   std::atomic<int64_t>* own = segment_.splits(rank_, splits_parity_);
   for (int64_t r = 0; r < size_; ++r) {
     own[r].store(in_bytes[r], std::memory_order_relaxed);
     own[size_ + r].store(out_bytes[r], std::memory_order_relaxed);
   }
-  meeting_.meet();
+}
+
+// All ranks see the whole matrix, so that all fail alike where it disagrees.
+void Collectives::check_splits() const {
   const auto& ranks = segment_.place().ranks;
   for (int64_t from = 0; from < size_; ++from) {
     for (int64_t to = 0; to < size_; ++to) {

@@ -10,10 +10,12 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr int64_t kSmallBytes = 32 << 10;
-// Below, staging is no slower, whatever the ranks (bench/results).
-constexpr int64_t kInPlaceBytes = 128 << 10;
+// In place takes one more meeting, which ranks that share cores pay for by
+// switching: below, they had rather copy twice (bench/results).
+constexpr int64_t kInPlaceSharedCores = 128 << 10;
 constexpr int64_t kLine = 64;
+// Far cores gain by stores past the caches from here on (bench/results).
+constexpr int64_t kStreamBytes = 1 << 10;
 
 int64_t width_of(at::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
@@ -49,10 +51,13 @@ void Collectives::all_reduce(void* data, int64_t numel, at::ScalarType dtype,
 
 void Collectives::all_reduce_small(char* data, int64_t numel,
                                    at::ScalarType dtype, ReduceOp op) {
-  copy_bytes(own_stage(), data, numel * width_of(dtype));
-  meeting_.meet();
+  const int64_t bytes = numel * width_of(dtype);
+  copy_bytes(own_stage(), data, bytes, stores_for(bytes));
+  meet_and_look(bytes);
   std::vector<const void*> inputs(static_cast<size_t>(size_));
-  for (int64_t r = 0; r < size_; ++r) inputs[r] = stage_of(r);
+  for (int64_t r = 0; r < size_; ++r) {
+    inputs[r] = r == rank_ ? data : stage_of(r);
+  }
   reduce(inputs, data, numel, dtype, op);
   half_ ^= 1;
 }
@@ -232,21 +237,18 @@ bool Collectives::meet_in_place(const void* data, int64_t bytes, Use use,
                                 const std::function<void()>& stage_first) {
   if (bytes <= kSmallBytes) {
     stage_first();
-    meeting_.meet();
+    meet_and_look(bytes);
     return false;
   }
-  shares_parity_ ^= 1;
   const Share own = share_of(data, bytes, use);
-  segment_.own_lane().shares[shares_parity_] = own;
+  publish(own, bytes);
   const bool stages = own.kind == Share::Kind::kNowhere;
   if (stages) stage_first();
-  meeting_.meet();
-  meeting_.sample_distance();
-  int64_t num_nowhere = 0;
-  for (int64_t r = 0; r < size_; ++r) {
-    shares_[r] = segment_.lane(r).shares[shares_parity_];
-    if (shares_[r].kind == Share::Kind::kNowhere) ++num_nowhere;
-  }
+  meet_and_look(bytes);
+  for (int64_t r = 0; r < size_; ++r) read_share(r, bytes);
+  const auto num_nowhere = std::count_if(
+      shares_.begin(), shares_.end(),
+      [](const Share& share) { return share.kind == Share::Kind::kNowhere; });
   if (num_nowhere == 0) return true;
   // Some can be reached and some cannot: those who counted on it stage too.
   const bool all_stage = num_nowhere == size_;
@@ -255,10 +257,27 @@ bool Collectives::meet_in_place(const void* data, int64_t bytes, Use use,
   return false;
 }
 
+void Collectives::meet_and_look(int64_t bytes) {
+  meeting_.meet();
+  if (bytes > kStreamBytes) meeting_.sample_distance(bytes > kSmallBytes);
+}
+
+void Collectives::publish(const Share& own, int64_t bytes) {
+  shares_parity_ ^= 1;
+  if (bytes > kSmallBytes) segment_.own_lane().shares[shares_parity_] = own;
+}
+
+void Collectives::read_share(int64_t rank, int64_t bytes) {
+  shares_[rank] = bytes > kSmallBytes
+                      ? segment_.lane(rank).shares[shares_parity_]
+                      : Share{};
+}
+
 Share Collectives::share_of(const void* data, int64_t bytes, Use use) const {
   using Kind = Share::Kind;
   if (use == Use::kNone) return {.kind = Kind::kUnread};
-  if (bytes < kInPlaceBytes) return {};
+  if (bytes <= kSmallBytes) return {};
+  if (!segment_.ranks_have_cores() && bytes < kInPlaceSharedCores) return {};
   // An input is read by peers alone; what all_reduce writes was given as such.
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
   char* address = static_cast<char*>(const_cast<void*>(data));
@@ -299,8 +318,8 @@ void Collectives::copy_from(int64_t rank, void* to, int64_t offset,
 }
 
 Stores Collectives::stores_for(int64_t bytes) const {
-  return bytes > kSmallBytes && meeting_.is_far() ? Stores::kStreaming
-                                                  : Stores::kOrdinary;
+  return bytes > kStreamBytes && meeting_.is_far() ? Stores::kStreaming
+                                                   : Stores::kOrdinary;
 }
 
 char* Collectives::own_stage() const { return segment_.stage(rank_, half_); }

@@ -12,8 +12,9 @@
 // all_reduce, larger: rank r reduces slice r of all, in rank order, and gives
 //   it to all (reduce-scatter and all-gather).
 //
-// Stores: past the caches where the cores are far and much is moved; measured
-//         at every large collective (Distance), by each rank for itself.
+// Stores: past the caches where the cores are far, for else a line that a peer
+//         has read costs its round trip twice; measured as it goes (Distance),
+//         by each rank for itself.
 // Threads: one at a time. Errors: see meeting.h.
 #pragma once
 
@@ -46,6 +47,9 @@ class Collectives {
   void barrier();
 
  private:
+  // Up to here, to ask how peers reach a tensor costs more than it gives.
+  static constexpr int64_t kSmallBytes = 32 << 10;
+
   void all_reduce_small(char* data, int64_t numel, at::ScalarType dtype,
                         ReduceOp op);
   void all_reduce_in_place(char* data, int64_t numel, at::ScalarType dtype,
@@ -53,8 +57,12 @@ class Collectives {
   void all_reduce_staged(char* data, int64_t numel, at::ScalarType dtype,
                          ReduceOp op);
   struct Moves;  // what all_to_all moves between each two ranks
-  void all_to_all_in_place(const Moves& moves, char* output);
-  void all_to_all_staged(const Moves& moves, char* output, const char* input);
+  void take_staged(const Moves& moves, int64_t done, char* output);
+  Moves moves_of(std::span<const int64_t> out_bytes) const;
+  void publish_splits(std::span<const int64_t> out_bytes,
+                      std::span<const int64_t> in_bytes);
+  void check_splits() const;
+  int64_t split(int64_t rank, int64_t index) const;
 
   // How peers use a tensor that lies where it can be reached.
   enum class Use { kMove, kReduce, kNone };
@@ -64,7 +72,13 @@ class Collectives {
   bool meet_in_place(const void* data, int64_t bytes, Use use,
                      const std::function<void()>& stage_first);
   Share share_of(const void* data, int64_t bytes, Use use) const;
-  // REQUIRES: meet_in_place. The address here of a rank's data.
+  // The meeting before `bytes` move, and a look how far the peers are.
+  void meet_and_look(int64_t bytes);
+  // Before a meeting, and after it, into `shares_`. `bytes`: of that rank's
+  // tensor; no line is moved where that is small.
+  void publish(const Share& own, int64_t bytes);
+  void read_share(int64_t rank, int64_t bytes);
+  // REQUIRES: read_share. The address here of a rank's data.
   char* address_of(int64_t rank);
   void copy_from(int64_t rank, void* to, int64_t offset, int64_t bytes);
   Stores stores_for(int64_t bytes) const;
@@ -73,9 +87,6 @@ class Collectives {
   char* stage_of(int64_t rank) const;
   // Peers, starting after this rank, so that not all read the same one.
   int64_t peer(int64_t k) const { return (rank_ + k) % size_; }
-  void exchange_splits(std::span<const int64_t> out_bytes,
-                       std::span<const int64_t> in_bytes);
-  int64_t split(int64_t rank, int64_t index) const;
 
   Segment& segment_;
   const int64_t rank_;

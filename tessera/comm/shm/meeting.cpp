@@ -11,6 +11,14 @@ namespace {
 // Between the two states of a machine whose round trips were 60 to 105 ns or
 // 280 to 490 ns: half of one, and some 20 ns for the clock.
 constexpr int32_t kFarNs = 115;
+constexpr uint32_t kLookEvery = 8;
+
+// For people, who are told when a rank was last seen: to some milliseconds.
+int64_t coarse_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
 
 }  // namespace
 
@@ -34,21 +42,20 @@ Meeting::Scope::Scope(Meeting& meeting, Call call) : meeting_(meeting) {
   meeting.call_ = call;
   Lane& lane = meeting.segment_.own_lane();
   lane.begun.store(call.sequence, std::memory_order_release);
-  lane.since_ns.store(monotonic_ns(), std::memory_order_release);
+  lane.since_ns.store(coarse_ns(), std::memory_order_release);
 }
 
 Meeting::Scope::~Scope() {
   Lane& lane = meeting_.segment_.own_lane();
   lane.finished.store(meeting_.sequence_, std::memory_order_release);
-  lane.since_ns.store(monotonic_ns(), std::memory_order_release);
+  lane.since_ns.store(coarse_ns(), std::memory_order_release);
 }
 
 Meeting::Meeting(Segment& segment)
     : segment_(segment),
       rank_(segment.place().rank),
       size_(segment.place().size()),
-      ranks_have_cores_(have_cores(segment.place().ranks_on_host)),
-      waiter_(segment.place().ranks_on_host) {}
+      waiter_(segment.ranks_have_cores()) {}
 
 void Meeting::meet() {
   ++meeting_;
@@ -59,8 +66,10 @@ void Meeting::meet() {
   for (int64_t k = 1; k < size_; ++k) wait_for((rank_ + k) % size_);
 }
 
-void Meeting::sample_distance() {
-  if (!ranks_have_cores_) return;
+void Meeting::sample_distance(bool now) {
+  if (!now && ++looks_ % kLookEvery != 0) return;
+  // Else peers may share a core, and its cache.
+  if (!segment_.ranks_have_cores()) return;
   distance_.sample(segment_.lane((rank_ + 1) % size_).begun);
 }
 

@@ -54,8 +54,9 @@ class Meeting {
   };
 
   void meet();
-  // Looks how far the first peer is. After a meeting, at most once a Scope.
-  void sample_distance();
+  // Looks how far the first peer is: now, or at every eighth call. After a
+  // meeting, at most once a Scope.
+  void sample_distance(bool now);
   bool is_far() const { return distance_.is_far(); }
 
  private:
@@ -69,12 +70,11 @@ class Meeting {
   Segment& segment_;
   const int64_t rank_;
   const int64_t size_;
-  // Else peers may share a core, and its cache.
-  const bool ranks_have_cores_;
   Waiter waiter_;
   Distance distance_;
   Call call_;
   uint64_t sequence_ = 0;
+  uint32_t looks_ = 0;
   uint32_t meeting_ = 0;
   std::chrono::steady_clock::time_point arrived_;  // when first looked at
 };

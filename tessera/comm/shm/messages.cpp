@@ -62,7 +62,7 @@ Messages::Messages(Segment& segment,
                    std::function<void(const std::string&)> on_failure)
     : segment_(segment),
       rank_(segment.place().rank),
-      waiter_(segment.place().ranks_on_host),
+      waiter_(segment.ranks_have_cores()),
       on_failure_(std::move(on_failure)),
       peers_(segment.place().ranks.size()) {}
 

@@ -27,12 +27,17 @@ struct alignas(64) Header {
 
 size_t align_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
+// Lines of its own: it is written by one rank while another's is read.
+size_t splits_stride(size_t size) {
+  return align_up(2 * size * sizeof(int64_t), 64);
+}
+
 // Where each part lies, for a group of `size` ranks.
 struct Offsets {
   explicit Offsets(size_t size) {
     lanes = sizeof(Header);
     splits = lanes + size * sizeof(Lane);
-    channels = align_up(splits + size * 2 * 2 * size * sizeof(int64_t), 4096);
+    channels = align_up(splits + size * 2 * splits_stride(size), 4096);
     stages = align_up(channels + size * size * sizeof(Channel), 4096);
     end = stages + size * 2 * kStageBytes;
   }
@@ -124,12 +129,14 @@ Segment::Segment(Rendezvous rendezvous, Place place)
     attach(rendezvous);
   }
   own_lane().pid = getpid();
+  own_lane().cores = allowed_cores();
   own_lane().since_ns = monotonic_ns();
   own_lane().state = static_cast<uint32_t>(State::kPresent);
   own_lane().own_address = reinterpret_cast<char*>(&own_lane());
   ring(header_of(*mapping_).attached);
   wait_for_all(rendezvous, 1);
   file_.reset();
+  count_cores();
   watch_peers();
   try_reading_peers();
   ring(header_of(*mapping_).attached);
@@ -201,7 +208,7 @@ void Segment::wait_for_all(Rendezvous& rendezvous, uint32_t times) {
   const auto end = std::chrono::steady_clock::now() + place_.timeout;
   const auto count = times * static_cast<uint32_t>(place_.size());
   const auto ready = [&] { return attached.value.load() >= count; };
-  Waiter(place_.ranks_on_host).wait(attached, ready, [&] {
+  Waiter(/*may_spin=*/false).wait(attached, ready, [&] {
     rendezvous.check_no_failure();
     TS_CHECK_REACH(std::chrono::steady_clock::now() < end, "group '",
                    place_.group, "': no sign of rank(s) ", absent_ranks(),
@@ -229,6 +236,12 @@ void Segment::watch_peers() {
       wake_all_ranks();
     }));
   }
+}
+
+void Segment::count_cores() {
+  std::vector<cpu_set_t> members;
+  for (int64_t r = 0; r < place_.size(); ++r) members.push_back(lane(r).cores);
+  ranks_have_cores_ = have_cores(members, place_.ranks_on_host);
 }
 
 // A container or a security module may forbid it, though memory is shared.
@@ -262,8 +275,8 @@ char* Segment::stage(int64_t rank, int half) const {
 }
 
 std::atomic<int64_t>* Segment::splits(int64_t rank, int parity) const {
-  return reinterpret_cast<std::atomic<int64_t>*>(splits_) +
-         (rank * 2 + parity) * 2 * place_.size();
+  return reinterpret_cast<std::atomic<int64_t>*>(
+      splits_ + (rank * 2 + parity) * splits_stride(place_.ranks.size()));
 }
 
 Channel& Segment::channel(int64_t from, int64_t to) const {

@@ -24,6 +24,7 @@
 
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/verb.h"
+#include "tessera/comm/shm/cores.h"
 #include "tessera/comm/shm/descriptor.h"
 #include "tessera/comm/shm/peer_watch.h"
 #include "tessera/comm/shm/registered.h"
@@ -36,7 +37,7 @@ struct Place {
   std::string group;           // for messages
   int64_t rank = 0;            // within the group
   std::vector<int64_t> ranks;  // the global rank of each member
-  int64_t ranks_on_host = 1;   // decides whether waiting may spin
+  int64_t ranks_on_host = 1;   // of all groups
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
 };
@@ -85,6 +86,7 @@ struct alignas(64) Lane {
   // Written while attaching: own address of the lane; what trying it showed.
   std::atomic<char*> own_address;
   std::atomic<bool> reads_peers;
+  cpu_set_t cores;                 // that it may run on
   std::atomic<uint64_t> begun;     // sequence number of the last collective
   std::atomic<uint64_t> finished;  // and of the last that it left
   std::atomic<int64_t> since_ns;   // CLOCK_MONOTONIC when either changed
@@ -118,6 +120,9 @@ class Segment {
   bool is_one_process() const { return is_one_process_; }
   // Whether the system lets every rank copy out of every other one's process.
   bool can_read_peers() const { return can_read_peers_; }
+  // Whether every rank has a core: it may spin while it waits, and meetings are
+  // cheap.
+  bool ranks_have_cores() const { return ranks_have_cores_; }
   Lane& lane(int64_t rank) const { return lanes_[rank]; }
   Lane& own_lane() const { return lanes_[place_.rank]; }
   // Begins at a line; kStageBytes long.
@@ -149,10 +154,12 @@ class Segment {
   void wake_all_ranks();
   void watch_peers();
   void try_reading_peers();
+  void count_cores();
 
   Place place_;
   bool is_one_process_ = true;
   bool can_read_peers_ = false;
+  bool ranks_have_cores_ = false;
   Descriptor file_;                   // open until all have attached
   std::shared_ptr<Mapping> mapping_;  // one for all ranks of this process
   Lane* lanes_ = nullptr;

@@ -8,6 +8,7 @@
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {
+
 ShmBackend::ShmBackend(Rendezvous rendezvous, Place place)
     : C10dForms(static_cast<int>(place.rank), static_cast<int>(place.size())),
       segment_(std::move(rendezvous), std::move(place)),
@@ -25,16 +26,16 @@ at::Tensor ShmBackend::allocateTensor(long numel, at::TensorOptions options) {
   return empty_registered({numel}, c10::typeMetaToScalarType(options.dtype()));
 }
 
+template <typename Body>
 ShmBackend::Pending ShmBackend::run(c10d::OpType type, bool async,
-                                    Tensors tensors,
-                                    std::function<void(Collectives&)> body) {
+                                    Tensors tensors, Body body) {
   auto work = c10::make_intrusive<PendingWork>(rank_, type, std::move(tensors),
                                                worker_.get());
-  auto run = [this, body = std::move(body)] { body(*collectives_); };
-  if (!async) {
-    worker_->run(work, std::move(run));
+  if (async) {
+    worker_->submit(work,
+                    [this, body = std::move(body)] { body(*collectives_); });
   } else {
-    worker_->submit(work, std::move(run));
+    worker_->run(work, [&] { body(*collectives_); });
   }
   return work;
 }

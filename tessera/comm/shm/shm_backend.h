@@ -62,9 +62,9 @@ class ShmBackend : public C10dForms {
   Pending recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  // Not async: on this thread, and done on return.
-  Pending run(c10d::OpType type, bool async, Tensors tensors,
-              std::function<void(Collectives&)> body);
+  // Runs `body(Collectives&)`: if not async on this thread, done on return.
+  template <typename Body>
+  Pending run(c10d::OpType type, bool async, Tensors tensors, Body body);
   Pending transfer(c10d::OpType type, const Tensors& tensors, int64_t peer,
                    int tag);
 

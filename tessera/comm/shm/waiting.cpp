@@ -54,15 +54,8 @@ void ring(Word& word) {
 
 void wake_all(Word& word) { futex(word.value, FUTEX_WAKE, INT_MAX, nullptr); }
 
-bool have_cores(int64_t ranks_on_host) {
-  cpu_set_t cores;
-  return sched_getaffinity(0, sizeof(cores), &cores) == 0 &&
-         ranks_on_host <= CPU_COUNT(&cores);
-}
-
-Waiter::Waiter(int64_t ranks_on_host)
-    : most_spins_(have_cores(ranks_on_host) ? kMostSpins : 0),
-      spins_(most_spins_) {}
+Waiter::Waiter(bool may_spin)
+    : most_spins_(may_spin ? kMostSpins : 0), spins_(most_spins_) {}
 
 void Waiter::relax() {
 #if defined(__x86_64__)

@@ -28,14 +28,11 @@ void ring(Word& word);
 // Wakes who sleeps on it although nothing was posted.
 void wake_all(Word& word);
 
-// Whether each of this many ranks can have a core of this host.
-bool have_cores(int64_t ranks_on_host);
-
 // A thread's way of waiting.
 class Waiter {
  public:
-  // `ranks_on_host` decides whether it may spin.
-  explicit Waiter(int64_t ranks_on_host);
+  // Only those who have a core to themselves may spin (cores.h).
+  explicit Waiter(bool may_spin);
 
   // Returns once `ready()` holds; `word` changes whenever it may have come
   // true. `check()` is called about every kSliceMs while it sleeps, and when it
