@@ -249,6 +249,9 @@ TEST(Summary, TellsHowTheRunWent) {
     record.mem_peak_mib = step == 12 ? 900 : 500;
     if (step == 12) record.validation = Validation{.loss = 5.5};
     if (step == 14) record.validation = Validation{.loss = 6};
+    const auto us = static_cast<double>(step);
+    if (step > 11) record.links = {{.from = 0, .to = 1, .latency_us = us}};
+    if (step == 12) record.links.push_back({.from = 0, .to = 2, .gbps = 7.5});
     sink.step(record);
   }
   sink.close({.reason = "failed",
@@ -278,6 +281,10 @@ TEST(Summary, TellsHowTheRunWent) {
   EXPECT_EQ(json["communication"][0]["group"], "dp");
   EXPECT_EQ(json["communication"][0]["bytes"], 4096);
   EXPECT_EQ(json["communication"][1]["verb"], "barrier");
+  ASSERT_EQ(json["links"].size(), 2U);
+  EXPECT_EQ(json["links"][0]["latency_us"], 14);  // the last one measured
+  EXPECT_EQ(json["links"][1]["to"], 2);
+  EXPECT_EQ(json["links"][1]["gbps"], 7.5);
 }
 
 TEST(Summary, ARunWithoutAStepHasOneToo) {

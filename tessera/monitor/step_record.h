@@ -18,6 +18,14 @@ struct Validation {
   double seconds = 0;
 };
 
+// Of a link between two ranks, measured now and then.
+struct LinkSpeed {
+  int64_t from = 0;  // ranks; from < to
+  int64_t to = 0;
+  double latency_us = 0;  // one way
+  double gbps = 0;        // 10^9 bytes per second, as comm_gbps
+};
+
 struct StepRecord {
   int64_t step = 0;      // from 1: the step that has just been taken
   double loss = 0;       // cross-entropy alone, mean over the global batch
@@ -40,6 +48,8 @@ struct StepRecord {
   std::optional<double> aux_loss;
   std::vector<double> expert_load;
   std::optional<Validation> validation;  // its loss is valid_loss
+  // Those measured after this step; in TensorBoard and the summary alone.
+  std::vector<LinkSpeed> links;
 };
 
 struct RunInfo {

@@ -15,6 +15,8 @@ void Summary::step(const StepRecord& record) {
   tokens_ += record.tokens;
   step_seconds_ += record.step_s;
   mem_peak_mib_ = std::max(mem_peak_mib_, record.mem_peak_mib);
+  for (const LinkSpeed& link : record.links)
+    links_[{link.from, link.to}] = link;
   if (!record.validation) return;
   last_valid_loss_ = record.validation->loss;
   best_valid_loss_ =
@@ -36,6 +38,14 @@ void Summary::close(const RunEnd& end) {
                           .number("bytes", of.bytes)
                           .number("seconds", of.seconds));
   }
+  std::vector<detail::JsonText> links;
+  for (const auto& [ranks, link] : links_) {
+    links.push_back(detail::JsonText()
+                        .number("from", link.from)
+                        .number("to", link.to)
+                        .number("latency_us", link.latency_us)
+                        .number("gbps", link.gbps));
+  }
   detail::JsonText json;
   json.text("name", info_.name)
       .text("reason", end.reason)
@@ -53,7 +63,8 @@ void Summary::close(const RunEnd& end) {
       .number("last_valid_loss", last_valid_loss_)
       .number("best_valid_loss", best_valid_loss_)
       .number("mem_peak_mib", mem_peak_mib_)
-      .objects("communication", traffic);
+      .objects("communication", traffic)
+      .objects("links", links);
   write_file_atomic(info_.folder + "/summary.json", json.str() + "\n");
 }
 

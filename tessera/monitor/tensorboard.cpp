@@ -119,6 +119,11 @@ Scalars scalars_of(const StepRecord& record, const RunInfo& info) {
   scalars.add("bubble", record.bubble);
   scalars.add("loss_scale", record.loss_scale);
   scalars.add("aux_loss", record.aux_loss);
+  for (const LinkSpeed& link : record.links) {
+    const std::string name = c10::str("links/", link.from, "-", link.to);
+    scalars.add(name + "/latency(us)", link.latency_us);
+    scalars.add(name + "/bandwidth(GB/s)", link.gbps);
+  }
   if (record.validation) {
     scalars.add("validation_metrics/loss", record.validation->loss);
   }

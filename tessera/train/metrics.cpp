@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
+#include "tessera/comm/link.h"
 #include "tessera/models/decoder.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/monitor/sink.h"
@@ -15,7 +17,9 @@ namespace tessera::train {
 namespace {
 
 constexpr double kMib = 1024.0 * 1024.0;
-constexpr int64_t kStepsBetweenLatencies = 100;
+constexpr int64_t kStepsBetweenProbes = 100;
+// At the first one: worlds of up to nine ranks have then seen all their links.
+constexpr int64_t kFirstRounds = 8;
 
 // What each rank tells the others after a step.
 enum Field {
@@ -47,12 +51,34 @@ double latency_us(comm::Group& group) {
   double best = 1e30;
   for (int i = 0; i < 5; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    group.all_reduce(one).wait();
+    group.all_reduce(one, comm::ReduceOp::kSum, comm::Mode::kBlocking);
     const std::chrono::duration<double, std::micro> taken =
         std::chrono::steady_clock::now() - start;
     best = std::min(best, taken.count());
   }
   return best;
+}
+
+// One round of links, as every rank then knows it.
+std::vector<monitor::LinkSpeed> links_of(comm::Group& world, int64_t round) {
+  const auto speed = comm::measure_link(world, round);
+  at::Tensor mine = at::zeros({2}, at::kDouble);
+  if (speed) {
+    mine[0] = speed->latency_us;
+    mine[1] = speed->bytes_per_s;
+  }
+  at::Tensor all = at::empty({world.size(), 2}, at::kDouble);
+  world.all_gather(all, mine).wait();
+  std::vector<monitor::LinkSpeed> links;
+  for (int64_t r = 0; r < world.size(); ++r) {
+    const auto peer = comm::link_peer(r, world.size(), round);
+    if (!peer || *peer < r) continue;
+    links.push_back({.from = r,
+                     .to = *peer,
+                     .latency_us = all[r][0].item<double>(),
+                     .gbps = all[r][1].item<double>() / 1e9});
+  }
+  return links;
 }
 
 }  // namespace
@@ -65,7 +91,9 @@ struct Metrics::Impl {
   std::optional<double> peak_flops;
   Traffic before;
   std::optional<double> latency;
+  std::vector<monitor::LinkSpeed> links;  // measured since the last record
   int64_t exchanges = 0;
+  int64_t rounds_of_links = 0;
 
   Impl(const RunConfig& of, const RunFolder& folder, comm::Communicator& with,
        int64_t first_step)
@@ -102,6 +130,22 @@ struct Metrics::Impl {
     return fields;
   }
 
+  // Now and then: what the network gives.
+  void probe_network() {
+    comm::Group& world = ranks.world();
+    const bool first = exchanges == 0;
+    if (world.size() == 1 || exchanges++ % kStepsBetweenProbes != 0) return;
+    latency = latency_us(world);
+    links.clear();
+    const int64_t all = comm::rounds_of_links(world.size());
+    const int64_t rounds = first ? std::min(all, kFirstRounds) : 1;
+    for (int64_t i = 0; i < rounds; ++i) {
+      for (const auto& link : links_of(world, rounds_of_links++)) {
+        links.push_back(link);
+      }
+    }
+  }
+
   // Each expert's share of all rows; none where there are no experts.
   std::vector<double> expert_load(const at::Tensor& mine) {
     if (config.model.layers_with_experts() == 0) return {};
@@ -125,9 +169,7 @@ StepTotals Metrics::exchange(const StepShare& share) {
   at::Tensor all = at::empty({world.size(), kFields}, at::kDouble);
   world.all_gather(all, impl_->fields_of(share)).wait();
   auto load = impl_->expert_load(share.expert_load);
-  if (world.size() > 1 && impl_->exchanges++ % kStepsBetweenLatencies == 0) {
-    impl_->latency = latency_us(world);
-  }
+  impl_->probe_network();
   // What this exchange sent is not the next step's.
   impl_->before = traffic_of(impl_->ranks);
 
@@ -174,6 +216,8 @@ void Metrics::record(int64_t step, const StepTotals& totals) {
   record.aux_loss = totals.aux_loss;
   record.expert_load = totals.expert_load;
   record.validation = totals.validation;
+  record.links = std::move(impl_->links);
+  impl_->links.clear();
   impl_->sinks->step(record);
 }
 

@@ -72,7 +72,7 @@ void Collectives::all_to_all(std::span<const int64_t> out_bytes, void* output,
   if (any_in_place) meeting_.meet();
 }
 
-// Out of the round of `kStageBytes` of every staged input that begins at `done`.
+// Out of the round of every staged input that begins at `done`.
 void Collectives::take_staged(const Moves& moves, int64_t done, char* output) {
   for (int64_t k = 1; k < size_; ++k) {
     const int64_t p = peer(k);

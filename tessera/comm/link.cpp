@@ -1,0 +1,73 @@
+#include "tessera/comm/link.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace tessera::comm {
+namespace {
+
+constexpr int kTrips = 5;
+// Apart from the messages of pipelines, which count from 0.
+constexpr int64_t kTag = 9001;
+
+double us_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(
+             std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+// There and back; the lower rank begins. Microseconds, as it sees them.
+double trip_us(Group& group, int64_t peer, const at::Tensor& there,
+               const at::Tensor& back) {
+  const auto begin = std::chrono::steady_clock::now();
+  if (group.rank() < peer) {
+    group.send(there, peer, kTag).wait();
+    group.recv(back, peer, kTag).wait();
+  } else {
+    group.recv(there, peer, kTag).wait();
+    group.send(back, peer, kTag).wait();
+  }
+  return us_since(begin);
+}
+
+}  // namespace
+
+int64_t rounds_of_links(int64_t size) {
+  return size % 2 == 0 ? size - 1 : size;
+}
+
+std::optional<int64_t> link_peer(int64_t rank, int64_t size, int64_t round) {
+  const int64_t circle = rounds_of_links(size);
+  round %= circle;
+  // On the circle i and j meet where i + j = round; who would meet itself
+  // meets the one in the middle, if the size is even.
+  if (rank == circle) {
+    return round % 2 == 0 ? round / 2 : (round + circle) / 2;
+  }
+  const int64_t peer = (round - rank + circle) % circle;
+  if (peer != rank) return peer;
+  if (size % 2 == 0) return circle;
+  return std::nullopt;
+}
+
+std::optional<LinkSpeed> measure_link(Group& group, int64_t round) {
+  const auto peer = link_peer(group.rank(), group.size(), round);
+  if (!peer) return std::nullopt;
+  const at::Tensor note = at::zeros({1}, at::kInt);
+  const at::Tensor bulk = at::zeros({kLinkBytes}, at::kByte);
+  double trip = trip_us(group, *peer, note, note);
+  for (int i = 1; i < kTrips; ++i) {
+    trip = std::min(trip, trip_us(group, *peer, note, note));
+  }
+  // The first one finds cold buffers.
+  const double first = trip_us(group, *peer, bulk, note);
+  const double loaded = std::min(first, trip_us(group, *peer, bulk, note));
+  if (group.rank() > *peer) return std::nullopt;
+  const double us = std::max(loaded - trip / 2, 1e-3);
+  return LinkSpeed{.latency_us = trip / 2,
+                   .bytes_per_s = kLinkBytes / us * 1e6};
+}
+
+}  // namespace tessera::comm
