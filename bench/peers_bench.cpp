@@ -17,17 +17,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
 
 namespace {
 
@@ -55,12 +58,23 @@ Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--no-gloo") options.gloo = false;
-    if (i + 1 == argc) continue;
-    if (name == "--min-bytes") options.min_bytes = std::stoll(argv[i + 1]);
-    if (name == "--max-bytes") options.max_bytes = std::stoll(argv[i + 1]);
-    if (name == "--seconds") options.seconds = std::stod(argv[i + 1]);
-    if (name == "--verbs") options.verbs = argv[i + 1];
+    const char* value = i + 1 < argc ? argv[i + 1] : "";
+    if (name == "--no-gloo") {
+      options.gloo = false;
+      continue;
+    }
+    ++i;
+    if (name == "--min-bytes") {
+      options.min_bytes = std::stoll(value);
+    } else if (name == "--max-bytes") {
+      options.max_bytes = std::stoll(value);
+    } else if (name == "--seconds") {
+      options.seconds = std::stod(value);
+    } else if (name == "--verbs") {
+      options.verbs = value;
+    } else {
+      TS_CHECK_USAGE(false, "unknown flag ", name, ".");
+    }
   }
   return options;
 }
@@ -344,6 +358,11 @@ class Bench {
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   at::set_num_threads(1);
-  Bench(parse(argc, argv)).run();
+  try {
+    Bench(parse(argc, argv)).run();
+  } catch (const std::exception& error) {
+    std::cerr << "peers_bench: " << error.what() << '\n';
+    MPI_Abort(MPI_COMM_WORLD, 2);
+  }
   MPI_Finalize();
 }

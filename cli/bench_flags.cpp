@@ -1,11 +1,14 @@
 #include "cli/bench_flags.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 
 #include "tessera/comm/bench/tune.h"
+#include "tessera/comm/comm_config.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
@@ -51,6 +54,15 @@ void check_backends(const std::vector<std::string>& names) {
                    ", or several: --backend shm,gloo.");
   }
 }
+
+// CLI::Range lets NaN through.
+const CLI::Validator kIsNumber(
+    [](const std::string& text) {
+      return std::isnan(std::strtod(text.c_str(), nullptr))
+                 ? "Value " + text + " is not a number"
+                 : std::string();
+    },
+    "");
 
 bool holds(const auto& list, const auto& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
@@ -142,8 +154,7 @@ void add_what(CLI::App& command, BenchFlags& flags) {
       .add_option("--algorithm", flags.algorithms,
                   "one or several, each with each backend [auto]")
       ->delimiter(',')
-      ->check(CLI::IsMember(
-          {"auto", "ring", "recursive_doubling", "tree", "hierarchical"}));
+      ->check(CLI::IsMember(comm::algorithm_choices()));
   command.add_flag("--registered", flags.registered,
                    "shm also with buffers that peers reach without a copy");
   command.add_option("--op", flags.operations, "operations, or all")
@@ -180,7 +191,7 @@ void add_how(CLI::App& command, BenchFlags& flags) {
   auto* seconds = command
                       .add_option("--seconds", flags.seconds,
                                   "how long a size is timed on a backend")
-                      ->check(CLI::Range(1e-3, 3600.0))
+                      ->check(CLI::Range(1e-3, 3600.0) & kIsNumber)
                       ->capture_default_str();
   command.add_option("--iters", flags.iters, "timings a size, instead")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
@@ -193,7 +204,7 @@ void add_how(CLI::App& command, BenchFlags& flags) {
   command
       .add_option("--timeout", flags.timeout_s,
                   "seconds after which an operation fails")
-      ->check(CLI::Range(1.0, 7.0 * 24 * 3600))
+      ->check(CLI::Range(1.0, 7.0 * 24 * 3600) & kIsNumber)
       ->capture_default_str();
 }
 
@@ -235,6 +246,9 @@ bench::Plan plan_of(const BenchFlags& flags) {
   }
   const int64_t first = bytes_of("--min-bytes", flags.min_bytes);
   const int64_t last = bytes_of("--max-bytes", flags.max_bytes);
+  constexpr int64_t kMostBytes = int64_t{1} << 46;  // no host holds them
+  TS_CHECK_USAGE(last <= kMostBytes, "--max-bytes ", flags.max_bytes,
+                 " is more than ", bytes_text(kMostBytes), ".");
   TS_CHECK_USAGE(first <= last, "--min-bytes ", flags.min_bytes,
                  " is more than --max-bytes ", flags.max_bytes, ".");
   plan.sizes = bench::sizes_between(first, last, flags.step_factor);
@@ -258,6 +272,14 @@ void check_output_files(const BenchFlags& flags) {
   check_output("--json", flags.json);
   check_output("--plot", flags.plot);
   check_output("--tune", flags.tune);
+  const std::array paths = {flags.json, flags.plot, flags.tune};
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const bool again =
+        std::count(paths.begin() + i + 1, paths.end(), paths.at(i)) > 0;
+    TS_CHECK_USAGE(paths.at(i).empty() || !again,
+                   "--json, --plot and --tune: ", "two of them name ",
+                   paths.at(i), ". Name another file.");
+  }
 }
 
 void add_bench_flags(CLI::App& command, BenchFlags& flags) {

@@ -50,23 +50,35 @@ endif()
 target_include_directories(tessera_private SYSTEM INTERFACE "${TESSERA_JSON_INCLUDE}")
 
 # Parsing LibTorch's headers costs more than compiling our code: every target
-# reuses one precompiled header, which holds what most sources include. A
+# reuses one of two precompiled headers, which hold what most sources include. A
 # program is compiled like a library (-fPIC, not -fPIE): the compiler silently
 # passes over a precompiled header that was made with the other.
-add_library(tessera_pch STATIC "${PROJECT_SOURCE_DIR}/cmake/pch.cpp")
-target_link_libraries(tessera_pch PUBLIC tessera_options PRIVATE tessera_private)
-target_precompile_headers(tessera_pch PRIVATE "${PROJECT_SOURCE_DIR}/cmake/pch.h")
-set_target_properties(tessera_pch PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+foreach(pch pch pch_modules)
+  add_library(tessera_${pch} STATIC "${PROJECT_SOURCE_DIR}/cmake/pch.cpp")
+  target_link_libraries(tessera_${pch} PUBLIC tessera_options PRIVATE tessera_private)
+  target_precompile_headers(tessera_${pch} PRIVATE "${PROJECT_SOURCE_DIR}/cmake/${pch}.h")
+  set_target_properties(tessera_${pch} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+endforeach()
 
-# Compile settings that every target of this tree shares.
+# Compile settings that every target of this tree shares. MODULES: its sources
+# include torch::nn's modules.
 function(tessera_target target)
+  cmake_parse_arguments(TARGET "MODULES" "" "" ${ARGN})
+  set(pch tessera_pch)
+  if(TARGET_MODULES)
+    set(pch tessera_pch_modules)
+  endif()
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_private>)
-  target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  target_precompile_headers(${target} REUSE_FROM ${pch})
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
 endfunction()
 
 function(tessera_room name)
-  cmake_parse_arguments(ROOM "" "" "DEPENDS;LINK" ${ARGN})
+  cmake_parse_arguments(ROOM "MODULES" "" "DEPENDS;LINK" ${ARGN})
+  set(modules "")
+  if(ROOM_MODULES)
+    set(modules MODULES)
+  endif()
   set(dir "${PROJECT_SOURCE_DIR}/tessera/${name}")
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${dir}/*.cpp")
   set(tests ${sources})
@@ -80,7 +92,7 @@ function(tessera_room name)
   if(sources)
     add_library(${target} STATIC ${sources})
     set(scope PUBLIC)
-    tessera_target(${target})
+    tessera_target(${target} ${modules})
     target_link_libraries(${target} PRIVATE ${ROOM_LINK})
   else()
     add_library(${target} INTERFACE)
@@ -96,15 +108,16 @@ function(tessera_room name)
   set(TESSERA_SYSTEM_LIBRARIES ${TESSERA_SYSTEM_LIBRARIES} ${ROOM_LINK}
     CACHE INTERNAL "")
 
-  tessera_room_tests(${name}_test ${target} ${tests})
-  tessera_room_tests(${name}_slow_test ${target} ${slow_tests})
+  tessera_room_tests(${name}_test ${target} "${modules}" ${tests})
+  tessera_room_tests(${name}_slow_test ${target} "${modules}" ${slow_tests})
 endfunction()
 
 # Notes a test program; tests/CMakeLists.txt builds it.
-function(tessera_room_tests program room)
+function(tessera_room_tests program room modules)
   if(TESSERA_TESTS AND ARGN)
     set_property(GLOBAL APPEND PROPERTY TESSERA_TEST_PROGRAMS ${program})
     set_property(GLOBAL PROPERTY TESSERA_SOURCES_OF_${program} ${ARGN})
     set_property(GLOBAL PROPERTY TESSERA_ROOM_OF_${program} ${room})
+    set_property(GLOBAL PROPERTY TESSERA_MODULES_OF_${program} ${modules})
   endif()
 endfunction()

@@ -1,4 +1,4 @@
-// Owns the precompiled header that every target reuses (cmake/pch.h).
+// Owns a precompiled header that targets reuse (cmake/pch.h, pch_modules.h).
 namespace tessera::detail {
 extern const int kPrecompiledHeader;
 const int kPrecompiledHeader = 1;

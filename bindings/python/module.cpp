@@ -6,6 +6,7 @@
 
 #include "bindings/python/python_backend.h"
 #include "tessera/comm/shm/shm_backend.h"
+#include "tessera/core/error.h"
 #include "tessera/core/version.h"
 
 namespace tessera::python {
@@ -16,13 +17,21 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
     const c10::intrusive_ptr<c10d::Store>& store, const std::string& group,
     const std::vector<int64_t>& ranks, int64_t rank, int64_t ranks_on_host,
     std::chrono::milliseconds timeout) {
-  auto shm = c10::make_intrusive<comm::shm::ShmBackend>(
-      comm::Rendezvous(store, ""),
-      comm::shm::Place{.group = group,
-                       .rank = rank,
-                       .ranks = ranks,
-                       .ranks_on_host = ranks_on_host,
-                       .timeout = timeout});
+  comm::Rendezvous rendezvous(store, "");
+  const comm::shm::Place place{.group = group,
+                               .rank = rank,
+                               .ranks = ranks,
+                               .ranks_on_host = ranks_on_host,
+                               .timeout = timeout};
+  c10::intrusive_ptr<comm::shm::ShmBackend> shm;
+  try {
+    shm = c10::make_intrusive<comm::shm::ShmBackend>(rendezvous, place);
+  } catch (const std::exception& error) {
+    // Else the others would wait for this rank until their time-out.
+    rendezvous.announce_failure(
+        c10::str("rank ", rank, " failed: ", message_of(error)));
+    throw;
+  }
   // The wrapper owns the backend, and with it this function.
   auto fail = [backend = shm.get()](const std::string& why) {
     backend->fail(why);

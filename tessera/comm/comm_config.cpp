@@ -1,5 +1,6 @@
 #include "tessera/comm/comm_config.h"
 
+#include "tessera/comm/algorithms/collectives.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::comm {
@@ -14,6 +15,12 @@ std::string reason_against(const std::string& backend) {
 }
 
 }  // namespace
+
+std::vector<std::string> algorithm_choices() {
+  auto choices = algorithms::algorithm_names();
+  choices.emplace_back("hierarchical");
+  return choices;
+}
 
 void CommConfig::declare(config::Section& section) {
   section
@@ -30,7 +37,7 @@ void CommConfig::declare(config::Section& section) {
            "how a collective goes through its ranks; auto: hierarchical over "
            "several hosts, else what TESSERA_COMM_TABLE has for its size, else "
            "the backend's own")
-      .one_of({"auto", "ring", "recursive_doubling", "tree", "hierarchical"});
+      .one_of(algorithm_choices());
   section
       .key("timeout_s", timeout_s,
            "seconds after which an operation that waits for a peer fails")

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/core/config.h"
 
@@ -14,5 +15,8 @@ struct CommConfig {
   int64_t timeout_s = 600;
   void declare(config::Section& section);
 };
+
+// What comm.algorithm may be.
+std::vector<std::string> algorithm_choices();
 
 }  // namespace tessera::comm

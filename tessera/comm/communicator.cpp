@@ -83,7 +83,7 @@ class BackendCommunicator : public FailableCommunicator {
     check_options(options_, backend_);
     if (options_.store) store_ = own_part_of(*options_.store);
     if (store_ && options_.world_size > 1) {
-      sentinel_ = std::make_unique<Sentinel>(
+      sentinel_ = std::make_shared<Sentinel>(
           Rendezvous(store_, "sentinel/"), options_.rank,
           options_.record_folder, [this] { return report(); });
     }
@@ -179,10 +179,18 @@ class BackendCommunicator : public FailableCommunicator {
 
   BackendGroup::Judge judge() {
     if (!sentinel_) return {};
-    return [this](const GroupReport& group, uint64_t sequence,
-                  const std::string& why) {
-      return sentinel_->judge(group, sequence, why);
-    };
+    // Work may outlive the communicator: then nobody judges.
+    const std::weak_ptr weak(sentinel_);
+    return {.verdict =
+                [weak](const GroupReport& group, const Operation& failed,
+                       const std::string& why) {
+                  const auto sentinel = weak.lock();
+                  return sentinel ? sentinel->judge(group, failed, why) : "";
+                },
+            .record =
+                [weak] {
+                  if (const auto sentinel = weak.lock()) sentinel->record();
+                }};
   }
 
   // What all ranks have to know of each other before they make groups.
@@ -220,7 +228,7 @@ class BackendCommunicator : public FailableCommunicator {
 
   // Those who wait for this rank at the store hear of its failure.
   void announce(const std::string& why) const {
-    if (!store_) return;
+    if (!store_ || (sentinel_ && sentinel_->store_is_silent())) return;
     Rendezvous(store_, "")
         .announce_failure(c10::str("rank ", options_.rank, " failed: ", why));
   }
@@ -325,7 +333,7 @@ class BackendCommunicator : public FailableCommunicator {
   std::mutex reporters_mutex_;
   std::vector<std::function<GroupReport()>> reporters_;
   // Ends first: its thread asks the groups.
-  std::unique_ptr<Sentinel> sentinel_;
+  std::shared_ptr<Sentinel> sentinel_;
 };
 
 }  // namespace

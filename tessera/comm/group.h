@@ -8,8 +8,8 @@
 //          order of the calls; sends and receives go on beside them. Dropping a
 //          Work without wait() is allowed; its failure then surfaces at the
 //          next call on the group. With Mode::kBlocking the collective is done
-//          on return, and no other thread had to be woken for it.
-// Order:   on shm sums are taken in rank order: the same bits on every rank,
+//          on return; on shm no other thread has to be woken for it.
+// Order:   shm's own algorithms sum in rank order: the same bits on every rank,
 //          for every size, bucket and time.
 // Counted: calls, bytes and seconds of each verb (stats()), and a ring buffer
 //          of the last operations (flight recorder).
@@ -62,7 +62,7 @@ class Group {
   virtual ~Group() = default;
 
   virtual const std::string& name() const = 0;     // "world", "dp", ...
-  virtual const std::string& backend() const = 0;  // "shm", "gloo", "fake"
+  virtual const std::string& backend() const = 0;  // "shm", "shm+gloo" ...
   virtual const std::vector<int64_t>& ranks() const = 0;  // global, ascending
   virtual int64_t rank() const = 0;                       // within the group
   int64_t size() const { return static_cast<int64_t>(ranks().size()); }

@@ -5,6 +5,7 @@
 // method of tournaments).
 // Comm:   a few messages of 4 bytes and two of kLinkBytes with that peer.
 // Errors: those of send and recv.
+// Threads: as group.h.
 #pragma once
 
 #include <cstdint>

@@ -50,7 +50,8 @@ class SharedCores {
  public:
   explicit SharedCores(int64_t ranks)
       : before_(at::get_num_threads()),
-        share_(static_cast<int>(std::max<int64_t>(1, before_ / ranks))) {}
+        share_(static_cast<int>(
+            std::max<int64_t>(1, before_ / std::max<int64_t>(1, ranks)))) {}
   ~SharedCores() { at::set_num_threads(before_); }
   SharedCores(const SharedCores&) = delete;
   SharedCores& operator=(const SharedCores&) = delete;

@@ -108,5 +108,28 @@ TEST_P(FaultOnBackend, NamesTheRank) {
   EXPECT_NE(ends[kGuilty].exit_code, 0);
 }
 
+class MessagesOn : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Verdict, MessagesOn, ::testing::Values("shm", "gloo"));
+
+// As in a pipeline: rank 0 waits for rank 1, which waits for the stopped one.
+TEST_P(MessagesOn, NameTheStoppedRankAndNotTheNeighbour) {
+  const auto ends = testing::fork_ranks(
+      3, GetParam(),
+      [](Communicator& ranks) {
+        at::Tensor t = at::ones({4});
+        if (ranks.rank() == kGuilty) {
+          end_later(std::chrono::seconds(5));
+          raise(SIGSTOP);
+        }
+        ranks.world().recv(t, ranks.rank() + 1).wait();
+      },
+      kTimeout);
+  for (int rank : {0, 1}) {
+    EXPECT_EQ(ends[rank].exit_code, 1) << "rank " << rank;
+    EXPECT_THAT(ends[rank].message, HasSubstr("rank 2 is stopped"))
+        << "rank " << rank;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::comm

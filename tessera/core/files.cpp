@@ -93,7 +93,15 @@ std::string read_file(const fs::path& path, uint64_t max_bytes) {
   return content;
 }
 
-void write_file_atomic(const fs::path& path, std::string_view content) {
+void write_file_atomic(const fs::path& to, std::string_view content) {
+  std::error_code unknown;
+  const auto there = fs::status(to, unknown);
+  if (fs::exists(there) && !fs::is_regular_file(there) &&
+      !fs::is_directory(there)) {
+    // A device or a pipe is written to, never replaced.
+    return Descriptor(to, O_WRONLY).write_all(content);
+  }
+  const fs::path path = fs::is_symlink(to) ? fs::weakly_canonical(to) : to;
   const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
   std::error_code failed;
   fs::create_directories(folder, failed);

@@ -1,6 +1,7 @@
 #include "tessera/core/processor.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,13 +17,18 @@ namespace {
 constexpr int kBatches = 10;
 constexpr int kTripsABatch = 400;
 
-std::vector<int> two_allowed_cores() {
+// A rank that its launcher bound to one core may still try another.
+std::vector<int> two_cores() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   std::vector<int> cores;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return cores;
   for (int core = 0; core < CPU_SETSIZE && cores.size() < 2; ++core) {
     if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+  }
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);
+  for (int core = 0; core < online && cores.size() == 1; ++core) {
+    if (core != cores.front()) cores.push_back(core);
   }
   return cores;
 }
@@ -85,7 +91,7 @@ std::string processor_name() {
 }
 
 std::optional<double> cache_line_round_trip_ns() {
-  const std::vector<int> cores = two_allowed_cores();
+  const std::vector<int> cores = two_cores();
   if (cores.size() < 2) return std::nullopt;
   Ball ball;
   double trip_ns = 0;

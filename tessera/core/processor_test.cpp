@@ -26,7 +26,8 @@ TEST(CacheLine, TripTakesTimeAndLeavesTheAffinity) {
   }
 }
 
-TEST(CacheLine, OfOneCoreIsUnknown) {
+// As mpirun binds ranks: the other core is one that this thread may not use.
+TEST(CacheLine, IsMeasuredFromOneCoreToo) {
   const cpu_set_t before = affinity();
   cpu_set_t one;
   CPU_ZERO(&one);
@@ -34,7 +35,7 @@ TEST(CacheLine, OfOneCoreIsUnknown) {
     if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
   }
   ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
-  EXPECT_FALSE(cache_line_round_trip_ns().has_value());
+  EXPECT_EQ(cache_line_round_trip_ns().has_value(), CPU_COUNT(&before) > 1);
   ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
 }
 

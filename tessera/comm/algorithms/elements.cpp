@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 
 #include "tessera/comm/detail/reduce.h"
 
@@ -64,7 +65,12 @@ Elements Elements::part(int64_t begin, int64_t end) const {
 Scratch::Scratch(int64_t numel, at::ScalarType dtype)
     : data_(new std::byte[numel * c10::elementSize(dtype)]),
       numel_(numel),
-      dtype_(dtype) {}
+      dtype_(dtype),
+      exceptions_(std::uncaught_exceptions()) {}
+
+Scratch::~Scratch() {
+  if (std::uncaught_exceptions() > exceptions_) (void)data_.release();
+}
 
 at::ScalarType partial_dtype(at::ScalarType dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;

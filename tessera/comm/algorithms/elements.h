@@ -32,16 +32,21 @@ struct Elements {
   Elements part(int64_t begin, int64_t end) const;
 };
 
-// Elements of no tensor, not initialised.
+// Elements of no tensor, not initialised. Never freed where an exception ends
+// its scope: a message that was under way may still read it, or write to it.
 class Scratch {
  public:
   Scratch(int64_t numel, at::ScalarType dtype);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
   Elements elements() const { return {data_.get(), numel_, dtype_}; }
 
  private:
   std::unique_ptr<std::byte[]> data_;
   int64_t numel_;
   at::ScalarType dtype_;
+  int exceptions_;
 };
 
 // What partial sums of a dtype are kept in.

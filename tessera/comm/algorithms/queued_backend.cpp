@@ -28,6 +28,7 @@ class QueuedBackend : public c10d::Backend {
         collectives_(std::move(collectives)),
         worker_(std::make_unique<Worker>(
             [this](const std::string& why) { collectives_->fail(why); })) {}
+  ~QueuedBackend() override { worker_->close(); }
 
   const std::string getBackendName() const override {
     return collectives_->name();
@@ -105,7 +106,7 @@ class QueuedBackend : public c10d::Backend {
   }
 
   std::unique_ptr<BlockingCollectives> collectives_;
-  std::unique_ptr<Worker> worker_;  // ends before what it uses
+  std::unique_ptr<Worker> worker_;
 };
 
 }  // namespace

@@ -48,7 +48,8 @@ Failure failure_of(const std::exception_ptr& error) {
   } catch (const TimedOut& e) {
     return {.text = message_of(e), .timed_out = true};
   } catch (const std::exception& e) {
-    return {.text = message_of(e)};
+    const std::string text = message_of(e);
+    return {.text = text, .timed_out = tells_of_time_out(text)};
   }
 }
 
@@ -78,11 +79,13 @@ namespace {
 // The ranks are asked where the backend itself cannot tell who is missing.
 std::string verdict_of(GroupState& state, const Operation& operation,
                        const Failure& failure) {
-  const bool peers_are_missing = failure.code == ExitCode::kUnreachable &&
-                                 !is_point_to_point(operation.verb);
-  if (!state.judge || !peers_are_missing) return "";
-  if (state.names_peers && !failure.timed_out) return "";
-  return state.judge(state.report(), operation.sequence, failure.text);
+  const bool peers_are_missing = failure.code == ExitCode::kUnreachable;
+  if (!state.judge.verdict || !peers_are_missing) return "";
+  if (state.names_peers && !failure.timed_out) {
+    state.judge.record();
+    return "";
+  }
+  return state.judge.verdict(state.report(), operation, failure.text);
 }
 
 // REQUIRES: an exception is being handled: that of a pending operation.

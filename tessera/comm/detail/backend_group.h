@@ -39,9 +39,14 @@ struct GroupState;
 
 class BackendGroup : public Group {
  public:
-  // What the ranks together say of a collective that failed: a verdict, or "".
-  using Judge = std::function<std::string(
-      const GroupReport& group, uint64_t sequence, const std::string& why)>;
+  struct Judge {
+    // What the ranks together say of an operation that failed, or "".
+    std::function<std::string(const GroupReport& group, const Operation& failed,
+                              const std::string& why)>
+        verdict;
+    // Keeps this rank's last operations, where there is nothing to ask.
+    std::function<void()> record;
+  };
 
   BackendGroup(GroupInfo info, Connection connection, Judge judge = {});
   ~BackendGroup() override;

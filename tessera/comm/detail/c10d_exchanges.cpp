@@ -12,18 +12,28 @@ namespace tessera::comm {
 
 using c10d::OpType;
 
+namespace {
+
+template <typename Options>
+c10d::AllToAllOptions all_to_all_options(const Options& options) {
+  c10d::AllToAllOptions all;
+  all.timeout = options.timeout;
+  all.asyncOp = options.asyncOp;
+  return all;
+}
+
+}  // namespace
+
 C10dForms::Pending C10dForms::exchange(OpType type, const Tensors& outputs,
                                        const Tensors& inputs,
                                        at::ScalarType dtype,
-                                       std::chrono::milliseconds timeout) {
+                                       const c10d::AllToAllOptions& options) {
   at::AutoDispatchBelowAutograd guard;
   const std::vector<int64_t> nothing(size_, 0);
   auto out_sizes = outputs.empty() ? nothing : sizes_of(outputs);
   auto in_sizes = inputs.empty() ? nothing : sizes_of(inputs);
   at::Tensor out = flat_for(outputs, dtype);
   at::Tensor in = flattened(inputs, dtype);
-  c10d::AllToAllOptions options;
-  options.timeout = timeout;
   std::vector<Pending> parts{
       alltoall_base(out, in, out_sizes, in_sizes, options)};
   return join(type, outputs, parts,
@@ -37,7 +47,7 @@ C10dForms::Pending C10dForms::alltoall(Tensors& outputs, Tensors& inputs,
   const at::ScalarType dtype = inputs.front().scalar_type();
   check_dtype("all_to_all", inputs, dtype);
   check_dtype("all_to_all", outputs, dtype);
-  return exchange(OpType::ALLTOALL, outputs, inputs, dtype, options.timeout);
+  return exchange(OpType::ALLTOALL, outputs, inputs, dtype, options);
 }
 
 C10dForms::Pending C10dForms::gather(TensorLists& outputs, Tensors& inputs,
@@ -55,7 +65,7 @@ C10dForms::Pending C10dForms::gather(TensorLists& outputs, Tensors& inputs,
   Tensors sent(size_, at::empty({0}, input.options()));
   sent.at(options.rootRank) = input;
   return exchange(OpType::GATHER, received, sent, input.scalar_type(),
-                  options.timeout);
+                  all_to_all_options(options));
 }
 
 C10dForms::Pending C10dForms::scatter(Tensors& outputs, TensorLists& inputs,
@@ -73,7 +83,7 @@ C10dForms::Pending C10dForms::scatter(Tensors& outputs, TensorLists& inputs,
   Tensors received(size_, at::empty({0}, output.options()));
   received.at(options.rootRank) = output;
   return exchange(OpType::SCATTER, received, sent, output.scalar_type(),
-                  options.timeout);
+                  all_to_all_options(options));
 }
 
 }  // namespace tessera::comm

@@ -155,6 +155,7 @@ C10dForms::Pending C10dForms::gather_uneven(
     c10d::BroadcastOptions from;
     from.rootRank = root;
     from.timeout = options.timeout;
+    from.asyncOp = options.asyncOp;
     Tensors piece{pieces[root]};
     parts.push_back(broadcast(piece, from));
   }
@@ -224,6 +225,7 @@ C10dForms::Pending C10dForms::reduce_scatter_uneven(
     to.reduceOp = options.reduceOp;
     to.rootRank = root;
     to.timeout = options.timeout;
+    to.asyncOp = options.asyncOp;
     Tensors piece{root == rank_ ? sum : inputs[root]};
     parts.push_back(reduce(piece, to));
   }

@@ -58,7 +58,7 @@ class C10dForms : public c10d::Backend {
   // alltoall_base. An empty list is nothing to or from anyone.
   Pending exchange(c10d::OpType type, const Tensors& outputs,
                    const Tensors& inputs, at::ScalarType dtype,
-                   std::chrono::milliseconds timeout);
+                   const c10d::AllToAllOptions& options);
   Pending gather_uneven(const Tensors& outputs, const at::Tensor& input,
                         const c10d::AllgatherOptions& options);
   Pending reduce_scatter_uneven(const at::Tensor& output, const Tensors& inputs,

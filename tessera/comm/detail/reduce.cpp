@@ -122,6 +122,4 @@ void copy_bytes(void* to, const void* from, int64_t bytes, Stores stores) {
   }
 }
 
-const char* vector_name() { return machine_kernels().name; }
-
 }  // namespace tessera::comm

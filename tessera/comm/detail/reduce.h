@@ -38,7 +38,4 @@ void reduce(std::span<const void* const> inputs, void* output, int64_t numel,
 void copy_bytes(void* to, const void* from, int64_t bytes,
                 Stores stores = Stores::kOrdinary);
 
-// "avx512", "avx2", "baseline": what reduce() and copy_bytes() run with here.
-const char* vector_name();
-
 }  // namespace tessera::comm

@@ -75,7 +75,7 @@ void Rendezvous::announce_failure(const std::string& why) noexcept {
   try {
     const auto announce = [store = store_, why] {
       // The first one stays: what follows is its consequence.
-      if (!store->check({kFailureKey})) store->set(kFailureKey, why);
+      store->compareSet(kFailureKey, "", why);
     };
     if (ask_in_time(announce, kPatience)) return;
     log::debug("the store does not answer; the peers will find out.");

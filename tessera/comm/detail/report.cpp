@@ -72,22 +72,19 @@ std::optional<char> process_state(int64_t pid) {
   return text[name_end + 2];
 }
 
+std::string text_of(const Whereabouts& where) {
+  return c10::str(" (pid ", where.pid, " on ", where.host, ")");
+}
+
 std::string silence_of(int64_t rank,
                        const std::map<int64_t, Whereabouts>& whereabouts) {
   const auto found = whereabouts.find(rank);
   if (found == whereabouts.end()) return "does not answer";
   const Whereabouts& where = found->second;
-  const std::string who =
-      c10::str(" (pid ", where.pid, " on ", where.host, ")");
   if (where.host != host_name()) {
-    return "does not answer" + who + ": dead, stopped or cut off";
+    return "does not answer" + text_of(where) + ": dead, stopped or cut off";
   }
-  const auto state = process_state(where.pid);
-  if (!state || *state == 'Z' || *state == 'X') return "has died" + who;
-  if (*state == 'T' || *state == 't') {
-    return "is stopped" + who + ", by a signal or a debugger";
-  }
-  return "does not answer" + who;
+  return fate_of(where).value_or("does not answer" + text_of(where));
 }
 
 const GroupReport* group_in(const RankReport& report,
@@ -159,9 +156,22 @@ std::optional<RankReport> report_of_json(const std::string& text) {
   }
 }
 
-std::string verdict_on(const GroupReport& group, uint64_t sequence,
+std::optional<std::string> fate_of(const Whereabouts& where) {
+  if (where.host != host_name()) return std::nullopt;
+  const auto state = process_state(where.pid);
+  if (!state || *state == 'Z' || *state == 'X') {
+    return "has died" + text_of(where);
+  }
+  if (*state == 'T' || *state == 't') {
+    return "is stopped" + text_of(where) + ", by a signal or a debugger";
+  }
+  return std::nullopt;
+}
+
+std::string verdict_on(const GroupReport& group, const Operation& failed,
                        const std::map<int64_t, RankReport>& reports,
                        const std::map<int64_t, Whereabouts>& whereabouts) {
+  const bool is_message = is_point_to_point(failed.verb);
   std::vector<std::string> absent;
   std::map<std::string, std::vector<std::string>> callers;  // by what they call
   for (const int64_t rank : group.ranks) {
@@ -171,14 +181,19 @@ std::string verdict_on(const GroupReport& group, uint64_t sequence,
           c10::str("rank ", rank, ' ', silence_of(rank, whereabouts)));
       continue;
     }
+    if (is_message) continue;
     const GroupReport* own = group_in(found->second, group);
-    const Record* there = own ? record_at(*own, sequence) : nullptr;
+    const Record* there = own ? record_at(*own, failed.sequence) : nullptr;
     if (there == nullptr) {
       absent.push_back(c10::str("rank ", rank, " has not come to it: it ",
                                 absence_of(found->second, group)));
     } else {
       callers[there->what].push_back(c10::str(rank));
     }
+  }
+  const auto peer = reports.find(failed.peer);
+  if (is_message && absent.empty() && peer != reports.end()) {
+    return c10::str("rank ", failed.peer, ' ', absence_of(peer->second, group));
   }
   std::vector<std::string> parts;
   if (callers.size() > 1) {

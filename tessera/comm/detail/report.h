@@ -33,12 +33,17 @@ struct Whereabouts {
   int64_t pid = 0;
 };
 
-// Of the ranks of `group` at its collective number `sequence`: who has not come
-// to it and what it did last, who calls something else there, and who does not
-// answer ("is stopped", "has died", where its host is this one). "" when all
-// came and called the same.
-std::string verdict_on(const GroupReport& group, uint64_t sequence,
+// Of the ranks of `group` at a collective that failed: who has not come to it
+// and what it did last, who calls something else there, and who does not answer
+// ("is stopped", "has died", where its host is this one). "" when all came and
+// called the same. Of a message that failed: who does not answer; if all do,
+// what its peer did last.
+std::string verdict_on(const GroupReport& group, const Operation& failed,
                        const std::map<int64_t, RankReport>& reports,
                        const std::map<int64_t, Whereabouts>& whereabouts);
+
+// "is stopped (pid 7 on host), by a signal or a debugger", "has died ...";
+// nullopt where it cannot be told, or is neither.
+std::optional<std::string> fate_of(const Whereabouts& where);
 
 }  // namespace tessera::comm

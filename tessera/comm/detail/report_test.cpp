@@ -33,6 +33,10 @@ RankReport report(int64_t rank, std::vector<FlightRecorder::Record> records) {
   return {.rank = rank, .groups = {world(std::move(records))}};
 }
 
+Operation collective(uint64_t sequence) {
+  return {.verb = Verb::kAllReduce, .sequence = sequence};
+}
+
 TEST(RankReport, SurvivesItsText) {
   const RankReport written =
       report(2, {call(1, "barrier #1"),
@@ -51,7 +55,7 @@ TEST(RankReport, SurvivesItsText) {
 
 TEST(Verdict, NamesWhoHasNotComeAndWhatItDidLast) {
   const std::string said =
-      verdict_on(world({}), 2,
+      verdict_on(world({}), collective(2),
                  {{0, report(0, {call(2, "all_reduce #2", State::kPending)})},
                   {1, report(1, {call(1, "barrier #1")})},
                   {2, report(2, {call(2, "all_reduce #2", State::kPending)})}},
@@ -63,7 +67,7 @@ TEST(Verdict, NamesWhoHasNotComeAndWhatItDidLast) {
 
 TEST(Verdict, NamesWhoCallsSomethingElse) {
   const std::string said =
-      verdict_on(world({}), 2,
+      verdict_on(world({}), collective(2),
                  {{0, report(0, {call(2, "all_reduce #2", State::kPending)})},
                   {1, report(1, {call(2, "barrier #2", State::kPending)})},
                   {2, report(2, {call(2, "all_reduce #2", State::kPending)})}},
@@ -77,7 +81,7 @@ TEST(Verdict, SaysWhyARankDoesNotAnswer) {
   const std::map<int64_t, RankReport> reports = {
       {0, report(0, {call(2, "all_reduce #2", State::kPending)})}};
   const std::string said =
-      verdict_on(world({}), 2, reports,
+      verdict_on(world({}), collective(2), reports,
                  {{1, {.host = "elsewhere", .pid = 5}},
                   {2, {.host = host_name(), .pid = 1 << 30}}});
   EXPECT_THAT(said,
@@ -87,14 +91,33 @@ TEST(Verdict, SaysWhyARankDoesNotAnswer) {
 }
 
 TEST(Verdict, SaysNothingWhereAllCameAndAgree) {
-  EXPECT_EQ(verdict_on({.name = "dp", .ranks = {0}, .records = {}}, 1,
-                       {{0,
-                         {.rank = 0,
-                          .groups = {{.name = "dp",
-                                      .ranks = {0},
-                                      .records = {call(1, "barrier #1")}}}}}},
-                       {}),
-            "");
+  EXPECT_EQ(
+      verdict_on({.name = "dp", .ranks = {0}, .records = {}}, collective(1),
+                 {{0,
+                   {.rank = 0,
+                    .groups = {{.name = "dp",
+                                .ranks = {0},
+                                .records = {call(1, "barrier #1")}}}}}},
+                 {}),
+      "");
+}
+
+// The ranks of a pipeline wait for one another: it is seldom the neighbour.
+TEST(Verdict, OfAMessageNamesWhoDoesNotAnswer) {
+  const Operation recv{.verb = Verb::kRecv, .peer = 1};
+  EXPECT_EQ(
+      verdict_on(world({}), recv, {{0, report(0, {})}, {1, report(1, {})}}, {}),
+      "rank 2 does not answer");
+}
+
+TEST(Verdict, OfAMessageElseTellsWhatItsPeerDid) {
+  const Operation recv{.verb = Verb::kRecv, .peer = 1};
+  const std::map<int64_t, RankReport> all = {
+      {0, report(0, {})},
+      {1, report(1, {call(7, "send #7", State::kPending)})},
+      {2, report(2, {})}};
+  EXPECT_THAT(verdict_on(world({}), recv, all, {}),
+              HasSubstr("rank 1 is in send #7"));
 }
 
 }  // namespace

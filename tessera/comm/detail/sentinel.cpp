@@ -23,13 +23,20 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::milliseconds(200);
 // How long the judge waits for reports: some looks.
-constexpr auto kPatience = std::chrono::milliseconds(1000);
-// And for a store that may have been cut off.
-constexpr auto kStorePatience = std::chrono::milliseconds(1500);
+constexpr auto kPatience = std::chrono::milliseconds(800);
+// And for a store that may have been cut off. Together with the end of the rank
+// they stay within the two seconds that follow a time-out.
+constexpr auto kStorePatience = std::chrono::milliseconds(600);
 constexpr const char* kAskKey = "ask";
 
 std::string where_key(int64_t rank) { return c10::str("where-", rank); }
 std::string report_key(int64_t rank) { return c10::str("report-", rank); }
+
+Whereabouts whereabouts_of(const std::string& text) {
+  Whereabouts where;
+  std::istringstream(text) >> where.pid >> where.host;
+  return where;
+}
 
 std::string record_folder_or(const std::string& given) {
   const char* named = std::getenv("TESSERA_FLIGHT_RECORD");
@@ -49,8 +56,10 @@ struct Sentinel::State {
   void loop();
   void answer();
   void write_record(const RankReport& own) const;
-  std::string judge(const GroupReport& group, uint64_t sequence,
+  void look_up_host_of_store(c10d::Store& store);
+  std::string judge(const GroupReport& group, const Operation& failed,
                     const std::string& why);
+  std::string silence_of_store();
   std::optional<std::string> wait_for(c10d::Store& store,
                                       const std::string& key,
                                       Clock::time_point end);
@@ -65,6 +74,8 @@ struct Sentinel::State {
   bool answered = false;
   bool judged = false;
   bool ended = false;  // the loop
+  bool store_is_silent = false;
+  Whereabouts first;  // of rank 0, whose process often serves the store
 };
 
 Sentinel::Sentinel(Rendezvous rendezvous, int64_t rank,
@@ -83,25 +94,50 @@ Sentinel::~Sentinel() {
     std::unique_lock lock(state_->mutex);
     state_->closing = true;
     state_->changed.notify_all();
-    ended = state_->changed.wait_for(lock, kStorePatience,
-                                     [&] { return state_->ended; });
+    const auto patience =
+        state_->store_is_silent ? Clock::duration::zero() : kStorePatience;
+    ended =
+        state_->changed.wait_for(lock, patience, [&] { return state_->ended; });
   }
   ended ? thread_.join() : thread_.detach();
 }
 
-std::string Sentinel::judge(const GroupReport& group, uint64_t sequence,
+std::string Sentinel::judge(const GroupReport& group, const Operation& failed,
                             const std::string& why) {
+  record();
   try {
     const auto verdict = std::make_shared<std::string>();
     const bool answered =
-        ask_in_time([state = state_, verdict, group, sequence,
-                     why] { *verdict = state->judge(group, sequence, why); },
+        ask_in_time([state = state_, verdict, group, failed,
+                     why] { *verdict = state->judge(group, failed, why); },
                     kPatience + kStorePatience);
     if (answered) return *verdict;
   } catch (const std::exception& error) {
     log::debug("the store failed: ", message_of(error));
   }
-  return "none, for the store of the rendezvous does not answer";
+  return state_->silence_of_store();
+}
+
+void Sentinel::record() {
+  RankReport own;
+  {
+    const std::lock_guard lock(state_->mutex);
+    own = state_->report();
+  }
+  state_->write_record(own);
+}
+
+bool Sentinel::store_is_silent() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->store_is_silent;
+}
+
+std::string Sentinel::State::silence_of_store() {
+  const std::lock_guard lock(mutex);
+  store_is_silent = true;
+  const auto fate = fate_of(first);
+  return fate ? c10::str("rank 0 ", *fate)
+              : "none, for the store of the rendezvous does not answer";
 }
 
 void Sentinel::State::loop() {
@@ -110,6 +146,7 @@ void Sentinel::State::loop() {
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, kLook, [&] { return closing; })) {
       lock.unlock();
+      look_up_host_of_store(*store);
       const bool asked = store->check({kAskKey});
       if (asked) answer();
       lock.lock();
@@ -131,18 +168,30 @@ void Sentinel::State::answer() {
     if (closing || std::exchange(answered, true)) return;
     own = report();
   }
-  rendezvous.set(report_key(rank), to_json(own));
   write_record(own);
+  rendezvous.set(report_key(rank), to_json(own));
+}
+
+void Sentinel::State::look_up_host_of_store(c10d::Store& store) {
+  if (first.pid != 0 || !store.check({where_key(0)})) return;
+  const Whereabouts found = whereabouts_of(store.get_to_str(where_key(0)));
+  const std::lock_guard lock(mutex);
+  first = found;
 }
 
 void Sentinel::State::write_record(const RankReport& own) const {
   if (record_folder.empty()) return;
-  write_file_atomic(std::filesystem::path(record_folder) /
-                        c10::str("flight-rank-", own.rank, ".json"),
-                    to_json(own) + "\n");
+  try {
+    write_file_atomic(std::filesystem::path(record_folder) /
+                          c10::str("flight-rank-", own.rank, ".json"),
+                      to_json(own) + "\n");
+  } catch (const std::exception& error) {
+    log::warning("no flight record: ", message_of(error));
+  }
 }
 
-std::string Sentinel::State::judge(const GroupReport& group, uint64_t sequence,
+std::string Sentinel::State::judge(const GroupReport& group,
+                                   const Operation& failed,
                                    const std::string& why) {
   {
     const std::lock_guard lock(mutex);
@@ -159,10 +208,9 @@ std::string Sentinel::State::judge(const GroupReport& group, uint64_t sequence,
     const auto read = text ? report_of_json(*text) : std::nullopt;
     if (read) reports.emplace(peer, *read);
     if (!store->check({where_key(peer)})) continue;
-    std::istringstream where(store->get_to_str(where_key(peer)));
-    where >> whereabouts[peer].pid >> whereabouts[peer].host;
+    whereabouts[peer] = whereabouts_of(store->get_to_str(where_key(peer)));
   }
-  return verdict_on(group, sequence, reports, whereabouts);
+  return verdict_on(group, failed, reports, whereabouts);
 }
 
 std::optional<std::string> Sentinel::State::wait_for(c10d::Store& store,

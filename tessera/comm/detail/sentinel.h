@@ -33,10 +33,14 @@ class Sentinel {
   Sentinel(const Sentinel&) = delete;
   Sentinel& operator=(const Sentinel&) = delete;
 
-  // This rank failed in collective number `sequence` of `group`: tells the
-  // others, waits a second at most for what they report, and judges.
-  std::string judge(const GroupReport& group, uint64_t sequence,
+  // This rank failed in an operation of `group`: writes its record, tells the
+  // others, waits at most a second for what they report, and judges.
+  std::string judge(const GroupReport& group, const Operation& failed,
                     const std::string& why);
+  // Writes this rank's record, where there is nothing to judge.
+  void record();
+  // Whether judge() has waited for the store in vain: others need not.
+  bool store_is_silent() const;
 
  private:
   // Shared with threads that a silent store holds up, which are left behind.

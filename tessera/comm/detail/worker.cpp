@@ -5,8 +5,11 @@
 namespace tessera::comm {
 
 PendingWork::PendingWork(int rank, c10d::OpType type,
-                         std::vector<at::Tensor> tensors, Worker* worker)
-    : c10d::Work(rank, type), tensors_(std::move(tensors)), worker_(worker) {}
+                         std::vector<at::Tensor> tensors,
+                         std::shared_ptr<Worker> worker)
+    : c10d::Work(rank, type),
+      tensors_(std::move(tensors)),
+      worker_(std::move(worker)) {}
 
 void PendingWork::complete(const std::exception_ptr& error) {
   c10::intrusive_ptr<c10::ivalue::Future> asked;
@@ -49,7 +52,7 @@ void PendingWork::settle(c10::ivalue::Future& future) const {
 Worker::Worker(std::function<void(const std::string&)> on_failure)
     : on_failure_(std::move(on_failure)) {}
 
-Worker::~Worker() {
+void Worker::close() {
   {
     std::unique_lock lock(mutex_);
     closing_ = true;
@@ -71,12 +74,18 @@ void Worker::submit(c10::intrusive_ptr<PendingWork> work,
 
 void Worker::run(const c10::intrusive_ptr<PendingWork>& work,
                  c10::function_ref<void()> body) {
-  {
-    std::unique_lock lock(mutex_);
-    if (!running_ && tasks_.empty()) return execute(*work, body, lock);
+  std::unique_lock lock(mutex_);
+  if (running_ || !tasks_.empty()) {
     tasks_.push_back({work, body});
+    lock.unlock();
+    return run_until_done(*work);
   }
-  run_until_done(*work);
+  running_ = true;
+  lock.unlock();
+  execute(*work, body);
+  lock.lock();
+  running_ = false;
+  changed_.notify_all();
 }
 
 void Worker::run_until_done(PendingWork& work) {
@@ -101,15 +110,20 @@ void Worker::loop() {
 }
 
 void Worker::run_next(std::unique_lock<std::mutex>& lock) {
-  const Task task = std::move(tasks_.front());
+  running_ = true;
+  Task task = std::move(tasks_.front());
   tasks_.pop_front();
-  execute(*task.work, task.body, lock);
+  lock.unlock();
+  const bool failed_before = failure_ != nullptr;
+  execute(*task.work, task.body);
+  if (failure_ && !failed_before) failed_body_ = std::move(task.body);
+  task = {};  // not under the lock: what it held may call back
+  lock.lock();
+  running_ = false;
+  changed_.notify_all();
 }
 
-void Worker::execute(PendingWork& work, c10::function_ref<void()> body,
-                     std::unique_lock<std::mutex>& lock) {
-  running_ = true;
-  lock.unlock();
+void Worker::execute(PendingWork& work, c10::function_ref<void()> body) {
   if (!failure_) {
     try {
       body();
@@ -119,9 +133,6 @@ void Worker::execute(PendingWork& work, c10::function_ref<void()> body,
     }
   }
   work.complete(failure_);
-  lock.lock();
-  running_ = false;
-  changed_.notify_all();
 }
 
 }  // namespace tessera::comm

@@ -5,6 +5,8 @@
 // thread is free to: the worker's own, which starts with the first call that
 // nobody awaits at once, or that of a caller who waits. So a caller that waits
 // at once hands nothing over, which costs more than a small collective.
+//
+// Threads: any. Whoever waits for a work keeps its worker, also after close().
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -14,6 +16,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -26,7 +29,7 @@ class PendingWork : public c10d::Work {
  public:
   // `worker`: whose bodies complete it; wait() lends it its thread.
   PendingWork(int rank, c10d::OpType type, std::vector<at::Tensor> tensors,
-              Worker* worker = nullptr);
+              std::shared_ptr<Worker> worker = nullptr);
   // REQUIRES: called once. Completes the future first, then wakes wait().
   void complete(const std::exception_ptr& error);
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
@@ -41,7 +44,7 @@ class PendingWork : public c10d::Work {
   void settle(c10::ivalue::Future& future) const;
 
   std::vector<at::Tensor> tensors_;
-  Worker* const worker_;
+  const std::shared_ptr<Worker> worker_;
   int source_ = -1;
   // The future is made for those who ask.
   std::mutex future_mutex_;
@@ -55,11 +58,13 @@ class PendingWork : public c10d::Work {
 class Worker {
  public:
   explicit Worker(std::function<void(const std::string& why)> on_failure);
-  // Runs what was submitted, then ends.
-  ~Worker();
+  // REQUIRES: closed.
+  ~Worker() = default;
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
+  // Runs what was submitted, then ends its thread.
+  void close();
   void submit(c10::intrusive_ptr<PendingWork> work, std::function<void()> body);
   // The same, on this thread, after all that was submitted: done on return.
   // Allocates nothing where no other body runs.
@@ -75,17 +80,17 @@ class Worker {
     std::function<void()> body;
   };
   void loop();
-  // REQUIRES: nobody runs a body, and there is one.
+  // REQUIRES: nobody runs a body, and there is one. Unlocks while it runs.
   void run_next(std::unique_lock<std::mutex>& lock);
-  // REQUIRES: nobody runs a body. Unlocks while it runs.
-  void execute(PendingWork& work, c10::function_ref<void()> body,
-               std::unique_lock<std::mutex>& lock);
+  void execute(PendingWork& work, c10::function_ref<void()> body);
 
   std::function<void(const std::string&)> on_failure_;
   std::exception_ptr failure_;  // of whoever runs a body
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;
+  // Messages that a body left behind may still move what it holds.
+  std::function<void()> failed_body_;
   bool running_ = false;
   bool closing_ = false;
   std::thread thread_;

@@ -144,7 +144,14 @@ World start() {
   int size = 1;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
-  return {.rank = rank, .size = size};
+  World world{.rank = rank, .size = size};
+  int* bound = nullptr;
+  int is_set = 0;
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB,
+                          static_cast<void*>(&bound), &is_set),
+        "MPI_Comm_get_attr");
+  if (is_set != 0) world.largest_tag = *bound;
+  return world;
 }
 
 void nudge() {
@@ -234,7 +241,6 @@ struct Comm::Impl {
   int rank = 0;
   int64_t size = 1;
   int64_t largest = INT_MAX;
-  int64_t largest_tag = 0;
 
   MPI_Op op_of(ReduceOp op, at::ScalarType dtype) const {
     const bool has_nan = at::isFloatingType(dtype);
@@ -279,12 +285,6 @@ struct Comm::Impl {
                     requests.next()),
           "MPI_Irecv");
   }
-
-  int checked_tag(int64_t tag) const {
-    TS_CHECK(tag <= largest_tag, "tag ", tag, " is beyond ", largest_tag,
-             ", the largest that ", library_name(), " has.");
-    return static_cast<int>(tag);
-  }
 };
 
 namespace {
@@ -325,12 +325,6 @@ Comm::Comm(const std::vector<int64_t>& ranks, uint64_t name,
   check(MPI_Comm_rank(impl_->collectives, &impl_->rank), "MPI_Comm_rank");
   impl_->size = static_cast<int64_t>(ranks.size());
   impl_->largest = largest_count;
-  int* bound = nullptr;
-  int is_set = 0;
-  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB,
-                          static_cast<void*>(&bound), &is_set),
-        "MPI_Comm_get_attr");
-  impl_->largest_tag = is_set ? *bound : 32767;
 }
 
 Comm::~Comm() {
@@ -435,11 +429,11 @@ void Comm::barrier(Requests& requests) {
 }
 
 void Comm::send(const Piece& piece, int64_t tag, Requests& requests) {
-  impl_->send(impl_->messages, piece, impl_->checked_tag(tag), *requests.impl_);
+  impl_->send(impl_->messages, piece, static_cast<int>(tag), *requests.impl_);
 }
 
 void Comm::recv(const Piece& piece, int64_t tag, Requests& requests) {
-  impl_->recv(impl_->messages, piece, impl_->checked_tag(tag), *requests.impl_);
+  impl_->recv(impl_->messages, piece, static_cast<int>(tag), *requests.impl_);
 }
 
 }  // namespace tessera::comm::mpi

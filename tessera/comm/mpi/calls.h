@@ -31,6 +31,7 @@ std::string library_name();
 struct World {
   int64_t rank = 0;
   int64_t size = 1;
+  int64_t largest_tag = 32767;  // every MPI has tags up to this one
 };
 
 // Starts MPI, unless the program has done so: then at a level of threads that

@@ -58,23 +58,14 @@ std::vector<Piece> pieces_of(const at::Tensor& tensor,
   return pieces;
 }
 
-// A receive that tells whom it came from.
-class ReceiveWork : public PendingWork {
- public:
-  using PendingWork::PendingWork;
-  int sourceRank() const override { return source_; }
-  void set_source(int64_t source) { source_ = static_cast<int>(source); }
-
- private:
-  int source_ = -1;
-};
-
 class MpiBackend : public c10d::Backend {
  public:
-  MpiBackend(const Place& place, std::shared_ptr<Channel> channel)
+  MpiBackend(const Place& place, std::shared_ptr<Channel> channel,
+             int64_t largest_tag)
       : Backend(static_cast<int>(place.rank),
                 static_cast<int>(place.ranks.size())),
-        channel_(std::move(channel)) {}
+        channel_(std::move(channel)),
+        largest_tag_(largest_tag) {}
   ~MpiBackend() override { channel_->close(); }
 
   const std::string getBackendName() const override { return "mpi"; }
@@ -198,6 +189,7 @@ class MpiBackend : public c10d::Backend {
   }
 
   Pending send(Tensors& tensors, int peer, int tag) override {
+    check_tag(tag);
     Job job = job_of(c10d::OpType::SEND, tensors, tensors.at(0));
     job.is_message = true;
     job.post = [piece = piece_of(tensors[0], peer), tag](Comm& comm,
@@ -216,6 +208,11 @@ class MpiBackend : public c10d::Backend {
   }
 
  private:
+  void check_tag(int64_t tag) const {
+    TS_CHECK(tag <= largest_tag_, "tag ", tag, " is beyond ", largest_tag_,
+             ", the largest that ", library_name(), " has.");
+  }
+
   Job job_of(c10d::OpType type, Tensors tensors,
              const at::Tensor& moved) const {
     return {.work = c10::make_intrusive<PendingWork>(rank_, type,
@@ -267,7 +264,8 @@ class MpiBackend : public c10d::Backend {
   }
 
   Pending receive(c10d::OpType type, Tensors& tensors, int64_t peer, int tag) {
-    const auto work = c10::make_intrusive<ReceiveWork>(rank_, type, tensors);
+    check_tag(tag);
+    const auto work = c10::make_intrusive<PendingWork>(rank_, type, tensors);
     const Piece piece = piece_of(tensors.at(0), peer);
     return submit({.work = work,
                    .is_message = true,
@@ -278,16 +276,16 @@ class MpiBackend : public c10d::Backend {
                        },
                    .finish =
                        [work](const Requests& requests) {
-                         work->set_source(requests.source());
+                         work->set_source(static_cast<int>(requests.source()));
                        }});
   }
 
   std::shared_ptr<Channel> channel_;
+  const int64_t largest_tag_;
 };
 
 // Ranks of MPI_COMM_WORLD are ours.
-void check_world(const Place& place) {
-  const World world = Progress::of_process().world();
+void check_world(const Place& place, const World& world) {
   TS_CHECK_CONFIG(
       world.rank == place.ranks[place.rank] && world.size == place.world_size,
       "comm.backend=mpi: MPI says that this is rank ", world.rank, " of ",
@@ -304,7 +302,8 @@ bool is_built() { return true; }
 std::string note() { return c10::str(library_name(), ", under its mpirun"); }
 
 Connection connect(Rendezvous rendezvous, const Place& place) {
-  check_world(place);
+  const World world = Progress::of_process().world();
+  check_world(place, world);
   // Making a communicator waits for peers without a look at their fate: come
   // together first.
   rendezvous.meet(place.rank, static_cast<int64_t>(place.ranks.size()),
@@ -314,7 +313,8 @@ Connection connect(Rendezvous rendezvous, const Place& place) {
              hash64(place.group));
   const auto channel =
       Channel::open(place.ranks, name, place.timeout, place.largest_count);
-  return {.backend = c10::make_intrusive<MpiBackend>(place, channel),
+  return {.backend = c10::make_intrusive<MpiBackend>(place, channel,
+                                                     world.largest_tag),
           .fail = [channel](const std::string& why) { channel->fail(why); }};
 }
 

@@ -210,24 +210,20 @@ World Progress::world() {
   return world;
 }
 
-void Progress::post(std::function<void()> task) {
+bool Progress::post(std::function<void()> task) {
   {
     std::lock_guard lock(mutex_);
-    if (ended_) return;
+    if (ended_) return false;
     tasks_.push_back(std::move(task));
   }
   changed_.notify_one();
+  return true;
 }
 
 void Progress::call(std::function<void()> task) {
   auto packaged = std::make_shared<std::packaged_task<void()>>(std::move(task));
   auto done = packaged->get_future();
-  {
-    std::lock_guard lock(mutex_);
-    if (ended_) return;
-  }
-  post([packaged] { (*packaged)(); });
-  done.get();
+  if (post([packaged] { (*packaged)(); })) done.get();
 }
 
 // False when the process ends.

@@ -99,7 +99,7 @@ class Progress {
   friend class Channel;
   Progress();
   // Runs `task` on the thread; all tasks run in the order given.
-  void post(std::function<void()> task);
+  bool post(std::function<void()> task);
   // The same, and waits; throws what it throws.
   void call(std::function<void()> task);
   // The process ends, or one more channel is closed meanwhile.

@@ -16,73 +16,92 @@ struct Collectives::Moves {
   std::span<const int64_t> received;
 };
 
+// This rank's input, and what of it stays here: in bytes.
+struct Collectives::Kept {
+  Kept(const char* data, std::span<const int64_t> in_bytes, int64_t rank);
+  const char* input;
+  int64_t begin = 0, end = 0, total = 0;
+};
+
 // One meeting does for the splits, for what is shared, and for the first round.
 void Collectives::all_to_all(std::span<const int64_t> out_bytes, void* output,
                              std::span<const int64_t> in_bytes,
                              const void* input, at::ScalarType dtype) {
   const Meeting::Scope scope(meeting_,
                              {.verb = Verb::kAllToAll, .dtype = dtype});
-  const char* from = static_cast<const char*>(input);
   char* to = static_cast<char*>(output);
-  const auto before = in_bytes.first(static_cast<size_t>(rank_));
-  const int64_t kept = std::reduce(before.begin(), before.end());
-  const int64_t kept_end = kept + in_bytes[rank_];
-  const int64_t total = std::reduce(in_bytes.begin(), in_bytes.end());
-  const auto stage = [&](int64_t done) {  // but what this rank keeps
-    const int64_t end = std::min(done + kStageBytes, total);
-    const int64_t after = std::max(done, kept_end);
-    copy_bytes(own_stage(), from + done, std::min(end, kept) - done,
-               stores_for(total));
-    copy_bytes(own_stage() + (after - done), from + after, end - after,
-               stores_for(total));
-  };
-  const Share own = share_of(input, total, Use::kMove);
+  const Kept kept(static_cast<const char*>(input), in_bytes, rank_);
+  const Share own = share_of(input, kept.total, Use::kMove);
   const bool stages = own.kind == Share::Kind::kNowhere;
-  publish(own, total);
+  publish(own, kept.total);
   publish_splits(out_bytes, in_bytes);
-  if (stages) stage(0);
-  meet_and_look(total);
+  if (stages) stage_round(kept, 0);
+  meet_and_look(kept.total);
   check_splits();
   const Moves moves = moves_of(out_bytes);
-  for (int64_t r = 0; r < size_; ++r) read_share(r, moves.total[r]);
-
-  bool any_in_place = false;
   int64_t longest = 0;  // of what is staged
   for (int64_t r = 0; r < size_; ++r) {
-    if (shares_[r].kind == Share::Kind::kNowhere) {
-      longest = std::max(longest, moves.total[r]);
-    } else {
-      any_in_place = true;
-    }
+    read_share(r, moves.total[r]);
+    if (is_staged(r)) longest = std::max(longest, moves.total[r]);
   }
   for (int64_t done = 0; done < longest; done += kStageBytes) {
     if (done > 0) {
-      if (stages) stage(done);
+      if (stages) stage_round(kept, done);
       meeting_.meet();
     }
-    take_staged(moves, done, to);
+    take_round(moves, done, to);
     half_ ^= 1;
   }
-  for (int64_t k = 1; k < size_; ++k) {
-    const int64_t p = peer(k);
-    if (shares_[p].kind == Share::Kind::kNowhere) continue;
-    copy_from(p, to + moves.to[p], moves.mine[p], moves.received[p]);
-  }
-  copy_bytes(to + moves.to[rank_], from + kept, in_bytes[rank_]);
+  const bool any_in_place = take_in_place(moves, to);
+  copy_bytes(to + moves.to[rank_], kept.input + kept.begin,
+             kept.end - kept.begin);
   if (any_in_place) meeting_.meet();
 }
 
+Collectives::Kept::Kept(const char* data, std::span<const int64_t> in_bytes,
+                        int64_t rank)
+    : input(data) {
+  const auto before = in_bytes.first(static_cast<size_t>(rank));
+  begin = std::reduce(before.begin(), before.end());
+  end = begin + in_bytes[rank];
+  total = std::reduce(in_bytes.begin(), in_bytes.end());
+}
+
+// The round that begins at `done`, without what stays here.
+void Collectives::stage_round(const Kept& kept, int64_t done) {
+  const int64_t round_end = std::min(done + kStageBytes, kept.total);
+  const auto stage = [&](int64_t first, int64_t last) {
+    if (first >= last) return;
+    copy_bytes(own_stage() + (first - done), kept.input + first, last - first,
+               stores_for(kept.total));
+  };
+  stage(done, std::min(round_end, kept.begin));
+  stage(std::max(done, kept.end), round_end);
+}
+
 // Out of the round of every staged input that begins at `done`.
-void Collectives::take_staged(const Moves& moves, int64_t done, char* output) {
+void Collectives::take_round(const Moves& moves, int64_t done, char* output) {
   for (int64_t k = 1; k < size_; ++k) {
     const int64_t p = peer(k);
-    if (shares_[p].kind != Share::Kind::kNowhere) continue;
     const int64_t first = std::max(done, moves.mine[p]);
     const int64_t last =
         std::min(done + kStageBytes, moves.mine[p] + moves.received[p]);
+    if (!is_staged(p) || first >= last) continue;
     copy_bytes(output + moves.to[p] + (first - moves.mine[p]),
                stage_of(p) + (first - done), last - first);
   }
+}
+
+// Whether there was anything that is not staged.
+bool Collectives::take_in_place(const Moves& moves, char* output) {
+  bool any = !is_staged(rank_);
+  for (int64_t k = 1; k < size_; ++k) {
+    const int64_t p = peer(k);
+    if (is_staged(p)) continue;
+    any = true;
+    copy_from(p, output + moves.to[p], moves.mine[p], moves.received[p]);
+  }
+  return any;
 }
 
 Collectives::Moves Collectives::moves_of(

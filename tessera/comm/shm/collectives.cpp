@@ -246,14 +246,16 @@ bool Collectives::meet_in_place(const void* data, int64_t bytes, Use use,
   if (stages) stage_first();
   meet_and_look(bytes);
   for (int64_t r = 0; r < size_; ++r) read_share(r, bytes);
-  const auto num_nowhere = std::count_if(
-      shares_.begin(), shares_.end(),
-      [](const Share& share) { return share.kind == Share::Kind::kNowhere; });
-  if (num_nowhere == 0) return true;
+  bool any_staged = false, any_in_place = false;
+  for (int64_t r = 0; r < size_; ++r) {
+    any_staged |= is_staged(r);
+    any_in_place |= !is_staged(r) && shares_[r].kind != Share::Kind::kUnread;
+  }
+  if (!any_staged) return true;
+  if (!any_in_place) return false;
   // Some can be reached and some cannot: those who counted on it stage too.
-  const bool all_stage = num_nowhere == size_;
-  if (!all_stage && !stages) stage_first();
-  if (!all_stage) meeting_.meet();
+  if (!stages) stage_first();
+  meeting_.meet();
   return false;
 }
 

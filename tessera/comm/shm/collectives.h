@@ -57,7 +57,10 @@ class Collectives {
   void all_reduce_staged(char* data, int64_t numel, at::ScalarType dtype,
                          ReduceOp op);
   struct Moves;  // what all_to_all moves between each two ranks
-  void take_staged(const Moves& moves, int64_t done, char* output);
+  struct Kept;
+  void stage_round(const Kept& kept, int64_t done);
+  void take_round(const Moves& moves, int64_t done, char* output);
+  bool take_in_place(const Moves& moves, char* output);
   Moves moves_of(std::span<const int64_t> out_bytes) const;
   void publish_splits(std::span<const int64_t> out_bytes,
                       std::span<const int64_t> in_bytes);
@@ -78,6 +81,10 @@ class Collectives {
   // tensor; no line is moved where that is small.
   void publish(const Share& own, int64_t bytes);
   void read_share(int64_t rank, int64_t bytes);
+  // REQUIRES: read_share.
+  bool is_staged(int64_t rank) const {
+    return shares_[rank].kind == Share::Kind::kNowhere;
+  }
   // REQUIRES: read_share. The address here of a rank's data.
   char* address_of(int64_t rank);
   void copy_from(int64_t rank, void* to, int64_t offset, int64_t bytes);

@@ -12,8 +12,9 @@ namespace tessera::comm::shm {
 cpu_set_t allowed_cores();
 
 // `members`: what each rank of the group may run on. They have cores if each
-// may run on as many as the host has ranks, or if a launcher bound them to
-// different ones (mpirun does so).
+// may run on as many as the host has ranks. That a launcher bound them to
+// different ones (mpirun does so) is taken for a sign that it bound all ranks
+// so, also those outside the group.
 bool have_cores(const std::vector<cpu_set_t>& members, int64_t ranks_on_host);
 
 }  // namespace tessera::comm::shm

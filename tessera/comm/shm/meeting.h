@@ -28,7 +28,9 @@ class Distance {
  public:
   void sample(const std::atomic<uint64_t>& written_by_peer);
   // By the median of the last samples; near as long as there are none.
-  bool is_far() const { return far_; }
+  bool is_far() const { return assumed().value_or(far_); }
+  // For tests, before there are ranks: what all of them take for true.
+  static std::optional<bool>& assumed();
 
  private:
   static constexpr size_t kSamples = 9;

@@ -106,9 +106,16 @@ void Messages::run_pending() {
     const uint32_t seen = bell.value.load();
     take_submitted();
     claim_arrivals();
-    if (progress() || !pending()) continue;
+    const bool moved = progress();
+    // Also while others keep the bell ringing.
+    const auto now = std::chrono::steady_clock::now();
+    if (now - checked_at_ > std::chrono::milliseconds(Waiter::kSliceMs)) {
+      checked_at_ = now;
+      check_peers();
+    }
+    if (moved || !pending()) continue;
     waiter_.wait(
-        bell, [&] { return bell.value.load() != seen; },
+        bell, [&] { return bell.value.load() != seen || !pending(); },
         [&] { check_peers(); });
   } while (pending());
 }

@@ -97,6 +97,7 @@ class Messages {
   Segment& segment_;
   const int64_t rank_;
   Waiter waiter_;
+  std::chrono::steady_clock::time_point checked_at_;  // the peers
   std::function<void(const std::string&)> on_failure_;
   // Of the thread alone.
   std::vector<Peer> peers_;

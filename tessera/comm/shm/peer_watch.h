@@ -19,7 +19,8 @@ class Watched {
   virtual ~Watched() = default;
 };
 
-// Calls `on_end` once, on the watching thread, when process `pid` has ended.
+// Calls `on_end` once, when process `pid` has ended: on the watching thread, or
+// on this one if there is no such process any more.
 std::unique_ptr<Watched> watch_process(pid_t pid, std::function<void()> on_end);
 
 }  // namespace tessera::comm::shm

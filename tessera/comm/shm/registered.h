@@ -7,7 +7,7 @@
 // with a group.
 // Units:  bytes. A tensor begins at a multiple of kAlignment.
 // Errors: TS_CHECK where the host has no memory for it.
-// Threads: any.
+// Threads: any; PeerRegions one.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -210,6 +210,10 @@ void Segment::wait_for_all(Rendezvous& rendezvous, uint32_t times) {
   const auto ready = [&] { return attached.value.load() >= count; };
   Waiter(/*may_spin=*/false).wait(attached, ready, [&] {
     rendezvous.check_no_failure();
+    for (int64_t r = 0; ended_ && r < place_.size(); ++r) {
+      const auto loss = loss_of(r);
+      TS_CHECK_REACH(!loss, "group '", place_.group, "': ", *loss, ".");
+    }
     TS_CHECK_REACH(std::chrono::steady_clock::now() < end, "group '",
                    place_.group, "': no sign of rank(s) ", absent_ranks(),
                    " within ", place_.timeout.count(), " ms.");
@@ -323,7 +327,7 @@ std::optional<std::string> Segment::loss_of(int64_t rank) const {
 
 std::string Segment::last_call_of(int64_t rank) const {
   const Lane& lane = this->lane(rank);
-  if (lane.begun == 0) return "has called nothing yet";
+  if (lane.begun == 0) return "has called no collective yet";
   const double ago = 1e-9 * static_cast<double>(monotonic_ns() - lane.since_ns);
   const Call call = lane.calls[lane.arrival.value % 2].load();
   return lane.begun == lane.finished

@@ -1,8 +1,9 @@
 // The memory that the ranks of one group share, and who of them is alive.
 //
 // The first rank makes a memory file (memory_file.h) and puts its process and
-// number into the store; the others open that and map it. Ranks may be
-// processes of one host or threads of one process. The end of a process is seen
+// number into the store; the others open that and map it, and threads of one
+// process share a mapping. Ranks may be processes of one host or threads of one
+// process. The end of a process is seen
 // at once (peer_watch.h), and wakes those who wait for it.
 //
 // Layout: header | one Lane a rank | splits | channels | stages.

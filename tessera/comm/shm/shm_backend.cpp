@@ -15,10 +15,10 @@ ShmBackend::ShmBackend(Rendezvous rendezvous, Place place)
       collectives_(std::make_unique<Collectives>(segment_)),
       messages_(std::make_unique<Messages>(
           segment_, [this](const std::string& why) { fail(why); })),
-      worker_(std::make_unique<Worker>(
+      worker_(std::make_shared<Worker>(
           [this](const std::string& why) { fail(why); })) {}
 
-ShmBackend::~ShmBackend() = default;
+ShmBackend::~ShmBackend() { worker_->close(); }
 
 void ShmBackend::fail(const std::string& why) { segment_.fail(why); }
 
@@ -30,7 +30,7 @@ template <typename Body>
 ShmBackend::Pending ShmBackend::run(c10d::OpType type, bool async,
                                     Tensors tensors, Body body) {
   auto work = c10::make_intrusive<PendingWork>(rank_, type, std::move(tensors),
-                                               worker_.get());
+                                               worker_);
   if (async) {
     worker_->submit(work,
                     [this, body = std::move(body)] { body(*collectives_); });

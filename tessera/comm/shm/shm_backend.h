@@ -71,7 +71,7 @@ class ShmBackend : public C10dForms {
   Segment segment_;
   std::unique_ptr<Collectives> collectives_;
   std::unique_ptr<Messages> messages_;
-  std::unique_ptr<Worker> worker_;
+  std::shared_ptr<Worker> worker_;
 };
 
 }  // namespace tessera::comm::shm

@@ -1,0 +1,87 @@
+#include "tessera/comm/detail/worker.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "tessera/core/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::ElementsAre;
+
+class WorkerTest : public ::testing::Test {
+ protected:
+  ~WorkerTest() override { worker_->close(); }
+
+  c10::intrusive_ptr<PendingWork> work() {
+    return c10::make_intrusive<PendingWork>(0, c10d::OpType::BARRIER,
+                                            std::vector<at::Tensor>(), worker_);
+  }
+
+  std::vector<std::string> failures_;
+  std::shared_ptr<Worker> worker_ = std::make_shared<Worker>(
+      [this](const std::string& why) { failures_.push_back(why); });
+};
+
+TEST_F(WorkerTest, RunsInTheOrderOfTheCalls) {
+  std::vector<int> order;
+  const auto first = work(), second = work(), third = work();
+  worker_->submit(first, [&] { order.push_back(1); });
+  worker_->submit(second, [&] { order.push_back(2); });
+  worker_->run(third, [&] { order.push_back(3); });
+  EXPECT_TRUE(first->isCompleted());
+  EXPECT_TRUE(second->isCompleted());
+  EXPECT_TRUE(third->isCompleted());
+  EXPECT_THAT(order, ElementsAre(1, 2, 3));
+}
+
+TEST_F(WorkerTest, ABlockingCallStaysOnItsThread) {
+  std::thread::id ran_on;
+  worker_->run(work(), [&] { ran_on = std::this_thread::get_id(); });
+  EXPECT_EQ(ran_on, std::this_thread::get_id());
+}
+
+TEST_F(WorkerTest, WhatFollowsAFailureFailsWithIt) {
+  const auto failing = work(), later = work();
+  bool ran = false;
+  worker_->submit(failing, [] { TS_CHECK(false, "the first reason"); });
+  worker_->submit(later, [&] { ran = true; });
+  EXPECT_ANY_THROW(failing->wait());
+  EXPECT_ANY_THROW(later->wait());
+  EXPECT_FALSE(ran);
+  EXPECT_THAT(failures_, ElementsAre("the first reason"));
+}
+
+// Messages that a failed body left behind may still move what it holds.
+TEST_F(WorkerTest, KeepsWhatAFailedBodyHolds) {
+  const auto failing = work();
+  auto held = std::make_shared<int>(1);
+  const std::weak_ptr<int> seen = held;
+  worker_->submit(failing, [held = std::move(held)] { TS_CHECK(false, "no"); });
+  EXPECT_ANY_THROW(failing->wait());
+  worker_->close();
+  EXPECT_FALSE(seen.expired());
+}
+
+// A backend may be closed, and dropped, while another thread waits.
+TEST_F(WorkerTest, OneWhoWaitsSurvivesTheEnd) {
+  std::promise<void> begun, go_on;
+  const auto pending = work();
+  worker_->submit(pending, [&] {
+    begun.set_value();
+    go_on.get_future().wait();
+  });
+  begun.get_future().wait();
+  auto waiting = std::async(std::launch::async, [&] { pending->wait(); });
+  auto closing = std::async(std::launch::async, [&] { worker_->close(); });
+  go_on.set_value();
+  closing.get();
+  waiting.get();
+  EXPECT_TRUE(pending->isCompleted());
+}
+
+}  // namespace
+}  // namespace tessera::comm
