@@ -61,9 +61,7 @@ std::optional<LinkSpeed> measure_link(Group& group, int64_t round) {
   for (int i = 1; i < kTrips; ++i) {
     trip = std::min(trip, trip_us(group, *peer, note, note));
   }
-  // The first one finds cold buffers.
-  const double first = trip_us(group, *peer, bulk, note);
-  const double loaded = std::min(first, trip_us(group, *peer, bulk, note));
+  const double loaded = trip_us(group, *peer, bulk, note);
   if (group.rank() > *peer) return std::nullopt;
   const double us = std::max(loaded - trip / 2, 1e-3);
   return LinkSpeed{.latency_us = trip / 2,

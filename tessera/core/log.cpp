@@ -47,19 +47,33 @@ const char* mark(Level level) {
   }
 }
 
+std::string line_of(Level level, const std::string& message) {
+  const RankContext& who = rank_context();
+  const std::string prefix = who.world_size > 1 ? who.prefix() : "";
+  return time_of_day() + prefix + mark(level) + message + "\n";
+}
+
+// REQUIRES: the lock is held.
+void append(State& s, const std::string& line) {
+  const auto file = s.files.find(rank_context().rank);
+  if (file != s.files.end()) file->second << line << std::flush;
+}
+
 }  // namespace
+
+void note(const std::string& message) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  append(s, line_of(Level::kInfo, message));
+}
 
 void write(Level level, const std::string& message) {
   State& s = state();
   const RankContext& who = rank_context();
-  const std::string prefix = who.world_size > 1 ? who.prefix() : "";
-  const std::string line =
-      time_of_day() + prefix + mark(level) + message + "\n";
+  const std::string line = line_of(level, message);
   std::lock_guard lock(s.mutex);
   if (level < s.level) return;
-  if (auto file = s.files.find(who.rank); file != s.files.end()) {
-    file->second << line << std::flush;
-  }
+  append(s, line);
   if (who.rank <= 0 || level >= Level::kWarning) {
     std::cerr << line << std::flush;
   }

@@ -17,6 +17,9 @@ enum class Level { kDebug, kInfo, kWarning, kError };
 
 void write(Level level, const std::string& message);
 
+// In the rank's log file alone: of what others show on the screen.
+void note(const std::string& message);
+
 // Also appends every line of this process's rank `rank` to `path`. Several
 // ranks may be threads of one process: each names its own file.
 void open_rank_file(int rank, const std::string& path);

@@ -102,7 +102,7 @@ TEST(Moe, ARankWithoutAToken) {
       const at::NoGradGuard no_grad;
       moe->gate()->weight().copy_(whole->gate()->weight());
     }
-    moe->set_shard({.exchange = &ranks.world()});
+    moe->set_shard({.exchange = &ranks.world(), .region = {}});
     const at::Tensor mine = x.clone().requires_grad_();
     const at::Tensor z = moe->forward(mine);
     expect_close(z, y);

@@ -17,9 +17,8 @@ namespace tessera::train {
 namespace {
 
 constexpr double kMib = 1024.0 * 1024.0;
-constexpr int64_t kStepsBetweenProbes = 100;
-// At the first one: worlds of up to nine ranks have then seen all their links.
-constexpr int64_t kFirstRounds = 8;
+constexpr int64_t kStepsBetweenLatencies = 100;
+constexpr int64_t kStepsBetweenLinks = 20;  // a round of them
 
 // What each rank tells the others after a step.
 enum Field {
@@ -93,7 +92,6 @@ struct Metrics::Impl {
   std::optional<double> latency;
   std::vector<monitor::LinkSpeed> links;  // measured since the last record
   int64_t exchanges = 0;
-  int64_t rounds_of_links = 0;
 
   Impl(const RunConfig& of, const RunFolder& folder, comm::Communicator& with,
        int64_t first_step)
@@ -133,17 +131,11 @@ struct Metrics::Impl {
   // Now and then: what the network gives.
   void probe_network() {
     comm::Group& world = ranks.world();
-    const bool first = exchanges == 0;
-    if (world.size() == 1 || exchanges++ % kStepsBetweenProbes != 0) return;
-    latency = latency_us(world);
-    links.clear();
-    const int64_t all = comm::rounds_of_links(world.size());
-    const int64_t rounds = first ? std::min(all, kFirstRounds) : 1;
-    for (int64_t i = 0; i < rounds; ++i) {
-      for (const auto& link : links_of(world, rounds_of_links++)) {
-        links.push_back(link);
-      }
-    }
+    if (world.size() == 1) return;
+    const int64_t number = exchanges++;
+    if (number % kStepsBetweenLatencies == 0) latency = latency_us(world);
+    if (number % kStepsBetweenLinks != 0) return;
+    links = links_of(world, number / kStepsBetweenLinks);
   }
 
   // Each expert's share of all rows; none where there are no experts.

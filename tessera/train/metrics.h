@@ -2,8 +2,8 @@
 //
 // Comm:   exchange() is one all_gather of a few doubles a rank, on the world:
 //         the sums are taken in rank order, alike on every rank and backend.
-//         At the first step, and every hundred, it also measures the links
-//         between ranks (comm/link.h).
+//         Every twenty steps it also measures some of the links between ranks
+//         (comm/link.h).
 // Writes: on rank 0, the sinks of monitor/: metrics.jsonl, TensorBoard, the
 //         progress line, summary.json.
 #pragma once

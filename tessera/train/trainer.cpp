@@ -67,6 +67,9 @@ class Trainer {
     ranks_.world().barrier();
     log::open_rank_file(static_cast<int>(ranks_.rank()),
                         folder_.log_of(ranks_.rank()));
+    if (ranks_.world_size() > 1) {
+      log::info(ranks_.world_size(), " ranks, over ", ranks_.backend());
+    }
   }
 
   // One rank prepares what the others then open; all compare what they see.
@@ -125,6 +128,7 @@ class Trainer {
   void tell_failure(const std::exception& error) {
     const auto* ours = dynamic_cast<const Error*>(&error);
     const ExitCode code = ours ? ours->exit_code() : ExitCode::kFailed;
+    log::note("ended with an error: " + message_of(error));
     try {
       metrics_->close({.reason = "failed",
                        .exit_code = static_cast<int>(code),
