@@ -56,13 +56,14 @@ void check_backends(const std::vector<std::string>& names) {
 }
 
 // CLI::Range lets NaN through.
-const CLI::Validator kIsNumber(
-    [](const std::string& text) {
-      return std::isnan(std::strtod(text.c_str(), nullptr))
-                 ? "Value " + text + " is not a number"
-                 : std::string();
-    },
-    "");
+CLI::Validator is_number() {
+  return {[](const std::string& text) {
+            return std::isnan(std::strtod(text.c_str(), nullptr))
+                       ? "Value " + text + " is not a number"
+                       : std::string();
+          },
+          ""};
+}
 
 bool holds(const auto& list, const auto& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
@@ -191,7 +192,7 @@ void add_how(CLI::App& command, BenchFlags& flags) {
   auto* seconds = command
                       .add_option("--seconds", flags.seconds,
                                   "how long a size is timed on a backend")
-                      ->check(CLI::Range(1e-3, 3600.0) & kIsNumber)
+                      ->check(CLI::Range(1e-3, 3600.0) & is_number())
                       ->capture_default_str();
   command.add_option("--iters", flags.iters, "timings a size, instead")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
@@ -204,7 +205,7 @@ void add_how(CLI::App& command, BenchFlags& flags) {
   command
       .add_option("--timeout", flags.timeout_s,
                   "seconds after which an operation fails")
-      ->check(CLI::Range(1.0, 7.0 * 24 * 3600) & kIsNumber)
+      ->check(CLI::Range(1.0, 7.0 * 24 * 3600) & is_number())
       ->capture_default_str();
 }
 
