@@ -4,12 +4,16 @@
 //   mpirun -np 2 peers_bench [--max-bytes 67108864] [--seconds 0.2] [--no-gloo]
 //
 // Method: every rank rewrites its buffers before every call (else they would
-// stay in one core's cache); a barrier; then the call, timed by every rank. A
-// figure is the mean over the ranks of their medians, in microseconds. "trip"
-// is the round trip of a cache line between ranks 0 and 1, before and after
-// each row. "bound": the in-place bound (half of the sum of two arrays, half of
-// a copy, as all ranks measure it at once; for 2 ranks with two round trips).
-// Tables from several runs: peers_table.py.
+// stay in one core's cache); a barrier; then the call, timed by every rank. The
+// round trip of a cache line between ranks 0 and 1 is measured between any two
+// calls, and a call counts for the state, near or far, that it began and ended
+// in; one during which it changed counts for none. Of each state a row: the
+// calls of the variant that has fewest, the median trip in nanoseconds, and of
+// each variant the mean over the ranks of their medians, in microseconds.
+// "bound": the in-place bound (half of the sum of two arrays, half of a copy,
+// as all ranks measure it at once; for 2 ranks with two round trips). Above 2
+// ranks, which share cores, a trip says little: one row. Several runs:
+// peers_table.py.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <mpi.h>
@@ -24,6 +28,7 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -91,6 +96,13 @@ int mpi_size() {
   return size;
 }
 
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + values.size() / 2,
+                   values.end());
+  return values[values.size() / 2];
+}
+
 // Nanoseconds for a cache line to go to the other rank's core and back.
 class RoundTrip {
  public:
@@ -107,19 +119,24 @@ class RoundTrip {
   RoundTrip(const RoundTrip&) = delete;
   RoundTrip& operator=(const RoundTrip&) = delete;
 
+  // The median of some bursts: an interrupt in one of them is no far core.
   double measure() {
-    constexpr int kTrips = 2000;
+    constexpr int kBursts = 7, kBurst = 32, kTrips = kBursts * kBurst;
     if (mpi_rank() == 0) line_->store(0);
     MPI_Barrier(MPI_COMM_WORLD);
     double ns = 0;
     if (mpi_rank() == 0) {
-      const auto begin = Clock::now();
+      std::vector<double> bursts;
+      auto begin = Clock::now();
       for (int i = 0; i < kTrips; ++i) {
         line_->store(2 * i + 1);
         while (line_->load() != 2 * i + 2) {
         }
+        if ((i + 1) % kBurst != 0) continue;
+        bursts.push_back(us_since(begin) * 1000 / kBurst);
+        begin = Clock::now();
       }
-      ns = us_since(begin) * 1000 / kTrips;
+      ns = median(bursts);
     } else if (mpi_rank() == 1) {
       for (int i = 0; i < kTrips; ++i) {
         while (line_->load() != 2 * i + 1) {
@@ -140,23 +157,25 @@ class RoundTrip {
   std::atomic<int>* line_ = nullptr;
 };
 
-// A way to do one collective on this rank's buffers.
+// Which state the cores were in, from a call's trips before and after it.
+std::string state_of(double before, double after) {
+  constexpr double kNearNs = 130, kFarNs = 250;
+  if (mpi_size() > 2) return "any";
+  if (std::max(before, after) <= kNearNs) return "near";
+  return std::min(before, after) >= kFarNs ? "far" : "";
+}
+
+// A way to do one collective on this rank's buffers, and how long its calls
+// took in each state.
 struct Variant {
   std::string name;
   std::function<void()> rewrite;
   std::function<void()> call;
-  std::vector<double> us = {};
+  std::map<std::string, std::vector<double>> us = {};
 };
 
 void fill(const at::Tensor& tensor) {
   std::memset(tensor.data_ptr(), 0, tensor.nbytes());
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::nth_element(values.begin(), values.begin() + values.size() / 2,
-                   values.end());
-  return values[values.size() / 2];
 }
 
 class Bench {
@@ -291,26 +310,36 @@ class Bench {
     variants.push_back(open_mpi(verb, numel, ordinary));
     if (gloo_) variants.push_back(ours("gloo", verb, *gloo_, ordinary));
     if (verb == "all_reduce") variants.push_back(bound(numel));
-    const double before = round_trip_.measure();
     double spent = 0;
     const double budget =
         options_.seconds * 1e6 * static_cast<double>(variants.size());
+    std::map<std::string, std::vector<double>> trips;
+    double before = round_trip_.measure();
     for (int i = 0; i < 5000 && (i < 7 || spent < budget); ++i) {
       // Each comes first in turn: the first finds what the last one left.
       for (size_t v = 0; v < variants.size(); ++v) {
-        spent += once(variants[(v + i) % variants.size()], i < 2);
+        Variant& variant = variants[(v + i) % variants.size()];
+        double took = once(variant);
+        spent += took;
+        const double after = round_trip_.measure();
+        const std::string state = state_of(before, after);
+        if (variant.name == "bound" && size_ == 2) {
+          took += (before + after) / 1000;
+        }
+        if (i >= 2 && !state.empty()) {
+          variant.us[state].push_back(took);
+          trips[state].push_back((before + after) / 2);
+        }
+        before = after;
       }
       MPI_Bcast(&spent, 1, MPI_DOUBLE, 0, MPI_COMM_WORLD);
     }
-    const double after = round_trip_.measure();
-    if (verb == "all_reduce" && size_ == 2) {
-      const double trips = (before + after) / 1000;
-      for (double& us : variants.back().us) us += trips;
+    for (const auto& [state, all] : trips) {
+      print(verb, bytes, state, median(all), variants);
     }
-    print(verb, bytes, variants, before, after);
   }
 
-  double once(Variant& variant, bool warm_up) {
+  double once(const Variant& variant) {
     variant.rewrite();
     const bool by_mpi = variant.name == "mpi";
     if (by_mpi) {
@@ -320,22 +349,23 @@ class Bench {
     }
     const auto begin = Clock::now();
     variant.call();
-    const double took = us_since(begin);
-    if (!warm_up) variant.us.push_back(took);
-    return took;
+    return us_since(begin);
   }
 
-  void print(const std::string& verb, int64_t bytes,
-             std::vector<Variant>& variants, double before, double after) {
+  void print(const std::string& verb, int64_t bytes, const std::string& state,
+             double trip, std::vector<Variant>& variants) {
     std::vector<double> us;
+    size_t calls = SIZE_MAX;
     for (Variant& variant : variants) {
-      double mine = median(variant.us), sum = 0;
+      calls = std::min(calls, variant.us[state].size());
+      double mine = median(variant.us[state]), sum = 0;
       MPI_Allreduce(&mine, &sum, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
       us.push_back(sum / size_);
     }
-    if (mpi_rank() != 0) return;
-    std::printf("%-15s %9lld  trip %4.0f %4.0f ns", verb.c_str(),
-                static_cast<long long>(bytes), before, after);
+    constexpr size_t kFewest = 5;
+    if (mpi_rank() != 0 || calls < kFewest) return;
+    std::printf("%-15s %9lld  %-4s %4zu calls  trip %4.0f ns", verb.c_str(),
+                static_cast<long long>(bytes), state.c_str(), calls, trip);
     for (size_t v = 0; v < variants.size(); ++v) {
       std::printf("  %s %9.1f (%5.2f)", variants[v].name.c_str(), us[v],
                   us[v] / us[0]);

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Tables of peers_bench by the state of the machine: `near` and `far` cores change within minutes.
+"""Tables of peers_bench by the state of the machine: `near` and `far` cores change within seconds.
 
 Usage: bench/peers_table.py build/dev/bench/peers_bench [--ranks 2] [--runs 6] [peers_bench's options]
-Runs peers_bench again and again, and writes Markdown: of every row the median over the runs whose
-round trips before and after it were both of one state. Above two ranks, which share cores, a round
-trip says little, and the rows are not told apart.
+Runs peers_bench again and again, and writes Markdown: of every verb, state and size the median over
+the runs, with the calls that it stands on.
 """
 
 import argparse
@@ -14,17 +13,8 @@ import statistics
 import subprocess
 from collections import defaultdict
 
-NEAR_NS, FAR_NS = 130, 250
-ROW = re.compile(r"(\w+)\s+(\d+)\s+trip\s+(\d+)\s+(\d+) ns")
+ROW = re.compile(r"(\w+)\s+(\d+)\s+(near|far|any)\s+(\d+) calls\s+trip\s+(\d+) ns")
 FIGURE = re.compile(r"(\w+)\s+([\d.]+) \(")
-
-
-def state_of(trips, ranks):
-    if ranks > 2:
-        return "any"
-    if max(trips) <= NEAR_NS:
-        return "near"
-    return "far" if min(trips) >= FAR_NS else None
 
 
 def run(program, ranks, options):
@@ -40,36 +30,30 @@ def main():
     parser.add_argument("--runs", type=int, default=6)
     arguments, options = parser.parse_known_args()
 
-    rows, left_out = defaultdict(list), 0
+    rows = defaultdict(list)
     for _ in range(arguments.runs):
         for line in run(arguments.program, arguments.ranks, options).splitlines():
-            if not (found := ROW.match(line)):
-                continue
-            verb, size, *trips = found.groups()
-            trips = [int(trip) for trip in trips]
-            state = state_of(trips, arguments.ranks)
-            if state is None:
-                left_out += 1
-                continue
-            figures = {name: float(us) for name, us in FIGURE.findall(line)}
-            rows[verb, state, int(size)].append(dict(figures, trip=statistics.mean(trips)))
+            if found := ROW.match(line):
+                verb, size, state, calls, trip = found.groups()
+                figures = {name: float(us) for name, us in FIGURE.findall(line)}
+                rows[verb, state, int(size)].append(dict(figures, calls=int(calls), trip=int(trip)))
 
     shown = None
     for (verb, state, size), runs in sorted(rows.items()):
         us = {name: statistics.median(one[name] for one in runs) for name in runs[0]}
-        names = [name for name in us if name != "trip"]
+        names = [name for name in us if name not in ("calls", "trip")]
         if shown != (verb, state):
             shown = verb, state
-            print(f"\n### {verb}, {arguments.ranks} ranks, {state}\n")
-            heads = ["bytes", "runs", "trip (ns)", *names]
+            place = "" if state == "any" else f", {state}"
+            print(f"\n### {verb}, {arguments.ranks} ranks{place}\n")
+            heads = ["bytes", "calls", "trip (ns)", *names]
             heads += [f"{name} / shm" for name in names if name in ("mpi", "gloo")]
             heads += [f"{name} / registered" for name in names if name in ("mpi", "bound")]
             print("| " + " | ".join(heads) + " |\n|" + " --- |" * len(heads))
-        cells = [size, len(runs), f"{us['trip']:.0f}", *(f"{us[name]:.1f}" for name in names)]
+        cells = [size, sum(one["calls"] for one in runs), f"{us['trip']:.0f}", *(f"{us[name]:.1f}" for name in names)]
         cells += [f"{us[name] / us['shm']:.2f}" for name in ("mpi", "gloo") if name in us]
         cells += [f"{us[name] / us['registered']:.2f}" for name in ("mpi", "bound") if name in us]
         print("| " + " | ".join(str(cell) for cell in cells) + " |")
-    print(f"\n{left_out} rows left out, during which the state changed.")
 
 
 if __name__ == "__main__":
