@@ -1,14 +1,19 @@
-// Where a test of groups runs: a backend, processes or threads, a world.
+// Every verb on a backend, over threads or processes, against values that each
+// rank computes for itself: a test program says with which worlds.
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "tests/support/ranks.h"
+#include "tests/support/verbs.h"
 
 namespace tessera::testing {
 
+// A backend, processes or threads, a world.
 struct Where {
   std::string backend;
   bool processes = false;
@@ -41,5 +46,12 @@ inline std::vector<Where> everywhere(const std::vector<int64_t>& worlds) {
   }
   return all;
 }
+
+class GroupTest : public ::testing::TestWithParam<Where> {};
+
+TEST_P(GroupTest, Reduces) { run_there(GetParam(), expect_reductions); }
+TEST_P(GroupTest, Moves) { run_there(GetParam(), expect_moves); }
+TEST_P(GroupTest, PassesMessages) { run_there(GetParam(), expect_messages); }
+TEST_P(GroupTest, RunsSequences) { run_there(GetParam(), expect_sequences); }
 
 }  // namespace tessera::testing
