@@ -11,6 +11,7 @@
 #include "tessera/comm/bench/plot.h"
 #include "tessera/comm/bench/report.h"
 #include "tessera/comm/bench/tune.h"
+#include "tessera/comm/comm_config.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -63,6 +64,13 @@ class BenchCommand {
         .ranks_are = is_rank ? "processes of " + place.source : flags_.ranks,
         .build = version_line()};
     if (is_rank) return run_rank(place);
+    comm::check_tuning_table();
+    for (const bench::Series& series : plan_.series) {
+      TS_CHECK_USAGE(series.backend != "mpi",
+                     "the ranks of --backend mpi are started by mpirun. Use "
+                     "mpirun -np ",
+                     ranks, " tessera bench comm ..., without --nproc.");
+    }
     if (flags_.ranks == "threads") return run_threads(ranks);
     launch::LocalOptions options;
     options.nproc = ranks;

@@ -1,6 +1,7 @@
 #include "tessera/comm/comm_config.h"
 
 #include "tessera/comm/algorithms/collectives.h"
+#include "tessera/comm/algorithms/tuning_table.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::comm {
@@ -15,6 +16,8 @@ std::string reason_against(const std::string& backend) {
 }
 
 }  // namespace
+
+void check_tuning_table() { algorithms::TuningTable::from_environment(); }
 
 std::vector<std::string> algorithm_choices() {
   auto choices = algorithms::algorithm_names();

@@ -16,6 +16,10 @@ struct CommConfig {
   void declare(config::Section& section);
 };
 
+// Throws where TESSERA_COMM_TABLE is set and names no table: for those who are
+// about to start ranks.
+void check_tuning_table();
+
 // What comm.algorithm may be.
 std::vector<std::string> algorithm_choices();
 

@@ -137,6 +137,7 @@ void check_paths(const RunConfig& config) {
   if (!config.data.valid.empty()) {
     data::expand_paths(config.data.valid, "data.valid");
   }
+  comm::check_tuning_table();
 }
 
 std::string describe_plan(const RunConfig& config) {

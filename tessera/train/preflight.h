@@ -20,7 +20,8 @@ int64_t implied_world_size(const RunConfig& config);
 // whoever starts the ranks. REQUIRES: a completed configuration.
 void preflight(const RunConfig& config);
 
-// That the files which data.train and data.valid name are there.
+// That the files which data.train, data.valid and TESSERA_COMM_TABLE name are
+// there.
 void check_paths(const RunConfig& config);
 
 // What a dry run shows: sizes of model, batch, memory and checkpoint. Memory as

@@ -106,6 +106,7 @@ def test_ranks_of_another_launcher(program, tmp_path):
 REFUSED = [
     (["--backend", "smh"], 2, ["smh", "shm", "gloo"]),
     (["--backend", "shm,nccl"], 78, ["nccl", "not built"]),
+    (["--backend", "shm,mpi"], 2, ["--backend mpi", "mpirun -np 2"]),
     (["--op", "allreduce"], 2, ["allreduce", "all_reduce"]),
     (["--dtype", "float"], 2, ["float", "fp32"]),
     (["--redop", "avg"], 2, ["avg", "mean"]),
@@ -139,6 +140,18 @@ def test_bad_input_is_refused_before_any_rank_starts(program, tmp_path, argument
     for word in words:
         assert word in done.stderr, done.stderr
     assert done.stdout == "" and "Exception raised" not in done.stderr
+
+
+@pytest.mark.parametrize("table, code, words", [(None, 74, ["table.json"]), ('{"x": 1}', 78, ["table.json:1", "x"])],
+                         ids=["absent", "unknown-key"])
+def test_no_table_is_refused_before_any_rank_starts(program, tmp_path, table, code, words):
+    path = tmp_path / "table.json"
+    if table:
+        path.write_text(table)
+    done = run(program, "--max-bytes", "8K", env={"TESSERA_COMM_TABLE": str(path)})
+    assert done.returncode == code and done.stdout == "", done.stdout
+    for word in words:
+        assert word in done.stderr, done.stderr
 
 
 def test_nproc_under_another_launcher_is_refused(program):
