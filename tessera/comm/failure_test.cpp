@@ -91,6 +91,27 @@ TEST(Failure, ReceiverNamesTheRankThatWasKilled) {
                     HasSubstr("has died")));
 }
 
+// A large message lies with its sender until it is received: it goes with it.
+TEST(Failure, ReceiverNamesTheRankThatDiedWithItsMessage) {
+  for (const bool registered : {false, true}) {
+    const auto ends = testing::fork_ranks(2, "shm", [&](Communicator& c) {
+      at::Tensor t = registered ? c.world().empty({1000000}, at::kFloat)
+                                : at::empty({1000000});
+      t.fill_(1);
+      if (c.rank() == 1) {
+        c.world().send(t, 0);
+        raise(SIGKILL);
+      }
+      usleep(100'000);
+      while (true) c.world().recv(t, 1).wait();
+    });
+    EXPECT_THAT(ends[0].message,
+                AllOf(HasSubstr("recv #"), HasSubstr("rank 1 (pid "),
+                      HasSubstr("has died")))
+        << "registered: " << registered;
+  }
+}
+
 // As PyTorch's: the collectives of a group are compared before they begin.
 TEST(DebugMode, NamesBothRanksThatDiffer) {
   setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL", 1);

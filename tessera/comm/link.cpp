@@ -12,12 +12,6 @@ constexpr int kTrips = 5;
 // Apart from the messages of pipelines, which count from 0.
 constexpr int64_t kTag = 9001;
 
-double us_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double, std::micro>(
-             std::chrono::steady_clock::now() - begin)
-      .count();
-}
-
 // There and back; the lower rank begins. Microseconds, as it sees them.
 double trip_us(Group& group, int64_t peer, const at::Tensor& there,
                const at::Tensor& back) {
@@ -29,7 +23,9 @@ double trip_us(Group& group, int64_t peer, const at::Tensor& there,
     group.recv(there, peer, kTag).wait();
     group.send(back, peer, kTag).wait();
   }
-  return us_since(begin);
+  const std::chrono::duration<double, std::micro> took =
+      std::chrono::steady_clock::now() - begin;
+  return took.count();
 }
 
 }  // namespace

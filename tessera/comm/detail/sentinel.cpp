@@ -104,7 +104,6 @@ Sentinel::~Sentinel() {
 
 std::string Sentinel::judge(const GroupReport& group, const Operation& failed,
                             const std::string& why) {
-  record();
   try {
     const auto verdict = std::make_shared<std::string>();
     const bool answered =
@@ -198,8 +197,8 @@ std::string Sentinel::State::judge(const GroupReport& group,
     if (std::exchange(judged, true)) return "";
   }
   const auto store = rendezvous.group_store();
+  answer();  // first: its record needs no store
   store->set(kAskKey, why);
-  answer();
   const auto end = Clock::now() + kPatience;
   std::map<int64_t, RankReport> reports;
   std::map<int64_t, Whereabouts> whereabouts;

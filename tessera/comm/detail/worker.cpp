@@ -1,15 +1,16 @@
 #include "tessera/comm/detail/worker.h"
 
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
 
 namespace tessera::comm {
 
 PendingWork::PendingWork(int rank, c10d::OpType type,
                          std::vector<at::Tensor> tensors,
-                         std::shared_ptr<Worker> worker)
+                         std::shared_ptr<Driver> driver)
     : c10d::Work(rank, type),
       tensors_(std::move(tensors)),
-      worker_(std::move(worker)) {}
+      driver_(std::move(driver)) {}
 
 void PendingWork::complete(const std::exception_ptr& error) {
   c10::intrusive_ptr<c10::ivalue::Future> asked;
@@ -19,13 +20,18 @@ void PendingWork::complete(const std::exception_ptr& error) {
     error_ = error;
     asked = future_;
   }
-  if (asked) settle(*asked);
+  try {
+    if (asked) settle(*asked);
+  } catch (const std::exception& thrown) {
+    log::error("a callback of a collective's future threw: ",
+               message_of(thrown));
+  }
   finish(error);
 }
 
 bool PendingWork::wait(std::chrono::milliseconds timeout) {
-  if (worker_ != nullptr && timeout == kNoTimeout && !isCompleted()) {
-    worker_->run_until_done(*this);
+  if (driver_ != nullptr && timeout == kNoTimeout && !isCompleted()) {
+    driver_->run_until_done(*this);
   }
   return Work::wait(timeout);
 }

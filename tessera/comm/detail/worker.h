@@ -23,14 +23,24 @@
 
 namespace tessera::comm {
 
-class Worker;
+class PendingWork;
+
+// Completes works, with the help of those who wait for them.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  // Works on this thread, or waits for the one who does, until `work` is done.
+  // REQUIRES: `work` was given to it. Once closed all are done.
+  virtual void run_until_done(PendingWork& work) = 0;
+};
 
 class PendingWork : public c10d::Work {
  public:
-  // `worker`: whose bodies complete it; wait() lends it its thread.
+  // `driver`: who completes it; wait() lends it its thread.
   PendingWork(int rank, c10d::OpType type, std::vector<at::Tensor> tensors,
-              std::shared_ptr<Worker> worker = nullptr);
-  // REQUIRES: called once. Completes the future first, then wakes wait().
+              std::shared_ptr<Driver> driver = nullptr);
+  // REQUIRES: called once. Completes the future first, then wakes wait(). What
+  // a callback of the future throws is logged.
   void complete(const std::exception_ptr& error);
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -44,7 +54,7 @@ class PendingWork : public c10d::Work {
   void settle(c10::ivalue::Future& future) const;
 
   std::vector<at::Tensor> tensors_;
-  const std::shared_ptr<Worker> worker_;
+  const std::shared_ptr<Driver> driver_;
   int source_ = -1;
   // The future is made for those who ask.
   std::mutex future_mutex_;
@@ -55,11 +65,11 @@ class PendingWork : public c10d::Work {
 
 // After a body has thrown, `on_failure` is told and all later ones fail with
 // the same error.
-class Worker {
+class Worker : public Driver {
  public:
   explicit Worker(std::function<void(const std::string& why)> on_failure);
   // REQUIRES: closed.
-  ~Worker() = default;
+  ~Worker() override = default;
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
@@ -70,9 +80,7 @@ class Worker {
   // Allocates nothing where no other body runs.
   void run(const c10::intrusive_ptr<PendingWork>& work,
            c10::function_ref<void()> body);
-  // Runs bodies on this thread, or waits for the one who does, until the work
-  // is done.
-  void run_until_done(PendingWork& work);
+  void run_until_done(PendingWork& work) override;
 
  private:
   struct Task {

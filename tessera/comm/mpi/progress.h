@@ -98,7 +98,8 @@ class Progress {
  private:
   friend class Channel;
   Progress();
-  // Runs `task` on the thread; all tasks run in the order given.
+  // Runs `task` on the thread; all tasks run in the order given. False, and it
+  // is dropped, when the process ends.
   bool post(std::function<void()> task);
   // The same, and waits; throws what it throws.
   void call(std::function<void()> task);

@@ -12,7 +12,7 @@ namespace tessera::comm::shm {
 // In bytes. `total[r]`: of rank r's input; `mine[r]`: where this rank's part of
 // it begins; `to[r]`: where the part of r begins in this rank's output.
 struct Collectives::Moves {
-  c10::SmallVector<int64_t, 8> total, mine, to;
+  c10::SmallVector<int64_t, 8> total = {}, mine = {}, to = {};
   std::span<const int64_t> received;
 };
 
@@ -99,15 +99,18 @@ bool Collectives::take_in_place(const Moves& moves, char* output) {
     const int64_t p = peer(k);
     if (is_staged(p)) continue;
     any = true;
-    copy_from(p, output + moves.to[p], moves.mine[p], moves.received[p]);
+    memory_.copy_from(p, shares_[p], output + moves.to[p], moves.mine[p],
+                      moves.received[p]);
   }
   return any;
 }
 
 Collectives::Moves Collectives::moves_of(
     std::span<const int64_t> out_bytes) const {
-  const c10::SmallVector<int64_t, 8> none(static_cast<size_t>(size_), 0);
-  Moves moves{.total = none, .mine = none, .to = none, .received = out_bytes};
+  Moves moves{.received = out_bytes};
+  for (auto* numbers : {&moves.total, &moves.mine, &moves.to}) {
+    numbers->assign(static_cast<size_t>(size_), 0);
+  }
   for (int64_t r = 0; r < size_; ++r) {
     for (int64_t q = 0; q < size_; ++q) {
       if (q == rank_) moves.mine[r] = moves.total[r];

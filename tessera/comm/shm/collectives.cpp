@@ -2,10 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-
-#include "tessera/core/error.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -34,6 +30,7 @@ Collectives::Collectives(Segment& segment)
       rank_(segment.place().rank),
       size_(segment.place().size()),
       meeting_(segment),
+      memory_(segment),
       shares_(static_cast<size_t>(size_)) {}
 
 void Collectives::all_reduce(void* data, int64_t numel, at::ScalarType dtype,
@@ -80,8 +77,8 @@ void Collectives::all_reduce_in_place(char* data, int64_t numel,
 void Collectives::all_reduce_staged(char* data, int64_t numel,
                                     at::ScalarType dtype, ReduceOp op) {
   const int64_t width = width_of(dtype);
+  const int64_t bytes = numel * width;
   const int64_t step = kStageBytes / width;
-  const Stores stores = stores_for(numel * width);
   std::vector<const void*> inputs(static_cast<size_t>(size_));
   const auto round_of = [&](int64_t done) {
     return std::min(step, numel - done);
@@ -95,16 +92,16 @@ void Collectives::all_reduce_staged(char* data, int64_t numel,
     for (int64_t k = 1; k < size_; ++k) {
       const int64_t at = begin(round, peer(k));
       copy_bytes(own_stage() + at, data + done * width + at,
-                 begin(round, peer(k) + 1) - at, stores);
+                 begin(round, peer(k) + 1) - at, stores_for(bytes));
     }
   };
-  if (meet_in_place(data, numel * width, Use::kReduce, [&] { stage(0); })) {
+  if (meet_in_place(data, bytes, Use::kReduce, [&] { stage(0); })) {
     return all_reduce_in_place(data, numel, dtype, op);
   }
   for (int64_t done = 0; done < numel; done += step) {
     if (done > 0) {
       stage(done);
-      meeting_.meet();
+      meet_and_look(bytes);
     }
     const int64_t round = round_of(done);
     char* part = data + done * width;
@@ -114,7 +111,7 @@ void Collectives::all_reduce_staged(char* data, int64_t numel,
     }
     const std::array<void*, 2> outputs{part + own, own_stage() + own};
     reduce(inputs, outputs, (begin(round, rank_ + 1) - own) / width, dtype, op,
-           stores);
+           stores_for(bytes));
     meeting_.meet();
     for (int64_t k = 1; k < size_; ++k) {
       const int64_t at = begin(round, peer(k));
@@ -141,7 +138,8 @@ void Collectives::all_gather(void* output, const void* input, int64_t numel,
   };
   if (meet_in_place(input, bytes, Use::kMove, [&] { stage(0); })) {
     for (int64_t k = 1; k < size_; ++k) {
-      copy_from(peer(k), to + peer(k) * bytes, 0, bytes);
+      memory_.copy_from(peer(k), shares_[peer(k)], to + peer(k) * bytes, 0,
+                        bytes);
     }
     keep_own();
     return meeting_.meet();
@@ -149,7 +147,7 @@ void Collectives::all_gather(void* output, const void* input, int64_t numel,
   for (int64_t done = 0; done == 0 || done < bytes; done += kStageBytes) {
     if (done > 0) {
       stage(done);
-      meeting_.meet();
+      meet_and_look(bytes);
     }
     for (int64_t k = 1; k < size_; ++k) {
       copy_bytes(to + peer(k) * bytes + done, stage_of(peer(k)),
@@ -186,7 +184,7 @@ void Collectives::reduce_scatter(void* output, const void* input, int64_t numel,
   for (int64_t done = 0; done == 0 || done < bytes; done += step) {
     if (done > 0) {
       stage(done);
-      meeting_.meet();
+      meet_and_look(bytes);
     }
     for (int64_t r = 0; r < size_; ++r) {
       inputs[r] =
@@ -212,13 +210,13 @@ void Collectives::broadcast(void* data, int64_t numel, at::ScalarType dtype,
   };
   const Use use = rank_ == root ? Use::kMove : Use::kNone;
   if (meet_in_place(data, bytes, use, [&] { stage(0); })) {
-    if (rank_ != root) copy_from(root, own, 0, bytes);
+    if (rank_ != root) memory_.copy_from(root, shares_[root], own, 0, bytes);
     return meeting_.meet();
   }
   for (int64_t done = 0; done == 0 || done < bytes; done += kStageBytes) {
     if (done > 0) {
       stage(done);
-      meeting_.meet();
+      meet_and_look(bytes);
     }
     if (rank_ != root) {
       copy_bytes(own + done, stage_of(root),
@@ -245,9 +243,9 @@ bool Collectives::meet_in_place(const void* data, int64_t bytes, Use use,
   const bool stages = own.kind == Share::Kind::kNowhere;
   if (stages) stage_first();
   meet_and_look(bytes);
-  for (int64_t r = 0; r < size_; ++r) read_share(r, bytes);
   bool any_staged = false, any_in_place = false;
   for (int64_t r = 0; r < size_; ++r) {
+    read_share(r, bytes);
     any_staged |= is_staged(r);
     any_in_place |= !is_staged(r) && shares_[r].kind != Share::Kind::kUnread;
   }
@@ -260,8 +258,8 @@ bool Collectives::meet_in_place(const void* data, int64_t bytes, Use use,
 }
 
 void Collectives::meet_and_look(int64_t bytes) {
-  meeting_.meet();
-  if (bytes > kStreamBytes) meeting_.sample_distance(bytes > kSmallBytes);
+  if (bytes <= kStreamBytes) return meeting_.meet();
+  meeting_.meet_and_look(/*always=*/bytes > kSmallBytes);
 }
 
 void Collectives::publish(const Share& own, int64_t bytes) {
@@ -280,43 +278,11 @@ Share Collectives::share_of(const void* data, int64_t bytes, Use use) const {
   if (use == Use::kNone) return {.kind = Kind::kUnread};
   if (bytes <= kSmallBytes) return {};
   if (!segment_.ranks_have_cores() && bytes < kInPlaceSharedCores) return {};
-  // An input is read by peers alone; what all_reduce writes was given as such.
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
-  char* address = static_cast<char*>(const_cast<void*>(data));
-  if (segment_.is_one_process()) {
-    return {.kind = Kind::kAddress, .address = address};
-  }
-  if (const auto location = locate(data)) {
-    return {.kind = Kind::kRegion, .location = *location};
-  }
+  const Share share = memory_.share_of(data);
   // One copy through the system is cheaper than two when it is large.
-  if (use == Use::kMove && bytes > kStageBytes && segment_.can_read_peers()) {
-    return {.kind = Kind::kForeign, .address = address};
-  }
-  return {};
-}
-
-char* Collectives::address_of(int64_t rank) {
-  const Share& share = shares_[rank];
-  if (share.kind == Share::Kind::kAddress) return share.address;
-  return regions_.address_of(segment_.lane(rank).pid, share.location,
-                             c10::str("rank ", segment_.place().ranks[rank]));
-}
-
-void Collectives::copy_from(int64_t rank, void* to, int64_t offset,
-                            int64_t bytes) {
-  if (shares_[rank].kind != Share::Kind::kForeign) {
-    return copy_bytes(to, address_of(rank) + offset, bytes);
-  }
-  const int64_t pid = segment_.lane(rank).pid;
-  if (copy_from_process(static_cast<pid_t>(pid), to,
-                        shares_[rank].address + offset, bytes)) {
-    return;
-  }
-  C10_THROW_ERROR(DistBackendError,
-                  c10::str("cannot copy ", bytes, " bytes out of rank ",
-                           segment_.place().ranks[rank], " (pid ", pid,
-                           "): ", std::strerror(errno), ". Has it died?"));
+  const bool by_system = share.kind == Kind::kForeign;
+  const bool pays = use == Use::kMove && bytes > kStageBytes;
+  return by_system && !pays ? Share{} : share;
 }
 
 Stores Collectives::stores_for(int64_t bytes) const {

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "tessera/comm/shm/meeting.h"
+#include "tessera/comm/shm/peer_memory.h"
 #include "tessera/comm/shm/segment.h"
 
 namespace tessera::comm::shm {
@@ -86,8 +87,9 @@ class Collectives {
     return shares_[rank].kind == Share::Kind::kNowhere;
   }
   // REQUIRES: read_share. The address here of a rank's data.
-  char* address_of(int64_t rank);
-  void copy_from(int64_t rank, void* to, int64_t offset, int64_t bytes);
+  char* address_of(int64_t rank) {
+    return memory_.address_of(rank, shares_[rank]);
+  }
   Stores stores_for(int64_t bytes) const;
 
   char* own_stage() const;
@@ -99,7 +101,7 @@ class Collectives {
   const int64_t rank_;
   const int64_t size_;
   Meeting meeting_;
-  PeerRegions regions_;
+  PeerMemory memory_;
   std::vector<Share> shares_;  // by rank
   int half_ = 0;
   int shares_parity_ = 0;

@@ -14,11 +14,7 @@ constexpr int32_t kFarNs = 115;
 constexpr uint32_t kLookEvery = 8;
 
 // For people, who are told when a rank was last seen: to some milliseconds.
-int64_t coarse_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
+int64_t coarse_ns() { return monotonic_ns(CLOCK_MONOTONIC_COARSE); }
 
 }  // namespace
 
@@ -71,8 +67,13 @@ void Meeting::meet() {
   for (int64_t k = 1; k < size_; ++k) wait_for((rank_ + k) % size_);
 }
 
-void Meeting::sample_distance(bool now) {
-  if (!now && ++looks_ % kLookEvery != 0) return;
+void Meeting::meet_and_look(bool always) {
+  // Written anew, so that the peers' load of it comes from here.
+  if (always) {
+    segment_.own_lane().begun.store(sequence_, std::memory_order_release);
+  }
+  meet();
+  if (!always && ++looks_ % kLookEvery != 0) return;
   // Else peers may share a core, and its cache.
   if (!segment_.ranks_have_cores()) return;
   distance_.sample(segment_.lane((rank_ + 1) % size_).begun);

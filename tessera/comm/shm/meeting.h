@@ -56,9 +56,9 @@ class Meeting {
   };
 
   void meet();
-  // Looks how far the first peer is: now, or at every eighth call. After a
-  // meeting, at most once a Scope.
-  void sample_distance(bool now);
+  // The same, and a look how far the first peer is: always, or at every eighth
+  // call and at its first meeting.
+  void meet_and_look(bool always);
   bool is_far() const { return distance_.is_far(); }
 
  private:

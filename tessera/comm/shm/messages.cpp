@@ -11,12 +11,15 @@
 namespace tessera::comm::shm {
 namespace {
 
+// About what a copy out of another process moves in a microsecond.
+constexpr int64_t kCopiedBytesPerUs = 4 << 10;
+
 // The writer's and the reader's end of a channel: as many bytes as there is
 // room, or as there are. The counts only grow; their difference is in flight.
 int64_t room_in(const Channel& channel) {
   return kChannelBytes -
          static_cast<int64_t>(channel.written.load(std::memory_order_relaxed) -
-                              channel.read.load(std::memory_order_acquire));
+                              channel.read.load());
 }
 
 int64_t bytes_in(const Channel& channel) {
@@ -43,7 +46,7 @@ void read_from(Channel& channel, void* to, int64_t count) {
   std::memcpy(to, channel.bytes.data() + at, first);
   std::memcpy(static_cast<char*>(to) + first, channel.bytes.data(),
               count - first);
-  channel.read.store(read + count, std::memory_order_release);
+  channel.read.store(read + count);  // before wants_room is looked at
 }
 
 std::string elements(int64_t numel, at::ScalarType dtype) {
@@ -53,71 +56,152 @@ std::string elements(int64_t numel, at::ScalarType dtype) {
 }  // namespace
 
 bool Messages::Peer::pending() const {
-  return !sends.empty() || !receives.empty() ||
+  return has_to_send() || !lent.empty() || !receives.empty() ||
          std::any_of(arrivals.begin(), arrivals.end(),
                      [](const Arrival& a) { return a.receive.has_value(); });
 }
 
 Messages::Messages(Segment& segment,
-                   std::function<void(const std::string&)> on_failure)
+                   std::function<void(const std::string&)> on_failure,
+                   int64_t lend_bytes)
     : segment_(segment),
       rank_(segment.place().rank),
+      lend_bytes_(lend_bytes),
       waiter_(segment.ranks_have_cores()),
       on_failure_(std::move(on_failure)),
+      memory_(segment),
       peers_(segment.place().ranks.size()) {}
-
-Messages::~Messages() {
-  {
-    std::lock_guard lock(mutex_);
-    closing_ = true;
-  }
-  changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
-}
 
 void Messages::submit(Transfer transfer) {
   {
     std::lock_guard lock(mutex_);
     submitted_.push_back(std::move(transfer));
-    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+    pending_ = true;
   }
-  changed_.notify_one();
+  advance();
+}
+
+void Messages::run_until_done(PendingWork& work) {
+  advance_until([&] { return work.isCompleted(); });
+}
+
+void Messages::close() {
+  advance_until([&] { return !pending_; });
+  closed_ = true;
   ring(segment_.own_lane().bell);
+  wake_all(segment_.own_lane().bell);
+  if (thread_.joinable()) thread_.join();
+  while (visitors_ > 0) std::this_thread::yield();
+}
+
+template <typename Done>
+void Messages::advance_until(const Done& done) {
+  ++visitors_;
+  ++waiters_;
+  while (!closed_) {
+    Word& bell = segment_.own_lane().bell;
+    const uint32_t seen = bell.value.load();
+    advance();
+    if (done()) break;
+    waiter_.wait(
+        bell,
+        [&] { return bell.value.load() != seen || slice() <= slice().zero(); },
+        [&] { advance(/*looks=*/true); }, slice());
+  }
+  // The thread goes on with what is left.
+  if (--waiters_ == 0 && pending_ && !closed_) advance();
+  --visitors_;
 }
 
 void Messages::loop() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return closing_ || !submitted_.empty(); });
-    if (submitted_.empty()) return;
-    lock.unlock();
-    try {
-      run_pending();
-    } catch (const std::exception&) {
-      fail_all(std::current_exception());
-    }
-    lock.lock();
+  Word& bell = segment_.own_lane().bell;
+  bool looks = false;
+  while (!closed_) {
+    const uint32_t seen = bell.value.load();
+    if (waiters_ == 0) advance(looks);
+    doze(bell, seen, slice());
+    looks = bell.value.load() == seen;
   }
 }
 
-void Messages::run_pending() {
-  Word& bell = segment_.own_lane().bell;
-  do {
-    const uint32_t seen = bell.value.load();
-    take_submitted();
-    claim_arrivals();
-    const bool moved = progress();
-    // Also while others keep the bell ringing.
-    const auto now = std::chrono::steady_clock::now();
-    if (now - checked_at_ > std::chrono::milliseconds(Waiter::kSliceMs)) {
-      checked_at_ = now;
-      check_peers();
+// All of these are in one order: who finds it busy is heard by the one who is.
+void Messages::advance(bool looks) {
+  if (looks) looks_ = true;
+  again_ = true;
+  while (again_) {
+    if (busy_.exchange(true)) return;
+    again_ = false;
+    try {
+      step();
+      count_thread();
+    } catch (const std::exception&) {
+      fail_all(std::current_exception());
     }
-    if (moved || !pending()) continue;
-    waiter_.wait(
-        bell, [&] { return bell.value.load() != seen || !pending(); },
-        [&] { check_peers(); });
-  } while (pending());
+    const bool was_pending = update_pending();
+    busy_ = false;
+    // Only now: what hears of it may call back.
+    const bool told = tell_done();
+    const bool changed = told || (was_pending && !pending_);
+    if (changed && waiters_ > 0) ring(segment_.own_lane().bell);
+  }
+}
+
+void Messages::step() {
+  take_submitted();
+  if (failure_) return;  // what the channels hold is no message any more
+  if (claim_arrivals() || progress() || take_aside()) {
+    again_ = true;
+    return;
+  }
+  const auto now = Clock::now();
+  if (!looks_.exchange(false) && now - looked_at_ < Waiter::kSlice) return;
+  looked_at_ = now;
+  if (pending()) check_peers();
+}
+
+// Returns what it was.
+bool Messages::update_pending() {
+  std::lock_guard lock(mutex_);
+  return pending_.exchange(pending() || !submitted_.empty());
+}
+
+// One by one: what hears of one may wait for the next. False: there was none.
+bool Messages::tell_done() {
+  bool told = false;
+  while (true) {
+    std::unique_lock lock(mutex_);
+    if (done_.empty()) return told;
+    const auto [transfer, error] = std::move(done_.front());
+    done_.pop_front();
+    lock.unlock();
+    transfer.work->complete(error);
+    told = true;
+  }
+}
+
+// Whoever rang before the thread was counted has not woken it: one more look.
+void Messages::count_thread() {
+  const bool counts = waiters_ == 0 && pending();
+  if (counts == thread_counts_) return;
+  if (counts && !thread_.joinable()) {
+    thread_ = std::thread([this] { loop(); });
+  }
+  thread_counts_ = counts;
+  segment_.own_lane().bell.sleepers.fetch_add(counts ? 1 : -1);
+  if (counts) again_ = true;
+}
+
+std::chrono::nanoseconds Messages::slice() const {
+  const int64_t at = aside_at_ns_;
+  if (at == kNever) return Waiter::kSlice;
+  const Clock::time_point then{std::chrono::nanoseconds(at)};
+  return std::clamp<std::chrono::nanoseconds>(
+      then - Clock::now(), std::chrono::nanoseconds(0), Waiter::kSlice);
+}
+
+void Messages::complete(Transfer& transfer, const std::exception_ptr& error) {
+  std::lock_guard lock(mutex_);
+  done_.emplace_back(std::move(transfer), error);
 }
 
 bool Messages::pending() const {
@@ -134,16 +218,16 @@ void Messages::take_submitted() {
   }
   for (Transfer& transfer : taken) {
     if (failure_) {
-      transfer.work->complete(failure_);
+      complete(transfer, failure_);
       continue;
     }
     if (transfer.peer == kAnyPeer) {
-      any_since_ = std::chrono::steady_clock::now();
+      any_since_ = Clock::now();
       from_any_.push_back(std::move(transfer));
       continue;
     }
     Peer& peer = peers_[transfer.peer];
-    peer.moved_at = std::chrono::steady_clock::now();
+    peer.moved_at = Clock::now();
     (transfer.sends ? peer.sends : peer.receives)
         .push_back(std::move(transfer));
   }
@@ -153,48 +237,90 @@ bool Messages::progress() {
   bool moved = false;
   for (int64_t p = 0; p < segment_.place().size(); ++p) {
     if (p == rank_) continue;
-    const bool pushed = push(p);
     const bool pulled = pull(p);
+    const bool pushed = push(p);
     if (!pushed && !pulled) continue;
-    peers_[p].moved_at = std::chrono::steady_clock::now();
-    ring(segment_.lane(p).bell);
+    peers_[p].moved_at = Clock::now();
     moved = true;
+    std::atomic<bool>& wants_room = segment_.channel(p, rank_).wants_room;
+    const bool made_room = wants_room.load() && wants_room.exchange(false);
+    if (pushed || made_room) ring(segment_.lane(p).bell);
   }
   return moved;
 }
 
 bool Messages::push(int64_t to) {
-  Peer& peer = peers_[to];
+  const Peer& peer = peers_[to];
   Channel& channel = segment_.channel(rank_, to);
   bool moved = false;
-  while (!peer.sends.empty()) {
-    Transfer& send = peer.sends.front();
-    const at::Tensor& tensor = send.tensor;
-    const auto bytes = static_cast<int64_t>(tensor.nbytes());
-    if (!peer.envelope_sent) {
-      const Envelope envelope{
-          .tag = send.tag,
-          .numel = tensor.numel(),
-          .dtype = static_cast<int64_t>(tensor.scalar_type()),
-          .bytes = bytes};
-      if (room_in(channel) < static_cast<int64_t>(sizeof(envelope))) break;
-      write_to(channel, &envelope, sizeof(envelope));
-      peer.envelope_sent = moved = true;
-      peer.sent = 0;
+  while (peer.has_to_send()) {
+    if (!push_next(to)) {
+      // Again: the reader may have made room before it could see this.
+      channel.wants_room = true;
+      if (!push_next(to)) break;
     }
-    const int64_t count = std::min(room_in(channel), bytes - peer.sent);
-    if (count > 0) {
-      write_to(channel, static_cast<char*>(tensor.data_ptr()) + peer.sent,
-               count);
-      peer.sent += count;
-      moved = true;
-    }
-    if (peer.sent < bytes) break;
-    send.work->complete(nullptr);
-    peer.sends.pop_front();
-    peer.envelope_sent = false;
+    moved = true;
   }
   return moved;
+}
+
+// An envelope, or some bytes. False: there is no room.
+// REQUIRES: has_to_send.
+bool Messages::push_next(int64_t to) {
+  Peer& peer = peers_[to];
+  Channel& channel = segment_.channel(rank_, to);
+  if (peer.envelope_sent) return push_bytes(peer, channel);
+  if (room_in(channel) < static_cast<int64_t>(sizeof(Envelope))) return false;
+  if (!peer.taken.empty()) {
+    const Envelope envelope{.kind = Kind::kTaken, .id = peer.taken.front()};
+    write_to(channel, &envelope, sizeof(envelope));
+    peer.taken.pop_front();
+    return true;
+  }
+  Transfer& send = peer.sends.front();
+  const Envelope envelope = envelope_of(send, peer.num_lent);
+  write_to(channel, &envelope, sizeof(envelope));
+  if (envelope.kind == Kind::kLent) {
+    peer.lent.emplace_back(peer.num_lent++, std::move(send));
+    peer.sends.pop_front();
+    return true;
+  }
+  peer.envelope_sent = true;
+  peer.sent = 0;
+  return true;
+}
+
+Messages::Envelope Messages::envelope_of(const Transfer& send,
+                                         uint64_t id) const {
+  const at::Tensor& tensor = send.tensor;
+  Envelope envelope{.tag = send.tag,
+                    .numel = tensor.numel(),
+                    .dtype = static_cast<int64_t>(tensor.scalar_type()),
+                    .bytes = static_cast<int64_t>(tensor.nbytes())};
+  if (envelope.bytes <= lend_bytes_) return envelope;
+  envelope.share = memory_.share_of(tensor.data_ptr());
+  if (envelope.share.kind == Share::Kind::kNowhere) return envelope;
+  envelope.kind = Kind::kLent;
+  envelope.id = id;
+  return envelope;
+}
+
+// Of the first send. False: there is no room.
+bool Messages::push_bytes(Peer& peer, Channel& channel) {
+  Transfer& send = peer.sends.front();
+  const auto bytes = static_cast<int64_t>(send.tensor.nbytes());
+  const int64_t count = std::min(room_in(channel), bytes - peer.sent);
+  if (count == 0 && bytes > 0) return false;
+  if (count > 0) {
+    write_to(channel, static_cast<char*>(send.tensor.data_ptr()) + peer.sent,
+             count);
+  }
+  peer.sent += count;
+  if (peer.sent < bytes) return true;
+  complete(send, nullptr);
+  peer.sends.pop_front();
+  peer.envelope_sent = false;
+  return true;
 }
 
 bool Messages::pull(int64_t from) {
@@ -202,50 +328,105 @@ bool Messages::pull(int64_t from) {
   Channel& channel = segment_.channel(from, rank_);
   bool moved = false;
   while (true) {
-    const bool is_moving =
-        !peer.arrivals.empty() && !peer.arrivals.back().complete();
-    if (!is_moving) {
+    const int64_t there = bytes_in(channel);
+    if (!peer.arrivals.empty() && peer.arrivals.back().is_in_channel()) {
+      const auto arrival = std::prev(peer.arrivals.end());
+      const int64_t count =
+          std::min(there, arrival->envelope.bytes - arrival->moved);
+      if (count == 0) break;
+      read_from(channel, arrival->target() + arrival->moved, count);
+      arrival->moved += count;
+      if (arrival->complete() && arrival->receive) deliver(peer, arrival);
+    } else {
       Envelope envelope;
-      if (bytes_in(channel) < static_cast<int64_t>(sizeof(envelope))) break;
+      if (there < static_cast<int64_t>(sizeof(envelope))) break;
       read_from(channel, &envelope, sizeof(envelope));
-      begin_arrival(from, envelope);
-      moved = true;
+      if (envelope.kind == Kind::kTaken) {
+        end_lending(peer, envelope.id);
+      } else {
+        begin_arrival(from, envelope);
+      }
     }
-    Arrival& arrival = peer.arrivals.back();
-    const int64_t count =
-        std::min(bytes_in(channel), arrival.envelope.bytes - arrival.moved);
-    if (count > 0) {
-      char* target =
-          arrival.aside.empty()
-              ? static_cast<char*>(arrival.receive->tensor.data_ptr())
-              : arrival.aside.data();
-      read_from(channel, target + arrival.moved, count);
-      arrival.moved += count;
-      moved = true;
-    }
-    if (!arrival.complete()) break;
-    if (arrival.receive) deliver(peer, std::prev(peer.arrivals.end()));
+    moved = true;
+    // The sender of a message that was copied shall hear of it now.
+    if (!peer.taken.empty()) break;
   }
   return moved;
 }
 
-void Messages::begin_arrival(int64_t from, const Envelope& envelope) {
-  Arrival& arrival = peers_[from].arrivals.emplace_back();
-  arrival.envelope = envelope;
-  if (claim(from, arrival)) return;
-  arrival.aside.resize(static_cast<size_t>(envelope.bytes));
+void Messages::end_lending(Peer& to, uint64_t id) {
+  const auto lent = std::find_if(to.lent.begin(), to.lent.end(),
+                                 [&](const auto& l) { return l.first == id; });
+  TORCH_INTERNAL_ASSERT(lent != to.lent.end(), "message ", id, " was not lent");
+  complete(lent->second, nullptr);
+  to.lent.erase(lent);
 }
 
-// Gives what lies aside to the receives that were submitted since.
-void Messages::claim_arrivals() {
+void Messages::begin_arrival(int64_t from, const Envelope& envelope) {
+  Peer& peer = peers_[from];
+  peer.arrivals.push_back({.envelope = envelope});
+  const auto arrival = std::prev(peer.arrivals.end());
+  if (claim(from, *arrival)) return settle(from, arrival);
+  if (envelope.kind == Kind::kBytes) {
+    arrival->set_aside();
+  } else {
+    arrival->aside_at = Clock::now() + std::chrono::microseconds(
+                                           envelope.bytes / kCopiedBytesPerUs);
+  }
+}
+
+// Gives what is there to the receives that were submitted since. Returns after
+// one that had to be copied: its sender shall hear of it.
+bool Messages::claim_arrivals() {
+  bool claimed = false;
   for (int64_t p = 0; p < segment_.place().size(); ++p) {
     Peer& peer = peers_[p];
     for (auto it = peer.arrivals.begin(); it != peer.arrivals.end();) {
       const auto arrival = it++;
       if (arrival->receive || !claim(p, *arrival)) continue;
-      if (arrival->complete()) deliver(peer, arrival);
+      claimed = true;
+      const bool copies = arrival->is_lent();
+      settle(p, arrival);
+      if (copies) return true;
     }
   }
+  return claimed;
+}
+
+// What has just been asked for, as far as it is there.
+void Messages::settle(int64_t from, std::list<Arrival>::iterator arrival) {
+  if (arrival->is_lent()) take_lent(from, *arrival);
+  if (arrival->complete()) deliver(peers_[from], arrival);
+}
+
+void Messages::take_lent(int64_t from, Arrival& arrival) {
+  const Envelope& envelope = arrival.envelope;
+  memory_.copy_from(from, envelope.share, arrival.target(), 0, envelope.bytes);
+  // A sender whose group failed has its tensor back: this may be no message.
+  if (const auto failure = segment_.failure()) {
+    C10_THROW_ERROR(DistBackendError, *failure);
+  }
+  arrival.moved = envelope.bytes;
+  peers_[from].taken.push_back(envelope.id);
+}
+
+bool Messages::take_aside() {
+  Clock::time_point first = Clock::time_point::max();
+  for (int64_t p = 0; p < segment_.place().size(); ++p) {
+    for (Arrival& arrival : peers_[p].arrivals) {
+      if (!arrival.is_lent()) continue;
+      if (Clock::now() < arrival.aside_at) {
+        first = std::min(first, arrival.aside_at);
+        continue;
+      }
+      aside_at_ns_ = kNever;  // nobody shall look at the clock meanwhile
+      arrival.set_aside();
+      take_lent(p, arrival);
+      return true;
+    }
+  }
+  aside_at_ns_ = first.time_since_epoch().count();
+  return false;
 }
 
 std::optional<Transfer> Messages::take_receive(std::deque<Transfer>& receives,
@@ -275,11 +456,11 @@ bool Messages::claim(int64_t from, Arrival& arrival) {
 }
 
 void Messages::deliver(Peer& from, std::list<Arrival>::iterator arrival) {
-  if (!arrival->aside.empty()) {
-    std::memcpy(arrival->receive->tensor.data_ptr(), arrival->aside.data(),
-                arrival->aside.size());
+  if (arrival->aside && arrival->envelope.bytes > 0) {
+    std::memcpy(arrival->receive->tensor.data_ptr(), arrival->aside.get(),
+                arrival->envelope.bytes);
   }
-  arrival->receive->work->complete(nullptr);
+  complete(*arrival->receive, nullptr);
   from.arrivals.erase(arrival);
 }
 
@@ -300,7 +481,7 @@ void Messages::check_peers() {
   if (const auto failure = segment_.failure()) {
     C10_THROW_ERROR(DistBackendError, *failure);
   }
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   if (!from_any_.empty()) check_any(now);
   for (int64_t p = 0; p < segment_.place().size(); ++p) {
     if (!peers_[p].pending()) continue;
@@ -316,7 +497,7 @@ void Messages::check_peers() {
 }
 
 // Any peer may still send: only when all are gone nobody will.
-void Messages::check_any(std::chrono::steady_clock::time_point now) {
+void Messages::check_any(Clock::time_point now) {
   std::string losses;
   int64_t num_lost = 0;
   for (int64_t p = 0; p < segment_.place().size(); ++p) {
@@ -338,16 +519,21 @@ void Messages::fail_all(const std::exception_ptr& error) {
     failure_ = error;
     on_failure_(message_of(error));
   }
-  for (Transfer& receive : from_any_) receive.work->complete(failure_);
+  for (Transfer& receive : from_any_) complete(receive, failure_);
   from_any_.clear();
   for (Peer& peer : peers_) {
-    for (Transfer& send : peer.sends) send.work->complete(failure_);
-    for (Transfer& receive : peer.receives) receive.work->complete(failure_);
+    for (Transfer& send : peer.sends) complete(send, failure_);
+    for (auto& [id, send] : peer.lent) {
+      lent_for_good_.push_back(send.tensor);
+      complete(send, failure_);
+    }
+    for (Transfer& receive : peer.receives) complete(receive, failure_);
     for (Arrival& arrival : peer.arrivals) {
-      if (arrival.receive) arrival.receive->work->complete(failure_);
+      if (arrival.receive) complete(*arrival.receive, failure_);
     }
     peer = Peer();
   }
+  aside_at_ns_ = kNever;
   take_submitted();
 }
 

@@ -22,7 +22,7 @@ struct alignas(64) Header {
   uint64_t magic;
   uint64_t nonce;  // also in the store: the file opened is the file meant
   Word attached;
-  alignas(64) std::atomic<uint32_t> failures;
+  alignas(64) std::atomic<int64_t> first_failed;  // its rank + 1, or 0
 };
 
 size_t align_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
@@ -81,9 +81,9 @@ void copy_text(decltype(Lane::why)& to, const std::string& text) {
 
 }  // namespace
 
-int64_t monotonic_ns() {
+int64_t monotonic_ns(clockid_t clock) {
   timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
@@ -292,7 +292,9 @@ void Segment::fail(const std::string& why) {
   if (own_lane().state == static_cast<uint32_t>(State::kFailed)) return;
   copy_text(own_lane().why, why);
   own_lane().state = static_cast<uint32_t>(State::kFailed);
-  header_of(*mapping_).failures.fetch_add(1);
+  int64_t none = 0;
+  header_of(*mapping_).first_failed.compare_exchange_strong(none,
+                                                            place_.rank + 1);
   wake_all_ranks();
 }
 
@@ -303,17 +305,12 @@ void Segment::wake_all_ranks() {
   }
 }
 
-bool Segment::has_failure() const {
-  return header_of(*mapping_).failures.load(std::memory_order_acquire) != 0;
-}
-
 std::optional<std::string> Segment::failure() const {
-  if (!has_failure()) return std::nullopt;
-  for (int64_t r = 0; r < place_.size(); ++r) {
-    if (lane(r).state != static_cast<uint32_t>(State::kFailed)) continue;
-    return c10::str("rank ", place_.ranks[r], " failed: ", lane(r).why.data());
-  }
-  return std::nullopt;
+  const int64_t first =
+      header_of(*mapping_).first_failed.load(std::memory_order_acquire);
+  if (first == 0) return std::nullopt;
+  return c10::str("rank ", place_.ranks[first - 1],
+                  " failed: ", lane(first - 1).why.data());
 }
 
 std::optional<std::string> Segment::loss_of(int64_t rank) const {

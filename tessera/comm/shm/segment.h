@@ -13,6 +13,8 @@
 //          attach in time, and TS_CHECK where the system has no memory for it.
 #pragma once
 
+#include <time.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -96,10 +98,12 @@ struct alignas(64) Lane {
 
 enum class State : uint32_t { kAbsent, kPresent, kClosed, kFailed };
 
-// The bytes in flight from one rank to another. Each side counts what it moved.
+// The bytes in flight from one rank to another. Each side counts what it moved;
+// a writer that found no room says so, and is rung when there is some.
 inline constexpr int64_t kChannelBytes = 128 << 10;
 struct Channel {
   alignas(64) std::atomic<uint64_t> written;
+  std::atomic<bool> wants_room;
   alignas(64) std::atomic<uint64_t> read;
   alignas(64) std::array<char, kChannelBytes> bytes;
 };
@@ -135,10 +139,9 @@ class Segment {
   // Marks this rank as failed and wakes all, on every rank: what is pending
   // fails. Any thread may call it; the first reason stays.
   void fail(const std::string& why);
-  // Whether a rank said that it failed: one load from a line that seldom
-  // changes.
-  bool has_failure() const;
-  // Why the group cannot go on ("rank 2 failed: ..."), if one rank said so.
+  // Why the group cannot go on ("rank 2 failed: ..."), if a rank said so: the
+  // first of them, for others fail because it did. Mostly one load from a line
+  // that seldom changes.
   std::optional<std::string> failure() const;
   // Why `rank` will not come any more ("rank 2 (pid 71) has died").
   std::optional<std::string> loss_of(int64_t rank) const;
@@ -175,6 +178,6 @@ class Segment {
 // False, with errno, where the system refuses.
 bool copy_from_process(pid_t pid, void* to, const char* from, int64_t bytes);
 
-int64_t monotonic_ns();
+int64_t monotonic_ns(clockid_t clock = CLOCK_MONOTONIC);
 
 }  // namespace tessera::comm::shm

@@ -13,12 +13,15 @@ ShmBackend::ShmBackend(Rendezvous rendezvous, Place place)
     : C10dForms(static_cast<int>(place.rank), static_cast<int>(place.size())),
       segment_(std::move(rendezvous), std::move(place)),
       collectives_(std::make_unique<Collectives>(segment_)),
-      messages_(std::make_unique<Messages>(
+      messages_(std::make_shared<Messages>(
           segment_, [this](const std::string& why) { fail(why); })),
       worker_(std::make_shared<Worker>(
           [this](const std::string& why) { fail(why); })) {}
 
-ShmBackend::~ShmBackend() { worker_->close(); }
+ShmBackend::~ShmBackend() {
+  worker_->close();
+  messages_->close();
+}
 
 void ShmBackend::fail(const std::string& why) { segment_.fail(why); }
 
@@ -116,7 +119,7 @@ ShmBackend::Pending ShmBackend::recvAnysource(Tensors& tensors, int tag) {
 ShmBackend::Pending ShmBackend::transfer(c10d::OpType type,
                                          const Tensors& tensors, int64_t peer,
                                          int tag) {
-  auto work = c10::make_intrusive<PendingWork>(rank_, type, tensors);
+  auto work = c10::make_intrusive<PendingWork>(rank_, type, tensors, messages_);
   messages_->submit({.work = work,
                      .tensor = tensors.at(0),
                      .sends = type == c10d::OpType::SEND,

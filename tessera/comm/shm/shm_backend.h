@@ -2,8 +2,8 @@
 //
 // Collectives run in the order of the calls, on the caller's thread where it
 // waits and on one of the group where it does not; messages (send, recv) make
-// progress on another, so that they never wait for a collective. Both threads
-// start with the first call that needs them.
+// progress likewise, with a thread of their own, so that they never wait for a
+// collective. Both threads start with the first call that needs them.
 // Order:  sums are taken in rank order: the same bits on every rank.
 // Errors: a dead or absent peer and time-outs (c10::DistBackendError), ranks
 //         that disagree about what they do (TS_CHECK) fail the Work, and with
@@ -70,7 +70,7 @@ class ShmBackend : public C10dForms {
 
   Segment segment_;
   std::unique_ptr<Collectives> collectives_;
-  std::unique_ptr<Messages> messages_;
+  std::shared_ptr<Messages> messages_;
   std::shared_ptr<Worker> worker_;
 };
 

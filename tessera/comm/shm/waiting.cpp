@@ -54,6 +54,12 @@ void ring(Word& word) {
 
 void wake_all(Word& word) { futex(word.value, FUTEX_WAKE, INT_MAX, nullptr); }
 
+void doze(Word& word, uint32_t seen, std::chrono::nanoseconds slice) {
+  constexpr long kSecond = 1'000'000'000;
+  const timespec time{slice.count() / kSecond, slice.count() % kSecond};
+  futex(word.value, FUTEX_WAIT, seen, &time);
+}
+
 Waiter::Waiter(bool may_spin)
     : most_spins_(may_spin ? kMostSpins : 0), spins_(most_spins_) {}
 
@@ -66,13 +72,14 @@ void Waiter::relax() {
 }
 
 void Waiter::wait_longer(Word& word, const std::function<bool()>& ready,
-                         const std::function<void()>& check) {
+                         const std::function<void()>& check,
+                         std::chrono::nanoseconds slice) {
   if (yield_until(ready)) {
     spins_ = most_spins_;
     return;
   }
-  spins_ /= 2;
-  sleep_until(word, ready, check);
+  spins_ = spins_ / 2;
+  sleep_until(word, ready, check, slice);
 }
 
 bool Waiter::yield_until(const std::function<bool()>& ready) {
@@ -87,13 +94,13 @@ bool Waiter::yield_until(const std::function<bool()>& ready) {
 }
 
 void Waiter::sleep_until(Word& word, const std::function<bool()>& ready,
-                         const std::function<void()>& check) {
+                         const std::function<void()>& check,
+                         std::chrono::nanoseconds slice) {
   Sleeper sleeper(word);
   while (true) {
     const uint32_t seen = word.value.load();
     if (ready()) return;
-    const timespec slice{0, kSliceMs * 1000000L};
-    futex(word.value, FUTEX_WAIT, seen, &slice);
+    doze(word, seen, slice);
     if (!ready()) check();
   }
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 
@@ -27,38 +28,45 @@ void post(Word& word, uint32_t value);
 void ring(Word& word);
 // Wakes who sleeps on it although nothing was posted.
 void wake_all(Word& word);
+// Sleeps while the word is `seen`, for a slice at most, and does not count
+// itself among the sleepers: it is woken where others are, or where somebody
+// counts it.
+void doze(Word& word, uint32_t seen, std::chrono::nanoseconds slice);
 
-// A thread's way of waiting.
+// A way of waiting. Threads: any.
 class Waiter {
  public:
   // Only those who have a core to themselves may spin (cores.h).
   explicit Waiter(bool may_spin);
 
+  static constexpr std::chrono::nanoseconds kSlice{100'000'000};
+
   // Returns once `ready()` holds; `word` changes whenever it may have come
-  // true. `check()` is called about every kSliceMs while it sleeps, and when it
+  // true. `check()` is called about every `slice` while it sleeps, and when it
   // is woken for nothing: it throws to give up.
   template <typename Ready>
-  void wait(Word& word, const Ready& ready,
-            const std::function<void()>& check) {
-    for (int i = 0; i < spins_; ++i) {
+  void wait(Word& word, const Ready& ready, const std::function<void()>& check,
+            std::chrono::nanoseconds slice = kSlice) {
+    const int spins = spins_.load(std::memory_order_relaxed);
+    for (int i = 0; i < spins; ++i) {
       if (ready()) return;
       relax();
     }
-    if (!ready()) wait_longer(word, ready, check);
+    if (!ready()) wait_longer(word, ready, check, slice);
   }
-
-  static constexpr int kSliceMs = 100;
 
  private:
   static void relax();
   void wait_longer(Word& word, const std::function<bool()>& ready,
-                   const std::function<void()>& check);
+                   const std::function<void()>& check,
+                   std::chrono::nanoseconds slice);
   static bool yield_until(const std::function<bool()>& ready);
   static void sleep_until(Word& word, const std::function<bool()>& ready,
-                          const std::function<void()>& check);
+                          const std::function<void()>& check,
+                          std::chrono::nanoseconds slice);
 
-  int most_spins_;
-  int spins_;
+  const int most_spins_;
+  std::atomic<int> spins_;
 };
 
 }  // namespace tessera::comm::shm
