@@ -165,7 +165,7 @@ TEST(Messages, NeedNoAccessToTheirPeers) {
                     {.group = "test", .rank = rank, .ranks = {0, 1}});
     const auto messages = std::make_shared<Messages>(
         segment, [](const std::string& why) { ADD_FAILURE() << why; },
-        Messages::kNeverLend);
+        Mailbox::kNeverLend);
     const auto transfer = [&](const at::Tensor& tensor, bool sends) {
       auto work = c10::make_intrusive<PendingWork>(
           static_cast<int>(rank), c10d::OpType::SEND,

@@ -27,6 +27,7 @@
 
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/verb.h"
+#include "tessera/comm/shm/channel.h"
 #include "tessera/comm/shm/cores.h"
 #include "tessera/comm/shm/descriptor.h"
 #include "tessera/comm/shm/peer_watch.h"
@@ -97,16 +98,6 @@ struct alignas(64) Lane {
 };
 
 enum class State : uint32_t { kAbsent, kPresent, kClosed, kFailed };
-
-// The bytes in flight from one rank to another. Each side counts what it moved;
-// a writer that found no room says so, and is rung when there is some.
-inline constexpr int64_t kChannelBytes = 128 << 10;
-struct Channel {
-  alignas(64) std::atomic<uint64_t> written;
-  std::atomic<bool> wants_room;
-  alignas(64) std::atomic<uint64_t> read;
-  alignas(64) std::array<char, kChannelBytes> bytes;
-};
 
 // A rank stages what the others read in one of two halves in turn.
 inline constexpr int64_t kStageBytes = 1 << 20;
