@@ -28,7 +28,7 @@ class PeerMemory {
                  int64_t bytes);
 
  private:
-  // Why a peer's memory could not be reached, where that is its end.
+  // Throws where the peer has died or left.
   void check_not_lost(int64_t rank) const;
 
   const Segment& segment_;
