@@ -41,8 +41,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using tessera::comm::Communicator;
-using tessera::comm::CommunicatorOptions;
-using tessera::comm::Group;
 using tessera::comm::Mode;
 using tessera::comm::ReduceOp;
 

@@ -18,7 +18,7 @@ namespace {
 
 using detail::Json;
 
-struct TrainFlags {
+struct TrainingFlags {
   std::vector<std::string> input;
   std::string output;
   std::string pattern = "gpt2";
@@ -63,7 +63,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-void train(TrainFlags& flags) {
+void train(TrainingFlags& flags) {
   flags.training.pattern = flags.pattern == "gpt2"
                                ? data::SplitPattern::kGpt2
                                : data::SplitPattern::kLlama3;
@@ -191,7 +191,7 @@ void decode(const DecodeFlags& flags) {
 }
 
 void add_train_command(CLI::App& tokenize) {
-  auto flags = std::make_shared<TrainFlags>();
+  auto flags = std::make_shared<TrainingFlags>();
   CLI::App* command =
       tokenize.add_subcommand("train", "Learn a vocabulary from text");
   command->add_option("--input", flags->input, "Files, folders or globs")

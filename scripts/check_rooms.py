@@ -66,6 +66,14 @@ def check_text(name, data):
                 yield f"line {number} throws a std:: exception: use TS_CHECK"
 
 
+# clang-tidy reads several sources at once (lint.py), and would take another's use
+# of a name for this one's.
+def check_usings(text):
+    for line, used in re.findall(r"^(using (?:\w+::)+(\w+);)", text, re.M):
+        if len(re.findall(rf"\b{used}\b", text)) == 1:
+            yield f"'{line}' is not needed"
+
+
 def check_test(name):
     parts = name.split("/")
     in_room = parts[0] == "tessera" and len(parts) > 2 and parts[1] in ROOMS
@@ -87,6 +95,8 @@ def faults(root, names):
         complaints = list(check_text(name, data)) + list(check_test(name))
         if name.startswith("tessera/") and name.count("/") > 1 and name.endswith(CODE):
             complaints += check_includes(name, data.decode(errors="replace"))
+        if name.endswith(".cpp"):
+            complaints += check_usings(data.decode(errors="replace"))
         for complaint in complaints:
             yield f"{name}: {complaint}"
 

@@ -19,7 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using comm::Communicator;
-using comm::Group;
 using comm::run_threads;
 using testing::AllOf;
 using testing::HasSubstr;

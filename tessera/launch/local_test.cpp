@@ -20,7 +20,6 @@
 namespace tessera::launch {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 

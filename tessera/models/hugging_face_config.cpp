@@ -12,8 +12,6 @@ namespace {
 using detail::Json;
 
 constexpr uint64_t kMaxBytes = uint64_t{1} << 20;  // of a config.json
-constexpr int64_t kMaxSize = int64_t{1} << 24;     // of anything in it
-constexpr int64_t kMaxLayers = 10000;
 
 // Typed reads of one JSON object; a null counts as absent.
 class Reader {

@@ -4,11 +4,6 @@
 #include "tessera/models/family.h"
 
 namespace tessera::models {
-namespace {
-
-constexpr double kMaxSize = 1 << 24;  // of a width, a depth or a length
-
-}  // namespace
 
 void MoeConfig::declare(config::Section& section) {
   section
@@ -56,7 +51,9 @@ void ModelConfig::declare(config::Section& section) {
         .at_least(static_cast<double>(minimum))
         .at_most(kMaxSize);
   };
-  section.key("layers", layers, "decoder blocks").at_least(1).at_most(10000);
+  section.key("layers", layers, "decoder blocks")
+      .at_least(1)
+      .at_most(kMaxLayers);
   size("hidden", hidden, 1, "width of the residual stream");
   size("heads", heads, 1, "query heads");
   size("kv_heads", kv_heads, 0, "key and value heads; 0: as many as heads");

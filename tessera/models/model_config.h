@@ -8,6 +8,9 @@
 
 namespace tessera::models {
 
+// Beyond these a configuration is taken for a mistake.
+inline constexpr int64_t kMaxSize = 1 << 24;  // a width, a length, a vocabulary
+inline constexpr int64_t kMaxLayers = 10000;
 inline constexpr int64_t kMaxExperts = 1 << 14;
 
 struct MoeConfig {

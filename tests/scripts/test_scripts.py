@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import check_rooms  # noqa: E402
+import lint  # noqa: E402
 import quickstart_summary  # noqa: E402
 import quickstart_text  # noqa: E402
 import summarize_tests  # noqa: E402
@@ -65,6 +66,12 @@ class CheckRooms(unittest.TestCase):
             self.assertIn(word, self.faults_of(name, text)[0])
         self.assertEqual(self.faults_of(name, "// TODO(#12) tidy up"), [])
 
+    def test_a_using_that_nobody_uses(self):
+        name = "tessera/data/x.cpp"
+        text = "using detail::Json;\n"
+        self.assertIn("not needed", self.faults_of(name, text)[0])
+        self.assertEqual(self.faults_of(name, text + "Json json;\n"), [])
+
     def test_a_test_that_no_target_builds(self):
         self.assertIn("no target", self.faults_of("bench/x_test.cpp", "")[0])
         self.assertEqual(self.faults_of("tests/x_test.cpp", ""), [])
@@ -72,6 +79,22 @@ class CheckRooms(unittest.TestCase):
     def test_the_project_has_its_rooms(self):
         self.assertEqual(check_rooms.ROOMS[0], "core")
         self.assertEqual(check_rooms.ROOMS[-1], "train")
+
+
+class Lint(unittest.TestCase):
+    def test_sources_of_a_room_with_the_same_options_are_read_as_one(self):
+        def compiled(file, options):
+            return {"command": f"c++ {options} -o {file}.o -c {file}"}
+
+        names = [f"tessera/core/{i}.cpp" for i in range(lint.AT_ONCE + 1)]
+        names += ["tessera/core/avx.cpp", "tessera/core/detail/x.cpp",
+                  "tessera/data/x.cpp", "cli/x.cpp", "tessera/core/not_built.cpp"]
+        files = [str(lint.ROOT / name) for name in names]
+        known = {file: compiled(file, "-mavx" if "avx" in file else "-O2")
+                 for file in files if "not_built" not in file}
+        groups = list(lint.groups(files, known))
+        self.assertEqual(sorted(map(len, groups)), [1, 1, 1, 1, 9, 9])
+        self.assertEqual(sorted(sum(groups, [])), sorted(files))
 
 
 class SummarizeTests(unittest.TestCase):

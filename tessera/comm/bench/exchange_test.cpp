@@ -9,6 +9,7 @@
 #include <string>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/verb.h"
 
 namespace tessera::comm::bench {
 namespace {

@@ -60,8 +60,6 @@ bool reduces(Operation operation) {
          operation == Operation::kReduceScatter;
 }
 
-const char* name_of(ReduceOp redop) { return comm::name_of(redop); }
-
 std::optional<ReduceOp> redop_of(std::string_view name) {
   for (const ReduceOp redop : kRedops) {
     if (name == comm::name_of(redop)) return redop;

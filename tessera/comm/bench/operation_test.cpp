@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "tessera/comm/detail/verb.h"
+
 namespace tessera::comm::bench {
 namespace {
 

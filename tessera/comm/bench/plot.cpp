@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "tessera/comm/detail/verb.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
 

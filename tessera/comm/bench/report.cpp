@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "tessera/comm/detail/verb.h"
 #include "tessera/core/detail/json.h"
 
 namespace tessera::comm::bench {

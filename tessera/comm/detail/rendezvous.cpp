@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kFailureKey = "failure";
 // How soon a waiting rank looks again, and whether another one failed.
 constexpr auto kSlice = std::chrono::milliseconds(20);
-constexpr auto kPatience = std::chrono::seconds(2);
+constexpr auto kAnnouncePatience = std::chrono::seconds(2);
 
 // False when the key was not there within `time`. It asks again and again: a
 // TCPStore that is told to wait prints a warning whenever the time is up.
@@ -77,7 +77,7 @@ void Rendezvous::announce_failure(const std::string& why) noexcept {
       // The first one stays: what follows is its consequence.
       store->compareSet(kFailureKey, "", why);
     };
-    if (ask_in_time(announce, kPatience)) return;
+    if (ask_in_time(announce, kAnnouncePatience)) return;
     log::debug("the store does not answer; the peers will find out.");
   } catch (const std::exception& error) {
     log::debug("the peers will find out by themselves: ", message_of(error));
