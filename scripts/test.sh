@@ -36,9 +36,10 @@ format_check() {
   git ls-files | xargs -r .venv/bin/codespell
 }
 
+# Two files at a time: ranks wait for each other, and leave cores without work.
 parity() {
   TESSERA_PROGRAM=$build/cli/tessera $python -m pytest tests/parity -q \
-    -p no:cacheprovider --junitxml="$results/parity.xml"
+    -n 2 --dist loadfile -p no:cacheprovider --junitxml="$results/parity.xml"
 }
 
 consumer() { bash scripts/check_install.sh "$build" "$build/consumer"; }

@@ -1,8 +1,12 @@
 """Runs of the program on a small model, and what they leave."""
 
+import contextlib
 import json
 import os
+import random
+import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
@@ -33,6 +37,16 @@ def configuration(tokens, folder, only_model=None, **sections):
     with open(path, "w") as file:
         json.dump(config, file)
     return path
+
+
+def free_port():
+    """A free port below those that the kernel gives away: nobody takes it until it is used."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(max(1024, first - 12000), first)
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def train(program, path, *arguments, check=True):

@@ -2,11 +2,11 @@
 
 import json
 import os
-import socket
 import subprocess
 import xml.etree.ElementTree as xml
 
 import pytest
+from runs import free_port
 
 SVG = "{http://www.w3.org/2000/svg}"
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv", "barrier"]
@@ -87,10 +87,7 @@ def test_types_and_reductions_of_an_uneven_world(program, tmp_path):
 
 
 def test_ranks_of_another_launcher(program, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ranks = [subprocess.Popen([str(program), "bench", "comm", "--op", "all_reduce", "--max-bytes", "4K", "--iters", "1",
                                "--json", "figures.json"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               text=True, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})

@@ -1,14 +1,13 @@
 """Training over several hosts: network namespaces, slow links, cut links, a store behind a bad line."""
 
 import os
-import socket
 import subprocess
 import time
 
 import pytest
 from hosts import Hosts, end_of, places, start_ranks, why_not
 from proxy import Proxy
-from runs import configuration, metrics, train
+from runs import configuration, free_port, metrics, train
 
 FP64 = {"precision": {"compute": "fp64"}}
 # Meshes of 4 ranks: what goes between hosts is a sum, shards, or activations.
@@ -141,12 +140,6 @@ def test_a_killed_host_ends_the_other(program, tokens, tmp_path, namespaces):
     for code, errors in ends[:2]:
         assert code == 69, errors
         assert "on group" in errors, errors
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def start_through(proxy, port, program, path, *arguments, join_s=30):

@@ -4,13 +4,13 @@ import json
 import os
 import resource
 import shutil
-import socket
 import struct
 import subprocess
 import sys
 import time
 
 import pytest
+from runs import free_port
 
 SMALL = {
     "run": {"name": "run", "steps": 3, "device": "cpu"},
@@ -168,12 +168,6 @@ def test_a_path_that_the_system_refuses_is_input_or_output(program, folder):
 def losses(folder):
     with open(folder / "runs" / "run" / "metrics.jsonl") as file:
         return [json.loads(line)["loss"] for line in file]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def expected_losses(program, folder):
