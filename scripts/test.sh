@@ -50,6 +50,7 @@ under_sanitizer() {
   TESSERA_PRESET=$1 ./dev build core_test mesh_test comm_test comm_slow_test
   [[ $1 != tsan ]] || export GTEST_FILTER='-*processes*:*Process*:*gloo*:Verdict*'
   TSAN_OPTIONS=suppressions=$PWD/tests/sanitizers/tsan.supp \
+    UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
     ctest --test-dir "build/$1" -R '^(core|mesh|comm|comm_slow)_test$' --output-on-failure
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 
+#include "tessera/comm/detail/keep_for_ever.h"
 #include "tessera/comm/detail/reduce.h"
 
 namespace tessera::comm::algorithms {
@@ -69,7 +70,9 @@ Scratch::Scratch(int64_t numel, at::ScalarType dtype)
       exceptions_(std::uncaught_exceptions()) {}
 
 Scratch::~Scratch() {
-  if (std::uncaught_exceptions() > exceptions_) (void)data_.release();
+  if (std::uncaught_exceptions() > exceptions_) {
+    keep_for_ever(data_.release());
+  }
 }
 
 at::ScalarType partial_dtype(at::ScalarType dtype) {

@@ -73,7 +73,8 @@ at::Tensor expected_of(const std::vector<at::Tensor>& inputs, ReduceOp op) {
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
-         std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
+         (a.nbytes() == 0 ||
+          std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0);
 }
 
 TEST(Reduce, IsLibTorchsBitForBitWithEveryVector) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "tessera/comm/detail/keep_for_ever.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::mpi {
@@ -21,14 +22,6 @@ constexpr auto kNap = std::chrono::microseconds(50);
 // while after the last operation.
 constexpr auto kBetweenNudges = std::chrono::milliseconds(10);
 constexpr auto kNudged = std::chrono::seconds(1);
-
-// What MPI may still write to or read from: until the process ends.
-void keep_for_ever(void* abandoned) {
-  static std::mutex mutex;
-  static std::vector<void*>& kept = *new std::vector<void*>;
-  std::lock_guard lock(mutex);
-  kept.push_back(abandoned);
-}
 
 double seconds_since(Clock::time_point time) {
   return std::chrono::duration<double>(Clock::now() - time).count();
