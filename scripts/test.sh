@@ -17,7 +17,8 @@ results=$build/test-results
 rm -rf "$results"
 mkdir -p "$results"
 
-# step NAME COMMAND...: one check; its words are shown when it fails.
+# step NAME COMMAND...: one check; its words are shown when it fails. The || ends
+# set -e within it: a check of several commands joins them by && itself.
 step() {
   local name=$1 started=$SECONDS verdict=ok
   shift
@@ -32,8 +33,8 @@ tests_labelled() { ctest --test-dir "$build" -L "$1" -j 2 --output-on-failure --
 room_check() { python3 scripts/check_rooms.py && python3 -m unittest discover -s tests/scripts; }
 
 format_check() {
-  git ls-files '*.h' '*.cpp' | xargs -r .venv/bin/clang-format --dry-run --Werror
-  git ls-files | xargs -r .venv/bin/codespell
+  git ls-files '*.h' '*.cpp' | xargs -r .venv/bin/clang-format --dry-run --Werror &&
+    git ls-files | xargs -r .venv/bin/codespell
 }
 
 # Two files at a time: ranks wait for each other, and leave cores without work.
@@ -47,7 +48,7 @@ consumer() { bash scripts/check_install.sh "$build" "$build/consumer"; }
 # ThreadSanitizer follows the ranks that are threads, over shm: it does not see
 # into Gloo, and not beyond a fork.
 under_sanitizer() {
-  TESSERA_PRESET=$1 ./dev build core_test mesh_test comm_test comm_slow_test
+  TESSERA_PRESET=$1 ./dev build core_test mesh_test comm_test comm_slow_test || return
   [[ $1 != tsan ]] || export GTEST_FILTER='-*processes*:*Process*:*gloo*:Verdict*'
   TSAN_OPTIONS=suppressions=$PWD/tests/sanitizers/tsan.supp \
     UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
