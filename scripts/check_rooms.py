@@ -93,10 +93,11 @@ def faults(root, names):
             continue  # deleted, not yet committed
         data = path.read_bytes()
         complaints = list(check_text(name, data)) + list(check_test(name))
-        if name.startswith("tessera/") and name.count("/") > 1 and name.endswith(CODE):
-            complaints += check_includes(name, data.decode(errors="replace"))
+        text = data.decode(errors="replace") if name.endswith(CODE) else ""
+        if name.startswith("tessera/") and name.count("/") > 1:
+            complaints += check_includes(name, text)
         if name.endswith(".cpp"):
-            complaints += check_usings(data.decode(errors="replace"))
+            complaints += check_usings(text)
         for complaint in complaints:
             yield f"{name}: {complaint}"
 

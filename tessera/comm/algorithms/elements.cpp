@@ -70,9 +70,7 @@ Scratch::Scratch(int64_t numel, at::ScalarType dtype)
       exceptions_(std::uncaught_exceptions()) {}
 
 Scratch::~Scratch() {
-  if (std::uncaught_exceptions() > exceptions_) {
-    keep_for_ever(data_.release());
-  }
+  if (std::uncaught_exceptions() > exceptions_) keep_for_ever(data_.release());
 }
 
 at::ScalarType partial_dtype(at::ScalarType dtype) {

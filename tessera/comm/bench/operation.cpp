@@ -62,7 +62,7 @@ bool reduces(Operation operation) {
 
 std::optional<ReduceOp> redop_of(std::string_view name) {
   for (const ReduceOp redop : kRedops) {
-    if (name == comm::name_of(redop)) return redop;
+    if (name == name_of(redop)) return redop;
   }
   return std::nullopt;
 }

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -30,9 +30,9 @@ at::Tensor place_for(int64_t numel) { return at::empty({numel}, at::kLong); }
 
 void expect_message(const at::Tensor& got, int64_t from) {
   const at::Tensor expected = message_of(from, got.numel());
-  EXPECT_TRUE(got.nbytes() == 0 ||
-              std::memcmp(got.data_ptr(), expected.data_ptr(), got.nbytes()) ==
-                  0)
+  const auto* data = got.const_data_ptr<int64_t>();
+  EXPECT_TRUE(
+      std::equal(data, data + got.numel(), expected.const_data_ptr<int64_t>()))
       << got.numel() << " elements";
 }
 
