@@ -21,9 +21,8 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/parallel/data/distributed_data_parallel.h"
-#include "tessera/parallel/data_parallel/data_parallel.h"
-#include "tessera/parallel/data_parallel/ring.h"
+#include "tessera/wrappers/data_parallel.h"
+#include "tessera/wrappers/distributed_data_parallel.h"
 
 namespace tessera {
 namespace {
@@ -133,11 +132,8 @@ void data_parallel(benchmark::State& state) {
 
 // What one rank sends, and receives, of a tensor of `bytes` in a ring.
 double ring_bytes(int64_t ranks, int64_t bytes) {
-  double sent = 0;
-  for (const auto& move : parallel::data_parallel::ring_all_reduce(ranks)) {
-    if (move.from == 0) sent += static_cast<double>(bytes);
-  }
-  return sent / static_cast<double>(ranks);
+  return 2 * static_cast<double>(ranks - 1) * static_cast<double>(bytes) /
+         static_cast<double>(ranks);
 }
 
 void distributed_rank(benchmark::State& state, comm::Communicator& ranks,

@@ -7,10 +7,10 @@
 
 #include "cli/bench_flags.h"
 #include "cli/commands.h"
-#include "tessera/comm/bench/measure.h"
-#include "tessera/comm/bench/plot.h"
-#include "tessera/comm/bench/report.h"
-#include "tessera/comm/bench/tune.h"
+#include "tessera/benchmark/measure.h"
+#include "tessera/benchmark/plot.h"
+#include "tessera/benchmark/report.h"
+#include "tessera/benchmark/tune.h"
 #include "tessera/comm/comm_config.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
@@ -26,7 +26,7 @@
 namespace tessera::cli {
 namespace {
 
-namespace bench = comm::bench;
+namespace bench = benchmark;
 
 std::string joined(int argc, char** argv) {
   std::string words = "tessera";

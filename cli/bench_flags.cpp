@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "tessera/comm/bench/tune.h"
+#include "tessera/benchmark/tune.h"
 #include "tessera/comm/comm_config.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
@@ -17,7 +17,7 @@
 namespace tessera::cli {
 namespace {
 
-namespace bench = comm::bench;
+namespace bench = benchmark;
 
 int64_t bytes_of(const char* option, const std::string& text) {
   const auto bytes = parse_bytes(text);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/bench/measure.h"
+#include "tessera/benchmark/measure.h"
 
 namespace tessera::cli {
 
@@ -39,11 +39,11 @@ void add_bench_flags(CLI::App& command, BenchFlags& flags);
 
 // TS_CHECK_USAGE, or for what is not built TS_CHECK_CONFIG, on flags that do
 // not go together.
-comm::bench::Plan plan_of(const BenchFlags& flags);
+benchmark::Plan plan_of(const BenchFlags& flags);
 
 // Found out before any rank starts, and not after minutes of measuring:
 // buffers that the host cannot hold, files that cannot be written.
-void check_memory(const comm::bench::Plan& plan, int64_t ranks,
+void check_memory(const benchmark::Plan& plan, int64_t ranks,
                   int64_t local_ranks);
 void check_output_files(const BenchFlags& flags);
 

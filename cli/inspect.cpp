@@ -14,7 +14,7 @@
 #include "tessera/core/units.h"
 #include "tessera/data/token_file.h"
 #include "tessera/data/tokenizer.h"
-#include "tessera/train/run_config.h"
+#include "tessera/engine/run_config.h"
 
 namespace tessera::cli {
 namespace {
@@ -112,7 +112,7 @@ Json steps_in(const fs::path& folder, bool verify) {
 
 Json describe_run(const fs::path& path, bool verify) {
   Json json = {{"kind", "run"}};
-  const auto config = train::run_config_from_text(
+  const auto config = engine::run_config_from_text(
       read_file(path / "config.json", kMaxJsonBytes),
       (path / "config.json").string());
   json["name"] = config.run.name;
@@ -196,7 +196,7 @@ Json describe_tokens(const std::string& path) {
 }
 
 Json describe_configuration(const std::string& path) {
-  train::RunConfig config;
+  engine::RunConfig config;
   config::Section root;
   config.declare(root);
   const auto origins =

@@ -3,7 +3,7 @@
 
 #include "cli/commands.h"
 #include "tessera/core/config.h"
-#include "tessera/train/run_config.h"
+#include "tessera/engine/run_config.h"
 
 namespace tessera::cli {
 
@@ -14,7 +14,7 @@ void add_schema(CLI::App& program) {
   command->add_flag("--markdown", *markdown,
                     "the configuration's manual, in Markdown, instead");
   command->callback([markdown] {
-    train::RunConfig config;
+    engine::RunConfig config;
     config::Section root;
     config.declare(root);
     std::cout << (*markdown ? config::manual(root) : config::schema(root));

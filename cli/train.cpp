@@ -9,13 +9,13 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
+#include "tessera/engine/run_config.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/local.h"
 #include "tessera/launch/signals.h"
 #include "tessera/launch/store.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/train/preflight.h"
-#include "tessera/train/run_config.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trainer.h"
 
@@ -32,14 +32,14 @@ struct TrainFlags {
   bool print_config = false;
 };
 
-void share_out_cores(const train::RunConfig& config, int64_t local_ranks) {
+void share_out_cores(const engine::RunConfig& config, int64_t local_ranks) {
   const int64_t share = std::max<int64_t>(
       1, launch::available_cores() / std::max<int64_t>(1, local_ranks));
   at::set_num_threads(
       static_cast<int>(config.run.threads > 0 ? config.run.threads : share));
 }
 
-std::chrono::milliseconds timeout_of(const train::RunConfig& config) {
+std::chrono::milliseconds timeout_of(const engine::RunConfig& config) {
   return std::chrono::milliseconds(
       static_cast<int64_t>(config.comm.timeout_s * 1000));
 }
@@ -47,7 +47,7 @@ std::chrono::milliseconds timeout_of(const train::RunConfig& config) {
 // Ranks that another launcher started: the first of each host checks and
 // prepares what `tessera train --nproc` does before it starts any, and the
 // others wait for it, however long a text takes to tokenize.
-void prepare_on_host(const train::RunConfig& config,
+void prepare_on_host(const engine::RunConfig& config,
                      const launch::Meeting& meeting) {
   constexpr std::chrono::milliseconds kBetweenLooks{100};
   const auto& place = meeting.environment;
@@ -73,7 +73,7 @@ void prepare_on_host(const train::RunConfig& config,
 }
 
 // This process is one rank; its peers are elsewhere.
-int run_rank(const train::RunConfig& config,
+int run_rank(const engine::RunConfig& config,
              const launch::RankEnvironment& environment,
              const train::TrainOptions& options) {
   const launch::Meeting meeting = launch::join(environment);
@@ -99,7 +99,7 @@ int run_rank(const train::RunConfig& config,
 }
 
 // All ranks are threads of this process.
-int run_rank_threads(const train::RunConfig& config, int64_t world_size,
+int run_rank_threads(const engine::RunConfig& config, int64_t world_size,
                      const train::TrainOptions& options) {
   std::vector<ExitCode> codes(world_size, ExitCode::kFailed);
   monitor::count_tensor_bytes();
@@ -131,9 +131,9 @@ class TrainCommand {
  public:
   TrainCommand(TrainFlags flags, const std::vector<std::string>& extras)
       : flags_(std::move(flags)) {
-    config_ = train::read_run_config(
+    config_ = engine::read_run_config(
         flags_.file, overrides_of(flags_.sets, extras), &origins_);
-    train::read_model_folder(config_, origins_);
+    engine::read_model_folder(config_, origins_);
   }
 
   void run(int argc, char** argv) {
@@ -147,8 +147,8 @@ class TrainCommand {
                    "whose devices are threads of one process. Set mesh.dp to "
                    "their number and leave --nproc out.");
     const int64_t world_size = is_rank ? place.world_size : wanted_world();
-    train::complete(config_,
-                    star() ? train::implied_world_size(config_) : world_size);
+    engine::complete(config_,
+                     star() ? engine::implied_world_size(config_) : world_size);
     if (show_only()) return;
     // The ranks that this program starts have heard of it from their launcher.
     if (place.source != "tessera" && place.rank == 0) warn_of_idle_keys();
@@ -165,12 +165,13 @@ class TrainCommand {
 
   int64_t wanted_world() const {
     if (star()) return 1;
-    return flags_.nproc > 0 ? flags_.nproc : train::implied_world_size(config_);
+    return flags_.nproc > 0 ? flags_.nproc
+                            : engine::implied_world_size(config_);
   }
 
   bool show_only() const {
     if (flags_.print_config) {
-      train::RunConfig copy = config_;
+      engine::RunConfig copy = config_;
       config::Section root;
       copy.declare(root);
       std::cout << config::print(root, origins_);
@@ -184,7 +185,7 @@ class TrainCommand {
   }
 
   void warn_of_idle_keys() const {
-    for (const auto& idle : train::without_effect(config_, origins_)) {
+    for (const auto& idle : engine::without_effect(config_, origins_)) {
       log::warning(idle);
     }
   }
@@ -211,7 +212,7 @@ class TrainCommand {
   }
 
   TrainFlags flags_;
-  train::RunConfig config_;
+  engine::RunConfig config_;
   config::Provenance origins_;
 };
 

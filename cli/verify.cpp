@@ -5,10 +5,9 @@
 #include "cli/commands.h"
 #include "cli/overrides.h"
 #include "tessera/core/error.h"
+#include "tessera/engine/run_config.h"
 #include "tessera/models/decoder.h"
-#include "tessera/train/preflight.h"
-#include "tessera/train/run_config.h"
-#include "tessera/train/verify.h"
+#include "tessera/verify/verify.h"
 
 namespace tessera::cli {
 namespace {
@@ -24,7 +23,7 @@ struct VerifyFlags {
 
 constexpr size_t kNamedAtMost = 20;
 
-void print(const train::Verification& found) {
+void print(const verify::Verification& found) {
   const auto line = [](const char* what, double largest) {
     std::cout << std::left << std::setw(12) << what << std::scientific
               << std::setprecision(1) << largest << "\n";
@@ -57,18 +56,18 @@ constexpr const char* kFp32Hint =
 
 void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
   config::Provenance origins;
-  auto config = train::read_run_config(
+  auto config = engine::read_run_config(
       flags.file, overrides_of(flags.sets, extras), &origins);
-  train::read_model_folder(config, origins);
+  engine::read_model_folder(config, origins);
   TS_CHECK_CONFIG(config.mesh.data_parallel == "ddp",
                   "verify compares ranks; mesh.data_parallel dp has one. Use "
                   "ddp.");
   // It trains on random tokens.
   config.data.train = {"random tokens"};
   const int64_t world =
-      flags.nproc > 0 ? flags.nproc : train::implied_world_size(config);
-  train::complete(config, world);
-  if (flags.shrink) config = train::shrunk(std::move(config), world);
+      flags.nproc > 0 ? flags.nproc : engine::implied_world_size(config);
+  engine::complete(config, world);
+  if (flags.shrink) config = verify::shrunk(std::move(config), world);
   std::cout << "model       " << config.model.family << ", "
             << models::num_parameters(config.model) << " parameters, layers "
             << config.model.layers << ", hidden " << config.model.hidden
@@ -76,7 +75,8 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
             << "mesh        "
             << config.mesh.mesh(world, config.zero.stage).describe()
             << " ranks as threads, in " << flags.precision << std::endl;
-  const auto found = train::verify(config, world, flags.steps, flags.precision);
+  const auto found =
+      verify::verify(config, world, flags.steps, flags.precision);
   print(found);
   if (!found.equal() && flags.precision == "fp32") std::cout << kFp32Hint;
   set_exit_code(

@@ -23,7 +23,7 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/tessera" "${TESSERA_GENERATED}/tessera"
   FILES_MATCHING PATTERN "*.h" PATTERN detail EXCLUDE
   PATTERN shm EXCLUDE PATTERN gloo EXCLUDE PATTERN mpi EXCLUDE
   PATTERN fake EXCLUDE
-  PATTERN algorithms EXCLUDE PATTERN bench EXCLUDE)
+  PATTERN algorithms EXCLUDE PATTERN benchmark EXCLUDE)
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TesseraConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/TesseraConfig.cmake" INSTALL_DESTINATION ${_tessera_cmake_dir})

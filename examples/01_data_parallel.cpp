@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/parallel/data/distributed_data_parallel.h"
+#include "tessera/wrappers/distributed_data_parallel.h"
 
 namespace nn = torch::nn;
 

@@ -9,7 +9,7 @@
 
 #include <iostream>
 
-#include "tessera/parallel/data_parallel/data_parallel.h"
+#include "tessera/wrappers/data_parallel.h"
 
 int main() {
   at::manual_seed(0);

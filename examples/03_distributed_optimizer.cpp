@@ -10,7 +10,7 @@
 #include "tessera/core/error.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/store.h"
-#include "tessera/parallel/data/distributed_optimizer.h"
+#include "tessera/wrappers/distributed_optimizer.h"
 
 namespace nn = torch::nn;
 

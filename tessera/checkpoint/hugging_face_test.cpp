@@ -9,7 +9,7 @@
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/shard/slice.h"
+#include "tessera/mesh/slice.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -95,7 +95,7 @@ TEST_P(HuggingFaceTest, RanksReadTheirBoxes) {
       for (size_t i = 0; i < parameters.size(); ++i) {
         const auto box = parameters[i].spec->layout.local_box(mesh, coord);
         EXPECT_TRUE(
-            at::equal(parameters[i].tensor, shard::slice(whole[i].tensor, box)))
+            at::equal(parameters[i].tensor, mesh::slice(whole[i].tensor, box)))
             << parameters[i].name << " on " << mesh.describe(rank);
       }
     }

@@ -12,6 +12,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
+#include "tessera/mesh/slice.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -182,15 +183,10 @@ class Load {
 
   static void copy_part(const SafetensorsFile& file, const Part& part,
                         TensorEntry& entry) {
-    mesh::Box source = part.common;
-    at::Tensor target = entry.local;
-    for (size_t dim = 0; dim < source.size.size(); ++dim) {
-      target = target.narrow(static_cast<int64_t>(dim),
-                             source.offset[dim] - entry.box.offset[dim],
-                             source.size[dim]);
-      source.offset[dim] -= part.saved->box.offset[dim];
-    }
-    target.copy_(file.read_box(entry.name, source));
+    const auto target =
+        mesh::slice(entry.local, mesh::relative(part.common, entry.box));
+    target.copy_(file.read_box(entry.name,
+                               mesh::relative(part.common, part.saved->box)));
   }
 
   const std::string folder_;

@@ -41,20 +41,10 @@ at::Tensor gathered(const at::Tensor& x, int64_t dim, Group& group) {
   return at::cat(pieces.unbind(0), dim);
 }
 
-void check_divides(const at::Tensor& x, int64_t dim, const Group& group) {
+at::Tensor scattered_sum(const at::Tensor& x, int64_t dim, Group& group) {
   TS_CHECK(x.size(dim) % group.size() == 0, "dim ", dim, " of a tensor ",
            x.sizes(), " does not divide by the ", group.size(),
            " ranks of group '", group.name(), "'.");
-}
-
-at::Tensor own_piece(const at::Tensor& x, int64_t dim, Group& group) {
-  check_divides(x, dim, group);
-  const int64_t length = x.size(dim) / group.size();
-  return x.narrow(dim, group.rank() * length, length).contiguous();
-}
-
-at::Tensor scattered_sum(const at::Tensor& x, int64_t dim, Group& group) {
-  check_divides(x, dim, group);
   const at::Tensor pieces =
       dim == 0 ? x.contiguous() : at::stack(x.chunk(group.size(), dim));
   std::vector<int64_t> shape = x.sizes().vec();
@@ -100,35 +90,6 @@ struct AllReduceWithIdentity : Function<AllReduceWithIdentity> {
   }
   static variable_list backward(AutogradContext*, variable_list grads) {
     return {grads[0], {}};
-  }
-};
-
-// forward: all_gather along dim; backward: this rank's piece of the gradient,
-// which is the same on every rank.
-struct AllGatherWithSplit : Function<AllGatherWithSplit> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            int64_t dim, Group& group) {
-    save_group(context, group);
-    context->saved_data["dim"] = dim;
-    return gathered(x, dim, group);
-  }
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    return {
-        own_piece(grads[0], saved_dim(context), saved_group(context)), {}, {}};
-  }
-};
-
-// forward: this rank's piece along dim; backward: all_gather.
-struct SplitWithAllGather : Function<SplitWithAllGather> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            int64_t dim, Group& group) {
-    save_group(context, group);
-    context->saved_data["dim"] = dim;
-    return own_piece(x, dim, group);
-  }
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    return {
-        gathered(grads[0], saved_dim(context), saved_group(context)), {}, {}};
   }
 };
 
@@ -204,18 +165,6 @@ at::Tensor identity_with_all_reduce(const at::Tensor& x, Group& group) {
 
 at::Tensor all_reduce_with_identity(const at::Tensor& x, Group& group) {
   return group.size() == 1 ? x : AllReduceWithIdentity::apply(x, group);
-}
-
-at::Tensor all_gather_with_split(const at::Tensor& x, int64_t dim,
-                                 Group& group) {
-  if (group.size() == 1) return x;
-  return AllGatherWithSplit::apply(x, wrapped(dim, x), group);
-}
-
-at::Tensor split_with_all_gather(const at::Tensor& x, int64_t dim,
-                                 Group& group) {
-  if (group.size() == 1) return x;
-  return SplitWithAllGather::apply(x, wrapped(dim, x), group);
 }
 
 at::Tensor all_gather_with_reduce_scatter(const at::Tensor& x, int64_t dim,

@@ -2,10 +2,9 @@
 // the forward of the other. `a_with_b`: forward a, backward b.
 //
 // Which one: the gradient of a tensor that every rank holds whole, used
-//   differently by each, is the sum of theirs (identity_with_all_reduce,
-//   split_with_all_gather); the sum of what ranks computed, used alike by all,
-//   passes its gradient on as it is (all_reduce_with_identity,
-//   all_gather_with_split).
+//   differently by each, is the sum of theirs (identity_with_all_reduce); the
+//   sum of what ranks computed, used alike by all, passes its gradient on as it
+//   is (all_reduce_with_identity).
 // Shapes:  n = group.size(); "piece" is 1/n of dim `dim`, piece r is rank r's.
 // Comm:    the verbs named, on `group`, awaited; of a group of one rank none.
 // Errors:  TS_CHECK where `dim` does not divide by n, and the group's own.
@@ -32,12 +31,6 @@ Group& saved_group(torch::autograd::AutogradContext* context);
 // Megatron-LM's f and g (arXiv 1909.08053).
 at::Tensor identity_with_all_reduce(const at::Tensor& x, Group& group);
 at::Tensor all_reduce_with_identity(const at::Tensor& x, Group& group);
-
-// x: a piece -> whole, the same use of it on every rank; and back.
-at::Tensor all_gather_with_split(const at::Tensor& x, int64_t dim,
-                                 Group& group);
-at::Tensor split_with_all_gather(const at::Tensor& x, int64_t dim,
-                                 Group& group);
 
 // x: a piece -> whole, another use of it on each rank; and back, as a sum
 // (sequence parallelism, arXiv 2205.05198).

@@ -76,10 +76,6 @@ std::vector<Case> cases(int64_t n) {
     };
     const std::vector<int64_t> piece = {2, 3};
     const std::vector<int64_t> whole = {2 * n, 3 * n};
-    all.push_back({"all_gather_with_split", with_dim(all_gather_with_split),
-                   false, true, piece});
-    all.push_back({"split_with_all_gather", with_dim(split_with_all_gather),
-                   true, false, whole});
     all.push_back({"all_gather_with_reduce_scatter",
                    with_dim(all_gather_with_reduce_scatter), false, false,
                    piece});
@@ -120,8 +116,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, AutogradTest, ::testing::Values(1, 2, 3));
 
 TEST(Autograd, RefusesADimThatDoesNotDivide) {
   run_threads(2, "shm", [](Communicator& communicator) {
-    EXPECT_THROW(split_with_all_gather(at::ones({3}), 0, communicator.world()),
-                 c10::Error);
+    EXPECT_THROW(
+        reduce_scatter_with_all_gather(at::ones({3}), 0, communicator.world()),
+        c10::Error);
   });
 }
 

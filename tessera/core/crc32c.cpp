@@ -48,16 +48,6 @@ uint32_t crc_by_instruction(std::span<const std::byte>, uint32_t crc) {
 bool has_instruction() { return false; }
 #endif
 
-// Polynomials over GF(2) modulo the CRC's, bits reversed: bit 31 is x^0.
-uint32_t multiply(uint32_t a, uint32_t b) {
-  uint32_t product = 0;
-  for (uint32_t bit = uint32_t{1} << 31; bit != 0; bit >>= 1) {
-    if ((a & bit) != 0) product ^= b;
-    b = (b >> 1) ^ ((b & 1) != 0 ? kPolynomial : 0);  // times x
-  }
-  return product;
-}
-
 }  // namespace
 
 uint32_t crc32c(std::span<const std::byte> bytes, uint32_t seed) {
@@ -72,17 +62,6 @@ uint32_t crc32c_portable(std::span<const std::byte> bytes, uint32_t seed) {
     crc = (crc >> 8) ^ kTable[(crc ^ static_cast<uint8_t>(byte)) & 0xff];
   }
   return ~crc;
-}
-
-uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b) {
-  // a is followed by size_b bytes: times x^(8 size_b), by squaring.
-  uint32_t power = uint32_t{1} << 31;   // x^0
-  uint32_t square = uint32_t{1} << 23;  // x^8
-  for (; size_b != 0; size_b >>= 1) {
-    if ((size_b & 1) != 0) power = multiply(power, square);
-    square = multiply(square, square);
-  }
-  return multiply(power, crc_a) ^ crc_b;
 }
 
 }  // namespace tessera

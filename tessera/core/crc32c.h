@@ -1,9 +1,7 @@
 // CRC-32C (Castagnoli, as in iSCSI, SSE 4.2 and btrfs): finds every flip of up
 // to three bits and every burst of up to 32 bits in a block.
 //
-// Parts:   crc32c(b, crc32c(a)) is the value of a followed by b, and so is
-//          crc32c_combine(crc32c(a), crc32c(b), size of b): parts may be summed
-//          by several threads.
+// Parts:   crc32c(b, crc32c(a)) is the value of a followed by b.
 // Check:   "123456789" has 0xe3069283.
 // Threads: any.
 #pragma once
@@ -18,8 +16,5 @@ namespace tessera {
 uint32_t crc32c(std::span<const std::byte> bytes, uint32_t seed = 0);
 // The same value without the processor's instruction for it.
 uint32_t crc32c_portable(std::span<const std::byte> bytes, uint32_t seed = 0);
-
-// Of a followed by b, from the values of both and b's size in bytes.
-uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t size_b);
 
 }  // namespace tessera

@@ -57,10 +57,8 @@ TEST(Crc32c, PartsMakeTheWhole) {
   }
   const std::span<const std::byte> all(data);
   for (size_t cut = 0; cut <= data.size(); cut += 37) {
-    const uint32_t a = crc32c(all.first(cut));
-    const uint32_t b = crc32c(all.subspan(cut));
-    EXPECT_EQ(crc32c(all.subspan(cut), a), crc32c(all));
-    EXPECT_EQ(crc32c_combine(a, b, data.size() - cut), crc32c(all));
+    const uint32_t before = crc32c(all.first(cut));
+    EXPECT_EQ(crc32c(all.subspan(cut), before), crc32c(all));
   }
 }
 

@@ -189,11 +189,6 @@ RankMemory::~RankMemory() {
   own = before_;
 }
 
-int64_t peak_resident_bytes() {
-  const int64_t kib = read_number("/proc/self/status", "VmHWM:");
-  return kib < 0 ? 0 : kib * 1024;
-}
-
 int64_t host_memory_bytes() {
   const int64_t kib = read_number("/proc/meminfo", "MemTotal:");
   const int64_t total = kib < 0 ? 0 : kib * 1024;

@@ -47,8 +47,6 @@ class RankMemory {
   Account* before_;
 };
 
-// The most that the process ever had in memory (VmHWM).
-int64_t peak_resident_bytes();
 // What the host has, or what the cgroup allows of it. 0: unknown.
 int64_t host_memory_bytes();
 

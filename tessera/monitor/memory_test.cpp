@@ -87,10 +87,7 @@ TEST(Memory, ATensorMayOutliveItsRank) {
   left.reset();
 }
 
-TEST(Memory, KnowsTheProcessAndTheHost) {
-  EXPECT_GT(peak_resident_bytes(), kMiB);
-  EXPECT_GT(host_memory_bytes(), peak_resident_bytes());
-}
+TEST(Memory, KnowsTheHost) { EXPECT_GT(host_memory_bytes(), kMiB); }
 
 TEST(Throughput, FollowsFromTokensAndSeconds) {
   const Throughput known = throughput(1000, 0.5, 2, 6e6, 1.2e10);

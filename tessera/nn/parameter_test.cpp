@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tessera/mesh/slice.h"
 #include "tessera/nn/blocks.h"
-#include "tessera/shard/slice.h"
 
 namespace tessera::nn {
 namespace {
@@ -125,7 +125,7 @@ TEST(Materialise, EveryMeshGivesTheSameBits) {
       for (size_t i = 0; i < parameters.size(); ++i) {
         const auto box = parameters[i].spec->layout.local_box(mesh, coord);
         EXPECT_TRUE(at::equal(parameters[i].tensor,
-                              shard::slice(expected[i].tensor, box)))
+                              mesh::slice(expected[i].tensor, box)))
             << parameters[i].name << " on " << mesh.describe(rank);
       }
     }

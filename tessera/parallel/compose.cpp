@@ -83,7 +83,7 @@ Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
                           : layout.is_of_expert() ? options.expert_zero_stage
                                                   : options.zero_stage;
     composed.units.zero_stages[owner_of(model, parameter)] = stage;
-    zero::set_layout(parameter, stage);
+    data::set_layout(parameter, stage);
   }
   composed.data = group({Axis::kDpReplicate, Axis::kDpShard}, "data");
 
@@ -101,9 +101,9 @@ Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
     const int64_t owner = owner_of(model, parameter);
     units[owner].push_back(std::move(parameter));
   }
-  composed.parameters = std::make_unique<zero::ShardedParameters>(
+  composed.parameters = std::make_unique<data::ShardedParameters>(
       std::move(units), mesh, ranks,
-      zero::ShardingOptions{.stages = composed.units.zero_stages,
+      data::ShardingOptions{.stages = composed.units.zero_stages,
                             .gradient_dtype = options.gradient_dtype,
                             .bucket_bytes = options.bucket_bytes});
   return composed;

@@ -17,10 +17,10 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/decoder.h"
 #include "tessera/parallel/context/context_parallel.h"
+#include "tessera/parallel/data/sharded_parameters.h"
 #include "tessera/parallel/expert/expert_parallel.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
-#include "tessera/parallel/zero/sharded_parameters.h"
 #include "tessera/program/units.h"
 
 namespace tessera::parallel {
@@ -45,7 +45,7 @@ struct Composed {
   mesh::Coord coord;
   comm::Group* data = nullptr;      // ranks that see other samples
   comm::Group* pipeline = nullptr;  // ranks that hold the other stages
-  std::unique_ptr<zero::ShardedParameters> parameters;
+  std::unique_ptr<data::ShardedParameters> parameters;
   program::Units units;  // how a step's program goes over the model
 };
 

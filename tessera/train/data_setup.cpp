@@ -10,6 +10,9 @@
 #include "tessera/data/tokenizer_trainer.h"
 
 namespace tessera::train {
+
+using engine::RunConfig;
+
 namespace {
 
 bool is_text(const data::DataConfig& data, const std::string& path) {

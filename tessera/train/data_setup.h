@@ -14,7 +14,7 @@
 
 #include "tessera/data/dataset.h"
 #include "tessera/data/fingerprint.h"
-#include "tessera/train/run_config.h"
+#include "tessera/engine/run_config.h"
 #include "tessera/train/run_folder.h"
 
 namespace tessera::train {
@@ -27,8 +27,9 @@ struct Datasets {
 };
 
 // Idempotent: what is there already is not made again.
-void prepare_data(const RunConfig& config, const RunFolder& folder);
+void prepare_data(const engine::RunConfig& config, const RunFolder& folder);
 
-Datasets open_datasets(const RunConfig& config, const RunFolder& folder);
+Datasets open_datasets(const engine::RunConfig& config,
+                       const RunFolder& folder);
 
 }  // namespace tessera::train

@@ -7,13 +7,17 @@
 #include <utility>
 
 #include "tessera/comm/link.h"
+#include "tessera/engine/precision.h"
 #include "tessera/models/decoder.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/monitor/sink.h"
 #include "tessera/monitor/throughput.h"
-#include "tessera/train/precision.h"
 
 namespace tessera::train {
+
+using engine::RunConfig;
+using engine::Traffic;
+
 namespace {
 
 constexpr double kMib = 1024.0 * 1024.0;

@@ -13,10 +13,10 @@
 #include <optional>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/engine/run_config.h"
+#include "tessera/engine/traffic.h"
 #include "tessera/monitor/step_record.h"
-#include "tessera/train/run_config.h"
 #include "tessera/train/run_folder.h"
-#include "tessera/train/traffic.h"
 
 namespace tessera::train {
 
@@ -42,7 +42,7 @@ struct StepShare {
   double aux_sum = 0;
   at::Tensor expert_load = {};  // (E), or undefined
   double grad_norm = 0;
-  Traffic traffic;  // beside that of the groups
+  engine::Traffic traffic;  // beside that of the groups
   bool stop = false;
 };
 
@@ -50,7 +50,7 @@ class Metrics {
  public:
   // `first_step`: updates done before; lines of later steps, left by a run that
   // was killed, are dropped.
-  Metrics(const RunConfig& config, const RunFolder& folder,
+  Metrics(const engine::RunConfig& config, const RunFolder& folder,
           comm::Communicator& ranks, int64_t first_step);
   ~Metrics();
 

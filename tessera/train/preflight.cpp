@@ -1,17 +1,19 @@
 #include "tessera/train/preflight.h"
 
-#include <algorithm>
 #include <sstream>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/units.h"
 #include "tessera/data/file_list.h"
+#include "tessera/engine/precision.h"
 #include "tessera/models/decoder.h"
 #include "tessera/train/data_setup.h"
-#include "tessera/train/precision.h"
 #include "tessera/train/run_folder.h"
 
 namespace tessera::train {
+
+using engine::RunConfig;
+
 namespace {
 
 // Of one parameter.
@@ -112,14 +114,6 @@ std::string groups_text(const RunConfig& config, const mesh::DeviceMesh& mesh) {
 }
 
 }  // namespace
-
-int64_t implied_world_size(const RunConfig& config) {
-  const auto& mesh = config.mesh;
-  const auto open = [](int64_t degree) { return std::max<int64_t>(degree, 1); };
-  const int64_t data =
-      mesh.dp > 0 ? mesh.dp : open(mesh.dp_replicate) * open(mesh.dp_shard);
-  return open(mesh.pp) * data * open(mesh.cp) * open(mesh.tp);
-}
 
 void preflight(const RunConfig& config) {
   check_paths(config);

@@ -9,23 +9,20 @@
 #include <cstdint>
 #include <string>
 
-#include "tessera/train/run_config.h"
+#include "tessera/engine/run_config.h"
 
 namespace tessera::train {
 
-// The ranks that the mesh asks for by itself; degrees that are left open are 1.
-int64_t implied_world_size(const RunConfig& config);
-
 // Makes the run folder, prepares the data in it, checks the disk. Done once, by
 // whoever starts the ranks. REQUIRES: a completed configuration.
-void preflight(const RunConfig& config);
+void preflight(const engine::RunConfig& config);
 
 // That the files which data.train, data.valid and TESSERA_COMM_TABLE name are
 // there.
-void check_paths(const RunConfig& config);
+void check_paths(const engine::RunConfig& config);
 
 // What a dry run shows: sizes of model, batch, memory and checkpoint. Memory as
 // if everything divided evenly among the ranks.
-std::string describe_plan(const RunConfig& config);
+std::string describe_plan(const engine::RunConfig& config);
 
 }  // namespace tessera::train

@@ -7,7 +7,7 @@
 
 namespace tessera::train {
 
-RunFolder::RunFolder(const RunConfig& config)
+RunFolder::RunFolder(const engine::RunConfig& config)
     : path_(config.run.dir + "/" + config.run.name),
       checkpoints_(config.checkpoint.dir.empty() ? path_ + "/checkpoints"
                                                  : config.checkpoint.dir) {}

@@ -11,13 +11,13 @@
 #include <cstdint>
 #include <string>
 
-#include "tessera/train/run_config.h"
+#include "tessera/engine/run_config.h"
 
 namespace tessera::train {
 
 class RunFolder {
  public:
-  explicit RunFolder(const RunConfig& config);
+  explicit RunFolder(const engine::RunConfig& config);
 
   const std::string& path() const { return path_; }
   std::string config() const { return path_ + "/config.json"; }

@@ -8,11 +8,15 @@
 #include <mutex>
 
 #include "tessera/core/files.h"
-#include "tessera/shard/slice.h"
-#include "tessera/train/detail/comparison.h"
-#include "tessera/train/rank_model.h"
+#include "tessera/engine/rank_model.h"
+#include "tessera/mesh/slice.h"
+#include "tessera/verify/random_batch.h"
 
 namespace tessera::train {
+
+using engine::RankModel;
+using engine::RunConfig;
+
 namespace {
 
 struct Mesh {
@@ -104,7 +108,7 @@ double loss_of_step(RankModel& model, const RunConfig& config,
                     comm::Group& world, int64_t step) {
   model.step(step_input(
       config, config.optimizer.lr, [&](int64_t first, int64_t count) {
-        return detail::random_batch(config, step, first, count);
+        return verify::random_batch(config, step, first, count);
       }));
   at::Tensor sums = at::tensor(
       {model.stage().loss_sum(), model.stage().weight()}, at::kDouble);
@@ -137,7 +141,7 @@ Saved save_on(const Mesh& mesh, const char* family, const std::string& folder) {
         if (!whole.defined()) {
           whole = at::zeros(entry.global_shape, entry.local.options());
         }
-        shard::slice(whole, entry.box).copy_(entry.local);
+        mesh::slice(whole, entry.box).copy_(entry.local);
       }
     }
     const double loss = loss_of_step(model, config, ranks.world(), 2);
@@ -157,8 +161,7 @@ void load_on(const Mesh& mesh, const char* family, const std::string& folder,
     checkpoint::load(folder + "/step-2", state, ranks.world());
     model.shards_changed();
     for (const auto& entry : state.tensors) {
-      const at::Tensor box =
-          shard::slice(saved.whole.at(entry.name), entry.box);
+      const at::Tensor box = mesh::slice(saved.whole.at(entry.name), entry.box);
       EXPECT_TRUE(at::equal(entry.local, box)) << entry.name;
     }
     const double loss = loss_of_step(model, config, ranks.world(), 2);

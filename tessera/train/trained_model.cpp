@@ -9,12 +9,16 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/engine/run_config.h"
 #include "tessera/nn/parameter.h"
-#include "tessera/train/run_config.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/state.h"
 
 namespace tessera::train {
+
+using engine::run_config_from_text;
+using engine::RunConfig;
+
 namespace {
 
 namespace fs = std::filesystem;

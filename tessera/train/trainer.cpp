@@ -13,15 +13,20 @@
 #include "tessera/core/hash.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/engine/rank_model.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/evaluate.h"
 #include "tessera/train/metrics.h"
-#include "tessera/train/rank_model.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/state.h"
 
 namespace tessera::train {
+
+using engine::RankModel;
+using engine::RunConfig;
+using engine::TrainStage;
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

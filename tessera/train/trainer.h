@@ -19,7 +19,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
-#include "tessera/train/run_config.h"
+#include "tessera/engine/run_config.h"
 
 namespace tessera::train {
 
@@ -30,7 +30,7 @@ struct TrainOptions {
 };
 
 // Runs the training of `config` on this rank.
-ExitCode train(const RunConfig& config, comm::Communicator& ranks,
+ExitCode train(const engine::RunConfig& config, comm::Communicator& ranks,
                const TrainOptions& options);
 
 }  // namespace tessera::train

@@ -36,8 +36,8 @@ def mesh(model=None, **sections):
             "optimizer": {"lr": 0.01}, "schedule": {"warmup": 0}, "run": {"steps": 10}, **sections}
 
 
-ZERO = "tessera/parallel/zero/sharded_parameters.cpp"
-STAGE = "tessera/train/train_stage.cpp"
+ZERO = "tessera/parallel/data/sharded_parameters.cpp"
+STAGE = "tessera/engine/train_stage.cpp"
 TENSOR = "tessera/parallel/tensor/tensor_parallel.cpp"
 
 MUTANTS = [

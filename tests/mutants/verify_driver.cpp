@@ -2,18 +2,17 @@
 // that TESSERA_MUTANT switches on. Exit code 1 where it finds a difference.
 #include <iostream>
 
-#include "tessera/train/preflight.h"
-#include "tessera/train/run_config.h"
-#include "tessera/train/verify.h"
+#include "tessera/engine/run_config.h"
+#include "tessera/verify/verify.h"
 
 int main(int argc, char** argv) {
   using namespace tessera;
   if (argc != 2) return 2;
-  auto config = train::read_run_config(argv[1]);
+  auto config = engine::read_run_config(argv[1]);
   config.data.train = {"random tokens"};
-  const int64_t world = train::implied_world_size(config);
-  train::complete(config, world);
-  const auto found = train::verify(config, world);
+  const int64_t world = engine::implied_world_size(config);
+  engine::complete(config, world);
+  const auto found = verify::verify(config, world);
   for (const auto& difference : found.differences) {
     std::cout << difference.describe() << "\n";
   }

@@ -44,11 +44,11 @@ class CheckRooms(unittest.TestCase):
         self.assertIn("upward", self.faults_of("tessera/comm/x.h", text)[0])
 
     def test_strategies_do_not_include_each_other(self):
-        text = '#include "tessera/parallel/zero/zero.h"\n'
-        name = "tessera/parallel/data/x.cpp"
+        text = '#include "tessera/parallel/data/data.h"\n'
+        name = "tessera/parallel/tensor/x.cpp"
         self.assertIn("each other", self.faults_of(name, text)[0])
         self.assertEqual(self.faults_of("tessera/parallel/compose.cpp", text), [])
-        self.assertEqual(self.faults_of("tessera/parallel/zero/x.cpp", text), [])
+        self.assertEqual(self.faults_of("tessera/parallel/data/x.cpp", text), [])
 
     def test_detail_stays_inside(self):
         text = '#include "tessera/core/detail/json.h"\n'

@@ -17,7 +17,7 @@
 
 #include "tessera/comm/algorithms/cost.h"
 #include "tessera/comm/algorithms/elements.h"
-#include "tessera/comm/detail/verb.h"
+#include "tessera/comm/verb.h"
 
 namespace tessera::comm::algorithms {
 

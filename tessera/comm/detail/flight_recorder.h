@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/verb.h"
+#include "tessera/comm/verb.h"
 
 namespace tessera::comm {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tessera/comm/detail/kernels/kernels.h"
-#include "tessera/comm/detail/verb.h"
+#include "tessera/comm/verb.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {

@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "tessera/comm/detail/kernels/kernels.h"
-#include "tessera/comm/detail/verb.h"
+#include "tessera/comm/verb.h"
 
 namespace tessera::comm {
 namespace {

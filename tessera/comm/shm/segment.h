@@ -26,13 +26,13 @@
 #include <vector>
 
 #include "tessera/comm/detail/rendezvous.h"
-#include "tessera/comm/detail/verb.h"
 #include "tessera/comm/shm/channel.h"
 #include "tessera/comm/shm/cores.h"
 #include "tessera/comm/shm/descriptor.h"
 #include "tessera/comm/shm/peer_watch.h"
 #include "tessera/comm/shm/registered.h"
 #include "tessera/comm/shm/waiting.h"
+#include "tessera/comm/verb.h"
 
 namespace tessera::comm::shm {
 

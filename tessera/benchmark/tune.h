@@ -1,0 +1,28 @@
+// From figures to the table that comm.algorithm=auto reads: which algorithm was
+// the fastest, by verb, backend, ranks and bytes.
+//
+// Between two sizes that were measured the border is their geometric mean; the
+// first range begins at 0 and the last has no end. An algorithm takes the place
+// of the backend's own where it was faster by more than noise (5%) and all its
+// elements were right; ranges that stay with the backend have no entry.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/benchmark/measure.h"
+#include "tessera/comm/algorithms/tuning_table.h"
+
+namespace tessera::benchmark {
+
+// What there is a choice of algorithms for.
+const std::vector<Operation>& tunable_operations();
+// "auto", and every algorithm that a table may name.
+std::vector<std::string> tunable_algorithms();
+
+// REQUIRES: one dtype, at most one reduction, ascending sizes of each
+// operation, and of each backend a cell of its own algorithm, "auto".
+comm::algorithms::TuningTable tuning_table(const std::vector<Row>& rows,
+                                           const std::string& machine);
+
+}  // namespace tessera::benchmark

@@ -1,0 +1,125 @@
+#include "tessera/engine/rank_model.h"
+
+#include <utility>
+
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/core/error.h"
+#include "tessera/core/memory_kind.h"
+#include "tessera/engine/precision.h"
+#include "tessera/program/checker.h"
+#include "tessera/program/schedules/pipeline.h"
+
+namespace tessera::engine {
+
+StepInput step_input(const RunConfig& config, double lr, StepBatch batch) {
+  const int64_t micro = config.batch.micro, count = accumulation(config);
+  StepInput input;
+  input.load = [batch = std::move(batch), micro, count](int64_t share,
+                                                        int64_t microbatch) {
+    return batch((share * count + microbatch) * micro, micro);
+  };
+  input.samples = micro;
+  input.tokens = config.data.seq_len / config.mesh.cp;
+  input.target_tokens =
+      static_cast<double>(config.batch.global * config.data.seq_len);
+  input.aux_scale = config.model.moe.aux_loss * aux_mean(config);
+  input.lr = lr;
+  return input;
+}
+
+RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks)
+    : config_(config), ranks_(ranks) {
+  build_model();
+  build_optimizer();
+  build_stage();
+  build_program();
+}
+
+void RankModel::step(StepInput input, const program::Observer& observer) {
+  stage_->begin(std::move(input), accumulation(config_));
+  program::execute(program_, *stage_, observer);
+}
+
+// Structure, parallelism, memory; then the first weights.
+void RankModel::build_model() {
+  decoder_ = std::make_shared<models::Decoder>(config_.model);
+  mesh::DeviceMesh mesh;
+  // Devices around device 0 are no ranks: their mesh has one.
+  if (!star()) {
+    mesh = config_.mesh.mesh(ranks_.world_size(), config_.zero.stage);
+  }
+  rank_context().coords = mesh.describe(ranks_.rank());
+  parallel::ComposeOptions options;
+  options.materialise.seed = static_cast<uint64_t>(config_.run.seed);
+  options.materialise.dtype = compute_dtype(config_);
+  options.materialise.fill = !config_.model.load_weights;
+  if (config_.model.load_weights) {
+    options.load = [&] {
+      checkpoint::load_hugging_face(config_.model.from, *decoder_, mesh,
+                                    mesh.coord_of(ranks_.rank()));
+    };
+  }
+  options.tensor = tensor_options(config_);
+  options.context = context_options(config_);
+  options.pipeline = pipeline_options(config_);
+  options.zero_stage = config_.zero.stage;
+  options.expert_zero_stage = expert_zero_stage(config_);
+  options.reshard_after_forward = config_.zero.reshard_after_forward;
+  options.gradient_dtype = gradient_dtype(config_);
+  options.bucket_bytes =
+      static_cast<int64_t>(config_.zero.bucket_mb * (1 << 20));
+  composed_ = parallel::compose(*decoder_, mesh, ranks_, options);
+}
+
+void RankModel::build_optimizer() {
+  const MemoryScope scope(MemoryKind::kOptimizer);
+  std::vector<optim::FlatSegment> segments;
+  for (const auto& parameter : composed_.parameters->parameters()) {
+    segments.push_back({.name = parameter.name,
+                        .parameter = parameter.shard,
+                        .gradient = parameter.gradient,
+                        .decay = parameter.layout.global_shape().size() >= 2});
+  }
+  optimizer_ = optim::make_optimizer(config_.optimizer, std::move(segments));
+}
+
+void RankModel::build_stage() {
+  const double clip_norm = config_.optimizer.clip_norm;
+  if (star()) {
+    stage_ = std::make_unique<StarStage>(replicas(), composed_, *optimizer_,
+                                         ranks_.world(), clip_norm);
+  } else {
+    stage_ = std::make_unique<RankStage>(*decoder_, composed_, *optimizer_,
+                                         ranks_.world(), clip_norm,
+                                         recompute_options(config_));
+  }
+}
+
+// Every rank proves the programs of all stages, since they must meet.
+void RankModel::build_program() {
+  const auto pipeline = pipeline_of(config_);
+  std::vector<program::Program> stages;
+  for (int64_t stage = 0; stage < pipeline.stages; ++stage) {
+    stages.push_back(program::schedules::pipeline(pipeline, stage));
+    program::check(stages.back());
+  }
+  program::check_messages(stages);
+  program_ = std::move(stages[composed_.coord[mesh::Axis::kPp]]);
+  if (star()) return;
+  program_ = program::over_units(program_, composed_.units);
+  program::check(program_, composed_.units);
+}
+
+// The trained decoder and, for every further device, one of its shape.
+std::vector<std::shared_ptr<models::Decoder>> RankModel::replicas() const {
+  std::vector<std::shared_ptr<models::Decoder>> decoders = {decoder_};
+  while (static_cast<int64_t>(decoders.size()) <
+         data_parallel_degree(config_)) {
+    decoders.push_back(std::make_shared<models::Decoder>(config_.model));
+    nn::materialise(*decoders.back(),
+                    {.dtype = compute_dtype(config_), .fill = false});
+  }
+  return decoders;
+}
+
+}  // namespace tessera::engine

@@ -1,0 +1,61 @@
+// What one rank trains: a model on its place of the mesh, its optimizer, and
+// the program of a step.
+//
+// Comm:    construction is collective over the world, and so is a step.
+// Errors:  TS_CHECK_CONFIG and TS_CHECK_IO as composing and loading throw them.
+// Threads: as comm::Group: one thread a rank.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/engine/run_config.h"
+#include "tessera/engine/train_stage.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/parallel/compose.h"
+#include "tessera/program/executor.h"
+
+namespace tessera::engine {
+
+// A step's input: a share takes a run of the step's samples, micro-batch by
+// micro-batch. `batch` gives samples first .. first + count - 1 of the step.
+using StepBatch = std::function<data::Batch(int64_t first, int64_t count)>;
+StepInput step_input(const RunConfig& config, double lr, StepBatch batch);
+
+class RankModel {
+ public:
+  // REQUIRES: a completed configuration.
+  RankModel(const RunConfig& config, comm::Communicator& ranks);
+
+  // One step; the observer hears of each instruction.
+  void step(StepInput input, const program::Observer& observer = nullptr);
+  // After the shards or the optimizer's state were changed from outside.
+  void shards_changed() { composed_.parameters->gather_all(); }
+
+  models::Decoder& decoder() { return *decoder_; }
+  const mesh::DeviceMesh& mesh() const { return composed_.mesh; }
+  const parallel::Composed& composed() const { return composed_; }
+  const optim::Optimizer& optimizer() const { return *optimizer_; }
+  TrainStage& stage() { return *stage_; }
+
+ private:
+  void build_model();
+  void build_optimizer();
+  void build_stage();
+  void build_program();
+  std::vector<std::shared_ptr<models::Decoder>> replicas() const;
+  // Data parallelism on threads around device 0, which is the one rank.
+  bool star() const { return config_.mesh.data_parallel == "dp"; }
+
+  const RunConfig& config_;
+  comm::Communicator& ranks_;
+  std::shared_ptr<models::Decoder> decoder_;
+  parallel::Composed composed_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<TrainStage> stage_;
+  program::Program program_;
+};
+
+}  // namespace tessera::engine

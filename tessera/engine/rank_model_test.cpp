@@ -1,0 +1,229 @@
+#include "tessera/engine/rank_model.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "tessera/monitor/memory.h"
+#include "tests/support/small_run.h"
+
+namespace tessera::engine {
+namespace {
+
+using testing::ExpertLayout;
+using testing::kExpertLayouts;
+using testing::run_of_experts;
+using testing::small_run;
+
+data::Batch zeros(int64_t count, int64_t length) {
+  const at::Tensor ids = at::zeros({count, length}, at::kLong);
+  return {ids, ids};
+}
+
+struct Measured {
+  // Bytes a parameter of what lives between steps, by the allocator that counts
+  // them.
+  double parameters = 0, gradients = 0, optimizer = 0;
+  double states() const { return parameters + gradients + optimizer; }
+  // Of a step: bytes out of a rank, in units of the parameters, times
+  // N / (N - 1): an all_reduce counts twice.
+  double traffic = 0;
+};
+
+// A group's thread lets go of an operation's tensors before the next one.
+void settle(comm::Communicator& ranks) {
+  std::vector<comm::Work> works;
+  for (auto* group : ranks.groups()) {
+    works.push_back(group->all_reduce(at::zeros({1}, at::kDouble)));
+  }
+  for (auto& work : works) work.wait();
+}
+
+Measured measure(const RunConfig& config, int64_t num_ranks) {
+  monitor::count_tensor_bytes();
+  Measured measured;
+  std::mutex mutex;
+  comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
+    const monitor::RankMemory memory;
+    RankModel model(config, ranks);
+    const auto input = step_input(config, 1e-3, [&](int64_t, int64_t count) {
+      return zeros(count, config.data.seq_len);
+    });
+    model.step(input);  // opens what is opened on first use
+    for (auto* group : ranks.groups()) group->reset_stats();
+    model.step(input);
+    double bytes = 0;
+    for (auto* group : ranks.groups()) {
+      if (group->name() == "world") continue;  // the norm
+      for (const auto& verb : group->stats()) {
+        const double times = verb.verb == "all_reduce" ? 2 : 1;
+        bytes += times * static_cast<double>(verb.bytes);
+      }
+    }
+    settle(ranks);
+    const auto count =
+        static_cast<double>(models::num_parameters(config.model));
+    const std::scoped_lock lock(mutex);
+    const auto take = [&](double& most, MemoryKind kind) {
+      const auto held = static_cast<double>(monitor::tensor_bytes(kind));
+      most = std::max(most, held / count);
+    };
+    take(measured.parameters, MemoryKind::kParameters);
+    take(measured.gradients, MemoryKind::kGradients);
+    take(measured.optimizer, MemoryKind::kOptimizer);
+    measured.traffic = std::max(measured.traffic, bytes / (4 * count));
+  });
+  return measured;
+}
+
+// Bytes a parameter of weights, gradients and AdamW's tensors, in all three
+// ways to hold them: all in fp32 16; 8 + 8/N; 4 + 12/N; 16/N. In bf16, fp32
+// masters among the optimizer's, 16; 4 + 12/N; 2 + 14/N; 16/N; with gradients
+// in fp32 two more for each gradient.
+TEST(RankModel, MemoryOfModelStates) {
+  struct Kind {
+    const char *compute, *reduce;
+    double weight, gradient, optimizer;
+  };
+  for (const Kind& kind :
+       {Kind{"fp32", "auto", 4, 4, 8}, Kind{"bf16", "bf16", 2, 2, 12},
+        Kind{"bf16", "auto", 2, 4, 12}}) {
+    for (const int64_t n : {1, 2, 4, 8}) {
+      for (int64_t stage = 0; stage <= 3; ++stage) {
+        RunConfig config = small_run(n, stage);
+        config.precision = {.compute = kind.compute, .reduce = kind.reduce};
+        const Measured found = measure(config, n);
+        const auto expect = [&](double measured, double whole, int64_t from) {
+          const double formula =
+              stage >= from ? whole / static_cast<double>(n) : whole;
+          EXPECT_NEAR(measured, formula, 0.02 * formula)
+              << kind.compute << " reduced in " << kind.reduce << ", stage "
+              << stage << " on " << n << " ranks";
+          return formula;
+        };
+        const double states = expect(found.parameters, kind.weight, 3) +
+                              expect(found.gradients, kind.gradient, 2) +
+                              expect(found.optimizer, kind.optimizer, 1);
+        EXPECT_NEAR(found.states(), states, 0.02 * states);
+      }
+    }
+  }
+}
+
+// Bytes of model states on a device, 16 a parameter, where the trunk has B and
+// all experts together X parameters.
+TEST(RankModel, MemoryOfExperts) {
+  for (const ExpertLayout& layout : kExpertLayouts) {
+    const RunConfig config = run_of_experts(layout);
+    const auto experts =
+        static_cast<double>(models::num_expert_parameters(config.model));
+    const double trunk =
+        static_cast<double>(models::num_parameters(config.model)) - experts;
+    const double expected = layout.trunk * trunk + layout.of_experts * experts;
+    const double measured = measure(config, 4).states() * (trunk + experts);
+    EXPECT_NEAR(measured, expected, 0.02 * expected) << layout.groups;
+  }
+}
+
+// In units of the parameters: 2 for stages 0, 1 and 2; 3 for stage 3, or 2 when
+// gathered parameters are kept until the backward.
+TEST(RankModel, TrafficOfAStep) {
+  for (const int64_t n : {2, 4}) {
+    for (int64_t stage = 0; stage <= 3; ++stage) {
+      const double units = stage == 3 ? 3 : 2;
+      EXPECT_NEAR(measure(small_run(n, stage), n).traffic, units, 0.01 * units)
+          << "stage " << stage << " on " << n << " ranks";
+    }
+    RunConfig kept = small_run(n, 3);
+    kept.zero.reshard_after_forward = false;
+    EXPECT_NEAR(measure(kept, n).traffic, 2, 0.02);
+  }
+}
+
+// Bytes out of rank 0 in a step, by group: what docs/parallelism.md says.
+std::map<std::string, double> bytes_out(const RunConfig& config,
+                                        int64_t num_ranks) {
+  std::map<std::string, double> bytes;
+  comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    const auto input = step_input(config, 1e-3, [&](int64_t, int64_t count) {
+      return zeros(count, config.data.seq_len);
+    });
+    model.step(input);
+    for (auto* group : ranks.groups()) group->reset_stats();
+    model.step(input);
+    if (ranks.rank() != 0) return;
+    for (auto* group : ranks.groups()) {
+      const auto n = static_cast<double>(group->size());
+      for (const auto& verb : group->stats()) {
+        const double share = verb.verb == "all_reduce" ? 2 * (n - 1) / n
+                             : verb.verb == "send"     ? 1
+                             : verb.verb == "recv"     ? 0
+                                                       : (n - 1) / n;
+        bytes[group->name()] += share * static_cast<double>(verb.bytes);
+      }
+    }
+  });
+  return bytes;
+}
+
+TEST(RankModel, BytesByAxis) {
+  constexpr int64_t kRanks = 4, kMicrobatches = 2;
+  RunConfig base = small_run(1, 0);
+  base.batch = {.global = 2 * kMicrobatches, .micro = 2};
+  const double f = (kRanks - 1.0) / kRanks, m = kMicrobatches;
+  const auto layers = static_cast<double>(base.model.layers);
+  // Of a micro-batch: tokens, hidden states, keys and values (also queries
+  // twice: there are as many heads).
+  const double tokens = 2.0 * static_cast<double>(base.data.seq_len);
+  const double hidden = 4 * tokens * static_cast<double>(base.model.hidden);
+  const auto expect = [&](RunConfig config, const char* group, double formula) {
+    config.mesh.dp = 1;
+    complete(config, kRanks);
+    EXPECT_NEAR(bytes_out(config, kRanks)[group], formula, 0.01 * formula)
+        << group;
+  };
+
+  RunConfig tensor = base;
+  tensor.mesh.tp = kRanks;
+  expect(tensor, "tp",
+         m * 2 * f * ((4 * layers + 2) * hidden + 3 * 4 * tokens));
+  tensor.tensor.sequence_parallel = true;
+  const double norms = (2 * layers + 1) * 4 * 64;
+  expect(
+      tensor, "tp",
+      m * f * ((8 * layers + 4) * hidden + 2 * 3 * 4 * tokens) + 2 * f * norms);
+
+  RunConfig context = base;
+  context.mesh.cp = kRanks;
+  const double here = 2 * hidden / kRanks;  // keys and values
+  const double sum =
+      2 * f * 4 * static_cast<double>(models::num_parameters(base.model));
+  context.context.method = "ring";
+  expect(context, "cp", sum + m * layers * (3 * kRanks - 2) * here);
+  context.context.method = "ulysses";
+  expect(context, "cp", sum + m * layers * 2 * f * 2 * here);
+  context.context.method = "allgather";
+  expect(context, "cp", sum + m * layers * 2 * (kRanks - 1) * here);
+
+  RunConfig pipeline = base;
+  pipeline.mesh.pp = kRanks;
+  expect(pipeline, "pp",
+         m * hidden);  // the first stage has no gradient to send
+
+  // Every token goes to every expert: the rows are shared out evenly.
+  RunConfig experts = base;
+  experts.model.family = "mixtral";
+  experts.model.ffn = 64;
+  experts.model.moe.experts = experts.model.moe.top_k = kRanks;
+  experts.mesh.tp = experts.mesh.ep = kRanks;
+  experts.tensor.sequence_parallel = true;
+  expect(
+      experts, "ep",
+      m * layers * f * (4 * hidden / kRanks * kRanks + 8.0 * kRanks * kRanks));
+}
+
+}  // namespace
+}  // namespace tessera::engine

@@ -1,0 +1,319 @@
+#include "tessera/engine/run_config.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/models/hugging_face_config.h"
+#include "tessera/parallel/expert/expert_parallel.h"
+
+namespace tessera::engine {
+namespace {
+
+constexpr double kMaxSteps = 1e12;
+
+std::string complaint_about_name(const config::Value& value) {
+  const auto& name = std::get<std::string>(value);
+  constexpr size_t kLongest = 255;  // bytes of a file's name
+  const bool is_folder_name =
+      !name.empty() && name != "." && name != ".." && name.size() <= kLongest &&
+      std::ranges::none_of(name, [](unsigned char letter) {
+        return letter == '/' || letter < 0x20 || letter == 0x7f;
+      });
+  return is_folder_name ? ""
+                        : "it names a folder: 1 to 255 bytes, no '/', no "
+                          "control characters";
+}
+
+// A key was set by the user, not left at its default.
+bool is_set(const config::Provenance& origins, const std::string& key) {
+  const auto origin = origins.find(key);
+  return origin != origins.end() && origin->second != "default";
+}
+
+template <typename T>
+void take(T& mine, const T& folders, const std::string& key,
+          const config::Provenance& origins) {
+  TS_CHECK_CONFIG(!is_set(origins, key) || mine == folders, key, " is ", mine,
+                  " (", origins.at(key), "), but the folder in model.from has ",
+                  folders, ". Leave the key out.");
+  mine = folders;
+}
+
+void complete_batch(BatchConfig& batch, int64_t data_parallel) {
+  const bool known_micro = batch.micro > 0;
+  const std::string micro = known_micro ? std::to_string(batch.micro) : "?";
+  const int64_t multiple = data_parallel * std::max<int64_t>(batch.micro, 1);
+  const int64_t below = batch.global / multiple * multiple;
+  TS_CHECK_CONFIG(
+      batch.global % multiple == 0, "batch: global ", batch.global, " = micro ",
+      micro, " x accumulation ? x data-parallel degree ", data_parallel,
+      " has no solution: ", batch.global, " is no multiple of ", multiple,
+      ". Nearest batch.global: ", below > 0 ? c10::str(below, " or ") : "",
+      below + multiple, ".");
+  if (!known_micro) batch.micro = batch.global / data_parallel;
+}
+
+// Its devices are threads of one process, each with the whole model.
+void check_star(const RunConfig& config) {
+  if (config.mesh.data_parallel != "dp") return;
+  const auto& mesh = config.mesh;
+  const auto refuse = [](bool holds, const char* key, const auto& value,
+                         const char* plain) {
+    TS_CHECK_CONFIG(holds, key, " is ", value,
+                    ", but with mesh.data_parallel dp every device has the "
+                    "whole model. Use ",
+                    plain, ", or mesh.data_parallel ddp.");
+  };
+  for (const auto& [key, degree] : {std::pair{"mesh.pp", mesh.pp},
+                                    {"mesh.cp", mesh.cp},
+                                    {"mesh.tp", mesh.tp},
+                                    {"mesh.ep", mesh.ep},
+                                    {"mesh.etp", mesh.etp}}) {
+    refuse(degree == 1, key, degree, "1");
+  }
+  refuse(config.zero.stage == 0, "zero.stage", config.zero.stage, "0");
+  refuse(config.zero.expert_stage <= 0, "zero.expert_stage",
+         config.zero.expert_stage, "0");
+  refuse(config.recompute.mode == "none", "recompute.mode",
+         config.recompute.mode, "none");
+}
+
+void check_precision(const parallel::PrecisionConfig& precision) {
+  const std::string &compute = precision.compute, &reduce = precision.reduce;
+  TS_CHECK_CONFIG(
+      reduce == "auto" || (reduce == "fp32" && compute != "fp64") ||
+          reduce == compute,
+      "precision.reduce is ", reduce, " and precision.compute ", compute,
+      ": gradients are kept in fp32, or in the type of the weights. Use auto",
+      compute == "bf16" ? ", fp32 or bf16" : " or " + compute, ".");
+}
+
+void check_schedule(const RunConfig& config) {
+  TS_CHECK_CONFIG(config.schedule.warmup <= config.run.steps,
+                  "schedule.warmup is ", config.schedule.warmup,
+                  ", longer than the run: run.steps is ", config.run.steps,
+                  ".");
+  TS_CHECK_CONFIG(config.schedule.type == "constant" ||
+                      config.schedule.min_lr <= config.optimizer.lr,
+                  "schedule.min_lr (", config.schedule.min_lr,
+                  ") is above optimizer.lr (", config.optimizer.lr, ").");
+}
+
+}  // namespace
+
+void RunSection::declare(config::Section& section) {
+  section.key("name", name, "of the run, and of its folder in `dir`")
+      .check(complaint_about_name);
+  section.key("dir", dir, "folder of run folders");
+  section.key("seed", seed, "of initial weights and of the order of the data")
+      .at_least(0);
+  section.key("steps", steps, "updates of the weights, in all")
+      .at_least(1)
+      .at_most(kMaxSteps);
+  section.key("device", device, "that the ranks compute on")
+      .one_of({"auto", "cpu", "cuda"})
+      .not_built({"cuda"}, "training on a GPU", "auto or cpu");
+  section
+      .key("threads", threads,
+           "of a rank; 0: the cores, shared out among the ranks")
+      .at_least(0)
+      .at_most(4096);
+}
+
+void BatchConfig::declare(config::Section& section) {
+  section.key("global", global, "samples a step, over all ranks")
+      .at_least(1)
+      .at_most(1e9);
+  section
+      .key("micro", micro,
+           "samples a micro-batch on a rank; 0: a rank's whole share of global")
+      .at_least(0)
+      .at_most(1e9);
+}
+
+void RunConfig::declare(config::Section& section) {
+  section.section("run", run, "the run as a whole");
+  section.section("model", model, "what is trained");
+  section.section("data", data, "what it is trained on");
+  section.section("batch", batch,
+                  "global = micro x accumulation x data-parallel degree");
+  section.section("mesh", mesh, "how the ranks are laid out");
+  section.section("zero", zero, "sharded data parallelism");
+  section.section("tensor", tensor, "tensor parallelism");
+  section.section("context", context, "context parallelism");
+  section.section("pipeline", pipeline, "pipeline parallelism");
+  section.section("precision", precision, "number types");
+  section.section("recompute", recompute,
+                  "activations that are computed again, not kept");
+  section.section("optimizer", optimizer, "how weights are updated");
+  section.section("schedule", schedule, "the learning rate over the run");
+  section.section("comm", comm, "how ranks talk");
+  section.section("checkpoint", checkpoint, "what a run can be resumed from");
+  section.section("monitor", monitor, "what is told about the run");
+}
+
+RunConfig run_config_from_text(const std::string& text,
+                               const std::string& source,
+                               const std::vector<config::Override>& overrides,
+                               config::Provenance* origins) {
+  RunConfig config;
+  config::Section root;
+  config.declare(root);
+  auto found = config::resolve(root, text, source, overrides);
+  if (origins) *origins = std::move(found);
+  return config;
+}
+
+RunConfig read_run_config(const std::string& path,
+                          const std::vector<config::Override>& overrides,
+                          config::Provenance* origins) {
+  TS_CHECK_CONFIG(path.empty() || std::filesystem::is_regular_file(path), path,
+                  ": there is no such configuration file.");
+  const std::string text = path.empty() ? "{}" : read_file(path);
+  return run_config_from_text(text, path, overrides, origins);
+}
+
+std::string to_json(const RunConfig& config) {
+  RunConfig copy = config;
+  config::Section root;
+  copy.declare(root);
+  return config::to_json(root);
+}
+
+void read_model_folder(RunConfig& config, const config::Provenance& origins) {
+  auto& model = config.model;
+  TS_CHECK_CONFIG(!model.load_weights || !model.from.empty(),
+                  "model.load_weights is true, but model.from is empty. Set "
+                  "model.from to the folder that holds the weights.");
+  if (model.from.empty()) return;
+  const auto folder = models::read_hugging_face_config(model.from).model;
+  take(model.family, folder.family, "model.family", origins);
+  take(model.layers, folder.layers, "model.layers", origins);
+  take(model.hidden, folder.hidden, "model.hidden", origins);
+  take(model.heads, folder.heads, "model.heads", origins);
+  take(model.kv_heads, folder.kv_heads, "model.kv_heads", origins);
+  take(model.head_dim, folder.head_dim, "model.head_dim", origins);
+  take(model.ffn, folder.ffn, "model.ffn", origins);
+  take(model.vocab, folder.vocab, "model.vocab", origins);
+  take(model.max_seq, folder.max_seq, "model.max_seq", origins);
+  take(model.tie_embeddings, folder.tie_embeddings, "model.tie_embeddings",
+       origins);
+  take(model.norm_eps, folder.norm_eps, "model.norm_eps", origins);
+  take(model.rope_theta, folder.rope_theta, "model.rope_theta", origins);
+  take(model.moe.experts, folder.moe.experts, "model.moe.experts", origins);
+  take(model.moe.top_k, folder.moe.top_k, "model.moe.top_k", origins);
+  take(model.moe.every, folder.moe.every, "model.moe.every", origins);
+  // No size: how it is trained is the user's.
+  if (!is_set(origins, "model.moe.aux_loss")) {
+    model.moe.aux_loss = folder.moe.aux_loss;
+  }
+}
+
+int64_t implied_world_size(const RunConfig& config) {
+  const auto& mesh = config.mesh;
+  const auto open = [](int64_t degree) { return std::max<int64_t>(degree, 1); };
+  const int64_t data =
+      mesh.dp > 0 ? mesh.dp : open(mesh.dp_replicate) * open(mesh.dp_shard);
+  return open(mesh.pp) * data * open(mesh.cp) * open(mesh.tp);
+}
+
+void complete(RunConfig& config, int64_t world_size) {
+  TS_CHECK_CONFIG(!config.data.train.empty(),
+                  "data.train is missing: a run needs something to train on. "
+                  "Give files, folders or globs: --data.train='texts/*.txt'.");
+  config.model.complete();
+  TS_CHECK_CONFIG(config.data.seq_len <= config.model.max_seq, "data.seq_len (",
+                  config.data.seq_len, ") is above model.max_seq (",
+                  config.model.max_seq,
+                  "), the longest sequence of the model.");
+  const auto mesh = config.mesh.mesh(world_size, config.zero.stage);
+  config.mesh.dp_replicate = mesh.degree(mesh::Axis::kDpReplicate);
+  config.mesh.dp_shard = mesh.degree(mesh::Axis::kDpShard);
+  parallel::tensor::check(config.model, config.data.seq_len,
+                          tensor_options(config));
+  parallel::context::check(config.model, config.data.seq_len, config.mesh.tp,
+                           context_options(config));
+  parallel::expert::check(config.model, config.mesh.ep);
+  complete_batch(config.batch, data_parallel_degree(config));
+  parallel::pipeline::check(config.model, accumulation(config),
+                            pipeline_options(config));
+  check_star(config);
+  check_precision(config.precision);
+  check_schedule(config);
+}
+
+parallel::tensor::TensorOptions tensor_options(const RunConfig& config) {
+  return {.degree = config.mesh.tp,
+          .sequence_parallel = config.tensor.sequence_parallel};
+}
+
+parallel::context::ContextOptions context_options(const RunConfig& config) {
+  return {.method = config.context.method, .degree = config.mesh.cp};
+}
+
+parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config) {
+  return {.schedule = config.pipeline.schedule,
+          .stages = config.mesh.pp,
+          .chunks = config.pipeline.chunks,
+          .split = config.pipeline.split};
+}
+
+int64_t expert_zero_stage(const RunConfig& config) {
+  return config.zero.expert_stage < 0 ? config.zero.stage
+                                      : config.zero.expert_stage;
+}
+
+double aux_mean(const RunConfig& config) {
+  const int64_t layers = config.model.layers_with_experts();
+  return layers == 0 ? 0.0
+                     : 1.0 / static_cast<double>(config.batch.global * layers);
+}
+
+RecomputeOptions recompute_options(const RunConfig& config) {
+  return {.every =
+              config.recompute.mode == "block" ? config.recompute.every : 0};
+}
+
+program::schedules::Pipeline pipeline_of(const RunConfig& config) {
+  return {.schedule = config.pipeline.schedule,
+          .stages = config.mesh.pp,
+          .chunks = config.pipeline.chunks,
+          .num_microbatches = accumulation(config),
+          .clip = config.optimizer.clip_norm > 0};
+}
+
+int64_t data_parallel_degree(const RunConfig& config) {
+  return config.mesh.dp_replicate * config.mesh.dp_shard;
+}
+
+int64_t accumulation(const RunConfig& config) {
+  return config.batch.global /
+         (config.batch.micro * data_parallel_degree(config));
+}
+
+std::vector<std::string> without_effect(const RunConfig& config,
+                                        const config::Provenance& origins) {
+  std::vector<std::string> found;
+  const auto note = [&](bool idle, const std::string& key, const char* why) {
+    if (idle && is_set(origins, key)) found.push_back(key + " " + why);
+  };
+  const bool sgd = config.optimizer.type == "sgd";
+  note(sgd, "optimizer.betas", "is not used by optimizer.type sgd");
+  note(sgd, "optimizer.eps", "is not used by optimizer.type sgd");
+  note(!sgd, "optimizer.momentum", "is used by optimizer.type sgd alone");
+  note(config.schedule.type == "constant", "schedule.min_lr",
+       "is not used by schedule.type constant");
+  note(config.model.family == "gpt2", "model.rope_theta",
+       "is not used by model.family gpt2, whose positions are learned");
+  for (const char* key :
+       {"model.moe.top_k", "model.moe.every", "model.moe.aux_loss",
+        "zero.expert_stage", "mesh.etp"}) {
+    note(config.model.moe.experts == 0, key,
+         "is not used by a model without experts");
+  }
+  return found;
+}
+
+}  // namespace tessera::engine

@@ -1,0 +1,121 @@
+// The whole configuration of a run: all sections, in the order of the manual.
+//
+//   config::Provenance origins;
+//   RunConfig config = read_run_config("run.json", overrides, &origins);
+//   read_model_folder(config, origins);
+//   complete(config, world_size);
+//
+// Errors: TS_CHECK_CONFIG, before any rank starts: a message names the keys,
+//         their values, the rule and the nearest values that fit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/checkpoint_config.h"
+#include "tessera/comm/comm_config.h"
+#include "tessera/core/config.h"
+#include "tessera/data/data_config.h"
+#include "tessera/mesh/mesh_config.h"
+#include "tessera/models/model_config.h"
+#include "tessera/monitor/monitor_config.h"
+#include "tessera/optim/optim_config.h"
+#include "tessera/parallel/context/context_parallel.h"
+#include "tessera/parallel/parallel_config.h"
+#include "tessera/parallel/pipeline/stages.h"
+#include "tessera/parallel/tensor/tensor_parallel.h"
+#include "tessera/program/schedules/pipeline.h"
+
+namespace tessera::engine {
+
+struct RunSection {
+  std::string name = "run";
+  std::string dir = "runs";
+  int64_t seed = 0;
+  int64_t steps = 1000;
+  std::string device = "auto";
+  int64_t threads = 0;  // 0: the cores, shared out among the ranks
+  void declare(config::Section& section);
+};
+
+// global = micro x accumulation x data-parallel degree.
+struct BatchConfig {
+  int64_t global = 16;
+  int64_t micro = 0;  // 0: accumulation 1
+  void declare(config::Section& section);
+};
+
+// Blocks whose activations backward computes again: every n-th; 0: none.
+struct RecomputeOptions {
+  int64_t every = 0;
+};
+
+struct RunConfig {
+  RunSection run;
+  models::ModelConfig model;
+  data::DataConfig data;
+  BatchConfig batch;
+  mesh::MeshConfig mesh;
+  parallel::ZeroConfig zero;
+  parallel::TensorConfig tensor;
+  parallel::ContextConfig context;
+  parallel::PipelineConfig pipeline;
+  parallel::PrecisionConfig precision;
+  parallel::RecomputeConfig recompute;
+  optim::OptimizerConfig optimizer;
+  optim::ScheduleConfig schedule;
+  comm::CommConfig comm;
+  checkpoint::CheckpointConfig checkpoint;
+  monitor::MonitorConfig monitor;
+  void declare(config::Section& section);
+};
+
+// The file at `path` and then the overrides; an empty path: the defaults.
+// TS_CHECK_IO where the file cannot be read.
+RunConfig read_run_config(const std::string& path,
+                          const std::vector<config::Override>& overrides = {},
+                          config::Provenance* origins = nullptr);
+
+// The same from a text, as config.json has it; `source` names it.
+RunConfig run_config_from_text(
+    const std::string& text, const std::string& source,
+    const std::vector<config::Override>& overrides = {},
+    config::Provenance* origins = nullptr);
+
+// As config.json of the run folder has it.
+std::string to_json(const RunConfig& config);
+
+// Where model.from is set: takes the sizes in its config.json. A size that was
+// also given as a key (`origins` tells) must be the same there.
+void read_model_folder(RunConfig& config, const config::Provenance& origins);
+
+// The ranks that the mesh asks for by itself; degrees that are left open are 1.
+int64_t implied_world_size(const RunConfig& config);
+
+// Replaces every value that stands for "what fits" by the value, and checks
+// what concerns several sections.
+void complete(RunConfig& config, int64_t world_size);
+
+// Micro-batches that a rank accumulates. REQUIRES: a completed configuration.
+int64_t accumulation(const RunConfig& config);
+// What the strategies are told.
+parallel::tensor::TensorOptions tensor_options(const RunConfig& config);
+parallel::context::ContextOptions context_options(const RunConfig& config);
+parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config);
+RecomputeOptions recompute_options(const RunConfig& config);
+int64_t expert_zero_stage(const RunConfig& config);
+// What a sum over the step's samples and the layers with experts is multiplied
+// by for a mean; 0 where there are none.
+double aux_mean(const RunConfig& config);
+// A step of all stages. REQUIRES: a completed configuration.
+program::schedules::Pipeline pipeline_of(const RunConfig& config);
+// Ranks that see other samples. REQUIRES: a completed configuration.
+int64_t data_parallel_degree(const RunConfig& config);
+
+// Keys that were set and have no effect, each with the reason, for a warning.
+// REQUIRES: a completed configuration.
+std::vector<std::string> without_effect(const RunConfig& config,
+                                        const config::Provenance& origins);
+
+}  // namespace tessera::engine

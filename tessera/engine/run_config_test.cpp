@@ -1,0 +1,471 @@
+#include "tessera/engine/run_config.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/random.h"
+#include "tessera/models/hugging_face_config.h"
+
+namespace tessera::engine {
+namespace {
+
+using tessera::detail::Json;
+
+RunConfig read(const std::string& text, config::Provenance* origins = nullptr) {
+  return run_config_from_text(text, "f", {}, origins);
+}
+
+std::string refusal_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig) << error.what();
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+std::string refusal(const std::string& text) {
+  return refusal_of([&] { read(text); });
+}
+
+// With something to train on.
+RunConfig minimal() {
+  RunConfig config;
+  config.data.train = {"text.txt"};
+  return config;
+}
+
+std::string completed(RunConfig config, int64_t world_size) {
+  return refusal_of([&] { complete(config, world_size); });
+}
+
+Json schema_properties() {
+  RunConfig config;
+  config::Section root;
+  config.declare(root);
+  return tessera::detail::parse_json(config::schema(root), "schema")
+      .at("properties");
+}
+
+// The keys of the contract, so that none is lost or renamed in passing.
+TEST(RunConfig, HasTheKeysOfTheContract) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> contract =
+      {{"run", {"name", "dir", "seed", "steps", "device", "threads"}},
+       {"model",
+        {"from", "load_weights", "family", "layers", "hidden", "heads",
+         "kv_heads", "head_dim", "ffn", "vocab", "max_seq", "tie_embeddings",
+         "norm_eps", "rope_theta", "dropout", "moe"}},
+       {"data",
+        {"train", "valid", "format", "tokenizer", "seq_len", "shuffle",
+         "reader"}},
+       {"batch", {"global", "micro"}},
+       {"mesh",
+        {"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp",
+         "order", "data_parallel", "speeds"}},
+       {"zero",
+        {"stage", "expert_stage", "reshard_after_forward", "bucket_mb",
+         "prefetch", "offload"}},
+       {"tensor", {"sequence_parallel"}},
+       {"context", {"method"}},
+       {"pipeline", {"schedule", "chunks", "split"}},
+       {"precision", {"compute", "reduce", "loss_scale"}},
+       {"recompute", {"mode", "every"}},
+       {"optimizer",
+        {"type", "lr", "betas", "eps", "momentum", "weight_decay",
+         "clip_norm"}},
+       {"schedule", {"type", "warmup", "min_lr"}},
+       {"comm", {"backend", "algorithm", "timeout_s"}},
+       {"checkpoint", {"every", "keep", "async", "dir"}},
+       {"monitor", {"every", "tensorboard", "trace"}}};
+  std::vector<std::pair<std::string, std::vector<std::string>>> found;
+  const Json sections = schema_properties();
+  for (const auto& [name, section] : sections.items()) {
+    if (name == "$schema") continue;
+    found.emplace_back(name, std::vector<std::string>{});
+    for (const auto& [key, ignored] : section["properties"].items()) {
+      found.back().second.push_back(key);
+    }
+  }
+  EXPECT_EQ(found, contract);
+}
+
+TEST(RunConfig, DefaultsPassTheirOwnChecksAndReadBack) {
+  const RunConfig config = read("{}");
+  const std::string text = to_json(config);
+  EXPECT_EQ(to_json(read(text)), text);
+  EXPECT_EQ(completed(minimal(), 1), "");
+  EXPECT_EQ(completed(minimal(), 2), "");
+  EXPECT_EQ(completed(minimal(), 4), "");
+}
+
+TEST(RunConfig, ACompletedOneReadsBackAndCompletesToItself) {
+  RunConfig config = minimal();
+  complete(config, 2);
+  RunConfig again = read(to_json(config));
+  complete(again, 2);
+  EXPECT_EQ(to_json(again), to_json(config));
+}
+
+// Every key with values of every wrong kind: refused with its name and place,
+// or taken and written back the same.
+TEST(RunConfig, NoValueOfAnyKeyCrashesOrIsConverted) {
+  const std::vector<std::string> values = {"null",
+                                           "true",
+                                           "-1",
+                                           "0",
+                                           "1",
+                                           "2.5",
+                                           "-0.5",
+                                           "1e308",
+                                           "5e-324",
+                                           "9223372036854775807",
+                                           "9223372036854775808",
+                                           "-9223372036854775808",
+                                           "18446744073709551616",
+                                           "\"\"",
+                                           "\"zzz\"",
+                                           "\"a\\u0000b\"",
+                                           "[]",
+                                           "[1]",
+                                           "[null]",
+                                           "[\"\"]",
+                                           "[[]]",
+                                           "{}",
+                                           "{\"a\": 1}"};
+  size_t refused = 0, taken = 0;
+  const std::function<void(const Json&, const std::string&, const std::string&,
+                           const std::string&)>
+      try_all = [&](const Json& properties, const std::string& dotted,
+                    const std::string& before, const std::string& after) {
+        for (const auto& [name, schema] : properties.items()) {
+          const std::string key = dotted + name;
+          const std::string open = before + "{\"" + name + "\":\n";
+          if (schema.contains("properties")) {
+            try_all(schema["properties"], key + ".", open, "}" + after);
+            continue;
+          }
+          for (const auto& value : values) {
+            const std::string text = open + value + "}" + after;
+            const auto lines =
+                std::to_string(1 + std::count(open.begin(), open.end(), '\n'));
+            std::string message = refusal(text);
+            if (message.empty()) {
+              const std::string written = to_json(read(text));
+              EXPECT_EQ(to_json(read(written)), written) << text;
+              ++taken;
+            } else {
+              EXPECT_TRUE(message.starts_with("f:" + lines + ":1: " + key))
+                  << text << "\n"
+                  << message;
+              EXPECT_LT(message.size(), 400);
+              ++refused;
+            }
+          }
+        }
+      };
+  Json sections = schema_properties();
+  sections.erase("$schema");
+  try_all(sections, "", "", "");
+  EXPECT_GT(refused, 1000);
+  EXPECT_GT(taken, 100);
+}
+
+// Flipped, removed and doubled bytes: read or refused with a place.
+TEST(RunConfig, DamagedTextIsReadOrRefused) {
+  const std::string whole = to_json(RunConfig{});
+  const random::Stream stream(1, "damage");
+  size_t refused = 0;
+  for (uint64_t i = 0; i < 3000; ++i) {
+    std::string text = whole;
+    const size_t at = stream.below(4 * i, text.size());
+    const size_t length = 1 + stream.below(4 * i + 1, 8);
+    const auto letter = static_cast<char>(stream.below(4 * i + 2, 256));
+    switch (stream.below(4 * i + 3, 4)) {
+      case 0:
+        text[at] = letter;
+        break;
+      case 1:
+        text.erase(at, length);
+        break;
+      case 2:
+        text.insert(at, text.substr(at, length));
+        break;
+      default:
+        text.resize(at);
+    }
+    const std::string message = refusal(text);
+    if (message.empty()) continue;
+    EXPECT_TRUE(message.starts_with("f:")) << message;
+    ++refused;
+  }
+  EXPECT_GT(refused, 2000);
+}
+
+TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {R"({"mesh": {"speeds": [1, 2]}})", "mesh.speeds is [1.0,2.0]"},
+      {R"({"zero": {"prefetch": 2}})", "zero.prefetch is 2: gathering"},
+      {R"({"zero": {"offload": "all"}})", "zero.offload is \"all\""},
+      {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
+      {R"({"precision": {"compute": "fp16"}})", "precision.compute"},
+      {R"({"precision": {"reduce": "fp16"}})", "precision.reduce"},
+      {R"({"recompute": {"mode": "minimal"}})", "recompute.mode"},
+      {R"({"optimizer": {"type": "muon"}})", "optimizer.type is \"muon\""},
+      {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
+      {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
+      {R"({"monitor": {"trace": true}})", "monitor.trace is true"},
+      {R"({"model": {"dropout": 0.1}})", "model.dropout is 0.1"},
+      {R"({"model": {"moe": {"shared_experts": 1}}})",
+       "model.moe.shared_experts is 1"},
+      {R"({"data": {"reader": "first"}})", "data.reader is \"first\""},
+      {R"({"run": {"device": "cuda"}})", "run.device is \"cuda\""}};
+  for (const auto& [text, part] : cases) {
+    const std::string message = refusal(text);
+    EXPECT_NE(message.find(part), std::string::npos) << text << message;
+    EXPECT_NE(message.find("is not built yet. Use "), std::string::npos)
+        << message;
+  }
+}
+
+TEST(RunConfig, TypesOfGradients) {
+  for (const auto& [compute, reduce, fits] : {std::tuple{"bf16", "bf16", true},
+                                              {"bf16", "fp32", true},
+                                              {"fp32", "fp32", true},
+                                              {"fp64", "auto", true},
+                                              {"fp32", "bf16", false},
+                                              {"fp64", "fp32", false}}) {
+    RunConfig config = minimal();
+    config.precision = {.compute = compute, .reduce = reduce};
+    const std::string message = refusal_of([&] { complete(config, 1); });
+    EXPECT_EQ(message.empty(), fits) << message;
+  }
+}
+
+TEST(RunConfig, Experts) {
+  const auto complaint = [](auto change, int64_t world) {
+    RunConfig config = minimal();
+    config.model.family = "mixtral";
+    change(config);
+    return refusal_of([&] { complete(config, world); });
+  };
+  EXPECT_EQ(complaint([](RunConfig& c) { c.mesh.ep = 4; }, 4), "");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.mesh.ep = 4;
+                  c.model.moe.experts = 6;
+                },
+                4),
+            "mesh.ep (4) does not divide model.moe.experts (6): every rank "
+            "holds whole experts, as many as the others. Use a divisor for "
+            "mesh.ep. Nearest model.moe.experts: 4 or 8.");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.mesh.ep = 2;
+                  c.model.family = "llama";
+                },
+                4),
+            "mesh.ep is 2, but model.family llama has no experts to share "
+            "out. Use model.family mixtral, or leave mesh.ep out.");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.model.moe.experts = 4;
+                  c.model.family = "llama";
+                },
+                1),
+            "model.moe.experts is 4, but model.family llama is dense. Use "
+            "model.family mixtral, or leave model.moe.experts out.");
+  EXPECT_EQ(complaint([](RunConfig& c) { c.model.moe.top_k = 9; }, 1),
+            "model.moe.top_k (9) is above model.moe.experts (8): a token goes "
+            "to an expert once. Use 8 or less.");
+  EXPECT_EQ(complaint([](RunConfig& c) { c.model.moe.every = 7; }, 1),
+            "model.moe.every (7) is above model.layers (6): no layer would "
+            "have experts. Use 6 or less.");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.mesh.data_parallel = "dp";
+                  c.mesh.ep = 2;
+                },
+                4),
+            "mesh.ep is 2, but with mesh.data_parallel dp every device has "
+            "the whole model. Use 1, or mesh.data_parallel ddp.");
+  EXPECT_EQ(complaint([](RunConfig& c) { c.mesh.ep = 3; }, 4),
+            "mesh.ep is 3, which does not divide the dp_replicate 4 x dp_shard "
+            "1 x cp 1 x tp 1 = 4 ranks of a stage over etp 1. Use a divisor of "
+            "4.");
+  EXPECT_EQ(complaint(
+                [](RunConfig& c) {
+                  c.mesh.tp = 4;
+                  c.mesh.etp = 2;
+                },
+                4),
+            "mesh.etp is 2. It is 1 (an expert is whole on its rank) or "
+            "mesh.tp, 4.");
+}
+
+TEST(RunConfig, BatchEquation) {
+  RunConfig config = minimal();
+  config.batch = {.global = 32};
+  complete(config, 4);
+  EXPECT_EQ(config.batch.micro, 8);
+  EXPECT_EQ(accumulation(config), 1);
+  EXPECT_EQ(data_parallel_degree(config), 4);
+
+  config = minimal();
+  config.batch = {.global = 24, .micro = 3};
+  complete(config, 2);
+  EXPECT_EQ(accumulation(config), 4);
+
+  config = minimal();
+  config.batch = {.global = 32};
+  EXPECT_EQ(completed(config, 3),
+            "batch: global 32 = micro ? x accumulation ? x data-parallel "
+            "degree 3 has no solution: 32 is no multiple of 3. Nearest "
+            "batch.global: 30 or 33.");
+  config.batch = {.global = 10, .micro = 4};
+  EXPECT_EQ(completed(config, 2),
+            "batch: global 10 = micro 4 x accumulation ? x data-parallel "
+            "degree 2 has no solution: 10 is no multiple of 8. Nearest "
+            "batch.global: 8 or 16.");
+  config.batch = {.global = 3, .micro = 4};
+  EXPECT_NE(completed(config, 1).find("Nearest batch.global: 4."),
+            std::string::npos);
+}
+
+// One step of 32 samples on 1 to 32 ranks.
+TEST(RunConfig, BatchOfTheWorkedExample) {
+  for (int64_t world : {1, 2, 4, 8, 16, 32}) {
+    RunConfig config = minimal();
+    config.batch.global = 32;
+    complete(config, world);
+    EXPECT_EQ(config.batch.micro, 32 / world);
+    EXPECT_EQ(accumulation(config), 1);
+  }
+}
+
+TEST(RunConfig, SectionsThatDoNotFitTogether) {
+  const auto with = [](const std::function<void(RunConfig&)>& change) {
+    RunConfig config = minimal();
+    change(config);
+    return completed(config, 1);
+  };
+  const auto expect = [](const std::string& message, const std::string& part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  expect(with([](auto& c) { c.data.train.clear(); }), "data.train is missing");
+  expect(with([](auto& c) { c.data.seq_len = 2048; }),
+         "data.seq_len (2048) is above model.max_seq (1024)");
+  expect(with([](auto& c) { c.model.heads = 7; }),
+         "model.hidden (320) is no multiple of model.heads (7). Use hidden "
+         "322");
+  expect(with([](auto& c) { c.model.kv_heads = 3; }),
+         "model.heads (8) is no multiple of model.kv_heads (3)");
+  expect(with([](auto& c) { c.model.head_dim = 33; }), "is odd");
+  expect(with([](auto& c) {
+           c.model.family = "gpt2";
+           c.model.kv_heads = 4;
+         }),
+         "model.family gpt2 has as many kv_heads as heads");
+  expect(with([](auto& c) { c.schedule.warmup = 2000; }),
+         "schedule.warmup is 2000, longer than the run: run.steps is 1000");
+  expect(with([](auto& c) { c.schedule.min_lr = 1.0; }),
+         "schedule.min_lr (1) is above optimizer.lr");
+}
+
+TEST(RunConfig, ModelSizesThatFollow) {
+  models::ModelConfig llama;
+  llama.complete();
+  EXPECT_EQ(llama.kv_heads, 8);
+  EXPECT_EQ(llama.head_dim, 40);
+  EXPECT_EQ(llama.ffn, 896);
+  models::ModelConfig gpt2;
+  gpt2.family = "gpt2";
+  gpt2.complete();
+  EXPECT_EQ(gpt2.ffn, 1280);
+}
+
+class ModelFolder : public testing::Test {
+ protected:
+  ModelFolder() {
+    models::HuggingFaceConfig config;
+    config.model.layers = 3;
+    config.model.hidden = 64;
+    config.model.complete();
+    write_file_atomic(folder_.path() / "config.json",
+                      models::hugging_face_config_json(config));
+  }
+  // A run with `model` beside the folder's name.
+  RunConfig with(const std::string& model) {
+    config::Provenance origins;
+    RunConfig config = read(R"({"model": {"from": ")" +
+                                folder_.path().string() + "\"" + model + "}}",
+                            &origins);
+    read_model_folder(config, origins);
+    return config;
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(ModelFolder, GivesTheSizes) {
+  const RunConfig config = with("");
+  EXPECT_EQ(config.model.layers, 3);
+  EXPECT_EQ(config.model.hidden, 64);
+  EXPECT_EQ(config.model.head_dim, 8);
+  // Written out, the sizes stand beside the folder and agree with it.
+  config::Provenance origins;
+  RunConfig again = run_config_from_text(to_json(config), "f", {}, &origins);
+  read_model_folder(again, origins);
+  EXPECT_EQ(to_json(again), to_json(config));
+}
+
+TEST_F(ModelFolder, RefusesAKeyThatContradictsIt) {
+  EXPECT_EQ(with(", \"layers\": 3").model.layers, 3);
+  const auto message = refusal_of([&] { with(", \"layers\": 4"); });
+  EXPECT_NE(message.find("model.layers is 4 (f:1:"), std::string::npos)
+      << message;
+  EXPECT_NE(message.find("has 3. Leave the key out."), std::string::npos);
+}
+
+TEST(RunConfig, WeightsNeedAFolder) {
+  config::Provenance origins;
+  RunConfig config = read(R"({"model": {"load_weights": true}})", &origins);
+  const auto message = refusal_of([&] { read_model_folder(config, origins); });
+  EXPECT_NE(message.find("model.from is empty"), std::string::npos) << message;
+}
+
+TEST(RunConfig, SettingsWithoutEffectAreTold) {
+  const auto idle = [](const std::string& text) {
+    config::Provenance origins;
+    const RunConfig config = read(text, &origins);
+    return without_effect(config, origins);
+  };
+  EXPECT_EQ(idle("{}").size(), 0);
+  EXPECT_EQ(idle(R"({"optimizer": {"momentum": 0.5}})"),
+            std::vector<std::string>{
+                "optimizer.momentum is used by optimizer.type sgd alone"});
+  EXPECT_EQ(idle(R"({"optimizer": {"type": "sgd", "eps": 1e-6},
+                     "schedule": {"type": "constant", "min_lr": 0},
+                     "model": {"family": "gpt2", "rope_theta": 5.0}})")
+                .size(),
+            3);
+}
+
+TEST(RunConfig, FilesAndOverrides) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.path() / "run.json",
+                    "{\n  // small\n  \"run\": {\"steps\": 5}\n}\n");
+  config::Provenance origins;
+  const RunConfig config = read_run_config(
+      folder.file("run.json"), {{"run.seed", "3", "--run.seed=3"}}, &origins);
+  EXPECT_EQ(config.run.steps, 5);
+  EXPECT_EQ(config.run.seed, 3);
+  EXPECT_EQ(origins.at("run.steps"), folder.file("run.json") + ":3:20");
+  EXPECT_EQ(origins.at("run.seed"), "--run.seed=3");
+  EXPECT_THROW(read_run_config(folder.file("none.json")), Error);
+  EXPECT_EQ(to_json(read_run_config("")), to_json(RunConfig{}));
+}
+
+}  // namespace
+}  // namespace tessera::engine

@@ -1,0 +1,336 @@
+#include "tessera/verify/detail/comparison.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/core/random.h"
+#include "tessera/engine/rank_model.h"
+#include "tessera/mesh/slice.h"
+#include "tessera/optim/schedule.h"
+#include "tessera/verify/random_batch.h"
+
+namespace tessera::verify::detail {
+
+using engine::RankModel;
+using engine::RunConfig;
+
+namespace {
+
+// Of relative differences, in losses and norms, and in tensors. What is below
+// `negligible` of the whole gradient is compared with that: it may be rounding
+// alone (a softmax does not see the bias of k).
+struct Bounds {
+  double number, tensor, negligible;
+};
+constexpr Bounds kFp64{1e-10, 1e-10, 1e-6};
+constexpr Bounds kFp32{1e-5, 1e-4, 1e-3};
+
+constexpr double kNudge = 0.25;
+
+// How far `mesh` is from `control`, which is part of a tensor of that norm. Of
+// what is zero but for rounding, `floor` counts as its norm.
+struct Distance {
+  double relative = 0;
+  double factor = 0;  // 0: no multiple
+};
+Distance distance(const at::Tensor& mesh, const at::Tensor& control,
+                  double norm, double floor) {
+  if (mesh.numel() == 0) return {};
+  const at::Tensor a = mesh.reshape({-1}), b = control.reshape({-1});
+  Distance found;
+  found.relative =
+      (a - b).norm().item<double>() / std::max(std::max(norm, floor), 1e-300);
+  if (!std::isfinite(found.relative)) found.relative = INFINITY;
+  const double square = b.dot(b).item<double>();
+  if (square <= floor * floor) return found;
+  const double factor = a.dot(b).item<double>() / square;
+  const double rest = (a - factor * b).norm().item<double>();
+  if (rest < 1e-6 * std::sqrt(square)) found.factor = factor;
+  return found;
+}
+
+class Comparison {
+ public:
+  // Without a control it records one.
+  Comparison(const RunConfig& config, const Probe& probe,
+             const Control* control)
+      : config_(config),
+        probe_(probe),
+        steps_(probe.steps),
+        bounds_(config.precision.compute == "fp64" ? kFp64 : kFp32),
+        control_(control ? *control : recorded_),
+        records_(control == nullptr) {
+    result_.steps = steps_;
+  }
+
+  Verification run(int64_t world_size) {
+    comm::run_threads(
+        world_size, "shm", [&](comm::Communicator& ranks) { run_rank(ranks); },
+        std::chrono::minutes(5));
+    keep_the_first();
+    return std::move(result_);
+  }
+
+  Control run_one_rank() {
+    run(1);
+    return std::move(recorded_);
+  }
+
+ private:
+  void run_rank(comm::Communicator& ranks) {
+    RankModel model(config_, ranks);
+    nudge(model);
+    for (int64_t step = 1; step <= steps_; ++step) {
+      take_parameters(model, step);
+      const double lr = optim::lr_at({step - 1, config_.run.steps},
+                                     config_.optimizer.lr, config_.schedule);
+      const engine::StepInput input =
+          step_input(config_, lr, [&](int64_t first, int64_t count) {
+            return random_batch(config_, step, first, count);
+          });
+      model.step(input, [&](const program::Instruction& done, double) {
+        if (done.op == program::Op::kAwaitGradients) {
+          take_gradients(model, step);
+        }
+      });
+      take_loss(model, ranks.world(), step);
+    }
+    take_state(model);
+  }
+
+  void nudge(RankModel& model) const {
+    if (probe_.nudged.empty()) return;
+    const at::NoGradGuard no_grad;
+    for (const auto& parameter : model.composed().parameters->parameters()) {
+      if (kind_of(parameter.name) != probe_.nudged) continue;
+      const auto& layout = parameter.layout;
+      const at::Tensor noise =
+          at::empty(layout.global_shape(), at::TensorOptions(at::kDouble));
+      random::Stream(static_cast<uint64_t>(config_.run.seed), parameter.name)
+          .fill_normal(noise.mutable_data_ptr<double>(), 0,
+                       static_cast<uint64_t>(noise.numel()), 0.0, kNudge);
+      at::Tensor shard = parameter.shard;
+      shard.add_(mesh::slice(
+          noise, layout.local_box(model.mesh(), model.composed().coord)));
+    }
+    model.shards_changed();
+  }
+
+  // As the layers see them; in stage 3 they are gathered during the step alone.
+  void take_parameters(RankModel& model, int64_t step) {
+    for (const auto& parameter : nn::parameters_of(model.decoder())) {
+      const auto& layout = parameter.spec->layout;
+      const at::Tensor& seen = parameter.tensor;
+      if (!layout.held_by(model.composed().coord)) continue;
+      if (seen.storage().nbytes() < seen.nbytes()) continue;
+      if (records_) {
+        recorded_.before[parameter.name].push_back(seen.detach().clone());
+        continue;
+      }
+      const at::Tensor& whole = control_.before.at(parameter.name).at(step - 1);
+      compare("parameter", parameter.name,
+              layout.with(layout.data_axis(), mesh::Placement::replicate()),
+              seen.detach(), whole, update_norm(whole), step, model,
+              result_.weights);
+    }
+  }
+
+  // Of an optimizer's step, about.
+  double update_norm(const at::Tensor& whole) const {
+    return config_.optimizer.lr * std::sqrt(static_cast<double>(whole.numel()));
+  }
+
+  void take_loss(RankModel& model, comm::Group& world, int64_t step) {
+    at::Tensor sums =
+        at::tensor({model.stage().loss_sum(), model.stage().weight(),
+                    model.stage().aux_sum()},
+                   at::kDouble);
+    world.all_reduce(sums).wait();
+    const double loss = sums[0].item<double>() / sums[1].item<double>();
+    const double norm = model.stage().grad_norm();
+    const double aux = sums[2].item<double>();
+    if (world.rank() != 0) return;
+    if (records_) {
+      recorded_.losses.push_back(loss);
+      recorded_.norms.push_back(norm);
+      recorded_.aux_losses.push_back(aux);
+      return;
+    }
+    if (config_.model.layers_with_experts() > 0) {
+      compare_number("aux_loss", aux, control_.aux_losses.at(step - 1), step,
+                     result_.loss);
+    }
+    compare_number("loss", loss, control_.losses.at(step - 1), step,
+                   result_.loss);
+    compare_number("grad_norm", norm, control_.norms.at(step - 1), step,
+                   result_.grad_norm);
+  }
+
+  void compare_number(const char* what, double mesh, double control,
+                      int64_t step, double& largest) {
+    const double relative = std::abs(mesh - control) / std::abs(control);
+    largest = std::max(largest, relative);
+    if (relative <= bounds_.number) return;
+    note({.parameter = "",
+          .what = what,
+          .step = step,
+          .place = "",
+          .relative = relative,
+          .factor = mesh / control,
+          .axes = {}});
+  }
+
+  void take_gradients(RankModel& model, int64_t step) {
+    const auto& composed = model.composed();
+    for (const auto& parameter : composed.parameters->parameters()) {
+      if (records_) {
+        recorded_.gradients[parameter.name].push_back(
+            parameter.gradient.clone());
+        continue;
+      }
+      const at::Tensor& whole =
+          control_.gradients.at(parameter.name).at(step - 1);
+      compare("gradient", parameter.name, parameter.layout, parameter.gradient,
+              whole, bounds_.negligible * control_norm(step), step, model,
+              result_.gradients);
+    }
+  }
+
+  // Of all gradients of a step of the control.
+  double control_norm(int64_t step) const {
+    double square = 0;
+    for (const auto& [name, steps] : control_.gradients) {
+      square += std::pow(steps.at(step - 1).norm().item<double>(), 2);
+    }
+    return std::sqrt(square);
+  }
+
+  void take_state(RankModel& model) {
+    std::map<std::string, const mesh::Layout*> layouts;
+    for (const auto& parameter : model.composed().parameters->parameters()) {
+      layouts[parameter.name] = &parameter.layout;
+      if (records_) {
+        recorded_.weights[parameter.name] = parameter.shard.clone();
+        continue;
+      }
+      const at::Tensor& whole = control_.weights.at(parameter.name);
+      compare("weight", parameter.name, parameter.layout, parameter.shard,
+              whole, update_norm(whole), steps_, model, result_.weights);
+    }
+    const double norm = control_norm(steps_);
+    for (const auto& item : model.optimizer().state()) {
+      if (item.parameter.empty()) continue;
+      if (records_) {
+        recorded_.optimizer[item.name] = item.tensor.clone();
+        continue;
+      }
+      const std::string what = item.name.substr(0, item.name.find('.'));
+      const double scale = what == "exp_avg_sq" ? norm * norm : norm;
+      compare(what, item.parameter, *layouts.at(item.parameter), item.tensor,
+              control_.optimizer.at(item.name), bounds_.negligible * scale,
+              steps_, model, result_.optimizer);
+    }
+  }
+
+  void compare(const std::string& what, const std::string& name,
+               const mesh::Layout& layout, const at::Tensor& mine,
+               const at::Tensor& whole, double floor, int64_t step,
+               const RankModel& model, double& largest) {
+    const auto& mesh = model.mesh();
+    const auto& coord = model.composed().coord;
+    const at::Tensor control =
+        mesh::slice(whole, layout.local_box(mesh, coord));
+    const Distance found =
+        distance(mine, control, whole.norm().item<double>(), floor);
+    const std::scoped_lock lock(mutex_);
+    largest = std::max(largest, found.relative);
+    if (found.relative <= bounds_.tensor) return;
+    note_locked({.parameter = name,
+                 .what = what,
+                 .step = step,
+                 .place = mesh.describe(mesh.rank_at(coord)),
+                 .relative = found.relative,
+                 .factor = found.factor,
+                 .axes = {}});
+  }
+
+  void note(Difference difference) {
+    const std::scoped_lock lock(mutex_);
+    note_locked(std::move(difference));
+  }
+
+  // Of each tensor the rank that is furthest off, at the first step.
+  void note_locked(Difference difference) {
+    for (auto& known : result_.differences) {
+      if (known.parameter != difference.parameter ||
+          known.what != difference.what) {
+        continue;
+      }
+      if (difference.step == known.step &&
+          difference.relative > known.relative) {
+        known = std::move(difference);
+      }
+      return;
+    }
+    result_.differences.push_back(std::move(difference));
+  }
+
+  // What differs later follows from what differs first: of the first step, and
+  // of that the parameters before losses and gradients, and these before what
+  // was made from them.
+  void keep_the_first() {
+    auto& all = result_.differences;
+    if (all.empty()) return;
+    const auto order = [](const Difference& each) {
+      const bool follows = each.what == "gradient" || each.what == "loss" ||
+                           each.what == "aux_loss";
+      return std::pair(each.step, each.what == "parameter" ? 0
+                                  : follows                ? 1
+                                                           : 2);
+    };
+    const auto first = order(*std::ranges::min_element(all, {}, order));
+    std::erase_if(all, [&](const auto& each) { return order(each) != first; });
+    std::ranges::sort(all, std::ranges::greater{}, &Difference::relative);
+  }
+
+  const RunConfig& config_;
+  const Probe& probe_;
+  const int64_t steps_;
+  const Bounds bounds_;
+  const Control& control_;
+  const bool records_;
+  Control recorded_;
+  Verification result_;
+  std::mutex mutex_;
+};
+
+}  // namespace
+
+std::string kind_of(const std::string& parameter) {
+  std::string kind;
+  bool in_number = false;
+  for (size_t i = 0; i < parameter.size(); ++i) {
+    const bool starts = i > 0 && parameter[i - 1] == '.';
+    const bool is_digit = parameter[i] >= '0' && parameter[i] <= '9';
+    in_number = is_digit && (starts || in_number);
+    if (!in_number) kind += parameter[i];
+    if (in_number && starts) kind += '*';
+  }
+  return kind;
+}
+
+Control record(const RunConfig& config, const Probe& probe) {
+  return Comparison(config, probe, nullptr).run_one_rank();
+}
+
+Verification compare(const RunConfig& config, int64_t world_size,
+                     const Control& control, const Probe& probe) {
+  return Comparison(config, probe, &control).run(world_size);
+}
+
+}  // namespace tessera::verify::detail

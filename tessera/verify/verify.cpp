@@ -1,0 +1,293 @@
+#include "tessera/verify/verify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "tessera/verify/detail/comparison.h"
+
+namespace tessera::verify {
+
+using engine::RunConfig;
+
+namespace {
+
+using detail::Control;
+using detail::Probe;
+
+RunConfig on_one_rank(RunConfig config) {
+  const auto order = config.mesh.order;
+  config.mesh = {};
+  config.mesh.dp = config.mesh.dp_replicate = config.mesh.dp_shard = 1;
+  config.mesh.order = order;
+  config.zero = {};
+  config.tensor = {};
+  config.pipeline = {};
+  config.recompute = {};
+  config.batch.micro = config.batch.global;  // nothing is accumulated
+  return config;
+}
+
+// The same without one thing that a configuration has; nothing where it has it
+// not, or cannot be without.
+using Without = std::optional<RunConfig>;
+
+Without without_axis(RunConfig config, int64_t mesh::MeshConfig::* degree) {
+  mesh::MeshConfig& mesh = config.mesh;
+  if (mesh.*degree == 1) return {};
+  mesh.*degree = 1;
+  mesh.dp = 0;
+  if (mesh.pp == 1) config.pipeline = {};
+  if (mesh.tp == 1) {
+    config.tensor = {};
+    mesh.etp = 1;
+  }
+  // What is left of the ranks that ep folds.
+  mesh.ep = std::gcd(mesh.ep, implied_world_size(config) / mesh.pp / mesh.etp);
+  return config;
+}
+
+Without without_zero(RunConfig config) {
+  if (config.zero.stage == 0 && expert_zero_stage(config) == 0) return {};
+  config.zero = {};
+  config.mesh.dp = 0;
+  config.mesh.dp_replicate *= config.mesh.dp_shard;
+  config.mesh.dp_shard = 1;
+  return config;
+}
+
+Without without_sequence_parallel(RunConfig config) {
+  if (!config.tensor.sequence_parallel) return {};
+  config.tensor = {};
+  return config;
+}
+
+Without without_recompute(RunConfig config) {
+  if (config.recompute.mode == "none") return {};
+  config.recompute = {};
+  return config;
+}
+
+// A pipeline lives by its micro-batches.
+Without without_accumulation(RunConfig config) {
+  if (accumulation(config) == 1 || config.mesh.pp > 1) return {};
+  config.batch.micro *= accumulation(config);
+  return config;
+}
+
+struct AxisDegree {
+  const char* name;
+  int64_t mesh::MeshConfig::* degree;
+};
+// The factors of the world, and what experts fold them into.
+constexpr AxisDegree kFactors[] = {
+    {"pp", &mesh::MeshConfig::pp},
+    {"dp_replicate", &mesh::MeshConfig::dp_replicate},
+    {"dp_shard", &mesh::MeshConfig::dp_shard},
+    {"cp", &mesh::MeshConfig::cp},
+    {"tp", &mesh::MeshConfig::tp}};
+constexpr AxisDegree kFolded[] = {{"ep", &mesh::MeshConfig::ep},
+                                  {"etp", &mesh::MeshConfig::etp}};
+
+std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
+  std::vector<std::pair<std::string, Without>> all;
+  for (const auto& axes : {std::span<const AxisDegree>(kFactors),
+                           std::span<const AxisDegree>(kFolded)}) {
+    for (const auto& [name, degree] : axes) {
+      all.emplace_back(name, without_axis(config, degree));
+    }
+  }
+  all.emplace_back("zero", without_zero(config));
+  all.emplace_back("sequence_parallel", without_sequence_parallel(config));
+  all.emplace_back("recompute", without_recompute(config));
+  all.emplace_back("accumulation", without_accumulation(config));
+  return all;
+}
+
+using Names = std::set<std::pair<std::string, std::string>>;
+
+Names differing(const RunConfig& config, const Control& control,
+                const Probe& probe) {
+  Names names;
+  for (const auto& each :
+       detail::compare(config, implied_world_size(config), control, probe)
+           .differences) {
+    names.emplace(each.parameter, each.what);
+  }
+  return names;
+}
+
+// Of the factors of the world, one.
+Without with_axis_alone(RunConfig config, int64_t mesh::MeshConfig::* degree) {
+  if (config.mesh.*degree == 1) return {};
+  for (const auto& [name, other] : kFactors) {
+    if (other == degree) continue;
+    if (auto without = without_axis(config, other)) config = *without;
+  }
+  return config;
+}
+
+// Names that without which a difference goes away; where several things cause
+// it, each of which suffices, these.
+void blame(const RunConfig& config, const Control& control, const Probe& probe,
+           std::vector<Difference>& differences) {
+  for (const auto& [name, without] : withouts(config)) {
+    if (!without) continue;
+    const Names left = differing(*without, control, probe);
+    for (auto& each : differences) {
+      if (!left.contains({each.parameter, each.what})) {
+        each.axes.push_back(name);
+      }
+    }
+  }
+  if (!differences.front().axes.empty()) return;
+  for (const auto& [name, degree] : kFactors) {
+    const auto alone = with_axis_alone(config, degree);
+    if (!alone) continue;
+    const Names left = differing(*alone, control, probe);
+    for (auto& each : differences) {
+      if (!left.contains({each.parameter, each.what})) continue;
+      each.axes.emplace_back(name);
+      each.each_alone = true;
+    }
+  }
+}
+
+// A step that differs though all before it, and the weights that they left, are
+// equal: some parameter is used wrongly, which its first value hid (a bias that
+// is zero). Changed alone, in a first step, it shows itself.
+void find_uses(const RunConfig& one, const RunConfig& config,
+               int64_t world_size, const Control& seen,
+               std::vector<Difference>& differences) {
+  std::set<std::string> kinds;
+  for (const auto& [name, tensors] : seen.before)
+    kinds.insert(detail::kind_of(name));
+  std::vector<Difference> uses;
+  for (const auto& kind : kinds) {
+    const Probe probe{.steps = 1, .nudged = kind};
+    const Control control = detail::record(one, probe);
+    auto found = detail::compare(config, world_size, control, probe);
+    if (found.equal()) continue;
+    found.differences.resize(1);
+    blame(config, control, probe, found.differences);
+    Difference use = std::move(found.differences.front());
+    use.parameter = kind;
+    use.what = "use";
+    uses.push_back(std::move(use));
+  }
+  differences.insert(differences.begin(), uses.begin(), uses.end());
+}
+
+// The smallest size of at least `at_least` that leaves the same rest by
+// `modulus`.
+int64_t shrink(int64_t size, int64_t modulus, int64_t at_least) {
+  if (size <= at_least) return size;
+  const int64_t rest = size % modulus;
+  int64_t smaller = at_least - at_least % modulus + rest;
+  if (smaller < at_least) smaller += modulus;
+  return std::min(size, smaller);
+}
+
+}  // namespace
+
+std::string Difference::describe() const {
+  std::string axis;
+  const char* const between = each_alone ? " and over " : " or ";
+  for (const auto& name : axes) axis += (axis.empty() ? "" : between) + name;
+  if (axis.empty()) axis = "no single axis";
+  const std::string end = (place.empty() ? "" : " (at " + place + ")") +
+                          " [step " + std::to_string(step) + "]";
+  if (what == "parameter") {
+    return parameter + ": the layers see another value than was trained: a " +
+           "gather is missing or stale, over " + axis + "?" + end;
+  }
+  if (what == "use") {
+    return parameter + ": once it is not what it was at first, the step is " +
+           "another: used twice, or not everywhere, over " + axis + "?" + end;
+  }
+  std::string text = (parameter.empty() ? "" : parameter + ": ") + what + " ";
+  char number[64];
+  const double inverse = factor != 0 ? 1 / factor : 0;
+  if (factor > 1 + 1e-6) {
+    std::snprintf(number, sizeof(number), "%.3f times too large", factor);
+    text += number;
+    text += std::abs(factor - 2) < 1e-6
+                ? ": summed twice over " + axis + "?"
+                : ": summed too often, or not divided, over " + axis + "?";
+  } else if (factor > 0 && inverse > 1 + 1e-6) {
+    std::snprintf(number, sizeof(number), "%.3f times too small", inverse);
+    text += number;
+    text += ": divided, or not summed, over " + axis + "?";
+  } else if (factor < 0) {
+    std::snprintf(number, sizeof(number), "%.3f times what it should be",
+                  factor);
+    text += number;
+    text += ": " + axis + "?";
+  } else {
+    std::snprintf(number, sizeof(number), "off by %.2e of its norm", relative);
+    text += number;
+    text += ": a part is missing, or another's, over " + axis + "?";
+  }
+  return text + end;
+}
+
+Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
+                    const std::string& precision) {
+  RunConfig wide = config;
+  wide.precision = {.compute = precision};
+  const RunConfig one = on_one_rank(wide);
+  const Probe probe{.steps = steps};
+  const Control control = detail::record(one, probe);
+  Verification result = detail::compare(wide, world_size, control, probe);
+  if (result.equal()) return result;
+  blame(wide, control, probe, result.differences);
+  const Difference& first = result.differences.front();
+  if (first.step > 1 && first.what != "parameter") {
+    find_uses(one, wide, world_size, control, result.differences);
+  }
+  return result;
+}
+
+RunConfig shrunk(RunConfig config, int64_t world_size) {
+  const auto& mesh = config.mesh;
+  auto& model = config.model;
+  const int64_t runs = mesh.pp * config.pipeline.chunks;
+  int64_t shards = mesh.tp * mesh.dp_shard;
+  int64_t kinds = 1;  // of layers, one after the other
+  if (model.moe.experts > 0) {
+    const auto view = mesh.mesh(world_size, config.zero.stage);
+    shards = std::lcm(shards, view.degree(mesh::Axis::kEtp) *
+                                  view.degree(mesh::Axis::kExpertDp));
+    kinds = model.moe.every;
+  }
+  if (config.pipeline.split.empty()) {
+    model.layers =
+        shrink(model.layers, std::lcm(runs, kinds), std::max(2 * runs, kinds));
+  }
+  model.head_dim = std::min<int64_t>(model.head_dim, 4);
+  // GPT-2's heads fill the width.
+  model.hidden = model.family == "gpt2" ? model.heads * model.head_dim
+                                        : shrink(model.hidden, shards, 8);
+  model.ffn = shrink(model.ffn, shards, 2 * mesh.tp);
+  model.vocab = shrink(model.vocab, shards, 16);
+  const int64_t pieces = 2 * mesh.cp * mesh.tp;
+  config.data.seq_len =
+      std::min(config.data.seq_len, (16 + pieces - 1) / pieces * pieces);
+  model.max_seq =
+      std::max(config.data.seq_len, std::min<int64_t>(model.max_seq, 64));
+  const int64_t share = config.batch.micro * data_parallel_degree(config);
+  const int64_t count = config.batch.global / share;
+  config.batch.micro = std::min<int64_t>(config.batch.micro, 2);
+  const int64_t fewer = shrink(count, mesh.pp, 2 * mesh.pp);
+  config.batch.global =
+      config.batch.micro * data_parallel_degree(config) * fewer;
+  complete(config, world_size);
+  return config;
+}
+
+}  // namespace tessera::verify

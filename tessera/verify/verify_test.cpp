@@ -1,0 +1,76 @@
+#include "tessera/verify/verify.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/small_run.h"
+
+namespace tessera::verify {
+namespace {
+
+using engine::RunConfig;
+using testing::small_run;
+
+TEST(Verify, AMeshEqualsOneRank) {
+  RunConfig config = small_run(2, 1);
+  config.mesh.tp = 2;
+  config.mesh.pp = 2;
+  config.batch.global = 8;
+  config.batch.micro = 1;
+  const Verification found = verify(shrunk(config, 8), 8);
+  EXPECT_TRUE(found.equal());
+  EXPECT_LT(found.gradients, 1e-12);
+  EXPECT_GT(found.gradients, 0);  // rounding: they did not share a tensor
+}
+
+TEST(Verify, NamesParameterAxisAndFactor) {
+  const Difference twice{
+      "blocks.3.mlp_norm.weight", "gradient", 1, "tp=1", 1.0, 2.0, {"tp"}};
+  EXPECT_EQ(twice.describe(),
+            "blocks.3.mlp_norm.weight: gradient 2.000 times too large: summed "
+            "twice over tp? (at tp=1) [step 1]");
+  const Difference quarter{"head.weight", "gradient",        1, "", 0.75,
+                           0.25,          {"dp_shard", "cp"}};
+  EXPECT_EQ(quarter.describe(),
+            "head.weight: gradient 4.000 times too small: divided, or not "
+            "summed, over dp_shard or cp? [step 1]");
+}
+
+TEST(Verify, AnyLayoutOfExpertsEqualsOneRank) {
+  for (const auto& layout : testing::kExpertLayouts) {
+    const RunConfig config = shrunk(testing::run_of_experts(layout), 4);
+    EXPECT_TRUE(verify(config, 4, /*steps=*/2).equal()) << layout.groups;
+  }
+}
+
+// Layers with experts stay, and widths that experts' shards do not divide.
+TEST(Verify, ShrinkKeepsExperts) {
+  RunConfig config = small_run(1, 0);
+  config.model.family = "mixtral";
+  config.model.layers = 12;
+  config.model.ffn = 65;
+  config.model.moe.every = 3;
+  config.mesh = {};
+  config.mesh.dp = config.mesh.ep = 2;
+  config.batch = {.global = 4};
+  complete(config, 2);
+  EXPECT_EQ(shrunk(config, 2).model.layers_with_experts(), 1);
+  config.mesh.ep = 1;
+  config.zero.expert_stage = 3;
+  complete(config, 2);
+  EXPECT_EQ(shrunk(config, 2).model.ffn % 2, 1);
+}
+
+// Sizes that do not divide by the mesh still do not.
+TEST(Verify, ShrinkKeepsWhatDoesNotDivide) {
+  RunConfig config = small_run(3, 3);
+  config.model.vocab = 50257;
+  config.model.hidden = 320;
+  const RunConfig small = shrunk(config, 3);
+  EXPECT_LT(small.model.vocab, 64);
+  EXPECT_EQ(small.model.vocab % 3, 50257 % 3);
+  EXPECT_LT(small.model.hidden, 32);
+  EXPECT_EQ(small.model.hidden % 3, 320 % 3);
+}
+
+}  // namespace
+}  // namespace tessera::verify

@@ -1,0 +1,35 @@
+// Tells when a parameter's gradient has been accumulated, once a backward.
+//
+// Threads: hooks run in the thread that runs backward.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace tessera::wrappers {
+
+class GradientHooks {
+ public:
+  GradientHooks() = default;
+  // Takes the hooks away.
+  ~GradientHooks();
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+  void add(const at::Tensor& parameter, std::function<void()> ready);
+
+ private:
+  struct Hooked {
+    // Kept alive: it owns the hook. (Its pointer type differs by version.)
+    decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
+    std::uintptr_t key = 0;
+  };
+  std::vector<Hooked> hooks_;
+};
+
+}  // namespace tessera::wrappers

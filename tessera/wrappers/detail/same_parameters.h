@@ -1,0 +1,22 @@
+// Whether ranks have the same parameters, and giving them the same values.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <vector>
+
+#include "tessera/comm/group.h"
+#include "tessera/wrappers/gradient_reducer.h"
+
+namespace tessera::wrappers {
+
+// Throws TS_CHECK where names, shapes or dtypes of some rank are others. Every
+// rank of the group calls it.
+void require_same_parameters(const std::vector<NamedParameter>& parameters,
+                             comm::Group& group);
+
+// The values of `root`, on every rank.
+void broadcast_all(const std::vector<at::Tensor>& tensors, comm::Group& group,
+                   int64_t root);
+
+}  // namespace tessera::wrappers

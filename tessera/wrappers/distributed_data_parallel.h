@@ -1,0 +1,97 @@
+// Data parallelism, one process (or thread) a device, for any module.
+//
+//   tessera::DistributedDataParallel model(ResNet(), communicator->world());
+//   auto output = model.forward(input);
+//   model.backward(loss_of(output, target));  // reduces while it runs
+//   optimizer.step();
+//
+// Comm:    at construction: a comparison of the parameters' names and shapes,
+//          and a broadcast of rank 0's parameters and buffers. forward():
+//          once a step, a broadcast of rank 0's buffers (BatchNorm's
+//          statistics), where there are any. backward(): one all_reduce a
+//          bucket; the gradient is the mean over the ranks that had data.
+// Accumulate: accumulate(loss) adds gradients without any communication;
+//          backward(loss) ends the step.
+// Uneven data: a rank whose data has ended calls join(), which takes part with
+//          zero weight until every rank has ended.
+// Errors:  a parameter without gradient is named on every rank, and nobody
+//          hangs; allow_unused makes its gradient zero instead.
+// Threads: as comm::Group: one thread a rank.
+// Source:  Li et al. 2020, arXiv 2006.15704.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tessera/comm/group.h"
+#include "tessera/wrappers/gradient_reducer.h"
+
+namespace tessera {
+
+struct DataParallelOptions {
+  int64_t bucket_bytes = int64_t{25} << 20;
+  bool overlap = true;
+  bool broadcast_buffers = true;
+  bool allow_unused = false;
+};
+
+namespace wrappers {
+
+// What does not depend on the module's type.
+class DataParallelCore {
+ public:
+  DataParallelCore(torch::nn::Module& module, comm::Group& group,
+                   const DataParallelOptions& options);
+
+  void before_forward();
+  void accumulate(const at::Tensor& loss);
+  void backward(const at::Tensor& loss);
+  void join();
+  const GradientReducer& reducer() const { return *reducer_; }
+
+ private:
+  void broadcast_buffers();
+  void begin_step();
+
+  torch::nn::Module& module_;
+  comm::Group& group_;
+  DataParallelOptions options_;
+  std::unique_ptr<GradientReducer> reducer_;
+  bool gradients_are_stale_ = true;  // of the step before
+  bool buffers_are_fresh_ = false;   // broadcast in this step already
+};
+
+}  // namespace wrappers
+
+// Holder: a module holder (ResNet) or a std::shared_ptr to a module.
+template <typename Holder>
+class DistributedDataParallel {
+ public:
+  DistributedDataParallel(Holder module, comm::Group& group,
+                          const DataParallelOptions& options = {})
+      : module_(std::move(module)), core_(*module_, group, options) {}
+
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    core_.before_forward();
+    return module_->forward(std::forward<Args>(args)...);
+  }
+  // A micro-batch whose gradients stay on this rank for now.
+  void accumulate(const at::Tensor& loss) { core_.accumulate(loss); }
+  // The step's last micro-batch: gradients are averaged when this returns.
+  void backward(const at::Tensor& loss) { core_.backward(loss); }
+  // This rank has no more data; returns when no rank has.
+  void join() { core_.join(); }
+
+  Holder& module() { return module_; }
+  const wrappers::GradientReducer& reducer() const { return core_.reducer(); }
+
+ private:
+  Holder module_;
+  wrappers::DataParallelCore core_;
+};
+
+}  // namespace tessera

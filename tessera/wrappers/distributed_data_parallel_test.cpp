@@ -1,0 +1,313 @@
+// DDP against one rank, in double: gradients, weights, accumulation, buckets,
+// ended ranks, unused parameters, buffers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <mutex>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tessera/wrappers/distributed_data_parallel.h"
+
+namespace tessera::wrappers {
+namespace {
+
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear a{nullptr}, b{nullptr}, tied{nullptr}, unused{nullptr};
+
+  explicit NetImpl(at::ScalarType dtype, uint64_t seed = 1) {
+    a = register_module("a", torch::nn::Linear(6, 13));
+    b = register_module("b", torch::nn::Linear(13, 13));
+    tied = register_module("tied", torch::nn::Linear(13, 6));
+    unused = register_module("unused", torch::nn::Linear(3, 2));
+    to(dtype);
+    at::NoGradGuard no_grad;
+    auto generator = at::detail::createCPUGenerator(seed);
+    for (auto& p : parameters()) p.normal_(0, 0.4, generator);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto h = at::tanh(a->forward(x));
+    h = at::tanh(b->forward(h)) + h;
+    h = tied->forward(h);
+    return at::linear(h, tied->weight.t());  // used twice
+  }
+};
+TORCH_MODULE(Net);
+
+at::Tensor data_of(int64_t rows, at::ScalarType dtype) {
+  return at::arange(rows * 6, at::TensorOptions(dtype))
+      .mul(0.37)
+      .sin()
+      .view({rows, 6});
+}
+
+std::vector<at::Tensor> values_of(torch::nn::Module& module) {
+  std::vector<at::Tensor> values;
+  for (auto& p : module.parameters()) values.push_back(p.detach().clone());
+  return values;
+}
+
+constexpr int64_t kRows = 24;  // divides by 2, 3, 4
+constexpr int kSteps = 8;
+
+// What one rank makes of the whole batch.
+std::vector<at::Tensor> one_rank(at::ScalarType dtype) {
+  Net net(dtype);
+  net->unused->weight.requires_grad_(false);
+  net->unused->bias.requires_grad_(false);
+  torch::optim::AdamW optimizer(net->parameters(),
+                                torch::optim::AdamWOptions(1e-2));
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    net->forward(data_of(kRows, dtype) + step).pow(2).mean().backward();
+    optimizer.step();
+  }
+  return values_of(*net);
+}
+
+struct Case {
+  std::string backend;
+  int64_t world;
+  int64_t microbatches;
+  DataParallelOptions options;
+};
+
+std::vector<std::vector<at::Tensor>> many_ranks(const Case& c,
+                                                at::ScalarType dtype) {
+  std::vector<std::vector<at::Tensor>> results(c.world);
+  comm::run_threads(c.world, c.backend, [&](comm::Communicator& communicator) {
+    const int64_t rank = communicator.rank();
+    Net net(dtype, /*seed=*/1 + rank);  // rank 0's weights win
+    net->unused->weight.requires_grad_(false);
+    net->unused->bias.requires_grad_(false);
+    DistributedDataParallel ddp(net, communicator.world(), c.options);
+    torch::optim::AdamW optimizer(net->parameters(),
+                                  torch::optim::AdamWOptions(1e-2));
+    const int64_t share = kRows / c.world, micro = share / c.microbatches;
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      const at::Tensor mine =
+          (data_of(kRows, dtype) + step).narrow(0, rank * share, share);
+      for (int64_t m = 0; m < c.microbatches; ++m) {
+        auto loss =
+            ddp.forward(mine.narrow(0, m * micro, micro)).pow(2).mean() /
+            c.microbatches;
+        m + 1 < c.microbatches ? ddp.accumulate(loss) : ddp.backward(loss);
+      }
+      optimizer.step();
+    }
+    results[rank] = values_of(*net);
+  });
+  return results;
+}
+
+double largest_difference(const std::vector<at::Tensor>& a,
+                          const std::vector<at::Tensor>& b) {
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double norm = b[i].norm().item<double>();
+    worst = std::max(worst, (a[i] - b[i]).norm().item<double>() / norm);
+  }
+  return worst;
+}
+
+bool same_bits(const std::vector<at::Tensor>& a,
+               const std::vector<at::Tensor>& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!at::equal(a[i], b[i])) return false;
+  }
+  return true;
+}
+
+TEST(DistributedDataParallel, EqualsOneRank) {
+  for (auto [dtype, bound] :
+       {std::pair{at::kDouble, 1e-10}, {at::kFloat, 1e-4}}) {
+    const auto reference = one_rank(dtype);
+    for (const std::string backend : {"shm", "gloo"}) {
+      for (int64_t world : {1, 2, 3, 4}) {
+        for (int64_t micro : {1, 3}) {
+          if ((kRows / world) % micro != 0) continue;
+          const auto all =
+              many_ranks({backend, world, micro, {.bucket_bytes = 512}}, dtype);
+          for (const auto& one : all) {
+            EXPECT_LT(largest_difference(one, reference), bound)
+                << backend << " world " << world << " micro-batches " << micro;
+            EXPECT_TRUE(same_bits(one, all[0]));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DistributedDataParallel, BucketsAndOverlapChangeNoBitOnShm) {
+  const auto reference = many_ranks({"shm", 3, 2, {}}, at::kFloat)[0];
+  for (int64_t bucket_bytes : {1, 300, 700, 2000, 100000}) {
+    for (bool overlap : {true, false}) {
+      EXPECT_TRUE(same_bits(
+          many_ranks(
+              {"shm", 3, 2, {.bucket_bytes = bucket_bytes, .overlap = overlap}},
+              at::kFloat)[1],
+          reference))
+          << bucket_bytes << " overlap " << overlap;
+    }
+  }
+}
+
+TEST(DistributedDataParallel, NamesParametersWithoutGradientOnEveryRank) {
+  std::vector<std::string> messages(2);
+  comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
+    Net net(at::kDouble);
+    DistributedDataParallel ddp(net, communicator.world());
+    try {
+      ddp.backward(ddp.forward(data_of(4, at::kDouble)).sum());
+    } catch (const Error& error) {
+      messages[communicator.rank()] = error.what();
+    }
+  });
+  for (const auto& message : messages) {
+    EXPECT_THAT(message, testing::HasSubstr("unused.weight, unused.bias"));
+  }
+}
+
+TEST(DistributedDataParallel, AParameterUnusedOnOneRankHangsNobody) {
+  for (bool allow : {false, true}) {
+    std::vector<std::string> messages(3);
+    std::vector<at::Tensor> gradients(3);
+    comm::run_threads(3, "shm", [&](comm::Communicator& communicator) {
+      const int64_t rank = communicator.rank();
+      Net net(at::kDouble);
+      DistributedDataParallel ddp(net, communicator.world(),
+                                  {.bucket_bytes = 64, .allow_unused = allow});
+      auto loss = ddp.forward(data_of(4, at::kDouble)).sum();
+      if (rank != 1)
+        loss = loss + net->unused->forward(at::ones({1, 3}, at::kDouble)).sum();
+      try {
+        ddp.backward(loss);
+        gradients[rank] = net->unused->bias.grad().clone();
+      } catch (const Error& error) {
+        messages[rank] = error.what();
+      }
+    });
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      if (allow) {
+        // The mean over three ranks, of which one gave zero.
+        EXPECT_TRUE(
+            at::allclose(gradients[rank], at::full({2}, 2.0 / 3, at::kDouble)));
+      } else {
+        EXPECT_THAT(messages[rank],
+                    testing::HasSubstr(rank == 1 ? "unused.bias"
+                                                 : "missing on other ranks"));
+      }
+    }
+  }
+}
+
+// Ranks with 1, 2 and 4 batches: each step is the mean over those that still
+// have data, as one rank would compute it.
+TEST(DistributedDataParallel, RanksWhoseDataEndsEarly) {
+  const std::vector<int> batches = {1, 2, 4};
+  auto batch_of = [](int64_t rank, int step) {
+    return data_of(4, at::kDouble) + static_cast<double>(10 * rank + step);
+  };
+  Net reference(at::kDouble);
+  torch::optim::SGD sgd(reference->parameters(), 0.01);
+  for (int step = 0; step < 4; ++step) {
+    sgd.zero_grad();
+    int active = 0;
+    for (int64_t rank = 0; rank < 3; ++rank) active += batches[rank] > step;
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      if (batches[rank] <= step) continue;
+      (reference->forward(batch_of(rank, step)).pow(2).mean() / active)
+          .backward();
+    }
+    sgd.step();
+  }
+  std::vector<at::Tensor> last;
+  comm::run_threads(3, "shm", [&](comm::Communicator& communicator) {
+    const int64_t rank = communicator.rank();
+    Net net(at::kDouble);
+    DistributedDataParallel ddp(net, communicator.world(),
+                                {.bucket_bytes = 512, .allow_unused = true});
+    torch::optim::SGD optimizer(net->parameters(), 0.01);
+    for (int step = 0; step < batches[rank]; ++step) {
+      ddp.backward(ddp.forward(batch_of(rank, step)).pow(2).mean());
+      optimizer.step();
+    }
+    ddp.join();
+    if (rank == 2) last = values_of(*net);
+  });
+  auto expected = values_of(*reference);
+  // `unused` has no gradient in the reference and a zero one here.
+  EXPECT_LT(largest_difference(last, expected), 1e-12);
+}
+
+TEST(DistributedDataParallel, BroadcastsBuffersOnceAStep) {
+  std::vector<at::Tensor> means(2);
+  comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
+    torch::nn::BatchNorm1d norm(6);
+    norm->to(at::kDouble);
+    DistributedDataParallel ddp(norm.ptr(), communicator.world());
+    for (int step = 0; step < 3; ++step) {
+      auto x =
+          data_of(8, at::kDouble) + static_cast<double>(communicator.rank());
+      ddp.accumulate(ddp.forward(x).pow(3).sum());
+      ddp.backward(ddp.forward(x).pow(3).sum());
+    }
+    norm->train();
+    ddp.forward(data_of(8, at::kDouble));
+    means[communicator.rank()] = norm->running_mean.clone();
+  });
+  EXPECT_TRUE(at::equal(means[0], means[1]));
+}
+
+TEST(DistributedDataParallel, RefusesAnotherModuleOnAnotherRank) {
+  std::vector<std::string> messages(2);
+  comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
+    torch::nn::Linear linear(4, 3 + communicator.rank());
+    try {
+      DistributedDataParallel ddp(linear, communicator.world());
+    } catch (const Error& error) {
+      messages[communicator.rank()] = error.what();
+    }
+  });
+  for (const auto& message : messages) {
+    EXPECT_THAT(message, testing::HasSubstr("is another one"));
+  }
+}
+
+TEST(GradientReducer, ReducesOncePerStepHoweverManyMicrobatches) {
+  comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
+    Net net(at::kFloat);
+    DistributedDataParallel ddp(
+        net, communicator.world(),
+        {.bucket_bytes = 1 << 20, .allow_unused = true});
+    auto step = [&](int micro) {
+      for (int m = 1; m < micro; ++m)
+        ddp.accumulate(ddp.forward(data_of(4, at::kFloat)).sum());
+      ddp.backward(ddp.forward(data_of(4, at::kFloat)).sum());
+    };
+    step(1);
+    auto& world = communicator.world();
+    auto reduced = [&] {
+      int64_t calls = 0;
+      for (const auto& verb : world.stats()) {
+        if (verb.verb == "all_reduce") calls += verb.calls;
+      }
+      return calls;
+    };
+    for (int micro : {1, 2, 8}) {
+      const int64_t before = reduced();
+      step(micro);
+      EXPECT_EQ(reduced() - before,
+                static_cast<int64_t>(ddp.reducer().num_buckets()));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::wrappers
