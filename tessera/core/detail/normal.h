@@ -5,7 +5,7 @@
 //
 // Errors: of log_of below 1, of sine and cosine below 2 last places.
 // Source: the polynomials are those of fdlibm (Sun Microsystems 1993): e_log.c,
-//         k_sin.c, k_cos.c.
+//         k_sin.c, k_cos.c. Their notice is in NOTICE, beside LICENSE.
 #pragma once
 
 #include <bit>
