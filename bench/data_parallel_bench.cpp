@@ -20,7 +20,7 @@
 #include <mutex>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/optim/sgd.h"
+#include "tessera/optim/optimizer.h"
 #include "tessera/wrappers/data_parallel.h"
 #include "tessera/wrappers/distributed_data_parallel.h"
 
@@ -77,12 +77,13 @@ struct Net : torch::nn::Module {
   torch::nn::Linear up{nullptr}, down{nullptr};
 };
 
-optim::Sgd make_optimizer(Net& net) {
+std::unique_ptr<optim::Optimizer> make_optimizer(Net& net) {
   std::vector<optim::FlatSegment> segments;
   for (const auto& item : net.named_parameters()) {
     segments.push_back({item.key(), item.value(), {}, false});
   }
-  return {std::move(segments), {}};
+  return optim::make_optimizer({.type = "sgd", .weight_decay = 0.0},
+                               std::move(segments));
 }
 
 void clear_gradients(Net& net) {
@@ -110,13 +111,13 @@ void data_parallel(benchmark::State& state) {
   const auto make = [&] { return std::make_shared<Net>(made++); };
   const auto net = make();
   DataParallel model(net, cpu_devices(devices), make);
-  optim::Sgd optimizer = make_optimizer(*net);
+  const auto optimizer = make_optimizer(*net);
   const at::Tensor inputs = at::randn({kSamples, 1024});
   const at::Tensor targets = at::randn({kSamples, 1024});
   for (auto _ : state) {
     clear_gradients(*net);
     at::mse_loss(model.forward(inputs), targets).backward();
-    optimizer.step(0.01);
+    optimizer->step(0.01);
   }
   report_memory(state, *memory);
   const auto steps = static_cast<double>(state.iterations());
@@ -142,13 +143,13 @@ void distributed_rank(benchmark::State& state, comm::Communicator& ranks,
   const auto net = std::make_shared<Net>(ranks.rank());
   current_device = ranks.rank();
   DistributedDataParallel model(net, ranks.world());
-  optim::Sgd optimizer = make_optimizer(*net);
+  const auto optimizer = make_optimizer(*net);
   const int64_t own = kSamples / ranks.world_size();
   const at::Tensor inputs = at::randn({own, 1024});
   const at::Tensor targets = at::randn({own, 1024});
   const auto step = [&] {
     model.backward(at::mse_loss(model.forward(inputs), targets));
-    optimizer.step(0.01);
+    optimizer->step(0.01);
   };
   step();  // the first one settles the order of the buckets
   ranks.world().barrier();

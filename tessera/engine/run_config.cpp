@@ -6,6 +6,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/models/hugging_face_config.h"
+#include "tessera/optim/registry.h"
 #include "tessera/parallel/expert/expert_parallel.h"
 
 namespace tessera::engine {
@@ -224,6 +225,7 @@ void complete(RunConfig& config, int64_t world_size) {
                   "data.train is missing: a run needs something to train on. "
                   "Give files, folders or globs: --data.train='texts/*.txt'.");
   config.model.complete();
+  config.optimizer.complete();
   TS_CHECK_CONFIG(config.data.seq_len <= config.model.max_seq, "data.seq_len (",
                   config.data.seq_len, ") is above model.max_seq (",
                   config.model.max_seq,
@@ -296,13 +298,15 @@ int64_t accumulation(const RunConfig& config) {
 std::vector<std::string> without_effect(const RunConfig& config,
                                         const config::Provenance& origins) {
   std::vector<std::string> found;
-  const auto note = [&](bool idle, const std::string& key, const char* why) {
+  const auto note = [&](bool idle, const std::string& key,
+                        const std::string& why) {
     if (idle && is_set(origins, key)) found.push_back(key + " " + why);
   };
-  const bool sgd = config.optimizer.type == "sgd";
-  note(sgd, "optimizer.betas", "is not used by optimizer.type sgd");
-  note(sgd, "optimizer.eps", "is not used by optimizer.type sgd");
-  note(!sgd, "optimizer.momentum", "is used by optimizer.type sgd alone");
+  const auto& optimizer = optim::update_rule(config.optimizer.type);
+  for (const std::string key : {"betas", "eps", "momentum"}) {
+    note(!optimizer.uses(key), "optimizer." + key,
+         "is not used by optimizer.type " + optimizer.name);
+  }
   note(config.schedule.type == "constant", "schedule.min_lr",
        "is not used by schedule.type constant");
   note(config.model.family == "gpt2", "model.rope_theta",

@@ -444,7 +444,7 @@ TEST(RunConfig, SettingsWithoutEffectAreTold) {
   EXPECT_EQ(idle("{}").size(), 0);
   EXPECT_EQ(idle(R"({"optimizer": {"momentum": 0.5}})"),
             std::vector<std::string>{
-                "optimizer.momentum is used by optimizer.type sgd alone"});
+                "optimizer.momentum is not used by optimizer.type adamw"});
   EXPECT_EQ(idle(R"({"optimizer": {"type": "sgd", "eps": 1e-6},
                      "schedule": {"type": "constant", "min_lr": 0},
                      "model": {"family": "gpt2", "rope_theta": 5.0}})")

@@ -9,29 +9,10 @@
 // Source:  Loshchilov and Hutter 2019, arXiv 1711.05101.
 #pragma once
 
-#include <vector>
-
-#include "tessera/optim/optimizer.h"
+#include "tessera/optim/registry.h"
 
 namespace tessera::optim {
 
-struct AdamWOptions {
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0.01;
-};
-
-class AdamW final : public Optimizer {
- public:
-  AdamW(std::vector<FlatSegment> segments, const AdamWOptions& options);
-
- private:
-  void update(const Group& group, double lr) override;
-
-  AdamWOptions options_;
-  std::vector<at::Tensor> exp_avg_;
-  std::vector<at::Tensor> exp_avg_sq_;
-};
+void adamw(const OptimizerConfig& config, const UpdateGroup& group);
 
 }  // namespace tessera::optim

@@ -1,11 +1,18 @@
 #include "tessera/optim/optim_config.h"
 
+#include <algorithm>
+
+#include "tessera/core/units.h"
+#include "tessera/optim/registry.h"
+
 namespace tessera::optim {
 namespace {
 
 std::string complaint_about_betas(const config::Value& value) {
   const auto& betas = std::get<std::vector<double>>(value);
-  if (betas.size() != 2) return "it must be two numbers, as [0.9, 0.95]";
+  if (!betas.empty() && betas.size() != 2) {
+    return "it must be two numbers, as [0.9, 0.95], or none";
+  }
   for (double beta : betas) {
     if (!(beta >= 0.0 && beta < 1.0)) return "each must be in [0, 1)";
   }
@@ -15,13 +22,18 @@ std::string complaint_about_betas(const config::Value& value) {
 }  // namespace
 
 void OptimizerConfig::declare(config::Section& section) {
+  std::vector<std::string> known = optimizer_names();
+  std::ranges::copy(optimizers_not_built(), std::back_inserter(known));
   section.key("type", type, "how a gradient becomes an update")
-      .one_of({"adamw", "adam", "sgd", "lion", "muon"})
-      .not_built({"adam", "lion", "muon"}, "the optimizer", "adamw or sgd");
+      .one_of(known)
+      .not_built(optimizers_not_built(), "the optimizer",
+                 "one of " + some_of(optimizer_names(), 16));
   section.key("lr", lr, "learning rate after the warm-up")
       .at_least(0)
       .at_most(1e3);
-  section.key("betas", betas, "decay of the first and second moment")
+  section
+      .key("betas", betas,
+           "decay of the first and second moment; []: the optimizer's own")
       .check(complaint_about_betas);
   section.key("eps", eps, "added to the root of the second moment")
       .more_than(0)
@@ -36,6 +48,10 @@ void OptimizerConfig::declare(config::Section& section) {
       .key("clip_norm", clip_norm,
            "global L2 norm that gradients are clipped to; 0: they are not")
       .at_least(0);
+}
+
+void OptimizerConfig::complete() {
+  if (betas.empty()) betas = update_rule(type).betas;
 }
 
 void ScheduleConfig::declare(config::Section& section) {

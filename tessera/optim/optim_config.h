@@ -12,12 +12,14 @@ namespace tessera::optim {
 struct OptimizerConfig {
   std::string type = "adamw";
   double lr = 3e-4;
-  std::vector<double> betas = {0.9, 0.95};
+  std::vector<double> betas = {};  // empty: the optimizer's own
   double eps = 1e-8;
   double momentum = 0.0;
   double weight_decay = 0.1;
   double clip_norm = 1.0;
   void declare(config::Section& section);
+  // Puts the optimizer's own values where they were left open.
+  void complete();
 };
 
 struct ScheduleConfig {

@@ -7,8 +7,6 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/optim/adamw.h"
-#include "tessera/optim/sgd.h"
 
 namespace tessera::optim {
 namespace {
@@ -29,28 +27,27 @@ void require_usable(const FlatSegment& segment, std::set<std::string>& names) {
            "; fp64, fp32, bf16 and fp16 can be optimized.");
 }
 
-}  // namespace
-
-std::vector<at::Tensor> Optimizer::Group::part_of(
-    const std::vector<at::Tensor>& all) const {
-  std::vector<at::Tensor> part;
-  for (const size_t i : segments) part.push_back(all[i]);
-  return part;
+at::Tensor gradient_as_given(const FlatSegment& segment) {
+  return segment.gradient.defined() ? segment.gradient
+                                    : segment.parameter.grad();
 }
 
-Optimizer::Optimizer(std::vector<FlatSegment> segments)
-    : segments_(std::move(segments)),
-      steps_(at::zeros({}, at::TensorOptions(at::kLong))) {
+}  // namespace
+
+Optimizer::Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
+                     std::vector<FlatSegment> segments)
+    : rule_(rule),
+      config_(config),
+      segments_(std::move(segments)),
+      steps_(at::zeros({}, at::TensorOptions(at::kLong))),
+      updated_(segments_.size(), true) {
   const at::NoGradGuard no_grad;
+  if (config_.betas.empty()) config_.betas = rule_.betas;
   std::set<std::string> names;
   for (const FlatSegment& segment : segments_) require_usable(segment, names);
   state_.push_back({"step", "", steps_});
   add_masters();
-  groups_[1].decay = true;
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    groups_[segments_[i].decay ? 1 : 0].segments.push_back(i);
-  }
-  for (Group& group : groups_) group.parameters = group.part_of(masters_);
+  add_moments();
 }
 
 void Optimizer::add_masters() {
@@ -73,61 +70,95 @@ void Optimizer::add_masters() {
 
 int64_t Optimizer::steps() const { return steps_.item<int64_t>(); }
 
-std::vector<at::Tensor> Optimizer::add_state(const std::string& prefix) {
-  std::vector<at::Tensor> tensors;
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    tensors.push_back(at::zeros_like(masters_[i]));
-    state_.push_back(
-        {prefix + "." + segments_[i].name, segments_[i].name, tensors.back()});
+void Optimizer::add_moments() {
+  for (const Moment& moment : rule_.moments_with(config_)) {
+    auto& tensors = moments_.emplace_back();
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      const std::string& parameter = segments_[i].name;
+      tensors.push_back(at::zeros_like(masters_[i]));
+      state_.push_back({moment.name + "." + parameter, parameter,
+                        tensors.back(), moment.gradient_power});
+    }
   }
-  return tensors;
 }
 
-at::Tensor Optimizer::gradient_of(size_t i) const {
+void Optimizer::require_gradient(size_t i) const {
   const FlatSegment& segment = segments_[i];
-  const at::Tensor gradient =
-      segment.gradient.defined() ? segment.gradient : segment.parameter.grad();
+  const at::Tensor gradient = gradient_as_given(segment);
   TS_CHECK(gradient.defined(), "optim: parameter '", segment.name,
            "' has no gradient. Run backward first, leave a frozen parameter "
            "out, or set its gradient to zeros.");
   TS_CHECK(gradient.sizes() == segment.parameter.sizes(), "optim: parameter '",
            segment.name, "' has shape ", segment.parameter.sizes(),
            " and its gradient ", gradient.sizes(), ".");
-  return gradient.detach().to(masters_[i].options()).contiguous();
+}
+
+at::Tensor Optimizer::gradient_of(size_t i) const {
+  return gradient_as_given(segments_[i])
+      .detach()
+      .to(masters_[i].options())
+      .contiguous();
+}
+
+UpdateGroup Optimizer::group_of(size_t first, size_t count, bool decay) const {
+  UpdateGroup group;
+  group.step = steps();
+  group.weight_decay = decay ? config_.weight_decay : 0.0;
+  group.moments.resize(moments_.size());
+  for (size_t i = first; i < first + count; ++i) {
+    if (segments_[i].decay != decay) continue;
+    group.parameters.push_back(masters_[i]);
+    group.gradients.push_back(gradient_of(i));
+    for (size_t m = 0; m < moments_.size(); ++m) {
+      group.moments[m].push_back(moments_[m][i]);
+    }
+  }
+  return group;
 }
 
 void Optimizer::step(double lr) {
-  const at::NoGradGuard no_grad;
-  for (Group& group : groups_) {
-    group.gradients.clear();
-    for (const size_t i : group.segments) {
-      group.gradients.push_back(gradient_of(i));
-    }
-  }
-  steps_.add_(1);
-  for (Group& group : groups_) {
-    if (!group.segments.empty()) update(group, lr);
-    group.gradients.clear();
-  }
+  for (size_t i = 0; i < segments_.size(); ++i) require_gradient(i);
+  begin_step();
+  step(lr, 0, segments_.size());
+}
+
+void Optimizer::begin_step() {
   for (size_t i = 0; i < segments_.size(); ++i) {
+    TS_CHECK(updated_[i], "optim: a step begins, but parameter '",
+             segments_[i].name, "' was not updated in step ", steps(), ".");
+  }
+  updated_.assign(segments_.size(), false);
+  steps_.add_(1);
+}
+
+void Optimizer::step(double lr, size_t first, size_t count) {
+  const at::NoGradGuard no_grad;
+  TS_CHECK(first <= segments_.size() && count <= segments_.size() - first,
+           "optim: there are ", segments_.size(), " segments, no ", count,
+           " from ", first, " on.");
+  for (size_t i = first; i < first + count; ++i) {
+    require_gradient(i);
+    TS_CHECK(!updated_[i], "optim: parameter '", segments_[i].name,
+             "' was updated already in step ", steps(), ".");
+  }
+  for (const bool decay : {false, true}) {
+    UpdateGroup group = group_of(first, count, decay);
+    group.lr = lr;
+    if (!group.parameters.empty()) rule_.update(config_, group);
+  }
+  for (size_t i = first; i < first + count; ++i) {
     at::Tensor parameter = segments_[i].parameter.detach();
     if (is_low_precision(parameter.scalar_type())) {
       parameter.copy_(masters_[i]);
     }
+    updated_[i] = true;
   }
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<FlatSegment> segments) {
-  if (config.type == "sgd") {
-    return std::make_unique<Sgd>(
-        std::move(segments), SgdOptions{config.momentum, config.weight_decay});
-  }
-  TS_CHECK_CONFIG(config.type == "adamw", "optimizer.type '", config.type,
-                  "' is not built. Use adamw or sgd.");
-  return std::make_unique<AdamW>(
-      std::move(segments), AdamWOptions{config.betas.at(0), config.betas.at(1),
-                                        config.eps, config.weight_decay});
+  return std::make_unique<Optimizer>(update_rule(config.type), config,
+                                     std::move(segments));
 }
 
 }  // namespace tessera::optim

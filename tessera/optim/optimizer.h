@@ -16,13 +16,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "tessera/optim/optim_config.h"
+#include "tessera/optim/registry.h"
 
 namespace tessera::optim {
 
@@ -35,56 +34,52 @@ struct FlatSegment {
 };
 
 struct NamedTensor {
-  std::string name;       // "exp_avg.blocks.0.attention.q.weight"
-  std::string parameter;  // whose layout it has; "": one number for all
-  at::Tensor tensor;      // live: copying into it loads the state
+  std::string name;        // "exp_avg.blocks.0.attention.q.weight"
+  std::string parameter;   // whose layout it has; "": one number for all
+  at::Tensor tensor;       // live: copying into it loads the state
+  int gradient_power = 1;  // as a Moment's
 };
 
 class Optimizer {
  public:
-  virtual ~Optimizer() = default;
+  // REQUIRES: a configuration that was checked, but for the rule's `betas`
+  // where it has none.
+  Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
+            std::vector<FlatSegment> segments);
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
   // One update of every segment.
   void step(double lr);
-  // Steps taken, over all runs: part of the state.
+  // The same in parts, to the bit: begin_step() once, then step() of ranges of
+  // segments in any order, which together are all segments, each once.
+  void begin_step();
+  void step(double lr, size_t first, size_t count);
+
+  // Steps begun, over all runs: part of the state.
   int64_t steps() const;
   // Everything that a resumed run needs beside the parameters.
   const std::vector<NamedTensor>& state() const { return state_; }
   const std::vector<FlatSegment>& segments() const { return segments_; }
 
- protected:
-  // Segments that are updated together, all fp32 or all fp64.
-  struct Group {
-    std::vector<size_t> segments;
-    bool decay = false;
-    std::vector<at::Tensor> parameters;  // or their masters
-    std::vector<at::Tensor> gradients;   // of this step
-
-    // The group's part of a tensor for each segment.
-    std::vector<at::Tensor> part_of(const std::vector<at::Tensor>& all) const;
-  };
-
-  explicit Optimizer(std::vector<FlatSegment> segments);
-  // REQUIRES: steps() counts the step that is being taken, from 1.
-  virtual void update(const Group& group, double lr) = 0;
-
-  // A further state tensor for each segment, zero at first.
-  std::vector<at::Tensor> add_state(const std::string& prefix);
-
  private:
   void add_masters();
+  void add_moments();
+  void require_gradient(size_t segment) const;
   at::Tensor gradient_of(size_t segment) const;
+  UpdateGroup group_of(size_t first, size_t count, bool decay) const;
 
+  const UpdateRule rule_;
+  OptimizerConfig config_;
   std::vector<FlatSegment> segments_;
-  std::vector<at::Tensor> masters_;  // or the parameter itself
-  std::array<Group, 2> groups_;      // without decay, with decay
+  std::vector<at::Tensor> masters_;               // or the parameter itself
+  std::vector<std::vector<at::Tensor>> moments_;  // by moment and segment
   std::vector<NamedTensor> state_;
-  at::Tensor steps_;  // int64, on the CPU
+  at::Tensor steps_;           // int64, on the CPU
+  std::vector<bool> updated_;  // in this step, by segment
 };
 
-// REQUIRES: a configuration that was checked.
+// The optimizer that config.type names.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<FlatSegment> segments);
 

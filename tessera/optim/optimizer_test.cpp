@@ -7,8 +7,6 @@
 #include <torch/optim/sgd.h>
 
 #include "tessera/core/error.h"
-#include "tessera/optim/adamw.h"
-#include "tessera/optim/sgd.h"
 
 namespace tessera::optim {
 namespace {
@@ -86,63 +84,87 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(
   return groups;
 }
 
-double adamw_difference(at::ScalarType type, const AdamWOptions& options) {
-  const auto parameters = example_parameters(type);
-  const auto reference = clones(parameters);
-  AdamW ours(segments_of(parameters), options);
-  const auto torch_options = torch::optim::AdamWOptions(0.0)
-                                 .betas({options.beta1, options.beta2})
-                                 .eps(options.eps)
-                                 .weight_decay(options.weight_decay);
-  torch::optim::AdamW torchs(groups_of(reference, torch_options));
-  return difference_after_steps<torch::optim::AdamWOptions>(ours, torchs,
-                                                            reference);
+OptimizerConfig adamw_config(std::vector<double> betas = {0.9, 0.999},
+                             double eps = 1e-8, double weight_decay = 0.01) {
+  return {.type = "adamw",
+          .betas = std::move(betas),
+          .eps = eps,
+          .weight_decay = weight_decay};
 }
 
-double sgd_difference(at::ScalarType type, const SgdOptions& options) {
+OptimizerConfig sgd_config(double momentum = 0.0, double weight_decay = 0.0) {
+  return {.type = "sgd", .momentum = momentum, .weight_decay = weight_decay};
+}
+
+// TorchOptions: those of an Adam.
+template <typename Torch, typename TorchOptions>
+double adam_difference(at::ScalarType type, const OptimizerConfig& config) {
   const auto parameters = example_parameters(type);
   const auto reference = clones(parameters);
-  Sgd ours(segments_of(parameters), options);
+  const auto ours = make_optimizer(config, segments_of(parameters));
+  const auto torch_options = TorchOptions(0.0)
+                                 .betas({config.betas[0], config.betas[1]})
+                                 .eps(config.eps)
+                                 .weight_decay(config.weight_decay);
+  Torch torchs(groups_of(reference, torch_options));
+  return difference_after_steps<TorchOptions>(*ours, torchs, reference);
+}
+
+double sgd_difference(at::ScalarType type, const OptimizerConfig& config) {
+  const auto parameters = example_parameters(type);
+  const auto reference = clones(parameters);
+  const auto ours = make_optimizer(config, segments_of(parameters));
   const auto torch_options = torch::optim::SGDOptions(0.0)
-                                 .momentum(options.momentum)
-                                 .weight_decay(options.weight_decay);
+                                 .momentum(config.momentum)
+                                 .weight_decay(config.weight_decay);
   // A group's option that has its default is overridden by these.
   const torch::optim::SGDOptions defaults(0.0);
   torch::optim::SGD torchs(groups_of(reference, torch_options), defaults);
-  return difference_after_steps<torch::optim::SGDOptions>(ours, torchs,
+  return difference_after_steps<torch::optim::SGDOptions>(*ours, torchs,
                                                           reference);
 }
 
 // Rounding alone: the fused kernels sum in another order than torch::optim.
 TEST(AdamW, EqualsTorchOverFiftySteps) {
-  for (const AdamWOptions& options :
-       {AdamWOptions{}, AdamWOptions{0.9, 0.95, 1e-8, 0.1},
-        AdamWOptions{0.5, 0.7, 1e-3, 0.0}, AdamWOptions{0.0, 0.9, 1e-6, 0.3}}) {
-    EXPECT_LT(adamw_difference(at::kDouble, options), 1e-14);
-    EXPECT_LT(adamw_difference(at::kFloat, options), 1e-6);
+  const auto difference =
+      adam_difference<torch::optim::AdamW, torch::optim::AdamWOptions>;
+  for (const OptimizerConfig& config :
+       {adamw_config(), adamw_config({0.9, 0.95}, 1e-8, 0.1),
+        adamw_config({0.5, 0.7}, 1e-3, 0.0),
+        adamw_config({0.0, 0.9}, 1e-6, 0.3)}) {
+    EXPECT_LT(difference(at::kDouble, config), 1e-14);
+    EXPECT_LT(difference(at::kFloat, config), 1e-6);
   }
 }
 
 TEST(Sgd, EqualsTorchOverFiftySteps) {
-  for (const SgdOptions& options :
-       {SgdOptions{}, SgdOptions{0.9, 0.0}, SgdOptions{0.0, 0.1},
-        SgdOptions{0.95, 0.05}}) {
-    EXPECT_LT(sgd_difference(at::kDouble, options), 1e-14);
-    EXPECT_LT(sgd_difference(at::kFloat, options), 1e-6);
+  for (const OptimizerConfig& config :
+       {sgd_config(), sgd_config(0.9, 0.0), sgd_config(0.0, 0.1),
+        sgd_config(0.95, 0.05)}) {
+    EXPECT_LT(sgd_difference(at::kDouble, config), 1e-14);
+    EXPECT_LT(sgd_difference(at::kFloat, config), 1e-6);
   }
 }
 
 std::unique_ptr<Optimizer> adamw_of(const std::vector<at::Tensor>& parameters) {
-  return std::make_unique<AdamW>(segments_of(parameters), AdamWOptions{});
+  return make_optimizer(adamw_config(), segments_of(parameters));
 }
 
-void take_steps(Optimizer& optimizer, int first, int last) {
+using Part = std::pair<size_t, size_t>;  // the first segment, and how many
+
+void take_steps(Optimizer& optimizer, int first, int last,
+                const std::vector<Part>& parts = {}) {
   for (int step = first; step < last; ++step) {
     at::manual_seed(100 + step);
     for (const FlatSegment& segment : optimizer.segments()) {
       segment.gradient.copy_(at::randn(segment.gradient.sizes(), at::kFloat));
     }
-    optimizer.step(0.01);
+    if (parts.empty()) {
+      optimizer.step(0.01);
+      continue;
+    }
+    optimizer.begin_step();
+    for (const auto& [from, count] : parts) optimizer.step(0.01, from, count);
   }
 }
 
@@ -185,18 +207,60 @@ TEST(Optimizer, NamesItsState) {
                                             "exp_avg_sq.p0", "exp_avg_sq.p1"));
 }
 
+// Every rule, in every type.
+TEST(Optimizer, PartsOfAStepEqualTheWholeBitForBit) {
+  for (const UpdateRule& rule : update_rules()) {
+    const OptimizerConfig config{.type = rule.name, .momentum = 0.9};
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      at::manual_seed(1);
+      std::vector<at::Tensor> whole, parts;
+      for (const int64_t size : {85, 13, 1, 40}) {
+        whole.push_back(at::randn({size, size % 3 + 1}, at::kFloat).to(type));
+        parts.push_back(whole.back().clone());
+      }
+      const auto at_once = make_optimizer(config, segments_of(whole));
+      const auto in_parts = make_optimizer(config, segments_of(parts));
+      take_steps(*at_once, 0, 5);
+      take_steps(*in_parts, 0, 5, {{3, 1}, {0, 2}, {2, 0}, {2, 1}});
+      for (size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_TRUE(at::equal(whole[i], parts[i])) << rule.name << i;
+      }
+      for (size_t i = 0; i < at_once->state().size(); ++i) {
+        EXPECT_TRUE(
+            at::equal(at_once->state()[i].tensor, in_parts->state()[i].tensor));
+      }
+    }
+  }
+}
+
+TEST(Optimizer, PartsOfAStepThatAreNoStepAreRefused) {
+  const auto sgd =
+      make_optimizer(sgd_config(), segments_of(example_parameters(at::kFloat)));
+  EXPECT_THAT([&] { sgd->step(0.1, 0, 1); },
+              ThrowsMessage<Error>(HasSubstr("'p0' was updated already")));
+  sgd->begin_step();
+  EXPECT_THAT([&] { sgd->step(0.1, 1, 2); },
+              ThrowsMessage<Error>(HasSubstr("there are 2 segments, no 2")));
+  sgd->step(0.1, 0, 1);
+  EXPECT_THAT(
+      [&] { sgd->begin_step(); },
+      ThrowsMessage<Error>(HasSubstr("'p1' was not updated in step 1")));
+  EXPECT_THAT([&] { sgd->step(0.1, 0, 2); },
+              ThrowsMessage<Error>(HasSubstr("'p0' was updated already")));
+}
+
 // Without a master an update of 1e-4 of the value is below bf16's resolution
 // and would be lost each time.
 TEST(Optimizer, Bf16ParametersMoveThroughTheirMasters) {
   const at::Tensor low = at::ones({8}, at::kBFloat16);
   const at::Tensor exact = at::ones({8}, at::kFloat);
-  Sgd low_sgd(segments_of({low}), {});
-  Sgd exact_sgd(segments_of({exact}), {});
-  low_sgd.segments()[0].gradient.fill_(1.0);
-  exact_sgd.segments()[0].gradient.fill_(1.0);
+  const auto low_sgd = make_optimizer(sgd_config(), segments_of({low}));
+  const auto exact_sgd = make_optimizer(sgd_config(), segments_of({exact}));
+  low_sgd->segments()[0].gradient.fill_(1.0);
+  exact_sgd->segments()[0].gradient.fill_(1.0);
   for (int step = 0; step < 100; ++step) {
-    low_sgd.step(1e-4);
-    exact_sgd.step(1e-4);
+    low_sgd->step(1e-4);
+    exact_sgd->step(1e-4);
   }
   EXPECT_TRUE(at::equal(low, exact.to(at::kBFloat16)));
   EXPECT_LT(low[0].item<double>(), 1.0);
@@ -204,41 +268,45 @@ TEST(Optimizer, Bf16ParametersMoveThroughTheirMasters) {
 
 TEST(Optimizer, TakesTheGradientFromTheParameterWhereNoneIsNamed) {
   const at::Tensor parameter = at::ones({2, 3}).requires_grad_();
-  Sgd sgd({{"weight", parameter, {}, false}}, {});
+  const auto sgd =
+      make_optimizer(sgd_config(), {{"weight", parameter, {}, false}});
   (parameter * 2).sum().backward();
-  sgd.step(0.25);
+  sgd->step(0.25);
   EXPECT_TRUE(at::equal(parameter.detach(), at::full({2, 3}, 0.5)));
 }
 
 // A rank may hold nothing of a parameter.
 TEST(Optimizer, EmptySegmentsAreLegal) {
-  AdamW adamw({{"shard", at::empty({0, 4}), at::empty({0, 4}), true}}, {});
-  adamw.step(0.1);
-  EXPECT_EQ(adamw.steps(), 1);
-  AdamW nothing({}, {});
-  nothing.step(0.1);
+  const auto adamw = make_optimizer(
+      {}, {{"shard", at::empty({0, 4}), at::empty({0, 4}), true}});
+  adamw->step(0.1);
+  EXPECT_EQ(adamw->steps(), 1);
+  const auto nothing = make_optimizer({}, {});
+  nothing->step(0.1);
+  EXPECT_EQ(nothing->steps(), 1);
 }
 
 TEST(Optimizer, RefusesWhatItCannotUpdateAndChangesNothing) {
   const at::Tensor first = at::ones({2});
   const at::Tensor second = at::ones({3});
-  Sgd missing({{"a", first, at::ones({2}), false}, {"b", second, {}, false}},
-              {});
-  EXPECT_THAT([&] { missing.step(0.1); },
+  const auto missing = make_optimizer(
+      sgd_config(),
+      {{"a", first, at::ones({2}), false}, {"b", second, {}, false}});
+  EXPECT_THAT([&] { missing->step(0.1); },
               ThrowsMessage<Error>(HasSubstr("'b' has no gradient")));
-  Sgd shape(
-      {{"a", first, at::ones({2}), false}, {"b", second, at::ones({4}), false}},
-      {});
-  EXPECT_THAT([&] { shape.step(0.1); },
+  const auto shape =
+      make_optimizer(sgd_config(), {{"a", first, at::ones({2}), false},
+                                    {"b", second, at::ones({4}), false}});
+  EXPECT_THAT([&] { shape->step(0.1); },
               ThrowsMessage<Error>(HasSubstr("its gradient [4]")));
   EXPECT_TRUE(at::equal(first, at::ones({2})));
-  EXPECT_EQ(shape.steps(), 0);
+  EXPECT_EQ(shape->steps(), 0);
 }
 
 TEST(Optimizer, RefusesParametersItCannotHold) {
   const at::Tensor floats = at::ones({2});
   const auto make = [](std::vector<FlatSegment> segments) {
-    return [segments] { Sgd sgd(segments, {}); };
+    return [segments] { make_optimizer(sgd_config(), segments); };
   };
   EXPECT_THAT(make({{"a", floats, {}, false}, {"a", floats, {}, false}}),
               ThrowsMessage<Error>(HasSubstr("'a' is given twice")));
@@ -253,12 +321,35 @@ TEST(Optimizer, RefusesParametersItCannotHold) {
 
 TEST(Optimizer, IsMadeFromTheConfiguration) {
   OptimizerConfig config;
+  config.type = "nothing";
+  EXPECT_THAT([&] { make_optimizer(config, {}); },
+              ThrowsMessage<Error>(HasSubstr("Use one of adamw, sgd")));
+  EXPECT_EQ(config.betas.size(), 0);
   config.type = "adamw";
-  EXPECT_NE(dynamic_cast<AdamW*>(make_optimizer(config, {}).get()), nullptr);
-  config.type = "sgd";
-  EXPECT_NE(dynamic_cast<Sgd*>(make_optimizer(config, {}).get()), nullptr);
-  config.type = "lion";
-  EXPECT_THROW(make_optimizer(config, {}), Error);
+  config.complete();
+  EXPECT_THAT(config.betas, ::testing::ElementsAre(0.9, 0.95));
+  config.betas = {0.5, 0.6};
+  config.complete();
+  EXPECT_THAT(config.betas, ::testing::ElementsAre(0.5, 0.6));
+}
+
+TEST(UpdateRule, SaysWhatIsKeptAndUsed) {
+  for (const UpdateRule& rule : update_rules()) {
+    const OptimizerConfig config{.type = rule.name, .momentum = 0.9};
+    std::vector<std::string> promised, kept;
+    for (const Moment& moment : rule.moments_with(config)) {
+      promised.push_back(moment.name + ".p0");
+    }
+    const auto optimizer =
+        make_optimizer(config, segments_of({at::ones({2}, at::kFloat)}));
+    for (const NamedTensor& item : optimizer->state()) {
+      if (!item.parameter.empty()) kept.push_back(item.name);
+    }
+    EXPECT_EQ(kept, promised);
+    EXPECT_EQ(rule.uses("betas"), !rule.betas.empty()) << rule.name;
+    EXPECT_FALSE(rule.source.empty());
+  }
+  EXPECT_TRUE(update_rule("sgd").moments_with(sgd_config()).empty());
 }
 
 }  // namespace

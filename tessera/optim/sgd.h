@@ -5,28 +5,13 @@
 //
 // State:   "momentum.<parameter>" (b), where momentum is not 0; "step".
 // Kernel:  ATen's fused one: one pass over memory.
+// Source:  Sutskever et al. 2013, ICML, with lr outside of b.
 #pragma once
 
-#include <vector>
-
-#include "tessera/optim/optimizer.h"
+#include "tessera/optim/registry.h"
 
 namespace tessera::optim {
 
-struct SgdOptions {
-  double momentum = 0.0;
-  double weight_decay = 0.0;
-};
-
-class Sgd final : public Optimizer {
- public:
-  Sgd(std::vector<FlatSegment> segments, const SgdOptions& options);
-
- private:
-  void update(const Group& group, double lr) override;
-
-  SgdOptions options_;
-  std::vector<at::Tensor> momentum_;  // empty without momentum
-};
+void sgd(const OptimizerConfig& config, const UpdateGroup& group);
 
 }  // namespace tessera::optim

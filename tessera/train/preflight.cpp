@@ -7,6 +7,7 @@
 #include "tessera/data/file_list.h"
 #include "tessera/engine/precision.h"
 #include "tessera/models/decoder.h"
+#include "tessera/optim/registry.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/run_folder.h"
 
@@ -28,10 +29,9 @@ StateBytes state_bytes(const RunConfig& config) {
   };
   const at::ScalarType compute = compute_dtype(config);
   const bool half = compute == at::kBFloat16;
-  const int64_t moments = config.optimizer.type == "sgd"
-                              ? (config.optimizer.momentum > 0 ? 1 : 0)
-                              : 2;
-  const int64_t kept = moments + (half ? 1 : 0);
+  const auto moments =
+      optim::update_rule(config.optimizer.type).moments_with(config.optimizer);
+  const int64_t kept = std::ssize(moments) + (half ? 1 : 0);
   return {.weight = bytes(compute),
           .gradient = bytes(gradient_dtype(config)),
           .optimizer = kept * bytes(half ? at::kFloat : compute)};

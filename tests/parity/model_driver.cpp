@@ -15,8 +15,8 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
-#include "tessera/optim/adamw.h"
 #include "tessera/optim/gradient_norm.h"
+#include "tessera/optim/optimizer.h"
 
 namespace {
 
@@ -75,8 +75,7 @@ void train(const std::vector<std::string>& args) {
   auto config = models::read_hugging_face_config(args[1]);
   auto decoder =
       checkpoint::decoder_from_hugging_face(args[1], dtype_of(args[4]));
-  optim::AdamW optimizer(segments_of(*decoder),
-                         {.beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
+  const auto optimizer = optim::make_optimizer({}, segments_of(*decoder));
   const at::Tensor ids = ids_of(args[2]);
   const int64_t tokens = ids.size(2) - 1;
   for (int64_t step = 0; step < ids.size(0); ++step) {
@@ -86,7 +85,7 @@ void train(const std::vector<std::string>& args) {
     const at::Tensor mean = loss.sum / loss.weight;
     torch::autograd::backward({mean});
     const double norm = clip(*decoder);
-    optimizer.step(std::stod(args[5]));
+    optimizer->step(std::stod(args[5]));
     std::printf("%.17g %.17g\n", mean.item<double>(), norm);
   }
   config.dtype = dtype_of(args[4]);

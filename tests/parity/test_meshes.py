@@ -134,23 +134,29 @@ MESHES |= {
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 2, 3),
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 3, 2)]},
 }
+# All but adamw, which the others use. The steps are as long as each one's learn something with.
+OPTIMIZERS = {"sgd": {"momentum": 0.9}}
+MESHES |= {f"{optimizer}, zero {stage} of 3": (3, {}, {"mesh": {"dp": 3}, **zero(stage),
+                                                       "optimizer": {"type": optimizer, **more}})
+           for optimizer, more in OPTIMIZERS.items() for stage in range(4)}
 # The batch divides by every degree of data parallelism in the list.
 BATCH = {"batch": {"global": 12, "micro": 1}}
 ONE_RANK = {}
 
 
-def one_rank(program, tokens, folder, model, precision, data):
-    """The run of one rank, the batch at once, made once for each model, precision and length of samples."""
-    key = json.dumps([model, precision, data], sort_keys=True)
+def one_rank(program, tokens, folder, model, precision, sections):
+    """The run of one rank, the batch at once, made once for each model, precision, data and optimizer."""
+    alike = {"model": model, "precision": {"compute": precision},
+             **{name: sections[name] for name in ("data", "optimizer") if name in sections}}
+    key = json.dumps(alike, sort_keys=True)
     if key not in ONE_RANK:
-        ONE_RANK[key] = run(program, tokens, folder, "--nproc", "1", batch={"global": 12}, model=model, data=data,
-                            precision={"compute": precision})
+        ONE_RANK[key] = run(program, tokens, folder, "--nproc", "1", batch={"global": 12}, **alike)
     return ONE_RANK[key]
 
 
 def compare(program, tokens, tmp_path, name, precision, bound, state_bound):
     world, model, sections = MESHES[name]
-    one = one_rank(program, tokens, tmp_path / "one", model, precision, sections.get("data", {}))
+    one = one_rank(program, tokens, tmp_path / "one", model, precision, sections)
     other = run(program, tokens, tmp_path / "mesh", "--nproc", str(world), "--ranks", "threads",
                 model=model, precision={"compute": precision}, **{**BATCH, **sections})
     assert_equal_runs(one, other, bound, state_bound, name)
@@ -176,7 +182,7 @@ def test_a_mesh_equals_one_rank_in_fp32(program, tokens, tmp_path, name):
     ("shm", "pp 2 interleaved"), ("gloo", "cp ring 4, gpt2")])
 def test_processes_equal_one_rank(program, tokens, tmp_path, backend, name):
     world, model, sections = MESHES[name]
-    one = one_rank(program, tokens, tmp_path / "one", model, "fp64", sections.get("data", {}))
+    one = one_rank(program, tokens, tmp_path / "one", model, "fp64", sections)
     other = run(program, tokens, tmp_path / "mesh", "--nproc", str(world), **BATCH, model=model,
                 precision={"compute": "fp64"}, comm={"backend": backend}, **sections)
     assert_equal_runs(one, other, 1e-10, 1e-10, name)

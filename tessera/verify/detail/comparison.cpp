@@ -230,10 +230,10 @@ class Comparison {
         continue;
       }
       const std::string what = item.name.substr(0, item.name.find('.'));
-      const double scale = what == "exp_avg_sq" ? norm * norm : norm;
       compare(what, item.parameter, *layouts.at(item.parameter), item.tensor,
-              control_.optimizer.at(item.name), bounds_.negligible * scale,
-              steps_, model, result_.optimizer);
+              control_.optimizer.at(item.name),
+              bounds_.negligible * std::pow(norm, item.gradient_power), steps_,
+              model, result_.optimizer);
     }
   }
 

@@ -1,0 +1,62 @@
+// The optimizers that there are: one list, in registry.cpp, from which follow
+// the choices of optimizer.type, the tensors that are kept and their names in
+// checkpoints, the memory that is reckoned with, and which keys have no effect.
+//
+// A rule is what tells one optimizer from another: a function that updates some
+// tensors. What is common to all (masters of low precision, state, steps, parts
+// of a step) is optimizer.h's.
+// To add one: its header, its source, and an entry in the list.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/optim/optim_config.h"
+
+namespace tessera::optim {
+
+// Tensors that are updated together, all fp32 or all fp64; no gradient is
+// missing, and every tensor has its parameter's shape.
+struct UpdateGroup {
+  int64_t step = 1;  // the one that is being taken, over all runs, from 1
+  double lr = 0;
+  double weight_decay = 0;             // 0 for those that do not decay
+  std::vector<at::Tensor> parameters;  // or their masters
+  std::vector<at::Tensor> gradients;
+  std::vector<std::vector<at::Tensor>> moments;  // as the rule lists them
+};
+
+// A tensor that is kept for each parameter, zero at first.
+struct Moment {
+  std::string name;        // in checkpoints: "exp_avg" of "exp_avg.<parameter>"
+  int gradient_power = 1;  // it grows with that power of the gradient
+  // Kept only where this key is not 0; nullptr: always.
+  double OptimizerConfig::* only_with = nullptr;
+};
+
+struct UpdateRule {
+  std::string name;  // in optimizer.type
+  // In place, each element by itself: a tensor may be part of a parameter.
+  void (*update)(const OptimizerConfig& config, const UpdateGroup& group);
+  std::vector<Moment> moments;
+  // Of optimizer.*, beside type, lr, weight_decay and clip_norm.
+  std::vector<std::string> keys;
+  std::vector<double> betas;  // where optimizer.betas is empty
+  std::string source;
+
+  bool uses(const std::string& key) const;
+  std::vector<Moment> moments_with(const OptimizerConfig& config) const;
+};
+
+const std::vector<UpdateRule>& update_rules();
+// Refuses an unknown name with the known ones.
+const UpdateRule& update_rule(const std::string& name);
+
+std::vector<std::string> optimizer_names();
+// Known, and refused as not built.
+std::vector<std::string> optimizers_not_built();
+
+}  // namespace tessera::optim
