@@ -23,6 +23,10 @@ JsonText& JsonText::objects(const char* name,
   return raw(name, "[" + list + "]");
 }
 
+JsonText& JsonText::object(const char* name, const JsonText& value) {
+  return raw(name, value.str());
+}
+
 JsonText& JsonText::raw(const char* name, const std::string& value) {
   if (!fields_.empty()) fields_ += ",";
   fields_.append(1, '"').append(name).append("\":").append(value);

@@ -19,6 +19,7 @@ class JsonText {
   JsonText& number(const char* name, const std::optional<double>& value);
   JsonText& numbers(const char* name, const std::vector<double>& values);
   JsonText& text(const char* name, const std::string& value);
+  JsonText& object(const char* name, const JsonText& value);
   JsonText& objects(const char* name, const std::vector<JsonText>& values);
   std::string str() const { return "{" + fields_ + "}"; }
 

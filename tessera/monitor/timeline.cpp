@@ -1,0 +1,60 @@
+#include "tessera/monitor/timeline.h"
+
+#include <algorithm>
+
+namespace tessera::monitor {
+namespace {
+
+constexpr std::array kCommunication = {Kind::kGather, Kind::kReduce,
+                                       Kind::kMessage, Kind::kNorm};
+
+double& at(SecondsByKind& seconds, Kind kind) {
+  return seconds[static_cast<size_t>(kind)];
+}
+
+// What the compute lane stands still for in this span; nothing: it works.
+std::optional<Kind> awaited_in(const Span& span) {
+  if (span.lane != kComputeLane) return std::nullopt;
+  if (span.kind == Kind::kWait) return span.awaited;
+  // Of the norm, the waits inside of it alone.
+  const bool communicates =
+      span.kind != Kind::kNorm &&
+      std::ranges::find(kCommunication, span.kind) != kCommunication.end();
+  return communicates ? std::optional(span.kind) : std::nullopt;
+}
+
+}  // namespace
+
+double Timeline::exposed_comm_s() const {
+  double sum = 0;
+  for (const Kind kind : kCommunication) {
+    sum += exposed[static_cast<size_t>(kind)];
+  }
+  return sum;
+}
+
+Timeline timeline_of(const std::vector<Span>& spans, double step_s) {
+  Timeline timeline;
+  std::vector<double> own_s;
+  for (const Span& span : spans) own_s.push_back(span.end_s - span.begin_s);
+  const std::vector<int64_t> parents = parents_of(spans);
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (parents[i] >= 0) own_s[parents[i]] -= spans[i].end_s - spans[i].begin_s;
+  }
+  for (size_t i = 0; i < spans.size(); ++i) {
+    at(timeline.seconds, spans[i].kind) += own_s[i];
+    const auto awaited = awaited_in(spans[i]);
+    if (awaited) at(timeline.exposed, *awaited) += own_s[i];
+  }
+  const bool is_pipeline = std::ranges::any_of(spans, [](const Span& span) {
+    return span.kind == Kind::kMessage || span.awaited == Kind::kMessage;
+  });
+  if (is_pipeline && step_s > 0) {
+    timeline.bubble = (at(timeline.exposed, Kind::kMessage) +
+                       at(timeline.exposed, Kind::kNorm)) /
+                      step_s;
+  }
+  return timeline;
+}
+
+}  // namespace tessera::monitor
