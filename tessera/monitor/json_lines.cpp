@@ -12,6 +12,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/monitor/detail/json_text.h"
+#include "tessera/monitor/fields.h"
 
 namespace tessera::monitor {
 namespace {
@@ -31,27 +32,26 @@ std::optional<int64_t> step_of(std::string_view line) {
 
 }  // namespace
 
-std::string to_json_line(const StepRecord& r) {
+std::string to_json_line(const StepRecord& record) {
   detail::JsonText line;
-  line.number("step", r.step)
-      .number("loss", r.loss)
-      .number("grad_norm", r.grad_norm)
-      .number("lr", r.lr)
-      .number("tokens", r.tokens)
-      .number("step_s", r.step_s)
-      .number("tokens_per_s", r.tokens_per_s)
-      .number("tflops", r.tflops)
-      .number("mfu", r.mfu)
-      .number("mem_peak_mib", r.mem_peak_mib)
-      .number("comm_s", r.comm_s)
-      .number("comm_bytes", r.comm_bytes)
-      .number("comm_latency_us", r.comm_latency_us)
-      .number("comm_gbps", r.comm_gbps)
-      .number("bubble", r.bubble);
-  if (r.loss_scale) line.number("loss_scale", r.loss_scale);
-  if (r.aux_loss) line.number("aux_loss", r.aux_loss);
-  if (!r.expert_load.empty()) line.numbers("expert_load", r.expert_load);
-  if (r.validation) line.number("valid_loss", r.validation->loss);
+  for (const Field& field : fields()) {
+    const std::optional<double> value = field.value(record);
+    if (value && field.whole) {
+      line.number(field.name, static_cast<int64_t>(*value));
+    } else if (value || field.when == Field::kAlways) {
+      line.number(field.name, value);
+    }
+  }
+  if (record.seconds) {
+    detail::JsonText seconds;
+    for (size_t i = 0; i < kNumKinds; ++i) {
+      seconds.number(name_of(static_cast<Kind>(i)), (*record.seconds)[i]);
+    }
+    line.object("seconds", seconds);
+  }
+  if (!record.expert_load.empty()) {
+    line.numbers("expert_load", record.expert_load);
+  }
   return line.str();
 }
 

@@ -99,11 +99,16 @@ TEST(JsonLines, HasTheFieldsOfTheContractInOrder) {
   StepRecord full = record_of(2);
   full.loss_scale = 1024;
   full.aux_loss = 0.01;
+  full.exposed_comm_s = 0.125;
+  full.seconds.emplace().fill(0.5);
   full.expert_load = {0.5, 0.5};
   full.validation = Validation{.loss = 6.5};
   const Json more = parse_json(to_json_line(full), "line");
   EXPECT_EQ(more["loss_scale"], 1024);
   EXPECT_EQ(more["aux_loss"], 0.01);
+  EXPECT_EQ(more["exposed_comm_s"], 0.125);
+  EXPECT_EQ(more["seconds"].size(), kNumKinds);
+  EXPECT_EQ(more["seconds"]["forward"], 0.5);
   EXPECT_EQ(more["valid_loss"], 6.5);
 }
 

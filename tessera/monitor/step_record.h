@@ -1,6 +1,7 @@
 // What is known of a step, of a run and of its end: what sinks are told.
 //
-// A StepRecord is a line of metrics.jsonl: names and units are the contract's.
+// A StepRecord is a line of metrics.jsonl: names and units are the contract's,
+// which fields.h lists.
 // Rates per second are of the whole world unless a name says "of a rank".
 #pragma once
 
@@ -8,6 +9,8 @@
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "tessera/monitor/span.h"
 
 namespace tessera::monitor {
 
@@ -41,9 +44,12 @@ struct StepRecord {
   int64_t comm_bytes = 0;
   std::optional<double> comm_latency_us;
   std::optional<double> comm_gbps;
-  std::optional<double> bubble;  // share of the step that a rank was idle
+  // Means over ranks, of a step whose timeline was taken: see timeline.h.
+  std::optional<double> bubble;  // share of the step
 
   // Only where they apply; absent from the line else.
+  std::optional<double> exposed_comm_s;
+  std::optional<SecondsByKind> seconds;
   std::optional<double> loss_scale;
   std::optional<double> aux_loss;
   std::vector<double> expert_load;

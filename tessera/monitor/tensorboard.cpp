@@ -9,6 +9,7 @@
 #include "tessera/core/crc32c.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host.h"
+#include "tessera/monitor/fields.h"
 
 namespace tessera::monitor {
 namespace {
@@ -91,9 +92,6 @@ class Scalars {
     scalar.bytes(kTag, tag).fixed32(kSimpleValue, static_cast<float>(value));
     summary_.bytes(kValue, scalar.str());
   }
-  void add(const std::string& tag, const std::optional<double>& value) {
-    if (value) add(tag, *value);
-  }
   const std::string& str() const { return summary_.str(); }
 
  private:
@@ -102,30 +100,24 @@ class Scalars {
 
 Scalars scalars_of(const StepRecord& record, const RunInfo& info) {
   Scalars scalars;
-  scalars.add("loss_metrics/global_avg_loss", record.loss);
-  scalars.add("grad_norm", record.grad_norm);
-  scalars.add("lr", record.lr);
+  for (const Field& field : fields()) {
+    const std::optional<double> value = field.value(record);
+    if (field.tag && value) scalars.add(field.tag, field.tag_factor * *value);
+  }
   scalars.add("throughput(tps)",
               record.tokens_per_s / static_cast<double>(info.world_size));
-  scalars.add("tflops", record.tflops);
-  if (record.mfu) scalars.add("mfu(%)", 100 * *record.mfu);
-  scalars.add("time_metrics/end_to_end(s)", record.step_s);
-  scalars.add("time_metrics/communication(s)", record.comm_s);
-  scalars.add("memory/max_active(GiB)", record.mem_peak_mib / 1024);
   if (info.host_memory_mib > 0) {
     scalars.add("memory/max_active(%)",
                 100 * record.mem_peak_mib / info.host_memory_mib);
   }
-  scalars.add("bubble", record.bubble);
-  scalars.add("loss_scale", record.loss_scale);
-  scalars.add("aux_loss", record.aux_loss);
+  for (size_t i = 0; record.seconds && i < kNumKinds; ++i) {
+    const std::string kind = name_of(static_cast<Kind>(i));
+    scalars.add("seconds/" + kind, (*record.seconds)[i]);
+  }
   for (const LinkSpeed& link : record.links) {
     const std::string name = c10::str("links/", link.from, "-", link.to);
     scalars.add(name + "/latency(us)", link.latency_us);
     scalars.add(name + "/bandwidth(GB/s)", link.gbps);
-  }
-  if (record.validation) {
-    scalars.add("validation_metrics/loss", record.validation->loss);
   }
   return scalars;
 }

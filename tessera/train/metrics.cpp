@@ -33,7 +33,10 @@ enum Field {
   kCommSeconds,
   kCommBytes,
   kAux,
-  kFields
+  kBubble,
+  kExposed,
+  kSeconds,  // by kind
+  kFields = kSeconds + monitor::kNumKinds
 };
 
 Traffic traffic_of(comm::Communicator& ranks) {
@@ -84,6 +87,18 @@ std::vector<monitor::LinkSpeed> links_of(comm::Group& world, int64_t round) {
   return links;
 }
 
+// Means over ranks.
+void add_timeline(monitor::StepRecord& record, const double* sum,
+                  int64_t num_ranks) {
+  const auto ranks = static_cast<double>(num_ranks);
+  record.bubble = sum[kBubble] / ranks;
+  record.exposed_comm_s = sum[kExposed] / ranks;
+  auto& seconds = record.seconds.emplace();
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    seconds[i] = sum[kSeconds + i] / ranks;
+  }
+}
+
 }  // namespace
 
 struct Metrics::Impl {
@@ -120,7 +135,7 @@ struct Metrics::Impl {
     const Traffic traffic = share.traffic + traffic_of(ranks) - before;
     const auto memory = monitor::tensor_bytes().peak;
     monitor::reset_tensor_peak();
-    at::Tensor fields = at::empty({kFields}, at::kDouble);
+    at::Tensor fields = at::zeros({kFields}, at::kDouble);
     double* field = fields.mutable_data_ptr<double>();
     field[kLoss] = share.loss_sum;
     field[kWeight] = share.weight;
@@ -129,6 +144,11 @@ struct Metrics::Impl {
     field[kCommSeconds] = traffic.seconds;
     field[kCommBytes] = static_cast<double>(traffic.bytes);
     field[kAux] = share.aux_sum;
+    if (share.timeline) {
+      field[kBubble] = share.timeline->bubble;
+      field[kExposed] = share.timeline->exposed_comm_s();
+      std::ranges::copy(share.timeline->seconds, field + kSeconds);
+    }
     return fields;
   }
 
@@ -169,51 +189,41 @@ StepTotals Metrics::exchange(const StepShare& share) {
   // What this exchange sent is not the next step's.
   impl_->before = traffic_of(impl_->ranks);
 
-  const at::Tensor sum = all.sum(0);
-  const at::Tensor worst = std::get<0>(all.max(0));
-  StepTotals totals;
-  totals.loss = sum[kLoss].item<double>() / sum[kWeight].item<double>();
-  totals.grad_norm = share.grad_norm;
-  totals.stop = worst[kStop].item<double>() > 0;
-  totals.mem_peak_mib = worst[kMemory].item<double>();
-  totals.comm_seconds = worst[kCommSeconds].item<double>();
-  totals.comm_bytes = worst[kCommBytes].item<double>();
-  if (impl_->config.model.layers_with_experts() > 0) {
-    totals.aux_loss = sum[kAux].item<double>() * aux_mean(impl_->config);
+  const at::Tensor sums = all.sum(0);
+  const at::Tensor worsts = std::get<0>(all.max(0));
+  const auto* sum = sums.const_data_ptr<double>();
+  const auto* worst = worsts.const_data_ptr<double>();
+  StepTotals totals{.stop = worst[kStop] > 0};
+  monitor::StepRecord& record = totals.record;
+  record.loss = sum[kLoss] / sum[kWeight];
+  record.grad_norm = share.grad_norm;
+  record.mem_peak_mib = worst[kMemory];
+  record.comm_s = worst[kCommSeconds];
+  record.comm_bytes = static_cast<int64_t>(worst[kCommBytes]);
+  if (record.comm_s > 0) {
+    record.comm_gbps = worst[kCommBytes] / record.comm_s / 1e9;
   }
-  totals.expert_load = std::move(load);
+  record.comm_latency_us = impl_->latency;
+  if (impl_->config.model.layers_with_experts() > 0) {
+    record.aux_loss = sum[kAux] * aux_mean(impl_->config);
+  }
+  record.expert_load = std::move(load);
+  record.links = std::exchange(impl_->links, {});
+  if (impl_->config.mesh.pp == 1) record.bubble = 0.0;  // no pipeline
+  if (share.timeline) add_timeline(record, sum, world.size());
   return totals;
 }
 
-void Metrics::record(int64_t step, const StepTotals& totals) {
+void Metrics::record(monitor::StepRecord record) {
   if (!impl_->sinks) return;
   const auto& config = impl_->config;
-  monitor::StepRecord record;
-  record.step = step;
-  record.loss = totals.loss;
-  record.grad_norm = totals.grad_norm;
-  record.lr = totals.lr;
   record.tokens = config.batch.global * config.data.seq_len;
-  record.step_s = totals.seconds;
   const auto speed = monitor::throughput(
-      record.tokens, totals.seconds, impl_->ranks.world_size(),
+      record.tokens, record.step_s, impl_->ranks.world_size(),
       impl_->flops_per_token, impl_->peak_flops);
   record.tokens_per_s = speed.tokens_per_s;
   record.tflops = speed.tflops;
   record.mfu = speed.mfu;
-  record.mem_peak_mib = totals.mem_peak_mib;
-  record.comm_s = totals.comm_seconds;
-  record.comm_bytes = static_cast<int64_t>(totals.comm_bytes);
-  record.comm_latency_us = impl_->latency;
-  if (totals.comm_seconds > 0) {
-    record.comm_gbps = totals.comm_bytes / totals.comm_seconds / 1e9;
-  }
-  record.bubble = 0.0;  // a pipeline of one stage has none
-  record.aux_loss = totals.aux_loss;
-  record.expert_load = totals.expert_load;
-  record.validation = totals.validation;
-  record.links = std::move(impl_->links);
-  impl_->links.clear();
   impl_->sinks->step(record);
 }
 

@@ -16,23 +16,16 @@
 #include "tessera/engine/run_config.h"
 #include "tessera/engine/traffic.h"
 #include "tessera/monitor/step_record.h"
+#include "tessera/monitor/timeline.h"
 #include "tessera/train/run_folder.h"
 
 namespace tessera::train {
 
 // Of all ranks together.
 struct StepTotals {
-  double loss = 0;  // mean over the target tokens of the global batch
-  double grad_norm = 0;
-  double lr = 0;
-  double seconds = 0;
-  double mem_peak_mib = 0;               // worst rank
-  double comm_seconds = 0;               // worst rank
-  double comm_bytes = 0;                 // worst rank
-  bool stop = false;                     // some rank was asked to stop
-  std::optional<double> aux_loss = {};   // mean over samples and layers
-  std::vector<double> expert_load = {};  // share of the rows of each expert
-  std::optional<monitor::Validation> validation;
+  // But for what the trainer knows: step, lr, step_s and validation.
+  monitor::StepRecord record = {};
+  bool stop = false;  // some rank was asked to stop
 };
 
 // This rank's part of a step.
@@ -43,6 +36,8 @@ struct StepShare {
   at::Tensor expert_load = {};  // (E), or undefined
   double grad_norm = 0;
   engine::Traffic traffic;  // beside that of the groups
+  // Where it was taken: of all ranks, or of none.
+  std::optional<monitor::Timeline> timeline = {};
   bool stop = false;
 };
 
@@ -55,7 +50,8 @@ class Metrics {
   ~Metrics();
 
   StepTotals exchange(const StepShare& share);
-  void record(int64_t step, const StepTotals& totals);
+  // The trainer's part is in it by now; rates follow here.
+  void record(monitor::StepRecord record);
   void close(const monitor::RunEnd& end);
 
  private:

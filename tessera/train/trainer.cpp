@@ -150,8 +150,8 @@ class Trainer {
       const bool last = step_ == config_.run.steps;
       const bool every = config_.checkpoint.every > 0;
       const bool due = every && step_ % config_.checkpoint.every == 0;
-      if (due || last) totals.validation = validate();
-      metrics_->record(step_, totals);
+      if (due || last) totals.record.validation = validate();
+      metrics_->record(totals.record);
       if (due || (last && every) || totals.stop) save();
       if (totals.stop && !last) {
         log::info("stopped on request after step ", step_,
@@ -178,8 +178,9 @@ class Trainer {
                                             .grad_norm = stage.grad_norm(),
                                             .traffic = stage.traffic(),
                                             .stop = options_.stop_requested()});
-    totals.lr = lr;
-    totals.seconds = seconds_since(start);
+    totals.record.step = step_;
+    totals.record.lr = lr;
+    totals.record.step_s = seconds_since(start);
     return totals;
   }
 

@@ -1,0 +1,53 @@
+#include "tessera/monitor/fields.h"
+
+namespace tessera::monitor {
+namespace {
+
+template <auto member>
+std::optional<double> of(const StepRecord& record) {
+  if constexpr (std::is_same_v<decltype(member), int64_t StepRecord::*>) {
+    return static_cast<double>(record.*member);
+  } else {
+    return record.*member;
+  }
+}
+
+std::optional<double> valid_loss(const StepRecord& record) {
+  if (!record.validation) return std::nullopt;
+  return record.validation->loss;
+}
+
+}  // namespace
+
+const std::vector<Field>& fields() {
+  using R = StepRecord;
+  constexpr auto kAlways = Field::kAlways;
+  constexpr auto kIfKnown = Field::kIfKnown;
+  constexpr bool kWhole = true;
+  static const std::vector<Field> all = {
+      {"step", of<&R::step>, kAlways, nullptr, 1, kWhole},
+      {"loss", of<&R::loss>, kAlways, "loss_metrics/global_avg_loss"},
+      {"grad_norm", of<&R::grad_norm>, kAlways, "grad_norm"},
+      {"lr", of<&R::lr>, kAlways, "lr"},
+      {"tokens", of<&R::tokens>, kAlways, nullptr, 1, kWhole},
+      {"step_s", of<&R::step_s>, kAlways, "time_metrics/end_to_end(s)"},
+      {"tokens_per_s", of<&R::tokens_per_s>, kAlways},
+      {"tflops", of<&R::tflops>, kAlways, "tflops"},
+      {"mfu", of<&R::mfu>, kAlways, "mfu(%)", 100},
+      {"mem_peak_mib", of<&R::mem_peak_mib>, kAlways, "memory/max_active(GiB)",
+       1.0 / 1024},
+      {"comm_s", of<&R::comm_s>, kAlways, "time_metrics/communication(s)"},
+      {"comm_bytes", of<&R::comm_bytes>, kAlways, nullptr, 1, kWhole},
+      {"comm_latency_us", of<&R::comm_latency_us>, kAlways},
+      {"comm_gbps", of<&R::comm_gbps>, kAlways},
+      {"bubble", of<&R::bubble>, kAlways, "bubble"},
+      {"exposed_comm_s", of<&R::exposed_comm_s>, kIfKnown,
+       "time_metrics/exposed_communication(s)"},
+      {"loss_scale", of<&R::loss_scale>, kIfKnown, "loss_scale"},
+      {"aux_loss", of<&R::aux_loss>, kIfKnown, "aux_loss"},
+      {"valid_loss", valid_loss, kIfKnown, "validation_metrics/loss"},
+  };
+  return all;
+}
+
+}  // namespace tessera::monitor

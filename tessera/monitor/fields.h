@@ -1,0 +1,25 @@
+// The numbers of a StepRecord, each once: its name in metrics.jsonl, its tag in
+// TensorBoard, where its value lies. To add one: a member of StepRecord and a
+// line in fields.cpp.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tessera/monitor/step_record.h"
+
+namespace tessera::monitor {
+
+struct Field {
+  const char* name;
+  std::optional<double> (*value)(const StepRecord& record);
+  enum { kAlways, kIfKnown } when = kIfKnown;  // unknown: null, or absent
+  const char* tag = nullptr;                   // nullptr: not in TensorBoard
+  double tag_factor = 1;                       // to the unit of the tag
+  bool whole = false;                          // an integer
+};
+
+// In the order of a line.
+const std::vector<Field>& fields();
+
+}  // namespace tessera::monitor
