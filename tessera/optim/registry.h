@@ -46,6 +46,9 @@ struct UpdateRule {
   std::vector<std::string> keys;
   std::vector<double> betas;  // where optimizer.betas is empty
   std::string source;
+  // Its steps do not shrink with the gradient: where that is zero but for
+  // rounding, they are whole, and their direction is chance.
+  bool by_sign = false;
 
   bool uses(const std::string& key) const;
   std::vector<Moment> moments_with(const OptimizerConfig& config) const;
