@@ -5,6 +5,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
 #include "tessera/optim/adamw.h"
+#include "tessera/optim/lion.h"
 #include "tessera/optim/sgd.h"
 
 namespace tessera::optim {
@@ -23,13 +24,18 @@ const std::vector<UpdateRule>& update_rules() {
        .keys = {"momentum"},
        .betas = {},
        .source = "Sutskever et al. 2013, ICML"},
+      {.name = "lion",
+       .update = lion,
+       .moments = {{"exp_avg", 1}},
+       .keys = {"betas"},
+       .betas = {0.9, 0.99},
+       .source = "Chen et al. 2023, arXiv 2302.06675",
+       .by_sign = true},
   };
   return rules;
 }
 
-std::vector<std::string> optimizers_not_built() {
-  return {"adam", "lion", "muon"};
-}
+std::vector<std::string> optimizers_not_built() { return {"adam", "muon"}; }
 
 const UpdateRule& update_rule(const std::string& name) {
   const auto& rules = update_rules();

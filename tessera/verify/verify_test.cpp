@@ -22,6 +22,15 @@ TEST(Verify, AMeshEqualsOneRank) {
   EXPECT_GT(found.gradients, 0);  // rounding: they did not share a tensor
 }
 
+// The bias of k has no gradient but rounding, of which lion makes whole steps.
+TEST(Verify, AnOptimizerBySignIsNotBlamedForChance) {
+  RunConfig config = small_run(2, 0);
+  config.model.family = "gpt2";
+  config.mesh.tp = 2;
+  config.optimizer.type = "lion";
+  EXPECT_TRUE(verify(shrunk(config, 4), 4).equal());
+}
+
 TEST(Verify, NamesParameterAxisAndFactor) {
   const Difference twice{
       "blocks.3.mlp_norm.weight", "gradient", 1, "tp=1", 1.0, 2.0, {"tp"}};

@@ -134,8 +134,8 @@ MESHES |= {
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 2, 3),
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 3, 2)]},
 }
-# All but adamw, which the others use. The steps are as long as each one's learn something with.
-OPTIMIZERS = {"sgd": {"momentum": 0.9}}
+# All but adamw, which the other meshes use.
+OPTIMIZERS = {"sgd": {"momentum": 0.9}, "lion": {"lr": 0.001}}
 MESHES |= {f"{optimizer}, zero {stage} of 3": (3, {}, {"mesh": {"dp": 3}, **zero(stage),
                                                        "optimizer": {"type": optimizer, **more}})
            for optimizer, more in OPTIMIZERS.items() for stage in range(4)}
