@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
@@ -132,6 +133,18 @@ TEST(AdamW, EqualsTorchOverFiftySteps) {
        {adamw_config(), adamw_config({0.9, 0.95}, 1e-8, 0.1),
         adamw_config({0.5, 0.7}, 1e-3, 0.0),
         adamw_config({0.0, 0.9}, 1e-6, 0.3)}) {
+    EXPECT_LT(difference(at::kDouble, config), 1e-14);
+    EXPECT_LT(difference(at::kFloat, config), 1e-6);
+  }
+}
+
+TEST(Adam, EqualsTorchOverFiftySteps) {
+  const auto difference =
+      adam_difference<torch::optim::Adam, torch::optim::AdamOptions>;
+  for (OptimizerConfig config :
+       {adamw_config(), adamw_config({0.5, 0.7}, 1e-3, 0.0),
+        adamw_config({0.0, 0.9}, 1e-6, 0.3)}) {
+    config.type = "adam";
     EXPECT_LT(difference(at::kDouble, config), 1e-14);
     EXPECT_LT(difference(at::kFloat, config), 1e-6);
   }
@@ -392,7 +405,7 @@ TEST(Optimizer, IsMadeFromTheConfiguration) {
   OptimizerConfig config;
   config.type = "nothing";
   EXPECT_THAT([&] { make_optimizer(config, {}); },
-              ThrowsMessage<Error>(HasSubstr("Use one of adamw, sgd")));
+              ThrowsMessage<Error>(HasSubstr("Use one of adamw, adam")));
   EXPECT_EQ(config.betas.size(), 0);
   config.type = "adamw";
   config.complete();

@@ -4,6 +4,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
+#include "tessera/optim/adam.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/lion.h"
 #include "tessera/optim/sgd.h"
@@ -18,6 +19,12 @@ const std::vector<UpdateRule>& update_rules() {
        .keys = {"betas", "eps"},
        .betas = {0.9, 0.95},
        .source = "Loshchilov and Hutter 2019, arXiv 1711.05101"},
+      {.name = "adam",
+       .update = adam,
+       .moments = {{"exp_avg", 1}, {"exp_avg_sq", 2}},
+       .keys = {"betas", "eps"},
+       .betas = {0.9, 0.999},
+       .source = "Kingma and Ba 2015, arXiv 1412.6980"},
       {.name = "sgd",
        .update = sgd,
        .moments = {{"momentum", 1, &OptimizerConfig::momentum}},
@@ -35,7 +42,7 @@ const std::vector<UpdateRule>& update_rules() {
   return rules;
 }
 
-std::vector<std::string> optimizers_not_built() { return {"adam", "muon"}; }
+std::vector<std::string> optimizers_not_built() { return {"muon"}; }
 
 const UpdateRule& update_rule(const std::string& name) {
   const auto& rules = update_rules();

@@ -135,7 +135,7 @@ MESHES |= {
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 3, 2)]},
 }
 # All but adamw, which the other meshes use.
-OPTIMIZERS = {"sgd": {"momentum": 0.9}, "lion": {"lr": 0.001}}
+OPTIMIZERS = {"sgd": {"momentum": 0.9}, "lion": {"lr": 0.001}, "adam": {}}
 MESHES |= {f"{optimizer}, zero {stage} of 3": (3, {}, {"mesh": {"dp": 3}, **zero(stage),
                                                        "optimizer": {"type": optimizer, **more}})
            for optimizer, more in OPTIMIZERS.items() for stage in range(4)}
