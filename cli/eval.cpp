@@ -34,7 +34,7 @@ struct Total {
   double weight = 0.0;
 
   // `count` windows of `length` targets each, from token `first` on.
-  void add(models::Decoder& decoder, const data::TokenStream& tokens,
+  void add(models::Model& decoder, const data::TokenStream& tokens,
            int64_t first, int64_t count, int64_t length) {
     const at::NoGradGuard no_grad;
     at::Tensor read = at::empty({count * length + 1}, at::kLong);
@@ -50,7 +50,7 @@ struct Total {
 };
 
 // Every token but the first is a target once; none sees beyond its window.
-Total evaluate(models::Decoder& decoder, const data::TokenStream& tokens,
+Total evaluate(models::Model& decoder, const data::TokenStream& tokens,
                int64_t seq_len, int64_t batch) {
   Total total;
   const int64_t targets = tokens.size() - 1;

@@ -6,7 +6,7 @@
 #include "cli/overrides.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/run_config.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/model.h"
 #include "tessera/verify/verify.h"
 
 namespace tessera::cli {

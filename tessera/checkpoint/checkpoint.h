@@ -35,6 +35,8 @@ struct TensorEntry {
   mesh::Box box;
   at::Tensor local;   // of box.size, any strides, any device
   bool owned = true;  // true on exactly one of the ranks that hold this box
+  // Of a tensor that older checkpoints have in slices along dim 0: their names.
+  std::vector<std::string> slices = {};
 };
 
 struct State {

@@ -104,6 +104,39 @@ std::string tensor_at(const std::string& path, int64_t byte) {
   return "";
 }
 
+// As checkpoints had experts one by one: (4, 2) in files, (3, 4, 2) here, a
+// part of it on each rank.
+TEST_F(CheckpointTest, SlicesOfAnOlderFormAreStacked) {
+  const at::Tensor whole = at::arange(24).view({3, 4, 2}).to(at::kFloat);
+  run_threads(2, "shm", [&](Communicator& all) {
+    State old;
+    for (int64_t e = 0; e < 3; ++e) {  // the last one cut over the ranks
+      if (e < 2 && all.rank() != e) continue;
+      const int64_t rows = e < 2 ? 4 : 2, first = e < 2 ? 0 : 2 * all.rank();
+      old.tensors.push_back({.name = "w." + std::to_string(e),
+                             .global_shape = {4, 2},
+                             .box = {{first, 0}, {rows, 2}},
+                             .local = whole[e].narrow(0, first, rows)});
+    }
+    save(folder_, 1, old, all.world());
+    const mesh::Box box{{1 - all.rank(), 1, 0}, {2, 2, 2}};
+    State state;
+    state.tensors.push_back({.name = "w",
+                             .global_shape = {3, 4, 2},
+                             .box = box,
+                             .local = at::zeros(box.size),
+                             .slices = {"w.0", "w.1", "w.2"}});
+    EXPECT_EQ(load(step_path(1), state, all.world()), 1);
+    EXPECT_TRUE(at::equal(state.tensors[0].local,
+                          whole.narrow(0, box.offset[0], 2).narrow(1, 1, 2)));
+    state.tensors[0].slices = {"w.0", "w.1", "w.3"};
+    EXPECT_THAT(refusal(ExitCode::kConfig,
+                        [&] { load(step_path(1), state, all.world()); }),
+                AllOf(HasSubstr("not in the checkpoint: w.3"),
+                      HasSubstr("not in the model: w.2")));
+  });
+}
+
 TEST_F(CheckpointTest, AnyLayoutLoadsOnAnyOther) {
   std::mt19937_64 random(20240607);
   for (int64_t trial = 1; trial <= 24; ++trial) {

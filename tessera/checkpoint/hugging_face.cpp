@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "tessera/checkpoint/detail/posix_file.h"
@@ -135,18 +136,43 @@ class Weights {
   std::vector<std::string> complaints_;
 };
 
-// The folder's weights, which are those that the decoder asks for.
-Weights checked_weights(const std::string& folder, models::Decoder& decoder) {
-  const std::string& family = decoder.config().family;
+// A parameter as the folder has it: whole, or of stacked experts one.
+struct Item {
+  std::string name;  // as hugging_face_source() knows it
+  std::vector<int64_t> shape;
+  std::optional<int64_t> expert = {};
+
+  at::Tensor of(const at::Tensor& stacked) const {
+    return expert ? stacked.select(0, *expert) : stacked;
+  }
+};
+
+std::vector<Item> items_of(const nn::Parameter& parameter) {
+  const auto& layout = parameter.spec->layout;
+  const auto& shape = layout.global_shape();
+  std::vector<Item> items;
+  for (auto& name : nn::names_of_experts(parameter.name, layout)) {
+    items.push_back({std::move(name),
+                     {shape.begin() + 1, shape.end()},
+                     static_cast<int64_t>(items.size())});
+  }
+  if (items.empty()) items.push_back({parameter.name, shape});
+  return items;
+}
+
+// The folder's weights, which are those that the model asks for.
+Weights checked_weights(const std::string& folder, models::Model& model) {
+  const std::string& family = model.config().family;
   Weights weights(folder, models::hugging_face_prefix(family));
   const auto source_of = [&](const std::string& name) {
     return models::hugging_face_source(family, name);
   };
-  for (const auto& parameter : nn::parameters_of(decoder)) {
-    weights.expect(source_of(parameter.name),
-                   parameter.spec->layout.global_shape());
+  for (const auto& parameter : nn::parameters_of(model)) {
+    for (const Item& item : items_of(parameter)) {
+      weights.expect(source_of(item.name), item.shape);
+    }
   }
-  if (decoder.config().tie_embeddings) {
+  if (model.config().tie_embeddings) {
     weights.expect_copy(source_of("head.weight").tensor,
                         source_of("embed.tokens.weight").tensor);
   }
@@ -155,47 +181,66 @@ Weights checked_weights(const std::string& folder, models::Decoder& decoder) {
 }
 
 // Reads this rank's boxes.
-void fill(models::Decoder& decoder, const Weights& weights,
+void fill(models::Model& model, const Weights& weights,
           const mesh::DeviceMesh& mesh, const mesh::Coord& coord) {
   const at::NoGradGuard no_grad;
-  for (auto& parameter : nn::parameters_of(decoder)) {
+  for (auto& parameter : nn::parameters_of(model)) {
     const auto& layout = parameter.spec->layout;
     const mesh::Box box = layout.local_box(mesh, coord);
     if (box.empty()) continue;
-    const auto source =
-        models::hugging_face_source(decoder.config().family, parameter.name);
-    parameter.tensor.copy_(weights.read(source, box, layout.global_shape()));
+    for (const Item& item : items_of(parameter)) {
+      mesh::Box part = box;
+      at::Tensor here = parameter.tensor;
+      if (item.expert) {
+        const int64_t place = *item.expert - box.offset[0];
+        if (place < 0 || place >= box.size[0]) continue;
+        here = here.select(0, place);
+        part.offset.erase(part.offset.begin());
+        part.size.erase(part.size.begin());
+      }
+      const auto source =
+          models::hugging_face_source(model.config().family, item.name);
+      here.copy_(weights.read(source, part, item.shape));
+    }
   }
 }
 
-// One tensor of the file: our parameters that it is made of, in order.
+// One tensor of the file: what of our parameters it is made of, in order.
 struct Stored {
+  struct Part {
+    std::string parameter;
+    Item item;
+    HuggingFaceSource source;
+  };
   TensorSpec spec;
-  std::vector<std::pair<std::string, HuggingFaceSource>> parts;
+  std::vector<Part> parts;
 };
 
 std::map<std::string, Stored> stored_tensors(
     const models::HuggingFaceConfig& config) {
-  models::Decoder decoder(config.model);
+  const auto model = models::make_model(config.model);
   std::map<std::string, Stored> tensors;
-  for (const auto& parameter : nn::parameters_of(decoder)) {
-    const auto source =
-        models::hugging_face_source(config.model.family, parameter.name);
-    auto& stored = tensors[source.tensor];
-    stored.spec = {source.tensor, config.dtype,
-                   source.stored_shape(parameter.spec->layout.global_shape())};
-    stored.parts.emplace_back(parameter.name, source);
+  for (const auto& parameter : nn::parameters_of(*model)) {
+    for (const Item& item : items_of(parameter)) {
+      const auto source =
+          models::hugging_face_source(config.model.family, item.name);
+      auto& stored = tensors[source.tensor];
+      stored.spec = {source.tensor, config.dtype,
+                     source.stored_shape(item.shape)};
+      stored.parts.push_back({parameter.name, item, source});
+    }
   }
   return tensors;
 }
 
 at::Tensor assemble(const Stored& stored, const WholeParameter& whole) {
   std::vector<at::Tensor> parts;
-  for (const auto& [name, source] : stored.parts) {
-    parts.push_back(source.turned(whole(name).detach().to(stored.spec.dtype)));
+  for (const auto& [parameter, item, source] : stored.parts) {
+    const at::Tensor values = item.of(whole(parameter).detach());
+    parts.push_back(source.turned(values.to(stored.spec.dtype)));
   }
   if (parts.size() == 1) return parts[0];
-  const bool transposed = stored.parts[0].second.transposed;
+  const bool transposed = stored.parts[0].source.transposed;
   return at::cat(parts, transposed && parts[0].dim() == 2 ? 1 : 0);
 }
 
@@ -208,20 +253,20 @@ bool is_hugging_face_folder(const std::string& folder) {
   return json.is_object() && json.contains("model_type");
 }
 
-void load_hugging_face(const std::string& folder, models::Decoder& decoder,
+void load_hugging_face(const std::string& folder, models::Model& model,
                        const mesh::DeviceMesh& mesh, const mesh::Coord& coord) {
-  fill(decoder, checked_weights(folder, decoder), mesh, coord);
+  fill(model, checked_weights(folder, model), mesh, coord);
 }
 
-std::shared_ptr<models::Decoder> decoder_from_hugging_face(
+std::shared_ptr<models::Model> model_from_hugging_face(
     const std::string& folder, at::ScalarType dtype, at::Device device) {
   const auto config = models::read_hugging_face_config(folder);
-  auto decoder = std::make_shared<models::Decoder>(config.model);
+  auto model = models::make_model(config.model);
   // Sizes that the files do not bear out are refused before memory is taken.
-  const Weights weights = checked_weights(folder, *decoder);
-  nn::materialise(*decoder, {.dtype = dtype, .device = device, .fill = false});
-  fill(*decoder, weights, {}, {});
-  return decoder;
+  const Weights weights = checked_weights(folder, *model);
+  nn::materialise(*model, {.dtype = dtype, .device = device, .fill = false});
+  fill(*model, weights, {}, {});
+  return model;
 }
 
 void save_hugging_face(const std::string& folder,
@@ -246,9 +291,9 @@ void save_hugging_face(const std::string& folder,
 
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
-                       models::Decoder& decoder) {
+                       models::Model& model) {
   std::map<std::string, at::Tensor> whole;
-  for (const auto& parameter : nn::parameters_of(decoder)) {
+  for (const auto& parameter : nn::parameters_of(model)) {
     whole[parameter.name] = parameter.tensor;
   }
   save_hugging_face(folder, config,

@@ -15,8 +15,8 @@
 #include <string>
 
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/decoder.h"
 #include "tessera/models/hugging_face_config.h"
+#include "tessera/models/model.h"
 
 namespace tessera::checkpoint {
 
@@ -24,12 +24,12 @@ namespace tessera::checkpoint {
 bool is_hugging_face_folder(const std::string& folder);
 
 // Fills the parameters, which must be materialised, from the folder's weights.
-void load_hugging_face(const std::string& folder, models::Decoder& decoder,
+void load_hugging_face(const std::string& folder, models::Model& model,
                        const mesh::DeviceMesh& mesh = {},
                        const mesh::Coord& coord = {});
 
-// A decoder of the folder's configuration, on one rank, with its weights.
-std::shared_ptr<models::Decoder> decoder_from_hugging_face(
+// The model of the folder's configuration, on one rank, with its weights.
+std::shared_ptr<models::Model> model_from_hugging_face(
     const std::string& folder, at::ScalarType dtype,
     at::Device device = at::kCPU);
 
@@ -43,9 +43,9 @@ void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
                        const WholeParameter& whole);
 
-// Of a decoder that one rank holds whole.
+// Of a model that one rank holds whole.
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
-                       models::Decoder& decoder);
+                       models::Model& model);
 
 }  // namespace tessera::checkpoint

@@ -10,6 +10,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/mesh/slice.h"
+#include "tessera/models/decoder.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -50,7 +51,7 @@ class HuggingFaceTest : public testing::TestWithParam<std::string> {
 TEST_P(HuggingFaceTest, WhatIsSavedIsLoaded) {
   save_hugging_face(folder_.path(), config_, decoder_);
   EXPECT_TRUE(is_hugging_face_folder(folder_.path()));
-  const auto back = decoder_from_hugging_face(folder_.path(), at::kFloat);
+  const auto back = model_from_hugging_face(folder_.path(), at::kFloat);
   const auto expected = nn::parameters_of(decoder_);
   const auto found = nn::parameters_of(*back);
   ASSERT_EQ(found.size(), expected.size());
@@ -77,7 +78,8 @@ TEST_P(HuggingFaceTest, RanksReadTheirBoxes) {
   save_hugging_face(folder_.path(), config_, decoder_);
   const auto whole = nn::parameters_of(decoder_);
   for (const auto& degrees :
-       {mesh::Degrees{.dp_shard = 5}, mesh::Degrees{.dp_shard = 2, .tp = 2}}) {
+       {mesh::Degrees{.dp_shard = 5}, mesh::Degrees{.dp_shard = 2, .tp = 2},
+        mesh::Degrees{.dp_shard = 4, .ep = 2}}) {
     const int64_t world = degrees.dp_shard * degrees.tp;
     const mesh::DeviceMesh mesh(degrees, world);
     for (int64_t rank = 0; rank < world; ++rank) {
@@ -86,8 +88,11 @@ TEST_P(HuggingFaceTest, RanksReadTheirBoxes) {
       for (const auto& parameter : parameters) {
         auto& layout = parameter.spec->layout;
         const auto dims = static_cast<int64_t>(layout.global_shape().size());
-        layout = layout.with(Axis::kDpShard, Placement::shard(0))
-                     .with(Axis::kTp, Placement::shard(dims - 1));
+        const bool is_of_expert = layout.is_of_expert();
+        layout =
+            layout.with(layout.data_axis(), Placement::shard(layout.data_dim()))
+                .with(is_of_expert ? Axis::kEp : Axis::kTp,
+                      Placement::shard(is_of_expert ? 0 : dims - 1));
       }
       const auto coord = mesh.coord_of(rank);
       nn::materialise(part, mesh, coord, {.fill = false});
@@ -108,7 +113,7 @@ TEST_P(HuggingFaceTest, SizesThatTheFilesDoNotBearOutAreRefused) {
   write_file_atomic(folder_.file("config.json"),
                     hugging_face_config_json(config_));
   try {
-    decoder_from_hugging_face(folder_.path(), at::kFloat);
+    model_from_hugging_face(folder_.path(), at::kFloat);
     FAIL() << "was accepted";
   } catch (const tessera::Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kInputOutput);

@@ -22,20 +22,32 @@ using detail::first_complaint;
 
 constexpr size_t kMaxNamesListed = 20;
 
+// What the entry is called in this checkpoint: its own name, or those of its
+// slices, where it has the first of them.
+std::vector<std::string> names_in(const Manifest& manifest,
+                                  const TensorEntry& entry) {
+  const bool is_sliced =
+      !entry.slices.empty() && manifest.find(entry.slices[0]) != nullptr;
+  return is_sliced ? entry.slices : std::vector<std::string>{entry.name};
+}
+
 // What of this rank's state is not in the checkpoint as it is here.
 std::string compare(const Manifest& manifest, const State& state,
                     bool convert) {
   std::vector<std::string> missing;
   std::vector<std::string> different;
   for (const TensorEntry& entry : state.tensors) {
-    TensorSpec here{entry.name, entry.local.scalar_type(), entry.global_shape};
-    const TensorSpec* saved = manifest.find(entry.name);
-    if (convert && saved != nullptr) here.dtype = saved->dtype;
-    if (saved == nullptr) {
-      missing.push_back(entry.name);
-    } else if (*saved != here) {
-      different.push_back(entry.name + " (" + describe(*saved) + " saved, " +
-                          describe(here) + " here)");
+    for (const std::string& name : names_in(manifest, entry)) {
+      TensorSpec here{name, entry.local.scalar_type(), entry.global_shape};
+      if (name != entry.name) here.shape.erase(here.shape.begin());
+      const TensorSpec* saved = manifest.find(name);
+      if (convert && saved != nullptr) here.dtype = saved->dtype;
+      if (saved == nullptr) {
+        missing.push_back(name);
+      } else if (*saved != here) {
+        different.push_back(name + " (" + describe(*saved) + " saved, " +
+                            describe(here) + " here)");
+      }
     }
   }
   std::string text;
@@ -52,9 +64,11 @@ std::string unused(const Manifest& manifest, const State& state,
                    comm::Group& world) {
   at::Tensor used = at::zeros({std::ssize(manifest.tensors)}, at::kLong);
   for (const TensorEntry& entry : state.tensors) {
-    const TensorSpec* saved = manifest.find(entry.name);
-    if (saved != nullptr) {
-      used.data_ptr<int64_t>()[saved - manifest.tensors.data()] = 1;
+    for (const std::string& name : names_in(manifest, entry)) {
+      const TensorSpec* saved = manifest.find(name);
+      if (saved != nullptr) {
+        used.data_ptr<int64_t>()[saved - manifest.tensors.data()] = 1;
+      }
     }
   }
   world.all_reduce(used, comm::ReduceOp::kMax).wait();
@@ -100,7 +114,9 @@ class Load {
   struct Part {
     size_t file = 0;
     const SavedBox* saved = nullptr;
-    mesh::Box common;  // of the saved box and ours
+    bool is_slice = false;  // without dim 0 of ours
+    mesh::Box place;        // of the saved box in our tensor
+    mesh::Box common;       // of that and our box
   };
 
   template <typename Work>
@@ -112,19 +128,31 @@ class Load {
     std::map<std::string_view, std::vector<Part>> saved;
     for (size_t file = 0; file < manifest_.files.size(); ++file) {
       for (const SavedBox& box : manifest_.files[file].boxes) {
-        saved[box.sums.name].push_back({file, &box, {}});
+        saved[box.sums.name].push_back({.file = file, .saved = &box});
       }
     }
     parts_.assign(state_.tensors.size(), {});
     for (size_t i = 0; i < state_.tensors.size(); ++i) {
       const TensorEntry& entry = state_.tensors[i];
-      for (Part part : saved[entry.name]) {
-        // Boxes of another model's shape are refused later, by name.
-        if (part.saved->box.size.size() != entry.box.size.size()) continue;
-        part.common = mesh::intersect(part.saved->box, entry.box);
-        if (!part.common.empty()) parts_[i].push_back(part);
+      const auto names = names_in(manifest_, entry);
+      for (size_t slice = 0; slice < names.size(); ++slice) {
+        for (Part part : saved[names[slice]]) {
+          part.place = part.saved->box;
+          part.is_slice = names[slice] != entry.name;
+          if (part.is_slice) stack(part.place, static_cast<int64_t>(slice));
+          // Boxes of another model's shape are refused later, by name.
+          if (part.place.size.size() != entry.box.size.size()) continue;
+          part.common = mesh::intersect(part.place, entry.box);
+          if (!part.common.empty()) parts_[i].push_back(part);
+        }
       }
     }
+  }
+
+  // The box of a slice, in the tensor of which it is number `index`.
+  static void stack(mesh::Box& box, int64_t index) {
+    box.offset.insert(box.offset.begin(), index);
+    box.size.insert(box.size.begin(), 1);
   }
 
   // Ranks of several hosts might see several folders of this name.
@@ -185,8 +213,13 @@ class Load {
                         TensorEntry& entry) {
     const auto target =
         mesh::slice(entry.local, mesh::relative(part.common, entry.box));
-    target.copy_(file.read_box(entry.name,
-                               mesh::relative(part.common, part.saved->box)));
+    mesh::Box source = mesh::relative(part.common, part.place);
+    if (part.is_slice) {
+      source.offset.erase(source.offset.begin());
+      source.size.erase(source.size.begin());
+    }
+    target.copy_(
+        file.read_box(part.saved->sums.name, source).view(target.sizes()));
   }
 
   const std::string folder_;

@@ -42,7 +42,7 @@ void RankModel::step(StepInput input, const program::Observer& observer) {
 
 // Structure, parallelism, memory; then the first weights.
 void RankModel::build_model() {
-  decoder_ = std::make_shared<models::Decoder>(config_.model);
+  decoder_ = models::make_model(config_.model);
   mesh::DeviceMesh mesh;
   // Devices around device 0 are no ranks: their mesh has one.
   if (!star()) {
@@ -111,11 +111,11 @@ void RankModel::build_program() {
 }
 
 // The trained decoder and, for every further device, one of its shape.
-std::vector<std::shared_ptr<models::Decoder>> RankModel::replicas() const {
-  std::vector<std::shared_ptr<models::Decoder>> decoders = {decoder_};
+std::vector<std::shared_ptr<models::Model>> RankModel::replicas() const {
+  std::vector<std::shared_ptr<models::Model>> decoders = {decoder_};
   while (static_cast<int64_t>(decoders.size()) <
          data_parallel_degree(config_)) {
-    decoders.push_back(std::make_shared<models::Decoder>(config_.model));
+    decoders.push_back(models::make_model(config_.model));
     nn::materialise(*decoders.back(),
                     {.dtype = compute_dtype(config_), .fill = false});
   }

@@ -34,7 +34,7 @@ class RankModel {
   // After the shards or the optimizer's state were changed from outside.
   void shards_changed() { composed_.parameters->gather_all(); }
 
-  models::Decoder& decoder() { return *decoder_; }
+  models::Model& decoder() { return *decoder_; }
   const mesh::DeviceMesh& mesh() const { return composed_.mesh; }
   const parallel::Composed& composed() const { return composed_; }
   const optim::Optimizer& optimizer() const { return *optimizer_; }
@@ -45,13 +45,13 @@ class RankModel {
   void build_optimizer();
   void build_stage();
   void build_program();
-  std::vector<std::shared_ptr<models::Decoder>> replicas() const;
+  std::vector<std::shared_ptr<models::Model>> replicas() const;
   // Data parallelism on threads around device 0, which is the one rank.
   bool star() const { return config_.mesh.data_parallel == "dp"; }
 
   const RunConfig& config_;
   comm::Communicator& ranks_;
-  std::shared_ptr<models::Decoder> decoder_;
+  std::shared_ptr<models::Model> decoder_;
   parallel::Composed composed_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<TrainStage> stage_;

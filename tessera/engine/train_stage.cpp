@@ -73,7 +73,7 @@ void TrainStage::clip_norm() {
 
 void TrainStage::optimizer_step() { optimizer_.step(input_.lr); }
 
-RankStage::RankStage(models::Decoder& decoder, parallel::Composed& composed,
+RankStage::RankStage(models::Model& decoder, parallel::Composed& composed,
                      optim::Optimizer& optimizer, comm::Group& world,
                      double clip_norm, const RecomputeOptions& recompute)
     : TrainStage(composed, optimizer, world, clip_norm),
@@ -260,7 +260,7 @@ void RankStage::await_gradients() {
   take_norm();
 }
 
-StarStage::StarStage(std::vector<std::shared_ptr<models::Decoder>> decoders,
+StarStage::StarStage(std::vector<std::shared_ptr<models::Model>> decoders,
                      parallel::Composed& composed, optim::Optimizer& optimizer,
                      comm::Group& world, double clip_norm)
     : TrainStage(composed, optimizer, world, clip_norm),

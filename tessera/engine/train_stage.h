@@ -21,7 +21,7 @@
 #include "tessera/data/dataset.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/engine/traffic.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/model.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/program/executor.h"
@@ -90,7 +90,7 @@ class TrainStage : public program::Stage {
 // One rank of a mesh.
 class RankStage final : public TrainStage {
  public:
-  RankStage(models::Decoder& decoder, parallel::Composed& composed,
+  RankStage(models::Model& decoder, parallel::Composed& composed,
             optim::Optimizer& optimizer, comm::Group& world, double clip_norm,
             const RecomputeOptions& recompute);
 
@@ -137,7 +137,7 @@ class RankStage final : public TrainStage {
   };
   Wire wire_of(const program::Instruction& message) const;
 
-  models::Decoder& decoder_;
+  models::Model& decoder_;
   const RecomputeOptions recompute_;
   std::vector<Microbatch> microbatches_;
 };
@@ -146,7 +146,7 @@ class RankStage final : public TrainStage {
 class StarStage final : public TrainStage {
  public:
   // `decoders[0]` is the one that is trained; the others have its shape.
-  StarStage(std::vector<std::shared_ptr<models::Decoder>> decoders,
+  StarStage(std::vector<std::shared_ptr<models::Model>> decoders,
             parallel::Composed& composed, optim::Optimizer& optimizer,
             comm::Group& world, double clip_norm);
 
@@ -167,7 +167,7 @@ class StarStage final : public TrainStage {
  private:
   Traffic so_far() const;
 
-  std::vector<std::shared_ptr<models::Decoder>> decoders_;
+  std::vector<std::shared_ptr<models::Model>> decoders_;
   wrappers::Replicas replicas_;
   Traffic before_;                    // of the steps before
   std::vector<data::Batch> batches_;  // by device

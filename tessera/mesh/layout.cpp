@@ -10,7 +10,7 @@ namespace {
 // From the outermost cut to the innermost, in each view.
 constexpr std::array kCutOrder = {Axis::kTp, Axis::kCp, Axis::kDpShard,
                                   Axis::kDpReplicate};
-constexpr std::array kExpertCutOrder = {Axis::kEtp, Axis::kExpertDp};
+constexpr std::array kExpertCutOrder = {Axis::kEp, Axis::kEtp, Axis::kExpertDp};
 
 int64_t product_of(const std::vector<int64_t>& sizes) {
   int64_t product = 1;
@@ -48,8 +48,8 @@ Box intersect(const Box& a, const Box& b) {
   return common;
 }
 
-Layout::Layout(std::vector<int64_t> global_shape)
-    : global_shape_(std::move(global_shape)) {
+Layout::Layout(std::vector<int64_t> global_shape, View view)
+    : view_(view), global_shape_(std::move(global_shape)) {
   for (int64_t size : global_shape_) {
     TORCH_INTERNAL_ASSERT(size >= 0, "a dim of size ", size);
   }
@@ -63,7 +63,7 @@ Placement Layout::on(Axis axis) const {
 
 Layout Layout::with(Axis axis, Placement placement) const {
   const auto dims = static_cast<int64_t>(global_shape_.size());
-  TORCH_INTERNAL_ASSERT(std::ranges::count(view(), axis) == 1, name_of(axis),
+  TORCH_INTERNAL_ASSERT(std::ranges::count(axes(), axis) == 1, name_of(axis),
                         " has no placement here");
   TORCH_INTERNAL_ASSERT(
       !placement.is_shard() || (placement.dim >= 0 && placement.dim < dims),
@@ -81,21 +81,12 @@ Layout Layout::on_stages(std::vector<int64_t> stages) const {
   return changed;
 }
 
-Layout Layout::of_expert_at(int64_t ep) const {
-  TORCH_INTERNAL_ASSERT(ep >= 0 && !is_of_expert());
-  Layout changed = *this;
-  changed.placements_ = {};
-  changed.ep_ = ep;
-  return changed;
-}
-
-std::span<const Axis> Layout::view() const {
+std::span<const Axis> Layout::axes() const {
   if (is_of_expert()) return kExpertCutOrder;
   return kCutOrder;
 }
 
 bool Layout::held_by(const Coord& coord) const {
-  if (is_of_expert() && coord[Axis::kEp] != ep_) return false;
   return stages_.empty() ||
          std::ranges::binary_search(stages_, coord[Axis::kPp]);
 }
@@ -106,7 +97,7 @@ Box Layout::local_box(const DeviceMesh& mesh, const Coord& coord) const {
     box.size.assign(box.size.size(), 0);
     return box;
   }
-  for (Axis axis : view()) {
+  for (Axis axis : axes()) {
     const Placement& placement = on(axis);
     if (!placement.is_shard()) continue;
     const auto dim = static_cast<size_t>(placement.dim);
@@ -127,7 +118,7 @@ std::vector<int64_t> Layout::local_shape(const DeviceMesh& mesh,
 bool Layout::owned_by(const Coord& coord) const {
   if (!held_by(coord)) return false;
   if (coord[Axis::kPp] != (stages_.empty() ? 0 : stages_.front())) return false;
-  return std::ranges::all_of(view(), [&](Axis axis) {
+  return std::ranges::all_of(axes(), [&](Axis axis) {
     return on(axis).is_shard() ? coord[axis] % on(axis).copies == 0
                                : coord[axis] == 0;
   });
@@ -138,7 +129,7 @@ std::vector<int64_t> Layout::gradient_peers(const DeviceMesh& mesh,
   const Coord mine = mesh.coord_of(rank);
   const auto is_peer = [&](const Coord& other) {
     if (!held_by(other)) return false;
-    return std::ranges::all_of(view(), [&](Axis axis) {
+    return std::ranges::all_of(axes(), [&](Axis axis) {
       const Placement& placement = on(axis);
       if (other[axis] == mine[axis]) return true;
       if (!placement.summed) return false;
@@ -160,13 +151,9 @@ std::string Layout::describe() const {
   }
   text += "]";
   const char* separator = " ";
-  for (Axis axis : view()) {
+  for (Axis axis : axes()) {
     if (on(axis) == Placement::replicate()) continue;
     text += separator + std::string(name_of(axis)) + ": " + text_of(on(axis));
-    separator = ", ";
-  }
-  if (is_of_expert()) {
-    text += separator + std::string("ep ") + std::to_string(ep_);
     separator = ", ";
   }
   if (!stages_.empty()) {

@@ -3,7 +3,7 @@
 // A Layout says, for a tensor of global shape S and for each axis of the mesh,
 // whether it is sharded on that axis (and on which dim) or replicated, and
 // whether the ranks along the axis compute the same gradient or each a part of
-// it; which pipeline stages hold it, and, of an expert's, which coord of ep.
+// it; and which pipeline stages hold it.
 // From it follow initial values, the ranks over which a gradient is summed, how
 // it counts in the norm, its checkpoint slice and its memory.
 //
@@ -11,8 +11,8 @@
 // one inside the other, in the order tp, cp, dp_shard, dp_replicate, for any
 // order of the mesh: tp cuts the tensor, and dp_shard cuts dim 0 inside the box
 // that tp left, as FSDP2 does. A dim of n over d pieces goes in chunks of
-// ceil(n/d): the last pieces may be shorter or empty. An expert's parameter is
-// placed on the axes of the experts' view: etp cuts, then expert_dp.
+// ceil(n/d): the last pieces may be shorter or empty. Stacked experts, counted
+// by dim 0, are placed on the axes of the experts' view: ep, etp, expert_dp.
 //
 // Shapes: elements, never bytes. No communication, no process, no global.
 #pragma once
@@ -65,26 +65,28 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
+// The axes on which a parameter is placed: the factors of the world, or those
+// that experts fold them into.
+enum class View { kDense, kExperts };
+
 class Layout {
  public:
   Layout() = default;
   // Replicated on every axis.
-  explicit Layout(std::vector<int64_t> global_shape);
+  explicit Layout(std::vector<int64_t> global_shape, View view = View::kDense);
 
   const std::vector<int64_t>& global_shape() const { return global_shape_; }
   int64_t global_numel() const;
   Placement on(Axis axis) const;
-  // REQUIRES: an axis of this layout's view; not pp or ep, which hold a
-  // parameter or do not: on_stages(), of_expert_at().
+  // REQUIRES: an axis of this layout's view; not pp: on_stages().
   Layout with(Axis axis, Placement placement) const;
-  // In the experts' view: replicated along its axes, and held by the ranks at
-  // this coord of ep alone.
-  Layout of_expert_at(int64_t ep) const;
-  bool is_of_expert() const { return ep_ >= 0; }
-  // The axis over which ZeRO cuts it: dp_shard, of an expert expert_dp.
+  bool is_of_expert() const { return view_ == View::kExperts; }
+  // The axis over which ZeRO cuts it, and the dim: dp_shard and dim 0; of
+  // experts expert_dp and dim 1, so that each is cut as it would be alone.
   Axis data_axis() const {
     return is_of_expert() ? Axis::kExpertDp : Axis::kDpShard;
   }
+  int64_t data_dim() const { return is_of_expert() ? 1 : 0; }
   // Held by these pipeline stages (coords of pp, ascending) alone; one that
   // several hold is used by each in its own way: its gradient is their sum.
   Layout on_stages(std::vector<int64_t> stages) const;
@@ -110,12 +112,12 @@ class Layout {
   bool operator==(const Layout&) const = default;
 
  private:
-  std::span<const Axis> view() const;
+  std::span<const Axis> axes() const;
 
+  View view_ = View::kDense;
   std::vector<int64_t> global_shape_;
   std::array<Placement, kNumAxes> placements_;
   std::vector<int64_t> stages_;  // empty: all of them
-  int64_t ep_ = -1;              // of an expert
 };
 
 // Piece `index` of [0, n) cut into `pieces` chunks of ceil(n/pieces).

@@ -195,29 +195,36 @@ TEST(Layout, GradientPeers) {
             8U);
 }
 
-// Two experts, each cut over etp and then over the ranks that hold it.
+// Two experts, one for each coord of ep, each cut over etp and then over the
+// ranks that hold it.
 TEST(Layout, OfAnExpert) {
   const DeviceMesh mesh({.dp_replicate = 4, .tp = 2, .ep = 2, .etp = 2}, 8);
-  const Layout held = Layout({6, 2}).of_expert_at(1);
+  const Layout held =
+      Layout({2, 6, 2}, View::kExperts).with(Axis::kEp, Placement::shard(0));
   const Layout copied =
-      held.with(Axis::kEtp, Placement::shard(0))
+      held.with(Axis::kEtp, Placement::shard(1))
           .with(Axis::kExpertDp, Placement::replicate_summed());
   // Ranks of ep 1 are 2, 3, 6, 7; 2 and 6 have the same half.
-  EXPECT_TRUE(copied.local_box(mesh, mesh.coord_of(0)).empty());
-  EXPECT_EQ(copied.local_box(mesh, mesh.coord_of(6)), (Box{{0, 0}, {3, 2}}));
-  EXPECT_EQ(copied.local_box(mesh, mesh.coord_of(7)), (Box{{3, 0}, {3, 2}}));
+  EXPECT_EQ(copied.local_box(mesh, mesh.coord_of(0)),
+            (Box{{0, 0, 0}, {1, 3, 2}}));
+  EXPECT_EQ(copied.local_box(mesh, mesh.coord_of(6)),
+            (Box{{1, 0, 0}, {1, 3, 2}}));
+  EXPECT_EQ(copied.local_box(mesh, mesh.coord_of(7)),
+            (Box{{1, 3, 0}, {1, 3, 2}}));
   EXPECT_EQ(copied.gradient_peers(mesh, 2), (Shape{2, 6}));
   EXPECT_TRUE(copied.owned_by(mesh.coord_of(2)));
   EXPECT_FALSE(copied.owned_by(mesh.coord_of(6)));
-  EXPECT_FALSE(copied.owned_by(mesh.coord_of(0)));
+  EXPECT_TRUE(copied.owned_by(mesh.coord_of(0)));  // of the other expert
 
-  const Layout cut = copied.with(Axis::kExpertDp, Placement::shard(0));
+  const Layout cut =
+      copied.with(copied.data_axis(), Placement::shard(copied.data_dim()));
   EXPECT_EQ(cut.data_axis(), Axis::kExpertDp);
-  EXPECT_EQ(cut.local_box(mesh, mesh.coord_of(3)), (Box{{3, 0}, {2, 2}}));
-  EXPECT_EQ(cut.local_box(mesh, mesh.coord_of(7)), (Box{{5, 0}, {1, 2}}));
+  EXPECT_EQ(cut.local_box(mesh, mesh.coord_of(3)), (Box{{1, 3, 0}, {1, 2, 2}}));
+  EXPECT_EQ(cut.local_box(mesh, mesh.coord_of(7)), (Box{{1, 5, 0}, {1, 1, 2}}));
   EXPECT_TRUE(cut.owned_by(mesh.coord_of(7)));
   EXPECT_EQ(cut.gradient_peers(mesh, 3), (Shape{3}));
-  EXPECT_EQ(cut.describe(), "[6, 2] etp: shard(0), expert_dp: shard(0), ep 1");
+  EXPECT_EQ(cut.describe(),
+            "[2, 6, 2] ep: shard(0), etp: shard(1), expert_dp: shard(1)");
 }
 
 TEST(Box, Intersections) {

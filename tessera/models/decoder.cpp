@@ -5,8 +5,6 @@
 
 #include <cmath>
 
-#include "tessera/core/error.h"
-
 namespace tessera::models {
 namespace {
 
@@ -74,14 +72,14 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x,
   return y + (moe_ ? moe_->forward(normed, balance) : mlp_->forward(normed));
 }
 
-Decoder::Decoder(ModelConfig config) {
-  config.complete();
-  config_ = config;
+Decoder::Decoder(const ModelConfig& given) : Model(given) {
+  const ModelConfig& config = this->config();
   const Family& family = family_named(config.family);
   auto embed = register_module("embed", std::make_shared<nn::Room>());
   tokens_ = embed->register_module(
       "tokens",
-      std::make_shared<nn::Embedding>(config.vocab, config.hidden, kInitStd));
+      std::make_shared<nn::Embedding>(config.vocab, config.hidden, kInitStd,
+                                      nn::Role::vocabulary()));
   if (family.learned_positions) {
     positions_ = embed->register_module(
         "positions", std::make_shared<nn::Embedding>(config.max_seq,
@@ -97,32 +95,20 @@ Decoder::Decoder(ModelConfig config) {
   }
   final_norm_ = register_module("final_norm", make_norm(config));
   if (!config.tie_embeddings) {
-    head_ = register_module(
-        "head", std::make_shared<nn::Linear>(nn::LinearOptions{
-                    config.hidden, config.vocab, /*bias=*/false, kInitStd}));
+    head_ =
+        register_module("head", std::make_shared<nn::Linear>(nn::LinearOptions{
+                                    config.hidden, config.vocab, /*bias=*/false,
+                                    kInitStd, nn::Role::vocabulary()}));
   }
-}
-
-at::Tensor Decoder::forward(const at::Tensor& ids) {
-  return logits_of(hidden(ids, /*cache=*/nullptr, /*balance=*/nullptr));
-}
-
-nn::LossSum Decoder::loss(const at::Tensor& ids, const at::Tensor& targets,
-                          nn::Balance* balance) {
-  return loss_of(logits_of(hidden(ids, /*cache=*/nullptr, balance)), targets);
-}
-
-nn::LossSum Decoder::loss_of(at::Tensor logits,
-                             const at::Tensor& targets) const {
-  if (!vocabulary_.group) return nn::cross_entropy(std::move(logits), targets);
-  return nn::cross_entropy(std::move(logits), targets, vocabulary_);
-}
-
-int64_t Decoder::unit_of(const std::string& parameter) const {
-  constexpr std::string_view blocks = "blocks.";
-  if (parameter.starts_with("embed.")) return 0;
-  if (!parameter.starts_with(blocks)) return num_units() - 1;
-  return std::stoll(parameter.substr(blocks.size())) + 1;
+  const int64_t last = num_units() - 1;
+  assign(*embed, {0});
+  for (int64_t i = 0; i < config.layers; ++i) assign(*blocks_[i], {i + 1});
+  assign(*final_norm_, {last});
+  if (head_) {
+    assign(*head_, {last});
+  } else {
+    assign(*tokens_, {0, last});
+  }
 }
 
 at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
@@ -133,32 +119,27 @@ at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
                                        /*cache=*/nullptr, balance);
 }
 
-void Decoder::set_head(nn::Transform enter, nn::VocabularyShard shard) {
-  enter_head_ = std::move(enter);
-  vocabulary_ = shard;
-}
-
-void Decoder::set_sequence_shard(int64_t rank, int64_t size) {
-  sequence_rank_ = rank;
-  sequence_size_ = size;
-}
-
-void Decoder::set_pieces(std::vector<int64_t> pieces) {
-  pieces_ = std::move(pieces);
-}
-
-std::vector<std::pair<int64_t, int64_t>> Decoder::runs_of(
-    int64_t begin, int64_t tokens) const {
-  const int64_t length = tokens / static_cast<int64_t>(pieces_.size());
-  std::vector<std::pair<int64_t, int64_t>> runs;
-  for (int64_t piece : pieces_) {
-    runs.emplace_back(begin + piece * length, length);
-    TS_CHECK_CONFIG(runs.back().first + length <= config_.max_seq,
-                    "model: a sequence of ", runs.back().first + length,
-                    " tokens is longer than model.max_seq ", config_.max_seq,
-                    ".");
+void Decoder::set_region(const nn::Region& region) {
+  for (const auto& block : blocks_) {
+    block->attention()->set_region(region);
+    if (block->mlp()) block->mlp()->set_region(region);
   }
-  return runs;
+}
+
+void Decoder::set_vocabulary(const VocabularyShard& shard) {
+  tokens_->set_rows(shard.first, shard.region.leave);
+  enter_head_ = shard.region.enter;
+  set_loss(shard.loss);
+}
+
+void Decoder::set_attention(const nn::Attention::Core& core) {
+  for (const auto& block : blocks_) block->attention()->set_core(core);
+}
+
+void Decoder::set_experts(const nn::ExpertShard& shard) {
+  for (const auto& block : blocks_) {
+    if (block->moe()) block->moe()->set_shard(shard);
+  }
 }
 
 nn::Rotation Decoder::rotation_of(int64_t begin, int64_t tokens,
@@ -177,82 +158,27 @@ nn::Rotation Decoder::rotation_of(int64_t begin, int64_t tokens,
   return {at::cat(cos), at::cat(sin)};
 }
 
-at::Tensor Decoder::forward_cached(const at::Tensor& ids, DecoderCache& cache) {
+at::Tensor Decoder::forward_cached(const at::Tensor& ids, Cache& cache) {
   const at::NoGradGuard no_grad;
-  return logits_of(hidden(ids, &cache, /*balance=*/nullptr).select(1, -1));
-}
-
-DecoderCache Decoder::make_cache(int64_t capacity) const {
-  return {std::vector<nn::KvCache>(blocks_.size(),
-                                   nn::KvCache{.capacity = capacity})};
+  const int64_t begin = cache.length();
+  at::Tensor x = embed(ids, begin);
+  const nn::Rotation rotation = rotation_of(begin, ids.size(1), x);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    x = blocks_[i]->forward(x, rotation, &cache.layers[i]);
+  }
+  return logits_of(final_norm_->forward(x).select(1, -1));
 }
 
 at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin) const {
   const at::Tensor x = tokens_->forward(ids);
   if (!positions_) return x;
-  std::vector<at::Tensor> places;
-  for (const auto& [first, length] : runs_of(begin, ids.size(1))) {
-    places.push_back(at::arange(first, first + length, ids.options()));
-  }
-  const int64_t length = ids.size(1) / sequence_size_;
-  return x + positions_->forward(
-                 at::cat(places).narrow(0, sequence_rank_ * length, length));
-}
-
-at::Tensor Decoder::hidden(const at::Tensor& ids, DecoderCache* cache,
-                           nn::Balance* balance) {
-  const int64_t begin = cache ? cache->length() : 0;
-  at::Tensor x = embed(ids, begin);
-  const nn::Rotation rotation = rotation_of(begin, ids.size(1), x);
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    x = blocks_[i]->forward(x, rotation, cache ? &cache->layers[i] : nullptr,
-                            balance);
-  }
-  return final_norm_->forward(x);
+  return x +
+         positions_->forward(positions_here(begin, ids.size(1), ids.options()));
 }
 
 at::Tensor Decoder::logits_of(const at::Tensor& normed) const {
   const at::Tensor hidden = enter_head_ ? enter_head_(normed) : normed;
   return head_ ? head_->forward(hidden) : at::linear(hidden, tokens_->weight());
-}
-
-bool is_of_expert(const std::string& parameter) {
-  return parameter.find(".moe.experts.") != std::string::npos;
-}
-
-int64_t num_parameters(const ModelConfig& config) {
-  Decoder decoder(config);
-  return nn::num_parameters(decoder);
-}
-
-int64_t num_expert_parameters(const ModelConfig& config) {
-  const Decoder decoder(config);
-  int64_t total = 0;
-  for (const auto& block : decoder.blocks()) {
-    if (!block->moe()) continue;
-    for (const auto& expert : block->moe()->experts()) {
-      total += nn::num_parameters(*expert);
-    }
-  }
-  return total;
-}
-
-int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
-  Decoder decoder(config);
-  const ModelConfig& full = decoder.config();
-  int64_t multiplied = full.tie_embeddings ? full.vocab * full.hidden : 0;
-  for (const auto& parameter : nn::parameters_of(decoder)) {
-    const auto& layout = parameter.spec->layout;
-    const bool is_weight = layout.global_shape().size() == 2;
-    const bool is_lookup = parameter.name.starts_with("embed.");
-    if (!is_weight || is_lookup) continue;
-    const int64_t size = layout.global_numel();
-    multiplied += is_of_expert(parameter.name)
-                      ? size / full.moe.experts * full.moe.top_k
-                      : size;
-  }
-  return 6 * multiplied +
-         12 * full.layers * full.heads * full.head_dim * seq_len;
 }
 
 }  // namespace tessera::models

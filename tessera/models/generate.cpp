@@ -39,9 +39,9 @@ int64_t draw(const at::Tensor& logits, const GenerateOptions& options,
   return order[place].item<int64_t>();
 }
 
-void check(const Decoder& decoder, const std::vector<int64_t>& prompt,
+void check(const Model& model, const std::vector<int64_t>& prompt,
            const GenerateOptions& options) {
-  const int64_t max_seq = decoder.config().max_seq;
+  const int64_t max_seq = model.config().max_seq;
   const auto length = static_cast<int64_t>(prompt.size());
   TS_CHECK_CONFIG(length > 0, "generate: the prompt has no token.");
   TS_CHECK_CONFIG(length < max_seq, "generate: the prompt has ", length,
@@ -56,26 +56,25 @@ void check(const Decoder& decoder, const std::vector<int64_t>& prompt,
 
 }  // namespace
 
-std::vector<int64_t> generate(Decoder& decoder,
-                              const std::vector<int64_t>& prompt,
+std::vector<int64_t> generate(Model& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options,
                               const OnToken& on_token) {
-  check(decoder, prompt, options);
-  const at::Device device = nn::parameters_of(decoder)[0].tensor.device();
+  check(model, prompt, options);
+  const at::Device device = nn::parameters_of(model)[0].tensor.device();
   const auto length = static_cast<int64_t>(prompt.size());
   const int64_t count =
-      std::min(options.max_new_tokens, decoder.config().max_seq - length);
-  DecoderCache cache = decoder.make_cache(length + count);
+      std::min(options.max_new_tokens, model.config().max_seq - length);
+  Cache cache = model.make_cache(length + count);
   const random::Stream stream(options.seed, "generate");
   const auto& stop = options.stop_tokens;
-  const int64_t vocab = decoder.config().vocab;
+  const int64_t vocab = model.config().vocab;
   const int64_t num_tokens =
       options.num_tokens > 0 ? std::min(options.num_tokens, vocab) : vocab;
   std::vector<int64_t> tokens;
   at::Tensor next = at::tensor(prompt, at::kLong).unsqueeze(0).to(device);
   for (int64_t i = 0; i < count; ++i) {
     const at::Tensor logits =
-        decoder.forward_cached(next, cache)[0].narrow(0, 0, num_tokens);
+        model.forward_cached(next, cache)[0].narrow(0, 0, num_tokens);
     const int64_t token = draw(logits, options, stream.uniform(i));
     if (std::ranges::find(stop, token) != stop.end()) break;
     tokens.push_back(token);

@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "tessera/models/decoder.h"
+#include "tessera/models/model.h"
 
 namespace tessera::models {
 
@@ -28,8 +28,7 @@ struct GenerateOptions {
 using OnToken = std::function<bool(int64_t token)>;
 
 // The new tokens, without the prompt.
-std::vector<int64_t> generate(Decoder& decoder,
-                              const std::vector<int64_t>& prompt,
+std::vector<int64_t> generate(Model& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options,
                               const OnToken& on_token = nullptr);
 

@@ -31,7 +31,8 @@ struct HuggingFaceSource {
   at::Tensor turned(const at::Tensor& values) const;
 };
 
-// REQUIRES: `parameter` is a name of a Decoder of this family.
+// REQUIRES: `parameter` is a name of a Decoder of this family; of stacked
+//           experts one of nn::names_of_experts.
 HuggingFaceSource hugging_face_source(const std::string& family,
                                       const std::string& parameter);
 

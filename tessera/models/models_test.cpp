@@ -45,10 +45,13 @@ at::Tensor ids(int64_t samples, int64_t tokens) {
   return at::randint(31, {samples, tokens}, at::kLong);
 }
 
+// Of stacked experts those that they have one by one.
 std::vector<std::string> parameter_names(Decoder& decoder) {
   std::vector<std::string> names;
   for (const auto& parameter : nn::parameters_of(decoder)) {
-    names.push_back(parameter.name);
+    auto experts = nn::names_of_experts(parameter.name, parameter.spec->layout);
+    if (experts.empty()) experts = {parameter.name};
+    std::ranges::move(experts, std::back_inserter(names));
   }
   return names;
 }

@@ -8,8 +8,8 @@ namespace tessera::nn {
 namespace {
 
 std::shared_ptr<Linear> make_linear(int64_t in, int64_t out, bool bias,
-                                    double init_std) {
-  return std::make_shared<Linear>(LinearOptions{in, out, bias, init_std});
+                                    double init_std, Role role) {
+  return std::make_shared<Linear>(LinearOptions{in, out, bias, init_std, role});
 }
 
 // Appends k and v (B, T, K, E) to the cache; they become all that it holds.
@@ -37,23 +37,29 @@ Attention::Attention(const AttentionOptions& options)
     : head_dim_(options.head_dim) {
   const int64_t q_width = options.heads * options.head_dim;
   const int64_t kv_width = options.kv_heads * options.head_dim;
-  q_ = register_module("q", make_linear(options.width, q_width,
-                                        options.qkv_bias, options.init_std));
-  k_ = register_module("k", make_linear(options.width, kv_width,
-                                        options.qkv_bias, options.init_std));
-  v_ = register_module("v", make_linear(options.width, kv_width,
-                                        options.qkv_bias, options.init_std));
+  const auto projection = [&](int64_t width, int64_t heads) {
+    return make_linear(options.width, width, options.qkv_bias, options.init_std,
+                       Role::column(heads));
+  };
+  q_ = register_module("q", projection(q_width, options.heads));
+  k_ = register_module("k", projection(kv_width, options.kv_heads));
+  v_ = register_module("v", projection(kv_width, options.kv_heads));
   o_ =
       register_module("o", make_linear(q_width, options.width, options.out_bias,
-                                       options.out_init_std));
+                                       options.out_init_std, Role::row()));
   if (options.qk_norm) {
     const auto norm = [&] {
       return std::make_shared<Norm>(NormKind::kRmsNorm, options.head_dim,
-                                    options.norm_eps);
+                                    options.norm_eps, Role::per_head());
     };
     q_norm_ = register_module("q_norm", norm());
     k_norm_ = register_module("k_norm", norm());
   }
+}
+
+void Attention::set_region(const Region& region) {
+  enter_ = region.enter;
+  o_->set_reduction(region.leave);
 }
 
 at::Tensor Attention::forward(const at::Tensor& input, const Rotation& rotation,

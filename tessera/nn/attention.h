@@ -50,19 +50,13 @@ class Attention : public Block {
   at::Tensor forward(const at::Tensor& x, const Rotation& rotation,
                      KvCache* cache = nullptr) const;
 
-  // Applied to x, before the layers that read it.
-  void set_entrance(Transform enter) { enter_ = std::move(enter); }
+  // The ranks hold some of the heads each.
+  void set_region(const Region& region);
   // Causal attention of q (B, T, H, E) over k and v (B, T, K, E), where T is a
   // part of the sequence.
   using Core = std::function<at::Tensor(
       const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
   void set_core(Core core) { core_ = std::move(core); }
-  const std::shared_ptr<Linear>& q() const { return q_; }
-  const std::shared_ptr<Linear>& k() const { return k_; }
-  const std::shared_ptr<Linear>& v() const { return v_; }
-  const std::shared_ptr<Linear>& o() const { return o_; }
-  const std::shared_ptr<Norm>& q_norm() const { return q_norm_; }  // or null
-  const std::shared_ptr<Norm>& k_norm() const { return k_norm_; }
 
  private:
   int64_t head_dim_;

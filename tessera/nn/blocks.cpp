@@ -38,10 +38,11 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
 
 Linear::Linear(const LinearOptions& options)
     : weight_(declare_parameter("weight", {options.out, options.in},
-                                Init::normal(options.init_std))) {
-  if (options.bias) {
-    bias_ = declare_parameter("bias", {options.out}, Init::zeros());
-  }
+                                Init::normal(options.init_std), options.role)) {
+  if (!options.bias) return;
+  const bool is_cut = options.role.kind == Role::Kind::kColumn;
+  bias_ = declare_parameter("bias", {options.out}, Init::zeros(),
+                            is_cut ? options.role : Role{});
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
@@ -50,9 +51,9 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
   return bias_.defined() ? y + bias_ : y;
 }
 
-Embedding::Embedding(int64_t rows, int64_t width, double init_std)
-    : weight_(
-          declare_parameter("weight", {rows, width}, Init::normal(init_std))) {}
+Embedding::Embedding(int64_t rows, int64_t width, double init_std, Role role)
+    : weight_(declare_parameter("weight", {rows, width}, Init::normal(init_std),
+                                role)) {}
 
 at::Tensor Embedding::forward(const at::Tensor& ids) const {
   if (!reduce_) return at::embedding(weight_, ids);
@@ -75,12 +76,12 @@ void Embedding::set_rows(int64_t first_row, Transform reduce) {
   reduce_ = std::move(reduce);
 }
 
-Norm::Norm(NormKind kind, int64_t width, double eps)
+Norm::Norm(NormKind kind, int64_t width, double eps, Role role)
     : kind_(kind),
       eps_(eps),
-      weight_(declare_parameter("weight", {width}, Init::ones())) {
+      weight_(declare_parameter("weight", {width}, Init::ones(), role)) {
   if (kind_ == NormKind::kLayerNorm) {
-    bias_ = declare_parameter("bias", {width}, Init::zeros());
+    bias_ = declare_parameter("bias", {width}, Init::zeros(), role);
   }
 }
 
@@ -92,25 +93,34 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
   return RmsNorm::apply(x, weight_, eps_);
 }
 
+at::Tensor activated(MlpKind kind, const at::Tensor& gate,
+                     const at::Tensor& up) {
+  return kind == MlpKind::kGelu ? at::gelu(up, "tanh") : at::silu(gate) * up;
+}
+
 Mlp::Mlp(const MlpOptions& options) : kind_(options.kind) {
   const LinearOptions in{options.width, options.hidden, options.bias,
-                         options.init_std};
+                         options.init_std, Role::column()};
   if (kind_ == MlpKind::kSwiGlu) {
     gate_ = register_module("gate", std::make_shared<Linear>(in));
   }
   up_ = register_module("up", std::make_shared<Linear>(in));
-  down_ = register_module("down", std::make_shared<Linear>(LinearOptions{
-                                      options.hidden, options.width,
-                                      options.bias, options.out_init_std}));
+  down_ =
+      register_module("down", std::make_shared<Linear>(LinearOptions{
+                                  options.hidden, options.width, options.bias,
+                                  options.out_init_std, Role::row()}));
+}
+
+void Mlp::set_region(const Region& region) {
+  enter_ = region.enter;
+  down_->set_reduction(region.leave);
 }
 
 at::Tensor Mlp::forward(const at::Tensor& input) const {
   const at::Tensor x = enter_ ? enter_(input) : input;
   const at::Tensor up = up_->forward(x);  // (B, T, F)
-  if (kind_ == MlpKind::kGelu) {
-    return down_->forward(at::gelu(up, "tanh"));
-  }
-  return down_->forward(at::silu(gate_->forward(x)) * up);
+  const at::Tensor gate = gate_ ? gate_->forward(x) : at::Tensor();
+  return down_->forward(activated(kind_, gate, up));
 }
 
 }  // namespace tessera::nn

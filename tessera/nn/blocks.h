@@ -39,6 +39,7 @@ struct LinearOptions {
   int64_t out = 0;
   bool bias = false;
   double init_std = 0.02;
+  Role role = {};  // of the weight; a bias is what that makes of it
 };
 
 // y = x W^T + b. x: (..., in), y: (..., out).
@@ -60,7 +61,7 @@ class Linear : public Block {
 // ids: (B, T) of int64 -> (B, T, D).
 class Embedding : public Block {
  public:
-  Embedding(int64_t rows, int64_t width, double init_std);
+  Embedding(int64_t rows, int64_t width, double init_std, Role role = {});
   at::Tensor forward(const at::Tensor& ids) const;
   const at::Tensor& weight() const { return weight_; }
   // This rank holds the rows from `first_row` on; ids of other rows give zeros
@@ -78,7 +79,7 @@ enum class NormKind { kLayerNorm, kRmsNorm };
 // Over the last dim. LayerNorm has a bias, RMSNorm none.
 class Norm : public Block {
  public:
-  Norm(NormKind kind, int64_t width, double eps);
+  Norm(NormKind kind, int64_t width, double eps, Role role = {});
   at::Tensor forward(const at::Tensor& x) const;
 
  private:
@@ -102,17 +103,18 @@ struct MlpOptions {
   double out_init_std = 0.02;  // of `down`, which writes to the residual stream
 };
 
+// What `down` reads: of `up`, and in kSwiGlu of `gate`.
+at::Tensor activated(MlpKind kind, const at::Tensor& gate,
+                     const at::Tensor& up);
+
 // x: (B, T, D) -> (B, T, D).
 class Mlp : public Block {
  public:
   explicit Mlp(const MlpOptions& options);
   at::Tensor forward(const at::Tensor& x) const;
 
-  // Applied to x, before the layers that read it.
-  void set_entrance(Transform enter) { enter_ = std::move(enter); }
-  const std::shared_ptr<Linear>& gate() const { return gate_; }  // or null
-  const std::shared_ptr<Linear>& up() const { return up_; }
-  const std::shared_ptr<Linear>& down() const { return down_; }
+  // The ranks hold a part of F each.
+  void set_region(const Region& region);
 
  private:
   MlpKind kind_;

@@ -4,17 +4,14 @@
 // Types:   softmax and sum in fp32, or fp64 for fp64 logits.
 // Memory:  while gradients are recorded, `logits` is overwritten with its own
 //          gradient: give it up, or pass a clone. There is no second (N, V).
-// Comm:    none, or with a VocabularyShard two all_reduces over its group: of
-//          the maxima, and of the sums of exponentials and targets' logits.
-//          Every rank gets the whole sum, and the gradient of its own logits.
+// Comm:    none; see SummedLoss.
 // Errors:  a target outside [0, V) that is not -100 throws (on the CPU).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-
-#include "tessera/comm/group.h"
+#include <functional>
 
 namespace tessera::nn {
 
@@ -25,17 +22,20 @@ struct LossSum {
   at::Tensor weight;  // 0-dim fp64, no gradient: their number
 };
 
-LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets);
+// The summed loss of `logits` (N, V) against `targets` (N), of which those of
+// `is_target` count. With `overwrite` the logits become the gradient of that
+// sum.
+using SummedLoss =
+    std::function<at::Tensor(at::Tensor logits, const at::Tensor& targets,
+                             const at::Tensor& is_target, bool overwrite)>;
 
-// This rank's logits are those of the vocabulary's entries from `first` on, as
-// many as there are columns, also none (arXiv 1909.08053, section 3).
-struct VocabularyShard {
-  int64_t first = 0;
-  int64_t vocabulary = 0;  // entries in all
-  comm::Group* group = nullptr;
-};
-
+// `summed`: another way to the same sum, where the logits are not all here;
+// null: of these.
 LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets,
-                      const VocabularyShard& shard);
+                      const SummedLoss& summed = nullptr);
+
+// Rows of so many logits that stay in the cache while several passes go over
+// them: as many as SummedLoss should take at once.
+int64_t rows_at_once(int64_t columns);
 
 }  // namespace tessera::nn

@@ -1,50 +1,114 @@
 #include "tessera/nn/moe.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
-#include <string>
-
-#include "tessera/comm/autograd.h"
 #include "tessera/mesh/layout.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
 
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// One product for each expert, written where it belongs.
+class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows,
+                            const at::Tensor& weight,
+                            const std::vector<int64_t>& splits) {
+    ctx->save_for_backward({rows, weight});
+    ctx->saved_data["splits"] = splits;
+    const at::Tensor y =
+        at::empty({rows.size(0), weight.size(1)}, rows.options());
+    const auto y_of = y.split_with_sizes(splits);
+    const auto rows_of = rows.split_with_sizes(splits);
+    for (size_t e = 0; e < splits.size(); ++e) {
+      at::Tensor part = y_of[e];
+      at::mm_out(part, rows_of[e], weight[e].t());
+    }
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const auto splits = ctx->saved_data["splits"].toIntVector();
+    const at::Tensor &rows = saved[0], weight = saved[1];
+    const at::Tensor d_rows = at::empty_like(rows);
+    const at::Tensor d_weight = at::empty(weight.sizes(), weight.options());
+    const auto d_y_of = gradients[0].split_with_sizes(splits);
+    const auto rows_of = rows.split_with_sizes(splits);
+    const auto d_rows_of = d_rows.split_with_sizes(splits);
+    for (size_t e = 0; e < splits.size(); ++e) {
+      at::Tensor d_part = d_rows_of[e], d_expert = d_weight[e];
+      at::mm_out(d_part, d_y_of[e], weight[e]);
+      at::mm_out(d_expert, d_y_of[e].t(), rows_of[e]);
+    }
+    return {d_rows, d_weight, {}};
+  }
+};
+
 // How often each of 0 .. kinds - 1 occurs.
 at::Tensor counts_of(const at::Tensor& numbers, int64_t kinds) {
-  return at::bincount(numbers.flatten(), /*weights=*/{}, kinds);
+  return at::zeros({kinds}, numbers.options())
+      .scatter_add_(0, numbers, at::ones_like(numbers));
 }
 
-std::vector<int64_t> to_vector(const at::Tensor& numbers) {
-  const at::Tensor flat = numbers.contiguous();
-  const int64_t* first = flat.const_data_ptr<int64_t>();
-  return {first, first + flat.numel()};
+// The one copy to the host: the sizes of the experts' products.
+std::vector<int64_t> to_host(const at::Tensor& counts) {
+  const at::Tensor here = counts.to(at::kCPU).contiguous();
+  const int64_t* first = here.const_data_ptr<int64_t>();
+  return {first, first + here.numel()};
 }
 
-// Stable: rows for one expert keep their order.
-at::Tensor order_of(const at::Tensor& numbers) {
-  return at::argsort(numbers, /*stable=*/true, /*dim=*/0,
-                     /*descending=*/false);
-}
-
-at::Tensor inverse_of(const at::Tensor& order) {
-  return at::empty_like(order).scatter_(
-      0, order, at::arange(order.numel(), order.options()));
+Role of_experts(Role role) {
+  role.of_experts = true;
+  return role;
 }
 
 }  // namespace
 
-Moe::Moe(const MoeOptions& options) : top_k_(options.top_k) {
-  gate_ =
-      register_module("gate", std::make_shared<Linear>(LinearOptions{
-                                  options.expert.width, options.experts,
-                                  /*bias=*/false, options.expert.init_std}));
-  auto experts = register_module("experts", std::make_shared<Room>());
-  for (int64_t e = 0; e < options.experts; ++e) {
-    experts_.push_back(experts->register_module(
-        std::to_string(e), std::make_shared<Mlp>(options.expert)));
-  }
+GroupedLinear::GroupedLinear(int64_t experts, const LinearOptions& options)
+    : weight_(declare_parameter("weight", {experts, options.out, options.in},
+                                Init::normal(options.init_std),
+                                of_experts(options.role))) {}
+
+at::Tensor GroupedLinear::forward(const at::Tensor& rows,
+                                  const std::vector<int64_t>& splits) const {
+  return GroupedProduct::apply(rows, weight_, splits);
+}
+
+Experts::Experts(int64_t experts, const MlpOptions& options)
+    : kind_(options.kind) {
+  const auto linear = [&](const LinearOptions& each) {
+    return std::make_shared<GroupedLinear>(experts, each);
+  };
+  const LinearOptions in{options.width, options.hidden, /*bias=*/false,
+                         options.init_std, Role::column()};
+  if (kind_ == MlpKind::kSwiGlu) gate_ = register_module("gate", linear(in));
+  up_ = register_module("up", linear(in));
+  down_ = register_module("down",
+                          linear({options.hidden, options.width, /*bias=*/false,
+                                  options.out_init_std, Role::row()}));
+}
+
+at::Tensor Experts::forward(const at::Tensor& rows,
+                            const std::vector<int64_t>& splits) const {
+  const at::Tensor up = up_->forward(rows, splits);
+  const at::Tensor gate = gate_ ? gate_->forward(rows, splits) : at::Tensor();
+  return down_->forward(activated(kind_, gate, up), splits);
+}
+
+Moe::Moe(const MoeOptions& options)
+    : num_experts_(options.experts), top_k_(options.top_k) {
+  gate_ = register_module(
+      "gate", std::make_shared<Linear>(LinearOptions{
+                  options.expert.width, options.experts,
+                  /*bias=*/false, options.expert.init_std, Role::router()}));
+  experts_ = register_module(
+      "experts", std::make_shared<Experts>(options.experts, options.expert));
 }
 
 at::Tensor Moe::forward(const at::Tensor& input, Balance* balance) const {
@@ -66,7 +130,7 @@ Moe::Routing Moe::route(const at::Tensor& tokens) const {
 
 void Moe::add_balance(Balance& balance, const Routing& routing,
                       int64_t samples) const {
-  const auto experts = static_cast<int64_t>(experts_.size());
+  const int64_t experts = num_experts_;
   const at::Tensor& p = routing.probabilities;
   const at::Tensor picked = routing.experts.view({samples, -1});
   const at::Tensor rows =
@@ -75,10 +139,9 @@ void Moe::add_balance(Balance& balance, const Routing& routing,
                         at::ones({1}, p.options()).expand_as(picked));
   const at::Tensor load = rows.sum(0).to(at::kDouble) / shard_.copies;
   int64_t tokens = picked.size(1) / top_k_;  // of a sample, over all ranks
-  if (shard_.samples) {
-    shard_.samples->all_reduce(rows, comm::ReduceOp::kSum,
-                               comm::Mode::kBlocking);
-    tokens *= shard_.samples->size();
+  if (shard_.sum_samples) {
+    shard_.sum_samples(rows);
+    tokens *= shard_.sample_parts;
   }
   const double scale = static_cast<double>(experts) /
                        static_cast<double>(tokens * tokens * shard_.copies);
@@ -90,7 +153,6 @@ void Moe::add_balance(Balance& balance, const Routing& routing,
 
 // This rank's part of y, of tokens (N, D).
 at::Tensor Moe::mix(const at::Tensor& tokens, const Routing& routing) const {
-  const auto num_experts = static_cast<int64_t>(experts_.size());
   const int64_t shares = shard_.shares_tokens ? shard_.copies : 1;
   const mesh::Range share = mesh::chunk_of(
       tokens.size(0), shares, shard_.shares_tokens ? shard_.copy : 0);
@@ -98,51 +160,18 @@ at::Tensor Moe::mix(const at::Tensor& tokens, const Routing& routing) const {
     return t.narrow(0, share.begin, share.size()).flatten();
   };
   const at::Tensor picked = own(routing.experts);
-  const at::Tensor order = order_of(picked);
+  // Stable: rows for one expert keep their order.
+  const at::Tensor order = at::argsort(picked, /*stable=*/true, /*dim=*/0,
+                                       /*descending=*/false);
   const at::Tensor token = order.floor_divide(top_k_) + share.begin;
   at::Tensor rows = tokens.index_select(0, token);
-
-  // counts: (ranks, experts of a rank), rows that come here from each rank.
-  at::Tensor counts = counts_of(picked, num_experts);
-  if (!shard_.exchange) {
-    rows = run_local(rows, counts.view({1, -1}));
-  } else {
-    comm::Group& ranks = *shard_.exchange;
-    const int64_t n = ranks.size();
-    const at::Tensor all = at::empty({n, num_experts}, counts.options());
-    ranks.all_gather(all, counts, comm::Mode::kBlocking);
-    const auto sent = to_vector(counts.view({n, -1}).sum(1));
-    counts = all.view({n, n, -1}).select(1, ranks.rank());
-    const auto received = to_vector(counts.sum(1));
-    rows = comm::all_to_all(rows, ranks, received, sent);
-    rows = run_local(rows, counts);
-    rows = comm::all_to_all(rows, ranks, sent, received);
-  }
+  const at::Tensor counts = counts_of(picked, num_experts_);
+  rows = shard_.dispatch ? shard_.dispatch(rows, counts, *experts_)
+                         : experts_->forward(rows, to_host(counts));
   const at::Tensor weights =
       own(routing.weights).index_select(0, order).to(rows.scalar_type());
   return at::zeros_like(tokens).index_add(0, token,
                                           rows * weights.unsqueeze(1));
-}
-
-// Rows come by source, and of each by expert; they leave in the same order.
-at::Tensor Moe::run_local(const at::Tensor& rows,
-                          const at::Tensor& counts) const {
-  const int64_t sources = counts.size(0), local = counts.size(1);
-  const int64_t rank = shard_.exchange ? shard_.exchange->rank() : 0;
-  const at::Tensor expert = at::arange(local, counts.options())
-                                .repeat({sources})
-                                .repeat_interleave(counts.flatten());
-  const at::Tensor order = order_of(expert);
-  const at::Tensor sorted = rows.index_select(0, order);
-  std::vector<at::Tensor> outputs;
-  int64_t begin = 0;
-  for (int64_t e = 0; e < local; ++e) {
-    const int64_t size = counts.select(1, e).sum().item<int64_t>();
-    outputs.push_back(
-        experts_[rank * local + e]->forward(sorted.narrow(0, begin, size)));
-    begin += size;
-  }
-  return at::cat(outputs).index_select(0, inverse_of(order));
 }
 
 }  // namespace tessera::nn

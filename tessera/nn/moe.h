@@ -7,12 +7,8 @@
 // Shapes:  x, y: (B, T, D); W, the gate's weight: (E, D), E experts; a row is
 //          one (token, expert) pair, a rank has N = B T k of them.
 // Types:   p and the balance in fp32 or wider.
-// Comm:    none, or what ExpertShard says: over `exchange` an all_gather of E
-//          counts, and an all_to_all of rows each way, again in backward;
-//          over `samples`, where a Balance is asked for, an all_reduce of
-//          (B, E).
-// Empty:   an expert without a row runs on none: its gradient is zero, and
-//          every rank's collectives are the same.
+// Comm:    none; see ExpertShard.
+// Empty:   an expert without a row runs on none: its gradient is zero.
 // Source:  Jiang et al. 2024, arXiv 2401.04088 (the block); Fedus et al. 2022,
 //          arXiv 2101.03961, eq. 4 (the auxiliary loss).
 #pragma once
@@ -20,10 +16,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
-#include "tessera/comm/group.h"
 #include "tessera/nn/blocks.h"
 
 namespace tessera::nn {
@@ -45,19 +41,56 @@ struct MoeOptions {
   MlpOptions expert;
 };
 
+// y = x W_e^T for the rows x of each expert e in turn, `splits[e]` of them.
+// W: (E, out, in), of the experts that are here.
+class GroupedLinear : public Block {
+ public:
+  GroupedLinear(int64_t experts, const LinearOptions& options);
+  at::Tensor forward(const at::Tensor& rows,
+                     const std::vector<int64_t>& splits) const;
+  const at::Tensor& weight() const { return weight_; }
+
+ private:
+  at::Tensor weight_;
+};
+
+// As many MLPs without biases, stacked.
+class Experts : public torch::nn::Module {
+ public:
+  Experts(int64_t experts, const MlpOptions& options);
+  // rows: (N, D), those of the first expert that is here, then of the next.
+  at::Tensor forward(const at::Tensor& rows,
+                     const std::vector<int64_t>& splits) const;
+  const std::shared_ptr<GroupedLinear>& gate() const { return gate_; }
+  const std::shared_ptr<GroupedLinear>& up() const { return up_; }
+  const std::shared_ptr<GroupedLinear>& down() const { return down_; }
+
+ private:
+  MlpKind kind_;
+  std::shared_ptr<GroupedLinear> gate_;  // of kSwiGlu
+  std::shared_ptr<GroupedLinear> up_;
+  std::shared_ptr<GroupedLinear> down_;
+};
+
+// Takes rows (N, D), `counts` (E) of which go to each expert in turn, to where
+// the experts are, runs these, and brings what they give back.
+using ExpertDispatch = std::function<at::Tensor(
+    const at::Tensor& rows, const at::Tensor& counts, const Experts& experts)>;
+
 // What a rank does where experts, or their work, are shared out.
 struct ExpertShard {
-  // Rank r of it has experts [r E/n, (r+1) E/n). Null: all experts are here.
-  comm::Group* exchange = nullptr;
-  // Ranks that have other tokens of the same samples, this one included.
-  comm::Group* samples = nullptr;
+  ExpertDispatch dispatch = {};  // null: all experts are here
+  // So many ranks have other tokens of the same samples, this one included, and
+  // `sum_samples` adds up what they give it, in place.
+  int64_t sample_parts = 1;
+  std::function<void(const at::Tensor&)> sum_samples = {};
   // So many ranks route the same tokens, this one as number `copy`.
   int64_t copies = 1;
   int64_t copy = 0;
   // Of these, each sends a share of the tokens; else each sends them all, to
   // its part of every expert. Either way the copies' outputs add up to y.
   bool shares_tokens = false;
-  Region region;  // before the gate; and y from the copies' parts of it
+  Region region = {};  // before the gate; and y from the copies' parts of it
 };
 
 class Moe : public Block {
@@ -68,7 +101,7 @@ class Moe : public Block {
 
   void set_shard(ExpertShard shard) { shard_ = std::move(shard); }
   const std::shared_ptr<Linear>& gate() const { return gate_; }
-  const std::vector<std::shared_ptr<Mlp>>& experts() const { return experts_; }
+  const std::shared_ptr<Experts>& experts() const { return experts_; }
 
  private:
   // Of every token: its probabilities (N, E), and of its experts (N, k) the
@@ -80,12 +113,12 @@ class Moe : public Block {
   void add_balance(Balance& balance, const Routing& routing,
                    int64_t samples) const;
   at::Tensor mix(const at::Tensor& tokens, const Routing& routing) const;
-  at::Tensor run_local(const at::Tensor& rows, const at::Tensor& counts) const;
 
+  int64_t num_experts_;  // in all
   int64_t top_k_;
   ExpertShard shard_;
   std::shared_ptr<Linear> gate_;
-  std::vector<std::shared_ptr<Mlp>> experts_;
+  std::shared_ptr<Experts> experts_;
 };
 
 }  // namespace tessera::nn

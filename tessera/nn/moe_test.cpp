@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/comm/communicator.h"
+#include "tessera/core/random.h"
 
 namespace tessera::nn {
 namespace {
@@ -32,8 +32,15 @@ at::Tensor by_formula(const Moe& moe, const at::Tensor& x, int64_t top_k) {
     const auto [best, picked] = at::topk(p, top_k);
     at::Tensor y = at::zeros({1, kWidth}, at::kDouble);
     for (int64_t i = 0; i < top_k; ++i) {
-      const auto& expert = moe.experts()[picked[i].item<int64_t>()];
-      y = y + best[i] / best.sum() * expert->forward(token);
+      const auto e = picked[i].item<int64_t>();
+      const auto of_expert = [e](const GroupedLinear& linear,
+                                 const at::Tensor& rows) {
+        return at::linear(rows, linear.weight()[e]);
+      };
+      const Experts& all = *moe.experts();
+      const at::Tensor hidden =
+          at::silu(of_expert(*all.gate(), token)) * of_expert(*all.up(), token);
+      y = y + best[i] / best.sum() * of_expert(*all.down(), hidden);
     }
     rows.push_back(y);
   }
@@ -60,12 +67,28 @@ TEST(Moe, IsItsFormulaForwardAndBackward) {
     expect_close(mine[0], x.grad());
     size_t next = 1;
     for (auto& each : moe->parameters()) {
-      // An expert without a token: zero here, none by the formula.
-      const at::Tensor theirs =
-          each.grad().defined() ? each.grad() : at::zeros_like(each);
-      expect_close(mine[next++], theirs);
+      expect_close(mine[next++], each.grad());
     }
   }
+}
+
+// As if it were alone, also in a part of the stack.
+TEST(Moe, AnExpertHasTheBitsOfItsOwnName) {
+  const auto moe = make(/*top_k=*/2);
+  const at::Tensor& stacked = moe->experts()->gate()->weight();
+  const at::Tensor alone = at::empty({5, kWidth}, at::kDouble);
+  random::Stream(7, "experts.2.gate.weight")
+      .fill_normal(alone.mutable_data_ptr<double>(), 0, 5 * kWidth, 0.0, 0.02);
+  EXPECT_TRUE(at::equal(stacked[2], alone));
+
+  Moe part(MoeOptions{kExperts, 2, {.width = kWidth, .hidden = 5}});
+  mesh::Layout& layout = part.experts()->gate()->spec("weight")->layout;
+  layout = layout.with(mesh::Axis::kEp, mesh::Placement::shard(0))
+               .with(mesh::Axis::kExpertDp, mesh::Placement::shard(1));
+  const mesh::DeviceMesh mesh({.dp_shard = 4, .ep = 2}, 4);
+  materialise(part, mesh, mesh.coord_of(3), {.seed = 7, .dtype = at::kDouble});
+  EXPECT_TRUE(at::equal(part.experts()->gate()->weight(),
+                        stacked.narrow(0, 2, 2).narrow(1, 3, 2)));
 }
 
 // k where the load is even; E where one expert has it all (k 1).
@@ -84,39 +107,6 @@ TEST(Moe, BalanceOfEvenAndOneSidedLoads) {
       EXPECT_EQ(balance.load[2].item<double>(), 32);
     }
   }
-}
-
-// One rank's tokens all go to the other's experts, and none come back to it.
-TEST(Moe, ARankWithoutAToken) {
-  const auto whole = make(/*top_k=*/1);
-  const at::Tensor x = sample(1, 4).detach().abs();
-  {
-    const at::NoGradGuard no_grad;
-    whole->gate()->weight().zero_();
-    whole->gate()->weight()[3].fill_(10);
-  }
-  const at::Tensor y = whole->forward(x);
-  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
-    const auto moe = make(/*top_k=*/1);
-    {
-      const at::NoGradGuard no_grad;
-      moe->gate()->weight().copy_(whole->gate()->weight());
-    }
-    moe->set_shard({.exchange = &ranks.world(), .region = {}});
-    const at::Tensor mine = x.clone().requires_grad_();
-    const at::Tensor z = moe->forward(mine);
-    expect_close(z, y);
-    z.sum().backward();
-    // Both ranks' tokens went to expert 3, which rank 1 has.
-    for (int64_t e = 0; e < kExperts; ++e) {
-      const at::Tensor grad = moe->experts()[e]->up()->weight().grad();
-      const bool here = e / 2 == ranks.rank();
-      ASSERT_EQ(grad.defined(), here);
-      if (here) {
-        EXPECT_EQ(grad.abs().sum().item<double>() > 0, e == 3);
-      }
-    }
-  });
 }
 
 }  // namespace

@@ -54,21 +54,42 @@ uint64_t start_of_row(int64_t row, const mesh::Box& box,
 
 // `out`: the box, contiguous, fp32 or fp64, on the CPU.
 template <typename T>
-void fill_normal(const at::Tensor& out, const Parameter& parameter,
-                 const mesh::Box& box, uint64_t seed) {
-  const random::Stream stream(seed, parameter.name);
-  const auto& shape = parameter.spec->layout.global_shape();
+void fill_normal(const at::Tensor& out, const random::Stream& stream,
+                 const std::vector<int64_t>& shape, const mesh::Box& box,
+                 double std) {
   const int64_t width = shape.empty() ? 1 : box.size.back();
   T* data = out.mutable_data_ptr<T>();
   at::parallel_for(0, out.numel() / width, /*grain_size=*/64,
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
-                       stream.fill_normal(data + row * width,
-                                          start_of_row(row, box, shape),
-                                          static_cast<uint64_t>(width), 0.0,
-                                          parameter.spec->init.std);
+                       stream.fill_normal(
+                           data + row * width, start_of_row(row, box, shape),
+                           static_cast<uint64_t>(width), 0.0, std);
                      }
                    });
+}
+
+template <typename T>
+void fill_normal(const at::Tensor& out, const Parameter& parameter,
+                 const mesh::Box& box, uint64_t seed) {
+  const auto& layout = parameter.spec->layout;
+  const auto& shape = layout.global_shape();
+  const double std = parameter.spec->init.std;
+  if (!layout.is_of_expert()) {
+    const random::Stream stream(seed, parameter.name);
+    fill_normal<T>(out, stream, shape, box, std);
+    return;
+  }
+  // Experts, one by one.
+  const auto rest = [](const std::vector<int64_t>& dims) {
+    return std::vector<int64_t>(dims.begin() + 1, dims.end());
+  };
+  const auto names = names_of_experts(parameter.name, layout);
+  for (int64_t e = 0; e < box.size[0]; ++e) {
+    const random::Stream stream(seed, names[box.offset[0] + e]);
+    fill_normal<T>(out[e], stream, rest(shape),
+                   {rest(box.offset), rest(box.size)}, std);
+  }
 }
 
 at::Tensor filled(const Parameter& parameter, const mesh::Box& box,
@@ -98,10 +119,24 @@ std::shared_ptr<ParameterSpec> Block::spec(const std::string& name) const {
 
 at::Tensor Block::declare_parameter(const std::string& name,
                                     std::vector<int64_t> global_shape,
-                                    Init init) {
+                                    Init init, Role role) {
+  const auto view = role.of_experts ? mesh::View::kExperts : mesh::View::kDense;
   specs_[name] = std::make_shared<ParameterSpec>(
-      ParameterSpec{mesh::Layout(std::move(global_shape)), init});
+      ParameterSpec{mesh::Layout(std::move(global_shape), view), init, role});
   return register_parameter(name, at::empty({0}));
+}
+
+std::vector<std::string> names_of_experts(const std::string& parameter,
+                                          const mesh::Layout& layout) {
+  std::vector<std::string> names;
+  if (!layout.is_of_expert()) return names;
+  // Before the projection and its "weight".
+  const size_t place = parameter.rfind('.', parameter.rfind('.') - 1);
+  for (int64_t e = 0; e < layout.global_shape()[0]; ++e) {
+    names.push_back(parameter.substr(0, place) + "." + std::to_string(e) +
+                    parameter.substr(place));
+  }
+  return names;
 }
 
 std::vector<Parameter> parameters_of(torch::nn::Module& root) {

@@ -5,7 +5,8 @@
 //         parameters_of(root); materialise(root) once. Until then a parameter
 //         is an empty tensor, and a block must not run.
 // Bits:   element i of parameter p is a pure function of (seed, p's name, i):
-//         any box of any mesh holds the bits of the whole tensor.
+//         any box of any mesh holds the bits of the whole tensor. Of stacked
+//         experts each has its own name and count.
 // Shapes: global shapes in declarations, local ones in tensors.
 // Comm:   none: every rank fills its own box.
 // Threads: a module belongs to one thread at a time.
@@ -35,9 +36,37 @@ struct Init {
   static Init normal(double std) { return {Kind::kNormal, std}; }
 };
 
+// What a parameter is to its block. Strategies decide from it where the
+// parameter lives, and know no block and no name.
+struct Role {
+  enum class Kind {
+    kWhole,       // is used whole on every token: norms, biases behind a sum
+    kColumn,      // (out, in): output features, which may be shared out
+    kRow,         // (out, in): input features: parts compute parts of a sum
+    kVocabulary,  // dim 0 counts the vocabulary's entries
+    kPerHead,     // is used whole on each of the heads that are here
+    kRouter,      // is used whole on tokens for the experts that are here
+  };
+  Kind kind = Kind::kWhole;
+  // Of kColumn: the features of so many heads, which stay whole; 0: of none.
+  int64_t heads = 0;
+  // Dim 0 counts experts, and the rest is as if each were alone.
+  bool of_experts = false;
+
+  static Role column(int64_t heads = 0) { return {Kind::kColumn, heads}; }
+  static Role row() { return {Kind::kRow}; }
+  static Role vocabulary() { return {Kind::kVocabulary}; }
+  static Role per_head() { return {Kind::kPerHead}; }
+  static Role router() { return {Kind::kRouter}; }
+};
+
 struct ParameterSpec {
   mesh::Layout layout;  // replicated on every axis until a strategy says else
   Init init;
+  Role role = {};
+  // The units of its model that compute with it, the first of which owns it:
+  // set by the model.
+  std::vector<int64_t> units = {};
 };
 
 // A module whose parameters are declared by their global shapes.
@@ -50,7 +79,8 @@ class Block : public torch::nn::Module {
   using torch::nn::Module::Module;
   // The tensor stays this handle for good: materialise() gives it its memory.
   at::Tensor declare_parameter(const std::string& name,
-                               std::vector<int64_t> global_shape, Init init);
+                               std::vector<int64_t> global_shape, Init init,
+                               Role role = {});
 
  private:
   std::map<std::string, std::shared_ptr<ParameterSpec>> specs_;
@@ -61,6 +91,12 @@ struct Parameter {
   std::shared_ptr<ParameterSpec> spec;
   at::Tensor tensor;
 };
+
+// Of a parameter that stacks experts, the names that they have one by one, in
+// Hugging Face folders and in older checkpoints: "moe.experts.3.gate.weight" of
+// "moe.experts.gate.weight". Of any other none.
+std::vector<std::string> names_of_experts(const std::string& parameter,
+                                          const mesh::Layout& layout);
 
 // Every parameter below `root` in the order of declaration, a tied one once
 // (under its first name). One of a module that is no Block is described as it

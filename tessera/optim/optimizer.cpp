@@ -15,12 +15,27 @@ bool is_low_precision(at::ScalarType type) {
   return type == at::kBFloat16 || type == at::kHalf;
 }
 
+// As a cut along dim 1 leaves it.
+bool is_contiguous_by_parts(const at::Tensor& tensor) {
+  return tensor.is_contiguous() ||
+         (tensor.size(0) > 0 && tensor.select(0, 0).is_contiguous());
+}
+
+// The tensor, or, `in_parts`, its parts along dim 0.
+void append(const at::Tensor& tensor, bool in_parts,
+            std::vector<at::Tensor>& to) {
+  if (!in_parts) return to.push_back(tensor);
+  for (auto& part : tensor.unbind(0)) to.push_back(std::move(part));
+}
+
 void require_usable(const FlatSegment& segment, std::set<std::string>& names) {
   TS_CHECK(names.insert(segment.name).second, "optim: parameter '",
            segment.name, "' is given twice. Give a tied parameter once.");
-  TS_CHECK(segment.parameter.defined() && segment.parameter.is_contiguous(),
-           "optim: parameter '", segment.name,
-           "' is not contiguous. Give parameter.contiguous().");
+  TS_CHECK(
+      segment.parameter.defined() && is_contiguous_by_parts(segment.parameter),
+      "optim: parameter '", segment.name,
+      "' is not contiguous, nor are its parts along dim 0. Give "
+      "parameter.contiguous().");
   const at::ScalarType type = segment.parameter.scalar_type();
   TS_CHECK(type == at::kFloat || type == at::kDouble || is_low_precision(type),
            "optim: parameter '", segment.name, "' has type ", type,
@@ -107,10 +122,11 @@ UpdateGroup Optimizer::group_of(size_t first, size_t count, bool decay) const {
   group.moments.resize(moments_.size());
   for (size_t i = first; i < first + count; ++i) {
     if (segments_[i].decay != decay) continue;
-    group.parameters.push_back(masters_[i]);
-    group.gradients.push_back(gradient_of(i));
+    const bool in_parts = !masters_[i].is_contiguous();
+    append(masters_[i], in_parts, group.parameters);
+    append(gradient_of(i), in_parts, group.gradients);
     for (size_t m = 0; m < moments_.size(); ++m) {
-      group.moments[m].push_back(moments_[m][i]);
+      append(moments_[m][i], in_parts, group.moments[m]);
     }
   }
   return group;

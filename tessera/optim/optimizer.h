@@ -27,7 +27,7 @@ namespace tessera::optim {
 
 struct FlatSegment {
   std::string name;      // the parameter's
-  at::Tensor parameter;  // contiguous; may be empty
+  at::Tensor parameter;  // contiguous, or its parts along dim 0 are; or empty
   // Where the gradient lies. Undefined: in parameter.grad() at each step.
   at::Tensor gradient;
   bool decay = false;  // weight decay: for parameters of two or more dims

@@ -434,5 +434,27 @@ TEST(UpdateRule, SaysWhatIsKeptAndUsed) {
   EXPECT_TRUE(update_rule("sgd").moments_with(sgd_config()).empty());
 }
 
+// A shard along dim 1 of stacked tensors is updated as if it lay in one piece.
+TEST(Optimizer, AShardWhosePartsAreContiguous) {
+  at::manual_seed(3);
+  const at::Tensor whole = at::randn({3, 5, 4}, at::kDouble);
+  const at::Tensor gradient = at::randn({3, 2, 4}, at::kDouble);
+  const at::Tensor shard = whole.narrow(1, 2, 2);
+  const at::Tensor copy = shard.contiguous();
+  for (const char* type : {"adamw", "sgd"}) {
+    OptimizerConfig config;
+    config.type = type;
+    for (const at::Tensor& parameter : {shard, copy}) {
+      const auto optimizer =
+          make_optimizer(config, {{"p", parameter, gradient, /*decay=*/true}});
+      optimizer->step(0.1);
+      optimizer->step(0.1);
+    }
+    EXPECT_TRUE(at::equal(shard, copy)) << type;
+  }
+  EXPECT_THROW(make_optimizer({}, {{"p", whole.select(2, 0), gradient, true}}),
+               Error);
+}
+
 }  // namespace
 }  // namespace tessera::optim

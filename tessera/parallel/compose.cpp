@@ -1,5 +1,6 @@
 #include "tessera/parallel/compose.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -10,36 +11,33 @@ namespace {
 
 using mesh::Axis;
 
-// Experts are gathered and reduced apart from the block that runs them: their
-// unit owns parameters and never runs.
-int64_t experts_of(const models::Decoder& model, int64_t block) {
-  return model.num_units() + block - 1;
+// The unit that gathers and reduces a parameter. Experts go apart from the
+// block that runs them: their unit owns parameters and never runs.
+int64_t owner_of(const models::Model& model, const nn::ParameterSpec& spec) {
+  const int64_t unit = spec.units.front();
+  return spec.role.of_experts ? model.num_units() + unit - 1 : unit;
 }
 
-int64_t owner_of(const models::Decoder& model, const nn::Parameter& parameter) {
-  const int64_t unit = model.unit_of(parameter.name);
-  return parameter.spec->layout.is_of_expert() ? experts_of(model, unit) : unit;
-}
-
-// A unit reads its own parameters and those of its experts; with tied
-// embeddings the last one reads those of the first too.
-std::vector<std::vector<int64_t>> reads_of(const models::Decoder& model) {
-  const auto layers = static_cast<int64_t>(model.blocks().size());
-  std::vector<std::vector<int64_t>> reads(model.num_units() + layers);
+// The owners whose parameters each unit computes with, its own first.
+std::vector<std::vector<int64_t>> reads_of(models::Model& model) {
+  const int64_t blocks = model.num_units() - 2;
+  std::vector<std::vector<int64_t>> reads(model.num_units() + blocks);
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {
     reads[unit].push_back(unit);
   }
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    if (!model.blocks()[layer]->moe()) continue;
-    reads[layer + 1].push_back(experts_of(model, layer + 1));
+  for (const auto& parameter : nn::parameters_of(model)) {
+    const int64_t owner = owner_of(model, *parameter.spec);
+    for (int64_t unit : parameter.spec->units) {
+      auto& all = reads[unit];
+      if (std::ranges::count(all, owner) == 0) all.push_back(owner);
+    }
   }
-  if (model.config().tie_embeddings) reads[model.num_units() - 1].push_back(0);
   return reads;
 }
 
 }  // namespace
 
-Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
+Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
                  comm::Communicator& ranks, const ComposeOptions& options) {
   Composed composed;
   composed.mesh = mesh;
@@ -82,7 +80,7 @@ Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
     const int64_t stage = alone                   ? 0
                           : layout.is_of_expert() ? options.expert_zero_stage
                                                   : options.zero_stage;
-    composed.units.zero_stages[owner_of(model, parameter)] = stage;
+    composed.units.zero_stages[owner_of(model, *parameter.spec)] = stage;
     data::set_layout(parameter, stage);
   }
   composed.data = group({Axis::kDpReplicate, Axis::kDpShard}, "data");
@@ -98,7 +96,7 @@ Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
   std::vector<std::vector<nn::Parameter>> units(num_units);
   for (auto& parameter : nn::parameters_of(model)) {
     if (!parameter.spec->layout.held_by(composed.coord)) continue;
-    const int64_t owner = owner_of(model, parameter);
+    const int64_t owner = owner_of(model, *parameter.spec);
     units[owner].push_back(std::move(parameter));
   }
   composed.parameters = std::make_unique<data::ShardedParameters>(

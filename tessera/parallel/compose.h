@@ -15,7 +15,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/model.h"
 #include "tessera/parallel/context/context_parallel.h"
 #include "tessera/parallel/data/sharded_parameters.h"
 #include "tessera/parallel/expert/expert_parallel.h"
@@ -49,7 +49,7 @@ struct Composed {
   program::Units units;  // how a step's program goes over the model
 };
 
-Composed compose(models::Decoder& model, const mesh::DeviceMesh& mesh,
+Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
                  comm::Communicator& ranks, const ComposeOptions& options);
 
 }  // namespace tessera::parallel

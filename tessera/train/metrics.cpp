@@ -8,7 +8,7 @@
 
 #include "tessera/comm/link.h"
 #include "tessera/engine/precision.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/model.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/monitor/sink.h"
 #include "tessera/monitor/throughput.h"

@@ -6,7 +6,7 @@
 #include "tessera/core/units.h"
 #include "tessera/data/file_list.h"
 #include "tessera/engine/precision.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/model.h"
 #include "tessera/optim/registry.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/run_folder.h"

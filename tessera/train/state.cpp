@@ -20,7 +20,8 @@ checkpoint::TensorEntry entry_of(const std::string& name,
           .global_shape = layout.global_shape(),
           .box = layout.local_box(composed.mesh, composed.coord),
           .local = local,
-          .owned = layout.owned_by(composed.coord)};
+          .owned = layout.owned_by(composed.coord),
+          .slices = nn::names_of_experts(name, layout)};
 }
 
 // One number for all ranks: the first of them writes it.

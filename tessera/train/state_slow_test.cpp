@@ -122,7 +122,32 @@ struct Saved {
   double next_loss = 0;
 };
 
-Saved save_on(const Mesh& mesh, const char* family, const std::string& folder) {
+// As checkpoints were before experts were stacked.
+checkpoint::State one_by_one(const checkpoint::State& state) {
+  const auto rest = [](const std::vector<int64_t>& dims) {
+    return std::vector<int64_t>(dims.begin() + 1, dims.end());
+  };
+  checkpoint::State old;
+  old.extra = state.extra;
+  for (const auto& entry : state.tensors) {
+    if (entry.slices.empty()) {
+      old.tensors.push_back(entry);
+      continue;
+    }
+    for (int64_t e = 0; e < entry.box.size[0]; ++e) {
+      old.tensors.push_back(
+          {.name = entry.slices[entry.box.offset[0] + e],
+           .global_shape = rest(entry.global_shape),
+           .box = {rest(entry.box.offset), rest(entry.box.size)},
+           .local = entry.local[e],
+           .owned = entry.owned});
+    }
+  }
+  return old;
+}
+
+Saved save_on(const Mesh& mesh, const char* family, const std::string& folder,
+              bool old_form = false) {
   const RunConfig config = configuration(mesh, family);
   Saved saved;
   std::mutex mutex;
@@ -133,7 +158,8 @@ Saved save_on(const Mesh& mesh, const char* family, const std::string& folder) {
     }
     checkpoint::State state = state_of(model.composed(), model.optimizer());
     state.extra = "{}";
-    checkpoint::save(folder, 2, state, ranks.world());
+    checkpoint::save(folder, 2, old_form ? one_by_one(state) : state,
+                     ranks.world());
     {
       const std::scoped_lock lock(mutex);
       for (const auto& entry : state.tensors) {
@@ -181,6 +207,18 @@ TEST_P(State, SavedOnEachOfTenMeshesAndLoadedOnEach) {
     for (const Mesh& to : meshes) {
       SCOPED_TRACE(std::string(from.name) + " -> " + to.name);
       load_on(to, GetParam(), folder.path().string(), saved);
+    }
+  }
+}
+
+TEST(OlderState, HasExpertsOneByOne) {
+  for (const size_t from : {0, 6}) {
+    const TemporaryFolder folder;
+    const Saved saved = save_on(expert_meshes()[from], "mixtral",
+                                folder.path().string(), /*old_form=*/true);
+    for (const size_t to : {0, 2, 5, 9}) {
+      SCOPED_TRACE(std::to_string(from) + " -> " + std::to_string(to));
+      load_on(expert_meshes()[to], "mixtral", folder.path().string(), saved);
     }
   }
 }

@@ -81,17 +81,17 @@ TrainedModel open_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   const RunConfig run = run_config_from_text(saved.config, path.string());
 
   TrainedModel model;
-  model.decoder = std::make_shared<models::Decoder>(run.model);
+  model.decoder = models::make_model(run.model);
   nn::materialise(*model.decoder, {.dtype = dtype, .fill = false});
   checkpoint::State state;
   for (const auto& parameter : nn::parameters_of(*model.decoder)) {
-    const auto shape = parameter.spec->layout.global_shape();
-    state.tensors.push_back(
-        {.name = "model." + parameter.name,
-         .global_shape = shape,
-         .box = {.offset = std::vector<int64_t>(shape.size(), 0),
-                 .size = shape},
-         .local = parameter.tensor.detach()});
+    const auto& layout = parameter.spec->layout;
+    const std::string name = "model." + parameter.name;
+    state.tensors.push_back({.name = name,
+                             .global_shape = layout.global_shape(),
+                             .box = layout.local_box({}, {}),
+                             .local = parameter.tensor.detach(),
+                             .slices = nn::names_of_experts(name, layout)});
   }
   const auto alone = comm::make_communicator({});
   checkpoint::load(path.string(), state, alone->world(),
@@ -114,7 +114,7 @@ TrainedModel open_trained_model(const std::string& path,
               ": neither a checkpoint (manifest.json), nor a run folder with "
               "one (checkpoints/latest), nor a Hugging Face folder "
               "(config.json of a model).");
-  return {.decoder = checkpoint::decoder_from_hugging_face(path, dtype),
+  return {.decoder = checkpoint::model_from_hugging_face(path, dtype),
           .config = models::read_hugging_face_config(path),
           .tokenizer_folder = path};
 }

@@ -10,13 +10,13 @@
 #include <memory>
 #include <string>
 
-#include "tessera/models/decoder.h"
 #include "tessera/models/hugging_face_config.h"
+#include "tessera/models/model.h"
 
 namespace tessera::train {
 
 struct TrainedModel {
-  std::shared_ptr<models::Decoder> decoder;
+  std::shared_ptr<models::Model> decoder;
   models::HuggingFaceConfig config;
   // The folder that may hold the tokenizer's files.
   std::string tokenizer_folder;

@@ -128,23 +128,20 @@ MUTANTS = [
            mesh(GPT2, mesh={"tp": 2}),
            r"^blocks\.\*\.(attention\.o|mlp\.down)\.bias: once it is not .* over tp"),
     Mutant("kv_heads_not_summed", TENSOR,
-           "    columns(*attention.k(), copies);\n",
-           "    columns(*attention.k(), copies);\n"
-           "    if (MUTANT) {\n"
-           "      Placement alone = Placement::shard(0, copies);\n"
-           "      alone.summed = false;\n"
-           "      place(*attention.k(), \"weight\", alone);\n"
-           "    }\n",
+           "      return Placement::shard(0, std::max<int64_t>(1, tp / heads));\n",
+           "      Placement cut = Placement::shard(0, std::max<int64_t>(1, tp / heads));\n"
+           "      if (MUTANT) cut.summed = false;\n"
+           "      return cut;\n",
            mesh(ONE_KV_HEAD, mesh={"tp": 2}),
-           r"^blocks\.\d\.attention\.k\.weight: gradient .* over tp"),
+           r"^blocks\.\d\.attention\.[kv]\.weight: gradient .* over tp"),
     Mutant("norms_not_summed_over_the_sequence", TENSOR,
-           "    place(norm, \"weight\", whole());\n",
-           "    place(norm, \"weight\", MUTANT ? Placement::replicate() : whole());\n",
+           "      return sequence ? Placement::replicate_summed() : Placement::replicate();\n",
+           "      return sequence && !MUTANT ? Placement::replicate_summed() : Placement::replicate();\n",
            mesh(mesh={"tp": 2}, tensor={"sequence_parallel": True}),
            r"^(blocks\.\d\.|final_)\w*norm\.weight: gradient .* over tp or sequence_parallel"),
-    Mutant("vocabulary_not_summed", "tessera/nn/loss.cpp",
-           "  shard.group->all_reduce(parts, comm::ReduceOp::kSum, comm::Mode::kBlocking);\n",
-           "  if (!MUTANT) shard.group->all_reduce(parts, comm::ReduceOp::kSum, comm::Mode::kBlocking);\n",
+    Mutant("vocabulary_not_summed", "tessera/parallel/tensor/vocabulary_loss.cpp",
+           "  group.all_reduce(parts, comm::ReduceOp::kSum, comm::Mode::kBlocking);\n",
+           "  if (!MUTANT) group.all_reduce(parts, comm::ReduceOp::kSum, comm::Mode::kBlocking);\n",
            mesh(mesh={"tp": 2}),
            r"^\S+weight: gradient .* over tp"),
     Mutant("tied_embedding_not_summed", "tessera/mesh/layout.cpp",
@@ -158,15 +155,15 @@ MUTANTS = [
            "      if (k_pieces[j] > q_pieces[i] && !MUTANT) continue;\n",
            mesh(mesh={"cp": 2}),
            r"^\S+attention\S+weight: gradient .* over cp"),
-    Mutant("positions_not_those_of_the_pieces", "tessera/models/decoder.cpp",
+    Mutant("positions_not_those_of_the_pieces", "tessera/models/model.cpp",
            "    runs.emplace_back(begin + piece * length, length);\n",
            "    const auto here = static_cast<int64_t>(runs.size());\n"
            "    runs.emplace_back(begin + (MUTANT ? here : piece) * length, length);\n",
            mesh(mesh={"cp": 2}),
            r"^\S+attention\S+weight: gradient .* over cp"),
     Mutant("gate_not_summed", "tessera/parallel/expert/expert_parallel.cpp",
-           "  gate = gate.with(Axis::kTp, Placement::replicate_summed());\n",
-           "  if (!MUTANT) gate = gate.with(Axis::kTp, Placement::replicate_summed());\n",
+           "    layout = layout.with(Axis::kTp, Placement::replicate_summed());\n",
+           "    if (!MUTANT) layout = layout.with(Axis::kTp, Placement::replicate_summed());\n",
            mesh(MIXTRAL, mesh={"tp": 2, "ep": 2}),
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
     Mutant("balance_not_counted", STAGE,

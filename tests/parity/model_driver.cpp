@@ -35,7 +35,7 @@ at::Tensor ids_of(const std::string& path) {
 void write_logits(const std::vector<std::string>& args) {
   const at::NoGradGuard no_grad;
   auto decoder =
-      checkpoint::decoder_from_hugging_face(args[1], dtype_of(args[4]));
+      checkpoint::model_from_hugging_face(args[1], dtype_of(args[4]));
   const at::Tensor logits = decoder->forward(ids_of(args[2]));
   checkpoint::write_safetensors(
       args[3], {{"logits", logits.scalar_type(), logits.sizes().vec()}}, {},
@@ -45,11 +45,11 @@ void write_logits(const std::vector<std::string>& args) {
 void write_folder(const std::vector<std::string>& args) {
   auto config = models::read_hugging_face_config(args[1]);
   config.dtype = dtype_of(args[3]);
-  auto decoder = checkpoint::decoder_from_hugging_face(args[1], config.dtype);
+  auto decoder = checkpoint::model_from_hugging_face(args[1], config.dtype);
   checkpoint::save_hugging_face(args[2], config, *decoder);
 }
 
-std::vector<optim::FlatSegment> segments_of(models::Decoder& decoder) {
+std::vector<optim::FlatSegment> segments_of(models::Model& decoder) {
   std::vector<optim::FlatSegment> segments;
   for (const auto& parameter : nn::parameters_of(decoder)) {
     segments.push_back({.name = parameter.name,
@@ -61,7 +61,7 @@ std::vector<optim::FlatSegment> segments_of(models::Decoder& decoder) {
 }
 
 // Clips to kClipNorm and returns the norm before.
-double clip(models::Decoder& decoder) {
+double clip(models::Model& decoder) {
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : nn::parameters_of(decoder)) {
     gradients.push_back(parameter.tensor.grad());
@@ -74,7 +74,7 @@ double clip(models::Decoder& decoder) {
 void train(const std::vector<std::string>& args) {
   auto config = models::read_hugging_face_config(args[1]);
   auto decoder =
-      checkpoint::decoder_from_hugging_face(args[1], dtype_of(args[4]));
+      checkpoint::model_from_hugging_face(args[1], dtype_of(args[4]));
   const auto optimizer = optim::make_optimizer({}, segments_of(*decoder));
   const at::Tensor ids = ids_of(args[2]);
   const int64_t tokens = ids.size(2) - 1;

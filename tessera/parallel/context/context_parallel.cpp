@@ -105,20 +105,18 @@ void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
       "; or use context.method ring.");
 }
 
-void apply(models::Decoder& decoder, const ContextOptions& options,
+void apply(models::Model& model, const ContextOptions& options,
            comm::Group& group) {
-  decoder.set_pieces(pieces_of(group.rank(), group.size()));
+  model.set_pieces(pieces_of(group.rank(), group.size()));
   const auto attention = options.method == "ulysses"     ? ulysses_attention
                          : options.method == "allgather" ? gathered_attention
                                                          : ring_attention;
   comm::Group* ranks = &group;
-  for (const auto& block : decoder.blocks()) {
-    block->attention()->set_core([attention, ranks](const at::Tensor& q,
-                                                    const at::Tensor& k,
-                                                    const at::Tensor& v) {
-      return attention(q, k, v, *ranks);
-    });
-  }
+  model.set_attention([attention, ranks](const at::Tensor& q,
+                                         const at::Tensor& k,
+                                         const at::Tensor& v) {
+    return attention(q, k, v, *ranks);
+  });
 }
 
 }  // namespace tessera::parallel::context

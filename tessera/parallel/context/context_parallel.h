@@ -20,7 +20,7 @@
 #include <string>
 
 #include "tessera/comm/group.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/model.h"
 #include "tessera/parallel/context/block_attention.h"
 
 namespace tessera::parallel::context {
@@ -41,9 +41,9 @@ Pieces pieces_of(int64_t rank, int64_t degree);
 // (B, T) -> the rank's (B, T / cp). With degree 1 the tensor itself.
 at::Tensor local_tokens(const at::Tensor& tokens, int64_t rank, int64_t degree);
 
-// Sets where the decoder's tokens stand and how they see each other. `group`:
-// the ranks along cp; outlives the decoder.
-void apply(models::Decoder& decoder, const ContextOptions& options,
+// Sets where the model's tokens stand and how they see each other. `group`: the
+// ranks along cp; outlives the model.
+void apply(models::Model& model, const ContextOptions& options,
            comm::Group& group);
 
 // Causal attention over the whole sequence, of this rank's part of it.

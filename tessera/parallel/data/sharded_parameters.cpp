@@ -49,8 +49,8 @@ class ShardedParameters::Group {
     for (const auto& parameter : parameters_) {
       const auto& layout = parameter.spec->layout;
       const Axis data = layout.data_axis();
-      TORCH_INTERNAL_ASSERT(!sharded_ ||
-                            layout.on(data) == Placement::shard(0));
+      TORCH_INTERNAL_ASSERT(
+          !sharded_ || layout.on(data) == Placement::shard(layout.data_dim()));
       full_shapes_.push_back(
           layout.with(data, Placement::replicate()).local_shape(mesh, coord));
     }
@@ -164,7 +164,8 @@ class ShardedParameters::Group {
  private:
   // How one parameter is cut, and where it lies in a piece of a collective.
   struct Cut {
-    int64_t rows = 0;      // of the full parameter
+    int64_t dim = 0;
+    int64_t rows = 0;      // of the full parameter, along `dim`
     int64_t row_size = 0;  // elements
     int64_t offset = 0;    // in the piece
   };
@@ -176,13 +177,15 @@ class ShardedParameters::Group {
   bool gradients_are_whole() const { return !sharded_ || stage_ == 1; }
 
   void cut() {
-    for (const auto& shape : full_shapes_) {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      auto shape = full_shapes_[i];
       TORCH_INTERNAL_ASSERT(!shape.empty(), "a scalar cannot be sharded");
-      const int64_t row_size =
-          c10::multiply_integers(shape.begin() + 1, shape.end());
-      cuts_.push_back({shape[0], row_size, piece_numel_});
+      const int64_t dim = parameters_[i].spec->layout.data_dim();
+      const int64_t rows = std::exchange(shape[dim], 1);
+      const int64_t row_size = c10::multiply_integers(shape);
+      cuts_.push_back({dim, rows, row_size, piece_numel_});
       const int64_t most =
-          mesh::chunk_of(shape[0], shards_.size(), 0).size() * row_size;
+          mesh::chunk_of(rows, shards_.size(), 0).size() * row_size;
       piece_numel_ += (most + FlatBuffer::kAlignment - 1) /
                       FlatBuffer::kAlignment * FlatBuffer::kAlignment;
     }
@@ -194,12 +197,13 @@ class ShardedParameters::Group {
   }
   at::Tensor rows_of(const at::Tensor& full, size_t i, int64_t rank) const {
     const mesh::Range range = range_of(i, rank);
-    return full.narrow(0, range.begin, range.size());
+    return full.narrow(cuts_[i].dim, range.begin, range.size());
   }
   at::Tensor in_piece(const at::Tensor& piece, size_t i, int64_t rank) const {
     auto shape = full_shapes_[i];
-    shape[0] = range_of(i, rank).size();
-    return piece.narrow(0, cuts_[i].offset, shape[0] * cuts_[i].row_size)
+    const int64_t rows = range_of(i, rank).size();
+    shape[cuts_[i].dim] = rows;
+    return piece.narrow(0, cuts_[i].offset, rows * cuts_[i].row_size)
         .view(shape);
   }
 
@@ -280,7 +284,8 @@ class ShardedParameters::Group {
 
 void set_layout(const nn::Parameter& parameter, int64_t stage) {
   const Placement own =
-      stage == 0 ? Placement::replicate_summed() : Placement::shard(0);
+      stage == 0 ? Placement::replicate_summed()
+                 : Placement::shard(parameter.spec->layout.data_dim());
   mesh::Layout& layout = parameter.spec->layout;
   layout = layout.with(layout.data_axis(), own);
   if (layout.is_of_expert()) return;

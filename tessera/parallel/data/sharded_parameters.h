@@ -2,8 +2,9 @@
 // stage of ZeRO: stage 0 is plain data parallelism.
 //
 // Layouts: what is sharded on dp_shard (of experts: on expert_dp, here always
-//          meant too) is cut in boxes on dim 0 inside what tensor parallelism
-//          left, uneven and empty ones included (FSDP2's cut). This rank
+//          meant too) is cut in boxes on dim 0 (of experts: on dim 1) inside
+//          what tensor parallelism left, uneven and empty ones included
+//          (FSDP2's cut). This rank
 //          updates its box, the "shard"; layers compute with the whole, "full",
 //          parameter.
 // Where:   stage    full parameters      gradients

@@ -9,27 +9,20 @@ namespace {
 using mesh::Axis;
 using mesh::Placement;
 
-void set_layout(nn::Linear& linear, int64_t holder, int64_t cut_dim,
-                bool is_cut) {
-  mesh::Layout& layout = linear.spec("weight")->layout;
-  layout = layout.of_expert_at(holder);
-  if (is_cut) layout = layout.with(Axis::kEtp, Placement::shard(cut_dim));
-}
-
-void set_layouts(nn::Moe& moe, const mesh::DeviceMesh& mesh) {
-  const auto count = static_cast<int64_t>(moe.experts().size());
-  const int64_t each = count / mesh.degree(Axis::kEp);
-  const bool is_cut = mesh.degree(Axis::kEtp) > 1;
-  for (int64_t e = 0; e < count; ++e) {
-    const nn::Mlp& expert = *moe.experts()[e];
-    if (expert.gate()) set_layout(*expert.gate(), e / each, 0, is_cut);
-    set_layout(*expert.up(), e / each, 0, is_cut);
-    set_layout(*expert.down(), e / each, 1, is_cut);
+void set_layout(const nn::Parameter& parameter, const mesh::DeviceMesh& mesh) {
+  const nn::Role& role = parameter.spec->role;
+  mesh::Layout& layout = parameter.spec->layout;
+  if (role.of_experts) {
+    layout = layout.with(Axis::kEp, Placement::shard(0));
+    if (mesh.degree(Axis::kEtp) == 1) return;
+    const bool is_column = role.kind == nn::Role::Kind::kColumn;
+    layout = layout.with(Axis::kEtp, Placement::shard(is_column ? 1 : 2));
   }
   // Each rank of tp sees the gate through other tokens, or other parts of the
   // experts.
-  mesh::Layout& gate = moe.gate()->spec("weight")->layout;
-  gate = gate.with(Axis::kTp, Placement::replicate_summed());
+  if (role.kind == nn::Role::Kind::kRouter) {
+    layout = layout.with(Axis::kTp, Placement::replicate_summed());
+  }
 }
 
 nn::ExpertShard shard_of(const ExpertOptions& options,
@@ -40,13 +33,26 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
   };
   const bool whole_experts = mesh.degree(Axis::kEtp) == 1;
   nn::ExpertShard shard;
-  if (mesh.degree(Axis::kEp) > 1) shard.exchange = group({Axis::kEp}, "ep");
+  const auto share_samples = [&](comm::Group* samples) {
+    shard.sample_parts = samples->size();
+    shard.sum_samples = [samples](const at::Tensor& counts) {
+      samples->all_reduce(counts, comm::ReduceOp::kSum, comm::Mode::kBlocking);
+    };
+  };
+  if (mesh.degree(Axis::kEp) > 1) {
+    comm::Group* exchange = group({Axis::kEp}, "ep");
+    shard.dispatch = [exchange](const at::Tensor& rows,
+                                const at::Tensor& counts,
+                                const nn::Experts& experts) {
+      return dispatch(rows, counts, experts, *exchange);
+    };
+  }
   // The hidden states between blocks are this rank's own tokens already.
   if (options.sequence_parallel && whole_experts) {
-    shard.samples = group({Axis::kCp, Axis::kTp}, "cp+tp");
+    share_samples(group({Axis::kCp, Axis::kTp}, "cp+tp"));
     return shard;
   }
-  if (mesh.degree(Axis::kCp) > 1) shard.samples = group({Axis::kCp}, "cp");
+  if (mesh.degree(Axis::kCp) > 1) share_samples(group({Axis::kCp}, "cp"));
   if (mesh.degree(Axis::kTp) == 1) return shard;
   shard.copies = mesh.degree(Axis::kTp);
   shard.copy = mesh.coord_of(ranks.rank())[Axis::kTp];
@@ -70,15 +76,13 @@ void check(const models::ModelConfig& model, int64_t ep) {
                   nearest_multiples(model.moe.experts, ep), ".");
 }
 
-void apply(models::Decoder& decoder, const ExpertOptions& options,
+void apply(models::Model& model, const ExpertOptions& options,
            const mesh::DeviceMesh& mesh, comm::Communicator& ranks) {
-  if (decoder.config().layers_with_experts() == 0) return;
-  const nn::ExpertShard shard = shard_of(options, mesh, ranks);
-  for (const auto& block : decoder.blocks()) {
-    if (!block->moe()) continue;
-    set_layouts(*block->moe(), mesh);
-    block->moe()->set_shard(shard);
+  if (model.config().layers_with_experts() == 0) return;
+  for (const auto& parameter : nn::parameters_of(model)) {
+    set_layout(parameter, mesh);
   }
+  model.set_experts(shard_of(options, mesh, ranks));
 }
 
 }  // namespace tessera::parallel::expert

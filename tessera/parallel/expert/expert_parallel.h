@@ -1,4 +1,4 @@
-// Expert parallelism: the experts of a decoder shared out over ranks, in their
+// Expert parallelism: the experts of a model shared out over ranks, in their
 // own view of the mesh (mesh::DeviceMesh).
 //
 // Cut:    rank r along ep holds experts [r E/ep, (r+1) E/ep) of every layer;
@@ -9,10 +9,13 @@
 //         tp hold the same tokens (no sequence parallelism) each sends a share
 //         of them. With etp = tp all of them send all, to their parts of the
 //         experts.
-// Comm:   nn::ExpertShard's, over ep. Along tp what an MLP does: with etp = tp,
-//         or without sequence parallelism, an all_reduce of (B, T, D) at the
-//         end, and in backward at the beginning; with both an all_gather and a
-//         reduce_scatter; with sequence parallelism and etp = 1 nothing.
+// Comm:   over ep of each layer an all_gather of E counts, and an all_to_all of
+//         rows each way, again in backward; where a Balance is asked for an
+//         all_reduce of (B, E) over the ranks that share samples. A rank whose
+//         experts get no row calls the same. Along tp what an MLP does: with
+//         etp = tp, or without sequence parallelism, an all_reduce of (B, T, D)
+//         at the end, and in backward at the beginning; with both an all_gather
+//         and a reduce_scatter; with sequence parallelism and etp = 1 nothing.
 // Errors: TS_CHECK_CONFIG, by check(), with the nearest values that fit.
 // Source: Lepikhin et al. 2021, arXiv 2006.16668 (all_to_all); Liu et al. 2025,
 //         arXiv 2504.14960 (the view of its own).
@@ -22,7 +25,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/decoder.h"
+#include "tessera/models/model.h"
 
 namespace tessera::parallel::expert {
 
@@ -36,8 +39,13 @@ struct ExpertOptions {
 void check(const models::ModelConfig& model, int64_t ep);
 
 // Sets the layouts of the experts and their gates, and how tokens get to them.
-// REQUIRES: a decoder that is not materialised; `ranks` outlives it.
-void apply(models::Decoder& decoder, const ExpertOptions& options,
+// REQUIRES: a model that is not materialised; `ranks` outlives it.
+void apply(models::Model& model, const ExpertOptions& options,
            const mesh::DeviceMesh& mesh, comm::Communicator& ranks);
+
+// nn::ExpertDispatch over the ranks of `group`, of n: rank r has the experts
+// [r E/n, (r+1) E/n). The group must outlive the graph.
+at::Tensor dispatch(const at::Tensor& rows, const at::Tensor& counts,
+                    const nn::Experts& experts, comm::Group& group);
 
 }  // namespace tessera::parallel::expert

@@ -66,11 +66,11 @@ void check(const models::ModelConfig& model, int64_t num_microbatches,
   }
 }
 
-std::vector<std::vector<int64_t>> apply(models::Decoder& decoder,
+std::vector<std::vector<int64_t>> apply(models::Model& model,
                                         const PipelineOptions& options,
                                         int64_t stage) {
-  const auto runs = runs_of(decoder.config().layers, options);
-  std::vector<int64_t> stage_of(decoder.num_units());
+  const auto runs = runs_of(model.num_units() - 2, options);
+  std::vector<int64_t> stage_of(model.num_units());
   std::vector<std::vector<int64_t>> mine;
   for (size_t run = 0; run < runs.size(); ++run) {
     const int64_t holder = static_cast<int64_t>(run) % options.stages;
@@ -78,11 +78,9 @@ std::vector<std::vector<int64_t>> apply(models::Decoder& decoder,
     if (holder == stage) mine.push_back(runs[run]);
   }
   if (options.stages == 1) return mine;
-  for (const auto& parameter : nn::parameters_of(decoder)) {
-    std::set<int64_t> stages = {stage_of[decoder.unit_of(parameter.name)]};
-    const bool is_tied = decoder.config().tie_embeddings &&
-                         parameter.name == "embed.tokens.weight";
-    if (is_tied) stages.insert(stage_of.back());
+  for (const auto& parameter : nn::parameters_of(model)) {
+    std::set<int64_t> stages;
+    for (int64_t unit : parameter.spec->units) stages.insert(stage_of[unit]);
     mesh::Layout& layout = parameter.spec->layout;
     layout = layout.on_stages({stages.begin(), stages.end()});
   }

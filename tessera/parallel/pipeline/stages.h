@@ -1,11 +1,11 @@
-// Pipeline parallelism: which rank along pp holds which units of a decoder.
+// Pipeline parallelism: which rank along pp holds which units of a model.
 //
 // Cut:    p stages with v chunks each are v p runs of layers, in order: run
 //         c p + s is chunk c of stage s. The embedding goes with the first run,
 //         the last norm and the head with the last. Layers are shared out
 //         evenly, the first runs taking one more where they do not divide, or
-//         as `split` says. A tied embedding is held by the first stage and the
-//         last; its gradient is the sum of theirs.
+//         as `split` says. What several units compute with (a tied embedding)
+//         is held by the stages of all of them; its gradient is their sum.
 // Comm:   none here; between stages (B, T, D) of each micro-batch, each way.
 // Errors: TS_CHECK_CONFIG, by check(), with the nearest values that fit.
 #pragma once
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/models/decoder.h"
+#include "tessera/models/model.h"
 
 namespace tessera::parallel::pipeline {
 
@@ -29,9 +29,9 @@ struct PipelineOptions {
 void check(const models::ModelConfig& model, int64_t num_microbatches,
            const PipelineOptions& options);
 
-// Sets which stages hold the decoder's parameters, and returns the units of
-// this stage's chunks.
-std::vector<std::vector<int64_t>> apply(models::Decoder& decoder,
+// Sets which stages hold the model's parameters, and returns the units of this
+// stage's chunks.
+std::vector<std::vector<int64_t>> apply(models::Model& model,
                                         const PipelineOptions& options,
                                         int64_t stage);
 

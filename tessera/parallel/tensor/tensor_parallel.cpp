@@ -1,8 +1,11 @@
 #include "tessera/parallel/tensor/tensor_parallel.h"
 
+#include <algorithm>
+
 #include "tessera/comm/autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
+#include "tessera/parallel/tensor/vocabulary_loss.h"
 
 namespace tessera::parallel::tensor {
 namespace {
@@ -12,93 +15,28 @@ using mesh::Placement;
 
 constexpr int64_t kSequenceDim = 1;  // of (B, T, D)
 
-void place(nn::Block& block, const std::string& parameter,
-           const Placement& placement) {
-  mesh::Layout& layout = block.spec(parameter)->layout;
-  layout = layout.with(Axis::kTp, placement);
-}
-
-bool has_bias(const nn::Block& block) {
-  return block.named_parameters(/*recurse=*/false).contains("bias");
-}
-
-class Cutter {
- public:
-  Cutter(const TensorOptions& options, comm::Group& group)
-      : options_(options), group_(group), region_(region(options, group)) {}
-
-  void cut(models::Decoder& decoder) const {
-    for (const auto& block : decoder.blocks()) cut(*block, decoder.config());
-    norm(*decoder.final_norm());
-    vocabulary(decoder);
-  }
-
- private:
-  bool sequence() const { return options_.sequence_parallel; }
-
-  // Of a parameter that every rank uses on all tokens alike, or with sequence
-  // parallelism on its own tokens.
-  Placement whole() const {
-    return sequence() ? Placement::replicate_summed() : Placement::replicate();
-  }
-
-  void norm(nn::Norm& norm) const {
-    place(norm, "weight", whole());
-    if (has_bias(norm)) place(norm, "bias", whole());
-  }
-
-  static void columns(nn::Linear& linear, int64_t copies = 1) {
-    place(linear, "weight", Placement::shard(0, copies));
-    if (has_bias(linear)) place(linear, "bias", Placement::shard(0, copies));
-  }
-
-  void rows(nn::Linear& linear) const {
-    place(linear, "weight", Placement::shard(1));
-    if (has_bias(linear)) place(linear, "bias", whole());
-    linear.set_reduction(region_.leave);
-  }
-
-  void cut(models::DecoderBlock& block,
-           const models::ModelConfig& config) const {
-    norm(*block.attention_norm());
-    nn::Attention& attention = *block.attention();
-    attention.set_entrance(region_.enter);
-    const int64_t copies =
-        std::max<int64_t>(1, group_.size() / config.kv_heads);
-    columns(*attention.q());
-    columns(*attention.k(), copies);
-    columns(*attention.v(), copies);
-    rows(*attention.o());
-    // Every rank norms its own heads.
-    for (const auto& each : {attention.q_norm(), attention.k_norm()}) {
-      if (each) place(*each, "weight", Placement::replicate_summed());
+// Where the ranks of tp have a parameter of this role.
+Placement placement_of(const nn::Role& role, int64_t tp, bool sequence) {
+  using Kind = nn::Role::Kind;
+  switch (role.kind) {
+    case Kind::kColumn: {
+      const int64_t heads = role.heads > 0 ? role.heads : tp;
+      return Placement::shard(0, std::max<int64_t>(1, tp / heads));
     }
-
-    norm(*block.mlp_norm());
-    if (!block.mlp()) return;  // experts have a view of their own
-    nn::Mlp& mlp = *block.mlp();
-    mlp.set_entrance(region_.enter);
-    if (mlp.gate()) columns(*mlp.gate());
-    columns(*mlp.up());
-    rows(*mlp.down());
+    case Kind::kRow:
+      return Placement::shard(1);
+    case Kind::kVocabulary:
+      return Placement::shard(0);
+    case Kind::kPerHead:
+      return Placement::replicate_summed();
+    case Kind::kWhole:
+      // On all tokens alike, or with sequence parallelism on a rank's own.
+      return sequence ? Placement::replicate_summed() : Placement::replicate();
+    case Kind::kRouter:
+      return Placement::replicate();  // expert parallelism says more
   }
-
-  void vocabulary(models::Decoder& decoder) const {
-    const int64_t entries = decoder.config().vocab;
-    const int64_t first =
-        mesh::chunk_of(entries, group_.size(), group_.rank()).begin;
-    place(*decoder.tokens(), "weight", Placement::shard(0));
-    decoder.tokens()->set_rows(first, region_.leave);
-    if (decoder.positions()) place(*decoder.positions(), "weight", whole());
-    if (decoder.head()) columns(*decoder.head());
-    decoder.set_head(region_.enter, {first, entries, &group_});
-    if (sequence()) decoder.set_sequence_shard(group_.rank(), group_.size());
-  }
-
-  const TensorOptions options_;
-  comm::Group& group_;
-  const nn::Region region_;
-};
+  TORCH_INTERNAL_ASSERT(false, "no role ", static_cast<int>(role.kind));
+}
 
 }  // namespace
 
@@ -151,9 +89,24 @@ nn::Region region(const TensorOptions& options, comm::Group& ranks) {
               }};
 }
 
-void apply(models::Decoder& decoder, const TensorOptions& options,
+void apply(models::Model& model, const TensorOptions& options,
            comm::Group& group) {
-  Cutter(options, group).cut(decoder);
+  const int64_t tp = group.size();
+  for (const auto& parameter : nn::parameters_of(model)) {
+    const auto& role = parameter.spec->role;
+    if (role.of_experts) continue;  // they have a view of their own
+    mesh::Layout& layout = parameter.spec->layout;
+    layout = layout.with(Axis::kTp,
+                         placement_of(role, tp, options.sequence_parallel));
+  }
+  const nn::Region around = region(options, group);
+  model.set_region(around);
+  const int64_t entries = model.config().vocab;
+  const int64_t first = mesh::chunk_of(entries, tp, group.rank()).begin;
+  model.set_vocabulary({.first = first,
+                        .region = around,
+                        .loss = vocabulary_loss({first, entries, &group})});
+  if (options.sequence_parallel) model.set_sequence_shard(group.rank(), tp);
 }
 
 }  // namespace tessera::parallel::tensor

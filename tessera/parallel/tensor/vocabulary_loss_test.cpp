@@ -1,4 +1,4 @@
-#include "tessera/nn/loss.h"
+#include "tessera/parallel/tensor/vocabulary_loss.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include "tessera/core/error.h"
 #include "tessera/mesh/layout.h"
 
-namespace tessera::nn {
+namespace tessera::parallel::tensor {
 namespace {
 
 struct Computed {
@@ -19,7 +19,7 @@ struct Computed {
 template <typename Loss>
 Computed compute(const at::Tensor& logits, Loss loss) {
   const at::Tensor leaf = logits.detach().clone().requires_grad_();
-  const LossSum found = loss(leaf.clone());
+  const nn::LossSum found = loss(leaf.clone());
   torch::autograd::backward({found.sum * 0.5}, {});
   return {found.sum.template item<double>(),
           found.weight.template item<double>(), leaf.grad()};
@@ -33,9 +33,9 @@ TEST(VocabularyShard, EqualsTheWholeLoss) {
   const at::Tensor logits = at::randn({2, 3, kVocabulary}, generator,
                                       at::TensorOptions().dtype(at::kDouble));
   const at::Tensor targets =
-      at::tensor({4L, 0L, kIgnoreIndex, 2L, 3L, 1L}).view({2, 3});
+      at::tensor({4L, 0L, nn::kIgnoreIndex, 2L, 3L, 1L}).view({2, 3});
   const Computed whole = compute(logits, [&](const at::Tensor& own) {
-    return cross_entropy(own, targets);
+    return nn::cross_entropy(own, targets);
   });
   for (const int64_t ranks : {1, 2, 3, 4, 7}) {
     comm::run_threads(ranks, "shm", [&](comm::Communicator& communicator) {
@@ -45,7 +45,8 @@ TEST(VocabularyShard, EqualsTheWholeLoss) {
         return x.narrow(2, range.begin, range.size());
       };
       const Computed part = compute(mine(logits), [&](const at::Tensor& own) {
-        return cross_entropy(own, targets, {range.begin, kVocabulary, &group});
+        return nn::cross_entropy(
+            own, targets, vocabulary_loss({range.begin, kVocabulary, &group}));
       });
       EXPECT_NEAR(part.sum, whole.sum, 1e-13);
       EXPECT_EQ(part.weight, whole.weight);
@@ -59,10 +60,11 @@ TEST(VocabularyShard, ATargetOutsideTheVocabularyIsRefused) {
     const VocabularyShard shard{communicator.rank() * 2, 4,
                                 &communicator.world()};
     EXPECT_THROW(
-        cross_entropy(at::zeros({1, 2}), at::full({1}, 4, at::kLong), shard),
+        nn::cross_entropy(at::zeros({1, 2}), at::full({1}, 4, at::kLong),
+                          vocabulary_loss(shard)),
         Error);
   });
 }
 
 }  // namespace
-}  // namespace tessera::nn
+}  // namespace tessera::parallel::tensor

@@ -1,0 +1,115 @@
+#include "tessera/models/model.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/core/error.h"
+#include "tessera/models/decoder.h"
+
+namespace tessera::models {
+namespace {
+
+ModelConfig completed(ModelConfig config) {
+  config.complete();
+  return config;
+}
+
+}  // namespace
+
+Model::Model(ModelConfig config) : config_(completed(std::move(config))) {}
+
+nn::LossSum Model::loss_of(at::Tensor logits, const at::Tensor& targets) const {
+  return nn::cross_entropy(std::move(logits), targets, loss_);
+}
+
+at::Tensor Model::forward(const at::Tensor& ids, nn::Balance* balance) {
+  at::Tensor x = ids;
+  for (int64_t unit = 0; unit < num_units(); ++unit) {
+    x = forward_unit(unit, x, ids.size(1), balance);
+  }
+  return x;
+}
+
+nn::LossSum Model::loss(const at::Tensor& ids, const at::Tensor& targets,
+                        nn::Balance* balance) {
+  return loss_of(forward(ids, balance), targets);
+}
+
+Cache Model::make_cache(int64_t capacity) const {
+  return {std::vector<nn::KvCache>(config_.layers,
+                                   nn::KvCache{.capacity = capacity})};
+}
+
+void Model::set_sequence_shard(int64_t rank, int64_t size) {
+  sequence_rank_ = rank;
+  sequence_size_ = size;
+}
+
+void Model::set_pieces(std::vector<int64_t> pieces) {
+  pieces_ = std::move(pieces);
+}
+
+void Model::assign(torch::nn::Module& module, std::vector<int64_t> units) {
+  for (const auto& parameter : nn::parameters_of(module)) {
+    parameter.spec->units = units;
+  }
+}
+
+std::vector<std::pair<int64_t, int64_t>> Model::runs_of(int64_t begin,
+                                                        int64_t tokens) const {
+  const int64_t length = tokens / static_cast<int64_t>(pieces_.size());
+  std::vector<std::pair<int64_t, int64_t>> runs;
+  for (int64_t piece : pieces_) {
+    runs.emplace_back(begin + piece * length, length);
+    TS_CHECK_CONFIG(runs.back().first + length <= config_.max_seq,
+                    "model: a sequence of ", runs.back().first + length,
+                    " tokens is longer than model.max_seq ", config_.max_seq,
+                    ".");
+  }
+  return runs;
+}
+
+at::Tensor Model::positions_here(int64_t begin, int64_t tokens,
+                                 const at::TensorOptions& options) const {
+  std::vector<at::Tensor> places;
+  for (const auto& [first, length] : runs_of(begin, tokens)) {
+    places.push_back(at::arange(first, first + length, options));
+  }
+  const int64_t length = tokens / sequence_size_;
+  return at::cat(places).narrow(0, sequence_rank_ * length, length);
+}
+
+std::shared_ptr<Model> make_model(const ModelConfig& config) {
+  return std::make_shared<Decoder>(config);
+}
+
+int64_t num_parameters(const ModelConfig& config) {
+  return nn::num_parameters(*make_model(config));
+}
+
+int64_t num_expert_parameters(const ModelConfig& config) {
+  int64_t total = 0;
+  for (const auto& parameter : nn::parameters_of(*make_model(config))) {
+    const auto& layout = parameter.spec->layout;
+    if (layout.is_of_expert()) total += layout.global_numel();
+  }
+  return total;
+}
+
+int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
+  const auto model = make_model(config);
+  const ModelConfig& full = model->config();
+  int64_t multiplied = full.tie_embeddings ? full.vocab * full.hidden : 0;
+  for (const auto& parameter : nn::parameters_of(*model)) {
+    const auto& layout = parameter.spec->layout;
+    const bool is_weight = layout.global_shape().size() >= 2;
+    const bool is_lookup = parameter.spec->units.front() == 0;
+    if (!is_weight || is_lookup) continue;
+    const int64_t size = layout.global_numel();
+    multiplied +=
+        layout.is_of_expert() ? size / full.moe.experts * full.moe.top_k : size;
+  }
+  return 6 * multiplied +
+         12 * full.layers * full.heads * full.head_dim * seq_len;
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,117 @@
+// A model as strategies and the engine see it: units, parameters with roles,
+// and seams, where a strategy puts in what ranks do together. None of them
+// knows which model it is.
+//
+// Shapes: ids, targets: (B, T) of int64; hidden: (B, T, D); logits: (B, T, V).
+//         T is at most ModelConfig::max_seq.
+// Units:  what is run, gathered and recomputed as one: unit 0 embeds, the last
+//         one has the final norm and the head, those between are blocks. Every
+//         ParameterSpec says which of them compute with it.
+// Use:    construct; strategies set layouts by roles, and seams;
+//         nn::materialise; then run, whole or unit by unit.
+// Comm:   none of its own: what strategies put into the seams. Empty ones are
+//         those of one rank.
+// Threads: a model belongs to one thread at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tessera/models/model_config.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/blocks.h"
+#include "tessera/nn/loss.h"
+#include "tessera/nn/moe.h"
+
+namespace tessera::models {
+
+// The keys and values of every layer.
+struct Cache {
+  std::vector<nn::KvCache> layers;
+  int64_t length() const { return layers.empty() ? 0 : layers[0].length; }
+};
+
+// The vocabulary's entries from `first` on are here: as many rows of the
+// embedding, and logits.
+struct VocabularyShard {
+  int64_t first = 0;
+  nn::Region region = {};  // before the head; and behind the embedding
+  nn::SummedLoss loss = {};
+};
+
+class Model : public torch::nn::Module {
+ public:
+  explicit Model(ModelConfig config);
+  // Complete: without the zeros that stand for a default.
+  const ModelConfig& config() const { return config_; }
+
+  virtual int64_t num_units() const = 0;
+  // ids or hidden -> hidden or logits. `tokens`: T of the ids. Adds what
+  // experts tell of their balance to `balance`, unless it is null.
+  virtual at::Tensor forward_unit(int64_t unit, const at::Tensor& x,
+                                  int64_t tokens,
+                                  nn::Balance* balance = nullptr) = 0;
+  // `logits` as the last unit gave them: they are given up.
+  nn::LossSum loss_of(at::Tensor logits, const at::Tensor& targets) const;
+
+  // All units: (B, T) -> logits (B, T, V), and the sum of their cross-entropy
+  // over the targets.
+  at::Tensor forward(const at::Tensor& ids, nn::Balance* balance = nullptr);
+  nn::LossSum loss(const at::Tensor& ids, const at::Tensor& targets,
+                   nn::Balance* balance = nullptr);
+
+  // The tokens that follow those in the cache -> logits of the last (B, V).
+  virtual at::Tensor forward_cached(const at::Tensor& ids, Cache& cache) = 0;
+  // An empty cache with room for `capacity` tokens.
+  Cache make_cache(int64_t capacity) const;
+
+  // Seams. Around attention, and around dense MLPs: ranks compute parts of
+  // their sums.
+  virtual void set_region(const nn::Region& region) = 0;
+  virtual void set_vocabulary(const VocabularyShard& shard) = 0;
+  // How tokens see each other.
+  virtual void set_attention(const nn::Attention::Core& core) = 0;
+  virtual void set_experts(const nn::ExpertShard& shard) = 0;
+  // Hidden states between blocks are part `rank` of `size` of the sequence.
+  void set_sequence_shard(int64_t rank, int64_t size);
+  int64_t sequence_shards() const { return sequence_size_; }
+  // The tokens are equal pieces of a longer sequence, these of them.
+  void set_pieces(std::vector<int64_t> pieces);
+
+ protected:
+  // The parameters below `module` are computed with in these units.
+  static void assign(torch::nn::Module& module, std::vector<int64_t> units);
+  // The runs of positions of T tokens from `begin` on, as (begin, length).
+  std::vector<std::pair<int64_t, int64_t>> runs_of(int64_t begin,
+                                                   int64_t tokens) const;
+  // Those of them that are here between blocks, T / sequence_shards().
+  at::Tensor positions_here(int64_t begin, int64_t tokens,
+                            const at::TensorOptions& options) const;
+  void set_loss(nn::SummedLoss loss) { loss_ = std::move(loss); }
+
+ private:
+  ModelConfig config_;
+  nn::SummedLoss loss_;
+  int64_t sequence_rank_ = 0, sequence_size_ = 1;
+  std::vector<int64_t> pieces_ = {0};
+};
+
+// The model of a configuration.
+std::shared_ptr<Model> make_model(const ModelConfig& config);
+
+// Elements of all parameters, a tied one once; and of the experts' among them.
+int64_t num_parameters(const ModelConfig& config);
+int64_t num_expert_parameters(const ModelConfig& config);
+
+// Floating-point operations of forward and backward for one token of a sequence
+// of seq_len, as MFU counts them (Chowdhery et al., PaLM, arXiv 2204.02311,
+// appendix B): 6 a weight that multiplies, the head's included, embedding
+// look-ups not, of experts the top_k that a token goes to, and 12 * layers *
+// heads * head_dim * seq_len for attention.
+int64_t flops_per_token(const ModelConfig& config, int64_t seq_len);
+
+}  // namespace tessera::models
