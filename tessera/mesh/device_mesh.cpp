@@ -1,6 +1,7 @@
 #include "tessera/mesh/device_mesh.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tessera/core/error.h"
 
@@ -16,6 +17,12 @@ std::string equation(
     text += (text.empty() ? "" : " x ") + name + " " + std::to_string(degree);
   }
   return text + " = " + product;
+}
+
+std::vector<int64_t> all_coords(int64_t degree) {
+  std::vector<int64_t> coords(degree);
+  std::iota(coords.begin(), coords.end(), int64_t{0});
+  return coords;
 }
 
 }  // namespace
@@ -142,34 +149,43 @@ void DeviceMesh::unfold(Coord& coord) const {
   if (!is_folded(Axis::kTp)) coord[Axis::kTp] = coord[Axis::kEtp];
 }
 
-std::vector<int64_t> DeviceMesh::peers(int64_t rank,
-                                       std::initializer_list<Axis> axes) const {
+std::vector<int64_t> DeviceMesh::ranks_at(
+    const Coord& at, const std::vector<Along>& along) const {
   const auto is_of = [](const auto& view) {
-    return [&view](Axis axis) { return std::ranges::count(view, axis) > 0; };
+    return [&view](const Along& each) {
+      return std::ranges::count(view, each.axis) > 0;
+    };
   };
-  const bool dense = std::ranges::all_of(axes, is_of(kAxes));
-  TORCH_INTERNAL_ASSERT(dense || std::ranges::all_of(axes, is_of(kExpertAxes)),
+  const bool dense = std::ranges::all_of(along, is_of(kAxes));
+  TORCH_INTERNAL_ASSERT(dense || std::ranges::all_of(along, is_of(kExpertAxes)),
                         "axes of two views");
-  std::vector<Coord> coords = {coord_of(rank)};
-  for (Axis axis : axes) {
+  std::vector<Coord> places = {at};
+  for (const Along& each : along) {
     std::vector<Coord> wider;
-    for (const Coord& each : coords) {
-      for (int64_t at = 0; at < degree(axis); ++at) {
-        wider.push_back(each);
-        wider.back()[axis] = at;
+    for (const Coord& place : places) {
+      for (int64_t coord : each.coords) {
+        wider.push_back(place);
+        wider.back()[each.axis] = coord;
       }
     }
-    coords = std::move(wider);
+    places = std::move(wider);
   }
   std::vector<int64_t> ranks;
-  for (Coord& each : coords) {
-    if (!dense) unfold(each);
-    ranks.push_back(rank_at(each));
+  for (Coord& place : places) {
+    if (!dense) unfold(place);
+    ranks.push_back(rank_at(place));
   }
   std::ranges::sort(ranks);
   const auto repeated = std::ranges::unique(ranks);
   ranks.erase(repeated.begin(), repeated.end());
   return ranks;
+}
+
+std::vector<int64_t> DeviceMesh::peers(int64_t rank,
+                                       std::initializer_list<Axis> axes) const {
+  std::vector<Along> along;
+  for (Axis axis : axes) along.push_back({axis, all_coords(degree(axis))});
+  return ranks_at(coord_of(rank), along);
 }
 
 std::string DeviceMesh::describe_groups(Axis axis) const {

@@ -58,6 +58,16 @@ class DeviceMesh {
   // By the coords along the factors of the world.
   int64_t rank_at(const Coord& coord) const;
 
+  // Coords along an axis.
+  struct Along {
+    Axis axis;
+    std::vector<int64_t> coords;
+  };
+  // The ranks, ascending, whose coords along these axes are among those named,
+  // and along all others those of `at`. REQUIRES: axes of one view, as peers().
+  std::vector<int64_t> ranks_at(const Coord& at,
+                                const std::vector<Along>& along) const;
+
   // The ranks that differ from `rank` only along `axes`, ascending, itself
   // included. REQUIRES: axes of one view; pp is in both.
   std::vector<int64_t> peers(int64_t rank,

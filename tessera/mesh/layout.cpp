@@ -1,6 +1,7 @@
 #include "tessera/mesh/layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tessera/core/error.h"
 
@@ -127,21 +128,25 @@ bool Layout::owned_by(const Coord& coord) const {
 std::vector<int64_t> Layout::gradient_peers(const DeviceMesh& mesh,
                                             int64_t rank) const {
   const Coord mine = mesh.coord_of(rank);
-  const auto is_peer = [&](const Coord& other) {
-    if (!held_by(other)) return false;
-    return std::ranges::all_of(axes(), [&](Axis axis) {
-      const Placement& placement = on(axis);
-      if (other[axis] == mine[axis]) return true;
-      if (!placement.summed) return false;
-      return !placement.is_shard() ||
-             other[axis] / placement.copies == mine[axis] / placement.copies;
-    });
+  const auto coords = [](int64_t begin, int64_t end) {
+    std::vector<int64_t> all(end - begin);
+    std::iota(all.begin(), all.end(), begin);
+    return all;
   };
-  std::vector<int64_t> peers;
-  for (int64_t other = 0; other < mesh.world_size(); ++other) {
-    if (is_peer(mesh.coord_of(other))) peers.push_back(other);
+  std::vector<DeviceMesh::Along> along = {
+      {Axis::kPp,
+       stages_.empty() ? coords(0, mesh.degree(Axis::kPp)) : stages_}};
+  for (Axis axis : axes()) {
+    const Placement& placement = on(axis);
+    if (!placement.summed) continue;
+    // Of those that hold different pieces the neighbours that hold the same.
+    const int64_t same =
+        placement.is_shard() ? placement.copies : mesh.degree(axis);
+    const int64_t begin = mine[axis] / same * same;
+    along.push_back(
+        {axis, coords(begin, std::min(begin + same, mesh.degree(axis)))});
   }
-  return peers;
+  return mesh.ranks_at(mine, along);
 }
 
 std::string Layout::describe() const {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 namespace tessera::mesh {
 namespace {
 
@@ -195,8 +197,132 @@ TEST(Layout, GradientPeers) {
             8U);
 }
 
-// Two experts, one for each coord of ep, each cut over etp and then over the
-// ranks that hold it.
+// What gradient_peers() says, by asking every rank: the definition.
+Shape peers_by_walk(const Layout& layout, const DeviceMesh& mesh,
+                    int64_t rank) {
+  const Coord mine = mesh.coord_of(rank);
+  const auto holds = [&](const Coord& other, Axis axis) {
+    const Placement placement = layout.on(axis);
+    if (other[axis] == mine[axis]) return true;
+    return placement.summed &&
+           (!placement.is_shard() ||
+            other[axis] / placement.copies == mine[axis] / placement.copies);
+  };
+  Shape peers;
+  for (int64_t each = 0; each < mesh.world_size(); ++each) {
+    const Coord other = mesh.coord_of(each);
+    bool is_peer = layout.held_by(other);
+    for (Axis axis : layout.is_of_expert()
+                         ? std::vector{Axis::kEp, Axis::kEtp, Axis::kExpertDp}
+                         : std::vector{Axis::kTp, Axis::kCp, Axis::kDpShard,
+                                       Axis::kDpReplicate}) {
+      is_peer = is_peer && holds(other, axis);
+    }
+    if (is_peer) peers.push_back(each);
+  }
+  return peers;
+}
+
+// The placements that an axis of this degree can have.
+std::vector<Placement> choices_of(int64_t degree) {
+  if (degree == 1) return {Placement::replicate()};
+  std::vector<Placement> choices = {Placement::replicate(),
+                                    Placement::replicate_summed(),
+                                    Placement::shard(0)};
+  if (degree % 2 == 0) choices.push_back(Placement::shard(0, degree / 2));
+  return choices;
+}
+
+// Calls act(layout) for all placements of `axes`, on all stages, on one, and on
+// the two of a tied embedding.
+template <typename Act>
+void for_each_layout(const DeviceMesh& mesh, const Layout& plain,
+                     const std::vector<Axis>& axes, Act act) {
+  const int64_t last = mesh.degree(Axis::kPp) - 1;
+  std::vector<Layout> layouts = {plain};
+  if (last > 0) {
+    layouts.push_back(plain.on_stages({last}));
+    layouts.push_back(plain.on_stages({0, last}));
+  }
+  for (Axis axis : axes) {
+    std::vector<Layout> more;
+    for (const Layout& layout : layouts) {
+      for (const Placement& placement : choices_of(mesh.degree(axis))) {
+        more.push_back(layout.with(axis, placement));
+      }
+    }
+    layouts = std::move(more);
+  }
+  for (const Layout& layout : layouts) act(layout);
+}
+
+// Every mesh of up to 16 ranks, in both views of it.
+template <typename Act>
+void for_each_mesh(Act act) {
+  for (int64_t world = 1; world <= 16; ++world) {
+    const auto divides = [&](int64_t product) { return world % product == 0; };
+    for (int64_t pp = 1; pp <= world; ++pp) {
+      for (int64_t r = 1; divides(pp) && r <= world / pp; ++r) {
+        for (int64_t s = 1; divides(pp * r) && s <= world / (pp * r); ++s) {
+          for (int64_t cp = 1; cp <= world / (pp * r * s); ++cp) {
+            if (!divides(pp * r * s * cp)) continue;
+            const int64_t tp = world / (pp * r * s * cp);
+            for (int64_t etp : std::set<int64_t>{1, tp}) {
+              const int64_t foldable = world / pp / etp;
+              for (int64_t ep = 1; ep <= foldable; ++ep) {
+                if (foldable % ep != 0) continue;
+                act(DeviceMesh({pp, r, s, cp, tp, ep, etp}, world));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Layout, GradientPeersAreThoseOfAWalkOverTheWorld) {
+  int64_t cases = 0;
+  for_each_mesh([&](const DeviceMesh& mesh) {
+    const auto compare = [&](const Layout& layout) {
+      for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+        ASSERT_EQ(layout.gradient_peers(mesh, rank),
+                  peers_by_walk(layout, mesh, rank))
+            << layout.describe() << " of rank " << rank << " on "
+            << mesh.describe();
+        ++cases;
+      }
+    };
+    const bool first = mesh.degree(Axis::kEp) * mesh.degree(Axis::kEtp) == 1;
+    if (first) {  // the other views of these ranks are the same to it
+      for_each_layout(
+          mesh, Layout({32, 2}),
+          {Axis::kTp, Axis::kCp, Axis::kDpShard, Axis::kDpReplicate}, compare);
+    }
+    for_each_layout(mesh,
+                    Layout({32, 32, 2}, View::kExperts)
+                        .with(Axis::kEp, Placement::shard(0)),
+                    {Axis::kEtp, Axis::kExpertDp}, compare);
+  });
+  EXPECT_GT(cases, 100000);
+}
+
+// A hundred thousand ranks, whose peers along some axes are few.
+TEST(Layout, GradientPeersOfALargeWorld) {
+  const DeviceMesh mesh(
+      {.pp = 16, .dp_replicate = 25, .dp_shard = 32, .tp = 8, .ep = 16},
+      16 * 25 * 32 * 8);
+  const Layout layout =
+      Layout({64, 64})
+          .with(Axis::kDpReplicate, Placement::replicate_summed())
+          .with(Axis::kDpShard, Placement::shard(0))
+          .on_stages({3});
+  for (int64_t i = 0; i < 10000; ++i) {
+    ASSERT_EQ(layout.gradient_peers(mesh, 3 * 6400 + i % 6400).size(), 25U);
+  }
+}
+
+// Two experts, each cut over etp and then over the ranks that hold it.
 TEST(Layout, OfAnExpert) {
   const DeviceMesh mesh({.dp_replicate = 4, .tp = 2, .ep = 2, .etp = 2}, 8);
   const Layout held =

@@ -145,9 +145,9 @@ MUTANTS = [
            mesh(mesh={"tp": 2}),
            r"^\S+weight: gradient .* over tp"),
     Mutant("tied_embedding_not_summed", "tessera/mesh/layout.cpp",
-           "    if (!held_by(other)) return false;\n",
-           "    if (!held_by(other)) return false;\n"
-           "    if (MUTANT && other[Axis::kPp] != mine[Axis::kPp]) return false;\n",
+           "  return mesh.ranks_at(mine, along);\n",
+           "  if (MUTANT) along.front().coords = {mine[Axis::kPp]};\n"
+           "  return mesh.ranks_at(mine, along);\n",
            mesh(TIED, mesh={"pp": 2}),
            r"^embed\.tokens\.weight: gradient .* over pp"),
     Mutant("mask_lost_in_the_ring", "tessera/parallel/context/block_attention.cpp",
