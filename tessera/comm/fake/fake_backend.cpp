@@ -49,8 +49,11 @@ FakeBackend::Pending FakeBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) {
   at::AutoDispatchBelowAutograd guard;
   // `output` may hold `input` at this rank's place.
-  const at::Tensor own = input.flatten().clone();
-  output.view({size_, own.numel()}).copy_(own.expand({size_, own.numel()}));
+  const at::Tensor pieces = output.view({size_, input.numel()});
+  for (int rank = 0; rank < size_; ++rank) {
+    const at::Tensor piece = pieces.select(0, rank);
+    if (piece.data_ptr() != input.data_ptr()) piece.copy_(input.view(-1));
+  }
   return c10::make_intrusive<DoneWork>(rank_, c10d::OpType::_ALLGATHER_BASE,
                                        Tensors{output});
 }

@@ -31,7 +31,10 @@ class Ring {
     works_[1] = group_.recv(received_, (rank + n - 1) % n);
   }
   at::Tensor take() {
-    for (auto& work : works_) work.wait();
+    for (auto& work : works_) {
+      work.wait();
+      work = {};  // which holds its tensor
+    }
     sent_ = at::Tensor();
     return std::exchange(received_, at::Tensor());
   }
