@@ -1,0 +1,260 @@
+#include "tessera/models/detail/operators.h"
+
+#include <algorithm>
+
+namespace tessera::models::detail {
+namespace {
+
+constexpr int64_t kRowsPerPart = 64;  // of nn's norm, whose parts are summed
+
+}  // namespace
+
+Traced Operators::linear(const Traced& x, int64_t in, int64_t out,
+                         bool bias) const {
+  const int64_t rows = x.numel / in;
+  const program::Flops product{.matmul = 2 * rows * in * out};
+  tape_.forward_flops(product);
+  std::vector<Traced> inputs = {x, tape_.parameter(in * out)};
+  if (bias) inputs.push_back(tape_.parameter(out));
+  const bool has_input_gradient = x.node != nullptr;
+  return tape_.record(elements(rows * out), rows * out, std::move(inputs),
+                      {x.memory},
+                      [this, rows, in, out, bias, product,
+                       has_input_gradient](const Memory& gradient) {
+                        std::vector<Memory> gradients(bias ? 3 : 2);
+                        tape_.weight_flops(product);
+                        gradients[1] = elements(in * out);
+                        if (has_input_gradient) {
+                          tape_.input_flops(product);
+                          gradients[0] = elements(rows * in);
+                        }
+                        if (bias) gradients[2] = elements(out);
+                        return gradients;
+                      });
+}
+
+Traced Operators::add_bias(const Traced& x, int64_t width) const {
+  return tape_.record(
+      elements(x.numel), x.numel, {x, tape_.parameter(width)}, {},
+      [this, width](const Memory& gradient) -> std::vector<Memory> {
+        return {gradient, elements(width)};
+      });
+}
+
+Traced Operators::add(const Traced& x, const Traced& y) const {
+  return tape_.record(elements(x.numel), x.numel, {x, y}, {},
+                      [](const Memory& gradient) -> std::vector<Memory> {
+                        return {gradient, gradient};
+                      });
+}
+
+Traced Operators::rms_norm(const Traced& x, int64_t width) const {
+  const int64_t rows = x.numel / width;
+  const Memory y = elements(x.numel), inverse_rms = wides(rows);
+  return tape_.record(
+      y, x.numel, {x, tape_.parameter(width)}, {x.memory, inverse_rms},
+      [this, rows, width](const Memory& gradient) -> std::vector<Memory> {
+        Memory dx = elements(rows * width);
+        const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
+        const Memory partial = wides(parts * width);
+        const Memory sum = wides(width);
+        return {std::move(dx), elements(width)};
+      });
+}
+
+Traced Operators::layer_norm(const Traced& x, int64_t width) const {
+  const int64_t rows = x.numel / width;
+  const Memory y = elements(x.numel), mean = wides(rows), rstd = wides(rows);
+  const Traced weight = tape_.parameter(width), bias = tape_.parameter(width);
+  return tape_.record(y, x.numel, {x, weight, bias}, {x.memory, mean, rstd},
+                      [this, numel = x.numel,
+                       width](const Memory& gradient) -> std::vector<Memory> {
+                        Memory dx = elements(numel), dweight = elements(width);
+                        Memory dbias = elements(width);
+                        const Memory partial = wides(2 * threads_ * width);
+                        return {std::move(dx), std::move(dweight),
+                                std::move(dbias)};
+                      });
+}
+
+// Keeps its input.
+Traced Operators::pointwise(const Traced& x) const {
+  return tape_.record(
+      elements(x.numel), x.numel, {x}, {x.memory},
+      [this, numel = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {elements(numel)};
+      });
+}
+
+Traced Operators::multiply(const Traced& x, const Traced& y) const {
+  return tape_.record(
+      elements(x.numel), x.numel, {x, y}, {x.memory, y.memory},
+      [this, numel = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {elements(numel), elements(numel)};
+      });
+}
+
+Traced Operators::rotate(const Traced& x, const Memory& kept) const {
+  return tape_.record(
+      elements(x.numel), x.numel, {x}, {kept},
+      [this, numel = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {elements(numel)};
+      });
+}
+
+Traced Operators::reorder(const Traced& x, bool copied_back) const {
+  return tape_.record(elements(x.numel), x.numel, {x}, {},
+                      [this, copied_back, numel = x.numel](
+                          const Memory& gradient) -> std::vector<Memory> {
+                        return {copied_back ? elements(numel) : gradient};
+                      });
+}
+
+Traced Operators::index_select(const Traced& x, int64_t numel,
+                               const Memory& index) const {
+  return tape_.record(
+      elements(numel), numel, {x}, {index},
+      [this, from = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {elements(from)};
+      });
+}
+
+Traced Operators::embedding(const Memory& index, int64_t numel,
+                            int64_t table_numel) const {
+  return tape_.record(
+      elements(numel), numel, {tape_.parameter(table_numel)}, {index},
+      [this, table_numel](const Memory& gradient) -> std::vector<Memory> {
+        return {elements(table_numel)};
+      });
+}
+
+Traced Operators::masked_fill(const Traced& x, const Memory& mask) const {
+  return tape_.record(
+      elements(x.numel), x.numel, {x}, {mask},
+      [this, numel = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {elements(numel)};
+      });
+}
+
+Memory Operators::all_reduced(int64_t numel, const Ranks& ranks) const {
+  Memory sum = elements(numel);
+  tape_.collective("all_reduce", ranks.axes, numel * element_);
+  return sum;
+}
+
+// Of pieces of so many elements, along a dim that is not the first.
+Memory Operators::gathered(int64_t numel, const Ranks& ranks) const {
+  const Memory pieces = elements(numel * ranks.size);
+  tape_.collective("all_gather", ranks.axes, numel * ranks.size * element_);
+  return elements(numel * ranks.size);
+}
+
+Memory Operators::scattered(int64_t numel, const Ranks& ranks) const {
+  const Memory pieces = elements(numel);
+  Memory piece = elements(numel / ranks.size);
+  tape_.collective("reduce_scatter", ranks.axes, numel * element_);
+  return piece;
+}
+
+Traced Operators::identity_with_all_reduce(const Traced& x,
+                                           const Ranks& ranks) const {
+  return tape_.record(x.memory, x.numel, {x}, {},
+                      [this, ranks, numel = x.numel](
+                          const Memory& gradient) -> std::vector<Memory> {
+                        return {all_reduced(numel, ranks)};
+                      });
+}
+
+Traced Operators::all_reduce_with_identity(const Traced& x,
+                                           const Ranks& ranks) const {
+  return tape_.record(
+      all_reduced(x.numel, ranks), x.numel, {x}, {},
+      [](const Memory& gradient) -> std::vector<Memory> { return {gradient}; });
+}
+
+Traced Operators::all_gather_with_reduce_scatter(const Traced& x,
+                                                 const Ranks& ranks) const {
+  const int64_t whole = x.numel * ranks.size;
+  return tape_.record(
+      gathered(x.numel, ranks), whole, {x}, {},
+      [this, ranks, whole](const Memory& gradient) -> std::vector<Memory> {
+        return {scattered(whole, ranks)};
+      });
+}
+
+Traced Operators::reduce_scatter_with_all_gather(const Traced& x,
+                                                 const Ranks& ranks) const {
+  const int64_t piece = x.numel / ranks.size;
+  return tape_.record(
+      scattered(x.numel, ranks), piece, {x}, {},
+      [this, ranks, piece](const Memory& gradient) -> std::vector<Memory> {
+        return {gathered(piece, ranks)};
+      });
+}
+
+Traced Operators::all_to_all(const Traced& x, int64_t numel, const Ranks& ranks,
+                             bool copied_back) const {
+  const int64_t bytes = std::max(numel, x.numel) * element_;
+  Memory output = elements(numel);
+  tape_.collective("all_to_all", ranks.axes, bytes);
+  return tape_.record(
+      std::move(output), numel, {x}, {},
+      [=, this, from = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        Memory home = elements(from);
+        const Memory sent = copied_back ? elements(numel) : gradient;
+        tape_.collective("all_to_all", ranks.axes, bytes);
+        return {std::move(home)};
+      });
+}
+
+namespace {
+
+// The kernel goes over blocks of queries and of keys.
+struct Blocks {
+  int64_t queries, keys;
+};
+
+Blocks blocks_of(const HeadShape& shape) {
+  constexpr int64_t kKeys = 512;
+  const int64_t t = shape.q_tokens;
+  const int64_t queries = t >= 768 ? 256 : t >= 192 ? 64 : 32;
+  return {std::min(queries, t), std::min(kKeys, shape.kv_tokens)};
+}
+
+int64_t pairs_of(const HeadShape& shape) {
+  return shape.samples * shape.heads * shape.q_tokens * shape.kv_tokens;
+}
+
+}  // namespace
+
+std::vector<Memory> Operators::flash(const HeadShape& shape) const {
+  tape_.forward_flops({.attention = 4 * pairs_of(shape) * shape.width});
+  const auto [queries, keys] = blocks_of(shape);
+  Memory out = elements(shape.q_numel()), lse = wides(shape.lse_numel());
+  const Memory scores = wides(threads_ * queries * (keys + 2 + shape.width));
+  const Memory narrow =
+      element_ < wide_ ? elements(threads_ * queries * keys) : nullptr;
+  return {std::move(out), std::move(lse)};
+}
+
+std::vector<Memory> Operators::flash_backward(const HeadShape& shape) const {
+  tape_.input_flops({.attention = 10 * pairs_of(shape) * shape.width});
+  const auto [queries, keys] = blocks_of(shape);
+  Memory dq = elements(shape.q_numel()), dk = elements(shape.kv_numel());
+  Memory dv = elements(shape.kv_numel());
+  const Memory scores = wides(threads_ * queries * (2 * keys + 1));
+  const Memory narrow =
+      element_ < wide_ ? elements(threads_ * queries * 2 * keys) : nullptr;
+  return {std::move(dq), std::move(dk), std::move(dv)};
+}
+
+Traced Operators::attention(const Traced& q, const Traced& k, const Traced& v,
+                            const HeadShape& shape) const {
+  const auto seen = flash(shape);
+  return tape_.record(
+      seen[0], shape.q_numel(), {q, k, v},
+      {q.memory, k.memory, v.memory, seen[0], seen[1]},
+      [this, shape](const Memory& gradient) { return flash_backward(shape); });
+}
+
+}  // namespace tessera::models::detail

@@ -1,0 +1,94 @@
+// The operators of a decoder on a tape: what each allocates, saves for its
+// backward and frees, and how many floating-point operations it takes, as
+// LibTorch's, nn's and comm's run on a CPU.
+//
+// Sizes:  numbers of elements: of `element` bytes, in sums of `wide`.
+// Scratch of BLAS and of oneDNN (bf16) is not counted.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/models/detail/tape.h"
+
+namespace tessera::models::detail {
+
+// The ranks of a group: along which axes, and how many.
+struct Ranks {
+  std::vector<mesh::Axis> axes;
+  int64_t size = 1;
+};
+
+// Of attention: samples, tokens, heads, key/value heads, width of a head.
+struct HeadShape {
+  int64_t samples, q_tokens, kv_tokens, heads, kv_heads, width;
+  int64_t q_numel() const { return samples * q_tokens * heads * width; }
+  int64_t kv_numel() const { return samples * kv_tokens * kv_heads * width; }
+  int64_t lse_numel() const { return samples * q_tokens * heads; }
+};
+
+class Operators {
+ public:
+  Operators(Tape& tape, int64_t element, int64_t wide, int64_t threads)
+      : tape_(tape), element_(element), wide_(wide), threads_(threads) {}
+
+  Tape& tape() const { return tape_; }
+  int64_t wide() const { return wide_; }
+  int64_t element() const { return element_; }
+  Memory elements(int64_t numel) const {
+    return tape_.allocate(numel * element_);
+  }
+  Memory wides(int64_t numel) const { return tape_.allocate(numel * wide_); }
+
+  Traced linear(const Traced& x, int64_t in, int64_t out, bool bias) const;
+  // With a bias that is added to what ranks summed up.
+  Traced add_bias(const Traced& x, int64_t width) const;
+  Traced add(const Traced& x, const Traced& y) const;
+  Traced rms_norm(const Traced& x, int64_t width) const;
+  Traced layer_norm(const Traced& x, int64_t width) const;
+  Traced gelu(const Traced& x) const { return pointwise(x); }
+  Traced silu(const Traced& x) const { return pointwise(x); }
+  Traced multiply(const Traced& x, const Traced& y) const;
+  // `kept`: cosines and sines of this call alone.
+  Traced rotate(const Traced& x, const Memory& kept) const;
+  // A copy in another order; `copied_back`: the gradient too.
+  Traced reorder(const Traced& x, bool copied_back) const;
+  // Rows by number, which are kept; `rows` of so many elements each.
+  Traced index_select(const Traced& x, int64_t numel,
+                      const Memory& index) const;
+  // Rows of a table of so many elements.
+  Traced embedding(const Memory& index, int64_t numel,
+                   int64_t table_numel) const;
+  Traced masked_fill(const Traced& x, const Memory& mask) const;
+
+  // Collectives that autograd follows, as comm/autograd.h names them.
+  Traced identity_with_all_reduce(const Traced& x, const Ranks& ranks) const;
+  Traced all_reduce_with_identity(const Traced& x, const Ranks& ranks) const;
+  Traced all_gather_with_reduce_scatter(const Traced& x,
+                                        const Ranks& ranks) const;
+  Traced reduce_scatter_with_all_gather(const Traced& x,
+                                        const Ranks& ranks) const;
+  // `copied_back`: the gradient comes in an order that cannot be sent.
+  Traced all_to_all(const Traced& x, int64_t numel, const Ranks& ranks,
+                    bool copied_back) const;
+
+  // The flash kernels: (output, logsumexp), and gradients of q, k and v.
+  std::vector<Memory> flash(const HeadShape& shape) const;
+  std::vector<Memory> flash_backward(const HeadShape& shape) const;
+  // Both under autograd.
+  Traced attention(const Traced& q, const Traced& k, const Traced& v,
+                   const HeadShape& shape) const;
+
+ private:
+  Traced pointwise(const Traced& x) const;
+  Memory all_reduced(int64_t numel, const Ranks& ranks) const;
+  Memory gathered(int64_t numel, const Ranks& ranks) const;
+  Memory scattered(int64_t numel, const Ranks& ranks) const;
+  // Elements of the wide type that each thread has in flash attention.
+  int64_t flash_rows(const HeadShape& shape) const;
+
+  Tape& tape_;
+  const int64_t element_, wide_, threads_;
+};
+
+}  // namespace tessera::models::detail

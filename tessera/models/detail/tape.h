@@ -1,0 +1,104 @@
+// What autograd would hold and free, without tensors: sizes alone.
+//
+// A Memory counts its bytes on the tape while anybody holds it, as a tensor's
+// storage does; a Traced is a tensor: its memory and the node that made it. A
+// function that is written with the same variables as the one that computes
+// therefore has the same bytes alive, and the same most, at every place.
+// Nodes run as LibTorch's engine runs them: the youngest first; what arrives
+// for a node is added up in place where nobody else holds it.
+// Beside bytes, floating-point operations and collectives, by direction.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/program/facts.h"
+
+namespace tessera::models::detail {
+
+class Tape;
+
+class Storage {
+ public:
+  Storage(Tape& tape, int64_t bytes);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  Tape& tape_;
+  const int64_t bytes_;
+};
+using Memory = std::shared_ptr<const Storage>;
+
+struct Node;
+
+struct Traced {
+  Memory memory;
+  int64_t numel = 0;
+  std::shared_ptr<Node> node;  // null: no gradient is asked for
+};
+
+// The gradient of the output -> those of the inputs, null where none is.
+using Backward = std::function<std::vector<Memory>(const Memory& gradient)>;
+
+class Tape {
+ public:
+  explicit Tape(bool records) : records_(records) {}
+
+  Memory allocate(int64_t bytes) {
+    return std::make_shared<Storage>(*this, bytes);
+  }
+  bool records() const { return records_; }
+
+  // A tensor whose gradient is asked for: a unit's input.
+  Traced leaf(int64_t numel, int64_t bytes);
+  // Its gradient, after backward().
+  Memory gradient_of(const Traced& leaf) const;
+  // Parameters: their gradients are added to memory that is not counted here,
+  // which takes `mixed_bytes` of an element where the types differ.
+  Traced parameter(int64_t numel);
+  void set_mixed_bytes(int64_t bytes) { mixed_bytes_ = bytes; }
+
+  // The output of an operator of `inputs`, which keeps `saved` until its
+  // backward, if anything is recorded.
+  Traced record(Memory output, int64_t numel, std::vector<Traced> inputs,
+                std::vector<Memory> saved, Backward backward);
+  // REQUIRES: `gradient` for each of `roots`; their holders keep both.
+  void backward(const std::vector<Traced>& roots,
+                const std::vector<Memory>& gradients);
+
+  void forward_flops(program::Flops flops) { add(forward, flops); }
+  void input_flops(program::Flops flops) { add(backward_input, flops); }
+  void weight_flops(program::Flops flops) { add(backward_weight, flops); }
+  void collective(const std::string& verb, const std::vector<mesh::Axis>& axes,
+                  int64_t bytes);
+
+  int64_t now() const { return now_; }
+  int64_t peak() const { return peak_; }
+  void reset_peak() { peak_ = now_; }
+
+  program::Flops forward, backward_input, backward_weight;
+  std::vector<program::InnerCollective> forward_collectives,
+      backward_collectives;
+
+ private:
+  friend class Storage;
+  static void add(program::Flops& sum, const program::Flops& more) {
+    sum.matmul += more.matmul;
+    sum.attention += more.attention;
+  }
+  void count(int64_t bytes);
+  void arrive(Node& node, Memory gradient);
+
+  const bool records_;
+  bool in_backward_ = false;
+  int64_t now_ = 0, peak_ = 0;
+  int64_t nodes_ = 0;
+  int64_t mixed_bytes_ = 0;
+};
+
+}  // namespace tessera::models::detail

@@ -1,0 +1,100 @@
+// What the units of a model cost on one rank: facts of a model, a mesh, a place
+// on it and a batch, which somebody who knows the model works out (models/facts
+// of a decoder) and the checker, the simulator and the planner read.
+//
+// Units:  bytes and floating-point operations of one micro-batch on one rank.
+// Memory: of a unit's life. Alive at the end of its forward are input, output
+//         and kept; at the end of its backward the input's gradient, which is
+//         as large as the input, in their place. A peak is the most that is
+//         alive inside, beyond what was alive when it began: of forward the
+//         input; of backward input, kept, output and the output's gradient,
+//         all of which but kept their holders keep until its end. Parameters,
+//         their gradients and what is shared by all units are apart.
+// Order:  collectives are in the order in which the unit calls them.
+// No tensor, no group, no process.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh/axis.h"
+
+namespace tessera::program {
+
+// Attention counts every pair of a query and a key that its kernel is given,
+// masked or not; its backward is five products where its forward is two.
+struct Flops {
+  int64_t matmul = 0;
+  int64_t attention = 0;
+  int64_t total() const { return matmul + attention; }
+  bool operator==(const Flops&) const = default;
+};
+
+// A call on a group inside a unit.
+struct InnerCollective {
+  std::string verb;              // as comm::VerbStats has it
+  std::vector<mesh::Axis> axes;  // along which the ranks of the group differ
+  int64_t bytes = 0;             // as comm::VerbStats counts them
+  bool operator==(const InnerCollective&) const = default;
+};
+
+// Parameters of a unit that are gathered, reduced and freed together. Bytes
+// with the gaps of the buffers that they lie in.
+struct ParameterFacts {
+  mesh::Axis data_axis = mesh::Axis::kDpShard;  // along which ZeRO cuts
+  int64_t zero_stage = 0;                       // 0 where nothing is cut
+  std::vector<mesh::Axis> sum_axes;  // over which gradients are summed besides
+  bool tied = false;                 // the last unit reads them too
+  int64_t elements = 0;              // as the unit reads them on this rank
+  int64_t shard_elements = 0;        // that this rank updates
+  // Between steps, on this rank.
+  int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
+  // Of stage 3, while they are gathered; and of stages 2 and 3, from the
+  // backward's beginning until they are reduced.
+  int64_t gathered_bytes = 0, whole_gradient_bytes = 0;
+  // What groups count (comm::VerbStats) of an all_gather and a reduce_scatter
+  // along data_axis, and of the all_reduce over sum_axes; and what the first
+  // two take meanwhile.
+  int64_t gather_message_bytes = 0, reduce_message_bytes = 0;
+  int64_t sum_message_bytes = 0;
+  int64_t gather_work_bytes = 0, reduce_work_bytes = 0;
+
+  int64_t state_bytes() const {
+    return parameter_bytes + gradient_bytes + optimizer_bytes;
+  }
+};
+
+struct UnitFacts {
+  std::vector<ParameterFacts> parameters;  // that it owns
+  std::vector<int64_t> reads;              // owners, itself first
+  Flops forward, backward_input, backward_weight;
+  int64_t input_bytes = 0, output_bytes = 0, kept_bytes = 0;
+  int64_t forward_peak_bytes = 0, backward_peak_bytes = 0;
+  // Of a forward that records no graph: evaluation, and before recomputation.
+  int64_t plain_forward_peak_bytes = 0;
+  std::vector<InnerCollective> forward_collectives, backward_collectives;
+
+  int64_t state_bytes() const {
+    int64_t sum = 0;
+    for (const auto& each : parameters) sum += each.state_bytes();
+    return sum;
+  }
+};
+
+struct Facts {
+  // By owner: those that run, in order, then those that own parameters alone.
+  std::vector<UnitFacts> units;
+  // Behind the last unit: its input are the logits, which become their own
+  // gradient; it owns no parameters.
+  UnitFacts loss;
+  // For as long as the model lives, of all units: tables.
+  int64_t shared_bytes = 0;
+};
+
+// The parameters of a rank that runs these units. Of a unit that another stage
+// runs these are the tied ones alone.
+std::vector<ParameterFacts> held_by(const Facts& facts,
+                                    const std::vector<int64_t>& units);
+
+}  // namespace tessera::program

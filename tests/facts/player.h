@@ -1,0 +1,273 @@
+// One rank of a mesh, played alone over the fake backend, and what it does: the
+// bytes that the allocator counts, the operators that are dispatched, and the
+// counters of its groups. Experts get as many rows each, as facts assume, by
+// inputs that a gate tells apart.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/monitor/memory.h"
+#include "tessera/parallel/compose.h"
+#include "tests/facts/cases.h"
+#include "tests/facts/flop_counter.h"
+
+namespace tessera::testing {
+
+using mesh::Axis;
+
+struct Measured {
+  program::Flops forward, backward;
+  int64_t alive = 0, forward_peak = 0, backward_peak = 0, after = 0;
+  int64_t plain_peak = 0;
+  // By ranks of the group and verb.
+  using Calls = std::map<std::pair<std::vector<int64_t>, std::string>,
+                         std::pair<int64_t, int64_t>>;
+  Calls forward_calls, backward_calls;
+};
+
+// One rank of a case, with its part of the model.
+class Player {
+ public:
+  explicit Player(const Case& of)
+      : case_(of),
+        mesh_(of.degrees, of.degrees.pp * of.degrees.dp_replicate *
+                              of.degrees.dp_shard * of.degrees.cp *
+                              of.degrees.tp),
+        ranks_(comm::make_communicator({.backend = "fake",
+                                        .rank = of.rank,
+                                        .world_size = mesh_.world_size()})),
+        decoder_(of.model) {
+    parallel::ComposeOptions options;
+    options.materialise.dtype = of.options.compute;
+    options.gradient_dtype = of.options.gradient;
+    options.tensor = {.degree = of.degrees.tp,
+                      .sequence_parallel = of.options.sequence_parallel};
+    options.context = {.method = of.options.context_method,
+                       .degree = of.degrees.cp};
+    options.pipeline.stages = of.degrees.pp;
+    options.zero_stage = of.options.zero_stage;
+    options.expert_zero_stage = of.options.expert_zero_stage;
+    composed_ = parallel::compose(decoder_, mesh_, *ranks_, options);
+    route_evenly();
+  }
+
+  models::Decoder& decoder() { return decoder_; }
+  const parallel::Composed& composed() const { return composed_; }
+  program::Facts facts() const {
+    return models::facts_of(case_.model, mesh_, composed_.coord, case_.options);
+  }
+
+  // A micro-batch through all units that are here and back: what is alive
+  // behind each.
+  std::vector<int64_t> run_all();
+
+  std::vector<program::ParameterFacts> held(const program::Facts& facts) const {
+    std::vector<int64_t> units;
+    for (const auto& chunk : composed_.units.chunks) {
+      units.insert(units.end(), chunk.begin(), chunk.end());
+    }
+    return program::held_by(facts, units);
+  }
+
+  // Full parameters, and memory for their gradients.
+  void gather() {
+    for (int64_t unit = 0; unit < num_owners(); ++unit) {
+      if (composed_.units.zero_stages[unit] == 3) {
+        composed_.parameters->gather(unit);
+      }
+      composed_.parameters->begin_backward(unit);
+    }
+    composed_.parameters->zero_gradients();
+    route_evenly();
+  }
+
+  // Gathers all that is gathered in a step, and reduces all gradients.
+  Measured::Calls move_parameters() {
+    calls();
+    gather();
+    for (int64_t unit = 0; unit < num_owners(); ++unit) {
+      composed_.parameters->reduce(unit);
+    }
+    composed_.parameters->await();
+    return calls();
+  }
+
+  Measured run(int64_t unit) {
+    Measured found;
+    const at::Tensor input = input_of(unit);
+    {
+      const at::NoGradGuard no_grad;
+      const int64_t before = restart();
+      decoder_.forward_unit(unit, input, tokens());
+      found.plain_peak = monitor::tensor_bytes().peak - before;
+    }
+    int64_t before = restart();
+    nn::Balance balance;
+    at::Tensor output = decoder_.forward_unit(unit, input, tokens(), &balance);
+    found.alive = monitor::tensor_bytes().now - before;
+    found.forward_peak = monitor::tensor_bytes().peak - before;
+    found.forward_calls = calls();
+
+    std::vector<at::Tensor> roots = {output};
+    std::vector<at::Tensor> gradients = {at::empty_like(output).zero_()};
+    if (balance.loss.defined()) {
+      roots.push_back(balance.loss * 0.5);
+      gradients.emplace_back();
+    }
+    const int64_t alive_before = restart();
+    torch::autograd::backward(roots, gradients);
+    found.backward_peak = monitor::tensor_bytes().peak - alive_before;
+    found.backward_calls = calls();
+    roots.clear();
+    gradients.clear();
+    output = at::Tensor();
+    balance = {};
+    found.after = monitor::tensor_bytes().now - before;
+    count_flops(unit, input.detach(), found);
+    return found;
+  }
+
+  void count_flops(int64_t unit, at::Tensor input, Measured& found) {
+    if (unit > 0) input.requires_grad_();
+    const FlopCounter flops;
+    const at::Tensor output = decoder_.forward_unit(unit, input, tokens());
+    found.forward = FlopCounter::take();
+    torch::autograd::backward({output}, {at::zeros_like(output)});
+    found.backward = FlopCounter::take();
+  }
+
+  Measured run_loss() {
+    Measured found;
+    const int64_t columns = mesh::chunk_of(case_.model.vocab, case_.degrees.tp,
+                                           composed_.coord[Axis::kTp])
+                                .size();
+    at::Tensor logits = at::zeros({samples(), tokens(), columns}, type());
+    logits.requires_grad_();
+    const at::Tensor targets = at::zeros({samples(), tokens()}, at::kLong);
+    const int64_t before = restart();
+    const nn::LossSum loss = decoder_.loss_of(logits, targets);
+    found.alive = monitor::tensor_bytes().now - before;
+    found.forward_peak = monitor::tensor_bytes().peak - before;
+    found.forward_calls = calls();
+    const int64_t alive_before = restart();
+    torch::autograd::backward({loss.sum}, {});
+    found.backward_peak = monitor::tensor_bytes().peak - alive_before;
+    return found;
+  }
+
+ private:
+  int64_t num_owners() const {
+    return static_cast<int64_t>(composed_.units.reads.size());
+  }
+  at::TensorOptions type() const {
+    return at::TensorOptions().dtype(case_.options.compute);
+  }
+  int64_t samples() const { return case_.options.samples; }
+  int64_t tokens() const { return case_.options.seq_len / case_.degrees.cp; }
+
+  // Bytes alive; peak and counters begin again.
+  int64_t restart() {
+    calls();
+    monitor::reset_tensor_peak();
+    return monitor::tensor_bytes().now;
+  }
+
+  Measured::Calls calls() {
+    Measured::Calls all;
+    for (auto* group : ranks_->groups()) {
+      for (const auto& verb : group->stats()) {
+        if (verb.calls == 0) continue;
+        auto& sum = all[{group->ranks(), verb.verb}];
+        sum.first += verb.calls;
+        sum.second += verb.bytes;
+      }
+      group->reset_stats();
+    }
+    return all;
+  }
+
+  // Attention adds nothing to what a gate sees, which is its rows' first
+  // elements.
+  void route_evenly() {
+    const at::NoGradGuard no_grad;
+    for (const auto& block : decoder_.blocks()) {
+      const at::Tensor o = block->attention()->o()->weight();
+      if (!block->moe() || o.numel() == 0) continue;
+      at::Tensor gate = block->moe()->gate()->weight();
+      if (o.storage().nbytes() == 0 || gate.storage().nbytes() == 0) continue;
+      at::Tensor(o).zero_();
+      gate.zero_();
+      for (int64_t e = 0; e < gate.size(0); ++e) gate[e][e] = 1.0;
+    }
+  }
+
+  at::Tensor input_of(int64_t unit) const {
+    if (unit == 0) {
+      return at::arange(samples() * tokens())
+          .remainder(case_.model.vocab)
+          .view({samples(), tokens()});
+    }
+    const int64_t length = tokens() / decoder_.sequence_shards();
+    const int64_t width = decoder_.config().hidden;
+    at::Tensor x = at::full({samples() * length, width}, 0.01, type());
+    const int64_t experts = decoder_.config().moe.experts;
+    const int64_t top_k = decoder_.config().moe.top_k;
+    for (int64_t t = 0; experts > 0 && t < x.size(0); ++t) {
+      for (int64_t j = 0; j < top_k; ++j) x[t][(t * top_k + j) % experts] = 5.0;
+    }
+    x = x.view({samples(), length, width}).contiguous();
+    return x.requires_grad_();
+  }
+
+  const Case& case_;
+  mesh::DeviceMesh mesh_;
+  std::unique_ptr<comm::Communicator> ranks_;
+  models::Decoder decoder_;
+  parallel::Composed composed_;
+};
+
+inline std::vector<int64_t> Player::run_all() {
+  std::vector<int64_t> units;
+  for (const auto& chunk : composed_.units.chunks) {
+    units.insert(units.end(), chunk.begin(), chunk.end());
+  }
+  std::vector<int64_t> alive;
+  std::vector<at::Tensor> inputs, outputs;
+  std::vector<nn::Balance> balances(units.size());
+  const int64_t before = restart();
+  const auto note = [&] {
+    alive.push_back(monitor::tensor_bytes().now - before);
+  };
+  for (size_t i = 0; i < units.size(); ++i) {
+    inputs.push_back(i == 0 ? input_of(units[0]) : outputs.back().detach());
+    if (units[i] > 0) inputs.back().requires_grad_();
+    outputs.push_back(
+        decoder_.forward_unit(units[i], inputs.back(), tokens(), &balances[i]));
+    note();
+  }
+  at::Tensor gradient = at::zeros_like(outputs.back());
+  for (size_t i = units.size(); i-- > 0;) {
+    std::vector<at::Tensor> roots = {std::exchange(outputs[i], {})};
+    std::vector<at::Tensor> gradients = {std::exchange(gradient, {})};
+    const nn::Balance balance = std::exchange(balances[i], {});
+    if (balance.loss.defined()) {
+      roots.push_back(balance.loss);
+      gradients.emplace_back();
+    }
+    torch::autograd::backward(roots, gradients);
+    if (units[i] > 0) gradient = std::exchange(inputs[i], {}).grad();
+    roots.clear();
+    gradients.clear();
+    note();
+  }
+  return alive;
+}
+
+}  // namespace tessera::testing
