@@ -1,27 +1,29 @@
-// Proves a program sound before it runs.
+// Proves a rank's program sound before it runs; world.h proves that the
+// programs of all ranks go together.
 //
 // Rules: every micro-batch gets its inputs (loaded or received), goes forward
-//        once, gets its targets or gradients, and goes backward once, through
-//        the units in order and back; what it computed is sent on, once;
-//        gradients are zeroed before the first backward, complete before they
-//        are clipped, clipped before the optimizer's one step.
-//        Over units: a unit runs while the parameters that it reads are
-//        gathered, none is gathered or freed twice, and none stays gathered in
-//        stage 3; gradients are reduced behind the last backward that adds to
-//        them, once, and in stages 2 and 3 once for each micro-batch.
-//        Over stages: between two ranks every send meets its receive, in the
-//        same order, and all programs come to their end where a send waits for
-//        its receive.
-// Errors: TORCH_INTERNAL_ASSERT names the instruction and the rule: a schedule
-//        that breaks one is a programmer's error.
+//        once, gets its loss or its gradients, and goes backward once, through
+//        the units in order and back; what it computed is sent on, once.
+//        Nothing is used before it was awaited, begun twice, or left begun.
+//        A unit runs while the parameters that it reads are gathered; none is
+//        gathered or freed twice, freed while on its way, or stays gathered in
+//        stage 3. Gradients are zeroed before the first backward, allocated
+//        where they live as shards, reduced behind the last backward that adds
+//        to them, once, and in stages 2 and 3 once for each micro-batch;
+//        complete before the norm is taken, which is before they are clipped,
+//        which is before the optimizer's one step of each unit.
+// Errors: TORCH_INTERNAL_ASSERT names the instruction, its place and the rule:
+//        a schedule or a pass that breaks one is a programmer's error.
 #pragma once
 
-#include <vector>
+#include <cstdint>
 
 #include "tessera/program/instruction.h"
 #include "tessera/program/units.h"
 
 namespace tessera::program {
+
+enum class Kind { kTraining, kEvaluation };
 
 struct Proof {
   int64_t num_microbatches = 0;
@@ -33,10 +35,8 @@ struct Proof {
   int64_t peak_gathered = 0;
 };
 
-// `units` as the program was made with; empty: it names whole chunks.
-Proof check(const Program& program, const Units& units = {});
-
-// The programs of all stages of a pipeline, whose messages must meet.
-void check_messages(const std::vector<Program>& stages);
+// `units` as the program was made with; without chunks: it names whole chunks.
+Proof check(const Program& program, const Units& units = {},
+            Kind kind = Kind::kTraining);
 
 }  // namespace tessera::program

@@ -12,6 +12,8 @@ namespace {
 void run(const Instruction& instruction, Stage& stage) {
   const int64_t m = instruction.microbatch, unit = instruction.unit;
   switch (instruction.op) {
+    case Op::kReplicateParameters:
+      return stage.replicate_parameters();
     case Op::kZeroGradients:
       return stage.zero_gradients();
     case Op::kLoadInputs:
@@ -20,56 +22,59 @@ void run(const Instruction& instruction, Stage& stage) {
       return stage.load_targets(m);
     case Op::kForward:
       return stage.forward(m, unit);
+    case Op::kRecompute:
+      return stage.recompute(m, unit);
+    case Op::kLoss:
+      return stage.loss(m);
     case Op::kBackward:
-      return stage.backward(m, unit);
-    case Op::kGatherParameters:
-      return stage.gather_parameters(unit);
+    case Op::kBackwardInput:
+    case Op::kBackwardWeight:
+      return stage.backward(instruction.op, m, unit);
     case Op::kFreeParameters:
       return stage.free_parameters(unit);
+    case Op::kAllocateGradients:
+      return stage.allocate_gradients(unit);
+    case Op::kReduceReplicas:
+      return stage.reduce_replicas();
+    case Op::kNorm:
+      return stage.norm();
+    case Op::kClipGradients:
+      return stage.clip_gradients();
+    case Op::kOptimizerStep:
+      return stage.optimizer_step(unit);
+    case Op::kGatherParameters:
     case Op::kReduceGradients:
-      return stage.reduce_gradients(unit);
-    case Op::kAwaitGradients:
-      return stage.await_gradients();
+    case Op::kSumGradients:
+    case Op::kSumNorm:
     case Op::kSendActivations:
     case Op::kReceiveActivations:
     case Op::kSendGradients:
     case Op::kReceiveGradients:
-      TORCH_INTERNAL_ASSERT(false, "messages are exchanged together");
-    case Op::kClipNorm:
-      return stage.clip_norm();
-    case Op::kOptimizerStep:
-      return stage.optimizer_step();
+      if (instruction.phase != Phase::kAwait) stage.begin(instruction);
+      if (instruction.phase != Phase::kBegin) stage.await(instruction);
+      return;
   }
+}
+
+double now() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace
 
 void execute(const Program& program, Stage& stage, const Observer& observer) {
-  for (size_t i = 0; i < program.size(); ++i) {
-    const Instruction& instruction = program[i];
-    Program messages;
-    while (i < program.size() && is_message(program[i].op)) {
-      messages.push_back(program[i++]);
-    }
-    const auto start = std::chrono::steady_clock::now();
-    rank_context().doing =
-        describe(messages.empty() ? instruction : messages[0]);
+  for (const auto& instruction : program) {
+    const double start = observer ? now() : 0;
+    rank_context().doing = describe(instruction);
     try {
-      if (messages.empty()) {
-        run(instruction, stage);
-      } else {
-        --i;
-        stage.exchange(messages);
-      }
+      run(instruction, stage);
     } catch (c10::Error& error) {
       error.add_context("while running " + describe(instruction));
       throw;
     }
-    if (observer) {
-      const std::chrono::duration<double> taken =
-          std::chrono::steady_clock::now() - start;
-      observer(instruction, taken.count());
-    }
+    if (observer) observer(instruction, start, now());
   }
   rank_context().doing.clear();
 }

@@ -11,29 +11,36 @@
 
 namespace tessera::program {
 
-// One stage of a model on one rank: what each instruction does there.
+// One stage of a model on one rank: what each instruction does there. `unit` is
+// -1 where the program names whole chunks.
 class Stage {
  public:
   virtual ~Stage() = default;
   virtual void zero_gradients() = 0;
   virtual void load_inputs(int64_t microbatch) = 0;
   virtual void load_targets(int64_t microbatch) = 0;
-  // Messages that follow one another: all are posted, then awaited.
-  virtual void exchange(const Program& messages) = 0;
-  // `unit` is -1 where the program names whole chunks.
   virtual void forward(int64_t microbatch, int64_t unit) = 0;
-  virtual void backward(int64_t microbatch, int64_t unit) = 0;
-  virtual void gather_parameters(int64_t unit) = 0;
+  virtual void recompute(int64_t microbatch, int64_t unit) = 0;
+  virtual void loss(int64_t microbatch) = 0;
+  // kBackward, kBackwardInput or kBackwardWeight.
+  virtual void backward(Op part, int64_t microbatch, int64_t unit) = 0;
+  // What is_communication().
+  virtual void begin(const Instruction& instruction) = 0;
+  virtual void await(const Instruction& instruction) = 0;
   virtual void free_parameters(int64_t unit) = 0;
-  virtual void reduce_gradients(int64_t unit) = 0;
-  virtual void await_gradients() = 0;
-  virtual void clip_norm() = 0;
-  virtual void optimizer_step() = 0;
+  virtual void allocate_gradients(int64_t unit) = 0;
+  virtual void norm() = 0;
+  virtual void clip_gradients() = 0;
+  virtual void optimizer_step(int64_t unit) = 0;
+  // Of data parallelism on threads.
+  virtual void replicate_parameters() = 0;
+  virtual void reduce_replicas() = 0;
 };
 
-// Hears of each instruction and how many seconds it took; of messages that are
-// exchanged together, of the first. For monitors.
-using Observer = std::function<void(const Instruction&, double seconds)>;
+// Hears of each instruction when it is done: when it began and ended, in
+// seconds of a clock that the processes of a host share. For monitors.
+using Observer =
+    std::function<void(const Instruction&, double begin_s, double end_s)>;
 
 void execute(const Program& program, Stage& stage,
              const Observer& observer = nullptr);

@@ -23,6 +23,8 @@ Ends ends_of(const Instruction& message, int64_t stage, int64_t stages) {
 
 const char* name_of(Op op) {
   switch (op) {
+    case Op::kReplicateParameters:
+      return "ReplicateParameters";
     case Op::kZeroGradients:
       return "ZeroGradients";
     case Op::kLoadInputs:
@@ -31,16 +33,28 @@ const char* name_of(Op op) {
       return "LoadTargets";
     case Op::kForward:
       return "Forward";
+    case Op::kRecompute:
+      return "Recompute";
+    case Op::kLoss:
+      return "Loss";
     case Op::kBackward:
       return "Backward";
+    case Op::kBackwardInput:
+      return "BackwardInput";
+    case Op::kBackwardWeight:
+      return "BackwardWeight";
     case Op::kGatherParameters:
       return "GatherParameters";
     case Op::kFreeParameters:
       return "FreeParameters";
+    case Op::kAllocateGradients:
+      return "AllocateGradients";
     case Op::kReduceGradients:
       return "ReduceGradients";
-    case Op::kAwaitGradients:
-      return "AwaitGradients";
+    case Op::kSumGradients:
+      return "SumGradients";
+    case Op::kReduceReplicas:
+      return "ReduceReplicas";
     case Op::kSendActivations:
       return "SendActivations";
     case Op::kReceiveActivations:
@@ -49,8 +63,12 @@ const char* name_of(Op op) {
       return "SendGradients";
     case Op::kReceiveGradients:
       return "ReceiveGradients";
-    case Op::kClipNorm:
-      return "ClipNorm";
+    case Op::kNorm:
+      return "Norm";
+    case Op::kSumNorm:
+      return "SumNorm";
+    case Op::kClipGradients:
+      return "ClipGradients";
     case Op::kOptimizerStep:
       return "OptimizerStep";
   }
@@ -62,8 +80,36 @@ bool is_message(Op op) {
          op == Op::kSendGradients || op == Op::kReceiveGradients;
 }
 
+bool is_communication(Op op) {
+  return is_message(op) || op == Op::kGatherParameters ||
+         op == Op::kReduceGradients || op == Op::kSumGradients ||
+         op == Op::kSumNorm;
+}
+
+bool is_compute(Op op) {
+  return op == Op::kForward || op == Op::kRecompute ||
+         op == Op::kBackwardInput || adds_gradients(op);
+}
+
+bool adds_gradients(Op op) {
+  return op == Op::kBackward || op == Op::kBackwardWeight;
+}
+
+Instruction begin(Instruction whole) {
+  whole.phase = Phase::kBegin;
+  return whole;
+}
+
+Instruction await(Instruction whole) {
+  whole.phase = Phase::kAwait;
+  return whole;
+}
+
 std::string describe(const Instruction& instruction) {
-  std::string text = name_of(instruction.op);
+  std::string text = instruction.phase == Phase::kBegin   ? "begin "
+                     : instruction.phase == Phase::kAwait ? "await "
+                                                          : "";
+  text += name_of(instruction.op);
   if (instruction.microbatch >= 0) {
     text += " " + std::to_string(instruction.microbatch);
   }

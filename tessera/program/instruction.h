@@ -1,10 +1,15 @@
-// A training step is a program: a list of instructions for each rank.
+// A training step is a program: the list of everything that a rank does in it.
 //
-// A schedule is a pure function that makes the list; the executor runs it; the
-// checker proves it sound. Instructions name micro-batches, never tensors.
-// Messages that follow one another directly are posted together, and the rank
-// goes on when all of them have arrived: ranks that send to each other at once
-// do not wait for each other for ever, even where a send waits for its receive.
+// A schedule is a pure function that makes the list, passes spell it out
+// (passes/), the checker proves it sound, the executor runs it. Instructions
+// name micro-batches and units, never tensors; what a unit computes and moves
+// is a fact of the unit (facts.h).
+//
+// Communication has two instructions, begin and await: what lies between them
+// goes on meanwhile. A schedule writes it whole; a pass takes it apart.
+// Lanes: a group of ranks is a lane of its own, on which collectives run in the
+//        order in which they were begun; messages are matched one by one; all
+//        else is done by the rank itself, one after the other.
 // Source: the idea of a schedule as data, Huang et al. 2019 (GPipe) and
 //         Narayanan et al. 2019 (PipeDream), as written in many training
 //         systems.
@@ -17,32 +22,54 @@
 namespace tessera::program {
 
 enum class Op {
+  kReplicateParameters,  // to the other devices of this process
   kZeroGradients,
-  kLoadInputs,        // of a micro-batch
-  kLoadTargets,       // of a micro-batch
-  kForward,           // of a micro-batch
-  kBackward,          // of a micro-batch; gradients accumulate on this rank
-  kGatherParameters,  // of a unit, from the ranks that shard them
-  kFreeParameters,    // of a unit: its own shard stays
-  kReduceGradients,   // of a unit, over the ranks that share them: begins
-  kAwaitGradients,    // until all that was begun is complete
-  kSendActivations,   // of a micro-batch, from a chunk to the next stage's
+  kLoadInputs,         // of a micro-batch
+  kLoadTargets,        // of a micro-batch
+  kForward,            // of a micro-batch through a unit
+  kRecompute,          // the same again, for a backward that needs it
+  kLoss,               // of a micro-batch, from the last unit's output
+  kBackward,           // of a micro-batch through a unit: both parts at once
+  kBackwardInput,      // the gradient of the unit's input
+  kBackwardWeight,     // the gradients of its parameters
+  kGatherParameters,   // of a unit, from the ranks that shard them: begin, await
+  kFreeParameters,     // of a unit: its own shard stays
+  kAllocateGradients,  // of a unit whose gradients live as shards: whole
+  kReduceGradients,    // of a unit, over the ranks that share them: begin, await
+  kSumGradients,       // of shards, over the replicas beside: begin, await
+  kReduceReplicas,     // gradients of the other devices of this process
+  // Messages of a micro-batch between stages: begin, await.
+  kSendActivations,
   kReceiveActivations,
-  kSendGradients,  // of a micro-batch's activations, to the stage before
+  kSendGradients,
   kReceiveGradients,
-  kClipNorm,
-  kOptimizerStep,
+  kNorm,           // this rank's part of the squared gradient norm
+  kSumNorm,        // over the world: begin, await
+  kClipGradients,  // by the norm
+  kOptimizerStep,  // of a unit
 };
+
+enum class Phase { kWhole, kBegin, kAwait };
 
 struct Instruction {
   Op op;
   int64_t microbatch = -1;  // -1: of the whole step
-  int64_t unit = -1;        // -1: of the whole chunk; see units.h
-  int64_t chunk = 0;  // of those that a rank holds; see schedules/pipeline.h
+  int64_t unit = -1;        // -1: of the whole chunk, or of all; see units.h
+  int64_t chunk = 0;  // of those that a rank holds; see schedules/schedule.h
+  Phase phase = Phase::kWhole;
   bool operator==(const Instruction&) const = default;
 };
 
 bool is_message(Op op);
+// Messages, and what a group of ranks does together.
+bool is_communication(Op op);
+// Runs a unit: forward, recompute, backward and its parts.
+bool is_compute(Op op);
+// Adds to the gradients of parameters.
+bool adds_gradients(Op op);
+
+Instruction begin(Instruction whole);
+Instruction await(Instruction whole);
 
 // Whom a message of a stage concerns. Chunk c of stage s of p is virtual stage
 // c p + s; activations go up, gradients down.
@@ -58,7 +85,7 @@ Ends ends_of(const Instruction& message, int64_t stage, int64_t stages);
 using Program = std::vector<Instruction>;
 
 const char* name_of(Op op);
-// "Forward 3", "Forward 3 unit 1", "OptimizerStep".
+// "Forward 3", "Forward 3 unit 1", "begin GatherParameters unit 1".
 std::string describe(const Instruction& instruction);
 // One line an instruction.
 std::string describe(const Program& program);

@@ -1,6 +1,4 @@
-// From chunks to units: a schedule says when a chunk of the model goes forward
-// and backward; here each of these becomes its units' one after the other, and
-// what ZeRO needs goes to its places.
+// The units of a model as a rank's program goes over them.
 //
 // A unit is what runs, is gathered and is reduced as one: an embedding, a
 // block, a head. It owns parameters, and may read those of another unit too (a
@@ -22,27 +20,33 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/program/instruction.h"
-
 namespace tessera::program {
+
+struct Unit {
+  std::vector<int64_t> reads;  // the owners of its parameters, itself included
+  int64_t zero_stage = 0;      // of its own parameters, as all below
+  bool reduced = true;         // other ranks add to its gradients, or hold some
+  bool summed = false;         // its shards' gradients have replicas beside
+  bool across_stages = false;  // other stages take part in its reduction
+  int64_t bytes = 0;           // of its parameters, gathered
+  bool recomputed = false;     // its activations: kept as its input alone
+};
 
 struct Units {
   // By chunk, in the order of the forward: its units. Empty: the program names
   // whole chunks.
   std::vector<std::vector<int64_t>> chunks;
-  // By unit, also of those that run elsewhere: the units whose parameters it
-  // reads, itself included.
-  std::vector<std::vector<int64_t>> reads;
-  std::vector<int64_t> zero_stages;   // by unit
+  std::vector<Unit> all;  // also those that run elsewhere
   bool reshard_after_forward = true;  // of stage 3
+  int64_t prefetch = 1;  // units whose parameters are gathered ahead
+  int64_t prefetch_bytes = INT64_MAX;  // of gathered parameters, at most
+  bool alone = false;                  // a world of one rank
+  int64_t devices = 1;                 // of this process: more than one, a star
 
   // The units that run here and read the parameters of `unit`, ascending.
   std::vector<int64_t> readers_of(int64_t unit) const;
   // The units whose parameters some unit that runs here reads, ascending.
   std::vector<int64_t> owners() const;
 };
-
-// REQUIRES: a program of whole chunks.
-Program over_units(const Program& program, const Units& units);
 
 }  // namespace tessera::program

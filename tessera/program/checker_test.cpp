@@ -1,0 +1,132 @@
+#include "tessera/program/checker.h"
+
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include "tessera/program/detail/test_programs.h"
+
+namespace tessera::program {
+namespace {
+
+// Every instruction matters: a program that lacks one, or has one twice, is
+// refused. Only clipping may be absent.
+void expect_that_each_matters(const Program& sound, const Units& units) {
+  for (size_t i = 0; i < sound.size(); ++i) {
+    Program missing = sound;
+    missing.erase(missing.begin() + static_cast<int64_t>(i));
+    if (sound[i].op == Op::kClipGradients) {
+      EXPECT_NO_THROW(check(missing, units));
+    } else {
+      EXPECT_THROW(check(missing, units), c10::Error) << describe(sound[i]);
+    }
+    Program doubled = sound;
+    doubled.insert(doubled.begin() + static_cast<int64_t>(i), sound[i]);
+    EXPECT_THROW(check(doubled, units), c10::Error) << describe(sound[i]);
+  }
+}
+
+TEST(Checker, RefusesAProgramWithAnInstructionMissingOrDoubled) {
+  expect_that_each_matters(accumulation(2), {});
+  for (int64_t zero_stage = 0; zero_stage <= 3; ++zero_stage) {
+    for (bool tied : {false, true}) {
+      Units units = units_of(3, zero_stage, tied);
+      units.all[1].recomputed = true;
+      units.all[2].summed = zero_stage > 0;
+      expect_that_each_matters(lowered(2, units), units);
+      expect_that_each_matters(
+          lowered(2, units, {"prefetch", "reductions", "messages"}), units);
+      const Program split = passes::lower(
+          passes::split_backward(accumulation(2), units), units);
+      expect_that_each_matters(split, units);
+    }
+  }
+}
+
+TEST(Checker, RefusesNeighboursInTheWrongOrder) {
+  const Program sound = accumulation(1);
+  for (size_t i = 0; i + 1 < sound.size(); ++i) {
+    Program swapped = sound;
+    std::swap(swapped[i], swapped[i + 1]);
+    // Targets may be loaded before or after the forward.
+    if (sound[i].op == Op::kForward && sound[i + 1].op == Op::kLoadTargets) {
+      EXPECT_NO_THROW(check(swapped));
+    } else {
+      EXPECT_THROW(check(swapped), c10::Error) << describe(sound[i]);
+    }
+  }
+}
+
+// Moves the first instruction like `what` behind the first like `behind`.
+Program moved(Program program, const Instruction& what,
+              const Instruction& behind) {
+  const auto from = std::ranges::find(program, what);
+  TORCH_INTERNAL_ASSERT(from != program.end());
+  program.erase(from);
+  const auto to = std::ranges::find(program, behind);
+  TORCH_INTERNAL_ASSERT(to != program.end());
+  program.insert(to + 1, what);
+  return program;
+}
+
+void expect_refused(const Program& program, const Units& units,
+                    const std::string& rule) {
+  try {
+    check(program, units);
+    FAIL() << "not refused: " << rule << "\n" << describe(program);
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find(rule), std::string::npos)
+        << error.what_without_backtrace();
+  }
+}
+
+TEST(Checker, NamesWhatIsBegunAndAwaitedWrongly) {
+  const Units units = units_of(3, 3);
+  const Program sound = lowered(1, units);
+  const Instruction gather{Op::kGatherParameters, -1, 1};
+  const Instruction reduce{Op::kReduceGradients, 0, 1};
+  expect_refused(moved(sound, await(gather), {Op::kForward, 0, 1}), units,
+                 "are still on their way");
+  expect_refused(moved(sound, await(gather), {Op::kFreeParameters, -1, 1}),
+                 units, "still on their way");
+  expect_refused(moved(sound, await(reduce), {Op::kNorm}), units,
+                 "is not awaited yet");
+  expect_refused(
+      moved(sound, begin(reduce), {Op::kAllocateGradients, -1, 1}), units,
+      "nothing new to reduce");
+  const Units whole = units_of(3, 0);
+  expect_refused(moved(lowered(1, whole), begin({Op::kReduceGradients, -1, 0}),
+                       begin({Op::kReduceGradients, -1, 2})),
+                 whole, "nothing new to reduce");
+}
+
+// What stays whole is reduced behind the last backward that adds to it.
+TEST(Checker, RefusesAReductionThatIsTooEarly) {
+  const Units units = units_of(2, 0);
+  Program early = lowered(2, units);
+  const Instruction reduce = begin({Op::kReduceGradients, -1, 1});
+  early.erase(std::ranges::find(early, reduce));
+  const auto first = std::ranges::find(early, Instruction{Op::kBackward, 0, 1});
+  early.insert(first + 1, reduce);
+  expect_refused(early, units, "were reduced already");
+}
+
+TEST(Checker, Evaluations) {
+  const Units units = units_of(3, 3, /*tied=*/true);
+  const Program program = passes::lower(
+      schedules::evaluation({.num_microbatches = 2}, 0), units,
+      Kind::kEvaluation);
+  EXPECT_EQ(check(program, units, Kind::kEvaluation).num_microbatches, 2);
+  EXPECT_THROW(check(program, units), c10::Error);
+  EXPECT_THROW(check(lowered(1, units), units, Kind::kEvaluation), c10::Error);
+}
+
+TEST(Checker, DevicesOfOneProcess) {
+  Units units;
+  units.devices = 4;
+  const Program program = lowered(2, units);
+  EXPECT_EQ(program.front(), Instruction{Op::kReplicateParameters});
+  expect_that_each_matters(program, units);
+}
+
+}  // namespace
+}  // namespace tessera::program

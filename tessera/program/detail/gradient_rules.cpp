@@ -1,0 +1,172 @@
+#include <algorithm>
+
+#include "tessera/program/detail/rules.h"
+
+namespace tessera::program::detail {
+
+GradientRules::GradientRules(const Units& units, Kind kind)
+    : Rules(units, kind), owners_(units.all.size()) {}
+
+void GradientRules::take(const Instruction& instruction) {
+  if (adds_gradients(instruction.op)) add(instruction);
+  switch (instruction.op) {
+    case Op::kZeroGradients:
+      require(!zeroed_ && !added_, "gradients are zeroed once, first");
+      zeroed_ = true;
+      break;
+    case Op::kLoadInputs:
+    case Op::kForward:
+      require(zeroed_ || kind_ == Kind::kEvaluation,
+              "gradients are not zeroed yet");
+      break;
+    case Op::kAllocateGradients: {
+      Owner& owner = owners_[instruction.unit];
+      require(unit_at(instruction.unit).zero_stage >= 2 && zeroed_,
+              "only gradients that live as shards are allocated");
+      require(!owner.allocated, "allocated already");
+      owner.allocated = true;
+      break;
+    }
+    case Op::kReduceGradients:
+      reduce(instruction);
+      break;
+    case Op::kSumGradients:
+      sum(instruction);
+      break;
+    case Op::kReduceReplicas:
+      require(units_.devices > 1 && added_ && !gathered_replicas_,
+              "gradients come from the other devices once, complete");
+      gathered_replicas_ = true;
+      break;
+    default:
+      tail(instruction);
+  }
+}
+
+void GradientRules::add(const Instruction& instruction) {
+  require(zeroed_, "gradients are not zeroed yet");
+  require(!gathered_replicas_, "behind the sum over devices");
+  added_ = true;
+  if (!names_units()) return;
+  for (int64_t id : reads(instruction)) {
+    Owner& owner = owners_[id];
+    const int64_t stage = unit_at(id).zero_stage;
+    require(stage < 2 || owner.allocated, "the gradients of unit ", id,
+            " are not allocated");
+    require(stage >= 2 || owner.reductions == 0, "the gradients of unit ", id,
+            " were reduced already");
+    ++owner.adds;
+    ++owner.adds_of[instruction.microbatch];
+  }
+}
+
+void GradientRules::reduce(const Instruction& instruction) {
+  const Unit& unit = unit_at(instruction.unit);
+  Owner& owner = owners_[instruction.unit];
+  require(unit.reduced, "nobody shares these gradients");
+  if (begins(instruction)) {
+    require(!owner.under_way, "the reduction before it is still under way");
+    require(owner.adds > 0, "there is nothing new to reduce");
+    require(unit.zero_stage >= 2 || owner.reductions == 0, "reduced twice");
+    if (unit.zero_stage >= 2) {
+      const auto readers = static_cast<int64_t>(
+          units_.readers_of(instruction.unit).size());
+      require(owner.adds == readers &&
+                  owner.adds_of[instruction.microbatch] == readers,
+              "a backward that adds to these gradients is still to come");
+    }
+    owner.adds = 0;
+    owner.allocated = false;
+    owner.under_way = true;
+    ++owner.reductions;
+  }
+  if (ends(instruction)) {
+    require(owner.under_way, "its reduction was not begun");
+    owner.under_way = false;
+  }
+}
+
+void GradientRules::sum(const Instruction& instruction) {
+  const Unit& unit = unit_at(instruction.unit);
+  Owner& owner = owners_[instruction.unit];
+  require(unit.summed, "its shards have no replicas");
+  if (begins(instruction)) {
+    require(!owner.under_way && owner.adds == 0 && owner.reductions > 0,
+            "its reductions are not complete");
+    require(owner.sum == Progress::kNone, "summed twice");
+    owner.sum = Progress::kUnderWay;
+  }
+  if (ends(instruction)) {
+    require(owner.sum == Progress::kUnderWay, "its sum was not begun");
+    owner.sum = Progress::kDone;
+  }
+}
+
+void GradientRules::check_owner(int64_t id) {
+  const Unit& unit = unit_at(id);
+  const Owner& owner = owners_[id];
+  require(!owner.under_way, "the reduction of unit ", id,
+          " is not awaited yet");
+  require(!owner.allocated, "the gradients of unit ", id,
+          " are still whole");
+  const auto microbatches = static_cast<int64_t>(owner.adds_of.size());
+  const int64_t due = !unit.reduced           ? 0
+                      : unit.zero_stage >= 2 ? microbatches
+                                             : 1;
+  require(owner.reductions == due, "the gradients of unit ", id,
+          " are reduced ", owner.reductions, " times, not ", due);
+  require(!unit.reduced || owner.adds == 0, "the gradients of unit ", id,
+          " were added to behind their reduction");
+  require(!unit.summed || owner.sum == Progress::kDone, "the gradients of ",
+          "unit ", id, " are not summed over their replicas");
+}
+
+void GradientRules::norm() {
+  require(!normed_, "the norm is taken once");
+  require(added_, "there is no micro-batch");
+  require(units_.devices == 1 || gathered_replicas_,
+          "the gradients of the other devices are missing");
+  if (names_units()) {
+    for (int64_t owner : units_.owners()) check_owner(owner);
+  }
+  normed_ = true;
+}
+
+void GradientRules::tail(const Instruction& instruction) {
+  switch (instruction.op) {
+    case Op::kNorm:
+      return norm();
+    case Op::kSumNorm:
+      require(normed_, "behind the norm");
+      if (begins(instruction)) {
+        require(sum_norm_ == Progress::kNone, "summed twice");
+        sum_norm_ = Progress::kUnderWay;
+      }
+      if (ends(instruction)) {
+        require(sum_norm_ == Progress::kUnderWay, "it was not begun");
+        sum_norm_ = Progress::kDone;
+      }
+      return;
+    case Op::kClipGradients:
+    case Op::kOptimizerStep: {
+      const bool clips = instruction.op == Op::kClipGradients;
+      require(normed_ && (units_.alone || sum_norm_ == Progress::kDone),
+              "the norm is not known yet");
+      require(!clips || (!clipped_ && !stepped_),
+              "clipped once, before the update");
+      require(clips || names_units() || !stepped_, "updated twice");
+      (clips ? clipped_ : stepped_) = true;
+      return;
+    }
+    default:
+      require(!normed_ || !is_compute(instruction.op), "behind the norm");
+  }
+}
+
+void GradientRules::finish() {
+  if (kind_ == Kind::kEvaluation) return;
+  require(stepped_, "the program has no OptimizerStep");
+  require(sum_norm_ != Progress::kUnderWay, "the norm's sum was left begun");
+}
+
+}  // namespace tessera::program::detail

@@ -1,0 +1,176 @@
+#include <algorithm>
+#include <set>
+
+#include "tessera/program/detail/rules.h"
+
+namespace tessera::program::detail {
+
+int64_t MicrobatchRules::num_microbatches() const {
+  std::set<int64_t> distinct;
+  for (const auto& [key, state] : states_) distinct.insert(key.first);
+  return static_cast<int64_t>(distinct.size());
+}
+
+// Units of a chunk: one where the program names whole chunks.
+int64_t MicrobatchRules::length_of(int64_t chunk) const {
+  if (!names_units()) return 1;
+  require(chunk >= 0 && chunk < static_cast<int64_t>(units_.chunks.size()),
+          "there is no chunk ", chunk);
+  return static_cast<int64_t>(units_.chunks[chunk].size());
+}
+
+int64_t MicrobatchRules::unit_of(const Instruction& instruction,
+                                 int64_t place) const {
+  require(place >= 0 && place < length_of(instruction.chunk),
+          "it went already");
+  return names_units() ? units_.chunks[instruction.chunk][place] : -1;
+}
+
+void MicrobatchRules::take(const Instruction& instruction) {
+  if (instruction.op == Op::kNorm) complete_ = true;
+  const bool loads = instruction.op == Op::kLoadInputs ||
+                     instruction.op == Op::kLoadTargets;
+  if (!is_message(instruction.op) && !is_compute(instruction.op) && !loads &&
+      instruction.op != Op::kLoss) {
+    return;
+  }
+  require(instruction.microbatch >= 0, "it names no micro-batch");
+  require(!complete_, "a micro-batch behind the norm");
+  State& state = states_[{instruction.microbatch, instruction.chunk}];
+  switch (instruction.op) {
+    case Op::kLoadInputs:
+      require(state.inputs == Progress::kNone, "its inputs are there already");
+      state.inputs = Progress::kDone;
+      state.loaded = true;
+      break;
+    case Op::kLoadTargets:
+      require(!state.targets, "its targets are there already");
+      state.targets = true;
+      break;
+    case Op::kLoss:
+      require(state.forward == length_of(instruction.chunk) && state.targets,
+              "a loss is behind the forward and the targets");
+      require(!state.loss, "its loss is there already");
+      state.loss = true;
+      break;
+    case Op::kForward:
+      forward(instruction, state);
+      break;
+    default:
+      is_message(instruction.op) ? message(instruction, state)
+                                 : backward(instruction, state);
+  }
+}
+
+void MicrobatchRules::advance(const Instruction& instruction,
+                              Progress& progress, bool may_begin) const {
+  if (begins(instruction)) {
+    require(progress == Progress::kNone, "it was begun already");
+    require(may_begin, "what it sends is not computed yet");
+    progress = Progress::kUnderWay;
+  }
+  if (ends(instruction)) {
+    require(progress == Progress::kUnderWay, "it was not begun");
+    progress = Progress::kDone;
+  }
+}
+
+void MicrobatchRules::message(const Instruction& instruction, State& state) {
+  const int64_t length = length_of(instruction.chunk);
+  switch (instruction.op) {
+    case Op::kReceiveActivations:
+      require(!state.loaded, "its inputs are there already");
+      return advance(instruction, state.inputs, true);
+    case Op::kReceiveGradients:
+      state.received = true;
+      return advance(instruction, state.gradients, true);
+    case Op::kSendActivations:
+      return advance(instruction, state.sent_up, state.forward == length);
+    default:
+      return advance(instruction, state.sent_down, state.input == length);
+  }
+}
+
+void MicrobatchRules::forward(const Instruction& instruction, State& state) {
+  const int64_t unit = unit_of(instruction, state.forward);
+  require(instruction.unit == unit, "not this unit's turn");
+  require(state.inputs == Progress::kDone, "forward: behind its inputs");
+  if (state.forward++ == 0) peak_alive_ = std::max(peak_alive_, ++alive_);
+}
+
+void MicrobatchRules::backward(const Instruction& instruction, State& state) {
+  require(kind_ == Kind::kTraining, "an evaluation goes forward alone");
+  require(state.forward == length_of(instruction.chunk) &&
+              (state.loss || state.gradients == Progress::kDone),
+          "backward: behind its forward and its loss or gradients");
+  const bool recomputed =
+      names_units() && unit_at(instruction.unit).recomputed;
+  if (instruction.op == Op::kRecompute) {
+    require(recomputed, "its activations were kept");
+    require(state.recomputed != instruction.unit, "recomputed twice");
+    state.recomputed = instruction.unit;
+    return;
+  }
+  if (instruction.op == Op::kBackwardWeight) {
+    return weight_part(instruction, state);
+  }
+  require(!recomputed || state.recomputed == instruction.unit,
+          "its activations were not kept, nor recomputed");
+  input_part(instruction, state);
+  if (instruction.op == Op::kBackward) weight_part(instruction, state);
+}
+
+// Through the units from the last to the first.
+void MicrobatchRules::input_part(const Instruction& instruction,
+                                 State& state) {
+  const int64_t length = length_of(instruction.chunk);
+  require(instruction.unit == unit_of(instruction, length - 1 - state.input),
+          "not this unit's turn");
+  ++state.input;
+}
+
+// Behind the unit's input part; the first unit's input has no gradient.
+void MicrobatchRules::weight_part(const Instruction& instruction,
+                                  State& state) {
+  const int64_t length = length_of(instruction.chunk);
+  if (instruction.op == Op::kBackwardWeight && instruction.unit == 0) {
+    input_part(instruction, state);
+  }
+  bool behind = !names_units();
+  for (int64_t i = 0; names_units() && i < state.input; ++i) {
+    behind |= unit_of(instruction, length - 1 - i) == instruction.unit;
+  }
+  require(behind && state.input > 0, "behind the gradient of its input");
+  require(std::ranges::count(state.weight, instruction.unit) == 0,
+          "it went already");
+  state.weight.push_back(instruction.unit);
+  if (static_cast<int64_t>(state.weight.size()) == length) --alive_;
+}
+
+void MicrobatchRules::finish() {
+  require(!states_.empty(), "there is no micro-batch");
+  const bool trains = kind_ == Kind::kTraining;
+  for (const auto& [key, state] : states_) {
+    const auto [m, chunk] = key;
+    const auto length = static_cast<size_t>(length_of(chunk));
+    require(static_cast<size_t>(state.forward) == length, "micro-batch ", m,
+            " never goes forward");
+    require(!trains || state.weight.size() == length, "micro-batch ", m,
+            " never goes backward");
+    for (Progress each :
+         {state.inputs, state.gradients, state.sent_up, state.sent_down}) {
+      require(each != Progress::kUnderWay, "a message of micro-batch ", m,
+              " was left begun");
+    }
+    const bool goes_on = state.sent_up == Progress::kDone;
+    require(goes_on != state.loss, "micro-batch ", m,
+            goes_on ? " has a loss and was sent on" : " was not sent on");
+    require(!trains || goes_on == state.received, "micro-batch ", m,
+            " hears of no gradient");
+    const bool goes_back = state.sent_down == Progress::kDone;
+    require(!trains || goes_back != state.loaded, "micro-batch ", m,
+            " tells no gradient to the stage before");
+  }
+}
+
+}  // namespace tessera::program::detail

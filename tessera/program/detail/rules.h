@@ -1,0 +1,152 @@
+// The rules of checker.h, in three sets: what micro-batches do, where
+// parameters are, what becomes of gradients. Each set sees every instruction.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/program/checker.h"
+
+namespace tessera::program::detail {
+
+class Rules {
+ public:
+  Rules(const Units& units, Kind kind) : units_(units), kind_(kind) {}
+  virtual ~Rules() = default;
+  Rules(const Rules&) = delete;
+  Rules& operator=(const Rules&) = delete;
+
+  // `place`: "at 12: Forward 3 unit 1".
+  void see(const Instruction& instruction, const std::string& place) {
+    place_ = &place;
+    take(instruction);
+  }
+  void end(const std::string& place) {
+    place_ = &place;
+    finish();
+  }
+
+ protected:
+  virtual void take(const Instruction& instruction) = 0;
+  virtual void finish() = 0;
+
+  template <typename... Args>
+  void require(bool holds, const Args&... rule) const {
+    TORCH_INTERNAL_ASSERT(holds, "program: ", *place_, ": ",
+                          c10::str(rule...));
+  }
+  bool names_units() const { return !units_.chunks.empty(); }
+  const Unit& unit_at(int64_t unit) const {
+    require(unit >= 0 && unit < static_cast<int64_t>(units_.all.size()),
+            "there is no such unit");
+    return units_.all[unit];
+  }
+  // The units whose parameters a compute instruction reads.
+  const std::vector<int64_t>& reads(const Instruction& instruction) const {
+    return unit_at(instruction.unit).reads;
+  }
+  static bool begins(const Instruction& each) {
+    return each.phase != Phase::kAwait;
+  }
+  static bool ends(const Instruction& each) {
+    return each.phase != Phase::kBegin;
+  }
+
+  const Units& units_;
+  const Kind kind_;
+
+ private:
+  const std::string* place_ = nullptr;
+};
+
+// Something that is begun and awaited, or done at once.
+enum class Progress { kNone, kUnderWay, kDone };
+
+class MicrobatchRules : public Rules {
+ public:
+  using Rules::Rules;
+  int64_t num_microbatches() const;
+  int64_t peak_alive() const { return peak_alive_; }
+
+ protected:
+  void take(const Instruction& instruction) override;
+  void finish() override;
+
+ private:
+  // Of a micro-batch in a chunk.
+  struct State {
+    Progress inputs = Progress::kNone, gradients = Progress::kNone;
+    Progress sent_up = Progress::kNone, sent_down = Progress::kNone;
+    bool targets = false, loss = false, loaded = false, received = false;
+    int64_t forward = 0, input = 0;  // units that went
+    std::vector<int64_t> weight = {};  // units, in the order in which they went
+    int64_t recomputed = -1;
+  };
+  int64_t length_of(int64_t chunk) const;
+  int64_t unit_of(const Instruction& instruction, int64_t place) const;
+  void message(const Instruction& instruction, State& state);
+  void advance(const Instruction& instruction, Progress& progress,
+               bool may_begin) const;
+  void forward(const Instruction& instruction, State& state);
+  void backward(const Instruction& instruction, State& state);
+  void input_part(const Instruction& instruction, State& state);
+  void weight_part(const Instruction& instruction, State& state);
+
+  std::map<std::pair<int64_t, int64_t>, State> states_;  // micro-batch, chunk
+  bool complete_ = false;
+  int64_t alive_ = 0, peak_alive_ = 0;
+};
+
+class ParameterRules : public Rules {
+ public:
+  ParameterRules(const Units& units, Kind kind);
+  int64_t gathers() const { return gathers_; }
+  int64_t peak_gathered() const { return peak_gathered_; }
+
+ protected:
+  void take(const Instruction& instruction) override;
+  void finish() override;
+
+ private:
+  void gather(const Instruction& instruction);
+  std::vector<Progress> whole_;  // by unit: its parameters are gathered
+  std::vector<bool> stepped_;    // by unit
+  bool replicated_ = false, computed_ = false;
+  int64_t gathers_ = 0, now_gathered_ = 0, peak_gathered_ = 0;
+};
+
+class GradientRules : public Rules {
+ public:
+  GradientRules(const Units& units, Kind kind);
+
+ protected:
+  void take(const Instruction& instruction) override;
+  void finish() override;
+
+ private:
+  struct Owner {
+    bool allocated = false;
+    int64_t adds = 0;        // backwards that added since the last reduction
+    int64_t reductions = 0;  // begun
+    bool under_way = false;
+    Progress sum = Progress::kNone;
+    std::map<int64_t, int64_t> adds_of = {};  // by micro-batch
+  };
+  void add(const Instruction& instruction);
+  void reduce(const Instruction& instruction);
+  void sum(const Instruction& instruction);
+  void norm();
+  void check_owner(int64_t owner);
+  void tail(const Instruction& instruction);
+
+  std::vector<Owner> owners_;  // by unit
+  bool zeroed_ = false, added_ = false, gathered_replicas_ = false;
+  bool normed_ = false, clipped_ = false, stepped_ = false;
+  Progress sum_norm_ = Progress::kNone;
+};
+
+}  // namespace tessera::program::detail

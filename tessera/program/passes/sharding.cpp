@@ -1,0 +1,152 @@
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "tessera/program/passes/pass.h"
+
+namespace tessera::program::passes {
+namespace {
+
+class Sharding {
+ public:
+  Sharding(const Program& program, const Units& units)
+      : program_(program), units_(units), owners_(units.all.size()) {
+    for (const auto& instruction : program) {
+      if (!adds_gradients(instruction.op)) continue;
+      for (int64_t owner : reads(instruction)) {
+        ++owners_[owner].adds_left;
+        ++owners_[owner].adds_left_of[instruction.microbatch];
+      }
+    }
+  }
+
+  Program run() {
+    for (const auto& instruction : program_) {
+      if (is_compute(instruction.op)) {
+        compute(instruction);
+      } else if (instruction.op == Op::kNorm) {
+        complete_gradients();
+        lowered_.push_back(instruction);
+      } else if (instruction.op == Op::kOptimizerStep) {
+        update();
+      } else {
+        lowered_.push_back(instruction);
+      }
+    }
+    return std::move(lowered_);
+  }
+
+ private:
+  struct Owner {
+    bool gathered = false;   // in stage 3
+    bool allocated = false;  // whole gradients, in stages 2 and 3
+    int64_t adds_left = 0;   // backwards that add to its gradients
+    std::map<int64_t, int64_t> adds_left_of = {};  // by micro-batch
+    std::map<int64_t, bool> entered = {};  // micro-batches that went forward
+  };
+
+  const std::vector<int64_t>& reads(const Instruction& instruction) const {
+    return units_.all[instruction.unit].reads;
+  }
+  int64_t stage_of(int64_t owner) const { return units_.all[owner].zero_stage; }
+
+  void push(Op op, int64_t owner, int64_t microbatch = -1) {
+    lowered_.push_back({op, microbatch, owner});
+  }
+
+  void compute(const Instruction& instruction) {
+    for (int64_t owner : reads(instruction)) {
+      gather(owner);
+      if (adds_gradients(instruction.op)) allocate(owner);
+    }
+    lowered_.push_back(instruction);
+    for (int64_t owner : reads(instruction)) behind(instruction, owner);
+  }
+
+  void behind(const Instruction& instruction, int64_t owner) {
+    Owner& state = owners_[owner];
+    const int64_t m = instruction.microbatch;
+    if (instruction.op == Op::kRecompute) return;  // its backward is next
+    if (instruction.op == Op::kForward) state.entered[m] = true;
+    if (adds_gradients(instruction.op)) {
+      const bool complete = --state.adds_left_of[m] == 0;
+      const bool last = --state.adds_left == 0;
+      if (stage_of(owner) >= 2 ? complete : last) reduce(owner, m);
+    }
+    if (!stays(owner) || !is_awaited(owner)) free(owner);
+  }
+
+  bool stays(int64_t owner) const {
+    return !units_.reshard_after_forward || units_.readers_of(owner).size() > 1;
+  }
+
+  // Some micro-batch is between its forward and its last backward.
+  bool is_awaited(int64_t owner) const {
+    const Owner& state = owners_[owner];
+    return std::ranges::any_of(state.entered, [&](const auto& each) {
+      const auto left = state.adds_left_of.find(each.first);
+      return left != state.adds_left_of.end() && left->second > 0;
+    });
+  }
+
+  void gather(int64_t owner) {
+    if (stage_of(owner) < 3 || owners_[owner].gathered) return;
+    owners_[owner].gathered = true;
+    push(Op::kGatherParameters, owner);
+  }
+
+  void free(int64_t owner) {
+    if (!owners_[owner].gathered) return;
+    owners_[owner].gathered = false;
+    push(Op::kFreeParameters, owner);
+  }
+
+  void allocate(int64_t owner) {
+    if (stage_of(owner) < 2 || owners_[owner].allocated) return;
+    owners_[owner].allocated = true;
+    push(Op::kAllocateGradients, owner);
+  }
+
+  // Ranks of other stages are still in the middle of their programs: what they
+  // take part in is left to the end.
+  void reduce(int64_t owner, int64_t microbatch) {
+    owners_[owner].allocated = false;
+    if (!units_.all[owner].reduced || units_.all[owner].across_stages) return;
+    push(Op::kReduceGradients, owner, stage_of(owner) >= 2 ? microbatch : -1);
+  }
+
+  void complete_gradients() {
+    for (int64_t owner : units_.owners()) {
+      const Unit& unit = units_.all[owner];
+      if (unit.across_stages && unit.reduced) {
+        push(Op::kReduceGradients, owner);
+      }
+    }
+    for (int64_t owner : units_.owners()) {
+      if (units_.all[owner].summed) push(Op::kSumGradients, owner);
+    }
+  }
+
+  // Every rank updates its shard; what lives whole is gathered again.
+  void update() {
+    for (int64_t owner : units_.owners()) {
+      push(Op::kOptimizerStep, owner);
+      const int64_t stage = stage_of(owner);
+      if (stage == 1 || stage == 2) push(Op::kGatherParameters, owner);
+    }
+  }
+
+  const Program& program_;
+  const Units& units_;
+  Program lowered_;
+  std::vector<Owner> owners_;  // by unit
+};
+
+}  // namespace
+
+Program sharding(const Program& program, const Units& units) {
+  if (units.chunks.empty()) return program;
+  return Sharding(program, units).run();
+}
+
+}  // namespace tessera::program::passes

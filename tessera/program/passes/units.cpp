@@ -1,0 +1,47 @@
+#include "tessera/program/passes/pass.h"
+
+namespace tessera::program::passes {
+
+Program units(const Program& program, const Units& units) {
+  if (units.chunks.empty()) return program;
+  Program lowered;
+  for (const auto& instruction : program) {
+    if (!is_compute(instruction.op)) {
+      lowered.push_back(instruction);
+      continue;
+    }
+    const auto& chunk = units.chunks.at(instruction.chunk);
+    const auto push = [&](int64_t unit) {
+      // The first unit's input, token ids, has no gradient.
+      if (instruction.op == Op::kBackwardInput && unit == 0) return;
+      lowered.push_back(instruction);
+      lowered.back().unit = unit;
+    };
+    if (instruction.op == Op::kForward) {
+      for (auto unit = chunk.begin(); unit != chunk.end(); ++unit) push(*unit);
+    } else {
+      for (auto unit = chunk.rbegin(); unit != chunk.rend(); ++unit) {
+        push(*unit);
+      }
+    }
+  }
+  return lowered;
+}
+
+Program split_backward(const Program& program, const Units& /*units*/) {
+  Program split;
+  for (const auto& instruction : program) {
+    if (instruction.op != Op::kBackward) {
+      split.push_back(instruction);
+      continue;
+    }
+    for (Op part : {Op::kBackwardInput, Op::kBackwardWeight}) {
+      if (part == Op::kBackwardInput && instruction.unit == 0) continue;
+      split.push_back(instruction);
+      split.back().op = part;
+    }
+  }
+  return split;
+}
+
+}  // namespace tessera::program::passes

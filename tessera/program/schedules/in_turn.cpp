@@ -1,0 +1,37 @@
+#include "tessera/program/schedules/in_turn.h"
+
+#include <algorithm>
+
+namespace tessera::program::schedules {
+
+std::vector<Work> in_groups(const Shape& shape, Op op, int64_t group) {
+  const int64_t m = shape.num_microbatches, v = shape.chunks;
+  std::vector<Work> works;
+  for (int64_t first = 0; first < m; first += group) {
+    for (int64_t i = 0; i < v; ++i) {
+      const int64_t chunk = op == Op::kForward ? i : v - 1 - i;
+      for (int64_t each = first; each < std::min(m, first + group); ++each) {
+        works.push_back({op, each, chunk});
+      }
+    }
+  }
+  return works;
+}
+
+std::vector<Turn> in_turn(const std::vector<Work>& forwards,
+                          const std::vector<Work>& backwards, int64_t ahead,
+                          bool paired /* = false */) {
+  const auto n = static_cast<int64_t>(forwards.size());
+  ahead = std::min(ahead, n);
+  std::vector<Turn> turns;
+  for (int64_t i = 0; i < ahead; ++i) turns.push_back({forwards[i]});
+  for (int64_t i = 0; i < n; ++i) {
+    const bool has_forward = ahead + i < n;
+    if (has_forward) turns.push_back({forwards[ahead + i]});
+    if (!has_forward || !paired) turns.emplace_back();
+    turns.back().push_back(backwards[i]);
+  }
+  return turns;
+}
+
+}  // namespace tessera::program::schedules

@@ -1,0 +1,115 @@
+#include "tessera/program/schedules/schedule.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace tessera::program::schedules {
+namespace {
+
+class Writer {
+ public:
+  Writer(const Shape& shape, int64_t stage) : shape_(shape), stage_(stage) {}
+
+  void push(Instruction instruction) { program_.push_back(instruction); }
+
+  void turns(const std::vector<Turn>& turns, bool trains) {
+    for (size_t i = 0; i <= turns.size(); ++i) {
+      if (i > 0) {
+        for (const Work& work : turns[i - 1]) compute(work, trains);
+        for (const Work& work : turns[i - 1]) send_from(work);
+      }
+      if (i == turns.size()) break;
+      for (const Work& work : turns[i]) receive_for(work);
+    }
+  }
+
+  Program finish() { return std::move(program_); }
+
+ private:
+  // The gradient of a chunk's input is there behind its first part.
+  static bool takes_gradients(const Work& work) {
+    return work.op == Op::kBackward || work.op == Op::kBackwardInput;
+  }
+
+  void receive_for(const Work& work) {
+    if (work.op == Op::kForward && !is_first(work.chunk)) {
+      push(Op::kReceiveActivations, work);
+    } else if (takes_gradients(work) && !is_last(work.chunk)) {
+      push(Op::kReceiveGradients, work);
+    }
+  }
+
+  void compute(const Work& work, bool trains) {
+    const bool forward = work.op == Op::kForward;
+    if (forward && is_first(work.chunk)) push(Op::kLoadInputs, work);
+    // A loss that is trained on comes right before its backward.
+    if (takes_gradients(work) && is_last(work.chunk)) loss_of(work);
+    push(work.op, work);
+    if (forward && !trains && is_last(work.chunk)) loss_of(work);
+  }
+
+  void loss_of(const Work& work) {
+    push(Op::kLoadTargets, work);
+    push(Op::kLoss, work);
+  }
+
+  void send_from(const Work& work) {
+    if (work.op == Op::kForward && !is_last(work.chunk)) {
+      push(Op::kSendActivations, work);
+    } else if (takes_gradients(work) && !is_first(work.chunk)) {
+      push(Op::kSendGradients, work);
+    }
+  }
+
+  bool is_first(int64_t chunk) const { return stage_ == 0 && chunk == 0; }
+  bool is_last(int64_t chunk) const {
+    return stage_ == shape_.stages - 1 && chunk == shape_.chunks - 1;
+  }
+  void push(Op op, const Work& work) {
+    program_.push_back({op, work.microbatch, -1, work.chunk});
+  }
+
+  const Shape& shape_;
+  int64_t stage_;
+  Program program_;
+};
+
+}  // namespace
+
+const Schedule& named(std::string_view name) {
+  for (const Schedule& schedule : all()) {
+    if (schedule.name == name) return schedule;
+  }
+  TORCH_INTERNAL_ASSERT(false, "program: there is no schedule ", name);
+}
+
+Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
+             const Tail& tail) {
+  TORCH_INTERNAL_ASSERT(
+      shape.num_microbatches >= 1 &&
+      (shape.chunks == 1 ||
+       (schedule.chunked && shape.num_microbatches % shape.stages == 0)));
+  Writer writer(shape, stage);
+  writer.push({Op::kZeroGradients});
+  writer.turns(schedule.turns(shape, stage), /*trains=*/true);
+  writer.push({Op::kNorm});
+  if (!tail.alone) writer.push({Op::kSumNorm});
+  if (tail.clip) writer.push({Op::kClipGradients});
+  writer.push({Op::kOptimizerStep});
+  return writer.finish();
+}
+
+Program evaluation(const Shape& shape, int64_t stage) {
+  std::vector<Turn> turns;
+  for (int64_t m = 0; m < shape.num_microbatches; ++m) {
+    for (int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
+      turns.push_back({{Op::kForward, m, chunk}});
+    }
+  }
+  Writer writer(shape, stage);
+  writer.turns(turns, /*trains=*/false);
+  return writer.finish();
+}
+
+}  // namespace tessera::program::schedules
