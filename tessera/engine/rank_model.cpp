@@ -1,13 +1,16 @@
 #include "tessera/engine/rank_model.h"
 
+#include <ATen/ATen.h>
+
 #include <utility>
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/error.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/engine/precision.h"
-#include "tessera/program/checker.h"
-#include "tessera/program/schedules/pipeline.h"
+#include "tessera/engine/rank_stage.h"
+#include "tessera/engine/star_stage.h"
+#include "tessera/engine/step_programs.h"
 
 namespace tessera::engine {
 
@@ -32,12 +35,25 @@ RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks)
   build_model();
   build_optimizer();
   build_stage();
-  build_program();
+  build_programs();
 }
 
 void RankModel::step(StepInput input, const program::Observer& observer) {
-  stage_->begin(std::move(input), accumulation(config_));
-  program::execute(program_, *stage_, observer);
+  stage_->begin_program(std::move(input), accumulation(config_),
+                        program::Kind::kTraining);
+  program::execute(step_, *stage_, observer);
+}
+
+nn::LossSum RankModel::evaluate(const data::Batch& batch) {
+  StepInput input;
+  input.load = [&](int64_t, int64_t) { return batch; };
+  input.samples = batch.inputs.size(0);
+  input.tokens = batch.inputs.size(1) / composed_.mesh.degree(mesh::Axis::kCp);
+  stage_->begin_program(std::move(input), 1, program::Kind::kEvaluation);
+  program::execute(evaluation_, *stage_);
+  stage_->read_losses();
+  return {at::scalar_tensor(stage_->loss_sum(), at::kDouble),
+          at::scalar_tensor(stage_->weight(), at::kDouble)};
 }
 
 // Structure, parallelism, memory; then the first weights.
@@ -64,10 +80,13 @@ void RankModel::build_model() {
   options.pipeline = pipeline_options(config_);
   options.zero_stage = config_.zero.stage;
   options.expert_zero_stage = expert_zero_stage(config_);
-  options.reshard_after_forward = config_.zero.reshard_after_forward;
-  options.gradient_dtype = gradient_dtype(config_);
-  options.bucket_bytes =
-      static_cast<int64_t>(config_.zero.bucket_mb * (1 << 20));
+  options.units = {
+      .reshard_after_forward = config_.zero.reshard_after_forward,
+      .prefetch = config_.zero.prefetch,
+      .recompute_every = recompute_options(config_).every,
+      .dtype = compute_dtype(config_),
+      .gradient_dtype = gradient_dtype(config_),
+      .bucket_bytes = static_cast<int64_t>(config_.zero.bucket_mb * (1 << 20))};
   composed_ = parallel::compose(*decoder_, mesh, ranks_, options);
 }
 
@@ -90,24 +109,14 @@ void RankModel::build_stage() {
                                          ranks_.world(), clip_norm);
   } else {
     stage_ = std::make_unique<RankStage>(*decoder_, composed_, *optimizer_,
-                                         ranks_.world(), clip_norm,
-                                         recompute_options(config_));
+                                         ranks_.world(), clip_norm);
   }
 }
 
-// Every rank proves the programs of all stages, since they must meet.
-void RankModel::build_program() {
-  const auto pipeline = pipeline_of(config_);
-  std::vector<program::Program> stages;
-  for (int64_t stage = 0; stage < pipeline.stages; ++stage) {
-    stages.push_back(program::schedules::pipeline(pipeline, stage));
-    program::check(stages.back());
-  }
-  program::check_messages(stages);
-  program_ = std::move(stages[composed_.coord[mesh::Axis::kPp]]);
-  if (star()) return;
-  program_ = program::over_units(program_, composed_.units);
-  program::check(program_, composed_.units);
+void RankModel::build_programs() {
+  const StepPrograms programs(config_, composed_);
+  step_ = programs.of(ranks_.rank(), program::Kind::kTraining);
+  evaluation_ = programs.of(ranks_.rank(), program::Kind::kEvaluation);
 }
 
 // The trained decoder and, for every further device, one of its shape.

@@ -12,7 +12,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/engine/run_config.h"
-#include "tessera/engine/train_stage.h"
+#include "tessera/engine/stage.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/program/executor.h"
@@ -31,6 +31,9 @@ class RankModel {
 
   // One step; the observer hears of each instruction.
   void step(StepInput input, const program::Observer& observer = nullptr);
+  // Sum of the cross-entropy of one batch, without gradients: each token counts
+  // on one of the ranks that hold a model together, for which it is collective.
+  nn::LossSum evaluate(const data::Batch& batch);
   // After the shards or the optimizer's state were changed from outside.
   void shards_changed() { composed_.parameters->gather_all(); }
 
@@ -44,7 +47,7 @@ class RankModel {
   void build_model();
   void build_optimizer();
   void build_stage();
-  void build_program();
+  void build_programs();
   std::vector<std::shared_ptr<models::Model>> replicas() const;
   // Data parallelism on threads around device 0, which is the one rank.
   bool star() const { return config_.mesh.data_parallel == "dp"; }
@@ -55,7 +58,7 @@ class RankModel {
   parallel::Composed composed_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<TrainStage> stage_;
-  program::Program program_;
+  program::Program step_, evaluation_;
 };
 
 }  // namespace tessera::engine

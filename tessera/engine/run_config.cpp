@@ -278,12 +278,10 @@ RecomputeOptions recompute_options(const RunConfig& config) {
               config.recompute.mode == "block" ? config.recompute.every : 0};
 }
 
-program::schedules::Pipeline pipeline_of(const RunConfig& config) {
-  return {.schedule = config.pipeline.schedule,
-          .stages = config.mesh.pp,
+program::schedules::Shape shape_of(const RunConfig& config) {
+  return {.stages = config.mesh.pp,
           .chunks = config.pipeline.chunks,
-          .num_microbatches = accumulation(config),
-          .clip = config.optimizer.clip_norm > 0};
+          .num_microbatches = accumulation(config)};
 }
 
 int64_t data_parallel_degree(const RunConfig& config) {

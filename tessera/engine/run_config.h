@@ -25,7 +25,7 @@
 #include "tessera/parallel/parallel_config.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
-#include "tessera/program/schedules/pipeline.h"
+#include "tessera/program/schedules/schedule.h"
 
 namespace tessera::engine {
 
@@ -109,7 +109,7 @@ int64_t expert_zero_stage(const RunConfig& config);
 // by for a mean; 0 where there are none.
 double aux_mean(const RunConfig& config);
 // A step of all stages. REQUIRES: a completed configuration.
-program::schedules::Pipeline pipeline_of(const RunConfig& config);
+program::schedules::Shape shape_of(const RunConfig& config);
 // Ranks that see other samples. REQUIRES: a completed configuration.
 int64_t data_parallel_degree(const RunConfig& config);
 

@@ -207,7 +207,6 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
 TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {R"({"mesh": {"speeds": [1, 2]}})", "mesh.speeds is [1.0,2.0]"},
-      {R"({"zero": {"prefetch": 2}})", "zero.prefetch is 2: gathering"},
       {R"({"zero": {"offload": "all"}})", "zero.offload is \"all\""},
       {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
       {R"({"precision": {"compute": "fp16"}})", "precision.compute"},

@@ -65,22 +65,22 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   }
 
   // 4. Stages: what other ranks hold is not materialised here.
-  composed.units.reads = reads_of(model);
-  composed.units.chunks =
-      pipeline::apply(model, options.pipeline, composed.coord[Axis::kPp]);
+  composed.model.reads = reads_of(model);
+  composed.model.chunks = pipeline::apply(model, options.pipeline);
+  composed.model.num_units = model.num_units();
   composed.pipeline = group({Axis::kPp}, "pp");
 
   // 5. The data axes, and ZeRO among them, inside the boxes that are left. One
   //    rank has nobody to share with: it is plain data parallelism.
-  const int64_t num_units = composed.units.reads.size();
-  composed.units.zero_stages.assign(num_units, 0);
+  const size_t num_units = composed.model.reads.size();
+  composed.model.zero_stages.assign(num_units, 0);
   for (const auto& parameter : nn::parameters_of(model)) {
     const auto& layout = parameter.spec->layout;
     const bool alone = mesh.degree(layout.data_axis()) == 1;
     const int64_t stage = alone                   ? 0
                           : layout.is_of_expert() ? options.expert_zero_stage
                                                   : options.zero_stage;
-    composed.units.zero_stages[owner_of(model, *parameter.spec)] = stage;
+    composed.model.zero_stages[owner_of(model, *parameter.spec)] = stage;
     data::set_layout(parameter, stage);
   }
   composed.data = group({Axis::kDpReplicate, Axis::kDpShard}, "data");
@@ -92,18 +92,22 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   if (options.load) options.load();
 
   // 7. What is gathered, freed and reduced as one.
-  composed.units.reshard_after_forward = options.reshard_after_forward;
-  std::vector<std::vector<nn::Parameter>> units(num_units);
+  composed.model.options = options.units;
+  composed.model.parameters.resize(num_units);
   for (auto& parameter : nn::parameters_of(model)) {
-    if (!parameter.spec->layout.held_by(composed.coord)) continue;
     const int64_t owner = owner_of(model, *parameter.spec);
-    units[owner].push_back(std::move(parameter));
+    composed.model.parameters[owner].push_back(std::move(parameter));
+  }
+  composed.units = composed.model.units_of(mesh, ranks.rank());
+  std::vector<std::vector<data::Bundle>> bundles;
+  for (size_t unit = 0; unit < num_units; ++unit) {
+    bundles.push_back(
+        composed.model.bundles(static_cast<int64_t>(unit), mesh, ranks.rank()));
   }
   composed.parameters = std::make_unique<data::ShardedParameters>(
-      std::move(units), mesh, ranks,
-      data::ShardingOptions{.stages = composed.units.zero_stages,
-                            .gradient_dtype = options.gradient_dtype,
-                            .bucket_bytes = options.bucket_bytes});
+      std::move(bundles), ranks,
+      data::GradientOptions{.dtype = options.units.gradient_dtype,
+                            .bucket_bytes = options.units.bucket_bytes});
   return composed;
 }
 

@@ -3,8 +3,6 @@
 //
 // Comm:   ShardedParameters gathers once in ZeRO stages 1 and 2; otherwise none
 //         here: what is installed communicates during steps.
-// Errors: check() is TS_CHECK_CONFIG with the keys of what does not go together
-//         and the nearest values that do.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,9 +17,9 @@
 #include "tessera/parallel/context/context_parallel.h"
 #include "tessera/parallel/data/sharded_parameters.h"
 #include "tessera/parallel/expert/expert_parallel.h"
+#include "tessera/parallel/model_units.h"
 #include "tessera/parallel/pipeline/stages.h"
 #include "tessera/parallel/tensor/tensor_parallel.h"
-#include "tessera/program/units.h"
 
 namespace tessera::parallel {
 
@@ -34,9 +32,7 @@ struct ComposeOptions {
   pipeline::PipelineOptions pipeline;
   int64_t zero_stage = 0;
   int64_t expert_zero_stage = 0;
-  bool reshard_after_forward = true;
-  at::ScalarType gradient_dtype = at::kFloat;
-  int64_t bucket_bytes = int64_t{25} << 20;
+  UnitOptions units;
 };
 
 // A model on this rank's place of the mesh, ready to train.
@@ -46,7 +42,8 @@ struct Composed {
   comm::Group* data = nullptr;      // ranks that see other samples
   comm::Group* pipeline = nullptr;  // ranks that hold the other stages
   std::unique_ptr<data::ShardedParameters> parameters;
-  program::Units units;  // how a step's program goes over the model
+  ModelUnits model;      // of all ranks
+  program::Units units;  // how a program goes over this rank's part of it
 };
 
 Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,

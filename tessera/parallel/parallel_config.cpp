@@ -24,8 +24,7 @@ void ZeroConfig::declare(config::Section& section) {
       .key("prefetch", prefetch,
            "stage 3: layers whose parameters are gathered ahead")
       .at_least(0)
-      .at_most(1 << 20)
-      .not_built("gathering ahead");
+      .at_most(1 << 20);
   section.key("offload", offload, "what lives in host memory")
       .one_of({"none", "optimizer", "all"})
       .not_built({"optimizer", "all"}, "offloading", "none");

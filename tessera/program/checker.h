@@ -23,8 +23,6 @@
 
 namespace tessera::program {
 
-enum class Kind { kTraining, kEvaluation };
-
 struct Proof {
   int64_t num_microbatches = 0;
   // The most micro-batches between their forward and their backward, each

@@ -9,7 +9,7 @@
 namespace tessera::program {
 namespace {
 
-void run(const Instruction& instruction, Stage& stage) {
+void run(const Instruction& instruction, bool awaited_next, Stage& stage) {
   const int64_t m = instruction.microbatch, unit = instruction.unit;
   switch (instruction.op) {
     case Op::kReplicateParameters:
@@ -50,7 +50,9 @@ void run(const Instruction& instruction, Stage& stage) {
     case Op::kReceiveActivations:
     case Op::kSendGradients:
     case Op::kReceiveGradients:
-      if (instruction.phase != Phase::kAwait) stage.begin(instruction);
+      if (instruction.phase != Phase::kAwait) {
+        stage.begin(instruction, awaited_next);
+      }
       if (instruction.phase != Phase::kBegin) stage.await(instruction);
       return;
   }
@@ -65,11 +67,16 @@ double now() {
 }  // namespace
 
 void execute(const Program& program, Stage& stage, const Observer& observer) {
-  for (const auto& instruction : program) {
+  for (size_t i = 0; i < program.size(); ++i) {
+    const Instruction& instruction = program[i];
+    const bool awaited_next =
+        instruction.phase == Phase::kWhole ||
+        (instruction.phase == Phase::kBegin && i + 1 < program.size() &&
+         program[i + 1] == await(instruction));
     const double start = observer ? now() : 0;
     rank_context().doing = describe(instruction);
     try {
-      run(instruction, stage);
+      run(instruction, awaited_next, stage);
     } catch (c10::Error& error) {
       error.add_context("while running " + describe(instruction));
       throw;

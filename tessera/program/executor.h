@@ -24,8 +24,8 @@ class Stage {
   virtual void loss(int64_t microbatch) = 0;
   // kBackward, kBackwardInput or kBackwardWeight.
   virtual void backward(Op part, int64_t microbatch, int64_t unit) = 0;
-  // What is_communication().
-  virtual void begin(const Instruction& instruction) = 0;
+  // What is_communication(). `awaited_next`: nothing lies between.
+  virtual void begin(const Instruction& instruction, bool awaited_next) = 0;
   virtual void await(const Instruction& instruction) = 0;
   virtual void free_parameters(int64_t unit) = 0;
   virtual void allocate_gradients(int64_t unit) = 0;

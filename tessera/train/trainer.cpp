@@ -188,9 +188,7 @@ class Trainer {
     if (!data_.valid) return std::nullopt;
     const auto start = Clock::now();
     const MeanLoss mean = mean_loss(
-        [this](const data::Batch& batch) {
-          return model_->stage().evaluate(batch);
-        },
+        [this](const data::Batch& batch) { return model_->evaluate(batch); },
         *data_.valid, config_.batch.micro, *model_->composed().data,
         ranks_.world());
     return monitor::Validation{.loss = mean.loss,

@@ -66,25 +66,24 @@ void check(const models::ModelConfig& model, int64_t num_microbatches,
   }
 }
 
-std::vector<std::vector<int64_t>> apply(models::Model& model,
-                                        const PipelineOptions& options,
-                                        int64_t stage) {
+std::vector<std::vector<std::vector<int64_t>>> apply(
+    models::Model& model, const PipelineOptions& options) {
   const auto runs = runs_of(model.num_units() - 2, options);
   std::vector<int64_t> stage_of(model.num_units());
-  std::vector<std::vector<int64_t>> mine;
+  std::vector<std::vector<std::vector<int64_t>>> chunks(options.stages);
   for (size_t run = 0; run < runs.size(); ++run) {
     const int64_t holder = static_cast<int64_t>(run) % options.stages;
     for (int64_t unit : runs[run]) stage_of[unit] = holder;
-    if (holder == stage) mine.push_back(runs[run]);
+    chunks[holder].push_back(runs[run]);
   }
-  if (options.stages == 1) return mine;
+  if (options.stages == 1) return chunks;
   for (const auto& parameter : nn::parameters_of(model)) {
     std::set<int64_t> stages;
     for (int64_t unit : parameter.spec->units) stages.insert(stage_of[unit]);
     mesh::Layout& layout = parameter.spec->layout;
     layout = layout.on_stages({stages.begin(), stages.end()});
   }
-  return mine;
+  return chunks;
 }
 
 }  // namespace tessera::parallel::pipeline

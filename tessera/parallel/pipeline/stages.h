@@ -29,10 +29,9 @@ struct PipelineOptions {
 void check(const models::ModelConfig& model, int64_t num_microbatches,
            const PipelineOptions& options);
 
-// Sets which stages hold the model's parameters, and returns the units of this
-// stage's chunks.
-std::vector<std::vector<int64_t>> apply(models::Model& model,
-                                        const PipelineOptions& options,
-                                        int64_t stage);
+// Sets which stages hold the model's parameters, and returns, by
+// stage and chunk, the units that run there.
+std::vector<std::vector<std::vector<int64_t>>> apply(
+    models::Model& model, const PipelineOptions& options);
 
 }  // namespace tessera::parallel::pipeline

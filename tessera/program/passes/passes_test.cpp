@@ -26,8 +26,12 @@ class RecordingStage : public Stage {
                                      : "W",
         m, unit);
   }
-  void begin(const Instruction& each) override { add("<" + letter(each), each); }
-  void await(const Instruction& each) override { add(">" + letter(each), each); }
+  void begin(const Instruction& each, bool /*awaited_next*/) override {
+    add("<" + letter(each), each);
+  }
+  void await(const Instruction& each) override {
+    add(">" + letter(each), each);
+  }
   void free_parameters(int64_t unit) override { add("f", unit); }
   void allocate_gradients(int64_t unit) override { add("a", unit); }
   void norm() override { calls += "N "; }
@@ -94,8 +98,9 @@ TEST(Passes, ShardingByStage) {
   const auto calls = [](const Units& units) {
     return calls_of(lowered(1, units, kAtOnce));
   };
-  EXPECT_EQ(calls(units_of(2, 0)),
-            "Z Li0 F0.0 F0.1 Lt0 L0 B0.1 <R1 >R1 B0.0 <R0 >R0 N <N >N C O0 O1 ");
+  EXPECT_EQ(
+      calls(units_of(2, 0)),
+      "Z Li0 F0.0 F0.1 Lt0 L0 B0.1 <R1 >R1 B0.0 <R0 >R0 N <N >N C O0 O1 ");
   EXPECT_EQ(calls(units_of(2, 1)),
             "Z Li0 F0.0 F0.1 Lt0 L0 B0.1 <R1 >R1 B0.0 <R0 >R0 N <N >N C O0 <G0 "
             ">G0 O1 <G1 >G1 ");
@@ -151,10 +156,12 @@ TEST(Passes, RecomputationAndSplitBackward) {
 TEST(Passes, ReductionsAcrossStagesAreAwaitedAtTheEnd) {
   Units units = units_of(2, 0);
   units.all[0].across_stages = true;
-  EXPECT_EQ(calls_of(lowered(1, units)),
-            "Z Li0 F0.0 F0.1 Lt0 L0 B0.1 <R1 B0.0 <R0 >R1 >R0 N <N >N C O0 O1 ");
-  EXPECT_EQ(calls_of(lowered(1, units, kAtOnce)),
-            "Z Li0 F0.0 F0.1 Lt0 L0 B0.1 <R1 >R1 B0.0 <R0 >R0 N <N >N C O0 O1 ");
+  EXPECT_EQ(
+      calls_of(lowered(1, units)),
+      "Z Li0 F0.0 F0.1 Lt0 L0 B0.1 <R1 B0.0 <R0 >R1 >R0 N <N >N C O0 O1 ");
+  EXPECT_EQ(
+      calls_of(lowered(1, units, kAtOnce)),
+      "Z Li0 F0.0 F0.1 Lt0 L0 B0.1 <R1 >R1 B0.0 <R0 >R0 N <N >N C O0 O1 ");
 }
 
 // Each of two blocks reads its experts too, which are in another stage.
@@ -205,10 +212,10 @@ TEST(Passes, GathersOfStageThree) {
 // the receive is posted before the work in front of it.
 TEST(Passes, MessagesTravelTogether) {
   const auto calls = [](const std::vector<std::string>& without) {
-    return calls_of(stages_of("1f1b", {.stages = 2, .num_microbatches = 2}, 1,
-                              without)
-                        .programs[0]
-                        ->program);
+    return calls_of(
+        stages_of("1f1b", {.stages = 2, .num_microbatches = 2}, 1, without)
+            .programs[0]
+            ->program);
   };
   EXPECT_EQ(calls({"messages"}),
             "Z Li0 F0.0 <sa0 >sa0 Li1 F1.0 <sa1 <rg0 >sa1 >rg0 B0.0 <rg1 >rg1 "

@@ -94,10 +94,8 @@ class Comparison {
           step_input(config_, lr, [&](int64_t first, int64_t count) {
             return random_batch(config_, step, first, count);
           });
-      model.step(input, [&](const program::Instruction& done, double) {
-        if (done.op == program::Op::kAwaitGradients) {
-          take_gradients(model, step);
-        }
+      model.step(input, [&](const program::Instruction& done, double, double) {
+        if (done.op == program::Op::kNorm) take_gradients(model, step);
       });
       take_loss(model, ranks.world(), step);
     }

@@ -1,0 +1,185 @@
+#include "tessera/engine/rank_stage.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <utility>
+
+#include "tessera/nn/loss.h"
+
+namespace tessera::engine {
+
+using program::Instruction;
+using program::Op;
+
+RankStage::RankStage(models::Model& model, parallel::Composed& composed,
+                     optim::Optimizer& optimizer, comm::Group& world,
+                     double clip_norm)
+    : TrainStage(composed, optimizer, world, clip_norm), model_(model) {}
+
+void RankStage::begin_program(StepInput input, int64_t num_microbatches,
+                              program::Kind kind) {
+  TrainStage::begin_program(std::move(input), num_microbatches, kind);
+  microbatches_.assign(num_microbatches, {});
+  for (auto& each : microbatches_) each.units.resize(model_.num_units());
+}
+
+data::Batch RankStage::local(const data::Batch& batch) const {
+  const int64_t rank = composed_.coord[mesh::Axis::kCp];
+  const int64_t degree = composed_.mesh.degree(mesh::Axis::kCp);
+  return {parallel::context::local_tokens(batch.inputs, rank, degree),
+          parallel::context::local_tokens(batch.targets, rank, degree)};
+}
+
+// Inputs and targets are one read of the token file.
+void RankStage::load(int64_t microbatch) {
+  data::Batch& batch = microbatches_.at(microbatch).batch;
+  if (batch.inputs.defined()) return;
+  batch = local(input_.load(composed_.data->rank(), microbatch));
+}
+
+void RankStage::load_inputs(int64_t microbatch) { load(microbatch); }
+
+void RankStage::load_targets(int64_t microbatch) { load(microbatch); }
+
+at::Tensor RankStage::hidden() const {
+  const auto& like = composed_.parameters->parameters().front().shard;
+  return at::empty({input_.samples, input_.tokens / model_.sequence_shards(),
+                    model_.config().hidden},
+                   like.options().requires_grad(false));
+}
+
+void RankStage::forward(int64_t microbatch, int64_t unit) {
+  Microbatch& mine = microbatches_.at(microbatch);
+  Passed& here = mine.units.at(unit);
+  if (unit == 0) {
+    here.input = mine.batch.inputs;
+  } else {
+    // From the unit before, or as it was received.
+    at::Tensor& before = mine.units.at(unit - 1).output;
+    if (!here.input.defined()) here.input = before.detach();
+    if (!trains()) before = at::Tensor();
+    here.input.requires_grad_(trains());
+  }
+  const bool keeps = trains() && !composed_.units.all[unit].recomputed;
+  const at::AutoGradMode records(keeps);
+  here.output = model_.forward_unit(unit, here.input, input_.tokens,
+                                    keeps ? &here.balance : nullptr);
+  if (!trains()) here.input = at::Tensor();
+}
+
+void RankStage::recompute(int64_t microbatch, int64_t unit) {
+  Passed& here = microbatches_.at(microbatch).units.at(unit);
+  here.output =
+      model_.forward_unit(unit, here.input, input_.tokens, &here.balance);
+}
+
+void RankStage::loss(int64_t microbatch) {
+  Microbatch& mine = microbatches_.at(microbatch);
+  at::Tensor& output = mine.units.back().output;
+  const at::AutoGradMode records(trains());
+  const nn::LossSum loss =
+      model_.loss_of(std::exchange(output, {}), mine.batch.targets);
+  // The ranks of tp all have the same: in an evaluation the first one counts.
+  if (trains() || composed_.coord[mesh::Axis::kTp] == 0) {
+    count(loss, microbatch);
+  }
+  if (trains()) output = loss.sum / input_.target_tokens;
+}
+
+// What the unit's backward starts from.
+void RankStage::start_backward(Passed& here) {
+  if (!here.ends.empty()) return;
+  here.ends = {std::exchange(here.output, {})};
+  here.gradients = {std::exchange(here.gradient, {})};
+  const nn::Balance balance = std::exchange(here.balance, {});
+  count(balance);
+  if (balance.loss.defined() && input_.aux_scale > 0) {
+    here.ends.push_back(balance.loss * input_.aux_scale);
+    here.gradients.emplace_back();
+  }
+}
+
+void RankStage::backward(Op part, int64_t microbatch, int64_t unit) {
+  Microbatch& mine = microbatches_.at(microbatch);
+  Passed& here = mine.units.at(unit);
+  start_backward(here);
+  // A second part needs where it starts; what was started is let go of.
+  const bool goes_on = part == Op::kBackwardInput;
+  const auto ends = goes_on ? here.ends : std::exchange(here.ends, {});
+  const auto gradients =
+      goes_on ? here.gradients : std::exchange(here.gradients, {});
+  std::vector<at::Tensor> of;  // all leaves, where none is named
+  if (part == Op::kBackwardInput) of = {here.input};
+  if (part == Op::kBackwardWeight) {
+    for (int64_t owner : composed_.units.all[unit].reads) {
+      for (const auto& each : composed_.parameters->full(owner)) {
+        of.push_back(each);
+      }
+    }
+  }
+  torch::autograd::backward(ends, gradients, /*retain_graph=*/goes_on,
+                            /*create_graph=*/false, of);
+  if (part != Op::kBackwardWeight) hand_on(mine, unit);
+}
+
+// The gradient of its input goes to the unit before, unless another stage has
+// it.
+void RankStage::hand_on(Microbatch& mine, int64_t unit) {
+  if (unit == 0) return;
+  Passed& before = mine.units.at(unit - 1);
+  if (!before.output.defined()) return;
+  before.gradient = std::exchange(mine.units.at(unit).input, {}).grad();
+}
+
+// A tag names kind, micro-batch and receiver.
+RankStage::Wire RankStage::wire_of(const Instruction& message) const {
+  const int64_t stages = composed_.pipeline->size();
+  const auto ends =
+      program::ends_of(message, composed_.pipeline->rank(), stages);
+  const auto chunks = static_cast<int64_t>(composed_.units.chunks.size());
+  const int64_t receiver = message.microbatch * chunks * stages + ends.receiver;
+  return {.sends = ends.sends,
+          .activations = ends.activations,
+          .peer = ends.peer() % stages,
+          .tag = receiver * 2 + (ends.activations ? 1 : 0)};
+}
+
+void RankStage::begin_message(const Instruction& message) {
+  const Wire wire = wire_of(message);
+  const auto& units = composed_.units.chunks.at(message.chunk);
+  Microbatch& mine = microbatches_.at(message.microbatch);
+  Passed& first = mine.units.at(units.front());
+  Passed& last = mine.units.at(units.back());
+  Message& sent = messages_[{message.op, message.microbatch, message.chunk}];
+  if (wire.sends) {
+    sent.tensor = (wire.activations ? last.output.detach()
+                                    : std::exchange(first.input, {}).grad())
+                      .contiguous();
+    sent.work = composed_.pipeline->send(sent.tensor, wire.peer, wire.tag);
+    if (!trains()) last.output = at::Tensor();
+  } else {
+    sent.tensor = hidden();
+    (wire.activations ? first.input : last.gradient) = sent.tensor;
+    sent.work = composed_.pipeline->recv(sent.tensor, wire.peer, wire.tag);
+  }
+}
+
+void RankStage::begin(const Instruction& instruction, bool awaited_next) {
+  if (!program::is_message(instruction.op)) {
+    return TrainStage::begin(instruction, awaited_next);
+  }
+  begin_message(instruction);
+}
+
+void RankStage::await(const Instruction& instruction) {
+  if (!program::is_message(instruction.op)) {
+    return TrainStage::await(instruction);
+  }
+  const auto found = messages_.find(
+      {instruction.op, instruction.microbatch, instruction.chunk});
+  found->second.work.wait();
+  messages_.erase(found);
+}
+
+}  // namespace tessera::engine

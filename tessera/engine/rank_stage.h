@@ -1,0 +1,79 @@
+// One rank of a mesh: what each instruction of a program does to its part of a
+// model.
+//
+// A unit's graph ends at its own input, whose gradient is handed to the unit
+// before: one frame for the boundary of a pipeline stage, ZeRO-3 and
+// recomputation.
+// Comm: that of the model's strategies and of ShardedParameters; messages
+//       between stages, (B, T, D) of each micro-batch each way.
+#pragma once
+
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "tessera/engine/stage.h"
+
+namespace tessera::engine {
+
+class RankStage final : public TrainStage {
+ public:
+  RankStage(models::Model& model, parallel::Composed& composed,
+            optim::Optimizer& optimizer, comm::Group& world, double clip_norm);
+
+  void begin_program(StepInput input, int64_t num_microbatches,
+                     program::Kind kind) override;
+  void load_inputs(int64_t microbatch) override;
+  void load_targets(int64_t microbatch) override;
+  void forward(int64_t microbatch, int64_t unit) override;
+  void recompute(int64_t microbatch, int64_t unit) override;
+  void loss(int64_t microbatch) override;
+  void backward(program::Op part, int64_t microbatch, int64_t unit) override;
+  void begin(const program::Instruction& instruction,
+             bool awaited_next) override;
+  void await(const program::Instruction& instruction) override;
+
+ private:
+  // A unit between its forward and its backward. Without a graph the output is
+  // computed again.
+  struct Passed {
+    at::Tensor input;
+    at::Tensor output;    // of the last unit, once it is known: the loss
+    at::Tensor gradient;  // of the output
+    nn::Balance balance = {};
+    // Between the two parts of a backward: where it starts.
+    std::vector<at::Tensor> ends = {}, gradients = {};
+  };
+  struct Microbatch {
+    data::Batch batch;  // this rank's tokens
+    std::vector<Passed> units;
+  };
+  // A message on its way, and its tensor.
+  struct Message {
+    comm::Work work;
+    at::Tensor tensor;
+  };
+
+  data::Batch local(const data::Batch& batch) const;
+  void load(int64_t microbatch);
+  // (B, T, D) between blocks, uninitialised.
+  at::Tensor hidden() const;
+  void start_backward(Passed& here);
+  void hand_on(Microbatch& mine, int64_t unit);
+  void begin_message(const program::Instruction& message);
+  // The stage at the other end, and the message's tag.
+  struct Wire {
+    bool sends;
+    bool activations;
+    int64_t peer;
+    int64_t tag;
+  };
+  Wire wire_of(const program::Instruction& message) const;
+
+  models::Model& model_;
+  std::vector<Microbatch> microbatches_;
+  using Key = std::tuple<program::Op, int64_t, int64_t>;  // micro-batch, chunk
+  std::map<Key, Message> messages_;
+};
+
+}  // namespace tessera::engine

@@ -1,0 +1,156 @@
+#include "tessera/engine/stage.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/optim/gradient_norm.h"
+
+namespace tessera::engine {
+
+using program::Instruction;
+using program::Op;
+
+TrainStage::TrainStage(parallel::Composed& composed,
+                       optim::Optimizer& optimizer, comm::Group& world,
+                       double clip_norm)
+    : composed_(composed),
+      optimizer_(optimizer),
+      world_(world),
+      clip_norm_(clip_norm) {}
+
+void TrainStage::begin_program(StepInput input, int64_t /*num_microbatches*/,
+                               program::Kind kind) {
+  input_ = std::move(input);
+  kind_ = kind;
+  losses_.clear();
+  balances_.clear();
+  loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;
+  expert_load_ = at::Tensor();
+  updates_ = false;
+}
+
+void TrainStage::zero_gradients() { composed_.parameters->zero_gradients(); }
+
+void TrainStage::count(const nn::LossSum& loss, int64_t microbatch) {
+  losses_.push_back({microbatch, {loss.sum.detach(), loss.weight.detach()}});
+}
+
+void TrainStage::count(const nn::Balance& balance) {
+  if (!balance.loss.defined()) return;
+  balances_.push_back(balance.loss.detach());
+  expert_load_ =
+      expert_load_.defined() ? expert_load_ + balance.load : balance.load;
+}
+
+void TrainStage::read_losses() {
+  for (const auto& [microbatch, loss] : losses_) {
+    const auto sum = loss.sum.item<double>();
+    TS_CHECK(!trains() || std::isfinite(sum), "train: the loss of micro-batch ",
+             microbatch, " is ", sum,
+             ". A smaller optimizer.lr, a longer schedule.warmup or "
+             "a lower optimizer.clip_norm may help; the last checkpoint is "
+             "whole.");
+    loss_sum_ += sum;
+    weight_ += loss.weight.item<double>();
+  }
+  for (const auto& balance : balances_) aux_sum_ += balance.item<double>();
+}
+
+// Every element of the model counts on one rank.
+void TrainStage::norm() {
+  read_losses();
+  std::vector<at::Tensor> owned;
+  for (const auto& parameter : composed_.parameters->parameters()) {
+    if (parameter.layout.owned_by(composed_.coord)) {
+      owned.push_back(parameter.gradient);
+    }
+  }
+  squares_ = at::tensor({optim::sum_of_squares(owned)}, at::kDouble);
+  if (world_.size() == 1) take_norm();
+}
+
+void TrainStage::take_norm() {
+  grad_norm_ = std::sqrt(squares_.item<double>());
+  TS_CHECK(std::isfinite(grad_norm_), "train: the gradient's norm is ",
+           grad_norm_, "; the weights were not changed by this step.");
+}
+
+void TrainStage::begin(const Instruction& instruction, bool awaited_next) {
+  const auto mode = awaited_next ? comm::Mode::kBlocking : comm::Mode::kAsync;
+  auto& parameters = *composed_.parameters;
+  switch (instruction.op) {
+    case Op::kGatherParameters:
+      return parameters.begin_gather(instruction.unit, mode);
+    case Op::kReduceGradients:
+      return parameters.begin_reduction(instruction.unit, mode);
+    case Op::kSumGradients:
+      return parameters.begin_sum(instruction.unit, mode);
+    case Op::kSumNorm:
+      norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);
+      return;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "this stage sends and receives nothing");
+  }
+}
+
+void TrainStage::await(const Instruction& instruction) {
+  auto& parameters = *composed_.parameters;
+  switch (instruction.op) {
+    case Op::kGatherParameters:
+      return parameters.await_gather(instruction.unit);
+    case Op::kReduceGradients:
+      return parameters.await_reduction(instruction.unit);
+    case Op::kSumGradients:
+      return parameters.await_sum(instruction.unit);
+    case Op::kSumNorm:
+      std::exchange(norm_work_, {}).wait();
+      return take_norm();
+    default:
+      TORCH_INTERNAL_ASSERT(false, "this stage sends and receives nothing");
+  }
+}
+
+void TrainStage::clip_gradients() {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : composed_.parameters->parameters()) {
+    gradients.push_back(parameter.gradient);
+  }
+  optim::scale_gradients(gradients, optim::clip_scale(grad_norm_, clip_norm_));
+}
+
+// Parameters lie unit by unit, and so do the optimizer's segments.
+void TrainStage::optimizer_step(int64_t unit) {
+  if (!std::exchange(updates_, true)) optimizer_.begin_step();
+  const auto& all = composed_.parameters->parameters();
+  if (unit < 0) return optimizer_.step(input_.lr, 0, all.size());
+  const auto [first, last] = std::ranges::equal_range(
+      all, unit, {}, &parallel::data::LocalParameter::unit);
+  optimizer_.step(input_.lr, static_cast<size_t>(first - all.begin()),
+                  static_cast<size_t>(last - first));
+}
+
+void TrainStage::free_parameters(int64_t unit) {
+  composed_.parameters->free(unit);
+}
+
+void TrainStage::allocate_gradients(int64_t unit) {
+  composed_.parameters->allocate_gradients(unit);
+}
+
+void TrainStage::recompute(int64_t /*microbatch*/, int64_t /*unit*/) {
+  TORCH_INTERNAL_ASSERT(false, "this stage keeps all activations");
+}
+
+void TrainStage::replicate_parameters() {
+  TORCH_INTERNAL_ASSERT(false, "this stage has one device");
+}
+
+void TrainStage::reduce_replicas() {
+  TORCH_INTERNAL_ASSERT(false, "this stage has one device");
+}
+
+}  // namespace tessera::engine

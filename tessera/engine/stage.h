@@ -1,0 +1,102 @@
+// What the stages of a step have in common: sums, the norm, the update.
+//
+// Shapes: a micro-batch's inputs and targets: (B, T) of int64.
+// Loss:   the sum of cross-entropies over the target tokens of the global
+//         batch, divided once by their number: gradients need no scale of
+//         micro-batch or rank. So with the auxiliary loss of experts, over
+//         samples and layers. What was computed is read once a step.
+// Comm:   the norm is one all_reduce of a double over the world.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "tessera/data/dataset.h"
+#include "tessera/engine/traffic.h"
+#include "tessera/models/model.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/parallel/compose.h"
+#include "tessera/program/executor.h"
+
+namespace tessera::engine {
+
+// What a step needs beside the model. `share` counts those that see other
+// samples: ranks of the data-parallel group, or devices.
+struct StepInput {
+  std::function<data::Batch(int64_t share, int64_t microbatch)> load;
+  int64_t samples = 0;       // of a micro-batch
+  int64_t tokens = 0;        // of a sample, on this rank
+  double target_tokens = 0;  // of the global batch
+  double aux_scale = 0;      // of nn::Balance::loss in the step's loss
+  double lr = 0;
+};
+
+class TrainStage : public program::Stage {
+ public:
+  TrainStage(parallel::Composed& composed, optim::Optimizer& optimizer,
+             comm::Group& world, double clip_norm);
+
+  // Before a program runs: a step's, or an evaluation's, without gradients.
+  virtual void begin_program(StepInput input, int64_t num_microbatches,
+                             program::Kind kind);
+
+  // Of the program that ran: this rank's part of the loss. Each token counts on
+  // one of the ranks that hold a model together.
+  double loss_sum() const { return loss_sum_; }
+  double weight() const { return weight_; }
+  // Its part of nn::Balance, of all layers and micro-batches.
+  double aux_sum() const { return aux_sum_; }
+  const at::Tensor& expert_load() const { return expert_load_; }
+  // Global L2 norm before clipping.
+  double grad_norm() const { return grad_norm_; }
+  // What the step moved outside of any group, on the busiest device.
+  virtual Traffic traffic() const { return {}; }
+  // Behind an evaluation's program; a step's does it with the norm.
+  void read_losses();
+
+  void zero_gradients() override;
+  void norm() override;
+  void begin(const program::Instruction& instruction,
+             bool awaited_next) override;
+  void await(const program::Instruction& instruction) override;
+  void clip_gradients() override;
+  void optimizer_step(int64_t unit) override;
+  void free_parameters(int64_t unit) override;
+  void allocate_gradients(int64_t unit) override;
+  void recompute(int64_t microbatch, int64_t unit) override;
+  void replicate_parameters() override;
+  void reduce_replicas() override;
+
+ protected:
+  // Keep them for read_losses().
+  void count(const nn::LossSum& loss, int64_t microbatch);
+  void count(const nn::Balance& balance);
+  bool trains() const { return kind_ == program::Kind::kTraining; }
+
+  parallel::Composed& composed_;
+  StepInput input_;
+
+ private:
+  void take_norm();
+
+  optim::Optimizer& optimizer_;
+  comm::Group& world_;
+  double clip_norm_;
+  program::Kind kind_ = program::Kind::kTraining;
+  std::vector<std::pair<int64_t, nn::LossSum>> losses_;  // of a micro-batch
+  std::vector<at::Tensor> balances_;
+  at::Tensor squares_;  // this rank's part of the squared norm; then the sum
+  comm::Work norm_work_;
+  bool updates_ = false;  // the optimizer's step has begun
+  double loss_sum_ = 0;
+  double weight_ = 0;
+  double aux_sum_ = 0;
+  at::Tensor expert_load_;
+  double grad_norm_ = 0;
+};
+
+}  // namespace tessera::engine

@@ -1,0 +1,97 @@
+#include "tessera/engine/star_stage.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <utility>
+
+#include "tessera/nn/loss.h"
+
+namespace tessera::engine {
+
+StarStage::StarStage(std::vector<std::shared_ptr<models::Model>> models,
+                     parallel::Composed& composed, optim::Optimizer& optimizer,
+                     comm::Group& world, double clip_norm)
+    : TrainStage(composed, optimizer, world, clip_norm),
+      models_(std::move(models)),
+      replicas_({models_.begin(), models_.end()},
+                std::vector<at::Device>(models_.size(), at::kCPU)) {}
+
+// Device 0 is the busiest: what it sends and receives.
+Traffic StarStage::so_far() const {
+  const auto& first = replicas_.traffic()[0];
+  return {.seconds = replicas_.star_seconds(),
+          .bytes = first.model_in + first.model_out + first.batch_in +
+                   first.batch_out};
+}
+
+Traffic StarStage::traffic() const { return so_far() - before_; }
+
+void StarStage::begin_program(StepInput input, int64_t num_microbatches,
+                              program::Kind kind) {
+  TrainStage::begin_program(std::move(input), num_microbatches, kind);
+  before_ = so_far();
+  devices_.assign(trains() ? models_.size() : 1, {});
+}
+
+void StarStage::on_devices(const std::function<void(size_t)>& work) {
+  replicas_.run(devices_.size(), work);
+}
+
+void StarStage::replicate_parameters() { replicas_.replicate(); }
+
+void StarStage::load_inputs(int64_t microbatch) {
+  for (size_t device = 0; device < devices_.size(); ++device) {
+    auto& batch = devices_[device].batch;
+    batch = input_.load(static_cast<int64_t>(device), microbatch);
+    replicas_.count_batch(0, device, batch.inputs);
+  }
+}
+
+void StarStage::load_targets(int64_t /*microbatch*/) {
+  for (size_t device = 0; device < devices_.size(); ++device) {
+    replicas_.count_batch(0, device, devices_[device].batch.targets);
+  }
+}
+
+void StarStage::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
+  on_devices([&](size_t device) {
+    Device& here = devices_[device];
+    const at::AutoGradMode records(trains());
+    at::Tensor x = here.batch.inputs;
+    here.balance = {};
+    for (int64_t unit = 0; unit < models_[device]->num_units(); ++unit) {
+      x = models_[device]->forward_unit(unit, x, here.batch.inputs.size(1),
+                                        trains() ? &here.balance : nullptr);
+    }
+    here.output = x;
+  });
+}
+
+void StarStage::loss(int64_t microbatch) {
+  on_devices([&](size_t device) {
+    Device& here = devices_[device];
+    const at::AutoGradMode records(trains());
+    here.loss = models_[device]->loss_of(std::exchange(here.output, {}),
+                                         here.batch.targets);
+    if (!trains()) return;
+    here.output = here.loss.sum / input_.target_tokens;
+    if (here.balance.loss.defined()) {
+      here.output = here.output + here.balance.loss * input_.aux_scale;
+    }
+  });
+  for (const Device& here : devices_) count(here.loss, microbatch);
+  if (!trains()) return;
+  for (const Device& here : devices_) count(here.balance);
+}
+
+void StarStage::backward(program::Op /*part*/, int64_t /*microbatch*/,
+                         int64_t /*unit*/) {
+  on_devices([&](size_t device) {
+    torch::autograd::backward({std::exchange(devices_[device].output, {})}, {});
+  });
+}
+
+void StarStage::reduce_replicas() { replicas_.reduce_gradients(); }
+
+}  // namespace tessera::engine

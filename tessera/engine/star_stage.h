@@ -1,0 +1,52 @@
+// Data parallelism on threads, around device 0 (mesh.data_parallel: dp): what
+// each instruction does on every device.
+//
+// Comm: none; devices are threads of this process, and copies go between them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/engine/stage.h"
+#include "tessera/wrappers/replicas.h"
+
+namespace tessera::engine {
+
+class StarStage final : public TrainStage {
+ public:
+  // `models[0]` is the one that is trained; the others have its shape.
+  StarStage(std::vector<std::shared_ptr<models::Model>> models,
+            parallel::Composed& composed, optim::Optimizer& optimizer,
+            comm::Group& world, double clip_norm);
+
+  Traffic traffic() const override;
+  void begin_program(StepInput input, int64_t num_microbatches,
+                     program::Kind kind) override;
+
+  void replicate_parameters() override;
+  void load_inputs(int64_t microbatch) override;
+  void load_targets(int64_t microbatch) override;
+  void forward(int64_t microbatch, int64_t unit) override;
+  void loss(int64_t microbatch) override;
+  void backward(program::Op part, int64_t microbatch, int64_t unit) override;
+  void reduce_replicas() override;
+
+ private:
+  // What a device has of the micro-batch that it is at.
+  struct Device {
+    data::Batch batch;
+    at::Tensor output;  // logits; then what is differentiated
+    nn::Balance balance;
+    nn::LossSum loss;
+  };
+  Traffic so_far() const;
+  // On every device, on its own thread; an evaluation is device 0's alone.
+  void on_devices(const std::function<void(size_t)>& work);
+
+  std::vector<std::shared_ptr<models::Model>> models_;
+  wrappers::Replicas replicas_;
+  Traffic before_;  // of the steps before
+  std::vector<Device> devices_;
+};
+
+}  // namespace tessera::engine

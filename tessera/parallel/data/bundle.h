@@ -1,0 +1,40 @@
+// Which parameters of a unit travel together, and with whom: those whose
+// gradients are summed over the same ranks. A pure function of layouts, for any
+// rank of the mesh; the storage of a rank and the proof of all programs read
+// the same.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/parameter.h"
+#include "tessera/parallel/data/cut.h"
+
+namespace tessera::parallel::data {
+
+struct Bundle {
+  std::vector<nn::Parameter> parameters;
+  int64_t stage = 0;            // of ZeRO
+  mesh::Axis axis;              // along which ZeRO cuts
+  std::vector<int64_t> shards;  // the ranks along it, ascending
+  std::vector<int64_t> peers;   // further ranks that share the gradients
+  std::string peers_name;       // the axes along which they lie
+  Cut cut;                      // of the full parameters into shards
+
+  bool is_sharded() const { return stage > 0 && shards.size() > 1; }
+  // Gradients live whole between instructions; else as shards.
+  bool gradients_are_whole() const { return !is_sharded() || stage == 1; }
+  // Some other rank takes part in reducing them.
+  bool is_reduced() const { return is_sharded() || peers.size() > 1; }
+  // What was reduced over the shards has replicas beside.
+  bool is_summed() const { return is_sharded() && peers.size() > 1; }
+};
+
+// Of the parameters of one unit that `rank` holds.
+std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
+                               const mesh::DeviceMesh& mesh, int64_t rank,
+                               int64_t stage);
+
+}  // namespace tessera::parallel::data

@@ -1,0 +1,53 @@
+// Where the parameters of a bundle lie on this rank: its shards, and the full
+// parameters that layers compute with.
+//
+// In ZeRO stages 1 and 2 a shard is a view of the full parameter; in 3 the full
+// ones have memory only while they are gathered.
+// Comm:   a gather is one all_gather over the shards' ranks. With P bytes and N
+//         ranks a rank sends (N-1)/N P.
+// Memory: booked as parameters (core/memory_kind.h).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "tessera/comm/flat_buffer.h"
+#include "tessera/comm/group.h"
+#include "tessera/parallel/data/bundle.h"
+
+namespace tessera::parallel::data {
+
+// An alias that autograd does not know as one: writing to it is no change that
+// a recorded graph would refuse.
+at::Tensor window_of(const at::Tensor& tensor);
+// Gives a tensor's storage other memory, of its device; what it held is lost.
+void resize_storage(const at::Tensor& tensor, int64_t bytes);
+
+class ParameterStorage {
+ public:
+  // Takes over the memory of the parameters; stages 1 and 2 gather once.
+  ParameterStorage(const Bundle& bundle, comm::Group& shards);
+
+  // This rank's boxes, in the order of the bundle.
+  const std::vector<at::Tensor>& shards() const { return local_; }
+
+  void begin_gather(comm::Mode mode);
+  void await_gather();
+  void free();
+
+ private:
+  void lay_out();
+  const Bundle& bundle_;
+  comm::Group& group_;
+  std::vector<at::Tensor> local_;  // shards
+  std::vector<at::Tensor> whole_;  // where a gather writes
+  at::Tensor piece_;  // of stage 3: all shards, this rank's part of a gather
+  comm::FlatBuffer full_;  // of stage 3: all parameters
+  int64_t full_bytes_ = 0;
+  // Of the gather under way.
+  at::Tensor sent_, pieces_;
+  comm::Work work_;
+};
+
+}  // namespace tessera::parallel::data

@@ -1,0 +1,123 @@
+#include "tessera/parallel/model_units.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace tessera::parallel {
+
+using mesh::Axis;
+using program::Transfer;
+using program::Verb;
+
+int64_t Lanes::add(const std::string& name, Kind kind) {
+  const auto known = std::ranges::find(names_, name);
+  if (known != names_.end()) return known - names_.begin();
+  names_.push_back(name);
+  kinds_.push_back(std::move(kind));
+  return static_cast<int64_t>(names_.size()) - 1;
+}
+
+int64_t Lanes::along(Axis axis) {
+  return add(mesh::name_of(axis), {.axis = axis});
+}
+
+// Neighbours along an axis that share a copy are fewer than the axis has.
+int64_t Lanes::peers_of(const data::Bundle& bundle) {
+  return add(c10::str(bundle.peers_name, " (", bundle.peers.size(), ")"),
+             {.layout = bundle.parameters.front().spec->layout});
+}
+
+int64_t Lanes::world() { return add("world", {}); }
+
+std::vector<int64_t> Lanes::members(int64_t rank, int64_t lane) const {
+  const Kind& kind = kinds_.at(lane);
+  if (kind.axis) return mesh_.peers(rank, {*kind.axis});
+  if (kind.layout) {
+    if (!kind.layout->held_by(mesh_.coord_of(rank))) return {rank};
+    return kind.layout->gradient_peers(mesh_, rank);
+  }
+  std::vector<int64_t> all(mesh_.world_size());
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+std::vector<data::Bundle> ModelUnits::bundles(int64_t unit,
+                                              const mesh::DeviceMesh& mesh,
+                                              int64_t rank) const {
+  std::vector<nn::Parameter> held;
+  for (const auto& parameter : parameters.at(unit)) {
+    if (parameter.spec->layout.held_by(mesh.coord_of(rank))) {
+      held.push_back(parameter);
+    }
+  }
+  return data::bundles_of(held, mesh, rank, zero_stages.at(unit));
+}
+
+program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
+                                    int64_t rank) const {
+  const int64_t stage = mesh.coord_of(rank)[Axis::kPp];
+  const auto item = static_cast<int64_t>(c10::elementSize(options.dtype));
+  program::Units units;
+  units.chunks = chunks.at(stage);
+  units.reshard_after_forward = options.reshard_after_forward;
+  units.prefetch = options.prefetch;
+  units.alone = mesh.world_size() == 1;
+  for (size_t unit = 0; unit < parameters.size(); ++unit) {
+    const auto id = static_cast<int64_t>(unit);
+    program::Unit each{.reads = reads[unit],
+                       .zero_stage = zero_stages[unit],
+                       .reduced = false};
+    const bool is_block = id > 0 && id < num_units - 1;
+    const int64_t every = options.recompute_every;
+    each.recomputed = is_block && every > 0 && (id - 1) % every == 0;
+    for (const auto& bundle : bundles(id, mesh, rank)) {
+      each.reduced |= bundle.is_reduced();
+      each.summed |= bundle.is_summed();
+      each.across_stages |=
+          !bundle.is_sharded() &&
+          std::ranges::any_of(bundle.peers, [&](int64_t peer) {
+            return mesh.coord_of(peer)[Axis::kPp] != stage;
+          });
+      if (bundle.is_sharded()) {
+        each.bytes += bundle.cut.numel() * bundle.cut.ranks() * item;
+      }
+    }
+    units.all.push_back(std::move(each));
+  }
+  return units;
+}
+
+std::vector<program::UnitTransfers> ModelUnits::transfers_of(
+    const mesh::DeviceMesh& mesh, int64_t rank, Lanes& lanes) const {
+  const at::ScalarType reduced = options.gradient_dtype;
+  std::vector<program::UnitTransfers> all(parameters.size());
+  for (size_t unit = 0; unit < parameters.size(); ++unit) {
+    program::UnitTransfers& each = all[unit];
+    for (const auto& bundle : bundles(static_cast<int64_t>(unit), mesh, rank)) {
+      const int64_t piece = bundle.cut.numel();
+      if (!bundle.is_reduced()) continue;
+      const int64_t peers = lanes.peers_of(bundle);
+      if (!bundle.is_sharded()) {
+        const int64_t most = std::max<int64_t>(
+            1, options.bucket_bytes /
+                   static_cast<int64_t>(c10::elementSize(reduced)));
+        for (int64_t begin = 0; begin < piece; begin += most) {
+          each.reduce.push_back({Verb::kAllReduce, peers, reduced,
+                                 std::min(most, piece - begin)});
+        }
+        continue;
+      }
+      const int64_t shards = lanes.along(bundle.axis);
+      each.gather.push_back({Verb::kAllGather, shards, options.dtype, piece});
+      each.reduce.push_back(
+          {Verb::kReduceScatter, shards, reduced, piece * bundle.cut.ranks()});
+      if (bundle.is_summed()) {
+        each.sum.push_back({Verb::kAllReduce, peers, reduced, piece});
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace tessera::parallel
