@@ -13,12 +13,13 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/core/alignment.h"
 
 namespace tessera::comm {
 
 class FlatBuffer {
  public:
-  static constexpr int64_t kAlignment = 16;  // elements: a cache line of fp32
+  static constexpr int64_t kAlignment = kFlatAlignment;  // elements
 
   FlatBuffer() = default;
   // `extra` further elements follow the last item, for a caller's own use.

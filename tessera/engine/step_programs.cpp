@@ -79,7 +79,7 @@ void StepPrograms::prove(Kind kind) const {
     RankProgram& program = found->second;
     program.program = of(rank, kind);
     program.units = composed_.model.transfers_of(mesh, rank, lanes);
-    program.norm = {{program::Verb::kAllReduce, lanes.world(), at::kDouble, 1}};
+    program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
     program.stage = coord[Axis::kPp];
     program.stages = mesh.degree(Axis::kPp);
     program.message_elements = config_.batch.micro * config_.data.seq_len /

@@ -8,7 +8,6 @@ namespace tessera::parallel {
 
 using mesh::Axis;
 using program::Transfer;
-using program::Verb;
 
 int64_t Lanes::add(const std::string& name, Kind kind) {
   const auto known = std::ranges::find(names_, name);
@@ -103,17 +102,17 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
             1, options.bucket_bytes /
                    static_cast<int64_t>(c10::elementSize(reduced)));
         for (int64_t begin = 0; begin < piece; begin += most) {
-          each.reduce.push_back({Verb::kAllReduce, peers, reduced,
-                                 std::min(most, piece - begin)});
+          each.reduce.push_back(
+              {"all_reduce", peers, reduced, std::min(most, piece - begin)});
         }
         continue;
       }
       const int64_t shards = lanes.along(bundle.axis);
-      each.gather.push_back({Verb::kAllGather, shards, options.dtype, piece});
+      each.gather.push_back({"all_gather", shards, options.dtype, piece});
       each.reduce.push_back(
-          {Verb::kReduceScatter, shards, reduced, piece * bundle.cut.ranks()});
+          {"reduce_scatter", shards, reduced, piece * bundle.cut.ranks()});
       if (bundle.is_summed()) {
-        each.sum.push_back({Verb::kAllReduce, peers, reduced, piece});
+        each.sum.push_back({"all_reduce", peers, reduced, piece});
       }
     }
   }

@@ -35,8 +35,8 @@ TEST(Checker, RefusesAProgramWithAnInstructionMissingOrDoubled) {
       expect_that_each_matters(lowered(2, units), units);
       expect_that_each_matters(
           lowered(2, units, {"prefetch", "reductions", "messages"}), units);
-      const Program split = passes::lower(
-          passes::split_backward(accumulation(2), units), units);
+      const Program split =
+          passes::lower(passes::split_backward(accumulation(2), units), units);
       expect_that_each_matters(split, units);
     }
   }
@@ -90,9 +90,8 @@ TEST(Checker, NamesWhatIsBegunAndAwaitedWrongly) {
                  units, "still on their way");
   expect_refused(moved(sound, await(reduce), {Op::kNorm}), units,
                  "is not awaited yet");
-  expect_refused(
-      moved(sound, begin(reduce), {Op::kAllocateGradients, -1, 1}), units,
-      "nothing new to reduce");
+  expect_refused(moved(sound, begin(reduce), {Op::kAllocateGradients, -1, 1}),
+                 units, "nothing new to reduce");
   const Units whole = units_of(3, 0);
   expect_refused(moved(lowered(1, whole), begin({Op::kReduceGradients, -1, 0}),
                        begin({Op::kReduceGradients, -1, 2})),
@@ -112,9 +111,9 @@ TEST(Checker, RefusesAReductionThatIsTooEarly) {
 
 TEST(Checker, Evaluations) {
   const Units units = units_of(3, 3, /*tied=*/true);
-  const Program program = passes::lower(
-      schedules::evaluation({.num_microbatches = 2}, 0), units,
-      Kind::kEvaluation);
+  const Program program =
+      passes::lower(schedules::evaluation({.num_microbatches = 2}, 0), units,
+                    Kind::kEvaluation);
   EXPECT_EQ(check(program, units, Kind::kEvaluation).num_microbatches, 2);
   EXPECT_THROW(check(program, units), c10::Error);
   EXPECT_THROW(check(lowered(1, units), units, Kind::kEvaluation), c10::Error);

@@ -24,20 +24,20 @@ namespace tessera::program {
 enum class Op {
   kReplicateParameters,  // to the other devices of this process
   kZeroGradients,
-  kLoadInputs,         // of a micro-batch
-  kLoadTargets,        // of a micro-batch
-  kForward,            // of a micro-batch through a unit
-  kRecompute,          // the same again, for a backward that needs it
-  kLoss,               // of a micro-batch, from the last unit's output
-  kBackward,           // of a micro-batch through a unit: both parts at once
-  kBackwardInput,      // the gradient of the unit's input
-  kBackwardWeight,     // the gradients of its parameters
-  kGatherParameters,   // of a unit, from the ranks that shard them: begin, await
-  kFreeParameters,     // of a unit: its own shard stays
+  kLoadInputs,        // of a micro-batch
+  kLoadTargets,       // of a micro-batch
+  kForward,           // of a micro-batch through a unit
+  kRecompute,         // the same again, for a backward that needs it
+  kLoss,              // of a micro-batch, from the last unit's output
+  kBackward,          // of a micro-batch through a unit: both parts at once
+  kBackwardInput,     // the gradient of the unit's input
+  kBackwardWeight,    // the gradients of its parameters
+  kGatherParameters,  // of a unit, from the ranks that shard them: begin, await
+  kFreeParameters,    // of a unit: its own shard stays
   kAllocateGradients,  // of a unit whose gradients live as shards: whole
-  kReduceGradients,    // of a unit, over the ranks that share them: begin, await
-  kSumGradients,       // of shards, over the replicas beside: begin, await
-  kReduceReplicas,     // gradients of the other devices of this process
+  kReduceGradients,  // of a unit, over the ranks that share them: begin, await
+  kSumGradients,     // of shards, over the replicas beside: begin, await
+  kReduceReplicas,   // gradients of the other devices of this process
   // Messages of a micro-batch between stages: begin, await.
   kSendActivations,
   kReceiveActivations,

@@ -36,7 +36,7 @@ struct Units {
   // By chunk, in the order of the forward: its units. Empty: the program names
   // whole chunks.
   std::vector<std::vector<int64_t>> chunks;
-  std::vector<Unit> all;  // also those that run elsewhere
+  std::vector<Unit> all;              // also those that run elsewhere
   bool reshard_after_forward = true;  // of stage 3
   int64_t prefetch = 1;  // units whose parameters are gathered ahead
   int64_t prefetch_bytes = INT64_MAX;  // of gathered parameters, at most

@@ -13,20 +13,6 @@
 namespace tessera::program {
 namespace {
 
-const char* name_of(Verb verb) {
-  switch (verb) {
-    case Verb::kAllReduce:
-      return "all_reduce";
-    case Verb::kAllGather:
-      return "all_gather";
-    case Verb::kReduceScatter:
-      return "reduce_scatter";
-    case Verb::kAllToAll:
-      return "all_to_all";
-  }
-  TORCH_INTERNAL_ASSERT(false, "a verb without a name");
-}
-
 // One message as its receiver names it.
 struct Message {
   bool activations;
@@ -56,8 +42,8 @@ struct Follower {
   std::vector<std::vector<Transfer>> transfers;
   std::vector<std::vector<size_t>> begun_at;
   size_t next = 0;
-  bool posted = false;                // the next act has begun
-  std::vector<int64_t> begun;         // by lane
+  bool posted = false;                          // the next act has begun
+  std::vector<int64_t> begun;                   // by lane
   std::set<std::pair<Message, bool>> messages;  // posted; true: sends
   std::map<std::pair<int64_t, bool>, std::vector<Message>> order;  // of a peer
 };
@@ -90,7 +76,7 @@ class Check {
                     describe(follower.of->program.at(at)));
   }
   std::string describe_transfer(const Transfer& transfer) const {
-    return c10::str(name_of(transfer.verb), " of ", transfer.elements, " ",
+    return c10::str(transfer.verb, " of ", transfer.elements, " ",
                     transfer.dtype);
   }
 
@@ -174,9 +160,7 @@ class Check {
             .peer = ends.peer() % stages};
   }
 
-  Follower& at_rank(int64_t rank) {
-    return followers_[classes_.of_rank[rank]];
-  }
+  Follower& at_rank(int64_t rank) { return followers_[classes_.of_rank[rank]]; }
 
   void compare_collectives() {
     for (const auto& mine : followers_) {
@@ -203,10 +187,10 @@ class Check {
                               ", instruction ", of.begun_at[lane][i], ")")
                    : std::string("begins no further one");
       };
-      TORCH_INTERNAL_ASSERT(
-          false, "program: in group ", world_.lanes[lane], ", collective ", i,
-          ": rank ", mine.rank, " ", what(mine, a), ", but rank ", rank, " ",
-          what(other, b));
+      TORCH_INTERNAL_ASSERT(false, "program: in group ", world_.lanes[lane],
+                            ", collective ", i, ": rank ", mine.rank, " ",
+                            what(mine, a), ", but rank ", rank, " ",
+                            what(other, b));
     }
   }
 

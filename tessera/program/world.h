@@ -23,11 +23,9 @@
 
 namespace tessera::program {
 
-enum class Verb { kAllReduce, kAllGather, kReduceScatter, kAllToAll };
-
-// A collective: on which lane, of how many elements of this rank's input.
+// A collective: on which lane, of how many elements.
 struct Transfer {
-  Verb verb = Verb::kAllReduce;
+  std::string verb;  // "all_reduce", as comm::Group names it
   int64_t lane = 0;
   at::ScalarType dtype = at::kFloat;
   int64_t elements = 0;
@@ -44,10 +42,10 @@ struct UnitTransfers {
 
 struct RankProgram {
   Program program;
-  std::vector<UnitTransfers> units;    // by unit; may be shorter than needed
-  std::vector<Transfer> loss, norm;    // of kLoss, kSumNorm
-  int64_t stage = 0, stages = 1;       // of the pipeline
-  int64_t message_elements = 0;        // of each
+  std::vector<UnitTransfers> units;  // by unit; may be shorter than needed
+  std::vector<Transfer> loss, norm;  // of kLoss, kSumNorm
+  int64_t stage = 0, stages = 1;     // of the pipeline
+  int64_t message_elements = 0;      // of each
 };
 
 struct World {

@@ -50,17 +50,17 @@ class Cluster {
     for (int64_t unit = 0; unit < each * pp_; ++unit) {
       units.all.push_back({.reads = {unit}, .zero_stage = 3});
       of->units.push_back(
-          {.gather = {{Verb::kAllGather, kData, at::kFloat, 64}},
-           .reduce = {{Verb::kReduceScatter, kData, at::kFloat, 128}},
-           .forward = {{Verb::kAllGather, kTensor, at::kFloat, 32},
-                       {Verb::kReduceScatter, kTensor, at::kFloat, 64}},
-           .backward = {{Verb::kAllGather, kTensor, at::kFloat, 32},
-                        {Verb::kReduceScatter, kTensor, at::kFloat, 64}}});
+          {.gather = {{"all_gather", kData, at::kFloat, 64}},
+           .reduce = {{"reduce_scatter", kData, at::kFloat, 128}},
+           .forward = {{"all_gather", kTensor, at::kFloat, 32},
+                       {"reduce_scatter", kTensor, at::kFloat, 64}},
+           .backward = {{"all_gather", kTensor, at::kFloat, 32},
+                        {"reduce_scatter", kTensor, at::kFloat, 64}}});
     }
     const int64_t tied = stage == 0 ? 0 : each * pp_ - 1;
     if (stage == 0 || stage == pp_ - 1) {
       units.all[tied].summed = true;
-      of->units[tied].sum = {{Verb::kAllReduce, kTied, at::kFloat, 64}};
+      of->units[tied].sum = {{"all_reduce", kTied, at::kFloat, 64}};
     }
     units.chunks.emplace_back(each);
     std::iota(units.chunks[0].begin(), units.chunks[0].end(), stage * each);
@@ -69,8 +69,8 @@ class Cluster {
                         {.stages = pp_, .num_microbatches = microbatches},
                         stage),
         units);
-    of->loss = {{Verb::kAllReduce, kTensor, at::kFloat, 16}};
-    of->norm = {{Verb::kAllReduce, kWorld, at::kDouble, 1}};
+    of->loss = {{"all_reduce", kTensor, at::kFloat, 16}};
+    of->norm = {{"all_reduce", kWorld, at::kDouble, 1}};
     of->stage = stage;
     of->stages = pp_;
     of->message_elements = 1024;
@@ -178,7 +178,7 @@ const std::vector<Fault>& faults() {
        [](RankProgram& of) { of.units[3].reduce[0].dtype = at::kBFloat16; },
        {"group dp", "BFloat16", "ReduceGradients"}},
       {"another verb",
-       [](RankProgram& of) { of.units[3].reduce[0].verb = Verb::kAllReduce; },
+       [](RankProgram& of) { of.units[3].reduce[0].verb = "all_reduce"; },
        {"group dp", "all_reduce"}},
       {"a collective inside a unit dropped",
        [](RankProgram& of) { of.units[2].forward.pop_back(); },

@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "tessera/comm/flat_buffer.h"
+#include "tessera/core/alignment.h"
 #include "tessera/models/family.h"
 
 namespace tessera::models {
@@ -92,8 +92,8 @@ class Placer {
                  .with(Axis::kDpShard, data(options_.zero_stage));
     all_.push_back({.name = name, .layout = std::move(layout)});
   }
-  static Placement data(int64_t stage) {
-    return stage == 0 ? Placement::replicate_summed() : Placement::shard(0);
+  static Placement data(int64_t stage, int64_t dim = 0) {
+    return stage == 0 ? Placement::replicate_summed() : Placement::shard(dim);
   }
   void columns(const std::string& name, int64_t in, int64_t out, bool bias,
                int64_t copies = 1) {
@@ -110,17 +110,18 @@ class Placer {
       add(name + ".bias", {model_.hidden}, whole());
     }
   }
-  // The same on every coord of ep, which holds its own of them.
+  // Stacked: each coord of ep holds its own of them.
   void expert(const std::string& name, std::vector<int64_t> shape,
               int64_t cut_dim) {
-    Layout layout = Layout(std::move(shape)).of_expert_at(0);
+    shape.insert(shape.begin(), model_.moe.experts);
+    Layout layout = Layout(std::move(shape), mesh::View::kExperts)
+                        .with(Axis::kEp, Placement::shard(0));
     if (mesh_.degree(Axis::kEtp) > 1) {
-      layout = layout.with(Axis::kEtp, Placement::shard(cut_dim));
+      layout = layout.with(Axis::kEtp, Placement::shard(cut_dim + 1));
     }
-    all_.push_back({.name = name + ".weight",
-                    .layout = layout.with(Axis::kExpertDp,
-                                          data(options_.expert_zero_stage)),
-                    .count = model_.moe.experts / mesh_.degree(Axis::kEp)});
+    layout = layout.with(Axis::kExpertDp, data(options_.expert_zero_stage,
+                                               layout.data_dim()));
+    all_.push_back({.name = name + ".weight", .layout = std::move(layout)});
   }
 
   const ModelConfig& model_;
@@ -171,8 +172,7 @@ int64_t product_of(const std::vector<int64_t>& sizes) {
 }
 
 int64_t aligned(int64_t numel) {
-  constexpr int64_t kAlignment = comm::FlatBuffer::kAlignment;
-  return (numel + kAlignment - 1) / kAlignment * kAlignment;
+  return (numel + kFlatAlignment - 1) / kFlatAlignment * kFlatAlignment;
 }
 
 // Elements of parameters that travel together.
@@ -182,21 +182,19 @@ struct Sizes {
 };
 
 Sizes sizes_of(const PlacedParameter& parameter, const mesh::DeviceMesh& mesh,
-               mesh::Coord coord) {
+               const mesh::Coord& coord) {
   const auto& layout = parameter.layout;
-  if (layout.is_of_expert()) coord[Axis::kEp] = 0;
   const Axis data = layout.data_axis();
   const auto shape =
       layout.with(data, Placement::replicate()).local_shape(mesh, coord);
   const int64_t whole = product_of(shape);
-  const int64_t rows = shape.front(), n = mesh.degree(data);
+  const int64_t rows = shape[layout.data_dim()], n = mesh.degree(data);
   const int64_t most =
       rows == 0 ? 0 : mesh::chunk_of(rows, n, 0).size() * (whole / rows);
-  const int64_t count = parameter.count;
-  return {.whole = count * whole,
-          .whole_aligned = count * aligned(whole),
-          .shard = count * layout.local_box(mesh, coord).numel(),
-          .piece = count * aligned(most)};
+  return {.whole = whole,
+          .whole_aligned = aligned(whole),
+          .shard = layout.local_box(mesh, coord).numel(),
+          .piece = aligned(most)};
 }
 
 // Over which a gradient is summed beside what a reduce_scatter does; an axis
