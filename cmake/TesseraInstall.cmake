@@ -16,14 +16,14 @@ install(TARGETS tessera_all tessera_options ${_tessera_room_targets}
   EXPORT TesseraTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT TesseraTargets NAMESPACE tessera:: DESTINATION ${_tessera_cmake_dir})
 
-# Public headers: all but those in detail/ and of backends, which only our
-# sources include.
+# Public headers: all but those of private folders, which only our sources include.
+set(_tessera_private PATTERN detail EXCLUDE)
+foreach(folder IN LISTS TESSERA_PRIVATE_FOLDERS)
+  list(APPEND _tessera_private PATTERN "tessera/${folder}" EXCLUDE)
+endforeach()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/tessera" "${TESSERA_GENERATED}/tessera"
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  FILES_MATCHING PATTERN "*.h" PATTERN detail EXCLUDE
-  PATTERN shm EXCLUDE PATTERN gloo EXCLUDE PATTERN mpi EXCLUDE
-  PATTERN fake EXCLUDE
-  PATTERN algorithms EXCLUDE PATTERN benchmark EXCLUDE)
+  FILES_MATCHING PATTERN "*.h" ${_tessera_private})
 
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TesseraConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/TesseraConfig.cmake" INSTALL_DESTINATION ${_tessera_cmake_dir})

@@ -1,6 +1,6 @@
 #include "tessera/comm/algorithms/blocking_calls.h"
 
-#include "tessera/comm/detail/c10d_reduce_op.h"
+#include "tessera/comm/base/c10d_reduce_op.h"
 
 namespace tessera::comm::algorithms {
 

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <exception>
 
-#include "tessera/comm/detail/keep_for_ever.h"
-#include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/base/keep_for_ever.h"
+#include "tessera/comm/base/reduce.h"
 
 namespace tessera::comm::algorithms {
 namespace {

@@ -94,8 +94,11 @@ class Flat : public BlockingCollectives {
 Connection make_flat(Connection inner, Chooser choose) {
   const int rank = inner.backend->getRank();
   const int size = inner.backend->getSize();
-  return make_queued(
+  auto empty = inner.empty;
+  Connection flat = make_queued(
       rank, size, std::make_unique<Flat>(std::move(inner), std::move(choose)));
+  flat.empty = std::move(empty);
+  return flat;
 }
 
 }  // namespace tessera::comm::algorithms

@@ -190,9 +190,12 @@ void Hierarchical::barrier() {
 Connection make_hierarchical(Hierarchy hierarchy, Chooser choose) {
   const int rank = hierarchy.across.backend->getRank();
   const int size = hierarchy.across.backend->getSize();
-  return make_queued(
+  auto empty = hierarchy.inside.empty;
+  Connection whole = make_queued(
       rank, size,
       std::make_unique<Hierarchical>(std::move(hierarchy), std::move(choose)));
+  whole.empty = std::move(empty);
+  return whole;
 }
 
 }  // namespace tessera::comm::algorithms

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/base/rendezvous.h"
 
 namespace tessera::comm::algorithms {
 

@@ -3,10 +3,10 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tessera/comm/algorithms/backend_transport.h"
-#include "tessera/comm/detail/c10d_reduce_op.h"
-#include "tessera/comm/detail/reduce.h"
-#include "tessera/comm/detail/split_bytes.h"
-#include "tessera/comm/detail/worker.h"
+#include "tessera/comm/base/c10d_reduce_op.h"
+#include "tessera/comm/base/reduce.h"
+#include "tessera/comm/base/split_bytes.h"
+#include "tessera/comm/base/worker.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::algorithms {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/backend_group.h"
+#include "tessera/comm/base/backend_group.h"
 #include "tessera/comm/group.h"
 
 namespace tessera::comm::algorithms {

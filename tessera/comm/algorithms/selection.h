@@ -6,7 +6,7 @@
 
 #include "tessera/comm/algorithms/flat.h"
 #include "tessera/comm/algorithms/tuning_table.h"
-#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/base/rendezvous.h"
 
 namespace tessera::comm::algorithms {
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "tessera/comm/detail/split_bytes.h"
+#include "tessera/comm/base/split_bytes.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 

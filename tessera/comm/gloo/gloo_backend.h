@@ -15,8 +15,8 @@
 #include <chrono>
 #include <string>
 
-#include "tessera/comm/detail/backend_group.h"
-#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/base/backend_group.h"
+#include "tessera/comm/base/rendezvous.h"
 
 namespace tessera::comm::gloo {
 

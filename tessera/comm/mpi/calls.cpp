@@ -7,7 +7,7 @@
 #include <climits>
 #include <cstring>
 
-#include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/base/reduce.h"
 #include "tessera/core/error.h"
 
 // Open MPI's constants are casts of this kind.

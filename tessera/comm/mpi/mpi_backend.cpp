@@ -4,9 +4,9 @@
 
 #include <span>
 
-#include "tessera/comm/detail/c10d_reduce_op.h"
-#include "tessera/comm/detail/reduce.h"
-#include "tessera/comm/detail/split_bytes.h"
+#include "tessera/comm/base/c10d_reduce_op.h"
+#include "tessera/comm/base/reduce.h"
+#include "tessera/comm/base/split_bytes.h"
 #include "tessera/comm/mpi/progress.h"
 #include "tessera/comm/mpi/reducible.h"
 #include "tessera/core/error.h"

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/backend_group.h"
-#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/base/backend_group.h"
+#include "tessera/comm/base/rendezvous.h"
 
 namespace tessera::comm::mpi {
 

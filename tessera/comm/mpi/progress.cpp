@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "tessera/comm/detail/keep_for_ever.h"
+#include "tessera/comm/base/keep_for_ever.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::mpi {

@@ -26,7 +26,7 @@
 #include <thread>
 #include <vector>
 
-#include "tessera/comm/detail/worker.h"
+#include "tessera/comm/base/worker.h"
 #include "tessera/comm/mpi/calls.h"
 
 namespace tessera::comm::mpi {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tessera/comm/detail/timed_out.h"
+#include "tessera/comm/base/timed_out.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/detail/worker.h"
+#include "tessera/comm/base/worker.h"
 #include "tessera/comm/shm/channel.h"
 #include "tessera/comm/shm/peer_memory.h"
 #include "tessera/comm/shm/segment.h"

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/base/reduce.h"
 #include "tessera/comm/shm/segment.h"
 
 namespace tessera::comm::shm {

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/detail/worker.h"
+#include "tessera/comm/base/worker.h"
 #include "tessera/comm/shm/mailbox.h"
 #include "tessera/comm/shm/segment.h"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <thread>
 
-#include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/base/reduce.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm::shm {

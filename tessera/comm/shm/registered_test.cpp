@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "tessera/core/error.h"
+#include "tests/support/layouts.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -59,6 +62,21 @@ TEST(Registered, AnotherMappingShowsTheSameBytes) {
       regions.address_of(getpid(), *locate(tensor.data_ptr()), "itself");
   EXPECT_NE(mapped, tensor.data_ptr());
   EXPECT_EQ(reinterpret_cast<const int32_t*>(mapped)[42], 42);
+}
+
+TEST(Registered, GroupsGiveItWhereShmIsBelowThem) {
+  const auto gives_it = [](const CommunicatorOptions& options) {
+    std::atomic<int64_t> found = 0;
+    run_threads(options, [&](Communicator& ranks) {
+      const at::Tensor tensor = ranks.empty({8}, at::kFloat);
+      found += locate(tensor.data_ptr()).has_value() ? 1 : 0;
+    });
+    return found.load() == options.world_size;
+  };
+  EXPECT_TRUE(gives_it(tessera::testing::on_one_host("shm", 2, "auto")));
+  EXPECT_TRUE(gives_it(tessera::testing::on_one_host("shm", 2, "ring")));
+  EXPECT_TRUE(gives_it(tessera::testing::on_hosts("aabb")));
+  EXPECT_FALSE(gives_it(tessera::testing::on_one_host("gloo", 2, "auto")));
 }
 
 }  // namespace

@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/base/rendezvous.h"
 #include "tessera/comm/shm/channel.h"
 #include "tessera/comm/shm/cores.h"
 #include "tessera/comm/shm/descriptor.h"

@@ -1,8 +1,8 @@
 #include "tessera/comm/shm/shm_backend.h"
 
-#include "tessera/comm/detail/c10d_reduce_op.h"
-#include "tessera/comm/detail/split_bytes.h"
-#include "tessera/comm/detail/worker.h"
+#include "tessera/comm/base/c10d_reduce_op.h"
+#include "tessera/comm/base/split_bytes.h"
+#include "tessera/comm/base/worker.h"
 #include "tessera/comm/shm/collectives.h"
 #include "tessera/comm/shm/messages.h"
 #include "tessera/core/error.h"

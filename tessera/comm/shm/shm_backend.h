@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/c10d_forms.h"
+#include "tessera/comm/base/c10d_forms.h"
 #include "tessera/comm/shm/segment.h"
 
 namespace tessera::comm {

@@ -1,10 +1,10 @@
-#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/base/rendezvous.h"
 
 #include <algorithm>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "tessera/comm/detail/in_time.h"
+#include "tessera/comm/base/in_time.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/base/reduce.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "tessera/comm/detail/kernels/kernels.h"
+#include "tessera/comm/base/kernels/kernels.h"
 #include "tessera/comm/verb.h"
 
 namespace tessera::comm {

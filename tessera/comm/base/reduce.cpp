@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/base/reduce.h"
 
 #include <algorithm>
 #include <array>
@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/comm/detail/kernels/kernels.h"
+#include "tessera/comm/base/kernels/kernels.h"
 #include "tessera/comm/verb.h"
 #include "tessera/core/error.h"
 

@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/comm/detail/flight_recorder.h"
-#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/base/flight_recorder.h"
+#include "tessera/comm/base/rendezvous.h"
 
 namespace tessera::comm {
 

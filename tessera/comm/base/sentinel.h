@@ -17,8 +17,8 @@
 #include <string>
 #include <thread>
 
-#include "tessera/comm/detail/rendezvous.h"
-#include "tessera/comm/detail/report.h"
+#include "tessera/comm/base/rendezvous.h"
+#include "tessera/comm/base/report.h"
 
 namespace tessera::comm {
 

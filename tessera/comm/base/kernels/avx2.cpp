@@ -2,5 +2,5 @@
 // See loops.inc; the flags are in the project's CMakeLists.txt.
 #define TESSERA_KERNELS kAvx2
 #define TESSERA_KERNELS_NAME "avx2"
-#include "tessera/comm/detail/kernels/loops.inc"
+#include "tessera/comm/base/kernels/loops.inc"
 #endif

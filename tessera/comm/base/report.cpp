@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/report.h"
+#include "tessera/comm/base/report.h"
 
 #include <c10/util/StringUtil.h>
 

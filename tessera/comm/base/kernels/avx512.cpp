@@ -2,5 +2,5 @@
 // See loops.inc; the flags are in the project's CMakeLists.txt.
 #define TESSERA_KERNELS kAvx512
 #define TESSERA_KERNELS_NAME "avx512"
-#include "tessera/comm/detail/kernels/loops.inc"
+#include "tessera/comm/base/kernels/loops.inc"
 #endif

@@ -2,6 +2,7 @@
 // operations, and puts names into what fails.
 #pragma once
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <functional>
@@ -9,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/flight_recorder.h"
-#include "tessera/comm/detail/report.h"
+#include "tessera/comm/base/flight_recorder.h"
+#include "tessera/comm/base/report.h"
 #include "tessera/comm/group.h"
 
 namespace tessera::comm {
@@ -24,6 +25,11 @@ struct Connection {
   bool names_peers = false;
   // The debug mode: compares what the ranks are about to call.
   std::function<void(const Operation&)> compare = {};
+  // Memory that it moves without staging it; not initialised.
+  std::function<at::Tensor(at::IntArrayRef, at::ScalarType)> empty =
+      [](at::IntArrayRef sizes, at::ScalarType dtype) {
+        return at::empty(sizes, dtype);
+      };
 };
 
 struct GroupInfo {

@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/worker.h"
+#include "tessera/comm/base/worker.h"
 
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"

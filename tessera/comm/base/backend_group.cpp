@@ -1,14 +1,13 @@
-#include "tessera/comm/detail/backend_group.h"
+#include "tessera/comm/base/backend_group.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "tessera/comm/detail/c10d_reduce_op.h"
-#include "tessera/comm/detail/reduce.h"
-#include "tessera/comm/detail/timed_out.h"
-#include "tessera/comm/shm/registered.h"
+#include "tessera/comm/base/c10d_reduce_op.h"
+#include "tessera/comm/base/reduce.h"
+#include "tessera/comm/base/timed_out.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -261,10 +260,8 @@ void BackendGroup::barrier() {
   });
 }
 
-// Hierarchical groups ("shm+gloo") have shm inside.
 at::Tensor BackendGroup::empty(at::IntArrayRef sizes, at::ScalarType dtype) {
-  const bool shares = size() > 1 && backend().starts_with("shm");
-  return shares ? shm::empty_registered(sizes, dtype) : at::empty(sizes, dtype);
+  return connection_.empty(sizes, dtype);
 }
 
 at::Tensor zeros(Group& group, at::IntArrayRef sizes,

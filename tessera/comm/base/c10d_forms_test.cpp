@@ -1,6 +1,6 @@
 // Every form over shm, on threads, with lists of strided, empty and uneven
 // tensors; and what it refuses.
-#include "tessera/comm/detail/c10d_forms.h"
+#include "tessera/comm/base/c10d_forms.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

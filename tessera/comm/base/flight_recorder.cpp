@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/flight_recorder.h"
+#include "tessera/comm/base/flight_recorder.h"
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/StringUtil.h>

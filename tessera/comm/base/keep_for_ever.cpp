@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/keep_for_ever.h"
+#include "tessera/comm/base/keep_for_ever.h"
 
 #include <mutex>
 #include <vector>

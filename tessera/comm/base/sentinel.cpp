@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/sentinel.h"
+#include "tessera/comm/base/sentinel.h"
 
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 #include <optional>
 #include <sstream>
 
-#include "tessera/comm/detail/in_time.h"
+#include "tessera/comm/base/in_time.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/host.h"

@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/worker.h"
+#include "tessera/comm/base/worker.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

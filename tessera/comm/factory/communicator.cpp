@@ -12,11 +12,11 @@
 
 #include "tessera/comm/algorithms/hierarchical.h"
 #include "tessera/comm/algorithms/selection.h"
-#include "tessera/comm/detail/backend_group.h"
-#include "tessera/comm/detail/failable_communicator.h"
-#include "tessera/comm/detail/fingerprints.h"
-#include "tessera/comm/detail/rendezvous.h"
-#include "tessera/comm/detail/sentinel.h"
+#include "tessera/comm/base/backend_group.h"
+#include "tessera/comm/base/fingerprints.h"
+#include "tessera/comm/base/rendezvous.h"
+#include "tessera/comm/base/sentinel.h"
+#include "tessera/comm/factory/failable_communicator.h"
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/comm/gloo/gloo_backend.h"
 #include "tessera/comm/mpi/mpi_backend.h"
@@ -318,7 +318,8 @@ class BackendCommunicator : public FailableCommunicator {
                                           .timeout = options_.timeout});
     return {.backend = shm,
             .fail = [shm](const std::string& why) { shm->fail(why); },
-            .names_peers = true};
+            .names_peers = true,
+            .empty = shm::empty_registered};
   }
 
   const CommunicatorOptions options_;

@@ -1,8 +1,8 @@
-#include "tessera/comm/detail/c10d_reduce_op.h"
+#include "tessera/comm/base/c10d_reduce_op.h"
 
 #include <array>
 
-#include "tessera/comm/detail/reduce.h"
+#include "tessera/comm/base/reduce.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {

@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/tensor_lists.h"
+#include "tessera/comm/base/tensor_lists.h"
 
 #include <ATen/ops/empty.h>
 

@@ -1,11 +1,11 @@
 // The forms of C10dForms that are an all_to_all.
-#include "tessera/comm/detail/c10d_forms.h"
+#include "tessera/comm/base/c10d_forms.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <utility>
 
-#include "tessera/comm/detail/tensor_lists.h"
+#include "tessera/comm/base/tensor_lists.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {

@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/c10d_forms.h"
+#include "tessera/comm/base/c10d_forms.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -8,8 +8,8 @@
 #include <mutex>
 #include <utility>
 
-#include "tessera/comm/detail/tensor_lists.h"
-#include "tessera/comm/detail/worker.h"
+#include "tessera/comm/base/tensor_lists.h"
+#include "tessera/comm/base/worker.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {

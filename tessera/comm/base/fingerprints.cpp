@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/fingerprints.h"
+#include "tessera/comm/base/fingerprints.h"
 
 #include <cstdlib>
 #include <string_view>

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/detail/failable_communicator.h"
+#include "tessera/comm/factory/failable_communicator.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/detail/flight_recorder.h"
+#include "tessera/comm/base/flight_recorder.h"
 
 namespace tessera::comm {
 
