@@ -1,6 +1,16 @@
 #!/usr/bin/env python3
 """Checks what a compiler does not: the direction of rooms and house rules.
 
+- A room includes only rooms before it in CMakeLists.txt, and its DEPENDS there
+  are exactly the rooms that its own files, tests too, include by name: what
+  comes through another room neither counts nor excuses.
+- The folders of a room have an order: no ring of includes among them. A detail/
+  counts as the folder that it lies in; tests may use all of their room.
+- No ring of includes among files. Strategies do not include each other.
+- Public headers include no private folder; detail/ is its own room's alone.
+- House rules: ASCII, size of files and lines, TODO(#N), TS_CHECK, tests that a
+  target builds.
+
 Usage: check_rooms.py [ROOT]. Prints one line a fault; exit code 1 if any.
 """
 
@@ -9,13 +19,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The rooms in their order, from the one list that there is.
-ROOMS = re.findall(r"^tessera_room\((\w+)", Path(
-    __file__, "../../CMakeLists.txt").resolve().read_text(), re.M)
+CMAKE = Path(__file__, "../../CMakeLists.txt").resolve().read_text()
 INCLUDE = re.compile(r'^\s*#\s*include\s+"(tessera/([^"]+))"', re.M)
 CAP = 500 * 1000  # bytes a file
 WIDTH = 80
 CODE = (".h", ".cpp")
+
+
+def depends_of(cmake):
+    """{room: the rooms that it declares}, in the order of the rooms."""
+    calls = re.findall(r"^tessera_room\((\w+)([^)]*)\)", cmake, re.M)
+    lists = {room: re.search(r"\bDEPENDS((?:\s+[a-z_]+)*)", rest) for room, rest in calls}
+    return {room: set(found[1].split() if found else ()) for room, found in lists.items()}
+
+
+def private_of(cmake):
+    """The folders below tessera/ whose headers are not installed."""
+    return tuple(re.search(r"TESSERA_PRIVATE_FOLDERS([^)]*)\)", cmake)[1].split())
+
+
+DEPENDS = depends_of(CMAKE)
+ROOMS = list(DEPENDS)  # each may include those before it
+PRIVATE = private_of(CMAKE)
+
+
+def is_private(name):
+    """Of a path below tessera/."""
+    return "/detail/" in name or name.startswith(tuple(f"{folder}/" for folder in PRIVATE))
 
 
 def strategy(path):
@@ -29,9 +59,9 @@ def are_siblings(one, other):
 
 
 def check_includes(name, text):
-    room = name.split("/")[1]
-    # A backend's folder is its own business, as detail/ is.
-    is_public = name.endswith(".h") and not re.search(r"/(detail|shm|gloo|mpi|fake|algorithms)/", name)
+    name = name.removeprefix("tessera/")
+    room = name.split("/")[0]
+    is_public = name.endswith(".h") and not is_private(name)
     for whole, inside in INCLUDE.findall(text):
         other = inside.split("/")[0]
         if other == "tessera.h":
@@ -40,11 +70,55 @@ def check_includes(name, text):
             yield f"includes {whole}, which is in no room"
         elif ROOMS.index(other) > ROOMS.index(room):
             yield f"{room} includes {whole}: upward"
-        elif are_siblings(strategy(inside), strategy(name[len("tessera/"):])):
+        elif are_siblings(strategy(inside), strategy(name)):
             yield f"includes {whole}: strategies do not include each other"
-        if "/detail/" in inside and (is_public or other not in (room, "core")):
+        if is_public and is_private(inside):
+            yield f"includes {whole}: a public header, what is private"
+        elif "/detail/" in inside and other not in (room, "core"):
             yield (f"includes {whole}: detail/ is for the sources of its own "
-                   "room (core/detail/ for all sources), not for public headers")
+                   "room (core/detail/ for all sources)")
+
+
+def rings(edges):
+    """Of a graph {node: nodes}: ways from a node to itself, if there are any."""
+    done, way = set(), []
+
+    def visit(node):
+        if node in way:
+            yield [*way[way.index(node):], node]
+        elif node not in done:
+            way.append(node)
+            for other in sorted(edges.get(node, ())):
+                yield from visit(other)
+            way.pop()
+            done.add(node)
+
+    for node in sorted(edges):
+        yield from visit(node)
+
+
+def folder_of(name):
+    return re.sub("/detail/.*", "/", name).rpartition("/")[0]
+
+
+def check_tree(includes, depends):
+    """Of {file: the files that it includes}, all below tessera/."""
+    folders, used = {}, {}
+    for name, others in includes.items():
+        room = name.split("/")[0]
+        rooms = {other.split("/")[0] for other in others}
+        used[room] = used.get(room, set()) | rooms - {room}
+        if not name.endswith("_test.cpp"):
+            near = {folder_of(other) for other in others if other.startswith(f"{room}/")}
+            folders.setdefault(folder_of(name), set()).update(near - {folder_of(name)})
+    for what, graph in ("files", includes), ("folders", folders):
+        for ring in rings(graph):
+            yield f"a ring of {what}: {' -> '.join(ring)}"
+    for room, declared in depends.items():
+        for other in sorted(used.get(room, set()) - declared):
+            yield f"{room} includes {other}, and DEPENDS does not say so"
+        for other in sorted(declared - used.get(room, set())):
+            yield f"{room} DEPENDS on {other}, and includes nothing of it"
 
 
 def check_text(name, data):
@@ -87,6 +161,7 @@ def check_test(name):
 
 
 def faults(root, names):
+    """Of each file by itself."""
     for name in names:
         path = Path(root, name)
         if not path.is_file():
@@ -102,11 +177,21 @@ def faults(root, names):
             yield f"{name}: {complaint}"
 
 
+def includes_of(root, names):
+    texts = {name.removeprefix("tessera/"): Path(root, name).read_text()
+             for name in names if name.startswith("tessera/") and name.count("/") > 1
+             and name.endswith(CODE) and Path(root, name).is_file()}
+    return {name: {inside for _, inside in INCLUDE.findall(text)}
+            for name, text in texts.items()}
+
+
 def main(root):
     listing = subprocess.run(
         ["git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard"],
         check=True, capture_output=True, text=True)
-    found = list(faults(root, sorted(set(listing.stdout.split("\n")) - {""})))
+    names = sorted(set(listing.stdout.split("\n")) - {""})
+    found = list(faults(root, names))
+    found += check_tree(includes_of(root, names), DEPENDS)
     print("\n".join(found) or "rooms: every include runs in one direction")
     return 1 if found else 0
 

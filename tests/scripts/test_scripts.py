@@ -36,7 +36,7 @@ class CheckRooms(unittest.TestCase):
     def test_downward_and_own_includes_are_fine(self):
         text = ('#include "tessera/comm/group.h"\n'
                 '#include "tessera/core/detail/json.h"\n'
-                '#include "tessera/comm/detail/shm.h"\n')
+                '#include "tessera/comm/base/worker.h"\n')
         self.assertEqual(self.faults_of("tessera/comm/x.cpp", text), [])
 
     def test_upward_include(self):
@@ -50,11 +50,57 @@ class CheckRooms(unittest.TestCase):
         self.assertEqual(self.faults_of("tessera/parallel/compose.cpp", text), [])
         self.assertEqual(self.faults_of("tessera/parallel/data/x.cpp", text), [])
 
-    def test_detail_stays_inside(self):
+    def test_what_is_private_stays_inside(self):
         text = '#include "tessera/core/detail/json.h"\n'
-        self.assertIn("detail/", self.faults_of("tessera/data/x.h", text)[0])
-        text = '#include "tessera/comm/detail/shm.h"\n'
-        self.assertIn("detail/", self.faults_of("tessera/data/x.cpp", text)[0])
+        self.assertIn("private", self.faults_of("tessera/data/x.h", text)[0])
+        text = '#include "tessera/nn/detail/x.h"\n'
+        self.assertIn("detail/", self.faults_of("tessera/models/x.cpp", text)[0])
+        text = '#include "tessera/comm/shm/shm_backend.h"\n'
+        self.assertIn("private", self.faults_of("tessera/comm/x.h", text)[0])
+        self.assertEqual(self.faults_of("tessera/comm/shm/x.h", text), [])
+
+    def tree_faults_of(self, includes, cmake):
+        return list(check_rooms.check_tree(includes, check_rooms.depends_of(cmake)))
+
+    def test_depends_are_the_rooms_that_are_included(self):
+        cmake = ("tessera_room(core)\ntessera_room(comm MODULES DEPENDS core LINK ${M})\n"
+                 "tessera_room(data DEPENDS core\n  comm LINK z)\n")
+        comm = {"comm/x.h": {"core/error.h"}}
+        both = {"data/x.cpp": {"core/error.h"}, "data/x_test.cpp": {"comm/x.h"}}
+        self.assertEqual(self.tree_faults_of(comm | both, cmake), [])
+        one = {"data/x.cpp": {"comm/x.h"}}  # core comes through comm
+        self.assertEqual(self.tree_faults_of(comm | one, cmake),
+                         ["data DEPENDS on core, and includes nothing of it"])
+        self.assertEqual(self.tree_faults_of(comm | both, cmake.replace(" core LINK", " LINK")),
+                         ["comm includes core, and DEPENDS does not say so"])
+        self.assertEqual(self.tree_faults_of(both, cmake.replace("\n  comm", "")),
+                         ["comm DEPENDS on core, and includes nothing of it",
+                          "data includes comm, and DEPENDS does not say so"])
+
+    def test_a_ring_of_files(self):
+        ring = {"comm/a.h": {"comm/b.h"}, "comm/b.h": {"comm/c.h", "comm/d.h"},
+                "comm/c.h": set(), "comm/d.h": {"comm/a.h"}}
+        self.assertEqual(self.tree_faults_of(ring, "tessera_room(comm)"),
+                         ["a ring of files: comm/a.h -> comm/b.h -> comm/d.h -> comm/a.h"])
+        ring["comm/d.h"] = {"comm/c.h"}
+        self.assertEqual(self.tree_faults_of(ring, "tessera_room(comm)"), [])
+
+    def test_a_ring_of_folders(self):
+        room = {"comm/group.h": set(), "comm/base/a.h": {"comm/group.h"},
+                "comm/shm/b.h": {"comm/base/a.h"}, "comm/base/c.cpp": set()}
+        self.assertEqual(self.tree_faults_of(room, "tessera_room(comm)"), [])
+        mutual = room | {"comm/base/c.cpp": {"comm/shm/b.h"}}
+        self.assertEqual(self.tree_faults_of(mutual, "tessera_room(comm)"),
+                         ["a ring of folders: comm/base -> comm/shm -> comm/base"])
+        longer = room | {"comm/verb.cpp": {"comm/shm/b.h"}}
+        self.assertEqual(
+            self.tree_faults_of(longer, "tessera_room(comm)"),
+            ["a ring of folders: comm -> comm/shm -> comm/base -> comm"])
+
+    def test_detail_counts_as_its_folder_and_tests_as_none(self):
+        room = {"comm/a.cpp": {"comm/detail/b.h"}, "comm/detail/b.h": {"comm/c.h"},
+                "comm/base/d_test.cpp": {"comm/shm/e.h"}, "comm/shm/e.h": {"comm/base/f.h"}}
+        self.assertEqual(self.tree_faults_of(room, "tessera_room(comm)"), [])
 
     def test_house_rules(self):
         name = "tessera/data/x.cpp"
