@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/checkpoint_config.h"
 #include "tessera/comm/group.h"
 #include "tessera/mesh/layout.h"
 
@@ -45,7 +46,8 @@ struct State {
 };
 
 struct SaveOptions {
-  int64_t keep = 2;       // newest checkpoints that stay; 0: all
+  // Newest checkpoints that stay; 0: all.
+  int64_t keep = CheckpointConfig().keep;
   std::string mesh = "";  // as text, for people
 };
 

@@ -1,18 +1,20 @@
 // The section comm of the configuration.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "tessera/comm/communicator.h"
 #include "tessera/core/config.h"
 
 namespace tessera::comm {
 
 struct CommConfig {
-  std::string backend = "auto";
-  std::string algorithm = "auto";
-  int64_t timeout_s = 600;
+  std::string backend = CommunicatorOptions().backend;
+  std::string algorithm = CommunicatorOptions().algorithm;
+  int64_t timeout_s = CommunicatorOptions().timeout / std::chrono::seconds(1);
   void declare(config::Section& section);
 };
 

@@ -240,7 +240,7 @@ void read_tcp(const Reader& read, RankEnvironment& here) {
                   "launch: ", here.source, " gives ", here.world_size,
                   " ranks, but says not where rank 0 listens. Set MASTER_ADDR "
                   "and MASTER_PORT for all ranks (mpirun -x, mpiexec -genv).");
-  meet.host = "127.0.0.1";
+  meet.host = kLoopback;
   meet.port = port_of_name(*job);
 }
 

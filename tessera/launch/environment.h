@@ -21,6 +21,9 @@ namespace tessera::launch {
 
 using Variables = std::map<std::string, std::string>;
 
+// Where ranks of one host find each other.
+inline constexpr const char* kLoopback = "127.0.0.1";
+
 // The variables of this process; and TESSERA_HYDRA_JOB, where MPICH's mpiexec
 // started it, which names a job in no variable.
 Variables process_variables();

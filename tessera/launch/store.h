@@ -21,8 +21,8 @@ namespace tessera::launch {
 struct Meeting {
   RankEnvironment environment;  // complete: no -1 left
   c10::intrusive_ptr<c10d::Store> store;
-  // This host, as its peers reach it; 127.0.0.1 when all ranks are here.
-  std::string address = "127.0.0.1";
+  // This host, as its peers reach it; the loopback when all ranks are here.
+  std::string address = kLoopback;
 };
 
 Meeting join(RankEnvironment environment);

@@ -136,7 +136,7 @@ class DataParallel {
 
   Holder& module() { return module_; }
   // Bytes that moved, a device; `model` is what the star costs.
-  const std::vector<wrappers::Traffic>& traffic() const {
+  const std::vector<wrappers::DeviceTraffic>& traffic() const {
     return replicas_->traffic();
   }
   // See Replicas::star_seconds().

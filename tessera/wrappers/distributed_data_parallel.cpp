@@ -34,8 +34,7 @@ DataParallelCore::DataParallelCore(torch::nn::Module& module,
   reducer_ = std::make_unique<GradientReducer>(
       parameters_of(module), group,
       ReducerOptions{.bucket_bytes = options.bucket_bytes,
-                     .overlap = options.overlap,
-                     .mean = true});
+                     .overlap = options.overlap});
 }
 
 void DataParallelCore::broadcast_buffers() {

@@ -194,7 +194,7 @@ struct GradientReducer::Impl {
       const at::Tensor extra = bucket.buffer.extra();
       step.active_ranks = extra[kActive].item<int64_t>();
       step.missing_gradients += extra[kMissing].item<int64_t>();
-      if (options.mean && step.active_ranks > 1) {
+      if (step.active_ranks > 1) {
         bucket.buffer.flat().div_(step.active_ranks);
       }
     }

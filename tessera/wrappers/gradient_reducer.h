@@ -1,4 +1,4 @@
-// Sums gradients over data-parallel ranks while backward still runs.
+// Means of gradients over data-parallel ranks, while backward still runs.
 //
 // Buckets: gradients live in flat buckets (parameter.grad() is a view into
 //          one), filled in the order in which gradients become ready: at first
@@ -7,7 +7,8 @@
 // Comm:    one all_reduce(sum) a bucket on `group`, issued as soon as the
 //          bucket and all before it are full. Ring traffic a step and rank:
 //          2 (N-1)/N times the bytes of the gradients, and two elements a
-//          bucket: how many ranks took part, how many gradients were missing.
+//          bucket: how many ranks took part, by which the sum is divided, and
+//          how many gradients were missing.
 // Order:   bucket sizes, overlap and the order of buckets change no bit where
 //          the group's sums are in rank order (shm).
 // Hang:    a gradient that never arrives holds nobody up: finish() sends zeros
@@ -33,10 +34,8 @@ struct NamedParameter {
 };
 
 struct ReducerOptions {
-  int64_t bucket_bytes = int64_t{25} << 20;  // at least one parameter a bucket
-  bool overlap = true;  // false: everything is reduced in finish()
-  // Divide by the number of ranks that took part.
-  bool mean = false;
+  int64_t bucket_bytes;  // at least one parameter a bucket
+  bool overlap;          // false: everything is reduced in finish()
 };
 
 // What a reduction found out about all ranks.

@@ -30,7 +30,7 @@ namespace tessera::wrappers {
 class DeviceThreads;
 
 // Bytes into and out of one device, since construction.
-struct Traffic {
+struct DeviceTraffic {
   int64_t model_in = 0;  // parameters, buffers, gradients of parameters
   int64_t model_out = 0;
   int64_t batch_in = 0;  // inputs, outputs, gradients of these
@@ -70,7 +70,7 @@ class Replicas {
   // each of parameters(0).
   Gradients sum_on_first(const std::vector<Gradients>& gradients);
 
-  const std::vector<Traffic>& traffic() const { return traffic_; }
+  const std::vector<DeviceTraffic>& traffic() const { return traffic_; }
   // Spent on copying parameters and summing gradients, since construction: time
   // in which no device computes.
   double star_seconds() const { return star_seconds_; }
@@ -89,7 +89,7 @@ class Replicas {
   // Which of device 0's parameters each is a copy of. Replicas of a module with
   // tied parameters may hold them apart.
   std::vector<std::vector<size_t>> owner_;  // [device]
-  std::vector<Traffic> traffic_;            // [device]
+  std::vector<DeviceTraffic> traffic_;      // [device]
   double star_seconds_ = 0;
   std::unique_ptr<DeviceThreads> threads_;
 };

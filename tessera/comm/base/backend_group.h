@@ -37,7 +37,7 @@ struct GroupInfo {
   std::string backend;
   std::vector<int64_t> ranks;  // global, ascending
   int64_t rank = 0;            // within the group
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  std::chrono::milliseconds timeout;
 };
 
 // What outlives the group while an operation is pending.

@@ -2,7 +2,6 @@
 
 #include "tessera/comm/algorithms/collectives.h"
 #include "tessera/comm/algorithms/tuning_table.h"
-#include "tessera/comm/communicator.h"
 
 namespace tessera::comm {
 namespace {

@@ -23,8 +23,8 @@ namespace tessera::comm::gloo {
 struct GlooOptions {
   int rank = 0;  // within the group
   int size = 1;
-  std::string address = "127.0.0.1";  // that this rank listens on
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  std::string address;  // that this rank listens on
+  std::chrono::milliseconds timeout;
 };
 
 // Blocks until every rank of the group is connected. Its fail() closes the

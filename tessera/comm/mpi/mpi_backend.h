@@ -28,7 +28,7 @@ struct Place {
   int64_t rank = 0;            // within the group
   std::vector<int64_t> ranks;  // global, ascending
   int64_t world_size = 1;
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  std::chrono::milliseconds timeout;
   // Of one call of MPI: more goes in several.
   int64_t largest_count = INT_MAX;
 };

@@ -42,7 +42,7 @@ struct Place {
   int64_t rank = 0;            // within the group
   std::vector<int64_t> ranks;  // the global rank of each member
   int64_t ranks_on_host = 1;   // of all groups
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  std::chrono::milliseconds timeout;
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
 };
 
