@@ -7,7 +7,6 @@
 namespace tessera::parallel {
 
 using mesh::Axis;
-using program::Transfer;
 
 int64_t Lanes::add(const std::string& name, Kind kind) {
   const auto known = std::ranges::find(names_, name);

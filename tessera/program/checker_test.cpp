@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "tessera/program/detail/test_programs.h"
+#include "tests/support/programs.h"
 
 namespace tessera::program {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "tessera/program/detail/test_programs.h"
+#include "tests/support/programs.h"
 
 namespace tessera::program {
 namespace {

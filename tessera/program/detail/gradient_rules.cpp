@@ -69,8 +69,8 @@ void GradientRules::reduce(const Instruction& instruction) {
     require(owner.adds > 0, "there is nothing new to reduce");
     require(unit.zero_stage >= 2 || owner.reductions == 0, "reduced twice");
     if (unit.zero_stage >= 2) {
-      const auto readers = static_cast<int64_t>(
-          units_.readers_of(instruction.unit).size());
+      const auto readers =
+          static_cast<int64_t>(units_.readers_of(instruction.unit).size());
       require(owner.adds == readers &&
                   owner.adds_of[instruction.microbatch] == readers,
               "a backward that adds to these gradients is still to come");
@@ -107,10 +107,9 @@ void GradientRules::check_owner(int64_t id) {
   const Owner& owner = owners_[id];
   require(!owner.under_way, "the reduction of unit ", id,
           " is not awaited yet");
-  require(!owner.allocated, "the gradients of unit ", id,
-          " are still whole");
+  require(!owner.allocated, "the gradients of unit ", id, " are still whole");
   const auto microbatches = static_cast<int64_t>(owner.adds_of.size());
-  const int64_t due = !unit.reduced           ? 0
+  const int64_t due = !unit.reduced          ? 0
                       : unit.zero_stage >= 2 ? microbatches
                                              : 1;
   require(owner.reductions == due, "the gradients of unit ", id,

@@ -28,8 +28,8 @@ int64_t MicrobatchRules::unit_of(const Instruction& instruction,
 
 void MicrobatchRules::take(const Instruction& instruction) {
   if (instruction.op == Op::kNorm) complete_ = true;
-  const bool loads = instruction.op == Op::kLoadInputs ||
-                     instruction.op == Op::kLoadTargets;
+  const bool loads =
+      instruction.op == Op::kLoadInputs || instruction.op == Op::kLoadTargets;
   if (!is_message(instruction.op) && !is_compute(instruction.op) && !loads &&
       instruction.op != Op::kLoss) {
     return;
@@ -103,8 +103,7 @@ void MicrobatchRules::backward(const Instruction& instruction, State& state) {
   require(state.forward == length_of(instruction.chunk) &&
               (state.loss || state.gradients == Progress::kDone),
           "backward: behind its forward and its loss or gradients");
-  const bool recomputed =
-      names_units() && unit_at(instruction.unit).recomputed;
+  const bool recomputed = names_units() && unit_at(instruction.unit).recomputed;
   if (instruction.op == Op::kRecompute) {
     require(recomputed, "its activations were kept");
     require(state.recomputed != instruction.unit, "recomputed twice");
@@ -121,8 +120,7 @@ void MicrobatchRules::backward(const Instruction& instruction, State& state) {
 }
 
 // Through the units from the last to the first.
-void MicrobatchRules::input_part(const Instruction& instruction,
-                                 State& state) {
+void MicrobatchRules::input_part(const Instruction& instruction, State& state) {
   const int64_t length = length_of(instruction.chunk);
   require(instruction.unit == unit_of(instruction, length - 1 - state.input),
           "not this unit's turn");

@@ -36,8 +36,7 @@ class Rules {
 
   template <typename... Args>
   void require(bool holds, const Args&... rule) const {
-    TORCH_INTERNAL_ASSERT(holds, "program: ", *place_, ": ",
-                          c10::str(rule...));
+    TORCH_INTERNAL_ASSERT(holds, "program: ", *place_, ": ", c10::str(rule...));
   }
   bool names_units() const { return !units_.chunks.empty(); }
   const Unit& unit_at(int64_t unit) const {
@@ -82,7 +81,7 @@ class MicrobatchRules : public Rules {
     Progress inputs = Progress::kNone, gradients = Progress::kNone;
     Progress sent_up = Progress::kNone, sent_down = Progress::kNone;
     bool targets = false, loss = false, loaded = false, received = false;
-    int64_t forward = 0, input = 0;  // units that went
+    int64_t forward = 0, input = 0;    // units that went
     std::vector<int64_t> weight = {};  // units, in the order in which they went
     int64_t recomputed = -1;
   };

@@ -20,7 +20,8 @@ Program communication(const Program& program, const Units& /*units*/) {
       continue;
     }
     size_t end = i;
-    while (end < program.size() && go_together(program[i].op, program[end].op)) {
+    while (end < program.size() &&
+           go_together(program[i].op, program[end].op)) {
       lowered.push_back(begin(program[end++]));
     }
     for (; i < end; ++i) lowered.push_back(await(program[i]));

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "tessera/program/detail/test_programs.h"
 #include "tessera/program/executor.h"
+#include "tests/support/programs.h"
 
 namespace tessera::program {
 namespace {

@@ -19,8 +19,8 @@ int64_t change_of(const Instruction& each, const Units& units) {
 // A gather of `unit` begins behind this: here it is freed, or awaited, or
 // updated, or the gather before it begins.
 bool is_barrier(const Instruction& each, int64_t unit) {
-  const bool of_unit = each.op == Op::kGatherParameters ||
-                       each.op == Op::kFreeParameters;
+  const bool of_unit =
+      each.op == Op::kGatherParameters || each.op == Op::kFreeParameters;
   return (of_unit && each.unit == unit) || begins_gather(each) ||
          each.op == Op::kOptimizerStep;
 }

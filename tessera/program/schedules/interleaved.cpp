@@ -1,7 +1,7 @@
 #include "tessera/program/schedules/interleaved.h"
 
-#include "tessera/program/schedules/one_forward_one_backward.h"
 #include "tessera/program/schedules/in_turn.h"
+#include "tessera/program/schedules/one_forward_one_backward.h"
 
 namespace tessera::program::schedules {
 

@@ -1,5 +1,5 @@
-// 1f1b: p - 1 - s forwards ahead, then forward and backward in turn: the step of
-// gpipe, with min(m, p - s) micro-batches alive.
+// 1f1b: p - 1 - s forwards ahead, then forward and backward in turn: the step
+// of gpipe, with min(m, p - s) micro-batches alive.
 // Source: Narayanan et al. 2021, arXiv 2006.09503 (1F1B with flush).
 #pragma once
 

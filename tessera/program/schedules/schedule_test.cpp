@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "tessera/program/detail/test_programs.h"
+#include "tests/support/programs.h"
 
 namespace tessera::program::schedules {
 namespace {
@@ -52,8 +52,8 @@ TEST(Schedules, EverySizeIsSoundAndEnds) {
           const Shape shape{.stages = p, .chunks = v, .num_microbatches = m};
           for (const auto& without :
                {std::vector<std::string>{}, {"messages"}}) {
-            EXPECT_NO_THROW(check(
-                stages_of(schedule.name, shape, 1, without).world))
+            EXPECT_NO_THROW(
+                check(stages_of(schedule.name, shape, 1, without).world))
                 << schedule.name << " p " << p << " v " << v << " m " << m;
           }
         }

@@ -60,9 +60,9 @@ inline Stages stages_of(const std::string& schedule,
       units.chunks.push_back(mine);
     }
     auto program = std::make_unique<RankProgram>();
-    program->program = passes::lower(
-        schedules::step(schedules::named(schedule), shape, stage), units,
-        Kind::kTraining, without);
+    program->program =
+        passes::lower(schedules::step(schedules::named(schedule), shape, stage),
+                      units, Kind::kTraining, without);
     program->stage = stage;
     program->stages = shape.stages;
     all.world.programs.push_back(program.get());
