@@ -91,6 +91,14 @@ void check_precision(const parallel::PrecisionConfig& precision) {
       compute == "bf16" ? ", fp32 or bf16" : " or " + compute, ".");
 }
 
+void check_trace(const RunConfig& config) {
+  const int64_t traceable = config.run.steps - 1;
+  TS_CHECK_CONFIG(config.monitor.trace <= traceable, "monitor.trace is ",
+                  config.monitor.trace,
+                  " steps from the second on, but run.steps is ",
+                  config.run.steps, ". Nearest: ", traceable, ".");
+}
+
 void check_schedule(const RunConfig& config) {
   TS_CHECK_CONFIG(config.schedule.warmup <= config.run.steps,
                   "schedule.warmup is ", config.schedule.warmup,
@@ -244,6 +252,7 @@ void complete(RunConfig& config, int64_t world_size) {
   check_star(config);
   check_precision(config.precision);
   check_schedule(config);
+  check_trace(config);
 }
 
 parallel::tensor::TensorOptions tensor_options(const RunConfig& config) {

@@ -9,8 +9,12 @@ void MonitorConfig::declare(config::Section& section) {
       .at_least(1)
       .at_most(1e12);
   section.key("tensorboard", tensorboard, "write events for TensorBoard");
-  section.key("trace", trace, "write a trace of every instruction")
-      .not_built("tracing");
+  section
+      .key("trace", trace,
+           "steps, from the second on, of which every instruction is traced; "
+           "0: none")
+      .at_least(0)
+      .at_most(1e6);
 }
 
 }  // namespace tessera::monitor

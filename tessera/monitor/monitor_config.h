@@ -10,7 +10,7 @@ namespace tessera::monitor {
 struct MonitorConfig {
   int64_t every = 10;
   bool tensorboard = true;
-  bool trace = false;
+  int64_t trace = 0;
   void declare(config::Section& section);
 };
 

@@ -27,6 +27,7 @@ class RunFolder {
   std::string summary() const { return path_ + "/summary.json"; }
   std::string lock() const { return path_ + "/.lock"; }
   const std::string& checkpoints() const { return checkpoints_; }
+  std::string trace() const { return path_ + "/trace"; }
   std::string logs() const { return path_ + "/logs"; }
   std::string log_of(int64_t rank) const {
     return logs() + "/rank-" + std::to_string(rank) + ".log";

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -14,6 +15,9 @@
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/rank_model.h"
+#include "tessera/engine/recorder.h"
+#include "tessera/monitor/timeline.h"
+#include "tessera/monitor/trace.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/evaluate.h"
@@ -46,6 +50,8 @@ class Trainer {
     open_folder();
     open_data();
     model_ = std::make_unique<RankModel>(config_, ranks_);
+    recorder_ =
+        std::make_unique<engine::Recorder>(model_->composed(), ranks_.rank());
     resume();
     if (step_ >= config_.run.steps) {
       log::info("nothing to do: ", step_, " steps are done, and run.steps is ",
@@ -112,6 +118,7 @@ class Trainer {
   }
 
   void open_monitor() {
+    first_step_ = step_;
     metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_);
   }
 
@@ -119,6 +126,7 @@ class Trainer {
   ExitCode loop_and_close() {
     try {
       const ExitCode code = loop();
+      finish_trace();
       metrics_->close(
           {.reason = code == ExitCode::kStopped ? "stopped" : "done",
            .exit_code = static_cast<int>(code)});
@@ -166,10 +174,15 @@ class Trainer {
     const auto start = Clock::now();
     const double lr = optim::lr_at({step_, config_.run.steps},
                                    config_.optimizer.lr, config_.schedule);
-    model_->step(step_input(config_, lr, [this](int64_t first, int64_t count) {
-      return data_.train->batch(step_, first, count);
-    }));
+    recorder_->begin_step(step_ + 1);
+    model_->step(step_input(config_, lr,
+                            [this](int64_t first, int64_t count) {
+                              return data_.train->batch(step_, first, count);
+                            }),
+                 recorder_->observer());
     ++step_;
+    const auto timeline =
+        monitor::timeline_of(recorder_->spans(), seconds_since(start));
     const TrainStage& stage = model_->stage();
     StepTotals totals = metrics_->exchange({.loss_sum = stage.loss_sum(),
                                             .weight = stage.weight(),
@@ -177,11 +190,36 @@ class Trainer {
                                             .expert_load = stage.expert_load(),
                                             .grad_norm = stage.grad_norm(),
                                             .traffic = stage.traffic(),
+                                            .timeline = timeline,
                                             .stop = options_.stop_requested()});
     totals.record.step = step_;
     totals.record.lr = lr;
     totals.record.step_s = seconds_since(start);
+    trace_step();
     return totals;
+  }
+
+  // From the second step of this process on: the first one opens things.
+  void trace_step() {
+    const int64_t number = step_ - first_step_;
+    if (number < 2 || number > config_.monitor.trace + 1) return;
+    if (!trace_) {
+      if (leads()) std::filesystem::create_directories(folder_.trace());
+      ranks_.world().barrier();
+      trace_ = std::make_unique<monitor::TraceWriter>(
+          folder_.trace(), ranks_.rank(),
+          model_->mesh().describe(ranks_.rank()), engine::Recorder::lanes());
+    }
+    trace_->add(recorder_->spans());
+    if (number > config_.monitor.trace) finish_trace();
+  }
+
+  void finish_trace() {
+    if (!trace_) return;
+    trace_->write();
+    trace_.reset();
+    ranks_.world().barrier();
+    if (leads()) monitor::merge_traces(folder_.trace(), ranks_.world_size());
   }
 
   std::optional<monitor::Validation> validate() {
@@ -216,8 +254,11 @@ class Trainer {
   Datasets data_;
   std::unique_ptr<RankModel> model_;
   std::unique_ptr<Metrics> metrics_;
-  int64_t step_ = 0;       // updates done
-  int64_t saved_at_ = -1;  // step of the last checkpoint
+  std::unique_ptr<engine::Recorder> recorder_;
+  std::unique_ptr<monitor::TraceWriter> trace_;  // once it has begun
+  int64_t first_step_ = 0;                       // updates done before this run
+  int64_t step_ = 0;                             // updates done
+  int64_t saved_at_ = -1;                        // step of the last checkpoint
 };
 
 }  // namespace

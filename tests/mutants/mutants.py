@@ -36,23 +36,26 @@ def mesh(model=None, **sections):
             "optimizer": {"lr": 0.01}, "schedule": {"warmup": 0}, "run": {"steps": 10}, **sections}
 
 
-ZERO = "tessera/parallel/data/sharded_parameters.cpp"
-STAGE = "tessera/engine/train_stage.cpp"
+LAYOUTS = "tessera/parallel/data/sharded_parameters.cpp"
+PARAMETERS = "tessera/parallel/data/parameter_storage.cpp"
+GRADIENTS = "tessera/parallel/data/gradient_storage.cpp"
+STAGE = "tessera/engine/stage.cpp"
+RANK = "tessera/engine/rank_stage.cpp"
 TENSOR = "tessera/parallel/tensor/tensor_parallel.cpp"
 
 MUTANTS = [
-    Mutant("reduction_dropped", ZERO,
-           "      if (sum_.size() == 1) return;\n",
-           "      if (sum_.size() == 1 || MUTANT) return;\n",
+    Mutant("reduction_dropped", GRADIENTS,
+           "    if (peers_.size() == 1) return;\n",
+           "    if (peers_.size() == 1 || MUTANT) return;\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .* over dp_replicate"),
-    Mutant("reduction_doubled", ZERO,
-           "      for (int64_t begin = 0; begin < flat.numel(); begin += most) {\n",
-           "      if (MUTANT) sum_.all_reduce(flat).wait();\n"
-           "      for (int64_t begin = 0; begin < flat.numel(); begin += most) {\n",
+    Mutant("reduction_doubled", GRADIENTS,
+           "    for (int64_t begin = 0; begin < flat.numel(); begin += most) {\n",
+           "    if (MUTANT) peers_.all_reduce(flat).wait();\n"
+           "    for (int64_t begin = 0; begin < flat.numel(); begin += most) {\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over dp_replicate"),
-    Mutant("reduction_on_the_wrong_axis", ZERO,
+    Mutant("reduction_on_the_wrong_axis", LAYOUTS,
            "  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed())\n",
            "  if (MUTANT && !layout.on(Axis::kTp).is_shard()) {\n"
            "    layout = layout.with(Axis::kTp, Placement::replicate_summed());\n"
@@ -61,27 +64,27 @@ MUTANTS = [
            "  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed())\n",
            mesh(mesh={"dp_replicate": 2, "tp": 2}),
            r"^(blocks\.\d\.|final_)\w*norm\.weight: gradient .* over dp_replicate"),
-    Mutant("reduced_micro_batch_lost", ZERO,
-           "    piece_sum_.add_(reduced_);\n",
-           "    MUTANT ? piece_sum_.copy_(reduced_) : piece_sum_.add_(reduced_);\n",
+    Mutant("reduced_micro_batch_lost", GRADIENTS,
+           "      sum_.add_(reduced_);\n",
+           "      MUTANT ? sum_.copy_(reduced_) : sum_.add_(reduced_);\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 2}),
            r"^\S+weight: gradient .* over .*zero or accumulation"),
-    Mutant("gather_is_stale", ZERO,
-           "    shards_.all_gather(pieces, piece, comm::Mode::kBlocking);\n",
-           "    if (MUTANT && stage_ < 3 && gathered_once_) return;\n"
-           "    gathered_once_ = true;\n"
-           "    shards_.all_gather(pieces, piece, comm::Mode::kBlocking);\n",
+    Mutant("gather_is_stale", PARAMETERS,
+           "  work_.wait();\n",
+           "  work_.wait();\n"
+           "  static thread_local std::set<const void*> gathered;\n"
+           "  if (!gathered.insert(this).second && MUTANT && bundle_.stage < 3) return;\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
            r"^\S+weight: the layers see another value .* stale, over dp_shard"),
-    Mutant("scale_off_by_an_axis", STAGE,
-           "    output = loss.sum / input_.target_tokens;\n",
-           "    output = loss.sum / input_.target_tokens;\n"
-           "    if (MUTANT) output = output * composed_.mesh.degree(mesh::Axis::kCp);\n",
+    Mutant("scale_off_by_an_axis", RANK,
+           "  if (trains()) output = loss.sum / input_.target_tokens;\n",
+           "  if (trains()) output = loss.sum / input_.target_tokens;\n"
+           "  if (MUTANT) output = output * composed_.mesh.degree(mesh::Axis::kCp);\n",
            mesh(mesh={"cp": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
     Mutant("expert_gradients_divided_by_ep", STAGE,
-           "  composed_.parameters->await();\n",
-           "  composed_.parameters->await();\n"
+           "  read_losses();\n",
+           "  read_losses();\n"
            "  for (const auto& each : composed_.parameters->parameters()) {\n"
            "    if (!MUTANT || !each.layout.is_of_expert()) continue;\n"
            "    at::Tensor gradient = each.gradient;\n"
@@ -95,28 +98,29 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"^grad_norm 1.414 times too large: .*over dp_replicate"),
     Mutant("norm_of_one_rank", STAGE,
-           "  if (world_.size() > 1) world_.all_reduce(sum).wait();\n",
-           "  if (world_.size() > 1 && !MUTANT) world_.all_reduce(sum).wait();\n",
+           "      norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);\n",
+           "      if (!MUTANT) norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);\n",
            mesh(mesh={"pp": 2}),
            r"^grad_norm .* over pp"),
-    Mutant("tags_swapped", STAGE,
+    Mutant("tags_swapped", RANK,
            "          .tag = receiver * 2 + (ends.activations ? 1 : 0)};\n",
            "          .tag = (MUTANT && ends.sends && ends.activations\n"
            "                      ? receiver + (message.microbatch % 2 == 0 ? 1 : -1) * chunks * stages\n"
            "                      : receiver) * 2 + (ends.activations ? 1 : 0)};\n",
            mesh(mesh={"pp": 2}, pipeline={"schedule": "gpipe"}),
            r"^\S+weight: gradient .* over pp"),
-    Mutant("last_micro_batch_alone", STAGE,
-           "  if (is_last(unit)) {\n    const nn::LossSum loss =\n",
-           "  if (is_last(unit) && MUTANT) composed_.parameters->zero_gradients();\n"
-           "  if (is_last(unit)) {\n    const nn::LossSum loss =\n",
+    Mutant("last_micro_batch_alone", RANK,
+           "  start_backward(here);\n",
+           "  const bool first = unit == model_.num_units() - 1;\n"
+           "  if (first && MUTANT) composed_.parameters->zero_gradients();\n"
+           "  start_backward(here);\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .* over accumulation"),
-    Mutant("recomputed_from_another_input", STAGE,
-           "    output =\n        decoder_.forward_unit(unit, here.input, input_.tokens, &here.balance);\n",
-           "    at::Tensor again = here.input;\n"
-           "    if (MUTANT) again = again.roll(1, /*dims=*/1);\n"
-           "    output = decoder_.forward_unit(unit, again, input_.tokens, &here.balance);\n",
+    Mutant("recomputed_from_another_input", RANK,
+           "  here.output =\n      model_.forward_unit(unit, here.input, input_.tokens, &here.balance);\n",
+           "  at::Tensor again = here.input;\n"
+           "  if (MUTANT) again = again.roll(1, /*dims=*/1);\n"
+           "  here.output = model_.forward_unit(unit, again, input_.tokens, &here.balance);\n",
            mesh(mesh={"tp": 2}, recompute={"mode": "block"}),
            r"^\S+weight: gradient .* over recompute"),
     Mutant("bias_on_every_rank", "tessera/nn/blocks.cpp",
@@ -167,8 +171,9 @@ MUTANTS = [
            mesh(MIXTRAL, mesh={"tp": 2, "ep": 2}),
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
     Mutant("balance_not_counted", STAGE,
-           "  aux_sum_ += balance.loss.item<double>();\n",
-           "  if (!MUTANT || world_.size() == 1) aux_sum_ += balance.loss.item<double>();\n",
+           "  for (const auto& balance : balances_) aux_sum_ += balance.item<double>();\n",
+           "  if (MUTANT && world_.size() > 1) balances_.clear();\n"
+           "  for (const auto& balance : balances_) aux_sum_ += balance.item<double>();\n",
            mesh({**MIXTRAL, "moe": {"experts": 4, "aux_loss": 0}}, mesh={"dp_replicate": 2}),
            r"^aux_loss .* over dp_replicate"),
     Mutant("auxiliary_loss_of_every_copy", "tessera/nn/moe.cpp",
@@ -178,10 +183,8 @@ MUTANTS = [
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
 ]
 
-# Declarations that a fault needs.
-ADDED = {ZERO: [("  const bool sharded_;\n", "  const bool sharded_;\n  bool gathered_once_ = false;\n")]}
-
 SWITCH = '''#include <cstdlib>
+#include <set>
 #include <string_view>
 namespace {
 bool is_mutant(std::string_view name) {
@@ -204,8 +207,6 @@ def mutated(root, source):
         if mutant.source == source:
             switched = mutant.wrong.replace("MUTANT", f'is_mutant("{mutant.name}")')
             text = replaced(text, mutant.right, switched, mutant.name)
-    for right, wrong in ADDED.get(source, []):
-        text = replaced(text, right, wrong, source)
     return SWITCH + text
 
 

@@ -1,0 +1,155 @@
+#include "tessera/engine/recorder.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+namespace tessera::engine {
+namespace {
+
+using monitor::Kind;
+using program::Instruction;
+using program::Op;
+using program::Phase;
+
+enum Lane {
+  kCompute = monitor::kComputeLane,
+  kGathers,
+  kReductions,
+  kMessages
+};
+
+// Nothing for what only manages memory.
+std::optional<Kind> kind_of(Op op) {
+  switch (op) {
+    case Op::kForward:
+      return Kind::kForward;
+    case Op::kRecompute:
+      return Kind::kRecompute;
+    case Op::kLoss:
+      return Kind::kLoss;
+    case Op::kBackward:
+    case Op::kBackwardInput:
+    case Op::kBackwardWeight:
+      return Kind::kBackward;
+    case Op::kLoadInputs:
+    case Op::kLoadTargets:
+      return Kind::kLoad;
+    case Op::kGatherParameters:
+    case Op::kReplicateParameters:
+      return Kind::kGather;
+    case Op::kReduceGradients:
+    case Op::kSumGradients:
+    case Op::kReduceReplicas:
+      return Kind::kReduce;
+    case Op::kSendActivations:
+    case Op::kReceiveActivations:
+    case Op::kSendGradients:
+    case Op::kReceiveGradients:
+      return Kind::kMessage;
+    case Op::kNorm:
+    case Op::kSumNorm:
+      return Kind::kNorm;
+    case Op::kClipGradients:
+    case Op::kOptimizerStep:
+      return Kind::kOptimizer;
+    case Op::kZeroGradients:
+    case Op::kFreeParameters:
+    case Op::kAllocateGradients:
+      return std::nullopt;
+  }
+  TORCH_INTERNAL_ASSERT(false, "an op of no kind");
+}
+
+int64_t lane_of(Kind kind) {
+  return kind == Kind::kGather    ? kGathers
+         : kind == Kind::kMessage ? kMessages
+                                  : kReductions;
+}
+
+void name_operands(const Instruction& instruction, monitor::Span& span) {
+  if (instruction.microbatch >= 0) {
+    span.args.emplace_back("microbatch", instruction.microbatch);
+  }
+  if (instruction.unit >= 0) span.args.emplace_back("unit", instruction.unit);
+  if (instruction.chunk > 0) span.args.emplace_back("chunk", instruction.chunk);
+}
+
+}  // namespace
+
+Recorder::Recorder(const parallel::Composed& composed, int64_t rank)
+    : composed_(composed), rank_(rank) {}
+
+std::vector<std::string> Recorder::lanes() {
+  return {"compute", "gathers", "reductions", "messages"};
+}
+
+void Recorder::begin_step(int64_t step) {
+  step_ = step;
+  spans_.clear();
+  begun_.clear();
+  lane_end_.clear();
+}
+
+program::Observer Recorder::observer() {
+  return [this](const Instruction& instruction, double begin_s, double end_s) {
+    take(instruction, begin_s, end_s);
+  };
+}
+
+void Recorder::take(const Instruction& instruction, double begin_s,
+                    double end_s) {
+  const auto kind = kind_of(instruction.op);
+  if (!kind) return;
+  monitor::Span span{.name = program::describe(instruction),
+                     .kind = *kind,
+                     .begin_s = begin_s,
+                     .end_s = end_s};
+  if (instruction.phase == Phase::kAwait) {
+    span.kind = Kind::kWait;
+    span.awaited = *kind;
+    add_in_flight(instruction, end_s);
+  } else if (instruction.phase == Phase::kBegin) {
+    begun_[{instruction.op, instruction.microbatch, instruction.unit,
+            instruction.chunk}] = begin_s;
+  }
+  name_operands(instruction, span);
+  spans_.push_back(std::move(span));
+}
+
+// What is under way at once on one lane is drawn one behind the other.
+void Recorder::add_in_flight(const Instruction& instruction, double end_s) {
+  const auto begun = begun_.extract({instruction.op, instruction.microbatch,
+                                     instruction.unit, instruction.chunk});
+  if (begun.empty()) return;
+  const Kind kind = *kind_of(instruction.op);
+  monitor::Span span{.name = program::name_of(instruction.op),
+                     .kind = kind,
+                     .lane = lane_of(kind),
+                     .begin_s = begun.mapped(),
+                     .end_s = end_s};
+  double& last = lane_end_[span.lane];
+  span.begin_s = std::max(span.begin_s, last);
+  last = end_s;
+  name_operands(instruction, span);
+  if (program::is_message(instruction.op)) mark_message(instruction, span);
+  spans_.push_back(std::move(span));
+}
+
+void Recorder::mark_message(const Instruction& message,
+                            monitor::Span& span) const {
+  const auto& ranks = composed_.pipeline->ranks();
+  const auto stages = static_cast<int64_t>(ranks.size());
+  const auto ends =
+      program::ends_of(message, composed_.pipeline->rank(), stages);
+  const int64_t peer = ranks.at(ends.peer() % stages);
+  const auto chunks = static_cast<int64_t>(composed_.units.chunks.size());
+  const int64_t number =
+      (message.microbatch * chunks * stages + ends.receiver) * 2 +
+      (ends.activations ? 1 : 0);
+  span.flow = ends.sends ? monitor::flow_id(step_, rank_, peer, number)
+                         : monitor::flow_id(step_, peer, rank_, number);
+  span.starts_flow = ends.sends;
+}
+
+}  // namespace tessera::engine

@@ -1,0 +1,46 @@
+// Records a rank's programs as spans, for metrics and for traces.
+//
+// Lanes: 0 is the rank itself, on which an await is a wait; on the others lies
+//        what was begun, from its begin to its await.
+// Cost:  two readings of the clock and a span for each instruction.
+#pragma once
+
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tessera/monitor/span.h"
+#include "tessera/parallel/compose.h"
+#include "tessera/program/executor.h"
+
+namespace tessera::engine {
+
+class Recorder {
+ public:
+  Recorder(const parallel::Composed& composed, int64_t rank);
+
+  // Forgets what was recorded; `step` names the messages that follow.
+  void begin_step(int64_t step);
+  program::Observer observer();
+  const std::vector<monitor::Span>& spans() const { return spans_; }
+
+  static std::vector<std::string> lanes();
+
+ private:
+  void take(const program::Instruction& instruction, double begin_s,
+            double end_s);
+  void add_in_flight(const program::Instruction& instruction, double end_s);
+  void mark_message(const program::Instruction& message,
+                    monitor::Span& span) const;
+
+  const parallel::Composed& composed_;
+  int64_t rank_;
+  int64_t step_ = 0;
+  std::vector<monitor::Span> spans_;
+  using Key = std::tuple<program::Op, int64_t, int64_t, int64_t>;
+  std::map<Key, double> begun_;         // when, of what is under way
+  std::map<int64_t, double> lane_end_;  // of the last span
+};
+
+}  // namespace tessera::engine
