@@ -1,5 +1,5 @@
 // Facts of a decoder beside what a rank does: see tests/facts/player.h.
-#include "tessera/models/facts.h"
+#include "tessera/parallel/facts.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "tessera/models/detail/parameter_facts.h"
+#include "tessera/mesh/layout.h"
 #include "tessera/models/detail/unit_tracer.h"
 #include "tessera/models/family.h"
 
@@ -177,50 +177,28 @@ program::Facts facts_of(const ModelConfig& config, const mesh::DeviceMesh& mesh,
   model.complete();
   const LocalDecoder local = local_decoder(model, mesh, coord, options);
   const Meter meter(local, options);
-  const auto parameters = [&](UnitKind kind) {
-    return detail::parameter_facts(
-        parameters_of_unit(kind, model, mesh, options), mesh, coord, options);
-  };
   const auto block = [&](bool has_experts) {
-    UnitFacts facts = meter.measure(local.hidden_numel(),
-                                    [&](UnitTracer& tracer, const Traced& x) {
-                                      return tracer.block(x, has_experts);
-                                    });
-    facts.parameters =
-        parameters(has_experts ? UnitKind::kGatedBlock : UnitKind::kBlock);
-    return facts;
+    return meter.measure(local.hidden_numel(),
+                         [&](UnitTracer& tracer, const Traced& x) {
+                           return tracer.block(x, has_experts);
+                         });
   };
 
   program::Facts facts;
   facts.units.resize(2 * model.layers + 2);
-  UnitFacts& embedding = facts.units.front();
-  embedding = meter.measure(
+  facts.units.front() = meter.measure(
       0, [](UnitTracer& tracer, const Traced&) { return tracer.embed(); });
-  embedding.parameters = parameters(UnitKind::kEmbedding);
-  embedding.reads = {0};
   // All blocks of a kind are alike.
   const bool any_experts = model.layers_with_experts() > 0;
   const bool any_dense = model.layers_with_experts() < model.layers;
   const UnitFacts dense = any_dense ? block(false) : UnitFacts{};
   const UnitFacts gated = any_experts ? block(true) : UnitFacts{};
-  UnitFacts experts;
-  if (any_experts) experts.parameters = parameters(UnitKind::kExperts);
   for (int64_t layer = 0; layer < model.layers; ++layer) {
-    const bool has_experts = model.has_experts(layer);
-    UnitFacts& unit = facts.units[1 + layer];
-    unit = has_experts ? gated : dense;
-    unit.reads = {1 + layer};
-    if (!has_experts) continue;
-    facts.units[model.layers + 2 + layer] = experts;
-    unit.reads.push_back(model.layers + 2 + layer);
+    facts.units[1 + layer] = model.has_experts(layer) ? gated : dense;
   }
-  UnitFacts& head = facts.units[model.layers + 1];
-  head = meter.measure(
+  facts.units[model.layers + 1] = meter.measure(
       local.hidden_numel(),
       [](UnitTracer& tracer, const Traced& x) { return tracer.head(x); });
-  head.parameters = parameters(UnitKind::kHead);
-  head.reads = {model.layers + 1};
-  if (model.tie_embeddings) head.reads.push_back(0);
   facts.loss = meter.loss();
   facts.shared_bytes = table_bytes(local, options);
   return facts;

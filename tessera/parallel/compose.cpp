@@ -7,12 +7,8 @@
 #include "tessera/core/memory_kind.h"
 
 namespace tessera::parallel {
-namespace {
-
 using mesh::Axis;
 
-// The unit that gathers and reduces a parameter. Experts go apart from the
-// block that runs them: their unit owns parameters and never runs.
 int64_t owner_of(const models::Model& model, const nn::ParameterSpec& spec) {
   const int64_t unit = spec.units.front();
   return spec.role.of_experts ? model.num_units() + unit - 1 : unit;
@@ -35,7 +31,25 @@ std::vector<std::vector<int64_t>> reads_of(models::Model& model) {
   return reads;
 }
 
-}  // namespace
+int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
+                      const ComposeOptions& options) {
+  if (mesh.degree(layout.data_axis()) == 1) return 0;
+  return layout.is_of_expert() ? options.expert_zero_stage : options.zero_stage;
+}
+
+void place(models::Model& model, const mesh::DeviceMesh& mesh,
+           const ComposeOptions& options) {
+  // 1. Tensor parallelism first: it decides what a layer is on one rank, and
+  //    all that follows cuts or copies that.
+  if (mesh.degree(Axis::kTp) > 1) tensor::place(model, options.tensor);
+  // 2. Experts see the same ranks in a view of their own.
+  expert::place(model, mesh);
+  // 3. The data axes, and ZeRO among them, inside the boxes that are left.
+  for (const auto& parameter : nn::parameters_of(model)) {
+    data::set_layout(parameter,
+                     zero_stage_of(parameter.spec->layout, mesh, options));
+  }
+}
 
 Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
                  comm::Communicator& ranks, const ComposeOptions& options) {
@@ -46,8 +60,10 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
     return ranks.make_group(mesh.peers(ranks.rank(), axes), name);
   };
 
-  // 1. Tensor parallelism first: it decides what a layer is on one rank, and
-  //    all that follows cuts or copies that.
+  // 1. Where parameters are.
+  place(model, mesh, options);
+
+  // 2. What ranks of tp do together; experts follow, with dispatches of theirs.
   expert::ExpertOptions experts{.sequence_parallel =
                                     options.tensor.sequence_parallel};
   if (mesh.degree(Axis::kTp) > 1) {
@@ -55,8 +71,6 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
     tensor::apply(model, options.tensor, tp);
     experts.region = tensor::region(options.tensor, tp);
   }
-
-  // 2. Experts see the same ranks in a view of their own.
   expert::apply(model, experts, mesh, ranks);
 
   // 3. Which tokens are here changes no parameter, only how they see others.
@@ -70,20 +84,14 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   composed.model.num_units = model.num_units();
   composed.pipeline = group({Axis::kPp}, "pp");
 
-  // 5. The data axes, and ZeRO among them, inside the boxes that are left. One
-  //    rank has nobody to share with: it is plain data parallelism.
+  // 5. Who sees other samples, and what each unit shares with them.
+  composed.data = group({Axis::kDpReplicate, Axis::kDpShard}, "data");
   const size_t num_units = composed.model.reads.size();
   composed.model.zero_stages.assign(num_units, 0);
   for (const auto& parameter : nn::parameters_of(model)) {
-    const auto& layout = parameter.spec->layout;
-    const bool alone = mesh.degree(layout.data_axis()) == 1;
-    const int64_t stage = alone                   ? 0
-                          : layout.is_of_expert() ? options.expert_zero_stage
-                                                  : options.zero_stage;
-    composed.model.zero_stages[owner_of(model, *parameter.spec)] = stage;
-    data::set_layout(parameter, stage);
+    composed.model.zero_stages[owner_of(model, *parameter.spec)] =
+        zero_stage_of(parameter.spec->layout, mesh, options);
   }
-  composed.data = group({Axis::kDpReplicate, Axis::kDpShard}, "data");
 
   // 6. Memory last of all that shapes parameters: every rank allocates and
   //    fills its own boxes, and none ever holds more.

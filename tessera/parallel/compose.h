@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
@@ -34,6 +35,25 @@ struct ComposeOptions {
   int64_t expert_zero_stage = 0;
   UnitOptions units;
 };
+
+// What strategies decide about parameters, before any rank is there: on which
+// axes they are cut, and over which their gradients are summed. The stages that
+// hold them are left to the pipeline. REQUIRES: a model that is not
+// materialised.
+void place(models::Model& model, const mesh::DeviceMesh& mesh,
+           const ComposeOptions& options);
+
+// The stage of ZeRO that a parameter is held in. One rank has nobody to share
+// with: it is plain data parallelism.
+int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
+                      const ComposeOptions& options);
+
+// The unit that gathers and reduces a parameter. Experts go apart from the
+// block that runs them: their unit owns parameters and never runs.
+int64_t owner_of(const models::Model& model, const nn::ParameterSpec& spec);
+
+// The owners whose parameters each unit computes with, its own first.
+std::vector<std::vector<int64_t>> reads_of(models::Model& model);
 
 // A model on this rank's place of the mesh, ready to train.
 struct Composed {

@@ -9,7 +9,8 @@
 //         alive inside, beyond what was alive when it began: of forward the
 //         input; of backward input, kept, output and the output's gradient,
 //         all of which but kept their holders keep until its end. Parameters,
-//         their gradients and what is shared by all units are apart.
+//         their gradients, what is shared by all units and a batch's token ids
+//         are apart.
 // Order:  collectives are in the order in which the unit calls them.
 // No tensor, no group, no process.
 #pragma once

@@ -1,20 +1,35 @@
 // Models on meshes, of each of which one rank is played.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
+#include <string>
 #include <vector>
 
-#include "tessera/models/facts.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/models/model_config.h"
 
 namespace tessera::testing {
 
-using models::FactsOptions;
 using models::ModelConfig;
+
+// A micro-batch and what is done with the model.
+struct CaseOptions {
+  int64_t samples = 1;
+  int64_t seq_len = 1;
+  at::ScalarType compute = at::kFloat;
+  at::ScalarType gradient = at::kFloat;
+  bool sequence_parallel = false;
+  std::string context_method = "ring";
+  int64_t zero_stage = 0;
+  int64_t expert_zero_stage = 0;
+};
 
 struct Case {
   const char* name;
   ModelConfig model;
   mesh::Degrees degrees;
-  FactsOptions options = {};
+  CaseOptions options = {};
   int64_t rank = 0;
   double peak = 0.03;  // how far it may be off
 };
@@ -34,143 +49,149 @@ inline ModelConfig grouped(const char* family, int64_t kv_heads) {
   model.kv_heads = kv_heads;
   return model;
 }
+// Cut unevenly.
+inline ModelConfig odd() {
+  ModelConfig model = grouped("qwen2", 2);
+  model.vocab = 331;
+  model.ffn = 189;
+  model.tie_embeddings = false;
+  return model;
+}
+inline ModelConfig wide() {
+  ModelConfig model = grouped("llama", 4);
+  model.hidden = 128;
+  model.head_dim = 24;
+  return model;
+}
+inline ModelConfig six_heads() {
+  ModelConfig model = dense("gpt2");
+  model.heads = 6;
+  model.hidden = 96;
+  return model;
+}
 inline ModelConfig experts() {
   ModelConfig model = grouped("mixtral", 4);
   model.moe.experts = 8;
   model.ffn = 96;
   return model;
 }
+inline ModelConfig experts_and_dense() {
+  ModelConfig model = experts();
+  model.moe.every = 2;
+  model.moe.top_k = 1;
+  return model;
+}
+
+inline CaseOptions plain() { return {.samples = 2, .seq_len = 128}; }
+inline CaseOptions long_one() { return {.samples = 1, .seq_len = 1024}; }
+inline CaseOptions method(const char* name, CaseOptions options = plain()) {
+  options.context_method = name;
+  return options;
+}
+inline CaseOptions zero(int64_t stage, CaseOptions options = plain()) {
+  options.zero_stage = options.expert_zero_stage = stage;
+  return options;
+}
+inline CaseOptions sequence(CaseOptions options = plain()) {
+  options.sequence_parallel = true;
+  return options;
+}
+inline CaseOptions doubles() {
+  CaseOptions options = plain();
+  options.compute = options.gradient = at::kDouble;
+  options.samples = 3;
+  return options;
+}
+inline CaseOptions halves() {
+  CaseOptions options = zero(3);
+  options.compute = at::kBFloat16;
+  options.samples = 4;
+  return options;
+}
+
+inline std::vector<Case> cases_of_one_rank() {
+  return {
+      {"llama", dense("llama"), {}, plain()},
+      {"gpt2", dense("gpt2"), {}, plain()},
+      {"qwen2 odd", odd(), {}, plain()},
+      {"qwen3 fp64", grouped("qwen3", 4), {}, doubles()},
+      {"llama long", wide(), {}, long_one()},
+      // oneDNN takes scratch of its own for bf16, which facts do not count.
+      {"llama bf16", dense("llama"), {}, halves(), 0, 0.5},
+      {"mixtral", experts(), {}, plain()},
+      {"mixtral and dense", experts_and_dense(), {}, plain()},
+  };
+}
+
+inline std::vector<Case> cases_of_data_and_stages() {
+  const auto llama = dense("llama");
+  return {
+      {"ddp 4", llama, {.dp_replicate = 4}, plain(), 1},
+      {"zero1 4", llama, {.dp_shard = 4}, zero(1), 3},
+      {"zero2 3", odd(), {.dp_shard = 3}, zero(2), 2},
+      {"zero3 4", llama, {.dp_shard = 4}, zero(3), 2},
+      {"zero3 hybrid", odd(), {.dp_replicate = 2, .dp_shard = 4}, zero(3), 5},
+      {"bf16 tp 2 zero3", llama, {.dp_shard = 2, .tp = 2}, halves(), 1, 0.5},
+      {"pp 2 tied", llama, {.pp = 2}, plain(), 1},
+      {"pp 2 tp 2 zero3", odd(), {.pp = 2, .dp_shard = 2, .tp = 2}, zero(3), 6},
+  };
+}
+
+inline std::vector<Case> cases_of_tensor_and_context() {
+  const auto llama = dense("llama");
+  const auto qwen = grouped("qwen3", 4), few = grouped("llama", 2);
+  const auto ulysses = method("ulysses");
+  const auto long_ulysses = method("ulysses", long_one());
+  const auto whole = sequence(zero(2, method("allgather")));
+  const mesh::Degrees data_too{.dp_shard = 2, .cp = 2, .tp = 2};
+  return {
+      {"tp 2", qwen, {.tp = 2}, plain(), 1},
+      {"tp 4, 2 kv heads", few, {.tp = 4}, plain(), 2},
+      {"tp 3 gpt2", six_heads(), {.tp = 3}, plain(), 2},
+      {"tp 4 odd", odd(), {.tp = 4}, plain(), 3},
+      {"sp 4", qwen, {.tp = 4}, sequence(), 3},
+      {"sp 2 gpt2", dense("gpt2"), {.tp = 2}, sequence(), 1},
+      {"sp 2 fp64", llama, {.tp = 2}, sequence(doubles()), 0},
+      {"ring 2", llama, {.cp = 2}, plain(), 1},
+      {"ring 4 qwen3", qwen, {.cp = 4}, plain(), 3},
+      {"allgather 4", qwen, {.cp = 4}, method("allgather"), 0},
+      {"ulysses 2", llama, {.cp = 2}, ulysses, 1},
+      {"ulysses 4, 2 kv heads", few, {.cp = 4}, ulysses, 2},
+      {"ulysses 2 long", wide(), {.cp = 2}, long_ulysses, 0},
+      {"cp 2 x tp 2", qwen, {.cp = 2, .tp = 2}, plain(), 3},
+      {"cp 2 x sp 2 x zero2", qwen, data_too, whole, 5},
+  };
+}
+
+inline std::vector<Case> cases_of_experts() {
+  using mesh::Degrees;
+  const auto moe = experts();
+  const auto whole = sequence(zero(2, method("allgather")));
+  const Degrees cut{.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2};
+  const Degrees cut_too{.dp_shard = 2, .tp = 2, .ep = 2, .etp = 2};
+  const Degrees mixed{.dp_shard = 2, .cp = 2, .ep = 4};
+  const Degrees all{
+      .pp = 2, .dp_replicate = 2, .dp_shard = 2, .cp = 2, .tp = 2, .ep = 4};
+  return {
+      {"ep 4", moe, {.dp_shard = 4, .ep = 4}, plain(), 1},
+      {"ep 4 zero3", moe, {.dp_shard = 8, .ep = 4}, zero(3), 6},
+      {"tp 2, ep 2 of it", moe, {.tp = 2, .ep = 2}, plain(), 1},
+      {"tp 2, ep 4", moe, {.dp_replicate = 2, .tp = 2, .ep = 4}, plain(), 2},
+      {"sp 2, ep 2", moe, {.tp = 2, .ep = 2}, sequence(), 1},
+      {"etp 2, ep 2", moe, cut, plain(), 3},
+      {"etp 2 sp, ep 2", moe, cut_too, sequence(), 2},
+      {"cp 2, ep 4", experts_and_dense(), mixed, zero(2), 3},
+      {"all of it", moe, all, whole, 21},
+  };
+}
 
 inline std::vector<Case> cases() {
-  const FactsOptions plain{.samples = 2, .seq_len = 128};
-  const auto with = [&](auto change) {
-    FactsOptions options = plain;
-    change(options);
-    return options;
-  };
-  const auto sequence = with([](auto& o) { o.sequence_parallel = true; });
-  const auto method = [&](const char* name) {
-    return with([&](auto& o) { o.context_method = name; });
-  };
-  const auto zero = [&](int64_t stage) {
-    return with([&](auto& o) { o.zero_stage = o.expert_zero_stage = stage; });
-  };
-  const auto llama = dense("llama"), gpt2 = dense("gpt2"), moe = experts();
-  const auto qwen = grouped("qwen3", 4), few = grouped("llama", 2);
-  ModelConfig odd = grouped("qwen2", 2);  // uneven cuts
-  odd.vocab = 331;
-  odd.ffn = 189;
-  odd.tie_embeddings = false;
-  ModelConfig mixed = experts();  // and dense layers
-  mixed.moe.every = 2;
-  mixed.moe.top_k = 1;
-  ModelConfig wide = grouped("llama", 4);
-  wide.hidden = 128;
-  wide.head_dim = 24;
-  const auto long_one = with([](auto& o) {
-    o.samples = 1;
-    o.seq_len = 1024;
-  });
-  const auto doubles = with([](auto& o) {
-    o.compute = o.gradient = at::kDouble;
-    o.samples = 3;
-  });
-  const auto halves = with([](auto& o) {
-    o.compute = at::kBFloat16;
-    o.zero_stage = 3;
-    o.samples = 4;
-  });
-  const auto whole = with([](auto& o) {
-    o.sequence_parallel = true;
-    o.context_method = "allgather";
-    o.zero_stage = 2;
-  });
-  return {
-      {"llama", llama, {}, plain},
-      {"gpt2", gpt2, {}, plain},
-      {"qwen2 odd", odd, {}, plain},
-      {"qwen3 fp64", qwen, {}, doubles},
-      {"llama long", wide, {}, long_one},
-      // oneDNN takes scratch of its own for bf16, which facts do not count.
-      {"llama bf16", llama, {}, halves, 0, 0.5},
-      {"llama bf16 sp zero3", llama, {.dp_shard = 2, .tp = 2}, halves, 1, 0.5},
-      {"mixtral", moe, {}, plain},
-      {"mixtral and dense", mixed, {}, plain},
-      {"ddp 4", llama, {.dp_replicate = 4}, plain, 1},
-      {"zero1 4", llama, {.dp_shard = 4}, zero(1), 3},
-      {"zero2 3", odd, {.dp_shard = 3}, zero(2), 2},
-      {"zero3 4", llama, {.dp_shard = 4}, zero(3), 2},
-      {"zero3 hybrid", odd, {.dp_replicate = 2, .dp_shard = 4}, zero(3), 5},
-      {"tp 2", qwen, {.tp = 2}, plain, 1},
-      {"tp 4, 2 kv heads", few, {.tp = 4}, plain, 2},
-      {"tp 3 gpt2",
-       [&] {
-         ModelConfig model = gpt2;
-         model.heads = 6;
-         model.hidden = 96;
-         return model;
-       }(),
-       {.tp = 3},
-       plain,
-       2},
-      {"tp 4 odd", odd, {.tp = 4}, plain, 3},
-      {"sp 4", qwen, {.tp = 4}, sequence, 3},
-      {"sp 2 gpt2", gpt2, {.tp = 2}, sequence, 1},
-      {"sp 2 fp64",
-       llama,
-       {.tp = 2},
-       with([](auto& o) {
-         o.compute = o.gradient = at::kDouble;
-         o.sequence_parallel = true;
-       }),
-       0},
-      {"ring 2", llama, {.cp = 2}, plain, 1},
-      {"ring 4 qwen3", qwen, {.cp = 4}, plain, 3},
-      {"allgather 4", qwen, {.cp = 4}, method("allgather"), 0},
-      {"ulysses 2", llama, {.cp = 2}, method("ulysses"), 1},
-      {"ulysses 4, 2 kv heads", few, {.cp = 4}, method("ulysses"), 2},
-      {"ulysses 2 long",
-       wide,
-       {.cp = 2},
-       with([&](auto& o) {
-         o = long_one;
-         o.context_method = "ulysses";
-       }),
-       0},
-      {"cp 2 x tp 2", qwen, {.cp = 2, .tp = 2}, plain, 3},
-      {"cp 2 x sp 2 x zero2",
-       qwen,
-       {.dp_shard = 2, .cp = 2, .tp = 2},
-       whole,
-       5},
-      {"pp 2 tied", llama, {.pp = 2}, plain, 1},
-      {"pp 2 x tp 2 x zero3",
-       odd,
-       {.pp = 2, .dp_shard = 2, .tp = 2},
-       zero(3),
-       6},
-      {"ep 4", moe, {.dp_shard = 4, .ep = 4}, plain, 1},
-      {"ep 4 zero3", moe, {.dp_shard = 8, .ep = 4}, zero(3), 6},
-      {"tp 2, ep 2 of it", moe, {.tp = 2, .ep = 2}, plain, 1},
-      {"tp 2, ep 4", moe, {.dp_replicate = 2, .tp = 2, .ep = 4}, plain, 2},
-      {"sp 2, ep 2", moe, {.tp = 2, .ep = 2}, sequence, 1},
-      {"etp 2, ep 2",
-       moe,
-       {.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2},
-       plain,
-       3},
-      {"etp 2 sp, ep 2",
-       moe,
-       {.dp_shard = 2, .tp = 2, .ep = 2, .etp = 2},
-       sequence,
-       2},
-      {"cp 2, ep 4", mixed, {.dp_shard = 2, .cp = 2, .ep = 4}, zero(2), 3},
-      {"all of it",
-       moe,
-       {.pp = 2, .dp_replicate = 2, .dp_shard = 2, .cp = 2, .tp = 2, .ep = 4},
-       whole,
-       21},
-  };
+  std::vector<Case> all;
+  for (const auto& some : {cases_of_one_rank(), cases_of_data_and_stages(),
+                           cases_of_tensor_and_context(), cases_of_experts()}) {
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
 }
 
 }  // namespace tessera::testing

@@ -13,8 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/models/model.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/parallel/compose.h"
+#include "tessera/parallel/facts.h"
 #include "tests/facts/cases.h"
 #include "tests/facts/flop_counter.h"
 
@@ -43,25 +45,17 @@ class Player {
         ranks_(comm::make_communicator({.backend = "fake",
                                         .rank = of.rank,
                                         .world_size = mesh_.world_size()})),
-        decoder_(of.model) {
-    parallel::ComposeOptions options;
-    options.materialise.dtype = of.options.compute;
-    options.gradient_dtype = of.options.gradient;
-    options.tensor = {.degree = of.degrees.tp,
-                      .sequence_parallel = of.options.sequence_parallel};
-    options.context = {.method = of.options.context_method,
-                       .degree = of.degrees.cp};
-    options.pipeline.stages = of.degrees.pp;
-    options.zero_stage = of.options.zero_stage;
-    options.expert_zero_stage = of.options.expert_zero_stage;
-    composed_ = parallel::compose(decoder_, mesh_, *ranks_, options);
+        model_(models::make_model(of.model)),
+        options_(options_of(of)) {
+    composed_ = parallel::compose(*model_, mesh_, *ranks_, options_);
     route_evenly();
   }
 
-  models::Decoder& decoder() { return decoder_; }
   const parallel::Composed& composed() const { return composed_; }
   program::Facts facts() const {
-    return models::facts_of(case_.model, mesh_, composed_.coord, case_.options);
+    return parallel::facts_of(
+        case_.model, mesh_, composed_.coord, options_,
+        {.samples = samples(), .seq_len = case_.options.seq_len});
   }
 
   // A micro-batch through all units that are here and back: what is alive
@@ -105,12 +99,12 @@ class Player {
     {
       const at::NoGradGuard no_grad;
       const int64_t before = restart();
-      decoder_.forward_unit(unit, input, tokens());
+      model_->forward_unit(unit, input, tokens());
       found.plain_peak = monitor::tensor_bytes().peak - before;
     }
     int64_t before = restart();
     nn::Balance balance;
-    at::Tensor output = decoder_.forward_unit(unit, input, tokens(), &balance);
+    at::Tensor output = model_->forward_unit(unit, input, tokens(), &balance);
     found.alive = monitor::tensor_bytes().now - before;
     found.forward_peak = monitor::tensor_bytes().peak - before;
     found.forward_calls = calls();
@@ -137,7 +131,7 @@ class Player {
   void count_flops(int64_t unit, at::Tensor input, Measured& found) {
     if (unit > 0) input.requires_grad_();
     const FlopCounter flops;
-    const at::Tensor output = decoder_.forward_unit(unit, input, tokens());
+    const at::Tensor output = model_->forward_unit(unit, input, tokens());
     found.forward = FlopCounter::take();
     torch::autograd::backward({output}, {at::zeros_like(output)});
     found.backward = FlopCounter::take();
@@ -152,7 +146,7 @@ class Player {
     logits.requires_grad_();
     const at::Tensor targets = at::zeros({samples(), tokens()}, at::kLong);
     const int64_t before = restart();
-    const nn::LossSum loss = decoder_.loss_of(logits, targets);
+    const nn::LossSum loss = model_->loss_of(logits, targets);
     found.alive = monitor::tensor_bytes().now - before;
     found.forward_peak = monitor::tensor_bytes().peak - before;
     found.forward_calls = calls();
@@ -163,6 +157,19 @@ class Player {
   }
 
  private:
+  static parallel::ComposeOptions options_of(const Case& of) {
+    parallel::ComposeOptions options;
+    options.materialise.dtype = of.options.compute;
+    options.gradient_dtype = of.options.gradient;
+    options.tensor = {.degree = of.degrees.tp,
+                      .sequence_parallel = of.options.sequence_parallel};
+    options.context = {.method = of.options.context_method,
+                       .degree = of.degrees.cp};
+    options.pipeline.stages = of.degrees.pp;
+    options.zero_stage = of.options.zero_stage;
+    options.expert_zero_stage = of.options.expert_zero_stage;
+    return options;
+  }
   int64_t num_owners() const {
     return static_cast<int64_t>(composed_.units.reads.size());
   }
@@ -197,14 +204,14 @@ class Player {
   // elements.
   void route_evenly() {
     const at::NoGradGuard no_grad;
-    for (const auto& block : decoder_.blocks()) {
-      const at::Tensor o = block->attention()->o()->weight();
-      if (!block->moe() || o.numel() == 0) continue;
-      at::Tensor gate = block->moe()->gate()->weight();
-      if (o.storage().nbytes() == 0 || gate.storage().nbytes() == 0) continue;
-      at::Tensor(o).zero_();
-      gate.zero_();
-      for (int64_t e = 0; e < gate.size(0); ++e) gate[e][e] = 1.0;
+    if (case_.model.moe.experts == 0) return;
+    for (const auto& parameter : nn::parameters_of(*model_)) {
+      at::Tensor weight = parameter.tensor;
+      if (weight.numel() == 0 || weight.storage().nbytes() == 0) continue;
+      if (parameter.name.ends_with(".attention.o.weight")) weight.zero_();
+      if (!parameter.name.ends_with(".moe.gate.weight")) continue;
+      weight.zero_();
+      for (int64_t e = 0; e < weight.size(0); ++e) weight[e][e] = 1.0;
     }
   }
 
@@ -214,11 +221,11 @@ class Player {
           .remainder(case_.model.vocab)
           .view({samples(), tokens()});
     }
-    const int64_t length = tokens() / decoder_.sequence_shards();
-    const int64_t width = decoder_.config().hidden;
+    const int64_t length = tokens() / model_->sequence_shards();
+    const int64_t width = model_->config().hidden;
     at::Tensor x = at::full({samples() * length, width}, 0.01, type());
-    const int64_t experts = decoder_.config().moe.experts;
-    const int64_t top_k = decoder_.config().moe.top_k;
+    const int64_t experts = model_->config().moe.experts;
+    const int64_t top_k = model_->config().moe.top_k;
     for (int64_t t = 0; experts > 0 && t < x.size(0); ++t) {
       for (int64_t j = 0; j < top_k; ++j) x[t][(t * top_k + j) % experts] = 5.0;
     }
@@ -229,7 +236,8 @@ class Player {
   const Case& case_;
   mesh::DeviceMesh mesh_;
   std::unique_ptr<comm::Communicator> ranks_;
-  models::Decoder decoder_;
+  std::shared_ptr<models::Model> model_;
+  const parallel::ComposeOptions options_;
   parallel::Composed composed_;
 };
 
@@ -249,7 +257,7 @@ inline std::vector<int64_t> Player::run_all() {
     inputs.push_back(i == 0 ? input_of(units[0]) : outputs.back().detach());
     if (units[i] > 0) inputs.back().requires_grad_();
     outputs.push_back(
-        decoder_.forward_unit(units[i], inputs.back(), tokens(), &balances[i]));
+        model_->forward_unit(units[i], inputs.back(), tokens(), &balances[i]));
     note();
   }
   at::Tensor gradient = at::zeros_like(outputs.back());

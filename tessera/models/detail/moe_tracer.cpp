@@ -1,5 +1,4 @@
-// nn/moe.cpp on a tape.
-#include <algorithm>
+// nn/moe.cpp and parallel/expert/dispatch.cpp on a tape.
 #include <utility>
 
 #include "tessera/mesh/layout.h"
@@ -75,16 +74,7 @@ Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
   const Memory order = numbers(sent), token = numbers(sent);
   Traced rows = ops_.index_select(tokens, sent * width, token);
   const Memory counts = numbers(local_.experts);
-  if (local_.ep.size == 1) {
-    rows = run_local(rows);
-  } else {
-    const int64_t bytes = 8 * local_.ep.size * local_.experts;
-    const Memory all = this->bytes(bytes);
-    ops_.tape().collective("all_gather", local_.ep.axes, bytes);
-    rows = ops_.all_to_all(rows, rows.numel, local_.ep, /*copied_back=*/false);
-    rows = run_local(rows);
-    rows = ops_.all_to_all(rows, rows.numel, local_.ep, /*copied_back=*/false);
-  }
+  rows = local_.ep.size == 1 ? run_experts(rows) : dispatch(rows);
   // The weight of each row, and back to a place of zeros for each token.
   const Traced weights = ops_.tape().record(
       ops_.wides(sent), sent, {routing.weights}, {order},
@@ -110,28 +100,33 @@ Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
                             });
 }
 
-// Rows are sorted by expert, run, and put back.
-Traced UnitTracer::run_local(const Traced& rows) const {
-  const int64_t width = local_.width, count = rows.numel / width;
-  const int64_t here = local_.experts / local_.ep.size;
-  const Memory expert = numbers(count), order = numbers(count);
-  const Traced sorted = ops_.index_select(rows, rows.numel, order);
-  std::vector<Traced> outputs;
-  for (int64_t e = 0; e < here; ++e) {
-    const int64_t numel = (count / here + (e < count % here ? 1 : 0)) * width;
-    // Its gradient is one of all rows, with zeros for the others.
-    const Traced own = ops_.tape().record(
-        sorted.memory, numel, {sorted}, {},
-        [this, all = rows.numel](const Memory& gradient)
-            -> std::vector<Memory> { return {ops_.elements(all)}; });
-    outputs.push_back(feed_forward(own, local_.expert_ffn, /*whole=*/true));
-  }
-  const Traced together =
-      ops_.tape().record(ops_.elements(rows.numel), rows.numel, outputs, {},
-                         [here](const Memory& gradient) {
-                           return std::vector<Memory>(here, gradient);
-                         });
-  return ops_.index_select(together, rows.numel, numbers(count));
+// To the ranks that have the experts, and home; rows come by source, are sorted
+// by expert, and put back.
+Traced UnitTracer::dispatch(const Traced& rows) const {
+  const int64_t count = rows.numel / local_.width;
+  const int64_t all_bytes = 8 * local_.ep.size * local_.experts;
+  const Memory all = bytes(all_bytes);
+  ops_.tape().collective("all_gather", local_.ep.axes, all_bytes);
+  const Traced came =
+      ops_.all_to_all(rows, rows.numel, local_.ep, /*copied_back=*/false);
+  const Memory order = numbers(count);
+  const Traced sorted = ops_.index_select(came, rows.numel, order);
+  const Traced outputs = run_experts(sorted);
+  return ops_.all_to_all(ops_.index_select(outputs, rows.numel, numbers(count)),
+                         rows.numel, local_.ep, /*copied_back=*/false);
+}
+
+// Of those that are here, whose rows come one expert's after the other's.
+Traced UnitTracer::run_experts(const Traced& rows) const {
+  const int64_t experts = local_.experts / local_.ep.size;
+  return feed_forward(
+      rows, local_.expert_ffn,
+      [&](const Traced& x, int64_t in, int64_t out) {
+        return ops_.grouped_linear(x, in, out, experts);
+      },
+      [&](const Traced& x, int64_t in, int64_t out) {
+        return ops_.grouped_linear(x, in, out, experts);
+      });
 }
 
 }  // namespace tessera::models::detail

@@ -33,6 +33,22 @@ Traced Operators::linear(const Traced& x, int64_t in, int64_t out,
                       });
 }
 
+Traced Operators::grouped_linear(const Traced& x, int64_t in, int64_t out,
+                                 int64_t experts) const {
+  const int64_t rows = x.numel / in;
+  const program::Flops product{.matmul = 2 * rows * in * out};
+  tape_.forward_flops(product);
+  const int64_t weights = experts * in * out;
+  return tape_.record(elements(rows * out), rows * out,
+                      {x, tape_.parameter(weights)}, {x.memory},
+                      [=, this](const Memory& gradient) -> std::vector<Memory> {
+                        tape_.input_flops(product);
+                        tape_.weight_flops(product);
+                        Memory dx = elements(rows * in);
+                        return {std::move(dx), elements(weights)};
+                      });
+}
+
 Traced Operators::add_bias(const Traced& x, int64_t width) const {
   return tape_.record(
       elements(x.numel), x.numel, {x, tape_.parameter(width)}, {},

@@ -31,23 +31,27 @@ Traced UnitTracer::rows(const Traced& x, int64_t in, int64_t out,
   return bias ? ops_.add_bias(y, out) : y;
 }
 
-// `whole`: no rank has another part of it.
-Traced UnitTracer::feed_forward(const Traced& x, int64_t ffn,
-                                bool whole) const {
+Traced UnitTracer::feed_forward(const Traced& x, int64_t ffn, const Layer& in,
+                                const Layer& out) const {
   const int64_t width = local_.width;
-  const bool bias = local_.mlp_bias;
-  const auto down = [&](const Traced& inside) {
-    return whole ? ops_.linear(inside, ffn, width, bias)
-                 : rows(inside, ffn, width, bias);
-  };
-  const Traced up = ops_.linear(x, width, ffn, bias);
-  if (local_.mlp == nn::MlpKind::kGelu) return down(ops_.gelu(up));
-  return down(ops_.multiply(ops_.silu(ops_.linear(x, width, ffn, bias)), up));
+  const Traced up = in(x, width, ffn);
+  if (local_.mlp == nn::MlpKind::kGelu) return out(ops_.gelu(up), ffn, width);
+  const Traced gate = in(x, width, ffn);
+  const Traced inside = [&] { return ops_.multiply(ops_.silu(gate), up); }();
+  return out(inside, ffn, width);
 }
 
 Traced UnitTracer::mlp(const Traced& input) const {
   const Traced x = enter(input);
-  return feed_forward(x, local_.ffn, /*whole=*/false);
+  const bool bias = local_.mlp_bias;
+  return feed_forward(
+      x, local_.ffn,
+      [&](const Traced& y, int64_t in, int64_t out) {
+        return ops_.linear(y, in, out, bias);
+      },
+      [&](const Traced& y, int64_t in, int64_t out) {
+        return rows(y, in, out, bias);
+      });
 }
 
 Traced UnitTracer::embed() const {

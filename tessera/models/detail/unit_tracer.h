@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "tessera/models/detail/operators.h"
 #include "tessera/nn/blocks.h"
@@ -65,7 +66,9 @@ class UnitTracer {
   // A layer whose inputs are cut over tp, and its sum.
   Traced rows(const Traced& x, int64_t in, int64_t out, bool bias) const;
   Traced mlp(const Traced& input) const;
-  Traced feed_forward(const Traced& x, int64_t ffn, bool whole) const;
+  using Layer = std::function<Traced(const Traced& x, int64_t in, int64_t out)>;
+  Traced feed_forward(const Traced& x, int64_t ffn, const Layer& in,
+                      const Layer& out) const;
 
   // In attention_tracer.cpp.
   Traced attention(const Traced& input) const;
@@ -88,7 +91,8 @@ class UnitTracer {
   Routing route(const Traced& tokens) const;
   void add_balance(const Routing& routing);
   Traced mix(const Traced& tokens, const Routing& routing) const;
-  Traced run_local(const Traced& rows) const;
+  Traced dispatch(const Traced& rows) const;
+  Traced run_experts(const Traced& rows) const;
 
   const Operators& ops_;
   const LocalDecoder& local_;

@@ -76,12 +76,15 @@ void check(const models::ModelConfig& model, int64_t ep) {
                   nearest_multiples(model.moe.experts, ep), ".");
 }
 
-void apply(models::Model& model, const ExpertOptions& options,
-           const mesh::DeviceMesh& mesh, comm::Communicator& ranks) {
-  if (model.config().layers_with_experts() == 0) return;
+void place(models::Model& model, const mesh::DeviceMesh& mesh) {
   for (const auto& parameter : nn::parameters_of(model)) {
     set_layout(parameter, mesh);
   }
+}
+
+void apply(models::Model& model, const ExpertOptions& options,
+           const mesh::DeviceMesh& mesh, comm::Communicator& ranks) {
+  if (model.config().layers_with_experts() == 0) return;
   model.set_experts(shard_of(options, mesh, ranks));
 }
 

@@ -38,8 +38,11 @@ struct ExpertOptions {
 // Whether experts divide by ep. REQUIRES: a complete configuration.
 void check(const models::ModelConfig& model, int64_t ep);
 
-// Sets the layouts of the experts and their gates, and how tokens get to them.
-// REQUIRES: a model that is not materialised; `ranks` outlives it.
+// Sets the layouts of the experts and their gates. REQUIRES: a model that is
+// not materialised.
+void place(models::Model& model, const mesh::DeviceMesh& mesh);
+
+// Sets how tokens get to the experts. REQUIRES: `ranks` outlives the model.
 void apply(models::Model& model, const ExpertOptions& options,
            const mesh::DeviceMesh& mesh, comm::Communicator& ranks);
 

@@ -89,16 +89,19 @@ nn::Region region(const TensorOptions& options, comm::Group& ranks) {
               }};
 }
 
-void apply(models::Model& model, const TensorOptions& options,
-           comm::Group& group) {
-  const int64_t tp = group.size();
+void place(models::Model& model, const TensorOptions& options) {
   for (const auto& parameter : nn::parameters_of(model)) {
     const auto& role = parameter.spec->role;
     if (role.of_experts) continue;  // they have a view of their own
     mesh::Layout& layout = parameter.spec->layout;
-    layout = layout.with(Axis::kTp,
-                         placement_of(role, tp, options.sequence_parallel));
+    layout = layout.with(Axis::kTp, placement_of(role, options.degree,
+                                                 options.sequence_parallel));
   }
+}
+
+void apply(models::Model& model, const TensorOptions& options,
+           comm::Group& group) {
+  const int64_t tp = group.size();
   const nn::Region around = region(options, group);
   model.set_region(around);
   const int64_t entries = model.config().vocab;

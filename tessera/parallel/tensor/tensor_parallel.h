@@ -38,9 +38,12 @@ void check(const models::ModelConfig& model, int64_t seq_len,
 // Around what the ranks of tp compute parts of. REQUIRES: `group` outlives it.
 nn::Region region(const TensorOptions& options, comm::Group& group);
 
-// Sets the layouts of the model's parameters over tp, experts' apart, and what
-// happens to activations. REQUIRES: a model that is not materialised; `group`
-// outlives it and is the ranks along tp.
+// Sets the layouts of the model's parameters over tp, experts' apart.
+// REQUIRES: a model that is not materialised; a degree above 1.
+void place(models::Model& model, const TensorOptions& options);
+
+// Sets what happens to activations. REQUIRES: `group` outlives the model and is
+// the ranks along tp.
 void apply(models::Model& model, const TensorOptions& options,
            comm::Group& group);
 

@@ -1,0 +1,129 @@
+#include "tessera/parallel/data/parameter_facts.h"
+
+#include <map>
+#include <tuple>
+
+#include "tessera/comm/flat_buffer.h"
+
+namespace tessera::parallel::data {
+namespace {
+
+using mesh::Axis;
+using mesh::Placement;
+using program::ParameterFacts;
+
+int64_t product_of(const std::vector<int64_t>& sizes) {
+  int64_t product = 1;
+  for (int64_t size : sizes) product *= size;
+  return product;
+}
+
+bool is_tied(const nn::ParameterSpec& spec) { return spec.units.size() > 1; }
+
+int64_t aligned(int64_t numel) {
+  constexpr int64_t kAlignment = comm::FlatBuffer::kAlignment;
+  return (numel + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Elements of parameters that travel together.
+struct Sizes {
+  int64_t whole = 0, whole_aligned = 0, shard = 0;
+  int64_t piece = 0;  // of a rank's part of a collective
+};
+
+Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
+               const mesh::Coord& coord) {
+  const Axis data = layout.data_axis();
+  const auto shape =
+      layout.with(data, Placement::replicate()).local_shape(mesh, coord);
+  const int64_t whole = product_of(shape);
+  const int64_t rows = shape.at(layout.data_dim()), n = mesh.degree(data);
+  const int64_t most =
+      rows == 0 ? 0 : mesh::chunk_of(rows, n, 0).size() * (whole / rows);
+  return {.whole = whole,
+          .whole_aligned = aligned(whole),
+          .shard = layout.local_box(mesh, coord).numel(),
+          .piece = aligned(most)};
+}
+
+// Over which a gradient is summed beside what a reduce_scatter does; an axis
+// that counts for a part of its ranks too.
+std::vector<Axis> sum_axes_of(const nn::ParameterSpec& spec,
+                              const mesh::DeviceMesh& mesh) {
+  std::vector<Axis> axes;
+  if (is_tied(spec) && mesh.degree(Axis::kPp) > 1) axes.push_back(Axis::kPp);
+  for (Axis axis : {Axis::kDpReplicate, Axis::kDpShard, Axis::kCp, Axis::kTp,
+                    Axis::kExpertDp}) {
+    if (mesh.degree(axis) > 1 && spec.layout.on(axis).summed) {
+      axes.push_back(axis);
+    }
+  }
+  return axes;
+}
+
+void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
+               const StateOptions& options) {
+  const auto size = [](at::ScalarType type) {
+    return static_cast<int64_t>(c10::elementSize(type));
+  };
+  const int64_t weight = size(options.compute);
+  const int64_t gradient = size(options.gradient);
+  const int64_t stage = facts.zero_stage;
+  facts.elements = sizes.whole;
+  facts.shard_elements = sizes.shard;
+  facts.parameter_bytes = (stage == 3 ? sizes.piece : sizes.whole) * weight;
+  facts.gradient_bytes =
+      (stage >= 2 ? sizes.piece : sizes.whole_aligned) * gradient;
+  // Half precision has fp32 masters.
+  const bool half = options.compute == at::kBFloat16;
+  facts.optimizer_bytes = sizes.shard * (half ? size(at::kFloat) : weight) *
+                          (options.moments + (half ? 1 : 0));
+  const bool sums = !facts.sum_axes.empty();
+  if (stage == 0) {
+    if (sums) facts.sum_message_bytes = sizes.whole_aligned * gradient;
+    return;
+  }
+  if (sums) facts.sum_message_bytes = sizes.piece * gradient;
+  const int64_t all = ranks * sizes.piece;
+  facts.gather_message_bytes = all * weight;
+  facts.reduce_message_bytes = all * gradient;
+  facts.gather_work_bytes = (all + (stage == 3 ? 0 : sizes.piece)) * weight;
+  facts.reduce_work_bytes = (all + sizes.piece) * gradient;
+  if (stage >= 2) facts.whole_gradient_bytes = sizes.whole_aligned * gradient;
+  if (stage == 3) facts.gathered_bytes = sizes.whole_aligned * weight;
+}
+
+}  // namespace
+
+std::vector<ParameterFacts> parameter_facts(
+    const std::vector<const nn::ParameterSpec*>& parameters,
+    const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
+    const StateOptions& options) {
+  // By what they are summed over: key/value heads that several ranks hold are
+  // summed over some ranks of tp, norms over all.
+  using Key = std::tuple<std::vector<Axis>, int64_t, bool>;
+  std::map<Key, Sizes> groups;
+  for (const auto* spec : parameters) {
+    const Sizes sizes = sizes_of(spec->layout, mesh, coord);
+    Sizes& sum = groups[{sum_axes_of(*spec, mesh),
+                         spec->layout.on(Axis::kTp).copies, is_tied(*spec)}];
+    sum.whole += sizes.whole;
+    sum.whole_aligned += sizes.whole_aligned;
+    sum.shard += sizes.shard;
+    sum.piece += sizes.piece;
+  }
+  std::vector<ParameterFacts> facts;
+  for (const auto& [key, sizes] : groups) {
+    const auto& layout = parameters.front()->layout;
+    ParameterFacts& each = facts.emplace_back();
+    each.data_axis = layout.data_axis();
+    each.sum_axes = std::get<0>(key);
+    each.tied = std::get<2>(key);
+    each.zero_stage = options.zero_stage;
+    const int64_t ranks = mesh.degree(each.data_axis);
+    set_bytes(each, sizes, ranks, options);
+  }
+  return facts;
+}
+
+}  // namespace tessera::parallel::data

@@ -1,0 +1,28 @@
+// Facts of a model under these strategies, as a pure function of
+// configurations: no tensor, no group, no process. See program/facts.h.
+//
+// Activations, operations and inner collectives are models/facts.h's;
+// parameters are those of the layouts that place() sets.
+#pragma once
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/models/facts.h"
+#include "tessera/parallel/compose.h"
+#include "tessera/program/facts.h"
+
+namespace tessera::parallel {
+
+struct FactsOptions {
+  int64_t samples = 1;  // of a micro-batch
+  int64_t seq_len = 1;  // of a whole sample
+  int64_t moments = 2;  // tensors that the optimizer has of each parameter
+  int64_t threads = 1;  // of an operator
+};
+
+// `options` as compose() takes them. Of units that other stages hold too.
+program::Facts facts_of(const models::ModelConfig& model,
+                        const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
+                        const ComposeOptions& options,
+                        const FactsOptions& batch);
+
+}  // namespace tessera::parallel
