@@ -30,6 +30,24 @@ StepInput step_input(const RunConfig& config, double lr, StepBatch batch) {
   return input;
 }
 
+parallel::ComposeOptions compose_options(const RunConfig& config) {
+  parallel::ComposeOptions options;
+  options.materialise.seed = static_cast<uint64_t>(config.run.seed);
+  options.materialise.dtype = compute_dtype(config);
+  options.tensor = tensor_options(config);
+  options.context = context_options(config);
+  options.pipeline = pipeline_options(config);
+  options.zero_stage = config.zero.stage;
+  options.expert_zero_stage = expert_zero_stage(config);
+  options.units = {
+      .reshard_after_forward = config.zero.reshard_after_forward,
+      .prefetch = config.zero.prefetch,
+      .recompute_every = recompute_options(config).every,
+      .gradient_dtype = gradient_dtype(config),
+      .bucket_bytes = static_cast<int64_t>(config.zero.bucket_mb * (1 << 20))};
+  return options;
+}
+
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks)
     : config_(config), ranks_(ranks) {
   build_model();
@@ -65,9 +83,7 @@ void RankModel::build_model() {
     mesh = config_.mesh.mesh(ranks_.world_size(), config_.zero.stage);
   }
   rank_context().coords = mesh.describe(ranks_.rank());
-  parallel::ComposeOptions options;
-  options.materialise.seed = static_cast<uint64_t>(config_.run.seed);
-  options.materialise.dtype = compute_dtype(config_);
+  parallel::ComposeOptions options = compose_options(config_);
   options.materialise.fill = !config_.model.load_weights;
   if (config_.model.load_weights) {
     options.load = [&] {
@@ -75,18 +91,6 @@ void RankModel::build_model() {
                                     mesh.coord_of(ranks_.rank()));
     };
   }
-  options.tensor = tensor_options(config_);
-  options.context = context_options(config_);
-  options.pipeline = pipeline_options(config_);
-  options.zero_stage = config_.zero.stage;
-  options.expert_zero_stage = expert_zero_stage(config_);
-  options.units = {
-      .reshard_after_forward = config_.zero.reshard_after_forward,
-      .prefetch = config_.zero.prefetch,
-      .recompute_every = recompute_options(config_).every,
-      .dtype = compute_dtype(config_),
-      .gradient_dtype = gradient_dtype(config_),
-      .bucket_bytes = static_cast<int64_t>(config_.zero.bucket_mb * (1 << 20))};
   composed_ = parallel::compose(*decoder_, mesh, ranks_, options);
 }
 
@@ -114,7 +118,7 @@ void RankModel::build_stage() {
 }
 
 void RankModel::build_programs() {
-  const StepPrograms programs(config_, composed_);
+  const StepPrograms programs(config_, composed_.mesh, composed_.model);
   step_ = programs.of(ranks_.rank(), program::Kind::kTraining);
   evaluation_ = programs.of(ranks_.rank(), program::Kind::kEvaluation);
 }

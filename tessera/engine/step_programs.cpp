@@ -3,6 +3,7 @@
 #include <map>
 #include <utility>
 
+#include "tessera/engine/memory_plan.h"
 #include "tessera/program/passes/pass.h"
 #include "tessera/program/schedules/schedule.h"
 #include "tessera/program/world.h"
@@ -20,41 +21,49 @@ bool is_star(const RunConfig& config) {
   return config.mesh.data_parallel == "dp";
 }
 
+// What units do together with others inside of a forward or a backward.
+std::vector<program::Transfer> transfers_of(
+    const std::vector<program::InnerCollective>& collectives,
+    parallel::Lanes& lanes) {
+  std::vector<program::Transfer> transfers;
+  for (const auto& each : collectives) {
+    transfers.push_back(
+        {each.verb, lanes.along(each.axes), at::kByte, each.bytes});
+  }
+  return transfers;
+}
+
+void add_inner(const program::Facts& facts, parallel::Lanes& lanes,
+               RankProgram& program) {
+  for (size_t unit = 0; unit < program.units.size(); ++unit) {
+    const program::UnitFacts& of = facts.units.at(unit);
+    program.units[unit].forward = transfers_of(of.forward_collectives, lanes);
+    program.units[unit].backward = transfers_of(of.backward_collectives, lanes);
+  }
+  program.loss = transfers_of(facts.loss.forward_collectives, lanes);
+}
+
 }  // namespace
 
-StepPrograms::StepPrograms(const RunConfig& config,
-                           const parallel::Composed& composed,
-                           const std::vector<std::string>& without)
-    : config_(config), composed_(composed) {
-  for (Kind kind : {Kind::kTraining, Kind::kEvaluation}) {
-    for (int64_t stage = 0; stage < config.mesh.pp; ++stage) {
-      programs_[kind].push_back(lowered(stage, kind, without));
-    }
-    prove(kind);
-  }
-}
-
-const program::Program& StepPrograms::of(int64_t rank, Kind kind) const {
-  return programs_.at(kind).at(composed_.mesh.coord_of(rank)[Axis::kPp]);
-}
-
-program::Program StepPrograms::lowered(
-    int64_t stage, Kind kind, const std::vector<std::string>& without) const {
+program::Program lowered_program(const RunConfig& config,
+                                 const mesh::DeviceMesh& mesh,
+                                 const parallel::ModelUnits& model,
+                                 int64_t stage, Kind kind,
+                                 const std::vector<std::string>& without) {
   const bool trains = kind == Kind::kTraining;
   program::Units units;
-  if (is_star(config_)) {
+  if (is_star(config)) {
     units.alone = true;
-    units.devices = trains ? data_parallel_degree(config_) : 1;
+    units.devices = trains ? data_parallel_degree(config) : 1;
   } else {
-    mesh::Coord coord = composed_.mesh.coord_of(0);
+    mesh::Coord coord = mesh.coord_of(0);
     coord[Axis::kPp] = stage;
-    units =
-        composed_.model.units_of(composed_.mesh, composed_.mesh.rank_at(coord));
+    units = model.units_of(mesh, mesh.rank_at(coord));
   }
-  auto shape = shape_of(config_);
+  auto shape = shape_of(config);
   if (!trains) shape.num_microbatches = 1;
-  const auto& schedule = program::schedules::named(config_.pipeline.schedule);
-  const program::schedules::Tail tail{.clip = config_.optimizer.clip_norm > 0,
+  const auto& schedule = program::schedules::named(config.pipeline.schedule);
+  const program::schedules::Tail tail{.clip = config.optimizer.clip_norm > 0,
                                       .alone = units.alone};
   return program::passes::lower(
       trains ? program::schedules::step(schedule, shape, stage, tail)
@@ -62,30 +71,48 @@ program::Program StepPrograms::lowered(
       units, kind, without);
 }
 
+StepPrograms::StepPrograms(const RunConfig& config,
+                           const mesh::DeviceMesh& mesh,
+                           const parallel::ModelUnits& model,
+                           const std::vector<std::string>& without)
+    : config_(config), mesh_(mesh), model_(model) {
+  for (Kind kind : {Kind::kTraining, Kind::kEvaluation}) {
+    for (int64_t stage = 0; stage < config.mesh.pp; ++stage) {
+      programs_[kind].push_back(
+          lowered_program(config, mesh, model, stage, kind, without));
+    }
+    prove(kind);
+  }
+}
+
+const program::Program& StepPrograms::of(int64_t rank, Kind kind) const {
+  return programs_.at(kind).at(mesh_.coord_of(rank)[Axis::kPp]);
+}
+
 // Ranks of a stage run one program; what it moves depends on their place along
 // tp alone.
 void StepPrograms::prove(Kind kind) const {
-  if (is_star(config_) || composed_.mesh.world_size() == 1) return;
-  const mesh::DeviceMesh& mesh = composed_.mesh;
-  parallel::Lanes lanes(mesh);
+  if (is_star(config_) || mesh_.world_size() == 1) return;
+  parallel::Lanes lanes(mesh_);
   std::map<std::pair<int64_t, int64_t>, RankProgram> programs;
   program::World world;
-  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
-    const mesh::Coord coord = mesh.coord_of(rank);
+  for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
+    const mesh::Coord coord = mesh_.coord_of(rank);
     const auto [found, is_new] =
         programs.try_emplace({coord[Axis::kPp], coord[Axis::kTp]});
     world.programs.push_back(&found->second);
     if (!is_new) continue;
     RankProgram& program = found->second;
     program.program = of(rank, kind);
-    program.units = composed_.model.transfers_of(mesh, rank, lanes);
+    program.units = model_.transfers_of(mesh_, rank, lanes);
+    add_inner(facts_of(config_, mesh_, coord), lanes, program);
     program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
     program.stage = coord[Axis::kPp];
-    program.stages = mesh.degree(Axis::kPp);
+    program.stages = mesh_.degree(Axis::kPp);
     program.message_elements = config_.batch.micro * config_.data.seq_len /
                                config_.mesh.cp * config_.model.hidden;
   }
-  world.pipeline = lanes.along(Axis::kPp);
+  world.pipeline = lanes.along({Axis::kPp});
   world.lanes = lanes.names();
   world.members = [&](int64_t rank, int64_t lane) {
     return lanes.members(rank, lane);

@@ -10,26 +10,33 @@
 #include <vector>
 
 #include "tessera/engine/run_config.h"
-#include "tessera/parallel/compose.h"
+#include "tessera/parallel/model_units.h"
 #include "tessera/program/checker.h"
 
 namespace tessera::engine {
 
+// Of the ranks of one stage. `without`: passes that are left out.
+program::Program lowered_program(const RunConfig& config,
+                                 const mesh::DeviceMesh& mesh,
+                                 const parallel::ModelUnits& model,
+                                 int64_t stage, program::Kind kind,
+                                 const std::vector<std::string>& without = {});
+
 class StepPrograms {
  public:
-  // `without`: passes that are left out. REQUIRES: a completed configuration.
-  StepPrograms(const RunConfig& config, const parallel::Composed& composed,
+  // REQUIRES: a completed configuration.
+  StepPrograms(const RunConfig& config, const mesh::DeviceMesh& mesh,
+               const parallel::ModelUnits& model,
                const std::vector<std::string>& without = {});
 
   const program::Program& of(int64_t rank, program::Kind kind) const;
 
  private:
-  program::Program lowered(int64_t stage, program::Kind kind,
-                           const std::vector<std::string>& without) const;
   void prove(program::Kind kind) const;
 
   const RunConfig& config_;
-  const parallel::Composed& composed_;
+  const mesh::DeviceMesh& mesh_;
+  const parallel::ModelUnits& model_;
   std::map<program::Kind, std::vector<program::Program>> programs_;  // by stage
 };
 

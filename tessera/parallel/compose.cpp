@@ -51,6 +51,25 @@ void place(models::Model& model, const mesh::DeviceMesh& mesh,
   }
 }
 
+ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
+                       const ComposeOptions& options) {
+  ModelUnits units;
+  units.reads = reads_of(model);
+  units.chunks = pipeline::apply(model, options.pipeline);
+  units.num_units = model.num_units();
+  units.options = options.units;
+  units.options.dtype = options.materialise.dtype;
+  units.zero_stages.assign(units.reads.size(), 0);
+  units.parameters.resize(units.reads.size());
+  for (auto& parameter : nn::parameters_of(model)) {
+    const int64_t owner = owner_of(model, *parameter.spec);
+    units.zero_stages[owner] =
+        zero_stage_of(parameter.spec->layout, mesh, options);
+    units.parameters[owner].push_back(std::move(parameter));
+  }
+  return units;
+}
+
 Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
                  comm::Communicator& ranks, const ComposeOptions& options) {
   Composed composed;
@@ -78,37 +97,22 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
     context::apply(model, options.context, *group({Axis::kCp}, "cp"));
   }
 
-  // 4. Stages: what other ranks hold is not materialised here.
-  composed.model.reads = reads_of(model);
-  composed.model.chunks = pipeline::apply(model, options.pipeline);
-  composed.model.num_units = model.num_units();
+  // 4. Stages, and what each unit shares: what other ranks hold is not
+  //    materialised here.
+  composed.model = model_units(model, mesh, options);
+  composed.units = composed.model.units_of(mesh, ranks.rank());
   composed.pipeline = group({Axis::kPp}, "pp");
-
-  // 5. Who sees other samples, and what each unit shares with them.
   composed.data = group({Axis::kDpReplicate, Axis::kDpShard}, "data");
-  const size_t num_units = composed.model.reads.size();
-  composed.model.zero_stages.assign(num_units, 0);
-  for (const auto& parameter : nn::parameters_of(model)) {
-    composed.model.zero_stages[owner_of(model, *parameter.spec)] =
-        zero_stage_of(parameter.spec->layout, mesh, options);
-  }
 
-  // 6. Memory last of all that shapes parameters: every rank allocates and
+  // 5. Memory last of all that shapes parameters: every rank allocates and
   //    fills its own boxes, and none ever holds more.
   const MemoryScope scope(MemoryKind::kParameters);
   nn::materialise(model, mesh, composed.coord, options.materialise);
   if (options.load) options.load();
 
-  // 7. What is gathered, freed and reduced as one.
-  composed.model.options = options.units;
-  composed.model.parameters.resize(num_units);
-  for (auto& parameter : nn::parameters_of(model)) {
-    const int64_t owner = owner_of(model, *parameter.spec);
-    composed.model.parameters[owner].push_back(std::move(parameter));
-  }
-  composed.units = composed.model.units_of(mesh, ranks.rank());
+  // 6. What is gathered, freed and reduced as one.
   std::vector<std::vector<data::Bundle>> bundles;
-  for (size_t unit = 0; unit < num_units; ++unit) {
+  for (size_t unit = 0; unit < composed.model.parameters.size(); ++unit) {
     bundles.push_back(
         composed.model.bundles(static_cast<int64_t>(unit), mesh, ranks.rank()));
   }

@@ -48,6 +48,11 @@ void place(models::Model& model, const mesh::DeviceMesh& mesh,
 int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
                       const ComposeOptions& options);
 
+// What programs need to know of the model, and which stages hold its parameters.
+// REQUIRES: place().
+ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
+                       const ComposeOptions& options);
+
 // The unit that gathers and reduces a parameter. Experts go apart from the
 // block that runs them: their unit owns parameters and never runs.
 int64_t owner_of(const models::Model& model, const nn::ParameterSpec& spec);

@@ -16,8 +16,12 @@ int64_t Lanes::add(const std::string& name, Kind kind) {
   return static_cast<int64_t>(names_.size()) - 1;
 }
 
-int64_t Lanes::along(Axis axis) {
-  return add(mesh::name_of(axis), {.axis = axis});
+int64_t Lanes::along(const std::vector<Axis>& axes) {
+  std::string name;
+  for (Axis axis : axes) {
+    name += std::string(name.empty() ? "" : " ") + mesh::name_of(axis);
+  }
+  return add(name, {.axes = axes});
 }
 
 // Neighbours along an axis that share a copy are fewer than the axis has.
@@ -30,7 +34,15 @@ int64_t Lanes::world() { return add("world", {}); }
 
 std::vector<int64_t> Lanes::members(int64_t rank, int64_t lane) const {
   const Kind& kind = kinds_.at(lane);
-  if (kind.axis) return mesh_.peers(rank, {*kind.axis});
+  if (!kind.axes.empty()) {
+    std::vector<mesh::DeviceMesh::Along> along;
+    for (Axis axis : kind.axes) {
+      std::vector<int64_t> coords(mesh_.degree(axis));
+      std::iota(coords.begin(), coords.end(), 0);
+      along.push_back({axis, std::move(coords)});
+    }
+    return mesh_.ranks_at(mesh_.coord_of(rank), along);
+  }
   if (kind.layout) {
     if (!kind.layout->held_by(mesh_.coord_of(rank))) return {rank};
     return kind.layout->gradient_peers(mesh_, rank);
@@ -106,7 +118,7 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
         }
         continue;
       }
-      const int64_t shards = lanes.along(bundle.axis);
+      const int64_t shards = lanes.along({bundle.axis});
       each.gather.push_back({"all_gather", shards, options.dtype, piece});
       each.reduce.push_back(
           {"reduce_scatter", shards, reduced, piece * bundle.cut.ranks()});

@@ -18,8 +18,8 @@ namespace tessera::parallel {
 class Lanes {
  public:
   explicit Lanes(const mesh::DeviceMesh& mesh) : mesh_(mesh) {}
-  // Ranks that differ along one axis alone.
-  int64_t along(mesh::Axis axis);
+  // Ranks that differ along these axes alone.
+  int64_t along(const std::vector<mesh::Axis>& axes);
   // Those that share a bundle's gradients.
   int64_t peers_of(const data::Bundle& bundle);
   int64_t world();
@@ -30,8 +30,8 @@ class Lanes {
 
  private:
   struct Kind {
-    std::optional<mesh::Axis> axis;
-    std::optional<mesh::Layout> layout;  // neither: all ranks
+    std::vector<mesh::Axis> axes = {};
+    std::optional<mesh::Layout> layout = {};  // neither: all ranks
   };
   int64_t add(const std::string& name, Kind kind);
   mesh::DeviceMesh mesh_;
@@ -42,8 +42,8 @@ class Lanes {
 struct UnitOptions {
   bool reshard_after_forward = true;
   int64_t prefetch = 0;
-  int64_t recompute_every = 0;                 // blocks; 0: none
-  at::ScalarType dtype = at::kFloat;           // of parameters
+  int64_t recompute_every = 0;        // blocks; 0: none
+  at::ScalarType dtype = at::kFloat;  // of parameters, as they are materialised
   at::ScalarType gradient_dtype = at::kFloat;  // as they are reduced
   int64_t bucket_bytes = 0;
 };

@@ -5,9 +5,8 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/units.h"
 #include "tessera/data/file_list.h"
-#include "tessera/engine/precision.h"
+#include "tessera/engine/memory_plan.h"
 #include "tessera/models/model.h"
-#include "tessera/optim/registry.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/run_folder.h"
 
@@ -16,63 +15,6 @@ namespace tessera::train {
 using engine::RunConfig;
 
 namespace {
-
-// Of one parameter.
-struct StateBytes {
-  int64_t weight, gradient, optimizer;
-};
-
-// Weights in half precision have fp32 masters beside them.
-StateBytes state_bytes(const RunConfig& config) {
-  const auto bytes = [](at::ScalarType type) {
-    return static_cast<int64_t>(c10::elementSize(type));
-  };
-  const at::ScalarType compute = compute_dtype(config);
-  const bool half = compute == at::kBFloat16;
-  const auto moments =
-      optim::update_rule(config.optimizer.type).moments_with(config.optimizer);
-  const int64_t kept = std::ssize(moments) + (half ? 1 : 0);
-  return {.weight = bytes(compute),
-          .gradient = bytes(gradient_dtype(config)),
-          .optimizer = kept * bytes(half ? at::kFloat : compute)};
-}
-
-// Weights and the optimizer's tensors: what one checkpoint holds.
-int64_t checkpoint_bytes(const RunConfig& config) {
-  const StateBytes each = state_bytes(config);
-  return (each.weight + each.optimizer) * models::num_parameters(config.model);
-}
-
-// What a rank holds between steps, as if everything divided evenly.
-int64_t rank_bytes(const RunConfig& config) {
-  using mesh::Axis;
-  const StateBytes each = state_bytes(config);
-  const auto mesh =
-      config.mesh.mesh(implied_world_size(config), config.zero.stage);
-  // Of one parameter that ZeRO shares out along `data`.
-  const auto parameter = [&](int64_t stage, Axis data) {
-    const auto over = [&](int64_t bytes, int64_t from_stage) {
-      return static_cast<double>(bytes) /
-             static_cast<double>(stage >= from_stage ? mesh.degree(data) : 1);
-    };
-    return over(each.weight, 3) + over(each.gradient, 2) +
-           over(each.optimizer, 1);
-  };
-  const auto ranks = [&](std::initializer_list<Axis> axes) {
-    double product = 1;
-    for (Axis axis : axes) product *= static_cast<double>(mesh.degree(axis));
-    return product;
-  };
-  const auto experts =
-      static_cast<double>(models::num_expert_parameters(config.model));
-  const double trunk =
-      static_cast<double>(models::num_parameters(config.model)) - experts;
-  return static_cast<int64_t>(
-      parameter(config.zero.stage, Axis::kDpShard) * trunk /
-          ranks({Axis::kPp, Axis::kTp}) +
-      parameter(expert_zero_stage(config), Axis::kExpertDp) * experts /
-          ranks({Axis::kPp, Axis::kEp, Axis::kEtp}));
-}
 
 // A line for each axis along which there is more than one rank, and where the
 // experts are.
@@ -138,6 +80,7 @@ std::string describe_plan(const RunConfig& config) {
   const int64_t parameters = models::num_parameters(config.model);
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  const auto memory = engine::memory_plan(config);
   std::ostringstream text;
   text << "model       " << config.model.family << ", "
        << count_text(parameters) << " parameters\n"
@@ -148,8 +91,9 @@ std::string describe_plan(const RunConfig& config) {
        << data_parallel_degree(config) << "; "
        << count_text(config.batch.global * config.data.seq_len)
        << " tokens a step\n"
-       << "memory      " << bytes_text(rank_bytes(config))
-       << " of model states a rank, and activations\n"
+       << "memory      " << bytes_text(memory.states)
+       << " of model states and at most " << bytes_text(memory.work)
+       << " of activations on the fullest rank\n"
        << "checkpoint  " << bytes_text(checkpoint_bytes(config)) << "\n";
   return text.str();
 }

@@ -21,8 +21,8 @@ void preflight(const engine::RunConfig& config);
 // there.
 void check_paths(const engine::RunConfig& config);
 
-// What a dry run shows: sizes of model, batch, memory and checkpoint. Memory as
-// if everything divided evenly among the ranks.
+// What a dry run shows: sizes of model, batch, memory and checkpoint. Memory of
+// the rank that needs the most, as facts have it (engine/memory_plan.h).
 std::string describe_plan(const engine::RunConfig& config);
 
 }  // namespace tessera::train

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/core/units.h"
+#include "tessera/engine/memory_plan.h"
 #include "tests/support/small_run.h"
 
 namespace tessera::train {
@@ -14,6 +16,16 @@ TEST(Preflight, ThePlanTellsWhichRanksHoldWhichExperts) {
               std::string::npos)
         << plan;
   }
+}
+
+TEST(Preflight, ThePlanTellsWhatTheFullestRankHolds) {
+  const auto config = testing::small_run(/*ranks=*/4, /*zero_stage=*/3);
+  const auto memory = engine::memory_plan(config);
+  EXPECT_NE(describe_plan(config).find(
+                "memory      " + bytes_text(memory.states) +
+                " of model states and at most " + bytes_text(memory.work) +
+                " of activations on the fullest rank\n"),
+            std::string::npos);
 }
 
 }  // namespace

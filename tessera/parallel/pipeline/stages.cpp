@@ -66,15 +66,27 @@ void check(const models::ModelConfig& model, int64_t num_microbatches,
   }
 }
 
+std::vector<std::vector<int64_t>> units_of_stage(int64_t layers,
+                                                 const PipelineOptions& options,
+                                                 int64_t stage) {
+  const auto runs = runs_of(layers, options);
+  std::vector<std::vector<int64_t>> chunks;
+  for (int64_t chunk = 0; chunk < options.chunks; ++chunk) {
+    chunks.push_back(runs.at(chunk * options.stages + stage));
+  }
+  return chunks;
+}
+
 std::vector<std::vector<std::vector<int64_t>>> apply(
     models::Model& model, const PipelineOptions& options) {
-  const auto runs = runs_of(model.num_units() - 2, options);
+  const int64_t layers = model.num_units() - 2;
+  std::vector<std::vector<std::vector<int64_t>>> chunks;
   std::vector<int64_t> stage_of(model.num_units());
-  std::vector<std::vector<std::vector<int64_t>>> chunks(options.stages);
-  for (size_t run = 0; run < runs.size(); ++run) {
-    const int64_t holder = static_cast<int64_t>(run) % options.stages;
-    for (int64_t unit : runs[run]) stage_of[unit] = holder;
-    chunks[holder].push_back(runs[run]);
+  for (int64_t stage = 0; stage < options.stages; ++stage) {
+    chunks.push_back(units_of_stage(layers, options, stage));
+    for (const auto& run : chunks.back()) {
+      for (int64_t unit : run) stage_of[unit] = stage;
+    }
   }
   if (options.stages == 1) return chunks;
   for (const auto& parameter : nn::parameters_of(model)) {

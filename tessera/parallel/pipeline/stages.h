@@ -29,8 +29,13 @@ struct PipelineOptions {
 void check(const models::ModelConfig& model, int64_t num_microbatches,
            const PipelineOptions& options);
 
-// Sets which stages hold the model's parameters, and returns, by
-// stage and chunk, the units that run there.
+// The units of each chunk of a stage, of a model of so many layers.
+std::vector<std::vector<int64_t>> units_of_stage(int64_t layers,
+                                                 const PipelineOptions& options,
+                                                 int64_t stage);
+
+// Sets which stages hold the model's parameters, and returns, by stage and
+// chunk, the units that run there.
 std::vector<std::vector<std::vector<int64_t>>> apply(
     models::Model& model, const PipelineOptions& options);
 

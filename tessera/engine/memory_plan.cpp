@@ -1,0 +1,82 @@
+#include "tessera/engine/memory_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/engine/rank_model.h"
+#include "tessera/engine/step_programs.h"
+#include "tessera/parallel/facts.h"
+#include "tessera/program/memory.h"
+
+namespace tessera::engine {
+using program::Facts;
+
+Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
+               const mesh::Coord& coord) {
+  return parallel::facts_of(
+      config.model, mesh, coord, compose_options(config),
+      {.samples = config.batch.micro,
+       .seq_len = config.data.seq_len,
+       .moments = config.optimizer.moments(),
+       .threads = std::max<int64_t>(1, config.run.threads)});
+}
+
+namespace {
+
+MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
+                   const program::Program& program,
+                   const parallel::ModelUnits& model, int64_t rank) {
+  const Facts facts = facts_of(config, mesh, mesh.coord_of(rank));
+  const program::Units units = model.units_of(mesh, rank);
+  std::vector<int64_t> run;
+  for (const auto& chunk : units.chunks) {
+    run.insert(run.end(), chunk.begin(), chunk.end());
+  }
+  MemoryPlan plan;
+  for (const auto& held : program::held_by(facts, run)) {
+    plan.states += held.state_bytes();
+  }
+  plan.work = program::memory_of(program, units, facts).peak();
+  return plan;
+}
+
+}  // namespace
+
+std::vector<MemoryPlan> memory_plans(const RunConfig& config) {
+  const auto mesh =
+      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  const auto model = models::make_model(config.model);
+  const auto options = compose_options(config);
+  parallel::place(*model, mesh, options);
+  const auto units = parallel::model_units(*model, mesh, options);
+  std::vector<MemoryPlan> plans;
+  for (int64_t stage = 0; stage < mesh.degree(mesh::Axis::kPp); ++stage) {
+    mesh::Coord coord = mesh.coord_of(0);
+    coord[mesh::Axis::kPp] = stage;
+    const program::Program program =
+        lowered_program(config, mesh, units, stage, program::Kind::kTraining);
+    plans.push_back(plan_of(config, mesh, program, units, mesh.rank_at(coord)));
+  }
+  return plans;
+}
+
+MemoryPlan memory_plan(const RunConfig& config) {
+  return *std::ranges::max_element(memory_plans(config), {},
+                                   &MemoryPlan::total);
+}
+
+int64_t checkpoint_bytes(const RunConfig& config) {
+  RunConfig alone = config;
+  alone.tensor.sequence_parallel = false;
+  const mesh::DeviceMesh one;
+  const Facts facts = facts_of(alone, one, one.coord_of(0));
+  int64_t bytes = 0;
+  for (const auto& unit : facts.units) {
+    for (const auto& each : unit.parameters) {
+      bytes += each.parameter_bytes + each.optimizer_bytes;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace tessera::engine

@@ -1,0 +1,33 @@
+// What ranks will hold, from the facts of their model: no rank is started.
+//
+// Units: bytes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/engine/run_config.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/program/facts.h"
+
+namespace tessera::engine {
+
+// Of a rank at `coord`. REQUIRES, here and below: a completed configuration.
+program::Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
+                        const mesh::Coord& coord);
+
+struct MemoryPlan {
+  int64_t states = 0;  // between steps: parameters, gradients, optimizer
+  // At most, beyond these, while micro-batches go forward and backward.
+  int64_t work = 0;
+  int64_t total() const { return states + work; }
+};
+// By stage of the pipeline, of those of its ranks with the largest parts.
+std::vector<MemoryPlan> memory_plans(const RunConfig& config);
+// Of the rank that needs the most.
+MemoryPlan memory_plan(const RunConfig& config);
+
+// Weights and the optimizer's tensors of the whole model.
+int64_t checkpoint_bytes(const RunConfig& config);
+
+}  // namespace tessera::engine

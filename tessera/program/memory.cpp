@@ -1,0 +1,190 @@
+#include "tessera/program/memory.h"
+
+#include <algorithm>
+#include <set>
+
+namespace tessera::program {
+namespace {
+
+class Walk {
+ public:
+  Walk(const Units& units, const Facts& facts)
+      : units_(units), facts_(facts), alive_(facts.shared_bytes) {
+    for (const auto& chunk : units.chunks) {
+      for (int64_t unit : chunk) runs_here_.insert(unit);
+    }
+  }
+
+  void take(const Instruction& each) {
+    during_ = alive_;
+    switch (each.op) {
+      case Op::kLoadInputs:
+        alive_ += first(each).input_bytes;
+        break;
+      case Op::kForward:
+      case Op::kRecompute:
+        forward(each);
+        break;
+      case Op::kLoss:
+        // The logits become their own gradient.
+        use(facts_.loss.forward_peak_bytes);
+        break;
+      case Op::kBackward:
+        backward(each);
+        break;
+      case Op::kBackwardInput:
+      case Op::kBackwardWeight:
+        split_backward(each);
+        break;
+      case Op::kFreeParameters:
+        alive_ -= sum(each.unit, &ParameterFacts::gathered_bytes);
+        break;
+      case Op::kAllocateGradients:
+        alive_ += sum(each.unit, &ParameterFacts::whole_gradient_bytes);
+        break;
+      default:
+        communicate(each);
+    }
+    during_ = std::max(during_, alive_);
+  }
+
+  int64_t alive() const { return alive_; }
+  int64_t during() const { return during_; }
+
+ private:
+  const UnitFacts& first(const Instruction& each) const {
+    return facts_.units.at(units_.chunks.at(each.chunk).front());
+  }
+  const UnitFacts& last(const Instruction& each) const {
+    return facts_.units.at(units_.chunks.at(each.chunk).back());
+  }
+
+  void use(int64_t beside) { during_ = std::max(during_, alive_ + beside); }
+
+  void forward(const Instruction& each) {
+    const UnitFacts& unit = facts_.units.at(each.unit);
+    const bool again = each.op == Op::kRecompute;
+    const bool keeps = again || !units_.all[each.unit].recomputed;
+    use(keeps ? unit.forward_peak_bytes : unit.plain_forward_peak_bytes);
+    alive_ += (again ? 0 : unit.output_bytes) + (keeps ? unit.kept_bytes : 0);
+  }
+
+  // Input, output, what was kept and the output's gradient are there; behind it
+  // is the input's gradient, in place of all of these but the input, which is
+  // the output of the unit before.
+  void backward(const Instruction& each) {
+    const UnitFacts& unit = facts_.units.at(each.unit);
+    use(unit.backward_peak_bytes);
+    alive_ -= unit.kept_bytes + unit.output_bytes;
+    if (!is_last(each.unit)) alive_ -= unit.output_bytes;
+    if (is_first(each)) alive_ -= unit.input_bytes;
+    if (each.unit > 0) alive_ += unit.input_bytes;
+  }
+
+  // What was kept stays until the second part.
+  void split_backward(const Instruction& each) {
+    const UnitFacts& unit = facts_.units.at(each.unit);
+    const bool whole = each.unit == 0;  // it has no input part
+    if (whole) return backward(each);
+    use(unit.backward_peak_bytes);
+    if (each.op == Op::kBackwardInput) {
+      alive_ += unit.input_bytes;
+      return;
+    }
+    alive_ -= unit.kept_bytes + unit.output_bytes;
+    if (!is_last(each.unit)) alive_ -= unit.output_bytes;
+    if (is_first(each)) alive_ -= unit.input_bytes;
+  }
+
+  void communicate(const Instruction& each) {
+    const bool begins = each.phase == Phase::kBegin;
+    switch (each.op) {
+      case Op::kReceiveActivations:
+        if (begins) alive_ += first(each).input_bytes;
+        return;
+      case Op::kReceiveGradients:
+        if (begins) alive_ += last(each).output_bytes;
+        return;
+      case Op::kSendGradients:
+        if (!begins) alive_ -= first(each).input_bytes;
+        return;
+      case Op::kGatherParameters: {
+        const int64_t work = sum(each.unit, &ParameterFacts::gather_work_bytes);
+        const int64_t whole = sum(each.unit, &ParameterFacts::gathered_bytes);
+        alive_ += begins ? work + whole : -work;
+        return;
+      }
+      case Op::kReduceGradients:
+        return reduce(each.unit, begins);
+      default:
+        return;
+    }
+  }
+
+  // Packed while they are still whole, which they need not be behind it. In
+  // stage 1 what was reduced waits for its sum, if there is one.
+  void reduce(int64_t unit, bool begins) {
+    const int64_t work = sum(unit, &ParameterFacts::reduce_work_bytes);
+    if (!begins) {
+      alive_ -= work;
+      return;
+    }
+    use(work);
+    alive_ += work - sum(unit, &ParameterFacts::whole_gradient_bytes);
+  }
+
+  bool is_first(const Instruction& each) const {
+    return units_.chunks.at(each.chunk).front() == each.unit;
+  }
+  // Its output, the logits, are their own gradient.
+  bool is_last(int64_t unit) const {
+    return facts_.units.at(unit).output_bytes == facts_.loss.input_bytes &&
+           runs_last(unit);
+  }
+  bool runs_last(int64_t unit) const {
+    for (size_t i = unit + 1; i < facts_.units.size(); ++i) {
+      if (facts_.units[i].output_bytes > 0) return false;
+    }
+    return true;
+  }
+
+  // Of a unit that another stage runs this one holds the tied ones alone.
+  int64_t sum(int64_t unit, int64_t ParameterFacts::* bytes) const {
+    const UnitFacts& of = facts_.units.at(unit);
+    const bool whole = of.output_bytes == 0 || runs_here_.contains(unit);
+    int64_t total = 0;
+    for (const auto& each : of.parameters) {
+      if (whole || each.tied) total += each.*bytes;
+    }
+    return total;
+  }
+
+  const Units& units_;
+  const Facts& facts_;
+  std::set<int64_t> runs_here_;
+  int64_t alive_ = 0, during_ = 0;
+};
+
+}  // namespace
+
+int64_t Memory::peak() const {
+  return during.empty() ? 0 : *std::ranges::max_element(during);
+}
+
+size_t Memory::peak_at() const {
+  return std::ranges::max_element(during) - during.begin();
+}
+
+Memory memory_of(const Program& program, const Units& units,
+                 const Facts& facts) {
+  Walk walk(units, facts);
+  Memory memory;
+  for (const auto& each : program) {
+    walk.take(each);
+    memory.behind.push_back(walk.alive());
+    memory.during.push_back(walk.during());
+  }
+  return memory;
+}
+
+}  // namespace tessera::program

@@ -1,0 +1,30 @@
+// The bytes that a rank holds at every instruction of its program, from facts.
+//
+// Counted is what instructions make and let go of: activations and their
+// gradients, gathered parameters, whole gradients of shards, buffers of
+// collectives. Model states that live between steps are facts of their own
+// (held_by()).
+// No tensor, no group, no process.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/program/facts.h"
+#include "tessera/program/instruction.h"
+#include "tessera/program/units.h"
+
+namespace tessera::program {
+
+struct Memory {
+  std::vector<int64_t> behind;  // alive behind each instruction
+  std::vector<int64_t> during;  // the most while it runs
+  int64_t peak() const;
+  size_t peak_at() const;  // the instruction; 0 of an empty program
+};
+
+// REQUIRES: a program that went through all passes with these units.
+Memory memory_of(const Program& program, const Units& units,
+                 const Facts& facts);
+
+}  // namespace tessera::program
