@@ -3,67 +3,22 @@
 #include <array>
 
 #include "tessera/core/error.h"
+#include "tessera/core/units.h"
 
 namespace tessera::models {
+
+// Each in its file in families/.
+extern const Family kGpt2, kLlama, kQwen2, kQwen3, kMixtral;
+
 namespace {
 
-using nn::MlpKind;
-using nn::NormKind;
-
-constexpr std::array kFamilies = {
-    Family{.name = "gpt2",
-           .architecture = "GPT2LMHeadModel",
-           .learned_positions = true,
-           .norm = NormKind::kLayerNorm,
-           .mlp = MlpKind::kGelu,
-           .qkv_bias = true,
-           .out_bias = true,
-           .mlp_bias = true,
-           .qk_norm = false},
-    Family{.name = "llama",
-           .architecture = "LlamaForCausalLM",
-           .learned_positions = false,
-           .norm = NormKind::kRmsNorm,
-           .mlp = MlpKind::kSwiGlu,
-           .qkv_bias = false,
-           .out_bias = false,
-           .mlp_bias = false,
-           .qk_norm = false},
-    Family{.name = "qwen2",
-           .architecture = "Qwen2ForCausalLM",
-           .learned_positions = false,
-           .norm = NormKind::kRmsNorm,
-           .mlp = MlpKind::kSwiGlu,
-           .qkv_bias = true,
-           .out_bias = false,
-           .mlp_bias = false,
-           .qk_norm = false},
-    Family{.name = "qwen3",
-           .architecture = "Qwen3ForCausalLM",
-           .learned_positions = false,
-           .norm = NormKind::kRmsNorm,
-           .mlp = MlpKind::kSwiGlu,
-           .qkv_bias = false,
-           .out_bias = false,
-           .mlp_bias = false,
-           .qk_norm = true},
-    Family{.name = "mixtral",
-           .architecture = "MixtralForCausalLM",
-           .learned_positions = false,
-           .norm = NormKind::kRmsNorm,
-           .mlp = MlpKind::kSwiGlu,
-           .qkv_bias = false,
-           .out_bias = false,
-           .mlp_bias = false,
-           .qk_norm = false,
-           .experts = true},
-};
+constexpr std::array kFamilies = {&kGpt2, &kLlama, &kQwen2, &kQwen3, &kMixtral};
 
 }  // namespace
 
 const Family* find_family(const std::string& name) {
-  for (const auto& family : kFamilies) {
-    if (name == family.name) return &family;
+  for (const Family* family : kFamilies) {
+    if (name == family->name) return family;
   }
   return nullptr;
 }
@@ -71,15 +26,14 @@ const Family* find_family(const std::string& name) {
 const Family& family_named(const std::string& name) {
   const Family* family = find_family(name);
   TS_CHECK_CONFIG(family != nullptr, "model.family: \"", name,
-                  "\" is not built. Known: ", names_of_families(), ".");
+                  "\" is not built. Known: ",
+                  some_of(names_of_families(), kFamilies.size()), ".");
   return *family;
 }
 
-std::string names_of_families() {
-  std::string names;
-  for (const auto& family : kFamilies) {
-    names += (names.empty() ? "" : ", ") + std::string(family.name);
-  }
+std::vector<std::string> names_of_families() {
+  std::vector<std::string> names;
+  for (const Family* family : kFamilies) names.emplace_back(family->name);
   return names;
 }
 

@@ -1,13 +1,17 @@
 // What tells one family of decoders from another, beyond the sizes in its
-// ModelConfig. A new family is a line in the table here, a table of names in
-// hugging_face_names.cpp and its keys in hugging_face_config.cpp.
+// ModelConfig. A new family is a file in families/ and a line in family.cpp.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "tessera/nn/blocks.h"
 
 namespace tessera::models {
+
+namespace detail {
+struct HuggingFaceForm;
+}  // namespace detail
 
 struct Family {
   const char* name;          // as in `model.family`
@@ -18,15 +22,17 @@ struct Family {
   bool qkv_bias;
   bool out_bias;  // of attention
   bool mlp_bias;
-  bool qk_norm;
-  bool experts = false;  // in place of the MLP
+  bool qk_norm = false;
+  bool experts = false;           // in place of the MLP
+  bool heads_fill_width = false;  // as many of keys as of queries
+  const detail::HuggingFaceForm* hugging_face;
 };
 
 // nullptr where there is none of that name.
 const Family* find_family(const std::string& name);
 // TS_CHECK_CONFIG on a family that is unknown or not built.
 const Family& family_named(const std::string& name);
-// "gpt2, llama, qwen2, qwen3, mixtral".
-std::string names_of_families();
+// gpt2, llama, qwen2, qwen3, mixtral.
+std::vector<std::string> names_of_families();
 
 }  // namespace tessera::models

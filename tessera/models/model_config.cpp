@@ -44,7 +44,7 @@ void ModelConfig::declare(config::Section& section) {
   section.key("load_weights", load_weights,
               "start from the weights in the folder `from`");
   section.key("family", family, "what the decoder's blocks are made of")
-      .one_of({"gpt2", "llama", "qwen2", "qwen3", "mixtral"});
+      .one_of(names_of_families());
   const auto size = [&](const char* name, int64_t& member, int64_t minimum,
                         const char* meaning) {
     section.key(name, member, meaning)
@@ -97,6 +97,7 @@ void MoeConfig::complete(const std::string& family, int64_t layers) {
 }
 
 void ModelConfig::complete() {
+  const Family& facts = family_named(family);
   moe.complete(family, layers);
   if (kv_heads == 0) kv_heads = heads;
   TS_CHECK_CONFIG(
@@ -108,16 +109,19 @@ void ModelConfig::complete() {
                   (hidden / heads + 1) * heads,
                   ", another number of heads, or set model.head_dim.");
   if (head_dim == 0) head_dim = hidden / heads;
-  TS_CHECK_CONFIG(
-      family != "gpt2" || (kv_heads == heads && head_dim * heads == hidden),
-      "model.family gpt2 has as many kv_heads as heads (", kv_heads, ", ",
-      heads, ") and heads x head_dim = hidden (", heads, " x ", head_dim, ", ",
-      hidden, "). Use family llama for another shape.");
-  TS_CHECK_CONFIG(family == "gpt2" || head_dim % 2 == 0, "model.head_dim (",
-                  head_dim,
+  TS_CHECK_CONFIG(!facts.heads_fill_width ||
+                      (kv_heads == heads && head_dim * heads == hidden),
+                  "model.family ", family, " has as many kv_heads as heads (",
+                  kv_heads, ", ", heads, ") and heads x head_dim = hidden (",
+                  heads, " x ", head_dim, ", ", hidden,
+                  "). Use family llama for another shape.");
+  TS_CHECK_CONFIG(facts.learned_positions || head_dim % 2 == 0,
+                  "model.head_dim (", head_dim,
                   ") is odd. Rotary positions turn pairs: use an even one.");
   if (ffn == 0) {
-    ffn = family == "gpt2" ? 4 * hidden : ((8 * hidden + 2) / 3 + 63) / 64 * 64;
+    ffn = facts.mlp == nn::MlpKind::kGelu
+              ? 4 * hidden
+              : ((8 * hidden + 2) / 3 + 63) / 64 * 64;
   }
 }
 

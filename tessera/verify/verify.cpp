@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "tessera/models/family.h"
 #include "tessera/verify/detail/comparison.h"
 
 namespace tessera::verify {
@@ -270,9 +271,9 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
         shrink(model.layers, std::lcm(runs, kinds), std::max(2 * runs, kinds));
   }
   model.head_dim = std::min<int64_t>(model.head_dim, 4);
-  // GPT-2's heads fill the width.
-  model.hidden = model.family == "gpt2" ? model.heads * model.head_dim
-                                        : shrink(model.hidden, shards, 8);
+  model.hidden = models::family_named(model.family).heads_fill_width
+                     ? model.heads * model.head_dim
+                     : shrink(model.hidden, shards, 8);
   model.ffn = shrink(model.ffn, shards, 2 * mesh.tp);
   model.vocab = shrink(model.vocab, shards, 16);
   const int64_t pieces = 2 * mesh.cp * mesh.tp;

@@ -1,0 +1,106 @@
+// The form of a family's Hugging Face folder: its config.json, and what its
+// tensors are called. A family's file in families/ fills one in.
+// Errors: TS_CHECK_CONFIG, with file, key and value.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/models/model_config.h"
+
+namespace tessera::models::detail {
+
+using tessera::detail::Json;
+
+// Typed reads of one JSON object; a null counts as absent.
+class Reader {
+ public:
+  Reader(const Json& object, std::string where)
+      : object_(object), where_(std::move(where)) {}
+
+  bool has(const char* key) const {
+    return object_.contains(key) && !object_[key].is_null();
+  }
+  const Json& at(const char* key) const { return object_[key]; }
+  std::string place(const char* key) const { return where_ + ": " + key; }
+
+  int64_t size(const char* key) const {
+    TS_CHECK_CONFIG(has(key), where_, ": \"", key, "\" is missing.");
+    return size(key, 0);
+  }
+  int64_t size(const char* key, int64_t fallback) const {
+    if (!has(key)) return fallback;
+    const int64_t value = tessera::detail::as_int(object_[key], place(key));
+    TS_CHECK_CONFIG(value > 0 && value <= kMaxSize, place(key), " is ", value,
+                    "; it must be above 0 and at most ", kMaxSize, ".");
+    return value;
+  }
+  int64_t layers(const char* key) const {
+    const int64_t value = size(key);
+    TS_CHECK_CONFIG(value <= kMaxLayers, place(key), " is ", value,
+                    "; it must be at most ", kMaxLayers, ".");
+    return value;
+  }
+  double number(const char* key, double fallback) const {
+    return has(key) ? tessera::detail::as_double(object_[key], place(key))
+                    : fallback;
+  }
+  // Above `above`, and at most `most`.
+  double number(const char* key, double fallback, double above,
+                double most) const {
+    const double value = number(key, fallback);
+    TS_CHECK_CONFIG(value > above && value <= most, place(key), " is ", value,
+                    "; it must be above ", above, " and at most ", most, ".");
+    return value;
+  }
+  bool flag(const char* key, bool fallback) const {
+    return has(key) ? tessera::detail::as_bool(object_[key], place(key))
+                    : fallback;
+  }
+  std::string word(const char* key, const std::string& fallback) const {
+    return has(key) ? tessera::detail::as_string(object_[key], place(key))
+                    : fallback;
+  }
+  void refuse_unless(bool supported, const char* key) const {
+    TS_CHECK_CONFIG(supported, place(key), " is ",
+                    has(key) ? object_[key].dump() : "absent",
+                    ", which is not supported.");
+  }
+
+ private:
+  const Json& object_;
+  std::string where_;
+};
+
+// A "*" stands for a number, first the layer's, then the expert's; ".weight"
+// and ".bias" are kept.
+struct TensorName {
+  std::string_view ours;
+  std::string_view theirs;
+  bool transposed = false;
+  int64_t part = 0;
+  int64_t parts = 1;
+};
+
+struct HuggingFaceForm {
+  std::span<const TensorName> (*names)();
+  const char* prefix;  // base models are also saved without it
+  void (*read)(const Reader& in, ModelConfig& model);
+  Json (*write)(const ModelConfig& model);
+};
+
+// The form of Llama, which most others follow: its names, and the keys that
+// they share. What a decoder has not is passed over.
+std::span<const TensorName> llama_names();
+struct LlamaKeys {
+  bool attention_bias = true;      // the key has a meaning
+  bool window_by_default = false;  // a window that is given is used
+};
+void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys);
+Json llama_json(const ModelConfig& model);
+
+}  // namespace tessera::models::detail

@@ -1,0 +1,172 @@
+#include "tessera/models/detail/hugging_face_form.h"
+#include "tessera/models/family.h"
+
+namespace tessera::models {
+namespace {
+
+using detail::Json;
+using detail::Reader;
+using detail::TensorName;
+
+// Also of Qwen2 and Qwen3, and of Mixtral beside its experts.
+constexpr TensorName kNames[] = {
+    {"embed.tokens", "model.embed_tokens"},
+    {"blocks.*.attention_norm", "model.layers.*.input_layernorm"},
+    {"blocks.*.attention.q", "model.layers.*.self_attn.q_proj"},
+    {"blocks.*.attention.k", "model.layers.*.self_attn.k_proj"},
+    {"blocks.*.attention.v", "model.layers.*.self_attn.v_proj"},
+    {"blocks.*.attention.o", "model.layers.*.self_attn.o_proj"},
+    {"blocks.*.attention.q_norm", "model.layers.*.self_attn.q_norm"},
+    {"blocks.*.attention.k_norm", "model.layers.*.self_attn.k_norm"},
+    {"blocks.*.mlp_norm", "model.layers.*.post_attention_layernorm"},
+    {"blocks.*.mlp.gate", "model.layers.*.mlp.gate_proj"},
+    {"blocks.*.mlp.up", "model.layers.*.mlp.up_proj"},
+    {"blocks.*.mlp.down", "model.layers.*.mlp.down_proj"},
+    {"final_norm", "model.norm"},
+    {"head", "lm_head"},
+};
+
+void read_rotary(const Reader& in, ModelConfig& model) {
+  model.rope_theta = in.number("rope_theta", 10000.0, 1, 1e300);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!in.has(key)) continue;
+    const Reader rope(in.at(key), in.place(key));
+    TS_CHECK_CONFIG(in.at(key).is_object(), in.place(key),
+                    " must be an object.");
+    for (const char* type : {"rope_type", "type"}) {
+      rope.refuse_unless(rope.word(type, "default") == "default", type);
+    }
+    for (const auto& item : in.at(key).items()) {  // one of each kind of layer
+      rope.refuse_unless(!item.value().is_object(), item.key().c_str());
+    }
+    rope.refuse_unless(rope.number("partial_rotary_factor", 1.0) == 1.0,
+                       "partial_rotary_factor");
+    model.rope_theta = rope.number("rope_theta", model.rope_theta, 1, 1e300);
+  }
+  in.refuse_unless(in.number("partial_rotary_factor", 1.0) == 1.0,
+                   "partial_rotary_factor");
+}
+
+// Where there is no switch for it, a window that is given is used.
+void refuse_sliding_window(const Reader& in, const ModelConfig& model,
+                           bool by_default) {
+  if (in.flag("use_sliding_window", by_default)) {
+    in.refuse_unless(in.size("sliding_window", model.max_seq) >= model.max_seq,
+                     "sliding_window");
+  }
+  if (!in.has("layer_types")) return;
+  for (const auto& type : in.at("layer_types")) {
+    in.refuse_unless(type == "full_attention", "layer_types");
+  }
+}
+
+void read(const Reader& in, ModelConfig& model) {
+  detail::read_llama(in, model, {});
+}
+
+// Its biases are there whatever the key says.
+void read_qwen2(const Reader& in, ModelConfig& model) {
+  detail::read_llama(in, model, {.attention_bias = false});
+}
+
+Json write(const ModelConfig& model) {
+  Json json = detail::llama_json(model);
+  json["mlp_bias"] = false;
+  json["attention_bias"] = false;
+  return json;
+}
+
+Json write_qwen2(const ModelConfig& model) {
+  Json json = detail::llama_json(model);
+  json["use_sliding_window"] = false;
+  return json;
+}
+
+Json write_qwen3(const ModelConfig& model) {
+  Json json = write_qwen2(model);
+  json["attention_bias"] = false;
+  return json;
+}
+
+constexpr detail::HuggingFaceForm kForm = {detail::llama_names, "model.", read,
+                                           write};
+constexpr detail::HuggingFaceForm kQwen2Form = {detail::llama_names, "model.",
+                                                read_qwen2, write_qwen2};
+constexpr detail::HuggingFaceForm kQwen3Form = {detail::llama_names, "model.",
+                                                read, write_qwen3};
+
+}  // namespace
+
+namespace detail {
+
+std::span<const TensorName> llama_names() { return kNames; }
+
+void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys) {
+  model.layers = in.layers("num_hidden_layers");
+  model.hidden = in.size("hidden_size");
+  model.heads = in.size("num_attention_heads");
+  model.kv_heads = in.size("num_key_value_heads", 0);
+  model.head_dim = in.size("head_dim", 0);
+  model.ffn = in.size("intermediate_size");
+  model.max_seq = in.size("max_position_embeddings");
+  model.norm_eps = in.number("rms_norm_eps", 1e-6, 0, 1);
+  model.tie_embeddings = in.flag("tie_word_embeddings", false);
+  in.refuse_unless(in.word("hidden_act", "silu") == "silu", "hidden_act");
+  if (keys.attention_bias) {
+    in.refuse_unless(!in.flag("attention_bias", false), "attention_bias");
+  }
+  in.refuse_unless(!in.flag("mlp_bias", false), "mlp_bias");
+  read_rotary(in, model);
+  refuse_sliding_window(in, model, keys.window_by_default);
+}
+
+Json llama_json(const ModelConfig& model) {
+  return {{"num_hidden_layers", model.layers},
+          {"hidden_size", model.hidden},
+          {"num_attention_heads", model.heads},
+          {"num_key_value_heads", model.kv_heads},
+          {"head_dim", model.head_dim},
+          {"intermediate_size", model.ffn},
+          {"max_position_embeddings", model.max_seq},
+          {"rms_norm_eps", model.norm_eps},
+          {"hidden_act", "silu"},
+          {"attention_dropout", 0.0},
+          {"rope_theta", model.rope_theta},
+          {"rope_parameters",
+           {{"rope_theta", model.rope_theta}, {"rope_type", "default"}}}};
+}
+
+}  // namespace detail
+
+extern constinit const Family kLlama = {.name = "llama",
+                                        .architecture = "LlamaForCausalLM",
+                                        .learned_positions = false,
+                                        .norm = nn::NormKind::kRmsNorm,
+                                        .mlp = nn::MlpKind::kSwiGlu,
+                                        .qkv_bias = false,
+                                        .out_bias = false,
+                                        .mlp_bias = false,
+                                        .hugging_face = &kForm};
+
+extern constinit const Family kQwen2 = {.name = "qwen2",
+                                        .architecture = "Qwen2ForCausalLM",
+                                        .learned_positions = false,
+                                        .norm = nn::NormKind::kRmsNorm,
+                                        .mlp = nn::MlpKind::kSwiGlu,
+                                        .qkv_bias = true,
+                                        .out_bias = false,
+                                        .mlp_bias = false,
+                                        .hugging_face = &kQwen2Form};
+
+extern constinit const Family kQwen3 = {.name = "qwen3",
+                                        .architecture = "Qwen3ForCausalLM",
+                                        .learned_positions = false,
+                                        .norm = nn::NormKind::kRmsNorm,
+                                        .mlp = nn::MlpKind::kSwiGlu,
+                                        .qkv_bias = false,
+                                        .out_bias = false,
+                                        .mlp_bias = false,
+                                        .qk_norm = true,
+                                        .hugging_face = &kQwen3Form};
+
+}  // namespace tessera::models
