@@ -164,7 +164,10 @@ TEST(Messages, NeedNoAccessToTheirPeers) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto rank = [&](int64_t rank) {
     Segment segment(Rendezvous(store, "g"),
-                    {.group = "test", .rank = rank, .ranks = {0, 1}});
+                    {.group = "test",
+                     .rank = rank,
+                     .ranks = {0, 1},
+                     .timeout = std::chrono::seconds(20)});
     const auto messages = std::make_shared<Messages>(
         segment, [](const std::string& why) { ADD_FAILURE() << why; },
         Mailbox::kNeverLend);
