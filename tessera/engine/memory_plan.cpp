@@ -5,6 +5,7 @@
 
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/step_programs.h"
+#include "tessera/optim/registry.h"
 #include "tessera/parallel/facts.h"
 #include "tessera/program/memory.h"
 
@@ -17,7 +18,8 @@ Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
       config.model, mesh, coord, compose_options(config),
       {.samples = config.batch.micro,
        .seq_len = config.data.seq_len,
-       .moments = config.optimizer.moments(),
+       .moments = std::ssize(optim::update_rule(config.optimizer.type)
+                                 .moments_with(config.optimizer)),
        .threads = std::max<int64_t>(1, config.run.threads)});
 }
 
@@ -61,8 +63,8 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& config) {
 }
 
 MemoryPlan memory_plan(const RunConfig& config) {
-  return *std::ranges::max_element(memory_plans(config), {},
-                                   &MemoryPlan::total);
+  const auto plans = memory_plans(config);
+  return *std::ranges::max_element(plans, {}, &MemoryPlan::total);
 }
 
 int64_t checkpoint_bytes(const RunConfig& config) {

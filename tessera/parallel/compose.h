@@ -48,8 +48,8 @@ void place(models::Model& model, const mesh::DeviceMesh& mesh,
 int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
                       const ComposeOptions& options);
 
-// What programs need to know of the model, and which stages hold its parameters.
-// REQUIRES: place().
+// What programs need to know of the model; sets which stages hold its
+// parameters. REQUIRES: place().
 ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
                        const ComposeOptions& options);
 
