@@ -159,7 +159,8 @@ TEST_P(FactsOf, UnitsAreWhatARankDoes) {
   player.gather();
   for (const auto& chunk : player.composed().units.chunks) {
     for (int64_t unit : chunk) {
-      EXPECT_EQ(facts.units[unit].reads, player.composed().units.reads[unit]);
+      EXPECT_EQ(facts.units[unit].reads,
+                player.composed().units.all[unit].reads);
       player.run(unit);  // what is made at the first use
       compare(facts.units[unit], player.run(unit), player,
               std::string(each.name) + ", unit " + std::to_string(unit),

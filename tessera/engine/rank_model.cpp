@@ -118,7 +118,8 @@ void RankModel::build_stage() {
 }
 
 void RankModel::build_programs() {
-  const StepPrograms programs(config_, composed_.mesh, composed_.model);
+  const StepPrograms programs(config_, composed_.mesh, composed_.model,
+                              passes_left_out());
   step_ = programs.of(ranks_.rank(), program::Kind::kTraining);
   evaluation_ = programs.of(ranks_.rank(), program::Kind::kEvaluation);
 }

@@ -1,8 +1,11 @@
 #include "tessera/engine/step_programs.h"
 
+#include <cstdlib>
 #include <map>
+#include <sstream>
 #include <utility>
 
+#include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/program/passes/pass.h"
 #include "tessera/program/schedules/schedule.h"
@@ -69,6 +72,26 @@ program::Program lowered_program(const RunConfig& config,
       trains ? program::schedules::step(schedule, shape, stage, tail)
              : program::schedules::evaluation(shape, stage),
       units, kind, without);
+}
+
+std::vector<std::string> passes_left_out() {
+  const char* const named = std::getenv("TESSERA_WITHOUT_PASSES");
+  std::vector<std::string> without;
+  std::istringstream list(named ? named : "");
+  for (std::string name; std::getline(list, name, ',');) {
+    std::string optional;
+    bool known = false;
+    for (const auto& pass : program::passes::all()) {
+      if (!pass.is_optional) continue;
+      known |= name == pass.name;
+      optional += std::string(optional.empty() ? "" : ", ") + pass.name;
+    }
+    TS_CHECK_CONFIG(known, "TESSERA_WITHOUT_PASSES names \"", name,
+                    "\", which is no pass that can be left out: ", optional,
+                    ".");
+    without.push_back(name);
+  }
+  return without;
 }
 
 StepPrograms::StepPrograms(const RunConfig& config,

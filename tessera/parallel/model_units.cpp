@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "tessera/parallel/data/gradient_storage.h"
+
 namespace tessera::parallel {
 
 using mesh::Axis;
@@ -109,9 +111,9 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
       if (!bundle.is_reduced()) continue;
       const int64_t peers = lanes.peers_of(bundle);
       if (!bundle.is_sharded()) {
-        const int64_t most = std::max<int64_t>(
-            1, options.bucket_bytes /
-                   static_cast<int64_t>(c10::elementSize(reduced)));
+        const int64_t most = data::elements_of_bucket(
+            options.bucket_bytes, piece,
+            static_cast<int64_t>(c10::elementSize(reduced)));
         for (int64_t begin = 0; begin < piece; begin += most) {
           each.reduce.push_back(
               {"all_reduce", peers, reduced, std::min(most, piece - begin)});

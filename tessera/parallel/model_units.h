@@ -45,7 +45,7 @@ struct UnitOptions {
   int64_t recompute_every = 0;        // blocks; 0: none
   at::ScalarType dtype = at::kFloat;  // of parameters, as they are materialised
   at::ScalarType gradient_dtype = at::kFloat;  // as they are reduced
-  int64_t bucket_bytes = 0;
+  int64_t bucket_bytes = 0;  // of an all_reduce, at most; 0: all at once
 };
 
 struct ModelUnits {

@@ -73,10 +73,11 @@ class Player {
   // Full parameters, and memory for their gradients.
   void gather() {
     for (int64_t unit = 0; unit < num_owners(); ++unit) {
-      if (composed_.units.zero_stages[unit] == 3) {
-        composed_.parameters->gather(unit);
+      if (composed_.units.all[unit].zero_stage == 3) {
+        composed_.parameters->begin_gather(unit, comm::Mode::kBlocking);
+        composed_.parameters->await_gather(unit);
       }
-      composed_.parameters->begin_backward(unit);
+      composed_.parameters->allocate_gradients(unit);
     }
     composed_.parameters->zero_gradients();
     route_evenly();
@@ -87,9 +88,11 @@ class Player {
     calls();
     gather();
     for (int64_t unit = 0; unit < num_owners(); ++unit) {
-      composed_.parameters->reduce(unit);
+      composed_.parameters->begin_reduction(unit, comm::Mode::kBlocking);
+      composed_.parameters->await_reduction(unit);
+      composed_.parameters->begin_sum(unit, comm::Mode::kBlocking);
+      composed_.parameters->await_sum(unit);
     }
-    composed_.parameters->await();
     return calls();
   }
 
@@ -160,7 +163,7 @@ class Player {
   static parallel::ComposeOptions options_of(const Case& of) {
     parallel::ComposeOptions options;
     options.materialise.dtype = of.options.compute;
-    options.gradient_dtype = of.options.gradient;
+    options.units.gradient_dtype = of.options.gradient;
     options.tensor = {.degree = of.degrees.tp,
                       .sequence_parallel = of.options.sequence_parallel};
     options.context = {.method = of.options.context_method,
@@ -171,7 +174,7 @@ class Player {
     return options;
   }
   int64_t num_owners() const {
-    return static_cast<int64_t>(composed_.units.reads.size());
+    return static_cast<int64_t>(composed_.units.all.size());
   }
   at::TensorOptions type() const {
     return at::TensorOptions().dtype(case_.options.compute);

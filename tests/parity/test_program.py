@@ -206,7 +206,7 @@ def test_the_environments_of_mpi_and_slurm(program, folder, variables):
     for number, rank in enumerate(ranks):
         _, errors = rank.communicate(timeout=120)
         assert rank.returncode == 0, errors
-        assert ("optimizer.momentum is used by" in errors) == (number == 0)
+        assert ("optimizer.momentum is not used by" in errors) == (number == 0)
     assert losses(folder) == pytest.approx(wanted, rel=1e-5)
 
 

@@ -60,9 +60,9 @@ Traced UnitTracer::attention(const Traced& input) const {
   const int64_t width = local_.width;
   const int64_t q_width = local_.heads * local_.head_width;
   const int64_t kv_width = local_.kv_heads * local_.head_width;
-  Traced q = ops_.linear(x, width, q_width, local_.qkv_bias);
-  Traced k = ops_.linear(x, width, kv_width, local_.qkv_bias);
-  Traced v = ops_.linear(x, width, kv_width, local_.qkv_bias);
+  Traced q = ops_.linear(x, x.numel / width, width, q_width, local_.qkv_bias);
+  Traced k = ops_.linear(x, x.numel / width, width, kv_width, local_.qkv_bias);
+  Traced v = ops_.linear(x, x.numel / width, width, kv_width, local_.qkv_bias);
   if (local_.qk_norm) {
     q = ops_.rms_norm(q, local_.head_width);
     k = ops_.rms_norm(k, local_.head_width);

@@ -21,7 +21,7 @@ UnitTracer::Routing UnitTracer::route(const Traced& tokens) const {
   Traced probabilities;
   {
     const Traced scores =
-        ops_.linear(tokens, local_.width, local_.experts, /*bias=*/false);
+        ops_.linear(tokens, n, local_.width, local_.experts, /*bias=*/false);
     const bool narrow = ops_.element() < ops_.wide();
     const Memory widened = narrow ? ops_.wides(all) : nullptr;
     const Memory p = ops_.wides(all);
@@ -119,13 +119,14 @@ Traced UnitTracer::dispatch(const Traced& rows) const {
 // Of those that are here, whose rows come one expert's after the other's.
 Traced UnitTracer::run_experts(const Traced& rows) const {
   const int64_t experts = local_.experts / local_.ep.size;
+  const int64_t count = rows.numel / local_.width;
   return feed_forward(
       rows, local_.expert_ffn,
       [&](const Traced& x, int64_t in, int64_t out) {
-        return ops_.grouped_linear(x, in, out, experts);
+        return ops_.grouped_linear(x, count, in, out, experts);
       },
       [&](const Traced& x, int64_t in, int64_t out) {
-        return ops_.grouped_linear(x, in, out, experts);
+        return ops_.grouped_linear(x, count, in, out, experts);
       });
 }
 

@@ -9,9 +9,8 @@ constexpr int64_t kRowsPerPart = 64;  // of nn's norm, whose parts are summed
 
 }  // namespace
 
-Traced Operators::linear(const Traced& x, int64_t in, int64_t out,
+Traced Operators::linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
                          bool bias) const {
-  const int64_t rows = x.numel / in;
   const program::Flops product{.matmul = 2 * rows * in * out};
   tape_.forward_flops(product);
   std::vector<Traced> inputs = {x, tape_.parameter(in * out)};
@@ -33,9 +32,8 @@ Traced Operators::linear(const Traced& x, int64_t in, int64_t out,
                       });
 }
 
-Traced Operators::grouped_linear(const Traced& x, int64_t in, int64_t out,
-                                 int64_t experts) const {
-  const int64_t rows = x.numel / in;
+Traced Operators::grouped_linear(const Traced& x, int64_t rows, int64_t in,
+                                 int64_t out, int64_t experts) const {
   const program::Flops product{.matmul = 2 * rows * in * out};
   tape_.forward_flops(product);
   const int64_t weights = experts * in * out;

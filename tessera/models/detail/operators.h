@@ -40,9 +40,11 @@ class Operators {
   }
   Memory wides(int64_t numel) const { return tape_.allocate(numel * wide_); }
 
-  Traced linear(const Traced& x, int64_t in, int64_t out, bool bias) const;
+  // x: (rows, in), where `in` may be 0: a shard without features.
+  Traced linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
+                bool bias) const;
   // One product for each of the experts, of all rows together.
-  Traced grouped_linear(const Traced& x, int64_t in, int64_t out,
+  Traced grouped_linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
                         int64_t experts) const;
   // With a bias that is added to what ranks summed up.
   Traced add_bias(const Traced& x, int64_t width) const;

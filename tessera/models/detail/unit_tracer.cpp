@@ -26,8 +26,9 @@ Traced UnitTracer::norm(const Traced& x) const {
 
 Traced UnitTracer::rows(const Traced& x, int64_t in, int64_t out,
                         bool bias) const {
-  if (local_.tp.size == 1) return ops_.linear(x, in, out, bias);
-  const Traced y = leave(ops_.linear(x, in, out, /*bias=*/false));
+  const int64_t rows = local_.samples * local_.tokens;
+  if (local_.tp.size == 1) return ops_.linear(x, rows, in, out, bias);
+  const Traced y = leave(ops_.linear(x, rows, in, out, /*bias=*/false));
   return bias ? ops_.add_bias(y, out) : y;
 }
 
@@ -47,7 +48,7 @@ Traced UnitTracer::mlp(const Traced& input) const {
   return feed_forward(
       x, local_.ffn,
       [&](const Traced& y, int64_t in, int64_t out) {
-        return ops_.linear(y, in, out, bias);
+        return ops_.linear(y, y.numel / in, in, out, bias);
       },
       [&](const Traced& y, int64_t in, int64_t out) {
         return rows(y, in, out, bias);
@@ -96,7 +97,8 @@ Traced UnitTracer::block(const Traced& x, bool has_experts) {
 Traced UnitTracer::head(const Traced& x) const {
   const Traced normed = norm(x);
   const Traced hidden = enter(normed);
-  return ops_.linear(hidden, local_.width, local_.vocab, /*bias=*/false);
+  return ops_.linear(hidden, hidden.numel / local_.width, local_.width,
+                     local_.vocab, /*bias=*/false);
 }
 
 void UnitTracer::loss() const {

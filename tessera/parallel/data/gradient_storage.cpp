@@ -64,8 +64,8 @@ class ReplicatedGradients final : public GradientStorage {
   void begin_reduction(comm::Mode mode) override {
     if (peers_.size() == 1) return;
     const at::Tensor& flat = whole_.flat();
-    const int64_t most = std::max<int64_t>(
-        1, bucket_bytes_ / static_cast<int64_t>(flat.itemsize()));
+    const int64_t most = elements_of_bucket(
+        bucket_bytes_, flat.numel(), static_cast<int64_t>(flat.itemsize()));
     for (int64_t begin = 0; begin < flat.numel(); begin += most) {
       works_.push_back(peers_.all_reduce(
           flat.narrow(0, begin, std::min(most, flat.numel() - begin)),
@@ -184,6 +184,10 @@ class ScatteredGradients final : public GradientStorage {
 };
 
 }  // namespace
+
+int64_t elements_of_bucket(int64_t bytes, int64_t all, int64_t item) {
+  return bytes == 0 ? all : std::max<int64_t>(1, bytes / item);
+}
 
 std::unique_ptr<GradientStorage> make_gradients(const Bundle& bundle,
                                                 const GradientOptions& options,

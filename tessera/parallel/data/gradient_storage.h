@@ -26,7 +26,7 @@ namespace tessera::parallel::data {
 struct GradientOptions {
   // In which gradients are accumulated and summed over ranks.
   at::ScalarType dtype = at::kFloat;
-  int64_t bucket_bytes = 0;  // of an all_reduce
+  int64_t bucket_bytes = 0;  // of an all_reduce, at most; 0: all at once
 };
 
 class GradientStorage {
@@ -47,6 +47,9 @@ class GradientStorage {
  protected:
   std::vector<at::Tensor> local_;
 };
+
+// Of so many in all, so many go in one all_reduce.
+int64_t elements_of_bucket(int64_t bytes, int64_t all, int64_t item);
 
 // `peers`: the bundle's.
 std::unique_ptr<GradientStorage> make_gradients(const Bundle& bundle,
