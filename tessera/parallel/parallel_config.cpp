@@ -1,5 +1,7 @@
 #include "tessera/parallel/parallel_config.h"
 
+#include "tessera/program/schedules/schedule.h"
+
 namespace tessera::parallel {
 
 void ZeroConfig::declare(config::Section& section) {
@@ -41,10 +43,12 @@ void ContextConfig::declare(config::Section& section) {
 }
 
 void PipelineConfig::declare(config::Section& section) {
+  const std::vector<std::string> not_built = {"zb_h1", "zb_v", "dualpipe"};
+  auto choices = program::schedules::names();
+  choices.insert(choices.end(), not_built.begin(), not_built.end());
   section.key("schedule", schedule, "order of forwards and backwards")
-      .one_of({"naive", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v",
-               "dualpipe"})
-      .not_built({"zb_h1", "zb_v", "dualpipe"}, "this schedule", "1f1b");
+      .one_of(choices)
+      .not_built(not_built, "this schedule", "1f1b");
   section.key("chunks", chunks, "stages that a rank holds")
       .at_least(1)
       .at_most(1 << 20);

@@ -5,6 +5,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
+#include "tessera/program/schedules/schedule.h"
 
 namespace tessera::parallel::pipeline {
 namespace {
@@ -26,23 +27,33 @@ std::vector<std::vector<int64_t>> runs_of(int64_t layers,
   return runs;
 }
 
+// "interleaved or ...".
+std::string chunked_schedules() {
+  std::string names;
+  for (const auto& schedule : program::schedules::all()) {
+    if (!schedule.chunked) continue;
+    names += std::string(names.empty() ? "" : " or ") + schedule.name;
+  }
+  return names;
+}
+
 }  // namespace
 
 void check(const models::ModelConfig& model, int64_t num_microbatches,
            const PipelineOptions& options) {
   const int64_t p = options.stages, v = options.chunks, runs = p * v;
-  const bool interleaved = options.schedule == "interleaved";
-  TS_CHECK_CONFIG(v == 1 || (interleaved && p > 1), "pipeline.chunks is ", v,
-                  ", which needs pipeline.schedule interleaved and mesh.pp of "
-                  "2 or more (they are ",
-                  options.schedule, " and ", p, "). Use pipeline.chunks 1.");
+  const auto& schedule = program::schedules::named(options.schedule);
+  TS_CHECK_CONFIG(v == 1 || (schedule.chunked && p > 1), "pipeline.chunks is ",
+                  v, ", which needs pipeline.schedule ", chunked_schedules(),
+                  " and mesh.pp of 2 or more (they are ", options.schedule,
+                  " and ", p, "). Use pipeline.chunks 1.");
   TS_CHECK_CONFIG(runs <= model.layers, "mesh.pp (", p, ") x pipeline.chunks (",
                   v, ") = ", runs, " parts of the model, but model.layers is ",
                   model.layers, ". Use ", model.layers, " parts or fewer.");
-  TS_CHECK_CONFIG(!interleaved || p == 1 || num_microbatches % p == 0,
-                  "pipeline.schedule interleaved sends micro-batches in groups "
-                  "of mesh.pp (",
-                  p, "), but a step has ", num_microbatches,
+  TS_CHECK_CONFIG(!schedule.multiple_of_stages || num_microbatches % p == 0,
+                  "pipeline.schedule ", options.schedule,
+                  " sends micro-batches in groups of mesh.pp (", p,
+                  "), but a step has ", num_microbatches,
                   " of them. Nearest numbers of micro-batches: ",
                   nearest_multiples(num_microbatches, p),
                   "; see batch.global and batch.micro.");

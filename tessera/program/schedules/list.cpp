@@ -9,13 +9,21 @@ namespace tessera::program::schedules {
 
 const std::vector<Schedule>& all() {
   static const std::vector<Schedule> list = {
-      {"naive", naive, /*chunked=*/false, "one micro-batch at a time", ""},
-      {"gpipe", gpipe, /*chunked=*/false, "all forwards, then all backwards",
-       "arXiv 1811.06965"},
-      {"1f1b", one_forward_one_backward, /*chunked=*/false,
-       "forward and backward in turn", "arXiv 2006.09503"},
-      {"interleaved", interleaved, /*chunked=*/true,
-       "1f1b over several chunks a rank", "arXiv 2104.04473"},
+      {.name = "naive", .turns = naive, .meaning = "one micro-batch at a time"},
+      {.name = "gpipe",
+       .turns = gpipe,
+       .meaning = "all forwards, then all backwards",
+       .source = "arXiv 1811.06965"},
+      {.name = "1f1b",
+       .turns = one_forward_one_backward,
+       .meaning = "forward and backward in turn",
+       .source = "arXiv 2006.09503"},
+      {.name = "interleaved",
+       .turns = interleaved,
+       .chunked = true,
+       .multiple_of_stages = true,
+       .meaning = "1f1b over several chunks a rank",
+       .source = "arXiv 2104.04473"},
   };
   return list;
 }

@@ -84,12 +84,19 @@ const Schedule& named(std::string_view name) {
   TORCH_INTERNAL_ASSERT(false, "program: there is no schedule ", name);
 }
 
+std::vector<std::string> names() {
+  std::vector<std::string> names;
+  for (const Schedule& schedule : all()) names.emplace_back(schedule.name);
+  return names;
+}
+
 Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
              const Tail& tail) {
   TORCH_INTERNAL_ASSERT(
       shape.num_microbatches >= 1 &&
       (shape.chunks == 1 ||
-       (schedule.chunked && shape.num_microbatches % shape.stages == 0)));
+       (schedule.chunked && (!schedule.multiple_of_stages ||
+                             shape.num_microbatches % shape.stages == 0))));
   Writer writer(shape, stage);
   writer.push({Op::kZeroGradients});
   writer.turns(schedule.turns(shape, stage), /*trains=*/true);

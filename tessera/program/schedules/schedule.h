@@ -38,15 +38,17 @@ struct Schedule {
   const char* name;  // of pipeline.schedule
   // A pure function: the turns of the rank that holds stage `stage`.
   std::vector<Turn> (*turns)(const Shape& shape, int64_t stage);
-  bool chunked;  // a rank may hold several chunks; m is a multiple of p
-  const char* meaning;
-  const char* source;
+  bool chunked = false;             // a rank may hold several chunks
+  bool multiple_of_stages = false;  // m is a multiple of p
+  const char* meaning = "";
+  const char* source = "";
 };
 
 // In the order of the manual.
 const std::vector<Schedule>& all();
 // REQUIRES: one of all().
 const Schedule& named(std::string_view name);
+std::vector<std::string> names();
 
 // What a step ends with.
 struct Tail {
@@ -55,7 +57,7 @@ struct Tail {
 };
 
 // A step of the rank that holds stage `stage`, in whole chunks.
-// REQUIRES: a multiple of `stages` micro-batches where `chunked`.
+// REQUIRES: what the schedule says of m and v.
 Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
              const Tail& tail = {});
 
