@@ -22,9 +22,9 @@ program::Program lowered_program(const RunConfig& config,
                                  int64_t stage, program::Kind kind,
                                  const std::vector<std::string>& without = {});
 
-// Those that the environment variable TESSERA_WITHOUT_PASSES names, separated by
-// commas: to see what a pass is worth, and that it changes no bit. Refuses what
-// is no optional pass.
+// Those that the environment variable TESSERA_WITHOUT_PASSES names, separated
+// by commas: to see what a pass is worth, and that it changes no bit. Refuses
+// what is no optional pass.
 std::vector<std::string> passes_left_out();
 
 class StepPrograms {

@@ -10,17 +10,21 @@ bool go_together(Op one, Op other) {
   return (is_message(one) && is_message(other)) || one == other;
 }
 
+bool is_whole(const Instruction& each) {
+  return is_communication(each.op) && each.phase == Phase::kWhole;
+}
+
 }  // namespace
 
 Program communication(const Program& program, const Units& /*units*/) {
   Program lowered;
   for (size_t i = 0; i < program.size();) {
-    if (!is_communication(program[i].op)) {
+    if (!is_whole(program[i])) {
       lowered.push_back(program[i++]);
       continue;
     }
     size_t end = i;
-    while (end < program.size() &&
+    while (end < program.size() && is_whole(program[end]) &&
            go_together(program[i].op, program[end].op)) {
       lowered.push_back(begin(program[end++]));
     }

@@ -9,7 +9,8 @@ namespace {
 
 class Writer {
  public:
-  Writer(const Shape& shape, int64_t stage) : shape_(shape), stage_(stage) {}
+  Writer(const Shape& shape, int64_t stage, bool sends_wait)
+      : shape_(shape), stage_(stage), sends_wait_(sends_wait) {}
 
   void push(Instruction instruction) { program_.push_back(instruction); }
 
@@ -22,6 +23,7 @@ class Writer {
       if (i == turns.size()) break;
       for (const Work& work : turns[i]) receive_for(work);
     }
+    for (const auto& sent : sent_) push(await(sent));
   }
 
   Program finish() { return std::move(program_); }
@@ -56,10 +58,16 @@ class Writer {
 
   void send_from(const Work& work) {
     if (work.op == Op::kForward && !is_last(work.chunk)) {
-      push(Op::kSendActivations, work);
+      send(Op::kSendActivations, work);
     } else if (takes_gradients(work) && !is_first(work.chunk)) {
-      push(Op::kSendGradients, work);
+      send(Op::kSendGradients, work);
     }
+  }
+
+  void send(Op op, const Work& work) {
+    if (!sends_wait_) return push(op, work);
+    sent_.push_back({op, work.microbatch, -1, work.chunk});
+    push(begin(sent_.back()));
   }
 
   bool is_first(int64_t chunk) const { return stage_ == 0 && chunk == 0; }
@@ -72,7 +80,9 @@ class Writer {
 
   const Shape& shape_;
   int64_t stage_;
+  bool sends_wait_;
   Program program_;
+  Program sent_;  // and not awaited yet
 };
 
 }  // namespace
@@ -97,7 +107,7 @@ Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
       (shape.chunks == 1 ||
        (schedule.chunked && (!schedule.multiple_of_stages ||
                              shape.num_microbatches % shape.stages == 0))));
-  Writer writer(shape, stage);
+  Writer writer(shape, stage, schedule.sends_wait);
   writer.push({Op::kZeroGradients});
   writer.turns(schedule.turns(shape, stage), /*trains=*/true);
   writer.push({Op::kNorm});
@@ -114,7 +124,7 @@ Program evaluation(const Shape& shape, int64_t stage) {
       turns.push_back({{Op::kForward, m, chunk}});
     }
   }
-  Writer writer(shape, stage);
+  Writer writer(shape, stage, /*sends_wait=*/false);
   writer.turns(turns, /*trains=*/false);
   return writer.finish();
 }

@@ -40,6 +40,9 @@ struct Schedule {
   std::vector<Turn> (*turns)(const Shape& shape, int64_t stage);
   bool chunked = false;             // a rank may hold several chunks
   bool multiple_of_stages = false;  // m is a multiple of p
+  // What a rank sends may have to wait for a receiver that is not that far: it
+  // is awaited at the end of the step. Its tensors live until then.
+  bool sends_wait = false;
   const char* meaning = "";
   const char* source = "";
 };
