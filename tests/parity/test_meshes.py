@@ -72,6 +72,8 @@ MESHES = {
     "pp 3 1f1b, gpt2": (3, {**GPT2, "layers": 4}, {"mesh": {"pp": 3}}),
     "pp 2 split": (2, {"layers": 5}, {"mesh": {"pp": 2}, "pipeline": {"split": [4, 1]}}),
     "pp 2 interleaved": (2, {"layers": 5}, {"mesh": {"pp": 2}, "pipeline": {"schedule": "interleaved", "chunks": 2}}),
+    "pp 2 bfs x zero 2": (4, {"layers": 5}, {"mesh": {"pp": 2, "dp": 2}, **zero(2),
+                                             "pipeline": {"schedule": "bfs", "chunks": 2}}),
     "recompute": (1, {}, {"recompute": {"mode": "block"}}),
     "recompute every second": (2, {"layers": 5}, {"mesh": {"dp": 2}, **zero(3), "recompute": {"mode": "block",
                                                                                             "every": 2}}),

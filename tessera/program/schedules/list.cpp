@@ -1,4 +1,5 @@
 // The schedules that there are: a new one is a file pair and a line here.
+#include "tessera/program/schedules/bfs.h"
 #include "tessera/program/schedules/gpipe.h"
 #include "tessera/program/schedules/interleaved.h"
 #include "tessera/program/schedules/naive.h"
@@ -24,6 +25,12 @@ const std::vector<Schedule>& all() {
        .multiple_of_stages = true,
        .meaning = "1f1b over several chunks a rank",
        .source = "arXiv 2104.04473"},
+      {.name = "bfs",
+       .turns = bfs,
+       .chunked = true,
+       .sends_wait = true,
+       .meaning = "all forwards breadth first over chunks, then all backwards",
+       .source = "arXiv 2211.05953"},
   };
   return list;
 }

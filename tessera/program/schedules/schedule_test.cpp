@@ -37,6 +37,7 @@ TEST(Schedules, ActivationsAlive) {
   EXPECT_EQ(alive("gpipe", 1), (Peaks{8, 8, 8, 8}));
   EXPECT_EQ(alive("1f1b", 1), (Peaks{4, 3, 2, 1}));
   EXPECT_EQ(alive("interleaved", 2), (Peaks{11, 9, 7, 5}));
+  EXPECT_EQ(alive("bfs", 2), (Peaks{16, 16, 16, 16}));
 }
 
 // For every schedule and a grid of sizes: each stage's program is sound, and
