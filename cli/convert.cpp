@@ -21,9 +21,10 @@ void run_convert(const ConvertFlags& flags) {
   TS_CHECK_IO(!fs::exists(flags.to) || fs::is_empty(flags.to), "--to ",
               flags.to,
               " is there already and not empty; nothing was written.");
-  const auto model = load_model(flags.from, flags.dtype);
-  checkpoint::save_hugging_face(flags.to, model.config, *model.decoder);
-  const fs::path tokenizer = model.tokenizer_folder;
+  const auto source = find_model(flags.from, flags.dtype);
+  const auto model = train::open_whole(source, dtype_of(flags.dtype));
+  checkpoint::save_hugging_face(flags.to, source.config, *model);
+  const fs::path tokenizer = source.tokenizer_folder;
   if (fs::exists(tokenizer / "tokenizer.json")) {
     data::Tokenizer::load(tokenizer.string()).save(flags.to);
   }

@@ -12,9 +12,14 @@
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/data/file_list.h"
+#include "tessera/data/fingerprint.h"
 #include "tessera/data/token_stream.h"
+#include "tessera/train/evaluate.h"
 
 namespace tessera::cli {
+
+using engine::RunConfig;
+
 namespace {
 
 struct EvalFlags {
@@ -22,47 +27,60 @@ struct EvalFlags {
   std::vector<std::string> data;
   std::string format = "auto";
   std::string tokenizer;
+  std::string cache;
   std::string dtype = "fp32";
   int64_t seq_len = 0;  // 0: max_seq, at most kSeqLen
   int64_t batch = 8;
+  RankFlags ranks;
 };
 
 constexpr int64_t kSeqLen = 1024;
+constexpr int64_t kIgnored = -100;  // a target that does not count
 
-struct Total {
-  double sum = 0.0;
-  double weight = 0.0;
+// Every token but the first is a target once; none sees beyond its window.
+class Windows {
+ public:
+  // `padded`: the last window is as long as the others, where ranks cut it.
+  Windows(const data::TokenStream& tokens, int64_t seq_len, int64_t batch,
+          bool padded)
+      : tokens_(tokens), seq_len_(seq_len), batch_(batch), padded_(padded) {}
 
-  // `count` windows of `length` targets each, from token `first` on.
-  void add(models::Model& decoder, const data::TokenStream& tokens,
-           int64_t first, int64_t count, int64_t length) {
-    const at::NoGradGuard no_grad;
+  // The last one, of the tokens that fill no window, is a batch of its own.
+  train::Batches batches() const {
+    const int64_t full = (windows() + batch_ - 1) / batch_;
+    return {.count = full + (rest() > 0 ? 1 : 0),
+            .read = [this, full](int64_t index) {
+              if (index == full) return read(windows(), 1, rest());
+              const int64_t first = index * batch_;
+              return read(first, std::min(batch_, windows() - first), seq_len_);
+            }};
+  }
+
+ private:
+  int64_t targets() const { return tokens_.size() - 1; }
+  int64_t windows() const { return targets() / seq_len_; }
+  int64_t rest() const { return targets() % seq_len_; }
+
+  // `count` windows of `length` targets each.
+  data::Batch read(int64_t first, int64_t count, int64_t length) const {
     at::Tensor read = at::empty({count * length + 1}, at::kLong);
-    tokens.read(first, {read.mutable_data_ptr<int64_t>(),
-                        static_cast<size_t>(read.numel())});
+    tokens_.read(first * seq_len_, {read.mutable_data_ptr<int64_t>(),
+                                    static_cast<size_t>(read.numel())});
     const auto window = [&](int64_t shift) {
       return read.narrow(0, shift, count * length).view({count, length});
     };
-    const auto loss = decoder.loss(window(0), window(1));
-    sum += loss.sum.item<double>();
-    weight += loss.weight.item<double>();
+    data::Batch batch{window(0), window(1)};
+    if (!padded_ || length == seq_len_) return batch;
+    const auto pad = [&](const at::Tensor& ids, int64_t with) {
+      return at::constant_pad_nd(ids, {0, seq_len_ - length}, with);
+    };
+    return {pad(batch.inputs, 0), pad(batch.targets, kIgnored)};
   }
-};
 
-// Every token but the first is a target once; none sees beyond its window.
-Total evaluate(models::Model& decoder, const data::TokenStream& tokens,
-               int64_t seq_len, int64_t batch) {
-  Total total;
-  const int64_t targets = tokens.size() - 1;
-  const int64_t windows = targets / seq_len;
-  for (int64_t w = 0; w < windows; w += batch) {
-    total.add(decoder, tokens, w * seq_len, std::min(batch, windows - w),
-              seq_len);
-  }
-  const int64_t rest = targets - windows * seq_len;
-  if (rest > 0) total.add(decoder, tokens, windows * seq_len, 1, rest);
-  return total;
-}
+  const data::TokenStream& tokens_;
+  const int64_t seq_len_, batch_;
+  const bool padded_;
+};
 
 int64_t window_length(const EvalFlags& flags, int64_t max_seq) {
   const int64_t seq_len =
@@ -72,11 +90,11 @@ int64_t window_length(const EvalFlags& flags, int64_t max_seq) {
   return seq_len;
 }
 
-data::TokenStream open(const EvalFlags& flags, const train::TrainedModel& model,
+data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
                        const std::string& cache_folder) {
   data::TokenSource source{.paths = data::expand_paths(flags.data, "--data"),
                            .format = flags.format,
-                           .vocab_size = model.decoder->config().vocab,
+                           .vocab_size = model.config.model.vocab,
                            .cache_folder = cache_folder};
   std::optional<data::Tokenizer> tokenizer;
   const bool has_own =
@@ -89,29 +107,85 @@ data::TokenStream open(const EvalFlags& flags, const train::TrainedModel& model,
   return data::open_tokens(source);
 }
 
-void run(const EvalFlags& flags) {
-  const auto model = load_model(flags.model, flags.dtype);
-  const int64_t seq_len = window_length(flags, model.decoder->config().max_seq);
-  const TemporaryFolder cache("tessera-eval");
-  const auto tokens = open(flags, model, cache.path().string());
-  TS_CHECK_CONFIG(tokens.size() >= 2, "--data: ", tokens.size(),
-                  " tokens leave nothing to predict.");
-  log::info("evaluating ", tokens.size(), " tokens in windows of ", seq_len);
-  const Total total = evaluate(*model.decoder, tokens, seq_len, flags.batch);
-  const double loss = total.sum / total.weight;
-  TS_CHECK(std::isfinite(loss), "eval: the loss is ", loss,
-           ": weights or configuration of ", flags.model,
-           " are no sound model.");
-  const tessera::detail::Json result = {
-      {"loss", loss},
-      {"perplexity", std::exp(loss)},
-      {"tokens", static_cast<int64_t>(total.weight)}};
-  std::cout << result.dump() << std::endl;
-}
+class EvalCommand {
+ public:
+  EvalCommand(const EvalFlags& flags, const std::vector<std::string>& extras)
+      : flags_(flags),
+        source_(find_model(flags.model, flags.dtype)),
+        config_(mesh_config(
+            source_, flags.dtype, extras,
+            {"mesh.pp", "mesh.dp", "mesh.dp_replicate", "mesh.dp_shard",
+             "mesh.cp", "mesh.tp", "mesh.ep", "mesh.etp", "mesh.order",
+             "zero.stage", "zero.expert_stage", "zero.reshard_after_forward",
+             "zero.prefetch", "tensor.sequence_parallel", "context.method",
+             "pipeline.split", "comm.backend", "comm.algorithm",
+             "comm.timeout_s"})) {
+    config_.data.seq_len = window_length(flags, config_.model.max_seq);
+    config_.batch.micro = flags.batch;
+  }
+
+  int run(int argc, char** argv) {
+    const auto place = find_place(flags_.ranks);
+    const int64_t world_size = world_of(config_, flags_.ranks, place);
+    engine::complete_for_evaluation(config_, world_size);
+    RankJob job{.comm = config_.comm,
+                .work =
+                    [this](comm::Communicator& ranks) {
+                      evaluate(ranks);
+                      return static_cast<int>(ExitCode::kOk);
+                    },
+                .arguments = {argv, argv + argc}};
+    if (flags_.cache.empty()) {
+      own_cache_ = std::make_unique<TemporaryFolder>("tessera-eval");
+      flags_.cache = own_cache_->path().string();
+      job.arguments.insert(job.arguments.end(), {"--cache", flags_.cache});
+    }
+    // One rank alone has all cores, and nobody to share with.
+    if (place.source == "none" && world_size == 1) {
+      return job.work(*comm::make_communicator({}));
+    }
+    job.prepare = [this] { tokens(); };
+    return run_ranks(job, flags_.ranks, place, world_size);
+  }
+
+ private:
+  data::TokenStream tokens() const {
+    auto tokens = open(flags_, source_, flags_.cache);
+    TS_CHECK_CONFIG(tokens.size() >= 2, "--data: ", tokens.size(),
+                    " tokens leave nothing to predict.");
+    return tokens;
+  }
+
+  void evaluate(comm::Communicator& ranks) const {
+    const auto tokens = this->tokens();
+    data::compare_across(ranks.world(), tokens.fingerprints());
+    const auto model = train::open_for_evaluation(source_, config_, ranks);
+    const int64_t seq_len = config_.data.seq_len;
+    log::info("evaluating ", tokens.size(), " tokens in windows of ", seq_len);
+    const bool cut = config_.mesh.cp > 1 || config_.tensor.sequence_parallel;
+    const Windows windows(tokens, seq_len, flags_.batch, cut);
+    const auto mean = train::mean_loss(
+        [&](const data::Batch& batch) { return model->evaluate(batch); },
+        windows.batches(), *model->composed().data, ranks.world());
+    TS_CHECK(std::isfinite(mean.loss), "eval: the loss is ", mean.loss,
+             ": weights or configuration of ", flags_.model,
+             " are no sound model.");
+    if (ranks.rank() > 0) return;
+    const tessera::detail::Json result = {{"loss", mean.loss},
+                                          {"perplexity", std::exp(mean.loss)},
+                                          {"tokens", mean.tokens}};
+    std::cout << result.dump() << std::endl;
+  }
+
+  EvalFlags flags_;
+  const train::ModelSource source_;
+  RunConfig config_;
+  std::unique_ptr<TemporaryFolder> own_cache_;
+};
 
 }  // namespace
 
-void add_eval(CLI::App& program) {
+void add_eval(CLI::App& program, int argc, char** argv) {
   auto flags = std::make_shared<EvalFlags>();
   CLI::App* command = program.add_subcommand(
       "eval", "Mean loss and perplexity, as JSON on the last line");
@@ -137,10 +211,21 @@ void add_eval(CLI::App& program) {
       ->check(CLI::PositiveNumber);
   command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp64")
       ->capture_default_str();
+  command->add_option("--cache", flags->cache,
+                      "folder that keeps text as tokens, for ranks to share; "
+                      "else a temporary one");
+  add_rank_flags(*command, flags->ranks);
+  command->allow_extras();
   command->footer(
-      "Example:\n"
-      "  tessera eval --model runs/NAME --data book.txt");
-  command->callback([flags] { run(*flags); });
+      "Where the ranks are, and how they talk, are keys of the configuration:\n"
+      "mesh.*, zero.*, tensor.*, context.*, pipeline.split, comm.*.\n"
+      "Examples:\n"
+      "  tessera eval --model runs/NAME --data book.txt\n"
+      "  tessera eval --model FOLDER --data book.txt --nproc 4 --mesh.tp=2 "
+      "--mesh.pp=2");
+  command->callback([command, flags, argc, argv] {
+    set_exit_code(EvalCommand(*flags, command->remaining()).run(argc, argv));
+  });
 }
 
 }  // namespace tessera::cli

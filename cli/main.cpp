@@ -59,8 +59,8 @@ int run(int argc, char** argv) {
   program.set_help_all_flag("--help-all", "Help of every command");
   program.require_subcommand(0, 1);
   add_train(program, argc, argv);
-  add_eval(program);
-  add_generate(program);
+  add_eval(program, argc, argv);
+  add_generate(program, argc, argv);
   add_tokenize(program);
   add_convert(program);
   add_inspect(program);

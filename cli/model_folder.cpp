@@ -1,12 +1,13 @@
 #include "cli/model_folder.h"
 
+#include <algorithm>
 #include <map>
 
+#include "cli/overrides.h"
 #include "tessera/core/error.h"
+#include "tessera/core/units.h"
 
 namespace tessera::cli {
-namespace {
-
 at::ScalarType dtype_of(const std::string& word) {
   static const std::map<std::string, at::ScalarType> known = {
       {"fp64", at::kDouble}, {"fp32", at::kFloat}, {"bf16", at::kBFloat16}};
@@ -16,22 +17,44 @@ at::ScalarType dtype_of(const std::string& word) {
   return found->second;
 }
 
-}  // namespace
-
-train::TrainedModel load_model(const std::string& path,
-                               const std::string& dtype) {
-  return train::open_trained_model(path, dtype_of(dtype));
+train::ModelSource find_model(const std::string& path,
+                              const std::string& dtype) {
+  return train::find_trained_model(path, dtype_of(dtype));
 }
 
 data::Tokenizer load_tokenizer(const std::string& path,
-                               const train::TrainedModel& model) {
+                               const train::ModelSource& model) {
   const std::string place = path.empty() ? model.tokenizer_folder : path;
   auto tokenizer = data::Tokenizer::load(place);
-  TS_CHECK_CONFIG(tokenizer.vocab_size() <= model.decoder->config().vocab,
+  TS_CHECK_CONFIG(tokenizer.vocab_size() <= model.config.model.vocab,
                   "the tokenizer of ", place, " has ", tokenizer.vocab_size(),
-                  " tokens and the model knows ", model.decoder->config().vocab,
+                  " tokens and the model knows ", model.config.model.vocab,
                   ": they do not belong together.");
   return tokenizer;
+}
+
+engine::RunConfig mesh_config(const train::ModelSource& model,
+                              const std::string& dtype,
+                              const std::vector<std::string>& extras,
+                              const std::vector<std::string>& keys) {
+  const auto overrides = overrides_of({}, extras);
+  auto config =
+      engine::run_config_from_text("{}", "the command line", overrides);
+  for (const auto& each : overrides) {
+    TS_CHECK_CONFIG(std::ranges::count(keys, each.key) > 0, each.flag,
+                    ": this command does not use ", each.key,
+                    ". Of the configuration it takes ",
+                    some_of(keys, keys.size()), ".");
+  }
+  config.model = model.config.model;
+  config.precision.compute = dtype;
+  return config;
+}
+
+int64_t world_of(const engine::RunConfig& config, const RankFlags& flags,
+                 const launch::RankEnvironment& place) {
+  if (place.source != "none") return place.world_size;
+  return flags.nproc > 0 ? flags.nproc : engine::implied_world_size(config);
 }
 
 }  // namespace tessera::cli

@@ -1,21 +1,38 @@
-// A model that a command was pointed at: decoder, tokenizer, special tokens.
+// A model that a command was pointed at: where it is, its tokenizer, and the
+// mesh that it is to run on.
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "cli/ranks.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/train/trained_model.h"
 
 namespace tessera::cli {
 
-// `path`: a checkpoint, a run folder or a Hugging Face folder. `dtype`: "fp32",
-// "bf16" or "fp64". The weights on one rank, on the CPU.
-train::TrainedModel load_model(const std::string& path,
-                               const std::string& dtype);
+// "fp32", "bf16" or "fp64"; TS_CHECK_USAGE on another word.
+at::ScalarType dtype_of(const std::string& word);
+
+// `path`: a checkpoint, a run folder or a Hugging Face folder.
+train::ModelSource find_model(const std::string& path,
+                              const std::string& dtype);
 
 // `path`: a tokenizer.json or a folder with one; "": the model's own.
 // TS_CHECK_CONFIG on one whose ids the model does not have.
 data::Tokenizer load_tokenizer(const std::string& path,
-                               const train::TrainedModel& model);
+                               const train::ModelSource& model);
+
+// The configuration of a command that runs this model on a mesh.
+// `extras`: flags --section.key=value, of which `keys` have an effect;
+// TS_CHECK_CONFIG on any other key.
+engine::RunConfig mesh_config(const train::ModelSource& model,
+                              const std::string& dtype,
+                              const std::vector<std::string>& extras,
+                              const std::vector<std::string>& keys);
+
+// The ranks that take part.
+int64_t world_of(const engine::RunConfig& config, const RankFlags& flags,
+                 const launch::RankEnvironment& place);
 
 }  // namespace tessera::cli

@@ -1,20 +1,14 @@
 // tessera train: from a configuration file to a trained model.
-#include <ATen/Parallel.h>
-
 #include <iostream>
-#include <thread>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/overrides.h"
-#include "tessera/comm/communicator.h"
+#include "cli/ranks.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/run_config.h"
-#include "tessera/launch/environment.h"
-#include "tessera/launch/local.h"
 #include "tessera/launch/signals.h"
-#include "tessera/launch/store.h"
-#include "tessera/monitor/memory.h"
 #include "tessera/train/preflight.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trainer.h"
@@ -25,107 +19,11 @@ namespace {
 struct TrainFlags {
   std::string file;
   std::vector<std::string> sets;
-  int64_t nproc = 0;  // 0: as many as the mesh asks for
-  std::string ranks = "processes";
+  RankFlags ranks;
   std::string resume = "auto";
   bool dry_run = false;
   bool print_config = false;
 };
-
-void share_out_cores(const engine::RunConfig& config, int64_t local_ranks) {
-  const int64_t share = std::max<int64_t>(
-      1, launch::available_cores() / std::max<int64_t>(1, local_ranks));
-  at::set_num_threads(
-      static_cast<int>(config.run.threads > 0 ? config.run.threads : share));
-}
-
-std::chrono::milliseconds timeout_of(const engine::RunConfig& config) {
-  return std::chrono::milliseconds(
-      static_cast<int64_t>(config.comm.timeout_s * 1000));
-}
-
-// Ranks that another launcher started: the first of each host checks and
-// prepares what `tessera train --nproc` does before it starts any, and the
-// others wait for it, however long a text takes to tokenize.
-void prepare_on_host(const engine::RunConfig& config,
-                     const launch::Meeting& meeting) {
-  constexpr std::chrono::milliseconds kBetweenLooks{100};
-  const auto& place = meeting.environment;
-  const std::string key = c10::str("prepared/", place.node);
-  const auto tell = [&](const std::string& words) {
-    meeting.store->set(key, std::vector<uint8_t>(words.begin(), words.end()));
-  };
-  if (place.local_rank == 0) {
-    try {
-      train::preflight(config);
-    } catch (const std::exception& error) {
-      tell(message_of(error));
-      throw;
-    }
-    return tell("");
-  }
-  while (!meeting.store->check({key})) {
-    std::this_thread::sleep_for(kBetweenLooks);
-  }
-  const auto words = meeting.store->get(key);
-  TS_CHECK(words.empty(), "the first rank of this host could not prepare: ",
-           std::string(words.begin(), words.end()));
-}
-
-// This process is one rank; its peers are elsewhere.
-int run_rank(const engine::RunConfig& config,
-             const launch::RankEnvironment& environment,
-             const train::TrainOptions& options) {
-  const launch::Meeting meeting = launch::join(environment);
-  const auto& place = meeting.environment;
-  const bool is_prepared = place.source == "tessera" || place.source == "none";
-  if (!is_prepared) prepare_on_host(config, meeting);
-  RankContextGuard guard({.rank = static_cast<int>(place.rank),
-                          .world_size = static_cast<int>(place.world_size)});
-  share_out_cores(config, place.local_world_size);
-  monitor::count_tensor_bytes();
-  if (place.source != "none") log::info(place.describe());
-  const auto ranks = comm::make_communicator(
-      {.backend = config.comm.backend,
-       .algorithm = config.comm.algorithm,
-       .rank = place.rank,
-       .world_size = place.world_size,
-       .local_world_size = place.local_world_size,
-       .store = meeting.store,
-       .timeout = timeout_of(config),
-       .address = meeting.address,
-       .record_folder = train::RunFolder(config).logs()});
-  return static_cast<int>(train::train(config, *ranks, options));
-}
-
-// All ranks are threads of this process.
-int run_rank_threads(const engine::RunConfig& config, int64_t world_size,
-                     const train::TrainOptions& options) {
-  std::vector<ExitCode> codes(world_size, ExitCode::kFailed);
-  monitor::count_tensor_bytes();
-  comm::run_threads({.backend = config.comm.backend,
-                     .algorithm = config.comm.algorithm,
-                     .world_size = world_size,
-                     .local_world_size = world_size,
-                     .timeout = timeout_of(config),
-                     .record_folder = train::RunFolder(config).logs()},
-                    [&](comm::Communicator& ranks) {
-                      const monitor::RankMemory memory;
-                      share_out_cores(config, world_size);
-                      codes[ranks.rank()] =
-                          train::train(config, ranks, options);
-                    });
-  return static_cast<int>(codes[0]);
-}
-
-// Starts the ranks as processes of this same command.
-int run_rank_processes(int64_t world_size, int argc, char** argv) {
-  launch::LocalOptions options;
-  options.nproc = world_size;
-  options.argv.assign(argv, argv + argc);
-  options.argv[0] = "/proc/self/exe";
-  return launch::run_local(options);
-}
 
 class TrainCommand {
  public:
@@ -137,26 +35,35 @@ class TrainCommand {
   }
 
   void run(int argc, char** argv) {
-    const auto place = launch::discover(launch::process_variables());
-    const bool is_rank = place.source != "none";
-    TS_CHECK_USAGE(!is_rank || flags_.nproc == 0 || place.source == "tessera",
-                   "--nproc starts ranks, but ", place.source,
-                   " has started them already. Leave --nproc out.");
-    TS_CHECK_USAGE(!star() || flags_.nproc <= 1, "--nproc ", flags_.nproc,
+    const auto place = find_place(flags_.ranks);
+    const int64_t nproc = flags_.ranks.nproc;
+    TS_CHECK_USAGE(!star() || nproc <= 1, "--nproc ", nproc,
                    " with mesh.data_parallel dp, "
                    "whose devices are threads of one process. Set mesh.dp to "
                    "their number and leave --nproc out.");
-    const int64_t world_size = is_rank ? place.world_size : wanted_world();
+    const int64_t world_size =
+        place.source == "none" ? wanted_world() : place.world_size;
     engine::complete(config_,
                      star() ? engine::implied_world_size(config_) : world_size);
     if (show_only()) return;
     // The ranks that this program starts have heard of it from their launcher.
     if (place.source != "tessera" && place.rank == 0) warn_of_idle_keys();
-    if (is_rank) {
-      launch::StopRequest stop;
-      return set_exit_code(run_rank(config_, place, options(stop)));
-    }
-    start(world_size, place, argc, argv);
+    std::optional<launch::StopRequest> stop;
+    const RankJob job{
+        .comm = config_.comm,
+        .threads = config_.run.threads,
+        .record_folder = train::RunFolder(config_).logs(),
+        .prepare = [this] { train::preflight(config_); },
+        .on_start = [&stop] { stop.emplace(); },
+        .work =
+            [&](comm::Communicator& ranks) {
+              return static_cast<int>(train::train(
+                  config_, ranks,
+                  {.resume = flags_.resume,
+                   .stop_requested = [&] { return stop->requested(); }}));
+            },
+        .arguments = {argv, argv + argc}};
+    set_exit_code(run_ranks(job, flags_.ranks, place, world_size));
   }
 
  private:
@@ -165,8 +72,8 @@ class TrainCommand {
 
   int64_t wanted_world() const {
     if (star()) return 1;
-    return flags_.nproc > 0 ? flags_.nproc
-                            : engine::implied_world_size(config_);
+    return flags_.ranks.nproc > 0 ? flags_.ranks.nproc
+                                  : engine::implied_world_size(config_);
   }
 
   bool show_only() const {
@@ -190,27 +97,6 @@ class TrainCommand {
     }
   }
 
-  void start(int64_t world_size, const launch::RankEnvironment& place, int argc,
-             char** argv) {
-    TS_CHECK_CONFIG(world_size == 1 || config_.comm.backend != "mpi",
-                    "comm.backend is mpi, whose ranks are started by mpirun. "
-                    "Use mpirun -np ",
-                    world_size, " tessera train ..., without --nproc.");
-    train::preflight(config_);
-    if (world_size > 1 && flags_.ranks == "processes") {
-      return set_exit_code(run_rank_processes(world_size, argc, argv));
-    }
-    launch::StopRequest stop;
-    set_exit_code(world_size == 1
-                      ? run_rank(config_, place, options(stop))
-                      : run_rank_threads(config_, world_size, options(stop)));
-  }
-
-  train::TrainOptions options(const launch::StopRequest& stop) const {
-    return {.resume = flags_.resume,
-            .stop_requested = [&stop] { return stop.requested(); }};
-  }
-
   TrainFlags flags_;
   engine::RunConfig config_;
   config::Provenance origins_;
@@ -223,10 +109,7 @@ void add_train(CLI::App& program, int argc, char** argv) {
   auto flags = std::make_shared<TrainFlags>();
   command->add_option("RUN.json", flags->file, "the configuration")->required();
   command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
-  command->add_option("--nproc", flags->nproc, "ranks to start on this host")
-      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
-  command->add_option("--ranks", flags->ranks, "processes or threads")
-      ->check(CLI::IsMember({"processes", "threads"}));
+  add_rank_flags(*command, flags->ranks);
   command->add_option("--resume", flags->resume,
                       "auto, never, or a checkpoint folder");
   command->add_flag("--dry-run", flags->dry_run,

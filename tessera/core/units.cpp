@@ -97,6 +97,16 @@ std::string nearest_multiples(int64_t value, int64_t step) {
          std::to_string(below + step);
 }
 
+std::string nearest_fitting(int64_t value, int64_t most,
+                            const std::function<bool(int64_t)>& fits) {
+  int64_t below = std::min(value, most + 1) - 1, above = value + 1;
+  while (below > 0 && !fits(below)) --below;
+  while (above <= most && !fits(above)) ++above;
+  std::string text = below > 0 ? std::to_string(below) : "";
+  if (above > most) return text;
+  return text + (text.empty() ? "" : " or ") + std::to_string(above);
+}
+
 std::string some_of(const std::vector<std::string>& names, size_t most) {
   std::string text;
   const size_t shown = std::min(names.size(), most);

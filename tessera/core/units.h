@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,10 @@ std::string seconds_text(double seconds);
 
 // The multiples of `step` next to `value`, above 0: "8 or 16", "16".
 std::string nearest_multiples(int64_t value, int64_t step);
+
+// The numbers next to `value`, from 1 to `most`, that fit: "2 or 4", "1".
+std::string nearest_fitting(int64_t value, int64_t most,
+                            const std::function<bool(int64_t)>& fits);
 
 // The first `most` of them: "a, b, c and 7 more".
 std::string some_of(const std::vector<std::string>& names, size_t most);

@@ -66,6 +66,14 @@ TEST(Units, Seconds) {
   EXPECT_EQ(seconds_text(-3.2), "-3.2s");
 }
 
+TEST(Units, NearestFitting) {
+  const auto divides = [](int64_t n) { return 12 % n == 0; };
+  EXPECT_EQ(nearest_fitting(5, 12, divides), "4 or 6");
+  EXPECT_EQ(nearest_fitting(100, 12, divides), "12");
+  EXPECT_EQ(nearest_fitting(2, 12, [](int64_t n) { return n == 12; }), "12");
+  EXPECT_EQ(nearest_fitting(2, 1, divides), "1");
+}
+
 TEST(EditDistance, CountsEdits) {
   EXPECT_EQ(edit_distance("", ""), 0);
   EXPECT_EQ(edit_distance("", "abc"), 3);

@@ -48,10 +48,11 @@ parallel::ComposeOptions compose_options(const RunConfig& config) {
   return options;
 }
 
-RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks)
-    : config_(config), ranks_(ranks) {
+RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
+                     program::Kind use)
+    : config_(config), ranks_(ranks), use_(use) {
   build_model();
-  build_optimizer();
+  if (trains()) build_optimizer();
   build_stage();
   build_programs();
 }
@@ -91,6 +92,7 @@ void RankModel::build_model() {
                                     mesh.coord_of(ranks_.rank()));
     };
   }
+  options.trains = trains();
   composed_ = parallel::compose(*decoder_, mesh, ranks_, options);
 }
 
@@ -109,19 +111,21 @@ void RankModel::build_optimizer() {
 void RankModel::build_stage() {
   const double clip_norm = config_.optimizer.clip_norm;
   if (star()) {
-    stage_ = std::make_unique<StarStage>(replicas(), composed_, *optimizer_,
-                                         ranks_.world(), clip_norm);
+    stage_ = std::make_unique<StarStage>(
+        replicas(), composed_, optimizer_.get(), ranks_.world(), clip_norm);
   } else {
-    stage_ = std::make_unique<RankStage>(*decoder_, composed_, *optimizer_,
+    stage_ = std::make_unique<RankStage>(*decoder_, composed_, optimizer_.get(),
                                          ranks_.world(), clip_norm);
   }
 }
 
 void RankModel::build_programs() {
-  const StepPrograms programs(config_, composed_.mesh, composed_.model,
+  std::vector<program::Kind> kinds = {program::Kind::kEvaluation};
+  if (trains()) kinds.push_back(program::Kind::kTraining);
+  const StepPrograms programs(config_, composed_.mesh, composed_.model, kinds,
                               passes_left_out());
-  step_ = programs.of(ranks_.rank(), program::Kind::kTraining);
   evaluation_ = programs.of(ranks_.rank(), program::Kind::kEvaluation);
+  if (trains()) step_ = programs.of(ranks_.rank(), program::Kind::kTraining);
 }
 
 // The trained decoder and, for every further device, one of its shape.

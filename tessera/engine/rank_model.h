@@ -1,5 +1,5 @@
-// What one rank trains: a model on its place of the mesh, its optimizer, and
-// the program of a step.
+// What one rank runs: a model on its place of the mesh, and the programs of what
+// it is for: of a step, with gradients and an optimizer, and of an evaluation.
 //
 // Comm:    construction is collective over the world, and so is a step.
 // Errors:  TS_CHECK_CONFIG and TS_CHECK_IO as composing and loading throw them.
@@ -29,8 +29,11 @@ parallel::ComposeOptions compose_options(const RunConfig& config);
 
 class RankModel {
  public:
-  // REQUIRES: a completed configuration.
-  RankModel(const RunConfig& config, comm::Communicator& ranks);
+  // For steps and evaluations, or for evaluations alone.
+  // REQUIRES: a completed configuration, of the latter by
+  // complete_for_evaluation().
+  RankModel(const RunConfig& config, comm::Communicator& ranks,
+            program::Kind use = program::Kind::kTraining);
 
   // One step; the observer hears of each instruction.
   void step(StepInput input, const program::Observer& observer = nullptr);
@@ -43,6 +46,7 @@ class RankModel {
   models::Model& decoder() { return *decoder_; }
   const mesh::DeviceMesh& mesh() const { return composed_.mesh; }
   const parallel::Composed& composed() const { return composed_; }
+  // REQUIRES: a model for steps.
   const optim::Optimizer& optimizer() const { return *optimizer_; }
   TrainStage& stage() { return *stage_; }
 
@@ -55,11 +59,14 @@ class RankModel {
   // Data parallelism on threads around device 0, which is the one rank.
   bool star() const { return config_.mesh.data_parallel == "dp"; }
 
+  bool trains() const { return use_ == program::Kind::kTraining; }
+
   const RunConfig& config_;
   comm::Communicator& ranks_;
+  const program::Kind use_;
   std::shared_ptr<models::Model> decoder_;
   parallel::Composed composed_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;  // of steps
   std::unique_ptr<TrainStage> stage_;
   program::Program step_, evaluation_;
 };

@@ -13,7 +13,7 @@ using program::Instruction;
 using program::Op;
 
 RankStage::RankStage(models::Model& model, parallel::Composed& composed,
-                     optim::Optimizer& optimizer, comm::Group& world,
+                     optim::Optimizer* optimizer, comm::Group& world,
                      double clip_norm)
     : TrainStage(composed, optimizer, world, clip_norm), model_(model) {}
 

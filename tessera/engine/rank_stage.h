@@ -19,7 +19,7 @@ namespace tessera::engine {
 class RankStage final : public TrainStage {
  public:
   RankStage(models::Model& model, parallel::Composed& composed,
-            optim::Optimizer& optimizer, comm::Group& world, double clip_norm);
+            optim::Optimizer* optimizer, comm::Group& world, double clip_norm);
 
   void begin_program(StepInput input, int64_t num_microbatches,
                      program::Kind kind) override;

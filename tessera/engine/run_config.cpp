@@ -110,6 +110,23 @@ void check_schedule(const RunConfig& config) {
                   ") is above optimizer.lr (", config.optimizer.lr, ").");
 }
 
+// Whether the model fits the mesh.
+void complete_place(RunConfig& config, int64_t world_size) {
+  config.model.complete();
+  TS_CHECK_CONFIG(config.data.seq_len <= config.model.max_seq, "data.seq_len (",
+                  config.data.seq_len, ") is above model.max_seq (",
+                  config.model.max_seq,
+                  "), the longest sequence of the model.");
+  const auto mesh = config.mesh.mesh(world_size, config.zero.stage);
+  config.mesh.dp_replicate = mesh.degree(mesh::Axis::kDpReplicate);
+  config.mesh.dp_shard = mesh.degree(mesh::Axis::kDpShard);
+  parallel::tensor::check(config.model, config.data.seq_len,
+                          tensor_options(config));
+  parallel::context::check(config.model, config.data.seq_len, config.mesh.tp,
+                           context_options(config));
+  parallel::expert::check(config.model, config.mesh.ep);
+}
+
 }  // namespace
 
 void RunSection::declare(config::Section& section) {
@@ -232,20 +249,8 @@ void complete(RunConfig& config, int64_t world_size) {
   TS_CHECK_CONFIG(!config.data.train.empty(),
                   "data.train is missing: a run needs something to train on. "
                   "Give files, folders or globs: --data.train='texts/*.txt'.");
-  config.model.complete();
   config.optimizer.complete();
-  TS_CHECK_CONFIG(config.data.seq_len <= config.model.max_seq, "data.seq_len (",
-                  config.data.seq_len, ") is above model.max_seq (",
-                  config.model.max_seq,
-                  "), the longest sequence of the model.");
-  const auto mesh = config.mesh.mesh(world_size, config.zero.stage);
-  config.mesh.dp_replicate = mesh.degree(mesh::Axis::kDpReplicate);
-  config.mesh.dp_shard = mesh.degree(mesh::Axis::kDpShard);
-  parallel::tensor::check(config.model, config.data.seq_len,
-                          tensor_options(config));
-  parallel::context::check(config.model, config.data.seq_len, config.mesh.tp,
-                           context_options(config));
-  parallel::expert::check(config.model, config.mesh.ep);
+  complete_place(config, world_size);
   complete_batch(config.batch, data_parallel_degree(config));
   parallel::pipeline::check(config.model, accumulation(config),
                             pipeline_options(config));
@@ -253,6 +258,13 @@ void complete(RunConfig& config, int64_t world_size) {
   check_precision(config.precision);
   check_schedule(config);
   check_trace(config);
+}
+
+void complete_for_evaluation(RunConfig& config, int64_t world_size) {
+  complete_place(config, world_size);
+  config.batch.global = config.batch.micro * data_parallel_degree(config);
+  parallel::pipeline::check(config.model, accumulation(config),
+                            pipeline_options(config));
 }
 
 parallel::tensor::TensorOptions tensor_options(const RunConfig& config) {

@@ -96,6 +96,9 @@ int64_t implied_world_size(const RunConfig& config);
 // Replaces every value that stands for "what fits" by the value, and checks
 // what concerns several sections.
 void complete(RunConfig& config, int64_t world_size);
+// The same for evaluations alone: model, mesh, the longest sequence, and
+// batch.micro sequences at a time.
+void complete_for_evaluation(RunConfig& config, int64_t world_size);
 
 // Micro-batches that a rank accumulates. REQUIRES: a completed configuration.
 int64_t accumulation(const RunConfig& config);

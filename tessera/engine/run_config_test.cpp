@@ -257,8 +257,8 @@ TEST(RunConfig, Experts) {
                 },
                 4),
             "mesh.ep (4) does not divide model.moe.experts (6): every rank "
-            "holds whole experts, as many as the others. Use a divisor for "
-            "mesh.ep. Nearest model.moe.experts: 4 or 8.");
+            "holds whole experts, as many as the others. Nearest mesh.ep: 3 or "
+            "6; nearest model.moe.experts: 4 or 8.");
   EXPECT_EQ(complaint(
                 [](RunConfig& c) {
                   c.mesh.ep = 2;

@@ -15,7 +15,7 @@ using program::Instruction;
 using program::Op;
 
 TrainStage::TrainStage(parallel::Composed& composed,
-                       optim::Optimizer& optimizer, comm::Group& world,
+                       optim::Optimizer* optimizer, comm::Group& world,
                        double clip_norm)
     : composed_(composed),
       optimizer_(optimizer),
@@ -124,13 +124,13 @@ void TrainStage::clip_gradients() {
 
 // Parameters lie unit by unit, and so do the optimizer's segments.
 void TrainStage::optimizer_step(int64_t unit) {
-  if (!std::exchange(updates_, true)) optimizer_.begin_step();
+  if (!std::exchange(updates_, true)) optimizer_->begin_step();
   const auto& all = composed_.parameters->parameters();
-  if (unit < 0) return optimizer_.step(input_.lr, 0, all.size());
+  if (unit < 0) return optimizer_->step(input_.lr, 0, all.size());
   const auto [first, last] = std::ranges::equal_range(
       all, unit, {}, &parallel::data::LocalParameter::unit);
-  optimizer_.step(input_.lr, static_cast<size_t>(first - all.begin()),
-                  static_cast<size_t>(last - first));
+  optimizer_->step(input_.lr, static_cast<size_t>(first - all.begin()),
+                   static_cast<size_t>(last - first));
 }
 
 void TrainStage::free_parameters(int64_t unit) {

@@ -37,7 +37,8 @@ struct StepInput {
 
 class TrainStage : public program::Stage {
  public:
-  TrainStage(parallel::Composed& composed, optim::Optimizer& optimizer,
+  // Without an optimizer for evaluations alone.
+  TrainStage(parallel::Composed& composed, optim::Optimizer* optimizer,
              comm::Group& world, double clip_norm);
 
   // Before a program runs: a step's, or an evaluation's, without gradients.
@@ -83,7 +84,7 @@ class TrainStage : public program::Stage {
  private:
   void take_norm();
 
-  optim::Optimizer& optimizer_;
+  optim::Optimizer* optimizer_;
   comm::Group& world_;
   double clip_norm_;
   program::Kind kind_ = program::Kind::kTraining;

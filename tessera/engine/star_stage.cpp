@@ -10,7 +10,7 @@
 namespace tessera::engine {
 
 StarStage::StarStage(std::vector<std::shared_ptr<models::Model>> models,
-                     parallel::Composed& composed, optim::Optimizer& optimizer,
+                     parallel::Composed& composed, optim::Optimizer* optimizer,
                      comm::Group& world, double clip_norm)
     : TrainStage(composed, optimizer, world, clip_norm),
       models_(std::move(models)),

@@ -16,7 +16,7 @@ class StarStage final : public TrainStage {
  public:
   // `models[0]` is the one that is trained; the others have its shape.
   StarStage(std::vector<std::shared_ptr<models::Model>> models,
-            parallel::Composed& composed, optim::Optimizer& optimizer,
+            parallel::Composed& composed, optim::Optimizer* optimizer,
             comm::Group& world, double clip_norm);
 
   Traffic traffic() const override;

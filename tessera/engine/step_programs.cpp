@@ -97,9 +97,10 @@ std::vector<std::string> passes_left_out() {
 StepPrograms::StepPrograms(const RunConfig& config,
                            const mesh::DeviceMesh& mesh,
                            const parallel::ModelUnits& model,
+                           const std::vector<Kind>& kinds,
                            const std::vector<std::string>& without)
     : config_(config), mesh_(mesh), model_(model) {
-  for (Kind kind : {Kind::kTraining, Kind::kEvaluation}) {
+  for (Kind kind : kinds) {
     for (int64_t stage = 0; stage < config.mesh.pp; ++stage) {
       programs_[kind].push_back(
           lowered_program(config, mesh, model, stage, kind, without));

@@ -29,9 +29,11 @@ std::vector<std::string> passes_left_out();
 
 class StepPrograms {
  public:
-  // REQUIRES: a completed configuration. `without` as above.
+  // Those of these kinds. REQUIRES: a completed configuration. `without` as
+  // above.
   StepPrograms(const RunConfig& config, const mesh::DeviceMesh& mesh,
                const parallel::ModelUnits& model,
+               const std::vector<program::Kind>& kinds,
                const std::vector<std::string>& without = {});
 
   const program::Program& of(int64_t rank, program::Kind kind) const;

@@ -158,15 +158,14 @@ nn::Rotation Decoder::rotation_of(int64_t begin, int64_t tokens,
   return {at::cat(cos), at::cat(sin)};
 }
 
-at::Tensor Decoder::forward_cached(const at::Tensor& ids, Cache& cache) {
-  const at::NoGradGuard no_grad;
-  const int64_t begin = cache.length();
-  at::Tensor x = embed(ids, begin);
-  const nn::Rotation rotation = rotation_of(begin, ids.size(1), x);
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    x = blocks_[i]->forward(x, rotation, &cache.layers[i]);
+at::Tensor Decoder::forward_unit_cached(int64_t unit, const at::Tensor& x,
+                                        int64_t begin, Cache& cache) {
+  if (unit == 0) return embed(x, begin);
+  if (unit == num_units() - 1) {
+    return logits_of(final_norm_->forward(x).select(1, -1));
   }
-  return logits_of(final_norm_->forward(x).select(1, -1));
+  return blocks_.at(unit - 1)->forward(x, rotation_of(begin, x.size(1), x),
+                                       &cache.layers.at(unit - 1));
 }
 
 at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin) const {

@@ -52,7 +52,8 @@ class Decoder final : public Model {
   }
   at::Tensor forward_unit(int64_t unit, const at::Tensor& x, int64_t tokens,
                           nn::Balance* balance = nullptr) override;
-  at::Tensor forward_cached(const at::Tensor& ids, Cache& cache) override;
+  at::Tensor forward_unit_cached(int64_t unit, const at::Tensor& x,
+                                 int64_t begin, Cache& cache) override;
 
   void set_region(const nn::Region& region) override;
   void set_vocabulary(const VocabularyShard& shard) override;

@@ -39,9 +39,9 @@ int64_t draw(const at::Tensor& logits, const GenerateOptions& options,
   return order[place].item<int64_t>();
 }
 
-void check(const Model& model, const std::vector<int64_t>& prompt,
+void check(const ModelConfig& config, const std::vector<int64_t>& prompt,
            const GenerateOptions& options) {
-  const int64_t max_seq = model.config().max_seq;
+  const int64_t max_seq = config.max_seq;
   const auto length = static_cast<int64_t>(prompt.size());
   TS_CHECK_CONFIG(length > 0, "generate: the prompt has no token.");
   TS_CHECK_CONFIG(length < max_seq, "generate: the prompt has ", length,
@@ -56,32 +56,51 @@ void check(const Model& model, const std::vector<int64_t>& prompt,
 
 }  // namespace
 
-std::vector<int64_t> generate(Model& model, const std::vector<int64_t>& prompt,
-                              const GenerateOptions& options,
-                              const OnToken& on_token) {
-  check(model, prompt, options);
-  const at::Device device = nn::parameters_of(model)[0].tensor.device();
+int64_t longest_text(const ModelConfig& config,
+                     const std::vector<int64_t>& prompt,
+                     const GenerateOptions& options) {
   const auto length = static_cast<int64_t>(prompt.size());
-  const int64_t count =
-      std::min(options.max_new_tokens, model.config().max_seq - length);
-  Cache cache = model.make_cache(length + count);
+  return length + std::min(options.max_new_tokens, config.max_seq - length);
+}
+
+std::vector<int64_t> generate(const ModelConfig& config,
+                              const std::vector<int64_t>& prompt,
+                              const GenerateOptions& options,
+                              const NextToken& next, const OnToken& on_token) {
+  check(config, prompt, options);
+  const int64_t count = longest_text(config, prompt, options) -
+                        static_cast<int64_t>(prompt.size());
   const random::Stream stream(options.seed, "generate");
   const auto& stop = options.stop_tokens;
-  const int64_t vocab = model.config().vocab;
-  const int64_t num_tokens =
-      options.num_tokens > 0 ? std::min(options.num_tokens, vocab) : vocab;
+  const int64_t num_tokens = options.num_tokens > 0
+                                 ? std::min(options.num_tokens, config.vocab)
+                                 : config.vocab;
   std::vector<int64_t> tokens;
-  at::Tensor next = at::tensor(prompt, at::kLong).unsqueeze(0).to(device);
+  std::vector<int64_t> ids = prompt;  // that the model has not seen yet
   for (int64_t i = 0; i < count; ++i) {
-    const at::Tensor logits =
-        model.forward_cached(next, cache)[0].narrow(0, 0, num_tokens);
-    const int64_t token = draw(logits, options, stream.uniform(i));
+    const int64_t token = next(ids, [&](const at::Tensor& logits) {
+      return draw(logits.narrow(0, 0, num_tokens), options, stream.uniform(i));
+    });
     if (std::ranges::find(stop, token) != stop.end()) break;
     tokens.push_back(token);
     if (on_token && !on_token(token)) break;
-    next = at::full({1, 1}, token, at::TensorOptions(at::kLong).device(device));
+    ids = {token};
   }
   return tokens;
+}
+
+std::vector<int64_t> generate(Model& model, const std::vector<int64_t>& prompt,
+                              const GenerateOptions& options,
+                              const OnToken& on_token) {
+  const at::Device device = nn::parameters_of(model)[0].tensor.device();
+  Cache cache = model.make_cache(longest_text(model.config(), prompt, options));
+  return generate(
+      model.config(), prompt, options,
+      [&](const std::vector<int64_t>& ids, const Draw& draw) {
+        const at::Tensor row = at::tensor(ids, at::kLong).unsqueeze(0);
+        return draw(model.forward_cached(row.to(device), cache)[0]);
+      },
+      on_token);
 }
 
 }  // namespace tessera::models

@@ -27,7 +27,25 @@ struct GenerateOptions {
 // Called with each new token; false ends the text.
 using OnToken = std::function<bool(int64_t token)>;
 
+// Draws a token by logits (V).
+using Draw = std::function<int64_t(const at::Tensor& logits)>;
+// What follows `ids`, the tokens since the last call: drawn here, or known from
+// another rank, which drew it.
+using NextToken =
+    std::function<int64_t(const std::vector<int64_t>& ids, const Draw& draw)>;
+
+// Tokens that the prompt and what follows it can be at most.
+int64_t longest_text(const ModelConfig& config,
+                     const std::vector<int64_t>& prompt,
+                     const GenerateOptions& options);
+
 // The new tokens, without the prompt.
+std::vector<int64_t> generate(const ModelConfig& config,
+                              const std::vector<int64_t>& prompt,
+                              const GenerateOptions& options,
+                              const NextToken& next,
+                              const OnToken& on_token = nullptr);
+// By a model that is whole here.
 std::vector<int64_t> generate(Model& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options,
                               const OnToken& on_token = nullptr);

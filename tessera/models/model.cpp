@@ -34,6 +34,16 @@ nn::LossSum Model::loss(const at::Tensor& ids, const at::Tensor& targets,
   return loss_of(forward(ids, balance), targets);
 }
 
+at::Tensor Model::forward_cached(const at::Tensor& ids, Cache& cache) {
+  const at::NoGradGuard no_grad;
+  const int64_t begin = cache.length();
+  at::Tensor x = ids;
+  for (int64_t unit = 0; unit < num_units(); ++unit) {
+    x = forward_unit_cached(unit, x, begin, cache);
+  }
+  return x;
+}
+
 Cache Model::make_cache(int64_t capacity) const {
   return {std::vector<nn::KvCache>(config_.layers,
                                    nn::KvCache{.capacity = capacity})};

@@ -65,7 +65,11 @@ class Model : public torch::nn::Module {
                    nn::Balance* balance = nullptr);
 
   // The tokens that follow those in the cache -> logits of the last (B, V).
-  virtual at::Tensor forward_cached(const at::Tensor& ids, Cache& cache) = 0;
+  at::Tensor forward_cached(const at::Tensor& ids, Cache& cache);
+  // One unit of it, without gradients: ids or hidden, the tokens from `begin`
+  // on -> hidden or logits (B, V).
+  virtual at::Tensor forward_unit_cached(int64_t unit, const at::Tensor& x,
+                                         int64_t begin, Cache& cache) = 0;
   // An empty cache with room for `capacity` tokens.
   Cache make_cache(int64_t capacity) const;
 

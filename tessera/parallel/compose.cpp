@@ -1,6 +1,7 @@
 #include "tessera/parallel/compose.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -116,10 +117,13 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
     bundles.push_back(
         composed.model.bundles(static_cast<int64_t>(unit), mesh, ranks.rank()));
   }
+  std::optional<data::GradientOptions> gradients;
+  if (options.trains) {
+    gradients = {.dtype = options.units.gradient_dtype,
+                 .bucket_bytes = options.units.bucket_bytes};
+  }
   composed.parameters = std::make_unique<data::ShardedParameters>(
-      std::move(bundles), ranks,
-      data::GradientOptions{.dtype = options.units.gradient_dtype,
-                            .bucket_bytes = options.units.bucket_bytes});
+      std::move(bundles), ranks, gradients);
   return composed;
 }
 

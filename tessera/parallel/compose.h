@@ -34,6 +34,7 @@ struct ComposeOptions {
   int64_t zero_stage = 0;
   int64_t expert_zero_stage = 0;
   UnitOptions units;
+  bool trains = true;  // else no gradients are stored
 };
 
 // What strategies decide about parameters, before any rank is there: on which
@@ -60,7 +61,7 @@ int64_t owner_of(const models::Model& model, const nn::ParameterSpec& spec);
 // The owners whose parameters each unit computes with, its own first.
 std::vector<std::vector<int64_t>> reads_of(models::Model& model);
 
-// A model on this rank's place of the mesh, ready to train.
+// A model on this rank's place of the mesh, ready to run.
 struct Composed {
   mesh::DeviceMesh mesh;
   mesh::Coord coord;

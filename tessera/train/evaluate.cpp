@@ -6,16 +6,23 @@
 
 namespace tessera::train {
 
-MeanLoss mean_loss(const Evaluate& evaluate, const data::Dataset& samples,
-                   int64_t micro, comm::Group& data, comm::Group& world) {
+Batches validation_batches(const data::Dataset& samples, int64_t micro) {
   const int64_t count =
       std::min(samples.sampler().num_samples(), kMaxValidationSamples);
+  return {.count = (count + micro - 1) / micro,
+          .read = [&samples, micro, count](int64_t index) {
+            const int64_t first = index * micro;
+            return samples.in_order(first, std::min(micro, count - first));
+          }};
+}
+
+MeanLoss mean_loss(const Evaluate& evaluate, const Batches& batches,
+                   comm::Group& data, comm::Group& world) {
   double sum = 0, weight = 0;
-  for (int64_t round = 0; round < count; round += data.size() * micro) {
-    const int64_t first = round + data.rank() * micro;
-    const bool mine = first < count;  // else it only takes part
-    const int64_t begin = mine ? first : 0;
-    const auto batch = samples.in_order(begin, std::min(micro, count - begin));
+  for (int64_t round = 0; round < batches.count; round += data.size()) {
+    const int64_t index = round + data.rank();
+    const bool mine = index < batches.count;  // else it only takes part
+    const auto batch = batches.read(mine ? index : 0);
     const nn::LossSum loss = evaluate(batch);
     if (!mine) continue;
     sum += loss.sum.item<double>();

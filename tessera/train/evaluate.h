@@ -1,8 +1,8 @@
-// The mean loss of a model over a fixed set of samples.
+// The mean loss of a model over a fixed set of batches.
 //
-// Shapes: samples as the data set has them: inputs and targets (B, T).
-// Comm:   samples are shared out in runs of `micro` over the ranks of `data`;
-//         one all_gather of two doubles a rank over `world` at the end. Every
+// Shapes: inputs and targets (B, T), of each batch its own.
+// Comm:   batches are shared out in turn over the ranks of `data`; one
+//         all_gather of two doubles a rank over `world` at the end. Every
 //         rank evaluates as many batches as the others, since that may be
 //         collective too.
 #pragma once
@@ -28,7 +28,15 @@ struct MeanLoss {
 // What a rank counts of the loss of one batch.
 using Evaluate = std::function<nn::LossSum(const data::Batch&)>;
 
-MeanLoss mean_loss(const Evaluate& evaluate, const data::Dataset& samples,
-                   int64_t micro, comm::Group& data, comm::Group& world);
+struct Batches {
+  int64_t count = 0;  // at least 1
+  std::function<data::Batch(int64_t index)> read;
+};
+
+// A data set's first samples, `micro` at a time. REQUIRES: it outlives them.
+Batches validation_batches(const data::Dataset& samples, int64_t micro);
+
+MeanLoss mean_loss(const Evaluate& evaluate, const Batches& batches,
+                   comm::Group& data, comm::Group& world);
 
 }  // namespace tessera::train

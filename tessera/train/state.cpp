@@ -59,15 +59,22 @@ bool has_checkpoint(const std::string& folder) {
 
 }  // namespace
 
-checkpoint::State state_of(const parallel::Composed& composed,
-                           const optim::Optimizer& optimizer) {
+checkpoint::State weights_of(const parallel::Composed& composed) {
   checkpoint::State state;
-  std::map<std::string, const mesh::Layout*> layouts;
   for (const auto& parameter : composed.parameters->parameters()) {
-    layouts[parameter.name] = &parameter.layout;
     state.tensors.push_back(entry_of("model." + parameter.name,
                                      parameter.layout, parameter.shard,
                                      composed));
+  }
+  return state;
+}
+
+checkpoint::State state_of(const parallel::Composed& composed,
+                           const optim::Optimizer& optimizer) {
+  checkpoint::State state = weights_of(composed);
+  std::map<std::string, const mesh::Layout*> layouts;
+  for (const auto& parameter : composed.parameters->parameters()) {
+    layouts[parameter.name] = &parameter.layout;
   }
   for (const auto& item : optimizer.state()) {
     const std::string name = "optimizer." + item.name;

@@ -20,6 +20,9 @@ namespace tessera::train {
 checkpoint::State state_of(const parallel::Composed& composed,
                            const optim::Optimizer& optimizer);
 
+// The weights alone.
+checkpoint::State weights_of(const parallel::Composed& composed);
+
 // The JSON beside a checkpoint's tensors.
 struct SavedRun {
   int64_t step = 0;    // updates done

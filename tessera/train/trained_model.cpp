@@ -75,16 +75,30 @@ models::HuggingFaceConfig described(const models::ModelConfig& model,
   return config;
 }
 
-TrainedModel open_checkpoint(const fs::path& path, c10::ScalarType dtype) {
+ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   const auto manifest = checkpoint::read_manifest(path.string());
   const SavedRun saved = saved_run_from(manifest.extra, path.string());
-  const RunConfig run = run_config_from_text(saved.config, path.string());
+  RunConfig run = run_config_from_text(saved.config, path.string());
+  run.model.load_weights = false;  // the run did, once
+  const std::string tokenizer_folder = run_folder_of(path, run).string();
+  return {.path = path.string(),
+          .is_checkpoint = true,
+          .config = described(run.model, dtype, tokenizer_folder),
+          .tokenizer_folder = tokenizer_folder};
+}
 
-  TrainedModel model;
-  model.decoder = models::make_model(run.model);
-  nn::materialise(*model.decoder, {.dtype = dtype, .fill = false});
+// Weights of a run, of any type.
+void load(const ModelSource& source, checkpoint::State state,
+          comm::Group& world) {
+  checkpoint::load(source.path, state, world,
+                   {.partial = true, .convert = true});
+}
+
+std::shared_ptr<models::Model> open_checkpoint(const ModelSource& source) {
+  auto decoder = models::make_model(source.config.model);
+  nn::materialise(*decoder, {.dtype = source.config.dtype, .fill = false});
   checkpoint::State state;
-  for (const auto& parameter : nn::parameters_of(*model.decoder)) {
+  for (const auto& parameter : nn::parameters_of(*decoder)) {
     const auto& layout = parameter.spec->layout;
     const std::string name = "model." + parameter.name;
     state.tensors.push_back({.name = name,
@@ -94,29 +108,47 @@ TrainedModel open_checkpoint(const fs::path& path, c10::ScalarType dtype) {
                              .slices = nn::names_of_experts(name, layout)});
   }
   const auto alone = comm::make_communicator({});
-  checkpoint::load(path.string(), state, alone->world(),
-                   {.partial = true, .convert = true});
-  model.tokenizer_folder = run_folder_of(path, run).string();
-  model.config = described(run.model, dtype, model.tokenizer_folder);
-  return model;
+  load(source, std::move(state), alone->world());
+  return decoder;
 }
 
 }  // namespace
 
-TrainedModel open_trained_model(const std::string& path,
-                                c10::ScalarType dtype) {
+ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
   TS_CHECK_IO(fs::is_directory(path), path, ": there is no such folder.");
-  if (is_checkpoint(path)) return open_checkpoint(path, dtype);
+  if (is_checkpoint(path)) return source_of_checkpoint(path, dtype);
   if (const auto newest = newest_checkpoint(path); !newest.empty()) {
-    return open_checkpoint(newest, dtype);
+    return source_of_checkpoint(newest, dtype);
   }
   TS_CHECK_IO(checkpoint::is_hugging_face_folder(path), path,
               ": neither a checkpoint (manifest.json), nor a run folder with "
               "one (checkpoints/latest), nor a Hugging Face folder "
               "(config.json of a model).");
-  return {.decoder = checkpoint::model_from_hugging_face(path, dtype),
-          .config = models::read_hugging_face_config(path),
-          .tokenizer_folder = path};
+  ModelSource source{.path = path,
+                     .config = models::read_hugging_face_config(path),
+                     .tokenizer_folder = path};
+  source.config.model.from = path;
+  source.config.model.load_weights = true;
+  return source;
+}
+
+std::shared_ptr<models::Model> open_whole(const ModelSource& source,
+                                          c10::ScalarType dtype) {
+  return source.is_checkpoint
+             ? open_checkpoint(source)
+             : checkpoint::model_from_hugging_face(source.path, dtype);
+}
+
+std::unique_ptr<engine::RankModel> open_for_evaluation(
+    const ModelSource& source, const RunConfig& config,
+    comm::Communicator& ranks) {
+  auto model = std::make_unique<engine::RankModel>(config, ranks,
+                                                   program::Kind::kEvaluation);
+  if (source.is_checkpoint) {
+    load(source, weights_of(model->composed()), ranks.world());
+    model->shards_changed();
+  }
+  return model;
 }
 
 }  // namespace tessera::train

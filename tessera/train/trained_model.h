@@ -1,7 +1,9 @@
-// A model that training left behind, opened whole on one rank.
+// A model that training left behind: found, then opened whole on one rank, or
+// on a mesh, where every rank reads its own part alone.
 //
 // Takes:  a checkpoint folder (step-N), a run folder (its newest checkpoint),
 //         or a Hugging Face folder.
+// Comm:   open_for_evaluation() is collective over the world.
 // Errors: TS_CHECK_IO where the folder is none of these, or its files are bad.
 #pragma once
 
@@ -10,18 +12,32 @@
 #include <memory>
 #include <string>
 
+#include "tessera/comm/communicator.h"
+#include "tessera/engine/rank_model.h"
 #include "tessera/models/hugging_face_config.h"
 #include "tessera/models/model.h"
 
 namespace tessera::train {
 
-struct TrainedModel {
-  std::shared_ptr<models::Model> decoder;
+// Where a model is, and what it is: no weights were read.
+struct ModelSource {
+  std::string path;  // of the checkpoint, or the Hugging Face folder
+  bool is_checkpoint = false;
   models::HuggingFaceConfig config;
   // The folder that may hold the tokenizer's files.
   std::string tokenizer_folder;
 };
 
-TrainedModel open_trained_model(const std::string& path, c10::ScalarType dtype);
+// `dtype`: what a checkpoint's weights are to be.
+ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype);
+
+std::shared_ptr<models::Model> open_whole(const ModelSource& source,
+                                          c10::ScalarType dtype);
+
+// This rank's part, without gradients or optimizer. REQUIRES: a configuration
+// with the source's model, by complete_for_evaluation(); it outlives the result.
+std::unique_ptr<engine::RankModel> open_for_evaluation(
+    const ModelSource& source, const engine::RunConfig& config,
+    comm::Communicator& ranks);
 
 }  // namespace tessera::train

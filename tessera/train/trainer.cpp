@@ -227,8 +227,8 @@ class Trainer {
     const auto start = Clock::now();
     const MeanLoss mean = mean_loss(
         [this](const data::Batch& batch) { return model_->evaluate(batch); },
-        *data_.valid, config_.batch.micro, *model_->composed().data,
-        ranks_.world());
+        validation_batches(*data_.valid, config_.batch.micro),
+        *model_->composed().data, ranks_.world());
     return monitor::Validation{.loss = mean.loss,
                                .tokens = mean.tokens,
                                .seconds = seconds_since(start)};

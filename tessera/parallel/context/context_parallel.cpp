@@ -92,7 +92,11 @@ void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
   TS_CHECK_CONFIG(
       seq_len % (2 * cp) == 0, "mesh.cp (", cp, ") cuts a sequence into ",
       2 * cp, " pieces, which does not divide data.seq_len (", seq_len,
-      "). Nearest data.seq_len: ", nearest_multiples(seq_len, 2 * cp), ".");
+      "). Nearest mesh.cp: ",
+      nearest_fitting(
+          cp, std::max<int64_t>(1, seq_len / 2),
+          [&](int64_t n) { return n == 1 || seq_len % (2 * n) == 0; }),
+      "; nearest data.seq_len: ", nearest_multiples(seq_len, 2 * cp), ".");
   if (options.method != "ulysses") return;
   const int64_t heads = model.heads / tp;
   const int64_t kv_heads = std::max<int64_t>(1, model.kv_heads / tp);

@@ -11,11 +11,14 @@ using mesh::Placement;
 
 // What a rank holds of a bundle.
 struct ShardedParameters::Held {
-  Held(Bundle of, const GradientOptions& options, comm::Group& shards,
-       comm::Group& peers)
-      : bundle(std::move(of)),
-        parameters(bundle, shards),
-        gradients(make_gradients(bundle, options, shards, peers)) {}
+  Held(Bundle of, const std::optional<GradientOptions>& options,
+       comm::Group& shards, comm::Group& peers)
+      : bundle(std::move(of)), parameters(bundle, shards) {
+    if (options) gradients = make_gradients(bundle, *options, shards, peers);
+  }
+  at::Tensor gradient(size_t i) const {
+    return gradients ? gradients->shards()[i] : at::Tensor();
+  }
 
   const Bundle bundle;
   ParameterStorage parameters;
@@ -33,9 +36,9 @@ void set_layout(const nn::Parameter& parameter, int64_t stage) {
                .with(Axis::kCp, Placement::replicate_summed());
 }
 
-ShardedParameters::ShardedParameters(std::vector<std::vector<Bundle>> units,
-                                     comm::Communicator& ranks,
-                                     const GradientOptions& options) {
+ShardedParameters::ShardedParameters(
+    std::vector<std::vector<Bundle>> units, comm::Communicator& ranks,
+    const std::optional<GradientOptions>& options) {
   for (size_t unit = 0; unit < units.size(); ++unit) {
     units_.emplace_back();
     for (auto& bundle : units[unit]) {
@@ -50,7 +53,7 @@ ShardedParameters::ShardedParameters(std::vector<std::vector<Bundle>> units,
         parameters_.push_back({.name = parameter.name,
                                .layout = parameter.spec->layout,
                                .shard = held.parameters.shards()[i],
-                               .gradient = held.gradients->shards()[i],
+                               .gradient = held.gradient(i),
                                .unit = static_cast<int64_t>(unit)});
       }
     }

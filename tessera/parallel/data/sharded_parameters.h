@@ -21,6 +21,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,7 @@ struct LocalParameter {
   std::string name;
   mesh::Layout layout;
   at::Tensor shard;     // the box that the layout gives this rank
-  at::Tensor gradient;  // of the shard, once reduced
+  at::Tensor gradient;  // of the shard, once reduced; where there are any
   int64_t unit = 0;
 };
 
@@ -48,9 +49,11 @@ void set_layout(const nn::Parameter& parameter, int64_t stage);
 class ShardedParameters {
  public:
   // Takes over memory and .grad of the parameters, which are materialised as
-  // their layouts say. units[u]: those of unit u that this rank holds.
+  // their layouts say. units[u]: those of unit u that this rank holds. Without
+  // options there are no gradients, and nothing of theirs is to be called.
   ShardedParameters(std::vector<std::vector<Bundle>> units,
-                    comm::Communicator& ranks, const GradientOptions& options);
+                    comm::Communicator& ranks,
+                    const std::optional<GradientOptions>& options);
   ~ShardedParameters();
   ShardedParameters(const ShardedParameters&) = delete;
   ShardedParameters& operator=(const ShardedParameters&) = delete;

@@ -69,11 +69,15 @@ void check(const models::ModelConfig& model, int64_t ep) {
                   ", but model.family ", model.family,
                   " has no experts to share out. Use model.family mixtral, or "
                   "leave mesh.ep out.");
-  TS_CHECK_CONFIG(model.moe.experts % ep == 0, "mesh.ep (", ep,
-                  ") does not divide model.moe.experts (", model.moe.experts,
-                  "): every rank holds whole experts, as many as the others. "
-                  "Use a divisor for mesh.ep. Nearest model.moe.experts: ",
-                  nearest_multiples(model.moe.experts, ep), ".");
+  TS_CHECK_CONFIG(
+      model.moe.experts % ep == 0, "mesh.ep (", ep,
+      ") does not divide model.moe.experts (", model.moe.experts,
+      "): every rank holds whole experts, as many as the others. "
+      "Nearest mesh.ep: ",
+      nearest_fitting(ep, model.moe.experts,
+                      [&](int64_t n) { return model.moe.experts % n == 0; }),
+      "; nearest model.moe.experts: ", nearest_multiples(model.moe.experts, ep),
+      ".");
 }
 
 void place(models::Model& model, const mesh::DeviceMesh& mesh) {

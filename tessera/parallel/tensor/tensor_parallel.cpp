@@ -49,15 +49,23 @@ void check(const models::ModelConfig& model, int64_t seq_len,
       "nothing to cut the sequence over. Set mesh.tp to 2 or more, "
       "or leave tensor.sequence_parallel out.");
   if (tp == 1) return;
-  TS_CHECK_CONFIG(model.heads % tp == 0, "mesh.tp (", tp,
-                  ") does not divide model.heads (", model.heads,
-                  "): every rank computes whole heads. Nearest model.heads: ",
-                  nearest_multiples(model.heads, tp), ".");
-  TS_CHECK_CONFIG(model.kv_heads % tp == 0 || tp % model.kv_heads == 0,
-                  "mesh.tp (", tp, ") and model.kv_heads (", model.kv_heads,
-                  "): one must divide the other, so that every rank has whole "
-                  "key/value heads. Nearest model.kv_heads: ",
-                  nearest_multiples(model.kv_heads, tp), ".");
+  const auto shares_kv = [&](int64_t n) {
+    return model.kv_heads % n == 0 || n % model.kv_heads == 0;
+  };
+  const std::string nearest = nearest_fitting(tp, model.heads, [&](int64_t n) {
+    return model.heads % n == 0 && shares_kv(n);
+  });
+  TS_CHECK_CONFIG(
+      model.heads % tp == 0, "mesh.tp (", tp, ") does not divide model.heads (",
+      model.heads,
+      "): every rank computes whole heads. Nearest mesh.tp: ", nearest,
+      "; nearest model.heads: ", nearest_multiples(model.heads, tp), ".");
+  TS_CHECK_CONFIG(
+      shares_kv(tp), "mesh.tp (", tp, ") and model.kv_heads (", model.kv_heads,
+      "): one must divide the other, so that every rank has whole "
+      "key/value heads. Nearest mesh.tp: ",
+      nearest,
+      "; nearest model.kv_heads: ", nearest_multiples(model.kv_heads, tp), ".");
   TS_CHECK_CONFIG(!options.sequence_parallel || seq_len % tp == 0, "mesh.tp (",
                   tp, ") does not divide data.seq_len (", seq_len,
                   "), which tensor.sequence_parallel cuts. Nearest "

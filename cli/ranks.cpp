@@ -1,0 +1,140 @@
+#include "cli/ranks.h"
+
+#include <ATen/Parallel.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tessera/core/log.h"
+#include "tessera/launch/local.h"
+#include "tessera/launch/store.h"
+#include "tessera/monitor/memory.h"
+
+namespace tessera::cli {
+namespace {
+
+void share_out_cores(int64_t threads, int64_t local_ranks) {
+  const int64_t share = std::max<int64_t>(
+      1, launch::available_cores() / std::max<int64_t>(1, local_ranks));
+  at::set_num_threads(static_cast<int>(threads > 0 ? threads : share));
+}
+
+std::chrono::milliseconds timeout_of(const comm::CommConfig& comm) {
+  return std::chrono::seconds(comm.timeout_s);
+}
+
+// Ranks that another launcher started: the first of each host checks and
+// prepares what --nproc does before it starts any, and the others wait for it,
+// however long a text takes to tokenize.
+void prepare_on_host(const RankJob& job, const launch::Meeting& meeting) {
+  constexpr std::chrono::milliseconds kBetweenLooks{100};
+  const auto& place = meeting.environment;
+  const std::string key = c10::str("prepared/", place.node);
+  const auto tell = [&](const std::string& words) {
+    meeting.store->set(key, std::vector<uint8_t>(words.begin(), words.end()));
+  };
+  if (place.local_rank == 0) {
+    try {
+      job.prepare();
+    } catch (const std::exception& error) {
+      tell(message_of(error));
+      throw;
+    }
+    return tell("");
+  }
+  while (!meeting.store->check({key})) {
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  const auto words = meeting.store->get(key);
+  TS_CHECK(words.empty(), "the first rank of this host could not prepare: ",
+           std::string(words.begin(), words.end()));
+}
+
+// This process is one rank; its peers are elsewhere.
+int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
+  job.on_start();
+  const launch::Meeting meeting = launch::join(environment);
+  const auto& place = meeting.environment;
+  const bool is_prepared = place.source == "tessera" || place.source == "none";
+  if (!is_prepared) prepare_on_host(job, meeting);
+  RankContextGuard guard({.rank = static_cast<int>(place.rank),
+                          .world_size = static_cast<int>(place.world_size)});
+  share_out_cores(job.threads, place.local_world_size);
+  monitor::count_tensor_bytes();
+  if (place.source != "none") log::info(place.describe());
+  const auto ranks =
+      comm::make_communicator({.backend = job.comm.backend,
+                               .algorithm = job.comm.algorithm,
+                               .rank = place.rank,
+                               .world_size = place.world_size,
+                               .local_world_size = place.local_world_size,
+                               .store = meeting.store,
+                               .timeout = timeout_of(job.comm),
+                               .address = meeting.address,
+                               .record_folder = job.record_folder});
+  return job.work(*ranks);
+}
+
+// All ranks are threads of this process.
+int run_rank_threads(const RankJob& job, int64_t world_size) {
+  job.on_start();
+  std::vector<int> codes(world_size, static_cast<int>(ExitCode::kFailed));
+  monitor::count_tensor_bytes();
+  comm::run_threads({.backend = job.comm.backend,
+                     .algorithm = job.comm.algorithm,
+                     .world_size = world_size,
+                     .local_world_size = world_size,
+                     .timeout = timeout_of(job.comm),
+                     .record_folder = job.record_folder},
+                    [&](comm::Communicator& ranks) {
+                      const monitor::RankMemory memory;
+                      share_out_cores(job.threads, world_size);
+                      codes[ranks.rank()] = job.work(ranks);
+                    });
+  return codes[0];
+}
+
+// Starts the ranks as processes of this same command.
+int run_rank_processes(const RankJob& job, int64_t world_size) {
+  launch::LocalOptions options;
+  options.nproc = world_size;
+  options.argv = job.arguments;
+  options.argv[0] = "/proc/self/exe";
+  return launch::run_local(options);
+}
+
+}  // namespace
+
+void add_rank_flags(CLI::App& command, RankFlags& flags) {
+  command.add_option("--nproc", flags.nproc, "ranks to start on this host")
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  command.add_option("--ranks", flags.ranks, "processes or threads")
+      ->check(CLI::IsMember({"processes", "threads"}));
+}
+
+launch::RankEnvironment find_place(const RankFlags& flags) {
+  auto place = launch::discover(launch::process_variables());
+  const bool is_rank = place.source != "none";
+  TS_CHECK_USAGE(!is_rank || flags.nproc == 0 || place.source == "tessera",
+                 "--nproc starts ranks, but ", place.source,
+                 " has started them already. Leave --nproc out.");
+  return place;
+}
+
+int run_ranks(const RankJob& job, const RankFlags& flags,
+              const launch::RankEnvironment& place, int64_t world_size) {
+  if (place.source != "none") return run_rank(job, place);
+  TS_CHECK_CONFIG(world_size == 1 || job.comm.backend != "mpi",
+                  "comm.backend is mpi, whose ranks are started by mpirun. "
+                  "Use mpirun -np ",
+                  world_size, " tessera ", job.arguments.at(1),
+                  " ..., without --nproc.");
+  job.prepare();
+  if (world_size == 1) return run_rank(job, place);
+  return flags.ranks == "processes" ? run_rank_processes(job, world_size)
+                                    : run_rank_threads(job, world_size);
+}
+
+}  // namespace tessera::cli

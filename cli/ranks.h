@@ -1,0 +1,43 @@
+// How a command's ranks are started: as processes or threads of this host, or
+// by another launcher, of whose ranks this process is one.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "cli/commands.h"
+#include "tessera/comm/comm_config.h"
+#include "tessera/launch/environment.h"
+
+namespace tessera::cli {
+
+struct RankFlags {
+  int64_t nproc = 0;  // 0: as many as the mesh asks for
+  std::string ranks = "processes";
+};
+
+void add_rank_flags(CLI::App& command, RankFlags& flags);
+
+// Where this process is. TS_CHECK_USAGE on --nproc below another launcher.
+launch::RankEnvironment find_place(const RankFlags& flags);
+
+struct RankJob {
+  comm::CommConfig comm;
+  int64_t threads = 0;             // of a rank; 0: the cores, shared out
+  std::string record_folder = "";  // of flight recorders; "": none
+  // Once a host, before its ranks start: what they share.
+  std::function<void()> prepare = [] {};
+  // In every process with ranks, before them.
+  std::function<void()> on_start = [] {};
+  // What a rank does: its exit code.
+  std::function<int(comm::Communicator&)> work;
+  // Of the command, for the ranks that are started with it.
+  std::vector<std::string> arguments = {};
+};
+
+// The exit code. REQUIRES: `place` of find_place(); world_size is its, where it
+// is a rank's.
+int run_ranks(const RankJob& job, const RankFlags& flags,
+              const launch::RankEnvironment& place, int64_t world_size);
+
+}  // namespace tessera::cli

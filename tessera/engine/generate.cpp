@@ -1,0 +1,119 @@
+#include "tessera/engine/generate.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/core/error.h"
+#include "tessera/mesh/layout.h"
+
+namespace tessera::engine {
+
+using mesh::Axis;
+
+namespace {
+
+class Generation {
+ public:
+  Generation(RankModel& model, comm::Communicator& ranks, int64_t capacity)
+      : model_(model),
+        world_(ranks.world()),
+        pipeline_(*model.composed().pipeline),
+        tp_(*ranks.make_group(model.mesh().peers(ranks.rank(), {Axis::kTp}),
+                              "tp")),
+        cache_(model.decoder().make_cache(capacity)) {
+    // Of those that have the logits, all the same, the first one draws.
+    mesh::Coord last = model.mesh().coord_of(0);
+    last[Axis::kPp] = pipeline_.size() - 1;
+    drawer_ = model.mesh().rank_at(last);
+  }
+
+  int64_t next(const std::vector<int64_t>& ids, const models::Draw& draw) {
+    const at::Tensor logits = forward(at::tensor(ids, at::kLong).unsqueeze(0));
+    at::Tensor token = at::zeros({1}, at::kLong);
+    if (world_.rank() == drawer_) token.fill_(draw(logits));
+    if (world_.size() > 1) world_.broadcast(token, drawer_).wait();
+    return token.item<int64_t>();
+  }
+
+ private:
+  // This stage's units; logits (V) on the last one.
+  at::Tensor forward(const at::Tensor& ids) {
+    const at::NoGradGuard no_grad;
+    const int64_t stage = pipeline_.rank(), tokens = ids.size(1);
+    const auto& composed = model_.composed();
+    at::Tensor x = ids;
+    if (stage > 0) {
+      const auto& like = composed.parameters->parameters().front().shard;
+      x = at::empty({1, tokens, model_.decoder().config().hidden},
+                    like.options().requires_grad(false));
+      pipeline_.recv(x, stage - 1).wait();
+    }
+    for (int64_t unit : composed.units.chunks.front()) {
+      x = model_.decoder().forward_unit_cached(unit, x, begin_, cache_);
+    }
+    begin_ += tokens;
+    if (stage + 1 == pipeline_.size()) return whole(x[0]);
+    pipeline_.send(x.contiguous(), stage + 1).wait();
+    return {};
+  }
+
+  // Of all entries of the vocabulary, where a rank of tp has some.
+  at::Tensor whole(const at::Tensor& logits) {
+    if (tp_.size() == 1) return logits;
+    const int64_t entries = model_.decoder().config().vocab;
+    const auto share = [&](int64_t rank) {
+      return mesh::chunk_of(entries, tp_.size(), rank).size();
+    };
+    const int64_t most = share(0);
+    const at::Tensor mine = at::zeros({most}, logits.options());
+    mine.narrow(0, 0, logits.size(0)).copy_(logits);
+    at::Tensor all = at::empty({tp_.size(), most}, logits.options());
+    tp_.all_gather(all, mine).wait();
+    std::vector<at::Tensor> parts;
+    for (int64_t rank = 0; rank < tp_.size(); ++rank) {
+      parts.push_back(all[rank].narrow(0, 0, share(rank)));
+    }
+    return at::cat(parts);
+  }
+
+  RankModel& model_;
+  comm::Group& world_;
+  comm::Group& pipeline_;
+  comm::Group& tp_;
+  models::Cache cache_;
+  int64_t begin_ = 0;  // tokens that were seen
+  int64_t drawer_ = 0;
+};
+
+}  // namespace
+
+void check_generation(const RunConfig& config, int64_t world_size) {
+  TS_CHECK_CONFIG(config.mesh.cp == 1, "mesh.cp is ", config.mesh.cp,
+                  ", but generate adds one token at a time, which nothing can "
+                  "cut. Nearest mesh.cp: 1; mesh.tp and mesh.pp share out a "
+                  "model.");
+  const auto mesh = config.mesh.degrees(world_size, config.zero.stage);
+  const int64_t data = mesh.dp_replicate * mesh.dp_shard;
+  TS_CHECK_CONFIG(data == 1, "mesh: dp_replicate ", mesh.dp_replicate,
+                  " x dp_shard ", mesh.dp_shard, " = ", data,
+                  " data-parallel ranks, but generate writes one text. "
+                  "Nearest: mesh.dp 1, on mesh.pp ",
+                  mesh.pp, " x mesh.tp ", mesh.tp, " = ", mesh.pp * mesh.tp,
+                  " ranks; mesh.tp and mesh.pp share out a model.");
+}
+
+std::vector<int64_t> generate(RankModel& model, comm::Communicator& ranks,
+                              const std::vector<int64_t>& prompt,
+                              const models::GenerateOptions& options,
+                              const models::OnToken& on_token) {
+  const auto& config = model.decoder().config();
+  Generation generation(model, ranks,
+                        models::longest_text(config, prompt, options));
+  return models::generate(
+      config, prompt, options,
+      [&](const std::vector<int64_t>& ids, const models::Draw& draw) {
+        return generation.next(ids, draw);
+      },
+      on_token);
+}
+
+}  // namespace tessera::engine
