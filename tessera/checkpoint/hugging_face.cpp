@@ -253,6 +253,10 @@ bool is_hugging_face_folder(const std::string& folder) {
   return json.is_object() && json.contains("model_type");
 }
 
+void check_hugging_face(const std::string& folder, models::Model& model) {
+  checked_weights(folder, model);
+}
+
 void load_hugging_face(const std::string& folder, models::Model& model,
                        const mesh::DeviceMesh& mesh, const mesh::Coord& coord) {
   fill(model, checked_weights(folder, model), mesh, coord);

@@ -23,6 +23,9 @@ namespace tessera::checkpoint {
 // True where `folder` holds a config.json of a model.
 bool is_hugging_face_folder(const std::string& folder);
 
+// That the folder's weights are those of the model, which needs no memory.
+void check_hugging_face(const std::string& folder, models::Model& model);
+
 // Fills the parameters, which must be materialised, from the folder's weights.
 void load_hugging_face(const std::string& folder, models::Model& model,
                        const mesh::DeviceMesh& mesh = {},

@@ -1,5 +1,5 @@
-// What one rank runs: a model on its place of the mesh, and the programs of what
-// it is for: of a step, with gradients and an optimizer, and of an evaluation.
+// What one rank runs: a model on its place of the mesh, and its programs: of an
+// evaluation, and of a step, with gradients and an optimizer, where it trains.
 //
 // Comm:    construction is collective over the world, and so is a step.
 // Errors:  TS_CHECK_CONFIG and TS_CHECK_IO as composing and loading throw them.

@@ -127,6 +127,35 @@ TEST(RankModel, MemoryOfExperts) {
   }
 }
 
+// Weights alone, of stage 3 a share of them, and the same loss.
+TEST(RankModel, EvaluationHoldsWeightsAlone) {
+  monitor::count_tensor_bytes();
+  for (int64_t stage : {0, 3}) {
+    const RunConfig config = small_run(2, stage);
+    const double whole =
+        4.0 * static_cast<double>(models::num_parameters(config.model));
+    comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+      const data::Batch batch = zeros(1, config.data.seq_len);
+      const auto loss_by = [&](program::Kind use) {
+        RankModel model(config, ranks, use);
+        return model.evaluate(batch).sum.item<double>();
+      };
+      const monitor::RankMemory memory;
+      RankModel model(config, ranks, program::Kind::kEvaluation);
+      const double loss = model.evaluate(batch).sum.item<double>();
+      settle(ranks);
+      const auto held = [](MemoryKind kind) {
+        return static_cast<double>(monitor::tensor_bytes(kind));
+      };
+      EXPECT_NEAR(held(MemoryKind::kParameters), stage == 3 ? whole / 2 : whole,
+                  0.02 * whole);
+      EXPECT_EQ(held(MemoryKind::kGradients), 0);
+      EXPECT_EQ(held(MemoryKind::kOptimizer), 0);
+      EXPECT_EQ(loss, loss_by(program::Kind::kTraining));
+    });
+  }
+}
+
 // In units of the parameters: 2 for stages 0, 1 and 2; 3 for stage 3, or 2 when
 // gathered parameters are kept until the backward.
 TEST(RankModel, TrafficOfAStep) {

@@ -142,6 +142,11 @@ std::shared_ptr<models::Model> open_whole(const ModelSource& source,
 std::unique_ptr<engine::RankModel> open_for_evaluation(
     const ModelSource& source, const RunConfig& config,
     comm::Communicator& ranks) {
+  // Sizes that the files do not bear out are refused before memory is taken.
+  if (!source.is_checkpoint) {
+    checkpoint::check_hugging_face(source.path,
+                                   *models::make_model(config.model));
+  }
   auto model = std::make_unique<engine::RankModel>(config, ranks,
                                                    program::Kind::kEvaluation);
   if (source.is_checkpoint) {

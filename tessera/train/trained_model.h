@@ -35,7 +35,7 @@ std::shared_ptr<models::Model> open_whole(const ModelSource& source,
                                           c10::ScalarType dtype);
 
 // This rank's part, without gradients or optimizer. REQUIRES: a configuration
-// with the source's model, by complete_for_evaluation(); it outlives the result.
+// with the source's model, by complete_for_evaluation(), that outlives it.
 std::unique_ptr<engine::RankModel> open_for_evaluation(
     const ModelSource& source, const engine::RunConfig& config,
     comm::Communicator& ranks);
