@@ -1,7 +1,8 @@
 // Proves that the programs of all ranks go together.
 //
 // Rules: in every group all ranks begin the same collectives in the same order,
-//        with the same sizes and types; every message meets its other end, in
+//        with the same sizes and types (but for the shares of an all_to_all,
+//        which are each rank's own); every message meets its other end, in
 //        order, with the same size; and all programs come to their end where
 //        nothing is done before everybody that takes part has begun it (a
 //        rendezvous), the collectives of a group one after the other.
