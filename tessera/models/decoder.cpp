@@ -48,7 +48,8 @@ nn::MlpOptions mlp_options(const ModelConfig& config) {
 }  // namespace
 
 DecoderBlock::DecoderBlock(const ModelConfig& config, bool has_experts)
-    : attention_norm_(register_module("attention_norm", make_norm(config))),
+    : norm_behind_(family_named(config.family).norm_behind),
+      attention_norm_(register_module("attention_norm", make_norm(config))),
       attention_(register_module("attention", std::make_shared<nn::Attention>(
                                                   attention_options(config)))),
       mlp_norm_(register_module("mlp_norm", make_norm(config))) {
@@ -66,10 +67,17 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x,
                                  const nn::Rotation& rotation,
                                  nn::KvCache* cache,
                                  nn::Balance* balance) const {
-  const at::Tensor y =
-      x + attention_->forward(attention_norm_->forward(x), rotation, cache);
-  const at::Tensor normed = mlp_norm_->forward(y);
-  return y + (moe_ ? moe_->forward(normed, balance) : mlp_->forward(normed));
+  const auto half = [this](const at::Tensor& in, const nn::Norm& norm,
+                           const auto& part) {
+    return in +
+           (norm_behind_ ? norm.forward(part(in)) : part(norm.forward(in)));
+  };
+  const at::Tensor y = half(x, *attention_norm_, [&](const at::Tensor& in) {
+    return attention_->forward(in, rotation, cache);
+  });
+  return half(y, *mlp_norm_, [&](const at::Tensor& in) {
+    return moe_ ? moe_->forward(in, balance) : mlp_->forward(in);
+  });
 }
 
 Decoder::Decoder(const ModelConfig& given) : Model(given) {

@@ -1,5 +1,5 @@
-// One decoder for GPT-2, Llama, Qwen2, Qwen3 and Mixtral: token embedding,
-// pre-norm layers of attention and MLP or experts, a last norm, a head.
+// One decoder for every family (family.h): token embedding, layers of attention
+// and MLP or experts, each with its norm, a last norm, a head.
 //
 // Names:  embed.tokens, embed.positions, blocks.N.{attention_norm,
 //         attention.{q, k, v, o, q_norm, k_norm}, mlp_norm,
@@ -21,7 +21,8 @@
 
 namespace tessera::models {
 
-// x + attention(norm(x)), then y + mlp(norm(y)); a layer with experts has moe
+// x + attention(norm(x)), then y + mlp(norm(y)), or with norms behind
+// x + norm(attention(x)), then y + norm(mlp(y)); a layer with experts has moe
 // in place of mlp.
 class DecoderBlock : public torch::nn::Module {
  public:
@@ -36,6 +37,7 @@ class DecoderBlock : public torch::nn::Module {
   const std::shared_ptr<nn::Moe>& moe() const { return moe_; }  // or null
 
  private:
+  bool norm_behind_;
   std::shared_ptr<nn::Norm> attention_norm_;
   std::shared_ptr<nn::Attention> attention_;
   std::shared_ptr<nn::Norm> mlp_norm_;

@@ -58,6 +58,7 @@ LocalDecoder local_decoder(const ModelConfig& model,
   const Family& family = family_named(model.family);
   const int64_t tp = mesh.degree(Axis::kTp), at = coord[Axis::kTp];
   LocalDecoder local;
+  local.family = &family;
   local.samples = options.samples;
   local.tokens = options.seq_len / mesh.degree(Axis::kCp);
   local.width = model.hidden;
@@ -67,12 +68,6 @@ LocalDecoder local_decoder(const ModelConfig& model,
   local.ffn = mesh::chunk_of(model.ffn, tp, at).size();
   local.vocab = mesh::chunk_of(model.vocab, tp, at).size();
   local.positions = family.learned_positions ? model.max_seq : 0;
-  local.norm = family.norm;
-  local.mlp = family.mlp;
-  local.qkv_bias = family.qkv_bias;
-  local.out_bias = family.out_bias;
-  local.mlp_bias = family.mlp_bias;
-  local.qk_norm = family.qk_norm;
   local.tp = along(mesh, {Axis::kTp});
   local.cp = along(mesh, {Axis::kCp});
   local.tp_coord = at;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/nn/blocks.h"
+#include "tessera/nn/attention.h"
 
 namespace tessera::models {
 
@@ -18,11 +18,12 @@ struct Family {
   const char* architecture;  // as in config.json's `architectures`
   bool learned_positions;    // else rotary
   nn::NormKind norm;
+  bool norm_behind = false;  // of attention and MLP, else before them
   nn::MlpKind mlp;
   bool qkv_bias;
   bool out_bias;  // of attention
   bool mlp_bias;
-  bool qk_norm = false;
+  nn::QkNorm qk_norm = nn::QkNorm::kNone;
   bool experts = false;           // in place of the MLP
   bool heads_fill_width = false;  // as many of keys as of queries
   const detail::HuggingFaceForm* hugging_face;
@@ -32,7 +33,7 @@ struct Family {
 const Family* find_family(const std::string& name);
 // TS_CHECK_CONFIG on a family that is unknown or not built.
 const Family& family_named(const std::string& name);
-// gpt2, llama, qwen2, qwen3, mixtral.
+// In the order of the list in family.cpp.
 std::vector<std::string> names_of_families();
 
 }  // namespace tessera::models

@@ -34,7 +34,7 @@ void append(KvCache& cache, at::Tensor& k, at::Tensor& v) {
 }  // namespace
 
 Attention::Attention(const AttentionOptions& options)
-    : head_dim_(options.head_dim) {
+    : head_dim_(options.head_dim), qk_norm_(options.qk_norm) {
   const int64_t q_width = options.heads * options.head_dim;
   const int64_t kv_width = options.kv_heads * options.head_dim;
   const auto projection = [&](int64_t width, int64_t heads) {
@@ -47,19 +47,23 @@ Attention::Attention(const AttentionOptions& options)
   o_ =
       register_module("o", make_linear(q_width, options.width, options.out_bias,
                                        options.out_init_std, Role::row()));
-  if (options.qk_norm) {
-    const auto norm = [&] {
-      return std::make_shared<Norm>(NormKind::kRmsNorm, options.head_dim,
-                                    options.norm_eps, Role::per_head());
-    };
-    q_norm_ = register_module("q_norm", norm());
-    k_norm_ = register_module("k_norm", norm());
-  }
+  if (qk_norm_ == QkNorm::kNone) return;
+  const auto norm = [&](int64_t heads) {
+    const bool each = qk_norm_ == QkNorm::kPerHead;
+    return std::make_shared<Norm>(
+        NormKind::kRmsNorm, (each ? 1 : heads) * options.head_dim,
+        options.norm_eps, each ? Role::per_head() : Role::column(heads));
+  };
+  q_norm_ = register_module("q_norm", norm(options.heads));
+  k_norm_ = register_module("k_norm", norm(options.kv_heads));
 }
 
 void Attention::set_region(const Region& region) {
   enter_ = region.enter;
   o_->set_reduction(region.leave);
+  if (qk_norm_ != QkNorm::kAllHeads) return;
+  q_norm_->set_region(region);
+  k_norm_->set_region(region);
 }
 
 at::Tensor Attention::forward(const at::Tensor& input, const Rotation& rotation,
@@ -71,13 +75,17 @@ at::Tensor Attention::forward(const at::Tensor& input, const Rotation& rotation,
   const auto heads_of = [&](const at::Tensor& y) {
     return y.view({samples, tokens, -1, head_dim_});
   };
-  at::Tensor q = heads_of(q_->forward(x));  // (B, T, H, E)
-  at::Tensor k = heads_of(k_->forward(x));  // (B, T, K, E)
+  at::Tensor q = q_->forward(x), k = k_->forward(x);
   at::Tensor v = heads_of(v_->forward(x));
-  if (q_norm_) {
+  const auto norm_where = [&](QkNorm kind) {
+    if (qk_norm_ != kind) return;
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
-  }
+  };
+  norm_where(QkNorm::kAllHeads);
+  q = heads_of(q);  // (B, T, H, E)
+  k = heads_of(k);  // (B, T, K, E)
+  norm_where(QkNorm::kPerHead);
   if (rotation) {
     q = rotate(q, rotation);
     k = rotate(k, rotation);

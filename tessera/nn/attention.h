@@ -20,6 +20,9 @@
 
 namespace tessera::nn {
 
+// RMSNorm of q and of k, before rotation: over each head, or over all of them.
+enum class QkNorm { kNone, kPerHead, kAllHeads };
+
 struct AttentionOptions {
   int64_t width = 0;  // D
   int64_t heads = 0;
@@ -27,8 +30,7 @@ struct AttentionOptions {
   int64_t head_dim = 0;
   bool qkv_bias = false;
   bool out_bias = false;
-  bool qk_norm =
-      false;  // RMSNorm over each head of q and of k, before rotation
+  QkNorm qk_norm = QkNorm::kNone;
   double norm_eps = 1e-6;
   double init_std = 0.02;
   double out_init_std = 0.02;
@@ -60,6 +62,7 @@ class Attention : public Block {
 
  private:
   int64_t head_dim_;
+  QkNorm qk_norm_;
   Transform enter_;
   Core core_;
   std::shared_ptr<Linear> q_;

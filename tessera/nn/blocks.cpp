@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
@@ -31,6 +32,47 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
     const auto [dx, dweight] = detail::rms_norm_backward(
         rows_of(gradients[0]), rows_of(x), saved[1], saved[2]);
     return {dx.view(x.sizes()), dweight, at::Tensor()};
+  }
+};
+
+// What a Function keeps of it until its backward.
+struct SavedTransform : torch::CustomClassHolder {
+  explicit SavedTransform(Transform of) : transform(std::move(of)) {}
+  Transform transform;
+};
+
+// Of rows of which each rank has a part: `mean` is that over the ranks. Where
+// ranks hold the same part, each has a share of its gradient, and so of what
+// the mean hands back.
+class SharedRmsNorm : public torch::autograd::Function<SharedRmsNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, double eps,
+                            const Transform& mean) {
+    const at::Tensor wide = x.to(wide_type(x));
+    const at::Tensor squares = mean(wide.square().mean(-1, /*keepdim=*/true));
+    const at::Tensor inverse_rms = (squares + eps).rsqrt();
+    ctx->save_for_backward({x, weight, inverse_rms});
+    ctx->saved_data["mean"] =
+        c10::IValue::make_capsule(c10::make_intrusive<SavedTransform>(mean));
+    return (wide * inverse_rms * weight).to(x.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
+    const auto holder = ctx->saved_data["mean"].toCapsule();
+    const auto& mean = static_cast<SavedTransform&>(*holder).transform;
+    const at::Tensor gradient = gradients[0].to(wide_type(x));
+    const at::Tensor normed = x.to(wide_type(x)) * inverse_rms;
+    const at::Tensor pulled = gradient * weight;
+    const at::Tensor pull = mean((pulled * normed).mean(-1, /*keepdim=*/true));
+    const at::Tensor dx =
+        ((pulled - normed * pull) * inverse_rms).to(x.scalar_type());
+    const at::Tensor dweight =
+        (gradient * normed).flatten(0, -2).sum(0).to(weight.scalar_type());
+    return {dx, dweight, at::Tensor(), at::Tensor()};
   }
 };
 
@@ -89,8 +131,17 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
   if (kind_ == NormKind::kLayerNorm) {
     return at::layer_norm(x, weight_.sizes(), weight_, bias_, eps_);
   }
+  if (mean_) return SharedRmsNorm::apply(x, weight_, eps_, mean_);
   if (!x.is_cpu()) return at::rms_norm(x, weight_.sizes(), weight_, eps_);
   return RmsNorm::apply(x, weight_, eps_);
+}
+
+void Norm::set_region(const Region& region) {
+  TORCH_INTERNAL_ASSERT(kind_ == NormKind::kRmsNorm);
+  // Out of the region as a sum, and into it again: all ranks have it.
+  mean_ = [region](const at::Tensor& x) {
+    return region.enter(region.leave(x / region.ranks));
+  };
 }
 
 at::Tensor activated(MlpKind kind, const at::Tensor& gate,

@@ -29,6 +29,7 @@ using Transform = std::function<at::Tensor(const at::Tensor&)>;
 struct Region {
   Transform enter;
   Transform leave;
+  int64_t ranks = 1;
 };
 
 // A module without parameters of its own, for its name.
@@ -81,12 +82,15 @@ class Norm : public Block {
  public:
   Norm(NormKind kind, int64_t width, double eps, Role role = {});
   at::Tensor forward(const at::Tensor& x) const;
+  // Of an RMSNorm the ranks of the region hold equal parts of the width each.
+  void set_region(const Region& region);
 
  private:
   NormKind kind_;
   double eps_;
   at::Tensor weight_;
   at::Tensor bias_;
+  Transform mean_;  // over the ranks, of what each has of the same rows
 };
 
 enum class MlpKind {

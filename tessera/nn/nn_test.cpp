@@ -80,6 +80,21 @@ TEST(Norm, RmsNormIsItsFormulaAndHasItsGradients) {
   expect_all_gradients(norm, [&] { return norm.forward(x); }, x);
 }
 
+// As if another rank had the same part of the width.
+TEST(Norm, RmsNormInARegionTakesTheMeanOverItsRanks) {
+  Norm alone(NormKind::kRmsNorm, 5, 1e-5), shared(NormKind::kRmsNorm, 5, 1e-5);
+  fill(alone);
+  fill(shared);
+  const auto twice = [](const at::Tensor& x) { return 2 * x; };
+  const auto same = [](const at::Tensor& x) { return x; };
+  shared.set_region({.enter = same, .leave = twice, .ranks = 2});
+  const auto x = input({2, 3, 5});
+  parameters_of(shared)[0].tensor.detach().copy_(
+      parameters_of(alone)[0].tensor.detach());
+  EXPECT_TRUE(at::allclose(shared.forward(x), alone.forward(x), 1e-13, 1e-13));
+  expect_all_gradients(shared, [&] { return shared.forward(x); }, x);
+}
+
 TEST(Norm, LayerNormGradients) {
   Norm norm(NormKind::kLayerNorm, 5, 1e-5);
   fill(norm);
@@ -229,7 +244,14 @@ INSTANTIATE_TEST_SUITE_P(
                                    .heads = 3,
                                    .kv_heads = 1,
                                    .head_dim = 4,
-                                   .qk_norm = true},
+                                   .qk_norm = QkNorm::kPerHead},
+                                  true},
+                    AttentionCase{"grouped_norm_of_all_heads",
+                                  {.width = 5,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .head_dim = 2,
+                                   .qk_norm = QkNorm::kAllHeads},
                                   true}),
     [](const auto& info) { return info.param.name; });
 

@@ -41,7 +41,7 @@ struct Init {
 struct Role {
   enum class Kind {
     kWhole,       // is used whole on every token: norms, biases behind a sum
-    kColumn,      // (out, in): output features, which may be shared out
+    kColumn,      // dim 0 counts output features, which may be shared out
     kRow,         // (out, in): input features: parts compute parts of a sum
     kVocabulary,  // dim 0 counts the vocabulary's entries
     kPerHead,     // is used whole on each of the heads that are here

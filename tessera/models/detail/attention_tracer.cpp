@@ -60,10 +60,16 @@ Traced UnitTracer::attention(const Traced& input) const {
   const int64_t width = local_.width;
   const int64_t q_width = local_.heads * local_.head_width;
   const int64_t kv_width = local_.kv_heads * local_.head_width;
-  Traced q = ops_.linear(x, x.numel / width, width, q_width, local_.qkv_bias);
-  Traced k = ops_.linear(x, x.numel / width, width, kv_width, local_.qkv_bias);
-  Traced v = ops_.linear(x, x.numel / width, width, kv_width, local_.qkv_bias);
-  if (local_.qk_norm) {
+  const Family& family = *local_.family;
+  const int64_t tokens = x.numel / width;
+  Traced q = ops_.linear(x, tokens, width, q_width, family.qkv_bias);
+  Traced k = ops_.linear(x, tokens, width, kv_width, family.qkv_bias);
+  const Traced v = ops_.linear(x, tokens, width, kv_width, family.qkv_bias);
+  if (family.qk_norm == nn::QkNorm::kAllHeads) {
+    q = norm_of_heads(q, q_width);
+    k = norm_of_heads(k, kv_width);
+  }
+  if (family.qk_norm == nn::QkNorm::kPerHead) {
     q = ops_.rms_norm(q, local_.head_width);
     k = ops_.rms_norm(k, local_.head_width);
   }
@@ -71,7 +77,60 @@ Traced UnitTracer::attention(const Traced& input) const {
     q = ops_.rotate(q, rotation_);
     k = ops_.rotate(k, rotation_);
   }
-  return rows(core(q, k, v), q_width, width, local_.out_bias);
+  return rows(core(q, k, v), q_width, width, family.out_bias);
+}
+
+// nn's SharedRmsNorm.
+Traced UnitTracer::norm_of_heads(const Traced& x, int64_t width) const {
+  if (local_.tp.size == 1) return ops_.rms_norm(x, width);
+  const int64_t numel = x.numel, rows = numel / width;
+  const bool narrow = ops_.element() < ops_.wide();
+  const auto widened = [=, this](const Memory& of) {
+    return narrow ? ops_.wides(numel) : of;
+  };
+  const auto mean_of_product = [=, this] {
+    const Memory product = ops_.wides(numel), means = ops_.wides(rows);
+    return mean_over_tp(rows);
+  };
+  Memory y, inverse_rms;
+  {
+    const Memory wide = widened(x.memory);
+    const Memory squares = mean_of_product();
+    inverse_rms = ops_.wides(rows);
+    const Memory normed = ops_.wides(numel), scaled = ops_.wides(numel);
+    y = narrow ? ops_.elements(numel) : scaled;
+  }
+  return ops_.tape().record(
+      y, numel, {x, ops_.tape().parameter(width)}, {x.memory, inverse_rms},
+      [=, this](const Memory& given) -> std::vector<Memory> {
+        const Memory gradient = widened(given);
+        const Memory normed = ops_.wides(numel), pulled = ops_.wides(numel);
+        const Memory pull = mean_of_product();
+        Memory dx;
+        {
+          const Memory back = ops_.wides(numel), rest = ops_.wides(numel);
+          const Memory scaled = ops_.wides(numel);
+          dx = narrow ? ops_.elements(numel) : scaled;
+        }
+        const Memory product = ops_.wides(numel), sum = ops_.wides(width);
+        return {std::move(dx), narrow ? ops_.elements(width) : sum};
+      });
+}
+
+// Of one number of each row, out of the region and into it.
+Memory UnitTracer::mean_over_tp(int64_t rows) const {
+  const auto collective = [&](const char* verb) {
+    ops_.tape().collective(verb, local_.tp.axes, rows * ops_.wide());
+  };
+  const Memory part = ops_.wides(rows);
+  Memory sum = ops_.wides(rows);
+  if (!local_.sequence_parallel) {
+    collective("all_reduce");
+    return sum;
+  }
+  collective("reduce_scatter");
+  collective("all_gather");
+  return sum;
 }
 
 Traced UnitTracer::core(const Traced& q, const Traced& k,

@@ -19,7 +19,7 @@ Traced UnitTracer::leave(const Traced& x) const {
 }
 
 Traced UnitTracer::norm(const Traced& x) const {
-  return local_.norm == nn::NormKind::kLayerNorm
+  return local_.family->norm == nn::NormKind::kLayerNorm
              ? ops_.layer_norm(x, local_.width)
              : ops_.rms_norm(x, local_.width);
 }
@@ -36,7 +36,9 @@ Traced UnitTracer::feed_forward(const Traced& x, int64_t ffn, const Layer& in,
                                 const Layer& out) const {
   const int64_t width = local_.width;
   const Traced up = in(x, width, ffn);
-  if (local_.mlp == nn::MlpKind::kGelu) return out(ops_.gelu(up), ffn, width);
+  if (local_.family->mlp == nn::MlpKind::kGelu) {
+    return out(ops_.gelu(up), ffn, width);
+  }
   const Traced gate = in(x, width, ffn);
   const Traced inside = [&] { return ops_.multiply(ops_.silu(gate), up); }();
   return out(inside, ffn, width);
@@ -44,7 +46,7 @@ Traced UnitTracer::feed_forward(const Traced& x, int64_t ffn, const Layer& in,
 
 Traced UnitTracer::mlp(const Traced& input) const {
   const Traced x = enter(input);
-  const bool bias = local_.mlp_bias;
+  const bool bias = local_.family->mlp_bias;
   return feed_forward(
       x, local_.ffn,
       [&](const Traced& y, int64_t in, int64_t out) {
@@ -87,9 +89,14 @@ Traced UnitTracer::embed() const {
 
 Traced UnitTracer::block(const Traced& x, bool has_experts) {
   rotation_ = rotation();
-  const Traced y = ops_.add(x, attention(norm(x)));
-  const Traced normed = norm(y);
-  Traced out = ops_.add(y, has_experts ? moe(normed) : mlp(normed));
+  const auto half = [this](const Traced& in, const auto& part) {
+    return ops_.add(
+        in, local_.family->norm_behind ? norm(part(in)) : part(norm(in)));
+  };
+  const Traced y = half(x, [this](const Traced& in) { return attention(in); });
+  Traced out = half(y, [this, has_experts](const Traced& in) {
+    return has_experts ? moe(in) : mlp(in);
+  });
   rotation_ = nullptr;
   return out;
 }

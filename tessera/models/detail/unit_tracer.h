@@ -9,12 +9,13 @@
 #include <functional>
 
 #include "tessera/models/detail/operators.h"
-#include "tessera/nn/blocks.h"
+#include "tessera/models/family.h"
 
 namespace tessera::models::detail {
 
 // A decoder as one rank runs it.
 struct LocalDecoder {
+  const Family* family = nullptr;
   int64_t samples = 0;
   int64_t tokens = 0;  // of a sample, inside the regions of tensor parallelism
   int64_t width = 0;   // D
@@ -22,9 +23,6 @@ struct LocalDecoder {
   int64_t ffn = 0, expert_ffn = 0, vocab = 0;
   int64_t positions = 0;  // of a table that is learned; else rotary
   int64_t experts = 0, top_k = 0;
-  nn::NormKind norm = nn::NormKind::kRmsNorm;
-  nn::MlpKind mlp = nn::MlpKind::kSwiGlu;
-  bool qkv_bias = false, out_bias = false, mlp_bias = false, qk_norm = false;
 
   Ranks tp, cp, ep;
   int64_t cp_coord = 0, tp_coord = 0;
@@ -72,6 +70,9 @@ class UnitTracer {
 
   // In attention_tracer.cpp.
   Traced attention(const Traced& input) const;
+  // Over all heads of q or k: so many features are here.
+  Traced norm_of_heads(const Traced& x, int64_t width) const;
+  Memory mean_over_tp(int64_t rows) const;
   Memory rotation() const;
   HeadShape heads_here() const;
   Traced core(const Traced& q, const Traced& k, const Traced& v) const;

@@ -166,7 +166,7 @@ extern constinit const Family kQwen3 = {.name = "qwen3",
                                         .qkv_bias = false,
                                         .out_bias = false,
                                         .mlp_bias = false,
-                                        .qk_norm = true,
+                                        .qk_norm = nn::QkNorm::kPerHead,
                                         .hugging_face = &kQwen3Form};
 
 }  // namespace tessera::models

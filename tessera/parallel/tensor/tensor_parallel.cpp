@@ -83,7 +83,8 @@ nn::Region region(const TensorOptions& options, comm::Group& ranks) {
             .leave =
                 [group](const at::Tensor& x) {
                   return comm::all_reduce_with_identity(x, *group);
-                }};
+                },
+            .ranks = ranks.size()};
   }
   return {.enter =
               [group](const at::Tensor& x) {
@@ -94,7 +95,8 @@ nn::Region region(const TensorOptions& options, comm::Group& ranks) {
               [group](const at::Tensor& x) {
                 return comm::reduce_scatter_with_all_gather(x, kSequenceDim,
                                                             *group);
-              }};
+              },
+          .ranks = ranks.size()};
 }
 
 void place(models::Model& model, const TensorOptions& options) {

@@ -12,6 +12,8 @@
 //         parallelism the hidden states between them are (B, T/tp, D): an
 //         all_gather at the beginning and a reduce_scatter at the end, each
 //         the other in backward: the same bytes, 1/tp of the memory.
+//         A norm over all heads of q or k sums its mean squares, (B, T), in
+//         the same way in forward, and what it pulls in backward.
 //         The loss: see vocabulary_loss.h.
 // Errors: TS_CHECK_CONFIG, by check(), with the nearest values that fit.
 // Source: Shoeybi et al. 2019, arXiv 1909.08053 (f, g); Korthikanti et al.
