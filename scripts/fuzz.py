@@ -48,7 +48,7 @@ def configuration(seed):
     rng = random.Random(seed)
     mesh = mesh_of(rng)
     tp, cp, pp = mesh["tp"], mesh["cp"], mesh["pp"]
-    family = rng.choice(["gpt2", "llama", "qwen2", "qwen3", "mixtral", "mixtral"])
+    family = rng.choice(["gpt2", "llama", "qwen2", "qwen3", "olmo2", "mixtral", "mixtral"])
     method = rng.choice(["ring", "ulysses", "allgather"])
     heads = tp * (cp if method == "ulysses" else 1) * rng.choice([1, 2])
     # One of tp and kv_heads divides the other, and so with cp for ulysses.

@@ -132,7 +132,8 @@ TEST_P(HuggingFaceTest, AnIndexDoesNotLeaveTheFolder) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceTest,
-                         testing::Values("gpt2", "llama", "qwen2", "qwen3"),
+                         testing::Values("gpt2", "llama", "qwen2", "qwen3",
+                                         "olmo2"),
                          [](const auto& info) { return info.param; });
 
 TEST(HuggingFaceFolder, WhatIsNoModelIsToldApart) {

@@ -8,11 +8,12 @@
 namespace tessera::models {
 
 // Each in its file in families/.
-extern const Family kGpt2, kLlama, kQwen2, kQwen3, kMixtral;
+extern const Family kGpt2, kLlama, kQwen2, kQwen3, kMixtral, kOlmo2;
 
 namespace {
 
-constexpr std::array kFamilies = {&kGpt2, &kLlama, &kQwen2, &kQwen3, &kMixtral};
+constexpr std::array kFamilies = {&kGpt2,  &kLlama,   &kQwen2,
+                                  &kQwen3, &kMixtral, &kOlmo2};
 
 }  // namespace
 

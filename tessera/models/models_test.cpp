@@ -151,7 +151,8 @@ TEST_P(DecoderTest, ConfigJsonReadsBackTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, DecoderTest,
-                         testing::Values("gpt2", "llama", "qwen2", "qwen3"),
+                         testing::Values("gpt2", "llama", "qwen2", "qwen3",
+                                         "olmo2"),
                          [](const auto& info) { return info.param; });
 
 TEST(Decoder, NamesAreOurOwn) {

@@ -115,6 +115,7 @@ inline std::vector<Case> cases_of_one_rank() {
       {"gpt2", dense("gpt2"), {}, plain()},
       {"qwen2 odd", odd(), {}, plain()},
       {"qwen3 fp64", grouped("qwen3", 4), {}, doubles()},
+      {"olmo2", grouped("olmo2", 4), {}, plain()},
       {"llama long", wide(), {}, long_one()},
       // oneDNN takes scratch of its own for bf16, which facts do not count.
       {"llama bf16", dense("llama"), {}, halves(), 0, 0.5},
@@ -140,6 +141,7 @@ inline std::vector<Case> cases_of_data_and_stages() {
 inline std::vector<Case> cases_of_tensor_and_context() {
   const auto llama = dense("llama");
   const auto qwen = grouped("qwen3", 4), few = grouped("llama", 2);
+  const auto olmo = grouped("olmo2", 2);
   const auto ulysses = method("ulysses");
   const auto long_ulysses = method("ulysses", long_one());
   const auto whole = sequence(zero(2, method("allgather")));
@@ -151,6 +153,9 @@ inline std::vector<Case> cases_of_tensor_and_context() {
       {"tp 4 odd", odd(), {.tp = 4}, plain(), 3},
       {"sp 4", qwen, {.tp = 4}, sequence(), 3},
       {"sp 2 gpt2", dense("gpt2"), {.tp = 2}, sequence(), 1},
+      {"tp 4 olmo2, 2 kv heads", olmo, {.tp = 4}, plain(), 2},
+      {"sp 2 olmo2", olmo, {.tp = 2}, sequence(), 1},
+      {"tp 2 olmo2 bf16", olmo, {.dp_shard = 2, .tp = 2}, halves(), 1, 0.5},
       {"sp 2 fp64", llama, {.tp = 2}, sequence(doubles()), 0},
       {"ring 2", llama, {.cp = 2}, plain(), 1},
       {"ring 4 qwen3", qwen, {.cp = 4}, plain(), 3},

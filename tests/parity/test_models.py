@@ -46,6 +46,12 @@ CONFIGS = {
     "qwen3": lambda: transformers.Qwen3Config(
         hidden_size=44, intermediate_size=76, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, **ROTARY),
+    # Its pad_token_id would be 1, a token like others here, whose embedding
+    # transformers then gives no gradient.
+    "olmo2_grouped": lambda: transformers.Olmo2Config(
+        hidden_size=48, intermediate_size=76, num_attention_heads=4,
+        num_key_value_heads=2, pad_token_id=None,
+        rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, **ROTARY),
     "mixtral": lambda: transformers.MixtralConfig(
         hidden_size=40, intermediate_size=52, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=6, num_experts_per_tok=3,
@@ -313,6 +319,7 @@ def test_a_tied_head_that_differs_is_refused(drive, tmp_path):
     ("llama_grouped", "model_type", "bloom"),
     ("llama_grouped", "num_attention_heads", 7),
     ("qwen3", "layer_types", ["sliding_attention"] * 3),
+    ("olmo2_grouped", "attention_bias", True),
     ("gpt2", "activation_function", "relu"),
     ("gpt2", "scale_attn_by_inverse_layer_idx", True),
     ("mixtral", "sliding_window", 16),

@@ -16,6 +16,8 @@ CONFIGS = {
         attn_pdrop=0.0, bos_token_id=1, eos_token_id=2),
     "llama": lambda: transformers.LlamaConfig(rms_norm_eps=1e-5, **ROTARY),
     "qwen3": lambda: transformers.Qwen3Config(head_dim=12, tie_word_embeddings=True, **ROTARY),
+    # Else token 1 pads: its embedding gets no gradient.
+    "olmo2": lambda: transformers.Olmo2Config(pad_token_id=None, **ROTARY),
     # transformers adds no auxiliary loss here: its output_router_logits is off.
     "mixtral": lambda: transformers.MixtralConfig(
         num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.0, **ROTARY),
