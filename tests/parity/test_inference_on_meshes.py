@@ -75,6 +75,12 @@ def test_eval(tessera, models, alone, family, source, mesh):
     assert abs(meshed["loss"] - alone[family]) <= 1e-10 * alone[family]
 
 
+def test_eval_of_tokens_that_experts_share_unevenly(tessera, models):
+    odd = (*words(models, "mixtral", "checkpoint")[:-1], 3, "--seq-len", 15)
+    meshed = result(tessera(*odd, "--ranks", "threads", "--mesh.tp=2", "--mesh.ep=2"))
+    assert meshed["loss"] == pytest.approx(result(tessera(*odd))["loss"], rel=1e-10)
+
+
 def test_eval_of_processes(tessera, models, alone):
     output = tessera(*words(models, "llama", "checkpoint"), "--nproc", 2, "--mesh.pp=2")
     assert len(output.splitlines()) == 1
