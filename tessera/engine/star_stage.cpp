@@ -64,7 +64,7 @@ void StarStage::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
       x = models_[device]->forward_unit(unit, x, here.batch.inputs.size(1),
                                         trains() ? &here.balance : nullptr);
     }
-    here.output = x;
+    here.output = std::move(x);
   });
 }
 

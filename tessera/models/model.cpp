@@ -58,7 +58,8 @@ void Model::set_pieces(std::vector<int64_t> pieces) {
   pieces_ = std::move(pieces);
 }
 
-void Model::assign(torch::nn::Module& module, std::vector<int64_t> units) {
+void Model::assign(torch::nn::Module& module,
+                   const std::vector<int64_t>& units) {
   for (const auto& parameter : nn::parameters_of(module)) {
     parameter.spec->units = units;
   }

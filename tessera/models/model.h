@@ -88,7 +88,8 @@ class Model : public torch::nn::Module {
 
  protected:
   // The parameters below `module` are computed with in these units.
-  static void assign(torch::nn::Module& module, std::vector<int64_t> units);
+  static void assign(torch::nn::Module& module,
+                     const std::vector<int64_t>& units);
   // The runs of positions of T tokens from `begin` on, as (begin, length).
   std::vector<std::pair<int64_t, int64_t>> runs_of(int64_t begin,
                                                    int64_t tokens) const;
