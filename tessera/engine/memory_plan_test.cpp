@@ -33,6 +33,7 @@ RunConfig run_of(const Case& of) {
   config.mesh.pp = of.pp;
   config.mesh.tp = of.tp;
   config.zero.stage = of.zero_stage;
+  config.zero.prefetch = 1;
   config.pipeline.schedule = of.schedule;
   config.batch.micro = 2;
   config.batch.global = of.dp * of.microbatches * config.batch.micro;

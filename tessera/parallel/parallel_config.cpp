@@ -24,8 +24,9 @@ void ZeroConfig::declare(config::Section& section) {
       .at_most(1 << 20);
   section
       .key("prefetch", prefetch,
-           "stage 3: layers whose parameters are gathered ahead")
-      .at_least(0)
+           "stage 3: layers whose parameters are gathered ahead; -1: 1, but 0 "
+           "where all ranks share memory, whose cores do both")
+      .at_least(-1)
       .at_most(1 << 20);
   section.key("offload", offload, "what lives in host memory")
       .one_of({"none", "optimizer", "all"})

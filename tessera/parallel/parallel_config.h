@@ -15,7 +15,7 @@ struct ZeroConfig {
   int64_t expert_stage = -1;  // -1: as stage
   bool reshard_after_forward = true;
   double bucket_mb = 25.0;
-  int64_t prefetch = 1;
+  int64_t prefetch = -1;  // -1: 1, over shared memory alone 0
   std::string offload = "none";
   void declare(config::Section& section);
 };
