@@ -44,7 +44,10 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
 
 }  // namespace
 
-std::vector<MemoryPlan> memory_plans(const RunConfig& config) {
+std::vector<MemoryPlan> memory_plans(const RunConfig& of) {
+  // A device around device 0 holds what a rank of plain data parallelism does.
+  RunConfig config = of;
+  config.mesh.data_parallel = "ddp";
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
   const auto model = models::make_model(config.model);

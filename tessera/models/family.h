@@ -13,20 +13,21 @@ namespace detail {
 struct HuggingFaceForm;
 }  // namespace detail
 
+// What is left out is as in Llama.
 struct Family {
   const char* name;          // as in `model.family`
   const char* architecture;  // as in config.json's `architectures`
-  bool learned_positions;    // else rotary
-  nn::NormKind norm;
+  bool learned_positions = false;  // else rotary
+  nn::NormKind norm = nn::NormKind::kRmsNorm;
   bool norm_behind = false;  // of attention and MLP, else before them
-  nn::MlpKind mlp;
-  bool qkv_bias;
-  bool out_bias;  // of attention
-  bool mlp_bias;
+  nn::MlpKind mlp = nn::MlpKind::kSwiGlu;
+  bool qkv_bias = false;
+  bool out_bias = false;  // of attention
+  bool mlp_bias = false;
   nn::QkNorm qk_norm = nn::QkNorm::kNone;
   bool experts = false;           // in place of the MLP
   bool heads_fill_width = false;  // as many of keys as of queries
-  const detail::HuggingFaceForm* hugging_face;
+  const detail::HuggingFaceForm* hugging_face = nullptr;
 };
 
 // nullptr where there is none of that name.

@@ -30,7 +30,6 @@ struct Transfer {
   int64_t lane = 0;
   at::ScalarType dtype = at::kFloat;
   int64_t elements = 0;
-  bool operator==(const Transfer&) const = default;
 };
 
 // What the instructions of a unit do together with others, in order.
@@ -53,7 +52,8 @@ struct World {
   std::vector<const RankProgram*> programs;  // by rank; equal ranks share one
   std::vector<std::string> lanes;            // names of the kinds of groups
   int64_t pipeline = -1;  // the lane along which stages lie, ascending
-  // The ranks, ascending, of the group of this kind that `rank` is in.
+  // The ranks, ascending, of the group of this kind that `rank` is in: the same
+  // for each of them.
   std::function<std::vector<int64_t>(int64_t rank, int64_t lane)> members;
 };
 

@@ -28,5 +28,16 @@ TEST(Preflight, ThePlanTellsWhatTheFullestRankHolds) {
             std::string::npos);
 }
 
+// Devices around device 0 hold what ranks of plain data parallelism do.
+TEST(Preflight, ThePlanOfDevicesOfOneProcess) {
+  auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/0);
+  const auto ranks = engine::memory_plan(config);
+  config.mesh.data_parallel = "dp";
+  const auto devices = engine::memory_plan(config);
+  EXPECT_EQ(devices.states, ranks.states);
+  EXPECT_EQ(devices.work, ranks.work);
+  EXPECT_NO_THROW(describe_plan(config));
+}
+
 }  // namespace
 }  // namespace tessera::train

@@ -140,32 +140,15 @@ Json llama_json(const ModelConfig& model) {
 
 extern constinit const Family kLlama = {.name = "llama",
                                         .architecture = "LlamaForCausalLM",
-                                        .learned_positions = false,
-                                        .norm = nn::NormKind::kRmsNorm,
-                                        .mlp = nn::MlpKind::kSwiGlu,
-                                        .qkv_bias = false,
-                                        .out_bias = false,
-                                        .mlp_bias = false,
                                         .hugging_face = &kForm};
 
 extern constinit const Family kQwen2 = {.name = "qwen2",
                                         .architecture = "Qwen2ForCausalLM",
-                                        .learned_positions = false,
-                                        .norm = nn::NormKind::kRmsNorm,
-                                        .mlp = nn::MlpKind::kSwiGlu,
                                         .qkv_bias = true,
-                                        .out_bias = false,
-                                        .mlp_bias = false,
                                         .hugging_face = &kQwen2Form};
 
 extern constinit const Family kQwen3 = {.name = "qwen3",
                                         .architecture = "Qwen3ForCausalLM",
-                                        .learned_positions = false,
-                                        .norm = nn::NormKind::kRmsNorm,
-                                        .mlp = nn::MlpKind::kSwiGlu,
-                                        .qkv_bias = false,
-                                        .out_bias = false,
-                                        .mlp_bias = false,
                                         .qk_norm = nn::QkNorm::kPerHead,
                                         .hugging_face = &kQwen3Form};
 

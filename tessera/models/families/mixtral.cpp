@@ -69,12 +69,6 @@ constexpr detail::HuggingFaceForm kForm = {names, "model.", read, write};
 
 extern constinit const Family kMixtral = {.name = "mixtral",
                                           .architecture = "MixtralForCausalLM",
-                                          .learned_positions = false,
-                                          .norm = nn::NormKind::kRmsNorm,
-                                          .mlp = nn::MlpKind::kSwiGlu,
-                                          .qkv_bias = false,
-                                          .out_bias = false,
-                                          .mlp_bias = false,
                                           .experts = true,
                                           .hugging_face = &kForm};
 

@@ -46,13 +46,7 @@ constexpr detail::HuggingFaceForm kForm = {names, "model.", read, write};
 
 extern constinit const Family kOlmo2 = {.name = "olmo2",
                                         .architecture = "Olmo2ForCausalLM",
-                                        .learned_positions = false,
-                                        .norm = nn::NormKind::kRmsNorm,
                                         .norm_behind = true,
-                                        .mlp = nn::MlpKind::kSwiGlu,
-                                        .qkv_bias = false,
-                                        .out_bias = false,
-                                        .mlp_bias = false,
                                         .qk_norm = nn::QkNorm::kAllHeads,
                                         .hugging_face = &kForm};
 
