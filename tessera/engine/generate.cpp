@@ -108,6 +108,7 @@ std::vector<int64_t> generate(RankModel& model, comm::Communicator& ranks,
   const auto& config = model.decoder().config();
   Generation generation(model, ranks,
                         models::longest_text(config, prompt, options));
+  model.gather_parameters();
   return models::generate(
       config, prompt, options,
       [&](const std::vector<int64_t>& ids, const models::Draw& draw) {

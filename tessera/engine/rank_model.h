@@ -40,8 +40,8 @@ class RankModel {
   // Sum of the cross-entropy of one batch, without gradients: each token counts
   // on one of the ranks that hold a model together, for which it is collective.
   nn::LossSum evaluate(const data::Batch& batch);
-  // After the shards or the optimizer's state were changed from outside.
-  void shards_changed() { composed_.parameters->gather_all(); }
+  // For who calls the decoder's units outside of a program, behind changes.
+  void gather_parameters() { composed_.parameters->gather_all(); }
 
   models::Model& decoder() { return *decoder_; }
   const mesh::DeviceMesh& mesh() const { return composed_.mesh; }

@@ -1,8 +1,7 @@
 // Applies every kind of parallelism to a model, in one order. Nothing else
 // knows which of them are in force: from here on the layouts speak.
 //
-// Comm:   ShardedParameters gathers once in ZeRO stages 1 and 2; otherwise none
-//         here: what is installed communicates during steps.
+// Comm:   none here: what is installed communicates during steps.
 #pragma once
 
 #include <ATen/core/Tensor.h>

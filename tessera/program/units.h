@@ -6,9 +6,11 @@
 // experts of a block, which may be in another stage of ZeRO).
 //
 // ZeRO stages, by where parameters and gradients live between instructions:
-//   0, 1:  parameters and gradients whole. A unit's gradients are reduced once,
-//          after the last backward that adds to them. With 1 every rank updates
-//          its shard, and parameters are gathered after the optimizer's step.
+//   0:     parameters and gradients whole. A unit's gradients are reduced once,
+//          after the last backward that adds to them.
+//   1:     so too, but every rank updates its shard alone: parameters are
+//          gathered before their first use in a program, where forwards hide
+//          it, and stale behind the update.
 //   2:     gradients as shards: reduced after the backward of each micro-batch.
 //   3:     parameters as shards too: gathered before a unit runs, freed after.
 //          Without reshard_after_forward they stay from a micro-batch's forward

@@ -185,7 +185,6 @@ void load_on(const Mesh& mesh, const char* family, const std::string& folder,
     RankModel model(other, ranks);
     checkpoint::State state = state_of(model.composed(), model.optimizer());
     checkpoint::load(folder + "/step-2", state, ranks.world());
-    model.shards_changed();
     for (const auto& entry : state.tensors) {
       const at::Tensor box = mesh::slice(saved.whole.at(entry.name), entry.box);
       EXPECT_TRUE(at::equal(entry.local, box)) << entry.name;

@@ -151,7 +151,6 @@ std::unique_ptr<engine::RankModel> open_for_evaluation(
                                                    program::Kind::kEvaluation);
   if (source.is_checkpoint) {
     load(source, weights_of(model->composed()), ranks.world());
-    model->shards_changed();
   }
   return model;
 }

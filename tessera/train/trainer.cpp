@@ -96,7 +96,6 @@ class Trainer {
     const auto saved = train::resume(options_.resume, folder_.checkpoints(),
                                      state, ranks_.world());
     if (!saved) return;
-    model_->shards_changed();
     step_ = saved->step;
     saved_at_ = step_;
     log::info("resumed after step ", step_);

@@ -50,9 +50,7 @@ void ParameterStorage::lay_out() {
     local_.back().copy_(filled);
     parameter.set_data(full);
   }
-  if (apart) return free();
-  begin_gather(comm::Mode::kBlocking);
-  await_gather();
+  if (apart) free();
 }
 
 void ParameterStorage::begin_gather(comm::Mode mode) {

@@ -1,8 +1,9 @@
 // Where the parameters of a bundle lie on this rank: its shards, and the full
 // parameters that layers compute with.
 //
-// In ZeRO stages 1 and 2 a shard is a view of the full parameter; in 3 the full
-// ones have memory only while they are gathered.
+// In ZeRO stages 1 and 2 a shard is a view of the full parameter, whose other
+// rows are stale until a gather; in 3 the full ones have memory only while they
+// are gathered.
 // Comm:   a gather is one all_gather over the shards' ranks. With P bytes and N
 //         ranks a rank sends (N-1)/N P.
 // Memory: booked as parameters (core/memory_kind.h).
@@ -26,7 +27,7 @@ void resize_storage(const at::Tensor& tensor, int64_t bytes);
 
 class ParameterStorage {
  public:
-  // Takes over the memory of the parameters; stages 1 and 2 gather once.
+  // Takes over the memory of the parameters.
   ParameterStorage(const Bundle& bundle, comm::Group& shards);
 
   // This rank's boxes, in the order of the bundle.

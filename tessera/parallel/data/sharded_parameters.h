@@ -6,8 +6,10 @@
 //          left (cut.h; FSDP2's cut). This rank updates its box, the "shard";
 //          layers compute with the whole, "full", parameter.
 // Where:   stage    full parameters      gradients
-//          0, 1     always               whole; reduced once a step
-//          2        always               shards; whole while a unit's backward
+//          0        always               whole; reduced once a step
+//          1        once gathered, until whole; reduced once a step
+//                   the shards change
+//          2        as 1                 shards; whole while a unit's backward
 //                                        runs, reduced behind it
 //          3        while gathered       as 2
 // Comm:    parameter_storage.h, gradient_storage.h; a rank calls the functions
@@ -63,11 +65,13 @@ class ShardedParameters {
   // The tensors that layers compute with, of this unit's own parameters.
   std::vector<at::Tensor> full(int64_t unit) const;
 
-  // Full parameters from everybody's shards, and away again (stage 3).
+  // Full parameters from everybody's shards (stages 1 to 3), and away again
+  // (stage 3).
   void begin_gather(int64_t unit, comm::Mode mode);
   void await_gather(int64_t unit);
   void free(int64_t unit);
-  // After the shards were changed from outside (a checkpoint was loaded).
+  // Those of stages 1 and 2, all at once: for who reads parameters outside of a
+  // program.
   void gather_all();
 
   void zero_gradients();

@@ -7,7 +7,7 @@ namespace tessera::program::detail {
 ParameterRules::ParameterRules(const Units& units, Kind kind)
     : Rules(units, kind), stepped_(units.all.size(), false) {
   for (const auto& unit : units.all) {
-    whole_.push_back(unit.zero_stage < 3 ? Progress::kDone : Progress::kNone);
+    whole_.push_back(unit.zero_stage == 0 ? Progress::kDone : Progress::kNone);
   }
 }
 
@@ -45,11 +45,13 @@ void ParameterRules::take(const Instruction& instruction) {
       --now_gathered_;
       return;
     case Op::kOptimizerStep: {
-      const int64_t stage = unit_at(instruction.unit).zero_stage;
       require(!stepped_[instruction.unit], "updated twice");
       stepped_[instruction.unit] = true;
-      // Every rank updates its shard of what lives whole.
-      if (stage == 1 || stage == 2) whole_[instruction.unit] = Progress::kNone;
+      // Of what lives whole every rank updated its shard alone.
+      Progress& state = whole_[instruction.unit];
+      require(state != Progress::kUnderWay, "updated while on its way");
+      const int64_t stage = unit_at(instruction.unit).zero_stage;
+      if (stage == 1 || stage == 2) state = Progress::kNone;
       return;
     }
     default:
@@ -63,12 +65,10 @@ void ParameterRules::gather(const Instruction& instruction) {
   Progress& state = whole_[instruction.unit];
   if (begins(instruction)) {
     require(state == Progress::kNone, "gathered already");
-    require(stage == 3 || stepped_[instruction.unit], "before its update");
-    require(stage != 3 || !stepped_[instruction.unit],
-            "gathered behind its update");
+    require(!stepped_[instruction.unit], "gathered behind its update");
     state = Progress::kUnderWay;
     ++gathers_;
-    peak_gathered_ = std::max(peak_gathered_, ++now_gathered_);
+    if (stage == 3) peak_gathered_ = std::max(peak_gathered_, ++now_gathered_);
   }
   if (ends(instruction)) {
     require(state == Progress::kUnderWay, "its gather was not begun");
@@ -80,11 +80,10 @@ void ParameterRules::finish() {
   require(units_.devices == 1 || replicated_,
           "the other devices have no parameters");
   for (int64_t owner : units_.owners()) {
-    const bool whole = unit_at(owner).zero_stage < 3;
     require(whole_[owner] != Progress::kUnderWay, "the gather of unit ", owner,
             " was left begun");
-    require((whole_[owner] == Progress::kDone) == whole, "the parameters of ",
-            "unit ", owner, whole ? " are stale" : " stay gathered");
+    require(unit_at(owner).zero_stage < 3 || whole_[owner] == Progress::kNone,
+            "the parameters of unit ", owner, " stay gathered");
     require(kind_ == Kind::kEvaluation || stepped_[owner], "unit ", owner,
             " is not updated");
   }

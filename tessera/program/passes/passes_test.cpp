@@ -102,8 +102,8 @@ TEST(Passes, ShardingByStage) {
       calls(units_of(2, 0)),
       "Z Li0 F0.0 F0.1 Lt0 L0 B0.1 <R1 >R1 B0.0 <R0 >R0 N <N >N C O0 O1 ");
   EXPECT_EQ(calls(units_of(2, 1)),
-            "Z Li0 F0.0 F0.1 Lt0 L0 B0.1 <R1 >R1 B0.0 <R0 >R0 N <N >N C O0 <G0 "
-            ">G0 O1 <G1 >G1 ");
+            "Z Li0 <G0 >G0 F0.0 <G1 >G1 F0.1 Lt0 L0 B0.1 <R1 >R1 B0.0 <R0 >R0 N "
+            "<N >N C O0 O1 ");
   EXPECT_EQ(calls(units_of(2, 3)),
             "Z Li0 <G0 >G0 F0.0 f0 <G1 >G1 F0.1 f1 Lt0 L0 <G1 >G1 a1 B0.1 <R1 "
             ">R1 f1 <G0 >G0 a0 B0.0 <R0 >R0 f0 N <N >N C O0 O1 ");
@@ -116,13 +116,13 @@ TEST(Passes, WhatIsMovedWhere) {
     return calls_of(lowered(1, units, names));
   };
   EXPECT_EQ(without({"reductions", "messages"}),
-            "Z Li0 <G0 >G0 <G1 F0.0 f0 >G1 <G2 F0.1 f1 >G2 F0.2 f2 Lt0 L0 <G2 "
+            "<G0 Z Li0 >G0 <G1 F0.0 f0 >G1 <G2 F0.1 f1 >G2 F0.2 f2 Lt0 L0 <G2 "
             ">G2 a2 <G1 B0.2 <R2 >R2 f2 >G1 a1 <G0 B0.1 <R1 >R1 f1 >G0 a0 B0.0 "
             "<R0 >R0 f0 N <N >N C O0 O1 O2 ");
   units = units_of(3, 2);
   EXPECT_EQ(without({"prefetch", "messages"}),
-            "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 a2 B0.2 <R2 a1 B0.1 >R2 <R1 a0 B0.0 "
-            ">R1 <R0 >R0 N <N >N C O0 <G0 O1 <G1 O2 <G2 >G0 >G1 >G2 ");
+            "Z Li0 <G0 >G0 F0.0 <G1 >G1 F0.1 <G2 >G2 F0.2 Lt0 L0 a2 B0.2 <R2 a1 "
+            "B0.1 >R2 <R1 a0 B0.0 >R1 <R0 >R0 N <N >N C O0 O1 O2 ");
 }
 
 TEST(Passes, PrefetchKeepsToItsBudget) {
@@ -201,7 +201,7 @@ TEST(Passes, GathersOfStageThree) {
     // The tied embedding stays from the first use to the last.
     EXPECT_EQ(proof(units_of(5, 3, /*tied=*/true), k).gathers, (2 * 4 + 1) * k);
     EXPECT_EQ(proof(units_of(5, 3, /*tied=*/true), k).peak_gathered, 2);
-    // Stages 1 and 2 gather once, behind the optimizer.
+    // Stages 1 and 2 gather once.
     EXPECT_EQ(proof(units_of(5, 1), k).gathers, 5);
     EXPECT_EQ(proof(units_of(5, 2), k).gathers, 5);
     EXPECT_EQ(proof(units_of(5, 0), k).gathers, 0);

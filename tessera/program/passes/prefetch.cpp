@@ -10,24 +10,25 @@ bool begins_gather(const Instruction& each) {
 }
 
 // What an instruction changes in the bytes that are gathered or on their way.
+// Below stage 3 they are always there.
 int64_t change_of(const Instruction& each, const Units& units) {
+  if (each.unit < 0 || units.all[each.unit].zero_stage < 3) return 0;
   if (begins_gather(each)) return units.all[each.unit].bytes;
   if (each.op == Op::kFreeParameters) return -units.all[each.unit].bytes;
   return 0;
 }
 
-// A gather of `unit` begins behind this: here it is freed, or awaited, or
-// updated, or the gather before it begins.
+// A gather of `unit` begins behind this: here it is freed, or awaited, or the
+// gather before it begins.
 bool is_barrier(const Instruction& each, int64_t unit) {
   const bool of_unit =
       each.op == Op::kGatherParameters || each.op == Op::kFreeParameters;
-  return (of_unit && each.unit == unit) || begins_gather(each) ||
-         each.op == Op::kOptimizerStep;
+  return (of_unit && each.unit == unit) || begins_gather(each);
 }
 
 // Where a gather of `unit` behind this program may begin: right before the unit
-// that runs units.prefetch earlier, as far as the bytes allow. `held`: bytes
-// behind the program.
+// that runs units.prefetch earlier, or first of all, as far as the bytes allow.
+// `held`: bytes behind the program.
 size_t earlier(const Program& program, int64_t unit, int64_t held,
                const Units& units) {
   const int64_t room = units.prefetch_bytes - units.all[unit].bytes;
@@ -35,9 +36,9 @@ size_t earlier(const Program& program, int64_t unit, int64_t held,
   int64_t passed = 0;
   for (size_t i = program.size(); i > 0 && passed < units.prefetch; --i) {
     const Instruction& before = program[i - 1];
-    if (is_barrier(before, unit) || held > room) break;
+    if (is_barrier(before, unit) || held > room) return place;
     held -= change_of(before, units);
-    if (!is_compute(before.op)) continue;
+    if (i > 1 && !is_compute(before.op)) continue;
     ++passed;
     place = i - 1;
   }
@@ -52,8 +53,7 @@ Program prefetch(const Program& program, const Units& units) {
   int64_t held = 0;
   for (const auto& instruction : program) {
     size_t place = lowered.size();
-    if (begins_gather(instruction) &&
-        units.all[instruction.unit].zero_stage == 3) {
+    if (begins_gather(instruction)) {
       place = earlier(lowered, instruction.unit, held, units);
     }
     lowered.insert(lowered.begin() + static_cast<int64_t>(place), instruction);

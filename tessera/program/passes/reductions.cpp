@@ -41,15 +41,9 @@ class PutOff {
         (in_shards(each.unit) ? into_shards_ : whole_).push_back(each);
         continue;
       }
-      if (is(each, Op::kGatherParameters, Phase::kAwait) && updated_) {
-        published_.push_back(each);
-        continue;
-      }
-      updated_ |= each.op == Op::kOptimizerStep;
       lowered_.push_back(each);
       begin_across_stages(i);
     }
-    flush(published_);
     return std::move(lowered_);
   }
 
@@ -76,8 +70,7 @@ class PutOff {
   const Units& units_;
   Program lowered_;
   std::map<int64_t, size_t> last_add_;  // by owner
-  Program into_shards_, whole_, published_;
-  bool updated_ = false;
+  Program into_shards_, whole_;
 };
 
 }  // namespace

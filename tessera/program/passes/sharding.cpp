@@ -38,7 +38,7 @@ class Sharding {
 
  private:
   struct Owner {
-    bool gathered = false;   // in stage 3
+    bool gathered = false;   // from shards
     bool allocated = false;  // whole gradients, in stages 2 and 3
     int64_t adds_left = 0;   // backwards that add to its gradients
     std::map<int64_t, int64_t> adds_left_of = {};  // by micro-batch
@@ -90,13 +90,13 @@ class Sharding {
   }
 
   void gather(int64_t owner) {
-    if (stage_of(owner) < 3 || owners_[owner].gathered) return;
+    if (stage_of(owner) == 0 || owners_[owner].gathered) return;
     owners_[owner].gathered = true;
     push(Op::kGatherParameters, owner);
   }
 
   void free(int64_t owner) {
-    if (!owners_[owner].gathered) return;
+    if (stage_of(owner) < 3 || !owners_[owner].gathered) return;
     owners_[owner].gathered = false;
     push(Op::kFreeParameters, owner);
   }
@@ -127,13 +127,8 @@ class Sharding {
     }
   }
 
-  // Every rank updates its shard; what lives whole is gathered again.
   void update() {
-    for (int64_t owner : units_.owners()) {
-      push(Op::kOptimizerStep, owner);
-      const int64_t stage = stage_of(owner);
-      if (stage == 1 || stage == 2) push(Op::kGatherParameters, owner);
-    }
+    for (int64_t owner : units_.owners()) push(Op::kOptimizerStep, owner);
   }
 
   const Program& program_;

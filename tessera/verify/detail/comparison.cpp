@@ -87,7 +87,6 @@ class Comparison {
     RankModel model(config_, ranks);
     nudge(model);
     for (int64_t step = 1; step <= steps_; ++step) {
-      take_parameters(model, step);
       const double lr = optim::lr_at({step - 1, config_.run.steps},
                                      config_.optimizer.lr, config_.schedule);
       const engine::StepInput input =
@@ -95,7 +94,9 @@ class Comparison {
             return random_batch(config_, step, first, count);
           });
       model.step(input, [&](const program::Instruction& done, double, double) {
-        if (done.op == program::Op::kNorm) take_gradients(model, step);
+        if (done.op != program::Op::kNorm) return;
+        take_parameters(model, step);
+        take_gradients(model, step);
       });
       take_loss(model, ranks.world(), step);
     }
@@ -117,10 +118,9 @@ class Comparison {
       shard.add_(mesh::slice(
           noise, layout.local_box(model.mesh(), model.composed().coord)));
     }
-    model.shards_changed();
   }
 
-  // As the layers see them; in stage 3 they are gathered during the step alone.
+  // As the layers saw them; in stage 3 they are gone again.
   void take_parameters(RankModel& model, int64_t step) {
     for (const auto& parameter : nn::parameters_of(model.decoder())) {
       const auto& layout = parameter.spec->layout;
