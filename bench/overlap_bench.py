@@ -29,6 +29,7 @@ KINDS = {
     "zero2": ["--mesh.dp=2", "--zero.stage=2"],
     "zero3": ["--mesh.dp=2", "--zero.stage=3", "--zero.prefetch=2"],
     "1f1b": ["--mesh.pp=2", "--batch.micro=1"],
+    "eager_1f1b": ["--mesh.pp=2", "--batch.micro=1", "--pipeline.schedule=eager_1f1b"],
 }
 
 
@@ -41,7 +42,7 @@ def configuration(folder, kind, steps):
         "run": {"name": "run", "steps": steps, "device": "cpu", "threads": 1},
         "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 256, "max_seq": 256},
         "data": {"train": str(tokens), "format": "tokens_u16", "seq_len": 256},
-        "batch": {"global": 8},
+        "batch": {"global": 16},
         "checkpoint": {"every": 0},
         "monitor": {"tensorboard": False},
     }))

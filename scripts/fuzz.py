@@ -75,7 +75,7 @@ def configuration(seed):
                  "reshard_after_forward": rng.random() < 0.7, "bucket_mb": rng.choice([0.0001, 25])},
         "tensor": {"sequence_parallel": sequence_parallel},
         "context": {"method": method},
-        "pipeline": {"schedule": "interleaved" if interleaved else rng.choice(["naive", "gpipe", "1f1b"]),
+        "pipeline": {"schedule": "interleaved" if interleaved else rng.choice(["naive", "gpipe", "1f1b", "eager_1f1b"]),
                      "chunks": chunks},
         "recompute": {"mode": rng.choice(["none", "block"]), "every": rng.choice([1, 2])},
         "optimizer": {"type": rng.choice(["adamw", "sgd"]), "lr": 0.01, "momentum": 0.0,

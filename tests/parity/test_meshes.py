@@ -80,6 +80,7 @@ MESHES = {
     "pp 2 interleaved": (2, {"layers": 5}, {"mesh": {"pp": 2}, "pipeline": {"schedule": "interleaved", "chunks": 2}}),
     "pp 2 bfs x zero 2": (4, {"layers": 5}, {"mesh": {"pp": 2, "dp": 2}, **zero(2),
                                              "pipeline": {"schedule": "bfs", "chunks": 2}}),
+    "pp 3 eager 1f1b": (3, {"layers": 4}, {"mesh": {"pp": 3}, "pipeline": {"schedule": "eager_1f1b"}}),
     "recompute": (1, {}, {"recompute": {"mode": "block"}}),
     "recompute every second": (2, {"layers": 5}, {"mesh": {"dp": 2}, **zero(3), "recompute": {"mode": "block",
                                                                                             "every": 2}}),

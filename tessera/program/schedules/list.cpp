@@ -1,5 +1,6 @@
 // The schedules that there are: a new one is a file pair and a line here.
 #include "tessera/program/schedules/bfs.h"
+#include "tessera/program/schedules/eager_1f1b.h"
 #include "tessera/program/schedules/gpipe.h"
 #include "tessera/program/schedules/interleaved.h"
 #include "tessera/program/schedules/naive.h"
@@ -19,6 +20,10 @@ const std::vector<Schedule>& all() {
        .turns = one_forward_one_backward,
        .meaning = "forward and backward in turn",
        .source = "arXiv 2006.09503"},
+      {.name = "eager_1f1b",
+       .turns = eager_1f1b,
+       .meaning = "1f1b with twice the forwards ahead, for slow links",
+       .source = "arXiv 2211.05322"},
       {.name = "interleaved",
        .turns = interleaved,
        .chunked = true,

@@ -36,6 +36,7 @@ TEST(Schedules, ActivationsAlive) {
   EXPECT_EQ(alive("naive", 1), (Peaks{1, 1, 1, 1}));
   EXPECT_EQ(alive("gpipe", 1), (Peaks{8, 8, 8, 8}));
   EXPECT_EQ(alive("1f1b", 1), (Peaks{4, 3, 2, 1}));
+  EXPECT_EQ(alive("eager_1f1b", 1), (Peaks{7, 5, 3, 1}));
   EXPECT_EQ(alive("interleaved", 2), (Peaks{11, 9, 7, 5}));
   EXPECT_EQ(alive("bfs", 2), (Peaks{16, 16, 16, 16}));
 }
