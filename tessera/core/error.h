@@ -55,7 +55,7 @@ struct RankContext {
   int world_size = 1;
   std::string coords = {};  // "dp_shard=1 tp=0"; empty on a mesh of one rank
   int64_t step = -1;        // -1: not in a step
-  std::string doing = {};   // "Forward stage 0 micro-batch 3"; not in prefix()
+  std::string doing = {};   // "Forward 3 unit 1"; not in prefix()
 
   // "[rank 5/16 dp_shard=1 tp=0 step=312] ", without the parts that are unknown
   // or, of a world of one rank, say nothing; "" where none is left.

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/checkpoint/hugging_face.h"
@@ -44,7 +45,8 @@ parallel::ComposeOptions compose_options(const RunConfig& config) {
       .prefetch = config.zero.prefetch < 0 ? 1 : config.zero.prefetch,
       .recompute_every = recompute_options(config).every,
       .gradient_dtype = gradient_dtype(config),
-      .bucket_bytes = static_cast<int64_t>(config.zero.bucket_mb * (1 << 20))};
+      .bucket_bytes = std::max<int64_t>(
+          1, static_cast<int64_t>(config.zero.bucket_mb * (1 << 20)))};
   return options;
 }
 

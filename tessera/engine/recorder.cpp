@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/comm/group.h"
+
 namespace tessera::engine {
 namespace {
 
@@ -89,6 +91,7 @@ void Recorder::begin_step(int64_t step) {
   spans_.clear();
   begun_.clear();
   lane_end_.clear();
+  blocked_s_ = comm::seconds_blocked();
 }
 
 program::Observer Recorder::observer() {
@@ -105,9 +108,15 @@ void Recorder::take(const Instruction& instruction, double begin_s,
                      .kind = *kind,
                      .begin_s = begin_s,
                      .end_s = end_s};
-  if (instruction.phase == Phase::kAwait) {
+  const double blocked_s = comm::seconds_blocked();
+  const double inside_s = blocked_s - std::exchange(blocked_s_, blocked_s);
+  if (program::is_communication(instruction.op)) {
     span.kind = Kind::kWait;
     span.awaited = *kind;
+  } else {
+    span.waited_s = inside_s;
+  }
+  if (instruction.phase == Phase::kAwait) {
     add_in_flight(instruction, end_s);
   } else if (instruction.phase == Phase::kBegin) {
     begun_[{instruction.op, instruction.microbatch, instruction.unit,

@@ -1,7 +1,7 @@
 // Records a rank's programs as spans, for metrics and for traces.
 //
-// Lanes: 0 is the rank itself, on which an await is a wait; on the others lies
-//        what was begun, from its begin to its await.
+// Lanes: 0 is the rank itself, on which communication is a wait; on the others
+//        lies what was begun, from its begin to its await.
 // Cost:  two readings of the clock and a span for each instruction.
 #pragma once
 
@@ -41,6 +41,7 @@ class Recorder {
   using Key = std::tuple<program::Op, int64_t, int64_t, int64_t>;
   std::map<Key, double> begun_;         // when, of what is under way
   std::map<int64_t, double> lane_end_;  // of the last span
+  double blocked_s_ = 0;  // comm::seconds_blocked() behind the last one
 };
 
 }  // namespace tessera::engine

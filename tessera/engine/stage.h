@@ -45,8 +45,9 @@ class TrainStage : public program::Stage {
   virtual void begin_program(StepInput input, int64_t num_microbatches,
                              program::Kind kind);
 
-  // Of the program that ran: this rank's part of the loss. Each token counts on
-  // one of the ranks that hold a model together.
+  // Of the program that ran: this rank's part of the loss, and of the target
+  // tokens that it is a sum over. In a step each rank of tp has the same; in an
+  // evaluation each token counts on one of the ranks that hold a model together.
   double loss_sum() const { return loss_sum_; }
   double weight() const { return weight_; }
   // Its part of nn::Balance, of all layers and micro-batches.

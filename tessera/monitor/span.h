@@ -3,8 +3,7 @@
 // A lane is what runs by itself beside others: the thread that computes, and
 // whoever brings communication on. On one lane spans follow one another or lie
 // inside one another (recomputation inside of a backward).
-// Units:  seconds of CLOCK_MONOTONIC, which all processes of a host share; what
-//         the hosts' clocks differ by is added by the caller.
+// Units:  seconds of CLOCK_MONOTONIC, which all processes of a host share.
 #pragma once
 
 #include <array>
@@ -43,6 +42,9 @@ struct Span {
   int64_t lane = kComputeLane;
   double begin_s = 0;
   double end_s = 0;
+  // Of what is no communication: in which it waited for others inside, as
+  // tensor parallelism does. When is not known.
+  double waited_s = 0;
   // A message that starts or ends in this span: see flow_id().
   std::optional<uint64_t> flow = {};
   bool starts_flow = false;

@@ -1,12 +1,13 @@
 #include "tessera/monitor/timeline.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tessera::monitor {
 namespace {
 
 constexpr std::array kCommunication = {Kind::kGather, Kind::kReduce,
-                                       Kind::kMessage, Kind::kNorm};
+                                       Kind::kMessage};
 
 double& at(SecondsByKind& seconds, Kind kind) {
   return seconds[static_cast<size_t>(kind)];
@@ -16,9 +17,7 @@ double& at(SecondsByKind& seconds, Kind kind) {
 std::optional<Kind> awaited_in(const Span& span) {
   if (span.lane != kComputeLane) return std::nullopt;
   if (span.kind == Kind::kWait) return span.awaited;
-  // Of the norm, the waits inside of it alone.
   const bool communicates =
-      span.kind != Kind::kNorm &&
       std::ranges::find(kCommunication, span.kind) != kCommunication.end();
   return communicates ? std::optional(span.kind) : std::nullopt;
 }
@@ -26,11 +25,8 @@ std::optional<Kind> awaited_in(const Span& span) {
 }  // namespace
 
 double Timeline::exposed_comm_s() const {
-  double sum = 0;
-  for (const Kind kind : kCommunication) {
-    sum += exposed[static_cast<size_t>(kind)];
-  }
-  return sum;
+  return std::accumulate(exposed.begin(), exposed.end(), 0.0) -
+         exposed[static_cast<size_t>(Kind::kLoad)];
 }
 
 Timeline timeline_of(const std::vector<Span>& spans, double step_s) {
@@ -42,7 +38,10 @@ Timeline timeline_of(const std::vector<Span>& spans, double step_s) {
     if (parents[i] >= 0) own_s[parents[i]] -= spans[i].end_s - spans[i].begin_s;
   }
   for (size_t i = 0; i < spans.size(); ++i) {
-    at(timeline.seconds, spans[i].kind) += own_s[i];
+    const double waited_s = spans[i].waited_s;
+    at(timeline.seconds, spans[i].kind) += own_s[i] - waited_s;
+    at(timeline.seconds, Kind::kWait) += waited_s;
+    at(timeline.exposed, spans[i].kind) += waited_s;
     const auto awaited = awaited_in(spans[i]);
     if (awaited) at(timeline.exposed, *awaited) += own_s[i];
   }

@@ -4,8 +4,10 @@
 // add up to no more than the step. Lanes run beside one another: their sum may
 // be more.
 // Exposed is communication that the compute lane waits for: its kWait spans, by
-// what they wait for, and what it sends and receives itself (kGather, kReduce,
-// kMessage on that lane).
+// what they wait for, what it sends and receives itself (kGather, kReduce,
+// kMessage on that lane), and what is waited for inside of other spans, by their
+// kind: of a kForward, the collectives of tensor, context and expert
+// parallelism.
 // Units:  seconds; the bubble is a share of the step.
 #pragma once
 
@@ -23,7 +25,7 @@ struct Timeline {
   // messages, for the sum of the norm, one number that all stages add to.
   double bubble = 0;
 
-  // Gathers, reductions, messages and the norm's sum.
+  // Of all kinds but kLoad, which waits for no rank.
   double exposed_comm_s() const;
 };
 

@@ -88,10 +88,11 @@ std::string order_event(const char* what, int64_t rank, int64_t lane,
 
 TraceWriter::TraceWriter(const std::string& folder, int64_t rank,
                          const std::string& coordinates,
-                         const std::vector<std::string>& lanes)
+                         const std::vector<std::string>& lanes, double ahead_s)
     : path_(rank_path(folder, rank)),
       rank_(rank),
-      num_lanes_(std::ssize(lanes)) {
+      num_lanes_(std::ssize(lanes)),
+      ahead_s_(ahead_s) {
   std::string name = "rank " + std::to_string(rank);
   if (!coordinates.empty()) name += " " + coordinates;
   add_event(name_event("process_name", rank, 0, name));
@@ -104,7 +105,9 @@ TraceWriter::TraceWriter(const std::string& folder, int64_t rank,
 
 void TraceWriter::add(const std::vector<Span>& spans) {
   parents_of(spans);  // refuses what cannot be drawn
-  for (const Span& span : spans) {
+  for (Span span : spans) {
+    span.begin_s += ahead_s_;
+    span.end_s += ahead_s_;
     TS_CHECK(span.lane >= 0 && span.lane < num_lanes_, "monitor: span '",
              span.name, "' is on lane ", span.lane, " of ", num_lanes_, ".");
     add_event(slice_of(span, rank_));

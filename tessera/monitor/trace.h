@@ -22,10 +22,11 @@ namespace tessera::monitor {
 
 class TraceWriter {
  public:
-  // `lanes`: their names; spans name them by number.
+  // `lanes`: their names; spans name them by number. `ahead_s`: is added to all
+  // times, where clocks of hosts differ.
   TraceWriter(const std::string& folder, int64_t rank,
               const std::string& coordinates,
-              const std::vector<std::string>& lanes);
+              const std::vector<std::string>& lanes, double ahead_s = 0);
 
   // Refuses spans of a lane that overlap in part, and unknown lanes.
   void add(const std::vector<Span>& spans);
@@ -37,6 +38,7 @@ class TraceWriter {
   std::string path_;
   int64_t rank_;
   int64_t num_lanes_;
+  double ahead_s_;
   std::string events_;  // with commas and ends of lines between them
 };
 

@@ -24,7 +24,7 @@ void ZeroConfig::declare(config::Section& section) {
       .at_most(1 << 20);
   section
       .key("prefetch", prefetch,
-           "stage 3: layers whose parameters are gathered ahead; -1: 1, but 0 "
+           "layers whose parameters are gathered ahead; -1: 1, but 0 "
            "where all ranks share memory, whose cores do both")
       .at_least(-1)
       .at_most(1 << 20);

@@ -98,6 +98,20 @@ TEST(Checker, NamesWhatIsBegunAndAwaitedWrongly) {
                  whole, "nothing new to reduce");
 }
 
+TEST(Checker, RefusesUnitsThatThereAreNot) {
+  for (int64_t stage : {0, 3}) {
+    const Units units = units_of(2, stage);
+    for (const Instruction& wrong : lowered(1, units)) {
+      if (wrong.unit < 0) continue;
+      for (int64_t unit : {-1, 2}) {
+        Program program = lowered(1, units);
+        std::ranges::find(program, wrong)->unit = unit;
+        expect_refused(program, units, "unit");
+      }
+    }
+  }
+}
+
 // What stays whole is reduced behind the last backward that adds to it.
 TEST(Checker, RefusesAReductionThatIsTooEarly) {
   const Units units = units_of(2, 0);

@@ -2,7 +2,8 @@
 // says, and nothing more.
 //
 // Comm:   none of its own; a stage's functions communicate.
-// Errors: what a stage throws passes through, with the instruction named.
+// Errors: what a stage throws passes through; a c10::Error names the
+//         instruction, and so does rank_context().doing for all others.
 #pragma once
 
 #include <functional>

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <system_error>
+#include <vector>
 
 #include "tessera/core/error.h"
 
@@ -10,10 +11,13 @@ namespace tessera::train {
 RunFolder::RunFolder(const engine::RunConfig& config)
     : path_(config.run.dir + "/" + config.run.name),
       checkpoints_(config.checkpoint.dir.empty() ? path_ + "/checkpoints"
-                                                 : config.checkpoint.dir) {}
+                                                 : config.checkpoint.dir),
+      traces_(config.monitor.trace > 0) {}
 
 void RunFolder::create() const {
-  for (const std::string& folder : {logs(), checkpoints(), tokens()}) {
+  std::vector<std::string> folders = {logs(), checkpoints(), tokens()};
+  if (traces_) folders.push_back(trace());
+  for (const std::string& folder : folders) {
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     TS_CHECK_IO(!error, "cannot make the run folder ", folder, ": ",

@@ -5,6 +5,7 @@
 //   tokens/          text as token files  checkpoints/step-N/
 //   logs/rank-N.log                       summary.json    written at the end
 //   logs/flight-rank-N.json               after a failure: the last operations
+//   trace/           where monitor.trace asks for it
 //   .lock            held by the run that writes here
 #pragma once
 
@@ -23,8 +24,6 @@ class RunFolder {
   std::string config() const { return path_ + "/config.json"; }
   std::string tokenizer() const { return path_ + "/tokenizer.json"; }
   std::string tokens() const { return path_ + "/tokens"; }
-  std::string metrics() const { return path_ + "/metrics.jsonl"; }
-  std::string summary() const { return path_ + "/summary.json"; }
   std::string lock() const { return path_ + "/.lock"; }
   const std::string& checkpoints() const { return checkpoints_; }
   std::string trace() const { return path_ + "/trace"; }
@@ -39,6 +38,7 @@ class RunFolder {
  private:
   std::string path_;
   std::string checkpoints_;  // checkpoint.dir where that is set
+  bool traces_;
 };
 
 }  // namespace tessera::train

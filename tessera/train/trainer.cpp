@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -203,14 +203,26 @@ class Trainer {
     const int64_t number = step_ - first_step_;
     if (number < 2 || number > config_.monitor.trace + 1) return;
     if (!trace_) {
-      if (leads()) std::filesystem::create_directories(folder_.trace());
-      ranks_.world().barrier();
       trace_ = std::make_unique<monitor::TraceWriter>(
           folder_.trace(), ranks_.rank(),
-          model_->mesh().describe(ranks_.rank()), engine::Recorder::lanes());
+          model_->mesh().describe(ranks_.rank()), engine::Recorder::lanes(),
+          clock_ahead_s());
     }
     trace_->add(recorder_->spans());
     if (number > config_.monitor.trace) finish_trace();
+  }
+
+  // By how much the first rank's monotonic clock is ahead of this one's, as far
+  // as the hosts' times of day agree: to a thousandth of a second.
+  double clock_ahead_s() {
+    const auto since = [](auto time) {
+      return std::chrono::duration<double>(time.time_since_epoch()).count();
+    };
+    const double own =
+        since(std::chrono::system_clock::now()) - since(Clock::now());
+    const at::Tensor first = at::tensor({own}, at::kDouble);
+    ranks_.world().broadcast(first, 0).wait();
+    return std::round((own - first.item<double>()) * 1e3) / 1e3;
   }
 
   void finish_trace() {

@@ -1,6 +1,6 @@
 // The trainer: a list of named phases, on every rank alike.
 //
-//   folder, data, model, compose, optimizer, resume, monitor, loop
+//   folder, data, model, resume, monitor, loop
 //
 // Comm:    phases meet at barriers; a step adds one all_gather of a few doubles
 //          (loss, tokens, stop, ...) to what the parallelism needs.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tessera/comm/base/blocked_time.h"
 #include "tessera/comm/base/c10d_reduce_op.h"
 #include "tessera/comm/base/reduce.h"
 #include "tessera/comm/base/timed_out.h"
@@ -71,10 +72,6 @@ Operation operation_of(Verb verb, const at::Tensor& tensor) {
           .bytes = static_cast<int64_t>(tensor.nbytes())};
 }
 
-}  // namespace
-
-namespace {
-
 // The ranks are asked where the backend itself cannot tell who is missing.
 std::string verdict_of(GroupState& state, const Operation& operation,
                        const Failure& failure) {
@@ -109,6 +106,7 @@ struct Work::Impl {
   c10::intrusive_ptr<c10d::Work> work;
 
   void wait() {
+    const BlockedTime blocked;
     try {
       work->wait();
       state->recorder.end(ticket, false);
@@ -288,6 +286,7 @@ std::function<GroupReport()> BackendGroup::reporter() const {
 
 Work BackendGroup::start(Operation operation, Mode mode,
                          const std::function<Pending()>& call) {
+  const BlockedTime blocked(mode == Mode::kBlocking);
   check_usable();
   const uint64_t ticket = state_->recorder.begin(operation);
   if (connection_.compare && !is_point_to_point(operation.verb)) {

@@ -30,7 +30,7 @@ struct Operation {
   uint64_t sequence = 0;
   std::chrono::steady_clock::time_point begun = {};
   int64_t step = -1;       // of the training, and what the rank was doing in it
-  std::string doing = {};  // "Forward stage 0 micro-batch 3"
+  std::string doing = {};  // "Forward 3 unit 1"
 
   double seconds_so_far() const;
   // "all_reduce(sum) #17 float32[4, 8]", "send #3 to rank 2 tag 0 int64[5]"

@@ -87,7 +87,6 @@ void ShardedParameters::free(int64_t unit) {
 void ShardedParameters::gather_all() {
   for (auto& unit : units_) {
     for (auto& held : unit) {
-      if (held->bundle.stage == 3) continue;
       held->parameters.begin_gather(comm::Mode::kBlocking);
       held->parameters.await_gather();
     }

@@ -70,8 +70,7 @@ class ShardedParameters {
   void begin_gather(int64_t unit, comm::Mode mode);
   void await_gather(int64_t unit);
   void free(int64_t unit);
-  // Those of stages 1 and 2, all at once: for who reads parameters outside of a
-  // program.
+  // All at once: for who reads parameters outside of a program.
   void gather_all();
 
   void zero_gradients();

@@ -20,9 +20,9 @@ void GradientRules::take(const Instruction& instruction) {
               "gradients are not zeroed yet");
       break;
     case Op::kAllocateGradients: {
-      Owner& owner = owners_[instruction.unit];
       require(unit_at(instruction.unit).zero_stage >= 2 && zeroed_,
               "only gradients that live as shards are allocated");
+      Owner& owner = owners_[instruction.unit];
       require(!owner.allocated, "allocated already");
       owner.allocated = true;
       break;
@@ -49,8 +49,8 @@ void GradientRules::add(const Instruction& instruction) {
   added_ = true;
   if (!names_units()) return;
   for (int64_t id : reads(instruction)) {
-    Owner& owner = owners_[id];
     const int64_t stage = unit_at(id).zero_stage;
+    Owner& owner = owners_[id];
     require(stage < 2 || owner.allocated, "the gradients of unit ", id,
             " are not allocated");
     require(stage >= 2 || owner.reductions == 0, "the gradients of unit ", id,

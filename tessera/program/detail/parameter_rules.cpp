@@ -45,12 +45,12 @@ void ParameterRules::take(const Instruction& instruction) {
       --now_gathered_;
       return;
     case Op::kOptimizerStep: {
+      const int64_t stage = unit_at(instruction.unit).zero_stage;
       require(!stepped_[instruction.unit], "updated twice");
       stepped_[instruction.unit] = true;
       // Of what lives whole every rank updated its shard alone.
       Progress& state = whole_[instruction.unit];
       require(state != Progress::kUnderWay, "updated while on its way");
-      const int64_t stage = unit_at(instruction.unit).zero_stage;
       if (stage == 1 || stage == 2) state = Progress::kNone;
       return;
     }
