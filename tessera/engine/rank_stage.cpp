@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "tessera/engine/wire.h"
 #include "tessera/nn/loss.h"
 
 namespace tessera::engine {
@@ -132,21 +133,8 @@ void RankStage::hand_on(Microbatch& mine, int64_t unit) {
   before.gradient = std::exchange(mine.units.at(unit).input, {}).grad();
 }
 
-// A tag names kind, micro-batch and receiver.
-RankStage::Wire RankStage::wire_of(const Instruction& message) const {
-  const int64_t stages = composed_.pipeline->size();
-  const auto ends =
-      program::ends_of(message, composed_.pipeline->rank(), stages);
-  const auto chunks = static_cast<int64_t>(composed_.units.chunks.size());
-  const int64_t receiver = message.microbatch * chunks * stages + ends.receiver;
-  return {.sends = ends.sends,
-          .activations = ends.activations,
-          .peer = ends.peer() % stages,
-          .tag = receiver * 2 + (ends.activations ? 1 : 0)};
-}
-
 void RankStage::begin_message(const Instruction& message) {
-  const Wire wire = wire_of(message);
+  const Wire wire = wire_of(composed_, message);
   const auto& units = composed_.units.chunks.at(message.chunk);
   Microbatch& mine = microbatches_.at(message.microbatch);
   Passed& first = mine.units.at(units.front());

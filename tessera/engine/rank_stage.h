@@ -61,14 +61,6 @@ class RankStage final : public TrainStage {
   void start_backward(Passed& here);
   void hand_on(Microbatch& mine, int64_t unit);
   void begin_message(const program::Instruction& message);
-  // The stage at the other end, and the message's tag.
-  struct Wire {
-    bool sends;
-    bool activations;
-    int64_t peer;
-    int64_t tag;
-  };
-  Wire wire_of(const program::Instruction& message) const;
 
   models::Model& model_;
   std::vector<Microbatch> microbatches_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tessera/comm/group.h"
+#include "tessera/engine/wire.h"
 
 namespace tessera::engine {
 namespace {
@@ -147,18 +148,11 @@ void Recorder::add_in_flight(const Instruction& instruction, double end_s) {
 
 void Recorder::mark_message(const Instruction& message,
                             monitor::Span& span) const {
-  const auto& ranks = composed_.pipeline->ranks();
-  const auto stages = static_cast<int64_t>(ranks.size());
-  const auto ends =
-      program::ends_of(message, composed_.pipeline->rank(), stages);
-  const int64_t peer = ranks.at(ends.peer() % stages);
-  const auto chunks = static_cast<int64_t>(composed_.units.chunks.size());
-  const int64_t number =
-      (message.microbatch * chunks * stages + ends.receiver) * 2 +
-      (ends.activations ? 1 : 0);
-  span.flow = ends.sends ? monitor::flow_id(step_, rank_, peer, number)
-                         : monitor::flow_id(step_, peer, rank_, number);
-  span.starts_flow = ends.sends;
+  const Wire wire = wire_of(composed_, message);
+  const int64_t peer = composed_.pipeline->ranks().at(wire.peer);
+  span.flow = wire.sends ? monitor::flow_id(step_, rank_, peer, wire.tag)
+                         : monitor::flow_id(step_, peer, rank_, wire.tag);
+  span.starts_flow = wire.sends;
 }
 
 }  // namespace tessera::engine

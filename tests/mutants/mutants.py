@@ -102,7 +102,7 @@ MUTANTS = [
            "      if (!MUTANT) norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);\n",
            mesh(mesh={"pp": 2}),
            r"^grad_norm .* over pp"),
-    Mutant("tags_swapped", RANK,
+    Mutant("tags_swapped", "tessera/engine/wire.cpp",
            "          .tag = receiver * 2 + (ends.activations ? 1 : 0)};\n",
            "          .tag = (MUTANT && ends.sends && ends.activations\n"
            "                      ? receiver + (message.microbatch % 2 == 0 ? 1 : -1) * chunks * stages\n"
