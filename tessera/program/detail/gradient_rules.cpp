@@ -64,8 +64,13 @@ void GradientRules::reduce(const Instruction& instruction) {
   const Unit& unit = unit_at(instruction.unit);
   Owner& owner = owners_[instruction.unit];
   require(unit.reduced, "nobody shares these gradients");
+  // A micro-batch's is behind the one before.
+  if (begins(instruction) && owner.reduction == Progress::kDone) {
+    owner.reduction = Progress::kNone;
+  }
+  advance(instruction, owner.reduction,
+          "the reduction before it is still under way");
   if (begins(instruction)) {
-    require(!owner.under_way, "the reduction before it is still under way");
     require(owner.adds > 0, "there is nothing new to reduce");
     require(unit.zero_stage >= 2 || owner.reductions == 0, "reduced twice");
     if (unit.zero_stage >= 2) {
@@ -77,12 +82,7 @@ void GradientRules::reduce(const Instruction& instruction) {
     }
     owner.adds = 0;
     owner.allocated = false;
-    owner.under_way = true;
     ++owner.reductions;
-  }
-  if (ends(instruction)) {
-    require(owner.under_way, "its reduction was not begun");
-    owner.under_way = false;
   }
 }
 
@@ -90,22 +90,15 @@ void GradientRules::sum(const Instruction& instruction) {
   const Unit& unit = unit_at(instruction.unit);
   Owner& owner = owners_[instruction.unit];
   require(unit.summed, "its shards have no replicas");
-  if (begins(instruction)) {
-    require(!owner.under_way && owner.adds == 0 && owner.reductions > 0,
-            "its reductions are not complete");
-    require(owner.sum == Progress::kNone, "summed twice");
-    owner.sum = Progress::kUnderWay;
-  }
-  if (ends(instruction)) {
-    require(owner.sum == Progress::kUnderWay, "its sum was not begun");
-    owner.sum = Progress::kDone;
-  }
+  require(owner.reduction == Progress::kDone && owner.adds == 0,
+          "its reductions are not complete");
+  advance(instruction, owner.sum, "summed twice");
 }
 
 void GradientRules::check_owner(int64_t id) {
   const Unit& unit = unit_at(id);
   const Owner& owner = owners_[id];
-  require(!owner.under_way, "the reduction of unit ", id,
+  require(owner.reduction != Progress::kUnderWay, "the reduction of unit ", id,
           " is not awaited yet");
   require(!owner.allocated, "the gradients of unit ", id, " are still whole");
   const auto microbatches = static_cast<int64_t>(owner.adds_of.size());
@@ -137,15 +130,7 @@ void GradientRules::tail(const Instruction& instruction) {
       return norm();
     case Op::kSumNorm:
       require(normed_, "behind the norm");
-      if (begins(instruction)) {
-        require(sum_norm_ == Progress::kNone, "summed twice");
-        sum_norm_ = Progress::kUnderWay;
-      }
-      if (ends(instruction)) {
-        require(sum_norm_ == Progress::kUnderWay, "it was not begun");
-        sum_norm_ = Progress::kDone;
-      }
-      return;
+      return advance(instruction, sum_norm_, "summed twice");
     case Op::kClipGradients:
     case Op::kOptimizerStep: {
       const bool clips = instruction.op == Op::kClipGradients;

@@ -62,33 +62,23 @@ void MicrobatchRules::take(const Instruction& instruction) {
   }
 }
 
-void MicrobatchRules::advance(const Instruction& instruction,
-                              Progress& progress, bool may_begin) const {
-  if (begins(instruction)) {
-    require(progress == Progress::kNone, "it was begun already");
-    require(may_begin, "what it sends is not computed yet");
-    progress = Progress::kUnderWay;
-  }
-  if (ends(instruction)) {
-    require(progress == Progress::kUnderWay, "it was not begun");
-    progress = Progress::kDone;
-  }
-}
-
 void MicrobatchRules::message(const Instruction& instruction, State& state) {
   const int64_t length = length_of(instruction.chunk);
+  const char* const again = "it was begun already";
   switch (instruction.op) {
     case Op::kReceiveActivations:
       require(!state.loaded, "its inputs are there already");
-      return advance(instruction, state.inputs, true);
+      return advance(instruction, state.inputs, again);
     case Op::kReceiveGradients:
       state.received = true;
-      return advance(instruction, state.gradients, true);
-    case Op::kSendActivations:
-      return advance(instruction, state.sent_up, state.forward == length);
+      return advance(instruction, state.gradients, again);
     default:
-      return advance(instruction, state.sent_down, state.input == length);
+      break;
   }
+  const bool up = instruction.op == Op::kSendActivations;
+  require((up ? state.forward : state.input) == length,
+          "what it sends is not computed yet");
+  advance(instruction, up ? state.sent_up : state.sent_down, again);
 }
 
 void MicrobatchRules::forward(const Instruction& instruction, State& state) {

@@ -63,16 +63,11 @@ void ParameterRules::gather(const Instruction& instruction) {
   const int64_t stage = unit_at(instruction.unit).zero_stage;
   require(stage > 0, "stage 0 has nothing to gather");
   Progress& state = whole_[instruction.unit];
+  advance(instruction, state, "gathered already");
   if (begins(instruction)) {
-    require(state == Progress::kNone, "gathered already");
     require(!stepped_[instruction.unit], "gathered behind its update");
-    state = Progress::kUnderWay;
     ++gathers_;
     if (stage == 3) peak_gathered_ = std::max(peak_gathered_, ++now_gathered_);
-  }
-  if (ends(instruction)) {
-    require(state == Progress::kUnderWay, "its gather was not begun");
-    state = Progress::kDone;
   }
 }
 

@@ -13,6 +13,9 @@
 
 namespace tessera::program::detail {
 
+// Something that is begun and awaited, or done at once.
+enum class Progress { kNone, kUnderWay, kDone };
+
 class Rules {
  public:
   Rules(const Units& units, Kind kind) : units_(units), kind_(kind) {}
@@ -55,15 +58,25 @@ class Rules {
     return each.phase != Phase::kBegin;
   }
 
+  // `again`: the rule where it was begun before.
+  void advance(const Instruction& instruction, Progress& progress,
+               const char* again) const {
+    if (begins(instruction)) {
+      require(progress == Progress::kNone, again);
+      progress = Progress::kUnderWay;
+    }
+    if (ends(instruction)) {
+      require(progress == Progress::kUnderWay, "it was not begun");
+      progress = Progress::kDone;
+    }
+  }
+
   const Units& units_;
   const Kind kind_;
 
  private:
   const std::string* place_ = nullptr;
 };
-
-// Something that is begun and awaited, or done at once.
-enum class Progress { kNone, kUnderWay, kDone };
 
 class MicrobatchRules : public Rules {
  public:
@@ -88,8 +101,6 @@ class MicrobatchRules : public Rules {
   int64_t length_of(int64_t chunk) const;
   int64_t unit_of(const Instruction& instruction, int64_t place) const;
   void message(const Instruction& instruction, State& state);
-  void advance(const Instruction& instruction, Progress& progress,
-               bool may_begin) const;
   void forward(const Instruction& instruction, State& state);
   void backward(const Instruction& instruction, State& state);
   void input_part(const Instruction& instruction, State& state);
@@ -131,7 +142,7 @@ class GradientRules : public Rules {
     bool allocated = false;
     int64_t adds = 0;        // backwards that added since the last reduction
     int64_t reductions = 0;  // begun
-    bool under_way = false;
+    Progress reduction = Progress::kNone;  // the last one
     Progress sum = Progress::kNone;
     std::map<int64_t, int64_t> adds_of = {};  // by micro-batch
   };
