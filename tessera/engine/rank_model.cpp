@@ -11,7 +11,6 @@
 #include "tessera/engine/precision.h"
 #include "tessera/engine/rank_stage.h"
 #include "tessera/engine/star_stage.h"
-#include "tessera/engine/step_programs.h"
 
 namespace tessera::engine {
 
@@ -51,8 +50,8 @@ parallel::ComposeOptions compose_options(const RunConfig& config) {
 }
 
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
-                     program::Kind use)
-    : config_(config), ranks_(ranks), use_(use) {
+                     program::Kind use, program::passes::Choice passes)
+    : config_(config), ranks_(ranks), use_(use), passes_(std::move(passes)) {
   build_model();
   if (trains()) build_optimizer();
   build_stage();
@@ -129,7 +128,7 @@ void RankModel::build_programs() {
   std::vector<program::Kind> kinds = {program::Kind::kEvaluation};
   if (trains()) kinds.push_back(program::Kind::kTraining);
   const StepPrograms programs(config_, composed_.mesh, composed_.model, kinds,
-                              passes_left_out());
+                              passes_);
   evaluation_ = programs.of(ranks_.rank(), program::Kind::kEvaluation);
   if (trains()) step_ = programs.of(ranks_.rank(), program::Kind::kTraining);
 }

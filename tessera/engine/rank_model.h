@@ -13,6 +13,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/engine/stage.h"
+#include "tessera/engine/step_programs.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/program/executor.h"
@@ -33,7 +34,8 @@ class RankModel {
   // REQUIRES: a completed configuration, of the latter by
   // complete_for_evaluation().
   RankModel(const RunConfig& config, comm::Communicator& ranks,
-            program::Kind use = program::Kind::kTraining);
+            program::Kind use = program::Kind::kTraining,
+            program::passes::Choice passes = passes_chosen());
 
   // One step; the observer hears of each instruction.
   void step(StepInput input, const program::Observer& observer = nullptr);
@@ -64,6 +66,7 @@ class RankModel {
   const RunConfig& config_;
   comm::Communicator& ranks_;
   const program::Kind use_;
+  const program::passes::Choice passes_;
   std::shared_ptr<models::Model> decoder_;
   parallel::Composed composed_;
   std::unique_ptr<optim::Optimizer> optimizer_;  // of steps

@@ -156,6 +156,33 @@ TEST(RankModel, EvaluationHoldsWeightsAlone) {
   }
 }
 
+// What the input's part keeps for the weights' part is let go of behind it.
+TEST(RankModel, SplitBackwardLetsGo) {
+  monitor::count_tensor_bytes();
+  RunConfig config = small_run(1, 0);
+  config.recompute.mode = "block";
+  config.batch = {.global = 3, .micro = 1};
+  complete(config, 1);
+  const auto kept = [&](const program::passes::Choice& passes) {
+    std::vector<int64_t> bytes;  // behind each micro-batch's backward
+    comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+      const monitor::RankMemory memory;
+      RankModel model(config, ranks, program::Kind::kTraining, passes);
+      const auto input = step_input(config, 1e-3, [&](int64_t, int64_t count) {
+        return zeros(count, config.data.seq_len);
+      });
+      model.step(input, [&](const program::Instruction& done, double, double) {
+        if (!program::adds_gradients(done.op) || done.unit > 0) return;
+        bytes.push_back(monitor::tensor_bytes(MemoryKind::kWork));
+      });
+    });
+    return bytes;
+  };
+  const auto whole = kept({});
+  EXPECT_EQ(whole.size(), 3);
+  EXPECT_EQ(kept({.with = {"split_backward"}}), whole);
+}
+
 // In units of the parameters: 2 for stages 0, 1 and 2; 3 for stage 3, or 2 when
 // gathered parameters are kept until the backward.
 TEST(RankModel, TrafficOfAStep) {

@@ -75,20 +75,26 @@ void RankStage::recompute(int64_t microbatch, int64_t unit) {
       model_.forward_unit(unit, here.input, input_.tokens, &here.balance);
 }
 
+// A loss can go backward once, as its gradient takes the place of the logits:
+// it does so at once, and the last unit's backward starts from its output's
+// gradient like every other's.
 void RankStage::loss(int64_t microbatch) {
   Microbatch& mine = microbatches_.at(microbatch);
-  at::Tensor& output = mine.units.back().output;
+  Passed& last = mine.units.back();
   const at::AutoGradMode records(trains());
-  const nn::LossSum loss =
-      model_.loss_of(std::exchange(output, {}), mine.batch.targets);
+  const at::Tensor logits = last.output.detach().requires_grad_(trains());
+  if (!trains()) last.output = at::Tensor();
+  const nn::LossSum loss = model_.loss_of(logits, mine.batch.targets);
   // The ranks of tp all have the same: in an evaluation the first one counts.
   if (trains() || composed_.coord[mesh::Axis::kTp] == 0) {
     count(loss, microbatch);
   }
-  if (trains()) output = loss.sum / input_.target_tokens;
+  if (!trains()) return;
+  const at::Tensor mean = loss.sum / input_.target_tokens;
+  last.gradient = torch::autograd::grad({mean}, {logits})[0];
 }
 
-// What the unit's backward starts from.
+// What the unit's backward starts from: once, for both of its parts.
 void RankStage::start_backward(Passed& here) {
   if (!here.ends.empty()) return;
   here.ends = {std::exchange(here.output, {})};
@@ -101,6 +107,8 @@ void RankStage::start_backward(Passed& here) {
   }
 }
 
+// The weights' part goes once more through all that lies between the output and
+// a parameter, with its collectives: nearly as much as the input's part.
 void RankStage::backward(Op part, int64_t microbatch, int64_t unit) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& here = mine.units.at(unit);

@@ -38,7 +38,7 @@ class RankStage final : public TrainStage {
   // computed again.
   struct Passed {
     at::Tensor input;
-    at::Tensor output;    // of the last unit, once it is known: the loss
+    at::Tensor output;
     at::Tensor gradient;  // of the output
     nn::Balance balance = {};
     // Between the two parts of a backward: where it starts.

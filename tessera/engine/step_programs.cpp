@@ -7,13 +7,13 @@
 
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
-#include "tessera/program/passes/pass.h"
 #include "tessera/program/schedules/schedule.h"
 #include "tessera/program/world.h"
 
 namespace tessera::engine {
 
 using mesh::Axis;
+namespace passes = program::passes;
 using program::Kind;
 using program::RankProgram;
 
@@ -46,14 +46,39 @@ void add_inner(const program::Facts& facts, parallel::Lanes& lanes,
   program.loss = transfers_of(facts.loss.forward_collectives, lanes);
 }
 
+// The passes that an environment variable names, all of them with this choice.
+std::vector<std::string> named_in(const char* variable, passes::Use use,
+                                  const char* choice) {
+  const char* const value = std::getenv(variable);
+  std::vector<std::string> names;
+  std::istringstream list(value ? value : "");
+  for (std::string name; std::getline(list, name, ',');) {
+    std::string with_choice;
+    bool known = false;
+    for (const auto& pass : passes::all()) {
+      if (pass.use != use) continue;
+      known |= name == pass.name;
+      with_choice += std::string(with_choice.empty() ? "" : ", ") + pass.name;
+    }
+    TS_CHECK_CONFIG(known, variable, " names \"", name,
+                    "\", which is no pass that can be ", choice, ": ",
+                    with_choice, ".");
+    names.push_back(name);
+  }
+  return names;
+}
+
 }  // namespace
 
 program::Program lowered_program(const RunConfig& config,
                                  const mesh::DeviceMesh& mesh,
                                  const parallel::ModelUnits& model,
                                  int64_t stage, Kind kind,
-                                 const std::vector<std::string>& without) {
+                                 const passes::Choice& choice) {
   const bool trains = kind == Kind::kTraining;
+  TS_CHECK_CONFIG(!is_star(config) || choice.with.empty(),
+                  "TESSERA_WITH_PASSES: devices of mesh.data_parallel dp run "
+                  "whole models; they have no such passes.");
   program::Units units;
   if (is_star(config)) {
     units.alone = true;
@@ -68,42 +93,29 @@ program::Program lowered_program(const RunConfig& config,
   const auto& schedule = program::schedules::named(config.pipeline.schedule);
   const program::schedules::Tail tail{.clip = config.optimizer.clip_norm > 0,
                                       .alone = units.alone};
-  return program::passes::lower(
+  return passes::lower(
       trains ? program::schedules::step(schedule, shape, stage, tail)
              : program::schedules::evaluation(shape, stage),
-      units, kind, without);
+      units, kind, choice);
 }
 
-std::vector<std::string> passes_left_out() {
-  const char* const named = std::getenv("TESSERA_WITHOUT_PASSES");
-  std::vector<std::string> without;
-  std::istringstream list(named ? named : "");
-  for (std::string name; std::getline(list, name, ',');) {
-    std::string optional;
-    bool known = false;
-    for (const auto& pass : program::passes::all()) {
-      if (!pass.is_optional) continue;
-      known |= name == pass.name;
-      optional += std::string(optional.empty() ? "" : ", ") + pass.name;
-    }
-    TS_CHECK_CONFIG(known, "TESSERA_WITHOUT_PASSES names \"", name,
-                    "\", which is no pass that can be left out: ", optional,
-                    ".");
-    without.push_back(name);
-  }
-  return without;
+passes::Choice passes_chosen() {
+  return {.without = named_in("TESSERA_WITHOUT_PASSES",
+                              passes::Use::kUnlessLeftOut, "left out"),
+          .with = named_in("TESSERA_WITH_PASSES", passes::Use::kIfAskedFor,
+                           "asked for")};
 }
 
 StepPrograms::StepPrograms(const RunConfig& config,
                            const mesh::DeviceMesh& mesh,
                            const parallel::ModelUnits& model,
                            const std::vector<Kind>& kinds,
-                           const std::vector<std::string>& without)
+                           const passes::Choice& choice)
     : config_(config), mesh_(mesh), model_(model) {
   for (Kind kind : kinds) {
     for (int64_t stage = 0; stage < config.mesh.pp; ++stage) {
       programs_[kind].push_back(
-          lowered_program(config, mesh, model, stage, kind, without));
+          lowered_program(config, mesh, model, stage, kind, choice));
     }
     prove(kind);
   }

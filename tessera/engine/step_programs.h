@@ -6,12 +6,11 @@
 #pragma once
 
 #include <map>
-#include <string>
 #include <vector>
 
 #include "tessera/engine/run_config.h"
 #include "tessera/parallel/model_units.h"
-#include "tessera/program/checker.h"
+#include "tessera/program/passes/pass.h"
 
 namespace tessera::engine {
 
@@ -20,21 +19,20 @@ program::Program lowered_program(const RunConfig& config,
                                  const mesh::DeviceMesh& mesh,
                                  const parallel::ModelUnits& model,
                                  int64_t stage, program::Kind kind,
-                                 const std::vector<std::string>& without = {});
+                                 const program::passes::Choice& choice = {});
 
-// Those that the environment variable TESSERA_WITHOUT_PASSES names, separated
-// by commas: to see what a pass is worth, and that it changes no bit. Refuses
-// what is no optional pass.
-std::vector<std::string> passes_left_out();
+// What the environment variables TESSERA_WITHOUT_PASSES and TESSERA_WITH_PASSES
+// name, separated by commas: to see what a pass is worth, and that it changes
+// no bit. Refuses passes that cannot be left out, or asked for.
+program::passes::Choice passes_chosen();
 
 class StepPrograms {
  public:
-  // Those of these kinds. REQUIRES: a completed configuration. `without` as
-  // above.
+  // Those of these kinds. REQUIRES: a completed configuration.
   StepPrograms(const RunConfig& config, const mesh::DeviceMesh& mesh,
                const parallel::ModelUnits& model,
                const std::vector<program::Kind>& kinds,
-               const std::vector<std::string>& without = {});
+               const program::passes::Choice& choice = {});
 
   const program::Program& of(int64_t rank, program::Kind kind) const;
 

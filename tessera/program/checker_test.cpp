@@ -8,6 +8,8 @@
 namespace tessera::program {
 namespace {
 
+const passes::Choice kSplit = {.with = {"split_backward"}};
+
 // Every instruction matters: a program that lacks one, or has one twice, is
 // refused. Only clipping may be absent.
 void expect_that_each_matters(const Program& sound, const Units& units) {
@@ -36,7 +38,7 @@ TEST(Checker, RefusesAProgramWithAnInstructionMissingOrDoubled) {
       expect_that_each_matters(
           lowered(2, units, {"prefetch", "reductions", "messages"}), units);
       const Program split =
-          passes::lower(passes::split_backward(accumulation(2), units), units);
+          passes::lower(accumulation(2), units, Kind::kTraining, kSplit);
       expect_that_each_matters(split, units);
     }
   }

@@ -8,8 +8,7 @@ Ends ends_of(const Instruction& message, int64_t stage, int64_t stages) {
   TORCH_INTERNAL_ASSERT(is_message(message.op), describe(message),
                         " is no message");
   Ends ends;
-  ends.sends =
-      message.op == Op::kSendActivations || message.op == Op::kSendGradients;
+  ends.sends = is_send(message.op);
   ends.activations = message.op == Op::kSendActivations ||
                      message.op == Op::kReceiveActivations;
   const int64_t here = message.chunk * stages + stage;
@@ -75,9 +74,13 @@ const char* name_of(Op op) {
   TORCH_INTERNAL_ASSERT(false, "an op without a name");
 }
 
+bool is_send(Op op) {
+  return op == Op::kSendActivations || op == Op::kSendGradients;
+}
+
 bool is_message(Op op) {
-  return op == Op::kSendActivations || op == Op::kReceiveActivations ||
-         op == Op::kSendGradients || op == Op::kReceiveGradients;
+  return is_send(op) || op == Op::kReceiveActivations ||
+         op == Op::kReceiveGradients;
 }
 
 bool is_communication(Op op) {

@@ -61,6 +61,7 @@ struct Instruction {
 };
 
 bool is_message(Op op);
+bool is_send(Op op);
 // Messages, and what a group of ranks does together.
 bool is_communication(Op op);
 // Runs a unit: forward, recompute, backward and its parts.

@@ -77,9 +77,9 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
            r"^\S+weight: the layers see another value .* stale, over dp_shard"),
     Mutant("scale_off_by_an_axis", RANK,
-           "  if (trains()) output = loss.sum / input_.target_tokens;\n",
-           "  if (trains()) output = loss.sum / input_.target_tokens;\n"
-           "  if (MUTANT) output = output * composed_.mesh.degree(mesh::Axis::kCp);\n",
+           "  const at::Tensor mean = loss.sum / input_.target_tokens;\n",
+           "  at::Tensor mean = loss.sum / input_.target_tokens;\n"
+           "  if (MUTANT) mean = mean * composed_.mesh.degree(mesh::Axis::kCp);\n",
            mesh(mesh={"cp": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
     Mutant("expert_gradients_divided_by_ep", STAGE,

@@ -208,6 +208,32 @@ def test_the_same_bits_however_it_travels(program, tokens, tmp_path):
         assert_same_bits(states[0], state)
 
 
+# The two parts of a backward add up what the whole one does, in the same order.
+@pytest.mark.parametrize("name", [
+    "zero 3 of 3", "hybrid 2, gpt2", "tp 2 untied", "sp 2 gpt2", "cp ring 2", "cp ulysses 4", "pp 2 1f1b",
+    "pp 2 interleaved x zero 3", "recompute", "pp 2 x hybrid 2 x sp 2, zero 3", "experts: zero 3 over 4, of experts 0",
+    "experts: cp ring 2 x tp 2, ep 4", "experts: hybrid 3 x tp 2, ep 4, recompute"])
+def test_a_split_backward_changes_no_bit(program, tokens, tmp_path, monkeypatch, name):
+    world, model, sections = MESHES[name]
+    traced = {"run": {"steps": 6}, "checkpoint": {"every": 6}, "monitor": {"trace": 1}}
+
+    def of(folder):
+        made = run(program, tokens, tmp_path / folder, "--nproc", str(world), "--ranks", "threads", step=6, model=model,
+                   precision={"compute": "fp64"}, **{**BATCH, **sections, **traced})
+        [trace] = (tmp_path / folder).rglob("trace.json")
+        return made, "BackwardWeight" in trace.read_text()
+
+    (whole, state), is_split = of("whole")
+    assert not is_split
+    monkeypatch.setenv("TESSERA_WITH_PASSES", "split_backward")
+    (parts, state_of_parts), is_split = of("split")
+    assert is_split
+    for a, b in zip(whole, parts, strict=True):
+        assert [a.get(key) for key in ("loss", "grad_norm", "aux_loss")] == [
+            b.get(key) for key in ("loss", "grad_norm", "aux_loss")], a["step"]
+    assert_same_bits(state, state_of_parts)
+
+
 SAVED_ON = ["one", "zero 3", "zero 1 of 3", "hybrid 2, gpt2", "tp 4, fewer kv heads", "zero 3 x sp 2", "pp 2 x zero 2",
             "pp 2 interleaved x zero 3", "zero 3 x cp 2", "pp 2 x dp 2 x cp 2 x sp 2, zero 3"]
 MOVING = {"model": {"layers": 4}, "run": {"steps": 6}, "schedule": {"type": "constant", "warmup": 0},

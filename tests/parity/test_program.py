@@ -105,6 +105,19 @@ def test_bad_input_is_refused_before_any_rank_starts(program, folder, arguments,
     assert "Exception raised" not in done.stderr, "a stack is no message"
 
 
+@pytest.mark.parametrize("variable, value, arguments, words", [
+    ("TESSERA_WITH_PASSES", "split_backwards", [], ["split_backwards", "can be asked for: split_backward."]),
+    ("TESSERA_WITH_PASSES", "prefetch", [], ["prefetch", "asked for"]),
+    ("TESSERA_WITHOUT_PASSES", "prefetch,units", [], ["units", "can be left out: prefetch, reductions, messages."]),
+    ("TESSERA_WITH_PASSES", "split_backward", ["--mesh.data_parallel=dp"], ["mesh.data_parallel dp"]),
+])
+def test_passes_that_have_no_choice_are_refused(program, folder, variable, value, arguments, words):
+    done = run(program, folder, "train", "run.json", *arguments, env={variable: value})
+    assert done.returncode == 78, done.stderr
+    for word in [variable, *words]:
+        assert word in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("text, words", [
     ('{"model": {"layers": 2,}}', ["run.json:1:"]),
     ('{"model": {"layers": 2, "layers": 3}}', ["layers", "run.json:1:"]),

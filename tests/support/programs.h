@@ -34,7 +34,8 @@ inline Program accumulation(int64_t k, bool clip = true) {
 
 inline Program lowered(int64_t k, const Units& units,
                        const std::vector<std::string>& without = {}) {
-  return passes::lower(accumulation(k), units, Kind::kTraining, without);
+  return passes::lower(accumulation(k), units, Kind::kTraining,
+                       {.without = without});
 }
 
 // The stages of a pipeline, of `units_each` units a chunk, one rank each.
@@ -45,7 +46,7 @@ struct Stages {
 
 inline Stages stages_of(const std::string& schedule,
                         const schedules::Shape& shape, int64_t units_each = 1,
-                        const std::vector<std::string>& without = {}) {
+                        const passes::Choice& choice = {}) {
   Stages all;
   const int64_t runs = shape.stages * shape.chunks;
   for (int64_t stage = 0; stage < shape.stages; ++stage) {
@@ -62,7 +63,7 @@ inline Stages stages_of(const std::string& schedule,
     auto program = std::make_unique<RankProgram>();
     program->program =
         passes::lower(schedules::step(schedules::named(schedule), shape, stage),
-                      units, Kind::kTraining, without);
+                      units, Kind::kTraining, choice);
     program->stage = stage;
     program->stages = shape.stages;
     all.world.programs.push_back(program.get());

@@ -8,27 +8,34 @@ namespace tessera::program::passes {
 
 const std::vector<Pass>& all() {
   static const std::vector<Pass> list = {
-      {"devices", devices, /*is_optional=*/false},
-      {"units", units, /*is_optional=*/false},
-      {"recompute", recompute, /*is_optional=*/false},
-      {"sharding", sharding, /*is_optional=*/false},
-      {"communication", communication, /*is_optional=*/false},
-      {"prefetch", prefetch, /*is_optional=*/true},
-      {"reductions", reductions, /*is_optional=*/true},
-      {"messages", messages, /*is_optional=*/true},
+      {"devices", devices, Use::kAlways},
+      {"split_backward", split_backward, Use::kIfAskedFor},
+      {"units", units, Use::kAlways},
+      {"recompute", recompute, Use::kAlways},
+      {"sharding", sharding, Use::kAlways},
+      {"communication", communication, Use::kAlways},
+      {"prefetch", prefetch, Use::kUnlessLeftOut},
+      {"reductions", reductions, Use::kUnlessLeftOut},
+      {"messages", messages, Use::kUnlessLeftOut},
   };
   return list;
 }
 
+bool runs(const Pass& pass, const Choice& choice) {
+  const bool left_out = std::ranges::count(choice.without, pass.name) > 0;
+  const bool asked_for = std::ranges::count(choice.with, pass.name) > 0;
+  TORCH_INTERNAL_ASSERT(!left_out || pass.use == Use::kUnlessLeftOut,
+                        "program: the pass ", pass.name, " cannot be left out");
+  TORCH_INTERNAL_ASSERT(!asked_for || pass.use == Use::kIfAskedFor,
+                        "program: the pass ", pass.name,
+                        " need not be asked for");
+  return pass.use == Use::kIfAskedFor ? asked_for : !left_out;
+}
+
 Program lower(Program program, const Units& units, Kind kind,
-              const std::vector<std::string>& without) {
+              const Choice& choice) {
   for (const Pass& pass : all()) {
-    if (std::ranges::count(without, pass.name) > 0) {
-      TORCH_INTERNAL_ASSERT(pass.is_optional, "program: the pass ", pass.name,
-                            " cannot be left out");
-      continue;
-    }
-    program = pass.run(program, units);
+    if (runs(pass, choice)) program = pass.run(program, units);
   }
   try {
     check(program, units, kind);

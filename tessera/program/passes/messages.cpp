@@ -6,10 +6,6 @@
 namespace tessera::program::passes {
 namespace {
 
-bool is_send(Op op) {
-  return op == Op::kSendActivations || op == Op::kSendGradients;
-}
-
 // A receive is posted before the work in front of it, behind the messages in
 // front of that: what it brings travels while that work runs.
 size_t earlier(const Program& program) {

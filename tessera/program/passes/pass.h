@@ -1,6 +1,7 @@
 // From a schedule's chunks to what a rank does: one pure function after the
 // other, each of which says one thing more.
 //
+//   split_backward a backward becomes its two parts, where it is asked for
 //   units          a chunk becomes its units, one after the other
 //   recompute      what was not kept is computed again before its backward
 //   sharding       ZeRO's gathers, frees and reductions, and the update by unit
@@ -9,8 +10,8 @@
 //   reductions     reductions are awaited later
 //   messages       messages are posted earlier and awaited later
 //
-// The first four say what happens, the last three when; each of these can be
-// left out, and changes no bit. split_backward is for schedules and tests.
+// All but the last three say what happens, these when. They can be left out, as
+// split_backward can be asked for: none of the four changes a bit.
 // Errors: TORCH_INTERNAL_ASSERT names pass, instruction and rule.
 #pragma once
 
@@ -32,20 +33,27 @@ Program reductions(const Program& program, const Units& units);
 Program messages(const Program& program, const Units& units);
 // Of data parallelism on threads: the devices around device 0.
 Program devices(const Program& program, const Units& units);
-// Every backward becomes its two parts, one behind the other.
 Program split_backward(const Program& program, const Units& units);
+
+enum class Use { kAlways, kUnlessLeftOut, kIfAskedFor };
 
 struct Pass {
   const char* name;
   Program (*run)(const Program& program, const Units& units);
-  bool is_optional;
+  Use use;
 };
 // In the order in which they run.
 const std::vector<Pass>& all();
 
-// All passes but the optional ones in `without`, the program checked behind
-// each.
+// Passes by name: those that are left out, and those that are asked for.
+struct Choice {
+  std::vector<std::string> without = {}, with = {};
+};
+// Whether a pass runs. REQUIRES: `choice` names it only where it has a choice.
+bool runs(const Pass& pass, const Choice& choice);
+
+// The passes of the choice, one after the other; the program is checked.
 Program lower(Program program, const Units& units, Kind kind = Kind::kTraining,
-              const std::vector<std::string>& without = {});
+              const Choice& choice = {});
 
 }  // namespace tessera::program::passes

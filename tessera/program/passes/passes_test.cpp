@@ -146,8 +146,8 @@ TEST(Passes, RecomputationAndSplitBackward) {
   EXPECT_EQ(calls_of(lowered(1, units)),
             "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 B0.2 A0.1 B0.1 B0.0 N <N >N C O0 O1 "
             "O2 ");
-  const Program split =
-      passes::lower(passes::split_backward(accumulation(1), units), units);
+  const Program split = passes::lower(accumulation(1), units, Kind::kTraining,
+                                      {.with = {"split_backward"}});
   EXPECT_EQ(calls_of(split),
             "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 I0.2 A0.1 I0.1 W0.2 W0.1 W0.0 N <N >N "
             "C O0 O1 O2 ");
@@ -213,18 +213,22 @@ TEST(Passes, GathersOfStageThree) {
 // What a stage sends and what it receives next travel together; with the pass
 // the receive is posted before the work in front of it.
 TEST(Passes, MessagesTravelTogether) {
-  const auto calls = [](const std::vector<std::string>& without) {
+  const auto calls = [](const passes::Choice& choice, int64_t stage = 0) {
     return calls_of(
-        stages_of("1f1b", {.stages = 2, .num_microbatches = 2}, 1, without)
-            .programs[0]
+        stages_of("1f1b", {.stages = 2, .num_microbatches = 2}, 1, choice)
+            .programs[stage]
             ->program);
   };
-  EXPECT_EQ(calls({"messages"}),
+  EXPECT_EQ(calls({.without = {"messages"}}),
             "Z Li0 F0.0 <sa0 >sa0 Li1 F1.0 <sa1 <rg0 >sa1 >rg0 B0.0 <rg1 >rg1 "
             "B1.0 N <N >N C O0 ");
   EXPECT_EQ(calls({}),
             "Z Li0 F0.0 <sa0 <rg0 Li1 F1.0 >sa0 <sa1 >rg0 <rg1 B0.0 >rg1 B1.0 "
             ">sa1 N <N >N C O0 ");
+  // Both travel while the weights' part runs.
+  EXPECT_EQ(calls({.without = {"messages"}, .with = {"split_backward"}}, 1),
+            "Z <ra0 >ra0 F0.1 Lt0 L0 I0.1 <sg0 <ra1 W0.1 >sg0 >ra1 F1.1 Lt1 L1 "
+            "I1.1 <sg1 W1.1 >sg1 N <N >N C O1 ");
 }
 
 }  // namespace

@@ -28,20 +28,4 @@ Program units(const Program& program, const Units& units) {
   return lowered;
 }
 
-Program split_backward(const Program& program, const Units& /*units*/) {
-  Program split;
-  for (const auto& instruction : program) {
-    if (instruction.op != Op::kBackward) {
-      split.push_back(instruction);
-      continue;
-    }
-    for (Op part : {Op::kBackwardInput, Op::kBackwardWeight}) {
-      if (part == Op::kBackwardInput && instruction.unit == 0) continue;
-      split.push_back(instruction);
-      split.back().op = part;
-    }
-  }
-  return split;
-}
-
 }  // namespace tessera::program::passes

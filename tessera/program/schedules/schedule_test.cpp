@@ -43,8 +43,13 @@ TEST(Schedules, ActivationsAlive) {
 
 // For every schedule and a grid of sizes: each stage's program is sound, and
 // all come to their end where a send waits for its receive, with messages
-// awaited at once and later.
+// awaited at once and later, and with backwards whole and split.
 TEST(Schedules, EverySizeIsSoundAndEnds) {
+  const std::vector<passes::Choice> choices = {
+      {},
+      {.without = {"messages"}},
+      {.with = {"split_backward"}},
+      {.without = {"messages"}, .with = {"split_backward"}}};
   for (const Schedule& schedule : all()) {
     for (int64_t p = 1; p <= 8; ++p) {
       for (int64_t v = schedule.chunked ? 2 : 1;
@@ -53,10 +58,9 @@ TEST(Schedules, EverySizeIsSoundAndEnds) {
           if (schedule.chunked && p == 1) continue;
           if (schedule.multiple_of_stages && m % p != 0) continue;
           const Shape shape{.stages = p, .chunks = v, .num_microbatches = m};
-          for (const auto& without :
-               {std::vector<std::string>{}, {"messages"}}) {
+          for (const passes::Choice& choice : choices) {
             EXPECT_NO_THROW(
-                check(stages_of(schedule.name, shape, 1, without).world))
+                check(stages_of(schedule.name, shape, 1, choice).world))
                 << schedule.name << " p " << p << " v " << v << " m " << m;
           }
         }
