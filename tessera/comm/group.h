@@ -38,7 +38,12 @@ enum class Mode { kAsync, kBlocking };
 
 class Work {
  public:
-  struct Impl;
+  // What a backend makes of an operation under way.
+  struct Impl {
+    virtual ~Impl() = default;
+    virtual void wait() = 0;
+    virtual bool done() const = 0;
+  };
   Work() = default;  // nothing to wait for
   explicit Work(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   // Blocks until the operation is done; throws what it failed with. Idempotent.

@@ -9,6 +9,7 @@
 #include <span>
 #include <utility>
 
+#include "tessera/engine/step_programs.h"
 #include "tessera/models/family.h"
 #include "tessera/verify/detail/comparison.h"
 
@@ -110,6 +111,20 @@ std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
   return all;
 }
 
+// The same without one pass that has a choice.
+std::vector<std::pair<std::string, Probe>> without_passes(const Probe& probe) {
+  using program::passes::Use;
+  std::vector<std::pair<std::string, Probe>> all;
+  for (const auto& pass : program::passes::all()) {
+    if (pass.use == Use::kAlways || !runs(pass, probe.passes)) continue;
+    all.emplace_back(pass.name, probe);
+    auto& [without, with] = all.back().second.passes;
+    if (pass.use == Use::kIfAskedFor) std::erase(with, pass.name);
+    if (pass.use == Use::kUnlessLeftOut) without.emplace_back(pass.name);
+  }
+  return all;
+}
+
 using Names = std::set<std::pair<std::string, std::string>>;
 
 Names differing(const RunConfig& config, const Control& control,
@@ -137,14 +152,18 @@ Without with_axis_alone(RunConfig config, int64_t mesh::MeshConfig::* degree) {
 // it, each of which suffices, these.
 void blame(const RunConfig& config, const Control& control, const Probe& probe,
            std::vector<Difference>& differences) {
-  for (const auto& [name, without] : withouts(config)) {
-    if (!without) continue;
-    const Names left = differing(*without, control, probe);
+  const auto suspect = [&](const std::string& name, const Names& left) {
     for (auto& each : differences) {
       if (!left.contains({each.parameter, each.what})) {
         each.axes.push_back(name);
       }
     }
+  };
+  for (const auto& [name, without] : withouts(config)) {
+    if (without) suspect(name, differing(*without, control, probe));
+  }
+  for (const auto& [name, other] : without_passes(probe)) {
+    suspect(name, differing(config, control, other));
   }
   if (!differences.front().axes.empty()) return;
   for (const auto& [name, degree] : kFactors) {
@@ -163,14 +182,14 @@ void blame(const RunConfig& config, const Control& control, const Probe& probe,
 // equal: some parameter is used wrongly, which its first value hid (a bias that
 // is zero). Changed alone, in a first step, it shows itself.
 void find_uses(const RunConfig& one, const RunConfig& config,
-               int64_t world_size, const Control& seen,
-               std::vector<Difference>& differences) {
+               int64_t world_size, const program::passes::Choice& passes,
+               const Control& seen, std::vector<Difference>& differences) {
   std::set<std::string> kinds;
   for (const auto& [name, tensors] : seen.before)
     kinds.insert(detail::kind_of(name));
   std::vector<Difference> uses;
   for (const auto& kind : kinds) {
-    const Probe probe{.steps = 1, .nudged = kind};
+    const Probe probe{.steps = 1, .nudged = kind, .passes = passes};
     const Control control = detail::record(one, probe);
     auto found = detail::compare(config, world_size, control, probe);
     if (found.equal()) continue;
@@ -242,14 +261,14 @@ Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
   RunConfig wide = config;
   wide.precision = {.compute = precision};
   const RunConfig one = on_one_rank(wide);
-  const Probe probe{.steps = steps};
+  const Probe probe{.steps = steps, .passes = engine::passes_chosen()};
   const Control control = detail::record(one, probe);
   Verification result = detail::compare(wide, world_size, control, probe);
   if (result.equal()) return result;
   blame(wide, control, probe, result.differences);
   const Difference& first = result.differences.front();
   if (first.step > 1 && first.what != "parameter") {
-    find_uses(one, wide, world_size, control, result.differences);
+    find_uses(one, wide, world_size, probe.passes, control, result.differences);
   }
   return result;
 }

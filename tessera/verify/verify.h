@@ -9,10 +9,12 @@
 // stays below the bound.
 //
 // Where it differs, the same is run without each thing that it has in turn, an
-// axis of the mesh, ZeRO, recomputation and so on: that without which the
-// difference goes away is named.
+// axis of the mesh, ZeRO, recomputation, a pass and so on: that without which
+// the difference goes away is named.
 //
-// Comm:   ranks as threads of this process, over shm.
+// Comm:   ranks as threads of this process, over shm. What is begun arrives
+//         when it is awaited, not before: no difference depends on time.
+// Errors: TS_CHECK where what is under way is changed, or never awaited.
 // Memory: the whole model, its weights and gradients of every step and its
 //         optimizer, once on one rank and once over the mesh, in fp64: see
 //         shrunk().

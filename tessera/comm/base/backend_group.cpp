@@ -97,15 +97,15 @@ std::string verdict_of(GroupState& state, const Operation& operation,
   detail::throw_error(failure.code, text, {__func__, __FILE__, __LINE__});
 }
 
-}  // namespace
-
-struct Work::Impl {
+struct BackendWork final : Work::Impl {
   std::shared_ptr<GroupState> state;
   Operation operation;
   uint64_t ticket = 0;
   c10::intrusive_ptr<c10d::Work> work;
 
-  void wait() {
+  bool done() const override { return work->isCompleted(); }
+
+  void wait() override {
     const BlockedTime blocked;
     try {
       work->wait();
@@ -128,11 +128,13 @@ struct Work::Impl {
   }
 };
 
+}  // namespace
+
 void Work::wait() {
   if (impl_) impl_->wait();
 }
 
-bool Work::done() const { return !impl_ || impl_->work->isCompleted(); }
+bool Work::done() const { return !impl_ || impl_->done(); }
 
 BackendGroup::BackendGroup(GroupInfo info, Connection connection, Judge judge)
     : state_(std::make_shared<GroupState>()),
@@ -306,7 +308,7 @@ Work BackendGroup::start(Operation operation, Mode mode,
     state_->recorder.end(ticket, false);
     return {};
   }
-  auto impl = std::make_shared<Work::Impl>();
+  auto impl = std::make_shared<BackendWork>();
   impl->state = state_;
   impl->ticket = ticket;
   impl->operation = std::move(operation);

@@ -13,6 +13,7 @@
 #include "tessera/mesh/slice.h"
 #include "tessera/optim/registry.h"
 #include "tessera/optim/schedule.h"
+#include "tessera/verify/detail/late_communicator.h"
 #include "tessera/verify/random_batch.h"
 
 namespace tessera::verify::detail {
@@ -83,8 +84,10 @@ class Comparison {
   }
 
  private:
-  void run_rank(comm::Communicator& ranks) {
-    RankModel model(config_, ranks);
+  void run_rank(comm::Communicator& in_time) {
+    LateCommunicator ranks(in_time);
+    RankModel model(config_, ranks, program::Kind::kTraining,
+                    records_ ? program::passes::Choice() : probe_.passes);
     nudge(model);
     for (int64_t step = 1; step <= steps_; ++step) {
       const double lr = optim::lr_at({step - 1, config_.run.steps},
@@ -101,6 +104,7 @@ class Comparison {
       take_loss(model, ranks.world(), step);
     }
     take_state(model);
+    ranks.expect_all_awaited();
   }
 
   void nudge(RankModel& model) const {

@@ -1,7 +1,8 @@
 // A few steps of a configuration with ranks as threads: recorded, or compared
 // with what was recorded of another one.
 //
-// Comm:   ranks as threads of this process, over shm.
+// Comm:   ranks as threads of this process, over shm, as late as can be
+//         (late_communicator.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "tessera/engine/run_config.h"
+#include "tessera/program/passes/pass.h"
 #include "tessera/verify/verify.h"
 
 namespace tessera::verify::detail {
@@ -21,6 +23,7 @@ struct Probe {
   // Noise is added to the parameters of this kind (kind_of) before the first
   // step; "": to none.
   std::string nudged = "";
+  program::passes::Choice passes = {};  // of the mesh's programs
 };
 
 // "blocks.*.attention.o.bias" of "blocks.3.attention.o.bias".
@@ -35,7 +38,8 @@ struct Control {
   std::map<std::string, at::Tensor> weights, optimizer;
 };
 
-// REQUIRES: a completed configuration for one rank.
+// REQUIRES: a completed configuration for one rank, whose programs have no pass
+// that must be asked for.
 Control record(const engine::RunConfig& config, const Probe& probe);
 // Of what differs, what came first: see Verification.
 Verification compare(const engine::RunConfig& config, int64_t world_size,
