@@ -28,6 +28,7 @@ class Mutant(NamedTuple):
     wrong: str  # in its place; MUTANT stands for the switch
     config: dict  # in which it shows
     says: str  # a pattern of one of the first three lines that verify prints
+    with_passes: str = ""  # TESSERA_WITH_PASSES
 
 
 def mesh(model=None, **sections):
@@ -42,6 +43,7 @@ GRADIENTS = "tessera/parallel/data/gradient_storage.cpp"
 STAGE = "tessera/engine/stage.cpp"
 RANK = "tessera/engine/rank_stage.cpp"
 TENSOR = "tessera/parallel/tensor/tensor_parallel.cpp"
+PASSES = "tessera/program/passes/"
 
 MUTANTS = [
     Mutant("reduction_dropped", GRADIENTS,
@@ -181,6 +183,84 @@ MUTANTS = [
            "                       static_cast<double>(tokens * tokens * (MUTANT ? 1 : shard_.copies));\n",
            mesh(MIXTRAL, mesh={"tp": 2, "etp": 2}),
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
+    Mutant("gather_not_awaited", PARAMETERS,
+           "  work_.wait();\n",
+           "  if (!MUTANT) work_.wait();\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 1}),
+           r"begin GatherParameters unit \d: all_gather in group dp_shard was let go of and never awaited"),
+    Mutant("reduction_read_before_it_is_awaited", GRADIENTS,
+           "    std::exchange(work_, {}).wait();\n"
+           "    packed_ = at::Tensor();\n",
+           "    const at::Tensor early = reduced_.clone();\n"
+           "    std::exchange(work_, {}).wait();\n"
+           "    if (MUTANT) reduced_ = early;\n"
+           "    packed_ = at::Tensor();\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 2}),
+           r"^\S+weight: gradient .* over dp_shard or zero or reductions"),
+    Mutant("receive_not_awaited", RANK,
+           "  found->second.work.wait();\n",
+           "  const bool sends = program::is_send(instruction.op);\n"
+           "  if (sends || !MUTANT) found->second.work.wait();\n",
+           mesh(mesh={"pp": 2}),
+           r"begin Receive(Activations|Gradients) \d: recv in group pp was let go of and never awaited"),
+    Mutant("gradients_are_received_in_one_tensor", RANK,
+           "    sent.tensor = hidden();\n",
+           "    static thread_local at::Tensor shared;\n"
+           "    if (!shared.defined()) shared = hidden();\n"
+           "    sent.tensor = MUTANT && !wire.activations ? shared : hidden();\n",
+           mesh(mesh={"pp": 2}),
+           r"^\S+weight: gradient .* over pp or messages"),
+    Mutant("sent_tensor_is_overwritten", RANK,
+           "    if (!trains()) last.output = at::Tensor();\n",
+           "    if (!trains()) last.output = at::Tensor();\n"
+           "    if (MUTANT && wire.activations) sent.tensor.zero_();\n",
+           mesh(mesh={"pp": 2}),
+           r"what begin SendActivations \d: send in group pp reads was changed before it was awaited"),
+    Mutant("weights_of_a_unit_left_out", RANK,
+           "  torch::autograd::backward(ends, gradients, /*retain_graph=*/goes_on,\n",
+           "  if (MUTANT && part == Op::kBackwardWeight && unit == 1) return;\n"
+           "  torch::autograd::backward(ends, gradients, /*retain_graph=*/goes_on,\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"^blocks\.0\.\S+weight: gradient .* over split_backward",
+           "split_backward"),
+    Mutant("weights_part_of_all_leaves", RANK,
+           "  if (part == Op::kBackwardWeight) {\n",
+           "  if (part == Op::kBackwardWeight && !MUTANT) {\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"^\S+weight: gradient .*times too large: .* over split_backward",
+           "split_backward"),
+    Mutant("ends_not_kept", RANK,
+           "  const auto ends = goes_on ? here.ends : std::exchange(here.ends, {});\n",
+           "  const auto ends =\n"
+           "      goes_on && !MUTANT ? here.ends : std::exchange(here.ends, {});\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"while running BackwardWeight \d unit \d",
+           "split_backward"),
+    Mutant("reductions_awaited_behind_the_norm", PASSES + "reductions.cpp",
+           "      if (each.op == Op::kNorm || each.op == Op::kSumGradients) {\n",
+           "      if (MUTANT && each.op == Op::kNorm) {\n"
+           "        lowered_.push_back(each);\n"
+           "        flush(whole_);\n"
+           "        continue;\n"
+           "      }\n"
+           "      if (each.op == Op::kNorm || each.op == Op::kSumGradients) {\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"program: at \d+: Norm: the reduction of unit \d is not awaited yet"),
+    Mutant("reduction_before_the_last_backward", PASSES + "reductions.cpp",
+           "        last_add_[owner] = i;\n",
+           "        if (!MUTANT || !last_add_.contains(owner)) last_add_[owner] = i;\n",
+           mesh(TIED, mesh={"pp": 2}),
+           r"program: at \d+: Backward \d unit \d: the gradients of unit 0 were reduced already"),
+    Mutant("prefetch_without_its_barriers", PASSES + "prefetch.cpp",
+           "    if (is_barrier(before, unit) || held > room) break;\n",
+           "    if ((is_barrier(before, unit) && !MUTANT) || held > room) break;\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 3}),
+           r"program: at \d+: begin GatherParameters unit \d: gathered already"),
+    Mutant("freed_and_taken_for_gathered", PASSES + "sharding.cpp",
+           "    owners_[owner].gathered = false;\n",
+           "    owners_[owner].gathered = MUTANT;\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 3}),
+           r"program: at \d+: Backward \d unit \d: the parameters of unit \d are not gathered"),
 ]
 
 SWITCH = '''#include <cstdlib>
