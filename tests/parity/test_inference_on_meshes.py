@@ -92,6 +92,7 @@ def test_eval_of_processes(tessera, models, alone):
     ("llama", ["--mesh.tp=3"], "Nearest mesh.tp: 2 or 4"),
     ("llama", ["--mesh.pp=4"], "Use 3 parts or fewer"),
     ("llama", ["--mesh.cp=3"], "Nearest"),
+    ("llama", ["--mesh.cp=8", "--context.method=ulysses"], "Nearest mesh.cp: 4;"),
     ("llama", ["--mesh.dp=2", "--mesh.ep=2"], "no experts"),
     ("mixtral", ["--mesh.dp=3", "--mesh.ep=3"], "Nearest mesh.ep: 2 or 4"),
     ("llama", ["--mesh.data_parallel=dp"], "mesh.data_parallel"),

@@ -89,23 +89,32 @@ void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
            const ContextOptions& options) {
   const int64_t cp = options.degree;
   if (cp == 1) return;
-  TS_CHECK_CONFIG(
-      seq_len % (2 * cp) == 0, "mesh.cp (", cp, ") cuts a sequence into ",
-      2 * cp, " pieces, which does not divide data.seq_len (", seq_len,
-      "). Nearest mesh.cp: ",
-      nearest_fitting(
-          cp, std::max<int64_t>(1, seq_len / 2),
-          [&](int64_t n) { return n == 1 || seq_len % (2 * n) == 0; }),
-      "; nearest data.seq_len: ", nearest_multiples(seq_len, 2 * cp), ".");
-  if (options.method != "ulysses") return;
   const int64_t heads = model.heads / tp;
   const int64_t kv_heads = std::max<int64_t>(1, model.kv_heads / tp);
+  const auto cuts_evenly = [&](int64_t n) {
+    return n == 1 || seq_len % (2 * n) == 0;
+  };
+  const auto has_heads = [&](int64_t n) {
+    return options.method != "ulysses" ||
+           (heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0));
+  };
+  const auto nearest = [&] {
+    return nearest_fitting(
+        cp, std::max<int64_t>(1, seq_len / 2),
+        [&](int64_t n) { return cuts_evenly(n) && has_heads(n); });
+  };
   TS_CHECK_CONFIG(
-      heads % cp == 0 && (kv_heads % cp == 0 || cp % kv_heads == 0),
+      cuts_evenly(cp), "mesh.cp (", cp, ") cuts a sequence into ", 2 * cp,
+      " pieces, which does not divide data.seq_len (", seq_len,
+      "). Nearest mesh.cp: ", nearest(),
+      "; nearest data.seq_len: ", nearest_multiples(seq_len, 2 * cp), ".");
+  TS_CHECK_CONFIG(
+      has_heads(cp),
       "context.method ulysses gives every rank of cp whole heads: mesh.cp (",
       cp, ") must divide model.heads / mesh.tp (", heads,
       ") and divide, or be divided by, model.kv_heads / mesh.tp (", kv_heads,
-      "). Nearest model.heads: ", nearest_multiples(model.heads, cp * tp),
+      "). Nearest mesh.cp: ", nearest(),
+      "; nearest model.heads: ", nearest_multiples(model.heads, cp * tp),
       "; or use context.method ring.");
 }
 
