@@ -117,8 +117,8 @@ StepPrograms::StepPrograms(const RunConfig& config,
       programs_[kind].push_back(
           lowered_program(config, mesh, model, stage, kind, choice));
     }
-    prove(kind);
   }
+  prove();
 }
 
 const program::Program& StepPrograms::of(int64_t rank, Kind kind) const {
@@ -127,7 +127,7 @@ const program::Program& StepPrograms::of(int64_t rank, Kind kind) const {
 
 // Ranks of a stage run one program; what it moves depends on their place along
 // tp alone.
-void StepPrograms::prove(Kind kind) const {
+void StepPrograms::prove() const {
   if (is_star(config_) || mesh_.world_size() == 1) return;
   parallel::Lanes lanes(mesh_);
   std::map<std::pair<int64_t, int64_t>, RankProgram> programs;
@@ -139,7 +139,6 @@ void StepPrograms::prove(Kind kind) const {
     world.programs.push_back(&found->second);
     if (!is_new) continue;
     RankProgram& program = found->second;
-    program.program = of(rank, kind);
     program.units = model_.transfers_of(mesh_, rank, lanes);
     add_inner(facts_of(config_, mesh_, coord), lanes, program);
     program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
@@ -153,7 +152,12 @@ void StepPrograms::prove(Kind kind) const {
   world.members = [&](int64_t rank, int64_t lane) {
     return lanes.members(rank, lane);
   };
-  program::check(world);
+  for (const auto& [kind, by_stage] : programs_) {
+    for (auto& [place, program] : programs) {
+      program.program = by_stage.at(place.first);
+    }
+    program::check(world);
+  }
 }
 
 }  // namespace tessera::engine

@@ -37,7 +37,7 @@ class StepPrograms {
   const program::Program& of(int64_t rank, program::Kind kind) const;
 
  private:
-  void prove(program::Kind kind) const;
+  void prove() const;
 
   const RunConfig& config_;
   const mesh::DeviceMesh& mesh_;

@@ -1,0 +1,55 @@
+#include "tessera/engine/step_programs.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "tessera/engine/rank_model.h"
+
+namespace tessera::engine {
+namespace {
+
+// 8 tp x 8 pp x 64 dp, experts among dp.
+RunConfig run_of_thousands(int64_t zero_stage) {
+  RunConfig config;
+  config.data.train = {"random tokens"};
+  config.data.seq_len = 1024;
+  config.model.family = "mixtral";
+  config.model.layers = 32;
+  config.model.hidden = 1024;
+  config.model.heads = 16;
+  config.model.kv_heads = 8;
+  config.model.ffn = 4096;
+  config.model.vocab = 32000;
+  config.model.max_seq = 1024;
+  config.model.moe.experts = 64;
+  config.mesh = {.pp = 8, .dp = 64, .tp = 8, .ep = 64};
+  config.zero.stage = zero_stage;
+  config.tensor.sequence_parallel = true;
+  config.batch = {.global = 1024, .micro = 1};
+  complete(config, implied_world_size(config));
+  return config;
+}
+
+TEST(StepPrograms, WholeStepsOfFourThousandRanksAreProved) {
+  for (const int64_t zero_stage : {1, 3}) {
+    const auto start = std::chrono::steady_clock::now();
+    const RunConfig config = run_of_thousands(zero_stage);
+    const auto mesh = config.mesh.mesh(4096, zero_stage);
+    const auto model = models::make_model(config.model);
+    const auto options = compose_options(config);
+    parallel::place(*model, mesh, options);
+    const auto units = parallel::model_units(*model, mesh, options);
+    const StepPrograms programs(
+        config, mesh, units,
+        {program::Kind::kEvaluation, program::Kind::kTraining});
+    const std::chrono::duration<double> passed =
+        std::chrono::steady_clock::now() - start;
+    EXPECT_GT(programs.of(4095, program::Kind::kTraining).size(), 300U);
+    std::printf("ZeRO stage %d: %.2f s\n", static_cast<int>(zero_stage),
+                passed.count());
+  }
+}
+
+}  // namespace
+}  // namespace tessera::engine
