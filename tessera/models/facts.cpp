@@ -196,6 +196,8 @@ program::Facts facts_of(const ModelConfig& config, const mesh::DeviceMesh& mesh,
       [](UnitTracer& tracer, const Traced& x) { return tracer.head(x); });
   facts.loss = meter.loss();
   facts.shared_bytes = table_bytes(local, options);
+  constexpr int64_t kIdBytes = 8;
+  facts.batch_bytes = 2 * local.samples * local.tokens * kIdBytes;
   return facts;
 }
 

@@ -91,6 +91,8 @@ struct Facts {
   UnitFacts loss;
   // For as long as the model lives, of all units: tables.
   int64_t shared_bytes = 0;
+  // Inputs and targets of a micro-batch, from their load to the program's end.
+  int64_t batch_bytes = 0;
 };
 
 // The parameters of a rank that runs these units. Of a unit that another stage

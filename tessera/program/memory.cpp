@@ -1,7 +1,9 @@
 #include "tessera/program/memory.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <utility>
 
 namespace tessera::program {
 namespace {
@@ -19,7 +21,11 @@ class Walk {
     during_ = alive_;
     switch (each.op) {
       case Op::kLoadInputs:
-        alive_ += first(each).input_bytes;
+      case Op::kLoadTargets:
+        // One read has both.
+        if (loaded_.insert(each.microbatch).second) {
+          alive_ += facts_.batch_bytes;
+        }
         break;
       case Op::kForward:
       case Op::kRecompute:
@@ -67,18 +73,31 @@ class Walk {
     const bool keeps = again || !units_.all[each.unit].recomputed;
     use(keeps ? unit.forward_peak_bytes : unit.plain_forward_peak_bytes);
     alive_ += (again ? 0 : unit.output_bytes) + (keeps ? unit.kept_bytes : 0);
+    if (again) keep_what_is_sent(each);
+  }
+
+  // An output that is let go of while it is on its way to the next stage.
+  void keep_what_is_sent(const Instruction& each) {
+    const Place place{each.microbatch, each.chunk};
+    if (units_.chunks.at(each.chunk).back() != each.unit) return;
+    if (sent_.erase(place) == 0) return;
+    alive_ += last(each).output_bytes;
+    outlived_.insert(place);
   }
 
   // Input, output, what was kept and the output's gradient are there; behind it
   // is the input's gradient, in place of all of these but the input, which is
-  // the output of the unit before.
+  // the output of the unit before, or was received and stays until its gradient
+  // is sent.
   void backward(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
     use(unit.backward_peak_bytes);
     alive_ -= unit.kept_bytes + unit.output_bytes;
     if (!is_last(each.unit)) alive_ -= unit.output_bytes;
-    if (is_first(each)) alive_ -= unit.input_bytes;
-    if (each.unit > 0) alive_ += unit.input_bytes;
+    keep_what_is_sent(each);
+    if (each.unit == 0) return;
+    alive_ += unit.input_bytes;
+    if (is_first(each)) received_.insert({each.microbatch, each.chunk});
   }
 
   // What was kept stays until the second part.
@@ -93,12 +112,22 @@ class Walk {
     }
     alive_ -= unit.kept_bytes + unit.output_bytes;
     if (!is_last(each.unit)) alive_ -= unit.output_bytes;
+    keep_what_is_sent(each);
     if (is_first(each)) alive_ -= unit.input_bytes;
   }
 
   void communicate(const Instruction& each) {
     const bool begins = each.phase == Phase::kBegin;
+    const Place place{each.microbatch, each.chunk};
     switch (each.op) {
+      case Op::kSendActivations:
+        if (begins) {
+          sent_.insert(place);
+          return;
+        }
+        sent_.erase(place);
+        if (outlived_.erase(place) > 0) alive_ -= last(each).output_bytes;
+        return;
       case Op::kReceiveActivations:
         if (begins) alive_ += first(each).input_bytes;
         return;
@@ -106,7 +135,9 @@ class Walk {
         if (begins) alive_ += last(each).output_bytes;
         return;
       case Op::kSendGradients:
-        if (!begins) alive_ -= first(each).input_bytes;
+        if (!begins || received_.erase(place) > 0) {
+          alive_ -= first(each).input_bytes;
+        }
         return;
       case Op::kGatherParameters: {
         const int64_t work = sum(each.unit, &ParameterFacts::gather_work_bytes);
@@ -116,6 +147,9 @@ class Walk {
       }
       case Op::kReduceGradients:
         return reduce(each.unit, begins);
+      case Op::kSumGradients:
+        if (!begins) alive_ -= waiting_for_sum(each.unit);
+        return;
       default:
         return;
     }
@@ -126,11 +160,21 @@ class Walk {
   void reduce(int64_t unit, bool begins) {
     const int64_t work = sum(unit, &ParameterFacts::reduce_work_bytes);
     if (!begins) {
-      alive_ -= work;
+      alive_ -= work - waiting_for_sum(unit);
       return;
     }
-    use(work);
-    alive_ += work - sum(unit, &ParameterFacts::whole_gradient_bytes);
+    for (const auto& each : held(unit)) {
+      use(each.reduce_message_bytes);
+      alive_ += each.reduce_work_bytes - each.whole_gradient_bytes;
+    }
+  }
+
+  int64_t waiting_for_sum(int64_t unit) const {
+    int64_t total = 0;
+    for (const auto& each : held(unit)) {
+      if (each.zero_stage == 1) total += each.sum_message_bytes;
+    }
+    return total;
   }
 
   bool is_first(const Instruction& each) const {
@@ -149,19 +193,28 @@ class Walk {
   }
 
   // Of a unit that another stage runs this one holds the tied ones alone.
-  int64_t sum(int64_t unit, int64_t ParameterFacts::* bytes) const {
+  std::vector<ParameterFacts> held(int64_t unit) const {
     const UnitFacts& of = facts_.units.at(unit);
-    const bool whole = of.output_bytes == 0 || runs_here_.contains(unit);
+    if (of.output_bytes == 0 || runs_here_.contains(unit)) return of.parameters;
+    std::vector<ParameterFacts> tied;
+    std::ranges::copy_if(of.parameters, std::back_inserter(tied),
+                         &ParameterFacts::tied);
+    return tied;
+  }
+
+  int64_t sum(int64_t unit, int64_t ParameterFacts::* bytes) const {
     int64_t total = 0;
-    for (const auto& each : of.parameters) {
-      if (whole || each.tied) total += each.*bytes;
-    }
+    for (const auto& each : held(unit)) total += each.*bytes;
     return total;
   }
 
   const Units& units_;
   const Facts& facts_;
-  std::set<int64_t> runs_here_;
+  std::set<int64_t> runs_here_, loaded_;
+  using Place = std::pair<int64_t, int64_t>;  // micro-batch, chunk
+  // Inputs that were received, until their gradients are sent; outputs that are
+  // being sent, and those of them that nothing else holds.
+  std::set<Place> received_, sent_, outlived_;
   int64_t alive_ = 0, during_ = 0;
 };
 
