@@ -1,9 +1,11 @@
 #include "tessera/parallel/data/parameter_facts.h"
 
+#include <c10/util/accumulate.h>
+
 #include <map>
 #include <tuple>
 
-#include "tessera/comm/flat_buffer.h"
+#include "tessera/parallel/data/cut.h"
 
 namespace tessera::parallel::data {
 namespace {
@@ -12,18 +14,7 @@ using mesh::Axis;
 using mesh::Placement;
 using program::ParameterFacts;
 
-int64_t product_of(const std::vector<int64_t>& sizes) {
-  int64_t product = 1;
-  for (int64_t size : sizes) product *= size;
-  return product;
-}
-
 bool is_tied(const nn::ParameterSpec& spec) { return spec.units.size() > 1; }
-
-int64_t aligned(int64_t numel) {
-  constexpr int64_t kAlignment = comm::FlatBuffer::kAlignment;
-  return (numel + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 // Elements of parameters that travel together.
 struct Sizes {
@@ -36,14 +27,11 @@ Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
   const Axis data = layout.data_axis();
   const auto shape =
       layout.with(data, Placement::replicate()).local_shape(mesh, coord);
-  const int64_t whole = product_of(shape);
-  const int64_t rows = shape.at(layout.data_dim()), n = mesh.degree(data);
-  const int64_t most =
-      rows == 0 ? 0 : mesh::chunk_of(rows, n, 0).size() * (whole / rows);
-  return {.whole = whole,
-          .whole_aligned = aligned(whole),
+  const int64_t dim = layout.data_dim();
+  return {.whole = c10::multiply_integers(shape),
+          .whole_aligned = Cut({shape}, {dim}, /*ranks=*/1).numel(),
           .shard = layout.local_box(mesh, coord).numel(),
-          .piece = aligned(most)};
+          .piece = Cut({shape}, {dim}, mesh.degree(data)).numel()};
 }
 
 // Over which a gradient is summed beside what a reduce_scatter does; an axis
