@@ -144,7 +144,7 @@ class EvalCommand {
     if (place.source == "none" && world_size == 1) {
       return job.work(*comm::make_communicator({}));
     }
-    job.prepare = [this] { tokens(); };
+    job.prepare = [this](const auto&) { tokens(); };
     return run_ranks(job, flags_.ranks, place, world_size);
   }
 

@@ -37,7 +37,7 @@ void prepare_on_host(const RankJob& job, const launch::Meeting& meeting) {
   };
   if (place.local_rank == 0) {
     try {
-      job.prepare();
+      job.prepare(place);
     } catch (const std::exception& error) {
       tell(message_of(error));
       throw;
@@ -131,7 +131,9 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
                   "Use mpirun -np ",
                   world_size, " tessera ", job.arguments.at(1),
                   " ..., without --nproc.");
-  job.prepare();
+  launch::RankEnvironment first = place;
+  first.world_size = first.local_world_size = world_size;
+  job.prepare(first);
   if (world_size == 1) return run_rank(job, place);
   return flags.ranks == "processes" ? run_rank_processes(job, world_size)
                                     : run_rank_threads(job, world_size);

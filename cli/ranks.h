@@ -25,8 +25,10 @@ struct RankJob {
   comm::CommConfig comm;
   int64_t threads = 0;             // of a rank; 0: the cores, shared out
   std::string record_folder = "";  // of flight recorders; "": none
-  // Once a host, before its ranks start: what they share.
-  std::function<void()> prepare = [] {};
+  // Once a host, before its ranks start: what they share. `first`: where the
+  // first of them is.
+  std::function<void(const launch::RankEnvironment& first)> prepare =
+      [](const auto&) {};
   // In every process with ranks, before them.
   std::function<void()> on_start = [] {};
   // What a rank does: its exit code.

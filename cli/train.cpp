@@ -53,7 +53,11 @@ class TrainCommand {
         .comm = config_.comm,
         .threads = config_.run.threads,
         .record_folder = train::RunFolder(config_).logs(),
-        .prepare = [this] { train::preflight(config_); },
+        .prepare =
+            [this](const launch::RankEnvironment& first) {
+              train::preflight(config_, {.first = first.rank,
+                                         .count = first.local_world_size});
+            },
         .on_start = [&stop] { stop.emplace(); },
         .work =
             [&](comm::Communicator& ranks) {

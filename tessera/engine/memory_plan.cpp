@@ -37,6 +37,7 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
   MemoryPlan plan;
   for (const auto& held : program::held_by(facts, run)) {
     plan.states += held.state_bytes();
+    plan.optimizer += held.optimizer_bytes;
   }
   plan.work = program::memory_of(program, units, facts).peak();
   return plan;

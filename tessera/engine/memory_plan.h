@@ -17,7 +17,8 @@ program::Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                         const mesh::Coord& coord);
 
 struct MemoryPlan {
-  int64_t states = 0;  // between steps: parameters, gradients, optimizer
+  int64_t states = 0;     // between steps: parameters, gradients, optimizer
+  int64_t optimizer = 0;  // of these
   // At most, beyond these, while micro-batches go forward and backward.
   int64_t work = 0;
   int64_t total() const { return states + work; }

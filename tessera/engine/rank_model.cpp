@@ -41,7 +41,7 @@ parallel::ComposeOptions compose_options(const RunConfig& config) {
   options.expert_zero_stage = expert_zero_stage(config);
   options.units = {
       .reshard_after_forward = config.zero.reshard_after_forward,
-      .prefetch = config.zero.prefetch < 0 ? 1 : config.zero.prefetch,
+      .prefetch = prefetch_of(config, /*ranks_share_memory=*/false),
       .recompute_every = recompute_options(config).every,
       .gradient_dtype = gradient_dtype(config),
       .bucket_bytes = std::max<int64_t>(
@@ -87,10 +87,7 @@ void RankModel::build_model() {
   rank_context().coords = mesh.describe(ranks_.rank());
   parallel::ComposeOptions options = compose_options(config_);
   options.materialise.fill = !config_.model.load_weights;
-  // Over shared memory a gather is work of the same cores: nothing is hidden.
-  if (config_.zero.prefetch < 0 && ranks_.backend() == "shm") {
-    options.units.prefetch = 0;
-  }
+  options.units.prefetch = prefetch_of(config_, ranks_.backend() == "shm");
   if (config_.model.load_weights) {
     options.load = [&] {
       checkpoint::load_hugging_face(config_.model.from, *decoder_, mesh,

@@ -288,6 +288,12 @@ int64_t expert_zero_stage(const RunConfig& config) {
                                       : config.zero.expert_stage;
 }
 
+// Over shared memory a gather is work of the same cores: nothing is hidden.
+int64_t prefetch_of(const RunConfig& config, bool ranks_share_memory) {
+  if (config.zero.prefetch >= 0) return config.zero.prefetch;
+  return ranks_share_memory ? 0 : 1;
+}
+
 double aux_mean(const RunConfig& config) {
   const int64_t layers = config.model.layers_with_experts();
   return layers == 0 ? 0.0

@@ -108,6 +108,8 @@ parallel::context::ContextOptions context_options(const RunConfig& config);
 parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config);
 RecomputeOptions recompute_options(const RunConfig& config);
 int64_t expert_zero_stage(const RunConfig& config);
+// zero.prefetch, or what -1 stands for.
+int64_t prefetch_of(const RunConfig& config, bool ranks_share_memory);
 // What a sum over the step's samples and the layers with experts is multiplied
 // by for a mean; 0 where there are none.
 double aux_mean(const RunConfig& config);

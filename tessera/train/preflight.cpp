@@ -1,12 +1,18 @@
 #include "tessera/train/preflight.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/error.h"
 #include "tessera/core/units.h"
 #include "tessera/data/file_list.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/models/model.h"
+#include "tessera/monitor/memory.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/run_folder.h"
 
@@ -55,17 +61,104 @@ std::string groups_text(const RunConfig& config, const mesh::DeviceMesh& mesh) {
   return text;
 }
 
+// What the ranks of a host hold at most, against what it has.
+struct Need {
+  engine::MemoryPlan fullest;  // of a rank
+  int64_t bytes = 0, limit = 0;
+  bool fits() const { return limit == 0 || bytes <= limit; }
+};
+
+// Of ranks, or of the devices around device 0, which are all of its one rank
+// and have no optimizer but its own.
+int64_t bytes_together(const RunConfig& config, const HostRanks& ranks,
+                       const std::vector<engine::MemoryPlan>& plans) {
+  const auto mesh =
+      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  if (config.mesh.data_parallel == "dp") {
+    const engine::MemoryPlan& device = plans.front();
+    return mesh.world_size() * (device.total() - device.optimizer) +
+           device.optimizer;
+  }
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < ranks.count; ++i) {
+    const mesh::Coord coord = mesh.coord_of(ranks.first + i);
+    bytes += plans.at(coord[mesh::Axis::kPp]).total();
+  }
+  return bytes;
+}
+
+Need need_of(const RunConfig& config, const HostRanks& ranks,
+             int64_t host_bytes) {
+  const auto plans = engine::memory_plans(config);
+  return {*std::ranges::max_element(plans, {}, &engine::MemoryPlan::total),
+          bytes_together(config, ranks, plans), host_bytes};
+}
+
+// The largest zero.prefetch below the configured one that fits, -1: none. From
+// as many units on as there are it makes no difference.
+int64_t fitting_prefetch(RunConfig config, const HostRanks& ranks,
+                         int64_t host_bytes) {
+  const auto fits = [&](int64_t prefetch) {
+    config.zero.prefetch = prefetch;
+    return need_of(config, ranks, host_bytes).fits();
+  };
+  const int64_t units = 2 * config.model.layers + 2;
+  int64_t too_many = std::min(config.zero.prefetch, units);
+  if (too_many <= 0 || !fits(0)) return -1;
+  int64_t fitting = 0;
+  while (too_many - fitting > 1) {
+    const int64_t middle = fitting + (too_many - fitting) / 2;
+    (fits(middle) ? fitting : too_many) = middle;
+  }
+  return fitting;
+}
+
+bool share_memory(const RunConfig& config, const HostRanks& ranks) {
+  const std::string& backend = config.comm.backend;
+  return ranks.count == implied_world_size(config) &&
+         (backend == "auto" || backend == "shm");
+}
+
 }  // namespace
 
-void preflight(const RunConfig& config) {
+void preflight(const RunConfig& config, const HostRanks& ranks) {
   check_paths(config);
   const RunFolder folder(config);
   folder.create();
-  prepare_data(config, folder);
   if (config.checkpoint.every > 0) {
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
                               config.checkpoint.keep);
   }
+  check_memory(config, ranks, memory_of_host());
+  prepare_data(config, folder);
+}
+
+void check_memory(const RunConfig& of, const HostRanks& ranks,
+                  int64_t host_bytes) {
+  RunConfig config = of;
+  config.zero.prefetch = prefetch_of(config, share_memory(config, ranks));
+  const Need need = need_of(config, ranks, host_bytes);
+  if (need.fits()) return;
+  const std::string found =
+      c10::str("the ranks of this host hold at most ", bytes_text(need.bytes),
+               ", the fullest ", bytes_text(need.fullest.states),
+               " of model states and ", bytes_text(need.fullest.work),
+               " beside them, but the host has ", bytes_text(need.limit));
+  const int64_t prefetch = fitting_prefetch(config, ranks, host_bytes);
+  TS_CHECK_CONFIG(prefetch < 0, "zero.prefetch is ", config.zero.prefetch, ": ",
+                  found, ". Nearest: ", prefetch, ".");
+  TS_CHECK_CONFIG(false, "memory: ", found,
+                  ". Use more ranks, a higher zero.stage, a smaller "
+                  "batch.micro or recompute.mode block.");
+}
+
+int64_t memory_of_host() {
+  const char* const said = std::getenv("TESSERA_HOST_MEMORY");
+  if (said == nullptr) return monitor::host_memory_bytes();
+  const auto bytes = parse_bytes(said);
+  TS_CHECK_CONFIG(bytes && *bytes > 0, "TESSERA_HOST_MEMORY is \"", said,
+                  "\". It is a number of bytes, as in 16G.");
+  return *bytes;
 }
 
 void check_paths(const RunConfig& config) {

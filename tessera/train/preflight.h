@@ -2,8 +2,8 @@
 //
 // Errors: TS_CHECK_CONFIG (78) for the configuration and what it names: text
 //         that is missing or empty, a tokenizer that does not fit the model, no
-//         room on the disk for checkpoints; TS_CHECK_IO (74) for files that
-//         are damaged.
+//         room on the disk for checkpoints, none in memory; TS_CHECK_IO (74)
+//         for files that are damaged.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,24 @@
 
 namespace tessera::train {
 
-// Makes the run folder, prepares the data in it, checks the disk. Done once, by
-// whoever starts the ranks. REQUIRES: a completed configuration.
-void preflight(const engine::RunConfig& config);
+// Ranks of one host, one behind the other.
+struct HostRanks {
+  int64_t first = 0;
+  int64_t count = 1;
+};
+
+// Makes the run folder, checks disk and memory, prepares the data. Done once a
+// host, before its ranks start. REQUIRES: a completed configuration.
+void preflight(const engine::RunConfig& config, const HostRanks& ranks);
+
+// That what these ranks hold at most (engine/memory_plan.h) is no more than
+// `host_bytes` together; 0: unknown. The largest zero.prefetch that fits is
+// named.
+void check_memory(const engine::RunConfig& config, const HostRanks& ranks,
+                  int64_t host_bytes);
+
+// What TESSERA_HOST_MEMORY says ("16G"), else what the host has; 0: unknown.
+int64_t memory_of_host();
 
 // That the files which data.train, data.valid and TESSERA_COMM_TABLE name are
 // there.

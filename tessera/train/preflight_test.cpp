@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tessera/core/error.h"
 #include "tessera/core/units.h"
 #include "tessera/engine/memory_plan.h"
 #include "tests/support/small_run.h"
@@ -37,6 +38,75 @@ TEST(Preflight, ThePlanOfDevicesOfOneProcess) {
   EXPECT_EQ(devices.states, ranks.states);
   EXPECT_EQ(devices.work, ranks.work);
   EXPECT_NO_THROW(describe_plan(config));
+}
+
+// What a check of this host's memory says; "": nothing.
+std::string complaint(const engine::RunConfig& config, int64_t host_bytes) {
+  try {
+    check_memory(config, {.count = implied_world_size(config)}, host_bytes);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    return message_of(error);
+  }
+  return "";
+}
+
+TEST(Preflight, ThePrefetchThatFitsIsNamed) {
+  auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/3);
+  const auto host_bytes_of = [&](int64_t prefetch) {
+    config.zero.prefetch = prefetch;
+    return 2 * engine::memory_plan(config).total();
+  };
+  for (const int64_t fitting : {0, 1, 2, 3}) {
+    const int64_t host_bytes = host_bytes_of(fitting);
+    EXPECT_EQ(complaint(config, host_bytes), "");
+    EXPECT_LT(host_bytes, host_bytes_of(fitting + 1));
+    for (const int64_t more : {int64_t{4}, int64_t{1} << 20}) {
+      config.zero.prefetch = more;
+      const std::string said = complaint(config, host_bytes);
+      EXPECT_NE(said.find(c10::str("zero.prefetch is ", more)),
+                std::string::npos)
+          << said;
+      EXPECT_NE(said.find(c10::str("Nearest: ", fitting, ".")),
+                std::string::npos)
+          << said;
+    }
+  }
+}
+
+TEST(Preflight, WhatFitsWithNoPrefetchIsRefused) {
+  auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/3);
+  config.zero.prefetch = 0;
+  const int64_t bytes = engine::memory_plan(config).total();
+  EXPECT_EQ(complaint(config, 2 * bytes), "");
+  EXPECT_EQ(complaint(config, /*host_bytes=*/0), "");  // not known
+  config.zero.prefetch = 3;
+  EXPECT_NE(complaint(config, 2 * bytes - 1).find("memory: the ranks of"),
+            std::string::npos);
+}
+
+// Beside device 0 they have no optimizer.
+TEST(Preflight, DevicesOfOneProcessAreItsOneRank) {
+  auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/0);
+  config.mesh.data_parallel = "dp";
+  const auto device = engine::memory_plan(config);
+  const int64_t bytes = 2 * device.total() - device.optimizer;
+  EXPECT_EQ(complaint(config, bytes), "");
+  EXPECT_NE(complaint(config, bytes - 1), "");
+}
+
+// Not the fullest for each: stages hold less and less.
+TEST(Preflight, StagesOfAHostAreAddedUp) {
+  auto config = testing::small_run(/*ranks=*/1, /*zero_stage=*/0);
+  config.mesh = {};
+  config.mesh.pp = 2;
+  config.batch = {.global = 4, .micro = 1};
+  complete(config, 2);
+  int64_t sum = 0;
+  for (const auto& stage : engine::memory_plans(config)) sum += stage.total();
+  EXPECT_LT(sum, 2 * engine::memory_plan(config).total());
+  EXPECT_EQ(complaint(config, sum), "");
+  EXPECT_NE(complaint(config, sum - 1), "");
 }
 
 }  // namespace

@@ -70,7 +70,9 @@ REFUSED = [
     (["--tensor.sequence_parallel=true"], 78, ["tensor.sequence_parallel", "mesh.tp"]),
     (["--mesh.cp=2", "--data.seq_len=14", "--nproc", "2"], 78, ["mesh.cp (2)", "data.seq_len (14)", "12 or 16"]),
     (["--mesh.cp=8", "--data.seq_len=16", "--context.method=ulysses", "--nproc", "8"], 78,
-     ["mesh.cp (8)", "model.heads", "ring"]),
+     ["mesh.cp (8)", "model.heads", "Nearest mesh.cp: 4;", "ring"]),
+    (["--monitor.trace=3"], 78, ["monitor.trace is 3", "run.steps is 3", "Nearest: 2."]),
+    (["--run.steps=1", "--monitor.trace=1"], 78, ["monitor.trace", "Nearest: 0."]),
     (["--mesh.pp=4", "--nproc", "4"], 78, ["mesh.pp (4)", "model.layers"]),
     (["--mesh.pp=2", "--model.layers=2", "--pipeline.chunks=2", "--nproc", "2"], 78, ["pipeline.chunks", "interleaved"]),
     (["--mesh.pp=2", "--model.layers=2", "--pipeline.schedule=interleaved", "--batch.micro=4",
@@ -131,6 +133,23 @@ def test_a_bad_file_is_refused_with_its_place(program, folder, text, words):
     assert done.returncode == 78, done.stderr
     for word in words:
         assert word in done.stderr
+
+
+@pytest.mark.parametrize("prefetch, memory, words", [
+    (8, "160M", ["zero.prefetch is 8", "160.0 MiB", "Nearest: 2."]),
+    (3, "160M", ["zero.prefetch is 3", "Nearest: 2."]),
+    (3, "100M", ["memory:", "100.0 MiB", "zero.stage"]),
+    (3, "some", ["TESSERA_HOST_MEMORY", "some"]),
+    (2, "160M", []),
+])
+def test_what_memory_does_not_hold_is_refused_before_any_rank_starts(program, folder, prefetch, memory, words):
+    done = run(program, folder, "train", "run.json", "--nproc", "2", "--ranks", "threads", "--model.layers=8",
+               "--model.hidden=256", "--zero.stage=3", f"--zero.prefetch={prefetch}", "--run.steps=1",
+               env={"TESSERA_HOST_MEMORY": memory})
+    assert done.returncode == (78 if words else 0), done.stderr
+    assert ("step:" in done.stderr) == (not words)
+    for word in words:
+        assert word in done.stderr, done.stderr
 
 
 def test_no_room_for_checkpoints(program, folder):
