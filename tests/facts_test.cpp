@@ -73,7 +73,7 @@ void compare_traffic(Player& player, const program::Facts& facts,
     if (bytes > 0) said[verb] += bytes;
   };
   for (const auto& each : player.held(facts)) {
-    if (each.zero_stage == 3) count("all_gather", each.gather_message_bytes);
+    count("all_gather", each.gather_message_bytes);
     count("reduce_scatter", each.reduce_message_bytes);
     count("all_reduce", each.sum_message_bytes);
   }

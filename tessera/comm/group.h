@@ -54,8 +54,8 @@ class Work {
   std::shared_ptr<Impl> impl_;
 };
 
-// For how long this thread stood still so far, in waits and in blocking calls on
-// any group.
+// For how long this thread stood still so far, in waits and in blocking calls
+// on any group.
 double seconds_blocked();
 
 // What went through a group so far, of one verb.

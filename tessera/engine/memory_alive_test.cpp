@@ -97,7 +97,6 @@ void route_evenly(const RunConfig& config, RankModel& model) {
       }
     }
   }
-  model.shards_changed();
 }
 
 struct Error {

@@ -43,6 +43,16 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
   return plan;
 }
 
+// Of the one rank around whose device 0 there are others: each holds a model,
+// device 0 alone an optimizer.
+MemoryPlan plan_of_devices(const MemoryPlan& device, int64_t devices) {
+  MemoryPlan plan;
+  plan.optimizer = device.optimizer;
+  plan.states = devices * (device.states - device.optimizer) + device.optimizer;
+  plan.work = devices * device.work;
+  return plan;
+}
+
 }  // namespace
 
 std::vector<MemoryPlan> memory_plans(const RunConfig& of) {
@@ -62,6 +72,9 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of) {
     const program::Program program =
         lowered_program(config, mesh, units, stage, program::Kind::kTraining);
     plans.push_back(plan_of(config, mesh, program, units, mesh.rank_at(coord)));
+  }
+  if (of.mesh.data_parallel == "dp") {
+    return {plan_of_devices(plans.front(), mesh.world_size())};
   }
   return plans;
 }

@@ -23,7 +23,8 @@ struct MemoryPlan {
   int64_t work = 0;
   int64_t total() const { return states + work; }
 };
-// By stage of the pipeline, of those of its ranks with the largest parts.
+// By stage of the pipeline, of those of its ranks with the largest parts; of
+// data parallelism on threads, of the one rank with all its devices.
 std::vector<MemoryPlan> memory_plans(const RunConfig& config);
 // Of the rank that needs the most.
 MemoryPlan memory_plan(const RunConfig& config);

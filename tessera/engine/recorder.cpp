@@ -22,8 +22,7 @@ enum Lane {
   kMessages
 };
 
-// Nothing for what only manages memory.
-std::optional<Kind> kind_of(Op op) {
+std::optional<Kind> kind_of_op(Op op) {
   switch (op) {
     case Op::kForward:
       return Kind::kForward;
@@ -70,7 +69,9 @@ int64_t lane_of(Kind kind) {
                                   : kReductions;
 }
 
-void name_operands(const Instruction& instruction, monitor::Span& span) {
+void name_operands(const Instruction& instruction, int64_t step,
+                   monitor::Span& span) {
+  span.args.emplace_back("step", step);
   if (instruction.microbatch >= 0) {
     span.args.emplace_back("microbatch", instruction.microbatch);
   }
@@ -79,6 +80,16 @@ void name_operands(const Instruction& instruction, monitor::Span& span) {
 }
 
 }  // namespace
+
+// What stages sum together waits for them, as a message does.
+std::optional<Kind> Recorder::kind_of(const Instruction& instruction) const {
+  const auto& units = composed_.units.all;
+  if (instruction.op == Op::kReduceGradients && instruction.unit >= 0 &&
+      units.at(instruction.unit).across_stages) {
+    return Kind::kMessage;
+  }
+  return kind_of_op(instruction.op);
+}
 
 Recorder::Recorder(const parallel::Composed& composed, int64_t rank)
     : composed_(composed), rank_(rank) {}
@@ -103,7 +114,7 @@ program::Observer Recorder::observer() {
 
 void Recorder::take(const Instruction& instruction, double begin_s,
                     double end_s) {
-  const auto kind = kind_of(instruction.op);
+  const auto kind = kind_of(instruction);
   if (!kind) return;
   monitor::Span span{.name = program::describe(instruction),
                      .kind = *kind,
@@ -123,7 +134,8 @@ void Recorder::take(const Instruction& instruction, double begin_s,
     begun_[{instruction.op, instruction.microbatch, instruction.unit,
             instruction.chunk}] = begin_s;
   }
-  name_operands(instruction, span);
+  name_operands(instruction, step_, span);
+  if (program::is_message(instruction.op)) mark_message(instruction, span);
   spans_.push_back(std::move(span));
 }
 
@@ -132,7 +144,7 @@ void Recorder::add_in_flight(const Instruction& instruction, double end_s) {
   const auto begun = begun_.extract({instruction.op, instruction.microbatch,
                                      instruction.unit, instruction.chunk});
   if (begun.empty()) return;
-  const Kind kind = *kind_of(instruction.op);
+  const Kind kind = *kind_of(instruction);
   monitor::Span span{.name = program::name_of(instruction.op),
                      .kind = kind,
                      .lane = lane_of(kind),
@@ -141,14 +153,16 @@ void Recorder::add_in_flight(const Instruction& instruction, double end_s) {
   double& last = lane_end_[span.lane];
   span.begin_s = std::max(span.begin_s, last);
   last = end_s;
-  name_operands(instruction, span);
-  if (program::is_message(instruction.op)) mark_message(instruction, span);
+  name_operands(instruction, step_, span);
   spans_.push_back(std::move(span));
 }
 
+// From where its send begins to where its receive is awaited: the times at
+// which the rank itself has to do with it.
 void Recorder::mark_message(const Instruction& message,
                             monitor::Span& span) const {
   const Wire wire = wire_of(composed_, message);
+  if (message.phase == (wire.sends ? Phase::kAwait : Phase::kBegin)) return;
   const int64_t peer = composed_.pipeline->ranks().at(wire.peer);
   span.flow = wire.sends ? monitor::flow_id(step_, rank_, peer, wire.tag)
                          : monitor::flow_id(step_, peer, rank_, wire.tag);

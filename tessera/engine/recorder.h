@@ -6,6 +6,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -30,6 +31,9 @@ class Recorder {
  private:
   void take(const program::Instruction& instruction, double begin_s,
             double end_s);
+  // Nothing for what only manages memory.
+  std::optional<monitor::Kind> kind_of(
+      const program::Instruction& instruction) const;
   void add_in_flight(const program::Instruction& instruction, double end_s);
   void mark_message(const program::Instruction& message,
                     monitor::Span& span) const;

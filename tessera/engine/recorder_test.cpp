@@ -17,7 +17,8 @@ double of(const monitor::SecondsByKind& seconds, Kind kind) {
 
 // What is begun and awaited at once waits in its begin: it counts there too.
 TEST(Recorder, AllCommunicationOfTheRankItselfIsAWait) {
-  const parallel::Composed composed;
+  parallel::Composed composed;
+  composed.units.all = {{.reads = {0}}};
   Recorder recorder(composed, 0);
   recorder.begin_step(1);
   const auto observe = recorder.observer();

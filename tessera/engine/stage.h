@@ -47,7 +47,7 @@ class TrainStage : public program::Stage {
 
   // Of the program that ran: this rank's part of the loss, and of the target
   // tokens that it is a sum over. In a step each rank of tp has the same; in an
-  // evaluation each token counts on one of the ranks that hold a model together.
+  // evaluation each token counts on one of the ranks that hold a model.
   double loss_sum() const { return loss_sum_; }
   double weight() const { return weight_; }
   // Its part of nn::Balance, of all layers and micro-batches.

@@ -5,8 +5,8 @@
 // be more.
 // Exposed is communication that the compute lane waits for: its kWait spans, by
 // what they wait for, what it sends and receives itself (kGather, kReduce,
-// kMessage on that lane), and what is waited for inside of other spans, by their
-// kind: of a kForward, the collectives of tensor, context and expert
+// kMessage on that lane), and what is waited for inside of other spans, by
+// their kind: of a kForward, the collectives of tensor, context and expert
 // parallelism.
 // Units:  seconds; the bubble is a share of the step.
 #pragma once

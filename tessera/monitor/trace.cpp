@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <system_error>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -135,6 +137,10 @@ void merge_traces(const std::string& folder, int64_t world_size) {
     whole.append(text, kHead.size(), text.size() - kHead.size() - kTail.size());
   }
   write_file_atomic(folder + "/trace.json", whole + std::string(kTail));
+  std::error_code none;
+  while (std::filesystem::remove(rank_path(folder, world_size), none)) {
+    ++world_size;
+  }
 }
 
 }  // namespace tessera::monitor

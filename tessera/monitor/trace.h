@@ -42,7 +42,8 @@ class TraceWriter {
   std::string events_;  // with commas and ends of lines between them
 };
 
-// REQUIRES: every rank has written. The files of the ranks stay.
+// REQUIRES: every rank has written. The files of the ranks stay; those that a
+// run on more ranks left here go.
 void merge_traces(const std::string& folder, int64_t world_size);
 
 }  // namespace tessera::monitor

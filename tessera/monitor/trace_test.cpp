@@ -186,6 +186,8 @@ TEST(Trace, FilesThatAreMissingOrBrokenAreNamed) {
   EXPECT_THAT([&] { merge_traces(folder.path(), 3); },
               ThrowsMessage<Error>(HasSubstr("this is no trace of a rank")));
   EXPECT_FALSE(std::filesystem::exists(folder.file("trace.json")));
+  merge_traces(folder.path(), 2);  // of a run on fewer ranks than the last one
+  EXPECT_FALSE(std::filesystem::exists(folder.file("rank-2.json")));
   write_file_atomic(folder.file("file"), "");
   const TraceWriter nowhere(folder.file("file"), 0, "", {"compute"});
   EXPECT_THROW(nowhere.write(), Error);

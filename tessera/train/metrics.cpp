@@ -117,7 +117,8 @@ struct Metrics::Impl {
       : config(of),
         ranks(with),
         flops_per_token(static_cast<double>(
-            models::flops_per_token(of.model, of.data.seq_len))) {
+            models::flops_per_token(of.model, of.data.seq_len))),
+        before(traffic_of(with)) {
     if (ranks.rank() != 0) return;
     peak_flops = monitor::measured_peak_flops(compute_dtype(config));
     sinks = monitor::make_sinks(

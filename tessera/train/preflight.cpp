@@ -11,6 +11,7 @@
 #include "tessera/core/units.h"
 #include "tessera/data/file_list.h"
 #include "tessera/engine/memory_plan.h"
+#include "tessera/engine/step_programs.h"
 #include "tessera/models/model.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/train/data_setup.h"
@@ -68,17 +69,10 @@ struct Need {
   bool fits() const { return limit == 0 || bytes <= limit; }
 };
 
-// Of ranks, or of the devices around device 0, which are all of its one rank
-// and have no optimizer but its own.
 int64_t bytes_together(const RunConfig& config, const HostRanks& ranks,
                        const std::vector<engine::MemoryPlan>& plans) {
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
-  if (config.mesh.data_parallel == "dp") {
-    const engine::MemoryPlan& device = plans.front();
-    return mesh.world_size() * (device.total() - device.optimizer) +
-           device.optimizer;
-  }
   int64_t bytes = 0;
   for (int64_t i = 0; i < ranks.count; ++i) {
     const mesh::Coord coord = mesh.coord_of(ranks.first + i);
@@ -130,6 +124,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks) {
                               config.checkpoint.keep);
   }
   check_memory(config, ranks, memory_of_host());
+  engine::passes_chosen();  // refuses what is none
   prepare_data(config, folder);
 }
 
@@ -170,10 +165,14 @@ void check_paths(const RunConfig& config) {
 }
 
 std::string describe_plan(const RunConfig& config) {
+  engine::passes_chosen();  // refuses what is none
   const int64_t parameters = models::num_parameters(config.model);
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
-  const auto memory = engine::memory_plan(config);
+  RunConfig here = config;  // all ranks on this host
+  here.zero.prefetch = prefetch_of(
+      config, share_memory(config, {.first = 0, .count = mesh.world_size()}));
+  const auto memory = engine::memory_plan(here);
   std::ostringstream text;
   text << "model       " << config.model.family << ", "
        << count_text(parameters) << " parameters\n"

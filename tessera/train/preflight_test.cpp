@@ -20,7 +20,8 @@ TEST(Preflight, ThePlanTellsWhichRanksHoldWhichExperts) {
 }
 
 TEST(Preflight, ThePlanTellsWhatTheFullestRankHolds) {
-  const auto config = testing::small_run(/*ranks=*/4, /*zero_stage=*/3);
+  auto config = testing::small_run(/*ranks=*/4, /*zero_stage=*/3);
+  config.zero.prefetch = 1;
   const auto memory = engine::memory_plan(config);
   EXPECT_NE(describe_plan(config).find(
                 "memory      " + bytes_text(memory.states) +
@@ -29,21 +30,24 @@ TEST(Preflight, ThePlanTellsWhatTheFullestRankHolds) {
             std::string::npos);
 }
 
-// Devices around device 0 hold what ranks of plain data parallelism do.
+// Devices around device 0 hold what ranks of plain data parallelism do, with
+// one optimizer.
 TEST(Preflight, ThePlanOfDevicesOfOneProcess) {
   auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/0);
   const auto ranks = engine::memory_plan(config);
   config.mesh.data_parallel = "dp";
   const auto devices = engine::memory_plan(config);
-  EXPECT_EQ(devices.states, ranks.states);
-  EXPECT_EQ(devices.work, ranks.work);
+  EXPECT_EQ(devices.states, 2 * ranks.states - ranks.optimizer);
+  EXPECT_EQ(devices.work, 2 * ranks.work);
   EXPECT_NO_THROW(describe_plan(config));
 }
 
 // What a check of this host's memory says; "": nothing.
 std::string complaint(const engine::RunConfig& config, int64_t host_bytes) {
   try {
-    check_memory(config, {.count = implied_world_size(config)}, host_bytes);
+    const bool devices = config.mesh.data_parallel == "dp";
+    check_memory(config, {.count = devices ? 1 : implied_world_size(config)},
+                 host_bytes);
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
     return message_of(error);
@@ -85,12 +89,10 @@ TEST(Preflight, WhatFitsWithNoPrefetchIsRefused) {
             std::string::npos);
 }
 
-// Beside device 0 they have no optimizer.
 TEST(Preflight, DevicesOfOneProcessAreItsOneRank) {
   auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/0);
   config.mesh.data_parallel = "dp";
-  const auto device = engine::memory_plan(config);
-  const int64_t bytes = 2 * device.total() - device.optimizer;
+  const int64_t bytes = engine::memory_plan(config).total();
   EXPECT_EQ(complaint(config, bytes), "");
   EXPECT_NE(complaint(config, bytes - 1), "");
 }

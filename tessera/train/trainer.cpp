@@ -212,6 +212,16 @@ class Trainer {
     if (number > config_.monitor.trace) finish_trace();
   }
 
+  // A trace that cannot be written is no reason to end a run.
+  template <typename Write>
+  static void or_warn(const Write& write) {
+    try {
+      write();
+    } catch (const Error& error) {
+      log::warning("no trace of this run: ", message_of(error));
+    }
+  }
+
   // By how much the first rank's monotonic clock is ahead of this one's, as far
   // as the hosts' times of day agree: to a thousandth of a second.
   double clock_ahead_s() {
@@ -227,10 +237,13 @@ class Trainer {
 
   void finish_trace() {
     if (!trace_) return;
-    trace_->write();
+    or_warn([this] { trace_->write(); });
     trace_.reset();
     ranks_.world().barrier();
-    if (leads()) monitor::merge_traces(folder_.trace(), ranks_.world_size());
+    if (!leads()) return;
+    or_warn([this] {
+      monitor::merge_traces(folder_.trace(), ranks_.world_size());
+    });
   }
 
   std::optional<monitor::Validation> validate() {

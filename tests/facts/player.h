@@ -73,10 +73,8 @@ class Player {
   // Full parameters, and memory for their gradients.
   void gather() {
     for (int64_t unit = 0; unit < num_owners(); ++unit) {
-      if (composed_.units.all[unit].zero_stage == 3) {
-        composed_.parameters->begin_gather(unit, comm::Mode::kBlocking);
-        composed_.parameters->await_gather(unit);
-      }
+      composed_.parameters->begin_gather(unit, comm::Mode::kBlocking);
+      composed_.parameters->await_gather(unit);
       composed_.parameters->allocate_gradients(unit);
     }
     composed_.parameters->zero_gradients();

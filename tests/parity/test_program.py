@@ -152,6 +152,38 @@ def test_what_memory_does_not_hold_is_refused_before_any_rank_starts(program, fo
         assert word in done.stderr, done.stderr
 
 
+def test_a_trace_of_a_pipeline(program, folder):
+    """A process a rank, a track a lane, arrows that go forward in time."""
+    done = run(program, folder, "train", "run.json", "--nproc", "2", "--mesh.pp=2", "--model.layers=2",
+               "--batch.micro=1", "--monitor.trace=2")
+    assert done.returncode == 0, done.stderr
+    events = json.loads((folder / "runs" / "run" / "trace" / "trace.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in slices} == {0, 1}
+    assert {event["args"]["step"] for event in slices} == {2, 3}
+    starts = {event["id"]: event["ts"] for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "f"}
+    # Two steps, four micro-batches, up and down.
+    assert len(starts) == 16 and starts.keys() == ends.keys()
+    assert all(starts[flow] < ends[flow] for flow in starts)
+
+
+def test_a_trace_that_cannot_be_written_does_not_end_the_run(program, folder):
+    trace = folder / "runs" / "run" / "trace"
+    (trace / "trace.json").mkdir(parents=True)
+    (trace / "trace.json" / "in the way").write_text("")
+    done = run(program, folder, "train", "run.json", "--monitor.trace=1")
+    assert done.returncode == 0, done.stderr
+    assert "no trace of this run" in done.stderr and "trace.json" in done.stderr
+
+
+def test_what_units_wait_for_inside_is_exposed(program, folder):
+    done = run(program, folder, "train", "run.json", "--nproc", "2", "--mesh.tp=2")
+    assert done.returncode == 0, done.stderr
+    with open(folder / "runs" / "run" / "metrics.jsonl") as file:
+        assert all(json.loads(line)["exposed_comm_s"] > 0 for line in file)
+
+
 def test_no_room_for_checkpoints(program, folder):
     done = run(program, folder, "train", "run.json", "--checkpoint.every=1", "--model.layers=10000",
                "--model.hidden=16384", "--model.heads=64")

@@ -1,6 +1,7 @@
 // From a schedule's chunks to what a rank does: one pure function after the
 // other, each of which says one thing more.
 //
+//   devices        what goes to devices around device 0, and comes back
 //   split_backward a backward becomes its two parts, where it is asked for
 //   units          a chunk becomes its units, one after the other
 //   recompute      what was not kept is computed again before its backward
@@ -52,7 +53,8 @@ struct Choice {
 // Whether a pass runs. REQUIRES: `choice` names it only where it has a choice.
 bool runs(const Pass& pass, const Choice& choice);
 
-// The passes of the choice, one after the other; the program is checked.
+// The passes of the choice, one after the other. From `sharding` on a program
+// says all that the checker asks for, and is checked behind each.
 Program lower(Program program, const Units& units, Kind kind = Kind::kTraining,
               const Choice& choice = {});
 

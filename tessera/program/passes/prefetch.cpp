@@ -36,7 +36,7 @@ size_t earlier(const Program& program, int64_t unit, int64_t held,
   int64_t passed = 0;
   for (size_t i = program.size(); i > 0 && passed < units.prefetch; --i) {
     const Instruction& before = program[i - 1];
-    if (is_barrier(before, unit) || held > room) return place;
+    if (is_barrier(before, unit) || held > room) break;
     held -= change_of(before, units);
     if (i > 1 && !is_compute(before.op)) continue;
     ++passed;
