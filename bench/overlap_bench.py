@@ -5,8 +5,7 @@ about as long as compute.
 Usage: bench/overlap_bench.py PROGRAM [--steps 6] [--rounds 3] [--share 0.9] [--only NAME]
 Of each kind of parallelism on two hosts of one rank: the seconds of a step over a fast link (compute
 alone), and over the slowed one with the passes that overlap and without, alternating. Communication
-alone is what a step without overlap takes beyond compute. Losses must be the same bits. Needs root,
-ip and tc.
+alone is what a rank sends at the link's rate. Losses must be the same bits. Needs root, ip and tc.
 """
 
 import argparse
@@ -65,11 +64,12 @@ def measure(options, kind, rate, without=""):
 
 
 def row(options, kind):
-    compute, sent, losses = measure(options, kind, FAST, PASSES)
-    rate = f"{max(1, round(sent * 8 / (options.share * statistics.median(compute)) / 1e6))}mbit"
+    compute, sent, losses = measure(options, kind, FAST)
+    mbit = max(1, round(sent * 8 / (options.share * statistics.median(compute)) / 1e6))
+    rate = f"{mbit}mbit"
     seconds = {"": [], PASSES: []}
     for _ in range(options.rounds):
-        compute += measure(options, kind, FAST, PASSES)[0]
+        compute += measure(options, kind, FAST)[0]
         for without, times in seconds.items():
             more, _, same = measure(options, kind, rate, without)
             times += more
@@ -77,8 +77,9 @@ def row(options, kind):
                 sys.exit(f"{kind}: other losses without '{without}'")
     alone = statistics.median(compute)
     off, on = statistics.median(seconds[PASSES]), statistics.median(seconds[""])
-    longer = max(alone, off - alone)
-    print(f"| {kind} | {rate} | {alone:.3f} | {off - alone:.3f} | {off:.3f} | {on:.3f} | {on / longer:.2f} |",
+    communication = sent * 8 / mbit / 1e6
+    longer = max(alone, communication)
+    print(f"| {kind} | {rate} | {alone:.3f} | {communication:.3f} | {off:.3f} | {on:.3f} | {on / longer:.2f} |",
           flush=True)
 
 

@@ -94,7 +94,7 @@ class Hosts:
         for link in ("lo", "eth0"):
             ip("-n", name, "link", "set", link, "up")
         if self.rate:
-            ip("-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", self.rate, "burst", "64kb",
+            ip("-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", self.rate, "burst", "128kb",
                "latency", "500ms", tool="tc")
 
     def start_line(self):
