@@ -15,8 +15,8 @@ struct HuggingFaceForm;
 
 // What is left out is as in Llama.
 struct Family {
-  const char* name;          // as in `model.family`
-  const char* architecture;  // as in config.json's `architectures`
+  const char* name;                // as in `model.family`
+  const char* architecture;        // as in config.json's `architectures`
   bool learned_positions = false;  // else rotary
   nn::NormKind norm = nn::NormKind::kRmsNorm;
   bool norm_behind = false;  // of attention and MLP, else before them

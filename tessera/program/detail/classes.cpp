@@ -72,9 +72,8 @@ Classes sort_ranks(const World& world) {
     }
     for (size_t lane = 0; lane < lanes; ++lane) {
       // Groups that look alike get one number.
-      const Classes alike = number(
-          classes_in(groups[lane], classes,
-                     static_cast<int64_t>(lane) == world.pipeline));
+      const Classes alike = number(classes_in(
+          groups[lane], classes, static_cast<int64_t>(lane) == world.pipeline));
       for (size_t rank = 0; rank < size; ++rank) {
         keys[rank].push_back(alike.of_rank[groups[lane].of_rank[rank]]);
       }
