@@ -64,13 +64,14 @@ void RankModel::step(StepInput input, const program::Observer& observer) {
   program::execute(step_, *stage_, observer);
 }
 
-nn::LossSum RankModel::evaluate(const data::Batch& batch) {
+nn::LossSum RankModel::evaluate(const data::Batch& batch,
+                                const program::Observer& observer) {
   StepInput input;
   input.load = [&](int64_t, int64_t) { return batch; };
   input.samples = batch.inputs.size(0);
   input.tokens = batch.inputs.size(1) / composed_.mesh.degree(mesh::Axis::kCp);
   stage_->begin_program(std::move(input), 1, program::Kind::kEvaluation);
-  program::execute(evaluation_, *stage_);
+  program::execute(evaluation_, *stage_, observer);
   stage_->read_losses();
   return {at::scalar_tensor(stage_->loss_sum(), at::kDouble),
           at::scalar_tensor(stage_->weight(), at::kDouble)};
