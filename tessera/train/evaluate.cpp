@@ -30,7 +30,7 @@ MeanLoss mean_loss(const Evaluate& evaluate, const Batches& batches,
   }
   at::Tensor mine = at::tensor({sum, weight}, at::kDouble);
   at::Tensor all = at::empty({world.size(), 2}, at::kDouble);
-  world.all_gather(all, mine).wait();
+  world.all_gather(all, mine).synchronize();
   const at::Tensor total = all.sum(0);
   const auto tokens = total[1].item<double>();
   return {total[0].item<double>() / tokens, static_cast<int64_t>(tokens)};

@@ -231,7 +231,7 @@ class Trainer {
     const double own =
         since(std::chrono::system_clock::now()) - since(Clock::now());
     const at::Tensor first = at::tensor({own}, at::kDouble);
-    ranks_.world().broadcast(first, 0).wait();
+    ranks_.world().broadcast(first, 0).synchronize();
     return std::round((own - first.item<double>()) * 1e3) / 1e3;
   }
 

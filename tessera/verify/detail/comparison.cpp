@@ -168,7 +168,7 @@ class Comparison {
         at::tensor({model.stage().loss_sum(), model.stage().weight(),
                     model.stage().aux_sum()},
                    at::kDouble);
-    world.all_reduce(sums).wait();
+    world.all_reduce(sums).synchronize();
     const double loss = sums[0].item<double>() / sums[1].item<double>();
     const double norm = model.stage().grad_norm();
     const double aux = sums[2].item<double>();
