@@ -71,9 +71,7 @@ nn::LossSum RankModel::evaluate(const data::Batch& batch) {
   input.tokens = batch.inputs.size(1) / composed_.mesh.degree(mesh::Axis::kCp);
   stage_->begin_program(std::move(input), 1, program::Kind::kEvaluation);
   program::execute(evaluation_, *stage_);
-  stage_->read_losses();
-  return {at::scalar_tensor(stage_->loss_sum(), at::kDouble),
-          at::scalar_tensor(stage_->weight(), at::kDouble)};
+  return stage_->losses();
 }
 
 // Structure, parallelism, memory; then the first weights.

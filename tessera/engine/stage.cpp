@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/host_read.h"
 #include "tessera/optim/gradient_norm.h"
 
 namespace tessera::engine {
@@ -46,37 +47,64 @@ void TrainStage::count(const nn::Balance& balance) {
       expert_load_.defined() ? expert_load_ + balance.load : balance.load;
 }
 
-void TrainStage::read_losses() {
+nn::LossSum TrainStage::losses() const {
+  nn::LossSum all{at::zeros({}, at::kDouble), at::zeros({}, at::kDouble)};
   for (const auto& [microbatch, loss] : losses_) {
-    const auto sum = loss.sum.item<double>();
-    TS_CHECK(!trains() || std::isfinite(sum), "train: the loss of micro-batch ",
-             microbatch, " is ", sum,
+    all.sum = all.sum + loss.sum;
+    all.weight = all.weight + loss.weight;
+  }
+  return all;
+}
+
+// The one read of a step.
+void TrainStage::read() {
+  std::vector<at::Tensor> all;
+  const auto add = [&](const at::Tensor& numbers) {
+    all.push_back(numbers.to(at::kDouble).reshape({-1}));
+  };
+  add(squares_);
+  for (const auto& [microbatch, loss] : losses_) {
+    add(loss.sum);
+    add(loss.weight);
+  }
+  for (const auto& balance : balances_) add(balance);
+  if (expert_load_.defined()) add(expert_load_);
+  const at::Tensor here = read_on_host(at::cat(all));
+  const double* next = here.const_data_ptr<double>();
+
+  grad_norm_ = std::sqrt(*next++);
+  for (const auto& [microbatch, loss] : losses_) {
+    const double sum = *next++;
+    TS_CHECK(std::isfinite(sum), "train: the loss of micro-batch ", microbatch,
+             " is ", sum,
              ". A smaller optimizer.lr, a longer schedule.warmup or "
              "a lower optimizer.clip_norm may help; the last checkpoint is "
              "whole.");
     loss_sum_ += sum;
-    weight_ += loss.weight.item<double>();
+    weight_ += *next++;
   }
-  for (const auto& balance : balances_) aux_sum_ += balance.item<double>();
+  for (size_t i = 0; i < balances_.size(); ++i) aux_sum_ += *next++;
+  if (expert_load_.defined()) {
+    expert_load_ = here.slice(0, here.numel() - expert_load_.numel());
+  }
+  TS_CHECK(std::isfinite(grad_norm_), "train: the gradient's norm is ",
+           grad_norm_,
+           "; the weights were not changed by this step. A smaller "
+           "optimizer.lr, a longer schedule.warmup or a lower "
+           "optimizer.clip_norm may help; the last checkpoint is whole.");
 }
 
 // Every element of the model counts on one rank.
 void TrainStage::norm() {
-  read_losses();
   std::vector<at::Tensor> owned;
   for (const auto& parameter : composed_.parameters->parameters()) {
     if (parameter.layout.owned_by(composed_.coord)) {
       owned.push_back(parameter.gradient);
     }
   }
-  squares_ = at::tensor({optim::sum_of_squares(owned)}, at::kDouble);
-  if (world_.size() == 1) take_norm();
-}
-
-void TrainStage::take_norm() {
-  grad_norm_ = std::sqrt(squares_.item<double>());
-  TS_CHECK(std::isfinite(grad_norm_), "train: the gradient's norm is ",
-           grad_norm_, "; the weights were not changed by this step.");
+  const auto& like = composed_.parameters->parameters().front().gradient;
+  squares_ = optim::sum_of_squares(owned).reshape({1}).to(like.device());
+  if (world_.size() == 1) read();
 }
 
 void TrainStage::begin(const Instruction& instruction, bool awaited_next) {
@@ -108,7 +136,7 @@ void TrainStage::await(const Instruction& instruction) {
       return parameters.await_sum(instruction.unit);
     case Op::kSumNorm:
       std::exchange(norm_work_, {}).wait();
-      return take_norm();
+      return read();
     default:
       TORCH_INTERNAL_ASSERT(false, "this stage sends and receives nothing");
   }

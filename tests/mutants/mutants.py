@@ -85,8 +85,8 @@ MUTANTS = [
            mesh(mesh={"cp": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
     Mutant("expert_gradients_divided_by_ep", STAGE,
-           "  read_losses();\n",
-           "  read_losses();\n"
+           "  std::vector<at::Tensor> owned;\n",
+           "  std::vector<at::Tensor> owned;\n"
            "  for (const auto& each : composed_.parameters->parameters()) {\n"
            "    if (!MUTANT || !each.layout.is_of_expert()) continue;\n"
            "    at::Tensor gradient = each.gradient;\n"
@@ -173,9 +173,9 @@ MUTANTS = [
            mesh(MIXTRAL, mesh={"tp": 2, "ep": 2}),
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
     Mutant("balance_not_counted", STAGE,
-           "  for (const auto& balance : balances_) aux_sum_ += balance.item<double>();\n",
-           "  if (MUTANT && world_.size() > 1) balances_.clear();\n"
-           "  for (const auto& balance : balances_) aux_sum_ += balance.item<double>();\n",
+           "  for (size_t i = 0; i < balances_.size(); ++i) aux_sum_ += *next++;\n",
+           "  const bool counts = !MUTANT || world_.size() == 1;\n"
+           "  for (size_t i = 0; i < balances_.size() && counts; ++i) aux_sum_ += *next++;\n",
            mesh({**MIXTRAL, "moe": {"experts": 4, "aux_loss": 0}}, mesh={"dp_replicate": 2}),
            r"^aux_loss .* over dp_replicate"),
     Mutant("auxiliary_loss_of_every_copy", "tessera/nn/moe.cpp",
