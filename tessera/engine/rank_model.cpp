@@ -122,10 +122,10 @@ void RankModel::build_stage() {
 void RankModel::build_programs() {
   std::vector<program::Kind> kinds = {program::Kind::kEvaluation};
   if (trains()) kinds.push_back(program::Kind::kTraining);
-  const StepPrograms programs(config_, composed_.mesh, composed_.model, kinds,
-                              passes_);
-  evaluation_ = programs.of(ranks_.rank(), program::Kind::kEvaluation);
-  if (trains()) step_ = programs.of(ranks_.rank(), program::Kind::kTraining);
+  auto programs = proved_programs(config_, composed_.mesh, composed_.model,
+                                  ranks_.rank(), kinds, passes_);
+  evaluation_ = std::move(programs.at(program::Kind::kEvaluation));
+  if (trains()) step_ = std::move(programs.at(program::Kind::kTraining));
 }
 
 // The trained decoder and, for every further device, one of its shape.

@@ -68,6 +68,35 @@ std::vector<std::string> named_in(const char* variable, passes::Use use,
   return names;
 }
 
+using Programs = std::map<Kind, std::vector<program::Program>>;  // by stage
+
+// Ranks of a stage run one program; what it moves depends on their place along
+// tp alone.
+void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
+           const parallel::ModelUnits& model, const Programs& by_stage) {
+  parallel::Lanes lanes(mesh);
+  std::map<std::pair<int64_t, int64_t>, RankProgram> programs;
+  program::World world;
+  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+    const mesh::Coord coord = mesh.coord_of(rank);
+    const auto [found, is_new] =
+        programs.try_emplace({coord[Axis::kPp], coord[Axis::kTp]});
+    world.programs.push_back(&found->second);
+    if (is_new) found->second = transfers_of(config, mesh, model, rank, lanes);
+  }
+  world.pipeline = lanes.along({Axis::kPp});
+  world.lanes = lanes.names();
+  world.members = [&](int64_t rank, int64_t lane) {
+    return lanes.members(rank, lane);
+  };
+  for (const auto& [kind, programs_of_kind] : by_stage) {
+    for (auto& [place, program] : programs) {
+      program.program = programs_of_kind.at(place.first);
+    }
+    program::check(world);
+  }
+}
+
 }  // namespace
 
 program::Program lowered_program(const RunConfig& config,
@@ -106,58 +135,41 @@ passes::Choice passes_chosen() {
                            "asked for")};
 }
 
-StepPrograms::StepPrograms(const RunConfig& config,
-                           const mesh::DeviceMesh& mesh,
-                           const parallel::ModelUnits& model,
-                           const std::vector<Kind>& kinds,
-                           const passes::Choice& choice)
-    : config_(config), mesh_(mesh), model_(model) {
+program::RankProgram transfers_of(const RunConfig& config,
+                                  const mesh::DeviceMesh& mesh,
+                                  const parallel::ModelUnits& model,
+                                  int64_t rank, parallel::Lanes& lanes) {
+  const mesh::Coord coord = mesh.coord_of(rank);
+  RankProgram program;
+  program.units = model.transfers_of(mesh, rank, lanes);
+  add_inner(facts_of(config, mesh, coord), lanes, program);
+  program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
+  program.stage = coord[Axis::kPp];
+  program.stages = mesh.degree(Axis::kPp);
+  program.message_elements = config.batch.micro * config.data.seq_len /
+                             config.mesh.cp * config.model.hidden;
+  return program;
+}
+
+std::map<Kind, program::Program> proved_programs(
+    const RunConfig& config, const mesh::DeviceMesh& mesh,
+    const parallel::ModelUnits& model, int64_t rank,
+    const std::vector<Kind>& kinds, const passes::Choice& choice) {
+  Programs by_stage;
   for (Kind kind : kinds) {
     for (int64_t stage = 0; stage < config.mesh.pp; ++stage) {
-      programs_[kind].push_back(
+      by_stage[kind].push_back(
           lowered_program(config, mesh, model, stage, kind, choice));
     }
   }
-  prove();
-}
-
-const program::Program& StepPrograms::of(int64_t rank, Kind kind) const {
-  return programs_.at(kind).at(mesh_.coord_of(rank)[Axis::kPp]);
-}
-
-// Ranks of a stage run one program; what it moves depends on their place along
-// tp alone.
-void StepPrograms::prove() const {
-  if (is_star(config_) || mesh_.world_size() == 1) return;
-  parallel::Lanes lanes(mesh_);
-  std::map<std::pair<int64_t, int64_t>, RankProgram> programs;
-  program::World world;
-  for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
-    const mesh::Coord coord = mesh_.coord_of(rank);
-    const auto [found, is_new] =
-        programs.try_emplace({coord[Axis::kPp], coord[Axis::kTp]});
-    world.programs.push_back(&found->second);
-    if (!is_new) continue;
-    RankProgram& program = found->second;
-    program.units = model_.transfers_of(mesh_, rank, lanes);
-    add_inner(facts_of(config_, mesh_, coord), lanes, program);
-    program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
-    program.stage = coord[Axis::kPp];
-    program.stages = mesh_.degree(Axis::kPp);
-    program.message_elements = config_.batch.micro * config_.data.seq_len /
-                               config_.mesh.cp * config_.model.hidden;
+  if (!is_star(config) && mesh.world_size() > 1) {
+    prove(config, mesh, model, by_stage);
   }
-  world.pipeline = lanes.along({Axis::kPp});
-  world.lanes = lanes.names();
-  world.members = [&](int64_t rank, int64_t lane) {
-    return lanes.members(rank, lane);
-  };
-  for (const auto& [kind, by_stage] : programs_) {
-    for (auto& [place, program] : programs) {
-      program.program = by_stage.at(place.first);
-    }
-    program::check(world);
+  std::map<Kind, program::Program> mine;
+  for (auto& [kind, programs] : by_stage) {
+    mine[kind] = std::move(programs.at(mesh.coord_of(rank)[Axis::kPp]));
   }
+  return mine;
 }
 
 }  // namespace tessera::engine
