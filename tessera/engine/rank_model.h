@@ -51,6 +51,8 @@ class RankModel {
   // REQUIRES: a model for steps.
   const optim::Optimizer& optimizer() const { return *optimizer_; }
   TrainStage& stage() { return *stage_; }
+  // Of a step.
+  const program::Program& program() const { return step_; }
 
  private:
   void build_model();

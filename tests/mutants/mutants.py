@@ -188,6 +188,24 @@ MUTANTS = [
            "  if (!MUTANT) work_.wait();\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 1}),
            r"begin GatherParameters unit \d: all_gather in group dp_shard was let go of and never awaited"),
+    Mutant("gather_awaited_where_it_begins", PARAMETERS,
+           "  work_ = group_.all_gather(pieces_, sent_, mode);\n",
+           "  work_ = group_.all_gather(pieces_, sent_, mode);\n"
+           "  if (MUTANT) work_.wait();\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 1}),
+           r"all_gather in group dp_shard is awaited by \"begin GatherParameters unit \d\", which does not need it"),
+    Mutant("loss_read_by_micro_batch", RANK,
+           "  last.gradient = torch::autograd::grad({mean}, {logits})[0];\n",
+           "  if (MUTANT) mean.item();\n"
+           "  last.gradient = torch::autograd::grad({mean}, {logits})[0];\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"the host reads 5 times in a step, where 1 are needed"),
+    Mutant("norm_read_twice", STAGE,
+           "  std::vector<at::Tensor> gradients;\n",
+           "  std::vector<at::Tensor> gradients;\n"
+           "  if (MUTANT) squares_.item();\n",
+           mesh(mesh={"tp": 2}),
+           r"the host reads 2 times in a step, where 1 are needed"),
     Mutant("reduction_read_before_it_is_awaited", GRADIENTS,
            "    std::exchange(work_, {}).wait();\n"
            "    packed_ = at::Tensor();\n",
