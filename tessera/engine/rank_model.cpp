@@ -9,8 +9,8 @@
 #include "tessera/core/error.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/engine/precision.h"
-#include "tessera/engine/rank_stage.h"
-#include "tessera/engine/star_stage.h"
+#include "tessera/engine/rank_actor.h"
+#include "tessera/engine/star_actor.h"
 
 namespace tessera::engine {
 
@@ -54,14 +54,14 @@ RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
     : config_(config), ranks_(ranks), use_(use), passes_(std::move(passes)) {
   build_model();
   if (trains()) build_optimizer();
-  build_stage();
+  build_actor();
   build_programs();
 }
 
 void RankModel::step(StepInput input, const program::Observer& observer) {
-  stage_->begin_program(std::move(input), accumulation(config_),
+  actor_->begin_program(std::move(input), accumulation(config_),
                         program::Kind::kTraining);
-  program::execute(step_, *stage_, observer);
+  program::execute(step_, *actor_, observer);
 }
 
 nn::LossSum RankModel::evaluate(const data::Batch& batch) {
@@ -69,9 +69,9 @@ nn::LossSum RankModel::evaluate(const data::Batch& batch) {
   input.load = [&](int64_t, int64_t) { return batch; };
   input.samples = batch.inputs.size(0);
   input.tokens = batch.inputs.size(1) / composed_.mesh.degree(mesh::Axis::kCp);
-  stage_->begin_program(std::move(input), 1, program::Kind::kEvaluation);
-  program::execute(evaluation_, *stage_);
-  return stage_->losses();
+  actor_->begin_program(std::move(input), 1, program::Kind::kEvaluation);
+  program::execute(evaluation_, *actor_);
+  return actor_->losses();
 }
 
 // Structure, parallelism, memory; then the first weights.
@@ -108,13 +108,13 @@ void RankModel::build_optimizer() {
   optimizer_ = optim::make_optimizer(config_.optimizer, std::move(segments));
 }
 
-void RankModel::build_stage() {
+void RankModel::build_actor() {
   const double clip_norm = config_.optimizer.clip_norm;
   if (star()) {
-    stage_ = std::make_unique<StarStage>(
+    actor_ = std::make_unique<StarActor>(
         replicas(), composed_, optimizer_.get(), ranks_.world(), clip_norm);
   } else {
-    stage_ = std::make_unique<RankStage>(*decoder_, composed_, optimizer_.get(),
+    actor_ = std::make_unique<RankActor>(*decoder_, composed_, optimizer_.get(),
                                          ranks_.world(), clip_norm);
   }
 }

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/engine/model_actor.h"
 #include "tessera/engine/run_config.h"
-#include "tessera/engine/stage.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
@@ -50,14 +50,14 @@ class RankModel {
   const parallel::Composed& composed() const { return composed_; }
   // REQUIRES: a model for steps.
   const optim::Optimizer& optimizer() const { return *optimizer_; }
-  TrainStage& stage() { return *stage_; }
+  ModelActor& actor() { return *actor_; }
   // Of a step.
   const program::Program& program() const { return step_; }
 
  private:
   void build_model();
   void build_optimizer();
-  void build_stage();
+  void build_actor();
   void build_programs();
   std::vector<std::shared_ptr<models::Model>> replicas() const;
   // Data parallelism on threads around device 0, which is the one rank.
@@ -72,7 +72,7 @@ class RankModel {
   std::shared_ptr<models::Model> decoder_;
   parallel::Composed composed_;
   std::unique_ptr<optim::Optimizer> optimizer_;  // of steps
-  std::unique_ptr<TrainStage> stage_;
+  std::unique_ptr<ModelActor> actor_;
   program::Program step_, evaluation_;
 };
 

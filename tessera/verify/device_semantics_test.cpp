@@ -151,10 +151,10 @@ std::vector<Ran> run(const Mesh& mesh, bool late) {
       mine.reads.push_back(reads.count());
       Counts& waits = mine.waits.emplace_back();
       for (const auto& wait : delayed.take_waits()) ++waits[wait.during];
-      const auto& stage = model.stage();
+      const auto& actor = model.actor();
       mine.numbers.insert(mine.numbers.end(),
-                          {stage.loss_sum(), stage.weight(), stage.aux_sum(),
-                           stage.grad_norm()});
+                          {actor.loss_sum(), actor.weight(), actor.aux_sum(),
+                           actor.grad_norm()});
     }
     if (late) delayed.expect_all_awaited();
     for (const auto& each : model.composed().parameters->parameters()) {

@@ -189,12 +189,12 @@ class Comparison {
 
   void take_loss(RankModel& model, comm::Group& world, int64_t step) {
     at::Tensor sums =
-        at::tensor({model.stage().loss_sum(), model.stage().weight(),
-                    model.stage().aux_sum()},
+        at::tensor({model.actor().loss_sum(), model.actor().weight(),
+                    model.actor().aux_sum()},
                    at::kDouble);
     world.all_reduce(sums).synchronize();
     const double loss = sums[0].item<double>() / sums[1].item<double>();
-    const double norm = model.stage().grad_norm();
+    const double norm = model.actor().grad_norm();
     const double aux = sums[2].item<double>();
     if (world.rank() != 0) return;
     if (records_) {

@@ -1,4 +1,4 @@
-#include "tessera/engine/stage.h"
+#include "tessera/engine/model_actor.h"
 
 #include <ATen/ATen.h>
 
@@ -15,7 +15,7 @@ namespace tessera::engine {
 using program::Instruction;
 using program::Op;
 
-TrainStage::TrainStage(parallel::Composed& composed,
+ModelActor::ModelActor(parallel::Composed& composed,
                        optim::Optimizer* optimizer, comm::Group& world,
                        double clip_norm)
     : composed_(composed),
@@ -23,7 +23,7 @@ TrainStage::TrainStage(parallel::Composed& composed,
       world_(world),
       clip_norm_(clip_norm) {}
 
-void TrainStage::begin_program(StepInput input, int64_t /*num_microbatches*/,
+void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
                                program::Kind kind) {
   input_ = std::move(input);
   kind_ = kind;
@@ -34,20 +34,20 @@ void TrainStage::begin_program(StepInput input, int64_t /*num_microbatches*/,
   updates_ = false;
 }
 
-void TrainStage::zero_gradients() { composed_.parameters->zero_gradients(); }
+void ModelActor::zero_gradients() { composed_.parameters->zero_gradients(); }
 
-void TrainStage::count(const nn::LossSum& loss, int64_t microbatch) {
+void ModelActor::count(const nn::LossSum& loss, int64_t microbatch) {
   losses_.push_back({microbatch, {loss.sum.detach(), loss.weight.detach()}});
 }
 
-void TrainStage::count(const nn::Balance& balance) {
+void ModelActor::count(const nn::Balance& balance) {
   if (!balance.loss.defined()) return;
   balances_.push_back(balance.loss.detach());
   expert_load_ =
       expert_load_.defined() ? expert_load_ + balance.load : balance.load;
 }
 
-nn::LossSum TrainStage::losses() const {
+nn::LossSum ModelActor::losses() const {
   nn::LossSum all{at::zeros({}, at::kDouble), at::zeros({}, at::kDouble)};
   for (const auto& [microbatch, loss] : losses_) {
     all.sum = all.sum + loss.sum;
@@ -57,7 +57,7 @@ nn::LossSum TrainStage::losses() const {
 }
 
 // The one read of a step.
-void TrainStage::read() {
+void ModelActor::read() {
   std::vector<at::Tensor> all;
   const auto add = [&](const at::Tensor& numbers) {
     all.push_back(numbers.to(at::kDouble).reshape({-1}));
@@ -95,7 +95,7 @@ void TrainStage::read() {
 }
 
 // Every element of the model counts on one rank.
-void TrainStage::norm() {
+void ModelActor::norm() {
   std::vector<at::Tensor> owned;
   for (const auto& parameter : composed_.parameters->parameters()) {
     if (parameter.layout.owned_by(composed_.coord)) {
@@ -107,7 +107,7 @@ void TrainStage::norm() {
   if (world_.size() == 1) read();
 }
 
-void TrainStage::begin(const Instruction& instruction, bool awaited_next) {
+void ModelActor::begin(const Instruction& instruction, bool awaited_next) {
   const auto mode = awaited_next ? comm::Mode::kBlocking : comm::Mode::kAsync;
   auto& parameters = *composed_.parameters;
   switch (instruction.op) {
@@ -121,11 +121,11 @@ void TrainStage::begin(const Instruction& instruction, bool awaited_next) {
       norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);
       return;
     default:
-      TORCH_INTERNAL_ASSERT(false, "this stage sends and receives nothing");
+      TORCH_INTERNAL_ASSERT(false, "this actor sends and receives nothing");
   }
 }
 
-void TrainStage::await(const Instruction& instruction) {
+void ModelActor::await(const Instruction& instruction) {
   auto& parameters = *composed_.parameters;
   switch (instruction.op) {
     case Op::kGatherParameters:
@@ -138,11 +138,11 @@ void TrainStage::await(const Instruction& instruction) {
       std::exchange(norm_work_, {}).wait();
       return read();
     default:
-      TORCH_INTERNAL_ASSERT(false, "this stage sends and receives nothing");
+      TORCH_INTERNAL_ASSERT(false, "this actor sends and receives nothing");
   }
 }
 
-void TrainStage::clip_gradients() {
+void ModelActor::clip_gradients() {
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : composed_.parameters->parameters()) {
     gradients.push_back(parameter.gradient);
@@ -151,7 +151,7 @@ void TrainStage::clip_gradients() {
 }
 
 // Parameters lie unit by unit, and so do the optimizer's segments.
-void TrainStage::optimizer_step(int64_t unit) {
+void ModelActor::optimizer_step(int64_t unit) {
   if (!std::exchange(updates_, true)) optimizer_->begin_step();
   const auto& all = composed_.parameters->parameters();
   if (unit < 0) return optimizer_->step(input_.lr, 0, all.size());
@@ -161,24 +161,24 @@ void TrainStage::optimizer_step(int64_t unit) {
                    static_cast<size_t>(last - first));
 }
 
-void TrainStage::free_parameters(int64_t unit) {
+void ModelActor::free_parameters(int64_t unit) {
   composed_.parameters->free(unit);
 }
 
-void TrainStage::allocate_gradients(int64_t unit) {
+void ModelActor::allocate_gradients(int64_t unit) {
   composed_.parameters->allocate_gradients(unit);
 }
 
-void TrainStage::recompute(int64_t /*microbatch*/, int64_t /*unit*/) {
-  TORCH_INTERNAL_ASSERT(false, "this stage keeps all activations");
+void ModelActor::recompute(int64_t /*microbatch*/, int64_t /*unit*/) {
+  TORCH_INTERNAL_ASSERT(false, "this actor keeps all activations");
 }
 
-void TrainStage::replicate_parameters() {
-  TORCH_INTERNAL_ASSERT(false, "this stage has one device");
+void ModelActor::replicate_parameters() {
+  TORCH_INTERNAL_ASSERT(false, "this actor has one device");
 }
 
-void TrainStage::reduce_replicas() {
-  TORCH_INTERNAL_ASSERT(false, "this stage has one device");
+void ModelActor::reduce_replicas() {
+  TORCH_INTERNAL_ASSERT(false, "this actor has one device");
 }
 
 }  // namespace tessera::engine

@@ -1,4 +1,4 @@
-// What the stages of a step have in common: sums, the norm, the update.
+// What actors that run a model have in common: sums, the norm, the update.
 //
 // Shapes: a micro-batch's inputs and targets: (B, T) of int64.
 // Loss:   the sum of cross-entropies over the target tokens of the global
@@ -38,10 +38,10 @@ struct StepInput {
   double lr = 0;
 };
 
-class TrainStage : public program::Stage {
+class ModelActor : public program::Actor {
  public:
   // Without an optimizer for evaluations alone.
-  TrainStage(parallel::Composed& composed, optim::Optimizer* optimizer,
+  ModelActor(parallel::Composed& composed, optim::Optimizer* optimizer,
              comm::Group& world, double clip_norm);
 
   // Before a program runs: a step's, or an evaluation's, without gradients.

@@ -12,13 +12,13 @@
 #include <tuple>
 #include <vector>
 
-#include "tessera/engine/stage.h"
+#include "tessera/engine/model_actor.h"
 
 namespace tessera::engine {
 
-class RankStage final : public TrainStage {
+class RankActor final : public ModelActor {
  public:
-  RankStage(models::Model& model, parallel::Composed& composed,
+  RankActor(models::Model& model, parallel::Composed& composed,
             optim::Optimizer* optimizer, comm::Group& world, double clip_norm);
 
   void begin_program(StepInput input, int64_t num_microbatches,
