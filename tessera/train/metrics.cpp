@@ -36,7 +36,7 @@ enum Field {
   kBubble,
   kExposed,
   kSeconds,  // by kind
-  kFields = kSeconds + monitor::kNumKinds
+  kFields = kSeconds + monitor::kNumSpanKinds
 };
 
 Traffic traffic_of(comm::Communicator& ranks) {
