@@ -112,7 +112,7 @@ class Watch {
       : composed_(model.composed()),
         program_(lowered_program(config, composed_.mesh, composed_.model,
                                  composed_.coord[mesh::Axis::kPp],
-                                 program::Kind::kTraining)),
+                                 program::Purpose::kTraining)),
         said_(program::memory_of(
             program_, composed_.units,
             facts_of(config, composed_.mesh, composed_.mesh.coord_of(rank)))) {

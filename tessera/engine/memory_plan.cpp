@@ -69,8 +69,8 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of) {
   for (int64_t stage = 0; stage < mesh.degree(mesh::Axis::kPp); ++stage) {
     mesh::Coord coord = mesh.coord_of(0);
     coord[mesh::Axis::kPp] = stage;
-    const program::Program program =
-        lowered_program(config, mesh, units, stage, program::Kind::kTraining);
+    const program::Program program = lowered_program(
+        config, mesh, units, stage, program::Purpose::kTraining);
     plans.push_back(plan_of(config, mesh, program, units, mesh.rank_at(coord)));
   }
   if (of.mesh.data_parallel == "dp") {

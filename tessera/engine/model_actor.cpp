@@ -24,9 +24,9 @@ ModelActor::ModelActor(parallel::Composed& composed,
       clip_norm_(clip_norm) {}
 
 void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
-                               program::Kind kind) {
+                               program::Purpose purpose) {
   input_ = std::move(input);
-  kind_ = kind;
+  purpose_ = purpose;
   losses_.clear();
   balances_.clear();
   loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;

@@ -46,7 +46,7 @@ class ModelActor : public program::Actor {
 
   // Before a program runs: a step's, or an evaluation's, without gradients.
   virtual void begin_program(StepInput input, int64_t num_microbatches,
-                             program::Kind kind);
+                             program::Purpose purpose);
 
   // Of the step that ran: this rank's part of the loss, and of the target
   // tokens that it is a sum over; each rank of tp has the same.
@@ -81,7 +81,7 @@ class ModelActor : public program::Actor {
   // Keep them until the host reads.
   void count(const nn::LossSum& loss, int64_t microbatch);
   void count(const nn::Balance& balance);
-  bool trains() const { return kind_ == program::Kind::kTraining; }
+  bool trains() const { return purpose_ == program::Purpose::kTraining; }
 
   parallel::Composed& composed_;
   StepInput input_;
@@ -92,7 +92,7 @@ class ModelActor : public program::Actor {
   optim::Optimizer* optimizer_;
   comm::Group& world_;
   double clip_norm_;
-  program::Kind kind_ = program::Kind::kTraining;
+  program::Purpose purpose_ = program::Purpose::kTraining;
   std::vector<std::pair<int64_t, nn::LossSum>> losses_;  // of a micro-batch
   std::vector<at::Tensor> balances_;
   at::Tensor squares_;  // this rank's part of the squared norm; then the sum

@@ -19,8 +19,8 @@ RankActor::RankActor(models::Model& model, parallel::Composed& composed,
     : ModelActor(composed, optimizer, world, clip_norm), model_(model) {}
 
 void RankActor::begin_program(StepInput input, int64_t num_microbatches,
-                              program::Kind kind) {
-  ModelActor::begin_program(std::move(input), num_microbatches, kind);
+                              program::Purpose purpose) {
+  ModelActor::begin_program(std::move(input), num_microbatches, purpose);
   microbatches_.assign(num_microbatches, {});
   for (auto& each : microbatches_) each.units.resize(model_.num_units());
 }

@@ -22,7 +22,7 @@ class RankActor final : public ModelActor {
             optim::Optimizer* optimizer, comm::Group& world, double clip_norm);
 
   void begin_program(StepInput input, int64_t num_microbatches,
-                     program::Kind kind) override;
+                     program::Purpose purpose) override;
   void load_inputs(int64_t microbatch) override;
   void load_targets(int64_t microbatch) override;
   void forward(int64_t microbatch, int64_t unit) override;

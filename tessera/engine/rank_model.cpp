@@ -50,7 +50,7 @@ parallel::ComposeOptions compose_options(const RunConfig& config) {
 }
 
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
-                     program::Kind use, program::passes::Choice passes)
+                     program::Purpose use, program::passes::Choice passes)
     : config_(config), ranks_(ranks), use_(use), passes_(std::move(passes)) {
   build_model();
   if (trains()) build_optimizer();
@@ -60,7 +60,7 @@ RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
 
 void RankModel::step(StepInput input, const program::Observer& observer) {
   actor_->begin_program(std::move(input), accumulation(config_),
-                        program::Kind::kTraining);
+                        program::Purpose::kTraining);
   program::execute(step_, *actor_, observer);
 }
 
@@ -69,7 +69,7 @@ nn::LossSum RankModel::evaluate(const data::Batch& batch) {
   input.load = [&](int64_t, int64_t) { return batch; };
   input.samples = batch.inputs.size(0);
   input.tokens = batch.inputs.size(1) / composed_.mesh.degree(mesh::Axis::kCp);
-  actor_->begin_program(std::move(input), 1, program::Kind::kEvaluation);
+  actor_->begin_program(std::move(input), 1, program::Purpose::kEvaluation);
   program::execute(evaluation_, *actor_);
   return actor_->losses();
 }
@@ -120,12 +120,12 @@ void RankModel::build_actor() {
 }
 
 void RankModel::build_programs() {
-  std::vector<program::Kind> kinds = {program::Kind::kEvaluation};
-  if (trains()) kinds.push_back(program::Kind::kTraining);
+  std::vector<program::Purpose> purposes = {program::Purpose::kEvaluation};
+  if (trains()) purposes.push_back(program::Purpose::kTraining);
   auto programs = proved_programs(config_, composed_.mesh, composed_.model,
-                                  ranks_.rank(), kinds, passes_);
-  evaluation_ = std::move(programs.at(program::Kind::kEvaluation));
-  if (trains()) step_ = std::move(programs.at(program::Kind::kTraining));
+                                  ranks_.rank(), purposes, passes_);
+  evaluation_ = std::move(programs.at(program::Purpose::kEvaluation));
+  if (trains()) step_ = std::move(programs.at(program::Purpose::kTraining));
 }
 
 // The trained decoder and, for every further device, one of its shape.

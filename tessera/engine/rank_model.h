@@ -34,7 +34,7 @@ class RankModel {
   // REQUIRES: a completed configuration, of the latter by
   // complete_for_evaluation().
   RankModel(const RunConfig& config, comm::Communicator& ranks,
-            program::Kind use = program::Kind::kTraining,
+            program::Purpose use = program::Purpose::kTraining,
             program::passes::Choice passes = passes_chosen());
 
   // One step; the observer hears of each instruction.
@@ -63,11 +63,11 @@ class RankModel {
   // Data parallelism on threads around device 0, which is the one rank.
   bool star() const { return config_.mesh.data_parallel == "dp"; }
 
-  bool trains() const { return use_ == program::Kind::kTraining; }
+  bool trains() const { return use_ == program::Purpose::kTraining; }
 
   const RunConfig& config_;
   comm::Communicator& ranks_;
-  const program::Kind use_;
+  const program::Purpose use_;
   const program::passes::Choice passes_;
   std::shared_ptr<models::Model> decoder_;
   parallel::Composed composed_;

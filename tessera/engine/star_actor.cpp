@@ -28,8 +28,8 @@ Traffic StarActor::so_far() const {
 Traffic StarActor::traffic() const { return so_far() - before_; }
 
 void StarActor::begin_program(StepInput input, int64_t num_microbatches,
-                              program::Kind kind) {
-  ModelActor::begin_program(std::move(input), num_microbatches, kind);
+                              program::Purpose purpose) {
+  ModelActor::begin_program(std::move(input), num_microbatches, purpose);
   before_ = so_far();
   devices_.assign(trains() ? models_.size() : 1, {});
 }

@@ -21,7 +21,7 @@ class StarActor final : public ModelActor {
 
   Traffic traffic() const override;
   void begin_program(StepInput input, int64_t num_microbatches,
-                     program::Kind kind) override;
+                     program::Purpose purpose) override;
 
   void replicate_parameters() override;
   void load_inputs(int64_t microbatch) override;

@@ -14,7 +14,7 @@ namespace tessera::engine {
 
 using mesh::Axis;
 namespace passes = program::passes;
-using program::Kind;
+using program::Purpose;
 using program::RankProgram;
 
 namespace {
@@ -68,7 +68,7 @@ std::vector<std::string> named_in(const char* variable, passes::Use use,
   return names;
 }
 
-using Programs = std::map<Kind, std::vector<program::Program>>;  // by stage
+using Programs = std::map<Purpose, std::vector<program::Program>>;  // by stage
 
 // Ranks of a stage run one program; what it moves depends on their place along
 // tp alone.
@@ -89,9 +89,9 @@ void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
   world.members = [&](int64_t rank, int64_t lane) {
     return lanes.members(rank, lane);
   };
-  for (const auto& [kind, programs_of_kind] : by_stage) {
+  for (const auto& [purpose, programs_of_it] : by_stage) {
     for (auto& [place, program] : programs) {
-      program.program = programs_of_kind.at(place.first);
+      program.program = programs_of_it.at(place.first);
     }
     program::check(world);
   }
@@ -102,9 +102,9 @@ void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
 program::Program lowered_program(const RunConfig& config,
                                  const mesh::DeviceMesh& mesh,
                                  const parallel::ModelUnits& model,
-                                 int64_t stage, Kind kind,
+                                 int64_t stage, Purpose purpose,
                                  const passes::Choice& choice) {
-  const bool trains = kind == Kind::kTraining;
+  const bool trains = purpose == Purpose::kTraining;
   TS_CHECK_CONFIG(!is_star(config) || choice.with.empty(),
                   "TESSERA_WITH_PASSES: devices of mesh.data_parallel dp run "
                   "whole models; they have no such passes.");
@@ -125,7 +125,7 @@ program::Program lowered_program(const RunConfig& config,
   return passes::lower(
       trains ? program::schedules::step(schedule, shape, stage, tail)
              : program::schedules::evaluation(shape, stage),
-      units, kind, choice);
+      units, purpose, choice);
 }
 
 passes::Choice passes_chosen() {
@@ -151,23 +151,23 @@ program::RankProgram transfers_of(const RunConfig& config,
   return program;
 }
 
-std::map<Kind, program::Program> proved_programs(
+std::map<Purpose, program::Program> proved_programs(
     const RunConfig& config, const mesh::DeviceMesh& mesh,
     const parallel::ModelUnits& model, int64_t rank,
-    const std::vector<Kind>& kinds, const passes::Choice& choice) {
+    const std::vector<Purpose>& purposes, const passes::Choice& choice) {
   Programs by_stage;
-  for (Kind kind : kinds) {
+  for (Purpose purpose : purposes) {
     for (int64_t stage = 0; stage < config.mesh.pp; ++stage) {
-      by_stage[kind].push_back(
-          lowered_program(config, mesh, model, stage, kind, choice));
+      by_stage[purpose].push_back(
+          lowered_program(config, mesh, model, stage, purpose, choice));
     }
   }
   if (!is_star(config) && mesh.world_size() > 1) {
     prove(config, mesh, model, by_stage);
   }
-  std::map<Kind, program::Program> mine;
-  for (auto& [kind, programs] : by_stage) {
-    mine[kind] = std::move(programs.at(mesh.coord_of(rank)[Axis::kPp]));
+  std::map<Purpose, program::Program> mine;
+  for (auto& [purpose, programs] : by_stage) {
+    mine[purpose] = std::move(programs.at(mesh.coord_of(rank)[Axis::kPp]));
   }
   return mine;
 }

@@ -18,7 +18,7 @@ namespace tessera::engine {
 program::Program lowered_program(const RunConfig& config,
                                  const mesh::DeviceMesh& mesh,
                                  const parallel::ModelUnits& model,
-                                 int64_t stage, program::Kind kind,
+                                 int64_t stage, program::Purpose purpose,
                                  const program::passes::Choice& choice = {});
 
 // What the environment variables TESSERA_WITHOUT_PASSES and TESSERA_WITH_PASSES
@@ -33,11 +33,11 @@ program::RankProgram transfers_of(const RunConfig& config,
                                   const parallel::ModelUnits& model,
                                   int64_t rank, parallel::Lanes& lanes);
 
-// A rank's programs of these kinds, proved together with those of all others.
-std::map<program::Kind, program::Program> proved_programs(
+// A rank's programs for these purposes, proved together with those of all others.
+std::map<program::Purpose, program::Program> proved_programs(
     const RunConfig& config, const mesh::DeviceMesh& mesh,
     const parallel::ModelUnits& model, int64_t rank,
-    const std::vector<program::Kind>& kinds,
+    const std::vector<program::Purpose>& purposes,
     const program::passes::Choice& choice = {});
 
 }  // namespace tessera::engine

@@ -146,8 +146,8 @@ TEST(Passes, RecomputationAndSplitBackward) {
   EXPECT_EQ(calls_of(lowered(1, units)),
             "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 B0.2 A0.1 B0.1 B0.0 N <N >N C O0 O1 "
             "O2 ");
-  const Program split = passes::lower(accumulation(1), units, Kind::kTraining,
-                                      {.with = {"split_backward"}});
+  const Program split = passes::lower(
+      accumulation(1), units, Purpose::kTraining, {.with = {"split_backward"}});
   EXPECT_EQ(calls_of(split),
             "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 I0.2 A0.1 I0.1 W0.2 W0.1 W0.0 N <N >N "
             "C O0 O1 O2 ");

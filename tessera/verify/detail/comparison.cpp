@@ -101,7 +101,7 @@ class Comparison {
  private:
   void run_rank(comm::Communicator& in_time) {
     LateCommunicator ranks(in_time);
-    RankModel model(config_, ranks, program::Kind::kTraining,
+    RankModel model(config_, ranks, program::Purpose::kTraining,
                     records_ ? program::passes::Choice() : probe_.passes);
     nudge(model);
     for (int64_t step = 1; step <= steps_; ++step) {
