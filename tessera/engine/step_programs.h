@@ -33,7 +33,8 @@ program::RankProgram transfers_of(const RunConfig& config,
                                   const parallel::ModelUnits& model,
                                   int64_t rank, parallel::Lanes& lanes);
 
-// A rank's programs for these purposes, proved together with those of all others.
+// A rank's programs for these purposes, proved together with those of all
+// others.
 std::map<program::Purpose, program::Program> proved_programs(
     const RunConfig& config, const mesh::DeviceMesh& mesh,
     const parallel::ModelUnits& model, int64_t rank,
