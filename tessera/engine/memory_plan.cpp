@@ -73,7 +73,7 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of) {
         config, mesh, units, stage, program::Purpose::kTraining);
     plans.push_back(plan_of(config, mesh, program, units, mesh.rank_at(coord)));
   }
-  if (of.mesh.data_parallel == "dp") {
+  if (of.mesh.star()) {
     return {plan_of_devices(plans.front(), mesh.world_size())};
   }
   return plans;

@@ -79,7 +79,7 @@ void RankModel::build_model() {
   decoder_ = models::make_model(config_.model);
   mesh::DeviceMesh mesh;
   // Devices around device 0 are no ranks: their mesh has one.
-  if (!star()) {
+  if (!config_.mesh.star()) {
     mesh = config_.mesh.mesh(ranks_.world_size(), config_.zero.stage);
   }
   rank_context().coords = mesh.describe(ranks_.rank());
@@ -110,7 +110,7 @@ void RankModel::build_optimizer() {
 
 void RankModel::build_actor() {
   const double clip_norm = config_.optimizer.clip_norm;
-  if (star()) {
+  if (config_.mesh.star()) {
     actor_ = std::make_unique<StarActor>(
         replicas(), composed_, optimizer_.get(), ranks_.world(), clip_norm);
   } else {

@@ -60,9 +60,6 @@ class RankModel {
   void build_actor();
   void build_programs();
   std::vector<std::shared_ptr<models::Model>> replicas() const;
-  // Data parallelism on threads around device 0, which is the one rank.
-  bool star() const { return config_.mesh.data_parallel == "dp"; }
-
   bool trains() const { return use_ == program::Purpose::kTraining; }
 
   const RunConfig& config_;

@@ -19,11 +19,6 @@ using program::RankProgram;
 
 namespace {
 
-// Data parallelism on threads: whole chunks on every device.
-bool is_star(const RunConfig& config) {
-  return config.mesh.data_parallel == "dp";
-}
-
 // What units do together with others inside of a forward or a backward.
 std::vector<program::Transfer> transfers_of(
     const std::vector<program::InnerCollective>& collectives,
@@ -105,11 +100,11 @@ program::Program lowered_program(const RunConfig& config,
                                  int64_t stage, Purpose purpose,
                                  const passes::Choice& choice) {
   const bool trains = purpose == Purpose::kTraining;
-  TS_CHECK_CONFIG(!is_star(config) || choice.with.empty(),
+  TS_CHECK_CONFIG(!config.mesh.star() || choice.with.empty(),
                   "TESSERA_WITH_PASSES: devices of mesh.data_parallel dp run "
                   "whole models; they have no such passes.");
   program::Units units;
-  if (is_star(config)) {
+  if (config.mesh.star()) {  // whole chunks on every device
     units.alone = true;
     units.devices = trains ? data_parallel_degree(config) : 1;
   } else {
@@ -162,7 +157,7 @@ std::map<Purpose, program::Program> proved_programs(
           lowered_program(config, mesh, model, stage, purpose, choice));
     }
   }
-  if (!is_star(config) && mesh.world_size() > 1) {
+  if (!config.mesh.star() && mesh.world_size() > 1) {
     prove(config, mesh, model, by_stage);
   }
   std::map<Purpose, program::Program> mine;

@@ -45,7 +45,7 @@ TEST(Preflight, ThePlanOfDevicesOfOneProcess) {
 // What a check of this host's memory says; "": nothing.
 std::string complaint(const engine::RunConfig& config, int64_t host_bytes) {
   try {
-    const bool devices = config.mesh.data_parallel == "dp";
+    const bool devices = config.mesh.star();
     check_memory(config, {.count = devices ? 1 : implied_world_size(config)},
                  host_bytes);
   } catch (const Error& error) {
