@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "tessera/monitor/memory.h"
+#include "tests/support/experts.h"
 #include "tests/support/small_run.h"
 
 namespace tessera::engine {
