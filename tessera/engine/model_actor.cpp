@@ -15,6 +15,15 @@ namespace tessera::engine {
 using program::Instruction;
 using program::Op;
 
+namespace {
+
+constexpr const char* kWhatMayHelp =
+    "; the weights were not changed by this step. A smaller optimizer.lr, a "
+    "longer schedule.warmup or a lower optimizer.clip_norm may help; the last "
+    "checkpoint is whole.";
+
+}  // namespace
+
 ModelActor::ModelActor(parallel::Composed& composed,
                        optim::Optimizer* optimizer, comm::Group& world,
                        double clip_norm)
@@ -76,10 +85,7 @@ void ModelActor::read() {
   for (const auto& [microbatch, loss] : losses_) {
     const double sum = *next++;
     TS_CHECK(std::isfinite(sum), "train: the loss of micro-batch ", microbatch,
-             " is ", sum,
-             ". A smaller optimizer.lr, a longer schedule.warmup or "
-             "a lower optimizer.clip_norm may help; the last checkpoint is "
-             "whole.");
+             " is ", sum, kWhatMayHelp);
     loss_sum_ += sum;
     weight_ += *next++;
   }
@@ -88,10 +94,7 @@ void ModelActor::read() {
     expert_load_ = here.slice(0, here.numel() - expert_load_.numel());
   }
   TS_CHECK(std::isfinite(grad_norm_), "train: the gradient's norm is ",
-           grad_norm_,
-           "; the weights were not changed by this step. A smaller "
-           "optimizer.lr, a longer schedule.warmup or a lower "
-           "optimizer.clip_norm may help; the last checkpoint is whole.");
+           grad_norm_, kWhatMayHelp);
 }
 
 // Every element of the model counts on one rank.
