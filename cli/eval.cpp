@@ -144,7 +144,8 @@ class EvalCommand {
     // One rank alone has all cores, and nobody to share with.
     job.prepare = [this](const launch::RankEnvironment& first) {
       train::check_memory(config_, {first.rank, first.local_world_size},
-                          train::memory_of_host(), program::Kind::kEvaluation);
+                          train::memory_of_host(),
+                          program::Purpose::kEvaluation);
       tokens();
     };
     if (place.source == "none" && world_size == 1) {

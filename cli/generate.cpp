@@ -89,7 +89,8 @@ class GenerateCommand {
     engine::complete_for_evaluation(config_, world_size);
     const auto prepare = [this](const launch::RankEnvironment& first) {
       train::check_memory(config_, {first.rank, first.local_world_size},
-                          train::memory_of_host(), program::Kind::kEvaluation);
+                          train::memory_of_host(),
+                          program::Purpose::kEvaluation);
     };
     // One rank alone has all cores, and nobody to talk to.
     if (place.source == "none" && world_size == 1) {

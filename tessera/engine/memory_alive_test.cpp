@@ -109,10 +109,10 @@ struct Error {
 class Watch {
  public:
   Watch(const RunConfig& config, const RankModel& model, int64_t rank,
-        program::Kind kind)
+        program::Purpose purpose)
       : composed_(model.composed()),
         program_(lowered_program(config, composed_.mesh, composed_.model,
-                                 composed_.coord[mesh::Axis::kPp], kind)),
+                                 composed_.coord[mesh::Axis::kPp], purpose)),
         said_(program::memory_of(
             program_, composed_.units,
             facts_of(config, composed_.mesh, composed_.mesh.coord_of(rank)))) {
@@ -280,19 +280,19 @@ std::vector<Case> cases() {
 
 class MemoryAlive : public ::testing::TestWithParam<Case> {
  protected:
-  void expect_told(program::Kind kind) const;
+  void expect_told(program::Purpose purpose) const;
 };
 
-void MemoryAlive::expect_told(program::Kind kind) const {
+void MemoryAlive::expect_told(program::Purpose purpose) const {
   const RunConfig config = run_of(GetParam());
-  const bool trains = kind == program::Kind::kTraining;
+  const bool trains = purpose == program::Purpose::kTraining;
   monitor::count_tensor_bytes();
   std::mutex mutex;
   Error worst;
   comm::run_threads(implied_world_size(config), "shm",
                     [&](comm::Communicator& ranks) {
                       const monitor::RankMemory memory;
-                      RankModel model(config, ranks, kind);
+                      RankModel model(config, ranks, purpose);
                       route_evenly(config, model);
                       const data::Batch batch =
                           trains ? data::Batch() : batch_of(config.batch.micro);
@@ -308,7 +308,7 @@ void MemoryAlive::expect_told(program::Kind kind) const {
                         }
                       };
                       run(nullptr);  // opens what is opened on first use
-                      Watch watch(config, model, ranks.rank(), kind);
+                      Watch watch(config, model, ranks.rank(), purpose);
                       if (!trains) watch.count_batch(batch);
                       run(watch.observer());
                       const Error error = watch.error();
@@ -332,11 +332,11 @@ void MemoryAlive::expect_told(program::Kind kind) const {
 }
 
 TEST_P(MemoryAlive, IsWhatTheAllocatorCounts) {
-  expect_told(program::Kind::kTraining);
+  expect_told(program::Purpose::kTraining);
 }
 
 TEST_P(MemoryAlive, InAnEvaluationToo) {
-  expect_told(program::Kind::kEvaluation);
+  expect_told(program::Purpose::kEvaluation);
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, MemoryAlive, ::testing::ValuesIn(cases()),

@@ -28,7 +28,7 @@ namespace {
 MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                    const program::Program& program,
                    const parallel::ModelUnits& model, int64_t rank,
-                   program::Kind kind) {
+                   program::Purpose purpose) {
   const Facts facts = facts_of(config, mesh, mesh.coord_of(rank));
   const program::Units units = model.units_of(mesh, rank);
   std::vector<int64_t> run;
@@ -37,7 +37,7 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
   }
   MemoryPlan plan;
   for (const auto& held : program::held_by(facts, run)) {
-    const bool trains = kind == program::Kind::kTraining;
+    const bool trains = purpose == program::Purpose::kTraining;
     plan.states += trains ? held.state_bytes() : held.parameter_bytes;
     plan.optimizer += trains ? held.optimizer_bytes : 0;
   }
@@ -57,7 +57,8 @@ MemoryPlan plan_of_devices(const MemoryPlan& device, int64_t devices) {
 
 }  // namespace
 
-std::vector<MemoryPlan> memory_plans(const RunConfig& of, program::Kind kind) {
+std::vector<MemoryPlan> memory_plans(const RunConfig& of,
+                                     program::Purpose purpose) {
   // A device around device 0 holds what a rank of plain data parallelism does.
   RunConfig config = of;
   config.mesh.data_parallel = "ddp";
@@ -72,11 +73,11 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of, program::Kind kind) {
     mesh::Coord coord = mesh.coord_of(0);
     coord[mesh::Axis::kPp] = stage;
     const program::Program program =
-        lowered_program(config, mesh, units, stage, kind);
+        lowered_program(config, mesh, units, stage, purpose);
     plans.push_back(
-        plan_of(config, mesh, program, units, mesh.rank_at(coord), kind));
+        plan_of(config, mesh, program, units, mesh.rank_at(coord), purpose));
   }
-  if (of.mesh.data_parallel == "dp") {
+  if (of.mesh.star()) {
     return {plan_of_devices(plans.front(), mesh.world_size())};
   }
   return plans;

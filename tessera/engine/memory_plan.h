@@ -29,7 +29,8 @@ struct MemoryPlan {
 // By stage of the pipeline, of those of its ranks with the largest parts; of
 // data parallelism on threads, of the one rank with all its devices.
 std::vector<MemoryPlan> memory_plans(
-    const RunConfig& config, program::Kind kind = program::Kind::kTraining);
+    const RunConfig& config,
+    program::Purpose purpose = program::Purpose::kTraining);
 // In training, of the rank that needs the most.
 MemoryPlan memory_plan(const RunConfig& config);
 

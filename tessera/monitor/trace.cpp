@@ -32,7 +32,7 @@ double micros(int64_t nanos) { return static_cast<double>(nanos) / 1e3; }
 
 int64_t nanos(double seconds) { return std::llround(seconds * 1e9); }
 
-JsonText event_at(const char* phase, const std::string& name, Kind kind,
+JsonText event_at(const char* phase, const std::string& name, SpanKind kind,
                   int64_t rank, int64_t lane, int64_t at) {
   JsonText event;
   event.text("ph", phase)
@@ -47,7 +47,7 @@ JsonText event_at(const char* phase, const std::string& name, Kind kind,
 std::string slice_of(const Span& span, int64_t rank) {
   const int64_t begin = nanos(span.begin_s), end = nanos(span.end_s);
   JsonText args;
-  if (span.kind == Kind::kWait) args.text("for", name_of(span.awaited));
+  if (span.kind == SpanKind::kWait) args.text("for", name_of(span.awaited));
   for (const auto& [name, value] : span.args) args.number(name, value);
   return event_at("X", span.name, span.kind, rank, span.lane, begin)
       .number("dur", micros(end - begin))
@@ -60,8 +60,8 @@ std::string slice_of(const Span& span, int64_t rank) {
 std::string arrow_of(const Span& span, int64_t rank) {
   const int64_t begin = nanos(span.begin_s), end = nanos(span.end_s);
   const int64_t at = span.starts_flow ? begin : std::max(begin, end - 1);
-  auto event = event_at(span.starts_flow ? "s" : "f", "message", Kind::kMessage,
-                        rank, span.lane, at);
+  auto event = event_at(span.starts_flow ? "s" : "f", "message",
+                        SpanKind::kMessage, rank, span.lane, at);
   event.text("id", "0x" + to_hex(*span.flow));
   if (!span.starts_flow) event.text("bp", "e");
   return event.str();

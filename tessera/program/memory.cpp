@@ -236,10 +236,6 @@ int64_t Memory::peak() const {
   return during.empty() ? 0 : *std::ranges::max_element(during);
 }
 
-size_t Memory::peak_at() const {
-  return std::ranges::max_element(during) - during.begin();
-}
-
 Memory memory_of(const Program& program, const Units& units,
                  const Facts& facts) {
   const bool trains = std::ranges::any_of(

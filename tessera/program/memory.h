@@ -21,7 +21,6 @@ struct Memory {
   std::vector<int64_t> behind;  // alive behind each instruction
   std::vector<int64_t> during;  // the most while it runs
   int64_t peak() const;
-  size_t peak_at() const;  // the instruction; 0 of an empty program
 };
 
 // REQUIRES: a program that went through all passes with these units.

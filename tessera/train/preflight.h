@@ -29,7 +29,7 @@ void preflight(const engine::RunConfig& config, const HostRanks& ranks);
 // named.
 void check_memory(const engine::RunConfig& config, const HostRanks& ranks,
                   int64_t host_bytes,
-                  program::Kind kind = program::Kind::kTraining);
+                  program::Purpose purpose = program::Purpose::kTraining);
 
 // What TESSERA_HOST_MEMORY says ("16G"), else what the host has; 0: unknown.
 int64_t memory_of_host();

@@ -44,11 +44,11 @@ TEST(Preflight, ThePlanOfDevicesOfOneProcess) {
 
 // What a check of this host's memory says; "": nothing.
 std::string complaint(const engine::RunConfig& config, int64_t host_bytes,
-                      program::Kind kind = program::Kind::kTraining) {
+                      program::Purpose purpose = program::Purpose::kTraining) {
   try {
-    const bool devices = config.mesh.data_parallel == "dp";
+    const bool devices = config.mesh.star();
     check_memory(config, {.count = devices ? 1 : implied_world_size(config)},
-                 host_bytes, kind);
+                 host_bytes, purpose);
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
     return message_of(error);
@@ -93,11 +93,11 @@ TEST(Preflight, WhatFitsWithNoPrefetchIsRefused) {
 // It holds no gradients and no optimizer.
 TEST(Preflight, AnEvaluationNeedsLess) {
   const auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/0);
-  const auto kind = program::Kind::kEvaluation;
-  const int64_t bytes = engine::memory_plans(config, kind).front().total();
+  const auto purpose = program::Purpose::kEvaluation;
+  const int64_t bytes = engine::memory_plans(config, purpose).front().total();
   EXPECT_LT(3 * bytes, engine::memory_plan(config).total());
-  EXPECT_EQ(complaint(config, 2 * bytes, kind), "");
-  EXPECT_NE(complaint(config, 2 * bytes - 1, kind).find("--dtype bf16"),
+  EXPECT_EQ(complaint(config, 2 * bytes, purpose), "");
+  EXPECT_NE(complaint(config, 2 * bytes - 1, purpose).find("--dtype bf16"),
             std::string::npos);
 }
 
