@@ -64,13 +64,14 @@ void RankModel::step(StepInput input, const program::Observer& observer) {
   program::execute(step_, *actor_, observer);
 }
 
-nn::LossSum RankModel::evaluate(const data::Batch& batch) {
+nn::LossSum RankModel::evaluate(const data::Batch& batch,
+                                const program::Observer& observer) {
   StepInput input;
   input.load = [&](int64_t, int64_t) { return batch; };
   input.samples = batch.inputs.size(0);
   input.tokens = batch.inputs.size(1) / composed_.mesh.degree(mesh::Axis::kCp);
   actor_->begin_program(std::move(input), 1, program::Purpose::kEvaluation);
-  program::execute(evaluation_, *actor_);
+  program::execute(evaluation_, *actor_, observer);
   return actor_->losses();
 }
 

@@ -41,7 +41,8 @@ class RankModel {
   void step(StepInput input, const program::Observer& observer = nullptr);
   // Sum of the cross-entropy of one batch, without gradients: each token counts
   // on one of the ranks that hold a model together, for which it is collective.
-  nn::LossSum evaluate(const data::Batch& batch);
+  nn::LossSum evaluate(const data::Batch& batch,
+                       const program::Observer& observer = nullptr);
   // For who calls the decoder's units outside of a program, behind changes.
   void gather_parameters() { composed_.parameters->gather_all(); }
 

@@ -4,10 +4,13 @@
 #include <cmath>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
+#include "tessera/core/log.h"
+#include "tessera/core/units.h"
 #include "tessera/monitor/detail/json_text.h"
 
 namespace tessera::monitor {
@@ -90,11 +93,13 @@ std::string order_event(const char* what, int64_t rank, int64_t lane,
 
 TraceWriter::TraceWriter(const std::string& folder, int64_t rank,
                          const std::string& coordinates,
-                         const std::vector<std::string>& lanes, double ahead_s)
+                         const std::vector<std::string>& lanes, double ahead_s,
+                         int64_t max_bytes)
     : path_(rank_path(folder, rank)),
       rank_(rank),
       num_lanes_(std::ssize(lanes)),
-      ahead_s_(ahead_s) {
+      ahead_s_(ahead_s),
+      max_bytes_(max_bytes) {
   std::string name = "rank " + std::to_string(rank);
   if (!coordinates.empty()) name += " " + coordinates;
   add_event(name_event("process_name", rank, 0, name));
@@ -106,6 +111,15 @@ TraceWriter::TraceWriter(const std::string& folder, int64_t rank,
 }
 
 void TraceWriter::add(const std::vector<Span>& spans) {
+  if (std::ssize(events_) >= max_bytes_) {
+    if (!std::exchange(is_full_, true)) {
+      log::warning("the trace of rank ", rank_, " is full, with ",
+                   bytes_text(max_bytes_),
+                   ": later steps are not in it. A smaller monitor.trace ends "
+                   "before.");
+    }
+    return;
+  }
   parents_of(spans);  // refuses what cannot be drawn
   for (Span span : spans) {
     span.begin_s += ahead_s_;

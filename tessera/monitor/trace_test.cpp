@@ -193,5 +193,19 @@ TEST(Trace, FilesThatAreMissingOrBrokenAreNamed) {
   EXPECT_THROW(nowhere.write(), Error);
 }
 
+// A run of many steps is not held up, and its memory stays bounded.
+TEST(Trace, LaterStepsAreLeftOutOfOneThatIsFull) {
+  const TemporaryFolder folder;
+  TraceWriter trace(folder.path().string(), 0, "", {"compute"}, /*ahead_s=*/0,
+                    /*max_bytes=*/1000);
+  for (int i = 0; i < 100; ++i) {
+    trace.add({span_at("forward", SpanKind::kForward, 0, i, i + 0.5)});
+  }
+  trace.write();
+  const auto slices = events_of(events_in(folder.file("rank-0.json")), "X");
+  EXPECT_GE(slices.size(), 2U);
+  EXPECT_LT(slices.size(), 10U);
+}
+
 }  // namespace
 }  // namespace tessera::monitor
