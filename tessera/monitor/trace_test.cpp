@@ -199,7 +199,7 @@ TEST(Trace, LaterStepsAreLeftOutOfOneThatIsFull) {
   TraceWriter trace(folder.path().string(), 0, "", {"compute"}, /*ahead_s=*/0,
                     /*max_bytes=*/1000);
   for (int i = 0; i < 100; ++i) {
-    trace.add({span_at("forward", Kind::kForward, 0, i, i + 0.5)});
+    trace.add({span_at("forward", SpanKind::kForward, 0, i, i + 0.5)});
   }
   trace.write();
   const auto slices = events_of(events_in(folder.file("rank-0.json")), "X");
