@@ -7,6 +7,7 @@
 
 #include "tessera/engine/wire.h"
 #include "tessera/nn/loss.h"
+#include "tessera/parallel/context/context_parallel.h"
 
 namespace tessera::engine {
 

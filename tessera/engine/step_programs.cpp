@@ -88,8 +88,10 @@ program::Program lowered_program(const RunConfig& config,
     coord[Axis::kPp] = stage;
     units = model.units_of(mesh, mesh.rank_at(coord));
   }
-  auto shape = shape_of(config);
-  if (!trains) shape.num_microbatches = 1;
+  const program::schedules::Shape shape{
+      .stages = mesh.degree(Axis::kPp),
+      .chunks = config.pipeline.chunks,
+      .num_microbatches = trains ? accumulation(config) : 1};
   const auto& schedule = program::schedules::named(config.pipeline.schedule);
   const program::schedules::Tail tail{.clip = config.optimizer.clip_norm > 0,
                                       .alone = units.alone};

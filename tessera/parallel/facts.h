@@ -19,10 +19,10 @@ struct FactsOptions {
   int64_t threads = 1;  // of an operator
 };
 
-// `options` as compose() takes them. Of units that other stages hold too.
+// Of units that other stages hold too.
 program::Facts facts_of(const models::ModelConfig& model,
                         const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
-                        const ComposeOptions& options,
+                        const ParallelConfig& config,
                         const FactsOptions& batch);
 
 }  // namespace tessera::parallel

@@ -55,7 +55,7 @@ Without without_axis(RunConfig config, int64_t mesh::MeshConfig::* degree) {
 }
 
 Without without_zero(RunConfig config) {
-  if (config.zero.stage == 0 && expert_zero_stage(config) == 0) return {};
+  if (config.zero.stage == 0 && config.zero.stage_of_experts() == 0) return {};
   config.zero = {};
   config.mesh.dp = 0;
   config.mesh.dp_replicate *= config.mesh.dp_shard;

@@ -85,9 +85,10 @@ at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k,
   return tokens_here(y.transpose(1, 2), group);
 }
 
-void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
-           const ContextOptions& options) {
-  const int64_t cp = options.degree;
+void check(const models::ModelConfig& model, int64_t seq_len,
+           const mesh::DeviceMesh& mesh, const ContextConfig& config) {
+  const int64_t cp = mesh.degree(mesh::Axis::kCp);
+  const int64_t tp = mesh.degree(mesh::Axis::kTp);
   if (cp == 1) return;
   const int64_t heads = model.heads / tp;
   const int64_t kv_heads = std::max<int64_t>(1, model.kv_heads / tp);
@@ -95,7 +96,7 @@ void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
     return n == 1 || seq_len % (2 * n) == 0;
   };
   const auto has_heads = [&](int64_t n) {
-    return options.method != "ulysses" ||
+    return config.method != "ulysses" ||
            (heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0));
   };
   const auto nearest = [&] {
@@ -118,12 +119,12 @@ void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
       "; or use context.method ring.");
 }
 
-void apply(models::Model& model, const ContextOptions& options,
+void apply(models::Model& model, const ContextConfig& config,
            comm::Group& group) {
   model.set_pieces(pieces_of(group.rank(), group.size()));
-  const auto attention = options.method == "ulysses"     ? ulysses_attention
-                         : options.method == "allgather" ? gathered_attention
-                                                         : ring_attention;
+  const auto attention = config.method == "ulysses"     ? ulysses_attention
+                         : config.method == "allgather" ? gathered_attention
+                                                        : ring_attention;
   comm::Group* ranks = &group;
   model.set_attention([attention, ranks](const at::Tensor& q,
                                          const at::Tensor& k,

@@ -63,7 +63,8 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
 
 }  // namespace
 
-void check(const models::ModelConfig& model, int64_t ep) {
+void check(const models::ModelConfig& model, const mesh::DeviceMesh& mesh) {
+  const int64_t ep = mesh.degree(Axis::kEp);
   if (ep == 1) return;
   TS_CHECK_CONFIG(model.moe.experts > 0, "mesh.ep is ", ep,
                   ", but model.family ", model.family,

@@ -36,7 +36,7 @@ struct ExpertOptions {
 };
 
 // Whether experts divide by ep. REQUIRES: a complete configuration.
-void check(const models::ModelConfig& model, int64_t ep);
+void check(const models::ModelConfig& model, const mesh::DeviceMesh& mesh);
 
 // Sets the layouts of the experts and their gates. REQUIRES: a model that is
 // not materialised.
