@@ -2,9 +2,40 @@
 
 #include <vector>
 
+#include "tessera/models/trace/model_facts.h"
+#include "tessera/parallel/compose.h"
+#include "tessera/parallel/context/context_facts.h"
 #include "tessera/parallel/data/parameter_facts.h"
+#include "tessera/parallel/expert/expert_facts.h"
+#include "tessera/parallel/tensor/tensor_facts.h"
 
 namespace tessera::parallel {
+
+using mesh::Axis;
+
+namespace {
+
+// What compose() does to activations, in its order.
+models::trace::TracedModel traced_model(const models::ModelConfig& of,
+                                        const mesh::DeviceMesh& mesh,
+                                        const mesh::Coord& coord,
+                                        const ParallelConfig& config,
+                                        const FactsOptions& batch) {
+  models::trace::TracedModel model(of, batch.samples, batch.seq_len);
+  expert::TracedOptions experts{.sequence_parallel =
+                                    config.tensor.sequence_parallel};
+  if (mesh.degree(Axis::kTp) > 1) {
+    tensor::apply(model, mesh, coord, config.tensor);
+    experts.region = tensor::traced_region(mesh, config.tensor);
+  }
+  expert::apply(model, experts, mesh, coord);
+  if (mesh.degree(Axis::kCp) > 1) {
+    context::apply(model, mesh, coord, config.context);
+  }
+  return model;
+}
+
+}  // namespace
 
 program::Facts facts_of(const models::ModelConfig& model_config,
                         const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
@@ -12,15 +43,9 @@ program::Facts facts_of(const models::ModelConfig& model_config,
                         const FactsOptions& batch) {
   const at::ScalarType compute = config.precision.compute_dtype();
   const at::ScalarType gradient = config.precision.gradient_dtype();
-  program::Facts facts =
-      models::facts_of(model_config, mesh, coord,
-                       {.samples = batch.samples,
-                        .seq_len = batch.seq_len,
-                        .compute = compute,
-                        .gradient = gradient,
-                        .sequence_parallel = config.tensor.sequence_parallel,
-                        .context_method = config.context.method,
-                        .threads = batch.threads});
+  program::Facts facts = models::trace::facts_of(
+      traced_model(model_config, mesh, coord, config, batch),
+      {.compute = compute, .gradient = gradient, .threads = batch.threads});
   const auto model = models::make_model(model_config);
   place(*model, mesh, config);
   const auto reads = reads_of(*model);
