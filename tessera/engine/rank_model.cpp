@@ -21,7 +21,6 @@ StepInput step_input(const RunConfig& config, double lr, StepBatch batch) {
     return batch((share * count + microbatch) * micro, micro);
   };
   input.samples = micro;
-  input.tokens = config.data.seq_len / config.mesh.cp;
   input.target_tokens =
       static_cast<double>(config.batch.global * config.data.seq_len);
   input.aux_scale = config.model.moe.aux_loss * aux_mean(config);
@@ -39,6 +38,7 @@ RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
 }
 
 void RankModel::step(StepInput input, const program::Observer& observer) {
+  input.tokens = parallel::local_length(config_.data.seq_len, composed_.mesh);
   stage_->begin_program(std::move(input), accumulation(config_),
                         program::Kind::kTraining);
   program::execute(step_, *stage_, observer);
@@ -48,7 +48,7 @@ nn::LossSum RankModel::evaluate(const data::Batch& batch) {
   StepInput input;
   input.load = [&](int64_t, int64_t) { return batch; };
   input.samples = batch.inputs.size(0);
-  input.tokens = batch.inputs.size(1) / composed_.mesh.degree(mesh::Axis::kCp);
+  input.tokens = parallel::local_length(batch.inputs.size(1), composed_.mesh);
   stage_->begin_program(std::move(input), 1, program::Kind::kEvaluation);
   program::execute(evaluation_, *stage_);
   stage_->read_losses();

@@ -60,7 +60,7 @@ void complete_batch(BatchConfig& batch, int64_t data_parallel) {
 // Its devices are threads of one process, each with the whole model.
 void check_star(const RunConfig& config) {
   if (config.mesh.data_parallel != "dp") return;
-  const auto& mesh = config.mesh;
+  const mesh::MeshConfig& degrees = config.mesh;
   const auto refuse = [](bool holds, const char* key, const auto& value,
                          const char* plain) {
     TS_CHECK_CONFIG(holds, key, " is ", value,
@@ -68,12 +68,12 @@ void check_star(const RunConfig& config) {
                     "whole model. Use ",
                     plain, ", or mesh.data_parallel ddp.");
   };
-  for (const auto& [key, degree] : {std::pair{"mesh.pp", mesh.pp},
-                                    {"mesh.cp", mesh.cp},
-                                    {"mesh.tp", mesh.tp},
-                                    {"mesh.ep", mesh.ep},
-                                    {"mesh.etp", mesh.etp}}) {
-    refuse(degree == 1, key, degree, "1");
+  std::vector<mesh::Axis> axes(mesh::kAxes.begin(), mesh::kAxes.end());
+  axes.insert(axes.end(), {mesh::Axis::kEp, mesh::Axis::kEtp});
+  for (const mesh::Axis axis : axes) {
+    if (mesh::is_of_data(axis)) continue;
+    const std::string key = std::string("mesh.") + mesh::name_of(axis);
+    refuse(degrees.degree(axis) == 1, key.c_str(), degrees.degree(axis), "1");
   }
   refuse(config.zero.stage == 0, "zero.stage", config.zero.stage, "0");
   refuse(config.zero.expert_stage <= 0, "zero.expert_stage",
@@ -224,7 +224,7 @@ int64_t implied_world_size(const RunConfig& config) {
   const auto open = [](int64_t degree) { return std::max<int64_t>(degree, 1); };
   const int64_t data =
       mesh.dp > 0 ? mesh.dp : open(mesh.dp_replicate) * open(mesh.dp_shard);
-  return open(mesh.pp) * data * open(mesh.cp) * open(mesh.tp);
+  return data * mesh.ranks_of_model();
 }
 
 void complete(RunConfig& config, int64_t world_size) {

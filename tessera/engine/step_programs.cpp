@@ -7,6 +7,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
+#include "tessera/parallel/compose.h"
 #include "tessera/program/schedules/schedule.h"
 #include "tessera/program/world.h"
 
@@ -146,8 +147,10 @@ void StepPrograms::prove() const {
     program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
     program.stage = coord[Axis::kPp];
     program.stages = mesh_.degree(Axis::kPp);
-    program.message_elements = config_.batch.micro * config_.data.seq_len /
-                               config_.mesh.cp * config_.model.hidden;
+    program.message_elements =
+        config_.batch.micro *
+        parallel::local_length(config_.data.seq_len, mesh_) *
+        config_.model.hidden;
   }
   world.pipeline = lanes.along({Axis::kPp});
   world.lanes = lanes.names();

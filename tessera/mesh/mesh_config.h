@@ -27,6 +27,11 @@ struct MeshConfig {
   std::vector<double> speeds = {};
   void declare(config::Section& section);
 
+  // The key of an axis.
+  int64_t& degree(Axis axis);
+  int64_t degree(Axis axis) const;
+  // Ranks that hold one replica of the model, all stages together.
+  int64_t ranks_of_model() const;
   // Every axis with its degree: what is 0 takes what the others leave of
   // `world_size`. TS_CHECK_CONFIG where `dp` contradicts its two axes.
   Degrees degrees(int64_t world_size, int64_t zero_stage) const;
@@ -34,5 +39,8 @@ struct MeshConfig {
   // the world.
   DeviceMesh mesh(int64_t world_size, int64_t zero_stage) const;
 };
+
+// The keys of this section that say who is where: "mesh.pp", ...
+std::vector<std::string> keys_of_degrees();
 
 }  // namespace tessera::mesh

@@ -43,6 +43,19 @@ void check(const models::ModelConfig& model, int64_t seq_len,
   expert::check(model, mesh);
 }
 
+void check_generation(const mesh::Degrees& mesh) {
+  context::check_generation(mesh);
+}
+
+int64_t local_length(int64_t seq_len, const mesh::DeviceMesh& mesh) {
+  return context::local_length(seq_len, mesh);
+}
+
+at::Tensor Composed::local_tokens(const at::Tensor& tokens) const {
+  return context::local_tokens(tokens, coord[Axis::kCp],
+                               mesh.degree(Axis::kCp));
+}
+
 int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
                       const ParallelConfig& config) {
   if (mesh.degree(layout.data_axis()) == 1) return 0;
@@ -57,7 +70,9 @@ void place(models::Model& model, const mesh::DeviceMesh& mesh,
   if (mesh.degree(Axis::kTp) > 1) tensor::place(model, mesh, config.tensor);
   // 2. Experts see the same ranks in a view of their own.
   expert::place(model, mesh);
-  // 3. The data axes, and ZeRO among them, inside the boxes that are left.
+  // 3. What sees other tokens pulls at the same parameters.
+  context::place(model);
+  // 4. The data axes, and ZeRO among them, inside the boxes that are left.
   for (const auto& parameter : nn::parameters_of(model)) {
     data::set_layout(parameter,
                      zero_stage_of(parameter.spec->layout, mesh, config));
@@ -97,7 +112,8 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   // 1. Where parameters are.
   place(model, mesh, config);
 
-  // 2. What ranks of tp do together; experts follow, with dispatches of theirs.
+  // 2. What ranks of tp do together; which tokens are here changes no parameter,
+  //    only how they see others.
   expert::ExpertOptions experts{.sequence_parallel =
                                     config.tensor.sequence_parallel};
   if (mesh.degree(Axis::kTp) > 1) {
@@ -105,12 +121,13 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
     tensor::apply(model, config.tensor, tp);
     experts.region = tensor::region(config.tensor, tp);
   }
-  expert::apply(model, experts, mesh, ranks);
-
-  // 3. Which tokens are here changes no parameter, only how they see others.
   if (mesh.degree(Axis::kCp) > 1) {
+    experts.sample_axes = {Axis::kCp};
     context::apply(model, config.context, *group({Axis::kCp}, "cp"));
   }
+
+  // 3. Experts follow both, with dispatches of theirs.
+  expert::apply(model, experts, mesh, ranks);
 
   // 4. Stages, and what each unit shares: what other ranks hold is not
   //    materialised here.

@@ -33,6 +33,12 @@ struct ComposeOptions {
 void check(const models::ModelConfig& model, int64_t seq_len,
            const mesh::DeviceMesh& mesh, const ParallelConfig& config);
 
+// Whether what adds one token at a time can run on it.
+void check_generation(const mesh::Degrees& mesh);
+
+// Of so many tokens of a sample, those that a rank has.
+int64_t local_length(int64_t seq_len, const mesh::DeviceMesh& mesh);
+
 // What strategies decide about parameters, before any rank is there: on which
 // axes they are cut, and over which their gradients are summed. The stages that
 // hold them are left to the pipeline. REQUIRES: a model that is not
@@ -59,6 +65,9 @@ std::vector<std::vector<int64_t>> reads_of(models::Model& model);
 
 // A model on this rank's place of the mesh, ready to run.
 struct Composed {
+  // (B, T) of all tokens -> those of this rank.
+  at::Tensor local_tokens(const at::Tensor& tokens) const;
+
   mesh::DeviceMesh mesh;
   mesh::Coord coord;
   comm::Group* data = nullptr;      // ranks that see other samples

@@ -28,10 +28,11 @@ models::trace::TracedModel traced_model(const models::ModelConfig& of,
     tensor::apply(model, mesh, coord, config.tensor);
     experts.region = tensor::traced_region(mesh, config.tensor);
   }
-  expert::apply(model, experts, mesh, coord);
   if (mesh.degree(Axis::kCp) > 1) {
+    experts.sample_axes = {Axis::kCp};
     context::apply(model, mesh, coord, config.context);
   }
+  expert::apply(model, experts, mesh, coord);
   return model;
 }
 

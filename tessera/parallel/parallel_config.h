@@ -2,6 +2,9 @@
 // strategies own, each beside its owner, in the order of the manual.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "tessera/core/config.h"
 #include "tessera/parallel/context/context_config.h"
 #include "tessera/parallel/data/zero_config.h"
@@ -28,6 +31,17 @@ struct ParallelConfig {
     section.section("precision", precision, "number types");
     section.section("recompute", recompute,
                     "activations that are computed again, not kept");
+  }
+
+  // The keys that mean something where nothing is trained.
+  static std::vector<std::string> keys_of_evaluation() {
+    return {"zero.stage",
+            "zero.expert_stage",
+            "zero.reshard_after_forward",
+            "zero.prefetch",
+            "tensor.sequence_parallel",
+            "context.method",
+            "pipeline.split"};
   }
 };
 

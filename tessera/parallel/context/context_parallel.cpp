@@ -58,6 +58,10 @@ Pieces pieces_of(int64_t rank, int64_t degree) {
   return {rank, 2 * degree - 1 - rank};
 }
 
+int64_t local_length(int64_t tokens, const mesh::DeviceMesh& mesh) {
+  return tokens / mesh.degree(mesh::Axis::kCp);
+}
+
 at::Tensor local_tokens(const at::Tensor& tokens, int64_t rank,
                         int64_t degree) {
   if (degree == 1) return tokens;
@@ -117,6 +121,21 @@ void check(const models::ModelConfig& model, int64_t seq_len,
       "). Nearest mesh.cp: ", nearest(),
       "; nearest model.heads: ", nearest_multiples(model.heads, cp * tp),
       "; or use context.method ring.");
+}
+
+void check_generation(const mesh::Degrees& mesh) {
+  TS_CHECK_CONFIG(mesh.cp == 1, "mesh.cp is ", mesh.cp,
+                  ", but generate adds one token at a time, which nothing can "
+                  "cut. Nearest mesh.cp: 1; mesh.tp and mesh.pp share out a "
+                  "model.");
+}
+
+void place(models::Model& model) {
+  for (const auto& parameter : nn::parameters_of(model)) {
+    mesh::Layout& layout = parameter.spec->layout;
+    if (layout.is_of_expert()) continue;  // they have a view of their own
+    layout = layout.with(mesh::Axis::kCp, mesh::Placement::replicate_summed());
+  }
 }
 
 void apply(models::Model& model, const ContextConfig& config,

@@ -31,9 +31,18 @@ namespace tessera::parallel::context {
 void check(const models::ModelConfig& model, int64_t seq_len,
            const mesh::DeviceMesh& mesh, const ContextConfig& config);
 
+// Refuses what adds one token at a time.
+void check_generation(const mesh::Degrees& mesh);
+
+// Each rank sees every parameter through other tokens: gradients are summed.
+// REQUIRES: a model that is not materialised.
+void place(models::Model& model);
+
 // The pieces of the sequence that a rank of cp has.
 Pieces pieces_of(int64_t rank, int64_t degree);
 
+// T -> T / cp.
+int64_t local_length(int64_t tokens, const mesh::DeviceMesh& mesh);
 // (B, T) -> the rank's (B, T / cp). With degree 1 the tensor itself.
 at::Tensor local_tokens(const at::Tensor& tokens, int64_t rank, int64_t degree);
 

@@ -59,10 +59,12 @@ void apply(models::trace::TracedModel& model, const TracedOptions& options,
   };
   // The hidden states between blocks are this rank's own tokens already.
   if (options.sequence_parallel && whole_experts) {
-    share_samples({Axis::kCp, Axis::kTp});
+    std::vector<Axis> axes = options.sample_axes;
+    axes.push_back(Axis::kTp);
+    share_samples(axes);
     return;
   }
-  share_samples({Axis::kCp});
+  share_samples(options.sample_axes);
   if (mesh.degree(Axis::kTp) == 1) return;
   shard.copies = mesh.degree(Axis::kTp);
   shard.copy = coord[Axis::kTp];

@@ -2,6 +2,8 @@
 // expert_parallel.h does, in the same words.
 #pragma once
 
+#include <vector>
+
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/trace/traced_model.h"
 
@@ -9,6 +11,7 @@ namespace tessera::parallel::expert {
 
 // As ExpertOptions.
 struct TracedOptions {
+  std::vector<mesh::Axis> sample_axes = {};
   bool sequence_parallel = false;
   models::trace::Region region = {};
 };

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
@@ -29,8 +30,10 @@
 
 namespace tessera::parallel::expert {
 
-// What tensor parallelism does, which experts follow.
+// What other strategies do, which experts follow.
 struct ExpertOptions {
+  // Along which ranks have other tokens of the same samples, whatever tp does.
+  std::vector<mesh::Axis> sample_axes = {};
   bool sequence_parallel = false;
   nn::Region region = {};  // around what the ranks of tp compute parts of
 };

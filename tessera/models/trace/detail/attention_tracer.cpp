@@ -3,6 +3,7 @@
 #include "tessera/models/trace/detail/unit_tracer.h"
 
 namespace tessera::models::trace::detail {
+
 // The angles of a rank whose tokens are not one run; else they are a part of
 // what all share.
 Memory UnitTracer::rotation() const {
