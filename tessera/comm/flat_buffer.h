@@ -29,7 +29,6 @@ class FlatBuffer {
              const at::TensorOptions& options, int64_t extra = 0,
              Group* group = nullptr);
 
-  size_t num_items() const { return shapes_.size(); }
   const at::Tensor& flat() const { return flat_; }  // items, gaps, extra
   at::Tensor view(size_t item) const;
   at::Tensor extra() const;  // the `extra` last elements

@@ -32,6 +32,8 @@ struct MeshConfig {
   int64_t degree(Axis axis) const;
   // Ranks that hold one replica of the model, all stages together.
   int64_t ranks_of_model() const;
+  // Devices are threads of one process, the only rank, around device 0.
+  bool star() const { return data_parallel == "dp"; }
   // Every axis with its degree: what is 0 takes what the others leave of
   // `world_size`. TS_CHECK_CONFIG where `dp` contradicts its two axes.
   Degrees degrees(int64_t world_size, int64_t zero_stage) const;

@@ -81,7 +81,7 @@ void check(const models::ModelConfig& model, int64_t num_microbatches,
 std::vector<std::vector<std::vector<int64_t>>> apply(
     models::Model& model, const mesh::DeviceMesh& mesh,
     const PipelineConfig& config) {
-  const int64_t layers = model.num_units() - 2;
+  const int64_t layers = model.num_blocks();
   const int64_t stages = mesh.degree(mesh::Axis::kPp);
   const auto runs = runs_of(layers, stages, config);
   std::vector<std::vector<std::vector<int64_t>>> chunks(stages);
