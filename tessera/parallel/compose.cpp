@@ -106,8 +106,8 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   // 1. Where parameters are.
   place(model, mesh, config);
 
-  // 2. What ranks of tp do together; which tokens are here changes no parameter,
-  //    only how they see others.
+  // 2. What ranks of tp do together. Which tokens are here changes no
+  //    parameter, only how they see others.
   expert::ExpertOptions experts{.sequence_parallel =
                                     config.tensor.sequence_parallel};
   if (mesh.degree(Axis::kTp) > 1) {
