@@ -115,12 +115,7 @@ class EvalCommand {
         source_(find_model(flags.model, flags.dtype)),
         config_(mesh_config(
             source_, flags.dtype, extras,
-            {"mesh.pp", "mesh.dp", "mesh.dp_replicate", "mesh.dp_shard",
-             "mesh.cp", "mesh.tp", "mesh.ep", "mesh.etp", "mesh.order",
-             "zero.stage", "zero.expert_stage", "zero.reshard_after_forward",
-             "zero.prefetch", "tensor.sequence_parallel", "context.method",
-             "pipeline.split", "comm.backend", "comm.algorithm",
-             "comm.timeout_s"})) {
+            keys_of_placement(engine::RunConfig::keys_of_evaluation()))) {
     config_.data.seq_len = window_length(flags, config_.model.max_seq);
     config_.batch.micro = flags.batch;
   }
@@ -169,7 +164,9 @@ class EvalCommand {
     const auto model = train::open_for_evaluation(source_, config_, ranks);
     const int64_t seq_len = config_.data.seq_len;
     log::info("evaluating ", tokens.size(), " tokens in windows of ", seq_len);
-    const bool cut = config_.mesh.cp > 1 || config_.tensor.sequence_parallel;
+    const auto& mesh = model->composed().mesh;
+    const bool cut = parallel::local_length(seq_len, mesh) < seq_len ||
+                     config_.tensor.sequence_parallel;
     const Windows windows(tokens, seq_len, flags_.batch, cut);
     const auto mean = train::mean_loss(
         [&](const data::Batch& batch) { return model->evaluate(batch); },

@@ -69,12 +69,8 @@ class GenerateCommand {
                   const std::vector<std::string>& extras)
       : flags_(flags),
         source_(find_model(flags.model, flags.dtype)),
-        config_(
-            mesh_config(source_, flags.dtype, extras,
-                        {"mesh.pp", "mesh.dp", "mesh.dp_replicate",
-                         "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep",
-                         "mesh.etp", "mesh.order", "pipeline.split",
-                         "comm.backend", "comm.algorithm", "comm.timeout_s"})),
+        config_(mesh_config(source_, flags.dtype, extras,
+                            keys_of_placement({"pipeline.split"}))),
         tokenizer_(load_tokenizer(flags.tokenizer, source_)),
         prompt_(prompt_ids(flags, tokenizer_)) {
     flags_.options.num_tokens = tokenizer_.vocab_size();

@@ -51,6 +51,15 @@ engine::RunConfig mesh_config(const train::ModelSource& model,
   return config;
 }
 
+std::vector<std::string> keys_of_placement(
+    const std::vector<std::string>& of_strategies) {
+  auto keys = mesh::keys_of_degrees();
+  keys.emplace_back("mesh.order");
+  keys.insert(keys.end(), of_strategies.begin(), of_strategies.end());
+  keys.insert(keys.end(), {"comm.backend", "comm.algorithm", "comm.timeout_s"});
+  return keys;
+}
+
 int64_t world_of(const engine::RunConfig& config, const RankFlags& flags,
                  const launch::RankEnvironment& place) {
   if (place.source != "none") return place.world_size;

@@ -31,6 +31,11 @@ engine::RunConfig mesh_config(const train::ModelSource& model,
                               const std::vector<std::string>& extras,
                               const std::vector<std::string>& keys);
 
+// The keys that say where a model is and how ranks talk, with these of the
+// strategies' sections.
+std::vector<std::string> keys_of_placement(
+    const std::vector<std::string>& of_strategies);
+
 // The ranks that take part.
 int64_t world_of(const engine::RunConfig& config, const RankFlags& flags,
                  const launch::RankEnvironment& place);

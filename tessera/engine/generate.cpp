@@ -87,14 +87,11 @@ class Generation {
 }  // namespace
 
 void check_generation(const RunConfig& config, int64_t world_size) {
-  TS_CHECK_CONFIG(config.mesh.cp == 1, "mesh.cp is ", config.mesh.cp,
-                  ", but generate adds one token at a time, which nothing can "
-                  "cut. Nearest mesh.cp: 1; mesh.tp and mesh.pp share out a "
-                  "model.");
+  const auto mesh = config.mesh.degrees(world_size, config.zero.stage);
+  parallel::check_generation(mesh);
   TS_CHECK_CONFIG(config.pipeline.chunks == 1, "pipeline.chunks is ",
                   config.pipeline.chunks,
                   ", but generate goes through each stage once. Nearest: 1.");
-  const auto mesh = config.mesh.degrees(world_size, config.zero.stage);
   const int64_t data = mesh.dp_replicate * mesh.dp_shard;
   TS_CHECK_CONFIG(data == 1, "mesh: dp_replicate ", mesh.dp_replicate,
                   " x dp_shard ", mesh.dp_shard, " = ", data,

@@ -15,7 +15,7 @@ using program::Facts;
 Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                const mesh::Coord& coord) {
   return parallel::facts_of(
-      config.model, mesh, coord, compose_options(config),
+      config.model, mesh, coord, config,
       {.samples = config.batch.micro,
        .seq_len = config.data.seq_len,
        .moments = std::ssize(optim::update_rule(config.optimizer.type)
@@ -65,9 +65,8 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of,
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
   const auto model = models::make_model(config.model);
-  const auto options = compose_options(config);
-  parallel::place(*model, mesh, options);
-  const auto units = parallel::model_units(*model, mesh, options);
+  parallel::place(*model, mesh, config);
+  const auto units = parallel::model_units(*model, mesh, config);
   std::vector<MemoryPlan> plans;
   for (int64_t stage = 0; stage < mesh.degree(mesh::Axis::kPp); ++stage) {
     mesh::Coord coord = mesh.coord_of(0);

@@ -26,10 +26,8 @@ void RankActor::begin_program(StepInput input, int64_t num_microbatches,
 }
 
 data::Batch RankActor::local(const data::Batch& batch) const {
-  const int64_t rank = composed_.coord[mesh::Axis::kCp];
-  const int64_t degree = composed_.mesh.degree(mesh::Axis::kCp);
-  return {parallel::context::local_tokens(batch.inputs, rank, degree),
-          parallel::context::local_tokens(batch.targets, rank, degree)};
+  return {composed_.local_tokens(batch.inputs),
+          composed_.local_tokens(batch.targets)};
 }
 
 // Inputs and targets are one read of the token file.

@@ -8,7 +8,6 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/error.h"
 #include "tessera/core/memory_kind.h"
-#include "tessera/engine/precision.h"
 #include "tessera/engine/rank_actor.h"
 #include "tessera/engine/star_actor.h"
 
@@ -22,31 +21,11 @@ StepInput step_input(const RunConfig& config, double lr, StepBatch batch) {
     return batch((share * count + microbatch) * micro, micro);
   };
   input.samples = micro;
-  input.tokens = config.data.seq_len / config.mesh.cp;
   input.target_tokens =
       static_cast<double>(config.batch.global * config.data.seq_len);
   input.aux_scale = config.model.moe.aux_loss * aux_mean(config);
   input.lr = lr;
   return input;
-}
-
-parallel::ComposeOptions compose_options(const RunConfig& config) {
-  parallel::ComposeOptions options;
-  options.materialise.seed = static_cast<uint64_t>(config.run.seed);
-  options.materialise.dtype = compute_dtype(config);
-  options.tensor = tensor_options(config);
-  options.context = context_options(config);
-  options.pipeline = pipeline_options(config);
-  options.zero_stage = config.zero.stage;
-  options.expert_zero_stage = expert_zero_stage(config);
-  options.units = {
-      .reshard_after_forward = config.zero.reshard_after_forward,
-      .prefetch = prefetch_of(config, /*ranks_share_memory=*/false),
-      .recompute_every = recompute_options(config).every,
-      .gradient_dtype = gradient_dtype(config),
-      .bucket_bytes = std::max<int64_t>(
-          1, static_cast<int64_t>(config.zero.bucket_mb * (1 << 20)))};
-  return options;
 }
 
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
@@ -59,6 +38,7 @@ RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
 }
 
 void RankModel::step(StepInput input, const program::Observer& observer) {
+  input.tokens = parallel::local_length(config_.data.seq_len, composed_.mesh);
   actor_->begin_program(std::move(input), accumulation(config_),
                         program::Purpose::kTraining);
   program::execute(step_, *actor_, observer);
@@ -69,7 +49,7 @@ nn::LossSum RankModel::evaluate(const data::Batch& batch,
   StepInput input;
   input.load = [&](int64_t, int64_t) { return batch; };
   input.samples = batch.inputs.size(0);
-  input.tokens = batch.inputs.size(1) / composed_.mesh.degree(mesh::Axis::kCp);
+  input.tokens = parallel::local_length(batch.inputs.size(1), composed_.mesh);
   actor_->begin_program(std::move(input), 1, program::Purpose::kEvaluation);
   program::execute(evaluation_, *actor_, observer);
   return actor_->losses();
@@ -84,16 +64,16 @@ void RankModel::build_model() {
     mesh = config_.mesh.mesh(ranks_.world_size(), config_.zero.stage);
   }
   rank_context().coords = mesh.describe(ranks_.rank());
-  parallel::ComposeOptions options = compose_options(config_);
-  options.materialise.fill = !config_.model.load_weights;
-  options.units.prefetch = prefetch_of(config_, ranks_.backend() == "shm");
+  parallel::ComposeOptions options{
+      .config = config_,
+      .seed = static_cast<uint64_t>(config_.run.seed),
+      .trains = trains()};
   if (config_.model.load_weights) {
     options.load = [&] {
       checkpoint::load_hugging_face(config_.model.from, *decoder_, mesh,
                                     mesh.coord_of(ranks_.rank()));
     };
   }
-  options.trains = trains();
   composed_ = parallel::compose(*decoder_, mesh, ranks_, options);
 }
 
@@ -135,8 +115,9 @@ std::vector<std::shared_ptr<models::Model>> RankModel::replicas() const {
   while (static_cast<int64_t>(decoders.size()) <
          data_parallel_degree(config_)) {
     decoders.push_back(models::make_model(config_.model));
-    nn::materialise(*decoders.back(),
-                    {.dtype = compute_dtype(config_), .fill = false});
+    nn::materialise(
+        *decoders.back(),
+        {.dtype = config_.precision.compute_dtype(), .fill = false});
   }
   return decoders;
 }

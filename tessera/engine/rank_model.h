@@ -25,9 +25,6 @@ namespace tessera::engine {
 using StepBatch = std::function<data::Batch(int64_t first, int64_t count)>;
 StepInput step_input(const RunConfig& config, double lr, StepBatch batch);
 
-// What strategies are told; weights are the initial ones.
-parallel::ComposeOptions compose_options(const RunConfig& config);
-
 class RankModel {
  public:
   // For steps and evaluations, or for evaluations alone.

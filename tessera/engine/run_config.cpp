@@ -7,7 +7,8 @@
 #include "tessera/core/files.h"
 #include "tessera/models/hugging_face_config.h"
 #include "tessera/optim/registry.h"
-#include "tessera/parallel/expert/expert_parallel.h"
+#include "tessera/parallel/compose.h"
+#include "tessera/parallel/pipeline/stages.h"
 
 namespace tessera::engine {
 namespace {
@@ -59,7 +60,7 @@ void complete_batch(BatchConfig& batch, int64_t data_parallel) {
 // Its devices are threads of one process, each with the whole model.
 void check_star(const RunConfig& config) {
   if (!config.mesh.star()) return;
-  const auto& mesh = config.mesh;
+  const mesh::MeshConfig& degrees = config.mesh;
   const auto refuse = [](bool holds, const char* key, const auto& value,
                          const char* plain) {
     TS_CHECK_CONFIG(holds, key, " is ", value,
@@ -67,28 +68,18 @@ void check_star(const RunConfig& config) {
                     "whole model. Use ",
                     plain, ", or mesh.data_parallel ddp.");
   };
-  for (const auto& [key, degree] : {std::pair{"mesh.pp", mesh.pp},
-                                    {"mesh.cp", mesh.cp},
-                                    {"mesh.tp", mesh.tp},
-                                    {"mesh.ep", mesh.ep},
-                                    {"mesh.etp", mesh.etp}}) {
-    refuse(degree == 1, key, degree, "1");
+  std::vector<mesh::Axis> axes(mesh::kAxes.begin(), mesh::kAxes.end());
+  axes.insert(axes.end(), {mesh::Axis::kEp, mesh::Axis::kEtp});
+  for (const mesh::Axis axis : axes) {
+    if (mesh::is_of_data(axis)) continue;
+    const std::string key = std::string("mesh.") + mesh::name_of(axis);
+    refuse(degrees.degree(axis) == 1, key.c_str(), degrees.degree(axis), "1");
   }
   refuse(config.zero.stage == 0, "zero.stage", config.zero.stage, "0");
   refuse(config.zero.expert_stage <= 0, "zero.expert_stage",
          config.zero.expert_stage, "0");
   refuse(config.recompute.mode == "none", "recompute.mode",
          config.recompute.mode, "none");
-}
-
-void check_precision(const parallel::PrecisionConfig& precision) {
-  const std::string &compute = precision.compute, &reduce = precision.reduce;
-  TS_CHECK_CONFIG(
-      reduce == "auto" || (reduce == "fp32" && compute != "fp64") ||
-          reduce == compute,
-      "precision.reduce is ", reduce, " and precision.compute ", compute,
-      ": gradients are kept in fp32, or in the type of the weights. Use auto",
-      compute == "bf16" ? ", fp32 or bf16" : " or " + compute, ".");
 }
 
 void check_trace(const RunConfig& config) {
@@ -110,8 +101,8 @@ void check_schedule(const RunConfig& config) {
                   ") is above optimizer.lr (", config.optimizer.lr, ").");
 }
 
-// Whether the model fits the mesh.
-void complete_place(RunConfig& config, int64_t world_size) {
+// Whether the model fits the mesh, which it returns.
+mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
   config.model.complete();
   TS_CHECK_CONFIG(config.data.seq_len <= config.model.max_seq, "data.seq_len (",
                   config.data.seq_len, ") is above model.max_seq (",
@@ -120,11 +111,8 @@ void complete_place(RunConfig& config, int64_t world_size) {
   const auto mesh = config.mesh.mesh(world_size, config.zero.stage);
   config.mesh.dp_replicate = mesh.degree(mesh::Axis::kDpReplicate);
   config.mesh.dp_shard = mesh.degree(mesh::Axis::kDpShard);
-  parallel::tensor::check(config.model, config.data.seq_len,
-                          tensor_options(config));
-  parallel::context::check(config.model, config.data.seq_len, config.mesh.tp,
-                           context_options(config));
-  parallel::expert::check(config.model, config.mesh.ep);
+  parallel::check(config.model, config.data.seq_len, mesh, config);
+  return mesh;
 }
 
 }  // namespace
@@ -166,13 +154,7 @@ void RunConfig::declare(config::Section& section) {
   section.section("batch", batch,
                   "global = micro x accumulation x data-parallel degree");
   section.section("mesh", mesh, "how the ranks are laid out");
-  section.section("zero", zero, "sharded data parallelism");
-  section.section("tensor", tensor, "tensor parallelism");
-  section.section("context", context, "context parallelism");
-  section.section("pipeline", pipeline, "pipeline parallelism");
-  section.section("precision", precision, "number types");
-  section.section("recompute", recompute,
-                  "activations that are computed again, not kept");
+  ParallelConfig::declare(section);
   section.section("optimizer", optimizer, "how weights are updated");
   section.section("schedule", schedule, "the learning rate over the run");
   section.section("comm", comm, "how ranks talk");
@@ -242,7 +224,7 @@ int64_t implied_world_size(const RunConfig& config) {
   const auto open = [](int64_t degree) { return std::max<int64_t>(degree, 1); };
   const int64_t data =
       mesh.dp > 0 ? mesh.dp : open(mesh.dp_replicate) * open(mesh.dp_shard);
-  return open(mesh.pp) * data * open(mesh.cp) * open(mesh.tp);
+  return data * mesh.ranks_of_model();
 }
 
 void complete(RunConfig& config, int64_t world_size) {
@@ -250,65 +232,27 @@ void complete(RunConfig& config, int64_t world_size) {
                   "data.train is missing: a run needs something to train on. "
                   "Give files, folders or globs: --data.train='texts/*.txt'.");
   config.optimizer.complete();
-  complete_place(config, world_size);
+  const auto mesh = complete_place(config, world_size);
   complete_batch(config.batch, data_parallel_degree(config));
-  parallel::pipeline::check(config.model, accumulation(config),
-                            pipeline_options(config));
+  parallel::pipeline::check(config.model, accumulation(config), mesh,
+                            config.pipeline);
   check_star(config);
-  check_precision(config.precision);
+  config.precision.check();
   check_schedule(config);
   check_trace(config);
 }
 
 void complete_for_evaluation(RunConfig& config, int64_t world_size) {
-  complete_place(config, world_size);
+  const auto mesh = complete_place(config, world_size);
   config.batch.global = config.batch.micro * data_parallel_degree(config);
-  parallel::pipeline::check(config.model, accumulation(config),
-                            pipeline_options(config));
-}
-
-parallel::tensor::TensorOptions tensor_options(const RunConfig& config) {
-  return {.degree = config.mesh.tp,
-          .sequence_parallel = config.tensor.sequence_parallel};
-}
-
-parallel::context::ContextOptions context_options(const RunConfig& config) {
-  return {.method = config.context.method, .degree = config.mesh.cp};
-}
-
-parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config) {
-  return {.schedule = config.pipeline.schedule,
-          .stages = config.mesh.pp,
-          .chunks = config.pipeline.chunks,
-          .split = config.pipeline.split};
-}
-
-int64_t expert_zero_stage(const RunConfig& config) {
-  return config.zero.expert_stage < 0 ? config.zero.stage
-                                      : config.zero.expert_stage;
-}
-
-// Over shared memory a gather is work of the same cores: nothing is hidden.
-int64_t prefetch_of(const RunConfig& config, bool ranks_share_memory) {
-  if (config.zero.prefetch >= 0) return config.zero.prefetch;
-  return ranks_share_memory ? 0 : 1;
+  parallel::pipeline::check(config.model, accumulation(config), mesh,
+                            config.pipeline);
 }
 
 double aux_mean(const RunConfig& config) {
   const int64_t layers = config.model.layers_with_experts();
   return layers == 0 ? 0.0
                      : 1.0 / static_cast<double>(config.batch.global * layers);
-}
-
-RecomputeOptions recompute_options(const RunConfig& config) {
-  return {.every =
-              config.recompute.mode == "block" ? config.recompute.every : 0};
-}
-
-program::schedules::Shape shape_of(const RunConfig& config) {
-  return {.stages = config.mesh.pp,
-          .chunks = config.pipeline.chunks,
-          .num_microbatches = accumulation(config)};
 }
 
 int64_t data_parallel_degree(const RunConfig& config) {

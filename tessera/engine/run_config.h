@@ -21,11 +21,7 @@
 #include "tessera/models/model_config.h"
 #include "tessera/monitor/monitor_config.h"
 #include "tessera/optim/optim_config.h"
-#include "tessera/parallel/context/context_parallel.h"
 #include "tessera/parallel/parallel_config.h"
-#include "tessera/parallel/pipeline/stages.h"
-#include "tessera/parallel/tensor/tensor_parallel.h"
-#include "tessera/program/schedules/schedule.h"
 
 namespace tessera::engine {
 
@@ -46,23 +42,13 @@ struct BatchConfig {
   void declare(config::Section& section);
 };
 
-// Blocks whose activations backward computes again: every n-th; 0: none.
-struct RecomputeOptions {
-  int64_t every = 0;
-};
-
-struct RunConfig {
+// The sections of ParallelConfig, and those of a run.
+struct RunConfig : parallel::ParallelConfig {
   RunSection run;
   models::ModelConfig model;
   data::DataConfig data;
   BatchConfig batch;
   mesh::MeshConfig mesh;
-  parallel::ZeroConfig zero;
-  parallel::TensorConfig tensor;
-  parallel::ContextConfig context;
-  parallel::PipelineConfig pipeline;
-  parallel::PrecisionConfig precision;
-  parallel::RecomputeConfig recompute;
   optim::OptimizerConfig optimizer;
   optim::ScheduleConfig schedule;
   comm::CommConfig comm;
@@ -102,19 +88,9 @@ void complete_for_evaluation(RunConfig& config, int64_t world_size);
 
 // Micro-batches that a rank accumulates. REQUIRES: a completed configuration.
 int64_t accumulation(const RunConfig& config);
-// What the strategies are told.
-parallel::tensor::TensorOptions tensor_options(const RunConfig& config);
-parallel::context::ContextOptions context_options(const RunConfig& config);
-parallel::pipeline::PipelineOptions pipeline_options(const RunConfig& config);
-RecomputeOptions recompute_options(const RunConfig& config);
-int64_t expert_zero_stage(const RunConfig& config);
-// zero.prefetch, or what -1 stands for.
-int64_t prefetch_of(const RunConfig& config, bool ranks_share_memory);
 // What a sum over the step's samples and the layers with experts is multiplied
 // by for a mean; 0 where there are none.
 double aux_mean(const RunConfig& config);
-// A step of all stages. REQUIRES: a completed configuration.
-program::schedules::Shape shape_of(const RunConfig& config);
 // Ranks that see other samples. REQUIRES: a completed configuration.
 int64_t data_parallel_degree(const RunConfig& config);
 

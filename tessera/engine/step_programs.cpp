@@ -7,6 +7,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
+#include "tessera/parallel/compose.h"
 #include "tessera/program/schedules/schedule.h"
 #include "tessera/program/world.h"
 
@@ -112,8 +113,10 @@ program::Program lowered_program(const RunConfig& config,
     coord[Axis::kPp] = stage;
     units = model.units_of(mesh, mesh.rank_at(coord));
   }
-  auto shape = shape_of(config);
-  if (!trains) shape.num_microbatches = 1;
+  const program::schedules::Shape shape{
+      .stages = mesh.degree(Axis::kPp),
+      .chunks = config.pipeline.chunks,
+      .num_microbatches = trains ? accumulation(config) : 1};
   const auto& schedule = program::schedules::named(config.pipeline.schedule);
   const program::schedules::Tail tail{.clip = config.optimizer.clip_norm > 0,
                                       .alone = units.alone};
@@ -141,8 +144,9 @@ program::RankProgram transfers_of(const RunConfig& config,
   program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
   program.stage = coord[Axis::kPp];
   program.stages = mesh.degree(Axis::kPp);
-  program.message_elements = config.batch.micro * config.data.seq_len /
-                             config.mesh.cp * config.model.hidden;
+  program.message_elements = config.batch.micro *
+                             parallel::local_length(config.data.seq_len, mesh) *
+                             config.model.hidden;
   return program;
 }
 

@@ -37,9 +37,8 @@ TEST(StepPrograms, WholeStepsOfFourThousandRanksAreProved) {
     const RunConfig config = run_of_thousands(zero_stage);
     const auto mesh = config.mesh.mesh(4096, zero_stage);
     const auto model = models::make_model(config.model);
-    const auto options = compose_options(config);
-    parallel::place(*model, mesh, options);
-    const auto units = parallel::model_units(*model, mesh, options);
+    parallel::place(*model, mesh, config);
+    const auto units = parallel::model_units(*model, mesh, config);
     const auto programs = proved_programs(
         config, mesh, units, 4095,
         {program::Purpose::kEvaluation, program::Purpose::kTraining});

@@ -4,26 +4,12 @@
 
 namespace tessera::mesh {
 
-const char* name_of(Axis axis) {
-  switch (axis) {
-    case Axis::kPp:
-      return "pp";
-    case Axis::kDpReplicate:
-      return "dp_replicate";
-    case Axis::kDpShard:
-      return "dp_shard";
-    case Axis::kCp:
-      return "cp";
-    case Axis::kTp:
-      return "tp";
-    case Axis::kExpertDp:
-      return "expert_dp";
-    case Axis::kEp:
-      return "ep";
-    case Axis::kEtp:
-      return "etp";
+std::string names_of_axes() {
+  std::string names;
+  for (Axis axis : kAxes) {
+    names += (names.empty() ? "" : ", ") + std::string(name_of(axis));
   }
-  TORCH_INTERNAL_ASSERT(false, "no axis ", static_cast<int>(axis));
+  return names;
 }
 
 Axis axis_named(const std::string& name) {
@@ -31,8 +17,8 @@ Axis axis_named(const std::string& name) {
     if (name == name_of(axis)) return axis;
   }
   TS_CHECK_CONFIG(false, "mesh: \"", name,
-                  "\" is no axis of the mesh. The "
-                  "axes are pp, dp_replicate, dp_shard, cp, tp.");
+                  "\" is no axis of the mesh. The axes are ", names_of_axes(),
+                  ".");
 }
 
 }  // namespace tessera::mesh

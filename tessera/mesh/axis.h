@@ -1,19 +1,46 @@
-// The axes of the mesh, named once.
+// The axes of the mesh, named once: what is asked of each is asked of this
+// table.
 //
 // An axis is a factor of the world; its degree is its size; a coord is a
 // position along it. (A tensor has dims, never axes.) Sequence parallelism has
-// no axis: it lives on tp. Experts see the ranks of dp_replicate x dp_shard x
-// cp x tp re-folded into expert_dp x ep x etp: a second view of the same ranks,
-// never further factors of the world.
+// no axis: it lives on tp. Experts see the ranks of a stage re-folded into
+// expert_dp x ep x etp: a second view of the same ranks, never further factors
+// of the world.
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 
 namespace tessera::mesh {
 
 enum class Axis { kPp, kDpReplicate, kDpShard, kCp, kTp, kExpertDp, kEp, kEtp };
-inline constexpr size_t kNumAxes = 8;
+
+struct Degrees {
+  int64_t pp = 1;
+  int64_t dp_replicate = 1;
+  int64_t dp_shard = 1;
+  int64_t cp = 1;
+  int64_t tp = 1;
+  int64_t ep = 1;   // expert view only
+  int64_t etp = 1;  // expert view only: 1 or tp
+};
+
+struct AxisEntry {
+  const char* name;
+  int64_t Degrees::* degree;  // null: what the others leave
+};
+// In the order of Axis.
+inline constexpr std::array kAxisTable = {
+    AxisEntry{"pp", &Degrees::pp},
+    AxisEntry{"dp_replicate", &Degrees::dp_replicate},
+    AxisEntry{"dp_shard", &Degrees::dp_shard},
+    AxisEntry{"cp", &Degrees::cp},
+    AxisEntry{"tp", &Degrees::tp},
+    AxisEntry{"expert_dp", nullptr},
+    AxisEntry{"ep", &Degrees::ep},
+    AxisEntry{"etp", &Degrees::etp}};
+inline constexpr size_t kNumAxes = kAxisTable.size();
 
 // The factors of the world, and the view that experts have of it.
 inline constexpr std::array kAxes = {Axis::kPp, Axis::kDpReplicate,
@@ -21,8 +48,16 @@ inline constexpr std::array kAxes = {Axis::kPp, Axis::kDpReplicate,
 inline constexpr std::array kExpertAxes = {Axis::kPp, Axis::kExpertDp,
                                            Axis::kEp, Axis::kEtp};
 
-// "pp", "dp_replicate", "dp_shard", "cp", "tp"; "expert_dp", "ep", "etp".
-const char* name_of(Axis axis);
+constexpr const AxisEntry& entry_of(Axis axis) {
+  return kAxisTable.at(static_cast<size_t>(axis));
+}
+constexpr const char* name_of(Axis axis) { return entry_of(axis).name; }
+// Along which ranks see other samples.
+constexpr bool is_of_data(Axis axis) {
+  return axis == Axis::kDpReplicate || axis == Axis::kDpShard;
+}
+// "pp, dp_replicate, ...": of kAxes.
+std::string names_of_axes();
 // Of kAxes. Throws TS_CHECK_CONFIG on another name.
 Axis axis_named(const std::string& name);
 

@@ -65,37 +65,22 @@ void DeviceMesh::check_experts() const {
                   ". It is 1 (an expert is whole on its rank) or mesh.tp, ",
                   degrees_.tp, ".");
   const int64_t foldable = world_size_ / degrees_.pp / etp;
+  std::vector<std::pair<std::string, int64_t>> factors;
+  for (Axis axis : kAxes) {
+    if (axis != Axis::kPp) factors.emplace_back(name_of(axis), degree(axis));
+  }
   TS_CHECK_CONFIG(ep > 0 && foldable % ep == 0, "mesh.ep is ", ep,
                   ", which does not divide the ",
-                  equation({{"dp_replicate", degrees_.dp_replicate},
-                            {"dp_shard", degrees_.dp_shard},
-                            {"cp", degrees_.cp},
-                            {"tp", degrees_.tp}},
-                           std::to_string(world_size_ / degrees_.pp)),
+                  equation(factors, std::to_string(world_size_ / degrees_.pp)),
                   " ranks of a stage over etp ", etp, ". Use a divisor of ",
                   foldable, ".");
 }
 
 int64_t DeviceMesh::degree(Axis axis) const {
-  switch (axis) {
-    case Axis::kPp:
-      return degrees_.pp;
-    case Axis::kDpReplicate:
-      return degrees_.dp_replicate;
-    case Axis::kDpShard:
-      return degrees_.dp_shard;
-    case Axis::kCp:
-      return degrees_.cp;
-    case Axis::kTp:
-      return degrees_.tp;
-    case Axis::kExpertDp:
-      return world_size_ / (degrees_.pp * degrees_.ep * degrees_.etp);
-    case Axis::kEp:
-      return degrees_.ep;
-    case Axis::kEtp:
-      return degrees_.etp;
+  if (axis == Axis::kExpertDp) {
+    return world_size_ / (degrees_.pp * degrees_.ep * degrees_.etp);
   }
-  TORCH_INTERNAL_ASSERT(false, "no axis ", static_cast<int>(axis));
+  return degrees_.*entry_of(axis).degree;
 }
 
 Coord DeviceMesh::coord_of(int64_t rank) const {
@@ -182,7 +167,7 @@ std::vector<int64_t> DeviceMesh::ranks_at(
 }
 
 std::vector<int64_t> DeviceMesh::peers(int64_t rank,
-                                       std::initializer_list<Axis> axes) const {
+                                       const std::vector<Axis>& axes) const {
   std::vector<Along> along;
   for (Axis axis : axes) along.push_back({axis, all_coords(degree(axis))});
   return ranks_at(coord_of(rank), along);

@@ -2,13 +2,13 @@
 //
 // A value type: mixed-radix arithmetic on an ordered list of (axis, degree).
 // The product of the degrees is the world size; the first axis of the order is
-// the outermost (slowest). Default order: pp, dp_replicate, dp_shard, cp, tp,
-// so that rank = ((pp * dp_replicate + ...) * tp) + tp's coord.
+// the outermost (slowest). Default order: that of kAxes, from pp to tp, so that
+// rank = ((pp * dp_replicate + ...) * tp) + tp's coord.
 //
-// The expert view re-folds dp_replicate x dp_shard x cp x tp (in the order of
-// the mesh) into expert_dp x ep x etp, etp innermost. With etp = 1 an expert is
-// whole on its rank and ep takes the tp ranks first; with etp = tp every expert
-// is split as the other layers are.
+// The expert view re-folds the axes of a stage (in the order of the mesh) into
+// expert_dp x ep x etp, etp innermost. With etp = 1 an expert is whole on its
+// rank and ep takes the tp ranks first; with etp = tp every expert is split as
+// the other layers are.
 //
 // Errors: a world that is not the product, or an expert view that does not
 //         fold, is TS_CHECK_CONFIG with all factors named.
@@ -16,7 +16,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -30,16 +29,6 @@ struct Coord {
   int64_t operator[](Axis axis) const { return at[static_cast<size_t>(axis)]; }
   int64_t& operator[](Axis axis) { return at[static_cast<size_t>(axis)]; }
   bool operator==(const Coord&) const = default;
-};
-
-struct Degrees {
-  int64_t pp = 1;
-  int64_t dp_replicate = 1;
-  int64_t dp_shard = 1;
-  int64_t cp = 1;
-  int64_t tp = 1;
-  int64_t ep = 1;   // expert view only
-  int64_t etp = 1;  // expert view only: 1 or tp
 };
 
 class DeviceMesh {
@@ -70,19 +59,18 @@ class DeviceMesh {
 
   // The ranks that differ from `rank` only along `axes`, ascending, itself
   // included. REQUIRES: axes of one view; pp is in both.
-  std::vector<int64_t> peers(int64_t rank,
-                             std::initializer_list<Axis> axes) const;
+  std::vector<int64_t> peers(int64_t rank, const std::vector<Axis>& axes) const;
 
   // The groups along an axis: "{0,1} {2,3}"; of many the first, and how many.
   std::string describe_groups(Axis axis) const;
 
-  // The axes along which these ranks differ: "dp_replicate+cp"; "" for one.
+  // The axes along which these ranks differ: "dp_replicate+tp"; "" for one.
   std::string axes_of(const std::vector<int64_t>& ranks) const;
 
   // Axes of degree > 1: "dp_shard=1 tp=0"; "" where there is none.
   std::string describe(int64_t rank) const;
-  // "pp 1 x dp_replicate 2 x dp_shard 1 x cp 1 x tp 1 = 2", and where they are
-  // folded ", experts expert_dp 1 x ep 2 x etp 1".
+  // "pp 1 x dp_replicate 2 x ... x tp 1 = 2", and where they are folded
+  // ", experts expert_dp 1 x ep 2 x etp 1".
   std::string describe() const;
 
  private:

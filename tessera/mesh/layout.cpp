@@ -8,9 +8,12 @@
 namespace tessera::mesh {
 namespace {
 
-// From the outermost cut to the innermost, in each view.
-constexpr std::array kCutOrder = {Axis::kTp, Axis::kCp, Axis::kDpShard,
-                                  Axis::kDpReplicate};
+// From the outermost cut to the innermost, in each view. A stage is no cut.
+constexpr std::array kCutOrder = [] {
+  std::array<Axis, kAxes.size() - 1> order{};
+  std::reverse_copy(kAxes.begin() + 1, kAxes.end(), order.begin());
+  return order;
+}();
 constexpr std::array kExpertCutOrder = {Axis::kEp, Axis::kEtp, Axis::kExpertDp};
 
 int64_t product_of(const std::vector<int64_t>& sizes) {

@@ -8,7 +8,7 @@
 // it counts in the norm, its checkpoint slice and its memory.
 //
 // Every shard is a Box of the global tensor. Axes that shard the same dim do so
-// one inside the other, in the order tp, cp, dp_shard, dp_replicate, for any
+// one inside the other, tp outermost and on through kAxes backwards, for any
 // order of the mesh: tp cuts the tensor, and dp_shard cuts dim 0 inside the box
 // that tp left, as FSDP2 does. A dim of n over d pieces goes in chunks of
 // ceil(n/d): the last pieces may be shorter or empty. Stacked experts, counted

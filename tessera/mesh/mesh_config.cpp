@@ -1,5 +1,8 @@
 #include "tessera/mesh/mesh_config.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include "tessera/core/error.h"
 
 namespace tessera::mesh {
@@ -12,37 +15,54 @@ std::string complaint_about_order(const config::Value& value) {
   for (Axis axis : kAxes) {
     if (std::count(names.begin(), names.end(), name_of(axis)) != 1) {
       return std::string("it must name every axis once, and has not \"") +
-             name_of(axis) +
-             "\". The axes are pp, dp_replicate, dp_shard, cp, tp";
+             name_of(axis) + "\". The axes are " + names_of_axes();
     }
   }
-  return names.size() == kAxes.size() ? "" : "it names more than the five axes";
+  return names.size() == kAxes.size()
+             ? ""
+             : "it names more than the axes " + names_of_axes();
+}
+
+struct DegreeKey {
+  const char* name;
+  int64_t MeshConfig::* member;
+  int64_t minimum;
+  const char* meaning;
+};
+// In the order of the manual; but for dp each has the name of its axis.
+constexpr DegreeKey kDegreeKeys[] = {
+    {"pp", &MeshConfig::pp, 1, "pipeline stages"},
+    {"dp", &MeshConfig::dp, 0,
+     "data-parallel ranks: dp_replicate with zero.stage 0, else dp_shard; "
+     "0: what the world leaves"},
+    {"dp_replicate", &MeshConfig::dp_replicate, 0,
+     "data-parallel replicas; 0: what the world leaves"},
+    {"dp_shard", &MeshConfig::dp_shard, 0,
+     "ranks among which ZeRO shards the parameters; 0: what the world "
+     "leaves, or 1 with zero.stage 0"},
+    {"cp", &MeshConfig::cp, 1, "ranks among which a sequence is cut"},
+    {"tp", &MeshConfig::tp, 1, "ranks among which a layer is cut"},
+    {"ep", &MeshConfig::ep, 1,
+     "ranks among which experts are shared out; no further factor of the "
+     "world"},
+    {"etp", &MeshConfig::etp, 1,
+     "ranks among which an expert is cut: 1 or tp"}};
+
+int64_t MeshConfig::* member_of(Axis axis) {
+  for (const DegreeKey& key : kDegreeKeys) {
+    if (name_of(axis) == std::string_view(key.name)) return key.member;
+  }
+  TORCH_INTERNAL_ASSERT(false, "mesh.", name_of(axis), " is no key");
 }
 
 }  // namespace
 
 void MeshConfig::declare(config::Section& section) {
-  const auto degree = [&](const char* name, int64_t& member, int64_t minimum,
-                          const char* meaning) {
-    return section.key(name, member, meaning)
-        .at_least(static_cast<double>(minimum))
+  for (const DegreeKey& key : kDegreeKeys) {
+    section.key(key.name, this->*key.member, key.meaning)
+        .at_least(static_cast<double>(key.minimum))
         .at_most(kMaxDegree);
-  };
-  degree("pp", pp, 1, "pipeline stages");
-  degree("dp", dp, 0,
-         "data-parallel ranks: dp_replicate with zero.stage 0, else dp_shard; "
-         "0: what the world leaves");
-  degree("dp_replicate", dp_replicate, 0,
-         "data-parallel replicas; 0: what the world leaves");
-  degree("dp_shard", dp_shard, 0,
-         "ranks among which ZeRO shards the parameters; 0: what the world "
-         "leaves, or 1 with zero.stage 0");
-  degree("cp", cp, 1, "ranks among which a sequence is cut");
-  degree("tp", tp, 1, "ranks among which a layer is cut");
-  degree("ep", ep, 1,
-         "ranks among which experts are shared out; no further factor of the "
-         "world");
-  degree("etp", etp, 1, "ranks among which an expert is cut: 1 or tp");
+  }
   section
       .key("order", order,
            "the axes from the outermost (slowest) to the innermost")
@@ -57,9 +77,29 @@ void MeshConfig::declare(config::Section& section) {
       .not_built("uneven shares of work");
 }
 
+int64_t& MeshConfig::degree(Axis axis) { return this->*member_of(axis); }
+
+int64_t MeshConfig::degree(Axis axis) const { return this->*member_of(axis); }
+
+int64_t MeshConfig::ranks_of_model() const {
+  int64_t product = 1;
+  for (Axis axis : kAxes) {
+    if (!is_of_data(axis)) product *= std::max<int64_t>(degree(axis), 1);
+  }
+  return product;
+}
+
+std::vector<std::string> keys_of_degrees() {
+  std::vector<std::string> keys;
+  for (const DegreeKey& key : kDegreeKeys) {
+    keys.push_back(std::string("mesh.") + key.name);
+  }
+  return keys;
+}
+
 Degrees MeshConfig::degrees(int64_t world_size, int64_t zero_stage) const {
-  const int64_t others = pp * cp * tp;
-  const int64_t total = dp > 0 ? dp : std::max<int64_t>(world_size / others, 1);
+  const int64_t total =
+      dp > 0 ? dp : std::max<int64_t>(world_size / ranks_of_model(), 1);
   int64_t replicate = dp_replicate, shard = dp_shard;
   if (shard == 0 && (zero_stage == 0 || replicate == 0)) {
     shard = zero_stage == 0 ? 1 : total;
@@ -70,13 +110,15 @@ Degrees MeshConfig::degrees(int64_t world_size, int64_t zero_stage) const {
                   ", but dp_replicate ", replicate, " x dp_shard ", shard,
                   " = ", replicate * shard,
                   ". Leave mesh.dp out, or the other two.");
-  return {.pp = pp,
-          .dp_replicate = replicate,
-          .dp_shard = shard,
-          .cp = cp,
-          .tp = tp,
-          .ep = ep,
-          .etp = etp};
+  Degrees degrees;
+  for (size_t i = 0; i < kNumAxes; ++i) {
+    const auto axis = static_cast<Axis>(i);
+    const auto member = entry_of(axis).degree;
+    if (member) degrees.*member = degree(axis);
+  }
+  degrees.dp_replicate = replicate;
+  degrees.dp_shard = shard;
+  return degrees;
 }
 
 DeviceMesh MeshConfig::mesh(int64_t world_size, int64_t zero_stage) const {

@@ -27,6 +27,11 @@ struct MeshConfig {
   std::vector<double> speeds = {};
   void declare(config::Section& section);
 
+  // The key of an axis.
+  int64_t& degree(Axis axis);
+  int64_t degree(Axis axis) const;
+  // Ranks that hold one replica of the model, all stages together.
+  int64_t ranks_of_model() const;
   // Devices are threads of one process, the only rank, around device 0.
   bool star() const { return data_parallel == "dp"; }
   // Every axis with its degree: what is 0 takes what the others leave of
@@ -36,5 +41,8 @@ struct MeshConfig {
   // the world.
   DeviceMesh mesh(int64_t world_size, int64_t zero_stage) const;
 };
+
+// The keys of this section that say who is where: "mesh.pp", ...
+std::vector<std::string> keys_of_degrees();
 
 }  // namespace tessera::mesh

@@ -6,6 +6,10 @@
 #include <vector>
 
 #include "tessera/core/memory_kind.h"
+#include "tessera/parallel/context/context_parallel.h"
+#include "tessera/parallel/expert/expert_parallel.h"
+#include "tessera/parallel/pipeline/stages.h"
+#include "tessera/parallel/tensor/tensor_parallel.h"
 
 namespace tessera::parallel {
 using mesh::Axis;
@@ -26,40 +30,63 @@ std::vector<std::vector<int64_t>> reads_of(models::Model& model) {
   return reads;
 }
 
+void check(const models::ModelConfig& model, int64_t seq_len,
+           const mesh::DeviceMesh& mesh, const ParallelConfig& config) {
+  tensor::check(model, seq_len, mesh, config.tensor);
+  context::check(model, seq_len, mesh, config.context);
+  expert::check(model, mesh);
+}
+
+void check_generation(const mesh::Degrees& mesh) {
+  context::check_generation(mesh);
+}
+
+int64_t local_length(int64_t seq_len, const mesh::DeviceMesh& mesh) {
+  return context::local_length(seq_len, mesh);
+}
+
+at::Tensor Composed::local_tokens(const at::Tensor& tokens) const {
+  return context::local_tokens(tokens, coord[Axis::kCp],
+                               mesh.degree(Axis::kCp));
+}
+
 int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
-                      const ComposeOptions& options) {
+                      const ParallelConfig& config) {
   if (mesh.degree(layout.data_axis()) == 1) return 0;
-  return layout.is_of_expert() ? options.expert_zero_stage : options.zero_stage;
+  return layout.is_of_expert() ? config.zero.stage_of_experts()
+                               : config.zero.stage;
 }
 
 void place(models::Model& model, const mesh::DeviceMesh& mesh,
-           const ComposeOptions& options) {
+           const ParallelConfig& config) {
   // 1. Tensor parallelism first: it decides what a layer is on one rank, and
   //    all that follows cuts or copies that.
-  if (mesh.degree(Axis::kTp) > 1) tensor::place(model, options.tensor);
+  if (mesh.degree(Axis::kTp) > 1) tensor::place(model, mesh, config.tensor);
   // 2. Experts see the same ranks in a view of their own.
   expert::place(model, mesh);
-  // 3. The data axes, and ZeRO among them, inside the boxes that are left.
+  // 3. What sees other tokens pulls at the same parameters.
+  context::place(model);
+  // 4. The data axes, and ZeRO among them, inside the boxes that are left.
   for (const auto& parameter : nn::parameters_of(model)) {
     data::set_layout(parameter,
-                     zero_stage_of(parameter.spec->layout, mesh, options));
+                     zero_stage_of(parameter.spec->layout, mesh, config));
   }
 }
 
 ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
-                       const ComposeOptions& options) {
+                       const ParallelConfig& config) {
   ModelUnits units;
   units.reads = reads_of(model);
-  units.chunks = pipeline::apply(model, options.pipeline);
+  units.chunks = pipeline::apply(model, mesh, config.pipeline);
   units.num_units = model.num_units();
-  units.options = options.units;
-  units.options.dtype = options.materialise.dtype;
+  units.config = config;
+  units.config.zero = config.zero.resolved(/*ranks_share_memory=*/false);
   units.zero_stages.assign(units.reads.size(), 0);
   units.parameters.resize(units.reads.size());
   for (auto& parameter : nn::parameters_of(model)) {
     const int64_t owner = model.owner_of(*parameter.spec);
     units.zero_stages[owner] =
-        zero_stage_of(parameter.spec->layout, mesh, options);
+        zero_stage_of(parameter.spec->layout, mesh, config);
     units.parameters[owner].push_back(std::move(parameter));
   }
   return units;
@@ -67,6 +94,8 @@ ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
 
 Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
                  comm::Communicator& ranks, const ComposeOptions& options) {
+  ParallelConfig config = options.config;
+  config.zero = config.zero.resolved(ranks.backend() == "shm");
   Composed composed;
   composed.mesh = mesh;
   composed.coord = mesh.coord_of(ranks.rank());
@@ -75,26 +104,28 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   };
 
   // 1. Where parameters are.
-  place(model, mesh, options);
+  place(model, mesh, config);
 
-  // 2. What ranks of tp do together; experts follow, with dispatches of theirs.
+  // 2. What ranks of tp do together. Which tokens are here changes no
+  //    parameter, only how they see others.
   expert::ExpertOptions experts{.sequence_parallel =
-                                    options.tensor.sequence_parallel};
+                                    config.tensor.sequence_parallel};
   if (mesh.degree(Axis::kTp) > 1) {
     comm::Group& tp = *group({Axis::kTp}, "tp");
-    tensor::apply(model, options.tensor, tp);
-    experts.region = tensor::region(options.tensor, tp);
+    tensor::apply(model, config.tensor, tp);
+    experts.region = tensor::region(config.tensor, tp);
   }
-  expert::apply(model, experts, mesh, ranks);
-
-  // 3. Which tokens are here changes no parameter, only how they see others.
   if (mesh.degree(Axis::kCp) > 1) {
-    context::apply(model, options.context, *group({Axis::kCp}, "cp"));
+    experts.sample_axes = {Axis::kCp};
+    context::apply(model, config.context, *group({Axis::kCp}, "cp"));
   }
+
+  // 3. Experts follow both, with dispatches of theirs.
+  expert::apply(model, experts, mesh, ranks);
 
   // 4. Stages, and what each unit shares: what other ranks hold is not
   //    materialised here.
-  composed.model = model_units(model, mesh, options);
+  composed.model = model_units(model, mesh, config);
   composed.units = composed.model.units_of(mesh, ranks.rank());
   composed.pipeline = group({Axis::kPp}, "pp");
   composed.data = group({Axis::kDpReplicate, Axis::kDpShard}, "data");
@@ -102,7 +133,10 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   // 5. Memory last of all that shapes parameters: every rank allocates and
   //    fills its own boxes, and none ever holds more.
   const MemoryScope scope(MemoryKind::kParameters);
-  nn::materialise(model, mesh, composed.coord, options.materialise);
+  nn::materialise(model, mesh, composed.coord,
+                  {.seed = options.seed,
+                   .dtype = config.precision.compute_dtype(),
+                   .fill = options.load == nullptr});
   if (options.load) options.load();
 
   // 6. What is gathered, freed and reduced as one.
@@ -113,8 +147,8 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   }
   std::optional<data::GradientOptions> gradients;
   if (options.trains) {
-    gradients = {.dtype = options.units.gradient_dtype,
-                 .bucket_bytes = options.units.bucket_bytes};
+    gradients = {.dtype = config.precision.gradient_dtype(),
+                 .bucket_bytes = config.zero.bucket_bytes()};
   }
   composed.parameters = std::make_unique<data::ShardedParameters>(
       std::move(bundles), ranks, gradients);

@@ -14,50 +14,56 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model.h"
-#include "tessera/parallel/context/context_parallel.h"
 #include "tessera/parallel/data/sharded_parameters.h"
-#include "tessera/parallel/expert/expert_parallel.h"
 #include "tessera/parallel/model_units.h"
-#include "tessera/parallel/pipeline/stages.h"
-#include "tessera/parallel/tensor/tensor_parallel.h"
+#include "tessera/parallel/parallel_config.h"
 
 namespace tessera::parallel {
 
 struct ComposeOptions {
-  nn::MaterialiseOptions materialise;
-  // Fills the materialised boxes from elsewhere; null: the initial values stay.
+  ParallelConfig config;
+  uint64_t seed = 0;  // of initial values
+  // Fills the materialised boxes in their stead; null: they stay.
   std::function<void()> load;
-  tensor::TensorOptions tensor;
-  context::ContextOptions context;
-  pipeline::PipelineOptions pipeline;
-  int64_t zero_stage = 0;
-  int64_t expert_zero_stage = 0;
-  UnitOptions units;
   bool trains = true;  // else no gradients are stored
 };
+
+// Whether the model fits the mesh. REQUIRES: a complete configuration of it.
+// Stages ask for micro-batches besides: see pipeline::check().
+void check(const models::ModelConfig& model, int64_t seq_len,
+           const mesh::DeviceMesh& mesh, const ParallelConfig& config);
+
+// Whether what adds one token at a time can run on it.
+void check_generation(const mesh::Degrees& mesh);
+
+// Of so many tokens of a sample, those that a rank has.
+int64_t local_length(int64_t seq_len, const mesh::DeviceMesh& mesh);
 
 // What strategies decide about parameters, before any rank is there: on which
 // axes they are cut, and over which their gradients are summed. The stages that
 // hold them are left to the pipeline. REQUIRES: a model that is not
 // materialised.
 void place(models::Model& model, const mesh::DeviceMesh& mesh,
-           const ComposeOptions& options);
+           const ParallelConfig& config);
 
 // The stage of ZeRO that a parameter is held in. One rank has nobody to share
 // with: it is plain data parallelism.
 int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
-                      const ComposeOptions& options);
+                      const ParallelConfig& config);
 
 // What programs need to know of the model; sets which stages hold its
 // parameters. REQUIRES: place().
 ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
-                       const ComposeOptions& options);
+                       const ParallelConfig& config);
 
 // The owners whose parameters each unit computes with, its own first.
 std::vector<std::vector<int64_t>> reads_of(models::Model& model);
 
 // A model on this rank's place of the mesh, ready to run.
 struct Composed {
+  // (B, T) of all tokens -> those of this rank.
+  at::Tensor local_tokens(const at::Tensor& tokens) const;
+
   mesh::DeviceMesh mesh;
   mesh::Coord coord;
   comm::Group* data = nullptr;      // ranks that see other samples

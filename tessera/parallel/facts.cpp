@@ -2,26 +2,53 @@
 
 #include <vector>
 
+#include "tessera/models/trace/model_facts.h"
+#include "tessera/parallel/compose.h"
+#include "tessera/parallel/context/context_facts.h"
 #include "tessera/parallel/data/parameter_facts.h"
+#include "tessera/parallel/expert/expert_facts.h"
+#include "tessera/parallel/tensor/tensor_facts.h"
 
 namespace tessera::parallel {
 
-program::Facts facts_of(const models::ModelConfig& config,
+using mesh::Axis;
+
+namespace {
+
+// What compose() does to activations, in its order.
+models::trace::TracedModel traced_model(const models::ModelConfig& of,
+                                        const mesh::DeviceMesh& mesh,
+                                        const mesh::Coord& coord,
+                                        const ParallelConfig& config,
+                                        const FactsOptions& batch) {
+  models::trace::TracedModel model(of, batch.samples, batch.seq_len);
+  expert::TracedOptions experts{.sequence_parallel =
+                                    config.tensor.sequence_parallel};
+  if (mesh.degree(Axis::kTp) > 1) {
+    tensor::apply(model, mesh, coord, config.tensor);
+    experts.region = tensor::traced_region(mesh, config.tensor);
+  }
+  if (mesh.degree(Axis::kCp) > 1) {
+    experts.sample_axes = {Axis::kCp};
+    context::apply(model, mesh, coord, config.context);
+  }
+  expert::apply(model, experts, mesh, coord);
+  return model;
+}
+
+}  // namespace
+
+program::Facts facts_of(const models::ModelConfig& model_config,
                         const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
-                        const ComposeOptions& options,
+                        const ParallelConfig& config,
                         const FactsOptions& batch) {
-  const at::ScalarType compute = options.materialise.dtype;
-  program::Facts facts =
-      models::facts_of(config, mesh, coord,
-                       {.samples = batch.samples,
-                        .seq_len = batch.seq_len,
-                        .compute = compute,
-                        .gradient = options.units.gradient_dtype,
-                        .sequence_parallel = options.tensor.sequence_parallel,
-                        .context_method = options.context.method,
-                        .threads = batch.threads});
-  const auto model = models::make_model(config);
-  place(*model, mesh, options);
+  const at::ScalarType compute = config.precision.compute_dtype();
+  const at::ScalarType gradient = config.precision.gradient_dtype();
+  program::Facts facts = models::trace::facts_of(
+      traced_model(model_config, mesh, coord, config, batch),
+      {.compute = compute, .gradient = gradient, .threads = batch.threads});
+  const auto model = models::make_model(model_config);
+  place(*model, mesh, config);
   const auto reads = reads_of(*model);
   std::vector<std::vector<const nn::ParameterSpec*>> owned(reads.size());
   for (const auto& parameter : nn::parameters_of(*model)) {
@@ -30,13 +57,12 @@ program::Facts facts_of(const models::ModelConfig& config,
   for (size_t unit = 0; unit < reads.size(); ++unit) {
     facts.units[unit].reads = reads[unit];
     if (owned[unit].empty()) continue;
-    facts.units[unit].parameters =
-        data::parameter_facts(owned[unit], mesh, coord,
-                              {.zero_stage = zero_stage_of(
-                                   owned[unit].front()->layout, mesh, options),
-                               .compute = compute,
-                               .gradient = options.units.gradient_dtype,
-                               .moments = batch.moments});
+    facts.units[unit].parameters = data::parameter_facts(
+        owned[unit], mesh, coord,
+        {.zero_stage = zero_stage_of(owned[unit].front()->layout, mesh, config),
+         .compute = compute,
+         .gradient = gradient,
+         .moments = batch.moments});
   }
   return facts;
 }

@@ -1,13 +1,14 @@
 // Facts of a model under these strategies, as a pure function of
 // configurations: no tensor, no group, no process. See program/facts.h.
 //
-// Activations, operations and inner collectives are models/facts.h's;
+// Activations, operations and inner collectives are those of
+// models/trace/model_facts.h, with what each strategy's folder puts into them;
 // parameters are those of the layouts that place() sets.
 #pragma once
 
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/facts.h"
-#include "tessera/parallel/compose.h"
+#include "tessera/models/model_config.h"
+#include "tessera/parallel/parallel_config.h"
 #include "tessera/program/facts.h"
 
 namespace tessera::parallel {
@@ -19,10 +20,10 @@ struct FactsOptions {
   int64_t threads = 1;  // of an operator
 };
 
-// `options` as compose() takes them. Of units that other stages hold too.
+// Of units that other stages hold too.
 program::Facts facts_of(const models::ModelConfig& model,
                         const mesh::DeviceMesh& mesh, const mesh::Coord& coord,
-                        const ComposeOptions& options,
+                        const ParallelConfig& config,
                         const FactsOptions& batch);
 
 }  // namespace tessera::parallel

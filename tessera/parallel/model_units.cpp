@@ -69,11 +69,12 @@ std::vector<data::Bundle> ModelUnits::bundles(int64_t unit,
 program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
                                     int64_t rank) const {
   const int64_t stage = mesh.coord_of(rank)[Axis::kPp];
-  const auto item = static_cast<int64_t>(c10::elementSize(options.dtype));
+  const auto item =
+      static_cast<int64_t>(c10::elementSize(config.precision.compute_dtype()));
   program::Units units;
   units.chunks = chunks.at(stage);
-  units.reshard_after_forward = options.reshard_after_forward;
-  units.prefetch = options.prefetch;
+  units.reshard_after_forward = config.zero.reshard_after_forward;
+  units.prefetch = config.zero.prefetch;
   units.alone = mesh.world_size() == 1;
   for (size_t unit = 0; unit < parameters.size(); ++unit) {
     const auto id = static_cast<int64_t>(unit);
@@ -81,8 +82,7 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
                        .zero_stage = zero_stages[unit],
                        .reduced = false};
     const bool is_block = id > 0 && id < num_units - 1;
-    const int64_t every = options.recompute_every;
-    each.recomputed = is_block && every > 0 && (id - 1) % every == 0;
+    each.recomputed = is_block && config.recompute.covers(id - 1);
     for (const auto& bundle : bundles(id, mesh, rank)) {
       each.reduced |= bundle.is_reduced();
       each.summed |= bundle.is_summed();
@@ -102,7 +102,8 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
 
 std::vector<program::UnitTransfers> ModelUnits::transfers_of(
     const mesh::DeviceMesh& mesh, int64_t rank, Lanes& lanes) const {
-  const at::ScalarType reduced = options.gradient_dtype;
+  const at::ScalarType weight = config.precision.compute_dtype();
+  const at::ScalarType reduced = config.precision.gradient_dtype();
   std::vector<program::UnitTransfers> all(parameters.size());
   for (size_t unit = 0; unit < parameters.size(); ++unit) {
     program::UnitTransfers& each = all[unit];
@@ -112,7 +113,7 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
       const int64_t peers = lanes.peers_of(bundle);
       if (!bundle.is_sharded()) {
         const int64_t most = data::elements_of_bucket(
-            options.bucket_bytes, piece,
+            config.zero.bucket_bytes(), piece,
             static_cast<int64_t>(c10::elementSize(reduced)));
         for (int64_t begin = 0; begin < piece; begin += most) {
           each.reduce.push_back(
@@ -121,7 +122,7 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
         continue;
       }
       const int64_t shards = lanes.along({bundle.axis});
-      each.gather.push_back({"all_gather", shards, options.dtype, piece});
+      each.gather.push_back({"all_gather", shards, weight, piece});
       each.reduce.push_back(
           {"reduce_scatter", shards, reduced, piece * bundle.cut.ranks()});
       if (bundle.is_summed()) {

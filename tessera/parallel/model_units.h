@@ -9,6 +9,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/parallel/data/bundle.h"
+#include "tessera/parallel/parallel_config.h"
 #include "tessera/program/units.h"
 #include "tessera/program/world.h"
 
@@ -39,15 +40,6 @@ class Lanes {
   std::vector<Kind> kinds_;
 };
 
-struct UnitOptions {
-  bool reshard_after_forward = true;
-  int64_t prefetch = 0;
-  int64_t recompute_every = 0;        // blocks; 0: none
-  at::ScalarType dtype = at::kFloat;  // of parameters, as they are materialised
-  at::ScalarType gradient_dtype = at::kFloat;  // as they are reduced
-  int64_t bucket_bytes = 0;  // of an all_reduce, at most; 0: all at once
-};
-
 struct ModelUnits {
   // By unit, which owns them: all parameters of the model.
   std::vector<std::vector<nn::Parameter>> parameters;
@@ -56,7 +48,7 @@ struct ModelUnits {
   // By stage and chunk: the units that run there.
   std::vector<std::vector<std::vector<int64_t>>> chunks;
   int64_t num_units = 0;  // that run: the first embeds, the last is the head
-  UnitOptions options;
+  ParallelConfig config;
 
   // Those of a unit's parameters that `rank` holds, as they travel.
   std::vector<data::Bundle> bundles(int64_t unit, const mesh::DeviceMesh& mesh,

@@ -1,53 +1,48 @@
-// The sections zero, tensor, context, pipeline, precision and recompute of the
-// configuration.
+// How a model is spread over a mesh: the sections of the configuration that
+// strategies own, each beside its owner, in the order of the manual.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "tessera/core/config.h"
+#include "tessera/parallel/context/context_config.h"
+#include "tessera/parallel/data/zero_config.h"
+#include "tessera/parallel/pipeline/pipeline_config.h"
+#include "tessera/parallel/precision_config.h"
+#include "tessera/parallel/recompute_config.h"
+#include "tessera/parallel/tensor/tensor_config.h"
 
 namespace tessera::parallel {
 
-struct ZeroConfig {
-  int64_t stage = 0;
-  int64_t expert_stage = -1;  // -1: as stage
-  bool reshard_after_forward = true;
-  double bucket_mb = 25.0;
-  int64_t prefetch = -1;  // -1: 1, over shared memory alone 0
-  std::string offload = "none";
-  void declare(config::Section& section);
-};
+struct ParallelConfig {
+  data::ZeroConfig zero;
+  tensor::TensorConfig tensor;
+  context::ContextConfig context;
+  pipeline::PipelineConfig pipeline;
+  PrecisionConfig precision;
+  RecomputeConfig recompute;
 
-struct TensorConfig {
-  bool sequence_parallel = false;
-  void declare(config::Section& section);
-};
+  void declare(config::Section& section) {
+    section.section("zero", zero, "sharded data parallelism");
+    section.section("tensor", tensor, "tensor parallelism");
+    section.section("context", context, "context parallelism");
+    section.section("pipeline", pipeline, "pipeline parallelism");
+    section.section("precision", precision, "number types");
+    section.section("recompute", recompute,
+                    "activations that are computed again, not kept");
+  }
 
-struct ContextConfig {
-  std::string method = "ring";
-  void declare(config::Section& section);
-};
-
-struct PipelineConfig {
-  std::string schedule = "1f1b";
-  int64_t chunks = 1;
-  std::vector<int64_t> split = {};  // layers of each stage; empty: even
-  void declare(config::Section& section);
-};
-
-struct PrecisionConfig {
-  std::string compute = "fp32";
-  std::string reduce = "auto";  // auto: fp32, or fp64 where that computes
-  double loss_scale = 1.0;      // 0: found while training
-  void declare(config::Section& section);
-};
-
-struct RecomputeConfig {
-  std::string mode = "none";
-  int64_t every = 1;
-  void declare(config::Section& section);
+  // The keys that mean something where nothing is trained.
+  static std::vector<std::string> keys_of_evaluation() {
+    return {"zero.stage",
+            "zero.expert_stage",
+            "zero.reshard_after_forward",
+            "zero.prefetch",
+            "tensor.sequence_parallel",
+            "context.method",
+            "pipeline.split"};
+  }
 };
 
 }  // namespace tessera::parallel

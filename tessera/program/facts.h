@@ -1,5 +1,5 @@
 // What the units of a model cost on one rank: facts of a model, a mesh, a place
-// on it and a batch, which somebody who knows the model works out (models/facts
+// on it and a batch, which somebody who knows the model works out (models/trace
 // of a decoder) and the checker, the simulator and the planner read.
 //
 // Units:  bytes and floating-point operations of one micro-batch on one rank.

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "tessera/comm/link.h"
-#include "tessera/engine/precision.h"
 #include "tessera/models/model.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/monitor/sink.h"
@@ -120,7 +119,7 @@ struct Metrics::Impl {
             models::flops_per_token(of.model, of.data.seq_len))),
         before(traffic_of(with)) {
     if (ranks.rank() != 0) return;
-    peak_flops = monitor::measured_peak_flops(compute_dtype(config));
+    peak_flops = monitor::measured_peak_flops(config.precision.compute_dtype());
     sinks = monitor::make_sinks(
         config.monitor,
         {.name = config.run.name,

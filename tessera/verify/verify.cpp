@@ -6,7 +6,6 @@
 #include <numeric>
 #include <optional>
 #include <set>
-#include <span>
 #include <utility>
 
 #include "tessera/engine/step_programs.h"
@@ -16,6 +15,7 @@
 namespace tessera::verify {
 
 using engine::RunConfig;
+using mesh::Axis;
 
 namespace {
 
@@ -39,10 +39,10 @@ RunConfig on_one_rank(RunConfig config) {
 // not, or cannot be without.
 using Without = std::optional<RunConfig>;
 
-Without without_axis(RunConfig config, int64_t mesh::MeshConfig::* degree) {
+Without without_axis(RunConfig config, Axis axis) {
   mesh::MeshConfig& mesh = config.mesh;
-  if (mesh.*degree == 1) return {};
-  mesh.*degree = 1;
+  if (mesh.degree(axis) == 1) return {};
+  mesh.degree(axis) = 1;
   mesh.dp = 0;
   if (mesh.pp == 1) config.pipeline = {};
   if (mesh.tp == 1) {
@@ -55,7 +55,7 @@ Without without_axis(RunConfig config, int64_t mesh::MeshConfig::* degree) {
 }
 
 Without without_zero(RunConfig config) {
-  if (config.zero.stage == 0 && expert_zero_stage(config) == 0) return {};
+  if (config.zero.stage == 0 && config.zero.stage_of_experts() == 0) return {};
   config.zero = {};
   config.mesh.dp = 0;
   config.mesh.dp_replicate *= config.mesh.dp_shard;
@@ -82,27 +82,13 @@ Without without_accumulation(RunConfig config) {
   return config;
 }
 
-struct AxisDegree {
-  const char* name;
-  int64_t mesh::MeshConfig::* degree;
-};
-// The factors of the world, and what experts fold them into.
-constexpr AxisDegree kFactors[] = {
-    {"pp", &mesh::MeshConfig::pp},
-    {"dp_replicate", &mesh::MeshConfig::dp_replicate},
-    {"dp_shard", &mesh::MeshConfig::dp_shard},
-    {"cp", &mesh::MeshConfig::cp},
-    {"tp", &mesh::MeshConfig::tp}};
-constexpr AxisDegree kFolded[] = {{"ep", &mesh::MeshConfig::ep},
-                                  {"etp", &mesh::MeshConfig::etp}};
-
 std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
   std::vector<std::pair<std::string, Without>> all;
-  for (const auto& axes : {std::span<const AxisDegree>(kFactors),
-                           std::span<const AxisDegree>(kFolded)}) {
-    for (const auto& [name, degree] : axes) {
-      all.emplace_back(name, without_axis(config, degree));
-    }
+  // The factors of the world, and what experts fold them into.
+  std::vector<Axis> axes(mesh::kAxes.begin(), mesh::kAxes.end());
+  axes.insert(axes.end(), {Axis::kEp, Axis::kEtp});
+  for (Axis axis : axes) {
+    all.emplace_back(mesh::name_of(axis), without_axis(config, axis));
   }
   all.emplace_back("zero", without_zero(config));
   all.emplace_back("sequence_parallel", without_sequence_parallel(config));
@@ -139,10 +125,10 @@ Names differing(const RunConfig& config, const Control& control,
 }
 
 // Of the factors of the world, one.
-Without with_axis_alone(RunConfig config, int64_t mesh::MeshConfig::* degree) {
-  if (config.mesh.*degree == 1) return {};
-  for (const auto& [name, other] : kFactors) {
-    if (other == degree) continue;
+Without with_axis_alone(RunConfig config, Axis axis) {
+  if (config.mesh.degree(axis) == 1) return {};
+  for (Axis other : mesh::kAxes) {
+    if (other == axis) continue;
     if (auto without = without_axis(config, other)) config = *without;
   }
   return config;
@@ -166,13 +152,13 @@ void blame(const RunConfig& config, const Control& control, const Probe& probe,
     suspect(name, differing(config, control, other));
   }
   if (!differences.front().axes.empty()) return;
-  for (const auto& [name, degree] : kFactors) {
-    const auto alone = with_axis_alone(config, degree);
+  for (Axis axis : mesh::kAxes) {
+    const auto alone = with_axis_alone(config, axis);
     if (!alone) continue;
     const Names left = differing(*alone, control, probe);
     for (auto& each : differences) {
       if (!left.contains({each.parameter, each.what})) continue;
-      each.axes.emplace_back(name);
+      each.axes.emplace_back(mesh::name_of(axis));
       each.each_alone = true;
     }
   }
@@ -281,8 +267,8 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
   int64_t kinds = 1;  // of layers, one after the other
   if (model.moe.experts > 0) {
     const auto view = mesh.mesh(world_size, config.zero.stage);
-    shards = std::lcm(shards, view.degree(mesh::Axis::kEtp) *
-                                  view.degree(mesh::Axis::kExpertDp));
+    shards = std::lcm(shards,
+                      view.degree(Axis::kEtp) * view.degree(Axis::kExpertDp));
     kinds = model.moe.every;
   }
   if (config.pipeline.split.empty()) {
@@ -295,7 +281,7 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
                      : shrink(model.hidden, shards, 8);
   model.ffn = shrink(model.ffn, shards, 2 * mesh.tp);
   model.vocab = shrink(model.vocab, shards, 16);
-  const int64_t pieces = 2 * mesh.cp * mesh.tp;
+  const int64_t pieces = 2 * mesh.ranks_of_model() / mesh.pp;
   config.data.seq_len =
       std::min(config.data.seq_len, (16 + pieces - 1) / pieces * pieces);
   model.max_seq =

@@ -1,8 +1,6 @@
 // Models on meshes, of each of which one rank is played.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-
 #include <string>
 #include <vector>
 
@@ -17,12 +15,10 @@ using models::ModelConfig;
 struct CaseOptions {
   int64_t samples = 1;
   int64_t seq_len = 1;
-  at::ScalarType compute = at::kFloat;
-  at::ScalarType gradient = at::kFloat;
+  std::string compute = "fp32";
   bool sequence_parallel = false;
   std::string context_method = "ring";
   int64_t zero_stage = 0;
-  int64_t expert_zero_stage = 0;
 };
 
 struct Case {
@@ -89,7 +85,7 @@ inline CaseOptions method(const char* name, CaseOptions options = plain()) {
   return options;
 }
 inline CaseOptions zero(int64_t stage, CaseOptions options = plain()) {
-  options.zero_stage = options.expert_zero_stage = stage;
+  options.zero_stage = stage;
   return options;
 }
 inline CaseOptions sequence(CaseOptions options = plain()) {
@@ -98,13 +94,13 @@ inline CaseOptions sequence(CaseOptions options = plain()) {
 }
 inline CaseOptions doubles() {
   CaseOptions options = plain();
-  options.compute = options.gradient = at::kDouble;
+  options.compute = "fp64";
   options.samples = 3;
   return options;
 }
 inline CaseOptions halves() {
   CaseOptions options = zero(3);
-  options.compute = at::kBFloat16;
+  options.compute = "bf16";
   options.samples = 4;
   return options;
 }

@@ -46,15 +46,15 @@ class Player {
                                         .rank = of.rank,
                                         .world_size = mesh_.world_size()})),
         model_(models::make_model(of.model)),
-        options_(options_of(of)) {
-    composed_ = parallel::compose(*model_, mesh_, *ranks_, options_);
+        config_(config_of(of)) {
+    composed_ = parallel::compose(*model_, mesh_, *ranks_, {.config = config_});
     route_evenly();
   }
 
   const parallel::Composed& composed() const { return composed_; }
   program::Facts facts() const {
     return parallel::facts_of(
-        case_.model, mesh_, composed_.coord, options_,
+        case_.model, mesh_, composed_.coord, config_,
         {.samples = samples(), .seq_len = case_.options.seq_len});
   }
 
@@ -158,24 +158,19 @@ class Player {
   }
 
  private:
-  static parallel::ComposeOptions options_of(const Case& of) {
-    parallel::ComposeOptions options;
-    options.materialise.dtype = of.options.compute;
-    options.units.gradient_dtype = of.options.gradient;
-    options.tensor = {.degree = of.degrees.tp,
-                      .sequence_parallel = of.options.sequence_parallel};
-    options.context = {.method = of.options.context_method,
-                       .degree = of.degrees.cp};
-    options.pipeline.stages = of.degrees.pp;
-    options.zero_stage = of.options.zero_stage;
-    options.expert_zero_stage = of.options.expert_zero_stage;
-    return options;
+  static parallel::ParallelConfig config_of(const Case& of) {
+    parallel::ParallelConfig config;
+    config.precision.compute = of.options.compute;
+    config.tensor.sequence_parallel = of.options.sequence_parallel;
+    config.context.method = of.options.context_method;
+    config.zero.stage = of.options.zero_stage;
+    return config;
   }
   int64_t num_owners() const {
     return static_cast<int64_t>(composed_.units.all.size());
   }
   at::TensorOptions type() const {
-    return at::TensorOptions().dtype(case_.options.compute);
+    return at::TensorOptions().dtype(config_.precision.compute_dtype());
   }
   int64_t samples() const { return case_.options.samples; }
   int64_t tokens() const { return case_.options.seq_len / case_.degrees.cp; }
@@ -238,7 +233,7 @@ class Player {
   mesh::DeviceMesh mesh_;
   std::unique_ptr<comm::Communicator> ranks_;
   std::shared_ptr<models::Model> model_;
-  const parallel::ComposeOptions options_;
+  const parallel::ParallelConfig config_;
   parallel::Composed composed_;
 };
 

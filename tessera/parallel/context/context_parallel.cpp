@@ -58,6 +58,10 @@ Pieces pieces_of(int64_t rank, int64_t degree) {
   return {rank, 2 * degree - 1 - rank};
 }
 
+int64_t local_length(int64_t tokens, const mesh::DeviceMesh& mesh) {
+  return tokens / mesh.degree(mesh::Axis::kCp);
+}
+
 at::Tensor local_tokens(const at::Tensor& tokens, int64_t rank,
                         int64_t degree) {
   if (degree == 1) return tokens;
@@ -85,9 +89,10 @@ at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k,
   return tokens_here(y.transpose(1, 2), group);
 }
 
-void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
-           const ContextOptions& options) {
-  const int64_t cp = options.degree;
+void check(const models::ModelConfig& model, int64_t seq_len,
+           const mesh::DeviceMesh& mesh, const ContextConfig& config) {
+  const int64_t cp = mesh.degree(mesh::Axis::kCp);
+  const int64_t tp = mesh.degree(mesh::Axis::kTp);
   if (cp == 1) return;
   const int64_t heads = model.heads / tp;
   const int64_t kv_heads = std::max<int64_t>(1, model.kv_heads / tp);
@@ -95,7 +100,7 @@ void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
     return n == 1 || seq_len % (2 * n) == 0;
   };
   const auto has_heads = [&](int64_t n) {
-    return options.method != "ulysses" ||
+    return config.method != "ulysses" ||
            (heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0));
   };
   const auto nearest = [&] {
@@ -118,12 +123,27 @@ void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
       "; or use context.method ring.");
 }
 
-void apply(models::Model& model, const ContextOptions& options,
+void check_generation(const mesh::Degrees& mesh) {
+  TS_CHECK_CONFIG(mesh.cp == 1, "mesh.cp is ", mesh.cp,
+                  ", but generate adds one token at a time, which nothing can "
+                  "cut. Nearest mesh.cp: 1; mesh.tp and mesh.pp share out a "
+                  "model.");
+}
+
+void place(models::Model& model) {
+  for (const auto& parameter : nn::parameters_of(model)) {
+    mesh::Layout& layout = parameter.spec->layout;
+    if (layout.is_of_expert()) continue;  // they have a view of their own
+    layout = layout.with(mesh::Axis::kCp, mesh::Placement::replicate_summed());
+  }
+}
+
+void apply(models::Model& model, const ContextConfig& config,
            comm::Group& group) {
   model.set_pieces(pieces_of(group.rank(), group.size()));
-  const auto attention = options.method == "ulysses"     ? ulysses_attention
-                         : options.method == "allgather" ? gathered_attention
-                                                         : ring_attention;
+  const auto attention = config.method == "ulysses"     ? ulysses_attention
+                         : config.method == "allgather" ? gathered_attention
+                                                        : ring_attention;
   comm::Group* ranks = &group;
   model.set_attention([attention, ranks](const at::Tensor& q,
                                          const at::Tensor& k,

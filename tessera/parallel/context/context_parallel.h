@@ -17,33 +17,38 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <string>
 
 #include "tessera/comm/group.h"
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model.h"
 #include "tessera/parallel/context/block_attention.h"
+#include "tessera/parallel/context/context_config.h"
 
 namespace tessera::parallel::context {
 
-struct ContextOptions {
-  std::string method = "ring";  // ring | ulysses | allgather
-  int64_t degree = 1;
-};
-
-// Whether sequence and heads divide. `tp` ranks share the heads out.
+// Whether sequence and heads divide, which the ranks of tp share out.
 // REQUIRES: a complete configuration.
-void check(const models::ModelConfig& model, int64_t seq_len, int64_t tp,
-           const ContextOptions& options);
+void check(const models::ModelConfig& model, int64_t seq_len,
+           const mesh::DeviceMesh& mesh, const ContextConfig& config);
+
+// Refuses what adds one token at a time.
+void check_generation(const mesh::Degrees& mesh);
+
+// Each rank sees every parameter through other tokens: gradients are summed.
+// REQUIRES: a model that is not materialised.
+void place(models::Model& model);
 
 // The pieces of the sequence that a rank of cp has.
 Pieces pieces_of(int64_t rank, int64_t degree);
 
+// T -> T / cp.
+int64_t local_length(int64_t tokens, const mesh::DeviceMesh& mesh);
 // (B, T) -> the rank's (B, T / cp). With degree 1 the tensor itself.
 at::Tensor local_tokens(const at::Tensor& tokens, int64_t rank, int64_t degree);
 
 // Sets where the model's tokens stand and how they see each other. `group`: the
 // ranks along cp; outlives the model.
-void apply(models::Model& model, const ContextOptions& options,
+void apply(models::Model& model, const ContextConfig& config,
            comm::Group& group);
 
 // Causal attention over the whole sequence, of this rank's part of it.

@@ -40,12 +40,15 @@ std::vector<Axis> sum_axes_of(const nn::ParameterSpec& spec,
                               const mesh::DeviceMesh& mesh) {
   std::vector<Axis> axes;
   if (is_tied(spec) && mesh.degree(Axis::kPp) > 1) axes.push_back(Axis::kPp);
-  for (Axis axis : {Axis::kDpReplicate, Axis::kDpShard, Axis::kCp, Axis::kTp,
-                    Axis::kExpertDp}) {
+  const auto add = [&](Axis axis) {
     if (mesh.degree(axis) > 1 && spec.layout.on(axis).summed) {
       axes.push_back(axis);
     }
+  };
+  for (Axis axis : mesh::kAxes) {
+    if (axis != Axis::kPp) add(axis);
   }
+  add(Axis::kExpertDp);
   return axes;
 }
 

@@ -32,8 +32,7 @@ void set_layout(const nn::Parameter& parameter, int64_t stage) {
   mesh::Layout& layout = parameter.spec->layout;
   layout = layout.with(layout.data_axis(), own);
   if (layout.is_of_expert()) return;
-  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed())
-               .with(Axis::kCp, Placement::replicate_summed());
+  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed());
 }
 
 ShardedParameters::ShardedParameters(

@@ -44,7 +44,7 @@ struct LocalParameter {
 };
 
 // Sets what the data axes mean for this parameter: stage 0 replicates it over
-// dp_replicate, dp_shard and cp, whose gradients are summed; from stage 1 on
+// dp_replicate and dp_shard, whose gradients are summed; from stage 1 on
 // dp_shard cuts it. The data axis of an expert is expert_dp.
 void set_layout(const nn::Parameter& parameter, int64_t stage);
 

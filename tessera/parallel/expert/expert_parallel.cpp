@@ -28,7 +28,11 @@ void set_layout(const nn::Parameter& parameter, const mesh::DeviceMesh& mesh) {
 nn::ExpertShard shard_of(const ExpertOptions& options,
                          const mesh::DeviceMesh& mesh,
                          comm::Communicator& ranks) {
-  const auto group = [&](std::initializer_list<Axis> axes, const char* name) {
+  const auto group = [&](const std::vector<Axis>& axes) {
+    std::string name;
+    for (Axis axis : axes) {
+      name += (name.empty() ? "" : "+") + std::string(mesh::name_of(axis));
+    }
     return ranks.make_group(mesh.peers(ranks.rank(), axes), name);
   };
   const bool whole_experts = mesh.degree(Axis::kEtp) == 1;
@@ -40,7 +44,7 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
     };
   };
   if (mesh.degree(Axis::kEp) > 1) {
-    comm::Group* exchange = group({Axis::kEp}, "ep");
+    comm::Group* exchange = group({Axis::kEp});
     shard.dispatch = [exchange](const at::Tensor& rows,
                                 const at::Tensor& counts,
                                 const nn::Experts& experts) {
@@ -49,10 +53,12 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
   }
   // The hidden states between blocks are this rank's own tokens already.
   if (options.sequence_parallel && whole_experts) {
-    share_samples(group({Axis::kCp, Axis::kTp}, "cp+tp"));
+    std::vector<Axis> axes = options.sample_axes;
+    axes.push_back(Axis::kTp);
+    share_samples(group(axes));
     return shard;
   }
-  if (mesh.degree(Axis::kCp) > 1) share_samples(group({Axis::kCp}, "cp"));
+  if (!options.sample_axes.empty()) share_samples(group(options.sample_axes));
   if (mesh.degree(Axis::kTp) == 1) return shard;
   shard.copies = mesh.degree(Axis::kTp);
   shard.copy = mesh.coord_of(ranks.rank())[Axis::kTp];
@@ -63,7 +69,8 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
 
 }  // namespace
 
-void check(const models::ModelConfig& model, int64_t ep) {
+void check(const models::ModelConfig& model, const mesh::DeviceMesh& mesh) {
+  const int64_t ep = mesh.degree(Axis::kEp);
   if (ep == 1) return;
   TS_CHECK_CONFIG(model.moe.experts > 0, "mesh.ep is ", ep,
                   ", but model.family ", model.family,

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
@@ -29,14 +30,16 @@
 
 namespace tessera::parallel::expert {
 
-// What tensor parallelism does, which experts follow.
+// What other strategies do, which experts follow.
 struct ExpertOptions {
+  // Along which ranks have other tokens of the same samples, whatever tp does.
+  std::vector<mesh::Axis> sample_axes = {};
   bool sequence_parallel = false;
   nn::Region region = {};  // around what the ranks of tp compute parts of
 };
 
 // Whether experts divide by ep. REQUIRES: a complete configuration.
-void check(const models::ModelConfig& model, int64_t ep);
+void check(const models::ModelConfig& model, const mesh::DeviceMesh& mesh);
 
 // Sets the layouts of the experts and their gates. REQUIRES: a model that is
 // not materialised.

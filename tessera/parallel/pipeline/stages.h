@@ -11,32 +11,22 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model.h"
+#include "tessera/parallel/pipeline/pipeline_config.h"
 
 namespace tessera::parallel::pipeline {
 
-struct PipelineOptions {
-  std::string schedule = "1f1b";
-  int64_t stages = 1;
-  int64_t chunks = 1;
-  std::vector<int64_t> split = {};  // layers of each run; empty: evenly
-};
-
 // Whether layers and micro-batches suffice.
 void check(const models::ModelConfig& model, int64_t num_microbatches,
-           const PipelineOptions& options);
-
-// The units of each chunk of a stage, of a model of so many layers.
-std::vector<std::vector<int64_t>> units_of_stage(int64_t layers,
-                                                 const PipelineOptions& options,
-                                                 int64_t stage);
+           const mesh::DeviceMesh& mesh, const PipelineConfig& config);
 
 // Sets which stages hold the model's parameters, and returns, by stage and
 // chunk, the units that run there.
 std::vector<std::vector<std::vector<int64_t>>> apply(
-    models::Model& model, const PipelineOptions& options);
+    models::Model& model, const mesh::DeviceMesh& mesh,
+    const PipelineConfig& config);
 
 }  // namespace tessera::parallel::pipeline

@@ -41,10 +41,10 @@ Placement placement_of(const nn::Role& role, int64_t tp, bool sequence) {
 }  // namespace
 
 void check(const models::ModelConfig& model, int64_t seq_len,
-           const TensorOptions& options) {
-  const int64_t tp = options.degree;
+           const mesh::DeviceMesh& mesh, const TensorConfig& config) {
+  const int64_t tp = mesh.degree(Axis::kTp);
   TS_CHECK_CONFIG(
-      !options.sequence_parallel || tp > 1,
+      !config.sequence_parallel || tp > 1,
       "tensor.sequence_parallel is true, but mesh.tp is 1: there is "
       "nothing to cut the sequence over. Set mesh.tp to 2 or more, "
       "or leave tensor.sequence_parallel out.");
@@ -66,16 +66,16 @@ void check(const models::ModelConfig& model, int64_t seq_len,
       "key/value heads. Nearest mesh.tp: ",
       nearest,
       "; nearest model.kv_heads: ", nearest_multiples(model.kv_heads, tp), ".");
-  TS_CHECK_CONFIG(!options.sequence_parallel || seq_len % tp == 0, "mesh.tp (",
+  TS_CHECK_CONFIG(!config.sequence_parallel || seq_len % tp == 0, "mesh.tp (",
                   tp, ") does not divide data.seq_len (", seq_len,
                   "), which tensor.sequence_parallel cuts. Nearest "
                   "data.seq_len: ",
                   nearest_multiples(seq_len, tp), ".");
 }
 
-nn::Region region(const TensorOptions& options, comm::Group& ranks) {
+nn::Region region(const TensorConfig& config, comm::Group& ranks) {
   comm::Group* group = &ranks;
-  if (!options.sequence_parallel) {
+  if (!config.sequence_parallel) {
     return {.enter =
                 [group](const at::Tensor& x) {
                   return comm::identity_with_all_reduce(x, *group);
@@ -99,27 +99,28 @@ nn::Region region(const TensorOptions& options, comm::Group& ranks) {
           .ranks = ranks.size()};
 }
 
-void place(models::Model& model, const TensorOptions& options) {
+void place(models::Model& model, const mesh::DeviceMesh& mesh,
+           const TensorConfig& config) {
   for (const auto& parameter : nn::parameters_of(model)) {
     const auto& role = parameter.spec->role;
     if (role.of_experts) continue;  // they have a view of their own
     mesh::Layout& layout = parameter.spec->layout;
-    layout = layout.with(Axis::kTp, placement_of(role, options.degree,
-                                                 options.sequence_parallel));
+    layout = layout.with(Axis::kTp, placement_of(role, mesh.degree(Axis::kTp),
+                                                 config.sequence_parallel));
   }
 }
 
-void apply(models::Model& model, const TensorOptions& options,
+void apply(models::Model& model, const TensorConfig& config,
            comm::Group& group) {
   const int64_t tp = group.size();
-  const nn::Region around = region(options, group);
+  const nn::Region around = region(config, group);
   model.set_region(around);
   const int64_t entries = model.config().vocab;
   const int64_t first = mesh::chunk_of(entries, tp, group.rank()).begin;
   model.set_vocabulary({.first = first,
                         .region = around,
                         .loss = vocabulary_loss({first, entries, &group})});
-  if (options.sequence_parallel) model.set_sequence_shard(group.rank(), tp);
+  if (config.sequence_parallel) model.set_sequence_shard(group.rank(), tp);
 }
 
 }  // namespace tessera::parallel::tensor

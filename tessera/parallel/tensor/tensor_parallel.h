@@ -25,28 +25,25 @@
 #include "tessera/comm/group.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model.h"
+#include "tessera/parallel/tensor/tensor_config.h"
 
 namespace tessera::parallel::tensor {
 
-struct TensorOptions {
-  int64_t degree = 1;
-  bool sequence_parallel = false;
-};
-
 // Whether heads and sequence divide. REQUIRES: a complete configuration.
 void check(const models::ModelConfig& model, int64_t seq_len,
-           const TensorOptions& options);
+           const mesh::DeviceMesh& mesh, const TensorConfig& config);
 
 // Around what the ranks of tp compute parts of. REQUIRES: `group` outlives it.
-nn::Region region(const TensorOptions& options, comm::Group& group);
+nn::Region region(const TensorConfig& config, comm::Group& group);
 
 // Sets the layouts of the model's parameters over tp, experts' apart.
 // REQUIRES: a model that is not materialised; a degree above 1.
-void place(models::Model& model, const TensorOptions& options);
+void place(models::Model& model, const mesh::DeviceMesh& mesh,
+           const TensorConfig& config);
 
 // Sets what happens to activations. REQUIRES: `group` outlives the model and is
 // the ranks along tp.
-void apply(models::Model& model, const TensorOptions& options,
+void apply(models::Model& model, const TensorConfig& config,
            comm::Group& group);
 
 }  // namespace tessera::parallel::tensor

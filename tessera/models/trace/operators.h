@@ -9,15 +9,18 @@
 #include <cstdint>
 #include <vector>
 
-#include "tessera/models/detail/tape.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/models/trace/tape.h"
 
-namespace tessera::models::detail {
+namespace tessera::models::trace {
 
 // The ranks of a group: along which axes, and how many.
 struct Ranks {
   std::vector<mesh::Axis> axes;
   int64_t size = 1;
 };
+// Those that differ along these axes alone.
+Ranks along(const mesh::DeviceMesh& mesh, const std::vector<mesh::Axis>& axes);
 
 // Of attention: samples, tokens, heads, key/value heads, width of a head.
 struct HeadShape {
@@ -39,6 +42,10 @@ class Operators {
     return tape_.allocate(numel * element_);
   }
   Memory wides(int64_t numel) const { return tape_.allocate(numel * wide_); }
+  Memory bytes(int64_t count) const { return tape_.allocate(count); }
+  Memory numbers(int64_t count) const { return bytes(8 * count); }  // of int64
+  // The same of tensors in the wide type.
+  Operators widened() const { return {tape_, wide_, wide_, threads_}; }
 
   // x: (rows, in), where `in` may be 0: a shard without features.
   Traced linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
@@ -96,4 +103,4 @@ class Operators {
   const int64_t element_, wide_, threads_;
 };
 
-}  // namespace tessera::models::detail
+}  // namespace tessera::models::trace

@@ -1,11 +1,11 @@
-#include "tessera/models/detail/tape.h"
+#include "tessera/models/trace/tape.h"
 
 #include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
 
-namespace tessera::models::detail {
+namespace tessera::models::trace {
 
 struct Node {
   enum class Kind { kOperator, kLeaf, kParameter };
@@ -108,4 +108,4 @@ void Tape::collective(const std::string& verb,
       .push_back({verb, axes, bytes});
 }
 
-}  // namespace tessera::models::detail
+}  // namespace tessera::models::trace

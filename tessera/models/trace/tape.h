@@ -16,7 +16,7 @@
 
 #include "tessera/program/facts.h"
 
-namespace tessera::models::detail {
+namespace tessera::models::trace {
 
 class Tape;
 
@@ -101,4 +101,4 @@ class Tape {
   int64_t mixed_bytes_ = 0;
 };
 
-}  // namespace tessera::models::detail
+}  // namespace tessera::models::trace

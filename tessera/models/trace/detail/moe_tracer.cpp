@@ -1,27 +1,26 @@
-// nn/moe.cpp and parallel/expert/dispatch.cpp on a tape.
+// nn/moe.cpp on a tape.
 #include <utility>
 
 #include "tessera/mesh/layout.h"
-#include "tessera/models/detail/unit_tracer.h"
+#include "tessera/models/trace/detail/unit_tracer.h"
 
-namespace tessera::models::detail {
+namespace tessera::models::trace::detail {
 
 Traced UnitTracer::moe(const Traced& input) {
-  const bool region = local_.expert_region;
-  const Traced x = region ? enter(input) : input;
+  const Region& region = model_.expert_shard.region;
+  const Traced x = enter(region, input);
   const Routing routing = route(x);
   add_balance(routing);
-  const Traced y = mix(x, routing);
-  return region ? leave(y) : y;
+  return leave(region, mix(x, routing));
 }
 
 UnitTracer::Routing UnitTracer::route(const Traced& tokens) const {
-  const int64_t n = tokens.numel / local_.width, k = local_.top_k;
-  const int64_t all = n * local_.experts;
+  const int64_t n = tokens.numel / config_.hidden, k = config_.moe.top_k;
+  const int64_t all = n * config_.moe.experts;
   Traced probabilities;
   {
-    const Traced scores =
-        ops_.linear(tokens, n, local_.width, local_.experts, /*bias=*/false);
+    const Traced scores = ops_.linear(tokens, n, config_.hidden,
+                                      config_.moe.experts, /*bias=*/false);
     const bool narrow = ops_.element() < ops_.wide();
     const Memory widened = narrow ? ops_.wides(all) : nullptr;
     const Memory p = ops_.wides(all);
@@ -32,7 +31,7 @@ UnitTracer::Routing UnitTracer::route(const Traced& tokens) const {
           return {narrow ? ops_.elements(all) : std::move(sum)};
         });
   }
-  const Memory picked = ops_.wides(n * k), experts = numbers(n * k);
+  const Memory picked = ops_.wides(n * k), experts = ops_.numbers(n * k);
   const Traced best = ops_.tape().record(
       picked, n * k, {probabilities}, {experts},
       [this, all](const Memory& gradient) -> std::vector<Memory> {
@@ -51,13 +50,11 @@ UnitTracer::Routing UnitTracer::route(const Traced& tokens) const {
 
 void UnitTracer::add_balance(const Routing& routing) {
   if (!ops_.tape().records()) return;
-  const int64_t cells = local_.samples * local_.experts;
+  const int64_t cells = model_.samples * config_.moe.experts;
   const Memory rows = ops_.wides(cells);
-  load_ = numbers(local_.experts);
-  if (local_.samples_of.size > 1) {
-    ops_.tape().collective("all_reduce", local_.samples_of.axes,
-                           cells * ops_.wide());
-  }
+  load_ = ops_.numbers(config_.moe.experts);
+  const auto& sum_samples = model_.expert_shard.sum_samples;
+  if (sum_samples) sum_samples(ops_, cells);
   balance_ = ops_.tape().record(
       ops_.wides(1), 1, {routing.probabilities}, {rows},
       [this, all = routing.probabilities.numel](const Memory& gradient)
@@ -65,16 +62,19 @@ void UnitTracer::add_balance(const Routing& routing) {
 }
 
 Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
-  const int64_t width = local_.width, n = tokens.numel / width;
-  const int64_t shares = local_.shares_tokens ? local_.copies : 1;
-  const int64_t share =
-      mesh::chunk_of(n, shares, local_.shares_tokens ? local_.tp_coord : 0)
-          .size();
-  const int64_t k = local_.top_k, sent = share * k;
-  const Memory order = numbers(sent), token = numbers(sent);
+  const int64_t width = config_.hidden, n = tokens.numel / width;
+  const ExpertShard& shard = model_.expert_shard;
+  const int64_t share = shard.shares_tokens
+                            ? mesh::chunk_of(n, shard.copies, shard.copy).size()
+                            : n;
+  const int64_t k = config_.moe.top_k, sent = share * k;
+  const Memory order = ops_.numbers(sent), token = ops_.numbers(sent);
   Traced rows = ops_.index_select(tokens, sent * width, token);
-  const Memory counts = numbers(local_.experts);
-  rows = local_.ep.size == 1 ? run_experts(rows) : dispatch(rows);
+  const Memory counts = ops_.numbers(config_.moe.experts);
+  const RunExperts run = [this](const Traced& here) {
+    return run_experts(here);
+  };
+  rows = shard.dispatch ? shard.dispatch(ops_, rows, run) : run(rows);
   // The weight of each row, and back to a place of zeros for each token.
   const Traced weights = ops_.tape().record(
       ops_.wides(sent), sent, {routing.weights}, {order},
@@ -100,28 +100,12 @@ Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
                             });
 }
 
-// To the ranks that have the experts, and home; rows come by source, are sorted
-// by expert, and put back.
-Traced UnitTracer::dispatch(const Traced& rows) const {
-  const int64_t count = rows.numel / local_.width;
-  const int64_t all_bytes = 8 * local_.ep.size * local_.experts;
-  const Memory all = bytes(all_bytes);
-  ops_.tape().collective("all_gather", local_.ep.axes, all_bytes);
-  const Traced came =
-      ops_.all_to_all(rows, rows.numel, local_.ep, /*copied_back=*/false);
-  const Memory order = numbers(count);
-  const Traced sorted = ops_.index_select(came, rows.numel, order);
-  const Traced outputs = run_experts(sorted);
-  return ops_.all_to_all(ops_.index_select(outputs, rows.numel, numbers(count)),
-                         rows.numel, local_.ep, /*copied_back=*/false);
-}
-
 // Of those that are here, whose rows come one expert's after the other's.
 Traced UnitTracer::run_experts(const Traced& rows) const {
-  const int64_t experts = local_.experts / local_.ep.size;
-  const int64_t count = rows.numel / local_.width;
+  const int64_t experts = model_.experts;
+  const int64_t count = rows.numel / config_.hidden;
   return feed_forward(
-      rows, local_.expert_ffn,
+      rows, model_.expert_ffn,
       [&](const Traced& x, int64_t in, int64_t out) {
         return ops_.grouped_linear(x, count, in, out, experts);
       },
@@ -130,4 +114,4 @@ Traced UnitTracer::run_experts(const Traced& rows) const {
       });
 }
 
-}  // namespace tessera::models::detail
+}  // namespace tessera::models::trace::detail

@@ -1,13 +1,23 @@
-#include "tessera/models/detail/operators.h"
+#include "tessera/models/trace/operators.h"
 
 #include <algorithm>
 
-namespace tessera::models::detail {
+namespace tessera::models::trace {
 namespace {
 
 constexpr int64_t kRowsPerPart = 64;  // of nn's norm, whose parts are summed
 
 }  // namespace
+
+Ranks along(const mesh::DeviceMesh& mesh, const std::vector<mesh::Axis>& axes) {
+  Ranks ranks;
+  for (mesh::Axis axis : axes) {
+    if (mesh.degree(axis) == 1) continue;
+    ranks.axes.push_back(axis);
+    ranks.size *= mesh.degree(axis);
+  }
+  return ranks;
+}
 
 Traced Operators::linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
                          bool bias) const {
@@ -271,4 +281,4 @@ Traced Operators::attention(const Traced& q, const Traced& k, const Traced& v,
       [this, shape](const Memory& gradient) { return flash_backward(shape); });
 }
 
-}  // namespace tessera::models::detail
+}  // namespace tessera::models::trace

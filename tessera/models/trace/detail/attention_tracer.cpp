@@ -1,0 +1,96 @@
+#include <utility>
+
+#include "tessera/models/trace/detail/unit_tracer.h"
+
+namespace tessera::models::trace::detail {
+
+// The angles of a rank whose tokens are not one run; else they are a part of
+// what all share.
+Memory UnitTracer::rotation() const {
+  if (family_.learned_positions || model_.pieces.size() == 1) return nullptr;
+  return ops_.wides(model_.tokens * config_.head_dim);
+}
+
+HeadShape UnitTracer::heads_here() const {
+  return {.samples = model_.samples,
+          .q_tokens = model_.tokens,
+          .kv_tokens = model_.tokens,
+          .heads = model_.heads,
+          .kv_heads = model_.kv_heads,
+          .width = config_.head_dim};
+}
+
+Traced UnitTracer::attention(const Traced& input) const {
+  const Traced x = enter(model_.region, input);
+  const int64_t width = config_.hidden;
+  const int64_t q_width = model_.heads * config_.head_dim;
+  const int64_t kv_width = model_.kv_heads * config_.head_dim;
+  const int64_t tokens = x.numel / width;
+  Traced q = ops_.linear(x, tokens, width, q_width, family_.qkv_bias);
+  Traced k = ops_.linear(x, tokens, width, kv_width, family_.qkv_bias);
+  const Traced v = ops_.linear(x, tokens, width, kv_width, family_.qkv_bias);
+  if (family_.qk_norm == nn::QkNorm::kAllHeads) {
+    q = norm_of_heads(q, q_width);
+    k = norm_of_heads(k, kv_width);
+  }
+  if (family_.qk_norm == nn::QkNorm::kPerHead) {
+    q = ops_.rms_norm(q, config_.head_dim);
+    k = ops_.rms_norm(k, config_.head_dim);
+  }
+  if (!family_.learned_positions) {
+    q = ops_.rotate(q, rotation_);
+    k = ops_.rotate(k, rotation_);
+  }
+  return rows(core(q, k, v), q_width, width, family_.out_bias);
+}
+
+// nn's SharedRmsNorm.
+Traced UnitTracer::norm_of_heads(const Traced& x, int64_t width) const {
+  if (!model_.region.leave) return ops_.rms_norm(x, width);
+  const int64_t numel = x.numel, rows = numel / width;
+  const bool narrow = ops_.element() < ops_.wide();
+  const auto widened = [=, this](const Memory& of) {
+    return narrow ? ops_.wides(numel) : of;
+  };
+  const auto mean_of_product = [=, this] {
+    const Memory product = ops_.wides(numel), means = ops_.wides(rows);
+    return mean_over_ranks(rows);
+  };
+  Memory y, inverse_rms;
+  {
+    const Memory wide = widened(x.memory);
+    const Memory squares = mean_of_product();
+    inverse_rms = ops_.wides(rows);
+    const Memory normed = ops_.wides(numel), scaled = ops_.wides(numel);
+    y = narrow ? ops_.elements(numel) : scaled;
+  }
+  return ops_.tape().record(
+      y, numel, {x, ops_.tape().parameter(width)}, {x.memory, inverse_rms},
+      [=, this](const Memory& given) -> std::vector<Memory> {
+        const Memory gradient = widened(given);
+        const Memory normed = ops_.wides(numel), pulled = ops_.wides(numel);
+        const Memory pull = mean_of_product();
+        Memory dx;
+        {
+          const Memory back = ops_.wides(numel), rest = ops_.wides(numel);
+          const Memory scaled = ops_.wides(numel);
+          dx = narrow ? ops_.elements(numel) : scaled;
+        }
+        const Memory product = ops_.wides(numel), sum = ops_.wides(width);
+        return {std::move(dx), narrow ? ops_.elements(width) : sum};
+      });
+}
+
+Memory UnitTracer::mean_over_ranks(int64_t rows) const {
+  const Operators wide = ops_.widened();
+  const Traced part{wide.elements(rows), rows, nullptr};
+  return model_.region.enter(wide, model_.region.leave(wide, part)).memory;
+}
+
+Traced UnitTracer::core(const Traced& q, const Traced& k,
+                        const Traced& v) const {
+  return model_.attention ? model_.attention(ops_, q, k, v, heads_here())
+                          : ops_.attention(q, k, v, heads_here());
+}
+
+}  // namespace tessera::models::trace::detail

@@ -1,0 +1,114 @@
+#include "tessera/models/trace/detail/unit_tracer.h"
+
+#include <algorithm>
+
+namespace tessera::models::trace::detail {
+
+Traced UnitTracer::norm(const Traced& x) const {
+  return family_.norm == nn::NormKind::kLayerNorm
+             ? ops_.layer_norm(x, config_.hidden)
+             : ops_.rms_norm(x, config_.hidden);
+}
+
+Traced UnitTracer::rows(const Traced& x, int64_t in, int64_t out,
+                        bool bias) const {
+  const int64_t rows = model_.samples * model_.tokens;
+  if (!model_.region.leave) return ops_.linear(x, rows, in, out, bias);
+  const Traced y =
+      leave(model_.region, ops_.linear(x, rows, in, out, /*bias=*/false));
+  return bias ? ops_.add_bias(y, out) : y;
+}
+
+Traced UnitTracer::feed_forward(const Traced& x, int64_t ffn, const Layer& in,
+                                const Layer& out) const {
+  const int64_t width = config_.hidden;
+  const Traced up = in(x, width, ffn);
+  if (family_.mlp == nn::MlpKind::kGelu) {
+    return out(ops_.gelu(up), ffn, width);
+  }
+  const Traced gate = in(x, width, ffn);
+  const Traced inside = [&] { return ops_.multiply(ops_.silu(gate), up); }();
+  return out(inside, ffn, width);
+}
+
+Traced UnitTracer::mlp(const Traced& input) const {
+  const Traced x = enter(model_.region, input);
+  const bool bias = family_.mlp_bias;
+  return feed_forward(
+      x, model_.ffn,
+      [&](const Traced& y, int64_t in, int64_t out) {
+        return ops_.linear(y, y.numel / in, in, out, bias);
+      },
+      [&](const Traced& y, int64_t in, int64_t out) {
+        return rows(y, in, out, bias);
+      });
+}
+
+Traced UnitTracer::embed() const {
+  const int64_t rows = model_.samples * model_.tokens;
+  const int64_t table = model_.vocab * config_.hidden;
+  Traced x;
+  if (!model_.region.leave) {
+    x = ops_.embedding(nullptr, rows * config_.hidden, table);
+  } else {
+    const Memory own = ops_.numbers(rows);
+    Memory elsewhere;
+    {
+      const Memory below = ops_.bytes(rows), above = ops_.bytes(rows);
+      elsewhere = ops_.bytes(rows);
+    }
+    const Traced found =
+        ops_.embedding(ops_.numbers(rows), rows * config_.hidden, table);
+    x = leave(model_.region, ops_.masked_fill(found, elsewhere));
+  }
+  if (!family_.learned_positions) return x;
+  // One row for each token of a sample, added to all samples.
+  const Memory places = ops_.numbers(model_.tokens);
+  const int64_t numel = model_.hidden_tokens() * config_.hidden;
+  const Traced position = ops_.embedding(ops_.numbers(model_.tokens), numel,
+                                         config_.max_seq * config_.hidden);
+  return ops_.tape().record(
+      ops_.elements(x.numel), x.numel, {x, position}, {},
+      [this, numel](const Memory& gradient) -> std::vector<Memory> {
+        return {gradient, model_.samples > 1 ? ops_.elements(numel) : gradient};
+      });
+}
+
+Traced UnitTracer::block(const Traced& x, bool has_experts) {
+  rotation_ = rotation();
+  const auto half = [this](const Traced& in, const auto& part) {
+    return ops_.add(in, family_.norm_behind ? norm(part(in)) : part(norm(in)));
+  };
+  const Traced y = half(x, [this](const Traced& in) { return attention(in); });
+  Traced out = half(y, [this, has_experts](const Traced& in) {
+    return has_experts ? moe(in) : mlp(in);
+  });
+  rotation_ = nullptr;
+  return out;
+}
+
+Traced UnitTracer::head(const Traced& x) const {
+  const Traced normed = norm(x);
+  const Traced hidden = enter(model_.region, normed);
+  return ops_.linear(hidden, hidden.numel / config_.hidden, config_.hidden,
+                     model_.vocab, /*bias=*/false);
+}
+
+void UnitTracer::loss() const {
+  const int64_t rows = model_.samples * model_.tokens;
+  const int64_t vocab = std::max<int64_t>(1, model_.vocab);
+  // As nn/loss.cpp goes over them.
+  const int64_t chunk =
+      std::min(rows, std::max<int64_t>(1, (int64_t{1} << 18) / vocab));
+  const Memory is_target = ops_.bytes(rows), column = ops_.numbers(rows);
+  const Memory weight = ops_.wides(rows);
+  if (!model_.loss) {
+    const Memory log_p = ops_.wides(chunk * vocab);
+    if (ops_.element() < ops_.wide()) ops_.wides(chunk * vocab);
+    const Memory picked = ops_.wides(2 * chunk);
+    return;
+  }
+  model_.loss(ops_, {rows, chunk, vocab});
+}
+
+}  // namespace tessera::models::trace::detail

@@ -1,0 +1,78 @@
+// The units of a decoder on a tape, in the order and with the variables of
+// models/decoder.cpp and nn/, whose memory is theirs.
+//
+// Routing: as many rows for every expert; what a batch's tokens really choose
+//          is not known here.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "tessera/models/family.h"
+#include "tessera/models/trace/traced_model.h"
+
+namespace tessera::models::trace::detail {
+
+class UnitTracer {
+ public:
+  UnitTracer(const Operators& ops, const TracedModel& model)
+      : ops_(ops),
+        model_(model),
+        config_(model.config),
+        family_(family_named(model.config.family)) {}
+
+  Traced embed() const;
+  Traced block(const Traced& x, bool has_experts);
+  Traced head(const Traced& x) const;
+  // Of the auxiliary loss, after a block with experts that records.
+  const Traced& balance() const { return balance_; }
+  // The logits' gradient takes their place.
+  void loss() const;
+
+ private:
+  Traced enter(const Region& region, const Traced& x) const {
+    return region.enter ? region.enter(ops_, x) : x;
+  }
+  Traced leave(const Region& region, const Traced& x) const {
+    return region.leave ? region.leave(ops_, x) : x;
+  }
+  Traced norm(const Traced& x) const;
+  // A layer of which ranks have parts of the sum.
+  Traced rows(const Traced& x, int64_t in, int64_t out, bool bias) const;
+  Traced mlp(const Traced& input) const;
+  using Layer = std::function<Traced(const Traced& x, int64_t in, int64_t out)>;
+  Traced feed_forward(const Traced& x, int64_t ffn, const Layer& in,
+                      const Layer& out) const;
+
+  // In attention_tracer.cpp.
+  Traced attention(const Traced& input) const;
+  // Over all heads of q or k: so many features are here.
+  Traced norm_of_heads(const Traced& x, int64_t width) const;
+  // Of one number of each row, over the ranks of the region.
+  Memory mean_over_ranks(int64_t rows) const;
+  Memory rotation() const;
+  HeadShape heads_here() const;
+  Traced core(const Traced& q, const Traced& k, const Traced& v) const;
+
+  // In moe_tracer.cpp.
+  struct Routing {
+    Traced probabilities;
+    Memory experts;
+    Traced weights;
+  };
+  Traced moe(const Traced& input);
+  Routing route(const Traced& tokens) const;
+  void add_balance(const Routing& routing);
+  Traced mix(const Traced& tokens, const Routing& routing) const;
+  Traced run_experts(const Traced& rows) const;
+
+  const Operators& ops_;
+  const TracedModel& model_;
+  const ModelConfig& config_;
+  const Family& family_;
+  Memory rotation_;  // of the block that runs
+  Traced balance_;
+  Memory load_;
+};
+
+}  // namespace tessera::models::trace::detail

@@ -1,0 +1,134 @@
+#include "tessera/models/trace/model_facts.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "tessera/models/trace/detail/unit_tracer.h"
+
+namespace tessera::models::trace {
+namespace {
+
+using detail::UnitTracer;
+using program::UnitFacts;
+
+// Goes through units and notes what they cost.
+class Meter {
+ public:
+  Meter(const TracedModel& model, const FactsOptions& options)
+      : model_(model),
+        options_(options),
+        element_(static_cast<int64_t>(c10::elementSize(options.compute))),
+        wide_(options.compute == at::kDouble ? 8 : 4) {}
+
+  using Unit = std::function<Traced(UnitTracer&, const Traced&)>;
+  // A unit with so many elements of input, whose gradient is asked for.
+  UnitFacts measure(int64_t input_numel, const Unit& unit) const {
+    UnitFacts facts;
+    facts.plain_forward_peak_bytes = plain_peak(input_numel, unit);
+    Tape tape(/*records=*/true);
+    if (options_.gradient != options_.compute) tape.set_mixed_bytes(4);
+    const Operators ops(tape, element_, wide_, options_.threads);
+    UnitTracer tracer(ops, model_);
+    const Traced input = input_of(tape, input_numel);
+    facts.input_bytes = tape.now();
+    const Traced output = unit(tracer, input);
+    facts.output_bytes = output.numel * element_;
+    facts.kept_bytes = tape.now() - facts.input_bytes - facts.output_bytes;
+    facts.forward_peak_bytes = tape.peak() - facts.input_bytes;
+    facts.forward = tape.forward;
+
+    std::vector<Traced> roots = {output};
+    std::vector<Memory> gradients = {tape.allocate(facts.output_bytes)};
+    if (tracer.balance().node != nullptr) {
+      roots.push_back(tracer.balance());
+      gradients.push_back(tape.allocate(wide_));
+    }
+    tape.reset_peak();
+    const int64_t before = tape.now();
+    tape.backward(roots, gradients);
+    facts.backward_peak_bytes = tape.peak() - before;
+    facts.backward_input = tape.backward_input;
+    facts.backward_weight = tape.backward_weight;
+    facts.forward_collectives = tape.forward_collectives;
+    facts.backward_collectives = tape.backward_collectives;
+    return facts;
+  }
+
+  UnitFacts loss() const {
+    Tape tape(/*records=*/true);
+    const Operators ops(tape, element_, wide_, options_.threads);
+    UnitTracer(ops, model_).loss();
+    UnitFacts facts;
+    facts.input_bytes = model_.logits_numel() * element_;
+    facts.forward_peak_bytes = tape.peak();
+    facts.plain_forward_peak_bytes = tape.peak();
+    facts.forward_collectives = tape.forward_collectives;
+    return facts;
+  }
+
+ private:
+  Traced input_of(Tape& tape, int64_t numel) const {
+    return numel == 0 ? Traced{} : tape.leaf(numel, numel * element_);
+  }
+
+  int64_t plain_peak(int64_t input_numel, const Unit& unit) const {
+    Tape tape(/*records=*/false);
+    const Operators ops(tape, element_, wide_, options_.threads);
+    UnitTracer tracer(ops, model_);
+    const Traced input = input_of(tape, input_numel);
+    const int64_t before = tape.now();
+    unit(tracer, input);
+    return tape.peak() - before;
+  }
+
+  const TracedModel& model_;
+  const FactsOptions& options_;
+  const int64_t element_, wide_;
+};
+
+// Rotary cosines and sines of the positions that are asked for.
+int64_t table_bytes(const TracedModel& model, const FactsOptions& options) {
+  if (family_named(model.config.family).learned_positions) return 0;
+  const auto pieces = static_cast<int64_t>(model.pieces.size());
+  const int64_t positions =
+      (std::ranges::max(model.pieces) + 1) * (model.tokens / pieces);
+  return positions * model.config.head_dim *
+         (options.compute == at::kDouble ? 8 : 4);
+}
+
+}  // namespace
+
+program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
+  const ModelConfig& config = model.config;
+  const Meter meter(model, options);
+  const auto block = [&](bool has_experts) {
+    return meter.measure(model.hidden_numel(),
+                         [&](UnitTracer& tracer, const Traced& x) {
+                           return tracer.block(x, has_experts);
+                         });
+  };
+
+  program::Facts facts;
+  facts.units.resize(2 * config.layers + 2);
+  facts.units.front() = meter.measure(
+      0, [](UnitTracer& tracer, const Traced&) { return tracer.embed(); });
+  // All blocks of a kind are alike.
+  const bool any_experts = config.layers_with_experts() > 0;
+  const bool any_dense = config.layers_with_experts() < config.layers;
+  const UnitFacts dense = any_dense ? block(false) : UnitFacts{};
+  const UnitFacts gated = any_experts ? block(true) : UnitFacts{};
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    facts.units[1 + layer] = config.has_experts(layer) ? gated : dense;
+  }
+  facts.units[config.layers + 1] = meter.measure(
+      model.hidden_numel(),
+      [](UnitTracer& tracer, const Traced& x) { return tracer.head(x); });
+  facts.loss = meter.loss();
+  facts.shared_bytes = table_bytes(model, options);
+  constexpr int64_t kIdBytes = 8;
+  facts.batch_bytes = 2 * model.samples * model.tokens * kIdBytes;
+  return facts;
+}
+
+}  // namespace tessera::models::trace

@@ -1,0 +1,195 @@
+#include "tessera/parallel/context/context_facts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/parallel/context/context_parallel.h"
+
+namespace tessera::parallel::context {
+namespace {
+
+using mesh::Axis;
+using models::trace::HeadShape;
+using models::trace::Memory;
+using models::trace::Operators;
+using models::trace::Ranks;
+using models::trace::Traced;
+
+// The ranks along cp, and this one's number.
+struct Place {
+  Ranks ranks;
+  int64_t rank = 0;
+};
+
+// How many pieces of keys those of queries see: a rank of context parallelism
+// has the pieces r and 2 c - 1 - r of 2 c.
+int64_t pairs_seen(int64_t rank, int64_t other, int64_t degree) {
+  int64_t pairs = 0;
+  for (int64_t q : {rank, 2 * degree - 1 - rank}) {
+    for (int64_t k : {other, 2 * degree - 1 - other}) pairs += k <= q ? 1 : 0;
+  }
+  return pairs;
+}
+
+// One piece of queries over one of keys.
+HeadShape piece_of(HeadShape shape) {
+  shape.q_tokens /= 2;
+  shape.kv_tokens = shape.q_tokens;
+  return shape;
+}
+
+// block_attention: `attend` of one pair, behind which nothing of it is left.
+void attend(const Operators& ops, const HeadShape& piece) {
+  const auto seen = ops.flash(piece);
+  const Memory merged = ops.wides(piece.lse_numel());
+  const Memory scale = ops.wides(piece.lse_numel());
+  const Memory product = ops.wides(piece.q_numel());
+}
+
+// What has the type of the sums is handed on as it is.
+Memory narrowed(const Operators& ops, const Memory& sum, int64_t numel) {
+  return ops.element() == ops.wide() ? sum : ops.elements(numel);
+}
+
+// ring_attention: keys and values go round, and in the backward their gradients
+// with them. O(cp).
+Traced ring(const Operators& ops, const Place& place, const Traced& q,
+            const Traced& k, const Traced& v, const HeadShape& shape) {
+  const HeadShape piece = piece_of(shape);
+  const int64_t n = place.ranks.size, rank = place.rank;
+  const int64_t kv = 2 * shape.kv_numel();
+  const auto pairs_at = [rank, n](int64_t step) {
+    return pairs_seen(rank, (rank - step + n) % n, n);
+  };
+  const auto message = [&ops, ranks = place.ranks](int64_t bytes) {
+    ops.tape().collective("send", ranks.axes, bytes);
+    ops.tape().collective("recv", ranks.axes, bytes);
+    return ops.tape().allocate(bytes);
+  };
+  const Memory own = ops.elements(kv);
+  Memory there, sum, lse;
+  for (int64_t step = 0; step < n; ++step) {
+    const bool last = step + 1 == n;
+    Memory received = last ? nullptr : message(kv * ops.element());
+    if (step == 0) {
+      sum = ops.wides(shape.q_numel());
+      lse = ops.wides(shape.lse_numel());
+    }
+    for (int64_t i = 0; i < pairs_at(step); ++i) attend(ops, piece);
+    if (!last) there = std::move(received);
+  }
+  const Memory out = narrowed(ops, sum, shape.q_numel());
+  return ops.tape().record(
+      out, shape.q_numel(), {q, k, v}, {q.memory, own, out, lse},
+      [=, &ops](const Memory& gradient) -> std::vector<Memory> {
+        Memory there, sums = ops.wides(kv), of_step;
+        const Memory dq = ops.wides(shape.q_numel());
+        for (int64_t step = 0; step < n; ++step) {
+          const bool last = step + 1 == n;
+          Memory received = last ? nullptr : message(kv * ops.element());
+          of_step = sums;
+          for (int64_t i = 0; i < pairs_at(step); ++i) {
+            ops.flash_backward(piece);
+          }
+          if (!last) there = std::move(received);
+          Memory home = message(kv * ops.wide());
+          sums = std::move(home);
+        }
+        return {narrowed(ops, dq, shape.q_numel()), narrowed(ops, sums, kv / 2),
+                narrowed(ops, sums, kv / 2)};
+      });
+}
+
+Traced gathered(const Operators& ops, const Place& place, const Traced& q,
+                const Traced& k, const Traced& v, const HeadShape& shape) {
+  const HeadShape piece = piece_of(shape);
+  const int64_t n = place.ranks.size;
+  int64_t pairs = 0;
+  for (int64_t other = 0; other < n; ++other) {
+    pairs += pairs_seen(place.rank, other, n);
+  }
+  const Traced all_v = ops.all_gather_with_reduce_scatter(v, place.ranks);
+  const Traced all_k = ops.all_gather_with_reduce_scatter(k, place.ranks);
+  const Memory sum = ops.wides(shape.q_numel());
+  const Memory lse = ops.wides(shape.lse_numel());
+  for (int64_t i = 0; i < pairs; ++i) attend(ops, piece);
+  const Memory out = narrowed(ops, sum, shape.q_numel());
+  const int64_t kv = n * shape.kv_numel();
+  return ops.tape().record(
+      out, shape.q_numel(), {q, all_k, all_v},
+      {q.memory, all_k.memory, all_v.memory, out, lse},
+      [=, &ops](const Memory& gradient) -> std::vector<Memory> {
+        const Memory dq = ops.wides(shape.q_numel());
+        const Memory dk = ops.wides(kv), dv = ops.wides(kv);
+        for (int64_t i = 0; i < pairs; ++i) ops.flash_backward(piece);
+        return {narrowed(ops, dq, shape.q_numel()), narrowed(ops, dk, kv),
+                narrowed(ops, dv, kv)};
+      });
+}
+
+// All tokens of a part of the heads.
+Traced to_heads(const Operators& ops, const Traced& x, const Ranks& ranks,
+                bool batched) {
+  const Traced pieces = [&] {
+    const Traced rows = ops.all_to_all(ops.reorder(x, /*copied_back=*/true),
+                                       x.numel, ranks, /*copied_back=*/false);
+    return batched ? ops.reorder(rows, /*copied_back=*/true) : rows;
+  }();
+  return ops.index_select(pieces, x.numel, nullptr);
+}
+
+Traced to_tokens(const Operators& ops, const Traced& x, const Ranks& ranks,
+                 bool batched) {
+  const Traced by_rank = ops.index_select(x, x.numel, nullptr);
+  return ops.reorder(
+      ops.all_to_all(
+          batched ? ops.reorder(by_rank, /*copied_back=*/true) : by_rank,
+          x.numel, ranks, /*copied_back=*/true),
+      /*copied_back=*/false);
+}
+
+Traced ulysses(const Operators& ops, const Place& place, const Traced& q,
+               const Traced& k, const Traced& v, const HeadShape& shape) {
+  const int64_t c = place.ranks.size;
+  const bool batched = shape.samples > 1;
+  const auto whole = [&](const Traced& x) {
+    return to_heads(ops, x, place.ranks, batched);
+  };
+  const int64_t repeats = std::max<int64_t>(1, c / shape.kv_heads);
+  const auto of_kv = [&](const Traced& x) {
+    if (repeats == 1) return whole(x);
+    const int64_t wide = x.numel * repeats;
+    return whole(ops.tape().record(
+        ops.elements(wide), wide, {x}, {},
+        [&ops, numel = x.numel](const Memory& gradient) -> std::vector<Memory> {
+          return {ops.elements(numel)};
+        }));
+  };
+  const Traced all_q = whole(q);
+  const Traced all_k = of_kv(k), all_v = of_kv(v);
+  HeadShape all = shape;
+  all.q_tokens = all.kv_tokens = c * shape.q_tokens;
+  all.heads /= c;
+  all.kv_heads = std::max<int64_t>(1, all.kv_heads / c);
+  return to_tokens(ops, ops.attention(all_q, all_k, all_v, all), place.ranks,
+                   batched);
+}
+
+}  // namespace
+
+void apply(models::trace::TracedModel& model, const mesh::DeviceMesh& mesh,
+           const mesh::Coord& coord, const ContextConfig& config) {
+  const Place place{models::trace::along(mesh, {Axis::kCp}), coord[Axis::kCp]};
+  model.tokens /= place.ranks.size;
+  model.pieces = pieces_of(place.rank, place.ranks.size);
+  const auto attention = config.method == "ulysses"     ? ulysses
+                         : config.method == "allgather" ? gathered
+                                                        : ring;
+  model.attention = [attention, place](const Operators& ops, const Traced& q,
+                                       const Traced& k, const Traced& v,
+                                       const HeadShape& shape) {
+    return attention(ops, place, q, k, v, shape);
+  };
+}
+
+}  // namespace tessera::parallel::context

@@ -1,0 +1,48 @@
+#include "tessera/parallel/data/zero_config.h"
+
+#include <algorithm>
+
+namespace tessera::parallel::data {
+
+void ZeroConfig::declare(config::Section& section) {
+  section
+      .key("stage", stage,
+           "what the ranks of dp_shard share out: 0 nothing, 1 the optimizer, "
+           "2 gradients too, 3 parameters too")
+      .at_least(0)
+      .at_most(3);
+  section.key("expert_stage", expert_stage, "of experts; -1: as stage")
+      .at_least(-1)
+      .at_most(3);
+  section.key("reshard_after_forward", reshard_after_forward,
+              "stage 3: free the gathered parameters between forward and "
+              "backward");
+  section
+      .key("bucket_mb", bucket_mb,
+           "MiB of gradients that are reduced in one operation")
+      .more_than(0)
+      .at_most(1 << 20);
+  section
+      .key("prefetch", prefetch,
+           "layers whose parameters are gathered ahead; -1: 1, but 0 "
+           "where all ranks share memory, whose cores do both")
+      .at_least(-1)
+      .at_most(1 << 20);
+  section.key("offload", offload, "what lives in host memory")
+      .one_of({"none", "optimizer", "all"})
+      .not_built({"optimizer", "all"}, "offloading", "none");
+}
+
+// Over shared memory a gather is work of the same cores: nothing is hidden.
+ZeroConfig ZeroConfig::resolved(bool ranks_share_memory) const {
+  ZeroConfig config = *this;
+  config.expert_stage = stage_of_experts();
+  if (prefetch < 0) config.prefetch = ranks_share_memory ? 0 : 1;
+  return config;
+}
+
+int64_t ZeroConfig::bucket_bytes() const {
+  return std::max<int64_t>(1, static_cast<int64_t>(bucket_mb * (1 << 20)));
+}
+
+}  // namespace tessera::parallel::data
