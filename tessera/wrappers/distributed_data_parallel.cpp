@@ -7,6 +7,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
+#include "tessera/wrappers/detail/gradient_reducer.h"
 #include "tessera/wrappers/detail/same_parameters.h"
 
 namespace tessera::wrappers {
@@ -24,34 +25,27 @@ std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
 
 }  // namespace
 
-DataParallelCore::DataParallelCore(torch::nn::Module& module,
-                                   comm::Group& group,
-                                   const DataParallelOptions& options)
+DataParallelCore::DataParallelCore(
+    torch::nn::Module& module, comm::Group& group,
+    const DistributedDataParallelOptions& options)
     : module_(module), group_(group), options_(options) {
   require_same_parameters(parameters_of(module), group);
   broadcast_all(module.parameters(), group, /*root=*/0);
-  broadcast_buffers();
+  broadcast_all(module.buffers(), group, /*root=*/0);
   reducer_ = std::make_unique<GradientReducer>(
       parameters_of(module), group,
       ReducerOptions{.bucket_bytes = options.bucket_bytes,
                      .overlap = options.overlap});
 }
 
-void DataParallelCore::broadcast_buffers() {
-  at::NoGradGuard no_grad;
-  std::vector<comm::Work> pending;
-  for (const at::Tensor& buffer : module_.buffers()) {
-    TS_CHECK(buffer.is_contiguous(),
-             "data parallel: a buffer of the module is not contiguous; make "
-             "it so before wrapping the module.");
-    pending.push_back(group_.broadcast(buffer, /*root=*/0));
-  }
-  for (auto& work : pending) work.wait();
-}
+DataParallelCore::~DataParallelCore() = default;
+DataParallelCore::DataParallelCore(DataParallelCore&&) noexcept = default;
 
 void DataParallelCore::before_forward() {
   if (buffers_are_fresh_) return;  // once a step, however many micro-batches
-  if (options_.broadcast_buffers && module_.is_training()) broadcast_buffers();
+  if (options_.broadcast_buffers && module_.is_training()) {
+    broadcast_all(module_.buffers(), group_, /*root=*/0);
+  }
   buffers_are_fresh_ = true;
 }
 

@@ -22,16 +22,15 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "tessera/comm/group.h"
-#include "tessera/wrappers/gradient_reducer.h"
 
 namespace tessera {
 
-struct DataParallelOptions {
+struct DistributedDataParallelOptions {
   int64_t bucket_bytes = int64_t{25} << 20;
   bool overlap = true;
   bool broadcast_buffers = true;
@@ -40,25 +39,28 @@ struct DataParallelOptions {
 
 namespace wrappers {
 
+class GradientReducer;
+
 // What does not depend on the module's type.
 class DataParallelCore {
  public:
   DataParallelCore(torch::nn::Module& module, comm::Group& group,
-                   const DataParallelOptions& options);
+                   const DistributedDataParallelOptions& options);
+  ~DataParallelCore();
+  DataParallelCore(DataParallelCore&& other) noexcept;
+  DataParallelCore& operator=(DataParallelCore&& other) = delete;
 
   void before_forward();
   void accumulate(const at::Tensor& loss);
   void backward(const at::Tensor& loss);
   void join();
-  const GradientReducer& reducer() const { return *reducer_; }
 
  private:
-  void broadcast_buffers();
   void begin_step();
 
   torch::nn::Module& module_;
   comm::Group& group_;
-  DataParallelOptions options_;
+  DistributedDataParallelOptions options_;
   std::unique_ptr<GradientReducer> reducer_;
   bool gradients_are_stale_ = true;  // of the step before
   bool buffers_are_fresh_ = false;   // broadcast in this step already
@@ -71,7 +73,7 @@ template <typename Holder>
 class DistributedDataParallel {
  public:
   DistributedDataParallel(Holder module, comm::Group& group,
-                          const DataParallelOptions& options = {})
+                          const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)), core_(*module_, group, options) {}
 
   template <typename... Args>
@@ -87,7 +89,6 @@ class DistributedDataParallel {
   void join() { core_.join(); }
 
   Holder& module() { return module_; }
-  const wrappers::GradientReducer& reducer() const { return core_.reducer(); }
 
  private:
   Holder module_;
