@@ -1,6 +1,7 @@
 #include "tessera/comm/flat_gradients.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <utility>
@@ -23,25 +24,35 @@ FlatBuffer buffer_of(const std::vector<at::Tensor>& parameters,
 
 }  // namespace
 
-// The tensors behind .grad stay the same objects, so that an optimizer may hold
-// on to them.
 FlatGradients::FlatGradients(std::vector<at::Tensor> parameters,
                              at::ScalarType dtype, int64_t extra, Group* group)
     : parameters_(std::move(parameters)),
       buffer_(buffer_of(parameters_, dtype, extra, group)) {
-  const at::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    at::Tensor& gradient = parameters_[i].mutable_grad();
-    if (!gradient.defined()) continue;
-    view(i).copy_(gradient);
-    gradient.set_data(view(i));
+    if (parameters_[i].grad().defined()) adopt(i);
   }
   attach();
 }
 
 bool FlatGradients::is_in_place(size_t i) const {
   const at::Tensor& gradient = parameters_[i].grad();
-  return gradient.defined() && gradient.storage().is_alias_of(flat().storage());
+  return gradient.defined() && gradient.has_storage() &&
+         gradient.storage().is_alias_of(flat().storage());
+}
+
+// The tensor behind .grad stays the same object, so that an optimizer may hold
+// on to it.
+void FlatGradients::adopt(size_t i) {
+  if (is_in_place(i)) return;
+  const at::NoGradGuard no_grad;
+  at::Tensor& gradient = parameters_[i].mutable_grad();
+  const at::Tensor own = view(i);
+  if (gradient.defined()) {
+    own.copy_(gradient);
+    gradient.set_data(own);
+  } else {
+    gradient = own.zero_();
+  }
 }
 
 void FlatGradients::attach() {

@@ -36,6 +36,9 @@ class FlatGradients {
 
   // Whether .grad of this parameter still is its view: only then is it summed.
   bool is_in_place(size_t i) const;
+  // Makes .grad the view again, with the values of the tensor that is there, or
+  // zeros where there is none.
+  void adopt(size_t i);
   // Makes .grad views again, where an optimizer's zero_grad() took them away.
   void attach();
   void zero();

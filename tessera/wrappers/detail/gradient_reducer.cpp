@@ -1,12 +1,16 @@
 #include "tessera/wrappers/detail/gradient_reducer.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/units.h"
 
 namespace tessera::wrappers {
 namespace {
@@ -14,6 +18,8 @@ namespace {
 constexpr int64_t kActive = 0;  // places in a bucket's extra elements
 constexpr int64_t kMissing = 1;
 constexpr int64_t kExtra = 2;
+
+constexpr size_t kNamedAtMost = 8;  // parameters in one message
 
 // Gradients of half-precision parameters are summed in fp32, over micro-batches
 // and over ranks.
@@ -26,7 +32,7 @@ at::ScalarType gradient_dtype(const at::Tensor& parameter) {
 
 GradientReducer::GradientReducer(const std::vector<NamedParameter>& parameters,
                                  comm::Group& group,
-                                 const ReducerOptions& options)
+                                 const DistributedDataParallelOptions& options)
     : group_(group), options_(options) {
   for (const auto& [name, parameter] : parameters) {
     if (!parameter.requires_grad()) continue;
@@ -38,7 +44,7 @@ GradientReducer::GradientReducer(const std::vector<NamedParameter>& parameters,
   lay_out(order);
   touched_.assign(parameters_.size(), false);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    hooks_.add(parameters_[i], [this, i] { on_ready(i); });
+    hooks_.add(parameters_[i], [this, i] { on_gradient(i); });
   }
 }
 
@@ -61,9 +67,42 @@ void GradientReducer::lay_out(const std::vector<size_t>& order) {
   }
 }
 
+void GradientReducer::prepare() {
+  TS_CHECK(!armed_,
+           "data parallel: the backward before this forward did not end, and "
+           "its gradients were not reduced: ranks would go on with different "
+           "parameters.");
+  TS_CHECK(hooks_.are_heard(),
+           "data parallel: parameters got another dtype or device since the "
+           "module was wrapped, and their gradients would not be reduced. Wrap "
+           "the module after moving it.");
+  const auto is_gone = [](const at::Tensor& parameter) {
+    return !parameter.grad().defined();
+  };
+  // By zero_grad(): with their views back, gradients need not be copied.
+  if (at::GradMode::is_enabled() && std::ranges::all_of(parameters_, is_gone)) {
+    zero();
+  }
+}
+
 void GradientReducer::zero() {
   for (auto& bucket : buckets_) bucket.gradients.zero();
   touched_.assign(parameters_.size(), false);
+  holds_means_ = false;
+}
+
+void GradientReducer::accumulate(const at::Tensor& loss) {
+  if (holds_means_) zero();
+  accumulates_ = true;
+  const auto ends = c10::make_scope_exit([this] { accumulates_ = false; });
+  torch::autograd::backward({loss}, {});
+}
+
+void GradientReducer::backward(const at::Tensor& loss) {
+  if (holds_means_) zero();
+  arm();
+  torch::autograd::backward({loss}, {});
+  finish_backward();
 }
 
 void GradientReducer::arm() {
@@ -74,23 +113,33 @@ void GradientReducer::arm() {
   for (auto& bucket : buckets_) bucket.pending = bucket.items.size();
 }
 
-void GradientReducer::on_ready(size_t item) {
+void GradientReducer::on_gradient(size_t item) {
   touched_[item] = true;
-  if (!armed_ || ready_[item]) return;
-  check_in_place(item);
+  if (accumulates_) return;
+  if (!armed_) {  // the loss's own backward()
+    arm();
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [this] { finish_backward(); });
+  }
+  if (ready_[item]) return;
+  adopt(item);
   ready_[item] = true;
   ready_order_.push_back(static_cast<int64_t>(item));
   --buckets_[places_[item].bucket].pending;
   if (options_.overlap) issue_full_buckets();
 }
 
-// A gradient outside its bucket would be left out of the sum.
-void GradientReducer::check_in_place(size_t item) const {
-  const Place& place = places_[item];
-  TS_CHECK(buckets_[place.bucket].gradients.is_in_place(place.item),
+// A gradient outside its bucket would be left out of the sum: zero_grad() made
+// autograd begin another.
+void GradientReducer::adopt(size_t item) {
+  const at::Tensor& gradient = parameters_[item].grad();
+  TS_CHECK(!gradient.defined() ||
+               (gradient.layout() == at::kStrided && !gradient.requires_grad()),
            "data parallel: the gradient of ", names_[item],
-           " was replaced during the step. Zero gradients before the step's "
-           "first backward, never between its micro-batches.");
+           " is sparse or has a graph of its own (create_graph); it must be "
+           "dense and without one.");
+  const Place& place = places_[item];
+  buckets_[place.bucket].gradients.adopt(place.item);
 }
 
 void GradientReducer::issue_full_buckets() {
@@ -102,6 +151,9 @@ void GradientReducer::issue_full_buckets() {
 
 void GradientReducer::issue(bool active) {
   Bucket& bucket = buckets_[next_bucket_++];
+  for (size_t item : bucket.items) {
+    if (!touched_[item]) adopt(item);
+  }
   const at::NoGradGuard no_grad;
   at::Tensor extra = bucket.gradients.extra();
   const auto missing =
@@ -112,25 +164,47 @@ void GradientReducer::issue(bool active) {
   bucket.gradients.begin_all_reduce(group_);
 }
 
-ReducedStep GradientReducer::finish(bool active) {
-  TORCH_INTERNAL_ASSERT(armed_, "finish() without arm()");
-  if (!active) zero();
-  ReducedStep step;
+GradientReducer::Found GradientReducer::finish(bool active) {
+  Found found;
   for (size_t i = 0; active && i < names_.size(); ++i) {
-    if (!touched_[i]) step.missing_here.push_back(names_[i]);
+    if (!touched_[i]) found.missing_here.push_back(names_[i]);
   }
   while (next_bucket_ < buckets_.size()) issue(active);
   const at::NoGradGuard no_grad;
   for (auto& bucket : buckets_) {
     bucket.gradients.await_all_reduce();
     const at::Tensor extra = bucket.gradients.extra();
-    step.active_ranks = extra[kActive].item<int64_t>();
-    step.missing_gradients += extra[kMissing].item<int64_t>();
-    if (step.active_ranks > 1) bucket.gradients.flat().div_(step.active_ranks);
+    found.active_ranks = extra[kActive].item<int64_t>();
+    found.missing_gradients += extra[kMissing].item<int64_t>();
+    if (found.active_ranks > 1) {
+      bucket.gradients.flat().div_(found.active_ranks);
+    }
   }
   armed_ = false;
+  holds_means_ = true;
+  touched_.assign(parameters_.size(), false);
+  ++num_reductions_;
   if (!order_is_known_) adopt_order_of_rank_0();
-  return step;
+  return found;
+}
+
+void GradientReducer::finish_backward() {
+  const Found found = finish(/*active=*/true);
+  if (options_.allow_unused) return;
+  TS_CHECK(found.missing_here.empty(), "data parallel: no gradient came for ",
+           some_of(found.missing_here, kNamedAtMost),
+           ". Every parameter must take part in the loss; freeze it "
+           "(requires_grad_(false)), or set allow_unused, which makes its "
+           "gradient zero.");
+  TS_CHECK(found.missing_gradients == 0,
+           "data parallel: ", found.missing_gradients,
+           " gradients were missing on other ranks, which name them.");
+}
+
+int64_t GradientReducer::stand_by() {
+  zero();
+  arm();
+  return finish(/*active=*/false).active_ranks;
 }
 
 // Once, after the first reduction: buckets in the order in which gradients
