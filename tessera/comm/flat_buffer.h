@@ -32,7 +32,6 @@ class FlatBuffer {
   const at::Tensor& flat() const { return flat_; }  // items, gaps, extra
   at::Tensor view(size_t item) const;
   at::Tensor extra() const;  // the `extra` last elements
-  int64_t offset(size_t item) const { return offsets_.at(item); }
 
  private:
   std::vector<std::vector<int64_t>> shapes_;

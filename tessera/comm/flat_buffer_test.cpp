@@ -17,7 +17,7 @@ TEST(FlatBuffer, ViewsShareTheBufferAndKeepTheirShapes) {
   EXPECT_EQ(buffer.view(2).numel(), 0);
   EXPECT_EQ(buffer.flat().sum().item<double>(), 15 + 2 + 21 + 8);
   for (size_t item = 0; item < 4; ++item) {
-    EXPECT_EQ(buffer.offset(item) % FlatBuffer::kAlignment, 0);
+    EXPECT_EQ(buffer.view(item).storage_offset() % FlatBuffer::kAlignment, 0);
   }
 }
 

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "tessera/parallel/data/gradient_storage.h"
+#include "tessera/comm/flat_gradients.h"
 
 namespace tessera::parallel {
 
@@ -112,7 +112,7 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
       if (!bundle.is_reduced()) continue;
       const int64_t peers = lanes.peers_of(bundle);
       if (!bundle.is_sharded()) {
-        const int64_t most = data::elements_of_bucket(
+        const int64_t most = comm::elements_of_bucket(
             config.zero.bucket_bytes(), piece,
             static_cast<int64_t>(c10::elementSize(reduced)));
         for (int64_t begin = 0; begin < piece; begin += most) {

@@ -379,7 +379,7 @@ TEST(Replicas, SumsOfSlicesEqualOneDevice) {
     for (int64_t micro = 0; micro < 2; ++micro) {
       replicas.run(4, [&](size_t device) {
         const auto first = static_cast<int64_t>(3 * device);
-        auto& own = static_cast<nn::SequentialImpl&>(*replicas.module(device));
+        auto& own = static_cast<nn::SequentialImpl&>(*modules[device]);
         const at::Tensor slice = inputs[micro].slice(0, first, first + 3);
         (own.forward(slice).square().sum() / 60).backward();
       });

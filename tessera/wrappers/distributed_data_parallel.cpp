@@ -1,18 +1,15 @@
 #include "tessera/wrappers/distributed_data_parallel.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
 
+#include <utility>
 #include <vector>
 
-#include "tessera/core/error.h"
-#include "tessera/core/units.h"
+#include "tessera/wrappers/detail/gradient_reducer.h"
 #include "tessera/wrappers/detail/same_parameters.h"
 
 namespace tessera::wrappers {
 namespace {
-
-constexpr size_t kNamedAtMost = 8;  // parameters in one message
 
 std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
   std::vector<NamedParameter> parameters;
@@ -24,73 +21,42 @@ std::vector<NamedParameter> parameters_of(torch::nn::Module& module) {
 
 }  // namespace
 
-DataParallelCore::DataParallelCore(torch::nn::Module& module,
-                                   comm::Group& group,
-                                   const DataParallelOptions& options)
+DistributedDataParallelCore::DistributedDataParallelCore(
+    torch::nn::Module& module, comm::Group& group,
+    const DistributedDataParallelOptions& options)
     : module_(module), group_(group), options_(options) {
   require_same_parameters(parameters_of(module), group);
   broadcast_all(module.parameters(), group, /*root=*/0);
-  broadcast_buffers();
-  reducer_ = std::make_unique<GradientReducer>(
-      parameters_of(module), group,
-      ReducerOptions{.bucket_bytes = options.bucket_bytes,
-                     .overlap = options.overlap});
+  broadcast_all(module.buffers(), group, /*root=*/0);
+  reducer_ =
+      std::make_unique<GradientReducer>(parameters_of(module), group, options);
 }
 
-void DataParallelCore::broadcast_buffers() {
-  at::NoGradGuard no_grad;
-  std::vector<comm::Work> pending;
-  for (const at::Tensor& buffer : module_.buffers()) {
-    TS_CHECK(buffer.is_contiguous(),
-             "data parallel: a buffer of the module is not contiguous; make "
-             "it so before wrapping the module.");
-    pending.push_back(group_.broadcast(buffer, /*root=*/0));
-  }
-  for (auto& work : pending) work.wait();
+DistributedDataParallelCore::~DistributedDataParallelCore() = default;
+DistributedDataParallelCore::DistributedDataParallelCore(
+    DistributedDataParallelCore&&) noexcept = default;
+
+void DistributedDataParallelCore::before_forward() {
+  reducer_->prepare();
+  if (!options_.broadcast_buffers || !module_.is_training()) return;
+  // Once a step, however many micro-batches.
+  const int64_t step = reducer_->num_reductions();
+  if (std::exchange(buffers_step_, step) == step) return;
+  broadcast_all(module_.buffers(), group_, /*root=*/0);
 }
 
-void DataParallelCore::before_forward() {
-  if (buffers_are_fresh_) return;  // once a step, however many micro-batches
-  if (options_.broadcast_buffers && module_.is_training()) broadcast_buffers();
-  buffers_are_fresh_ = true;
+void DistributedDataParallelCore::accumulate(const at::Tensor& loss) {
+  reducer_->accumulate(loss);
 }
 
-void DataParallelCore::begin_step() {
-  if (gradients_are_stale_) reducer_->zero();
-  gradients_are_stale_ = false;
+void DistributedDataParallelCore::backward(const at::Tensor& loss) {
+  reducer_->backward(loss);
 }
 
-void DataParallelCore::accumulate(const at::Tensor& loss) {
-  begin_step();
-  torch::autograd::backward({loss}, {});
-}
-
-void DataParallelCore::backward(const at::Tensor& loss) {
-  begin_step();
-  reducer_->arm();
-  torch::autograd::backward({loss}, {});
-  const ReducedStep step = reducer_->finish();
-  gradients_are_stale_ = true;
-  buffers_are_fresh_ = false;
-  if (options_.allow_unused) return;
-  TS_CHECK(step.missing_here.empty(), "data parallel: no gradient came for ",
-           some_of(step.missing_here, kNamedAtMost),
-           ". Every parameter must take part in the loss; freeze it "
-           "(requires_grad_(false)), or set allow_unused, which makes its "
-           "gradient zero.");
-  TS_CHECK(step.missing_gradients == 0,
-           "data parallel: ", step.missing_gradients,
-           " gradients were missing on other ranks, which name them.");
-}
-
-void DataParallelCore::join() {
-  ReducedStep step;
+void DistributedDataParallelCore::join() {
   do {
     before_forward();
-    reducer_->arm();
-    step = reducer_->finish(/*active=*/false);
-    buffers_are_fresh_ = false;
-  } while (step.active_ranks > 0);
+  } while (reducer_->stand_by() > 0);
 }
 
 }  // namespace tessera::wrappers

@@ -5,33 +5,43 @@
 //   model.backward(loss_of(output, target));  // reduces while it runs
 //   optimizer.step();
 //
+// Or as with PyTorch's, which adds to what .grad holds:
+//
+//   optimizer.zero_grad();
+//   loss_of(model.forward(input), target).backward();  // reduces too
+//   optimizer.step();
+//
 // Comm:    at construction: a comparison of the parameters' names and shapes,
 //          and a broadcast of rank 0's parameters and buffers. forward():
 //          once a step, a broadcast of rank 0's buffers (BatchNorm's
 //          statistics), where there are any. backward(): one all_reduce a
 //          bucket; the gradient is the mean over the ranks that had data.
 // Accumulate: accumulate(loss) adds gradients without any communication;
-//          backward(loss) ends the step.
+//          backward(loss) ends the step. The first of either in a step begins
+//          with zeros.
 // Uneven data: a rank whose data has ended calls join(), which takes part with
 //          zero weight until every rank has ended.
 // Errors:  a parameter without gradient is named on every rank, and nobody
-//          hangs; allow_unused makes its gradient zero instead.
+//          hangs; allow_unused makes its gradient zero instead. forward()
+//          refuses a model whose last backward did not end, or whose parameters
+//          got another dtype or device, and so were not reduced.
+// Limits:  loss.backward() must reach a parameter, and run no other backward
+//          inside (reentrant checkpoints): model.backward(loss) need not.
 // Threads: as comm::Group: one thread a rank.
 // Source:  Li et al. 2020, arXiv 2006.15704.
 #pragma once
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "tessera/comm/group.h"
-#include "tessera/wrappers/gradient_reducer.h"
 
 namespace tessera {
 
-struct DataParallelOptions {
+struct DistributedDataParallelOptions {
   int64_t bucket_bytes = int64_t{25} << 20;
   bool overlap = true;
   bool broadcast_buffers = true;
@@ -40,28 +50,29 @@ struct DataParallelOptions {
 
 namespace wrappers {
 
+class GradientReducer;
+
 // What does not depend on the module's type.
-class DataParallelCore {
+class DistributedDataParallelCore {
  public:
-  DataParallelCore(torch::nn::Module& module, comm::Group& group,
-                   const DataParallelOptions& options);
+  DistributedDataParallelCore(torch::nn::Module& module, comm::Group& group,
+                              const DistributedDataParallelOptions& options);
+  ~DistributedDataParallelCore();
+  DistributedDataParallelCore(DistributedDataParallelCore&& other) noexcept;
+  DistributedDataParallelCore& operator=(DistributedDataParallelCore&& other) =
+      delete;
 
   void before_forward();
   void accumulate(const at::Tensor& loss);
   void backward(const at::Tensor& loss);
   void join();
-  const GradientReducer& reducer() const { return *reducer_; }
 
  private:
-  void broadcast_buffers();
-  void begin_step();
-
   torch::nn::Module& module_;
   comm::Group& group_;
-  DataParallelOptions options_;
+  DistributedDataParallelOptions options_;
   std::unique_ptr<GradientReducer> reducer_;
-  bool gradients_are_stale_ = true;  // of the step before
-  bool buffers_are_fresh_ = false;   // broadcast in this step already
+  int64_t buffers_step_ = -1;  // reductions when buffers were broadcast
 };
 
 }  // namespace wrappers
@@ -71,7 +82,7 @@ template <typename Holder>
 class DistributedDataParallel {
  public:
   DistributedDataParallel(Holder module, comm::Group& group,
-                          const DataParallelOptions& options = {})
+                          const DistributedDataParallelOptions& options = {})
       : module_(std::move(module)), core_(*module_, group, options) {}
 
   template <typename... Args>
@@ -87,11 +98,10 @@ class DistributedDataParallel {
   void join() { core_.join(); }
 
   Holder& module() { return module_; }
-  const wrappers::GradientReducer& reducer() const { return core_.reducer(); }
 
  private:
   Holder module_;
-  wrappers::DataParallelCore core_;
+  wrappers::DistributedDataParallelCore core_;
 };
 
 }  // namespace tessera

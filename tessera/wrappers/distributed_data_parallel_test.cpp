@@ -1,13 +1,16 @@
 // DDP against one rank, in double: gradients, weights, accumulation, buckets,
 // ended ranks, unused parameters, buffers.
+#include <c10/util/ScopeExit.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <mutex>
+#include <functional>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
@@ -73,7 +76,8 @@ struct Case {
   std::string backend;
   int64_t world;
   int64_t microbatches;
-  DataParallelOptions options;
+  DistributedDataParallelOptions options = {};
+  bool own_backward = false;  // the loss's, instead of the model's
 };
 
 std::vector<std::vector<at::Tensor>> many_ranks(const Case& c,
@@ -96,7 +100,11 @@ std::vector<std::vector<at::Tensor>> many_ranks(const Case& c,
         auto loss =
             ddp.forward(mine.narrow(0, m * micro, micro)).pow(2).mean() /
             c.microbatches;
-        m + 1 < c.microbatches ? ddp.accumulate(loss) : ddp.backward(loss);
+        if (m + 1 < c.microbatches) {
+          ddp.accumulate(loss);
+        } else {
+          c.own_backward ? loss.backward() : ddp.backward(loss);
+        }
       }
       optimizer.step();
     }
@@ -158,20 +166,136 @@ TEST(DistributedDataParallel, BucketsAndOverlapChangeNoBitOnShm) {
   }
 }
 
-TEST(DistributedDataParallel, NamesParametersWithoutGradientOnEveryRank) {
+TEST(DistributedDataParallel, TheLossesOwnBackwardReducesTheSame) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    for (int64_t micro : {1, 2}) {
+      for (bool overlap : {true, false}) {
+        Case c{backend, 2, micro, {.bucket_bytes = 512, .overlap = overlap}};
+        const auto expected = many_ranks(c, at::kFloat);
+        c.own_backward = true;
+        const auto all = many_ranks(c, at::kFloat);
+        for (const auto& one : all) EXPECT_TRUE(same_bits(one, expected[0]));
+      }
+    }
+  }
+}
+
+// The order of zero_grad() and forward() is the user's, and whether gradients
+// are zeroed or taken away; without zero_grad() the mean is added.
+TEST(DistributedDataParallel, TheLossesOwnBackwardAddsToGradients) {
+  enum class Zero { kBefore, kAfter, kInPlace, kNever };
+  for (Zero when :
+       {Zero::kBefore, Zero::kAfter, Zero::kInPlace, Zero::kNever}) {
+    comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
+      torch::nn::Linear net(6, 3);
+      net->to(at::kDouble);
+      DistributedDataParallel ddp(net, communicator.world());
+      torch::optim::SGD optimizer(net->parameters(), 0.01);
+      for (int step = 1; step <= 3; ++step) {
+        const at::Tensor x = at::full({1, 6}, communicator.rank() + step,
+                                      at::TensorOptions(at::kDouble));
+        if (when == Zero::kBefore) optimizer.zero_grad();
+        if (when == Zero::kInPlace) optimizer.zero_grad(/*set_to_none=*/false);
+        const at::Tensor loss = ddp.forward(x).sum();
+        if (when == Zero::kAfter) optimizer.zero_grad();
+        loss.backward();
+        // The mean of step and step + 1; the sum of those so far.
+        const double expected =
+            when == Zero::kNever ? step * (step + 2) / 2.0 : step + 0.5;
+        EXPECT_TRUE(at::allclose(net->weight.grad(),
+                                 at::full({3, 6}, expected, at::kDouble)))
+            << static_cast<int>(when) << " step " << step;
+      }
+    });
+  }
+}
+
+// A message of each rank; empty where nothing was refused.
+std::vector<std::string> refusals_of(
+    const std::function<void(comm::Communicator&)>& train) {
   std::vector<std::string> messages(2);
   comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
-    Net net(at::kDouble);
-    DistributedDataParallel ddp(net, communicator.world());
     try {
-      ddp.backward(ddp.forward(data_of(4, at::kDouble)).sum());
+      train(communicator);
     } catch (const Error& error) {
       messages[communicator.rank()] = error.what();
     }
   });
-  for (const auto& message : messages) {
-    EXPECT_THAT(message, testing::HasSubstr("unused.weight, unused.bias"));
+  return messages;
+}
+
+TEST(DistributedDataParallel, NamesParametersWithoutGradientOnEveryRank) {
+  for (bool own_backward : {false, true}) {
+    const auto messages = refusals_of([&](comm::Communicator& communicator) {
+      Net net(at::kDouble);
+      DistributedDataParallel ddp(net, communicator.world());
+      const auto loss = ddp.forward(data_of(4, at::kDouble)).sum();
+      own_backward ? loss.backward() : ddp.backward(loss);
+    });
+    for (const auto& message : messages) {
+      EXPECT_THAT(message, testing::HasSubstr("unused.weight, unused.bias"));
+    }
   }
+}
+
+struct Fails : torch::autograd::Function<Fails> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) {
+    return x.clone();
+  }
+  static torch::autograd::tensor_list backward(
+      torch::autograd::AutogradContext*, const torch::autograd::tensor_list&) {
+    TS_CHECK(false, "boom");
+  }
+};
+
+TEST(DistributedDataParallel, RefusesAModelThatWasNotReduced) {
+  const auto failed = refusals_of([](comm::Communicator& communicator) {
+    torch::nn::Linear first(6, 6), second(6, 6);
+    torch::nn::Sequential net(first, second);
+    DistributedDataParallel ddp(net, communicator.world());
+    const auto x = data_of(4, at::kFloat);
+    auto hidden = Fails::apply(first->forward(x));
+    EXPECT_THROW(second->forward(hidden).sum().backward(), Error);
+    ddp.forward(x);
+  });
+  const auto moved = refusals_of([](comm::Communicator& communicator) {
+    torch::nn::Linear net(6, 6);
+    DistributedDataParallel ddp(net, communicator.world());
+    net->to(at::kDouble);
+    ddp.forward(data_of(4, at::kDouble));
+  });
+  const auto recorded = refusals_of([](comm::Communicator& communicator) {
+    torch::nn::Linear net(6, 6);
+    DistributedDataParallel ddp(net, communicator.world());
+    // Such a gradient and its parameter hold each other.
+    const auto ends = c10::make_scope_exit([&] { net->zero_grad(); });
+    ddp.forward(data_of(4, at::kFloat))
+        .pow(2)
+        .sum()
+        .backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+  });
+  for (size_t rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(failed[rank], testing::HasSubstr("did not end"));
+    EXPECT_THAT(moved[rank], testing::HasSubstr("another dtype or device"));
+    EXPECT_THAT(recorded[rank], testing::HasSubstr("create_graph"));
+  }
+}
+
+// Rank 0 alone looks at its model between two steps.
+TEST(DistributedDataParallel, AnEvaluationOnOneRankHangsNobody) {
+  comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
+    torch::nn::BatchNorm1d norm(6);
+    DistributedDataParallel ddp(norm.ptr(), communicator.world());
+    const auto x = data_of(8, at::kFloat);
+    for (int step = 0; step < 2; ++step) {
+      ddp.backward(ddp.forward(x).pow(3).sum());
+      if (communicator.rank() > 0) continue;
+      const at::NoGradGuard no_grad;
+      norm->eval();
+      ddp.forward(x);
+      norm->train();
+    }
+  });
 }
 
 TEST(DistributedDataParallel, AParameterUnusedOnOneRankHangsNobody) {
@@ -280,7 +404,7 @@ TEST(DistributedDataParallel, RefusesAnotherModuleOnAnotherRank) {
   }
 }
 
-TEST(GradientReducer, ReducesOncePerStepHoweverManyMicrobatches) {
+TEST(DistributedDataParallel, ReducesOncePerStepHoweverManyMicrobatches) {
   comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
     Net net(at::kFloat);
     DistributedDataParallel ddp(
@@ -303,8 +427,7 @@ TEST(GradientReducer, ReducesOncePerStepHoweverManyMicrobatches) {
     for (int micro : {1, 2, 8}) {
       const int64_t before = reduced();
       step(micro);
-      EXPECT_EQ(reduced() - before,
-                static_cast<int64_t>(ddp.reducer().num_buckets()));
+      EXPECT_EQ(reduced() - before, 1);  // in one bucket
     }
   });
 }

@@ -60,7 +60,6 @@ class DistributedOptimizer {
   void step();
   // The first half of step(): to clip gradients before the second.
   void synchronize();
-  torch::optim::Optimizer& optimizer() { return optimizer_; }
 
   // All-reduces of gradients so far: how well they fuse.
   int64_t num_reductions() const;

@@ -51,7 +51,6 @@ class Replicas {
 
   size_t size() const { return devices_.size(); }
   const std::vector<at::Device>& devices() const { return devices_; }
-  const ModulePtr& module(size_t device) const { return modules_.at(device); }
   // Each tensor once, in the order of declaration.
   const std::vector<at::Tensor>& parameters(size_t device) const {
     return parameters_.at(device);

@@ -52,9 +52,9 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .* over dp_replicate"),
     Mutant("reduction_doubled", GRADIENTS,
-           "    for (int64_t begin = 0; begin < flat.numel(); begin += most) {\n",
-           "    if (MUTANT) peers_.all_reduce(flat).wait();\n"
-           "    for (int64_t begin = 0; begin < flat.numel(); begin += most) {\n",
+           "    whole_.begin_all_reduce(peers_, mode, bucket_bytes_);\n",
+           "    if (MUTANT) peers_.all_reduce(whole_.flat()).wait();\n"
+           "    whole_.begin_all_reduce(peers_, mode, bucket_bytes_);\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over dp_replicate"),
     Mutant("reduction_on_the_wrong_axis", LAYOUTS,

@@ -2,46 +2,22 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <utility>
 
-#include "tessera/comm/flat_buffer.h"
+#include "tessera/comm/flat_gradients.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/parallel/data/parameter_storage.h"
 
 namespace tessera::parallel::data {
 namespace {
 
-// Whole gradients of a bundle, flat, as autograd adds to them.
-class Whole {
- public:
-  // `group`: see FlatBuffer.
-  Whole(const Bundle& bundle, at::ScalarType dtype, comm::Group* group)
-      : bundle_(bundle),
-        flat_(bundle.cut.full_shapes(),
-              bundle.parameters[0].tensor.options().dtype(dtype).requires_grad(
-                  false),
-              /*extra=*/0, group) {
-    for (size_t i = 0; i < bundle.parameters.size(); ++i) {
-      views_.push_back(flat_.view(i));
-    }
-    attach();
+std::vector<at::Tensor> parameters_of(const Bundle& bundle) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& parameter : bundle.parameters) {
+    parameters.push_back(parameter.tensor);
   }
-  // A step may have left .grad cleared.
-  void attach() {
-    for (size_t i = 0; i < views_.size(); ++i) {
-      at::Tensor parameter = bundle_.parameters[i].tensor;
-      parameter.mutable_grad() = views_[i];
-    }
-  }
-  const at::Tensor& flat() const { return flat_.flat(); }
-  const at::Tensor& view(size_t i) const { return views_[i]; }
-
- private:
-  const Bundle& bundle_;
-  comm::FlatBuffer flat_;
-  std::vector<at::Tensor> views_;
-};
+  return parameters;
+}
 
 class ReplicatedGradients final : public GradientStorage {
  public:
@@ -49,40 +25,27 @@ class ReplicatedGradients final : public GradientStorage {
                       comm::Group& peers)
       : peers_(peers),
         bucket_bytes_(options.bucket_bytes),
-        whole_(bundle, options.dtype, &peers) {
+        whole_(parameters_of(bundle), options.dtype, /*extra=*/0, &peers) {
     for (size_t i = 0; i < bundle.parameters.size(); ++i) {
       local_.push_back(whole_.view(i));
     }
   }
 
-  void zero() override {
-    whole_.flat().zero_();
-    whole_.attach();
-  }
+  void zero() override { whole_.zero(); }
   void allocate() override {}
 
   void begin_reduction(comm::Mode mode) override {
     if (peers_.size() == 1) return;
-    const at::Tensor& flat = whole_.flat();
-    const int64_t most = elements_of_bucket(
-        bucket_bytes_, flat.numel(), static_cast<int64_t>(flat.itemsize()));
-    for (int64_t begin = 0; begin < flat.numel(); begin += most) {
-      works_.push_back(peers_.all_reduce(
-          flat.narrow(0, begin, std::min(most, flat.numel() - begin)),
-          comm::ReduceOp::kSum, mode));
-    }
+    whole_.begin_all_reduce(peers_, mode, bucket_bytes_);
   }
-  void await_reduction() override {
-    for (auto& work : std::exchange(works_, {})) work.wait();
-  }
+  void await_reduction() override { whole_.await_all_reduce(); }
   void begin_sum(comm::Mode /*mode*/) override {}
   void await_sum() override {}
 
  private:
   comm::Group& peers_;
   const int64_t bucket_bytes_;
-  Whole whole_;
-  std::vector<comm::Work> works_;
+  comm::FlatGradients whole_;
 };
 
 class ScatteredGradients final : public GradientStorage {
@@ -93,10 +56,12 @@ class ScatteredGradients final : public GradientStorage {
         shards_(shards),
         peers_(peers),
         // What is freed between steps is resized.
-        whole_(bundle, options.dtype, stays() ? &peers : nullptr),
+        whole_(parameters_of(bundle), options.dtype, /*extra=*/0,
+               stays() ? &peers : nullptr),
         whole_bytes_(static_cast<int64_t>(whole_.flat().nbytes())) {
     const Cut& cut = bundle.cut;
     if (!stays()) {
+      const MemoryScope scope(MemoryKind::kGradients);
       sum_ = at::zeros({cut.numel()}, whole_.flat().options());
     }
     for (size_t i = 0; i < cut.count(); ++i) {
@@ -176,7 +141,7 @@ class ScatteredGradients final : public GradientStorage {
   const Bundle& bundle_;
   comm::Group& shards_;
   comm::Group& peers_;
-  Whole whole_;
+  comm::FlatGradients whole_;  // as autograd adds to them
   const int64_t whole_bytes_;
   at::Tensor sum_;  // of stages 2 and 3: this rank's piece, reduced so far
   at::Tensor packed_, reduced_;  // of the reduction under way
@@ -185,16 +150,11 @@ class ScatteredGradients final : public GradientStorage {
 
 }  // namespace
 
-int64_t elements_of_bucket(int64_t bytes, int64_t all, int64_t item) {
-  return bytes == 0 ? all : std::max<int64_t>(1, bytes / item);
-}
-
 std::unique_ptr<GradientStorage> make_gradients(const Bundle& bundle,
                                                 const GradientOptions& options,
                                                 comm::Group& shards,
                                                 comm::Group& peers) {
   const at::NoGradGuard no_grad;
-  const MemoryScope scope(MemoryKind::kGradients);
   if (bundle.is_sharded()) {
     return std::make_unique<ScatteredGradients>(bundle, options, shards, peers);
   }

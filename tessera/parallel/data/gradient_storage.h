@@ -48,9 +48,6 @@ class GradientStorage {
   std::vector<at::Tensor> local_;
 };
 
-// Of so many in all, so many go in one all_reduce.
-int64_t elements_of_bucket(int64_t bytes, int64_t all, int64_t item);
-
 // `peers`: the bundle's.
 std::unique_ptr<GradientStorage> make_gradients(const Bundle& bundle,
                                                 const GradientOptions& options,

@@ -7,15 +7,13 @@
 #include <cstring>
 #include <utility>
 
+#include "tessera/comm/flat_gradients.h"
+
 namespace tessera::wrappers {
 namespace {
 
 // Thrown in the thread alone, when nobody waits for its work any more.
 struct Dropped : std::exception {};
-
-int64_t bytes_of(const at::Tensor& tensor) {
-  return static_cast<int64_t>(tensor.nbytes());
-}
 
 }  // namespace
 
@@ -138,20 +136,15 @@ std::vector<size_t> GradientCycle::agree() {
 
 std::vector<GradientCycle::Buffer> GradientCycle::buffers_of(
     std::vector<size_t> parameters) const {
-  const auto dtype = [&](size_t p) { return parameters_[p].scalar_type(); };
+  const auto type_of = [](const at::Tensor& p) { return p.scalar_type(); };
   std::stable_sort(parameters.begin(), parameters.end(),
-                   [&](size_t a, size_t b) { return dtype(a) < dtype(b); });
+                   [&](size_t a, size_t b) {
+                     return type_of(parameters_[a]) < type_of(parameters_[b]);
+                   });
   std::vector<Buffer> buffers;
-  int64_t room = 0;
-  for (size_t p : parameters) {
-    const int64_t bytes = bytes_of(parameters_[p]);
-    if (buffers.empty() || bytes > room ||
-        dtype(buffers.back().parameters[0]) != dtype(p)) {
-      buffers.emplace_back();
-      room = options_.fusion_threshold;
-    }
-    buffers.back().parameters.push_back(p);
-    room -= bytes;
+  for (auto& bucket : comm::cut_into_buckets(parameters_, parameters, type_of,
+                                             options_.fusion_threshold)) {
+    buffers.push_back({.parameters = std::move(bucket)});
   }
   return buffers;
 }

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/function_hook.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -33,7 +34,15 @@ void GradientHooks::add(const at::Tensor& parameter,
   auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
   const std::uintptr_t key =
       accumulator->add_post_hook(std::make_unique<ReadyHook>(std::move(ready)));
-  hooks_.push_back({std::move(accumulator), key});
+  hooks_.push_back({parameter, std::move(accumulator), key});
+}
+
+bool GradientHooks::are_heard() const {
+  return std::ranges::all_of(hooks_, [](const Hooked& hooked) {
+    return !hooked.parameter.requires_grad() ||
+           torch::autograd::impl::grad_accumulator(hooked.parameter) ==
+               hooked.accumulator;
+  });
 }
 
 }  // namespace tessera::wrappers

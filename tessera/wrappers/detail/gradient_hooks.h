@@ -22,9 +22,13 @@ class GradientHooks {
   GradientHooks& operator=(const GradientHooks&) = delete;
 
   void add(const at::Tensor& parameter, std::function<void()> ready);
+  // False where a parameter has lost its hook: autograd begins anew with one
+  // that gets another dtype or device.
+  bool are_heard() const;
 
  private:
   struct Hooked {
+    at::Tensor parameter;
     // Kept alive: it owns the hook. (Its pointer type differs by version.)
     decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
     std::uintptr_t key = 0;

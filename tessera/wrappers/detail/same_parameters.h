@@ -1,14 +1,19 @@
 // Whether ranks have the same parameters, and giving them the same values.
 #pragma once
 
-#include <torch/nn/module.h>
+#include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "tessera/comm/group.h"
-#include "tessera/wrappers/gradient_reducer.h"
 
 namespace tessera::wrappers {
+
+struct NamedParameter {
+  std::string name;
+  at::Tensor parameter;
+};
 
 // Throws TS_CHECK where names, shapes or dtypes of some rank are others. Every
 // rank of the group calls it.
