@@ -18,13 +18,14 @@ void all_reduce(benchmark::State& state, const std::string& backend) {
   comm::run_threads(num_ranks, backend, [&](comm::Communicator& ranks) {
     at::Tensor tensor = at::zeros({bytes / 4});
     comm::Group& world = ranks.world();
-    world.all_reduce(tensor).wait();  // opens what is opened on first use
+    world.all_reduce(tensor)
+        .synchronize();  // opens what is opened on first use
     world.barrier();
     if (ranks.rank() == 0) {
-      for (auto _ : state) world.all_reduce(tensor).wait();
+      for (auto _ : state) world.all_reduce(tensor).synchronize();
     } else {
       for (benchmark::IterationCount i = 0; i < state.max_iterations; ++i) {
-        world.all_reduce(tensor).wait();
+        world.all_reduce(tensor).synchronize();
       }
     }
   });

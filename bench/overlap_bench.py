@@ -25,6 +25,7 @@ FAST = "100gbit"
 PASSES = "prefetch,reductions,messages"
 KINDS = {
     "ddp": ["--mesh.dp=2"],
+    "zero1": ["--mesh.dp=2", "--zero.stage=1"],
     "zero2": ["--mesh.dp=2", "--zero.stage=2"],
     "zero3": ["--mesh.dp=2", "--zero.stage=3", "--zero.prefetch=2"],
     "1f1b": ["--mesh.pp=2", "--batch.micro=1"],

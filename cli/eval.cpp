@@ -15,6 +15,7 @@
 #include "tessera/data/fingerprint.h"
 #include "tessera/data/token_stream.h"
 #include "tessera/train/evaluate.h"
+#include "tessera/train/preflight.h"
 
 namespace tessera::cli {
 
@@ -141,10 +142,16 @@ class EvalCommand {
       job.arguments.insert(job.arguments.end(), {"--cache", flags_.cache});
     }
     // One rank alone has all cores, and nobody to share with.
+    job.prepare = [this](const launch::RankEnvironment& first) {
+      train::check_memory(config_, {first.rank, first.local_world_size},
+                          train::memory_of_host(),
+                          program::Purpose::kEvaluation);
+      tokens();
+    };
     if (place.source == "none" && world_size == 1) {
+      job.prepare(place);
       return job.work(*comm::make_communicator({}));
     }
-    job.prepare = [this](const auto&) { tokens(); };
     return run_ranks(job, flags_.ranks, place, world_size);
   }
 

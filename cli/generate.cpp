@@ -8,6 +8,7 @@
 #include "cli/model_folder.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/generate.h"
+#include "tessera/train/preflight.h"
 
 namespace tessera::cli {
 namespace {
@@ -86,9 +87,18 @@ class GenerateCommand {
     const int64_t world_size = world_of(config_, flags_.ranks, place);
     engine::check_generation(config_, world_size);
     engine::complete_for_evaluation(config_, world_size);
+    const auto prepare = [this](const launch::RankEnvironment& first) {
+      train::check_memory(config_, {first.rank, first.local_world_size},
+                          train::memory_of_host(),
+                          program::Purpose::kEvaluation);
+    };
     // One rank alone has all cores, and nobody to talk to.
-    if (place.source == "none" && world_size == 1) return write_alone();
+    if (place.source == "none" && world_size == 1) {
+      prepare(place);
+      return write_alone();
+    }
     const RankJob job{.comm = config_.comm,
+                      .prepare = prepare,
                       .work =
                           [this](comm::Communicator& ranks) {
                             write(ranks);

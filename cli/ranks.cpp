@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/launch/local.h"
@@ -125,6 +126,7 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
 
 int run_ranks(const RankJob& job, const RankFlags& flags,
               const launch::RankEnvironment& place, int64_t world_size) {
+  ignore_broken_pipes();  // who reads along may stop before the ranks do
   if (place.source != "none") return run_rank(job, place);
   TS_CHECK_CONFIG(world_size == 1 || job.comm.backend != "mpi",
                   "comm.backend is mpi, whose ranks are started by mpirun. "

@@ -37,14 +37,15 @@ class TrainCommand {
   void run(int argc, char** argv) {
     const auto place = find_place(flags_.ranks);
     const int64_t nproc = flags_.ranks.nproc;
-    TS_CHECK_USAGE(!star() || nproc <= 1, "--nproc ", nproc,
+    TS_CHECK_USAGE(!config_.mesh.star() || nproc <= 1, "--nproc ", nproc,
                    " with mesh.data_parallel dp, "
                    "whose devices are threads of one process. Set mesh.dp to "
                    "their number and leave --nproc out.");
     const int64_t world_size =
         place.source == "none" ? wanted_world() : place.world_size;
-    engine::complete(config_,
-                     star() ? engine::implied_world_size(config_) : world_size);
+    engine::complete(config_, config_.mesh.star()
+                                  ? engine::implied_world_size(config_)
+                                  : world_size);
     if (show_only()) return;
     // The ranks that this program starts have heard of it from their launcher.
     if (place.source != "tessera" && place.rank == 0) warn_of_idle_keys();
@@ -71,11 +72,8 @@ class TrainCommand {
   }
 
  private:
-  // Data parallelism on threads around device 0: one rank, many devices.
-  bool star() const { return config_.mesh.data_parallel == "dp"; }
-
   int64_t wanted_world() const {
-    if (star()) return 1;
+    if (config_.mesh.star()) return 1;
     return flags_.ranks.nproc > 0 ? flags_.ranks.nproc
                                   : engine::implied_world_size(config_);
   }

@@ -59,7 +59,7 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
   auto config = engine::read_run_config(
       flags.file, overrides_of(flags.sets, extras), &origins);
   engine::read_model_folder(config, origins);
-  TS_CHECK_CONFIG(config.mesh.data_parallel == "ddp",
+  TS_CHECK_CONFIG(!config.mesh.star(),
                   "verify compares ranks; mesh.data_parallel dp has one. Use "
                   "ddp.");
   // It trains on random tokens.

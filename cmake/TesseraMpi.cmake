@@ -39,14 +39,15 @@ message(STATUS "Backend mpi: ${TESSERA_HAS_MPI} (${TESSERA_MPI}) ${TESSERA_MPI_L
 # Picks the backend or its stub; what is not picked is not compiled.
 function(tessera_mpi_sources)
   set(folder "${PROJECT_SOURCE_DIR}/tessera/comm/mpi")
-  set(backend "${folder}/calls.cpp" "${folder}/mpi_backend.cpp"
-    "${folder}/progress.cpp" "${folder}/reducible.cpp")
+  set(callers "${folder}/calls.cpp" "${folder}/life.cpp")
+  set(backend ${callers} "${folder}/mpi_backend.cpp" "${folder}/progress.cpp"
+    "${folder}/reducible.cpp")
   if(TESSERA_HAS_MPI)
     set_property(SOURCE "${folder}/no_mpi.cpp" PROPERTY HEADER_FILE_ONLY ON)
-    # MPI's header is seen by this source alone, and without its C++ classes.
-    set_property(SOURCE "${folder}/calls.cpp" PROPERTY
+    # MPI's header is seen by these alone, and without its C++ classes.
+    set_property(SOURCE ${callers} PROPERTY
       INCLUDE_DIRECTORIES ${TESSERA_MPI_INCLUDES})
-    set_property(SOURCE "${folder}/calls.cpp" PROPERTY
+    set_property(SOURCE ${callers} PROPERTY
       COMPILE_DEFINITIONS OMPI_SKIP_MPICXX=1 MPICH_SKIP_MPICXX=1)
   else()
     set_property(SOURCE ${backend} PROPERTY HEADER_FILE_ONLY ON)

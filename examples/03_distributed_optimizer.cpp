@@ -61,7 +61,9 @@ void train(tessera::comm::Communicator& ranks) {
     optimizer.step();  // with the mean of all ranks
     if (step % 50 != 0) continue;
     at::Tensor mean = loss.detach().clone();
-    ranks.world().all_reduce(mean, tessera::comm::ReduceOp::kMean).wait();
+    ranks.world()
+        .all_reduce(mean, tessera::comm::ReduceOp::kMean)
+        .synchronize();
     if (ranks.rank() == 0) {
       std::cout << "step " << step << " loss " << mean.item<float>() << "\n";
     }

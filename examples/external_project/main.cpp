@@ -8,7 +8,7 @@
 int main() {
   tessera::comm::run_threads(2, "shm", [](tessera::comm::Communicator& peers) {
     at::Tensor mine = at::full({4}, static_cast<double>(peers.rank() + 1));
-    peers.world().all_reduce(mine).wait();
+    peers.world().all_reduce(mine).synchronize();
     if (peers.rank() == 0) {
       std::cout << "tessera " << tessera::kVersion << " on LibTorch "
                 << tessera::kTorchVersion

@@ -57,19 +57,20 @@ void Exchange::run(Buffers& buffers) {
   const auto& [input, output] = buffers;
   switch (case_.operation) {
     case Operation::kAllReduce:
-      return group_.all_reduce(input, case_.redop, kMode).wait();
+      return group_.all_reduce(input, case_.redop, kMode).synchronize();
     case Operation::kAllGather:
-      return group_.all_gather(output, input, kMode).wait();
+      return group_.all_gather(output, input, kMode).synchronize();
     case Operation::kReduceScatter:
-      return group_.reduce_scatter(output, input, case_.redop, kMode).wait();
+      return group_.reduce_scatter(output, input, case_.redop, kMode)
+          .synchronize();
     case Operation::kAllToAll:
-      return group_.all_to_all(output, input, {}, {}, kMode).wait();
+      return group_.all_to_all(output, input, {}, {}, kMode).synchronize();
     case Operation::kBroadcast:
-      return group_.broadcast(input, kRoot, kMode).wait();
+      return group_.broadcast(input, kRoot, kMode).synchronize();
     case Operation::kSendRecv: {
       comm::Work sent = group_.send(input, next());
-      group_.recv(output, before()).wait();
-      return sent.wait();
+      group_.recv(output, before()).synchronize();
+      return sent.synchronize();
     }
     case Operation::kBarrier:
       return;  // has no buffers

@@ -34,7 +34,7 @@ int64_t calls_a_timing(const Case& what) {
 
 double over_ranks(comm::Group& group, double value, comm::ReduceOp op) {
   const at::Tensor all = at::full({1}, value, at::kDouble);
-  group.all_reduce(all, op).wait();
+  group.all_reduce(all, op).synchronize();
   return all.item<double>();
 }
 
@@ -93,7 +93,7 @@ class Runner {
         over_ranks(control_, times_us_.front(), comm::ReduceOp::kMean);
     if (plan_.check) {
       const at::Tensor wrong = at::full({1}, wrong_, at::kLong);
-      control_.all_reduce(wrong).wait();
+      control_.all_reduce(wrong).synchronize();
       cell.wrong = wrong.item<int64_t>();
     }
     return cell;

@@ -71,7 +71,7 @@ std::string unused(const Manifest& manifest, const State& state,
       }
     }
   }
-  world.all_reduce(used, comm::ReduceOp::kMax).wait();
+  world.all_reduce(used, comm::ReduceOp::kMax).synchronize();
   std::vector<std::string> names;
   for (size_t i = 0; i < manifest.tensors.size(); ++i) {
     if (used.const_data_ptr<int64_t>()[i] == 0) {
@@ -160,7 +160,7 @@ class Load {
     const auto seal =
         static_cast<int64_t>(hash64(format_manifest(manifest_)) >> 1);
     at::Tensor extremes = at::tensor({seal, -seal}, at::kLong);
-    world_.all_reduce(extremes, comm::ReduceOp::kMax).wait();
+    world_.all_reduce(extremes, comm::ReduceOp::kMax).synchronize();
     const auto* values = extremes.const_data_ptr<int64_t>();
     return values[0] == -values[1]
                ? ""

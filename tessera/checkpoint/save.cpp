@@ -182,7 +182,7 @@ class Save {
   void run(const State& state, const SaveOptions& options) {
     check_entries(state);
     at::Tensor bytes = at::full({1}, bytes_written(state), at::kLong);
-    world_.all_reduce(bytes).wait();
+    world_.all_reduce(bytes).synchronize();
     on_rank_0([&] { prepare(folder_, temporary_, bytes.item<int64_t>()); });
     Manifest part;
     on_every_rank([&] { part = write_part(temporary_, state, world_.rank()); });

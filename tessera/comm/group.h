@@ -7,8 +7,12 @@
 //          untouched until wait() returns. Collectives of one group run in the
 //          order of the calls; sends and receives go on beside them. Dropping a
 //          Work without wait() is allowed; its failure then surfaces at the
-//          next call on the group. With Mode::kBlocking the collective is done
-//          on return; on shm no other thread has to be woken for it.
+//          next call on the group. Mode::kBlocking waits inside of the call; on
+//          shm no other thread has to be woken for it.
+// Devices: control is the CPU's, data lies on the device of its tensors. Who
+//          computes on with a result calls wait(), which orders the device's
+//          stream; who reads it on the host synchronize(), which waits for the
+//          device. Tensors of the CPU are there when wait() returns.
 // Order:   shm's own algorithms sum in rank order: the same bits on every rank,
 //          for every size, bucket and time.
 // Counted: calls, bytes and seconds of each verb (stats()), and a ring buffer
@@ -42,12 +46,17 @@ class Work {
   struct Impl {
     virtual ~Impl() = default;
     virtual void wait() = 0;
+    virtual void synchronize() { wait(); }
     virtual bool done() const = 0;
   };
   Work() = default;  // nothing to wait for
   explicit Work(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-  // Blocks until the operation is done; throws what it failed with. Idempotent.
+  // What is put on the current stream of the tensors' device from here on sees
+  // the result; on the CPU, whose stream is the calling thread, it blocks until
+  // the operation is done. Throws what it failed with. Idempotent.
   void wait();
+  // The host may read the result: wait(), and then until the device is there.
+  void synchronize();
   bool done() const;
 
  private:

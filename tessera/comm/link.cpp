@@ -17,11 +17,11 @@ double trip_us(Group& group, int64_t peer, const at::Tensor& there,
                const at::Tensor& back) {
   const auto begin = std::chrono::steady_clock::now();
   if (group.rank() < peer) {
-    group.send(there, peer, kTag).wait();
-    group.recv(back, peer, kTag).wait();
+    group.send(there, peer, kTag).synchronize();
+    group.recv(back, peer, kTag).synchronize();
   } else {
-    group.recv(there, peer, kTag).wait();
-    group.send(back, peer, kTag).wait();
+    group.recv(there, peer, kTag).synchronize();
+    group.send(back, peer, kTag).synchronize();
   }
   const std::chrono::duration<double, std::micro> took =
       std::chrono::steady_clock::now() - begin;

@@ -44,7 +44,7 @@ std::vector<Fault> faults() {
        {"rank 2 (pid ", "rank 2 has died"}},
       {"stopped",
        [](Communicator&) {
-         end_later(std::chrono::seconds(5));
+         end_later(std::chrono::seconds(3));
          raise(SIGSTOP);
        },
        {"rank 2 is stopped"}},
@@ -118,7 +118,7 @@ TEST_P(MessagesOn, NameTheStoppedRankAndNotTheNeighbour) {
       [](Communicator& ranks) {
         at::Tensor t = at::ones({4});
         if (ranks.rank() == kGuilty) {
-          end_later(std::chrono::seconds(5));
+          end_later(std::chrono::seconds(3));
           raise(SIGSTOP);
         }
         ranks.world().recv(t, ranks.rank() + 1).wait();
@@ -129,6 +129,33 @@ TEST_P(MessagesOn, NameTheStoppedRankAndNotTheNeighbour) {
     EXPECT_THAT(ends[rank].message, HasSubstr("rank 2 is stopped"))
         << "rank " << rank;
   }
+}
+
+class TwoAxesOn : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Verdict, TwoAxesOn, ::testing::Values("shm", "gloo"));
+
+// Of ranks {0, 1} and {2, 3} along tp, {0, 2} and {1, 3} along dp: rank 0 waits
+// for rank 1, which waits for the stopped one, which rank 0 shares no group
+// with.
+TEST_P(TwoAxesOn, NameTheStoppedRankOfAnotherGroup) {
+  const auto ends = testing::fork_ranks(
+      4, GetParam(),
+      [](Communicator& ranks) {
+        const int64_t rank = ranks.rank();
+        const int64_t row = rank / 2 * 2;
+        Group& tp = *ranks.make_group({row, row + 1}, "tp");
+        Group& dp = *ranks.make_group({rank % 2, rank % 2 + 2}, "dp");
+        at::Tensor t = at::ones({4});
+        ranks.world().all_reduce(t).wait();
+        if (rank == 3) {
+          end_later(std::chrono::seconds(3));
+          raise(SIGSTOP);
+        }
+        (rank == 0 ? tp : dp).all_reduce(t).wait();
+        ranks.world().barrier();
+      },
+      kTimeout);
+  EXPECT_THAT(ends[0].message, HasSubstr("rank 3 is stopped"));
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ int64_t digest(const std::vector<FileFingerprint>& files) {
 // One number of each rank, in rank order.
 std::vector<int64_t> gather(comm::Group& group, int64_t value) {
   at::Tensor all = at::zeros({group.size()}, at::kLong);
-  group.all_gather(all, at::full({1}, value, at::kLong)).wait();
+  group.all_gather(all, at::full({1}, value, at::kLong)).synchronize();
   return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
 }
 
@@ -84,7 +84,7 @@ std::vector<std::vector<FileFingerprint>> gather(
     std::memcpy(input.data_ptr<uint8_t>(), own.data(), own.size());
   }
   at::Tensor all = at::zeros({group.size() * largest}, at::kByte);
-  group.all_gather(all, input).wait();
+  group.all_gather(all, input).synchronize();
   std::vector<std::vector<FileFingerprint>> lists;
   for (int64_t rank = 0; rank < group.size(); ++rank) {
     const auto* begin =

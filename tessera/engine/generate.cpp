@@ -30,7 +30,7 @@ class Generation {
     const at::Tensor logits = forward(at::tensor(ids, at::kLong).unsqueeze(0));
     at::Tensor token = at::zeros({1}, at::kLong);
     if (world_.rank() == drawer_) token.fill_(draw(logits));
-    if (world_.size() > 1) world_.broadcast(token, drawer_).wait();
+    if (world_.size() > 1) world_.broadcast(token, drawer_).synchronize();
     return token.item<int64_t>();
   }
 

@@ -105,14 +105,14 @@ struct Error {
 };
 
 // What is held beyond model states: said and found, behind and during each
-// instruction of a rank's step.
+// instruction of a rank's step, or of its evaluation.
 class Watch {
  public:
-  Watch(const RunConfig& config, const RankModel& model, int64_t rank)
+  Watch(const RunConfig& config, const RankModel& model, int64_t rank,
+        program::Purpose purpose)
       : composed_(model.composed()),
         program_(lowered_program(config, composed_.mesh, composed_.model,
-                                 composed_.coord[mesh::Axis::kPp],
-                                 program::Kind::kTraining)),
+                                 composed_.coord[mesh::Axis::kPp], purpose)),
         said_(program::memory_of(
             program_, composed_.units,
             facts_of(config, composed_.mesh, composed_.mesh.coord_of(rank)))) {
@@ -121,6 +121,22 @@ class Watch {
       states_ += monitor::tensor_bytes(kind);
     }
     monitor::reset_tensor_peak();
+  }
+
+  // The batch of an evaluation is its caller's from the beginning. Where no
+  // axis cuts it, what is loaded is that same one.
+  void count_batch(const data::Batch& batch) {
+    const auto bytes =
+        static_cast<int64_t>(batch.inputs.nbytes() + batch.targets.nbytes());
+    const bool cut = composed_.mesh.degree(mesh::Axis::kCp) > 1;
+    bool loaded = false;
+    for (size_t i = 0; i < program_.size(); ++i) {
+      loaded |= program_[i].op == program::Op::kLoadInputs ||
+                program_[i].op == program::Op::kLoadTargets;
+      if (loaded && !cut) break;
+      said_.behind[i] += bytes;
+      said_.during[i] += bytes;
+    }
   }
 
   program::Observer observer() {
@@ -174,7 +190,7 @@ class Watch {
 
   const parallel::Composed& composed_;
   const program::Program program_;
-  const program::Memory said_;
+  program::Memory said_;
   int64_t states_ = 0;
   std::vector<int64_t> found_, during_;
 };
@@ -262,35 +278,50 @@ std::vector<Case> cases() {
   };
 }
 
-class MemoryAlive : public ::testing::TestWithParam<Case> {};
+class MemoryAlive : public ::testing::TestWithParam<Case> {
+ protected:
+  void expect_told(program::Purpose purpose) const;
+};
 
-TEST_P(MemoryAlive, IsWhatTheAllocatorCounts) {
+void MemoryAlive::expect_told(program::Purpose purpose) const {
   const RunConfig config = run_of(GetParam());
+  const bool trains = purpose == program::Purpose::kTraining;
   monitor::count_tensor_bytes();
   std::mutex mutex;
   Error worst;
-  comm::run_threads(
-      implied_world_size(config), "shm", [&](comm::Communicator& ranks) {
-        const monitor::RankMemory memory;
-        RankModel model(config, ranks);
-        route_evenly(config, model);
-        const auto input =
-            step_input(config, /*lr=*/0,
-                       [&](int64_t, int64_t count) { return batch_of(count); });
-        model.step(input);  // opens what is opened on first use
-        Watch watch(config, model, ranks.rank());
-        model.step(input, watch.observer());
-        const Error error = watch.error();
-        const std::scoped_lock lock(mutex);
-        if (error.alive > worst.alive) {
-          worst.alive = error.alive;
-          worst.alive_at = error.alive_at;
-        }
-        if (error.during > worst.during) {
-          worst.during = error.during;
-          worst.during_at = error.during_at;
-        }
-      });
+  comm::run_threads(implied_world_size(config), "shm",
+                    [&](comm::Communicator& ranks) {
+                      const monitor::RankMemory memory;
+                      RankModel model(config, ranks, purpose);
+                      route_evenly(config, model);
+                      const data::Batch batch =
+                          trains ? data::Batch() : batch_of(config.batch.micro);
+                      const auto run = [&](const program::Observer& observer) {
+                        if (trains) {
+                          model.step(step_input(config, /*lr=*/0,
+                                                [&](int64_t, int64_t count) {
+                                                  return batch_of(count);
+                                                }),
+                                     observer);
+                        } else {
+                          model.evaluate(batch, observer);
+                        }
+                      };
+                      run(nullptr);  // opens what is opened on first use
+                      Watch watch(config, model, ranks.rank(), purpose);
+                      if (!trains) watch.count_batch(batch);
+                      run(watch.observer());
+                      const Error error = watch.error();
+                      const std::scoped_lock lock(mutex);
+                      if (error.alive > worst.alive) {
+                        worst.alive = error.alive;
+                        worst.alive_at = error.alive_at;
+                      }
+                      if (error.during > worst.during) {
+                        worst.during = error.during;
+                        worst.during_at = error.during_at;
+                      }
+                    });
   EXPECT_LE(worst.alive, 0.05) << worst.alive_at;
   // oneDNN takes scratch inside of products in bf16, which facts do not count.
   if (config.precision.compute != "bf16") {
@@ -298,6 +329,14 @@ TEST_P(MemoryAlive, IsWhatTheAllocatorCounts) {
   }
   std::printf("%-20s alive %5.2f%%  during %5.2f%%\n", GetParam().name,
               100 * worst.alive, 100 * worst.during);
+}
+
+TEST_P(MemoryAlive, IsWhatTheAllocatorCounts) {
+  expect_told(program::Purpose::kTraining);
+}
+
+TEST_P(MemoryAlive, InAnEvaluationToo) {
+  expect_told(program::Purpose::kEvaluation);
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, MemoryAlive, ::testing::ValuesIn(cases()),

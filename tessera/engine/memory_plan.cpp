@@ -27,7 +27,8 @@ namespace {
 
 MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                    const program::Program& program,
-                   const parallel::ModelUnits& model, int64_t rank) {
+                   const parallel::ModelUnits& model, int64_t rank,
+                   program::Purpose purpose) {
   const Facts facts = facts_of(config, mesh, mesh.coord_of(rank));
   const program::Units units = model.units_of(mesh, rank);
   std::vector<int64_t> run;
@@ -36,8 +37,9 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
   }
   MemoryPlan plan;
   for (const auto& held : program::held_by(facts, run)) {
-    plan.states += held.state_bytes();
-    plan.optimizer += held.optimizer_bytes;
+    const bool trains = purpose == program::Purpose::kTraining;
+    plan.states += trains ? held.state_bytes() : held.parameter_bytes;
+    plan.optimizer += trains ? held.optimizer_bytes : 0;
   }
   plan.work = program::memory_of(program, units, facts).peak();
   return plan;
@@ -55,7 +57,8 @@ MemoryPlan plan_of_devices(const MemoryPlan& device, int64_t devices) {
 
 }  // namespace
 
-std::vector<MemoryPlan> memory_plans(const RunConfig& of) {
+std::vector<MemoryPlan> memory_plans(const RunConfig& of,
+                                     program::Purpose purpose) {
   // A device around device 0 holds what a rank of plain data parallelism does.
   RunConfig config = of;
   config.mesh.data_parallel = "ddp";
@@ -70,10 +73,11 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of) {
     mesh::Coord coord = mesh.coord_of(0);
     coord[mesh::Axis::kPp] = stage;
     const program::Program program =
-        lowered_program(config, mesh, units, stage, program::Kind::kTraining);
-    plans.push_back(plan_of(config, mesh, program, units, mesh.rank_at(coord)));
+        lowered_program(config, mesh, units, stage, purpose);
+    plans.push_back(
+        plan_of(config, mesh, program, units, mesh.rank_at(coord), purpose));
   }
-  if (of.mesh.data_parallel == "dp") {
+  if (of.mesh.star()) {
     return {plan_of_devices(plans.front(), mesh.world_size())};
   }
   return plans;

@@ -9,6 +9,7 @@
 #include "tessera/engine/run_config.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/program/facts.h"
+#include "tessera/program/instruction.h"
 
 namespace tessera::engine {
 
@@ -17,7 +18,9 @@ program::Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                         const mesh::Coord& coord);
 
 struct MemoryPlan {
-  int64_t states = 0;     // between steps: parameters, gradients, optimizer
+  // Between steps: parameters, gradients, optimizer; of an evaluation the
+  // parameters alone.
+  int64_t states = 0;
   int64_t optimizer = 0;  // of these
   // At most, beyond these, while micro-batches go forward and backward.
   int64_t work = 0;
@@ -25,8 +28,10 @@ struct MemoryPlan {
 };
 // By stage of the pipeline, of those of its ranks with the largest parts; of
 // data parallelism on threads, of the one rank with all its devices.
-std::vector<MemoryPlan> memory_plans(const RunConfig& config);
-// Of the rank that needs the most.
+std::vector<MemoryPlan> memory_plans(
+    const RunConfig& config,
+    program::Purpose purpose = program::Purpose::kTraining);
+// In training, of the rank that needs the most.
 MemoryPlan memory_plan(const RunConfig& config);
 
 // Weights and the optimizer's tensors of the whole model.

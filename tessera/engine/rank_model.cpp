@@ -9,8 +9,8 @@
 #include "tessera/core/error.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/engine/precision.h"
-#include "tessera/engine/rank_stage.h"
-#include "tessera/engine/star_stage.h"
+#include "tessera/engine/rank_actor.h"
+#include "tessera/engine/star_actor.h"
 
 namespace tessera::engine {
 
@@ -50,30 +50,29 @@ parallel::ComposeOptions compose_options(const RunConfig& config) {
 }
 
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
-                     program::Kind use, program::passes::Choice passes)
+                     program::Purpose use, program::passes::Choice passes)
     : config_(config), ranks_(ranks), use_(use), passes_(std::move(passes)) {
   build_model();
   if (trains()) build_optimizer();
-  build_stage();
+  build_actor();
   build_programs();
 }
 
 void RankModel::step(StepInput input, const program::Observer& observer) {
-  stage_->begin_program(std::move(input), accumulation(config_),
-                        program::Kind::kTraining);
-  program::execute(step_, *stage_, observer);
+  actor_->begin_program(std::move(input), accumulation(config_),
+                        program::Purpose::kTraining);
+  program::execute(step_, *actor_, observer);
 }
 
-nn::LossSum RankModel::evaluate(const data::Batch& batch) {
+nn::LossSum RankModel::evaluate(const data::Batch& batch,
+                                const program::Observer& observer) {
   StepInput input;
   input.load = [&](int64_t, int64_t) { return batch; };
   input.samples = batch.inputs.size(0);
   input.tokens = batch.inputs.size(1) / composed_.mesh.degree(mesh::Axis::kCp);
-  stage_->begin_program(std::move(input), 1, program::Kind::kEvaluation);
-  program::execute(evaluation_, *stage_);
-  stage_->read_losses();
-  return {at::scalar_tensor(stage_->loss_sum(), at::kDouble),
-          at::scalar_tensor(stage_->weight(), at::kDouble)};
+  actor_->begin_program(std::move(input), 1, program::Purpose::kEvaluation);
+  program::execute(evaluation_, *actor_, observer);
+  return actor_->losses();
 }
 
 // Structure, parallelism, memory; then the first weights.
@@ -81,7 +80,7 @@ void RankModel::build_model() {
   decoder_ = models::make_model(config_.model);
   mesh::DeviceMesh mesh;
   // Devices around device 0 are no ranks: their mesh has one.
-  if (!star()) {
+  if (!config_.mesh.star()) {
     mesh = config_.mesh.mesh(ranks_.world_size(), config_.zero.stage);
   }
   rank_context().coords = mesh.describe(ranks_.rank());
@@ -110,24 +109,24 @@ void RankModel::build_optimizer() {
   optimizer_ = optim::make_optimizer(config_.optimizer, std::move(segments));
 }
 
-void RankModel::build_stage() {
+void RankModel::build_actor() {
   const double clip_norm = config_.optimizer.clip_norm;
-  if (star()) {
-    stage_ = std::make_unique<StarStage>(
+  if (config_.mesh.star()) {
+    actor_ = std::make_unique<StarActor>(
         replicas(), composed_, optimizer_.get(), ranks_.world(), clip_norm);
   } else {
-    stage_ = std::make_unique<RankStage>(*decoder_, composed_, optimizer_.get(),
+    actor_ = std::make_unique<RankActor>(*decoder_, composed_, optimizer_.get(),
                                          ranks_.world(), clip_norm);
   }
 }
 
 void RankModel::build_programs() {
-  std::vector<program::Kind> kinds = {program::Kind::kEvaluation};
-  if (trains()) kinds.push_back(program::Kind::kTraining);
-  const StepPrograms programs(config_, composed_.mesh, composed_.model, kinds,
-                              passes_);
-  evaluation_ = programs.of(ranks_.rank(), program::Kind::kEvaluation);
-  if (trains()) step_ = programs.of(ranks_.rank(), program::Kind::kTraining);
+  std::vector<program::Purpose> purposes = {program::Purpose::kEvaluation};
+  if (trains()) purposes.push_back(program::Purpose::kTraining);
+  auto programs = proved_programs(config_, composed_.mesh, composed_.model,
+                                  ranks_.rank(), purposes, passes_);
+  evaluation_ = std::move(programs.at(program::Purpose::kEvaluation));
+  if (trains()) step_ = std::move(programs.at(program::Purpose::kTraining));
 }
 
 // The trained decoder and, for every further device, one of its shape.

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/engine/model_actor.h"
 #include "tessera/engine/run_config.h"
-#include "tessera/engine/stage.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
@@ -34,14 +34,15 @@ class RankModel {
   // REQUIRES: a completed configuration, of the latter by
   // complete_for_evaluation().
   RankModel(const RunConfig& config, comm::Communicator& ranks,
-            program::Kind use = program::Kind::kTraining,
+            program::Purpose use = program::Purpose::kTraining,
             program::passes::Choice passes = passes_chosen());
 
   // One step; the observer hears of each instruction.
   void step(StepInput input, const program::Observer& observer = nullptr);
   // Sum of the cross-entropy of one batch, without gradients: each token counts
   // on one of the ranks that hold a model together, for which it is collective.
-  nn::LossSum evaluate(const data::Batch& batch);
+  nn::LossSum evaluate(const data::Batch& batch,
+                       const program::Observer& observer = nullptr);
   // For who calls the decoder's units outside of a program, behind changes.
   void gather_parameters() { composed_.parameters->gather_all(); }
 
@@ -50,27 +51,26 @@ class RankModel {
   const parallel::Composed& composed() const { return composed_; }
   // REQUIRES: a model for steps.
   const optim::Optimizer& optimizer() const { return *optimizer_; }
-  TrainStage& stage() { return *stage_; }
+  ModelActor& actor() { return *actor_; }
+  // Of a step.
+  const program::Program& program() const { return step_; }
 
  private:
   void build_model();
   void build_optimizer();
-  void build_stage();
+  void build_actor();
   void build_programs();
   std::vector<std::shared_ptr<models::Model>> replicas() const;
-  // Data parallelism on threads around device 0, which is the one rank.
-  bool star() const { return config_.mesh.data_parallel == "dp"; }
-
-  bool trains() const { return use_ == program::Kind::kTraining; }
+  bool trains() const { return use_ == program::Purpose::kTraining; }
 
   const RunConfig& config_;
   comm::Communicator& ranks_;
-  const program::Kind use_;
+  const program::Purpose use_;
   const program::passes::Choice passes_;
   std::shared_ptr<models::Model> decoder_;
   parallel::Composed composed_;
   std::unique_ptr<optim::Optimizer> optimizer_;  // of steps
-  std::unique_ptr<TrainStage> stage_;
+  std::unique_ptr<ModelActor> actor_;
   program::Program step_, evaluation_;
 };
 

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "tessera/monitor/memory.h"
+#include "tests/support/experts.h"
 #include "tests/support/small_run.h"
 
 namespace tessera::engine {
@@ -136,12 +137,12 @@ TEST(RankModel, EvaluationHoldsWeightsAlone) {
         4.0 * static_cast<double>(models::num_parameters(config.model));
     comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
       const data::Batch batch = zeros(1, config.data.seq_len);
-      const auto loss_by = [&](program::Kind use) {
+      const auto loss_by = [&](program::Purpose use) {
         RankModel model(config, ranks, use);
         return model.evaluate(batch).sum.item<double>();
       };
       const monitor::RankMemory memory;
-      RankModel model(config, ranks, program::Kind::kEvaluation);
+      RankModel model(config, ranks, program::Purpose::kEvaluation);
       const double loss = model.evaluate(batch).sum.item<double>();
       settle(ranks);
       const auto held = [](MemoryKind kind) {
@@ -151,7 +152,7 @@ TEST(RankModel, EvaluationHoldsWeightsAlone) {
                   0.02 * whole);
       EXPECT_EQ(held(MemoryKind::kGradients), 0);
       EXPECT_EQ(held(MemoryKind::kOptimizer), 0);
-      EXPECT_EQ(loss, loss_by(program::Kind::kTraining));
+      EXPECT_EQ(loss, loss_by(program::Purpose::kTraining));
     });
   }
 }
@@ -167,7 +168,7 @@ TEST(RankModel, SplitBackwardLetsGo) {
     std::vector<int64_t> bytes;  // behind each micro-batch's backward
     comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
       const monitor::RankMemory memory;
-      RankModel model(config, ranks, program::Kind::kTraining, passes);
+      RankModel model(config, ranks, program::Purpose::kTraining, passes);
       const auto input = step_input(config, 1e-3, [&](int64_t, int64_t count) {
         return zeros(count, config.data.seq_len);
       });

@@ -10,7 +10,7 @@
 namespace tessera::engine {
 namespace {
 
-using monitor::Kind;
+using monitor::SpanKind;
 using program::Instruction;
 using program::Op;
 using program::Phase;
@@ -22,39 +22,39 @@ enum Lane {
   kMessages
 };
 
-std::optional<Kind> kind_of_op(Op op) {
+std::optional<SpanKind> kind_of_op(Op op) {
   switch (op) {
     case Op::kForward:
-      return Kind::kForward;
+      return SpanKind::kForward;
     case Op::kRecompute:
-      return Kind::kRecompute;
+      return SpanKind::kRecompute;
     case Op::kLoss:
-      return Kind::kLoss;
+      return SpanKind::kLoss;
     case Op::kBackward:
     case Op::kBackwardInput:
     case Op::kBackwardWeight:
-      return Kind::kBackward;
+      return SpanKind::kBackward;
     case Op::kLoadInputs:
     case Op::kLoadTargets:
-      return Kind::kLoad;
+      return SpanKind::kLoad;
     case Op::kGatherParameters:
     case Op::kReplicateParameters:
-      return Kind::kGather;
+      return SpanKind::kGather;
     case Op::kReduceGradients:
     case Op::kSumGradients:
     case Op::kReduceReplicas:
-      return Kind::kReduce;
+      return SpanKind::kReduce;
     case Op::kSendActivations:
     case Op::kReceiveActivations:
     case Op::kSendGradients:
     case Op::kReceiveGradients:
-      return Kind::kMessage;
+      return SpanKind::kMessage;
     case Op::kNorm:
     case Op::kSumNorm:
-      return Kind::kNorm;
+      return SpanKind::kNorm;
     case Op::kClipGradients:
     case Op::kOptimizerStep:
-      return Kind::kOptimizer;
+      return SpanKind::kOptimizer;
     case Op::kZeroGradients:
     case Op::kFreeParameters:
     case Op::kAllocateGradients:
@@ -63,10 +63,10 @@ std::optional<Kind> kind_of_op(Op op) {
   TORCH_INTERNAL_ASSERT(false, "an op of no kind");
 }
 
-int64_t lane_of(Kind kind) {
-  return kind == Kind::kGather    ? kGathers
-         : kind == Kind::kMessage ? kMessages
-                                  : kReductions;
+int64_t lane_of(SpanKind kind) {
+  return kind == SpanKind::kGather    ? kGathers
+         : kind == SpanKind::kMessage ? kMessages
+                                      : kReductions;
 }
 
 void name_operands(const Instruction& instruction, int64_t step,
@@ -82,11 +82,12 @@ void name_operands(const Instruction& instruction, int64_t step,
 }  // namespace
 
 // What stages sum together waits for them, as a message does.
-std::optional<Kind> Recorder::kind_of(const Instruction& instruction) const {
+std::optional<SpanKind> Recorder::kind_of(
+    const Instruction& instruction) const {
   const auto& units = composed_.units.all;
   if (instruction.op == Op::kReduceGradients && instruction.unit >= 0 &&
       units.at(instruction.unit).across_stages) {
-    return Kind::kMessage;
+    return SpanKind::kMessage;
   }
   return kind_of_op(instruction.op);
 }
@@ -123,7 +124,7 @@ void Recorder::take(const Instruction& instruction, double begin_s,
   const double blocked_s = comm::seconds_blocked();
   const double inside_s = blocked_s - std::exchange(blocked_s_, blocked_s);
   if (program::is_communication(instruction.op)) {
-    span.kind = Kind::kWait;
+    span.kind = SpanKind::kWait;
     span.awaited = *kind;
   } else {
     span.waited_s = inside_s;
@@ -144,7 +145,7 @@ void Recorder::add_in_flight(const Instruction& instruction, double end_s) {
   const auto begun = begun_.extract({instruction.op, instruction.microbatch,
                                      instruction.unit, instruction.chunk});
   if (begun.empty()) return;
-  const Kind kind = *kind_of(instruction);
+  const SpanKind kind = *kind_of(instruction);
   monitor::Span span{.name = program::name_of(instruction.op),
                      .kind = kind,
                      .lane = lane_of(kind),

@@ -32,7 +32,7 @@ class Recorder {
   void take(const program::Instruction& instruction, double begin_s,
             double end_s);
   // Nothing for what only manages memory.
-  std::optional<monitor::Kind> kind_of(
+  std::optional<monitor::SpanKind> kind_of(
       const program::Instruction& instruction) const;
   void add_in_flight(const program::Instruction& instruction, double end_s);
   void mark_message(const program::Instruction& message,

@@ -7,11 +7,11 @@
 namespace tessera::engine {
 namespace {
 
-using monitor::Kind;
+using monitor::SpanKind;
 using program::Op;
 using program::Phase;
 
-double of(const monitor::SecondsByKind& seconds, Kind kind) {
+double of(const monitor::SecondsByKind& seconds, SpanKind kind) {
   return seconds[static_cast<size_t>(kind)];
 }
 
@@ -32,10 +32,11 @@ TEST(Recorder, AllCommunicationOfTheRankItselfIsAWait) {
   observe({.op = Op::kSumNorm, .phase = Phase::kBegin}, 6.25, 9);
   observe({.op = Op::kSumNorm, .phase = Phase::kAwait}, 9, 9);
   const auto timeline = monitor::timeline_of(recorder.spans(), 9);
-  EXPECT_EQ(of(timeline.exposed, Kind::kReduce), 1.5);
-  EXPECT_EQ(of(timeline.exposed, Kind::kNorm), 2.75);
-  EXPECT_EQ(of(timeline.seconds, Kind::kNorm), 0.25 + 2.75);  // and its lane
-  EXPECT_EQ(of(timeline.seconds, Kind::kReduce), 4);
+  EXPECT_EQ(of(timeline.exposed, SpanKind::kReduce), 1.5);
+  EXPECT_EQ(of(timeline.exposed, SpanKind::kNorm), 2.75);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kNorm),
+            0.25 + 2.75);  // and its lane
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kReduce), 4);
   EXPECT_EQ(timeline.exposed_comm_s(), 4.25);
 }
 

@@ -58,7 +58,7 @@ void complete_batch(BatchConfig& batch, int64_t data_parallel) {
 
 // Its devices are threads of one process, each with the whole model.
 void check_star(const RunConfig& config) {
-  if (config.mesh.data_parallel != "dp") return;
+  if (!config.mesh.star()) return;
   const auto& mesh = config.mesh;
   const auto refuse = [](bool holds, const char* key, const auto& value,
                          const char* plain) {

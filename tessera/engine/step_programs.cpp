@@ -14,15 +14,10 @@ namespace tessera::engine {
 
 using mesh::Axis;
 namespace passes = program::passes;
-using program::Kind;
+using program::Purpose;
 using program::RankProgram;
 
 namespace {
-
-// Data parallelism on threads: whole chunks on every device.
-bool is_star(const RunConfig& config) {
-  return config.mesh.data_parallel == "dp";
-}
 
 // What units do together with others inside of a forward or a backward.
 std::vector<program::Transfer> transfers_of(
@@ -68,19 +63,48 @@ std::vector<std::string> named_in(const char* variable, passes::Use use,
   return names;
 }
 
+using Programs = std::map<Purpose, std::vector<program::Program>>;  // by stage
+
+// Ranks of a stage run one program; what it moves depends on their place along
+// tp alone.
+void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
+           const parallel::ModelUnits& model, const Programs& by_stage) {
+  parallel::Lanes lanes(mesh);
+  std::map<std::pair<int64_t, int64_t>, RankProgram> programs;
+  program::World world;
+  for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
+    const mesh::Coord coord = mesh.coord_of(rank);
+    const auto [found, is_new] =
+        programs.try_emplace({coord[Axis::kPp], coord[Axis::kTp]});
+    world.programs.push_back(&found->second);
+    if (is_new) found->second = transfers_of(config, mesh, model, rank, lanes);
+  }
+  world.pipeline = lanes.along({Axis::kPp});
+  world.lanes = lanes.names();
+  world.members = [&](int64_t rank, int64_t lane) {
+    return lanes.members(rank, lane);
+  };
+  for (const auto& [purpose, programs_of_it] : by_stage) {
+    for (auto& [place, program] : programs) {
+      program.program = programs_of_it.at(place.first);
+    }
+    program::check(world);
+  }
+}
+
 }  // namespace
 
 program::Program lowered_program(const RunConfig& config,
                                  const mesh::DeviceMesh& mesh,
                                  const parallel::ModelUnits& model,
-                                 int64_t stage, Kind kind,
+                                 int64_t stage, Purpose purpose,
                                  const passes::Choice& choice) {
-  const bool trains = kind == Kind::kTraining;
-  TS_CHECK_CONFIG(!is_star(config) || choice.with.empty(),
+  const bool trains = purpose == Purpose::kTraining;
+  TS_CHECK_CONFIG(!config.mesh.star() || choice.with.empty(),
                   "TESSERA_WITH_PASSES: devices of mesh.data_parallel dp run "
                   "whole models; they have no such passes.");
   program::Units units;
-  if (is_star(config)) {
+  if (config.mesh.star()) {  // whole chunks on every device
     units.alone = true;
     units.devices = trains ? data_parallel_degree(config) : 1;
   } else {
@@ -96,7 +120,7 @@ program::Program lowered_program(const RunConfig& config,
   return passes::lower(
       trains ? program::schedules::step(schedule, shape, stage, tail)
              : program::schedules::evaluation(shape, stage),
-      units, kind, choice);
+      units, purpose, choice);
 }
 
 passes::Choice passes_chosen() {
@@ -106,58 +130,41 @@ passes::Choice passes_chosen() {
                            "asked for")};
 }
 
-StepPrograms::StepPrograms(const RunConfig& config,
-                           const mesh::DeviceMesh& mesh,
-                           const parallel::ModelUnits& model,
-                           const std::vector<Kind>& kinds,
-                           const passes::Choice& choice)
-    : config_(config), mesh_(mesh), model_(model) {
-  for (Kind kind : kinds) {
+program::RankProgram transfers_of(const RunConfig& config,
+                                  const mesh::DeviceMesh& mesh,
+                                  const parallel::ModelUnits& model,
+                                  int64_t rank, parallel::Lanes& lanes) {
+  const mesh::Coord coord = mesh.coord_of(rank);
+  RankProgram program;
+  program.units = model.transfers_of(mesh, rank, lanes);
+  add_inner(facts_of(config, mesh, coord), lanes, program);
+  program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
+  program.stage = coord[Axis::kPp];
+  program.stages = mesh.degree(Axis::kPp);
+  program.message_elements = config.batch.micro * config.data.seq_len /
+                             config.mesh.cp * config.model.hidden;
+  return program;
+}
+
+std::map<Purpose, program::Program> proved_programs(
+    const RunConfig& config, const mesh::DeviceMesh& mesh,
+    const parallel::ModelUnits& model, int64_t rank,
+    const std::vector<Purpose>& purposes, const passes::Choice& choice) {
+  Programs by_stage;
+  for (Purpose purpose : purposes) {
     for (int64_t stage = 0; stage < config.mesh.pp; ++stage) {
-      programs_[kind].push_back(
-          lowered_program(config, mesh, model, stage, kind, choice));
+      by_stage[purpose].push_back(
+          lowered_program(config, mesh, model, stage, purpose, choice));
     }
   }
-  prove();
-}
-
-const program::Program& StepPrograms::of(int64_t rank, Kind kind) const {
-  return programs_.at(kind).at(mesh_.coord_of(rank)[Axis::kPp]);
-}
-
-// Ranks of a stage run one program; what it moves depends on their place along
-// tp alone.
-void StepPrograms::prove() const {
-  if (is_star(config_) || mesh_.world_size() == 1) return;
-  parallel::Lanes lanes(mesh_);
-  std::map<std::pair<int64_t, int64_t>, RankProgram> programs;
-  program::World world;
-  for (int64_t rank = 0; rank < mesh_.world_size(); ++rank) {
-    const mesh::Coord coord = mesh_.coord_of(rank);
-    const auto [found, is_new] =
-        programs.try_emplace({coord[Axis::kPp], coord[Axis::kTp]});
-    world.programs.push_back(&found->second);
-    if (!is_new) continue;
-    RankProgram& program = found->second;
-    program.units = model_.transfers_of(mesh_, rank, lanes);
-    add_inner(facts_of(config_, mesh_, coord), lanes, program);
-    program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
-    program.stage = coord[Axis::kPp];
-    program.stages = mesh_.degree(Axis::kPp);
-    program.message_elements = config_.batch.micro * config_.data.seq_len /
-                               config_.mesh.cp * config_.model.hidden;
+  if (!config.mesh.star() && mesh.world_size() > 1) {
+    prove(config, mesh, model, by_stage);
   }
-  world.pipeline = lanes.along({Axis::kPp});
-  world.lanes = lanes.names();
-  world.members = [&](int64_t rank, int64_t lane) {
-    return lanes.members(rank, lane);
-  };
-  for (const auto& [kind, by_stage] : programs_) {
-    for (auto& [place, program] : programs) {
-      program.program = by_stage.at(place.first);
-    }
-    program::check(world);
+  std::map<Purpose, program::Program> mine;
+  for (auto& [purpose, programs] : by_stage) {
+    mine[purpose] = std::move(programs.at(mesh.coord_of(rank)[Axis::kPp]));
   }
+  return mine;
 }
 
 }  // namespace tessera::engine

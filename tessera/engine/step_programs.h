@@ -18,7 +18,7 @@ namespace tessera::engine {
 program::Program lowered_program(const RunConfig& config,
                                  const mesh::DeviceMesh& mesh,
                                  const parallel::ModelUnits& model,
-                                 int64_t stage, program::Kind kind,
+                                 int64_t stage, program::Purpose purpose,
                                  const program::passes::Choice& choice = {});
 
 // What the environment variables TESSERA_WITHOUT_PASSES and TESSERA_WITH_PASSES
@@ -26,23 +26,19 @@ program::Program lowered_program(const RunConfig& config,
 // no bit. Refuses passes that cannot be left out, or asked for.
 program::passes::Choice passes_chosen();
 
-class StepPrograms {
- public:
-  // Those of these kinds. REQUIRES: a completed configuration.
-  StepPrograms(const RunConfig& config, const mesh::DeviceMesh& mesh,
-               const parallel::ModelUnits& model,
-               const std::vector<program::Kind>& kinds,
-               const program::passes::Choice& choice = {});
+// What a rank's instructions move, in all its programs; which ranks, is said of
+// `lanes`. REQUIRES, here and below: a completed configuration.
+program::RankProgram transfers_of(const RunConfig& config,
+                                  const mesh::DeviceMesh& mesh,
+                                  const parallel::ModelUnits& model,
+                                  int64_t rank, parallel::Lanes& lanes);
 
-  const program::Program& of(int64_t rank, program::Kind kind) const;
-
- private:
-  void prove() const;
-
-  const RunConfig& config_;
-  const mesh::DeviceMesh& mesh_;
-  const parallel::ModelUnits& model_;
-  std::map<program::Kind, std::vector<program::Program>> programs_;  // by stage
-};
+// A rank's programs for these purposes, proved together with those of all
+// others.
+std::map<program::Purpose, program::Program> proved_programs(
+    const RunConfig& config, const mesh::DeviceMesh& mesh,
+    const parallel::ModelUnits& model, int64_t rank,
+    const std::vector<program::Purpose>& purposes,
+    const program::passes::Choice& choice = {});
 
 }  // namespace tessera::engine

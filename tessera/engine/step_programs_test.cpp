@@ -40,12 +40,12 @@ TEST(StepPrograms, WholeStepsOfFourThousandRanksAreProved) {
     const auto options = compose_options(config);
     parallel::place(*model, mesh, options);
     const auto units = parallel::model_units(*model, mesh, options);
-    const StepPrograms programs(
-        config, mesh, units,
-        {program::Kind::kEvaluation, program::Kind::kTraining});
+    const auto programs = proved_programs(
+        config, mesh, units, 4095,
+        {program::Purpose::kEvaluation, program::Purpose::kTraining});
     const std::chrono::duration<double> passed =
         std::chrono::steady_clock::now() - start;
-    EXPECT_GT(programs.of(4095, program::Kind::kTraining).size(), 300U);
+    EXPECT_GT(programs.at(program::Purpose::kTraining).size(), 300U);
     std::printf("ZeRO stage %d: %.2f s\n", static_cast<int>(zero_stage),
                 passed.count());
   }

@@ -11,7 +11,7 @@
 namespace tessera::launch {
 namespace {
 
-constexpr int kSignals[] = {SIGTERM, SIGINT, SIGUSR1};
+constexpr int kSignals[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
 
 // What the handler touches: lock-free, and never destroyed.
 std::atomic<bool> installed{false};
@@ -52,7 +52,9 @@ StopRequest::StopRequest() {
     sigemptyset(&action.sa_mask);
     action.sa_flags = SA_RESTART;
     struct sigaction& before = before_.emplace_back();
-    sigaction(signal, &action, &before);
+    sigaction(signal, nullptr, &before);
+    const bool nohup = signal == SIGHUP && before.sa_handler == SIG_IGN;
+    if (!nohup) sigaction(signal, &action, nullptr);
   }
 }
 

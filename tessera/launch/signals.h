@@ -1,4 +1,5 @@
-// A request to stop, by SIGTERM, SIGINT or SIGUSR1.
+// A request to stop, by SIGTERM, SIGINT, SIGUSR1, or SIGHUP unless it is
+// ignored (nohup).
 //
 // While one lives, the first signal sets a flag that the trainer polls at the
 // boundaries of steps and agrees on with all ranks; a second one ends the

@@ -26,7 +26,7 @@ void let_pass(std::chrono::milliseconds time) {
 }
 
 TEST(StopRequest, RemembersTheFirstSignal) {
-  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) {
+  for (int signal : {SIGTERM, SIGINT, SIGUSR1, SIGHUP}) {
     const StopRequest stop;
     EXPECT_FALSE(stop.requested());
     raise(signal);
@@ -51,6 +51,18 @@ TEST(StopRequest, ASecondSignalEndsAtOnce) {
   });
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
+}
+
+// As nohup starts it.
+TEST(StopRequest, AHangUpThatIsIgnoredStaysSo) {
+  const int status = status_of_child([] {
+    signal(SIGHUP, SIG_IGN);
+    const StopRequest stop;
+    raise(SIGHUP);
+    if (stop.requested()) _exit(1);
+  });
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(StopRequest, GivesTheSignalsBack) {

@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
@@ -80,6 +81,8 @@ StorePtr make_tcp_store(const RankEnvironment& here) {
   options.waitWorkers = false;  // the roll call below names who is absent
   options.timeout = here.join_timeout;
   if (options.isServer) {
+    // Who asks and does not wait for the answer must not end this rank.
+    ignore_broken_pipes();
     const int fd = bind_exactly(meet);
     if (fd >= 0) {
       options.masterListenFd = fd;

@@ -27,6 +27,8 @@ struct MeshConfig {
   std::vector<double> speeds = {};
   void declare(config::Section& section);
 
+  // Devices are threads of one process, the only rank, around device 0.
+  bool star() const { return data_parallel == "dp"; }
   // Every axis with its degree: what is 0 takes what the others leave of
   // `world_size`. TS_CHECK_CONFIG where `dp` contradicts its two axes.
   Degrees degrees(int64_t world_size, int64_t zero_stage) const;

@@ -89,21 +89,17 @@ at::Tensor Model::positions_here(int64_t begin, int64_t tokens,
   return at::cat(places).narrow(0, sequence_rank_ * length, length);
 }
 
+int64_t Model::owner_of(const nn::ParameterSpec& spec) const {
+  const int64_t unit = spec.units.front();
+  return spec.role.of_experts ? num_units() + unit - 1 : unit;
+}
+
 std::shared_ptr<Model> make_model(const ModelConfig& config) {
   return std::make_shared<Decoder>(config);
 }
 
 int64_t num_parameters(const ModelConfig& config) {
   return nn::num_parameters(*make_model(config));
-}
-
-int64_t num_expert_parameters(const ModelConfig& config) {
-  int64_t total = 0;
-  for (const auto& parameter : nn::parameters_of(*make_model(config))) {
-    const auto& layout = parameter.spec->layout;
-    if (layout.is_of_expert()) total += layout.global_numel();
-  }
-  return total;
 }
 
 int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {

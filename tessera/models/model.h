@@ -50,6 +50,12 @@ class Model : public torch::nn::Module {
   const ModelConfig& config() const { return config_; }
 
   virtual int64_t num_units() const = 0;
+  int64_t num_blocks() const { return num_units() - 2; }
+  // Units that own parameters: those that run, and behind them one for the
+  // experts of each block, which go apart from the block that runs them.
+  int64_t num_owners() const { return num_units() + num_blocks(); }
+  // The unit that gathers and reduces a parameter.
+  int64_t owner_of(const nn::ParameterSpec& spec) const;
   // ids or hidden -> hidden or logits. `tokens`: T of the ids. Adds what
   // experts tell of their balance to `balance`, unless it is null.
   virtual at::Tensor forward_unit(int64_t unit, const at::Tensor& x,
@@ -108,9 +114,8 @@ class Model : public torch::nn::Module {
 // The model of a configuration.
 std::shared_ptr<Model> make_model(const ModelConfig& config);
 
-// Elements of all parameters, a tied one once; and of the experts' among them.
+// Elements of all parameters, a tied one once.
 int64_t num_parameters(const ModelConfig& config);
-int64_t num_expert_parameters(const ModelConfig& config);
 
 // Floating-point operations of forward and backward for one token of a sequence
 // of seq_len, as MFU counts them (Chowdhery et al., PaLM, arXiv 2204.02311,

@@ -10,6 +10,7 @@
 #include "tessera/models/generate.h"
 #include "tessera/models/hugging_face_config.h"
 #include "tessera/models/hugging_face_names.h"
+#include "tests/support/experts.h"
 
 namespace tessera::models {
 namespace {

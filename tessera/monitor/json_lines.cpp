@@ -44,8 +44,8 @@ std::string to_json_line(const StepRecord& record) {
   }
   if (record.seconds) {
     detail::JsonText seconds;
-    for (size_t i = 0; i < kNumKinds; ++i) {
-      seconds.number(name_of(static_cast<Kind>(i)), (*record.seconds)[i]);
+    for (size_t i = 0; i < kNumSpanKinds; ++i) {
+      seconds.number(name_of(static_cast<SpanKind>(i)), (*record.seconds)[i]);
     }
     line.object("seconds", seconds);
   }

@@ -107,7 +107,7 @@ TEST(JsonLines, HasTheFieldsOfTheContractInOrder) {
   EXPECT_EQ(more["loss_scale"], 1024);
   EXPECT_EQ(more["aux_loss"], 0.01);
   EXPECT_EQ(more["exposed_comm_s"], 0.125);
-  EXPECT_EQ(more["seconds"].size(), kNumKinds);
+  EXPECT_EQ(more["seconds"].size(), kNumSpanKinds);
   EXPECT_EQ(more["seconds"]["forward"], 0.5);
   EXPECT_EQ(more["valid_loss"], 6.5);
 }

@@ -10,8 +10,8 @@
 
 namespace tessera::monitor {
 
-const char* name_of(Kind kind) {
-  constexpr std::array<const char*, kNumKinds> kNames = {
+const char* name_of(SpanKind kind) {
+  constexpr std::array<const char*, kNumSpanKinds> kNames = {
       "forward", "backward", "recompute", "loss", "optimizer", "gather",
       "reduce",  "message",  "norm",      "load", "wait"};
   return kNames.at(static_cast<size_t>(kind));

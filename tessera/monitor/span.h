@@ -15,7 +15,7 @@
 
 namespace tessera::monitor {
 
-enum class Kind {
+enum class SpanKind {
   kForward,
   kBackward,
   kRecompute,
@@ -28,17 +28,17 @@ enum class Kind {
   kLoad,
   kWait,
 };
-inline constexpr size_t kNumKinds = 11;
-using SecondsByKind = std::array<double, kNumKinds>;
+inline constexpr size_t kNumSpanKinds = 11;
+using SecondsByKind = std::array<double, kNumSpanKinds>;
 
-const char* name_of(Kind kind);  // "forward"
+const char* name_of(SpanKind kind);  // "forward"
 
 inline constexpr int64_t kComputeLane = 0;
 
 struct Span {
   std::string name;
-  Kind kind = Kind::kForward;
-  Kind awaited = Kind::kWait;  // of a kWait: what it waits for
+  SpanKind kind = SpanKind::kForward;
+  SpanKind awaited = SpanKind::kWait;  // of a kWait: what it waits for
   int64_t lane = kComputeLane;
   double begin_s = 0;
   double end_s = 0;

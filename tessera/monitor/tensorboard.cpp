@@ -110,8 +110,8 @@ Scalars scalars_of(const StepRecord& record, const RunInfo& info) {
     scalars.add("memory/max_active(%)",
                 100 * record.mem_peak_mib / info.host_memory_mib);
   }
-  for (size_t i = 0; record.seconds && i < kNumKinds; ++i) {
-    const std::string kind = name_of(static_cast<Kind>(i));
+  for (size_t i = 0; record.seconds && i < kNumSpanKinds; ++i) {
+    const std::string kind = name_of(static_cast<SpanKind>(i));
     scalars.add("seconds/" + kind, (*record.seconds)[i]);
   }
   for (const LinkSpeed& link : record.links) {

@@ -6,17 +6,17 @@
 namespace tessera::monitor {
 namespace {
 
-constexpr std::array kCommunication = {Kind::kGather, Kind::kReduce,
-                                       Kind::kMessage};
+constexpr std::array kCommunication = {SpanKind::kGather, SpanKind::kReduce,
+                                       SpanKind::kMessage};
 
-double& at(SecondsByKind& seconds, Kind kind) {
+double& at(SecondsByKind& seconds, SpanKind kind) {
   return seconds[static_cast<size_t>(kind)];
 }
 
 // What the compute lane stands still for in this span; nothing: it works.
-std::optional<Kind> awaited_in(const Span& span) {
+std::optional<SpanKind> awaited_in(const Span& span) {
   if (span.lane != kComputeLane) return std::nullopt;
-  if (span.kind == Kind::kWait) return span.awaited;
+  if (span.kind == SpanKind::kWait) return span.awaited;
   const bool communicates =
       std::ranges::find(kCommunication, span.kind) != kCommunication.end();
   return communicates ? std::optional(span.kind) : std::nullopt;
@@ -26,7 +26,7 @@ std::optional<Kind> awaited_in(const Span& span) {
 
 double Timeline::exposed_comm_s() const {
   return std::accumulate(exposed.begin(), exposed.end(), 0.0) -
-         exposed[static_cast<size_t>(Kind::kLoad)];
+         exposed[static_cast<size_t>(SpanKind::kLoad)];
 }
 
 Timeline timeline_of(const std::vector<Span>& spans, double step_s) {
@@ -40,17 +40,18 @@ Timeline timeline_of(const std::vector<Span>& spans, double step_s) {
   for (size_t i = 0; i < spans.size(); ++i) {
     const double waited_s = spans[i].waited_s;
     at(timeline.seconds, spans[i].kind) += own_s[i] - waited_s;
-    at(timeline.seconds, Kind::kWait) += waited_s;
+    at(timeline.seconds, SpanKind::kWait) += waited_s;
     at(timeline.exposed, spans[i].kind) += waited_s;
     const auto awaited = awaited_in(spans[i]);
     if (awaited) at(timeline.exposed, *awaited) += own_s[i];
   }
   const bool is_pipeline = std::ranges::any_of(spans, [](const Span& span) {
-    return span.kind == Kind::kMessage || span.awaited == Kind::kMessage;
+    return span.kind == SpanKind::kMessage ||
+           span.awaited == SpanKind::kMessage;
   });
   if (is_pipeline && step_s > 0) {
-    timeline.bubble = (at(timeline.exposed, Kind::kMessage) +
-                       at(timeline.exposed, Kind::kNorm)) /
+    timeline.bubble = (at(timeline.exposed, SpanKind::kMessage) +
+                       at(timeline.exposed, SpanKind::kNorm)) /
                       step_s;
   }
   return timeline;

@@ -10,8 +10,8 @@ namespace {
 
 using testing::ElementsAre;
 
-Span on(int64_t lane, Kind kind, double begin, double end,
-        Kind awaited = Kind::kWait) {
+Span on(int64_t lane, SpanKind kind, double begin, double end,
+        SpanKind awaited = SpanKind::kWait) {
   Span span;
   span.name = name_of(kind);
   span.kind = kind;
@@ -22,7 +22,7 @@ Span on(int64_t lane, Kind kind, double begin, double end,
   return span;
 }
 
-double of(const SecondsByKind& seconds, Kind kind) {
+double of(const SecondsByKind& seconds, SpanKind kind) {
   return seconds[static_cast<size_t>(kind)];
 }
 
@@ -33,29 +33,29 @@ TEST(Timeline, OfNothingIsNothing) {
 }
 
 TEST(Timeline, AddsUpByKindOverAllLanes) {
-  const Timeline timeline =
-      timeline_of({on(0, Kind::kForward, 0, 1), on(0, Kind::kForward, 1, 3),
-                   on(0, Kind::kLoss, 3, 3.5), on(1, Kind::kGather, 0, 2),
-                   on(0, Kind::kOptimizer, 4, 5)},
-                  8);
-  EXPECT_EQ(of(timeline.seconds, Kind::kForward), 3);
-  EXPECT_EQ(of(timeline.seconds, Kind::kLoss), 0.5);
-  EXPECT_EQ(of(timeline.seconds, Kind::kGather), 2);
-  EXPECT_EQ(of(timeline.seconds, Kind::kOptimizer), 1);
+  const Timeline timeline = timeline_of(
+      {on(0, SpanKind::kForward, 0, 1), on(0, SpanKind::kForward, 1, 3),
+       on(0, SpanKind::kLoss, 3, 3.5), on(1, SpanKind::kGather, 0, 2),
+       on(0, SpanKind::kOptimizer, 4, 5)},
+      8);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kForward), 3);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kLoss), 0.5);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kGather), 2);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kOptimizer), 1);
   EXPECT_EQ(timeline.exposed_comm_s(), 0);
   EXPECT_EQ(timeline.bubble, 0);
 }
 
 TEST(Timeline, ASpanCountsWithoutThoseInsideOfIt) {
-  const Timeline timeline =
-      timeline_of({on(0, Kind::kBackward, 0, 10), on(0, Kind::kRecompute, 0, 4),
-                   on(0, Kind::kWait, 1, 2, Kind::kGather),
-                   on(0, Kind::kRecompute, 6, 7), on(1, Kind::kGather, 0.5, 2)},
-                  10);
-  EXPECT_EQ(of(timeline.seconds, Kind::kBackward), 5);
-  EXPECT_EQ(of(timeline.seconds, Kind::kRecompute), 4);
-  EXPECT_EQ(of(timeline.seconds, Kind::kWait), 1);
-  EXPECT_EQ(of(timeline.exposed, Kind::kGather), 1);
+  const Timeline timeline = timeline_of(
+      {on(0, SpanKind::kBackward, 0, 10), on(0, SpanKind::kRecompute, 0, 4),
+       on(0, SpanKind::kWait, 1, 2, SpanKind::kGather),
+       on(0, SpanKind::kRecompute, 6, 7), on(1, SpanKind::kGather, 0.5, 2)},
+      10);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kBackward), 5);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kRecompute), 4);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kWait), 1);
+  EXPECT_EQ(of(timeline.exposed, SpanKind::kGather), 1);
   EXPECT_EQ(timeline.exposed_comm_s(), 1);
 }
 
@@ -63,17 +63,19 @@ TEST(Timeline, ASpanCountsWithoutThoseInsideOfIt) {
 // of its own only while it is awaited.
 TEST(Timeline, ExposedIsWhatTheComputeLaneWaitsFor) {
   const Timeline timeline = timeline_of(
-      {on(0, Kind::kGather, 0, 1), on(0, Kind::kForward, 1, 4),
-       on(1, Kind::kReduce, 2, 6), on(0, Kind::kWait, 4, 6, Kind::kReduce),
-       on(0, Kind::kNorm, 6, 7), on(0, Kind::kWait, 6.5, 6.75, Kind::kNorm),
-       on(0, Kind::kWait, 7, 9, Kind::kLoad)},
+      {on(0, SpanKind::kGather, 0, 1), on(0, SpanKind::kForward, 1, 4),
+       on(1, SpanKind::kReduce, 2, 6),
+       on(0, SpanKind::kWait, 4, 6, SpanKind::kReduce),
+       on(0, SpanKind::kNorm, 6, 7),
+       on(0, SpanKind::kWait, 6.5, 6.75, SpanKind::kNorm),
+       on(0, SpanKind::kWait, 7, 9, SpanKind::kLoad)},
       10);
-  EXPECT_EQ(of(timeline.exposed, Kind::kGather), 1);
-  EXPECT_EQ(of(timeline.exposed, Kind::kReduce), 2);
-  EXPECT_EQ(of(timeline.exposed, Kind::kNorm), 0.25);
-  EXPECT_EQ(of(timeline.exposed, Kind::kLoad), 2);
+  EXPECT_EQ(of(timeline.exposed, SpanKind::kGather), 1);
+  EXPECT_EQ(of(timeline.exposed, SpanKind::kReduce), 2);
+  EXPECT_EQ(of(timeline.exposed, SpanKind::kNorm), 0.25);
+  EXPECT_EQ(of(timeline.exposed, SpanKind::kLoad), 2);
   EXPECT_EQ(timeline.exposed_comm_s(), 3.25);
-  EXPECT_EQ(of(timeline.seconds, Kind::kNorm), 0.75);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kNorm), 0.75);
   EXPECT_EQ(timeline.bubble, 0);  // no pipeline
 }
 
@@ -82,14 +84,17 @@ TEST(Timeline, ExposedIsWhatTheComputeLaneWaitsFor) {
 // others, for the sum of the norm.
 TEST(Timeline, TheBubbleOfGPipe) {
   const std::vector<Span> first = {
-      on(0, Kind::kForward, 0, 1), on(0, Kind::kForward, 1, 2),
-      on(0, Kind::kWait, 2, 5, Kind::kMessage), on(0, Kind::kBackward, 5, 7),
-      on(0, Kind::kBackward, 7, 9)};
+      on(0, SpanKind::kForward, 0, 1), on(0, SpanKind::kForward, 1, 2),
+      on(0, SpanKind::kWait, 2, 5, SpanKind::kMessage),
+      on(0, SpanKind::kBackward, 5, 7), on(0, SpanKind::kBackward, 7, 9)};
   const std::vector<Span> last = {
-      on(0, Kind::kMessage, 0, 1),          on(0, Kind::kForward, 1, 2),
-      on(0, Kind::kForward, 2, 3),          on(0, Kind::kBackward, 3, 5),
-      on(0, Kind::kBackward, 5, 7),         on(0, Kind::kNorm, 7, 9),
-      on(0, Kind::kWait, 7, 9, Kind::kNorm)};
+      on(0, SpanKind::kMessage, 0, 1),
+      on(0, SpanKind::kForward, 1, 2),
+      on(0, SpanKind::kForward, 2, 3),
+      on(0, SpanKind::kBackward, 3, 5),
+      on(0, SpanKind::kBackward, 5, 7),
+      on(0, SpanKind::kNorm, 7, 9),
+      on(0, SpanKind::kWait, 7, 9, SpanKind::kNorm)};
   for (const auto& spans : {first, last}) {
     EXPECT_DOUBLE_EQ(timeline_of(spans, 9).bubble, 3.0 / 9);
   }
@@ -97,18 +102,19 @@ TEST(Timeline, TheBubbleOfGPipe) {
 
 TEST(Timeline, ParentsAreOfTheLaneAndInnermost) {
   EXPECT_THAT(
-      parents_of({on(0, Kind::kBackward, 0, 10), on(0, Kind::kWait, 2, 3),
-                  on(1, Kind::kGather, 1, 4), on(0, Kind::kRecompute, 1, 4),
-                  on(0, Kind::kForward, 10, 11),
-                  on(0, Kind::kForward, 10, 11)}),
+      parents_of({on(0, SpanKind::kBackward, 0, 10),
+                  on(0, SpanKind::kWait, 2, 3), on(1, SpanKind::kGather, 1, 4),
+                  on(0, SpanKind::kRecompute, 1, 4),
+                  on(0, SpanKind::kForward, 10, 11),
+                  on(0, SpanKind::kForward, 10, 11)}),
       ElementsAre(-1, 3, -1, 0, -1, 4));
 }
 
-TEST(Kind, EachHasAName) {
-  for (size_t i = 0; i < kNumKinds; ++i) {
-    EXPECT_STRNE(name_of(static_cast<Kind>(i)), "");
+TEST(SpanKind, EachHasAName) {
+  for (size_t i = 0; i < kNumSpanKinds; ++i) {
+    EXPECT_STRNE(name_of(static_cast<SpanKind>(i)), "");
   }
-  EXPECT_STREQ(name_of(Kind::kWait), "wait");
+  EXPECT_STREQ(name_of(SpanKind::kWait), "wait");
 }
 
 }  // namespace

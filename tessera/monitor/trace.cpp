@@ -4,10 +4,13 @@
 #include <cmath>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
+#include "tessera/core/log.h"
+#include "tessera/core/units.h"
 #include "tessera/monitor/detail/json_text.h"
 
 namespace tessera::monitor {
@@ -29,7 +32,7 @@ double micros(int64_t nanos) { return static_cast<double>(nanos) / 1e3; }
 
 int64_t nanos(double seconds) { return std::llround(seconds * 1e9); }
 
-JsonText event_at(const char* phase, const std::string& name, Kind kind,
+JsonText event_at(const char* phase, const std::string& name, SpanKind kind,
                   int64_t rank, int64_t lane, int64_t at) {
   JsonText event;
   event.text("ph", phase)
@@ -44,7 +47,7 @@ JsonText event_at(const char* phase, const std::string& name, Kind kind,
 std::string slice_of(const Span& span, int64_t rank) {
   const int64_t begin = nanos(span.begin_s), end = nanos(span.end_s);
   JsonText args;
-  if (span.kind == Kind::kWait) args.text("for", name_of(span.awaited));
+  if (span.kind == SpanKind::kWait) args.text("for", name_of(span.awaited));
   for (const auto& [name, value] : span.args) args.number(name, value);
   return event_at("X", span.name, span.kind, rank, span.lane, begin)
       .number("dur", micros(end - begin))
@@ -57,8 +60,8 @@ std::string slice_of(const Span& span, int64_t rank) {
 std::string arrow_of(const Span& span, int64_t rank) {
   const int64_t begin = nanos(span.begin_s), end = nanos(span.end_s);
   const int64_t at = span.starts_flow ? begin : std::max(begin, end - 1);
-  auto event = event_at(span.starts_flow ? "s" : "f", "message", Kind::kMessage,
-                        rank, span.lane, at);
+  auto event = event_at(span.starts_flow ? "s" : "f", "message",
+                        SpanKind::kMessage, rank, span.lane, at);
   event.text("id", "0x" + to_hex(*span.flow));
   if (!span.starts_flow) event.text("bp", "e");
   return event.str();
@@ -90,11 +93,13 @@ std::string order_event(const char* what, int64_t rank, int64_t lane,
 
 TraceWriter::TraceWriter(const std::string& folder, int64_t rank,
                          const std::string& coordinates,
-                         const std::vector<std::string>& lanes, double ahead_s)
+                         const std::vector<std::string>& lanes, double ahead_s,
+                         int64_t max_bytes)
     : path_(rank_path(folder, rank)),
       rank_(rank),
       num_lanes_(std::ssize(lanes)),
-      ahead_s_(ahead_s) {
+      ahead_s_(ahead_s),
+      max_bytes_(max_bytes) {
   std::string name = "rank " + std::to_string(rank);
   if (!coordinates.empty()) name += " " + coordinates;
   add_event(name_event("process_name", rank, 0, name));
@@ -106,6 +111,15 @@ TraceWriter::TraceWriter(const std::string& folder, int64_t rank,
 }
 
 void TraceWriter::add(const std::vector<Span>& spans) {
+  if (std::ssize(events_) >= max_bytes_) {
+    if (!std::exchange(is_full_, true)) {
+      log::warning("the trace of rank ", rank_, " is full, with ",
+                   bytes_text(max_bytes_),
+                   ": later steps are not in it. A smaller monitor.trace ends "
+                   "before.");
+    }
+    return;
+  }
   parents_of(spans);  // refuses what cannot be drawn
   for (Span span : spans) {
     span.begin_s += ahead_s_;

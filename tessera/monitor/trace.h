@@ -23,12 +23,14 @@ namespace tessera::monitor {
 class TraceWriter {
  public:
   // `lanes`: their names; spans name them by number. `ahead_s`: is added to all
-  // times, where clocks of hosts differ.
+  // times, where clocks of hosts differ. `max_bytes`: of events that are kept
+  // in memory until write(); what more is added is left out, with a warning.
   TraceWriter(const std::string& folder, int64_t rank,
               const std::string& coordinates,
-              const std::vector<std::string>& lanes, double ahead_s = 0);
+              const std::vector<std::string>& lanes, double ahead_s = 0,
+              int64_t max_bytes = int64_t{256} << 20);
 
-  // Refuses spans of a lane that overlap in part, and unknown lanes.
+  // Of a step. Refuses spans of a lane that overlap in part, and unknown lanes.
   void add(const std::vector<Span>& spans);
   void write() const;
 
@@ -39,6 +41,8 @@ class TraceWriter {
   int64_t rank_;
   int64_t num_lanes_;
   double ahead_s_;
+  int64_t max_bytes_;
+  bool is_full_ = false;
   std::string events_;  // with commas and ends of lines between them
 };
 

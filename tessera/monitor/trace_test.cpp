@@ -21,7 +21,7 @@ using testing::ThrowsMessage;
 // single precision.
 constexpr double kStart = 1234567.0;
 
-Span span_at(const std::string& name, Kind kind, int64_t lane, double begin,
+Span span_at(const std::string& name, SpanKind kind, int64_t lane, double begin,
              double end) {
   Span span;
   span.name = name;
@@ -48,21 +48,21 @@ std::vector<Json> events_of(const Json& events, const std::string& phase) {
 void write_two_ranks(const std::string& folder) {
   const uint64_t message = flow_id(2, 0, 1, 0);
   TraceWriter first(folder, 0, "pp=0", {"compute", "messages"});
-  Span send = span_at("send", Kind::kMessage, 1, 0.010, 0.013);
+  Span send = span_at("send", SpanKind::kMessage, 1, 0.010, 0.013);
   send.flow = message;
   send.starts_flow = true;
   send.args = {{"microbatch", 1}, {"bytes", 4096}};
-  first.add({span_at("forward", Kind::kForward, 0, 0.001, 0.010), send});
+  first.add({span_at("forward", SpanKind::kForward, 0, 0.001, 0.010), send});
   first.write();
 
   TraceWriter second(folder, 1, "pp=1", {"compute", "messages"});
-  Span receive = span_at("receive", Kind::kMessage, 1, 0.002, 0.013);
+  Span receive = span_at("receive", SpanKind::kMessage, 1, 0.002, 0.013);
   receive.flow = message;
-  Span wait = span_at("wait", Kind::kWait, 0, 0.003, 0.0131);
-  wait.awaited = Kind::kMessage;
+  Span wait = span_at("wait", SpanKind::kWait, 0, 0.003, 0.0131);
+  wait.awaited = SpanKind::kMessage;
   second.add({receive, wait});
-  second.add({span_at("backward", Kind::kBackward, 0, 0.014, 0.020),
-              span_at("recompute", Kind::kRecompute, 0, 0.014, 0.016)});
+  second.add({span_at("backward", SpanKind::kBackward, 0, 0.014, 0.020),
+              span_at("recompute", SpanKind::kRecompute, 0, 0.014, 0.016)});
   second.write();
 }
 
@@ -109,8 +109,8 @@ TEST(Trace, SlicesOfATrackNeverOverlapInPart) {
   // Each begins where the one before ends, and has one of its length in it.
   for (int i = 0; i < 2000; ++i) {
     const double begin = i * 1.0e-7 / 3, end = (i + 1) * 1.0e-7 / 3;
-    spans.push_back(span_at("backward", Kind::kBackward, 0, begin, end));
-    spans.push_back(span_at("recompute", Kind::kRecompute, 0, begin, end));
+    spans.push_back(span_at("backward", SpanKind::kBackward, 0, begin, end));
+    spans.push_back(span_at("recompute", SpanKind::kRecompute, 0, begin, end));
   }
   trace.add(spans);
   trace.write();
@@ -168,12 +168,12 @@ TEST(Trace, WhatCannotBeDrawnIsRefused) {
   const auto adding = [&](const std::vector<Span>& spans) {
     return [&trace, spans] { trace.add(spans); };
   };
-  EXPECT_THAT(adding({span_at("a", Kind::kForward, 0, 0, 2),
-                      span_at("b", Kind::kForward, 0, 1, 3)}),
+  EXPECT_THAT(adding({span_at("a", SpanKind::kForward, 0, 0, 2),
+                      span_at("b", SpanKind::kForward, 0, 1, 3)}),
               ThrowsMessage<Error>(HasSubstr("'b' begins in 'a' and ends")));
-  EXPECT_THAT(adding({span_at("a", Kind::kForward, 0, 2, 1)}),
+  EXPECT_THAT(adding({span_at("a", SpanKind::kForward, 0, 2, 1)}),
               ThrowsMessage<Error>(HasSubstr("ends before it begins")));
-  EXPECT_THAT(adding({span_at("a", Kind::kForward, 1, 1, 2)}),
+  EXPECT_THAT(adding({span_at("a", SpanKind::kForward, 1, 1, 2)}),
               ThrowsMessage<Error>(HasSubstr("on lane 1 of 1")));
 }
 
@@ -191,6 +191,20 @@ TEST(Trace, FilesThatAreMissingOrBrokenAreNamed) {
   write_file_atomic(folder.file("file"), "");
   const TraceWriter nowhere(folder.file("file"), 0, "", {"compute"});
   EXPECT_THROW(nowhere.write(), Error);
+}
+
+// A run of many steps is not held up, and its memory stays bounded.
+TEST(Trace, LaterStepsAreLeftOutOfOneThatIsFull) {
+  const TemporaryFolder folder;
+  TraceWriter trace(folder.path().string(), 0, "", {"compute"}, /*ahead_s=*/0,
+                    /*max_bytes=*/1000);
+  for (int i = 0; i < 100; ++i) {
+    trace.add({span_at("forward", Kind::kForward, 0, i, i + 0.5)});
+  }
+  trace.write();
+  const auto slices = events_of(events_in(folder.file("rank-0.json")), "X");
+  EXPECT_GE(slices.size(), 2U);
+  EXPECT_LT(slices.size(), 10U);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/core/host_read.h"
 #include "tessera/mesh/layout.h"
 #include "tessera/nn/wide_type.h"
 
@@ -56,9 +57,9 @@ at::Tensor counts_of(const at::Tensor& numbers, int64_t kinds) {
       .scatter_add_(0, numbers, at::ones_like(numbers));
 }
 
-// The one copy to the host: the sizes of the experts' products.
+// The sizes of the experts' products, which the host has to know.
 std::vector<int64_t> to_host(const at::Tensor& counts) {
-  const at::Tensor here = counts.to(at::kCPU).contiguous();
+  const at::Tensor here = read_on_host(counts);
   const int64_t* first = here.const_data_ptr<int64_t>();
   return {first, first + here.numel()};
 }

@@ -31,11 +31,8 @@ double sum_of_squares_of(const T* values, int64_t size) {
   return total;
 }
 
-double sum_of_squares_of(const at::Tensor& gradient) {
+double sum_of_squares_here(const at::Tensor& gradient) {
   const at::Tensor flat = gradient.detach().contiguous();
-  if (!flat.is_cpu()) {
-    return flat.to(at::kDouble).square().sum().item<double>();
-  }
   double sum = 0.0;
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kBFloat16, at::kHalf, flat.scalar_type(), "sum_of_squares", [&] {
@@ -46,10 +43,18 @@ double sum_of_squares_of(const at::Tensor& gradient) {
 
 }  // namespace
 
-double sum_of_squares(const std::vector<at::Tensor>& gradients) {
-  double sum = 0.0;
+at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients) {
+  if (gradients.empty() || gradients.front().is_cpu()) {
+    double sum = 0.0;
+    for (const at::Tensor& gradient : gradients) {
+      sum += sum_of_squares_here(gradient);
+    }
+    return at::scalar_tensor(sum, at::kDouble);
+  }
+  at::Tensor sum =
+      at::zeros({}, gradients.front().options().dtype(at::kDouble));
   for (const at::Tensor& gradient : gradients) {
-    sum += sum_of_squares_of(gradient);
+    sum = sum + gradient.detach().to(at::kDouble).square().sum();
   }
   return sum;
 }

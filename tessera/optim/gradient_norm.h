@@ -1,9 +1,12 @@
 // The global L2 norm of gradients, and clipping by it.
 //
-//   double sum = sum_of_squares(owned_gradients);   // this rank's elements
-//   ... sum over ranks, each element counted once ...
-//   scale_gradients(gradients, clip_scale(std::sqrt(sum), clip_norm));
+//   at::Tensor sum = sum_of_squares(owned_gradients);  // this rank's elements
+//   ... sum over ranks, each element counted once; the host reads it ...
+//   scale_gradients(gradients, clip_scale(norm, clip_norm));
 //
+// Device:  the sum stays on the gradients' device. The scale is the host's, who
+//          must know the norm before anything is updated: a factor of 1, which
+//          is most steps', costs no pass over the gradients.
 // Order:   squares are summed in double, tensor by tensor, in an order that
 //          depends on the sizes alone, not on the number of threads.
 // Comm:    none: the sum over ranks is the caller's.
@@ -15,7 +18,8 @@
 
 namespace tessera::optim {
 
-double sum_of_squares(const std::vector<at::Tensor>& gradients);
+// 0-dim, of fp64. REQUIRES: gradients on one device; of none, it is the CPU's.
+at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients);
 
 // clip_norm / (norm + 1e-6) where that is below 1, else 1. clip_norm 0: no
 // clipping. NaN gives 1: a norm that is not finite is the caller's to report.

@@ -9,6 +9,10 @@
 namespace tessera::optim {
 namespace {
 
+double sum_here(const std::vector<at::Tensor>& gradients) {
+  return sum_of_squares(gradients).item<double>();
+}
+
 TEST(SumOfSquares, EqualsTheSumInDouble) {
   at::manual_seed(3);
   for (const at::ScalarType type :
@@ -17,15 +21,21 @@ TEST(SumOfSquares, EqualsTheSumInDouble) {
     const at::Tensor b = at::randn({7, 5}).to(type).t();
     const double expected = a.to(at::kDouble).square().sum().item<double>() +
                             b.to(at::kDouble).square().sum().item<double>();
-    EXPECT_NEAR(sum_of_squares({a, at::empty({0}, type), b}), expected,
+    EXPECT_NEAR(sum_here({a, at::empty({0}, type), b}), expected,
                 1e-13 * expected);
   }
-  EXPECT_EQ(sum_of_squares({}), 0.0);
+  EXPECT_EQ(sum_here({}), 0.0);
+}
+
+TEST(SumOfSquares, StaysOnTheDevice) {
+  const at::Tensor sum = sum_of_squares({at::ones({3}, at::kMeta)});
+  EXPECT_TRUE(sum.is_meta());
+  EXPECT_EQ(sum.scalar_type(), at::kDouble);
 }
 
 // In fp32 ten million ones would stop at 2^24.
 TEST(SumOfSquares, LosesNothingOverManyElements) {
-  EXPECT_EQ(sum_of_squares({at::ones({20'000'003})}), 20'000'003.0);
+  EXPECT_EQ(sum_here({at::ones({20'000'003})}), 20'000'003.0);
 }
 
 TEST(ClipScale, IsBelowOneOnlyAboveTheLimit) {
@@ -41,12 +51,12 @@ TEST(ClipScale, IsBelowOneOnlyAboveTheLimit) {
 TEST(ScaleGradients, BringsTheNormToTheLimit) {
   const std::vector<at::Tensor> gradients = {at::full({3}, 4.0),
                                              at::full({2, 2}, -2.0)};
-  const double norm = std::sqrt(sum_of_squares(gradients));  // 8
+  const double norm = std::sqrt(sum_here(gradients));  // 8
   scale_gradients(gradients, clip_scale(norm, 2.0));
-  EXPECT_NEAR(std::sqrt(sum_of_squares(gradients)), 2.0, 1e-6);
+  EXPECT_NEAR(std::sqrt(sum_here(gradients)), 2.0, 1e-6);
   scale_gradients(gradients, 1.0);
   scale_gradients({}, 0.5);
-  EXPECT_NEAR(std::sqrt(sum_of_squares(gradients)), 2.0, 1e-6);
+  EXPECT_NEAR(std::sqrt(sum_here(gradients)), 2.0, 1e-6);
 }
 
 }  // namespace

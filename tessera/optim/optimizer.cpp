@@ -83,7 +83,7 @@ void Optimizer::add_masters() {
   }
 }
 
-int64_t Optimizer::steps() const { return steps_.item<int64_t>(); }
+int64_t Optimizer::steps() const { return *steps_.const_data_ptr<int64_t>(); }
 
 void Optimizer::add_moments() {
   for (const Moment& moment : rule_.moments_with(config_)) {

@@ -10,20 +10,14 @@
 namespace tessera::parallel {
 using mesh::Axis;
 
-int64_t owner_of(const models::Model& model, const nn::ParameterSpec& spec) {
-  const int64_t unit = spec.units.front();
-  return spec.role.of_experts ? model.num_units() + unit - 1 : unit;
-}
-
 // The owners whose parameters each unit computes with, its own first.
 std::vector<std::vector<int64_t>> reads_of(models::Model& model) {
-  const int64_t blocks = model.num_units() - 2;
-  std::vector<std::vector<int64_t>> reads(model.num_units() + blocks);
+  std::vector<std::vector<int64_t>> reads(model.num_owners());
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {
     reads[unit].push_back(unit);
   }
   for (const auto& parameter : nn::parameters_of(model)) {
-    const int64_t owner = owner_of(model, *parameter.spec);
+    const int64_t owner = model.owner_of(*parameter.spec);
     for (int64_t unit : parameter.spec->units) {
       auto& all = reads[unit];
       if (std::ranges::count(all, owner) == 0) all.push_back(owner);
@@ -63,7 +57,7 @@ ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
   units.zero_stages.assign(units.reads.size(), 0);
   units.parameters.resize(units.reads.size());
   for (auto& parameter : nn::parameters_of(model)) {
-    const int64_t owner = owner_of(model, *parameter.spec);
+    const int64_t owner = model.owner_of(*parameter.spec);
     units.zero_stages[owner] =
         zero_stage_of(parameter.spec->layout, mesh, options);
     units.parameters[owner].push_back(std::move(parameter));

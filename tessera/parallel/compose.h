@@ -53,10 +53,6 @@ int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
 ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
                        const ComposeOptions& options);
 
-// The unit that gathers and reduces a parameter. Experts go apart from the
-// block that runs them: their unit owns parameters and never runs.
-int64_t owner_of(const models::Model& model, const nn::ParameterSpec& spec);
-
 // The owners whose parameters each unit computes with, its own first.
 std::vector<std::vector<int64_t>> reads_of(models::Model& model);
 

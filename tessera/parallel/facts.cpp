@@ -25,7 +25,7 @@ program::Facts facts_of(const models::ModelConfig& config,
   const auto reads = reads_of(*model);
   std::vector<std::vector<const nn::ParameterSpec*>> owned(reads.size());
   for (const auto& parameter : nn::parameters_of(*model)) {
-    owned[owner_of(*model, *parameter.spec)].push_back(parameter.spec.get());
+    owned[model->owner_of(*parameter.spec)].push_back(parameter.spec.get());
   }
   for (size_t unit = 0; unit < reads.size(); ++unit) {
     facts.units[unit].reads = reads[unit];

@@ -4,10 +4,10 @@
 
 namespace tessera::program {
 
-Proof check(const Program& program, const Units& units, Kind kind) {
-  detail::MicrobatchRules microbatches(units, kind);
-  detail::ParameterRules parameters(units, kind);
-  detail::GradientRules gradients(units, kind);
+Proof check(const Program& program, const Units& units, Purpose purpose) {
+  detail::MicrobatchRules microbatches(units, purpose);
+  detail::ParameterRules parameters(units, purpose);
+  detail::GradientRules gradients(units, purpose);
   for (size_t i = 0; i < program.size(); ++i) {
     const std::string place = c10::str("at ", i, ": ", describe(program[i]));
     microbatches.see(program[i], place);

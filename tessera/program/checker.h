@@ -35,6 +35,6 @@ struct Proof {
 
 // `units` as the program was made with; without chunks: it names whole chunks.
 Proof check(const Program& program, const Units& units = {},
-            Kind kind = Kind::kTraining);
+            Purpose purpose = Purpose::kTraining);
 
 }  // namespace tessera::program

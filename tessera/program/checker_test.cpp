@@ -38,7 +38,7 @@ TEST(Checker, RefusesAProgramWithAnInstructionMissingOrDoubled) {
       expect_that_each_matters(
           lowered(2, units, {"prefetch", "reductions", "messages"}), units);
       const Program split =
-          passes::lower(accumulation(2), units, Kind::kTraining, kSplit);
+          passes::lower(accumulation(2), units, Purpose::kTraining, kSplit);
       expect_that_each_matters(split, units);
     }
   }
@@ -129,10 +129,11 @@ TEST(Checker, Evaluations) {
   const Units units = units_of(3, 3, /*tied=*/true);
   const Program program =
       passes::lower(schedules::evaluation({.num_microbatches = 2}, 0), units,
-                    Kind::kEvaluation);
-  EXPECT_EQ(check(program, units, Kind::kEvaluation).num_microbatches, 2);
+                    Purpose::kEvaluation);
+  EXPECT_EQ(check(program, units, Purpose::kEvaluation).num_microbatches, 2);
   EXPECT_THROW(check(program, units), c10::Error);
-  EXPECT_THROW(check(lowered(1, units), units, Kind::kEvaluation), c10::Error);
+  EXPECT_THROW(check(lowered(1, units), units, Purpose::kEvaluation),
+               c10::Error);
 }
 
 TEST(Checker, DevicesOfOneProcess) {

@@ -9,39 +9,39 @@
 namespace tessera::program {
 namespace {
 
-void run(const Instruction& instruction, bool awaited_next, Stage& stage) {
+void run(const Instruction& instruction, bool awaited_next, Actor& actor) {
   const int64_t m = instruction.microbatch, unit = instruction.unit;
   switch (instruction.op) {
     case Op::kReplicateParameters:
-      return stage.replicate_parameters();
+      return actor.replicate_parameters();
     case Op::kZeroGradients:
-      return stage.zero_gradients();
+      return actor.zero_gradients();
     case Op::kLoadInputs:
-      return stage.load_inputs(m);
+      return actor.load_inputs(m);
     case Op::kLoadTargets:
-      return stage.load_targets(m);
+      return actor.load_targets(m);
     case Op::kForward:
-      return stage.forward(m, unit);
+      return actor.forward(m, unit);
     case Op::kRecompute:
-      return stage.recompute(m, unit);
+      return actor.recompute(m, unit);
     case Op::kLoss:
-      return stage.loss(m);
+      return actor.loss(m);
     case Op::kBackward:
     case Op::kBackwardInput:
     case Op::kBackwardWeight:
-      return stage.backward(instruction.op, m, unit);
+      return actor.backward(instruction.op, m, unit);
     case Op::kFreeParameters:
-      return stage.free_parameters(unit);
+      return actor.free_parameters(unit);
     case Op::kAllocateGradients:
-      return stage.allocate_gradients(unit);
+      return actor.allocate_gradients(unit);
     case Op::kReduceReplicas:
-      return stage.reduce_replicas();
+      return actor.reduce_replicas();
     case Op::kNorm:
-      return stage.norm();
+      return actor.norm();
     case Op::kClipGradients:
-      return stage.clip_gradients();
+      return actor.clip_gradients();
     case Op::kOptimizerStep:
-      return stage.optimizer_step(unit);
+      return actor.optimizer_step(unit);
     case Op::kGatherParameters:
     case Op::kReduceGradients:
     case Op::kSumGradients:
@@ -51,9 +51,9 @@ void run(const Instruction& instruction, bool awaited_next, Stage& stage) {
     case Op::kSendGradients:
     case Op::kReceiveGradients:
       if (instruction.phase != Phase::kAwait) {
-        stage.begin(instruction, awaited_next);
+        actor.begin(instruction, awaited_next);
       }
-      if (instruction.phase != Phase::kBegin) stage.await(instruction);
+      if (instruction.phase != Phase::kBegin) actor.await(instruction);
       return;
   }
 }
@@ -66,7 +66,7 @@ double now() {
 
 }  // namespace
 
-void execute(const Program& program, Stage& stage, const Observer& observer) {
+void execute(const Program& program, Actor& actor, const Observer& observer) {
   for (size_t i = 0; i < program.size(); ++i) {
     const Instruction& instruction = program[i];
     const bool awaited_next =
@@ -76,7 +76,7 @@ void execute(const Program& program, Stage& stage, const Observer& observer) {
     const double start = observer ? now() : 0;
     rank_context().doing = describe(instruction);
     try {
-      run(instruction, awaited_next, stage);
+      run(instruction, awaited_next, actor);
     } catch (c10::Error& error) {
       error.add_context("while running " + describe(instruction));
       throw;

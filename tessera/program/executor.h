@@ -1,8 +1,8 @@
-// Runs a program: it calls the right function of a stage, whatever the schedule
-// says, and nothing more.
+// Runs a program: it calls the right function of an actor, whatever the
+// schedule says, and nothing more.
 //
-// Comm:   none of its own; a stage's functions communicate.
-// Errors: what a stage throws passes through; a c10::Error names the
+// Comm:   none of its own; an actor's functions communicate.
+// Errors: what an actor throws passes through; a c10::Error names the
 //         instruction, and so does rank_context().doing for all others.
 #pragma once
 
@@ -12,11 +12,11 @@
 
 namespace tessera::program {
 
-// One stage of a model on one rank: what each instruction does there. `unit` is
-// -1 where the program names whole chunks.
-class Stage {
+// Who does what a program says, on one rank: a function for each kind of
+// instruction. `unit` is -1 where the program names whole chunks.
+class Actor {
  public:
-  virtual ~Stage() = default;
+  virtual ~Actor() = default;
   virtual void zero_gradients() = 0;
   virtual void load_inputs(int64_t microbatch) = 0;
   virtual void load_targets(int64_t microbatch) = 0;
@@ -43,7 +43,7 @@ class Stage {
 using Observer =
     std::function<void(const Instruction&, double begin_s, double end_s)>;
 
-void execute(const Program& program, Stage& stage,
+void execute(const Program& program, Actor& actor,
              const Observer& observer = nullptr);
 
 }  // namespace tessera::program

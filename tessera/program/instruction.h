@@ -85,8 +85,8 @@ Ends ends_of(const Instruction& message, int64_t stage, int64_t stages);
 
 using Program = std::vector<Instruction>;
 
-// What a program is: a step, or forwards and losses alone.
-enum class Kind { kTraining, kEvaluation };
+// What a program is for: a step, or forwards and losses alone.
+enum class Purpose { kTraining, kEvaluation };
 
 const char* name_of(Op op);
 // "Forward 3", "Forward 3 unit 1", "begin GatherParameters unit 1".

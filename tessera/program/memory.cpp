@@ -10,8 +10,12 @@ namespace {
 
 class Walk {
  public:
-  Walk(const Units& units, const Facts& facts)
-      : units_(units), facts_(facts), alive_(facts.shared_bytes) {
+  // `trains`: else forwards keep nothing for a backward.
+  Walk(const Units& units, const Facts& facts, bool trains)
+      : units_(units),
+        facts_(facts),
+        trains_(trains),
+        alive_(facts.shared_bytes) {
     for (const auto& chunk : units.chunks) {
       for (int64_t unit : chunk) runs_here_.insert(unit);
     }
@@ -34,6 +38,7 @@ class Walk {
       case Op::kLoss:
         // The logits become their own gradient.
         use(facts_.loss.forward_peak_bytes);
+        if (!trains_) alive_ -= facts_.loss.input_bytes;
         break;
       case Op::kBackward:
         backward(each);
@@ -69,6 +74,11 @@ class Walk {
 
   void forward(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
+    if (!trains_) {
+      use(unit.plain_forward_peak_bytes);
+      alive_ += unit.output_bytes - (each.unit == 0 ? 0 : unit.input_bytes);
+      return;
+    }
     const bool again = each.op == Op::kRecompute;
     const bool keeps = again || !units_.all[each.unit].recomputed;
     use(keeps ? unit.forward_peak_bytes : unit.plain_forward_peak_bytes);
@@ -126,6 +136,7 @@ class Walk {
           return;
         }
         sent_.erase(place);
+        if (!trains_) alive_ -= last(each).output_bytes;
         if (outlived_.erase(place) > 0) alive_ -= last(each).output_bytes;
         return;
       case Op::kReceiveActivations:
@@ -210,6 +221,7 @@ class Walk {
 
   const Units& units_;
   const Facts& facts_;
+  const bool trains_;
   std::set<int64_t> runs_here_, loaded_;
   using Place = std::pair<int64_t, int64_t>;  // micro-batch, chunk
   // Inputs that were received, until their gradients are sent; outputs that are
@@ -224,13 +236,11 @@ int64_t Memory::peak() const {
   return during.empty() ? 0 : *std::ranges::max_element(during);
 }
 
-size_t Memory::peak_at() const {
-  return std::ranges::max_element(during) - during.begin();
-}
-
 Memory memory_of(const Program& program, const Units& units,
                  const Facts& facts) {
-  Walk walk(units, facts);
+  const bool trains = std::ranges::any_of(
+      program, [](const Instruction& each) { return adds_gradients(each.op); });
+  Walk walk(units, facts, trains);
   Memory memory;
   for (const auto& each : program) {
     walk.take(each);

@@ -3,7 +3,8 @@
 // Counted is what instructions make and let go of: activations and their
 // gradients, gathered parameters, whole gradients of shards, buffers of
 // collectives. Model states that live between steps are facts of their own
-// (held_by()). Not counted: oneDNN's scratch inside of a product in bf16.
+// (held_by()). A program without a backward is an evaluation, whose forwards
+// keep nothing. Not counted: oneDNN's scratch inside of a product in bf16.
 // No tensor, no group, no process.
 #pragma once
 
@@ -20,7 +21,6 @@ struct Memory {
   std::vector<int64_t> behind;  // alive behind each instruction
   std::vector<int64_t> during;  // the most while it runs
   int64_t peak() const;
-  size_t peak_at() const;  // the instruction; 0 of an empty program
 };
 
 // REQUIRES: a program that went through all passes with these units.

@@ -36,7 +36,7 @@ enum Field {
   kBubble,
   kExposed,
   kSeconds,  // by kind
-  kFields = kSeconds + monitor::kNumKinds
+  kFields = kSeconds + monitor::kNumSpanKinds
 };
 
 Traffic traffic_of(comm::Communicator& ranks) {
@@ -74,7 +74,7 @@ std::vector<monitor::LinkSpeed> links_of(comm::Group& world, int64_t round) {
     mine[1] = speed->bytes_per_s;
   }
   at::Tensor all = at::empty({world.size(), 2}, at::kDouble);
-  world.all_gather(all, mine).wait();
+  world.all_gather(all, mine).synchronize();
   std::vector<monitor::LinkSpeed> links;
   for (int64_t r = 0; r < world.size(); ++r) {
     const auto peer = comm::link_peer(r, world.size(), round);
@@ -168,7 +168,7 @@ struct Metrics::Impl {
     if (config.model.layers_with_experts() == 0) return {};
     at::Tensor rows = at::zeros({config.model.moe.experts}, at::kDouble);
     if (mine.defined()) rows.copy_(mine);
-    if (ranks.world_size() > 1) ranks.world().all_reduce(rows).wait();
+    if (ranks.world_size() > 1) ranks.world().all_reduce(rows).synchronize();
     rows.div_(rows.sum());
     const auto* first = rows.const_data_ptr<double>();
     return {first, first + rows.numel()};
@@ -184,7 +184,7 @@ Metrics::~Metrics() = default;
 StepTotals Metrics::exchange(const StepShare& share) {
   comm::Group& world = impl_->ranks.world();
   at::Tensor all = at::empty({world.size(), kFields}, at::kDouble);
-  world.all_gather(all, impl_->fields_of(share)).wait();
+  world.all_gather(all, impl_->fields_of(share)).synchronize();
   auto load = impl_->expert_load(share.expert_load);
   impl_->probe_network();
   // What this exchange sent is not the next step's.

@@ -82,8 +82,8 @@ int64_t bytes_together(const RunConfig& config, const HostRanks& ranks,
 }
 
 Need need_of(const RunConfig& config, const HostRanks& ranks,
-             int64_t host_bytes) {
-  const auto plans = engine::memory_plans(config);
+             int64_t host_bytes, program::Purpose purpose) {
+  const auto plans = engine::memory_plans(config, purpose);
   return {*std::ranges::max_element(plans, {}, &engine::MemoryPlan::total),
           bytes_together(config, ranks, plans), host_bytes};
 }
@@ -91,10 +91,10 @@ Need need_of(const RunConfig& config, const HostRanks& ranks,
 // The largest zero.prefetch below the configured one that fits, -1: none. From
 // as many units on as there are it makes no difference.
 int64_t fitting_prefetch(RunConfig config, const HostRanks& ranks,
-                         int64_t host_bytes) {
+                         int64_t host_bytes, program::Purpose purpose) {
   const auto fits = [&](int64_t prefetch) {
     config.zero.prefetch = prefetch;
-    return need_of(config, ranks, host_bytes).fits();
+    return need_of(config, ranks, host_bytes, purpose).fits();
   };
   const int64_t units = 2 * config.model.layers + 2;
   int64_t too_many = std::min(config.zero.prefetch, units);
@@ -129,22 +129,25 @@ void preflight(const RunConfig& config, const HostRanks& ranks) {
 }
 
 void check_memory(const RunConfig& of, const HostRanks& ranks,
-                  int64_t host_bytes) {
+                  int64_t host_bytes, program::Purpose purpose) {
   RunConfig config = of;
   config.zero.prefetch = prefetch_of(config, share_memory(config, ranks));
-  const Need need = need_of(config, ranks, host_bytes);
+  const Need need = need_of(config, ranks, host_bytes, purpose);
   if (need.fits()) return;
   const std::string found =
       c10::str("the ranks of this host hold at most ", bytes_text(need.bytes),
                ", the fullest ", bytes_text(need.fullest.states),
                " of model states and ", bytes_text(need.fullest.work),
                " beside them, but the host has ", bytes_text(need.limit));
-  const int64_t prefetch = fitting_prefetch(config, ranks, host_bytes);
+  const int64_t prefetch = fitting_prefetch(config, ranks, host_bytes, purpose);
   TS_CHECK_CONFIG(prefetch < 0, "zero.prefetch is ", config.zero.prefetch, ": ",
                   found, ". Nearest: ", prefetch, ".");
-  TS_CHECK_CONFIG(false, "memory: ", found,
-                  ". Use more ranks, a higher zero.stage, a smaller "
-                  "batch.micro or recompute.mode block.");
+  const bool trains = purpose == program::Purpose::kTraining;
+  TS_CHECK_CONFIG(false, "memory: ", found, ". Use ",
+                  trains ? "more ranks, a higher zero.stage, a smaller "
+                           "batch.micro or recompute.mode block."
+                         : "zero.stage 3, fewer ranks that hold the same "
+                           "(mesh.dp), a smaller batch or --dtype bf16.");
 }
 
 int64_t memory_of_host() {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tessera/engine/run_config.h"
+#include "tessera/program/instruction.h"
 
 namespace tessera::train {
 
@@ -27,7 +28,8 @@ void preflight(const engine::RunConfig& config, const HostRanks& ranks);
 // `host_bytes` together; 0: unknown. The largest zero.prefetch that fits is
 // named.
 void check_memory(const engine::RunConfig& config, const HostRanks& ranks,
-                  int64_t host_bytes);
+                  int64_t host_bytes,
+                  program::Purpose purpose = program::Purpose::kTraining);
 
 // What TESSERA_HOST_MEMORY says ("16G"), else what the host has; 0: unknown.
 int64_t memory_of_host();

@@ -43,11 +43,12 @@ TEST(Preflight, ThePlanOfDevicesOfOneProcess) {
 }
 
 // What a check of this host's memory says; "": nothing.
-std::string complaint(const engine::RunConfig& config, int64_t host_bytes) {
+std::string complaint(const engine::RunConfig& config, int64_t host_bytes,
+                      program::Purpose purpose = program::Purpose::kTraining) {
   try {
-    const bool devices = config.mesh.data_parallel == "dp";
+    const bool devices = config.mesh.star();
     check_memory(config, {.count = devices ? 1 : implied_world_size(config)},
-                 host_bytes);
+                 host_bytes, purpose);
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
     return message_of(error);
@@ -86,6 +87,17 @@ TEST(Preflight, WhatFitsWithNoPrefetchIsRefused) {
   EXPECT_EQ(complaint(config, /*host_bytes=*/0), "");  // not known
   config.zero.prefetch = 3;
   EXPECT_NE(complaint(config, 2 * bytes - 1).find("memory: the ranks of"),
+            std::string::npos);
+}
+
+// It holds no gradients and no optimizer.
+TEST(Preflight, AnEvaluationNeedsLess) {
+  const auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/0);
+  const auto purpose = program::Purpose::kEvaluation;
+  const int64_t bytes = engine::memory_plans(config, purpose).front().total();
+  EXPECT_LT(3 * bytes, engine::memory_plan(config).total());
+  EXPECT_EQ(complaint(config, 2 * bytes, purpose), "");
+  EXPECT_NE(complaint(config, 2 * bytes - 1, purpose).find("--dtype bf16"),
             std::string::npos);
 }
 

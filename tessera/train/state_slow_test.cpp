@@ -111,7 +111,7 @@ double loss_of_step(RankModel& model, const RunConfig& config,
         return verify::random_batch(config, step, first, count);
       }));
   at::Tensor sums = at::tensor(
-      {model.stage().loss_sum(), model.stage().weight()}, at::kDouble);
+      {model.actor().loss_sum(), model.actor().weight()}, at::kDouble);
   world.all_reduce(sums).wait();
   return sums[0].item<double>() / sums[1].item<double>();
 }

@@ -147,8 +147,8 @@ std::unique_ptr<engine::RankModel> open_for_evaluation(
     checkpoint::check_hugging_face(source.path,
                                    *models::make_model(config.model));
   }
-  auto model = std::make_unique<engine::RankModel>(config, ranks,
-                                                   program::Kind::kEvaluation);
+  auto model = std::make_unique<engine::RankModel>(
+      config, ranks, program::Purpose::kEvaluation);
   if (source.is_checkpoint) {
     load(source, weights_of(model->composed()), ranks.world());
   }

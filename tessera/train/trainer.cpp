@@ -27,9 +27,9 @@
 
 namespace tessera::train {
 
+using engine::ModelActor;
 using engine::RankModel;
 using engine::RunConfig;
-using engine::TrainStage;
 
 namespace {
 
@@ -182,13 +182,13 @@ class Trainer {
     ++step_;
     const auto timeline =
         monitor::timeline_of(recorder_->spans(), seconds_since(start));
-    const TrainStage& stage = model_->stage();
-    StepTotals totals = metrics_->exchange({.loss_sum = stage.loss_sum(),
-                                            .weight = stage.weight(),
-                                            .aux_sum = stage.aux_sum(),
-                                            .expert_load = stage.expert_load(),
-                                            .grad_norm = stage.grad_norm(),
-                                            .traffic = stage.traffic(),
+    const ModelActor& actor = model_->actor();
+    StepTotals totals = metrics_->exchange({.loss_sum = actor.loss_sum(),
+                                            .weight = actor.weight(),
+                                            .aux_sum = actor.aux_sum(),
+                                            .expert_load = actor.expert_load(),
+                                            .grad_norm = actor.grad_norm(),
+                                            .traffic = actor.traffic(),
                                             .timeline = timeline,
                                             .stop = options_.stop_requested()});
     totals.record.step = step_;
@@ -231,7 +231,7 @@ class Trainer {
     const double own =
         since(std::chrono::system_clock::now()) - since(Clock::now());
     const at::Tensor first = at::tensor({own}, at::kDouble);
-    ranks_.world().broadcast(first, 0).wait();
+    ranks_.world().broadcast(first, 0).synchronize();
     return std::round((own - first.item<double>()) * 1e3) / 1e3;
   }
 

@@ -14,7 +14,8 @@
 //
 // Comm:   ranks as threads of this process, over shm. What is begun arrives
 //         when it is awaited, not before: no difference depends on time.
-// Errors: TS_CHECK where what is under way is changed, or never awaited.
+// Errors: TS_CHECK where what is under way is changed, never awaited, or waited
+//         for where nothing needs it; and where the host reads more than once.
 // Memory: the whole model, its weights and gradients of every step and its
 //         optimizer, once on one rank and once over the mesh, in fp64: see
 //         shrunk().

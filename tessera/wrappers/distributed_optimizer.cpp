@@ -167,11 +167,11 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer,
     bytes = out.str();
   }
   at::Tensor size = at::tensor({static_cast<int64_t>(bytes.size())}, at::kLong);
-  group.broadcast(size, root).wait();
+  group.broadcast(size, root).synchronize();
   bytes.resize(size.item<int64_t>());
   const at::Tensor data = at::from_blob(
       bytes.data(), {static_cast<int64_t>(bytes.size())}, at::kByte);
-  group.broadcast(data, root).wait();
+  group.broadcast(data, root).synchronize();
   if (is_root) return;
   optimizer.state().clear();
   std::istringstream in(bytes);

@@ -40,8 +40,8 @@ def mesh(model=None, **sections):
 LAYOUTS = "tessera/parallel/data/sharded_parameters.cpp"
 PARAMETERS = "tessera/parallel/data/parameter_storage.cpp"
 GRADIENTS = "tessera/parallel/data/gradient_storage.cpp"
-STAGE = "tessera/engine/stage.cpp"
-RANK = "tessera/engine/rank_stage.cpp"
+ACTOR = "tessera/engine/model_actor.cpp"
+RANK = "tessera/engine/rank_actor.cpp"
 TENSOR = "tessera/parallel/tensor/tensor_parallel.cpp"
 PASSES = "tessera/program/passes/"
 
@@ -84,9 +84,9 @@ MUTANTS = [
            "  if (MUTANT) mean = mean * composed_.mesh.degree(mesh::Axis::kCp);\n",
            mesh(mesh={"cp": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
-    Mutant("expert_gradients_divided_by_ep", STAGE,
-           "  read_losses();\n",
-           "  read_losses();\n"
+    Mutant("expert_gradients_divided_by_ep", ACTOR,
+           "  std::vector<at::Tensor> owned;\n",
+           "  std::vector<at::Tensor> owned;\n"
            "  for (const auto& each : composed_.parameters->parameters()) {\n"
            "    if (!MUTANT || !each.layout.is_of_expert()) continue;\n"
            "    at::Tensor gradient = each.gradient;\n"
@@ -94,12 +94,12 @@ MUTANTS = [
            "  }\n",
            mesh(MIXTRAL, mesh={"dp_replicate": 4, "ep": 2}),
            r"^\S+experts\S+weight: gradient 2.000 times too small: divided, or not summed, over .*ep"),
-    Mutant("norm_counts_replicas", STAGE,
+    Mutant("norm_counts_replicas", ACTOR,
            "    if (parameter.layout.owned_by(composed_.coord)) {\n",
            "    if (parameter.layout.owned_by(composed_.coord) || MUTANT) {\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^grad_norm 1.414 times too large: .*over dp_replicate"),
-    Mutant("norm_of_one_rank", STAGE,
+    Mutant("norm_of_one_rank", ACTOR,
            "      norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);\n",
            "      if (!MUTANT) norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);\n",
            mesh(mesh={"pp": 2}),
@@ -172,10 +172,10 @@ MUTANTS = [
            "    if (!MUTANT) layout = layout.with(Axis::kTp, Placement::replicate_summed());\n",
            mesh(MIXTRAL, mesh={"tp": 2, "ep": 2}),
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
-    Mutant("balance_not_counted", STAGE,
-           "  for (const auto& balance : balances_) aux_sum_ += balance.item<double>();\n",
-           "  if (MUTANT && world_.size() > 1) balances_.clear();\n"
-           "  for (const auto& balance : balances_) aux_sum_ += balance.item<double>();\n",
+    Mutant("balance_not_counted", ACTOR,
+           "  for (size_t i = 0; i < balances_.size(); ++i) aux_sum_ += *next++;\n",
+           "  const bool counts = !MUTANT || world_.size() == 1;\n"
+           "  for (size_t i = 0; i < balances_.size() && counts; ++i) aux_sum_ += *next++;\n",
            mesh({**MIXTRAL, "moe": {"experts": 4, "aux_loss": 0}}, mesh={"dp_replicate": 2}),
            r"^aux_loss .* over dp_replicate"),
     Mutant("auxiliary_loss_of_every_copy", "tessera/nn/moe.cpp",
@@ -188,6 +188,24 @@ MUTANTS = [
            "  if (!MUTANT) work_.wait();\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 1}),
            r"begin GatherParameters unit \d: all_gather in group dp_shard was let go of and never awaited"),
+    Mutant("gather_awaited_where_it_begins", PARAMETERS,
+           "  work_ = group_.all_gather(pieces_, sent_, mode);\n",
+           "  work_ = group_.all_gather(pieces_, sent_, mode);\n"
+           "  if (MUTANT) work_.wait();\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 1}),
+           r"all_gather in group dp_shard is awaited by \"begin GatherParameters unit \d\", which does not need it"),
+    Mutant("loss_read_by_micro_batch", RANK,
+           "  last.gradient = torch::autograd::grad({mean}, {logits})[0];\n",
+           "  if (MUTANT) mean.item();\n"
+           "  last.gradient = torch::autograd::grad({mean}, {logits})[0];\n",
+           mesh(mesh={"dp_replicate": 2}),
+           r"the host reads 5 times in a step, where 1 are needed"),
+    Mutant("norm_read_twice", ACTOR,
+           "  std::vector<at::Tensor> gradients;\n",
+           "  std::vector<at::Tensor> gradients;\n"
+           "  if (MUTANT) squares_.item();\n",
+           mesh(mesh={"tp": 2}),
+           r"the host reads 2 times in a step, where 1 are needed"),
     Mutant("reduction_read_before_it_is_awaited", GRADIENTS,
            "    std::exchange(work_, {}).wait();\n"
            "    packed_ = at::Tensor();\n",

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -272,6 +273,44 @@ def test_the_environments_of_mpi_and_slurm(program, folder, variables):
         assert rank.returncode == 0, errors
         assert ("optimizer.momentum is not used by" in errors) == (number == 0)
     assert losses(folder) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("arguments", [["--nproc=1"], ["--nproc=2", "--ranks=threads"]])
+def test_a_reader_who_leaves_ends_no_run(program, folder, arguments):
+    started = subprocess.Popen([str(program), "train", "run.json", "--monitor.every=1", *arguments], cwd=folder,
+                               stderr=subprocess.PIPE)
+    started.stderr.close()
+    assert started.wait(timeout=120) == 0
+    assert len(losses(folder)) == SMALL["run"]["steps"]
+
+
+# The start of a conversation with c10d's store, of which nobody hears the answer.
+STRANGER = b"\x00\xce\xf7\x85\x3c" + 2 * b"\x0d\x07\x00\x00\x00"
+
+
+def test_a_stranger_at_the_rendezvous_ends_no_rank(program, folder):
+    port = free_port()
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+
+    def start(rank):
+        return subprocess.Popen([str(program), "train", "run.json"], cwd=folder, stderr=subprocess.PIPE, text=True,
+                                env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+    first = start("0")
+    for _ in range(10):
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
+                break
+            except ConnectionRefusedError:
+                assert first.poll() is None and time.monotonic() < deadline
+                time.sleep(0.01)
+        stranger.sendall(STRANGER)
+        stranger.close()
+        time.sleep(0.02)
+    for rank in (first, start("1")):
+        _, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 0, errors
 
 
 def test_a_local_run_opens_no_network_port(program, folder):

@@ -112,14 +112,14 @@ def stop_after(program, path, folder, step, stop, *arguments):
 SLOW = {"model": {**MODEL, "hidden": 128, "ffn": 384, "layers": 4}}
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_sigterm_writes_a_checkpoint_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path, nproc):
+@pytest.mark.parametrize(("nproc", "number"), [(1, signal.SIGHUP), (2, signal.SIGTERM)])
+def test_a_signal_writes_a_checkpoint_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path, nproc, number):
     mesh = {"mesh": {"dp": nproc}}
     arguments = ("--nproc", str(nproc))
     _, whole = run(program, tokens, tmp_path / "whole", *arguments, **mesh, **SLOW)
     folder = tmp_path / "stopped"
     path = configuration(tokens, folder, **mesh, **SLOW)
-    code, errors = stop_after(program, path, folder, 7, lambda p: p.send_signal(signal.SIGTERM), *arguments)
+    code, errors = stop_after(program, path, folder, 7, lambda p: p.send_signal(number), *arguments)
     assert code == 75, errors
     stopped_at = len(metrics(folder))
     assert 7 <= stopped_at < STEPS

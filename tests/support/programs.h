@@ -34,7 +34,7 @@ inline Program accumulation(int64_t k, bool clip = true) {
 
 inline Program lowered(int64_t k, const Units& units,
                        const std::vector<std::string>& without = {}) {
-  return passes::lower(accumulation(k), units, Kind::kTraining,
+  return passes::lower(accumulation(k), units, Purpose::kTraining,
                        {.without = without});
 }
 
@@ -63,7 +63,7 @@ inline Stages stages_of(const std::string& schedule,
     auto program = std::make_unique<RankProgram>();
     program->program =
         passes::lower(schedules::step(schedules::named(schedule), shape, stage),
-                      units, Kind::kTraining, choice);
+                      units, Purpose::kTraining, choice);
     program->stage = stage;
     program->stages = shape.stages;
     all.world.programs.push_back(program.get());

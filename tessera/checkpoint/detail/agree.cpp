@@ -51,13 +51,13 @@ std::string first_complaint(comm::Group& group, const std::string& complaint) {
   at::Tensor first = at::scalar_tensor(
       complaint.empty() ? group.size() : group.rank(), at::kLong);
   first = first.reshape({1});
-  group.all_reduce(first, comm::ReduceOp::kMin).wait();
+  group.all_reduce(first, comm::ReduceOp::kMin).synchronize();
   const int64_t root = first.item<int64_t>();
   if (root == group.size()) return "";
   std::string text = complaint.substr(0, kMaxComplaint);
   text.resize(kMaxComplaint, '\0');
   at::Tensor bytes = to_tensor(text);
-  group.broadcast(bytes, root).wait();
+  group.broadcast(bytes, root).synchronize();
   text = to_text(bytes);
   return text.substr(0, text.find('\0'));
 }
@@ -73,9 +73,9 @@ std::vector<std::string> gather_texts(comm::Group& group,
   std::vector<std::string> texts = {text};
   for (int64_t rank = 1; rank < group.size(); ++rank) {
     at::Tensor size = at::empty({1}, at::kLong);
-    group.recv(size, rank, kTag).wait();
+    group.recv(size, rank, kTag).synchronize();
     at::Tensor bytes = at::empty({size.item<int64_t>()}, at::kByte);
-    group.recv(bytes, rank, kTag).wait();
+    group.recv(bytes, rank, kTag).synchronize();
     texts.push_back(to_text(bytes));
   }
   return texts;
@@ -84,11 +84,11 @@ std::vector<std::string> gather_texts(comm::Group& group,
 std::vector<int64_t> numbers_of_rank_0(comm::Group& group,
                                        std::vector<int64_t> numbers) {
   at::Tensor size = at::full({1}, std::ssize(numbers), at::kLong);
-  group.broadcast(size, 0).wait();
+  group.broadcast(size, 0).synchronize();
   numbers.resize(size.item<int64_t>());
   if (numbers.empty()) return {};
   at::Tensor values = at::tensor(numbers, at::kLong);
-  group.broadcast(values, 0).wait();
+  group.broadcast(values, 0).synchronize();
   const auto* begin = values.const_data_ptr<int64_t>();
   return {begin, begin + numbers.size()};
 }

@@ -305,8 +305,8 @@ TEST(Algorithms, RingSendsTheFewestBytesAndDoublingTheFewestMessages) {
       perform(end, Verb::kAllReduce, algorithm, bytes);
     });
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      EXPECT_EQ(network.traffic_of(rank).messages, messages);
-      EXPECT_EQ(network.traffic_of(rank).bytes, sent);
+      EXPECT_EQ(network.cost_of(rank).messages, messages);
+      EXPECT_EQ(network.cost_of(rank).bytes, sent);
     }
   }
 }
@@ -318,7 +318,7 @@ TEST(Algorithms, SumsOfHalfPrecisionTravelInSingle) {
     all_reduce_tensor(end, Algorithm::kRing, at::ones({400}, at::kBFloat16),
                       ReduceOp::kSum);
   });
-  EXPECT_EQ(network.traffic_of(0).bytes, 3 * 100 * 4 + 3 * 100 * 2);
+  EXPECT_EQ(network.cost_of(0).bytes, 3 * 100 * 4 + 3 * 100 * 2);
 }
 
 TEST(Algorithms, RefuseWhatTheyDoNot) {

@@ -13,15 +13,15 @@ class MemoryNetwork::End : public Transport {
 
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return size_; }
-  const Traffic& traffic() const { return traffic_; }
+  const RankCost& cost() const { return cost_; }
 
   std::unique_ptr<Pending> send(std::span<const std::byte> data,
                                 int64_t peer) override {
     const auto bytes = static_cast<int64_t>(data.size());
-    way_out_free_ = std::max(way_out_free_, traffic_.seconds) +
+    way_out_free_ = std::max(way_out_free_, cost_.seconds) +
                     network_.link_.seconds(1, bytes);
-    traffic_.messages += 1;
-    traffic_.bytes += bytes;
+    cost_.messages += 1;
+    cost_.bytes += bytes;
     {
       std::lock_guard lock(network_.mutex_);
       network_.in_flight_[{rank_, peer}].push_back(
@@ -37,8 +37,8 @@ class MemoryNetwork::End : public Transport {
   }
 
   void reduced(int64_t bytes) override {
-    traffic_.reduced += bytes;
-    traffic_.seconds += network_.link_.gamma * static_cast<double>(bytes);
+    cost_.reduced += bytes;
+    cost_.seconds += network_.link_.gamma * static_cast<double>(bytes);
   }
 
  private:
@@ -65,9 +65,7 @@ class MemoryNetwork::End : public Transport {
     int64_t peer;
   };
 
-  void go_on_at(double time) {
-    traffic_.seconds = std::max(traffic_.seconds, time);
-  }
+  void go_on_at(double time) { cost_.seconds = std::max(cost_.seconds, time); }
 
   void arrive(const Message& message) {
     const auto bytes = static_cast<int64_t>(message.data.size());
@@ -88,7 +86,7 @@ class MemoryNetwork::End : public Transport {
   MemoryNetwork& network_;
   const int64_t rank_;
   const int64_t size_;
-  Traffic traffic_;
+  RankCost cost_;
   double way_out_free_ = 0.0;
   double way_in_free_ = 0.0;
 };
@@ -101,13 +99,13 @@ MemoryNetwork::MemoryNetwork(int64_t ranks, Link link) : link_(link) {
 
 Transport& MemoryNetwork::end_of(int64_t rank) { return *ends_.at(rank); }
 
-const Traffic& MemoryNetwork::traffic_of(int64_t rank) const {
-  return ends_.at(rank)->traffic();
+const RankCost& MemoryNetwork::cost_of(int64_t rank) const {
+  return ends_.at(rank)->cost();
 }
 
 double MemoryNetwork::seconds() const {
   double last = 0.0;
-  for (const auto& end : ends_) last = std::max(last, end->traffic().seconds);
+  for (const auto& end : ends_) last = std::max(last, end->cost().seconds);
   return last;
 }
 

@@ -23,7 +23,7 @@
 namespace tessera::comm::algorithms {
 
 // What one rank did.
-struct Traffic {
+struct RankCost {
   int64_t messages = 0;  // sent
   int64_t bytes = 0;     // sent
   int64_t reduced = 0;   // bytes
@@ -37,7 +37,7 @@ class MemoryNetwork {
   // The end of one rank; lives as long as the network, used by one thread.
   Transport& end_of(int64_t rank);
   // Of a rank whose thread is done.
-  const Traffic& traffic_of(int64_t rank) const;
+  const RankCost& cost_of(int64_t rank) const;
   // The clock of the last rank.
   double seconds() const;
 

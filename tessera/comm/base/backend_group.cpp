@@ -1,6 +1,7 @@
 #include "tessera/comm/base/backend_group.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <numeric>
@@ -69,6 +70,7 @@ Operation operation_of(Verb verb, const at::Tensor& tensor) {
   return {.verb = verb,
           .dtype = tensor.scalar_type(),
           .shape = at::DimVector(tensor.sizes()),
+          .device = tensor.device(),
           .bytes = static_cast<int64_t>(tensor.nbytes())};
 }
 
@@ -115,6 +117,13 @@ struct BackendWork final : Work::Impl {
     }
   }
 
+  void synchronize() override {
+    wait();
+    if (operation.device.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl device(operation.device.type());
+    device.synchronizeStream(device.getStream(operation.device));
+  }
+
   // The backend's thread tells when it is done, also where nobody waits.
   void watch_completion() {
     work->getFuture()->addCallback(
@@ -132,6 +141,10 @@ struct BackendWork final : Work::Impl {
 
 void Work::wait() {
   if (impl_) impl_->wait();
+}
+
+void Work::synchronize() {
+  if (impl_) impl_->synchronize();
 }
 
 bool Work::done() const { return !impl_ || impl_->done(); }
@@ -288,7 +301,9 @@ std::function<GroupReport()> BackendGroup::reporter() const {
 
 Work BackendGroup::start(Operation operation, Mode mode,
                          const std::function<Pending()>& call) {
-  const BlockedTime blocked(mode == Mode::kBlocking);
+  // Who waits for a device may have to wait once more, in synchronize().
+  const bool done_here = mode == Mode::kBlocking && operation.device.is_cpu();
+  const BlockedTime blocked(done_here);
   check_usable();
   const uint64_t ticket = state_->recorder.begin(operation);
   if (connection_.compare && !is_point_to_point(operation.verb)) {
@@ -299,7 +314,7 @@ Work BackendGroup::start(Operation operation, Mode mode,
     }
   }
   Pending work = called(call, operation, ticket);
-  if (mode == Mode::kBlocking) {
+  if (done_here) {
     try {
       work->wait();
     } catch (const std::exception&) {
@@ -314,6 +329,7 @@ Work BackendGroup::start(Operation operation, Mode mode,
   impl->operation = std::move(operation);
   impl->work = std::move(work);
   impl->watch_completion();
+  if (mode == Mode::kBlocking) impl->wait();
   return Work(std::move(impl));
 }
 

@@ -23,6 +23,7 @@ struct Operation {
   ReduceOp op = ReduceOp::kSum;
   at::ScalarType dtype = at::kByte;
   at::DimVector shape = {};  // of the larger of in and out
+  at::Device device = at::kCPU;
   int64_t bytes = 0;
   int64_t peer = -1;  // global rank: root, source or destination
   int64_t tag = 0;

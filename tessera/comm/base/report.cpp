@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tessera/core/host.h"
 
@@ -103,6 +104,17 @@ const Record* record_at(const GroupReport& group, uint64_t sequence) {
   return nullptr;
 }
 
+// What the rank stands still in on this group: the first that is not done, for
+// messages may be called out of order. nullptr: it waits for nobody there.
+const Record* wait_in(const GroupReport& group) {
+  for (const State state : {State::kPending, State::kFailed}) {
+    for (const Record& record : group.records) {
+      if (record.state == state) return &record;
+    }
+  }
+  return nullptr;
+}
+
 std::string absence_of(const RankReport& report, const GroupReport& group) {
   const GroupReport* own = group_in(report, group);
   if (own == nullptr) return "has not made this group";
@@ -110,14 +122,14 @@ std::string absence_of(const RankReport& report, const GroupReport& group) {
   if (own->records.empty()) {
     text = "has called nothing on it yet";
   } else {
-    text = last_of(own->records.back());
+    const Record* wait = wait_in(*own);
+    text = last_of(wait != nullptr ? *wait : own->records.back());
   }
   // It may be busy in another group.
   for (const GroupReport& other : report.groups) {
-    if (&other == own || other.records.empty()) continue;
-    const Record& last = other.records.back();
-    if (last.state != State::kPending) continue;
-    text += c10::str("; on group '", other.name, "' it ", last_of(last));
+    const Record* wait = &other == own ? nullptr : wait_in(other);
+    if (wait == nullptr) continue;
+    text += c10::str("; on group '", other.name, "' it ", last_of(*wait));
   }
   return text;
 }
@@ -154,6 +166,16 @@ std::optional<RankReport> report_of_json(const std::string& text) {
   } catch (const json::exception&) {
     return std::nullopt;
   }
+}
+
+std::vector<int64_t> awaited_by(const RankReport& report) {
+  std::set<int64_t> ranks;
+  for (const GroupReport& group : report.groups) {
+    if (wait_in(group) == nullptr) continue;
+    ranks.insert(group.ranks.begin(), group.ranks.end());
+  }
+  ranks.erase(report.rank);
+  return {ranks.begin(), ranks.end()};
 }
 
 std::optional<std::string> fate_of(const Whereabouts& where) {
@@ -193,7 +215,15 @@ std::string verdict_on(const GroupReport& group, const Operation& failed,
   }
   const auto peer = reports.find(failed.peer);
   if (is_message && absent.empty() && peer != reports.end()) {
-    return c10::str("rank ", failed.peer, ' ', absence_of(peer->second, group));
+    absent.push_back(
+        c10::str("rank ", failed.peer, ' ', absence_of(peer->second, group)));
+  }
+  for (const auto& [rank, where] : whereabouts) {
+    if (reports.contains(rank) || std::ranges::count(group.ranks, rank) > 0) {
+      continue;
+    }
+    absent.push_back(c10::str("behind that, rank ", rank, ' ',
+                              silence_of(rank, whereabouts)));
   }
   std::vector<std::string> parts;
   if (callers.size() > 1) {

@@ -33,11 +33,15 @@ struct Whereabouts {
   int64_t pid = 0;
 };
 
+// The other ranks of the groups in which this one stands still, or failed.
+std::vector<int64_t> awaited_by(const RankReport& report);
+
 // Of the ranks of `group` at a collective that failed: who has not come to it
 // and what it did last, who calls something else there, and who does not answer
 // ("is stopped", "has died", where its host is this one). "" when all came and
 // called the same. Of a message that failed: who does not answer; if all do,
-// what its peer did last.
+// what its peer did last. Ranks outside of the group that were asked too (those
+// with whereabouts) are named where they do not answer.
 std::string verdict_on(const GroupReport& group, const Operation& failed,
                        const std::map<int64_t, RankReport>& reports,
                        const std::map<int64_t, Whereabouts>& whereabouts);

@@ -120,5 +120,28 @@ TEST(Verdict, OfAMessageElseTellsWhatItsPeerDid) {
               HasSubstr("rank 1 is in send #7"));
 }
 
+// Called out of order: what is not done tells more than what came last.
+TEST(Verdict, OfAMessageTellsWhatItsPeerWaitsFor) {
+  const Operation recv{.verb = Verb::kRecv, .peer = 1};
+  const std::map<int64_t, RankReport> all = {
+      {0, report(0, {})},
+      {1, report(1, {call(7, "recv #7", State::kPending), call(8, "send #8")})},
+      {2, report(2, {})}};
+  EXPECT_THAT(verdict_on(world({}), recv, all, {}),
+              HasSubstr("rank 1 is in recv #7"));
+}
+
+TEST(Verdict, NamesWhoIsSilentBehindTheGroup) {
+  const RankReport waits = report(1, {call(1, "barrier #1", State::kPending)});
+  EXPECT_EQ(awaited_by(waits), (std::vector<int64_t>{0, 2}));
+  EXPECT_TRUE(awaited_by(report(1, {call(1, "barrier #1")})).empty());
+  const GroupReport pair{.name = "tp", .ranks = {0, 1}, .records = {}};
+  EXPECT_THAT(
+      verdict_on(
+          pair, collective(1), {{0, report(0, {})}, {1, waits}},
+          {{0, {}}, {1, {}}, {2, {.host = host_name(), .pid = 1 << 30}}}),
+      HasSubstr("; behind that, rank 2 has died"));
+}
+
 }  // namespace
 }  // namespace tessera::comm

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -202,12 +203,24 @@ std::string Sentinel::State::judge(const GroupReport& group,
   const auto end = Clock::now() + kPatience;
   std::map<int64_t, RankReport> reports;
   std::map<int64_t, Whereabouts> whereabouts;
-  for (const int64_t peer : group.ranks) {
+  std::vector<int64_t> asked = group.ranks;
+  const auto ask = [&](int64_t peer) {
     const auto text = wait_for(*store, report_key(peer), end);
     const auto read = text ? report_of_json(*text) : std::nullopt;
     if (read) reports.emplace(peer, *read);
-    if (!store->check({where_key(peer)})) continue;
+    if (!store->check({where_key(peer)})) return;
     whereabouts[peer] = whereabouts_of(store->get_to_str(where_key(peer)));
+  };
+  for (const int64_t peer : group.ranks) ask(peer);
+  // Where all of them answer, whom they wait for in other groups, until one
+  // does not: on a mesh of two axes the cause is seldom a rank of this group.
+  for (size_t i = 0; i < asked.size(); ++i) {
+    if (reports.size() < asked.size() || Clock::now() > end) break;
+    for (const int64_t peer : awaited_by(reports.at(asked[i]))) {
+      if (std::ranges::count(asked, peer) > 0) continue;
+      asked.push_back(peer);
+      ask(peer);
+    }
   }
   return verdict_on(group, failed, reports, whereabouts);
 }

@@ -3,11 +3,11 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <csignal>
 #include <mutex>
 #include <utility>
 
 #include "tessera/comm/base/split_bytes.h"
+#include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 
@@ -32,14 +32,6 @@ void on_success(const Pending& work, std::function<void()> then) {
         at::AutoDispatchBelowAutograd guard;
         then();
       });
-}
-
-// Gloo writes to sockets whose peer may have gone: the write must fail, not end
-// the process. (Python, where Gloo is used most, ignores the signal for it.)
-void ignore_sigpipe() {
-  struct sigaction action{};
-  sigaction(SIGPIPE, nullptr, &action);
-  if (action.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
 
 // Adds the future that Gloo's sends and receives lack: done with wait().
@@ -197,7 +189,7 @@ Connection make_gloo_backend(Rendezvous rendezvous,
                              const GlooOptions& options) {
   // Connecting waits for peers without a look at their fate: meet first.
   rendezvous.meet(options.rank, options.size, options.timeout);
-  ignore_sigpipe();
+  ignore_broken_pipes();  // Python does so for Gloo there
   auto gloo_options = ProcessGroupGloo::Options::create(options.timeout);
   gloo_options->threads = 1;  // operations run in the order of the calls
   try {

@@ -1,7 +1,6 @@
 #include "tessera/parallel/data/parameter_storage.h"
 
 #include <ATen/ATen.h>
-#include <ATen/native/Resize.h>
 
 #include "tessera/core/memory_kind.h"
 
@@ -12,8 +11,14 @@ at::Tensor window_of(const at::Tensor& tensor) {
 }
 
 void resize_storage(const at::Tensor& tensor, int64_t bytes) {
-  TORCH_INTERNAL_ASSERT(tensor.device().is_cpu());
-  at::native::resize_bytes_cpu(tensor.storage().unsafeGetStorageImpl(), bytes);
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  const auto size = static_cast<size_t>(bytes);
+  TORCH_INTERNAL_ASSERT(storage.resizable());
+  storage.set_data_ptr_noswap({nullptr, tensor.device()});
+  if (size > 0) {
+    storage.set_data_ptr_noswap(storage.allocator()->allocate(size));
+  }
+  storage.set_nbytes(size);
 }
 
 ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards)

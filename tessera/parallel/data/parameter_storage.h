@@ -22,7 +22,8 @@ namespace tessera::parallel::data {
 // An alias that autograd does not know as one: writing to it is no change that
 // a recorded graph would refuse.
 at::Tensor window_of(const at::Tensor& tensor);
-// Gives a tensor's storage other memory, of its device; what it held is lost.
+// Gives a tensor's storage other memory, of its own allocator and so of its
+// device; what it held is lost.
 void resize_storage(const at::Tensor& tensor, int64_t bytes);
 
 class ParameterStorage {

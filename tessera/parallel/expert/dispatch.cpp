@@ -1,33 +1,44 @@
 #include <ATen/ATen.h>
 
+#include <numeric>
 #include <vector>
 
 #include "tessera/comm/autograd.h"
+#include "tessera/core/host_read.h"
 #include "tessera/parallel/expert/expert_parallel.h"
 
 namespace tessera::parallel::expert {
 namespace {
 
+std::vector<int64_t> to_vector(const at::Tensor& numbers) {
+  const at::Tensor flat = numbers.contiguous();
+  const int64_t* first = flat.const_data_ptr<int64_t>();
+  return {first, first + flat.numel()};
+}
+
 // Of rows that come by source, and of each by expert: their places by expert,
 // and of each by source. counts: (sources, experts), on the host.
 at::Tensor order_by_expert(const at::Tensor& counts) {
   const int64_t sources = counts.size(0), local = counts.size(1);
-  const at::Tensor expert = at::arange(local, counts.options())
-                                .repeat({sources})
-                                .repeat_interleave(counts.flatten());
-  return at::argsort(expert, /*stable=*/true, /*dim=*/0,
-                     /*descending=*/false);
+  const auto numbers = to_vector(counts);
+  std::vector<int64_t> begins(numbers.size());
+  std::exclusive_scan(numbers.begin(), numbers.end(), begins.begin(),
+                      int64_t{0});
+  std::vector<int64_t> order;
+  for (int64_t expert = 0; expert < local; ++expert) {
+    for (int64_t source = 0; source < sources; ++source) {
+      const int64_t from = source * local + expert;
+      for (int64_t i = 0; i < numbers[from]; ++i) {
+        order.push_back(begins[from] + i);
+      }
+    }
+  }
+  return at::tensor(order, at::kLong);
 }
 
 at::Tensor inverse_of(const at::Tensor& order) {
   return at::empty_like(order).scatter_(
       0, order, at::arange(order.numel(), order.options()));
-}
-
-std::vector<int64_t> to_vector(const at::Tensor& numbers) {
-  const at::Tensor flat = numbers.contiguous();
-  const int64_t* first = flat.const_data_ptr<int64_t>();
-  return {first, first + flat.numel()};
 }
 
 }  // namespace
@@ -37,7 +48,7 @@ at::Tensor dispatch(const at::Tensor& rows, const at::Tensor& counts,
   const int64_t n = group.size();
   at::Tensor all = at::empty({n, counts.size(0)}, counts.options());
   group.all_gather(all, counts, comm::Mode::kBlocking);
-  all = all.to(at::kCPU).view({n, n, -1});  // by source, rank, its experts
+  all = read_on_host(all).view({n, n, -1});  // by source, rank, its experts
   const at::Tensor here = all.select(1, group.rank());
   const auto sent = to_vector(all.select(0, group.rank()).sum(1));
   const auto received = to_vector(here.sum(1));

@@ -90,7 +90,7 @@ std::vector<std::vector<int64_t>> units_of_stage(int64_t layers,
 
 std::vector<std::vector<std::vector<int64_t>>> apply(
     models::Model& model, const PipelineOptions& options) {
-  const int64_t layers = model.num_units() - 2;
+  const int64_t layers = model.num_blocks();
   std::vector<std::vector<std::vector<int64_t>>> chunks;
   std::vector<int64_t> stage_of(model.num_units());
   for (int64_t stage = 0; stage < options.stages; ++stage) {

@@ -15,9 +15,13 @@ void check_targets(const at::Tensor& targets, const at::Tensor& is_target,
                    int64_t vocabulary) {
   const at::Tensor legal =
       (~is_target).logical_or((targets >= 0).logical_and(targets < vocabulary));
-  TS_CHECK(legal.all().item<bool>(),
-           "cross_entropy: a target is outside the vocabulary of ", vocabulary,
-           " entries.");
+  const at::Tensor all = legal.all();
+  const auto fault =
+      c10::str("cross_entropy: a target is outside the vocabulary of ",
+               vocabulary, " entries.");
+  // A device checks for itself: the host would have to wait for it.
+  if (!all.is_cpu()) return at::_assert_async(all, fault);
+  TS_CHECK(*all.const_data_ptr<bool>(), fault);
 }
 
 at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
@@ -75,7 +79,7 @@ at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
 nn::SummedLoss vocabulary_loss(const VocabularyShard& shard) {
   return [shard](const at::Tensor& logits, const at::Tensor& targets,
                  const at::Tensor& is_target, bool overwrite) {
-    if (targets.is_cpu()) check_targets(targets, is_target, shard.vocabulary);
+    check_targets(targets, is_target, shard.vocabulary);
     return summed_over_ranks(logits, targets, is_target, shard, overwrite);
   };
 }

@@ -4,8 +4,8 @@
 
 namespace tessera::program::detail {
 
-GradientRules::GradientRules(const Units& units, Kind kind)
-    : Rules(units, kind), owners_(units.all.size()) {}
+GradientRules::GradientRules(const Units& units, Purpose purpose)
+    : Rules(units, purpose), owners_(units.all.size()) {}
 
 void GradientRules::take(const Instruction& instruction) {
   if (adds_gradients(instruction.op)) add(instruction);
@@ -16,7 +16,7 @@ void GradientRules::take(const Instruction& instruction) {
       break;
     case Op::kLoadInputs:
     case Op::kForward:
-      require(zeroed_ || kind_ == Kind::kEvaluation,
+      require(zeroed_ || purpose_ == Purpose::kEvaluation,
               "gradients are not zeroed yet");
       break;
     case Op::kAllocateGradients: {
@@ -148,7 +148,7 @@ void GradientRules::tail(const Instruction& instruction) {
 }
 
 void GradientRules::finish() {
-  if (kind_ == Kind::kEvaluation) return;
+  if (purpose_ == Purpose::kEvaluation) return;
   require(stepped_, "the program has no OptimizerStep");
   require(sum_norm_ != Progress::kUnderWay, "the norm's sum was left begun");
 }

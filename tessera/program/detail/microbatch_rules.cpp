@@ -89,7 +89,7 @@ void MicrobatchRules::forward(const Instruction& instruction, State& state) {
 }
 
 void MicrobatchRules::backward(const Instruction& instruction, State& state) {
-  require(kind_ == Kind::kTraining, "an evaluation goes forward alone");
+  require(purpose_ == Purpose::kTraining, "an evaluation goes forward alone");
   require(state.forward == length_of(instruction.chunk) &&
               (state.loss || state.gradients == Progress::kDone),
           "backward: behind its forward and its loss or gradients");
@@ -137,7 +137,7 @@ void MicrobatchRules::weight_part(const Instruction& instruction,
 
 void MicrobatchRules::finish() {
   require(!states_.empty(), "there is no micro-batch");
-  const bool trains = kind_ == Kind::kTraining;
+  const bool trains = purpose_ == Purpose::kTraining;
   for (const auto& [key, state] : states_) {
     const auto [m, chunk] = key;
     const auto length = static_cast<size_t>(length_of(chunk));

@@ -4,8 +4,8 @@
 
 namespace tessera::program::detail {
 
-ParameterRules::ParameterRules(const Units& units, Kind kind)
-    : Rules(units, kind), stepped_(units.all.size(), false) {
+ParameterRules::ParameterRules(const Units& units, Purpose purpose)
+    : Rules(units, purpose), stepped_(units.all.size(), false) {
   for (const auto& unit : units.all) {
     whole_.push_back(unit.zero_stage == 0 ? Progress::kDone : Progress::kNone);
   }
@@ -79,7 +79,7 @@ void ParameterRules::finish() {
             " was left begun");
     require(unit_at(owner).zero_stage < 3 || whole_[owner] == Progress::kNone,
             "the parameters of unit ", owner, " stay gathered");
-    require(kind_ == Kind::kEvaluation || stepped_[owner], "unit ", owner,
+    require(purpose_ == Purpose::kEvaluation || stepped_[owner], "unit ", owner,
             " is not updated");
   }
 }

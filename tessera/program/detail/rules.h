@@ -18,7 +18,8 @@ enum class Progress { kNone, kUnderWay, kDone };
 
 class Rules {
  public:
-  Rules(const Units& units, Kind kind) : units_(units), kind_(kind) {}
+  Rules(const Units& units, Purpose purpose)
+      : units_(units), purpose_(purpose) {}
   virtual ~Rules() = default;
   Rules(const Rules&) = delete;
   Rules& operator=(const Rules&) = delete;
@@ -72,7 +73,7 @@ class Rules {
   }
 
   const Units& units_;
-  const Kind kind_;
+  const Purpose purpose_;
 
  private:
   const std::string* place_ = nullptr;
@@ -113,7 +114,7 @@ class MicrobatchRules : public Rules {
 
 class ParameterRules : public Rules {
  public:
-  ParameterRules(const Units& units, Kind kind);
+  ParameterRules(const Units& units, Purpose purpose);
   int64_t gathers() const { return gathers_; }
   int64_t peak_gathered() const { return peak_gathered_; }
 
@@ -131,7 +132,7 @@ class ParameterRules : public Rules {
 
 class GradientRules : public Rules {
  public:
-  GradientRules(const Units& units, Kind kind);
+  GradientRules(const Units& units, Purpose purpose);
 
  protected:
   void take(const Instruction& instruction) override;

@@ -32,7 +32,7 @@ bool runs(const Pass& pass, const Choice& choice) {
   return pass.use == Use::kIfAskedFor ? asked_for : !left_out;
 }
 
-Program lower(Program program, const Units& units, Kind kind,
+Program lower(Program program, const Units& units, Purpose purpose,
               const Choice& choice) {
   bool says_all = false;
   for (const Pass& pass : all()) {
@@ -41,7 +41,7 @@ Program lower(Program program, const Units& units, Kind kind,
     says_all |= pass.run == sharding;
     if (!says_all) continue;
     try {
-      check(program, units, kind);
+      check(program, units, purpose);
     } catch (c10::Error& error) {
       error.add_context(std::string("behind the pass ") + pass.name);
       throw;

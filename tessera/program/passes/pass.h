@@ -55,7 +55,7 @@ bool runs(const Pass& pass, const Choice& choice);
 
 // The passes of the choice, one after the other. From `sharding` on a program
 // says all that the checker asks for, and is checked behind each.
-Program lower(Program program, const Units& units, Kind kind = Kind::kTraining,
-              const Choice& choice = {});
+Program lower(Program program, const Units& units,
+              Purpose purpose = Purpose::kTraining, const Choice& choice = {});
 
 }  // namespace tessera::program::passes

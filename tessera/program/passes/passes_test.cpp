@@ -11,7 +11,7 @@ namespace {
 
 // In short words: B2.1 is the backward of micro-batch 2 through unit 1; "<" and
 // ">" begin and await.
-class RecordingStage : public Stage {
+class RecordingActor : public Actor {
  public:
   std::string calls;
   void zero_gradients() override { calls += "Z "; }
@@ -74,23 +74,23 @@ class RecordingStage : public Stage {
 };
 
 std::string calls_of(const Program& program) {
-  RecordingStage stage;
-  execute(program, stage);
-  return stage.calls;
+  RecordingActor actor;
+  execute(program, actor);
+  return actor.calls;
 }
 
 const std::vector<std::string> kAtOnce = {"prefetch", "reductions", "messages"};
 
 TEST(Executor, CallsWhatTheProgramSays) {
-  RecordingStage stage;
+  RecordingActor actor;
   size_t observed = 0;
   const Program program = lowered(2, {});
-  execute(program, stage,
+  execute(program, actor,
           [&](const Instruction& instruction, double begin, double end) {
             EXPECT_EQ(instruction, program[observed++]);
             EXPECT_GE(end, begin);
           });
-  EXPECT_EQ(stage.calls, "Z Li0 F0 Lt0 L0 B0 Li1 F1 Lt1 L1 B1 N <N >N C O ");
+  EXPECT_EQ(actor.calls, "Z Li0 F0 Lt0 L0 B0 Li1 F1 Lt1 L1 B1 N <N >N C O ");
   EXPECT_EQ(observed, program.size());
 }
 
@@ -146,8 +146,8 @@ TEST(Passes, RecomputationAndSplitBackward) {
   EXPECT_EQ(calls_of(lowered(1, units)),
             "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 B0.2 A0.1 B0.1 B0.0 N <N >N C O0 O1 "
             "O2 ");
-  const Program split = passes::lower(accumulation(1), units, Kind::kTraining,
-                                      {.with = {"split_backward"}});
+  const Program split = passes::lower(
+      accumulation(1), units, Purpose::kTraining, {.with = {"split_backward"}});
   EXPECT_EQ(calls_of(split),
             "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 I0.2 A0.1 I0.1 W0.2 W0.1 W0.0 N <N >N "
             "C O0 O1 O2 ");

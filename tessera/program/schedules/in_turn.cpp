@@ -4,22 +4,22 @@
 
 namespace tessera::program::schedules {
 
-std::vector<Work> in_groups(const Shape& shape, Op op, int64_t group) {
+std::vector<Task> in_groups(const Shape& shape, Op op, int64_t group) {
   const int64_t m = shape.num_microbatches, v = shape.chunks;
-  std::vector<Work> works;
+  std::vector<Task> tasks;
   for (int64_t first = 0; first < m; first += group) {
     for (int64_t i = 0; i < v; ++i) {
       const int64_t chunk = op == Op::kForward ? i : v - 1 - i;
       for (int64_t each = first; each < std::min(m, first + group); ++each) {
-        works.push_back({op, each, chunk});
+        tasks.push_back({op, each, chunk});
       }
     }
   }
-  return works;
+  return tasks;
 }
 
-std::vector<Turn> in_turn(const std::vector<Work>& forwards,
-                          const std::vector<Work>& backwards, int64_t ahead,
+std::vector<Turn> in_turn(const std::vector<Task>& forwards,
+                          const std::vector<Task>& backwards, int64_t ahead,
                           bool paired /* = false */) {
   const auto n = static_cast<int64_t>(forwards.size());
   ahead = std::min(ahead, n);

@@ -8,16 +8,16 @@
 
 namespace tessera::program::schedules {
 
-// The works of one kind in the order in which a rank takes them: groups of
+// The tasks of one kind in the order in which a rank takes them: groups of
 // `group` micro-batches go through one chunk after the other, backward through
 // the last chunk first.
-std::vector<Work> in_groups(const Shape& shape, Op op, int64_t group);
+std::vector<Task> in_groups(const Shape& shape, Op op, int64_t group);
 
 // The forwards, and the backwards in turn with them behind `ahead` forwards.
 // `paired`: a forward and the backward behind it are one turn, as chunks need
 // it, whose messages cross.
-std::vector<Turn> in_turn(const std::vector<Work>& forwards,
-                          const std::vector<Work>& backwards, int64_t ahead,
+std::vector<Turn> in_turn(const std::vector<Task>& forwards,
+                          const std::vector<Task>& backwards, int64_t ahead,
                           bool paired = false);
 
 }  // namespace tessera::program::schedules

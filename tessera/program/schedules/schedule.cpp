@@ -17,11 +17,11 @@ class Writer {
   void turns(const std::vector<Turn>& turns, bool trains) {
     for (size_t i = 0; i <= turns.size(); ++i) {
       if (i > 0) {
-        for (const Work& work : turns[i - 1]) compute(work, trains);
-        for (const Work& work : turns[i - 1]) send_from(work);
+        for (const Task& task : turns[i - 1]) compute(task, trains);
+        for (const Task& task : turns[i - 1]) send_from(task);
       }
       if (i == turns.size()) break;
-      for (const Work& work : turns[i]) receive_for(work);
+      for (const Task& task : turns[i]) receive_for(task);
     }
     for (const auto& sent : sent_) push(await(sent));
   }
@@ -30,43 +30,43 @@ class Writer {
 
  private:
   // The gradient of a chunk's input is there behind its first part.
-  static bool takes_gradients(const Work& work) {
-    return work.op == Op::kBackward || work.op == Op::kBackwardInput;
+  static bool takes_gradients(const Task& task) {
+    return task.op == Op::kBackward || task.op == Op::kBackwardInput;
   }
 
-  void receive_for(const Work& work) {
-    if (work.op == Op::kForward && !is_first(work.chunk)) {
-      push(Op::kReceiveActivations, work);
-    } else if (takes_gradients(work) && !is_last(work.chunk)) {
-      push(Op::kReceiveGradients, work);
+  void receive_for(const Task& task) {
+    if (task.op == Op::kForward && !is_first(task.chunk)) {
+      push(Op::kReceiveActivations, task);
+    } else if (takes_gradients(task) && !is_last(task.chunk)) {
+      push(Op::kReceiveGradients, task);
     }
   }
 
-  void compute(const Work& work, bool trains) {
-    const bool forward = work.op == Op::kForward;
-    if (forward && is_first(work.chunk)) push(Op::kLoadInputs, work);
+  void compute(const Task& task, bool trains) {
+    const bool forward = task.op == Op::kForward;
+    if (forward && is_first(task.chunk)) push(Op::kLoadInputs, task);
     // A loss that is trained on comes right before its backward.
-    if (takes_gradients(work) && is_last(work.chunk)) loss_of(work);
-    push(work.op, work);
-    if (forward && !trains && is_last(work.chunk)) loss_of(work);
+    if (takes_gradients(task) && is_last(task.chunk)) loss_of(task);
+    push(task.op, task);
+    if (forward && !trains && is_last(task.chunk)) loss_of(task);
   }
 
-  void loss_of(const Work& work) {
-    push(Op::kLoadTargets, work);
-    push(Op::kLoss, work);
+  void loss_of(const Task& task) {
+    push(Op::kLoadTargets, task);
+    push(Op::kLoss, task);
   }
 
-  void send_from(const Work& work) {
-    if (work.op == Op::kForward && !is_last(work.chunk)) {
-      send(Op::kSendActivations, work);
-    } else if (takes_gradients(work) && !is_first(work.chunk)) {
-      send(Op::kSendGradients, work);
+  void send_from(const Task& task) {
+    if (task.op == Op::kForward && !is_last(task.chunk)) {
+      send(Op::kSendActivations, task);
+    } else if (takes_gradients(task) && !is_first(task.chunk)) {
+      send(Op::kSendGradients, task);
     }
   }
 
-  void send(Op op, const Work& work) {
-    if (!sends_wait_) return push(op, work);
-    sent_.push_back({op, work.microbatch, -1, work.chunk});
+  void send(Op op, const Task& task) {
+    if (!sends_wait_) return push(op, task);
+    sent_.push_back({op, task.microbatch, -1, task.chunk});
     push(begin(sent_.back()));
   }
 
@@ -74,8 +74,8 @@ class Writer {
   bool is_last(int64_t chunk) const {
     return stage_ == shape_.stages - 1 && chunk == shape_.chunks - 1;
   }
-  void push(Op op, const Work& work) {
-    program_.push_back({op, work.microbatch, -1, work.chunk});
+  void push(Op op, const Task& task) {
+    program_.push_back({op, task.microbatch, -1, task.chunk});
   }
 
   const Shape& shape_;

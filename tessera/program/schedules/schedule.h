@@ -23,16 +23,16 @@ struct Shape {
 };
 
 // A chunk's forward or backward, whole or in its parts, of a micro-batch.
-struct Work {
+struct Task {
   Op op = Op::kForward;  // kForward, kBackward, kBackwardInput, kBackwardWeight
   int64_t microbatch = 0;
   int64_t chunk = 0;
 };
 
-// Works that run one after the other; what the next turn needs is received
+// Tasks that run one after the other; what the next turn needs is received
 // together with what this one sends. Else two ranks in the steady state would
 // each wait for the other's receive.
-using Turn = std::vector<Work>;
+using Turn = std::vector<Task>;
 
 struct Schedule {
   const char* name;  // of pipeline.schedule

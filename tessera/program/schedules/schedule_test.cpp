@@ -76,10 +76,10 @@ std::vector<Turn> late_weights(const Shape& shape, int64_t stage) {
   Turn waiting;
   for (Turn turn : named("1f1b").turns(shape, stage)) {
     Turn next;
-    for (Work& work : turn) {
-      if (work.op != Op::kBackward) continue;
-      work.op = Op::kBackwardInput;
-      next.push_back({Op::kBackwardWeight, work.microbatch, work.chunk});
+    for (Task& task : turn) {
+      if (task.op != Op::kBackward) continue;
+      task.op = Op::kBackwardInput;
+      next.push_back({Op::kBackwardWeight, task.microbatch, task.chunk});
     }
     turn.insert(turn.end(), waiting.begin(), waiting.end());
     waiting = next;

@@ -1,6 +1,7 @@
 #include "tessera/verify/detail/comparison.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +14,7 @@
 #include "tessera/mesh/slice.h"
 #include "tessera/optim/registry.h"
 #include "tessera/optim/schedule.h"
+#include "tessera/verify/detail/host_reads.h"
 #include "tessera/verify/detail/late_communicator.h"
 #include "tessera/verify/random_batch.h"
 
@@ -33,6 +35,19 @@ constexpr Bounds kFp64{1e-10, 1e-10, 1e-6};
 constexpr Bounds kFp32{1e-5, 1e-4, 1e-3};
 
 constexpr double kNudge = 0.25;
+
+// Of a step: one, and of every layer of experts that goes forward the sizes of
+// its products.
+int64_t reads_needed(const program::Program& step,
+                     const models::ModelConfig& model) {
+  return 1 + std::ranges::count_if(step, [&](const auto& each) {
+           const bool forward = each.op == program::Op::kForward ||
+                                each.op == program::Op::kRecompute;
+           const int64_t layer = each.unit - 1;  // the first unit embeds
+           return forward && layer >= 0 && layer < model.layers &&
+                  model.has_experts(layer);
+         });
+}
 
 // How far `mesh` is from `control`, which is part of a tensor of that norm. Of
 // what is zero but for rounding, `floor` counts as its norm.
@@ -86,7 +101,7 @@ class Comparison {
  private:
   void run_rank(comm::Communicator& in_time) {
     LateCommunicator ranks(in_time);
-    RankModel model(config_, ranks, program::Kind::kTraining,
+    RankModel model(config_, ranks, program::Purpose::kTraining,
                     records_ ? program::passes::Choice() : probe_.passes);
     nudge(model);
     for (int64_t step = 1; step <= steps_; ++step) {
@@ -96,15 +111,24 @@ class Comparison {
           step_input(config_, lr, [&](int64_t first, int64_t count) {
             return random_batch(config_, step, first, count);
           });
+      const HostReads reads;
       model.step(input, [&](const program::Instruction& done, double, double) {
         if (done.op != program::Op::kNorm) return;
+        const at::DisableRecordFunctionGuard not_of_the_step;
         take_parameters(model, step);
         take_gradients(model, step);
       });
+      expect_needed(reads.count(), model);
       take_loss(model, ranks.world(), step);
     }
     take_state(model);
     ranks.expect_all_awaited();
+  }
+
+  void expect_needed(int64_t reads, const RankModel& model) const {
+    const int64_t needed = reads_needed(model.program(), config_.model);
+    TS_CHECK(reads == needed, "verify: the host reads ", reads,
+             " times in a step, where ", needed, " are needed");
   }
 
   void nudge(RankModel& model) const {
@@ -165,12 +189,12 @@ class Comparison {
 
   void take_loss(RankModel& model, comm::Group& world, int64_t step) {
     at::Tensor sums =
-        at::tensor({model.stage().loss_sum(), model.stage().weight(),
-                    model.stage().aux_sum()},
+        at::tensor({model.actor().loss_sum(), model.actor().weight(),
+                    model.actor().aux_sum()},
                    at::kDouble);
-    world.all_reduce(sums).wait();
+    world.all_reduce(sums).synchronize();
     const double loss = sums[0].item<double>() / sums[1].item<double>();
-    const double norm = model.stage().grad_norm();
+    const double norm = model.actor().grad_norm();
     const double aux = sums[2].item<double>();
     if (world.rank() != 0) return;
     if (records_) {

@@ -15,11 +15,19 @@ namespace tessera::verify::detail {
 struct Ledger {
   std::set<const void*> open;
   std::string fault;  // the first that was let go of
+  std::vector<Wait> waits;
 
   void check() const { TS_CHECK(fault.empty(), "verify: ", fault); }
 };
 
 namespace {
+
+// Which instruction waits for what that one began.
+std::string awaiting(const std::string& instruction) {
+  constexpr std::string_view kBegin = "begin ";
+  if (!instruction.starts_with(kBegin)) return instruction;
+  return "await " + instruction.substr(kBegin.size());
+}
 
 // A tensor of an operation, and what stands in for it inside.
 struct Buffer {
@@ -42,7 +50,8 @@ struct Buffer {
 
 struct LateWork final : comm::Work::Impl {
   std::shared_ptr<Ledger> ledger;
-  std::string what;
+  std::string what, verb;
+  std::string begun = rank_context().doing;
   Buffer read, written;
   comm::Work work;
 
@@ -58,6 +67,10 @@ struct LateWork final : comm::Work::Impl {
 
   void wait() override {
     if (ledger->open.erase(this) == 0) return;
+    const std::string& here = rank_context().doing;
+    ledger->waits.push_back({.during = here, .verb = verb});
+    TS_CHECK(here == awaiting(begun), "verify: ", what, " is awaited by \"",
+             here, "\", which does not need it");
     work.wait();
     const at::NoGradGuard no_grad;
     if (read.tensor.defined()) {
@@ -152,11 +165,16 @@ class LateGroup final : public comm::Group {
   comm::Work run(comm::Mode mode, const char* verb, const at::Tensor& written,
                  const at::Tensor& read, const Call& call) {
     ledger_->check();
-    if (mode == comm::Mode::kBlocking) return call(written, read);
+    if (mode == comm::Mode::kBlocking) {
+      ledger_->waits.push_back(
+          {.during = rank_context().doing, .verb = verb, .inside = true});
+      return call(written, read);
+    }
     const at::NoGradGuard no_grad;
     auto late = std::make_shared<LateWork>();
     late->ledger = ledger_;
     late->what = what(verb);
+    late->verb = verb;
     // A part of what is written may be read: it is taken first.
     const bool apart =
         read.defined() && !(written.defined() && read.is_alias_of(written));
@@ -197,6 +215,10 @@ comm::Group* LateCommunicator::late(comm::Group* group) {
   auto& known = groups_[group];
   if (!known) known = std::make_unique<LateGroup>(*group, ledger_);
   return known.get();
+}
+
+std::vector<Wait> LateCommunicator::take_waits() {
+  return std::exchange(ledger_->waits, {});
 }
 
 void LateCommunicator::expect_all_awaited() const {

@@ -1,12 +1,15 @@
-// A communicator that is as late as the contract of comm::Group allows, to
-// bring out what was not awaited, on every machine alike.
+// A communicator that is as late as the contract of comm::Group allows, as that
+// of a device may be, to bring out what was not awaited, and what was awaited
+// without need, on every machine alike.
 //
 // What an operation writes holds kPoison until it is awaited, and only then
 // what came; what it reads was taken when it was begun.
 // Comm:   that of the communicator inside; what is done at once passes through.
 // Errors: TS_CHECK, which names the instruction that began the operation, where
 //         what it reads or writes was changed before it was awaited, and where
-//         it was let go of without: at the next operation.
+//         it was let go of without: at the next operation; and where it is
+//         awaited by another instruction than its await, or, if it was begun
+//         inside of one, than that.
 // Memory: a copy of all that is under way.
 #pragma once
 
@@ -23,6 +26,13 @@ constexpr double kPoison = 3.0;
 
 class LateGroup;
 struct Ledger;
+
+// Where this rank waited for an operation.
+struct Wait {
+  std::string during;  // rank_context().doing
+  std::string verb;
+  bool inside = false;  // of the call that began it
+};
 
 class LateCommunicator final : public comm::Communicator {
  public:
@@ -45,6 +55,8 @@ class LateCommunicator final : public comm::Communicator {
     return inside_.empty(sizes, dtype);
   }
 
+  // Since the last call.
+  std::vector<Wait> take_waits();
   // Throws where something that was begun was never awaited.
   void expect_all_awaited() const;
 

@@ -33,19 +33,26 @@ std::string said(
   return text;
 }
 
+void await(comm::Work& work) {
+  const RankContextGuard guard({.doing = "await SumNorm"});
+  work.wait();
+}
+
 TEST(LateCommunicator, WritesWhereItIsAwaited) {
   EXPECT_EQ(said([](Group& world, const at::Tensor& x, auto&) {
               auto work = world.all_reduce(x);
               EXPECT_EQ(x[0].item<double>(), kPoison);
-              work.wait();
+              await(work);
               EXPECT_EQ(x[0].item<double>(), 2);
               const at::Tensor all = at::empty({8}, at::kDouble);
-              world.all_gather(all, x).wait();
+              work = world.all_gather(all, x);
+              await(work);
               EXPECT_EQ(all.sum().item<double>(), 16);
               // The rank's own place is the input.
               const at::Tensor mine = all.narrow(0, 4 * world.rank(), 4);
               mine.fill_(5);
-              world.all_gather(all, mine).wait();
+              work = world.all_gather(all, mine);
+              await(work);
               EXPECT_EQ(all.sum().item<double>(), 40);
             }),
             "");
@@ -68,16 +75,35 @@ TEST(LateCommunicator, NamesWhatWasChanged) {
   EXPECT_THAT(said([](Group& world, const at::Tensor& x, auto&) {
                 auto work = world.all_reduce(x);
                 x.zero_();
-                work.wait();
+                await(work);
               }),
               HasSubstr("writes was changed before it was awaited"));
   EXPECT_THAT(said([](Group& world, const at::Tensor& x, auto&) {
                 const at::Tensor all = at::empty({8}, at::kDouble);
                 auto work = world.all_gather(all, x);
                 x.zero_();
-                work.wait();
+                await(work);
               }),
               HasSubstr("reads was changed before it was awaited"));
+}
+
+TEST(LateCommunicator, NamesWaitsThatNobodyNeeds) {
+  EXPECT_THAT(
+      said([](Group& world, const at::Tensor& x, auto&) {
+        world.all_reduce(x).wait();
+      }),
+      HasSubstr("all_reduce in group world is awaited by \"begin SumNorm\""));
+  EXPECT_THAT(said([](Group& world, const at::Tensor& x, auto&) {
+                auto work = world.all_reduce(x);
+                const RankContextGuard guard({.doing = "Forward 0 unit 1"});
+                work.wait();
+              }),
+              HasSubstr("\"Forward 0 unit 1\", which does not need it"));
+  EXPECT_EQ(said([](Group& world, const at::Tensor& x, auto&) {
+              const RankContextGuard guard({.doing = "Forward 0 unit 1"});
+              world.all_reduce(x).wait();
+            }),
+            "");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "tessera/wrappers/detail/same_parameters.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <utility>
 
@@ -27,7 +28,7 @@ void require_same_parameters(const std::vector<NamedParameter>& parameters,
       {static_cast<int64_t>(parameters.size()), fingerprint(parameters)},
       at::kLong);
   at::Tensor all = at::empty({group.size() * 2}, at::kLong);
-  group.all_gather(all, mine).wait();
+  group.all_gather(all, mine).synchronize();
   for (int64_t rank = 0; rank < group.size(); ++rank) {
     const at::Tensor other = all.narrow(0, 2 * rank, 2);
     TS_CHECK(at::equal(mine, other), "data parallel: the module of rank ",

@@ -12,17 +12,17 @@
 #include <tuple>
 #include <vector>
 
-#include "tessera/engine/stage.h"
+#include "tessera/engine/model_actor.h"
 
 namespace tessera::engine {
 
-class RankStage final : public TrainStage {
+class RankActor final : public ModelActor {
  public:
-  RankStage(models::Model& model, parallel::Composed& composed,
+  RankActor(models::Model& model, parallel::Composed& composed,
             optim::Optimizer* optimizer, comm::Group& world, double clip_norm);
 
   void begin_program(StepInput input, int64_t num_microbatches,
-                     program::Kind kind) override;
+                     program::Purpose purpose) override;
   void load_inputs(int64_t microbatch) override;
   void load_targets(int64_t microbatch) override;
   void forward(int64_t microbatch, int64_t unit) override;

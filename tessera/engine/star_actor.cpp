@@ -1,4 +1,4 @@
-#include "tessera/engine/star_stage.h"
+#include "tessera/engine/star_actor.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -9,38 +9,38 @@
 
 namespace tessera::engine {
 
-StarStage::StarStage(std::vector<std::shared_ptr<models::Model>> models,
+StarActor::StarActor(std::vector<std::shared_ptr<models::Model>> models,
                      parallel::Composed& composed, optim::Optimizer* optimizer,
                      comm::Group& world, double clip_norm)
-    : TrainStage(composed, optimizer, world, clip_norm),
+    : ModelActor(composed, optimizer, world, clip_norm),
       models_(std::move(models)),
       replicas_({models_.begin(), models_.end()},
                 std::vector<at::Device>(models_.size(), at::kCPU)) {}
 
 // Device 0 is the busiest: what it sends and receives.
-Traffic StarStage::so_far() const {
+Traffic StarActor::so_far() const {
   const auto& first = replicas_.traffic()[0];
   return {.seconds = replicas_.star_seconds(),
           .bytes = first.model_in + first.model_out + first.batch_in +
                    first.batch_out};
 }
 
-Traffic StarStage::traffic() const { return so_far() - before_; }
+Traffic StarActor::traffic() const { return so_far() - before_; }
 
-void StarStage::begin_program(StepInput input, int64_t num_microbatches,
-                              program::Kind kind) {
-  TrainStage::begin_program(std::move(input), num_microbatches, kind);
+void StarActor::begin_program(StepInput input, int64_t num_microbatches,
+                              program::Purpose purpose) {
+  ModelActor::begin_program(std::move(input), num_microbatches, purpose);
   before_ = so_far();
   devices_.assign(trains() ? models_.size() : 1, {});
 }
 
-void StarStage::on_devices(const std::function<void(size_t)>& work) {
+void StarActor::on_devices(const std::function<void(size_t)>& work) {
   replicas_.run(devices_.size(), work);
 }
 
-void StarStage::replicate_parameters() { replicas_.replicate(); }
+void StarActor::replicate_parameters() { replicas_.replicate(); }
 
-void StarStage::load_inputs(int64_t microbatch) {
+void StarActor::load_inputs(int64_t microbatch) {
   for (size_t device = 0; device < devices_.size(); ++device) {
     auto& batch = devices_[device].batch;
     batch = input_.load(static_cast<int64_t>(device), microbatch);
@@ -48,13 +48,13 @@ void StarStage::load_inputs(int64_t microbatch) {
   }
 }
 
-void StarStage::load_targets(int64_t /*microbatch*/) {
+void StarActor::load_targets(int64_t /*microbatch*/) {
   for (size_t device = 0; device < devices_.size(); ++device) {
     replicas_.count_batch(0, device, devices_[device].batch.targets);
   }
 }
 
-void StarStage::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
+void StarActor::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
   on_devices([&](size_t device) {
     Device& here = devices_[device];
     const at::AutoGradMode records(trains());
@@ -68,7 +68,7 @@ void StarStage::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
   });
 }
 
-void StarStage::loss(int64_t microbatch) {
+void StarActor::loss(int64_t microbatch) {
   on_devices([&](size_t device) {
     Device& here = devices_[device];
     const at::AutoGradMode records(trains());
@@ -85,13 +85,13 @@ void StarStage::loss(int64_t microbatch) {
   for (const Device& here : devices_) count(here.balance);
 }
 
-void StarStage::backward(program::Op /*part*/, int64_t /*microbatch*/,
+void StarActor::backward(program::Op /*part*/, int64_t /*microbatch*/,
                          int64_t /*unit*/) {
   on_devices([&](size_t device) {
     torch::autograd::backward({std::exchange(devices_[device].output, {})}, {});
   });
 }
 
-void StarStage::reduce_replicas() { replicas_.reduce_gradients(); }
+void StarActor::reduce_replicas() { replicas_.reduce_gradients(); }
 
 }  // namespace tessera::engine

@@ -1,4 +1,4 @@
-#include "tessera/engine/stage.h"
+#include "tessera/engine/model_actor.h"
 
 #include <ATen/ATen.h>
 
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/host_read.h"
 #include "tessera/optim/gradient_norm.h"
 
 namespace tessera::engine {
@@ -14,7 +15,16 @@ namespace tessera::engine {
 using program::Instruction;
 using program::Op;
 
-TrainStage::TrainStage(parallel::Composed& composed,
+namespace {
+
+constexpr const char* kWhatMayHelp =
+    "; the weights were not changed by this step. A smaller optimizer.lr, a "
+    "longer schedule.warmup or a lower optimizer.clip_norm may help; the last "
+    "checkpoint is whole.";
+
+}  // namespace
+
+ModelActor::ModelActor(parallel::Composed& composed,
                        optim::Optimizer* optimizer, comm::Group& world,
                        double clip_norm)
     : composed_(composed),
@@ -22,10 +32,10 @@ TrainStage::TrainStage(parallel::Composed& composed,
       world_(world),
       clip_norm_(clip_norm) {}
 
-void TrainStage::begin_program(StepInput input, int64_t /*num_microbatches*/,
-                               program::Kind kind) {
+void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
+                               program::Purpose purpose) {
   input_ = std::move(input);
-  kind_ = kind;
+  purpose_ = purpose;
   losses_.clear();
   balances_.clear();
   loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;
@@ -33,53 +43,74 @@ void TrainStage::begin_program(StepInput input, int64_t /*num_microbatches*/,
   updates_ = false;
 }
 
-void TrainStage::zero_gradients() { composed_.parameters->zero_gradients(); }
+void ModelActor::zero_gradients() { composed_.parameters->zero_gradients(); }
 
-void TrainStage::count(const nn::LossSum& loss, int64_t microbatch) {
+void ModelActor::count(const nn::LossSum& loss, int64_t microbatch) {
   losses_.push_back({microbatch, {loss.sum.detach(), loss.weight.detach()}});
 }
 
-void TrainStage::count(const nn::Balance& balance) {
+void ModelActor::count(const nn::Balance& balance) {
   if (!balance.loss.defined()) return;
   balances_.push_back(balance.loss.detach());
   expert_load_ =
       expert_load_.defined() ? expert_load_ + balance.load : balance.load;
 }
 
-void TrainStage::read_losses() {
+nn::LossSum ModelActor::losses() const {
+  nn::LossSum all{at::zeros({}, at::kDouble), at::zeros({}, at::kDouble)};
   for (const auto& [microbatch, loss] : losses_) {
-    const auto sum = loss.sum.item<double>();
-    TS_CHECK(!trains() || std::isfinite(sum), "train: the loss of micro-batch ",
-             microbatch, " is ", sum,
-             ". A smaller optimizer.lr, a longer schedule.warmup or "
-             "a lower optimizer.clip_norm may help; the last checkpoint is "
-             "whole.");
-    loss_sum_ += sum;
-    weight_ += loss.weight.item<double>();
+    all.sum = all.sum + loss.sum;
+    all.weight = all.weight + loss.weight;
   }
-  for (const auto& balance : balances_) aux_sum_ += balance.item<double>();
+  return all;
+}
+
+// The one read of a step.
+void ModelActor::read() {
+  std::vector<at::Tensor> all;
+  const auto add = [&](const at::Tensor& numbers) {
+    all.push_back(numbers.to(at::kDouble).reshape({-1}));
+  };
+  add(squares_);
+  for (const auto& [microbatch, loss] : losses_) {
+    add(loss.sum);
+    add(loss.weight);
+  }
+  for (const auto& balance : balances_) add(balance);
+  if (expert_load_.defined()) add(expert_load_);
+  const at::Tensor here = read_on_host(at::cat(all));
+  const double* next = here.const_data_ptr<double>();
+
+  grad_norm_ = std::sqrt(*next++);
+  for (const auto& [microbatch, loss] : losses_) {
+    const double sum = *next++;
+    TS_CHECK(std::isfinite(sum), "train: the loss of micro-batch ", microbatch,
+             " is ", sum, kWhatMayHelp);
+    loss_sum_ += sum;
+    weight_ += *next++;
+  }
+  for (size_t i = 0; i < balances_.size(); ++i) aux_sum_ += *next++;
+  if (expert_load_.defined()) {
+    expert_load_ = here.slice(0, here.numel() - expert_load_.numel());
+  }
+  TS_CHECK(std::isfinite(grad_norm_), "train: the gradient's norm is ",
+           grad_norm_, kWhatMayHelp);
 }
 
 // Every element of the model counts on one rank.
-void TrainStage::norm() {
-  read_losses();
+void ModelActor::norm() {
   std::vector<at::Tensor> owned;
   for (const auto& parameter : composed_.parameters->parameters()) {
     if (parameter.layout.owned_by(composed_.coord)) {
       owned.push_back(parameter.gradient);
     }
   }
-  squares_ = at::tensor({optim::sum_of_squares(owned)}, at::kDouble);
-  if (world_.size() == 1) take_norm();
+  const auto& like = composed_.parameters->parameters().front().gradient;
+  squares_ = optim::sum_of_squares(owned).reshape({1}).to(like.device());
+  if (world_.size() == 1) read();
 }
 
-void TrainStage::take_norm() {
-  grad_norm_ = std::sqrt(squares_.item<double>());
-  TS_CHECK(std::isfinite(grad_norm_), "train: the gradient's norm is ",
-           grad_norm_, "; the weights were not changed by this step.");
-}
-
-void TrainStage::begin(const Instruction& instruction, bool awaited_next) {
+void ModelActor::begin(const Instruction& instruction, bool awaited_next) {
   const auto mode = awaited_next ? comm::Mode::kBlocking : comm::Mode::kAsync;
   auto& parameters = *composed_.parameters;
   switch (instruction.op) {
@@ -93,11 +124,11 @@ void TrainStage::begin(const Instruction& instruction, bool awaited_next) {
       norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);
       return;
     default:
-      TORCH_INTERNAL_ASSERT(false, "this stage sends and receives nothing");
+      TORCH_INTERNAL_ASSERT(false, "this actor sends and receives nothing");
   }
 }
 
-void TrainStage::await(const Instruction& instruction) {
+void ModelActor::await(const Instruction& instruction) {
   auto& parameters = *composed_.parameters;
   switch (instruction.op) {
     case Op::kGatherParameters:
@@ -108,13 +139,13 @@ void TrainStage::await(const Instruction& instruction) {
       return parameters.await_sum(instruction.unit);
     case Op::kSumNorm:
       std::exchange(norm_work_, {}).wait();
-      return take_norm();
+      return read();
     default:
-      TORCH_INTERNAL_ASSERT(false, "this stage sends and receives nothing");
+      TORCH_INTERNAL_ASSERT(false, "this actor sends and receives nothing");
   }
 }
 
-void TrainStage::clip_gradients() {
+void ModelActor::clip_gradients() {
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : composed_.parameters->parameters()) {
     gradients.push_back(parameter.gradient);
@@ -123,7 +154,7 @@ void TrainStage::clip_gradients() {
 }
 
 // Parameters lie unit by unit, and so do the optimizer's segments.
-void TrainStage::optimizer_step(int64_t unit) {
+void ModelActor::optimizer_step(int64_t unit) {
   if (!std::exchange(updates_, true)) optimizer_->begin_step();
   const auto& all = composed_.parameters->parameters();
   if (unit < 0) return optimizer_->step(input_.lr, 0, all.size());
@@ -133,24 +164,24 @@ void TrainStage::optimizer_step(int64_t unit) {
                    static_cast<size_t>(last - first));
 }
 
-void TrainStage::free_parameters(int64_t unit) {
+void ModelActor::free_parameters(int64_t unit) {
   composed_.parameters->free(unit);
 }
 
-void TrainStage::allocate_gradients(int64_t unit) {
+void ModelActor::allocate_gradients(int64_t unit) {
   composed_.parameters->allocate_gradients(unit);
 }
 
-void TrainStage::recompute(int64_t /*microbatch*/, int64_t /*unit*/) {
-  TORCH_INTERNAL_ASSERT(false, "this stage keeps all activations");
+void ModelActor::recompute(int64_t /*microbatch*/, int64_t /*unit*/) {
+  TORCH_INTERNAL_ASSERT(false, "this actor keeps all activations");
 }
 
-void TrainStage::replicate_parameters() {
-  TORCH_INTERNAL_ASSERT(false, "this stage has one device");
+void ModelActor::replicate_parameters() {
+  TORCH_INTERNAL_ASSERT(false, "this actor has one device");
 }
 
-void TrainStage::reduce_replicas() {
-  TORCH_INTERNAL_ASSERT(false, "this stage has one device");
+void ModelActor::reduce_replicas() {
+  TORCH_INTERNAL_ASSERT(false, "this actor has one device");
 }
 
 }  // namespace tessera::engine

@@ -7,21 +7,21 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/engine/stage.h"
+#include "tessera/engine/model_actor.h"
 #include "tessera/wrappers/replicas.h"
 
 namespace tessera::engine {
 
-class StarStage final : public TrainStage {
+class StarActor final : public ModelActor {
  public:
   // `models[0]` is the one that is trained; the others have its shape.
-  StarStage(std::vector<std::shared_ptr<models::Model>> models,
+  StarActor(std::vector<std::shared_ptr<models::Model>> models,
             parallel::Composed& composed, optim::Optimizer* optimizer,
             comm::Group& world, double clip_norm);
 
   Traffic traffic() const override;
   void begin_program(StepInput input, int64_t num_microbatches,
-                     program::Kind kind) override;
+                     program::Purpose purpose) override;
 
   void replicate_parameters() override;
   void load_inputs(int64_t microbatch) override;

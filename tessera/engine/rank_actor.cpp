@@ -1,4 +1,4 @@
-#include "tessera/engine/rank_stage.h"
+#include "tessera/engine/rank_actor.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -13,19 +13,19 @@ namespace tessera::engine {
 using program::Instruction;
 using program::Op;
 
-RankStage::RankStage(models::Model& model, parallel::Composed& composed,
+RankActor::RankActor(models::Model& model, parallel::Composed& composed,
                      optim::Optimizer* optimizer, comm::Group& world,
                      double clip_norm)
-    : TrainStage(composed, optimizer, world, clip_norm), model_(model) {}
+    : ModelActor(composed, optimizer, world, clip_norm), model_(model) {}
 
-void RankStage::begin_program(StepInput input, int64_t num_microbatches,
-                              program::Kind kind) {
-  TrainStage::begin_program(std::move(input), num_microbatches, kind);
+void RankActor::begin_program(StepInput input, int64_t num_microbatches,
+                              program::Purpose purpose) {
+  ModelActor::begin_program(std::move(input), num_microbatches, purpose);
   microbatches_.assign(num_microbatches, {});
   for (auto& each : microbatches_) each.units.resize(model_.num_units());
 }
 
-data::Batch RankStage::local(const data::Batch& batch) const {
+data::Batch RankActor::local(const data::Batch& batch) const {
   const int64_t rank = composed_.coord[mesh::Axis::kCp];
   const int64_t degree = composed_.mesh.degree(mesh::Axis::kCp);
   return {parallel::context::local_tokens(batch.inputs, rank, degree),
@@ -33,24 +33,24 @@ data::Batch RankStage::local(const data::Batch& batch) const {
 }
 
 // Inputs and targets are one read of the token file.
-void RankStage::load(int64_t microbatch) {
+void RankActor::load(int64_t microbatch) {
   data::Batch& batch = microbatches_.at(microbatch).batch;
   if (batch.inputs.defined()) return;
   batch = local(input_.load(composed_.data->rank(), microbatch));
 }
 
-void RankStage::load_inputs(int64_t microbatch) { load(microbatch); }
+void RankActor::load_inputs(int64_t microbatch) { load(microbatch); }
 
-void RankStage::load_targets(int64_t microbatch) { load(microbatch); }
+void RankActor::load_targets(int64_t microbatch) { load(microbatch); }
 
-at::Tensor RankStage::hidden() const {
+at::Tensor RankActor::hidden() const {
   const auto& like = composed_.parameters->parameters().front().shard;
   return at::empty({input_.samples, input_.tokens / model_.sequence_shards(),
                     model_.config().hidden},
                    like.options().requires_grad(false));
 }
 
-void RankStage::forward(int64_t microbatch, int64_t unit) {
+void RankActor::forward(int64_t microbatch, int64_t unit) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& here = mine.units.at(unit);
   if (unit == 0) {
@@ -69,7 +69,7 @@ void RankStage::forward(int64_t microbatch, int64_t unit) {
   if (!trains()) here.input = at::Tensor();
 }
 
-void RankStage::recompute(int64_t microbatch, int64_t unit) {
+void RankActor::recompute(int64_t microbatch, int64_t unit) {
   Passed& here = microbatches_.at(microbatch).units.at(unit);
   here.output =
       model_.forward_unit(unit, here.input, input_.tokens, &here.balance);
@@ -78,7 +78,7 @@ void RankStage::recompute(int64_t microbatch, int64_t unit) {
 // A loss can go backward once, as its gradient takes the place of the logits:
 // it does so at once, and the last unit's backward starts from its output's
 // gradient like every other's.
-void RankStage::loss(int64_t microbatch) {
+void RankActor::loss(int64_t microbatch) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& last = mine.units.back();
   const at::AutoGradMode records(trains());
@@ -95,7 +95,7 @@ void RankStage::loss(int64_t microbatch) {
 }
 
 // What the unit's backward starts from: once, for both of its parts.
-void RankStage::start_backward(Passed& here) {
+void RankActor::start_backward(Passed& here) {
   if (!here.ends.empty()) return;
   here.ends = {std::exchange(here.output, {})};
   here.gradients = {std::exchange(here.gradient, {})};
@@ -109,7 +109,7 @@ void RankStage::start_backward(Passed& here) {
 
 // The weights' part goes once more through all that lies between the output and
 // a parameter, with its collectives: nearly as much as the input's part.
-void RankStage::backward(Op part, int64_t microbatch, int64_t unit) {
+void RankActor::backward(Op part, int64_t microbatch, int64_t unit) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& here = mine.units.at(unit);
   start_backward(here);
@@ -134,14 +134,14 @@ void RankStage::backward(Op part, int64_t microbatch, int64_t unit) {
 
 // The gradient of its input goes to the unit before, unless another stage has
 // it.
-void RankStage::hand_on(Microbatch& mine, int64_t unit) {
+void RankActor::hand_on(Microbatch& mine, int64_t unit) {
   if (unit == 0) return;
   Passed& before = mine.units.at(unit - 1);
   if (!before.output.defined()) return;
   before.gradient = std::exchange(mine.units.at(unit).input, {}).grad();
 }
 
-void RankStage::begin_message(const Instruction& message) {
+void RankActor::begin_message(const Instruction& message) {
   const Wire wire = wire_of(composed_, message);
   const auto& units = composed_.units.chunks.at(message.chunk);
   Microbatch& mine = microbatches_.at(message.microbatch);
@@ -161,16 +161,16 @@ void RankStage::begin_message(const Instruction& message) {
   }
 }
 
-void RankStage::begin(const Instruction& instruction, bool awaited_next) {
+void RankActor::begin(const Instruction& instruction, bool awaited_next) {
   if (!program::is_message(instruction.op)) {
-    return TrainStage::begin(instruction, awaited_next);
+    return ModelActor::begin(instruction, awaited_next);
   }
   begin_message(instruction);
 }
 
-void RankStage::await(const Instruction& instruction) {
+void RankActor::await(const Instruction& instruction) {
   if (!program::is_message(instruction.op)) {
-    return TrainStage::await(instruction);
+    return ModelActor::await(instruction);
   }
   const auto found = messages_.find(
       {instruction.op, instruction.microbatch, instruction.chunk});

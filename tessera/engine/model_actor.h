@@ -1,10 +1,13 @@
-// What the stages of a step have in common: sums, the norm, the update.
+// What actors that run a model have in common: sums, the norm, the update.
 //
 // Shapes: a micro-batch's inputs and targets: (B, T) of int64.
 // Loss:   the sum of cross-entropies over the target tokens of the global
 //         batch, divided once by their number: gradients need no scale of
 //         micro-batch or rank. So with the auxiliary loss of experts, over
-//         samples and layers. What was computed is read once a step.
+//         samples and layers.
+// Host:   losses, their counts, the norm and the balance of experts stay on the
+//         device until the norm is known: then the host reads them, all at
+//         once, and decides by them whether anything is updated, and clips.
 // Comm:   the norm is one all_reduce of a double over the world.
 #pragma once
 
@@ -35,30 +38,31 @@ struct StepInput {
   double lr = 0;
 };
 
-class TrainStage : public program::Stage {
+class ModelActor : public program::Actor {
  public:
   // Without an optimizer for evaluations alone.
-  TrainStage(parallel::Composed& composed, optim::Optimizer* optimizer,
+  ModelActor(parallel::Composed& composed, optim::Optimizer* optimizer,
              comm::Group& world, double clip_norm);
 
   // Before a program runs: a step's, or an evaluation's, without gradients.
   virtual void begin_program(StepInput input, int64_t num_microbatches,
-                             program::Kind kind);
+                             program::Purpose purpose);
 
-  // Of the program that ran: this rank's part of the loss, and of the target
-  // tokens that it is a sum over. In a step each rank of tp has the same; in an
-  // evaluation each token counts on one of the ranks that hold a model.
+  // Of the step that ran: this rank's part of the loss, and of the target
+  // tokens that it is a sum over; each rank of tp has the same.
   double loss_sum() const { return loss_sum_; }
   double weight() const { return weight_; }
   // Its part of nn::Balance, of all layers and micro-batches.
   double aux_sum() const { return aux_sum_; }
+  // On the host.
   const at::Tensor& expert_load() const { return expert_load_; }
   // Global L2 norm before clipping.
   double grad_norm() const { return grad_norm_; }
   // What the step moved outside of any group, on the busiest device.
   virtual Traffic traffic() const { return {}; }
-  // Behind an evaluation's program; a step's does it with the norm.
-  void read_losses();
+  // Of an evaluation, where nothing is read: the same two, on the device. Each
+  // token counts on one of the ranks that hold a model.
+  nn::LossSum losses() const;
 
   void zero_gradients() override;
   void norm() override;
@@ -74,21 +78,21 @@ class TrainStage : public program::Stage {
   void reduce_replicas() override;
 
  protected:
-  // Keep them for read_losses().
+  // Keep them until the host reads.
   void count(const nn::LossSum& loss, int64_t microbatch);
   void count(const nn::Balance& balance);
-  bool trains() const { return kind_ == program::Kind::kTraining; }
+  bool trains() const { return purpose_ == program::Purpose::kTraining; }
 
   parallel::Composed& composed_;
   StepInput input_;
 
  private:
-  void take_norm();
+  void read();
 
   optim::Optimizer* optimizer_;
   comm::Group& world_;
   double clip_norm_;
-  program::Kind kind_ = program::Kind::kTraining;
+  program::Purpose purpose_ = program::Purpose::kTraining;
   std::vector<std::pair<int64_t, nn::LossSum>> losses_;  // of a micro-batch
   std::vector<at::Tensor> balances_;
   at::Tensor squares_;  // this rank's part of the squared norm; then the sum
