@@ -213,7 +213,7 @@ void GradientCycle::await(comm::Work& work) const {
       std::this_thread::sleep_for(kNap);
     }
   }
-  work.wait();
+  work.synchronize();
 }
 
 }  // namespace tessera::wrappers

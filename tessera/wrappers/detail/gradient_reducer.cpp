@@ -218,7 +218,7 @@ void GradientReducer::adopt_order_of_rank_0() {
     ready_order_.assign(n, -1);
   }
   at::Tensor order = at::tensor(ready_order_, at::kLong);
-  group_.broadcast(order, /*root=*/0).wait();
+  group_.broadcast(order, /*root=*/0).synchronize();
   if (order[0].item<int64_t>() < 0) return;
   const int64_t* first = order.const_data_ptr<int64_t>();
   lay_out({first, first + n});

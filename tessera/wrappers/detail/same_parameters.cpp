@@ -1,6 +1,7 @@
 #include "tessera/wrappers/detail/same_parameters.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <utility>
 
