@@ -53,7 +53,7 @@ MUTANTS = [
            r"^\S+weight: gradient .* over dp_replicate"),
     Mutant("reduction_doubled", GRADIENTS,
            "    whole_.begin_all_reduce(peers_, mode, bucket_bytes_);\n",
-           "    if (MUTANT) peers_.all_reduce(whole_.flat()).wait();\n"
+           "    if (MUTANT) peers_.all_reduce(whole_.flat(), comm::ReduceOp::kSum, comm::Mode::kBlocking);\n"
            "    whole_.begin_all_reduce(peers_, mode, bucket_bytes_);\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over dp_replicate"),
@@ -196,7 +196,7 @@ MUTANTS = [
            r"all_gather in group dp_shard is awaited by \"begin GatherParameters unit \d\", which does not need it"),
     Mutant("loss_read_by_micro_batch", RANK,
            "  last.gradient = torch::autograd::grad({mean}, {logits})[0];\n",
-           "  if (MUTANT) mean.item();\n"
+           "  if (MUTANT && composed_.data->size() > 1) mean.item();\n"
            "  last.gradient = torch::autograd::grad({mean}, {logits})[0];\n",
            mesh(mesh={"dp_replicate": 2}),
            r"the host reads 5 times in a step, where 1 are needed"),

@@ -18,7 +18,9 @@ TEST(ResizeStorage, TakesMemoryOfTheTensorsDevice) {
     EXPECT_EQ(x.storage().device(), device);
     x.fill_(2);
     EXPECT_TRUE(view.is_alias_of(x));
-    if (device.is_cpu()) EXPECT_EQ(view.sum().item<double>(), 2000);
+    if (device.is_cpu()) {
+      EXPECT_EQ(view.sum().item<double>(), 2000);
+    }
   }
 }
 
