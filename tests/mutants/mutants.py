@@ -53,7 +53,7 @@ MUTANTS = [
            r"^\S+weight: gradient .* over dp_replicate"),
     Mutant("reduction_doubled", GRADIENTS,
            "    whole_.begin_all_reduce(peers_, mode, bucket_bytes_);\n",
-           "    if (MUTANT) peers_.all_reduce(whole_.flat()).wait();\n"
+           "    if (MUTANT) peers_.all_reduce(whole_.flat(), comm::ReduceOp::kSum, comm::Mode::kBlocking);\n"
            "    whole_.begin_all_reduce(peers_, mode, bucket_bytes_);\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over dp_replicate"),
