@@ -105,7 +105,7 @@ class DataParallel {
   // replicas are its clones, or, for a module that has no clone(), what `make`
   // builds.
   DataParallel(Holder module, std::vector<at::Device> devices,
-               std::type_identity_t<std::function<Holder()>> make = nullptr)
+               const std::type_identity_t<std::function<Holder()>>& make = {})
       : module_(std::move(module)) {
     for (const at::Device& device : devices) {
       modules_.push_back(modules_.empty() ? pointer_of(module_)
