@@ -1,5 +1,6 @@
 // metrics.jsonl: one line a step, in one write, so that a killed run leaves
-// whole lines (a torn last one is dropped at the next start).
+// whole lines. A write that crosses a page may be cut there by the kill: a torn
+// last line is dropped at the next start.
 //
 // Unknown values are null; a loss that is not finite is null too, as JSON has
 // no other word for it.

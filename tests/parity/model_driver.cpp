@@ -66,7 +66,8 @@ double clip(models::Model& decoder) {
   for (const auto& parameter : nn::parameters_of(decoder)) {
     gradients.push_back(parameter.tensor.grad());
   }
-  const double norm = std::sqrt(optim::sum_of_squares(gradients));
+  const double norm =
+      std::sqrt(optim::sum_of_squares(gradients).item<double>());
   optim::scale_gradients(gradients, optim::clip_scale(norm, kClipNorm));
   return norm;
 }
