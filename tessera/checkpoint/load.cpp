@@ -6,9 +6,9 @@
 #include <memory>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/detail/agree.h"
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
@@ -17,8 +17,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-using detail::complaint_of;
-using detail::first_complaint;
+using comm::complaint_of;
+using comm::first_complaint;
 
 constexpr size_t kMaxNamesListed = 20;
 
@@ -252,7 +252,7 @@ std::optional<int64_t> load_latest(const std::string& folder, State& state,
                         }
                       }));
   TS_CHECK_IO(unlisted.empty(), unlisted);
-  steps = detail::numbers_of_rank_0(world, steps);
+  steps = comm::numbers_of_rank_0(world, steps);
   std::string first;
   for (const int64_t step : steps) {
     const std::string path = folder + "/" + detail::step_name(step);

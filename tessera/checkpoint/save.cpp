@@ -6,10 +6,10 @@
 #include <set>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/detail/agree.h"
 #include "tessera/checkpoint/detail/posix_file.h"
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/comm/agree.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -20,7 +20,7 @@ namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using detail::complaint_of;
+using comm::complaint_of;
 using tessera::detail::Json;
 
 TensorSpec part_of(const TensorEntry& entry) {
@@ -186,7 +186,7 @@ class Save {
     on_rank_0([&] { prepare(folder_, temporary_, bytes.item<int64_t>()); });
     Manifest part;
     on_every_rank([&] { part = write_part(temporary_, state, world_.rank()); });
-    const auto parts = detail::gather_texts(world_, format_manifest(part));
+    const auto parts = comm::gather_texts(world_, format_manifest(part));
     on_rank_0([&] {
       write_manifest(temporary_, whole(parts, state.extra, options.mesh));
     });
@@ -211,7 +211,7 @@ class Save {
   template <typename Work>
   void on_every_rank(const Work& work) {
     const std::string complaint =
-        detail::first_complaint(world_, complaint_of(work));
+        comm::first_complaint(world_, complaint_of(work));
     if (complaint.empty()) return;
     if (world_.rank() == 0) {
       // What cannot be removed now is removed by the next save.

@@ -2,7 +2,6 @@
 
 #include <charconv>
 #include <filesystem>
-#include <initializer_list>
 #include <map>
 #include <utility>
 
@@ -104,35 +103,6 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
           .config = json["config"].dump(2) + "\n",
           .data = hash_from(detail::as_string(json["data"], source + ": data"),
                             source + ": data")};
-}
-
-std::vector<std::string> changed_keys(const std::string& saved,
-                                      const std::string& now) {
-  const detail::Json before = detail::Json::parse(saved);
-  const detail::Json after = detail::Json::parse(now);
-  std::vector<std::string> changed;
-  for (const auto& [section, key] :
-       std::initializer_list<std::pair<const char*, const char*>>{
-           {"run", "seed"},
-           {"data", "seq_len"},
-           {"data", "shuffle"},
-           {"batch", "global"},
-           {"precision", "compute"},
-           {"precision", "reduce"},
-           {"model", "moe"},
-           {"optimizer", ""},
-           {"schedule", ""}}) {
-    if (!before.contains(section) || !after.contains(section)) continue;
-    for (const auto& item : after[section].items()) {
-      const bool is_asked = *key == '\0' || item.key() == key;
-      if (!is_asked || !before[section].contains(item.key())) continue;
-      const auto& old = before[section][item.key()];
-      if (old == item.value()) continue;
-      changed.push_back(c10::str(section, ".", item.key(), " ", old.dump(),
-                                 " -> ", item.value().dump()));
-    }
-  }
-  return changed;
 }
 
 std::optional<SavedRun> resume(const std::string& resume,

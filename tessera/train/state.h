@@ -34,12 +34,6 @@ std::string to_json(const SavedRun& run);
 // TS_CHECK_IO on text that is not a SavedRun; `source` names it.
 SavedRun saved_run_from(const std::string& text, const std::string& source);
 
-// Of two configurations as JSON: the keys that decide what is trained and have
-// other values, as "optimizer.lr 0.001 -> 0.01". Not those of where and how
-// fast (mesh, comm, names), nor run.steps.
-std::vector<std::string> changed_keys(const std::string& saved,
-                                      const std::string& now);
-
 // Fills the state by `resume`: "auto", the newest good checkpoint in `folder`,
 // where there is one; "never", none, and `folder` must have none; else the
 // checkpoint folder of that path.

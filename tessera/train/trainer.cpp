@@ -19,6 +19,7 @@
 #include "tessera/monitor/timeline.h"
 #include "tessera/monitor/trace.h"
 #include "tessera/optim/schedule.h"
+#include "tessera/train/changes.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/evaluate.h"
 #include "tessera/train/metrics.h"
@@ -47,12 +48,15 @@ class Trainer {
   ~Trainer() { log::close_rank_file(static_cast<int>(ranks_.rank())); }
 
   ExitCode run() {
+    compare_across(ranks_.world(), to_json(config_));
     open_folder();
     open_data();
     model_ = std::make_unique<RankModel>(config_, ranks_);
     recorder_ =
         std::make_unique<engine::Recorder>(model_->composed(), ranks_.rank());
     resume();
+    // What was refused until here has left the one before as it was.
+    if (leads()) write_file_atomic(folder_.config(), to_json(config_));
     if (step_ >= config_.run.steps) {
       log::info("nothing to do: ", step_, " steps are done, and run.steps is ",
                 config_.run.steps);
@@ -65,7 +69,7 @@ class Trainer {
  private:
   bool leads() const { return ranks_.rank() == 0; }
 
-  // The folder, this rank's log, the configuration as resolved.
+  // The folder and this rank's log.
   void open_folder() {
     if (leads()) {
       folder_.create();
@@ -73,7 +77,6 @@ class Trainer {
           folder_.lock(), c10::str("process ", ::getpid(), " on ", host_name(),
                                    ". Two runs cannot share a folder: give "
                                    "this one another run.name.\n"));
-      write_file_atomic(folder_.config(), to_json(config_));
     }
     ranks_.world().barrier();
     log::open_rank_file(static_cast<int>(ranks_.rank()),
@@ -99,7 +102,11 @@ class Trainer {
     step_ = saved->step;
     saved_at_ = step_;
     log::info("resumed after step ", step_);
-    for (const auto& change : changed_keys(saved->config, to_json(config_))) {
+    const std::string now = to_json(config_);
+    refuse_another_model(
+        saved->config, now,
+        options_.resume == "auto" ? folder_.checkpoints() : options_.resume);
+    for (const auto& change : trained_otherwise(saved->config, now)) {
       log::warning("the checkpoint was trained otherwise: ", change);
     }
     if (saved->data != data_hash()) {

@@ -313,6 +313,28 @@ def test_a_stranger_at_the_rendezvous_ends_no_rank(program, folder):
         assert rank.returncode == 0, errors
 
 
+@pytest.mark.parametrize("key", ["run.seed=77", "optimizer.lr=1", "model.rope_theta=9", "checkpoint.every=2"])
+def test_ranks_that_were_started_otherwise_are_refused(program, folder, key):
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [subprocess.Popen([str(program), "train", "run.json", *flags], cwd=folder, stderr=subprocess.PIPE,
+                              text=True, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
+             for rank, flags in (("0", []), ("1", [f"--{key}"]))]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 78, errors
+        assert f"rank 1 was started otherwise than rank 0: {key.split('=')[0]} " in errors
+
+
+def test_another_model_of_the_same_shapes_does_not_resume(program, folder):
+    assert run(program, folder, "train", "run.json", "--checkpoint.every=3").returncode == 0
+    config = folder / "runs" / "run" / "config.json"
+    before = config.read_bytes()
+    done = run(program, folder, "train", "run.json", "--run.steps=6", "--model.heads=2", "--model.rope_theta=50")
+    assert done.returncode == 78
+    assert "is of another model: model.heads 4 -> 2" in done.stderr and "model.rope_theta" in done.stderr
+    assert config.read_bytes() == before
+
+
 def test_a_local_run_opens_no_network_port(program, folder):
     strace = shutil.which("strace")
     if strace is None:

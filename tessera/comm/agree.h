@@ -11,7 +11,7 @@
 
 #include "tessera/comm/group.h"
 
-namespace tessera::checkpoint::detail {
+namespace tessera::comm {
 
 // What `work` complained of (the message of a tessera::Error, of the standard
 // library's file errors or of a failed allocation); "" if of nothing.
@@ -20,15 +20,17 @@ std::string complaint_of(const std::function<void()>& work);
 // The complaint of the first rank that has one, the same on every rank; ""
 // where none has. Cut to 4 KiB.
 // Comm: one all_reduce, and one broadcast where there is a complaint.
-std::string first_complaint(comm::Group& group, const std::string& complaint);
+std::string first_complaint(Group& group, const std::string& complaint);
 
 // The texts of all ranks on rank 0, in order of rank; empty on the others.
 // Comm: two sends from every other rank.
-std::vector<std::string> gather_texts(comm::Group& group,
-                                      const std::string& text);
+std::vector<std::string> gather_texts(Group& group, const std::string& text);
+
+// Rank 0's text, on every rank. Comm: two broadcasts.
+std::string text_of_rank_0(Group& group, const std::string& text);
 
 // Rank 0's numbers, on every rank. Comm: two broadcasts.
-std::vector<int64_t> numbers_of_rank_0(comm::Group& group,
+std::vector<int64_t> numbers_of_rank_0(Group& group,
                                        std::vector<int64_t> numbers);
 
-}  // namespace tessera::checkpoint::detail
+}  // namespace tessera::comm

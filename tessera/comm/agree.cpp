@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/detail/agree.h"
+#include "tessera/comm/agree.h"
 
 #include <ATen/Functions.h>
 
@@ -9,7 +9,7 @@
 
 #include "tessera/core/error.h"
 
-namespace tessera::checkpoint::detail {
+namespace tessera::comm {
 namespace {
 
 constexpr int64_t kMaxComplaint = 4096;
@@ -46,12 +46,12 @@ std::string complaint_of(const std::function<void()>& work) {
   return "";
 }
 
-std::string first_complaint(comm::Group& group, const std::string& complaint) {
+std::string first_complaint(Group& group, const std::string& complaint) {
   // One number says who complains first, and the ranks agree on it.
   at::Tensor first = at::scalar_tensor(
       complaint.empty() ? group.size() : group.rank(), at::kLong);
   first = first.reshape({1});
-  group.all_reduce(first, comm::ReduceOp::kMin).synchronize();
+  group.all_reduce(first, ReduceOp::kMin).synchronize();
   const int64_t root = first.item<int64_t>();
   if (root == group.size()) return "";
   std::string text = complaint.substr(0, kMaxComplaint);
@@ -62,8 +62,7 @@ std::string first_complaint(comm::Group& group, const std::string& complaint) {
   return text.substr(0, text.find('\0'));
 }
 
-std::vector<std::string> gather_texts(comm::Group& group,
-                                      const std::string& text) {
+std::vector<std::string> gather_texts(Group& group, const std::string& text) {
   if (group.rank() != 0) {
     at::Tensor size = at::full({1}, std::ssize(text), at::kLong);
     group.send(size, 0, kTag).wait();
@@ -81,7 +80,17 @@ std::vector<std::string> gather_texts(comm::Group& group,
   return texts;
 }
 
-std::vector<int64_t> numbers_of_rank_0(comm::Group& group,
+std::string text_of_rank_0(Group& group, const std::string& text) {
+  at::Tensor size = at::full({1}, std::ssize(text), at::kLong);
+  group.broadcast(size, 0).synchronize();
+  at::Tensor bytes = group.rank() == 0
+                         ? to_tensor(text)
+                         : at::empty({size.item<int64_t>()}, at::kByte);
+  group.broadcast(bytes, 0).synchronize();
+  return to_text(bytes);
+}
+
+std::vector<int64_t> numbers_of_rank_0(Group& group,
                                        std::vector<int64_t> numbers) {
   at::Tensor size = at::full({1}, std::ssize(numbers), at::kLong);
   group.broadcast(size, 0).synchronize();
@@ -93,4 +102,4 @@ std::vector<int64_t> numbers_of_rank_0(comm::Group& group,
   return {begin, begin + numbers.size()};
 }
 
-}  // namespace tessera::checkpoint::detail
+}  // namespace tessera::comm

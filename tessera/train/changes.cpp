@@ -1,0 +1,101 @@
+#include "tessera/train/changes.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <functional>
+#include <string_view>
+
+#include "tessera/comm/agree.h"
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+
+namespace tessera::train {
+namespace {
+
+using detail::Json;
+
+// A section ends with a dot.
+constexpr std::string_view kDecideTheUpdates[] = {
+    "run.seed",          "data.seq_len",     "data.shuffle", "batch.global",
+    "precision.compute", "precision.reduce", "model.moe.",   "model.dropout",
+    "model.max_seq",     "optimizer.",       "schedule."};
+constexpr std::string_view kDecideTheModel[] = {
+    "model.family",   "model.heads",      "model.kv_heads",  "model.head_dim",
+    "model.norm_eps", "model.rope_theta", "model.moe.top_k", "model.moe.every"};
+constexpr std::string_view kOfTheHost[] = {
+    "run.dir",        "run.device",    "run.threads",        "model.from",
+    "data.train",     "data.valid",    "data.tokenizer",     "checkpoint.dir",
+    "comm.timeout_s", "monitor.every", "monitor.tensorboard"};
+
+template <size_t n>
+bool is_among(const std::string& key, const std::string_view (&keys)[n]) {
+  return std::ranges::any_of(keys, [&](std::string_view each) {
+    return each.ends_with('.') ? key.starts_with(each) : key == each;
+  });
+}
+
+using Asked = std::function<bool(const std::string& key)>;
+
+// A key that only one of them has is of another version: no change.
+void add_changes(const Json& before, const Json& now, const std::string& path,
+                 const Asked& asked, std::vector<std::string>& changes) {
+  for (const auto& item : now.items()) {
+    const std::string key = path + item.key();
+    if (!before.contains(item.key())) continue;
+    const Json& old = before[item.key()];
+    if (item.value().is_object() && old.is_object()) {
+      add_changes(old, item.value(), key + ".", asked, changes);
+    } else if (asked(key) && old != item.value()) {
+      changes.push_back(
+          c10::str(key, " ", old.dump(), " -> ", item.value().dump()));
+    }
+  }
+}
+
+std::vector<std::string> changes_in(const std::string& before,
+                                    const std::string& now,
+                                    const Asked& asked) {
+  std::vector<std::string> changes;
+  add_changes(Json::parse(before), Json::parse(now), "", asked, changes);
+  return changes;
+}
+
+}  // namespace
+
+std::vector<std::string> trained_otherwise(const std::string& saved,
+                                           const std::string& now) {
+  return changes_in(saved, now, [](const std::string& key) {
+    return is_among(key, kDecideTheUpdates) && !is_among(key, kDecideTheModel);
+  });
+}
+
+void refuse_another_model(const std::string& saved, const std::string& now,
+                          const std::string& source) {
+  const auto changes = changes_in(saved, now, [](const std::string& key) {
+    return is_among(key, kDecideTheModel);
+  });
+  TS_CHECK_CONFIG(changes.empty(), source,
+                  " is of another model: ", c10::Join("; ", changes),
+                  ". Its weights fit, but would compute something else. Set "
+                  "these keys back, or start a new run (run.name) whose "
+                  "model.from is an export of this one.");
+}
+
+void compare_across(comm::Group& world, const std::string& config) {
+  if (world.size() == 1) return;
+  const auto changes = changes_in(
+      comm::text_of_rank_0(world, config), config,
+      [](const std::string& key) { return !is_among(key, kOfTheHost); });
+  std::string complaint;
+  if (!changes.empty()) {
+    complaint = c10::str("rank ", world.ranks().at(world.rank()),
+                         " was started otherwise than rank ",
+                         world.ranks().at(0), ": ", c10::Join("; ", changes),
+                         ". Give all ranks the same file and flags.");
+  }
+  const std::string first = comm::first_complaint(world, complaint);
+  TS_CHECK_CONFIG(first.empty(), first);
+}
+
+}  // namespace tessera::train

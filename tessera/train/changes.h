@@ -1,0 +1,31 @@
+// What is other in one configuration than in another: of a checkpoint and of
+// the run that goes on from it, or of two ranks.
+//
+// Texts: configurations as config.json has them, resolved.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group.h"
+
+namespace tessera::train {
+
+// Keys that decide how training goes on and have other values, as
+// "optimizer.lr 0.001 -> 0.01". Not those of where and how fast (mesh, comm,
+// names), nor run.steps.
+std::vector<std::string> trained_otherwise(const std::string& saved,
+                                           const std::string& now);
+
+// TS_CHECK_CONFIG where the weights of `saved` would be another model here,
+// though all shapes agree: other heads, another rope_theta. `source` names it.
+void refuse_another_model(const std::string& saved, const std::string& now,
+                          const std::string& source);
+
+// That every rank has what rank 0 has, but for what is its host's own: paths,
+// device, threads. TS_CHECK_CONFIG on every rank, with the same words: ranks
+// that train differently would go on without a sign of it.
+// Comm: two broadcasts and an all_reduce.
+void compare_across(comm::Group& world, const std::string& config);
+
+}  // namespace tessera::train

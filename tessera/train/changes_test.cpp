@@ -1,0 +1,82 @@
+#include "tessera/train/changes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tests/support/small_run.h"
+
+namespace tessera::train {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+engine::RunConfig small() {
+  return testing::small_run(/*ranks=*/2, /*zero_stage=*/0);
+}
+
+TEST(Changes, AreThoseThatDecideHowTrainingGoesOn) {
+  auto config = small();
+  const std::string before = to_json(config);
+  config.optimizer.lr = 0.25;
+  config.data.shuffle = false;
+  config.run.steps += 1;
+  config.run.name = "other";
+  config.comm.timeout_s = 7;
+  EXPECT_THAT(trained_otherwise(before, to_json(config)),
+              ElementsAre(HasSubstr("data.shuffle true -> false"),
+                          HasSubstr("optimizer.lr ")));
+}
+
+TEST(Changes, AnotherModelOfTheSameShapesIsRefused) {
+  auto config = small();
+  const std::string before = to_json(config);
+  EXPECT_NO_THROW(refuse_another_model(before, before, "here"));
+  config.model.rope_theta = 50;
+  EXPECT_THAT(trained_otherwise(before, to_json(config)), IsEmpty());
+  try {
+    refuse_another_model(before, to_json(config), "here");
+    ADD_FAILURE() << "taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    EXPECT_THAT(error.what(), HasSubstr("model.rope_theta 10000.0 -> 50.0"));
+  }
+}
+
+// What `change` on rank 1 makes every rank say.
+std::vector<std::string> said(
+    const std::function<void(engine::RunConfig&)>& change) {
+  std::mutex mutex;
+  std::vector<std::string> all;
+  comm::run_threads(3, "shm", [&](comm::Communicator& ranks) {
+    auto config = small();
+    if (ranks.rank() == 1) change(config);
+    try {
+      compare_across(ranks.world(), to_json(config));
+    } catch (const Error& error) {
+      const std::scoped_lock lock(mutex);
+      all.emplace_back(error.what());
+    }
+  });
+  return all;
+}
+
+TEST(Changes, RanksThatTrainDifferentlyAllSaySo) {
+  const auto names =
+      HasSubstr("rank 1 was started otherwise than rank 0: run.seed 0 -> 77.");
+  EXPECT_THAT(said([](auto& config) { config.run.seed = 77; }),
+              ElementsAre(names, names, names));
+  EXPECT_THAT(said([](auto& config) {
+                config.run.dir = "/elsewhere";
+                config.data.train = {"/elsewhere/text"};
+              }),
+              IsEmpty());
+}
+
+}  // namespace
+}  // namespace tessera::train
