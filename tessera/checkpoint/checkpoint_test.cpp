@@ -422,5 +422,19 @@ TEST_F(CheckpointTest, RoomForCheckpointsIsAskedForBeforeARun) {
               HasSubstr("fit on no disk"));
 }
 
+// Of a save that was killed: the next one removes it first.
+TEST_F(CheckpointTest, WhatAKilledSaveLeftIsNoReasonNotToStart) {
+  const std::string left = folder_ + "/step-3.tmp";
+  std::filesystem::create_directories(left);
+  constexpr int64_t kBytes = int64_t{8} << 20;
+  write_file_atomic(left + "/shard", std::string(kBytes, 'x'));
+  const auto free = static_cast<int64_t>(free_bytes(folder_));
+  constexpr int64_t kSlack = int64_t{4} << 20;  // others use the disk too
+  require_space(folder_, free + kSlack, 0);
+  EXPECT_NE(refusal(ExitCode::kConfig,
+                    [&] { require_space(folder_, free + 2 * kBytes, 0); }),
+            "");
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint

@@ -264,6 +264,8 @@ void require_space(const std::string& folder, int64_t checkpoint_bytes,
     needed -=
         read_manifest(folder + "/" + detail::step_name(found.step)).bytes();
   }
+  // The first save removes them.
+  needed -= detail::bytes_of_leftovers(folder);
   const uint64_t room = free_bytes(folder);
   TS_CHECK_CONFIG(needed <= 0 || static_cast<uint64_t>(needed) <= room,
                   "checkpoint: ", folder, " has ", bytes_text(room),

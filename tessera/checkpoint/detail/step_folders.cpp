@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/detail/step_folders.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <charconv>
@@ -32,6 +33,22 @@ bool is_leftover(const std::string& name) {
          name.starts_with("latest.tmp-");
 }
 
+std::vector<fs::path> leftovers_in(const std::string& folder) {
+  std::vector<fs::path> leftovers;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (is_leftover(entry.path().filename())) leftovers.push_back(entry.path());
+  }
+  return leftovers;
+}
+
+// As free space counts them: a file that was not written to its end holds fewer
+// than its size.
+int64_t bytes_on_disk(const fs::path& path) {
+  struct stat found{};
+  constexpr int64_t kUnit = 512;  // of st_blocks
+  return ::lstat(path.c_str(), &found) == 0 ? found.st_blocks * kUnit : 0;
+}
+
 }  // namespace
 
 std::string step_name(int64_t step) {
@@ -55,11 +72,20 @@ std::string last_part(const std::string& path) {
 }
 
 void remove_leftovers(const std::string& folder) {
-  std::vector<fs::path> leftovers;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (is_leftover(entry.path().filename())) leftovers.push_back(entry.path());
+  for (const fs::path& path : leftovers_in(folder)) remove_tree(path);
+}
+
+int64_t bytes_of_leftovers(const std::string& folder) {
+  if (!fs::is_directory(folder)) return 0;
+  int64_t bytes = 0;
+  for (const fs::path& path : leftovers_in(folder)) {
+    bytes += bytes_on_disk(path);
+    std::error_code none;
+    for (const auto& inside : fs::recursive_directory_iterator(path, none)) {
+      bytes += bytes_on_disk(inside.path());
+    }
   }
-  for (const fs::path& path : leftovers) remove_tree(path);
+  return bytes;
 }
 
 void commit_step(const std::string& folder, const std::string& temporary,

@@ -21,6 +21,8 @@ std::string last_part(const std::string& path);
 
 // Removes what an interrupted save, or removal, left.
 void remove_leftovers(const std::string& folder);
+// The bytes on disk that this would give back; 0 where there is no folder.
+int64_t bytes_of_leftovers(const std::string& folder);
 
 // Makes `temporary` the checkpoint of `step`, durably. One of that step that is
 // there already is replaced as a whole, and stays where that fails.
