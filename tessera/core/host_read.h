@@ -2,8 +2,8 @@
 //
 // A read waits for the device and for all that was put there before: whoever
 // needs several numbers asks for them at once. A step reads once, behind its
-// norm (engine/model_actor.h), and each layer of experts the sizes of its
-// products (nn/moe.h).
+// norm (engine/model_actor.h), an evaluation once (train/evaluate.h), and each
+// layer of experts the sizes of its products (nn/moe.h, parallel/expert/).
 // Threads: each counts its own reads.
 #pragma once
 

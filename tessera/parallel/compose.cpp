@@ -14,7 +14,6 @@
 namespace tessera::parallel {
 using mesh::Axis;
 
-// The owners whose parameters each unit computes with, its own first.
 std::vector<std::vector<int64_t>> reads_of(models::Model& model) {
   std::vector<std::vector<int64_t>> reads(model.num_owners());
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {

@@ -27,7 +27,10 @@ void PrecisionConfig::check() const {
           reduce == compute,
       "precision.reduce is ", reduce, " and precision.compute ", compute,
       ": gradients are kept in fp32, or in the type of the weights. Use auto",
-      compute == "bf16" ? ", fp32 or bf16" : " or " + compute, ".");
+      compute == "bf16"   ? ", fp32 or bf16"
+      : compute == "fp32" ? " or fp32"
+                          : "",
+      ".");
 }
 
 at::ScalarType PrecisionConfig::compute_dtype() const {

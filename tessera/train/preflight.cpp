@@ -146,8 +146,8 @@ void check_memory(const RunConfig& of, const HostRanks& ranks,
   TS_CHECK_CONFIG(false, "memory: ", found, ". Use ",
                   trains ? "more ranks, a higher zero.stage, a smaller "
                            "batch.micro or recompute.mode block."
-                         : "zero.stage 3, fewer ranks that hold the same "
-                           "(mesh.dp), a smaller batch or --dtype bf16.");
+                         : "fewer ranks on this host, --dtype bf16 or, for "
+                           "eval, zero.stage 3 or a smaller --batch.");
 }
 
 int64_t memory_of_host() {

@@ -281,6 +281,7 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
                      : shrink(model.hidden, shards, 8);
   model.ffn = shrink(model.ffn, shards, 2 * mesh.tp);
   model.vocab = shrink(model.vocab, shards, 16);
+  // Into which cp and tp may cut a sequence.
   const int64_t pieces = 2 * mesh.ranks_of_model() / mesh.pp;
   config.data.seq_len =
       std::min(config.data.seq_len, (16 + pieces - 1) / pieces * pieces);

@@ -1,70 +1,19 @@
 #include "tessera/comm/base/backend_group.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "tessera/comm/base/backend_work.h"
 #include "tessera/comm/base/blocked_time.h"
 #include "tessera/comm/base/c10d_reduce_op.h"
 #include "tessera/comm/base/reduce.h"
-#include "tessera/comm/base/timed_out.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
 
-struct GroupState {
-  GroupInfo info;
-  bool names_peers = false;
-  BackendGroup::Judge judge;
-  FlightRecorder recorder;
-  std::mutex mutex;
-  std::string failure;  // the first one
-
-  GroupReport report() const {
-    return {
-        .name = info.name, .ranks = info.ranks, .records = recorder.records()};
-  }
-
-  void note_failure(const std::string& text) {
-    std::lock_guard lock(mutex);
-    if (failure.empty()) failure = text;
-  }
-};
-
 namespace {
-
-struct Failure {
-  ExitCode code = ExitCode::kUnreachable;
-  std::string text;
-  bool timed_out = false;
-};
-
-Failure failure_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& e) {
-    return {.code = e.exit_code(), .text = message_of(e)};
-  } catch (const TimedOut& e) {
-    return {.text = message_of(e), .timed_out = true};
-  } catch (const std::exception& e) {
-    const std::string text = message_of(e);
-    return {.text = text, .timed_out = tells_of_time_out(text)};
-  }
-}
-
-double seconds(std::chrono::milliseconds time) {
-  return std::chrono::duration<double>(time).count();
-}
-
-std::string explain(const GroupInfo& info, const Operation& operation,
-                    const std::string& cause) {
-  return c10::str(operation.describe(), " on group '", info.name, "' (",
-                  info.ranks.size(), " ranks, ", info.backend, "): ", cause,
-                  " (after ", operation.seconds_so_far(), " s; time-out ",
-                  seconds(info.timeout), " s)");
-}
 
 Operation operation_of(Verb verb, const at::Tensor& tensor) {
   return {.verb = verb,
@@ -74,80 +23,7 @@ Operation operation_of(Verb verb, const at::Tensor& tensor) {
           .bytes = static_cast<int64_t>(tensor.nbytes())};
 }
 
-// The ranks are asked where the backend itself cannot tell who is missing.
-std::string verdict_of(GroupState& state, const Operation& operation,
-                       const Failure& failure) {
-  const bool peers_are_missing = failure.code == ExitCode::kUnreachable;
-  if (!state.judge.verdict || !peers_are_missing) return "";
-  if (state.names_peers && !failure.timed_out) {
-    state.judge.record();
-    return "";
-  }
-  return state.judge.verdict(state.report(), operation, failure.text);
-}
-
-// REQUIRES: an exception is being handled: that of a pending operation.
-[[noreturn]] void rethrow_explained(GroupState& state,
-                                    const Operation& operation,
-                                    uint64_t ticket) {
-  const Failure failure = failure_of(std::current_exception());
-  std::string text = explain(state.info, operation, failure.text);
-  const std::string verdict = verdict_of(state, operation, failure);
-  if (!verdict.empty()) text += ". Verdict: " + verdict;
-  state.recorder.end(ticket, true);
-  state.note_failure(text);
-  detail::throw_error(failure.code, text, {__func__, __FILE__, __LINE__});
-}
-
-struct BackendWork final : Work::Impl {
-  std::shared_ptr<GroupState> state;
-  Operation operation;
-  uint64_t ticket = 0;
-  c10::intrusive_ptr<c10d::Work> work;
-
-  bool done() const override { return work->isCompleted(); }
-
-  void wait() override {
-    const BlockedTime blocked;
-    try {
-      work->wait();
-      state->recorder.end(ticket, false);
-    } catch (const std::exception&) {
-      rethrow_explained(*state, operation, ticket);
-    }
-  }
-
-  void synchronize() override {
-    wait();
-    if (operation.device.is_cpu()) return;
-    const c10::impl::VirtualGuardImpl device(operation.device.type());
-    device.synchronizeStream(device.getStream(operation.device));
-  }
-
-  // The backend's thread tells when it is done, also where nobody waits.
-  void watch_completion() {
-    work->getFuture()->addCallback(
-        [state = state, operation = operation,
-         ticket = ticket](c10::ivalue::Future& future) {
-          state->recorder.end(ticket, future.hasError());
-          if (!future.hasError()) return;
-          state->note_failure(explain(state->info, operation,
-                                      failure_of(future.exception_ptr()).text));
-        });
-  }
-};
-
 }  // namespace
-
-void Work::wait() {
-  if (impl_) impl_->wait();
-}
-
-void Work::synchronize() {
-  if (impl_) impl_->synchronize();
-}
-
-bool Work::done() const { return !impl_ || impl_->done(); }
 
 BackendGroup::BackendGroup(GroupInfo info, Connection connection, Judge judge)
     : state_(std::make_shared<GroupState>()),

@@ -189,7 +189,7 @@ Connection make_gloo_backend(Rendezvous rendezvous,
                              const GlooOptions& options) {
   // Connecting waits for peers without a look at their fate: meet first.
   rendezvous.meet(options.rank, options.size, options.timeout);
-  ignore_broken_pipes();  // Python does so for Gloo there
+  ignore_broken_pipes();  // a write to a peer that has gone must fail
   auto gloo_options = ProcessGroupGloo::Options::create(options.timeout);
   gloo_options->threads = 1;  // operations run in the order of the calls
   try {

@@ -15,6 +15,7 @@ void resize_storage(const at::Tensor& tensor, int64_t bytes) {
   const auto size = static_cast<size_t>(bytes);
   TORCH_INTERNAL_ASSERT(storage.resizable());
   storage.set_data_ptr_noswap({nullptr, tensor.device()});
+  storage.set_nbytes(0);  // should the next line throw
   if (size > 0) {
     storage.set_data_ptr_noswap(storage.allocator()->allocate(size));
   }

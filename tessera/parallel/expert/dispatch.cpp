@@ -25,6 +25,7 @@ at::Tensor order_by_expert(const at::Tensor& counts) {
   std::exclusive_scan(numbers.begin(), numbers.end(), begins.begin(),
                       int64_t{0});
   std::vector<int64_t> order;
+  order.reserve(std::reduce(numbers.begin(), numbers.end()));
   for (int64_t expert = 0; expert < local; ++expert) {
     for (int64_t source = 0; source < sources; ++source) {
       const int64_t from = source * local + expert;

@@ -93,10 +93,10 @@ std::vector<std::vector<std::vector<int64_t>>> apply(
   }
   if (stages == 1) return chunks;
   for (const auto& parameter : nn::parameters_of(model)) {
-    std::set<int64_t> stages;
-    for (int64_t unit : parameter.spec->units) stages.insert(stage_of[unit]);
+    std::set<int64_t> holders;
+    for (int64_t unit : parameter.spec->units) holders.insert(stage_of[unit]);
     mesh::Layout& layout = parameter.spec->layout;
-    layout = layout.on_stages({stages.begin(), stages.end()});
+    layout = layout.on_stages({holders.begin(), holders.end()});
   }
   return chunks;
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/host_read.h"
 #include "tessera/core/units.h"
 
 namespace tessera::wrappers {
@@ -152,7 +153,7 @@ void GradientReducer::issue_full_buckets() {
 void GradientReducer::issue(bool active) {
   Bucket& bucket = buckets_[next_bucket_++];
   for (size_t item : bucket.items) {
-    if (!touched_[item]) adopt(item);
+    if (!ready_[item]) adopt(item);  // of an accumulate() too
   }
   const at::NoGradGuard no_grad;
   at::Tensor extra = bucket.gradients.extra();
@@ -171,11 +172,17 @@ GradientReducer::Found GradientReducer::finish(bool active) {
   }
   while (next_bucket_ < buckets_.size()) issue(active);
   const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> extras;
   for (auto& bucket : buckets_) {
     bucket.gradients.await_all_reduce();
-    const at::Tensor extra = bucket.gradients.extra();
-    found.active_ranks = extra[kActive].item<int64_t>();
-    found.missing_gradients += extra[kMissing].item<int64_t>();
+    extras.push_back(bucket.gradients.extra().to(at::kDouble));
+  }
+  if (!extras.empty()) {
+    const at::Tensor all = read_on_host(at::stack(extras));
+    found.active_ranks = all[0][kActive].item<int64_t>();
+    found.missing_gradients = all.select(1, kMissing).sum().item<int64_t>();
+  }
+  for (auto& bucket : buckets_) {
     if (found.active_ranks > 1) {
       bucket.gradients.flat().div_(found.active_ranks);
     }
