@@ -39,7 +39,7 @@ message(STATUS "Backend mpi: ${TESSERA_HAS_MPI} (${TESSERA_MPI}) ${TESSERA_MPI_L
 # Picks the backend or its stub; what is not picked is not compiled.
 function(tessera_mpi_sources)
   set(folder "${PROJECT_SOURCE_DIR}/tessera/comm/mpi")
-  set(callers "${folder}/calls.cpp" "${folder}/life.cpp")
+  set(callers "${folder}/calls.cpp" "${folder}/check.cpp" "${folder}/life.cpp")
   set(backend ${callers} "${folder}/mpi_backend.cpp" "${folder}/progress.cpp"
     "${folder}/reducible.cpp")
   if(TESSERA_HAS_MPI)

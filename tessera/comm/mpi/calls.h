@@ -24,24 +24,6 @@
 
 namespace tessera::comm::mpi {
 
-// "Open MPI 4.1.4" or "MPICH 4.0.2": what this was compiled against.
-std::string library_name();
-
-// This process among those that mpirun started.
-struct World {
-  int64_t rank = 0;
-  int64_t size = 1;
-  int64_t largest_tag = 32767;  // every MPI has tags up to this one
-};
-
-// Starts MPI, unless the program has done so: then at a level of threads that
-// lets the progress thread make calls.
-World start();
-// Lets MPI go on with what it has under way.
-void nudge();
-// Ends MPI, where start() began it. REQUIRES: every group is closed.
-void stop();
-
 // Bytes to or from one rank of a group.
 struct Piece {
   char* data = nullptr;

@@ -1,9 +1,7 @@
-// From the start of MPI in this process to its end.
+#include "tessera/comm/mpi/life.h"
+
 #include <mpi.h>
 
-#include <array>
-
-#include "tessera/comm/mpi/calls.h"
 #include "tessera/comm/mpi/check.h"
 #include "tessera/core/error.h"
 
@@ -26,16 +24,6 @@ void check_level(int provided, const char* who) {
 }
 
 }  // namespace
-
-void check(int code, const char* call) {
-  if (code == MPI_SUCCESS) return;
-  std::array<char, MPI_MAX_ERROR_STRING> words{};
-  int length = 0;
-  MPI_Error_string(code, words.data(), &length);
-  C10_THROW_ERROR(
-      DistBackendError,
-      c10::str(call, " failed: ", std::string(words.data(), length)));
-}
 
 std::string library_name() {
 #if defined(OMPI_MAJOR_VERSION)

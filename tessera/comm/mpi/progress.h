@@ -28,6 +28,7 @@
 
 #include "tessera/comm/base/worker.h"
 #include "tessera/comm/mpi/calls.h"
+#include "tessera/comm/mpi/life.h"
 
 namespace tessera::comm::mpi {
 
