@@ -154,7 +154,7 @@ void RunConfig::declare(config::Section& section) {
   section.section("batch", batch,
                   "global = micro x accumulation x data-parallel degree");
   section.section("mesh", mesh, "how the ranks are laid out");
-  ParallelConfig::declare(section);
+  declare_sections(section);
   section.section("optimizer", optimizer, "how weights are updated");
   section.section("schedule", schedule, "the learning rate over the run");
   section.section("comm", comm, "how ranks talk");

@@ -23,7 +23,8 @@ struct ParallelConfig {
   PrecisionConfig precision;
   RecomputeConfig recompute;
 
-  void declare(config::Section& section) {
+  // For whoever has sections beside these.
+  void declare_sections(config::Section& section) {
     section.section("zero", zero, "sharded data parallelism");
     section.section("tensor", tensor, "tensor parallelism");
     section.section("context", context, "context parallelism");
