@@ -65,7 +65,7 @@ void RankModel::build_model() {
   }
   rank_context().coords = mesh.describe(ranks_.rank());
   parallel::ComposeOptions options{
-      .config = config_,
+      .config = config_.strategies(),
       .seed = static_cast<uint64_t>(config_.run.seed),
       .trains = trains()};
   if (config_.model.load_weights) {

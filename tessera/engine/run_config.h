@@ -54,6 +54,8 @@ struct RunConfig : parallel::ParallelConfig {
   comm::CommConfig comm;
   checkpoint::CheckpointConfig checkpoint;
   monitor::MonitorConfig monitor;
+  // What is composed with a model.
+  const parallel::ParallelConfig& strategies() const { return *this; }
   void declare(config::Section& section);
 };
 
