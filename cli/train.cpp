@@ -89,8 +89,20 @@ class TrainCommand {
       warn_of_idle_keys();
       train::check_paths(config_);
       std::cout << train::describe_plan(config_);
+      warn_of_memory();
     }
     return flags_.print_config || flags_.dry_run;
+  }
+
+  // Of this host, which may not be the one that the plan is for.
+  void warn_of_memory() const {
+    try {
+      const int64_t ranks =
+          config_.mesh.star() ? 1 : engine::implied_world_size(config_);
+      train::check_memory(config_, {.count = ranks}, train::memory_of_host());
+    } catch (const Error& error) {
+      log::warning("on this host alone: ", message_of(error));
+    }
   }
 
   void warn_of_idle_keys() const {

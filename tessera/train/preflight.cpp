@@ -1,5 +1,7 @@
 #include "tessera/train/preflight.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <sstream>
@@ -107,6 +109,26 @@ int64_t fitting_prefetch(RunConfig config, const HostRanks& ranks,
   return fitting;
 }
 
+// What would make ranks hold less, and has not been done.
+std::vector<std::string> ways_to_need_less(const RunConfig& config,
+                                           const HostRanks& ranks,
+                                           program::Purpose purpose) {
+  std::vector<std::string> ways;
+  const auto add = [&](bool helps, const char* way) {
+    if (helps) ways.emplace_back(way);
+  };
+  const bool trains = purpose == program::Purpose::kTraining;
+  add(ranks.count > 1, "fewer of the ranks on this host");
+  add(data_parallel_degree(config) > 1 && config.zero.stage < 3,
+      "a higher zero.stage");
+  add(trains && config.batch.micro > 1, "a smaller batch.micro");
+  add(!trains && config.batch.micro > 1, "a smaller --batch");
+  add(trains && config.recompute.mode == "none", "recompute.mode block");
+  add(!trains && config.precision.compute != "bf16", "--dtype bf16");
+  ways.emplace_back("a host with more memory");
+  return ways;
+}
+
 bool share_memory(const RunConfig& config, const HostRanks& ranks) {
   const std::string& backend = config.comm.backend;
   return ranks.count == implied_world_size(config) &&
@@ -142,12 +164,9 @@ void check_memory(const RunConfig& of, const HostRanks& ranks,
   const int64_t prefetch = fitting_prefetch(config, ranks, host_bytes, purpose);
   TS_CHECK_CONFIG(prefetch < 0, "zero.prefetch is ", config.zero.prefetch, ": ",
                   found, ". Nearest: ", prefetch, ".");
-  const bool trains = purpose == program::Purpose::kTraining;
   TS_CHECK_CONFIG(false, "memory: ", found, ". Use ",
-                  trains ? "more ranks, a higher zero.stage, a smaller "
-                           "batch.micro or recompute.mode block."
-                         : "fewer ranks on this host, --dtype bf16 or, for "
-                           "eval, zero.stage 3 or a smaller --batch.");
+                  c10::Join(" or ", ways_to_need_less(config, ranks, purpose)),
+                  ".");
 }
 
 int64_t memory_of_host() {

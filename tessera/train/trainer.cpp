@@ -126,6 +126,8 @@ class Trainer {
   void open_monitor() {
     first_step_ = step_;
     metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_);
+    // Rank 0 has more to open: in the first step nobody should wait for that.
+    ranks_.world().barrier();
   }
 
   // The sinks hear how the run ended, whatever ended it.
