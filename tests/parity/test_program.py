@@ -139,7 +139,7 @@ def test_a_bad_file_is_refused_with_its_place(program, folder, text, words):
 @pytest.mark.parametrize("prefetch, memory, words", [
     (8, "160M", ["zero.prefetch is 8", "160.0 MiB", "Nearest: 2."]),
     (3, "160M", ["zero.prefetch is 3", "Nearest: 2."]),
-    (3, "100M", ["memory:", "100.0 MiB", "zero.stage"]),
+    (3, "100M", ["memory:", "100.0 MiB", "fewer of the ranks", "recompute.mode block"]),
     (3, "some", ["TESSERA_HOST_MEMORY", "some"]),
     (2, "160M", []),
 ])
