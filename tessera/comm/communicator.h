@@ -56,6 +56,9 @@ class Communicator {
   virtual Group* make_group(const std::vector<int64_t>& ranks,
                             const std::string& name) = 0;
   virtual std::vector<Group*> groups() = 0;
+  // In which some operation was under way so far, on any group of two ranks or
+  // more: no more than the time that passed, however many there were at once.
+  virtual double seconds_busy() const = 0;
   // world().empty(): of use to every group.
   virtual at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) = 0;
 };

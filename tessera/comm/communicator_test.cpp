@@ -166,6 +166,33 @@ TEST(Group, CountsAndRecordsWhatItDid) {
   });
 }
 
+// Receives that wait side by side are one wait.
+TEST(Communicator, IsBusyNoLongerThanTimePasses) {
+  run_threads(2, "shm", [](Communicator& communicator) {
+    Group& world = communicator.world();
+    Group* other = communicator.make_group({0, 1}, "other");
+    const double before = communicator.seconds_busy();
+    const auto start = std::chrono::steady_clock::now();
+    constexpr auto kLate = std::chrono::milliseconds(50);
+    if (communicator.rank() == 0) {
+      std::this_thread::sleep_for(kLate);
+      world.send(at::ones({8}), 1).wait();
+      other->send(at::ones({8}), 1).wait();
+    } else {
+      Work first = world.recv(at::empty({8}), 0);
+      Work second = other->recv(at::empty({8}), 0);
+      first.wait();
+      second.wait();
+    }
+    const double busy = communicator.seconds_busy() - before;
+    const std::chrono::duration<double> passed =
+        std::chrono::steady_clock::now() - start;
+    EXPECT_LE(busy, passed.count());
+    if (communicator.rank() == 0) return;
+    EXPECT_GT(busy, 0.9 * std::chrono::duration<double>(kLate).count());
+  });
+}
+
 // Of the same numbers, cut in whatever way and reduced from whatever place.
 TEST(Shm, SumsHaveTheSameBitsHoweverTheyAreCut) {
   for (at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {

@@ -40,7 +40,8 @@ struct StepRecord {
   std::optional<double> tflops;  // of a rank; unknown: null
   std::optional<double> mfu;     // 0..1 of a rank's peak
   double mem_peak_mib = 0;       // of the worst rank
-  double comm_s = 0;             // of the worst rank, as are the next three
+  // Of the worst rank, as are the next three: in which something was under way.
+  double comm_s = 0;
   int64_t comm_bytes = 0;
   std::optional<double> comm_latency_us;
   std::optional<double> comm_gbps;
@@ -65,6 +66,7 @@ struct RunInfo {
   int64_t total_steps = 0;
   int64_t world_size = 1;
   double host_memory_mib = 0;  // 0: unknown
+  std::optional<double> peak_tflops = {};  // of a rank: what mfu compares with
 };
 
 // What one rank moved through one group by one verb, since the start.

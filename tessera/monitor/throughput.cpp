@@ -14,21 +14,23 @@ using Clock = std::chrono::steady_clock;
 
 double measure(c10::ScalarType dtype) {
   const at::NoGradGuard no_grad;
-  constexpr int64_t kSize = 512;
-  constexpr auto kBudget = std::chrono::milliseconds(100);
+  constexpr int64_t kSize = 768;
+  constexpr auto kBudget = std::chrono::milliseconds(300);
+  constexpr int kEnough = 8;  // products in a row that are no faster
   const auto options = at::TensorOptions().dtype(dtype);
   const at::Tensor a = at::full({kSize, kSize}, 0.5, options);
   const at::Tensor b = at::full({kSize, kSize}, 0.25, options);
   at::Tensor c = at::empty({kSize, kSize}, options);
   const auto end = Clock::now() + kBudget;
   double best_s = std::numeric_limits<double>::infinity();
-  // The first product sets the library up; the clock judges it all the same.
+  int no_better = -1;  // the first product sets the library up
   do {
     const auto start = Clock::now();
     at::mm_out(c, a, b);
     const std::chrono::duration<double> took = Clock::now() - start;
+    no_better = took.count() < 0.99 * best_s ? 0 : no_better + 1;
     best_s = std::min(best_s, took.count());
-  } while (Clock::now() < end);
+  } while (no_better < kEnough && Clock::now() < end);
   return 2.0 * kSize * kSize * kSize / best_s;
 }
 

@@ -12,8 +12,9 @@
 namespace tessera::monitor {
 
 // The best rate of a square matrix product on this process's threads, measured
-// for about 0.1 s, once for each dtype and number of threads. Nothing for a
-// dtype that has no product.
+// until it gets no better, once for each dtype and number of threads: up to 0.3
+// s, in which nothing else should compute here. Nothing for a dtype that has no
+// product.
 std::optional<double> measured_peak_flops(c10::ScalarType dtype);
 
 struct Throughput {

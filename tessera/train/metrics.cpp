@@ -39,13 +39,10 @@ enum Field {
 };
 
 Traffic traffic_of(comm::Communicator& ranks) {
-  Traffic traffic;
+  Traffic traffic{.seconds = ranks.seconds_busy()};
   for (comm::Group* group : ranks.groups()) {
     if (group->size() == 1) continue;  // nothing leaves the rank
-    for (const auto& verb : group->stats()) {
-      traffic.seconds += verb.seconds;
-      traffic.bytes += verb.bytes;
-    }
+    for (const auto& verb : group->stats()) traffic.bytes += verb.bytes;
   }
   return traffic;
 }
@@ -116,8 +113,7 @@ struct Metrics::Impl {
       : config(of),
         ranks(with),
         flops_per_token(static_cast<double>(
-            models::flops_per_token(of.model, of.data.seq_len))),
-        before(traffic_of(with)) {
+            models::flops_per_token(of.model, of.data.seq_len))) {
     if (ranks.rank() != 0) return;
     peak_flops = monitor::measured_peak_flops(config.precision.compute_dtype());
     sinks = monitor::make_sinks(
@@ -128,7 +124,9 @@ struct Metrics::Impl {
          .total_steps = config.run.steps,
          .world_size = ranks.world_size(),
          .host_memory_mib =
-             static_cast<double>(monitor::host_memory_bytes()) / kMib});
+             static_cast<double>(monitor::host_memory_bytes()) / kMib,
+         .peak_tflops = peak_flops ? std::optional(*peak_flops / 1e12)
+                                   : std::nullopt});
   }
 
   at::Tensor fields_of(const StepShare& share) {
@@ -180,14 +178,14 @@ Metrics::Metrics(const RunConfig& config, const RunFolder& folder,
 
 Metrics::~Metrics() = default;
 
+void Metrics::begin_step() { impl_->before = traffic_of(impl_->ranks); }
+
 StepTotals Metrics::exchange(const StepShare& share) {
   comm::Group& world = impl_->ranks.world();
   at::Tensor all = at::empty({world.size(), kFields}, at::kDouble);
   world.all_gather(all, impl_->fields_of(share)).synchronize();
   auto load = impl_->expert_load(share.expert_load);
   impl_->probe_network();
-  // What this exchange sent is not the next step's.
-  impl_->before = traffic_of(impl_->ranks);
 
   const at::Tensor sums = all.sum(0);
   const at::Tensor worsts = std::get<0>(all.max(0));

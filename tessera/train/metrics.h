@@ -49,6 +49,8 @@ class Metrics {
           comm::Communicator& ranks, int64_t first_step);
   ~Metrics();
 
+  // What ranks sent until here (a validation, a checkpoint) is not the step's.
+  void begin_step();
   StepTotals exchange(const StepShare& share);
   // The trainer's part is in it by now; rates follow here.
   void record(monitor::StepRecord record);

@@ -125,8 +125,10 @@ class Trainer {
 
   void open_monitor() {
     first_step_ = step_;
+    // Rank 0 measures what the machine can do while no other rank computes, and
+    // in the first step nobody should wait for what it opens.
+    ranks_.world().barrier();
     metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_);
-    // Rank 0 has more to open: in the first step nobody should wait for that.
     ranks_.world().barrier();
   }
 
@@ -182,6 +184,7 @@ class Trainer {
     const auto start = Clock::now();
     const double lr = optim::lr_at({step_, config_.run.steps},
                                    config_.optimizer.lr, config_.schedule);
+    metrics_->begin_step();
     recorder_->begin_step(step_ + 1);
     model_->step(step_input(config_, lr,
                             [this](int64_t first, int64_t count) {

@@ -26,9 +26,8 @@ Operation operation_of(Verb verb, const at::Tensor& tensor) {
 }  // namespace
 
 BackendGroup::BackendGroup(GroupInfo info, Connection connection, Judge judge)
-    : state_(std::make_shared<GroupState>()),
+    : state_(std::make_shared<GroupState>(std::move(info))),
       connection_(std::move(connection)) {
-  state_->info = std::move(info);
   state_->names_peers = connection_.names_peers;
   state_->judge = std::move(judge);
 }

@@ -38,6 +38,7 @@ struct GroupInfo {
   std::vector<int64_t> ranks;  // global, ascending
   int64_t rank = 0;            // within the group
   std::chrono::milliseconds timeout;
+  std::shared_ptr<BusyTime> busy = {};  // of the rank; none: not counted
 };
 
 // What outlives the group while an operation is pending.

@@ -38,7 +38,12 @@ uint64_t FlightRecorder::begin(Operation& operation) {
   operation.step = rank_context().step;
   operation.doing = rank_context().doing;
   const uint64_t ticket = tickets_++;
-  if (entries_.size() < kEntries) entries_.emplace_back();
+  if (entries_.size() < kEntries) {
+    entries_.emplace_back();
+  } else {
+    leave(entries_[ticket % kEntries]);
+  }
+  if (busy_) busy_->begin();
   entries_[ticket % kEntries] = {.operation = operation, .ticket = ticket};
   return ticket;
 }
@@ -47,6 +52,7 @@ void FlightRecorder::end(uint64_t ticket, bool failed) {
   std::lock_guard lock(mutex_);
   Entry& entry = entries_[ticket % kEntries];
   if (entry.ticket != ticket || entry.state != State::kPending) return;
+  leave(entry);
   entry.state = failed ? State::kFailed : State::kDone;
   entry.seconds = entry.operation.seconds_so_far();
   VerbStats& sum = stats_[static_cast<size_t>(entry.operation.verb)];

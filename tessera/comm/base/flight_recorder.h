@@ -9,10 +9,12 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "tessera/comm/base/busy_time.h"
 #include "tessera/comm/verb.h"
 
 namespace tessera::comm {
@@ -53,6 +55,10 @@ class FlightRecorder {
     std::string doing;
   };
 
+  // `busy`: that of the rank, which all its groups share; or none.
+  explicit FlightRecorder(std::shared_ptr<BusyTime> busy = {})
+      : busy_(std::move(busy)) {}
+
   // Gives the operation its sequence number and its begin; returns its ticket.
   uint64_t begin(Operation& operation);
   void end(uint64_t ticket, bool failed);
@@ -72,6 +78,11 @@ class FlightRecorder {
     uint64_t ticket = 0;
   };
 
+  void leave(const Entry& entry) const {
+    if (busy_ && entry.state == State::kPending) busy_->end();
+  }
+
+  std::shared_ptr<BusyTime> busy_;
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;  // a ring, by ticket
   uint64_t tickets_ = 0;

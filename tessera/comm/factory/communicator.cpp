@@ -124,6 +124,7 @@ class BackendCommunicator : public FailableCommunicator {
                    .ranks = ranks,
                    .rank = at - ranks.begin(),
                    .timeout = options_.timeout};
+    if (ranks.size() > 1) info.busy = busy_;
     groups_.push_back(
         std::make_unique<BackendGroup>(info, connect(info, key), judge()));
     Group* group = groups_.back().get();
@@ -138,6 +139,8 @@ class BackendCommunicator : public FailableCommunicator {
     for (const auto& group : groups_) all.push_back(group.get());
     return all;
   }
+
+  double seconds_busy() const override { return busy_->seconds(); }
 
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) override {
     return world_->empty(sizes, dtype);
@@ -329,6 +332,7 @@ class BackendCommunicator : public FailableCommunicator {
   std::vector<std::string> hosts_;  // of all ranks, or empty: not needed
   c10::intrusive_ptr<c10d::Store> store_;
   std::map<std::pair<std::vector<int64_t>, std::string>, Group*> by_ranks_;
+  const std::shared_ptr<BusyTime> busy_ = std::make_shared<BusyTime>();
   std::vector<std::unique_ptr<BackendGroup>> groups_;
   Group* world_ = nullptr;
   std::mutex reporters_mutex_;

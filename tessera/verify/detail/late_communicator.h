@@ -51,6 +51,7 @@ class LateCommunicator final : public comm::Communicator {
     return late(inside_.make_group(ranks, name));
   }
   std::vector<comm::Group*> groups() override;
+  double seconds_busy() const override { return inside_.seconds_busy(); }
   at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) override {
     return inside_.empty(sizes, dtype);
   }
