@@ -3,9 +3,9 @@
 #include <iomanip>
 #include <iostream>
 #include <limits>
-#include <sstream>
 
 #include "cli/commands.h"
+#include "cli/inspect_runs.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/detail/json.h"
@@ -91,52 +91,11 @@ Json describe_checkpoint(const std::string& path, bool verify) {
   return json;
 }
 
-Json steps_in(const fs::path& folder, bool verify) {
-  Json steps = Json::array();
-  for (const auto& found : checkpoint::list_checkpoints(folder.string())) {
-    Json row = {{"name", "step-" + std::to_string(found.step)}};
-    row["state"] = "not verified (use --verify)";
-    if (!found.complaint.empty()) {
-      row["state"] = found.complaint;
-    } else if (verify) {
-      const auto path =
-          (folder / ("step-" + std::to_string(found.step))).string();
-      row["state"] = describe_checkpoint(path, true)["verified"] == true
-                         ? "good"
-                         : "bad: tessera inspect --verify " + path;
-    }
-    steps.push_back(row);
-  }
-  return steps;
-}
-
-Json describe_run(const fs::path& path, bool verify) {
-  Json json = {{"kind", "run"}};
-  const auto config = engine::run_config_from_text(
-      read_file(path / "config.json", kMaxJsonBytes),
-      (path / "config.json").string());
-  json["name"] = config.run.name;
-  json["model"] = config.model.family;
-  json["steps"] = config.run.steps;
-  std::istringstream metrics(fs::exists(path / "metrics.jsonl")
-                                 ? read_file(path / "metrics.jsonl")
-                                 : "");
-  std::string line;
-  std::string last;
-  while (std::getline(metrics, line)) {
-    if (!metrics.eof()) last = line;  // a line is whole with its end alone
-  }
-  json["last step"] = last.empty() ? Json("none yet")
-                                   : detail::parse_json(last, "metrics.jsonl");
-  if (fs::exists(path / "summary.json")) {
-    const std::string summary = (path / "summary.json").string();
-    json["summary"] = detail::parse_json(read_file(summary), summary);
-  }
-  const fs::path checkpoints = config.checkpoint.dir.empty()
-                                   ? path / "checkpoints"
-                                   : fs::path(config.checkpoint.dir);
-  json["checkpoints"] = steps_in(checkpoints, verify);
-  return json;
+// "good", or where to read what is wrong.
+std::string state_of(const std::string& checkpoint) {
+  return describe_checkpoint(checkpoint, true)["verified"] == true
+             ? "good"
+             : "bad: tessera inspect --verify " + checkpoint;
 }
 
 Json describe_safetensors(const std::string& path) {
@@ -219,22 +178,24 @@ Json describe_folder(const fs::path& path, bool verify) {
   if (fs::exists(path / checkpoint::kManifestName)) {
     return describe_checkpoint(path.string(), verify);
   }
-  if (fs::exists(path / "config.json") && fs::exists(path / "logs")) {
-    return describe_run(path, verify);
-  }
+  const Verify checks = verify ? Verify(state_of) : Verify();
+  if (is_run(path)) return describe_run(path, checks);
   if (checkpoint::is_hugging_face_folder(path.string())) {
     return describe_hugging_face(path);
   }
   if (fs::exists(path / "tokenizer.json")) {
     return describe_tokenizer((path / "tokenizer.json").string());
   }
-  const Json steps = steps_in(path, verify);
-  TS_CHECK_IO(!steps.empty(), path.string(),
+  const Json steps = describe_checkpoints(path, checks);
+  if (!steps.empty()) return {{"kind", "checkpoints"}, {"checkpoints", steps}};
+  const Json runs = describe_runs(path);
+  TS_CHECK_IO(!runs.empty(), path.string(),
               ": is none of what inspect knows. Tried: a checkpoint "
               "(manifest.json), a run (config.json and logs/), a Hugging Face "
               "folder (config.json of a model), a tokenizer (tokenizer.json), "
-              "checkpoints (step-N).");
-  return {{"kind", "checkpoints"}, {"checkpoints", steps}};
+              "checkpoints (step-N), runs (folders with config.json and "
+              "logs/).");
+  return {{"kind", "runs"}, {"runs", runs}};
 }
 
 Json describe_file(const fs::path& path, bool verify) {

@@ -18,7 +18,7 @@ int exit_code = static_cast<int>(ExitCode::kOk);
 
 // Known commands whose parts are not built yet: refused in those words.
 void add_not_built(CLI::App& program) {
-  for (const std::string name : {"plan", "report", "launch"}) {
+  for (const std::string name : {"plan", "launch"}) {
     CLI::App* command = program.add_subcommand(name, "not built yet");
     command->allow_extras();
     command->callback([name] {
@@ -64,6 +64,7 @@ int run(int argc, char** argv) {
   add_tokenize(program);
   add_convert(program);
   add_inspect(program);
+  add_report(program);
   add_schema(program);
   add_verify(program);
   add_bench(program, argc, argv);

@@ -2,7 +2,7 @@
 //
 // Form:   DIR/step-N/ with one safetensors file for each rank that owns a part
 //         (which torch.distributed.checkpoint reads as they are) and
-//         manifest.json; DIR/latest names the newest.
+//         manifest.json; DIR/latest names the newest, DIR/best the best.
 //         docs/formats/checkpoint.md.
 // Saving: files and manifest are written to step-N.tmp and synced, then
 //         renamed; older ones go only after that. A save that fails on one rank
@@ -48,6 +48,8 @@ struct State {
 struct SaveOptions {
   // Newest checkpoints that stay; 0: all.
   int64_t keep = CheckpointConfig().keep;
+  // The best so far, which stays too; its folder may be the one being written.
+  std::optional<int64_t> best = {};
   std::string mesh = "";  // as text, for people
 };
 
@@ -77,6 +79,6 @@ std::optional<int64_t> load_latest(const std::string& folder, State& state,
 // `keep` of them and one that is being written, less those that are there. For
 // use before a run starts. keep = 0 asks for room for one.
 void require_space(const std::string& folder, int64_t checkpoint_bytes,
-                   int64_t keep);
+                   const CheckpointConfig& config);
 
 }  // namespace tessera::checkpoint

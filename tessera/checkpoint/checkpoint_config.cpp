@@ -9,6 +9,9 @@ void CheckpointConfig::declare(config::Section& section) {
   section.key("keep", keep, "the newest checkpoints that stay; 0: all")
       .at_least(0)
       .at_most(1e12);
+  section.key("keep_best", keep_best,
+              "that of the lowest loss on data.valid is written and stays too: "
+              "the file `best` names it");
   section.key("async", async, "write while training goes on")
       .not_built("writing while training goes on");
   section.key("dir", dir, "their folder; none: checkpoints/ in the run folder");

@@ -11,6 +11,7 @@ namespace tessera::checkpoint {
 struct CheckpointConfig {
   int64_t every = 500;  // 0: none
   int64_t keep = 2;     // 0: all
+  bool keep_best = false;
   bool async = false;
   std::string dir = "";  // "": checkpoints/ in the run folder
   void declare(config::Section& section);

@@ -411,15 +411,16 @@ TEST_F(CheckpointTest, AManifestThatLiesIsRefused) {
 }
 
 TEST_F(CheckpointTest, RoomForCheckpointsIsAskedForBeforeARun) {
-  require_space(folder_, 1000, 2);
-  require_space(folder_, 1000, 0);
+  require_space(folder_, 1000, {.keep = 2});
+  require_space(folder_, 1000, {.keep = 0});
   const auto free = static_cast<int64_t>(free_bytes(folder_));
-  EXPECT_THAT(
-      refusal(ExitCode::kConfig, [&] { require_space(folder_, free / 2, 3); }),
-      AllOf(HasSubstr(folder_), HasSubstr("checkpoint.keep")));
   EXPECT_THAT(refusal(ExitCode::kConfig,
-                      [&] { require_space(folder_, INT64_MAX / 2, 9); }),
-              HasSubstr("fit on no disk"));
+                      [&] { require_space(folder_, free / 2, {.keep = 3}); }),
+              AllOf(HasSubstr(folder_), HasSubstr("checkpoint.keep")));
+  EXPECT_THAT(
+      refusal(ExitCode::kConfig,
+              [&] { require_space(folder_, INT64_MAX / 2, {.keep = 9}); }),
+      HasSubstr("fit on no disk"));
 }
 
 // Of a save that was killed: the next one removes it first.
@@ -430,10 +431,11 @@ TEST_F(CheckpointTest, WhatAKilledSaveLeftIsNoReasonNotToStart) {
   write_file_atomic(left + "/shard", std::string(kBytes, 'x'));
   const auto free = static_cast<int64_t>(free_bytes(folder_));
   constexpr int64_t kSlack = int64_t{4} << 20;  // others use the disk too
-  require_space(folder_, free + kSlack, 0);
-  EXPECT_NE(refusal(ExitCode::kConfig,
-                    [&] { require_space(folder_, free + 2 * kBytes, 0); }),
-            "");
+  require_space(folder_, free + kSlack, {.keep = 0});
+  EXPECT_NE(
+      refusal(ExitCode::kConfig,
+              [&] { require_space(folder_, free + 2 * kBytes, {.keep = 0}); }),
+      "");
 }
 
 }  // namespace

@@ -160,13 +160,20 @@ void prepare(const std::string& folder, const std::string& temporary,
 }
 
 // What is left to do once the checkpoint stands: failing does not undo it.
-void tidy(const std::string& folder, int64_t step, int64_t keep) {
+void tidy(const std::string& folder, int64_t step, const SaveOptions& options) {
   write_file_atomic(folder + "/latest", detail::step_name(step) + "\n");
-  if (keep == 0) return;
+  if (options.best &&
+      fs::exists(folder + "/" + detail::step_name(*options.best))) {
+    write_file_atomic(folder + "/best",
+                      detail::step_name(*options.best) + "\n");
+  }
+  if (options.keep == 0) return;
   int64_t good = 0;
   for (const auto& found : list_checkpoints(folder)) {
     if (!found.complaint.empty()) continue;
-    if (++good > keep) detail::remove_step(folder, found.step);
+    if (++good > options.keep && found.step != options.best) {
+      detail::remove_step(folder, found.step);
+    }
   }
 }
 
@@ -194,7 +201,7 @@ class Save {
     on_rank_0([&] { detail::commit_step(folder_, temporary_, step_); });
     if (world_.rank() == 0) {
       const auto complaint =
-          complaint_of([&] { tidy(folder_, step_, options.keep); });
+          complaint_of([&] { tidy(folder_, step_, options); });
       if (!complaint.empty()) log::warning(complaint);
     }
     world_.barrier();
@@ -252,8 +259,9 @@ void save(const std::string& folder, int64_t step, const State& state,
 }
 
 void require_space(const std::string& folder, int64_t checkpoint_bytes,
-                   int64_t keep) {
-  const int64_t count = keep == 0 ? 1 : keep + 1;
+                   const CheckpointConfig& config) {
+  const int64_t keep = config.keep;
+  const int64_t count = (keep == 0 ? 0 : keep + (config.keep_best ? 1 : 0)) + 1;
   int64_t needed = 0;
   TS_CHECK_CONFIG(!__builtin_mul_overflow(checkpoint_bytes, count, &needed),
                   "checkpoint.", "keep=", keep, ": so many checkpoints of ",

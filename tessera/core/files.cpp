@@ -177,6 +177,13 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+void refuse_irregular(const fs::path& path) {
+  std::error_code none;
+  const auto found = fs::status(path, none);
+  TS_CHECK_IO(!fs::exists(found) || fs::is_regular_file(found), path.string(),
+              ": is no regular file. Remove it.");
+}
+
 FileLock::FileLock(const fs::path& path, const std::string& words) {
   Descriptor file(path, O_RDWR | O_CREAT, 0666);
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {

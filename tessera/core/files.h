@@ -23,6 +23,10 @@ std::string read_file(const std::filesystem::path& path,
 void write_file_atomic(const std::filesystem::path& path,
                        std::string_view content);
 
+// Throws where there is something at `path` that is no regular file: opening a
+// pipe may block for ever.
+void refuse_irregular(const std::filesystem::path& path);
+
 // Flushes a file or a folder to the disk.
 void sync_path(const std::filesystem::path& path);
 

@@ -3,11 +3,12 @@
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
-#include <iostream>
 #include <map>
 #include <mutex>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/screen.h"
 
 namespace tessera::log {
 namespace {
@@ -75,13 +76,14 @@ void write(Level level, const std::string& message) {
   if (level < s.level) return;
   append(s, line);
   if (who.rank <= 0 || level >= Level::kWarning) {
-    std::cerr << line << std::flush;
+    show_on_screen(line);
   }
 }
 
 void open_rank_file(int rank, const std::string& path) {
   State& s = state();
   std::lock_guard lock(s.mutex);
+  refuse_irregular(path);
   std::ofstream file(path, std::ios::app);
   TS_CHECK_IO(file.good(), "log: cannot open ", path, " for appending.");
   s.files.insert_or_assign(rank, std::move(file));

@@ -91,10 +91,12 @@ void check_trace(const RunConfig& config) {
 }
 
 void check_schedule(const RunConfig& config) {
-  TS_CHECK_CONFIG(config.schedule.warmup <= config.run.steps,
-                  "schedule.warmup is ", config.schedule.warmup,
-                  ", longer than the run: run.steps is ", config.run.steps,
-                  ".");
+  const bool own = config.schedule.steps > 0;
+  const int64_t steps = own ? config.schedule.steps : config.run.steps;
+  TS_CHECK_CONFIG(config.schedule.warmup <= steps, "schedule.warmup is ",
+                  config.schedule.warmup, ", longer than the ",
+                  own ? "schedule: schedule.steps is " : "run: run.steps is ",
+                  steps, ".");
   TS_CHECK_CONFIG(config.schedule.type == "constant" ||
                       config.schedule.min_lr <= config.optimizer.lr,
                   "schedule.min_lr (", config.schedule.min_lr,
@@ -147,6 +149,25 @@ void BatchConfig::declare(config::Section& section) {
       .at_most(1e9);
 }
 
+void ValidateConfig::declare(config::Section& section) {
+  section
+      .key("every", every,
+           "steps between validations; 0: at checkpoints and the end")
+      .at_least(0)
+      .at_most(kMaxSteps);
+  section
+      .key("samples", samples, "of data.valid, the first ones; 0: all of them")
+      .at_least(0)
+      .at_most(kMaxSteps);
+  section.key("at_start", at_start, "validate before the first step too");
+  section
+      .key("patience", patience,
+           "validations in a row without a lower loss that end the run; 0: it "
+           "goes on")
+      .at_least(0)
+      .at_most(kMaxSteps);
+}
+
 void RunConfig::declare(config::Section& section) {
   section.section("run", run, "the run as a whole");
   section.section("model", model, "what is trained");
@@ -157,6 +178,7 @@ void RunConfig::declare(config::Section& section) {
   declare_sections(section);
   section.section("optimizer", optimizer, "how weights are updated");
   section.section("schedule", schedule, "the learning rate over the run");
+  section.section("validate", validate, "when data.valid is measured");
   section.section("comm", comm, "how ranks talk");
   section.section("checkpoint", checkpoint, "what a run can be resumed from");
   section.section("monitor", monitor, "what is told about the run");
@@ -278,6 +300,16 @@ std::vector<std::string> without_effect(const RunConfig& config,
   }
   note(config.schedule.type == "constant", "schedule.min_lr",
        "is not used by schedule.type constant");
+  note(config.schedule.type != "wsd", "schedule.decay",
+       "is not used by schedule.type " + config.schedule.type);
+  note(config.schedule.type == "constant", "schedule.steps",
+       "is not used by schedule.type constant");
+  for (const char* key : {"validate.every", "validate.samples",
+                          "validate.at_start", "validate.patience"}) {
+    note(config.data.valid.empty(), key, "is not used without data.valid");
+  }
+  note(config.data.valid.empty(), "checkpoint.keep_best",
+       "is not used without data.valid");
   note(config.model.family == "gpt2", "model.rope_theta",
        "is not used by model.family gpt2, whose positions are learned");
   for (const char* key :

@@ -42,6 +42,15 @@ struct BatchConfig {
   void declare(config::Section& section);
 };
 
+// When a model that trains is measured on data.valid, and what follows from it.
+struct ValidateConfig {
+  int64_t every = 0;      // 0: at checkpoints and the end
+  int64_t samples = 512;  // the first ones; 0: all
+  bool at_start = false;
+  int64_t patience = 0;  // 0: the run goes on whatever the loss
+  void declare(config::Section& section);
+};
+
 // The sections of ParallelConfig, and those of a run.
 struct RunConfig : parallel::ParallelConfig {
   RunSection run;
@@ -51,6 +60,7 @@ struct RunConfig : parallel::ParallelConfig {
   mesh::MeshConfig mesh;
   optim::OptimizerConfig optimizer;
   optim::ScheduleConfig schedule;
+  ValidateConfig validate;
   comm::CommConfig comm;
   checkpoint::CheckpointConfig checkpoint;
   monitor::MonitorConfig monitor;

@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "tessera/core/error.h"
+#include "tessera/core/screen.h"
 #include "tessera/launch/detail/rank_output.h"
 #include "tessera/launch/detail/rank_process.h"
 #include "tessera/launch/detail/signal_queue.h"
@@ -31,6 +32,9 @@ using Clock = std::chrono::steady_clock;
 using detail::Fd;
 using detail::RankEnd;
 
+// Milliseconds until what nobody read is shown once more.
+constexpr int kShowAgain = 200;
+
 struct Rank {
   detail::RankProcess process;
   detail::RankOutput output;
@@ -43,7 +47,7 @@ class LocalRun {
 
   int run() {
     start();
-    while (num_running() > 0) {
+    while (num_running() > 0 && !gives_up()) {
       wait_for_events();
       keep_deadlines();
     }
@@ -61,7 +65,10 @@ class LocalRun {
   void obey(int signal);
   void send_all(int signal);
   void terminate_all();
+  void kill_all();
   void keep_deadlines();
+  bool gives_up() const;
+  void abandon();
   int conclude();
 
   const LocalOptions& options_;
@@ -73,7 +80,8 @@ class LocalRun {
   std::optional<RankEnd> failure_;
   std::optional<Clock::time_point> terminate_at_;
   std::optional<Clock::time_point> kill_at_;
-  int passed_on_ = 0;  // the first stop signal
+  std::optional<Clock::time_point> give_up_at_;  // all were killed
+  int passed_on_ = 0;                            // the first stop signal
   Clock::time_point passed_on_at_;
   int forced_ = 0;        // the second one
   bool stopped_ = false;  // a rank ended with 75
@@ -147,11 +155,15 @@ void LocalRun::wait_for_events() {
 
 int LocalRun::poll_timeout_ms() const {
   std::optional<Clock::time_point> next = terminate_at_;
-  if (kill_at_ && (!next || *kill_at_ < *next)) next = kill_at_;
-  if (!next) return -1;
+  for (const auto& other : {kill_at_, give_up_at_}) {
+    if (other && (!next || *other < *next)) next = other;
+  }
+  const bool all_is_shown = show_kept();
+  if (!next) return all_is_shown ? -1 : kShowAgain;
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
-  return static_cast<int>(std::max<int64_t>(0, left.count()));
+  const int64_t most = all_is_shown ? left.count() : kShowAgain;
+  return static_cast<int>(std::max<int64_t>(0, std::min(left.count(), most)));
 }
 
 void LocalRun::read_output(Rank& rank) {
@@ -171,12 +183,13 @@ void LocalRun::note_ends(std::vector<RankEnd> ends) {
       stopped_ |= detail::exit_code_of(end.status) != 0;
       continue;
     }
-    const bool nearer =
-        failure_ && terminate_at_ && !detail::is_symptom(end.status);
+    const int nearness = detail::nearness(end.status);
+    const bool nearer = failure_ && terminate_at_ &&
+                        nearness > detail::nearness(failure_->status);
     if (failure_ && !nearer) continue;
     failure_ = end;
-    if (detail::is_symptom(end.status)) {
-      terminate_at_ = Clock::now() + options_.settle;
+    if (nearness < detail::kNearest) {
+      if (!terminate_at_) terminate_at_ = Clock::now() + options_.settle;
     } else {
       terminate_all();
     }
@@ -193,7 +206,7 @@ void LocalRun::obey(int signal) {
   }
   if (passed_on_ != 0 || failure_) {
     if (!failure_) forced_ = signal;
-    send_all(SIGKILL);
+    kill_all();
     return;
   }
   passed_on_ = request;
@@ -216,19 +229,43 @@ void LocalRun::keep_deadlines() {
   if (terminate_at_ && now >= *terminate_at_) terminate_all();
   if (kill_at_ && now >= *kill_at_) {
     kill_at_.reset();
-    send_all(SIGKILL);
+    kill_all();
+  }
+}
+
+void LocalRun::kill_all() {
+  send_all(SIGKILL);
+  if (!give_up_at_) give_up_at_ = Clock::now() + options_.give_up;
+}
+
+bool LocalRun::gives_up() const {
+  return give_up_at_ && Clock::now() >= *give_up_at_;
+}
+
+// A rank that even SIGKILL does not end stands in the kernel: on a file system
+// that does not answer, or frozen by its control group.
+void LocalRun::abandon() {
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    detail::RankProcess& process = ranks_[i].process;
+    if (!process.running()) continue;
+    show_on_screen(c10::str(
+        "tessera: rank ", i, " (process ", process.pid(),
+        ") does not end, not even by SIGKILL: it stands in the kernel, on a "
+        "file system that does not answer or in a frozen control group. It "
+        "is left behind\n"));
+    process.abandon();
   }
 }
 
 int LocalRun::conclude() {
+  abandon();
   for (Rank& rank : ranks_) {
     read_output(rank);
     rank.output.flush();
   }
   if (forced_ != 0) {
-    detail::write_all(STDERR_FILENO,
-                      c10::str("tessera: ended at once by a second signal, ",
-                               detail::signal_name(forced_), "\n"));
+    show_on_screen(c10::str("tessera: ended at once by a second signal, ",
+                            detail::signal_name(forced_), "\n"));
     return 128 + forced_;
   }
   if (!failure_) {
@@ -238,10 +275,8 @@ int LocalRun::conclude() {
       .world_size = options_.nproc,
       .oom_kills = detail::kernel_oom_kills() - oom_kills_before_,
       .passed_on = passed_on_};
-  detail::write_all(
-      STDERR_FILENO,
-      detail::verdict(*failure_, ranks_[failure_->rank].output.last_lines(),
-                      around));
+  show_on_screen(detail::verdict(
+      *failure_, ranks_[failure_->rank].output.last_lines(), around));
   return detail::exit_code_of(failure_->status);
 }
 

@@ -10,6 +10,7 @@
 // Signals: SIGTERM, SIGINT, SIGHUP (as SIGTERM) and SIGUSR1 are passed on once,
 //         for as long as the ranks take to write a checkpoint; a second one
 //         ends all at once.
+// Output: stderr that nobody reads does not stop the ranks (core/screen.h).
 // Left over: nothing. A rank takes what it started with it, and dies when the
 //         launcher is killed.
 // Threads: one at a time; the calling thread must live until it returns.
@@ -32,9 +33,11 @@ struct LocalOptions {
   // empty for a program that writes its own logs.
   std::string log_dir;
   std::chrono::milliseconds grace = std::chrono::seconds(5);
-  // A rank that lost a peer (exit code 69) is no first cause: for so long the
-  // peer's own end is waited for.
+  // A rank that lost a peer (exit code 69) or aborted may be no first cause: for
+  // so long the peers' own ends are waited for.
   std::chrono::milliseconds settle = std::chrono::milliseconds(250);
+  // A rank that SIGKILL has not ended for so long is left behind, by name.
+  std::chrono::milliseconds give_up = std::chrono::seconds(10);
 };
 
 // The exit code: 0; 75 when the ranks stopped after writing a checkpoint; the

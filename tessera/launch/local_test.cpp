@@ -357,5 +357,44 @@ TEST(Verdict, SaysWhetherMemoryRanOut) {
               HasSubstr("counts no kill for want of memory"));
 }
 
+// A program that does not catch what a lost peer throws aborts before the rank
+// that left has ended.
+TEST_F(Local, AnAbortIsNotBlamedForAPeersEnd) {
+  const auto options = shell(2, R"(
+    if [ "$TESSERA_RANK" = 0 ]; then kill -ABRT $$; fi
+    sleep 0.1; exit 3)");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(run_local(options), 3);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("rank 1 of 2"));
+}
+
+TEST_F(Local, ARankThatSigkillDoesNotEndIsLeftBehindByName) {
+  auto options = shell(2, R"(
+    if [ "$TESSERA_RANK" = 0 ]; then exit 3; fi
+    trap '' TERM; sleep 60)");
+  options.grace = options.give_up = std::chrono::milliseconds(0);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(run_local(options), 3);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("rank 1 (process "));
+}
+
+TEST_F(Local, StderrThatNobodyReadsDoesNotStopTheRanks) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const auto options = shell(2, "yes | head -c 3000000 >&2; touch done");
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    exit(run_local(options));
+  }
+  close(ends[1]);
+  int status = -1;
+  ASSERT_EQ(waitpid(launcher, &status, 0), launcher);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/done"));
+  close(ends[0]);
+}
+
 }  // namespace
 }  // namespace tessera::launch

@@ -7,7 +7,9 @@
 #include <cstdarg>
 #include <cstdlib>
 #include <cstring>
-#include <iostream>
+#include <ostream>
+
+#include "tessera/core/screen.h"
 
 namespace tessera::monitor {
 namespace {
@@ -87,7 +89,6 @@ std::string with_commas(int64_t value) {
 
 Console::Console(const RunInfo& info, ConsoleOptions options)
     : info_(info), options_(std::move(options)) {
-  if (options_.out == nullptr) options_.out = &std::cerr;
   if (!options_.clock) options_.clock = steady_seconds;
 }
 
@@ -95,9 +96,21 @@ void Console::step(const StepRecord& record) {
   times_.push_back(options_.clock());
   if (times_.size() > kWindow) times_.pop_front();
   if (!is_shown(record)) return;
-  *options_.out << line_of(record) + "\n" << std::flush;
+  show(line_of(record));
   if (record.validation) {
-    *options_.out << validation_line_of(record) + "\n" << std::flush;
+    show(validation_line_of(record.step, *record.validation));
+  }
+}
+
+void Console::validated_at_start(const Validation& validation) {
+  show(validation_line_of(0, validation));
+}
+
+void Console::show(const std::string& line) const {
+  if (options_.out == nullptr) {
+    show_on_screen(line + "\n");
+  } else {
+    *options_.out << line + "\n" << std::flush;
   }
 }
 
@@ -111,35 +124,43 @@ bool Console::is_shown(const StepRecord& record) const {
 }
 
 std::string Console::line_of(const StepRecord& record) const {
-  const int width = std::max<int>(
-      2, static_cast<int>(std::to_string(info_.total_steps).size()));
+  const std::string total = std::to_string(info_.total_steps);
+  const int width = std::max<int>(2, static_cast<int>(total.size()));
   Line line(options_.colour);
-  line.add(kRed,
-           format("step: %*lld", width, static_cast<long long>(record.step)));
+  line.add(kRed, format("step: %*lld/%s", width,
+                        static_cast<long long>(record.step), total.c_str()));
   line.add(kGreen, format("loss: %8.5f", record.loss));
+  line.add(kBlue, format("lr: %.2e", record.lr));
   line.add(kYellow, format("grad_norm: %7.4f", record.grad_norm));
-  line.add(kCyan, memory_of(record));
-  const double tps =
-      record.tokens_per_s / static_cast<double>(info_.world_size);
-  line.add(kBlue, "tps: " + with_commas(std::llround(tps)));
-  if (record.tflops) line.add(kCyan, format("tflops: %.2f", *record.tflops));
+  line.add(kCyan, "tokens: " + with_commas(record.step * record.tokens));
+  if (info_.steps_per_epoch > 0) {
+    line.add(kCyan, format("epoch: %.2f", static_cast<double>(record.step) /
+                                              info_.steps_per_epoch));
+  }
+  line.add(kBlue, rate_of(record.tokens_per_s));
   if (record.mfu) line.add(kMagenta, format("mfu: %.2f%%", 100 * *record.mfu));
-  line.add(kGreen, "eta: " + format_duration(seconds_left(record)));
+  line.add(kCyan, memory_of(record));
+  line.add(kGreen, "left: " + format_duration(seconds_left(record)));
   return line.str();
 }
 
-std::string Console::validation_line_of(const StepRecord& record) const {
-  const Validation& valid = *record.validation;
+std::string Console::validation_line_of(int64_t step,
+                                        const Validation& valid) const {
   Line line(options_.colour);
-  line.add(kRed,
-           format("validate step: %lld", static_cast<long long>(record.step)));
+  line.add(kRed, format("validate step: %lld", static_cast<long long>(step)));
   line.add(kGreen, format("loss: %8.5f", valid.loss));
   if (valid.seconds > 0) {
-    const double tps = static_cast<double>(valid.tokens) / valid.seconds /
-                       static_cast<double>(info_.world_size);
-    line.add(kBlue, "tps: " + with_commas(std::llround(tps)));
+    line.add(kBlue, rate_of(static_cast<double>(valid.tokens) / valid.seconds));
   }
   return line.str();
+}
+
+std::string Console::rate_of(double tokens_per_s) const {
+  const std::string whole =
+      "tokens/s: " + with_commas(std::llround(tokens_per_s));
+  if (info_.world_size == 1) return whole;
+  const double each = tokens_per_s / static_cast<double>(info_.world_size);
+  return whole + " (" + with_commas(std::llround(each)) + " a rank)";
 }
 
 std::string Console::memory_of(const StepRecord& record) const {

@@ -1,11 +1,13 @@
 // The progress line, in torchtitan's manner, with the time that is left:
 //
-//   step:  10  loss:  7.61234  grad_norm:  1.2345  memory:  0.52GiB(2.17%)
-//   tps: 12,345  tflops: 0.12  mfu: 8.10%  eta: 1m20s      (all in one line)
+//   step:  10/1000  loss:  7.61234  lr: 3.00e-04  grad_norm:  1.2345
+//   tokens: 40,960  epoch: 0.02  tokens/s: 24,690 (12,345 a rank)
+//   mfu: 8.10%  memory:  0.52GiB(2.17%)  left: 1m20s     (all in one line)
 //
 // Shown are the first step, every `every`th, the last, and those with a
-// validation, which has a line of its own. tps, tflops and mfu are of a rank;
-// tflops and mfu are left out where they are unknown.
+// validation, which has a line of its own. Tokens and epochs are those of the
+// whole run so far; epoch and mfu are left out where they are unknown. The time
+// left is judged by the last 100 steps, with what lies between them.
 // Units:  memory of the worst rank, and its share of the host's.
 #pragma once
 
@@ -27,20 +29,24 @@ bool wants_colour();
 struct ConsoleOptions {
   int64_t every = 1;
   bool colour = wants_colour();
-  std::ostream* out = nullptr;         // nullptr: stderr
+  std::ostream* out = nullptr;         // nullptr: the screen
   std::function<double()> clock = {};  // seconds; empty: a steady clock
 };
 
 class Console : public Sink {
  public:
   Console(const RunInfo& info, ConsoleOptions options);
+  void validated_at_start(const Validation& validation) override;
   void step(const StepRecord& record) override;
   void close(const RunEnd& end) override;
 
  private:
+  void show(const std::string& line) const;
   bool is_shown(const StepRecord& record) const;
   std::string line_of(const StepRecord& record) const;
-  std::string validation_line_of(const StepRecord& record) const;
+  std::string validation_line_of(int64_t step, const Validation& valid) const;
+  // Of the world, and of a rank where there are several.
+  std::string rate_of(double tokens_per_s) const;
   std::string memory_of(const StepRecord& record) const;
   double seconds_left(const StepRecord& record) const;
 

@@ -45,7 +45,7 @@ const std::vector<Field>& fields() {
        "time_metrics/exposed_communication(s)"},
       {"loss_scale", of<&R::loss_scale>, kIfKnown, "loss_scale"},
       {"aux_loss", of<&R::aux_loss>, kIfKnown, "aux_loss"},
-      {"valid_loss", valid_loss, kIfKnown, "validation_metrics/loss"},
+      {"valid_loss", valid_loss, kIfKnown, kValidLossTag},
   };
   return all;
 }

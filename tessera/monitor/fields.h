@@ -10,6 +10,8 @@
 
 namespace tessera::monitor {
 
+inline constexpr const char* kValidLossTag = "validation_metrics/loss";
+
 struct Field {
   const char* name;
   std::optional<double> (*value)(const StepRecord& record);

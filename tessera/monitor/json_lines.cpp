@@ -11,6 +11,8 @@
 #include <string_view>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/log.h"
 #include "tessera/monitor/detail/json_text.h"
 #include "tessera/monitor/fields.h"
 
@@ -18,6 +20,7 @@ namespace tessera::monitor {
 namespace {
 
 constexpr std::string_view kBegin = "{\"step\":";
+constexpr size_t kMostPending = size_t{64} << 20;  // bytes
 
 // The step of a whole line as to_json_line writes it.
 std::optional<int64_t> step_of(std::string_view line) {
@@ -55,9 +58,9 @@ std::string to_json_line(const StepRecord& record) {
   return line.str();
 }
 
-JsonLines::JsonLines(const std::string& path)
-    : path_(path),
-      fd_(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)) {
+JsonLines::JsonLines(const std::string& path) : path_(path) {
+  refuse_irregular(path);
+  fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   TS_CHECK_IO(fd_ >= 0, "monitor: cannot open ", path,
               " for appending: ", std::strerror(errno), ".");
 }
@@ -65,16 +68,47 @@ JsonLines::JsonLines(const std::string& path)
 JsonLines::~JsonLines() { ::close(fd_); }
 
 void JsonLines::step(const StepRecord& record) {
-  const std::string line = to_json_line(record) + "\n";
-  const ssize_t written = write(fd_, line.data(), line.size());
-  TS_CHECK_IO(written == static_cast<ssize_t>(line.size()),
-              "monitor: cannot write step ", record.step, " to ", path_, ": ",
-              written < 0 ? std::strerror(errno) : "the disk is full", ".");
+  pending_ += to_json_line(record) + "\n";
+  const std::string complaint = write_pending();
+  if (complaint.empty() && told_) {
+    log::info("monitor: ", path_, " can be written again, up to step ",
+              record.step);
+  } else if (!complaint.empty() && !told_) {
+    log::warning("monitor: step ", record.step, " cannot be written to ", path_,
+                 ": ", complaint,
+                 ". The run goes on; lines are kept until "
+                 "there is room.");
+  }
+  told_ = !complaint.empty();
 }
 
-void JsonLines::close(const RunEnd& /*end*/) { fsync(fd_); }
+void JsonLines::close(const RunEnd& /*end*/) {
+  const std::string complaint = write_pending();
+  TS_CHECK_IO(complaint.empty(), "monitor: the last lines of ", path_,
+              " could not be written: ", complaint, ".");
+  fsync(fd_);
+}
+
+std::string JsonLines::write_pending() {
+  if (pending_.empty()) return "";
+  const off_t before = lseek(fd_, 0, SEEK_END);
+  const ssize_t written = write(fd_, pending_.data(), pending_.size());
+  const std::string why =
+      written < 0 ? std::strerror(errno) : "the disk is full";
+  if (written == static_cast<ssize_t>(pending_.size())) {
+    pending_.clear();
+    return "";
+  }
+  // What fitted would tear a line.
+  const bool whole = written <= 0 || ftruncate(fd_, before) == 0;
+  TS_CHECK_IO(whole, "monitor: a line of ", path_, " was torn: ", why, ".");
+  TS_CHECK_IO(pending_.size() < kMostPending, "monitor: ", path_,
+              " cannot be written, and no more lines are kept: ", why, ".");
+  return why;
+}
 
 void truncate_after(const std::string& path, int64_t step) {
+  refuse_irregular(path);
   std::ifstream file(path);
   if (!file.is_open()) return;
   uint64_t keep = 0;  // bytes

@@ -1,6 +1,7 @@
 // metrics.jsonl: one line a step, in one write, so that a killed run leaves
 // whole lines. A write that crosses a page may be cut there by the kill: a torn
-// last line is dropped at the next start.
+// last line is dropped at the next start. Where the disk is full, lines wait in
+// memory for room, and the run goes on.
 //
 // Unknown values are null; a loss that is not finite is null too, as JSON has
 // no other word for it.
@@ -23,8 +24,12 @@ class JsonLines : public Sink {
   void close(const RunEnd& end) override;
 
  private:
+  std::string write_pending();  // "", or why it cannot be written
+
   std::string path_;
   int fd_ = -1;
+  std::string pending_;  // whole lines
+  bool told_ = false;    // that lines are pending
 };
 
 // The line, without its end.

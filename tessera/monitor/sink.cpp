@@ -10,6 +10,10 @@
 
 namespace tessera::monitor {
 
+void Sinks::validated_at_start(const Validation& validation) {
+  for (auto& sink : sinks_) sink->validated_at_start(validation);
+}
+
 void Sinks::step(const StepRecord& record) {
   for (auto& sink : sinks_) sink->step(record);
 }

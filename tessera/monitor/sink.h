@@ -1,6 +1,6 @@
 // Where records go. Only rank 0 has sinks.
 //
-// Order:  step* close. A sink that was never closed leaves what it wrote so
+// Order:  validated_at_start? step* close. A sink that was never closed leaves what it wrote so
 //         far readable.
 // Errors: TS_CHECK_IO names the file.
 // Threads: one.
@@ -17,6 +17,8 @@ namespace tessera::monitor {
 class Sink {
  public:
   virtual ~Sink() = default;
+  // Before the first step of a new run.
+  virtual void validated_at_start(const Validation& /*validation*/) {}
   virtual void step(const StepRecord& record) = 0;
   virtual void close(const RunEnd& end) = 0;
 };
@@ -25,6 +27,7 @@ class Sink {
 class Sinks : public Sink {
  public:
   void add(std::unique_ptr<Sink> sink) { sinks_.push_back(std::move(sink)); }
+  void validated_at_start(const Validation& validation) override;
   void step(const StepRecord& record) override;
   void close(const RunEnd& end) override;
 

@@ -1,10 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <sstream>
@@ -121,6 +124,41 @@ TEST(JsonLines, WhatIsNoNumberIsNull) {
   EXPECT_TRUE(line["grad_norm"].is_null());
 }
 
+// As on a full disk: what cannot be written waits for room.
+TEST(JsonLines, ALineThatDoesNotFitComesWhenThereIsRoom) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("metrics.jsonl");
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto limit_to = [&](rlim_t bytes) {
+    const rlimit limit{bytes, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  };
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  {
+    JsonLines sink(path);
+    sink.step(record_of(1));
+    limit_to(std::filesystem::file_size(path) + 10);
+    sink.step(record_of(2));
+    sink.step(record_of(3));
+    EXPECT_THAT(steps_in(path), ElementsAre(1));
+    EXPECT_THROW(sink.close({}), Error);
+    limit_to(before.rlim_cur);
+    sink.step(record_of(4));
+    sink.close({});
+  }
+  std::signal(SIGXFSZ, handler);
+  EXPECT_THAT(steps_in(path), ElementsAre(1, 2, 3, 4));
+}
+
+TEST(JsonLines, APipeIsRefusedAndNotWaitedFor) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("metrics.jsonl");
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THROW(truncate_after(path, 3), Error);
+  EXPECT_THROW(JsonLines sink(path), Error);
+}
+
 TEST(JsonLines, AResumedRunHasEachStepOnce) {
   const TemporaryFolder folder;
   const std::string path = folder.file("metrics.jsonl");
@@ -191,8 +229,8 @@ TEST(JsonLines, NamesTheFileThatItCannotWrite) {
     EXPECT_EQ(error.exit_code(), ExitCode::kInputOutput);
     EXPECT_THAT(error.what(), HasSubstr("/proc/no-such-folder"));
   }
-  JsonLines full("/dev/full");
-  EXPECT_THROW(full.step(record_of(1)), Error);
+  // What is no file may block, or swallow the lines.
+  EXPECT_THROW(JsonLines full("/dev/full"), Error);
 }
 
 // Takes the records of an events file apart, checking both sums of each.
@@ -314,15 +352,17 @@ struct Screen {
   }
 };
 
-TEST(Console, WritesTorchtitansLineAndTheTimeLeft) {
+TEST(Console, WritesALineAndTheTimeLeft) {
   Screen screen;
   Console sink(info_in(""), screen.options(1));
   StepRecord record = record_of(1);
   record.step_s = 2;
   sink.step(record);
   EXPECT_EQ(screen.text.str(),
-            "step:    1  loss:  7.61234  grad_norm:  1.2345  "
-            "memory:  0.52GiB(2.17%)  tps: 12,345  eta: 33m18s\n");
+            "step:    1/1000  loss:  7.61234  lr: 3.00e-04  "
+            "grad_norm:  1.2345  tokens: 4,096  "
+            "tokens/s: 24,690 (12,345 a rank)  memory:  0.52GiB(2.17%)  "
+            "left: 33m18s\n");
   screen.text.str("");
   screen.now = 0.5;
   record = record_of(2);
@@ -331,10 +371,12 @@ TEST(Console, WritesTorchtitansLineAndTheTimeLeft) {
   record.validation = Validation{.loss = 6.5, .tokens = 9000, .seconds = 1.5};
   sink.step(record);
   EXPECT_EQ(screen.text.str(),
-            "step:    2  loss:  7.61234  grad_norm:  1.2345  "
-            "memory:  0.52GiB(2.17%)  tps: 12,345  tflops: 0.12  mfu: 8.10%  "
-            "eta: 8m19s\n"
-            "validate step: 2  loss:  6.50000  tps: 3,000\n");
+            "step:    2/1000  loss:  7.61234  lr: 3.00e-04  "
+            "grad_norm:  1.2345  tokens: 8,192  "
+            "tokens/s: 24,690 (12,345 a rank)  mfu: 8.10%  "
+            "memory:  0.52GiB(2.17%)  left: 8m19s\n"
+            "validate step: 2  loss:  6.50000  "
+            "tokens/s: 6,000 (3,000 a rank)\n");
 }
 
 TEST(Console, ShowsTheFirstTheLastAndEveryNthStep) {
@@ -355,7 +397,8 @@ TEST(Console, ColoursFieldsWhereAskedTo) {
   Screen screen;
   Console sink(info_in(""), screen.options(1, /*colour=*/true));
   sink.step(record_of(1));
-  EXPECT_THAT(screen.text.str(), HasSubstr("\033[31mstep:    1\033[39m  "));
+  EXPECT_THAT(screen.text.str(),
+              HasSubstr("\033[31mstep:    1/1000\033[39m  "));
 }
 
 TEST(Console, NeedsATerminalForColours) {

@@ -8,6 +8,10 @@ namespace tessera::monitor {
 Summary::Summary(const RunInfo& info)
     : info_(info), started_(std::chrono::steady_clock::now()) {}
 
+void Summary::validated_at_start(const Validation& validation) {
+  valid_loss_at_start_ = validation.loss;
+}
+
 void Summary::step(const StepRecord& record) {
   if (!first_loss_) first_loss_ = record.loss;
   last_ = record;
@@ -60,6 +64,7 @@ void Summary::close(const RunEnd& end) {
       .number("tokens_per_s", rate)
       .number("first_loss", first_loss_)
       .number("last_loss", last_loss)
+      .number("valid_loss_at_start", valid_loss_at_start_)
       .number("last_valid_loss", last_valid_loss_)
       .number("best_valid_loss", best_valid_loss_)
       .number("mem_peak_mib", mem_peak_mib_)

@@ -17,6 +17,7 @@ namespace tessera::monitor {
 class Summary : public Sink {
  public:
   explicit Summary(const RunInfo& info);
+  void validated_at_start(const Validation& validation) override;
   void step(const StepRecord& record) override;
   void close(const RunEnd& end) override;
 
@@ -25,6 +26,7 @@ class Summary : public Sink {
   std::chrono::steady_clock::time_point started_;
   std::optional<StepRecord> last_;
   std::optional<double> first_loss_;
+  std::optional<double> valid_loss_at_start_;
   std::optional<double> last_valid_loss_;
   std::optional<double> best_valid_loss_;
   int64_t steps_run_ = 0;

@@ -9,6 +9,7 @@
 #include "tessera/core/crc32c.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host.h"
+#include "tessera/core/log.h"
 #include "tessera/monitor/fields.h"
 
 namespace tessera::monitor {
@@ -140,11 +141,21 @@ TensorBoard::TensorBoard(const RunInfo& info)
   write_record(start.str());
 }
 
+void TensorBoard::validated_at_start(const Validation& validation) {
+  Scalars scalars;
+  scalars.add(kValidLossTag, validation.loss);
+  write_scalars(0, scalars.str());
+}
+
 void TensorBoard::step(const StepRecord& record) {
+  write_scalars(record.step, scalars_of(record, info_).str());
+}
+
+void TensorBoard::write_scalars(int64_t step, const std::string& scalars) {
   Message event;
   event.fixed64(kWallTime, now_s())
-      .integer(kStep, record.step)
-      .bytes(kSummary, scalars_of(record, info_).str());
+      .integer(kStep, step)
+      .bytes(kSummary, scalars);
   write_record(event.str());
 }
 
@@ -152,10 +163,14 @@ void TensorBoard::close(const RunEnd& /*end*/) { file_.close(); }
 
 void TensorBoard::write_record(const std::string& event) {
   const std::string length = raw_bytes(static_cast<uint64_t>(event.size()));
+  if (broken_) return;
   file_ << length << raw_bytes(masked_crc(length)) << event
         << raw_bytes(masked_crc(event)) << std::flush;
-  TS_CHECK_IO(file_.good(), "monitor: cannot write ", path_,
-              ". Is the disk full?");
+  if (file_.good()) return;
+  broken_ = true;  // what comes behind half an event cannot be read
+  log::warning("monitor: cannot write ", path_,
+               ". Is the disk full? The run goes on without TensorBoard; "
+               "metrics.jsonl has the same figures.");
 }
 
 }  // namespace tessera::monitor

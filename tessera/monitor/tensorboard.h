@@ -18,17 +18,20 @@ class TensorBoard : public Sink {
  public:
   // The file goes into info.folder.
   explicit TensorBoard(const RunInfo& info);
+  void validated_at_start(const Validation& validation) override;
   void step(const StepRecord& record) override;
   void close(const RunEnd& end) override;
 
   const std::string& path() const { return path_; }
 
  private:
+  void write_scalars(int64_t step, const std::string& scalars);
   void write_record(const std::string& event);
 
   RunInfo info_;
   std::string path_;
   std::ofstream file_;
+  bool broken_ = false;  // it could not be written, which was said
 };
 
 }  // namespace tessera::monitor

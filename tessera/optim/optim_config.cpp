@@ -63,6 +63,15 @@ void ScheduleConfig::declare(config::Section& section) {
   section.key("min_lr", min_lr, "learning rate that the schedule ends at")
       .at_least(0)
       .at_most(1e3);
+  section
+      .key("steps", steps,
+           "in which it gets there, and where it stays; 0: run.steps")
+      .at_least(0)
+      .at_most(1e12);
+  section
+      .key("decay", decay, "of wsd: the share of its steps in which it falls")
+      .more_than(0)
+      .at_most(1);
 }
 
 }  // namespace tessera::optim

@@ -26,6 +26,8 @@ struct ScheduleConfig {
   std::string type = "cosine";
   int64_t warmup = 0;
   double min_lr = 0.0;
+  int64_t steps = 0;   // 0: those of the run
+  double decay = 0.2;  // of wsd: the share of steps in which it falls
   void declare(config::Section& section);
 };
 

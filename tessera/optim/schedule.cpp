@@ -10,8 +10,11 @@ namespace tessera::optim {
 namespace {
 
 // The share of the way from lr down to min_lr that the wsd schedule has gone.
-double wsd_decay(RunPosition at, int64_t warmup) {
-  const int64_t decay_steps = std::min((at.steps + 4) / 5, at.steps - warmup);
+double wsd_decay(RunPosition at, const ScheduleConfig& schedule) {
+  constexpr double kRounding = 1e-9;  // 0.2 of 35 steps are 7, not 8
+  const auto share = static_cast<int64_t>(std::ceil(
+      schedule.decay * static_cast<double>(at.steps) * (1 - kRounding)));
+  const int64_t decay_steps = std::min(share, at.steps - schedule.warmup);
   const int64_t first = at.steps - decay_steps;
   if (at.step < first) return 0.0;
   return static_cast<double>(at.step - first + 1) /
@@ -22,6 +25,7 @@ double wsd_decay(RunPosition at, int64_t warmup) {
 
 double lr_at(RunPosition at, double lr, const ScheduleConfig& schedule) {
   const int64_t warmup = schedule.warmup;
+  if (schedule.steps > 0) at.steps = schedule.steps;
   if (at.step < warmup) {
     return lr * static_cast<double>(at.step + 1) / static_cast<double>(warmup);
   }
@@ -39,7 +43,7 @@ double lr_at(RunPosition at, double lr, const ScheduleConfig& schedule) {
   }
   TS_CHECK_CONFIG(schedule.type == "wsd", "schedule.type '", schedule.type,
                   "' is unknown. Use constant, linear, cosine or wsd.");
-  return schedule.min_lr + range * (1.0 - wsd_decay(at, warmup));
+  return schedule.min_lr + range * (1.0 - wsd_decay(at, schedule));
 }
 
 }  // namespace tessera::optim

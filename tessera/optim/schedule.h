@@ -1,18 +1,19 @@
 // The learning rate of a step: a pure function of the step's number.
 //
-// With s = 0, 1, ... the step, T the steps of the whole run, W the warm-up:
+// With s = 0, 1, ... the step, T the steps of the schedule (its own, or those of
+// the whole run), W the warm-up:
 //   s < W:       lr (s + 1) / W
 //   after it, p = (s - W) / (T - W) runs from 0 towards 1 (reached at s = T):
 //   constant:    lr
 //   linear:      min_lr + (lr - min_lr)(1 - p)
 //   cosine:      min_lr + (lr - min_lr)(1 + cos(pi p)) / 2
-//   wsd:         lr, and in the last D = min(ceil(T / 5), T - W) steps
+//   wsd:         lr, and in the last D = min(ceil(decay T), T - W) steps
 //                min_lr + (lr - min_lr)(1 - q), q = (s - (T - D) + 1) / D:
 //                the last step has min_lr
 // From s = T on, linear, cosine and wsd stay at min_lr.
 // Units:  min_lr is a learning rate, not a factor; steps are optimizer steps.
 // Source: cosine: arXiv 1608.03983 without restarts; wsd: warm-up, stable,
-//         decay, arXiv 2404.06395, with the fifth of arXiv 2405.18392.
+//         decay, arXiv 2404.06395; a fifth by default, arXiv 2405.18392.
 #pragma once
 
 #include <cstdint>

@@ -76,6 +76,19 @@ TEST(Schedule, AtEveryBoundary) {
   }
 }
 
+TEST(Schedule, HasStepsOfItsOwnAndAShareToFallIn) {
+  ScheduleConfig schedule;
+  schedule.type = "linear";
+  schedule.steps = 50;
+  EXPECT_NEAR(lr_at({.step = 25, .steps = 100}, 1.0, schedule), 0.5, 1e-15);
+  EXPECT_EQ(lr_at({.step = 70, .steps = 100}, 1.0, schedule), 0.0);
+  schedule.type = "wsd";
+  schedule.decay = 0.5;
+  EXPECT_EQ(lr_at({.step = 24, .steps = 100}, 1.0, schedule), 1.0);
+  EXPECT_NEAR(lr_at({.step = 25, .steps = 100}, 1.0, schedule), 0.96, 1e-15);
+  EXPECT_NEAR(lr_at({.step = 49, .steps = 100}, 1.0, schedule), 0.0, 1e-15);
+}
+
 TEST(Schedule, AnUnknownTypeIsRefused) {
   ScheduleConfig schedule;
   schedule.type = "polynomial";

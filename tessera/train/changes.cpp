@@ -61,13 +61,36 @@ std::vector<std::string> changes_in(const std::string& before,
   return changes;
 }
 
+// The schedule's steps where they decide a learning rate, as older versions
+// have them: those of the run.
+int64_t steps_of_schedule(const Json& config) {
+  const Json& schedule = config["schedule"];
+  if (schedule["type"] == "constant") return 0;
+  const int64_t own = schedule.value("steps", int64_t{0});
+  return own > 0 ? own : config["run"]["steps"].get<int64_t>();
+}
+
+// Beside what keys say: a run that is longer is scheduled otherwise.
+void add_schedule(const std::string& saved, const std::string& now,
+                  std::vector<std::string>& changes) {
+  const Json before = Json::parse(saved), after = Json::parse(now);
+  const int64_t was = steps_of_schedule(before), is = steps_of_schedule(after);
+  if (was == 0 || is == 0 || was == is) return;
+  changes.push_back(c10::str(
+      "the learning rate is scheduled over ", is, " steps instead of ", was,
+      " (run.steps); schedule.steps ", was, " keeps it as it was"));
+}
+
 }  // namespace
 
 std::vector<std::string> trained_otherwise(const std::string& saved,
                                            const std::string& now) {
-  return changes_in(saved, now, [](const std::string& key) {
-    return is_among(key, kDecideTheUpdates) && !is_among(key, kDecideTheModel);
+  auto changes = changes_in(saved, now, [](const std::string& key) {
+    return is_among(key, kDecideTheUpdates) &&
+           !is_among(key, kDecideTheModel) && key != "schedule.steps";
   });
+  add_schedule(saved, now, changes);
+  return changes;
 }
 
 void refuse_another_model(const std::string& saved, const std::string& now,
@@ -80,6 +103,16 @@ void refuse_another_model(const std::string& saved, const std::string& now,
                   ". Its weights fit, but would compute something else. Set "
                   "these keys back, or start a new run (run.name) whose "
                   "model.from is an export of this one.");
+}
+
+void refuse_another_run(const std::string& saved, const std::string& now) {
+  const Json before = Json::parse(saved), after = Json::parse(now);
+  const Json &owner = before["run"]["name"], &own = after["run"]["name"];
+  TS_CHECK_CONFIG(
+      owner == own, "checkpoint.dir ", after["checkpoint"]["dir"].dump(),
+      " holds checkpoints of the run ", owner.dump(), ", not of ", own.dump(),
+      ". Give each run a checkpoint.dir of its own; --resume PATH "
+      "goes on from another run's checkpoint.");
 }
 
 void compare_across(comm::Group& world, const std::string& config) {

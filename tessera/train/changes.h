@@ -13,7 +13,7 @@ namespace tessera::train {
 
 // Keys that decide how training goes on and have other values, as
 // "optimizer.lr 0.001 -> 0.01". Not those of where and how fast (mesh, comm,
-// names), nor run.steps.
+// names); run.steps where the learning rate is scheduled over them.
 std::vector<std::string> trained_otherwise(const std::string& saved,
                                            const std::string& now);
 
@@ -21,6 +21,10 @@ std::vector<std::string> trained_otherwise(const std::string& saved,
 // though all shapes agree: other heads, another rope_theta. `source` names it.
 void refuse_another_model(const std::string& saved, const std::string& now,
                           const std::string& source);
+
+// TS_CHECK_CONFIG where the run of `saved` has another name: both would write to
+// one checkpoint.dir.
+void refuse_another_run(const std::string& saved, const std::string& now);
 
 // That every rank has what rank 0 has, but for what is its host's own: paths,
 // device, threads. TS_CHECK_CONFIG on every rank, with the same words: ranks

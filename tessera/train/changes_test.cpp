@@ -28,9 +28,31 @@ TEST(Changes, AreThoseThatDecideHowTrainingGoesOn) {
   config.run.steps += 1;
   config.run.name = "other";
   config.comm.timeout_s = 7;
+  EXPECT_THAT(
+      trained_otherwise(before, to_json(config)),
+      ElementsAre(HasSubstr("data.shuffle true -> false"),
+                  HasSubstr("optimizer.lr "), HasSubstr("keeps it as it was")));
+}
+
+TEST(Changes, ALongerRunBendsTheLearningRateUnlessItsScheduleStays) {
+  auto config = small();
+  config.run.steps = 10;
+  const std::string before = to_json(config);
+  config.run.steps = 20;
   EXPECT_THAT(trained_otherwise(before, to_json(config)),
-              ElementsAre(HasSubstr("data.shuffle true -> false"),
-                          HasSubstr("optimizer.lr ")));
+              ElementsAre("the learning rate is scheduled over 20 steps "
+                          "instead of 10 (run.steps); schedule.steps 10 keeps "
+                          "it as it was"));
+  config.schedule.steps = 10;
+  EXPECT_THAT(trained_otherwise(before, to_json(config)), IsEmpty());
+}
+
+TEST(Changes, ACheckpointFolderHasOneRun) {
+  auto config = small();
+  const std::string before = to_json(config);
+  EXPECT_NO_THROW(refuse_another_run(before, before));
+  config.run.name = "other";
+  EXPECT_THROW(refuse_another_run(before, to_json(config)), Error);
 }
 
 TEST(Changes, AnotherModelOfTheSameShapesIsRefused) {

@@ -8,9 +8,10 @@
 
 namespace tessera::train {
 
-Batches validation_batches(const data::Dataset& samples, int64_t micro) {
-  const int64_t count =
-      std::min(samples.sampler().num_samples(), kMaxValidationSamples);
+Batches validation_batches(const data::Dataset& samples, int64_t micro,
+                           int64_t most) {
+  const int64_t there = samples.sampler().num_samples();
+  const int64_t count = most == 0 ? there : std::min(there, most);
   return {.count = (count + micro - 1) / micro,
           .read = [&samples, micro, count](int64_t index) {
             const int64_t first = index * micro;

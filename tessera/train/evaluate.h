@@ -16,10 +16,6 @@
 
 namespace tessera::train {
 
-// At most this many samples, the first ones, so that validation stays short
-// beside training.
-inline constexpr int64_t kMaxValidationSamples = 512;
-
 struct MeanLoss {
   double loss = 0;  // nats a token
   int64_t tokens = 0;
@@ -33,8 +29,10 @@ struct Batches {
   std::function<data::Batch(int64_t index)> read;
 };
 
-// A data set's first samples, `micro` at a time. REQUIRES: it outlives them.
-Batches validation_batches(const data::Dataset& samples, int64_t micro);
+// A data set's first `most` samples, `micro` at a time; most = 0: all of them.
+// REQUIRES: it outlives them.
+Batches validation_batches(const data::Dataset& samples, int64_t micro,
+                           int64_t most);
 
 MeanLoss mean_loss(const Evaluate& evaluate, const Batches& batches,
                    comm::Group& data, comm::Group& world);

@@ -109,7 +109,7 @@ struct Metrics::Impl {
   int64_t exchanges = 0;
 
   Impl(const RunConfig& of, const RunFolder& folder, comm::Communicator& with,
-       int64_t first_step)
+       int64_t first_step, double steps_per_epoch)
       : config(of),
         ranks(with),
         flops_per_token(static_cast<double>(
@@ -123,10 +123,11 @@ struct Metrics::Impl {
          .first_step = first_step,
          .total_steps = config.run.steps,
          .world_size = ranks.world_size(),
+         .steps_per_epoch = steps_per_epoch,
          .host_memory_mib =
              static_cast<double>(monitor::host_memory_bytes()) / kMib,
-         .peak_tflops = peak_flops ? std::optional(*peak_flops / 1e12)
-                                   : std::nullopt});
+         .peak_tflops =
+             peak_flops ? std::optional(*peak_flops / 1e12) : std::nullopt});
   }
 
   at::Tensor fields_of(const StepShare& share) {
@@ -173,8 +174,10 @@ struct Metrics::Impl {
 };
 
 Metrics::Metrics(const RunConfig& config, const RunFolder& folder,
-                 comm::Communicator& ranks, int64_t first_step)
-    : impl_(std::make_unique<Impl>(config, folder, ranks, first_step)) {}
+                 comm::Communicator& ranks, int64_t first_step,
+                 double steps_per_epoch)
+    : impl_(std::make_unique<Impl>(config, folder, ranks, first_step,
+                                   steps_per_epoch)) {}
 
 Metrics::~Metrics() = default;
 
@@ -210,6 +213,10 @@ StepTotals Metrics::exchange(const StepShare& share) {
   if (impl_->config.mesh.pp == 1) record.bubble = 0.0;  // no pipeline
   if (share.timeline) add_timeline(record, sum, world.size());
   return totals;
+}
+
+void Metrics::validated_at_start(const monitor::Validation& validation) {
+  if (impl_->sinks) impl_->sinks->validated_at_start(validation);
 }
 
 void Metrics::record(monitor::StepRecord record) {

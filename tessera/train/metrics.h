@@ -46,12 +46,14 @@ class Metrics {
   // `first_step`: updates done before; lines of later steps, left by a run that
   // was killed, are dropped.
   Metrics(const engine::RunConfig& config, const RunFolder& folder,
-          comm::Communicator& ranks, int64_t first_step);
+          comm::Communicator& ranks, int64_t first_step,
+          double steps_per_epoch);
   ~Metrics();
 
   // What ranks sent until here (a validation, a checkpoint) is not the step's.
   void begin_step();
   StepTotals exchange(const StepShare& share);
+  void validated_at_start(const monitor::Validation& validation);
   // The trainer's part is in it by now; rates follow here.
   void record(monitor::StepRecord record);
   void close(const monitor::RunEnd& end);

@@ -141,9 +141,9 @@ void preflight(const RunConfig& config, const HostRanks& ranks) {
   check_paths(config);
   const RunFolder folder(config);
   folder.create();
-  if (config.checkpoint.every > 0) {
+  if (config.checkpoint.every > 0 || config.checkpoint.keep_best) {
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
-                              config.checkpoint.keep);
+                              config.checkpoint);
   }
   check_memory(config, ranks, memory_of_host());
   engine::passes_chosen();  // refuses what is none

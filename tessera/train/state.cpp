@@ -1,6 +1,7 @@
 #include "tessera/train/state.h"
 
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <utility>
@@ -90,7 +91,32 @@ std::string to_json(const SavedRun& run) {
   json["step"] = run.step;
   json["data"] = std::to_string(run.data);
   json["config"] = detail::Json::parse(run.config);
+  if (run.best) {
+    json["best"] = {{"loss", run.best->loss},
+                    {"step", run.best->step},
+                    {"since", run.best->since}};
+  }
   return json.dump();
+}
+
+// Absent before the first validation, and from older versions.
+std::optional<BestLoss> best_from(const detail::Json& json,
+                                  const std::string& where) {
+  if (!json.contains("best")) return std::nullopt;
+  const auto& best = json["best"];
+  const auto part = [&](const char* key) {
+    TS_CHECK_IO(best.is_object() && best.contains(key), where,
+                ": best lacks the key ", key, ".");
+    return std::pair(best[key], where + ": best." + key);
+  };
+  const auto [loss, at] = part("loss");
+  const auto [step, step_at] = part("step");
+  const auto [since, since_at] = part("since");
+  return BestLoss{
+      // JSON has no word for what is no number.
+      .loss = loss.is_null() ? std::nan("") : detail::as_double(loss, at),
+      .step = detail::as_int(step, step_at),
+      .since = detail::as_int(since, since_at)};
 }
 
 SavedRun saved_run_from(const std::string& text, const std::string& source) {
@@ -102,7 +128,8 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
   return {.step = detail::as_int(json["step"], source + ": step"),
           .config = json["config"].dump(2) + "\n",
           .data = hash_from(detail::as_string(json["data"], source + ": data"),
-                            source + ": data")};
+                            source + ": data"),
+          .best = best_from(json, source)};
 }
 
 std::optional<SavedRun> resume(const std::string& resume,

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
+#include "tessera/train/best_loss.h"
 
 namespace tessera::train {
 
@@ -25,9 +26,10 @@ checkpoint::State weights_of(const parallel::Composed& composed);
 
 // The JSON beside a checkpoint's tensors.
 struct SavedRun {
-  int64_t step = 0;    // updates done
-  std::string config;  // as resolved: config.json's text
-  uint64_t data = 0;   // hash of the data's fingerprints
+  int64_t step = 0;                   // updates done
+  std::string config;                 // as resolved: config.json's text
+  uint64_t data = 0;                  // hash of the data's fingerprints
+  std::optional<BestLoss> best = {};  // none: not validated so far
 };
 
 std::string to_json(const SavedRun& run);

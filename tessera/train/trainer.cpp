@@ -62,6 +62,7 @@ class Trainer {
                 config_.run.steps);
       return ExitCode::kOk;
     }
+    if (is_out_of_patience()) return ExitCode::kOk;
     open_monitor();
     return loop_and_close();
   }
@@ -77,6 +78,7 @@ class Trainer {
           folder_.lock(), c10::str("process ", ::getpid(), " on ", host_name(),
                                    ". Two runs cannot share a folder: give "
                                    "this one another run.name.\n"));
+      lock_checkpoints();
     }
     ranks_.world().barrier();
     log::open_rank_file(static_cast<int>(ranks_.rank()),
@@ -84,6 +86,16 @@ class Trainer {
     if (ranks_.world_size() > 1) {
       log::info(ranks_.world_size(), " ranks, over ", ranks_.backend());
     }
+  }
+
+  // Where other runs may write too.
+  void lock_checkpoints() {
+    if (config_.checkpoint.dir.empty()) return;
+    checkpoints_lock_ = std::make_unique<FileLock>(
+        folder_.checkpoints() + "/.lock",
+        c10::str("process ", ::getpid(), " on ", host_name(), ", of the run '",
+                 config_.run.name,
+                 "'. Give each run a checkpoint.dir of its own.\n"));
   }
 
   // One rank prepares what the others then open; all compare what they see.
@@ -101,11 +113,16 @@ class Trainer {
     if (!saved) return;
     step_ = saved->step;
     saved_at_ = step_;
+    best_ = saved->best;
     log::info("resumed after step ", step_);
     const std::string now = to_json(config_);
+    if (options_.resume == "auto" && !config_.checkpoint.dir.empty()) {
+      refuse_another_run(saved->config, now);
+    }
     refuse_another_model(
         saved->config, now,
         options_.resume == "auto" ? folder_.checkpoints() : options_.resume);
+    if (!leads()) return;
     for (const auto& change : trained_otherwise(saved->config, now)) {
       log::warning("the checkpoint was trained otherwise: ", change);
     }
@@ -128,7 +145,11 @@ class Trainer {
     // Rank 0 measures what the machine can do while no other rank computes, and
     // in the first step nobody should wait for what it opens.
     ranks_.world().barrier();
-    metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_);
+    const auto samples = data_.train->sampler().num_samples();
+    metrics_ = std::make_unique<Metrics>(
+        config_, folder_, ranks_, step_,
+        static_cast<double>(samples) /
+            static_cast<double>(config_.batch.global));
     ranks_.world().barrier();
   }
 
@@ -162,22 +183,50 @@ class Trainer {
   }
 
   ExitCode loop() {
+    if (config_.validate.at_start && step_ == 0 && data_.valid) {
+      metrics_->validated_at_start(validate());
+    }
     while (step_ < config_.run.steps) {
       rank_context().step = step_ + 1;
       StepTotals totals = train_one_step();
       const bool last = step_ == config_.run.steps;
       const bool every = config_.checkpoint.every > 0;
       const bool due = every && step_ % config_.checkpoint.every == 0;
-      if (due || last) totals.record.validation = validate();
+      if (data_.valid && validates(due || last)) {
+        totals.record.validation = validate();
+        best_ = with_validation(best_, totals.record.validation->loss, step_);
+      }
       metrics_->record(totals.record);
-      if (due || (last && every) || totals.stop) save();
-      if (totals.stop && !last) {
+      const bool ends = last || is_out_of_patience();
+      if (due || (ends && every) || totals.stop || is_best()) save();
+      if (totals.stop && !ends) {
         log::info("stopped on request after step ", step_,
                   ", with a checkpoint; the same command goes on from there");
         return ExitCode::kStopped;
       }
+      if (ends) break;
     }
     return ExitCode::kOk;
+  }
+
+  bool validates(bool at_checkpoint) const {
+    const int64_t every = config_.validate.every;
+    return every == 0 ? at_checkpoint
+                      : step_ % every == 0 || step_ == config_.run.steps;
+  }
+
+  // This step's loss is the lowest, and its checkpoint is wanted.
+  bool is_best() const {
+    return config_.checkpoint.keep_best && best_ && best_->step == step_;
+  }
+
+  bool is_out_of_patience() const {
+    const int64_t patience = config_.validate.patience;
+    if (patience == 0 || !best_ || best_->since < patience) return false;
+    log::info("validate.patience: ", best_->since,
+              " validations without a lower loss than ", best_->loss,
+              " after step ", best_->step, ": the run ends");
+    return true;
   }
 
   StepTotals train_one_step() {
@@ -258,26 +307,30 @@ class Trainer {
     });
   }
 
-  std::optional<monitor::Validation> validate() {
-    if (!data_.valid) return std::nullopt;
+  monitor::Validation validate() {
     const auto start = Clock::now();
     const MeanLoss mean = mean_loss(
         [this](const data::Batch& batch) { return model_->evaluate(batch); },
-        validation_batches(*data_.valid, config_.batch.micro),
+        validation_batches(*data_.valid, config_.batch.micro,
+                           config_.validate.samples),
         *model_->composed().data, ranks_.world());
-    return monitor::Validation{.loss = mean.loss,
-                               .tokens = mean.tokens,
-                               .seconds = seconds_since(start)};
+    return {.loss = mean.loss,
+            .tokens = mean.tokens,
+            .seconds = seconds_since(start)};
   }
 
   void save() {
     if (saved_at_ == step_) return;
     checkpoint::State state = state_of(model_->composed(), model_->optimizer());
-    state.extra = to_json(SavedRun{
-        .step = step_, .config = to_json(config_), .data = data_hash()});
-    checkpoint::save(
-        folder_.checkpoints(), step_, state, ranks_.world(),
-        {.keep = config_.checkpoint.keep, .mesh = model_->mesh().describe()});
+    state.extra = to_json(SavedRun{.step = step_,
+                                   .config = to_json(config_),
+                                   .data = data_hash(),
+                                   .best = best_});
+    checkpoint::SaveOptions options{.keep = config_.checkpoint.keep,
+                                    .mesh = model_->mesh().describe()};
+    if (config_.checkpoint.keep_best && best_) options.best = best_->step;
+    checkpoint::save(folder_.checkpoints(), step_, state, ranks_.world(),
+                     options);
     saved_at_ = step_;
     log::info("checkpoint of step ", step_, " is in ", folder_.checkpoints());
   }
@@ -286,7 +339,7 @@ class Trainer {
   comm::Communicator& ranks_;
   TrainOptions options_;
   RunFolder folder_;
-  std::unique_ptr<FileLock> lock_;  // of rank 0
+  std::unique_ptr<FileLock> lock_, checkpoints_lock_;  // of rank 0
   Datasets data_;
   std::unique_ptr<RankModel> model_;
   std::unique_ptr<Metrics> metrics_;
@@ -295,6 +348,7 @@ class Trainer {
   int64_t first_step_ = 0;                       // updates done before this run
   int64_t step_ = 0;                             // updates done
   int64_t saved_at_ = -1;                        // step of the last checkpoint
+  std::optional<BestLoss> best_;                 // none: not validated so far
 };
 
 }  // namespace

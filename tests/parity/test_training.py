@@ -61,6 +61,31 @@ EXPERTS_MESH = {"mesh": {"pp": 2, "dp": 2, "tp": 2, "ep": 2}, "zero": {"stage": 
 AS_THREADS = ["--nproc", "8", "--ranks", "threads"]
 
 
+def validations(lines):
+    return {line["step"]: line["valid_loss"] for line in lines if "valid_loss" in line}
+
+
+def test_validation_has_steps_of_its_own_and_ends_a_run(program, tokens, tmp_path):
+    # A learning rate that only makes it worse: after step 2 no validation is better.
+    sections = {"data": {"valid": tokens["valid"]}, "optimizer": {"lr": 0.5, "weight_decay": 0},
+                "schedule": {"type": "constant"}, "run": {"steps": 40}, "checkpoint": {"every": 20, "keep_best": True},
+                "validate": {"every": 2, "at_start": True, "patience": 3, "samples": 0}}
+    done = train(program, configuration(tokens, tmp_path, **sections))
+    assert done.returncode == 0, done.stderr
+    losses = validations(metrics(tmp_path))
+    steps = sorted(losses)
+    assert steps == list(range(2, steps[-1] + 1, 2)) and steps[-1] < 40
+    best = min(losses, key=losses.get)
+    assert steps[-1] == best + 6, losses
+    assert "validate step: 0 " in done.stderr and "validate.patience: 3 validations" in done.stderr
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert (checkpoints / "best").read_text() == f"step-{best}\n"
+    assert (checkpoints / f"step-{best}" / "manifest.json").exists()
+    # The same command has nothing to do; a patient one goes on.
+    again = train(program, configuration(tokens, tmp_path, **sections))
+    assert again.returncode == 0 and len(metrics(tmp_path)) == steps[-1], again.stderr
+
+
 def test_validation_on_a_mesh_equals_one_rank(program, tokens, tmp_path):
     sections = {"precision": {"compute": "fp64"}, "data": {"valid": tokens["valid"]},
                 "run": {"steps": 4}, "checkpoint": {"every": 2}}

@@ -1,13 +1,14 @@
 #include "tessera/launch/detail/rank_output.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/screen.h"
 
 namespace tessera::launch::detail {
 namespace {
@@ -22,26 +23,25 @@ bool names_its_rank(const std::string& line, int64_t rank) {
   return next == '/' || next == ']' || next == ' ';
 }
 
-}  // namespace
-
+// To a file; what cannot be written is left out.
 void write_all(int fd, const std::string& text) {
   size_t done = 0;
   while (done < text.size()) {
     const ssize_t n = write(fd, text.data() + done, text.size() - done);
     if (n >= 0) {
       done += static_cast<size_t>(n);
-    } else if (errno == EAGAIN) {
-      pollfd ready{fd, POLLOUT, 0};
-      poll(&ready, 1, -1);
     } else if (errno != EINTR) {
       return;
     }
   }
 }
 
+}  // namespace
+
 RankOutput::RankOutput(int64_t rank, const std::string& log_file)
     : rank_(rank) {
   if (log_file.empty()) return;
+  refuse_irregular(log_file);
   log_ = Fd(
       open(log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   TS_CHECK_IO(log_.open(), "launch: cannot open the log of rank ", rank, ", ",
@@ -72,8 +72,7 @@ void RankOutput::flush() {
 
 void RankOutput::show(std::string line) {
   const bool marked = rank_ == 0 || names_its_rank(line, rank_);
-  write_all(STDERR_FILENO,
-            marked ? line : c10::str("[rank ", rank_, "] ", line));
+  show_on_screen(marked ? line : c10::str("[rank ", rank_, "] ", line));
   while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) {
     line.pop_back();
   }

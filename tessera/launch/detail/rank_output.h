@@ -12,9 +12,6 @@
 
 namespace tessera::launch::detail {
 
-// Writes all of `text` to `fd`; a reader that went away is no error.
-void write_all(int fd, const std::string& text);
-
 class RankOutput {
  public:
   static constexpr size_t kLastLines = 20;

@@ -47,6 +47,7 @@ class RankProcess {
   RankProcess& operator=(RankProcess&&) = delete;
 
   bool running() const { return pid_ > 0; }
+  int64_t pid() const { return pid_; }
   int pidfd() const { return pidfd_.get(); }  // readable: it has ended
   Fd& stderr_pipe() { return stderr_; }       // not blocking
 
@@ -54,6 +55,8 @@ class RankProcess {
   // REQUIRES: pidfd() is readable. The status of waitpid(2). What the rank left
   // running is killed.
   int reap();
+  // It goes on without this.
+  void abandon() { pid_ = -1; }
 
  private:
   pid_t pid_ = -1;

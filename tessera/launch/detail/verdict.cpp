@@ -53,9 +53,11 @@ int exit_code_of(int status) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-bool is_symptom(int status) {
-  return !WIFSIGNALED(status) &&
-         WEXITSTATUS(status) == static_cast<int>(ExitCode::kUnreachable);
+int nearness(int status) {
+  if (WIFSIGNALED(status)) return WTERMSIG(status) == SIGABRT ? 1 : 2;
+  const bool lost_a_peer =
+      WEXITSTATUS(status) == static_cast<int>(ExitCode::kUnreachable);
+  return lost_a_peer ? 0 : 2;
 }
 
 bool is_orderly(int status) {

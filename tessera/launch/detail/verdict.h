@@ -14,8 +14,11 @@ struct RankEnd {
 
 // 0..255, or 128+N for a rank that signal N killed.
 int exit_code_of(int status);
-// It ended because a peer was gone (69): seldom the first cause.
-bool is_symptom(int status);
+// How near to the first cause such an end is: 0, it lost a peer (69); 1, it
+// aborted, as a program does that does not catch what a lost peer throws; 2,
+// whatever else.
+int nearness(int status);
+inline constexpr int kNearest = 2;
 // Ended well: done, or stopped after writing a checkpoint (75).
 bool is_orderly(int status);
 // "SIGKILL".

@@ -1,0 +1,175 @@
+#include "cli/inspect_runs.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <map>
+
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/engine/run_config.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using detail::Json;
+
+constexpr uint64_t kMaxJsonBytes = uint64_t{1} << 30;
+
+std::string time_of(const fs::path& path) {
+  const auto written =
+      std::chrono::file_clock::to_sys(fs::last_write_time(path));
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(
+      std::chrono::time_point_cast<std::chrono::system_clock::duration>(
+          written));
+  std::tm parts{};
+  localtime_r(&seconds, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
+  return text;
+}
+
+// A line is whole with its end alone: what a kill tore is left out.
+std::string last_line_of(const fs::path& path) {
+  constexpr std::streamoff kTail = 1 << 20;
+  std::ifstream file(path, std::ios::ate);
+  const std::streamoff size = file.tellg();
+  file.seekg(std::max<std::streamoff>(0, size - kTail));
+  std::string line, last;
+  while (std::getline(file, line)) {
+    if (!file.eof()) last = line;
+  }
+  return last;
+}
+
+Json parsed(const fs::path& path) {
+  return detail::parse_json(read_file(path, kMaxJsonBytes), path.string());
+}
+
+Json last_step_of(const fs::path& run) {
+  const fs::path metrics = run / "metrics.jsonl";
+  const std::string last = fs::exists(metrics) ? last_line_of(metrics) : "";
+  return last.empty() ? Json() : detail::parse_json(last, metrics.string());
+}
+
+fs::path checkpoints_of(const fs::path& run) {
+  const auto config = engine::run_config_from_text(
+      read_file(run / "config.json", kMaxJsonBytes),
+      (run / "config.json").string());
+  return config.checkpoint.dir.empty() ? run / "checkpoints"
+                                       : fs::path(config.checkpoint.dir);
+}
+
+// The name in the file DIR/best, or "".
+std::string best_of(const fs::path& checkpoints) {
+  std::ifstream file(checkpoints / "best");
+  std::string name;
+  std::getline(file, name);
+  return name;
+}
+
+// Losses by step, for steps that have a checkpoint.
+void add_losses(const fs::path& run, Json& rows) {
+  std::map<int64_t, Json*> by_step;
+  for (Json& row : rows) by_step[row["step"].get<int64_t>()] = &row;
+  std::ifstream metrics(run / "metrics.jsonl");
+  for (std::string line; std::getline(metrics, line) && !metrics.eof();) {
+    int64_t step = 0;
+    if (std::sscanf(line.c_str(), "{\"step\":%ld,", &step) != 1) continue;
+    const auto found = by_step.find(step);
+    if (found == by_step.end()) continue;
+    const Json figures =
+        detail::parse_json(line, (run / "metrics.jsonl").string());
+    (*found->second)["loss"] = figures.value("loss", Json());
+    if (figures.contains("valid_loss")) {
+      (*found->second)["valid_loss"] = figures["valid_loss"];
+    }
+  }
+}
+
+Json row_of(const fs::path& run) {
+  Json row = {{"name", run.filename().string()}};
+  const Json config = parsed(run / "config.json");
+  row["model"] = config["model"].value("family", "");
+  const Json last = last_step_of(run);
+  row["step"] = last.is_null() ? Json(0) : last["step"];
+  row["of"] = config["run"].value("steps", Json());
+  row["loss"] = last.is_null() ? Json() : last.value("loss", Json());
+  row["best valid_loss"] = Json();
+  row["state"] = "running, or killed";
+  const fs::path metrics = run / "metrics.jsonl",
+                 summary = run / "summary.json";
+  const bool ended = fs::exists(summary) &&
+                     (!fs::exists(metrics) || fs::last_write_time(summary) >=
+                                                  fs::last_write_time(metrics));
+  if (fs::exists(summary)) {
+    const Json end = parsed(summary);
+    row["best valid_loss"] = end.value("best_valid_loss", Json());
+    if (ended) row["state"] = end.value("reason", Json());
+  }
+  row["written"] = time_of(fs::exists(metrics) ? metrics : run / "config.json");
+  return row;
+}
+
+}  // namespace
+
+bool is_run(const fs::path& path) {
+  return fs::exists(path / "config.json") && fs::exists(path / "logs");
+}
+
+Json describe_checkpoints(const fs::path& folder, const Verify& verify) {
+  Json rows = Json::array();
+  const std::string best = best_of(folder);
+  for (const auto& found : checkpoint::list_checkpoints(folder.string())) {
+    const std::string name = "step-" + std::to_string(found.step);
+    const fs::path path = folder / name;
+    Json row = {{"name", name}, {"step", found.step}};
+    if (found.complaint.empty()) {
+      row["bytes"] = checkpoint::read_manifest(path.string()).bytes();
+      row["written"] = time_of(path / checkpoint::kManifestName);
+      row["state"] = verify ? verify(path.string())
+                            : std::string("not verified (use --verify)");
+    } else {
+      row["state"] = found.complaint;
+    }
+    if (name == best) row["best"] = "best";
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+Json describe_run(const fs::path& path, const Verify& verify) {
+  const Json config = parsed(path / "config.json");
+  Json json = {{"kind", "run"}};
+  json["name"] = config["run"]["name"];
+  json["model"] = config["model"]["family"];
+  json["steps"] = config["run"]["steps"];
+  const Json last = last_step_of(path);
+  json["last step"] = last.is_null() ? Json("none yet") : last;
+  if (fs::exists(path / "summary.json")) {
+    json["summary"] = parsed(path / "summary.json");
+  }
+  Json checkpoints = describe_checkpoints(checkpoints_of(path), verify);
+  add_losses(path, checkpoints);
+  json["checkpoints"] = checkpoints;
+  return json;
+}
+
+Json describe_runs(const fs::path& folder) {
+  std::vector<Json> rows;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.is_directory() && is_run(entry.path())) {
+      rows.push_back(row_of(entry.path()));
+    }
+  }
+  std::ranges::sort(rows, [](const Json& a, const Json& b) {
+    return a["written"] > b["written"];
+  });
+  return rows;
+}
+
+}  // namespace tessera::cli
