@@ -33,8 +33,8 @@ struct LocalOptions {
   // empty for a program that writes its own logs.
   std::string log_dir;
   std::chrono::milliseconds grace = std::chrono::seconds(5);
-  // A rank that lost a peer (exit code 69) or aborted may be no first cause: for
-  // so long the peers' own ends are waited for.
+  // A rank that lost a peer (exit code 69) or aborted may be no first cause:
+  // for so long the peers' own ends are waited for.
   std::chrono::milliseconds settle = std::chrono::milliseconds(250);
   // A rank that SIGKILL has not ended for so long is left behind, by name.
   std::chrono::milliseconds give_up = std::chrono::seconds(10);

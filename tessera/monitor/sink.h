@@ -1,7 +1,7 @@
 // Where records go. Only rank 0 has sinks.
 //
-// Order:  validated_at_start? step* close. A sink that was never closed leaves what it wrote so
-//         far readable.
+// Order:  validated_at_start? step* close. A sink that was never closed leaves
+//         what it wrote so far readable.
 // Errors: TS_CHECK_IO names the file.
 // Threads: one.
 #pragma once

@@ -1,7 +1,7 @@
 // The learning rate of a step: a pure function of the step's number.
 //
-// With s = 0, 1, ... the step, T the steps of the schedule (its own, or those of
-// the whole run), W the warm-up:
+// With s = 0, 1, ... the step, T the steps of the schedule (its own, or those
+// of the whole run), W the warm-up:
 //   s < W:       lr (s + 1) / W
 //   after it, p = (s - W) / (T - W) runs from 0 towards 1 (reached at s = T):
 //   constant:    lr

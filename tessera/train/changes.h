@@ -22,8 +22,8 @@ std::vector<std::string> trained_otherwise(const std::string& saved,
 void refuse_another_model(const std::string& saved, const std::string& now,
                           const std::string& source);
 
-// TS_CHECK_CONFIG where the run of `saved` has another name: both would write to
-// one checkpoint.dir.
+// TS_CHECK_CONFIG where the run of `saved` has another name: both would write
+// to one checkpoint.dir.
 void refuse_another_run(const std::string& saved, const std::string& now);
 
 // That every rank has what rank 0 has, but for what is its host's own: paths,

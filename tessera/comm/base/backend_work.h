@@ -15,7 +15,8 @@
 namespace tessera::comm {
 
 struct GroupState {
-  explicit GroupState(GroupInfo of) : info(std::move(of)), recorder(info.busy) {}
+  explicit GroupState(GroupInfo of)
+      : info(std::move(of)), recorder(info.busy) {}
 
   GroupInfo info;
   bool names_peers = false;

@@ -1,0 +1,135 @@
+#include "tessera/monitor/report/run_history.h"
+
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+
+namespace tessera::monitor::report {
+namespace {
+
+namespace fs = std::filesystem;
+using detail::Json;
+
+void add_settings(const Json& section, const std::string& path,
+                  std::map<std::string, std::string>& settings) {
+  for (const auto& [key, value] : section.items()) {
+    if (value.is_object()) {
+      add_settings(value, path + key + ".", settings);
+    } else {
+      settings[path + key] = value.dump();
+    }
+  }
+}
+
+// null stands for what is unknown or no number.
+double value_of(const Json& value) {
+  return value.is_number() ? value.get<double>()
+                           : std::numeric_limits<double>::quiet_NaN();
+}
+
+void add_figures(const Json& line, RunHistory& history) {
+  const double step = value_of(line["step"]);
+  const auto add = [&](const std::string& name, const Json& value) {
+    if (value.is_null() && !history.figures.contains(name)) return;
+    history.figures[name].emplace_back(step, value_of(value));
+  };
+  for (const auto& [name, value] : line.items()) {
+    if (value.is_structured()) {
+      for (const auto& [part, inside] : value.items()) {
+        add(name + "." + part, inside);
+      }
+    } else if (name != "step") {
+      add(name, value);
+    }
+  }
+}
+
+void read_metrics(const std::string& path, RunHistory& history) {
+  std::ifstream file(path);
+  int64_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    if (file.eof()) return;  // torn by a kill
+    const std::string where = c10::str(path, ": line ", number);
+    const Json json = detail::parse_json(line, where);
+    TS_CHECK_IO(json.is_object() && json.contains("step"), where,
+                ": is no step of a run.");
+    add_figures(json, history);
+  }
+}
+
+void read_summary(const std::string& path, RunHistory& history) {
+  const Json json = detail::parse_json(read_file(path), path);
+  for (const auto& [key, value] : json.items()) {
+    if (value.is_structured() || value.is_null()) continue;
+    history.summary[key] =
+        value.is_string() ? value.get<std::string>() : value.dump();
+  }
+  for (const Json& of : json.value("communication", Json::array())) {
+    history.traffic.push_back({.group = of.value("group", ""),
+                               .verb = of.value("verb", ""),
+                               .calls = of.value("calls", int64_t{0}),
+                               .bytes = of.value("bytes", int64_t{0}),
+                               .seconds = value_of(of["seconds"])});
+  }
+  for (const Json& of : json.value("links", Json::array())) {
+    history.links.push_back({.from = of.value("from", int64_t{0}),
+                             .to = of.value("to", int64_t{0}),
+                             .latency_us = value_of(of["latency_us"]),
+                             .gbps = value_of(of["gbps"])});
+  }
+}
+
+// "12:30:01 [rank 0/2 ...] resumed after step 40": what is told and is not of
+// every step.
+void read_log(const std::string& path, RunHistory& history) {
+  constexpr size_t kTime = 8;
+  constexpr std::string_view kResumed = "resumed after step ";
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.size() <= kTime || line[2] != ':') continue;
+    std::string text = line.substr(kTime + 1);
+    if (text.starts_with("[rank")) {
+      const size_t end = text.find("] ");
+      if (end == std::string::npos) continue;
+      text = text.substr(end + 2);
+    }
+    history.events.push_back({line.substr(0, kTime), text});
+    if (!text.starts_with(kResumed)) continue;
+    double step = 0;
+    const char* const digits = text.data() + kResumed.size();
+    std::from_chars(digits, text.data() + text.size(), step);
+    history.resumed_after.push_back(step);
+  }
+}
+
+}  // namespace
+
+RunHistory read_history(const std::string& folder) {
+  const fs::path path(folder);
+  TS_CHECK_IO(fs::exists(path / "metrics.jsonl"), folder,
+              ": is no folder of a run: it has no metrics.jsonl. Give "
+              "RUN_DIR/NAME.");
+  RunHistory history{.folder = folder};
+  const fs::path named = fs::absolute(path).lexically_normal();
+  history.name = named.has_filename() ? named.filename().string()
+                                      : named.parent_path().filename().string();
+  if (fs::exists(path / "config.json")) {
+    const std::string config = (path / "config.json").string();
+    add_settings(detail::parse_json(read_file(config), config), "",
+                 history.settings);
+  }
+  read_metrics((path / "metrics.jsonl").string(), history);
+  if (fs::exists(path / "summary.json")) {
+    read_summary((path / "summary.json").string(), history);
+  }
+  read_log((path / "logs" / "rank-0.log").string(), history);
+  return history;
+}
+
+}  // namespace tessera::monitor::report

@@ -1,0 +1,49 @@
+// What a run folder tells of its run, for the page: figures by step, and what
+// happened.
+//
+// Errors: TS_CHECK_IO with file and line, where one cannot be read.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/monitor/report/chart.h"
+
+namespace tessera::monitor::report {
+
+struct Event {
+  std::string time;  // of day, as the log has it
+  std::string text;
+};
+
+struct Traffic {
+  std::string group, verb;
+  int64_t calls = 0, bytes = 0;
+  double seconds = 0;
+};
+
+struct Link {
+  int64_t from = 0, to = 0;
+  double latency_us = 0, gbps = 0;
+};
+
+struct RunHistory {
+  std::string folder;
+  std::string name;
+  std::map<std::string, std::string> settings;  // "optimizer.lr" -> "0.001"
+  std::map<std::string, std::string> summary;   // its single values, as text
+  std::vector<Traffic> traffic;                 // of rank 0
+  std::vector<Link> links;
+  // By name in metrics.jsonl; "seconds.wait" and "expert_load.0" too.
+  std::map<std::string, std::vector<std::pair<double, double>>> figures;
+  std::vector<Event> events;          // from rank 0's log
+  std::vector<double> resumed_after;  // steps
+};
+
+// TS_CHECK_IO where `folder` is not the folder of a run with a metrics.jsonl.
+RunHistory read_history(const std::string& folder);
+
+}  // namespace tessera::monitor::report
