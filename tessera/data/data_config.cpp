@@ -1,6 +1,24 @@
 #include "tessera/data/data_config.h"
 
+#include <algorithm>
+
+#include "tessera/core/error.h"
+
 namespace tessera::data {
+namespace {
+
+std::string complaint_about_weights(const config::Value& value) {
+  const auto& weights = std::get<std::vector<double>>(value);
+  if (weights.empty()) return "";
+  for (const double weight : weights) {
+    if (!(weight >= 0) || weight > 1e12) return "weights are from 0 to 1e12";
+  }
+  const bool any =
+      std::ranges::any_of(weights, [](double weight) { return weight > 0; });
+  return any ? "" : "at least one must be more than 0";
+}
+
+}  // namespace
 
 void DataConfig::declare(config::Section& section) {
   section.key("train", train, "files to train on: paths, folders or globs");
@@ -8,8 +26,30 @@ void DataConfig::declare(config::Section& section) {
               "files to validate on, at each checkpoint and at the end, the "
               "first 512 samples: paths, folders or globs; none: no "
               "validation");
-  section.key("format", format, "of the files; auto: told by their contents")
-      .one_of({"auto", "text", "tokens_u16", "tokens_u32", "llmc", "megatron"});
+  section
+      .key("weights", weights,
+           "of the entries of train, one number each: samples are taken from "
+           "each in this proportion, on whatever mesh, and each has epochs of "
+           "its own; none: all entries are one set")
+      .check(complaint_about_weights);
+  section
+      .key("valid_share", valid_share,
+           "of each source's samples, evenly spread: held out of training and "
+           "validated on, in place of data.valid; 0: none")
+      .at_least(0)
+      .check([](const config::Value& value) {
+        return std::get<double>(value) < 1 ? "" : "it must be below 1";
+      });
+  section.key("exclude", exclude,
+              "what to leave out of train and valid: globs that match a name, "
+              "or names one below the other, of a file or folder, as *.png or "
+              "drafts/*.txt");
+  section
+      .key("format", format,
+           "of the files; auto: told by their names and contents")
+      .one_of({"auto", "text", "jsonl", "tokens_u16", "tokens_u32", "llmc",
+               "megatron"});
+  section.key("field", field, "of a record of JSON lines: where its text is");
   section.key("tokenizer", tokenizer,
               "tokenizer.json, or a folder with it; none: one is trained on "
               "the text");
@@ -21,6 +61,17 @@ void DataConfig::declare(config::Section& section) {
   section.key("reader", reader, "which ranks of a group read the files")
       .one_of({"every", "first"})
       .not_built({"first"}, "reading by the first rank of a group", "every");
+}
+
+void DataConfig::check() const {
+  TS_CHECK_CONFIG(weights.empty() || weights.size() == train.size(),
+                  "data.weights has ", weights.size(),
+                  " numbers, and data.train ", train.size(),
+                  " entries. Give each entry one.");
+  TS_CHECK_CONFIG(valid_share == 0 || valid.empty(), "data.valid_share (",
+                  valid_share,
+                  ") holds out a part of data.train, but data.valid names "
+                  "files to validate on. Leave one of the two out.");
 }
 
 }  // namespace tessera::data

@@ -2,27 +2,107 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "tessera/core/error.h"
 
 namespace tessera::data {
 
+namespace {
+
+std::vector<HoldOut> parts_of(const std::vector<Source>& sources,
+                              const SamplerOptions& options, double share) {
+  std::vector<int64_t> sizes;
+  for (const Source& source : sources) {
+    sizes.push_back(
+        samples_in(source.tokens->size(), options.seq_len, source.name));
+  }
+  return hold_out(sizes, share);
+}
+
+// The samples held out are of one set: weights are for training.
+Sampler sampler_of(const std::vector<Source>& sources,
+                   const std::vector<HoldOut>& parts,
+                   const SamplerOptions& options, Part part) {
+  std::vector<int64_t> sizes;
+  std::vector<double> weights;
+  int64_t held = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    sizes.push_back(parts[i].num_kept());
+    weights.push_back(sources[i].weight);
+    held += parts[i].num_held();
+  }
+  if (part == Part::kHeldOut) return {{held}, {1.0}, options};
+  return {sizes, weights, options};
+}
+
+std::vector<Source> one_source(TokenStream tokens, const std::string& name) {
+  return {{name, std::make_shared<const TokenStream>(std::move(tokens))}};
+}
+
+}  // namespace
+
+std::vector<HoldOut> hold_out(const std::vector<int64_t>& sizes, double share) {
+  std::vector<HoldOut> parts;
+  int64_t samples = 0, held = 0;
+  for (const int64_t size : sizes) {
+    const int64_t wanted = std::llround(share * static_cast<double>(size));
+    parts.emplace_back(size, std::min(wanted, size - 1));
+    samples += size;
+    held += parts.back().num_held();
+  }
+  TS_CHECK_CONFIG(share == 0 || held > 0, "data.valid_share (", share, ") of ",
+                  samples,
+                  " samples is none. Give a larger share, or more data.");
+  return parts;
+}
+
 Dataset::Dataset(TokenStream tokens, const SamplerOptions& options,
                  const std::string& name)
-    : tokens_(std::move(tokens)), sampler_(tokens_.size(), options, name) {}
+    : Dataset(one_source(std::move(tokens), name), options) {}
+
+Dataset::Dataset(std::vector<Source> sources, const SamplerOptions& options,
+                 const Held& held)
+    : sources_(std::move(sources)),
+      part_(held.part),
+      parts_(parts_of(sources_, options, held.share)),
+      sampler_(sampler_of(sources_, parts_, options, held.part)) {}
 
 Batch Dataset::batch(int64_t step, int64_t first, int64_t count) const {
   return gather(sampler_.sample_indices(step, first, count));
 }
 
 Batch Dataset::in_order(int64_t first, int64_t count) const {
-  TORCH_INTERNAL_ASSERT(
-      first >= 0 && count >= 0 && first + count <= sampler_.num_samples(),
-      "samples ", first, " + ", count, " of ", sampler_.num_samples());
+  const int64_t size = sampler_.num_samples();
+  TORCH_INTERNAL_ASSERT(first >= 0 && count >= 0 && first + count <= size,
+                        "samples ", first, " + ", count, " of ", size);
   std::vector<int64_t> samples(count);
   std::iota(samples.begin(), samples.end(), first);
+  if (part_ == Part::kHeldOut) {
+    const Permutation order(size, /*seed=*/0, /*epoch=*/0);
+    for (int64_t& sample : samples) {
+      sample = static_cast<int64_t>(order(sample));
+    }
+  }
   return gather(samples);
+}
+
+void Dataset::read(int64_t sample, std::span<int64_t> tokens) const {
+  Mixture::Place place;
+  if (part_ == Part::kHeldOut) {
+    place.index = sample;
+    while (place.index >= parts_[place.source].num_held()) {
+      place.index -= parts_[place.source++].num_held();
+    }
+    place.index = parts_[place.source].held(place.index);
+  } else {
+    place = sampler_.place_of(sample);
+    place.index = parts_[place.source].kept(place.index);
+  }
+  sources_[place.source].tokens->read(sampler_.first_token(place.index),
+                                      tokens);
 }
 
 Batch Dataset::gather(const std::vector<int64_t>& samples) const {
@@ -32,7 +112,7 @@ Batch Dataset::gather(const std::vector<int64_t>& samples) const {
               at::empty({rows, length}, at::kLong)};
   std::vector<int64_t> tokens(length + 1);
   for (int64_t row = 0; row < rows; ++row) {
-    tokens_.read(sampler_.first_token(samples[row]), tokens);
+    read(samples[row], tokens);
     std::copy(tokens.begin(), tokens.end() - 1,
               batch.inputs.data_ptr<int64_t>() + row * length);
     std::copy(tokens.begin() + 1, tokens.end(),

@@ -1,0 +1,203 @@
+"""What may be given to data.train, as users have it: formats, files left out, refusals."""
+
+import gzip
+import json
+import re
+import subprocess
+
+import pytest
+from runs import MODEL, STEPS, configuration, metrics, run, train
+
+SENTENCES = ["the cat sat on the mat.", "a dog sat too,\nand slept.", "the gr\u00fcn \U0001F600 bird sang.", "so it was."]
+SMALL = {"model": {**MODEL, "vocab": 300}, "run": {"steps": 3}, "schedule": {"warmup": 0},
+         "checkpoint": {"every": 0}}
+END = "<|endoftext|>"
+
+
+def run_json(folder, train_on, **data):
+    """A configuration whose text gets a tokenizer of its own."""
+    return configuration({"train": train_on}, folder, **SMALL,
+                         data={"format": "auto", "seq_len": 8, **data})
+
+
+def records(count=40, **extra):
+    return [{"id": i, "text": SENTENCES[i % 4] + f" {i}", **extra} for i in range(count)]
+
+
+def as_lines(rows, ascii_only=True):
+    return "".join(json.dumps(row, ensure_ascii=ascii_only) + "\n" for row in rows)
+
+
+def cache_of(folder):
+    caches = list(folder.glob("**/tokens-*.cache"))
+    assert len(caches) == 1, caches
+    return caches[0]
+
+
+def decoded(tessera, folder, cache):
+    return tessera("tokenize", "decode", "--special-tokens", "--tokenizer", folder / "run" / "tokenizer.json",
+                   "--input", cache)
+
+
+def refused(program, path, *arguments, nproc=2, code=78):
+    done = train(program, path, "--nproc", str(nproc), *arguments, check=False)
+    assert done.returncode == code, done.stderr[-3000:]
+    return done.stderr
+
+
+def test_json_lines_train_on_their_texts(program, tessera, tmp_path):
+    rows = records()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.jsonl").write_text(as_lines(rows[:20]) + "\n\n")
+    (tmp_path / "d" / "b.jsonl.gz").write_bytes(gzip.compress(as_lines(rows[20:30], False).encode()))
+    (tmp_path / "d" / "c.ndjson").write_text(as_lines(rows[30:]))
+    train(program, run_json(tmp_path, str(tmp_path / "d")))
+    assert len(metrics(tmp_path)) == 3
+    assert decoded(tessera, tmp_path, cache_of(tmp_path)) == END.join(row["text"] for row in rows)
+
+
+def test_the_field_is_chosen(program, tessera, tmp_path):
+    (tmp_path / "a.jsonl").write_text(as_lines(records(body="hello body, this is what counts")))
+    train(program, run_json(tmp_path, str(tmp_path / "a.jsonl")), "--data.field=body")
+    assert decoded(tessera, tmp_path, cache_of(tmp_path)).startswith("hello body")
+
+
+@pytest.mark.parametrize(("line", "complaint"), [
+    ('{"text": "a"', "a.jsonl:3: column 13: not JSON"),
+    ("[1]", "a.jsonl:3: is a list, not an object"),
+    ('{"body": "a"}', 'a.jsonl:3: the record has no field "text"; it has "body"'),
+    ('{"text": 5}', 'a.jsonl:3: the field "text" is a number'),
+    ('{"text": "caf\udce9"}', "a.jsonl:3: the byte 0xe9 at offset 13 of the line is not UTF-8"),
+])
+def test_a_bad_line_is_refused_before_ranks_start(program, tmp_path, line, complaint):
+    text = '{"text": "good"}\n\n' + line + "\n"
+    (tmp_path / "a.jsonl").write_bytes(text.encode(errors="surrogateescape"))
+    errors = refused(program, run_json(tmp_path, str(tmp_path / "a.jsonl")), "--mesh.dp=2")
+    assert complaint in errors
+    assert "rank 1" not in errors
+
+
+def test_parquet_is_refused_with_a_way_out(program, tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1\x15\x04\x15\x10PAR1")
+    assert "a.parquet: is Parquet" in refused(program, run_json(tmp_path, str(tmp_path / "a.parquet")))
+
+
+def test_files_are_left_out_by_globs(program, tessera, tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.txt").write_text(" ".join(SENTENCES) * 20)
+    (tmp_path / "d" / "old.txt").write_bytes(b"caf\xe9" * 50)
+    (tmp_path / "d" / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    path = run_json(tmp_path, str(tmp_path / "d"))
+    errors = refused(program, path, code=74)
+    assert "old.txt: the byte 0xe9 at offset 3" in errors and "data.exclude" in errors
+    errors = refused(program, path, "--data.exclude=old.txt", code=74)
+    assert "picture.png: the byte 0x89 at offset 0" in errors and "data.exclude" in errors
+    train(program, path, "--data.exclude=old.txt,*.png")
+    assert decoded(tessera, tmp_path, cache_of(tmp_path)) == " ".join(SENTENCES) * 20
+
+
+def test_two_files_by_one_flag(program, tessera, tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name} text. " * 60)
+    train(program, run_json(tmp_path, "nothing"), f"--data.train={tmp_path}/a.txt,{tmp_path}/b.txt")
+    text = decoded(tessera, tmp_path, cache_of(tmp_path))
+    assert text == "a text. " * 60 + END + "b text. " * 60
+
+
+def test_a_cache_is_decoded_and_inspected(program, tessera, tmp_path):
+    (tmp_path / "a.txt").write_text(" ".join(SENTENCES) * 20)
+    train(program, run_json(tmp_path, str(tmp_path / "a.txt")))
+    cache = cache_of(tmp_path)
+    seen = json.loads(tessera("inspect", "--json", cache))
+    assert (seen["kind"], seen["format"]) == ("token file", "cache")
+    assert seen["tokens"] == (cache.stat().st_size - 64) // 2
+    assert tessera("tokenize", "decode", "--tokenizer", tmp_path / "run", "--input", cache) == " ".join(SENTENCES) * 20
+
+
+def test_encode_reads_what_training_reads(tessera, tmp_path):
+    (tmp_path / "a.jsonl").write_text(as_lines(records(4)))
+    tessera("tokenize", "train", "--vocab-size", 270, "--output", tmp_path, "--input", tmp_path / "a.jsonl")
+    lines = tessera("tokenize", "encode", "--tokenizer", tmp_path, "--input", tmp_path / "a.jsonl").splitlines()
+    assert len(lines) == 4
+    again = tessera("tokenize", "decode", "--tokenizer", tmp_path, "--jsonl", input="\n".join(lines))
+    assert [json.loads(line) for line in again.splitlines()] == [row["text"] for row in records(4)]
+
+
+def test_runs_share_the_tokens_of_their_text(program, tessera, tmp_path):
+    (tmp_path / "a.txt").write_text(" ".join(SENTENCES) * 20)
+    path = run_json(tmp_path, str(tmp_path / "a.txt"))
+    first, second = [subprocess.Popen([program, "train", path, f"--run.name={name}"], stderr=subprocess.PIPE, text=True)
+                     for name in ("run", "second")]
+    errors = [each.communicate(timeout=60)[1] for each in (first, second)]
+    assert first.returncode == second.returncode == 0, errors
+    assert cache_of(tmp_path).parent == tmp_path / "token_cache"
+    assert "tokenized" not in train(program, path, "--run.name=third").stderr
+    assert len(list(cache_of(tmp_path).parent.iterdir())) == 1
+    assert metrics(tmp_path)[-1]["loss"] == last_loss(tmp_path, "third") == last_loss(tmp_path, "second")
+
+
+def last_loss(folder, name):
+    return json.loads((folder / name / "metrics.jsonl").read_text().splitlines()[-1])["loss"]
+
+
+def test_what_a_killed_run_left_is_removed(program, tmp_path):
+    (tmp_path / "a.txt").write_text(" ".join(SENTENCES) * 20)
+    left = tmp_path / "token_cache" / "tokens-0123.cache.tmp-4000000-0"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    train(program, run_json(tmp_path, str(tmp_path / "a.txt")))
+    assert not left.exists()
+
+
+def mixed(tokens, tmp_path, **data):
+    """Text beside token files, whose ids are bytes: the tokenizer has no merges."""
+    (tmp_path / "text.jsonl").write_text(as_lines(records(30)))
+    return {"model": {**MODEL, "vocab": 257}, "precision": {"compute": "fp64"}, "schedule": {"warmup": 0},
+            "data": {"train": [str(tmp_path / "text.jsonl"), tokens["train"]], "format": "auto", "seq_len": 16,
+                     "tokenizer": str(tmp_path / "tokenizer.json"), "weights": [1, 3], **data}}
+
+
+@pytest.fixture
+def byte_tokenizer(tessera, tmp_path):
+    (tmp_path / "tiny.txt").write_text("a")
+    tessera("tokenize", "train", "--vocab-size", 257, "--output", tmp_path / "tokenizer.json",
+            "--input", tmp_path / "tiny.txt")
+
+
+def test_weights_mix_the_same_on_ranks_and_over_a_stop(program, tokens, tmp_path, byte_tokenizer):
+    sections = mixed(tokens, tmp_path, valid_share=0.1)
+    one, _ = run(program, tokens, tmp_path / "one", **sections)
+    done = train(program, configuration(tokens, tmp_path / "two", **{**sections, "mesh": {"dp": 2}}), "--nproc", "2")
+    assert "data.weights sum to 4" in done.stderr
+    assert re.search(r"text.jsonl': \d+ tokens, \d+ samples, \d+ of them held out; 25% of what is taken", done.stderr)
+    assert re.search(r"train.bin': 5000 tokens, 312 samples, 31 of them held out; 75% of what is taken", done.stderr)
+    half = {**sections, "mesh": {"dp": 4}, "run": {"steps": 8}, "checkpoint": {"every": 8},
+            "schedule": {"warmup": 0, "type": "constant"}}
+    constant, _ = run(program, tokens, tmp_path / "constant", **{**half, "mesh": {}, "run": {"steps": STEPS}})
+    path = configuration(tokens, tmp_path / "stopped", **half)
+    train(program, path, "--nproc", "4", "--ranks", "threads")
+    train(program, path, "--nproc", "4", "--ranks", "threads", f"--run.steps={STEPS}")
+    for ours, other in ((one, metrics(tmp_path / "two")), (constant, metrics(tmp_path / "stopped"))):
+        assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in other], rel=1e-9)
+    assert one[-1]["valid_loss"] == pytest.approx(metrics(tmp_path / "two")[-1]["valid_loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("flag", "complaint"), [
+    ("--data.weights=1,-1", "weights are from 0"),
+    ("--data.weights=1", "data.weights has 1 numbers, and data.train 2 entries"),
+    ("--data.weights=0,0", "at least one must be more than 0"),
+    ("--data.weights=1,nan", "expected a list of numbers"),
+    ("--data.weights=[]", "has tokens"),
+    ("--data.valid_share=1", "it must be below 1"),
+    ("--data.valid_share=0.001", "data.valid_share (0.001) of"),
+    ("--data.valid=VALID", "Leave one of the two out"),
+    ("--data.tokenizer=", "set data.tokenizer to the tokenizer.json that made them"),
+    ("--data.seq_len=5000 --model.max_seq=5000", "train.bin': has 5000 tokens"),
+])
+def test_bad_weights_and_shares_are_refused(program, tokens, tmp_path, byte_tokenizer, flag, complaint):
+    path = configuration(tokens, tmp_path / "refused", **mixed(tokens, tmp_path, valid_share=0.1))
+    if "seq_len" in flag:
+        (tmp_path / "text.jsonl").write_text(as_lines(records(300)))
+    errors = refused(program, path, *flag.replace("VALID", tokens["valid"]).split())
+    assert complaint in errors
+    assert "rank 1" not in errors
