@@ -5,6 +5,7 @@
 //   tokens/          text as token files  checkpoints/step-N/
 //   logs/rank-N.log                       summary.json    written at the end
 //   logs/flight-rank-N.json               after a failure: the last operations
+//   model_files/     of model.from, but its weights
 //   trace/           where monitor.trace asks for it
 //   .lock            held by the run that writes here
 #pragma once
