@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/flag_values.h"
 #include "cli/model_folder.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -209,10 +210,10 @@ void add_eval(CLI::App& program, int argc, char** argv) {
       ->add_option("--seq-len", flags->seq_len,
                    "tokens that predict at most; 0: the model's max_seq, "
                    "at most 1024")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, models::kMaxSize));
   command->add_option("--batch", flags->batch, "sequences at a time")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, models::kMaxSize));
   command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp64")
       ->capture_default_str();
   command->add_option("--cache", flags->cache,

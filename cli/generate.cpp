@@ -3,10 +3,16 @@
 
 #include <functional>
 #include <iostream>
+#include <limits>
+#include <optional>
 
 #include "cli/commands.h"
+#include "cli/flag_values.h"
+#include "cli/generated_text.h"
 #include "cli/model_folder.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/log.h"
 #include "tessera/engine/generate.h"
 #include "tessera/train/preflight.h"
 
@@ -16,46 +22,19 @@ namespace {
 struct GenerateFlags {
   std::string model;
   std::string prompt;
+  std::string prompt_file;
   std::string tokenizer;
   std::string dtype = "fp32";
-  models::GenerateOptions options{.temperature = 0.8, .top_k = 50};
+  int64_t samples = 1;
+  std::vector<std::string> stops;
+  models::GenerateOptions options{
+      .sampling = {.temperature = 0.8, .top_k = 50}};
   RankFlags ranks;
 };
 
-// Shows text as its tokens come, whole characters only.
-class Screen {
- public:
-  Screen(const data::Tokenizer& tokenizer, std::vector<int64_t> prompt)
-      : tokenizer_(tokenizer), ids_(std::move(prompt)) {
-    show(tokenizer_.decode(ids_));
-  }
-
-  void add(int64_t id) {
-    ids_.push_back(id);
-    const std::string text = tokenizer_.decode(ids_);
-    if (!text.ends_with("\xEF\xBF\xBD")) show(text);  // U+FFFD: half of one
-  }
-
-  void finish() {
-    show(tokenizer_.decode(ids_));
-    std::cout << std::endl;
-  }
-
- private:
-  void show(const std::string& text) {
-    if (text.size() <= shown_) return;
-    std::cout << text.substr(shown_) << std::flush;
-    shown_ = text.size();
-  }
-
-  const data::Tokenizer& tokenizer_;
-  std::vector<int64_t> ids_;
-  size_t shown_ = 0;
-};
-
-std::vector<int64_t> prompt_ids(const GenerateFlags& flags,
+std::vector<int64_t> prompt_ids(const std::string& prompt,
                                 const data::Tokenizer& tokenizer) {
-  auto ids = tokenizer.encode(flags.prompt, /*special_tokens=*/true);
+  auto ids = tokenizer.encode(prompt, /*special_tokens=*/true);
   if (ids.empty() && tokenizer.end_of_text()) {
     ids.push_back(*tokenizer.end_of_text());
   }
@@ -72,14 +51,15 @@ class GenerateCommand {
         config_(mesh_config(source_, flags.dtype, extras,
                             keys_of_placement({"pipeline.split"}))),
         tokenizer_(load_tokenizer(flags.tokenizer, source_)),
-        prompt_(prompt_ids(flags, tokenizer_)) {
+        prompt_(prompt_ids(flags.prompt, tokenizer_)) {
     flags_.options.num_tokens = tokenizer_.vocab_size();
     flags_.options.stop_tokens = source_.config.eos_tokens;
     config_.data.seq_len = config_.batch.micro = 1;
+    models::check_generation(config_.model, prompt_, flags_.options);
   }
 
-  int run(int argc, char** argv) {
-    const auto place = find_place(flags_.ranks);
+  int run(const launch::RankEnvironment& place,
+          std::vector<std::string> arguments) {
     const int64_t world_size = world_of(config_, flags_.ranks, place);
     engine::check_generation(config_, world_size);
     engine::complete_for_evaluation(config_, world_size);
@@ -100,34 +80,65 @@ class GenerateCommand {
                             write(ranks);
                             return static_cast<int>(ExitCode::kOk);
                           },
-                      .arguments = {argv, argv + argc}};
+                      .arguments = std::move(arguments)};
     return run_ranks(job, flags_.ranks, place, world_size);
   }
 
  private:
+  using Sampler = std::function<std::vector<int64_t>(
+      const models::GenerateOptions&, const models::OnToken&)>;
+
   int write_alone() const {
     const auto model = train::open_whole(source_, dtype_of(flags_.dtype));
-    show([&](const models::OnToken& on_token) {
-      models::generate(*model, prompt_, flags_.options, on_token);
-    });
+    write_samples(/*shows=*/true,
+                  [&](const auto& options, const auto& on_token) {
+                    return models::generate(*model, prompt_, options, on_token);
+                  });
     return static_cast<int>(ExitCode::kOk);
   }
 
   void write(comm::Communicator& ranks) const {
     const auto model = train::open_for_evaluation(source_, config_, ranks);
-    const auto text = [&](const models::OnToken& on_token) {
-      engine::generate(*model, ranks, prompt_, flags_.options, on_token);
-    };
-    ranks.rank() == 0 ? show(text) : text(nullptr);
+    write_samples(
+        ranks.rank() == 0, [&](const auto& options, const auto& on_token) {
+          return engine::generate(*model, ranks, prompt_, options, on_token);
+        });
   }
 
-  void show(const std::function<void(const models::OnToken&)>& text) const {
-    Screen screen(tokenizer_, prompt_);
-    text([&](int64_t id) {
-      screen.add(id);
-      return true;
-    });
-    screen.finish();
+  // All ranks follow the text, and so end it at the same token; one shows it.
+  void write_samples(bool shows, const Sampler& sampler) const {
+    for (int64_t sample = 0; sample < flags_.samples; ++sample) {
+      auto options = flags_.options;
+      options.sample = sample;
+      GeneratedText text(tokenizer_, prompt_, flags_.stops);
+      if (shows && flags_.samples > 1) {
+        std::cout << "--- " << sample + 1 << " of " << flags_.samples
+                  << " ---\n";
+      }
+      const auto show = [shows](const std::string& part) {
+        if (shows) std::cout << part << std::flush;
+      };
+      show(text.take());
+      const auto tokens = sampler(options, [&](int64_t id) {
+        const bool goes_on = text.add(id);
+        show(text.take());
+        return goes_on;
+      });
+      show(text.take_rest() + "\n");
+      if (shows && !text.has_stopped()) tell_where_cut(tokens.size());
+    }
+  }
+
+  void tell_where_cut(size_t written) const {
+    const auto length = static_cast<int64_t>(prompt_.size() + written);
+    const int64_t asked = flags_.options.max_new_tokens;
+    if (length < config_.model.max_seq ||
+        static_cast<int64_t>(written) >= asked) {
+      return;
+    }
+    log::warning("the text ends where the model does: model.max_seq is ",
+                 config_.model.max_seq, ", of which the prompt takes ",
+                 prompt_.size(), "; --max-tokens asked for ", asked, ".");
   }
 
   GenerateFlags flags_;
@@ -136,6 +147,69 @@ class GenerateCommand {
   const data::Tokenizer tokenizer_;
   const std::vector<int64_t> prompt_;
 };
+
+// Ranks that are started with this command line find the prompt in a file where
+// it came from standard input, which is read once.
+int run_generate(GenerateFlags flags, const std::vector<std::string>& extras,
+                 std::vector<std::string> arguments) {
+  const auto place = find_place(flags.ranks);
+  std::optional<TemporaryFolder> folder;
+  if (!flags.prompt_file.empty()) {
+    TS_CHECK_USAGE(flags.prompt_file != "-" || place.source == "none",
+                   "--prompt-file -: the ranks of another launcher do not "
+                   "share standard input. Give them a file.");
+    flags.prompt = prompt_from(flags.prompt_file);
+  }
+  if (flags.prompt_file == "-") {
+    folder.emplace();
+    const std::string file = folder->file("prompt");
+    write_file_atomic(file, flags.prompt + "\n");
+    for (size_t i = 1; i < arguments.size(); ++i) {
+      auto& word = arguments[i];
+      if (arguments[i - 1] == "--prompt-file") word = file;
+      if (word == "--prompt-file=-") word = "--prompt-file=" + file;
+    }
+  }
+  return GenerateCommand(flags, extras).run(place, std::move(arguments));
+}
+
+void add_prompt_flags(CLI::App& command, GenerateFlags& flags) {
+  auto* prompts = command.add_option_group("prompt");
+  prompts->add_option("--prompt", flags.prompt, "what the text starts with");
+  prompts->add_option("--prompt-file", flags.prompt_file,
+                      "the same from a file, or from standard input (-), "
+                      "without a last newline");
+  prompts->require_option(1);
+}
+
+void add_sampling_flags(CLI::App& command, models::SamplingOptions& sampling) {
+  constexpr double kAny = std::numeric_limits<double>::max();
+  command
+      .add_option("--temperature", sampling.temperature,
+                  "0: always the likeliest token")
+      ->capture_default_str()
+      ->check(number_between(0, kAny));
+  command
+      .add_option("--top-k", sampling.top_k,
+                  "draw among the k likeliest; 0: among all")
+      ->capture_default_str()
+      ->check(whole_number(0));
+  command
+      .add_option("--top-p", sampling.top_p,
+                  "among the fewest that reach this probability")
+      ->capture_default_str()
+      ->check(number_between(0, 1, /*above=*/true));
+  command
+      .add_option("--min-p", sampling.min_p,
+                  "among those with this share of the likeliest's probability")
+      ->capture_default_str()
+      ->check(number_between(0, 1));
+  command
+      .add_option("--repetition-penalty", sampling.repetition_penalty,
+                  "above 1: tokens that the text has become less likely")
+      ->capture_default_str()
+      ->check(number_between(0, kAny, /*above=*/true));
+}
 
 }  // namespace
 
@@ -148,29 +222,29 @@ void add_generate(CLI::App& program, int argc, char** argv) {
       ->add_option("--model", flags->model,
                    "run folder, checkpoint or Hugging Face folder")
       ->required();
-  command->add_option("--prompt", flags->prompt, "what the text starts with")
-      ->required();
+  add_prompt_flags(*command, *flags);
   command->add_option("--max-tokens", options.max_new_tokens, "tokens to write")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, models::kMaxSize));
+  command->add_option("-n", flags->samples, "texts to write")
+      ->capture_default_str()
+      ->check(whole_number(1, models::kMaxSize));
   command
-      ->add_option("--temperature", options.temperature,
-                   "0: always the likeliest token")
-      ->capture_default_str();
-  command
-      ->add_option("--top-k", options.top_k,
-                   "draw among the k likeliest; 0: among all")
-      ->capture_default_str();
-  command
-      ->add_option("--top-p", options.top_p,
-                   "among the fewest that reach this probability")
-      ->capture_default_str();
+      ->add_option("--stop", flags->stops,
+                   "end before this text; may be given several times")
+      ->allow_extra_args(false)
+      ->check([](const std::string& text) {
+        return text.empty() ? "an empty text ends nothing" : "";
+      });
+  add_sampling_flags(*command, options.sampling);
   command->add_option("--seed", options.seed, "another seed, another text")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(whole_number(0));
   command->add_option("--tokenizer", flags->tokenizer,
                       "tokenizer.json, where it is not the model's");
   command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp64")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
   add_rank_flags(*command, flags->ranks);
   command->allow_extras();
   command->footer(
@@ -183,7 +257,7 @@ void add_generate(CLI::App& program, int argc, char** argv) {
       "--mesh.pp=2");
   command->callback([command, flags, argc, argv] {
     set_exit_code(
-        GenerateCommand(*flags, command->remaining()).run(argc, argv));
+        run_generate(*flags, command->remaining(), {argv, argv + argc}));
   });
 }
 

@@ -11,6 +11,7 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/printable.h"
 #include "tessera/core/units.h"
 #include "tessera/data/token_file.h"
 #include "tessera/data/tokenizer.h"
@@ -23,8 +24,6 @@ namespace fs = std::filesystem;
 using checkpoint::Manifest;
 using checkpoint::SafetensorsFile;
 using detail::Json;
-
-constexpr uint64_t kMaxJsonBytes = uint64_t{1} << 30;
 
 // ---- descriptions: scalars become lines, lists of objects become tables
 
@@ -113,7 +112,8 @@ Json describe_safetensors(const std::string& path) {
 Json describe_hugging_face(const fs::path& path) {
   Json json = {{"kind", "Hugging Face folder"}};
   const std::string config = (path / "config.json").string();
-  const Json parsed = detail::parse_json(read_file(config), config);
+  const Json parsed =
+      detail::parse_json(detail::read_json_text(config), config);
   json["model_type"] =
       detail::as_string(parsed["model_type"], config + ": model_type");
   json["tensors"] = Json::array();
@@ -159,7 +159,7 @@ Json describe_configuration(const std::string& path) {
   config::Section root;
   config.declare(root);
   const auto origins =
-      config::resolve(root, read_file(path, kMaxJsonBytes), path, {});
+      config::resolve(root, detail::read_json_text(path), path, {});
   return {{"kind", "configuration"},
           {"values", detail::parse_json(config::to_json(root), path)},
           {"text", config::print(root, origins)}};
@@ -167,7 +167,7 @@ Json describe_configuration(const std::string& path) {
 
 // A JSON file with a "model" object that has merges.
 bool is_tokenizer(const std::string& path) {
-  const auto json = Json::parse(read_file(path, kMaxJsonBytes), nullptr,
+  const auto json = Json::parse(detail::read_json_text(path), nullptr,
                                 /*allow_exceptions=*/false,
                                 /*ignore_comments=*/true);
   if (!json.is_object() || !json.contains("model")) return false;
@@ -225,7 +225,7 @@ Json describe_file(const fs::path& path, bool verify) {
 std::string cell(const std::string& key, const Json& value) {
   if (value.is_null()) return "none";
   if (key == "bytes") return bytes_text(value.get<uint64_t>());
-  return value.is_string() ? value.get<std::string>() : value.dump();
+  return printable(value.is_string() ? value.get<std::string>() : value.dump());
 }
 
 void print_table(const Json& rows) {
@@ -258,7 +258,7 @@ void print(const Json& description) {
   for (const auto& [key, value] : description.items()) {
     if (key == "values") continue;  // "text" says the same
     if (key == "text") {
-      std::cout << value.get<std::string>();
+      std::cout << printable(value.get<std::string>(), /*keeps_lines=*/true);
     } else if (value.is_array()) {
       std::cout << key << " (" << value.size() << ")\n";
       if (!value.empty()) print_table(value);

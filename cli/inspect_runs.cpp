@@ -18,8 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using detail::Json;
 
-constexpr uint64_t kMaxJsonBytes = uint64_t{1} << 30;
-
 std::string time_of(const fs::path& path) {
   const auto written =
       std::chrono::file_clock::to_sys(fs::last_write_time(path));
@@ -47,7 +45,7 @@ std::string last_line_of(const fs::path& path) {
 }
 
 Json parsed(const fs::path& path) {
-  return detail::parse_json(read_file(path, kMaxJsonBytes), path.string());
+  return detail::parse_json(detail::read_json_text(path), path.string());
 }
 
 Json last_step_of(const fs::path& run) {
@@ -57,9 +55,9 @@ Json last_step_of(const fs::path& run) {
 }
 
 fs::path checkpoints_of(const fs::path& run) {
-  const auto config = engine::run_config_from_text(
-      read_file(run / "config.json", kMaxJsonBytes),
-      (run / "config.json").string());
+  const auto config =
+      engine::run_config_from_text(detail::read_json_text(run / "config.json"),
+                                   (run / "config.json").string());
   return config.checkpoint.dir.empty() ? run / "checkpoints"
                                        : fs::path(config.checkpoint.dir);
 }

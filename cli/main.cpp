@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "tessera/core/config.h"
 #include "tessera/core/error.h"
+#include "tessera/core/printable.h"
 #include "tessera/core/version.h"
 
 namespace tessera::cli {
@@ -37,7 +38,7 @@ std::vector<std::string> names_of_commands(const CLI::App& program) {
 
 int usage_error(const CLI::App& program, const std::string& message,
                 const std::string& first_word) {
-  std::cerr << "tessera: " << message << "\n";
+  std::cerr << "tessera: " << printable(message, true) << "\n";
   const auto names = names_of_commands(program);
   if (std::find(names.begin(), names.end(), first_word) == names.end()) {
     if (const auto meant = config::nearest(first_word, names)) {
@@ -49,7 +50,7 @@ int usage_error(const CLI::App& program, const std::string& message,
 }
 
 int failed(const std::string& message, ExitCode code) {
-  std::cerr << "tessera: error: " << message << std::endl;
+  std::cerr << "tessera: error: " << printable(message, true) << std::endl;
   return static_cast<int>(code);
 }
 

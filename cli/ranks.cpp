@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "cli/flag_values.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
@@ -110,7 +111,7 @@ int run_rank_processes(const RankJob& job, int64_t world_size) {
 
 void add_rank_flags(CLI::App& command, RankFlags& flags) {
   command.add_option("--nproc", flags.nproc, "ranks to start on this host")
-      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+      ->check(whole_number(1, 4096));
   command.add_option("--ranks", flags.ranks, "processes or threads")
       ->check(CLI::IsMember({"processes", "threads"}));
 }

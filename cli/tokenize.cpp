@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "cli/commands.h"
+#include "cli/flag_values.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -13,6 +14,7 @@
 #include "tessera/data/token_file.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/data/tokenizer_trainer.h"
+#include "tessera/models/model_config.h"
 
 namespace tessera::cli {
 namespace {
@@ -222,7 +224,8 @@ void add_train_command(CLI::App& tokenize) {
   command
       ->add_option("--vocab-size", flags->training.vocab_size,
                    "With the 256 bytes and the special tokens")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(whole_number(1, models::kMaxSize));
   command
       ->add_option("--output", flags->output,
                    "A file *.json, or a folder for tokenizer.json")
@@ -234,7 +237,8 @@ void add_train_command(CLI::App& tokenize) {
       ->add_option("--special", flags->training.special_tokens,
                    "Special tokens; the first ids are theirs")
       ->capture_default_str();
-  command->add_option("--threads", flags->training.threads, "0: all cores");
+  command->add_option("--threads", flags->training.threads, "0: all cores")
+      ->check(whole_number(0, 4096));
   command->callback([flags] { train(*flags); });
 }
 
@@ -260,7 +264,8 @@ void add_encode_command(CLI::App& tokenize) {
                     "JSON string, or an object with --field");
   command->add_flag("--special-tokens", flags->special_tokens,
                     "With what the tokenizer puts around a text");
-  command->add_option("--threads", flags->threads, "0: all cores");
+  command->add_option("--threads", flags->threads, "0: all cores")
+      ->check(whole_number(0, 4096));
   command->callback([flags] { encode(*flags); });
 }
 
@@ -272,7 +277,7 @@ void add_decode_command(CLI::App& tokenize) {
       ->add_option("--tokenizer", flags->tokenizer,
                    "tokenizer.json, or a folder with it")
       ->required();
-  command->add_option("ids", flags->ids, "Ids");
+  command->add_option("ids", flags->ids, "Ids")->check(whole_number(0));
   command->add_option("--input", flags->input,
                       "A token file, or a run's token cache");
   command->add_option("--format", flags->format, "Of --input")

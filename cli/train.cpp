@@ -11,6 +11,7 @@
 #include "tessera/launch/signals.h"
 #include "tessera/train/preflight.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/trained_model.h"
 #include "tessera/train/trainer.h"
 
 namespace tessera::cli {
@@ -31,7 +32,7 @@ class TrainCommand {
       : flags_(std::move(flags)) {
     config_ = engine::read_run_config(
         flags_.file, overrides_of(flags_.sets, extras), &origins_);
-    engine::read_model_folder(config_, origins_);
+    train::read_model_source(config_, origins_);
   }
 
   void run(int argc, char** argv) {

@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/flag_values.h"
 #include "cli/overrides.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/run_config.h"
@@ -92,9 +93,9 @@ void add_verify(CLI::App& program) {
   command->add_option("RUN.json", flags->file, "the configuration")->required();
   command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
   command->add_option("--nproc", flags->nproc, "ranks, as threads")
-      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+      ->check(whole_number(1, 4096));
   command->add_option("--steps", flags->steps, "steps to compare")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+      ->check(whole_number(1, 1000));
   command
       ->add_option("--precision", flags->precision,
                    "fp64, or fp32 with the bounds of its rounding")

@@ -7,6 +7,8 @@
 #include "tessera/wrappers/distributed_data_parallel.h"
 
 namespace nn = torch::nn;
+// By a name, and not by "using namespace": tessera has an nn of its own.
+namespace ts = tessera;
 
 struct BlockImpl : nn::Module {
   nn::Sequential path{nullptr};
@@ -20,12 +22,12 @@ struct BlockImpl : nn::Module {
 };
 TORCH_MODULE(Block);
 
-void train(tessera::comm::Communicator& ranks) {
+void train(ts::comm::Communicator& ranks) {
   torch::manual_seed(ranks.rank());  // rank 0's weights are broadcast
   nn::Sequential resnet(nn::Conv2d(3, 16, 3), Block(16), Block(16),
                         nn::AdaptiveAvgPool2d(1), nn::Flatten(),
                         nn::Linear(16, 4));
-  tessera::DistributedDataParallel model(resnet, ranks.world());
+  ts::DistributedDataParallel model(resnet, ranks.world());
   torch::optim::SGD optimizer(resnet->parameters(), /*lr=*/0.1);
   for (int step = 0; step <= 60; ++step) {
     const auto labels = torch::randint(4, {16});  // which channel is brighter
@@ -41,4 +43,4 @@ void train(tessera::comm::Communicator& ranks) {
   }
 }
 
-int main() { tessera::comm::run_threads(/*world_size=*/4, "shm", train); }
+int main() { ts::comm::run_threads(/*world_size=*/4, "shm", train); }

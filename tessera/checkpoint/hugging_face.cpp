@@ -32,7 +32,8 @@ std::set<std::string> weight_files(const std::string& folder) {
                 ": holds neither ", kSingleFile, " nor ", kIndexFile, ".");
     return {kSingleFile};
   }
-  const auto json = tessera::detail::parse_json(read_file(index), index);
+  const auto json = tessera::detail::parse_json(
+      tessera::detail::read_json_text(index), index);
   TS_CHECK_IO(json.is_object() && json.contains("weight_map") &&
                   json["weight_map"].is_object(),
               index, ": \"weight_map\" is missing or is no object.");
@@ -249,7 +250,8 @@ at::Tensor assemble(const Stored& stored, const WholeParameter& whole) {
 bool is_hugging_face_folder(const std::string& folder) {
   const std::string path = folder + "/config.json";
   if (!fs::is_regular_file(path)) return false;
-  const auto json = tessera::detail::parse_json(read_file(path), path);
+  const auto json =
+      tessera::detail::parse_json(tessera::detail::read_json_text(path), path);
   return json.is_object() && json.contains("model_type");
 }
 

@@ -8,6 +8,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/printable.h"
 #include "tessera/core/screen.h"
 
 namespace tessera::log {
@@ -51,7 +52,8 @@ const char* mark(Level level) {
 std::string line_of(Level level, const std::string& message) {
   const RankContext& who = rank_context();
   const std::string prefix = who.world_size > 1 ? who.prefix() : "";
-  return time_of_day() + prefix + mark(level) + message + "\n";
+  return time_of_day() + prefix + mark(level) +
+         printable(message, /*keeps_lines=*/true) + "\n";
 }
 
 // REQUIRES: the lock is held.

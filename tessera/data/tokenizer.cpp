@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/detail/added_tokens.h"
@@ -176,7 +177,7 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer Tokenizer::load(const std::string& path) {
   std::filesystem::path file(path);
   if (std::filesystem::is_directory(file)) file /= "tokenizer.json";
-  const std::string text = read_file(file);
+  const std::string text = tessera::detail::read_json_text(file);
   return Tokenizer(detail::read_tokenizer_json(text, file.string()),
                    file.string());
 }

@@ -68,7 +68,9 @@ void RankModel::build_model() {
       .config = config_.strategies(),
       .seed = static_cast<uint64_t>(config_.run.seed),
       .trains = trains()};
-  if (config_.model.load_weights) {
+  // Those of a checkpoint are read by whoever knows what is in it.
+  if (config_.model.load_weights &&
+      checkpoint::is_hugging_face_folder(config_.model.from)) {
     options.load = [&] {
       checkpoint::load_hugging_face(config_.model.from, *decoder_, mesh,
                                     mesh.coord_of(ranks_.rank()));

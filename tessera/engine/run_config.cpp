@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tessera/models/hugging_face_config.h"
 #include "tessera/optim/registry.h"
 #include "tessera/parallel/compose.h"
@@ -201,7 +201,8 @@ RunConfig read_run_config(const std::string& path,
                           config::Provenance* origins) {
   TS_CHECK_CONFIG(path.empty() || std::filesystem::is_regular_file(path), path,
                   ": there is no such configuration file.");
-  const std::string text = path.empty() ? "{}" : read_file(path);
+  const std::string text =
+      path.empty() ? "{}" : tessera::detail::read_json_text(path);
   return run_config_from_text(text, path, overrides, origins);
 }
 
@@ -218,7 +219,13 @@ void read_model_folder(RunConfig& config, const config::Provenance& origins) {
                   "model.load_weights is true, but model.from is empty. Set "
                   "model.from to the folder that holds the weights.");
   if (model.from.empty()) return;
-  const auto folder = models::read_hugging_face_config(model.from).model;
+  take_sizes(config, models::read_hugging_face_config(model.from).model,
+             origins);
+}
+
+void take_sizes(RunConfig& config, const models::ModelConfig& folder,
+                const config::Provenance& origins) {
+  auto& model = config.model;
   take(model.family, folder.family, "model.family", origins);
   take(model.layers, folder.layers, "model.layers", origins);
   take(model.hidden, folder.hidden, "model.hidden", origins);

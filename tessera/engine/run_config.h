@@ -87,6 +87,9 @@ std::string to_json(const RunConfig& config);
 // Where model.from is set: takes the sizes in its config.json. A size that was
 // also given as a key (`origins` tells) must be the same there.
 void read_model_folder(RunConfig& config, const config::Provenance& origins);
+// The same of sizes that are known.
+void take_sizes(RunConfig& config, const models::ModelConfig& folder,
+                const config::Provenance& origins);
 
 // The ranks that the mesh asks for by itself; degrees that are left open are 1.
 int64_t implied_world_size(const RunConfig& config);

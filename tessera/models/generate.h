@@ -3,7 +3,7 @@
 //
 // Bits:   token i drawn is a pure function of (weights, prompt, options, i).
 // Errors: an empty prompt, or one that leaves no room in max_seq, is
-//         TS_CHECK_CONFIG.
+//         TS_CHECK_CONFIG; logits that are no numbers are TS_CHECK.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 #include <vector>
 
 #include "tessera/models/model.h"
+#include "tessera/models/sampling.h"
 
 namespace tessera::models {
 
 struct GenerateOptions {
   int64_t max_new_tokens = 100;  // fewer where max_seq is reached
-  double temperature = 1.0;      // 0: always the likeliest token
-  int64_t top_k = 0;             // draw among the k likeliest; 0: all
-  double top_p = 1.0;  // among the fewest likeliest that reach this probability
+  SamplingOptions sampling{};
   uint64_t seed = 0;
+  int64_t sample = 0;      // of those with this seed, each another text
   int64_t num_tokens = 0;  // ids at and above are never drawn; 0: all may be
   std::vector<int64_t> stop_tokens{};  // end the text, and are not returned
 };
@@ -33,6 +33,11 @@ using Draw = std::function<int64_t(const at::Tensor& logits)>;
 // another rank, which drew it.
 using NextToken =
     std::function<int64_t(const std::vector<int64_t>& ids, const Draw& draw)>;
+
+// TS_CHECK_CONFIG where no text can follow the prompt with these options.
+void check_generation(const ModelConfig& config,
+                      const std::vector<int64_t>& prompt,
+                      const GenerateOptions& options);
 
 // Tokens that the prompt and what follows it can be at most.
 int64_t longest_text(const ModelConfig& config,

@@ -1,5 +1,7 @@
 #include "tessera/models/hugging_face_config.h"
 
+#include <string_view>
+
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -71,6 +73,23 @@ void put_tokens(const HuggingFaceConfig& config, Json& json) {
   }
 }
 
+// A text and what it says, for changes.
+struct Said {
+  Said(const std::string& text, const std::string& source)
+      : json(tessera::detail::parse_json(text, source)), in(json, source) {
+    TS_CHECK_CONFIG(json.is_object(), source, ": must be a JSON object.");
+  }
+  Json json;
+  Reader in;
+};
+
+bool has_tokens_of(const Reader& in, const HuggingFaceConfig& config) {
+  HuggingFaceConfig said;
+  read_tokens(in, said);
+  return said.bos_token == config.bos_token &&
+         said.eos_tokens == config.eos_tokens;
+}
+
 }  // namespace
 
 HuggingFaceConfig parse_hugging_face_config(const std::string& text,
@@ -119,6 +138,42 @@ std::string generation_config_json(const HuggingFaceConfig& config) {
   Json json = {{"_from_model_config", true}};
   put_tokens(config, json);
   return json.dump(2) + "\n";
+}
+
+bool has_tokens_of(const std::string& text, const std::string& source,
+                   const HuggingFaceConfig& config) {
+  return has_tokens_of(Said(text, source).in, config);
+}
+
+std::string updated_hugging_face_config(const std::string& text,
+                                        const std::string& source,
+                                        const HuggingFaceConfig& config) {
+  Said said(text, source);
+  const Json before = said.json;
+  if (read_dtype(said.in) != config.dtype) {
+    const bool has_old = said.in.has("torch_dtype");
+    for (const char* key : {"dtype", "torch_dtype"}) {
+      const bool is_old = std::string_view(key) == "torch_dtype";
+      if (said.in.has(key) || (!is_old && !has_old)) {
+        said.json[key] = dtype_word(config.dtype);
+      }
+    }
+  }
+  const auto& moe = config.model.moe;
+  constexpr const char* kAuxLoss = "router_aux_loss_coef";
+  if (moe.experts > 0 && said.in.number(kAuxLoss, -1.0) != moe.aux_loss) {
+    said.json[kAuxLoss] = moe.aux_loss;
+  }
+  if (!has_tokens_of(said.in, config)) put_tokens(config, said.json);
+  return said.json == before ? text : said.json.dump(2) + "\n";
+}
+
+std::string updated_generation_config(const std::string& text,
+                                      const std::string& source,
+                                      const HuggingFaceConfig& config) {
+  Said said(text, source);
+  put_tokens(config, said.json);
+  return said.json.dump(2) + "\n";
 }
 
 }  // namespace tessera::models

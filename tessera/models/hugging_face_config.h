@@ -35,4 +35,17 @@ HuggingFaceConfig parse_hugging_face_config(const std::string& text,
 std::string hugging_face_config_json(const HuggingFaceConfig& config);
 std::string generation_config_json(const HuggingFaceConfig& config);
 
+// Whether a config.json names the first and last tokens of `config`.
+bool has_tokens_of(const std::string& text, const std::string& source,
+                   const HuggingFaceConfig& config);
+// A config.json of the same sizes: its own text, in which only what `config`
+// has otherwise is changed: type of the weights, tokens, balance of experts.
+std::string updated_hugging_face_config(const std::string& text,
+                                        const std::string& source,
+                                        const HuggingFaceConfig& config);
+// The same of a generation_config.json's tokens.
+std::string updated_generation_config(const std::string& text,
+                                      const std::string& source,
+                                      const HuggingFaceConfig& config);
+
 }  // namespace tessera::models

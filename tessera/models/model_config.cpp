@@ -40,9 +40,9 @@ void MoeConfig::declare(config::Section& section) {
 
 void ModelConfig::declare(config::Section& section) {
   section.key("from", from,
-              "Hugging Face folder whose config.json gives the model");
-  section.key("load_weights", load_weights,
-              "start from the weights in the folder `from`");
+              "Hugging Face folder, run folder or checkpoint that gives the "
+              "model's sizes");
+  section.key("load_weights", load_weights, "start from the weights in `from`");
   section.key("family", family, "what the decoder's blocks are made of")
       .one_of(names_of_families());
   const auto size = [&](const char* name, int64_t& member, int64_t minimum,

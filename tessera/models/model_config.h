@@ -27,7 +27,7 @@ struct MoeConfig {
 
 // The defaults: a Llama-style decoder of about ten million parameters.
 struct ModelConfig {
-  std::string from = "";  // a Hugging Face folder; "": the keys below
+  std::string from = "";  // a folder with a model; "": the keys below
   bool load_weights = false;
   std::string family = "llama";
   int64_t layers = 6;

@@ -97,7 +97,8 @@ TEST_P(DecoderTest, GreedyGenerationIsTheSameWithAndWithoutCache) {
   const auto decoder = make(GetParam());
   const std::vector<int64_t> prompt = {3, 14, 15, 9};
   const auto tokens =
-      generate(*decoder, prompt, {.max_new_tokens = 8, .temperature = 0.0});
+      generate(*decoder, prompt,
+               {.max_new_tokens = 8, .sampling = {.temperature = 0.0}});
   ASSERT_EQ(tokens.size(), 8u);
   auto all = prompt;
   for (const int64_t token : tokens) {
@@ -222,14 +223,15 @@ TEST(Generate, TheSameSeedGivesTheSameTextAndOptionsNarrowIt) {
     options.max_new_tokens = 10;
     return generate(*decoder, prompt, options);
   };
-  const auto greedy = text({.temperature = 0.0});
-  EXPECT_EQ(text({.temperature = 5.0, .seed = 4}),
-            text({.temperature = 5.0, .seed = 4}));
-  EXPECT_NE(text({.temperature = 5.0, .seed = 4}),
-            text({.temperature = 5.0, .seed = 5}));
-  EXPECT_EQ(text({.temperature = 5.0, .top_k = 1}), greedy);
-  EXPECT_EQ(text({.temperature = 5.0, .top_p = 1e-9}), greedy);
-  for (const int64_t id : text({.temperature = 100.0, .num_tokens = 4})) {
+  const auto greedy = text({.sampling = {.temperature = 0.0}});
+  EXPECT_EQ(text({.sampling = {.temperature = 5.0}, .seed = 4}),
+            text({.sampling = {.temperature = 5.0}, .seed = 4}));
+  EXPECT_NE(text({.sampling = {.temperature = 5.0}, .seed = 4}),
+            text({.sampling = {.temperature = 5.0}, .seed = 5}));
+  EXPECT_EQ(text({.sampling = {.temperature = 5.0, .top_k = 1}}), greedy);
+  EXPECT_EQ(text({.sampling = {.temperature = 5.0, .top_p = 1e-9}}), greedy);
+  for (const int64_t id :
+       text({.sampling = {.temperature = 100.0}, .num_tokens = 4})) {
     EXPECT_LT(id, 4);
   }
 }
@@ -238,14 +240,16 @@ TEST(Generate, EndsAtAStopTokenAtMaxSeqAndWhenTold) {
   const auto decoder = make("gpt2");
   const std::vector<int64_t> prompt = {1, 2, 3};
   const auto greedy =
-      generate(*decoder, prompt, {.max_new_tokens = 100, .temperature = 0.0});
+      generate(*decoder, prompt,
+               {.max_new_tokens = 100, .sampling = {.temperature = 0.0}});
   EXPECT_EQ(greedy.size(), 13u);  // max_seq 16
-  const auto stopped = generate(
-      *decoder, prompt,
-      {.max_new_tokens = 100, .temperature = 0.0, .stop_tokens = {greedy[4]}});
+  const auto stopped = generate(*decoder, prompt,
+                                {.max_new_tokens = 100,
+                                 .sampling = {.temperature = 0.0},
+                                 .stop_tokens = {greedy[4]}});
   EXPECT_LE(stopped.size(), 4u);
   const auto told =
-      generate(*decoder, prompt, {.temperature = 0.0},
+      generate(*decoder, prompt, {.sampling = {.temperature = 0.0}},
                [count = 0](int64_t) mutable { return ++count < 3; });
   EXPECT_EQ(told.size(), 3u);
 }
@@ -263,7 +267,7 @@ TEST(Generate, DrawsFollowTheProbabilities) {
   for (int64_t seed = 0; seed < kDraws; ++seed) {
     const auto tokens = generate(*decoder, prompt,
                                  {.max_new_tokens = 1,
-                                  .temperature = 20.0,
+                                  .sampling = {.temperature = 20.0},
                                   .seed = static_cast<uint64_t>(seed)});
     counts[tokens.at(0)] += 1;
   }
@@ -277,8 +281,10 @@ TEST(Generate, RefusesWhatCannotBe) {
   EXPECT_THROW(generate(*decoder, {}, {}), tessera::Error);
   EXPECT_THROW(generate(*decoder, std::vector<int64_t>(16, 1), {}),
                tessera::Error);
-  EXPECT_THROW(generate(*decoder, {1}, {.temperature = -1.0}), tessera::Error);
-  EXPECT_THROW(generate(*decoder, {1}, {.top_p = 0.0}), tessera::Error);
+  EXPECT_THROW(generate(*decoder, {1}, {.sampling = {.temperature = -1.0}}),
+               tessera::Error);
+  EXPECT_THROW(generate(*decoder, {1}, {.sampling = {.top_p = 0.0}}),
+               tessera::Error);
 }
 
 TEST(HuggingFaceSource, BoxesOfAConv1dAreTurnedAndOffset) {

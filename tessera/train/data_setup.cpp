@@ -12,6 +12,7 @@
 #include "tessera/data/mixture.h"
 #include "tessera/data/token_stream.h"
 #include "tessera/data/tokenizer_trainer.h"
+#include "tessera/train/trained_model.h"
 
 namespace tessera::train {
 
@@ -22,11 +23,10 @@ namespace {
 // Where the run's tokenizer is to be found; "": it must be trained.
 std::string tokenizer_path(const RunConfig& config) {
   if (!config.data.tokenizer.empty()) return config.data.tokenizer;
-  const std::string with_model = config.model.from + "/tokenizer.json";
-  if (!config.model.from.empty() && std::filesystem::exists(with_model)) {
-    return with_model;
-  }
-  return "";
+  if (config.model.from.empty()) return "";
+  const auto model = find_trained_model(config.model.from, at::kFloat);
+  const std::string with_model = model.tokenizer_folder + "/tokenizer.json";
+  return std::filesystem::exists(with_model) ? with_model : "";
 }
 
 void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,

@@ -5,6 +5,7 @@
 //   logs/rank-N.log                       checkpoints/step-N/
 //   summary.json     written at the end
 //   logs/flight-rank-N.json               after a failure: the last operations
+//   model_files/     of model.from, but its weights
 //   trace/           where monitor.trace asks for it
 //   .lock            held by the run that writes here
 //

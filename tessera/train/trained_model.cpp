@@ -6,11 +6,13 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/nn/parameter.h"
+#include "tessera/train/model_files.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/state.h"
 
@@ -23,6 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint64_t kLongestName = 4096;  // in `latest`
+
 bool is_checkpoint(const fs::path& path) {
   return fs::exists(path / "manifest.json");
 }
@@ -33,7 +37,7 @@ fs::path checkpoints_of(const fs::path& run) {
   if (fs::exists(run / "checkpoints" / "latest") || !fs::exists(config)) {
     return run / "checkpoints";
   }
-  const std::string text = read_file(config.string());
+  const std::string text = tessera::detail::read_json_text(config);
   if (checkpoint::is_hugging_face_folder(run.string())) return {};
   return RunFolder(run_config_from_text(text, config.string())).checkpoints();
 }
@@ -43,7 +47,7 @@ fs::path newest_checkpoint(const fs::path& run) {
   const fs::path checkpoints = checkpoints_of(run);
   const fs::path latest = checkpoints / "latest";
   if (!fs::exists(latest)) return {};
-  std::string name = read_file(latest.string());
+  std::string name = read_file(latest, kLongestName);
   while (!name.empty() &&
          std::isspace(static_cast<unsigned char>(name.back()))) {
     name.pop_back();
@@ -51,28 +55,30 @@ fs::path newest_checkpoint(const fs::path& run) {
   return checkpoints / fs::path(name).filename();
 }
 
-// The run folder of RUN/checkpoints/step-N, where it keeps its tokenizer: above
-// the checkpoint, or where the run's configuration has it.
+// The run folder of RUN/checkpoints/step-N, where it keeps its tokenizer and
+// the model's files: above the checkpoint, or where the run's configuration has
+// it.
 fs::path run_folder_of(const fs::path& checkpoint, const RunConfig& run) {
-  fs::path above =
+  const fs::path above =
       fs::absolute(checkpoint).lexically_normal().parent_path().parent_path();
-  const RunFolder configured(run);
-  const bool elsewhere = !fs::exists(above / "tokenizer.json") &&
-                         fs::exists(configured.tokenizer());
-  return elsewhere ? fs::path(configured.path()) : above;
+  const fs::path configured = RunFolder(run).path();
+  const auto keeps = [](const fs::path& folder) {
+    return fs::exists(folder / "tokenizer.json") ||
+           fs::exists(kept_model_files(folder.string()));
+  };
+  return !keeps(above) && keeps(configured) ? configured : above;
 }
 
-models::HuggingFaceConfig described(const models::ModelConfig& model,
-                                    c10::ScalarType dtype,
-                                    const fs::path& tokenizer_folder) {
-  models::HuggingFaceConfig config{.model = model, .dtype = dtype};
-  if (fs::exists(tokenizer_folder / "tokenizer.json")) {
-    const auto tokenizer = data::Tokenizer::load(tokenizer_folder.string());
-    const auto end = tokenizer.end_of_text();
-    config.bos_token = end;
-    if (end) config.eos_tokens = {*end};
-  }
-  return config;
+// By the tokenizer, where there is one: what begins a text, and what ends it.
+void take_tokens(models::HuggingFaceConfig& config,
+                 const fs::path& tokenizer_folder) {
+  if (!fs::exists(tokenizer_folder / "tokenizer.json")) return;
+  const auto tokenizer = data::Tokenizer::load(tokenizer_folder.string());
+  const auto end = tokenizer.end_of_text();
+  const auto& before = tokenizer.spec().before;
+  config.bos_token = before.empty() ? end : std::optional(before[0]);
+  config.eos_tokens.clear();
+  if (end) config.eos_tokens = {*end};
 }
 
 ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
@@ -80,11 +86,23 @@ ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   const SavedRun saved = saved_run_from(manifest.extra, path.string());
   RunConfig run = run_config_from_text(saved.config, path.string());
   run.model.load_weights = false;  // the run did, once
-  const std::string tokenizer_folder = run_folder_of(path, run).string();
-  return {.path = path.string(),
-          .is_checkpoint = true,
-          .config = described(run.model, dtype, tokenizer_folder),
-          .tokenizer_folder = tokenizer_folder};
+  ModelSource source{.path = path.string(),
+                     .is_checkpoint = true,
+                     .config = {},
+                     .tokenizer_folder = run_folder_of(path, run).string()};
+  const std::string& folder = source.tokenizer_folder;
+  const std::string kept = kept_model_files(folder);
+  if (fs::exists(kept)) {
+    source.model_files = kept;
+    source.has_files_tokenizer = has_same_tokenizer(folder, kept);
+    source.config = models::read_hugging_face_config(kept);
+  }
+  source.config.model = run.model;
+  source.config.dtype = dtype;
+  if (source.model_files.empty() || !source.has_files_tokenizer) {
+    take_tokens(source.config, folder);
+  }
+  return source;
 }
 
 // Weights of a run, of any type.
@@ -94,9 +112,10 @@ void load(const ModelSource& source, checkpoint::State state,
                    {.partial = true, .convert = true});
 }
 
-std::shared_ptr<models::Model> open_checkpoint(const ModelSource& source) {
+std::shared_ptr<models::Model> open_checkpoint(const ModelSource& source,
+                                               c10::ScalarType dtype) {
   auto decoder = models::make_model(source.config.model);
-  nn::materialise(*decoder, {.dtype = source.config.dtype, .fill = false});
+  nn::materialise(*decoder, {.dtype = dtype, .fill = false});
   checkpoint::State state;
   for (const auto& parameter : nn::parameters_of(*decoder)) {
     const auto& layout = parameter.spec->layout;
@@ -126,16 +145,43 @@ ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
               "(config.json of a model).");
   ModelSource source{.path = path,
                      .config = models::read_hugging_face_config(path),
-                     .tokenizer_folder = path};
+                     .tokenizer_folder = path,
+                     .model_files = path};
   source.config.model.from = path;
   source.config.model.load_weights = true;
   return source;
 }
 
+c10::ScalarType dtype_of_files(const ModelSource& source) {
+  return source.model_files.empty()
+             ? at::kFloat
+             : models::read_hugging_face_config(source.model_files).dtype;
+}
+
+void read_model_source(RunConfig& config, const config::Provenance& origins) {
+  const std::string& from = config.model.from;
+  if (from.empty() || !fs::is_directory(from) ||
+      checkpoint::is_hugging_face_folder(from)) {
+    return engine::read_model_folder(config, origins);
+  }
+  const auto source = find_trained_model(from, at::kFloat);
+  engine::take_sizes(config, source.config.model, origins);
+}
+
+void load_first_weights(const RunConfig& config, engine::RankModel& model,
+                        comm::Group& world) {
+  const auto& from = config.model;
+  if (!from.load_weights || checkpoint::is_hugging_face_folder(from.from)) {
+    return;  // none are asked for, or they are there
+  }
+  load(find_trained_model(from.from, at::kFloat), weights_of(model.composed()),
+       world);
+}
+
 std::shared_ptr<models::Model> open_whole(const ModelSource& source,
                                           c10::ScalarType dtype) {
   return source.is_checkpoint
-             ? open_checkpoint(source)
+             ? open_checkpoint(source, dtype)
              : checkpoint::model_from_hugging_face(source.path, dtype);
 }
 

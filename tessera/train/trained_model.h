@@ -26,10 +26,28 @@ struct ModelSource {
   models::HuggingFaceConfig config;
   // The folder that may hold the tokenizer's files.
   std::string tokenizer_folder;
+  // The folder with the files of the Hugging Face folder that the model came
+  // from; "": it came from none.
+  std::string model_files = "";
+  bool has_files_tokenizer = true;  // and no other since
 };
 
 // `dtype`: what a checkpoint's weights are to be.
 ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype);
+
+// What the folder that the model came from has its weights in; fp32 where it
+// came from none.
+c10::ScalarType dtype_of_files(const ModelSource& source);
+
+// Where model.from is set, also to a run or a checkpoint: takes its sizes, as
+// engine::read_model_folder() does.
+void read_model_source(engine::RunConfig& config,
+                       const config::Provenance& origins);
+
+// The first weights of a run whose model.from is a run or a checkpoint, where
+// it asks for them. Collective.
+void load_first_weights(const engine::RunConfig& config,
+                        engine::RankModel& model, comm::Group& world);
 
 std::shared_ptr<models::Model> open_whole(const ModelSource& source,
                                           c10::ScalarType dtype);

@@ -23,8 +23,10 @@
 #include "tessera/train/data_setup.h"
 #include "tessera/train/evaluate.h"
 #include "tessera/train/metrics.h"
+#include "tessera/train/model_files.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/state.h"
+#include "tessera/train/trained_model.h"
 
 namespace tessera::train {
 
@@ -56,7 +58,10 @@ class Trainer {
         std::make_unique<engine::Recorder>(model_->composed(), ranks_.rank());
     resume();
     // What was refused until here has left the one before as it was.
-    if (leads()) write_file_atomic(folder_.config(), to_json(config_));
+    if (leads()) {
+      write_file_atomic(folder_.config(), to_json(config_));
+      keep_model_files(config_, folder_, saved_at_ >= 0);
+    }
     if (step_ >= config_.run.steps) {
       log::info("nothing to do: ", step_, " steps are done, and run.steps is ",
                 config_.run.steps);
@@ -110,7 +115,7 @@ class Trainer {
     checkpoint::State state = state_of(model_->composed(), model_->optimizer());
     const auto saved = train::resume(options_.resume, folder_.checkpoints(),
                                      state, ranks_.world());
-    if (!saved) return;
+    if (!saved) return load_first_weights(config_, *model_, ranks_.world());
     step_ = saved->step;
     saved_at_ = step_;
     best_ = saved->best;

@@ -5,6 +5,9 @@
 //   model_driver export FOLDER OUT DTYPE         OUT: a folder
 //   model_driver train FOLDER IDS OUT DTYPE LR   IDS: (steps, B, T + 1); prints
 //                                                loss and norm of each step
+//   model_driver filter IN OUT TEMPERATURE TOP_K TOP_P MIN_P PENALTY
+//                                                IN: logits (V), ids of a
+//                                                text; OUT: scores (V)
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -15,6 +18,7 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/error.h"
+#include "tessera/models/sampling.h"
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/optim/optimizer.h"
 
@@ -93,6 +97,22 @@ void train(const std::vector<std::string>& args) {
   checkpoint::save_hugging_face(args[3], config, *decoder);
 }
 
+void filter(const std::vector<std::string>& args) {
+  const checkpoint::SafetensorsFile in(args[1]);
+  const at::Tensor ids = in.tensor("ids").contiguous();
+  const int64_t* first = ids.const_data_ptr<int64_t>();
+  const at::Tensor scores =
+      models::sampling_scores(in.tensor("logits"), {first, first + ids.numel()},
+                              {.temperature = std::stod(args[3]),
+                               .top_k = std::stoll(args[4]),
+                               .top_p = std::stod(args[5]),
+                               .min_p = std::stod(args[6]),
+                               .repetition_penalty = std::stod(args[7])});
+  checkpoint::write_safetensors(
+      args[2], {{"scores", scores.scalar_type(), scores.sizes().vec()}}, {},
+      [&](const std::string&) { return scores; });
+}
+
 int run(const std::vector<std::string>& args) {
   const std::string verb = args.empty() ? "" : args[0];
   if (verb == "logits" && args.size() == 5) {
@@ -101,6 +121,8 @@ int run(const std::vector<std::string>& args) {
     write_folder(args);
   } else if (verb == "train" && args.size() == 6) {
     train(args);
+  } else if (verb == "filter" && args.size() == 8) {
+    filter(args);
   } else {
     std::fprintf(stderr, "usage: see the top of model_driver.cpp\n");
     return 2;

@@ -88,7 +88,7 @@ def test_seeds(tessera, folder):
     (["eval", "--model", "{folder}", "--data", "nowhere.txt"], 78),
     (["eval", "--model", "{folder}", "--data", "{text}", "--seq-len", "65"], 78),
     (["eval", "--model", "{folder}", "--data", "{text}", "--dtype", "int"], 2),
-    (["generate", "--model", "{folder}", "--prompt", "a", "--top-p", "0"], 78),
+    (["generate", "--model", "{folder}", "--prompt", "a", "--top-p", "0"], 2),
     (["generate", "--model", "{folder}", "--prompt", "a", "--max-tokens", "0"],
      2),
 ])

@@ -5,6 +5,8 @@
 #include <limits>
 #include <unordered_set>
 
+#include "tessera/core/files.h"
+
 namespace tessera::detail {
 namespace {
 
@@ -166,6 +168,11 @@ Json parse_json(const std::string& text, const std::string& source,
                   Json::input_format_t::json, /*strict=*/true, limits.comments);
   return Json::parse(text, /*cb=*/nullptr, /*allow_exceptions=*/true,
                      limits.comments);
+}
+
+std::string read_json_text(const std::filesystem::path& path,
+                           const JsonLimits& limits) {
+  return read_file(path, limits.max_bytes);
 }
 
 std::string place_of(const Json& value, const std::string& text,

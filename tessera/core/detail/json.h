@@ -3,6 +3,7 @@
 #pragma once
 
 #define JSON_DIAGNOSTIC_POSITIONS 1
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -26,6 +27,10 @@ struct JsonLimits {
 // double and trailing text, with "source:line:column: what".
 Json parse_json(const std::string& text, const std::string& source,
                 const JsonLimits& limits = {});
+
+// A file's text, for parse_json(); one that is too large is refused unread.
+std::string read_json_text(const std::filesystem::path& path,
+                           const JsonLimits& limits = {});
 
 // "source:line:column" of a value parsed from `text`, or of its key.
 std::string place_of(const Json& value, const std::string& text,

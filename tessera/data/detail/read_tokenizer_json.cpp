@@ -1,5 +1,7 @@
 #include "tessera/data/detail/tokenizer_json.h"
 
+#include <unordered_map>
+
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/data/detail/bpe.h"
@@ -175,7 +177,7 @@ class Reader {
   }
 
   // Hugging Face takes the model's id of a token that the model has.
-  void check_added_id(const AddedToken& token, const std::string& piece) const {
+  void check_added_id(const AddedToken& token, const std::string& piece) {
     check(token.id >= 0 && token.id <= kMaxId, piece, "has the id ", token.id,
           "; ids are 0 to ", kMaxId);
     const auto in_model = ids_.find(token.content);
@@ -187,11 +189,9 @@ class Reader {
               spec_.tokens[id].empty(),
           piece, "'", token.content, "' has the id ", token.id,
           ", which model.vocab gives to another token");
-    for (const AddedToken& other : spec_.added) {
-      check(other.id != token.id || other.content == token.content, piece, "'",
-            token.content, "' has the id ", token.id, " of '", other.content,
-            "'");
-    }
+    const auto& other = added_.emplace(token.id, token.content).first->second;
+    check(other == token.content, piece, "'", token.content, "' has the id ",
+          token.id, " of '", other, "'");
   }
 
   void read_normalizer(const Json& normalizer) {
@@ -309,6 +309,7 @@ class Reader {
   std::string source_;
   TokenizerSpec spec_;
   IdOfToken ids_;
+  std::unordered_map<int64_t, std::string> added_;  // by their ids
 };
 
 }  // namespace

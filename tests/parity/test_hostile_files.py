@@ -1,0 +1,78 @@
+"""Files of others: what they cost to refuse, and what their names may do to a terminal."""
+
+import json
+import os
+import struct
+import subprocess
+import time
+
+import pytest
+import tokenizers
+
+MANY = 150_000
+LETTERS = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+
+
+def tokenizer_json(added):
+    return json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        "post_processor": None, "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": {letter: id for id, letter in enumerate(LETTERS)}, "merges": []}})
+
+
+def test_many_added_tokens_take_no_time(tessera, tmp_path):
+    added = [{"id": 256 + i, "content": f"<{i}>", "special": True} for i in range(MANY)]
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(added))
+    start = time.monotonic()
+    tessera("inspect", "--json", tmp_path / "tokenizer.json", timeout=60)
+    assert time.monotonic() - start < 12  # it was 25 and grew by its square
+
+
+def test_an_added_id_that_is_taken_is_still_refused(program, tmp_path):
+    added = [{"id": 300, "content": content, "special": True}
+             for content in ("<x>", "<x>", "<y>")]
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(added))
+    done = subprocess.run([program, "inspect", tmp_path / "tokenizer.json"], capture_output=True, text=True)
+    assert done.returncode == 74
+    assert "added_tokens[2] '<y>' has the id 300 of '<x>'" in done.stderr
+
+
+@pytest.mark.parametrize("name, command", [
+    ("config.json", ["generate", "--prompt", "a", "--model", "{folder}"]),
+    ("config.json", ["inspect", "{folder}/config.json"]),
+    ("config.json", ["train", "{folder}/config.json"]),
+    ("tokenizer.json", ["inspect", "{folder}/tokenizer.json"]),
+])
+def test_a_huge_file_is_refused_unread(name, command, program, tmp_path):
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(3 << 29)
+    with open(tmp_path / "said", "w") as said:
+        process = subprocess.Popen([program, *(word.format(folder=tmp_path) for word in command)],
+                                   stdout=said, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    text = (tmp_path / "said").read_text()
+    assert process.returncode in (74, 78), text
+    assert "1610612736 bytes" in text and "67108864" in text
+    assert usage.ru_maxrss < 600 * 1024  # KiB; LibTorch alone takes some
+
+
+def test_names_do_not_reach_the_terminal_raw(program, tmp_path):
+    name = "a\x1b[2Jb\u009b31m"
+    header = json.dumps({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, ensure_ascii=False).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0")
+    done = subprocess.run([program, "inspect", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "a\\u001b[2Jb\\u009b31m" in done.stdout
+    assert "\x1b" not in done.stdout and "\u009b" not in done.stdout
+
+
+def test_names_in_messages_do_not_either(program, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"model": {"lay\u009b31m\x7fers": 3}}))
+    done = subprocess.run([program, "train", tmp_path / "run.json"], capture_output=True, text=True)
+    assert done.returncode == 78
+    assert "\\u009b31m\\u007f" in done.stderr, done.stderr
+    assert "\u009b" not in done.stderr and "\x7f" not in done.stderr
