@@ -54,12 +54,10 @@ Json last_step_of(const fs::path& run) {
   return last.empty() ? Json() : detail::parse_json(last, metrics.string());
 }
 
-fs::path checkpoints_of(const fs::path& run) {
-  const auto config =
-      engine::run_config_from_text(detail::read_json_text(run / "config.json"),
-                                   (run / "config.json").string());
-  return config.checkpoint.dir.empty() ? run / "checkpoints"
-                                       : fs::path(config.checkpoint.dir);
+engine::RunConfig config_of(const fs::path& run) {
+  const fs::path config = run / "config.json";
+  return engine::run_config_from_text(detail::read_json_text(config),
+                                      config.string());
 }
 
 // The name in the file DIR/best, or "".
@@ -77,7 +75,7 @@ void add_losses(const fs::path& run, Json& rows) {
   std::ifstream metrics(run / "metrics.jsonl");
   for (std::string line; std::getline(metrics, line) && !metrics.eof();) {
     int64_t step = 0;
-    if (std::sscanf(line.c_str(), "{\"step\":%ld,", &step) != 1) continue;
+    if (std::sscanf(line.c_str(), "{\"step\": %ld,", &step) != 1) continue;
     const auto found = by_step.find(step);
     if (found == by_step.end()) continue;
     const Json figures =
@@ -92,10 +90,11 @@ void add_losses(const fs::path& run, Json& rows) {
 Json row_of(const fs::path& run) {
   Json row = {{"name", run.filename().string()}};
   const Json config = parsed(run / "config.json");
-  row["model"] = config["model"].value("family", "");
+  const Json none = Json::object();
+  row["model"] = config.value("model", none).value("family", "");
   const Json last = last_step_of(run);
   row["step"] = last.is_null() ? Json(0) : last["step"];
-  row["of"] = config["run"].value("steps", Json());
+  row["of"] = config.value("run", none).value("steps", Json());
   row["loss"] = last.is_null() ? Json() : last.value("loss", Json());
   row["best valid_loss"] = Json();
   row["state"] = "running, or killed";
@@ -141,17 +140,20 @@ Json describe_checkpoints(const fs::path& folder, const Verify& verify) {
 }
 
 Json describe_run(const fs::path& path, const Verify& verify) {
-  const Json config = parsed(path / "config.json");
+  const engine::RunConfig config = config_of(path);
   Json json = {{"kind", "run"}};
-  json["name"] = config["run"]["name"];
-  json["model"] = config["model"]["family"];
-  json["steps"] = config["run"]["steps"];
+  json["name"] = config.run.name;
+  json["model"] = config.model.family;
+  json["steps"] = config.run.steps;
   const Json last = last_step_of(path);
   json["last step"] = last.is_null() ? Json("none yet") : last;
   if (fs::exists(path / "summary.json")) {
     json["summary"] = parsed(path / "summary.json");
   }
-  Json checkpoints = describe_checkpoints(checkpoints_of(path), verify);
+  const fs::path folder = config.checkpoint.dir.empty()
+                              ? path / "checkpoints"
+                              : fs::path(config.checkpoint.dir);
+  Json checkpoints = describe_checkpoints(folder, verify);
   add_losses(path, checkpoints);
   json["checkpoints"] = checkpoints;
   return json;

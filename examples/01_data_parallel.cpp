@@ -3,6 +3,7 @@
 
 #include <iostream>
 
+#include "tessera/comm/agree.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/wrappers/distributed_data_parallel.h"
 
@@ -23,16 +24,23 @@ struct BlockImpl : nn::Module {
 TORCH_MODULE(Block);
 
 void train(ts::comm::Communicator& ranks) {
-  torch::manual_seed(ranks.rank());  // rank 0's weights are broadcast
-  nn::Sequential resnet(nn::Conv2d(3, 16, 3), Block(16), Block(16),
-                        nn::AdaptiveAvgPool2d(1), nn::Flatten(),
-                        nn::Linear(16, 4));
+  // Ranks that are threads share torch's random numbers: they draw weights one
+  // after the other, and data from numbers of their own.
+  nn::Sequential resnet{nullptr};
+  ts::comm::in_turn(ranks.world(), [&] {
+    torch::manual_seed(0);
+    resnet = nn::Sequential(nn::Conv2d(3, 16, 3), Block(16), Block(16),
+                            nn::AdaptiveAvgPool2d(1), nn::Flatten(),
+                            nn::Linear(16, 4));
+  });
+  auto random = at::make_generator<at::CPUGeneratorImpl>(ranks.rank());
   ts::DistributedDataParallel model(resnet, ranks.world());
   torch::optim::SGD optimizer(resnet->parameters(), /*lr=*/0.1);
   for (int step = 0; step <= 60; ++step) {
-    const auto labels = torch::randint(4, {16});  // which channel is brighter
+    const auto labels = torch::randint(4, {16}, random);  // the bright one
     const auto bright = torch::one_hot(labels, 4).narrow(1, 0, 3);
-    const auto images = torch::rand({16, 3, 8, 8}) + bright.view({16, 3, 1, 1});
+    const auto images =
+        torch::rand({16, 3, 8, 8}, random) + bright.view({16, 3, 1, 1});
     const auto loss =
         nn::functional::cross_entropy(model.forward(images), labels);
     model.backward(loss);  // averages the gradients while backward runs

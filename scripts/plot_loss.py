@@ -8,6 +8,7 @@ import json
 import sys
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 300, 50, 14, 14, 36
+BELOW = 24  # of a point to its label: clear of a line that goes up and down
 
 
 def points(values, scale_x, scale_y):
@@ -41,10 +42,10 @@ def draw(steps, entropy):
                  'stroke="#2563eb" stroke-width="1.5"/>')
     for x, y in valid:
         parts.append(f'<circle cx="{scale_x(x):.1f}" cy="{scale_y(y):.1f}" r="4" fill="#dc2626"/>'
-                     f'<text x="{scale_x(x) - 6:.1f}" y="{scale_y(y) - 8:.1f}" text-anchor="end" '
+                     f'<text x="{scale_x(x):.1f}" y="{scale_y(y) + BELOW:.1f}" text-anchor="end" '
                      f'fill="#dc2626">validation {y:.2f}</text>')
-    parts.append(f'<text x="{LEFT + 8}" y="{TOP + 10}" fill="#2563eb">training loss, '
-                 'nats a token</text></svg>\n')
+    parts.append(f'<text x="{WIDTH - RIGHT - 8}" y="{TOP + 16}" text-anchor="end" fill="#2563eb">'
+                 'training loss, nats a token</text></svg>\n')
     return "\n".join(parts)
 
 

@@ -80,6 +80,13 @@ std::vector<std::string> gather_texts(Group& group, const std::string& text) {
   return texts;
 }
 
+void in_turn(Group& group, const std::function<void()>& work) {
+  for (int64_t rank = 0; rank < group.size(); ++rank) {
+    if (rank == group.rank()) work();
+    group.barrier();
+  }
+}
+
 std::string text_of_rank_0(Group& group, const std::string& text) {
   at::Tensor size = at::full({1}, std::ssize(text), at::kLong);
   group.broadcast(size, 0).synchronize();

@@ -26,6 +26,10 @@ std::string first_complaint(Group& group, const std::string& complaint);
 // Comm: two sends from every other rank.
 std::vector<std::string> gather_texts(Group& group, const std::string& text);
 
+// `work` on one rank after the other, in their order: for what ranks that are
+// threads share, as torch's random numbers. Comm: a barrier a rank.
+void in_turn(Group& group, const std::function<void()>& work);
+
 // Rank 0's text, on every rank. Comm: two broadcasts.
 std::string text_of_rank_0(Group& group, const std::string& text);
 

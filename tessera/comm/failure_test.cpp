@@ -76,6 +76,20 @@ TEST(Failure, GlooSurvivorsEndToo) {
   }
 }
 
+// Gloo's own thread throws there, where nobody can catch it.
+TEST(Failure, OtherSizesOnGlooAbortNobody) {
+  const auto ends = testing::fork_ranks(2, "gloo", [](Communicator& c) {
+    for (int i = 0; i < 20; ++i) {
+      at::Tensor t = at::ones({c.rank() == 0 ? 100000 : 300000});
+      c.world().all_reduce(t).wait();
+    }
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.signal, 0);
+    EXPECT_EQ(end.exit_code, 1);
+  }
+}
+
 TEST(Failure, ReceiverNamesTheRankThatWasKilled) {
   const auto ends = testing::fork_ranks(2, "shm", [](Communicator& c) {
     if (c.rank() == 1) {

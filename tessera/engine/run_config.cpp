@@ -122,7 +122,12 @@ mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
 void RunSection::declare(config::Section& section) {
   section.key("name", name, "of the run, and of its folder in `dir`")
       .check(complaint_about_name);
-  section.key("dir", dir, "folder of run folders");
+  section.key("dir", dir, "folder of run folders")
+      .check([](const config::Value& value) -> std::string {
+        return std::get<std::string>(value).empty()
+                   ? "it is empty: use . for the current folder"
+                   : "";
+      });
   section.key("seed", seed, "of initial weights and of the order of the data")
       .at_least(0);
   section.key("steps", steps, "updates of the weights, in all")

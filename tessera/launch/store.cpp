@@ -121,8 +121,15 @@ StorePtr make_store(const RankEnvironment& here) {
     TS_CHECK_REACH(access(meet.file.c_str(), R_OK | W_OK) == 0,
                    "launch: TESSERA_STORE=", meet.file, ": ",
                    std::strerror(errno), ". It lives as long as the launcher.");
+    // A file of something else is read again and again for ever.
+    const std::string junk = c10::str(
+        "launch: TESSERA_STORE=", meet.file, " gave no answer within ",
+        seconds(here.join_timeout),
+        " s. Is it the file of a launcher, and not of something else?");
     // -1 worker: the launcher made the file, no rank removes it.
-    store = c10::make_intrusive<c10d::FileStore>(meet.file, -1);
+    store = detail::within(here.join_timeout, junk, [file = meet.file] {
+      return StorePtr(c10::make_intrusive<c10d::FileStore>(file, -1));
+    });
   } else {
     store = make_tcp_store(here);
   }

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 
 namespace tessera::launch {
 namespace {
@@ -100,6 +101,24 @@ TEST(Store, OneRankNeedsNobody) {
   const Meeting meeting = join(RankEnvironment{});
   meeting.store->set("key", "value");
   EXPECT_EQ(meeting.store->get_to_str("key"), "value");
+}
+
+// c10d reads such a file again and again: its thread ends with the process.
+TEST(Store, AFileOfSomethingElseIsGivenUp) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.file("junk"), std::string(4096, 'x'));
+  const pid_t rank = fork();
+  if (rank == 0) {
+    RankEnvironment here;
+    here.world_size = 2;
+    here.join_timeout = std::chrono::seconds(1);
+    here.rendezvous.kind = Rendezvous::Kind::kFile;
+    here.rendezvous.file = folder.file("junk");
+    _exit(static_cast<int>(try_join(here).code));
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(rank, &status, 0), rank);
+  EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(ExitCode::kUnreachable));
 }
 
 TEST(Store, RanksMeetOverTcpAndFindOutWhoIsNear) {

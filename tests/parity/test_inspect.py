@@ -95,6 +95,36 @@ def test_a_run(tessera, driver, tmp_path):
     assert [row["name"] for row in seen["checkpoints"]] == [f"step-{STEP}"]
 
 
+def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    (tmp_path / "run.json").write_text(json.dumps({
+        "run": {"steps": 6, "dir": "runs", "threads": 1}, "batch": {"global": 4}, "checkpoint": {"every": 3},
+        "model": {"layers": 1, "hidden": 32, "heads": 4, "vocab": 300, "max_seq": 32},
+        "data": {"train": "text.txt", "valid": "text.txt", "seq_len": 16}, "monitor": {"tensorboard": False}}))
+    for name, steps in ("one", 6), ("two", 3), ("two", 6):
+        tessera("train", "run.json", "--nproc", 2, f"--run.name={name}", f"--run.steps={steps}", cwd=tmp_path)
+    runs = {row["name"]: row for row in inspect(tessera, tmp_path / "runs")["runs"]}
+    assert set(runs) == {"one", "two"} and runs["two"]["step"] == runs["two"]["of"] == 6
+    assert runs["one"]["state"] == "done" and runs["one"]["loss"] > 0
+
+    seen = inspect(tessera, "--verify", tmp_path / "runs" / "one")["checkpoints"]
+    assert [(row["step"], row["state"]) for row in seen] == [(6, "good"), (3, "good")]
+    assert all(row["bytes"] > 0 and row["loss"] > 0 and row["valid_loss"] > 0 for row in seen)
+
+    # What a rank had under way never lasts longer than its step.
+    for line in (tmp_path / "runs" / "one" / "metrics.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        assert 0 < step["comm_s"] <= step["step_s"] and step["exposed_comm_s"] <= step["step_s"]
+
+    page = tmp_path / "runs" / "two" / "report.html"
+    assert tessera("report", tmp_path / "runs" / "two").strip() == str(page)
+    text = page.read_text()
+    assert "resumed after step 3" in text and "all_reduce" in text and "<script" not in text
+    tessera("report", tmp_path / "runs" / "one", tmp_path / "runs" / "two", "--out", tmp_path / "both.html")
+    assert "Configured otherwise" in (tmp_path / "both.html").read_text()
+    tessera("report", tmp_path, code=74)
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "empty", "missing"])
 def test_what_is_none_of_these_is_refused(tessera, tmp_path, name):
     if name == "notes.txt":

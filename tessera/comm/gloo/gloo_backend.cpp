@@ -3,7 +3,10 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <cstdlib>
+#include <exception>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "tessera/comm/base/split_bytes.h"
@@ -69,6 +72,30 @@ class MessageWork : public c10d::Work {
   Tensors tensors_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
+
+// Gloo's thread throws, where nobody can catch it, at a message of another size
+// than is awaited: ranks call different collectives.
+void explain_what_gloo_throws() {
+  static const std::terminate_handler before = std::set_terminate([] {
+    std::string what;
+    try {
+      if (const auto error = std::current_exception()) {
+        std::rethrow_exception(error);
+      }
+    } catch (const std::exception& error) {
+      what = error.what();
+    } catch (...) {
+      what.clear();
+    }
+    if (what.find("gloo/") == std::string::npos) return before();
+    log::error(
+        "gloo got another message than it awaits: ranks called different "
+        "collectives, or with different sizes. TORCH_DISTRIBUTED_DEBUG=DETAIL "
+        "names them. (",
+        what, ")");
+    std::_Exit(static_cast<int>(ExitCode::kFailed));
+  });
+}
 
 class GlooBackend : public c10d::Backend {
  public:
@@ -189,6 +216,7 @@ Connection make_gloo_backend(Rendezvous rendezvous,
                              const GlooOptions& options) {
   // Connecting waits for peers without a look at their fate: meet first.
   rendezvous.meet(options.rank, options.size, options.timeout);
+  explain_what_gloo_throws();
   ignore_broken_pipes();  // a write to a peer that has gone must fail
   auto gloo_options = ProcessGroupGloo::Options::create(options.timeout);
   gloo_options->threads = 1;  // operations run in the order of the calls

@@ -75,13 +75,13 @@ void read_summary(const std::string& path, RunHistory& history) {
                                .verb = of.value("verb", ""),
                                .calls = of.value("calls", int64_t{0}),
                                .bytes = of.value("bytes", int64_t{0}),
-                               .seconds = value_of(of["seconds"])});
+                               .seconds = value_of(of.value("seconds", Json()))});
   }
   for (const Json& of : json.value("links", Json::array())) {
     history.links.push_back({.from = of.value("from", int64_t{0}),
                              .to = of.value("to", int64_t{0}),
-                             .latency_us = value_of(of["latency_us"]),
-                             .gbps = value_of(of["gbps"])});
+                             .latency_us = value_of(of.value("latency_us", Json())),
+                             .gbps = value_of(of.value("gbps", Json()))});
   }
 }
 
