@@ -1,5 +1,5 @@
-// Which samples a step takes: a pure function of (seed, weights, step), without a
-// state.
+// Which samples a step takes: a pure function of (seed, weights, step), without
+// a state.
 //
 // A sample is seq_len + 1 tokens: its inputs and, shifted by one, its targets.
 // Sample k begins at token k * seq_len, so that neighbours share one token and
@@ -7,10 +7,10 @@
 // Order:  position p = step * global_batch + i of the run is sample p mod n of
 //         epoch p div n. With shuffle, an epoch's samples are permuted by
 //         (seed, epoch): each comes once, on whatever mesh. Nothing is stored.
-// Sources: where there are several, position p is of the source that the mixture
-//         says (see mixture.h), and that source's next one: each has epochs and
-//         permutations of its own. Sample k of source s is number k behind the
-//         samples of the sources before s.
+// Sources: where there are several, position p is of the source that the
+//         mixture says (see mixture.h), and that source's next one: each has
+//         epochs and permutations of its own. Sample k of source s is number k
+//         behind the samples of the sources before s.
 // Resume: the step is all that there is to remember.
 // Errors: TS_CHECK_CONFIG where the data has no whole sample.
 // Source: the permutation is a Feistel network with cycle walking: Black and

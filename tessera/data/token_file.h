@@ -23,9 +23,9 @@
 namespace tessera::data {
 
 // "text", "jsonl" or one of the formats above, told by the file's name and
-// first bytes: llm.c's and caches by their header, Megatron's by the .idx beside
-// the file, ids alone by .bin, .u16 and .u32, JSON lines as documents.h says;
-// everything else is text.
+// first bytes: llm.c's and caches by their header, Megatron's by the .idx
+// beside the file, ids alone by .bin, .u16 and .u32, JSON lines as documents.h
+// says; everything else is text.
 std::string detect_format(const std::string& path);
 
 class TokenFile {

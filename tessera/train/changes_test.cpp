@@ -25,12 +25,14 @@ TEST(Changes, AreThoseThatDecideHowTrainingGoesOn) {
   const std::string before = to_json(config);
   config.optimizer.lr = 0.25;
   config.data.shuffle = false;
+  config.data.weights = {1, 3};
   config.run.steps += 1;
   config.run.name = "other";
   config.comm.timeout_s = 7;
   EXPECT_THAT(
       trained_otherwise(before, to_json(config)),
-      ElementsAre(HasSubstr("data.shuffle true -> false"),
+      ElementsAre(HasSubstr("data.weights [] -> [1.0,3.0]"),
+                  HasSubstr("data.shuffle true -> false"),
                   HasSubstr("optimizer.lr "), HasSubstr("keeps it as it was")));
 }
 
