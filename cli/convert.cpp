@@ -6,7 +6,9 @@
 #include "cli/model_folder.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/hugging_face_files.h"
+#include "tessera/checkpoint/peft_folder.h"
 #include "tessera/core/error.h"
+#include "tessera/models/adapters.h"
 
 namespace tessera::cli {
 namespace {
@@ -15,6 +17,7 @@ struct ConvertFlags {
   std::string from;
   std::string to;
   std::string dtype = "auto";
+  bool merges = false;
 };
 
 // Of the weights that are written.
@@ -22,6 +25,23 @@ at::ScalarType written_type(const std::string& word,
                             const train::ModelSource& source) {
   if (word == "auto") return train::dtype_of_files(source);
   return word == "fp16" ? at::kHalf : dtype_of(word);
+}
+
+// The whole model, with the files that it came with.
+void write_model(const std::string& to, const train::ModelSource& source,
+                 models::Model& model) {
+  namespace fs = std::filesystem;
+  const auto& config = source.config;
+  checkpoint::save_hugging_face(to, config, model);
+  if (!source.model_files.empty()) {
+    checkpoint::restore_hugging_face_files(
+        to, {source.model_files, source.has_files_tokenizer}, config);
+  }
+  const fs::path tokenizer = source.tokenizer_folder;
+  if (!fs::exists(fs::path(to) / "tokenizer.json") &&
+      fs::exists(tokenizer / "tokenizer.json")) {
+    data::Tokenizer::load(tokenizer.string()).save(to);
+  }
 }
 
 void run_convert(const ConvertFlags& flags) {
@@ -32,18 +52,20 @@ void run_convert(const ConvertFlags& flags) {
   auto source = train::find_trained_model(flags.from, at::kFloat);
   auto& config = source.config;
   config.dtype = written_type(flags.dtype, source);
+  const bool has_adapters = config.model.lora.rank > 0;
+  TS_CHECK_CONFIG(!flags.merges || has_adapters, "--merge: ", flags.from,
+                  " has no adapters (model.lora). Leave --merge out.");
   // A model is opened in what loses nothing, and not in fp16.
-  const auto opened = config.dtype == at::kHalf ? at::kFloat : config.dtype;
+  const bool is_wide = config.dtype == at::kDouble;
+  const bool must_widen = config.dtype == at::kHalf || has_adapters;
+  const auto opened = must_widen && !is_wide ? at::kFloat : config.dtype;
   const auto model = train::open_whole(source, opened);
-  checkpoint::save_hugging_face(flags.to, config, *model);
-  if (!source.model_files.empty()) {
-    checkpoint::restore_hugging_face_files(
-        flags.to, {source.model_files, source.has_files_tokenizer}, config);
-  }
-  const fs::path tokenizer = source.tokenizer_folder;
-  if (!fs::exists(fs::path(flags.to) / "tokenizer.json") &&
-      fs::exists(tokenizer / "tokenizer.json")) {
-    data::Tokenizer::load(tokenizer.string()).save(flags.to);
+  if (has_adapters && !flags.merges) {
+    checkpoint::save_peft(flags.to, *model, config.model.from, config.dtype);
+  } else {
+    models::merge_adapters(*model);
+    config.model.lora = {};
+    write_model(flags.to, source, *model);
   }
   std::cout << flags.to << std::endl;
 }
@@ -66,6 +88,9 @@ void add_convert(CLI::App& program) {
                    "Hugging Face folder that they came from, else fp32")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "fp32", "bf16", "fp16", "fp64"}));
+  command->add_flag("--merge", flags->merges,
+                    "add adapters (model.lora) to the weights; without it they "
+                    "become a folder of PEFT");
   command->callback([flags] { run_convert(*flags); });
 }
 

@@ -169,6 +169,7 @@ Weights checked_weights(const std::string& folder, models::Model& model) {
     return models::hugging_face_source(family, name);
   };
   for (const auto& parameter : nn::parameters_of(model)) {
+    if (parameter.spec->is_adapter) continue;  // beside the folder's weights
     for (const Item& item : items_of(parameter)) {
       weights.expect(source_of(item.name), item.shape);
     }
@@ -188,7 +189,7 @@ void fill(models::Model& model, const Weights& weights,
   for (auto& parameter : nn::parameters_of(model)) {
     const auto& layout = parameter.spec->layout;
     const mesh::Box box = layout.local_box(mesh, coord);
-    if (box.empty()) continue;
+    if (box.empty() || parameter.spec->is_adapter) continue;
     for (const Item& item : items_of(parameter)) {
       mesh::Box part = box;
       at::Tensor here = parameter.tensor;

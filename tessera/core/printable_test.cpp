@@ -6,7 +6,10 @@ namespace tessera {
 namespace {
 
 TEST(Printable, LeavesTextAsItIs) {
-  for (const char* text : {"", "blocks.0.weight", "\xc3\xbc" "ber \xe4\xb8\xad", "a \\ b"}) {
+  for (const char* text : {"", "blocks.0.weight",
+                           "\xc3\xbc"
+                           "ber \xe4\xb8\xad",
+                           "a \\ b"}) {
     EXPECT_EQ(printable(text), text);
   }
 }

@@ -227,6 +227,12 @@ Change recompute(int64_t every) {
 Change family(const char* name) {
   return [=](RunConfig& config) { config.model.family = name; };
 }
+Change adapters(std::vector<std::string> targets = {}) {
+  return [targets = std::move(targets)](RunConfig& config) {
+    config.model.lora.rank = 4;
+    config.model.lora.targets = targets;
+  };
+}
 void sequence(RunConfig& config) { config.tensor.sequence_parallel = true; }
 void experts(RunConfig& config) {
   config.model.family = "mixtral";
@@ -269,6 +275,12 @@ std::vector<Case> cases() {
       {"1f1b zero1", {.pp = 2, .dp_shard = 2}, zero(1), 4},
       {"1f1b zero3", {.pp = 2, .dp_shard = 2}, zero(3), 3},
       {"1f1b recompute", {.pp = 2}, recompute(1), 4},
+      {"adapters", {}, adapters(), 2},
+      {"adapters of some", {}, adapters({"attention.q", "mlp.down"}), 2},
+      {"adapters zero3", {.dp_shard = 2}, also(adapters(), zero(3)), 2},
+      {"adapters zero1", {.dp_shard = 2}, also(adapters(), zero(1)), 2},
+      {"adapters tp", {.tp = 2}, adapters(), 2},
+      {"adapters 1f1b", {.pp = 2}, also(adapters(), schedule("1f1b")), 4},
       {"experts", {}, experts, 2},
       {"ep", {.dp_shard = 2, .ep = 2}, also(experts, zero(1)), 2},
       {"ep zero3", {.dp_shard = 4, .ep = 2}, also(experts, zero(3))},

@@ -100,12 +100,12 @@ void ModelActor::read() {
 // Every element of the model counts on one rank.
 void ModelActor::norm() {
   std::vector<at::Tensor> owned;
-  for (const auto& parameter : composed_.parameters->parameters()) {
+  for (const auto& parameter : composed_.parameters->trained()) {
     if (parameter.layout.owned_by(composed_.coord)) {
       owned.push_back(parameter.gradient);
     }
   }
-  const auto& like = composed_.parameters->parameters().front().gradient;
+  const auto& like = composed_.parameters->parameters().front().shard;
   squares_ = optim::sum_of_squares(owned).reshape({1}).to(like.device());
   if (world_.size() == 1) read();
 }
@@ -147,7 +147,7 @@ void ModelActor::await(const Instruction& instruction) {
 
 void ModelActor::clip_gradients() {
   std::vector<at::Tensor> gradients;
-  for (const auto& parameter : composed_.parameters->parameters()) {
+  for (const auto& parameter : composed_.parameters->trained()) {
     gradients.push_back(parameter.gradient);
   }
   optim::scale_gradients(gradients, optim::clip_scale(grad_norm_, clip_norm_));
@@ -156,7 +156,7 @@ void ModelActor::clip_gradients() {
 // Parameters lie unit by unit, and so do the optimizer's segments.
 void ModelActor::optimizer_step(int64_t unit) {
   if (!std::exchange(updates_, true)) optimizer_->begin_step();
-  const auto& all = composed_.parameters->parameters();
+  const auto& all = composed_.parameters->trained();
   if (unit < 0) return optimizer_->step(input_.lr, 0, all.size());
   const auto [first, last] = std::ranges::equal_range(
       all, unit, {}, &parallel::data::LocalParameter::unit);

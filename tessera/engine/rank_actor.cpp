@@ -121,12 +121,18 @@ void RankActor::backward(Op part, int64_t microbatch, int64_t unit) {
   if (part == Op::kBackwardWeight) {
     for (int64_t owner : composed_.units.all[unit].reads) {
       for (const auto& each : composed_.parameters->full(owner)) {
-        of.push_back(each);
+        if (each.requires_grad()) of.push_back(each);
       }
     }
   }
-  torch::autograd::backward(ends, gradients, /*retain_graph=*/goes_on,
-                            /*create_graph=*/false, of);
+  // Of a unit that is frozen as a whole there may be nothing to ask for: where
+  // it has no input with a gradient, and of its weights.
+  const bool is_idle = !ends.front().requires_grad() ||
+                       (part == Op::kBackwardWeight && of.empty());
+  if (!is_idle) {
+    torch::autograd::backward(ends, gradients, /*retain_graph=*/goes_on,
+                              /*create_graph=*/false, of);
+  }
   if (part != Op::kBackwardWeight) hand_on(mine, unit);
 }
 

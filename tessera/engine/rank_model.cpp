@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/checkpoint/hugging_face.h"
+#include "tessera/checkpoint/peft_folder.h"
 #include "tessera/core/error.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/engine/rank_actor.h"
@@ -74,6 +75,10 @@ void RankModel::build_model() {
     options.load = [&] {
       checkpoint::load_hugging_face(config_.model.from, *decoder_, mesh,
                                     mesh.coord_of(ranks_.rank()));
+      if (!config_.model.lora.from.empty()) {
+        checkpoint::load_peft(config_.model.lora.from, *decoder_, mesh,
+                              mesh.coord_of(ranks_.rank()));
+      }
     };
   }
   composed_ = parallel::compose(*decoder_, mesh, ranks_, options);
@@ -82,7 +87,7 @@ void RankModel::build_model() {
 void RankModel::build_optimizer() {
   const MemoryScope scope(MemoryKind::kOptimizer);
   std::vector<optim::FlatSegment> segments;
-  for (const auto& parameter : composed_.parameters->parameters()) {
+  for (const auto& parameter : composed_.parameters->trained()) {
     segments.push_back({.name = parameter.name,
                         .parameter = parameter.shard,
                         .gradient = parameter.gradient,

@@ -78,6 +78,8 @@ void check_star(const RunConfig& config) {
   refuse(config.zero.stage == 0, "zero.stage", config.zero.stage, "0");
   refuse(config.zero.expert_stage <= 0, "zero.expert_stage",
          config.zero.expert_stage, "0");
+  refuse(config.model.lora.rank == 0, "model.lora.rank", config.model.lora.rank,
+         "0");
   refuse(config.recompute.mode == "none", "recompute.mode",
          config.recompute.mode, "none");
 }

@@ -57,7 +57,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"model",
         {"from", "load_weights", "family", "layers", "hidden", "heads",
          "kv_heads", "head_dim", "ffn", "vocab", "max_seq", "tie_embeddings",
-         "norm_eps", "rope_theta", "dropout", "moe"}},
+         "norm_eps", "rope_theta", "dropout", "moe", "lora"}},
        {"data",
         {"train", "valid", "format", "tokenizer", "seq_len", "shuffle",
          "reader"}},

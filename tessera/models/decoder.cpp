@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "tessera/models/adapters.h"
+
 namespace tessera::models {
 namespace {
 
@@ -108,6 +110,7 @@ Decoder::Decoder(const ModelConfig& given) : Model(given) {
                                     config.hidden, config.vocab, /*bias=*/false,
                                     kInitStd, nn::Role::vocabulary()}));
   }
+  add_adapters(*this);
   const int64_t last = num_units() - 1;
   assign(*embed, {0});
   for (int64_t i = 0; i < config.layers; ++i) assign(*blocks_[i], {i + 1});

@@ -105,18 +105,23 @@ int64_t num_parameters(const ModelConfig& config) {
 int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
   const auto model = make_model(config);
   const ModelConfig& full = model->config();
-  int64_t multiplied = full.tie_embeddings ? full.vocab * full.hidden : 0;
+  // Forward and the input's gradient take two each a weight, and its own
+  // gradient two, where it has one.
+  const auto flops_of = [](bool is_frozen) { return is_frozen ? 4 : 6; };
+  int64_t flops = full.tie_embeddings
+                      ? flops_of(full.lora.rank > 0) * full.vocab * full.hidden
+                      : 0;
   for (const auto& parameter : nn::parameters_of(*model)) {
     const auto& layout = parameter.spec->layout;
     const bool is_weight = layout.global_shape().size() >= 2;
     const bool is_lookup = parameter.spec->units.front() == 0;
     if (!is_weight || is_lookup) continue;
     const int64_t size = layout.global_numel();
-    multiplied +=
+    const int64_t used =
         layout.is_of_expert() ? size / full.moe.experts * full.moe.top_k : size;
+    flops += flops_of(parameter.spec->is_frozen) * used;
   }
-  return 6 * multiplied +
-         12 * full.layers * full.heads * full.head_dim * seq_len;
+  return flops + 12 * full.layers * full.heads * full.head_dim * seq_len;
 }
 
 }  // namespace tessera::models

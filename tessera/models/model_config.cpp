@@ -38,6 +38,23 @@ void MoeConfig::declare(config::Section& section) {
       .not_built("balance by a bias");
 }
 
+void LoraConfig::declare(config::Section& section) {
+  section
+      .key("rank", rank,
+           "of adapters, which alone are trained; 0: all weights are")
+      .at_least(0)
+      .at_most(kMaxSize);
+  section.key("alpha", alpha, "adapters are scaled by alpha / rank")
+      .more_than(0);
+  section.key("targets", targets,
+              "linear layers with adapters: ends of their names, here or in "
+              "Hugging Face folders, * for anything, as in attention.q or "
+              "q_proj; none: all in the blocks");
+  section.key("from", from,
+              "PEFT folder whose adapters are trained on: its rank, alpha and "
+              "targets");
+}
+
 void ModelConfig::declare(config::Section& section) {
   section.key("from", from,
               "Hugging Face folder, run folder or checkpoint that gives the "
@@ -75,6 +92,7 @@ void ModelConfig::declare(config::Section& section) {
       .at_most(0.99)
       .not_built("dropout");
   section.section("moe", moe, "mixture of experts");
+  section.section("lora", lora, "fine-tuning by adapters of low rank");
 }
 
 void MoeConfig::complete(const std::string& family, int64_t layers) {

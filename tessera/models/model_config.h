@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/core/config.h"
 
@@ -25,6 +26,16 @@ struct MoeConfig {
   void complete(const std::string& family, int64_t layers);
 };
 
+// Adapters beside the linear layers of the blocks, which alone are trained.
+struct LoraConfig {
+  int64_t rank = 0;  // 0: none
+  double alpha = 16.0;
+  std::vector<std::string> targets = {};  // none: all
+  std::string from = "";
+  void declare(config::Section& section);
+  double scale() const { return alpha / static_cast<double>(rank); }
+};
+
 // The defaults: a Llama-style decoder of about ten million parameters.
 struct ModelConfig {
   std::string from = "";  // a folder with a model; "": the keys below
@@ -43,6 +54,7 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   double dropout = 0.0;
   MoeConfig moe = {};
+  LoraConfig lora = {};
   void declare(config::Section& section);
 
   // Whether layer `index`, from 0, has experts. REQUIRES: complete().

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cmath>
+
 #include "tessera/nn/detail/cpu_kernels.h"
 #include "tessera/nn/wide_type.h"
 
@@ -79,7 +81,8 @@ class SharedRmsNorm : public torch::autograd::Function<SharedRmsNorm> {
 }  // namespace
 
 Linear::Linear(const LinearOptions& options)
-    : weight_(declare_parameter("weight", {options.out, options.in},
+    : options_(options),
+      weight_(declare_parameter("weight", {options.out, options.in},
                                 Init::normal(options.init_std), options.role)) {
   if (!options.bias) return;
   const bool is_cut = options.role.kind == Role::Kind::kColumn;
@@ -88,9 +91,38 @@ Linear::Linear(const LinearOptions& options)
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  if (!reduce_) return at::linear(x, weight_, bias_);
-  const at::Tensor y = reduce_(at::linear(x, weight_));
+  if (!reduce_) return product(x, bias_);
+  const at::Tensor y = reduce_(product(x, {}));
   return bias_.defined() ? y + bias_ : y;
+}
+
+// An adapter is inside of the sum that ranks compute parts of: what is whole on
+// all of them is used in parts.
+at::Tensor Linear::product(const at::Tensor& x, const at::Tensor& bias) const {
+  const at::Tensor y = at::linear(x, weight_, bias);
+  if (!has_adapter()) return y;
+  return at::add(y, at::linear(at::linear(x, lora_a_), lora_b_), scale_);
+}
+
+void Linear::add_adapter(int64_t rank, double scale) {
+  const bool is_row = options_.role.kind == Role::Kind::kRow;
+  const auto declare = [&](const char* name, std::vector<int64_t> shape,
+                           Init init, bool follows_weight) {
+    const Role role = follows_weight ? options_.role : Role::in_parts();
+    const auto tensor = declare_parameter(name, std::move(shape), init, role);
+    spec(name)->is_adapter = true;
+    return tensor;
+  };
+  // As PEFT has them: A by He et al. with a = sqrt(5).
+  const double bound = 1.0 / std::sqrt(static_cast<double>(options_.in));
+  lora_a_ =
+      declare("lora_A", {rank, options_.in}, Init::uniform(bound), is_row);
+  lora_b_ = declare("lora_B", {options_.out, rank}, Init::zeros(), !is_row);
+  scale_ = scale;
+}
+
+at::Tensor Linear::adapter_product() const {
+  return at::matmul(lora_b_, lora_a_) * scale_;
 }
 
 Embedding::Embedding(int64_t rows, int64_t width, double init_std, Role role)

@@ -43,19 +43,31 @@ struct LinearOptions {
   Role role = {};  // of the weight; a bias is what that makes of it
 };
 
-// y = x W^T + b. x: (..., in), y: (..., out).
+// y = x W^T + b. x: (..., in), y: (..., out). With an adapter, of low rank r,
+// y = x W^T + b + scale (x A^T) B^T (Hu et al. 2021, arXiv 2106.09685).
 class Linear : public Block {
  public:
   explicit Linear(const LinearOptions& options);
   at::Tensor forward(const at::Tensor& x) const;
   const at::Tensor& weight() const { return weight_; }
+  const LinearOptions& options() const { return options_; }
+  // Parameters lora_A (r, in) and lora_B (out, r), which is zero at first.
+  void add_adapter(int64_t rank, double scale);
+  bool has_adapter() const { return lora_a_.defined(); }
+  // What it adds to the weight, of a module that is whole here.
+  at::Tensor adapter_product() const;
   // The ranks hold parts of `in`, each computes a part of the sum x W^T:
   // `reduce` makes it whole. The bias is added after it, once.
   void set_reduction(Transform reduce) { reduce_ = std::move(reduce); }
 
  private:
-  at::Tensor weight_;  // (out, in)
-  at::Tensor bias_;    // (out), or undefined
+  at::Tensor product(const at::Tensor& x, const at::Tensor& bias) const;
+
+  LinearOptions options_;
+  at::Tensor weight_;           // (out, in)
+  at::Tensor bias_;             // (out), or undefined
+  at::Tensor lora_a_, lora_b_;  // of an adapter, or undefined
+  double scale_ = 0.0;
   Transform reduce_;
 };
 

@@ -54,30 +54,39 @@ uint64_t start_of_row(int64_t row, const mesh::Box& box,
 
 // `out`: the box, contiguous, fp32 or fp64, on the CPU.
 template <typename T>
-void fill_normal(const at::Tensor& out, const random::Stream& stream,
+void fill_random(const at::Tensor& out, const random::Stream& stream,
                  const std::vector<int64_t>& shape, const mesh::Box& box,
-                 double std) {
+                 const Init& init) {
   const int64_t width = shape.empty() ? 1 : box.size.back();
   T* data = out.mutable_data_ptr<T>();
+  const auto fill_row = [&](T* row, uint64_t start) {
+    if (init.kind == Init::Kind::kNormal) {
+      stream.fill_normal(row, start, static_cast<uint64_t>(width), 0.0,
+                         init.std);
+      return;
+    }
+    for (int64_t i = 0; i < width; ++i) {
+      row[i] = static_cast<T>(init.std * (2 * stream.uniform(start + i) - 1));
+    }
+  };
   at::parallel_for(0, out.numel() / width, /*grain_size=*/64,
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
-                       stream.fill_normal(
-                           data + row * width, start_of_row(row, box, shape),
-                           static_cast<uint64_t>(width), 0.0, std);
+                       fill_row(data + row * width,
+                                start_of_row(row, box, shape));
                      }
                    });
 }
 
 template <typename T>
-void fill_normal(const at::Tensor& out, const Parameter& parameter,
+void fill_random(const at::Tensor& out, const Parameter& parameter,
                  const mesh::Box& box, uint64_t seed) {
   const auto& layout = parameter.spec->layout;
   const auto& shape = layout.global_shape();
-  const double std = parameter.spec->init.std;
+  const Init& init = parameter.spec->init;
   if (!layout.is_of_expert()) {
     const random::Stream stream(seed, parameter.name);
-    fill_normal<T>(out, stream, shape, box, std);
+    fill_random<T>(out, stream, shape, box, init);
     return;
   }
   // Experts, one by one.
@@ -87,8 +96,8 @@ void fill_normal(const at::Tensor& out, const Parameter& parameter,
   const auto names = names_of_experts(parameter.name, layout);
   for (int64_t e = 0; e < box.size[0]; ++e) {
     const random::Stream stream(seed, names[box.offset[0] + e]);
-    fill_normal<T>(out[e], stream, rest(shape),
-                   {rest(box.offset), rest(box.size)}, std);
+    fill_random<T>(out[e], stream, rest(shape),
+                   {rest(box.offset), rest(box.size)}, init);
   }
 }
 
@@ -97,15 +106,16 @@ at::Tensor filled(const Parameter& parameter, const mesh::Box& box,
   const auto there =
       at::TensorOptions().dtype(options.dtype).device(options.device);
   const Init& init = parameter.spec->init;
-  if (!options.fill || box.empty()) return at::empty(box.size, there);
+  const bool is_read = !options.fill && !parameter.spec->is_adapter;
+  if (is_read || box.empty()) return at::empty(box.size, there);
   if (init.kind == Init::Kind::kZeros) return at::zeros(box.size, there);
   if (init.kind == Init::Kind::kOnes) return at::ones(box.size, there);
   // Drawn in fp32 or wider, then rounded: every type has the same weights.
   const bool wide = options.dtype == at::kDouble;
   const at::Tensor drawn = at::empty(
       box.size, at::TensorOptions().dtype(wide ? at::kDouble : at::kFloat));
-  wide ? fill_normal<double>(drawn, parameter, box, options.seed)
-       : fill_normal<float>(drawn, parameter, box, options.seed);
+  wide ? fill_random<double>(drawn, parameter, box, options.seed)
+       : fill_random<float>(drawn, parameter, box, options.seed);
   return drawn.to(there);
 }
 
@@ -156,6 +166,7 @@ void materialise(torch::nn::Module& root, const mesh::DeviceMesh& mesh,
   for (auto& parameter : parameters_of(root)) {
     const mesh::Box box = parameter.spec->layout.local_box(mesh, coord);
     parameter.tensor.set_data(filled(parameter, box, options));
+    parameter.tensor.set_requires_grad(!parameter.spec->is_frozen);
   }
 }
 

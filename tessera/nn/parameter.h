@@ -27,13 +27,14 @@
 namespace tessera::nn {
 
 struct Init {
-  enum class Kind { kZeros, kOnes, kNormal };
+  enum class Kind { kZeros, kOnes, kNormal, kUniform };
   Kind kind = Kind::kZeros;
-  double std = 0.0;  // of kNormal, whose mean is 0
+  double std = 0.0;  // of kNormal, whose mean is 0; kUniform: from -std to std
 
   static Init zeros() { return {}; }
   static Init ones() { return {Kind::kOnes, 0.0}; }
   static Init normal(double std) { return {Kind::kNormal, std}; }
+  static Init uniform(double bound) { return {Kind::kUniform, bound}; }
 };
 
 // What a parameter is to its block. Strategies decide from it where the
@@ -45,6 +46,7 @@ struct Role {
     kRow,         // (out, in): input features: parts compute parts of a sum
     kVocabulary,  // dim 0 counts the vocabulary's entries
     kPerHead,     // is used whole on each of the heads that are here
+    kInParts,     // is used whole in parts of a sum, or of the features
     kRouter,      // is used whole on tokens for the experts that are here
   };
   Kind kind = Kind::kWhole;
@@ -57,6 +59,7 @@ struct Role {
   static Role row() { return {Kind::kRow}; }
   static Role vocabulary() { return {Kind::kVocabulary}; }
   static Role per_head() { return {Kind::kPerHead}; }
+  static Role in_parts() { return {Kind::kInParts}; }
   static Role router() { return {Kind::kRouter}; }
 };
 
@@ -64,6 +67,8 @@ struct ParameterSpec {
   mesh::Layout layout;  // replicated on every axis until a strategy says else
   Init init;
   Role role = {};
+  bool is_frozen = false;   // has no gradient, and is not updated
+  bool is_adapter = false;  // of LoRA: beside the weights of a folder
   // The units of its model that compute with it, the first of which owns it:
   // set by the model.
   std::vector<int64_t> units = {};
@@ -107,7 +112,8 @@ struct MaterialiseOptions {
   uint64_t seed = 0;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;
-  // False leaves the memory unset, for weights that are read from files.
+  // False leaves the memory unset, for weights that are read from files; those
+  // that are beside them, adapters, are filled all the same.
   bool fill = true;
 };
 

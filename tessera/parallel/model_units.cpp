@@ -84,10 +84,11 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
     const bool is_block = id > 0 && id < num_units - 1;
     each.recomputed = is_block && config.recompute.covers(id - 1);
     for (const auto& bundle : bundles(id, mesh, rank)) {
-      each.reduced |= bundle.is_reduced();
+      // Who holds a shard of what is frozen takes part, with nothing to give.
+      each.reduced |= bundle.is_reduced() || bundle.is_sharded();
       each.summed |= bundle.is_summed();
       each.across_stages |=
-          !bundle.is_sharded() &&
+          !bundle.is_frozen && !bundle.is_sharded() &&
           std::ranges::any_of(bundle.peers, [&](int64_t peer) {
             return mesh.coord_of(peer)[Axis::kPp] != stage;
           });
@@ -109,6 +110,12 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
     program::UnitTransfers& each = all[unit];
     for (const auto& bundle : bundles(static_cast<int64_t>(unit), mesh, rank)) {
       const int64_t piece = bundle.cut.numel();
+      if (bundle.is_frozen) {
+        if (!bundle.is_sharded()) continue;
+        each.gather.push_back(
+            {"all_gather", lanes.along({bundle.axis}), weight, piece});
+        continue;
+      }
       if (!bundle.is_reduced()) continue;
       const int64_t peers = lanes.peers_of(bundle);
       if (!bundle.is_sharded()) {

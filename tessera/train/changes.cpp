@@ -23,8 +23,9 @@ constexpr std::string_view kDecideTheUpdates[] = {
     "model.moe.",   "model.dropout",     "model.max_seq",
     "optimizer.",   "schedule."};
 constexpr std::string_view kDecideTheModel[] = {
-    "model.family",   "model.heads",      "model.kv_heads",  "model.head_dim",
-    "model.norm_eps", "model.rope_theta", "model.moe.top_k", "model.moe.every"};
+    "model.family",    "model.heads",     "model.kv_heads",
+    "model.head_dim",  "model.norm_eps",  "model.rope_theta",
+    "model.moe.top_k", "model.moe.every", "model.lora.alpha"};
 constexpr std::string_view kOfTheHost[] = {
     "run.dir",        "run.device",    "run.threads",        "model.from",
     "data.train",     "data.valid",    "data.tokenizer",     "checkpoint.dir",

@@ -5,6 +5,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/peft_folder.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -158,14 +159,56 @@ c10::ScalarType dtype_of_files(const ModelSource& source) {
              : models::read_hugging_face_config(source.model_files).dtype;
 }
 
+namespace {
+
+// Where model.lora.from is set: its rank, alpha and targets, for this model.
+void read_adapters(RunConfig& config, const config::Provenance& origins) {
+  models::ModelConfig& model = config.model;
+  if (model.lora.from.empty()) return;
+  TS_CHECK_CONFIG(
+      model.load_weights && checkpoint::is_hugging_face_folder(model.from),
+      "model.lora.from is ", model.lora.from,
+      ", whose adapters are for the weights of a Hugging Face folder. Set "
+      "model.from to that folder, and model.load_weights to true.");
+  const auto theirs = checkpoint::read_peft_config(model.lora.from);
+  const auto refuse = [&](const char* key, const auto& mine,
+                          const auto& given) {
+    const auto origin = origins.find(key);
+    const bool is_set = origin != origins.end() && origin->second != "default";
+    TS_CHECK_CONFIG(!is_set || mine == given, key, " is ", mine,
+                    ", but the folder in model.lora.from has ", given,
+                    ". Leave the key out.");
+  };
+  refuse("model.lora.rank", model.lora.rank, theirs.rank);
+  refuse("model.lora.alpha", model.lora.alpha, theirs.alpha);
+  try {
+    model.lora = theirs;
+    checkpoint::check_peft(theirs.from, *models::make_model(model));
+  } catch (const Error& error) {
+    TS_CHECK_CONFIG(false, "model.lora.from is ", theirs.from,
+                    ", which does not go with ", model.from, ": ",
+                    message_of(error));
+  }
+}
+
+}  // namespace
+
 void read_model_source(RunConfig& config, const config::Provenance& origins) {
   const std::string& from = config.model.from;
   if (from.empty() || !fs::is_directory(from) ||
       checkpoint::is_hugging_face_folder(from)) {
-    return engine::read_model_folder(config, origins);
+    engine::read_model_folder(config, origins);
+  } else {
+    const auto source = find_trained_model(from, at::kFloat);
+    engine::take_sizes(config, source.config.model, origins);
+    TS_CHECK_CONFIG(
+        !config.model.load_weights || source.config.model.lora.rank == 0,
+        "model.from is ", from,
+        ", which was trained with model.lora: its weights are in "
+        "two parts. Start from what tessera convert --merge makes "
+        "of it.");
   }
-  const auto source = find_trained_model(from, at::kFloat);
-  engine::take_sizes(config, source.config.model, origins);
+  read_adapters(config, origins);
 }
 
 void load_first_weights(const RunConfig& config, engine::RankModel& model,
@@ -174,8 +217,12 @@ void load_first_weights(const RunConfig& config, engine::RankModel& model,
   if (!from.load_weights || checkpoint::is_hugging_face_folder(from.from)) {
     return;  // none are asked for, or they are there
   }
-  load(find_trained_model(from.from, at::kFloat), weights_of(model.composed()),
-       world);
+  checkpoint::State state = weights_of(model.composed());
+  // Adapters are new beside them.
+  std::erase_if(state.tensors, [](const auto& tensor) {
+    return tensor.name.ends_with(".lora_A") || tensor.name.ends_with(".lora_B");
+  });
+  load(find_trained_model(from.from, at::kFloat), std::move(state), world);
 }
 
 std::shared_ptr<models::Model> open_whole(const ModelSource& source,

@@ -28,6 +28,7 @@ class Meter {
     facts.plain_forward_peak_bytes = plain_peak(input_numel, unit);
     Tape tape(/*records=*/true);
     if (options_.gradient != options_.compute) tape.set_mixed_bytes(4);
+    tape.set_frozen(model_.config.lora.rank > 0);
     const Operators ops(tape, element_, wide_, options_.threads);
     UnitTracer tracer(ops, model_);
     const Traced input = input_of(tape, input_numel);

@@ -26,18 +26,22 @@ Traced Operators::linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
   std::vector<Traced> inputs = {x, tape_.parameter(in * out)};
   if (bias) inputs.push_back(tape_.parameter(out));
   const bool has_input_gradient = x.node != nullptr;
+  // What is kept of the input is for the weight's gradient alone.
+  const bool is_frozen = tape_.is_frozen();
   return tape_.record(elements(rows * out), rows * out, std::move(inputs),
-                      {x.memory},
-                      [this, rows, in, out, bias, product,
+                      is_frozen ? std::vector<Memory>{} : std::vector{x.memory},
+                      [this, rows, in, out, bias, product, is_frozen,
                        has_input_gradient](const Memory& gradient) {
                         std::vector<Memory> gradients(bias ? 3 : 2);
-                        tape_.weight_flops(product);
-                        gradients[1] = elements(in * out);
+                        if (!is_frozen) {
+                          tape_.weight_flops(product);
+                          gradients[1] = elements(in * out);
+                        }
                         if (has_input_gradient) {
                           tape_.input_flops(product);
                           gradients[0] = elements(rows * in);
                         }
-                        if (bias) gradients[2] = elements(out);
+                        if (bias && !is_frozen) gradients[2] = elements(out);
                         return gradients;
                       });
 }
@@ -51,6 +55,7 @@ Traced Operators::grouped_linear(const Traced& x, int64_t rows, int64_t in,
                       {x, tape_.parameter(weights)}, {x.memory},
                       [=, this](const Memory& gradient) -> std::vector<Memory> {
                         tape_.input_flops(product);
+                        // Made in any case, also for weights that are frozen.
                         tape_.weight_flops(product);
                         Memory dx = elements(rows * in);
                         return {std::move(dx), elements(weights)};
@@ -62,6 +67,14 @@ Traced Operators::add_bias(const Traced& x, int64_t width) const {
       elements(x.numel), x.numel, {x, tape_.parameter(width)}, {},
       [this, width](const Memory& gradient) -> std::vector<Memory> {
         return {gradient, elements(width)};
+      });
+}
+
+Traced Operators::add_scaled(const Traced& x, const Traced& y) const {
+  return tape_.record(
+      elements(x.numel), x.numel, {x, y}, {},
+      [this, numel = y.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {gradient, elements(numel)};
       });
 }
 

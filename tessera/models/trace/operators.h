@@ -56,6 +56,8 @@ class Operators {
   // With a bias that is added to what ranks summed up.
   Traced add_bias(const Traced& x, int64_t width) const;
   Traced add(const Traced& x, const Traced& y) const;
+  // x + number * y.
+  Traced add_scaled(const Traced& x, const Traced& y) const;
   Traced rms_norm(const Traced& x, int64_t width) const;
   Traced layer_norm(const Traced& x, int64_t width) const;
   Traced gelu(const Traced& x) const { return pointwise(x); }

@@ -41,6 +41,7 @@ Memory Tape::gradient_of(const Traced& leaf) const {
 }
 
 Traced Tape::parameter(int64_t numel) {
+  if (frozen_) return {nullptr, numel, nullptr};
   auto node = std::make_shared<Node>();
   node->kind = Node::Kind::kParameter;
   node->numel = numel;
@@ -85,7 +86,7 @@ void Tape::backward(const std::vector<Traced>& roots,
     if (node->kind == Node::Kind::kOperator) ready.emplace(node->age, node);
   };
   for (size_t i = 0; i < roots.size(); ++i) {
-    give(roots[i].node, gradients[i]);
+    if (roots[i].node != nullptr) give(roots[i].node, gradients[i]);
   }
   while (!ready.empty()) {
     const std::shared_ptr<Node> node = std::prev(ready.end())->second;

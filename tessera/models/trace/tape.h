@@ -61,6 +61,9 @@ class Tape {
   // Parameters: their gradients are added to memory that is not counted here,
   // which takes `mixed_bytes` of an element where the types differ.
   Traced parameter(int64_t numel);
+  // From now on parameters have no gradients.
+  void set_frozen(bool frozen) { frozen_ = frozen; }
+  bool is_frozen() const { return frozen_; }
   void set_mixed_bytes(int64_t bytes) { mixed_bytes_ = bytes; }
 
   // The output of an operator of `inputs`, which keeps `saved` until its
@@ -95,7 +98,7 @@ class Tape {
   void arrive(Node& node, Memory gradient);
 
   const bool records_;
-  bool in_backward_ = false;
+  bool in_backward_ = false, frozen_ = false;
   int64_t now_ = 0, peak_ = 0;
   int64_t nodes_ = 0;
   int64_t mixed_bytes_ = 0;

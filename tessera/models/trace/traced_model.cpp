@@ -1,5 +1,7 @@
 #include "tessera/models/trace/traced_model.h"
 
+#include "tessera/models/adapters.h"
+
 namespace tessera::models::trace {
 
 TracedModel::TracedModel(const ModelConfig& model, int64_t num_samples,
@@ -11,6 +13,12 @@ TracedModel::TracedModel(const ModelConfig& model, int64_t num_samples,
   ffn = expert_ffn = config.ffn;
   vocab = config.vocab;
   experts = config.moe.experts;
+  if (config.lora.rank == 0) return;
+  const auto whole = make_model(config);
+  for (const auto& layer : adapted_linears(*whole)) {
+    const size_t dot = layer.name.rfind('.');
+    adapted.insert(layer.name.substr(layer.name.rfind('.', dot - 1) + 1));
+  }
 }
 
 }  // namespace tessera::models::trace

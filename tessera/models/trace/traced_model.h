@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "tessera/models/model_config.h"
@@ -57,6 +59,10 @@ struct TracedModel {
   int64_t heads = 0, kv_heads = 0;
   int64_t ffn = 0, vocab = 0;
   int64_t experts = 0, expert_ffn = 0;  // that are here
+
+  // Layers with adapters, as "attention.q": in some blocks, and here taken to
+  // be in all.
+  std::set<std::string> adapted;
 
   // Seams: see models::Model.
   Region region;  // around attention, dense MLPs, and the vocabulary

@@ -36,17 +36,20 @@ Cut cut_of(const Bundle& bundle, const mesh::DeviceMesh& mesh, int64_t rank) {
 std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
                                const mesh::DeviceMesh& mesh, int64_t rank,
                                int64_t stage) {
-  std::map<std::vector<int64_t>, std::vector<nn::Parameter>> by_peers;
+  using Key = std::pair<bool, std::vector<int64_t>>;
+  std::map<Key, std::vector<nn::Parameter>> by_peers;
   for (const auto& parameter : unit) {
-    by_peers[parameter.spec->layout.gradient_peers(mesh, rank)].push_back(
-        parameter);
+    by_peers[{parameter.spec->is_frozen,
+              parameter.spec->layout.gradient_peers(mesh, rank)}]
+        .push_back(parameter);
   }
   std::vector<Bundle> bundles;
-  for (auto& [peers, parameters] : by_peers) {
+  for (auto& [key, parameters] : by_peers) {
     Bundle bundle{.parameters = std::move(parameters), .stage = stage};
     bundle.axis = bundle.parameters.front().spec->layout.data_axis();
     bundle.shards = mesh.peers(rank, {bundle.axis});
-    bundle.peers = peers;
+    bundle.is_frozen = key.first;
+    bundle.peers = key.second;
     bundle.peers_name = name_of_peers(bundle, mesh);
     bundle.cut = cut_of(bundle, mesh, rank);
     bundles.push_back(std::move(bundle));

@@ -22,14 +22,19 @@ struct Bundle {
   std::vector<int64_t> peers;   // further ranks that share the gradients
   std::string peers_name;       // the axes along which they lie
   Cut cut;                      // of the full parameters into shards
+  bool is_frozen = false;       // without gradients
 
   bool is_sharded() const { return stage > 0 && shards.size() > 1; }
   // Gradients live whole between instructions; else as shards.
   bool gradients_are_whole() const { return !is_sharded() || stage == 1; }
   // Some other rank takes part in reducing them.
-  bool is_reduced() const { return is_sharded() || peers.size() > 1; }
+  bool is_reduced() const {
+    return !is_frozen && (is_sharded() || peers.size() > 1);
+  }
   // What was reduced over the shards has replicas beside.
-  bool is_summed() const { return is_sharded() && peers.size() > 1; }
+  bool is_summed() const {
+    return !is_frozen && is_sharded() && peers.size() > 1;
+  }
 };
 
 // Of the parameters of one unit that `rank` holds.

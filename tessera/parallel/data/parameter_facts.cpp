@@ -84,6 +84,15 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
   if (stage == 3) facts.gathered_bytes = sizes.whole_aligned * weight;
 }
 
+// They are gathered, and neither reduced nor updated.
+void without_gradients(ParameterFacts& facts) {
+  facts.sum_axes.clear();
+  facts.gradient_bytes = facts.optimizer_bytes = 0;
+  facts.whole_gradient_bytes = 0;
+  facts.reduce_message_bytes = facts.sum_message_bytes = 0;
+  facts.reduce_work_bytes = 0;
+}
+
 }  // namespace
 
 std::vector<ParameterFacts> parameter_facts(
@@ -92,12 +101,13 @@ std::vector<ParameterFacts> parameter_facts(
     const StateOptions& options) {
   // By what they are summed over: key/value heads that several ranks hold are
   // summed over some ranks of tp, norms over all.
-  using Key = std::tuple<std::vector<Axis>, int64_t, bool>;
+  using Key = std::tuple<std::vector<Axis>, int64_t, bool, bool>;
   std::map<Key, Sizes> groups;
   for (const auto* spec : parameters) {
     const Sizes sizes = sizes_of(spec->layout, mesh, coord);
-    Sizes& sum = groups[{sum_axes_of(*spec, mesh),
-                         spec->layout.on(Axis::kTp).copies, is_tied(*spec)}];
+    Sizes& sum =
+        groups[{sum_axes_of(*spec, mesh), spec->layout.on(Axis::kTp).copies,
+                is_tied(*spec), spec->is_frozen}];
     sum.whole += sizes.whole;
     sum.whole_aligned += sizes.whole_aligned;
     sum.shard += sizes.shard;
@@ -113,6 +123,7 @@ std::vector<ParameterFacts> parameter_facts(
     each.zero_stage = options.zero_stage;
     const int64_t ranks = mesh.degree(each.data_axis);
     set_bytes(each, sizes, ranks, options);
+    if (std::get<3>(key)) without_gradients(each);
   }
   return facts;
 }

@@ -14,7 +14,11 @@ struct ShardedParameters::Held {
   Held(Bundle of, const std::optional<GradientOptions>& options,
        comm::Group& shards, comm::Group& peers)
       : bundle(std::move(of)), parameters(bundle, shards) {
-    if (options) gradients = make_gradients(bundle, *options, shards, peers);
+    if (options && !bundle.is_frozen)
+      gradients = make_gradients(bundle, *options, shards, peers);
+  }
+  void for_gradients(const auto& act) {
+    if (gradients) act(*gradients);
   }
   at::Tensor gradient(size_t i) const {
     return gradients ? gradients->shards()[i] : at::Tensor();
@@ -54,6 +58,7 @@ ShardedParameters::ShardedParameters(
                                .shard = held.parameters.shards()[i],
                                .gradient = held.gradient(i),
                                .unit = static_cast<int64_t>(unit)});
+        if (!held.bundle.is_frozen) trained_.push_back(parameters_.back());
       }
     }
   }
@@ -94,28 +99,33 @@ void ShardedParameters::gather_all() {
 
 void ShardedParameters::zero_gradients() {
   for (auto& unit : units_) {
-    for (auto& held : unit) held->gradients->zero();
+    for (auto& held : unit) held->for_gradients([](auto& all) { all.zero(); });
   }
 }
 
 void ShardedParameters::allocate_gradients(int64_t unit) {
-  for (auto& held : units_.at(unit)) held->gradients->allocate();
+  for (auto& held : units_.at(unit))
+    held->for_gradients([](auto& all) { all.allocate(); });
 }
 
 void ShardedParameters::begin_reduction(int64_t unit, comm::Mode mode) {
-  for (auto& held : units_.at(unit)) held->gradients->begin_reduction(mode);
+  for (auto& held : units_.at(unit))
+    held->for_gradients([&](auto& all) { all.begin_reduction(mode); });
 }
 
 void ShardedParameters::await_reduction(int64_t unit) {
-  for (auto& held : units_.at(unit)) held->gradients->await_reduction();
+  for (auto& held : units_.at(unit))
+    held->for_gradients([](auto& all) { all.await_reduction(); });
 }
 
 void ShardedParameters::begin_sum(int64_t unit, comm::Mode mode) {
-  for (auto& held : units_.at(unit)) held->gradients->begin_sum(mode);
+  for (auto& held : units_.at(unit))
+    held->for_gradients([&](auto& all) { all.begin_sum(mode); });
 }
 
 void ShardedParameters::await_sum(int64_t unit) {
-  for (auto& held : units_.at(unit)) held->gradients->await_sum();
+  for (auto& held : units_.at(unit))
+    held->for_gradients([](auto& all) { all.await_sum(); });
 }
 
 }  // namespace tessera::parallel::data

@@ -62,6 +62,8 @@ class ShardedParameters {
 
   // In the order of the units.
   const std::vector<LocalParameter>& parameters() const { return parameters_; }
+  // Those that are not frozen.
+  const std::vector<LocalParameter>& trained() const { return trained_; }
   // The tensors that layers compute with, of this unit's own parameters.
   std::vector<at::Tensor> full(int64_t unit) const;
 
@@ -84,7 +86,7 @@ class ShardedParameters {
  private:
   struct Held;
   std::vector<std::vector<std::unique_ptr<Held>>> units_;
-  std::vector<LocalParameter> parameters_;
+  std::vector<LocalParameter> parameters_, trained_;
 };
 
 }  // namespace tessera::parallel::data

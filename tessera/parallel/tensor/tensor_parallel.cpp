@@ -28,6 +28,7 @@ Placement placement_of(const nn::Role& role, int64_t tp, bool sequence) {
     case Kind::kVocabulary:
       return Placement::shard(0);
     case Kind::kPerHead:
+    case Kind::kInParts:
       return Placement::replicate_summed();
     case Kind::kWhole:
       // On all tokens alike, or with sequence parallelism on a rank's own.

@@ -25,10 +25,9 @@ Traced UnitTracer::attention(const Traced& input) const {
   const int64_t width = config_.hidden;
   const int64_t q_width = model_.heads * config_.head_dim;
   const int64_t kv_width = model_.kv_heads * config_.head_dim;
-  const int64_t tokens = x.numel / width;
-  Traced q = ops_.linear(x, tokens, width, q_width, family_.qkv_bias);
-  Traced k = ops_.linear(x, tokens, width, kv_width, family_.qkv_bias);
-  const Traced v = ops_.linear(x, tokens, width, kv_width, family_.qkv_bias);
+  Traced q = linear("attention.q", x, width, q_width, family_.qkv_bias);
+  Traced k = linear("attention.k", x, width, kv_width, family_.qkv_bias);
+  const Traced v = linear("attention.v", x, width, kv_width, family_.qkv_bias);
   if (family_.qk_norm == nn::QkNorm::kAllHeads) {
     q = norm_of_heads(q, q_width);
     k = norm_of_heads(k, kv_width);
@@ -41,7 +40,7 @@ Traced UnitTracer::attention(const Traced& input) const {
     q = ops_.rotate(q, rotation_);
     k = ops_.rotate(k, rotation_);
   }
-  return rows(core(q, k, v), q_width, width, family_.out_bias);
+  return rows("attention.o", core(q, k, v), q_width, width, family_.out_bias);
 }
 
 // nn's SharedRmsNorm.

@@ -106,10 +106,10 @@ Traced UnitTracer::run_experts(const Traced& rows) const {
   const int64_t count = rows.numel / config_.hidden;
   return feed_forward(
       rows, model_.expert_ffn,
-      [&](const Traced& x, int64_t in, int64_t out) {
+      [&](const char*, const Traced& x, int64_t in, int64_t out) {
         return ops_.grouped_linear(x, count, in, out, experts);
       },
-      [&](const Traced& x, int64_t in, int64_t out) {
+      [&](const char*, const Traced& x, int64_t in, int64_t out) {
         return ops_.grouped_linear(x, count, in, out, experts);
       });
 }

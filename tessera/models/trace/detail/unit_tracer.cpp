@@ -10,25 +10,37 @@ Traced UnitTracer::norm(const Traced& x) const {
              : ops_.rms_norm(x, config_.hidden);
 }
 
-Traced UnitTracer::rows(const Traced& x, int64_t in, int64_t out,
-                        bool bias) const {
+Traced UnitTracer::linear(const char* layer, const Traced& x, int64_t in,
+                          int64_t out, bool bias) const {
   const int64_t rows = model_.samples * model_.tokens;
-  if (!model_.region.leave) return ops_.linear(x, rows, in, out, bias);
+  const Traced y = ops_.linear(x, rows, in, out, bias);
+  if (!model_.adapted.contains(layer)) return y;
+  const int64_t rank = config_.lora.rank;
+  ops_.tape().set_frozen(false);
+  const Traced low = ops_.linear(x, rows, in, rank, /*bias=*/false);
+  const Traced more = ops_.linear(low, rows, rank, out, /*bias=*/false);
+  ops_.tape().set_frozen(true);
+  return ops_.add_scaled(y, more);
+}
+
+Traced UnitTracer::rows(const char* layer, const Traced& x, int64_t in,
+                        int64_t out, bool bias) const {
+  if (!model_.region.leave) return linear(layer, x, in, out, bias);
   const Traced y =
-      leave(model_.region, ops_.linear(x, rows, in, out, /*bias=*/false));
+      leave(model_.region, linear(layer, x, in, out, /*bias=*/false));
   return bias ? ops_.add_bias(y, out) : y;
 }
 
 Traced UnitTracer::feed_forward(const Traced& x, int64_t ffn, const Layer& in,
                                 const Layer& out) const {
   const int64_t width = config_.hidden;
-  const Traced up = in(x, width, ffn);
+  const Traced up = in("mlp.up", x, width, ffn);
   if (family_.mlp == nn::MlpKind::kGelu) {
-    return out(ops_.gelu(up), ffn, width);
+    return out("mlp.down", ops_.gelu(up), ffn, width);
   }
-  const Traced gate = in(x, width, ffn);
+  const Traced gate = in("mlp.gate", x, width, ffn);
   const Traced inside = [&] { return ops_.multiply(ops_.silu(gate), up); }();
-  return out(inside, ffn, width);
+  return out("mlp.down", inside, ffn, width);
 }
 
 Traced UnitTracer::mlp(const Traced& input) const {
@@ -36,11 +48,11 @@ Traced UnitTracer::mlp(const Traced& input) const {
   const bool bias = family_.mlp_bias;
   return feed_forward(
       x, model_.ffn,
-      [&](const Traced& y, int64_t in, int64_t out) {
-        return ops_.linear(y, y.numel / in, in, out, bias);
+      [&](const char* layer, const Traced& y, int64_t in, int64_t out) {
+        return linear(layer, y, in, out, bias);
       },
-      [&](const Traced& y, int64_t in, int64_t out) {
-        return rows(y, in, out, bias);
+      [&](const char* layer, const Traced& y, int64_t in, int64_t out) {
+        return rows(layer, y, in, out, bias);
       });
 }
 

@@ -37,10 +37,15 @@ class UnitTracer {
     return region.leave ? region.leave(ops_, x) : x;
   }
   Traced norm(const Traced& x) const;
+  // A linear layer, with its adapter where it has one.
+  Traced linear(const char* layer, const Traced& x, int64_t in, int64_t out,
+                bool bias) const;
   // A layer of which ranks have parts of the sum.
-  Traced rows(const Traced& x, int64_t in, int64_t out, bool bias) const;
+  Traced rows(const char* layer, const Traced& x, int64_t in, int64_t out,
+              bool bias) const;
   Traced mlp(const Traced& input) const;
-  using Layer = std::function<Traced(const Traced& x, int64_t in, int64_t out)>;
+  using Layer = std::function<Traced(const char* layer, const Traced& x,
+                                     int64_t in, int64_t out)>;
   Traced feed_forward(const Traced& x, int64_t ffn, const Layer& in,
                       const Layer& out) const;
 

@@ -1,0 +1,198 @@
+#include "tessera/checkpoint/peft_folder.h"
+
+#include <ATen/ATen.h>
+
+#include <map>
+#include <set>
+
+#include "tessera/checkpoint/safetensors.h"
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/log.h"
+#include "tessera/core/units.h"
+#include "tessera/models/hugging_face_names.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using tessera::detail::Json;
+
+constexpr const char* kConfigFile = "/adapter_config.json";
+constexpr const char* kWeightFile = "/adapter_model.safetensors";
+constexpr const char* kPrefix = "base_model.model.";
+constexpr size_t kNamedAtMost = 8;  // tensors in a message
+
+// "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight".
+std::string tensor_name(const std::string& family,
+                        const std::string& parameter) {
+  const auto source = models::hugging_face_source(family, parameter);
+  TS_CHECK_CONFIG(
+      source.parts == 1, "model.lora: PEFT has one adapter for ", source.tensor,
+      ", where this model has ", source.parts,
+      ": they are not the same. Merge the adapters (tessera convert "
+      "--merge), or target other layers.");
+  return kPrefix + source.tensor + ".weight";
+}
+
+std::vector<nn::Parameter> adapters_of(models::Model& model) {
+  auto parameters = nn::parameters_of(model);
+  std::erase_if(parameters,
+                [](const auto& each) { return !each.spec->is_adapter; });
+  return parameters;
+}
+
+Json config_of(const std::string& folder) {
+  const std::string path = folder + kConfigFile;
+  Json json =
+      tessera::detail::parse_json(tessera::detail::read_json_text(path), path);
+  TS_CHECK_CONFIG(json.is_object(), path, ": must be a JSON object.");
+  return json;
+}
+
+// Null, false, 0, "", [] and {} all say that there is none.
+bool is_nothing(const Json& json, const char* key) {
+  if (!json.contains(key)) return true;
+  const Json& value = json[key];
+  return value.is_null() || value == Json(false) || value == Json("") ||
+         ((value.is_array() || value.is_object()) && value.empty());
+}
+
+void refuse_other_kinds(const Json& json, const std::string& path) {
+  const auto refuse = [&](bool holds, const char* key) {
+    TS_CHECK_CONFIG(holds, path, ": ", key, " is ",
+                    json.contains(key) ? json[key].dump() : "absent",
+                    ", which is not supported.");
+  };
+  refuse(json.contains("peft_type") && json["peft_type"] == "LORA",
+         "peft_type");
+  refuse(is_nothing(json, "bias") || json["bias"] == "none", "bias");
+  for (const char* key :
+       {"use_dora", "use_rslora", "modules_to_save", "rank_pattern",
+        "alpha_pattern", "layers_to_transform", "layer_replication",
+        "lora_bias", "target_parameters", "exclude_modules"}) {
+    refuse(is_nothing(json, key), key);
+  }
+}
+
+// The layers that have adapters, by their names in Hugging Face folders.
+std::vector<std::string> layers_in(const SafetensorsFile& file) {
+  const std::string beginning = kPrefix, end = ".lora_A.weight";
+  std::vector<std::string> layers;
+  for (const auto& tensor : file.tensors()) {
+    const std::string& name = tensor.name;
+    if (!name.starts_with(beginning) || !name.ends_with(end)) continue;
+    layers.push_back(name.substr(beginning.size(),
+                                 name.size() - beginning.size() - end.size()));
+  }
+  return layers;
+}
+
+}  // namespace
+
+models::LoraConfig read_peft_config(const std::string& folder) {
+  const std::string path = folder + kConfigFile;
+  const Json json = config_of(folder);
+  refuse_other_kinds(json, path);
+  for (const char* key : {"r", "lora_alpha"}) {
+    TS_CHECK_CONFIG(json.contains(key), path, ": \"", key, "\" is missing.");
+  }
+  models::LoraConfig lora;
+  lora.from = folder;
+  lora.rank = tessera::detail::as_int(json["r"], path + ": r");
+  lora.alpha =
+      tessera::detail::as_double(json["lora_alpha"], path + ": lora_alpha");
+  TS_CHECK_CONFIG(
+      lora.rank > 0 && lora.rank <= models::kMaxSize && lora.alpha > 0, path,
+      ": r is ", lora.rank, " and lora_alpha ", lora.alpha,
+      "; both must be above 0.");
+  lora.targets = layers_in(SafetensorsFile(folder + kWeightFile));
+  TS_CHECK_CONFIG(!lora.targets.empty(), folder, kWeightFile,
+                  ": holds no adapter.");
+  if (json.contains("lora_dropout") && json["lora_dropout"] != Json(0.0) &&
+      json["lora_dropout"] != Json(0)) {
+    log::warning(path, ": lora_dropout is ", json["lora_dropout"].dump(),
+                 "; training goes without dropout, which is not built.");
+  }
+  return lora;
+}
+
+void check_peft(const std::string& folder, models::Model& model) {
+  const SafetensorsFile file(folder + kWeightFile);
+  std::set<std::string> unknown;
+  for (const auto& tensor : file.tensors()) unknown.insert(tensor.name);
+  std::vector<std::string> complaints;
+  for (const auto& parameter : adapters_of(model)) {
+    const std::string name = tensor_name(model.config().family, parameter.name);
+    unknown.erase(name);
+    const auto* found = file.find(name);
+    const auto& shape = parameter.spec->layout.global_shape();
+    if (found == nullptr) {
+      complaints.push_back("missing \"" + name + "\"");
+    } else if (found->shape != shape) {
+      complaints.push_back(c10::str("\"", name, "\" is ",
+                                    at::IntArrayRef(found->shape),
+                                    ", expected ", at::IntArrayRef(shape)));
+    }
+  }
+  for (const auto& name : unknown) {
+    complaints.push_back("unexpected \"" + name + "\"");
+  }
+  const Json json = config_of(folder);
+  constexpr const char* kBase = "base_model_name_or_path";
+  TS_CHECK_CONFIG(complaints.empty(), folder,
+                  ": these adapters are for another model",
+                  json.contains(kBase) ? " (" + json[kBase].dump() + ")" : "",
+                  ": ", some_of(complaints, kNamedAtMost), ".");
+}
+
+void load_peft(const std::string& folder, models::Model& model,
+               const mesh::DeviceMesh& mesh, const mesh::Coord& coord) {
+  const at::NoGradGuard no_grad;
+  const SafetensorsFile file(folder + kWeightFile);
+  for (auto& parameter : adapters_of(model)) {
+    const mesh::Box box = parameter.spec->layout.local_box(mesh, coord);
+    if (box.empty()) continue;
+    const std::string name = tensor_name(model.config().family, parameter.name);
+    parameter.tensor.copy_(file.read_box(name, box));
+  }
+}
+
+void save_peft(const std::string& folder, models::Model& model,
+               const std::string& base, at::ScalarType dtype) {
+  const auto& config = model.config();
+  std::map<std::string, at::Tensor> tensors;
+  std::set<std::string> layers;
+  bool is_transposed = false;
+  for (const auto& parameter : adapters_of(model)) {
+    const std::string name = tensor_name(config.family, parameter.name);
+    tensors[name] = parameter.tensor.detach().to(dtype);
+    const std::string layer = name.substr(std::string(kPrefix).size());
+    layers.insert(layer.substr(0, layer.rfind(".lora_")));
+    const size_t dot = parameter.name.rfind('.');
+    is_transposed |=
+        models::hugging_face_source(config.family,
+                                    parameter.name.substr(0, dot) + ".weight")
+            .transposed;
+  }
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, tensor] : tensors) {
+    specs.push_back({name, dtype, tensor.sizes().vec()});
+  }
+  const Json json = {{"peft_type", "LORA"},
+                     {"task_type", "CAUSAL_LM"},
+                     {"base_model_name_or_path", base},
+                     {"r", config.lora.rank},
+                     {"lora_alpha", config.lora.alpha},
+                     {"lora_dropout", 0.0},
+                     {"target_modules", layers},
+                     {"bias", "none"},
+                     {"fan_in_fan_out", is_transposed},
+                     {"inference_mode", true}};
+  write_file_atomic(folder + kConfigFile, json.dump(2) + "\n");
+  write_safetensors(folder + kWeightFile, specs, {{"format", "pt"}},
+                    [&](const std::string& name) { return tensors.at(name); });
+  sync_path(folder);
+}
+
+}  // namespace tessera::checkpoint

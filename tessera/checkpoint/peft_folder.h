@@ -1,0 +1,33 @@
+// Adapters of low rank to and from PEFT's folder: adapter_config.json and
+// adapter_model.safetensors.
+//
+// Errors: TS_CHECK_CONFIG on a folder whose adapters are of another kind or for
+//         another model, by the names of what differs; TS_CHECK_IO on files
+//         that cannot be read.
+#pragma once
+
+#include <string>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/models/model.h"
+
+namespace tessera::checkpoint {
+
+// Rank, alpha and targets of the folder's adapters.
+models::LoraConfig read_peft_config(const std::string& folder);
+
+// That the folder has the adapters of this model, which needs no memory.
+void check_peft(const std::string& folder, models::Model& model);
+
+// Fills this rank's part of the adapters, which must be materialised.
+void load_peft(const std::string& folder, models::Model& model,
+               const mesh::DeviceMesh& mesh = {},
+               const mesh::Coord& coord = {});
+
+// Writes the adapters of a model that is whole here, of weights in `base`, a
+// folder or a name. TS_CHECK_CONFIG on a family whose layers PEFT has together
+// where Tessera has several.
+void save_peft(const std::string& folder, models::Model& model,
+               const std::string& base, at::ScalarType dtype);
+
+}  // namespace tessera::checkpoint

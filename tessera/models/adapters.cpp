@@ -1,0 +1,90 @@
+#include "tessera/models/adapters.h"
+
+#include <ATen/ATen.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+#include "tessera/core/units.h"
+#include "tessera/models/hugging_face_names.h"
+
+namespace tessera::models {
+namespace {
+
+constexpr size_t kNamedAtMost = 16;  // layers in a message
+
+// Its name in Hugging Face folders.
+std::string their_name(const std::string& family, const std::string& name) {
+  const std::string weight = ".weight";
+  const auto tensor = hugging_face_source(family, name + weight).tensor;
+  return tensor.substr(0, tensor.size() - weight.size());
+}
+
+// A pattern is of a whole name, or of its end behind a dot.
+bool matches(const std::string& pattern, const std::string& name) {
+  return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0 ||
+         ::fnmatch(("*." + pattern).c_str(), name.c_str(), 0) == 0;
+}
+
+}  // namespace
+
+std::vector<NamedLinear> adaptable_linears(Model& model) {
+  std::vector<NamedLinear> found;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    auto linear = std::dynamic_pointer_cast<nn::Linear>(item.value());
+    if (!linear) continue;
+    const auto kind = linear->options().role.kind;
+    using Kind = nn::Role::Kind;
+    if (kind != Kind::kColumn && kind != Kind::kRow) continue;
+    found.push_back({item.key(), std::move(linear)});
+  }
+  return found;
+}
+
+std::vector<NamedLinear> adapted_linears(Model& model) {
+  auto found = adaptable_linears(model);
+  std::erase_if(found,
+                [](const auto& each) { return !each.linear->has_adapter(); });
+  return found;
+}
+
+void add_adapters(Model& model) {
+  const LoraConfig& lora = model.config().lora;
+  if (lora.rank == 0) return;
+  const auto layers = adaptable_linears(model);
+  const auto is_meant = [&](const std::string& target, const auto& layer) {
+    return matches(target, layer.name) ||
+           matches(target, their_name(model.config().family, layer.name));
+  };
+  for (const auto& target : lora.targets) {
+    const bool names_one = std::ranges::any_of(
+        layers, [&](const auto& layer) { return is_meant(target, layer); });
+    std::vector<std::string> names;
+    for (const auto& layer : layers) names.push_back(layer.name);
+    TS_CHECK_CONFIG(names_one, "model.lora.targets: \"", target,
+                    "\" names no linear layer of the blocks. They are ",
+                    some_of(names, kNamedAtMost), ".");
+  }
+  for (const auto& parameter : nn::parameters_of(model)) {
+    parameter.spec->is_frozen = true;
+  }
+  for (const auto& layer : layers) {
+    const bool is_target =
+        lora.targets.empty() ||
+        std::ranges::any_of(lora.targets, [&](const std::string& target) {
+          return is_meant(target, layer);
+        });
+    if (is_target) layer.linear->add_adapter(lora.rank, lora.scale());
+  }
+}
+
+void merge_adapters(Model& model) {
+  const at::NoGradGuard no_grad;
+  for (const auto& layer : adapted_linears(model)) {
+    at::Tensor weight = layer.linear->weight();
+    weight.add_(layer.linear->adapter_product());
+  }
+}
+
+}  // namespace tessera::models
