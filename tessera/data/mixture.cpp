@@ -15,8 +15,8 @@ constexpr int64_t kLongestPeriod = int64_t{1} << 20;
 // The weights as whole numbers, where a power of ten makes them that.
 std::optional<std::vector<int64_t>> exact_parts(
     const std::vector<double>& weights) {
-  constexpr double kLargest = 1e12, kLargestFactor = 1e6;
-  for (double factor = 1; factor <= kLargestFactor; factor *= 10) {
+  constexpr double kLargest = 1e12;
+  for (const double factor : {1.0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6}) {
     std::vector<int64_t> parts;
     for (const double weight : weights) {
       const double scaled = weight * factor, whole = std::round(scaled);

@@ -12,6 +12,7 @@
 //          Baruah et al., "Proportionate progress", Algorithmica 15, 1996.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -64,7 +64,8 @@ Sampler::Sampler(int64_t num_tokens, const SamplerOptions& options,
   starts_ = {0, samples_in(num_tokens, options.seq_len, name)};
 }
 
-Sampler::Sampler(std::vector<int64_t> sizes, const std::vector<double>& weights,
+Sampler::Sampler(const std::vector<int64_t>& sizes,
+                 const std::vector<double>& weights,
                  const SamplerOptions& options)
     : options_(options), starts_{0} {
   TORCH_INTERNAL_ASSERT(!sizes.empty() && sizes.size() == weights.size());

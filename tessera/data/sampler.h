@@ -58,7 +58,7 @@ class Sampler {
   Sampler(int64_t num_tokens, const SamplerOptions& options,
           const std::string& name = "data");
   // Of several sources, by their weights. REQUIRES: a sample in each.
-  Sampler(std::vector<int64_t> sizes, const std::vector<double>& weights,
+  Sampler(const std::vector<int64_t>& sizes, const std::vector<double>& weights,
           const SamplerOptions& options);
 
   int64_t num_samples() const { return starts_.back(); }

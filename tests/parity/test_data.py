@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import resource
 import subprocess
 
 import pytest
@@ -147,6 +148,17 @@ def test_what_a_killed_run_left_is_removed(program, tmp_path):
     left.write_bytes(b"half")
     train(program, run_json(tmp_path, str(tmp_path / "a.txt")))
     assert not left.exists()
+
+
+def test_many_token_files_take_few_descriptors(program, tokens, tmp_path):
+    (tmp_path / "d").mkdir()
+    for number in range(400):
+        (tmp_path / "d" / f"{number:03}.u16").write_bytes(bytes([number % 61, 0] * 20))
+    path = configuration({"train": str(tmp_path / "d")}, tmp_path, run={"steps": 1}, schedule={"warmup": 0})
+    done = subprocess.run([program, "train", path], capture_output=True, text=True, timeout=60,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "8000 tokens" in done.stderr
 
 
 def mixed(tokens, tmp_path, **data):

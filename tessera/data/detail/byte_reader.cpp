@@ -58,8 +58,8 @@ class GzipReader final : public ByteReader {
       const size_t give = std::min(rest.size(), kMost);
       const size_t room = std::min(out.size() - filled, kMost);
       // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): zlib only reads.
-      stream_.next_in =
-          reinterpret_cast<Bytef*>(const_cast<std::byte*>(rest.data()));
+      auto* const input = const_cast<std::byte*>(rest.data());
+      stream_.next_in = reinterpret_cast<Bytef*>(input);
       stream_.avail_in = static_cast<uInt>(give);
       stream_.next_out = reinterpret_cast<Bytef*>(out.data() + filled);
       stream_.avail_out = static_cast<uInt>(room);
