@@ -249,11 +249,13 @@ Json describe_file(const fs::path& path, bool verify) {
     return is_tokenizer(path.string()) ? describe_tokenizer(path.string())
                                        : describe_configuration(path.string());
   }
-  TS_CHECK_IO(data::detect_format(path.string()) != "text", path.string(),
+  const std::string format = data::detect_format(path.string());
+  TS_CHECK_IO(format != "text" && format != "jsonl", path.string(),
               ": is none of what inspect knows. Tried: safetensors "
               "(.safetensors), a checkpoint (manifest.json), a configuration "
               "or a tokenizer (.json), a token "
-              "file (.bin, .idx, .u16, .u32, or llm.c's header).");
+              "file (.bin, .idx, .u16, .u32, llm.c's header, or a run's "
+              "cache).");
   return describe_tokens(path.string());
 }
 

@@ -8,6 +8,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
+#include "tessera/data/documents.h"
 #include "tessera/data/file_list.h"
 #include "tessera/data/token_file.h"
 #include "tessera/data/tokenizer.h"
@@ -19,7 +20,8 @@ namespace {
 using detail::Json;
 
 struct TrainingFlags {
-  std::vector<std::string> input;
+  std::vector<std::string> input, exclude;
+  std::string field = "text";
   std::string output;
   std::string pattern = "gpt2";
   data::TokenizerTraining training;
@@ -27,7 +29,8 @@ struct TrainingFlags {
 
 struct EncodeFlags {
   std::string tokenizer;
-  std::vector<std::string> input;
+  std::vector<std::string> input, exclude;
+  std::string field = "text";
   std::string output;
   std::string dtype;
   bool jsonl = false;
@@ -69,9 +72,9 @@ void train(TrainingFlags& flags) {
                                : data::SplitPattern::kLlama3;
   const auto start = std::chrono::steady_clock::now();
   const std::vector<std::string> paths =
-      data::expand_paths(flags.input, "--input");
-  const data::Tokenizer tokenizer =
-      data::train_tokenizer_on_files(paths, flags.training);
+      data::expand_paths(flags.input, "--input", flags.exclude);
+  const data::Tokenizer tokenizer = data::train_tokenizer_on_files(
+      paths, flags.training, {.field = flags.field});
   tokenizer.save(flags.output);
   log::info("trained on ", paths.size(), " files in ", seconds_since(start),
             " s");
@@ -82,28 +85,37 @@ void train(TrainingFlags& flags) {
             << std::endl;
 }
 
-// The texts of the input: files whole, or of .jsonl the lines, each a string or
-// an object with a "text".
-std::vector<std::string> texts_of(const EncodeFlags& flags) {
-  std::vector<std::string> names = {"standard input"};
-  std::vector<std::string> contents;
-  if (flags.input.empty()) {
-    contents.push_back(read_stdin());
-  } else {
-    names = data::expand_paths(flags.input, "--input");
-    for (const std::string& path : names) contents.push_back(read_file(path));
-  }
-  if (!flags.jsonl) return contents;
+// Of lines: each a string or an object with the field.
+std::vector<std::string> texts_of_lines(const std::string& content,
+                                        const std::string& name,
+                                        const std::string& field) {
   std::vector<std::string> texts;
-  for (size_t i = 0; i < contents.size(); ++i) {
-    for (const std::string& line : lines_of(contents[i])) {
-      const std::string source =
-          c10::str(names[i], ": text ", texts.size() + 1);
-      const Json json = detail::parse_json(line, source);
-      texts.push_back(detail::as_string(
-          json.is_object() && json.contains("text") ? json["text"] : json,
-          source));
+  for (const std::string& line : lines_of(content)) {
+    const std::string source = c10::str(name, ": text ", texts.size() + 1);
+    const Json json = detail::parse_json(line, source);
+    texts.push_back(detail::as_string(
+        json.is_object() && json.contains(field) ? json[field] : json, source));
+  }
+  return texts;
+}
+
+// The documents of the input, as training would read them; with --jsonl lines.
+std::vector<std::string> texts_of(const EncodeFlags& flags) {
+  if (flags.input.empty()) {
+    const std::string content = read_stdin();
+    if (!flags.jsonl) return {content};
+    return texts_of_lines(content, "standard input", flags.field);
+  }
+  std::vector<std::string> texts;
+  for (const std::string& path :
+       data::expand_paths(flags.input, "--input", flags.exclude)) {
+    if (flags.jsonl) {
+      const auto lines = texts_of_lines(read_file(path), path, flags.field);
+      texts.insert(texts.end(), lines.begin(), lines.end());
+      continue;
     }
+    data::Documents documents(path, {.field = flags.field});
+    while (const auto text = documents.next()) texts.emplace_back(*text);
   }
   return texts;
 }
@@ -190,12 +202,23 @@ void decode(const DecodeFlags& flags) {
   std::cout.flush();
 }
 
+void add_input_flags(CLI::App& command, std::vector<std::string>& exclude,
+                     std::string& field) {
+  command.add_option("--exclude", exclude,
+                     "Names of files or folders to leave out: globs");
+  command
+      .add_option("--field", field,
+                  "Of a record of JSON lines: where its text is")
+      ->capture_default_str();
+}
+
 void add_train_command(CLI::App& tokenize) {
   auto flags = std::make_shared<TrainingFlags>();
   CLI::App* command =
       tokenize.add_subcommand("train", "Learn a vocabulary from text");
   command->add_option("--input", flags->input, "Files, folders or globs")
       ->required();
+  add_input_flags(*command, flags->exclude, flags->field);
   command
       ->add_option("--vocab-size", flags->training.vocab_size,
                    "With the 256 bytes and the special tokens")
@@ -225,6 +248,7 @@ void add_encode_command(CLI::App& tokenize) {
       ->required();
   command->add_option("--input", flags->input,
                       "Files, folders or globs; none: standard input");
+  add_input_flags(*command, flags->exclude, flags->field);
   command->add_option("--output", flags->output,
                       "A file of ids alone, as nanoGPT's .bin");
   command
@@ -232,8 +256,8 @@ void add_encode_command(CLI::App& tokenize) {
                    "Of --output; default: u16 where the ids fit")
       ->check(CLI::IsMember({"u16", "u32"}));
   command->add_flag("--jsonl", flags->jsonl,
-                    "Each line of the input is a text: a JSON string, or an "
-                    "object with a \"text\"");
+                    "Each line of the input, whatever its name, is a text: a "
+                    "JSON string, or an object with --field");
   command->add_flag("--special-tokens", flags->special_tokens,
                     "With what the tokenizer puts around a text");
   command->add_option("--threads", flags->threads, "0: all cores");
@@ -249,10 +273,11 @@ void add_decode_command(CLI::App& tokenize) {
                    "tokenizer.json, or a folder with it")
       ->required();
   command->add_option("ids", flags->ids, "Ids");
-  command->add_option("--input", flags->input, "A token file");
+  command->add_option("--input", flags->input,
+                      "A token file, or a run's token cache");
   command->add_option("--format", flags->format, "Of --input")
       ->check(CLI::IsMember(
-          {"auto", "tokens_u16", "tokens_u32", "llmc", "megatron"}))
+          {"auto", "tokens_u16", "tokens_u32", "llmc", "megatron", "cache"}))
       ->capture_default_str();
   command->add_flag("--jsonl", flags->jsonl,
                     "Lines of ids, as JSON arrays, from --input or standard "

@@ -98,7 +98,7 @@ class Section {
 };
 
 // "--set a.b=value" or "--a.b=value". The value is JSON; a word that is not
-// JSON is a string.
+// JSON is a string, and for a key that is a list "a,b" is one of two.
 struct Override {
   std::string key;
   std::string value;

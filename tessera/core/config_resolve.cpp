@@ -167,20 +167,44 @@ class Resolver {
                          : " 'tessera schema' lists all keys.");
   }
 
-  // "The value is JSON; a word that is not JSON is a string."
+  // "The value is JSON; a word that is not JSON is a string", and for a list
+  // several with commas between them.
   static Json json_from_flag(const Override& override, const Key::Impl& key) {
+    const auto& wanted = key.default_value;
+    const bool wants_list_of_words =
+        std::holds_alternative<std::vector<std::string>>(wanted);
     const bool wants_words =
-        std::holds_alternative<std::string>(key.default_value) ||
-        std::holds_alternative<std::vector<std::string>>(key.default_value);
+        std::holds_alternative<std::string>(wanted) || wants_list_of_words;
+    const bool wants_numbers =
+        std::holds_alternative<std::vector<double>>(wanted) ||
+        std::holds_alternative<std::vector<int64_t>>(wanted);
+    const bool several = override.value.find(',') != std::string::npos &&
+                         !override.value.starts_with('[');
     Json json;
     try {
-      json = tessera::detail::parse_json(override.value, override.flag,
-                                         {.max_bytes = kMaxFileBytes});
+      const bool open = wants_numbers && !override.value.starts_with('[');
+      json = tessera::detail::parse_json(
+          open ? "[" + override.value + "]" : override.value, override.flag,
+          {.max_bytes = kMaxFileBytes});
     } catch (const Error&) {
-      return checked_word(override);
+      const Json word = checked_word(override);
+      return wants_list_of_words && several ? words_of(override) : word;
     }
     const bool is_text = json.is_string() || json.is_array();
     return wants_words && !is_text ? Json(override.value) : json;
+  }
+
+  static Json words_of(const Override& override) {
+    Json words = Json::array();
+    std::istringstream parts(override.value + ",");
+    for (std::string word; std::getline(parts, word, ',');) {
+      TS_CHECK_CONFIG(!word.empty(), override.flag,
+                      ": there is nothing between two commas, or behind the "
+                      "last. A name with a comma is written as JSON: ",
+                      override.key, "=", Json::array({override.value}).dump());
+      words.push_back(word);
+    }
+    return words;
   }
 
   // config.json, which has every value, cannot hold bytes that are not UTF-8.

@@ -1,5 +1,6 @@
 #include "tessera/core/config.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/core/detail/json.h"
@@ -242,6 +243,30 @@ TEST(Config, Overrides) {
   EXPECT_EQ(with("outer", "5"),
             "--outer=5: \"outer\" is a section. Set one of its keys, as "
             "outer.flag.");
+}
+
+TEST(Config, AListIsWrittenWithCommasOrAsJson) {
+  const auto words = [](const std::string& value) {
+    Root root;
+    root.resolve("{}", {{"outer.words", value, "--w"}});
+    return root.outer.words;
+  };
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(words("a.txt,b.txt"), (Words{"a.txt", "b.txt"}));
+  EXPECT_EQ(words("[\"a,b\", \"c\"]"), (Words{"a,b", "c"}));
+  EXPECT_EQ(words("\"a,b\""), (Words{"a,b"}));
+  EXPECT_EQ(words("12"), (Words{"12"}));
+  Root root;
+  root.resolve("{}", {{"outer.numbers", "1,0.5", "--n"},
+                      {"outer.sizes", "3", "--s"},
+                      {"outer.free", "a,b", "--f"}});
+  EXPECT_EQ(root.outer.numbers, (std::vector<double>{1, 0.5}));
+  EXPECT_EQ(root.outer.sizes, std::vector<int64_t>{3});
+  EXPECT_EQ(root.outer.free, "a,b");
+  for (const char* value : {"a,,b", "a,", ",a"}) {
+    EXPECT_THAT(refusal("{}", {{"outer.words", value, "--w"}}),
+                testing::HasSubstr("nothing between two commas"));
+  }
 }
 
 TEST(Config, RefusesAFlagThatIsNotUtf8) {

@@ -8,8 +8,16 @@ void DataConfig::declare(config::Section& section) {
               "files to validate on, at each checkpoint and at the end, the "
               "first 512 samples: paths, folders or globs; none: no "
               "validation");
-  section.key("format", format, "of the files; auto: told by their contents")
-      .one_of({"auto", "text", "tokens_u16", "tokens_u32", "llmc", "megatron"});
+  section.key("exclude", exclude,
+              "what to leave out of train and valid: globs that match a name, "
+              "or names one below the other, of a file or folder, as *.png or "
+              "drafts/*.txt");
+  section
+      .key("format", format,
+           "of the files; auto: told by their names and contents")
+      .one_of({"auto", "text", "jsonl", "tokens_u16", "tokens_u32", "llmc",
+               "megatron"});
+  section.key("field", field, "of a record of JSON lines: where its text is");
   section.key("tokenizer", tokenizer,
               "tokenizer.json, or a folder with it; none: one is trained on "
               "the text");

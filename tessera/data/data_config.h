@@ -12,7 +12,9 @@ namespace tessera::data {
 struct DataConfig {
   std::vector<std::string> train = {};  // paths or globs; a run needs one
   std::vector<std::string> valid = {};  // none: no validation
+  std::vector<std::string> exclude = {};
   std::string format = "auto";
+  std::string field = "text";  // of JSON lines
   std::string tokenizer = "";  // tokenizer.json; "": one is trained on the text
   int64_t seq_len = 256;
   bool shuffle = true;

@@ -96,19 +96,62 @@ std::vector<std::string> expand(const std::string& pattern) {
   return files;
 }
 
+// The glob's parts match those of the path that begin at `part`; what follows
+// lies below a folder that matches.
+bool begins_with_match(Parts glob, Parts glob_end, Parts part, Parts end) {
+  if (glob == glob_end) return true;
+  if (*glob == "**") {
+    for (Parts next = part;; ++next) {
+      if (begins_with_match(std::next(glob), glob_end, next, end)) return true;
+      if (next == end) return false;
+    }
+  }
+  return part != end &&
+         ::fnmatch(glob->c_str(), part->c_str(), FNM_PERIOD) == 0 &&
+         begins_with_match(std::next(glob), glob_end, std::next(part), end);
+}
+
+bool is_left_out(const fs::path& file, const fs::path& glob) {
+  for (Parts part = file.begin(); part != file.end(); ++part) {
+    if (begins_with_match(glob.begin(), glob.end(), part, file.end())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+fs::path glob_of(const std::string& text) {
+  fs::path glob = fs::path(text).lexically_normal();
+  return glob.has_filename() ? glob : glob.parent_path();  // "drafts/"
+}
+
+// How many were left out.
+size_t leave_out(std::vector<std::string>& files,
+                 const std::vector<std::string>& exclude) {
+  return std::erase_if(files, [&](const std::string& file) {
+    return std::ranges::any_of(exclude, [&](const std::string& glob) {
+      return is_left_out(fs::path(file).lexically_normal(), glob_of(glob));
+    });
+  });
+}
+
 }  // namespace
 
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns,
-                                      const std::string& key) {
+                                      const std::string& key,
+                                      const std::vector<std::string>& exclude) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
-    const std::vector<std::string> found = expand(pattern);
+    std::vector<std::string> found = expand(pattern);
     TS_CHECK_CONFIG(!found.empty(), key, ": '", pattern, "' ",
                     fs::is_directory(pattern) ? "has no file with content."
                     : has_wildcard(pattern)   ? "matches no file with content."
                                               : "does not exist.",
                     " The current folder is ", fs::current_path().string(),
                     ".");
+    const size_t left_out = leave_out(found, exclude);
+    TS_CHECK_CONFIG(!found.empty(), key, ": data.exclude leaves out all ",
+                    left_out, " files of '", pattern, "'.");
     files.insert(files.end(), found.begin(), found.end());
   }
   return files;

@@ -5,6 +5,8 @@
 //        is the same on every rank. Of a folder all files are taken, also those
 //        in folders below it; names that begin with a dot are passed over,
 //        and so are empty files unless they are named.
+// Leaving out: a file goes where a glob of `exclude` matches its name or a part
+//        of its path: "*.png", "drafts" (also a folder), "drafts/*.txt".
 // Errors: TS_CHECK_CONFIG names the pattern that matches no file.
 #pragma once
 
@@ -14,7 +16,8 @@
 namespace tessera::data {
 
 // `key` is the configuration's, for messages: "data.train".
-std::vector<std::string> expand_paths(const std::vector<std::string>& patterns,
-                                      const std::string& key);
+std::vector<std::string> expand_paths(
+    const std::vector<std::string>& patterns, const std::string& key,
+    const std::vector<std::string>& exclude = {});
 
 }  // namespace tessera::data

@@ -5,6 +5,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/data/detail/token_layout.h"
+#include "tessera/data/documents.h"
 
 namespace tessera::data {
 namespace {
@@ -61,9 +62,12 @@ std::string detect_format(const std::string& path) {
   const std::string extension = fs::path(path).extension().string();
   if (extension == ".idx" || has_megatron_index(path)) return "megatron";
   if (!fs::is_regular_file(path)) return "text";
-  if (detail::has_llmc_header(MappedFile(path))) return "llmc";
+  const MappedFile file(path);
+  if (detail::has_cache_header(file)) return "cache";
+  if (detail::has_llmc_header(file)) return "llmc";
   if (extension == ".bin" || extension == ".u16") return "tokens_u16";
   if (extension == ".u32") return "tokens_u32";
+  if (is_json_lines(path)) return "jsonl";
   return "text";
 }
 

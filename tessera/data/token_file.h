@@ -4,6 +4,7 @@
 //          llmc                     header of 1,024 bytes: 20240520 (u16), or
 //                                   20240801 (u32), version, count
 //          megatron                 .bin with ids and .idx with MMIDIDX
+//          cache                    tokenized text that a run keeps
 // Checked: the header's sizes against the file's, and every id once against the
 //          vocabulary, at about the speed of reading the file.
 // Errors:  TS_CHECK_IO names the file, the place, the value and the rule;
@@ -21,14 +22,15 @@
 
 namespace tessera::data {
 
-// "text" or one of the formats above, told by the file's name and first bytes:
-// llm.c's by its header, Megatron's by the .idx beside the file, ids alone by
-// .bin, .u16 and .u32; everything else is text.
+// "text", "jsonl" or one of the formats above, told by the file's name and
+// first bytes: llm.c's and caches by their header, Megatron's by the .idx beside
+// the file, ids alone by .bin, .u16 and .u32, JSON lines as documents.h says;
+// everything else is text.
 std::string detect_format(const std::string& path);
 
 class TokenFile {
  public:
-  // `format`: as above, auto, or cache (see token_stream.h). For megatron
+  // `format`: as above, or auto. For megatron
   // `path` may be the .bin, the .idx, or what both begin with.
   TokenFile(const std::string& path, const std::string& format,
             int64_t vocab_size);

@@ -1,14 +1,15 @@
 #include "tessera/data/token_stream.h"
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/log.h"
+#include "tessera/data/detail/token_cache.h"
 #include "tessera/data/detail/token_layout.h"
-#include "tessera/data/detail/utf8.h"
+#include "tessera/data/detail/tokenize_documents.h"
+#include "tessera/data/documents.h"
 
 namespace tessera::data {
 namespace {
@@ -17,8 +18,6 @@ namespace fs = std::filesystem;
 
 // Part of a cache's key: raise it when the same text gets other ids.
 constexpr const char* kEncodingVersion = "tessera-encoding-1";
-// Files that are mapped at the same time.
-constexpr size_t kBatchFiles = 256;
 
 // Text and the cache of its tokens.
 struct TextSource {
@@ -27,10 +26,24 @@ struct TextSource {
   std::string cache_path;
 };
 
-Hash128 key_of(const std::vector<FileFingerprint>& fingerprints) {
+bool is_document(const std::string& format) {
+  return format == "text" || format == "jsonl";
+}
+
+std::string format_of(const TokenSource& source, const std::string& path) {
+  return source.format == "auto" ? detect_format(path) : source.format;
+}
+
+Hash128 key_of(const TokenSource& source,
+               const std::vector<FileFingerprint>& fingerprints) {
   std::string text = kEncodingVersion;
   for (const FileFingerprint& file : fingerprints) {
     text += c10::str(' ', file.bytes, ' ', file.xxh3);
+  }
+  for (size_t i = 0; i < source.paths.size(); ++i) {
+    if (format_of(source, source.paths[i]) == "jsonl") {
+      text += c10::str(" file ", i, " has ", source.field);
+    }
   }
   return hash128(text);
 }
@@ -50,34 +63,11 @@ TextSource text_source(const TokenSource& source) {
   }
   text.fingerprints.push_back(
       fingerprint_of("the tokenizer", source.tokenizer->to_json()));
-  text.key = key_of(text.fingerprints);
+  text.key = key_of(source, text.fingerprints);
   text.cache_path = (fs::path(source.cache_folder) /
                      ("tokens-" + to_hex(text.key) + ".cache"))
                         .string();
   return text;
-}
-
-std::vector<uint32_t> encode_files(const TokenSource& source) {
-  const auto end_of_text = source.tokenizer->end_of_text();
-  std::vector<uint32_t> ids;
-  for (size_t first = 0; first < source.paths.size(); first += kBatchFiles) {
-    std::vector<MappedFile> files;
-    std::vector<std::string_view> texts;
-    const size_t end = std::min(first + kBatchFiles, source.paths.size());
-    for (size_t i = first; i < end; ++i) {
-      files.emplace_back(source.paths[i]);
-      texts.push_back(detail::text_of(files.back()));
-      detail::check_utf8(texts.back(), source.paths[i]);
-    }
-    for (const auto& part :
-         source.tokenizer->encode_texts(texts, source.threads)) {
-      if (!ids.empty() && end_of_text) {
-        ids.push_back(static_cast<uint32_t>(*end_of_text));
-      }
-      ids.insert(ids.end(), part.begin(), part.end());
-    }
-  }
-  return ids;
 }
 
 // Whether the source is text; the formats of its files must be of one kind.
@@ -85,13 +75,14 @@ bool is_text(const TokenSource& source) {
   TS_CHECK_CONFIG(!source.paths.empty(),
                   "there are no files to read tokens "
                   "from.");
-  if (source.format != "auto") return source.format == "text";
-  const bool first = detect_format(source.paths[0]) == "text";
+  const bool first = is_document(format_of(source, source.paths[0]));
   for (const std::string& path : source.paths) {
-    TS_CHECK_CONFIG((detect_format(path) == "text") == first, source.paths[0],
-                    first ? " is text" : " has tokens", " and ", path,
-                    first ? " has tokens" : " is text",
-                    ": give files of one kind, or set data.format.");
+    TS_CHECK_CONFIG(
+        is_document(format_of(source, path)) == first, source.paths[0],
+        first ? " is text" : " has tokens", " and ", path,
+        first ? " has tokens" : " is text",
+        ": give files of one kind, each kind a weight by data.weights, or "
+        "leave files out by data.exclude.");
   }
   return first;
 }
@@ -139,20 +130,24 @@ void TokenStream::read(int64_t first, std::span<int64_t> out) const {
 void prepare_tokens(const TokenSource& source) {
   if (!is_text(source)) return;
   const TextSource text = text_source(source);
+  detail::remove_leftovers(source.cache_folder);
   if (fs::exists(text.cache_path)) {
     if (detail::is_cache_of(MappedFile(text.cache_path), text.key)) return;
     log::warning(text.cache_path, " is damaged: the text is tokenized again.");
   }
-  const auto start = std::chrono::steady_clock::now();
-  const std::vector<uint32_t> ids = encode_files(source);
   const IdType type =
       source.tokenizer->vocab_size() <= (1 << 16) ? IdType::kU16 : IdType::kU32;
-  write_file_atomic(text.cache_path,
-                    detail::cache_content(text.key, ids, type));
-  const std::chrono::duration<double> seconds =
-      std::chrono::steady_clock::now() - start;
-  log::info("tokenized ", source.paths.size(), " files into ", ids.size(),
-            " tokens in ", seconds.count(), " s: ", text.cache_path);
+  detail::CacheWriter cache(text.cache_path, text.key, type);
+  detail::tokenize_documents({.paths = source.paths,
+                              .form = {source.format, source.field},
+                              .tokenizer = *source.tokenizer,
+                              .threads = source.threads},
+                             cache);
+  TS_CHECK_CONFIG(cache.count() > 0, source.paths[0],
+                  source.paths.size() > 1 ? " and what is with it" : "",
+                  ": has no text.");
+  cache.commit();
+  log::info("the tokens are in ", text.cache_path);
 }
 
 TokenStream open_tokens(const TokenSource& source) {

@@ -1,9 +1,9 @@
 // The tokens of a training or validation set: its files, one behind the other.
 //
-// Text is tokenized once, before ranks open it, into a cache file whose name
-// tells the texts and the tokenizer; a cache that is damaged is made anew.
-// Where the tokenizer has a token that ends a document, it stands between two
-// texts.
+// Text (see documents.h) is tokenized once, before ranks open it, into a cache
+// file whose name tells the texts and the tokenizer; a cache that is damaged is
+// made anew. Where the tokenizer has a token that ends a document, it stands
+// between two documents.
 // Use:     one rank of each host: prepare_tokens(source); all of them, when it
 //          has returned: open_tokens(source).
 // Errors:  as token_file.h; TS_CHECK_CONFIG where text comes without a
@@ -23,6 +23,7 @@ namespace tessera::data {
 struct TokenSource {
   std::vector<std::string> paths;  // of files: see expand_paths()
   std::string format = "auto";
+  std::string field = "text";            // of a record of JSON lines
   int64_t vocab_size = 0;                // of the model
   const Tokenizer* tokenizer = nullptr;  // for text
   std::string cache_folder = "";         // for tokenized text

@@ -5,10 +5,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/data/detail/document_batches.h"
 #include "tessera/data/file_list.h"
 #include "tessera/data/tokenizer_trainer.h"
 
@@ -78,6 +80,105 @@ TEST_F(TokenStreamTest, DocumentsAreSeparated) {
   expected.push_back(*tokenizer_.end_of_text());
   for (const int64_t id : tokenizer_.encode("more")) expected.push_back(id);
   EXPECT_EQ(all_of(open_tokens(source)), expected);
+}
+
+TEST_F(TokenStreamTest, RecordsAreDocumentsBesideTexts) {
+  const std::string records =
+      "{\"text\": \"more\", \"body\": \"words\"}\n"
+      "{\"text\": \"some words\", \"body\": \"\"}\n";
+  TokenSource source =
+      this->source({write("a.txt", "some"), write("b.jsonl", records)});
+  const auto ids_of = [&](const std::vector<std::string>& documents) {
+    std::vector<int64_t> ids;
+    for (const std::string& text : documents) {
+      if (!ids.empty()) ids.push_back(*tokenizer_.end_of_text());
+      for (const int64_t id : tokenizer_.encode(text)) ids.push_back(id);
+    }
+    return ids;
+  };
+  prepare_tokens(source);
+  EXPECT_EQ(all_of(open_tokens(source)),
+            ids_of({"some", "more", "some words"}));
+  source.field = "body";
+  prepare_tokens(source);
+  EXPECT_EQ(all_of(open_tokens(source)), ids_of({"some", "words", ""}));
+  EXPECT_EQ(caches().size(), 2u);
+  source = this->source({write("c.jsonl", "\n\n")});
+  EXPECT_THAT(message_of([&] { prepare_tokens(source); }),
+              HasSubstr("c.jsonl: has no text"));
+  EXPECT_EQ(caches().size(), 2u);
+}
+
+// One batch after another, of a few bytes each.
+TEST_F(TokenStreamTest, ALongTextIsReadInPartsAndHasTheSameIds) {
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "some words and more words, 12 3 ";
+  std::string records;
+  for (int i = 0; i < 30; ++i) records += "{\"text\": \"more words\"}\n";
+  const std::vector<std::string> paths = {
+      write("a.txt", text), write("b.jsonl", records), write("c.txt", "some")};
+  for (const size_t bytes : {1, 7, 100, 1000, 100'000}) {
+    detail::DocumentBatches batches(paths, {}, /*may_cut=*/true, bytes);
+    std::vector<std::vector<int64_t>> documents;
+    int64_t count = 0;
+    while (batches.next()) {
+      ++count;
+      for (const auto& part : batches.parts()) {
+        if (part.begins) documents.emplace_back();
+        for (const int64_t id : tokenizer_.encode(part.text)) {
+          documents.back().push_back(id);
+        }
+      }
+    }
+    ASSERT_EQ(documents.size(), 32u);
+    EXPECT_EQ(documents[0], tokenizer_.encode(text));
+    EXPECT_EQ(documents[30], tokenizer_.encode("more words"));
+    EXPECT_EQ(documents[31], tokenizer_.encode("some"));
+    EXPECT_EQ(batches.num_documents(), 32);
+    EXPECT_EQ(batches.consumed(), batches.total());
+    EXPECT_EQ(count > 1, bytes < 100'000);
+  }
+}
+
+TEST_F(TokenStreamTest, WhatKilledRunsLeftIsRemovedAndNothingElse) {
+  const TokenSource source = this->source({write("a.txt", "some words")});
+  const std::string left = "cache/tokens-0123.cache.tmp-999999-0";
+  const std::string held = "cache/tokens-0123.cache.tmp-999999-1";
+  write(left, "half");
+  write("cache/other.txt", "kept");
+  {
+    write(held, "half");
+    const FileLock writer(folder_.file(held), "");
+    prepare_tokens(source);
+    EXPECT_FALSE(fs::exists(folder_.file(left)));
+    EXPECT_TRUE(fs::exists(folder_.file(held)));
+    EXPECT_TRUE(fs::exists(folder_.file("cache/other.txt")));
+  }
+  prepare_tokens(source);
+  EXPECT_FALSE(fs::exists(folder_.file(held)));
+  EXPECT_EQ(caches().size(), 2u);
+}
+
+TEST_F(TokenStreamTest, ManyMayPrepareTheSameTextAtOnce) {
+  std::string text;
+  for (int i = 0; i < 20'000; ++i) text += "some words and more words ";
+  const TokenSource source = this->source({write("a.txt", text)});
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] { prepare_tokens(source); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(all_of(open_tokens(source)) == tokenizer_.encode(text));
+  EXPECT_EQ(caches().size(), 1u);
+}
+
+TEST_F(TokenStreamTest, ACacheIsATokenFileToo) {
+  const TokenSource text = this->source({write("a.txt", "some words")});
+  prepare_tokens(text);
+  const std::string cache = caches()[0].string();
+  EXPECT_EQ(detect_format(cache), "cache");
+  EXPECT_EQ(all_of(open_tokens(source({cache}))),
+            tokenizer_.encode("some words"));
 }
 
 TEST_F(TokenStreamTest, OtherTextOrTokenizerHasAnotherCache) {
@@ -181,6 +282,32 @@ TEST_F(TokenStreamTest, GlobsAndFoldersGiveSortedFiles) {
               AllOf(HasSubstr("data.train: '"), HasSubstr("does not exist")));
   fs::create_directory(folder_.path() / "hollow");
   EXPECT_THAT(message_of([&] { names("hollow"); }), HasSubstr("has no file"));
+}
+
+TEST_F(TokenStreamTest, FilesAreLeftOutByGlobs) {
+  for (const char* name : {"d/a.txt", "d/b.png", "d/e/c.txt", "d/e/f/g.md",
+                           "d/e/f/h.txt", "d/drafts/a.txt"}) {
+    write(name, "x");
+  }
+  const auto names = [&](const std::vector<std::string>& exclude) {
+    std::vector<std::string> found;
+    for (const auto& path :
+         expand_paths({folder_.file("d")}, "data.train", exclude)) {
+      found.push_back(fs::relative(path, folder_.path()).string());
+    }
+    return found;
+  };
+  EXPECT_THAT(names({"*.png", "drafts"}),
+              ElementsAre("d/a.txt", "d/e/c.txt", "d/e/f/g.md", "d/e/f/h.txt"));
+  EXPECT_THAT(names({"e/"}),
+              ElementsAre("d/a.txt", "d/b.png", "d/drafts/a.txt"));
+  EXPECT_THAT(names({"./e/*.txt", "drafts/*", "b.*"}),
+              ElementsAre("d/a.txt", "d/e/f/g.md", "d/e/f/h.txt"));
+  EXPECT_THAT(names({"d/**/*.txt"}), ElementsAre("d/b.png", "d/e/f/g.md"));
+  EXPECT_THAT(names({folder_.file("d/e"), "a.tx", "xt"}),
+              ElementsAre("d/a.txt", "d/b.png", "d/drafts/a.txt"));
+  EXPECT_THAT(message_of([&] { names({"*"}); }),
+              HasSubstr("data.exclude leaves out all 6 files"));
 }
 
 TEST(FingerprintTest, TheFileAndTheRanksThatDifferAreNamed) {

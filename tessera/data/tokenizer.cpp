@@ -224,10 +224,14 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text,
   return ids;
 }
 
+bool Tokenizer::encodes_in_sections() const {
+  return !impl_->raw_finder.has_token_with_space() &&
+         !impl_->normalized_finder.has_token_with_space();
+}
+
 std::vector<std::vector<uint32_t>> Tokenizer::encode_texts(
     const std::vector<std::string_view>& texts, int64_t threads) const {
-  const bool whole = impl_->raw_finder.has_token_with_space() ||
-                     impl_->normalized_finder.has_token_with_space();
+  const bool whole = !encodes_in_sections();
   std::vector<std::string_view> sections;
   std::vector<size_t> first_section;
   for (const std::string_view text : texts) {

@@ -5,9 +5,9 @@
 #include <mutex>
 
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/data/detail/byte_level.h"
+#include "tessera/data/detail/document_batches.h"
 #include "tessera/data/detail/merge_learner.h"
 #include "tessera/data/detail/parallel_for.h"
 #include "tessera/data/detail/sections.h"
@@ -33,33 +33,43 @@ void count_words(const detail::Splitter& splitter, std::string_view text,
   }
 }
 
-// Sorted, so that nothing depends on threads or hashes.
-std::vector<detail::CountedWord> counted_words(
-    const std::vector<std::string_view>& texts,
-    const TokenizerTraining& training) {
-  std::vector<std::string_view> sections;
-  for (const std::string_view text : texts) {
-    detail::append_sections(text, sections);
+class WordCounter {
+ public:
+  explicit WordCounter(const TokenizerTraining& training)
+      : splitter_(training.pattern), threads_(training.threads) {}
+
+  void add(const std::vector<std::string_view>& texts) {
+    std::vector<std::string_view> sections;
+    for (const std::string_view text : texts) {
+      detail::append_sections(text, sections);
+    }
+    std::mutex mutex;
+    detail::parallel_for(sections.size(), threads_, [&] {
+      // The counts of one thread join those of all when it has done its last.
+      const std::shared_ptr<WordCounts> own(
+          new WordCounts, [&](WordCounts* counts) {
+            const std::lock_guard lock(mutex);
+            for (const auto& [word, count] : *counts) all_[word] += count;
+            delete counts;
+          });
+      return [&, own](size_t i) { count_words(splitter_, sections[i], *own); };
+    });
   }
-  const detail::Splitter splitter(training.pattern);
-  std::mutex mutex;
-  WordCounts all;
-  detail::parallel_for(sections.size(), training.threads, [&] {
-    // The counts of one thread join those of all when it has done its last.
-    const std::shared_ptr<WordCounts> own(
-        new WordCounts, [&](WordCounts* counts) {
-          const std::lock_guard lock(mutex);
-          for (const auto& [word, count] : *counts) all[word] += count;
-          delete counts;
-        });
-    return [&, own](size_t i) { count_words(splitter, sections[i], *own); };
-  });
-  std::vector<detail::CountedWord> words;
-  for (const auto& [word, count] : all) words.push_back({word, count});
-  std::sort(words.begin(), words.end(),
-            [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
-  return words;
-}
+
+  // Sorted, so that nothing depends on threads or hashes.
+  std::vector<detail::CountedWord> words() const {
+    std::vector<detail::CountedWord> words;
+    for (const auto& [word, count] : all_) words.push_back({word, count});
+    std::sort(words.begin(), words.end(),
+              [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+    return words;
+  }
+
+ private:
+  const detail::Splitter splitter_;
+  const int64_t threads_;
+  WordCounts all_;
+};
 
 // Special tokens, then the bytes in the order of their code points.
 std::vector<std::string> first_tokens(const TokenizerTraining& training) {
@@ -125,16 +135,8 @@ TokenizerSpec spec_of(const detail::MergeLearner& learner,
   return spec;
 }
 
-}  // namespace
-
-Tokenizer train_tokenizer(const std::vector<std::string_view>& texts,
-                          const TokenizerTraining& training) {
-  check(training);
-  for (size_t i = 0; i < texts.size(); ++i) {
-    detail::check_utf8(texts[i], "text " + std::to_string(i));
-  }
-  detail::MergeLearner learner(first_tokens(training),
-                               counted_words(texts, training));
+Tokenizer learn(const WordCounter& counted, const TokenizerTraining& training) {
+  detail::MergeLearner learner(first_tokens(training), counted.words());
   learner.learn(training.vocab_size);
   if (static_cast<int64_t>(learner.tokens().size()) < training.vocab_size) {
     log::warning("the text has pairs for a vocabulary of ",
@@ -143,16 +145,31 @@ Tokenizer train_tokenizer(const std::vector<std::string_view>& texts,
   return Tokenizer(spec_of(learner, training), "the trained tokenizer");
 }
 
-Tokenizer train_tokenizer_on_files(const std::vector<std::string>& paths,
-                                   const TokenizerTraining& training) {
-  std::vector<MappedFile> files;
-  std::vector<std::string_view> texts;
-  for (const std::string& path : paths) {
-    files.emplace_back(path);
-    texts.push_back(detail::text_of(files.back()));
-    detail::check_utf8(texts.back(), path);
+}  // namespace
+
+Tokenizer train_tokenizer(const std::vector<std::string_view>& texts,
+                          const TokenizerTraining& training) {
+  check(training);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    detail::check_utf8(texts[i], "text " + std::to_string(i));
   }
-  return train_tokenizer(texts, training);
+  WordCounter counter(training);
+  counter.add(texts);
+  return learn(counter, training);
+}
+
+Tokenizer train_tokenizer_on_files(const std::vector<std::string>& paths,
+                                   const TokenizerTraining& training,
+                                   const DocumentForm& form) {
+  check(training);
+  WordCounter counter(training);
+  detail::DocumentBatches batches(paths, form);
+  while (batches.next()) {
+    std::vector<std::string_view> texts;
+    for (const auto& part : batches.parts()) texts.push_back(part.text);
+    counter.add(texts);
+  }
+  return learn(counter, training);
 }
 
 }  // namespace tessera::data

@@ -5,7 +5,7 @@
 // then the 256 bytes, then the merges; of pairs that are equally frequent the
 // one with the smaller ids comes first.
 // Errors: TS_CHECK_CONFIG where vocab_size does not hold the bytes and special
-//         tokens; TS_CHECK_IO on text that is not UTF-8.
+//         tokens; TS_CHECK_IO on text that is not UTF-8; as documents.h.
 // Source: Sennrich et al., arXiv 1508.07909.
 #pragma once
 
@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/data/documents.h"
 #include "tessera/data/tokenizer.h"
 
 namespace tessera::data {
@@ -29,8 +30,9 @@ struct TokenizerTraining {
 Tokenizer train_tokenizer(const std::vector<std::string_view>& texts,
                           const TokenizerTraining& training);
 
-// One text a file.
+// On the documents of the files.
 Tokenizer train_tokenizer_on_files(const std::vector<std::string>& paths,
-                                   const TokenizerTraining& training);
+                                   const TokenizerTraining& training,
+                                   const DocumentForm& form = {});
 
 }  // namespace tessera::data

@@ -18,7 +18,7 @@ namespace {
 bool is_text(const data::DataConfig& data, const std::string& path) {
   const std::string format =
       data.format == "auto" ? data::detect_format(path) : data.format;
-  return format == "text";
+  return format == "text" || format == "jsonl";
 }
 
 // Where the run's tokenizer is to be found; "": it must be trained.
@@ -41,8 +41,10 @@ void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,
   if (std::filesystem::exists(folder.tokenizer())) return;
   log::info("training a tokenizer of ", config.model.vocab, " tokens on ",
             train_files.size(), " files");
-  data::train_tokenizer_on_files(train_files, {.vocab_size = config.model.vocab,
-                                               .threads = config.run.threads})
+  data::train_tokenizer_on_files(
+      train_files,
+      {.vocab_size = config.model.vocab, .threads = config.run.threads},
+      {config.data.format, config.data.field})
       .save(folder.tokenizer());
 }
 
@@ -51,6 +53,7 @@ data::TokenSource source_of(const RunConfig& config, const RunFolder& folder,
                             const data::Tokenizer* tokenizer) {
   return {.paths = std::move(paths),
           .format = config.data.format,
+          .field = config.data.field,
           .vocab_size = config.model.vocab,
           .tokenizer = tokenizer,
           .cache_folder = folder.tokens(),
@@ -65,10 +68,10 @@ struct Files {
 
 Files files_of(const data::DataConfig& data) {
   Files files;
-  files.train = data::expand_paths(data.train, "data.train");
+  files.train = data::expand_paths(data.train, "data.train", data.exclude);
   files.train_is_text = is_text(data, files.train[0]);
   if (data.valid.empty()) return files;
-  files.valid = data::expand_paths(data.valid, "data.valid");
+  files.valid = data::expand_paths(data.valid, "data.valid", data.exclude);
   files.valid_is_text = is_text(data, files.valid[0]);
   return files;
 }

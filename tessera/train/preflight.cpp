@@ -179,9 +179,10 @@ int64_t memory_of_host() {
 }
 
 void check_paths(const RunConfig& config) {
-  data::expand_paths(config.data.train, "data.train");
-  if (!config.data.valid.empty()) {
-    data::expand_paths(config.data.valid, "data.valid");
+  const data::DataConfig& data = config.data;
+  data::expand_paths(data.train, "data.train", data.exclude);
+  if (!data.valid.empty()) {
+    data::expand_paths(data.valid, "data.valid", data.exclude);
   }
   comm::check_tuning_table();
 }

@@ -1,6 +1,7 @@
 // Long text in sections that threads work on by themselves.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 #include <vector>
 
@@ -11,5 +12,8 @@ namespace tessera::data::detail {
 // words of the sections are the words of the text.
 void append_sections(std::string_view text,
                      std::vector<std::string_view>& sections);
+
+// The first end of a section that is `size` bytes or more behind the start.
+size_t end_of_section(std::string_view text, size_t size);
 
 }  // namespace tessera::data::detail

@@ -44,7 +44,7 @@ struct CacheHeader {
            version == kCacheVersion && (width == 2 || width == 4);
   }
 };
-static_assert(sizeof(CacheHeader) == 64);
+static_assert(sizeof(CacheHeader) == kCacheHeaderBytes);
 
 IdType megatron_type(uint8_t code, const std::string& path) {
   switch (code) {
@@ -210,21 +210,21 @@ TokenLayout cache_layout(const MappedFile& file) {
            static_cast<int64_t>(header.count)}};
 }
 
-std::string cache_content(const Hash128& key, const std::vector<uint32_t>& ids,
-                          IdType type) {
+bool has_cache_header(const MappedFile& file) {
+  return file.size() >= kCacheHeaderBytes &&
+         std::memcmp(file.bytes().data(), kCacheMagic, 8) == 0;
+}
+
+std::string cache_header(const Hash128& key, IdType type, int64_t count,
+                         uint64_t xxh3) {
   CacheHeader header;
   header.key = key;
   header.width = static_cast<uint64_t>(width_of(type));
-  header.count = ids.size();
-  std::string content(sizeof(header) + header.count * header.width, '\0');
-  char* at = content.data() + sizeof(header);
-  for (const uint32_t id : ids) {  // little-endian: the low bytes come first
-    std::memcpy(at, &id, header.width);
-    at += header.width;
-  }
-  header.xxh3 = hash64(std::string_view(content).substr(sizeof(header)));
-  std::memcpy(content.data(), &header, sizeof(header));
-  return content;
+  header.count = static_cast<uint64_t>(count);
+  header.xxh3 = xxh3;
+  std::string bytes(sizeof(header), '\0');
+  std::memcpy(bytes.data(), &header, sizeof(header));
+  return bytes;
 }
 
 bool is_cache_of(const MappedFile& file, const Hash128& key) {

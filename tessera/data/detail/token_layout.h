@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
@@ -28,9 +27,11 @@ TokenLayout megatron_layout(const MappedFile& bin, const MappedFile& index);
 // Our own, of tokenized text: "TSTOKENS", version, key (of 16 bytes), width,
 // count, xxh3 of the ids, 0; each but the key of 8 bytes.
 TokenLayout cache_layout(const MappedFile& file);
-// Such a file's content.
-std::string cache_content(const Hash128& key, const std::vector<uint32_t>& ids,
-                          IdType type);
+constexpr size_t kCacheHeaderBytes = 64;
+bool has_cache_header(const MappedFile& file);
+// Such a file's first bytes; `xxh3`: of the ids.
+std::string cache_header(const Hash128& key, IdType type, int64_t count,
+                         uint64_t xxh3);
 // The file is whole and was made for `key`.
 bool is_cache_of(const MappedFile& file, const Hash128& key);
 

@@ -1,0 +1,76 @@
+#include "tessera/data/detail/document_batches.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "tessera/data/detail/sections.h"
+
+namespace tessera::data::detail {
+namespace {
+
+constexpr size_t kBatchFiles = 256;  // mapped at the same time
+
+}  // namespace
+
+DocumentBatches::DocumentBatches(std::vector<std::string> paths,
+                                 DocumentForm form, bool may_cut,
+                                 size_t batch_bytes)
+    : paths_(std::move(paths)),
+      form_(std::move(form)),
+      may_cut_(may_cut),
+      batch_bytes_(batch_bytes) {
+  for (const std::string& path : paths_) {
+    total_ += std::filesystem::file_size(path);
+  }
+}
+
+bool DocumentBatches::next() {
+  parts_.clear();
+  size_ = 0;
+  if (rest_.empty()) {  // else it points into these
+    texts_.clear();
+    while (open_.size() > 1) open_.pop_front();
+  }
+  take(/*begins=*/false);
+  while (size_ < batch_bytes_ && open_.size() < kBatchFiles &&
+         read_document()) {
+    take(/*begins=*/true);
+  }
+  return !parts_.empty();
+}
+
+// Of this file, or of those behind it. REQUIRES: nothing of the last one is
+// left.
+bool DocumentBatches::read_document() {
+  for (;;) {
+    const auto text = open_.empty() ? std::nullopt : open_.back().next();
+    if (text) {
+      ++num_documents_;
+      rest_ = open_.back().is_mapped() ? *text : texts_.emplace_back(*text);
+      return true;
+    }
+    if (next_file_ == paths_.size()) return false;
+    if (!open_.empty()) of_files_before_ += open_.back().consumed();
+    open_.emplace_back(paths_[next_file_++], form_);
+  }
+}
+
+// As much of the rest as the batch has room for, in whole sections.
+void DocumentBatches::take(bool begins) {
+  if (rest_.empty() && !begins) return;
+  size_t size = rest_.size();
+  if (may_cut_ && size > batch_bytes_ - size_) {
+    size = end_of_section(rest_, batch_bytes_ - size_);
+  }
+  parts_.push_back({rest_.substr(0, size), begins});
+  rest_.remove_prefix(size);
+  size_ += size;
+}
+
+uint64_t DocumentBatches::consumed() const {
+  const uint64_t here = open_.empty() ? 0 : open_.back().consumed();
+  return of_files_before_ + here - std::min<uint64_t>(here, rest_.size());
+}
+
+}  // namespace tessera::data::detail

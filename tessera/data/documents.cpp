@@ -1,0 +1,158 @@
+#include "tessera/data/documents.h"
+
+#include <array>
+#include <filesystem>
+
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/data/detail/byte_reader.h"
+#include "tessera/data/detail/json_lines.h"
+#include "tessera/data/detail/utf8.h"
+
+namespace tessera::data {
+
+// One file, in one of three ways.
+struct Documents::Impl {
+  virtual ~Impl() = default;
+  virtual std::optional<std::string_view> next() = 0;
+  virtual bool is_mapped() const { return false; }
+  virtual std::string place() const = 0;
+  virtual uint64_t consumed() const = 0;
+};
+
+namespace {
+
+using detail::ByteReader;
+
+// What files are that people have, and that are not read.
+struct Foreign {
+  std::string_view magic;
+  std::string_view what;
+  std::string_view way_out;
+};
+constexpr std::array kForeign = {
+    Foreign{"PAR1", "Parquet",
+            "Write it as JSON lines: python3 -c \"import pandas as p; "
+            "p.read_parquet('IN.parquet').to_json('OUT.jsonl', "
+            "orient='records', lines=True, force_ascii=False)\"."},
+    Foreign{"\xfd"
+            "7zXZ",
+            "compressed by xz", "Unpack it, or use gzip or zstd."},
+    Foreign{"BZh", "compressed by bzip2", "Unpack it, or use gzip or zstd."},
+    Foreign{"PK\x03\x04", "a ZIP archive", "Unpack it."}};
+
+void refuse_foreign(const MappedFile& file) {
+  const std::string_view text = detail::text_of(file);
+  for (const Foreign& kind : kForeign) {
+    TS_CHECK_CONFIG(!text.starts_with(kind.magic), file.path(), ": is ",
+                    kind.what, ", which is not read. ", kind.way_out);
+  }
+}
+
+void check_text(std::string_view text, const std::string& path) {
+  const size_t at = detail::find_invalid_utf8(text);
+  TS_CHECK_IO(at == std::string_view::npos, path, ": the byte ",
+              detail::byte_name(static_cast<uint8_t>(text[at])), " at offset ",
+              at,
+              " is not UTF-8. Convert the text, as with iconv -t UTF-8, or "
+              "leave the file out, by data.exclude.");
+}
+
+class MappedText final : public Documents::Impl {
+ public:
+  explicit MappedText(MappedFile file) : file_(std::move(file)) {}
+
+  std::optional<std::string_view> next() override {
+    if (std::exchange(given_, true)) return std::nullopt;
+    check_text(detail::text_of(file_), file_.path());
+    return detail::text_of(file_);
+  }
+  bool is_mapped() const override { return true; }
+  std::string place() const override { return file_.path(); }
+  uint64_t consumed() const override { return given_ ? file_.size() : 0; }
+
+ private:
+  MappedFile file_;
+  bool given_ = false;
+};
+
+class CompressedText final : public Documents::Impl {
+ public:
+  explicit CompressedText(MappedFile file)
+      : file_(std::move(file)), reader_(detail::open_bytes(file_)) {}
+
+  std::optional<std::string_view> next() override {
+    if (std::exchange(given_, true)) return std::nullopt;
+    constexpr size_t kPart = size_t{1} << 20;
+    for (size_t got = kPart; got == kPart;) {
+      const size_t size = text_.size();
+      text_.resize(size + kPart);
+      got = reader_->read(std::span(text_).subspan(size));
+      text_.resize(size + got);
+    }
+    check_text(text_, file_.path() + " (unpacked)");
+    return text_;
+  }
+  std::string place() const override { return file_.path(); }
+  uint64_t consumed() const override { return reader_->consumed(); }
+
+ private:
+  MappedFile file_;
+  std::unique_ptr<ByteReader> reader_;
+  std::string text_;
+  bool given_ = false;
+};
+
+class RecordTexts final : public Documents::Impl {
+ public:
+  RecordTexts(const std::string& path, std::string field)
+      : lines_(path), field_(std::move(field)) {}
+
+  std::optional<std::string_view> next() override {
+    if (!lines_.next()) return std::nullopt;
+    return lines_.text_at(field_);
+  }
+  std::string place() const override { return lines_.place(); }
+  uint64_t consumed() const override { return lines_.consumed(); }
+
+ private:
+  detail::JsonLines lines_;
+  std::string field_;
+};
+
+std::unique_ptr<Documents::Impl> open(const std::string& path,
+                                      const DocumentForm& form) {
+  MappedFile file(path);
+  refuse_foreign(file);
+  if (form.format == "jsonl" ||
+      (form.format == "auto" && is_json_lines(path))) {
+    return std::make_unique<RecordTexts>(path, form.field);
+  }
+  if (detail::is_compressed(file)) {
+    return std::make_unique<CompressedText>(std::move(file));
+  }
+  return std::make_unique<MappedText>(std::move(file));
+}
+
+}  // namespace
+
+bool is_json_lines(const std::string& path) {
+  std::filesystem::path name(path);
+  if (name.extension() == ".gz" || name.extension() == ".zst") {
+    name.replace_extension();
+  }
+  return name.extension() == ".jsonl" || name.extension() == ".ndjson";
+}
+
+Documents::Documents(const std::string& path, const DocumentForm& form)
+    : impl_(open(path, form)) {}
+Documents::~Documents() = default;
+Documents::Documents(Documents&&) noexcept = default;
+Documents& Documents::operator=(Documents&&) noexcept = default;
+
+std::optional<std::string_view> Documents::next() { return impl_->next(); }
+bool Documents::is_mapped() const { return impl_->is_mapped(); }
+std::string Documents::place() const { return impl_->place(); }
+uint64_t Documents::consumed() const { return impl_->consumed(); }
+
+}  // namespace tessera::data
