@@ -1,4 +1,5 @@
-"""Chat templates against transformers' apply_chat_template: the same bytes."""
+"""Chat templates against transformers' apply_chat_template: the same bytes, and
+the same tokens of the assistant."""
 
 import json
 import subprocess
@@ -44,23 +45,66 @@ def test_renders_what_transformers_renders(name, program, tmp_path):
     assert rendered >= 50 and rendered + refused == 100
 
 
-def test_marks_what_transformers_marks(program, tmp_path):
-    from transformers.utils.chat_template_utils import render_jinja_template
+def encode(program, tmp_path, records):
+    path, out = tmp_path / "chats.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run_driver(program, "encode", tmp_path, path, out)
+    return [json.loads(line) for line in out.read_text().splitlines()]
 
-    source = chats.template("qwen3_training")
-    chats.make_tokenizer(source).save_pretrained(tmp_path)
-    jobs = [{**chat, "add_generation_prompt": False}
-            for chat in chats.conversations()]
-    texts, spans = render_jinja_template(
-        [job["messages"] for job in jobs], tools=None, chat_template=source,
-        return_assistant_tokens_mask=True)
-    jobs = [{**job, "tools": None} for job in jobs]
-    for ours, text, marked in zip(
-            render(program, tmp_path, jobs), texts, spans, strict=True):
-        assert ours["text"] == text
-        whole = text.encode()
-        assert [whole[a:b].decode() for a, b in ours["answers"]] == [
-            text[a:b] for a, b in marked]
+
+@pytest.mark.parametrize(
+    "name", ["llama3_training", "qwen2_5_training", "qwen3_training"])
+def test_marks_the_tokens_that_transformers_marks(name, program, tmp_path):
+    tokenizer = chats.make_tokenizer(chats.template(name))
+    tokenizer.save_pretrained(tmp_path)
+    records = [{k: v for k, v in chat.items() if v}
+               for chat in chats.conversations()]
+    for record, lists in zip(
+            records, encode(program, tmp_path, records), strict=True):
+        theirs = tokenizer.apply_chat_template(
+            record["messages"], tools=record.get("tools"), return_dict=True,
+            return_assistant_tokens_mask=True)
+        assert [one["ids"] for one in lists] == [theirs["input_ids"]]
+        ours = [int(counts) for counts in lists[0]["answers"]]
+        assert ours == theirs["assistant_masks"] and sum(ours) > 0
+
+
+def test_prefixes_mark_what_a_training_template_marks(program, tmp_path):
+    """The two forms of Llama 3's template write the same text; the marked one
+    counts the answers, and so do we without its marks."""
+    marked = chats.make_tokenizer(chats.template("llama3_training"))
+    chats.make_tokenizer(chats.template("llama3")).save_pretrained(tmp_path)
+    records = [{"messages": chat["messages"]} for chat in chats.conversations()
+               if not chat["tools"]]
+    for record, lists in zip(
+            records, encode(program, tmp_path, records), strict=True):
+        theirs = marked.apply_chat_template(
+            record["messages"], return_dict=True,
+            return_assistant_tokens_mask=True)
+        assert [one["ids"] for one in lists] == [theirs["input_ids"]]
+        ours = [int(counts) for counts in lists[0]["answers"]]
+        assert ours == theirs["assistant_masks"]
+
+
+def test_an_answer_that_is_rewritten_later_is_learned_as_it_was(
+        program, tmp_path):
+    """Qwen 3 leaves out the reasoning of earlier turns."""
+    tokenizer = chats.make_tokenizer(chats.template("qwen3"))
+    tokenizer.save_pretrained(tmp_path)
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "1", "reasoning_content": "hm"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "2", "reasoning_content": "aha"},
+    ]
+    (lists,) = encode(program, tmp_path, [{"messages": messages}])
+    assert [one["ids"] for one in lists] == [
+        tokenizer.apply_chat_template(messages[:end])["input_ids"]
+        for end in (2, 4)]
+    learned = [tokenizer.decode([token for token, counts in zip(
+        one["ids"], one["answers"], strict=True) if counts]) for one in lists]
+    assert learned == ["<think>\nhm\n</think>\n\n1<|im_end|>\n",
+                       "<think>\naha\n</think>\n\n2<|im_end|>\n"]
 
 
 def test_what_is_not_there_is_refused_by_name(program, tmp_path):
