@@ -97,6 +97,7 @@ void add_variables(const std::string& json, jinja::Dict& variables) {
 
 struct ChatTemplate::Impl {
   std::string name;
+  std::string source;
   SpecialTokens tokens;
   jinja::Template plain;
   std::optional<jinja::Template> with_tools = {};  // where it is another one
@@ -119,13 +120,15 @@ jinja::Template parse(std::string_view source, const std::string& name) {
 
 ChatTemplate::ChatTemplate(std::string_view source, const std::string& name,
                            SpecialTokens tokens)
-    : impl_(std::make_shared<const Impl>(
-          Impl{name, std::move(tokens), parse(source, name)})) {}
+    : impl_(std::make_shared<const Impl>(Impl{
+          name, std::string(source), std::move(tokens), parse(source, name)})) {
+}
 
 ChatTemplate::ChatTemplate(std::shared_ptr<const Impl> impl)
     : impl_(std::move(impl)) {}
 
 std::optional<ChatTemplate> ChatTemplate::find(const std::string& tokenizer) {
+  if (tokenizer.empty()) return std::nullopt;
   const fs::path folder = folder_of(tokenizer);
   const fs::path config_path = folder / "tokenizer_config.json";
   const Json config = read_config(config_path);
@@ -136,17 +139,19 @@ std::optional<ChatTemplate> ChatTemplate::find(const std::string& tokenizer) {
   const std::string source = source_in(entry, "default");
   if (source.empty()) return std::nullopt;
   const std::string name = config_path.string();
-  Impl impl{name, special_tokens(config), parse(source, name)};
+  Impl impl{name, source, special_tokens(config), parse(source, name)};
   const std::string with_tools = source_in(entry, "tool_use");
-  if (!with_tools.empty()) impl.with_tools = parse(with_tools, name);
+  if (!with_tools.empty()) {
+    impl.with_tools = parse(with_tools, name);
+    impl.source += with_tools;
+  }
   return ChatTemplate(std::make_shared<const Impl>(std::move(impl)));
 }
 
 ChatTemplate ChatTemplate::read(const std::string& path,
                                 const std::string& tokenizer) {
-  const Json config =
-      read_config(folder_of(tokenizer) / "tokenizer_config.json");
-  return {read_file(path, kLongestTemplate), path, special_tokens(config)};
+  return {read_file(path, kLongestTemplate), path,
+          special_tokens_of(tokenizer)};
 }
 
 std::string ChatTemplate::render(const std::vector<ChatMessage>& messages,
@@ -187,5 +192,12 @@ bool ChatTemplate::marks_answers() const {
 }
 
 const std::string& ChatTemplate::name() const { return impl_->name; }
+const std::string& ChatTemplate::source() const { return impl_->source; }
+
+SpecialTokens special_tokens_of(const std::string& tokenizer) {
+  if (tokenizer.empty()) return {};
+  return special_tokens(
+      read_config(folder_of(tokenizer) / "tokenizer_config.json"));
+}
 
 }  // namespace tessera::data

@@ -61,11 +61,18 @@ class ChatTemplate {
   // Whether it marks what the assistant writes ({% generation %}).
   bool marks_answers() const;
   const std::string& name() const;
+  // As it was read, for who must know one from another.
+  const std::string& source() const;
 
  private:
   struct Impl;
   explicit ChatTemplate(std::shared_ptr<const Impl> impl);
   std::shared_ptr<const Impl> impl_;
 };
+
+// "bos_token", "eos_token" ... as tokenizer_config.json of a tokenizer's folder
+// has them; none where there is no such file.
+std::vector<std::pair<std::string, std::string>> special_tokens_of(
+    const std::string& tokenizer);
 
 }  // namespace tessera::data

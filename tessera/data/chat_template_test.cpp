@@ -35,8 +35,9 @@ TEST(ChatTemplate, Expressions) {
   EXPECT_EQ(rendered("{{ 1 < 2 <= 2 and not 3 in [1, 2] }}"), "True");
   EXPECT_EQ(rendered("{{ 'yes' if x else 'no' }}{{ 'y' if x }}"), "no");
   EXPECT_EQ(rendered("{{ 'one' \"two\" '\\n\\u00e9' }}"), "onetwo\n\u00e9");
-  EXPECT_EQ(rendered("{{ [1, 2.0, 1e20, '\u00e9\\n', none], (1,), {'a': \"b'\"} }}"),
-            "([1, 2.0, 1e+20, '\u00e9\\n', None], (1,), {'a': \"b'\"})");
+  EXPECT_EQ(
+      rendered("{{ [1, 2.0, 1e20, '\u00e9\\n', none], (1,), {'a': \"b'\"} }}"),
+      "([1, 2.0, 1e+20, '\u00e9\\n', None], (1,), {'a': \"b'\"})");
 }
 
 TEST(ChatTemplate, TextIsCountedInCodePoints) {

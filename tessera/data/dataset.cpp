@@ -25,6 +25,13 @@ Batch Dataset::in_order(int64_t first, int64_t count) const {
   return gather(samples);
 }
 
+int64_t Dataset::num_targets(int64_t step) const {
+  const SamplerOptions& options = sampler_.options();
+  if (tokens_.all_count()) return options.global_batch * options.seq_len;
+  const Batch all = batch(step, 0, options.global_batch);
+  return all.targets.ne(kNoTarget).sum().item<int64_t>();
+}
+
 Batch Dataset::gather(const std::vector<int64_t>& samples) const {
   const int64_t length = sampler_.options().seq_len;
   const auto rows = static_cast<int64_t>(samples.size());
@@ -35,6 +42,8 @@ Batch Dataset::gather(const std::vector<int64_t>& samples) const {
     tokens_.read(sampler_.first_token(samples[row]), tokens);
     std::copy(tokens.begin(), tokens.end() - 1,
               batch.inputs.data_ptr<int64_t>() + row * length);
+    tokens_.hide_uncounted(sampler_.first_token(samples[row]) + 1,
+                           std::span(tokens).subspan(1));
     std::copy(tokens.begin() + 1, tokens.end(),
               batch.targets.data_ptr<int64_t>() + row * length);
   }

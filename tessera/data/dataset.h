@@ -1,7 +1,8 @@
 // A set of samples: tokens, and the order in which steps take them.
 //
 // Shapes:  Batch.inputs, .targets: (B, T) int64 on the CPU; targets[b][t] is
-//          the token behind inputs[b][t]; B samples, T = seq_len.
+//          the token behind inputs[b][t], or kNoTarget where it does not
+//          count; B samples, T = seq_len.
 // Threads: any may ask for batches.
 #pragma once
 
@@ -30,6 +31,9 @@ class Dataset {
   // Samples first .. first + count - 1 in the order of the data, as validation
   // reads them. REQUIRES: first + count <= sampler().num_samples().
   Batch in_order(int64_t first, int64_t count) const;
+
+  // Targets of the step's global batch that count.
+  int64_t num_targets(int64_t step) const;
 
   const Sampler& sampler() const { return sampler_; }
   const TokenStream& tokens() const { return tokens_; }

@@ -4,7 +4,10 @@
 #include <optional>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/log.h"
+#include "tessera/data/conversation.h"
+#include "tessera/data/documents.h"
 #include "tessera/data/file_list.h"
 #include "tessera/data/token_stream.h"
 #include "tessera/data/tokenizer_trainer.h"
@@ -18,7 +21,13 @@ namespace {
 bool is_text(const data::DataConfig& data, const std::string& path) {
   const std::string format =
       data.format == "auto" ? data::detect_format(path) : data.format;
-  return format == "text" || format == "jsonl";
+  return format == "text" || format == "jsonl" || format == "chat";
+}
+
+bool is_chat(const data::DataConfig& data, const std::string& path) {
+  if (data.format != "auto") return data.format == "chat";
+  return data.field == "text" && data::is_json_lines(path) &&
+         data::has_conversations(path, data.pair);
 }
 
 // Where the run's tokenizer is to be found; "": it must be trained.
@@ -31,11 +40,30 @@ std::string tokenizer_path(const RunConfig& config) {
   return "";
 }
 
+// For who talks to the model of this run: the template that it was trained
+// with, and the special tokens that the template names.
+void keep_chat_template(const RunConfig& config, const std::string& tokenizer,
+                        const std::string& folder) {
+  namespace fs = std::filesystem;
+  const fs::path given(tokenizer);
+  const fs::path from = fs::is_directory(given) ? given : given.parent_path();
+  const auto keep = [&](const fs::path& file, const std::string& name) {
+    if (!fs::exists(file)) return;
+    write_file_atomic(fs::path(folder) / name, read_file(file));
+  };
+  keep(from / "tokenizer_config.json", "tokenizer_config.json");
+  const std::string& chat_template = config.data.chat_template;
+  const bool own = !chat_template.empty() && chat_template != "none";
+  keep(own ? fs::path(chat_template) : from / "chat_template.jinja",
+       "chat_template.jinja");
+}
+
 void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,
                        const std::vector<std::string>& train_files) {
   const std::string given = tokenizer_path(config);
   if (!given.empty()) {
     data::Tokenizer::load(given).save(folder.tokenizer());
+    keep_chat_template(config, given, folder.path());
     return;
   }
   if (std::filesystem::exists(folder.tokenizer())) return;
@@ -48,6 +76,15 @@ void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,
       .save(folder.tokenizer());
 }
 
+data::ChatForm chat_form_of(const RunConfig& config) {
+  return {.chat_template = config.data.chat_template,
+          .pair = config.data.pair,
+          .loss_on = config.data.loss_on,
+          .packing = config.data.packing,
+          .tokenizer = tokenizer_path(config),
+          .seq_len = config.data.seq_len};
+}
+
 data::TokenSource source_of(const RunConfig& config, const RunFolder& folder,
                             std::vector<std::string> paths,
                             const data::Tokenizer* tokenizer) {
@@ -57,7 +94,8 @@ data::TokenSource source_of(const RunConfig& config, const RunFolder& folder,
           .vocab_size = config.model.vocab,
           .tokenizer = tokenizer,
           .cache_folder = folder.tokens(),
-          .threads = config.run.threads};
+          .threads = config.run.threads,
+          .chat = chat_form_of(config)};
 }
 
 struct Files {
@@ -85,6 +123,11 @@ void prepare_data(const RunConfig& config, const RunFolder& folder) {
                   "data.valid is text (", files.valid[0],
                   "), but data.train is token files: set data.tokenizer to the "
                   "tokenizer.json that made them.");
+  TS_CHECK_CONFIG(
+      !tokenizer_path(config).empty() || !is_chat(config.data, files.train[0]),
+      files.train[0],
+      ": conversations need the tokenizer of the model: set model.from, or "
+      "data.tokenizer.");
   prepare_tokenizer(config, folder, files.train);
   const auto tokenizer = data::Tokenizer::load(folder.tokenizer());
   if (files.train_is_text) {

@@ -183,10 +183,12 @@ class Trainer {
     const double lr = optim::lr_at({step_, config_.run.steps},
                                    config_.optimizer.lr, config_.schedule);
     recorder_->begin_step(step_ + 1);
-    model_->step(step_input(config_, lr,
-                            [this](int64_t first, int64_t count) {
-                              return data_.train->batch(step_, first, count);
-                            }),
+    model_->step(step_input(
+                     config_, lr,
+                     [this](int64_t first, int64_t count) {
+                       return data_.train->batch(step_, first, count);
+                     },
+                     data_.train->num_targets(step_)),
                  recorder_->observer());
     ++step_;
     const auto timeline =
