@@ -73,6 +73,17 @@ std::string repr_of_dict(const Dict& dict) {
 
 }  // namespace
 
+Value::Value(std::vector<Value> items, bool tuple)
+    : held_(
+          std::make_shared<const Sequence>(Sequence{std::move(items), tuple})) {
+}
+
+Value::Value(Dict dict)
+    : held_(std::make_shared<const Dict>(std::move(dict))) {}
+
+Value::Value(Callable callable)
+    : held_(std::make_shared<const Callable>(std::move(callable))) {}
+
 const Value* Dict::find(const Value& key) const {
   for (const auto& item : items) {
     if (equal(item.first, key)) return &item.second;

@@ -33,28 +33,10 @@ struct Text {
   std::string text;
   bool markup = false;  // of `safe` and `escape`: others are escaped beside it
 };
-struct Sequence {
-  std::vector<Value> items;
-  bool tuple = false;
-};
-struct Dict {
-  std::vector<std::pair<Value, Value>> items;  // as they were put in
-  const Value* find(const Value& key) const;
-  const Value* named(std::string_view name) const;
-  void set(const Value& key, Value value);
-};
-// namespace(...) and a loop's variable.
-struct Namespace {
-  Dict attributes;
-};
-struct Arguments {
-  std::vector<Value> positional = {};
-  std::vector<std::pair<std::string, Value>> named = {};
-};
-struct Callable {
-  std::string name;
-  std::function<Value(const Arguments&)> call;
-};
+struct Sequence;
+struct Dict;
+struct Namespace;
+struct Callable;
 
 class Value {
  public:
@@ -68,13 +50,10 @@ class Value {
   Value(const char* value) : held_(Text{value}) {}
   Value(std::string value) : held_(Text{std::move(value)}) {}
   Value(Text value) : held_(std::move(value)) {}
-  Value(std::vector<Value> items, bool tuple = false)
-      : held_(std::make_shared<const Sequence>(
-            Sequence{std::move(items), tuple})) {}
-  Value(Dict dict) : held_(std::make_shared<const Dict>(std::move(dict))) {}
+  Value(std::vector<Value> items, bool tuple = false);
+  Value(Dict dict);
   Value(std::shared_ptr<Namespace> space) : held_(std::move(space)) {}
-  Value(Callable callable)
-      : held_(std::make_shared<const Callable>(std::move(callable))) {}
+  Value(Callable callable);
 
   // Null where it is none.
   const Undefined* undefined() const { return std::get_if<Undefined>(&held_); }
@@ -108,6 +87,29 @@ class Value {
                std::shared_ptr<const Sequence>, std::shared_ptr<const Dict>,
                std::shared_ptr<Namespace>, std::shared_ptr<const Callable>>
       held_;
+};
+
+struct Sequence {
+  std::vector<Value> items;
+  bool tuple = false;
+};
+struct Dict {
+  std::vector<std::pair<Value, Value>> items;  // as they were put in
+  const Value* find(const Value& key) const;
+  const Value* named(std::string_view name) const;
+  void set(const Value& key, Value value);
+};
+// namespace(...) and a loop's variable.
+struct Namespace {
+  Dict attributes;
+};
+struct Arguments {
+  std::vector<Value> positional = {};
+  std::vector<std::pair<std::string, Value>> named = {};
+};
+struct Callable {
+  std::string name;
+  std::function<Value(const Arguments&)> call;
 };
 
 bool equal(const Value& a, const Value& b);
