@@ -40,11 +40,11 @@ class Descriptor {
   int release() { return std::exchange(descriptor_, -1); }
 
   // Also refuses what is not a file with a size: a folder, a pipe, a device.
-  uint64_t size_of_regular_file() const {
+  struct stat status_of_regular_file() const {
     struct stat status{};
     TS_CHECK_IO(::fstat(descriptor_, &status) == 0, path_, ": ", reason(), ".");
     TS_CHECK_IO(S_ISREG(status.st_mode), path_, ": is not a regular file.");
-    return static_cast<uint64_t>(status.st_size);
+    return status;
   }
   void write_all(std::string_view content) const {
     while (!content.empty()) {
@@ -76,7 +76,8 @@ fs::path temporary_beside(const fs::path& path) {
 
 std::string read_file(const fs::path& path, uint64_t max_bytes) {
   const Descriptor file(path, O_RDONLY);
-  const uint64_t size = file.size_of_regular_file();
+  const auto size =
+      static_cast<uint64_t>(file.status_of_regular_file().st_size);
   TS_CHECK_IO(size <= max_bytes, path.string(), ": has ", size,
               " bytes; at most ", max_bytes, " are read here.");
   std::string content(size, '\0');
@@ -138,20 +139,23 @@ uint64_t free_bytes(const fs::path& path) {
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path.string()) {
-  Descriptor file(path, O_RDONLY);
-  size_ = file.size_of_regular_file();
+  const Descriptor file(path, O_RDONLY);
+  const struct stat status = file.status_of_regular_file();
+  size_ = static_cast<uint64_t>(status.st_size);
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
   if (size_ == 0) return;
   void* memory = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.get(), 0);
   TS_CHECK_IO(memory != MAP_FAILED, path_, ": cannot be mapped: ", reason(),
               ".");
   data_ = static_cast<const std::byte*>(memory);
-  descriptor_ = file.release();
 }
 
+// A file that was removed or replaced lives on as long as it is mapped.
 void MappedFile::require_whole() const {
-  if (descriptor_ < 0) return;
   struct stat status{};
-  TS_CHECK_IO(::fstat(descriptor_, &status) == 0, path_, ": ", reason(), ".");
+  if (data_ == nullptr || ::stat(path_.c_str(), &status) != 0) return;
+  if (status.st_dev != device_ || status.st_ino != inode_) return;
   TS_CHECK_IO(static_cast<uint64_t>(status.st_size) >= size_, path_,
               ": has become shorter: ", status.st_size, " bytes, and ", size_,
               " when it was opened. Do not change data while it is in use.");
@@ -160,18 +164,19 @@ void MappedFile::require_whole() const {
 MappedFile::~MappedFile() {
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): munmap asks for it.
   if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
-  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
-      descriptor_(std::exchange(other.descriptor_, -1)),
+      device_(other.device_),
+      inode_(other.inode_),
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
-  std::swap(descriptor_, other.descriptor_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;

@@ -33,7 +33,8 @@ uint64_t free_bytes(const std::filesystem::path& path);
 // A regular file as read-only memory. An empty file gives an empty span.
 // A file that is cut short while it is mapped kills the reader (SIGBUS), as
 // with every mapping: check size() against what the format promises first, and
-// call require_whole() before reads of a file that others may write to.
+// call require_whole() before reads of a file that others may write to. No
+// descriptor is kept: as many files may be mapped as memory has room for.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -50,7 +51,7 @@ class MappedFile {
 
  private:
   std::string path_;
-  int descriptor_ = -1;
+  uint64_t device_ = 0, inode_ = 0;  // what tells the file from another
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
 };

@@ -1,11 +1,13 @@
 #include "tessera/core/files.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
 #include <fstream>
 #include <thread>
+#include <vector>
 
 #include "tessera/core/error.h"
 
@@ -128,6 +130,33 @@ TEST(MappedFile, TellsThatTheFileBecameShorter) {
   fs::resize_file(folder.path() / "data", 3);
   expect_refused([&] { mapped.require_whole(); },
                  "data: has become shorter: 3 bytes, and 5");
+}
+
+TEST(MappedFile, AReplacedFileIsStillWhole) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder.path() / "data", "hello");
+  const MappedFile mapped(folder.path() / "data");
+  write_file_atomic(folder.path() / "data", "hi");
+  mapped.require_whole();
+  fs::remove(folder.path() / "data");
+  mapped.require_whole();
+  EXPECT_EQ(static_cast<char>(mapped.bytes()[4]), 'o');
+}
+
+TEST(MappedFile, ManyAreMappedWithFewDescriptors) {
+  const TemporaryFolder folder;
+  struct rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  struct rlimit few = before;
+  few.rlim_cur = 64;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<MappedFile> files;
+  for (int i = 0; i < 200; ++i) {
+    std::ofstream(folder.file(std::to_string(i))) << i;
+    files.emplace_back(folder.file(std::to_string(i)));
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(files.at(150).size(), 3u);
 }
 
 // A pipe with nobody behind it must not be waited for.

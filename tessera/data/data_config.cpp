@@ -1,5 +1,9 @@
 #include "tessera/data/data_config.h"
 
+#include <algorithm>
+
+#include "tessera/core/error.h"
+
 namespace tessera::data {
 namespace {
 
@@ -7,6 +11,17 @@ std::string complaint_about_pair(const config::Value& value) {
   const auto& keys = std::get<std::vector<std::string>>(value);
   if (keys.empty() || keys.size() == 2) return "";
   return "it must be two keys, of the prompt and of the answer";
+}
+
+std::string complaint_about_weights(const config::Value& value) {
+  const auto& weights = std::get<std::vector<double>>(value);
+  if (weights.empty()) return "";
+  for (const double weight : weights) {
+    if (!(weight >= 0) || weight > 1e12) return "weights are from 0 to 1e12";
+  }
+  const bool any =
+      std::ranges::any_of(weights, [](double weight) { return weight > 0; });
+  return any ? "" : "at least one must be more than 0";
 }
 
 }  // namespace
@@ -17,6 +32,20 @@ void DataConfig::declare(config::Section& section) {
               "files to validate on, at each checkpoint and at the end, the "
               "first 512 samples: paths, folders or globs; none: no "
               "validation");
+  section
+      .key("weights", weights,
+           "of the entries of train, one number each: samples are taken from "
+           "each in this proportion, on whatever mesh, and each has epochs of "
+           "its own; none: all entries are one set")
+      .check(complaint_about_weights);
+  section
+      .key("valid_share", valid_share,
+           "of each source's samples, evenly spread: held out of training and "
+           "validated on, in place of data.valid; 0: none")
+      .at_least(0)
+      .check([](const config::Value& value) {
+        return std::get<double>(value) < 1 ? "" : "it must be below 1";
+      });
   section.key("exclude", exclude,
               "what to leave out of train and valid: globs that match a name, "
               "or names one below the other, of a file or folder, as *.png or "
@@ -54,6 +83,17 @@ void DataConfig::declare(config::Section& section) {
   section.key("reader", reader, "which ranks of a group read the files")
       .one_of({"every", "first"})
       .not_built({"first"}, "reading by the first rank of a group", "every");
+}
+
+void DataConfig::check() const {
+  TS_CHECK_CONFIG(weights.empty() || weights.size() == train.size(),
+                  "data.weights has ", weights.size(),
+                  " numbers, and data.train ", train.size(),
+                  " entries. Give each entry one.");
+  TS_CHECK_CONFIG(valid_share == 0 || valid.empty(), "data.valid_share (",
+                  valid_share,
+                  ") holds out a part of data.train, but data.valid names "
+                  "files to validate on. Leave one of the two out.");
 }
 
 }  // namespace tessera::data

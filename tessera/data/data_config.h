@@ -12,6 +12,8 @@ namespace tessera::data {
 struct DataConfig {
   std::vector<std::string> train = {};  // paths or globs; a run needs one
   std::vector<std::string> valid = {};  // none: no validation
+  std::vector<double> weights = {};     // of each entry of train; none: sizes
+  double valid_share = 0;               // of train's samples; 0: none
   std::vector<std::string> exclude = {};
   std::string format = "auto";
   std::string field = "text";          // of JSON lines
@@ -24,6 +26,8 @@ struct DataConfig {
   bool shuffle = true;
   std::string reader = "every";
   void declare(config::Section& section);
+  // What several keys say together; TS_CHECK_CONFIG.
+  void check() const;
 };
 
 }  // namespace tessera::data

@@ -2,34 +2,121 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "tessera/core/error.h"
 
 namespace tessera::data {
 
+namespace {
+
+std::vector<HoldOut> parts_of(const std::vector<Source>& sources,
+                              const SamplerOptions& options, double share) {
+  std::vector<int64_t> sizes;
+  for (const Source& source : sources) {
+    sizes.push_back(
+        samples_in(source.tokens->size(), options.seq_len, source.name));
+  }
+  return hold_out(sizes, share);
+}
+
+// The samples held out are of one set: weights are for training.
+Sampler sampler_of(const std::vector<Source>& sources,
+                   const std::vector<HoldOut>& parts,
+                   const SamplerOptions& options, Part part) {
+  std::vector<int64_t> sizes;
+  std::vector<double> weights;
+  int64_t held = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    sizes.push_back(parts[i].num_kept());
+    weights.push_back(sources[i].weight);
+    held += parts[i].num_held();
+  }
+  if (part == Part::kHeldOut) return {{held}, {1.0}, options};
+  return {sizes, weights, options};
+}
+
+std::vector<Source> one_source(TokenStream tokens, const std::string& name) {
+  return {{name, std::make_shared<const TokenStream>(std::move(tokens))}};
+}
+
+}  // namespace
+
+std::vector<HoldOut> hold_out(const std::vector<int64_t>& sizes, double share) {
+  std::vector<HoldOut> parts;
+  int64_t samples = 0, held = 0;
+  for (const int64_t size : sizes) {
+    const int64_t wanted = std::llround(share * static_cast<double>(size));
+    parts.emplace_back(size, std::min(wanted, size - 1));
+    samples += size;
+    held += parts.back().num_held();
+  }
+  TS_CHECK_CONFIG(share == 0 || held > 0, "data.valid_share (", share, ") of ",
+                  samples,
+                  " samples is none. Give a larger share, or more data.");
+  return parts;
+}
+
 Dataset::Dataset(TokenStream tokens, const SamplerOptions& options,
                  const std::string& name)
-    : tokens_(std::move(tokens)), sampler_(tokens_.size(), options, name) {}
+    : Dataset(one_source(std::move(tokens), name), options) {}
+
+Dataset::Dataset(std::vector<Source> sources, const SamplerOptions& options,
+                 const Held& held)
+    : sources_(std::move(sources)),
+      part_(held.part),
+      parts_(parts_of(sources_, options, held.share)),
+      sampler_(sampler_of(sources_, parts_, options, held.part)) {}
 
 Batch Dataset::batch(int64_t step, int64_t first, int64_t count) const {
   return gather(sampler_.sample_indices(step, first, count));
 }
 
 Batch Dataset::in_order(int64_t first, int64_t count) const {
-  TORCH_INTERNAL_ASSERT(
-      first >= 0 && count >= 0 && first + count <= sampler_.num_samples(),
-      "samples ", first, " + ", count, " of ", sampler_.num_samples());
+  const int64_t size = sampler_.num_samples();
+  TORCH_INTERNAL_ASSERT(first >= 0 && count >= 0 && first + count <= size,
+                        "samples ", first, " + ", count, " of ", size);
   std::vector<int64_t> samples(count);
   std::iota(samples.begin(), samples.end(), first);
+  if (part_ == Part::kHeldOut) {
+    const Permutation order(size, /*seed=*/0, /*epoch=*/0);
+    for (int64_t& sample : samples) {
+      sample = static_cast<int64_t>(order(sample));
+    }
+  }
   return gather(samples);
 }
 
 int64_t Dataset::num_targets(int64_t step) const {
   const SamplerOptions& options = sampler_.options();
-  if (tokens_.all_count()) return options.global_batch * options.seq_len;
+  const bool all_count = std::ranges::all_of(
+      sources_, [](const Source& one) { return one.tokens->all_count(); });
+  if (all_count) return options.global_batch * options.seq_len;
   const Batch all = batch(step, 0, options.global_batch);
   return all.targets.ne(kNoTarget).sum().item<int64_t>();
+}
+
+void Dataset::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
+  Mixture::Place place;
+  if (part_ == Part::kHeldOut) {
+    place.index = sample;
+    while (place.index >= parts_[place.source].num_held()) {
+      place.index -= parts_[place.source++].num_held();
+    }
+    place.index = parts_[place.source].held(place.index);
+  } else {
+    place = sampler_.place_of(sample);
+    place.index = parts_[place.source].kept(place.index);
+  }
+  const TokenStream& from = *sources_[place.source].tokens;
+  const int64_t first = sampler_.first_token(place.index);
+  std::vector<int64_t> tokens(sampler_.options().seq_len + 1);
+  from.read(first, tokens);
+  std::copy(tokens.begin(), tokens.end() - 1, inputs);
+  from.hide_uncounted(first + 1, std::span(tokens).subspan(1));
+  std::copy(tokens.begin() + 1, tokens.end(), targets);
 }
 
 Batch Dataset::gather(const std::vector<int64_t>& samples) const {
@@ -37,15 +124,9 @@ Batch Dataset::gather(const std::vector<int64_t>& samples) const {
   const auto rows = static_cast<int64_t>(samples.size());
   Batch batch{at::empty({rows, length}, at::kLong),
               at::empty({rows, length}, at::kLong)};
-  std::vector<int64_t> tokens(length + 1);
   for (int64_t row = 0; row < rows; ++row) {
-    tokens_.read(sampler_.first_token(samples[row]), tokens);
-    std::copy(tokens.begin(), tokens.end() - 1,
-              batch.inputs.data_ptr<int64_t>() + row * length);
-    tokens_.hide_uncounted(sampler_.first_token(samples[row]) + 1,
-                           std::span(tokens).subspan(1));
-    std::copy(tokens.begin() + 1, tokens.end(),
-              batch.targets.data_ptr<int64_t>() + row * length);
+    read(samples[row], batch.inputs.data_ptr<int64_t>() + row * length,
+         batch.targets.data_ptr<int64_t>() + row * length);
   }
   return batch;
 }

@@ -1,5 +1,8 @@
 // A set of samples: tokens, and the order in which steps take them.
 //
+// Several sources are mixed by their weights; of each some samples may be held
+// out, evenly spread, which are then a set of their own.
+//
 // Shapes:  Batch.inputs, .targets: (B, T) int64 on the CPU; targets[b][t] is
 //          the token behind inputs[b][t], or kNoTarget where it does not
 //          count; B samples, T = seq_len.
@@ -8,8 +11,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
+#include "tessera/data/hold_out.h"
 #include "tessera/data/sampler.h"
 #include "tessera/data/token_stream.h"
 
@@ -20,28 +27,54 @@ struct Batch {
   at::Tensor targets;  // (B, T)
 };
 
+struct Source {
+  std::string name;  // "data.train", for messages
+  std::shared_ptr<const TokenStream> tokens;
+  double weight = 1;
+};
+
+// All samples, those that are left to train on, or those that are held out.
+enum class Part { kAll, kKept, kHeldOut };
+
+struct Held {
+  double share = 0;  // of each source's samples
+  Part part = Part::kAll;
+};
+
+// Of sources with so many samples; each keeps one at least. TS_CHECK_CONFIG
+// where the share is no sample.
+std::vector<HoldOut> hold_out(const std::vector<int64_t>& sizes, double share);
+
 class Dataset {
  public:
   // `name`: "data.train", for messages.
   Dataset(TokenStream tokens, const SamplerOptions& options,
           const std::string& name = "data");
+  // TS_CHECK_CONFIG names a source without a sample, and a share that is none.
+  Dataset(std::vector<Source> sources, const SamplerOptions& options,
+          const Held& held = {});
 
   // Samples first .. first + count - 1 of the step's global batch.
   Batch batch(int64_t step, int64_t first, int64_t count) const;
   // Samples first .. first + count - 1 in the order of the data, as validation
-  // reads them. REQUIRES: first + count <= sampler().num_samples().
+  // reads them; of samples held out in one drawn once, whatever the seed, so
+  // that the first ones are like all. REQUIRES: first + count <=
+  // sampler().num_samples().
   Batch in_order(int64_t first, int64_t count) const;
 
   // Targets of the step's global batch that count.
   int64_t num_targets(int64_t step) const;
 
   const Sampler& sampler() const { return sampler_; }
-  const TokenStream& tokens() const { return tokens_; }
 
  private:
   Batch gather(const std::vector<int64_t>& samples) const;
+  // seq_len of each.
+  void read(int64_t sample, int64_t* inputs, int64_t* targets) const;
 
-  TokenStream tokens_;
+  std::vector<Source> sources_;
+  Part part_;
+  std::vector<HoldOut> parts_;  // of each source's samples
   Sampler sampler_;
 };
 

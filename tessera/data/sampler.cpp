@@ -1,7 +1,7 @@
 #include "tessera/data/sampler.h"
 
+#include <algorithm>
 #include <bit>
-#include <optional>
 
 #include "tessera/core/error.h"
 #include "tessera/core/random.h"
@@ -14,6 +14,11 @@ uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return x ^ (x >> 31);
+}
+
+// Sources of one size are to have orders of their own.
+uint64_t seed_of(uint64_t seed, int64_t source) {
+  return source == 0 ? seed : mix(seed + static_cast<uint64_t>(source));
 }
 
 }  // namespace
@@ -42,17 +47,38 @@ uint64_t Permutation::operator()(uint64_t i) const {
   return i;
 }
 
+int64_t samples_in(int64_t num_tokens, int64_t seq_len,
+                   const std::string& name) {
+  TS_CHECK_CONFIG(num_tokens > seq_len, name, ": has ", num_tokens,
+                  " tokens, but one sample of seq_len ", seq_len, " takes ",
+                  seq_len, " + 1. Give more data, or a smaller data.seq_len.");
+  return (num_tokens - 1) / seq_len;
+}
+
 Sampler::Sampler(int64_t num_tokens, const SamplerOptions& options,
                  const std::string& name)
     : options_(options) {
   TS_CHECK_CONFIG(options.seq_len > 0 && options.global_batch > 0, name,
                   ": seq_len (", options.seq_len, ") and the global batch (",
                   options.global_batch, ") must be at least 1.");
-  num_samples_ = (num_tokens - 1) / options.seq_len;
-  TS_CHECK_CONFIG(num_tokens > options.seq_len, name, ": has ", num_tokens,
-                  " tokens, but one sample of seq_len ", options.seq_len,
-                  " takes ", options.seq_len,
-                  " + 1. Give more data, or a smaller data.seq_len.");
+  starts_ = {0, samples_in(num_tokens, options.seq_len, name)};
+}
+
+Sampler::Sampler(std::vector<int64_t> sizes, const std::vector<double>& weights,
+                 const SamplerOptions& options)
+    : options_(options), starts_{0} {
+  TORCH_INTERNAL_ASSERT(!sizes.empty() && sizes.size() == weights.size());
+  for (const int64_t size : sizes) {
+    TORCH_INTERNAL_ASSERT(size > 0);
+    starts_.push_back(starts_.back() + size);
+  }
+  if (sizes.size() > 1) mixture_.emplace(weights);
+}
+
+Mixture::Place Sampler::place_of(int64_t sample) const {
+  const auto next = std::upper_bound(starts_.begin(), starts_.end(), sample);
+  const int64_t source = next - starts_.begin() - 1;
+  return {source, sample - starts_[source]};
 }
 
 std::vector<int64_t> Sampler::sample_indices(int64_t step) const {
@@ -64,19 +90,26 @@ std::vector<int64_t> Sampler::sample_indices(int64_t step, int64_t first,
   TORCH_INTERNAL_ASSERT(step >= 0 && first >= 0 && count >= 0 &&
                             first + count <= options_.global_batch,
                         "samples ", first, " + ", count, " of step ", step);
+  // Of each source that of the epoch at hand.
+  std::vector<std::optional<Permutation>> permutations(num_sources());
+  std::vector<int64_t> permuted_epochs(num_sources(), -1);
   std::vector<int64_t> samples;
-  std::optional<Permutation> permutation;
-  int64_t permuted_epoch = -1;
   for (int64_t i = first; i < first + count; ++i) {
     const int64_t position = step * options_.global_batch + i;
-    const int64_t epoch = position / num_samples_;
-    const int64_t sample = position % num_samples_;
-    if (options_.shuffle && epoch != permuted_epoch) {
-      permutation.emplace(num_samples_, options_.seed, epoch);
-      permuted_epoch = epoch;
+    const auto place =
+        mixture_ ? (*mixture_)(position) : Mixture::Place{0, position};
+    const int64_t size = starts_[place.source + 1] - starts_[place.source];
+    const int64_t epoch = place.index / size;
+    int64_t sample = place.index % size;
+    if (options_.shuffle) {
+      auto& permutation = permutations[place.source];
+      if (epoch != permuted_epochs[place.source]) {
+        permutation.emplace(size, seed_of(options_.seed, place.source), epoch);
+        permuted_epochs[place.source] = epoch;
+      }
+      sample = static_cast<int64_t>((*permutation)(sample));
     }
-    samples.push_back(permutation ? static_cast<int64_t>((*permutation)(sample))
-                                  : sample);
+    samples.push_back(starts_[place.source] + sample);
   }
   return samples;
 }

@@ -1,4 +1,5 @@
-// Which samples a step takes: a pure function of (seed, step), without a state.
+// Which samples a step takes: a pure function of (seed, weights, step), without a
+// state.
 //
 // A sample is seq_len + 1 tokens: its inputs and, shifted by one, its targets.
 // Sample k begins at token k * seq_len, so that neighbours share one token and
@@ -6,6 +7,10 @@
 // Order:  position p = step * global_batch + i of the run is sample p mod n of
 //         epoch p div n. With shuffle, an epoch's samples are permuted by
 //         (seed, epoch): each comes once, on whatever mesh. Nothing is stored.
+// Sources: where there are several, position p is of the source that the mixture
+//         says (see mixture.h), and that source's next one: each has epochs and
+//         permutations of its own. Sample k of source s is number k behind the
+//         samples of the sources before s.
 // Resume: the step is all that there is to remember.
 // Errors: TS_CHECK_CONFIG where the data has no whole sample.
 // Source: the permutation is a Feistel network with cycle walking: Black and
@@ -14,8 +19,11 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "tessera/data/mixture.h"
 
 namespace tessera::data {
 
@@ -40,13 +48,22 @@ struct SamplerOptions {
   uint64_t seed = 0;
 };
 
+// Of a source with so many tokens; TS_CHECK_CONFIG where it has none. `name`:
+// "data.train", for messages.
+int64_t samples_in(int64_t num_tokens, int64_t seq_len,
+                   const std::string& name);
+
 class Sampler {
  public:
-  // `num_tokens`: of the data; `name`: "data.train", for messages.
   Sampler(int64_t num_tokens, const SamplerOptions& options,
           const std::string& name = "data");
+  // Of several sources, by their weights. REQUIRES: a sample in each.
+  Sampler(std::vector<int64_t> sizes, const std::vector<double>& weights,
+          const SamplerOptions& options);
 
-  int64_t num_samples() const { return num_samples_; }
+  int64_t num_samples() const { return starts_.back(); }
+  // The source of a sample, and which of its samples it is.
+  Mixture::Place place_of(int64_t sample) const;
   const SamplerOptions& options() const { return options_; }
   int64_t first_token(int64_t sample) const {
     return sample * options_.seq_len;
@@ -59,8 +76,13 @@ class Sampler {
                                       int64_t count) const;
 
  private:
+  int64_t num_sources() const {
+    return static_cast<int64_t>(starts_.size()) - 1;
+  }
+
   SamplerOptions options_;
-  int64_t num_samples_;
+  std::vector<int64_t> starts_;     // of each source, and the end of the last
+  std::optional<Mixture> mixture_;  // of several
 };
 
 }  // namespace tessera::data

@@ -71,6 +71,14 @@ std::string detect_format(const std::string& path) {
   return "text";
 }
 
+int64_t TokenFile::count(const std::string& path, const std::string& format) {
+  const std::string known = format == "auto" ? detect_format(path) : format;
+  if (known != "megatron") return layout_of(MappedFile(path), known).ids.count;
+  const MegatronPaths paths(path);
+  return detail::megatron_layout(MappedFile(paths.bin), MappedFile(paths.index))
+      .ids.count;
+}
+
 TokenFile::TokenFile(const std::string& path, const std::string& format,
                      int64_t vocab_size)
     : format_(format == "auto" ? detect_format(path) : format),

@@ -35,6 +35,9 @@ class TokenFile {
   TokenFile(const std::string& path, const std::string& format,
             int64_t vocab_size);
 
+  // How many ids the file says that it has; none is read.
+  static int64_t count(const std::string& path, const std::string& format);
+
   const std::string& path() const { return file_.path(); }
   const std::string& format() const { return format_; }
   int64_t size() const { return ids_.count; }  // tokens

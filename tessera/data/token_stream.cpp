@@ -40,20 +40,6 @@ std::string format_of(const TokenSource& source, const std::string& path) {
   return chats ? "chat" : format;
 }
 
-// Whether the source is conversations: all of its files, or none.
-bool is_chat(const TokenSource& source) {
-  const auto is_one = [&](const std::string& path) {
-    return format_of(source, path) == "chat";
-  };
-  const bool first = is_one(source.paths[0]);
-  for (const std::string& path : source.paths) {
-    TS_CHECK_CONFIG(is_one(path) == first, first ? source.paths[0] : path,
-                    " has conversations, and ", first ? path : source.paths[0],
-                    " has none. Give files of one kind, or set data.format.");
-  }
-  return first;
-}
-
 // Beside the ids: which of them count.
 std::string counted_path(const std::string& cache_path) {
   return cache_path.substr(0, cache_path.rfind('.')) + "-counted.cache";
@@ -96,7 +82,21 @@ TextSource text_source(const TokenSource& source) {
   return text;
 }
 
-// Whether the source is text; the formats of its files must be of one kind.
+// Megatron's pairs by their .bin alone, where a glob found both.
+std::vector<std::string> without_indexes(const TokenSource& source) {
+  std::vector<std::string> paths;
+  for (const std::string& path : source.paths) {
+    const fs::path bin = fs::path(path).replace_extension(".bin");
+    const bool is_index = fs::path(path).extension() == ".idx" &&
+                          std::find(source.paths.begin(), source.paths.end(),
+                                    bin.string()) != source.paths.end();
+    if (!is_index) paths.push_back(path);
+  }
+  return paths;
+}
+
+}  // namespace
+
 bool is_text(const TokenSource& source) {
   TS_CHECK_CONFIG(!source.paths.empty(),
                   "there are no files to read tokens "
@@ -113,20 +113,18 @@ bool is_text(const TokenSource& source) {
   return first;
 }
 
-// Megatron's pairs by their .bin alone, where a glob found both.
-std::vector<std::string> without_indexes(const TokenSource& source) {
-  std::vector<std::string> paths;
+bool is_chat(const TokenSource& source) {
+  const auto is_one = [&](const std::string& path) {
+    return format_of(source, path) == "chat";
+  };
+  const bool first = is_one(source.paths[0]);
   for (const std::string& path : source.paths) {
-    const fs::path bin = fs::path(path).replace_extension(".bin");
-    const bool is_index = fs::path(path).extension() == ".idx" &&
-                          std::find(source.paths.begin(), source.paths.end(),
-                                    bin.string()) != source.paths.end();
-    if (!is_index) paths.push_back(path);
+    TS_CHECK_CONFIG(is_one(path) == first, first ? source.paths[0] : path,
+                    " has conversations, and ", first ? path : source.paths[0],
+                    " has none. Give files of one kind, or set data.format.");
   }
-  return paths;
+  return first;
 }
-
-}  // namespace
 
 TokenStream::TokenStream(std::vector<TokenFile> files,
                          std::vector<FileFingerprint> fingerprints,
@@ -238,6 +236,17 @@ TokenStream open_tokens(const TokenSource& source) {
     fingerprints.insert(fingerprints.end(), more.begin(), more.end());
   }
   return TokenStream(std::move(files), std::move(fingerprints));
+}
+
+int64_t count_tokens(const TokenSource& source) {
+  if (is_text(source)) {
+    return TokenFile::count(text_source(source).cache_path, "cache");
+  }
+  int64_t count = 0;
+  for (const std::string& path : without_indexes(source)) {
+    count += TokenFile::count(path, source.format);
+  }
+  return count;
 }
 
 }  // namespace tessera::data

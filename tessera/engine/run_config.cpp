@@ -231,6 +231,7 @@ void complete(RunConfig& config, int64_t world_size) {
   TS_CHECK_CONFIG(!config.data.train.empty(),
                   "data.train is missing: a run needs something to train on. "
                   "Give files, folders or globs: --data.train='texts/*.txt'.");
+  config.data.check();
   config.optimizer.complete();
   const auto mesh = complete_place(config, world_size);
   complete_batch(config.batch, data_parallel_degree(config));

@@ -1,14 +1,16 @@
 #include "tessera/train/data_setup.h"
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
-#include "tessera/data/conversation.h"
-#include "tessera/data/documents.h"
 #include "tessera/data/file_list.h"
+#include "tessera/data/mixture.h"
 #include "tessera/data/token_stream.h"
 #include "tessera/data/tokenizer_trainer.h"
 
@@ -17,18 +19,6 @@ namespace tessera::train {
 using engine::RunConfig;
 
 namespace {
-
-bool is_text(const data::DataConfig& data, const std::string& path) {
-  const std::string format =
-      data.format == "auto" ? data::detect_format(path) : data.format;
-  return format == "text" || format == "jsonl" || format == "chat";
-}
-
-bool is_chat(const data::DataConfig& data, const std::string& path) {
-  if (data.format != "auto") return data.format == "chat";
-  return data.field == "text" && data::is_json_lines(path) &&
-         data::has_conversations(path, data.pair);
-}
 
 // Where the run's tokenizer is to be found; "": it must be trained.
 std::string tokenizer_path(const RunConfig& config) {
@@ -85,82 +75,192 @@ data::ChatForm chat_form_of(const RunConfig& config) {
           .seq_len = config.data.seq_len};
 }
 
-data::TokenSource source_of(const RunConfig& config, const RunFolder& folder,
-                            std::vector<std::string> paths,
-                            const data::Tokenizer* tokenizer) {
-  return {.paths = std::move(paths),
-          .format = config.data.format,
-          .field = config.data.field,
-          .vocab_size = config.model.vocab,
-          .tokenizer = tokenizer,
-          .cache_folder = folder.tokens(),
-          .threads = config.run.threads,
-          .chat = chat_form_of(config)};
-}
-
-struct Files {
-  std::vector<std::string> train, valid;  // valid may be empty
-  bool train_is_text = false, valid_is_text = false;
-  bool any_text() const { return train_is_text || valid_is_text; }
+// One set of files, with a weight where there are several.
+struct Named {
+  std::string name;  // "data.train"
+  data::TokenSource tokens;
+  double weight = 1;
+  bool is_text = false;
 };
 
-Files files_of(const data::DataConfig& data) {
-  Files files;
-  files.train = data::expand_paths(data.train, "data.train", data.exclude);
-  files.train_is_text = is_text(data, files.train[0]);
-  if (data.valid.empty()) return files;
-  files.valid = data::expand_paths(data.valid, "data.valid", data.exclude);
-  files.valid_is_text = is_text(data, files.valid[0]);
+struct Inputs {
+  std::vector<Named> train;
+  std::vector<Named> valid;  // none or one
+};
+
+Named named_source(const RunConfig& config, const RunFolder& folder,
+                   const std::vector<std::string>& entries,
+                   const std::string& key) {
+  const data::DataConfig& data = config.data;
+  Named source = {
+      .name = key,
+      .tokens = {.paths = data::expand_paths(entries, key, data.exclude),
+                 .format = data.format,
+                 .field = data.field,
+                 .vocab_size = config.model.vocab,
+                 .cache_folder = folder.tokens(),
+                 .threads = config.run.threads,
+                 .chat = chat_form_of(config)}};
+  source.is_text = is_text(source.tokens);
+  return source;
+}
+
+Inputs inputs_of(const RunConfig& config, const RunFolder& folder) {
+  const data::DataConfig& data = config.data;
+  Inputs inputs;
+  if (data.weights.empty()) {
+    inputs.train = {named_source(config, folder, data.train, "data.train")};
+  }
+  for (size_t i = 0; i < data.weights.size(); ++i) {
+    inputs.train.push_back(
+        named_source(config, folder, {data.train[i]}, "data.train"));
+    inputs.train.back().name += c10::str(" '", data.train[i], "'");
+    inputs.train.back().weight = data.weights[i];
+  }
+  // What is never taken need not be whole.
+  std::erase_if(inputs.train,
+                [](const Named& source) { return source.weight == 0; });
+  if (!data.valid.empty()) {
+    inputs.valid = {named_source(config, folder, data.valid, "data.valid")};
+  }
+  return inputs;
+}
+
+std::vector<Named*> all_of(Inputs& inputs) {
+  std::vector<Named*> all;
+  for (Named& source : inputs.train) all.push_back(&source);
+  for (Named& source : inputs.valid) all.push_back(&source);
+  return all;
+}
+
+bool any_text(const std::vector<Named*>& sources) {
+  return std::ranges::any_of(
+      sources, [](const Named* source) { return source->is_text; });
+}
+
+// The files of text to learn a vocabulary from. Tokens were made by a tokenizer
+// that only the user knows.
+std::vector<std::string> files_to_learn_from(const RunConfig& config,
+                                             const Inputs& inputs) {
+  std::vector<std::string> files;
+  for (const Named& source : inputs.train) {
+    if (source.is_text) {
+      TS_CHECK_CONFIG(
+          !tokenizer_path(config).empty() || !is_chat(source.tokens),
+          source.tokens.paths[0],
+          ": conversations need the tokenizer of the model: set model.from, or "
+          "data.tokenizer.");
+      files.insert(files.end(), source.tokens.paths.begin(),
+                   source.tokens.paths.end());
+    } else {
+      TS_CHECK_CONFIG(!tokenizer_path(config).empty(), "there is text beside ",
+                      source.name, ", which is token files (",
+                      source.tokens.paths[0],
+                      "): set data.tokenizer to the tokenizer.json that made "
+                      "them.");
+    }
+  }
   return files;
+}
+
+// Before ranks start, as far as the sizes of files tell.
+std::vector<int64_t> sizes_of(const RunConfig& config,
+                              const std::vector<Named>& sources) {
+  std::vector<int64_t> sizes;
+  for (const Named& source : sources) {
+    sizes.push_back(data::samples_in(count_tokens(source.tokens),
+                                     config.data.seq_len, source.name));
+  }
+  return sizes;
+}
+
+void check_sizes(const RunConfig& config, const Inputs& inputs) {
+  data::hold_out(sizes_of(config, inputs.train), config.data.valid_share);
+  sizes_of(config, inputs.valid);
+}
+
+data::SamplerOptions sampler_options(const RunConfig& config, bool shuffle) {
+  return {.seq_len = config.data.seq_len,
+          .global_batch = config.batch.global,
+          .shuffle = shuffle,
+          .seed = static_cast<uint64_t>(config.run.seed)};
+}
+
+// What each source has, and what is taken of it.
+void tell(const RunConfig& config, const std::vector<data::Source>& sources) {
+  std::vector<double> weights;
+  for (const auto& source : sources) weights.push_back(source.weight);
+  const data::Mixture mixture(weights);
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  if (!config.data.weights.empty() && std::abs(sum - 1) > 1e-9) {
+    log::info("data.weights sum to ", sum, ": taken as parts of that");
+  }
+  std::vector<int64_t> sizes;
+  for (const auto& source : sources) {
+    sizes.push_back(data::samples_in(source.tokens->size(), config.data.seq_len,
+                                     source.name));
+  }
+  const auto parts = data::hold_out(sizes, config.data.valid_share);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const int64_t held = parts[i].num_held();
+    log::info(sources[i].name, ": ", sources[i].tokens->size(), " tokens, ",
+              sizes[i], " samples",
+              held > 0 ? c10::str(", ", held, " of them held out") : "",
+              sources.size() > 1
+                  ? c10::str("; ", 100 * mixture.share(i), "% of what is taken")
+                  : "");
+  }
 }
 
 }  // namespace
 
 void prepare_data(const RunConfig& config, const RunFolder& folder) {
-  const Files files = files_of(config.data);
-  if (!files.any_text()) return;
-  TS_CHECK_CONFIG(files.train_is_text || !tokenizer_path(config).empty(),
-                  "data.valid is text (", files.valid[0],
-                  "), but data.train is token files: set data.tokenizer to the "
-                  "tokenizer.json that made them.");
-  TS_CHECK_CONFIG(
-      !tokenizer_path(config).empty() || !is_chat(config.data, files.train[0]),
-      files.train[0],
-      ": conversations need the tokenizer of the model: set model.from, or "
-      "data.tokenizer.");
-  prepare_tokenizer(config, folder, files.train);
-  const auto tokenizer = data::Tokenizer::load(folder.tokenizer());
-  if (files.train_is_text) {
-    prepare_tokens(source_of(config, folder, files.train, &tokenizer));
+  Inputs inputs = inputs_of(config, folder);
+  const auto all = all_of(inputs);
+  if (any_text(all)) {
+    prepare_tokenizer(config, folder, files_to_learn_from(config, inputs));
+    const auto tokenizer = data::Tokenizer::load(folder.tokenizer());
+    for (Named* source : all) {
+      source->tokens.tokenizer = &tokenizer;
+      prepare_tokens(source->tokens);
+    }
+    return check_sizes(config, inputs);
   }
-  if (files.valid_is_text) {
-    prepare_tokens(source_of(config, folder, files.valid, &tokenizer));
-  }
+  check_sizes(config, inputs);
 }
 
 Datasets open_datasets(const RunConfig& config, const RunFolder& folder) {
-  const Files files = files_of(config.data);
+  Inputs inputs = inputs_of(config, folder);
+  const auto all = all_of(inputs);
   std::optional<data::Tokenizer> tokenizer;  // that prepare_data() left
-  if (files.any_text()) tokenizer = data::Tokenizer::load(folder.tokenizer());
-  const auto* encoder = tokenizer ? &*tokenizer : nullptr;
+  if (any_text(all)) tokenizer = data::Tokenizer::load(folder.tokenizer());
   Datasets sets;
-  const auto open = [&](std::vector<std::string> paths, bool shuffle,
-                        const std::string& key) {
-    auto stream =
-        open_tokens(source_of(config, folder, std::move(paths), encoder));
-    const auto& seen = stream.fingerprints();
-    sets.fingerprints.insert(sets.fingerprints.end(), seen.begin(), seen.end());
-    return std::make_unique<data::Dataset>(
-        std::move(stream),
-        data::SamplerOptions{.seq_len = config.data.seq_len,
-                             .global_batch = config.batch.global,
-                             .shuffle = shuffle,
-                             .seed = static_cast<uint64_t>(config.run.seed)},
-        key);
+  const auto open = [&](std::vector<Named>& named) {
+    std::vector<data::Source> sources;
+    for (Named& source : named) {
+      source.tokens.tokenizer = tokenizer ? &*tokenizer : nullptr;
+      auto stream =
+          std::make_shared<const data::TokenStream>(open_tokens(source.tokens));
+      const auto& seen = stream->fingerprints();
+      sets.fingerprints.insert(sets.fingerprints.end(), seen.begin(),
+                               seen.end());
+      sources.push_back({source.name, std::move(stream), source.weight});
+    }
+    return sources;
   };
-  sets.train = open(files.train, config.data.shuffle, "data.train");
-  if (!files.valid.empty()) {
-    sets.valid = open(files.valid, /*shuffle=*/false, "data.valid");
+  const std::vector<data::Source> train = open(inputs.train);
+  const double share = config.data.valid_share;
+  sets.train = std::make_unique<data::Dataset>(
+      train, sampler_options(config, config.data.shuffle),
+      data::Held{share, data::Part::kKept});
+  tell(config, train);
+  if (share > 0) {
+    sets.valid = std::make_unique<data::Dataset>(
+        train, sampler_options(config, /*shuffle=*/false),
+        data::Held{share, data::Part::kHeldOut});
+  } else if (!inputs.valid.empty()) {
+    sets.valid = std::make_unique<data::Dataset>(
+        open(inputs.valid), sampler_options(config, /*shuffle=*/false));
   }
   return sets;
 }

@@ -2,10 +2,12 @@
 //
 // Text gets the tokenizer of data.tokenizer, else the one of model.from, else
 // one that is trained on the training text, with model.vocab tokens. The run
-// folder keeps the tokenizer and the tokenized text.
+// folder keeps the tokenizer; tokenized text lies beside the runs, for all that
+// have the same tokenizer and files.
+// Entries of data.train are one source, or with data.weights one each.
 //
 // Use:    prepare_data() once, by one rank or before there are ranks; then
-//         open_datasets() on every rank.
+//         open_datasets() on every rank, which says what each source has.
 // Errors: as data/token_stream.h and data/dataset.h.
 #pragma once
 
@@ -21,7 +23,7 @@ namespace tessera::train {
 
 struct Datasets {
   std::unique_ptr<data::Dataset> train;
-  std::unique_ptr<data::Dataset> valid;  // nullptr: none was named
+  std::unique_ptr<data::Dataset> valid;  // nullptr: none was asked for
   // Of every file that was read, for ranks to compare.
   std::vector<data::FileFingerprint> fingerprints;
 };

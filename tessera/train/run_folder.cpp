@@ -10,12 +10,13 @@ namespace tessera::train {
 
 RunFolder::RunFolder(const engine::RunConfig& config)
     : path_(config.run.dir + "/" + config.run.name),
+      tokens_(config.run.dir + "/token_cache"),
       checkpoints_(config.checkpoint.dir.empty() ? path_ + "/checkpoints"
                                                  : config.checkpoint.dir),
       traces_(config.monitor.trace > 0) {}
 
 void RunFolder::create() const {
-  std::vector<std::string> folders = {logs(), checkpoints(), tokens()};
+  std::vector<std::string> folders = {logs(), checkpoints()};
   if (traces_) folders.push_back(trace());
   for (const std::string& folder : folders) {
     std::error_code error;

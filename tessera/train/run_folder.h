@@ -2,11 +2,13 @@
 //
 //   config.json      as resolved          metrics.jsonl   one line a step
 //   tokenizer.json   of text data         events.*        TensorBoard
-//   tokens/          text as token files  checkpoints/step-N/
-//   logs/rank-N.log                       summary.json    written at the end
+//   logs/rank-N.log                       checkpoints/step-N/
+//   summary.json     written at the end
 //   logs/flight-rank-N.json               after a failure: the last operations
 //   trace/           where monitor.trace asks for it
 //   .lock            held by the run that writes here
+//
+// Beside the runs, RUN_DIR/token_cache/ holds text as tokens, for all of them.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +25,7 @@ class RunFolder {
   const std::string& path() const { return path_; }
   std::string config() const { return path_ + "/config.json"; }
   std::string tokenizer() const { return path_ + "/tokenizer.json"; }
-  std::string tokens() const { return path_ + "/tokens"; }
+  const std::string& tokens() const { return tokens_; }
   std::string lock() const { return path_ + "/.lock"; }
   const std::string& checkpoints() const { return checkpoints_; }
   std::string trace() const { return path_ + "/trace"; }
@@ -37,6 +39,7 @@ class RunFolder {
 
  private:
   std::string path_;
+  std::string tokens_;
   std::string checkpoints_;  // checkpoint.dir where that is set
   bool traces_;
 };

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import re
+import subprocess
 
 import pytest
-from runs import MODEL, configuration, metrics, train
+from runs import MODEL, STEPS, configuration, metrics, run, train
 
 SENTENCES = ["the cat sat on the mat.", "a dog sat too,\nand slept.", "the gr\u00fcn \U0001F600 bird sang.", "so it was."]
 SMALL = {"model": {**MODEL, "vocab": 300}, "run": {"steps": 3}, "schedule": {"warmup": 0},
@@ -119,3 +121,83 @@ def test_encode_reads_what_training_reads(tessera, tmp_path):
     assert len(lines) == 4
     again = tessera("tokenize", "decode", "--tokenizer", tmp_path, "--jsonl", input="\n".join(lines))
     assert [json.loads(line) for line in again.splitlines()] == [row["text"] for row in records(4)]
+
+
+def test_runs_share_the_tokens_of_their_text(program, tessera, tmp_path):
+    (tmp_path / "a.txt").write_text(" ".join(SENTENCES) * 20)
+    path = run_json(tmp_path, str(tmp_path / "a.txt"))
+    first, second = [subprocess.Popen([program, "train", path, f"--run.name={name}"], stderr=subprocess.PIPE, text=True)
+                     for name in ("run", "second")]
+    errors = [each.communicate(timeout=60)[1] for each in (first, second)]
+    assert first.returncode == second.returncode == 0, errors
+    assert cache_of(tmp_path).parent == tmp_path / "token_cache"
+    assert "tokenized" not in train(program, path, "--run.name=third").stderr
+    assert len(list(cache_of(tmp_path).parent.iterdir())) == 1
+    assert metrics(tmp_path)[-1]["loss"] == last_loss(tmp_path, "third") == last_loss(tmp_path, "second")
+
+
+def last_loss(folder, name):
+    return json.loads((folder / name / "metrics.jsonl").read_text().splitlines()[-1])["loss"]
+
+
+def test_what_a_killed_run_left_is_removed(program, tmp_path):
+    (tmp_path / "a.txt").write_text(" ".join(SENTENCES) * 20)
+    left = tmp_path / "token_cache" / "tokens-0123.cache.tmp-4000000-0"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    train(program, run_json(tmp_path, str(tmp_path / "a.txt")))
+    assert not left.exists()
+
+
+def mixed(tokens, tmp_path, **data):
+    """Text beside token files, whose ids are bytes: the tokenizer has no merges."""
+    (tmp_path / "text.jsonl").write_text(as_lines(records(30)))
+    return {"model": {**MODEL, "vocab": 257}, "precision": {"compute": "fp64"}, "schedule": {"warmup": 0},
+            "data": {"train": [str(tmp_path / "text.jsonl"), tokens["train"]], "format": "auto", "seq_len": 16,
+                     "tokenizer": str(tmp_path / "tokenizer.json"), "weights": [1, 3], **data}}
+
+
+@pytest.fixture
+def byte_tokenizer(tessera, tmp_path):
+    (tmp_path / "tiny.txt").write_text("a")
+    tessera("tokenize", "train", "--vocab-size", 257, "--output", tmp_path / "tokenizer.json",
+            "--input", tmp_path / "tiny.txt")
+
+
+def test_weights_mix_the_same_on_ranks_and_over_a_stop(program, tokens, tmp_path, byte_tokenizer):
+    sections = mixed(tokens, tmp_path, valid_share=0.1)
+    one, _ = run(program, tokens, tmp_path / "one", **sections)
+    done = train(program, configuration(tokens, tmp_path / "two", **{**sections, "mesh": {"dp": 2}}), "--nproc", "2")
+    assert "data.weights sum to 4" in done.stderr
+    assert re.search(r"text.jsonl': \d+ tokens, \d+ samples, \d+ of them held out; 25% of what is taken", done.stderr)
+    assert re.search(r"train.bin': 5000 tokens, 312 samples, 31 of them held out; 75% of what is taken", done.stderr)
+    half = {**sections, "mesh": {"dp": 4}, "run": {"steps": 8}, "checkpoint": {"every": 8},
+            "schedule": {"warmup": 0, "type": "constant"}}
+    constant, _ = run(program, tokens, tmp_path / "constant", **{**half, "mesh": {}, "run": {"steps": STEPS}})
+    path = configuration(tokens, tmp_path / "stopped", **half)
+    train(program, path, "--nproc", "4", "--ranks", "threads")
+    train(program, path, "--nproc", "4", "--ranks", "threads", f"--run.steps={STEPS}")
+    for ours, other in ((one, metrics(tmp_path / "two")), (constant, metrics(tmp_path / "stopped"))):
+        assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in other], rel=1e-9)
+    assert one[-1]["valid_loss"] == pytest.approx(metrics(tmp_path / "two")[-1]["valid_loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("flag", "complaint"), [
+    ("--data.weights=1,-1", "weights are from 0"),
+    ("--data.weights=1", "data.weights has 1 numbers, and data.train 2 entries"),
+    ("--data.weights=0,0", "at least one must be more than 0"),
+    ("--data.weights=1,nan", "expected a list of numbers"),
+    ("--data.weights=[]", "has tokens"),
+    ("--data.valid_share=1", "it must be below 1"),
+    ("--data.valid_share=0.001", "data.valid_share (0.001) of"),
+    ("--data.valid=VALID", "Leave one of the two out"),
+    ("--data.tokenizer=", "set data.tokenizer to the tokenizer.json that made them"),
+    ("--data.seq_len=5000 --model.max_seq=5000", "train.bin': has 5000 tokens"),
+])
+def test_bad_weights_and_shares_are_refused(program, tokens, tmp_path, byte_tokenizer, flag, complaint):
+    path = configuration(tokens, tmp_path / "refused", **mixed(tokens, tmp_path, valid_share=0.1))
+    if "seq_len" in flag:
+        (tmp_path / "text.jsonl").write_text(as_lines(records(300)))
+    errors = refused(program, path, *flag.replace("VALID", tokens["valid"]).split())
+    assert complaint in errors
+    assert "rank 1" not in errors
