@@ -298,18 +298,18 @@ Expression Expressions::parse_dict() {
 Expression Expressions::parse_postfix(Expression value) {
   while (true) {
     if (tokens_.take_sign(".")) {
-      value = parse_attribute(std::move(value));
+      value = parse_attribute(value);
     } else if (tokens_.take_sign("[")) {
-      value = parse_subscript(std::move(value));
+      value = parse_subscript(value);
     } else if (tokens_.is_sign("(")) {
-      value = call(std::move(value));
+      value = call(value);
     } else {
       return value;
     }
   }
 }
 
-Expression Expressions::parse_attribute(Expression value) {
+Expression Expressions::parse_attribute(const Expression& value) {
   if (tokens_.is(TokenKind::kInteger)) {
     const Value key = number_of<int64_t>(tokens_, tokens_.take().text);
     return [value, key](Frame& frame) { return element(value(frame), key); };
@@ -322,7 +322,7 @@ Expression Expressions::parse_attribute(Expression value) {
   return [value, name](Frame& frame) { return attribute(value(frame), name); };
 }
 
-Expression Expressions::parse_subscript(Expression value) {
+Expression Expressions::parse_subscript(const Expression& value) {
   std::vector<Expression> parts;  // first, last, step
   int colons = 0;
   Expression part = constant(None{});
@@ -382,14 +382,14 @@ Expressions::ArgumentsOf Expressions::parse_arguments() {
   };
 }
 
-Expression Expressions::call(Expression function) {
+Expression Expressions::call(const Expression& function) {
   return [function, arguments = parse_arguments()](Frame& frame) {
     const Value called = function(frame);
     return call_value(called, arguments(frame));
   };
 }
 
-Expression Expressions::parse_filter(Expression value) {
+Expression Expressions::parse_filter(const Expression& value) {
   const int line = tokens_.peek().line;
   std::string name = tokens_.expect_name();
   while (tokens_.take_sign(".")) name += "." + tokens_.expect_name();
@@ -408,18 +408,18 @@ Expression Expressions::parse_filter(Expression value) {
 Expression Expressions::parse_filters(Expression value) {
   while (true) {
     if (tokens_.take_sign("|")) {
-      value = parse_filter(std::move(value));
+      value = parse_filter(value);
     } else if (tokens_.take_word("is")) {
-      value = parse_test(std::move(value));
+      value = parse_test(value);
     } else if (tokens_.is_sign("(")) {
-      value = call(std::move(value));
+      value = call(value);
     } else {
       return value;
     }
   }
 }
 
-Expression Expressions::parse_test(Expression value) {
+Expression Expressions::parse_test(const Expression& value) {
   const bool negated = tokens_.take_word("not");
   const int line = tokens_.peek().line;
   const std::string name = tokens_.expect_name();

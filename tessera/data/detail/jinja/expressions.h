@@ -21,7 +21,7 @@ class Expressions {
   Expression parse_tuple(bool with_condition = true);
   Expression parse(bool with_condition = true);
   // A filter behind a value: "|" was taken.
-  Expression parse_filter(Expression value);
+  Expression parse_filter(const Expression& value);
   // (a, b=c): empty where there is no "(".
   using ArgumentsOf = std::function<Arguments(Frame&)>;
   ArgumentsOf parse_arguments();
@@ -45,12 +45,12 @@ class Expressions {
   Expression parse_name();
   Expression parse_postfix(Expression value);
   Expression parse_filters(Expression value);
-  Expression parse_test(Expression value);
-  Expression parse_subscript(Expression value);
-  Expression parse_attribute(Expression value);
+  Expression parse_test(const Expression& value);
+  Expression parse_subscript(const Expression& value);
+  Expression parse_attribute(const Expression& value);
   Expression parse_list();
   Expression parse_dict();
-  Expression call(Expression function);
+  Expression call(const Expression& function);
 
   Tokens& tokens_;
   int depth_ = 0;
