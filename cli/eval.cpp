@@ -37,7 +37,6 @@ struct EvalFlags {
 };
 
 constexpr int64_t kSeqLen = 1024;
-constexpr int64_t kIgnored = -100;  // a target that does not count
 
 // Every token but the first is a target once; none sees beyond its window.
 class Windows {
@@ -72,11 +71,17 @@ class Windows {
       return read.narrow(0, shift, count * length).view({count, length});
     };
     data::Batch batch{window(0), window(1)};
+    if (!tokens_.all_count()) {
+      batch.targets = batch.targets.clone();
+      tokens_.hide_uncounted(first * seq_len_ + 1,
+                             {batch.targets.mutable_data_ptr<int64_t>(),
+                              static_cast<size_t>(count * length)});
+    }
     if (!padded_ || length == seq_len_) return batch;
     const auto pad = [&](const at::Tensor& ids, int64_t with) {
       return at::constant_pad_nd(ids, {0, seq_len_ - length}, with);
     };
-    return {pad(batch.inputs, 0), pad(batch.targets, kIgnored)};
+    return {pad(batch.inputs, 0), pad(batch.targets, data::kNoTarget)};
   }
 
   const data::TokenStream& tokens_;
@@ -93,11 +98,14 @@ int64_t window_length(const EvalFlags& flags, int64_t max_seq) {
 }
 
 data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
-                       const std::string& cache_folder) {
+                       int64_t seq_len, const std::string& cache_folder) {
   data::TokenSource source{.paths = data::expand_paths(flags.data, "--data"),
                            .format = flags.format,
                            .vocab_size = model.config.model.vocab,
                            .cache_folder = cache_folder};
+  source.chat.tokenizer =
+      flags.tokenizer.empty() ? model.tokenizer_folder : flags.tokenizer;
+  source.chat.seq_len = seq_len;
   std::optional<data::Tokenizer> tokenizer;
   const bool has_own =
       std::filesystem::exists(model.tokenizer_folder + "/tokenizer.json");
@@ -153,7 +161,7 @@ class EvalCommand {
 
  private:
   data::TokenStream tokens() const {
-    auto tokens = open(flags_, source_, flags_.cache);
+    auto tokens = open(flags_, source_, config_.data.seq_len, flags_.cache);
     TS_CHECK_CONFIG(tokens.size() >= 2, "--data: ", tokens.size(),
                     " tokens leave nothing to predict.");
     return tokens;
@@ -202,7 +210,8 @@ void add_eval(CLI::App& program, int argc, char** argv) {
       ->required();
   command
       ->add_option("--format", flags->format,
-                   "auto, text, tokens_u16, tokens_u32, llmc or megatron")
+                   "auto, text, jsonl, chat, tokens_u16, tokens_u32, llmc or "
+                   "megatron")
       ->capture_default_str();
   command->add_option("--tokenizer", flags->tokenizer,
                       "tokenizer.json, where it is not the model's");

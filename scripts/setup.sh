@@ -74,10 +74,13 @@ make_venv() {
   echo "$PWD" >.venv/.made
 }
 
-# fetch FILE: what a requirements file names, into .venv/.
+# fetch FILE: what a requirements file names, into .venv/. Where it says so, without
+# what those packages need themselves.
 fetch() {
+  local alone=()
+  grep -q '^# Without what they need' "$1" && alone=(--no-deps)
   echo "setup: fetching $(grep -v '^[#-]' "$1" | tr '\n' ' ')into .venv/ (progress in $log)"
-  $python -m pip install --retries 2 --disable-pip-version-check -r "$1" \
+  $python -m pip install --retries 2 --disable-pip-version-check "${alone[@]}" -r "$1" \
     >>"$log" 2>&1 ||
     fail "setup: pip could not fetch what $1 names; is there a network? $(grep -m1 '^ERROR' "$log" | cut -c1-160) (all in $log)"
 }
@@ -111,7 +114,7 @@ while [[ $# -gt 0 ]]; do
     --quiet) quiet=yes ;;
     --with) packages+=("$2"); shift ;;
     requirements*.txt) files+=("$1") ;;
-    *) echo "usage: ./dev setup [requirements-test.txt] [requirements-lint.txt]" >&2; exit 2 ;;
+    *) echo "usage: ./dev setup [requirements-test.txt] [requirements-templates.txt] [requirements-lint.txt]" >&2; exit 2 ;;
   esac
   shift
 done

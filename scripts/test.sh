@@ -58,7 +58,7 @@ under_sanitizer() {
 if [[ -n $fast ]]; then
   set_up_first requirements-lint.txt
 else
-  set_up_first requirements-lint.txt requirements-test.txt
+  set_up_first requirements-lint.txt requirements-test.txt requirements-templates.txt
 fi
 ./dev build || { echo "The build failed: no test ran."; echo "0 passed, 1 failed"; exit 1; }
 

@@ -7,6 +7,12 @@
 namespace tessera::data {
 namespace {
 
+std::string complaint_about_pair(const config::Value& value) {
+  const auto& keys = std::get<std::vector<std::string>>(value);
+  if (keys.empty() || keys.size() == 2) return "";
+  return "it must be two keys, of the prompt and of the answer";
+}
+
 std::string complaint_about_weights(const config::Value& value) {
   const auto& weights = std::get<std::vector<double>>(value);
   if (weights.empty()) return "";
@@ -47,9 +53,25 @@ void DataConfig::declare(config::Section& section) {
   section
       .key("format", format,
            "of the files; auto: told by their names and contents")
-      .one_of({"auto", "text", "jsonl", "tokens_u16", "tokens_u32", "llmc",
-               "megatron"});
+      .one_of({"auto", "text", "jsonl", "chat", "tokens_u16", "tokens_u32",
+               "llmc", "megatron"});
   section.key("field", field, "of a record of JSON lines: where its text is");
+  section.key("chat_template", chat_template,
+              "of conversations: a file; empty: that of the tokenizer's "
+              "folder; none: pairs of prompt and answer as plain text");
+  section
+      .key("pair", pair,
+           "keys of prompt and answer in a record of JSON lines; empty: those "
+           "that are usual, as prompt and completion, question and answer")
+      .check(complaint_about_pair);
+  section
+      .key("loss_on", loss_on,
+           "which tokens of conversations are learned: what the assistant "
+           "writes, or all")
+      .one_of({"answers", "all"});
+  section.key("packing", packing,
+              "several conversations in a sample, one behind the other, where "
+              "they fit; else each has its own");
   section.key("tokenizer", tokenizer,
               "tokenizer.json, or a folder with it; none: one is trained on "
               "the text");

@@ -16,7 +16,11 @@ struct DataConfig {
   double valid_share = 0;               // of train's samples; 0: none
   std::vector<std::string> exclude = {};
   std::string format = "auto";
-  std::string field = "text";  // of JSON lines
+  std::string field = "text";          // of JSON lines
+  std::string chat_template = "";      // "": the tokenizer's; none; a file
+  std::vector<std::string> pair = {};  // keys of prompt and answer
+  std::string loss_on = "answers";     // of conversations; or all
+  bool packing = false;                // of conversations
   std::string tokenizer = "";  // tokenizer.json; "": one is trained on the text
   int64_t seq_len = 256;
   bool shuffle = true;

@@ -89,7 +89,16 @@ Batch Dataset::in_order(int64_t first, int64_t count) const {
   return gather(samples);
 }
 
-void Dataset::read(int64_t sample, std::span<int64_t> tokens) const {
+int64_t Dataset::num_targets(int64_t step) const {
+  const SamplerOptions& options = sampler_.options();
+  const bool all_count = std::ranges::all_of(
+      sources_, [](const Source& one) { return one.tokens->all_count(); });
+  if (all_count) return options.global_batch * options.seq_len;
+  const Batch all = batch(step, 0, options.global_batch);
+  return all.targets.ne(kNoTarget).sum().item<int64_t>();
+}
+
+void Dataset::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
   Mixture::Place place;
   if (part_ == Part::kHeldOut) {
     place.index = sample;
@@ -101,8 +110,13 @@ void Dataset::read(int64_t sample, std::span<int64_t> tokens) const {
     place = sampler_.place_of(sample);
     place.index = parts_[place.source].kept(place.index);
   }
-  sources_[place.source].tokens->read(sampler_.first_token(place.index),
-                                      tokens);
+  const TokenStream& from = *sources_[place.source].tokens;
+  const int64_t first = sampler_.first_token(place.index);
+  std::vector<int64_t> tokens(sampler_.options().seq_len + 1);
+  from.read(first, tokens);
+  std::copy(tokens.begin(), tokens.end() - 1, inputs);
+  from.hide_uncounted(first + 1, std::span(tokens).subspan(1));
+  std::copy(tokens.begin() + 1, tokens.end(), targets);
 }
 
 Batch Dataset::gather(const std::vector<int64_t>& samples) const {
@@ -110,13 +124,9 @@ Batch Dataset::gather(const std::vector<int64_t>& samples) const {
   const auto rows = static_cast<int64_t>(samples.size());
   Batch batch{at::empty({rows, length}, at::kLong),
               at::empty({rows, length}, at::kLong)};
-  std::vector<int64_t> tokens(length + 1);
   for (int64_t row = 0; row < rows; ++row) {
-    read(samples[row], tokens);
-    std::copy(tokens.begin(), tokens.end() - 1,
-              batch.inputs.data_ptr<int64_t>() + row * length);
-    std::copy(tokens.begin() + 1, tokens.end(),
-              batch.targets.data_ptr<int64_t>() + row * length);
+    read(samples[row], batch.inputs.data_ptr<int64_t>() + row * length,
+         batch.targets.data_ptr<int64_t>() + row * length);
   }
   return batch;
 }

@@ -4,7 +4,8 @@
 // out, evenly spread, which are then a set of their own.
 //
 // Shapes:  Batch.inputs, .targets: (B, T) int64 on the CPU; targets[b][t] is
-//          the token behind inputs[b][t]; B samples, T = seq_len.
+//          the token behind inputs[b][t], or kNoTarget where it does not
+//          count; B samples, T = seq_len.
 // Threads: any may ask for batches.
 #pragma once
 
@@ -61,11 +62,15 @@ class Dataset {
   // sampler().num_samples().
   Batch in_order(int64_t first, int64_t count) const;
 
+  // Targets of the step's global batch that count.
+  int64_t num_targets(int64_t step) const;
+
   const Sampler& sampler() const { return sampler_; }
 
  private:
   Batch gather(const std::vector<int64_t>& samples) const;
-  void read(int64_t sample, std::span<int64_t> tokens) const;
+  // seq_len of each.
+  void read(int64_t sample, int64_t* inputs, int64_t* targets) const;
 
   std::vector<Source> sources_;
   Part part_;

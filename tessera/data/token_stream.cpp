@@ -6,6 +6,8 @@
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/log.h"
+#include "tessera/data/conversation.h"
+#include "tessera/data/detail/chat_samples.h"
 #include "tessera/data/detail/token_cache.h"
 #include "tessera/data/detail/token_layout.h"
 #include "tessera/data/detail/tokenize_documents.h"
@@ -27,11 +29,20 @@ struct TextSource {
 };
 
 bool is_document(const std::string& format) {
-  return format == "text" || format == "jsonl";
+  return format == "text" || format == "jsonl" || format == "chat";
 }
 
 std::string format_of(const TokenSource& source, const std::string& path) {
-  return source.format == "auto" ? detect_format(path) : source.format;
+  if (source.format != "auto") return source.format;
+  const std::string format = detect_format(path);
+  const bool chats = format == "jsonl" && source.field == "text" &&
+                     has_conversations(path, source.chat.pair);
+  return chats ? "chat" : format;
+}
+
+// Beside the ids: which of them count.
+std::string counted_path(const std::string& cache_path) {
+  return cache_path.substr(0, cache_path.rfind('.')) + "-counted.cache";
 }
 
 Hash128 key_of(const TokenSource& source,
@@ -45,6 +56,7 @@ Hash128 key_of(const TokenSource& source,
       text += c10::str(" file ", i, " has ", source.field);
     }
   }
+  if (is_chat(source)) text += detail::describe(source.chat);
   return hash128(text);
 }
 
@@ -101,11 +113,26 @@ bool is_text(const TokenSource& source) {
   return first;
 }
 
+bool is_chat(const TokenSource& source) {
+  const auto is_one = [&](const std::string& path) {
+    return format_of(source, path) == "chat";
+  };
+  const bool first = is_one(source.paths[0]);
+  for (const std::string& path : source.paths) {
+    TS_CHECK_CONFIG(is_one(path) == first, first ? source.paths[0] : path,
+                    " has conversations, and ", first ? path : source.paths[0],
+                    " has none. Give files of one kind, or set data.format.");
+  }
+  return first;
+}
+
 TokenStream::TokenStream(std::vector<TokenFile> files,
-                         std::vector<FileFingerprint> fingerprints)
+                         std::vector<FileFingerprint> fingerprints,
+                         std::optional<TokenFile> counted)
     : files_(std::move(files)),
       starts_{0},
-      fingerprints_(std::move(fingerprints)) {
+      fingerprints_(std::move(fingerprints)),
+      counted_(std::move(counted)) {
   for (const TokenFile& file : files_) {
     starts_.push_back(starts_.back() + file.size());
   }
@@ -126,17 +153,55 @@ void TokenStream::read(int64_t first, std::span<int64_t> out) const {
   }
 }
 
+void TokenStream::hide_uncounted(int64_t first,
+                                 std::span<int64_t> targets) const {
+  if (!counted_) return;
+  std::vector<int64_t> counts(targets.size());
+  counted_->read(first, counts);
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (counts[i] == 0) targets[i] = kNoTarget;
+  }
+}
+
+namespace {
+
+bool is_whole(const TokenSource& source, const TextSource& text) {
+  const auto whole = [&](const std::string& path) {
+    return fs::exists(path) && detail::is_cache_of(MappedFile(path), text.key);
+  };
+  return whole(text.cache_path) &&
+         (!is_chat(source) || whole(counted_path(text.cache_path)));
+}
+
+void prepare_chats(const TokenSource& source, const TextSource& text,
+                   detail::CacheWriter& ids) {
+  detail::CacheWriter counted(counted_path(text.cache_path), text.key,
+                              IdType::kU16);
+  detail::write_chat_samples({.paths = source.paths,
+                              .form = source.chat,
+                              .tokenizer = *source.tokenizer,
+                              .threads = source.threads},
+                             ids, counted);
+  counted.commit();
+}
+
+}  // namespace
+
 void prepare_tokens(const TokenSource& source) {
   if (!is_text(source)) return;
   const TextSource text = text_source(source);
   detail::remove_leftovers(source.cache_folder);
   if (fs::exists(text.cache_path)) {
-    if (detail::is_cache_of(MappedFile(text.cache_path), text.key)) return;
+    if (is_whole(source, text)) return;
     log::warning(text.cache_path, " is damaged: the text is tokenized again.");
   }
   const IdType type =
       source.tokenizer->vocab_size() <= (1 << 16) ? IdType::kU16 : IdType::kU32;
   detail::CacheWriter cache(text.cache_path, text.key, type);
+  if (is_chat(source)) {
+    prepare_chats(source, text, cache);
+    return cache.commit();
+  }
   detail::tokenize_documents({.paths = source.paths,
                               .form = {source.format, source.field},
                               .tokenizer = *source.tokenizer,
@@ -154,12 +219,16 @@ TokenStream open_tokens(const TokenSource& source) {
   std::vector<FileFingerprint> fingerprints;
   if (is_text(source)) {
     TextSource text = text_source(source);
-    TS_CHECK_IO(detail::is_cache_of(MappedFile(text.cache_path), text.key),
-                text.cache_path,
+    TS_CHECK_IO(is_whole(source, text), text.cache_path,
                 ": is no cache of the text. Was the text changed, or "
                 "the cache not prepared?");
     files.emplace_back(text.cache_path, "cache", source.vocab_size);
-    return TokenStream(std::move(files), std::move(text.fingerprints));
+    std::optional<TokenFile> counted;
+    if (is_chat(source)) {
+      counted.emplace(counted_path(text.cache_path), "cache", 2);
+    }
+    return TokenStream(std::move(files), std::move(text.fingerprints),
+                       std::move(counted));
   }
   for (const std::string& path : without_indexes(source)) {
     files.emplace_back(path, source.format, source.vocab_size);

@@ -4,6 +4,8 @@
 // file whose name tells the texts and the tokenizer; a cache that is damaged is
 // made anew. Where the tokenizer has a token that ends a document, it stands
 // between two documents.
+// Conversations (see conversation.h) are samples of their own, of which the
+// answers count (see detail/chat_samples.h).
 // Use:     one rank of each host: prepare_tokens(source); all of them, when it
 //          has returned: open_tokens(source).
 // Errors:  as token_file.h; TS_CHECK_CONFIG where text comes without a
@@ -12,9 +14,11 @@
 // Threads: any may read.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tessera/data/chat_form.h"
 #include "tessera/data/token_file.h"
 #include "tessera/data/tokenizer.h"
 
@@ -28,17 +32,27 @@ struct TokenSource {
   const Tokenizer* tokenizer = nullptr;  // for text
   std::string cache_folder = "";         // for tokenized text
   int64_t threads = 0;                   // that tokenize; 0: all cores
+  ChatForm chat = {};                    // of conversations
 };
+
+// A target that does not count, as nn's cross-entropy knows it.
+inline constexpr int64_t kNoTarget = -100;
 
 class TokenStream {
  public:
-  // REQUIRES: at least one file.
+  // REQUIRES: at least one file. `counted`: 0 for each token that is no target,
+  // none: all are.
   TokenStream(std::vector<TokenFile> files,
-              std::vector<FileFingerprint> fingerprints);
+              std::vector<FileFingerprint> fingerprints,
+              std::optional<TokenFile> counted = {});
 
   int64_t size() const { return starts_.back(); }  // tokens
   // Tokens first .. first + out.size() - 1. REQUIRES: the stream has them.
   void read(int64_t first, std::span<int64_t> out) const;
+  bool all_count() const { return !counted_; }
+  // Puts kNoTarget in place of those tokens first, first + 1 ... that are no
+  // targets. REQUIRES: the stream has them.
+  void hide_uncounted(int64_t first, std::span<int64_t> targets) const;
 
   const std::vector<TokenFile>& files() const { return files_; }
   // Of the files that the user named, and of the tokenizer of text.
@@ -50,11 +64,15 @@ class TokenStream {
   std::vector<TokenFile> files_;
   std::vector<int64_t> starts_;  // of each file, and the end of the last
   std::vector<FileFingerprint> fingerprints_;
+  std::optional<TokenFile> counted_;
 };
 
 // Tokenizes what is text and has no cache yet; else does nothing.
 void prepare_tokens(const TokenSource& source);
 TokenStream open_tokens(const TokenSource& source);
+// Whether the source is conversations. TS_CHECK_CONFIG where only some of its
+// files are.
+bool is_chat(const TokenSource& source);
 // Whether the source is text. TS_CHECK_CONFIG where its files are of two kinds.
 bool is_text(const TokenSource& source);
 // What open_tokens() has, by the sizes of files alone. REQUIRES: text is

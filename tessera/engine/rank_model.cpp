@@ -14,7 +14,8 @@
 
 namespace tessera::engine {
 
-StepInput step_input(const RunConfig& config, double lr, StepBatch batch) {
+StepInput step_input(const RunConfig& config, double lr, StepBatch batch,
+                     int64_t num_targets) {
   const int64_t micro = config.batch.micro, count = accumulation(config);
   StepInput input;
   input.load = [batch = std::move(batch), micro, count](int64_t share,
@@ -22,8 +23,9 @@ StepInput step_input(const RunConfig& config, double lr, StepBatch batch) {
     return batch((share * count + microbatch) * micro, micro);
   };
   input.samples = micro;
+  const int64_t all = config.batch.global * config.data.seq_len;
   input.target_tokens =
-      static_cast<double>(config.batch.global * config.data.seq_len);
+      static_cast<double>(num_targets > 0 ? num_targets : all);
   input.aux_scale = config.model.moe.aux_loss * aux_mean(config);
   input.lr = lr;
   return input;

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/data/file_list.h"
 #include "tessera/data/mixture.h"
@@ -29,11 +30,30 @@ std::string tokenizer_path(const RunConfig& config) {
   return std::filesystem::exists(with_model) ? with_model : "";
 }
 
+// For who talks to the model of this run: the template that it was trained
+// with, and the special tokens that the template names.
+void keep_chat_template(const RunConfig& config, const std::string& tokenizer,
+                        const std::string& folder) {
+  namespace fs = std::filesystem;
+  const fs::path given(tokenizer);
+  const fs::path from = fs::is_directory(given) ? given : given.parent_path();
+  const auto keep = [&](const fs::path& file, const std::string& name) {
+    if (!fs::exists(file)) return;
+    write_file_atomic(fs::path(folder) / name, read_file(file));
+  };
+  keep(from / "tokenizer_config.json", "tokenizer_config.json");
+  const std::string& chat_template = config.data.chat_template;
+  const bool own = !chat_template.empty() && chat_template != "none";
+  keep(own ? fs::path(chat_template) : from / "chat_template.jinja",
+       "chat_template.jinja");
+}
+
 void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,
                        const std::vector<std::string>& train_files) {
   const std::string given = tokenizer_path(config);
   if (!given.empty()) {
     data::Tokenizer::load(given).save(folder.tokenizer());
+    keep_chat_template(config, given, folder.path());
     return;
   }
   if (std::filesystem::exists(folder.tokenizer())) return;
@@ -44,6 +64,15 @@ void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,
       {.vocab_size = config.model.vocab, .threads = config.run.threads},
       {config.data.format, config.data.field})
       .save(folder.tokenizer());
+}
+
+data::ChatForm chat_form_of(const RunConfig& config) {
+  return {.chat_template = config.data.chat_template,
+          .pair = config.data.pair,
+          .loss_on = config.data.loss_on,
+          .packing = config.data.packing,
+          .tokenizer = tokenizer_path(config),
+          .seq_len = config.data.seq_len};
 }
 
 // One set of files, with a weight where there are several.
@@ -70,7 +99,8 @@ Named named_source(const RunConfig& config, const RunFolder& folder,
                  .field = data.field,
                  .vocab_size = config.model.vocab,
                  .cache_folder = folder.tokens(),
-                 .threads = config.run.threads}};
+                 .threads = config.run.threads,
+                 .chat = chat_form_of(config)}};
   source.is_text = is_text(source.tokens);
   return source;
 }
@@ -115,6 +145,11 @@ std::vector<std::string> files_to_learn_from(const RunConfig& config,
   std::vector<std::string> files;
   for (const Named& source : inputs.train) {
     if (source.is_text) {
+      TS_CHECK_CONFIG(
+          !tokenizer_path(config).empty() || !is_chat(source.tokens),
+          source.tokens.paths[0],
+          ": conversations need the tokenizer of the model: set model.from, or "
+          "data.tokenizer.");
       files.insert(files.end(), source.tokens.paths.begin(),
                    source.tokens.paths.end());
     } else {

@@ -240,10 +240,12 @@ class Trainer {
                                    config_.optimizer.lr, config_.schedule);
     metrics_->begin_step();
     recorder_->begin_step(step_ + 1);
-    model_->step(step_input(config_, lr,
-                            [this](int64_t first, int64_t count) {
-                              return data_.train->batch(step_, first, count);
-                            }),
+    model_->step(step_input(
+                     config_, lr,
+                     [this](int64_t first, int64_t count) {
+                       return data_.train->batch(step_, first, count);
+                     },
+                     data_.train->num_targets(step_)),
                  recorder_->observer());
     ++step_;
     const auto timeline =

@@ -1,0 +1,141 @@
+#include "tessera/data/chat_encoder.h"
+
+#include <algorithm>
+
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/data/detail/utf8.h"
+
+namespace tessera::data {
+namespace {
+
+using tessera::detail::Json;
+using Spans = std::vector<std::pair<size_t, size_t>>;
+
+size_t common_prefix(const std::string& a, const std::string& b) {
+  const size_t size = std::min(a.size(), b.size());
+  return std::mismatch(a.begin(), a.begin() + static_cast<int64_t>(size),
+                       b.begin())
+             .first -
+         a.begin();
+}
+
+// Normalized piece by piece, so that the spans stay where they were.
+RenderedChat normalized(const RenderedChat& chat) {
+  RenderedChat result;
+  size_t at = 0;
+  const auto take = [&](size_t end) {
+    const std::string_view piece =
+        std::string_view(chat.text).substr(at, end - at);
+    result.text += detail::normalize_nfc(piece);
+    at = end;
+    return result.text.size();
+  };
+  for (const auto& [first, last] : chat.answers) {
+    const size_t begin = take(std::max(first, at));
+    result.answers.emplace_back(begin, take(std::max(last, at)));
+  }
+  take(chat.text.size());
+  return result;
+}
+
+}  // namespace
+
+ChatEncoder::ChatEncoder(const Tokenizer& tokenizer,
+                         std::optional<ChatTemplate> chat_template,
+                         std::optional<int64_t> end)
+    : tokenizer_(tokenizer), template_(std::move(chat_template)), end_(end) {}
+
+std::vector<ChatTokens> ChatEncoder::encode(
+    const Conversation& conversation) const {
+  if (!template_) {
+    TS_CHECK_CONFIG(conversation.pair.has_value(),
+                    "a chat needs a chat template, and the tokenizer has none. "
+                    "Name one by data.chat_template.");
+    return {encode_pair(*conversation.pair)};
+  }
+  std::vector<ChatTokens> all;
+  if (template_->marks_answers()) {
+    all.push_back(encode_rendered(template_->render_json(
+        conversation.messages, {.tools = conversation.tools})));
+    return all;
+  }
+  for (RenderedChat& chat : render_prefixes(conversation)) {
+    all.push_back(encode_rendered(std::move(chat)));
+  }
+  return all;
+}
+
+ChatTokens ChatEncoder::encode_pair(const Conversation::Pair& pair) const {
+  ChatTokens tokens;
+  const auto add = [&](const std::vector<int64_t>& ids, bool answer) {
+    tokens.ids.insert(tokens.ids.end(), ids.begin(), ids.end());
+    tokens.answers.resize(tokens.ids.size(), answer);
+  };
+  add(tokenizer_.spec().before, false);
+  add(tokenizer_.encode(pair.prompt), false);
+  add(tokenizer_.encode(pair.answer), true);
+  if (end_) add({*end_}, true);
+  return tokens;
+}
+
+// A token counts where one of its bytes is in an answer.
+ChatTokens ChatEncoder::encode_rendered(RenderedChat chat) const {
+  if (tokenizer_.spec().nfc) chat = normalized(chat);
+  const std::vector<int64_t> ids = tokenizer_.encode(chat.text);
+  const std::string back =
+      tokenizer_.decode_bytes(ids, /*special_tokens=*/true);
+  const size_t shift = back.size() - std::min(back.size(), chat.text.size());
+  TS_CHECK_CONFIG(
+      shift <= 1 && std::string_view(back).substr(shift) == chat.text,
+      "the tokenizer changes the text of a conversation, so that "
+      "the answers' tokens are not known. Use one that does not.");
+  ChatTokens tokens{{ids.begin(), ids.end()}, {}};
+  size_t at = 0;
+  auto span = chat.answers.begin();
+  for (const int64_t id : ids) {
+    const size_t begin = at - std::min(at, shift);
+    at += tokenizer_.decode_bytes({&id, 1}, /*special_tokens=*/true).size();
+    const size_t end = at - std::min(at, shift);
+    while (span != chat.answers.end() &&
+           (span->second <= begin || span->first == span->second)) {
+      ++span;
+    }
+    tokens.answers.push_back(span != chat.answers.end() && span->first < end);
+  }
+  return tokens;
+}
+
+std::vector<RenderedChat> ChatEncoder::render_prefixes(
+    const Conversation& conversation) const {
+  const Json messages = Json::parse(conversation.messages);
+  const auto render = [&](const Json& some, bool prompt) {
+    return template_
+        ->render_json(some.dump(), {.add_generation_prompt = prompt,
+                                    .tools = conversation.tools})
+        .text;
+  };
+  std::vector<RenderedChat> chats;
+  Json before = Json::array();
+  for (const Json& message : messages) {
+    if (message["role"] != "assistant") {
+      before.push_back(message);
+      continue;
+    }
+    const std::string asked = render(before, /*prompt=*/true);
+    before.push_back(message);
+    std::string answered = render(before, /*prompt=*/false);
+    // A prompt may begin what the answer goes without (<think>): the answer is
+    // what differs.
+    const size_t begin = common_prefix(asked, answered);
+    if (begin == answered.size()) continue;
+    const bool goes_on =
+        !chats.empty() && answered.starts_with(chats.back().text);
+    if (!goes_on) chats.emplace_back();
+    chats.back().text = std::move(answered);
+    chats.back().answers.emplace_back(begin, chats.back().text.size());
+  }
+  return chats;
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,170 @@
+#include "tessera/data/chat_encoder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/data/conversation.h"
+#include "tessera/data/tokenizer_trainer.h"
+
+namespace tessera::data {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class ChatData : public testing::Test {
+ protected:
+  ChatData()
+      : tokenizer_(train_tokenizer(
+            {"some words to learn from, and some more"},
+            {.vocab_size = 270, .special_tokens = {"<|end|>", "</s>"}})) {}
+
+  std::string write(const std::string& lines) {
+    write_file_atomic(folder_.file("chats.jsonl"), lines);
+    return folder_.file("chats.jsonl");
+  }
+  Conversation read(std::string line) {
+    std::ranges::replace(line, '\n', ' ');
+    return *Conversations(write(line), pair_).next();
+  }
+  std::string refused(const std::string& lines) {
+    try {
+      Conversations conversations(write(lines), pair_);
+      while (conversations.next()) {
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+      return error.what_without_backtrace();
+    }
+    return "nothing was refused";
+  }
+  // What the answers of each list are, as text, between the rest in brackets.
+  std::vector<std::string> encoded(const std::string& line,
+                                   std::optional<std::string> source) {
+    std::optional<ChatTemplate> chat;
+    if (source) chat.emplace(*source, "test");
+    const ChatEncoder encoder(tokenizer_, chat, tokenizer_.end_of_text());
+    std::vector<std::string> texts;
+    for (const ChatTokens& tokens : encoder.encode(read(line))) {
+      std::string text;
+      bool answer = false;
+      for (size_t i = 0; i < tokens.ids.size(); ++i) {
+        const int64_t id = tokens.ids[i];
+        if (tokens.answers[i] != answer) text += answer ? "]" : "[";
+        answer = tokens.answers[i];
+        text += tokenizer_.decode_bytes({&id, 1}, /*special_tokens=*/true);
+      }
+      texts.push_back(text + (answer ? "]" : ""));
+    }
+    return texts;
+  }
+
+  TemporaryFolder folder_;
+  Tokenizer tokenizer_;
+  std::vector<std::string> pair_;
+};
+
+constexpr const char* kPlain =
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}";
+
+TEST_F(ChatData, ThreeFormsAreRead) {
+  const char* messages =
+      R"([{"role":"user","content":"q"},{"role":"assistant","content":"r"}])";
+  EXPECT_EQ(read(R"({"messages": )" + std::string(messages) + "}").messages,
+            messages);
+  EXPECT_EQ(read(R"({"conversations": [{"from": "human", "value": "q"},
+                                       {"from": "gpt", "value": "r"}]})")
+                .messages,
+            messages);
+  EXPECT_EQ(read(R"({"prompt": "q", "completion": "r"})").messages, messages);
+}
+
+TEST_F(ChatData, PairsHaveUsualKeysOrNamedOnes) {
+  EXPECT_EQ(read(R"({"question": "q", "answer": "r"})").pair->answer, "r");
+  EXPECT_EQ(read(R"({"instruction": "do", "input": "it", "output": "r"})")
+                .pair->prompt,
+            "do\n\nit");
+  pair_ = {"a", "b"};
+  EXPECT_EQ(read(R"({"a": "q", "b": "r", "messages": 3})").pair->prompt, "q");
+  EXPECT_THAT(refused(R"({"prompt": "q", "completion": "r"})"),
+              HasSubstr("has not both \"a\" and \"b\", which data.pair names"));
+}
+
+TEST_F(ChatData, BadRecordsAreNamed) {
+  const std::string good = R"({"prompt": "q", "completion": "r"})"
+                           "\n";
+  EXPECT_THAT(refused(good + R"({"text": "x"})"),
+              AllOf(HasSubstr("chats.jsonl:2"), HasSubstr("no conversation")));
+  EXPECT_THAT(refused(good + R"({"messages": []})"),
+              HasSubstr("\"messages\" is no list of messages"));
+  EXPECT_THAT(refused(R"({"messages": [{"content": "x"}]})"),
+              HasSubstr("message 1 has no text \"role\""));
+  EXPECT_THAT(refused(R"({"messages": [{"role": "assistant"}]})"),
+              HasSubstr("message 1 has no text \"content\""));
+  EXPECT_THAT(refused(R"({"messages": [{"role": "user", "content": "x"}]})"),
+              HasSubstr("no message is of the assistant"));
+  EXPECT_THAT(
+      refused(R"({"conversations": [{"from": "cat", "value": "meow"}]})"),
+      HasSubstr("message 1 is from \"cat\""));
+  EXPECT_THAT(refused(R"({"prompt": "q", "completion": 3})"),
+              HasSubstr("has no text \"completion\""));
+  EXPECT_THAT(refused(R"({"prompt": "q", "completion": ""})"),
+              HasSubstr("nothing to learn"));
+}
+
+TEST_F(ChatData, ConversationsAreTold) {
+  EXPECT_TRUE(has_conversations(write(R"({"question": "", "answer": ""})")));
+  EXPECT_TRUE(has_conversations(write(R"({"messages": 1})")));
+  EXPECT_FALSE(has_conversations(write(R"({"text": "x"})")));
+  EXPECT_FALSE(has_conversations(write("")));
+}
+
+TEST_F(ChatData, AnswersAreWhatFollowsThePrompt) {
+  EXPECT_THAT(encoded(R"({"messages": [{"role": "user", "content": "q"},
+                               {"role": "assistant", "content": "one"},
+                               {"role": "user", "content": "p"},
+                               {"role": "assistant", "content": "two"}]})",
+                      kPlain),
+              ElementsAre("u:q<|end|>a:[one<|end|>]u:p<|end|>a:[two<|end|>]"));
+}
+
+TEST_F(ChatData, AnAnswerThatIsRewrittenLaterHasAListOfItsOwn) {
+  const std::string source =
+      "{% for m in messages %}{{ m.role[0] }}:{{ '(hm)' if loop.last and "
+      "m.role "
+      "== 'assistant' }}{{ m.content }}<|end|>{% endfor %}"
+      "{% if add_generation_prompt %}a:{% endif %}";
+  EXPECT_THAT(
+      encoded(R"({"messages": [{"role": "user", "content": "q"},
+                               {"role": "assistant", "content": "one"},
+                               {"role": "user", "content": "p"},
+                               {"role": "assistant", "content": "two"}]})",
+              source),
+      ElementsAre("u:q<|end|>a:[(hm)one<|end|>]",
+                  "u:q<|end|>a:one<|end|>u:p<|end|>a:[(hm)two<|end|>]"));
+}
+
+TEST_F(ChatData, AnswersAreWhatTheTemplateMarks) {
+  EXPECT_THAT(encoded(R"({"prompt": "q", "completion": "one"})",
+                      "{% for m in messages %}{{ m.role[0] }}:{% generation %}"
+                      "{{ m.content if m.role == 'assistant' }}"
+                      "{% endgeneration %};{% endfor %}"),
+              ElementsAre("u:;a:[one];"));
+}
+
+TEST_F(ChatData, PairsNeedNoTemplateAndChatsDo) {
+  EXPECT_THAT(encoded(R"({"prompt": "some", "completion": " more"})", {}),
+              ElementsAre("some[ more</s>]"));
+  EXPECT_THROW(
+      encoded(R"({"messages": [{"role": "assistant", "content": "x"}]})", {}),
+      Error);
+}
+
+}  // namespace
+}  // namespace tessera::data

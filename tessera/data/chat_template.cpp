@@ -1,0 +1,203 @@
+#include "tessera/data/chat_template.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/data/detail/jinja/json.h"
+#include "tessera/data/detail/jinja/template.h"
+#include "tessera/data/detail/utf8.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using SpecialTokens = std::vector<std::pair<std::string, std::string>>;
+
+// Longer than any; what is longer is no template.
+constexpr uint64_t kLongestTemplate = uint64_t{4} << 20;
+constexpr uint64_t kLongestConfig = uint64_t{64} << 20;
+
+fs::path folder_of(const std::string& tokenizer) {
+  const fs::path path(tokenizer);
+  return path.extension() == ".json" ? path.parent_path() : path;
+}
+
+Json read_config(const fs::path& path) {
+  if (!fs::exists(path)) return Json::object();
+  const std::string text = read_file(path, kLongestConfig);
+  Json config = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  TS_CHECK_IO(config.is_object(), path.string(), ": is no JSON object.");
+  return config;
+}
+
+// "bos_token": "<s>", or {"content": "<s>", ...}.
+SpecialTokens special_tokens(const Json& config) {
+  SpecialTokens tokens;
+  for (const auto& [key, value] : config.items()) {
+    if (!key.ends_with("_token")) continue;
+    const Json& token = value.is_object() && value.contains("content")
+                            ? value["content"]
+                            : value;
+    if (token.is_string()) tokens.emplace_back(key, token.get<std::string>());
+  }
+  return tokens;
+}
+
+// One template, or a list of them by names.
+std::string source_in(const Json& entry, const std::string& name) {
+  if (entry.is_string()) return name == "default" ? entry : Json("");
+  if (!entry.is_array()) return "";
+  for (const Json& item : entry) {
+    if (item.value("name", "") == name) return item.value("template", "");
+  }
+  return "";
+}
+
+// Reasoning under the names that templates read, as transformers gives it.
+jinja::Value with_reasoning(const jinja::Value& message) {
+  if (message.dict() == nullptr) return message;
+  for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
+    const jinja::Value* reasoning = message.dict()->named(key);
+    if (reasoning == nullptr || reasoning->is_none()) continue;
+    jinja::Dict dict;
+    dict.set("thinking", *reasoning);
+    for (const auto& [name, value] : message.dict()->items) {
+      dict.set(name, value);
+    }
+    dict.set("reasoning_content", *reasoning);
+    return dict;
+  }
+  return message;
+}
+
+jinja::Value messages_of(std::string_view json) {
+  const jinja::Value given = jinja::parse_json(json);
+  if (given.sequence() == nullptr) throw jinja::Failure("messages are no list");
+  std::vector<jinja::Value> messages;
+  for (const jinja::Value& message : given.sequence()->items) {
+    messages.push_back(with_reasoning(message));
+  }
+  return messages;
+}
+
+// Sets what a JSON object says; "" says nothing.
+void add_variables(const std::string& json, jinja::Dict& variables) {
+  if (json.empty()) return;
+  const jinja::Value given = jinja::parse_json(json);
+  if (given.dict() == nullptr) throw jinja::Failure("variables are no object");
+  for (const auto& [name, value] : given.dict()->items) {
+    variables.set(name, value);
+  }
+}
+
+}  // namespace
+
+struct ChatTemplate::Impl {
+  std::string name;
+  std::string source;
+  SpecialTokens tokens;
+  jinja::Template plain;
+  std::optional<jinja::Template> with_tools = {};  // where it is another one
+};
+
+namespace {
+
+jinja::Template parse(std::string_view source, const std::string& name) {
+  TS_CHECK_CONFIG(detail::find_invalid_utf8(source) == std::string_view::npos,
+                  name, ": the chat template is not UTF-8.");
+  try {
+    return jinja::Template(source);
+  } catch (const jinja::Failure& failure) {
+    TS_CHECK_CONFIG(false, name, ": the chat template, ", failure.what(),
+                    ". Give one without it.");
+  }
+}
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(std::string_view source, const std::string& name,
+                           SpecialTokens tokens)
+    : impl_(std::make_shared<const Impl>(Impl{
+          name, std::string(source), std::move(tokens), parse(source, name)})) {
+}
+
+ChatTemplate::ChatTemplate(std::shared_ptr<const Impl> impl)
+    : impl_(std::move(impl)) {}
+
+std::optional<ChatTemplate> ChatTemplate::find(const std::string& tokenizer) {
+  if (tokenizer.empty()) return std::nullopt;
+  const fs::path folder = folder_of(tokenizer);
+  const fs::path config_path = folder / "tokenizer_config.json";
+  const Json config = read_config(config_path);
+  const fs::path file = folder / "chat_template.jinja";
+  if (fs::exists(file)) return read(file.string(), tokenizer);
+  if (!config.contains("chat_template")) return std::nullopt;
+  const Json& entry = config["chat_template"];
+  const std::string source = source_in(entry, "default");
+  if (source.empty()) return std::nullopt;
+  const std::string name = config_path.string();
+  Impl impl{name, source, special_tokens(config), parse(source, name)};
+  const std::string with_tools = source_in(entry, "tool_use");
+  if (!with_tools.empty()) {
+    impl.with_tools = parse(with_tools, name);
+    impl.source += with_tools;
+  }
+  return ChatTemplate(std::make_shared<const Impl>(std::move(impl)));
+}
+
+ChatTemplate ChatTemplate::read(const std::string& path,
+                                const std::string& tokenizer) {
+  return {read_file(path, kLongestTemplate), path,
+          special_tokens_of(tokenizer)};
+}
+
+std::string ChatTemplate::render(const std::vector<ChatMessage>& messages,
+                                 const ChatOptions& options) const {
+  Json list = Json::array();
+  for (const ChatMessage& message : messages) {
+    list.push_back({{"role", message.role}, {"content", message.content}});
+  }
+  return render_json(list.dump(-1, ' ', false, Json::error_handler_t::replace),
+                     options)
+      .text;
+}
+
+RenderedChat ChatTemplate::render_json(std::string_view messages,
+                                       const ChatOptions& options) const {
+  try {
+    jinja::Dict variables;
+    for (const auto& [key, token] : impl_->tokens) variables.set(key, token);
+    add_variables(options.variables, variables);
+    const bool has_tools = !options.tools.empty();
+    variables.set("messages", messages_of(messages));
+    variables.set("tools", has_tools ? jinja::parse_json(options.tools)
+                                     : jinja::Value(jinja::None{}));
+    variables.set("documents", jinja::None{});
+    variables.set("add_generation_prompt", options.add_generation_prompt);
+    const jinja::Template& used =
+        has_tools && impl_->with_tools ? *impl_->with_tools : impl_->plain;
+    jinja::Rendered rendered = used.render(variables);
+    return {std::move(rendered.text), std::move(rendered.answers)};
+  } catch (const jinja::Failure& failure) {
+    TS_CHECK_CONFIG(false, impl_->name, ": the chat template, ", failure.what(),
+                    ".");
+  }
+}
+
+bool ChatTemplate::marks_answers() const {
+  return impl_->plain.marks_answers();
+}
+
+const std::string& ChatTemplate::name() const { return impl_->name; }
+const std::string& ChatTemplate::source() const { return impl_->source; }
+
+SpecialTokens special_tokens_of(const std::string& tokenizer) {
+  if (tokenizer.empty()) return {};
+  return special_tokens(
+      read_config(folder_of(tokenizer) / "tokenizer_config.json"));
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,78 @@
+// A tokenizer's chat template: messages to the text that a model reads, as
+// transformers' apply_chat_template writes it.
+//
+// Read from chat_template.jinja, or chat_template in tokenizer_config.json, of
+// a folder in Hugging Face's form, with the special tokens that the latter
+// names. Of Jinja2 it takes what such templates use.
+// Errors:  TS_CHECK_CONFIG with the template's name and line: what it uses and
+//          is not supported, by name, when it is read; what goes wrong with
+//          these messages, when they are rendered. TS_CHECK_IO: a file of the
+//          folder is broken.
+// Threads: any number may use a template at once.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::data {
+
+struct ChatMessage {
+  std::string role;  // "system", "user", "assistant"
+  std::string content;
+};
+
+struct ChatOptions {
+  bool add_generation_prompt = false;  // ends where the assistant would begin
+  std::string tools = {};              // a JSON list; "": none
+  std::string variables = {};  // a JSON object: {"enable_thinking": false}
+};
+
+struct RenderedChat {
+  std::string text;
+  // Bytes [first, second) of the text that the template marks as written by
+  // the assistant.
+  std::vector<std::pair<size_t, size_t>> answers;
+};
+
+class ChatTemplate {
+ public:
+  // `tokens`: {{"bos_token", "<s>"}}; `name`: for messages.
+  ChatTemplate(std::string_view source, const std::string& name,
+               std::vector<std::pair<std::string, std::string>> tokens = {});
+
+  // That of a tokenizer's folder, or of the folder of its tokenizer.json; none
+  // where it has none.
+  static std::optional<ChatTemplate> find(const std::string& tokenizer);
+  // A file with a template, with the special tokens of `tokenizer`.
+  static ChatTemplate read(const std::string& path,
+                           const std::string& tokenizer);
+
+  std::string render(const std::vector<ChatMessage>& messages,
+                     const ChatOptions& options = {}) const;
+  // `messages`: a JSON list, with what templates know beyond role and content:
+  // tool_calls, reasoning_content ...
+  RenderedChat render_json(std::string_view messages,
+                           const ChatOptions& options = {}) const;
+
+  // Whether it marks what the assistant writes ({% generation %}).
+  bool marks_answers() const;
+  const std::string& name() const;
+  // As it was read, for who must know one from another.
+  const std::string& source() const;
+
+ private:
+  struct Impl;
+  explicit ChatTemplate(std::shared_ptr<const Impl> impl);
+  std::shared_ptr<const Impl> impl_;
+};
+
+// "bos_token", "eos_token" ... as tokenizer_config.json of a tokenizer's folder
+// has them; none where there is no such file.
+std::vector<std::pair<std::string, std::string>> special_tokens_of(
+    const std::string& tokenizer);
+
+}  // namespace tessera::data

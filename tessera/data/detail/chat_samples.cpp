@@ -1,0 +1,198 @@
+#include "tessera/data/detail/chat_samples.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/log.h"
+#include "tessera/data/conversation.h"
+#include "tessera/data/detail/parallel_for.h"
+
+namespace tessera::data::detail {
+namespace {
+
+// Conversations that are read before threads encode them.
+constexpr size_t kBatch = 4096;
+// Rows that wait for what fits into them.
+constexpr size_t kOpenRows = 64;
+
+std::optional<ChatTemplate> template_of(const ChatForm& form) {
+  if (form.chat_template == "none") return std::nullopt;
+  if (form.chat_template.empty()) return ChatTemplate::find(form.tokenizer);
+  return ChatTemplate::read(form.chat_template, form.tokenizer);
+}
+
+// The token that ends a text: as the tokenizer's configuration has it.
+std::optional<int64_t> end_of(const ChatForm& form,
+                              const Tokenizer& tokenizer) {
+  for (const auto& [name, token] : special_tokens_of(form.tokenizer)) {
+    if (name == "eos_token") return tokenizer.id_of(token);
+  }
+  return tokenizer.end_of_text();
+}
+
+class Rows {
+ public:
+  Rows(const ChatForm& form, uint32_t fill, CacheWriter& ids,
+       CacheWriter& counted)
+      : form_(form), fill_(fill), ids_(ids), counted_(counted) {}
+
+  void add(ChatTokens tokens) {
+    const auto size = static_cast<size_t>(form_.seq_len);
+    if (form_.loss_on == "all") {
+      tokens.answers.assign(tokens.ids.size(), true);
+    }
+    ++num_conversations_;
+    if (tokens.ids.size() > size) {
+      ++num_cut_;
+      tokens.ids.resize(size);
+      tokens.answers.resize(size);
+    }
+    if (!tokens.ids.empty()) tokens.answers[0] = false;
+    if (std::ranges::find(tokens.answers, true) == tokens.answers.end()) {
+      ++num_without_;
+      return;
+    }
+    place(std::move(tokens));
+  }
+
+  void finish() {
+    while (!open_.empty()) write(open_.begin());
+    const uint32_t none = 0;
+    ids_.add({&fill_, 1});
+    counted_.add({&none, 1});
+  }
+
+  void tell(const std::string& name) const {
+    if (num_cut_ > 0) {
+      log::warning(name, ": ", num_cut_, " of ", num_conversations_,
+                   " conversations have more than data.seq_len (",
+                   form_.seq_len, ") tokens and were cut");
+    }
+    if (num_without_ > 0) {
+      log::warning(name, ": ", num_without_, " of ", num_conversations_,
+                   " conversations have no answer within data.seq_len (",
+                   form_.seq_len, ") and were left out");
+    }
+    log::info(name, ": ", num_conversations_ - num_without_,
+              " conversations in ", num_rows_, " samples of ", form_.seq_len,
+              " tokens, of which ", num_counted_, " count");
+    TS_CHECK_CONFIG(num_rows_ > 0, name, ": of ", num_conversations_,
+                    " conversations none has an answer within data.seq_len (",
+                    form_.seq_len, "). Give a larger data.seq_len.");
+  }
+
+ private:
+  using Open = std::vector<ChatTokens>;
+
+  // Into the first row that has room; without packing each has its own.
+  void place(ChatTokens tokens) {
+    const auto size = static_cast<size_t>(form_.seq_len);
+    const auto fits = [&](const ChatTokens& row) {
+      return row.ids.size() + tokens.ids.size() <= size;
+    };
+    const auto row =
+        form_.packing ? std::ranges::find_if(open_, fits) : open_.end();
+    if (row != open_.end()) {
+      row->ids.insert(row->ids.end(), tokens.ids.begin(), tokens.ids.end());
+      row->answers.insert(row->answers.end(), tokens.answers.begin(),
+                          tokens.answers.end());
+      return;
+    }
+    if (open_.size() == (form_.packing ? kOpenRows : 1)) {
+      write(std::ranges::max_element(
+          open_, {}, [](const ChatTokens& one) { return one.ids.size(); }));
+    }
+    open_.push_back(std::move(tokens));
+  }
+
+  void write(Open::iterator row) {
+    row->ids.resize(form_.seq_len, fill_);
+    row->answers.resize(form_.seq_len, false);
+    ids_.add(row->ids);
+    counted_.add(
+        std::vector<uint32_t>(row->answers.begin(), row->answers.end()));
+    num_counted_ += std::ranges::count(row->answers, true);
+    ++num_rows_;
+    open_.erase(row);
+  }
+
+  const ChatForm& form_;
+  uint32_t fill_;
+  CacheWriter& ids_;
+  CacheWriter& counted_;
+  Open open_;
+  int64_t num_conversations_ = 0, num_cut_ = 0, num_without_ = 0;
+  int64_t num_rows_ = 0, num_counted_ = 0;
+};
+
+struct Placed {
+  Conversation conversation;
+  std::string place;
+  std::vector<ChatTokens> tokens = {};
+};
+
+void encode(const ChatEncoder& encoder, std::vector<Placed>& batch,
+            int64_t threads) {
+  parallel_for(batch.size(), threads, [&] {
+    return [&](size_t i) {
+      try {
+        batch[i].tokens = encoder.encode(batch[i].conversation);
+      } catch (const Error& error) {
+        TS_CHECK_CONFIG(false, batch[i].place, ": ",
+                        error.what_without_backtrace());
+      }
+    };
+  });
+}
+
+}  // namespace
+
+ChatEncoder chat_encoder(const ChatForm& form, const Tokenizer& tokenizer) {
+  return {tokenizer, template_of(form), end_of(form, tokenizer)};
+}
+
+std::string describe(const ChatForm& form) {
+  std::string text = c10::str(" chats of ", form.seq_len, ' ', form.packing,
+                              ' ', form.loss_on, ' ');
+  for (const std::string& key : form.pair) {
+    text += tessera::detail::in_quotes(key) + ' ';
+  }
+  const auto chat = template_of(form);
+  for (const auto& [name, token] : special_tokens_of(form.tokenizer)) {
+    text += name + '=' + token + ' ';
+  }
+  return text + (chat ? chat->source() : "no template");
+}
+
+void write_chat_samples(const ChatWork& work, CacheWriter& ids,
+                        CacheWriter& counted) {
+  const ChatEncoder encoder = chat_encoder(work.form, work.tokenizer);
+  const auto fill = end_of(work.form, work.tokenizer).value_or(0);
+  Rows rows(work.form, static_cast<uint32_t>(fill), ids, counted);
+  for (const std::string& path : work.paths) {
+    Conversations conversations(path, work.form.pair);
+    bool more = true;
+    while (more) {
+      std::vector<Placed> batch;
+      while (more && batch.size() < kBatch) {
+        auto next = conversations.next();
+        more = next.has_value();
+        if (more) batch.push_back({std::move(*next), conversations.place()});
+      }
+      encode(encoder, batch, work.threads);
+      for (Placed& one : batch) {
+        for (ChatTokens& tokens : one.tokens) rows.add(std::move(tokens));
+      }
+    }
+  }
+  rows.finish();
+  rows.tell(work.paths.size() == 1
+                ? work.paths[0]
+                : c10::str(work.paths[0], " and ", work.paths.size() - 1,
+                           " files more"));
+}
+
+}  // namespace tessera::data::detail

@@ -1,0 +1,123 @@
+#include "tessera/data/detail/chat_samples.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/data/dataset.h"
+#include "tessera/data/tokenizer_trainer.h"
+
+namespace tessera::data {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Letters are tokens of their own; "</s>" ends and fills.
+class ChatSamples : public testing::Test {
+ protected:
+  ChatSamples()
+      : tokenizer_(train_tokenizer(
+            {"x"}, {.vocab_size = 257, .special_tokens = {"</s>"}})) {
+    write_file_atomic(folder_.file("pairs.jsonl"),
+                      R"({"prompt": "ab", "completion": "c"})"
+                      "\n"
+                      R"({"prompt": "d", "completion": "e"})"
+                      "\n"
+                      R"({"prompt": "fghi", "completion": "jklmn"})"
+                      "\n"
+                      R"({"prompt": "opqrstuvw", "completion": "x"})"
+                      "\n");
+  }
+  TokenSource source(ChatForm form = {}) {
+    form.seq_len = 7;
+    return {.paths = {folder_.file("pairs.jsonl")},
+            .vocab_size = tokenizer_.vocab_size(),
+            .tokenizer = &tokenizer_,
+            .cache_folder = folder_.file("cache"),
+            .chat = form};
+  }
+  // Each sample's inputs, those whose next one counts in capitals; "." fills.
+  std::vector<std::string> samples(const TokenSource& from) {
+    prepare_tokens(from);
+    const Dataset set(open_tokens(from),
+                      {.seq_len = 7, .global_batch = 2, .shuffle = false});
+    std::vector<std::string> texts;
+    for (int64_t i = 0; i < set.sampler().num_samples(); ++i) {
+      const Batch batch = set.in_order(i, 1);
+      std::string text;
+      for (int64_t t = 0; t < 7; ++t) {
+        const auto id = batch.inputs[0][t].item<int64_t>();
+        const bool ends = id == *tokenizer_.end_of_text();
+        std::string letter = ends ? "." : tokenizer_.decode({&id, 1});
+        const bool counts = batch.targets[0][t].item<int64_t>() != kNoTarget;
+        text += counts ? static_cast<char>(std::toupper(letter[0])) : letter[0];
+      }
+      texts.push_back(text);
+    }
+    return texts;
+  }
+
+  TemporaryFolder folder_;
+  Tokenizer tokenizer_;
+};
+
+TEST_F(ChatSamples, EachHasItsOwnAndIsCutAtItsEnd) {
+  EXPECT_THAT(samples(source()), ElementsAre("aBC....", "DE.....", "fghIJKl"));
+}
+
+TEST_F(ChatSamples, PackedWhereTheyFit) {
+  EXPECT_THAT(samples(source({.packing = true})),
+              ElementsAre("aBC.DE.", "fghIJKl"));
+}
+
+TEST_F(ChatSamples, AllTokensCountWhereThatIsAsked) {
+  EXPECT_THAT(samples(source({.loss_on = "all"})),
+              ElementsAre("ABC....", "DE.....", "FGHIJKl", "OPQRSTu"));
+}
+
+TEST_F(ChatSamples, TargetsOfAStepAreCounted) {
+  prepare_tokens(source());
+  const Dataset set(open_tokens(source()),
+                    {.seq_len = 7, .global_batch = 2, .shuffle = false});
+  EXPECT_EQ(set.num_targets(0), 2 + 2);
+  EXPECT_EQ(set.num_targets(1), 3 + 2);
+}
+
+TEST_F(ChatSamples, TheCacheKnowsTheForm) {
+  samples(source());
+  samples(source({.packing = true}));
+  const auto files = std::filesystem::directory_iterator(folder_.file("cache"));
+  EXPECT_EQ(std::distance(begin(files), end(files)), 4);
+}
+
+TEST_F(ChatSamples, ADamagedMaskIsMadeAgain) {
+  const auto before = samples(source());
+  for (const auto& file :
+       std::filesystem::directory_iterator(folder_.file("cache"))) {
+    if (file.path().string().ends_with("-counted.cache")) {
+      std::filesystem::resize_file(file.path(), 60);
+    }
+  }
+  EXPECT_EQ(samples(source()), before);
+}
+
+TEST_F(ChatSamples, NothingToLearnIsRefused) {
+  write_file_atomic(folder_.file("pairs.jsonl"),
+                    R"({"prompt": "opqrstuvw", "completion": "x"})"
+                    "\n");
+  try {
+    prepare_tokens(source());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    EXPECT_THAT(error.what_without_backtrace(),
+                HasSubstr("none has an answer within data.seq_len (7)"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::data

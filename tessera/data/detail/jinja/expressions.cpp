@@ -1,0 +1,452 @@
+#include "tessera/data/detail/jinja/expressions.h"
+
+#include <charconv>
+#include <optional>
+
+#include "tessera/data/detail/jinja/filters.h"
+#include "tessera/data/detail/jinja/methods.h"
+#include "tessera/data/detail/jinja/operators.h"
+
+namespace tessera::data::jinja {
+namespace {
+
+// Brackets in brackets: a template cannot use up the stack.
+constexpr int kDeepest = 100;
+
+Expression constant(Value value) {
+  return [value = std::move(value)](Frame&) { return value; };
+}
+
+using Operator = Value (*)(const Value&, const Value&);
+
+Expression binary(Expression left, Expression right, Operator apply) {
+  return
+      [left = std::move(left), right = std::move(right), apply](Frame& frame) {
+        const Value a = left(frame);
+        return apply(a, right(frame));
+      };
+}
+
+struct Depth {
+  Depth(int& depth, const Tokens& tokens) : depth_(depth) {
+    if (++depth_ > kDeepest) tokens.fail("brackets are nested too deeply");
+  }
+  ~Depth() { --depth_; }
+  Depth(const Depth&) = delete;
+  Depth& operator=(const Depth&) = delete;
+
+ private:
+  int& depth_;
+};
+
+template <typename Number>
+Value number_of(const Tokens& tokens, const std::string& text) {
+  Number number{};
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    tokens.fail("the number " + text + " is too large");
+  }
+  return number;
+}
+
+Value call_value(const Value& function, const Arguments& arguments) {
+  require_defined(function);
+  if (function.callable() == nullptr) {
+    throw Failure("'" + function.type_name() + "' cannot be called");
+  }
+  return function.callable()->call(arguments);
+}
+
+}  // namespace
+
+Expression Expressions::parse_tuple(bool with_condition) {
+  std::vector<Expression> items;
+  bool comma = false;
+  while (!tokens_.is(TokenKind::kEnd) && !tokens_.is(TokenKind::kPrintEnd) &&
+         !tokens_.is_sign(")") && !(comma && tokens_.is_word("in"))) {
+    items.push_back(parse(with_condition));
+    comma = tokens_.take_sign(",");
+    if (!comma) break;
+  }
+  if (items.empty() && !tokens_.is_sign(")")) {
+    tokens_.fail("an expression is expected");
+  }
+  if (items.size() == 1 && !comma) return items[0];
+  return [items](Frame& frame) {
+    std::vector<Value> values;
+    for (const Expression& item : items) values.push_back(item(frame));
+    return Value(std::move(values), /*tuple=*/true);
+  };
+}
+
+Expression Expressions::parse(bool with_condition) {
+  const Depth depth(depth_, tokens_);
+  Expression value = parse_or();
+  while (with_condition && tokens_.take_word("if")) {
+    Expression condition = parse_or();
+    Expression otherwise =
+        constant(Undefined{"what an 'if' without 'else' leaves is undefined"});
+    if (tokens_.take_word("else")) otherwise = parse();
+    value = [value, condition, otherwise](Frame& frame) {
+      return condition(frame).truth() ? value(frame) : otherwise(frame);
+    };
+  }
+  return value;
+}
+
+Expression Expressions::parse_or() {
+  Expression left = parse_and();
+  while (tokens_.take_word("or")) {
+    left = [left, right = parse_and()](Frame& frame) {
+      Value value = left(frame);
+      return value.truth() ? value : right(frame);
+    };
+  }
+  return left;
+}
+
+Expression Expressions::parse_and() {
+  Expression left = parse_not();
+  while (tokens_.take_word("and")) {
+    left = [left, right = parse_not()](Frame& frame) {
+      Value value = left(frame);
+      return value.truth() ? right(frame) : value;
+    };
+  }
+  return left;
+}
+
+Expression Expressions::parse_not() {
+  if (!tokens_.take_word("not")) return parse_comparison();
+  const Depth depth(depth_, tokens_);
+  return [value = parse_not()](Frame& frame) -> Value {
+    return !value(frame).truth();
+  };
+}
+
+// a < b <= c holds where each pair does.
+Expression Expressions::parse_comparison() {
+  using Holds = bool (*)(const Value&, const Value&);
+  static const std::vector<std::pair<std::string, Holds>> kSigns = {
+      {"==", equal},
+      {"!=", [](const Value& a, const Value& b) { return !equal(a, b); }},
+      {"<", less},
+      {"<=", [](const Value& a, const Value& b) { return !less(b, a); }},
+      {">", [](const Value& a, const Value& b) { return less(b, a); }},
+      {">=", [](const Value& a, const Value& b) { return !less(a, b); }},
+  };
+  const auto next = [&]() -> Holds {
+    for (const auto& [sign, holds] : kSigns) {
+      if (tokens_.take_sign(sign)) return holds;
+    }
+    if (tokens_.take_word("in")) {
+      return [](const Value& a, const Value& b) { return contains(b, a); };
+    }
+    if (!tokens_.take_word("not")) return nullptr;
+    tokens_.expect_word("in");
+    return [](const Value& a, const Value& b) { return !contains(b, a); };
+  };
+  Expression first = parse_sum();
+  std::vector<std::pair<Holds, Expression>> pairs;
+  for (Holds holds = next(); holds != nullptr; holds = next()) {
+    pairs.emplace_back(holds, parse_sum());
+  }
+  if (pairs.empty()) return first;
+  return [first, pairs](Frame& frame) -> Value {
+    Value left = first(frame);
+    for (const auto& [holds, expression] : pairs) {
+      Value right = expression(frame);
+      if (!holds(left, right)) return false;
+      left = std::move(right);
+    }
+    return true;
+  };
+}
+
+Expression Expressions::parse_sum() {
+  Expression left = parse_concatenation();
+  while (true) {
+    if (tokens_.take_sign("+")) {
+      left = binary(left, parse_concatenation(), add);
+    } else if (tokens_.take_sign("-")) {
+      left = binary(left, parse_concatenation(), subtract);
+    } else {
+      return left;
+    }
+  }
+}
+
+Expression Expressions::parse_concatenation() {
+  Expression left = parse_product();
+  while (tokens_.take_sign("~")) {
+    left = binary(left, parse_product(), concatenate);
+  }
+  return left;
+}
+
+Expression Expressions::parse_product() {
+  static const std::vector<std::pair<std::string, Operator>> kSigns = {
+      {"*", multiply}, {"/", divide}, {"//", floor_divide}, {"%", modulo}};
+  Expression left = parse_power();
+  while (true) {
+    Operator apply = nullptr;
+    for (const auto& [sign, found] : kSigns) {
+      if (apply == nullptr && tokens_.take_sign(sign)) apply = found;
+    }
+    if (apply == nullptr) return left;
+    left = binary(left, parse_power(), apply);
+  }
+}
+
+Expression Expressions::parse_power() {
+  Expression left = parse_unary();
+  while (tokens_.take_sign("**")) left = binary(left, parse_unary(), power);
+  return left;
+}
+
+Expression Expressions::parse_unary(bool with_filters) {
+  const Depth depth(depth_, tokens_);
+  Expression value;
+  if (tokens_.take_sign("-")) {
+    value = [of = parse_unary(false)](Frame& frame) {
+      return negate(of(frame));
+    };
+  } else if (tokens_.take_sign("+")) {
+    value = parse_unary(false);
+  } else {
+    value = parse_postfix(parse_primary());
+  }
+  return with_filters ? parse_filters(value) : value;
+}
+
+Expression Expressions::parse_primary() {
+  const Token& token = tokens_.peek();
+  switch (token.kind) {
+    case TokenKind::kName:
+      return parse_name();
+    case TokenKind::kString: {
+      std::string text;  // texts side by side are one
+      while (tokens_.is(TokenKind::kString)) text += tokens_.take().text;
+      return constant(text);
+    }
+    case TokenKind::kInteger:
+      return constant(number_of<int64_t>(tokens_, tokens_.take().text));
+    case TokenKind::kFloat:
+      return constant(number_of<double>(tokens_, tokens_.take().text));
+    default:
+      break;
+  }
+  if (tokens_.take_sign("(")) {
+    Expression value = parse_tuple();
+    tokens_.expect_sign(")");
+    return value;
+  }
+  if (tokens_.take_sign("[")) return parse_list();
+  if (tokens_.take_sign("{")) return parse_dict();
+  tokens_.fail("an expression is expected");
+}
+
+Expression Expressions::parse_name() {
+  const Token& token = tokens_.take();
+  const std::string name = token.text;
+  if (name == "true" || name == "True") return constant(true);
+  if (name == "false" || name == "False") return constant(false);
+  if (name == "none" || name == "None") return constant(None{});
+  if (tokens_.is_sign("(")) called_.emplace_back(name, token.line);
+  return [name](Frame& frame) -> Value {
+    const Value* found = frame.find(name);
+    if (found != nullptr) return *found;
+    return Undefined{"'" + name + "' is undefined"};
+  };
+}
+
+Expression Expressions::parse_list() {
+  std::vector<Expression> items;
+  while (!tokens_.take_sign("]")) {
+    if (!items.empty()) {
+      tokens_.expect_sign(",");
+      if (tokens_.take_sign("]")) break;
+    }
+    items.push_back(parse());
+  }
+  return [items](Frame& frame) -> Value {
+    std::vector<Value> values;
+    for (const Expression& item : items) values.push_back(item(frame));
+    return values;
+  };
+}
+
+Expression Expressions::parse_dict() {
+  std::vector<std::pair<Expression, Expression>> items;
+  while (!tokens_.take_sign("}")) {
+    if (!items.empty()) {
+      tokens_.expect_sign(",");
+      if (tokens_.take_sign("}")) break;
+    }
+    Expression key = parse();
+    tokens_.expect_sign(":");
+    items.emplace_back(std::move(key), parse());
+  }
+  return [items](Frame& frame) -> Value {
+    Dict dict;
+    for (const auto& [key, value] : items) dict.set(key(frame), value(frame));
+    return dict;
+  };
+}
+
+Expression Expressions::parse_postfix(Expression value) {
+  while (true) {
+    if (tokens_.take_sign(".")) {
+      value = parse_attribute(value);
+    } else if (tokens_.take_sign("[")) {
+      value = parse_subscript(value);
+    } else if (tokens_.is_sign("(")) {
+      value = call(value);
+    } else {
+      return value;
+    }
+  }
+}
+
+Expression Expressions::parse_attribute(const Expression& value) {
+  if (tokens_.is(TokenKind::kInteger)) {
+    const Value key = number_of<int64_t>(tokens_, tokens_.take().text);
+    return [value, key](Frame& frame) { return element(value(frame), key); };
+  }
+  const int line = tokens_.peek().line;
+  const std::string name = tokens_.expect_name();
+  if (tokens_.is_sign("(") && !is_method(name)) {
+    fail_at(line, "the method '" + name + "' is not supported");
+  }
+  return [value, name](Frame& frame) { return attribute(value(frame), name); };
+}
+
+Expression Expressions::parse_subscript(const Expression& value) {
+  std::vector<Expression> parts;  // first, last, step
+  int colons = 0;
+  Expression part = constant(None{});
+  while (!tokens_.is_sign("]")) {
+    if (tokens_.take_sign(":")) {
+      parts.push_back(std::exchange(part, constant(None{})));
+      ++colons;
+    } else {
+      part = parse();
+    }
+  }
+  tokens_.expect_sign("]");
+  parts.push_back(part);
+  if (colons == 0) {
+    return [value, part](Frame& frame) {
+      const Value of = value(frame);
+      return element(of, part(frame));
+    };
+  }
+  if (colons > 2) tokens_.fail("a slice has at most two ':'");
+  parts.resize(3, constant(None{}));
+  return [value, parts](Frame& frame) {
+    const Value of = value(frame);
+    return slice(of, parts[0](frame), parts[1](frame), parts[2](frame));
+  };
+}
+
+Expressions::ArgumentsOf Expressions::parse_arguments() {
+  std::vector<std::pair<std::string, Expression>> items;
+  if (tokens_.take_sign("(")) {
+    while (!tokens_.take_sign(")")) {
+      if (!items.empty()) {
+        tokens_.expect_sign(",");
+        if (tokens_.take_sign(")")) break;
+      }
+      if (tokens_.is_sign("*") || tokens_.is_sign("**")) {
+        fail_at(tokens_.peek().line, "arguments by '*' are not supported");
+      }
+      std::string name;
+      if (tokens_.is_assignment()) {
+        name = tokens_.expect_name();
+        tokens_.expect_sign("=");
+      }
+      items.emplace_back(name, parse());
+    }
+  }
+  return [items](Frame& frame) {
+    Arguments arguments;
+    for (const auto& [name, value] : items) {
+      if (name.empty()) {
+        arguments.positional.push_back(value(frame));
+      } else {
+        arguments.named.emplace_back(name, value(frame));
+      }
+    }
+    return arguments;
+  };
+}
+
+Expression Expressions::call(const Expression& function) {
+  return [function, arguments = parse_arguments()](Frame& frame) {
+    const Value called = function(frame);
+    return call_value(called, arguments(frame));
+  };
+}
+
+Expression Expressions::parse_filter(const Expression& value) {
+  const int line = tokens_.peek().line;
+  std::string name = tokens_.expect_name();
+  while (tokens_.take_sign(".")) name += "." + tokens_.expect_name();
+  const Filter filter = find_filter(name);
+  if (filter == nullptr) {
+    fail_at(line, "the filter '" + name + "' is not supported");
+  }
+  return [value, filter, arguments = parse_arguments()](Frame& frame) {
+    Value filtered = value(frame);
+    Arguments given = arguments(frame);
+    given.positional.insert(given.positional.begin(), std::move(filtered));
+    return filter(given);
+  };
+}
+
+Expression Expressions::parse_filters(Expression value) {
+  while (true) {
+    if (tokens_.take_sign("|")) {
+      value = parse_filter(value);
+    } else if (tokens_.take_word("is")) {
+      value = parse_test(value);
+    } else if (tokens_.is_sign("(")) {
+      value = call(value);
+    } else {
+      return value;
+    }
+  }
+}
+
+Expression Expressions::parse_test(const Expression& value) {
+  const bool negated = tokens_.take_word("not");
+  const int line = tokens_.peek().line;
+  const std::string name = tokens_.expect_name();
+  const Test test = find_test(name);
+  if (test == nullptr) {
+    fail_at(line, "the test '" + name + "' is not supported");
+  }
+  ArgumentsOf arguments;
+  const Token& next = tokens_.peek();
+  const bool takes_one =
+      next.kind == TokenKind::kString || next.kind == TokenKind::kInteger ||
+      next.kind == TokenKind::kFloat || tokens_.is_sign("[") ||
+      tokens_.is_sign("{") ||
+      (next.kind == TokenKind::kName && next.text != "else" &&
+       next.text != "or" && next.text != "and" && next.text != "is" &&
+       next.text != "if" && next.text != "in" && next.text != "not");
+  if (takes_one) {
+    arguments = [one = parse_postfix(parse_primary())](Frame& frame) {
+      return Arguments{{one(frame)}};
+    };
+  } else {
+    arguments = parse_arguments();
+  }
+  return [value, test, arguments, negated](Frame& frame) -> Value {
+    const Value tested = value(frame);
+    return test(tested, arguments(frame)) != negated;
+  };
+}
+
+}  // namespace tessera::data::jinja

@@ -1,0 +1,279 @@
+#include "tessera/data/detail/jinja/operators.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/data/detail/jinja/methods.h"
+#include "tessera/data/detail/jinja/text.h"
+
+namespace tessera::data::jinja {
+namespace {
+
+// A template cannot ask for more memory than this by a product.
+constexpr int64_t kLongestProduct = 1 << 24;
+
+[[noreturn]] void refuse(const char* sign, const Value& a, const Value& b) {
+  require_defined(a);
+  require_defined(b);
+  throw Failure(c10::str("'", a.type_name(), "' ", sign, " '", b.type_name(),
+                         "' is not possible"));
+}
+
+bool whole(const Value& a, const Value& b) {
+  return !a.floating() && !b.floating();
+}
+
+void require_numbers(const char* sign, const Value& a, const Value& b) {
+  if (!a.is_number() || !b.is_number()) refuse(sign, a, b);
+}
+
+// Python's integers have no end; ours do, and say so.
+Value checked(bool overflow, const int64_t& result) {
+  if (overflow) throw Failure("a number is beyond 64 bits");
+  return result;
+}
+
+std::string escaped(const Text& text) {
+  return text.markup ? text.text : escape_html(text.text);
+}
+
+// Where one of two texts is markup, the other is escaped beside it.
+Value add_texts(const Text& a, const Text& b) {
+  if (!a.markup && !b.markup) return a.text + b.text;
+  return Text{escaped(a) + escaped(b), /*markup=*/true};
+}
+
+Value repeat(const Value& value, int64_t times) {
+  times = std::max<int64_t>(times, 0);
+  const auto check = [&](size_t size) {
+    if (static_cast<int64_t>(size) > 0 &&
+        times > kLongestProduct / static_cast<int64_t>(size)) {
+      throw Failure("a product is too long");
+    }
+  };
+  if (value.text()) {
+    check(value.text()->text.size());
+    std::string text;
+    for (int64_t i = 0; i < times; ++i) text += value.text()->text;
+    return text;
+  }
+  const auto& items = value.sequence()->items;
+  check(items.size());
+  std::vector<Value> all;
+  for (int64_t i = 0; i < times; ++i) {
+    all.insert(all.end(), items.begin(), items.end());
+  }
+  return {std::move(all), value.sequence()->tuple};
+}
+
+Value missing(const Value& of, const std::string& what) {
+  return Undefined{c10::str("'", of.type_name(), "' has no ", what)};
+}
+
+// Where Python's slice begins and ends: see its slice.indices().
+std::vector<int64_t> indices(int64_t size, const Value& first,
+                             const Value& last, const Value& step) {
+  const auto given = [](const Value& value) {
+    return !value.is_none() && !value.undefined();
+  };
+  const int64_t by = given(step) ? step.as_integer() : 1;
+  if (by == 0) throw Failure("a slice's step is 0");
+  const int64_t lowest = by < 0 ? -1 : 0;
+  const int64_t highest = by < 0 ? size - 1 : size;
+  const auto place = [&](const Value& value, int64_t otherwise) {
+    if (!given(value)) return otherwise;
+    const int64_t at = value.as_integer();
+    return std::clamp(at < 0 ? at + size : at, lowest, highest);
+  };
+  const int64_t begin = place(first, by < 0 ? highest : lowest);
+  const int64_t end = place(last, by < 0 ? lowest : highest);
+  std::vector<int64_t> all;
+  for (int64_t i = begin; by < 0 ? i > end : i < end;) {
+    all.push_back(i);
+    if (by > size || by < -size) break;
+    i += by;
+  }
+  return all;
+}
+
+}  // namespace
+
+Value add(const Value& a, const Value& b) {
+  if (a.is_number() && b.is_number()) {
+    if (!whole(a, b)) return a.as_double() + b.as_double();
+    int64_t sum = 0;
+    return checked(__builtin_add_overflow(a.as_integer(), b.as_integer(), &sum),
+                   sum);
+  }
+  if (a.text() && b.text()) return add_texts(*a.text(), *b.text());
+  if (a.sequence() && b.sequence() &&
+      a.sequence()->tuple == b.sequence()->tuple) {
+    std::vector<Value> items = a.sequence()->items;
+    const auto& more = b.sequence()->items;
+    items.insert(items.end(), more.begin(), more.end());
+    return {std::move(items), a.sequence()->tuple};
+  }
+  refuse("+", a, b);
+}
+
+Value subtract(const Value& a, const Value& b) {
+  require_numbers("-", a, b);
+  if (!whole(a, b)) return a.as_double() - b.as_double();
+  int64_t result = 0;
+  return checked(
+      __builtin_sub_overflow(a.as_integer(), b.as_integer(), &result), result);
+}
+
+Value multiply(const Value& a, const Value& b) {
+  const bool repeats = a.text() || a.sequence();
+  if (repeats && b.is_number()) return repeat(a, b.as_integer());
+  if ((b.text() || b.sequence()) && a.is_number()) {
+    return repeat(b, a.as_integer());
+  }
+  require_numbers("*", a, b);
+  if (!whole(a, b)) return a.as_double() * b.as_double();
+  int64_t product = 0;
+  return checked(
+      __builtin_mul_overflow(a.as_integer(), b.as_integer(), &product),
+      product);
+}
+
+Value divide(const Value& a, const Value& b) {
+  require_numbers("/", a, b);
+  if (b.as_double() == 0) throw Failure("a division by 0");
+  return a.as_double() / b.as_double();
+}
+
+Value floor_divide(const Value& a, const Value& b) {
+  require_numbers("//", a, b);
+  if (b.as_double() == 0) throw Failure("a division by 0");
+  if (!whole(a, b)) return std::floor(a.as_double() / b.as_double());
+  const int64_t x = a.as_integer();
+  const int64_t y = b.as_integer();
+  if (y == -1) return negate(a);
+  return x / y - static_cast<int64_t>(x % y != 0 && (x < 0) != (y < 0));
+}
+
+Value modulo(const Value& a, const Value& b) {
+  if (a.text()) throw Failure("text % values is not supported");
+  require_numbers("%", a, b);
+  if (b.as_double() == 0) throw Failure("a division by 0");
+  if (!whole(a, b)) {
+    const double y = b.as_double();
+    const double rest = std::fmod(a.as_double(), y);
+    return rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest;
+  }
+  const int64_t y = b.as_integer();
+  if (y == -1) return 0;
+  const int64_t rest = a.as_integer() % y;
+  return rest != 0 && (rest < 0) != (y < 0) ? rest + y : rest;
+}
+
+Value power(const Value& a, const Value& b) {
+  require_numbers("**", a, b);
+  if (!whole(a, b) || b.as_integer() < 0) {
+    return std::pow(a.as_double(), b.as_double());
+  }
+  Value result = 1;
+  for (int64_t i = 0; i < b.as_integer(); ++i) {
+    result = multiply(result, a);
+    if (equal(result, 1) || equal(result, 0)) break;
+  }
+  return result;
+}
+
+Value negate(const Value& a) { return subtract(0, a); }
+
+// Unlike +, it takes markup for text.
+Value concatenate(const Value& a, const Value& b) { return a.str() + b.str(); }
+
+bool contains(const Value& whole, const Value& part) {
+  if (whole.text()) {
+    const std::string& wanted = require_text(part, "'in' text");
+    return whole.text()->text.find(wanted) != std::string::npos;
+  }
+  if (whole.dict()) return whole.dict()->find(part) != nullptr;
+  const std::vector<Value> items = items_of(whole);
+  return std::any_of(items.begin(), items.end(),
+                     [&](const Value& item) { return equal(item, part); });
+}
+
+std::vector<Value> items_of(const Value& iterable) {
+  if (iterable.sequence()) return iterable.sequence()->items;
+  std::vector<Value> items;
+  if (iterable.undefined()) return items;
+  if (iterable.dict()) {
+    for (const auto& item : iterable.dict()->items) items.push_back(item.first);
+    return items;
+  }
+  if (iterable.text()) {
+    for (const uint32_t point : code_points(iterable.text()->text)) {
+      items.emplace_back(text_of({point}));
+    }
+    return items;
+  }
+  throw Failure("'" + iterable.type_name() + "' has no items to go over");
+}
+
+int64_t length(const Value& value) {
+  if (value.undefined()) return 0;
+  if (value.text()) return length_of(value.text()->text);
+  if (value.sequence()) return std::ssize(value.sequence()->items);
+  if (value.dict()) return std::ssize(value.dict()->items);
+  throw Failure("'" + value.type_name() + "' has no length");
+}
+
+Value attribute(const Value& of, const std::string& name) {
+  require_defined(of);
+  if (auto method = find_method(of, name)) return *method;
+  const Dict* dict = of.name_space() ? &of.name_space()->attributes : of.dict();
+  const Value* found = dict == nullptr ? nullptr : dict->named(name);
+  return found == nullptr ? missing(of, "attribute '" + name + "'") : *found;
+}
+
+Value element(const Value& of, const Value& key) {
+  require_defined(of);
+  if (of.dict()) {
+    const Value* found = of.dict()->find(key);
+    if (found != nullptr) return *found;
+  }
+  const bool ordered = of.sequence() || of.text();
+  if (ordered && (key.integer() || key.boolean())) {
+    const int64_t size = length(of);
+    int64_t at = key.as_integer();
+    if (at < 0) at += size;
+    if (at < 0 || at >= size) {
+      return missing(of, c10::str("element ", key.as_integer()));
+    }
+    if (of.sequence()) return of.sequence()->items[at];
+    return text_of({code_points(of.text()->text)[at]});
+  }
+  if (key.text()) return attribute(of, key.text()->text);
+  return missing(of, "element " + key.repr());
+}
+
+Value slice(const Value& of, const Value& first, const Value& last,
+            const Value& step) {
+  require_defined(of);
+  if (of.text()) {
+    const std::vector<uint32_t> points = code_points(of.text()->text);
+    std::vector<uint32_t> taken;
+    for (const int64_t i : indices(std::ssize(points), first, last, step)) {
+      taken.push_back(points[i]);
+    }
+    return text_of(taken);
+  }
+  if (of.sequence() == nullptr) {
+    throw Failure("'" + of.type_name() + "' cannot be sliced");
+  }
+  const auto& items = of.sequence()->items;
+  std::vector<Value> taken;
+  for (const int64_t i : indices(std::ssize(items), first, last, step)) {
+    taken.push_back(items[i]);
+  }
+  return {std::move(taken), of.sequence()->tuple};
+}
+
+}  // namespace tessera::data::jinja

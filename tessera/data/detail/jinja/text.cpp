@@ -1,0 +1,308 @@
+#include "tessera/data/detail/jinja/text.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "tessera/data/detail/utf8.h"
+
+namespace tessera::data::jinja {
+namespace {
+
+bool is_cased(uint32_t point) {
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(point));
+  return category == UTF8PROC_CATEGORY_LU || category == UTF8PROC_CATEGORY_LL ||
+         category == UTF8PROC_CATEGORY_LT;
+}
+
+uint32_t to_lower(uint32_t point) {
+  return utf8proc_tolower(static_cast<utf8proc_int32_t>(point));
+}
+
+// Sharp s is the one letter in use whose upper case is of two.
+void append_upper(std::vector<uint32_t>& points, uint32_t point, bool title) {
+  if (point == 0xdf) {
+    points.insert(points.end(), {uint32_t{'S'}, uint32_t(title ? 's' : 'S')});
+    return;
+  }
+  const auto given = static_cast<utf8proc_int32_t>(point);
+  points.push_back(title ? utf8proc_totitle(given) : utf8proc_toupper(given));
+}
+
+bool is_printable(uint32_t point) {
+  if (point == ' ') return true;
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(point))) {
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS:
+      return false;
+    default:
+      return true;
+  }
+}
+
+void append_quoted(std::string& text, uint32_t point, char quote) {
+  if (point == '\\' || point == static_cast<uint32_t>(quote)) {
+    text += '\\';
+    text += static_cast<char>(point);
+  } else if (point == '\n') {
+    text += "\\n";
+  } else if (point == '\r') {
+    text += "\\r";
+  } else if (point == '\t') {
+    text += "\\t";
+  } else if (is_printable(point)) {
+    detail::append_code_point(text, point);
+  } else if (point < 0x100) {
+    text += "\\x" + hexadecimal(point, 2);
+  } else if (point < 0x10000) {
+    text += "\\u" + hexadecimal(point, 4);
+  } else {
+    text += "\\U" + hexadecimal(point, 8);
+  }
+}
+
+template <typename In>
+std::string strip_if(std::string_view text, Side side, const In& in) {
+  const std::vector<uint32_t> points = code_points(text);
+  size_t first = 0;
+  size_t last = points.size();
+  if (side != Side::kRight) {
+    while (first < last && in(points[first])) ++first;
+  }
+  if (side != Side::kLeft) {
+    while (last > first && in(points[last - 1])) --last;
+  }
+  return text_of({points.begin() + static_cast<int64_t>(first),
+                  points.begin() + static_cast<int64_t>(last)});
+}
+
+}  // namespace
+
+std::string hexadecimal(uint32_t value, int digits) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (int i = digits - 1; i >= 0; --i) {
+    text += kDigits[(value >> (4 * i)) & 15];
+  }
+  return text;
+}
+
+std::vector<uint32_t> code_points(std::string_view text) {
+  std::vector<uint32_t> points;
+  for (size_t at = 0; at < text.size();) {
+    points.push_back(detail::next_code_point(text, at));
+  }
+  return points;
+}
+
+std::string text_of(const std::vector<uint32_t>& points) {
+  std::string text;
+  for (const uint32_t point : points) detail::append_code_point(text, point);
+  return text;
+}
+
+int64_t length_of(std::string_view text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char byte) { return (byte & 0xc0) != 0x80; });
+}
+
+bool is_space(uint32_t point) {
+  return (point >= 9 && point <= 13) || (point >= 0x1c && point <= 0x20) ||
+         point == 0x85 || point == 0xa0 || point == 0x1680 ||
+         (point >= 0x2000 && point <= 0x200a) || point == 0x2028 ||
+         point == 0x2029 || point == 0x202f || point == 0x205f ||
+         point == 0x3000;
+}
+
+std::string strip(std::string_view text, Side side) {
+  return strip_if(text, side, is_space);
+}
+
+std::string strip(std::string_view text, std::string_view set, Side side) {
+  const std::vector<uint32_t> wanted = code_points(set);
+  return strip_if(text, side, [&](uint32_t point) {
+    return std::find(wanted.begin(), wanted.end(), point) != wanted.end();
+  });
+}
+
+std::string upper(std::string_view text) {
+  std::vector<uint32_t> points;
+  for (const uint32_t point : code_points(text)) {
+    append_upper(points, point, /*title=*/false);
+  }
+  return text_of(points);
+}
+
+std::string lower(std::string_view text) {
+  std::vector<uint32_t> points = code_points(text);
+  std::transform(points.begin(), points.end(), points.begin(), to_lower);
+  return text_of(points);
+}
+
+std::string capitalize(std::string_view text) {
+  std::vector<uint32_t> points;
+  bool first = true;
+  for (const uint32_t point : code_points(text)) {
+    if (first) {
+      append_upper(points, point, /*title=*/true);
+    } else {
+      points.push_back(to_lower(point));
+    }
+    first = false;
+  }
+  return text_of(points);
+}
+
+std::string title(std::string_view text) {
+  std::vector<uint32_t> points;
+  bool in_word = false;
+  for (const uint32_t point : code_points(text)) {
+    if (in_word) {
+      points.push_back(to_lower(point));
+    } else {
+      append_upper(points, point, /*title=*/true);
+    }
+    in_word = is_cased(point);
+  }
+  return text_of(points);
+}
+
+std::vector<std::string> split(std::string_view text, int64_t limit) {
+  std::vector<std::string> parts;
+  std::string rest = strip(text, Side::kLeft);
+  while (!rest.empty()) {
+    if (limit >= 0 && static_cast<int64_t>(parts.size()) == limit) {
+      parts.push_back(rest);  // with what is behind it, as Python has it
+      break;
+    }
+    size_t end = 0;
+    size_t next = 0;
+    while (next < rest.size()) {
+      end = next;
+      if (is_space(detail::next_code_point(rest, next))) break;
+      end = next;
+    }
+    parts.push_back(rest.substr(0, end));
+    rest = strip(std::string_view(rest).substr(end), Side::kLeft);
+  }
+  return parts;
+}
+
+std::vector<std::string> split(std::string_view text,
+                               std::string_view separator, int64_t limit) {
+  std::vector<std::string> parts;
+  while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
+    const size_t at = text.find(separator);
+    if (at == std::string_view::npos) break;
+    parts.emplace_back(text.substr(0, at));
+    text.remove_prefix(at + separator.size());
+  }
+  parts.emplace_back(text);
+  return parts;
+}
+
+std::vector<std::string> split_right(std::string_view text,
+                                     std::string_view separator,
+                                     int64_t limit) {
+  std::vector<std::string> parts;
+  while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
+    const size_t at = text.rfind(separator);
+    if (at == std::string_view::npos) break;
+    parts.emplace_back(text.substr(at + separator.size()));
+    text = text.substr(0, at);
+  }
+  parts.emplace_back(text);
+  std::reverse(parts.begin(), parts.end());
+  return parts;
+}
+
+std::vector<std::string> split_lines(std::string_view text) {
+  std::vector<std::string> lines;
+  std::string line;
+  bool open = false;
+  for (size_t at = 0; at < text.size();) {
+    const uint32_t point = detail::next_code_point(text, at);
+    const bool ends = (point >= 10 && point <= 13) ||
+                      (point >= 0x1c && point <= 0x1e) || point == 0x85 ||
+                      point == 0x2028 || point == 0x2029;
+    open = !ends;
+    if (!ends) {
+      detail::append_code_point(line, point);
+      continue;
+    }
+    if (point == '\r' && at < text.size() && text[at] == '\n') ++at;
+    lines.push_back(std::exchange(line, ""));
+  }
+  if (open) lines.push_back(line);
+  return lines;
+}
+
+std::string replace(std::string_view text, std::string_view from,
+                    std::string_view to, int64_t limit) {
+  std::string result;
+  if (from.empty()) {  // before every code point, and at the end
+    size_t at = 0;
+    while (at < text.size() && limit != 0) {
+      const size_t start = at;
+      detail::next_code_point(text, at);
+      result.append(to).append(text.substr(start, at - start));
+      if (limit > 0) --limit;
+    }
+    return result.append(limit == 0 ? text.substr(at) : to);
+  }
+  while (limit != 0) {
+    const size_t at = text.find(from);
+    if (at == std::string_view::npos) break;
+    result.append(text.substr(0, at)).append(to);
+    text.remove_prefix(at + from.size());
+    if (limit > 0) --limit;
+  }
+  return result.append(text);
+}
+
+std::string repr_of_text(std::string_view text) {
+  const bool has_single = text.find('\'') != std::string_view::npos;
+  const bool has_double = text.find('"') != std::string_view::npos;
+  const char quote = has_single && !has_double ? '"' : '\'';
+  std::string result(1, quote);
+  for (const uint32_t point : code_points(text)) {
+    append_quoted(result, point, quote);
+  }
+  return result + quote;
+}
+
+std::string escape_html(std::string_view text) {
+  std::string result;
+  for (const char byte : text) {
+    switch (byte) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&#34;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result += byte;
+    }
+  }
+  return result;
+}
+
+}  // namespace tessera::data::jinja
