@@ -71,17 +71,19 @@ void read_summary(const std::string& path, RunHistory& history) {
         value.is_string() ? value.get<std::string>() : value.dump();
   }
   for (const Json& of : json.value("communication", Json::array())) {
-    history.traffic.push_back({.group = of.value("group", ""),
-                               .verb = of.value("verb", ""),
-                               .calls = of.value("calls", int64_t{0}),
-                               .bytes = of.value("bytes", int64_t{0}),
-                               .seconds = value_of(of.value("seconds", Json()))});
+    history.traffic.push_back(
+        {.group = of.value("group", ""),
+         .verb = of.value("verb", ""),
+         .calls = of.value("calls", int64_t{0}),
+         .bytes = of.value("bytes", int64_t{0}),
+         .seconds = value_of(of.value("seconds", Json()))});
   }
   for (const Json& of : json.value("links", Json::array())) {
-    history.links.push_back({.from = of.value("from", int64_t{0}),
-                             .to = of.value("to", int64_t{0}),
-                             .latency_us = value_of(of.value("latency_us", Json())),
-                             .gbps = value_of(of.value("gbps", Json()))});
+    history.links.push_back(
+        {.from = of.value("from", int64_t{0}),
+         .to = of.value("to", int64_t{0}),
+         .latency_us = value_of(of.value("latency_us", Json())),
+         .gbps = value_of(of.value("gbps", Json()))});
   }
 }
 
