@@ -106,6 +106,11 @@ data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
   source.chat.tokenizer =
       flags.tokenizer.empty() ? model.tokenizer_folder : flags.tokenizer;
   source.chat.seq_len = seq_len;
+  // As the run had it; a template of its own lies in the run's folder by now.
+  if (model.data.chat_template == "none") source.chat.chat_template = "none";
+  source.chat.pair = model.data.pair;
+  source.chat.loss_on = model.data.loss_on;
+  source.field = model.data.field;
   std::optional<data::Tokenizer> tokenizer;
   const bool has_own =
       std::filesystem::exists(model.tokenizer_folder + "/tokenizer.json");

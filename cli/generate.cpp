@@ -1,11 +1,14 @@
 // tessera generate: text that a model writes after a prompt.
 #include "tessera/models/generate.h"
 
+#include <algorithm>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <limits>
 #include <optional>
 
+#include "cli/chat_prompt.h"
 #include "cli/commands.h"
 #include "cli/flag_values.h"
 #include "cli/generated_text.h"
@@ -23,6 +26,8 @@ struct GenerateFlags {
   std::string model;
   std::string prompt;
   std::string prompt_file;
+  bool chat = false;
+  std::string system;
   std::string tokenizer;
   std::string dtype = "fp32";
   int64_t samples = 1;
@@ -50,10 +55,20 @@ class GenerateCommand {
         source_(find_model(flags.model, flags.dtype)),
         config_(mesh_config(source_, flags.dtype, extras,
                             keys_of_placement({"pipeline.split"}))),
-        tokenizer_(load_tokenizer(flags.tokenizer, source_)),
-        prompt_(prompt_ids(flags.prompt, tokenizer_)) {
+        tokenizer_(load_tokenizer(flags.tokenizer, source_)) {
     flags_.options.num_tokens = tokenizer_.vocab_size();
     flags_.options.stop_tokens = source_.config.eos_tokens;
+    if (flags.chat) {
+      const auto chat = chat_prompt(
+          flags.system, flags.prompt,
+          flags.tokenizer.empty() ? source_.tokenizer_folder : flags.tokenizer,
+          tokenizer_);
+      prompt_ = chat.ids;
+      std::ranges::copy(chat.ends,
+                        std::back_inserter(flags_.options.stop_tokens));
+    } else {
+      prompt_ = prompt_ids(flags.prompt, tokenizer_);
+    }
     config_.data.seq_len = config_.batch.micro = 1;
     models::check_generation(config_.model, prompt_, flags_.options);
   }
@@ -118,7 +133,8 @@ class GenerateCommand {
       const auto show = [shows](const std::string& part) {
         if (shows) std::cout << part << std::flush;
       };
-      show(text.take());
+      const std::string prompt = text.take();
+      if (!flags_.chat) show(prompt);
       const auto tokens = sampler(options, [&](int64_t id) {
         const bool goes_on = text.add(id);
         show(text.take());
@@ -145,7 +161,7 @@ class GenerateCommand {
   const train::ModelSource source_;
   engine::RunConfig config_;
   const data::Tokenizer tokenizer_;
-  const std::vector<int64_t> prompt_;
+  std::vector<int64_t> prompt_;
 };
 
 // Ranks that are started with this command line find the prompt in a file where
@@ -180,6 +196,13 @@ void add_prompt_flags(CLI::App& command, GenerateFlags& flags) {
                       "the same from a file, or from standard input (-), "
                       "without a last newline");
   prompts->require_option(1);
+  auto* chat = command.add_flag("--chat", flags.chat,
+                                "the prompt is a question, put as the "
+                                "tokenizer's chat template has it; the answer "
+                                "alone is shown");
+  command
+      .add_option("--system", flags.system, "of --chat: the system's message")
+      ->needs(chat);
 }
 
 void add_sampling_flags(CLI::App& command, models::SamplingOptions& sampling) {

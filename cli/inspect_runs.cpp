@@ -162,8 +162,18 @@ Json describe_run(const fs::path& path, const Verify& verify) {
 Json describe_runs(const fs::path& folder) {
   std::vector<Json> rows;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.is_directory() && is_run(entry.path())) {
+    if (!entry.is_directory() || !is_run(entry.path())) continue;
+    try {
       rows.push_back(row_of(entry.path()));
+    } catch (const std::exception& error) {  // one folder is not all
+      rows.push_back({{"name", entry.path().filename().string()},
+                      {"model", nullptr},
+                      {"step", nullptr},
+                      {"of", nullptr},
+                      {"loss", nullptr},
+                      {"best valid_loss", nullptr},
+                      {"state", message_of(error)},
+                      {"written", time_of(entry.path())}});
     }
   }
   std::ranges::sort(rows, [](const Json& a, const Json& b) {

@@ -10,7 +10,7 @@ void CheckpointConfig::declare(config::Section& section) {
       .at_least(0)
       .at_most(1e12);
   section.key("keep_best", keep_best,
-              "that of the lowest loss on data.valid is written and stays too: "
+              "that of the lowest validation loss is written and stays too: "
               "the file `best` names it");
   section.key("async", async, "write while training goes on")
       .not_built("writing while training goes on");

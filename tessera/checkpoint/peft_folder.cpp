@@ -66,6 +66,11 @@ void refuse_other_kinds(const Json& json, const std::string& path) {
   };
   refuse(json.contains("peft_type") && json["peft_type"] == "LORA",
          "peft_type");
+  // Others begin from weights that they change: the adapters fit those alone.
+  const bool plain_start = is_nothing(json, "init_lora_weights") ||
+                           json["init_lora_weights"].is_boolean() ||
+                           json["init_lora_weights"] == "gaussian";
+  refuse(plain_start, "init_lora_weights");
   refuse(is_nothing(json, "bias") || json["bias"] == "none", "bias");
   for (const char* key :
        {"use_dora", "use_rslora", "modules_to_save", "rank_pattern",

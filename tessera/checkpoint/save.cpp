@@ -166,6 +166,8 @@ void tidy(const std::string& folder, int64_t step, const SaveOptions& options) {
       fs::exists(folder + "/" + detail::step_name(*options.best))) {
     write_file_atomic(folder + "/best",
                       detail::step_name(*options.best) + "\n");
+  } else {
+    fs::remove(folder + "/best");
   }
   if (options.keep == 0) return;
   int64_t good = 0;

@@ -29,9 +29,8 @@ std::string complaint_about_weights(const config::Value& value) {
 void DataConfig::declare(config::Section& section) {
   section.key("train", train, "files to train on: paths, folders or globs");
   section.key("valid", valid,
-              "files to validate on, at each checkpoint and at the end, the "
-              "first 512 samples: paths, folders or globs; none: no "
-              "validation");
+              "files to validate on, when validate.* says: paths, folders or "
+              "globs; none: no validation");
   section
       .key("weights", weights,
            "of the entries of train, one number each: samples are taken from "

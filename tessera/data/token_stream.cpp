@@ -56,7 +56,6 @@ Hash128 key_of(const TokenSource& source,
       text += c10::str(" file ", i, " has ", source.field);
     }
   }
-  if (is_chat(source)) text += detail::describe(source.chat);
   return hash128(text);
 }
 
@@ -75,6 +74,10 @@ TextSource text_source(const TokenSource& source) {
   }
   text.fingerprints.push_back(
       fingerprint_of("the tokenizer", source.tokenizer->to_json()));
+  if (is_chat(source)) {
+    text.fingerprints.push_back(
+        fingerprint_of("the chat template", detail::describe(source.chat)));
+  }
   text.key = key_of(source, text.fingerprints);
   text.cache_path = (fs::path(source.cache_folder) /
                      ("tokens-" + to_hex(text.key) + ".cache"))

@@ -163,7 +163,8 @@ void ValidateConfig::declare(config::Section& section) {
       .at_least(0)
       .at_most(kMaxSteps);
   section
-      .key("samples", samples, "of data.valid, the first ones; 0: all of them")
+      .key("samples", samples,
+           "of the held-out data, the first ones; 0: all of them")
       .at_least(0)
       .at_most(kMaxSteps);
   section.key("at_start", at_start, "validate before the first step too");
@@ -185,7 +186,7 @@ void RunConfig::declare(config::Section& section) {
   declare_sections(section);
   section.section("optimizer", optimizer, "how weights are updated");
   section.section("schedule", schedule, "the learning rate over the run");
-  section.section("validate", validate, "when data.valid is measured");
+  section.section("validate", validate, "when held-out data is measured");
   section.section("comm", comm, "how ranks talk");
   section.section("checkpoint", checkpoint, "what a run can be resumed from");
   section.section("monitor", monitor, "what is told about the run");
@@ -319,12 +320,20 @@ std::vector<std::string> without_effect(const RunConfig& config,
        "is not used by schedule.type " + config.schedule.type);
   note(config.schedule.type == "constant", "schedule.steps",
        "is not used by schedule.type constant");
-  for (const char* key : {"validate.every", "validate.samples",
-                          "validate.at_start", "validate.patience"}) {
-    note(config.data.valid.empty(), key, "is not used without data.valid");
+  const bool validates =
+      !config.data.valid.empty() || config.data.valid_share > 0;
+  for (const char* key :
+       {"validate.every", "validate.samples", "validate.at_start",
+        "validate.patience", "checkpoint.keep_best"}) {
+    note(!validates, key, "is not used without data.valid or data.valid_share");
   }
-  note(config.data.valid.empty(), "checkpoint.keep_best",
-       "is not used without data.valid");
+  for (const char* key : {"model.lora.alpha", "model.lora.targets"}) {
+    note(config.model.lora.rank == 0, key,
+         "is not used while model.lora.rank is 0: all weights are trained");
+  }
+  note(config.model.lora.rank > 0 && !config.model.load_weights,
+       "model.lora.rank",
+       "freezes weights that are random: model.load_weights is false");
   note(config.model.family == "gpt2", "model.rope_theta",
        "is not used by model.family gpt2, whose positions are learned");
   for (const char* key :

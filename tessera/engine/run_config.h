@@ -42,7 +42,7 @@ struct BatchConfig {
   void declare(config::Section& section);
 };
 
-// When a model that trains is measured on data.valid, and what follows from it.
+// When a model that trains is measured on held-out data, and what follows.
 struct ValidateConfig {
   int64_t every = 0;      // 0: at checkpoints and the end
   int64_t samples = 512;  // the first ones; 0: all

@@ -1,5 +1,6 @@
 #include "tessera/monitor/sink.h"
 
+#include <exception>
 #include <filesystem>
 
 #include "tessera/core/error.h"
@@ -19,7 +20,15 @@ void Sinks::step(const StepRecord& record) {
 }
 
 void Sinks::close(const RunEnd& end) {
-  for (auto& sink : sinks_) sink->close(end);
+  std::exception_ptr first;  // one that fails does not keep others from it
+  for (auto& sink : sinks_) {
+    try {
+      sink->close(end);
+    } catch (const Error&) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
 }
 
 std::unique_ptr<Sink> make_sinks(const MonitorConfig& config,

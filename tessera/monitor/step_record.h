@@ -34,7 +34,7 @@ struct StepRecord {
   double loss = 0;       // cross-entropy alone, mean over the global batch
   double grad_norm = 0;  // before clipping
   double lr = 0;         // that this step used
-  int64_t tokens = 0;    // target tokens of the step's global batch
+  int64_t tokens = 0;    // positions of the step's global batch
   double step_s = 0;
   double tokens_per_s = 0;
   std::optional<double> tflops;  // of a rank; unknown: null

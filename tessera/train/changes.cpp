@@ -17,20 +17,30 @@ using detail::Json;
 
 // A section ends with a dot.
 constexpr std::string_view kDecideTheUpdates[] = {
-    "run.seed",           "data.seq_len", "data.shuffle",
-    "data.field",         "data.weights", "data.valid_share",
-    "data.chat_template", "data.pair",    "data.loss_on",
-    "data.packing",       "batch.global", "precision.compute",
-    "precision.reduce",   "model.moe.",   "model.dropout",
-    "model.max_seq",      "optimizer.",   "schedule."};
+    "run.seed",          "data.seq_len",       "data.shuffle",
+    "data.field",        "data.format",        "data.weights",
+    "data.valid_share",  "data.chat_template", "data.pair",
+    "data.loss_on",      "data.packing",       "batch.global",
+    "precision.compute", "precision.reduce",   "model.moe.",
+    "model.dropout",     "model.max_seq",      "optimizer.",
+    "schedule."};
 constexpr std::string_view kDecideTheModel[] = {
     "model.family",    "model.heads",     "model.kv_heads",
     "model.head_dim",  "model.norm_eps",  "model.rope_theta",
     "model.moe.top_k", "model.moe.every", "model.lora.alpha"};
-constexpr std::string_view kOfTheHost[] = {
-    "run.dir",        "run.device",    "run.threads",        "model.from",
-    "data.train",     "data.valid",    "data.tokenizer",     "checkpoint.dir",
-    "comm.timeout_s", "monitor.every", "monitor.tensorboard"};
+constexpr std::string_view kOfTheHost[] = {"run.dir",
+                                           "run.device",
+                                           "run.threads",
+                                           "model.from",
+                                           "data.train",
+                                           "data.valid",
+                                           "data.tokenizer",
+                                           "checkpoint.dir",
+                                           "model.lora.from",
+                                           "data.chat_template",
+                                           "comm.timeout_s",
+                                           "monitor.every",
+                                           "monitor.tensorboard"};
 
 template <size_t n>
 bool is_among(const std::string& key, const std::string_view (&keys)[n]) {
@@ -95,6 +105,14 @@ std::vector<std::string> trained_otherwise(const std::string& saved,
   });
   add_schedule(saved, now, changes);
   return changes;
+}
+
+bool validated_otherwise(const std::string& saved, const std::string& now) {
+  const auto changes = changes_in(saved, now, [](const std::string& key) {
+    return key == "data.valid" || key == "data.valid_share" ||
+           key == "validate.samples";
+  });
+  return !changes.empty();
 }
 
 void refuse_another_model(const std::string& saved, const std::string& now,

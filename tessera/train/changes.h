@@ -17,6 +17,9 @@ namespace tessera::train {
 std::vector<std::string> trained_otherwise(const std::string& saved,
                                            const std::string& now);
 
+// Their losses on held-out data cannot be compared.
+bool validated_otherwise(const std::string& saved, const std::string& now);
+
 // TS_CHECK_CONFIG where the weights of `saved` would be another model here,
 // though all shapes agree: other heads, another rope_theta. `source` names it.
 void refuse_another_model(const std::string& saved, const std::string& now,

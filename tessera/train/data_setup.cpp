@@ -30,30 +30,11 @@ std::string tokenizer_path(const RunConfig& config) {
   return std::filesystem::exists(with_model) ? with_model : "";
 }
 
-// For who talks to the model of this run: the template that it was trained
-// with, and the special tokens that the template names.
-void keep_chat_template(const RunConfig& config, const std::string& tokenizer,
-                        const std::string& folder) {
-  namespace fs = std::filesystem;
-  const fs::path given(tokenizer);
-  const fs::path from = fs::is_directory(given) ? given : given.parent_path();
-  const auto keep = [&](const fs::path& file, const std::string& name) {
-    if (!fs::exists(file)) return;
-    write_file_atomic(fs::path(folder) / name, read_file(file));
-  };
-  keep(from / "tokenizer_config.json", "tokenizer_config.json");
-  const std::string& chat_template = config.data.chat_template;
-  const bool own = !chat_template.empty() && chat_template != "none";
-  keep(own ? fs::path(chat_template) : from / "chat_template.jinja",
-       "chat_template.jinja");
-}
-
 void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,
                        const std::vector<std::string>& train_files) {
   const std::string given = tokenizer_path(config);
   if (!given.empty()) {
     data::Tokenizer::load(given).save(folder.tokenizer());
-    keep_chat_template(config, given, folder.path());
     return;
   }
   if (std::filesystem::exists(folder.tokenizer())) return;
@@ -227,6 +208,26 @@ void prepare_data(const RunConfig& config, const RunFolder& folder) {
     return check_sizes(config, inputs);
   }
   check_sizes(config, inputs);
+}
+
+void keep_chat_template(const RunConfig& config, const RunFolder& folder) {
+  namespace fs = std::filesystem;
+  const fs::path given(tokenizer_path(config));
+  if (given.empty()) return;
+  const fs::path from = fs::is_directory(given) ? given : given.parent_path();
+  const auto keep = [&](const fs::path& file, const std::string& name) {
+    const fs::path kept = fs::path(folder.path()) / name;
+    if (fs::exists(file)) {
+      write_file_atomic(kept, read_file(file));
+    } else {
+      fs::remove(kept);  // of an earlier tokenizer
+    }
+  };
+  keep(from / "tokenizer_config.json", "tokenizer_config.json");
+  const std::string& own = config.data.chat_template;
+  keep(own.empty() || own == "none" ? from / "chat_template.jinja"
+                                    : fs::path(own),
+       "chat_template.jinja");
 }
 
 Datasets open_datasets(const RunConfig& config, const RunFolder& folder) {

@@ -31,6 +31,11 @@ struct Datasets {
 // Idempotent: what is there already is not made again.
 void prepare_data(const engine::RunConfig& config, const RunFolder& folder);
 
+// For who talks to the model of this run: the template that it is trained with,
+// and the special tokens that the template names.
+void keep_chat_template(const engine::RunConfig& config,
+                        const RunFolder& folder);
+
 Datasets open_datasets(const engine::RunConfig& config,
                        const RunFolder& folder);
 

@@ -100,6 +100,7 @@ ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   }
   source.config.model = run.model;
   source.config.dtype = dtype;
+  source.data = run.data;
   if (source.model_files.empty() || !source.has_files_tokenizer) {
     take_tokens(source.config, folder);
   }

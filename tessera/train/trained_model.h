@@ -30,6 +30,7 @@ struct ModelSource {
   // from; "": it came from none.
   std::string model_files = "";
   bool has_files_tokenizer = true;  // and no other since
+  data::DataConfig data = {};       // what a run was trained on
 };
 
 // `dtype`: what a checkpoint's weights are to be.

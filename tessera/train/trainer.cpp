@@ -61,6 +61,7 @@ class Trainer {
     if (leads()) {
       write_file_atomic(folder_.config(), to_json(config_));
       keep_model_files(config_, folder_, saved_at_ >= 0);
+      keep_chat_template(config_, folder_);
     }
     if (step_ >= config_.run.steps) {
       log::info("nothing to do: ", step_, " steps are done, and run.steps is ",
@@ -93,11 +94,12 @@ class Trainer {
     }
   }
 
-  // Where other runs may write too.
+  // Where other runs may write too. Not the run's own lock, whose folder it may
+  // be.
   void lock_checkpoints() {
     if (config_.checkpoint.dir.empty()) return;
     checkpoints_lock_ = std::make_unique<FileLock>(
-        folder_.checkpoints() + "/.lock",
+        folder_.checkpoints() + "/.checkpoints.lock",
         c10::str("process ", ::getpid(), " on ", host_name(), ", of the run '",
                  config_.run.name,
                  "'. Give each run a checkpoint.dir of its own.\n"));
@@ -127,6 +129,11 @@ class Trainer {
     refuse_another_model(
         saved->config, now,
         options_.resume == "auto" ? folder_.checkpoints() : options_.resume);
+    if (best_ && validated_otherwise(saved->config, now)) {
+      log::info("validation is another one now: the lowest loss so far, ",
+                best_->loss, " after step ", best_->step, ", does not count");
+      best_.reset();
+    }
     if (!leads()) return;
     for (const auto& change : trained_otherwise(saved->config, now)) {
       log::warning("the checkpoint was trained otherwise: ", change);
@@ -150,12 +157,16 @@ class Trainer {
     // Rank 0 measures what the machine can do while no other rank computes, and
     // in the first step nobody should wait for what it opens.
     ranks_.world().barrier();
-    const auto samples = data_.train->sampler().num_samples();
-    metrics_ = std::make_unique<Metrics>(
-        config_, folder_, ranks_, step_,
-        static_cast<double>(samples) /
-            static_cast<double>(config_.batch.global));
+    metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_,
+                                         steps_per_epoch());
     ranks_.world().barrier();
+  }
+
+  // 0: weighted sources have epochs of their own.
+  double steps_per_epoch() const {
+    if (!config_.data.weights.empty()) return 0;
+    return static_cast<double>(data_.train->sampler().num_samples()) /
+           static_cast<double>(config_.batch.global);
   }
 
   // The sinks hear how the run ended, whatever ended it.
@@ -203,7 +214,8 @@ class Trainer {
       }
       metrics_->record(totals.record);
       const bool ends = last || is_out_of_patience();
-      if (due || (ends && every) || totals.stop || is_best()) save();
+      const bool saves = every || config_.checkpoint.keep_best;
+      if (due || (ends && saves) || totals.stop || is_best()) save();
       if (totals.stop && !ends) {
         log::info("stopped on request after step ", step_,
                   ", with a checkpoint; the same command goes on from there");

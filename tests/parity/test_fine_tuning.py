@@ -126,6 +126,24 @@ def test_validation_and_eval_count_answers(program, tessera, peer, tmp_path):
     assert line["valid_loss"] == pytest.approx(said["loss"], rel=1e-5)
 
 
+def test_a_tuned_model_answers_what_it_learned_by_heart(program, tessera, peer, tmp_path):
+    folder, _, _ = peer
+    learned = tmp_path / "learned.jsonl"
+    learned.write_text(json.dumps({"messages": [
+        {"role": "system", "content": "be brief"}, {"role": "user", "content": "who are you"},
+        {"role": "assistant", "content": "a machine"}]}) + "\n")
+    path = configuration_of(folder, tmp_path, train=str(learned))
+    train(program, path, "--run.steps=40", "--batch.global=1", "--checkpoint.every=40")
+    ask = ["--temperature", 0, "--chat", "--system", "be brief", "--prompt", "who are you"]
+    assert tessera("generate", "--model", tmp_path / "run", *ask) == "a machine\n"
+    # The template comes back with the rest of the folder that training began with.
+    tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "hf")
+    assert tessera("generate", "--model", tmp_path / "hf", *ask) == "a machine\n"
+    # A folder without a template.
+    (tmp_path / "hf" / "chat_template.jinja").unlink()
+    tessera("generate", "--model", tmp_path / "hf", *ask, code=78)
+
+
 def test_a_bad_record_and_a_bad_template_are_refused(tessera, peer, tmp_path):
     folder, _, _ = peer
     bad = tmp_path / "bad.jsonl"

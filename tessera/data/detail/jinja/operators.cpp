@@ -176,10 +176,12 @@ Value power(const Value& a, const Value& b) {
   if (!whole(a, b) || b.as_integer() < 0) {
     return std::pow(a.as_double(), b.as_double());
   }
+  if (equal(a, 1)) return 1;
+  if (equal(a, -1)) return b.as_integer() % 2 == 0 ? 1 : -1;
   Value result = 1;
   for (int64_t i = 0; i < b.as_integer(); ++i) {
-    result = multiply(result, a);
-    if (equal(result, 1) || equal(result, 0)) break;
+    result = multiply(result, a);  // of 2 or more it overflows soon
+    if (equal(result, 0)) break;
   }
   return result;
 }
