@@ -60,7 +60,8 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
          "norm_eps", "rope_theta", "dropout", "moe", "lora"}},
        {"data",
         {"train", "valid", "weights", "valid_share", "exclude", "format",
-         "field", "tokenizer", "seq_len", "shuffle", "reader"}},
+         "field", "chat_template", "pair", "loss_on", "packing", "tokenizer",
+         "seq_len", "shuffle", "reader"}},
        {"batch", {"global", "micro"}},
        {"mesh",
         {"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp",
@@ -76,9 +77,10 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"optimizer",
         {"type", "lr", "betas", "eps", "momentum", "weight_decay",
          "clip_norm"}},
-       {"schedule", {"type", "warmup", "min_lr"}},
+       {"schedule", {"type", "warmup", "min_lr", "steps", "decay"}},
+       {"validate", {"every", "samples", "at_start", "patience"}},
        {"comm", {"backend", "algorithm", "timeout_s"}},
-       {"checkpoint", {"every", "keep", "async", "dir"}},
+       {"checkpoint", {"every", "keep", "keep_best", "async", "dir"}},
        {"monitor", {"every", "tensorboard", "trace"}}};
   std::vector<std::pair<std::string, std::vector<std::string>>> found;
   const Json sections = schema_properties();

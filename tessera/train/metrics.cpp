@@ -222,6 +222,12 @@ void Metrics::validated_at_start(const monitor::Validation& validation) {
 void Metrics::record(monitor::StepRecord record) {
   if (!impl_->sinks) return;
   const auto& config = impl_->config;
+  // A rank that waits for the first one to write the last step's line begins
+  // the step before it, by as much.
+  record.comm_s = std::min(record.comm_s, record.step_s);
+  if (record.exposed_comm_s) {
+    record.exposed_comm_s = std::min(*record.exposed_comm_s, record.step_s);
+  }
   record.tokens = config.batch.global * config.data.seq_len;
   const auto speed = monitor::throughput(
       record.tokens, record.step_s, impl_->ranks.world_size(),

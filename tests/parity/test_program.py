@@ -316,7 +316,7 @@ def test_a_stranger_at_the_rendezvous_ends_no_rank(program, folder):
 # On gloo other sizes ended a rank with SIGABRT.
 @pytest.mark.parametrize("key, backend", [
     ("run.seed=77", "shm"), ("optimizer.lr=1", "shm"), ("model.rope_theta=9", "shm"), ("checkpoint.every=2", "shm"),
-    ("model.ffn=128", "gloo"), ("zero.bucket_mb=1", "gloo")])
+    ("model.ffn=64", "gloo"), ("zero.bucket_mb=1", "gloo")])
 def test_ranks_that_were_started_otherwise_are_refused(program, folder, key, backend):
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     command = [str(program), "train", "run.json", f"--comm.backend={backend}"]
