@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -305,9 +306,19 @@ int64_t accumulation(const RunConfig& config) {
 std::vector<std::string> without_effect(const RunConfig& config,
                                         const config::Provenance& origins) {
   std::vector<std::string> found;
+  const auto values = tessera::detail::parse_json(to_json(config), "");
+  const auto defaults = tessera::detail::parse_json(to_json(RunConfig()), "");
+  // A default that is written out, as a run's own config.json has them, wants
+  // nothing.
+  const auto is_asked_for = [&](const std::string& key) {
+    tessera::detail::Json::json_pointer at;
+    std::istringstream parts(key);
+    for (std::string part; std::getline(parts, part, '.');) at /= part;
+    return is_set(origins, key) && values.at(at) != defaults.at(at);
+  };
   const auto note = [&](bool idle, const std::string& key,
                         const std::string& why) {
-    if (idle && is_set(origins, key)) found.push_back(key + " " + why);
+    if (idle && is_asked_for(key)) found.push_back(key + " " + why);
   };
   const auto& optimizer = optim::update_rule(config.optimizer.type);
   for (const std::string key : {"betas", "eps", "momentum"}) {

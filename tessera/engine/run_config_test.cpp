@@ -446,10 +446,12 @@ TEST(RunConfig, SettingsWithoutEffectAreTold) {
             std::vector<std::string>{
                 "optimizer.momentum is not used by optimizer.type adamw"});
   EXPECT_EQ(idle(R"({"optimizer": {"type": "sgd", "eps": 1e-6},
-                     "schedule": {"type": "constant", "min_lr": 0},
+                     "schedule": {"type": "constant", "min_lr": 1e-5},
                      "model": {"family": "gpt2", "rope_theta": 5.0}})")
                 .size(),
             3);
+  // The file that a run wrote has every key, and asks for nothing.
+  EXPECT_TRUE(idle(to_json(RunConfig())).empty());
 }
 
 TEST(RunConfig, FilesAndOverrides) {

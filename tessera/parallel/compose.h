@@ -24,7 +24,7 @@ struct ComposeOptions {
   ParallelConfig config;
   uint64_t seed = 0;  // of initial values
   // Fills the materialised boxes in their stead; null: they stay.
-  std::function<void()> load;
+  std::function<void()> load = {};
   bool trains = true;  // else no gradients are stored
 };
 

@@ -126,10 +126,10 @@ MUTANTS = [
            mesh(mesh={"tp": 2}, recompute={"mode": "block"}),
            r"^\S+weight: gradient .* over recompute"),
     Mutant("bias_on_every_rank", "tessera/nn/blocks.cpp",
-           "  const at::Tensor y = reduce_(at::linear(x, weight_));\n"
+           "  const at::Tensor y = reduce_(product(x, {}));\n"
            "  return bias_.defined() ? y + bias_ : y;\n",
-           "  if (MUTANT) return reduce_(at::linear(x, weight_, bias_));\n"
-           "  const at::Tensor y = reduce_(at::linear(x, weight_));\n"
+           "  if (MUTANT) return reduce_(product(x, bias_));\n"
+           "  const at::Tensor y = reduce_(product(x, {}));\n"
            "  return bias_.defined() ? y + bias_ : y;\n",
            mesh(GPT2, mesh={"tp": 2}),
            r"^blocks\.\*\.(attention\.o|mlp\.down)\.bias: once it is not .* over tp"),
