@@ -329,6 +329,31 @@ def test_ranks_that_were_started_otherwise_are_refused(program, folder, key, bac
         assert f"rank 1 was started otherwise than rank 0: {key.split('=')[0]} " in errors
 
 
+def test_a_checkpoint_folder_has_one_run(program, folder):
+    shared = ["--checkpoint.dir=shared", "--checkpoint.every=3"]
+    assert run(program, folder, "train", "run.json", *shared).returncode == 0
+    second = run(program, folder, "train", "run.json", *shared, "--run.name=second")
+    assert second.returncode == 78, second.stderr
+    assert "holds checkpoints of the run \"run\", not of \"second\"" in second.stderr
+    assert run(program, folder, "train", "run.json", *shared, "--run.steps=4").returncode == 0
+    # The run's own folder is one too.
+    own = run(program, folder, "train", "run.json", "--run.name=own", "--checkpoint.dir=runs/own", "--checkpoint.every=3")
+    assert own.returncode == 0, own.stderr
+
+
+def test_metrics_wait_for_room(program, folder):
+    """A limit of the file's size, as a full disk: training goes on, and what was not written is said at the end."""
+    done = run(program, folder, "train", "run.json", "--checkpoint.every=3", "--checkpoint.dir=elsewhere",
+               "--run.steps=40")
+    assert done.returncode == 0
+    whole = (folder / "runs" / "run" / "metrics.jsonl").stat().st_size
+    command = f"ulimit -f {whole // 2 // 1024}; exec {program} train run.json --run.name=full --run.steps=40"
+    full = subprocess.run(["bash", "-c", f"trap '' XFSZ; {command}"], cwd=folder, capture_output=True, text=True,
+                          timeout=120)
+    assert full.returncode == 74, full.stderr
+    assert "The run goes on; lines are kept" in full.stderr and "step: 40/40" in full.stderr
+
+
 def test_another_model_of_the_same_shapes_does_not_resume(program, folder):
     assert run(program, folder, "train", "run.json", "--checkpoint.every=3").returncode == 0
     config = folder / "runs" / "run" / "config.json"
