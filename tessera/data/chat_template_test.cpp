@@ -122,6 +122,14 @@ TEST(ChatTemplate, WhatGoesWrongIsToldWithItsLine) {
               HasSubstr("nested too deeply"));
 }
 
+TEST(ChatTemplate, AChainThatIsTooLongIsRefused) {
+  std::string chain = "{{ 1", powers = "{{ (-1) ** 3 }} {{ (-1) ** 4 }}";
+  for (int i = 0; i < 999; ++i) chain += " + 1";
+  EXPECT_EQ(rendered(chain + " }}"), "1000");
+  EXPECT_THAT(refused(chain + " + 1 }}"), HasSubstr("too many terms"));
+  EXPECT_EQ(rendered(powers), "-1 1");
+}
+
 TEST(ChatTemplate, MarksAnswers) {
   const ChatTemplate chat(
       "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }};"

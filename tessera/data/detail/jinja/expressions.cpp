@@ -1,6 +1,5 @@
 #include "tessera/data/detail/jinja/expressions.h"
 
-#include <charconv>
 #include <optional>
 
 #include "tessera/data/detail/jinja/filters.h"
@@ -10,12 +9,10 @@
 namespace tessera::data::jinja {
 namespace {
 
-// Brackets in brackets: a template cannot use up the stack.
+// Brackets in brackets, and terms of one chain, each of which is a call inside
+// of another: a template cannot use up the stack.
 constexpr int kDeepest = 100;
-
-Expression constant(Value value) {
-  return [value = std::move(value)](Frame&) { return value; };
-}
+constexpr int kLongest = 1000;
 
 using Operator = Value (*)(const Value&, const Value&);
 
@@ -39,26 +36,11 @@ struct Depth {
   int& depth_;
 };
 
-template <typename Number>
-Value number_of(const Tokens& tokens, const std::string& text) {
-  Number number{};
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) {
-    tokens.fail("the number " + text + " is too large");
-  }
-  return number;
-}
-
-Value call_value(const Value& function, const Arguments& arguments) {
-  require_defined(function);
-  if (function.callable() == nullptr) {
-    throw Failure("'" + function.type_name() + "' cannot be called");
-  }
-  return function.callable()->call(arguments);
-}
-
 }  // namespace
+
+void Expressions::count(int terms) const {
+  if (terms > kLongest) tokens_.fail("an expression has too many terms");
+}
 
 Expression Expressions::parse_tuple(bool with_condition) {
   std::vector<Expression> items;
@@ -97,7 +79,8 @@ Expression Expressions::parse(bool with_condition) {
 
 Expression Expressions::parse_or() {
   Expression left = parse_and();
-  while (tokens_.take_word("or")) {
+  for (int terms = 1; tokens_.take_word("or");) {
+    count(++terms);
     left = [left, right = parse_and()](Frame& frame) {
       Value value = left(frame);
       return value.truth() ? value : right(frame);
@@ -108,7 +91,8 @@ Expression Expressions::parse_or() {
 
 Expression Expressions::parse_and() {
   Expression left = parse_not();
-  while (tokens_.take_word("and")) {
+  for (int terms = 1; tokens_.take_word("and");) {
+    count(++terms);
     left = [left, right = parse_not()](Frame& frame) {
       Value value = left(frame);
       return value.truth() ? right(frame) : value;
@@ -166,7 +150,8 @@ Expression Expressions::parse_comparison() {
 
 Expression Expressions::parse_sum() {
   Expression left = parse_concatenation();
-  while (true) {
+  for (int terms = 1;; ++terms) {
+    count(terms);
     if (tokens_.take_sign("+")) {
       left = binary(left, parse_concatenation(), add);
     } else if (tokens_.take_sign("-")) {
@@ -179,7 +164,8 @@ Expression Expressions::parse_sum() {
 
 Expression Expressions::parse_concatenation() {
   Expression left = parse_product();
-  while (tokens_.take_sign("~")) {
+  for (int terms = 1; tokens_.take_sign("~");) {
+    count(++terms);
     left = binary(left, parse_product(), concatenate);
   }
   return left;
@@ -189,7 +175,8 @@ Expression Expressions::parse_product() {
   static const std::vector<std::pair<std::string, Operator>> kSigns = {
       {"*", multiply}, {"/", divide}, {"//", floor_divide}, {"%", modulo}};
   Expression left = parse_power();
-  while (true) {
+  for (int terms = 1;; ++terms) {
+    count(terms);
     Operator apply = nullptr;
     for (const auto& [sign, found] : kSigns) {
       if (apply == nullptr && tokens_.take_sign(sign)) apply = found;
@@ -201,7 +188,10 @@ Expression Expressions::parse_product() {
 
 Expression Expressions::parse_power() {
   Expression left = parse_unary();
-  while (tokens_.take_sign("**")) left = binary(left, parse_unary(), power);
+  for (int terms = 1; tokens_.take_sign("**");) {
+    count(++terms);
+    left = binary(left, parse_unary(), power);
+  }
   return left;
 }
 
@@ -292,160 +282,6 @@ Expression Expressions::parse_dict() {
     Dict dict;
     for (const auto& [key, value] : items) dict.set(key(frame), value(frame));
     return dict;
-  };
-}
-
-Expression Expressions::parse_postfix(Expression value) {
-  while (true) {
-    if (tokens_.take_sign(".")) {
-      value = parse_attribute(value);
-    } else if (tokens_.take_sign("[")) {
-      value = parse_subscript(value);
-    } else if (tokens_.is_sign("(")) {
-      value = call(value);
-    } else {
-      return value;
-    }
-  }
-}
-
-Expression Expressions::parse_attribute(const Expression& value) {
-  if (tokens_.is(TokenKind::kInteger)) {
-    const Value key = number_of<int64_t>(tokens_, tokens_.take().text);
-    return [value, key](Frame& frame) { return element(value(frame), key); };
-  }
-  const int line = tokens_.peek().line;
-  const std::string name = tokens_.expect_name();
-  if (tokens_.is_sign("(") && !is_method(name)) {
-    fail_at(line, "the method '" + name + "' is not supported");
-  }
-  return [value, name](Frame& frame) { return attribute(value(frame), name); };
-}
-
-Expression Expressions::parse_subscript(const Expression& value) {
-  std::vector<Expression> parts;  // first, last, step
-  int colons = 0;
-  Expression part = constant(None{});
-  while (!tokens_.is_sign("]")) {
-    if (tokens_.take_sign(":")) {
-      parts.push_back(std::exchange(part, constant(None{})));
-      ++colons;
-    } else {
-      part = parse();
-    }
-  }
-  tokens_.expect_sign("]");
-  parts.push_back(part);
-  if (colons == 0) {
-    return [value, part](Frame& frame) {
-      const Value of = value(frame);
-      return element(of, part(frame));
-    };
-  }
-  if (colons > 2) tokens_.fail("a slice has at most two ':'");
-  parts.resize(3, constant(None{}));
-  return [value, parts](Frame& frame) {
-    const Value of = value(frame);
-    return slice(of, parts[0](frame), parts[1](frame), parts[2](frame));
-  };
-}
-
-Expressions::ArgumentsOf Expressions::parse_arguments() {
-  std::vector<std::pair<std::string, Expression>> items;
-  if (tokens_.take_sign("(")) {
-    while (!tokens_.take_sign(")")) {
-      if (!items.empty()) {
-        tokens_.expect_sign(",");
-        if (tokens_.take_sign(")")) break;
-      }
-      if (tokens_.is_sign("*") || tokens_.is_sign("**")) {
-        fail_at(tokens_.peek().line, "arguments by '*' are not supported");
-      }
-      std::string name;
-      if (tokens_.is_assignment()) {
-        name = tokens_.expect_name();
-        tokens_.expect_sign("=");
-      }
-      items.emplace_back(name, parse());
-    }
-  }
-  return [items](Frame& frame) {
-    Arguments arguments;
-    for (const auto& [name, value] : items) {
-      if (name.empty()) {
-        arguments.positional.push_back(value(frame));
-      } else {
-        arguments.named.emplace_back(name, value(frame));
-      }
-    }
-    return arguments;
-  };
-}
-
-Expression Expressions::call(const Expression& function) {
-  return [function, arguments = parse_arguments()](Frame& frame) {
-    const Value called = function(frame);
-    return call_value(called, arguments(frame));
-  };
-}
-
-Expression Expressions::parse_filter(const Expression& value) {
-  const int line = tokens_.peek().line;
-  std::string name = tokens_.expect_name();
-  while (tokens_.take_sign(".")) name += "." + tokens_.expect_name();
-  const Filter filter = find_filter(name);
-  if (filter == nullptr) {
-    fail_at(line, "the filter '" + name + "' is not supported");
-  }
-  return [value, filter, arguments = parse_arguments()](Frame& frame) {
-    Value filtered = value(frame);
-    Arguments given = arguments(frame);
-    given.positional.insert(given.positional.begin(), std::move(filtered));
-    return filter(given);
-  };
-}
-
-Expression Expressions::parse_filters(Expression value) {
-  while (true) {
-    if (tokens_.take_sign("|")) {
-      value = parse_filter(value);
-    } else if (tokens_.take_word("is")) {
-      value = parse_test(value);
-    } else if (tokens_.is_sign("(")) {
-      value = call(value);
-    } else {
-      return value;
-    }
-  }
-}
-
-Expression Expressions::parse_test(const Expression& value) {
-  const bool negated = tokens_.take_word("not");
-  const int line = tokens_.peek().line;
-  const std::string name = tokens_.expect_name();
-  const Test test = find_test(name);
-  if (test == nullptr) {
-    fail_at(line, "the test '" + name + "' is not supported");
-  }
-  ArgumentsOf arguments;
-  const Token& next = tokens_.peek();
-  const bool takes_one =
-      next.kind == TokenKind::kString || next.kind == TokenKind::kInteger ||
-      next.kind == TokenKind::kFloat || tokens_.is_sign("[") ||
-      tokens_.is_sign("{") ||
-      (next.kind == TokenKind::kName && next.text != "else" &&
-       next.text != "or" && next.text != "and" && next.text != "is" &&
-       next.text != "if" && next.text != "in" && next.text != "not");
-  if (takes_one) {
-    arguments = [one = parse_postfix(parse_primary())](Frame& frame) {
-      return Arguments{{one(frame)}};
-    };
-  } else {
-    arguments = parse_arguments();
-  }
-  return [value, test, arguments, negated](Frame& frame) -> Value {
-    const Value tested = value(frame);
-    return test(tested, arguments(frame)) != negated;
   };
 }
 

@@ -13,6 +13,10 @@
 
 namespace tessera::data::jinja {
 
+inline Expression constant(Value value) {
+  return [value = std::move(value)](Frame&) { return value; };
+}
+
 class Expressions {
  public:
   explicit Expressions(Tokens& tokens) : tokens_(tokens) {}
@@ -32,6 +36,8 @@ class Expressions {
   }
 
  private:
+  // Refuses a chain that is too long.
+  void count(int terms) const;
   Expression parse_or();
   Expression parse_and();
   Expression parse_not();

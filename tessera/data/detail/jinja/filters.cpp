@@ -13,8 +13,6 @@
 namespace tessera::data::jinja {
 namespace {
 
-using Filters = std::map<std::string, Filter, std::less<>>;
-
 Value call_method(const Value& value, const std::string& name,
                   const Arguments& arguments = {}) {
   return find_method(soft_text(value), name)->callable()->call(arguments);
@@ -332,8 +330,8 @@ Value abs_filter(const Arguments& given) {
   return less(value, 0) ? negate(value) : value;
 }
 
-const Filters& filters() {
-  static const Filters all = {
+const auto& filters() {
+  static const std::map<std::string, Filter, std::less<>> all = {
       {"abs", abs_filter},
       {"capitalize", change<capitalize>},
       {"count",

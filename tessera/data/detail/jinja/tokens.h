@@ -3,6 +3,7 @@
 // Errors: Failure with the line and what was expected.
 #pragma once
 
+#include <charconv>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,5 +35,17 @@ class Tokens {
   std::vector<Token> tokens_;
   size_t at_ = 0;
 };
+
+// The number that `text`, of these tokens, is.
+template <typename Number>
+Number number_of(const Tokens& tokens, const std::string& text) {
+  Number number{};
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    tokens.fail("the number " + text + " is too large");
+  }
+  return number;
+}
 
 }  // namespace tessera::data::jinja
