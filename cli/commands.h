@@ -13,6 +13,7 @@ void add_generate(CLI::App& program, int argc, char** argv);
 void add_tokenize(CLI::App& program);
 void add_convert(CLI::App& program);
 void add_inspect(CLI::App& program);
+void add_completion(CLI::App& program);
 void add_report(CLI::App& program);
 void add_schema(CLI::App& program);
 void add_verify(CLI::App& program);

@@ -65,6 +65,7 @@ int run(int argc, char** argv) {
   add_tokenize(program);
   add_convert(program);
   add_inspect(program);
+  add_completion(program);
   add_report(program);
   add_schema(program);
   add_verify(program);

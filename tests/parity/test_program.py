@@ -329,6 +329,20 @@ def test_ranks_that_were_started_otherwise_are_refused(program, folder, key, bac
         assert f"rank 1 was started otherwise than rank 0: {key.split('=')[0]} " in errors
 
 
+@pytest.mark.parametrize("line, words", [
+    ("tessera rep", ["report"]), ("tessera inspect --ver", ["--verify"]),
+    ("tessera train run.json --optimizer.wei", ["--optimizer.weight_decay="]),
+    ("tessera train run.json --data.train=te", ["text.txt"]), ("tessera train ru", ["run.json"])])
+def test_bash_completes(program, folder, line, words):
+    script = f"""
+        source <({program} completion bash)
+        compopt() {{ :; }}
+        COMP_LINE=$1; COMP_POINT=${{#1}}; COMP_WORDS=($1); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        _tessera; printf '%s\\n' "${{COMPREPLY[@]}}\""""
+    done = subprocess.run(["bash", "-c", script, "bash", line], cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == words, done.stderr
+
+
 def test_a_checkpoint_folder_has_one_run(program, folder):
     shared = ["--checkpoint.dir=shared", "--checkpoint.every=3"]
     assert run(program, folder, "train", "run.json", *shared).returncode == 0
