@@ -127,7 +127,8 @@ void RankActor::backward(Op part, int64_t microbatch, int64_t unit) {
   }
   // Of a unit that is frozen as a whole there may be nothing to ask for: where
   // it has no input with a gradient, and of its weights.
-  const bool is_idle = !ends.front().requires_grad() ||
+  const at::Tensor& end = ends.front();
+  const bool is_idle = (end.defined() && !end.requires_grad()) ||
                        (part == Op::kBackwardWeight && of.empty());
   if (!is_idle) {
     torch::autograd::backward(ends, gradients, /*retain_graph=*/goes_on,

@@ -242,8 +242,11 @@ MUTANTS = [
            r"^blocks\.0\.\S+weight: gradient .* over split_backward",
            "split_backward"),
     Mutant("weights_part_of_all_leaves", RANK,
-           "  if (part == Op::kBackwardWeight) {\n",
-           "  if (part == Op::kBackwardWeight && !MUTANT) {\n",
+           "                              /*create_graph=*/false, of);\n",
+           "                              /*create_graph=*/false,\n"
+           "                              MUTANT && part == Op::kBackwardWeight\n"
+           "                                  ? std::vector<at::Tensor>()\n"
+           "                                  : of);\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .*times too large: .* over split_backward",
            "split_backward"),

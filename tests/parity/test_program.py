@@ -265,7 +265,7 @@ def slurm(rank):
 def test_the_environments_of_mpi_and_slurm(program, folder, variables):
     wanted = expected_losses(program, folder)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [subprocess.Popen([str(program), "train", "run.json", "--optimizer.momentum=0"], cwd=folder,
+    ranks = [subprocess.Popen([str(program), "train", "run.json", "--optimizer.momentum=0.5"], cwd=folder,
                               stderr=subprocess.PIPE, text=True,
                               env={**os.environ, **address, **variables(rank)}) for rank in ("0", "1")]
     for number, rank in enumerate(ranks):
