@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <limits>
 
@@ -51,9 +52,10 @@ double nice_step(const Range& range, int count) {
 std::vector<double> ticks(const Range& range, int count, double finest = 0) {
   const double step = std::max(finest, nice_step(range, count));
   std::vector<double> all;
-  for (double at = std::ceil(range.low / step) * step;
-       at <= range.high + step * 1e-9; at += step) {
-    all.push_back(std::abs(at) < step * 1e-9 ? 0 : at);
+  const auto first = std::llround(std::ceil(range.low / step));
+  const auto last = std::llround(std::floor(range.high / step + 1e-9));
+  for (int64_t i = first; i <= last; ++i) {
+    all.push_back(static_cast<double>(i) * step);
   }
   return all;
 }
@@ -112,7 +114,7 @@ using Points = std::vector<std::pair<double, double>>;
 
 // The lowest and the highest value of each bucket of x, in their order.
 Points thinned(const Points& points, const Range& x) {
-  if (points.size() <= 2 * kBuckets) return points;
+  if (points.size() <= 2 * size_t{kBuckets}) return points;
   Points kept;
   const auto bucket_of = [&](double at) {
     return static_cast<int>((at - x.low) / (x.high - x.low) * kBuckets);
