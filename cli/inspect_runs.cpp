@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <ctime>
 #include <fstream>
 #include <map>
@@ -74,12 +73,10 @@ void add_losses(const fs::path& run, Json& rows) {
   for (Json& row : rows) by_step[row["step"].get<int64_t>()] = &row;
   std::ifstream metrics(run / "metrics.jsonl");
   for (std::string line; std::getline(metrics, line) && !metrics.eof();) {
-    int64_t step = 0;
-    if (std::sscanf(line.c_str(), "{\"step\": %ld,", &step) != 1) continue;
-    const auto found = by_step.find(step);
-    if (found == by_step.end()) continue;
     const Json figures =
         detail::parse_json(line, (run / "metrics.jsonl").string());
+    const auto found = by_step.find(figures.value("step", int64_t{-1}));
+    if (found == by_step.end()) continue;
     (*found->second)["loss"] = figures.value("loss", Json());
     if (figures.contains("valid_loss")) {
       (*found->second)["valid_loss"] = figures["valid_loss"];
