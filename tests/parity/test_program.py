@@ -332,7 +332,7 @@ def test_ranks_that_were_started_otherwise_are_refused(program, folder, key, bac
 @pytest.mark.parametrize("line, words", [
     ("tessera rep", ["report"]), ("tessera inspect --ver", ["--verify"]),
     ("tessera train run.json --optimizer.wei", ["--optimizer.weight_decay="]),
-    ("tessera train run.json --data.train=te", ["text.txt"]), ("tessera train ru", ["run.json"])])
+    ("tessera train run.json --data.train=tex", ["text.txt"]), ("tessera train ru", ["run.json"])])
 def test_bash_completes(program, folder, line, words):
     script = f"""
         source <({program} completion bash)
