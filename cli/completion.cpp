@@ -3,25 +3,13 @@
 #include <sstream>
 
 #include "cli/commands.h"
-#include "tessera/core/detail/json.h"
+#include "tessera/core/config.h"
 #include "tessera/engine/run_config.h"
 
 namespace tessera::cli {
 namespace {
 
 using Words = std::vector<std::string>;
-
-// As flags: "--optimizer.lr=".
-void add_keys(const detail::Json& section, const std::string& path,
-              Words& keys) {
-  for (const auto& [name, value] : section.items()) {
-    if (value.is_object()) {
-      add_keys(value, path + name + ".", keys);
-    } else {
-      keys.push_back("--" + path + name + "=");
-    }
-  }
-}
 
 void add_flags(const CLI::App& command, Words& words) {
   for (const CLI::Option* option : command.get_options()) {
@@ -41,10 +29,10 @@ Words words_of(const CLI::App& command) {
     }
   }
   add_flags(command, words);
-  if (command.get_allow_extras()) {
-    add_keys(detail::parse_json(engine::to_json({}), "the defaults"), "",
-             words);
-  }
+  if (!command.get_allow_extras()) return words;
+  config::Provenance keys;
+  engine::run_config_from_text("{}", "the defaults", {}, &keys);
+  for (const auto& [key, origin] : keys) words.push_back("--" + key + "=");
   return words;
 }
 

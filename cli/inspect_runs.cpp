@@ -10,6 +10,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/engine/run_config.h"
+#include "tessera/monitor/json_lines.h"
 
 namespace tessera::cli {
 namespace {
@@ -71,17 +72,17 @@ std::string best_of(const fs::path& checkpoints) {
 void add_losses(const fs::path& run, Json& rows) {
   std::map<int64_t, Json*> by_step;
   for (Json& row : rows) by_step[row["step"].get<int64_t>()] = &row;
-  std::ifstream metrics(run / "metrics.jsonl");
-  for (std::string line; std::getline(metrics, line) && !metrics.eof();) {
-    const Json figures =
-        detail::parse_json(line, (run / "metrics.jsonl").string());
+  const std::string metrics = (run / "metrics.jsonl").string();
+  monitor::for_each_line(metrics, [&](const std::string& line) {
+    const Json figures = detail::parse_json(line, metrics);
     const auto found = by_step.find(figures.value("step", int64_t{-1}));
-    if (found == by_step.end()) continue;
+    if (found == by_step.end()) return true;
     (*found->second)["loss"] = figures.value("loss", Json());
     if (figures.contains("valid_loss")) {
       (*found->second)["valid_loss"] = figures["valid_loss"];
     }
-  }
+    return true;
+  });
 }
 
 Json row_of(const fs::path& run) {

@@ -94,11 +94,19 @@ int64_t Dataset::num_targets(int64_t step) const {
   const bool all_count = std::ranges::all_of(
       sources_, [](const Source& one) { return one.tokens->all_count(); });
   if (all_count) return options.global_batch * options.seq_len;
-  const Batch all = batch(step, 0, options.global_batch);
-  return all.targets.ne(kNoTarget).sum().item<int64_t>();
+  int64_t count = 0;
+  std::vector<int64_t> targets(options.seq_len);
+  for (const int64_t sample : sampler_.sample_indices(step)) {
+    const Mixture::Place place = place_of(sample);
+    std::ranges::fill(targets, 0);  // whichever they are
+    sources_[place.source].tokens->hide_uncounted(
+        sampler_.first_token(place.index) + 1, targets);
+    count += options.seq_len - std::ranges::count(targets, kNoTarget);
+  }
+  return count;
 }
 
-void Dataset::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
+Mixture::Place Dataset::place_of(int64_t sample) const {
   Mixture::Place place;
   if (part_ == Part::kHeldOut) {
     place.index = sample;
@@ -110,6 +118,11 @@ void Dataset::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
     place = sampler_.place_of(sample);
     place.index = parts_[place.source].kept(place.index);
   }
+  return place;
+}
+
+void Dataset::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
+  const Mixture::Place place = place_of(sample);
   const TokenStream& from = *sources_[place.source].tokens;
   const int64_t first = sampler_.first_token(place.index);
   std::vector<int64_t> tokens(sampler_.options().seq_len + 1);

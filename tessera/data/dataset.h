@@ -69,6 +69,8 @@ class Dataset {
 
  private:
   Batch gather(const std::vector<int64_t>& samples) const;
+  // The source of a sample, and the sample in it.
+  Mixture::Place place_of(int64_t sample) const;
   // seq_len of each.
   void read(int64_t sample, int64_t* inputs, int64_t* targets) const;
 

@@ -188,16 +188,7 @@ void prepare_chats(const TokenSource& source, const TextSource& text,
   counted.commit();
 }
 
-}  // namespace
-
-void prepare_tokens(const TokenSource& source) {
-  if (!is_text(source)) return;
-  const TextSource text = text_source(source);
-  detail::remove_leftovers(source.cache_folder);
-  if (fs::exists(text.cache_path)) {
-    if (is_whole(source, text)) return;
-    log::warning(text.cache_path, " is damaged: the text is tokenized again.");
-  }
+void write_cache(const TokenSource& source, const TextSource& text) {
   const IdType type =
       source.tokenizer->vocab_size() <= (1 << 16) ? IdType::kU16 : IdType::kU32;
   detail::CacheWriter cache(text.cache_path, text.key, type);
@@ -215,6 +206,29 @@ void prepare_tokens(const TokenSource& source) {
                   ": has no text.");
   cache.commit();
   log::info("the tokens are in ", text.cache_path);
+}
+
+}  // namespace
+
+int64_t prepare_tokens(const TokenSource& source) {
+  if (!is_text(source)) {
+    int64_t count = 0;
+    for (const std::string& path : without_indexes(source)) {
+      count += TokenFile::count(path, source.format);
+    }
+    return count;
+  }
+  const TextSource text = text_source(source);
+  detail::remove_leftovers(source.cache_folder);
+  const bool exists = fs::exists(text.cache_path);
+  if (!exists || !is_whole(source, text)) {
+    if (exists) {
+      log::warning(text.cache_path,
+                   " is damaged: the text is tokenized again.");
+    }
+    write_cache(source, text);
+  }
+  return TokenFile::count(text.cache_path, "cache");
 }
 
 TokenStream open_tokens(const TokenSource& source) {
@@ -239,17 +253,6 @@ TokenStream open_tokens(const TokenSource& source) {
     fingerprints.insert(fingerprints.end(), more.begin(), more.end());
   }
   return TokenStream(std::move(files), std::move(fingerprints));
-}
-
-int64_t count_tokens(const TokenSource& source) {
-  if (is_text(source)) {
-    return TokenFile::count(text_source(source).cache_path, "cache");
-  }
-  int64_t count = 0;
-  for (const std::string& path : without_indexes(source)) {
-    count += TokenFile::count(path, source.format);
-  }
-  return count;
 }
 
 }  // namespace tessera::data

@@ -67,16 +67,14 @@ class TokenStream {
   std::optional<TokenFile> counted_;
 };
 
-// Tokenizes what is text and has no cache yet; else does nothing.
-void prepare_tokens(const TokenSource& source);
+// Tokenizes what is text and has no cache yet. Returns how many tokens
+// open_tokens() has, by the sizes of files alone.
+int64_t prepare_tokens(const TokenSource& source);
 TokenStream open_tokens(const TokenSource& source);
 // Whether the source is conversations. TS_CHECK_CONFIG where only some of its
 // files are.
 bool is_chat(const TokenSource& source);
 // Whether the source is text. TS_CHECK_CONFIG where its files are of two kinds.
 bool is_text(const TokenSource& source);
-// What open_tokens() has, by the sizes of files alone. REQUIRES: text is
-// prepared.
-int64_t count_tokens(const TokenSource& source);
 
 }  // namespace tessera::data

@@ -107,19 +107,27 @@ std::string JsonLines::write_pending() {
   return why;
 }
 
-void truncate_after(const std::string& path, int64_t step) {
+bool for_each_line(const std::string& path,
+                   const std::function<bool(const std::string& line)>& take) {
   refuse_irregular(path);
   std::ifstream file(path);
-  if (!file.is_open()) return;
-  uint64_t keep = 0;  // bytes
-  std::string line;
+  if (!file.is_open()) return false;
   // getline hits the end of the file where the last line is torn.
-  while (std::getline(file, line) && !file.eof()) {
-    const auto its_step = step_of(line);
-    if (!its_step || *its_step > step) break;
-    keep += line.size() + 1;
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    if (!take(line)) break;
   }
-  file.close();
+  return true;
+}
+
+void truncate_after(const std::string& path, int64_t step) {
+  uint64_t keep = 0;  // bytes
+  const bool is_there = for_each_line(path, [&](const std::string& line) {
+    const auto its_step = step_of(line);
+    if (!its_step || *its_step > step) return false;
+    keep += line.size() + 1;
+    return true;
+  });
+  if (!is_there) return;
   std::error_code error;
   if (keep == std::filesystem::file_size(path, error) && !error) return;
   std::filesystem::resize_file(path, keep, error);

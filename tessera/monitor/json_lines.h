@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "tessera/monitor/sink.h"
@@ -34,6 +35,11 @@ class JsonLines : public Sink {
 
 // The line, without its end.
 std::string to_json_line(const StepRecord& record);
+
+// Each line of such a file, in order, for as long as `take` wants more; what a
+// kill tore at its end is left out. False: there is no file to read.
+bool for_each_line(const std::string& path,
+                   const std::function<bool(const std::string& line)>& take);
 
 // Cuts the file off where steps after `step` begin, so that a run that goes on
 // from there has each step once. No file: nothing to do.

@@ -62,6 +62,7 @@ struct Named {
   data::TokenSource tokens;
   double weight = 1;
   bool is_text = false;
+  int64_t num_tokens = 0;  // once it is prepared
 };
 
 struct Inputs {
@@ -149,8 +150,8 @@ std::vector<int64_t> sizes_of(const RunConfig& config,
                               const std::vector<Named>& sources) {
   std::vector<int64_t> sizes;
   for (const Named& source : sources) {
-    sizes.push_back(data::samples_in(count_tokens(source.tokens),
-                                     config.data.seq_len, source.name));
+    sizes.push_back(
+        data::samples_in(source.num_tokens, config.data.seq_len, source.name));
   }
   return sizes;
 }
@@ -198,14 +199,14 @@ void tell(const RunConfig& config, const std::vector<data::Source>& sources) {
 void prepare_data(const RunConfig& config, const RunFolder& folder) {
   Inputs inputs = inputs_of(config, folder);
   const auto all = all_of(inputs);
+  std::optional<data::Tokenizer> tokenizer;
   if (any_text(all)) {
     prepare_tokenizer(config, folder, files_to_learn_from(config, inputs));
-    const auto tokenizer = data::Tokenizer::load(folder.tokenizer());
-    for (Named* source : all) {
-      source->tokens.tokenizer = &tokenizer;
-      prepare_tokens(source->tokens);
-    }
-    return check_sizes(config, inputs);
+    tokenizer = data::Tokenizer::load(folder.tokenizer());
+  }
+  for (Named* source : all) {
+    source->tokens.tokenizer = tokenizer ? &*tokenizer : nullptr;
+    source->num_tokens = prepare_tokens(source->tokens);
   }
   check_sizes(config, inputs);
 }

@@ -4,31 +4,14 @@ import json
 import math
 
 import pytest
-import tokenizers
 import torch
-import transformers
-
-TEXT = "".join(
-    f"In the year {year} the river rose {year % 7} feet, \u00fcber \u4e2d.\n"
-    for year in range(1800, 1860))
+import year_model
+from year_model import PROMPT, TEXT
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random Llama with a byte-level BPE tokenizer of its own."""
-    path = tmp_path_factory.mktemp("folder")
-    tokenizer = tokenizers.ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator([TEXT], vocab_size=300, show_progress=False,
-                                  special_tokens=["<|endoftext|>"])
-    tokenizer.save(str(path / "tokenizer.json"))
-    torch.manual_seed(3)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=320, hidden_size=48, intermediate_size=96,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=64, bos_token_id=0, eos_token_id=0,
-        initializer_range=0.2))
-    model.save_pretrained(path)
-    return path, model.eval(), tokenizer
+    return year_model.save(tmp_path_factory.mktemp("folder"))
 
 
 def mean_loss(model, ids, window):
@@ -59,13 +42,12 @@ def test_eval(tessera, folder, tmp_path, window):
 
 def test_greedy_text(tessera, folder):
     path, model, tokenizer = folder
-    prompt = "In the year 1812 the river"
-    ids = torch.tensor([tokenizer.encode(prompt).ids])
+    ids = torch.tensor([tokenizer.encode(PROMPT).ids])
     # Ids 300 .. 319 have no text: Tessera never draws them.
     expected = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=20,
         do_sample=False, suppress_tokens=list(range(300, 320)), pad_token_id=0)
-    text = tessera("generate", "--model", path, "--prompt", prompt,
+    text = tessera("generate", "--model", path, "--prompt", PROMPT,
                    "--max-tokens", 20, "--temperature", 0)
     assert text.rstrip("\n") == tokenizer.decode(
         expected[0].tolist(), skip_special_tokens=True).rstrip("\n")

@@ -174,7 +174,7 @@ std::string panels_of(const Panel& panel, const std::vector<RunHistory>& runs) {
 
 // The figures of one run whose names begin so, each a line.
 std::string panel_of_parts(const RunHistory& run, std::string_view prefix,
-                           const char* title, const char* unit) {
+                           const std::string& title, const char* unit) {
   Chart chart{
       .title = title, .unit = unit, .series = {}, .marks = run.resumed_after};
   for (const auto& [key, points] : run.figures) {
@@ -192,9 +192,9 @@ std::string charts(const std::vector<RunHistory>& runs) {
   }
   for (const RunHistory& run : runs) {
     const std::string of = runs.size() == 1 ? "" : " of " + run.name;
-    text += panel_of_parts(run, kOfExpert, ("load of experts" + of).c_str(),
+    text += panel_of_parts(run, kOfExpert, "load of experts" + of,
                            "share of all rows");
-    text += panel_of_parts(run, kSecondsOf, ("where a step goes" + of).c_str(),
+    text += panel_of_parts(run, kSecondsOf, "where a step goes" + of,
                            "seconds by kind, mean over ranks");
   }
   return text + "</div>\n";

@@ -8,6 +8,7 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/monitor/json_lines.h"
 
 namespace tessera::monitor::report {
 namespace {
@@ -50,17 +51,15 @@ void add_figures(const Json& line, RunHistory& history) {
 }
 
 void read_metrics(const std::string& path, RunHistory& history) {
-  std::ifstream file(path);
   int64_t number = 0;
-  for (std::string line; std::getline(file, line);) {
-    ++number;
-    if (file.eof()) return;  // torn by a kill
-    const std::string where = c10::str(path, ": line ", number);
+  for_each_line(path, [&](const std::string& line) {
+    const std::string where = c10::str(path, ": line ", ++number);
     const Json json = detail::parse_json(line, where);
     TS_CHECK_IO(json.is_object() && json.contains("step"), where,
                 ": is no step of a run.");
     add_figures(json, history);
-  }
+    return true;
+  });
 }
 
 void read_summary(const std::string& path, RunHistory& history) {

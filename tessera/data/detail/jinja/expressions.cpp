@@ -24,6 +24,15 @@ Expression binary(Expression left, Expression right, Operator apply) {
       };
 }
 
+// The left one, where its truth ends the matter; else the right one.
+Expression either(Expression left, Expression right, bool ends) {
+  return
+      [left = std::move(left), right = std::move(right), ends](Frame& frame) {
+        Value value = left(frame);
+        return value.truth() == ends ? value : right(frame);
+      };
+}
+
 struct Depth {
   Depth(int& depth, const Tokens& tokens) : depth_(depth) {
     if (++depth_ > kDeepest) tokens.fail("brackets are nested too deeply");
@@ -81,10 +90,7 @@ Expression Expressions::parse_or() {
   Expression left = parse_and();
   for (int terms = 1; tokens_.take_word("or");) {
     count(++terms);
-    left = [left, right = parse_and()](Frame& frame) {
-      Value value = left(frame);
-      return value.truth() ? value : right(frame);
-    };
+    left = either(std::move(left), parse_and(), /*ends=*/true);
   }
   return left;
 }
@@ -93,10 +99,7 @@ Expression Expressions::parse_and() {
   Expression left = parse_not();
   for (int terms = 1; tokens_.take_word("and");) {
     count(++terms);
-    left = [left, right = parse_not()](Frame& frame) {
-      Value value = left(frame);
-      return value.truth() ? right(frame) : value;
-    };
+    left = either(std::move(left), parse_not(), /*ends=*/false);
   }
   return left;
 }
@@ -153,9 +156,9 @@ Expression Expressions::parse_sum() {
   for (int terms = 1;; ++terms) {
     count(terms);
     if (tokens_.take_sign("+")) {
-      left = binary(left, parse_concatenation(), add);
+      left = binary(std::move(left), parse_concatenation(), add);
     } else if (tokens_.take_sign("-")) {
-      left = binary(left, parse_concatenation(), subtract);
+      left = binary(std::move(left), parse_concatenation(), subtract);
     } else {
       return left;
     }
@@ -166,7 +169,7 @@ Expression Expressions::parse_concatenation() {
   Expression left = parse_product();
   for (int terms = 1; tokens_.take_sign("~");) {
     count(++terms);
-    left = binary(left, parse_product(), concatenate);
+    left = binary(std::move(left), parse_product(), concatenate);
   }
   return left;
 }
@@ -182,7 +185,7 @@ Expression Expressions::parse_product() {
       if (apply == nullptr && tokens_.take_sign(sign)) apply = found;
     }
     if (apply == nullptr) return left;
-    left = binary(left, parse_power(), apply);
+    left = binary(std::move(left), parse_power(), apply);
   }
 }
 
@@ -190,7 +193,7 @@ Expression Expressions::parse_power() {
   Expression left = parse_unary();
   for (int terms = 1; tokens_.take_sign("**");) {
     count(++terms);
-    left = binary(left, parse_unary(), power);
+    left = binary(std::move(left), parse_unary(), power);
   }
   return left;
 }
