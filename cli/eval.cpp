@@ -77,11 +77,23 @@ class Windows {
                              {batch.targets.mutable_data_ptr<int64_t>(),
                               static_cast<size_t>(count * length)});
     }
+    if (tokens_.documents_apart()) {
+      batch.document_starts = at::empty({count, length}, at::kLong);
+      for (int64_t i = 0; i < count; ++i) {
+        auto* starts = batch.document_starts[i].mutable_data_ptr<int64_t>();
+        tokens_.document_starts((first + i) * seq_len_,
+                                {starts, static_cast<size_t>(length)});
+      }
+    }
     if (!padded_ || length == seq_len_) return batch;
-    const auto pad = [&](const at::Tensor& ids, int64_t with) {
-      return at::constant_pad_nd(ids, {0, seq_len_ - length}, with);
+    const auto pad = [&](at::Tensor& ids, int64_t with) {
+      if (!ids.defined()) return;
+      ids = at::constant_pad_nd(ids, {0, seq_len_ - length}, with);
     };
-    return {pad(batch.inputs, 0), pad(batch.targets, data::kNoTarget)};
+    pad(batch.inputs, 0);
+    pad(batch.targets, data::kNoTarget);
+    pad(batch.document_starts, length);  // what fills the row
+    return batch;
   }
 
   const data::TokenStream& tokens_;
@@ -111,6 +123,7 @@ data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
   source.chat.pair = model.data.pair;
   source.chat.loss_on = model.data.loss_on;
   source.field = model.data.field;
+  source.documents_apart = model.data.intra_document_masking;
   std::optional<data::Tokenizer> tokenizer;
   const bool has_own =
       std::filesystem::exists(model.tokenizer_folder + "/tokenizer.json");
@@ -132,6 +145,7 @@ class EvalCommand {
             keys_of_placement(engine::RunConfig::keys_of_evaluation()))) {
     config_.data.seq_len = window_length(flags, config_.model.max_seq);
     config_.batch.micro = flags.batch;
+    config_.data.intra_document_masking = source_.data.intra_document_masking;
   }
 
   int run(int argc, char** argv) {

@@ -92,6 +92,7 @@ def configuration(seed):
         order = ["pp", "dp_replicate", "dp_shard", "cp", "tp"]
         rng.shuffle(order)
         config["mesh"]["order"] = order
+    config["data"]["intra_document_masking"] = rng.random() < 0.25
     return config
 
 

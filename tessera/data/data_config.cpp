@@ -70,7 +70,11 @@ void DataConfig::declare(config::Section& section) {
       .one_of({"answers", "all"});
   section.key("packing", packing,
               "several conversations in a sample, one behind the other, where "
-              "they fit; else each has its own");
+              "they fit, none of which sees another; else each has its own");
+  section.key("intra_document_masking", intra_document_masking,
+              "attention and learned positions within a document alone: a "
+              "token does not see the documents before its own in a sample; "
+              "the tokenizer must have a token that ends a document");
   section.key("tokenizer", tokenizer,
               "tokenizer.json, or a folder with it; none: one is trained on "
               "the text");

@@ -21,11 +21,14 @@ struct DataConfig {
   std::vector<std::string> pair = {};  // keys of prompt and answer
   std::string loss_on = "answers";     // of conversations; or all
   bool packing = false;                // of conversations
+  bool intra_document_masking = false;
   std::string tokenizer = "";  // tokenizer.json; "": one is trained on the text
   int64_t seq_len = 256;
   bool shuffle = true;
   std::string reader = "every";
   void declare(config::Section& section);
+  // Whether samples may be several documents that do not see each other.
+  bool documents_apart() const { return intra_document_masking || packing; }
   // What several keys say together; TS_CHECK_CONFIG.
   void check() const;
 };

@@ -121,26 +121,33 @@ Mixture::Place Dataset::place_of(int64_t sample) const {
   return place;
 }
 
-void Dataset::read(int64_t sample, int64_t* inputs, int64_t* targets) const {
+void Dataset::read(int64_t sample, const Batch& batch, int64_t row) const {
   const Mixture::Place place = place_of(sample);
   const TokenStream& from = *sources_[place.source].tokens;
   const int64_t first = sampler_.first_token(place.index);
-  std::vector<int64_t> tokens(sampler_.options().seq_len + 1);
+  const auto length = static_cast<size_t>(sampler_.options().seq_len);
+  const auto row_of = [&](const at::Tensor& of) {
+    return std::span(of[row].mutable_data_ptr<int64_t>(), length);
+  };
+  std::vector<int64_t> tokens(length + 1);
   from.read(first, tokens);
-  std::copy(tokens.begin(), tokens.end() - 1, inputs);
+  std::copy(tokens.begin(), tokens.end() - 1, row_of(batch.inputs).begin());
   from.hide_uncounted(first + 1, std::span(tokens).subspan(1));
-  std::copy(tokens.begin() + 1, tokens.end(), targets);
+  std::copy(tokens.begin() + 1, tokens.end(), row_of(batch.targets).begin());
+  if (!batch.document_starts.defined()) return;
+  from.document_starts(first, row_of(batch.document_starts));
 }
 
 Batch Dataset::gather(const std::vector<int64_t>& samples) const {
-  const int64_t length = sampler_.options().seq_len;
   const auto rows = static_cast<int64_t>(samples.size());
-  Batch batch{at::empty({rows, length}, at::kLong),
-              at::empty({rows, length}, at::kLong)};
-  for (int64_t row = 0; row < rows; ++row) {
-    read(samples[row], batch.inputs.data_ptr<int64_t>() + row * length,
-         batch.targets.data_ptr<int64_t>() + row * length);
-  }
+  const auto make = [&] {
+    return at::empty({rows, sampler_.options().seq_len}, at::kLong);
+  };
+  const bool apart = std::ranges::any_of(sources_, [](const Source& one) {
+    return one.tokens->documents_apart();
+  });
+  Batch batch{make(), make(), apart ? make() : at::Tensor()};
+  for (int64_t row = 0; row < rows; ++row) read(samples[row], batch, row);
   return batch;
 }
 

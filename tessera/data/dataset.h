@@ -5,7 +5,9 @@
 //
 // Shapes:  Batch.inputs, .targets: (B, T) int64 on the CPU; targets[b][t] is
 //          the token behind inputs[b][t], or kNoTarget where it does not
-//          count; B samples, T = seq_len.
+//          count; document_starts: the place in the sample where the
+//          token's document begins, not defined where no source keeps its
+//          documents apart; B samples, T = seq_len.
 // Threads: any may ask for batches.
 #pragma once
 
@@ -25,6 +27,7 @@ namespace tessera::data {
 struct Batch {
   at::Tensor inputs;   // (B, T)
   at::Tensor targets;  // (B, T)
+  at::Tensor document_starts = {};
 };
 
 struct Source {
@@ -71,8 +74,7 @@ class Dataset {
   Batch gather(const std::vector<int64_t>& samples) const;
   // The source of a sample, and the sample in it.
   Mixture::Place place_of(int64_t sample) const;
-  // seq_len of each.
-  void read(int64_t sample, int64_t* inputs, int64_t* targets) const;
+  void read(int64_t sample, const Batch& batch, int64_t row) const;
 
   std::vector<Source> sources_;
   Part part_;

@@ -40,9 +40,9 @@ std::string format_of(const TokenSource& source, const std::string& path) {
   return chats ? "chat" : format;
 }
 
-// Beside the ids: which of them count.
-std::string counted_path(const std::string& cache_path) {
-  return cache_path.substr(0, cache_path.rfind('.')) + "-counted.cache";
+// Beside the ids: a detail::ChatMark of each.
+std::string marks_path(const std::string& cache_path) {
+  return cache_path.substr(0, cache_path.rfind('.')) + "-marks.cache";
 }
 
 Hash128 key_of(const TokenSource& source,
@@ -83,6 +83,20 @@ TextSource text_source(const TokenSource& source) {
                      ("tokens-" + to_hex(text.key) + ".cache"))
                         .string();
   return text;
+}
+
+// The token that ends a document, where documents are kept apart.
+std::optional<int64_t> separator_of(const TokenSource& source) {
+  if (!source.documents_apart) return std::nullopt;
+  TS_CHECK_CONFIG(source.tokenizer != nullptr, source.paths[0],
+                  ": data.intra_document_masking needs to know which token "
+                  "ends a document: set data.tokenizer.");
+  const auto end = source.tokenizer->end_of_text();
+  TS_CHECK_CONFIG(end.has_value(),
+                  "data.intra_document_masking: the tokenizer has no token "
+                  "that ends a document (<|endoftext|>, <|end_of_text|> or "
+                  "</s>). Add one to it, or leave the key out.");
+  return end;
 }
 
 // Megatron's pairs by their .bin alone, where a glob found both.
@@ -130,12 +144,11 @@ bool is_chat(const TokenSource& source) {
 }
 
 TokenStream::TokenStream(std::vector<TokenFile> files,
-                         std::vector<FileFingerprint> fingerprints,
-                         std::optional<TokenFile> counted)
+                         std::vector<FileFingerprint> fingerprints, Marks marks)
     : files_(std::move(files)),
       starts_{0},
       fingerprints_(std::move(fingerprints)),
-      counted_(std::move(counted)) {
+      marks_(std::move(marks)) {
   for (const TokenFile& file : files_) {
     starts_.push_back(starts_.back() + file.size());
   }
@@ -158,11 +171,30 @@ void TokenStream::read(int64_t first, std::span<int64_t> out) const {
 
 void TokenStream::hide_uncounted(int64_t first,
                                  std::span<int64_t> targets) const {
-  if (!counted_) return;
-  std::vector<int64_t> counts(targets.size());
-  counted_->read(first, counts);
-  for (size_t i = 0; i < counts.size(); ++i) {
-    if (counts[i] == 0) targets[i] = kNoTarget;
+  if (!marks_.chats) return;
+  std::vector<int64_t> marks(targets.size());
+  marks_.chats->read(first, marks);
+  for (size_t i = 0; i < marks.size(); ++i) {
+    if ((marks[i] & detail::kCounts) == 0) targets[i] = kNoTarget;
+  }
+}
+
+void TokenStream::document_starts(int64_t first,
+                                  std::span<int64_t> starts) const {
+  std::ranges::fill(starts, 0);
+  if (!documents_apart()) return;
+  std::vector<int64_t> known(starts.size());
+  if (marks_.chats) {
+    marks_.chats->read(first, known);
+  } else {
+    read(first, known);
+  }
+  const auto begins = [&](size_t i) {
+    return marks_.chats ? (known[i] & detail::kBegins) != 0
+                        : known[i - 1] == *marks_.separator;
+  };
+  for (size_t i = 1; i < starts.size(); ++i) {
+    starts[i] = begins(i) ? static_cast<int64_t>(i) : starts[i - 1];
   }
 }
 
@@ -173,19 +205,19 @@ bool is_whole(const TokenSource& source, const TextSource& text) {
     return fs::exists(path) && detail::is_cache_of(MappedFile(path), text.key);
   };
   return whole(text.cache_path) &&
-         (!is_chat(source) || whole(counted_path(text.cache_path)));
+         (!is_chat(source) || whole(marks_path(text.cache_path)));
 }
 
 void prepare_chats(const TokenSource& source, const TextSource& text,
                    detail::CacheWriter& ids) {
-  detail::CacheWriter counted(counted_path(text.cache_path), text.key,
-                              IdType::kU16);
+  detail::CacheWriter marks(marks_path(text.cache_path), text.key,
+                            IdType::kU16);
   detail::write_chat_samples({.paths = source.paths,
                               .form = source.chat,
                               .tokenizer = *source.tokenizer,
                               .threads = source.threads},
-                             ids, counted);
-  counted.commit();
+                             ids, marks);
+  marks.commit();
 }
 
 void write_cache(const TokenSource& source, const TextSource& text) {
@@ -212,6 +244,7 @@ void write_cache(const TokenSource& source, const TextSource& text) {
 
 int64_t prepare_tokens(const TokenSource& source) {
   if (!is_text(source)) {
+    separator_of(source);
     int64_t count = 0;
     for (const std::string& path : without_indexes(source)) {
       count += TokenFile::count(path, source.format);
@@ -219,6 +252,7 @@ int64_t prepare_tokens(const TokenSource& source) {
     return count;
   }
   const TextSource text = text_source(source);
+  if (!is_chat(source)) separator_of(source);
   detail::remove_leftovers(source.cache_folder);
   const bool exists = fs::exists(text.cache_path);
   if (!exists || !is_whole(source, text)) {
@@ -240,19 +274,24 @@ TokenStream open_tokens(const TokenSource& source) {
                 ": is no cache of the text. Was the text changed, or "
                 "the cache not prepared?");
     files.emplace_back(text.cache_path, "cache", source.vocab_size);
-    std::optional<TokenFile> counted;
+    TokenStream::Marks marks;
     if (is_chat(source)) {
-      counted.emplace(counted_path(text.cache_path), "cache", 2);
+      marks.chats.emplace(marks_path(text.cache_path), "cache",
+                          detail::kNumChatMarks);
+      marks.chats_apart = source.chat.packing;
+    } else {
+      marks.separator = separator_of(source);
     }
-    return TokenStream(std::move(files), std::move(text.fingerprints),
-                       std::move(counted));
+    return {std::move(files), std::move(text.fingerprints), std::move(marks)};
   }
   for (const std::string& path : without_indexes(source)) {
     files.emplace_back(path, source.format, source.vocab_size);
     const auto& more = files.back().fingerprints();
     fingerprints.insert(fingerprints.end(), more.begin(), more.end());
   }
-  return TokenStream(std::move(files), std::move(fingerprints));
+  return {std::move(files),
+          std::move(fingerprints),
+          {.separator = separator_of(source)}};
 }
 
 }  // namespace tessera::data

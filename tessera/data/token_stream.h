@@ -33,6 +33,9 @@ struct TokenSource {
   std::string cache_folder = "";         // for tokenized text
   int64_t threads = 0;                   // that tokenize; 0: all cores
   ChatForm chat = {};                    // of conversations
+  // Attention is of one document; packed conversations are apart always.
+  // REQUIRES: a tokenizer with a token that ends a document.
+  bool documents_apart = false;
 };
 
 // A target that does not count, as nn's cross-entropy knows it.
@@ -40,19 +43,35 @@ inline constexpr int64_t kNoTarget = -100;
 
 class TokenStream {
  public:
-  // REQUIRES: at least one file. `counted`: 0 for each token that is no target,
-  // none: all are.
+  // What is known of tokens beside their ids.
+  struct Marks {
+    std::optional<TokenFile> chats = {};    // detail::ChatMark of each token
+    std::optional<int64_t> separator = {};  // ends a document: these are apart
+    bool chats_apart = false;
+  };
+  // REQUIRES: at least one file.
   TokenStream(std::vector<TokenFile> files,
-              std::vector<FileFingerprint> fingerprints,
-              std::optional<TokenFile> counted = {});
+              std::vector<FileFingerprint> fingerprints)
+      : TokenStream(std::move(files), std::move(fingerprints), Marks()) {}
+  TokenStream(std::vector<TokenFile> files,
+              std::vector<FileFingerprint> fingerprints, Marks marks);
 
   int64_t size() const { return starts_.back(); }  // tokens
   // Tokens first .. first + out.size() - 1. REQUIRES: the stream has them.
   void read(int64_t first, std::span<int64_t> out) const;
-  bool all_count() const { return !counted_; }
+  bool all_count() const { return !marks_.chats; }
   // Puts kNoTarget in place of those tokens first, first + 1 ... that are no
   // targets. REQUIRES: the stream has them.
   void hide_uncounted(int64_t first, std::span<int64_t> targets) const;
+
+  // Whether attention should keep documents apart.
+  bool documents_apart() const {
+    return marks_.separator.has_value() || marks_.chats_apart;
+  }
+  // Of tokens first, first + 1 ...: where among them the document of each
+  // begins, 0 for one that begins before; all 0 where they are not apart.
+  // REQUIRES: the stream has them.
+  void document_starts(int64_t first, std::span<int64_t> starts) const;
 
   const std::vector<TokenFile>& files() const { return files_; }
   // Of the files that the user named, and of the tokenizer of text.
@@ -64,7 +83,7 @@ class TokenStream {
   std::vector<TokenFile> files_;
   std::vector<int64_t> starts_;  // of each file, and the end of the last
   std::vector<FileFingerprint> fingerprints_;
-  std::optional<TokenFile> counted_;
+  Marks marks_;
 };
 
 // Tokenizes what is text and has no cache yet. Returns how many tokens

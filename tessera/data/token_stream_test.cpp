@@ -82,6 +82,24 @@ TEST_F(TokenStreamTest, DocumentsAreSeparated) {
   EXPECT_EQ(all_of(open_tokens(source)), expected);
 }
 
+TEST_F(TokenStreamTest, KnowsWhereDocumentsBegin) {
+  TokenSource source = this->source(
+      {write("a.txt", "a b"), write("b.txt", "c"), write("c.txt", "d e f")});
+  const auto starts_from = [&](int64_t first) {
+    prepare_tokens(source);
+    const TokenStream stream = open_tokens(source);
+    std::vector<int64_t> starts(6);
+    stream.document_starts(first, starts);
+    return starts;
+  };
+  ASSERT_EQ(tokenizer_.encode("a b").size(), 3u);
+  EXPECT_THAT(starts_from(0), ElementsAre(0, 0, 0, 0, 0, 0));
+  source.documents_apart = true;
+  EXPECT_THAT(starts_from(0), ElementsAre(0, 0, 0, 0, 4, 4));
+  EXPECT_THAT(starts_from(2), ElementsAre(0, 0, 2, 2, 4, 4));
+  EXPECT_THAT(starts_from(3), ElementsAre(0, 1, 1, 3, 3, 3));
+}
+
 TEST_F(TokenStreamTest, RecordsAreDocumentsBesideTexts) {
   const std::string records =
       "{\"text\": \"more\", \"body\": \"words\"}\n"

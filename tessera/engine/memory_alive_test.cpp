@@ -67,6 +67,15 @@ data::Batch batch_of(int64_t count) {
   return {ids.view({count, kSeqLen}), ids.view({count, kSeqLen}).clone()};
 }
 
+// With a document in each sample, which is what facts say of documents.
+data::Batch batch_for(const RunConfig& config, int64_t count) {
+  data::Batch batch = batch_of(count);
+  if (config.data.documents_apart()) {
+    batch.document_starts = at::zeros({count, kSeqLen}, at::kLong);
+  }
+  return batch;
+}
+
 // Facts take experts to get as many rows each. Here the token t asks for
 // experts t k, t k + 1 ...: its embedding says which, blocks add nothing to it.
 void route_evenly(const RunConfig& config, RankModel& model) {
@@ -126,14 +135,19 @@ class Watch {
   // The batch of an evaluation is its caller's from the beginning. Where no
   // axis cuts it, what is loaded is that same one.
   void count_batch(const data::Batch& batch) {
-    const auto bytes =
+    const auto ids =
         static_cast<int64_t>(batch.inputs.nbytes() + batch.targets.nbytes());
+    // Which no axis cuts.
+    const auto starts = static_cast<int64_t>(
+        batch.document_starts.defined() ? batch.document_starts.nbytes() : 0);
     const bool cut = composed_.mesh.degree(mesh::Axis::kCp) > 1;
     bool loaded = false;
     for (size_t i = 0; i < program_.size(); ++i) {
       loaded |= program_[i].op == program::Op::kLoadInputs ||
-                program_[i].op == program::Op::kLoadTargets;
+                program_[i].op == program::Op::kLoadTargets ||
+                program_[i].op == program::Op::kLoadDocuments;
       if (loaded && !cut) break;
+      const int64_t bytes = ids + (loaded ? 0 : starts);
       said_.behind[i] += bytes;
       said_.during[i] += bytes;
     }
@@ -233,6 +247,7 @@ Change adapters(std::vector<std::string> targets = {}) {
     config.model.lora.targets = targets;
   };
 }
+void documents(RunConfig& config) { config.data.intra_document_masking = true; }
 void sequence(RunConfig& config) { config.tensor.sequence_parallel = true; }
 void experts(RunConfig& config) {
   config.model.family = "mixtral";
@@ -281,6 +296,13 @@ std::vector<Case> cases() {
       {"adapters zero1", {.dp_shard = 2}, also(adapters(), zero(1)), 2},
       {"adapters tp", {.tp = 2}, adapters(), 2},
       {"adapters 1f1b", {.pp = 2}, also(adapters(), schedule("1f1b")), 4},
+      {"documents", {}, documents, 2},
+      {"documents gpt2", {}, also(family("gpt2"), documents)},
+      {"documents bf16", {}, also(type("bf16"), documents)},
+      {"documents ring", {.cp = 2}, also(context("ring"), documents), 2},
+      {"documents ulysses", {.cp = 2}, also(context("ulysses"), documents)},
+      {"documents allgather", {.cp = 2}, also(context("allgather"), documents)},
+      {"documents 1f1b", {.pp = 4}, documents, 4},
       {"experts", {}, experts, 2},
       {"ep", {.dp_shard = 2, .ep = 2}, also(experts, zero(1)), 2},
       {"ep zero3", {.dp_shard = 4, .ep = 2}, also(experts, zero(3))},
@@ -301,39 +323,39 @@ void MemoryAlive::expect_told(program::Purpose purpose) const {
   monitor::count_tensor_bytes();
   std::mutex mutex;
   Error worst;
-  comm::run_threads(implied_world_size(config), "shm",
-                    [&](comm::Communicator& ranks) {
-                      const monitor::RankMemory memory;
-                      RankModel model(config, ranks, purpose);
-                      route_evenly(config, model);
-                      const data::Batch batch =
-                          trains ? data::Batch() : batch_of(config.batch.micro);
-                      const auto run = [&](const program::Observer& observer) {
-                        if (trains) {
-                          model.step(step_input(config, /*lr=*/0,
-                                                [&](int64_t, int64_t count) {
-                                                  return batch_of(count);
-                                                }),
-                                     observer);
-                        } else {
-                          model.evaluate(batch, observer);
-                        }
-                      };
-                      run(nullptr);  // opens what is opened on first use
-                      Watch watch(config, model, ranks.rank(), purpose);
-                      if (!trains) watch.count_batch(batch);
-                      run(watch.observer());
-                      const Error error = watch.error();
-                      const std::scoped_lock lock(mutex);
-                      if (error.alive > worst.alive) {
-                        worst.alive = error.alive;
-                        worst.alive_at = error.alive_at;
-                      }
-                      if (error.during > worst.during) {
-                        worst.during = error.during;
-                        worst.during_at = error.during_at;
-                      }
-                    });
+  comm::run_threads(
+      implied_world_size(config), "shm", [&](comm::Communicator& ranks) {
+        const monitor::RankMemory memory;
+        RankModel model(config, ranks, purpose);
+        route_evenly(config, model);
+        const data::Batch batch =
+            trains ? data::Batch() : batch_for(config, config.batch.micro);
+        const auto run = [&](const program::Observer& observer) {
+          if (trains) {
+            model.step(step_input(config, /*lr=*/0,
+                                  [&](int64_t, int64_t count) {
+                                    return batch_for(config, count);
+                                  }),
+                       observer);
+          } else {
+            model.evaluate(batch, observer);
+          }
+        };
+        run(nullptr);  // opens what is opened on first use
+        Watch watch(config, model, ranks.rank(), purpose);
+        if (!trains) watch.count_batch(batch);
+        run(watch.observer());
+        const Error error = watch.error();
+        const std::scoped_lock lock(mutex);
+        if (error.alive > worst.alive) {
+          worst.alive = error.alive;
+          worst.alive_at = error.alive_at;
+        }
+        if (error.during > worst.during) {
+          worst.during = error.during;
+          worst.during_at = error.during_at;
+        }
+      });
   EXPECT_LE(worst.alive, 0.05) << worst.alive_at;
   // oneDNN takes scratch inside of products in bf16, which facts do not count.
   if (config.precision.compute != "bf16") {

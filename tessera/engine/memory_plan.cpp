@@ -18,6 +18,7 @@ Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
       config.model, mesh, coord, config,
       {.samples = config.batch.micro,
        .seq_len = config.data.seq_len,
+       .documents = config.data.documents_apart(),
        .moments = std::ssize(optim::update_rule(config.optimizer.type)
                                  .moments_with(config.optimizer)),
        .threads = std::max<int64_t>(1, config.run.threads)});

@@ -25,12 +25,17 @@ void RankActor::begin_program(StepInput input, int64_t num_microbatches,
   for (auto& each : microbatches_) each.units.resize(model_.num_units());
 }
 
+// Where the documents of a sample begin every rank knows of all of it.
 data::Batch RankActor::local(const data::Batch& batch) const {
   return {composed_.local_tokens(batch.inputs),
-          composed_.local_tokens(batch.targets)};
+          composed_.local_tokens(batch.targets), batch.document_starts};
 }
 
-// Inputs and targets are one read of the token file.
+models::Tokens RankActor::tokens_of(const Microbatch& mine) const {
+  return {input_.tokens, mine.batch.document_starts};
+}
+
+// All of it is one read of the token file.
 void RankActor::load(int64_t microbatch) {
   data::Batch& batch = microbatches_.at(microbatch).batch;
   if (batch.inputs.defined()) return;
@@ -40,6 +45,8 @@ void RankActor::load(int64_t microbatch) {
 void RankActor::load_inputs(int64_t microbatch) { load(microbatch); }
 
 void RankActor::load_targets(int64_t microbatch) { load(microbatch); }
+
+void RankActor::load_documents(int64_t microbatch) { load(microbatch); }
 
 at::Tensor RankActor::hidden() const {
   const auto& like = composed_.parameters->parameters().front().shard;
@@ -62,15 +69,16 @@ void RankActor::forward(int64_t microbatch, int64_t unit) {
   }
   const bool keeps = trains() && !composed_.units.all[unit].recomputed;
   const at::AutoGradMode records(keeps);
-  here.output = model_.forward_unit(unit, here.input, input_.tokens,
+  here.output = model_.forward_unit(unit, here.input, tokens_of(mine),
                                     keeps ? &here.balance : nullptr);
   if (!trains()) here.input = at::Tensor();
 }
 
 void RankActor::recompute(int64_t microbatch, int64_t unit) {
-  Passed& here = microbatches_.at(microbatch).units.at(unit);
+  Microbatch& mine = microbatches_.at(microbatch);
+  Passed& here = mine.units.at(unit);
   here.output =
-      model_.forward_unit(unit, here.input, input_.tokens, &here.balance);
+      model_.forward_unit(unit, here.input, tokens_of(mine), &here.balance);
 }
 
 // A loss can go backward once, as its gradient takes the place of the logits:

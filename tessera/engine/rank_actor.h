@@ -25,6 +25,7 @@ class RankActor final : public ModelActor {
                      program::Purpose purpose) override;
   void load_inputs(int64_t microbatch) override;
   void load_targets(int64_t microbatch) override;
+  void load_documents(int64_t microbatch) override;
   void forward(int64_t microbatch, int64_t unit) override;
   void recompute(int64_t microbatch, int64_t unit) override;
   void loss(int64_t microbatch) override;
@@ -56,6 +57,7 @@ class RankActor final : public ModelActor {
 
   data::Batch local(const data::Batch& batch) const;
   void load(int64_t microbatch);
+  models::Tokens tokens_of(const Microbatch& mine) const;
   // (B, T, D) between blocks, uninitialised.
   at::Tensor hidden() const;
   void start_backward(Passed& here);

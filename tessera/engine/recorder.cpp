@@ -36,6 +36,7 @@ std::optional<SpanKind> kind_of_op(Op op) {
       return SpanKind::kBackward;
     case Op::kLoadInputs:
     case Op::kLoadTargets:
+    case Op::kLoadDocuments:
       return SpanKind::kLoad;
     case Op::kGatherParameters:
     case Op::kReplicateParameters:

@@ -58,10 +58,12 @@ void StarActor::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
   on_devices([&](size_t device) {
     Device& here = devices_[device];
     const at::AutoGradMode records(trains());
+    const models::Tokens tokens{here.batch.inputs.size(1),
+                                here.batch.document_starts};
     at::Tensor x = here.batch.inputs;
     here.balance = {};
     for (int64_t unit = 0; unit < models_[device]->num_units(); ++unit) {
-      x = models_[device]->forward_unit(unit, x, here.batch.inputs.size(1),
+      x = models_[device]->forward_unit(unit, x, tokens,
                                         trains() ? &here.balance : nullptr);
     }
     here.output = std::move(x);

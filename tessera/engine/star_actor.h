@@ -26,6 +26,7 @@ class StarActor final : public ModelActor {
   void replicate_parameters() override;
   void load_inputs(int64_t microbatch) override;
   void load_targets(int64_t microbatch) override;
+  void load_documents(int64_t /*microbatch*/) override {}  // with the inputs
   void forward(int64_t microbatch, int64_t unit) override;
   void loss(int64_t microbatch) override;
   void backward(program::Op part, int64_t microbatch, int64_t unit) override;

@@ -113,10 +113,12 @@ program::Program lowered_program(const RunConfig& config,
     coord[Axis::kPp] = stage;
     units = model.units_of(mesh, mesh.rank_at(coord));
   }
+  units.documents = config.data.documents_apart();
   const program::schedules::Shape shape{
       .stages = mesh.degree(Axis::kPp),
       .chunks = config.pipeline.chunks,
-      .num_microbatches = trains ? accumulation(config) : 1};
+      .num_microbatches = trains ? accumulation(config) : 1,
+      .documents = units.documents};
   const auto& schedule = program::schedules::named(config.pipeline.schedule);
   const program::schedules::Tail tail{.clip = config.optimizer.clip_norm > 0,
                                       .alone = units.alone};

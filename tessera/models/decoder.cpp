@@ -65,8 +65,7 @@ DecoderBlock::DecoderBlock(const ModelConfig& config, bool has_experts)
   }
 }
 
-at::Tensor DecoderBlock::forward(const at::Tensor& x,
-                                 const nn::Rotation& rotation,
+at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
                                  nn::KvCache* cache,
                                  nn::Balance* balance) const {
   const auto half = [this](const at::Tensor& in, const nn::Norm& norm,
@@ -75,7 +74,7 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x,
            (norm_behind_ ? norm.forward(part(in)) : part(norm.forward(in)));
   };
   const at::Tensor y = half(x, *attention_norm_, [&](const at::Tensor& in) {
-    return attention_->forward(in, rotation, cache);
+    return attention_->forward(in, places, cache);
   });
   return half(y, *mlp_norm_, [&](const at::Tensor& in) {
     return moe_ ? moe_->forward(in, balance) : mlp_->forward(in);
@@ -123,11 +122,12 @@ Decoder::Decoder(const ModelConfig& given) : Model(given) {
 }
 
 at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
-                                 int64_t tokens, nn::Balance* balance) {
-  if (unit == 0) return embed(x, /*begin=*/0);
+                                 const Tokens& tokens, nn::Balance* balance) {
+  if (unit == 0) return embed(x, /*begin=*/0, tokens.document_starts);
   if (unit == num_units() - 1) return logits_of(final_norm_->forward(x));
-  return blocks_.at(unit - 1)->forward(x, rotation_of(0, tokens, x),
-                                       /*cache=*/nullptr, balance);
+  return blocks_.at(unit - 1)->forward(
+      x, {rotation_of(0, tokens.length, x), tokens.document_starts},
+      /*cache=*/nullptr, balance);
 }
 
 void Decoder::set_region(const nn::Region& region) {
@@ -175,15 +175,21 @@ at::Tensor Decoder::forward_unit_cached(int64_t unit, const at::Tensor& x,
   if (unit == num_units() - 1) {
     return logits_of(final_norm_->forward(x).select(1, -1));
   }
-  return blocks_.at(unit - 1)->forward(x, rotation_of(begin, x.size(1), x),
+  return blocks_.at(unit - 1)->forward(x, {rotation_of(begin, x.size(1), x)},
                                        &cache.layers.at(unit - 1));
 }
 
-at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin) const {
+// Learned positions count from the document's begin. Rotary ones need not: only
+// distances are in what they give.
+at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin,
+                          const at::Tensor& document_starts) const {
   const at::Tensor x = tokens_->forward(ids);
   if (!positions_) return x;
-  return x +
-         positions_->forward(positions_here(begin, ids.size(1), ids.options()));
+  at::Tensor places = positions_here(begin, ids.size(1), ids.options());
+  if (document_starts.defined()) {
+    places = places - document_starts.index_select(1, places);
+  }
+  return x + positions_->forward(places);
 }
 
 at::Tensor Decoder::logits_of(const at::Tensor& normed) const {

@@ -28,7 +28,7 @@ class DecoderBlock : public torch::nn::Module {
  public:
   // REQUIRES: a complete config.
   DecoderBlock(const ModelConfig& config, bool has_experts);
-  at::Tensor forward(const at::Tensor& x, const nn::Rotation& rotation,
+  at::Tensor forward(const at::Tensor& x, const nn::Places& places,
                      nn::KvCache* cache = nullptr,
                      nn::Balance* balance = nullptr) const;
 
@@ -52,7 +52,8 @@ class Decoder final : public Model {
   int64_t num_units() const override {
     return static_cast<int64_t>(blocks_.size()) + 2;
   }
-  at::Tensor forward_unit(int64_t unit, const at::Tensor& x, int64_t tokens,
+  at::Tensor forward_unit(int64_t unit, const at::Tensor& x,
+                          const Tokens& tokens,
                           nn::Balance* balance = nullptr) override;
   at::Tensor forward_unit_cached(int64_t unit, const at::Tensor& x,
                                  int64_t begin, Cache& cache) override;
@@ -65,7 +66,9 @@ class Decoder final : public Model {
  private:
   nn::Rotation rotation_of(int64_t begin, int64_t tokens,
                            const at::Tensor& like);
-  at::Tensor embed(const at::Tensor& ids, int64_t begin) const;
+  // Without documents, where `document_starts` is not defined.
+  at::Tensor embed(const at::Tensor& ids, int64_t begin,
+                   const at::Tensor& document_starts = {}) const;
   at::Tensor logits_of(const at::Tensor& normed) const;
 
   std::shared_ptr<nn::Embedding> tokens_;

@@ -24,7 +24,7 @@ nn::LossSum Model::loss_of(at::Tensor logits, const at::Tensor& targets) const {
 at::Tensor Model::forward(const at::Tensor& ids, nn::Balance* balance) {
   at::Tensor x = ids;
   for (int64_t unit = 0; unit < num_units(); ++unit) {
-    x = forward_unit(unit, x, ids.size(1), balance);
+    x = forward_unit(unit, x, {ids.size(1)}, balance);
   }
   return x;
 }

@@ -43,6 +43,12 @@ struct VocabularyShard {
   nn::SummedLoss loss = {};
 };
 
+// The tokens that the input of a unit is of.
+struct Tokens {
+  int64_t length = 0;               // T
+  at::Tensor document_starts = {};  // see nn::Places
+};
+
 class Model : public torch::nn::Module {
  public:
   explicit Model(ModelConfig config);
@@ -56,10 +62,10 @@ class Model : public torch::nn::Module {
   int64_t num_owners() const { return num_units() + num_blocks(); }
   // The unit that gathers and reduces a parameter.
   int64_t owner_of(const nn::ParameterSpec& spec) const;
-  // ids or hidden -> hidden or logits. `tokens`: T of the ids. Adds what
-  // experts tell of their balance to `balance`, unless it is null.
+  // ids or hidden -> hidden or logits. Adds what experts tell of their balance
+  // to `balance`, unless it is null.
   virtual at::Tensor forward_unit(int64_t unit, const at::Tensor& x,
-                                  int64_t tokens,
+                                  const Tokens& tokens,
                                   nn::Balance* balance = nullptr) = 0;
   // `logits` as the last unit gave them: they are given up.
   nn::LossSum loss_of(at::Tensor logits, const at::Tensor& targets) const;

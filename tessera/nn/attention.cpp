@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/piece_attention.h"
 
 namespace tessera::nn {
 namespace {
@@ -31,7 +32,27 @@ void append(KvCache& cache, at::Tensor& k, at::Tensor& v) {
   v = cache.values.narrow(1, 0, cache.length);
 }
 
+// `is_causal` aligns the first query with the first key.
+at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v, bool is_causal) {
+  return at::scaled_dot_product_attention(
+             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+             /*attn_mask=*/{}, /*dropout_p=*/0.0, is_causal, /*scale=*/{},
+             /*enable_gqa=*/q.size(2) != k.size(2))
+      .transpose(1, 2);
+}
+
 }  // namespace
+
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v,
+                            const at::Tensor& document_starts) {
+  if (!document_starts.defined()) {
+    return plain_attention(q, k, v, /*is_causal=*/true);
+  }
+  const Pieces whole = {0};
+  return piece_attention(q, whole, k, v, whole, document_starts);
+}
 
 Attention::Attention(const AttentionOptions& options)
     : head_dim_(options.head_dim), qk_norm_(options.qk_norm) {
@@ -66,7 +87,7 @@ void Attention::set_region(const Region& region) {
   k_norm_->set_region(region);
 }
 
-at::Tensor Attention::forward(const at::Tensor& input, const Rotation& rotation,
+at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
                               KvCache* cache) const {
   const at::Tensor x = enter_ ? enter_(input) : input;
   const int64_t samples = x.size(0), tokens = x.size(1);
@@ -86,26 +107,25 @@ at::Tensor Attention::forward(const at::Tensor& input, const Rotation& rotation,
   q = heads_of(q);  // (B, T, H, E)
   k = heads_of(k);  // (B, T, K, E)
   norm_where(QkNorm::kPerHead);
-  if (rotation) {
-    q = rotate(q, rotation);
-    k = rotate(k, rotation);
+  if (places.rotation) {
+    q = rotate(q, places.rotation);
+    k = rotate(k, places.rotation);
   }
-  if (core_) {
-    return o_->forward(core_(q, k, v).reshape({samples, tokens, -1}));
+  at::Tensor y;
+  if (cache) {
+    const int64_t past = cache->length;
+    append(*cache, k, v);
+    // A single query after a past sees every key.
+    TS_CHECK(past == 0 || tokens == 1,
+             "attention: a cache that is not empty takes one token at a time, "
+             "not ",
+             tokens, ".");
+    y = plain_attention(q, k, v, /*is_causal=*/past == 0);
+  } else {
+    y = core_ ? core_(q, k, v, places.document_starts)
+              : causal_attention(q, k, v, places.document_starts);
   }
-  const int64_t past = cache ? cache->length : 0;
-  if (cache) append(*cache, k, v);
-  // is_causal aligns the first query with the first key, so it serves without
-  // a past; a single query after a past sees every key.
-  TS_CHECK(past == 0 || tokens == 1,
-           "attention: a cache that is not empty takes one token at a time, "
-           "not ",
-           tokens, ".");
-  const at::Tensor y = at::scaled_dot_product_attention(
-      q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-      /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/past == 0,
-      /*scale=*/{}, /*enable_gqa=*/q.size(2) != k.size(2));
-  return o_->forward(y.transpose(1, 2).reshape({samples, tokens, -1}));
+  return o_->forward(y.reshape({samples, tokens, -1}));
 }
 
 }  // namespace tessera::nn

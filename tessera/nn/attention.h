@@ -36,6 +36,14 @@ struct AttentionOptions {
   double out_init_std = 0.02;
 };
 
+// Of the tokens, beside their vectors.
+struct Places {
+  Rotation rotation = {};  // empty: positions are left to the embedding
+  // (B, T of the whole sequence) of int64 on the CPU: where the document of
+  // each token begins, which alone it sees; undefined: all are one.
+  at::Tensor document_starts = {};
+};
+
 // Keys and values of one layer. Room for `capacity` tokens is made at the first
 // use.
 struct KvCache {
@@ -45,19 +53,24 @@ struct KvCache {
   at::Tensor values{};
 };
 
+// Of q (B, T, H, E) over k and v (B, T, K, E) -> (B, T, H, E).
+at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v,
+                            const at::Tensor& document_starts);
+
 class Attention : public Block {
  public:
   explicit Attention(const AttentionOptions& options);
-  // An empty `rotation` leaves positions to the embedding.
-  at::Tensor forward(const at::Tensor& x, const Rotation& rotation,
+  // REQUIRES: with a cache, no documents.
+  at::Tensor forward(const at::Tensor& x, const Places& places,
                      KvCache* cache = nullptr) const;
 
   // The ranks hold some of the heads each.
   void set_region(const Region& region);
-  // Causal attention of q (B, T, H, E) over k and v (B, T, K, E), where T is a
-  // part of the sequence.
+  // causal_attention(), where T is a part of the sequence.
   using Core = std::function<at::Tensor(
-      const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
+      const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+      const at::Tensor& document_starts)>;
   void set_core(Core core) { core_ = std::move(core); }
 
  private:

@@ -193,17 +193,17 @@ TEST_P(AttentionTest, Gradients) {
   fill(attention);
   const auto x = input({2, 3, GetParam().options.width});
   expect_all_gradients(
-      attention, [&] { return attention.forward(x, rotation(x)); }, x);
+      attention, [&] { return attention.forward(x, {rotation(x)}); }, x);
 }
 
 TEST_P(AttentionTest, LaterTokensDoNotMatter) {
   Attention attention(GetParam().options);
   fill(attention);
   const auto x = input({2, 5, GetParam().options.width});
-  const auto whole = attention.forward(x, rotation(x));
+  const auto whole = attention.forward(x, {rotation(x)});
   const auto start = x.narrow(1, 0, 3);
   EXPECT_TRUE(at::allclose(whole.narrow(1, 0, 3),
-                           attention.forward(start, rotation(start)), 1e-12,
+                           attention.forward(start, {rotation(start)}), 1e-12,
                            1e-12));
 }
 
@@ -212,17 +212,42 @@ TEST_P(AttentionTest, CacheGivesTheSame) {
   Attention attention(GetParam().options);
   fill(attention);
   const auto x = input({2, 5, GetParam().options.width});
-  const auto whole = attention.forward(x, rotation(x));
+  const auto whole = attention.forward(x, {rotation(x)});
   KvCache cache{.capacity = 5};
   const auto part = [&](int64_t begin, int64_t count) {
     const auto tokens = x.narrow(1, begin, count);
     const auto angles =
         GetParam().rotary ? table_.rows(begin, count, x) : Rotation();
-    return attention.forward(tokens, angles, &cache);
+    return attention.forward(tokens, {angles}, &cache);
   };
   const auto pieces = at::cat({part(0, 3), part(3, 1), part(4, 1)}, 1);
   EXPECT_TRUE(at::allclose(whole, pieces, 1e-12, 1e-12));
   EXPECT_THROW(part(4, 1), tessera::Error);
+}
+
+// Documents of 1, 3 and 1 tokens, and of 2 and 3.
+TEST_P(AttentionTest, DocumentsDoNotSeeEachOther) {
+  const auto& options = GetParam().options;
+  Attention attention(options);
+  fill(attention);
+  const auto x = input({2, 5, options.width});
+  const at::Tensor starts =
+      at::tensor({0, 1, 1, 1, 4, 0, 0, 2, 2, 2}, at::kLong).view({2, 5});
+  const auto whole = attention.forward(x, {rotation(x), starts});
+  const std::vector<std::vector<int64_t>> begins = {{0, 1, 4, 5}, {0, 2, 5}};
+  for (int64_t b = 0; b < 2; ++b) {
+    for (size_t i = 0; i + 1 < begins[b].size(); ++i) {
+      const int64_t first = begins[b][i], length = begins[b][i + 1] - first;
+      const auto of = [&](const at::Tensor& y) {
+        return y.narrow(0, b, 1).narrow(1, first, length);
+      };
+      const auto alone = attention.forward(of(x), {rotation(of(x))});
+      EXPECT_TRUE(at::allclose(of(whole), alone, 1e-12, 1e-12));
+    }
+  }
+  expect_all_gradients(
+      attention, [&] { return attention.forward(x, {rotation(x), starts}); },
+      x);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -22,6 +22,7 @@ models::trace::TracedModel traced_model(const models::ModelConfig& of,
                                         const ParallelConfig& config,
                                         const FactsOptions& batch) {
   models::trace::TracedModel model(of, batch.samples, batch.seq_len);
+  model.documents = batch.documents;
   expert::TracedOptions experts{.sequence_parallel =
                                     config.tensor.sequence_parallel};
   if (mesh.degree(Axis::kTp) > 1) {

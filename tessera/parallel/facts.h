@@ -14,10 +14,11 @@
 namespace tessera::parallel {
 
 struct FactsOptions {
-  int64_t samples = 1;  // of a micro-batch
-  int64_t seq_len = 1;  // of a whole sample
-  int64_t moments = 2;  // tensors that the optimizer has of each parameter
-  int64_t threads = 1;  // of an operator
+  int64_t samples = 1;     // of a micro-batch
+  int64_t seq_len = 1;     // of a whole sample
+  bool documents = false;  // attention keeps them apart: at most one a sample
+  int64_t moments = 2;     // tensors that the optimizer has of each parameter
+  int64_t threads = 1;     // of an operator
 };
 
 // Of units that other stages hold too.

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include "tessera/program/schedules/schedule.h"
 #include "tests/support/programs.h"
 
 namespace tessera::program {
@@ -41,6 +42,19 @@ TEST(Checker, RefusesAProgramWithAnInstructionMissingOrDoubled) {
           passes::lower(accumulation(2), units, Purpose::kTraining, kSplit);
       expect_that_each_matters(split, units);
     }
+  }
+}
+
+TEST(Checker, RefusesAForwardThatDoesNotKnowItsDocuments) {
+  const schedules::Shape shape{
+      .stages = 3, .num_microbatches = 2, .documents = true};
+  const auto& schedule = schedules::named("1f1b");
+  for (int64_t stage = 0; stage < 3; ++stage) {
+    const Program program = schedules::step(schedule, shape, stage);
+    Units units;
+    units.documents = true;
+    EXPECT_NO_THROW(check(program, units));
+    expect_that_each_matters(program, units);
   }
 }
 

@@ -20,6 +20,8 @@ void run(const Instruction& instruction, bool awaited_next, Actor& actor) {
       return actor.load_inputs(m);
     case Op::kLoadTargets:
       return actor.load_targets(m);
+    case Op::kLoadDocuments:
+      return actor.load_documents(m);
     case Op::kForward:
       return actor.forward(m, unit);
     case Op::kRecompute:

@@ -20,6 +20,7 @@ class Actor {
   virtual void zero_gradients() = 0;
   virtual void load_inputs(int64_t microbatch) = 0;
   virtual void load_targets(int64_t microbatch) = 0;
+  virtual void load_documents(int64_t microbatch) = 0;
   virtual void forward(int64_t microbatch, int64_t unit) = 0;
   virtual void recompute(int64_t microbatch, int64_t unit) = 0;
   virtual void loss(int64_t microbatch) = 0;

@@ -30,6 +30,8 @@ const char* name_of(Op op) {
       return "LoadInputs";
     case Op::kLoadTargets:
       return "LoadTargets";
+    case Op::kLoadDocuments:
+      return "LoadDocuments";
     case Op::kForward:
       return "Forward";
     case Op::kRecompute:

@@ -26,6 +26,7 @@ enum class Op {
   kZeroGradients,
   kLoadInputs,        // of a micro-batch
   kLoadTargets,       // of a micro-batch
+  kLoadDocuments,     // where those of a micro-batch begin, for a chunk between
   kForward,           // of a micro-batch through a unit
   kRecompute,         // the same again, for a backward that needs it
   kLoss,              // of a micro-batch, from the last unit's output

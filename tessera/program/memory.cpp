@@ -26,7 +26,8 @@ class Walk {
     switch (each.op) {
       case Op::kLoadInputs:
       case Op::kLoadTargets:
-        // One read has both.
+      case Op::kLoadDocuments:
+        // One read has all.
         if (loaded_.insert(each.microbatch).second) {
           alive_ += facts_.batch_bytes;
         }

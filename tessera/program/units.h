@@ -44,6 +44,7 @@ struct Units {
   int64_t prefetch_bytes = INT64_MAX;  // of gathered parameters, at most
   bool alone = false;                  // a world of one rank
   int64_t devices = 1;                 // of this process: more than one, a star
+  bool documents = false;  // forwards need to know where documents begin
 
   // The units that run here and read the parameters of `unit`, ascending.
   std::vector<int64_t> readers_of(int64_t unit) const;

@@ -82,7 +82,8 @@ Named named_source(const RunConfig& config, const RunFolder& folder,
                  .vocab_size = config.model.vocab,
                  .cache_folder = folder.tokens(),
                  .threads = config.run.threads,
-                 .chat = chat_form_of(config)}};
+                 .chat = chat_form_of(config),
+                 .documents_apart = data.intra_document_masking}};
   source.is_text = is_text(source.tokens);
   return source;
 }

@@ -100,12 +100,12 @@ class Player {
     {
       const at::NoGradGuard no_grad;
       const int64_t before = restart();
-      model_->forward_unit(unit, input, tokens());
+      model_->forward_unit(unit, input, {tokens()});
       found.plain_peak = monitor::tensor_bytes().peak - before;
     }
     int64_t before = restart();
     nn::Balance balance;
-    at::Tensor output = model_->forward_unit(unit, input, tokens(), &balance);
+    at::Tensor output = model_->forward_unit(unit, input, {tokens()}, &balance);
     found.alive = monitor::tensor_bytes().now - before;
     found.forward_peak = monitor::tensor_bytes().peak - before;
     found.forward_calls = calls();
@@ -132,7 +132,7 @@ class Player {
   void count_flops(int64_t unit, at::Tensor input, Measured& found) {
     if (unit > 0) input.requires_grad_();
     const FlopCounter flops;
-    const at::Tensor output = model_->forward_unit(unit, input, tokens());
+    const at::Tensor output = model_->forward_unit(unit, input, {tokens()});
     found.forward = FlopCounter::take();
     torch::autograd::backward({output}, {at::zeros_like(output)});
     found.backward = FlopCounter::take();
@@ -252,8 +252,8 @@ inline std::vector<int64_t> Player::run_all() {
   for (size_t i = 0; i < units.size(); ++i) {
     inputs.push_back(i == 0 ? input_of(units[0]) : outputs.back().detach());
     if (units[i] > 0) inputs.back().requires_grad_();
-    outputs.push_back(
-        model_->forward_unit(units[i], inputs.back(), tokens(), &balances[i]));
+    outputs.push_back(model_->forward_unit(units[i], inputs.back(), {tokens()},
+                                           &balances[i]));
     note();
   }
   at::Tensor gradient = at::zeros_like(outputs.back());

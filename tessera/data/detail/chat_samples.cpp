@@ -36,8 +36,8 @@ std::optional<int64_t> end_of(const ChatForm& form,
 class Rows {
  public:
   Rows(const ChatForm& form, uint32_t fill, CacheWriter& ids,
-       CacheWriter& counted)
-      : form_(form), fill_(fill), ids_(ids), counted_(counted) {}
+       CacheWriter& marks)
+      : form_(form), fill_(fill), ids_(ids), marks_(marks) {}
 
   void add(ChatTokens tokens) {
     const auto size = static_cast<size_t>(form_.seq_len);
@@ -55,14 +55,14 @@ class Rows {
       ++num_without_;
       return;
     }
-    place(std::move(tokens));
+    place(tokens);
   }
 
   void finish() {
     while (!open_.empty()) write(open_.begin());
     const uint32_t none = 0;
     ids_.add({&fill_, 1});
-    counted_.add({&none, 1});
+    marks_.add({&none, 1});
   }
 
   void tell(const std::string& name) const {
@@ -85,36 +85,43 @@ class Rows {
   }
 
  private:
-  using Open = std::vector<ChatTokens>;
+  // What lies in a row so far.
+  struct Row {
+    std::vector<uint32_t> ids = {}, marks = {};
+    void add(const ChatTokens& tokens) {
+      ids.insert(ids.end(), tokens.ids.begin(), tokens.ids.end());
+      const size_t begin = marks.size();
+      for (const bool answers : tokens.answers) {
+        marks.push_back(answers ? kCounts : 0);
+      }
+      marks[begin] |= kBegins;
+    }
+  };
+  using Open = std::vector<Row>;
 
   // Into the first row that has room; without packing each has its own.
-  void place(ChatTokens tokens) {
+  void place(const ChatTokens& tokens) {
     const auto size = static_cast<size_t>(form_.seq_len);
-    const auto fits = [&](const ChatTokens& row) {
+    const auto fits = [&](const Row& row) {
       return row.ids.size() + tokens.ids.size() <= size;
     };
     const auto row =
         form_.packing ? std::ranges::find_if(open_, fits) : open_.end();
-    if (row != open_.end()) {
-      row->ids.insert(row->ids.end(), tokens.ids.begin(), tokens.ids.end());
-      row->answers.insert(row->answers.end(), tokens.answers.begin(),
-                          tokens.answers.end());
-      return;
-    }
+    if (row != open_.end()) return row->add(tokens);
     if (open_.size() == (form_.packing ? kOpenRows : 1)) {
       write(std::ranges::max_element(
-          open_, {}, [](const ChatTokens& one) { return one.ids.size(); }));
+          open_, {}, [](const Row& one) { return one.ids.size(); }));
     }
-    open_.push_back(std::move(tokens));
+    open_.emplace_back().add(tokens);
   }
 
   void write(Open::iterator row) {
+    num_counted_ += std::ranges::count_if(
+        row->marks, [](uint32_t mark) { return (mark & kCounts) != 0; });
     row->ids.resize(form_.seq_len, fill_);
-    row->answers.resize(form_.seq_len, false);
+    row->marks.resize(form_.seq_len, 0);
     ids_.add(row->ids);
-    counted_.add(
-        std::vector<uint32_t>(row->answers.begin(), row->answers.end()));
-    num_counted_ += std::ranges::count(row->answers, true);
+    marks_.add(row->marks);
     ++num_rows_;
     open_.erase(row);
   }
@@ -122,7 +129,7 @@ class Rows {
   const ChatForm& form_;
   uint32_t fill_;
   CacheWriter& ids_;
-  CacheWriter& counted_;
+  CacheWriter& marks_;
   Open open_;
   int64_t num_conversations_ = 0, num_cut_ = 0, num_without_ = 0;
   int64_t num_rows_ = 0, num_counted_ = 0;
@@ -168,10 +175,10 @@ std::string describe(const ChatForm& form) {
 }
 
 void write_chat_samples(const ChatWork& work, CacheWriter& ids,
-                        CacheWriter& counted) {
+                        CacheWriter& marks) {
   const ChatEncoder encoder = chat_encoder(work.form, work.tokenizer);
   const auto fill = end_of(work.form, work.tokenizer).value_or(0);
-  Rows rows(work.form, static_cast<uint32_t>(fill), ids, counted);
+  Rows rows(work.form, static_cast<uint32_t>(fill), ids, marks);
   for (const std::string& path : work.paths) {
     Conversations conversations(path, work.form.pair);
     bool more = true;

@@ -1,5 +1,5 @@
-// Conversations as samples of one length, in two token caches: ids, and which
-// of them count as targets.
+// Conversations as samples of one length, in two token caches: ids, and their
+// marks.
 //
 // A sample is a row of seq_len ids; one id more ends the last row, so that the
 // sampler's samples, whose last target is the next row's first id, are these
@@ -19,6 +19,10 @@
 
 namespace tessera::data::detail {
 
+// Of a token: it counts as a target; a conversation begins with it.
+enum ChatMark : uint8_t { kCounts = 1, kBegins = 2 };
+inline constexpr int64_t kNumChatMarks = 4;  // with all that are both or none
+
 // With the template that the form names or the tokenizer has.
 ChatEncoder chat_encoder(const ChatForm& form, const Tokenizer& tokenizer);
 // What of the form changes samples, for a cache's key.
@@ -32,6 +36,6 @@ struct ChatWork {
 };
 
 void write_chat_samples(const ChatWork& work, CacheWriter& ids,
-                        CacheWriter& counted);
+                        CacheWriter& marks);
 
 }  // namespace tessera::data::detail

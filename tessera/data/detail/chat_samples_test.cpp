@@ -74,6 +74,20 @@ TEST_F(ChatSamples, PackedWhereTheyFit) {
               ElementsAre("aBC.DE.", "fghIJKl"));
 }
 
+TEST_F(ChatSamples, PackedOnesAreApart) {
+  const auto starts_of = [&](const TokenSource& from) {
+    prepare_tokens(from);
+    const Dataset set(open_tokens(from),
+                      {.seq_len = 7, .global_batch = 2, .shuffle = false});
+    return set.batch(0, 0, 2).document_starts;
+  };
+  EXPECT_FALSE(starts_of(source()).defined());
+  EXPECT_TRUE(at::equal(
+      starts_of(source({.packing = true})),
+      at::tensor({0, 0, 0, 0, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0}, at::kLong)
+          .view({2, 7})));
+}
+
 TEST_F(ChatSamples, AllTokensCountWhereThatIsAsked) {
   EXPECT_THAT(samples(source({.loss_on = "all"})),
               ElementsAre("ABC....", "DE.....", "FGHIJKl", "OPQRSTu"));
@@ -98,7 +112,7 @@ TEST_F(ChatSamples, ADamagedMaskIsMadeAgain) {
   const auto before = samples(source());
   for (const auto& file :
        std::filesystem::directory_iterator(folder_.file("cache"))) {
-    if (file.path().string().ends_with("-counted.cache")) {
+    if (file.path().string().ends_with("-marks.cache")) {
       std::filesystem::resize_file(file.path(), 60);
     }
   }

@@ -285,8 +285,42 @@ std::vector<Memory> Operators::flash_backward(const HeadShape& shape) const {
   return {std::move(dq), std::move(dk), std::move(dv)};
 }
 
+void Operators::attend(const HeadShape& pair, bool merges) const {
+  const auto seen = flash(pair);
+  if (!merges) return;
+  const Memory merged = wides(pair.lse_numel());
+  const Memory scale = wides(pair.lse_numel());
+  const Memory product = wides(pair.q_numel());
+}
+
+Traced Operators::piece_attention(const Traced& q, const Traced& k,
+                                  const Traced& v, const HeadShape& pair,
+                                  int64_t pairs) const {
+  const auto narrowed = [this](const Memory& sum, int64_t numel) {
+    return element_ == wide_ ? sum : elements(numel);
+  };
+  const Memory sum = wides(q.numel), lse = wides(q.numel / pair.width);
+  for (int64_t i = 0; i < pairs; ++i) {
+    attend(pair, /*merges=*/k.numel > pair.kv_numel());
+  }
+  const Memory out = narrowed(sum, q.numel);
+  return tape_.record(
+      out, q.numel, {q, k, v}, {q.memory, k.memory, v.memory, out, lse},
+      [=, this, kv = k.numel,
+       queries = q.numel](const Memory& gradient) -> std::vector<Memory> {
+        const Memory dq = wides(queries), dk = wides(kv), dv = wides(kv);
+        for (int64_t i = 0; i < pairs; ++i) flash_backward(pair);
+        return {narrowed(dq, queries), narrowed(dk, kv), narrowed(dv, kv)};
+      });
+}
+
 Traced Operators::attention(const Traced& q, const Traced& k, const Traced& v,
-                            const HeadShape& shape) const {
+                            const HeadShape& shape, bool documents) const {
+  if (documents) {
+    HeadShape sample = shape;
+    sample.samples = 1;
+    return piece_attention(q, k, v, sample, shape.samples);
+  }
   const auto seen = flash(shape);
   return tape_.record(
       seen[0], shape.q_numel(), {q, k, v},

@@ -89,9 +89,14 @@ class Operators {
   // The flash kernels: (output, logsumexp), and gradients of q, k and v.
   std::vector<Memory> flash(const HeadShape& shape) const;
   std::vector<Memory> flash_backward(const HeadShape& shape) const;
-  // Both under autograd.
+  // nn::causal_attention; `documents`: one in each sample.
   Traced attention(const Traced& q, const Traced& k, const Traced& v,
-                   const HeadShape& shape) const;
+                   const HeadShape& shape, bool documents) const;
+  // nn::piece_attention of all pairs of pieces, which are of this shape.
+  Traced piece_attention(const Traced& q, const Traced& k, const Traced& v,
+                         const HeadShape& pair, int64_t pairs) const;
+  // What nn::attend does with a pair, behind which nothing of it is left.
+  void attend(const HeadShape& pair, bool merges) const;
 
  private:
   Traced pointwise(const Traced& x) const;

@@ -55,7 +55,10 @@ struct TracedModel {
 
   ModelConfig config;  // complete
   int64_t samples = 0;
-  int64_t tokens = 0;  // of a sample, inside regions
+  int64_t tokens = 0;        // of a sample, inside regions
+  int64_t whole_tokens = 0;  // of a sample, on all ranks
+  // Attention is of each sample's documents apart; one a sample costs most.
+  bool documents = false;
   int64_t heads = 0, kv_heads = 0;
   int64_t ffn = 0, vocab = 0;
   int64_t experts = 0, expert_ffn = 0;  // that are here

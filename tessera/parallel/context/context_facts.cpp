@@ -19,6 +19,7 @@ using models::trace::Traced;
 struct Place {
   Ranks ranks;
   int64_t rank = 0;
+  bool documents = false;
 };
 
 // How many pieces of keys those of queries see: a rank of context parallelism
@@ -36,14 +37,6 @@ HeadShape piece_of(HeadShape shape) {
   shape.q_tokens /= 2;
   shape.kv_tokens = shape.q_tokens;
   return shape;
-}
-
-// block_attention: `attend` of one pair, behind which nothing of it is left.
-void attend(const Operators& ops, const HeadShape& piece) {
-  const auto seen = ops.flash(piece);
-  const Memory merged = ops.wides(piece.lse_numel());
-  const Memory scale = ops.wides(piece.lse_numel());
-  const Memory product = ops.wides(piece.q_numel());
 }
 
 // What has the type of the sums is handed on as it is.
@@ -75,7 +68,8 @@ Traced ring(const Operators& ops, const Place& place, const Traced& q,
       sum = ops.wides(shape.q_numel());
       lse = ops.wides(shape.lse_numel());
     }
-    for (int64_t i = 0; i < pairs_at(step); ++i) attend(ops, piece);
+    for (int64_t i = 0; i < pairs_at(step); ++i)
+      ops.attend(piece, /*merges=*/true);
     if (!last) there = std::move(received);
   }
   const Memory out = narrowed(ops, sum, shape.q_numel());
@@ -110,21 +104,7 @@ Traced gathered(const Operators& ops, const Place& place, const Traced& q,
   }
   const Traced all_v = ops.all_gather_with_reduce_scatter(v, place.ranks);
   const Traced all_k = ops.all_gather_with_reduce_scatter(k, place.ranks);
-  const Memory sum = ops.wides(shape.q_numel());
-  const Memory lse = ops.wides(shape.lse_numel());
-  for (int64_t i = 0; i < pairs; ++i) attend(ops, piece);
-  const Memory out = narrowed(ops, sum, shape.q_numel());
-  const int64_t kv = n * shape.kv_numel();
-  return ops.tape().record(
-      out, shape.q_numel(), {q, all_k, all_v},
-      {q.memory, all_k.memory, all_v.memory, out, lse},
-      [=, &ops](const Memory& gradient) -> std::vector<Memory> {
-        const Memory dq = ops.wides(shape.q_numel());
-        const Memory dk = ops.wides(kv), dv = ops.wides(kv);
-        for (int64_t i = 0; i < pairs; ++i) ops.flash_backward(piece);
-        return {narrowed(ops, dq, shape.q_numel()), narrowed(ops, dk, kv),
-                narrowed(ops, dv, kv)};
-      });
+  return ops.piece_attention(q, all_k, all_v, piece, pairs);
 }
 
 // All tokens of a part of the heads.
@@ -171,15 +151,17 @@ Traced ulysses(const Operators& ops, const Place& place, const Traced& q,
   all.q_tokens = all.kv_tokens = c * shape.q_tokens;
   all.heads /= c;
   all.kv_heads = std::max<int64_t>(1, all.kv_heads / c);
-  return to_tokens(ops, ops.attention(all_q, all_k, all_v, all), place.ranks,
-                   batched);
+  return to_tokens(ops,
+                   ops.attention(all_q, all_k, all_v, all, place.documents),
+                   place.ranks, batched);
 }
 
 }  // namespace
 
 void apply(models::trace::TracedModel& model, const mesh::DeviceMesh& mesh,
            const mesh::Coord& coord, const ContextConfig& config) {
-  const Place place{models::trace::along(mesh, {Axis::kCp}), coord[Axis::kCp]};
+  const Place place{models::trace::along(mesh, {Axis::kCp}), coord[Axis::kCp],
+                    model.documents};
   model.tokens /= place.ranks.size;
   model.pieces = pieces_of(place.rank, place.ranks.size);
   const auto attention = config.method == "ulysses"     ? ulysses

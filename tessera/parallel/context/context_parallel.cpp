@@ -74,7 +74,8 @@ at::Tensor local_tokens(const at::Tensor& tokens, int64_t rank,
 }
 
 at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k,
-                             const at::Tensor& v, comm::Group& group) {
+                             const at::Tensor& v, const at::Tensor& starts,
+                             comm::Group& group) {
   const int64_t repeats = std::max<int64_t>(1, group.size() / k.size(2));
   const auto of_kv = [&](const at::Tensor& x) {
     return heads_here(
@@ -82,11 +83,8 @@ at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k,
   };
   const at::Tensor wide_q = heads_here(q, group);
   const at::Tensor wide_k = of_kv(k), wide_v = of_kv(v);
-  const at::Tensor y = at::scaled_dot_product_attention(
-      wide_q.transpose(1, 2), wide_k.transpose(1, 2), wide_v.transpose(1, 2),
-      /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true, /*scale=*/{},
-      /*enable_gqa=*/wide_q.size(2) != wide_k.size(2));
-  return tokens_here(y.transpose(1, 2), group);
+  return tokens_here(nn::causal_attention(wide_q, wide_k, wide_v, starts),
+                     group);
 }
 
 void check(const models::ModelConfig& model, int64_t seq_len,
@@ -145,11 +143,11 @@ void apply(models::Model& model, const ContextConfig& config,
                          : config.method == "allgather" ? gathered_attention
                                                         : ring_attention;
   comm::Group* ranks = &group;
-  model.set_attention([attention, ranks](const at::Tensor& q,
-                                         const at::Tensor& k,
-                                         const at::Tensor& v) {
-    return attention(q, k, v, *ranks);
-  });
+  model.set_attention(
+      [attention, ranks](const at::Tensor& q, const at::Tensor& k,
+                         const at::Tensor& v, const at::Tensor& starts) {
+        return attention(q, k, v, starts, *ranks);
+      });
 }
 
 }  // namespace tessera::parallel::context

@@ -21,7 +21,7 @@
 #include "tessera/comm/group.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model.h"
-#include "tessera/parallel/context/block_attention.h"
+#include "tessera/nn/piece_attention.h"
 #include "tessera/parallel/context/context_config.h"
 
 namespace tessera::parallel::context {
@@ -38,6 +38,7 @@ void check_generation(const mesh::Degrees& mesh);
 // REQUIRES: a model that is not materialised.
 void place(models::Model& model);
 
+using nn::Pieces;
 // The pieces of the sequence that a rank of cp has.
 Pieces pieces_of(int64_t rank, int64_t degree);
 
@@ -52,11 +53,15 @@ void apply(models::Model& model, const ContextConfig& config,
            comm::Group& group);
 
 // Causal attention over the whole sequence, of this rank's part of it.
+// `starts`: of the whole one's documents: see nn/piece_attention.h.
 at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k,
-                          const at::Tensor& v, comm::Group& group);
+                          const at::Tensor& v, const at::Tensor& starts,
+                          comm::Group& group);
 at::Tensor gathered_attention(const at::Tensor& q, const at::Tensor& k,
-                              const at::Tensor& v, comm::Group& group);
+                              const at::Tensor& v, const at::Tensor& starts,
+                              comm::Group& group);
 at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k,
-                             const at::Tensor& v, comm::Group& group);
+                             const at::Tensor& v, const at::Tensor& starts,
+                             comm::Group& group);
 
 }  // namespace tessera::parallel::context

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "tessera/comm/communicator.h"
 #include "tessera/parallel/context/context_parallel.h"
 
@@ -37,23 +40,34 @@ std::vector<at::Tensor> with_gradients(
   return {y.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
 }
 
+// By a mask, which is how it is defined.
 at::Tensor whole_attention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v) {
-  return at::scaled_dot_product_attention(
-             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0,
-             /*is_causal=*/true, {}, /*enable_gqa=*/true)
+                           const at::Tensor& v, const at::Tensor& starts) {
+  const at::Tensor place = at::arange(kTokens);
+  at::Tensor sees = (place <= place.unsqueeze(1)).unsqueeze(0);
+  if (starts.defined()) {
+    sees = sees.logical_and(place.view({1, 1, -1}) >= starts.unsqueeze(2));
+  }
+  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2),
+                                          v.transpose(1, 2), sees.unsqueeze(1),
+                                          0.0, /*is_causal=*/false, {},
+                                          /*enable_gqa=*/true)
       .transpose(1, 2);
 }
 
 using Method = at::Tensor (*)(const at::Tensor&, const at::Tensor&,
-                              const at::Tensor&, comm::Group&);
+                              const at::Tensor&, const at::Tensor&,
+                              comm::Group&);
 
 // Output and gradients of every rank's tokens are those of the whole.
 void expect_parts_of_the_whole(Method method, int64_t ranks, int64_t heads,
                                int64_t kv_heads, at::ScalarType type,
-                               double bound) {
+                               double bound, const at::Tensor& starts = {}) {
   const Example of = example(heads, kv_heads, type);
-  const auto whole = with_gradients(of, whole_attention);
+  const auto whole = with_gradients(
+      of, [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+        return whole_attention(q, k, v, starts);
+      });
   comm::run_threads(ranks, "shm", [&](comm::Communicator& communicator) {
     comm::Group& group = communicator.world();
     const auto mine = [&](const at::Tensor& x) {
@@ -62,7 +76,7 @@ void expect_parts_of_the_whole(Method method, int64_t ranks, int64_t heads,
     const auto part = with_gradients(
         {mine(of.q), mine(of.k), mine(of.v), mine(of.gradient)},
         [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-          return method(q, k, v, group);
+          return method(q, k, v, starts, group);
         });
     for (size_t i = 0; i < whole.size(); ++i) {
       const at::Tensor expected = mine(whole[i]);
@@ -92,6 +106,26 @@ TEST(Context, EveryMethodIsCausalAttentionOfTheWhole) {
 TEST(Context, ThreeRanks) {
   for (const Method method : {ring_attention, gathered_attention}) {
     expect_parts_of_the_whole(method, 3, 2, 1, at::kDouble, 1e-13);
+  }
+}
+
+// Documents that end with a piece, within one, and go over several.
+TEST(Context, DocumentsDoNotSeeEachOther) {
+  std::vector<int64_t> starts;
+  for (const auto& begins : {std::vector<int64_t>{0, 1, 2, 9, 12, 18},
+                             std::vector<int64_t>{0, 6, 7, 23}}) {
+    for (int64_t t = 0; t < kTokens; ++t) {
+      starts.push_back(*std::prev(std::ranges::upper_bound(begins, t)));
+    }
+  }
+  const at::Tensor of_samples = at::tensor(starts).view({kSamples, kTokens});
+  for (const Method method :
+       {ring_attention, gathered_attention, ulysses_attention}) {
+    for (const int64_t ranks : {1, 2, 4}) {
+      expect_parts_of_the_whole(method, ranks, 4, 2, at::kDouble, 1e-13,
+                                of_samples);
+    }
+    expect_parts_of_the_whole(method, 2, 4, 2, at::kBFloat16, 2e-2, of_samples);
   }
 }
 

@@ -3,9 +3,11 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
 #include <utility>
 
 #include "tessera/comm/autograd.h"
+#include "tessera/nn/piece_attention.h"
 #include "tessera/nn/wide_type.h"
 #include "tessera/parallel/context/context_parallel.h"
 
@@ -55,20 +57,23 @@ class RingAttention : public Function<RingAttention> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
+                            const std::optional<at::Tensor>& documents,
                             comm::Group* group) {
+    const at::Tensor starts = documents.value_or(at::Tensor());
     const Pieces mine = pieces_of(group->rank(), group->size());
     const at::Tensor own = at::stack({k, v});
     at::Tensor there = own;
     Ring ring(*group);
-    Seen seen;
+    nn::Seen seen;
     for (int64_t step = 0; step < group->size(); ++step) {
       const bool last = step + 1 == group->size();
       if (!last) ring.begin(there);
-      attend(q, mine, there[0], there[1], pieces_at(step, *group), seen);
+      nn::attend(q, mine, there[0], there[1], pieces_at(step, *group), starts,
+                 seen);
       if (!last) there = ring.take();
     }
     const at::Tensor out = seen.out.to(q.scalar_type());
-    ctx->save_for_backward({q, own, out, seen.lse});
+    ctx->save_for_backward({q, own, starts, out, seen.lse});
     comm::save_group(ctx, *group);
     return out;
   }
@@ -77,83 +82,54 @@ class RingAttention : public Function<RingAttention> {
                                 const variable_list& gradients) {
     comm::Group* group = &comm::saved_group(ctx);
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &q = saved[0], &out = saved[2], &lse = saved[3];
+    const at::Tensor &q = saved[0], &starts = saved[2];
+    const at::Tensor &out = saved[3], &lse = saved[4];
     const Pieces mine = pieces_of(group->rank(), group->size());
     const at::Tensor gradient = gradients[0].contiguous();
     const auto wide = q.options().dtype(nn::wide_type(q));
     at::Tensor there = saved[1];
     at::Tensor sums =
         at::zeros(there.sizes(), wide);  // of dk and dv of `there`
-    AttentionGradients own{at::zeros(q.sizes(), wide), {}, {}};
+    nn::AttentionGradients own{at::zeros(q.sizes(), wide), {}, {}};
     Ring ring(*group), home(*group);
     for (int64_t step = 0; step < group->size(); ++step) {
       const bool last = step + 1 == group->size();
       if (!last) ring.begin(there);
       own.dk = sums[0];
       own.dv = sums[1];
-      attend_backward(gradient, q, mine, there[0], there[1],
-                      pieces_at(step, *group), out, lse, own);
+      nn::attend_backward(gradient, q, mine, there[0], there[1],
+                          pieces_at(step, *group), starts, out, lse, own);
       if (!last) there = ring.take();
       if (group->size() == 1) break;
       home.begin(sums);
       sums = home.take();
     }
     const auto type = q.scalar_type();
-    return {own.dq.to(type), sums[0].to(type), sums[1].to(type), {}};
-  }
-};
-
-// The same with all keys and values here.
-class PieceAttention : public Function<PieceAttention> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
-                            const at::Tensor& k, const at::Tensor& v,
-                            const Pieces& q_pieces, const Pieces& k_pieces) {
-    Seen seen;
-    attend(q, q_pieces, k, v, k_pieces, seen);
-    const at::Tensor out = seen.out.to(q.scalar_type());
-    ctx->save_for_backward({q, k, v, out, seen.lse});
-    ctx->saved_data["q_pieces"] = q_pieces;
-    ctx->saved_data["k_pieces"] = k_pieces;
-    return out;
-  }
-
-  static variable_list backward(AutogradContext* ctx,
-                                const variable_list& gradients) {
-    const auto saved = ctx->get_saved_variables();
-    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
-    const auto wide = q.options().dtype(nn::wide_type(q));
-    AttentionGradients sums{at::zeros(q.sizes(), wide),
-                            at::zeros(k.sizes(), wide),
-                            at::zeros(v.sizes(), wide)};
-    attend_backward(gradients[0].contiguous(), q,
-                    ctx->saved_data["q_pieces"].toIntVector(), k, v,
-                    ctx->saved_data["k_pieces"].toIntVector(), saved[3],
-                    saved[4], sums);
-    const auto type = q.scalar_type();
-    return {sums.dq.to(type), sums.dk.to(type), sums.dv.to(type), {}, {}};
+    return {own.dq.to(type), sums[0].to(type), sums[1].to(type), {}, {}};
   }
 };
 
 }  // namespace
 
 at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k,
-                          const at::Tensor& v, comm::Group& group) {
-  return RingAttention::apply(q, k, v, &group);
+                          const at::Tensor& v, const at::Tensor& starts,
+                          comm::Group& group) {
+  return RingAttention::apply(q, k, v, std::optional(starts), &group);
 }
 
 at::Tensor gathered_attention(const at::Tensor& q, const at::Tensor& k,
-                              const at::Tensor& v, comm::Group& group) {
+                              const at::Tensor& v, const at::Tensor& starts,
+                              comm::Group& group) {
   Pieces everybodys;
   for (int64_t rank = 0; rank < group.size(); ++rank) {
     for (int64_t piece : pieces_of(rank, group.size())) {
       everybodys.push_back(piece);
     }
   }
-  return PieceAttention::apply(
-      q, comm::all_gather_with_reduce_scatter(k, 1, group),
-      comm::all_gather_with_reduce_scatter(v, 1, group),
-      pieces_of(group.rank(), group.size()), everybodys);
+  return nn::piece_attention(q, pieces_of(group.rank(), group.size()),
+                             comm::all_gather_with_reduce_scatter(k, 1, group),
+                             comm::all_gather_with_reduce_scatter(v, 1, group),
+                             everybodys, starts);
 }
 
 }  // namespace tessera::parallel::context

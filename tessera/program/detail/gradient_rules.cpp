@@ -15,6 +15,7 @@ void GradientRules::take(const Instruction& instruction) {
       zeroed_ = true;
       break;
     case Op::kLoadInputs:
+    case Op::kLoadDocuments:
     case Op::kForward:
       require(zeroed_ || purpose_ == Purpose::kEvaluation,
               "gradients are not zeroed yet");

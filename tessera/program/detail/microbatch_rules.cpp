@@ -28,8 +28,9 @@ int64_t MicrobatchRules::unit_of(const Instruction& instruction,
 
 void MicrobatchRules::take(const Instruction& instruction) {
   if (instruction.op == Op::kNorm) complete_ = true;
-  const bool loads =
-      instruction.op == Op::kLoadInputs || instruction.op == Op::kLoadTargets;
+  const bool loads = instruction.op == Op::kLoadInputs ||
+                     instruction.op == Op::kLoadTargets ||
+                     instruction.op == Op::kLoadDocuments;
   if (!is_message(instruction.op) && !is_compute(instruction.op) && !loads &&
       instruction.op != Op::kLoss) {
     return;
@@ -41,7 +42,12 @@ void MicrobatchRules::take(const Instruction& instruction) {
     case Op::kLoadInputs:
       require(state.inputs == Progress::kNone, "its inputs are there already");
       state.inputs = Progress::kDone;
-      state.loaded = true;
+      state.loaded = state.documents = true;
+      break;
+    case Op::kLoadDocuments:
+      require(!state.documents && state.forward == 0,
+              "where documents begin is said once, before its forward");
+      state.documents = true;
       break;
     case Op::kLoadTargets:
       require(!state.targets, "its targets are there already");
@@ -85,6 +91,8 @@ void MicrobatchRules::forward(const Instruction& instruction, State& state) {
   const int64_t unit = unit_of(instruction, state.forward);
   require(instruction.unit == unit, "not this unit's turn");
   require(state.inputs == Progress::kDone, "forward: behind its inputs");
+  require(!units_.documents || state.documents,
+          "forward: behind where documents begin");
   if (state.forward++ == 0) peak_alive_ = std::max(peak_alive_, ++alive_);
 }
 

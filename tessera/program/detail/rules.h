@@ -95,6 +95,7 @@ class MicrobatchRules : public Rules {
     Progress inputs = Progress::kNone, gradients = Progress::kNone;
     Progress sent_up = Progress::kNone, sent_down = Progress::kNone;
     bool targets = false, loss = false, loaded = false, received = false;
+    bool documents = false;            // where they begin is known
     int64_t forward = 0, input = 0;    // units that went
     std::vector<int64_t> weight = {};  // units, in the order in which they went
     int64_t recomputed = -1;

@@ -17,6 +17,7 @@ class RecordingActor : public Actor {
   void zero_gradients() override { calls += "Z "; }
   void load_inputs(int64_t m) override { add("Li", m); }
   void load_targets(int64_t m) override { add("Lt", m); }
+  void load_documents(int64_t m) override { add("Ld", m); }
   void forward(int64_t m, int64_t unit) override { add("F", m, unit); }
   void recompute(int64_t m, int64_t unit) override { add("A", m, unit); }
   void loss(int64_t m) override { add("L", m); }

@@ -44,7 +44,11 @@ class Writer {
 
   void compute(const Task& task, bool trains) {
     const bool forward = task.op == Op::kForward;
-    if (forward && is_first(task.chunk)) push(Op::kLoadInputs, task);
+    if (forward && is_first(task.chunk)) {
+      push(Op::kLoadInputs, task);
+    } else if (forward && shape_.documents) {
+      push(Op::kLoadDocuments, task);
+    }
     // A loss that is trained on comes right before its backward.
     if (takes_gradients(task) && is_last(task.chunk)) loss_of(task);
     push(task.op, task);

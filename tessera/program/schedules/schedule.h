@@ -20,6 +20,8 @@ struct Shape {
   int64_t stages = 1;            // p
   int64_t chunks = 1;            // v
   int64_t num_microbatches = 1;  // m
+  // Whether attention needs to know where documents begin, on every stage.
+  bool documents = false;
 };
 
 // A chunk's forward or backward, whole or in its parts, of a micro-batch.

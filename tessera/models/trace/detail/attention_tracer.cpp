@@ -88,8 +88,9 @@ Memory UnitTracer::mean_over_ranks(int64_t rows) const {
 
 Traced UnitTracer::core(const Traced& q, const Traced& k,
                         const Traced& v) const {
-  return model_.attention ? model_.attention(ops_, q, k, v, heads_here())
-                          : ops_.attention(q, k, v, heads_here());
+  return model_.attention
+             ? model_.attention(ops_, q, k, v, heads_here())
+             : ops_.attention(q, k, v, heads_here(), model_.documents);
 }
 
 }  // namespace tessera::models::trace::detail

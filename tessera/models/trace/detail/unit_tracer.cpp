@@ -74,15 +74,19 @@ Traced UnitTracer::embed() const {
     x = leave(model_.region, ops_.masked_fill(found, elsewhere));
   }
   if (!family_.learned_positions) return x;
-  // One row for each token of a sample, added to all samples.
-  const Memory places = ops_.numbers(model_.tokens);
-  const int64_t numel = model_.hidden_tokens() * config_.hidden;
-  const Traced position = ops_.embedding(ops_.numbers(model_.tokens), numel,
-                                         config_.max_seq * config_.hidden);
+  // One row for each token of a sample, added to all samples; documents differ
+  // from sample to sample.
+  const int64_t samples = model_.documents ? model_.samples : 1;
+  const Memory places = ops_.numbers(samples * model_.tokens);
+  const int64_t numel = samples * model_.hidden_tokens() * config_.hidden;
+  const Traced position =
+      ops_.embedding(ops_.numbers(samples * model_.tokens), numel,
+                     config_.max_seq * config_.hidden);
   return ops_.tape().record(
       ops_.elements(x.numel), x.numel, {x, position}, {},
       [this, numel](const Memory& gradient) -> std::vector<Memory> {
-        return {gradient, model_.samples > 1 ? ops_.elements(numel) : gradient};
+        const bool is_summed = numel < model_.hidden_numel();
+        return {gradient, is_summed ? ops_.elements(numel) : gradient};
       });
 }
 

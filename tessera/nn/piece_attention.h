@@ -5,13 +5,20 @@
 // and none behind it. What each pair gives is merged by its log-sum-exp; in the
 // backward every pair is given the merged output and log-sum-exp, which makes
 // its share exact.
+// Documents: where a sample is several, one behind the other, a token sees its
+//         own alone: pairs are then of each document's part of two pieces, and
+//         what no token sees costs nothing.
 //
 // Shapes: q, out: (B, n S, H, E) of n pieces of S tokens; k, v: (B, m S, K, E),
-//         K divides H; log-sum-exp: (B, H, n S).
+//         K divides H; log-sum-exp: (B, H, n S). starts: (B, T) of int64 on the
+//         CPU, T the whole sequence's: where the document of each token begins;
+//         undefined: a sample is one document.
 // Types:  merged and summed in fp32, or fp64 for fp64.
 // Kernel: LibTorch's flash attention for the CPU, forward and backward.
 // Comm:   none.
-// Source: Liu et al. 2023, arXiv 2310.01889; Dao et al. 2022, arXiv 2205.14135.
+// Source: Liu et al. 2023, arXiv 2310.01889; Dao et al. 2022, arXiv 2205.14135;
+//         documents: Zhao et al. 2024, arXiv 2402.13991 (intra-document causal
+//         masking).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +26,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace tessera::parallel::context {
+namespace tessera::nn {
 
 using Pieces = std::vector<int64_t>;  // their places in the sequence
 
@@ -30,17 +37,23 @@ struct Seen {
 };
 
 void attend(const at::Tensor& q, const Pieces& q_pieces, const at::Tensor& k,
-            const at::Tensor& v, const Pieces& k_pieces, Seen& seen);
+            const at::Tensor& v, const Pieces& k_pieces,
+            const at::Tensor& starts, Seen& seen);
 
 // Adds the shares of these keys to dq, dk and dv, which have the wide type.
-// `out` and `seen.lse`: of all keys, also of those that are not here.
+// `out` and `lse`: of all keys, also of those that are not here.
 struct AttentionGradients {
   at::Tensor dq, dk, dv;
 };
 void attend_backward(const at::Tensor& gradient, const at::Tensor& q,
                      const Pieces& q_pieces, const at::Tensor& k,
                      const at::Tensor& v, const Pieces& k_pieces,
-                     const at::Tensor& out, const at::Tensor& lse,
-                     AttentionGradients& sums);
+                     const at::Tensor& starts, const at::Tensor& out,
+                     const at::Tensor& lse, AttentionGradients& sums);
 
-}  // namespace tessera::parallel::context
+// Where all keys that the queries see are here. Differentiable.
+at::Tensor piece_attention(const at::Tensor& q, const Pieces& q_pieces,
+                           const at::Tensor& k, const at::Tensor& v,
+                           const Pieces& k_pieces, const at::Tensor& starts);
+
+}  // namespace tessera::nn
