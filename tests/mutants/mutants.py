@@ -119,10 +119,10 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .* over accumulation"),
     Mutant("recomputed_from_another_input", RANK,
-           "  here.output =\n      model_.forward_unit(unit, here.input, input_.tokens, &here.balance);\n",
+           "  here.output =\n      model_.forward_unit(unit, here.input, tokens_of(mine), &here.balance);\n",
            "  at::Tensor again = here.input;\n"
            "  if (MUTANT) again = again.roll(1, /*dims=*/1);\n"
-           "  here.output = model_.forward_unit(unit, again, input_.tokens, &here.balance);\n",
+           "  here.output = model_.forward_unit(unit, again, tokens_of(mine), &here.balance);\n",
            mesh(mesh={"tp": 2}, recompute={"mode": "block"}),
            r"^\S+weight: gradient .* over recompute"),
     Mutant("bias_on_every_rank", "tessera/nn/blocks.cpp",
