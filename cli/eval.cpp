@@ -27,7 +27,9 @@ namespace {
 struct EvalFlags {
   std::string model;
   std::vector<std::string> data;
+  std::vector<std::string> exclude;
   std::string format = "auto";
+  std::string field;  // "": the run's
   std::string tokenizer;
   std::string cache;
   std::string dtype = "fp32";
@@ -111,10 +113,11 @@ int64_t window_length(const EvalFlags& flags, int64_t max_seq) {
 
 data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
                        int64_t seq_len, const std::string& cache_folder) {
-  data::TokenSource source{.paths = data::expand_paths(flags.data, "--data"),
-                           .format = flags.format,
-                           .vocab_size = model.config.model.vocab,
-                           .cache_folder = cache_folder};
+  data::TokenSource source{
+      .paths = data::expand_paths(flags.data, "--data", flags.exclude),
+      .format = flags.format,
+      .vocab_size = model.config.model.vocab,
+      .cache_folder = cache_folder};
   source.chat.tokenizer =
       flags.tokenizer.empty() ? model.tokenizer_folder : flags.tokenizer;
   source.chat.seq_len = seq_len;
@@ -122,7 +125,7 @@ data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
   if (model.data.chat_template == "none") source.chat.chat_template = "none";
   source.chat.pair = model.data.pair;
   source.chat.loss_on = model.data.loss_on;
-  source.field = model.data.field;
+  source.field = flags.field.empty() ? model.data.field : flags.field;
   source.documents_apart = model.data.intra_document_masking;
   std::optional<data::Tokenizer> tokenizer;
   const bool has_own =
@@ -227,6 +230,11 @@ void add_eval(CLI::App& program, int argc, char** argv) {
       ->required();
   command->add_option("--data", flags->data, "files, folders or globs")
       ->required();
+  command->add_option("--exclude", flags->exclude,
+                      "what to leave out of them: globs, as data.exclude");
+  command->add_option("--field", flags->field,
+                      "of a record of JSON lines: where its text is; else as "
+                      "the run has it");
   command
       ->add_option("--format", flags->format,
                    "auto, text, jsonl, chat, tokens_u16, tokens_u32, llmc or "

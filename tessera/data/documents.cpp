@@ -1,11 +1,11 @@
 #include "tessera/data/documents.h"
 
-#include <array>
 #include <filesystem>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/detail/byte_reader.h"
+#include "tessera/data/detail/foreign_files.h"
 #include "tessera/data/detail/json_lines.h"
 #include "tessera/data/detail/utf8.h"
 
@@ -23,31 +23,6 @@ struct Documents::Impl {
 namespace {
 
 using detail::ByteReader;
-
-// What files are that people have, and that are not read.
-struct Foreign {
-  std::string_view magic;
-  std::string_view what;
-  std::string_view way_out;
-};
-constexpr std::array kForeign = {
-    Foreign{"PAR1", "Parquet",
-            "Write it as JSON lines: python3 -c \"import pandas as p; "
-            "p.read_parquet('IN.parquet').to_json('OUT.jsonl', "
-            "orient='records', lines=True, force_ascii=False)\"."},
-    Foreign{"\xfd"
-            "7zXZ",
-            "compressed by xz", "Unpack it, or use gzip or zstd."},
-    Foreign{"BZh", "compressed by bzip2", "Unpack it, or use gzip or zstd."},
-    Foreign{"PK\x03\x04", "a ZIP archive", "Unpack it."}};
-
-void refuse_foreign(const MappedFile& file) {
-  const std::string_view text = detail::text_of(file);
-  for (const Foreign& kind : kForeign) {
-    TS_CHECK_CONFIG(!text.starts_with(kind.magic), file.path(), ": is ",
-                    kind.what, ", which is not read. ", kind.way_out);
-  }
-}
 
 void check_text(std::string_view text, const std::string& path) {
   const size_t at = detail::find_invalid_utf8(text);
@@ -123,7 +98,7 @@ class RecordTexts final : public Documents::Impl {
 std::unique_ptr<Documents::Impl> open(const std::string& path,
                                       const DocumentForm& form) {
   MappedFile file(path);
-  refuse_foreign(file);
+  detail::refuse_foreign(file);
   if (form.format == "jsonl" ||
       (form.format == "auto" && is_json_lines(path))) {
     return std::make_unique<RecordTexts>(path, form.field);

@@ -10,6 +10,7 @@
 #include "tessera/data/detail/document_batches.h"
 #include "tessera/data/detail/merge_learner.h"
 #include "tessera/data/detail/parallel_for.h"
+#include "tessera/data/detail/progress.h"
 #include "tessera/data/detail/sections.h"
 #include "tessera/data/detail/splitter.h"
 #include "tessera/data/detail/utf8.h"
@@ -55,6 +56,8 @@ class WordCounter {
       return [&, own](size_t i) { count_words(splitter_, sections[i], *own); };
     });
   }
+
+  size_t size() const { return all_.size(); }
 
   // Sorted, so that nothing depends on threads or hashes.
   std::vector<detail::CountedWord> words() const {
@@ -137,7 +140,13 @@ TokenizerSpec spec_of(const detail::MergeLearner& learner,
 
 Tokenizer learn(const WordCounter& counted, const TokenizerTraining& training) {
   detail::MergeLearner learner(first_tokens(training), counted.words());
-  learner.learn(training.vocab_size);
+  detail::Progress progress("learning the tokenizer");
+  const auto wanted = static_cast<double>(training.vocab_size);
+  learner.learn(training.vocab_size, [&](int64_t tokens) {
+    progress.tell(static_cast<double>(tokens), wanted, [&] {
+      return c10::str(tokens, " of ", training.vocab_size, " tokens");
+    });
+  });
   if (static_cast<int64_t>(learner.tokens().size()) < training.vocab_size) {
     log::warning("the text has pairs for a vocabulary of ",
                  learner.tokens().size(), ", not of ", training.vocab_size);
@@ -164,10 +173,13 @@ Tokenizer train_tokenizer_on_files(const std::vector<std::string>& paths,
   check(training);
   WordCounter counter(training);
   detail::DocumentBatches batches(paths, form);
+  detail::Progress progress("reading text for the tokenizer");
   while (batches.next()) {
     std::vector<std::string_view> texts;
     for (const auto& part : batches.parts()) texts.push_back(part.text);
     counter.add(texts);
+    batches.tell(progress,
+                 [&] { return c10::str(counter.size(), " different words"); });
   }
   return learn(counter, training);
 }

@@ -161,6 +161,22 @@ def test_many_token_files_take_few_descriptors(program, tokens, tmp_path):
     assert "8000 tokens" in done.stderr
 
 
+def test_eval_reads_as_training_does(program, tessera, tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.jsonl").write_text(as_lines(records(body="this is what counts")))
+    (tmp_path / "d" / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    path = run_json(tmp_path, str(tmp_path / "d"), exclude=["*.png"])
+    train(program, path, "--data.field=body", "--checkpoint.every=3")
+
+    def tokens_of(*flags):
+        said = tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", "--exclude", "*.png", *flags)
+        return json.loads(said.splitlines()[-1])["tokens"]
+
+    assert tokens_of() == tokens_of("--field", "body") != tokens_of("--field", "text")
+    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", code=74)
+    tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / "d", "--exclude", "*", code=78)
+
+
 def mixed(tokens, tmp_path, **data):
     """Text beside token files, whose ids are bytes: the tokenizer has no merges."""
     (tmp_path / "text.jsonl").write_text(as_lines(records(30)))

@@ -33,6 +33,16 @@ std::optional<int64_t> end_of(const ChatForm& form,
   return tokenizer.end_of_text();
 }
 
+void warn_of_date(const ChatForm& form) {
+  const auto chat = template_of(form);
+  if (!chat || chat->source().find("strftime_now") == std::string::npos) return;
+  log::warning(chat->name(),
+               ": the chat template may write today's date (strftime_now), "
+               "which then is in all conversations that are trained on, and "
+               "stays in their cache. To train on another date, or on none, "
+               "set data.chat_template to a copy that says so.");
+}
+
 class Rows {
  public:
   Rows(const ChatForm& form, uint32_t fill, CacheWriter& ids,
@@ -176,6 +186,7 @@ std::string describe(const ChatForm& form) {
 
 void write_chat_samples(const ChatWork& work, CacheWriter& ids,
                         CacheWriter& marks) {
+  warn_of_date(work.form);
   const ChatEncoder encoder = chat_encoder(work.form, work.tokenizer);
   const auto fill = end_of(work.form, work.tokenizer).value_or(0);
   Rows rows(work.form, static_cast<uint32_t>(fill), ids, marks);

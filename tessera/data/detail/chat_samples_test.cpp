@@ -101,6 +101,44 @@ TEST_F(ChatSamples, TargetsOfAStepAreCounted) {
   EXPECT_EQ(set.num_targets(1), 3 + 2);
 }
 
+TEST_F(ChatSamples, ATemplateThatWritesTheDateIsSaid) {
+  using testing::internal::CaptureStderr;
+  using testing::internal::GetCapturedStderr;
+  const std::string body =
+      "{% for each in messages %}{{ each.content }}{% endfor %}";
+  const std::string dated = folder_.file("dated.jinja");
+  const std::string plain = folder_.file("plain.jinja");
+  write_file_atomic(dated, "{{ strftime_now('%Y')[:0] }}" + body);
+  write_file_atomic(plain, body);
+  CaptureStderr();
+  prepare_tokens(source({.chat_template = dated}));
+  EXPECT_THAT(GetCapturedStderr(),
+              HasSubstr("dated.jinja: the chat template may write today's"));
+  CaptureStderr();
+  prepare_tokens(source({.chat_template = plain}));
+  EXPECT_THAT(GetCapturedStderr(), testing::Not(HasSubstr("strftime_now")));
+}
+
+TEST_F(ChatSamples, OtherKindsOfFilesAreRefusedByName) {
+  for (const std::string format : {"chat", "jsonl", "auto"}) {
+    auto from = source();
+    from.format = format;
+    from.paths = {folder_.file("pairs.jsonl.parquet")};
+    write_file_atomic(from.paths[0], "PAR1....PAR1");
+    try {
+      prepare_tokens(from);
+      ADD_FAILURE() << "taken as " << format;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("parquet: is Parquet, which is not"));
+    }
+    from.paths = {folder_.file("pairs.xz")};
+    write_file_atomic(from.paths[0],
+                      "\xfd"
+                      "7zXZ");
+    EXPECT_THROW(prepare_tokens(from), Error);
+  }
+}
+
 TEST_F(ChatSamples, TheCacheKnowsTheForm) {
   samples(source());
   samples(source({.packing = true}));

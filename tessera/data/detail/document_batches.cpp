@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "tessera/core/error.h"
+#include "tessera/core/units.h"
 #include "tessera/data/detail/sections.h"
 
 namespace tessera::data::detail {
@@ -71,6 +73,15 @@ void DocumentBatches::take(bool begins) {
 uint64_t DocumentBatches::consumed() const {
   const uint64_t here = open_.empty() ? 0 : open_.back().consumed();
   return of_files_before_ + here - std::min<uint64_t>(here, rest_.size());
+}
+
+void DocumentBatches::tell(Progress& progress,
+                           const std::function<std::string()>& more) const {
+  progress.tell(static_cast<double>(consumed()), static_cast<double>(total_),
+                [&] {
+                  return c10::str(bytes_text(consumed()), " of ",
+                                  bytes_text(total_), ", ", more());
+                });
 }
 
 }  // namespace tessera::data::detail

@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "tessera/data/detail/progress.h"
 #include "tessera/data/documents.h"
 
 namespace tessera::data::detail {
@@ -36,6 +37,8 @@ class DocumentBatches {
   int64_t num_documents() const { return num_documents_; }  // so far
   uint64_t consumed() const;  // bytes of the files, so far
   uint64_t total() const { return total_; }
+  // How far it is: in bytes, and what `more` says.
+  void tell(Progress& progress, const std::function<std::string()>& more) const;
 
  private:
   bool read_document();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/core/units.h"
+#include "tessera/data/detail/foreign_files.h"
 #include "tessera/data/detail/utf8.h"
 
 namespace tessera::data::detail {
@@ -35,8 +36,10 @@ std::string fields_of(const Json& record) {
 
 }  // namespace
 
-JsonLines::JsonLines(const std::string& path)
-    : file_(path), reader_(open_bytes(file_)) {}
+JsonLines::JsonLines(const std::string& path) : file_(path) {
+  refuse_foreign(file_);
+  reader_ = open_bytes(file_);
+}
 
 bool JsonLines::next() {
   while (next_line()) {

@@ -52,7 +52,9 @@ void MergeLearner::push(Places& places) {
   }
 }
 
-void MergeLearner::learn(int64_t vocab_size) {
+void MergeLearner::learn(int64_t vocab_size,
+                         const std::function<void(int64_t tokens)>& on_tokens) {
+  constexpr size_t kBetween = 64;  // tokens
   while (static_cast<int64_t>(tokens_.size()) < vocab_size && !heap_.empty()) {
     std::pop_heap(heap_.begin(), heap_.end());
     Entry& top = heap_.back();
@@ -71,6 +73,9 @@ void MergeLearner::learn(int64_t vocab_size) {
     Places places;
     for (const uint32_t word : words) join(word, pair, token, places);
     push(places);
+    if (on_tokens && merges_.size() % kBetween == 0) {
+      on_tokens(static_cast<int64_t>(tokens_.size()));
+    }
   }
 }
 

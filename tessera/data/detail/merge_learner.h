@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -26,8 +27,10 @@ class MergeLearner {
   MergeLearner(std::vector<std::string> tokens,
                const std::vector<CountedWord>& words);
 
-  // Until there are `vocab_size` tokens or no pair is left.
-  void learn(int64_t vocab_size);
+  // Until there are `vocab_size` tokens or no pair is left. Now and then
+  // `on_tokens` hears how many there are.
+  void learn(int64_t vocab_size,
+             const std::function<void(int64_t tokens)>& on_tokens = nullptr);
 
   const std::vector<std::string>& tokens() const { return tokens_; }
   // In the order in which they were learned.
