@@ -32,8 +32,7 @@ struct GenerateFlags {
   std::string dtype = "fp32";
   int64_t samples = 1;
   std::vector<std::string> stops;
-  models::GenerateOptions options{
-      .sampling = {.temperature = 0.8, .top_k = 50}};
+  models::GenerateOptions options{.sampling = models::kUsualSampling};
   RankFlags ranks;
 };
 

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "tessera/core/error.h"
 #include "tessera/mesh/layout.h"
 
@@ -84,6 +86,68 @@ class Generation {
   int64_t drawer_ = 0;
 };
 
+class Evaluations {
+ public:
+  Evaluations(RankModel& model, comm::Group& world, int64_t longest)
+      : model_(model), world_(world), longest_(longest) {}
+
+  int64_t next(const std::vector<int64_t>& ids, const models::Draw& draw) {
+    text_.insert(text_.end(), ids.begin(), ids.end());
+    // All draw, so that what cannot be drawn from ends all alike; the first one
+    // is believed, whose processor may round otherwise.
+    const at::Tensor token = at::tensor({draw(logits())}, at::kLong);
+    if (world_.size() > 1) world_.broadcast(token, 0).synchronize();
+    return token.item<int64_t>();
+  }
+
+ private:
+  // (V) of what follows the text, on every rank.
+  at::Tensor logits() {
+    const auto count = static_cast<int64_t>(text_.size());
+    const at::Tensor ids = at::zeros({1, length_for(count)}, at::kLong);
+    ids[0].narrow(0, 0, count).copy_(at::tensor(text_, at::kLong));
+    const int64_t vocab = model_.decoder().config().vocab;
+    const at::Tensor all = at::zeros({vocab}, at::kDouble);
+    model_.evaluate({ids, ids}, nullptr, [&](const at::Tensor& here) {
+      const at::Tensor row = row_of(here, ids.size(1), count - 1);
+      if (!row.defined()) return;
+      const auto share = mesh::chunk_of(vocab, model_.mesh().degree(Axis::kTp),
+                                        place(Axis::kTp));
+      all.slice(0, share.begin, share.end).copy_(row);
+    });
+    if (world_.size() > 1) world_.all_reduce(all).synchronize();
+    return all;
+  }
+
+  // Tokens behind a text change nothing in it. cp and sequence parallelism cut
+  // evenly what they get.
+  int64_t length_for(int64_t count) const {
+    const auto& mesh = model_.mesh();
+    const int64_t cp = mesh.degree(Axis::kCp);
+    const int64_t pieces = (cp > 1 ? 2 * cp : 1) * mesh.degree(Axis::kTp);
+    return std::min(longest_, (count + pieces - 1) / pieces * pieces);
+  }
+
+  // Of the logits of this rank's tokens, the one at `position`; undefined where
+  // it is on another rank, or a replica counts it.
+  at::Tensor row_of(const at::Tensor& logits, int64_t length,
+                    int64_t position) const {
+    if (place(Axis::kDpReplicate) > 0 || place(Axis::kDpShard) > 0) return {};
+    const at::Tensor positions = model_.composed().local_tokens(
+        at::arange(length, at::kLong).unsqueeze(0))[0];
+    const at::Tensor found = at::nonzero(positions == position);
+    if (found.numel() == 0) return {};
+    return logits[0][found.item<int64_t>()];
+  }
+
+  int64_t place(Axis axis) const { return model_.composed().coord[axis]; }
+
+  RankModel& model_;
+  comm::Group& world_;
+  const int64_t longest_;
+  std::vector<int64_t> text_;
+};
+
 }  // namespace
 
 void check_generation(const RunConfig& config, int64_t world_size) {
@@ -113,6 +177,21 @@ std::vector<int64_t> generate(RankModel& model, comm::Communicator& ranks,
       config, prompt, options,
       [&](const std::vector<int64_t>& ids, const models::Draw& draw) {
         return generation.next(ids, draw);
+      },
+      on_token);
+}
+
+std::vector<int64_t> generate_by_evaluations(
+    RankModel& model, comm::Communicator& ranks, int64_t longest,
+    const std::vector<int64_t>& prompt, const models::GenerateOptions& options,
+    const models::OnToken& on_token) {
+  models::ModelConfig config = model.decoder().config();
+  config.max_seq = std::min(config.max_seq, longest);
+  Evaluations evaluations(model, ranks.world(), longest);
+  return models::generate(
+      config, prompt, options,
+      [&](const std::vector<int64_t>& ids, const models::Draw& draw) {
+        return evaluations.next(ids, draw);
       },
       on_token);
 }

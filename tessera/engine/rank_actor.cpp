@@ -90,6 +90,7 @@ void RankActor::loss(int64_t microbatch) {
   const at::AutoGradMode records(trains());
   const at::Tensor logits = last.output.detach().requires_grad_(trains());
   if (!trains()) last.output = at::Tensor();
+  if (input_.on_logits) input_.on_logits(logits);
   const nn::LossSum loss = model_.loss_of(logits, mine.batch.targets);
   // The ranks of tp all have the same: in an evaluation the first one counts.
   if (trains() || composed_.coord[mesh::Axis::kTp] == 0) {

@@ -47,9 +47,11 @@ void RankModel::step(StepInput input, const program::Observer& observer) {
   program::execute(step_, *actor_, observer);
 }
 
-nn::LossSum RankModel::evaluate(const data::Batch& batch,
-                                const program::Observer& observer) {
+nn::LossSum RankModel::evaluate(
+    const data::Batch& batch, const program::Observer& observer,
+    const std::function<void(const at::Tensor&)>& on_logits) {
   StepInput input;
+  input.on_logits = on_logits;
   input.load = [&](int64_t, int64_t) { return batch; };
   input.samples = batch.inputs.size(0);
   input.tokens = parallel::local_length(batch.inputs.size(1), composed_.mesh);

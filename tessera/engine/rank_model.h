@@ -40,8 +40,10 @@ class RankModel {
   void step(StepInput input, const program::Observer& observer = nullptr);
   // Sum of the cross-entropy of one batch, without gradients: each token counts
   // on one of the ranks that hold a model together, for which it is collective.
-  nn::LossSum evaluate(const data::Batch& batch,
-                       const program::Observer& observer = nullptr);
+  // `on_logits`: see StepInput.
+  nn::LossSum evaluate(
+      const data::Batch& batch, const program::Observer& observer = nullptr,
+      const std::function<void(const at::Tensor&)>& on_logits = nullptr);
   // For who calls the decoder's units outside of a program, behind changes.
   void gather_parameters() { composed_.parameters->gather_all(); }
 

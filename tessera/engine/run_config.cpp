@@ -338,6 +338,11 @@ std::vector<std::string> without_effect(const RunConfig& config,
         "validate.patience", "checkpoint.keep_best"}) {
     note(!validates, key, "is not used without data.valid or data.valid_share");
   }
+  for (const char* key : {"monitor.sample_prompt", "monitor.sample_tokens",
+                          "monitor.sample_temperature"}) {
+    note(config.monitor.sample == 0, key,
+         "is not used while monitor.sample is 0: no text is written");
+  }
   for (const char* key : {"model.lora.alpha", "model.lora.targets"}) {
     note(config.model.lora.rank == 0, key,
          "is not used while model.lora.rank is 0: all weights are trained");

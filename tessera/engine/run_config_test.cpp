@@ -82,7 +82,9 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"validate", {"every", "samples", "at_start", "patience"}},
        {"comm", {"backend", "algorithm", "timeout_s"}},
        {"checkpoint", {"every", "keep", "keep_best", "async", "dir"}},
-       {"monitor", {"every", "tensorboard", "trace"}}};
+       {"monitor",
+        {"every", "tensorboard", "trace", "sample", "sample_prompt",
+         "sample_tokens", "sample_temperature"}}};
   std::vector<std::pair<std::string, std::vector<std::string>>> found;
   const Json sections = schema_properties();
   for (const auto& [name, section] : sections.items()) {

@@ -74,6 +74,7 @@ void StarActor::loss(int64_t microbatch) {
   on_devices([&](size_t device) {
     Device& here = devices_[device];
     const at::AutoGradMode records(trains());
+    if (input_.on_logits) input_.on_logits(here.output);
     here.loss = models_[device]->loss_of(std::exchange(here.output, {}),
                                          here.batch.targets);
     if (!trains()) return;

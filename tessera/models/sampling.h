@@ -20,6 +20,10 @@ struct SamplingOptions {
   double repetition_penalty = 1.0;
 };
 
+// What the program draws by, unless it is told otherwise.
+inline constexpr SamplingOptions kUsualSampling{.temperature = 0.8,
+                                                .top_k = 50};
+
 // Logits (V) as scores in fp64 on the CPU, -inf for what is not to be drawn.
 // `seen`: the tokens of the text so far. TS_CHECK where a logit is no number.
 at::Tensor sampling_scores(const at::Tensor& logits,

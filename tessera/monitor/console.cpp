@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <ostream>
+#include <sstream>
 
+#include "tessera/core/printable.h"
 #include "tessera/core/screen.h"
 
 namespace tessera::monitor {
@@ -100,6 +102,7 @@ void Console::step(const StepRecord& record) {
   if (record.validation) {
     show(validation_line_of(record.step, *record.validation));
   }
+  if (record.sample) show(sample_lines_of(record.step, *record.sample));
 }
 
 void Console::validated_at_start(const Validation& validation) {
@@ -120,7 +123,7 @@ bool Console::is_shown(const StepRecord& record) const {
   return record.step == info_.first_step + 1 ||
          record.step == info_.total_steps ||
          record.step % std::max<int64_t>(1, options_.every) == 0 ||
-         record.validation.has_value();
+         record.validation.has_value() || record.sample.has_value();
 }
 
 std::string Console::line_of(const StepRecord& record) const {
@@ -153,6 +156,19 @@ std::string Console::validation_line_of(int64_t step,
     line.add(kBlue, rate_of(static_cast<double>(valid.tokens) / valid.seconds));
   }
   return line.str();
+}
+
+std::string Console::sample_lines_of(int64_t step, const Sample& sample) const {
+  Line line(options_.colour);
+  line.add(kRed, format("sample step: %lld", static_cast<long long>(step)));
+  line.add(kBlue,
+           format("tokens: %lld in %.2fs",
+                  static_cast<long long>(sample.tokens), sample.seconds));
+  std::string text = line.str();
+  std::istringstream lines(
+      printable(sample.prompt + sample.text, /*keeps_lines=*/true));
+  for (std::string each; std::getline(lines, each);) text += "\n  | " + each;
+  return text;
 }
 
 std::string Console::rate_of(double tokens_per_s) const {

@@ -5,9 +5,10 @@
 //   mfu: 8.10%  memory:  0.52GiB(2.17%)  left: 1m20s     (all in one line)
 //
 // Shown are the first step, every `every`th, the last, and those with a
-// validation, which has a line of its own. Tokens and epochs are those of the
-// whole run so far; epoch and mfu are left out where they are unknown. The time
-// left is judged by the last 100 steps, with what lies between them.
+// validation or a sample, which have lines of their own. Tokens and epochs are
+// those of the whole run so far; epoch and mfu are left out where they are
+// unknown. The time left is judged by the last 100 steps, with what lies
+// between them.
 // Units:  memory of the worst rank, and its share of the host's.
 #pragma once
 
@@ -45,6 +46,7 @@ class Console : public Sink {
   bool is_shown(const StepRecord& record) const;
   std::string line_of(const StepRecord& record) const;
   std::string validation_line_of(int64_t step, const Validation& valid) const;
+  std::string sample_lines_of(int64_t step, const Sample& sample) const;
   // Of the world, and of a rank where there are several.
   std::string rate_of(double tokens_per_s) const;
   std::string memory_of(const StepRecord& record) const;

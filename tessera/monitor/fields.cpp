@@ -17,6 +17,11 @@ std::optional<double> valid_loss(const StepRecord& record) {
   return record.validation->loss;
 }
 
+std::optional<double> sample_s(const StepRecord& record) {
+  if (!record.sample) return std::nullopt;
+  return record.sample->seconds;
+}
+
 }  // namespace
 
 const std::vector<Field>& fields() {
@@ -46,6 +51,7 @@ const std::vector<Field>& fields() {
       {"loss_scale", of<&R::loss_scale>, kIfKnown, "loss_scale"},
       {"aux_loss", of<&R::aux_loss>, kIfKnown, "aux_loss"},
       {"valid_loss", valid_loss, kIfKnown, kValidLossTag},
+      {"sample_s", sample_s, kIfKnown, "time_metrics/sample(s)"},
   };
   return all;
 }

@@ -58,38 +58,53 @@ std::string to_json_line(const StepRecord& record) {
   return line.str();
 }
 
-JsonLines::JsonLines(const std::string& path) : path_(path) {
+LineFile::LineFile(const std::string& path) : path_(path) {
   refuse_irregular(path);
   fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   TS_CHECK_IO(fd_ >= 0, "monitor: cannot open ", path,
               " for appending: ", std::strerror(errno), ".");
 }
 
-JsonLines::~JsonLines() { ::close(fd_); }
+LineFile::~LineFile() { ::close(fd_); }
 
 void JsonLines::step(const StepRecord& record) {
-  pending_ += to_json_line(record) + "\n";
+  file_.add(to_json_line(record), record.step);
+}
+
+void SampleLines::step(const StepRecord& record) {
+  if (!record.sample) return;
+  file_.add(detail::JsonText()
+                .number("step", record.step)
+                .text("prompt", record.sample->prompt)
+                .text("text", record.sample->text)
+                .number("tokens", record.sample->tokens)
+                .number("seconds", record.sample->seconds)
+                .str(),
+            record.step);
+}
+
+void LineFile::add(const std::string& line, int64_t step) {
+  pending_ += line + "\n";
   const std::string complaint = write_pending();
   if (complaint.empty() && told_) {
-    log::info("monitor: ", path_, " can be written again, up to step ",
-              record.step);
+    log::info("monitor: ", path_, " can be written again, up to step ", step);
   } else if (!complaint.empty() && !told_) {
-    log::warning("monitor: step ", record.step, " cannot be written to ", path_,
-                 ": ", complaint,
+    log::warning("monitor: step ", step, " cannot be written to ", path_, ": ",
+                 complaint,
                  ". The run goes on; lines are kept until "
                  "there is room.");
   }
   told_ = !complaint.empty();
 }
 
-void JsonLines::close(const RunEnd& /*end*/) {
+void LineFile::close() {
   const std::string complaint = write_pending();
   TS_CHECK_IO(complaint.empty(), "monitor: the last lines of ", path_,
               " could not be written: ", complaint, ".");
   fsync(fd_);
 }
 
-std::string JsonLines::write_pending() {
+std::string LineFile::write_pending() {
   if (pending_.empty()) return "";
   const off_t before = lseek(fd_, 0, SEEK_END);
   const ssize_t written = write(fd_, pending_.data(), pending_.size());

@@ -15,14 +15,15 @@
 
 namespace tessera::monitor {
 
-class JsonLines : public Sink {
+// Whole lines, appended.
+class LineFile {
  public:
-  explicit JsonLines(const std::string& path);  // appends
-  ~JsonLines() override;
-  JsonLines(const JsonLines&) = delete;
-  JsonLines& operator=(const JsonLines&) = delete;
-  void step(const StepRecord& record) override;
-  void close(const RunEnd& end) override;
+  explicit LineFile(const std::string& path);
+  ~LineFile();
+  LineFile(const LineFile&) = delete;
+  LineFile& operator=(const LineFile&) = delete;
+  void add(const std::string& line, int64_t step);
+  void close();  // TS_CHECK_IO where lines are still pending
 
  private:
   std::string write_pending();  // "", or why it cannot be written
@@ -31,6 +32,27 @@ class JsonLines : public Sink {
   int fd_ = -1;
   std::string pending_;  // whole lines
   bool told_ = false;    // that lines are pending
+};
+
+class JsonLines : public Sink {
+ public:
+  explicit JsonLines(const std::string& path) : file_(path) {}
+  void step(const StepRecord& record) override;
+  void close(const RunEnd& /*end*/) override { file_.close(); }
+
+ private:
+  LineFile file_;
+};
+
+// samples.jsonl: a line for each text that the model wrote.
+class SampleLines : public Sink {
+ public:
+  explicit SampleLines(const std::string& path) : file_(path) {}
+  void step(const StepRecord& record) override;
+  void close(const RunEnd& /*end*/) override { file_.close(); }
+
+ private:
+  LineFile file_;
 };
 
 // The line, without its end.

@@ -15,6 +15,28 @@ void MonitorConfig::declare(config::Section& section) {
            "0: none")
       .at_least(0)
       .at_most(1e6);
+  section
+      .key("sample", sample,
+           "steps between texts that the model writes, and at the last step; "
+           "0: none")
+      .at_least(0)
+      .at_most(1e12);
+  section.key("sample_prompt", sample_prompt,
+              "what such a text begins with; empty: the beginning of the first "
+              "sample that is validated on, else trained on: 16 tokens, of "
+              "conversations all before the first answer");
+  section
+      .key("sample_tokens", sample_tokens,
+           "that it writes; fewer where the text ends, or has data.seq_len "
+           "tokens")
+      .at_least(1)
+      .at_most(1 << 24);
+  section
+      .key("sample_temperature", sample_temperature,
+           "of its tokens, drawn among the 50 likeliest; 0: always the "
+           "likeliest")
+      .at_least(0)
+      .at_most(1e6);
 }
 
 }  // namespace tessera::monitor

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "tessera/core/config.h"
 
@@ -11,6 +12,10 @@ struct MonitorConfig {
   int64_t every = 10;
   bool tensorboard = true;
   int64_t trace = 0;
+  int64_t sample = 0;
+  std::string sample_prompt;
+  int64_t sample_tokens = 64;
+  double sample_temperature = 0.8;
   void declare(config::Section& section);
 };
 

@@ -39,8 +39,11 @@ std::unique_ptr<Sink> make_sinks(const MonitorConfig& config,
               ": ", error.message(), ".");
   const std::string metrics = info.folder + "/metrics.jsonl";
   truncate_after(metrics, info.first_step);
+  const std::string samples = info.folder + "/samples.jsonl";
+  truncate_after(samples, info.first_step);
   auto sinks = std::make_unique<Sinks>();
   sinks->add(std::make_unique<JsonLines>(metrics));
+  if (config.sample > 0) sinks->add(std::make_unique<SampleLines>(samples));
   if (config.tensorboard) sinks->add(std::make_unique<TensorBoard>(info));
   sinks->add(std::make_unique<Summary>(info));
   sinks->add(std::make_unique<Console>(info, ConsoleOptions{config.every}));

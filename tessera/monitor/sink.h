@@ -35,9 +35,9 @@ class Sinks : public Sink {
   std::vector<std::unique_ptr<Sink>> sinks_;
 };
 
-// What a run folder holds: metrics.jsonl, events.* where asked for, and
-// summary.json; and the progress lines on the screen. Makes the folder. Lines
-// of steps after info.first_step are dropped from metrics.jsonl.
+// What a run folder holds: metrics.jsonl, samples.jsonl and events.* where they
+// are asked for, and summary.json; and the progress lines on the screen. Makes
+// the folder. Lines of steps after info.first_step are dropped.
 std::unique_ptr<Sink> make_sinks(const MonitorConfig& config,
                                  const RunInfo& info);
 

@@ -178,6 +178,26 @@ TEST(JsonLines, AResumedRunHasEachStepOnce) {
   EXPECT_THAT(read_file(path), IsEmpty());
 }
 
+TEST(SampleLines, AreTextsOfTheirSteps) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("samples.jsonl");
+  SampleLines sink(path);
+  sink.step(record_of(1));
+  StepRecord record = record_of(2);
+  record.sample = Sample{
+      .prompt = "a \"b\"", .text = "\n\u00fc", .tokens = 3, .seconds = 0.5};
+  sink.step(record);
+  sink.close({});
+  const auto lines = lines_of(path);
+  ASSERT_EQ(lines.size(), 1);
+  EXPECT_EQ(lines[0], parse_json(R"({"step": 2, "prompt": "a \"b\"",
+      "text": "\n\u00fc", "tokens": 3, "seconds": 0.5})",
+                                 "expected"));
+  EXPECT_EQ(parse_json(to_json_line(record), "line")["sample_s"], 0.5);
+  truncate_after(path, 1);
+  EXPECT_THAT(read_file(path), IsEmpty());
+}
+
 TEST(JsonLines, ATornOrStrangeLineEndsTheGoodPart) {
   for (const char* bad :
        {"{\"step\":3,\"loss\":1.5", "{\"step\":3,\"loss\":1.5}", "}\n", "\n",
@@ -391,6 +411,22 @@ TEST(Console, ShowsTheFirstTheLastAndEveryNthStep) {
     steps.push_back(line.substr(6, 2));
   }
   EXPECT_THAT(steps, ElementsAre(" 4", "10", "20", "25"));
+}
+
+// What a model writes may be anything.
+TEST(Console, ShowsASampleLineByLine) {
+  Screen screen;
+  Console sink(info_in(""), screen.options(100));
+  sink.step(record_of(1));
+  screen.text.str("");
+  StepRecord record = record_of(2);
+  record.sample = Sample{
+      .prompt = "once", .text = " a\ncat\033[2J", .tokens = 5, .seconds = 0.25};
+  sink.step(record);
+  EXPECT_THAT(screen.text.str(),
+              HasSubstr("sample step: 2  tokens: 5 in 0.25s\n"
+                        "  | once a\n"
+                        "  | cat\\u001b[2J\n"));
 }
 
 TEST(Console, ColoursFieldsWhereAskedTo) {

@@ -21,6 +21,14 @@ struct Validation {
   double seconds = 0;
 };
 
+// A text that the model wrote after a step.
+struct Sample {
+  std::string prompt;
+  std::string text;  // behind it
+  int64_t tokens = 0;
+  double seconds = 0;
+};
+
 // Of a link between two ranks, measured now and then.
 struct LinkSpeed {
   int64_t from = 0;  // ranks; from < to
@@ -55,6 +63,7 @@ struct StepRecord {
   std::optional<double> aux_loss;
   std::vector<double> expert_load;
   std::optional<Validation> validation;  // its loss is valid_loss
+  std::optional<Sample> sample;          // its seconds are sample_s
   // Those measured after this step; in TensorBoard and the summary alone.
   std::vector<LinkSpeed> links;
 };

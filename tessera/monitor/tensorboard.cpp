@@ -15,7 +15,7 @@
 namespace tessera::monitor {
 namespace {
 
-// The wire format of protocol buffers, as far as scalars need it.
+// The wire format of protocol buffers, as far as scalars and texts need it.
 class Message {
  public:
   Message& integer(int field, uint64_t value) {
@@ -59,7 +59,11 @@ enum Event {
   kSessionLog = 7
 };
 enum SummaryField { kValue = 1 };
-enum Value { kTag = 1, kSimpleValue = 2 };
+enum Value { kTag = 1, kSimpleValue = 2, kTensor = 8, kMetadata = 9 };
+enum SummaryMetadata { kPluginData = 1 };
+enum PluginData { kPluginName = 1 };
+enum Tensor { kType = 1, kStringValue = 8 };
+constexpr int kStringType = 7;  // of types.proto
 enum SessionLog { kStatus = 1 };
 constexpr int kStart = 1;
 
@@ -86,12 +90,23 @@ std::string file_name() {
                   host_name(), ".", getpid(), ".", count++);
 }
 
-class Scalars {
+// The values of one event.
+class Values {
  public:
   void add(const std::string& tag, double value) {
     Message scalar;
     scalar.bytes(kTag, tag).fixed32(kSimpleValue, static_cast<float>(value));
     summary_.bytes(kValue, scalar.str());
+  }
+  void add_text(const std::string& tag, const std::string& text) {
+    Message plugin, metadata, tensor, value;
+    plugin.bytes(kPluginName, "text");
+    metadata.bytes(kPluginData, plugin.str());
+    tensor.integer(kType, kStringType).bytes(kStringValue, text);
+    value.bytes(kTag, tag)
+        .bytes(kTensor, tensor.str())
+        .bytes(kMetadata, metadata.str());
+    summary_.bytes(kValue, value.str());
   }
   const std::string& str() const { return summary_.str(); }
 
@@ -99,28 +114,42 @@ class Scalars {
   Message summary_;
 };
 
-Scalars scalars_of(const StepRecord& record, const RunInfo& info) {
-  Scalars scalars;
+// TensorBoard shows Markdown, of which this is a piece of code: as it is.
+std::string as_code(const std::string& text) {
+  std::string code = "    ";
+  for (const char letter : text) {
+    code += letter;
+    if (letter == '\n') code += "    ";
+  }
+  return code;
+}
+
+Values values_of(const StepRecord& record, const RunInfo& info) {
+  Values values;
   for (const Field& field : fields()) {
     const std::optional<double> value = field.value(record);
-    if (field.tag && value) scalars.add(field.tag, field.tag_factor * *value);
+    if (field.tag && value) values.add(field.tag, field.tag_factor * *value);
   }
-  scalars.add("throughput(tps)",
-              record.tokens_per_s / static_cast<double>(info.world_size));
+  values.add("throughput(tps)",
+             record.tokens_per_s / static_cast<double>(info.world_size));
   if (info.host_memory_mib > 0) {
-    scalars.add("memory/max_active(%)",
-                100 * record.mem_peak_mib / info.host_memory_mib);
+    values.add("memory/max_active(%)",
+               100 * record.mem_peak_mib / info.host_memory_mib);
   }
   for (size_t i = 0; record.seconds && i < kNumSpanKinds; ++i) {
     const std::string kind = name_of(static_cast<SpanKind>(i));
-    scalars.add("seconds/" + kind, (*record.seconds)[i]);
+    values.add("seconds/" + kind, (*record.seconds)[i]);
   }
   for (const LinkSpeed& link : record.links) {
     const std::string name = c10::str("links/", link.from, "-", link.to);
-    scalars.add(name + "/latency(us)", link.latency_us);
-    scalars.add(name + "/bandwidth(GB/s)", link.gbps);
+    values.add(name + "/latency(us)", link.latency_us);
+    values.add(name + "/bandwidth(GB/s)", link.gbps);
   }
-  return scalars;
+  if (record.sample) {
+    values.add_text("sample",
+                    as_code(record.sample->prompt + record.sample->text));
+  }
+  return values;
 }
 
 }  // namespace
@@ -142,20 +171,20 @@ TensorBoard::TensorBoard(const RunInfo& info)
 }
 
 void TensorBoard::validated_at_start(const Validation& validation) {
-  Scalars scalars;
-  scalars.add(kValidLossTag, validation.loss);
-  write_scalars(0, scalars.str());
+  Values values;
+  values.add(kValidLossTag, validation.loss);
+  write_values(0, values.str());
 }
 
 void TensorBoard::step(const StepRecord& record) {
-  write_scalars(record.step, scalars_of(record, info_).str());
+  write_values(record.step, values_of(record, info_).str());
 }
 
-void TensorBoard::write_scalars(int64_t step, const std::string& scalars) {
+void TensorBoard::write_values(int64_t step, const std::string& values) {
   Message event;
   event.fixed64(kWallTime, now_s())
       .integer(kStep, step)
-      .bytes(kSummary, scalars);
+      .bytes(kSummary, values);
   write_record(event.str());
 }
 

@@ -1,4 +1,5 @@
-// events.out.tfevents.*: scalars for TensorBoard, with torchtitan's tags.
+// events.out.tfevents.*: scalars for TensorBoard, with torchtitan's tags, and
+// texts.
 //
 // The file is a sequence of records (length, masked CRC32C of it, an Event
 // message, masked CRC32C of that), encoded by hand: scalars need few fields.
@@ -25,7 +26,7 @@ class TensorBoard : public Sink {
   const std::string& path() const { return path_; }
 
  private:
-  void write_scalars(int64_t step, const std::string& scalars);
+  void write_values(int64_t step, const std::string& values);
   void write_record(const std::string& event);
 
   RunInfo info_;

@@ -232,6 +232,14 @@ void keep_chat_template(const RunConfig& config, const RunFolder& folder) {
        "chat_template.jinja");
 }
 
+std::optional<data::Tokenizer> find_tokenizer(const RunConfig& config,
+                                              const RunFolder& folder) {
+  const std::string given = tokenizer_path(config);
+  if (!given.empty()) return data::Tokenizer::load(given);
+  if (!std::filesystem::exists(folder.tokenizer())) return std::nullopt;
+  return data::Tokenizer::load(folder.tokenizer());
+}
+
 Datasets open_datasets(const RunConfig& config, const RunFolder& folder) {
   Inputs inputs = inputs_of(config, folder);
   const auto all = all_of(inputs);

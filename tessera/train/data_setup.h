@@ -12,10 +12,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/data/dataset.h"
 #include "tessera/data/fingerprint.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/train/run_folder.h"
 
@@ -35,6 +37,11 @@ void prepare_data(const engine::RunConfig& config, const RunFolder& folder);
 // and the special tokens that the template names.
 void keep_chat_template(const engine::RunConfig& config,
                         const RunFolder& folder);
+
+// That of the run's text or, of token files, the one that is given; none: there
+// is none. REQUIRES: prepare_data().
+std::optional<data::Tokenizer> find_tokenizer(const engine::RunConfig& config,
+                                              const RunFolder& folder);
 
 Datasets open_datasets(const engine::RunConfig& config,
                        const RunFolder& folder);

@@ -18,6 +18,7 @@
 #include "tessera/monitor/memory.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/text_samples.h"
 
 namespace tessera::train {
 
@@ -148,6 +149,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks) {
   check_memory(config, ranks, memory_of_host());
   engine::passes_chosen();  // refuses what is none
   prepare_data(config, folder);
+  check_samples(config, folder);
 }
 
 void check_memory(const RunConfig& of, const HostRanks& ranks,

@@ -3,6 +3,7 @@
 //   config.json      as resolved          metrics.jsonl   one line a step
 //   tokenizer.json   of text data         events.*        TensorBoard
 //   logs/rank-N.log                       checkpoints/step-N/
+//   samples.jsonl    where monitor.sample asks for it
 //   summary.json     written at the end
 //   logs/flight-rank-N.json               after a failure: the last operations
 //   model_files/     of model.from, but its weights

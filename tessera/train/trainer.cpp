@@ -26,6 +26,7 @@
 #include "tessera/train/model_files.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/state.h"
+#include "tessera/train/text_samples.h"
 #include "tessera/train/trained_model.h"
 
 namespace tessera::train {
@@ -154,6 +155,9 @@ class Trainer {
 
   void open_monitor() {
     first_step_ = step_;
+    if (config_.monitor.sample > 0) {
+      samples_ = std::make_unique<TextSamples>(config_, folder_, data_);
+    }
     // Rank 0 measures what the machine can do while no other rank computes, and
     // in the first step nobody should wait for what it opens.
     ranks_.world().barrier();
@@ -211,6 +215,9 @@ class Trainer {
       if (data_.valid && validates(due || last)) {
         totals.record.validation = validate();
         best_ = with_validation(best_, totals.record.validation->loss, step_);
+      }
+      if (samples_ && (last || step_ % config_.monitor.sample == 0)) {
+        totals.record.sample = samples_->write(*model_, ranks_, step_);
       }
       metrics_->record(totals.record);
       const bool ends = last || is_out_of_patience();
@@ -362,6 +369,7 @@ class Trainer {
   Datasets data_;
   std::unique_ptr<RankModel> model_;
   std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<TextSamples> samples_;  // where they are asked for
   std::unique_ptr<engine::Recorder> recorder_;
   std::unique_ptr<monitor::TraceWriter> trace_;  // once it has begun
   int64_t first_step_ = 0;                       // updates done before this run

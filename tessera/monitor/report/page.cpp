@@ -35,7 +35,10 @@ td, th { padding: .2em .9em .2em 0; text-align: left; vertical-align: top;
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
 details { margin-top: 1em }
 summary { cursor: pointer }
-.events td:first-child { white-space: nowrap; color: var(--soft) }
+.events td:first-child, .samples td:first-child { white-space: nowrap;
+  color: var(--soft) }
+.samples td { white-space: pre-wrap }
+.samples i { color: var(--soft); font-style: normal }
 .warning { color: #c60 }
 .error { color: #d22 }
 )";
@@ -200,6 +203,28 @@ std::string charts(const std::vector<RunHistory>& runs) {
   return text + "</div>\n";
 }
 
+// Of many, so many from the first to the last.
+constexpr size_t kSamplesShown = 40;
+
+std::string samples(const RunHistory& run) {
+  if (run.samples.empty()) return "";
+  const size_t all = run.samples.size();
+  const size_t shown = std::min(all, kSamplesShown);
+  std::string text = "<h2>What the model wrote, " + escaped(run.name) +
+                     "</h2><table class=\"samples\">";
+  for (size_t i = 0; i < shown; ++i) {
+    const WrittenText& sample =
+        run.samples[shown == 1 ? 0 : i * (all - 1) / (shown - 1)];
+    text += c10::str("<tr><td>step ", sample.step, "</td><td><i>",
+                     escaped(sample.prompt), "</i>", escaped(sample.text),
+                     "</td></tr>\n");
+  }
+  text += "</table>\n";
+  if (shown == all) return text;
+  return text + c10::str("<p class=\"soft\">", shown, " of ", all,
+                         ": all are in samples.jsonl.</p>\n");
+}
+
 std::string communication(const RunHistory& run) {
   std::string text;
   if (!run.traffic.empty()) {
@@ -286,6 +311,7 @@ std::string page_of(const std::vector<RunHistory>& runs) {
   if (runs.size() == 1 && !runs.front().resumed_after.empty()) {
     text += "<p class=\"soft\">A red line: the run was resumed there.</p>\n";
   }
+  for (const RunHistory& run : runs) text += samples(run);
   for (const RunHistory& run : runs) text += communication(run);
   for (const RunHistory& run : runs) text += events(run);
   return text + configurations(runs) + "</html>\n";

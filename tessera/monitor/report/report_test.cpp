@@ -35,6 +35,9 @@ std::string a_run(const TemporaryFolder& folder, const std::string& name) {
         R"({"reason": "done", "steps": 2, "total_steps": 2, "communication":)"
         R"([{"group": "dp", "verb": "all_reduce", "calls": 3, "bytes": 4096,)"
         R"("seconds": 0.5}], "links": []})");
+  write(run + "/samples.jsonl",
+        R"({"step":2,"prompt":"in <the","text":" beginning","tokens":2})"
+        "\n");
   write(run + "/logs/rank-0.log",
         "12:30:01 [rank 0/2 dp=0] resumed after step 1\n"
         "12:30:02 warning: <b>\n");
@@ -69,11 +72,23 @@ TEST(Report, RefusesAFolderOfNoRun) {
 TEST(Report, ThePageNeedsNothingElse) {
   const TemporaryFolder folder;
   const std::string page = page_of({read_history(a_run(folder, "one"))});
-  EXPECT_THAT(page,
-              AllOf(HasSubstr("<svg"), HasSubstr("all_reduce"),
-                    HasSubstr("resumed after step 1"),
-                    HasSubstr("warning: &lt;b&gt;"), Not(HasSubstr("<script")),
-                    Not(HasSubstr("http")), Not(HasSubstr("nan"))));
+  EXPECT_THAT(
+      page,
+      AllOf(HasSubstr("<svg"), HasSubstr("all_reduce"),
+            HasSubstr("resumed after step 1"), HasSubstr("warning: &lt;b&gt;"),
+            HasSubstr("step 2</td><td><i>in &lt;the</i> beginning"),
+            Not(HasSubstr("<script")), Not(HasSubstr("http")),
+            Not(HasSubstr("nan"))));
+}
+
+TEST(Report, OfManySamplesTheFirstAndTheLastAreShown) {
+  RunHistory run{.name = "long"};
+  for (int64_t step = 1; step <= 1000; ++step) {
+    run.samples.push_back({.step = step, .prompt = "", .text = "words"});
+  }
+  const std::string page = page_of({run});
+  EXPECT_THAT(page, AllOf(HasSubstr("step 1<"), HasSubstr("step 1000<"),
+                          Not(HasSubstr("step 2<")), HasSubstr("40 of 1000")));
 }
 
 TEST(Report, SeveralRunsSayWhatIsConfiguredOtherwise) {

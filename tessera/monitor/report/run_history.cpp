@@ -62,6 +62,20 @@ void read_metrics(const std::string& path, RunHistory& history) {
   });
 }
 
+void read_samples(const std::string& path, RunHistory& history) {
+  int64_t number = 0;
+  for_each_line(path, [&](const std::string& line) {
+    const std::string where = c10::str(path, ": line ", ++number);
+    const Json json = detail::parse_json(line, where);
+    TS_CHECK_IO(json.is_object() && json.contains("step"), where,
+                ": is no sample of a run.");
+    history.samples.push_back({.step = json.value("step", int64_t{0}),
+                               .prompt = json.value("prompt", ""),
+                               .text = json.value("text", "")});
+    return true;
+  });
+}
+
 void read_summary(const std::string& path, RunHistory& history) {
   const Json json = detail::parse_json(read_file(path), path);
   for (const auto& [key, value] : json.items()) {
@@ -126,6 +140,7 @@ RunHistory read_history(const std::string& folder) {
                  history.settings);
   }
   read_metrics((path / "metrics.jsonl").string(), history);
+  read_samples((path / "samples.jsonl").string(), history);
   if (fs::exists(path / "summary.json")) {
     read_summary((path / "summary.json").string(), history);
   }

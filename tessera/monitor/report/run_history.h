@@ -30,6 +30,12 @@ struct Link {
   double latency_us = 0, gbps = 0;
 };
 
+// What the model wrote after a step.
+struct WrittenText {
+  int64_t step = 0;
+  std::string prompt, text;
+};
+
 struct RunHistory {
   std::string folder;
   std::string name;
@@ -39,6 +45,7 @@ struct RunHistory {
   std::vector<Link> links;
   // By name in metrics.jsonl; "seconds.wait" and "expert_load.0" too.
   std::map<std::string, std::vector<std::pair<double, double>>> figures;
+  std::vector<WrittenText> samples;   // of samples.jsonl
   std::vector<Event> events;          // from rank 0's log
   std::vector<double> resumed_after;  // steps
 };

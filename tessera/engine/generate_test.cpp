@@ -1,0 +1,129 @@
+#include "tessera/engine/generate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "tessera/core/error.h"
+#include "tests/support/small_run.h"
+
+namespace tessera::engine {
+namespace {
+
+using testing::small_run;
+using Change = std::function<void(RunConfig&)>;
+
+RunConfig configuration(const char* family, int64_t ranks,
+                        const Change& change) {
+  RunConfig config = small_run(1, 0);
+  config.model = {.family = family, .layers = 4, .hidden = 32, .heads = 4};
+  config.model.vocab = 61;
+  config.model.max_seq = 32;
+  if (config.model.family == "mixtral") config.model.moe.experts = 4;
+  config.mesh = {};
+  config.batch = {.global = 8};
+  config.precision.compute = "fp64";
+  change(config);
+  complete(config, config.mesh.star() ? implied_world_size(config) : ranks);
+  return config;
+}
+
+const std::vector<int64_t> kPrompt = {3, 1, 4};
+const models::GenerateOptions kOptions{
+    .max_new_tokens = 20, .seed = 7, .sample = 5, .stop_tokens = {60}};
+
+// Until seq_len, 16 tokens, are there.
+std::vector<int64_t> text_of(const RunConfig& config, int64_t ranks) {
+  std::vector<std::vector<int64_t>> texts(ranks);
+  const auto write = [&](comm::Communicator& communicator) {
+    RankModel model(config, communicator);
+    texts[communicator.rank()] = generate_by_evaluations(
+        model, communicator, config.data.seq_len, kPrompt, kOptions);
+  };
+  comm::run_threads(ranks, "shm", write);
+  for (const auto& text : texts) EXPECT_EQ(text, texts[0]);
+  return texts[0];
+}
+
+// By one rank and a cache, which knows nothing of programs.
+std::vector<int64_t> expected(const char* family) {
+  const RunConfig config = configuration(family, 1, [](RunConfig&) {});
+  std::vector<int64_t> text;
+  comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    text = models::generate(model.decoder(), kPrompt, kOptions);
+  });
+  constexpr size_t kRoom = 16 - 3;
+  text.resize(std::min(text.size(), kRoom));
+  return text;
+}
+
+struct Case {
+  const char* family;
+  int64_t ranks;
+  Change change;
+};
+
+TEST(GenerateByEvaluations, IsTheTextOfOneRankOnAnyMesh) {
+  const std::vector<Case> cases = {
+      {"llama", 1, [](auto&) {}},
+      {"llama", 2, [](auto& c) { c.mesh.dp_replicate = 2; }},
+      {"llama", 2, [](auto& c) { c.mesh.dp = 2, c.zero.stage = 1; }},
+      {"llama", 2, [](auto& c) { c.mesh.dp = 2, c.zero.stage = 2; }},
+      {"gpt2", 4,
+       [](auto& c) {
+         c.mesh.dp_replicate = c.mesh.dp_shard = 2;
+         c.zero.stage = 3;
+       }},
+      {"gpt2", 2,
+       [](auto& c) { c.mesh.tp = 2, c.tensor.sequence_parallel = true; }},
+      {"llama", 4,
+       [](auto& c) { c.mesh.dp = 2, c.mesh.tp = 2, c.zero.stage = 3; }},
+      {"llama", 2, [](auto& c) { c.mesh.cp = 2; }},
+      {"gpt2", 4,
+       [](auto& c) {
+         c.mesh.cp = c.mesh.tp = 2;
+         c.tensor.sequence_parallel = true;
+         c.context.method = "ulysses";
+       }},
+      {"llama", 2, [](auto& c) { c.mesh.pp = 2; }},
+      {"llama", 4,
+       [](auto& c) {
+         c.mesh.pp = c.mesh.dp = 2;
+         c.zero.stage = 3;
+         c.pipeline.schedule = "interleaved";
+         c.pipeline.chunks = 2;
+         c.batch.micro = 2;
+       }},
+      {"mixtral", 4,
+       [](auto& c) { c.mesh.dp = 4, c.mesh.ep = 2, c.zero.stage = 3; }},
+      {"mixtral", 4,
+       [](auto& c) { c.mesh.dp = c.mesh.tp = c.mesh.ep = c.mesh.etp = 2; }},
+      {"llama", 1, [](auto& c) { c.mesh.dp = 2, c.mesh.data_parallel = "dp"; }},
+  };
+  for (const Case& each : cases) {
+    const RunConfig config =
+        configuration(each.family, each.ranks, each.change);
+    EXPECT_EQ(text_of(config, each.ranks), expected(each.family))
+        << each.family << " " << to_json(config);
+  }
+}
+
+// Whoever draws, all hear of weights that are no numbers, and end alike.
+TEST(GenerateByEvaluations, RefusesWhatIsNoNumberOnEveryRank) {
+  const RunConfig config =
+      configuration("llama", 2, [](auto& c) { c.mesh.tp = 2; });
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    for (const auto& each : nn::parameters_of(model.decoder())) {
+      each.tensor.detach().fill_(std::nan(""));
+    }
+    EXPECT_THROW(generate_by_evaluations(model, ranks, 16, kPrompt, kOptions),
+                 Error);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::engine

@@ -1,0 +1,133 @@
+#include "tessera/train/text_samples.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <chrono>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "tessera/checkpoint/hugging_face.h"
+#include "tessera/core/error.h"
+#include "tessera/engine/generate.h"
+#include "tessera/models/hugging_face_config.h"
+
+namespace tessera::train {
+
+using engine::RunConfig;
+
+namespace {
+
+constexpr int64_t kPromptTokens = 16;  // of text
+
+data::Tokenizer tokenizer_for(const RunConfig& config,
+                              const RunFolder& folder) {
+  auto tokenizer = find_tokenizer(config, folder);
+  TS_CHECK_CONFIG(tokenizer.has_value(), "monitor.sample is ",
+                  config.monitor.sample,
+                  ", but the data is token files, and nothing tells what their "
+                  "tokens mean. Set data.tokenizer to the tokenizer.json that "
+                  "made them, or monitor.sample to 0.");
+  return std::move(*tokenizer);
+}
+
+// Of monitor.sample_prompt.
+std::vector<int64_t> prompt_given(const RunConfig& config,
+                                  const data::Tokenizer& tokenizer) {
+  auto ids =
+      tokenizer.encode(config.monitor.sample_prompt, /*special_tokens=*/true);
+  const auto length = static_cast<int64_t>(ids.size());
+  TS_CHECK_CONFIG(length < config.data.seq_len, "monitor.sample_prompt has ",
+                  length, " tokens and leaves no room in data.seq_len ",
+                  config.data.seq_len, ". Nearest: ", config.data.seq_len - 1,
+                  " tokens.");
+  const int64_t highest = *std::ranges::max_element(ids);
+  TS_CHECK_CONFIG(highest < config.model.vocab,
+                  "monitor.sample_prompt has the token ", highest,
+                  ", but model.vocab is ", config.model.vocab,
+                  ". Is data.tokenizer the one that made the token files?");
+  return ids;
+}
+
+// The beginning of a sample: of conversations what comes before the first
+// answer, whose tokens are learned.
+std::vector<int64_t> prompt_from(const data::Batch& batch) {
+  const std::span ids(batch.inputs.const_data_ptr<int64_t>(),
+                      static_cast<size_t>(batch.inputs.size(1)));
+  const std::span targets(batch.targets.const_data_ptr<int64_t>(), ids.size());
+  const auto learned = std::ranges::find_if(
+      targets, [](int64_t target) { return target != data::kNoTarget; });
+  const int64_t before = learned - targets.begin();
+  const int64_t length = before > 0 ? before + 1 : kPromptTokens;
+  const auto most = static_cast<int64_t>(ids.size()) - 1;
+  return {ids.begin(), ids.begin() + std::min(length, most)};
+}
+
+// What ends a text: for the tokenizer, and for the model that training began
+// with.
+std::vector<int64_t> stops_of(const RunConfig& config,
+                              const data::Tokenizer& tokenizer) {
+  std::vector<int64_t> stops;
+  if (checkpoint::is_hugging_face_folder(config.model.from)) {
+    stops = models::read_hugging_face_config(config.model.from).eos_tokens;
+  }
+  if (const auto end = tokenizer.end_of_text()) stops.push_back(*end);
+  return stops;
+}
+
+}  // namespace
+
+void check_samples(const RunConfig& config, const RunFolder& folder) {
+  if (config.monitor.sample == 0) return;
+  TS_CHECK_CONFIG(config.data.seq_len > 1, "monitor.sample is ",
+                  config.monitor.sample,
+                  ", but data.seq_len 1 has no room for a text. Nearest: 2.");
+  const data::Tokenizer tokenizer = tokenizer_for(config, folder);
+  if (!config.monitor.sample_prompt.empty()) prompt_given(config, tokenizer);
+}
+
+TextSamples::TextSamples(const RunConfig& config, const RunFolder& folder,
+                         const Datasets& data)
+    : config_(config),
+      tokenizer_(tokenizer_for(config, folder)),
+      stops_(stops_of(config, tokenizer_)) {
+  if (!config.monitor.sample_prompt.empty()) {
+    prompt_ = prompt_given(config, tokenizer_);
+  } else {
+    prompt_ =
+        prompt_from((data.valid ? data.valid : data.train)->in_order(0, 1));
+  }
+}
+
+monitor::Sample TextSamples::write(engine::RankModel& model,
+                                   comm::Communicator& ranks,
+                                   int64_t step) const {
+  const auto start = std::chrono::steady_clock::now();
+  models::GenerateOptions options{
+      .max_new_tokens = config_.monitor.sample_tokens,
+      .sampling = models::kUsualSampling,
+      .seed = static_cast<uint64_t>(config_.run.seed),
+      .sample = step,
+      .num_tokens = tokenizer_.vocab_size(),
+      .stop_tokens = stops_};
+  options.sampling.temperature = config_.monitor.sample_temperature;
+  const auto tokens = engine::generate_by_evaluations(
+      model, ranks, config_.data.seq_len, prompt_, options);
+  std::vector<int64_t> whole = prompt_;
+  whole.insert(whole.end(), tokens.begin(), tokens.end());
+  const auto text_of = [this](const std::vector<int64_t>& ids) {
+    return tokenizer_.decode(ids, /*special_tokens=*/true);
+  };
+  const std::string prompt = text_of(prompt_), text = text_of(whole);
+  // A character may begin in the prompt's last token.
+  const bool splits = text.starts_with(prompt);
+  return {.prompt = prompt,
+          .text = splits ? text.substr(prompt.size()) : text_of(tokens),
+          .tokens = static_cast<int64_t>(tokens.size()),
+          .seconds = std::chrono::duration<double>(
+                         std::chrono::steady_clock::now() - start)
+                         .count()};
+}
+
+}  // namespace tessera::train

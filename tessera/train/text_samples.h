@@ -1,0 +1,42 @@
+// Texts that the model writes while it trains (monitor.sample): the same on all
+// replicas, by the program of a validation, so that any mesh will do.
+//
+// Bits:    a text is a pure function of weights, run.seed and step; training
+//          goes on with the bits that it has without.
+// Comm:    engine/generate.h's, by evaluations.
+// Errors:  TS_CHECK_CONFIG, before ranks start by check_samples(): nothing that
+//          tells what tokens mean, a prompt that is too long or has none.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/data/tokenizer.h"
+#include "tessera/engine/rank_model.h"
+#include "tessera/monitor/step_record.h"
+#include "tessera/train/data_setup.h"
+
+namespace tessera::train {
+
+// REQUIRES: prepare_data().
+void check_samples(const engine::RunConfig& config, const RunFolder& folder);
+
+class TextSamples {
+ public:
+  // REQUIRES: monitor.sample > 0, and what outlives it.
+  TextSamples(const engine::RunConfig& config, const RunFolder& folder,
+              const Datasets& data);
+
+  // Collective over the world.
+  monitor::Sample write(engine::RankModel& model, comm::Communicator& ranks,
+                        int64_t step) const;
+
+ private:
+  const engine::RunConfig& config_;
+  data::Tokenizer tokenizer_;
+  std::vector<int64_t> prompt_;
+  std::vector<int64_t> stops_;
+};
+
+}  // namespace tessera::train
