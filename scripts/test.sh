@@ -30,7 +30,7 @@ step() {
 
 tests_labelled() { ctest --test-dir "$build" -L "$1" -j 2 --output-on-failure --no-tests=ignore; }
 
-room_check() { python3 scripts/check_rooms.py && python3 -m unittest discover -s tests/scripts; }
+room_check() { python3 scripts/check_rooms.py && python3 scripts/check_docs.py && python3 -m unittest discover -s tests/scripts; }
 
 format_check() {
   git ls-files '*.h' '*.cpp' | xargs -r .venv/bin/clang-format --dry-run --Werror &&

@@ -10,6 +10,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import check_docs  # noqa: E402
 import check_rooms  # noqa: E402
 import lint  # noqa: E402
 import quickstart_summary  # noqa: E402
@@ -125,6 +126,31 @@ class CheckRooms(unittest.TestCase):
     def test_the_project_has_its_rooms(self):
         self.assertEqual(check_rooms.ROOMS[0], "core")
         self.assertEqual(check_rooms.ROOMS[-1], "train")
+
+
+class CheckDocs(unittest.TestCase):
+    def test_what_a_page_names_is_there(self):
+        files = ["tessera/comm/x.h", "tessera/comm/y.cpp"]
+        text = "`tessera/comm/x.h`, `comm/{x.h,y.cpp}`, `comm/`, `comm/*.h`, `run.json`, `a / b`, `comm/NAME.h`"
+        self.assertEqual(list(check_docs.check_page(Path(), files, "p.md", text)), [])
+        text = "`tessera/comm/z.h`, `comm/{x,z}.cpp`, [link](gone.md)\n```\n`tessera/none.h`\n```\n"
+        found = list(check_docs.check_page(Path(), files, "p.md", text))
+        self.assertEqual(len(found), 4, found)  # x.cpp too
+
+    def test_every_strategy_says_where_it_is_read(self):
+        head = "| kind | keys | what a rank holds | when | read it here |\n| --- | --- | --- | --- | --- |\n"
+        self.assertEqual(check_docs.check_strategies(f"{head}| a | b | c | d | `x/y.h` |\n\n"), [])
+        self.assertEqual(len(check_docs.check_strategies(f"{head}| a | b | c | d | |\n\n")), 1)
+        self.assertEqual(len(check_docs.check_strategies("| kind |")), 1)
+
+    def test_every_figure_is_defined_once(self):
+        page = "| name | unit | what it is |\n| --- | --- | --- |\n| `loss` | | x |\n| `old` | | x |\n\n"
+        fields = '      {"loss", of<>},\n      {"lr", of<>},\n'
+        found = list(check_docs.check_figures(page, fields, 'line.object("seconds", x)'))
+        self.assertEqual([fault.split(": ")[1].split()[0] for fault in found], ["lr", "seconds", "old"])
+
+    def test_the_projects_pages_hold(self):
+        self.assertEqual(list(check_docs.faults(Path(__file__).resolve().parents[2])), [])
 
 
 class Lint(unittest.TestCase):
