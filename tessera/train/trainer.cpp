@@ -25,6 +25,7 @@
 #include "tessera/train/metrics.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/shared_folder.h"
 #include "tessera/train/state.h"
 #include "tessera/train/text_samples.h"
 #include "tessera/train/trained_model.h"
@@ -76,6 +77,10 @@ class Trainer {
 
  private:
   bool leads() const { return ranks_.rank() == 0; }
+  // Checkpoints, beside that of a run that is stopped.
+  bool saves() const {
+    return config_.checkpoint.every > 0 || config_.checkpoint.keep_best;
+  }
 
   // The folder and this rank's log.
   void open_folder() {
@@ -88,6 +93,7 @@ class Trainer {
       lock_checkpoints();
     }
     ranks_.world().barrier();
+    if (saves()) require_shared(folder_.checkpoints(), ranks_.world());
     log::open_rank_file(static_cast<int>(ranks_.rank()),
                         folder_.log_of(ranks_.rank()));
     if (ranks_.world_size() > 1) {
@@ -221,8 +227,7 @@ class Trainer {
       }
       metrics_->record(totals.record);
       const bool ends = last || is_out_of_patience();
-      const bool saves = every || config_.checkpoint.keep_best;
-      if (due || (ends && saves) || totals.stop || is_best()) save();
+      if (due || (ends && saves()) || totals.stop || is_best()) save();
       if (totals.stop && !ends) {
         log::info("stopped on request after step ", step_,
                   ", with a checkpoint; the same command goes on from there");

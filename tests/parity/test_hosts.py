@@ -87,6 +87,21 @@ def test_hierarchical_moves_fewer_bytes_between_hosts(program, tokens, tmp_path,
         assert auto < 0.75 * bytes_sent, (what, auto, bytes_sent)
 
 
+def test_hosts_that_do_not_share_the_run_folder_are_refused(program, tokens, tmp_path, namespaces):
+    path = configuration(tokens, tmp_path / "run", mesh={"dp": 2})
+    alone = f"mkdir -p {tmp_path}/run/run && mount -t tmpfs none {tmp_path}/run/run && exec {program} train {path}"
+    for arguments, codes in (((), [78, 78]), (("--checkpoint.every=0",), [0, 0])):
+        with Hosts(2) as hosts:
+            commands = [[program, "train", path, *arguments],
+                        ["unshare", "-m", "bash", "-c", " ".join([alone, *arguments])]]
+            ranks = [hosts.start(host, commands[host], variables, stderr=subprocess.PIPE, text=True)
+                     for host, variables in places([1, 1])]
+            ends = end_of(ranks)
+        assert [code for code, _ in ends] == codes, ends
+        assert ("rank 1 on" in ends[0][1] and "does not see what rank 0 on" in ends[0][1]) == bool(codes[0])
+        assert not list((tmp_path / "run/run/checkpoints").iterdir())
+
+
 def test_ranks_with_another_table_are_refused(program, tokens, tmp_path, namespaces):
     path = configuration(tokens, tmp_path, mesh={"dp": 2})
     table = tmp_path / "table.json"

@@ -1,0 +1,44 @@
+#include "tessera/train/shared_folder.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "tessera/comm/agree.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/host.h"
+
+namespace tessera::train {
+
+void require_shared(const std::string& folder, comm::Group& world) {
+  if (world.size() == 1) return;
+  namespace fs = std::filesystem;
+  const bool leads = world.rank() == 0;
+  // A name that nobody has asked for before: what a network file system
+  // remembers of names that are not there does not count.
+  const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+  const std::string file = comm::text_of_rank_0(
+      world, c10::str(folder, "/.seen-by-all-", ::getpid(), "-", now));
+  const std::string host = comm::text_of_rank_0(world, host_name());
+  std::string complaint = comm::complaint_of([&] {
+    if (leads) write_file_atomic(file, "Removed at once.\n");
+  });
+  TS_CHECK_IO(comm::first_complaint(world, complaint).empty(), folder,
+              ": cannot be written: ", complaint);
+  if (!fs::exists(file)) {
+    complaint = c10::str(
+        "rank ", world.rank(), " on ", host_name(),
+        " does not see what rank 0 on ", host, " writes into ", folder,
+        ", where every rank puts its part of a checkpoint. Set run.dir to a "
+        "folder on a file system that all hosts share (or checkpoint.dir, or "
+        "checkpoint.every 0 for a run without checkpoints).");
+  }
+  complaint = comm::first_complaint(world, complaint);
+  std::error_code ignored;
+  if (leads) fs::remove(file, ignored);
+  TS_CHECK_CONFIG(complaint.empty(), complaint);
+}
+
+}  // namespace tessera::train
