@@ -30,9 +30,11 @@ RunConfig configuration(const char* family, int64_t ranks,
   return config;
 }
 
-const std::vector<int64_t> kPrompt = {3, 1, 4};
-const models::GenerateOptions kOptions{
-    .max_new_tokens = 20, .seed = 7, .sample = 5, .stop_tokens = {60}};
+std::vector<int64_t> prompt() { return {3, 1, 4}; }
+
+models::GenerateOptions options() {
+  return {.max_new_tokens = 20, .seed = 7, .sample = 5, .stop_tokens = {60}};
+}
 
 // Until seq_len, 16 tokens, are there.
 std::vector<int64_t> text_of(const RunConfig& config, int64_t ranks) {
@@ -40,7 +42,7 @@ std::vector<int64_t> text_of(const RunConfig& config, int64_t ranks) {
   const auto write = [&](comm::Communicator& communicator) {
     RankModel model(config, communicator);
     texts[communicator.rank()] = generate_by_evaluations(
-        model, communicator, config.data.seq_len, kPrompt, kOptions);
+        model, communicator, config.data.seq_len, prompt(), options());
   };
   comm::run_threads(ranks, "shm", write);
   for (const auto& text : texts) EXPECT_EQ(text, texts[0]);
@@ -53,7 +55,7 @@ std::vector<int64_t> expected(const char* family) {
   std::vector<int64_t> text;
   comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
     RankModel model(config, ranks);
-    text = models::generate(model.decoder(), kPrompt, kOptions);
+    text = models::generate(model.decoder(), prompt(), options());
   });
   constexpr size_t kRoom = 16 - 3;
   text.resize(std::min(text.size(), kRoom));
@@ -120,7 +122,7 @@ TEST(GenerateByEvaluations, RefusesWhatIsNoNumberOnEveryRank) {
     for (const auto& each : nn::parameters_of(model.decoder())) {
       each.tensor.detach().fill_(std::nan(""));
     }
-    EXPECT_THROW(generate_by_evaluations(model, ranks, 16, kPrompt, kOptions),
+    EXPECT_THROW(generate_by_evaluations(model, ranks, 16, prompt(), options()),
                  Error);
   });
 }

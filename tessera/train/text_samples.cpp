@@ -19,7 +19,7 @@ using engine::RunConfig;
 
 namespace {
 
-constexpr int64_t kPromptTokens = 16;  // of text
+constexpr size_t kPromptTokens = 16;  // of text
 
 data::Tokenizer tokenizer_for(const RunConfig& config,
                               const RunFolder& folder) {
@@ -50,29 +50,49 @@ std::vector<int64_t> prompt_given(const RunConfig& config,
   return ids;
 }
 
-// The beginning of a sample: of conversations what comes before the first
-// answer, whose tokens are learned.
-std::vector<int64_t> prompt_from(const data::Batch& batch) {
-  const std::span ids(batch.inputs.const_data_ptr<int64_t>(),
-                      static_cast<size_t>(batch.inputs.size(1)));
-  const std::span targets(batch.targets.const_data_ptr<int64_t>(), ids.size());
-  const auto learned = std::ranges::find_if(
-      targets, [](int64_t target) { return target != data::kNoTarget; });
-  const int64_t before = learned - targets.begin();
-  const int64_t length = before > 0 ? before + 1 : kPromptTokens;
-  const auto most = static_cast<int64_t>(ids.size()) - 1;
-  return {ids.begin(), ids.begin() + std::min(length, most)};
+// A sample of conversations begins with what is not learned, up to the first
+// answer.
+struct Beginning {
+  std::vector<int64_t> ids;
+  size_t before = 0;                 // targets before the first one that counts
+  std::vector<int64_t> answer = {};  // as far as it goes; of conversations
+};
+
+Beginning beginning_of(const data::Dataset& samples) {
+  const data::Batch batch = samples.in_order(0, 1);
+  const auto length = static_cast<size_t>(batch.inputs.size(1));
+  const std::span ids(batch.inputs.const_data_ptr<int64_t>(), length);
+  const std::span targets(batch.targets.const_data_ptr<int64_t>(), length);
+  const auto counts = [](int64_t target) { return target != data::kNoTarget; };
+  const auto first = std::ranges::find_if(targets, counts);
+  Beginning found{.ids = {ids.begin(), ids.end()},
+                  .before = static_cast<size_t>(first - targets.begin())};
+  if (found.before == 0) return found;
+  found.answer = {first, std::find_if_not(first, targets.end(), counts)};
+  return found;
 }
 
-// What ends a text: for the tokenizer, and for the model that training began
-// with.
+std::vector<int64_t> prompt_from(const Beginning& sample) {
+  const size_t length = sample.before > 0 ? sample.before + 1 : kPromptTokens;
+  const auto end = sample.ids.begin() + static_cast<int64_t>(std::min(
+                                            length, sample.ids.size() - 1));
+  return {sample.ids.begin(), end};
+}
+
+// What ends a text: for the tokenizer, for the model that training began with,
+// and in a conversation the first token without a text of its own.
 std::vector<int64_t> stops_of(const RunConfig& config,
-                              const data::Tokenizer& tokenizer) {
+                              const data::Tokenizer& tokenizer,
+                              const Beginning& sample) {
   std::vector<int64_t> stops;
   if (checkpoint::is_hugging_face_folder(config.model.from)) {
     stops = models::read_hugging_face_config(config.model.from).eos_tokens;
   }
   if (const auto end = tokenizer.end_of_text()) stops.push_back(*end);
+  const auto special = std::ranges::find_if(sample.answer, [&](int64_t id) {
+    return tokenizer.decode({&id, 1}).empty();
+  });
+  if (special != sample.answer.end()) stops.push_back(*special);
   return stops;
 }
 
@@ -89,15 +109,12 @@ void check_samples(const RunConfig& config, const RunFolder& folder) {
 
 TextSamples::TextSamples(const RunConfig& config, const RunFolder& folder,
                          const Datasets& data)
-    : config_(config),
-      tokenizer_(tokenizer_for(config, folder)),
-      stops_(stops_of(config, tokenizer_)) {
-  if (!config.monitor.sample_prompt.empty()) {
-    prompt_ = prompt_given(config, tokenizer_);
-  } else {
-    prompt_ =
-        prompt_from((data.valid ? data.valid : data.train)->in_order(0, 1));
-  }
+    : config_(config), tokenizer_(tokenizer_for(config, folder)) {
+  const auto sample = beginning_of(data.valid ? *data.valid : *data.train);
+  prompt_ = config.monitor.sample_prompt.empty()
+                ? prompt_from(sample)
+                : prompt_given(config, tokenizer_);
+  stops_ = stops_of(config, tokenizer_, sample);
 }
 
 monitor::Sample TextSamples::write(engine::RankModel& model,

@@ -133,7 +133,12 @@ def test_a_tuned_model_answers_what_it_learned_by_heart(program, tessera, peer, 
         {"role": "system", "content": "be brief"}, {"role": "user", "content": "who are you"},
         {"role": "assistant", "content": "a machine"}]}) + "\n")
     path = configuration_of(folder, tmp_path, train=str(learned))
-    train(program, path, "--run.steps=40", "--batch.global=1", "--checkpoint.every=40")
+    train(program, path, "--run.steps=40", "--batch.global=1", "--checkpoint.every=40", "--monitor.sample=40",
+          "--monitor.sample_temperature=0")
+    # What it writes meanwhile is the answer to the first question, as the template puts it.
+    written = json.loads((tmp_path / "run" / "samples.jsonl").read_text())
+    assert written["prompt"].endswith("<|end_header_id|>\n\n") and "who are you" in written["prompt"]
+    assert written["text"] == "a machine"
     ask = ["--temperature", 0, "--chat", "--system", "be brief", "--prompt", "who are you"]
     assert tessera("generate", "--model", tmp_path / "run", *ask) == "a machine\n"
     # The template comes back with the rest of the folder that training began with.

@@ -97,6 +97,22 @@ def test_a_prompt_is_gone_on_from(program, tessera, tmp_path):
     assert "What the model wrote" in page.read_text()
 
 
+def test_a_conversation_is_answered(program, tessera, tmp_path):
+    pair = {"prompt": "who are you", "completion": "a machine"}
+    (tmp_path / "chats.jsonl").write_text((json.dumps(pair) + "\n") * 8)
+    (tmp_path / "text.txt").write_text("who are you a machine " * 20)
+    tessera("tokenize", "train", "--vocab-size", 257, "--input", tmp_path / "text.txt", "--output", tmp_path / "t.json")
+    path = configuration(
+        {"train": str(tmp_path / "chats.jsonl")}, tmp_path, model={**MODEL, "vocab": 257, "max_seq": 48},
+        run={"steps": 60}, batch={"global": 4}, checkpoint={"every": 0}, optimizer={"lr": 0.02},
+        data={"format": "chat", "chat_template": "none", "tokenizer": str(tmp_path / "t.json"), "seq_len": 48},
+        monitor={"sample": 60, "sample_temperature": 0})
+    train(program, path)
+    (written,) = samples(tmp_path)
+    # The whole question, and no more than an answer: what ends one ends the text.
+    assert (written["prompt"], written["text"]) == ("who are you", "a machine")
+
+
 def test_what_cannot_be_written_is_refused_before_ranks_start(program, tokens, tmp_path):
     path = configuration(tokens, tmp_path, monitor={"sample": 10})
     done = train(program, path, "--nproc", "2", check=False)
