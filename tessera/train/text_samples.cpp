@@ -115,6 +115,13 @@ TextSamples::TextSamples(const RunConfig& config, const RunFolder& folder,
                 ? prompt_from(sample)
                 : prompt_given(config, tokenizer_);
   stops_ = stops_of(config, tokenizer_, sample);
+  const int64_t highest = *std::ranges::max_element(prompt_);
+  TS_CHECK_CONFIG(highest < tokenizer_.vocab_size(),
+                  "monitor.sample: the data has the token ", highest,
+                  ", but the tokenizer's ids are below ",
+                  tokenizer_.vocab_size(),
+                  ". Set data.tokenizer to the one that made the token files, "
+                  "or monitor.sample to 0.");
 }
 
 monitor::Sample TextSamples::write(engine::RankModel& model,

@@ -1,6 +1,8 @@
 """monitor.sample: texts that a model writes while it trains, on any mesh, at no cost to training."""
 
 import json
+import struct
+import subprocess
 
 import pytest
 from runs import MODEL, assert_same_bits, checkpoint, configuration, metrics, train
@@ -118,6 +120,17 @@ def test_what_cannot_be_written_is_refused_before_ranks_start(program, tokens, t
     done = train(program, path, "--nproc", "2", check=False)
     assert done.returncode == 78 and "rank" not in done.stderr.split("tokens mean")[0].split("error")[1]
     assert "monitor.sample is 10" in done.stderr and "data.tokenizer" in done.stderr
+    # Of token files that another tokenizer has made: before the first step.
+    (tmp_path / "few.txt").write_text("abc" * 40)
+    program_of = [program, "tokenize", "train", "--vocab-size", "257", "--input", tmp_path / "few.txt", "--output"]
+    subprocess.run([*program_of, tmp_path / "few.json"], check=True)
+    struct.pack_into("<H", high := bytearray(2000), 0, 299)
+    (tmp_path / "high.u16").write_bytes(high)
+    other = configuration({"train": str(tmp_path / "high.u16")}, tmp_path / "other",
+                          model={**MODEL, "vocab": 300}, monitor={"sample": 10}, checkpoint={"every": 0},
+                          data={"tokenizer": str(tmp_path / "few.json"), "shuffle": False})
+    done = train(program, other, "--nproc", "2", "--mesh.dp=2", check=False)
+    assert done.returncode == 78 and "has the token 299, but the tokenizer's ids are below 257" in done.stderr
     path = text_run(tmp_path / "long")
     done = train(program, path, f"--monitor.sample_prompt={'long ' * 40}", check=False)
     assert done.returncode == 78 and "monitor.sample_prompt has" in done.stderr
