@@ -50,11 +50,10 @@ std::vector<int64_t> prompt_given(const RunConfig& config,
   return ids;
 }
 
-// A sample of conversations begins with what is not learned, up to the first
-// answer.
+// Of a sample. In one of conversations what comes before the first answer is
+// not learned.
 struct Beginning {
-  std::vector<int64_t> ids;
-  size_t before = 0;                 // targets before the first one that counts
+  std::vector<int64_t> prompt;
   std::vector<int64_t> answer = {};  // as far as it goes; of conversations
 };
 
@@ -65,18 +64,20 @@ Beginning beginning_of(const data::Dataset& samples) {
   const std::span targets(batch.targets.const_data_ptr<int64_t>(), length);
   const auto counts = [](int64_t target) { return target != data::kNoTarget; };
   const auto first = std::ranges::find_if(targets, counts);
-  Beginning found{.ids = {ids.begin(), ids.end()},
-                  .before = static_cast<size_t>(first - targets.begin())};
-  if (found.before == 0) return found;
-  found.answer = {first, std::find_if_not(first, targets.end(), counts)};
+  const auto before = static_cast<size_t>(first - targets.begin());
+  const size_t end =
+      std::min(before > 0 ? before + 1 : kPromptTokens, length - 1);
+  // Where documents are kept apart, that of the last token alone.
+  const auto begin =
+      batch.document_starts.defined()
+          ? batch.document_starts.const_data_ptr<int64_t>()[end - 1]
+          : 0;
+  Beginning found{
+      .prompt = {ids.begin() + begin, ids.begin() + static_cast<int64_t>(end)}};
+  if (before > 0) {
+    found.answer = {first, std::find_if_not(first, targets.end(), counts)};
+  }
   return found;
-}
-
-std::vector<int64_t> prompt_from(const Beginning& sample) {
-  const size_t length = sample.before > 0 ? sample.before + 1 : kPromptTokens;
-  const auto end = sample.ids.begin() + static_cast<int64_t>(std::min(
-                                            length, sample.ids.size() - 1));
-  return {sample.ids.begin(), end};
 }
 
 // What ends a text: for the tokenizer, for the model that training began with,
@@ -112,7 +113,7 @@ TextSamples::TextSamples(const RunConfig& config, const RunFolder& folder,
     : config_(config), tokenizer_(tokenizer_for(config, folder)) {
   const auto sample = beginning_of(data.valid ? *data.valid : *data.train);
   prompt_ = config.monitor.sample_prompt.empty()
-                ? prompt_from(sample)
+                ? sample.prompt
                 : prompt_given(config, tokenizer_);
   stops_ = stops_of(config, tokenizer_, sample);
   const int64_t highest = *std::ranges::max_element(prompt_);

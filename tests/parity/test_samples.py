@@ -66,6 +66,22 @@ def test_texts_are_those_of_one_rank(program, tmp_path):
     assert all(prompt for _, prompt, _ in texts["one rank"])
 
 
+def test_documents_that_are_kept_apart(program, tmp_path):
+    """A prompt is of one document, and so is what follows it."""
+    lines = "".join(json.dumps({"text": f"{word} sat on the mat"}) + "\n" for word in ("cat", "dog", "bird") * 90)
+    (tmp_path / "text.jsonl").write_text(lines)
+    for mesh, (world, sections) in MESHES.items():
+        if mesh == "adapters":
+            continue
+        path = text_run(tmp_path / mesh, **sections)
+        train(program, path, "--nproc", str(world), "--ranks", "threads", f"--data.train={tmp_path}/text.jsonl",
+              "--data.intra_document_masking=true")
+    texts = {mesh: [(each["prompt"], each["text"]) for each in samples(tmp_path / mesh)]
+             for mesh in MESHES if mesh != "adapters"}
+    assert all(each == texts["one rank"] for each in texts.values())
+    assert all("<|endoftext|>" not in prompt.removesuffix("<|endoftext|>") for prompt, _ in texts["one rank"])
+
+
 def test_a_run_that_is_stopped_goes_on_with_the_same_texts(program, tmp_path):
     path = text_run(tmp_path / "whole")
     train(program, path, "--nproc", "2", "--mesh.dp=2", "--zero.stage=3")
