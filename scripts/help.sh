@@ -14,6 +14,8 @@ usage: ./dev VERB
                         random models and meshes beside one rank
   fmt [FILE...]         formats
   lint [FILE...]        clang-tidy
+  package [--check]     a .deb, a .tar.gz and a wheel, into dist/; --check installs and
+                        runs each where it is alone
   docs                  writes docs/reference/ from the program itself
   clean                 removes build/
   help                  this
