@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# ./dev package [--check]: a .deb, a .tar.gz and a wheel with the program, into
+# ./dev build --package [--check]: a .deb, a .tar.gz and a wheel with the program, into
 # dist/. --check then installs each where it is alone, and trains there.
 export TESSERA_PRESET=package
 source scripts/common.sh
 case ${1:-} in
   '' | --check) check=${1:-} ;;
-  *) echo "usage: ./dev package [--check]" >&2; exit 2 ;;
+  *) echo "usage: ./dev build --package [--check]" >&2; exit 2 ;;
 esac
 
 set_up_first --with 'dpkg-dev dpkg-shlibdeps' --with 'file file' --with 'gzip gzip'
