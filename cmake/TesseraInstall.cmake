@@ -25,6 +25,11 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/tessera" "${TESSERA_GENERATED}/tessera"
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h" ${_tessera_private})
 
+# A package goes to machines where LibTorch is elsewhere: it names none.
+set(TESSERA_TORCH_INSTALLED "${TESSERA_TORCH}")
+if(TESSERA_PACKAGE)
+  set(TESSERA_TORCH_INSTALLED "")
+endif()
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/TesseraConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/TesseraConfig.cmake" INSTALL_DESTINATION ${_tessera_cmake_dir})
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake"
@@ -50,6 +55,12 @@ foreach(library IN LISTS TESSERA_SYSTEM_LIBRARIES)
   string(APPEND TESSERA_PC_SYSTEM " -l${library}")
 endforeach()
 list(JOIN TESSERA_TORCH_LINK_FLAGS " " TESSERA_PC_TORCH)
+string(REPLACE "${TESSERA_TORCH}/" "\${torch}/" TESSERA_PC_TORCH "${TESSERA_PC_TORCH}")
+set(TESSERA_PC_TORCH_FOLDER "${TESSERA_TORCH}")
+if(TESSERA_PACKAGE)
+  set(TESSERA_PC_TORCH_FOLDER "/say/--define-variable=torch=FOLDER")
+  string(REPLACE "-rpath-link" "-rpath" TESSERA_PC_TORCH "${TESSERA_PC_TORCH}")
+endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/tessera.pc.in"
   "${PROJECT_BINARY_DIR}/tessera.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/tessera.pc"

@@ -21,9 +21,12 @@ if(NOT TESSERA_TORCH)
   endif()
 endif()
 if(NOT EXISTS "${TESSERA_TORCH}/include/ATen/ATen.h")
+  if(NOT TESSERA_TORCH_ADVICE)
+    set(TESSERA_TORCH_ADVICE "Run './dev setup', or set TESSERA_TORCH")
+  endif()
   message(FATAL_ERROR
-    "LibTorch not found (TESSERA_TORCH='${TESSERA_TORCH}'). Run './dev setup', "
-    "or set TESSERA_TORCH to the folder that holds LibTorch's include/ and lib/.")
+    "LibTorch not found (TESSERA_TORCH='${TESSERA_TORCH}'). ${TESSERA_TORCH_ADVICE} "
+    "to the folder that holds LibTorch's include/ and lib/.")
 endif()
 get_filename_component(TESSERA_TORCH "${TESSERA_TORCH}" REALPATH)
 set(TESSERA_TORCH "${TESSERA_TORCH}" CACHE PATH
@@ -43,13 +46,27 @@ endif()
 
 # libtorch.so only pulls in the others; name what exists. --no-as-needed keeps
 # libtorch_cuda, whose kernels are reached through registration alone.
+#
+# What is packed (TESSERA_PACKAGE) is linked with what every build of LibTorch has
+# and needs no more: libtorch.so of the CUDA build would load all of CUDA. Where it
+# finds them is the program's own matter (cli/CMakeLists.txt).
+set(_tessera_torch_libraries torch torch_cpu c10 torch_cuda c10_cuda)
+set(_tessera_torch_place "-Wl,-rpath,${TESSERA_TORCH}/lib")
+if(TESSERA_PACKAGE)
+  if(EXISTS "${TESSERA_TORCH}/lib/libtorch_cuda.so")
+    message(FATAL_ERROR "${TESSERA_TORCH} is a CUDA build of LibTorch, whose libraries need "
+      "CUDA's: a package cannot bring them. Set TESSERA_TORCH to a CPU build.")
+  endif()
+  set(_tessera_torch_libraries torch_cpu c10)
+  set(_tessera_torch_place "-Wl,-rpath-link,${TESSERA_TORCH}/lib")
+endif()
 set(TESSERA_TORCH_LINK_FLAGS "-Wl,--push-state,--no-as-needed")
-foreach(_lib torch torch_cpu c10 torch_cuda c10_cuda)
+foreach(_lib IN LISTS _tessera_torch_libraries)
   if(EXISTS "${TESSERA_TORCH}/lib/lib${_lib}.so")
     list(APPEND TESSERA_TORCH_LINK_FLAGS "${TESSERA_TORCH}/lib/lib${_lib}.so")
   endif()
 endforeach()
-list(APPEND TESSERA_TORCH_LINK_FLAGS "-Wl,--pop-state" "-Wl,-rpath,${TESSERA_TORCH}/lib")
+list(APPEND TESSERA_TORCH_LINK_FLAGS "-Wl,--pop-state" "${_tessera_torch_place}")
 # A CUDA wheel's libraries come from its nvidia packages beside torch.
 file(GLOB _tessera_nvidia_dirs LIST_DIRECTORIES true
   "${TESSERA_TORCH}/../nvidia/*/lib" "${TESSERA_TORCH}/../nvidia/*/lib64")

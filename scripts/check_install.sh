@@ -19,6 +19,17 @@ if grep -rE '#include *<(nlohmann|CLI|pcre2|xxhash|utf8proc|zlib|zstd|fmt|gtest|
   exit 1
 fi
 
+# What the program tells of itself.
+gzip -dc "$scratch/prefix/share/man/man1/tessera.1.gz" | grep '^.SH CONFIGURATION'
+(. "$scratch/prefix/share/bash-completion/completions/tessera" && complete -p tessera)
+test -s "$scratch/prefix/share/fish/vendor_completions.d/tessera.fish"
+test -s "$scratch/prefix/share/zsh/site-functions/_tessera"
+
+# Where LibTorch is not, the way out is told.
+cmake -S "$project" -B "$scratch/no_torch" -G Ninja -DTESSERA_TORCH=/none \
+  -DCMAKE_PREFIX_PATH="$PWD/$scratch/prefix" 2>&1 | tr -s '\n ' '  ' >"$scratch/no_torch.log" || true
+grep -F "(TESSERA_TORCH='/none'). Install it (pip install torch==" "$scratch/no_torch.log"
+
 cmake -S "$project" -B "$scratch/package" -G Ninja -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_PREFIX_PATH="$PWD/$scratch/prefix"
 cmake --build "$scratch/package"

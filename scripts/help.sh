@@ -8,6 +8,9 @@ usage: ./dev VERB
                         builds and checks everything; --fast: less than a minute
   setup                 Debian packages and LibTorch (into .venv/), where missing
   build [TARGET...]     into build/dev (TESSERA_PRESET=release|asan|tsan: there)
+  build --package [--check]
+                        a .deb, a .tar.gz and a wheel, into dist/; --check installs and
+                        runs each where it is alone
   examples              builds and runs examples/
   bench [NAME]          builds and runs bench/
   fuzz [--count N] [--seed FIRST]

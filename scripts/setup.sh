@@ -32,6 +32,7 @@ packages=(
   "libopenmpi-dev mpicxx"
   "openmpi-bin mpirun"
   "pkg-config pkg-config"
+  "groff-base groff"
   "iproute2 /usr/sbin/tc"
   "python3-dev $(python_header)"
 )

@@ -123,6 +123,17 @@ std::string schema(const Section& root);
 // The manual's chapter on the configuration, in Markdown.
 std::string manual(const Section& root);
 
+// What a manual says of a key, or of a section, which has no default value.
+struct Entry {
+  std::string name;  // dotted
+  std::string meaning;
+  std::string default_value;  // JSON
+  std::string rules;          // "at least 1, at most 1000"
+};
+
+// Of every section and key: a section's keys behind it, then its sections.
+std::vector<Entry> entries(const Section& root);
+
 // The candidate nearest to `word` by edit distance, where one is near enough to
 // be meant. Also for sub-commands and flags.
 std::optional<std::string> nearest(const std::string& word,

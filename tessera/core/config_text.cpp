@@ -111,21 +111,20 @@ std::string rules_of(const Key::Impl& key) {
   return joined(rules);
 }
 
-void write_manual(const Section& section, const std::string& prefix,
-                  std::string& text) {
-  text += "| key | default | meaning | values |\n| --- | --- | --- | --- |\n";
+void add_entries(const Section& section, const std::string& prefix,
+                 std::vector<Entry>& entries) {
   for (const auto& item : section.impl().items) {
     if (const auto* key = std::get_if<std::shared_ptr<Key::Impl>>(&item)) {
-      text += "| `" + prefix + (*key)->name + "` | `" +
-              detail::json_of((*key)->default_value).dump() + "` | " +
-              (*key)->meaning + " | " + rules_of(**key) + " |\n";
+      entries.push_back({prefix + (*key)->name, (*key)->meaning,
+                         detail::json_of((*key)->default_value).dump(),
+                         rules_of(**key)});
     }
   }
   for (const auto& item : section.impl().items) {
     if (const auto* below = std::get_if<NamedSection>(&item)) {
       const std::string name = prefix + below->name;
-      text += "\n## " + name + "\n\n" + below->meaning + "\n\n";
-      write_manual(*below->section, name + ".", text);
+      entries.push_back({name, below->meaning, "", ""});
+      add_entries(*below->section, name + ".", entries);
     }
   }
 }
@@ -166,13 +165,22 @@ std::string schema(const Section& root) {
   return json.dump(2) + "\n";
 }
 
+std::vector<Entry> entries(const Section& root) {
+  std::vector<Entry> list;
+  add_entries(root, "", list);
+  return list;
+}
+
 std::string manual(const Section& root) {
-  std::string text = "# Configuration\n\n";
-  for (const auto& item : root.impl().items) {
-    if (const auto* section = std::get_if<NamedSection>(&item)) {
-      text += "## " + section->name + "\n\n" + section->meaning + "\n\n";
-      write_manual(*section->section, section->name + ".", text);
-      text += "\n";
+  std::string text = "# Configuration\n";
+  for (const auto& entry : entries(root)) {
+    if (entry.default_value.empty()) {
+      text += "\n## " + entry.name + "\n\n" + entry.meaning +
+              "\n\n| key | default | meaning | values |\n"
+              "| --- | --- | --- | --- |\n";
+    } else {
+      text += "| `" + entry.name + "` | `" + entry.default_value + "` | " +
+              entry.meaning + " | " + entry.rules + " |\n";
     }
   }
   return text;

@@ -1,0 +1,1 @@
+"""The program tessera; `python -m tessera` starts it too."""
