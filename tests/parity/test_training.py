@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-from runs import (MODEL, STEPS, assert_close, assert_equal_runs, assert_same_bits, checkpoint, configuration,
+from runs import (MODEL, STEPS, assert_close, assert_equal_runs, assert_same_bits, configuration,
                   metrics, run, train)
 
 
@@ -118,13 +118,18 @@ def test_the_same_bits_over_bucket_sizes(program, tokens, tmp_path):
         assert_same_bits(reference, state)
 
 
+def steps_written(folder):
+    """Of a run that may be at it, or was killed: whole lines."""
+    lines = folder / "run" / "metrics.jsonl"
+    return lines.read_bytes().count(b"\n") if lines.exists() else 0
+
+
 def stop_after(program, path, folder, step, stop, *arguments):
     """Starts a run, sends `stop` once `step` steps are in metrics.jsonl."""
     process = subprocess.Popen([str(program), "train", path, *arguments], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    lines = os.path.join(folder, "run", "metrics.jsonl")
     while time.monotonic() < deadline:
-        if os.path.exists(lines) and sum(1 for _ in open(lines)) >= step:
+        if steps_written(folder) >= step:
             break
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.002)
@@ -133,25 +138,36 @@ def stop_after(program, path, folder, step, stop, *arguments):
     return process.returncode, errors
 
 
-# A run slow enough to be stopped in the middle.
-SLOW = {"model": {**MODEL, "hidden": 128, "ffn": 384, "layers": 4}}
+def until(steps):
+    """A run of so many steps, whose steps do not depend on how many there are."""
+    return {"run": {"steps": steps}, "schedule": {"type": "constant"}}
+
+
+# More steps than are done before it is stopped, however late that is.
+ENDLESS = until(100_000)
 
 
 @pytest.mark.parametrize(("nproc", "number"), [(1, signal.SIGHUP), (2, signal.SIGTERM)])
 def test_a_signal_writes_a_checkpoint_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path, nproc, number):
     mesh = {"mesh": {"dp": nproc}}
     arguments = ("--nproc", str(nproc))
-    _, whole = run(program, tokens, tmp_path / "whole", *arguments, **mesh, **SLOW)
     folder = tmp_path / "stopped"
-    path = configuration(tokens, folder, **mesh, **SLOW)
+    path = configuration(tokens, folder, **mesh, **ENDLESS)
     code, errors = stop_after(program, path, folder, 7, lambda p: p.send_signal(number), *arguments)
     assert code == 75, errors
-    stopped_at = len(metrics(folder))
-    assert 7 <= stopped_at < STEPS
+    stopped_at = steps_written(folder)
+    assert stopped_at >= 7
     assert os.path.isdir(folder / "run" / "checkpoints" / f"step-{stopped_at}")
-    train(program, path, *arguments)
-    assert [line["step"] for line in metrics(folder)] == list(range(1, STEPS + 1))
-    assert_same_bits(whole, checkpoint(folder))
+    assert_the_same_bits_as_one_run(program, tokens, tmp_path, "stopped", stopped_at, *arguments, **mesh)
+
+
+def assert_the_same_bits_as_one_run(program, tokens, tmp_path, name, stopped_at, *arguments, **sections):
+    """Of the run in folder `name`, which goes on to some steps behind where it was stopped."""
+    end = stopped_at + 20
+    lines, resumed = run(program, tokens, tmp_path / name, *arguments, step=end, **sections, **until(end))
+    _, whole = run(program, tokens, tmp_path / "whole", *arguments, step=end, **sections, **until(end))
+    assert [line["step"] for line in lines] == list(range(1, end + 1))
+    assert_same_bits(whole, resumed)
 
 
 def children_of(pid):
@@ -161,10 +177,9 @@ def children_of(pid):
 
 @pytest.mark.parametrize("victim", ["a rank", "everything"])
 def test_kill_9_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path, victim):
-    mesh = {"mesh": {"dp": 2}, "checkpoint": {"every": 3}}
-    _, whole = run(program, tokens, tmp_path / "whole", "--nproc", "2", **mesh, **SLOW)
+    sections = {"mesh": {"dp": 2}, "checkpoint": {"every": 3}}
     folder = tmp_path / "killed"
-    path = configuration(tokens, folder, **mesh, **SLOW)
+    path = configuration(tokens, folder, **sections, **ENDLESS)
 
     def kill(process):
         ranks = children_of(process.pid)
@@ -182,6 +197,4 @@ def test_kill_9_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path,
         assert "rank 1 of 2" in errors.splitlines()[-1] and "SIGKILL" in errors.splitlines()[-1]
     else:
         assert code == -9
-    train(program, path, "--nproc", "2")
-    assert [line["step"] for line in metrics(folder)] == list(range(1, STEPS + 1))
-    assert_same_bits(whole, checkpoint(folder))
+    assert_the_same_bits_as_one_run(program, tokens, tmp_path, "killed", steps_written(folder), "--nproc", "2", **sections)
