@@ -72,7 +72,7 @@ bool is_help(const CLI::App& command, const CLI::Option* option) {
 }
 
 void write_option(const CLI::Option& option, std::ostream& page) {
-  const bool positional = option.nonpositional() == false;
+  const bool positional = !option.nonpositional();
   page << ".TP\n"
        << bold(option.get_name(positional, !positional))
        << plain(CLI::Formatter().make_option_opts(&option)) << "\n"

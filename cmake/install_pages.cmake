@@ -1,11 +1,15 @@
 # Run by cmake --install: the man page and completions, by the program itself.
 # Given: tessera, torch_libraries (where it may have to look), man_folder, zsh_folder.
+set(tessera_path "${torch_libraries}")
+if(DEFINED ENV{LD_LIBRARY_PATH})
+  string(APPEND tessera_path ":$ENV{LD_LIBRARY_PATH}")
+endif()
 macro(tessera_page folder name)
   set(page "${CMAKE_INSTALL_PREFIX}/${folder}/${name}")
   message(STATUS "Installing: ${page}")
   file(MAKE_DIRECTORY "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/${folder}")
   execute_process(
-    COMMAND "${CMAKE_COMMAND}" -E env "LD_LIBRARY_PATH=${torch_libraries}" "${tessera}" ${ARGN}
+    COMMAND "${CMAKE_COMMAND}" -E env "LD_LIBRARY_PATH=${tessera_path}" "${tessera}" ${ARGN}
     OUTPUT_FILE "$ENV{DESTDIR}${page}" COMMAND_ERROR_IS_FATAL ANY)
   list(APPEND CMAKE_INSTALL_MANIFEST_FILES "${page}")
 endmacro()

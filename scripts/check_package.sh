@@ -4,7 +4,7 @@
 # in a fresh environment of Python. As root.
 source scripts/common.sh
 [[ $(id -u) == 0 ]] || fail "package: --check makes a Debian of its own, for which it must be root."
-set_up_first --with 'debootstrap debootstrap'
+set_up_first --with 'debootstrap debootstrap' --with 'man-db man'
 
 scratch=$(mktemp -d /tmp/tessera-package.XXXXXX)
 trap 'rm -rf --one-file-system "$scratch"' EXIT

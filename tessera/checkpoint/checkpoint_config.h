@@ -15,6 +15,8 @@ struct CheckpointConfig {
   bool async = false;
   std::string dir = "";  // "": checkpoints/ in the run folder
   void declare(config::Section& section);
+  // Beside that of a run that is stopped.
+  bool saves() const { return every > 0 || keep_best; }
 };
 
 }  // namespace tessera::checkpoint

@@ -97,12 +97,12 @@ class RecordTexts final : public Documents::Impl {
 
 std::unique_ptr<Documents::Impl> open(const std::string& path,
                                       const DocumentForm& form) {
-  MappedFile file(path);
-  detail::refuse_foreign(file);
   if (form.format == "jsonl" ||
       (form.format == "auto" && is_json_lines(path))) {
     return std::make_unique<RecordTexts>(path, form.field);
   }
+  MappedFile file(path);
+  detail::refuse_foreign(file);
   if (detail::is_compressed(file)) {
     return std::make_unique<CompressedText>(std::move(file));
   }

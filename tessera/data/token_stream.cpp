@@ -90,7 +90,8 @@ std::optional<int64_t> separator_of(const TokenSource& source) {
   if (!source.documents_apart) return std::nullopt;
   TS_CHECK_CONFIG(source.tokenizer != nullptr, source.paths[0],
                   ": data.intra_document_masking needs to know which token "
-                  "ends a document: set data.tokenizer.");
+                  "ends a document: set data.tokenizer (of eval: "
+                  "--tokenizer).");
   const auto end = source.tokenizer->end_of_text();
   TS_CHECK_CONFIG(end.has_value(),
                   "data.intra_document_masking: the tokenizer has no token "
@@ -289,9 +290,12 @@ TokenStream open_tokens(const TokenSource& source) {
     const auto& more = files.back().fingerprints();
     fingerprints.insert(fingerprints.end(), more.begin(), more.end());
   }
-  return {std::move(files),
-          std::move(fingerprints),
-          {.separator = separator_of(source)}};
+  const auto separator = separator_of(source);
+  if (separator.has_value()) {
+    fingerprints.push_back(
+        fingerprint_of("the tokenizer", source.tokenizer->to_json()));
+  }
+  return {std::move(files), std::move(fingerprints), {.separator = separator}};
 }
 
 }  // namespace tessera::data

@@ -139,11 +139,13 @@ TokenizerSpec spec_of(const detail::MergeLearner& learner,
 }
 
 Tokenizer learn(const WordCounter& counted, const TokenizerTraining& training) {
-  detail::MergeLearner learner(first_tokens(training), counted.words());
+  const auto first = first_tokens(training);
+  const auto known = static_cast<int64_t>(first.size());
+  detail::MergeLearner learner(first, counted.words());
   detail::Progress progress("learning the tokenizer");
-  const auto wanted = static_cast<double>(training.vocab_size);
+  const auto wanted = static_cast<double>(training.vocab_size - known);
   learner.learn(training.vocab_size, [&](int64_t tokens) {
-    progress.tell(static_cast<double>(tokens), wanted, [&] {
+    progress.tell(static_cast<double>(tokens - known), wanted, [&] {
       return c10::str(tokens, " of ", training.vocab_size, " tokens");
     });
   });

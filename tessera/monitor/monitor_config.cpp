@@ -24,7 +24,7 @@ void MonitorConfig::declare(config::Section& section) {
   section.key("sample_prompt", sample_prompt,
               "what such a text begins with; empty: the beginning of the first "
               "sample that is validated on, else trained on: 16 tokens, of "
-              "conversations all before the first answer");
+              "conversations all before the first target");
   section
       .key("sample_tokens", sample_tokens,
            "that it writes; fewer where the text ends, or has data.seq_len "

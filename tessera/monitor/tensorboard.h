@@ -2,7 +2,7 @@
 // texts.
 //
 // The file is a sequence of records (length, masked CRC32C of it, an Event
-// message, masked CRC32C of that), encoded by hand: scalars need few fields.
+// message, masked CRC32C of that), encoded by hand: both need few fields.
 // Each start writes a file of its own; after a resume its first event tells
 // TensorBoard to forget steps that are taken again.
 // Source: event.proto and record_writer in tensorflow/core

@@ -121,6 +121,14 @@ bool any_text(const std::vector<Named*>& sources) {
       sources, [](const Named* source) { return source->is_text; });
 }
 
+// Text does; of token files, who has to know what their tokens mean.
+bool needs_tokenizer(const RunConfig& config,
+                     const std::vector<Named*>& sources) {
+  const bool asks =
+      config.data.intra_document_masking || config.monitor.sample > 0;
+  return any_text(sources) || (asks && !tokenizer_path(config).empty());
+}
+
 // The files of text to learn a vocabulary from. Tokens were made by a tokenizer
 // that only the user knows.
 std::vector<std::string> files_to_learn_from(const RunConfig& config,
@@ -195,16 +203,35 @@ void tell(const RunConfig& config, const std::vector<data::Source>& sources) {
   }
 }
 
+void warn_of_idle_keys(const RunConfig& config,
+                       const std::vector<Named*>& sources) {
+  const auto is_chats = [](const Named* source) {
+    return source->is_text && is_chat(source->tokens);
+  };
+  const auto chats = std::ranges::count_if(sources, is_chats);
+  if (config.data.packing && chats == 0) {
+    log::warning(
+        "data.packing has no effect: it packs conversations, and there are "
+        "none. Documents of text are always packed; what keeps them apart is "
+        "data.intra_document_masking");
+  }
+  if (config.data.intra_document_masking && chats == std::ssize(sources)) {
+    log::warning(
+        "data.intra_document_masking has no effect: conversations have a row "
+        "each, or, with data.packing, are kept apart in any case");
+  }
+}
+
 }  // namespace
 
 void prepare_data(const RunConfig& config, const RunFolder& folder) {
   Inputs inputs = inputs_of(config, folder);
   const auto all = all_of(inputs);
-  std::optional<data::Tokenizer> tokenizer;
-  if (any_text(all)) {
+  warn_of_idle_keys(config, all);
+  if (needs_tokenizer(config, all)) {
     prepare_tokenizer(config, folder, files_to_learn_from(config, inputs));
-    tokenizer = data::Tokenizer::load(folder.tokenizer());
   }
+  const auto tokenizer = find_tokenizer(config, folder);
   for (Named* source : all) {
     source->tokens.tokenizer = tokenizer ? &*tokenizer : nullptr;
     source->num_tokens = prepare_tokens(source->tokens);
@@ -234,17 +261,15 @@ void keep_chat_template(const RunConfig& config, const RunFolder& folder) {
 
 std::optional<data::Tokenizer> find_tokenizer(const RunConfig& config,
                                               const RunFolder& folder) {
-  const std::string given = tokenizer_path(config);
-  if (!given.empty()) return data::Tokenizer::load(given);
-  if (!std::filesystem::exists(folder.tokenizer())) return std::nullopt;
+  Inputs inputs = inputs_of(config, folder);
+  if (!needs_tokenizer(config, all_of(inputs))) return std::nullopt;
   return data::Tokenizer::load(folder.tokenizer());
 }
 
 Datasets open_datasets(const RunConfig& config, const RunFolder& folder) {
   Inputs inputs = inputs_of(config, folder);
   const auto all = all_of(inputs);
-  std::optional<data::Tokenizer> tokenizer;  // that prepare_data() left
-  if (any_text(all)) tokenizer = data::Tokenizer::load(folder.tokenizer());
+  const auto tokenizer = find_tokenizer(config, folder);
   Datasets sets;
   const auto open = [&](std::vector<Named>& named) {
     std::vector<data::Source> sources;

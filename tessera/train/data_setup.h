@@ -38,8 +38,9 @@ void prepare_data(const engine::RunConfig& config, const RunFolder& folder);
 void keep_chat_template(const engine::RunConfig& config,
                         const RunFolder& folder);
 
-// That of the run's text or, of token files, the one that is given; none: there
-// is none. REQUIRES: prepare_data().
+// That of the run's text or, of token files of which something has to be known
+// (data.intra_document_masking, monitor.sample), the one that is given; none:
+// there is none. REQUIRES: prepare_data().
 std::optional<data::Tokenizer> find_tokenizer(const engine::RunConfig& config,
                                               const RunFolder& folder);
 

@@ -142,7 +142,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks) {
   check_paths(config);
   const RunFolder folder(config);
   folder.create();
-  if (config.checkpoint.every > 0 || config.checkpoint.keep_best) {
+  if (config.checkpoint.saves()) {
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
                               config.checkpoint);
   }

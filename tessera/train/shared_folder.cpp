@@ -25,15 +25,17 @@ void require_shared(const std::string& folder, comm::Group& world) {
   std::string complaint = comm::complaint_of([&] {
     if (leads) write_file_atomic(file, "Removed at once.\n");
   });
-  TS_CHECK_IO(comm::first_complaint(world, complaint).empty(), folder,
-              ": cannot be written: ", complaint);
-  if (!fs::exists(file)) {
+  complaint = comm::first_complaint(world, complaint);
+  TS_CHECK_IO(complaint.empty(), folder, ": cannot be written: ", complaint);
+  std::error_code unseen;
+  if (!fs::exists(file, unseen)) {
     complaint = c10::str(
         "rank ", world.rank(), " on ", host_name(),
         " does not see what rank 0 on ", host, " writes into ", folder,
         ", where every rank puts its part of a checkpoint. Set run.dir to a "
         "folder on a file system that all hosts share (or checkpoint.dir, or "
-        "checkpoint.every 0 for a run without checkpoints).");
+        "checkpoint.every 0 for a run that saves nothing, also where it is "
+        "stopped).");
   }
   complaint = comm::first_complaint(world, complaint);
   std::error_code ignored;

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ranges>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "tessera/checkpoint/hugging_face.h"
+#include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/generate.h"
 #include "tessera/models/hugging_face_config.h"
@@ -81,7 +83,8 @@ Beginning beginning_of(const data::Dataset& samples) {
 }
 
 // What ends a text: for the tokenizer, for the model that training began with,
-// and in a conversation the first token without a text of its own.
+// and in a conversation the last token of an answer without a text of its own:
+// it ends one, where an earlier one may begin one.
 std::vector<int64_t> stops_of(const RunConfig& config,
                               const data::Tokenizer& tokenizer,
                               const Beginning& sample) {
@@ -90,10 +93,11 @@ std::vector<int64_t> stops_of(const RunConfig& config,
     stops = models::read_hugging_face_config(config.model.from).eos_tokens;
   }
   if (const auto end = tokenizer.end_of_text()) stops.push_back(*end);
-  const auto special = std::ranges::find_if(sample.answer, [&](int64_t id) {
-    return tokenizer.decode({&id, 1}).empty();
-  });
-  if (special != sample.answer.end()) stops.push_back(*special);
+  for (const int64_t id : sample.answer | std::views::reverse) {
+    if (!tokenizer.decode({&id, 1}).empty()) continue;
+    stops.push_back(id);
+    break;
+  }
   return stops;
 }
 
@@ -108,19 +112,24 @@ void check_samples(const RunConfig& config, const RunFolder& folder) {
   if (!config.monitor.sample_prompt.empty()) prompt_given(config, tokenizer);
 }
 
+// A tokenizer may lie on each host by itself: what ranks draw together follows
+// from that of rank 0.
 TextSamples::TextSamples(const RunConfig& config, const RunFolder& folder,
-                         const Datasets& data)
+                         const Datasets& data, comm::Group& world)
     : config_(config), tokenizer_(tokenizer_for(config, folder)) {
   const auto sample = beginning_of(data.valid ? *data.valid : *data.train);
-  prompt_ = config.monitor.sample_prompt.empty()
-                ? sample.prompt
-                : prompt_given(config, tokenizer_);
-  stops_ = stops_of(config, tokenizer_, sample);
+  const auto agree = [&](std::vector<int64_t> numbers) {
+    return comm::numbers_of_rank_0(world, std::move(numbers));
+  };
+  prompt_ = agree(config.monitor.sample_prompt.empty()
+                      ? sample.prompt
+                      : prompt_given(config, tokenizer_));
+  stops_ = agree(stops_of(config, tokenizer_, sample));
+  num_tokens_ = agree({tokenizer_.vocab_size()})[0];
   const int64_t highest = *std::ranges::max_element(prompt_);
-  TS_CHECK_CONFIG(highest < tokenizer_.vocab_size(),
+  TS_CHECK_CONFIG(highest < num_tokens_,
                   "monitor.sample: the data has the token ", highest,
-                  ", but the tokenizer's ids are below ",
-                  tokenizer_.vocab_size(),
+                  ", but the tokenizer's ids are below ", num_tokens_,
                   ". Set data.tokenizer to the one that made the token files, "
                   "or monitor.sample to 0.");
 }
@@ -134,7 +143,7 @@ monitor::Sample TextSamples::write(engine::RankModel& model,
       .sampling = models::kUsualSampling,
       .seed = static_cast<uint64_t>(config_.run.seed),
       .sample = step,
-      .num_tokens = tokenizer_.vocab_size(),
+      .num_tokens = num_tokens_,
       .stop_tokens = stops_};
   options.sampling.temperature = config_.monitor.sample_temperature;
   const auto tokens = engine::generate_by_evaluations(

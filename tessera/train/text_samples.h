@@ -5,7 +5,8 @@
 //          goes on with the bits that it has without.
 // Comm:    engine/generate.h's, by evaluations.
 // Errors:  TS_CHECK_CONFIG, before ranks start by check_samples(): nothing that
-//          tells what tokens mean, a prompt that is too long or has none.
+//          tells what tokens mean, a prompt that is too long; by the
+//          constructor: data with tokens that the tokenizer does not have.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +25,9 @@ void check_samples(const engine::RunConfig& config, const RunFolder& folder);
 
 class TextSamples {
  public:
-  // REQUIRES: monitor.sample > 0, and what outlives it.
+  // Collective. REQUIRES: monitor.sample > 0, and what outlives it.
   TextSamples(const engine::RunConfig& config, const RunFolder& folder,
-              const Datasets& data);
+              const Datasets& data, comm::Group& world);
 
   // Collective over the world.
   monitor::Sample write(engine::RankModel& model, comm::Communicator& ranks,
@@ -37,6 +38,7 @@ class TextSamples {
   data::Tokenizer tokenizer_;
   std::vector<int64_t> prompt_;
   std::vector<int64_t> stops_;
+  int64_t num_tokens_ = 0;  // ids from here on mean nothing
 };
 
 }  // namespace tessera::train

@@ -77,11 +77,6 @@ class Trainer {
 
  private:
   bool leads() const { return ranks_.rank() == 0; }
-  // Checkpoints, beside that of a run that is stopped.
-  bool saves() const {
-    return config_.checkpoint.every > 0 || config_.checkpoint.keep_best;
-  }
-
   // The folder and this rank's log.
   void open_folder() {
     if (leads()) {
@@ -93,7 +88,9 @@ class Trainer {
       lock_checkpoints();
     }
     ranks_.world().barrier();
-    if (saves()) require_shared(folder_.checkpoints(), ranks_.world());
+    if (config_.checkpoint.saves()) {
+      require_shared(folder_.checkpoints(), ranks_.world());
+    }
     log::open_rank_file(static_cast<int>(ranks_.rank()),
                         folder_.log_of(ranks_.rank()));
     if (ranks_.world_size() > 1) {
@@ -162,7 +159,8 @@ class Trainer {
   void open_monitor() {
     first_step_ = step_;
     if (config_.monitor.sample > 0) {
-      samples_ = std::make_unique<TextSamples>(config_, folder_, data_);
+      samples_ = std::make_unique<TextSamples>(config_, folder_, data_,
+                                               ranks_.world());
     }
     // Rank 0 measures what the machine can do while no other rank computes, and
     // in the first step nobody should wait for what it opens.
@@ -222,12 +220,14 @@ class Trainer {
         totals.record.validation = validate();
         best_ = with_validation(best_, totals.record.validation->loss, step_);
       }
-      if (samples_ && (last || step_ % config_.monitor.sample == 0)) {
+      const bool ends = last || is_out_of_patience();
+      if (samples_ && (ends || step_ % config_.monitor.sample == 0)) {
         totals.record.sample = samples_->write(*model_, ranks_, step_);
       }
       metrics_->record(totals.record);
-      const bool ends = last || is_out_of_patience();
-      if (due || (ends && saves()) || totals.stop || is_best()) save();
+      if (due || (ends && config_.checkpoint.saves()) || totals.stop ||
+          is_best())
+        save();
       if (totals.stop && !ends) {
         log::info("stopped on request after step ", step_,
                   ", with a checkpoint; the same command goes on from there");
@@ -352,6 +352,9 @@ class Trainer {
 
   void save() {
     if (saved_at_ == step_) return;
+    if (!config_.checkpoint.saves()) {  // a run that is stopped
+      require_shared(folder_.checkpoints(), ranks_.world());
+    }
     checkpoint::State state = state_of(model_->composed(), model_->optimizer());
     state.extra = to_json(SavedRun{.step = step_,
                                    .config = to_json(config_),

@@ -2,8 +2,10 @@
 
 import json
 import random
+import struct
 
 import pytest
+import tokenizers
 import torch
 import transformers
 import year_model
@@ -129,6 +131,19 @@ def test_across_borders_is_another_model(program, trained, tmp_path):
     train(program, run_file(folder, tmp_path, intra_document_masking=False))
     first = metrics(tmp_path)[0]["loss"]
     assert abs(first - theirs[0]) > 1e-4 * theirs[0]
+
+
+def test_of_token_files_the_tokenizer_says_what_ends_one(program, tessera, trained, tmp_path):
+    folder, theirs, held = trained
+    ids = tmp_path / "ids.u16"
+    tokens, _ = stream_of(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")), documents())
+    ids.write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
+    train(program, run_file(folder, tmp_path, train=str(ids), format="tokens_u16"), "--nproc", "2", "--mesh.pp=2",
+          "--run.steps=2", "--checkpoint.every=2")
+    assert [line["loss"] for line in metrics(tmp_path)] == pytest.approx(theirs[:2], rel=2e-5)
+    said = json.loads(tessera("eval", "--model", tmp_path / "run", "--data", ids, "--format", "tokens_u16",
+                              "--seq-len", LENGTH).splitlines()[-1])
+    assert said["loss"] < held
 
 
 @pytest.mark.parametrize("arguments", [[], ["--nproc", "2", "--mesh.pp=2"], ["--nproc", "2", "--mesh.cp=2"]])

@@ -285,6 +285,10 @@ std::vector<Memory> Operators::flash_backward(const HeadShape& shape) const {
   return {std::move(dq), std::move(dk), std::move(dv)};
 }
 
+Memory Operators::narrowed(const Memory& sum, int64_t numel) const {
+  return element_ == wide_ ? sum : elements(numel);
+}
+
 void Operators::attend(const HeadShape& pair, bool merges) const {
   const auto seen = flash(pair);
   if (!merges) return;
@@ -296,9 +300,6 @@ void Operators::attend(const HeadShape& pair, bool merges) const {
 Traced Operators::piece_attention(const Traced& q, const Traced& k,
                                   const Traced& v, const HeadShape& pair,
                                   int64_t pairs) const {
-  const auto narrowed = [this](const Memory& sum, int64_t numel) {
-    return element_ == wide_ ? sum : elements(numel);
-  };
   const Memory sum = wides(q.numel), lse = wides(q.numel / pair.width);
   for (int64_t i = 0; i < pairs; ++i) {
     attend(pair, /*merges=*/k.numel > pair.kv_numel());

@@ -95,6 +95,8 @@ class Operators {
   // nn::piece_attention of all pairs of pieces, which are of this shape.
   Traced piece_attention(const Traced& q, const Traced& k, const Traced& v,
                          const HeadShape& pair, int64_t pairs) const;
+  // A sum as an element; of the same type it is handed on as it is.
+  Memory narrowed(const Memory& sum, int64_t numel) const;
   // What nn::attend does with a pair, behind which nothing of it is left.
   void attend(const HeadShape& pair, bool merges) const;
 

@@ -39,11 +39,6 @@ HeadShape piece_of(HeadShape shape) {
   return shape;
 }
 
-// What has the type of the sums is handed on as it is.
-Memory narrowed(const Operators& ops, const Memory& sum, int64_t numel) {
-  return ops.element() == ops.wide() ? sum : ops.elements(numel);
-}
-
 // ring_attention: keys and values go round, and in the backward their gradients
 // with them. O(cp).
 Traced ring(const Operators& ops, const Place& place, const Traced& q,
@@ -68,11 +63,12 @@ Traced ring(const Operators& ops, const Place& place, const Traced& q,
       sum = ops.wides(shape.q_numel());
       lse = ops.wides(shape.lse_numel());
     }
-    for (int64_t i = 0; i < pairs_at(step); ++i)
+    for (int64_t i = 0; i < pairs_at(step); ++i) {
       ops.attend(piece, /*merges=*/true);
+    }
     if (!last) there = std::move(received);
   }
-  const Memory out = narrowed(ops, sum, shape.q_numel());
+  const Memory out = ops.narrowed(sum, shape.q_numel());
   return ops.tape().record(
       out, shape.q_numel(), {q, k, v}, {q.memory, own, out, lse},
       [=, &ops](const Memory& gradient) -> std::vector<Memory> {
@@ -89,8 +85,8 @@ Traced ring(const Operators& ops, const Place& place, const Traced& q,
           Memory home = message(kv * ops.wide());
           sums = std::move(home);
         }
-        return {narrowed(ops, dq, shape.q_numel()), narrowed(ops, sums, kv / 2),
-                narrowed(ops, sums, kv / 2)};
+        return {ops.narrowed(dq, shape.q_numel()), ops.narrowed(sums, kv / 2),
+                ops.narrowed(sums, kv / 2)};
       });
 }
 
