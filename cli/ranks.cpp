@@ -1,8 +1,8 @@
 #include "cli/ranks.h"
 
 #include <ATen/Parallel.h>
-
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
 #include "cli/flag_values.h"
@@ -17,7 +17,9 @@
 namespace tessera::cli {
 namespace {
 
+// run.threads, else OMP_NUM_THREADS, else this rank's share of the cores.
 void share_out_cores(int64_t threads, int64_t local_ranks) {
+  if (threads == 0 && std::getenv("OMP_NUM_THREADS") != nullptr) return;
   const int64_t share = std::max<int64_t>(
       1, launch::available_cores() / std::max<int64_t>(1, local_ranks));
   at::set_num_threads(static_cast<int>(threads > 0 ? threads : share));

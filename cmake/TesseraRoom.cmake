@@ -125,3 +125,17 @@ function(tessera_room_tests program room modules)
     set_property(GLOBAL PROPERTY TESSERA_MODULES_OF_${program} ${modules})
   endif()
 endfunction()
+
+# The sources of a folder below tessera/, each for a set of vectors.
+function(tessera_vectors folder)
+  set(avx2_flags -mavx2 -mf16c -mfma)
+  set(avx512_flags ${avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+  foreach(vectors IN ITEMS baseline avx2 avx512)
+    set(flags -O3 ${ARGN})
+    if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+      list(APPEND flags ${${vectors}_flags})
+    endif()
+    set_source_files_properties("${PROJECT_SOURCE_DIR}/tessera/${folder}/${vectors}.cpp"
+      PROPERTIES COMPILE_OPTIONS "${flags}" SKIP_PRECOMPILE_HEADERS ON)
+  endforeach()
+endfunction()

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tessera/models/adapters.h"
+#include "tessera/nn/matmul.h"
 
 namespace tessera::models {
 namespace {
@@ -194,7 +195,8 @@ at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin,
 
 at::Tensor Decoder::logits_of(const at::Tensor& normed) const {
   const at::Tensor hidden = enter_head_ ? enter_head_(normed) : normed;
-  return head_ ? head_->forward(hidden) : at::linear(hidden, tokens_->weight());
+  return head_ ? head_->forward(hidden)
+               : nn::linear_product(hidden, tokens_->weight());
 }
 
 }  // namespace tessera::models

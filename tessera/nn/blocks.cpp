@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/kernel_choice.h"
+#include "tessera/nn/matmul.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -34,6 +36,24 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
     const auto [dx, dweight] = detail::rms_norm_backward(
         rows_of(gradients[0]), rows_of(x), saved[1], saved[2]);
     return {dx.view(x.sizes()), dweight, at::Tensor()};
+  }
+};
+
+class SwiGlu : public torch::autograd::Function<SwiGlu> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate,
+                            const at::Tensor& up) {
+    ctx->save_for_backward({gate, up});
+    return detail::swiglu(gate.contiguous(), up.contiguous());
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &gate = saved[0], &up = saved[1];
+    const auto [dgate, dup] = detail::swiglu_backward(
+        gradients[0].contiguous(), gate.contiguous(), up.contiguous());
+    return {dgate, dup};
   }
 };
 
@@ -99,9 +119,10 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
 // An adapter is inside of the sum that ranks compute parts of: what is whole on
 // all of them is used in parts.
 at::Tensor Linear::product(const at::Tensor& x, const at::Tensor& bias) const {
-  const at::Tensor y = at::linear(x, weight_, bias);
+  const at::Tensor y = linear_product(x, weight_, bias);
   if (!has_adapter()) return y;
-  return at::add(y, at::linear(at::linear(x, lora_a_), lora_b_), scale_);
+  return at::add(y, linear_product(linear_product(x, lora_a_), lora_b_),
+                 scale_);
 }
 
 void Linear::add_adapter(int64_t rank, double scale) {
@@ -130,7 +151,7 @@ Embedding::Embedding(int64_t rows, int64_t width, double init_std, Role role)
                                 role)) {}
 
 at::Tensor Embedding::forward(const at::Tensor& ids) const {
-  if (!reduce_) return at::embedding(weight_, ids);
+  if (!reduce_) return table_rows(weight_, ids);
   const int64_t rows = weight_.size(0);
   if (rows == 0) {  // zeros that depend on the weight, as elsewhere
     auto shape = ids.sizes().vec();
@@ -140,8 +161,7 @@ at::Tensor Embedding::forward(const at::Tensor& ids) const {
   }
   const at::Tensor own = ids - first_row_;
   const at::Tensor elsewhere = (own < 0).logical_or(own >= rows);
-  const at::Tensor found =
-      at::embedding(weight_, own.masked_fill(elsewhere, 0));
+  const at::Tensor found = table_rows(weight_, own.masked_fill(elsewhere, 0));
   return reduce_(found.masked_fill(elsewhere.unsqueeze(-1), 0));
 }
 
@@ -178,7 +198,9 @@ void Norm::set_region(const Region& region) {
 
 at::Tensor activated(MlpKind kind, const at::Tensor& gate,
                      const at::Tensor& up) {
-  return kind == MlpKind::kGelu ? at::gelu(up, "tanh") : at::silu(gate) * up;
+  if (kind == MlpKind::kGelu) return at::gelu(up, "tanh");
+  const bool fused = up.is_cpu() && uses(Kernel::kSwiGlu);
+  return fused ? SwiGlu::apply(gate, up) : at::silu(gate) * up;
 }
 
 Mlp::Mlp(const MlpOptions& options) : kind_(options.kind) {

@@ -11,11 +11,13 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
+#include "tessera/core/vectors.h"
 #include "tessera/data/file_list.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/models/model.h"
 #include "tessera/monitor/memory.h"
+#include "tessera/nn/kernel_choice.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/text_samples.h"
@@ -136,6 +138,13 @@ bool share_memory(const RunConfig& config, const HostRanks& ranks) {
          (backend == "auto" || backend == "shm");
 }
 
+// What the environment names must be there.
+void check_choices() {
+  engine::passes_chosen();
+  nn::check_kernels_chosen();
+  widest_vectors();
+}
+
 }  // namespace
 
 void preflight(const RunConfig& config, const HostRanks& ranks) {
@@ -147,7 +156,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks) {
                               config.checkpoint);
   }
   check_memory(config, ranks, memory_of_host());
-  engine::passes_chosen();  // refuses what is none
+  check_choices();
   prepare_data(config, folder);
   check_samples(config, folder);
 }
@@ -190,7 +199,7 @@ void check_paths(const RunConfig& config) {
 }
 
 std::string describe_plan(const RunConfig& config) {
-  engine::passes_chosen();  // refuses what is none
+  check_choices();
   const int64_t parameters = models::num_parameters(config.model);
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);

@@ -9,6 +9,7 @@
 #include "tessera/comm/base/kernels/kernels.h"
 #include "tessera/comm/verb.h"
 #include "tessera/core/error.h"
+#include "tessera/core/vectors.h"
 
 namespace tessera::comm {
 namespace {
@@ -48,24 +49,14 @@ kernels::Op op_of(ReduceOp op) {
   return kOps.at(static_cast<size_t>(op));
 }
 
-const kernels::Kernels& widest_kernels() {
-#if defined(__x86_64__)
-  const bool avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-  if (avx2 && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return kernels::kAvx512;
-  }
-  if (avx2) return kernels::kAvx2;
-#endif
-  return kernels::kBaseline;
-}
-
 const kernels::Kernels& machine_kernels() {
-  static const kernels::Kernels& chosen = widest_kernels();
+#if defined(__x86_64__)
+  static const kernels::Kernels& chosen =
+      for_this_processor(kernels::kBaseline, kernels::kAvx2, kernels::kAvx512);
   return chosen;
+#else
+  return kernels::kBaseline;
+#endif
 }
 
 // Asked for more at once, the C library goes past the caches, which is some 8%

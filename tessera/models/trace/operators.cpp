@@ -33,13 +33,16 @@ Traced Operators::linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
                       [this, rows, in, out, bias, product, is_frozen,
                        has_input_gradient](const Memory& gradient) {
                         std::vector<Memory> gradients(bias ? 3 : 2);
-                        if (!is_frozen) {
-                          tape_.weight_flops(product);
-                          gradients[1] = elements(in * out);
-                        }
                         if (has_input_gradient) {
                           tape_.input_flops(product);
                           gradients[0] = elements(rows * in);
+                        }
+                        if (!is_frozen) {
+                          tape_.weight_flops(product);
+                          // Of one type it is added where it lies.
+                          if (tape_.mixes_types()) {
+                            gradients[1] = elements(in * out);
+                          }
                         }
                         if (bias && !is_frozen) gradients[2] = elements(out);
                         return gradients;
@@ -123,10 +126,10 @@ Traced Operators::pointwise(const Traced& x) const {
       });
 }
 
-Traced Operators::multiply(const Traced& x, const Traced& y) const {
+Traced Operators::swiglu(const Traced& gate, const Traced& up) const {
   return tape_.record(
-      elements(x.numel), x.numel, {x, y}, {x.memory, y.memory},
-      [this, numel = x.numel](const Memory& gradient) -> std::vector<Memory> {
+      elements(up.numel), up.numel, {gate, up}, {gate.memory, up.memory},
+      [this, numel = up.numel](const Memory& gradient) -> std::vector<Memory> {
         return {elements(numel), elements(numel)};
       });
 }
@@ -160,9 +163,7 @@ Traced Operators::embedding(const Memory& index, int64_t numel,
                             int64_t table_numel) const {
   return tape_.record(
       elements(numel), numel, {tape_.parameter(table_numel)}, {index},
-      [this, table_numel](const Memory& gradient) -> std::vector<Memory> {
-        return {elements(table_numel)};
-      });
+      [](const Memory& gradient) -> std::vector<Memory> { return {nullptr}; });
 }
 
 Traced Operators::masked_fill(const Traced& x, const Memory& mask) const {

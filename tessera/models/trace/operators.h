@@ -3,7 +3,7 @@
 // LibTorch's, nn's and comm's run on a CPU.
 //
 // Sizes:  numbers of elements: of `element` bytes, in sums of `wide`.
-// Scratch of BLAS and of oneDNN (bf16) is not counted.
+// Scratch of BLAS and of oneDNN inside of a product is not counted.
 #pragma once
 
 #include <cstdint>
@@ -61,8 +61,8 @@ class Operators {
   Traced rms_norm(const Traced& x, int64_t width) const;
   Traced layer_norm(const Traced& x, int64_t width) const;
   Traced gelu(const Traced& x) const { return pointwise(x); }
-  Traced silu(const Traced& x) const { return pointwise(x); }
-  Traced multiply(const Traced& x, const Traced& y) const;
+  // silu(gate) * up.
+  Traced swiglu(const Traced& gate, const Traced& up) const;
   // `kept`: cosines and sines of this call alone.
   Traced rotate(const Traced& x, const Memory& kept) const;
   // A copy in another order; `copied_back`: the gradient too.

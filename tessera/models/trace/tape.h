@@ -65,6 +65,7 @@ class Tape {
   void set_frozen(bool frozen) { frozen_ = frozen; }
   bool is_frozen() const { return frozen_; }
   void set_mixed_bytes(int64_t bytes) { mixed_bytes_ = bytes; }
+  bool mixes_types() const { return mixed_bytes_ > 0; }
 
   // The output of an operator of `inputs`, which keeps `saved` until its
   // backward, if anything is recorded.

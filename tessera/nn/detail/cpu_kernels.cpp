@@ -1,80 +1,60 @@
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3")  // which vectorises; -O2 does so only half-heartedly
-#endif
 #include "tessera/nn/detail/cpu_kernels.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
-#include <cmath>
+#include <algorithm>
 
+#include "tessera/core/error.h"
+#include "tessera/core/vectors.h"
+#include "tessera/nn/kernels/kernels.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn::detail {
 namespace {
 
-constexpr int64_t kLanes = 16;        // partial sums that run side by side
-constexpr int64_t kRowsPerPart = 64;  // rows that one thread takes at a time
+using kernels::Element;
+using kernels::Rows;
 
-template <typename T>
-using Wide = at::opmath_type<T>;
+// What one thread takes at a time.
+constexpr int64_t kRowsPerPart = 64;
+constexpr int64_t kElementsPerPart = int64_t{1} << 14;
 
-// Sum of term(i) over [0, n), in an order that depends on n alone.
-template <typename W, typename Term>
-inline W sum_of(int64_t n, const Term& term) {
-  W lanes[kLanes] = {};
-  const int64_t whole = n - n % kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    for (int64_t l = 0; l < kLanes; ++l) lanes[l] += term(i + l);
-  }
-  for (int64_t i = whole; i < n; ++i) lanes[i - whole] += term(i);
-  W sum = 0;
-  for (const W lane : lanes) sum += lane;
-  return sum;
+const kernels::Kernels& table() {
+#if defined(__x86_64__)
+  static const kernels::Kernels& chosen =
+      for_this_processor(kernels::kBaseline, kernels::kAvx2, kernels::kAvx512);
+  return chosen;
+#else
+  return kernels::kBaseline;
+#endif
 }
 
-template <typename T>
-void rms_norm_row(const T* __restrict x, const T* __restrict weight,
-                  T* __restrict y, int64_t width, Wide<T> scale) {
-  using W = Wide<T>;
-  for (int64_t i = 0; i < width; ++i) {
-    y[i] = static_cast<T>(static_cast<W>(x[i]) * scale *
-                          static_cast<W>(weight[i]));
-  }
-}
-
-// Adds the row's share of the weight's gradient to `into_weight`.
-template <typename T>
-void rms_norm_row_backward(const T* __restrict g, const T* __restrict x,
-                           const T* __restrict weight, T* __restrict dx,
-                           Wide<T>* __restrict into_weight, int64_t width,
-                           Wide<T> scale) {
-  using W = Wide<T>;
-  const W along = sum_of<W>(width, [&](int64_t i) {
-    return static_cast<W>(g[i]) * static_cast<W>(weight[i]) *
-           static_cast<W>(x[i]);
-  });
-  const W pull = along * scale * scale * scale / static_cast<W>(width);
-  for (int64_t i = 0; i < width; ++i) {
-    const W gi = static_cast<W>(g[i]), xi = static_cast<W>(x[i]);
-    into_weight[i] += gi * xi * scale;
-    dx[i] = static_cast<T>(gi * static_cast<W>(weight[i]) * scale - xi * pull);
+Element element_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return Element::kF64;
+    case at::kFloat:
+      return Element::kF32;
+    case at::kBFloat16:
+      return Element::kBF16;
+    default:
+      TS_CHECK(false, "there is no CPU kernel for ", x.scalar_type(),
+               "; there are some for fp64, fp32 and bf16.");
   }
 }
 
-template <typename T>
-void rotate_head(const T* __restrict x, const Wide<T>* __restrict cos,
-                 const Wide<T>* __restrict sin, T* __restrict y, int64_t half,
-                 Wide<T> direction) {
-  using W = Wide<T>;
-  for (int64_t i = 0; i < half; ++i) {
-    const W a = static_cast<W>(x[i]), b = static_cast<W>(x[i + half]);
-    const W c = cos[i], s = sin[i] * direction;
-    y[i] = static_cast<T>(a * c - b * s);
-    y[i + half] = static_cast<T>(b * c + a * s);
-  }
+// The rows of a matrix from `first` on.
+Rows rows_from(const at::Tensor& x, int64_t first) {
+  const int64_t stride = x.stride(0);
+  auto* const data = static_cast<char*>(x.data_ptr());
+  return {data + first * stride * static_cast<int64_t>(x.itemsize()), stride};
+}
+
+void* elements_from(const at::Tensor& x, int64_t first) {
+  return static_cast<char*>(x.data_ptr()) +
+         first * static_cast<int64_t>(x.itemsize());
 }
 
 }  // namespace
@@ -85,26 +65,12 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
   const int64_t rows = x.size(0), width = x.size(1);
   at::Tensor y = at::empty_like(x);
   at::Tensor inverse_rms = at::empty({rows}, x.options().dtype(wide_type(x)));
-  AT_DISPATCH_FLOATING_TYPES_AND(
-      at::kBFloat16, x.scalar_type(), "rms_norm", [&] {
-        using W = Wide<scalar_t>;
-        const scalar_t* in = x.const_data_ptr<scalar_t>();
-        const scalar_t* w = weight.const_data_ptr<scalar_t>();
-        scalar_t* out = y.mutable_data_ptr<scalar_t>();
-        W* scales = inverse_rms.mutable_data_ptr<W>();
-        at::parallel_for(
-            0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
-              for (int64_t r = begin; r < end; ++r) {
-                const scalar_t* row = in + r * width;
-                const W squares = sum_of<W>(width, [&](int64_t i) {
-                  return static_cast<W>(row[i]) * static_cast<W>(row[i]);
-                });
-                scales[r] = 1 / std::sqrt(squares / static_cast<W>(width) +
-                                          static_cast<W>(eps));
-                rms_norm_row(row, w, out + r * width, width, scales[r]);
-              }
-            });
-      });
+  const Element element = element_of(x);
+  at::parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
+    table().rms_norm(element, rows_from(x, begin), weight.data_ptr(),
+                     rows_from(y, begin), elements_from(inverse_rms, begin),
+                     end - begin, width, eps);
+  });
   return {y, inverse_rms};
 }
 
@@ -115,24 +81,17 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
   const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
   at::Tensor dx = at::empty_like(x);
   at::Tensor partial = at::zeros({parts, width}, inverse_rms.options());
-  AT_DISPATCH_FLOATING_TYPES_AND(
-      at::kBFloat16, x.scalar_type(), "rms_norm", [&] {
-        using W = Wide<scalar_t>;
-        const scalar_t* g = gradient.const_data_ptr<scalar_t>();
-        const scalar_t* in = x.const_data_ptr<scalar_t>();
-        const scalar_t* w = weight.const_data_ptr<scalar_t>();
-        const W* scales = inverse_rms.const_data_ptr<W>();
-        scalar_t* out = dx.mutable_data_ptr<scalar_t>();
-        W* into = partial.mutable_data_ptr<W>();
-        at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
-          for (int64_t r = begin * kRowsPerPart;
-               r < std::min(rows, end * kRowsPerPart); ++r) {
-            rms_norm_row_backward(
-                g + r * width, in + r * width, w, out + r * width,
-                into + r / kRowsPerPart * width, width, scales[r]);
-          }
-        });
-      });
+  const Element element = element_of(x);
+  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) {
+      const int64_t first = part * kRowsPerPart;
+      table().rms_norm_backward(
+          element, rows_from(gradient, first), rows_from(x, first),
+          weight.data_ptr(), elements_from(inverse_rms, first),
+          rows_from(dx, first), elements_from(partial, part * width),
+          std::min(kRowsPerPart, rows - first), width);
+    }
+  });
   return {dx, partial.sum(0).to(weight.scalar_type())};
 }
 
@@ -140,25 +99,78 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
                   const at::Tensor& sin, double direction) {
   const int64_t tokens = x.size(1), heads = x.size(2), width = x.size(3);
   at::Tensor y = at::empty_like(x);
-  AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x.scalar_type(), "rotate", [&] {
-    using W = Wide<scalar_t>;
-    const scalar_t* in = x.const_data_ptr<scalar_t>();
-    const W* c = cos.const_data_ptr<W>();
-    const W* s = sin.const_data_ptr<W>();
-    scalar_t* out = y.mutable_data_ptr<scalar_t>();
-    const int64_t half = width / 2, rows = x.size(0) * tokens;
-    at::parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const int64_t angle = r % tokens * half;
-        for (int64_t h = 0; h < heads; ++h) {
-          const int64_t at = (r * heads + h) * width;
-          rotate_head(in + at, c + angle, s + angle, out + at, half,
-                      static_cast<W>(direction));
-        }
-      }
-    });
+  const Element element = element_of(x);
+  const int64_t rows = x.size(0) * tokens, half = width / 2;
+  at::parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t angle = r % tokens * half, at = r * heads * width;
+      table().rotate(element, {elements_from(x, at), width},
+                     elements_from(cos, angle), elements_from(sin, angle),
+                     {elements_from(y, at), width}, heads, width, direction);
+    }
   });
   return y;
+}
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  at::Tensor y = at::empty_like(up);
+  const Element element = element_of(up);
+  at::parallel_for(0, up.numel(), kElementsPerPart,
+                   [&](int64_t begin, int64_t end) {
+                     const auto from = [begin](const at::Tensor& x) {
+                       return Rows{elements_from(x, begin), 0};
+                     };
+                     table().swiglu(element, from(gate), from(up), from(y),
+                                    /*rows=*/1, end - begin);
+                   });
+  return y;
+}
+
+std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
+                                                   const at::Tensor& gate,
+                                                   const at::Tensor& up) {
+  at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
+  const Element element = element_of(up);
+  at::parallel_for(
+      0, up.numel(), kElementsPerPart, [&](int64_t begin, int64_t end) {
+        const auto from = [begin](const at::Tensor& x) {
+          return Rows{elements_from(x, begin), 0};
+        };
+        table().swiglu_backward(element, from(gradient), from(gate), from(up),
+                                from(dgate), from(dup), /*rows=*/1,
+                                end - begin);
+      });
+  return {dgate, dup};
+}
+
+// Each thread has columns of its own: the order of a sum is that of the ids.
+void add_rows(const at::Tensor& table, const at::Tensor& ids,
+              const at::Tensor& rows) {
+  constexpr int64_t kColumnsPerPart = 64;
+  const int64_t width = table.size(1), count = ids.numel();
+  const int64_t* const id = ids.const_data_ptr<int64_t>();
+  const auto add = [&]<typename Sum, typename Row>(Sum* sums, const Row* row) {
+    at::parallel_for(0, width, kColumnsPerPart,
+                     [&](int64_t begin, int64_t end) {
+                       for (int64_t i = 0; i < count; ++i) {
+                         Sum* const to = sums + id[i] * width;
+                         const Row* const from = row + i * width;
+                         for (int64_t c = begin; c < end; ++c) {
+                           to[c] += static_cast<Sum>(from[c]);
+                         }
+                       }
+                     });
+  };
+  AT_DISPATCH_FLOATING_TYPES_AND(
+      at::kBFloat16, table.scalar_type(), "add_rows", [&] {
+        auto* const sums = table.mutable_data_ptr<scalar_t>();
+        if (rows.scalar_type() == table.scalar_type()) {
+          add(sums, rows.const_data_ptr<scalar_t>());
+        } else {
+          TORCH_INTERNAL_ASSERT(rows.scalar_type() == at::kBFloat16);
+          add(sums, rows.const_data_ptr<at::BFloat16>());
+        }
+      });
 }
 
 }  // namespace tessera::nn::detail

@@ -39,8 +39,7 @@ Traced UnitTracer::feed_forward(const Traced& x, int64_t ffn, const Layer& in,
     return out("mlp.down", ops_.gelu(up), ffn, width);
   }
   const Traced gate = in("mlp.gate", x, width, ffn);
-  const Traced inside = [&] { return ops_.multiply(ops_.silu(gate), up); }();
-  return out("mlp.down", inside, ffn, width);
+  return out("mlp.down", ops_.swiglu(gate, up), ffn, width);
 }
 
 Traced UnitTracer::mlp(const Traced& input) const {

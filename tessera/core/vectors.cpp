@@ -1,0 +1,45 @@
+#include "tessera/core/vectors.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+Vectors of_the_processor() {
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") &&
+                    __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  if (avx2 && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    return Vectors::kAvx512;
+  }
+  if (avx2) return Vectors::kAvx2;
+#endif
+  return Vectors::kBaseline;
+}
+
+Vectors asked_for() {
+  const char* const value = std::getenv("TESSERA_VECTORS");
+  const std::string name = value ? value : "";
+  if (name == "baseline") return Vectors::kBaseline;
+  if (name == "avx2") return Vectors::kAvx2;
+  TS_CHECK_CONFIG(name.empty() || name == "avx512", "TESSERA_VECTORS is \"",
+                  name, "\". There are: baseline, avx2, avx512.");
+  return Vectors::kAvx512;
+}
+
+}  // namespace
+
+Vectors widest_vectors() {
+  static const Vectors chosen = std::min(asked_for(), of_the_processor());
+  return chosen;
+}
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+// Kernels that can be left out by name: to see what one is worth, and that it
+// changes nothing but time.
+//
+// TESSERA_WITHOUT_KERNELS names them, separated by commas; what is computed
+// then is what they stand for, by operators of LibTorch.
+#pragma once
+
+#include <array>
+
+namespace tessera::nn {
+
+enum class Kernel {
+  kOneDnnProduct,    // fp32 products of matrices by oneDNN, not by at::mm
+  kGradientInPlace,  // a weight's gradient is added where it lies
+  kSwiGlu,           // silu(gate) * up in one pass, forward and backward
+};
+
+// Of each Kernel, in their order.
+inline constexpr std::array kKernelNames = {"onednn_product",
+                                            "gradient_in_place", "swiglu"};
+
+// Read once. Errors: TS_CHECK_CONFIG for a name that is none.
+bool uses(Kernel kernel);
+
+// Refuses what names no kernel, before ranks start.
+inline void check_kernels_chosen() { uses(Kernel::kOneDnnProduct); }
+
+}  // namespace tessera::nn

@@ -1,0 +1,45 @@
+// The loops of detail/cpu_kernels.h, compiled once for each set of vectors:
+// over rows of one thread.
+//
+// Sources that include this are compiled for machines that may not be the one
+// that starts the program: they include nothing whose inline functions others
+// use too, for the linker keeps one copy of those.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::nn::kernels {
+
+// Of tensors; sums and factors are of Wide: fp64 for fp64, else fp32.
+enum class Element { kF64, kF32, kBF16 };
+
+// Rows of `width` elements; of row r and the next, so many elements apart.
+struct Rows {
+  void* data;
+  int64_t stride;
+};
+
+struct Kernels {
+  const char* name;
+  // y = x * scale * weight, scale[r] = 1 / rms(x[r]).
+  void (*rms_norm)(Element element, Rows x, const void* weight, Rows y,
+                   void* scales, int64_t rows, int64_t width, double eps);
+  // dx; adds to dweight (width), of Wide.
+  void (*rms_norm_backward)(Element element, Rows dy, Rows x,
+                            const void* weight, const void* scales, Rows dx,
+                            void* dweight, int64_t rows, int64_t width);
+  // Heads of one token: cos, sin of Wide (width / 2); `direction` 1 or -1.
+  void (*rotate)(Element element, Rows x, const void* cos, const void* sin,
+                 Rows y, int64_t heads, int64_t width, double direction);
+  // y = silu(gate) * up.
+  void (*swiglu)(Element element, Rows gate, Rows up, Rows y, int64_t rows,
+                 int64_t width);
+  void (*swiglu_backward)(Element element, Rows dy, Rows gate, Rows up,
+                          Rows dgate, Rows dup, int64_t rows, int64_t width);
+};
+
+extern const Kernels kBaseline;
+extern const Kernels kAvx2;    // x86-64 alone
+extern const Kernels kAvx512;  // x86-64 alone
+
+}  // namespace tessera::nn::kernels

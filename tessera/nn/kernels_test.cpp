@@ -1,0 +1,152 @@
+// Each set of vectors that this processor has, beside fp64 and LibTorch.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tessera/core/vectors.h"
+#include "tessera/nn/kernels/kernels.h"
+
+namespace tessera::nn {
+namespace {
+
+using kernels::Element;
+using kernels::Kernels;
+using kernels::Rows;
+
+std::vector<const Kernels*> tables() {
+  std::vector<const Kernels*> found = {&kernels::kBaseline};
+#if defined(__x86_64__)
+  if (widest_vectors() >= Vectors::kAvx2) found.push_back(&kernels::kAvx2);
+  if (widest_vectors() >= Vectors::kAvx512) found.push_back(&kernels::kAvx512);
+#endif
+  return found;
+}
+
+struct Case {
+  const Kernels* kernels;
+  Element element;
+  at::ScalarType type;
+  int64_t width;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const Kernels* each : tables()) {
+    for (const int64_t width : {2, 30, 64, 198}) {
+      all.push_back({each, Element::kF64, at::kDouble, width});
+      all.push_back({each, Element::kF32, at::kFloat, width});
+      all.push_back({each, Element::kBF16, at::kBFloat16, width});
+    }
+  }
+  return all;
+}
+
+class KernelsOf : public testing::TestWithParam<Case> {
+ protected:
+  static constexpr int64_t kRows = 3;
+  at::Tensor random() const {
+    return (at::randn({kRows, GetParam().width}) * 3).to(GetParam().type);
+  }
+  Rows rows(const at::Tensor& t) const { return {t.data_ptr(), t.stride(0)}; }
+  at::ScalarType wide() const {
+    return GetParam().type == at::kDouble ? at::kDouble : at::kFloat;
+  }
+  // Largest difference, in units of the last place of the largest value.
+  void expect_close(const at::Tensor& found, const at::Tensor& wanted,
+                    double ulps = 4) const {
+    const at::ScalarType type = found.scalar_type();
+    const double unit = type == at::kDouble  ? 0x1p-52
+                        : type == at::kFloat ? 0x1p-23
+                                             : 0x1p-8;
+    const at::Tensor exact = wanted.to(at::kDouble);
+    const double worst =
+        (found.to(at::kDouble) - exact).abs().max().item<double>();
+    const double largest = exact.abs().max().item<double>();
+    EXPECT_LE(worst, ulps * unit * largest);
+  }
+};
+
+TEST_P(KernelsOf, Swiglu) {
+  const Case& of = GetParam();
+  const at::Tensor gate = random(), up = random(), dy = random();
+  at::Tensor y = at::empty_like(gate), dgate = y.clone(), dup = y.clone();
+  of.kernels->swiglu(of.element, rows(gate), rows(up), rows(y), kRows,
+                     of.width);
+  of.kernels->swiglu_backward(of.element, rows(dy), rows(gate), rows(up),
+                              rows(dgate), rows(dup), kRows, of.width);
+  const at::Tensor wide_gate = gate.to(at::kDouble).requires_grad_();
+  const at::Tensor wide_up = up.to(at::kDouble).requires_grad_();
+  const at::Tensor wanted = at::silu(wide_gate) * wide_up;
+  wanted.backward(dy.to(at::kDouble));
+  expect_close(y, wanted.detach());
+  expect_close(dgate, wide_gate.grad());
+  expect_close(dup, wide_up.grad());
+}
+
+// e^-x beyond what fp32 holds.
+TEST_P(KernelsOf, SwigluOfLargeGates) {
+  const Case& of = GetParam();
+  const at::Tensor up = at::ones({kRows, of.width}).to(of.type);
+  at::Tensor y = at::empty_like(up);
+  for (const double gate : {-1000.0, -90.0, 90.0, 1000.0}) {
+    const at::Tensor gates = at::full_like(up, gate);
+    of.kernels->swiglu(of.element, rows(gates), rows(up), rows(y), kRows,
+                       of.width);
+    EXPECT_NEAR(y[0][0].item<double>(), gate > 0 ? gate : 0, 1e-30);
+  }
+}
+
+TEST_P(KernelsOf, RmsNorm) {
+  const Case& of = GetParam();
+  const at::Tensor x = random(), dy = random();
+  const at::Tensor weight = random()[0].contiguous();
+  at::Tensor y = at::empty_like(x), dx = at::empty_like(x);
+  at::Tensor scales = at::empty({kRows}, wide());
+  at::Tensor dweight = at::zeros({of.width}, wide());
+  of.kernels->rms_norm(of.element, rows(x), weight.data_ptr(), rows(y),
+                       scales.data_ptr(), kRows, of.width, 1e-5);
+  of.kernels->rms_norm_backward(of.element, rows(dy), rows(x),
+                                weight.data_ptr(), scales.data_ptr(), rows(dx),
+                                dweight.data_ptr(), kRows, of.width);
+  const at::Tensor wide_x = x.to(at::kDouble).requires_grad_();
+  const at::Tensor wide_weight = weight.to(at::kDouble).requires_grad_();
+  const at::Tensor wanted =
+      wide_x * at::rsqrt(wide_x.square().mean(-1, true) + 1e-5) * wide_weight;
+  wanted.backward(dy.to(at::kDouble));
+  expect_close(y, wanted.detach());
+  expect_close(dx, wide_x.grad(), 16);
+  expect_close(dweight, wide_weight.grad(), 16);
+}
+
+TEST_P(KernelsOf, RotationsTurnBack) {
+  const Case& of = GetParam();
+  const at::Tensor x = random();
+  at::Tensor y = at::empty_like(x), back = at::empty_like(x);
+  const at::Tensor angles = at::randn({of.width / 2}).to(wide());
+  const at::Tensor cos = angles.cos(), sin = angles.sin();
+  const auto turn = [&](const at::Tensor& from, const at::Tensor& to,
+                        double direction) {
+    of.kernels->rotate(of.element, rows(from), cos.data_ptr(), sin.data_ptr(),
+                       rows(to), kRows, of.width, direction);
+  };
+  turn(x, y, 1);
+  turn(y, back, -1);
+  const auto halves = x.to(at::kDouble).chunk(2, -1);
+  const at::Tensor c = cos.to(at::kDouble), s = sin.to(at::kDouble);
+  expect_close(
+      y, at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s},
+                 -1));
+  expect_close(back, x, 8);
+}
+
+INSTANTIATE_TEST_SUITE_P(Vectors, KernelsOf, testing::ValuesIn(cases()),
+                         [](const auto& info) {
+                           return std::string(info.param.kernels->name) + "_" +
+                                  c10::toString(info.param.type) + "_" +
+                                  std::to_string(info.param.width);
+                         });
+
+}  // namespace
+}  // namespace tessera::nn

@@ -1,0 +1,37 @@
+// Products of matrices: the one place where layers compute them.
+//
+// Kernel: fp32 on a CPU goes through oneDNN, which LibTorch itself takes for
+//         narrower types alone: bench/results/step_*.md has what that is worth
+//         by processor. All else, and what is too small to matter: at::mm.
+//         Which one depends on shapes and the type alone, never on a timing:
+//         the bits are the same in every run.
+// Memory: the gradient of a weight whose .grad is there is added to it by the
+//         product itself: no temporary of the weight's size, no second pass.
+//         Not where somebody listens to that gradient (a hook, as of
+//         DistributedDataParallel), asks for it by autograd::grad or records
+//         the backward itself.
+// Names:  N rows, `in` and `out` features; weights are (out, in).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera::nn {
+
+// y = a b, or y += a b. a: (N, K), b: (K, M), each a matrix or its transpose;
+// y: (N, M), contiguous.
+void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
+                  bool adds = false);
+
+// y = x W^T + b, for autograd. x: (..., in), weight: (out, in), bias: (out) or
+// undefined -> (..., out).
+at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,
+                          const at::Tensor& bias = {});
+
+// Rows of a table, for autograd. ids: int64 of any shape, table: (rows, D) ->
+// (ids..., D).
+at::Tensor table_rows(const at::Tensor& table, const at::Tensor& ids);
+
+// Whether a backward may add to .grad by itself; REQUIRES: one is under way.
+bool adds_in_place(const at::Tensor& parameter);
+
+}  // namespace tessera::nn

@@ -1,0 +1,37 @@
+"""What can be left out by name, kernels and wide vectors, changes nothing but time."""
+
+import pytest
+from runs import assert_equal_runs, configuration, run, train
+
+KERNELS = ["onednn_product", "gradient_in_place", "swiglu"]
+# Large enough for each of them.
+SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4},
+            "model": {"hidden": 128, "ffn": 352, "layers": 2}, "schedule": {"warmup": 0}}
+
+
+def setting(monkeypatch, name, value):
+    if value:
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("precision, bound", [("fp64", 1e-12), ("fp32", 1e-5)])
+@pytest.mark.parametrize("without, vectors", [
+    *((name, "") for name in KERNELS), (",".join(KERNELS), ""), ("", "baseline"), ("", "avx2")])
+def test_training_goes_the_same_way(program, tokens, tmp_path, monkeypatch, without, vectors, precision, bound):
+    sections = {**SECTIONS, "precision": {"compute": precision}}
+    fast = run(program, tokens, tmp_path / "fast", step=4, **sections)
+    setting(monkeypatch, "TESSERA_WITHOUT_KERNELS", without)
+    setting(monkeypatch, "TESSERA_VECTORS", vectors)
+    plain = run(program, tokens, tmp_path / "plain", step=4, **sections)
+    assert_equal_runs(fast, plain, bound, 1e-10 if precision == "fp64" else 1e-4)
+
+
+@pytest.mark.parametrize("variable, value, said", [
+    ("TESSERA_WITHOUT_KERNELS", "swiglu,fast_one", 'names "fast_one", which is no kernel that can be left out. '
+     "There are: " + " ".join(KERNELS)),
+    ("TESSERA_VECTORS", "sse9", 'is "sse9". There are: baseline, avx2, avx512')])
+def test_other_names_are_refused_before_ranks_start(program, tokens, tmp_path, monkeypatch, variable, value, said):
+    monkeypatch.setenv(variable, value)
+    done = train(program, configuration(tokens, tmp_path, mesh={"dp": 2}), "--nproc", "2", check=False)
+    assert done.returncode == 78 and said in done.stderr, done.stderr
+    assert "rank 1" not in done.stderr
