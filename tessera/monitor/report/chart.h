@@ -1,7 +1,8 @@
 // A chart of lines as SVG: no script, no other file.
 //
 // Long series are drawn by their lowest and highest value in each pixel or so:
-// no spike is lost. Values that are not finite break the line; a value alone is a dot.
+// no spike is lost. Values that are not finite break the line; a value alone is
+// a dot.
 #pragma once
 
 #include <string>
