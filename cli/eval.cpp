@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/flag_values.h"
 #include "cli/model_folder.h"
+#include "cli/overrides.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -138,14 +139,17 @@ data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
   return data::open_tokens(source);
 }
 
+std::vector<std::string> keys_of_evaluation() {
+  return keys_of_placement(RunConfig::keys_of_evaluation());
+}
+
 class EvalCommand {
  public:
   EvalCommand(const EvalFlags& flags, const std::vector<std::string>& extras)
       : flags_(flags),
         source_(find_model(flags.model, flags.dtype)),
-        config_(mesh_config(
-            source_, flags.dtype, extras,
-            keys_of_placement(engine::RunConfig::keys_of_evaluation()))) {
+        config_(
+            mesh_config(source_, flags.dtype, extras, keys_of_evaluation())) {
     config_.data.seq_len = window_length(flags, config_.model.max_seq);
     config_.batch.micro = flags.batch;
     config_.data.intra_document_masking = source_.data.intra_document_masking;
@@ -256,7 +260,7 @@ void add_eval(CLI::App& program, int argc, char** argv) {
                       "folder that keeps text as tokens, for ranks to share; "
                       "else a temporary one");
   add_rank_flags(*command, flags->ranks);
-  command->allow_extras();
+  take_keys(*command, keys_of_evaluation());
   command->footer(
       "Where the ranks are, and how they talk, are keys of the configuration:\n"
       "mesh.*, zero.*, tensor.*, context.*, pipeline.split, comm.*.\n"

@@ -13,6 +13,7 @@
 #include "cli/flag_values.h"
 #include "cli/generated_text.h"
 #include "cli/model_folder.h"
+#include "cli/overrides.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -46,14 +47,18 @@ std::vector<int64_t> prompt_ids(const std::string& prompt,
   return ids;
 }
 
+std::vector<std::string> keys_of_generation() {
+  return keys_of_placement({"pipeline.split"});
+}
+
 class GenerateCommand {
  public:
   GenerateCommand(const GenerateFlags& flags,
                   const std::vector<std::string>& extras)
       : flags_(flags),
         source_(find_model(flags.model, flags.dtype)),
-        config_(mesh_config(source_, flags.dtype, extras,
-                            keys_of_placement({"pipeline.split"}))),
+        config_(
+            mesh_config(source_, flags.dtype, extras, keys_of_generation())),
         tokenizer_(load_tokenizer(flags.tokenizer, source_)) {
     flags_.options.num_tokens = tokenizer_.vocab_size();
     flags_.options.stop_tokens = source_.config.eos_tokens;
@@ -268,7 +273,7 @@ void add_generate(CLI::App& program, int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
   add_rank_flags(*command, flags->ranks);
-  command->allow_extras();
+  take_keys(*command, keys_of_generation());
   command->footer(
       "Where the ranks are, and how they talk, are keys of the configuration:\n"
       "mesh.*, pipeline.split, comm.*.\n"

@@ -20,11 +20,12 @@ namespace {
 
 int exit_code = static_cast<int>(ExitCode::kOk);
 
-// Known commands whose parts are not built yet: refused in those words.
+// Known commands whose parts are not built yet: refused in those words, and
+// listed nowhere.
 void add_not_built(CLI::App& program) {
   for (const std::string name : {"plan", "launch"}) {
     CLI::App* command = program.add_subcommand(name, "not built yet");
-    command->allow_extras();
+    command->allow_extras()->group("");
     command->callback([name] {
       TS_CHECK_USAGE(false, "tessera ", name, " is not built yet.");
     });

@@ -164,6 +164,7 @@ std::string man_page(const CLI::App& program,
   }
   page << ".SH COMMANDS\n";
   for (const CLI::App* command : program.get_subcommands(nullptr)) {
+    if (command->get_group().empty()) continue;  // it is hidden
     write_command(*command, "tessera " + command->get_name(), page);
   }
   write_keys(keys, page);

@@ -1,5 +1,8 @@
 #include "cli/overrides.h"
 
+#include <algorithm>
+#include <map>
+
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
@@ -13,7 +16,25 @@ config::Override override_of(const std::string& assignment,
   return {assignment.substr(0, equals), assignment.substr(equals + 1), flag};
 }
 
+// CLI11 has no place for what is known of a command beside its flags.
+std::map<const CLI::App*, std::vector<std::string>>& keys_by_command() {
+  static std::map<const CLI::App*, std::vector<std::string>> keys;
+  return keys;
+}
+
 }  // namespace
+
+void take_keys(CLI::App& command, std::vector<std::string> keys) {
+  command.allow_extras();
+  keys_by_command()[&command] = std::move(keys);
+}
+
+bool takes_key(const CLI::App& command, const std::string& key) {
+  const auto found = keys_by_command().find(&command);
+  if (found == keys_by_command().end()) return false;
+  const auto& keys = found->second;
+  return keys.empty() || std::ranges::count(keys, key) > 0;
+}
 
 std::vector<config::Override> overrides_of(
     const std::vector<std::string>& sets,

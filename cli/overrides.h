@@ -1,12 +1,19 @@
 // Values of configuration keys that are given as flags.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "tessera/core/config.h"
 
 namespace tessera::cli {
+
+// The command takes flags --section.key=value: of these keys, or where none is
+// named of all that the configuration has.
+void take_keys(CLI::App& command, std::vector<std::string> keys = {});
+// Whether that was said of it.
+bool takes_key(const CLI::App& command, const std::string& key);
 
 // What `--set a.b=v` gave, then "--a.b=v" and "--a.b v" among the words that no
 // option took, as they come. TS_CHECK_USAGE on any other word.

@@ -131,7 +131,7 @@ void add_train(CLI::App& program, int argc, char** argv) {
                     "check the configuration, show the plan, and stop");
   command->add_flag("--print-config", flags->print_config,
                     "show every value and where it came from, and stop");
-  command->allow_extras();
+  take_keys(*command);
   command->footer(
       "Every key of the configuration is a flag too: --batch.global=64.\n"
       "Examples:\n"

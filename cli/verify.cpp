@@ -102,7 +102,7 @@ void add_verify(CLI::App& program) {
       ->check(CLI::IsMember({"fp64", "fp32"}));
   command->add_flag("--shrink", flags->shrink,
                     "a small model of the same kind: seconds, not hours");
-  command->allow_extras();
+  take_keys(*command);
   command->footer("Example:\n  tessera verify run.json --shrink --mesh.tp=2");
   command->callback([command, flags] { run(*flags, command->remaining()); });
 }

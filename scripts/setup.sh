@@ -33,6 +33,8 @@ packages=(
   "openmpi-bin mpirun"
   "pkg-config pkg-config"
   "groff-base groff"
+  "zsh zsh"
+  "fish fish"
   "iproute2 /usr/sbin/tc"
   "python3-dev $(python_header)"
 )

@@ -16,9 +16,14 @@ namespace {
 
 // Of the drawing, in its own units.
 constexpr double kWidth = 560, kHeight = 230;
-constexpr double kLeft = 62, kRight = 12, kTop = 10, kBottom = 26;
-constexpr int kBuckets = 480;  // of x, about a pixel each
-constexpr int kTicksOfY = 5;   // about
+constexpr double kLeft = 62, kRight = 20, kTop = 10, kBottom = 26;
+constexpr double kOfLetter = 6;  // wide, in a label
+constexpr double kOfDot = 2.5;   // its radius
+constexpr int kBuckets = 480;    // of x, about a pixel each
+constexpr int kTicksOfY = 5;     // about
+// Of its values, what a range spans at least: less is no change, and would fill
+// the drawing.
+constexpr double kLeastSpan = 1e-3;
 
 struct Range {
   double low = std::numeric_limits<double>::infinity();
@@ -30,10 +35,12 @@ struct Range {
     high = std::max(high, value);
   }
   bool empty() const { return low > high; }
-  // So that a constant has a place in the middle.
-  void widen() {
-    if (high > low) return;
-    const double by = low == 0 ? 1 : std::abs(low) * 0.1;
+  // So that a constant has a place in the middle; what spans no more than
+  // `least` of its values is one.
+  void widen(double least = 0) {
+    const double size = std::max(std::abs(low), std::abs(high));
+    if (high - low > least * size) return;
+    const double by = size == 0 ? 1 : size * 0.1;
     low -= by;
     high += by;
   }
@@ -87,11 +94,28 @@ std::string line(double x1, double y1, double x2, double y2,
 
 // With as many digits as tell neighbours apart.
 std::string tick_text(double value, double step) {
-  if (step >= 1 || step < 1e-5) return short_number(value);
-  const int digits = static_cast<int>(-std::floor(std::log10(step) + 1e-9));
+  const double size = std::abs(value);
+  if (value == 0 || (step >= 1 && size < 1e15)) return short_number(value);
+  const auto place = [](double of) {
+    return static_cast<int>(std::floor(std::log10(of) + 1e-9));
+  };
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
+  if (step >= 1e-5 && step < 1) {
+    std::snprintf(text.data(), text.size(), "%.*f", -place(step), value);
+  } else {
+    const int digits = std::max(1, place(size) - place(step) + 1);
+    std::snprintf(text.data(), text.size(), "%.*g", digits, value);
+  }
   return text.data();
+}
+
+// In the middle below its place, unless the drawing ends there.
+std::string label_of_x(double value, const Frame& frame) {
+  const std::string text = short_number(value);
+  const double half = kOfLetter / 2 * static_cast<double>(text.size());
+  return c10::str("<text class=\"x\" x=\"",
+                  number(std::min(frame.px(value), kWidth - half)), "\" y=\"",
+                  number(kHeight - 8), "\">", text, "</text>");
 }
 
 std::string axes(const Frame& frame) {
@@ -104,15 +128,13 @@ std::string axes(const Frame& frame) {
                      tick_text(y, nice_step(frame.y, kTicksOfY)), "</text>");
   }
   for (double x : ticks(frame.x, 6, /*finest=*/1)) {  // steps are whole
-    text += c10::str("<text class=\"x\" x=\"", number(frame.px(x)), "\" y=\"",
-                     number(kHeight - 8), "\">", short_number(x), "</text>");
+    text += label_of_x(x, frame);
   }
   return text;
 }
 
-using Points = std::vector<std::pair<double, double>>;
-
-// The lowest and the highest value of each bucket of x, in their order.
+// The lowest and the highest value of each bucket of x, in their order; one
+// that is not finite only where the bucket has no other.
 Points thinned(const Points& points, const Range& x) {
   if (points.size() <= 2 * size_t{kBuckets}) return points;
   Points kept;
@@ -124,8 +146,11 @@ Points thinned(const Points& points, const Range& x) {
     const int bucket = bucket_of(points[first].first);
     for (; end < points.size() && bucket_of(points[end].first) == bucket;
          ++end) {
-      if (points[end].second < points[lowest].second) lowest = end;
-      if (points[end].second > points[highest].second) highest = end;
+      const double y = points[end].second;
+      if (!std::isfinite(y)) continue;
+      const bool is_first = !std::isfinite(points[lowest].second);
+      if (is_first || y < points[lowest].second) lowest = end;
+      if (is_first || y > points[highest].second) highest = end;
     }
     kept.push_back(points[std::min(lowest, highest)]);
     if (lowest != highest) kept.push_back(points[std::max(lowest, highest)]);
@@ -134,23 +159,29 @@ Points thinned(const Points& points, const Range& x) {
   return kept;
 }
 
-std::string path_of(const Series& series, const Frame& frame, size_t index) {
-  std::string path;
-  bool draws = false;
-  for (const auto& [x, y] : thinned(series.points, frame.x)) {
-    if (!std::isfinite(y)) {
-      draws = false;
-      continue;
+// A line through neighbours; a point that has none is a dot.
+std::string drawn(const Series& series, const Frame& frame, size_t index) {
+  const Points points = thinned(series.points, frame.x);
+  const auto is_there = [&](size_t i) {  // also for one before the first
+    return i < points.size() && std::isfinite(points[i].second);
+  };
+  const std::string title = "<title>" + escaped(series.name) + "</title>";
+  std::string path, dots;
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (!is_there(i)) continue;
+    const std::string x = number(frame.px(points[i].first));
+    const std::string y = number(frame.py(points[i].second));
+    if (is_there(i - 1) || is_there(i + 1)) {
+      path += c10::str(is_there(i - 1) ? "L" : "M", x, " ", y);
+    } else {
+      dots +=
+          c10::str("<circle cx=\"", x, "\" cy=\"", y, "\" r=\"", kOfDot,
+                   "\" fill=\"", colour_of(index), "\">", title, "</circle>");
     }
-    path += c10::str(draws ? "L" : "M", number(frame.px(x)), " ",
-                     number(frame.py(y)));
-    draws = true;
   }
-  const std::string name = escaped(series.name);
-  // A point alone shows as a dot, by its round end.
-  if (series.points.size() == 1 && draws) path += "h0";
-  return c10::str("<path d=\"", path, "\" stroke=\"", colour_of(index),
-                  "\"><title>", name, "</title></path>");
+  if (path.empty()) return dots;
+  return c10::str("<path d=\"", path, "\" stroke=\"", colour_of(index), "\">",
+                  title, "</path>", dots);
 }
 
 // The last value that is one.
@@ -186,7 +217,7 @@ std::string svg(const Chart& chart) {
   }
   if (frame.y.empty()) return "";
   frame.x.widen();
-  frame.y.widen();
+  frame.y.widen(kLeastSpan);
   std::string text = c10::str("<figure><figcaption>", caption(chart),
                               "</figcaption>", "<svg viewBox=\"0 0 ", kWidth,
                               " ", kHeight, "\" role=\"img\">", axes(frame));
@@ -196,7 +227,7 @@ std::string svg(const Chart& chart) {
         line(frame.px(mark), kTop, frame.px(mark), kHeight - kBottom, "mark");
   }
   for (size_t i = 0; i < chart.series.size(); ++i) {
-    text += path_of(chart.series[i], frame, i);
+    text += drawn(chart.series[i], frame, i);
   }
   return text + "</svg></figure>\n";
 }

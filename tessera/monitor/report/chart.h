@@ -1,7 +1,8 @@
 // A chart of lines as SVG: no script, no other file.
 //
 // Long series are drawn by their lowest and highest value in each pixel or so:
-// no spike is lost. Values that are not finite break the line.
+// no spike is lost. Values that are not finite break the line; a value alone is
+// a dot.
 #pragma once
 
 #include <string>
@@ -10,11 +11,15 @@
 
 namespace tessera::monitor::report {
 
+using Points = std::vector<std::pair<double, double>>;  // x ascending, y
+
 struct Series {
   std::string name;
-  std::vector<std::pair<double, double>> points;  // x ascending, y
+  Points points;
 };
 
+// A series without points takes no place, but has a colour: those after it keep
+// theirs.
 struct Chart {
   std::string title;
   std::string unit = "";  // "": none

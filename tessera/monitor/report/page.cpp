@@ -139,17 +139,20 @@ std::string overview(const std::vector<RunHistory>& runs) {
   return text + "</table>\n";
 }
 
-bool is_worth_a_line(const std::vector<std::pair<double, double>>& points) {
+bool is_worth_a_line(const Points& points) {
   return std::ranges::any_of(points, [](const auto& point) {
     return point.second != 0;  // no bubble, no communication
   });
 }
 
+// Where it has nothing to show it is a line without points, so that a run has
+// the same colour on every chart.
 void add_line(const RunHistory& run, const char* key, const std::string& name,
               Chart& chart) {
   const auto found = run.figures.find(key);
-  if (found == run.figures.end() || !is_worth_a_line(found->second)) return;
-  chart.series.push_back({name, found->second});
+  const bool shows =
+      found != run.figures.end() && is_worth_a_line(found->second);
+  chart.series.push_back({name, shows ? found->second : Points{}});
 }
 
 // Of one run, its figures on one chart.
@@ -253,11 +256,43 @@ std::string communication(const RunHistory& run) {
   return text;
 }
 
+constexpr std::string_view kOfCheckpoint = "checkpoint of step ";
+
+bool is_of_checkpoint(const Event& event) {
+  return event.text.starts_with(kOfCheckpoint);
+}
+
+// "checkpoint of step 20 is in FOLDER", between these words.
+std::string step_of_checkpoint(const Event& event) {
+  const std::string text = event.text.substr(kOfCheckpoint.size());
+  return text.substr(0, text.find(' '));
+}
+
+// What happened, where checkpoints that follow each other are one line.
+std::vector<Event> told(const std::vector<Event>& events) {
+  std::vector<Event> told;
+  for (auto at = events.begin(); at != events.end();) {
+    const auto end = std::find_if_not(at, events.end(), is_of_checkpoint);
+    if (end - at <= 2) {
+      told.push_back(*at++);
+      continue;
+    }
+    const Event& last = *(end - 1);
+    told.push_back({.time = at->time,
+                    .text = c10::str(end - at, " checkpoints, of step ",
+                                     step_of_checkpoint(*at), " to step ",
+                                     step_of_checkpoint(last), ", the last at ",
+                                     last.time)});
+    at = end;
+  }
+  return told;
+}
+
 std::string events(const RunHistory& run) {
   if (run.events.empty()) return "";
   std::string text = "<h2>What happened, " + escaped(run.name) +
                      "</h2><table class=\"events\">";
-  for (const Event& event : run.events) {
+  for (const Event& event : told(run.events)) {
     const char* const kind = event.text.starts_with("warning") ? "warning"
                              : event.text.find("error") != std::string::npos
                                  ? "error"

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 
@@ -99,6 +102,36 @@ TEST(Report, SeveralRunsSayWhatIsConfiguredOtherwise) {
   EXPECT_THAT(page, HasSubstr("loss, training"));
 }
 
+TEST(Report, ARunHasTheSameColourOnEveryChart) {
+  const RunHistory one{.name = "one", .figures = {{"loss", {{1, 3}, {2, 2}}}}};
+  const RunHistory two{
+      .name = "two",
+      .figures = {{"loss", {{1, 3}, {2, 2}}}, {"mfu", {{1, 0.5}, {2, 0.4}}}}};
+  const std::string page = page_of({one, two});
+  const std::string of_mfu = page.substr(page.find("model FLOPs"));
+  EXPECT_THAT(of_mfu, AllOf(HasSubstr("stroke=\"" + colour_of(1)),
+                            Not(HasSubstr("stroke=\"" + colour_of(0)))));
+}
+
+TEST(Report, ManyCheckpointsAreOneLine) {
+  RunHistory run{.name = "long"};
+  const auto happens = [&](const std::string& time, const std::string& what) {
+    run.events.push_back({time, what});
+  };
+  for (int step = 10; step <= 1000; step += 10) {
+    happens(c10::str("12:", step == 1000 ? 59 : 30, ":00"),
+            c10::str("checkpoint of step ", step, " is in a folder"));
+  }
+  happens("13:00:00", "resumed after step 1000");
+  happens("13:01:00", "checkpoint of step 1010 is in a folder");
+  EXPECT_THAT(page_of({run}),
+              AllOf(HasSubstr("12:30:00</td><td class=\"\">100 checkpoints, of "
+                              "step 10 to step 1000, the last at 12:59:00<"),
+                    Not(HasSubstr("checkpoint of step 20 ")),
+                    HasSubstr("resumed after step 1000"),
+                    HasSubstr("checkpoint of step 1010 is in a folder")));
+}
+
 // However long a run is, a spike of one step is seen.
 TEST(Chart, KeepsTheSpikesOfLongSeries) {
   Series series{.name = "loss", .points = {}};
@@ -108,6 +141,69 @@ TEST(Chart, KeepsTheSpikesOfLongSeries) {
   EXPECT_LT(spiked.size(), 40000);
   // The top of the drawing, where the highest value is.
   EXPECT_THAT(spiked, HasSubstr(" 10.0L"));
+}
+
+int64_t count_of(const std::string& part, const std::string& text) {
+  int64_t count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != text.npos; ++at) ++count;
+  return count;
+}
+
+std::string of_points(const Points& points) {
+  return svg({.title = "t", .series = {{.name = "a", .points = points}}});
+}
+
+TEST(Chart, ShowsAPointAlone) {
+  EXPECT_EQ(count_of("<circle", of_points({{5, 1.0}})), 1);
+  const double none = std::nan("");
+  const std::string between =
+      of_points({{1, 1}, {2, none}, {3, 2}, {4, none}, {5, 1}, {6, 2}});
+  EXPECT_EQ(count_of("<circle", between), 2);
+  EXPECT_EQ(count_of("<path", between), 1);
+  EXPECT_EQ(count_of("<circle", of_points({{1, 1}, {2, 2}})), 0);
+}
+
+TEST(Chart, KeepsValuesOfLongSeriesThatBeginWithNone) {
+  Points points;
+  for (int i = 0; i < 10000; ++i) {
+    points.emplace_back(i, i % 10 == 0 ? std::nan("") : i);
+  }
+  const std::string drawn = of_points(points);
+  EXPECT_EQ(count_of("<circle", drawn), 0);
+  EXPECT_EQ(count_of("M", drawn), 1);  // one line from end to end
+}
+
+// What stands between the tags, of labels of this class.
+std::vector<std::string> labels(const std::string& svg, const std::string& of) {
+  std::vector<std::string> all;
+  const std::string tag = "<text class=\"" + of + "\"";
+  for (size_t at = 0; (at = svg.find(tag, at)) != svg.npos; ++at) {
+    const size_t begin = svg.find('>', at) + 1;
+    all.push_back(svg.substr(begin, svg.find('<', begin) - begin));
+  }
+  return all;
+}
+
+TEST(Chart, LabelsDifferFromEachOther) {
+  for (const auto& [low, high] : std::vector<std::pair<double, double>>{
+           {11.859375, 11.859376}, {0.01, 0.01002}, {1e16, 1.01e16}, {2, 2}}) {
+    auto all = labels(of_points({{1, low}, {2, high}}), "y");
+    EXPECT_GT(all.size(), 1);
+    std::ranges::sort(all);
+    EXPECT_EQ(std::ranges::adjacent_find(all), all.end())
+        << low << " to " << high << ": " << ::testing::PrintToString(all);
+  }
+}
+
+// The label of the last step is as wide as it is: it must end in the drawing.
+TEST(Chart, TheLastLabelIsWhole) {
+  for (const double last : {3000.0, 1e6, 1e9}) {
+    const std::string drawn = of_points({{1, 1}, {last, 2}});
+    const std::string label = labels(drawn, "x").back();
+    const size_t tag = drawn.rfind("<text class=\"x\" x=\"");
+    const double at = std::stod(drawn.substr(tag + 19));
+    EXPECT_LE(at + 3.0 * static_cast<double>(label.size()), 560) << label;
+  }
 }
 
 TEST(Chart, IsNothingWithoutAValue) {

@@ -44,7 +44,7 @@ struct RunHistory {
   std::vector<Traffic> traffic;                 // of rank 0
   std::vector<Link> links;
   // By name in metrics.jsonl; "seconds.wait" and "expert_load.0" too.
-  std::map<std::string, std::vector<std::pair<double, double>>> figures;
+  std::map<std::string, Points> figures;
   std::vector<WrittenText> samples;   // of samples.jsonl
   std::vector<Event> events;          // from rank 0's log
   std::vector<double> resumed_after;  // steps
