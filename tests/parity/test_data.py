@@ -105,6 +105,19 @@ def test_json_without_records_is_refused_with_ways_out(program, tessera, tmp_pat
     assert 'a.json: record 2 (line 5): the field "text" is a number' in refused(program, path)
 
 
+def test_a_refused_run_leaves_no_folder(program, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"ask": "Who?", "say": "I."}\n')
+    folder = tmp_path / "runs"
+    path = run_json(tmp_path, str(tmp_path / "a.jsonl"))
+    for flags in (), ("--data.train=nothing.txt",), (f"--checkpoint.dir={folder}/steps", "--monitor.trace=1"):
+        errors = refused(program, path, f"--run.dir={folder}", *flags)
+        assert not folder.exists(), flags
+        assert flags or "--data.pair=ask,say" in errors
+    (folder / "run" / "logs").mkdir(parents=True)  # another's, though empty
+    refused(program, path, f"--run.dir={folder}")
+    assert [str(each.relative_to(folder)) for each in sorted(folder.rglob("*"))] == ["run", "run/logs"]
+
+
 def test_parquet_is_refused_with_a_way_out(program, tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1\x15\x04\x15\x10PAR1")
     assert "a.parquet: is Parquet" in refused(program, run_json(tmp_path, str(tmp_path / "a.parquet")))
