@@ -237,7 +237,7 @@ void add_eval(CLI::App& program, int argc, char** argv) {
   command->add_option("--exclude", flags->exclude,
                       "what to leave out of them: globs, as data.exclude");
   command->add_option("--field", flags->field,
-                      "of a record of JSON lines: where its text is; else as "
+                      "of a record of JSON: where its text is; else as "
                       "the run has it");
   command
       ->add_option("--format", flags->format,

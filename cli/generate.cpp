@@ -82,6 +82,8 @@ class GenerateCommand {
     const int64_t world_size = world_of(config_, flags_.ranks, place);
     engine::check_generation(config_, world_size);
     engine::complete_for_evaluation(config_, world_size);
+    // The ranks that this program starts have heard of it from their launcher.
+    if (place.source != "tessera" && place.rank == 0) warn_of_repeats();
     const auto prepare = [this](const launch::RankEnvironment& first) {
       train::check_memory(config_, {first.rank, first.local_world_size},
                           train::memory_of_host(),
@@ -147,6 +149,16 @@ class GenerateCommand {
       show(text.take_rest() + "\n");
       if (shows && !text.has_stopped()) tell_where_cut(tokens.size());
     }
+  }
+
+  void warn_of_repeats() const {
+    const auto& sampling = flags_.options.sampling;
+    const bool draws = sampling.temperature > 0 && sampling.top_k != 1;
+    if (flags_.samples == 1 || draws) return;
+    log::warning("-n ", flags_.samples, " has no effect but to repeat: ",
+                 sampling.temperature > 0 ? "--top-k 1" : "--temperature 0",
+                 " always takes the likeliest token, so all texts are the "
+                 "same.");
   }
 
   void tell_where_cut(size_t written) const {

@@ -1,18 +1,17 @@
 // tessera inspect: what a file or a folder is, and what it holds.
 #include <filesystem>
-#include <iomanip>
 #include <iostream>
 #include <limits>
 
 #include "cli/commands.h"
+#include "cli/description.h"
 #include "cli/inspect_runs.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/peft_folder.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/core/printable.h"
-#include "tessera/core/units.h"
 #include "tessera/data/token_file.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/engine/run_config.h"
@@ -24,8 +23,6 @@ namespace fs = std::filesystem;
 using checkpoint::Manifest;
 using checkpoint::SafetensorsFile;
 using detail::Json;
-
-// ---- descriptions: scalars become lines, lists of objects become tables
 
 Json row_of(const checkpoint::TensorSpec& tensor) {
   return {{"name", tensor.name},
@@ -129,6 +126,29 @@ Json describe_hugging_face(const fs::path& path) {
   return json;
 }
 
+Json describe_peft(const fs::path& path) {
+  const std::string config = (path / "adapter_config.json").string();
+  const Json parsed =
+      detail::parse_json(detail::read_json_text(config), config);
+  TS_CHECK_IO(parsed.is_object(), config, ": must be a JSON object.");
+  Json json = {{"kind", "PEFT folder of adapters"}};
+  json["base_model"] = parsed.value("base_model_name_or_path", Json());
+  json["rank"] = parsed.value("r", Json());
+  json["alpha"] = parsed.value("lora_alpha", Json());
+  json["targets"] = parsed.value("target_modules", Json());
+  json["use"] =
+      "model.lora.from of a run whose model.from is the base model; a whole "
+      "model: tessera convert --merge of the run that has them";
+  json["tensors"] = Json::array();
+  const fs::path weights = path / "adapter_model.safetensors";
+  if (!fs::exists(weights)) return json;  // of older PEFT: a .bin
+  const SafetensorsFile file(weights.string());
+  for (const auto& tensor : file.tensors()) {
+    json["tensors"].push_back(row_of(tensor));
+  }
+  return json;
+}
+
 Json describe_tokenizer(const std::string& path) {
   const auto tokenizer = data::Tokenizer::load(path);
   Json json = {{"kind", "tokenizer"},
@@ -183,6 +203,7 @@ Json describe_folder(const fs::path& path, bool verify) {
   if (checkpoint::is_hugging_face_folder(path.string())) {
     return describe_hugging_face(path);
   }
+  if (checkpoint::is_peft_folder(path.string())) return describe_peft(path);
   if (fs::exists(path / "tokenizer.json")) {
     return describe_tokenizer((path / "tokenizer.json").string());
   }
@@ -192,7 +213,8 @@ Json describe_folder(const fs::path& path, bool verify) {
   TS_CHECK_IO(!runs.empty(), path.string(),
               ": is none of what inspect knows. Tried: a checkpoint "
               "(manifest.json), a run (config.json and logs/), a Hugging Face "
-              "folder (config.json of a model), a tokenizer (tokenizer.json), "
+              "folder (config.json of a model), PEFT's adapters "
+              "(adapter_config.json), a tokenizer (tokenizer.json), "
               "checkpoints (step-N), runs (folders with config.json and "
               "logs/).");
   return {{"kind", "runs"}, {"runs", runs}};
@@ -220,55 +242,6 @@ Json describe_file(const fs::path& path, bool verify) {
   return describe_tokens(path.string());
 }
 
-// ---- as text
-
-std::string cell(const std::string& key, const Json& value) {
-  if (value.is_null()) return "none";
-  if (key == "bytes") return bytes_text(value.get<uint64_t>());
-  return printable(value.is_string() ? value.get<std::string>() : value.dump());
-}
-
-void print_table(const Json& rows) {
-  std::vector<std::string> keys;
-  for (const auto& [key, value] : rows.front().items()) keys.push_back(key);
-  std::vector<std::vector<std::string>> lines = {keys};
-  for (const Json& row : rows) {
-    lines.emplace_back();
-    for (const std::string& key : keys) {
-      lines.back().push_back(row.contains(key) ? cell(key, row[key]) : "");
-    }
-  }
-  std::vector<size_t> widths(keys.size(), 0);
-  for (const auto& line : lines) {
-    for (size_t i = 0; i < line.size(); ++i) {
-      widths[i] = std::max(widths[i], line[i].size());
-    }
-  }
-  for (const auto& line : lines) {
-    std::string text;
-    for (size_t i = 0; i < line.size(); ++i) {
-      text += line[i];
-      if (i + 1 < line.size()) text.append(widths[i] + 2 - line[i].size(), ' ');
-    }
-    std::cout << "  " << text << "\n";
-  }
-}
-
-void print(const Json& description) {
-  for (const auto& [key, value] : description.items()) {
-    if (key == "values") continue;  // "text" says the same
-    if (key == "text") {
-      std::cout << printable(value.get<std::string>(), /*keeps_lines=*/true);
-    } else if (value.is_array()) {
-      std::cout << key << " (" << value.size() << ")\n";
-      if (!value.empty()) print_table(value);
-    } else {
-      std::cout << std::left << std::setw(12) << key << cell(key, value)
-                << "\n";
-    }
-  }
-}
-
 struct InspectFlags {
   std::string path;
   bool json = false;
@@ -286,7 +259,7 @@ void run_inspect(const InspectFlags& flags) {
     description.erase("text");
     std::cout << description.dump() << std::endl;
   } else {
-    print(description);
+    print_description(description);
   }
 }
 

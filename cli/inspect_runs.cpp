@@ -94,7 +94,7 @@ Json row_of(const fs::path& run) {
   row["step"] = last.is_null() ? Json(0) : last["step"];
   row["of"] = config.value("run", none).value("steps", Json());
   row["loss"] = last.is_null() ? Json() : last.value("loss", Json());
-  row["best valid_loss"] = Json();
+  row["best_valid_loss"] = Json();
   row["state"] = "running, or killed";
   const fs::path metrics = run / "metrics.jsonl",
                  summary = run / "summary.json";
@@ -103,7 +103,7 @@ Json row_of(const fs::path& run) {
                                                   fs::last_write_time(metrics));
   if (fs::exists(summary)) {
     const Json end = parsed(summary);
-    row["best valid_loss"] = end.value("best_valid_loss", Json());
+    row["best_valid_loss"] = end.value("best_valid_loss", Json());
     if (ended) row["state"] = end.value("reason", Json());
   }
   row["written"] = time_of(fs::exists(metrics) ? metrics : run / "config.json");
@@ -169,7 +169,7 @@ Json describe_runs(const fs::path& folder) {
                       {"step", nullptr},
                       {"of", nullptr},
                       {"loss", nullptr},
-                      {"best valid_loss", nullptr},
+                      {"best_valid_loss", nullptr},
                       {"state", message_of(error)},
                       {"written", time_of(entry.path())}});
     }

@@ -209,8 +209,7 @@ void add_input_flags(CLI::App& command, std::vector<std::string>& exclude,
   command.add_option("--exclude", exclude,
                      "Names of files or folders to leave out: globs");
   command
-      .add_option("--field", field,
-                  "Of a record of JSON lines: where its text is")
+      .add_option("--field", field, "Of a record of JSON: where its text is")
       ->capture_default_str();
 }
 

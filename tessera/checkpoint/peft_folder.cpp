@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -20,6 +21,7 @@ using tessera::detail::Json;
 
 constexpr const char* kConfigFile = "/adapter_config.json";
 constexpr const char* kWeightFile = "/adapter_model.safetensors";
+constexpr const char* kBase = "base_model_name_or_path";
 constexpr const char* kPrefix = "base_model.model.";
 constexpr size_t kNamedAtMost = 8;  // tensors in a message
 
@@ -95,6 +97,17 @@ std::vector<std::string> layers_in(const SafetensorsFile& file) {
 
 }  // namespace
 
+bool is_peft_folder(const std::string& folder) {
+  return std::filesystem::is_regular_file(folder + kConfigFile);
+}
+
+std::string base_of_peft(const std::string& folder) {
+  const Json json = config_of(folder);
+  const auto base = json.find(kBase);
+  const bool is_said = base != json.end() && base->is_string();
+  return is_said ? base->get<std::string>() : "";
+}
+
 models::LoraConfig read_peft_config(const std::string& folder) {
   const std::string path = folder + kConfigFile;
   const Json json = config_of(folder);
@@ -144,7 +157,6 @@ void check_peft(const std::string& folder, models::Model& model) {
     complaints.push_back("unexpected \"" + name + "\"");
   }
   const Json json = config_of(folder);
-  constexpr const char* kBase = "base_model_name_or_path";
   TS_CHECK_CONFIG(complaints.empty(), folder,
                   ": these adapters are for another model",
                   json.contains(kBase) ? " (" + json[kBase].dump() + ")" : "",
@@ -186,7 +198,7 @@ void save_peft(const std::string& folder, models::Model& model,
   }
   const Json json = {{"peft_type", "LORA"},
                      {"task_type", "CAUSAL_LM"},
-                     {"base_model_name_or_path", base},
+                     {kBase, base},
                      {"r", config.lora.rank},
                      {"lora_alpha", config.lora.alpha},
                      {"lora_dropout", 0.0},

@@ -13,6 +13,12 @@
 
 namespace tessera::checkpoint {
 
+// It has adapter_config.json.
+bool is_peft_folder(const std::string& folder);
+
+// The model that the folder's adapters are for, as it says; "": it does not.
+std::string base_of_peft(const std::string& folder);
+
 // Rank, alpha and targets of the folder's adapters.
 models::LoraConfig read_peft_config(const std::string& folder);
 

@@ -4,15 +4,17 @@
 #include <map>
 
 #include "tessera/core/error.h"
-#include "tessera/data/detail/json_lines.h"
+#include "tessera/data/detail/json_records.h"
 
 namespace tessera::data {
 namespace {
 
 using detail::Json;
-using detail::JsonLines;
+using detail::JsonRecords;
 using tessera::detail::in_quotes;
 
+constexpr const char* kExample =
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, ...]}";
 constexpr std::array kPairs = {
     std::array{"prompt", "completion"},  std::array{"question", "answer"},
     std::array{"instruction", "output"}, std::array{"prompt", "response"},
@@ -51,17 +53,17 @@ bool is_conversation(const Json& record, const std::vector<std::string>& pair) {
 
 class Reader {
  public:
-  Reader(const JsonLines& lines, const std::vector<std::string>& pair)
-      : lines_(lines), pair_(pair) {}
+  Reader(const JsonRecords& records, const std::vector<std::string>& pair)
+      : records_(records), pair_(pair) {}
 
   Conversation read() const {
-    const Json& record = lines_.record();
+    const Json& record = records_.record();
     const bool by_pair = !pair_.empty();
     if (!by_pair && record.contains("messages")) return openai(record);
     if (!by_pair && record.contains("conversations")) return sharegpt(record);
     const auto keys = pair_keys(record, pair_);
     if (keys) return pair(record, *keys);
-    lines_.refuse(
+    records_.refuse(
         by_pair
             ? c10::str("the record has not both ", in_quotes(pair_[0]), " and ",
                        in_quotes(pair_[1]), ", which data.pair names")
@@ -75,7 +77,7 @@ class Reader {
   const Json& list_in(const Json& record, const char* key) const {
     const Json& list = record.at(key);
     if (!list.is_array() || list.empty()) {
-      lines_.refuse(c10::str(in_quotes(key), " is no list of messages"));
+      records_.refuse(c10::str(in_quotes(key), " is no list of messages"));
     }
     return list;
   }
@@ -84,7 +86,7 @@ class Reader {
                              const std::string& of) const {
     const auto found = object.is_object() ? object.find(key) : object.end();
     if (!object.is_object() || found == object.end() || !found->is_string()) {
-      lines_.refuse(c10::str(of, " has no text ", in_quotes(key)));
+      records_.refuse(c10::str(of, " has no text ", in_quotes(key)));
     }
     return found->get_ref<const std::string&>();
   }
@@ -95,18 +97,19 @@ class Reader {
     const bool calls = message.contains("tool_calls");
     const bool none = content == message.end() || content->is_null();
     if (none ? calls : content->is_string() || content->is_array()) return;
-    lines_.refuse(of + " has no text \"content\"");
+    records_.refuse(of + " has no text \"content\"");
   }
 
   void check_answered(bool answered) const {
     if (answered) return;
-    lines_.refuse("no message is of the assistant: there is nothing to learn");
+    records_.refuse(
+        "no message is of the assistant: there is nothing to learn");
   }
 
   std::string tools_of(const Json& record) const {
     const auto tools = record.find("tools");
     if (tools == record.end() || tools->is_null()) return "";
-    if (!tools->is_array()) lines_.refuse("\"tools\" is no list");
+    if (!tools->is_array()) records_.refuse("\"tools\" is no list");
     return tools->dump();
   }
 
@@ -118,9 +121,9 @@ class Reader {
       answered = text_in(list[i], "role", of) == "assistant" || answered;
       check_content(list[i], of);
       if (list[i].contains("weight") && list[i]["weight"] != 1) {
-        lines_.refuse(of +
-                      " has a \"weight\" that is not 1, which is not "
-                      "supported");
+        records_.refuse(of +
+                        " has a \"weight\" that is not 1, which is not "
+                        "supported");
       }
     }
     check_answered(answered);
@@ -140,8 +143,8 @@ class Reader {
       const std::string& from = text_in(list[i], "from", of);
       const auto role = speakers().find(from);
       if (role == speakers().end()) {
-        lines_.refuse(c10::str(of, " is from ", in_quotes(from),
-                               ", who is none of system, human, gpt, tool"));
+        records_.refuse(c10::str(of, " is from ", in_quotes(from),
+                                 ", who is none of system, human, gpt, tool"));
       }
       answered = role->second == "assistant" || answered;
       messages.push_back(message(role->second, text_in(list[i], "value", of)));
@@ -161,9 +164,9 @@ class Reader {
       texts.prompt += "\n\n" + input->get_ref<const std::string&>();
     }
     if (texts.answer.empty()) {
-      lines_.refuse(c10::str(in_quotes(keys[1]),
-                             " is empty: there is nothing "
-                             "to learn"));
+      records_.refuse(c10::str(in_quotes(keys[1]),
+                               " is empty: there is nothing "
+                               "to learn"));
     }
     const Json messages = {message("user", texts.prompt),
                            message("assistant", texts.answer)};
@@ -177,7 +180,7 @@ class Reader {
     return message;
   }
 
-  const JsonLines& lines_;
+  const JsonRecords& records_;
   const std::vector<std::string>& pair_;
 };
 
@@ -185,9 +188,9 @@ class Reader {
 
 struct Conversations::Impl {
   Impl(const std::string& path, std::vector<std::string> keys)
-      : lines(path), pair(std::move(keys)) {}
+      : records(path, kExample), pair(std::move(keys)) {}
 
-  JsonLines lines;  // stays where it is: its reader points into it
+  JsonRecords records;  // stays where it is: its reader points into it
   std::vector<std::string> pair;
 };
 
@@ -198,22 +201,22 @@ Conversations::~Conversations() = default;
 Conversations::Conversations(Conversations&&) noexcept = default;
 
 std::optional<Conversation> Conversations::next() {
-  if (!impl_->lines.next()) return std::nullopt;
-  return Reader(impl_->lines, impl_->pair).read();
+  if (!impl_->records.next()) return std::nullopt;
+  return Reader(impl_->records, impl_->pair).read();
 }
 
-std::string Conversations::place() const { return impl_->lines.place(); }
+std::string Conversations::place() const { return impl_->records.place(); }
 
 void Conversations::refuse(const std::string& what) const {
-  impl_->lines.refuse(what);
+  impl_->records.refuse(what);
 }
 
-uint64_t Conversations::consumed() const { return impl_->lines.consumed(); }
+uint64_t Conversations::consumed() const { return impl_->records.consumed(); }
 
 bool has_conversations(const std::string& path,
                        const std::vector<std::string>& pair) {
-  JsonLines lines(path);
-  return lines.next() && is_conversation(lines.record(), pair);
+  JsonRecords records(path, kExample);
+  return records.next() && is_conversation(records.record(), pair);
 }
 
 }  // namespace tessera::data

@@ -54,13 +54,13 @@ void DataConfig::declare(config::Section& section) {
            "of the files; auto: told by their names and contents")
       .one_of({"auto", "text", "jsonl", "chat", "tokens_u16", "tokens_u32",
                "llmc", "megatron"});
-  section.key("field", field, "of a record of JSON lines: where its text is");
+  section.key("field", field, "of a record of JSON: where its text is");
   section.key("chat_template", chat_template,
               "of conversations: a file; empty: that of the tokenizer's "
               "folder; none: pairs of prompt and answer as plain text");
   section
       .key("pair", pair,
-           "keys of prompt and answer in a record of JSON lines; empty: those "
+           "keys of prompt and answer in a record of JSON; empty: those "
            "that are usual, as prompt and completion, question and answer")
       .check(complaint_about_pair);
   section

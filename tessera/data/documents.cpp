@@ -1,12 +1,12 @@
 #include "tessera/data/documents.h"
 
-#include <filesystem>
+#include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/detail/byte_reader.h"
 #include "tessera/data/detail/foreign_files.h"
-#include "tessera/data/detail/json_lines.h"
+#include "tessera/data/detail/json_records.h"
 #include "tessera/data/detail/utf8.h"
 
 namespace tessera::data {
@@ -81,24 +81,26 @@ class CompressedText final : public Documents::Impl {
 class RecordTexts final : public Documents::Impl {
  public:
   RecordTexts(const std::string& path, std::string field)
-      : lines_(path), field_(std::move(field)) {}
+      : records_(path, c10::str("{", tessera::detail::in_quotes(field),
+                                ": \"...\"}")),
+        field_(std::move(field)) {}
 
   std::optional<std::string_view> next() override {
-    if (!lines_.next()) return std::nullopt;
-    return lines_.text_at(field_);
+    if (!records_.next()) return std::nullopt;
+    return records_.text_at(field_);
   }
-  std::string place() const override { return lines_.place(); }
-  uint64_t consumed() const override { return lines_.consumed(); }
+  std::string place() const override { return records_.place(); }
+  uint64_t consumed() const override { return records_.consumed(); }
 
  private:
-  detail::JsonLines lines_;
+  detail::JsonRecords records_;
   std::string field_;
 };
 
 std::unique_ptr<Documents::Impl> open(const std::string& path,
                                       const DocumentForm& form) {
   if (form.format == "jsonl" ||
-      (form.format == "auto" && is_json_lines(path))) {
+      (form.format == "auto" && has_json_name(path))) {
     return std::make_unique<RecordTexts>(path, form.field);
   }
   MappedFile file(path);
@@ -111,12 +113,8 @@ std::unique_ptr<Documents::Impl> open(const std::string& path,
 
 }  // namespace
 
-bool is_json_lines(const std::string& path) {
-  std::filesystem::path name(path);
-  if (name.extension() == ".gz" || name.extension() == ".zst") {
-    name.replace_extension();
-  }
-  return name.extension() == ".jsonl" || name.extension() == ".ndjson";
+bool has_json_name(const std::string& path) {
+  return detail::json_name_of(path) != detail::JsonName::kNone;
 }
 
 Documents::Documents(const std::string& path, const DocumentForm& form)

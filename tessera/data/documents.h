@@ -1,11 +1,13 @@
-// The documents of a file: of text it is the whole file, of JSON lines a field
-// of each record. Either may be compressed by gzip or Zstandard.
+// The documents of a file: of text it is the whole file, of JSON lines, or of a
+// JSON list, a field of each record. Any of them may be compressed, by gzip
+// or Zstandard.
 //
 // Use:     Documents documents(path);
 //          while (const auto text = documents.next()) use(*text);
 // Errors:  TS_CHECK_IO: what is not UTF-8 or is damaged, with file and offset;
-//          TS_CHECK_CONFIG: a record of JSON lines that is not as it should be,
-//          with file and line; a file of another kind (Parquet), by name.
+//          TS_CHECK_CONFIG: a record that is not as it should be, with file
+//          and line; JSON without records, and a file of another kind
+//          (Parquet), by name.
 // Threads: one a reader.
 #pragma once
 
@@ -19,12 +21,12 @@ namespace tessera::data {
 
 struct DocumentForm {
   std::string format = "auto";  // auto | text | jsonl
-  std::string field = "text";   // of a record of JSON lines
+  std::string field = "text";   // of a record
 };
 
-// The file's name is one of JSON lines: .jsonl or .ndjson, and behind it maybe
-// .gz or .zst.
-bool is_json_lines(const std::string& path);
+// The file's name is one of JSON: .jsonl, .ndjson or .json, and behind it maybe
+// .gz or .zst. Whether it has records at all its reader sees.
+bool has_json_name(const std::string& path);
 
 class Documents {
  public:
@@ -37,7 +39,7 @@ class Documents {
   // is_mapped(), as long as this is.
   std::optional<std::string_view> next();
   bool is_mapped() const;
-  // "file" or "file:line" of the document.
+  // "file", "file:line" or "file: record N (line M)" of the document.
   std::string place() const;
   // Bytes of the file that have been read, for whoever shows progress.
   uint64_t consumed() const;

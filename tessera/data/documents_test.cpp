@@ -5,6 +5,7 @@
 #include <zlib.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <functional>
 
@@ -100,6 +101,69 @@ TEST_F(DocumentsTest, ARecordIsADocument) {
               ElementsAre(kRecords));
 }
 
+TEST_F(DocumentsTest, JsonIsToldByItsContent) {
+  const auto expected =
+      ElementsAre("one\ntwo", "", "gr\xc3\xbc\xc3\x9f \xf0\x9f\x98\x80");
+  EXPECT_THAT(read("a.json", kRecords), expected);
+  EXPECT_THAT(read("a.json.gz", gzip(kRecords)), expected);
+  const std::string list =
+      "\xef\xbb\xbf \n[{\"text\": \"one\\ntwo\", \"n\": [1, [2]]},\n  "
+      "{\"text\"\n:"
+      "\"\"} ,{\"a\": {\"b]\": \"\\\"],[\"}, \"text\": "
+      "\"gr\xc3\xbc\\u00df \\ud83d\\ude00\"}\n]\n\n";
+  EXPECT_THAT(read("b.json", list), expected);
+  EXPECT_THAT(read("b.json.gz", gzip(list)), expected);
+  EXPECT_THAT(read("b.json.zst", zstd(list)), expected);
+  EXPECT_THAT(read("b", list, {.format = "jsonl"}), expected);
+  EXPECT_THAT(read("b.json", list, {.format = "text"}), ElementsAre(list));
+  EXPECT_THAT(read("c.json", " [ ] \n"), ElementsAre());
+  EXPECT_THAT(read("c.json", "\n"), ElementsAre());
+}
+
+TEST_F(DocumentsTest, ABadElementIsNamed) {
+  const std::string good = "[{\"text\": \"a\"},\n\n";
+  const auto expect = [&](const std::string& rest, const std::string& what) {
+    EXPECT_THAT(message("a.json", good + rest),
+                AllOf(HasSubstr("a.json"), HasSubstr(what)));
+  };
+  expect("{\"text\": }]", ": record 2 (line 3): column 10: not JSON: ");
+  expect("{\"text\"\n: }]", "(line 3): in its line 2, column 3: not JSON: ");
+  expect("{\"text\": \"a\"} {}]", ": record 2 (line 3): column");
+  expect("]", ": record 2 (line 3): column 1: not JSON: ");
+  expect("}, 1]", ": record 2 (line 3): column 1: not JSON: ");
+  expect("[1, 2]]", "record 2 (line 3): is a list, not an object");
+  expect("{\"u\": 1}]", "record 2 (line 3): the record has no field \"text\"");
+  expect("{\"text\": \"caf\xe9\"}]", "at offset 13 of the record");
+  expect("{\"text\": \"b\"}", "(line 3): the file ends within the list");
+  expect("{\"text\": \"b", "(line 3): the file ends within the list");
+  expect("{\"text\": \"b\"}]\n[]", ": line 4: there is more behind the end");
+}
+
+TEST_F(DocumentsTest, OtherJsonIsRefusedWithTheWayOut) {
+  for (const std::string json :
+       {"{\n  \"text\": \"a\"\n}\n", "{\"text\": \"a\"", "\"a\"", "7\n",
+        "// a remark\n{}\n", "{} {"}) {
+    EXPECT_THAT(message("a.json", json),
+                AllOf(HasSubstr("a.json: is neither lines"),
+                      HasSubstr("jq -c . IN.json >OUT.jsonl"),
+                      HasSubstr("data.format to text")));
+    EXPECT_THAT(read("a.json", json, {.format = "text"}), ElementsAre(json));
+  }
+  EXPECT_THAT(message("a.jsonl", "[{\"text\": \"a\"}]"),
+              HasSubstr("a.jsonl:1: is a list, not an object as {\"text\""));
+  EXPECT_THAT(message("a.jsonl", "[1]", {.field = "body"}),
+              HasSubstr("not an object as {\"body\""));
+}
+
+TEST_F(DocumentsTest, TwoTextsMayBeAPair) {
+  EXPECT_THAT(message("a.jsonl", "{\"ask\": \"a\", \"n\": 1, \"say\": \"b\"}"),
+              HasSubstr("data.field to the one with the text, or data.pair to "
+                        "the two with a prompt and its answer, as "
+                        "--data.pair=ask,say."));
+  EXPECT_THAT(message("a.jsonl", "{\"body\": \"a\", \"n\": 1}"),
+              testing::Not(HasSubstr("data.pair")));
+}
+
 TEST_F(DocumentsTest, LinesMayBeLongerThanWhatIsReadAtOnce) {
   std::string text;
   std::vector<std::string> expected;
@@ -110,6 +174,10 @@ TEST_F(DocumentsTest, LinesMayBeLongerThanWhatIsReadAtOnce) {
   EXPECT_EQ(read("a.jsonl", text), expected);
   EXPECT_EQ(read("a.jsonl.gz", gzip(text)), expected);
   EXPECT_EQ(read("a.jsonl.zst", zstd(text)), expected);
+  std::ranges::replace(text, '\n', ',');
+  text = "[" + text.substr(0, text.size() - 1) + "]";
+  EXPECT_EQ(read("a.json", text), expected);
+  EXPECT_EQ(read("a.json.gz", gzip(text)), expected);
 }
 
 TEST_F(DocumentsTest, CompressedTextIsOneDocument) {

@@ -67,7 +67,7 @@ std::string detect_format(const std::string& path) {
   if (detail::has_llmc_header(file)) return "llmc";
   if (extension == ".bin" || extension == ".u16") return "tokens_u16";
   if (extension == ".u32") return "tokens_u32";
-  if (is_json_lines(path)) return "jsonl";
+  if (has_json_name(path)) return "jsonl";
   return "text";
 }
 

@@ -238,7 +238,6 @@ void write_cache(const TokenSource& source, const TextSource& text) {
                   source.paths.size() > 1 ? " and what is with it" : "",
                   ": has no text.");
   cache.commit();
-  log::info("the tokens are in ", text.cache_path);
 }
 
 }  // namespace

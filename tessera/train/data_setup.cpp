@@ -193,6 +193,10 @@ void tell(const RunConfig& config, const std::vector<data::Source>& sources) {
   }
   const auto parts = data::hold_out(sizes, config.data.valid_share);
   for (size_t i = 0; i < sources.size(); ++i) {
+    const data::TokenFile& file = sources[i].tokens->files()[0];
+    if (file.format() == "cache") {
+      log::info(sources[i].name, ": the tokens are in ", file.path());
+    }
     const int64_t held = parts[i].num_held();
     log::info(sources[i].name, ": ", sources[i].tokens->size(), " tokens, ",
               sizes[i], " samples",

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -145,12 +146,9 @@ void check_choices() {
   widest_vectors();
 }
 
-}  // namespace
-
-void preflight(const RunConfig& config, const HostRanks& ranks) {
-  check_paths(config);
-  const RunFolder folder(config);
-  folder.create();
+// What needs the run's folder.
+void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
+                       const RunFolder& folder) {
   if (config.checkpoint.saves()) {
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
                               config.checkpoint);
@@ -159,6 +157,31 @@ void preflight(const RunConfig& config, const HostRanks& ranks) {
   check_choices();
   prepare_data(config, folder);
   check_samples(config, folder);
+}
+
+// A run that is refused leaves no empty folder that looks like one.
+void remove_empty(const std::vector<std::string>& folders) {
+  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
+    std::error_code error;  // not empty: then it stays
+    if (std::filesystem::is_directory(*folder, error)) {
+      std::filesystem::remove(*folder, error);
+    }
+  }
+}
+
+}  // namespace
+
+void preflight(const RunConfig& config, const HostRanks& ranks) {
+  check_paths(config);
+  const RunFolder folder(config);
+  const auto made = folder.missing();
+  try {
+    folder.create();
+    check_and_prepare(config, ranks, folder);
+  } catch (...) {
+    remove_empty(made);
+    throw;
+  }
 }
 
 void check_memory(const RunConfig& of, const HostRanks& ranks,

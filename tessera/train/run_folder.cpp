@@ -15,10 +15,30 @@ RunFolder::RunFolder(const engine::RunConfig& config)
                                                  : config.checkpoint.dir),
       traces_(config.monitor.trace > 0) {}
 
-void RunFolder::create() const {
+std::vector<std::string> RunFolder::below() const {
   std::vector<std::string> folders = {logs(), checkpoints()};
   if (traces_) folders.push_back(trace());
-  for (const std::string& folder : folders) {
+  return folders;
+}
+
+std::vector<std::string> RunFolder::missing() const {
+  std::vector<std::string> all = below();
+  all.push_back(tokens());
+  std::vector<std::string> missing;
+  for (const std::string& folder : all) {
+    const auto first = std::ssize(missing);
+    std::filesystem::path path(folder);
+    for (std::error_code error; !path.empty() && path != path.root_path() &&
+                                !std::filesystem::exists(path, error);
+         path = path.parent_path()) {
+      missing.insert(missing.begin() + first, path.string());
+    }
+  }
+  return missing;
+}
+
+void RunFolder::create() const {
+  for (const std::string& folder : below()) {
     std::error_code error;
     std::filesystem::create_directories(folder, error);
     TS_CHECK_IO(!error, "cannot make the run folder ", folder, ": ",

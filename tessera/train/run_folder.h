@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tessera/engine/run_config.h"
 
@@ -36,10 +37,15 @@ class RunFolder {
     return logs() + "/rank-" + std::to_string(rank) + ".log";
   }
 
+  // Of the folder, those below it and that of tokens: which are not there, with
+  // what they lie in, each before what lies in it.
+  std::vector<std::string> missing() const;
   // Makes the folder and those below it. TS_CHECK_IO where that is impossible.
   void create() const;
 
  private:
+  std::vector<std::string> below() const;
+
   std::string path_;
   std::string tokens_;
   std::string checkpoints_;  // checkpoint.dir where that is set

@@ -133,6 +133,17 @@ std::shared_ptr<models::Model> open_checkpoint(const ModelSource& source,
   return decoder;
 }
 
+void refuse_adapters(const std::string& path) {
+  if (!checkpoint::is_peft_folder(path)) return;
+  const std::string base = checkpoint::base_of_peft(path);
+  TS_CHECK_IO(checkpoint::is_hugging_face_folder(path), path,
+              ": is a PEFT folder of adapters",
+              base.empty() ? "" : c10::str(" for ", base),
+              ", which are no model alone. Give the run that has them, or what "
+              "tessera convert --merge makes of it; a run begins from them by "
+              "model.from (the model) and model.lora.from (this folder).");
+}
+
 }  // namespace
 
 ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
@@ -141,6 +152,7 @@ ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
   if (const auto newest = newest_checkpoint(path); !newest.empty()) {
     return source_of_checkpoint(newest, dtype);
   }
+  refuse_adapters(path);
   TS_CHECK_IO(checkpoint::is_hugging_face_folder(path), path,
               ": neither a checkpoint (manifest.json), nor a run folder with "
               "one (checkpoints/latest), nor a Hugging Face folder "

@@ -78,6 +78,46 @@ def test_a_bad_line_is_refused_before_ranks_start(program, tmp_path, line, compl
     assert "rank 1" not in errors
 
 
+def test_json_is_read_by_what_is_in_it(program, tessera, tmp_path):
+    rows = records()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.json").write_text(json.dumps(rows[:20], indent=2))
+    (tmp_path / "d" / "b.json.gz").write_bytes(gzip.compress(as_lines(rows[20:30]).encode()))
+    (tmp_path / "d" / "c.json").write_text(json.dumps(rows[30:]))
+    train(program, run_json(tmp_path, str(tmp_path / "d")), "--checkpoint.every=3")
+    assert decoded(tessera, tmp_path, cache_of(tmp_path)) == END.join(row["text"] for row in rows)
+    (tmp_path / "all.jsonl").write_text(as_lines(rows))
+    of_lines, of_json = (tessera("eval", "--model", tmp_path / "run", "--data", tmp_path / name)
+                         for name in ("all.jsonl", "d"))
+    assert json.loads(of_lines) == json.loads(of_json)
+
+
+def test_json_without_records_is_refused_with_ways_out(program, tessera, tmp_path):
+    whole = json.dumps({"version": 1, "rows": records(40)}, indent=2)
+    (tmp_path / "a.json").write_text(whole)
+    path = run_json(tmp_path, str(tmp_path / "a.json"))
+    errors = refused(program, path, "--mesh.dp=2")
+    assert "a.json: is neither lines of JSON objects nor a list" in errors and "jq -c" in errors
+    assert "rank 1" not in errors
+    train(program, path, "--data.format=text")
+    assert decoded(tessera, tmp_path, cache_of(tmp_path)) == whole
+    (tmp_path / "a.json").write_text(json.dumps([{"text": "good"}, {"text": 5}], indent=2))
+    assert 'a.json: record 2 (line 5): the field "text" is a number' in refused(program, path)
+
+
+def test_a_refused_run_leaves_no_folder(program, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"ask": "Who?", "say": "I."}\n')
+    folder = tmp_path / "runs"
+    path = run_json(tmp_path, str(tmp_path / "a.jsonl"))
+    for flags in (), ("--data.train=nothing.txt",), (f"--checkpoint.dir={folder}/steps", "--monitor.trace=1"):
+        errors = refused(program, path, f"--run.dir={folder}", *flags)
+        assert not folder.exists(), flags
+        assert flags or "--data.pair=ask,say" in errors
+    (folder / "run" / "logs").mkdir(parents=True)  # another's, though empty
+    refused(program, path, f"--run.dir={folder}")
+    assert [str(each.relative_to(folder)) for each in sorted(folder.rglob("*"))] == ["run", "run/logs"]
+
+
 def test_parquet_is_refused_with_a_way_out(program, tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1\x15\x04\x15\x10PAR1")
     assert "a.parquet: is Parquet" in refused(program, run_json(tmp_path, str(tmp_path / "a.parquet")))

@@ -126,6 +126,20 @@ def test_validation_and_eval_count_answers(program, tessera, peer, tmp_path):
     assert line["valid_loss"] == pytest.approx(said["loss"], rel=1e-5)
 
 
+def test_conversations_in_one_json_list(program, tessera, peer, tmp_path):
+    folder, _, counts = peer
+    rows = [json.loads(line) for line in (folder / "chats.jsonl").read_text().splitlines()]
+    (tmp_path / "sharegpt.json").write_text(json.dumps(rows, indent=1))
+    said = json.loads(tessera("eval", "--model", folder / "model", "--data", tmp_path / "sharegpt.json",
+                              "--seq-len", LENGTH).splitlines()[-1])
+    assert said["tokens"] == sum(counts)
+    (tmp_path / "sharegpt.json").write_text(json.dumps([rows]))
+    done = train(program, configuration_of(folder, tmp_path, train=str(tmp_path / "sharegpt.json"), format="chat"),
+                 check=False)
+    assert done.returncode == 78
+    assert 'sharegpt.json: record 1 (line 1): is a list, not an object as {"messages": [{"role":' in done.stderr
+
+
 def test_a_tuned_model_answers_what_it_learned_by_heart(program, tessera, peer, tmp_path):
     folder, _, _ = peer
     learned = tmp_path / "learned.jsonl"

@@ -100,6 +100,15 @@ def test_samples_are_different_texts(mesh, generate):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+def test_texts_that_are_all_the_same_are_warned_of(mesh, generate):
+    for flags in ("--temperature", 0), ("--top-k", 1):
+        done = generate("--max-tokens", 3, "-n", 2, *flags, *mesh)
+        assert done.stderr.count("-n 2 has no effect") == 1, done.stderr
+    assert "no effect" not in generate("--max-tokens", 3, "-n", 2, *mesh).stderr
+    assert "no effect" not in generate("--max-tokens", 3, "--temperature", 0, *mesh).stderr
+
+
+@pytest.mark.parametrize("mesh", MESHES)
 def test_the_prompt_from_a_file_and_from_standard_input(mesh, generate, tmp_path):
     flags = ["--max-tokens", 8, "--seed", 4]
     expected = generate(*flags).stdout

@@ -71,7 +71,11 @@ def carry_out(page, folder, variables):
 
 
 def test_own_data(variables, tmp_path):
+    other = tmp_path / "runs" / "token_cache" / "tokens-0123456789abcdef.cache"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"of another run's text")
     carry_out("own_data.md", tmp_path, variables)
+    assert not (tmp_path / "runs" / "birds").exists()
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in GUIDES.glob("*.md")))

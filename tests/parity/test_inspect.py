@@ -1,6 +1,7 @@
 """tessera inspect: every kind of file and folder, and what is none."""
 
 import json
+import re
 import struct
 
 import pytest
@@ -106,6 +107,19 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
     runs = {row["name"]: row for row in inspect(tessera, tmp_path / "runs")["runs"]}
     assert set(runs) == {"one", "two"} and runs["two"]["step"] == runs["two"]["of"] == 6
     assert runs["one"]["state"] == "done" and runs["one"]["loss"] > 0
+
+    assert runs["one"]["best_valid_loss"] > 0
+    assert all(re.fullmatch(r"\d+\.\d{1,5}", word) for row in tessera("inspect", tmp_path / "runs").splitlines()[2:]
+               for word in row.split() if "." in word)
+
+    seen = inspect(tessera, tmp_path / "runs" / "one")
+    assert {"step", "loss", "grad_norm"} < set(seen["last step"]) and "steps" in seen["summary"]
+    shown = tessera("inspect", tmp_path / "runs" / "one")
+    lines = {line.split("  ")[0]: line for line in shown.splitlines()}
+    assert re.fullmatch(r"last step +step 6, loss \d\.\d{1,5}, valid_loss \d\.\d{1,5}, .*tokens_per_s \d+.*",
+                        lines["last step"])
+    assert re.fullmatch(r"summary +.*seconds \d.*", lines["summary"])
+    assert max(map(len, shown.splitlines())) < 140 and not re.search(r"[1-9]\.\d{6}", shown), shown
 
     seen = inspect(tessera, "--verify", tmp_path / "runs" / "one")["checkpoints"]
     assert [(row["step"], row["state"]) for row in seen] == [(6, "good"), (3, "good")]

@@ -1,6 +1,7 @@
 """LoRA against transformers with PEFT: eight steps loss by loss, and folders both ways."""
 
 import json
+import subprocess
 
 import peft
 import pytest
@@ -115,6 +116,23 @@ def test_peft_reads_what_was_trained(program, tessera, peers, tmp_path):
         assert torch.equal(value, before[key]) != has_one, key
     said = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert said["base_model_name_or_path"] == str(folder / "model")
+
+
+def test_a_folder_of_adapters_is_no_model(program, tessera, peers, tmp_path):
+    folder, _ = peers["llama"]
+    config = json.loads((folder / "adapters" / "adapter_config.json").read_text())
+    seen = json.loads(tessera("inspect", "--json", folder / "adapters"))
+    assert (seen["kind"], seen["rank"]) == ("PEFT folder of adapters", config["r"])
+    assert seen["base_model"] == config["base_model_name_or_path"]
+    assert sorted(seen["targets"]) == sorted(config["target_modules"])
+    assert len(seen["tensors"]) == len(adapters(folder / "adapters"))
+    shown = tessera("inspect", folder / "adapters")
+    assert "model.lora.from" in shown and config["target_modules"][0] in shown
+    for command in (["generate", "--prompt", "a"], ["eval", "--data", "ids.bin"]):
+        done = subprocess.run([program, *command, "--model", folder / "adapters"], capture_output=True, text=True)
+        assert done.returncode == 74, done.stderr
+        for word in "PEFT folder of adapters", "model.lora.from", "--merge", config["base_model_name_or_path"]:
+            assert word in done.stderr, done.stderr
 
 
 def test_first_values_are_those_of_peft(program, tessera, peers, tmp_path):
