@@ -100,11 +100,13 @@ TEST(Throughput, FollowsFromTokensAndSeconds) {
 }
 
 TEST(Throughput, MeasuresThisMachineOnce) {
-  const auto peak = measured_peak_flops(at::kFloat);
+  const Product product = [](const at::Tensor& c, const at::Tensor& a,
+                             const at::Tensor& b) { c.copy_(at::mm(a, b)); };
+  const auto peak = measured_peak_flops(at::kFloat, product);
   ASSERT_TRUE(peak);
   EXPECT_GT(*peak, 0);
-  EXPECT_EQ(measured_peak_flops(at::kFloat), peak);
-  EXPECT_FALSE(measured_peak_flops(at::kLong));
+  EXPECT_EQ(measured_peak_flops(at::kFloat, product), peak);
+  EXPECT_FALSE(measured_peak_flops(at::kLong, product));
 }
 
 }  // namespace

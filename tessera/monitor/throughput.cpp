@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double measure(c10::ScalarType dtype) {
+double measure(c10::ScalarType dtype, const Product& product) {
   const at::NoGradGuard no_grad;
   constexpr int64_t kSize = 768;
   constexpr auto kBudget = std::chrono::milliseconds(300);
@@ -20,13 +20,13 @@ double measure(c10::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
   const at::Tensor a = at::full({kSize, kSize}, 0.5, options);
   const at::Tensor b = at::full({kSize, kSize}, 0.25, options);
-  at::Tensor c = at::empty({kSize, kSize}, options);
+  const at::Tensor c = at::empty({kSize, kSize}, options);
   const auto end = Clock::now() + kBudget;
   double best_s = std::numeric_limits<double>::infinity();
   int no_better = -1;  // the first product sets the library up
   do {
     const auto start = Clock::now();
-    at::mm_out(c, a, b);
+    product(c, a, b);
     const std::chrono::duration<double> took = Clock::now() - start;
     no_better = took.count() < 0.99 * best_s ? 0 : no_better + 1;
     best_s = std::min(best_s, took.count());
@@ -36,7 +36,8 @@ double measure(c10::ScalarType dtype) {
 
 }  // namespace
 
-std::optional<double> measured_peak_flops(c10::ScalarType dtype) {
+std::optional<double> measured_peak_flops(c10::ScalarType dtype,
+                                          const Product& product) {
   if (!at::isFloatingType(dtype) || at::isFloat8Type(dtype)) {
     return std::nullopt;
   }
@@ -44,7 +45,7 @@ std::optional<double> measured_peak_flops(c10::ScalarType dtype) {
   static std::map<std::pair<c10::ScalarType, int>, double> known;
   std::lock_guard lock(mutex);
   auto [at, is_new] = known.try_emplace({dtype, at::get_num_threads()}, 0.0);
-  if (is_new) at->second = measure(dtype);
+  if (is_new) at->second = measure(dtype, product);
   return at->second;
 }
 

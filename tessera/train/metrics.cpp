@@ -11,6 +11,7 @@
 #include "tessera/monitor/memory.h"
 #include "tessera/monitor/sink.h"
 #include "tessera/monitor/throughput.h"
+#include "tessera/nn/matmul.h"
 
 namespace tessera::train {
 
@@ -115,7 +116,11 @@ struct Metrics::Impl {
         flops_per_token(static_cast<double>(
             models::flops_per_token(of.model, of.data.seq_len))) {
     if (ranks.rank() != 0) return;
-    peak_flops = monitor::measured_peak_flops(config.precision.compute_dtype());
+    peak_flops = monitor::measured_peak_flops(
+        config.precision.compute_dtype(),
+        [](const at::Tensor& c, const at::Tensor& a, const at::Tensor& b) {
+          nn::product_into(c, a, b);
+        });
     sinks = monitor::make_sinks(
         config.monitor,
         {.name = config.run.name,
