@@ -72,10 +72,11 @@ TEST_P(KernelsOf, Swiglu) {
   const Case& of = GetParam();
   const at::Tensor gate = random(), up = random(), dy = random();
   at::Tensor y = at::empty_like(gate), dgate = y.clone(), dup = y.clone();
-  of.kernels->swiglu(of.element, rows(gate), rows(up), rows(y), kRows,
-                     of.width);
-  of.kernels->swiglu_backward(of.element, rows(dy), rows(gate), rows(up),
-                              rows(dgate), rows(dup), kRows, of.width);
+  of.kernels->swiglu(of.element, gate.data_ptr(), up.data_ptr(), y.data_ptr(),
+                     y.numel());
+  of.kernels->swiglu_backward(of.element, dy.data_ptr(), gate.data_ptr(),
+                              up.data_ptr(), dgate.data_ptr(), dup.data_ptr(),
+                              y.numel());
   const at::Tensor wide_gate = gate.to(at::kDouble).requires_grad_();
   const at::Tensor wide_up = up.to(at::kDouble).requires_grad_();
   const at::Tensor wanted = at::silu(wide_gate) * wide_up;
@@ -92,8 +93,8 @@ TEST_P(KernelsOf, SwigluOfLargeGates) {
   at::Tensor y = at::empty_like(up);
   for (const double gate : {-1000.0, -90.0, 90.0, 1000.0}) {
     const at::Tensor gates = at::full_like(up, gate);
-    of.kernels->swiglu(of.element, rows(gates), rows(up), rows(y), kRows,
-                       of.width);
+    of.kernels->swiglu(of.element, gates.data_ptr(), up.data_ptr(),
+                       y.data_ptr(), y.numel());
     EXPECT_NEAR(y[0][0].item<double>(), gate > 0 ? gate : 0, 1e-30);
   }
 }

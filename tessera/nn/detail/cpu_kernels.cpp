@@ -117,11 +117,9 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   const Element element = element_of(up);
   at::parallel_for(0, up.numel(), kElementsPerPart,
                    [&](int64_t begin, int64_t end) {
-                     const auto from = [begin](const at::Tensor& x) {
-                       return Rows{elements_from(x, begin), 0};
-                     };
-                     table().swiglu(element, from(gate), from(up), from(y),
-                                    /*rows=*/1, end - begin);
+                     table().swiglu(element, elements_from(gate, begin),
+                                    elements_from(up, begin),
+                                    elements_from(y, begin), end - begin);
                    });
   return y;
 }
@@ -133,12 +131,10 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
   const Element element = element_of(up);
   at::parallel_for(
       0, up.numel(), kElementsPerPart, [&](int64_t begin, int64_t end) {
-        const auto from = [begin](const at::Tensor& x) {
-          return Rows{elements_from(x, begin), 0};
-        };
-        table().swiglu_backward(element, from(gradient), from(gate), from(up),
-                                from(dgate), from(dup), /*rows=*/1,
-                                end - begin);
+        table().swiglu_backward(
+            element, elements_from(gradient, begin), elements_from(gate, begin),
+            elements_from(up, begin), elements_from(dgate, begin),
+            elements_from(dup, begin), end - begin);
       });
   return {dgate, dup};
 }

@@ -32,10 +32,11 @@ struct Kernels {
   void (*rotate)(Element element, Rows x, const void* cos, const void* sin,
                  Rows y, int64_t heads, int64_t width, double direction);
   // y = silu(gate) * up.
-  void (*swiglu)(Element element, Rows gate, Rows up, Rows y, int64_t rows,
-                 int64_t width);
-  void (*swiglu_backward)(Element element, Rows dy, Rows gate, Rows up,
-                          Rows dgate, Rows dup, int64_t rows, int64_t width);
+  void (*swiglu)(Element element, const void* gate, const void* up, void* y,
+                 int64_t count);
+  void (*swiglu_backward)(Element element, const void* dy, const void* gate,
+                          const void* up, void* dgate, void* dup,
+                          int64_t count);
 };
 
 extern const Kernels kBaseline;
