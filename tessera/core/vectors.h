@@ -12,8 +12,8 @@ Vectors widest_vectors();
 
 // The table for them.
 template <typename Kernels>
-const Kernels& for_this_processor(const Kernels& baseline, const Kernels& avx2,
-                                  const Kernels& avx512) {
+const Kernels* for_this_processor(const Kernels* baseline, const Kernels* avx2,
+                                  const Kernels* avx512) {
   switch (widest_vectors()) {
     case Vectors::kAvx512:
       return avx512;
