@@ -42,7 +42,7 @@ TEST_P(Matmul, ProductsOfEveryFormAreThoseOfDoublePrecision) {
 // Three batches, the first into a .grad that is not there yet.
 TEST_P(Matmul, GradientsAddUpAsThoseOfLibTorch) {
   const at::ScalarType type = GetParam();
-  const auto parameter = [&](std::vector<int64_t> shape) {
+  const auto parameter = [&](const std::vector<int64_t>& shape) {
     return at::randn(shape).to(type).requires_grad_();
   };
   const at::Tensor x = parameter({3, 40, 64});

@@ -51,9 +51,9 @@ kernels::Op op_of(ReduceOp op) {
 
 const kernels::Kernels& machine_kernels() {
 #if defined(__x86_64__)
-  static const kernels::Kernels& chosen =
-      for_this_processor(kernels::kBaseline, kernels::kAvx2, kernels::kAvx512);
-  return chosen;
+  static const kernels::Kernels* const chosen = for_this_processor(
+      &kernels::kBaseline, &kernels::kAvx2, &kernels::kAvx512);
+  return *chosen;
 #else
   return kernels::kBaseline;
 #endif

@@ -23,9 +23,9 @@ constexpr int64_t kElementsPerPart = int64_t{1} << 14;
 
 const kernels::Kernels& table() {
 #if defined(__x86_64__)
-  static const kernels::Kernels& chosen =
-      for_this_processor(kernels::kBaseline, kernels::kAvx2, kernels::kAvx512);
-  return chosen;
+  static const kernels::Kernels* const chosen = for_this_processor(
+      &kernels::kBaseline, &kernels::kAvx2, &kernels::kAvx512);
+  return *chosen;
 #else
   return kernels::kBaseline;
 #endif
