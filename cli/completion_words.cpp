@@ -50,6 +50,7 @@ void add_flags(const CLI::App& command, std::vector<OfferedFlag>& flags) {
 void add_keys(const Json& section, const std::string& path,
               std::vector<OfferedFlag>& keys) {
   for (const auto& [name, value] : section["properties"].items()) {
+    if (name.starts_with('$')) continue;  // an editor's, in files alone
     if (value.contains("properties")) {
       add_keys(value, path + name + ".", keys);
       continue;

@@ -73,19 +73,23 @@ void add_losses(const fs::path& run, Json& rows) {
   std::map<int64_t, Json*> by_step;
   for (Json& row : rows) by_step[row["step"].get<int64_t>()] = &row;
   const std::string metrics = (run / "metrics.jsonl").string();
+  int64_t number = 0;
   monitor::for_each_line(metrics, [&](const std::string& line) {
-    const Json figures = detail::parse_json(line, metrics);
-    const auto found = by_step.find(figures.value("step", int64_t{-1}));
-    if (found == by_step.end()) return true;
-    (*found->second)["loss"] = figures.value("loss", Json());
-    if (figures.contains("valid_loss")) {
-      (*found->second)["valid_loss"] = figures["valid_loss"];
-    }
+    const std::string where = c10::str(metrics, ": line ", ++number);
+    const Json figures = detail::parse_json(line, where);
+    detail::reading(where, [&] {
+      const auto found = by_step.find(figures.value("step", int64_t{-1}));
+      if (found == by_step.end()) return;
+      (*found->second)["loss"] = figures.value("loss", Json());
+      if (figures.contains("valid_loss")) {
+        (*found->second)["valid_loss"] = figures["valid_loss"];
+      }
+    });
     return true;
   });
 }
 
-Json row_of(const fs::path& run) {
+Json row_from(const fs::path& run) {
   Json row = {{"name", run.filename().string()}};
   const Json config = parsed(run / "config.json");
   const Json none = Json::object();
@@ -108,6 +112,10 @@ Json row_of(const fs::path& run) {
   }
   row["written"] = time_of(fs::exists(metrics) ? metrics : run / "config.json");
   return row;
+}
+
+Json row_of(const fs::path& run) {
+  return detail::reading(run.string(), [&] { return row_from(run); });
 }
 
 }  // namespace

@@ -45,7 +45,8 @@ void LoraConfig::declare(config::Section& section) {
       .at_least(0)
       .at_most(kMaxSize);
   section.key("alpha", alpha, "adapters are scaled by alpha / rank")
-      .more_than(0);
+      .more_than(0)
+      .at_most(1e6);
   section.key("targets", targets,
               "linear layers with adapters: ends of their names, here or in "
               "Hugging Face folders, * for anything, as in attention.q or "

@@ -37,7 +37,12 @@ void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,
     data::Tokenizer::load(given).save(folder.tokenizer());
     return;
   }
-  if (std::filesystem::exists(folder.tokenizer())) return;
+  // What a run left that never saved may be of other text, or of other keys.
+  const auto latest = std::filesystem::path(folder.checkpoints()) / "latest";
+  if (std::filesystem::exists(latest) &&
+      std::filesystem::exists(folder.tokenizer())) {
+    return;
+  }
   log::info("training a tokenizer of ", config.model.vocab, " tokens on ",
             train_files.size(), " files");
   data::train_tokenizer_on_files(

@@ -159,7 +159,7 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
   check_samples(config, folder);
 }
 
-// A run that is refused leaves no empty folder that looks like one.
+// A run that is refused leaves no folder that looks like one.
 void remove_empty(const std::vector<std::string>& folders) {
   for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
     std::error_code error;  // not empty: then it stays
@@ -179,6 +179,10 @@ void preflight(const RunConfig& config, const HostRanks& ranks) {
     folder.create();
     check_and_prepare(config, ranks, folder);
   } catch (...) {
+    if (std::ranges::find(made, folder.path()) != made.end()) {
+      std::error_code error;  // there may be none
+      std::filesystem::remove(folder.tokenizer(), error);
+    }
     remove_empty(made);
     throw;
   }

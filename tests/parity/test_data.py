@@ -118,6 +118,23 @@ def test_a_refused_run_leaves_no_folder(program, tmp_path):
     assert [str(each.relative_to(folder)) for each in sorted(folder.rglob("*"))] == ["run", "run/logs"]
 
 
+def test_what_a_refused_or_killed_run_left_is_not_trained_with(program, tmp_path):
+    few, more = tmp_path / "few.txt", tmp_path / "more.txt"
+    few.write_text("ab")
+    more.write_text(" ".join(SENTENCES) * 20)
+    path, folder = run_json(tmp_path, str(more)), tmp_path / "runs"
+    assert "Give more data" in refused(program, path, f"--run.dir={folder}", f"--data.train={few}")
+    assert not (folder / "run").exists()  # nor the tokenizer of so little text; a token cache is good for any run
+    train(program, path, f"--run.dir={tmp_path / 'fresh'}")
+    learned = (tmp_path / "fresh" / "run" / "tokenizer.json").read_text()
+    left = json.loads(learned)
+    left["model"]["merges"] = []
+    (folder / "run").mkdir(parents=True)
+    (folder / "run" / "tokenizer.json").write_text(json.dumps(left))  # of a run that was killed before it saved
+    train(program, path, f"--run.dir={folder}")
+    assert (folder / "run" / "tokenizer.json").read_text() == learned
+
+
 def test_parquet_is_refused_with_a_way_out(program, tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1\x15\x04\x15\x10PAR1")
     assert "a.parquet: is Parquet" in refused(program, run_json(tmp_path, str(tmp_path / "a.parquet")))

@@ -75,3 +75,25 @@ def test_names_in_messages_do_not_either(program, tmp_path):
     assert done.returncode == 78
     assert "\\u009b31m\\u007f" in done.stderr, done.stderr
     assert "\u009b" not in done.stderr and "\x7f" not in done.stderr
+
+
+@pytest.mark.parametrize("name, line", [
+    ("samples.jsonl", '{"step": "x", "text": "a"}'), ("samples.jsonl", '{"step": 1, "text": null}'),
+    ("metrics.jsonl", '{"step": "x", "loss": 1}'), ("metrics.jsonl", "[1]")])
+def test_a_value_of_another_type_is_named_with_its_line(name, line, program, tmp_path):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n')
+    with open(run / name, "a") as file:
+        file.write(line + "\n")
+    for command in (["report", run, "--out", tmp_path / "page.html"], ["inspect", run]):
+        done = subprocess.run([program, *command], capture_output=True, text=True)
+        assert done.returncode in (0, 74), done.stderr
+        assert done.returncode == 0 or str(run) in done.stderr and "json.exception" not in done.stderr
+
+
+def test_a_message_does_not_repeat_a_huge_file(program, tmp_path):
+    (tmp_path / "config.json").write_text('{"run": "' + "x" * 5_000_000)
+    done = subprocess.run([program, "inspect", tmp_path / "config.json"], capture_output=True, text=True)
+    assert done.returncode in (74, 78) and len(done.stderr) < 1000

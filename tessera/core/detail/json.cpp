@@ -106,6 +106,8 @@ class Inspector {
       if (at != std::string::npos) what.erase(0, at + 2);
       if (!what.starts_with("parse error")) break;
     }
+    constexpr size_t kSaid = 200;  // it repeats what it has read
+    if (what.size() > kSaid) what = what.substr(0, kSaid) + " ...";
     refuse(position > 0 ? position - 1 : 0, what + ".");
   }
 

@@ -41,6 +41,20 @@ std::string place_of_key(const Json& value, const std::string& text,
 // `text` as JSON has it, cut where it is long: for messages.
 std::string in_quotes(std::string_view text);
 
+// What `read` makes of JSON from `source`, taking values by nlohmann's own
+// getters; TS_CHECK_IO where one is of another type.
+template <typename Read>
+auto reading(const std::string& source, const Read& read) {
+  try {
+    return read();
+  } catch (const Json::exception& error) {
+    const std::string_view what = error.what();
+    const size_t intro = what.find("] ");  // "[json.exception....302] "
+    TS_CHECK_IO(false, source, ": ",
+                intro == what.npos ? what : what.substr(intro + 2), ".");
+  }
+}
+
 // Typed getters that never convert: -1 is no size, 2.9 no integer.
 // `where` names the value in the message, as "config.json: hidden_size".
 int64_t as_int(const Json& value, const std::string& where);

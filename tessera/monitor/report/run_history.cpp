@@ -57,7 +57,7 @@ void read_metrics(const std::string& path, RunHistory& history) {
     const Json json = detail::parse_json(line, where);
     TS_CHECK_IO(json.is_object() && json.contains("step"), where,
                 ": is no step of a run.");
-    add_figures(json, history);
+    detail::reading(where, [&] { add_figures(json, history); });
     return true;
   });
 }
@@ -69,9 +69,11 @@ void read_samples(const std::string& path, RunHistory& history) {
     const Json json = detail::parse_json(line, where);
     TS_CHECK_IO(json.is_object() && json.contains("step"), where,
                 ": is no sample of a run.");
-    history.samples.push_back({.step = json.value("step", int64_t{0}),
-                               .prompt = json.value("prompt", ""),
-                               .text = json.value("text", "")});
+    history.samples.push_back(detail::reading(where, [&] {
+      return WrittenText{.step = json.value("step", int64_t{0}),
+                         .prompt = json.value("prompt", ""),
+                         .text = json.value("text", "")};
+    }));
     return true;
   });
 }
@@ -142,7 +144,8 @@ RunHistory read_history(const std::string& folder) {
   read_metrics((path / "metrics.jsonl").string(), history);
   read_samples((path / "samples.jsonl").string(), history);
   if (fs::exists(path / "summary.json")) {
-    read_summary((path / "summary.json").string(), history);
+    const std::string summary = (path / "summary.json").string();
+    detail::reading(summary, [&] { read_summary(summary, history); });
   }
   read_log((path / "logs" / "rank-0.log").string(), history);
   return history;
