@@ -126,7 +126,11 @@ def steps_written(folder):
 
 def stop_after(program, path, folder, step, stop, *arguments):
     """Starts a run, sends `stop` once `step` steps are in metrics.jsonl."""
-    process = subprocess.Popen([str(program), "train", path, *arguments], stderr=subprocess.PIPE, text=True)
+    def heeds_hangups():  # also below nohup, which a run rightly goes by
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    process = subprocess.Popen([str(program), "train", path, *arguments], stderr=subprocess.PIPE, text=True,
+                               preexec_fn=heeds_hangups)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if steps_written(folder) >= step:
