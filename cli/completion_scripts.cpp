@@ -1,5 +1,7 @@
 #include "cli/completion_scripts.h"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <sstream>
@@ -57,6 +59,14 @@ FlagsByValue by_value(const std::vector<OfferedCommand>& commands) {
     for (const auto& key : command.keys) add(key, "*");
   }
   return sorted;
+}
+
+// As they are typed.
+std::vector<OfferedWord> keys_of(const OfferedCommand& command) {
+  std::vector<OfferedWord> keys;
+  for (const auto& key : command.keys)
+    keys.push_back({key.text + "=", key.about});
+  return keys;
 }
 
 Words paths_of(const std::vector<OfferedCommand>& commands) {
@@ -124,7 +134,7 @@ std::string bash_completion(const std::vector<OfferedCommand>& commands) {
     Words operands, all;
     for (const auto& word : command.operands) operands.push_back(word.text);
     for (const auto& flag : command.flags) all.push_back(flag.text);
-    for (const auto& key : command.keys) all.push_back(key.text + "=");
+    for (const auto& key : keys_of(command)) all.push_back(key.text);
     text << arm({command.path}, "operands=" + quoted(joined(operands, " ")) +
                                     (command.takes_files ? " files=yes" : "") +
                                     " flags=" + quoted(joined(all, " ")));
@@ -191,15 +201,11 @@ _tessera() {
   for (const OfferedCommand& command : commands) {
     std::vector<OfferedWord> flags_of(command.flags.begin(),
                                       command.flags.end());
-    std::vector<OfferedWord> keys;
-    for (const auto& key : command.keys) {
-      keys.push_back({key.text + "=", key.about});
-    }
-    text << arm({command.path}, "operands=(" + described(command.operands) +
-                                    ")" +
-                                    (command.takes_files ? " files=yes" : "") +
-                                    "\n      flags=(" + described(flags_of) +
-                                    ")\n      keys=(" + described(keys) + ")");
+    text << arm({command.path},
+                "operands=(" + described(command.operands) + ")" +
+                    (command.takes_files ? " files=yes" : "") +
+                    "\n      flags=(" + described(flags_of) +
+                    ")\n      keys=(" + described(keys_of(command)) + ")");
   }
   text << R"(  esac
   if [[ $PREFIX != -* ]]; then
@@ -236,9 +242,7 @@ std::string told_by_fish(const std::vector<OfferedWord>& words) {
 // The lines of one command.
 std::string body_of_fish(const OfferedCommand& command) {
   std::vector<OfferedWord> flags(command.flags.begin(), command.flags.end());
-  for (const auto& key : command.keys) {
-    flags.push_back({key.text + "=", key.about});
-  }
+  std::ranges::copy(keys_of(command), std::back_inserter(flags));
   const std::string rest =
       !command.operands.empty() ? told_by_fish(command.operands)
       : command.takes_files     ? "__tessera_files '' \"$word\""

@@ -1,8 +1,5 @@
 // tessera: the program. Results go to stdout, everything else to stderr.
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <new>
@@ -108,41 +105,10 @@ int run(int argc, char** argv) {
   }
 }
 
-// What libraries read before main, for as long as a run of training lasts:
-// unless the user has set it, the program sets it and starts itself again.
-//
-// Threads of a rank spin while they wait for each other. Left to itself libgomp
-// does so for milliseconds, and on a host that does anything else beside they
-// take each other's core away: a step of some milliseconds was 1.7 to 3 times
-// as long. So many turns cost nothing where the cores are free.
-//
-// Memory of large tensors goes back to the system when they are freed and comes
-// as pages of zeros again, 120,000 a step of a model of 34 M parameters. The C
-// library keeps it instead, on huge pages where the host gives them: none after
-// the first step.
-void set_up_libraries(int argc, char** argv) {
-  constexpr const char* kRestarted = "TESSERA_RESTARTED";
-  const bool trains = argc > 1 && std::string(argv[1]) == "train";
-  if (!trains || std::getenv(kRestarted) != nullptr) return;
-  if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
-    ::setenv("GOMP_SPINCOUNT", "10000", /*replace=*/0);
-  }
-  ::setenv("GLIBC_TUNABLES",
-           "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8589934592:"
-           "glibc.malloc.trim_threshold=8589934592:"
-           "glibc.malloc.top_pad=67108864",
-           /*replace=*/0);
-  ::setenv(kRestarted, "1", /*replace=*/1);
-  ::execv("/proc/self/exe", argv);  // where it cannot, it goes on as it is
-}
-
 }  // namespace
 
 void set_exit_code(int code) { exit_code = code; }
 
 }  // namespace tessera::cli
 
-int main(int argc, char** argv) {
-  tessera::cli::set_up_libraries(argc, argv);
-  return tessera::cli::run(argc, argv);
-}
+int main(int argc, char** argv) { return tessera::cli::run(argc, argv); }

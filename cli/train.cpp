@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "cli/libraries.h"
 #include "cli/overrides.h"
 #include "cli/ranks.h"
 #include "tessera/core/error.h"
@@ -48,6 +49,9 @@ class TrainCommand {
                                   ? engine::implied_world_size(config_)
                                   : world_size);
     if (show_only()) return;
+    const bool starts_ranks = place.source == "none" && world_size > 1 &&
+                              flags_.ranks.ranks == "processes";
+    set_up_libraries(argv, /*computes_here=*/!starts_ranks);
     // The ranks that this program starts have heard of it from their launcher.
     if (place.source != "tessera" && place.rank == 0) warn_of_idle_keys();
     std::optional<launch::StopRequest> stop;

@@ -2,6 +2,9 @@
 // once for each set.
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 namespace tessera {
 
 enum class Vectors { kBaseline, kAvx2, kAvx512 };
@@ -10,19 +13,12 @@ enum class Vectors { kBaseline, kAvx2, kAvx512 };
 // those that are wider. Read once. Errors: TS_CHECK_CONFIG for another name.
 Vectors widest_vectors();
 
-// The table for them.
+// Of tables for each of Vectors, in their order, those that run here: the
+// widest is the last.
 template <typename Kernels>
-const Kernels* for_this_processor(const Kernels* baseline, const Kernels* avx2,
-                                  const Kernels* avx512) {
-  switch (widest_vectors()) {
-    case Vectors::kAvx512:
-      return avx512;
-    case Vectors::kAvx2:
-      return avx2;
-    case Vectors::kBaseline:
-      break;
-  }
-  return baseline;
+std::span<const Kernels* const> that_run_here(
+    const Kernels* const (&tables)[3]) {
+  return std::span(tables).first(static_cast<size_t>(widest_vectors()) + 1);
 }
 
 }  // namespace tessera

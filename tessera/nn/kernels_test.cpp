@@ -13,16 +13,6 @@ namespace {
 
 using kernels::Element;
 using kernels::Kernels;
-using kernels::Rows;
-
-std::vector<const Kernels*> tables() {
-  std::vector<const Kernels*> found = {&kernels::kBaseline};
-#if defined(__x86_64__)
-  if (widest_vectors() >= Vectors::kAvx2) found.push_back(&kernels::kAvx2);
-  if (widest_vectors() >= Vectors::kAvx512) found.push_back(&kernels::kAvx512);
-#endif
-  return found;
-}
 
 struct Case {
   const Kernels* kernels;
@@ -33,7 +23,7 @@ struct Case {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const Kernels* each : tables()) {
+  for (const Kernels* each : that_run_here(kernels::kByVectors)) {
     for (const int64_t width : {2, 30, 64, 198}) {
       all.push_back({each, Element::kF64, at::kDouble, width});
       all.push_back({each, Element::kF32, at::kFloat, width});
@@ -49,7 +39,6 @@ class KernelsOf : public testing::TestWithParam<Case> {
   at::Tensor random() const {
     return (at::randn({kRows, GetParam().width}) * 3).to(GetParam().type);
   }
-  Rows rows(const at::Tensor& t) const { return {t.data_ptr(), t.stride(0)}; }
   at::ScalarType wide() const {
     return GetParam().type == at::kDouble ? at::kDouble : at::kFloat;
   }
@@ -106,11 +95,11 @@ TEST_P(KernelsOf, RmsNorm) {
   at::Tensor y = at::empty_like(x), dx = at::empty_like(x);
   at::Tensor scales = at::empty({kRows}, wide());
   at::Tensor dweight = at::zeros({of.width}, wide());
-  of.kernels->rms_norm(of.element, rows(x), weight.data_ptr(), rows(y),
-                       scales.data_ptr(), kRows, of.width, 1e-5);
-  of.kernels->rms_norm_backward(of.element, rows(dy), rows(x),
-                                weight.data_ptr(), scales.data_ptr(), rows(dx),
-                                dweight.data_ptr(), kRows, of.width);
+  of.kernels->rms_norm(of.element, x.data_ptr(), weight.data_ptr(),
+                       y.data_ptr(), scales.data_ptr(), kRows, of.width, 1e-5);
+  of.kernels->rms_norm_backward(
+      of.element, dy.data_ptr(), x.data_ptr(), weight.data_ptr(),
+      scales.data_ptr(), dx.data_ptr(), dweight.data_ptr(), kRows, of.width);
   const at::Tensor wide_x = x.to(at::kDouble).requires_grad_();
   const at::Tensor wide_weight = weight.to(at::kDouble).requires_grad_();
   const at::Tensor wanted =
@@ -129,8 +118,9 @@ TEST_P(KernelsOf, RotationsTurnBack) {
   const at::Tensor cos = angles.cos(), sin = angles.sin();
   const auto turn = [&](const at::Tensor& from, const at::Tensor& to,
                         double direction) {
-    of.kernels->rotate(of.element, rows(from), cos.data_ptr(), sin.data_ptr(),
-                       rows(to), kRows, of.width, direction);
+    of.kernels->rotate(of.element, from.data_ptr(), cos.data_ptr(),
+                       sin.data_ptr(), to.data_ptr(), kRows, of.width,
+                       direction);
   };
   turn(x, y, 1);
   turn(y, back, -1);

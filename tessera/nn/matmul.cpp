@@ -49,6 +49,30 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return y;
 }
 
+bool has_listeners(torch::autograd::Node& accumulator) {
+  return !accumulator.pre_hooks().empty() ||
+         !accumulator.tensor_pre_hooks().empty() ||
+         !accumulator.post_hooks().empty() ||
+         accumulator.tensor_post_acc_grad_hooks() != nullptr;
+}
+
+// Whether the backward that is under way may add to .grad by itself.
+bool adds_in_place(const at::Tensor& parameter) {
+  namespace impl = torch::autograd::impl;
+  const at::Tensor& gradient = parameter.grad();
+  if (!uses(Kernel::kGradientInPlace) || at::GradMode::is_enabled() ||
+      !parameter.is_leaf() || !parameter.is_cpu() || !gradient.defined() ||
+      !gradient.is_contiguous() || gradient.requires_grad() ||
+      !impl::hooks(parameter).empty()) {
+    return false;
+  }
+  const auto accumulator = impl::try_get_grad_accumulator(parameter);
+  if (!accumulator || has_listeners(*accumulator)) return false;
+  const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
+  const auto found = asked->find(accumulator.get());
+  return found == asked->end() || found->second.captures_ == nullptr;
+}
+
 // dW = dy^T x: added to .grad, or to be handed on.
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
                            const at::Tensor& x) {
@@ -121,13 +145,6 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
   }
 };
 
-bool has_listeners(torch::autograd::Node& accumulator) {
-  return !accumulator.pre_hooks().empty() ||
-         !accumulator.tensor_pre_hooks().empty() ||
-         !accumulator.post_hooks().empty() ||
-         accumulator.tensor_post_acc_grad_hooks() != nullptr;
-}
-
 }  // namespace
 
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
@@ -151,22 +168,6 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,
 
 at::Tensor table_rows(const at::Tensor& table, const at::Tensor& ids) {
   return EmbeddingRows::apply(table, ids);
-}
-
-bool adds_in_place(const at::Tensor& parameter) {
-  namespace impl = torch::autograd::impl;
-  const at::Tensor& gradient = parameter.grad();
-  if (!uses(Kernel::kGradientInPlace) || at::GradMode::is_enabled() ||
-      !parameter.is_leaf() || !parameter.is_cpu() || !gradient.defined() ||
-      !gradient.is_contiguous() || gradient.requires_grad() ||
-      !impl::hooks(parameter).empty()) {
-    return false;
-  }
-  const auto accumulator = impl::try_get_grad_accumulator(parameter);
-  if (!accumulator || has_listeners(*accumulator)) return false;
-  const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
-  const auto found = asked->find(accumulator.get());
-  return found == asked->end() || found->second.captures_ == nullptr;
 }
 
 }  // namespace tessera::nn

@@ -31,7 +31,4 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,
 // (ids..., D).
 at::Tensor table_rows(const at::Tensor& table, const at::Tensor& ids);
 
-// Whether a backward may add to .grad by itself; REQUIRES: one is under way.
-bool adds_in_place(const at::Tensor& parameter);
-
 }  // namespace tessera::nn

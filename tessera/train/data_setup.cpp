@@ -134,6 +134,14 @@ bool needs_tokenizer(const RunConfig& config,
   return any_text(sources) || (asks && !tokenizer_path(config).empty());
 }
 
+// REQUIRES: prepare_tokenizer(), where one is needed.
+std::optional<data::Tokenizer> tokenizer_for(
+    const RunConfig& config, const RunFolder& folder,
+    const std::vector<Named*>& sources) {
+  if (!needs_tokenizer(config, sources)) return std::nullopt;
+  return data::Tokenizer::load(folder.tokenizer());
+}
+
 // The files of text to learn a vocabulary from. Tokens were made by a tokenizer
 // that only the user knows.
 std::vector<std::string> files_to_learn_from(const RunConfig& config,
@@ -240,7 +248,7 @@ void prepare_data(const RunConfig& config, const RunFolder& folder) {
   if (needs_tokenizer(config, all)) {
     prepare_tokenizer(config, folder, files_to_learn_from(config, inputs));
   }
-  const auto tokenizer = find_tokenizer(config, folder);
+  const auto tokenizer = tokenizer_for(config, folder, all);
   for (Named* source : all) {
     source->tokens.tokenizer = tokenizer ? &*tokenizer : nullptr;
     source->num_tokens = prepare_tokens(source->tokens);
@@ -271,14 +279,13 @@ void keep_chat_template(const RunConfig& config, const RunFolder& folder) {
 std::optional<data::Tokenizer> find_tokenizer(const RunConfig& config,
                                               const RunFolder& folder) {
   Inputs inputs = inputs_of(config, folder);
-  if (!needs_tokenizer(config, all_of(inputs))) return std::nullopt;
-  return data::Tokenizer::load(folder.tokenizer());
+  return tokenizer_for(config, folder, all_of(inputs));
 }
 
 Datasets open_datasets(const RunConfig& config, const RunFolder& folder) {
   Inputs inputs = inputs_of(config, folder);
   const auto all = all_of(inputs);
-  const auto tokenizer = find_tokenizer(config, folder);
+  const auto tokenizer = tokenizer_for(config, folder, all);
   Datasets sets;
   const auto open = [&](std::vector<Named>& named) {
     std::vector<data::Source> sources;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <ranges>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -160,12 +161,10 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
 }
 
 // A run that is refused leaves no folder that looks like one.
-void remove_empty(const std::vector<std::string>& folders) {
-  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder) {
-    std::error_code error;  // not empty: then it stays
-    if (std::filesystem::is_directory(*folder, error)) {
-      std::filesystem::remove(*folder, error);
-    }
+void remove_made(const std::vector<std::string>& paths) {
+  for (const std::string& path : paths | std::views::reverse) {
+    std::error_code error;  // a folder that is not empty stays
+    std::filesystem::remove(path, error);
   }
 }
 
@@ -179,11 +178,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks) {
     folder.create();
     check_and_prepare(config, ranks, folder);
   } catch (...) {
-    if (std::ranges::find(made, folder.path()) != made.end()) {
-      std::error_code error;  // there may be none
-      std::filesystem::remove(folder.tokenizer(), error);
-    }
-    remove_empty(made);
+    remove_made(made);
     throw;
   }
 }

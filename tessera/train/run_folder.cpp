@@ -24,10 +24,11 @@ std::vector<std::string> RunFolder::below() const {
 std::vector<std::string> RunFolder::missing() const {
   std::vector<std::string> all = below();
   all.push_back(tokens());
+  all.push_back(tokenizer());
   std::vector<std::string> missing;
-  for (const std::string& folder : all) {
+  for (const std::string& each : all) {
     const auto first = std::ssize(missing);
-    std::filesystem::path path(folder);
+    std::filesystem::path path(each);
     for (std::error_code error; !path.empty() && path != path.root_path() &&
                                 !std::filesystem::exists(path, error);
          path = path.parent_path()) {

@@ -37,8 +37,8 @@ class RunFolder {
     return logs() + "/rank-" + std::to_string(rank) + ".log";
   }
 
-  // Of the folder, those below it and that of tokens: which are not there, with
-  // what they lie in, each before what lies in it.
+  // Of the folder, those below it, that of tokens, and the tokenizer: which are
+  // not there, with what they lie in, each before what lies in it.
   std::vector<std::string> missing() const;
   // Makes the folder and those below it. TS_CHECK_IO where that is impossible.
   void create() const;

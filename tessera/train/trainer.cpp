@@ -77,6 +77,7 @@ class Trainer {
 
  private:
   bool leads() const { return ranks_.rank() == 0; }
+
   // The folder and this rank's log.
   void open_folder() {
     if (leads()) {
@@ -225,9 +226,8 @@ class Trainer {
         totals.record.sample = samples_->write(*model_, ranks_, step_);
       }
       metrics_->record(totals.record);
-      if (due || (ends && config_.checkpoint.saves()) || totals.stop ||
-          is_best())
-        save();
+      const bool saves = ends && config_.checkpoint.saves();
+      if (due || saves || totals.stop || is_best()) save();
       if (totals.stop && !ends) {
         log::info("stopped on request after step ", step_,
                   ", with a checkpoint; the same command goes on from there");

@@ -50,13 +50,8 @@ kernels::Op op_of(ReduceOp op) {
 }
 
 const kernels::Kernels& machine_kernels() {
-#if defined(__x86_64__)
-  static const kernels::Kernels* const chosen = for_this_processor(
-      &kernels::kBaseline, &kernels::kAvx2, &kernels::kAvx512);
-  return *chosen;
-#else
-  return kernels::kBaseline;
-#endif
+  static const auto& chosen = *that_run_here(kernels::kByVectors).back();
+  return chosen;
 }
 
 // Asked for more at once, the C library goes past the caches, which is some 8%

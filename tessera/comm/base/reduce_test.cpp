@@ -9,6 +9,7 @@
 
 #include "tessera/comm/base/kernels/kernels.h"
 #include "tessera/comm/verb.h"
+#include "tessera/core/vectors.h"
 
 namespace tessera::comm {
 namespace {
@@ -17,21 +18,6 @@ using kernels::Kernels;
 using kernels::Kind;
 
 constexpr int kInputs = 3;
-
-std::vector<const Kernels*> kernels_of_this_machine() {
-  std::vector<const Kernels*> all = {&kernels::kBaseline};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    all.push_back(&kernels::kAvx2);
-  }
-  if (__builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq")) {
-    all.push_back(&kernels::kAvx512);
-  }
-#endif
-  return all;
-}
 
 struct Dtype {
   at::ScalarType dtype;
@@ -91,7 +77,7 @@ TEST(Reduce, IsLibTorchsBitForBitWithEveryVector) {
           from.push_back(static_cast<const char*>(inputs[p].data_ptr()));
         }
         const at::Tensor expected = expected_of(inputs, reduction);
-        for (const Kernels* vectors : kernels_of_this_machine()) {
+        for (const Kernels* vectors : that_run_here(kernels::kByVectors)) {
           for (const bool streaming : {false, true}) {
             std::vector<at::Tensor> outputs = {at::zeros_like(inputs[0]),
                                                at::zeros_like(inputs[0])};
@@ -124,7 +110,7 @@ TEST(Reduce, KeepsEverySixteenBitNumber) {
     const at::Tensor numbers = all.view(dtype);
     const at::Tensor zeros = at::zeros_like(numbers);
     const at::Tensor sum = numbers.to(at::kFloat) + 0.0;
-    for (const Kernels* vectors : kernels_of_this_machine()) {
+    for (const Kernels* vectors : that_run_here(kernels::kByVectors)) {
       at::Tensor output = at::empty_like(numbers);
       const std::vector<const char*> from = {
           static_cast<const char*>(numbers.data_ptr()),

@@ -233,11 +233,10 @@ JsonName json_name_of(const std::string& path) {
 
 std::unique_ptr<RecordPieces> open_pieces(const MappedFile& file) {
   const JsonName name = json_name_of(file.path());
+  if (name == JsonName::kLines) return std::make_unique<Lines>(Window(file));
   const char first = first_byte(file);
-  if (first == '[' && name != JsonName::kLines) {
-    return std::make_unique<Elements>(Window(file));
-  }
-  const bool is_told = name != JsonName::kAny || first == '\0';
+  if (first == '[') return std::make_unique<Elements>(Window(file));
+  const bool is_told = name == JsonName::kNone || first == '\0';
   TS_CHECK_CONFIG(
       is_told || is_object(first_line(file)), file.path(),
       ": is neither lines of JSON objects nor a list of them. Write one record "

@@ -6,6 +6,7 @@
 #include "tessera/data/detail/progress.h"
 
 namespace tessera::data::detail {
+
 void tokenize_documents(const Tokenization& work, CacheWriter& cache) {
   const auto end_of_text = work.tokenizer.end_of_text();
   DocumentBatches batches(work.paths, work.form,

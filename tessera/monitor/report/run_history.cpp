@@ -3,6 +3,7 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 
 #include "tessera/core/detail/json.h"
@@ -50,31 +51,30 @@ void add_figures(const Json& line, RunHistory& history) {
   }
 }
 
-void read_metrics(const std::string& path, RunHistory& history) {
+// Takes each line of a file of steps; one that is none is refused as no `what`.
+void for_each_record(const std::string& path, const char* what,
+                     const std::function<void(const Json&)>& take) {
   int64_t number = 0;
   for_each_line(path, [&](const std::string& line) {
     const std::string where = c10::str(path, ": line ", ++number);
     const Json json = detail::parse_json(line, where);
-    TS_CHECK_IO(json.is_object() && json.contains("step"), where,
-                ": is no step of a run.");
-    detail::reading(where, [&] { add_figures(json, history); });
+    TS_CHECK_IO(json.is_object() && json.contains("step"), where, ": is no ",
+                what, " of a run.");
+    detail::reading(where, [&] { take(json); });
     return true;
   });
 }
 
+void read_metrics(const std::string& path, RunHistory& history) {
+  for_each_record(path, "step",
+                  [&](const Json& json) { add_figures(json, history); });
+}
+
 void read_samples(const std::string& path, RunHistory& history) {
-  int64_t number = 0;
-  for_each_line(path, [&](const std::string& line) {
-    const std::string where = c10::str(path, ": line ", ++number);
-    const Json json = detail::parse_json(line, where);
-    TS_CHECK_IO(json.is_object() && json.contains("step"), where,
-                ": is no sample of a run.");
-    history.samples.push_back(detail::reading(where, [&] {
-      return WrittenText{.step = json.value("step", int64_t{0}),
-                         .prompt = json.value("prompt", ""),
-                         .text = json.value("text", "")};
-    }));
-    return true;
+  for_each_record(path, "sample", [&](const Json& json) {
+    history.samples.push_back({.step = json.value("step", int64_t{0}),
+                               .prompt = json.value("prompt", ""),
+                               .text = json.value("text", "")});
   });
 }
 

@@ -15,20 +15,14 @@ namespace tessera::nn::detail {
 namespace {
 
 using kernels::Element;
-using kernels::Rows;
 
 // What one thread takes at a time.
 constexpr int64_t kRowsPerPart = 64;
 constexpr int64_t kElementsPerPart = int64_t{1} << 14;
 
 const kernels::Kernels& table() {
-#if defined(__x86_64__)
-  static const kernels::Kernels* const chosen = for_this_processor(
-      &kernels::kBaseline, &kernels::kAvx2, &kernels::kAvx512);
-  return *chosen;
-#else
-  return kernels::kBaseline;
-#endif
+  static const auto& chosen = *that_run_here(kernels::kByVectors).back();
+  return chosen;
 }
 
 Element element_of(const at::Tensor& x) {
@@ -43,13 +37,6 @@ Element element_of(const at::Tensor& x) {
       TS_CHECK(false, "there is no CPU kernel for ", x.scalar_type(),
                "; there are some for fp64, fp32 and bf16.");
   }
-}
-
-// The rows of a matrix from `first` on.
-Rows rows_from(const at::Tensor& x, int64_t first) {
-  const int64_t stride = x.stride(0);
-  auto* const data = static_cast<char*>(x.data_ptr());
-  return {data + first * stride * static_cast<int64_t>(x.itemsize()), stride};
 }
 
 void* elements_from(const at::Tensor& x, int64_t first) {
@@ -67,9 +54,10 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
   at::Tensor inverse_rms = at::empty({rows}, x.options().dtype(wide_type(x)));
   const Element element = element_of(x);
   at::parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
-    table().rms_norm(element, rows_from(x, begin), weight.data_ptr(),
-                     rows_from(y, begin), elements_from(inverse_rms, begin),
-                     end - begin, width, eps);
+    table().rms_norm(element, elements_from(x, begin * width),
+                     weight.data_ptr(), elements_from(y, begin * width),
+                     elements_from(inverse_rms, begin), end - begin, width,
+                     eps);
   });
   return {y, inverse_rms};
 }
@@ -86,9 +74,10 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     for (int64_t part = begin; part < end; ++part) {
       const int64_t first = part * kRowsPerPart;
       table().rms_norm_backward(
-          element, rows_from(gradient, first), rows_from(x, first),
-          weight.data_ptr(), elements_from(inverse_rms, first),
-          rows_from(dx, first), elements_from(partial, part * width),
+          element, elements_from(gradient, first * width),
+          elements_from(x, first * width), weight.data_ptr(),
+          elements_from(inverse_rms, first), elements_from(dx, first * width),
+          elements_from(partial, part * width),
           std::min(kRowsPerPart, rows - first), width);
     }
   });
@@ -104,9 +93,9 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
   at::parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t angle = r % tokens * half, at = r * heads * width;
-      table().rotate(element, {elements_from(x, at), width},
-                     elements_from(cos, angle), elements_from(sin, angle),
-                     {elements_from(y, at), width}, heads, width, direction);
+      table().rotate(element, elements_from(x, at), elements_from(cos, angle),
+                     elements_from(sin, angle), elements_from(y, at), heads,
+                     width, direction);
     }
   });
   return y;

@@ -1,6 +1,4 @@
-#if defined(__x86_64__)
 // See loops.inc; the flags are in the project's CMakeLists.txt.
 #define TESSERA_KERNELS kAvx2
 #define TESSERA_KERNELS_NAME "avx2"
 #include "tessera/nn/kernels/loops.inc"
-#endif

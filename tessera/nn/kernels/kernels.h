@@ -13,24 +13,19 @@ namespace tessera::nn::kernels {
 // Of tensors; sums and factors are of Wide: fp64 for fp64, else fp32.
 enum class Element { kF64, kF32, kBF16 };
 
-// Rows of `width` elements; of row r and the next, so many elements apart.
-struct Rows {
-  void* data;
-  int64_t stride;
-};
-
 struct Kernels {
   const char* name;
   // y = x * scale * weight, scale[r] = 1 / rms(x[r]).
-  void (*rms_norm)(Element element, Rows x, const void* weight, Rows y,
+  void (*rms_norm)(Element element, const void* x, const void* weight, void* y,
                    void* scales, int64_t rows, int64_t width, double eps);
   // dx; adds to dweight (width), of Wide.
-  void (*rms_norm_backward)(Element element, Rows dy, Rows x,
-                            const void* weight, const void* scales, Rows dx,
+  void (*rms_norm_backward)(Element element, const void* dy, const void* x,
+                            const void* weight, const void* scales, void* dx,
                             void* dweight, int64_t rows, int64_t width);
   // Heads of one token: cos, sin of Wide (width / 2); `direction` 1 or -1.
-  void (*rotate)(Element element, Rows x, const void* cos, const void* sin,
-                 Rows y, int64_t heads, int64_t width, double direction);
+  void (*rotate)(Element element, const void* x, const void* cos,
+                 const void* sin, void* y, int64_t heads, int64_t width,
+                 double direction);
   // y = silu(gate) * up.
   void (*swiglu)(Element element, const void* gate, const void* up, void* y,
                  int64_t count);
@@ -39,8 +34,9 @@ struct Kernels {
                           int64_t count);
 };
 
-extern const Kernels kBaseline;
-extern const Kernels kAvx2;    // x86-64 alone
-extern const Kernels kAvx512;  // x86-64 alone
+// Elsewhere than on x86-64 all three are the first.
+extern const Kernels kBaseline, kAvx2, kAvx512;
+// By core/vectors.h's Vectors.
+inline constexpr const Kernels* kByVectors[] = {&kBaseline, &kAvx2, &kAvx512};
 
 }  // namespace tessera::nn::kernels

@@ -29,8 +29,9 @@ struct Kernels {
   void (*copy)(char* to, const char* from, int64_t bytes);  // streaming
 };
 
-extern const Kernels kBaseline;
-extern const Kernels kAvx2;    // x86-64 alone
-extern const Kernels kAvx512;  // x86-64 alone
+// Elsewhere than on x86-64 all three are the first.
+extern const Kernels kBaseline, kAvx2, kAvx512;
+// By core/vectors.h's Vectors.
+inline constexpr const Kernels* kByVectors[] = {&kBaseline, &kAvx2, &kAvx512};
 
 }  // namespace tessera::comm::kernels
