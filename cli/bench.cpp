@@ -1,4 +1,4 @@
-// tessera bench comm: what the collectives of each backend take here.
+// tessera bench, and bench comm: what the collectives of each backend take.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "cli/bench_flags.h"
+#include "cli/bench_step.h"
 #include "cli/commands.h"
 #include "tessera/benchmark/measure.h"
 #include "tessera/benchmark/plot.h"
@@ -38,7 +39,9 @@ class BenchCommand {
  public:
   BenchCommand(const BenchFlags& flags, int argc, char** argv)
       : flags_(flags), plan_(plan_of(flags)), argc_(argc), argv_(argv) {
-    check_output_files(flags);
+    check_output_files({{"--json", flags.json},
+                        {"--plot", flags.plot},
+                        {"--tune", flags.tune}});
   }
 
   void run() {
@@ -198,6 +201,7 @@ void add_bench(CLI::App& program, int argc, char** argv) {
       "  tessera bench comm --nproc 4 --backend gloo --tune table.json");
   command->callback(
       [flags, argc, argv] { BenchCommand(*flags, argc, argv).run(); });
+  add_bench_step(*group, argc, argv);
 }
 
 }  // namespace tessera::cli

@@ -269,17 +269,14 @@ void check_memory(const bench::Plan& plan, int64_t ranks, int64_t local_ranks) {
                   ". Lower --max-bytes or --nproc.");
 }
 
-void check_output_files(const BenchFlags& flags) {
-  check_output("--json", flags.json);
-  check_output("--plot", flags.plot);
-  check_output("--tune", flags.tune);
-  const std::array paths = {flags.json, flags.plot, flags.tune};
-  for (size_t i = 0; i < paths.size(); ++i) {
-    const bool again =
-        std::count(paths.begin() + i + 1, paths.end(), paths.at(i)) > 0;
-    TS_CHECK_USAGE(paths.at(i).empty() || !again,
-                   "--json, --plot and --tune: ", "two of them name ",
-                   paths.at(i), ". Name another file.");
+void check_output_files(const std::vector<OutputFile>& files) {
+  for (auto file = files.begin(); file != files.end(); ++file) {
+    check_output(file->flag, file->path);
+    const auto again =
+        std::ranges::find(file + 1, files.end(), file->path, &OutputFile::path);
+    TS_CHECK_USAGE(file->path.empty() || again == files.end(), file->flag,
+                   " and ", again->flag, " both name ", file->path,
+                   ". Name another file.");
   }
 }
 

@@ -45,6 +45,10 @@ benchmark::Plan plan_of(const BenchFlags& flags);
 // buffers that the host cannot hold, files that cannot be written.
 void check_memory(const benchmark::Plan& plan, int64_t ranks,
                   int64_t local_ranks);
-void check_output_files(const BenchFlags& flags);
+struct OutputFile {
+  const char* flag;
+  std::string path;  // "": none
+};
+void check_output_files(const std::vector<OutputFile>& files);
 
 }  // namespace tessera::cli

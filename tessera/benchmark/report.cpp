@@ -1,8 +1,8 @@
 #include "tessera/benchmark/report.h"
 
 #include <algorithm>
-#include <cstdio>
 
+#include "tessera/benchmark/text_table.h"
 #include "tessera/comm/verb.h"
 #include "tessera/core/detail/json.h"
 
@@ -15,34 +15,7 @@ using detail::Json;
 constexpr double kFarNs = 200;
 constexpr double kChanged = 1.5;
 
-std::string fixed(double value, int decimals) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", decimals, value);
-  return text;
-}
-
 using Lines = std::vector<std::vector<std::string>>;
-
-// Columns as wide as their widest word, aligned on the right, behind a "#" in
-// the first line, as nccl-tests has them.
-std::string aligned(const Lines& lines) {
-  std::vector<size_t> widths(lines.front().size());
-  for (const auto& line : lines) {
-    for (size_t i = 0; i < line.size(); ++i) {
-      widths[i] = std::max(widths[i], line[i].size());
-    }
-  }
-  std::string text;
-  for (size_t n = 0; n < lines.size(); ++n) {
-    text += n == 0 ? "#" : " ";
-    for (size_t i = 0; i < lines[n].size(); ++i) {
-      text.append(2 + widths[i] - lines[n][i].size(), ' ');
-      text += lines[n][i];
-    }
-    text += "\n";
-  }
-  return text;
-}
 
 bool has_size(const Row& row) {
   return row.what.operation != Operation::kBarrier;

@@ -42,4 +42,20 @@ Vectors widest_vectors() {
   return chosen;
 }
 
+bool multiplies_bf16() {
+#if defined(__x86_64__)
+  return widest_vectors() == Vectors::kAvx512 &&
+         __builtin_cpu_supports("avx512bf16");
+#else
+  return true;  // LibTorch knows better
+#endif
+}
+
+std::string describe_vectors() {
+  constexpr std::array kNames = {"baseline", "avx2", "avx512"};
+  return c10::str(
+      kNames[static_cast<size_t>(widest_vectors())],
+      multiplies_bf16() ? ", bf16 arithmetic" : ", no bf16 arithmetic");
+}
+
 }  // namespace tessera

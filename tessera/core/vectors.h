@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 
 namespace tessera {
 
@@ -12,6 +13,12 @@ enum class Vectors { kBaseline, kAvx2, kAvx512 };
 // The widest that the processor has; TESSERA_VECTORS=baseline or avx2 masks
 // those that are wider. Read once. Errors: TS_CHECK_CONFIG for another name.
 Vectors widest_vectors();
+
+// Whether the processor multiplies bf16 itself, beside vectors that wide.
+bool multiplies_bf16();
+
+// "avx512, bf16 arithmetic".
+std::string describe_vectors();
 
 // Of tables for each of Vectors, in their order, those that run here: the
 // widest is the last.

@@ -76,7 +76,6 @@ struct RunInfo {
   int64_t world_size = 1;
   double steps_per_epoch = 0;              // 0: unknown
   double host_memory_mib = 0;              // 0: unknown
-  std::optional<double> peak_tflops = {};  // of a rank: what mfu compares with
 };
 
 // What one rank moved through one group by one verb, since the start.
@@ -93,6 +92,7 @@ struct RunEnd {
   int exit_code = 0;
   std::string message = {};                // of the error, where it failed
   std::vector<GroupTraffic> traffic = {};  // of rank 0
+  std::optional<double> peak_tflops = {};  // of a rank: what mfu compares with
 };
 
 }  // namespace tessera::monitor

@@ -68,7 +68,7 @@ void Summary::close(const RunEnd& end) {
       .number("last_valid_loss", last_valid_loss_)
       .number("best_valid_loss", best_valid_loss_)
       .number("mem_peak_mib", mem_peak_mib_)
-      .number("peak_tflops", info_.peak_tflops)
+      .number("peak_tflops", end.peak_tflops)
       .objects("communication", traffic)
       .objects("links", links);
   write_file_atomic(info_.folder + "/summary.json", json.str() + "\n");

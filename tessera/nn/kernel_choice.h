@@ -11,13 +11,18 @@ namespace tessera::nn {
 
 enum class Kernel {
   kOneDnnProduct,    // fp32 products of matrices by oneDNN, not by at::mm
+  kWidenedProduct,   // bf16 ones through fp32, on processors without bf16
+  kJointProducts,    // layers of one input sum its gradient where it lies
   kGradientInPlace,  // a weight's gradient is added where it lies
   kSwiGlu,           // silu(gate) * up in one pass, forward and backward
+  kNormBranch,       // RMSNorm's gradient and the residual's in one pass
+  kCrossEntropy,     // the loss and its gradient, row by row
 };
 
 // Of each Kernel, in their order.
-inline constexpr std::array kKernelNames = {"onednn_product",
-                                            "gradient_in_place", "swiglu"};
+inline constexpr std::array kKernelNames = {
+    "onednn_product", "widened_product", "joint_products", "gradient_in_place",
+    "swiglu",         "norm_branch",     "cross_entropy"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

@@ -1,10 +1,14 @@
 #include "tessera/nn/matmul.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
+#include "tessera/core/vectors.h"
 #include "tessera/nn/detail/cpu_kernels.h"
 #include "tessera/nn/kernel_choice.h"
 
@@ -24,11 +28,28 @@ using torch::autograd::variable_list;
 // Below it what oneDNN does around a product takes longer than the product.
 constexpr int64_t kFewMultiplications = int64_t{1} << 18;
 
-bool takes_onednn(const at::Tensor& y, const at::Tensor& a) {
-  return y.is_cpu() && y.scalar_type() == at::kFloat &&
-         y.numel() * a.size(1) >= kFewMultiplications &&
-         at::globalContext().userEnabledMkldnn() && at::hasMKLDNN() &&
-         uses(Kernel::kOneDnnProduct);
+ProductWay fp32_way() {
+  const bool takes = at::hasMKLDNN() && uses(Kernel::kOneDnnProduct);
+  return takes ? ProductWay::kOneDnn : ProductWay::kLibTorch;
+}
+
+// By rows of y: the copies stay small beside the operands.
+void widened_product(const at::Tensor& y, const at::Tensor& a,
+                     const at::Tensor& b, bool adds) {
+  constexpr int64_t kRowsAtOnce = 512;
+  const at::Tensor wide_b = b.to(at::kFloat);
+  for (int64_t begin = 0; begin < y.size(0); begin += kRowsAtOnce) {
+    const int64_t count = std::min(kRowsAtOnce, y.size(0) - begin);
+    const at::Tensor wide_a = a.narrow(0, begin, count).to(at::kFloat);
+    const at::Tensor part = y.narrow(0, begin, count);
+    if (y.scalar_type() == at::kFloat) {
+      product_into(part, wide_a, wide_b, adds, fp32_way());
+      continue;
+    }
+    const at::Tensor sum = at::empty(part.sizes(), wide_b.options());
+    product_into(sum, wide_a, wide_b, /*adds=*/false, fp32_way());
+    adds ? part.add_(sum) : part.copy_(sum);
+  }
 }
 
 at::Tensor rows_of(const at::Tensor& x) {
@@ -78,7 +99,8 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
                            const at::Tensor& x) {
   if (!adds_in_place(weight)) return product(dy.t(), x);
   const at::Tensor& gradient = weight.grad();
-  if (gradient.scalar_type() == dy.scalar_type()) {
+  if (gradient.scalar_type() == dy.scalar_type() ||
+      product_way(gradient, dy.t()) == ProductWay::kWidened) {
     product_into(gradient, dy.t(), x, /*adds=*/true);
   } else {
     gradient.add_(product(dy.t(), x));
@@ -86,38 +108,66 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
   return {};
 }
 
-class LinearProduct : public torch::autograd::Function<LinearProduct> {
+// As many products as weights; as many biases, or none.
+class LinearProducts : public torch::autograd::Function<LinearProducts> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
-    ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), weight});
-    ctx->saved_data["has_bias"] = bias.has_value();
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
+                               at::TensorList weights, at::TensorList biases) {
+    const bool trains = std::ranges::any_of(
+        weights, [](const at::Tensor& w) { return w.requires_grad(); });
+    variable_list saved = {trains ? x : at::Tensor()};
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    ctx->save_for_backward(saved);
+    ctx->saved_data["has_bias"] = !biases.empty();
     const at::Tensor rows = rows_of(x);
-    // No view: what follows may overwrite it.
-    at::Tensor y = at::empty(with_features(x, weight.size(0)), x.options());
-    if (bias) y.copy_(bias->expand_as(y));
-    product_into(rows_of(y), rows, weight.t(), /*adds=*/bias.has_value());
-    return y;
+    variable_list outputs;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      // No view: what follows may overwrite it.
+      const at::Tensor y =
+          at::empty(with_features(x, weights[i].size(0)), x.options());
+      if (!biases.empty()) y.copy_(biases[i].expand_as(y));
+      product_into(rows_of(y), rows, weights[i].t(), /*adds=*/!biases.empty());
+      outputs.push_back(y);
+    }
+    return outputs;
   }
 
+  // The parts of dx are summed where they lie.
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1];
-    const at::Tensor dy = rows_of(gradients[0]).contiguous();
-    at::Tensor dx, dweight, dbias;
-    if (ctx->needs_input_grad(0)) {
-      dx =
-          product(dy, weight).view(with_features(gradients[0], weight.size(1)));
+    const size_t count = gradients.size();
+    const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    variable_list to(1 + (has_bias ? 2 : 1) * count);  // x, weights, biases
+    for (size_t i = 0; i < count; ++i) {
+      if (!gradients[i].defined()) continue;
+      const at::Tensor& weight = saved[1 + i];
+      const at::Tensor dy = rows_of(gradients[i]).contiguous();
+      if (ctx->needs_input_grad(0)) add_product(to[0], dy, weight);
+      if (ctx->needs_input_grad(1 + i)) {
+        to[1 + i] = weight_gradient(weight, dy, rows_of(saved[0]));
+      }
+      const size_t bias = 1 + count + i;
+      if (has_bias && ctx->needs_input_grad(bias)) to[bias] = dy.sum(0);
     }
-    if (ctx->needs_input_grad(1)) {
-      dweight = weight_gradient(weight, dy, rows_of(x));
+    if (to[0].defined()) {
+      const auto& like = *std::ranges::find_if(
+          gradients, [](const at::Tensor& g) { return g.defined(); });
+      to[0] = to[0].view(with_features(like, to[0].size(1)));
     }
-    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) {
-      dbias = dy.sum(0);
+    return to;
+  }
+
+ private:
+  static void add_product(at::Tensor& sum, const at::Tensor& a,
+                          const at::Tensor& b) {
+    if (!sum.defined()) {
+      sum = product(a, b);
+    } else if (at::GradMode::is_enabled()) {
+      sum = sum + at::mm(a, b);
+    } else {
+      product_into(sum, a, b, /*adds=*/true);
     }
-    return {dx, dweight, dbias};
   }
 };
 
@@ -147,23 +197,53 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
 
 }  // namespace
 
+ProductWay product_way(const at::Tensor& y, const at::Tensor& a) {
+  const bool is_large = y.numel() * a.size(1) >= kFewMultiplications;
+  if (!y.is_cpu() || !is_large || !at::globalContext().userEnabledMkldnn()) {
+    return ProductWay::kLibTorch;
+  }
+  if (a.scalar_type() == at::kFloat) return fp32_way();
+  const bool widens = a.scalar_type() == at::kBFloat16 && !multiplies_bf16() &&
+                      uses(Kernel::kWidenedProduct);
+  return widens ? ProductWay::kWidened : ProductWay::kLibTorch;
+}
+
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   bool adds) {
-  if (takes_onednn(y, a)) {
-    return at::native::mkldnn_matmul(a, b, y, adds ? 1.0F : 0.0F, 1.0F);
-  }
-  at::Tensor into = y;
-  if (adds) {
-    at::addmm_out(into, into, a, b);
-  } else {
-    at::mm_out(into, a, b);
+  product_into(y, a, b, adds, product_way(y, a));
+}
+
+void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
+                  bool adds, ProductWay way) {
+  switch (way) {
+    case ProductWay::kOneDnn: {
+      RECORD_FUNCTION("tessera::product", {});
+      return at::native::mkldnn_matmul(a, b, y, adds ? 1.0F : 0.0F, 1.0F);
+    }
+    case ProductWay::kWidened:
+      return widened_product(y, a, b, adds);
+    case ProductWay::kLibTorch: {
+      at::Tensor into = y;
+      if (adds) {
+        at::addmm_out(into, into, a, b);
+      } else {
+        at::mm_out(into, a, b);
+      }
+    }
   }
 }
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& bias) {
-  return LinearProduct::apply(
-      x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+  return linear_products(x, {weight},
+                         bias.defined() ? variable_list{bias} : variable_list())
+      .front();
+}
+
+variable_list linear_products(const at::Tensor& x, const variable_list& weights,
+                              const variable_list& biases) {
+  return LinearProducts::apply(x, at::TensorList(weights),
+                               at::TensorList(biases));
 }
 
 at::Tensor table_rows(const at::Tensor& table, const at::Tensor& ids) {

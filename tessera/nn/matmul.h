@@ -2,9 +2,11 @@
 //
 // Kernel: fp32 on a CPU goes through oneDNN, which LibTorch itself takes for
 //         narrower types alone: bench/results/step_*.md has what that is worth
-//         by processor. All else, and what is too small to matter: at::mm.
-//         Which one depends on shapes and the type alone, never on a timing:
-//         the bits are the same in every run.
+//         by processor. bf16 on a processor that does not multiply it goes
+//         through fp32: operands widened, sums in fp32, rounded once. All else,
+//         and what is too small to matter: at::mm.
+//         Which one depends on shapes, types and the processor, never on a
+//         timing: the bits are the same in every run.
 // Memory: the gradient of a weight whose .grad is there is added to it by the
 //         product itself: no temporary of the weight's size, no second pass.
 //         Not where somebody listens to that gradient (a hook, as of
@@ -15,17 +17,34 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <vector>
+
 namespace tessera::nn {
 
+enum class ProductWay { kLibTorch, kOneDnn, kWidened };
+inline constexpr std::array kProductWayNames = {"at::mm", "oneDNN", "widened"};
+
+// What product_into() takes for such operands.
+ProductWay product_way(const at::Tensor& y, const at::Tensor& a);
+
 // y = a b, or y += a b. a: (N, K), b: (K, M), each a matrix or its transpose;
-// y: (N, M), contiguous.
+// y: (N, M), contiguous; of the operands' type, or fp32 where they are widened.
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   bool adds = false);
+void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
+                  bool adds, ProductWay way);
 
 // y = x W^T + b, for autograd. x: (..., in), weight: (out, in), bias: (out) or
 // undefined -> (..., out).
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& bias = {});
+
+// Several of one x, whose gradient is then one sum. A bias for each weight, or
+// none at all.
+std::vector<at::Tensor> linear_products(const at::Tensor& x,
+                                        const std::vector<at::Tensor>& weights,
+                                        const std::vector<at::Tensor>& biases);
 
 // Rows of a table, for autograd. ids: int64 of any shape, table: (rows, D) ->
 // (ids..., D).

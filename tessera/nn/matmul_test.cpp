@@ -39,6 +39,22 @@ TEST_P(Matmul, ProductsOfEveryFormAreThoseOfDoublePrecision) {
   }
 }
 
+// As on a processor that does not multiply bf16: rounded once, at the end.
+TEST(MatmulWidened, RoundsOnce) {
+  const at::Tensor a = at::randn({600, 40}).to(at::kBFloat16);
+  const at::Tensor b = at::randn({40, 30}).to(at::kBFloat16);
+  const at::Tensor exact = a.to(at::kDouble).mm(b.to(at::kDouble));
+  const at::Tensor narrow = at::ones({600, 30}, at::kBFloat16);
+  const at::Tensor wide = at::ones({600, 30});
+  product_into(wide, a, b, /*adds=*/false, ProductWay::kWidened);
+  product_into(narrow, a, b, /*adds=*/false, ProductWay::kWidened);
+  EXPECT_LT(relative(wide, exact), 1e-6);
+  EXPECT_TRUE(narrow.equal(wide.to(at::kBFloat16)));
+  product_into(wide, a.t().contiguous().t(), b, /*adds=*/true,
+               ProductWay::kWidened);
+  EXPECT_LT(relative(wide, 2 * exact), 1e-6);
+}
+
 // Three batches, the first into a .grad that is not there yet.
 TEST_P(Matmul, GradientsAddUpAsThoseOfLibTorch) {
   const at::ScalarType type = GetParam();

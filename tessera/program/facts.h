@@ -15,6 +15,7 @@
 // No tensor, no group, no process.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -30,6 +31,14 @@ struct Flops {
   int64_t attention = 0;
   int64_t total() const { return matmul + attention; }
   bool operator==(const Flops&) const = default;
+};
+
+// A product of matrices in a unit's forward: y (rows, out) = x (rows, in) W^T,
+// with what its backward has of dx = dy W and dW = dy^T x.
+struct MatrixProduct {
+  int64_t rows = 0, in = 0, out = 0;
+  bool input_gradient = true, weight_gradient = true;
+  auto operator<=>(const MatrixProduct&) const = default;
 };
 
 // A call on a group inside a unit.
@@ -70,6 +79,7 @@ struct UnitFacts {
   std::vector<ParameterFacts> parameters;  // that it owns
   std::vector<int64_t> reads;              // owners, itself first
   Flops forward, backward_input, backward_weight;
+  std::vector<MatrixProduct> products;  // without attention's
   int64_t input_bytes = 0, output_bytes = 0, kept_bytes = 0;
   int64_t forward_peak_bytes = 0, backward_peak_bytes = 0;
   // Of a forward that records no graph: evaluation, and before recomputation.

@@ -1,0 +1,154 @@
+// tessera bench step: where a step's time goes, beside its floor.
+#include "cli/bench_step.h"
+
+#include <iostream>
+
+#include "cli/bench_flags.h"
+#include "cli/flag_values.h"
+#include "cli/libraries.h"
+#include "cli/overrides.h"
+#include "cli/ranks.h"
+#include "tessera/benchmark/step_report.h"
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/host.h"
+#include "tessera/core/processor.h"
+#include "tessera/core/units.h"
+#include "tessera/core/vectors.h"
+#include "tessera/core/version.h"
+#include "tessera/engine/run_config.h"
+#include "tessera/launch/local.h"
+#include "tessera/models/model.h"
+#include "tessera/train/preflight.h"
+
+namespace tessera::cli {
+namespace {
+
+struct StepFlags {
+  std::string file;
+  std::vector<std::string> sets;
+  RankFlags ranks;
+  int64_t rounds = 5;
+  std::string json, plot;
+};
+
+class BenchStepCommand {
+ public:
+  BenchStepCommand(const StepFlags& flags,
+                   const std::vector<std::string>& extras)
+      : flags_(flags) {
+    config::Provenance origins;
+    config_ = engine::read_run_config(
+        flags.file, overrides_of(flags.sets, extras), &origins);
+    engine::read_model_folder(config_, origins);
+    TS_CHECK_CONFIG(!config_.mesh.star(),
+                    "bench step measures ranks; mesh.data_parallel dp has one. "
+                    "Use ddp.");
+    config_.data.train = {"random tokens"};
+    config_.model.load_weights = false;
+    check_output_files({{"--json", flags.json}, {"--plot", flags.plot}});
+  }
+
+  void run(const std::vector<std::string>& arguments, char** argv) {
+    const auto place = find_place(flags_.ranks);
+    const int64_t wanted = flags_.ranks.nproc > 0
+                               ? flags_.ranks.nproc
+                               : engine::implied_world_size(config_);
+    const int64_t world = place.source == "none" ? wanted : place.world_size;
+    engine::complete(config_, world);
+    const bool starts_ranks = place.source == "none" && world > 1 &&
+                              flags_.ranks.ranks == "processes";
+    set_up_libraries(argv, /*computes_here=*/!starts_ranks);
+    const RankJob job{
+        .comm = config_.comm,
+        .threads = config_.run.threads,
+        .prepare =
+            [this](const launch::RankEnvironment& first) {
+              train::check_memory(
+                  config_,
+                  {.first = first.rank, .count = first.local_world_size},
+                  train::memory_of_host());
+            },
+        .work =
+            [&](comm::Communicator& ranks) {
+              measure(ranks, place, arguments);
+              return static_cast<int>(ExitCode::kOk);
+            },
+        .arguments = arguments};
+    set_exit_code(run_ranks(job, flags_.ranks, place, world));
+  }
+
+ private:
+  void measure(comm::Communicator& ranks, const launch::RankEnvironment& place,
+               const std::vector<std::string>& arguments) const {
+    benchmark::MeasuredStep step;
+    step.times = benchmark::measure_step(config_, ranks, flags_.rounds);
+    if (ranks.rank() != 0) return;
+    const int64_t world = ranks.world_size();
+    step.around = {
+        .command = joined(arguments),
+        .host = host_name(),
+        .processor = processor_name() + " (" + describe_vectors() + ")",
+        .cores = launch::available_cores(),
+        .ranks = world,
+        .ranks_are = place.source == "none" || place.source == "tessera"
+                         ? flags_.ranks.ranks
+                         : "processes of " + place.source,
+        .build = version_line()};
+    step.model = c10::str(
+        config_.model.family, ", ",
+        count_text(static_cast<double>(models::num_parameters(config_.model))),
+        " parameters");
+    step.mesh = config_.mesh.mesh(world, config_.zero.stage).describe();
+    step.compute = config_.precision.compute;
+    step.samples = config_.batch.global;
+    step.tokens = config_.data.seq_len;
+    std::cout << benchmark::step_text(step) << std::flush;
+    if (!flags_.json.empty()) {
+      write_file_atomic(flags_.json, benchmark::step_json(step));
+    }
+    if (!flags_.plot.empty()) {
+      write_file_atomic(flags_.plot, benchmark::step_picture(step));
+    }
+  }
+
+  static std::string joined(const std::vector<std::string>& arguments) {
+    std::string words = "tessera";
+    for (size_t i = 1; i < arguments.size(); ++i) words += " " + arguments[i];
+    return words;
+  }
+
+  const StepFlags& flags_;
+  engine::RunConfig config_;
+};
+
+}  // namespace
+
+void add_bench_step(CLI::App& group, int argc, char** argv) {
+  CLI::App* command = group.add_subcommand(
+      "step", "Where a step's time goes, beside its matrix products alone");
+  auto flags = std::make_shared<StepFlags>();
+  command->add_option("RUN.json", flags->file, "the configuration")->required();
+  command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
+  add_rank_flags(*command, flags->ranks);
+  command
+      ->add_option("--rounds", flags->rounds,
+                   "steps to measure, each behind its floor")
+      ->check(whole_number(1, 10000));
+  command->add_option("--json", flags->json, "all figures, to this file");
+  command->add_option("--plot", flags->plot, "a picture (SVG), to this file");
+  take_keys(*command);
+  command->footer(
+      "The floor is the step's matrix products alone: same shapes, type and "
+      "threads, each by the fastest call there is. Tokens are random, weights "
+      "too: nothing is read.\n"
+      "Examples:\n"
+      "  tessera bench step run.json --plot step.svg\n"
+      "  tessera bench step run.json --mesh.tp=2 --precision.compute=bf16");
+  command->callback([command, flags, argc, argv] {
+    BenchStepCommand(*flags, command->remaining())
+        .run({argv, argv + argc}, argv);
+  });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,175 @@
+#include "tessera/benchmark/step.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "tessera/engine/memory_plan.h"
+#include "tessera/engine/rank_model.h"
+#include "tessera/engine/recorder.h"
+#include "tessera/monitor/memory.h"
+#include "tessera/verify/random_batch.h"
+
+namespace tessera::benchmark {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using engine::RankModel;
+using engine::RunConfig;
+
+constexpr int64_t kWarmUps = 2;
+
+std::string name_of(const program::Instruction& instruction) {
+  const char* phase = instruction.phase == program::Phase::kBegin   ? "begin "
+                      : instruction.phase == program::Phase::kAwait ? "await "
+                                                                    : "";
+  return phase + std::string(program::name_of(instruction.op));
+}
+
+class StepBench {
+ public:
+  StepBench(const RunConfig& config, comm::Communicator& ranks)
+      : config_(config),
+        ranks_(ranks),
+        model_(config, ranks),
+        recorder_(model_.composed(), ranks.rank()),
+        floor_(products(), config.precision.compute_dtype()) {}
+
+  StepTimes measure(int64_t rounds) {
+    for (int64_t i = 0; i < kWarmUps; ++i) step();
+    last_.clear();
+    monitor::reset_tensor_peak();
+    for (size_t kind = 0; kind < kNumMemoryKinds; ++kind) {
+      times_.bytes[kind] = monitor::tensor_bytes(static_cast<MemoryKind>(kind));
+    }
+    times_.bytes[static_cast<size_t>(MemoryKind::kWork)] -= floor_bytes_;
+    std::vector<double> steps, floors, over;
+    for (int64_t i = 0; i < rounds; ++i) {
+      meet();
+      floors.push_back(floor_.run());
+      meet();
+      steps.push_back(step());
+      over.push_back(steps.back() / floors.back());
+      take(steps.back(), static_cast<double>(rounds));
+    }
+    times_.step = spread_of(steps);
+    times_.floor = spread_of(floors);
+    times_.over_floor = spread_of(over).median;
+    times_.peak_bytes = monitor::tensor_bytes().peak - floor_bytes_;
+    times_.planned_bytes = engine::memory_plan(config_).total();
+    times_.products = floor_.products();
+    times_.floor_flops = floor_.flops();
+    times_.threads = at::get_num_threads();
+    for (const auto& [key, time] : instructions_) {
+      times_.instructions.push_back(time);
+    }
+    profile();
+    exchange();
+    return times_;
+  }
+
+ private:
+  std::vector<program::MatrixProduct> products() const {
+    const auto& composed = model_.composed();
+    return engine::products_of(
+        model_.program(), composed.units,
+        engine::facts_of(config_, composed.mesh, composed.coord));
+  }
+
+  double step() {
+    recorder_.begin_step(++steps_);
+    const auto start = Clock::now();
+    model_.step(engine::step_input(config_, config_.optimizer.lr,
+                                   [this](int64_t first, int64_t count) {
+                                     return verify::random_batch(
+                                         config_, steps_, first, count);
+                                   }),
+                [this, observer = recorder_.observer()](
+                    const program::Instruction& instruction, double begin_s,
+                    double end_s) {
+                  observer(instruction, begin_s, end_s);
+                  last_.emplace_back(instruction, end_s - begin_s);
+                });
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  // Means over the rounds of what the last step was.
+  void take(double step_s, double rounds) {
+    const auto timeline = monitor::timeline_of(recorder_.spans(), step_s);
+    for (size_t kind = 0; kind < monitor::kNumSpanKinds; ++kind) {
+      times_.timeline.seconds[kind] += timeline.seconds[kind] / rounds;
+      times_.timeline.exposed[kind] += timeline.exposed[kind] / rounds;
+    }
+    times_.timeline.bubble += timeline.bubble / rounds;
+    std::map<std::string, int64_t> counts;
+    for (const auto& [instruction, seconds] : last_) {
+      const InstructionTime own{.name = name_of(instruction),
+                                .unit = instruction.unit};
+      auto& time =
+          instructions_.try_emplace({own.name, own.unit}, own).first->second;
+      time.seconds += seconds / rounds;
+      if (first_round_) ++time.count;
+    }
+    first_round_ = false;
+    last_.clear();
+  }
+
+  void profile() {
+    const KernelTimes times;
+    step();
+    times_.kernels = KernelTimes::taken();
+  }
+
+  void exchange() {
+    comm::Group& world = ranks_.world();
+    at::Tensor mine =
+        at::tensor({times_.step.median, times_.floor.median,
+                    times_.timeline.exposed_comm_s(), times_.timeline.bubble},
+                   at::kDouble);
+    at::Tensor all = at::empty({world.size(), mine.numel()}, at::kDouble);
+    world.all_gather(all, mine).synchronize();
+    for (int64_t r = 0; r < world.size(); ++r) {
+      const auto* of = all[r].const_data_ptr<double>();
+      times_.ranks.push_back({of[0], of[1], of[2], of[3]});
+    }
+  }
+
+  void meet() {
+    at::Tensor one = at::zeros({1});
+    ranks_.world().all_reduce(one).synchronize();
+  }
+
+  const RunConfig& config_;
+  comm::Communicator& ranks_;
+  RankModel model_;
+  engine::Recorder recorder_;
+  const int64_t before_floor_ = monitor::tensor_bytes().now;
+  engine::ProductFloor floor_;
+  const int64_t floor_bytes_ = monitor::tensor_bytes().now - before_floor_;
+  int64_t steps_ = 0;
+  bool first_round_ = true;
+  std::vector<std::pair<program::Instruction, double>> last_;
+  std::map<std::pair<std::string, int64_t>, InstructionTime> instructions_;
+  StepTimes times_;
+};
+
+}  // namespace
+
+Spread spread_of(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t half = values.size() / 2;
+  const double median = values.size() % 2 == 1
+                            ? values[half]
+                            : (values[half - 1] + values[half]) / 2;
+  return {median, values.front(), values.back()};
+}
+
+StepTimes measure_step(const RunConfig& config, comm::Communicator& ranks,
+                       int64_t rounds) {
+  return StepBench(config, ranks).measure(rounds);
+}
+
+}  // namespace tessera::benchmark

@@ -1,0 +1,151 @@
+#include "tessera/engine/product_floor.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <map>
+
+#include "tessera/engine/memory_plan.h"
+
+namespace tessera::engine {
+namespace {
+
+using program::MatrixProduct;
+using Part = FloorProduct::Part;
+
+double seconds_of(const FloorProduct& product, const at::Tensor& y,
+                  const at::Tensor& a, const at::Tensor& b) {
+  const auto start = std::chrono::steady_clock::now();
+  nn::product_into(y, a, b, /*adds=*/false, product.way);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+bool takes(nn::ProductWay way, at::ScalarType type) {
+  return way == nn::ProductWay::kLibTorch ||
+         (way == nn::ProductWay::kOneDnn ? type == at::kFloat
+                                         : type == at::kBFloat16);
+}
+
+}  // namespace
+
+ProductFloor::ProductFloor(const std::vector<MatrixProduct>& products,
+                           at::ScalarType type) {
+  const at::NoGradGuard no_grad;
+  std::map<std::pair<MatrixProduct, Part>, int64_t> counts;
+  for (const MatrixProduct& each : products) {
+    if (each.rows * each.in * each.out == 0) continue;
+    const MatrixProduct shape{each.rows, each.in, each.out};
+    ++counts[{shape, Part::kForward}];
+    if (each.input_gradient) ++counts[{shape, Part::kInputGradient}];
+    if (each.weight_gradient) ++counts[{shape, Part::kWeightGradient}];
+  }
+  for (const auto& [key, count] : counts) {
+    const auto& [shape, part] = key;
+    const auto matrix = [type](int64_t rows, int64_t columns) {
+      return at::full({rows, columns}, 0.5, type);
+    };
+    const at::Tensor x = matrix(shape.rows, shape.in);
+    const at::Tensor weight = matrix(shape.out, shape.in);
+    const at::Tensor y = matrix(shape.rows, shape.out);
+    FloorProduct product{.shape = shape, .part = part, .count = count};
+    operands_.push_back(part == Part::kForward ? Operands{y, x, weight.t()}
+                        : part == Part::kInputGradient
+                            ? Operands{x, y, weight}
+                            : Operands{weight, y.t(), x});
+    choose(product, operands_.back());
+    products_.push_back(product);
+  }
+}
+
+// Those that are slower than another at their best are not tried again.
+void ProductFloor::choose(FloorProduct& product, const Operands& operands) {
+  constexpr int kRounds = 3;
+  double best = std::numeric_limits<double>::infinity();
+  FloorProduct fastest = product;
+  for (const auto way : {nn::ProductWay::kLibTorch, nn::ProductWay::kOneDnn,
+                         nn::ProductWay::kWidened}) {
+    if (!takes(way, operands.a.scalar_type())) continue;
+    product.way = way;
+    double least = seconds_of(product, operands.y, operands.a, operands.b);
+    for (int i = 1; i < kRounds && least < 4 * best; ++i) {
+      least = std::min(least,
+                       seconds_of(product, operands.y, operands.a, operands.b));
+    }
+    if (least >= best) continue;
+    best = product.seconds = least;
+    fastest = product;
+  }
+  product = fastest;
+}
+
+double ProductFloor::run() {
+  const at::NoGradGuard no_grad;
+  double sum = 0;
+  for (size_t i = 0; i < products_.size(); ++i) {
+    const auto& [y, a, b] = operands_[i];
+    for (int64_t n = 0; n < products_[i].count; ++n) {
+      const double took = seconds_of(products_[i], y, a, b);
+      products_[i].seconds = std::min(products_[i].seconds, took);
+      sum += took;
+    }
+  }
+  return sum;
+}
+
+double ProductFloor::flops() const {
+  double sum = 0;
+  for (const auto& each : products_) {
+    sum += static_cast<double>(each.count) * each.flops();
+  }
+  return sum;
+}
+
+double ProductFloor::flops_per_s() const {
+  double seconds = 0;
+  for (const auto& each : products_) {
+    seconds += static_cast<double>(each.count) * each.seconds;
+  }
+  return flops() / seconds;
+}
+
+std::vector<MatrixProduct> products_of(const program::Program& program,
+                                       const program::Units& units,
+                                       const program::Facts& facts) {
+  std::vector<MatrixProduct> all;
+  const auto add = [&](int64_t unit) {
+    const auto& more = facts.units.at(unit).products;
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  for (const auto& instruction : program) {
+    if (instruction.op != program::Op::kForward) continue;
+    if (instruction.unit >= 0) {
+      add(instruction.unit);
+    } else {
+      for (int64_t unit : units.chunks.at(instruction.chunk)) add(unit);
+    }
+  }
+  return all;
+}
+
+double product_rate(const RunConfig& of) {
+  constexpr int64_t kMost = 768;
+  RunConfig config = of;
+  config.mesh.data_parallel = "ddp";  // what a device around another does too
+  const auto mesh =
+      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  std::vector<MatrixProduct> products;
+  for (const auto& unit : facts_of(config, mesh, mesh.coord_of(0)).units) {
+    for (MatrixProduct each : unit.products) {
+      for (int64_t* size : {&each.rows, &each.in, &each.out}) {
+        *size = std::min(*size, kMost);
+      }
+      products.push_back(each);
+    }
+  }
+  return ProductFloor(products, config.precision.compute_dtype()).flops_per_s();
+}
+
+}  // namespace tessera::engine
