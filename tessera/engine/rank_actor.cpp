@@ -81,24 +81,23 @@ void RankActor::recompute(int64_t microbatch, int64_t unit) {
       model_.forward_unit(unit, here.input, tokens_of(mine), &here.balance);
 }
 
-// A loss can go backward once, as its gradient takes the place of the logits:
-// it does so at once, and the last unit's backward starts from its output's
-// gradient like every other's.
+// Its gradient takes the place of the logits at once: the last unit's backward
+// starts from its output's gradient like every other's.
 void RankActor::loss(int64_t microbatch) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& last = mine.units.back();
-  const at::AutoGradMode records(trains());
-  const at::Tensor logits = last.output.detach().requires_grad_(trains());
+  const at::NoGradGuard no_grad;
+  const at::Tensor logits = last.output.detach();
   if (!trains()) last.output = at::Tensor();
   if (input_.on_logits) input_.on_logits(logits);
-  const nn::LossSum loss = model_.loss_of(logits, mine.batch.targets);
+  const auto scale =
+      trains() ? std::optional(1 / input_.target_tokens) : std::nullopt;
+  const nn::LossSum loss = model_.loss_of(logits, mine.batch.targets, scale);
   // The ranks of tp all have the same: in an evaluation the first one counts.
   if (trains() || composed_.coord[mesh::Axis::kTp] == 0) {
     count(loss, microbatch);
   }
-  if (!trains()) return;
-  const at::Tensor mean = loss.sum / input_.target_tokens;
-  last.gradient = torch::autograd::grad({mean}, {logits})[0];
+  if (trains()) last.gradient = logits;
 }
 
 // What the unit's backward starts from: once, for both of its parts.

@@ -71,8 +71,12 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
                                  nn::Balance* balance) const {
   const auto half = [this](const at::Tensor& in, const nn::Norm& norm,
                            const auto& part) {
-    return in +
-           (norm_behind_ ? norm.forward(part(in)) : part(norm.forward(in)));
+    // Nobody keeps what a part or a norm gives: the sum takes its place. Not
+    // of a view, as experts give one.
+    if (norm_behind_) return norm.forward(part(in)).add_(in);
+    const auto [past, normed] = norm.branch(in);
+    const at::Tensor made = part(normed);
+    return made.is_view() ? past + made : made.add_(past);
   };
   const at::Tensor y = half(x, *attention_norm_, [&](const at::Tensor& in) {
     return attention_->forward(in, places, cache);

@@ -17,8 +17,9 @@ ModelConfig completed(ModelConfig config) {
 
 Model::Model(ModelConfig config) : config_(completed(std::move(config))) {}
 
-nn::LossSum Model::loss_of(at::Tensor logits, const at::Tensor& targets) const {
-  return nn::cross_entropy(std::move(logits), targets, loss_);
+nn::LossSum Model::loss_of(at::Tensor logits, const at::Tensor& targets,
+                           std::optional<double> scale) const {
+  return nn::cross_entropy(std::move(logits), targets, loss_, scale);
 }
 
 at::Tensor Model::forward(const at::Tensor& ids, nn::Balance* balance) {

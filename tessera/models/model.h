@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -68,7 +69,9 @@ class Model : public torch::nn::Module {
                                   const Tokens& tokens,
                                   nn::Balance* balance = nullptr) = 0;
   // `logits` as the last unit gave them: they are given up.
-  nn::LossSum loss_of(at::Tensor logits, const at::Tensor& targets) const;
+  // With a `scale` they are the gradient of scale * sum when it returns.
+  nn::LossSum loss_of(at::Tensor logits, const at::Tensor& targets,
+                      std::optional<double> scale = {}) const;
 
   // All units: (B, T) -> logits (B, T, V), and the sum of their cross-entropy
   // over the targets.

@@ -96,8 +96,9 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
   const auto heads_of = [&](const at::Tensor& y) {
     return y.view({samples, tokens, -1, head_dim_});
   };
-  at::Tensor q = q_->forward(x), k = k_->forward(x);
-  at::Tensor v = heads_of(v_->forward(x));
+  auto all = forward_all(x, {q_.get(), k_.get(), v_.get()});
+  at::Tensor q = std::move(all[0]), k = std::move(all[1]);
+  at::Tensor v = heads_of(std::move(all[2]));
   const auto norm_where = [&](QkNorm kind) {
     if (qk_norm_ != kind) return;
     q = q_norm_->forward(q);

@@ -20,22 +20,41 @@ class RmsNorm : public torch::autograd::Function<RmsNorm> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& weight, double eps) {
-    const at::Tensor rows = x.contiguous().view({-1, x.size(-1)});
-    const auto [y, inverse_rms] = detail::rms_norm_forward(rows, weight, eps);
+    const auto [y, inverse_rms] =
+        detail::rms_norm_forward(x.contiguous(), weight, eps);
     ctx->save_for_backward({x, weight, inverse_rms});
-    return y.view(x.sizes());
+    return y;
   }
 
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
-    const auto saved = ctx->get_saved_variables();
-    const auto& x = saved[0];
-    const auto rows_of = [](const at::Tensor& t) {
-      return t.contiguous().view({-1, t.size(-1)});
-    };
+    return gradients_of(ctx->get_saved_variables(), gradients[0], {});
+  }
+
+  // Of x, to which what comes past the norm is added, and the weight.
+  static variable_list gradients_of(const variable_list& saved,
+                                    const at::Tensor& normed,
+                                    const at::Tensor& past) {
     const auto [dx, dweight] = detail::rms_norm_backward(
-        rows_of(gradients[0]), rows_of(x), saved[1], saved[2]);
-    return {dx.view(x.sizes()), dweight, at::Tensor()};
+        normed.contiguous(), saved[0].contiguous(), saved[1], saved[2],
+        past.defined() ? past.contiguous() : past);
+    return {dx, dweight, at::Tensor()};
+  }
+};
+
+// The same beside x itself, to which something is added later.
+class RmsNormBranch : public torch::autograd::Function<RmsNormBranch> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
+                               const at::Tensor& weight, double eps) {
+    return {x, RmsNorm::forward(ctx, x, weight, eps)};
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const at::Tensor &past = gradients[0], &normed = gradients[1];
+    if (!normed.defined()) return {past, {}, {}};
+    return RmsNorm::gradients_of(ctx->get_saved_variables(), normed, past);
   }
 };
 
@@ -125,6 +144,21 @@ at::Tensor Linear::product(const at::Tensor& x, const at::Tensor& bias) const {
                  scale_);
 }
 
+std::vector<at::Tensor> forward_all(const at::Tensor& x,
+                                    const std::vector<const Linear*>& layers) {
+  std::vector<at::Tensor> weights, biases, outputs;
+  bool are_plain = uses(Kernel::kJointProducts);
+  for (const Linear* layer : layers) {
+    are_plain = are_plain && !layer->has_adapter() && !layer->reduce_;
+    weights.push_back(layer->weight_);
+    if (layer->bias_.defined()) biases.push_back(layer->bias_);
+  }
+  are_plain &= biases.empty() || biases.size() == weights.size();
+  if (are_plain) return linear_products(x, weights, biases);
+  for (const Linear* layer : layers) outputs.push_back(layer->forward(x));
+  return outputs;
+}
+
 void Linear::add_adapter(int64_t rank, double scale) {
   const bool is_row = options_.role.kind == Role::Kind::kRow;
   const auto declare = [&](const char* name, std::vector<int64_t> shape,
@@ -188,6 +222,14 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
   return RmsNorm::apply(x, weight_, eps_);
 }
 
+std::pair<at::Tensor, at::Tensor> Norm::branch(const at::Tensor& x) const {
+  const bool fused = kind_ == NormKind::kRmsNorm && !mean_ && x.is_cpu() &&
+                     uses(Kernel::kNormBranch);
+  if (!fused) return {x, forward(x)};
+  const auto both = RmsNormBranch::apply(x, weight_, eps_);
+  return {both[0], both[1]};
+}
+
 void Norm::set_region(const Region& region) {
   TORCH_INTERNAL_ASSERT(kind_ == NormKind::kRmsNorm);
   // Out of the region as a sum, and into it again: all ranks have it.
@@ -223,9 +265,9 @@ void Mlp::set_region(const Region& region) {
 
 at::Tensor Mlp::forward(const at::Tensor& input) const {
   const at::Tensor x = enter_ ? enter_(input) : input;
-  const at::Tensor up = up_->forward(x);  // (B, T, F)
-  const at::Tensor gate = gate_ ? gate_->forward(x) : at::Tensor();
-  return down_->forward(activated(kind_, gate, up));
+  if (!gate_) return down_->forward(activated(kind_, {}, up_->forward(x)));
+  const auto both = forward_all(x, {gate_.get(), up_.get()});  // (B, T, F)
+  return down_->forward(activated(kind_, both[0], both[1]));
 }
 
 }  // namespace tessera::nn

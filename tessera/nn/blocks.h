@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/nn/parameter.h"
 
@@ -69,7 +71,14 @@ class Linear : public Block {
   at::Tensor lora_a_, lora_b_;  // of an adapter, or undefined
   double scale_ = 0.0;
   Transform reduce_;
+
+  friend std::vector<at::Tensor> forward_all(
+      const at::Tensor& x, const std::vector<const Linear*>& layers);
 };
+
+// What each of them makes of x, whose gradient is one sum.
+std::vector<at::Tensor> forward_all(const at::Tensor& x,
+                                    const std::vector<const Linear*>& layers);
 
 // ids: (B, T) of int64 -> (B, T, D).
 class Embedding : public Block {
@@ -94,6 +103,9 @@ class Norm : public Block {
  public:
   Norm(NormKind kind, int64_t width, double eps, Role role = {});
   at::Tensor forward(const at::Tensor& x) const;
+  // x, for what is added to it, and its norm: of an RMSNorm the gradients of
+  // both are summed in one pass.
+  std::pair<at::Tensor, at::Tensor> branch(const at::Tensor& x) const;
   // Of an RMSNorm the ranks of the region hold equal parts of the width each.
   void set_region(const Region& region);
 

@@ -7,6 +7,7 @@
 
 #include "tessera/core/vectors.h"
 #include "tessera/nn/kernels/kernels.h"
+#include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
@@ -75,6 +76,32 @@ TEST_P(KernelsOf, Swiglu) {
   expect_close(dup, wide_up.grad());
 }
 
+// The third row has no target.
+TEST_P(KernelsOf, CrossEntropy) {
+  const Case& of = GetParam();
+  constexpr double kScale = 0.25;
+  at::Tensor logits = random();
+  const at::Tensor targets = at::randint(of.width, {kRows}, at::kLong);
+  targets[2] = -100;
+  const at::Tensor wide = logits.to(at::kDouble).requires_grad_();
+  const at::Tensor wanted =
+      at::cross_entropy_loss(wide, targets, {}, at::Reduction::None);
+  (wanted.sum() * kScale).backward();
+  at::Tensor losses = at::empty({kRows}, at::kDouble);
+  const auto run = [&](const double* scale) {
+    of.kernels->cross_entropy(
+        of.element, logits.data_ptr(), targets.const_data_ptr<int64_t>(),
+        losses.mutable_data_ptr<double>(), kRows, of.width, scale);
+  };
+  const at::Tensor before = logits.clone();
+  run(nullptr);
+  EXPECT_TRUE(logits.equal(before));
+  // Sums are of the wide type.
+  expect_close(losses.to(wide_type(logits)), wanted.detach());
+  run(&kScale);
+  expect_close(logits, wide.grad());
+}
+
 // e^-x beyond what fp32 holds.
 TEST_P(KernelsOf, SwigluOfLargeGates) {
   const Case& of = GetParam();
@@ -90,16 +117,21 @@ TEST_P(KernelsOf, SwigluOfLargeGates) {
 
 TEST_P(KernelsOf, RmsNorm) {
   const Case& of = GetParam();
-  const at::Tensor x = random(), dy = random();
+  const at::Tensor x = random(), dy = random(), past = random();
   const at::Tensor weight = random()[0].contiguous();
   at::Tensor y = at::empty_like(x), dx = at::empty_like(x);
   at::Tensor scales = at::empty({kRows}, wide());
   at::Tensor dweight = at::zeros({of.width}, wide());
   of.kernels->rms_norm(of.element, x.data_ptr(), weight.data_ptr(),
                        y.data_ptr(), scales.data_ptr(), kRows, of.width, 1e-5);
-  of.kernels->rms_norm_backward(
-      of.element, dy.data_ptr(), x.data_ptr(), weight.data_ptr(),
-      scales.data_ptr(), dx.data_ptr(), dweight.data_ptr(), kRows, of.width);
+  const auto backward = [&](const at::Tensor& weight_gradient,
+                            const void* more) {
+    of.kernels->rms_norm_backward(of.element, dy.data_ptr(), x.data_ptr(),
+                                  weight.data_ptr(), scales.data_ptr(), more,
+                                  dx.data_ptr(), weight_gradient.data_ptr(),
+                                  kRows, of.width);
+  };
+  backward(dweight, nullptr);
   const at::Tensor wide_x = x.to(at::kDouble).requires_grad_();
   const at::Tensor wide_weight = weight.to(at::kDouble).requires_grad_();
   const at::Tensor wanted =
@@ -108,6 +140,8 @@ TEST_P(KernelsOf, RmsNorm) {
   expect_close(y, wanted.detach());
   expect_close(dx, wide_x.grad(), 16);
   expect_close(dweight, wide_weight.grad(), 16);
+  backward(at::zeros_like(dweight), past.data_ptr());
+  expect_close(dx, wide_x.grad() + past.to(at::kDouble), 16);
 }
 
 TEST_P(KernelsOf, RotationsTurnBack) {

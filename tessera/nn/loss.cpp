@@ -7,15 +7,16 @@
 #include <functional>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
 
-// The summed loss of `logits` (N, V). With `overwrite`, the rows become the
-// gradient of that sum.
-at::Tensor summed_here(at::Tensor logits, const at::Tensor& targets,
-                       const at::Tensor& is_target, bool overwrite) {
+at::Tensor summed_by_tensors(at::Tensor logits, const at::Tensor& targets,
+                             const at::Tensor& is_target,
+                             std::optional<double> scale) {
   const int64_t rows = logits.size(0), step = rows_at_once(logits.size(1));
   const auto type = wide_type(logits);
   const at::Tensor column = targets.masked_fill(~is_target, 0).unsqueeze(1);
@@ -29,15 +30,30 @@ at::Tensor summed_here(at::Tensor logits, const at::Tensor& targets,
     at::Tensor log_p = at::log_softmax(part(logits), 1, type);
     const at::Tensor picked = log_p.gather(1, part(column));
     sum.sub_((picked * part(weight)).sum(at::kDouble));
-    if (overwrite) {
+    if (scale) {
       log_p.exp_().scatter_add_(1, part(column), at::full_like(picked, -1.0));
-      part(logits).copy_(log_p.mul_(part(weight)));
+      part(logits).copy_(log_p.mul_(part(weight) * *scale));
     }
   }
   return sum;
 }
 
-using LossOf = std::function<at::Tensor(const at::Tensor&, bool overwrite)>;
+at::Tensor summed_here(const at::Tensor& logits, const at::Tensor& targets,
+                       const at::Tensor& is_target,
+                       std::optional<double> scale) {
+  const bool in_one_pass = logits.is_cpu() && logits.is_contiguous() &&
+                           logits.scalar_type() != at::kHalf &&
+                           uses(Kernel::kCrossEntropy);
+  if (!in_one_pass) {
+    return summed_by_tensors(logits, targets, is_target, scale);
+  }
+  const double sum =
+      detail::cross_entropy(logits, targets.contiguous(), kIgnoreIndex, scale);
+  return at::scalar_tensor(sum, at::kDouble);
+}
+
+using LossOf =
+    std::function<at::Tensor(const at::Tensor&, std::optional<double> scale)>;
 
 // The gradient takes the place of the logits, which are not needed again.
 class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
@@ -46,7 +62,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
                             const at::Tensor& logits, const LossOf& loss_of) {
     const at::Tensor gradient = logits.detach();
     ctx->saved_data["gradient"] = gradient;
-    return loss_of(gradient, /*overwrite=*/true);
+    return loss_of(gradient, 1.0);
   }
 
   static torch::autograd::variable_list backward(
@@ -70,7 +86,7 @@ int64_t rows_at_once(int64_t columns) {
 }
 
 LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets,
-                      const SummedLoss& summed) {
+                      const SummedLoss& summed, std::optional<double> scale) {
   const int64_t rows = targets.numel();
   TS_CHECK(
       c10::multiply_integers(logits.sizes().slice(0, logits.dim() - 1)) == rows,
@@ -81,14 +97,14 @@ LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets,
   const at::Tensor flat_logits = logits.reshape({rows, logits.size(-1)});
   const at::Tensor flat = targets.reshape({-1});
   const at::Tensor is_target = flat != kIgnoreIndex;
-  const LossOf loss_of = [&](const at::Tensor& given, bool overwrite) {
-    return summed ? summed(given, flat, is_target, overwrite)
-                  : summed_here(given, flat, is_target, overwrite);
+  const LossOf loss_of = [&](const at::Tensor& given,
+                             std::optional<double> by) {
+    return (summed ? summed : summed_here)(given, flat, is_target, by);
   };
   const bool recorded =
-      at::GradMode::is_enabled() && flat_logits.requires_grad();
+      !scale && at::GradMode::is_enabled() && flat_logits.requires_grad();
   const at::Tensor sum = recorded ? CrossEntropy::apply(flat_logits, loss_of)
-                                  : loss_of(flat_logits, /*overwrite=*/false);
+                                  : loss_of(flat_logits.detach(), scale);
   return {sum, is_target.sum().to(at::kDouble)};
 }
 

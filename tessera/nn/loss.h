@@ -2,8 +2,11 @@
 //
 // Shapes:  logits: (..., V); targets: (...) of int64; -100 is no target.
 // Types:   softmax and sum in fp32, or fp64 for fp64 logits.
-// Memory:  while gradients are recorded, `logits` is overwritten with its own
-//          gradient: give it up, or pass a clone. There is no second (N, V).
+// Memory:  where a gradient is asked for, by autograd or by a scale, it takes
+//          the place of `logits`: give them up, or pass a clone. There is no
+//          second (N, V).
+// Kernel:  on the CPU rows go once through the cache (kernel_choice.h:
+//          cross_entropy); else tensor operations, some rows at a time.
 // Comm:    none; see SummedLoss.
 // Errors:  a target outside [0, V) that is not -100 throws (on the CPU).
 #pragma once
@@ -12,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 namespace tessera::nn {
 
@@ -23,16 +27,18 @@ struct LossSum {
 };
 
 // The summed loss of `logits` (N, V) against `targets` (N), of which those of
-// `is_target` count. With `overwrite` the logits become the gradient of that
-// sum.
-using SummedLoss =
-    std::function<at::Tensor(at::Tensor logits, const at::Tensor& targets,
-                             const at::Tensor& is_target, bool overwrite)>;
+// `is_target` count. With a `scale` the logits become the gradient of the sum
+// times it.
+using SummedLoss = std::function<at::Tensor(
+    at::Tensor logits, const at::Tensor& targets, const at::Tensor& is_target,
+    std::optional<double> scale)>;
 
 // `summed`: another way to the same sum, where the logits are not all here;
-// null: of these.
+// null: of these. With a `scale` nothing is recorded: `logits` are the gradient
+// of scale * sum when it returns.
 LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets,
-                      const SummedLoss& summed = nullptr);
+                      const SummedLoss& summed = nullptr,
+                      std::optional<double> scale = {});
 
 // Rows of so many logits that stay in the cache while several passes go over
 // them: as many as SummedLoss should take at once.

@@ -303,6 +303,18 @@ TEST(CrossEntropy, SumWeightAndGradientAreThoseOfTheFormula) {
   EXPECT_TRUE(at::allclose(ours, theirs, 1e-12, 1e-15));
 }
 
+TEST(CrossEntropy, AScaleMakesTheGradientAtOnce) {
+  const auto logits = at::randn({9, 40}, kWide).requires_grad_();
+  const auto targets = at::randint(40, {9}, at::kLong);
+  const auto expected =
+      at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum);
+  const auto wanted = torch::autograd::grad({expected * 0.25}, {logits})[0];
+  const auto overwritten = logits.detach().clone();
+  const auto loss = cross_entropy(overwritten, targets, nullptr, 0.25);
+  EXPECT_NEAR(loss.sum.item<double>(), expected.item<double>(), 1e-12);
+  EXPECT_TRUE(at::allclose(overwritten, wanted, 1e-12, 1e-15));
+}
+
 TEST(CrossEntropy, LeavesLogitsAloneWithoutGradients) {
   const auto logits = at::randn({4, 7});
   const auto before = logits.clone();

@@ -38,6 +38,7 @@ class Meter {
     facts.kept_bytes = tape.now() - facts.input_bytes - facts.output_bytes;
     facts.forward_peak_bytes = tape.peak() - facts.input_bytes;
     facts.forward = tape.forward;
+    facts.products = tape.products;
 
     std::vector<Traced> roots = {output};
     std::vector<Memory> gradients = {tape.allocate(facts.output_bytes)};

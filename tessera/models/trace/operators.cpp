@@ -19,40 +19,54 @@ Ranks along(const mesh::DeviceMesh& mesh, const std::vector<mesh::Axis>& axes) {
   return ranks;
 }
 
-Traced Operators::linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
-                         bool bias) const {
-  const program::Flops product{.matmul = 2 * rows * in * out};
-  tape_.forward_flops(product);
-  std::vector<Traced> inputs = {x, tape_.parameter(in * out)};
-  if (bias) inputs.push_back(tape_.parameter(out));
+std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
+                                       int64_t in,
+                                       const std::vector<int64_t>& outs,
+                                       bool bias) const {
   const bool has_input_gradient = x.node != nullptr;
-  // What is kept of the input is for the weight's gradient alone.
+  // What is kept of the input is for the weights' gradients alone.
   const bool is_frozen = tape_.is_frozen();
-  return tape_.record(elements(rows * out), rows * out, std::move(inputs),
-                      is_frozen ? std::vector<Memory>{} : std::vector{x.memory},
-                      [this, rows, in, out, bias, product, is_frozen,
-                       has_input_gradient](const Memory& gradient) {
-                        std::vector<Memory> gradients(bias ? 3 : 2);
-                        if (has_input_gradient) {
-                          tape_.input_flops(product);
-                          gradients[0] = elements(rows * in);
-                        }
-                        if (!is_frozen) {
-                          tape_.weight_flops(product);
-                          // Of one type it is added where it lies.
-                          if (tape_.mixes_types()) {
-                            gradients[1] = elements(in * out);
-                          }
-                        }
-                        if (bias && !is_frozen) gradients[2] = elements(out);
-                        return gradients;
-                      });
+  const size_t count = outs.size();
+  std::vector<Traced> inputs = {x};
+  std::vector<Output> outputs;
+  for (const int64_t out : outs) {
+    tape_.forward_flops({.matmul = 2 * rows * in * out});
+    tape_.products.push_back({rows, in, out, has_input_gradient, !is_frozen});
+    inputs.push_back(tape_.parameter(in * out));
+    outputs.push_back({elements(rows * out), rows * out});
+  }
+  for (const int64_t out : outs) {
+    if (bias) inputs.push_back(tape_.parameter(out));
+  }
+  return tape_.record_all(
+      outputs, inputs,
+      is_frozen ? std::vector<Memory>{} : std::vector{x.memory},
+      [=, this](const std::vector<Memory>&) {
+        std::vector<Memory> gradients(1 + (bias ? 2 : 1) * count);
+        for (size_t i = 0; i < count; ++i) {
+          const program::Flops product{.matmul = 2 * rows * in * outs[i]};
+          if (has_input_gradient) {
+            tape_.input_flops(product);
+            if (i == 0) gradients[0] = elements(rows * in);
+          }
+          if (is_frozen) continue;
+          tape_.weight_flops(product);
+          // Of one type it is added where it lies.
+          if (tape_.mixes_types()) gradients[1 + i] = elements(in * outs[i]);
+          if (bias) gradients[1 + count + i] = elements(outs[i]);
+        }
+        return gradients;
+      });
 }
 
 Traced Operators::grouped_linear(const Traced& x, int64_t rows, int64_t in,
                                  int64_t out, int64_t experts) const {
   const program::Flops product{.matmul = 2 * rows * in * out};
   tape_.forward_flops(product);
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t own = (rows + e) / experts;  // which sum up to `rows`
+    tape_.products.push_back({.rows = own, .in = in, .out = out});
+  }
   const int64_t weights = experts * in * out;
   return tape_.record(elements(rows * out), rows * out,
                       {x, tape_.parameter(weights)}, {x.memory},
@@ -88,18 +102,42 @@ Traced Operators::add(const Traced& x, const Traced& y) const {
                       });
 }
 
+Traced Operators::add_to(const Traced& x, const Traced& y) const {
+  return tape_.record(y.memory, x.numel, {x, y}, {},
+                      [](const Memory& gradient) -> std::vector<Memory> {
+                        return {gradient, gradient};
+                      });
+}
+
 Traced Operators::rms_norm(const Traced& x, int64_t width) const {
   const int64_t rows = x.numel / width;
   const Memory y = elements(x.numel), inverse_rms = wides(rows);
-  return tape_.record(
-      y, x.numel, {x, tape_.parameter(width)}, {x.memory, inverse_rms},
-      [this, rows, width](const Memory& gradient) -> std::vector<Memory> {
-        Memory dx = elements(rows * width);
-        const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
-        const Memory partial = wides(parts * width);
-        const Memory sum = wides(width);
-        return {std::move(dx), elements(width)};
+  return tape_.record(y, x.numel, {x, tape_.parameter(width)},
+                      {x.memory, inverse_rms},
+                      [this, rows, width](const Memory&) {
+                        return norm_gradients(rows, width);
+                      });
+}
+
+std::vector<Memory> Operators::norm_gradients(int64_t rows,
+                                              int64_t width) const {
+  Memory dx = elements(rows * width);
+  const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
+  const Memory partial = wides(parts * width);
+  const Memory sum = wides(width);
+  return {std::move(dx), elements(width)};
+}
+
+std::pair<Traced, Traced> Operators::rms_norm_branch(const Traced& x,
+                                                     int64_t width) const {
+  const int64_t rows = x.numel / width;
+  const Memory y = elements(x.numel), inverse_rms = wides(rows);
+  const auto both = tape_.record_all(
+      {{x.memory, x.numel}, {y, x.numel}}, {x, tape_.parameter(width)},
+      {x.memory, inverse_rms}, [this, rows, width](const std::vector<Memory>&) {
+        return norm_gradients(rows, width);
       });
+  return {both[0], both[1]};
 }
 
 Traced Operators::layer_norm(const Traced& x, int64_t width) const {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "tessera/mesh/device_mesh.h"
@@ -49,16 +50,27 @@ class Operators {
 
   // x: (rows, in), where `in` may be 0: a shard without features.
   Traced linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
-                bool bias) const;
+                bool bias) const {
+    return linears(x, rows, in, {out}, bias).front();
+  }
+  // Several of one input.
+  std::vector<Traced> linears(const Traced& x, int64_t rows, int64_t in,
+                              const std::vector<int64_t>& outs,
+                              bool bias) const;
   // One product for each of the experts, of all rows together.
   Traced grouped_linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
                         int64_t experts) const;
   // With a bias that is added to what ranks summed up.
   Traced add_bias(const Traced& x, int64_t width) const;
   Traced add(const Traced& x, const Traced& y) const;
+  // The same where y is.
+  Traced add_to(const Traced& x, const Traced& y) const;
   // x + number * y.
   Traced add_scaled(const Traced& x, const Traced& y) const;
   Traced rms_norm(const Traced& x, int64_t width) const;
+  // x itself and its norm.
+  std::pair<Traced, Traced> rms_norm_branch(const Traced& x,
+                                            int64_t width) const;
   Traced layer_norm(const Traced& x, int64_t width) const;
   Traced gelu(const Traced& x) const { return pointwise(x); }
   // silu(gate) * up.
@@ -102,6 +114,8 @@ class Operators {
 
  private:
   Traced pointwise(const Traced& x) const;
+  // Of x and the weight of an RMSNorm.
+  std::vector<Memory> norm_gradients(int64_t rows, int64_t width) const;
   Memory all_reduced(int64_t numel, const Ranks& ranks) const;
   Memory gathered(int64_t numel, const Ranks& ranks) const;
   Memory scattered(int64_t numel, const Ranks& ranks) const;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 namespace tessera::models::trace {
@@ -10,12 +9,16 @@ namespace tessera::models::trace {
 struct Node {
   enum class Kind { kOperator, kLeaf, kParameter };
   Kind kind = Kind::kOperator;
-  int64_t age = 0;  // the younger the larger
-  int64_t numel = 0;
-  std::vector<std::shared_ptr<Node>> inputs;
+  int64_t age = 0;    // the younger the larger
+  int64_t numel = 0;  // of a leaf or a parameter
+  struct Edge {
+    std::shared_ptr<Node> node;
+    size_t number;
+  };
+  std::vector<Edge> inputs;
   std::vector<Memory> saved;
-  Backward backward;
-  Memory arrived;
+  BackwardOfAll backward;
+  std::vector<Memory> arrived = {nullptr};  // by output
 };
 
 Storage::Storage(Tape& tape, int64_t bytes) : tape_(tape), bytes_(bytes) {
@@ -37,7 +40,7 @@ Traced Tape::leaf(int64_t numel, int64_t bytes) {
 }
 
 Memory Tape::gradient_of(const Traced& leaf) const {
-  return leaf.node->arrived;
+  return leaf.node->arrived.front();
 }
 
 Traced Tape::parameter(int64_t numel) {
@@ -50,30 +53,51 @@ Traced Tape::parameter(int64_t numel) {
 
 Traced Tape::record(Memory output, int64_t numel, std::vector<Traced> inputs,
                     std::vector<Memory> saved, Backward backward) {
-  const bool follows = std::ranges::any_of(
-      inputs, [](const Traced& input) { return input.node != nullptr; });
-  if (!records_ || !follows) return {std::move(output), numel, nullptr};
-  auto node = std::make_shared<Node>();
-  node->age = ++nodes_;
-  node->numel = numel;
-  for (const Traced& input : inputs) node->inputs.push_back(input.node);
-  node->saved = std::move(saved);
-  node->backward = std::move(backward);
-  return {std::move(output), numel, std::move(node)};
+  return record_all({{std::move(output), numel}}, inputs, std::move(saved),
+                    [backward = std::move(backward)](
+                        const std::vector<Memory>& gradients) {
+                      return backward(gradients.front());
+                    })
+      .front();
 }
 
-void Tape::arrive(Node& node, Memory gradient) {
+std::vector<Traced> Tape::record_all(const std::vector<Output>& outputs,
+                                     const std::vector<Traced>& inputs,
+                                     std::vector<Memory> saved,
+                                     BackwardOfAll backward) {
+  const bool follows = std::ranges::any_of(
+      inputs, [](const Traced& input) { return input.node != nullptr; });
+  std::shared_ptr<Node> node;
+  if (records_ && follows) {
+    node = std::make_shared<Node>();
+    node->age = ++nodes_;
+    for (const Traced& input : inputs) {
+      node->inputs.push_back({input.node, input.number});
+    }
+    node->saved = std::move(saved);
+    node->backward = std::move(backward);
+    node->arrived.resize(outputs.size());
+  }
+  std::vector<Traced> traced;
+  for (const Output& output : outputs) {
+    traced.push_back({output.memory, output.numel, node, traced.size()});
+  }
+  return traced;
+}
+
+void Tape::arrive(Node& node, size_t number, Memory gradient) {
   if (node.kind == Node::Kind::kParameter) {
     // Added to what is there, in the wider of the two types.
     if (mixed_bytes_ > 0) allocate(node.numel * mixed_bytes_);
     return;
   }
-  if (node.arrived == nullptr) {
-    node.arrived = std::move(gradient);
+  Memory& arrived = node.arrived.at(number);
+  if (arrived == nullptr) {
+    arrived = std::move(gradient);
     return;
   }
-  if (node.arrived.use_count() == 1) return;  // added in place
-  node.arrived = allocate(node.arrived->bytes());
+  if (arrived.use_count() == 1) return;  // added in place
+  arrived = allocate(arrived->bytes());
 }
 
 void Tape::backward(const std::vector<Traced>& roots,
@@ -81,22 +105,27 @@ void Tape::backward(const std::vector<Traced>& roots,
   in_backward_ = true;
   // A node that has all its gradients is older than all that gave them.
   std::map<int64_t, std::shared_ptr<Node>> ready;
-  const auto give = [&](const std::shared_ptr<Node>& node, Memory gradient) {
-    arrive(*node, std::move(gradient));
-    if (node->kind == Node::Kind::kOperator) ready.emplace(node->age, node);
+  const auto give = [&](const Node::Edge& to, Memory gradient) {
+    arrive(*to.node, to.number, std::move(gradient));
+    if (to.node->kind == Node::Kind::kOperator) {
+      ready.emplace(to.node->age, to.node);
+    }
   };
   for (size_t i = 0; i < roots.size(); ++i) {
-    if (roots[i].node != nullptr) give(roots[i].node, gradients[i]);
+    if (roots[i].node != nullptr) {
+      give({roots[i].node, roots[i].number}, gradients[i]);
+    }
   }
   while (!ready.empty()) {
     const std::shared_ptr<Node> node = std::prev(ready.end())->second;
     ready.erase(std::prev(ready.end()));
-    Memory gradient = std::exchange(node->arrived, nullptr);
-    std::vector<Memory> outputs = node->backward(gradient);
-    gradient = nullptr;
+    std::vector<Memory> arrived(node->arrived.size());
+    arrived.swap(node->arrived);
+    std::vector<Memory> outputs = node->backward(arrived);
+    arrived.clear();
     node->saved.clear();
     for (size_t i = 0; i < outputs.size(); ++i) {
-      if (outputs[i] == nullptr || node->inputs[i] == nullptr) continue;
+      if (outputs[i] == nullptr || node->inputs[i].node == nullptr) continue;
       give(node->inputs[i], std::exchange(outputs[i], nullptr));
     }
   }

@@ -40,10 +40,19 @@ struct Traced {
   Memory memory;
   int64_t numel = 0;
   std::shared_ptr<Node> node;  // null: no gradient is asked for
+  size_t number = 0;           // of the node's outputs
 };
 
 // The gradient of the output -> those of the inputs, null where none is.
 using Backward = std::function<std::vector<Memory>(const Memory& gradient)>;
+// Of several outputs.
+using BackwardOfAll =
+    std::function<std::vector<Memory>(const std::vector<Memory>& gradients)>;
+
+struct Output {
+  Memory memory;
+  int64_t numel = 0;
+};
 
 class Tape {
  public:
@@ -71,6 +80,11 @@ class Tape {
   // backward, if anything is recorded.
   Traced record(Memory output, int64_t numel, std::vector<Traced> inputs,
                 std::vector<Memory> saved, Backward backward);
+  // Of one with several outputs.
+  std::vector<Traced> record_all(const std::vector<Output>& outputs,
+                                 const std::vector<Traced>& inputs,
+                                 std::vector<Memory> saved,
+                                 BackwardOfAll backward);
   // REQUIRES: `gradient` for each of `roots`; their holders keep both.
   void backward(const std::vector<Traced>& roots,
                 const std::vector<Memory>& gradients);
@@ -86,6 +100,7 @@ class Tape {
   void reset_peak() { peak_ = now_; }
 
   program::Flops forward, backward_input, backward_weight;
+  std::vector<program::MatrixProduct> products;
   std::vector<program::InnerCollective> forward_collectives,
       backward_collectives;
 
@@ -96,7 +111,7 @@ class Tape {
     sum.attention += more.attention;
   }
   void count(int64_t bytes);
-  void arrive(Node& node, Memory gradient);
+  void arrive(Node& node, size_t number, Memory gradient);
 
   const bool records_;
   bool in_backward_ = false, frozen_ = false;

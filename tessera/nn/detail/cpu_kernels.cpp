@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 
@@ -49,7 +50,8 @@ void* elements_from(const at::Tensor& x, int64_t first) {
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     double eps) {
-  const int64_t rows = x.size(0), width = x.size(1);
+  RECORD_FUNCTION("tessera::rms_norm_forward", {});
+  const int64_t width = x.size(-1), rows = x.numel() / width;
   at::Tensor y = at::empty_like(x);
   at::Tensor inverse_rms = at::empty({rows}, x.options().dtype(wide_type(x)));
   const Element element = element_of(x);
@@ -64,8 +66,9 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-    const at::Tensor& inverse_rms) {
-  const int64_t rows = x.size(0), width = x.size(1);
+    const at::Tensor& inverse_rms, const at::Tensor& past) {
+  RECORD_FUNCTION("tessera::rms_norm_backward", {});
+  const int64_t width = x.size(-1), rows = x.numel() / width;
   const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
   at::Tensor dx = at::empty_like(x);
   at::Tensor partial = at::zeros({parts, width}, inverse_rms.options());
@@ -76,7 +79,9 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
       table().rms_norm_backward(
           element, elements_from(gradient, first * width),
           elements_from(x, first * width), weight.data_ptr(),
-          elements_from(inverse_rms, first), elements_from(dx, first * width),
+          elements_from(inverse_rms, first),
+          past.defined() ? elements_from(past, first * width) : nullptr,
+          elements_from(dx, first * width),
           elements_from(partial, part * width),
           std::min(kRowsPerPart, rows - first), width);
     }
@@ -86,6 +91,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
                   const at::Tensor& sin, double direction) {
+  RECORD_FUNCTION("tessera::rotate", {});
   const int64_t tokens = x.size(1), heads = x.size(2), width = x.size(3);
   at::Tensor y = at::empty_like(x);
   const Element element = element_of(x);
@@ -102,6 +108,7 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
 }
 
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  RECORD_FUNCTION("tessera::swiglu", {});
   at::Tensor y = at::empty_like(up);
   const Element element = element_of(up);
   at::parallel_for(0, up.numel(), kElementsPerPart,
@@ -116,6 +123,7 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
 std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
                                                    const at::Tensor& gate,
                                                    const at::Tensor& up) {
+  RECORD_FUNCTION("tessera::swiglu_backward", {});
   at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
   const Element element = element_of(up);
   at::parallel_for(
@@ -128,9 +136,34 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
   return {dgate, dup};
 }
 
+double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                     int64_t ignored, std::optional<double> scale) {
+  RECORD_FUNCTION("tessera::cross_entropy", {});
+  constexpr int64_t kRows = 4;
+  const int64_t rows = logits.size(0), width = logits.size(1);
+  const int64_t* const target = targets.const_data_ptr<int64_t>();
+  for (int64_t r = 0; r < rows; ++r) {
+    TS_CHECK(target[r] == ignored || (target[r] >= 0 && target[r] < width),
+             "cross_entropy: a target is ", target[r],
+             ", outside the vocabulary of ", width, " entries.");
+  }
+  const at::Tensor losses = at::empty({rows}, at::kDouble);
+  auto* const loss = losses.mutable_data_ptr<double>();
+  const Element element = element_of(logits);
+  at::parallel_for(0, rows, kRows, [&](int64_t begin, int64_t end) {
+    table().cross_entropy(element, elements_from(logits, begin * width),
+                          target + begin, loss + begin, end - begin, width,
+                          scale ? &*scale : nullptr);
+  });
+  double sum = 0;
+  for (int64_t r = 0; r < rows; ++r) sum += loss[r];
+  return sum;
+}
+
 // Each thread has columns of its own: the order of a sum is that of the ids.
 void add_rows(const at::Tensor& table, const at::Tensor& ids,
               const at::Tensor& rows) {
+  RECORD_FUNCTION("tessera::add_rows", {});
   constexpr int64_t kColumnsPerPart = 64;
   const int64_t width = table.size(1), count = ids.numel();
   const int64_t* const id = ids.const_data_ptr<int64_t>();

@@ -9,18 +9,20 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <tuple>
 
 namespace tessera::nn::detail {
 
-// x: (N, D), weight: (D). Gives y (N, D) and 1 / rms(x) (N), in fp32 or fp64.
+// x: (..., D), weight: (D). Gives y (..., D) and 1 / rms(x) of its N rows, in
+// fp32 or fp64.
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     double eps);
-// The gradients of x and weight.
+// The gradients of x, with `past` added where it is defined, and weight.
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-    const at::Tensor& inverse_rms);
+    const at::Tensor& inverse_rms, const at::Tensor& past = {});
 
 // x: (B, T, H, E); cos, sin: (T, E/2). `direction` 1 turns on, -1 back.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
@@ -32,6 +34,12 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
                                                    const at::Tensor& gate,
                                                    const at::Tensor& up);
+
+// The sum of the rows' cross-entropies. logits: (N, V), which with a `scale`
+// become the gradient of scale * sum; targets: (N) of int64, `ignored` is none.
+// TS_CHECK on a target outside the vocabulary.
+double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                     int64_t ignored, std::optional<double> scale);
 
 // table[ids[i]] += rows[i], in order. table: (R, D), ids: (N) of int64, rows:
 // (N, D), of a type that is not wider than the table's.

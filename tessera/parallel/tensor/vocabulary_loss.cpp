@@ -26,7 +26,8 @@ void check_targets(const at::Tensor& targets, const at::Tensor& is_target,
 
 at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
                              const at::Tensor& is_target,
-                             const VocabularyShard& shard, bool overwrite) {
+                             const VocabularyShard& shard,
+                             std::optional<double> scale) {
   comm::Group& group = *shard.group;
   const int64_t rows = logits.size(0), columns = logits.size(1);
   const int64_t step = nn::rows_at_once(columns);
@@ -59,7 +60,7 @@ at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
     parts[0].narrow(0, begin, count).copy_(z.exp().sum(1));
   }
   group.all_reduce(parts, comm::ReduceOp::kSum, comm::Mode::kBlocking);
-  if (overwrite) {
+  if (scale) {
     for (int64_t begin = 0; begin < rows && columns > 0; begin += step) {
       const int64_t count = std::min(step, rows - begin);
       const auto part = [&](const at::Tensor& t) {
@@ -68,7 +69,7 @@ at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
       at::Tensor p = shifted(begin, count).exp_().div_(part(parts[0]));
       p.scatter_add_(1, column.narrow(0, begin, count),
                      part(is_own).to(type).neg());
-      logits.narrow(0, begin, count).copy_(p.mul_(part(weight)));
+      logits.narrow(0, begin, count).copy_(p.mul_(part(weight) * *scale));
     }
   }
   return ((parts[0].log() - parts[1]) * weight).sum(at::kDouble);
@@ -78,9 +79,9 @@ at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
 
 nn::SummedLoss vocabulary_loss(const VocabularyShard& shard) {
   return [shard](const at::Tensor& logits, const at::Tensor& targets,
-                 const at::Tensor& is_target, bool overwrite) {
+                 const at::Tensor& is_target, std::optional<double> scale) {
     check_targets(targets, is_target, shard.vocabulary);
-    return summed_over_ranks(logits, targets, is_target, shard, overwrite);
+    return summed_over_ranks(logits, targets, is_target, shard, scale);
   };
 }
 

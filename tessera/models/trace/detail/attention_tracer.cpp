@@ -25,9 +25,12 @@ Traced UnitTracer::attention(const Traced& input) const {
   const int64_t width = config_.hidden;
   const int64_t q_width = model_.heads * config_.head_dim;
   const int64_t kv_width = model_.kv_heads * config_.head_dim;
-  Traced q = linear("attention.q", x, width, q_width, family_.qkv_bias);
-  Traced k = linear("attention.k", x, width, kv_width, family_.qkv_bias);
-  const Traced v = linear("attention.v", x, width, kv_width, family_.qkv_bias);
+  auto all = linears({{"attention.q", q_width},
+                      {"attention.k", kv_width},
+                      {"attention.v", kv_width}},
+                     x, width, family_.qkv_bias);
+  Traced q = std::move(all[0]), k = std::move(all[1]);
+  const Traced v = std::move(all[2]);
   if (family_.qk_norm == nn::QkNorm::kAllHeads) {
     q = norm_of_heads(q, q_width);
     k = norm_of_heads(k, kv_width);

@@ -102,16 +102,16 @@ Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
 
 // Of those that are here, whose rows come one expert's after the other's.
 Traced UnitTracer::run_experts(const Traced& rows) const {
-  const int64_t experts = model_.experts;
-  const int64_t count = rows.numel / config_.hidden;
-  return feed_forward(
-      rows, model_.expert_ffn,
-      [&](const char*, const Traced& x, int64_t in, int64_t out) {
-        return ops_.grouped_linear(x, count, in, out, experts);
-      },
-      [&](const char*, const Traced& x, int64_t in, int64_t out) {
-        return ops_.grouped_linear(x, count, in, out, experts);
-      });
+  const int64_t width = config_.hidden, ffn = model_.expert_ffn;
+  const auto product = [&](const Traced& x, int64_t in, int64_t out) {
+    return ops_.grouped_linear(x, rows.numel / width, in, out, model_.experts);
+  };
+  const Traced up = product(rows, width, ffn);
+  if (family_.mlp == nn::MlpKind::kGelu) {
+    return product(ops_.gelu(up), ffn, width);
+  }
+  const Traced gate = product(rows, width, ffn);
+  return product(ops_.swiglu(gate, up), ffn, width);
 }
 
 }  // namespace tessera::models::trace::detail

@@ -23,6 +23,24 @@ Traced UnitTracer::linear(const char* layer, const Traced& x, int64_t in,
   return ops_.add_scaled(y, more);
 }
 
+std::vector<Traced> UnitTracer::linears(const std::vector<NamedLayer>& layers,
+                                        const Traced& x, int64_t in,
+                                        bool bias) const {
+  const bool are_plain =
+      std::ranges::none_of(layers, [this](const NamedLayer& layer) {
+        return model_.adapted.contains(layer.name);
+      });
+  std::vector<Traced> outputs;
+  std::vector<int64_t> outs;
+  for (const auto& [name, out] : layers) {
+    if (!are_plain) outputs.push_back(linear(name, x, in, out, bias));
+    outs.push_back(out);
+  }
+  return are_plain
+             ? ops_.linears(x, model_.samples * model_.tokens, in, outs, bias)
+             : outputs;
+}
+
 Traced UnitTracer::rows(const char* layer, const Traced& x, int64_t in,
                         int64_t out, bool bias) const {
   if (!model_.region.leave) return linear(layer, x, in, out, bias);
@@ -31,28 +49,19 @@ Traced UnitTracer::rows(const char* layer, const Traced& x, int64_t in,
   return bias ? ops_.add_bias(y, out) : y;
 }
 
-Traced UnitTracer::feed_forward(const Traced& x, int64_t ffn, const Layer& in,
-                                const Layer& out) const {
-  const int64_t width = config_.hidden;
-  const Traced up = in("mlp.up", x, width, ffn);
-  if (family_.mlp == nn::MlpKind::kGelu) {
-    return out("mlp.down", ops_.gelu(up), ffn, width);
-  }
-  const Traced gate = in("mlp.gate", x, width, ffn);
-  return out("mlp.down", ops_.swiglu(gate, up), ffn, width);
-}
-
 Traced UnitTracer::mlp(const Traced& input) const {
   const Traced x = enter(model_.region, input);
   const bool bias = family_.mlp_bias;
-  return feed_forward(
-      x, model_.ffn,
-      [&](const char* layer, const Traced& y, int64_t in, int64_t out) {
-        return linear(layer, y, in, out, bias);
-      },
-      [&](const char* layer, const Traced& y, int64_t in, int64_t out) {
-        return rows(layer, y, in, out, bias);
-      });
+  const int64_t width = config_.hidden, ffn = model_.ffn;
+  const auto down = [&](const Traced& y) {
+    return rows("mlp.down", y, ffn, width, bias);
+  };
+  if (family_.mlp == nn::MlpKind::kGelu) {
+    return down(ops_.gelu(linear("mlp.up", x, width, ffn, bias)));
+  }
+  const auto both =
+      linears({{"mlp.gate", ffn}, {"mlp.up", ffn}}, x, width, bias);
+  return down(ops_.swiglu(both[0], both[1]));
 }
 
 Traced UnitTracer::embed() const {
@@ -91,13 +100,25 @@ Traced UnitTracer::embed() const {
 
 Traced UnitTracer::block(const Traced& x, bool has_experts) {
   rotation_ = rotation();
-  const auto half = [this](const Traced& in, const auto& part) {
-    return ops_.add(in, family_.norm_behind ? norm(part(in)) : part(norm(in)));
+  const auto half = [this](const Traced& in, const auto& part,
+                           bool gives_view) {
+    if (family_.norm_behind) return ops_.add_to(in, norm(part(in)));
+    const bool is_rms = family_.norm == nn::NormKind::kRmsNorm;
+    const auto [past, normed] = is_rms
+                                    ? ops_.rms_norm_branch(in, config_.hidden)
+                                    : std::pair(in, norm(in));
+    const Traced made = part(normed);
+    return gives_view ? ops_.add(past, made) : ops_.add_to(past, made);
   };
-  const Traced y = half(x, [this](const Traced& in) { return attention(in); });
-  Traced out = half(y, [this, has_experts](const Traced& in) {
-    return has_experts ? moe(in) : mlp(in);
-  });
+  const Traced y = half(
+      x, [this](const Traced& in) { return attention(in); },
+      /*gives_view=*/false);
+  Traced out = half(
+      y,
+      [this, has_experts](const Traced& in) {
+        return has_experts ? moe(in) : mlp(in);
+      },
+      /*gives_view=*/has_experts);
   rotation_ = nullptr;
   return out;
 }
@@ -115,14 +136,12 @@ void UnitTracer::loss() const {
   // As nn/loss.cpp goes over them.
   const int64_t chunk =
       std::min(rows, std::max<int64_t>(1, (int64_t{1} << 18) / vocab));
-  const Memory is_target = ops_.bytes(rows), column = ops_.numbers(rows);
-  const Memory weight = ops_.wides(rows);
+  const Memory is_target = ops_.bytes(rows);
   if (!model_.loss) {
-    const Memory log_p = ops_.wides(chunk * vocab);
-    if (ops_.element() < ops_.wide()) ops_.wides(chunk * vocab);
-    const Memory picked = ops_.wides(2 * chunk);
+    ops_.numbers(rows);  // of each row its loss, in fp64
     return;
   }
+  const Memory column = ops_.numbers(rows), weight = ops_.wides(rows);
   model_.loss(ops_, {rows, chunk, vocab});
 }
 

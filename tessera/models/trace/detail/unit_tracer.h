@@ -40,14 +40,17 @@ class UnitTracer {
   // A linear layer, with its adapter where it has one.
   Traced linear(const char* layer, const Traced& x, int64_t in, int64_t out,
                 bool bias) const;
+  // Layers of one input, without an adapter all at once.
+  struct NamedLayer {
+    const char* name;
+    int64_t out;
+  };
+  std::vector<Traced> linears(const std::vector<NamedLayer>& layers,
+                              const Traced& x, int64_t in, bool bias) const;
   // A layer of which ranks have parts of the sum.
   Traced rows(const char* layer, const Traced& x, int64_t in, int64_t out,
               bool bias) const;
   Traced mlp(const Traced& input) const;
-  using Layer = std::function<Traced(const char* layer, const Traced& x,
-                                     int64_t in, int64_t out)>;
-  Traced feed_forward(const Traced& x, int64_t ffn, const Layer& in,
-                      const Layer& out) const;
 
   // In attention_tracer.cpp.
   Traced attention(const Traced& input) const;
