@@ -1,5 +1,5 @@
-// What `tessera bench step` shows: tables for people, all figures as JSON, and a
-// picture of where the step went beside its floor.
+// What `tessera bench step` shows: tables for people, all figures as JSON, and
+// a picture of where the step went beside its floor.
 #pragma once
 
 #include <string>

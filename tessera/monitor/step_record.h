@@ -74,8 +74,8 @@ struct RunInfo {
   int64_t first_step = 0;  // steps done before this start; 0: a new run
   int64_t total_steps = 0;
   int64_t world_size = 1;
-  double steps_per_epoch = 0;              // 0: unknown
-  double host_memory_mib = 0;              // 0: unknown
+  double steps_per_epoch = 0;  // 0: unknown
+  double host_memory_mib = 0;  // 0: unknown
 };
 
 // What one rank moved through one group by one verb, since the start.
