@@ -179,7 +179,10 @@ RenderedChat ChatTemplate::render_json(std::string_view messages,
     variables.set("add_generation_prompt", options.add_generation_prompt);
     const jinja::Template& used =
         has_tools && impl_->with_tools ? *impl_->with_tools : impl_->plain;
-    jinja::Rendered rendered = used.render(variables);
+    const int64_t input = std::ssize(messages) + std::ssize(options.tools) +
+                          std::ssize(options.variables);
+    jinja::Rendered rendered =
+        used.render(variables, jinja::Limits::for_input(input));
     return {std::move(rendered.text), std::move(rendered.answers)};
   } catch (const jinja::Failure& failure) {
     TS_CHECK_CONFIG(false, impl_->name, ": the chat template, ", failure.what(),

@@ -122,6 +122,18 @@ TEST(ChatTemplate, WhatGoesWrongIsToldWithItsLine) {
               HasSubstr("nested too deeply"));
 }
 
+TEST(ChatTemplate, WhatUsesTooMuchIsRefused) {
+  const std::string doubled =
+      "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+      "{% set n.x = n.x + n.x %}{% endfor %}";
+  EXPECT_THAT(refused("\n" + doubled),
+              HasSubstr("test.jinja: the chat template, line 2: one rendering "
+                        "makes more than 512.0 MiB of texts and lists"));
+  EXPECT_THAT(refused("{% for i in range(3) %}{% set loop.x = 1 %}"
+                      "{% endfor %}"),
+              HasSubstr("'loop' is no namespace"));
+}
+
 TEST(ChatTemplate, AChainThatIsTooLongIsRefused) {
   std::string chain = "{{ 1", powers = "{{ (-1) ** 3 }} {{ (-1) ** 4 }}";
   for (int i = 0; i < 999; ++i) chain += " + 1";

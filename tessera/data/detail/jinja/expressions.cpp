@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/filters.h"
 #include "tessera/data/detail/jinja/methods.h"
 #include "tessera/data/detail/jinja/operators.h"
@@ -19,6 +20,7 @@ using Operator = Value (*)(const Value&, const Value&);
 Expression binary(Expression left, Expression right, Operator apply) {
   return
       [left = std::move(left), right = std::move(right), apply](Frame& frame) {
+        use_steps(1);
         const Value a = left(frame);
         return apply(a, right(frame));
       };

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/json.h"
 #include "tessera/data/detail/jinja/methods.h"
 #include "tessera/data/detail/jinja/operators.h"
@@ -60,12 +61,15 @@ Value default_filter(const Arguments& given) {
 Value join(const Arguments& given) {
   const auto values =
       bind("the filter join", given, {"value", "d", "attribute"});
+  const std::string between = soft_text(values[1]);
   std::string text;
   bool first = true;
   for (Value item : items_of(values[0])) {
     if (!values[2].undefined()) item = by_path(item, values[2]);
-    if (!first) text += soft_text(values[1]);
-    text += soft_text(item);
+    const std::string more = soft_text(item);
+    use_bytes(std::ssize(between) + std::ssize(more));
+    if (!first) text += between;
+    text += more;
     first = false;
   }
   return text;
@@ -119,6 +123,7 @@ Value indent(const Arguments& given) {
     if (i > 0) text += "\n";
     const bool moved =
         i == 0 ? values[2].truth() : values[3].truth() || !lines[i].empty();
+    use_bytes(std::ssize(space) + std::ssize(lines[i]));
     text += (moved ? space : "") + lines[i];
   }
   return text;
@@ -209,7 +214,8 @@ Value unique(const Arguments& given) {
   std::vector<Value> seen;
   for (const Value& item : items_of(values[0])) {
     const Value key = sort_key(item, values[2], values[1].truth());
-    if (contains(seen, key)) continue;
+    const auto is_key = [&](const Value& one) { return equal(one, key); };
+    if (std::ranges::any_of(seen, is_key)) continue;
     seen.push_back(key);
     items.push_back(item);
   }

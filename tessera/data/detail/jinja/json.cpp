@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/text.h"
 #include "tessera/data/detail/utf8.h"
 
@@ -83,6 +84,8 @@ class Writer {
   explicit Writer(const JsonStyle& style) : style_(style) {}
 
   void write(const Value& value) {
+    use_steps(1);
+    use_bytes(static_cast<int64_t>(out_.size() - std::exchange(counted_, out_.size())));
     if (value.text()) {
       out_ += json_text(value.text()->text, style_.ascii);
     } else if (value.is_none()) {
@@ -108,6 +111,7 @@ class Writer {
  private:
   void line(int64_t depth) {
     if (style_.indent < 0) return;
+    use_bytes(style_.indent * depth);
     out_ += '\n';
     out_.append(style_.indent * depth, ' ');
   }
@@ -152,6 +156,7 @@ class Writer {
   JsonStyle style_;
   int64_t depth_ = 0;
   std::string out_;
+  size_t counted_ = 0;  // of its bytes
 };
 
 }  // namespace

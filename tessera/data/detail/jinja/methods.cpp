@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/operators.h"
 #include "tessera/data/detail/jinja/text.h"
 
@@ -12,7 +13,11 @@ namespace {
 using Method = Value (*)(const Value& self, const Arguments& arguments);
 using Methods = std::map<std::string, Method, std::less<>>;
 
-const std::string& text_in(const Value& self) { return self.text()->text; }
+// For who goes over all of it.
+const std::string& text_in(const Value& self) {
+  use_scan(std::ssize(self.text()->text));
+  return self.text()->text;
+}
 
 Value list_of(const std::vector<std::string>& texts) {
   return std::vector<Value>(texts.begin(), texts.end());
@@ -118,8 +123,11 @@ Value join_method(const Value& self, const Arguments& arguments) {
   std::string text;
   bool first = true;
   for (const Value& item : items_of(items)) {
-    if (!first) text += text_in(self);
-    text += require_text(item, "join");
+    const std::string& more = require_text(item, "join");
+    const std::string& between = self.text()->text;
+    use_bytes(std::ssize(between) + std::ssize(more));
+    if (!first) text += between;
+    text += more;
     first = false;
   }
   return text;
@@ -275,8 +283,7 @@ const Methods& loop_methods() {
 }
 
 bool is_loop(const Value& value) {
-  return value.name_space() &&
-         value.name_space()->attributes.named("index0") != nullptr;
+  return value.name_space() && value.name_space()->is_loop;
 }
 
 }  // namespace

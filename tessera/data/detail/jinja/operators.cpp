@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/methods.h"
 #include "tessera/data/detail/jinja/text.h"
 
 namespace tessera::data::jinja {
 namespace {
 
-// A template cannot ask for more memory than this by a product.
-constexpr int64_t kLongestProduct = 1 << 24;
+constexpr int64_t kBytesOfItem = sizeof(Value);
 
 [[noreturn]] void refuse(const char* sign, const Value& a, const Value& b) {
   require_defined(a);
@@ -41,26 +41,28 @@ std::string escaped(const Text& text) {
 
 // Where one of two texts is markup, the other is escaped beside it.
 Value add_texts(const Text& a, const Text& b) {
+  use_bytes(std::ssize(a.text) + std::ssize(b.text));
   if (!a.markup && !b.markup) return a.text + b.text;
   return Text{escaped(a) + escaped(b), /*markup=*/true};
 }
 
 Value repeat(const Value& value, int64_t times) {
   times = std::max<int64_t>(times, 0);
-  const auto check = [&](size_t size) {
-    if (static_cast<int64_t>(size) > 0 &&
-        times > kLongestProduct / static_cast<int64_t>(size)) {
-      throw Failure("a product is too long");
-    }
+  const auto use = [&](size_t size, int64_t bytes) {
+    int64_t all = 0;
+    const bool is_beyond =
+        __builtin_mul_overflow(static_cast<int64_t>(size) * bytes, times, &all);
+    use_bytes(is_beyond ? INT64_MAX : all);
+    if (size == 0) times = 0;
   };
   if (value.text()) {
-    check(value.text()->text.size());
+    use(value.text()->text.size(), 1);
     std::string text;
     for (int64_t i = 0; i < times; ++i) text += value.text()->text;
     return text;
   }
   const auto& items = value.sequence()->items;
-  check(items.size());
+  use(items.size(), kBytesOfItem);
   std::vector<Value> all;
   for (int64_t i = 0; i < times; ++i) {
     all.insert(all.end(), items.begin(), items.end());
@@ -110,8 +112,9 @@ Value add(const Value& a, const Value& b) {
   if (a.text() && b.text()) return add_texts(*a.text(), *b.text());
   if (a.sequence() && b.sequence() &&
       a.sequence()->tuple == b.sequence()->tuple) {
-    std::vector<Value> items = a.sequence()->items;
     const auto& more = b.sequence()->items;
+    use_bytes((length(a) + length(b)) * kBytesOfItem);
+    std::vector<Value> items = a.sequence()->items;
     items.insert(items.end(), more.begin(), more.end());
     return {std::move(items), a.sequence()->tuple};
   }
@@ -189,21 +192,33 @@ Value power(const Value& a, const Value& b) {
 Value negate(const Value& a) { return subtract(0, a); }
 
 // Unlike +, it takes markup for text.
-Value concatenate(const Value& a, const Value& b) { return a.str() + b.str(); }
+Value concatenate(const Value& a, const Value& b) {
+  const std::string x = a.str();
+  const std::string y = b.str();
+  use_bytes(std::ssize(x) + std::ssize(y));
+  return x + y;
+}
 
 bool contains(const Value& whole, const Value& part) {
   if (whole.text()) {
     const std::string& wanted = require_text(part, "'in' text");
+    use_scan(std::ssize(whole.text()->text));
     return whole.text()->text.find(wanted) != std::string::npos;
   }
   if (whole.dict()) return whole.dict()->find(part) != nullptr;
-  const std::vector<Value> items = items_of(whole);
-  return std::any_of(items.begin(), items.end(),
-                     [&](const Value& item) { return equal(item, part); });
+  const auto is_in = [&](const std::vector<Value>& items) {
+    return std::any_of(items.begin(), items.end(),
+                       [&](const Value& item) { return equal(item, part); });
+  };
+  if (whole.sequence()) return is_in(whole.sequence()->items);
+  return is_in(items_of(whole));
 }
 
 std::vector<Value> items_of(const Value& iterable) {
-  if (iterable.sequence()) return iterable.sequence()->items;
+  if (iterable.sequence()) {
+    use_bytes(length(iterable) * kBytesOfItem);
+    return iterable.sequence()->items;
+  }
   std::vector<Value> items;
   if (iterable.undefined()) return items;
   if (iterable.dict()) {
@@ -228,6 +243,7 @@ int64_t length(const Value& value) {
 }
 
 Value attribute(const Value& of, const std::string& name) {
+  use_steps(1);
   require_defined(of);
   if (auto method = find_method(of, name)) return *method;
   const Dict* dict = of.name_space() ? &of.name_space()->attributes : of.dict();
@@ -236,6 +252,7 @@ Value attribute(const Value& of, const std::string& name) {
 }
 
 Value element(const Value& of, const Value& key) {
+  use_steps(1);
   require_defined(of);
   if (of.dict()) {
     const Value* found = of.dict()->find(key);

@@ -1,6 +1,7 @@
 // What stands behind a value: attributes, subscripts, calls, filters, tests.
 #include <optional>
 
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/expressions.h"
 #include "tessera/data/detail/jinja/filters.h"
 #include "tessera/data/detail/jinja/methods.h"
@@ -10,6 +11,7 @@ namespace tessera::data::jinja {
 namespace {
 
 Value call_value(const Value& function, const Arguments& arguments) {
+  use_steps(1);
   require_defined(function);
   if (function.callable() == nullptr) {
     throw Failure("'" + function.type_name() + "' cannot be called");
@@ -123,6 +125,7 @@ Expression Expressions::parse_filter(const Expression& value) {
     fail_at(line, "the filter '" + name + "' is not supported");
   }
   return [value, filter, arguments = parse_arguments()](Frame& frame) {
+    use_steps(1);
     Value filtered = value(frame);
     Arguments given = arguments(frame);
     given.positional.insert(given.positional.begin(), std::move(filtered));
@@ -170,6 +173,7 @@ Expression Expressions::parse_test(const Expression& value) {
     arguments = parse_arguments();
   }
   return [value, test, arguments, negated](Frame& frame) -> Value {
+    use_steps(1);
     const Value tested = value(frame);
     return test(tested, arguments(frame)) != negated;
   };

@@ -1,8 +1,11 @@
 #include "tessera/data/detail/jinja/statements.h"
 
-#include <algorithm>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <array>
+
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/filters.h"
 #include "tessera/data/detail/jinja/operators.h"
 
@@ -17,20 +20,37 @@ std::string rendered(const Statement& body, Frame& frame) {
   return text;
 }
 
+// On the page: what is written is made there once more.
+void write(std::string& out, const std::string& text) {
+  use_bytes(std::ssize(text));
+  out += text;
+}
+
 // The loop's variable for item i.
 Value loop_at(const std::vector<Value>& items, size_t i, int depth) {
   const auto size = static_cast<int64_t>(items.size());
   const auto at = static_cast<int64_t>(i);
   auto loop = std::make_shared<Namespace>();
+  loop->is_loop = true;
   auto& names = loop->attributes.items;
-  names = {{"index", at + 1},       {"index0", at},
-           {"revindex", size - at}, {"revindex0", size - at - 1},
-           {"first", at == 0},      {"last", at + 1 == size},
-           {"length", size},        {"depth", depth},
-           {"depth0", depth - 1}};
+  // Made once: a loop's body may be shorter than they are.
+  thread_local const std::array<Value, 11> keys = {
+      "index",  "index0", "revindex", "revindex0", "first",   "last",
+      "length", "depth",  "depth0",   "previtem",  "nextitem"};
+  const std::array<Value, 9> values = {
+      at + 1, at, size - at, size - at - 1, at == 0, at + 1 == size,
+      size, depth, depth - 1};
+  names.reserve(keys.size());
+  for (size_t key = 0; key < values.size(); ++key) {
+    names.emplace_back(keys[key], values[key]);
+  }
   const Value none = Undefined{"there is no such item of the loop"};
-  names.emplace_back("previtem", i > 0 ? items[i - 1] : none);
-  names.emplace_back("nextitem", at + 1 < size ? items[i + 1] : none);
+  int& around = loop->attributes.depth;
+  names.emplace_back(keys[9], i > 0 ? items[i - 1] : none);
+  names.emplace_back(keys[10], at + 1 < size ? items[i + 1] : none);
+  for (const size_t key : {9, 10}) {
+    around = depth_around(names[key].second, around);
+  }
   return loop;
 }
 
@@ -45,12 +65,14 @@ int loop_depth(const Frame& frame) {
 Value make_macro(const std::string& name, const std::vector<std::string>& names,
                  const std::vector<Expression>& defaults, const Statement& body,
                  Frame& defined_in) {
+  defined_in.rendering.keep_frames();
   const auto run = [=, &defined_in](const Arguments& given) -> Value {
     Rendering& rendering = defined_in.rendering;
     if (++rendering.depth > kDeepest) {
       throw Failure("the macro '" + name + "' calls itself too often");
     }
-    Frame& frame = rendering.add(&defined_in);
+    Scope scope(defined_in);
+    Frame& frame = scope.frame();
     if (given.positional.size() > names.size()) {
       throw Failure(c10::str("the macro '", name, "' takes ", names.size(),
                              " arguments, not ", given.positional.size()));
@@ -106,7 +128,7 @@ Statement Statements::parse_until(const std::vector<std::string>& ends,
     if (tokens_.is(TokenKind::kData)) {
       parts.emplace_back(
           [text = tokens_.take().text](Frame&, std::string& out) {
-            out += text;
+            write(out, text);
             return Flow::kNext;
           });
     } else if (tokens_.is(TokenKind::kPrint)) {
@@ -129,6 +151,7 @@ Statement Statements::parse_until(const std::vector<std::string>& ends,
   --depth_;
   return [parts](Frame& frame, std::string& out) {
     for (const Statement& part : parts) {
+      use_steps(1);
       const Flow flow = part(frame, out);
       if (flow != Flow::kNext) return flow;
     }
@@ -149,7 +172,7 @@ Statement Statements::parse_print() {
   tokens_.expect(TokenKind::kPrintEnd, "'}}'");
   return [line, value](Frame& frame, std::string& out) {
     frame.rendering.line = line;
-    out += value(frame).str();
+    write(out, value(frame).str());
     return Flow::kNext;
   };
 }
@@ -214,24 +237,25 @@ Statement Statements::parse_for() {
   }
   return [=](Frame& frame, std::string& out) {
     const Value over = list(frame);
-    std::vector<Value> items = items_of(over);
+    std::vector<Value> own;
+    if (condition || !over.sequence()) own = items_of(over);
     if (condition) {
-      std::erase_if(items, [&](const Value& item) {
-        Frame& inner = frame.rendering.add(&frame);
-        target(inner, item);
-        return !condition(inner).truth();
+      std::erase_if(own, [&](const Value& item) {
+        Scope inner(frame);
+        target(inner.frame(), item);
+        return !condition(inner.frame()).truth();
       });
     }
+    const bool is_own = condition || !over.sequence();
+    const std::vector<Value>& items = is_own ? own : over.sequence()->items;
     const int depth = loop_depth(frame);
     for (size_t i = 0; i < items.size(); ++i) {
-      Frame& inner = frame.rendering.add(&frame);
-      inner.set("loop", loop_at(items, i, depth));
-      target(inner, items[i]);
-      if (body(inner, out) == Flow::kBreak) break;
+      Scope inner(frame);
+      inner.frame().set("loop", loop_at(items, i, depth));
+      target(inner.frame(), items[i]);
+      if (body(inner.frame(), out) == Flow::kBreak) break;
     }
-    if (items.empty() && otherwise) {
-      otherwise(frame.rendering.add(&frame), out);
-    }
+    if (items.empty() && otherwise) otherwise(Scope(frame).frame(), out);
     return Flow::kNext;
   };
 }
@@ -246,7 +270,8 @@ Statements::Target Statements::parse_target() {
       const std::string attribute = tokens_.expect_name();
       targets.emplace_back([name, attribute](Frame& frame, const Value& value) {
         const Value* space = frame.find(name);
-        if (space == nullptr || space->name_space() == nullptr) {
+        if (space == nullptr || space->name_space() == nullptr ||
+            space->name_space()->is_loop) {
           throw Failure("'" + name + "' is no namespace");
         }
         space->name_space()->attributes.set(attribute, value);
@@ -284,9 +309,9 @@ Statement Statements::parse_set() {
   while (tokens_.take_sign("|")) value = expressions_.parse_filter(value);
   const Statement body = parse_body("endset");
   return [=](Frame& frame, std::string&) {
-    Frame& inner = frame.rendering.add(&frame);
-    inner.set("", rendered(body, inner));
-    target(frame, value(inner));
+    Scope inner(frame);
+    inner.frame().set("", rendered(body, inner.frame()));
+    target(frame, value(inner.frame()));
     return Flow::kNext;
   };
 }
@@ -336,7 +361,7 @@ Statement Statements::parse_call() {
     given.named.emplace_back(
         "caller", make_macro("caller", parameters.names, parameters.defaults,
                              body, frame));
-    out += macro->callable()->call(given).str();
+    write(out, macro->callable()->call(given).str());
     return Flow::kNext;
   };
 }
@@ -348,9 +373,9 @@ Statement Statements::parse_filter() {
   } while (tokens_.take_sign("|"));
   const Statement body = parse_body("endfilter");
   return [=](Frame& frame, std::string& out) {
-    Frame& inner = frame.rendering.add(&frame);
-    inner.set("", rendered(body, inner));
-    out += value(inner).str();
+    Scope inner(frame);
+    inner.frame().set("", rendered(body, inner.frame()));
+    write(out, value(inner.frame()).str());
     return Flow::kNext;
   };
 }
@@ -365,9 +390,11 @@ Statement Statements::parse_with() {
   }
   const Statement body = parse_body("endwith");
   return [=](Frame& frame, std::string& out) {
-    Frame& inner = frame.rendering.add(&frame);
-    for (const auto& [target, value] : names) target(inner, value(frame));
-    return body(inner, out);
+    Scope inner(frame);
+    for (const auto& [target, value] : names) {
+      target(inner.frame(), value(frame));
+    }
+    return body(inner.frame(), out);
   };
 }
 
@@ -377,9 +404,9 @@ Statement Statements::parse_generation() {
   const Statement body = parse_body("endgeneration");
   return [=](Frame& frame, std::string& out) {
     const size_t start = frame.rendering.output.size();
-    const std::string text = rendered(body, frame.rendering.add(&frame));
+    const std::string text = rendered(body, Scope(frame).frame());
     frame.rendering.answers.emplace_back(start, start + text.size());
-    out += text;
+    write(out, text);
     return Flow::kNext;
   };
 }

@@ -45,8 +45,15 @@ Dict dict_of(const Arguments& arguments) {
   return dict;
 }
 
-Value name_space(const Arguments& arguments) {
-  return std::make_shared<Namespace>(Namespace{dict_of(arguments)});
+// The function of one rendering, which keeps what it makes.
+Value name_space(Rendering& rendering) {
+  const auto make = [&rendering](const Arguments& arguments) -> Value {
+    constexpr int64_t kBytesOfSpace = 256;
+    use_bytes(kBytesOfSpace);
+    return rendering.spaces.emplace_back(
+        std::make_shared<Namespace>(Namespace{dict_of(arguments)}));
+  };
+  return Callable{"namespace", make};
 }
 
 Value raise_exception(const Arguments& arguments) {
@@ -71,7 +78,6 @@ const std::vector<std::pair<std::string, Value>>& functions() {
       {"dict",
        Callable{"dict",
                 [](const Arguments& a) -> Value { return dict_of(a); }}},
-      {"namespace", Callable{"namespace", name_space}},
       {"raise_exception", Callable{"raise_exception", raise_exception}},
       {"strftime_now", Callable{"strftime_now", strftime_now}},
   };
@@ -85,19 +91,22 @@ Template::Template(std::string_view source) {
   Statements statements(tokens);
   std::set<std::string> names;
   for (const auto& item : functions()) names.insert(item.first);
+  names.insert("namespace");
   body_ = statements.parse(names);
   marks_answers_ = statements.marks_answers();
 }
 
-Rendered Template::render(const Dict& variables) const {
+Rendered Template::render(const Dict& variables, const Limits& limits) const {
   Rendering rendering;
-  Frame& globals = rendering.add(nullptr);
+  Frame& globals = rendering.frames.emplace_back(Frame{rendering});
   globals.names = functions();
-  Frame& frame = rendering.add(&globals);
+  globals.set("namespace", name_space(rendering));
+  Frame& frame = rendering.frames.emplace_back(Frame{rendering, &globals});
   for (const auto& [name, value] : variables.items) {
     frame.set(name.str(), value);
   }
   try {
+    const Budget budget(limits);
     body_(frame, rendering.output);
   } catch (const Failure& failure) {
     fail_at(rendering.line, failure.what());

@@ -8,7 +8,8 @@
 // There are not: include, import, extends, block, autoescape, recursive loops,
 // what changes a list or dict in place.
 // Errors: Failure with the line: at parsing for what is not supported, by name;
-//         at rendering for what goes wrong with these values.
+//         at rendering for what goes wrong with these values, and where it
+//         would use more than its limits.
 #pragma once
 
 #include <string>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/frame.h"
 
 namespace tessera::data::jinja {
@@ -29,7 +31,7 @@ struct Rendered {
 class Template {
  public:
   explicit Template(std::string_view source);
-  Rendered render(const Dict& variables) const;
+  Rendered render(const Dict& variables, const Limits& limits = {}) const;
   bool marks_answers() const { return marks_answers_; }
 
  private:

@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/utf8.h"
 
 namespace tessera::data::jinja {
@@ -69,6 +70,36 @@ void append_quoted(std::string& text, uint32_t point, char quote) {
   }
 }
 
+void add_part(std::vector<std::string>& parts, std::string_view part) {
+  constexpr int64_t kBytesOfPart = sizeof(std::string);
+  use_bytes(std::ssize(part) + kBytesOfPart);
+  parts.emplace_back(part);
+}
+
+// Counts a text's bytes some at a time while it grows.
+class Growth {
+ public:
+  void to(const std::string& text) {
+    constexpr size_t kSome = 4096;
+    if (text.size() < counted_ + kSome) return;
+    use_bytes(static_cast<int64_t>(text.size() - counted_));
+    counted_ = text.size();
+  }
+
+ private:
+  size_t counted_ = 0;
+};
+
+// Where what is no white space begins, from `at` on.
+size_t skip_space(std::string_view text, size_t at) {
+  while (at < text.size()) {
+    size_t next = at;
+    if (!is_space(detail::next_code_point(text, next))) break;
+    at = next;
+  }
+  return at;
+}
+
 template <typename In>
 std::string strip_if(std::string_view text, Side side, const In& in) {
   const std::vector<uint32_t> points = code_points(text);
@@ -96,7 +127,9 @@ std::string hexadecimal(uint32_t value, int digits) {
 }
 
 std::vector<uint32_t> code_points(std::string_view text) {
+  use_steps(std::ssize(text));
   std::vector<uint32_t> points;
+  points.reserve(length_of(text));
   for (size_t at = 0; at < text.size();) {
     points.push_back(detail::next_code_point(text, at));
   }
@@ -110,6 +143,7 @@ std::string text_of(const std::vector<uint32_t>& points) {
 }
 
 int64_t length_of(std::string_view text) {
+  use_scan(std::ssize(text));
   return std::count_if(text.begin(), text.end(),
                        [](char byte) { return (byte & 0xc0) != 0x80; });
 }
@@ -177,21 +211,20 @@ std::string title(std::string_view text) {
 
 std::vector<std::string> split(std::string_view text, int64_t limit) {
   std::vector<std::string> parts;
-  std::string rest = strip(text, Side::kLeft);
-  while (!rest.empty()) {
-    if (limit >= 0 && static_cast<int64_t>(parts.size()) == limit) {
-      parts.push_back(rest);  // with what is behind it, as Python has it
+  use_scan(std::ssize(text));
+  for (size_t at = skip_space(text, 0); at < text.size();) {
+    if (limit >= 0 && std::ssize(parts) == limit) {
+      add_part(parts, text.substr(at));  // with what is behind it, as in Python
       break;
     }
-    size_t end = 0;
-    size_t next = 0;
-    while (next < rest.size()) {
-      end = next;
-      if (is_space(detail::next_code_point(rest, next))) break;
+    size_t end = at;
+    while (end < text.size()) {
+      size_t next = end;
+      if (is_space(detail::next_code_point(text, next))) break;
       end = next;
     }
-    parts.push_back(rest.substr(0, end));
-    rest = strip(std::string_view(rest).substr(end), Side::kLeft);
+    add_part(parts, text.substr(at, end - at));
+    at = skip_space(text, end);
   }
   return parts;
 }
@@ -202,7 +235,7 @@ std::vector<std::string> split(std::string_view text,
   while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
     const size_t at = text.find(separator);
     if (at == std::string_view::npos) break;
-    parts.emplace_back(text.substr(0, at));
+    add_part(parts, text.substr(0, at));
     text.remove_prefix(at + separator.size());
   }
   parts.emplace_back(text);
@@ -216,7 +249,7 @@ std::vector<std::string> split_right(std::string_view text,
   while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
     const size_t at = text.rfind(separator);
     if (at == std::string_view::npos) break;
-    parts.emplace_back(text.substr(at + separator.size()));
+    add_part(parts, text.substr(at + separator.size()));
     text = text.substr(0, at);
   }
   parts.emplace_back(text);
@@ -225,6 +258,7 @@ std::vector<std::string> split_right(std::string_view text,
 }
 
 std::vector<std::string> split_lines(std::string_view text) {
+  use_scan(std::ssize(text));
   std::vector<std::string> lines;
   std::string line;
   bool open = false;
@@ -239,7 +273,7 @@ std::vector<std::string> split_lines(std::string_view text) {
       continue;
     }
     if (point == '\r' && at < text.size() && text[at] == '\n') ++at;
-    lines.push_back(std::exchange(line, ""));
+    add_part(lines, std::exchange(line, ""));
   }
   if (open) lines.push_back(line);
   return lines;
@@ -247,12 +281,17 @@ std::vector<std::string> split_lines(std::string_view text) {
 
 std::string replace(std::string_view text, std::string_view from,
                     std::string_view to, int64_t limit) {
+  use_scan(std::ssize(text));
+  const auto use = [&](size_t before) {
+    use_bytes(static_cast<int64_t>(before + to.size()));
+  };
   std::string result;
   if (from.empty()) {  // before every code point, and at the end
     size_t at = 0;
     while (at < text.size() && limit != 0) {
       const size_t start = at;
       detail::next_code_point(text, at);
+      use(at - start);
       result.append(to).append(text.substr(start, at - start));
       if (limit > 0) --limit;
     }
@@ -261,6 +300,7 @@ std::string replace(std::string_view text, std::string_view from,
   while (limit != 0) {
     const size_t at = text.find(from);
     if (at == std::string_view::npos) break;
+    use(at);
     result.append(text.substr(0, at)).append(to);
     text.remove_prefix(at + from.size());
     if (limit > 0) --limit;
@@ -273,15 +313,20 @@ std::string repr_of_text(std::string_view text) {
   const bool has_double = text.find('"') != std::string_view::npos;
   const char quote = has_single && !has_double ? '"' : '\'';
   std::string result(1, quote);
+  Growth growth;
   for (const uint32_t point : code_points(text)) {
     append_quoted(result, point, quote);
+    growth.to(result);
   }
   return result + quote;
 }
 
 std::string escape_html(std::string_view text) {
+  use_scan(std::ssize(text));
   std::string result;
+  Growth growth;
   for (const char byte : text) {
+    growth.to(result);
     switch (byte) {
       case '&':
         result += "&amp;";

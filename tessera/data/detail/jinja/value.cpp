@@ -6,13 +6,18 @@
 #include <charconv>
 #include <cmath>
 
+#include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/text.h"
 
 namespace tessera::data::jinja {
 namespace {
 
+constexpr int kDeepest = 500;
+constexpr int64_t kBytesOfText = 64;  // of one beside its bytes
+
 // Python's order of text is that of code points, which UTF-8 keeps in bytes.
 int order(const Value& a, const Value& b) {
+  use_steps(1);
   if (a.is_number() && b.is_number()) {
     if (!a.floating() && !b.floating()) {
       const int64_t x = a.as_integer();
@@ -53,11 +58,17 @@ bool equal_dicts(const Dict& a, const Dict& b) {
   });
 }
 
+// What comes up from items within items is made anew for each.
+void append(std::string& text, const std::string& more) {
+  use_bytes(std::ssize(more));
+  text += more;
+}
+
 std::string joined(const std::vector<Value>& items) {
   std::string text;
   for (const Value& item : items) {
     if (!text.empty()) text += ", ";
-    text += item.repr();
+    append(text, item.repr());
   }
   return text;
 }
@@ -66,20 +77,54 @@ std::string repr_of_dict(const Dict& dict) {
   std::string text;
   for (const auto& [key, value] : dict.items) {
     if (!text.empty()) text += ", ";
-    text += key.repr() + ": " + value.repr();
+    append(text, key.repr() + ": " + value.repr());
   }
   return "{" + text + "}";
 }
 
 }  // namespace
 
-Value::Value(std::vector<Value> items, bool tuple)
-    : held_(
-          std::make_shared<const Sequence>(Sequence{std::move(items), tuple})) {
+Value::Value(const char* value) : Value(Text{value}) {}
+
+Value::Value(std::string value) : Value(Text{std::move(value)}) {}
+
+Value::Value(Text value) {
+  use_bytes(std::ssize(value.text) + kBytesOfText);
+  held_ = std::make_shared<const Text>(std::move(value));
 }
 
-Value::Value(Dict dict)
-    : held_(std::make_shared<const Dict>(std::move(dict))) {}
+Value::Value(std::vector<Value> items, bool tuple) {
+  use_bytes(std::ssize(items) * static_cast<int64_t>(sizeof(Value)));
+  int depth = 1;
+  for (const Value& item : items) depth = depth_around(item, depth);
+  held_ = std::make_shared<const Sequence>(
+      Sequence{std::move(items), tuple, depth});
+}
+
+Value::Value(Dict dict) {
+  use_bytes(std::ssize(dict.items) * int64_t{2 * sizeof(Value)});
+  for (const auto& [key, value] : dict.items) {
+    dict.depth = depth_around(key, depth_around(value, dict.depth));
+  }
+  held_ = std::make_shared<const Dict>(std::move(dict));
+}
+
+int Value::depth() const {
+  if (sequence()) return sequence()->depth;
+  if (dict()) return dict()->depth;
+  // A rendering lets go of each of the others by itself.
+  const bool holds = name_space() && name_space()->is_loop;
+  return holds ? name_space()->attributes.depth : 0;
+}
+
+int depth_around(const Value& value, int so_far) {
+  const int depth = value.depth() + 1;
+  if (depth > kDeepest) {
+    throw Failure(c10::str("lists or mappings lie more than ", kDeepest,
+                           " deep in each other"));
+  }
+  return std::max(so_far, depth);
+}
 
 Value::Value(Callable callable)
     : held_(std::make_shared<const Callable>(std::move(callable))) {}
@@ -92,6 +137,7 @@ const Value* Dict::find(const Value& key) const {
 }
 
 const Value* Dict::named(std::string_view name) const {
+  use_steps(1 + std::ssize(items) / 8);
   for (const auto& item : items) {
     const Text* text = item.first.text();
     if (text != nullptr && text->text == name) return &item.second;
@@ -164,11 +210,18 @@ double Value::as_double() const {
 }
 
 bool equal(const Value& a, const Value& b) {
+  use_steps(1);
   if (a.is_number() && b.is_number()) {
     if (!a.floating() && !b.floating()) return a.as_integer() == b.as_integer();
     return a.as_double() == b.as_double();
   }
-  if (a.text() && b.text()) return a.text()->text == b.text()->text;
+  if (a.text() && b.text()) {
+    const std::string& x = a.text()->text;
+    const std::string& y = b.text()->text;
+    if (x.size() != y.size()) return false;
+    use_scan(std::ssize(x));
+    return x == y;
+  }
   if (a.sequence() && b.sequence()) {
     return a.sequence()->tuple == b.sequence()->tuple &&
            equal_items(a.sequence()->items, b.sequence()->items);

@@ -1,8 +1,9 @@
 // What the variables of a template are: Python's values, as far as templates
 // of chats meet them.
 //
-// Values are immutable but for a namespace, and cheap to copy. Text is UTF-8,
-// counted in code points as Python counts.
+// Values are immutable but for a namespace, and cheap to copy: what has items or
+// text is shared. Text is UTF-8, counted in code points as Python counts. Making
+// a value uses the rendering's budget (budget.h).
 // Errors: Failure, whose words Template puts behind the place.
 #pragma once
 
@@ -47,9 +48,9 @@ class Value {
   Value(int value) : held_(int64_t{value}) {}
   Value(int64_t value) : held_(value) {}
   Value(double value) : held_(value) {}
-  Value(const char* value) : held_(Text{value}) {}
-  Value(std::string value) : held_(Text{std::move(value)}) {}
-  Value(Text value) : held_(std::move(value)) {}
+  Value(const char* value);
+  Value(std::string value);
+  Value(Text value);
   Value(std::vector<Value> items, bool tuple = false);
   Value(Dict dict);
   Value(std::shared_ptr<Namespace> space) : held_(std::move(space)) {}
@@ -60,7 +61,7 @@ class Value {
   const bool* boolean() const { return std::get_if<bool>(&held_); }
   const int64_t* integer() const { return std::get_if<int64_t>(&held_); }
   const double* floating() const { return std::get_if<double>(&held_); }
-  const Text* text() const { return std::get_if<Text>(&held_); }
+  const Text* text() const { return pointer<const Text>(); }
   const Sequence* sequence() const { return pointer<const Sequence>(); }
   const Dict* dict() const { return pointer<const Dict>(); }
   Namespace* name_space() const { return pointer<Namespace>(); }
@@ -75,6 +76,8 @@ class Value {
   // REQUIRES: is_number() for as_double(). Failure where it is no whole number.
   int64_t as_integer() const;
   double as_double() const;
+  // Of lists and mappings in each other; 0 of anything else.
+  int depth() const;
 
  private:
   template <typename T>
@@ -83,25 +86,29 @@ class Value {
     return held == nullptr ? nullptr : held->get();
   }
 
-  std::variant<Undefined, None, bool, int64_t, double, Text,
-               std::shared_ptr<const Sequence>, std::shared_ptr<const Dict>,
-               std::shared_ptr<Namespace>, std::shared_ptr<const Callable>>
+  std::variant<Undefined, None, bool, int64_t, double,
+               std::shared_ptr<const Text>, std::shared_ptr<const Sequence>,
+               std::shared_ptr<const Dict>, std::shared_ptr<Namespace>,
+               std::shared_ptr<const Callable>>
       held_;
 };
 
 struct Sequence {
   std::vector<Value> items;
   bool tuple = false;
+  int depth = 1;
 };
 struct Dict {
-  std::vector<std::pair<Value, Value>> items;  // as they were put in
+  std::vector<std::pair<Value, Value>> items = {};  // as they were put in
+  int depth = 1;
   const Value* find(const Value& key) const;
   const Value* named(std::string_view name) const;
   void set(const Value& key, Value value);
 };
 // namespace(...) and a loop's variable.
 struct Namespace {
-  Dict attributes;
+  Dict attributes = {};
+  bool is_loop = false;  // which nothing changes
 };
 struct Arguments {
   std::vector<Value> positional = {};
@@ -111,6 +118,10 @@ struct Callable {
   std::string name;
   std::function<Value(const Arguments&)> call;
 };
+
+// How deep what holds such a value is. Failure where it is too deep: what goes
+// down into values must not use up the stack.
+int depth_around(const Value& value, int so_far = 1);
 
 bool equal(const Value& a, const Value& b);
 bool less(const Value& a, const Value& b);
