@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
-#include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/data/detail/utf8.h"
 
 namespace tessera::data {
 namespace {
 
-using tessera::detail::Json;
 using Spans = std::vector<std::pair<size_t, size_t>>;
 
 size_t common_prefix(const std::string& a, const std::string& b) {
@@ -39,6 +37,29 @@ RenderedChat normalized(const RenderedChat& chat) {
   return result;
 }
 
+// How far a conversation is of use. Tokens are counted when its text has grown
+// by a part, so that all counts together cost no more than a few.
+class Reach {
+ public:
+  explicit Reach(int64_t max_tokens) : max_tokens_(max_tokens) {}
+
+  // No text has more tokens than bytes.
+  bool is_asked_at(size_t bytes) {
+    const auto size = static_cast<int64_t>(bytes);
+    if (size < max_tokens_ || size < counted_ + counted_ / 4) return false;
+    counted_ = size;
+    return true;
+  }
+  // The last tokens of a text may be others once it goes on.
+  bool ends_before(size_t tokens) const {
+    constexpr int64_t kLast = 256;
+    return static_cast<int64_t>(tokens) - kLast > max_tokens_;
+  }
+
+ private:
+  int64_t max_tokens_, counted_ = 0;
+};
+
 }  // namespace
 
 ChatEncoder::ChatEncoder(const Tokenizer& tokenizer,
@@ -47,7 +68,7 @@ ChatEncoder::ChatEncoder(const Tokenizer& tokenizer,
     : tokenizer_(tokenizer), template_(std::move(chat_template)), end_(end) {}
 
 std::vector<ChatTokens> ChatEncoder::encode(
-    const Conversation& conversation) const {
+    const Conversation& conversation, int64_t max_tokens) const {
   if (!template_) {
     TS_CHECK_CONFIG(conversation.pair.has_value(),
                     "a chat needs a chat template, and the tokenizer has none. "
@@ -60,7 +81,7 @@ std::vector<ChatTokens> ChatEncoder::encode(
         conversation.messages, {.tools = conversation.tools})));
     return all;
   }
-  for (RenderedChat& chat : render_prefixes(conversation)) {
+  for (RenderedChat& chat : render_prefixes(conversation, max_tokens)) {
     all.push_back(encode_rendered(std::move(chat)));
   }
   return all;
@@ -106,25 +127,28 @@ ChatTokens ChatEncoder::encode_rendered(RenderedChat chat) const {
   return tokens;
 }
 
+size_t ChatEncoder::num_tokens(const std::string& text) const {
+  const bool nfc = tokenizer_.spec().nfc;
+  return tokenizer_.encode(nfc ? detail::normalize_nfc(text) : text).size();
+}
+
 std::vector<RenderedChat> ChatEncoder::render_prefixes(
-    const Conversation& conversation) const {
-  const Json messages = Json::parse(conversation.messages);
-  const auto render = [&](const Json& some, bool prompt) {
-    return template_
-        ->render_json(some.dump(), {.add_generation_prompt = prompt,
-                                    .tools = conversation.tools})
-        .text;
+    const Conversation& conversation, int64_t max_tokens) const {
+  const ReadMessages messages = template_->read_messages(
+      conversation.messages, {.tools = conversation.tools});
+  const auto render = [&](size_t count, bool prompt) {
+    return template_->render_first(messages, count, prompt).text;
   };
+  Reach reach(max_tokens);
   std::vector<RenderedChat> chats;
-  Json before = Json::array();
-  for (const Json& message : messages) {
-    if (message["role"] != "assistant") {
-      before.push_back(message);
-      continue;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages.role(i) != "assistant") continue;
+    const std::string asked = render(i, /*prompt=*/true);
+    if (!chats.empty() && reach.is_asked_at(asked.size()) &&
+        reach.ends_before(num_tokens(asked))) {
+      break;
     }
-    const std::string asked = render(before, /*prompt=*/true);
-    before.push_back(message);
-    std::string answered = render(before, /*prompt=*/false);
+    std::string answered = render(i + 1, /*prompt=*/false);
     // A prompt may begin what the answer goes without (<think>): the answer is
     // what differs.
     const size_t begin = common_prefix(asked, answered);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -36,13 +37,18 @@ class ChatEncoder {
               std::optional<ChatTemplate> chat_template,
               std::optional<int64_t> end);
 
-  std::vector<ChatTokens> encode(const Conversation& conversation) const;
+  // Answers that begin well behind `max_tokens` may be left out: each is found
+  // by two renderings of all before it.
+  std::vector<ChatTokens> encode(
+      const Conversation& conversation,
+      int64_t max_tokens = std::numeric_limits<int64_t>::max()) const;
 
  private:
   ChatTokens encode_pair(const Conversation::Pair& pair) const;
   ChatTokens encode_rendered(RenderedChat chat) const;
   std::vector<RenderedChat> render_prefixes(
-      const Conversation& conversation) const;
+      const Conversation& conversation, int64_t max_tokens) const;
+  size_t num_tokens(const std::string& text) const;
 
   const Tokenizer& tokenizer_;
   std::optional<ChatTemplate> template_;

@@ -45,12 +45,13 @@ class ChatData : public testing::Test {
   }
   // What the answers of each list are, as text, between the rest in brackets.
   std::vector<std::string> encoded(const std::string& line,
-                                   std::optional<std::string> source) {
+                                   std::optional<std::string> source,
+                                   int64_t max_tokens = INT64_MAX) {
     std::optional<ChatTemplate> chat;
     if (source) chat.emplace(*source, "test");
     const ChatEncoder encoder(tokenizer_, chat, tokenizer_.end_of_text());
     std::vector<std::string> texts;
-    for (const ChatTokens& tokens : encoder.encode(read(line))) {
+    for (const ChatTokens& tokens : encoder.encode(read(line), max_tokens)) {
       std::string text;
       bool answer = false;
       for (size_t i = 0; i < tokens.ids.size(); ++i) {
@@ -148,6 +149,27 @@ TEST_F(ChatData, AnAnswerThatIsRewrittenLaterHasAListOfItsOwn) {
               source),
       ElementsAre("u:q<|end|>a:[(hm)one<|end|>]",
                   "u:q<|end|>a:one<|end|>u:p<|end|>a:[(hm)two<|end|>]"));
+}
+
+// Where it is cut behind max_tokens, nobody sees that the rest is not there.
+TEST_F(ChatData, AnswersFarBehindWhatIsUsedAreLeftOut) {
+  std::string chat;
+  for (int i = 0; i < 300; ++i) {
+    chat += std::string(i > 0 ? "," : "") +
+            R"({"role": "user", "content": "q"},
+               {"role": "assistant", "content": "answer"})";
+  }
+  chat = R"({"messages": [)" + chat + "]}";
+  const std::string whole = encoded(chat, kPlain).at(0);
+  const std::string some = encoded(chat, kPlain, /*max_tokens=*/100).at(0);
+  EXPECT_LT(some.size(), whole.size() / 4);
+  EXPECT_GT(some.size(), 200);
+  EXPECT_TRUE(whole.starts_with(some));
+  const std::string rewritten =
+      "{% for m in messages %}{{ '!' if loop.last }}{{ m.content }}"
+      "{% endfor %}{% if add_generation_prompt %}{% endif %}";
+  EXPECT_EQ(encoded(chat, rewritten).size(), 300);
+  EXPECT_LT(encoded(chat, rewritten, /*max_tokens=*/100).size(), 100);
 }
 
 TEST_F(ChatData, AnswersAreWhatTheTemplateMarks) {

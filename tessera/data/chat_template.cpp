@@ -73,7 +73,7 @@ jinja::Value with_reasoning(const jinja::Value& message) {
   return message;
 }
 
-jinja::Value messages_of(std::string_view json) {
+std::vector<jinja::Value> messages_of(std::string_view json) {
   const jinja::Value given = jinja::parse_json(json);
   if (given.sequence() == nullptr) throw jinja::Failure("messages are no list");
   std::vector<jinja::Value> messages;
@@ -124,6 +124,16 @@ ChatTemplate::ChatTemplate(std::string_view source, const std::string& name,
           name, std::string(source), std::move(tokens), parse(source, name)})) {
 }
 
+template <typename Body>
+auto ChatTemplate::failing(const Body& body) const {
+  try {
+    return body();
+  } catch (const jinja::Failure& failure) {
+    TS_CHECK_CONFIG(false, impl_->name, ": the chat template, ", failure.what(),
+                    ".");
+  }
+}
+
 ChatTemplate::ChatTemplate(std::shared_ptr<const Impl> impl)
     : impl_(std::move(impl)) {}
 
@@ -165,29 +175,64 @@ std::string ChatTemplate::render(const std::vector<ChatMessage>& messages,
       .text;
 }
 
-RenderedChat ChatTemplate::render_json(std::string_view messages,
-                                       const ChatOptions& options) const {
-  try {
-    jinja::Dict variables;
+struct ReadMessages::Impl {
+  std::vector<jinja::Value> messages;
+  jinja::Dict variables;
+  bool has_tools = false;
+  int64_t bytes = 0;
+};
+
+size_t ReadMessages::size() const { return impl_->messages.size(); }
+
+std::string ReadMessages::role(size_t message) const {
+  const jinja::Dict* dict = impl_->messages[message].dict();
+  const jinja::Value* role = dict == nullptr ? nullptr : dict->named("role");
+  return role == nullptr || role->text() == nullptr ? "" : role->text()->text;
+}
+
+ReadMessages ChatTemplate::read_messages(std::string_view messages,
+                                         const ChatOptions& options) const {
+  return failing([&] {
+    auto read = std::make_shared<ReadMessages::Impl>();
+    jinja::Dict& variables = read->variables;
     for (const auto& [key, token] : impl_->tokens) variables.set(key, token);
     add_variables(options.variables, variables);
-    const bool has_tools = !options.tools.empty();
-    variables.set("messages", messages_of(messages));
-    variables.set("tools", has_tools ? jinja::parse_json(options.tools)
-                                     : jinja::Value(jinja::None{}));
+    read->messages = messages_of(messages);
+    read->has_tools = !options.tools.empty();
+    variables.set("tools", read->has_tools ? jinja::parse_json(options.tools)
+                                           : jinja::Value(jinja::None{}));
     variables.set("documents", jinja::None{});
-    variables.set("add_generation_prompt", options.add_generation_prompt);
-    const jinja::Template& used =
-        has_tools && impl_->with_tools ? *impl_->with_tools : impl_->plain;
-    const int64_t input = std::ssize(messages) + std::ssize(options.tools) +
-                          std::ssize(options.variables);
+    read->bytes = std::ssize(messages) + std::ssize(options.tools) +
+                  std::ssize(options.variables);
+    ReadMessages result;
+    result.impl_ = std::move(read);
+    return result;
+  });
+}
+
+RenderedChat ChatTemplate::render_first(const ReadMessages& messages,
+                                        size_t count,
+                                        bool add_generation_prompt) const {
+  return failing([&]() -> RenderedChat {
+    const ReadMessages::Impl& read = *messages.impl_;
+    jinja::Dict variables = read.variables;
+    const auto first = read.messages.begin();
+    variables.set("messages", std::vector<jinja::Value>(
+                                  first, first + static_cast<int64_t>(count)));
+    variables.set("add_generation_prompt", add_generation_prompt);
+    const jinja::Template& used = read.has_tools && impl_->with_tools
+                                      ? *impl_->with_tools
+                                      : impl_->plain;
     jinja::Rendered rendered =
-        used.render(variables, jinja::Limits::for_input(input));
+        used.render(variables, jinja::Limits::for_input(read.bytes));
     return {std::move(rendered.text), std::move(rendered.answers)};
-  } catch (const jinja::Failure& failure) {
-    TS_CHECK_CONFIG(false, impl_->name, ": the chat template, ", failure.what(),
-                    ".");
-  }
+  });
+}
+
+RenderedChat ChatTemplate::render_json(std::string_view messages,
+                                       const ChatOptions& options) const {
+  const ReadMessages read = read_messages(messages, options);
+  return render_first(read, read.size(), options.add_generation_prompt);
 }
 
 bool ChatTemplate::marks_answers() const {

@@ -38,6 +38,20 @@ struct RenderedChat {
   std::vector<std::pair<size_t, size_t>> answers;
 };
 
+// Messages that were read, of which the first ones can be rendered again and
+// again.
+class ReadMessages {
+ public:
+  size_t size() const;
+  // "": it has none.
+  std::string role(size_t message) const;
+
+ private:
+  friend class ChatTemplate;
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
+};
+
 class ChatTemplate {
  public:
   // `tokens`: {{"bos_token", "<s>"}}; `name`: for messages.
@@ -58,6 +72,12 @@ class ChatTemplate {
   RenderedChat render_json(std::string_view messages,
                            const ChatOptions& options = {}) const;
 
+  ReadMessages read_messages(std::string_view messages,
+                             const ChatOptions& options = {}) const;
+  // The first `count` of them, with the tools and variables of then.
+  RenderedChat render_first(const ReadMessages& messages, size_t count,
+                            bool add_generation_prompt = false) const;
+
   // Whether it marks what the assistant writes ({% generation %}).
   bool marks_answers() const;
   const std::string& name() const;
@@ -67,6 +87,9 @@ class ChatTemplate {
  private:
   struct Impl;
   explicit ChatTemplate(std::shared_ptr<const Impl> impl);
+  // What the body returns; its failure with the template's name.
+  template <typename Body>
+  auto failing(const Body& body) const;
   std::shared_ptr<const Impl> impl_;
 };
 

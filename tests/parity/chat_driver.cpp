@@ -4,8 +4,10 @@
 //   chat_driver render FOLDER JOBS OUT   JOBS: JSON lines with messages, tools,
 //                                        add_generation_prompt; OUT: JSON lines
 //                                        with text and answers, or error
-//   chat_driver encode FOLDER DATA OUT   DATA: conversations; OUT: JSON lines
-//                                        with ids and answers of each list
+//   chat_driver encode FOLDER DATA OUT [TOKENS]
+//                                        DATA: conversations, each of use up to
+//                                        so many tokens; OUT: JSON lines with
+//                                        ids and answers of each list
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -34,14 +36,14 @@ Json render(const data::ChatTemplate& chat, const Json& job) {
 }
 
 void encode(const std::string& folder, const std::string& path,
-            std::ofstream& out) {
+            std::ofstream& out, int64_t max_tokens) {
   const auto tokenizer = data::Tokenizer::load(folder);
   const data::ChatEncoder encoder(tokenizer, data::ChatTemplate::find(folder),
                                   tokenizer.end_of_text());
   data::Conversations conversations(path);
   while (const auto conversation = conversations.next()) {
     Json lists = Json::array();
-    for (const data::ChatTokens& tokens : encoder.encode(*conversation)) {
+    for (const data::ChatTokens& tokens : encoder.encode(*conversation, max_tokens)) {
       lists.push_back({{"ids", tokens.ids}, {"answers", tokens.answers}});
     }
     out << lists.dump() << '\n';
@@ -53,10 +55,12 @@ void encode(const std::string& folder, const std::string& path,
 int main(int argc, char** argv) {
   try {
     const std::vector<std::string> args(argv + 1, argv + argc);
-    TS_CHECK_USAGE(args.size() == 4, "chat_driver VERB FOLDER IN OUT");
+    TS_CHECK_USAGE(args.size() == 4 || args.size() == 5,
+                   "chat_driver VERB FOLDER IN OUT [TOKENS]");
     std::ofstream out(args[3]);
     if (args[0] == "encode") {
-      encode(args[1], args[2], out);
+      encode(args[1], args[2], out,
+             args.size() == 5 ? std::stoll(args[4]) : INT64_MAX);
       return 0;
     }
     const auto chat = data::ChatTemplate::find(args[1]);

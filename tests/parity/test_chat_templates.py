@@ -45,10 +45,10 @@ def test_renders_what_transformers_renders(name, program, tmp_path):
     assert rendered >= 50 and rendered + refused == 100
 
 
-def encode(program, tmp_path, records):
+def encode(program, tmp_path, records, *max_tokens):
     path, out = tmp_path / "chats.jsonl", tmp_path / "out.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    run_driver(program, "encode", tmp_path, path, out)
+    run_driver(program, "encode", tmp_path, path, out, *max_tokens)
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -105,6 +105,30 @@ def test_an_answer_that_is_rewritten_later_is_learned_as_it_was(
         one["ids"], one["answers"], strict=True) if counts]) for one in lists]
     assert learned == ["<think>\nhm\n</think>\n\n1<|im_end|>\n",
                        "<think>\naha\n</think>\n\n2<|im_end|>\n"]
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "mistral_v3"])
+def test_a_long_chat_is_the_same_up_to_where_it_is_cut(
+        name, program, tmp_path):
+    """Answers far behind that are left out, or its time would grow with the
+    square of its messages."""
+    chats.make_tokenizer(chats.template(name)).save_pretrained(tmp_path)
+    messages = [message for i in range(150) for message in (
+        {"role": "user", "content": f"question {i} \u00e9t\u00e9"},
+        {"role": "assistant", "content": f"answer {i}: " + "word " * (i % 7)})]
+    record = {"messages": messages}
+    (whole,) = encode(program, tmp_path, [record])
+    for tokens in (60, 500):
+        (some,) = encode(program, tmp_path, [record], str(tokens))
+
+        def used(lists):
+            cut = [(one["ids"][:tokens], one["answers"][:tokens])
+                   for one in lists]
+            return [one for one in cut if any(one[1])]
+
+        assert used(some) == used(whole) and used(some)
+        assert (sum(len(one["ids"]) for one in some)
+                < sum(len(one["ids"]) for one in whole) / 2)
 
 
 def test_what_is_not_there_is_refused_by_name(program, tmp_path):

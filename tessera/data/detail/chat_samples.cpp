@@ -152,11 +152,11 @@ struct Placed {
 };
 
 void encode(const ChatEncoder& encoder, std::vector<Placed>& batch,
-            int64_t threads) {
+            int64_t max_tokens, int64_t threads) {
   parallel_for(batch.size(), threads, [&] {
     return [&](size_t i) {
       try {
-        batch[i].tokens = encoder.encode(batch[i].conversation);
+        batch[i].tokens = encoder.encode(batch[i].conversation, max_tokens);
       } catch (const Error& error) {
         TS_CHECK_CONFIG(false, batch[i].place, ": ",
                         error.what_without_backtrace());
@@ -200,7 +200,7 @@ void write_chat_samples(const ChatWork& work, CacheWriter& ids,
         more = next.has_value();
         if (more) batch.push_back({std::move(*next), conversations.place()});
       }
-      encode(encoder, batch, work.threads);
+      encode(encoder, batch, work.form.seq_len, work.threads);
       for (Placed& one : batch) {
         for (ChatTokens& tokens : one.tokens) rows.add(std::move(tokens));
       }
