@@ -12,6 +12,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/hugging_face_names.h"
 
 namespace tessera::checkpoint {
@@ -95,6 +96,58 @@ std::vector<std::string> layers_in(const SafetensorsFile& file) {
   return layers;
 }
 
+// As PEFT matches them: a whole name, or its end behind a dot. A pattern, which
+// is a text, is left to PEFT.
+void check_targets(const std::string& folder, const Json& config,
+                   models::Model& model) {
+  if (is_nothing(config, "target_modules") ||
+      !config["target_modules"].is_array()) {
+    return;
+  }
+  const auto is_named = [&](const std::string& layer) {
+    return std::ranges::any_of(config["target_modules"], [&](const Json& name) {
+      const std::string target = name.is_string() ? name : Json("");
+      return layer == target || layer.ends_with("." + target);
+    });
+  };
+  const auto held = layers_in(SafetensorsFile(folder + kWeightFile));
+  std::vector<std::string> not_named, not_held;
+  for (const auto& layer : held) {
+    if (!is_named(layer)) not_named.push_back('"' + layer + '"');
+  }
+  const std::set<std::string> has(held.begin(), held.end());
+  for (const auto& each : models::adaptable_linears(model)) {
+    const std::string tensor = models::hugging_face_source(
+        model.config().family, each.name + ".weight").tensor;
+    const std::string layer = tensor.substr(0, tensor.rfind(".weight"));
+    if (is_named(layer) && !has.contains(layer)) {
+      not_held.push_back('"' + layer + '"');
+    }
+  }
+  const std::string between = c10::str(folder, kConfigFile,
+                                       ": target_modules and the adapters in ",
+                                       folder, kWeightFile, " disagree: ");
+  TS_CHECK_CONFIG(not_named.empty(), between, "not named is ",
+                  some_of(not_named, kNamedAtMost),
+                  ". Save both from the same model.");
+  TS_CHECK_CONFIG(not_held.empty(), between, "without adapters is ",
+                  some_of(not_held, kNamedAtMost),
+                  ". Save both from the same model.");
+}
+
+void check_finite(const std::string& folder, const SafetensorsFile& file) {
+  for (const auto& tensor : file.tensors()) {
+    const mesh::Box whole{std::vector<int64_t>(tensor.shape.size(), 0),
+                          tensor.shape};
+    if (whole.empty()) continue;
+    const bool is_finite =
+        at::isfinite(file.read_box(tensor.name, whole)).all().item<bool>();
+    TS_CHECK_CONFIG(is_finite, folder, kWeightFile, ": \"", tensor.name,
+                    "\" holds what is not a finite number. Take adapters of "
+                    "a run that did not diverge.");
+  }
+}
+
 }  // namespace
 
 bool is_peft_folder(const std::string& folder) {
@@ -161,6 +214,8 @@ void check_peft(const std::string& folder, models::Model& model) {
                   ": these adapters are for another model",
                   json.contains(kBase) ? " (" + json[kBase].dump() + ")" : "",
                   ": ", some_of(complaints, kNamedAtMost), ".");
+  check_targets(folder, json, model);
+  check_finite(folder, file);
 }
 
 void load_peft(const std::string& folder, models::Model& model,

@@ -22,7 +22,8 @@ std::string base_of_peft(const std::string& folder);
 // Rank, alpha and targets of the folder's adapters.
 models::LoraConfig read_peft_config(const std::string& folder);
 
-// That the folder has the adapters of this model, which needs no memory.
+// That the folder has the adapters of this model, those that its configuration
+// names, of finite numbers. Needs the memory of one tensor.
 void check_peft(const std::string& folder, models::Model& model);
 
 // Fills this rank's part of the adapters, which must be materialised.

@@ -27,6 +27,20 @@ bool matches(const std::string& pattern, const std::string& name) {
          ::fnmatch(("*." + pattern).c_str(), name.c_str(), 0) == 0;
 }
 
+// Beyond it an adapter has more weights than what it is beside.
+void check_rank(int64_t rank, const std::vector<NamedLinear>& layers) {
+  int64_t largest = 0;
+  for (const auto& layer : layers) {
+    const auto& options = layer.linear->options();
+    largest = std::max(largest, std::min(options.in, options.out));
+  }
+  TS_CHECK_CONFIG(
+      rank <= largest, "model.lora.rank is ", rank, ", above ", largest,
+      ", the smaller side of the largest weights that have adapters: they "
+      "would be of full rank. Give a lower one, such as 16, or train all "
+      "weights (model.lora.rank=0).");
+}
+
 }  // namespace
 
 std::vector<NamedLinear> adaptable_linears(Model& model) {
@@ -69,13 +83,16 @@ void add_adapters(Model& model) {
   for (const auto& parameter : nn::parameters_of(model)) {
     parameter.spec->is_frozen = true;
   }
-  for (const auto& layer : layers) {
-    const bool is_target =
-        lora.targets.empty() ||
-        std::ranges::any_of(lora.targets, [&](const std::string& target) {
-          return is_meant(target, layer);
-        });
-    if (is_target) layer.linear->add_adapter(lora.rank, lora.scale());
+  std::vector<NamedLinear> targets = layers;
+  std::erase_if(targets, [&](const auto& layer) {
+    return !lora.targets.empty() &&
+           std::ranges::none_of(lora.targets, [&](const std::string& target) {
+             return is_meant(target, layer);
+           });
+  });
+  check_rank(lora.rank, targets);
+  for (const auto& layer : targets) {
+    layer.linear->add_adapter(lora.rank, lora.scale());
   }
 }
 

@@ -24,7 +24,8 @@ std::vector<NamedLinear> adaptable_linears(Model& model);
 std::vector<NamedLinear> adapted_linears(Model& model);
 
 // Gives the layers of config().lora their adapters, and freezes all else.
-// Nothing where its rank is 0. TS_CHECK_CONFIG on a target that names no layer.
+// Nothing where its rank is 0. TS_CHECK_CONFIG on a target that names no layer,
+// and on a rank above the smaller side of all of them.
 void add_adapters(Model& model);
 
 // Adds the adapters to the weights that they are beside. REQUIRES: a model that

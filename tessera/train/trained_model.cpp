@@ -11,7 +11,9 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/core/units.h"
 #include "tessera/engine/run_config.h"
+#include "tessera/models/adapters.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/run_folder.h"
@@ -174,6 +176,30 @@ c10::ScalarType dtype_of_files(const ModelSource& source) {
 
 namespace {
 
+std::vector<std::string> adapted_layers(models::ModelConfig model,
+                                        const models::LoraConfig& lora) {
+  model.lora = lora;
+  const auto made = models::make_model(model);
+  std::vector<std::string> names;
+  for (const auto& layer : models::adapted_linears(*made)) {
+    names.push_back(layer.name);
+  }
+  return names;
+}
+
+// The user's own targets may only say what the folder's adapters say.
+void check_own_targets(const models::ModelConfig& model,
+                       models::LoraConfig theirs) {
+  constexpr size_t kNamedAtMost = 8;
+  const auto given = adapted_layers(model, theirs);
+  theirs.targets = model.lora.targets;
+  TS_CHECK_CONFIG(adapted_layers(model, theirs) == given,
+                  "model.lora.targets is ", some_of(theirs.targets, kNamedAtMost),
+                  ", but the folder in model.lora.from, ", theirs.from,
+                  ", has adapters of ", some_of(given, kNamedAtMost),
+                  ". Leave the key out.");
+}
+
 // Where model.lora.from is set: its rank, alpha and targets, for this model.
 void read_adapters(RunConfig& config, const config::Provenance& origins) {
   models::ModelConfig& model = config.model;
@@ -194,6 +220,10 @@ void read_adapters(RunConfig& config, const config::Provenance& origins) {
   };
   refuse("model.lora.rank", model.lora.rank, theirs.rank);
   refuse("model.lora.alpha", model.lora.alpha, theirs.alpha);
+  const auto own_targets = origins.find("model.lora.targets");
+  if (own_targets != origins.end() && own_targets->second != "default") {
+    check_own_targets(model, theirs);
+  }
   try {
     model.lora = theirs;
     checkpoint::check_peft(theirs.from, *models::make_model(model));

@@ -190,20 +190,55 @@ def test_adapters_in_one_layer(program, peers, tmp_path, arguments):
     (["--model.lora.from={llama}", "--model.lora.rank=5"], ["model.lora.rank is 5", "has 4"]),
     (["--model.lora.from={llama}", "--model.load_weights=false"], ["model.lora.from", "model.load_weights"]),
     (["--model.lora.from={dora}"], ["use_dora", "not supported"]),
+    (["--model.lora.from={llama}", "--model.lora.targets=[\"q_proj\"]"],
+     ["model.lora.targets", "q_proj", "{llama}", "Leave the key out"]),
+    (["--model.lora.from={fewer}"], ["{fewer}/adapter_config.json", "target_modules", "up_proj", "adapter_model"]),
+    (["--model.lora.from={more}"], ["{more}/adapter_config.json", "target_modules", "up_proj", "adapter_model"]),
+    (["--model.lora.from={nan}"], ["{nan}", "q_proj.lora_B", "not a finite number"]),
+    (["--model.lora.rank=100000"], ["model.lora.rank is 100000", "smaller side"]),
     (["--model.lora.rank=4", "--mesh.data_parallel=dp", "--mesh.dp=2"], ["model.lora.rank is 4"]),
 ])
 def test_what_does_not_fit_is_refused(program, peers, tmp_path, flags, words):
     folder, _ = peers["llama"]
-    names = {"llama": folder / "adapters", "qwen3": peers["qwen3"][0] / "adapters", "dora": tmp_path / "dora"}
-    names["dora"].mkdir()
+    names = {"llama": folder / "adapters", "qwen3": peers["qwen3"][0] / "adapters"}
     config = json.loads((folder / "adapters" / "adapter_config.json").read_text())
-    (names["dora"] / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
-    save_file(adapters(folder / "adapters"), names["dora"] / "adapter_model.safetensors")
+    tensors = adapters(folder / "adapters")
+    broken = {key: value.clone() for key, value in tensors.items()}
+    next(value for key, value in broken.items() if "q_proj.lora_B" in key)[1, 1] = float("nan")
+    without_up = [module for module in config["target_modules"] if module != "up_proj"]
+    for name, changed, kept in [
+            ("dora", {"use_dora": True}, tensors),
+            ("fewer", {"target_modules": without_up}, tensors),
+            ("more", {}, {key: value for key, value in tensors.items() if "up_proj" not in key}),
+            ("nan", {}, broken)]:
+        names[name] = tmp_path / name
+        names[name].mkdir()
+        (names[name] / "adapter_config.json").write_text(json.dumps({**config, **changed}))
+        save_file(kept, names[name] / "adapter_model.safetensors")
     path = configuration_of(folder, tmp_path)
     done = train(program, path, *(flag.format(**names) for flag in flags), check=False)
     assert done.returncode == 78, done.stderr
     for word in words:
         assert word.format(**names) in done.stderr, done.stderr
+
+
+def test_dropout_is_said_to_be_left_out(program, peers, tmp_path):
+    folder, _ = peers["llama"]
+    config = json.loads((folder / "adapters" / "adapter_config.json").read_text())
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "adapter_config.json").write_text(json.dumps({**config, "lora_dropout": 0.25}))
+    save_file(adapters(folder / "adapters"), tmp_path / "adapters" / "adapter_model.safetensors")
+    done = train(program, configuration_of(folder, tmp_path), f"--model.lora.from={tmp_path / 'adapters'}",
+                 "--run.steps=1")
+    said = [line for line in done.stderr.splitlines() if "lora_dropout is 0.25" in line]
+    assert said and "warning" in said[0], done.stderr
+
+
+def test_own_targets_may_say_the_same(program, peers, tmp_path):
+    folder, _ = peers["qwen3"]
+    done = train(program, configuration_of(folder, tmp_path), f"--model.lora.from={folder / 'adapters'}",
+                 "--model.lora.targets=[\"attention.q\", \"o_proj\", \"mlp.down\"]", "--dry-run", check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_less_memory_is_asked_for(program, peers, tmp_path):
