@@ -25,44 +25,47 @@ constexpr int kTicksOfY = 5;     // about
 // the drawing.
 constexpr double kLeastSpan = 1e-3;
 
+// Wider than the values: what spans those of double must not overflow.
+using Wide = long double;
+
 struct Range {
-  double low = std::numeric_limits<double>::infinity();
-  double high = -std::numeric_limits<double>::infinity();
+  Wide low = std::numeric_limits<Wide>::infinity();
+  Wide high = -std::numeric_limits<Wide>::infinity();
 
   void take(double value) {
     if (!std::isfinite(value)) return;
-    low = std::min(low, value);
-    high = std::max(high, value);
+    low = std::min<Wide>(low, value);
+    high = std::max<Wide>(high, value);
   }
   bool empty() const { return low > high; }
   // So that a constant has a place in the middle; what spans no more than
   // `least` of its values is one.
   void widen(double least = 0) {
-    const double size = std::max(std::abs(low), std::abs(high));
+    const Wide size = std::max(std::abs(low), std::abs(high));
     if (high - low > least * size) return;
-    const double by = size == 0 ? 1 : size * 0.1;
+    const Wide by = size == 0 ? 1 : size / 10;
     low -= by;
     high += by;
   }
 };
 
 // 1, 2 or 5 times a power of ten, for about `count` steps over the range.
-double nice_step(const Range& range, int count) {
-  const double rough = (range.high - range.low) / count;
-  const double power = std::pow(10, std::floor(std::log10(rough)));
+Wide nice_step(const Range& range, int count) {
+  const Wide rough = (range.high - range.low) / count;
+  const Wide power = std::pow(Wide{10}, std::floor(std::log10(rough)));
   for (double factor : {1.0, 2.0, 5.0}) {
     if (factor * power >= rough) return factor * power;
   }
   return 10 * power;
 }
 
-std::vector<double> ticks(const Range& range, int count, double finest = 0) {
-  const double step = std::max(finest, nice_step(range, count));
-  std::vector<double> all;
+std::vector<Wide> ticks(const Range& range, int count, Wide finest = 0) {
+  const Wide step = std::max(finest, nice_step(range, count));
+  std::vector<Wide> all;
   const auto first = std::llround(std::ceil(range.low / step));
   const auto last = std::llround(std::floor(range.high / step + 1e-9));
   for (int64_t i = first; i <= last; ++i) {
-    all.push_back(static_cast<double>(i) * step);
+    all.push_back(static_cast<Wide>(i) * step);
   }
   return all;
 }
@@ -75,13 +78,16 @@ std::string number(double value) {
 
 struct Frame {
   Range x, y;
-  double px(double value) const {
-    return kLeft +
-           (value - x.low) / (x.high - x.low) * (kWidth - kLeft - kRight);
+  double px(Wide value) const {
+    return kLeft + part(x, value) * (kWidth - kLeft - kRight);
   }
-  double py(double value) const {
-    return kHeight - kBottom -
-           (value - y.low) / (y.high - y.low) * (kHeight - kTop - kBottom);
+  double py(Wide value) const {
+    return kHeight - kBottom - part(y, value) * (kHeight - kTop - kBottom);
+  }
+
+ private:
+  static double part(const Range& range, Wide value) {
+    return static_cast<double>((value - range.low) / (range.high - range.low));
   }
 };
 
@@ -93,25 +99,27 @@ std::string line(double x1, double y1, double x2, double y2,
 }
 
 // With as many digits as tell neighbours apart.
-std::string tick_text(double value, double step) {
-  const double size = std::abs(value);
-  if (value == 0 || (step >= 1 && size < 1e15)) return short_number(value);
-  const auto place = [](double of) {
+std::string tick_text(Wide value, Wide step) {
+  const Wide size = std::abs(value);
+  if (value == 0 || (step >= 1 && size < 1e15)) {
+    return short_number(static_cast<double>(value));
+  }
+  const auto place = [](Wide of) {
     return static_cast<int>(std::floor(std::log10(of) + 1e-9));
   };
   std::array<char, 32> text{};
   if (step >= 1e-5 && step < 1) {
-    std::snprintf(text.data(), text.size(), "%.*f", -place(step), value);
+    std::snprintf(text.data(), text.size(), "%.*Lf", -place(step), value);
   } else {
     const int digits = std::max(1, place(size) - place(step) + 1);
-    std::snprintf(text.data(), text.size(), "%.*g", digits, value);
+    std::snprintf(text.data(), text.size(), "%.*Lg", digits, value);
   }
   return text.data();
 }
 
 // In the middle below its place, unless the drawing ends there.
-std::string label_of_x(double value, const Frame& frame) {
-  const std::string text = short_number(value);
+std::string label_of_x(Wide value, const Frame& frame) {
+  const std::string text = short_number(static_cast<double>(value));
   const double half = kOfLetter / 2 * static_cast<double>(text.size());
   return c10::str("<text class=\"x\" x=\"",
                   number(std::min(frame.px(value), kWidth - half)), "\" y=\"",
@@ -120,14 +128,14 @@ std::string label_of_x(double value, const Frame& frame) {
 
 std::string axes(const Frame& frame) {
   std::string text;
-  for (double y : ticks(frame.y, kTicksOfY)) {
+  for (Wide y : ticks(frame.y, kTicksOfY)) {
     const double at = frame.py(y);
     text += line(kLeft, at, kWidth - kRight, at, "grid");
     text += c10::str("<text class=\"y\" x=\"", number(kLeft - 6), "\" y=\"",
                      number(at + 3.5), "\">",
                      tick_text(y, nice_step(frame.y, kTicksOfY)), "</text>");
   }
-  for (double x : ticks(frame.x, 6, /*finest=*/1)) {  // steps are whole
+  for (Wide x : ticks(frame.x, 6, /*finest=*/1)) {  // steps are whole
     text += label_of_x(x, frame);
   }
   return text;
@@ -138,7 +146,7 @@ std::string axes(const Frame& frame) {
 Points thinned(const Points& points, const Range& x) {
   if (points.size() <= 2 * size_t{kBuckets}) return points;
   Points kept;
-  const auto bucket_of = [&](double at) {
+  const auto bucket_of = [&](Wide at) {
     return static_cast<int>((at - x.low) / (x.high - x.low) * kBuckets);
   };
   for (size_t first = 0; first < points.size();) {

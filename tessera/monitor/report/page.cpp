@@ -206,8 +206,24 @@ std::string charts(const std::vector<RunHistory>& runs) {
   return text + "</div>\n";
 }
 
-// Of many, so many from the first to the last.
+// Of many, so many from the first to the last, and so many characters of each.
 constexpr size_t kSamplesShown = 40;
+constexpr size_t kCharactersShown = 4000;
+
+bool begins_character(char byte) { return (byte & 0xc0) != 0x80; }
+
+std::string shortened(const std::string& text) {
+  size_t end = 0, count = 0;
+  for (; end < text.size(); ++end) {
+    if (begins_character(text[end]) && ++count > kCharactersShown) break;
+  }
+  if (end == text.size()) return escaped(text);
+  const auto left_out = std::count_if(
+      text.begin() + static_cast<int64_t>(end), text.end(), begins_character);
+  return c10::str(escaped(text.substr(0, end)), "<span class=\"soft\"> ... ",
+                  left_out,
+                  " characters are left out: all are in samples.jsonl.</span>");
+}
 
 std::string samples(const RunHistory& run) {
   if (run.samples.empty()) return "";
@@ -219,7 +235,7 @@ std::string samples(const RunHistory& run) {
     const WrittenText& sample =
         run.samples[shown == 1 ? 0 : i * (all - 1) / (shown - 1)];
     text += c10::str("<tr><td>step ", sample.step, "</td><td><i>",
-                     escaped(sample.prompt), "</i>", escaped(sample.text),
+                     shortened(sample.prompt), "</i>", shortened(sample.text),
                      "</td></tr>\n");
   }
   text += "</table>\n";

@@ -94,6 +94,17 @@ TEST(Report, OfManySamplesTheFirstAndTheLastAreShown) {
                           Not(HasSubstr("step 2<")), HasSubstr("40 of 1000")));
 }
 
+TEST(Report, ALongSampleIsCut) {
+  const TemporaryFolder folder;
+  RunHistory run = read_history(a_run(folder, "one"));
+  run.samples[0].text.clear();
+  for (int i = 0; i < 5000; ++i) run.samples[0].text += "\u00e9";
+  const std::string text = page_of({run});
+  EXPECT_THAT(text, HasSubstr("\u00e9<span class=\"soft\"> ... 1000 characters "
+                              "are left out: all are in samples.jsonl."));
+  EXPECT_EQ(std::ranges::count(text, '\xa9'), 4000);
+}
+
 TEST(Report, SeveralRunsSayWhatIsConfiguredOtherwise) {
   const TemporaryFolder folder;
   const std::string page = page_of(
@@ -204,6 +215,21 @@ TEST(Chart, TheLastLabelIsWhole) {
     const double at = std::stod(drawn.substr(tag + 19));
     EXPECT_LE(at + 3.0 * static_cast<double>(label.size()), 560) << label;
   }
+}
+
+TEST(Chart, ValuesAtTheEndsOfDoubleStayOnIt) {
+  const double most = std::numeric_limits<double>::max();
+  for (const double low : {-most, -1e308, 1e-308, 0.0}) {
+    for (const double high : {most, 1e308}) {
+      const std::string drawn =
+          svg({.title = "t", .series = {{"s", {{1, low}, {2, high}}}}});
+      EXPECT_THAT(drawn, AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf")),
+                               HasSubstr("e+308")));
+    }
+  }
+  const std::string constant =
+      svg({.title = "t", .series = {{"s", {{1, most}, {2, most}}}}});
+  EXPECT_THAT(constant, AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf"))));
 }
 
 TEST(Chart, IsNothingWithoutAValue) {
