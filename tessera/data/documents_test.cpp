@@ -241,6 +241,11 @@ TEST_F(DocumentsTest, WhatIsDamagedIsNamed) {
 }
 
 TEST_F(DocumentsTest, OtherKindsOfFilesAreRefusedByName) {
+  EXPECT_THAT(message("a.jsonl", "\xff\xfe{"),
+              AllOf(HasSubstr("a.jsonl: is UTF-16 text"), HasSubstr("iconv")));
+  EXPECT_THAT(message("a.json", R"([{"text": "x"}, ])"),
+              AllOf(HasSubstr("a.json: record 2 (line 1)"),
+                    HasSubstr("Remove the comma")));
   EXPECT_THAT(message("a.parquet", "PAR1\x15\x04"),
               AllOf(HasSubstr("a.parquet: is Parquet"), HasSubstr("to_json")));
   EXPECT_THAT(message("a.jsonl.xz",

@@ -106,12 +106,24 @@ class Inspector {
       if (at != std::string::npos) what.erase(0, at + 2);
       if (!what.starts_with("parse error")) break;
     }
+    const size_t byte = position > 0 ? position - 1 : 0;
+    if (is_behind_comma(byte)) {
+      refuse(byte, c10::str("syntax error: a comma stands before this '",
+                            text_[byte], "'. Remove the comma."));
+    }
     constexpr size_t kSaid = 200;  // it repeats what it has read
     if (what.size() > kSaid) what = what.substr(0, kSaid) + " ...";
-    refuse(position > 0 ? position - 1 : 0, what + ".");
+    refuse(byte, what + ".");
   }
 
  private:
+  // It closes a list or an object, of which one more element was begun.
+  bool is_behind_comma(size_t byte) const {
+    if (byte == 0 || byte >= text_.size()) return false;
+    if (text_[byte] != '}' && text_[byte] != ']') return false;
+    const size_t before = text_.find_last_not_of(" \t\r\n", byte - 1);
+    return before != std::string::npos && text_[before] == ',';
+  }
   size_t bytes_seen() const {
     return static_cast<size_t>(seen_ - text_.data());
   }
@@ -155,6 +167,13 @@ std::string shown(const Json& value) {
   return value.dump();
 }
 
+// By its mark, or by the zero beside its first letter, of JSON always an ASCII
+// one.
+bool is_utf16(std::string_view text) {
+  if (text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff")) return true;
+  return text.size() >= 2 && (text[0] == '\0') != (text[1] == '\0');
+}
+
 }  // namespace
 
 Json parse_json(const std::string& text, const std::string& source,
@@ -162,6 +181,9 @@ Json parse_json(const std::string& text, const std::string& source,
   TS_CHECK_CODE(text.size() <= limits.max_bytes, limits.exit_code, source, ": ",
                 text.size(), " bytes of JSON; at most ", limits.max_bytes,
                 " are read.");
+  TS_CHECK_CODE(!is_utf16(text), limits.exit_code, source,
+                ": is UTF-16 text, and JSON is read as UTF-8. Convert it, as "
+                "with iconv -f UTF-16 -t UTF-8.");
   const size_t nul = text.find('\0');
   TS_CHECK_CODE(nul == std::string::npos, limits.exit_code,
                 place_at(nul, text, source), ": a NUL byte in JSON.");

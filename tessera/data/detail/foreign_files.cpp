@@ -23,7 +23,10 @@ constexpr std::array kForeign = {
             "7zXZ",
             "compressed by xz", "Unpack it, or use gzip or zstd."},
     Foreign{"BZh", "compressed by bzip2", "Unpack it, or use gzip or zstd."},
-    Foreign{"PK\x03\x04", "a ZIP archive", "Unpack it."}};
+    Foreign{"PK\x03\x04", "a ZIP archive", "Unpack it."},
+    Foreign{"\xff\xfe", "UTF-16 text", "Convert it: iconv -f UTF-16 -t UTF-8."},
+    Foreign{"\xfe\xff", "UTF-16 text",
+            "Convert it: iconv -f UTF-16 -t UTF-8."}};
 
 }  // namespace
 
