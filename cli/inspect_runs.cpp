@@ -51,7 +51,17 @@ Json parsed(const fs::path& path) {
 Json last_step_of(const fs::path& run) {
   const fs::path metrics = run / "metrics.jsonl";
   const std::string last = fs::exists(metrics) ? last_line_of(metrics) : "";
-  return last.empty() ? Json() : detail::parse_json(last, metrics.string());
+  if (last.empty()) return {};
+  try {
+    return detail::parse_json(last, metrics.string());
+  } catch (const Error&) {
+    // Which line it is takes the whole file to tell: only for the message.
+    int64_t number = 0;
+    monitor::for_each_line(metrics.string(),
+                           [&](const std::string&) { return ++number > 0; });
+    return detail::parse_json(
+        last, c10::str(metrics.string(), ": line ", number));
+  }
 }
 
 engine::RunConfig config_of(const fs::path& run) {

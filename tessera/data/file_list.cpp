@@ -140,6 +140,11 @@ size_t leave_out(std::vector<std::string>& files,
 std::vector<std::string> expand_paths(const std::vector<std::string>& patterns,
                                       const std::string& key,
                                       const std::vector<std::string>& exclude) {
+  for (const std::string& glob : exclude) {
+    TS_CHECK_CONFIG(!glob_of(glob).empty(),
+                    "data.exclude: \"\" would leave out every file. Remove it, "
+                    "or give the name of what is to be left out.");
+  }
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
     std::vector<std::string> found = expand(pattern);

@@ -326,6 +326,8 @@ TEST_F(TokenStreamTest, FilesAreLeftOutByGlobs) {
               ElementsAre("d/a.txt", "d/b.png", "d/drafts/a.txt"));
   EXPECT_THAT(message_of([&] { names({"*"}); }),
               HasSubstr("data.exclude leaves out all 6 files"));
+  EXPECT_THAT(message_of([&] { names({"b.png", ""}); }),
+              HasSubstr("data.exclude: \"\" would leave out every file"));
 }
 
 TEST(FingerprintTest, TheFileAndTheRanksThatDifferAreNamed) {

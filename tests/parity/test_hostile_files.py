@@ -97,3 +97,34 @@ def test_a_message_does_not_repeat_a_huge_file(program, tmp_path):
     (tmp_path / "config.json").write_text('{"run": "' + "x" * 5_000_000)
     done = subprocess.run([program, "inspect", tmp_path / "config.json"], capture_output=True, text=True)
     assert done.returncode in (74, 78) and len(done.stderr) < 1000
+
+
+def test_a_broken_last_line_is_named_by_its_number(program, tmp_path):
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2}\n' * 41 + '{"step": 42, "los\n')
+    done = subprocess.run([program, "inspect", run], capture_output=True, text=True)
+    assert done.returncode == 74
+    assert "metrics.jsonl: line 42" in done.stderr, done.stderr
+
+
+def test_a_list_without_documents_is_no_input(program, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json([]))
+    (tmp_path / "none.json").write_text("[]")
+    done = subprocess.run([program, "tokenize", "encode", "--tokenizer", tmp_path / "tokenizer.json",
+                           "--input", tmp_path / "none.json", "--output", tmp_path / "out.u16"],
+                          capture_output=True, text=True)
+    assert done.returncode == 78 and "none.json: no text to encode" in done.stderr, done.stderr
+    assert not (tmp_path / "out.u16").exists()
+
+
+def test_blanks_before_json_take_no_time(program, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json([]))
+    for name, text in (("a.jsonl", '{"text": "ab"}'), ("a.json", '[{"text": "ab"}]')):
+        (tmp_path / name).write_text(" " * (50 << 20) + text)
+        start = time.monotonic()
+        done = subprocess.run([program, "tokenize", "encode", "--tokenizer", tmp_path / "tokenizer.json",
+                               "--input", tmp_path / name], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() - start < 12
