@@ -55,6 +55,10 @@ class Rows {
       tokens.answers.assign(tokens.ids.size(), true);
     }
     ++num_conversations_;
+    if (std::ranges::find(tokens.answers, true) == tokens.answers.end()) {
+      ++num_unwritten_;
+      return;
+    }
     if (tokens.ids.size() > size) {
       ++num_cut_;
       tokens.ids.resize(size);
@@ -68,6 +72,12 @@ class Rows {
     place(tokens);
   }
 
+  // A conversation of which no list was made.
+  void add_nothing() {
+    ++num_conversations_;
+    ++num_unwritten_;
+  }
+
   void finish() {
     while (!open_.empty()) write(open_.begin());
     const uint32_t none = 0;
@@ -75,7 +85,18 @@ class Rows {
     marks_.add({&none, 1});
   }
 
-  void tell(const std::string& name) const {
+  // `writer`: what the conversations were written by, for messages.
+  void tell(const std::string& name, const std::string& writer) const {
+    TS_CHECK_CONFIG(num_unwritten_ == 0 || num_unwritten_ < num_conversations_,
+                    name, ": ", writer,
+                    " writes nothing of an answer for any of ",
+                    num_conversations_,
+                    " conversations. Give a data.chat_template that does.");
+    if (num_unwritten_ > 0) {
+      log::warning(name, ": of ", num_unwritten_, " of ", num_conversations_,
+                   " conversations ", writer,
+                   " writes nothing of an answer; they were left out");
+    }
     if (num_cut_ > 0) {
       log::warning(name, ": ", num_cut_, " of ", num_conversations_,
                    " conversations have more than data.seq_len (",
@@ -86,7 +107,7 @@ class Rows {
                    " conversations have no answer within data.seq_len (",
                    form_.seq_len, ") and were left out");
     }
-    log::info(name, ": ", num_conversations_ - num_without_,
+    log::info(name, ": ", num_conversations_ - num_without_ - num_unwritten_,
               " conversations in ", num_rows_, " samples of ", form_.seq_len,
               " tokens, of which ", num_counted_, " count");
     TS_CHECK_CONFIG(num_rows_ > 0, name, ": of ", num_conversations_,
@@ -141,7 +162,8 @@ class Rows {
   CacheWriter& ids_;
   CacheWriter& marks_;
   Open open_;
-  int64_t num_conversations_ = 0, num_cut_ = 0, num_without_ = 0;
+  int64_t num_conversations_ = 0, num_cut_ = 0, num_without_ = 0,
+          num_unwritten_ = 0;
   int64_t num_rows_ = 0, num_counted_ = 0;
 };
 
@@ -202,15 +224,18 @@ void write_chat_samples(const ChatWork& work, CacheWriter& ids,
       }
       encode(encoder, batch, work.form.seq_len, work.threads);
       for (Placed& one : batch) {
+        if (one.tokens.empty()) rows.add_nothing();
         for (ChatTokens& tokens : one.tokens) rows.add(std::move(tokens));
       }
     }
   }
   rows.finish();
-  rows.tell(work.paths.size() == 1
+  const auto chat = template_of(work.form);
+  const size_t others = work.paths.size() - 1;
+  rows.tell(others == 0
                 ? work.paths[0]
-                : c10::str(work.paths[0], " and ", work.paths.size() - 1,
-                           " files more"));
+                : c10::str(work.paths[0], " and ", others, " files more"),
+            chat ? "the chat template " + chat->name() : "a pair");
 }
 
 }  // namespace tessera::data::detail

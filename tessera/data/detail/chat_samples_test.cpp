@@ -13,8 +13,10 @@
 namespace tessera::data {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 // Letters are tokens of their own; "</s>" ends and fills.
 class ChatSamples : public testing::Test {
@@ -67,6 +69,26 @@ class ChatSamples : public testing::Test {
 
 TEST_F(ChatSamples, EachHasItsOwnAndIsCutAtItsEnd) {
   EXPECT_THAT(samples(source()), ElementsAre("aBC....", "DE.....", "fghIJKl"));
+}
+
+TEST_F(ChatSamples, ATemplateThatWritesNothingIsToBlame) {
+  for (const std::string written :
+       {"", "{# gone #}", "{% generation %}{% endgeneration %}",
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}"
+        "{% endfor %}"}) {
+    write_file_atomic(folder_.file("none.jinja"), written);
+    std::string said;
+    try {
+      prepare_tokens(source({.chat_template = folder_.file("none.jinja")}));
+    } catch (const Error& error) {
+      said = message_of(error);
+    }
+    EXPECT_THAT(said, AllOf(HasSubstr("the chat template " +
+                                      folder_.file("none.jinja")),
+                            HasSubstr("writes nothing of an answer for any"),
+                            Not(HasSubstr("seq_len"))))
+        << written;
+  }
 }
 
 TEST_F(ChatSamples, PackedWhereTheyFit) {
