@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "tessera/core/config.h"
+#include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
 #include "tessera/core/printable.h"
 #include "tessera/core/version.h"
@@ -56,6 +57,7 @@ int failed(const std::string& message, ExitCode code) {
 }
 
 int run(int argc, char** argv) {
+  ignore_file_size_limits();
   CLI::App program("Trains transformers across many processes.", "tessera");
   program.set_version_flag("--version", version_line());
   program.set_help_all_flag("--help-all", "Help of every command");

@@ -1,5 +1,5 @@
-// A peer or a reader that goes away is an error of the write, not the end of
-// this process.
+// A peer or a reader that goes away, or a limit, is an error of the write, not
+// the end of this process.
 #pragma once
 
 namespace tessera {
@@ -7,5 +7,9 @@ namespace tessera {
 // Ignores SIGPIPE, unless the program handles it itself. For whoever serves
 // sockets that strangers reach, or trains while somebody reads along.
 void ignore_broken_pipes();
+
+// Ignores SIGXFSZ, likewise: a write beyond the limit of a file's size (ulimit
+// -f) fails as one on a full disk does, by an error that names the file.
+void ignore_file_size_limits();
 
 }  // namespace tessera

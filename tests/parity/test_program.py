@@ -362,10 +362,18 @@ def test_metrics_wait_for_room(program, folder):
     assert done.returncode == 0
     whole = (folder / "runs" / "run" / "metrics.jsonl").stat().st_size
     command = f"ulimit -f {whole // 2 // 1024}; exec {program} train run.json --run.name=full --run.steps=40"
-    full = subprocess.run(["bash", "-c", f"trap '' XFSZ; {command}"], cwd=folder, capture_output=True, text=True,
-                          timeout=120)
+    full = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120)
     assert full.returncode == 74, full.stderr
     assert "The run goes on; lines are kept" in full.stderr and "step: 40/40" in full.stderr
+
+
+def test_a_limit_of_the_files_size_is_an_error_of_the_write(program, folder):
+    for command, name in ((f"{program} train run.json --run.name=small --checkpoint.every=3", "step-"),
+                          (f"{program} schema > out.json", "standard output")):
+        done = subprocess.run(["bash", "-c", f"ulimit -f 8; {command}"], cwd=folder, capture_output=True, text=True,
+                              timeout=120)
+        assert done.returncode == 74, (done.returncode, done.stderr)
+        assert name in done.stderr and "error" in done.stderr, done.stderr
 
 
 def test_another_model_of_the_same_shapes_does_not_resume(program, folder):
