@@ -12,6 +12,7 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/data/chat_template.h"
 #include "tessera/data/token_file.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/engine/run_config.h"
@@ -23,6 +24,8 @@ namespace fs = std::filesystem;
 using checkpoint::Manifest;
 using checkpoint::SafetensorsFile;
 using detail::Json;
+
+constexpr const char* kTokenizerConfig = "tokenizer_config.json";
 
 Json row_of(const checkpoint::TensorSpec& tensor) {
   return {{"name", tensor.name},
@@ -149,17 +152,43 @@ Json describe_peft(const fs::path& path) {
   return json;
 }
 
+// What tokenizer_config.json and chat_template.jinja of its folder say.
+void add_chat(const std::string& path, Json& json) {
+  Json tokens = Json::object();
+  for (const auto& [name, token] : data::special_tokens_of(path)) {
+    tokens[name] = token;
+  }
+  json["special tokens"] = tokens;
+  try {
+    const auto form = data::ChatTemplate::find(path);
+    json["chat template"] = form ? form->name() : "none";
+  } catch (const Error& error) {
+    json["chat template"] = message_of(error);
+  }
+}
+
 Json describe_tokenizer(const std::string& path) {
   const auto tokenizer = data::Tokenizer::load(path);
   Json json = {{"kind", "tokenizer"},
                {"vocab_size", tokenizer.vocab_size()},
-               {"merges", tokenizer.spec().merges.size()},
-               {"added tokens", Json::array()}};
+               {"merges", tokenizer.spec().merges.size()}};
+  add_chat(path, json);
+  json["added tokens"] = Json::array();
   for (const auto& token : tokenizer.spec().added) {
     json["added tokens"].push_back({{"id", token.id},
                                     {"content", token.content},
                                     {"special", token.special}});
   }
+  return json;
+}
+
+Json describe_tokenizer_config(const std::string& path) {
+  Json json = {{"kind", "configuration of a tokenizer"},
+               {"vocabulary", "in tokenizer.json, which is not beside it"}};
+  if (fs::exists(fs::path(path).parent_path() / "tokenizer.json")) {
+    json["vocabulary"] = "in tokenizer.json, beside it";
+  }
+  add_chat(path, json);
   return json;
 }
 
@@ -207,6 +236,9 @@ Json describe_folder(const fs::path& path, bool verify) {
   if (fs::exists(path / "tokenizer.json")) {
     return describe_tokenizer((path / "tokenizer.json").string());
   }
+  if (fs::exists(path / kTokenizerConfig)) {
+    return describe_tokenizer_config((path / kTokenizerConfig).string());
+  }
   const Json steps = describe_checkpoints(path, checks);
   if (!steps.empty()) return {{"kind", "checkpoints"}, {"checkpoints", steps}};
   const Json runs = describe_runs(path);
@@ -214,7 +246,8 @@ Json describe_folder(const fs::path& path, bool verify) {
               ": is none of what inspect knows. Tried: a checkpoint "
               "(manifest.json), a run (config.json and logs/), a Hugging Face "
               "folder (config.json of a model), PEFT's adapters "
-              "(adapter_config.json), a tokenizer (tokenizer.json), "
+              "(adapter_config.json), a tokenizer (tokenizer.json, "
+              "tokenizer_config.json), "
               "checkpoints (step-N), runs (folders with config.json and "
               "logs/).");
   return {{"kind", "runs"}, {"runs", runs}};
@@ -227,6 +260,9 @@ Json describe_file(const fs::path& path, bool verify) {
   }
   if (path.extension() == ".safetensors") {
     return describe_safetensors(path.string());
+  }
+  if (path.filename() == kTokenizerConfig) {
+    return describe_tokenizer_config(path.string());
   }
   if (path.extension() == ".json") {
     return is_tokenizer(path.string()) ? describe_tokenizer(path.string())

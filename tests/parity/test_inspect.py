@@ -77,6 +77,16 @@ def test_a_tokenizer(tessera, tmp_path):
     seen = inspect(tessera, tmp_path / "tokenizer.json")
     assert seen["kind"] == "tokenizer" and seen["vocab_size"] == 270
     assert inspect(tessera, tmp_path)["kind"] == "tokenizer"
+    assert inspect(tessera, tmp_path)["chat template"] == "none"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "chat_template": "{{ 1 }}"}))
+    seen = inspect(tessera, tmp_path)
+    assert seen["special tokens"] == {"eos_token": "</s>"} and seen["vocab_size"] == 270
+    assert seen["chat template"] == str(tmp_path / "tokenizer_config.json")
+    alone = inspect(tessera, tmp_path / "tokenizer_config.json")
+    assert alone["kind"] == "configuration of a tokenizer" and alone["special tokens"] == {"eos_token": "</s>"}
+    (tmp_path / "tokenizer.json").unlink()
+    assert "not beside it" in inspect(tessera, tmp_path)["vocabulary"]
+    assert "eos_token" in tessera("inspect", tmp_path)
 
 
 def test_a_model_type_that_is_no_word(tessera, tmp_path):
