@@ -37,8 +37,8 @@ ChatPrompt chat_prompt(const std::string& system, const std::string& question,
   std::vector<data::ChatMessage> messages;
   if (!system.empty()) messages.push_back({"system", system});
   messages.push_back({"user", question});
-  auto ids = tokenizer.encode(
-      form->render(messages, {.add_generation_prompt = true}));
+  auto ids =
+      tokenizer.encode(form->render(messages, {.add_generation_prompt = true}));
   TS_CHECK_CONFIG(!ids.empty(), "--chat: the chat template ", form->name(),
                   " writes nothing of this prompt. Leave --chat out, or give a "
                   "--tokenizer whose template does.");

@@ -59,8 +59,8 @@ Json last_step_of(const fs::path& run) {
     int64_t number = 0;
     monitor::for_each_line(metrics.string(),
                            [&](const std::string&) { return ++number > 0; });
-    return detail::parse_json(
-        last, c10::str(metrics.string(), ": line ", number));
+    return detail::parse_json(last,
+                              c10::str(metrics.string(), ": line ", number));
   }
 }
 

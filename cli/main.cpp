@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "tessera/core/config.h"
 #include "tessera/core/broken_pipe.h"
+#include "tessera/core/config.h"
 #include "tessera/core/error.h"
 #include "tessera/core/printable.h"
 #include "tessera/core/version.h"

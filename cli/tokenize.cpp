@@ -119,10 +119,11 @@ std::vector<std::string> texts_of(const EncodeFlags& flags) {
     data::Documents documents(path, {.field = flags.field});
     while (const auto text = documents.next()) texts.emplace_back(*text);
   }
-  TS_CHECK_CONFIG(!texts.empty(), flags.input[0],
-                  flags.input.size() > 1 ? " and the other inputs" : "",
-                  ": no text to encode: no document is in there. Give --input a "
-                  "file that has some.");
+  TS_CHECK_CONFIG(
+      !texts.empty(), flags.input[0],
+      flags.input.size() > 1 ? " and the other inputs" : "",
+      ": no text to encode: no document is in there. Give --input a "
+      "file that has some.");
   return texts;
 }
 

@@ -118,15 +118,16 @@ void check_targets(const std::string& folder, const Json& config,
   const std::set<std::string> has(held.begin(), held.end());
   for (const auto& each : models::adaptable_linears(model)) {
     const std::string tensor = models::hugging_face_source(
-        model.config().family, each.name + ".weight").tensor;
+                                   model.config().family, each.name + ".weight")
+                                   .tensor;
     const std::string layer = tensor.substr(0, tensor.rfind(".weight"));
     if (is_named(layer) && !has.contains(layer)) {
       not_held.push_back('"' + layer + '"');
     }
   }
-  const std::string between = c10::str(folder, kConfigFile,
-                                       ": target_modules and the adapters in ",
-                                       folder, kWeightFile, " disagree: ");
+  const std::string between =
+      c10::str(folder, kConfigFile, ": target_modules and the adapters in ",
+               folder, kWeightFile, " disagree: ");
   TS_CHECK_CONFIG(not_named.empty(), between, "not named is ",
                   some_of(not_named, kNamedAtMost),
                   ". Save both from the same model.");

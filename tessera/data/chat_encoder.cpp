@@ -67,8 +67,8 @@ ChatEncoder::ChatEncoder(const Tokenizer& tokenizer,
                          std::optional<int64_t> end)
     : tokenizer_(tokenizer), template_(std::move(chat_template)), end_(end) {}
 
-std::vector<ChatTokens> ChatEncoder::encode(
-    const Conversation& conversation, int64_t max_tokens) const {
+std::vector<ChatTokens> ChatEncoder::encode(const Conversation& conversation,
+                                            int64_t max_tokens) const {
   if (!template_) {
     TS_CHECK_CONFIG(conversation.pair.has_value(),
                     "a chat needs a chat template, and the tokenizer has none. "

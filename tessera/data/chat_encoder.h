@@ -46,8 +46,8 @@ class ChatEncoder {
  private:
   ChatTokens encode_pair(const Conversation::Pair& pair) const;
   ChatTokens encode_rendered(RenderedChat chat) const;
-  std::vector<RenderedChat> render_prefixes(
-      const Conversation& conversation, int64_t max_tokens) const;
+  std::vector<RenderedChat> render_prefixes(const Conversation& conversation,
+                                            int64_t max_tokens) const;
   size_t num_tokens(const std::string& text) const;
 
   const Tokenizer& tokenizer_;

@@ -220,9 +220,8 @@ RenderedChat ChatTemplate::render_first(const ReadMessages& messages,
     variables.set("messages", std::vector<jinja::Value>(
                                   first, first + static_cast<int64_t>(count)));
     variables.set("add_generation_prompt", add_generation_prompt);
-    const jinja::Template& used = read.has_tools && impl_->with_tools
-                                      ? *impl_->with_tools
-                                      : impl_->plain;
+    const jinja::Template& used =
+        read.has_tools && impl_->with_tools ? *impl_->with_tools : impl_->plain;
     jinja::Rendered rendered =
         used.render(variables, jinja::Limits::for_input(read.bytes));
     return {std::move(rendered.text), std::move(rendered.answers)};

@@ -6,7 +6,8 @@
 // names. Of Jinja2 it takes what such templates use.
 // Errors:  TS_CHECK_CONFIG with the template's name and line: what it uses and
 //          is not supported, by name, when it is read; what goes wrong with
-//          these messages, when they are rendered. TS_CHECK_IO: a file of the
+//          these messages, when they are rendered; where it would take more
+//          steps or memory than any model's needs. TS_CHECK_IO: a file of the
 //          folder is broken.
 // Threads: any number may use a template at once.
 #pragma once

@@ -10,8 +10,8 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/data/tokenizer.h"
 #include "tessera/core/units.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/models/adapters.h"
 #include "tessera/nn/parameter.h"
@@ -194,7 +194,8 @@ void check_own_targets(const models::ModelConfig& model,
   const auto given = adapted_layers(model, theirs);
   theirs.targets = model.lora.targets;
   TS_CHECK_CONFIG(adapted_layers(model, theirs) == given,
-                  "model.lora.targets is ", some_of(theirs.targets, kNamedAtMost),
+                  "model.lora.targets is ",
+                  some_of(theirs.targets, kNamedAtMost),
                   ", but the folder in model.lora.from, ", theirs.from,
                   ", has adapters of ", some_of(given, kNamedAtMost),
                   ". Leave the key out.");

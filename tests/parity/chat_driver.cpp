@@ -43,7 +43,8 @@ void encode(const std::string& folder, const std::string& path,
   data::Conversations conversations(path);
   while (const auto conversation = conversations.next()) {
     Json lists = Json::array();
-    for (const data::ChatTokens& tokens : encoder.encode(*conversation, max_tokens)) {
+    for (const data::ChatTokens& tokens :
+         encoder.encode(*conversation, max_tokens)) {
       lists.push_back({{"ids", tokens.ids}, {"answers", tokens.answers}});
     }
     out << lists.dump() << '\n';

@@ -87,11 +87,10 @@ class Rows {
 
   // `writer`: what the conversations were written by, for messages.
   void tell(const std::string& name, const std::string& writer) const {
-    TS_CHECK_CONFIG(num_unwritten_ == 0 || num_unwritten_ < num_conversations_,
-                    name, ": ", writer,
-                    " writes nothing of an answer for any of ",
-                    num_conversations_,
-                    " conversations. Give a data.chat_template that does.");
+    TS_CHECK_CONFIG(
+        num_unwritten_ == 0 || num_unwritten_ < num_conversations_, name, ": ",
+        writer, " writes nothing of an answer for any of ", num_conversations_,
+        " conversations. Give a data.chat_template that does.");
     if (num_unwritten_ > 0) {
       log::warning(name, ": of ", num_unwritten_, " of ", num_conversations_,
                    " conversations ", writer,

@@ -56,8 +56,9 @@ bool JsonRecords::next() {
 
 void JsonRecords::parse(const std::string& piece) {
   if (piece.find_first_not_of(" \t\r\n") == std::string::npos) {
-    refuse("column 1: not JSON: nothing between two commas, or behind the last "
-           "one. Remove the comma");
+    refuse(
+        "column 1: not JSON: nothing between two commas, or behind the last "
+        "one. Remove the comma");
   }
   const size_t wrong = find_invalid_utf8(piece);
   if (wrong != std::string_view::npos) {

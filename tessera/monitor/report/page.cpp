@@ -218,8 +218,8 @@ std::string shortened(const std::string& text) {
     if (begins_character(text[end]) && ++count > kCharactersShown) break;
   }
   if (end == text.size()) return escaped(text);
-  const auto left_out = std::count_if(
-      text.begin() + static_cast<int64_t>(end), text.end(), begins_character);
+  const auto left_out = std::count_if(text.begin() + static_cast<int64_t>(end),
+                                      text.end(), begins_character);
   return c10::str(escaped(text.substr(0, end)), "<span class=\"soft\"> ... ",
                   left_out,
                   " characters are left out: all are in samples.jsonl.</span>");

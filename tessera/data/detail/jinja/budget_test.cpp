@@ -66,8 +66,7 @@ TEST(Budget, APageThatIsTooLongIsRefused) {
 TEST(Budget, WhatGoesOnAndOnIsRefused) {
   const std::string loops =
       "{% for i in r %}{% for j in r %}{% for k in r %}{% for l in r %}";
-  const std::string ends =
-      "{% endfor %}{% endfor %}{% endfor %}{% endfor %}";
+  const std::string ends = "{% endfor %}{% endfor %}{% endfor %}{% endfor %}";
   for (const std::string body : {"", "{% if i == 1 %}{% endif %}"}) {
     EXPECT_THAT(outcome("{% set r = range(99) %}" + loops + body + ends),
                 HasSubstr("one rendering takes more than 100000 steps"));
@@ -83,12 +82,11 @@ TEST(Budget, WhatGoesOnAndOnIsRefused) {
 
 // A list that holds itself twice holds its first item 2^n times.
 TEST(Budget, SharedItemsCountEachTime) {
-  const std::string twice =
-      grown("[1]) %}{% for i in range(60) %}"
-            "{% set n.x = [n.x, n.x] %}{% endfor %}");
-  for (const std::string use :
-       {"n.x|string", "n.x|tojson", "n.x == [n.x[0], n.x[1]]",
-        "[n.x, n.x]|sort"}) {
+  const std::string twice = grown(
+      "[1]) %}{% for i in range(60) %}"
+      "{% set n.x = [n.x, n.x] %}{% endfor %}");
+  for (const std::string use : {"n.x|string", "n.x|tojson",
+                                "n.x == [n.x[0], n.x[1]]", "[n.x, n.x]|sort"}) {
     EXPECT_THAT(outcome(twice + "{{ " + use + " }}"),
                 HasSubstr("one rendering "))
         << use;
@@ -110,8 +108,8 @@ TEST(Budget, DepthDoesNotUseUpTheStack) {
                       Limits{}),
               HasSubstr("deep in each other"));
   EXPECT_EQ(outcome(grown("1) %}{% for i in range(100000) %}"
-                          "{% set n.x = namespace(x=n.x) %}{% endfor %}")
-                        + "done",
+                          "{% set n.x = namespace(x=n.x) %}{% endfor %}") +
+                        "done",
                     Limits{}),
             "done");
 }

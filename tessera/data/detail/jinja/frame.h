@@ -19,7 +19,7 @@ struct Rendering {
   std::string output = {};  // of the template itself, not of a macro
   std::vector<std::pair<size_t, size_t>> answers = {};  // {% generation %}
   int line = 1;
-  int depth = 0;  // of macros that call each other
+  int depth = 0;           // of macros that call each other
   int64_t num_macros = 0;  // so far
   size_t num_kept = 0;     // of the frames, since a macro was made in them
   // Which may hold each other in a ring, or in a chain of any length.

@@ -85,7 +85,8 @@ class Writer {
 
   void write(const Value& value) {
     use_steps(1);
-    use_bytes(static_cast<int64_t>(out_.size() - std::exchange(counted_, out_.size())));
+    use_bytes(static_cast<int64_t>(out_.size() -
+                                   std::exchange(counted_, out_.size())));
     if (value.text()) {
       out_ += json_text(value.text()->text, style_.ascii);
     } else if (value.is_none()) {

@@ -37,9 +37,9 @@ Value loop_at(const std::vector<Value>& items, size_t i, int depth) {
   thread_local const std::array<Value, 11> keys = {
       "index",  "index0", "revindex", "revindex0", "first",   "last",
       "length", "depth",  "depth0",   "previtem",  "nextitem"};
-  const std::array<Value, 9> values = {
-      at + 1, at, size - at, size - at - 1, at == 0, at + 1 == size,
-      size, depth, depth - 1};
+  const std::array<Value, 9> values = {at + 1,        at,      size - at,
+                                       size - at - 1, at == 0, at + 1 == size,
+                                       size,          depth,   depth - 1};
   names.reserve(keys.size());
   for (size_t key = 0; key < values.size(); ++key) {
     names.emplace_back(keys[key], values[key]);

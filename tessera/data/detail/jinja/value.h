@@ -1,9 +1,9 @@
 // What the variables of a template are: Python's values, as far as templates
 // of chats meet them.
 //
-// Values are immutable but for a namespace, and cheap to copy: what has items or
-// text is shared. Text is UTF-8, counted in code points as Python counts. Making
-// a value uses the rendering's budget (budget.h).
+// Values are immutable but for a namespace, and cheap to copy: what has items
+// or text is shared. Text is UTF-8, counted in code points as Python counts.
+// Making a value uses the rendering's budget (budget.h).
 // Errors: Failure, whose words Template puts behind the place.
 #pragma once
 
