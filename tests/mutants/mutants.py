@@ -79,9 +79,10 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
            r"^\S+weight: the layers see another value .* stale, over dp_shard"),
     Mutant("scale_off_by_an_axis", RANK,
-           "  const at::Tensor mean = loss.sum / input_.target_tokens;\n",
-           "  at::Tensor mean = loss.sum / input_.target_tokens;\n"
-           "  if (MUTANT) mean = mean * composed_.mesh.degree(mesh::Axis::kCp);\n",
+           "trains() ? std::optional(1 / input_.target_tokens) : std::nullopt;\n",
+           "trains() ? std::optional((MUTANT ? composed_.mesh.degree(mesh::Axis::kCp) : 1) /\n"
+           "                         input_.target_tokens)\n"
+           "               : std::nullopt;\n",
            mesh(mesh={"cp": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
     Mutant("expert_gradients_divided_by_ep", ACTOR,
@@ -201,9 +202,9 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 1}),
            r"all_gather in group dp_shard is awaited by \"begin GatherParameters unit \d\", which does not need it"),
     Mutant("loss_read_by_micro_batch", RANK,
-           "  last.gradient = torch::autograd::grad({mean}, {logits})[0];\n",
-           "  if (MUTANT && composed_.data->size() > 1) mean.item();\n"
-           "  last.gradient = torch::autograd::grad({mean}, {logits})[0];\n",
+           "  if (trains()) last.gradient = logits;\n",
+           "  if (MUTANT && composed_.data->size() > 1) loss.sum.item();\n"
+           "  if (trains()) last.gradient = logits;\n",
            mesh(mesh={"dp_replicate": 2}),
            r"the host reads 5 times in a step, where 1 are needed"),
     Mutant("norm_read_twice", ACTOR,
