@@ -41,6 +41,7 @@ void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
   loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;
   expert_load_ = at::Tensor();
   updates_ = false;
+  gradient_scale_ = 1;
 }
 
 void ModelActor::zero_gradients() { composed_.parameters->zero_gradients(); }
@@ -145,17 +146,14 @@ void ModelActor::await(const Instruction& instruction) {
   }
 }
 
+// The updates that follow read gradients so: no pass over them.
 void ModelActor::clip_gradients() {
-  std::vector<at::Tensor> gradients;
-  for (const auto& parameter : composed_.parameters->trained()) {
-    gradients.push_back(parameter.gradient);
-  }
-  optim::scale_gradients(gradients, optim::clip_scale(grad_norm_, clip_norm_));
+  gradient_scale_ = optim::clip_scale(grad_norm_, clip_norm_);
 }
 
 // Parameters lie unit by unit, and so do the optimizer's segments.
 void ModelActor::optimizer_step(int64_t unit) {
-  if (!std::exchange(updates_, true)) optimizer_->begin_step();
+  if (!std::exchange(updates_, true)) optimizer_->begin_step(gradient_scale_);
   const auto& all = composed_.parameters->trained();
   if (unit < 0) return optimizer_->step(input_.lr, 0, all.size());
   const auto [first, last] = std::ranges::equal_range(

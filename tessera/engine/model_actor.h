@@ -100,7 +100,8 @@ class ModelActor : public program::Actor {
   std::vector<at::Tensor> balances_;
   at::Tensor squares_;  // this rank's part of the squared norm; then the sum
   comm::Work norm_work_;
-  bool updates_ = false;  // the optimizer's step has begun
+  bool updates_ = false;       // the optimizer's step has begun
+  double gradient_scale_ = 1;  // in it, as the norm says
   double loss_sum_ = 0;
   double weight_ = 0;
   double aux_sum_ = 0;

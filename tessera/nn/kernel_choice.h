@@ -17,12 +17,13 @@ enum class Kernel {
   kSwiGlu,           // silu(gate) * up in one pass, forward and backward
   kNormBranch,       // RMSNorm's gradient and the residual's in one pass
   kCrossEntropy,     // the loss and its gradient, row by row
+  kAdamW,            // optim: clipping, update and rounded copy in one pass
 };
 
 // Of each Kernel, in their order.
 inline constexpr std::array kKernelNames = {
     "onednn_product", "widened_product", "joint_products", "gradient_in_place",
-    "swiglu",         "norm_branch",     "cross_entropy"};
+    "swiglu",         "norm_branch",     "cross_entropy",  "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

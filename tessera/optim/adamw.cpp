@@ -2,9 +2,12 @@
 
 #include <ATen/ATen.h>
 
-namespace tessera::optim {
+#include "tessera/optim/detail/adam_pass.h"
 
-void adamw(const OptimizerConfig& config, const UpdateGroup& group) {
+namespace tessera::optim {
+namespace {
+
+void by_libtorch(const OptimizerConfig& config, const UpdateGroup& group) {
   // The kernel reads t from a tensor beside each parameter.
   const std::vector<at::Tensor> step(
       group.parameters.size(),
@@ -14,6 +17,16 @@ void adamw(const OptimizerConfig& config, const UpdateGroup& group) {
                     group.moments[1], /*max_exp_avg_sqs=*/{}, step, group.lr,
                     config.betas[0], config.betas[1], group.weight_decay,
                     config.eps, /*amsgrad=*/false, /*maximize=*/false);
+}
+
+}  // namespace
+
+void adamw(const OptimizerConfig& config, const UpdateGroup& group) {
+  if (detail::runs_in_one_pass(group)) {
+    return detail::adam_in_one_pass(config, group, detail::Decay::kDecoupled);
+  }
+  update_in_passes(
+      group, [&](const UpdateGroup& plain) { by_libtorch(config, plain); });
 }
 
 }  // namespace tessera::optim

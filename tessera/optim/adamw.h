@@ -5,7 +5,9 @@
 //   p <- p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //
 // State:   "exp_avg.<parameter>" (m), "exp_avg_sq.<parameter>" (v), "step" (t).
-// Kernel:  ATen's fused one: one pass over memory.
+// Kernel:  one pass over memory, that scales gradients and rounds copies too
+//          (detail/adam_pass.h); on other devices than the CPU ATen's fused
+//          one, between passes for these.
 // Source:  Loshchilov and Hutter 2019, arXiv 1711.05101.
 #pragma once
 

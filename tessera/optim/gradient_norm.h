@@ -2,11 +2,10 @@
 //
 //   at::Tensor sum = sum_of_squares(owned_gradients);  // this rank's elements
 //   ... sum over ranks, each element counted once; the host reads it ...
-//   scale_gradients(gradients, clip_scale(norm, clip_norm));
+//   optimizer.begin_step(clip_scale(norm, clip_norm));
 //
 // Device:  the sum stays on the gradients' device. The scale is the host's, who
-//          must know the norm before anything is updated: a factor of 1, which
-//          is most steps', costs no pass over the gradients.
+//          must know the norm before anything is updated.
 // Order:   squares are summed in double, tensor by tensor, in an order that
 //          depends on the sizes alone, not on the number of threads.
 // Comm:    none: the sum over ranks is the caller's.

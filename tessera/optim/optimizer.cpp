@@ -108,26 +108,38 @@ void Optimizer::require_gradient(size_t i) const {
            " and its gradient ", gradient.sizes(), ".");
 }
 
-at::Tensor Optimizer::gradient_of(size_t i) const {
-  return gradient_as_given(segments_[i])
-      .detach()
-      .to(masters_[i].options())
-      .contiguous();
+// As it was reduced: the rule reads it, whatever its type.
+at::Tensor Optimizer::gradient_of(size_t i, bool in_parts) const {
+  const at::Tensor gradient =
+      gradient_as_given(segments_[i]).detach().to(masters_[i].device());
+  const bool as_it_lies = in_parts && is_contiguous_by_parts(gradient);
+  return as_it_lies ? gradient : gradient.contiguous();
+}
+
+void Optimizer::append_segment(size_t i, UpdateGroup& group) const {
+  const at::Tensor parameter = segments_[i].parameter.detach();
+  const bool in_parts =
+      !parameter.is_contiguous() || !masters_[i].is_contiguous();
+  append(masters_[i], in_parts, group.parameters);
+  append(gradient_of(i, in_parts), in_parts, group.gradients);
+  for (size_t m = 0; m < moments_.size(); ++m) {
+    append(moments_[m][i], in_parts, group.moments[m]);
+  }
+  if (is_low_precision(parameter.scalar_type())) {
+    append(parameter, in_parts, group.copies);
+  } else {
+    group.copies.resize(group.parameters.size());
+  }
 }
 
 UpdateGroup Optimizer::group_of(size_t first, size_t count, bool decay) const {
   UpdateGroup group;
   group.step = steps();
   group.weight_decay = decay ? config_.weight_decay : 0.0;
+  group.gradient_scale = gradient_scale_;
   group.moments.resize(moments_.size());
   for (size_t i = first; i < first + count; ++i) {
-    if (segments_[i].decay != decay) continue;
-    const bool in_parts = !masters_[i].is_contiguous();
-    append(masters_[i], in_parts, group.parameters);
-    append(gradient_of(i), in_parts, group.gradients);
-    for (size_t m = 0; m < moments_.size(); ++m) {
-      append(moments_[m][i], in_parts, group.moments[m]);
-    }
+    if (segments_[i].decay == decay) append_segment(i, group);
   }
   return group;
 }
@@ -138,12 +150,13 @@ void Optimizer::step(double lr) {
   step(lr, 0, segments_.size());
 }
 
-void Optimizer::begin_step() {
+void Optimizer::begin_step(double gradient_scale) {
   for (size_t i = 0; i < segments_.size(); ++i) {
     TS_CHECK(updated_[i], "optim: a step begins, but parameter '",
              segments_[i].name, "' was not updated in step ", steps(), ".");
   }
   updated_.assign(segments_.size(), false);
+  gradient_scale_ = gradient_scale;
   steps_.add_(1);
 }
 
@@ -162,13 +175,7 @@ void Optimizer::step(double lr, size_t first, size_t count) {
     group.lr = lr;
     if (!group.parameters.empty()) rule_.update(config_, group);
   }
-  for (size_t i = first; i < first + count; ++i) {
-    at::Tensor parameter = segments_[i].parameter.detach();
-    if (is_low_precision(parameter.scalar_type())) {
-      parameter.copy_(masters_[i]);
-    }
-    updated_[i] = true;
-  }
+  for (size_t i = first; i < first + count; ++i) updated_[i] = true;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,

@@ -7,7 +7,9 @@
 // Precision: parameters in fp32 or fp64 are updated as they are. One in bf16 or
 //          fp16 gets an fp32 master here, which is updated and copied back:
 //          make the optimizer when the parameters hold their values.
-// Comm:    none: gradients arrive reduced and clipped.
+// Clips:   by a factor that a step is given: a rule multiplies gradients by it
+//          as it reads them, or where they lie: after it they are of no use.
+// Comm:    none: gradients arrive reduced.
 // Errors:  a gradient that is missing or of another shape is refused by name,
 //          before anything is changed. Parameters (or masters) of two types or
 //          on two devices are refused.
@@ -53,7 +55,8 @@ class Optimizer {
   void step(double lr);
   // The same in parts, to the bit: begin_step() once, then step() of ranges of
   // segments in any order, which together are all segments, each once.
-  void begin_step();
+  // Gradients count times `gradient_scale` in all of it.
+  void begin_step(double gradient_scale = 1.0);
   void step(double lr, size_t first, size_t count);
 
   // Steps begun, over all runs: part of the state.
@@ -66,7 +69,8 @@ class Optimizer {
   void add_masters();
   void add_moments();
   void require_gradient(size_t segment) const;
-  at::Tensor gradient_of(size_t segment) const;
+  at::Tensor gradient_of(size_t segment, bool in_parts) const;
+  void append_segment(size_t segment, UpdateGroup& group) const;
   UpdateGroup group_of(size_t first, size_t count, bool decay) const;
 
   const UpdateRule rule_;
@@ -76,6 +80,7 @@ class Optimizer {
   std::vector<std::vector<at::Tensor>> moments_;  // by moment and segment
   std::vector<NamedTensor> state_;
   at::Tensor steps_;           // int64, on the CPU
+  double gradient_scale_ = 1;  // of the step that has begun
   std::vector<bool> updated_;  // in this step, by segment
 };
 

@@ -246,6 +246,33 @@ TEST(Optimizer, PartsOfAStepEqualTheWholeBitForBit) {
   }
 }
 
+// By a power of two, which rounds nothing; every rule, in every type.
+TEST(Optimizer, GradientsCountTimesTheScaleOfTheStep) {
+  for (const UpdateRule& rule : update_rules()) {
+    const OptimizerConfig config{.type = rule.name, .momentum = 0.9};
+    for (const at::ScalarType type :
+         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      const auto scaled = example_parameters(type);
+      const auto plain = example_parameters(type);
+      const auto by_step = make_optimizer(config, segments_of(scaled));
+      const auto before = make_optimizer(config, segments_of(plain));
+      for (int step = 0; step < 3; ++step) {
+        for (size_t i = 0; i < plain.size(); ++i) {
+          const at::Tensor gradient = at::randn_like(plain[i]);
+          by_step->segments()[i].gradient.copy_(gradient);
+          before->segments()[i].gradient.copy_(gradient * 0.25);
+        }
+        by_step->begin_step(0.25);
+        by_step->step(0.01, 0, scaled.size());
+        before->step(0.01);
+      }
+      for (size_t i = 0; i < plain.size(); ++i) {
+        EXPECT_TRUE(at::equal(scaled[i], plain[i])) << rule.name << type << i;
+      }
+    }
+  }
+}
+
 TEST(Optimizer, PartsOfAStepThatAreNoStepAreRefused) {
   const auto sgd =
       make_optimizer(sgd_config(), segments_of(example_parameters(at::kFloat)));
@@ -385,6 +412,27 @@ TEST(Optimizer, AShardWhosePartsAreContiguous) {
   }
   EXPECT_THROW(make_optimizer({}, {{"p", whole.select(2, 0), gradient, true}}),
                Error);
+}
+
+// Its master lies in one piece, its gradient as it does.
+TEST(Optimizer, AShardInBf16WhosePartsAreContiguous) {
+  at::manual_seed(3);
+  const at::Tensor whole = at::randn({3, 5, 4}).to(at::kBFloat16);
+  const at::Tensor gradients = at::randn({3, 5, 4});
+  const at::Tensor shard = whole.narrow(1, 2, 2);
+  const at::Tensor copy = shard.clone();
+  for (const char* type : {"adamw", "sgd"}) {
+    OptimizerConfig config;
+    config.type = type;
+    for (const at::Tensor& parameter : {shard, copy}) {
+      const at::Tensor gradient = gradients.narrow(1, 1, 2);
+      const auto optimizer =
+          make_optimizer(config, {{"p", parameter, gradient, /*decay=*/true}});
+      optimizer->step(0.1);
+      optimizer->step(0.1);
+    }
+    EXPECT_TRUE(at::equal(shard, copy.contiguous())) << type;
+  }
 }
 
 }  // namespace

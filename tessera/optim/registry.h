@@ -8,26 +8,13 @@
 // To add one: its header, its source, and an entry in the list.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "tessera/optim/optim_config.h"
+#include "tessera/optim/update_group.h"
 
 namespace tessera::optim {
-
-// Tensors that are updated together, all fp32 or all fp64; no gradient is
-// missing, and every tensor has its parameter's shape.
-struct UpdateGroup {
-  int64_t step = 1;  // the one that is being taken, over all runs, from 1
-  double lr = 0;
-  double weight_decay = 0;             // 0 for those that do not decay
-  std::vector<at::Tensor> parameters;  // or their masters
-  std::vector<at::Tensor> gradients;
-  std::vector<std::vector<at::Tensor>> moments;  // as the rule lists them
-};
 
 // A tensor that is kept for each parameter, zero at first.
 struct Moment {
@@ -39,7 +26,8 @@ struct Moment {
 
 struct UpdateRule {
   std::string name;  // in optimizer.type
-  // In place, each element by itself: a tensor may be part of a parameter.
+  // In place, and the copies; each element by itself: a tensor may be part of a
+  // parameter. The gradients may be scaled where they lie.
   void (*update)(const OptimizerConfig& config, const UpdateGroup& group);
   std::vector<Moment> moments;
   // Of optimizer.*, beside type, lr, weight_decay and clip_norm.

@@ -208,8 +208,8 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"the host reads 5 times in a step, where 1 are needed"),
     Mutant("norm_read_twice", ACTOR,
-           "  std::vector<at::Tensor> gradients;\n",
-           "  std::vector<at::Tensor> gradients;\n"
+           "void ModelActor::clip_gradients() {\n",
+           "void ModelActor::clip_gradients() {\n"
            "  if (MUTANT) squares_.item();\n",
            mesh(mesh={"tp": 2}),
            r"the host reads 2 times in a step, where 1 are needed"),

@@ -4,7 +4,7 @@ import pytest
 from runs import assert_equal_runs, configuration, run, train
 
 KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_place", "swiglu",
-           "norm_branch", "cross_entropy"]
+           "norm_branch", "cross_entropy", "adamw"]
 # Large enough for each of them.
 SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4},
             "model": {"hidden": 128, "ffn": 352, "layers": 2}, "schedule": {"warmup": 0}}

@@ -1,0 +1,130 @@
+#include "tessera/optim/detail/adam_pass.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/core/vectors.h"
+#include "tessera/nn/kernel_choice.h"
+#include "tessera/optim/kernels/kernels.h"
+
+namespace tessera::optim::detail {
+namespace {
+
+using kernels::Gradient;
+
+// What one thread takes at least.
+constexpr int64_t kElementsPerPart = int64_t{1} << 14;
+
+const kernels::Kernels& table() {
+  static const auto& chosen = *that_run_here(kernels::kByVectors).back();
+  return chosen;
+}
+
+kernels::AdamNumbers numbers_of(const OptimizerConfig& config,
+                                const UpdateGroup& group, Decay decay) {
+  const double beta1 = config.betas[0], beta2 = config.betas[1];
+  const auto step = static_cast<double>(group.step);
+  const bool decoupled = decay == Decay::kDecoupled;
+  return {
+      .gradient_scale = group.gradient_scale,
+      .decay_in_gradient = decoupled ? 0.0 : group.weight_decay,
+      .kept = decoupled ? 1.0 - group.lr * group.weight_decay : 1.0,
+      .beta1 = beta1,
+      .beta2 = beta2,
+      .of_gradient = 1.0 - beta1,
+      .of_square = 1.0 - beta2,
+      .step_size = group.lr / (1.0 - std::pow(beta1, step)),
+      .root_scale = 1.0 / std::sqrt(1.0 - std::pow(beta2, step)),
+      .eps = config.eps,
+  };
+}
+
+bool rounds_to(const at::Tensor& copy) {
+  return copy.defined() && copy.scalar_type() == at::kBFloat16;
+}
+
+// The tensors of one parameter, of which a kernel takes a range.
+class Update {
+ public:
+  Update(const UpdateGroup& group, size_t i)
+      : parameter_(group.parameters[i]),
+        gradient_(readable(group.gradients[i], parameter_.scalar_type())),
+        exp_avg_(group.moments[0][i]),
+        exp_avg_sq_(group.moments[1][i]) {
+    if (rounds_to(group.copies[i])) rounded_ = group.copies[i];
+  }
+
+  void run(const kernels::AdamNumbers& numbers, int64_t first,
+           int64_t count) const {
+    const auto from = [first](const at::Tensor& tensor) -> void* {
+      if (!tensor.defined()) return nullptr;
+      return static_cast<char*>(tensor.data_ptr()) +
+             first * static_cast<int64_t>(tensor.itemsize());
+    };
+    table().adam(type_of(gradient_), numbers,
+                 {.parameter = from(parameter_),
+                  .gradient = from(gradient_),
+                  .exp_avg = from(exp_avg_),
+                  .exp_avg_sq = from(exp_avg_sq_),
+                  .rounded = from(rounded_)},
+                 count);
+  }
+
+ private:
+  static at::Tensor readable(const at::Tensor& gradient,
+                             at::ScalarType parameter) {
+    const bool narrow =
+        gradient.scalar_type() == at::kBFloat16 && parameter == at::kFloat;
+    return narrow ? gradient : gradient.to(parameter);
+  }
+
+  static Gradient type_of(const at::Tensor& gradient) {
+    if (gradient.scalar_type() == at::kDouble) return Gradient::kF64;
+    return gradient.scalar_type() == at::kFloat ? Gradient::kF32
+                                                : Gradient::kBF16;
+  }
+
+  at::Tensor parameter_, gradient_, exp_avg_, exp_avg_sq_, rounded_;
+};
+
+void write_other_copies(const UpdateGroup& group) {
+  for (size_t i = 0; i < group.copies.size(); ++i) {
+    const at::Tensor& copy = group.copies[i];
+    if (copy.defined() && !rounds_to(copy)) copy.copy_(group.parameters[i]);
+  }
+}
+
+}  // namespace
+
+bool runs_in_one_pass(const UpdateGroup& group) {
+  return group.parameters.front().is_cpu() && nn::uses(nn::Kernel::kAdamW);
+}
+
+void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
+                      Decay decay) {
+  const auto numbers = numbers_of(config, group, decay);
+  std::vector<Update> updates;
+  std::vector<int64_t> ends;  // of each parameter, counted over all of them
+  for (size_t i = 0; i < group.parameters.size(); ++i) {
+    updates.emplace_back(group, i);
+    const int64_t before = ends.empty() ? 0 : ends.back();
+    ends.push_back(before + group.parameters[i].numel());
+  }
+  at::parallel_for(
+      0, ends.back(), kElementsPerPart, [&](int64_t begin, int64_t end) {
+        auto i = static_cast<size_t>(std::ranges::upper_bound(ends, begin) -
+                                     ends.begin());
+        while (begin < end) {
+          const int64_t start = i == 0 ? 0 : ends[i - 1];
+          const int64_t count = std::min(end, ends[i]) - begin;
+          updates[i++].run(numbers, begin - start, count);
+          begin += count;
+        }
+      });
+  write_other_copies(group);
+}
+
+}  // namespace tessera::optim::detail

@@ -1,0 +1,25 @@
+// The update of Adam and AdamW in one pass over memory: the gradient is scaled
+// as it is read, and the copy in bf16 is rounded as the master is written.
+//
+// Types:   gradients of the parameters' type, or bf16 beside fp32; others are
+//          converted before. Copies in bf16; others are written behind.
+// Bits:    an element's depend on its own numbers alone, not on where it lies,
+//          how many threads there are, or which vectors.
+// Threads: work is shared out by at::parallel_for, all tensors as one range.
+#pragma once
+
+#include "tessera/optim/optim_config.h"
+#include "tessera/optim/update_group.h"
+
+namespace tessera::optim::detail {
+
+enum class Decay { kInGradient, kDecoupled };
+
+// On the CPU, and not left out by name.
+bool runs_in_one_pass(const UpdateGroup& group);
+
+// REQUIRES: runs_in_one_pass().
+void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
+                      Decay decay);
+
+}  // namespace tessera::optim::detail

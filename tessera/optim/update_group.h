@@ -1,0 +1,32 @@
+// What an optimizer's rule updates together.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace tessera::optim {
+
+// No gradient is missing; all tensors of a parameter have its shape, and all of
+// them are contiguous.
+struct UpdateGroup {
+  int64_t step = 1;  // the one that is being taken, over all runs, from 1
+  double lr = 0;
+  double weight_decay = 0;             // 0 for those that do not decay
+  double gradient_scale = 1;           // gradients count times it
+  std::vector<at::Tensor> parameters;  // or their masters: all fp32 or all fp64
+  std::vector<at::Tensor> gradients;   // as they were reduced: of any type
+  std::vector<std::vector<at::Tensor>> moments;  // as the rule lists them
+  // Of each master, the parameter in low precision; undefined where the
+  // parameter is its own master.
+  std::vector<at::Tensor> copies;
+};
+
+// By operators of LibTorch: `update` gets gradients of the masters' type, which
+// are scaled, and need not heed the copies. One pass over memory for each.
+void update_in_passes(const UpdateGroup& group,
+                      const std::function<void(const UpdateGroup&)>& update);
+
+}  // namespace tessera::optim
