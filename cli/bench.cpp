@@ -29,12 +29,6 @@ namespace {
 
 namespace bench = benchmark;
 
-std::string joined(int argc, char** argv) {
-  std::string words = "tessera";
-  for (int i = 1; i < argc; ++i) words += std::string(" ") + argv[i];
-  return words;
-}
-
 class BenchCommand {
  public:
   BenchCommand(const BenchFlags& flags, int argc, char** argv)
@@ -59,7 +53,7 @@ class BenchCommand {
           is_rank ? std::max<int64_t>(1, place.local_world_size) : ranks);
     }
     around_ = {
-        .command = joined(argc_, argv_),
+        .command = command_line(argc_, argv_),
         .host = host_name(),
         .processor = processor_name(),
         .cores = launch::available_cores(),
@@ -202,6 +196,7 @@ void add_bench(CLI::App& program, int argc, char** argv) {
   command->callback(
       [flags, argc, argv] { BenchCommand(*flags, argc, argv).run(); });
   add_bench_step(*group, argc, argv);
+  add_bench_kernels(*group, argc, argv);
 }
 
 }  // namespace tessera::cli

@@ -55,16 +55,6 @@ void check_backends(const std::vector<std::string>& names) {
   }
 }
 
-// CLI::Range lets NaN through.
-CLI::Validator is_number() {
-  return {[](const std::string& text) {
-            return std::isnan(std::strtod(text.c_str(), nullptr))
-                       ? "Value " + text + " is not a number"
-                       : std::string();
-          },
-          ""};
-}
-
 bool holds(const auto& list, const auto& value) {
   return std::find(list.begin(), list.end(), value) != list.end();
 }
@@ -125,16 +115,6 @@ void check_tune(const bench::Plan& plan) {
   TS_CHECK_USAGE(std::getenv("TESSERA_COMM_TABLE") == nullptr,
                  "--tune compares with each backend's own algorithm, but "
                  "TESSERA_COMM_TABLE puts others in its place. Unset it.");
-}
-
-void check_output(const char* option, const std::string& path) {
-  if (path.empty()) return;
-  std::error_code ignored;
-  TS_CHECK_USAGE(!std::filesystem::is_directory(path, ignored), option, " ",
-                 path, " is a folder. Name a file.");
-  const auto folder = std::filesystem::absolute(path).parent_path();
-  TS_CHECK_IO(std::filesystem::is_directory(folder, ignored), option, " ", path,
-              ": there is no folder ", folder.string(), ".");
 }
 
 std::vector<std::string> operation_names() {
@@ -222,7 +202,32 @@ void add_output(CLI::App& command, BenchFlags& flags) {
       ->excludes("--registered");
 }
 
+void check_output(const char* option, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code ignored;
+  TS_CHECK_USAGE(!std::filesystem::is_directory(path, ignored), option, " ",
+                 path, " is a folder. Name a file.");
+  const auto folder = std::filesystem::absolute(path).parent_path();
+  TS_CHECK_IO(std::filesystem::is_directory(folder, ignored), option, " ", path,
+              ": there is no folder ", folder.string(), ".");
+}
+
 }  // namespace
+
+CLI::Validator is_number() {
+  return {[](const std::string& text) {
+            return std::isnan(std::strtod(text.c_str(), nullptr))
+                       ? "Value " + text + " is not a number"
+                       : std::string();
+          },
+          ""};
+}
+
+std::string command_line(int argc, char** argv) {
+  std::string words = "tessera";
+  for (int i = 1; i < argc; ++i) words += std::string(" ") + argv[i];
+  return words;
+}
 
 bench::Plan plan_of(const BenchFlags& flags) {
   bench::Plan plan{.series = series_of(flags),

@@ -1,4 +1,5 @@
-// What `tessera bench comm` is told: its flags, and the plan that they are.
+// What `tessera bench comm` is told: its flags, and the plan that they are. And
+// what all of bench ask of theirs.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -45,10 +46,17 @@ benchmark::Plan plan_of(const BenchFlags& flags);
 // buffers that the host cannot hold, files that cannot be written.
 void check_memory(const benchmark::Plan& plan, int64_t ranks,
                   int64_t local_ranks);
+
 struct OutputFile {
   const char* flag;
   std::string path;  // "": none
 };
 void check_output_files(const std::vector<OutputFile>& files);
+
+// CLI::Range lets NaN through.
+CLI::Validator is_number();
+
+// As it was typed, for whoever reads the figures later.
+std::string command_line(int argc, char** argv);
 
 }  // namespace tessera::cli

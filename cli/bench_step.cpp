@@ -49,7 +49,7 @@ class BenchStepCommand {
     check_output_files({{"--json", flags.json}, {"--plot", flags.plot}});
   }
 
-  void run(const std::vector<std::string>& arguments, char** argv) {
+  void run(int argc, char** argv) {
     const auto place = find_place(flags_.ranks);
     const int64_t wanted = flags_.ranks.nproc > 0
                                ? flags_.ranks.nproc
@@ -71,22 +71,22 @@ class BenchStepCommand {
             },
         .work =
             [&](comm::Communicator& ranks) {
-              measure(ranks, place, arguments);
+              measure(ranks, place, command_line(argc, argv));
               return static_cast<int>(ExitCode::kOk);
             },
-        .arguments = arguments};
+        .arguments = {argv, argv + argc}};
     set_exit_code(run_ranks(job, flags_.ranks, place, world));
   }
 
  private:
   void measure(comm::Communicator& ranks, const launch::RankEnvironment& place,
-               const std::vector<std::string>& arguments) const {
+               const std::string& command) const {
     benchmark::MeasuredStep step;
     step.times = benchmark::measure_step(config_, ranks, flags_.rounds);
     if (ranks.rank() != 0) return;
     const int64_t world = ranks.world_size();
     step.around = {
-        .command = joined(arguments),
+        .command = command,
         .host = host_name(),
         .processor = processor_name() + " (" + describe_vectors() + ")",
         .cores = launch::available_cores(),
@@ -110,12 +110,6 @@ class BenchStepCommand {
     if (!flags_.plot.empty()) {
       write_file_atomic(flags_.plot, benchmark::step_picture(step));
     }
-  }
-
-  static std::string joined(const std::vector<std::string>& arguments) {
-    std::string words = "tessera";
-    for (size_t i = 1; i < arguments.size(); ++i) words += " " + arguments[i];
-    return words;
   }
 
   const StepFlags& flags_;
@@ -146,8 +140,7 @@ void add_bench_step(CLI::App& group, int argc, char** argv) {
       "  tessera bench step run.json --plot step.svg\n"
       "  tessera bench step run.json --mesh.tp=2 --precision.compute=bf16");
   command->callback([command, flags, argc, argv] {
-    BenchStepCommand(*flags, command->remaining())
-        .run({argv, argv + argc}, argv);
+    BenchStepCommand(*flags, command->remaining()).run(argc, argv);
   });
 }
 

@@ -1,5 +1,5 @@
-// What libraries read when they are loaded, for as long as a run of training
-// lasts.
+// What libraries read when they are loaded, for as long as a run of training or
+// a measurement of its kernels lasts.
 #pragma once
 
 namespace tessera::cli {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tessera/benchmark/text_table.h"
+#include "tessera/benchmark/columns.h"
 #include "tessera/comm/verb.h"
 #include "tessera/core/detail/json.h"
 
@@ -14,8 +14,6 @@ using detail::Json;
 // Cores that share a cache were seen at 60 to 110 ns, others at 280 to 490.
 constexpr double kFarNs = 200;
 constexpr double kChanged = 1.5;
-
-using Lines = std::vector<std::vector<std::string>>;
 
 bool has_size(const Row& row) {
   return row.what.operation != Operation::kBarrier;

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "tessera/benchmark/text_table.h"
+#include "tessera/benchmark/columns.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/units.h"
 #include "tessera/monitor/report/chart.h"
@@ -16,7 +16,6 @@ namespace {
 
 using detail::Json;
 using monitor::SpanKind;
-using Lines = std::vector<std::vector<std::string>>;
 
 constexpr size_t kKernelsShown = 16;
 constexpr std::array kMemoryNames = {"activations", "parameters", "gradients",

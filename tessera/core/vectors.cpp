@@ -37,6 +37,18 @@ Vectors asked_for() {
 
 }  // namespace
 
+const char* name_of(Vectors vectors) {
+  switch (vectors) {
+    case Vectors::kBaseline:
+      return "baseline";
+    case Vectors::kAvx2:
+      return "avx2";
+    case Vectors::kAvx512:
+      return "avx512";
+  }
+  TORCH_INTERNAL_ASSERT(false, "vectors of no name");
+}
+
 Vectors widest_vectors() {
   static const Vectors chosen = std::min(asked_for(), of_the_processor());
   return chosen;

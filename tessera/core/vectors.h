@@ -10,6 +10,9 @@ namespace tessera {
 
 enum class Vectors { kBaseline, kAvx2, kAvx512 };
 
+// "baseline", "avx2" or "avx512".
+const char* name_of(Vectors vectors);
+
 // The widest that the processor has; TESSERA_VECTORS=baseline or avx2 masks
 // those that are wider. Read once. Errors: TS_CHECK_CONFIG for another name.
 Vectors widest_vectors();

@@ -128,6 +128,7 @@ AMONG = {  # what is, and what is not
     "tessera ": ({"train", "generate", "bench"}, {"plan", "launch"}),
     "tessera tokenize encode --": ({"--tokenizer", "--dtype"}, {"--data.train="}),
     "tessera bench comm --": ({"--backend", "--plot", "--no-check"}, {"--data.train="}),
+    "tessera bench kernels --": ({"--json", "--threads", "--seconds"}, {"--backend", "--data.train="}),
     "tessera generate -": ({"-n", "-h", "--help", "--help-all", "--prompt", "--mesh.tp=", "--comm.backend="},
                            {"--data.train=", "--optimizer.lr=", "--zero.stage="}),
     "tessera eval --": ({"--zero.stage=", "--cache"}, {"--optimizer.lr="}),

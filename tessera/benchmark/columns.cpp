@@ -1,17 +1,11 @@
-#include "tessera/benchmark/text_table.h"
+#include "tessera/benchmark/columns.h"
 
 #include <algorithm>
 #include <cstdio>
 
 namespace tessera::benchmark {
 
-std::string fixed(double value, int decimals) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", decimals, value);
-  return text;
-}
-
-std::string aligned(const std::vector<std::vector<std::string>>& lines) {
+std::string aligned(const Lines& lines) {
   std::vector<size_t> widths(lines.front().size());
   for (const auto& line : lines) {
     for (size_t i = 0; i < line.size(); ++i) {
@@ -27,6 +21,12 @@ std::string aligned(const std::vector<std::vector<std::string>>& lines) {
     }
     text += "\n";
   }
+  return text;
+}
+
+std::string fixed(double value, int decimals) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*f", decimals, value);
   return text;
 }
 

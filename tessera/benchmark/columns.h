@@ -1,4 +1,4 @@
-// Columns of text.
+// Tables for people.
 #pragma once
 
 #include <string>
@@ -6,10 +6,12 @@
 
 namespace tessera::benchmark {
 
-std::string fixed(double value, int decimals);
+using Lines = std::vector<std::vector<std::string>>;
 
 // Columns as wide as their widest word, aligned on the right, behind a "#" in
 // the first line, as nccl-tests has them.
-std::string aligned(const std::vector<std::vector<std::string>>& lines);
+std::string aligned(const Lines& lines);
+
+std::string fixed(double value, int decimals);
 
 }  // namespace tessera::benchmark

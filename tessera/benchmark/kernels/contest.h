@@ -1,0 +1,43 @@
+// A kernel of ours beside what operators of LibTorch make of the same.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tessera::benchmark::kernels {
+
+// In fp64: what is right, and the sum of the absolute values that each element
+// is a sum of, by which its error is judged: terms may cancel.
+struct Reference {
+  at::Tensor exact, magnitude;
+};
+
+struct Contest {
+  std::string kernel;
+  at::ScalarType dtype = at::kFloat;
+  std::string shape;
+  double bytes = 0;  // that are read and written at least; or
+  double flops = 0;
+  // What our kernel gives, once, and what that should be.
+  std::function<std::vector<at::Tensor>()> found;
+  std::function<std::vector<Reference>()> wanted;
+  double most_ulps = 0;  // between these
+  // What is timed.
+  std::function<void()> ours, libtorch;
+};
+
+using MakeContest = std::function<Contest(at::ScalarType)>;
+
+// By file: pointwise.cpp, products.cpp, update.cpp.
+std::vector<MakeContest> pointwise_contests();
+std::vector<MakeContest> product_contests();
+std::vector<MakeContest> update_contests();
+
+// Random numbers of a normal distribution, the same ones every time.
+at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype,
+                         uint64_t seed);
+
+}  // namespace tessera::benchmark::kernels

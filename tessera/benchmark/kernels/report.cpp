@@ -1,0 +1,71 @@
+#include "tessera/benchmark/kernels/report.h"
+
+#include "tessera/benchmark/columns.h"
+#include "tessera/core/detail/json.h"
+
+namespace tessera::benchmark::kernels {
+namespace {
+
+using tessera::detail::Json;
+
+// 1e9 a second, or "-".
+std::string rate(double of_a_call, double seconds) {
+  return of_a_call > 0 ? fixed(of_a_call / seconds / 1e9, 2) : "-";
+}
+
+Json rate_of(double of_a_call, double seconds) {
+  return of_a_call > 0 ? Json(of_a_call / seconds / 1e9) : Json(nullptr);
+}
+
+Json json_of(const Row& row) {
+  return {{"kernel", row.kernel},
+          {"dtype", row.dtype},
+          {"shape", row.shape},
+          {"ulps", row.ulps},
+          {"seconds", row.seconds},
+          {"libtorch_seconds", row.libtorch_seconds},
+          {"ratio", row.ratio()},
+          {"gbps", rate_of(row.bytes, row.seconds)},
+          {"gflops", rate_of(row.flops, row.seconds)},
+          {"timings", row.timings}};
+}
+
+}  // namespace
+
+std::string heading(const Circumstances& around) {
+  return c10::str(
+      "# ", around.command, "\n# ", around.threads,
+      around.threads == 1 ? " thread on " : " threads on ", around.cores,
+      " cores of ", around.host, ", ", around.processor, ", ", around.vectors,
+      "\n# ", around.build,
+      "\n# time: median, in turns with operators of LibTorch; ratio: theirs "
+      "by ours"
+      "\n# ulps: the largest error beside fp64, in units of the type's last "
+      "place\n\n");
+}
+
+std::string table(const std::vector<Row>& rows) {
+  Lines lines = {{"kernel", "type", "shape", "ulps", "time(us)", "libtorch(us)",
+                  "GB/s", "GFLOP/s", "ratio"}};
+  for (const Row& row : rows) {
+    lines.push_back({row.kernel, row.dtype, row.shape, fixed(row.ulps, 2),
+                     fixed(row.seconds * 1e6, 1),
+                     fixed(row.libtorch_seconds * 1e6, 1),
+                     rate(row.bytes, row.seconds), rate(row.flops, row.seconds),
+                     fixed(row.ratio(), 2)});
+  }
+  return aligned(lines);
+}
+
+std::string json(const Circumstances& around, const std::vector<Row>& rows) {
+  Json all = Json::array();
+  for (const Row& row : rows) all.push_back(json_of(row));
+  const Json document = {
+      {"command", around.command},     {"host", around.host},
+      {"processor", around.processor}, {"vectors", around.vectors},
+      {"cores", around.cores},         {"threads", around.threads},
+      {"build", around.build},         {"rows", all}};
+  return document.dump(1) + "\n";
+}
+
+}  // namespace tessera::benchmark::kernels
