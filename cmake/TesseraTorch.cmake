@@ -66,7 +66,12 @@ foreach(_lib IN LISTS _tessera_torch_libraries)
     list(APPEND TESSERA_TORCH_LINK_FLAGS "${TESSERA_TORCH}/lib/lib${_lib}.so")
   endif()
 endforeach()
-list(APPEND TESSERA_TORCH_LINK_FLAGS "-Wl,--pop-state" "${_tessera_torch_place}")
+# The runtime of OpenMP that LibTorch brings: another one would have threads of its own.
+file(GLOB _tessera_openmp "${TESSERA_TORCH}/lib/libgomp*.so*")
+if(NOT _tessera_openmp)
+  set(_tessera_openmp "-l:libgomp.so.1")
+endif()
+list(APPEND TESSERA_TORCH_LINK_FLAGS ${_tessera_openmp} "-Wl,--pop-state" "${_tessera_torch_place}")
 # A CUDA wheel's libraries come from its nvidia packages beside torch.
 file(GLOB _tessera_nvidia_dirs LIST_DIRECTORIES true
   "${TESSERA_TORCH}/../nvidia/*/lib" "${TESSERA_TORCH}/../nvidia/*/lib64")

@@ -1,11 +1,11 @@
 #include "tessera/nn/parameter.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <unordered_set>
 
 #include "tessera/core/error.h"
+#include "tessera/core/parallel.h"
 #include "tessera/core/random.h"
 
 namespace tessera::nn {
@@ -69,13 +69,12 @@ void fill_random(const at::Tensor& out, const random::Stream& stream,
       row[i] = static_cast<T>(init.std * (2 * stream.uniform(start + i) - 1));
     }
   };
-  at::parallel_for(0, out.numel() / width, /*grain_size=*/64,
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t row = begin; row < end; ++row) {
-                       fill_row(data + row * width,
-                                start_of_row(row, box, shape));
-                     }
-                   });
+  parallel_for(0, out.numel() / width, /*grain_size=*/64,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t row = begin; row < end; ++row) {
+                   fill_row(data + row * width, start_of_row(row, box, shape));
+                 }
+               });
 }
 
 template <typename T>

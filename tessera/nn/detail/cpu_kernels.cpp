@@ -2,12 +2,12 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>
 
 #include "tessera/core/error.h"
+#include "tessera/core/parallel.h"
 #include "tessera/core/vectors.h"
 #include "tessera/nn/kernels/kernels.h"
 #include "tessera/nn/wide_type.h"
@@ -55,7 +55,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
   at::Tensor y = at::empty_like(x);
   at::Tensor inverse_rms = at::empty({rows}, x.options().dtype(wide_type(x)));
   const Element element = element_of(x);
-  at::parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
     table().rms_norm(element, elements_from(x, begin * width),
                      weight.data_ptr(), elements_from(y, begin * width),
                      elements_from(inverse_rms, begin), end - begin, width,
@@ -73,7 +73,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
   at::Tensor dx = at::empty_like(x);
   at::Tensor partial = at::zeros({parts, width}, inverse_rms.options());
   const Element element = element_of(x);
-  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
       const int64_t first = part * kRowsPerPart;
       table().rms_norm_backward(
@@ -96,7 +96,7 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
   at::Tensor y = at::empty_like(x);
   const Element element = element_of(x);
   const int64_t rows = x.size(0) * tokens, half = width / 2;
-  at::parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const int64_t angle = r % tokens * half, at = r * heads * width;
       table().rotate(element, elements_from(x, at), elements_from(cos, angle),
@@ -111,12 +111,12 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   RECORD_FUNCTION("tessera::swiglu", {});
   at::Tensor y = at::empty_like(up);
   const Element element = element_of(up);
-  at::parallel_for(0, up.numel(), kElementsPerPart,
-                   [&](int64_t begin, int64_t end) {
-                     table().swiglu(element, elements_from(gate, begin),
-                                    elements_from(up, begin),
-                                    elements_from(y, begin), end - begin);
-                   });
+  parallel_for(0, up.numel(), kElementsPerPart,
+               [&](int64_t begin, int64_t end) {
+                 table().swiglu(element, elements_from(gate, begin),
+                                elements_from(up, begin),
+                                elements_from(y, begin), end - begin);
+               });
   return y;
 }
 
@@ -126,7 +126,7 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
   RECORD_FUNCTION("tessera::swiglu_backward", {});
   at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
   const Element element = element_of(up);
-  at::parallel_for(
+  parallel_for(
       0, up.numel(), kElementsPerPart, [&](int64_t begin, int64_t end) {
         table().swiglu_backward(
             element, elements_from(gradient, begin), elements_from(gate, begin),
@@ -150,7 +150,7 @@ double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
   const at::Tensor losses = at::empty({rows}, at::kDouble);
   auto* const loss = losses.mutable_data_ptr<double>();
   const Element element = element_of(logits);
-  at::parallel_for(0, rows, kRows, [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, kRows, [&](int64_t begin, int64_t end) {
     table().cross_entropy(element, elements_from(logits, begin * width),
                           target + begin, loss + begin, end - begin, width,
                           scale ? &*scale : nullptr);
@@ -168,16 +168,15 @@ void add_rows(const at::Tensor& table, const at::Tensor& ids,
   const int64_t width = table.size(1), count = ids.numel();
   const int64_t* const id = ids.const_data_ptr<int64_t>();
   const auto add = [&]<typename Sum, typename Row>(Sum* sums, const Row* row) {
-    at::parallel_for(0, width, kColumnsPerPart,
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t i = 0; i < count; ++i) {
-                         Sum* const to = sums + id[i] * width;
-                         const Row* const from = row + i * width;
-                         for (int64_t c = begin; c < end; ++c) {
-                           to[c] += static_cast<Sum>(from[c]);
-                         }
-                       }
-                     });
+    parallel_for(0, width, kColumnsPerPart, [&](int64_t begin, int64_t end) {
+      for (int64_t i = 0; i < count; ++i) {
+        Sum* const to = sums + id[i] * width;
+        const Row* const from = row + i * width;
+        for (int64_t c = begin; c < end; ++c) {
+          to[c] += static_cast<Sum>(from[c]);
+        }
+      }
+    });
   };
   AT_DISPATCH_FLOATING_TYPES_AND(
       at::kBFloat16, table.scalar_type(), "add_rows", [&] {

@@ -3,7 +3,7 @@
 // Shapes:  all tensors contiguous, on the CPU, of fp64, fp32 or bf16.
 // Types:   arithmetic in fp64 for fp64, else in fp32.
 // Bits:    they do not depend on the number of threads.
-// Threads: work is shared out by at::parallel_for.
+// Threads: work is shared out by core/parallel.h.
 // Vectors: those of the processor (core/vectors.h).
 #pragma once
 

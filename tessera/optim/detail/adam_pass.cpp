@@ -1,11 +1,11 @@
 #include "tessera/optim/detail/adam_pass.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "tessera/core/parallel.h"
 #include "tessera/core/vectors.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/optim/kernels/kernels.h"
@@ -113,7 +113,7 @@ void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
     const int64_t before = ends.empty() ? 0 : ends.back();
     ends.push_back(before + group.parameters[i].numel());
   }
-  at::parallel_for(
+  parallel_for(
       0, ends.back(), kElementsPerPart, [&](int64_t begin, int64_t end) {
         auto i = static_cast<size_t>(std::ranges::upper_bound(ends, begin) -
                                      ends.begin());
