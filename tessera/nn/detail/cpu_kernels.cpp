@@ -8,8 +8,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/parallel.h"
-#include "tessera/core/vectors.h"
-#include "tessera/nn/kernels/kernels.h"
+#include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn::detail {
@@ -20,25 +19,6 @@ using kernels::Element;
 // What one thread takes at a time.
 constexpr int64_t kRowsPerPart = 64;
 constexpr int64_t kElementsPerPart = int64_t{1} << 14;
-
-const kernels::Kernels& table() {
-  static const auto& chosen = *that_run_here(kernels::kByVectors).back();
-  return chosen;
-}
-
-Element element_of(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kDouble:
-      return Element::kF64;
-    case at::kFloat:
-      return Element::kF32;
-    case at::kBFloat16:
-      return Element::kBF16;
-    default:
-      TS_CHECK(false, "there is no CPU kernel for ", x.scalar_type(),
-               "; there are some for fp64, fp32 and bf16.");
-  }
-}
 
 void* elements_from(const at::Tensor& x, int64_t first) {
   return static_cast<char*>(x.data_ptr()) +

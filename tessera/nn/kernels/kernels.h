@@ -13,6 +13,36 @@ namespace tessera::nn::kernels {
 // Of tensors; sums and factors are of Wide: fp64 for fp64, else fp32.
 enum class Element { kF64, kF32, kBF16 };
 
+// Of attention: tokens that are multiplied at once; queries that are shown each
+// block of keys as it is packed, and keys each block of queries, in the
+// backward; what widths are padded to.
+inline constexpr int64_t kAttentionBlock = 64, kAttentionQueries = 256,
+                         kAttentionKeys = 128, kAttentionPadding = 32;
+
+// Tokens of a head, whose elements are contiguous: from token to token it is
+// `stride` elements, from head to head `head_stride`.
+struct Rows {
+  void* data;
+  int64_t stride, head_stride;
+};
+
+// One query head; lse (tokens) of Wide. Scores are scaled.
+struct AttentionHead {
+  Rows q, k, v, out;
+  void* lse;
+  int64_t tokens, width;
+  double scale;
+};
+
+// The query heads that read one head of k and v.
+struct AttentionGroup {
+  Rows gradient, q, k, v, out;  // gradient: of out
+  const void* lse;              // (heads, tokens)
+  Rows dq, dk, dv;
+  int64_t heads, tokens, width;
+  double scale;
+};
+
 struct Kernels {
   const char* name;
   // y = x * scale * weight, scale[r] = 1 / rms(x[r]).
@@ -38,7 +68,29 @@ struct Kernels {
   void (*cross_entropy)(Element element, void* z, const int64_t* targets,
                         double* losses, int64_t rows, int64_t width,
                         const double* scale);
+  // kAttentionQueries queries from `first`, with a thread's scratch.
+  void (*attend)(Element element, AttentionHead head, int64_t first,
+                 void* scratch);
+  void (*attend_backward)(Element element, AttentionGroup group, void* scratch);
 };
+
+// Numbers of Wide in the scratch of a thread.
+constexpr int64_t attention_padded(int64_t size, int64_t to) {
+  return (size + to - 1) / to * to;
+}
+constexpr int64_t attend_scratch(int64_t width) {
+  constexpr int64_t kBlocks = kAttentionQueries / kAttentionBlock;
+  const int64_t padded = attention_padded(width, kAttentionPadding);
+  return kAttentionBlock *
+         ((2 + 2 * kBlocks) * padded + kAttentionBlock + 3 * kBlocks);
+}
+constexpr int64_t attend_backward_scratch(int64_t heads, int64_t tokens,
+                                          int64_t width) {
+  constexpr int64_t kBlocks = kAttentionKeys / kAttentionBlock;
+  const int64_t padded = attention_padded(width, kAttentionPadding);
+  return kAttentionBlock * ((2 + 5 * kBlocks) * padded + 2 * kAttentionBlock) +
+         heads * attention_padded(tokens, kAttentionBlock) * (padded + 1);
+}
 
 // Elsewhere than on x86-64 all three are the first.
 extern const Kernels kBaseline, kAvx2, kAvx512;

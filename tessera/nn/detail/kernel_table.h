@@ -1,0 +1,31 @@
+// The loops of kernels/ for the vectors of this processor, and their types.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/core/error.h"
+#include "tessera/core/vectors.h"
+#include "tessera/nn/kernels/kernels.h"
+
+namespace tessera::nn::detail {
+
+inline const kernels::Kernels& table() {
+  static const auto& chosen = *that_run_here(kernels::kByVectors).back();
+  return chosen;
+}
+
+inline kernels::Element element_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return kernels::Element::kF64;
+    case at::kFloat:
+      return kernels::Element::kF32;
+    case at::kBFloat16:
+      return kernels::Element::kBF16;
+    default:
+      TS_CHECK(false, "there is no CPU kernel for ", x.scalar_type(),
+               "; there are some for fp64, fp32 and bf16.");
+  }
+}
+
+}  // namespace tessera::nn::detail

@@ -1,0 +1,231 @@
+#include "tessera/nn/flash_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+#include "tessera/nn/detail/flash.h"
+#include "tessera/nn/detail/kernel_table.h"
+#include "tessera/nn/wide_type.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kQueries = kernels::kAttentionQueries;
+
+FlashShape shape_of(const at::Tensor& q, const at::Tensor& k) {
+  return {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3)};
+}
+int64_t groups_of_queries(const FlashShape& shape) {
+  return (shape.tokens + kQueries - 1) / kQueries;
+}
+
+void* elements_from(const at::Tensor& x, int64_t first) {
+  return static_cast<char*>(x.data_ptr()) +
+         first * static_cast<int64_t>(x.itemsize());
+}
+
+// From head `head` of sample b of (B, T, H, E).
+kernels::Rows rows_of(const at::Tensor& x, int64_t b, int64_t head) {
+  return {elements_from(x, b * x.stride(0) + head * x.stride(2)), x.stride(1),
+          x.stride(2)};
+}
+
+double scale_of(const FlashShape& shape) {
+  return 1 / std::sqrt(static_cast<double>(shape.width));
+}
+
+// Tasks that threads share, and the numbers that a thread needs for them.
+struct Work {
+  int64_t tasks, scratch;
+  int64_t threads(int64_t most) const { return std::min(most, tasks); }
+};
+
+Work forward_work(const FlashShape& shape) {
+  return {shape.samples * shape.heads * groups_of_queries(shape),
+          kernels::attend_scratch(shape.width)};
+}
+Work backward_work(const FlashShape& shape) {
+  return {shape.samples * shape.kv_heads,
+          kernels::attend_backward_scratch(shape.heads / shape.kv_heads,
+                                           shape.tokens, shape.width)};
+}
+
+// task(number, scratch), for each.
+template <typename Task>
+void share_out(const Work& work, const at::TensorOptions& wide,
+               const Task& task) {
+  const at::Tensor scratch =
+      at::empty({work.threads(at::get_num_threads()), work.scratch}, wide);
+  parallel_for(0, work.tasks, 1, [&](int64_t begin, int64_t end) {
+    void* const own =
+        elements_from(scratch, at::get_thread_num() * work.scratch);
+    for (int64_t i = begin; i < end; ++i) task(i, own);
+  });
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> detail::flash_forward(
+    const kernels::Kernels& by, const at::Tensor& q, const at::Tensor& k,
+    const at::Tensor& v) {
+  const FlashShape shape = shape_of(q, k);
+  at::Tensor out = at::empty(q.sizes(), q.options());
+  at::Tensor lse = at::empty({shape.samples, shape.heads, shape.tokens},
+                             q.options().dtype(wide_type(q)));
+  const int64_t groups = groups_of_queries(shape);
+  const int64_t queries_of_one = shape.heads / shape.kv_heads;
+  share_out(forward_work(shape), lse.options(), [&](int64_t i, void* scratch) {
+    const int64_t b = i / groups / shape.heads;
+    const int64_t head = i / groups % shape.heads;
+    const int64_t kv_head = head / queries_of_one;
+    // Early and late ones, which see few and many keys, by turns: threads are
+    // given runs of tasks.
+    const int64_t turn = i % groups / 2;
+    const int64_t group = i % groups % 2 ? groups - 1 - turn : turn;
+    const kernels::AttentionHead one = {
+        .q = rows_of(q, b, head),
+        .k = rows_of(k, b, kv_head),
+        .v = rows_of(v, b, kv_head),
+        .out = rows_of(out, b, head),
+        .lse = elements_from(lse, (b * shape.heads + head) * shape.tokens),
+        .tokens = shape.tokens,
+        .width = shape.width,
+        .scale = scale_of(shape)};
+    by.attend(element_of(q), one, group * kQueries, scratch);
+  });
+  return {out, lse};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> detail::flash_backward(
+    const kernels::Kernels& by, const at::Tensor& gradient, const at::Tensor& q,
+    const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& lse) {
+  const FlashShape shape = shape_of(q, k);
+  at::Tensor dq = at::empty(q.sizes(), q.options());
+  at::Tensor dk = at::empty(k.sizes(), k.options());
+  at::Tensor dv = at::empty(v.sizes(), v.options());
+  const int64_t queries_of_one = shape.heads / shape.kv_heads;
+  share_out(backward_work(shape), lse.options(), [&](int64_t i, void* scratch) {
+    const int64_t b = i / shape.kv_heads, kv_head = i % shape.kv_heads;
+    const int64_t head = kv_head * queries_of_one;
+    const kernels::AttentionGroup group = {
+        .gradient = rows_of(gradient, b, head),
+        .q = rows_of(q, b, head),
+        .k = rows_of(k, b, kv_head),
+        .v = rows_of(v, b, kv_head),
+        .out = rows_of(out, b, head),
+        .lse = elements_from(lse, (b * shape.heads + head) * shape.tokens),
+        .dq = rows_of(dq, b, head),
+        .dk = rows_of(dk, b, kv_head),
+        .dv = rows_of(dv, b, kv_head),
+        .heads = queries_of_one,
+        .tokens = shape.tokens,
+        .width = shape.width,
+        .scale = scale_of(shape)};
+    by.attend_backward(element_of(q), group, scratch);
+  });
+  return {dq, dk, dv};
+}
+
+namespace {
+
+// Operators, so that profilers and what counts operations see them.
+std::tuple<at::Tensor, at::Tensor> forward_here(const at::Tensor& q,
+                                                const at::Tensor& k,
+                                                const at::Tensor& v) {
+  return detail::flash_forward(detail::table(), q, k, v);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_here(
+    const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
+    const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse) {
+  return detail::flash_backward(detail::table(), gradient, q, k, v, out, lse);
+}
+
+constexpr const char* kForward = "tessera::flash_attention";
+constexpr const char* kBackward = "tessera::flash_attention_backward";
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) {
+  library.def(
+      "flash_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)");
+  library.def(
+      "flash_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, "
+      "Tensor out, Tensor lse) -> (Tensor, Tensor, Tensor)");
+}
+TORCH_LIBRARY_IMPL(tessera, CPU, library) {
+  library.impl(kForward, &forward_here);
+  library.impl(kBackward, &backward_here);
+}
+// FlashAttention is what autograd knows of them.
+TORCH_LIBRARY_IMPL(tessera, Autograd, library) {
+  library.impl(kForward, torch::CppFunction::makeFallthrough());
+  library.impl(kBackward, torch::CppFunction::makeFallthrough());
+}
+
+template <typename Function>
+auto operator_of(const char* name, Function* /*its type*/) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name, "")
+      .template typed<Function>();
+}
+
+class FlashAttention : public torch::autograd::Function<FlashAttention> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
+                            const at::Tensor& k, const at::Tensor& v) {
+    static const auto attend = operator_of(kForward, &forward_here);
+    const auto [out, lse] = attend.call(q, k, v);
+    ctx->save_for_backward({q, k, v, out, lse});
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor gradient =
+        gradients[0].stride(3) == 1 ? gradients[0] : gradients[0].contiguous();
+    static const auto attend = operator_of(kBackward, &backward_here);
+    const auto [dq, dk, dv] =
+        attend.call(gradient, saved[0], saved[1], saved[2], saved[3], saved[4]);
+    return {dq, dk, dv};
+  }
+};
+
+}  // namespace
+
+bool takes_flash(const at::Tensor& q, const at::Tensor& k,
+                 const at::Tensor& v) {
+  const auto is_taken = [&](const at::Tensor& x) {
+    return x.is_cpu() && x.scalar_type() == q.scalar_type() && x.stride(3) == 1;
+  };
+  const at::ScalarType type = q.scalar_type();
+  return (type == at::kDouble || type == at::kFloat || type == at::kBFloat16) &&
+         q.size(1) == k.size(1) && is_taken(q) && is_taken(k) && is_taken(v);
+}
+
+at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v) {
+  return FlashAttention::apply(q, k, v);
+}
+
+int64_t flash_scratch(const FlashShape& shape, int64_t threads) {
+  const Work work = forward_work(shape);
+  return work.threads(threads) * work.scratch;
+}
+
+int64_t flash_backward_scratch(const FlashShape& shape, int64_t threads) {
+  const Work work = backward_work(shape);
+  return work.threads(threads) * work.scratch;
+}
+
+}  // namespace tessera::nn

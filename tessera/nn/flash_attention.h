@@ -1,0 +1,41 @@
+// Causal attention on the CPU in blocks, forward and backward, by our own loops
+// (kernels/attention.inc): scores are never all in memory.
+//
+// Forward:  queries are shown one block of keys after the other. Of what they
+//           have seen they keep m, the largest score s = q k / sqrt(E), and
+//           l = sum e^(s - m), O = sum e^(s - m) v, which a larger m shrinks;
+//           behind the last block out = O / l, and lse = m + log l is kept.
+// Backward: from P = e^(s - lse): dV = P^T dO, dP = dO V^T,
+//           dS = P (dP - sum over E of dO out), dQ = dS K / sqrt(E),
+//           dK = dS^T Q / sqrt(E). The products are summed block by block.
+// Causal:   blocks above the diagonal are passed over, and most tiles that are
+//           above it in the blocks on it.
+// Shapes:   q, out: (B, T, H, E); k, v: (B, T, K, E), K divides H; by strides,
+//           but E is contiguous; lse: (B, H, T). out is contiguous.
+// Types:    fp64, fp32 and bf16; exponents and sums in fp64 for fp64, else in
+//           fp32, for which bf16 is widened block by block.
+// Bits:     they do not depend on the number of threads: a thread has all
+//           queries that read a head of k and v.
+// Source:   Dao et al. 2022, arXiv 2205.14135; Dao 2023, arXiv 2307.08691.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace tessera::nn {
+
+struct FlashShape {
+  int64_t samples, tokens, heads, kv_heads, width;
+};
+
+// Differentiable. REQUIRES: takes_flash(q, k, v).
+at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v);
+bool takes_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+// Numbers of the wide type that it allocates while it runs, for all threads.
+int64_t flash_scratch(const FlashShape& shape, int64_t threads);
+int64_t flash_backward_scratch(const FlashShape& shape, int64_t threads);
+
+}  // namespace tessera::nn
