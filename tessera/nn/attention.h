@@ -2,8 +2,8 @@
 //
 // Shapes: x: (B, T, D); q: (B, T, H, E); k, v: (B, T, K, E) with K dividing H:
 //         query head h reads key/value head h / (H / K). H * E need not be D.
-// Kernel: at::scaled_dot_product_attention, which takes flash attention on the
-//         CPU and the GPU: memory grows with T, not with its square. Of
+// Kernel: on the CPU flash_attention.h's; elsewhere, and with a cache, flash
+//         attention of LibTorch: memory grows with T, not with its square. Of
 //         documents apart: piece_attention.h's, on the CPU.
 // Cache:  with a KvCache the T tokens follow those already in it; the cache
 //         keeps their keys and values. For generation, without autograd.

@@ -15,6 +15,7 @@ enum class Kernel {
   kJointProducts,    // layers of one input sum its gradient where it lies
   kGradientInPlace,  // a weight's gradient is added where it lies
   kSwiGlu,           // silu(gate) * up in one pass, forward and backward
+  kAttention,        // causal attention by flash_attention.h, not by LibTorch
   kNormBranch,       // RMSNorm's gradient and the residual's in one pass
   kCrossEntropy,     // the loss and its gradient, row by row
   kAdamW,            // optim: clipping, update and rounded copy in one pass
@@ -22,8 +23,9 @@ enum class Kernel {
 
 // Of each Kernel, in their order.
 inline constexpr std::array kKernelNames = {
-    "onednn_product", "widened_product", "joint_products", "gradient_in_place",
-    "swiglu",         "norm_branch",     "cross_entropy",  "adamw"};
+    "onednn_product",    "widened_product", "joint_products",
+    "gradient_in_place", "swiglu",          "attention",
+    "norm_branch",       "cross_entropy",   "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

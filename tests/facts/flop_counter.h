@@ -46,6 +46,10 @@ class FlopCounter {
       sum.attention += 4 * c10::multiply_integers(shape(0)) * shape(1)[2];
     } else if (name == flash + "_backward") {
       sum.attention += 10 * c10::multiply_integers(shape(1)) * shape(2)[2];
+    } else if (name == "tessera::flash_attention") {
+      sum.attention += 4 * c10::multiply_integers(shape(0)) * shape(1)[1];
+    } else if (name == "tessera::flash_attention_backward") {
+      sum.attention += 10 * c10::multiply_integers(shape(1)) * shape(2)[1];
     } else if (name.find("mm") != std::string::npos ||
                name.find("attention") != std::string::npos) {
       ADD_FAILURE() << name << " is not counted";

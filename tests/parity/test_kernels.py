@@ -3,10 +3,11 @@
 import pytest
 from runs import assert_equal_runs, configuration, run, train
 
-KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_place", "swiglu",
+KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_place", "swiglu", "attention",
            "norm_branch", "cross_entropy", "adamw"]
-# Large enough for each of them.
-SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4},
+# Large enough for each of them. The first steps of Adam are as long for a gradient that is all rounding as for
+# any other, but for eps: with 1e-8 they make 1e-4 of it, with 1e-5 what is left is rounding itself.
+SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4}, "optimizer": {"eps": 1e-5},
             "model": {"hidden": 128, "ffn": 352, "layers": 2}, "schedule": {"warmup": 0}}
 
 
@@ -15,7 +16,7 @@ def setting(monkeypatch, name, value):
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize("precision, bound", [("fp64", 1e-12), ("fp32", 1e-5)])
+@pytest.mark.parametrize("precision, bound", [("fp64", 1e-12), ("fp32", 1e-6)])
 @pytest.mark.parametrize("without, vectors", [
     *((name, "") for name in KERNELS), (",".join(KERNELS), ""), ("", "baseline"), ("", "avx2")])
 def test_training_goes_the_same_way(program, tokens, tmp_path, monkeypatch, without, vectors, precision, bound):
@@ -24,7 +25,7 @@ def test_training_goes_the_same_way(program, tokens, tmp_path, monkeypatch, with
     setting(monkeypatch, "TESSERA_WITHOUT_KERNELS", without)
     setting(monkeypatch, "TESSERA_VECTORS", vectors)
     plain = run(program, tokens, tmp_path / "plain", step=4, **sections)
-    assert_equal_runs(fast, plain, bound, 1e-10 if precision == "fp64" else 1e-4)
+    assert_equal_runs(fast, plain, bound, 1e-10 if precision == "fp64" else 1e-5)
 
 
 @pytest.mark.parametrize("variable, value, said", [

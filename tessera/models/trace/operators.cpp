@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "tessera/nn/flash_attention.h"
+#include "tessera/nn/kernel_choice.h"
+
 namespace tessera::models::trace {
 namespace {
 
@@ -324,6 +327,32 @@ std::vector<Memory> Operators::flash_backward(const HeadShape& shape) const {
   return {std::move(dq), std::move(dk), std::move(dv)};
 }
 
+namespace {
+
+nn::FlashShape flash_shape(const HeadShape& shape) {
+  return {shape.samples, shape.q_tokens, shape.heads, shape.kv_heads,
+          shape.width};
+}
+
+}  // namespace
+
+std::vector<Memory> Operators::own_flash(const HeadShape& shape) const {
+  tape_.forward_flops({.attention = 4 * pairs_of(shape) * shape.width});
+  Memory out = elements(shape.q_numel()), lse = wides(shape.lse_numel());
+  const Memory scratch = wides(nn::flash_scratch(flash_shape(shape), threads_));
+  return {std::move(out), std::move(lse)};
+}
+
+std::vector<Memory> Operators::own_flash_backward(
+    const HeadShape& shape) const {
+  tape_.input_flops({.attention = 10 * pairs_of(shape) * shape.width});
+  Memory dq = elements(shape.q_numel()), dk = elements(shape.kv_numel());
+  Memory dv = elements(shape.kv_numel());
+  const Memory scratch =
+      wides(nn::flash_backward_scratch(flash_shape(shape), threads_));
+  return {std::move(dq), std::move(dk), std::move(dv)};
+}
+
 Memory Operators::narrowed(const Memory& sum, int64_t numel) const {
   return element_ == wide_ ? sum : elements(numel);
 }
@@ -361,11 +390,14 @@ Traced Operators::attention(const Traced& q, const Traced& k, const Traced& v,
     sample.samples = 1;
     return piece_attention(q, k, v, sample, shape.samples);
   }
-  const auto seen = flash(shape);
-  return tape_.record(
-      seen[0], shape.q_numel(), {q, k, v},
-      {q.memory, k.memory, v.memory, seen[0], seen[1]},
-      [this, shape](const Memory& gradient) { return flash_backward(shape); });
+  const bool is_own = nn::uses(nn::Kernel::kAttention);
+  const auto seen = is_own ? own_flash(shape) : flash(shape);
+  return tape_.record(seen[0], shape.q_numel(), {q, k, v},
+                      {q.memory, k.memory, v.memory, seen[0], seen[1]},
+                      [this, shape, is_own](const Memory& gradient) {
+                        return is_own ? own_flash_backward(shape)
+                                      : flash_backward(shape);
+                      });
 }
 
 }  // namespace tessera::models::trace

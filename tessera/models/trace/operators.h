@@ -98,9 +98,12 @@ class Operators {
   Traced all_to_all(const Traced& x, int64_t numel, const Ranks& ranks,
                     bool copied_back) const;
 
-  // The flash kernels: (output, logsumexp), and gradients of q, k and v.
+  // The flash kernels, LibTorch's and nn's: (output, logsumexp), and gradients
+  // of q, k and v.
   std::vector<Memory> flash(const HeadShape& shape) const;
   std::vector<Memory> flash_backward(const HeadShape& shape) const;
+  std::vector<Memory> own_flash(const HeadShape& shape) const;
+  std::vector<Memory> own_flash_backward(const HeadShape& shape) const;
   // nn::causal_attention; `documents`: one in each sample.
   Traced attention(const Traced& q, const Traced& k, const Traced& v,
                    const HeadShape& shape, bool documents) const;
