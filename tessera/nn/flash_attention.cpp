@@ -10,6 +10,7 @@
 #include <cmath>
 #include <tuple>
 
+#include "tessera/core/parallel.h"
 #include "tessera/nn/detail/flash.h"
 #include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/wide_type.h"
