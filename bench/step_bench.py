@@ -29,10 +29,13 @@ CASES = {
     "ddp": (2, ["--mesh.dp=2"], ["ddp"]),
     "zero 3": (2, ["--mesh.dp=2", "--zero.stage=3"], ["fsdp2"]),
     "tp": (2, ["--mesh.tp=2"], ["tp"]),
+    "pp": (2, ["--mesh.pp=2", "--batch.micro=1"], ["pp"]),
     "quickstart": (2, ["--mesh.dp=2", "--model.layers=6", "--model.hidden=320", "--model.heads=5",
                        "--model.ffn=864"], ["ddp"]),
     "long": (1, ["--data.seq_len=8192", "--model.max_seq=8192", "--batch.global=1", "--batch.micro=1"],
              ["floor", "eager", "compile"]),
+    "gpt2": (1, ["--model.family=gpt2", "--model.layers=12", "--model.hidden=768", "--model.heads=12",
+                 "--model.ffn=3072", "--model.vocab=50257", "--batch.global=4", "--batch.micro=4"], ["eager", "compile"]),
     "small batch": (1, ["--data.seq_len=128", "--batch.global=1", "--batch.micro=1"], ["floor", "eager", "compile"]),
 }
 
@@ -48,9 +51,11 @@ def configuration(folder, flags, steps, dtype):
     for flag in flags:
         key, value = flag.removeprefix("--").split("=")
         section, name = key.split(".")
-        sections[section][name] = int(value)
+        sections[section][name] = int(value) if value.isdigit() else value
     ranks = sections["mesh"].get("dp", 1)
     sections["batch"]["micro"] = min(sections["batch"]["micro"], sections["batch"]["global"] // ranks)
+    if model.get("family") == "gpt2":
+        model["tie_embeddings"] = True
     path = folder / "run.json"
     path.write_text(json.dumps(sections))
     if not (folder / "tokens.bin").exists():

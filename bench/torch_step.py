@@ -1,6 +1,6 @@
 """A step of the same model by PyTorch alone: bench/step_bench.py's peer.
 
-Usage: torch_step.py floor|eager|compile|ddp|fsdp2|tp RUN.json; several ranks under torchrun.
+Usage: torch_step.py floor|eager|compile|ddp|fsdp2|tp|pp RUN.json; several ranks under torchrun.
 """
 
 import json
@@ -76,6 +76,87 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
+class Gpt2Block(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        width = model["hidden"]
+        self.heads = model["heads"]
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.o = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        q, k, v = (y.view(y.size(0), y.size(1), self.heads, -1).transpose(1, 2)
+                   for y in self.qkv(self.attention_norm(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
+
+
+class Gpt2(nn.Module):
+    """As nanoGPT has it: one product for q, k and v, flash attention, the head tied to the embedding."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.tokens, self.positions = (nn.Embedding(rows, model["hidden"]) for rows in (model["vocab"], model["max_seq"]))
+        self.blocks = nn.ModuleList(Gpt2Block(model) for _ in range(model["layers"]))
+        self.norm = nn.LayerNorm(model["hidden"])
+        nn.init.normal_(self.tokens.weight, std=0.02)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
+class Stage(nn.Module):
+    """Half of a Llama, for a pipeline of two."""
+
+    def __init__(self, model, rank):
+        super().__init__()
+        whole = Llama(model)
+        half = len(whole.blocks) // 2
+        self.tokens = whole.tokens if rank == 0 else None
+        self.blocks = whole.blocks[:half] if rank == 0 else whole.blocks[half:]
+        self.norm, self.head = (None, None) if rank == 0 else (whole.norm, whole.head)
+        self.register_buffer("cos", whole.cos)
+        self.register_buffer("sin", whole.sin)
+
+    def forward(self, x):
+        x = self.tokens(x) if self.tokens is not None else x
+        cos, sin = self.cos[:x.size(1)].to(x.dtype), self.sin[:x.size(1)].to(x.dtype)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return x if self.head is None else self.head(self.norm(x))
+
+
+def loss_of(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def pipeline_times(config, rank, ids, steps):
+    """1F1B of torch.distributed.pipelining."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    stage = Stage(config["model"], rank)
+    count = config["batch"]["global"] // config["batch"]["micro"]
+    schedule = Schedule1F1B(PipelineStage(stage, rank, 2, torch.device("cpu")), count, loss_fn=loss_of)
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        if rank == 0:
+            schedule.step(ids[:, :-1])
+        else:
+            schedule.step(target=ids[:, 1:])
+        nn.utils.clip_grad_norm_(stage.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        dist.barrier()
+        times.append(time.perf_counter() - start)
+    return times
+
+
 def products_of(model, rows, dtype):
     """Of a step: (rows, in, out) of every layer, forward and both parts of backward, each by its fastest call."""
     width, ffn = model["hidden"], model["ffn"]
@@ -134,7 +215,13 @@ def main():
     if world > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(1)
-    model = Llama(config["model"])
+    if kind == "pp":
+        ids = torch.randint(config["model"]["vocab"], (config["batch"]["global"], length + 1))
+        times = pipeline_times(config, rank, ids, steps)
+        if rank == 0:
+            print(json.dumps({"step_s": times[2:]}))
+        return dist.destroy_process_group()
+    model = Gpt2(config["model"]) if config["model"].get("family") == "gpt2" else Llama(config["model"])
     forward = model
     if kind == "compile":
         forward = torch.compile(model)
@@ -159,7 +246,7 @@ def main():
         start = time.perf_counter()
         with torch.autocast("cpu", dtype, enabled=casts):
             logits = forward(ids[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+            loss = loss_of(logits, ids[:, 1:])
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -26,13 +26,13 @@ def commands(build):
     """How each source is compiled, in words that clang knows.
 
     It cannot read gcc's precompiled header, and parsing what that holds takes
-    longer than what a source itself includes. Nor does it know all of gcc's
+    longer than what a source itself includes; it has no omp.h. Nor does it know all of gcc's
     warnings: .clang-tidy says what is asked here.
     """
     entries = json.loads((build / "compile_commands.json").read_text())
     for entry in entries:
         entry["command"] = re.sub(
-            r" -W\S*| -include \S*cmake_pch\.hxx| -fuse-ld=mold", "", entry["command"])
+            r" -W\S*| -include \S*cmake_pch\.hxx| -fuse-ld=mold| -fopenmp", "", entry["command"])
     return {entry["file"]: entry for entry in entries}
 
 

@@ -23,7 +23,7 @@ struct Dtype {
   at::ScalarType dtype;
   Kind kind;
 };
-const std::vector<Dtype> kDtypes = {
+constexpr Dtype kDtypes[] = {
     {at::kDouble, Kind::kF64}, {at::kFloat, Kind::kF32},
     {at::kHalf, Kind::kF16},   {at::kBFloat16, Kind::kBF16},
     {at::kLong, Kind::kI64},   {at::kInt, Kind::kI32},

@@ -1,5 +1,6 @@
 #include "tessera/data/detail/chat_samples.h"
 
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
