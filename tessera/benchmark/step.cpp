@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,6 +22,12 @@ using engine::RankModel;
 using engine::RunConfig;
 
 constexpr int64_t kWarmUps = 2;
+
+int64_t page_faults() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt + usage.ru_majflt;
+}
 
 std::string name_of(const program::Instruction& instruction) {
   const char* phase = instruction.phase == program::Phase::kBegin   ? "begin "
@@ -47,6 +54,7 @@ class StepBench {
     }
     times_.bytes[static_cast<size_t>(MemoryKind::kWork)] -= floor_bytes_;
     std::vector<double> steps, floors, over;
+    const int64_t faults = page_faults();
     for (int64_t i = 0; i < rounds; ++i) {
       meet();
       floors.push_back(floor_.run());
@@ -55,6 +63,8 @@ class StepBench {
       over.push_back(steps.back() / floors.back());
       take(steps.back(), static_cast<double>(rounds));
     }
+    times_.page_faults = static_cast<double>(page_faults() - faults) /
+                         static_cast<double>(rounds);
     times_.step = spread_of(steps);
     times_.floor = spread_of(floors);
     times_.over_floor = spread_of(over).median;

@@ -53,6 +53,7 @@ struct StepTimes {
   std::array<int64_t, kNumMemoryKinds> bytes{};
   int64_t peak_bytes = 0;
   int64_t planned_bytes = 0;  // by the facts, of the same
+  double page_faults = 0;     // of this process, in a round
   int64_t threads = 0;
   std::vector<RankTimes> ranks;
 };

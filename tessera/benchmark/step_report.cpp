@@ -137,10 +137,12 @@ std::string bytes_line(const StepTimes& times) {
         c10::str(kMemoryNames[kind], " ",
                  bytes_text(static_cast<uint64_t>(times.bytes[kind])), ", ");
   }
-  return c10::str(
-      text, "at most ", bytes_text(static_cast<uint64_t>(times.peak_bytes)),
-      " in tensors (the facts say ",
-      bytes_text(static_cast<uint64_t>(times.planned_bytes)), ")\n");
+  return c10::str(text, "at most ",
+                  bytes_text(static_cast<uint64_t>(times.peak_bytes)),
+                  " in tensors (the facts say ",
+                  bytes_text(static_cast<uint64_t>(times.planned_bytes)),
+                  ")\nfaults      ", fixed(times.page_faults, 0),
+                  " page faults in a round of floor and step\n");
 }
 
 Json json_of(const Spread& spread) {
@@ -226,6 +228,7 @@ std::string step_json(const MeasuredStep& step) {
       {"seconds", json_of(times.timeline.seconds)},
       {"exposed", json_of(times.timeline.exposed)},
       {"bytes", bytes},
+      {"page_faults", times.page_faults},
       {"instructions", list_of(times.instructions,
                                [](const InstructionTime& each) {
                                  return Json{{"name", each.name},

@@ -139,6 +139,16 @@ def test_logits_in_bfloat16(name, drive, tmp_path):
     assert error(logits, truth) < 1.5 * theirs
 
 
+def weights_with_gradients(model):
+    """All but the keys' bias: its gradient is zero but for rounding, along which Adam takes steps of full size."""
+    for name, weight in model.named_parameters():
+        if name.endswith("c_attn.bias"):
+            query, _, value = weight.detach().chunk(3)
+            yield from (query, value)
+        elif not name.endswith("k_proj.bias"):
+            yield weight.detach()
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_eight_training_steps(name, drive, tmp_path):
     steps, learning_rate = 8, 1e-2
@@ -170,11 +180,8 @@ def test_eight_training_steps(name, drive, tmp_path):
     assert ours[::2] == pytest.approx(theirs[::2], rel=2e-5)
     assert ours[1::2] == pytest.approx(theirs[1::2], rel=1e-4)
     trained = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    # Of all weights together: the gradient of the keys' bias is zero but for
-    # rounding, and Adam takes steps of full size along that rounding.
-    a, b = (torch.nn.utils.parameters_to_vector(m.parameters())
-            for m in (model, trained))
-    assert (a - b).norm() < 1e-4 * a.norm()
+    a, b = (torch.cat([p.flatten() for p in weights_with_gradients(m)]) for m in (model, trained))
+    assert (a - b).norm() < 2e-5 * a.norm()
 
 
 @pytest.mark.parametrize("dtype, torch_dtype",
