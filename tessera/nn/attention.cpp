@@ -115,7 +115,7 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
   };
   auto all = forward_all(x, {q_.get(), k_.get(), v_.get()});
   at::Tensor q = std::move(all[0]), k = std::move(all[1]);
-  at::Tensor v = heads_of(std::move(all[2]));
+  at::Tensor v = heads_of(all[2]);
   const auto norm_where = [&](QkNorm kind) {
     if (qk_norm_ != kind) return;
     q = q_norm_->forward(q);

@@ -69,7 +69,7 @@ void fill_random(const at::Tensor& out, const random::Stream& stream,
       row[i] = static_cast<T>(init.std * (2 * stream.uniform(start + i) - 1));
     }
   };
-  parallel_for(0, out.numel() / width, /*grain_size=*/64,
+  parallel_for(0, out.numel() / width, /*grain=*/64,
                [&](int64_t begin, int64_t end) {
                  for (int64_t row = begin; row < end; ++row) {
                    fill_row(data + row * width, start_of_row(row, box, shape));

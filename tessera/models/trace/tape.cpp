@@ -51,7 +51,8 @@ Traced Tape::parameter(int64_t numel) {
   return {nullptr, numel, std::move(node)};
 }
 
-Traced Tape::record(Memory output, int64_t numel, std::vector<Traced> inputs,
+Traced Tape::record(Memory output, int64_t numel,
+                    const std::vector<Traced>& inputs,
                     std::vector<Memory> saved, Backward backward) {
   return record_all({{std::move(output), numel}}, inputs, std::move(saved),
                     [backward = std::move(backward)](

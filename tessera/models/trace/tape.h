@@ -78,7 +78,7 @@ class Tape {
 
   // The output of an operator of `inputs`, which keeps `saved` until its
   // backward, if anything is recorded.
-  Traced record(Memory output, int64_t numel, std::vector<Traced> inputs,
+  Traced record(Memory output, int64_t numel, const std::vector<Traced>& inputs,
                 std::vector<Memory> saved, Backward backward);
   // Of one with several outputs.
   std::vector<Traced> record_all(const std::vector<Output>& outputs,
