@@ -54,8 +54,7 @@ def configuration(folder, flags, steps, dtype):
         sections[section][name] = int(value) if value.isdigit() else value
     ranks = sections["mesh"].get("dp", 1)
     sections["batch"]["micro"] = min(sections["batch"]["micro"], sections["batch"]["global"] // ranks)
-    if model.get("family") == "gpt2":
-        model["tie_embeddings"] = True
+    model["tie_embeddings"] = model.get("family") == "gpt2"
     path = folder / "run.json"
     path.write_text(json.dumps(sections))
     if not (folder / "tokens.bin").exists():
