@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "cli/bench_flags.h"
-#include "cli/bench_step.h"
 #include "cli/commands.h"
 #include "tessera/benchmark/measure.h"
 #include "tessera/benchmark/plot.h"

@@ -1,9 +1,8 @@
 // tessera bench step: where a step's time goes, beside its floor.
-#include "cli/bench_step.h"
-
 #include <iostream>
 
 #include "cli/bench_flags.h"
+#include "cli/commands.h"
 #include "cli/flag_values.h"
 #include "cli/libraries.h"
 #include "cli/overrides.h"
@@ -56,9 +55,7 @@ class BenchStepCommand {
                                : engine::implied_world_size(config_);
     const int64_t world = place.source == "none" ? wanted : place.world_size;
     engine::complete(config_, world);
-    const bool starts_ranks = place.source == "none" && world > 1 &&
-                              flags_.ranks.ranks == "processes";
-    set_up_libraries(argv, /*computes_here=*/!starts_ranks);
+    set_up_libraries(argv, !starts_processes(flags_.ranks, place, world));
     const RankJob job{
         .comm = config_.comm,
         .threads = config_.run.threads,
@@ -118,8 +115,8 @@ class BenchStepCommand {
 
 }  // namespace
 
-void add_bench_step(CLI::App& group, int argc, char** argv) {
-  CLI::App* command = group.add_subcommand(
+void add_bench_step(CLI::App& bench, int argc, char** argv) {
+  CLI::App* command = bench.add_subcommand(
       "step", "Where a step's time goes, beside its matrix products alone");
   auto flags = std::make_shared<StepFlags>();
   command->add_option("RUN.json", flags->file, "the configuration")->required();

@@ -8,6 +8,7 @@ namespace tessera::cli {
 // Ranks are started as this same command line.
 void add_train(CLI::App& program, int argc, char** argv);
 void add_bench(CLI::App& program, int argc, char** argv);
+void add_bench_step(CLI::App& bench, int argc, char** argv);
 void add_bench_kernels(CLI::App& bench, int argc, char** argv);
 void add_eval(CLI::App& program, int argc, char** argv);
 void add_generate(CLI::App& program, int argc, char** argv);

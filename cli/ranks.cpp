@@ -127,6 +127,12 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
   return place;
 }
 
+bool starts_processes(const RankFlags& flags,
+                      const launch::RankEnvironment& place,
+                      int64_t world_size) {
+  return place.source == "none" && world_size > 1 && flags.ranks == "processes";
+}
+
 int run_ranks(const RankJob& job, const RankFlags& flags,
               const launch::RankEnvironment& place, int64_t world_size) {
   ignore_broken_pipes();  // who reads along may stop before the ranks do
@@ -140,8 +146,9 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
   first.world_size = first.local_world_size = world_size;
   job.prepare(first);
   if (world_size == 1) return run_rank(job, place);
-  return flags.ranks == "processes" ? run_rank_processes(job, world_size)
-                                    : run_rank_threads(job, world_size);
+  return starts_processes(flags, place, world_size)
+             ? run_rank_processes(job, world_size)
+             : run_rank_threads(job, world_size);
 }
 
 }  // namespace tessera::cli

@@ -21,6 +21,10 @@ void add_rank_flags(CLI::App& command, RankFlags& flags);
 // Where this process is. TS_CHECK_USAGE on --nproc below another launcher.
 launch::RankEnvironment find_place(const RankFlags& flags);
 
+// Whether run_ranks() starts the ranks as processes, and is none itself.
+bool starts_processes(const RankFlags& flags,
+                      const launch::RankEnvironment& place, int64_t world_size);
+
 struct RankJob {
   comm::CommConfig comm;
   int64_t threads = 0;             // of a rank; 0: the cores, shared out

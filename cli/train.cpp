@@ -49,9 +49,7 @@ class TrainCommand {
                                   ? engine::implied_world_size(config_)
                                   : world_size);
     if (show_only()) return;
-    const bool starts_ranks = place.source == "none" && world_size > 1 &&
-                              flags_.ranks.ranks == "processes";
-    set_up_libraries(argv, /*computes_here=*/!starts_ranks);
+    set_up_libraries(argv, !starts_processes(flags_.ranks, place, world_size));
     // The ranks that this program starts have heard of it from their launcher.
     if (place.source != "tessera" && place.rank == 0) warn_of_idle_keys();
     std::optional<launch::StopRequest> stop;

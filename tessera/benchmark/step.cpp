@@ -73,7 +73,8 @@ class StepBench {
     times_.products = floor_.products();
     times_.floor_flops = floor_.flops();
     times_.threads = at::get_num_threads();
-    for (const auto& [key, time] : instructions_) {
+    for (auto& [key, time] : instructions_) {
+      time.count /= rounds;  // the same in each
       times_.instructions.push_back(time);
     }
     profile();
@@ -114,16 +115,14 @@ class StepBench {
       times_.timeline.exposed[kind] += timeline.exposed[kind] / rounds;
     }
     times_.timeline.bubble += timeline.bubble / rounds;
-    std::map<std::string, int64_t> counts;
     for (const auto& [instruction, seconds] : last_) {
       const InstructionTime own{.name = name_of(instruction),
                                 .unit = instruction.unit};
       auto& time =
           instructions_.try_emplace({own.name, own.unit}, own).first->second;
       time.seconds += seconds / rounds;
-      if (first_round_) ++time.count;
+      ++time.count;
     }
-    first_round_ = false;
     last_.clear();
   }
 
@@ -160,7 +159,6 @@ class StepBench {
   engine::ProductFloor floor_;
   const int64_t floor_bytes_ = monitor::tensor_bytes().now - before_floor_;
   int64_t steps_ = 0;
-  bool first_round_ = true;
   std::vector<std::pair<program::Instruction, double>> last_;
   std::map<std::pair<std::string, int64_t>, InstructionTime> instructions_;
   StepTimes times_;

@@ -64,10 +64,9 @@ bool multiplies_bf16() {
 }
 
 std::string describe_vectors() {
-  constexpr std::array kNames = {"baseline", "avx2", "avx512"};
-  return c10::str(
-      kNames[static_cast<size_t>(widest_vectors())],
-      multiplies_bf16() ? ", bf16 arithmetic" : ", no bf16 arithmetic");
+  return c10::str(name_of(widest_vectors()), multiplies_bf16()
+                                                 ? ", bf16 arithmetic"
+                                                 : ", no bf16 arithmetic");
 }
 
 }  // namespace tessera

@@ -18,6 +18,7 @@
 namespace tessera::nn {
 namespace {
 
+using detail::elements_from;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -28,11 +29,6 @@ FlashShape shape_of(const at::Tensor& q, const at::Tensor& k) {
 }
 int64_t groups_of_queries(const FlashShape& shape) {
   return (shape.tokens + kQueries - 1) / kQueries;
-}
-
-void* elements_from(const at::Tensor& x, int64_t first) {
-  return static_cast<char*>(x.data_ptr()) +
-         first * static_cast<int64_t>(x.itemsize());
 }
 
 // From head `head` of sample b of (B, T, H, E).

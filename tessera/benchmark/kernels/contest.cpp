@@ -11,4 +11,6 @@ at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype,
   return at::randn(shape, generator, at::TensorOptions(at::kFloat)).to(dtype);
 }
 
+at::Tensor wide(const at::Tensor& x) { return x.detach().to(at::kDouble); }
+
 }  // namespace tessera::benchmark::kernels

@@ -40,4 +40,7 @@ std::vector<MakeContest> update_contests();
 at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype,
                          uint64_t seed);
 
+// Of fp64, and no part of a graph.
+at::Tensor wide(const at::Tensor& x);
+
 }  // namespace tessera::benchmark::kernels

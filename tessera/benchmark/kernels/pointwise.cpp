@@ -28,8 +28,6 @@ double bytes_of(double passes, int64_t numel, at::ScalarType dtype) {
          static_cast<double>(c10::elementSize(dtype));
 }
 
-at::Tensor wide(const at::Tensor& x) { return x.detach().to(at::kDouble); }
-
 at::Tensor leaf(at::IntArrayRef shape, at::ScalarType dtype, uint64_t seed) {
   return random_tensor(shape, dtype, seed).requires_grad_();
 }

@@ -10,8 +10,6 @@ namespace {
 
 constexpr int64_t kRows = 2048, kWidth = 512, kHidden = 1408, kVocab = 8192;
 
-at::Tensor wide(const at::Tensor& x) { return x.detach().to(at::kDouble); }
-
 // y = a b, or what a backward does: y += a b, of which an operator makes two.
 Contest product(const char* kernel, const at::Tensor& a, const at::Tensor& b,
                 bool adds) {

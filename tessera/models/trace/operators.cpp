@@ -113,13 +113,7 @@ Traced Operators::add_to(const Traced& x, const Traced& y) const {
 }
 
 Traced Operators::rms_norm(const Traced& x, int64_t width) const {
-  const int64_t rows = x.numel / width;
-  const Memory y = elements(x.numel), inverse_rms = wides(rows);
-  return tape_.record(y, x.numel, {x, tape_.parameter(width)},
-                      {x.memory, inverse_rms},
-                      [this, rows, width](const Memory&) {
-                        return norm_gradients(rows, width);
-                      });
+  return rms_norm_branch(x, width).second;
 }
 
 std::vector<Memory> Operators::norm_gradients(int64_t rows,

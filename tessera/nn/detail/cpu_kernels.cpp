@@ -20,11 +20,6 @@ using kernels::Element;
 constexpr int64_t kRowsPerPart = 64;
 constexpr int64_t kElementsPerPart = int64_t{1} << 14;
 
-void* elements_from(const at::Tensor& x, int64_t first) {
-  return static_cast<char*>(x.data_ptr()) +
-         first * static_cast<int64_t>(x.itemsize());
-}
-
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,

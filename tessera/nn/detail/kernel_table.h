@@ -28,4 +28,9 @@ inline kernels::Element element_of(const at::Tensor& x) {
   }
 }
 
+inline void* elements_from(const at::Tensor& x, int64_t first) {
+  return static_cast<char*>(x.data_ptr()) +
+         first * static_cast<int64_t>(x.itemsize());
+}
+
 }  // namespace tessera::nn::detail

@@ -5,7 +5,7 @@
 //          converted before. Copies in bf16; others are written behind.
 // Bits:    an element's depend on its own numbers alone, not on where it lies,
 //          how many threads there are, or which vectors.
-// Threads: work is shared out by at::parallel_for, all tensors as one range.
+// Threads: work is shared out by core/parallel.h, all tensors as one range.
 #pragma once
 
 #include "tessera/optim/optim_config.h"

@@ -30,15 +30,16 @@ std::vector<Traced> UnitTracer::linears(const std::vector<NamedLayer>& layers,
       std::ranges::none_of(layers, [this](const NamedLayer& layer) {
         return model_.adapted.contains(layer.name);
       });
-  std::vector<Traced> outputs;
-  std::vector<int64_t> outs;
-  for (const auto& [name, out] : layers) {
-    if (!are_plain) outputs.push_back(linear(name, x, in, out, bias));
-    outs.push_back(out);
+  if (are_plain) {
+    std::vector<int64_t> outs;
+    for (const auto& layer : layers) outs.push_back(layer.out);
+    return ops_.linears(x, model_.samples * model_.tokens, in, outs, bias);
   }
-  return are_plain
-             ? ops_.linears(x, model_.samples * model_.tokens, in, outs, bias)
-             : outputs;
+  std::vector<Traced> outputs;
+  for (const auto& [name, out] : layers) {
+    outputs.push_back(linear(name, x, in, out, bias));
+  }
+  return outputs;
 }
 
 Traced UnitTracer::rows(const char* layer, const Traced& x, int64_t in,
