@@ -71,14 +71,6 @@ std::string detect_format(const std::string& path) {
   return "text";
 }
 
-int64_t TokenFile::count(const std::string& path, const std::string& format) {
-  const std::string known = format == "auto" ? detect_format(path) : format;
-  if (known != "megatron") return layout_of(MappedFile(path), known).ids.count;
-  const MegatronPaths paths(path);
-  return detail::megatron_layout(MappedFile(paths.bin), MappedFile(paths.index))
-      .ids.count;
-}
-
 TokenFile::TokenFile(const std::string& path, const std::string& format,
                      int64_t vocab_size)
     : format_(format == "auto" ? detect_format(path) : format),
@@ -113,19 +105,17 @@ TokenFile::TokenFile(const std::string& path, const std::string& format,
       ": every second 16-bit id is 0, so the ids seem to "
       "be of 32 bits. Set data.format to tokens_u32, or to tokens_u16 "
       "if they are not.");
-  check_ids();
 }
 
-void TokenFile::check_ids() const {
-  const int64_t place = ids_.find_outside(0, ids_.count, vocab_size_);
-  if (place >= 0) refuse_id(place, "");
-}
+void TokenFile::check_ids() const { check_range(0, ids_.count); }
 
-void TokenFile::refuse_id(int64_t place, const std::string& hint) const {
+void TokenFile::check_range(int64_t first, int64_t size) const {
+  const int64_t place = ids_.find_outside(first, size, vocab_size_);
+  if (place < 0) return;
   TS_CHECK_IO(false, file_.path(), ": token ", place, " (byte ",
               ids_.data - file_.bytes().data() + place * width_of(ids_.type),
               ") is ", ids_.at(place), ", which is outside the vocabulary of ",
-              vocab_size_, " ids, 0 to ", vocab_size_ - 1, ".", hint);
+              vocab_size_, " ids, 0 to ", vocab_size_ - 1, ".");
 }
 
 void TokenFile::read(int64_t first, std::span<int64_t> out) const {
@@ -133,8 +123,7 @@ void TokenFile::read(int64_t first, std::span<int64_t> out) const {
   TORCH_INTERNAL_ASSERT(first >= 0 && size <= ids_.count - first, file_.path(),
                         ": tokens ", first, " + ", size, " of ", ids_.count);
   file_.require_whole();
-  const int64_t place = ids_.find_outside(first, size, vocab_size_);
-  if (place >= 0) refuse_id(place, " The file has changed since the start.");
+  check_range(first, size);
   ids_.read(first, out);
 }
 

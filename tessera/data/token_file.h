@@ -1,12 +1,12 @@
-// One file of token ids, memory-mapped, and checked before it is used.
+// One file of token ids, memory-mapped.
 //
 // Formats: tokens_u16, tokens_u32   ids alone, little-endian (nanoGPT's .bin)
 //          llmc                     header of 1,024 bytes: 20240520 (u16), or
 //                                   20240801 (u32), version, count
 //          megatron                 .bin with ids and .idx with MMIDIDX
 //          cache                    tokenized text that a run keeps
-// Checked: the header's sizes against the file's, and every id once against the
-//          vocabulary, at about the speed of reading the file.
+// Checked: the header's sizes against the file's when it is opened, and every
+//          id that is read against the vocabulary.
 // Errors:  TS_CHECK_IO names the file, the place, the value and the rule;
 //          TS_CHECK_CONFIG an empty file.
 // Threads: any may read.
@@ -35,8 +35,9 @@ class TokenFile {
   TokenFile(const std::string& path, const std::string& format,
             int64_t vocab_size);
 
-  // How many ids the file says that it has; none is read.
-  static int64_t count(const std::string& path, const std::string& format);
+  // Reads all ids, at about the speed of reading the file: what a run does
+  // once, before it starts ranks.
+  void check_ids() const;
 
   const std::string& path() const { return file_.path(); }
   const std::string& format() const { return format_; }
@@ -53,8 +54,7 @@ class TokenFile {
   }
 
  private:
-  void check_ids() const;
-  [[noreturn]] void refuse_id(int64_t place, const std::string& hint) const;
+  void check_range(int64_t first, int64_t size) const;
 
   MappedFile file_;
   std::string format_;

@@ -71,6 +71,7 @@ class TokenFileTest : public testing::Test {
                                int64_t vocab_size = 1000) {
     try {
       const TokenFile file(path, format, vocab_size);
+      file.check_ids();
     } catch (const Error& error) {
       return error.what_without_backtrace();
     }

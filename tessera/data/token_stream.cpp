@@ -247,7 +247,9 @@ int64_t prepare_tokens(const TokenSource& source) {
     separator_of(source);
     int64_t count = 0;
     for (const std::string& path : without_indexes(source)) {
-      count += TokenFile::count(path, source.format);
+      const TokenFile file(path, source.format, source.vocab_size);
+      file.check_ids();
+      count += file.size();
     }
     return count;
   }
@@ -262,7 +264,7 @@ int64_t prepare_tokens(const TokenSource& source) {
     }
     write_cache(source, text);
   }
-  return TokenFile::count(text.cache_path, "cache");
+  return TokenFile(text.cache_path, "cache", source.vocab_size).size();
 }
 
 TokenStream open_tokens(const TokenSource& source) {

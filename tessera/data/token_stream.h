@@ -86,8 +86,8 @@ class TokenStream {
   Marks marks_;
 };
 
-// Tokenizes what is text and has no cache yet. Returns how many tokens
-// open_tokens() has, by the sizes of files alone.
+// Tokenizes what is text and has no cache yet, and checks every id of what is
+// tokens. Returns how many tokens open_tokens() has.
 int64_t prepare_tokens(const TokenSource& source);
 TokenStream open_tokens(const TokenSource& source);
 // Whether the source is conversations. TS_CHECK_CONFIG where only some of its

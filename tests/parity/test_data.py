@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import resource
+import struct
 import subprocess
 
 import pytest
@@ -116,6 +117,21 @@ def test_a_refused_run_leaves_no_folder(program, tmp_path):
     (folder / "run" / "logs").mkdir(parents=True)  # another's, though empty
     refused(program, path, f"--run.dir={folder}")
     assert [str(each.relative_to(folder)) for each in sorted(folder.rglob("*"))] == ["run", "run/logs"]
+
+
+def test_ids_beyond_the_vocabulary_are_refused_before_a_folder_is_made(program, tmp_path):
+    ids = [*range(60)] * 10
+    for last, words in (60, "token 600 (byte 1200) is 60"), (59, None):
+        (tmp_path / "a.u16").write_bytes(struct.pack("<601H", *ids, last))
+        path = configuration({"train": str(tmp_path / "a.u16")}, tmp_path, model={**MODEL, "vocab": 60},
+                             run={"steps": 1}, schedule={"warmup": 0})
+        folder = tmp_path / "runs"
+        if words:
+            errors = refused(program, path, f"--run.dir={folder}", code=74)
+            assert words in errors and "rank" not in errors
+            assert not folder.exists()
+        else:
+            train(program, path, f"--run.dir={folder}")
 
 
 def test_what_a_refused_or_killed_run_left_is_not_trained_with(program, tmp_path):
