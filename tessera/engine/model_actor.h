@@ -36,8 +36,7 @@ struct StepInput {
   double target_tokens = 0;  // of the global batch
   double aux_scale = 0;      // of nn::Balance::loss in the step's loss
   double lr = 0;
-  // Of an evaluation: hears the logits (B, T, V) that are here, before the loss
-  // takes their memory.
+  // Of an evaluation: hears the logits (B, T, V) that are here.
   std::function<void(const at::Tensor& logits)> on_logits = {};
 };
 

@@ -115,16 +115,18 @@ std::vector<MatrixProduct> products_of(const program::Program& program,
                                        const program::Units& units,
                                        const program::Facts& facts) {
   std::vector<MatrixProduct> all;
-  const auto add = [&](int64_t unit) {
-    const auto& more = facts.units.at(unit).products;
-    all.insert(all.end(), more.begin(), more.end());
+  const auto add = [&](const program::UnitFacts& of) {
+    all.insert(all.end(), of.products.begin(), of.products.end());
   };
   for (const auto& instruction : program) {
+    if (instruction.op == program::Op::kLoss) add(facts.loss);
     if (instruction.op != program::Op::kForward) continue;
     if (instruction.unit >= 0) {
-      add(instruction.unit);
+      add(facts.units.at(instruction.unit));
     } else {
-      for (int64_t unit : units.chunks.at(instruction.chunk)) add(unit);
+      for (int64_t unit : units.chunks.at(instruction.chunk)) {
+        add(facts.units.at(unit));
+      }
     }
   }
   return all;
@@ -136,8 +138,10 @@ double product_rate(const RunConfig& of) {
   config.mesh.data_parallel = "ddp";  // what a device around another does too
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  auto facts = facts_of(config, mesh, mesh.coord_of(0));
+  facts.units.push_back(facts.loss);
   std::vector<MatrixProduct> products;
-  for (const auto& unit : facts_of(config, mesh, mesh.coord_of(0)).units) {
+  for (const auto& unit : facts.units) {
     for (MatrixProduct each : unit.products) {
       for (int64_t* size : {&each.rows, &each.in, &each.out}) {
         *size = std::min(*size, kMost);

@@ -81,23 +81,23 @@ void RankActor::recompute(int64_t microbatch, int64_t unit) {
       model_.forward_unit(unit, here.input, tokens_of(mine), &here.balance);
 }
 
-// Its gradient takes the place of the logits at once: the last unit's backward
-// starts from its output's gradient like every other's.
+// The gradient takes the place of the last unit's output at once: its backward
+// starts from there like every other's.
 void RankActor::loss(int64_t microbatch) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& last = mine.units.back();
   const at::NoGradGuard no_grad;
-  const at::Tensor logits = last.output.detach();
+  const at::Tensor hidden = last.output.detach();
   if (!trains()) last.output = at::Tensor();
-  if (input_.on_logits) input_.on_logits(logits);
+  if (input_.on_logits) input_.on_logits(model_.logits_of(hidden));
   const auto scale =
       trains() ? std::optional(1 / input_.target_tokens) : std::nullopt;
-  const nn::LossSum loss = model_.loss_of(logits, mine.batch.targets, scale);
+  const nn::LossSum loss = model_.loss_of(hidden, mine.batch.targets, scale);
   // The ranks of tp all have the same: in an evaluation the first one counts.
   if (trains() || composed_.coord[mesh::Axis::kTp] == 0) {
     count(loss, microbatch);
   }
-  if (trains()) last.gradient = logits;
+  if (trains()) last.gradient = hidden;
 }
 
 // What the unit's backward starts from: once, for both of its parts.

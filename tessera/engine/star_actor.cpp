@@ -73,15 +73,15 @@ void StarActor::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
 void StarActor::loss(int64_t microbatch) {
   on_devices([&](size_t device) {
     Device& here = devices_[device];
-    const at::AutoGradMode records(trains());
-    if (input_.on_logits) input_.on_logits(here.output);
-    here.loss = models_[device]->loss_of(std::exchange(here.output, {}),
-                                         here.batch.targets);
-    if (!trains()) return;
-    here.output = here.loss.sum / input_.target_tokens;
-    if (here.balance.loss.defined()) {
-      here.output = here.output + here.balance.loss * input_.aux_scale;
-    }
+    const models::Model& model = *models_[device];
+    const at::NoGradGuard no_grad;
+    const at::Tensor hidden = here.output.detach();
+    if (!trains()) here.output = at::Tensor();
+    if (input_.on_logits) input_.on_logits(model.logits_of(hidden));
+    const auto scale =
+        trains() ? std::optional(1 / input_.target_tokens) : std::nullopt;
+    here.loss = model.loss_of(hidden, here.batch.targets, scale);
+    if (trains()) here.gradient = hidden;
   });
   for (const Device& here : devices_) count(here.loss, microbatch);
   if (!trains()) return;
@@ -91,7 +91,14 @@ void StarActor::loss(int64_t microbatch) {
 void StarActor::backward(program::Op /*part*/, int64_t /*microbatch*/,
                          int64_t /*unit*/) {
   on_devices([&](size_t device) {
-    torch::autograd::backward({std::exchange(devices_[device].output, {})}, {});
+    Device& here = devices_[device];
+    std::vector<at::Tensor> ends = {std::exchange(here.output, {})};
+    std::vector<at::Tensor> gradients = {std::exchange(here.gradient, {})};
+    if (here.balance.loss.defined()) {
+      ends.push_back(here.balance.loss * input_.aux_scale);
+      gradients.emplace_back();
+    }
+    torch::autograd::backward(ends, gradients);
   });
 }
 

@@ -36,7 +36,8 @@ class StarActor final : public ModelActor {
   // What a device has of the micro-batch that it is at.
   struct Device {
     data::Batch batch;
-    at::Tensor output;  // logits; then what is differentiated
+    at::Tensor output;
+    at::Tensor gradient;  // of the output
     nn::Balance balance;
     nn::LossSum loss;
   };

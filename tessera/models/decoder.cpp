@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "tessera/models/adapters.h"
-#include "tessera/nn/matmul.h"
 
 namespace tessera::models {
 namespace {
@@ -129,7 +128,7 @@ Decoder::Decoder(const ModelConfig& given) : Model(given) {
 at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
                                  const Tokens& tokens, nn::Balance* balance) {
   if (unit == 0) return embed(x, /*begin=*/0, tokens.document_starts);
-  if (unit == num_units() - 1) return logits_of(final_norm_->forward(x));
+  if (unit == num_units() - 1) return before_head(x);
   return blocks_.at(unit - 1)->forward(
       x, {rotation_of(0, tokens.length, x), tokens.document_starts},
       /*cache=*/nullptr, balance);
@@ -145,7 +144,7 @@ void Decoder::set_region(const nn::Region& region) {
 void Decoder::set_vocabulary(const VocabularyShard& shard) {
   tokens_->set_rows(shard.first, shard.region.leave);
   enter_head_ = shard.region.enter;
-  set_loss(shard.loss);
+  set_loss(shard.loss, shard.most);
 }
 
 void Decoder::set_attention(const nn::Attention::Core& core) {
@@ -178,7 +177,7 @@ at::Tensor Decoder::forward_unit_cached(int64_t unit, const at::Tensor& x,
                                         int64_t begin, Cache& cache) {
   if (unit == 0) return embed(x, begin);
   if (unit == num_units() - 1) {
-    return logits_of(final_norm_->forward(x).select(1, -1));
+    return logits_of(before_head(x).select(1, -1));
   }
   return blocks_.at(unit - 1)->forward(x, {rotation_of(begin, x.size(1), x)},
                                        &cache.layers.at(unit - 1));
@@ -197,10 +196,13 @@ at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin,
   return x + positions_->forward(places);
 }
 
-at::Tensor Decoder::logits_of(const at::Tensor& normed) const {
-  const at::Tensor hidden = enter_head_ ? enter_head_(normed) : normed;
-  return head_ ? head_->forward(hidden)
-               : nn::linear_product(hidden, tokens_->weight());
+at::Tensor Decoder::before_head(const at::Tensor& x) const {
+  const at::Tensor normed = final_norm_->forward(x);
+  return enter_head_ ? enter_head_(normed) : normed;
+}
+
+at::Tensor Decoder::head_weight() const {
+  return head_ ? head_->weight() : tokens_->weight();
 }
 
 }  // namespace tessera::models

@@ -69,7 +69,8 @@ class Decoder final : public Model {
   // Without documents, where `document_starts` is not defined.
   at::Tensor embed(const at::Tensor& ids, int64_t begin,
                    const at::Tensor& document_starts = {}) const;
-  at::Tensor logits_of(const at::Tensor& normed) const;
+  at::Tensor before_head(const at::Tensor& x) const;
+  at::Tensor head_weight() const override;
 
   std::shared_ptr<nn::Embedding> tokens_;
   std::shared_ptr<nn::Embedding> positions_;  // of learned positions

@@ -4,6 +4,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/models/decoder.h"
+#include "tessera/nn/matmul.h"
 
 namespace tessera::models {
 namespace {
@@ -17,12 +18,18 @@ ModelConfig completed(ModelConfig config) {
 
 Model::Model(ModelConfig config) : config_(completed(std::move(config))) {}
 
-nn::LossSum Model::loss_of(at::Tensor logits, const at::Tensor& targets,
-                           std::optional<double> scale) const {
-  return nn::cross_entropy(std::move(logits), targets, loss_, scale);
+at::Tensor Model::logits_of(const at::Tensor& hidden) const {
+  return nn::linear_product(hidden, head_weight());
 }
 
-at::Tensor Model::forward(const at::Tensor& ids, nn::Balance* balance) {
+nn::LossSum Model::loss_of(at::Tensor hidden, const at::Tensor& targets,
+                           std::optional<double> scale) const {
+  const int64_t columns = most_columns_ > 0 ? most_columns_ : config_.vocab;
+  return nn::head_loss({head_weight(), loss_, columns}, std::move(hidden),
+                       targets, scale);
+}
+
+at::Tensor Model::forward_units(const at::Tensor& ids, nn::Balance* balance) {
   at::Tensor x = ids;
   for (int64_t unit = 0; unit < num_units(); ++unit) {
     x = forward_unit(unit, x, {ids.size(1)}, balance);
@@ -30,9 +37,13 @@ at::Tensor Model::forward(const at::Tensor& ids, nn::Balance* balance) {
   return x;
 }
 
+at::Tensor Model::forward(const at::Tensor& ids, nn::Balance* balance) {
+  return logits_of(forward_units(ids, balance));
+}
+
 nn::LossSum Model::loss(const at::Tensor& ids, const at::Tensor& targets,
                         nn::Balance* balance) {
-  return loss_of(forward(ids, balance), targets);
+  return loss_of(forward_units(ids, balance), targets);
 }
 
 at::Tensor Model::forward_cached(const at::Tensor& ids, Cache& cache) {

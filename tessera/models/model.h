@@ -6,7 +6,8 @@
 //         T is at most ModelConfig::max_seq.
 // Units:  what is run, gathered and recomputed as one: unit 0 embeds, the last
 //         one has the final norm and the head, those between are blocks. Every
-//         ParameterSpec says which of them compute with it.
+//         ParameterSpec says which of them compute with it. The head itself is
+//         run with the loss, so that logits need never be whole.
 // Use:    construct; strategies set layouts by roles, and seams;
 //         nn::materialise; then run, whole or unit by unit.
 // Comm:   none of its own: what strategies put into the seams. Empty ones are
@@ -40,6 +41,7 @@ struct Cache {
 // embedding, and logits.
 struct VocabularyShard {
   int64_t first = 0;
+  int64_t most = 0;        // on the rank that has most of them
   nn::Region region = {};  // before the head; and behind the embedding
   nn::SummedLoss loss = {};
 };
@@ -63,14 +65,15 @@ class Model : public torch::nn::Module {
   int64_t num_owners() const { return num_units() + num_blocks(); }
   // The unit that gathers and reduces a parameter.
   int64_t owner_of(const nn::ParameterSpec& spec) const;
-  // ids or hidden -> hidden or logits. Adds what experts tell of their balance
-  // to `balance`, unless it is null.
+  // ids or hidden -> hidden; of the last unit, what the head takes, of all T.
+  // Adds what experts tell of their balance to `balance`, unless it is null.
   virtual at::Tensor forward_unit(int64_t unit, const at::Tensor& x,
                                   const Tokens& tokens,
                                   nn::Balance* balance = nullptr) = 0;
-  // `logits` as the last unit gave them: they are given up.
-  // With a `scale` they are the gradient of scale * sum when it returns.
-  nn::LossSum loss_of(at::Tensor logits, const at::Tensor& targets,
+  // The head, and its loss: of what the last unit gave. See nn::head_loss() for
+  // what a `scale` does to `hidden` and to the head's gradient.
+  at::Tensor logits_of(const at::Tensor& hidden) const;
+  nn::LossSum loss_of(at::Tensor hidden, const at::Tensor& targets,
                       std::optional<double> scale = {}) const;
 
   // All units: (B, T) -> logits (B, T, V), and the sum of their cross-entropy
@@ -111,11 +114,19 @@ class Model : public torch::nn::Module {
   // Those of them that are here between blocks, T / sequence_shards().
   at::Tensor positions_here(int64_t begin, int64_t tokens,
                             const at::TensorOptions& options) const;
-  void set_loss(nn::SummedLoss loss) { loss_ = std::move(loss); }
+  // (V, D), as it is at the time.
+  virtual at::Tensor head_weight() const = 0;
+  void set_loss(nn::SummedLoss loss, int64_t most_columns) {
+    loss_ = std::move(loss);
+    most_columns_ = most_columns;
+  }
 
  private:
+  at::Tensor forward_units(const at::Tensor& ids, nn::Balance* balance);
+
   ModelConfig config_;
   nn::SummedLoss loss_;
+  int64_t most_columns_ = 0;  // 0: all of the vocabulary
   int64_t sequence_rank_ = 0, sequence_size_ = 1;
   std::vector<int64_t> pieces_ = {0};
 };

@@ -18,6 +18,7 @@ enum class Kernel {
   kAttention,        // causal attention by flash_attention.h, not by LibTorch
   kNormBranch,       // RMSNorm's gradient and the residual's in one pass
   kCrossEntropy,     // the loss and its gradient, row by row
+  kHeadByRows,       // logits are there for some rows at a time
   kAdamW,            // optim: clipping, update and rounded copy in one pass
 };
 
@@ -25,7 +26,8 @@ enum class Kernel {
 inline constexpr std::array kKernelNames = {
     "onednn_product",    "widened_product", "joint_products",
     "gradient_in_place", "swiglu",          "attention",
-    "norm_branch",       "cross_entropy",   "adamw"};
+    "norm_branch",       "cross_entropy",   "head_by_rows",
+    "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

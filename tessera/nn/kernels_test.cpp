@@ -102,6 +102,15 @@ TEST_P(KernelsOf, CrossEntropy) {
   expect_close(logits, wide.grad());
 }
 
+TEST_P(KernelsOf, Add) {
+  const Case& of = GetParam();
+  const at::Tensor x = random();
+  at::Tensor sums = random().to(wide_type(x));
+  const at::Tensor wanted = sums + x.to(sums.scalar_type());
+  of.kernels->add(of.element, sums.data_ptr(), x.data_ptr(), x.numel());
+  EXPECT_TRUE(sums.equal(wanted));
+}
+
 // e^-x beyond what fp32 holds.
 TEST_P(KernelsOf, SwigluOfLargeGates) {
   const Case& of = GetParam();

@@ -9,6 +9,7 @@
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/cpu_kernels.h"
 #include "tessera/nn/kernel_choice.h"
+#include "tessera/nn/matmul.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -106,6 +107,43 @@ LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets,
   const at::Tensor sum = recorded ? CrossEntropy::apply(flat_logits, loss_of)
                                   : loss_of(flat_logits.detach(), scale);
   return {sum, is_target.sum().to(at::kDouble)};
+}
+
+int64_t head_rows(int64_t rows, int64_t columns) {
+  constexpr int64_t kLogits = int64_t{1} << 22, kFewRows = 512;
+  if (!uses(Kernel::kHeadByRows)) return std::max<int64_t>(1, rows);
+  const int64_t most =
+      std::max(kFewRows, kLogits / std::max<int64_t>(1, columns));
+  const int64_t lots = std::max<int64_t>(1, (rows + most - 1) / most);
+  return std::max<int64_t>(1, (rows + lots - 1) / lots);
+}
+
+LossSum head_loss(const Head& head, at::Tensor hidden,
+                  const at::Tensor& targets, std::optional<double> scale) {
+  const at::Tensor& weight = head.weight;
+  if (!scale && at::GradMode::is_enabled()) {
+    return cross_entropy(linear_product(hidden, weight), targets, head.summed);
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor all = hidden.detach().view({-1, weight.size(1)});
+  const at::Tensor flat = targets.reshape({-1});
+  const int64_t rows = all.size(0), step = head_rows(rows, head.columns);
+  const at::Tensor logits = at::empty({step, weight.size(0)}, all.options());
+  LossSum loss{at::zeros({}, at::kDouble), at::zeros({}, at::kDouble)};
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    const int64_t count = std::min(step, rows - begin);
+    const at::Tensor x = all.narrow(0, begin, count);
+    const at::Tensor y = logits.narrow(0, 0, count);
+    product_into(y, x, weight.t());
+    const LossSum part = cross_entropy(y, flat.narrow(0, begin, count),
+                                       head.summed, scale);
+    loss.sum.add_(part.sum);
+    loss.weight.add_(part.weight);
+    if (!scale) continue;
+    if (weight.requires_grad()) add_weight_gradient(weight, y, x);
+    product_into(x, y, weight);
+  }
+  return loss;
 }
 
 }  // namespace tessera::nn

@@ -11,6 +11,7 @@
 #include "tessera/core/vectors.h"
 #include "tessera/nn/detail/cpu_kernels.h"
 #include "tessera/nn/kernel_choice.h"
+#include "tessera/nn/wide_type.h"
 
 // Exported by LibTorch, in no header of its wheel: result = beta * result +
 // alpha * mat1 mat2.
@@ -94,17 +95,25 @@ bool adds_in_place(const at::Tensor& parameter) {
   return found == asked->end() || found->second.captures_ == nullptr;
 }
 
+// gradient += dy^T x.
+void add_to(const at::Tensor& gradient, const at::Tensor& dy,
+            const at::Tensor& x) {
+  if (gradient.scalar_type() == dy.scalar_type() ||
+      product_way(gradient, dy.t()) == ProductWay::kWidened) {
+    product_into(gradient, dy.t(), x, /*adds=*/true);
+  } else if (gradient.scalar_type() == wide_type(dy) && dy.is_cpu() &&
+             dy.scalar_type() == at::kBFloat16) {
+    detail::add_to_wide(gradient, product(dy.t(), x));
+  } else {
+    gradient.add_(product(dy.t(), x));
+  }
+}
+
 // dW = dy^T x: added to .grad, or to be handed on.
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
                            const at::Tensor& x) {
   if (!adds_in_place(weight)) return product(dy.t(), x);
-  const at::Tensor& gradient = weight.grad();
-  if (gradient.scalar_type() == dy.scalar_type() ||
-      product_way(gradient, dy.t()) == ProductWay::kWidened) {
-    product_into(gradient, dy.t(), x, /*adds=*/true);
-  } else {
-    gradient.add_(product(dy.t(), x));
-  }
+  add_to(weight.grad(), dy, x);
   return {};
 }
 
@@ -249,6 +258,17 @@ variable_list linear_products(const at::Tensor& x, const variable_list& weights,
                               const variable_list& biases) {
   return LinearProducts::apply(x, at::TensorList(weights),
                                at::TensorList(biases));
+}
+
+void add_weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
+                         const at::Tensor& x) {
+  if (!weight.grad().defined()) {
+    weight.mutable_grad() = product(dy.t(), x);
+  } else if (uses(Kernel::kGradientInPlace) && weight.grad().is_contiguous()) {
+    add_to(weight.grad(), dy, x);
+  } else {
+    weight.grad().add_(product(dy.t(), x));
+  }
 }
 
 at::Tensor table_rows(const at::Tensor& table, const at::Tensor& ids) {

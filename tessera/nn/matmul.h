@@ -47,6 +47,11 @@ std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<at::Tensor>& weights,
                                         const std::vector<at::Tensor>& biases);
 
+// weight.grad += dy^T x, outside of any backward; made where there is none.
+// dy: (N, out), x: (N, in).
+void add_weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
+                         const at::Tensor& x);
+
 // Rows of a table, for autograd. ids: int64 of any shape, table: (rows, D) ->
 // (ids..., D).
 at::Tensor table_rows(const at::Tensor& table, const at::Tensor& ids);

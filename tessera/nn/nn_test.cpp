@@ -315,6 +315,63 @@ TEST(CrossEntropy, AScaleMakesTheGradientAtOnce) {
   EXPECT_TRUE(at::allclose(overwritten, wanted, 1e-12, 1e-15));
 }
 
+// Rows enough for several lots, of which the last is shorter.
+TEST(HeadLoss, InLotsIsThatOfWholeLogits) {
+  const int64_t rows = 1201, width = 3, entries = 8209;
+  ASSERT_LT(head_rows(rows, entries), rows);
+  const auto hidden = at::randn({rows, width}, kWide).requires_grad_();
+  const auto weight = at::randn({entries, width}, kWide).requires_grad_();
+  auto targets = at::randint(entries, {rows}, at::kLong);
+  targets[700] = kIgnoreIndex;
+  const auto expected =
+      at::cross_entropy_loss(at::mm(hidden, weight.t()), targets, {},
+                             at::Reduction::Sum, kIgnoreIndex);
+  const auto wanted =
+      torch::autograd::grad({expected * 0.25}, {hidden, weight});
+  const Head head{.weight = weight, .columns = entries};
+  {
+    const at::NoGradGuard no_grad;
+    const auto alone = head_loss(head, hidden, targets);
+    EXPECT_NEAR(alone.sum.item<double>(), expected.item<double>(), 1e-9);
+  }
+  const auto recorded = head_loss(head, hidden, targets);
+  const auto asked =
+      torch::autograd::grad({recorded.sum * 0.25}, {hidden, weight});
+  for (const double times : {1.0, 2.0}) {  // the gradient is added to
+    const auto overwritten = hidden.detach().clone();
+    const auto loss = head_loss(head, overwritten, targets, 0.25);
+    EXPECT_EQ(loss.weight.item<double>(), 1200.0);
+    EXPECT_NEAR(loss.sum.item<double>(), expected.item<double>(), 1e-9);
+    EXPECT_TRUE(at::allclose(overwritten, wanted[0], 1e-11, 1e-13));
+    EXPECT_TRUE(at::allclose(weight.grad(), wanted[1] * times, 1e-11, 1e-13));
+  }
+  EXPECT_TRUE(at::allclose(asked[0], wanted[0], 1e-11, 1e-13));
+  EXPECT_TRUE(at::allclose(asked[1], wanted[1], 1e-11, 1e-13));
+}
+
+TEST(HeadLoss, AFrozenHeadHasNoGradient) {
+  const auto hidden = at::randn({6, 4}, kWide);
+  const auto weight = at::randn({5, 4}, kWide);
+  const auto targets = at::randint(5, {6}, at::kLong);
+  const auto leaf = hidden.clone().requires_grad_();
+  at::cross_entropy_loss(at::mm(leaf, weight.t()), targets, {},
+                         at::Reduction::Sum)
+      .backward();
+  head_loss({.weight = weight, .columns = 5}, hidden, targets, 1.0);
+  EXPECT_TRUE(at::allclose(hidden, leaf.grad(), 1e-12));
+  EXPECT_FALSE(weight.grad().defined());
+}
+
+// Lots depend on what all ranks know alike, and cover all rows.
+TEST(HeadLoss, LotsAreEven) {
+  EXPECT_EQ(head_rows(2048, 8192), 512);
+  EXPECT_EQ(head_rows(1201, 8209), 401);
+  EXPECT_EQ(head_rows(600, 200'000), 300);
+  EXPECT_EQ(head_rows(512, 200'000), 512);
+  EXPECT_EQ(head_rows(5000, 100), 5000);
+  EXPECT_EQ(head_rows(0, 100), 1);
+}
+
 TEST(CrossEntropy, LeavesLogitsAloneWithoutGradients) {
   const auto logits = at::randn({4, 7});
   const auto before = logits.clone();

@@ -96,8 +96,8 @@ struct UnitFacts {
 struct Facts {
   // By owner: those that run, in order, then those that own parameters alone.
   std::vector<UnitFacts> units;
-  // Behind the last unit: its input are the logits, which become their own
-  // gradient; it owns no parameters.
+  // The head and the cross-entropy, behind the last unit, whose parameters it
+  // reads: forward and backward are one, and its input becomes its gradient.
   UnitFacts loss;
   // For as long as the model lives, of all units: tables.
   int64_t shared_bytes = 0;

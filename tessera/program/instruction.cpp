@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace tessera::program {
 
 Ends ends_of(const Instruction& message, int64_t stage, int64_t stages) {
@@ -98,6 +100,13 @@ bool is_compute(Op op) {
 
 bool adds_gradients(Op op) {
   return op == Op::kBackward || op == Op::kBackwardWeight;
+}
+
+bool reads_parameters(Op op) { return is_compute(op) || op == Op::kLoss; }
+
+bool trains(const Program& program) {
+  return std::ranges::any_of(
+      program, [](const Instruction& each) { return adds_gradients(each.op); });
 }
 
 Instruction begin(Instruction whole) {

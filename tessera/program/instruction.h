@@ -29,7 +29,8 @@ enum class Op {
   kLoadDocuments,     // where those of a micro-batch begin, for a chunk between
   kForward,           // of a micro-batch through a unit
   kRecompute,         // the same again, for a backward that needs it
-  kLoss,              // of a micro-batch, from the last unit's output
+  kLoss,  // of a micro-batch, by the last unit's head from its output, which
+          // becomes its gradient; adds to the head's gradients
   kBackward,          // of a micro-batch through a unit: both parts at once
   kBackwardInput,     // the gradient of the unit's input
   kBackwardWeight,    // the gradients of its parameters
@@ -67,8 +68,12 @@ bool is_send(Op op);
 bool is_communication(Op op);
 // Runs a unit: forward, recompute, backward and its parts.
 bool is_compute(Op op);
-// Adds to the gradients of parameters.
+// A backward through a unit, or its part, that adds to the gradients of
+// parameters. So does a loss that is trained on, right before its backward.
 bool adds_gradients(Op op);
+bool reads_parameters(Op op);
+// Some instruction adds_gradients().
+bool trains(const std::vector<Instruction>& program);
 
 Instruction begin(Instruction whole);
 Instruction await(Instruction whole);

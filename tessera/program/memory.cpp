@@ -37,8 +37,9 @@ class Walk {
         forward(each);
         break;
       case Op::kLoss:
-        // The logits become their own gradient.
-        use(facts_.loss.forward_peak_bytes);
+        // What the head takes becomes its own gradient.
+        use(trains_ ? facts_.loss.forward_peak_bytes
+                    : facts_.loss.plain_forward_peak_bytes);
         if (!trains_) alive_ -= facts_.loss.input_bytes;
         break;
       case Op::kBackward:
@@ -192,7 +193,7 @@ class Walk {
   bool is_first(const Instruction& each) const {
     return units_.chunks.at(each.chunk).front() == each.unit;
   }
-  // Its output, the logits, are their own gradient.
+  // Its output becomes its own gradient.
   bool is_last(int64_t unit) const {
     return facts_.units.at(unit).output_bytes == facts_.loss.input_bytes &&
            runs_last(unit);
@@ -239,9 +240,7 @@ int64_t Memory::peak() const {
 
 Memory memory_of(const Program& program, const Units& units,
                  const Facts& facts) {
-  const bool trains = std::ranges::any_of(
-      program, [](const Instruction& each) { return adds_gradients(each.op); });
-  Walk walk(units, facts, trains);
+  Walk walk(units, facts, trains(program));
   Memory memory;
   for (const auto& each : program) {
     walk.take(each);

@@ -59,6 +59,12 @@ inline ModelConfig wide() {
   model.head_dim = 24;
   return model;
 }
+// Logits that are made in lots.
+inline ModelConfig many_entries() {
+  ModelConfig model = dense("llama");
+  model.vocab = 9001;
+  return model;
+}
 inline ModelConfig six_heads() {
   ModelConfig model = dense("gpt2");
   model.heads = 6;
@@ -80,6 +86,7 @@ inline ModelConfig experts_and_dense() {
 
 inline CaseOptions plain() { return {.samples = 2, .seq_len = 128}; }
 inline CaseOptions long_one() { return {.samples = 1, .seq_len = 1024}; }
+inline CaseOptions two_long() { return {.samples = 2, .seq_len = 600}; }
 inline CaseOptions method(const char* name, CaseOptions options = plain()) {
   options.context_method = name;
   return options;
@@ -113,6 +120,7 @@ inline std::vector<Case> cases_of_one_rank() {
       {"qwen3 fp64", grouped("qwen3", 4), {}, doubles()},
       {"olmo2", grouped("olmo2", 4), {}, plain()},
       {"llama long", wide(), {}, long_one()},
+      {"llama many entries", many_entries(), {}, two_long()},
       // oneDNN takes scratch of its own for bf16, which facts do not count.
       {"llama bf16", dense("llama"), {}, halves(), 0, 0.5},
       {"mixtral", experts(), {}, plain()},
@@ -146,6 +154,7 @@ inline std::vector<Case> cases_of_tensor_and_context() {
       {"tp 2", qwen, {.tp = 2}, plain(), 1},
       {"tp 4, 2 kv heads", few, {.tp = 4}, plain(), 2},
       {"tp 3 gpt2", six_heads(), {.tp = 3}, plain(), 2},
+      {"tp 2 many entries", many_entries(), {.tp = 2}, two_long(), 1},
       {"tp 4 odd", odd(), {.tp = 4}, plain(), 3},
       {"sp 4", qwen, {.tp = 4}, sequence(), 3},
       {"sp 2 gpt2", dense("gpt2"), {.tp = 2}, sequence(), 1},

@@ -138,22 +138,28 @@ class Player {
     found.backward = FlopCounter::take();
   }
 
+  // The last unit is on this rank.
+  bool has_head() const {
+    return composed_.units.chunks.back().back() == model_->num_units() - 1;
+  }
+
+  // The head and its loss, as a step and as an evaluation have them.
   Measured run_loss() {
     Measured found;
-    const int64_t columns = mesh::chunk_of(case_.model.vocab, case_.degrees.tp,
-                                           composed_.coord[Axis::kTp])
-                                .size();
-    at::Tensor logits = at::zeros({samples(), tokens(), columns}, type());
-    logits.requires_grad_();
+    const at::Tensor hidden =
+        at::zeros({samples(), tokens(), model_->config().hidden}, type());
     const at::Tensor targets = at::zeros({samples(), tokens()}, at::kLong);
-    const int64_t before = restart();
-    const nn::LossSum loss = model_->loss_of(logits, targets);
+    const at::NoGradGuard no_grad;
+    int64_t before = restart();
+    model_->loss_of(hidden, targets);
+    found.plain_peak = monitor::tensor_bytes().peak - before;
+    before = restart();
+    const FlopCounter flops;
+    const nn::LossSum loss = model_->loss_of(hidden, targets, 1.0);
+    found.forward = FlopCounter::take();
     found.alive = monitor::tensor_bytes().now - before;
     found.forward_peak = monitor::tensor_bytes().peak - before;
     found.forward_calls = calls();
-    const int64_t alive_before = restart();
-    torch::autograd::backward({loss.sum}, {});
-    found.backward_peak = monitor::tensor_bytes().peak - alive_before;
     return found;
   }
 

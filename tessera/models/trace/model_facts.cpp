@@ -26,9 +26,7 @@ class Meter {
   UnitFacts measure(int64_t input_numel, const Unit& unit) const {
     UnitFacts facts;
     facts.plain_forward_peak_bytes = plain_peak(input_numel, unit);
-    Tape tape(/*records=*/true);
-    if (options_.gradient != options_.compute) tape.set_mixed_bytes(4);
-    tape.set_frozen(model_.config.lora.rank > 0);
+    Tape tape = tape_of_a_step();
     const Operators ops(tape, element_, wide_, options_.threads);
     UnitTracer tracer(ops, model_);
     const Traced input = input_of(tape, input_numel);
@@ -58,18 +56,31 @@ class Meter {
   }
 
   UnitFacts loss() const {
-    Tape tape(/*records=*/true);
-    const Operators ops(tape, element_, wide_, options_.threads);
-    UnitTracer(ops, model_).loss();
+    Tape plain(/*records=*/false), tape = tape_of_a_step();
+    for (Tape* each : {&plain, &tape}) {
+      const Operators ops(*each, element_, wide_, options_.threads);
+      UnitTracer(ops, model_).loss();
+    }
     UnitFacts facts;
-    facts.input_bytes = model_.logits_numel() * element_;
+    facts.input_bytes = model_.head_numel() * element_;
     facts.forward_peak_bytes = tape.peak();
-    facts.plain_forward_peak_bytes = tape.peak();
+    facts.plain_forward_peak_bytes = plain.peak();
+    facts.forward = tape.forward;
+    facts.backward_input = tape.backward_input;
+    facts.backward_weight = tape.backward_weight;
+    facts.products = tape.products;
     facts.forward_collectives = tape.forward_collectives;
     return facts;
   }
 
  private:
+  Tape tape_of_a_step() const {
+    Tape tape(/*records=*/true);
+    if (options_.gradient != options_.compute) tape.set_mixed_bytes(4);
+    tape.set_frozen(model_.config.lora.rank > 0);
+    return tape;
+  }
+
   Traced input_of(Tape& tape, int64_t numel) const {
     return numel == 0 ? Traced{} : tape.leaf(numel, numel * element_);
   }
@@ -125,7 +136,9 @@ program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
   }
   facts.units[config.layers + 1] = meter.measure(
       model.hidden_numel(),
-      [](UnitTracer& tracer, const Traced& x) { return tracer.head(x); });
+      [](UnitTracer& tracer, const Traced& x) {
+        return tracer.before_head(x);
+      });
   facts.loss = meter.loss();
   facts.shared_bytes = table_bytes(model, options);
   constexpr int64_t kIdBytes = 8;

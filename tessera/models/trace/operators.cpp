@@ -54,8 +54,8 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
           }
           if (is_frozen) continue;
           tape_.weight_flops(product);
-          // Of one type it is added where it lies.
-          if (tape_.mixes_types()) gradients[1 + i] = elements(in * outs[i]);
+          // Of one type it is added where it lies, of two in one pass.
+          if (tape_.mixes_types()) elements(in * outs[i]);
           if (bias) gradients[1 + count + i] = elements(outs[i]);
         }
         return gradients;

@@ -14,7 +14,7 @@ TracedModel::TracedModel(const ModelConfig& model, int64_t num_samples,
   heads = config.heads;
   kv_heads = config.kv_heads;
   ffn = expert_ffn = config.ffn;
-  vocab = config.vocab;
+  vocab = most_vocab = config.vocab;
   experts = config.moe.experts;
   if (config.lora.rank == 0) return;
   const auto whole = make_model(config);

@@ -135,6 +135,15 @@ double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
   return sum;
 }
 
+void add_to_wide(const at::Tensor& sums, const at::Tensor& x) {
+  RECORD_FUNCTION("tessera::add_to_wide", {});
+  const Element element = element_of(x);
+  parallel_for(0, x.numel(), kElementsPerPart, [&](int64_t begin, int64_t end) {
+    table().add(element, elements_from(sums, begin), elements_from(x, begin),
+                end - begin);
+  });
+}
+
 // Each thread has columns of its own: the order of a sum is that of the ids.
 void add_rows(const at::Tensor& table, const at::Tensor& ids,
               const at::Tensor& rows) {

@@ -41,6 +41,9 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
 double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                      int64_t ignored, std::optional<double> scale);
 
+// sums += x, of one shape; sums are of fp64 for fp64, else of fp32.
+void add_to_wide(const at::Tensor& sums, const at::Tensor& x);
+
 // table[ids[i]] += rows[i], in order. table: (R, D), ids: (N) of int64, rows:
 // (N, D), of a type that is not wider than the table's.
 void add_rows(const at::Tensor& table, const at::Tensor& ids,

@@ -68,6 +68,8 @@ struct Kernels {
   void (*cross_entropy)(Element element, void* z, const int64_t* targets,
                         double* losses, int64_t rows, int64_t width,
                         const double* scale);
+  // sums += x; sums are of Wide.
+  void (*add)(Element element, void* sums, const void* x, int64_t count);
   // kAttentionQueries queries from `first`, with a thread's scratch.
   void (*attend)(Element element, AttentionHead head, int64_t first,
                  void* scratch);

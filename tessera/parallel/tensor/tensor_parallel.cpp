@@ -119,6 +119,7 @@ void apply(models::Model& model, const TensorConfig& config,
   const int64_t entries = model.config().vocab;
   const int64_t first = mesh::chunk_of(entries, tp, group.rank()).begin;
   model.set_vocabulary({.first = first,
+                        .most = mesh::chunk_of(entries, tp, 0).size(),
                         .region = around,
                         .loss = vocabulary_loss({first, entries, &group})});
   if (config.sequence_parallel) model.set_sequence_shard(group.rank(), tp);

@@ -55,6 +55,39 @@ TEST(VocabularyShard, EqualsTheWholeLoss) {
   }
 }
 
+// Rows enough for several lots, of which each is two sums over the ranks.
+TEST(VocabularyShard, UnderAHeadInLotsEqualsTheWholeLoss) {
+  constexpr int64_t kRows = 1100, kWidth = 2, kVocabulary = 16'411;
+  const auto generator = at::detail::createCPUGenerator(3);
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  const at::Tensor hidden = at::randn({kRows, kWidth}, generator, options);
+  const at::Tensor weight =
+      at::randn({kVocabulary, kWidth}, generator, options);
+  const at::Tensor targets = at::arange(kRows).mul(13).remainder(kVocabulary);
+  const at::Tensor wanted = hidden.clone();
+  at::Tensor all = weight.clone().requires_grad_();
+  const nn::LossSum whole =
+      nn::head_loss({all, nullptr, kVocabulary}, wanted, targets, 0.5);
+  comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
+    comm::Group& group = communicator.world();
+    const auto range = mesh::chunk_of(kVocabulary, 2, group.rank());
+    const int64_t most = mesh::chunk_of(kVocabulary, 2, 0).size();
+    ASSERT_LT(nn::head_rows(kRows, most), kRows);
+    at::Tensor own = weight.narrow(0, range.begin, range.size()).clone();
+    own.requires_grad_();
+    at::Tensor gradient = hidden.clone();
+    const nn::LossSum part = nn::head_loss(
+        {own, vocabulary_loss({range.begin, kVocabulary, &group}), most},
+        gradient, targets, 0.5);
+    group.all_reduce(gradient, comm::ReduceOp::kSum, comm::Mode::kBlocking);
+    EXPECT_NEAR(part.sum.item<double>(), whole.sum.item<double>(), 1e-9);
+    EXPECT_TRUE(at::allclose(gradient, wanted, 1e-10, 1e-13));
+    EXPECT_TRUE(at::allclose(
+        own.grad(), all.grad().narrow(0, range.begin, range.size()), 1e-10,
+        1e-13));
+  });
+}
+
 TEST(VocabularyShard, ATargetOutsideTheVocabularyIsRefused) {
   comm::run_threads(2, "shm", [&](comm::Communicator& communicator) {
     const VocabularyShard shard{communicator.rank() * 2, 4,

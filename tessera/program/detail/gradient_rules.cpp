@@ -9,6 +9,9 @@ GradientRules::GradientRules(const Units& units, Purpose purpose)
 
 void GradientRules::take(const Instruction& instruction) {
   if (adds_gradients(instruction.op)) add(instruction);
+  if (instruction.op == Op::kLoss && purpose_ == Purpose::kTraining) {
+    require_room(instruction);
+  }
   switch (instruction.op) {
     case Op::kZeroGradients:
       require(!zeroed_ && !added_, "gradients are zeroed once, first");
@@ -44,20 +47,28 @@ void GradientRules::take(const Instruction& instruction) {
   }
 }
 
-void GradientRules::add(const Instruction& instruction) {
+// For what it adds to gradients.
+void GradientRules::require_room(const Instruction& instruction) {
   require(zeroed_, "gradients are not zeroed yet");
   require(!gathered_replicas_, "behind the sum over devices");
-  added_ = true;
   if (!names_units()) return;
   for (int64_t id : reads(instruction)) {
     const int64_t stage = unit_at(id).zero_stage;
-    Owner& owner = owners_[id];
+    const Owner& owner = owners_[id];
     require(stage < 2 || owner.allocated, "the gradients of unit ", id,
             " are not allocated");
     require(stage >= 2 || owner.reductions == 0, "the gradients of unit ", id,
             " were reduced already");
-    ++owner.adds;
-    ++owner.adds_of[instruction.microbatch];
+  }
+}
+
+void GradientRules::add(const Instruction& instruction) {
+  require_room(instruction);
+  added_ = true;
+  if (!names_units()) return;
+  for (int64_t id : reads(instruction)) {
+    ++owners_[id].adds;
+    ++owners_[id].adds_of[instruction.microbatch];
   }
 }
 

@@ -56,6 +56,9 @@ void MicrobatchRules::take(const Instruction& instruction) {
     case Op::kLoss:
       require(state.forward == length_of(instruction.chunk) && state.targets,
               "a loss is behind the forward and the targets");
+      require(!names_units() ||
+                  instruction.unit == units_.chunks[instruction.chunk].back(),
+              "a loss is of the last unit");
       require(!state.loss, "its loss is there already");
       state.loss = true;
       break;

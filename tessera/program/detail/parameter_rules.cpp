@@ -23,7 +23,7 @@ void ParameterRules::take(const Instruction& instruction) {
     computed_ = true;
   }
   if (!names_units()) return;
-  if (is_compute(instruction.op)) {
+  if (reads_parameters(instruction.op)) {
     for (int64_t owner : reads(instruction)) {
       require(whole_[owner] == Progress::kDone, "the parameters of unit ",
               owner,

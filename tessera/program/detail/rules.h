@@ -148,6 +148,7 @@ class GradientRules : public Rules {
     Progress sum = Progress::kNone;
     std::map<int64_t, int64_t> adds_of = {};  // by micro-batch
   };
+  void require_room(const Instruction& instruction);
   void add(const Instruction& instruction);
   void reduce(const Instruction& instruction);
   void sum(const Instruction& instruction);

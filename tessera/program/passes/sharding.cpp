@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "tessera/program/passes/pass.h"
@@ -10,8 +11,12 @@ namespace {
 class Sharding {
  public:
   Sharding(const Program& program, const Units& units)
-      : program_(program), units_(units), owners_(units.all.size()) {
+      : program_(program),
+        units_(units),
+        trains_(trains(program)),
+        owners_(units.all.size()) {
     for (const auto& instruction : program) {
+      if (instruction.op == Op::kLoss) losing_.insert(instruction.unit);
       if (!adds_gradients(instruction.op)) continue;
       for (int64_t owner : reads(instruction)) {
         ++owners_[owner].adds_left;
@@ -22,7 +27,7 @@ class Sharding {
 
   Program run() {
     for (const auto& instruction : program_) {
-      if (is_compute(instruction.op)) {
+      if (reads_parameters(instruction.op)) {
         compute(instruction);
       } else if (instruction.op == Op::kNorm) {
         complete_gradients();
@@ -57,16 +62,30 @@ class Sharding {
   void compute(const Instruction& instruction) {
     for (int64_t owner : reads(instruction)) {
       gather(owner);
-      if (adds_gradients(instruction.op)) allocate(owner);
+      if (adds_gradients(instruction.op) || is_trained(instruction)) {
+        allocate(owner);
+      }
     }
     lowered_.push_back(instruction);
     for (int64_t owner : reads(instruction)) behind(instruction, owner);
   }
 
+  // A loss, whose backward is next.
+  bool is_trained(const Instruction& instruction) const {
+    return trains_ && instruction.op == Op::kLoss;
+  }
+  // The same unit is next.
+  bool goes_on(const Instruction& instruction) const {
+    if (instruction.op == Op::kRecompute) return true;
+    const bool before_loss = !trains_ && instruction.op == Op::kForward &&
+                             losing_.contains(instruction.unit);
+    return before_loss || is_trained(instruction);
+  }
+
   void behind(const Instruction& instruction, int64_t owner) {
     Owner& state = owners_[owner];
     const int64_t m = instruction.microbatch;
-    if (instruction.op == Op::kRecompute) return;  // its backward is next
+    if (goes_on(instruction)) return;
     if (instruction.op == Op::kForward) state.entered[m] = true;
     if (adds_gradients(instruction.op)) {
       const bool complete = --state.adds_left_of[m] == 0;
@@ -133,6 +152,8 @@ class Sharding {
 
   const Program& program_;
   const Units& units_;
+  const bool trains_;
+  std::set<int64_t> losing_;  // units that a loss is of
   Program lowered_;
   std::vector<Owner> owners_;  // by unit
 };

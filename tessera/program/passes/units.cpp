@@ -6,7 +6,7 @@ Program units(const Program& program, const Units& units) {
   if (units.chunks.empty()) return program;
   Program lowered;
   for (const auto& instruction : program) {
-    if (!is_compute(instruction.op)) {
+    if (!reads_parameters(instruction.op)) {
       lowered.push_back(instruction);
       continue;
     }
@@ -17,7 +17,9 @@ Program units(const Program& program, const Units& units) {
       lowered.push_back(instruction);
       lowered.back().unit = unit;
     };
-    if (instruction.op == Op::kForward) {
+    if (instruction.op == Op::kLoss) {
+      push(chunk.back());
+    } else if (instruction.op == Op::kForward) {
       for (auto unit = chunk.begin(); unit != chunk.end(); ++unit) push(*unit);
     } else {
       for (auto unit = chunk.rbegin(); unit != chunk.rend(); ++unit) {

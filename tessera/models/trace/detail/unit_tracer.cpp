@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/nn/loss.h"
+
 namespace tessera::models::trace::detail {
 
 Traced UnitTracer::norm(const Traced& x) const {
@@ -124,26 +126,41 @@ Traced UnitTracer::block(const Traced& x, bool has_experts) {
   return out;
 }
 
-Traced UnitTracer::head(const Traced& x) const {
-  const Traced normed = norm(x);
-  const Traced hidden = enter(model_.region, normed);
-  return ops_.linear(hidden, hidden.numel / config_.hidden, config_.hidden,
-                     model_.vocab, /*bias=*/false);
+Traced UnitTracer::before_head(const Traced& x) const {
+  return enter(model_.region, norm(x));
 }
 
 void UnitTracer::loss() const {
   const int64_t rows = model_.samples * model_.tokens;
-  const int64_t vocab = std::max<int64_t>(1, model_.vocab);
-  // As nn/loss.cpp goes over them.
-  const int64_t chunk =
-      std::min(rows, std::max<int64_t>(1, (int64_t{1} << 18) / vocab));
+  const int64_t step = nn::head_rows(rows, model_.most_vocab);
+  const int64_t width = config_.hidden, vocab = model_.vocab;
+  Tape& tape = ops_.tape();
+  const program::Flops product{.matmul = 2 * rows * width * vocab};
+  const bool adds = tape.records() && !tape.is_frozen();
+  tape.forward_flops(product);
+  if (tape.records()) tape.input_flops(product);
+  if (adds) tape.weight_flops(product);
+  tape.products.push_back({.rows = rows,
+                           .in = width,
+                           .out = vocab,
+                           .weight_gradient = !tape.is_frozen()});
+  const Memory logits = ops_.elements(step * vocab);
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    cross_entropy(std::min(step, rows - begin));
+    if (adds && tape.mixes_types()) ops_.elements(width * vocab);
+  }
+}
+
+void UnitTracer::cross_entropy(int64_t rows) const {
+  const int64_t columns = std::max<int64_t>(1, model_.vocab);
   const Memory is_target = ops_.bytes(rows);
   if (!model_.loss) {
     ops_.numbers(rows);  // of each row its loss, in fp64
     return;
   }
+  const int64_t chunk = std::min(rows, nn::rows_at_once(columns));
   const Memory column = ops_.numbers(rows), weight = ops_.wides(rows);
-  model_.loss(ops_, {rows, chunk, vocab});
+  model_.loss(ops_, {rows, chunk, columns});
 }
 
 }  // namespace tessera::models::trace::detail

@@ -23,10 +23,11 @@ class UnitTracer {
 
   Traced embed() const;
   Traced block(const Traced& x, bool has_experts);
-  Traced head(const Traced& x) const;
+  // What the head takes.
+  Traced before_head(const Traced& x) const;
   // Of the auxiliary loss, after a block with experts that records.
   const Traced& balance() const { return balance_; }
-  // The logits' gradient takes their place.
+  // With the head; where the tape records, with the backward of both.
   void loss() const;
 
  private:
@@ -51,6 +52,7 @@ class UnitTracer {
   Traced rows(const char* layer, const Traced& x, int64_t in, int64_t out,
               bool bias) const;
   Traced mlp(const Traced& input) const;
+  void cross_entropy(int64_t rows) const;
 
   // In attention_tracer.cpp.
   Traced attention(const Traced& input) const;
