@@ -142,8 +142,8 @@ void compare_loss(const UnitFacts& said, const Measured& found,
   const int64_t input = said.input_bytes;
   note(errors.alive, input, input + found.alive, "bytes after the loss", where,
        0.05);
-  note(errors.peak, input + said.forward_peak_bytes,
-       input + found.forward_peak, "the loss's peak", where, 0.03);
+  note(errors.peak, input + said.forward_peak_bytes, input + found.forward_peak,
+       "the loss's peak", where, 0.03);
   note(errors.peak, input + said.plain_forward_peak_bytes,
        input + found.plain_peak, "its peak in an evaluation", where, 0.03);
 }

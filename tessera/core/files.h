@@ -52,6 +52,8 @@ class MappedFile {
   const std::string& path() const { return path_; }
   // Throws where the file has become shorter than it was when it was mapped.
   void require_whole() const;
+  // Asks for bytes that will be read soon: the system reads them meanwhile.
+  void will_need(std::span<const std::byte> part) const;
 
  private:
   std::string path_;

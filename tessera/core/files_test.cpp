@@ -1,9 +1,13 @@
 #include "tessera/core/files.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <thread>
@@ -141,6 +145,29 @@ TEST(MappedFile, AReplacedFileIsStillWhole) {
   fs::remove(folder.path() / "data");
   mapped.require_whole();
   EXPECT_EQ(static_cast<char>(mapped.bytes()[4]), 'o');
+}
+
+TEST(MappedFile, HasItsBytesReadAhead) {
+  const TemporaryFolder folder;
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  write_file_atomic(folder.path() / "data", std::string(512 * page, 'x'));
+  const MappedFile mapped(folder.path() / "data");
+  const int file = ::open(mapped.path().c_str(), O_RDONLY);
+  ASSERT_EQ(::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
+  ::close(file);
+  const auto is_here = [&](size_t place) {
+    unsigned char here = 0;
+    const std::byte* const at = mapped.bytes().data() + place / page * page;
+    EXPECT_EQ(::mincore(const_cast<std::byte*>(at), 1, &here), 0);
+    return (here & 1) != 0;
+  };
+  const size_t first = 300 * page + 5, last = first + 3 * page;
+  // A file system in memory has them at any time.
+  mapped.will_need(mapped.bytes().subspan(first, last - first + 1));
+  for (int i = 0; i < 1000 && !(is_here(first) && is_here(last)); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_TRUE(is_here(first) && is_here(last));
 }
 
 TEST(MappedFile, ManyAreMappedWithFewDescriptors) {

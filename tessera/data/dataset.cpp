@@ -74,6 +74,14 @@ Batch Dataset::batch(int64_t step, int64_t first, int64_t count) const {
   return gather(sampler_.sample_indices(step, first, count));
 }
 
+void Dataset::will_need(int64_t step, int64_t first, int64_t count) const {
+  for (const int64_t sample : sampler_.sample_indices(step, first, count)) {
+    const Mixture::Place place = place_of(sample);
+    sources_[place.source].tokens->will_need(sampler_.first_token(place.index),
+                                             sampler_.options().seq_len + 1);
+  }
+}
+
 Batch Dataset::in_order(int64_t first, int64_t count) const {
   const int64_t size = sampler_.num_samples();
   TORCH_INTERNAL_ASSERT(first >= 0 && count >= 0 && first + count <= size,

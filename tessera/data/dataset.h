@@ -59,6 +59,8 @@ class Dataset {
 
   // Samples first .. first + count - 1 of the step's global batch.
   Batch batch(int64_t step, int64_t first, int64_t count) const;
+  // Has the system read them ahead, while something else is done.
+  void will_need(int64_t step, int64_t first, int64_t count) const;
   // Samples first .. first + count - 1 in the order of the data, as validation
   // reads them; of samples held out in one drawn once, whatever the seed, so
   // that the first ones are like all. REQUIRES: first + count <=

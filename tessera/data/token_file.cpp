@@ -127,4 +127,10 @@ void TokenFile::read(int64_t first, std::span<int64_t> out) const {
   ids_.read(first, out);
 }
 
+void TokenFile::will_need(int64_t first, int64_t count) const {
+  const auto width = width_of(ids_.type);
+  file_.will_need(
+      {ids_.data + first * width, static_cast<size_t>(count * width)});
+}
+
 }  // namespace tessera::data

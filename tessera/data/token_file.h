@@ -47,6 +47,9 @@ class TokenFile {
 
   // Tokens first .. first + out.size() - 1. REQUIRES: they are in the file.
   void read(int64_t first, std::span<int64_t> out) const;
+  // Has the system read tokens first .. first + count - 1 ahead. REQUIRES: as
+  // read().
+  void will_need(int64_t first, int64_t count) const;
 
   // Of the file, and of Megatron's .idx.
   const std::vector<FileFingerprint>& fingerprints() const {

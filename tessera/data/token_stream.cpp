@@ -155,19 +155,31 @@ TokenStream::TokenStream(std::vector<TokenFile> files,
   }
 }
 
-void TokenStream::read(int64_t first, std::span<int64_t> out) const {
-  TORCH_INTERNAL_ASSERT(
-      first >= 0 && static_cast<int64_t>(out.size()) <= size() - first,
-      "tokens ", first, " + ", out.size(), " of ", size());
+void TokenStream::in_files(int64_t first, int64_t count,
+                           const InFile& in_file) const {
+  TORCH_INTERNAL_ASSERT(first >= 0 && count <= size() - first, "tokens ", first,
+                        " + ", count, " of ", size());
   size_t i = std::upper_bound(starts_.begin(), starts_.end(), first) -
              starts_.begin() - 1;
-  for (; !out.empty(); ++i) {
-    const int64_t here =
-        std::min(static_cast<int64_t>(out.size()), starts_[i + 1] - first);
-    files_[i].read(first - starts_[i], out.first(here));
-    out = out.subspan(here);
-    first += here;
+  for (int64_t done = 0; done < count; ++i) {
+    const int64_t at = first + done;
+    const int64_t here = std::min(count - done, starts_[i + 1] - at);
+    in_file(files_[i], at - starts_[i], here, done);
+    done += here;
   }
+}
+
+void TokenStream::read(int64_t first, std::span<int64_t> out) const {
+  in_files(first, static_cast<int64_t>(out.size()),
+           [&](const TokenFile& file, int64_t begin, int64_t count,
+               int64_t done) { file.read(begin, out.subspan(done, count)); });
+}
+
+void TokenStream::will_need(int64_t first, int64_t count) const {
+  in_files(first, count,
+           [](const TokenFile& file, int64_t begin, int64_t here,
+              int64_t /*done*/) { file.will_need(begin, here); });
+  if (marks_.chats) marks_.chats->will_need(first, count);
 }
 
 void TokenStream::hide_uncounted(int64_t first,

@@ -14,6 +14,7 @@
 // Threads: any may read.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -59,6 +60,8 @@ class TokenStream {
   int64_t size() const { return starts_.back(); }  // tokens
   // Tokens first .. first + out.size() - 1. REQUIRES: the stream has them.
   void read(int64_t first, std::span<int64_t> out) const;
+  // TokenFile::will_need() of them, as read().
+  void will_need(int64_t first, int64_t count) const;
   bool all_count() const { return !marks_.chats; }
   // Puts kNoTarget in place of those tokens first, first + 1 ... that are no
   // targets. REQUIRES: the stream has them.
@@ -80,6 +83,12 @@ class TokenStream {
   }
 
  private:
+  // Tokens begin .. begin + count - 1 of a file, before which `done` came.
+  using InFile = std::function<void(const TokenFile& file, int64_t begin,
+                                    int64_t count, int64_t done)>;
+  // REQUIRES: the stream has them.
+  void in_files(int64_t first, int64_t count, const InFile& in_file) const;
+
   std::vector<TokenFile> files_;
   std::vector<int64_t> starts_;  // of each file, and the end of the last
   std::vector<FileFingerprint> fingerprints_;

@@ -47,15 +47,17 @@ Found found_of(const RunConfig& config, int64_t rank) {
   Found found;
   const ProductFloor floor(products_of(program, here, facts), at::kFloat);
   found.products = floor.flops();
+  const auto add = [&](const program::UnitFacts& of) {
+    found.facts +=
+        static_cast<double>(accumulation(config)) *
+        static_cast<double>(of.forward.matmul + of.backward_input.matmul +
+                            of.backward_weight.matmul);
+  };
   for (const auto& chunk : here.chunks) {
-    for (const int64_t unit : chunk) {
-      const auto& of = facts.units.at(unit);
-      found.facts +=
-          static_cast<double>(accumulation(config)) *
-          static_cast<double>(of.forward.matmul + of.backward_input.matmul +
-                              of.backward_weight.matmul);
-    }
+    for (const int64_t unit : chunk) add(facts.units.at(unit));
   }
+  const bool is_last = here.chunks.back().back() == model->num_units() - 1;
+  if (is_last) add(facts.loss);
   return found;
 }
 

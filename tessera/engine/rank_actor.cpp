@@ -82,12 +82,13 @@ void RankActor::recompute(int64_t microbatch, int64_t unit) {
 }
 
 // The gradient takes the place of the last unit's output at once: its backward
-// starts from there like every other's.
+// starts from there like every other's. No norm keeps what it gave, nor does
+// what enters the head: autograd need not hear of the change.
 void RankActor::loss(int64_t microbatch) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& last = mine.units.back();
   const at::NoGradGuard no_grad;
-  const at::Tensor hidden = last.output.detach();
+  const at::Tensor hidden = last.output.variable_data();
   if (!trains()) last.output = at::Tensor();
   if (input_.on_logits) input_.on_logits(model_.logits_of(hidden));
   const auto scale =

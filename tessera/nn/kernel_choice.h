@@ -24,10 +24,11 @@ enum class Kernel {
 
 // Of each Kernel, in their order.
 inline constexpr std::array kKernelNames = {
-    "onednn_product",    "widened_product", "joint_products",
-    "gradient_in_place", "swiglu",          "attention",
-    "norm_branch",       "cross_entropy",   "head_by_rows",
-    "adamw"};
+    "onednn_product", "widened_product",
+    "joint_products", "gradient_in_place",
+    "swiglu",         "attention",
+    "norm_branch",    "cross_entropy",
+    "head_by_rows",   "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

@@ -135,8 +135,8 @@ LossSum head_loss(const Head& head, at::Tensor hidden,
     const at::Tensor x = all.narrow(0, begin, count);
     const at::Tensor y = logits.narrow(0, 0, count);
     product_into(y, x, weight.t());
-    const LossSum part = cross_entropy(y, flat.narrow(0, begin, count),
-                                       head.summed, scale);
+    const LossSum part =
+        cross_entropy(y, flat.narrow(0, begin, count), head.summed, scale);
     loss.sum.add_(part.sum);
     loss.weight.add_(part.weight);
     if (!scale) continue;

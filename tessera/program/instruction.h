@@ -24,11 +24,11 @@ namespace tessera::program {
 enum class Op {
   kReplicateParameters,  // to the other devices of this process
   kZeroGradients,
-  kLoadInputs,        // of a micro-batch
-  kLoadTargets,       // of a micro-batch
-  kLoadDocuments,     // where those of a micro-batch begin, for a chunk between
-  kForward,           // of a micro-batch through a unit
-  kRecompute,         // the same again, for a backward that needs it
+  kLoadInputs,     // of a micro-batch
+  kLoadTargets,    // of a micro-batch
+  kLoadDocuments,  // where those of a micro-batch begin, for a chunk between
+  kForward,        // of a micro-batch through a unit
+  kRecompute,      // the same again, for a backward that needs it
   kLoss,  // of a micro-batch, by the last unit's head from its output, which
           // becomes its gradient; adds to the head's gradients
   kBackward,          // of a micro-batch through a unit: both parts at once

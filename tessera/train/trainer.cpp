@@ -267,6 +267,7 @@ class Trainer {
     model_->step(step_input(
                      config_, lr,
                      [this](int64_t first, int64_t count) {
+                       data_.train->will_need(step_ + 1, first, count);
                        return data_.train->batch(step_, first, count);
                      },
                      data_.train->num_targets(step_)),

@@ -202,9 +202,9 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 1}),
            r"all_gather in group dp_shard is awaited by \"begin GatherParameters unit \d\", which does not need it"),
     Mutant("loss_read_by_micro_batch", RANK,
-           "  if (trains()) last.gradient = logits;\n",
+           "  if (trains()) last.gradient = hidden;\n",
            "  if (MUTANT && composed_.data->size() > 1) loss.sum.item();\n"
-           "  if (trains()) last.gradient = logits;\n",
+           "  if (trains()) last.gradient = hidden;\n",
            mesh(mesh={"dp_replicate": 2}),
            r"the host reads 5 times in a step, where 1 are needed"),
     Mutant("norm_read_twice", ACTOR,
@@ -288,7 +288,12 @@ MUTANTS = [
            "    owners_[owner].gathered = false;\n",
            "    owners_[owner].gathered = MUTANT;\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 3}),
-           r"program: at \d+: Backward \d unit \d: the parameters of unit \d are not gathered"),
+           r"program: at \d+: Loss \d unit \d: the parameters of unit \d are not gathered"),
+    Mutant("head_without_room_for_its_gradient", PASSES + "sharding.cpp",
+           "                      (trains_ && instruction.op == Op::kLoss);\n",
+           "                      (trains_ && instruction.op == Op::kLoss && !MUTANT);\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 2}),
+           r"program: at \d+: Loss \d unit \d: the gradients of unit \d are not allocated"),
 ]
 
 SWITCH = '''#include <cstdlib>

@@ -135,8 +135,7 @@ program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
     facts.units[1 + layer] = config.has_experts(layer) ? gated : dense;
   }
   facts.units[config.layers + 1] = meter.measure(
-      model.hidden_numel(),
-      [](UnitTracer& tracer, const Traced& x) {
+      model.hidden_numel(), [](UnitTracer& tracer, const Traced& x) {
         return tracer.before_head(x);
       });
   facts.loss = meter.loss();

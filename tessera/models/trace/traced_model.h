@@ -61,7 +61,7 @@ struct TracedModel {
   bool documents = false;
   int64_t heads = 0, kv_heads = 0;
   int64_t ffn = 0, vocab = 0;
-  int64_t most_vocab = 0;  // on the rank of tp that has most of it
+  int64_t most_vocab = 0;               // on the rank of tp that has most of it
   int64_t experts = 0, expert_ffn = 0;  // that are here
 
   // Layers with adapters, as "attention.q": in some blocks, and here taken to

@@ -82,9 +82,9 @@ TEST(VocabularyShard, UnderAHeadInLotsEqualsTheWholeLoss) {
     group.all_reduce(gradient, comm::ReduceOp::kSum, comm::Mode::kBlocking);
     EXPECT_NEAR(part.sum.item<double>(), whole.sum.item<double>(), 1e-9);
     EXPECT_TRUE(at::allclose(gradient, wanted, 1e-10, 1e-13));
-    EXPECT_TRUE(at::allclose(
-        own.grad(), all.grad().narrow(0, range.begin, range.size()), 1e-10,
-        1e-13));
+    EXPECT_TRUE(at::allclose(own.grad(),
+                             all.grad().narrow(0, range.begin, range.size()),
+                             1e-10, 1e-13));
   });
 }
 

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "tessera/program/passes/pass.h"
@@ -16,7 +15,6 @@ class Sharding {
         trains_(trains(program)),
         owners_(units.all.size()) {
     for (const auto& instruction : program) {
-      if (instruction.op == Op::kLoss) losing_.insert(instruction.unit);
       if (!adds_gradients(instruction.op)) continue;
       for (int64_t owner : reads(instruction)) {
         ++owners_[owner].adds_left;
@@ -26,9 +24,10 @@ class Sharding {
   }
 
   Program run() {
-    for (const auto& instruction : program_) {
+    for (size_t i = 0; i < program_.size(); ++i) {
+      const Instruction& instruction = program_[i];
       if (reads_parameters(instruction.op)) {
-        compute(instruction);
+        compute(i);
       } else if (instruction.op == Op::kNorm) {
         complete_gradients();
         lowered_.push_back(instruction);
@@ -59,40 +58,43 @@ class Sharding {
     lowered_.push_back({op, microbatch, owner});
   }
 
-  void compute(const Instruction& instruction) {
+  void compute(size_t i) {
+    const Instruction& instruction = program_[i];
+    // A loss that is trained on adds to them before its backward does.
+    const bool adds = adds_gradients(instruction.op) ||
+                      (trains_ && instruction.op == Op::kLoss);
     for (int64_t owner : reads(instruction)) {
       gather(owner);
-      if (adds_gradients(instruction.op) || is_trained(instruction)) {
-        allocate(owner);
-      }
+      if (adds) allocate(owner);
     }
     lowered_.push_back(instruction);
-    for (int64_t owner : reads(instruction)) behind(instruction, owner);
+    // A forward and a backward each gather for themselves, as ZeRO-3 counts it.
+    const bool goes_on = !trains_ || instruction.op == Op::kRecompute ||
+                         instruction.op == Op::kLoss;
+    const auto next = goes_on ? read_next(i) : std::vector<int64_t>();
+    for (int64_t owner : reads(instruction)) {
+      behind(instruction, owner);
+      const bool is_next = std::ranges::count(next, owner) > 0;
+      if (!is_next && (!stays(owner) || !is_awaited(owner))) free(owner);
+    }
   }
 
-  // A loss, whose backward is next.
-  bool is_trained(const Instruction& instruction) const {
-    return trains_ && instruction.op == Op::kLoss;
-  }
-  // The same unit is next.
-  bool goes_on(const Instruction& instruction) const {
-    if (instruction.op == Op::kRecompute) return true;
-    const bool before_loss = !trains_ && instruction.op == Op::kForward &&
-                             losing_.contains(instruction.unit);
-    return before_loss || is_trained(instruction);
+  // What the next instruction reads that reads parameters.
+  std::vector<int64_t> read_next(size_t i) const {
+    for (++i; i < program_.size(); ++i) {
+      if (reads_parameters(program_[i].op)) return reads(program_[i]);
+    }
+    return {};
   }
 
   void behind(const Instruction& instruction, int64_t owner) {
     Owner& state = owners_[owner];
     const int64_t m = instruction.microbatch;
-    if (goes_on(instruction)) return;
     if (instruction.op == Op::kForward) state.entered[m] = true;
-    if (adds_gradients(instruction.op)) {
-      const bool complete = --state.adds_left_of[m] == 0;
-      const bool last = --state.adds_left == 0;
-      if (stage_of(owner) >= 2 ? complete : last) reduce(owner, m);
-    }
-    if (!stays(owner) || !is_awaited(owner)) free(owner);
+    if (!adds_gradients(instruction.op)) return;
+    const bool complete = --state.adds_left_of[m] == 0;
+    const bool last = --state.adds_left == 0;
+    if (stage_of(owner) >= 2 ? complete : last) reduce(owner, m);
   }
 
   bool stays(int64_t owner) const {
@@ -153,7 +155,6 @@ class Sharding {
   const Program& program_;
   const Units& units_;
   const bool trains_;
-  std::set<int64_t> losing_;  // units that a loss is of
   Program lowered_;
   std::vector<Owner> owners_;  // by unit
 };
