@@ -69,6 +69,8 @@ void ProductFloor::choose(FloorProduct& product, const Operands& operands) {
                          nn::ProductWay::kWidened}) {
     if (!takes(way, operands.a.scalar_type())) continue;
     product.way = way;
+    // What is made at the first call is no part of the product.
+    seconds_of(product, operands.y, operands.a, operands.b);
     double least = seconds_of(product, operands.y, operands.a, operands.b);
     for (int i = 1; i < kRounds && least < 4 * best; ++i) {
       least = std::min(least,

@@ -211,12 +211,7 @@ ProductWay product_way(const at::Tensor& y, const at::Tensor& a) {
   if (!y.is_cpu() || !is_large || !at::globalContext().userEnabledMkldnn()) {
     return ProductWay::kLibTorch;
   }
-  // MKL goes through a transposed operand the faster, the fewer columns y has;
-  // of the gradient of a square weight both take the same.
-  const bool is_tall = a.stride(0) == 1 && y.size(0) > y.size(1);
-  if (a.scalar_type() == at::kFloat) {
-    return is_tall ? ProductWay::kLibTorch : fp32_way();
-  }
+  if (a.scalar_type() == at::kFloat) return fp32_way();
   const bool widens = a.scalar_type() == at::kBFloat16 && !multiplies_bf16() &&
                       uses(Kernel::kWidenedProduct);
   return widens ? ProductWay::kWidened : ProductWay::kLibTorch;

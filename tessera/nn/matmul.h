@@ -1,9 +1,8 @@
 // Products of matrices: the one place where layers compute them.
 //
 // Kernel: fp32 on a CPU goes through oneDNN, which LibTorch itself takes for
-//         narrower types alone, but for gradients of weights with more outputs
-//         than inputs: bench/results/step_*.md has what that is worth by
-//         processor. bf16 on a processor that does not multiply it goes
+//         narrower types alone: bench/results/step_*.md has what that is worth
+//         by processor. bf16 on a processor that does not multiply it goes
 //         through fp32: operands widened, sums in fp32, rounded once. All else,
 //         and what is too small to matter: at::mm.
 //         Which one depends on shapes, types and the processor, never on a

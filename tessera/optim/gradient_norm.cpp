@@ -4,52 +4,50 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <array>
+#include <numeric>
+
+#include "tessera/core/parallel.h"
+#include "tessera/optim/detail/kernel_table.h"
 
 namespace tessera::optim {
 namespace {
 
-// Several running sums, so that additions do not wait for each other.
-constexpr int64_t kLanes = 16;
-
-template <typename T>
-double sum_of_squares_of(const T* values, int64_t size) {
-  std::array<double, kLanes> sums{};
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double value = static_cast<double>(values[i + lane]);
-      sums[lane] += value * value;
+// Parts of all tensors, which threads share; sums of parts are added up in
+// order.
+double sum_of_squares_here(const std::vector<at::Tensor>& gradients) {
+  struct Range {
+    size_t tensor;
+    int64_t first, count;
+  };
+  std::vector<at::Tensor> flat;
+  std::vector<Range> parts;
+  for (const at::Tensor& gradient : gradients) {
+    const at::Tensor of = gradient.detach().contiguous();
+    flat.push_back(of.scalar_type() == at::kHalf ? of.to(at::kFloat) : of);
+    for (int64_t i = 0; i < of.numel(); i += detail::kElementsPerPart) {
+      parts.push_back({flat.size() - 1, i,
+                       std::min(detail::kElementsPerPart, of.numel() - i)});
     }
   }
-  for (; i < size; ++i) {
-    const double value = static_cast<double>(values[i]);
-    sums[i % kLanes] += value * value;
-  }
-  double total = 0.0;
-  for (const double sum : sums) total += sum;
-  return total;
-}
-
-double sum_of_squares_here(const at::Tensor& gradient) {
-  const at::Tensor flat = gradient.detach().contiguous();
-  double sum = 0.0;
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kBFloat16, at::kHalf, flat.scalar_type(), "sum_of_squares", [&] {
-        sum = sum_of_squares_of(flat.const_data_ptr<scalar_t>(), flat.numel());
-      });
-  return sum;
+  std::vector<double> sums(parts.size());
+  const auto size = static_cast<int64_t>(parts.size());
+  parallel_for(0, size, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto& [tensor, first, count] = parts[i];
+      const at::Tensor& of = flat[tensor];
+      const auto* const from = static_cast<const char*>(of.const_data_ptr()) +
+                               first * static_cast<int64_t>(of.itemsize());
+      sums[i] = detail::table().squares(detail::type_of(of), from, count);
+    }
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 }  // namespace
 
 at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients) {
   if (gradients.empty() || gradients.front().is_cpu()) {
-    double sum = 0.0;
-    for (const at::Tensor& gradient : gradients) {
-      sum += sum_of_squares_here(gradient);
-    }
-    return at::scalar_tensor(sum, at::kDouble);
+    return at::scalar_tensor(sum_of_squares_here(gradients), at::kDouble);
   }
   at::Tensor sum =
       at::zeros({}, gradients.front().options().dtype(at::kDouble));

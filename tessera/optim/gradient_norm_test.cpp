@@ -1,10 +1,13 @@
 #include "tessera/optim/gradient_norm.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+
+#include "tessera/optim/detail/kernel_table.h"
 
 namespace tessera::optim {
 namespace {
@@ -25,6 +28,26 @@ TEST(SumOfSquares, EqualsTheSumInDouble) {
                 1e-13 * expected);
   }
   EXPECT_EQ(sum_here({}), 0.0);
+}
+
+TEST(SumOfSquares, HasTheSameBitsWithAnyVectorsAndThreads) {
+  at::manual_seed(3);
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = at::randn({100'003}).to(type);
+    const auto of = detail::type_of(x);
+    const double first =
+        kernels::kBaseline.squares(of, x.const_data_ptr(), x.numel());
+    for (const auto* by : that_run_here(kernels::kByVectors)) {
+      EXPECT_EQ(by->squares(of, x.const_data_ptr(), x.numel()), first)
+          << by->name;
+    }
+    const int threads = at::get_num_threads();
+    at::set_num_threads(1);
+    const double alone = sum_here({x, x});
+    at::set_num_threads(3);
+    EXPECT_EQ(sum_here({x, x}), alone);
+    at::set_num_threads(threads);
+  }
 }
 
 TEST(SumOfSquares, StaysOnTheDevice) {

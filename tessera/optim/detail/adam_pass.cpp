@@ -6,22 +6,11 @@
 #include <cmath>
 
 #include "tessera/core/parallel.h"
-#include "tessera/core/vectors.h"
 #include "tessera/nn/kernel_choice.h"
-#include "tessera/optim/kernels/kernels.h"
+#include "tessera/optim/detail/kernel_table.h"
 
 namespace tessera::optim::detail {
 namespace {
-
-using kernels::Gradient;
-
-// What one thread takes at least.
-constexpr int64_t kElementsPerPart = int64_t{1} << 14;
-
-const kernels::Kernels& table() {
-  static const auto& chosen = *that_run_here(kernels::kByVectors).back();
-  return chosen;
-}
 
 kernels::AdamNumbers numbers_of(const OptimizerConfig& config,
                                 const UpdateGroup& group, Decay decay) {
@@ -79,12 +68,6 @@ class Update {
     const bool narrow =
         gradient.scalar_type() == at::kBFloat16 && parameter == at::kFloat;
     return narrow ? gradient : gradient.to(parameter);
-  }
-
-  static Gradient type_of(const at::Tensor& gradient) {
-    if (gradient.scalar_type() == at::kDouble) return Gradient::kF64;
-    return gradient.scalar_type() == at::kFloat ? Gradient::kF32
-                                                : Gradient::kBF16;
   }
 
   at::Tensor parameter_, gradient_, exp_avg_, exp_avg_sq_, rounded_;

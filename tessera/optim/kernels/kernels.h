@@ -1,4 +1,5 @@
-// The loop of detail/adam_pass.h, compiled once for each set of vectors.
+// The loops of detail/adam_pass.h and gradient_norm.h, compiled once for each
+// set of vectors.
 //
 // Sources that include this are compiled for machines that may not be the one
 // that starts the program: they include nothing whose inline functions others
@@ -34,6 +35,8 @@ struct Kernels {
   const char* name;
   void (*adam)(Gradient gradient, const AdamNumbers& numbers,
                const AdamArrays& arrays, int64_t count);
+  // The sum of squares in fp64: the same bits with any vectors.
+  double (*squares)(Gradient type, const void* values, int64_t count);
 };
 
 // Elsewhere than on x86-64 all three are the first.
