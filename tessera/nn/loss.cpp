@@ -129,7 +129,8 @@ LossSum head_loss(const Head& head, at::Tensor hidden,
   const at::Tensor flat = targets.reshape({-1});
   const int64_t rows = all.size(0), step = head_rows(rows, head.columns);
   const at::Tensor logits = at::empty({step, weight.size(0)}, all.options());
-  LossSum loss{at::zeros({}, at::kDouble), at::zeros({}, at::kDouble)};
+  const auto sums = all.options().dtype(at::kDouble);
+  LossSum loss{at::zeros({}, sums), at::zeros({}, sums)};
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t count = std::min(step, rows - begin);
     const at::Tensor x = all.narrow(0, begin, count);

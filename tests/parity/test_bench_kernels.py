@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 KERNELS = ["rms_norm", "rms_norm_backward", "rotary", "swiglu", "swiglu_backward", "product_forward", "product_dx",
-           "product_dw", "embedding_backward", "adamw"]
+           "product_dw", "embedding_backward", "cross_entropy", "head_loss", "adamw"]
 
 
 def run(program, *arguments, cwd=None):
@@ -23,9 +23,9 @@ def test_every_kernel_is_right_and_timed(program, tmp_path):
     assert [(row["kernel"], row["dtype"]) for row in figures["rows"]] == [
         (kernel, dtype) for kernel in KERNELS for dtype in ("fp32", "bf16")]
     for row in figures["rows"]:
-        assert row["shape"] and 0 <= row["ulps"] <= 16 and row["seconds"] > 0, row
+        assert row["shape"] and 0 <= row["ulps"] <= 64 and row["seconds"] > 0, row
         assert row["ratio"] == pytest.approx(row["libtorch_seconds"] / row["seconds"])
-        is_product = row["kernel"].startswith("product")
+        is_product = row["kernel"].startswith(("product", "head"))
         assert (row["gflops"] is not None, row["gbps"] is not None) == (is_product, not is_product)
     assert "# 1 thread on " in done.stdout and figures["processor"] in done.stdout
     for kernel in KERNELS:

@@ -31,9 +31,10 @@ struct Contest {
 
 using MakeContest = std::function<Contest(at::ScalarType)>;
 
-// By file: pointwise.cpp, products.cpp, update.cpp.
+// By file: pointwise.cpp, products.cpp, loss.cpp, update.cpp.
 std::vector<MakeContest> pointwise_contests();
 std::vector<MakeContest> product_contests();
+std::vector<MakeContest> loss_contests();
 std::vector<MakeContest> update_contests();
 
 // Random numbers of a normal distribution, the same ones every time.
