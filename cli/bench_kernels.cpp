@@ -31,8 +31,8 @@ struct KernelFlags {
 std::vector<kernels::MakeContest> all_contests() {
   std::vector<kernels::MakeContest> all = kernels::pointwise_contests();
   for (const auto& more :
-       {kernels::product_contests(), kernels::loss_contests(),
-        kernels::update_contests()}) {
+       {kernels::attention_contests(), kernels::product_contests(),
+        kernels::loss_contests(), kernels::update_contests()}) {
     all.insert(all.end(), more.begin(), more.end());
   }
   return all;

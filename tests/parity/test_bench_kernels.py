@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-KERNELS = ["rms_norm", "rms_norm_backward", "rotary", "swiglu", "swiglu_backward", "product_forward", "product_dx",
-           "product_dw", "embedding_backward", "cross_entropy", "head_loss", "adamw"]
+KERNELS = ["rms_norm", "rms_norm_backward", "rotary", "swiglu", "swiglu_backward", "attention", "attention_backward",
+           "product_forward", "product_dx", "product_dw", "embedding_backward", "cross_entropy", "head_loss", "adamw"]
 
 
 def run(program, *arguments, cwd=None):
@@ -25,8 +25,8 @@ def test_every_kernel_is_right_and_timed(program, tmp_path):
     for row in figures["rows"]:
         assert row["shape"] and 0 <= row["ulps"] <= 64 and row["seconds"] > 0, row
         assert row["ratio"] == pytest.approx(row["libtorch_seconds"] / row["seconds"])
-        is_product = row["kernel"].startswith(("product", "head"))
-        assert (row["gflops"] is not None, row["gbps"] is not None) == (is_product, not is_product)
+        multiplies = row["kernel"].startswith(("product", "attention", "head"))
+        assert (row["gflops"] is not None, row["gbps"] is not None) == (multiplies, not multiplies)
     assert "# 1 thread on " in done.stdout and figures["processor"] in done.stdout
     for kernel in KERNELS:
         assert f" {kernel}  fp32 " in done.stdout

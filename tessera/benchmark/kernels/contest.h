@@ -31,8 +31,22 @@ struct Contest {
 
 using MakeContest = std::function<Contest(at::ScalarType)>;
 
-// By file: pointwise.cpp, products.cpp, loss.cpp, update.cpp.
+// A function of some inputs, by our kernel and by operators, whose backward can
+// be gone again and again: a contest of one or the other.
+struct Pair {
+  using Inputs = std::vector<at::Tensor>;
+  using Forward = std::function<at::Tensor(const Inputs& inputs)>;
+
+  Inputs inputs;
+  Forward ours, libtorch;
+
+  Contest forward(Contest contest) const;
+  Contest backward(Contest contest, const at::Tensor& dy) const;
+};
+
+// By file: pointwise.cpp, attention.cpp, products.cpp, loss.cpp, update.cpp.
 std::vector<MakeContest> pointwise_contests();
+std::vector<MakeContest> attention_contests();
 std::vector<MakeContest> product_contests();
 std::vector<MakeContest> loss_contests();
 std::vector<MakeContest> update_contests();
@@ -40,6 +54,8 @@ std::vector<MakeContest> update_contests();
 // Random numbers of a normal distribution, the same ones every time.
 at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype,
                          uint64_t seed);
+// The same, as an input of a Pair.
+at::Tensor leaf(at::IntArrayRef shape, at::ScalarType dtype, uint64_t seed);
 
 // Of fp64, and no part of a graph.
 at::Tensor wide(const at::Tensor& x);

@@ -1,7 +1,6 @@
 // Kernels that go once over memory: the norm, rotations, the gate of the MLP.
 // N tokens, D model width, F width of the MLP; B, T, H, E as in nn/blocks.h.
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <memory>
 
@@ -12,8 +11,6 @@
 
 namespace tessera::benchmark::kernels {
 namespace {
-
-using torch::autograd::variable_list;
 
 constexpr int64_t kSamples = 4, kTokens = 512, kHeads = 8, kHeadDim = 64;
 constexpr int64_t kRows = kSamples * kTokens, kWidth = kHeads * kHeadDim;
@@ -27,41 +24,6 @@ double bytes_of(double passes, int64_t numel, at::ScalarType dtype) {
   return passes * static_cast<double>(numel) *
          static_cast<double>(c10::elementSize(dtype));
 }
-
-at::Tensor leaf(at::IntArrayRef shape, at::ScalarType dtype, uint64_t seed) {
-  return random_tensor(shape, dtype, seed).requires_grad_();
-}
-
-using Forward = std::function<at::Tensor(const variable_list& inputs)>;
-
-// A function of some inputs, by our kernel and by operators, whose backward can
-// be gone again and again.
-struct Pair {
-  variable_list inputs;
-  Forward ours, libtorch;
-
-  Contest forward(Contest contest) const {
-    const auto run = [inputs = inputs](const Forward& function) {
-      const at::NoGradGuard no_grad;
-      return function(inputs);
-    };
-    contest.found = [run, ours = ours] { return variable_list{run(ours)}; };
-    contest.ours = [run, ours = ours] { run(ours); };
-    contest.libtorch = [run, libtorch = libtorch] { run(libtorch); };
-    return contest;
-  }
-
-  Contest backward(Contest contest, const at::Tensor& dy) const {
-    const auto run = [inputs = inputs, dy](const at::Tensor& y) {
-      return torch::autograd::grad({y}, inputs, {dy}, /*retain_graph=*/true);
-    };
-    const at::Tensor y = ours(inputs), by_libtorch = libtorch(inputs);
-    contest.found = [run, y] { return run(y); };
-    contest.ours = [run, y] { run(y); };
-    contest.libtorch = [run, by_libtorch] { run(by_libtorch); };
-    return contest;
-  }
-};
 
 struct NormNumbers {
   explicit NormNumbers(at::ScalarType dtype)
