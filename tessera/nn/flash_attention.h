@@ -13,7 +13,8 @@
 // Shapes:   q, out: (B, T, H, E); k, v: (B, T, K, E), K divides H; by strides,
 //           but E is contiguous; lse: (B, H, T). out is contiguous.
 // Types:    fp64, fp32 and bf16; exponents and sums in fp64 for fp64, else in
-//           fp32, for which bf16 is widened block by block.
+//           fp32. Where the processor has bf16 arithmetic bf16 is multiplied as
+//           it is, and P and dS are rounded to it; else it is widened.
 // Bits:     they do not depend on the number of threads: a thread has all
 //           queries that read a head of k and v.
 // Source:   Dao et al. 2022, arXiv 2205.14135; Dao 2023, arXiv 2307.08691.

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/vectors.h"
 #include "tessera/nn/detail/flash.h"
+#include "tessera/nn/detail/kernel_table.h"
 
 namespace tessera::nn {
 namespace {
@@ -103,13 +103,15 @@ struct Case {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const Kernels* each : that_run_here(kernels::kByVectors)) {
+  for (const Kernels* each : detail::tables_that_run_here()) {
     for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
       for (const FlashShape& shape : std::vector<FlashShape>{
                {2, 1, 2, 2, 8},
+               {1, 7, 3, 1, 5},
                {1, 63, 2, 1, 2},
                {2, 65, 4, 2, 24},
                {1, 128, 1, 1, 128},
+               {1, 191, 4, 2, 33},
                {1, 257, 6, 2, 64},
                {1, 700, 2, 1, 80},
            }) {
@@ -142,6 +144,22 @@ TEST_P(FlashOf, ErrsNoMoreThanLibTorch) {
   }
 }
 
+// What is rounded to bf16 on the way is the same: P and dS. Of few elements the
+// two may be further apart by chance.
+TEST_P(FlashOf, ErrsAsLibTorchOnTheWhole) {
+  const Inputs of = inputs();
+  if (of.q.scalar_type() != at::kBFloat16 || of.q.size(1) < 63) return;
+  const auto wanted = exact(of).all(), found = own(kernels(), of).all(),
+             theirs = of_libtorch(of).all();
+  const auto mean_error = [&](const at::Tensor& each, size_t i) {
+    const at::Tensor error = each.to(at::kDouble) - wanted[i];
+    return error.square().mean().sqrt().item<double>();
+  };
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_LE(mean_error(found[i], i), 1.5 * mean_error(theirs[i], i)) << i;
+  }
+}
+
 // As one product for q, k and v gives them: slices of one tensor.
 TEST_P(FlashOf, StridesDoNotMatter) {
   const Inputs of = inputs();
@@ -165,7 +183,7 @@ TEST_P(FlashOf, ThreadsDoNotMatter) {
   const int before = at::get_num_threads();
   at::set_num_threads(1);
   const auto wanted = own(kernels(), of).all();
-  for (const int threads : {2, 5}) {
+  for (const int threads : {2, 3, 5}) {
     at::set_num_threads(threads);
     const auto found = own(kernels(), of).all();
     for (size_t i = 0; i < found.size(); ++i) {

@@ -16,6 +16,7 @@ enum class Kernel {
   kGradientInPlace,  // a weight's gradient is added where it lies
   kSwiGlu,           // silu(gate) * up in one pass, forward and backward
   kAttention,        // causal attention by flash_attention.h, not by LibTorch
+  kBf16Attention,    // its bf16 products by the processor's bf16 arithmetic
   kNormBranch,       // RMSNorm's gradient and the residual's in one pass
   kCrossEntropy,     // the loss and its gradient, row by row
   kHeadByRows,       // logits are there for some rows at a time
@@ -24,11 +25,9 @@ enum class Kernel {
 
 // Of each Kernel, in their order.
 inline constexpr std::array kKernelNames = {
-    "onednn_product", "widened_product",
-    "joint_products", "gradient_in_place",
-    "swiglu",         "attention",
-    "norm_branch",    "cross_entropy",
-    "head_by_rows",   "adamw"};
+    "onednn_product", "widened_product", "joint_products", "gradient_in_place",
+    "swiglu",         "attention",       "bf16_attention", "norm_branch",
+    "cross_entropy",  "head_by_rows",    "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/core/vectors.h"
+#include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/kernels/kernels.h"
 #include "tessera/nn/wide_type.h"
 
@@ -24,7 +24,7 @@ struct Case {
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const Kernels* each : that_run_here(kernels::kByVectors)) {
+  for (const Kernels* each : detail::tables_that_run_here()) {
     for (const int64_t width : {2, 30, 64, 198}) {
       all.push_back({each, Element::kF64, at::kDouble, width});
       all.push_back({each, Element::kF32, at::kFloat, width});
@@ -36,6 +36,7 @@ std::vector<Case> cases() {
 
 class KernelsOf : public testing::TestWithParam<Case> {
  protected:
+  void SetUp() override { at::manual_seed(7); }
   static constexpr int64_t kRows = 3;
   at::Tensor random() const {
     return (at::randn({kRows, GetParam().width}) * 3).to(GetParam().type);

@@ -4,7 +4,7 @@ import pytest
 from runs import assert_equal_runs, configuration, run, train
 
 KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_place", "swiglu", "attention",
-           "norm_branch", "cross_entropy", "head_by_rows", "adamw"]
+           "bf16_attention", "norm_branch", "cross_entropy", "head_by_rows", "adamw"]
 # Large enough for each of them. The first steps of Adam are as long for a gradient that is all rounding as for
 # any other, but for eps: with 1e-8 they make 1e-4 of it, with 1e-5 what is left is rounding itself.
 SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4}, "optimizer": {"eps": 1e-5},
@@ -26,6 +26,14 @@ def test_training_goes_the_same_way(program, tokens, tmp_path, monkeypatch, with
     setting(monkeypatch, "TESSERA_VECTORS", vectors)
     plain = run(program, tokens, tmp_path / "plain", step=4, **sections)
     assert_equal_runs(fast, plain, bound, 1e-10 if precision == "fp64" else 1e-5)
+
+
+def test_bf16_attention_differs_by_its_rounding(program, tokens, tmp_path, monkeypatch):
+    sections = {**SECTIONS, "precision": {"compute": "bf16"}}
+    fast = run(program, tokens, tmp_path / "fast", step=4, **sections)
+    setting(monkeypatch, "TESSERA_WITHOUT_KERNELS", "bf16_attention")
+    plain = run(program, tokens, tmp_path / "plain", step=4, **sections)
+    assert_equal_runs(fast, plain, 1e-2, 1e-1)
 
 
 @pytest.mark.parametrize("variable, value, said", [

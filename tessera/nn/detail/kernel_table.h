@@ -3,14 +3,28 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "tessera/core/error.h"
 #include "tessera/core/vectors.h"
+#include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/kernels/kernels.h"
 
 namespace tessera::nn::detail {
 
+// Those that run here, the fastest last.
+inline std::vector<const kernels::Kernels*> tables_that_run_here() {
+  const auto by_vectors = that_run_here(kernels::kByVectors);
+  std::vector<const kernels::Kernels*> all(by_vectors.begin(),
+                                           by_vectors.end());
+  if (multiplies_bf16()) all.push_back(&kernels::kAvx512Bf16);
+  return all;
+}
+
 inline const kernels::Kernels& table() {
-  static const auto& chosen = *that_run_here(kernels::kByVectors).back();
+  static const auto& chosen = uses(Kernel::kBf16Attention)
+                                  ? *tables_that_run_here().back()
+                                  : *that_run_here(kernels::kByVectors).back();
   return chosen;
 }
 

@@ -86,17 +86,20 @@ constexpr int64_t attend_scratch(int64_t width) {
   return kAttentionBlock *
          ((2 + 2 * kBlocks) * padded + kAttentionBlock + 3 * kBlocks);
 }
+// Of (queries, keys) P, dS and, where bf16 is in pairs, dS the other way.
 constexpr int64_t attend_backward_scratch(int64_t heads, int64_t tokens,
                                           int64_t width) {
   constexpr int64_t kBlocks = kAttentionKeys / kAttentionBlock;
   const int64_t padded = attention_padded(width, kAttentionPadding);
-  return kAttentionBlock * ((2 + 5 * kBlocks) * padded + 2 * kAttentionBlock) +
+  return kAttentionBlock * ((2 + 5 * kBlocks) * padded + 3 * kAttentionBlock) +
          heads * attention_padded(tokens, kAttentionBlock) * (padded + 1);
 }
 
-// Elsewhere than on x86-64 all three are the first.
+// Elsewhere than on x86-64 all are the first.
 extern const Kernels kBaseline, kAvx2, kAvx512;
 // By core/vectors.h's Vectors.
 inline constexpr const Kernels* kByVectors[] = {&kBaseline, &kAvx2, &kAvx512};
+// kAvx512, but that attention of bf16 multiplies by bf16 arithmetic.
+extern const Kernels kAvx512Bf16;
 
 }  // namespace tessera::nn::kernels
