@@ -11,7 +11,9 @@
 #include "tessera/comm/comm_config.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
 #include "tessera/core/units.h"
+#include "tessera/launch/local.h"
 #include "tessera/monitor/memory.h"
 
 namespace tessera::cli {
@@ -272,6 +274,14 @@ void check_memory(const bench::Plan& plan, int64_t ranks, int64_t local_ranks) {
                   bytes_text(static_cast<uint64_t>(needed)),
                   " of buffers, but it has ", bytes_text(host),
                   ". Lower --max-bytes or --nproc.");
+}
+
+void warn_of_load() {
+  double load = 0;  // processes that ran or wanted to, over the last minute
+  const auto cores = static_cast<double>(launch::available_cores());
+  if (::getloadavg(&load, 1) != 1 || load < cores / 2) return;
+  log::warning("the last minute had ", load, " processes at work on ", cores,
+               " cores: figures of a busy machine say little");
 }
 
 void check_output_files(const std::vector<OutputFile>& files) {

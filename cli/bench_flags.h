@@ -53,6 +53,9 @@ struct OutputFile {
 };
 void check_output_files(const std::vector<OutputFile>& files);
 
+// Says so where others compute here: figures then say little.
+void warn_of_load();
+
 // CLI::Range lets NaN through.
 CLI::Validator is_number();
 

@@ -41,6 +41,7 @@ std::vector<kernels::MakeContest> all_contests() {
 void run(const KernelFlags& flags, const std::string& command) {
   check_output_files({{"--json", flags.json}});
   nn::check_kernels_chosen();
+  warn_of_load();
   const int64_t cores = launch::available_cores();
   const kernels::Circumstances around{
       .command = command,

@@ -56,6 +56,7 @@ class BenchStepCommand {
     const int64_t world = place.source == "none" ? wanted : place.world_size;
     engine::complete(config_, world);
     set_up_libraries(argv, !starts_processes(flags_.ranks, place, world));
+    if (place.source != "tessera" && place.rank == 0) warn_of_load();
     const RankJob job{
         .comm = config_.comm,
         .threads = config_.run.threads,

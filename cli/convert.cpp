@@ -3,11 +3,13 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/flag_values.h"
 #include "cli/model_folder.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/hugging_face_files.h"
 #include "tessera/checkpoint/peft_folder.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/models/adapters.h"
 
 namespace tessera::cli {
@@ -27,6 +29,21 @@ at::ScalarType written_type(const std::string& word,
   return word == "fp16" ? at::kHalf : dtype_of(word);
 }
 
+// The chat template that the run was trained with, whoever gave it.
+void keep_chat_files(const std::filesystem::path& run,
+                     const std::filesystem::path& to) {
+  const auto keep = [&](const char* name) {
+    const auto file = run / name;
+    if (std::filesystem::exists(file)) {
+      write_file_atomic(to / name, read_file(file));
+    }
+  };
+  keep("chat_template.jinja");
+  if (!std::filesystem::exists(to / "tokenizer_config.json")) {
+    keep("tokenizer_config.json");
+  }
+}
+
 // The whole model, with the files that it came with.
 void write_model(const std::string& to, const train::ModelSource& source,
                  models::Model& model) {
@@ -42,6 +59,7 @@ void write_model(const std::string& to, const train::ModelSource& source,
       fs::exists(tokenizer / "tokenizer.json")) {
     data::Tokenizer::load(tokenizer.string()).save(to);
   }
+  keep_chat_files(tokenizer, to);
 }
 
 void run_convert(const ConvertFlags& flags) {
@@ -60,12 +78,23 @@ void run_convert(const ConvertFlags& flags) {
   const bool must_widen = config.dtype == at::kHalf || has_adapters;
   const auto opened = must_widen && !is_wide ? at::kFloat : config.dtype;
   const auto model = train::open_whole(source, opened);
-  if (has_adapters && !flags.merges) {
-    checkpoint::save_peft(flags.to, *model, config.model.from, config.dtype);
-  } else {
-    models::merge_adapters(*model);
-    config.model.lora = {};
-    write_model(flags.to, source, *model);
+  const bool was_there = fs::exists(flags.to);
+  try {
+    if (has_adapters && !flags.merges) {
+      checkpoint::save_peft(flags.to, *model, config.model.from, config.dtype);
+    } else {
+      models::merge_adapters(*model);
+      config.model.lora = {};
+      write_model(flags.to, source, *model);
+    }
+  } catch (...) {  // half a folder would refuse the next try
+    std::error_code error;
+    for (fs::directory_iterator each(flags.to, error), end; each != end;
+         each.increment(error)) {
+      fs::remove_all(each->path(), error);
+    }
+    if (!was_there) fs::remove(flags.to, error);
+    throw;
   }
   std::cout << flags.to << std::endl;
 }
@@ -79,9 +108,11 @@ void add_convert(CLI::App& program) {
   command
       ->add_option("--from", flags->from,
                    "checkpoint, run folder or Hugging Face folder")
-      ->required();
+      ->required()
+      ->check(some_path());
   command->add_option("--to", flags->to, "Hugging Face folder to make")
-      ->required();
+      ->required()
+      ->check(some_path());
   command
       ->add_option("--dtype", flags->dtype,
                    "of the weights: fp32, bf16, fp16 or fp64; auto: as in the "

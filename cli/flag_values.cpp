@@ -59,4 +59,12 @@ CLI::Validator number_between(double least, double most, bool above) {
           "", "number"};
 }
 
+CLI::Validator some_path() {
+  return {[](const std::string& path) {
+            return path.empty() ? "a path is empty; the current folder is ."
+                                : "";
+          },
+          ""};
+}
+
 }  // namespace tessera::cli

@@ -194,7 +194,8 @@ Json describe_tokenizer_config(const std::string& path) {
 
 Json describe_tokens(const std::string& path) {
   // Any id is within such a vocabulary: a model's own is checked in training.
-  const data::TokenFile file(path, "auto", std::numeric_limits<int64_t>::max());
+  const data::TokenFile file(path, data::detect_format(path),
+                             std::numeric_limits<int64_t>::max());
   file.check_ids();
   return {{"kind", "token file"},
           {"format", file.format()},

@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/flag_values.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/monitor/report/page.h"
@@ -26,7 +27,14 @@ void run_report(const ReportFlags& flags) {
               ? (std::filesystem::path(flags.runs[0]) / "report.html").string()
               : "report.html";
   }
-  write_file_atomic(out, monitor::report::page_of(runs));
+  const std::string page = monitor::report::page_of(runs);
+  const std::string begin = page.substr(0, page.find('\n'));
+  TS_CHECK_USAGE(!std::filesystem::is_regular_file(out) ||
+                     read_file(out).starts_with(begin),
+                 "--out ", out,
+                 " is there already and is no page of a report; nothing was "
+                 "written.");
+  write_file_atomic(out, page);
   std::cout << out << std::endl;
 }
 
@@ -38,9 +46,11 @@ void add_report(CLI::App& program) {
   auto flags = std::make_shared<ReportFlags>();
   command->add_option("runs", flags->runs, "run folders, RUN_DIR/NAME")
       ->required();
-  command->add_option("--out", flags->out,
-                      "the page; none: report.html in the run's folder, or "
-                      "here where there are several");
+  command
+      ->add_option("--out", flags->out,
+                   "the page; none: report.html in the run's folder, or "
+                   "here where there are several")
+      ->check(some_path());
   command->callback([flags] { run_report(*flags); });
 }
 

@@ -1,5 +1,6 @@
 // tessera tokenize: trains a byte-level BPE tokenizer, encodes and decodes.
 #include <chrono>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 
@@ -103,7 +104,7 @@ std::vector<std::string> texts_of_lines(const std::string& content,
 
 // The documents of the input, as training would read them; with --jsonl lines.
 std::vector<std::string> texts_of(const EncodeFlags& flags) {
-  if (flags.input.empty()) {
+  if (flags.input.empty() || flags.input == std::vector<std::string>{"-"}) {
     const std::string content = read_stdin();
     if (!flags.jsonl) return {content};
     return texts_of_lines(content, "standard input", flags.field);
@@ -127,16 +128,47 @@ std::vector<std::string> texts_of(const EncodeFlags& flags) {
   return texts;
 }
 
-// Ids alone, little-endian, with the token that ends a document between texts.
-void write_ids(const EncodeFlags& flags, const data::Tokenizer& tokenizer,
-               const std::vector<std::vector<uint32_t>>& texts) {
+// The type of ids that training takes a file of that name for; "": none.
+std::string dtype_of_name(const std::string& path) {
+  const auto extension = std::filesystem::path(path).extension();
+  if (extension == ".u32") return "u32";
+  return extension == ".u16" || extension == ".bin" ? "u16" : "";
+}
+
+// Nobody's text or configuration is replaced by ids.
+void check_output(const std::string& path) {
+  if (!std::filesystem::exists(path)) return;
+  const bool is_file = std::filesystem::is_regular_file(path);
+  const std::string format = is_file ? data::detect_format(path) : "no file";
+  TS_CHECK_USAGE(format == "tokens_u16" || format == "tokens_u32", "--output ",
+                 path, " is there already and is ", is_file ? "a file of " : "",
+                 format, ", not of ids alone; nothing was written.");
+}
+
+std::string dtype_to_write(const EncodeFlags& flags,
+                           const data::Tokenizer& tokenizer) {
   const bool narrow_fits = tokenizer.vocab_size() <= 1 << 16;
-  const std::string dtype = !flags.dtype.empty() ? flags.dtype
-                            : narrow_fits        ? "u16"
-                                                 : "u32";
-  TS_CHECK_USAGE(dtype == "u32" || narrow_fits, "--dtype u16 holds ids below ",
-                 1 << 16, ", but the tokenizer has ", tokenizer.vocab_size(),
-                 ". Use --dtype u32.");
+  const std::string named = dtype_of_name(flags.output);
+  std::string dtype = flags.dtype;
+  if (dtype.empty()) dtype = named;
+  if (dtype.empty()) dtype = narrow_fits ? "u16" : "u32";
+  TS_CHECK_USAGE(dtype == "u32" || narrow_fits, "--output ", flags.output,
+                 ": 16 bits hold ids below ", 1 << 16,
+                 ", but the tokenizer has ", tokenizer.vocab_size(),
+                 ". Give it a name with .u32.");
+  if (dtype != named) {
+    log::warning(flags.output, ": training takes it for ",
+                 named.empty() ? "text" : "ids of " + named,
+                 " by its name, and", " it has ids of ", dtype, ". Name it .",
+                 dtype, ", or set data.format to tokens_", dtype);
+  }
+  return dtype;
+}
+
+// Ids alone, little-endian, with the token that ends a document between texts.
+void write_ids(const EncodeFlags& flags, const std::string& dtype,
+               const data::Tokenizer& tokenizer,
+               const std::vector<std::vector<uint32_t>>& texts) {
   const size_t width = dtype == "u16" ? 2 : 4;
   std::string bytes;
   const auto append = [&](uint32_t id) {
@@ -157,6 +189,11 @@ void write_ids(const EncodeFlags& flags, const data::Tokenizer& tokenizer,
 
 void encode(const EncodeFlags& flags) {
   const data::Tokenizer tokenizer = data::Tokenizer::load(flags.tokenizer);
+  std::string dtype;
+  if (!flags.output.empty()) {
+    check_output(flags.output);
+    dtype = dtype_to_write(flags, tokenizer);
+  }
   const std::vector<std::string> texts = texts_of(flags);
   const auto start = std::chrono::steady_clock::now();
   auto ids =
@@ -171,7 +208,7 @@ void encode(const EncodeFlags& flags) {
       text.insert(text.end(), spec.after.begin(), spec.after.end());
     }
   }
-  if (!flags.output.empty()) return write_ids(flags, tokenizer, ids);
+  if (!flags.output.empty()) return write_ids(flags, dtype, tokenizer, ids);
   for (const auto& text : ids) std::cout << Json(text).dump() << '\n';
   std::cout.flush();
 }
@@ -255,13 +292,12 @@ void add_encode_command(CLI::App& tokenize) {
                    "tokenizer.json, or a folder with it")
       ->required();
   command->add_option("--input", flags->input,
-                      "Files, folders or globs; none: standard input");
+                      "Files, folders or globs; none, or -: standard input");
   add_input_flags(*command, flags->exclude, flags->field);
   command->add_option("--output", flags->output,
-                      "A file of ids alone, as nanoGPT's .bin");
+                      "A file of ids alone: .u16, .u32, or .bin (16 bits)");
   command
-      ->add_option("--dtype", flags->dtype,
-                   "Of --output; default: u16 where the ids fit")
+      ->add_option("--dtype", flags->dtype, "Of --output; default: by its name")
       ->check(CLI::IsMember({"u16", "u32"}));
   command->add_flag("--jsonl", flags->jsonl,
                     "Each line of the input, whatever its name, is a text: a "

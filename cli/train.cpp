@@ -67,7 +67,8 @@ class TrainCommand {
             [&](comm::Communicator& ranks) {
               return static_cast<int>(train::train(
                   config_, ranks,
-                  {.resume = flags_.resume,
+                  {.is_prepared = true,
+                   .resume = flags_.resume,
                    .stop_requested = [&] { return stop->requested(); }}));
             },
         .arguments = {argv, argv + argc}};

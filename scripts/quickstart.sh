@@ -63,6 +63,7 @@ prompt="And it came to pass"
 "$tessera" generate --model "$run" --prompt "$prompt" --max-tokens 120
 
 say "The model, as Hugging Face's transformers load it"
+rm -rf "$here/hugging_face"  # of the run before
 "$tessera" convert --from "$run" --to "$here/hugging_face"
 
 say "What to try next"

@@ -71,6 +71,8 @@ class Dataset {
   int64_t num_targets(int64_t step) const;
 
   const Sampler& sampler() const { return sampler_; }
+  // See Sampler::go_on().
+  void go_on(int64_t step, int64_t taken) { sampler_.go_on(step, taken); }
 
  private:
   Batch gather(const std::vector<int64_t>& samples) const;

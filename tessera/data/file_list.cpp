@@ -37,8 +37,10 @@ bool is_real_folder(const fs::path& path) {
   return fs::is_directory(fs::symlink_status(path));
 }
 
+// Links that lead nowhere, or in circles, have none.
 bool has_content(const fs::path& path) {
-  return fs::is_regular_file(path) && fs::file_size(path) > 0;
+  std::error_code error;
+  return fs::is_regular_file(path, error) && fs::file_size(path, error) > 0;
 }
 
 void add_folder(const fs::path& folder, std::vector<std::string>& files) {
@@ -80,12 +82,18 @@ void add_matches(const fs::path& base, Parts part, Parts end,
   }
 }
 
+// What a Megatron pair begins with.
+bool is_prefix(const std::string& path) {
+  return fs::is_regular_file(path + ".bin") &&
+         fs::is_regular_file(path + ".idx");
+}
+
 std::vector<std::string> expand(const std::string& pattern) {
   std::vector<std::string> files;
   if (fs::is_directory(pattern)) {
     add_folder(pattern, files);
   } else if (fs::exists(pattern) || !has_wildcard(pattern)) {
-    if (fs::exists(pattern)) files.push_back(pattern);
+    if (fs::exists(pattern) || is_prefix(pattern)) files.push_back(pattern);
   } else {
     const fs::path path(pattern);
     add_matches({}, path.begin(), path.end(), files);
@@ -147,6 +155,13 @@ std::vector<std::string> expand_paths(const std::vector<std::string>& patterns,
   }
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
+    TS_CHECK_CONFIG(!pattern.empty(), key,
+                    ": '' names no file. Remove it; [] clears the key.");
+    TS_CHECK_CONFIG(!fs::exists(pattern) || fs::is_directory(pattern) ||
+                        fs::is_regular_file(pattern),
+                    key, ": '", pattern,
+                    "' is a pipe or a device, no file: data is read more than "
+                    "once. Write it to a file first.");
     std::vector<std::string> found = expand(pattern);
     TS_CHECK_CONFIG(!found.empty(), key, ": '", pattern, "' ",
                     fs::is_directory(pattern) ? "has no file with content."

@@ -96,7 +96,7 @@ std::vector<int64_t> Sampler::sample_indices(int64_t step, int64_t first,
   std::vector<int64_t> permuted_epochs(num_sources(), -1);
   std::vector<int64_t> samples;
   for (int64_t i = first; i < first + count; ++i) {
-    const int64_t position = step * options_.global_batch + i;
+    const int64_t position = taken_before(step) + i;
     const auto place =
         mixture_ ? (*mixture_)(position) : Mixture::Place{0, position};
     const int64_t size = starts_[place.source + 1] - starts_[place.source];

@@ -65,6 +65,14 @@ class Sampler {
   // The source of a sample, and which of its samples it is.
   Mixture::Place place_of(int64_t sample) const;
   const SamplerOptions& options() const { return options_; }
+  // So many samples were taken before this step, whatever their batches were:
+  // it takes those that follow. At the beginning: step * global_batch.
+  void go_on(int64_t step, int64_t taken) {
+    offset_ = taken - step * options_.global_batch;
+  }
+  int64_t taken_before(int64_t step) const {
+    return offset_ + step * options_.global_batch;
+  }
   int64_t first_token(int64_t sample) const {
     return sample * options_.seq_len;
   }
@@ -81,6 +89,7 @@ class Sampler {
   }
 
   SamplerOptions options_;
+  int64_t offset_ = 0;
   std::vector<int64_t> starts_;     // of each source, and the end of the last
   std::optional<Mixture> mixture_;  // of several
 };

@@ -114,6 +114,24 @@ TEST(SamplerTest, SlicesOfAStepAreTheStep) {
   }
 }
 
+// After 3 steps of 4 samples, two of 6: those that follow.
+TEST(SamplerTest, GoesOnBehindWhatOtherBatchesTook) {
+  const Sampler small(1000, {.seq_len = 8, .global_batch = 4, .seed = 7});
+  Sampler large(1000, {.seq_len = 8, .global_batch = 6, .seed = 7});
+  EXPECT_EQ(large.taken_before(3), 18);
+  large.go_on(3, small.taken_before(3));
+  EXPECT_EQ(large.taken_before(3), 12);
+  std::vector<int64_t> found = large.sample_indices(3);
+  const auto more = large.sample_indices(4);
+  found.insert(found.end(), more.begin(), more.end());
+  std::vector<int64_t> wanted;
+  for (int64_t step = 3; step < 6; ++step) {
+    const auto next = small.sample_indices(step);
+    wanted.insert(wanted.end(), next.begin(), next.end());
+  }
+  EXPECT_EQ(found, wanted);
+}
+
 TEST(SamplerTest, DataWithoutAWholeSampleIsRefused) {
   EXPECT_EQ(Sampler(9, {.seq_len = 8}).num_samples(), 1);
   for (const int64_t tokens : {0, 1, 8}) {

@@ -99,6 +99,13 @@ TokenFile::TokenFile(const std::string& path, const std::string& format,
   ids_ = layout.ids;
   num_documents_ = layout.num_documents;
   TS_CHECK_CONFIG(ids_.count > 0, file_.path(), ": has no tokens.");
+  const bool is_guessed = format == "auto" && format_ == "tokens_u16" &&
+                          fs::path(path).extension() == ".bin";
+  TS_CHECK_CONFIG(
+      !is_guessed || vocab_size <= 1 << 16, file_.path(),
+      ": ids of a vocabulary of ", vocab_size,
+      " do not fit into the 16 bits that a .bin is taken for. Set "
+      "data.format to tokens_u32, or to tokens_u16 if it has such.");
   TS_CHECK_IO(
       format != "auto" || format_ != "tokens_u16" || !looks_like_u32(ids_),
       file_.path(),

@@ -135,10 +135,13 @@ std::string Console::line_of(const StepRecord& record) const {
   line.add(kGreen, format("loss: %8.5f", record.loss));
   line.add(kBlue, format("lr: %.2e", record.lr));
   line.add(kYellow, format("grad_norm: %7.4f", record.grad_norm));
-  line.add(kCyan, "tokens: " + with_commas(record.step * record.tokens));
+  const int64_t tokens = info_.tokens_before + record.step * record.tokens;
+  line.add(kCyan, "tokens: " + with_commas(tokens));
   if (info_.steps_per_epoch > 0) {
-    line.add(kCyan, format("epoch: %.2f", static_cast<double>(record.step) /
-                                              info_.steps_per_epoch));
+    const double per_epoch =
+        info_.steps_per_epoch * static_cast<double>(record.tokens);
+    line.add(kCyan,
+             format("epoch: %.2f", static_cast<double>(tokens) / per_epoch));
   }
   line.add(kBlue, rate_of(record.tokens_per_s));
   if (record.mfu) line.add(kMagenta, format("mfu: %.2f%%", 100 * *record.mfu));

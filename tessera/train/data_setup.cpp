@@ -44,7 +44,7 @@ void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,
     return;
   }
   log::info("training a tokenizer of ", config.model.vocab, " tokens on ",
-            train_files.size(), " files");
+            train_files.size(), train_files.size() == 1 ? " file" : " files");
   data::train_tokenizer_on_files(
       train_files,
       {.vocab_size = config.model.vocab, .threads = config.run.threads},
@@ -245,7 +245,8 @@ void prepare_data(const RunConfig& config, const RunFolder& folder) {
   Inputs inputs = inputs_of(config, folder);
   const auto all = all_of(inputs);
   warn_of_idle_keys(config, all);
-  if (needs_tokenizer(config, all)) {
+  // Of token files it is kept for who reads what the model writes.
+  if (needs_tokenizer(config, all) || !tokenizer_path(config).empty()) {
     prepare_tokenizer(config, folder, files_to_learn_from(config, inputs));
   }
   const auto tokenizer = tokenizer_for(config, folder, all);

@@ -112,7 +112,7 @@ struct Metrics::Impl {
   int64_t exchanges = 0;
 
   Impl(const RunConfig& of, const RunFolder& folder, comm::Communicator& with,
-       int64_t first_step, double steps_per_epoch)
+       int64_t first_step, double steps_per_epoch, int64_t tokens_before)
       : config(of),
         ranks(with),
         flops_per_token(static_cast<double>(
@@ -127,6 +127,7 @@ struct Metrics::Impl {
          .total_steps = config.run.steps,
          .world_size = ranks.world_size(),
          .steps_per_epoch = steps_per_epoch,
+         .tokens_before = tokens_before,
          .host_memory_mib =
              static_cast<double>(monitor::host_memory_bytes()) / kMib});
   }
@@ -143,6 +144,8 @@ struct Metrics::Impl {
       ++peak_tries;
       peak_flops = std::max(peak_flops, engine::product_rate(config));
     }
+    // The machine does what a step has done.
+    peak_flops *= std::max(1.0, found().mfu.value_or(0));
     return found();
   }
 
@@ -191,9 +194,9 @@ struct Metrics::Impl {
 
 Metrics::Metrics(const RunConfig& config, const RunFolder& folder,
                  comm::Communicator& ranks, int64_t first_step,
-                 double steps_per_epoch)
+                 double steps_per_epoch, int64_t tokens_before)
     : impl_(std::make_unique<Impl>(config, folder, ranks, first_step,
-                                   steps_per_epoch)) {}
+                                   steps_per_epoch, tokens_before)) {}
 
 Metrics::~Metrics() = default;
 

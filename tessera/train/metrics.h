@@ -46,8 +46,8 @@ class Metrics {
   // `first_step`: updates done before; lines of later steps, left by a run that
   // was killed, are dropped.
   Metrics(const engine::RunConfig& config, const RunFolder& folder,
-          comm::Communicator& ranks, int64_t first_step,
-          double steps_per_epoch);
+          comm::Communicator& ranks, int64_t first_step, double steps_per_epoch,
+          int64_t tokens_before);
   ~Metrics();
 
   // What ranks sent until here (a validation, a checkpoint) is not the step's.

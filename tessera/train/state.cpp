@@ -89,6 +89,7 @@ checkpoint::State state_of(const parallel::Composed& composed,
 std::string to_json(const SavedRun& run) {
   detail::Json json;
   json["step"] = run.step;
+  json["samples"] = run.samples;
   json["data"] = std::to_string(run.data);
   json["config"] = detail::Json::parse(run.config);
   if (run.best) {
@@ -119,6 +120,17 @@ std::optional<BestLoss> best_from(const detail::Json& json,
       .since = detail::as_int(since, since_at)};
 }
 
+// Older versions do not say, and took as many in each step.
+int64_t samples_from(const detail::Json& json, const std::string& where) {
+  if (json.contains("samples")) {
+    return detail::as_int(json["samples"], where + ": samples");
+  }
+  const auto batch = json["config"].find("batch");
+  if (batch == json["config"].end() || !batch->contains("global")) return 0;
+  return detail::as_int(json["step"], where + ": step") *
+         detail::as_int((*batch)["global"], where + ": config.batch.global");
+}
+
 SavedRun saved_run_from(const std::string& text, const std::string& source) {
   const detail::Json json = detail::parse_json(text, source);
   for (const char* key : {"step", "data", "config"}) {
@@ -126,6 +138,7 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
                 " is missing; this is no checkpoint of tessera train.");
   }
   return {.step = detail::as_int(json["step"], source + ": step"),
+          .samples = samples_from(json, source),
           .config = json["config"].dump(2) + "\n",
           .data = hash_from(detail::as_string(json["data"], source + ": data"),
                             source + ": data"),

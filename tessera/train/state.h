@@ -2,7 +2,8 @@
 // where the run stood.
 //
 // Names:  weights "model.<parameter>", the optimizer's "optimizer.<state>".
-// The order of the data needs no state: it is a pure function of seed and step.
+// The order of the data needs no state but how many samples were taken: it is a
+// pure function of seed and place.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,7 @@ checkpoint::State weights_of(const parallel::Composed& composed);
 // The JSON beside a checkpoint's tensors.
 struct SavedRun {
   int64_t step = 0;                   // updates done
+  int64_t samples = 0;                // that they took
   std::string config;                 // as resolved: config.json's text
   uint64_t data = 0;                  // hash of the data's fingerprints
   std::optional<BestLoss> best = {};  // none: not validated so far

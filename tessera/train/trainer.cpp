@@ -112,7 +112,7 @@ class Trainer {
 
   // One rank prepares what the others then open; all compare what they see.
   void open_data() {
-    if (leads()) prepare_data(config_, folder_);
+    if (leads() && !options_.is_prepared) prepare_data(config_, folder_);
     ranks_.world().barrier();
     data_ = open_datasets(config_, folder_);
     data::compare_across(ranks_.world(), data_.fingerprints);
@@ -124,6 +124,7 @@ class Trainer {
                                      state, ranks_.world());
     if (!saved) return load_first_weights(config_, *model_, ranks_.world());
     step_ = saved->step;
+    data_.train->go_on(step_, saved->samples);
     saved_at_ = step_;
     best_ = saved->best;
     log::info("resumed after step ", step_);
@@ -167,8 +168,14 @@ class Trainer {
     // in the first step nobody should wait for what it opens.
     ranks_.world().barrier();
     metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_,
-                                         steps_per_epoch());
+                                         steps_per_epoch(), tokens_before());
     ranks_.world().barrier();
+  }
+
+  // Beyond those that as many steps of this batch take: of a run that went on
+  // with another one.
+  int64_t tokens_before() const {
+    return data_.train->sampler().taken_before(0) * config_.data.seq_len;
   }
 
   // 0: weighted sources have epochs of their own.
@@ -357,10 +364,12 @@ class Trainer {
       require_shared(folder_.checkpoints(), ranks_.world());
     }
     checkpoint::State state = state_of(model_->composed(), model_->optimizer());
-    state.extra = to_json(SavedRun{.step = step_,
-                                   .config = to_json(config_),
-                                   .data = data_hash(),
-                                   .best = best_});
+    state.extra =
+        to_json(SavedRun{.step = step_,
+                         .samples = data_.train->sampler().taken_before(step_),
+                         .config = to_json(config_),
+                         .data = data_hash(),
+                         .best = best_});
     checkpoint::SaveOptions options{.keep = config_.checkpoint.keep,
                                     .mesh = model_->mesh().describe()};
     if (config_.checkpoint.keep_best && best_) options.best = best_->step;

@@ -24,6 +24,8 @@
 namespace tessera::train {
 
 struct TrainOptions {
+  // preflight() has prepared the run's tokenizer and tokens.
+  bool is_prepared = false;
   std::string resume = "auto";  // auto | never | a checkpoint folder
   // Polled between steps; true ends the run with a checkpoint.
   std::function<bool()> stop_requested = [] { return false; };

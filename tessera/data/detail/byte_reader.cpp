@@ -20,6 +20,14 @@ bool begins_with(std::span<const std::byte> bytes, std::string_view magic) {
          std::memcmp(bytes.data(), magic.data(), magic.size()) == 0;
 }
 
+// Of a frame, or of one that is skipped, which may be first.
+bool is_zstd(std::span<const std::byte> bytes) {
+  return begins_with(bytes, kZstd) ||
+         (bytes.size() >= 4 &&
+          (bytes[0] & std::byte{0xf0}) == std::byte{0x50} &&
+          begins_with(bytes.subspan(1), "\x2a\x4d\x18"));
+}
+
 class PlainReader final : public ByteReader {
  public:
   explicit PlainReader(const MappedFile& file) : file_(file) {}
@@ -137,14 +145,14 @@ class ZstdReader final : public ByteReader {
 }  // namespace
 
 bool is_compressed(const MappedFile& file) {
-  return begins_with(file.bytes(), kGzip) || begins_with(file.bytes(), kZstd);
+  return begins_with(file.bytes(), kGzip) || is_zstd(file.bytes());
 }
 
 std::unique_ptr<ByteReader> open_bytes(const MappedFile& file) {
   if (begins_with(file.bytes(), kGzip)) {
     return std::make_unique<GzipReader>(file);
   }
-  if (begins_with(file.bytes(), kZstd)) {
+  if (is_zstd(file.bytes())) {
     return std::make_unique<ZstdReader>(file);
   }
   return std::make_unique<PlainReader>(file);

@@ -117,11 +117,10 @@ TEST(Passes, WhatIsMovedWhere) {
   const auto without = [&](std::vector<std::string> names) {
     return calls_of(lowered(1, units, names));
   };
-  EXPECT_EQ(
-      without({"reductions", "messages"}),
-      "<G0 Z Li0 >G0 <G1 F0.0 f0 >G1 <G2 F0.1 f1 >G2 F0.2 f2 Lt0 <G2 "
-      ">G2 a2 L0 <G1 B0.2 <R2 >R2 f2 >G1 a1 <G0 B0.1 <R1 >R1 f1 >G0 a0 "
-      "B0.0 <R0 >R0 f0 N <N >N C O0 O1 O2 ");
+  EXPECT_EQ(without({"reductions", "messages"}),
+            "<G0 Z Li0 >G0 <G1 F0.0 f0 >G1 <G2 F0.1 f1 >G2 F0.2 f2 Lt0 <G2 "
+            ">G2 a2 L0 <G1 B0.2 <R2 >R2 f2 >G1 a1 <G0 B0.1 <R1 >R1 f1 >G0 a0 "
+            "B0.0 <R0 >R0 f0 N <N >N C O0 O1 O2 ");
   units = units_of(3, 2);
   EXPECT_EQ(
       without({"prefetch", "messages"}),
