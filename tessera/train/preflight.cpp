@@ -23,6 +23,7 @@
 #include "tessera/train/data_setup.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/text_samples.h"
+#include "tessera/train/trained_model.h"
 
 namespace tessera::train {
 
@@ -218,6 +219,7 @@ void check_paths(const RunConfig& config) {
     data::expand_paths(data.valid, "data.valid", data.exclude);
   }
   comm::check_tuning_table();
+  check_first_weights(config);
 }
 
 std::string describe_plan(const RunConfig& config) {

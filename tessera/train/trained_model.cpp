@@ -255,6 +255,14 @@ void read_model_source(RunConfig& config, const config::Provenance& origins) {
   read_adapters(config, origins);
 }
 
+void check_first_weights(const RunConfig& config) {
+  const auto& from = config.model;
+  if (!from.load_weights || !checkpoint::is_hugging_face_folder(from.from)) {
+    return;
+  }
+  checkpoint::check_hugging_face(from.from, *models::make_model(from));
+}
+
 void load_first_weights(const RunConfig& config, engine::RankModel& model,
                         comm::Group& world) {
   const auto& from = config.model;

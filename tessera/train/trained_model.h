@@ -45,6 +45,10 @@ c10::ScalarType dtype_of_files(const ModelSource& source);
 void read_model_source(engine::RunConfig& config,
                        const config::Provenance& origins);
 
+// That weights which a run begins with are those of its model, as far as files
+// say: nothing is read. TS_CHECK_IO.
+void check_first_weights(const engine::RunConfig& config);
+
 // The first weights of a run whose model.from is a run or a checkpoint, where
 // it asks for them. Collective.
 void load_first_weights(const engine::RunConfig& config,

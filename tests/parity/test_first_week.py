@@ -111,6 +111,25 @@ def test_tokenizer_and_template_go_with_the_model(program, tokenizer, tmp_path):
     assert (tmp_path / "chats_hf" / "chat_template.jinja").read_text() == template.read_text()
 
 
+def test_weights_that_do_not_fit_are_refused_before_a_folder_is_made(program, tokenizer, tmp_path):
+    text = {"train": str(tokenizer / "a.txt")}
+    train(program, configuration(text, tmp_path, **SECTIONS))
+    assert run(program, "convert", "--from", tmp_path / "run", "--to", tmp_path / "hf").returncode == 0
+    weights, words = tmp_path / "hf" / "model.safetensors", tmp_path / "hf" / "config.json"
+    whole, config = weights.read_bytes(), json.loads(words.read_text())
+    path = configuration(text, tmp_path, {"from": str(tmp_path / "hf"), "load_weights": True},
+                         **{key: value for key, value in SECTIONS.items() if key != "model"})
+    for content, said in (whole[:-5], config), (whole, {**config, "num_hidden_layers": 3}):
+        weights.write_bytes(content)
+        words.write_text(json.dumps(said))
+        for flags in ("--nproc", "2"), ("--dry-run",):
+            done = train(program, path, "--run.name=refused", *flags, check=False)
+            assert done.returncode == 74 and "rank" not in done.stderr, done.stderr
+        assert not (tmp_path / "refused").exists()
+    words.write_text(json.dumps(config))
+    train(program, path, "--run.name=refused", "--nproc", "2")
+
+
 def test_a_resume_with_another_batch_goes_on_where_the_data_stood(program, tokens, tmp_path):
     path = configuration(tokens, tmp_path, run={"steps": 4}, checkpoint={"every": 4}, schedule={"warmup": 0},
                          batch={"global": 8}, data={"shuffle": False})
