@@ -170,16 +170,4 @@ void ModelActor::allocate_gradients(int64_t unit) {
   composed_.parameters->allocate_gradients(unit);
 }
 
-void ModelActor::recompute(int64_t /*microbatch*/, int64_t /*unit*/) {
-  TORCH_INTERNAL_ASSERT(false, "this actor keeps all activations");
-}
-
-void ModelActor::replicate_parameters() {
-  TORCH_INTERNAL_ASSERT(false, "this actor has one device");
-}
-
-void ModelActor::reduce_replicas() {
-  TORCH_INTERNAL_ASSERT(false, "this actor has one device");
-}
-
 }  // namespace tessera::engine

@@ -75,9 +75,6 @@ class ModelActor : public program::Actor {
   void optimizer_step(int64_t unit) override;
   void free_parameters(int64_t unit) override;
   void allocate_gradients(int64_t unit) override;
-  void recompute(int64_t microbatch, int64_t unit) override;
-  void replicate_parameters() override;
-  void reduce_replicas() override;
 
  protected:
   // Keep them until the host reads.

@@ -66,10 +66,45 @@ double now() {
       .count();
 }
 
+[[noreturn]] void refuse(Op op) {
+  TORCH_INTERNAL_ASSERT(false, "this actor knows no ", name_of(op));
+}
+
 }  // namespace
 
+void Actor::zero_gradients() { refuse(Op::kZeroGradients); }
+void Actor::load_inputs(int64_t /*microbatch*/) { refuse(Op::kLoadInputs); }
+void Actor::load_targets(int64_t /*microbatch*/) { refuse(Op::kLoadTargets); }
+void Actor::load_documents(int64_t /*microbatch*/) {
+  refuse(Op::kLoadDocuments);
+}
+void Actor::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
+  refuse(Op::kForward);
+}
+void Actor::recompute(int64_t /*microbatch*/, int64_t /*unit*/) {
+  refuse(Op::kRecompute);
+}
+void Actor::loss(int64_t /*microbatch*/) { refuse(Op::kLoss); }
+void Actor::backward(Op part, int64_t /*microbatch*/, int64_t /*unit*/) {
+  refuse(part);
+}
+void Actor::free_parameters(int64_t /*unit*/) { refuse(Op::kFreeParameters); }
+void Actor::allocate_gradients(int64_t /*unit*/) {
+  refuse(Op::kAllocateGradients);
+}
+void Actor::norm() { refuse(Op::kNorm); }
+void Actor::clip_gradients() { refuse(Op::kClipGradients); }
+void Actor::optimizer_step(int64_t /*unit*/) { refuse(Op::kOptimizerStep); }
+void Actor::replicate_parameters() { refuse(Op::kReplicateParameters); }
+void Actor::reduce_replicas() { refuse(Op::kReduceReplicas); }
+
 void execute(const Program& program, Actor& actor, const Observer& observer) {
-  for (size_t i = 0; i < program.size(); ++i) {
+  execute(program, 0, program.size(), actor, observer);
+}
+
+void execute(const Program& program, size_t first, size_t last, Actor& actor,
+             const Observer& observer) {
+  for (size_t i = first; i < last; ++i) {
     const Instruction& instruction = program[i];
     const bool awaited_next =
         instruction.phase == Phase::kWhole ||

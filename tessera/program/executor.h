@@ -6,6 +6,7 @@
 //         instruction, and so does rank_context().doing for all others.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 
 #include "tessera/program/instruction.h"
@@ -13,30 +14,31 @@
 namespace tessera::program {
 
 // Who does what a program says, on one rank: a function for each kind of
-// instruction. `unit` is -1 where the program names whole chunks.
+// instruction, which refuses what an actor does not know. `unit` is -1 where
+// the program names whole chunks.
 class Actor {
  public:
   virtual ~Actor() = default;
-  virtual void zero_gradients() = 0;
-  virtual void load_inputs(int64_t microbatch) = 0;
-  virtual void load_targets(int64_t microbatch) = 0;
-  virtual void load_documents(int64_t microbatch) = 0;
-  virtual void forward(int64_t microbatch, int64_t unit) = 0;
-  virtual void recompute(int64_t microbatch, int64_t unit) = 0;
-  virtual void loss(int64_t microbatch) = 0;
+  virtual void zero_gradients();
+  virtual void load_inputs(int64_t microbatch);
+  virtual void load_targets(int64_t microbatch);
+  virtual void load_documents(int64_t microbatch);
+  virtual void forward(int64_t microbatch, int64_t unit);
+  virtual void recompute(int64_t microbatch, int64_t unit);
+  virtual void loss(int64_t microbatch);
   // kBackward, kBackwardInput or kBackwardWeight.
-  virtual void backward(Op part, int64_t microbatch, int64_t unit) = 0;
+  virtual void backward(Op part, int64_t microbatch, int64_t unit);
   // What is_communication(). `awaited_next`: nothing lies between.
   virtual void begin(const Instruction& instruction, bool awaited_next) = 0;
   virtual void await(const Instruction& instruction) = 0;
-  virtual void free_parameters(int64_t unit) = 0;
-  virtual void allocate_gradients(int64_t unit) = 0;
-  virtual void norm() = 0;
-  virtual void clip_gradients() = 0;
-  virtual void optimizer_step(int64_t unit) = 0;
+  virtual void free_parameters(int64_t unit);
+  virtual void allocate_gradients(int64_t unit);
+  virtual void norm();
+  virtual void clip_gradients();
+  virtual void optimizer_step(int64_t unit);
   // Of data parallelism on threads.
-  virtual void replicate_parameters() = 0;
-  virtual void reduce_replicas() = 0;
+  virtual void replicate_parameters();
+  virtual void reduce_replicas();
 };
 
 // Hears of each instruction when it is done: when it began and ended, in
@@ -45,6 +47,9 @@ using Observer =
     std::function<void(const Instruction&, double begin_s, double end_s)>;
 
 void execute(const Program& program, Actor& actor,
+             const Observer& observer = nullptr);
+// Instructions [first, last) of it.
+void execute(const Program& program, size_t first, size_t last, Actor& actor,
              const Observer& observer = nullptr);
 
 }  // namespace tessera::program

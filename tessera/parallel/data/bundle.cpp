@@ -1,6 +1,7 @@
 #include "tessera/parallel/data/bundle.h"
 
 #include <map>
+#include <tuple>
 #include <utility>
 
 namespace tessera::parallel::data {
@@ -36,10 +37,10 @@ Cut cut_of(const Bundle& bundle, const mesh::DeviceMesh& mesh, int64_t rank) {
 std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
                                const mesh::DeviceMesh& mesh, int64_t rank,
                                int64_t stage) {
-  using Key = std::pair<bool, std::vector<int64_t>>;
+  using Key = std::tuple<bool, at::ScalarType, std::vector<int64_t>>;
   std::map<Key, std::vector<nn::Parameter>> by_peers;
   for (const auto& parameter : unit) {
-    by_peers[{parameter.spec->is_frozen,
+    by_peers[{parameter.spec->is_frozen, parameter.tensor.scalar_type(),
               parameter.spec->layout.gradient_peers(mesh, rank)}]
         .push_back(parameter);
   }
@@ -48,8 +49,8 @@ std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
     Bundle bundle{.parameters = std::move(parameters), .stage = stage};
     bundle.axis = bundle.parameters.front().spec->layout.data_axis();
     bundle.shards = mesh.peers(rank, {bundle.axis});
-    bundle.is_frozen = key.first;
-    bundle.peers = key.second;
+    bundle.is_frozen = std::get<bool>(key);
+    bundle.peers = std::get<std::vector<int64_t>>(key);
     bundle.peers_name = name_of_peers(bundle, mesh);
     bundle.cut = cut_of(bundle, mesh, rank);
     bundles.push_back(std::move(bundle));

@@ -1,5 +1,5 @@
-// Which parameters of a unit travel together, and with whom: those whose
-// gradients are summed over the same ranks. A pure function of layouts, for any
+// Which parameters of a unit travel together, and with whom: those of one type
+// whose gradients are summed over the same ranks. A pure function of layouts, for any
 // rank of the mesh; the storage of a rank and the proof of all programs read
 // the same.
 #pragma once

@@ -19,13 +19,18 @@ std::vector<at::Tensor> parameters_of(const Bundle& bundle) {
   return parameters;
 }
 
+at::ScalarType type_of(const Bundle& bundle, const GradientOptions& options) {
+  return options.dtype.value_or(bundle.parameters[0].tensor.scalar_type());
+}
+
 class ReplicatedGradients final : public GradientStorage {
  public:
   ReplicatedGradients(const Bundle& bundle, const GradientOptions& options,
                       comm::Group& peers)
       : peers_(peers),
         bucket_bytes_(options.bucket_bytes),
-        whole_(parameters_of(bundle), options.dtype, /*extra=*/0, &peers) {
+        whole_(parameters_of(bundle), type_of(bundle, options), /*extra=*/0,
+               &peers) {
     for (size_t i = 0; i < bundle.parameters.size(); ++i) {
       local_.push_back(whole_.view(i));
     }
@@ -56,7 +61,7 @@ class ScatteredGradients final : public GradientStorage {
         shards_(shards),
         peers_(peers),
         // What is freed between steps is resized.
-        whole_(parameters_of(bundle), options.dtype, /*extra=*/0,
+        whole_(parameters_of(bundle), type_of(bundle, options), /*extra=*/0,
                stays() ? &peers : nullptr),
         whole_bytes_(static_cast<int64_t>(whole_.flat().nbytes())) {
     const Cut& cut = bundle.cut;

@@ -16,6 +16,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/comm/group.h"
@@ -24,8 +25,9 @@
 namespace tessera::parallel::data {
 
 struct GradientOptions {
-  // In which gradients are accumulated and summed over ranks.
-  at::ScalarType dtype = at::kFloat;
+  // In which gradients are accumulated and summed over ranks; none: in the
+  // parameter's own.
+  std::optional<at::ScalarType> dtype = at::kFloat;
   int64_t bucket_bytes = 0;  // of an all_reduce, at most; 0: all at once
 };
 

@@ -92,6 +92,14 @@ void ParameterStorage::await_gather() {
   sent_ = pieces_ = at::Tensor();
 }
 
+void ParameterStorage::take_full() {
+  if (!bundle_.is_sharded() || bundle_.stage < 3) return;
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < local_.size(); ++i) {
+    local_[i].copy_(bundle_.cut.rows_of(whole_[i], i, group_.rank()));
+  }
+}
+
 void ParameterStorage::free() {
   if (bundle_.is_sharded() && bundle_.stage == 3) {
     resize_storage(full_.flat(), 0);

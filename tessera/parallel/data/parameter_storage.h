@@ -36,6 +36,8 @@ class ParameterStorage {
 
   void begin_gather(comm::Mode mode);
   void await_gather();
+  // Shards from the full parameters, which somebody wrote to.
+  void take_full();
   void free();
 
  private:

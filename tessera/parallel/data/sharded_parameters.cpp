@@ -97,6 +97,12 @@ void ShardedParameters::gather_all() {
   }
 }
 
+void ShardedParameters::take_full() {
+  for (auto& unit : units_) {
+    for (auto& held : unit) held->parameters.take_full();
+  }
+}
+
 void ShardedParameters::zero_gradients() {
   for (auto& unit : units_) {
     for (auto& held : unit) held->for_gradients([](auto& all) { all.zero(); });

@@ -74,6 +74,8 @@ class ShardedParameters {
   void free(int64_t unit);
   // All at once: for who reads parameters outside of a program.
   void gather_all();
+  // Every rank's shards from its full parameters, which somebody wrote to.
+  void take_full();
 
   void zero_gradients();
   // Whole gradients of the unit, before a backward that adds to them.

@@ -1,0 +1,169 @@
+// ZeRO for any module: its parameters, gradients and, since an optimizer sees
+// shards alone, optimizer states shared out over the ranks.
+//
+//   auto model = tessera::fully_shard(GPT(config), mesh, *communicator);
+//   torch::optim::AdamW optimizer(model.module()->parameters(), 1e-3);
+//   for (...) {
+//     optimizer.zero_grad();
+//     loss_of(model.forward(input), target).backward();
+//     model.clip_grad_norm(1.0);
+//     optimizer.step();
+//   }
+//
+// Shards:  of every parameter dim 0 is cut into chunks of ceil(rows / ranks) over
+//          dp_shard, the last ones shorter or empty; a scalar lies on the first
+//          rank. parameters() of the module are shards from now on; members
+//          of its classes (`weight`) are the whole tensors, with memory while
+//          they are computed with. Along dp_replicate shards have replicas.
+// Stages:  3   parameters are gathered when the module's code first uses one of
+//              a unit, in forward and again in backward, and freed behind it;
+//              gradients are reduced behind the backward of their unit
+//          2   parameters stay whole: gathered once a forward; gradients as 3
+//          1   as 2; gradients are whole in a step, and reduced at its end
+// Units:   what is gathered and reduced as one: the elements of its ModuleLists
+//          and Sequentials, or the child modules that `units` names. What lies
+//          in none, or in several (tied weights), is there from the beginning
+//          of a forward to the end of the backward.
+// Gradients: the mean over the ranks of what each rank's loss gives. A
+//          parameter that no rank's loss reaches has none; one that some do not
+//          reach has zeros there. They add up until zero_grad().
+// Accumulate: accumulate(loss) is a micro-batch before the last: stages 2 and 3
+//          reduce it into shards, stage 1 and replicas wait for the last.
+// Comm:    at construction a comparison of names and shapes, and a broadcast of
+//          rank 0's values. A forward gathers P (ranks - 1) / ranks bytes a
+//          rank, where P are those of the parameters; in stage 3 so does a
+//          backward; a backward reduce-scatters as much. A forward, a
+//          backward and its end each begin with one word from every rank.
+// Order:   ranks need not use the same units in a step, but go forward and
+//          backward equally often; a rank whose data has ended calls join().
+//          The order of units is that of the first forward where all ranks
+//          had the same, else that of declaration. Another is right too, and
+//          slower.
+// Errors:  other modules on other ranks; ranks that do different things (who
+//          does what); a parameter used outside of forward and backward; an
+//          optimizer that was made before, in its step(); a second backward
+//          through one forward is no error; create_graph and sparse gradients
+//          are.
+// Limits:  as DistributedDataParallel's: loss.backward() must reach a
+//          parameter and run no other backward inside; model.backward(loss)
+//          need not. Modules that read their own parameters() in forward
+//          (ParameterList) see shards: refused.
+// Threads: as comm::Group: one thread a rank.
+// Source:  Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv
+//          2304.11277; units and shards as PyTorch's FSDP2 has them.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera {
+
+struct FullyShardOptions {
+  int64_t zero_stage = 3;
+  // Globs of names of child modules: "blocks.*". None: as above.
+  std::vector<std::string> units = {};
+  bool reshard_after_forward = true;  // of stage 3; the last unit's always
+  int64_t prefetch = -1;              // units gathered ahead; -1: 1, on shm 0
+  bool broadcast_buffers = true;      // before each forward, from rank 0
+};
+
+namespace wrappers {
+
+// While it lives the module has its whole parameters, in parameters() too.
+class GatheredParameters {
+ public:
+  explicit GatheredParameters(std::function<void()> end)
+      : end_(std::move(end)) {}
+  ~GatheredParameters() {
+    if (end_) end_();
+  }
+  GatheredParameters(GatheredParameters&& other) noexcept
+      : end_(std::exchange(other.end_, nullptr)) {}
+  GatheredParameters& operator=(GatheredParameters&&) = delete;
+
+ private:
+  std::function<void()> end_;
+};
+
+// What does not depend on the module's type.
+class FullyShardedCore {
+ public:
+  FullyShardedCore(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
+                   comm::Communicator& ranks, const FullyShardOptions& options);
+  ~FullyShardedCore();
+  FullyShardedCore(FullyShardedCore&&) noexcept;
+  FullyShardedCore& operator=(FullyShardedCore&&) = delete;
+
+  void begin_forward();
+  void end_forward();
+  void accumulate(const at::Tensor& loss);
+  void backward(const at::Tensor& loss);
+  double clip_grad_norm(double most);
+  GatheredParameters gather();
+  void join(const std::function<void()>& step);
+  std::vector<std::string> units() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace wrappers
+
+// Holder: a module holder (GPT) or a std::shared_ptr to a module.
+template <typename Holder>
+class FullySharded {
+ public:
+  FullySharded(Holder module, const mesh::DeviceMesh& mesh,
+               comm::Communicator& ranks, const FullyShardOptions& options)
+      : module_(std::move(module)), core_(*module_, mesh, ranks, options) {}
+
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    core_.begin_forward();
+    auto result = module_->forward(std::forward<Args>(args)...);
+    core_.end_forward();
+    return result;
+  }
+  void accumulate(const at::Tensor& loss) { core_.accumulate(loss); }
+  // As loss.backward().
+  void backward(const at::Tensor& loss) { core_.backward(loss); }
+  // Scales gradients so that their global L2 norm is at most `most`; what it
+  // was. Comm: one all_reduce of a double.
+  double clip_grad_norm(double most) { return core_.clip_grad_norm(most); }
+  // Every rank calls it. What is written to whole parameters while the result
+  // lives is kept: each rank's shard from what it wrote.
+  wrappers::GatheredParameters gather() { return core_.gather(); }
+  // This rank has no more data: takes part in what the others do, with
+  // zero weight, until no rank has any. `step` is the rest of a step, what they
+  // do between a backward and the next forward but for clip_grad_norm().
+  void join(const std::function<void()>& step) { core_.join(step); }
+
+  // By name; the first, "", has what lies in no other.
+  std::vector<std::string> units() const { return core_.units(); }
+  Holder& module() { return module_; }
+
+ private:
+  Holder module_;
+  wrappers::FullyShardedCore core_;
+};
+
+// `mesh`: of all ranks, along dp_shard and dp_replicate alone. It lives longer
+// than the communicator's groups are used: the communicator outlives the result.
+template <typename Holder>
+FullySharded<Holder> fully_shard(Holder module, const mesh::DeviceMesh& mesh,
+                                 comm::Communicator& ranks,
+                                 const FullyShardOptions& options = {}) {
+  return FullySharded<Holder>(std::move(module), mesh, ranks, options);
+}
+
+}  // namespace tessera
