@@ -10,11 +10,12 @@
 //     optimizer.step();
 //   }
 //
-// Shards:  of every parameter dim 0 is cut into chunks of ceil(rows / ranks) over
-//          dp_shard, the last ones shorter or empty; a scalar lies on the first
-//          rank. parameters() of the module are shards from now on; members
-//          of its classes (`weight`) are the whole tensors, with memory while
-//          they are computed with. Along dp_replicate shards have replicas.
+// Shards:  dim 0 of every parameter is cut into chunks of ceil(rows / ranks)
+//          over dp_shard, the last ones shorter or empty; a scalar lies on the
+//          first rank. parameters() of the module are shards from now on;
+//          members of its classes (`weight`) are the whole tensors, with memory
+//          while they are computed with. Along dp_replicate shards have
+//          replicas.
 // Stages:  3   parameters are gathered when the module's code first uses one of
 //              a unit, in forward and again in backward, and freed behind it;
 //              gradients are reduced behind the backward of their unit
@@ -47,7 +48,8 @@
 // Limits:  as DistributedDataParallel's: loss.backward() must reach a
 //          parameter and run no other backward inside; model.backward(loss)
 //          need not. Modules that read their own parameters() in forward
-//          (ParameterList) see shards: refused.
+//          (ParameterList) see shards: refused. What reads a parameter's
+//          data_ptr() with no operator of LibTorch before it is not heard.
 // Threads: as comm::Group: one thread a rank.
 // Source:  Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv
 //          2304.11277; units and shards as PyTorch's FSDP2 has them.
@@ -157,8 +159,8 @@ class FullySharded {
   wrappers::FullyShardedCore core_;
 };
 
-// `mesh`: of all ranks, along dp_shard and dp_replicate alone. It lives longer
-// than the communicator's groups are used: the communicator outlives the result.
+// `mesh`: of all ranks, along dp_shard and dp_replicate alone. The communicator
+// outlives the result.
 template <typename Holder>
 FullySharded<Holder> fully_shard(Holder module, const mesh::DeviceMesh& mesh,
                                  comm::Communicator& ranks,

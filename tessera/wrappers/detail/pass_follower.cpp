@@ -101,7 +101,9 @@ void PassFollower::on_use(int64_t tag) {
   TS_CHECK(part_ != Part::kNone, "fully_shard: parameters of ", name(owner),
            " are used outside of forward() and backward, where this rank has "
            "a shard of them alone. Compute with them in forward(), or while "
-           "what gather() gives you lives.");
+           "what gather() gives you lives. An optimizer that was made before "
+           "fully_shard() has whole parameters: make it afterwards, of the "
+           "module's parameters(), which are shards then.");
   advance(Op::kGatherParameters, Phase::kAwait, owner);
 }
 
@@ -109,8 +111,8 @@ void PassFollower::on_gradient(int64_t owner) {
   TS_CHECK(part_ == Part::kBackward, "fully_shard: the whole gradients of ",
            name(owner),
            " are used outside of backward: an optimizer that was made before "
-           "fully_shard() steps by whole parameters. Make it afterwards, of "
-           "the module's parameters(), which are shards then.");
+           "fully_shard() has whole parameters. Make it afterwards, of the "
+           "module's parameters(), which are shards then.");
   if (stages_[owner] < 2 || allocated_[owner]) return;
   advance(Op::kAllocateGradients, Phase::kWhole, owner);
 }
