@@ -93,6 +93,7 @@ def configuration(seed):
         rng.shuffle(order)
         config["mesh"]["order"] = order
     config["data"]["intra_document_masking"] = rng.random() < 0.25
+    config["optimizer"]["normalize_grad"] = rng.random() < 0.2
     return config
 
 

@@ -8,7 +8,6 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/host_read.h"
-#include "tessera/optim/gradient_norm.h"
 
 namespace tessera::engine {
 
@@ -26,11 +25,11 @@ constexpr const char* kWhatMayHelp =
 
 ModelActor::ModelActor(parallel::Composed& composed,
                        optim::Optimizer* optimizer, comm::Group& world,
-                       double clip_norm)
+                       const optim::GradientScaling& scaling)
     : composed_(composed),
       optimizer_(optimizer),
       world_(world),
-      clip_norm_(clip_norm) {}
+      scaling_(scaling) {}
 
 void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
                                program::Purpose purpose) {
@@ -147,9 +146,7 @@ void ModelActor::await(const Instruction& instruction) {
 }
 
 // The updates that follow read gradients so: no pass over them.
-void ModelActor::clip_gradients() {
-  gradient_scale_ = optim::clip_scale(grad_norm_, clip_norm_);
-}
+void ModelActor::clip_gradients() { gradient_scale_ = scaling_.of(grad_norm_); }
 
 // Parameters lie unit by unit, and so do the optimizer's segments.
 void ModelActor::optimizer_step(int64_t unit) {

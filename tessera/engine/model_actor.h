@@ -21,6 +21,7 @@
 #include "tessera/data/dataset.h"
 #include "tessera/engine/traffic.h"
 #include "tessera/models/model.h"
+#include "tessera/optim/gradient_norm.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/program/executor.h"
@@ -44,7 +45,7 @@ class ModelActor : public program::Actor {
  public:
   // Without an optimizer for evaluations alone.
   ModelActor(parallel::Composed& composed, optim::Optimizer* optimizer,
-             comm::Group& world, double clip_norm);
+             comm::Group& world, const optim::GradientScaling& scaling);
 
   // Before a program runs: a step's, or an evaluation's, without gradients.
   virtual void begin_program(StepInput input, int64_t num_microbatches,
@@ -58,7 +59,7 @@ class ModelActor : public program::Actor {
   double aux_sum() const { return aux_sum_; }
   // On the host.
   const at::Tensor& expert_load() const { return expert_load_; }
-  // Global L2 norm before clipping.
+  // Global L2 norm before it was clipped or normalised.
   double grad_norm() const { return grad_norm_; }
   // What the step moved outside of any group, on the busiest device.
   virtual Traffic traffic() const { return {}; }
@@ -90,7 +91,7 @@ class ModelActor : public program::Actor {
 
   optim::Optimizer* optimizer_;
   comm::Group& world_;
-  double clip_norm_;
+  optim::GradientScaling scaling_;
   program::Purpose purpose_ = program::Purpose::kTraining;
   std::vector<std::pair<int64_t, nn::LossSum>> losses_;  // of a micro-batch
   std::vector<at::Tensor> balances_;

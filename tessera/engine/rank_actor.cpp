@@ -15,8 +15,8 @@ using program::Op;
 
 RankActor::RankActor(models::Model& model, parallel::Composed& composed,
                      optim::Optimizer* optimizer, comm::Group& world,
-                     double clip_norm)
-    : ModelActor(composed, optimizer, world, clip_norm), model_(model) {}
+                     const optim::GradientScaling& scaling)
+    : ModelActor(composed, optimizer, world, scaling), model_(model) {}
 
 void RankActor::begin_program(StepInput input, int64_t num_microbatches,
                               program::Purpose purpose) {

@@ -19,7 +19,8 @@ namespace tessera::engine {
 class RankActor final : public ModelActor {
  public:
   RankActor(models::Model& model, parallel::Composed& composed,
-            optim::Optimizer* optimizer, comm::Group& world, double clip_norm);
+            optim::Optimizer* optimizer, comm::Group& world,
+            const optim::GradientScaling& scaling);
 
   void begin_program(StepInput input, int64_t num_microbatches,
                      program::Purpose purpose) override;

@@ -101,13 +101,15 @@ void RankModel::build_optimizer() {
 }
 
 void RankModel::build_actor() {
-  const double clip_norm = config_.optimizer.clip_norm;
+  const optim::GradientScaling scaling{
+      .clip_norm = config_.optimizer.clip_norm,
+      .normalizes = config_.optimizer.normalize_grad};
   if (config_.mesh.star()) {
     actor_ = std::make_unique<StarActor>(
-        replicas(), composed_, optimizer_.get(), ranks_.world(), clip_norm);
+        replicas(), composed_, optimizer_.get(), ranks_.world(), scaling);
   } else {
     actor_ = std::make_unique<RankActor>(*decoder_, composed_, optimizer_.get(),
-                                         ranks_.world(), clip_norm);
+                                         ranks_.world(), scaling);
   }
 }
 

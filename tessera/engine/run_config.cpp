@@ -325,6 +325,10 @@ std::vector<std::string> without_effect(const RunConfig& config,
     note(!optimizer.uses(key), "optimizer." + key,
          "is not used by optimizer.type " + optimizer.name);
   }
+  note(config.optimizer.normalize_grad && config.optimizer.clip_norm >= 1,
+       "optimizer.clip_norm",
+       "has nothing to do: optimizer.normalize_grad gives every gradient the "
+       "norm 1");
   note(config.schedule.type == "constant", "schedule.min_lr",
        "is not used by schedule.type constant");
   note(config.schedule.type != "wsd", "schedule.decay",

@@ -76,8 +76,8 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"precision", {"compute", "reduce", "loss_scale"}},
        {"recompute", {"mode", "every"}},
        {"optimizer",
-        {"type", "lr", "betas", "eps", "momentum", "weight_decay",
-         "clip_norm"}},
+        {"type", "lr", "betas", "eps", "momentum", "weight_decay", "clip_norm",
+         "normalize_grad"}},
        {"schedule", {"type", "warmup", "min_lr", "steps", "decay"}},
        {"validate", {"every", "samples", "at_start", "patience"}},
        {"comm", {"backend", "algorithm", "timeout_s"}},
@@ -453,6 +453,10 @@ TEST(RunConfig, SettingsWithoutEffectAreTold) {
                      "model": {"family": "gpt2", "rope_theta": 5.0}})")
                 .size(),
             3);
+  EXPECT_EQ(idle(R"({"optimizer": {"normalize_grad": true, "clip_norm": 2}})"),
+            std::vector<std::string>{
+                "optimizer.clip_norm has nothing to do: "
+                "optimizer.normalize_grad gives every gradient the norm 1"});
   // The file that a run wrote has every key, and asks for nothing.
   EXPECT_TRUE(idle(to_json(RunConfig())).empty());
 }

@@ -11,8 +11,8 @@ namespace tessera::engine {
 
 StarActor::StarActor(std::vector<std::shared_ptr<models::Model>> models,
                      parallel::Composed& composed, optim::Optimizer* optimizer,
-                     comm::Group& world, double clip_norm)
-    : ModelActor(composed, optimizer, world, clip_norm),
+                     comm::Group& world, const optim::GradientScaling& scaling)
+    : ModelActor(composed, optimizer, world, scaling),
       models_(std::move(models)),
       replicas_({models_.begin(), models_.end()},
                 std::vector<at::Device>(models_.size(), at::kCPU)) {}

@@ -120,8 +120,8 @@ program::Program lowered_program(const RunConfig& config,
       .num_microbatches = trains ? accumulation(config) : 1,
       .documents = units.documents};
   const auto& schedule = program::schedules::named(config.pipeline.schedule);
-  const program::schedules::Tail tail{.clip = config.optimizer.clip_norm > 0,
-                                      .alone = units.alone};
+  const program::schedules::Tail tail{
+      .clip = config.optimizer.scales_gradients(), .alone = units.alone};
   return passes::lower(
       trains ? program::schedules::step(schedule, shape, stage, tail)
              : program::schedules::evaluation(shape, stage),

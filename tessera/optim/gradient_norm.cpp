@@ -12,6 +12,8 @@
 namespace tessera::optim {
 namespace {
 
+constexpr double kEpsilon = 1e-6;  // torch.nn.utils.clip_grad_norm_'s
+
 // Parts of all tensors, which threads share; sums of parts are added up in
 // order.
 double sum_of_squares_here(const std::vector<at::Tensor>& gradients) {
@@ -59,7 +61,12 @@ at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients) {
 
 double clip_scale(double norm, double clip_norm) {
   if (clip_norm == 0.0) return 1.0;
-  return std::min(1.0, clip_norm / (norm + 1e-6));
+  return std::min(1.0, clip_norm / (norm + kEpsilon));
+}
+
+double normalize_scale(double norm, double clip_norm) {
+  const double scale = 1.0 / (norm + kEpsilon);
+  return clip_norm < 1.0 ? scale * clip_scale(norm * scale, clip_norm) : scale;
 }
 
 void scale_gradients(const std::vector<at::Tensor>& gradients, double scale) {

@@ -71,6 +71,24 @@ TEST(ClipScale, IsBelowOneOnlyAboveTheLimit) {
   EXPECT_EQ(clip_scale(std::numeric_limits<double>::quiet_NaN(), 1.0), 1.0);
 }
 
+TEST(NormalizeScale, BringsEveryNormToOneAndClipsThat) {
+  for (const double norm : {1e-3, 1.0, 4.0, 1e5}) {
+    EXPECT_EQ(normalize_scale(norm, 0.0), 1.0 / (norm + 1e-6));
+    EXPECT_EQ(normalize_scale(norm, 1.0), 1.0 / (norm + 1e-6));
+    EXPECT_EQ(normalize_scale(norm, 7.0), 1.0 / (norm + 1e-6));
+    EXPECT_NEAR(norm * normalize_scale(norm, 0.25), 0.25, 2e-6);
+  }
+  // What is next to nothing is not blown up without bound.
+  EXPECT_EQ(normalize_scale(0.0, 0.0), 1e6);
+}
+
+TEST(GradientScaling, IsNormalisationClippingOrNothing) {
+  EXPECT_EQ(GradientScaling{}.of(4.0), 1.0);
+  EXPECT_EQ(GradientScaling{.clip_norm = 2.0}.of(4.0), clip_scale(4.0, 2.0));
+  const GradientScaling both{.clip_norm = 0.5, .normalizes = true};
+  EXPECT_EQ(both.of(4.0), normalize_scale(4.0, 0.5));
+}
+
 TEST(ScaleGradients, BringsTheNormToTheLimit) {
   const std::vector<at::Tensor> gradients = {at::full({3}, 4.0),
                                              at::full({2, 2}, -2.0)};

@@ -48,6 +48,10 @@ void OptimizerConfig::declare(config::Section& section) {
       .key("clip_norm", clip_norm,
            "global L2 norm that gradients are clipped to; 0: they are not")
       .at_least(0);
+  section.key("normalize_grad", normalize_grad,
+              "divide gradients by their global L2 norm + 1e-6 at every step, "
+              "before they are clipped: a clip_norm of 1 or more then has "
+              "nothing to do");
 }
 
 void OptimizerConfig::complete() {

@@ -30,7 +30,7 @@ struct UpdateRule {
   // parameter. The gradients may be scaled where they lie.
   void (*update)(const OptimizerConfig& config, const UpdateGroup& group);
   std::vector<Moment> moments;
-  // Of optimizer.*, beside type, lr, weight_decay and clip_norm.
+  // Of optimizer.*, beside type, lr, weight_decay and what scales gradients.
   std::vector<std::string> keys;
   std::vector<double> betas;  // where optimizer.betas is empty
   std::string source;

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fuzz import verify
-from runs import assert_equal_runs, assert_same_bits, configuration, run, train
+from runs import assert_equal_runs, assert_same_bits, checkpoint, configuration, run, train
 
 GPT2 = {"family": "gpt2", "kv_heads": 4}
 QWEN3 = {"family": "qwen3", "tie_embeddings": False, "head_dim": 6}
@@ -148,6 +148,15 @@ OPTIMIZERS = {"sgd": {"momentum": 0.9}, "lion": {"lr": 0.001}, "adam": {}}
 MESHES |= {f"{optimizer}, zero {stage} of 3": (3, {}, {"mesh": {"dp": 3}, **zero(stage),
                                                        "optimizer": {"type": optimizer, **more}})
            for optimizer, more in OPTIMIZERS.items() for stage in range(4)}
+# Of SGD, whose updates are as large as the gradient says.
+NORMALISED = {"optimizer": {"type": "sgd", "normalize_grad": True, "clip_norm": 0.0}}
+MESHES |= {
+    "normalised, zero 3 x tp 2": (4, {}, {"mesh": {"dp": 2, "tp": 2}, **zero(3), **NORMALISED}),
+    "normalised, pp 2 x cp 2": (4, {}, {"mesh": {"pp": 2, "cp": 2}, **NORMALISED}),
+    "normalised, experts: ep 2": (2, mixtral(), {"mesh": {"dp": 2, "ep": 2}, **NORMALISED}),
+    "normalised and clipped, devices": (1, {}, {"mesh": {"dp": 2, "data_parallel": "dp"}, "optimizer": {
+        "type": "sgd", "normalize_grad": True, "clip_norm": 0.25}}),
+}
 # The batch divides by every degree of data parallelism in the list.
 BATCH = {"batch": {"global": 12, "micro": 1}}
 ONE_RANK = {}
@@ -206,6 +215,19 @@ def test_the_same_bits_however_it_travels(program, tokens, tmp_path):
         states.append(state)
     for state in states[1:]:
         assert_same_bits(states[0], state)
+
+
+# Of SGD without momentum or decay an update is the learning rate times the gradient.
+@pytest.mark.parametrize("clip_norm, norm", [(0.0, 1.0), (3.0, 1.0), (0.25, 0.25)])
+def test_normalised_gradients_have_the_norm_one(program, tokens, tmp_path, clip_norm, norm):
+    optimizer = {"type": "sgd", "lr": 0.01, "weight_decay": 0.0, "normalize_grad": True, "clip_norm": clip_norm}
+    told, last = run(program, tokens, tmp_path, "--nproc", "2", "--ranks", "threads", step=3, mesh={"dp": 2}, **zero(2),
+                     run={"steps": 3}, checkpoint={"every": 1, "keep": 3}, precision={"compute": "fp64"},
+                     schedule={"type": "constant", "warmup": 0}, optimizer=optimizer)
+    before = checkpoint(tmp_path, step=2)
+    moved = sum(float((last[name] - before[name]).square().sum()) for name in last if name.endswith("weight"))**0.5
+    assert moved == pytest.approx(0.01 * norm, rel=1e-5)
+    assert all(abs(line["grad_norm"] - norm) > 1e-3 for line in told)  # as it was
 
 
 # The two parts of a backward add up what the whole one does, in the same order.
