@@ -94,6 +94,9 @@ def configuration(seed):
         config["mesh"]["order"] = order
     config["data"]["intra_document_masking"] = rng.random() < 0.25
     config["optimizer"]["normalize_grad"] = rng.random() < 0.2
+    if config["recompute"]["mode"] == "block":
+        config["recompute"]["mode"] = rng.choice(["block", "stage", "minimal"])
+        config["recompute"]["every"] = rng.choice([0, 1, 2])
     return config
 
 

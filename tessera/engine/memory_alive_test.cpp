@@ -238,6 +238,12 @@ Change recompute(int64_t every) {
     config.recompute = {.mode = "block", .every = every};
   };
 }
+Change whole_stage(int64_t every = 0) {
+  return [=](RunConfig& config) {
+    config.recompute = {.mode = "stage", .every = every};
+  };
+}
+void minimal(RunConfig& config) { config.recompute.mode = "minimal"; }
 Change family(const char* name) {
   return [=](RunConfig& config) { config.model.family = name; };
 }
@@ -290,6 +296,25 @@ std::vector<Case> cases() {
       {"1f1b zero1", {.pp = 2, .dp_shard = 2}, zero(1), 4},
       {"1f1b zero3", {.pp = 2, .dp_shard = 2}, zero(3), 3},
       {"1f1b recompute", {.pp = 2}, recompute(1), 4},
+      {"stage", {}, whole_stage(), 2},
+      {"stage by two", {}, whole_stage(2), 2},
+      {"stage gpipe", {.pp = 2}, also(whole_stage(), schedule("gpipe")), 4},
+      {"stage 1f1b zero3",
+       {.pp = 2, .dp_shard = 2},
+       also(whole_stage(), zero(3)),
+       4},
+      {"stage interleaved",
+       {.pp = 2},
+       also(whole_stage(), schedule("interleaved", 2)),
+       4},
+      {"stage tp sequence", {.tp = 2}, also(whole_stage(), sequence), 2},
+      {"minimal", {}, minimal, 2},
+      {"minimal 1f1b", {.pp = 2}, minimal, 4},
+      {"minimal gpipe", {.pp = 2}, also(minimal, schedule("gpipe")), 4},
+      {"minimal zero3", {.dp_shard = 2}, also(minimal, zero(3)), 2},
+      {"minimal tp", {.tp = 2}, minimal, 2},
+      {"minimal experts", {}, also(experts, minimal), 2},
+      {"minimal adapters", {}, also(adapters(), minimal), 2},
       {"adapters", {}, adapters(), 2},
       {"adapters of some", {}, adapters({"attention.q", "mlp.down"}), 2},
       {"adapters zero3", {.dp_shard = 2}, also(adapters(), zero(3)), 2},

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/engine/wire.h"
@@ -55,30 +56,45 @@ at::Tensor RankActor::hidden() const {
                    like.options().requires_grad(false));
 }
 
-void RankActor::forward(int64_t microbatch, int64_t unit) {
-  Microbatch& mine = microbatches_.at(microbatch);
+// From the unit before, or as it was received. An output without a graph is for
+// the unit behind it alone.
+void RankActor::take_input(Microbatch& mine, int64_t unit) {
   Passed& here = mine.units.at(unit);
   if (unit == 0) {
     here.input = mine.batch.inputs;
-  } else {
-    // From the unit before, or as it was received.
-    at::Tensor& before = mine.units.at(unit - 1).output;
-    if (!here.input.defined()) here.input = before.detach();
-    if (!trains()) before = at::Tensor();
-    here.input.requires_grad_(trains());
+    return;
   }
-  const bool keeps = trains() && !composed_.units.all[unit].recomputed;
+  Passed& before = mine.units.at(unit - 1);
+  if (!here.input.defined()) here.input = before.output.detach();
+  if (!before.keeps) before.output = at::Tensor();
+  here.input.requires_grad_(trains());
+}
+
+// What keeps nothing lets go of its input, unless the forward will start there
+// again.
+void RankActor::run(int64_t microbatch, int64_t unit, bool keeps) {
+  Microbatch& mine = microbatches_.at(microbatch);
+  Passed& here = mine.units.at(unit);
+  take_input(mine, unit);
+  here.keeps = keeps;
   const at::AutoGradMode records(keeps);
   here.output = model_.forward_unit(unit, here.input, tokens_of(mine),
                                     keeps ? &here.balance : nullptr);
-  if (!trains()) here.input = at::Tensor();
+  const bool stays =
+      trains() && composed_.units.all[unit].recomputed_from == unit;
+  if (!keeps && !stays) here.input = at::Tensor();
+}
+
+void RankActor::forward(int64_t microbatch, int64_t unit) {
+  run(microbatch, unit, trains() && !composed_.units.all[unit].recomputed_from);
 }
 
 void RankActor::recompute(int64_t microbatch, int64_t unit) {
-  Microbatch& mine = microbatches_.at(microbatch);
-  Passed& here = mine.units.at(unit);
-  here.output =
-      model_.forward_unit(unit, here.input, tokens_of(mine), &here.balance);
+  run(microbatch, unit, /*keeps=*/true);
+}
+
+void RankActor::replay(int64_t microbatch, int64_t unit) {
+  run(microbatch, unit, /*keeps=*/false);
 }
 
 // The gradient takes the place of the last unit's output at once: its backward
@@ -89,7 +105,7 @@ void RankActor::loss(int64_t microbatch) {
   Passed& last = mine.units.back();
   const at::NoGradGuard no_grad;
   const at::Tensor hidden = last.output.variable_data();
-  if (!trains()) last.output = at::Tensor();
+  if (!last.keeps) last.output = at::Tensor();
   if (input_.on_logits) input_.on_logits(model_.logits_of(hidden));
   const auto scale =
       trains() ? std::optional(1 / input_.target_tokens) : std::nullopt;
@@ -149,10 +165,12 @@ void RankActor::backward(Op part, int64_t microbatch, int64_t unit) {
 // The gradient of its input goes to the unit before, unless another stage has
 // it.
 void RankActor::hand_on(Microbatch& mine, int64_t unit) {
-  if (unit == 0) return;
-  Passed& before = mine.units.at(unit - 1);
-  if (!before.output.defined()) return;
-  before.gradient = std::exchange(mine.units.at(unit).input, {}).grad();
+  const bool is_first = std::ranges::any_of(
+      composed_.units.chunks,
+      [&](const std::vector<int64_t>& chunk) { return chunk.front() == unit; });
+  if (is_first) return;
+  mine.units.at(unit - 1).gradient =
+      std::exchange(mine.units.at(unit).input, {}).grad();
 }
 
 void RankActor::begin_message(const Instruction& message) {
@@ -167,7 +185,7 @@ void RankActor::begin_message(const Instruction& message) {
                                     : std::exchange(first.input, {}).grad())
                       .contiguous();
     sent.work = composed_.pipeline->send(sent.tensor, wire.peer, wire.tag);
-    if (!trains()) last.output = at::Tensor();
+    if (!last.keeps) last.output = at::Tensor();
   } else {
     sent.tensor = hidden();
     (wire.activations ? first.input : last.gradient) = sent.tensor;

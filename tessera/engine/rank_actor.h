@@ -29,6 +29,7 @@ class RankActor final : public ModelActor {
   void load_documents(int64_t microbatch) override;
   void forward(int64_t microbatch, int64_t unit) override;
   void recompute(int64_t microbatch, int64_t unit) override;
+  void replay(int64_t microbatch, int64_t unit) override;
   void loss(int64_t microbatch) override;
   void backward(program::Op part, int64_t microbatch, int64_t unit) override;
   void begin(const program::Instruction& instruction,
@@ -36,12 +37,12 @@ class RankActor final : public ModelActor {
   void await(const program::Instruction& instruction) override;
 
  private:
-  // A unit between its forward and its backward. Without a graph the output is
-  // computed again.
+  // A unit between its forward and its backward.
   struct Passed {
     at::Tensor input;
     at::Tensor output;
     at::Tensor gradient;  // of the output
+    bool keeps = false;   // the output has a graph
     nn::Balance balance = {};
     // Between the two parts of a backward: where it starts.
     std::vector<at::Tensor> ends = {}, gradients = {};
@@ -59,6 +60,8 @@ class RankActor final : public ModelActor {
   data::Batch local(const data::Batch& batch) const;
   void load(int64_t microbatch);
   models::Tokens tokens_of(const Microbatch& mine) const;
+  void take_input(Microbatch& mine, int64_t unit);
+  void run(int64_t microbatch, int64_t unit, bool keeps);
   // (B, T, D) between blocks, uninitialised.
   at::Tensor hidden() const;
   void start_backward(Passed& here);

@@ -27,6 +27,7 @@ std::optional<SpanKind> kind_of_op(Op op) {
     case Op::kForward:
       return SpanKind::kForward;
     case Op::kRecompute:
+    case Op::kReplay:
       return SpanKind::kRecompute;
     case Op::kLoss:
       return SpanKind::kLoss;

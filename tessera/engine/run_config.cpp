@@ -354,6 +354,9 @@ std::vector<std::string> without_effect(const RunConfig& config,
   note(config.model.lora.rank > 0 && !config.model.load_weights,
        "model.lora.rank",
        "freezes weights that are random: model.load_weights is false");
+  const std::string& mode = config.recompute.mode;
+  note(mode != "block" && mode != "stage", "recompute.every",
+       "is not used by recompute.mode " + mode);
   note(config.model.family == "gpt2", "model.rope_theta",
        "is not used by model.family gpt2, whose positions are learned");
   for (const char* key :

@@ -216,7 +216,7 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
       {R"({"precision": {"compute": "fp16"}})", "precision.compute"},
       {R"({"precision": {"reduce": "fp16"}})", "precision.reduce"},
-      {R"({"recompute": {"mode": "minimal"}})", "recompute.mode"},
+      {R"({"recompute": {"mode": "selective"}})", "recompute.mode"},
       {R"({"optimizer": {"type": "muon"}})", "optimizer.type is \"muon\""},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
@@ -450,9 +450,10 @@ TEST(RunConfig, SettingsWithoutEffectAreTold) {
                 "optimizer.momentum is not used by optimizer.type adamw"});
   EXPECT_EQ(idle(R"({"optimizer": {"type": "sgd", "eps": 1e-6},
                      "schedule": {"type": "constant", "min_lr": 1e-5},
+                     "recompute": {"mode": "minimal", "every": 2},
                      "model": {"family": "gpt2", "rope_theta": 5.0}})")
                 .size(),
-            3);
+            4);
   EXPECT_EQ(idle(R"({"optimizer": {"normalize_grad": true, "clip_norm": 2}})"),
             std::vector<std::string>{
                 "optimizer.clip_norm has nothing to do: "

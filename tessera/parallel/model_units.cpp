@@ -76,13 +76,12 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
   units.reshard_after_forward = config.zero.reshard_after_forward;
   units.prefetch = config.zero.prefetch;
   units.alone = mesh.world_size() == 1;
+  units.minimal = config.recompute.mode == "minimal";
   for (size_t unit = 0; unit < parameters.size(); ++unit) {
     const auto id = static_cast<int64_t>(unit);
     program::Unit each{.reads = reads[unit],
                        .zero_stage = zero_stages[unit],
                        .reduced = false};
-    const bool is_block = id > 0 && id < num_units - 1;
-    each.recomputed = is_block && config.recompute.covers(id - 1);
     for (const auto& bundle : bundles(id, mesh, rank)) {
       // Who holds a shard of what is frozen takes part, with nothing to give.
       each.reduced |= bundle.is_reduced() || bundle.is_sharded();
@@ -98,7 +97,32 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
     }
     units.all.push_back(std::move(each));
   }
+  set_recomputation(units);
   return units;
+}
+
+// The last unit's backward comes right behind its forward: of minimal it keeps
+// its activations, which are those of a norm.
+void ModelUnits::set_recomputation(program::Units& units) const {
+  const std::string& mode = config.recompute.mode;
+  const int64_t last = num_units - 1, every = config.recompute.every;
+  for (const auto& chunk : units.chunks) {
+    int64_t from = chunk.front(), blocks = 0;
+    for (const int64_t unit : chunk) {
+      const bool is_block = unit > 0 && unit < last;
+      auto& start = units.all[unit].recomputed_from;
+      if (mode == "block" && is_block && config.recompute.covers(unit - 1)) {
+        start = unit;
+      }
+      if (mode == "stage") {
+        const bool starts = every > 0 && is_block && blocks > 0;
+        if (starts && blocks % every == 0) from = unit;
+        start = from;
+      }
+      if (mode == "minimal" && unit != last) start = from;
+      blocks += is_block ? 1 : 0;
+    }
+  }
 }
 
 std::vector<program::UnitTransfers> ModelUnits::transfers_of(

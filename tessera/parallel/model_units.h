@@ -54,6 +54,8 @@ struct ModelUnits {
   std::vector<data::Bundle> bundles(int64_t unit, const mesh::DeviceMesh& mesh,
                                     int64_t rank) const;
   program::Units units_of(const mesh::DeviceMesh& mesh, int64_t rank) const;
+  // Which activations are not kept.
+  void set_recomputation(program::Units& units) const;
   // What gathers, reductions and sums move.
   std::vector<program::UnitTransfers> transfers_of(const mesh::DeviceMesh& mesh,
                                                    int64_t rank,

@@ -3,11 +3,18 @@
 namespace tessera::parallel {
 
 void RecomputeConfig::declare(config::Section& section) {
-  section.key("mode", mode, "activations that backward computes again")
+  section
+      .key("mode", mode,
+           "activations that backward computes again: those of each block, of "
+           "a whole stage, or of a stage anew for each of its layers, which "
+           "keeps one layer's alone (minimal: n^2 / 2 forwards for n layers)")
       .one_of({"none", "selective", "block", "stage", "minimal"})
-      .not_built({"selective", "stage", "minimal"}, "this mode", "block");
-  section.key("every", every, "every n-th block is recomputed")
-      .at_least(1)
+      .not_built({"selective"}, "this mode", "block");
+  section
+      .key("every", every,
+           "of mode block: each n-th one; of mode stage: n blocks at a time, "
+           "from the input of their first; 0: each block, the whole stage")
+      .at_least(0)
       .at_most(1 << 24);
 }
 

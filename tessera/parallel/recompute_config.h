@@ -10,13 +10,12 @@ namespace tessera::parallel {
 
 struct RecomputeConfig {
   std::string mode = "none";
-  int64_t every = 1;
+  int64_t every = 0;
   void declare(config::Section& section);
 
-  // Whether the activations of a block, counted from 0, are computed again.
-  bool covers(int64_t block) const {
-    return mode == "block" && block % every == 0;
-  }
+  // Of mode block: whether the activations of a block, counted from 0, are
+  // computed again.
+  bool covers(int64_t block) const { return every == 0 || block % every == 0; }
 };
 
 }  // namespace tessera::parallel

@@ -33,11 +33,26 @@ TEST(Checker, RefusesAProgramWithAnInstructionMissingOrDoubled) {
   for (int64_t zero_stage = 0; zero_stage <= 3; ++zero_stage) {
     for (bool tied : {false, true}) {
       Units units = units_of(3, zero_stage, tied);
-      units.all[1].recomputed = true;
+      units.all[1].recomputed_from = 1;
       units.all[2].summed = zero_stage > 0;
       expect_that_each_matters(lowered(2, units), units);
       expect_that_each_matters(
           lowered(2, units, {"prefetch", "reductions", "messages"}), units);
+      const Program split =
+          passes::lower(accumulation(2), units, Purpose::kTraining, kSplit);
+      expect_that_each_matters(split, units);
+    }
+  }
+}
+
+TEST(Checker, RefusesARecomputationWithAnInstructionMissingOrDoubled) {
+  for (int64_t zero_stage : {0, 3}) {
+    for (bool minimal : {false, true}) {
+      Units units = units_of(4, zero_stage);
+      units.minimal = minimal;
+      for (int64_t unit : {0, 1, 2}) units.all[unit].recomputed_from = 0;
+      if (!minimal) units.all[3].recomputed_from = 3;
+      expect_that_each_matters(lowered(2, units), units);
       const Program split =
           passes::lower(accumulation(2), units, Purpose::kTraining, kSplit);
       expect_that_each_matters(split, units);
@@ -112,6 +127,26 @@ TEST(Checker, NamesWhatIsBegunAndAwaitedWrongly) {
   expect_refused(moved(lowered(1, whole), begin({Op::kReduceGradients, -1, 0}),
                        begin({Op::kReduceGradients, -1, 2})),
                  whole, "nothing new to reduce");
+}
+
+TEST(Checker, NamesWhatIsRecomputedWrongly) {
+  Units units = units_of(3, 0);
+  units.minimal = true;
+  for (int64_t unit : {0, 1}) units.all[unit].recomputed_from = 0;
+  const Program sound = lowered(1, units);
+  const Instruction replay{Op::kReplay, 0, 0}, again{Op::kRecompute, 0, 1};
+  expect_refused(moved(sound, replay, again), units, "its input is not there");
+  expect_refused(moved(sound, again, {Op::kBackward, 0, 1}), units,
+                 "what was replayed is not taken yet");
+  expect_refused(moved(sound, {Op::kRecompute, 0, 0}, {Op::kBackward, 0, 0}),
+                 units, "not kept, nor recomputed");
+  Program kept = sound;
+  kept.insert(std::ranges::find(kept, again), {Op::kRecompute, 0, 2});
+  expect_refused(kept, units, "its activations were kept");
+  Program late = sound;
+  late.insert(std::ranges::find(late, Instruction{Op::kRecompute, 0, 0}),
+              {Op::kReplay, 0, 1});
+  expect_refused(late, units, "went backward already");
 }
 
 TEST(Checker, RefusesUnitsThatThereAreNot) {

@@ -26,6 +26,8 @@ void run(const Instruction& instruction, bool awaited_next, Actor& actor) {
       return actor.forward(m, unit);
     case Op::kRecompute:
       return actor.recompute(m, unit);
+    case Op::kReplay:
+      return actor.replay(m, unit);
     case Op::kLoss:
       return actor.loss(m);
     case Op::kBackward:
@@ -83,6 +85,9 @@ void Actor::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
 }
 void Actor::recompute(int64_t /*microbatch*/, int64_t /*unit*/) {
   refuse(Op::kRecompute);
+}
+void Actor::replay(int64_t /*microbatch*/, int64_t /*unit*/) {
+  refuse(Op::kReplay);
 }
 void Actor::loss(int64_t /*microbatch*/) { refuse(Op::kLoss); }
 void Actor::backward(Op part, int64_t /*microbatch*/, int64_t /*unit*/) {

@@ -25,6 +25,7 @@ class Actor {
   virtual void load_documents(int64_t microbatch);
   virtual void forward(int64_t microbatch, int64_t unit);
   virtual void recompute(int64_t microbatch, int64_t unit);
+  virtual void replay(int64_t microbatch, int64_t unit);
   virtual void loss(int64_t microbatch);
   // kBackward, kBackwardInput or kBackwardWeight.
   virtual void backward(Op part, int64_t microbatch, int64_t unit);

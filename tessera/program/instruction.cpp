@@ -38,6 +38,8 @@ const char* name_of(Op op) {
       return "Forward";
     case Op::kRecompute:
       return "Recompute";
+    case Op::kReplay:
+      return "Replay";
     case Op::kLoss:
       return "Loss";
     case Op::kBackward:
@@ -94,9 +96,11 @@ bool is_communication(Op op) {
 }
 
 bool is_compute(Op op) {
-  return op == Op::kForward || op == Op::kRecompute ||
-         op == Op::kBackwardInput || adds_gradients(op);
+  return op == Op::kForward || is_again(op) || op == Op::kBackwardInput ||
+         adds_gradients(op);
 }
+
+bool is_again(Op op) { return op == Op::kRecompute || op == Op::kReplay; }
 
 bool adds_gradients(Op op) {
   return op == Op::kBackward || op == Op::kBackwardWeight;

@@ -29,6 +29,7 @@ enum class Op {
   kLoadDocuments,  // where those of a micro-batch begin, for a chunk between
   kForward,        // of a micro-batch through a unit
   kRecompute,      // the same again, for a backward that needs it
+  kReplay,         // the same again, for the input of the unit behind it alone
   kLoss,  // of a micro-batch, by the last unit's head from its output, which
           // becomes its gradient; adds to the head's gradients
   kBackward,          // of a micro-batch through a unit: both parts at once
@@ -66,8 +67,10 @@ bool is_message(Op op);
 bool is_send(Op op);
 // Messages, and what a group of ranks does together.
 bool is_communication(Op op);
-// Runs a unit: forward, recompute, backward and its parts.
+// Runs a unit: forward, recompute, replay, backward and its parts.
 bool is_compute(Op op);
+// Recompute and replay.
+bool is_again(Op op);
 // A backward through a unit, or its part, that adds to the gradients of
 // parameters. So does a loss that is trained on, right before its backward.
 bool adds_gradients(Op op);

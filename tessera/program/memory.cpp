@@ -34,13 +34,11 @@ class Walk {
         break;
       case Op::kForward:
       case Op::kRecompute:
+      case Op::kReplay:
         forward(each);
         break;
       case Op::kLoss:
-        // What the head takes becomes its own gradient.
-        use(trains_ ? facts_.loss.forward_peak_bytes
-                    : facts_.loss.plain_forward_peak_bytes);
-        if (!trains_) alive_ -= facts_.loss.input_bytes;
+        loss(each);
         break;
       case Op::kBackward:
         backward(each);
@@ -74,42 +72,73 @@ class Walk {
 
   void use(int64_t beside) { during_ = std::max(during_, alive_ + beside); }
 
+  // What keeps nothing lets go of its input, unless the forward will start
+  // there again.
   void forward(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
-    if (!trains_) {
-      use(unit.plain_forward_peak_bytes);
-      alive_ += unit.output_bytes - (each.unit == 0 ? 0 : unit.input_bytes);
-      return;
-    }
-    const bool again = each.op == Op::kRecompute;
-    const bool keeps = again || !units_.all[each.unit].recomputed;
+    const auto from = units_.all[each.unit].recomputed_from;
+    const bool keeps =
+        trains_ && (each.op == Op::kRecompute ||
+                    (each.op == Op::kForward && !from.has_value()));
     use(keeps ? unit.forward_peak_bytes : unit.plain_forward_peak_bytes);
-    alive_ += (again ? 0 : unit.output_bytes) + (keeps ? unit.kept_bytes : 0);
-    if (again) keep_what_is_sent(each);
+    alive_ += unit.output_bytes + (keeps ? unit.kept_bytes : 0);
+    outputs_.insert({each.microbatch, each.unit});
+    if (keeps) graphs_.insert({each.microbatch, each.unit});
+    if (!keeps && (!trains_ || from != each.unit)) let_go_of_input(each);
   }
 
-  // An output that is let go of while it is on its way to the next stage.
-  void keep_what_is_sent(const Instruction& each) {
-    const Place place{each.microbatch, each.chunk};
-    if (units_.chunks.at(each.chunk).back() != each.unit) return;
-    if (sent_.erase(place) == 0) return;
-    alive_ += last(each).output_bytes;
-    outlived_.insert(place);
+  // The output of the unit before, or what was received.
+  void let_go_of_input(const Instruction& each) {
+    if (each.unit == 0) return;
+    if (!is_first(each)) return let_go_of_output(each, each.unit - 1);
+    alive_ -= facts_.units.at(each.unit).input_bytes;
+  }
+
+  // An output stays while it is on its way to the next stage.
+  void let_go_of_output(const Instruction& of, int64_t unit) {
+    if (outputs_.erase({of.microbatch, unit}) == 0) return;
+    const Place place{of.microbatch, of.chunk};
+    if (units_.chunks.at(of.chunk).back() == unit && sent_.erase(place) > 0) {
+      outlived_.insert(place);
+    } else {
+      alive_ -= facts_.units.at(unit).output_bytes;
+    }
+  }
+
+  // What the head takes becomes its own gradient: that of the output, which is
+  // computed again where its activations are.
+  void loss(const Instruction& each) {
+    use(trains_ ? facts_.loss.forward_peak_bytes
+                : facts_.loss.plain_forward_peak_bytes);
+    if (!trains_) alive_ -= facts_.loss.input_bytes;
+    if (!has_graph(each, each.unit)) {
+      outputs_.erase({each.microbatch, each.unit});
+    }
   }
 
   // Input, output, what was kept and the output's gradient are there; behind it
-  // is the input's gradient, in place of all of these but the input, which is
-  // the output of the unit before, or was received and stays until its gradient
-  // is sent.
+  // is the input's gradient, in place of all of these but the input: it is the
+  // output of the unit before, which is where the backward of that one starts,
+  // or was received and stays until its gradient is sent.
   void backward(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
     use(unit.backward_peak_bytes);
-    alive_ -= unit.kept_bytes + unit.output_bytes;
-    if (!is_last(each.unit)) alive_ -= unit.output_bytes;
-    keep_what_is_sent(each);
+    let_go(each);
     if (each.unit == 0) return;
     alive_ += unit.input_bytes;
     if (is_first(each)) received_.insert({each.microbatch, each.chunk});
+  }
+
+  void let_go(const Instruction& each) {
+    const UnitFacts& unit = facts_.units.at(each.unit);
+    alive_ -= unit.kept_bytes;
+    const bool is_own_gradient =
+        is_last(each.unit) && !units_.all[each.unit].recomputed_from;
+    if (!is_own_gradient) alive_ -= unit.output_bytes;
+    let_go_of_output(each, each.unit);
+    graphs_.erase({each.microbatch, each.unit});
+    if (each.unit == 0 || is_first(each)) return;
+    if (!has_graph(each, each.unit - 1)) let_go_of_output(each, each.unit - 1);
   }
 
   // What was kept stays until the second part.
@@ -122,9 +151,7 @@ class Walk {
       alive_ += unit.input_bytes;
       return;
     }
-    alive_ -= unit.kept_bytes + unit.output_bytes;
-    if (!is_last(each.unit)) alive_ -= unit.output_bytes;
-    keep_what_is_sent(each);
+    let_go(each);
     if (is_first(each)) alive_ -= unit.input_bytes;
   }
 
@@ -134,11 +161,10 @@ class Walk {
     switch (each.op) {
       case Op::kSendActivations:
         if (begins) {
-          sent_.insert(place);
+          send(each);
           return;
         }
         sent_.erase(place);
-        if (!trains_) alive_ -= last(each).output_bytes;
         if (outlived_.erase(place) > 0) alive_ -= last(each).output_bytes;
         return;
       case Op::kReceiveActivations:
@@ -168,6 +194,17 @@ class Walk {
     }
   }
 
+  // Without a graph nobody but the message holds it.
+  void send(const Instruction& each) {
+    const Place place{each.microbatch, each.chunk};
+    const int64_t unit = units_.chunks.at(each.chunk).back();
+    if (has_graph(each, unit)) {
+      sent_.insert(place);
+    } else if (outputs_.erase({each.microbatch, unit}) > 0) {
+      outlived_.insert(place);
+    }
+  }
+
   // Packed while they are still whole, which they need not be behind it. In
   // stage 1 what was reduced waits for its sum, if there is one.
   void reduce(int64_t unit, bool begins) {
@@ -190,6 +227,9 @@ class Walk {
     return total;
   }
 
+  bool has_graph(const Instruction& each, int64_t unit) const {
+    return graphs_.contains({each.microbatch, unit});
+  }
   bool is_first(const Instruction& each) const {
     return units_.chunks.at(each.chunk).front() == each.unit;
   }
@@ -229,6 +269,9 @@ class Walk {
   // Inputs that were received, until their gradients are sent; outputs that are
   // being sent, and those of them that nothing else holds.
   std::set<Place> received_, sent_, outlived_;
+  // By micro-batch and unit: outputs that the unit, or the one behind it,
+  // holds; and units whose activations are there.
+  std::set<std::pair<int64_t, int64_t>> outputs_, graphs_;
   int64_t alive_ = 0, during_ = 0;
 };
 

@@ -15,11 +15,20 @@
 //   3:     parameters as shards too: gathered before a unit runs, freed after.
 //          Without reshard_after_forward they stay from a micro-batch's forward
 //          to its backward; so do parameters that several units read.
+//
+// Recomputation: a unit whose activations are not kept has them computed again
+//          from the input of a unit of its chunk that is kept: its own, or that
+//          of one before it, and then all units in between are passed again.
+//          Of n units alone that is n forwards more; of a run of them together,
+//          each once, n too, and all of the run's activations are there
+//          meanwhile; with `minimal` the forward starts anew for each of a run,
+//          which keeps the activations of one and takes n (n + 1) / 2.
 // Source:  Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv
-//          2304.11277.
+//          2304.11277; Chen et al. 2016, arXiv 1604.06174 (recomputation).
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace tessera::program {
@@ -31,7 +40,9 @@ struct Unit {
   bool summed = false;         // its shards' gradients have replicas beside
   bool across_stages = false;  // other stages take part in its reduction
   int64_t bytes = 0;           // of its parameters, gathered
-  bool recomputed = false;     // its activations: kept as its input alone
+  // Its activations are not kept, but computed again from the input of this
+  // unit of its chunk. Units that share one follow each other, from it on.
+  std::optional<int64_t> recomputed_from = {};
 };
 
 struct Units {
@@ -45,6 +56,7 @@ struct Units {
   bool alone = false;                  // a world of one rank
   int64_t devices = 1;                 // of this process: more than one, a star
   bool documents = false;  // forwards need to know where documents begin
+  bool minimal = false;  // for each unit's backward everything is passed again
 
   // The units that run here and read the parameters of `unit`, ascending.
   std::vector<int64_t> readers_of(int64_t unit) const;

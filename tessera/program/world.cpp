@@ -97,6 +97,7 @@ class Check {
         return here.sum;
       case Op::kForward:
       case Op::kRecompute:
+      case Op::kReplay:
         return here.forward;
       case Op::kBackward:
       case Op::kBackwardInput:

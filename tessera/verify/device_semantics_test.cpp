@@ -107,6 +107,7 @@ Counts waits_of(const program::Program& program,
         return std::ssize(moves.norm);
       case Op::kForward:
       case Op::kRecompute:
+      case Op::kReplay:
         return std::ssize(moves.units.at(of.unit).forward);
       case Op::kBackward:
         return std::ssize(moves.units.at(of.unit).backward);

@@ -120,12 +120,25 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .* over accumulation"),
     Mutant("recomputed_from_another_input", RANK,
-           "  here.output =\n      model_.forward_unit(unit, here.input, tokens_of(mine), &here.balance);\n",
-           "  at::Tensor again = here.input;\n"
-           "  if (MUTANT) again = again.roll(1, /*dims=*/1);\n"
-           "  here.output = model_.forward_unit(unit, again, tokens_of(mine), &here.balance);\n",
+           "  here.output = model_.forward_unit(unit, here.input, tokens_of(mine),\n",
+           "  at::Tensor x = here.input;\n"
+           "  const bool again = keeps && composed_.units.all[unit].recomputed_from;\n"
+           "  if (MUTANT && again) x = x.roll(1, /*dims=*/1);\n"
+           "  here.output = model_.forward_unit(unit, x, tokens_of(mine),\n",
            mesh(mesh={"tp": 2}, recompute={"mode": "block"}),
            r"^\S+weight: gradient .* over recompute"),
+    Mutant("replayed_otherwise", RANK,
+           "  run(microbatch, unit, /*keeps=*/false);\n",
+           "  run(microbatch, unit, /*keeps=*/false);\n"
+           "  if (MUTANT) microbatches_.at(microbatch).units.at(unit).output.mul_(1.5);\n",
+           mesh(mesh={"pp": 2}, recompute={"mode": "minimal"}),
+           r"^\S+weight: gradient .* over recompute"),
+    Mutant("gradient_normalised_here_alone", ACTOR,
+           "  gradient_scale_ = scaling_.of(grad_norm_);\n",
+           "  const double part = grad_norm_ / std::sqrt(static_cast<double>(world_.size()));\n"
+           "  gradient_scale_ = scaling_.of(MUTANT ? part : grad_norm_);\n",
+           mesh(mesh={"dp_replicate": 2}, optimizer={"type": "sgd", "lr": 0.01, "normalize_grad": True}),
+           r"^\S+weight: "),
     Mutant("bias_on_every_rank", "tessera/nn/blocks.cpp",
            "  const at::Tensor y = reduce_(product(x, {}));\n"
            "  return bias_.defined() ? y + bias_ : y;\n",
@@ -236,8 +249,8 @@ MUTANTS = [
            mesh(mesh={"pp": 2}),
            r"^\S+weight: gradient .* over pp or messages"),
     Mutant("sent_tensor_is_overwritten", RANK,
-           "    if (!trains()) last.output = at::Tensor();\n",
-           "    if (!trains()) last.output = at::Tensor();\n"
+           "    if (!last.keeps) last.output = at::Tensor();\n",
+           "    if (!last.keeps) last.output = at::Tensor();\n"
            "    if (MUTANT && wire.activations) sent.tensor.zero_();\n",
            mesh(mesh={"pp": 2}),
            r"what begin SendActivations \d: send in group pp reads was changed before it was awaited"),

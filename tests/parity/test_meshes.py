@@ -84,6 +84,16 @@ MESHES = {
     "recompute": (1, {}, {"recompute": {"mode": "block"}}),
     "recompute every second": (2, {"layers": 5}, {"mesh": {"dp": 2}, **zero(3), "recompute": {"mode": "block",
                                                                                             "every": 2}}),
+    "stage by two": (2, {"layers": 5}, {"mesh": {"dp": 2}, **zero(3), "recompute": {"mode": "stage", "every": 2}}),
+    "pp 2 gpipe, stage": (2, UNTIED, {"mesh": {"pp": 2}, "pipeline": {"schedule": "gpipe"},
+                                      "recompute": {"mode": "stage"}}),
+    "pp 2 interleaved x sp 2, stage": (4, {"layers": 4}, {
+        "mesh": {"pp": 2, "tp": 2}, **SP, "pipeline": {"schedule": "interleaved", "chunks": 2},
+        "recompute": {"mode": "stage"}}),
+    "pp 2 x zero 3, minimal": (4, {"layers": 4}, {"mesh": {"pp": 2, "dp": 2}, **zero(3),
+                                                  "recompute": {"mode": "minimal"}}),
+    "zero 3 kept x cp 2, minimal, gpt2": (4, GPT2, {"mesh": {"dp": 2, "cp": 2}, **zero(3, reshard_after_forward=False),
+                                                    "recompute": {"mode": "minimal"}}),
     "cp 2 x sp 2": (4, {}, {"mesh": {"cp": 2, "tp": 2}, **SP}),
     "ulysses 2 x tp 2": (4, QWEN3, {"mesh": {"cp": 2, "tp": 2}, "context": {"method": "ulysses"}}),
     "zero 3 x cp 2": (4, {}, {"mesh": {"dp": 2, "cp": 2}, **zero(3)}),
@@ -230,10 +240,43 @@ def test_normalised_gradients_have_the_norm_one(program, tokens, tmp_path, clip_
     assert all(abs(line["grad_norm"] - norm) > 1e-3 for line in told)  # as it was
 
 
+RECOMPUTED_ON = {
+    "one": (1, {"layers": 4}, {}),
+    "zero 3": (2, {"layers": 4}, {"mesh": {"dp": 2}, **zero(3)}),
+    "zero 2 x sp 2, gpt2": (4, GPT2, {"mesh": {"dp": 2, "tp": 2}, **zero(2), **SP}),
+    "pp 2 gpipe": (2, {"layers": 5}, {"mesh": {"pp": 2}, "pipeline": {"schedule": "gpipe"}}),
+    "pp 2 interleaved x zero 3": (4, {"layers": 4}, {"mesh": {"pp": 2, "dp": 2}, **zero(3),
+                                                     "pipeline": {"schedule": "interleaved", "chunks": 2}}),
+    "cp ulysses 2, qwen3": (2, QWEN3, {"mesh": {"cp": 2}, "context": {"method": "ulysses"}}),
+    "cp ring 2 x tp 2": (4, {}, {"mesh": {"cp": 2, "tp": 2}}),
+    "experts: tp 2, ep 2": (2, mixtral(), {"mesh": {"tp": 2, "ep": 2}}),
+    "experts: hybrid 3, ep 2": (4, mixtral(), {"mesh": {"dp_replicate": 2, "dp_shard": 2, "ep": 2}, **zero(3)}),
+}
+
+
+@pytest.mark.parametrize("name", RECOMPUTED_ON)
+def test_no_recomputation_changes_a_bit(program, tokens, tmp_path, name):
+    world, model, sections = RECOMPUTED_ON[name]
+
+    def of(mode, every=0):
+        return run(program, tokens, tmp_path / f"{mode}-{every}", "--nproc", str(world), "--ranks", "threads", step=4,
+                   model=model, **BATCH, **sections, run={"steps": 4}, checkpoint={"every": 4},
+                   recompute={"mode": mode, "every": every})
+
+    kept, state = of("none")
+    for mode, every in [("block", 0), ("stage", 0), ("stage", 2), ("minimal", 0)]:
+        again, state_of_it = of(mode, every)
+        for a, b in zip(kept, again, strict=True):
+            assert [a.get(key) for key in ("loss", "grad_norm", "aux_loss")] == [
+                b.get(key) for key in ("loss", "grad_norm", "aux_loss")], (mode, every, a["step"])
+        assert_same_bits(state, state_of_it)
+
+
 # The two parts of a backward add up what the whole one does, in the same order.
 @pytest.mark.parametrize("name", [
     "zero 3 of 3", "hybrid 2, gpt2", "tp 2 untied", "sp 2 gpt2", "cp ring 2", "cp ulysses 4", "pp 2 1f1b",
-    "pp 2 interleaved x zero 3", "recompute", "pp 2 x hybrid 2 x sp 2, zero 3", "experts: zero 3 over 4, of experts 0",
+    "pp 2 interleaved x zero 3", "recompute", "stage by two", "pp 2 x zero 3, minimal",
+    "pp 2 x hybrid 2 x sp 2, zero 3", "experts: zero 3 over 4, of experts 0",
     "experts: cp ring 2 x tp 2, ep 4", "experts: hybrid 3 x tp 2, ep 4, recompute"])
 def test_a_split_backward_changes_no_bit(program, tokens, tmp_path, monkeypatch, name):
     world, model, sections = MESHES[name]
@@ -308,6 +351,8 @@ STRATEGIES = {
        for schedule, chunks in [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2)]},
     "ep 2": {"mesh": {"ep": 2}, "model": mixtral()},
     "recompute": {"recompute": {"mode": "block"}},
+    "recompute stage": {"recompute": {"mode": "stage"}},
+    "minimal": {"recompute": {"mode": "minimal"}},
     "tied embeddings": {"model": {"tie_embeddings": True}},
 }
 

@@ -97,6 +97,34 @@ void MicrobatchRules::forward(const Instruction& instruction, State& state) {
   require(!units_.documents || state.documents,
           "forward: behind where documents begin");
   if (state.forward++ == 0) peak_alive_ = std::max(peak_alive_, ++alive_);
+  const bool keeps = !names_units() || !unit_at(unit).recomputed_from;
+  if (keeps) state.whole.insert(unit);
+}
+
+// From a kept input on, unit by unit; what a replay gives is taken at once.
+void MicrobatchRules::again(const Instruction& instruction, State& state) {
+  const int64_t unit = instruction.unit;
+  require(names_units() && unit_at(unit).recomputed_from,
+          "its activations were kept");
+  require(!state.whole.contains(unit), "recomputed twice");
+  const auto& chunk = units_.chunks[instruction.chunk];
+  const auto place = std::ranges::find(chunk, unit) - chunk.begin();
+  require(place < length_of(instruction.chunk) - state.input,
+          "it is not here, or went backward already");
+  if (unit_at(unit).recomputed_from == unit) {
+    require(state.replayed == -1, "what was replayed is not taken yet");
+  } else {
+    const int64_t before = unit_of(instruction, place - 1);
+    const bool follows = state.replayed == before;
+    require(follows || (state.replayed == -1 && state.whole.contains(before)),
+            "its input is not there");
+  }
+  state.replayed = -1;
+  if (instruction.op == Op::kReplay) {
+    state.replayed = unit;
+  } else {
+    state.whole.insert(unit);
+  }
 }
 
 void MicrobatchRules::backward(const Instruction& instruction, State& state) {
@@ -104,20 +132,21 @@ void MicrobatchRules::backward(const Instruction& instruction, State& state) {
   require(state.forward == length_of(instruction.chunk) &&
               (state.loss || state.gradients == Progress::kDone),
           "backward: behind its forward and its loss or gradients");
-  const bool recomputed = names_units() && unit_at(instruction.unit).recomputed;
-  if (instruction.op == Op::kRecompute) {
-    require(recomputed, "its activations were kept");
-    require(state.recomputed != instruction.unit, "recomputed twice");
-    state.recomputed = instruction.unit;
-    return;
-  }
+  if (is_again(instruction.op)) return again(instruction, state);
+  require(state.replayed == -1, "what was replayed is not taken yet");
   if (instruction.op == Op::kBackwardWeight) {
     return weight_part(instruction, state);
   }
-  require(!recomputed || state.recomputed == instruction.unit,
-          "its activations were not kept, nor recomputed");
+  require_whole(instruction, state);
   input_part(instruction, state);
   if (instruction.op == Op::kBackward) weight_part(instruction, state);
+}
+
+void MicrobatchRules::require_whole(const Instruction& instruction,
+                                    const State& state) const {
+  if (names_units()) unit_at(instruction.unit);
+  require(state.whole.contains(instruction.unit),
+          "its activations were not kept, nor recomputed");
 }
 
 // Through the units from the last to the first.
@@ -142,6 +171,8 @@ void MicrobatchRules::weight_part(const Instruction& instruction,
   require(behind && state.input > 0, "behind the gradient of its input");
   require(std::ranges::count(state.weight, instruction.unit) == 0,
           "it went already");
+  require_whole(instruction, state);
+  state.whole.erase(instruction.unit);
   state.weight.push_back(instruction.unit);
   if (static_cast<int64_t>(state.weight.size()) == length) --alive_;
 }

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -98,13 +99,16 @@ class MicrobatchRules : public Rules {
     bool documents = false;            // where they begin is known
     int64_t forward = 0, input = 0;    // units that went
     std::vector<int64_t> weight = {};  // units, in the order in which they went
-    int64_t recomputed = -1;
+    std::set<int64_t> whole = {};      // units whose activations are there
+    int64_t replayed = -1;  // the unit whose output waits for the one behind it
   };
   int64_t length_of(int64_t chunk) const;
   int64_t unit_of(const Instruction& instruction, int64_t place) const;
   void message(const Instruction& instruction, State& state);
   void forward(const Instruction& instruction, State& state);
+  void again(const Instruction& instruction, State& state);
   void backward(const Instruction& instruction, State& state);
+  void require_whole(const Instruction& instruction, const State& state) const;
   void input_part(const Instruction& instruction, State& state);
   void weight_part(const Instruction& instruction, State& state);
 

@@ -4,7 +4,8 @@
 //   devices        what goes to devices around device 0, and comes back
 //   split_backward a backward becomes its two parts, where it is asked for
 //   units          a chunk becomes its units, one after the other
-//   recompute      what was not kept is computed again before its backward
+//   recompute      what was not kept is computed again before its backward, by
+//                  units.h's rule
 //   sharding       ZeRO's gathers, frees and reductions, and the update by unit
 //   communication  begin and await, one behind the other
 //   prefetch       gathers begin earlier

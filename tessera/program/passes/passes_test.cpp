@@ -20,6 +20,7 @@ class RecordingActor : public Actor {
   void load_documents(int64_t m) override { add("Ld", m); }
   void forward(int64_t m, int64_t unit) override { add("F", m, unit); }
   void recompute(int64_t m, int64_t unit) override { add("A", m, unit); }
+  void replay(int64_t m, int64_t unit) override { add("P", m, unit); }
   void loss(int64_t m) override { add("L", m); }
   void backward(Op part, int64_t m, int64_t unit) override {
     add(part == Op::kBackward        ? "B"
@@ -143,7 +144,7 @@ TEST(Passes, PrefetchKeepsToItsBudget) {
 TEST(Passes, RecomputationAndSplitBackward) {
   Units units = units_of(3, 0);
   for (auto& unit : units.all) unit.reduced = false;
-  units.all[1].recomputed = true;
+  units.all[1].recomputed_from = 1;
   EXPECT_EQ(calls_of(lowered(1, units)),
             "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 B0.2 A0.1 B0.1 B0.0 N <N >N C O0 O1 "
             "O2 ");
@@ -152,6 +153,32 @@ TEST(Passes, RecomputationAndSplitBackward) {
   EXPECT_EQ(calls_of(split),
             "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 I0.2 A0.1 I0.1 W0.2 W0.1 W0.0 N <N >N "
             "C O0 O1 O2 ");
+}
+
+// Of a run of units, each once before the first backward, or with `minimal` all
+// those before it for each.
+TEST(Passes, RecomputationOfARun) {
+  Units units = units_of(4, 0);
+  for (auto& unit : units.all) unit.reduced = false;
+  for (int64_t unit : {0, 1}) units.all[unit].recomputed_from = 0;
+  for (int64_t unit : {2, 3}) units.all[unit].recomputed_from = 2;
+  const std::string forward = "Z Li0 F0.0 F0.1 F0.2 F0.3 Lt0 L0 ";
+  const std::string tail = "N <N >N C O0 O1 O2 O3 ";
+  EXPECT_EQ(calls_of(lowered(1, units)),
+            forward + "A0.2 A0.3 B0.3 B0.2 A0.0 A0.1 B0.1 B0.0 " + tail);
+  units.minimal = true;
+  for (int64_t unit : {0, 1, 2}) units.all[unit].recomputed_from = 0;
+  units.all[3].recomputed_from.reset();
+  EXPECT_EQ(
+      calls_of(lowered(1, units)),
+      forward + "B0.3 P0.0 P0.1 A0.2 B0.2 P0.0 A0.1 B0.1 A0.0 B0.0 " + tail);
+  const Program split = passes::lower(
+      accumulation(1), units, Purpose::kTraining, {.with = {"split_backward"}});
+  EXPECT_EQ(calls_of(split),
+            forward +
+                "I0.3 P0.0 P0.1 A0.2 I0.2 P0.0 A0.1 I0.1 W0.3 W0.2 W0.1 "
+                "A0.0 W0.0 " +
+                tail);
 }
 
 // A tied embedding that is reduced with other stages is begun as early as it

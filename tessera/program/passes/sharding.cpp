@@ -69,8 +69,8 @@ class Sharding {
     }
     lowered_.push_back(instruction);
     // A forward and a backward each gather for themselves, as ZeRO-3 counts it.
-    const bool goes_on = !trains_ || instruction.op == Op::kRecompute ||
-                         instruction.op == Op::kLoss;
+    const bool goes_on =
+        !trains_ || is_again(instruction.op) || instruction.op == Op::kLoss;
     const auto next = goes_on ? read_next(i) : std::vector<int64_t>();
     for (int64_t owner : reads(instruction)) {
       behind(instruction, owner);

@@ -41,8 +41,8 @@ constexpr double kNudge = 0.25;
 int64_t reads_needed(const program::Program& step,
                      const models::ModelConfig& model) {
   return 1 + std::ranges::count_if(step, [&](const auto& each) {
-           const bool forward = each.op == program::Op::kForward ||
-                                each.op == program::Op::kRecompute;
+           const bool forward =
+               each.op == program::Op::kForward || program::is_again(each.op);
            const int64_t layer = each.unit - 1;  // the first unit embeds
            return forward && layer >= 0 && layer < model.layers &&
                   model.has_experts(layer);
