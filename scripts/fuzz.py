@@ -95,7 +95,7 @@ def configuration(seed):
     config["data"]["intra_document_masking"] = rng.random() < 0.25
     config["optimizer"]["normalize_grad"] = rng.random() < 0.2
     if config["recompute"]["mode"] == "block":
-        config["recompute"]["mode"] = rng.choice(["block", "stage", "minimal"])
+        config["recompute"]["mode"] = rng.choice(["block", "selective", "stage", "minimal"])
         config["recompute"]["every"] = rng.choice([0, 1, 2])
     return config
 

@@ -187,6 +187,40 @@ TEST_P(FactsOf, UnitsAreWhatARankDoes) {
               100 * errors.alive, 100 * errors.peak, 100 * errors.states);
 }
 
+TEST_P(FactsOf, AttentionsCoreIsComputedAgain) {
+  const Case& each = GetParam();
+  monitor::count_tensor_bytes();
+  at::set_num_threads(1);
+  const monitor::RankMemory memory;
+  Player player(each);
+  const auto& composed = player.composed();
+  const program::Facts facts = player.facts("selective");
+  player.gather();
+  Errors errors;
+  for (const auto& chunk : composed.units.chunks) {
+    for (int64_t unit : chunk) {
+      if (unit == 0 || unit == each.model.layers + 1) continue;
+      player.run_core_again(unit);  // what is made at the first use
+      const Measured found = player.run_core_again(unit);
+      const UnitFacts& said = facts.units[unit];
+      EXPECT_EQ(said.again.flops, found.backward) << each.name;
+      EXPECT_EQ(calls_of(said.again.collectives, composed.mesh, composed.coord),
+                found.backward_calls)
+          << each.name;
+      note(errors.alive, said.output_bytes + said.kept_bytes, found.alive,
+           "bytes after forward", each.name, 0.05);
+      note(errors.peak, said.input_bytes + said.forward_peak_bytes,
+           said.input_bytes + found.forward_peak, "forward's peak", each.name,
+           each.peak);
+      note(errors.alive, said.again.kept_bytes, found.after,
+           "bytes after the core", each.name, 0.05);
+      note(errors.peak, found.alive + said.again.peak_bytes,
+           found.alive + found.backward_peak, "the core's peak", each.name,
+           each.peak);
+    }
+  }
+}
+
 // The same bytes one behind the other: a unit's output is the next one's input.
 TEST_P(FactsOf, UnitsAddUp) {
   const Case& each = GetParam();

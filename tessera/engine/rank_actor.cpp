@@ -77,19 +77,25 @@ void RankActor::run(int64_t microbatch, int64_t unit, bool keeps) {
   Passed& here = mine.units.at(unit);
   take_input(mine, unit);
   here.keeps = keeps;
+  const program::Unit& of = composed_.units.all[unit];
   const at::AutoGradMode records(keeps);
-  here.output = model_.forward_unit(unit, here.input, tokens_of(mine),
-                                    keeps ? &here.balance : nullptr);
-  const bool stays =
-      trains() && composed_.units.all[unit].recomputed_from == unit;
+  here.output = model_.forward_unit(
+      unit, here.input, tokens_of(mine), keeps ? &here.balance : nullptr,
+      keeps && of.attention_alone ? &here.attention : nullptr);
+  const bool stays = trains() && of.recomputed_from == unit;
   if (!keeps && !stays) here.input = at::Tensor();
 }
 
 void RankActor::forward(int64_t microbatch, int64_t unit) {
-  run(microbatch, unit, trains() && !composed_.units.all[unit].recomputed_from);
+  const program::Unit& of = composed_.units.all[unit];
+  run(microbatch, unit,
+      trains() && (!of.recomputed_from || of.attention_alone));
 }
 
 void RankActor::recompute(int64_t microbatch, int64_t unit) {
+  if (composed_.units.all[unit].attention_alone) {
+    return microbatches_.at(microbatch).units.at(unit).attention.compute();
+  }
   run(microbatch, unit, /*keeps=*/true);
 }
 

@@ -44,6 +44,7 @@ class RankActor final : public ModelActor {
     at::Tensor gradient;  // of the output
     bool keeps = false;   // the output has a graph
     nn::Balance balance = {};
+    nn::CoreAgain attention = {};
     // Between the two parts of a backward: where it starts.
     std::vector<at::Tensor> ends = {}, gradients = {};
   };

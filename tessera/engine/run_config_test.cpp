@@ -216,7 +216,6 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
       {R"({"precision": {"compute": "fp16"}})", "precision.compute"},
       {R"({"precision": {"reduce": "fp16"}})", "precision.reduce"},
-      {R"({"recompute": {"mode": "selective"}})", "recompute.mode"},
       {R"({"optimizer": {"type": "muon"}})", "optimizer.type is \"muon\""},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},

@@ -37,6 +37,7 @@ void add_inner(const program::Facts& facts, parallel::Lanes& lanes,
   for (size_t unit = 0; unit < program.units.size(); ++unit) {
     const program::UnitFacts& of = facts.units.at(unit);
     program.units[unit].forward = transfers_of(of.forward_collectives, lanes);
+    program.units[unit].again = transfers_of(of.again.collectives, lanes);
     program.units[unit].backward = transfers_of(of.backward_collectives, lanes);
   }
   program.loss = transfers_of(facts.loss.forward_collectives, lanes);

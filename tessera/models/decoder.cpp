@@ -66,8 +66,8 @@ DecoderBlock::DecoderBlock(const ModelConfig& config, bool has_experts)
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
-                                 nn::KvCache* cache,
-                                 nn::Balance* balance) const {
+                                 nn::KvCache* cache, nn::Balance* balance,
+                                 nn::CoreAgain* again) const {
   const auto half = [this](const at::Tensor& in, const nn::Norm& norm,
                            const auto& part) {
     // Nobody keeps what a part or a norm gives: the sum takes its place. Not
@@ -78,7 +78,7 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
     return made.is_view() ? past + made : made.add_(past);
   };
   const at::Tensor y = half(x, *attention_norm_, [&](const at::Tensor& in) {
-    return attention_->forward(in, places, cache);
+    return attention_->forward(in, places, cache, again);
   });
   return half(y, *mlp_norm_, [&](const at::Tensor& in) {
     return moe_ ? moe_->forward(in, balance) : mlp_->forward(in);
@@ -126,12 +126,13 @@ Decoder::Decoder(const ModelConfig& given) : Model(given) {
 }
 
 at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
-                                 const Tokens& tokens, nn::Balance* balance) {
+                                 const Tokens& tokens, nn::Balance* balance,
+                                 nn::CoreAgain* again) {
   if (unit == 0) return embed(x, /*begin=*/0, tokens.document_starts);
   if (unit == num_units() - 1) return before_head(x);
   return blocks_.at(unit - 1)->forward(
       x, {rotation_of(0, tokens.length, x), tokens.document_starts},
-      /*cache=*/nullptr, balance);
+      /*cache=*/nullptr, balance, again);
 }
 
 void Decoder::set_region(const nn::Region& region) {

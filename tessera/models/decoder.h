@@ -30,7 +30,8 @@ class DecoderBlock : public torch::nn::Module {
   DecoderBlock(const ModelConfig& config, bool has_experts);
   at::Tensor forward(const at::Tensor& x, const nn::Places& places,
                      nn::KvCache* cache = nullptr,
-                     nn::Balance* balance = nullptr) const;
+                     nn::Balance* balance = nullptr,
+                     nn::CoreAgain* again = nullptr) const;
 
   const std::shared_ptr<nn::Attention>& attention() const { return attention_; }
   const std::shared_ptr<nn::Mlp>& mlp() const { return mlp_; }  // or null
@@ -53,8 +54,8 @@ class Decoder final : public Model {
     return static_cast<int64_t>(blocks_.size()) + 2;
   }
   at::Tensor forward_unit(int64_t unit, const at::Tensor& x,
-                          const Tokens& tokens,
-                          nn::Balance* balance = nullptr) override;
+                          const Tokens& tokens, nn::Balance* balance = nullptr,
+                          nn::CoreAgain* again = nullptr) override;
   at::Tensor forward_unit_cached(int64_t unit, const at::Tensor& x,
                                  int64_t begin, Cache& cache) override;
 

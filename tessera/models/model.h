@@ -67,9 +67,11 @@ class Model : public torch::nn::Module {
   int64_t owner_of(const nn::ParameterSpec& spec) const;
   // ids or hidden -> hidden; of the last unit, what the head takes, of all T.
   // Adds what experts tell of their balance to `balance`, unless it is null.
+  // With `again` a block's attention is as nn::Attention::forward says.
   virtual at::Tensor forward_unit(int64_t unit, const at::Tensor& x,
                                   const Tokens& tokens,
-                                  nn::Balance* balance = nullptr) = 0;
+                                  nn::Balance* balance = nullptr,
+                                  nn::CoreAgain* again = nullptr) = 0;
   // The head, and its loss: of what the last unit gave. See nn::head_loss() for
   // what a `scale` does to `hidden` and to the head's gradient.
   at::Tensor logits_of(const at::Tensor& hidden) const;

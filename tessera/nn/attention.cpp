@@ -105,7 +105,7 @@ void Attention::set_region(const Region& region) {
 }
 
 at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
-                              KvCache* cache) const {
+                              KvCache* cache, CoreAgain* again) const {
   const at::Tensor x = enter_ ? enter_(input) : input;
   const int64_t samples = x.size(0), tokens = x.size(1);
   // The flash kernel divides by the length: it must not see an empty batch.
@@ -129,6 +129,13 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
     q = rotate(q, places.rotation);
     k = rotate(k, places.rotation);
   }
+  if (again) {
+    const auto of = [this, starts = places.document_starts](
+                        const auto&... qkv) { return core(qkv..., starts); };
+    const at::Tensor y = o_->forward(again->forward(of, q, k, v));
+    again->let_go();
+    return y;
+  }
   at::Tensor y;
   if (cache) {
     const int64_t past = cache->length;
@@ -138,12 +145,19 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
              "attention: a cache that is not empty takes one token at a time, "
              "not ",
              tokens, ".");
-    y = plain_attention(q, k, v, /*is_causal=*/past == 0);
+    y = plain_attention(q, k, v, /*is_causal=*/past == 0).flatten(2);
   } else {
-    y = core_ ? core_(q, k, v, places.document_starts)
-              : causal_attention(q, k, v, places.document_starts);
+    y = core(q, k, v, places.document_starts);
   }
-  return o_->forward(y.reshape({samples, tokens, -1}));
+  return o_->forward(y);
+}
+
+at::Tensor Attention::core(const at::Tensor& q, const at::Tensor& k,
+                           const at::Tensor& v,
+                           const at::Tensor& document_starts) const {
+  return (core_ ? core_(q, k, v, document_starts)
+                : causal_attention(q, k, v, document_starts))
+      .flatten(2);
 }
 
 }  // namespace tessera::nn

@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "tessera/nn/blocks.h"
+#include "tessera/nn/core_again.h"
 #include "tessera/nn/rotary.h"
 
 namespace tessera::nn {
@@ -62,9 +63,12 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
 class Attention : public Block {
  public:
   explicit Attention(const AttentionOptions& options);
+  // With `again` the core keeps q, k and v alone, and it says how the rest is
+  // computed before the backward.
   // REQUIRES: with a cache, no documents.
   at::Tensor forward(const at::Tensor& x, const Places& places,
-                     KvCache* cache = nullptr) const;
+                     KvCache* cache = nullptr,
+                     CoreAgain* again = nullptr) const;
 
   // The ranks hold some of the heads each.
   void set_region(const Region& region);
@@ -75,6 +79,10 @@ class Attention : public Block {
   void set_core(Core core) { core_ = std::move(core); }
 
  private:
+  // (B, T, H E).
+  at::Tensor core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const at::Tensor& document_starts) const;
+
   int64_t head_dim_;
   QkNorm qk_norm_;
   Transform enter_;

@@ -114,6 +114,10 @@ void ModelUnits::set_recomputation(program::Units& units) const {
       if (mode == "block" && is_block && config.recompute.covers(unit - 1)) {
         start = unit;
       }
+      if (mode == "selective" && is_block) {
+        start = unit;
+        units.all[unit].attention_alone = true;
+      }
       if (mode == "stage") {
         const bool starts = every > 0 && is_block && blocks > 0;
         if (starts && blocks % every == 0) from = unit;

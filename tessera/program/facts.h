@@ -75,6 +75,16 @@ struct ParameterFacts {
   }
 };
 
+// What is computed again of a unit before its backward: its forward, or only
+// attention's core, whose activations are then not among those that are kept.
+struct AgainFacts {
+  Flops flops;
+  std::vector<InnerCollective> collectives;
+  int64_t kept_bytes =
+      0;  // more than the forward kept, until the backward ends
+  int64_t peak_bytes = 0;
+};
+
 struct UnitFacts {
   std::vector<ParameterFacts> parameters;  // that it owns
   std::vector<int64_t> reads;              // owners, itself first
@@ -85,6 +95,7 @@ struct UnitFacts {
   // Of a forward that records no graph: evaluation, and before recomputation.
   int64_t plain_forward_peak_bytes = 0;
   std::vector<InnerCollective> forward_collectives, backward_collectives;
+  AgainFacts again;
 
   int64_t state_bytes() const {
     int64_t sum = 0;

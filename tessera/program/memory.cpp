@@ -77,9 +77,15 @@ class Walk {
   void forward(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
     const auto from = units_.all[each.unit].recomputed_from;
+    const bool partly = units_.all[each.unit].attention_alone;
+    if (partly && each.op == Op::kRecompute) {
+      use(unit.again.peak_bytes);
+      alive_ += unit.again.kept_bytes;
+      return;
+    }
     const bool keeps =
         trains_ && (each.op == Op::kRecompute ||
-                    (each.op == Op::kForward && !from.has_value()));
+                    (each.op == Op::kForward && (!from.has_value() || partly)));
     use(keeps ? unit.forward_peak_bytes : unit.plain_forward_peak_bytes);
     alive_ += unit.output_bytes + (keeps ? unit.kept_bytes : 0);
     outputs_.insert({each.microbatch, each.unit});
@@ -132,6 +138,7 @@ class Walk {
   void let_go(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
     alive_ -= unit.kept_bytes;
+    if (units_.all[each.unit].attention_alone) alive_ -= unit.again.kept_bytes;
     const bool is_own_gradient =
         is_last(each.unit) && !units_.all[each.unit].recomputed_from;
     if (!is_own_gradient) alive_ -= unit.output_bytes;

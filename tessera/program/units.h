@@ -43,6 +43,8 @@ struct Unit {
   // Its activations are not kept, but computed again from the input of this
   // unit of its chunk. Units that share one follow each other, from it on.
   std::optional<int64_t> recomputed_from = {};
+  // From its own input, and so attention's core alone: all else is kept.
+  bool attention_alone = false;
 };
 
 struct Units {

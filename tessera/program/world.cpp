@@ -96,9 +96,10 @@ class Check {
       case Op::kSumGradients:
         return here.sum;
       case Op::kForward:
-      case Op::kRecompute:
       case Op::kReplay:
         return here.forward;
+      case Op::kRecompute:
+        return here.again;
       case Op::kBackward:
       case Op::kBackwardInput:
       case Op::kBackwardWeight:

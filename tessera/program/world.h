@@ -38,6 +38,7 @@ struct UnitTransfers {
   // Inside of its forward and of its backward; of its input part alone where
   // that is split (the weight part repeats them).
   std::vector<Transfer> forward, backward;
+  std::vector<Transfer> again = {};  // of what is computed again
 };
 
 struct RankProgram {

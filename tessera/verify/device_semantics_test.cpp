@@ -35,7 +35,7 @@ struct Mesh {
   RunConfig config;
 };
 
-// Two micro-batches a rank of each kind of parallelism, blocks recomputed where
+// Two micro-batches a rank of each kind of parallelism, some recomputed where
 // that says more.
 std::vector<Mesh> meshes() {
   std::vector<Mesh> all;
@@ -68,6 +68,19 @@ std::vector<Mesh> meshes() {
     c.mesh.pp = c.mesh.dp_shard = 2;
     c.pipeline.schedule = "interleaved";
     c.pipeline.chunks = 2;
+  });
+  add("zero 3 over stages, recomputed", 4, 3, [](RunConfig& c) {
+    c.mesh.pp = c.mesh.dp_shard = 2;
+    c.recompute.mode = "stage";
+  });
+  add("tp with the least memory", 2, 0, [](RunConfig& c) {
+    c.mesh.tp = 2;
+    c.recompute.mode = "minimal";
+  });
+  add("cp whose attention is recomputed", 2, 0, [](RunConfig& c) {
+    c.mesh.cp = 2;
+    c.context.method = "ulysses";
+    c.recompute.mode = "selective";
   });
   add("ep", 2, 0, [](RunConfig& c) {
     c.model.family = "mixtral";
@@ -106,9 +119,10 @@ Counts waits_of(const program::Program& program,
       case Op::kSumNorm:
         return std::ssize(moves.norm);
       case Op::kForward:
-      case Op::kRecompute:
       case Op::kReplay:
         return std::ssize(moves.units.at(of.unit).forward);
+      case Op::kRecompute:
+        return std::ssize(moves.units.at(of.unit).again);
       case Op::kBackward:
         return std::ssize(moves.units.at(of.unit).backward);
       case Op::kLoss:

@@ -52,9 +52,11 @@ class Player {
   }
 
   const parallel::Composed& composed() const { return composed_; }
-  program::Facts facts() const {
+  program::Facts facts(const char* recompute = "none") const {
+    parallel::ParallelConfig config = config_;
+    config.recompute.mode = recompute;
     return parallel::facts_of(
-        case_.model, mesh_, composed_.coord, config_,
+        case_.model, mesh_, composed_.coord, config,
         {.samples = samples(), .seq_len = case_.options.seq_len});
   }
 
@@ -126,6 +128,30 @@ class Player {
     balance = {};
     found.after = monitor::tensor_bytes().now - before;
     count_flops(unit, input.detach(), found);
+    return found;
+  }
+
+  // A block whose attention keeps q, k and v alone: its forward, and as if it
+  // were its backward what attention's core takes again.
+  Measured run_core_again(int64_t unit) {
+    Measured found;
+    const at::Tensor input = input_of(unit);
+    nn::Balance balance;
+    nn::CoreAgain again;
+    const int64_t first = restart();
+    const at::Tensor output =
+        model_->forward_unit(unit, input, {tokens()}, &balance, &again);
+    found.alive = monitor::tensor_bytes().now - first;
+    found.forward_peak = monitor::tensor_bytes().peak - first;
+    const int64_t before = restart();
+    again.compute();
+    found.after = monitor::tensor_bytes().now - before;
+    found.backward_peak = monitor::tensor_bytes().peak - before;
+    found.backward_calls = calls();
+    model_->forward_unit(unit, input, {tokens()}, nullptr, &again);
+    const FlopCounter flops;
+    again.compute();
+    found.backward = FlopCounter::take();
     return found;
   }
 

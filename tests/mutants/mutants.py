@@ -120,11 +120,13 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .* over accumulation"),
     Mutant("recomputed_from_another_input", RANK,
-           "  here.output = model_.forward_unit(unit, here.input, tokens_of(mine),\n",
+           "  here.output = model_.forward_unit(\n"
+           "      unit, here.input, tokens_of(mine), keeps ? &here.balance : nullptr,\n",
            "  at::Tensor x = here.input;\n"
            "  const bool again = keeps && composed_.units.all[unit].recomputed_from;\n"
            "  if (MUTANT && again) x = x.roll(1, /*dims=*/1);\n"
-           "  here.output = model_.forward_unit(unit, x, tokens_of(mine),\n",
+           "  here.output = model_.forward_unit(\n"
+           "      unit, x, tokens_of(mine), keeps ? &here.balance : nullptr,\n",
            mesh(mesh={"tp": 2}, recompute={"mode": "block"}),
            r"^\S+weight: gradient .* over recompute"),
     Mutant("replayed_otherwise", RANK,
@@ -134,9 +136,11 @@ MUTANTS = [
            mesh(mesh={"pp": 2}, recompute={"mode": "minimal"}),
            r"^\S+weight: gradient .* over recompute"),
     Mutant("gradient_normalised_here_alone", ACTOR,
-           "  gradient_scale_ = scaling_.of(grad_norm_);\n",
+           "{ gradient_scale_ = scaling_.of(grad_norm_); }\n",
+           "{\n"
            "  const double part = grad_norm_ / std::sqrt(static_cast<double>(world_.size()));\n"
-           "  gradient_scale_ = scaling_.of(MUTANT ? part : grad_norm_);\n",
+           "  gradient_scale_ = scaling_.of(MUTANT ? part : grad_norm_);\n"
+           "}\n",
            mesh(mesh={"dp_replicate": 2}, optimizer={"type": "sgd", "lr": 0.01, "normalize_grad": True}),
            r"^\S+weight: "),
     Mutant("bias_on_every_rank", "tessera/nn/blocks.cpp",
@@ -221,7 +225,7 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"the host reads 5 times in a step, where 1 are needed"),
     Mutant("norm_read_twice", ACTOR,
-           "void ModelActor::clip_gradients() {\n",
+           "void ModelActor::clip_gradients() {",
            "void ModelActor::clip_gradients() {\n"
            "  if (MUTANT) squares_.item();\n",
            mesh(mesh={"tp": 2}),

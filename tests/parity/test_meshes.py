@@ -84,6 +84,10 @@ MESHES = {
     "recompute": (1, {}, {"recompute": {"mode": "block"}}),
     "recompute every second": (2, {"layers": 5}, {"mesh": {"dp": 2}, **zero(3), "recompute": {"mode": "block",
                                                                                             "every": 2}}),
+    "selective x cp ulysses 2, gpt2": (2, GPT2, {"mesh": {"cp": 2}, "context": {"method": "ulysses"},
+                                                 "recompute": {"mode": "selective"}}),
+    "selective x zero 3 x tp 2": (4, QWEN3, {"mesh": {"dp": 2, "tp": 2}, **zero(3),
+                                             "recompute": {"mode": "selective"}}),
     "stage by two": (2, {"layers": 5}, {"mesh": {"dp": 2}, **zero(3), "recompute": {"mode": "stage", "every": 2}}),
     "pp 2 gpipe, stage": (2, UNTIED, {"mesh": {"pp": 2}, "pipeline": {"schedule": "gpipe"},
                                       "recompute": {"mode": "stage"}}),
@@ -264,7 +268,7 @@ def test_no_recomputation_changes_a_bit(program, tokens, tmp_path, name):
                    recompute={"mode": mode, "every": every})
 
     kept, state = of("none")
-    for mode, every in [("block", 0), ("stage", 0), ("stage", 2), ("minimal", 0)]:
+    for mode, every in [("selective", 0), ("block", 0), ("stage", 0), ("stage", 2), ("minimal", 0)]:
         again, state_of_it = of(mode, every)
         for a, b in zip(kept, again, strict=True):
             assert [a.get(key) for key in ("loss", "grad_norm", "aux_loss")] == [
@@ -276,6 +280,7 @@ def test_no_recomputation_changes_a_bit(program, tokens, tmp_path, name):
 @pytest.mark.parametrize("name", [
     "zero 3 of 3", "hybrid 2, gpt2", "tp 2 untied", "sp 2 gpt2", "cp ring 2", "cp ulysses 4", "pp 2 1f1b",
     "pp 2 interleaved x zero 3", "recompute", "stage by two", "pp 2 x zero 3, minimal",
+    "selective x zero 3 x tp 2",
     "pp 2 x hybrid 2 x sp 2, zero 3", "experts: zero 3 over 4, of experts 0",
     "experts: cp ring 2 x tp 2, ep 4", "experts: hybrid 3 x tp 2, ep 4, recompute"])
 def test_a_split_backward_changes_no_bit(program, tokens, tmp_path, monkeypatch, name):
@@ -351,6 +356,7 @@ STRATEGIES = {
        for schedule, chunks in [("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2)]},
     "ep 2": {"mesh": {"ep": 2}, "model": mixtral()},
     "recompute": {"recompute": {"mode": "block"}},
+    "selective": {"recompute": {"mode": "selective"}},
     "recompute stage": {"recompute": {"mode": "stage"}},
     "minimal": {"recompute": {"mode": "minimal"}},
     "tied embeddings": {"model": {"tie_embeddings": True}},

@@ -64,7 +64,6 @@ REFUSED = [
     ([MIXTRAL, "--model.moe.capacity_factor=1.25"], 78, ["model.moe.capacity_factor", "not built"]),
     (["--model.moe.experts=4"], 78, ["model.moe.experts is 4", "dense", "mixtral"]),
     (["--pipeline.schedule=zb_h1"], 78, ["pipeline.schedule", "not built", "1f1b"]),
-    (["--recompute.mode=selective"], 78, ["recompute.mode", "not built", "block"]),
     (["--mesh.tp=3", "--nproc", "3"], 78, ["mesh.tp (3)", "model.heads (4)", "3 or 6"]),
     (["--mesh.tp=2", "--model.kv_heads=1", "--tensor.sequence_parallel=true", "--data.seq_len=15", "--nproc", "2"],
      78, ["data.seq_len (15)", "14 or 16"]),

@@ -36,7 +36,9 @@ class Meter {
     facts.kept_bytes = tape.now() - facts.input_bytes - facts.output_bytes;
     facts.forward_peak_bytes = tape.peak() - facts.input_bytes;
     facts.forward = tape.forward;
+    facts.forward_collectives = tape.forward_collectives;
     facts.products = tape.products;
+    facts.again = again_of(tape, tracer);
 
     std::vector<Traced> roots = {output};
     std::vector<Memory> gradients = {tape.allocate(facts.output_bytes)};
@@ -50,9 +52,26 @@ class Meter {
     facts.backward_peak_bytes = tape.peak() - before;
     facts.backward_input = tape.backward_input;
     facts.backward_weight = tape.backward_weight;
-    facts.forward_collectives = tape.forward_collectives;
     facts.backward_collectives = tape.backward_collectives;
     return facts;
+  }
+
+  // Behind a unit's forward.
+  program::AgainFacts again_of(Tape& tape, const UnitTracer& tracer) const {
+    if (!model_.attention_again) {
+      return {.flops = tape.forward, .collectives = tape.forward_collectives};
+    }
+    const program::Flops before = tape.forward;
+    const auto calls = static_cast<int64_t>(tape.forward_collectives.size());
+    const int64_t kept = tape.now();
+    tape.reset_peak();
+    tracer.compute_core_again();
+    return {.flops = {.matmul = tape.forward.matmul - before.matmul,
+                      .attention = tape.forward.attention - before.attention},
+            .collectives = {tape.forward_collectives.begin() + calls,
+                            tape.forward_collectives.end()},
+            .kept_bytes = tape.now() - kept,
+            .peak_bytes = tape.peak() - kept};
   }
 
   UnitFacts loss() const {

@@ -32,15 +32,28 @@ void Tape::count(int64_t bytes) {
   peak_ = std::max(peak_, now_);
 }
 
+void Storage::let_go() const {
+  tape_.count(-bytes_);
+  bytes_ = 0;
+}
+
 Traced Tape::leaf(int64_t numel, int64_t bytes) {
+  return leaf(numel, allocate(bytes));
+}
+
+Traced Tape::leaf(int64_t numel, Memory memory) {
   auto node = std::make_shared<Node>();
   node->kind = Node::Kind::kLeaf;
   node->numel = numel;
-  return {allocate(bytes), numel, std::move(node)};
+  return {std::move(memory), numel, std::move(node)};
 }
 
 Memory Tape::gradient_of(const Traced& leaf) const {
   return leaf.node->arrived.front();
+}
+
+Memory Tape::take_gradient(const Traced& leaf) {
+  return std::exchange(leaf.node->arrived.front(), nullptr);
 }
 
 Traced Tape::parameter(int64_t numel) {
@@ -103,7 +116,7 @@ void Tape::arrive(Node& node, size_t number, Memory gradient) {
 
 void Tape::backward(const std::vector<Traced>& roots,
                     const std::vector<Memory>& gradients) {
-  in_backward_ = true;
+  const bool is_inner = std::exchange(in_backward_, true);
   // A node that has all its gradients is older than all that gave them.
   std::map<int64_t, std::shared_ptr<Node>> ready;
   const auto give = [&](const Node::Edge& to, Memory gradient) {
@@ -130,7 +143,7 @@ void Tape::backward(const std::vector<Traced>& roots,
       give(node->inputs[i], std::exchange(outputs[i], nullptr));
     }
   }
-  in_backward_ = false;
+  in_backward_ = is_inner;
 }
 
 void Tape::collective(const std::string& verb,

@@ -27,10 +27,12 @@ class Storage {
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
   int64_t bytes() const { return bytes_; }
+  // Who holds it holds nothing.
+  void let_go() const;
 
  private:
   Tape& tape_;
-  const int64_t bytes_;
+  mutable int64_t bytes_;
 };
 using Memory = std::shared_ptr<const Storage>;
 
@@ -62,11 +64,15 @@ class Tape {
     return std::make_shared<Storage>(*this, bytes);
   }
   bool records() const { return records_; }
+  void set_records(bool records) { records_ = records; }
 
   // A tensor whose gradient is asked for: a unit's input.
   Traced leaf(int64_t numel, int64_t bytes);
+  Traced leaf(int64_t numel, Memory memory);
   // Its gradient, after backward().
   Memory gradient_of(const Traced& leaf) const;
+  // The same, which the leaf then no longer holds.
+  Memory take_gradient(const Traced& leaf);
   // Parameters: their gradients are added to memory that is not counted here,
   // which takes `mixed_bytes` of an element where the types differ.
   Traced parameter(int64_t numel);
@@ -113,7 +119,7 @@ class Tape {
   void count(int64_t bytes);
   void arrive(Node& node, size_t number, Memory gradient);
 
-  const bool records_;
+  bool records_;
   bool in_backward_ = false, frozen_ = false;
   int64_t now_ = 0, peak_ = 0;
   int64_t nodes_ = 0;

@@ -59,6 +59,8 @@ struct TracedModel {
   int64_t whole_tokens = 0;  // of a sample, on all ranks
   // Attention is of each sample's documents apart; one a sample costs most.
   bool documents = false;
+  // Its core keeps q, k and v alone: nn::CoreAgain.
+  bool attention_again = false;
   int64_t heads = 0, kv_heads = 0;
   int64_t ffn = 0, vocab = 0;
   int64_t most_vocab = 0;               // on the rank of tp that has most of it

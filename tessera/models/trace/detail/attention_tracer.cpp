@@ -43,7 +43,10 @@ Traced UnitTracer::attention(const Traced& input) const {
     q = ops_.rotate(q, rotation_);
     k = ops_.rotate(k, rotation_);
   }
-  return rows("attention.o", core(q, k, v), q_width, width, family_.out_bias);
+  const Traced y = core(q, k, v);
+  const Traced out = rows("attention.o", y, q_width, width, family_.out_bias);
+  if (again_ != nullptr) y.memory->let_go();
+  return out;
 }
 
 // nn's SharedRmsNorm.
@@ -91,6 +94,32 @@ Memory UnitTracer::mean_over_ranks(int64_t rows) const {
 
 Traced UnitTracer::core(const Traced& q, const Traced& k,
                         const Traced& v) const {
+  Tape& tape = ops_.tape();
+  if (!model_.attention_again || !tape.records()) return kept_core(q, k, v);
+  tape.set_records(false);
+  const Traced y = kept_core(q, k, v);
+  tape.set_records(true);
+  again_ = std::make_shared<CoreAgain>(CoreAgain{tape.leaf(q.numel, q.memory),
+                                                 tape.leaf(k.numel, k.memory),
+                                                 tape.leaf(v.numel, v.memory),
+                                                 {}});
+  return tape.record(y.memory, y.numel, {q, k, v}, {},
+                     [&tape, of = again_](const Memory& gradient) {
+                       tape.backward({of->y}, {gradient});
+                       return std::vector{tape.take_gradient(of->q),
+                                          tape.take_gradient(of->k),
+                                          tape.take_gradient(of->v)};
+                     });
+}
+
+void UnitTracer::compute_core_again() const {
+  if (again_ == nullptr) return;
+  const auto of = std::exchange(again_, nullptr);
+  of->y = kept_core(of->q, of->k, of->v);
+}
+
+Traced UnitTracer::kept_core(const Traced& q, const Traced& k,
+                             const Traced& v) const {
   return model_.attention
              ? model_.attention(ops_, q, k, v, heads_here())
              : ops_.attention(q, k, v, heads_here(), model_.documents);

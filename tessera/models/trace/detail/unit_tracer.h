@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "tessera/models/family.h"
 #include "tessera/models/trace/traced_model.h"
@@ -27,6 +28,8 @@ class UnitTracer {
   Traced before_head(const Traced& x) const;
   // Of the auxiliary loss, after a block with experts that records.
   const Traced& balance() const { return balance_; }
+  // Of a block whose core keeps q, k and v alone; does nothing elsewhere.
+  void compute_core_again() const;
   // With the head; where the tape records, with the backward of both.
   void loss() const;
 
@@ -63,6 +66,7 @@ class UnitTracer {
   Memory rotation() const;
   HeadShape heads_here() const;
   Traced core(const Traced& q, const Traced& k, const Traced& v) const;
+  Traced kept_core(const Traced& q, const Traced& k, const Traced& v) const;
 
   // In moe_tracer.cpp.
   struct Routing {
@@ -83,6 +87,10 @@ class UnitTracer {
   Memory rotation_;  // of the block that runs
   Traced balance_;
   Memory load_;
+  struct CoreAgain {
+    Traced q, k, v, y;
+  };
+  mutable std::shared_ptr<CoreAgain> again_;
 };
 
 }  // namespace tessera::models::trace::detail

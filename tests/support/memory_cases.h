@@ -1,0 +1,210 @@
+// Runs in which what ranks hold is compared, instruction by instruction, with
+// what facts say: of every strategy, schedule and way of recomputing.
+#pragma once
+
+#include <functional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/engine/run_config.h"
+
+namespace tessera::engine {
+
+using Change = std::function<void(RunConfig&)>;
+
+struct Case {
+  const char* name;
+  mesh::Degrees degrees = {};
+  Change change = [](RunConfig&) {};
+  int64_t microbatches = 1;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Case& each) {
+  return out << each.name;
+}
+
+inline constexpr int64_t kSeqLen = 128, kVocab = 512;
+
+inline RunConfig run_of(const Case& of) {
+  RunConfig config;
+  config.data.train = {"random tokens"};
+  config.data.seq_len = kSeqLen;
+  config.model.layers = 4;
+  config.model.hidden = 64;
+  config.model.heads = 8;
+  config.model.vocab = kVocab;
+  config.run.threads = 1;
+  const auto& degrees = of.degrees;
+  config.mesh.dp_replicate = degrees.dp_replicate;
+  config.mesh.dp_shard = degrees.dp_shard;
+  config.mesh.pp = degrees.pp;
+  config.mesh.cp = degrees.cp;
+  config.mesh.tp = degrees.tp;
+  config.mesh.ep = degrees.ep;
+  config.mesh.etp = degrees.etp;
+  config.zero.prefetch = 1;
+  config.batch.micro = 2;
+  config.batch.global = degrees.dp_replicate * degrees.dp_shard *
+                        of.microbatches * config.batch.micro;
+  of.change(config);
+  complete(config, implied_world_size(config));
+  return config;
+}
+
+inline Change zero(int64_t stage, bool reshard = true) {
+  return [=](RunConfig& config) {
+    config.zero.stage = stage;
+    config.zero.reshard_after_forward = reshard;
+  };
+}
+inline Change also(const Change& one, const Change& other) {
+  return [=](RunConfig& config) {
+    one(config);
+    other(config);
+  };
+}
+inline Change schedule(const char* name, int64_t chunks = 1) {
+  return [=](RunConfig& config) {
+    config.pipeline.schedule = name;
+    config.pipeline.chunks = chunks;
+  };
+}
+inline Change context(const char* method) {
+  return [=](RunConfig& config) { config.context.method = method; };
+}
+inline Change type(const char* name) {
+  return [=](RunConfig& config) { config.precision.compute = name; };
+}
+inline Change recompute(int64_t every) {
+  return [=](RunConfig& config) {
+    config.recompute = {.mode = "block", .every = every};
+  };
+}
+inline Change whole_stage(int64_t every = 0) {
+  return [=](RunConfig& config) {
+    config.recompute = {.mode = "stage", .every = every};
+  };
+}
+inline void selective(RunConfig& config) {
+  config.recompute.mode = "selective";
+}
+inline void minimal(RunConfig& config) { config.recompute.mode = "minimal"; }
+inline Change family(const char* name) {
+  return [=](RunConfig& config) { config.model.family = name; };
+}
+inline Change adapters(std::vector<std::string> targets = {}) {
+  return [targets = std::move(targets)](RunConfig& config) {
+    config.model.lora.rank = 4;
+    config.model.lora.targets = targets;
+  };
+}
+inline void documents(RunConfig& config) {
+  config.data.intra_document_masking = true;
+}
+inline void sequence(RunConfig& config) {
+  config.tensor.sequence_parallel = true;
+}
+inline void experts(RunConfig& config) {
+  config.model.family = "mixtral";
+  config.model.kv_heads = 4;
+  config.model.moe.experts = 8;
+  config.model.ffn = 96;
+}
+
+inline std::vector<Case> cases() {
+  return {
+      {"one rank"},
+      {"accumulation", {}, zero(0), 3},
+      {"fp64", {}, type("fp64"), 2},
+      {"bf16", {}, type("bf16"), 2},
+      {"gpt2", {}, family("gpt2")},
+      {"recompute", {}, recompute(1), 2},
+      {"ddp", {.dp_replicate = 2}, zero(0), 2},
+      {"zero1", {.dp_shard = 2}, zero(1), 2},
+      {"zero2", {.dp_shard = 2}, zero(2), 2},
+      {"zero3", {.dp_shard = 4}, zero(3), 2},
+      {"zero3 whole", {.dp_shard = 2}, zero(3, false), 2},
+      {"zero3 recompute", {.dp_shard = 2}, also(zero(3), recompute(2)), 2},
+      {"zero3 fp64", {.dp_shard = 2}, also(zero(3), type("fp64")), 2},
+      {"zero3 bf16", {.dp_shard = 2}, also(zero(3), type("bf16")), 2},
+      {"zero1 hybrid", {.dp_replicate = 2, .dp_shard = 2}, zero(1), 2},
+      {"zero2 hybrid", {.dp_replicate = 2, .dp_shard = 2}, zero(2), 2},
+      {"tp", {.tp = 2}, zero(0), 2},
+      {"tp zero3", {.dp_shard = 2, .tp = 2}, zero(3), 2},
+      {"tp sequence", {.tp = 2}, sequence, 2},
+      {"tp sequence bf16", {.tp = 2}, also(sequence, type("bf16"))},
+      {"ring", {.cp = 2}, context("ring"), 2},
+      {"ulysses", {.cp = 2}, context("ulysses"), 2},
+      {"allgather", {.cp = 2}, context("allgather"), 2},
+      {"cp zero2", {.dp_shard = 2, .cp = 2}, zero(2), 2},
+      {"1f1b", {.pp = 2}, schedule("1f1b"), 4},
+      {"gpipe", {.pp = 2}, schedule("gpipe"), 4},
+      {"interleaved", {.pp = 2}, schedule("interleaved", 2), 4},
+      {"bfs", {.pp = 2}, schedule("bfs", 2), 4},
+      {"1f1b of four", {.pp = 4, .tp = 2}, zero(0), 6},
+      {"1f1b zero1", {.pp = 2, .dp_shard = 2}, zero(1), 4},
+      {"1f1b zero3", {.pp = 2, .dp_shard = 2}, zero(3), 3},
+      {"1f1b recompute", {.pp = 2}, recompute(1), 4},
+      {"stage", {}, whole_stage(), 2},
+      {"stage by two", {}, whole_stage(2), 2},
+      {"stage gpipe", {.pp = 2}, also(whole_stage(), schedule("gpipe")), 4},
+      {"stage 1f1b zero3",
+       {.pp = 2, .dp_shard = 2},
+       also(whole_stage(), zero(3)),
+       4},
+      {"stage interleaved",
+       {.pp = 2},
+       also(whole_stage(), schedule("interleaved", 2)),
+       4},
+      {"stage tp sequence", {.tp = 2}, also(whole_stage(), sequence), 2},
+      {"minimal", {}, minimal, 2},
+      {"minimal 1f1b", {.pp = 2}, minimal, 4},
+      {"minimal gpipe", {.pp = 2}, also(minimal, schedule("gpipe")), 4},
+      {"minimal zero3", {.dp_shard = 2}, also(minimal, zero(3)), 2},
+      {"minimal tp", {.tp = 2}, minimal, 2},
+      {"minimal experts", {}, also(experts, minimal), 2},
+      {"minimal adapters", {}, also(adapters(), minimal), 2},
+      {"selective", {}, selective, 2},
+      {"selective gpt2 bf16",
+       {},
+       also(also(family("gpt2"), type("bf16")), selective),
+       2},
+      {"selective tp zero3",
+       {.dp_shard = 2, .tp = 2},
+       also(selective, zero(3)),
+       2},
+      {"selective 1f1b", {.pp = 2}, selective, 4},
+      {"selective ring", {.cp = 2}, also(context("ring"), selective), 2},
+      {"selective ulysses", {.cp = 2}, also(context("ulysses"), selective), 2},
+      {"selective allgather",
+       {.cp = 2},
+       also(context("allgather"), selective),
+       2},
+      {"selective experts", {}, also(experts, selective), 2},
+      {"selective adapters", {}, also(adapters(), selective), 2},
+      {"selective documents", {}, also(documents, selective), 2},
+      {"adapters", {}, adapters(), 2},
+      {"adapters of some", {}, adapters({"attention.q", "mlp.down"}), 2},
+      {"adapters zero3", {.dp_shard = 2}, also(adapters(), zero(3)), 2},
+      {"adapters zero1", {.dp_shard = 2}, also(adapters(), zero(1)), 2},
+      {"adapters tp", {.tp = 2}, adapters(), 2},
+      {"adapters 1f1b", {.pp = 2}, also(adapters(), schedule("1f1b")), 4},
+      {"documents", {}, documents, 2},
+      {"documents gpt2", {}, also(family("gpt2"), documents)},
+      {"documents bf16", {}, also(type("bf16"), documents)},
+      {"documents ring", {.cp = 2}, also(context("ring"), documents), 2},
+      {"documents ulysses", {.cp = 2}, also(context("ulysses"), documents)},
+      {"documents allgather", {.cp = 2}, also(context("allgather"), documents)},
+      {"documents 1f1b", {.pp = 4}, documents, 4},
+      {"experts", {}, experts, 2},
+      {"ep", {.dp_shard = 2, .ep = 2}, also(experts, zero(1)), 2},
+      {"ep zero3", {.dp_shard = 4, .ep = 2}, also(experts, zero(3))},
+      {"ep tp", {.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2}, experts},
+      {"ep pp", {.pp = 2, .dp_replicate = 2, .ep = 2}, experts, 2},
+      {"all", {.pp = 2, .dp_shard = 2, .cp = 2}, zero(2), 2},
+  };
+}
+
+}  // namespace tessera::engine
