@@ -91,7 +91,7 @@ TEST(Recompute, RunsOfRootN) {
   }
 }
 
-TEST(Recompute, AllTogether) {
+TEST(Recompute, AllAtOnce) {
   for (int64_t n : kSizes) {
     const Counts counts = count(n, [](Units& units, int64_t) {
       for (auto& unit : units.all) unit.recomputed_from = 0;
