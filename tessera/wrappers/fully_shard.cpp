@@ -77,6 +77,13 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
   TS_CHECK_CONFIG(options.zero_stage >= 1 && options.zero_stage <= 3,
                   "fully_shard: zero_stage is ", options.zero_stage,
                   "; 1, 2 and 3 shard. DistributedDataParallel is stage 0.");
+  const auto is_floating = [](std::optional<at::ScalarType> type) {
+    return !type || at::isFloatingType(*type);
+  };
+  TS_CHECK_CONFIG(
+      is_floating(options.compute_dtype) && is_floating(options.reduce_dtype),
+      "fully_shard: compute_dtype and reduce_dtype are types of "
+      "floating-point numbers.");
   TS_CHECK_CONFIG(options.prefetch >= -1, "fully_shard: prefetch is ",
                   options.prefetch,
                   "; it counts units, and -1 stands for the default.");
@@ -188,7 +195,7 @@ void FullyShardedCore::Impl::take_values_of_rank_0(
 void FullyShardedCore::Impl::lay_out(std::vector<ModuleUnit> units,
                                      comm::Communicator& ranks) {
   const at::NoGradGuard no_grad;
-  const int64_t stage = mesh.world_size() == 1 ? 0 : options.zero_stage;
+  const int64_t stage = options.zero_stage;
   const mesh::Coord coord = mesh.coord_of(ranks.rank());
   std::vector<std::vector<parallel::data::Bundle>> bundles;
   std::vector<at::Tensor> scalars;
@@ -208,10 +215,9 @@ void FullyShardedCore::Impl::lay_out(std::vector<ModuleUnit> units,
     }
     bundles.push_back(
         parallel::data::bundles_of(unit.parameters, mesh, ranks.rank(), stage));
-    program::Unit owner{.zero_stage = stage, .reduced = false};
-    if (unit.parameters.empty()) owner.zero_stage = 0;
+    const bool empty = unit.parameters.empty();
+    program::Unit owner{.zero_stage = empty ? 0 : stage, .reduced = !empty};
     for (const auto& bundle : bundles.back()) {
-      owner.reduced |= bundle.is_reduced() || bundle.is_sharded();
       owner.summed |= bundle.is_summed();
       if (!bundle.is_sharded()) continue;
       const at::Tensor& like = bundle.parameters[0].tensor;
@@ -223,7 +229,8 @@ void FullyShardedCore::Impl::lay_out(std::vector<ModuleUnit> units,
   }
   parameters = std::make_unique<parallel::data::ShardedParameters>(
       std::move(bundles), ranks,
-      parallel::data::GradientOptions{.dtype = std::nullopt});
+      parallel::data::GradientOptions{.dtype = options.reduce_dtype},
+      options.compute_dtype);
   for (auto& scalar : scalars)
     scalar.set_data(scalar.detach().reshape(at::IntArrayRef()));
   hear(units);
@@ -419,7 +426,8 @@ void FullyShardedCore::Impl::publish_gradients(int64_t active) {
     if (!any[i] && !kept[i].defined()) continue;
     at::Tensor& shard = shards[trained[i]];
     // No view: zero_grad() detaches it.
-    shard.mutable_grad() = sum.view(shard.sizes()).variable_data();
+    shard.mutable_grad() =
+        sum.view(shard.sizes()).to(shard.scalar_type()).variable_data();
     kept[i] = at::Tensor();
   }
 }
@@ -526,6 +534,13 @@ FullyShardedCore::FullyShardedCore(torch::nn::Module& module,
     : impl_(std::make_unique<Impl>(module, mesh, ranks, options)) {}
 FullyShardedCore::~FullyShardedCore() = default;
 FullyShardedCore::FullyShardedCore(FullyShardedCore&&) noexcept = default;
+
+at::Tensor FullyShardedCore::round(const at::Tensor& argument) const {
+  const auto type = impl_->options.compute_dtype;
+  const bool rounds =
+      type && argument.defined() && at::isFloatingType(argument.scalar_type());
+  return rounds ? argument.to(*type) : argument;
+}
 
 std::vector<std::string> FullyShardedCore::units() const {
   return impl_->names;

@@ -28,6 +28,9 @@
 // Gradients: the mean over the ranks of what each rank's loss gives. A
 //          parameter that no rank's loss reaches has none; one that some do not
 //          reach has zeros there. They add up until zero_grad().
+// Types:   with compute_dtype a gather rounds; shards stay the masters, and so
+//          do gradients and an optimizer's states keep the module's own type.
+//          The loss's type is what forward() gives.
 // Accumulate: accumulate(loss) is a micro-batch before the last: stages 2 and 3
 //          reduce it into shards, stage 1 and replicas wait for the last.
 // Comm:    at construction a comparison of names and shapes, and a broadcast of
@@ -60,7 +63,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -76,6 +81,11 @@ struct FullyShardOptions {
   bool reshard_after_forward = true;  // of stage 3; the last unit's always
   int64_t prefetch = -1;              // units gathered ahead; -1: 1, on shm 0
   bool broadcast_buffers = true;      // before each forward, from rank 0
+  // What whole parameters and forward()'s floating-point tensors are rounded
+  // to: bf16 or fp16, over masters of the module's own type. None: nothing is.
+  std::optional<at::ScalarType> compute_dtype = {};
+  // In which gradients are added up and reduced; none: the module's own type.
+  std::optional<at::ScalarType> reduce_dtype = {};
 };
 
 namespace wrappers {
@@ -107,6 +117,15 @@ class FullyShardedCore {
 
   void begin_forward();
   void end_forward();
+  // An argument of forward(), in compute_dtype where it is to be.
+  template <typename Arg>
+  decltype(auto) rounded(Arg&& arg) const {
+    if constexpr (std::is_same_v<std::decay_t<Arg>, at::Tensor>) {
+      return round(arg);
+    } else {
+      return std::forward<Arg>(arg);
+    }
+  }
   void accumulate(const at::Tensor& loss);
   void backward(const at::Tensor& loss);
   double clip_grad_norm(double most);
@@ -115,6 +134,7 @@ class FullyShardedCore {
   std::vector<std::string> units() const;
 
  private:
+  at::Tensor round(const at::Tensor& argument) const;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
@@ -132,7 +152,7 @@ class FullySharded {
   template <typename... Args>
   auto forward(Args&&... args) {
     core_.begin_forward();
-    auto result = module_->forward(std::forward<Args>(args)...);
+    auto result = module_->forward(core_.rounded(std::forward<Args>(args))...);
     core_.end_forward();
     return result;
   }

@@ -554,6 +554,67 @@ TEST(FullyShard, TypesMayDiffer) {
   });
 }
 
+// Rounded as it would be by hand: weights and inputs to bf16, masters in fp32.
+TEST(FullyShard, MastersStayWide) {
+  const Kind& kind = kinds()[2];
+  const auto in_float = [&] {
+    Net net = make(kind);
+    net->to(at::kFloat);
+    return net;
+  };
+  const Net master = in_float();
+  torch::optim::AdamW optimizer(master->parameters(),
+                                torch::optim::AdamWOptions(1e-2));
+  for (int step = 0; step < kSteps; ++step) {
+    Net rounded = in_float();
+    const at::NoGradGuard no_grad;
+    const auto all = rounded->parameters(), wide = master->parameters();
+    for (size_t i = 0; i < all.size(); ++i) all[i].copy_(wide[i]);
+    rounded->to(at::kBFloat16);
+    {
+      const at::AutoGradMode grad(true);
+      loss_of(rounded->forward(rows_of(master, step))).backward();
+    }
+    const auto low = rounded->parameters();
+    for (size_t i = 0; i < all.size(); ++i) {
+      wide[i].mutable_grad() = low[i].grad().to(at::kFloat);
+    }
+    optimizer.step();
+  }
+  const Values wanted = values_of(*master);
+  for (int64_t world : {1, 2}) {
+    for (int64_t stage : {1, 2, 3}) {
+      SCOPED_TRACE(c10::str("stage ", stage, " on ", world));
+      on_ranks(world, [&](comm::Communicator& ranks,
+                          const mesh::DeviceMesh& mesh) {
+        Net net;
+        comm::in_turn(ranks.world(), [&] { net = in_float(); });
+        auto model =
+            fully_shard(net, mesh, ranks,
+                        {.zero_stage = stage, .compute_dtype = at::kBFloat16});
+        torch::optim::AdamW mine(net->parameters(),
+                                 torch::optim::AdamWOptions(1e-2));
+        for (int step = 0; step < kSteps; ++step) {
+          mine.zero_grad();
+          // The whole batch on every rank: rounding is the same.
+          loss_of(model.forward(rows_of(net, step))).backward();
+          mine.step();
+        }
+        for (const auto& p : net->parameters()) {
+          EXPECT_EQ(p.scalar_type(), at::kFloat);
+          EXPECT_EQ(p.grad().scalar_type(), at::kFloat);
+        }
+        const auto whole = model.gather();
+        const Values found = values_of(*net);
+        for (size_t i = 0; i < found.size(); ++i) {
+          EXPECT_EQ(found[i].scalar_type(), at::kBFloat16);
+          EXPECT_TRUE(at::equal(found[i], wanted[i].to(at::kBFloat16))) << i;
+        }
+      });
+    }
+  }
+}
+
 std::string error_on(int64_t world,
                      const std::function<void(comm::Communicator&,
                                               const mesh::DeviceMesh&)>& body) {

@@ -50,6 +50,7 @@ std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
     bundle.axis = bundle.parameters.front().spec->layout.data_axis();
     bundle.shards = mesh.peers(rank, {bundle.axis});
     bundle.is_frozen = std::get<bool>(key);
+    bundle.dtype = std::get<at::ScalarType>(key);
     bundle.peers = std::get<std::vector<int64_t>>(key);
     bundle.peers_name = name_of_peers(bundle, mesh);
     bundle.cut = cut_of(bundle, mesh, rank);

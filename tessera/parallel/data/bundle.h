@@ -16,13 +16,14 @@ namespace tessera::parallel::data {
 
 struct Bundle {
   std::vector<nn::Parameter> parameters;
-  int64_t stage = 0;            // of ZeRO
-  mesh::Axis axis;              // along which ZeRO cuts
-  std::vector<int64_t> shards;  // the ranks along it, ascending
-  std::vector<int64_t> peers;   // further ranks that share the gradients
-  std::string peers_name;       // the axes along which they lie
-  Cut cut;                      // of the full parameters into shards
-  bool is_frozen = false;       // without gradients
+  at::ScalarType dtype = at::kFloat;  // of them, as they are updated
+  int64_t stage = 0;                  // of ZeRO
+  mesh::Axis axis;                    // along which ZeRO cuts
+  std::vector<int64_t> shards;        // the ranks along it, ascending
+  std::vector<int64_t> peers;         // further ranks that share the gradients
+  std::string peers_name;             // the axes along which they lie
+  Cut cut;                            // of the full parameters into shards
+  bool is_frozen = false;             // without gradients
 
   bool is_sharded() const { return stage > 0 && shards.size() > 1; }
   // Gradients live whole between instructions; else as shards.

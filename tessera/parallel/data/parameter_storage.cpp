@@ -22,53 +22,66 @@ void resize_storage(const at::Tensor& tensor, int64_t bytes) {
   storage.set_nbytes(size);
 }
 
-ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards)
-    : bundle_(bundle), group_(shards) {
+ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
+                                   std::optional<at::ScalarType> full)
+    : bundle_(bundle),
+      group_(shards),
+      full_type_(full.value_or(bundle.dtype)),
+      apart_((bundle.is_sharded() && bundle.stage == 3) ||
+             full_type_ != bundle.dtype) {
   const at::NoGradGuard no_grad;
   lay_out();
+}
+
+at::TensorOptions ParameterStorage::full_options() const {
+  const at::Tensor& like = bundle_.parameters[0].tensor;
+  return like.options().requires_grad(false).dtype(full_type_);
 }
 
 void ParameterStorage::lay_out() {
   const MemoryScope scope(MemoryKind::kParameters);
   if (!bundle_.is_sharded()) {
     for (const auto& parameter : bundle_.parameters) {
-      local_.push_back(window_of(parameter.tensor));
+      at::Tensor tensor = parameter.tensor;
+      local_.push_back(window_of(tensor));
+      if (apart_) tensor.set_data(window_of(tensor).to(full_type_));
+      whole_.push_back(window_of(tensor));
     }
     return;
   }
   const Cut& cut = bundle_.cut;
-  const bool apart = bundle_.stage == 3;
-  const auto options =
-      bundle_.parameters[0].tensor.options().requires_grad(false);
-  if (apart) {
-    piece_ = comm::zeros(group_, {cut.numel()}, options);
-    full_ = comm::FlatBuffer(cut.full_shapes(), options);
+  if (apart_) {
+    piece_ =
+        comm::zeros(group_, {cut.numel()}, full_options().dtype(bundle_.dtype));
+  }
+  if (bundle_.stage == 3) {
+    full_ = comm::FlatBuffer(cut.full_shapes(), full_options());
     full_bytes_ = static_cast<int64_t>(full_.flat().nbytes());
   }
   for (size_t i = 0; i < cut.count(); ++i) {
     at::Tensor parameter = bundle_.parameters[i].tensor;
     const at::Tensor filled = window_of(parameter);
     const at::Tensor full =
-        apart ? full_.view(i) : at::empty(cut.full_shapes()[i], options);
+        bundle_.stage == 3 ? full_.view(i)
+                           : at::empty(cut.full_shapes()[i], full_options());
     whole_.push_back(window_of(full));
-    local_.push_back(window_of(apart ? cut.in_piece(piece_, i, group_.rank())
-                                     : cut.rows_of(full, i, group_.rank())));
+    local_.push_back(window_of(apart_ ? cut.in_piece(piece_, i, group_.rank())
+                                      : cut.rows_of(full, i, group_.rank())));
     local_.back().copy_(filled);
     parameter.set_data(full);
   }
-  if (apart) free();
+  if (bundle_.stage == 3) free();
 }
 
 void ParameterStorage::begin_gather(comm::Mode mode) {
-  if (!bundle_.is_sharded()) return;
+  if (!bundle_.is_sharded()) return;  // what is rounded is so in await_gather()
   const at::NoGradGuard no_grad;
   const MemoryScope scope(MemoryKind::kParameters);
   const Cut& cut = bundle_.cut;
+  if (bundle_.stage == 3) resize_storage(full_.flat(), full_bytes_);
   sent_ = piece_;
-  if (bundle_.stage == 3) {
-    resize_storage(full_.flat(), full_bytes_);
-  } else {
-    sent_ = comm::zeros(group_, {cut.numel()}, whole_[0].options());
+  if (!apart_ || piece_.scalar_type() != full_type_) {
+    sent_ = comm::zeros(group_, {cut.numel()}, full_options());
     for (size_t i = 0; i < cut.count(); ++i) {
       cut.in_piece(sent_, i, group_.rank()).copy_(local_[i]);
     }
@@ -78,8 +91,13 @@ void ParameterStorage::begin_gather(comm::Mode mode) {
 }
 
 void ParameterStorage::await_gather() {
-  if (!bundle_.is_sharded()) return;
   const at::NoGradGuard no_grad;
+  if (!bundle_.is_sharded()) {
+    for (size_t i = 0; apart_ && i < whole_.size(); ++i) {
+      whole_[i].copy_(local_[i]);
+    }
+    return;
+  }
   work_.wait();
   for (int64_t rank = 0; rank < group_.size(); ++rank) {
     const at::Tensor piece = pieces_[rank];
@@ -93,10 +111,12 @@ void ParameterStorage::await_gather() {
 }
 
 void ParameterStorage::take_full() {
-  if (!bundle_.is_sharded() || bundle_.stage < 3) return;
+  if (!apart_) return;
   const at::NoGradGuard no_grad;
+  const bool cut = bundle_.is_sharded();
   for (size_t i = 0; i < local_.size(); ++i) {
-    local_[i].copy_(bundle_.cut.rows_of(whole_[i], i, group_.rank()));
+    local_[i].copy_(cut ? bundle_.cut.rows_of(whole_[i], i, group_.rank())
+                        : whole_[i]);
   }
 }
 

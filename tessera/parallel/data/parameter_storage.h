@@ -4,6 +4,8 @@
 // In ZeRO stages 1 and 2 a shard is a view of the full parameter, whose other
 // rows are stale until a gather; in 3 the full ones have memory only while they
 // are gathered.
+// Types:  full parameters may have another type than shards, which are then
+//         apart in every stage: a gather rounds, and moves the rounded.
 // Comm:   a gather is one all_gather over the shards' ranks. With P bytes and N
 //         ranks a rank sends (N-1)/N P.
 // Memory: booked as parameters (core/memory_kind.h).
@@ -11,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "tessera/comm/flat_buffer.h"
@@ -28,8 +31,10 @@ void resize_storage(const at::Tensor& tensor, int64_t bytes);
 
 class ParameterStorage {
  public:
-  // Takes over the memory of the parameters.
-  ParameterStorage(const Bundle& bundle, comm::Group& shards);
+  // Takes over the memory of the parameters. `full`: the type of the full ones;
+  // none: their own.
+  ParameterStorage(const Bundle& bundle, comm::Group& shards,
+                   std::optional<at::ScalarType> full = {});
 
   // This rank's boxes, in the order of the bundle.
   const std::vector<at::Tensor>& shards() const { return local_; }
@@ -42,12 +47,15 @@ class ParameterStorage {
 
  private:
   void lay_out();
+  at::TensorOptions full_options() const;
   const Bundle& bundle_;
   comm::Group& group_;
+  const at::ScalarType full_type_;
+  const bool apart_;               // shards are no views of the full parameters
   std::vector<at::Tensor> local_;  // shards
   std::vector<at::Tensor> whole_;  // where a gather writes
-  at::Tensor piece_;  // of stage 3: all shards, this rank's part of a gather
-  comm::FlatBuffer full_;  // of stage 3: all parameters
+  at::Tensor piece_;               // all shards, where they are apart
+  comm::FlatBuffer full_;          // of stage 3: all parameters
   int64_t full_bytes_ = 0;
   // Of the gather under way.
   at::Tensor sent_, pieces_;

@@ -12,8 +12,9 @@ using mesh::Placement;
 // What a rank holds of a bundle.
 struct ShardedParameters::Held {
   Held(Bundle of, const std::optional<GradientOptions>& options,
-       comm::Group& shards, comm::Group& peers)
-      : bundle(std::move(of)), parameters(bundle, shards) {
+       std::optional<at::ScalarType> full, comm::Group& shards,
+       comm::Group& peers)
+      : bundle(std::move(of)), parameters(bundle, shards, full) {
     if (options && !bundle.is_frozen)
       gradients = make_gradients(bundle, *options, shards, peers);
   }
@@ -41,15 +42,16 @@ void set_layout(const nn::Parameter& parameter, int64_t stage) {
 
 ShardedParameters::ShardedParameters(
     std::vector<std::vector<Bundle>> units, comm::Communicator& ranks,
-    const std::optional<GradientOptions>& options) {
+    const std::optional<GradientOptions>& options,
+    std::optional<at::ScalarType> full) {
   for (size_t unit = 0; unit < units.size(); ++unit) {
     units_.emplace_back();
     for (auto& bundle : units[unit]) {
       comm::Group& shards =
           *ranks.make_group(bundle.shards, mesh::name_of(bundle.axis));
       comm::Group& peers = *ranks.make_group(bundle.peers, bundle.peers_name);
-      units_.back().push_back(
-          std::make_unique<Held>(std::move(bundle), options, shards, peers));
+      units_.back().push_back(std::make_unique<Held>(std::move(bundle), options,
+                                                     full, shards, peers));
       const Held& held = *units_.back().back();
       for (size_t i = 0; i < held.bundle.parameters.size(); ++i) {
         const auto& parameter = held.bundle.parameters[i];

@@ -53,9 +53,11 @@ class ShardedParameters {
   // Takes over memory and .grad of the parameters, which are materialised as
   // their layouts say. units[u]: those of unit u that this rank holds. Without
   // options there are no gradients, and nothing of theirs is to be called.
+  // `full`: the type of full parameters; none: that of the shards.
   ShardedParameters(std::vector<std::vector<Bundle>> units,
                     comm::Communicator& ranks,
-                    const std::optional<GradientOptions>& options);
+                    const std::optional<GradientOptions>& options,
+                    std::optional<at::ScalarType> full = {});
   ~ShardedParameters();
   ShardedParameters(const ShardedParameters&) = delete;
   ShardedParameters& operator=(const ShardedParameters&) = delete;
