@@ -39,7 +39,13 @@ enum class Act : int64_t {
   kAccumulated,  // a backward has ended, which was not a step's last
   kReduced,      // it was
   kClip,
+  // What only some ranks have to begin again; the others repeat it.
+  kForwardAgain,
+  kEvaluationAgain,
+  kBackwardAgain,
 };
+
+bool is_again(Act act) { return act >= Act::kForwardAgain; }
 
 const char* name_of(Act act) {
   constexpr std::array kNames = {
@@ -51,6 +57,9 @@ const char* name_of(Act act) {
       "the end of accumulate()",
       "the end of backward",
       "clip_grad_norm()",
+      "forward()",
+      "forward() without gradients",
+      "backward",
   };
   return kNames.at(static_cast<size_t>(act));
 }
@@ -61,14 +70,27 @@ struct Agreed {
   int64_t active = 0;
 };
 
-Act act_of(Part part) {
+Act act_of(Part part, bool again) {
   switch (part) {
     case Part::kForward:
-      return Act::kForward;
+      return again ? Act::kForwardAgain : Act::kForward;
     case Part::kEvaluation:
-      return Act::kEvaluation;
+      return again ? Act::kEvaluationAgain : Act::kEvaluation;
     default:
-      return Act::kBackward;
+      return again ? Act::kBackwardAgain : Act::kBackward;
+  }
+}
+
+Part part_of(Act act) {
+  switch (act) {
+    case Act::kForward:
+    case Act::kForwardAgain:
+      return Part::kForward;
+    case Act::kEvaluation:
+    case Act::kEvaluationAgain:
+      return Part::kEvaluation;
+    default:
+      return Part::kBackward;
   }
 }
 
@@ -123,7 +145,9 @@ struct FullyShardedCore::Impl {
   void set_programs(const std::vector<int64_t>& visits);
 
   Agreed agree(Act mine);
-  void enter(Part part);
+  std::vector<Act> acts_of_all(Act mine);
+  Agreed agreed_of(const std::vector<Act>& acts) const;
+  void enter(Part part, bool again);
   void begin_forward(Part part);
   void adopt_order();
   void begin_backward();
@@ -240,7 +264,8 @@ void FullyShardedCore::Impl::hear(const std::vector<ModuleUnit>& units) {
   std::vector<int64_t> stages;
   for (const auto& owner : owners) stages.push_back(owner.zero_stage);
   follower = std::make_unique<PassFollower>(
-      *parameters, names, stages, [this](Part part) { enter(part); },
+      *parameters, names, stages,
+      [this](Part part, bool again) { enter(part, again); },
       [this] { begin_backward(); });
   memory = std::make_unique<HeardMemory>(*follower);
   std::vector<int64_t> visits;
@@ -282,6 +307,16 @@ void FullyShardedCore::Impl::set_programs(const std::vector<int64_t>& visits) {
 // Ranks that do different things would wait for each other for ever.
 Agreed FullyShardedCore::Impl::agree(Act mine) {
   if (group->size() == 1) return {mine, mine == Act::kNothing ? 0 : 1};
+  for (;;) {
+    const std::vector<Act> acts = acts_of_all(mine);
+    const auto again = std::ranges::find_if(acts, is_again);
+    if (again == acts.end()) return agreed_of(acts);
+    if (mine == *again) return {mine};
+    follower->repeat(part_of(*again));
+  }
+}
+
+std::vector<Act> FullyShardedCore::Impl::acts_of_all(Act mine) {
   const Unheard unheard;
   const at::NoGradGuard no_grad;
   at::Tensor all = at::empty({group->size()}, at::kLong);
@@ -289,10 +324,18 @@ Agreed FullyShardedCore::Impl::agree(Act mine) {
       ->all_gather(all, at::full({1}, static_cast<int64_t>(mine), at::kLong),
                    comm::Mode::kBlocking)
       .synchronize();
+  std::vector<Act> acts;
+  for (int64_t rank = 0; rank < group->size(); ++rank) {
+    acts.push_back(static_cast<Act>(all[rank].item<int64_t>()));
+  }
+  return acts;
+}
+
+Agreed FullyShardedCore::Impl::agreed_of(const std::vector<Act>& acts) const {
   Agreed agreed;
   int64_t first = 0;
   for (int64_t rank = 0; rank < group->size(); ++rank) {
-    const auto act = static_cast<Act>(all[rank].item<int64_t>());
+    const Act act = acts[rank];
     if (act == Act::kNothing) continue;
     if (agreed.active++ == 0) {
       agreed.act = act;
@@ -308,8 +351,8 @@ Agreed FullyShardedCore::Impl::agree(Act mine) {
 }
 
 // What has joined has heard already what the others begin.
-void FullyShardedCore::Impl::enter(Part part) {
-  if (!stands_by) agree(act_of(part));
+void FullyShardedCore::Impl::enter(Part part, bool again) {
+  if (!stands_by) agree(act_of(part, again));
 }
 
 void FullyShardedCore::begin_forward() {
@@ -507,13 +550,13 @@ void FullyShardedCore::Impl::take_part(const Agreed& agreed) {
   switch (agreed.act) {
     case Act::kForward:
     case Act::kEvaluation:
-      begin_forward(agreed.act == Act::kForward ? Part::kForward
-                                                : Part::kEvaluation);
+      begin_forward(part_of(agreed.act));
       return follower->finish();
     case Act::kOrder:
       return adopt_order();
-    case Act::kBackward:  // also once more, where theirs begins again
-      if (!std::exchange(goes_back, true)) begin_gradients();
+    case Act::kBackward:
+      goes_back = true;
+      begin_gradients();
       follower->begin(Part::kBackward);
       return follower->finish();
     case Act::kAccumulated:
@@ -522,7 +565,7 @@ void FullyShardedCore::Impl::take_part(const Agreed& agreed) {
     case Act::kClip:
       clip(/*most=*/0);
       return;
-    case Act::kNothing:
+    default:
       return;
   }
 }

@@ -40,9 +40,9 @@
 //          backward and its end each begin with one word from every rank.
 // Order:   ranks need not use the same units in a step, but go forward and
 //          backward equally often; a rank whose data has ended calls join().
-//          The order of units is that of the first forward where all ranks
-//          had the same, else that of declaration. Another is right too, and
-//          slower.
+//          Units are gathered in the order of the first forward where all
+//          ranks had the same, else in that of declaration. Another order is
+//          right too, on any rank, and slower.
 // Errors:  other modules on other ranks; ranks that do different things (who
 //          does what); a parameter used outside of forward and backward; an
 //          optimizer that was made before, in its step(); a second backward

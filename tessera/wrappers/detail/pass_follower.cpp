@@ -17,7 +17,7 @@ using program::Program;
 PassFollower::PassFollower(parallel::data::ShardedParameters& parameters,
                            std::vector<std::string> names,
                            std::vector<int64_t> stages,
-                           std::function<void(Part)> enter,
+                           std::function<void(Part, bool)> enter,
                            std::function<void()> on_backward)
     : parameters_(parameters),
       names_(std::move(names)),
@@ -48,12 +48,21 @@ const Program& PassFollower::program() const {
 }
 
 void PassFollower::begin(Part part) {
-  enter_(part);
+  enter_(part, /*again=*/false);
+  if (part != Part::kBackward) visits_.clear();
+  enter(part);
+}
+
+void PassFollower::enter(Part part) {
   part_ = part;
   position_ = 0;
-  const bool goes_back = part == Part::kBackward;
-  hold(goes_back ? programs_.held : std::vector<bool>(names_.size()));
-  if (!goes_back) visits_.clear();
+  hold(part == Part::kBackward ? programs_.held
+                               : std::vector<bool>(names_.size()));
+}
+
+void PassFollower::repeat(Part part) {
+  enter(part);
+  finish();
 }
 
 void PassFollower::finish() {
@@ -121,7 +130,8 @@ void PassFollower::advance(Op op, Phase phase, int64_t owner) {
   if (try_advance(op, phase, owner)) return;
   const Part part = part_;
   finish();
-  begin(part);
+  enter_(part, /*again=*/true);
+  enter(part);
   const bool found = try_advance(op, phase, owner) || gathered_[owner];
   TORCH_INTERNAL_ASSERT(found, "fully_shard: no part has ", name(owner));
 }

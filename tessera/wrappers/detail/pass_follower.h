@@ -6,7 +6,7 @@
 //          reduced on the way, so that ranks may leave out units. A use that
 //          the rest of the program does not have, in another order or of a
 //          second forward before the backward, runs the program to its end and
-//          begins it again: right as long as all ranks do so.
+//          begins it again; ranks that need not take part in that by repeat().
 // Comm:    of the instructions (parallel/data/sharded_parameters.h).
 // Errors:  a use outside of a forward and a backward; a gradient that somebody
 //          reads who was given whole parameters.
@@ -28,10 +28,10 @@ enum class Part { kNone, kForward, kEvaluation, kBackward };
 class PassFollower : public Listener, program::Actor {
  public:
   // `names`, `stages`: by owner. `enter`: called before a part begins, or
-  // begins again. `on_backward`: some rank's backward is heard to begin.
+  // begins again. `on_backward`: this rank's backward is heard to begin.
   PassFollower(parallel::data::ShardedParameters& parameters,
                std::vector<std::string> names, std::vector<int64_t> stages,
-               std::function<void(Part)> enter,
+               std::function<void(Part, bool again)> enter,
                std::function<void()> on_backward);
 
   void set_programs(PassPrograms programs);
@@ -39,6 +39,8 @@ class PassFollower : public Listener, program::Actor {
   void begin(Part part);
   // The rest of the part. Behind a forward what the backward needs stays.
   void finish();
+  // Once more, with nothing to compute: for others who began it again.
+  void repeat(Part part);
   // What a step's last backward is followed by.
   void complete();
   Part part() const { return part_; }
@@ -59,6 +61,7 @@ class PassFollower : public Listener, program::Actor {
   void advance(program::Op op, program::Phase phase, int64_t owner);
   bool try_advance(program::Op op, program::Phase phase, int64_t owner);
   void run(const program::Program& program, size_t first, size_t last);
+  void enter(Part part);
   void hold(const std::vector<bool>& owners);
   const program::Program& program() const;
   std::string name(int64_t owner) const;
@@ -72,7 +75,7 @@ class PassFollower : public Listener, program::Actor {
   parallel::data::ShardedParameters& parameters_;
   const std::vector<std::string> names_;
   const std::vector<int64_t> stages_;
-  const std::function<void(Part)> enter_;
+  const std::function<void(Part, bool)> enter_;
   const std::function<void()> on_backward_;
   PassPrograms programs_;
   Part part_ = Part::kNone;
