@@ -64,11 +64,12 @@ struct ParameterFacts {
   // backward's beginning until they are reduced.
   int64_t gathered_bytes = 0, whole_gradient_bytes = 0;
   // What groups count (comm::VerbStats) of an all_gather and a reduce_scatter
-  // along data_axis, and of the all_reduce over sum_axes; and what the first
-  // two take meanwhile.
+  // along data_axis, and of the all_reduce over sum_axes; what the first two
+  // take meanwhile, and what gradients are packed into, before they need not be
+  // whole any more.
   int64_t gather_message_bytes = 0, reduce_message_bytes = 0;
   int64_t sum_message_bytes = 0;
-  int64_t gather_work_bytes = 0, reduce_work_bytes = 0;
+  int64_t gather_work_bytes = 0, reduce_work_bytes = 0, pack_bytes = 0;
 
   int64_t state_bytes() const {
     return parameter_bytes + gradient_bytes + optimizer_bytes;

@@ -221,7 +221,7 @@ class Walk {
       return;
     }
     for (const auto& each : held(unit)) {
-      use(each.reduce_message_bytes);
+      use(each.pack_bytes);
       alive_ += each.reduce_work_bytes - each.whole_gradient_bytes;
     }
   }

@@ -135,6 +135,19 @@ struct RecurrentImpl : NetImpl {
   }
 };
 
+// Weights so large that they travel alone, with rows that do not divide.
+struct WideImpl : NetImpl {
+  nn::Linear in{6, 528}, mid{528, 515}, out{515, 6};
+  WideImpl() {
+    register_module("in", in);
+    register_module("mid", mid);
+    register_module("out", out);
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return out->forward(at::tanh(mid->forward(in->forward(x)) / 20));
+  }
+};
+
 struct Kind {
   const char* name;
   std::function<Net()> make;
@@ -146,6 +159,7 @@ const std::vector<Kind>& kinds() {
       {"gpt", [] { return std::make_shared<GptImpl>(); }},
       {"weaving", [] { return std::make_shared<WeavingImpl>(); }},
       {"lstm", [] { return std::make_shared<RecurrentImpl>(); }},
+      {"wide", [] { return std::make_shared<WideImpl>(); }},
   };
   return all;
 }

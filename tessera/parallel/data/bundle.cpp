@@ -16,33 +16,41 @@ std::string name_of_peers(const Bundle& bundle, const mesh::DeviceMesh& mesh) {
                                : mesh.axes_of(bundle.peers);
 }
 
-Cut cut_of(const Bundle& bundle, const mesh::DeviceMesh& mesh, int64_t rank) {
+Cut cut_of(const std::vector<nn::Parameter>& parameters,
+           const mesh::DeviceMesh& mesh, int64_t rank, int64_t stage) {
+  const mesh::Axis axis = parameters.front().spec->layout.data_axis();
+  const int64_t ranks = stage > 0 ? mesh.degree(axis) : 1;
   std::vector<std::vector<int64_t>> full_shapes;
   std::vector<int64_t> dims;
-  for (const auto& parameter : bundle.parameters) {
+  for (const auto& parameter : parameters) {
     const auto& layout = parameter.spec->layout;
-    const Placement own = layout.on(bundle.axis);
-    TORCH_INTERNAL_ASSERT(!bundle.is_sharded() || own.is_shard());
+    const Placement own = layout.on(axis);
+    TORCH_INTERNAL_ASSERT(ranks == 1 || own.is_shard());
     dims.push_back(own.is_shard() ? own.dim : 0);
-    full_shapes.push_back(layout.with(bundle.axis, Placement::replicate())
+    full_shapes.push_back(layout.with(axis, Placement::replicate())
                               .local_shape(mesh, mesh.coord_of(rank)));
   }
-  const auto ranks = static_cast<int64_t>(bundle.shards.size());
-  return {std::move(full_shapes), std::move(dims),
-          bundle.is_sharded() ? ranks : 1};
+  return {std::move(full_shapes), std::move(dims), ranks};
 }
 
 }  // namespace
 
+bool travels_alone(const Cut& cut) {
+  return cut.lies_in_pieces() && cut.numel() >= kAloneElements;
+}
+
 std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
                                const mesh::DeviceMesh& mesh, int64_t rank,
                                int64_t stage) {
-  using Key = std::tuple<bool, at::ScalarType, std::vector<int64_t>>;
+  // The last one tells those apart that travel alone.
+  using Key = std::tuple<bool, at::ScalarType, std::vector<int64_t>, size_t>;
   std::map<Key, std::vector<nn::Parameter>> by_peers;
-  for (const auto& parameter : unit) {
-    by_peers[{parameter.spec->is_frozen, parameter.tensor.scalar_type(),
-              parameter.spec->layout.gradient_peers(mesh, rank)}]
-        .push_back(parameter);
+  for (size_t i = 0; i < unit.size(); ++i) {
+    const bool alone = travels_alone(cut_of({unit[i]}, mesh, rank, stage));
+    by_peers[{unit[i].spec->is_frozen, unit[i].tensor.scalar_type(),
+              unit[i].spec->layout.gradient_peers(mesh, rank),
+              alone ? i + 1 : 0}]
+        .push_back(unit[i]);
   }
   std::vector<Bundle> bundles;
   for (auto& [key, parameters] : by_peers) {
@@ -53,7 +61,7 @@ std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,
     bundle.dtype = std::get<at::ScalarType>(key);
     bundle.peers = std::get<std::vector<int64_t>>(key);
     bundle.peers_name = name_of_peers(bundle, mesh);
-    bundle.cut = cut_of(bundle, mesh, rank);
+    bundle.cut = cut_of(bundle.parameters, mesh, rank, stage);
     bundles.push_back(std::move(bundle));
   }
   return bundles;

@@ -1,5 +1,6 @@
 // Which parameters of a unit travel together, and with whom: those of one type
-// whose gradients are summed over the same ranks. A pure function of layouts, for any
+// whose gradients are summed over the same ranks; a large one by itself, since
+// it need not be packed then. A pure function of layouts, for any
 // rank of the mesh; the storage of a rank and the proof of all programs read
 // the same.
 #pragma once
@@ -37,6 +38,13 @@ struct Bundle {
     return !is_frozen && is_sharded() && peers.size() > 1;
   }
 };
+
+// Elements of a rank's piece from which on a parameter travels alone: packing
+// it takes longer than one collective more.
+inline constexpr int64_t kAloneElements = 1 << 16;
+
+// Whether ZeRO moves a parameter alone that is cut so.
+bool travels_alone(const Cut& cut);
 
 // Of the parameters of one unit that `rank` holds.
 std::vector<Bundle> bundles_of(const std::vector<nn::Parameter>& unit,

@@ -25,6 +25,13 @@ Cut::Cut(std::vector<std::vector<int64_t>> full_shapes,
   }
 }
 
+bool Cut::lies_in_pieces() const {
+  if (ranks_ == 1 || count() != 1 || dims_[0] != 0) return false;
+  const int64_t row = c10::multiply_integers(full_shapes_[0].begin() + 1,
+                                             full_shapes_[0].end());
+  return chunk(0, 0).size() * row == numel_;
+}
+
 mesh::Range Cut::chunk(size_t i, int64_t rank) const {
   return mesh::chunk_of(full_shapes_[i][dims_[i]], ranks_, rank);
 }

@@ -25,6 +25,9 @@ class Cut {
   size_t count() const { return full_shapes_.size(); }
   int64_t ranks() const { return ranks_; }
   int64_t numel() const { return numel_; }  // of a piece
+  // One parameter, whose rows are the pieces of all ranks one behind the other:
+  // it can be gathered and reduced where it lies, in memory for all pieces.
+  bool lies_in_pieces() const;
   const std::vector<std::vector<int64_t>>& full_shapes() const {
     return full_shapes_;
   }

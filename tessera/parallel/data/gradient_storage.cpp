@@ -60,9 +60,10 @@ class ScatteredGradients final : public GradientStorage {
       : bundle_(bundle),
         shards_(shards),
         peers_(peers),
+        direct_(travels_alone(bundle.cut)),
         // What is freed between steps is resized.
-        whole_(parameters_of(bundle), type_of(bundle, options), /*extra=*/0,
-               stays() ? &peers : nullptr),
+        whole_(parameters_of(bundle), type_of(bundle, options), extra(),
+               stays() || direct_ ? &shards : nullptr),
         whole_bytes_(static_cast<int64_t>(whole_.flat().nbytes())) {
     const Cut& cut = bundle.cut;
     if (!stays()) {
@@ -92,15 +93,7 @@ class ScatteredGradients final : public GradientStorage {
   void begin_reduction(comm::Mode mode) override {
     const at::NoGradGuard no_grad;
     const Cut& cut = bundle_.cut;
-    packed_ = comm::zeros(shards_, {shards_.size(), cut.numel()},
-                          whole_.flat().options());
-    for (int64_t rank = 0; rank < shards_.size(); ++rank) {
-      for (size_t i = 0; i < cut.count(); ++i) {
-        cut.in_piece(packed_[rank], i, rank)
-            .copy_(cut.rows_of(whole_.view(i), i, rank));
-      }
-    }
-    if (!stays()) resize_storage(whole_.flat(), 0);
+    direct_ ? take_where_it_lies() : pack();
     reduced_ = at::empty({cut.numel()}, packed_.options());
     work_ =
         shards_.reduce_scatter(reduced_, packed_, comm::ReduceOp::kSum, mode);
@@ -136,6 +129,34 @@ class ScatteredGradients final : public GradientStorage {
   // Whole gradients, all the time: stage 1.
   bool stays() const { return bundle_.gradients_are_whole(); }
 
+  // Behind the parameter, so that pieces of all ranks have room.
+  int64_t extra() const {
+    if (!direct_) return 0;
+    const Cut& cut = bundle_.cut;
+    const Cut whole(cut.full_shapes(), {0}, /*ranks=*/1);
+    return cut.ranks() * cut.numel() - whole.numel();
+  }
+
+  void take_where_it_lies() {
+    at::Tensor all = whole_.flat();
+    if (!stays()) all = take_memory(all);
+    const std::vector<int64_t> pieces = {shards_.size(), bundle_.cut.numel()};
+    packed_ = all.narrow(0, 0, pieces[0] * pieces[1]).view(pieces);
+  }
+
+  void pack() {
+    const Cut& cut = bundle_.cut;
+    packed_ = comm::zeros(shards_, {shards_.size(), cut.numel()},
+                          whole_.flat().options());
+    for (int64_t rank = 0; rank < shards_.size(); ++rank) {
+      for (size_t i = 0; i < cut.count(); ++i) {
+        cut.in_piece(packed_[rank], i, rank)
+            .copy_(cut.rows_of(whole_.view(i), i, rank));
+      }
+    }
+    if (!stays()) resize_storage(whole_.flat(), 0);
+  }
+
   void take_reduced() {
     for (size_t i = 0; i < local_.size(); ++i) {
       local_[i].copy_(bundle_.cut.in_piece(reduced_, i, shards_.rank()));
@@ -146,6 +167,7 @@ class ScatteredGradients final : public GradientStorage {
   const Bundle& bundle_;
   comm::Group& shards_;
   comm::Group& peers_;
+  const bool direct_;          // reduced where the whole gradient lies
   comm::FlatGradients whole_;  // as autograd adds to them
   const int64_t whole_bytes_;
   at::Tensor sum_;  // of stages 2 and 3: this rank's piece, reduced so far

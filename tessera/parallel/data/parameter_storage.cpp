@@ -1,6 +1,7 @@
 #include "tessera/parallel/data/parameter_storage.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 
 #include "tessera/core/memory_kind.h"
 
@@ -22,13 +23,27 @@ void resize_storage(const at::Tensor& tensor, int64_t bytes) {
   storage.set_nbytes(size);
 }
 
+at::Tensor take_memory(const at::Tensor& tensor) {
+  c10::StorageImpl& from = *tensor.storage().unsafeGetStorageImpl();
+  const size_t bytes = from.nbytes();
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes,
+      from.set_data_ptr({nullptr, tensor.device()}), from.allocator(),
+      /*resizable=*/true);
+  from.set_nbytes(0);
+  return at::empty({0}, tensor.options())
+      .set_(c10::Storage(std::move(storage)), tensor.storage_offset(),
+            tensor.sizes(), tensor.strides());
+}
+
 ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
                                    std::optional<at::ScalarType> full)
     : bundle_(bundle),
       group_(shards),
       full_type_(full.value_or(bundle.dtype)),
       apart_((bundle.is_sharded() && bundle.stage == 3) ||
-             full_type_ != bundle.dtype) {
+             full_type_ != bundle.dtype),
+      direct_(bundle.is_sharded() && travels_alone(bundle.cut)) {
   const at::NoGradGuard no_grad;
   lay_out();
 }
@@ -54,16 +69,10 @@ void ParameterStorage::lay_out() {
     piece_ =
         comm::zeros(group_, {cut.numel()}, full_options().dtype(bundle_.dtype));
   }
-  if (bundle_.stage == 3) {
-    full_ = comm::FlatBuffer(cut.full_shapes(), full_options());
-    full_bytes_ = static_cast<int64_t>(full_.flat().nbytes());
-  }
   for (size_t i = 0; i < cut.count(); ++i) {
     at::Tensor parameter = bundle_.parameters[i].tensor;
     const at::Tensor filled = window_of(parameter);
-    const at::Tensor full =
-        bundle_.stage == 3 ? full_.view(i)
-                           : at::empty(cut.full_shapes()[i], full_options());
+    const at::Tensor full = empty_full(i);
     whole_.push_back(window_of(full));
     local_.push_back(window_of(apart_ ? cut.in_piece(piece_, i, group_.rank())
                                       : cut.rows_of(full, i, group_.rank())));
@@ -73,6 +82,27 @@ void ParameterStorage::lay_out() {
   if (bundle_.stage == 3) free();
 }
 
+at::Tensor ParameterStorage::empty_full(size_t i) {
+  const Cut& cut = bundle_.cut;
+  const auto& shape = cut.full_shapes()[i];
+  const int64_t pieces = cut.ranks() * cut.numel();
+  if (bundle_.stage == 3) {
+    if (i == 0) {
+      full_ = direct_ ? comm::FlatBuffer({{pieces}}, full_options())
+                      : comm::FlatBuffer(cut.full_shapes(), full_options());
+      full_bytes_ = static_cast<int64_t>(full_.flat().nbytes());
+    }
+    if (!direct_) return full_.view(i);
+    all_pieces_ = full_.view(0);
+  } else if (direct_) {
+    all_pieces_ = comm::zeros(group_, {pieces}, full_options());
+  } else {
+    return at::empty(shape, full_options());
+  }
+  return window_of(
+      all_pieces_.narrow(0, 0, c10::multiply_integers(shape)).view(shape));
+}
+
 void ParameterStorage::begin_gather(comm::Mode mode) {
   if (!bundle_.is_sharded()) return;  // what is rounded is so in await_gather()
   const at::NoGradGuard no_grad;
@@ -80,13 +110,16 @@ void ParameterStorage::begin_gather(comm::Mode mode) {
   const Cut& cut = bundle_.cut;
   if (bundle_.stage == 3) resize_storage(full_.flat(), full_bytes_);
   sent_ = piece_;
-  if (!apart_ || piece_.scalar_type() != full_type_) {
+  if (direct_ && !apart_) {
+    sent_ = all_pieces_.narrow(0, group_.rank() * cut.numel(), cut.numel());
+  } else if (!apart_ || piece_.scalar_type() != full_type_) {
     sent_ = comm::zeros(group_, {cut.numel()}, full_options());
     for (size_t i = 0; i < cut.count(); ++i) {
       cut.in_piece(sent_, i, group_.rank()).copy_(local_[i]);
     }
   }
-  pieces_ = at::empty({group_.size(), cut.numel()}, sent_.options());
+  pieces_ = direct_ ? all_pieces_.view({group_.size(), cut.numel()})
+                    : at::empty({group_.size(), cut.numel()}, sent_.options());
   work_ = group_.all_gather(pieces_, sent_, mode);
 }
 
@@ -99,7 +132,7 @@ void ParameterStorage::await_gather() {
     return;
   }
   work_.wait();
-  for (int64_t rank = 0; rank < group_.size(); ++rank) {
+  for (int64_t rank = 0; !direct_ && rank < group_.size(); ++rank) {
     const at::Tensor piece = pieces_[rank];
     for (size_t i = 0; i < whole_.size(); ++i) {
       bundle_.cut.rows_of(whole_[i], i, rank)

@@ -6,8 +6,9 @@
 // are gathered.
 // Types:  full parameters may have another type than shards, which are then
 //         apart in every stage: a gather rounds, and moves the rounded.
-// Comm:   a gather is one all_gather over the shards' ranks. With P bytes and N
-//         ranks a rank sends (N-1)/N P.
+// Comm:   a gather is one all_gather over the shards' ranks, to where the full
+//         parameter lies where its pieces lie so (Cut::lies_in_pieces()), else
+//         with a copy. With P bytes and N ranks a rank sends (N-1)/N P.
 // Memory: booked as parameters (core/memory_kind.h).
 #pragma once
 
@@ -28,6 +29,8 @@ at::Tensor window_of(const at::Tensor& tensor);
 // Gives a tensor's storage other memory, of its own allocator and so of its
 // device; what it held is lost.
 void resize_storage(const at::Tensor& tensor, int64_t bytes);
+// A tensor like this one that has its memory now; this one has none.
+at::Tensor take_memory(const at::Tensor& tensor);
 
 class ParameterStorage {
  public:
@@ -48,14 +51,17 @@ class ParameterStorage {
  private:
   void lay_out();
   at::TensorOptions full_options() const;
+  at::Tensor empty_full(size_t i);
   const Bundle& bundle_;
   comm::Group& group_;
   const at::ScalarType full_type_;
-  const bool apart_;               // shards are no views of the full parameters
+  const bool apart_;   // shards are no views of the full parameters
+  const bool direct_;  // a gather goes to where the full parameter lies
   std::vector<at::Tensor> local_;  // shards
   std::vector<at::Tensor> whole_;  // where a gather writes
   at::Tensor piece_;               // all shards, where they are apart
   comm::FlatBuffer full_;          // of stage 3: all parameters
+  at::Tensor all_pieces_;          // of direct_: what the full parameter begins
   int64_t full_bytes_ = 0;
   // Of the gather under way.
   at::Tensor sent_, pieces_;
