@@ -519,10 +519,24 @@ GatheredParameters FullyShardedCore::gather() {
            "fully_shard: gather() in a backward, or twice.");
   self.is_gathered = true;
   self.follower->gather_all();
-  replace_parameters(self.module, self.shards, self.whole);
-  return GatheredParameters([&self] {
-    replace_parameters(self.module, self.whole, self.shards);
-    self.parameters->take_full();
+  const Unheard unheard;
+  // The members of classes, but in the type of the masters and their shapes.
+  std::vector<at::Tensor> masters = self.parameters->full_masters();
+  std::vector<at::Tensor> shown;
+  for (size_t i = 0; i < masters.size(); ++i) {
+    const bool rounds = masters[i].scalar_type() != self.whole[i].scalar_type();
+    at::Tensor each = self.whole[i];
+    if (rounds) {
+      each = masters[i].view(self.whole[i].sizes()).variable_data();
+      each.requires_grad_(self.shards[i].requires_grad());
+    }
+    shown.push_back(std::move(each));
+  }
+  replace_parameters(self.module, self.shards, shown);
+  return GatheredParameters([&self, masters, shown] {
+    const Unheard no_use;
+    replace_parameters(self.module, shown, self.shards);
+    self.parameters->take(masters);
     self.follower->free_all();
     self.is_gathered = false;
   });

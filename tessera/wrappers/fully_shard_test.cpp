@@ -514,10 +514,13 @@ TEST(FullyShard, FreesBehindForwardAndBackward) {
 }
 
 TEST(FullyShard, GatheredParametersAreKept) {
-  for (int64_t stage : {1, 2, 3}) {
+  for (const auto& [stage, rounds] : std::vector<std::pair<int64_t, bool>>{
+           {1, false}, {2, false}, {3, false}, {1, true}, {3, true}}) {
     on_ranks(2, [&](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
       const Net net = make_in_turn(ranks, kinds()[0]);
-      auto model = fully_shard(net, mesh, ranks, {.zero_stage = stage});
+      FullyShardOptions options{.zero_stage = stage};
+      if (rounds) options.compute_dtype = at::kBFloat16;
+      auto model = fully_shard(net, mesh, ranks, options);
       const Values wanted = values_of(*make_in_turn(ranks, kinds()[0]));
       {
         const auto whole = model.gather();
@@ -532,6 +535,37 @@ TEST(FullyShard, GatheredParametersAreKept) {
       }
     });
   }
+}
+
+// As torch::save and torch::load see a module: a full state dict.
+TEST(FullyShard, IsSavedAndLoadedWhole) {
+  on_ranks(2, [](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
+    const Net net = make_in_turn(ranks, kinds()[1]);
+    auto model = fully_shard(net, mesh, ranks);
+    std::stringstream file;
+    {
+      const auto whole = model.gather();
+      torch::save(net, file);
+    }
+    const Net alone = make_in_turn(ranks, kinds()[1]);
+    const Values wanted = values_of(*alone);
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& p : alone->parameters()) p.zero_();
+      for (auto& p : net->parameters()) p.zero_();
+    }
+    torch::serialize::InputArchive archive;
+    const std::string text = file.str();
+    archive.load_from(text.data(), text.size());
+    alone->load(archive);
+    expect_equal(values_of(*alone), wanted, 0);
+    {
+      const auto whole = model.gather();
+      net->load(archive);
+    }
+    const auto whole = model.gather();
+    expect_equal(values_of(*net), wanted, 0);
+  });
 }
 
 // Parameters of several types in one module.
@@ -599,32 +633,31 @@ TEST(FullyShard, MastersStayWide) {
   for (int64_t world : {1, 2}) {
     for (int64_t stage : {1, 2, 3}) {
       SCOPED_TRACE(c10::str("stage ", stage, " on ", world));
-      on_ranks(world, [&](comm::Communicator& ranks,
-                          const mesh::DeviceMesh& mesh) {
-        Net net;
-        comm::in_turn(ranks.world(), [&] { net = in_float(); });
-        auto model =
-            fully_shard(net, mesh, ranks,
-                        {.zero_stage = stage, .compute_dtype = at::kBFloat16});
-        torch::optim::AdamW mine(net->parameters(),
-                                 torch::optim::AdamWOptions(1e-2));
-        for (int step = 0; step < kSteps; ++step) {
-          mine.zero_grad();
-          // The whole batch on every rank: rounding is the same.
-          loss_of(model.forward(rows_of(net, step))).backward();
-          mine.step();
-        }
-        for (const auto& p : net->parameters()) {
-          EXPECT_EQ(p.scalar_type(), at::kFloat);
-          EXPECT_EQ(p.grad().scalar_type(), at::kFloat);
-        }
-        const auto whole = model.gather();
-        const Values found = values_of(*net);
-        for (size_t i = 0; i < found.size(); ++i) {
-          EXPECT_EQ(found[i].scalar_type(), at::kBFloat16);
-          EXPECT_TRUE(at::equal(found[i], wanted[i].to(at::kBFloat16))) << i;
-        }
-      });
+      on_ranks(world,
+               [&](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
+                 Net net;
+                 comm::in_turn(ranks.world(), [&] { net = in_float(); });
+                 auto model = fully_shard(
+                     net, mesh, ranks,
+                     {.zero_stage = stage, .compute_dtype = at::kBFloat16});
+                 torch::optim::AdamW mine(net->parameters(),
+                                          torch::optim::AdamWOptions(1e-2));
+                 for (int step = 0; step < kSteps; ++step) {
+                   mine.zero_grad();
+                   // The whole batch on every rank: rounding is the same.
+                   loss_of(model.forward(rows_of(net, step))).backward();
+                   mine.step();
+                 }
+                 for (const auto& p : net->parameters()) {
+                   EXPECT_EQ(p.scalar_type(), at::kFloat);
+                   EXPECT_EQ(p.grad().scalar_type(), at::kFloat);
+                 }
+                 const auto whole = model.gather();
+                 const Values found = values_of(*net);
+                 for (size_t i = 0; i < found.size(); ++i) {
+                   EXPECT_TRUE(at::equal(found[i], wanted[i])) << i;
+                 }
+               });
     }
   }
 }

@@ -143,13 +143,35 @@ void ParameterStorage::await_gather() {
   sent_ = pieces_ = at::Tensor();
 }
 
-void ParameterStorage::take_full() {
-  if (!apart_) return;
+std::vector<at::Tensor> ParameterStorage::full_masters() {
+  if (full_type_ == bundle_.dtype) return whole_;
   const at::NoGradGuard no_grad;
-  const bool cut = bundle_.is_sharded();
+  const Cut& cut = bundle_.cut;
+  std::vector<at::Tensor> masters;
+  if (!bundle_.is_sharded()) {
+    for (const auto& shard : local_) masters.push_back(shard.clone());
+    return masters;
+  }
+  const at::Tensor pieces =
+      at::empty({group_.size(), cut.numel()}, piece_.options());
+  group_.all_gather(pieces, piece_).wait();
+  for (size_t i = 0; i < whole_.size(); ++i) {
+    masters.push_back(at::empty(cut.full_shapes()[i], piece_.options()));
+    for (int64_t rank = 0; rank < group_.size(); ++rank) {
+      cut.rows_of(masters[i], i, rank)
+          .copy_(cut.in_piece(pieces[rank], i, rank));
+    }
+  }
+  return masters;
+}
+
+void ParameterStorage::take(const std::vector<at::Tensor>& full_masters) {
+  const at::NoGradGuard no_grad;
   for (size_t i = 0; i < local_.size(); ++i) {
-    local_[i].copy_(cut ? bundle_.cut.rows_of(whole_[i], i, group_.rank())
-                        : whole_[i]);
+    const at::Tensor& full = full_masters[i];
+    local_[i].copy_(bundle_.is_sharded()
+                        ? bundle_.cut.rows_of(full, i, group_.rank())
+                        : full);
   }
 }
 

@@ -44,8 +44,11 @@ class ParameterStorage {
 
   void begin_gather(comm::Mode mode);
   void await_gather();
-  // Shards from the full parameters, which somebody wrote to.
-  void take_full();
+  // Full parameters in the shards' type: those that a gather filled, or new
+  // ones where that rounds. Comm: then an all_gather.
+  std::vector<at::Tensor> full_masters();
+  // Shards from such ones, which somebody wrote to.
+  void take(const std::vector<at::Tensor>& full_masters);
   void free();
 
  private:

@@ -99,9 +99,25 @@ void ShardedParameters::gather_all() {
   }
 }
 
-void ShardedParameters::take_full() {
+std::vector<at::Tensor> ShardedParameters::full_masters() {
+  std::vector<at::Tensor> all;
   for (auto& unit : units_) {
-    for (auto& held : unit) held->parameters.take_full();
+    for (auto& held : unit) {
+      const auto some = held->parameters.full_masters();
+      all.insert(all.end(), some.begin(), some.end());
+    }
+  }
+  return all;
+}
+
+void ShardedParameters::take(const std::vector<at::Tensor>& full_masters) {
+  auto next = full_masters.begin();
+  for (auto& unit : units_) {
+    for (auto& held : unit) {
+      const auto count = static_cast<int64_t>(held->bundle.parameters.size());
+      held->parameters.take({next, next + count});
+      next += count;
+    }
   }
 }
 

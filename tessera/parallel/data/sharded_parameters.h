@@ -76,8 +76,10 @@ class ShardedParameters {
   void free(int64_t unit);
   // All at once: for who reads parameters outside of a program.
   void gather_all();
-  // Every rank's shards from its full parameters, which somebody wrote to.
-  void take_full();
+  // By parameter, behind gather_all(): whole, in the shards' type; and every
+  // rank's shards from these, which somebody wrote to.
+  std::vector<at::Tensor> full_masters();
+  void take(const std::vector<at::Tensor>& full_masters);
 
   void zero_gradients();
   // Whole gradients of the unit, before a backward that adds to them.
