@@ -41,10 +41,19 @@ at::Tensor gathered(const at::Tensor& x, int64_t dim, Group& group) {
   return at::cat(pieces.unbind(0), dim);
 }
 
-at::Tensor scattered_sum(const at::Tensor& x, int64_t dim, Group& group) {
+void check_divides(const at::Tensor& x, int64_t dim, const Group& group) {
   TS_CHECK(x.size(dim) % group.size() == 0, "dim ", dim, " of a tensor ",
            x.sizes(), " does not divide by the ", group.size(),
            " ranks of group '", group.name(), "'.");
+}
+
+at::Tensor own_piece(const at::Tensor& x, int64_t dim, Group& group) {
+  check_divides(x, dim, group);
+  return x.chunk(group.size(), dim)[group.rank()].contiguous();
+}
+
+at::Tensor scattered_sum(const at::Tensor& x, int64_t dim, Group& group) {
+  check_divides(x, dim, group);
   const at::Tensor pieces =
       dim == 0 ? x.contiguous() : at::stack(x.chunk(group.size(), dim));
   std::vector<int64_t> shape = x.sizes().vec();
@@ -122,6 +131,34 @@ struct ReduceScatterWithAllGather : Function<ReduceScatterWithAllGather> {
   }
 };
 
+// forward: all_gather along dim; backward: this rank's piece.
+struct AllGatherWithSplit : Function<AllGatherWithSplit> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            int64_t dim, Group& group) {
+    save_group(context, group);
+    context->saved_data["dim"] = dim;
+    return gathered(x, dim, group);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    return {
+        own_piece(grads[0], saved_dim(context), saved_group(context)), {}, {}};
+  }
+};
+
+// forward: this rank's piece; backward: all_gather along dim.
+struct SplitWithAllGather : Function<SplitWithAllGather> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            int64_t dim, Group& group) {
+    save_group(context, group);
+    context->saved_data["dim"] = dim;
+    return own_piece(x, dim, group);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    return {
+        gathered(grads[0], saved_dim(context), saved_group(context)), {}, {}};
+  }
+};
+
 // forward: all_to_all; backward: all_to_all with the splits exchanged.
 struct AllToAll : Function<AllToAll> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
@@ -177,6 +214,18 @@ at::Tensor reduce_scatter_with_all_gather(const at::Tensor& x, int64_t dim,
                                           Group& group) {
   if (group.size() == 1) return x;
   return ReduceScatterWithAllGather::apply(x, wrapped(dim, x), group);
+}
+
+at::Tensor all_gather_with_split(const at::Tensor& x, int64_t dim,
+                                 Group& group) {
+  if (group.size() == 1) return x;
+  return AllGatherWithSplit::apply(x, wrapped(dim, x), group);
+}
+
+at::Tensor split_with_all_gather(const at::Tensor& x, int64_t dim,
+                                 Group& group) {
+  if (group.size() == 1) return x;
+  return SplitWithAllGather::apply(x, wrapped(dim, x), group);
 }
 
 at::Tensor all_to_all(const at::Tensor& x, Group& group,

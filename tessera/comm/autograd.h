@@ -39,6 +39,13 @@ at::Tensor all_gather_with_reduce_scatter(const at::Tensor& x, int64_t dim,
 at::Tensor reduce_scatter_with_all_gather(const at::Tensor& x, int64_t dim,
                                           Group& group);
 
+// x: a piece -> whole, used alike by every rank, whose gradients are the same;
+// and back: x is whole and the same on every rank, which goes on with its piece.
+at::Tensor all_gather_with_split(const at::Tensor& x, int64_t dim,
+                                 Group& group);
+at::Tensor split_with_all_gather(const at::Tensor& x, int64_t dim,
+                                 Group& group);
+
 // Rows of dim 0 to and from each rank; the backward sends them home. Empty
 // splits: equal parts.
 at::Tensor all_to_all(const at::Tensor& x, Group& group,

@@ -82,6 +82,10 @@ std::vector<Case> cases(int64_t n) {
     all.push_back({"reduce_scatter_with_all_gather",
                    with_dim(reduce_scatter_with_all_gather), false, false,
                    whole});
+    all.push_back({"all_gather_with_split", with_dim(all_gather_with_split),
+                   false, true, piece});
+    all.push_back({"split_with_all_gather", with_dim(split_with_all_gather),
+                   true, false, whole});
   }
   return all;
 }

@@ -1,12 +1,14 @@
 #include "tessera/wrappers/detail/heard_memory.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
+#include <map>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
 #include <unordered_map>
+#include <utility>
 
 namespace tessera::wrappers {
 namespace {
@@ -18,10 +20,18 @@ struct Heard {
   int64_t tag;
 };
 
+struct Substituted {
+  Substitute* substitute;
+  int64_t tag;
+};
+
 // Ranks may be threads: memory is the process's, a listener is a rank's.
 struct Register {
   std::shared_mutex mutex;
   std::unordered_map<const c10::StorageImpl*, Heard> heard;
+  // By memory and where in it they begin.
+  std::map<std::pair<const c10::StorageImpl*, int64_t>, Substituted>
+      substituted;
 };
 
 Register& all() {
@@ -29,46 +39,60 @@ Register& all() {
   return instance;
 }
 
-std::optional<Heard> find(const at::Tensor& tensor) {
-  Register& registered = all();
-  const std::shared_lock lock(registered.mutex);
-  const auto found =
-      registered.heard.find(tensor.storage().unsafeGetStorageImpl());
-  if (found == registered.heard.end()) return std::nullopt;
+template <typename Map>
+std::optional<typename Map::mapped_type> find(
+    const Map& map, const typename Map::key_type& key) {
+  const std::shared_lock lock(all().mutex);
+  const auto found = map.find(key);
+  if (found == map.end()) return std::nullopt;
   return found->second;
 }
 
-void tell(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.key_set().has(kKey)) return;
-  if (const auto heard = find(tensor)) heard->listener->on_use(heard->tag);
-}
-
-void tell(const c10::IValue& argument) {
+// The tensors of ours among an operator's arguments.
+template <typename Act>
+void for_each(const c10::IValue& argument, const Act& act) {
+  const auto take = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.key_set().has(kKey)) act(tensor);
+  };
   if (argument.isTensor()) {
-    tell(argument.toTensor());
+    take(argument.toTensor());
   } else if (argument.isTensorList()) {
-    for (const at::Tensor& tensor : argument.toTensorList()) tell(tensor);
+    for (const at::Tensor& tensor : argument.toTensorList()) take(tensor);
   } else if (argument.isList()) {  // of tensors that may be absent
     for (const c10::IValue& each : argument.toListRef()) {
-      if (each.isTensor()) tell(each.toTensor());
+      if (each.isTensor()) take(each.toTensor());
     }
   }
 }
 
 void tell_and_run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Unheard unheard;
+  const bool goes_back = torch::autograd::get_current_graph_task_id() != -1;
+  std::optional<Substituted> substituted;
   const size_t count = op.schema().arguments().size();
   for (const c10::IValue& argument : torch::jit::last(*stack, count)) {
-    tell(argument);
+    for_each(argument, [&](const at::Tensor& tensor) {
+      const auto* memory = tensor.storage().unsafeGetStorageImpl();
+      if (const auto heard = find(all().heard, memory)) {
+        heard->listener->on_use(heard->tag);
+      }
+      const auto found =
+          find(all().substituted, {memory, tensor.storage_offset()});
+      if (found) substituted = found;
+    });
   }
-  op.callBoxed(stack);
+  const bool done = !goes_back && substituted &&
+                    substituted->substitute->run(op, stack, substituted->tag);
+  if (!done) op.callBoxed(stack);
 }
 
 // A tensor's keys are its implementation's own.
 struct Keys : c10::TensorImpl {
-  static void add(c10::TensorImpl& tensor) {
-    c10::DispatchKeySet c10::TensorImpl::* const keys = &Keys::key_set_;
-    tensor.*keys = (tensor.*keys).add(kKey);
+  static c10::DispatchKeySet& of(const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->*(&Keys::key_set_);
+  }
+  static void add(const at::Tensor& tensor) {
+    of(tensor) = of(tensor).add(kKey);
   }
 };
 
@@ -83,7 +107,7 @@ HeardMemory::~HeardMemory() {
 }
 
 void HeardMemory::hear(const at::Tensor& tensor, int64_t tag) {
-  Keys::add(*tensor.unsafeGetTensorImpl());
+  Keys::add(tensor);
   const c10::StorageImpl* memory = tensor.storage().unsafeGetStorageImpl();
   Register& registered = all();
   const std::unique_lock lock(registered.mutex);
@@ -92,6 +116,30 @@ void HeardMemory::hear(const at::Tensor& tensor, int64_t tag) {
   TORCH_INTERNAL_ASSERT(is_new || found->second.listener == &listener_,
                         "two listen to one memory");
   if (is_new) heard_.push_back(tensor.storage());
+}
+
+SubstitutedParameters::~SubstitutedParameters() {
+  Register& registered = all();
+  const std::unique_lock lock(registered.mutex);
+  std::erase_if(registered.substituted, [this](const auto& each) {
+    return each.second.substitute == &substitute_;
+  });
+}
+
+void SubstitutedParameters::add(const at::Tensor& parameter, int64_t tag) {
+  Keys::add(parameter);
+  Register& registered = all();
+  const std::unique_lock lock(registered.mutex);
+  registered.substituted[{parameter.storage().unsafeGetStorageImpl(),
+                          parameter.storage_offset()}] = {&substitute_, tag};
+  memory_.push_back(parameter.storage());
+}
+
+at::Tensor unheard(const at::Tensor& tensor) {
+  const Unheard guard;
+  const at::Tensor view = tensor.detach();
+  Keys::of(view) = Keys::of(view).remove(kKey);
+  return view;
 }
 
 Unheard::Unheard() : guard_(kKey) {}

@@ -6,11 +6,14 @@
 // the listener whose memory it is, and then runs as it would have run: also in
 // backward, for what autograd saved.
 // Cost:    about a microsecond an operator on such a tensor; none on others.
+// So too may an operator on a parameter, of a forward, be replaced by something
+// else that a substitute computes.
 // Key:     DeferredInit, which LibTorch keeps for code outside of it.
 // Threads: a listener is called on the thread that computes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
@@ -41,6 +44,35 @@ class HeardMemory {
   Listener& listener_;
   std::vector<c10::Storage> heard_;
 };
+
+class Substitute {
+ public:
+  virtual ~Substitute() = default;
+  // Takes the operator's arguments from the stack and puts results there, or
+  // leaves both alone and returns false. What it computes goes no way of ours.
+  virtual bool run(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                   int64_t tag) = 0;
+};
+
+class SubstitutedParameters {
+ public:
+  explicit SubstitutedParameters(Substitute& substitute)
+      : substitute_(substitute) {}
+  ~SubstitutedParameters();
+  SubstitutedParameters(const SubstitutedParameters&) = delete;
+  SubstitutedParameters& operator=(const SubstitutedParameters&) = delete;
+
+  // From now on, of this tensor and of views that begin where it does; outside
+  // of backward.
+  void add(const at::Tensor& parameter, int64_t tag);
+
+ private:
+  Substitute& substitute_;
+  std::vector<c10::Storage> memory_;
+};
+
+// A tensor whose operators are not heard, nor replaced: one more view.
+at::Tensor unheard(const at::Tensor& tensor);
 
 // While it lives nothing that this thread computes is heard.
 class Unheard {

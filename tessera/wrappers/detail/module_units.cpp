@@ -18,10 +18,7 @@ namespace {
 
 using torch::nn::Module;
 
-struct Named {
-  std::string name;
-  Module* module;
-};
+using Named = NamedModule;
 
 bool is_container(const Module& module) {
   return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) ||
@@ -62,11 +59,30 @@ void all_below(const Named& root, std::vector<Named>& found) {
   }
 }
 
-// In the order of declaration: an outer unit before those inside of it.
-std::vector<Named> matching(const Named& root,
-                            const std::vector<std::string>& patterns) {
+std::vector<Named> modules_of_units(Module& root,
+                                    const std::vector<std::string>& patterns) {
+  const Named whole{"", &root};
+  if (!patterns.empty()) return modules_matching(root, patterns, "fully_shard");
+  std::vector<Named> found;
+  elements_of_containers(whole, found);
+  return found.empty() ? children_of(whole) : found;
+}
+
+// What is protected there.
+struct Parameters : Module {
+  static torch::OrderedDict<std::string, at::Tensor>& of(Module& module) {
+    return module.*(&Parameters::parameters_);
+  }
+};
+
+}  // namespace
+
+// An outer one before those inside of it.
+std::vector<NamedModule> modules_matching(
+    Module& root, const std::vector<std::string>& patterns,
+    const std::string& who) {
   std::vector<Named> all, found;
-  all_below(root, all);
+  all_below({"", &root}, all);
   const auto matches = [](const std::string& pattern, const Named& each) {
     return fnmatch(pattern.c_str(), each.name.c_str(), 0) == 0;
   };
@@ -81,8 +97,7 @@ std::vector<Named> matching(const Named& root,
     TS_CHECK_CONFIG(
         std::ranges::any_of(
             all, [&](const Named& each) { return matches(pattern, each); }),
-        "fully_shard: \"", pattern,
-        "\" names no child module that has parameters; ",
+        who, ": \"", pattern, "\" names no child module that has parameters; ",
         nearest.empty() ? "there is none."
                         : "the nearest is \"" + nearest + "\".");
   }
@@ -95,24 +110,6 @@ std::vector<Named> matching(const Named& root,
   }
   return found;
 }
-
-std::vector<Named> modules_of_units(Module& root,
-                                    const std::vector<std::string>& patterns) {
-  const Named whole{"", &root};
-  if (!patterns.empty()) return matching(whole, patterns);
-  std::vector<Named> found;
-  elements_of_containers(whole, found);
-  return found.empty() ? children_of(whole) : found;
-}
-
-// What is protected there.
-struct Parameters : Module {
-  static torch::OrderedDict<std::string, at::Tensor>& of(Module& module) {
-    return module.*(&Parameters::parameters_);
-  }
-};
-
-}  // namespace
 
 std::vector<ModuleUnit> units_of(Module& root,
                                  const std::vector<std::string>& patterns) {

@@ -25,6 +25,17 @@ struct ModuleUnit {
 std::vector<ModuleUnit> units_of(torch::nn::Module& root,
                                  const std::vector<std::string>& patterns);
 
+struct NamedModule {
+  std::string name;
+  torch::nn::Module* module;
+};
+
+// The child modules with parameters that some pattern names, in the order of
+// declaration. Errors: as units_of(), by `who`.
+std::vector<NamedModule> modules_matching(
+    torch::nn::Module& root, const std::vector<std::string>& patterns,
+    const std::string& who);
+
 // Puts replacements[i] where the module has originals[i], as its parameters()
 // and all that goes over them see it; members of its class stay what they are.
 void replace_parameters(torch::nn::Module& root,

@@ -1,0 +1,158 @@
+#include "tessera/wrappers/parallel_linear.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/comm/autograd.h"
+#include "tessera/core/error.h"
+#include "tessera/wrappers/detail/same_parameters.h"
+#include "tessera/wrappers/detail/shares.h"
+
+namespace tessera {
+
+using Kind = ParallelStyle::Kind;
+
+int64_t ParallelStyle::weight_dim() const {
+  switch (kind) {
+    case Kind::kColumn:
+    case Kind::kVocabulary:
+      return 0;
+    case Kind::kRow:
+      return 1;
+    case Kind::kSequence:
+      break;
+  }
+  return -1;
+}
+
+void check(const ParallelStyle& style) {
+  const bool in_sequence = style.output == Lies::kBySequence;
+  switch (style.kind) {
+    case Kind::kColumn:
+      TS_CHECK_CONFIG(!in_sequence,
+                      "tensor parallel: a column linear gives features of all "
+                      "of the sequence; its output lies by features or whole.");
+      return;
+    case Kind::kRow:
+      TS_CHECK_CONFIG(style.input != Lies::kBySequence,
+                      "tensor parallel: a row linear takes features of all of "
+                      "the sequence; its input lies by features or whole.");
+      TS_CHECK_CONFIG(style.output != Lies::kByFeatures,
+                      "tensor parallel: a row linear's output lies whole or by "
+                      "sequence.");
+      return;
+    case Kind::kVocabulary:
+      TS_CHECK_CONFIG(style.output != Lies::kByFeatures,
+                      "tensor parallel: an embedding's output lies whole or by "
+                      "sequence.");
+      return;
+    case Kind::kSequence:
+      return;
+  }
+}
+
+namespace {
+
+// A sum of which each rank has a part.
+at::Tensor sum_of(const at::Tensor& part, const ParallelStyle& style,
+                  comm::Group& group) {
+  if (style.output == Lies::kWhole) {
+    return comm::all_reduce_with_identity(part, group);
+  }
+  return comm::reduce_scatter_with_all_gather(part, style.sequence_dim, group);
+}
+
+at::Tensor column_linear(const at::Tensor& x, const at::Tensor& weight,
+                         const at::Tensor& bias, const ParallelStyle& style,
+                         comm::Group& group) {
+  at::Tensor all;
+  switch (style.input) {
+    case Lies::kWhole:
+      all = comm::identity_with_all_reduce(x, group);
+      break;
+    case Lies::kByFeatures:
+      all = comm::all_gather_with_reduce_scatter(x, -1, group);
+      break;
+    case Lies::kBySequence:
+      all = comm::all_gather_with_reduce_scatter(x, style.sequence_dim, group);
+      break;
+  }
+  const at::Tensor y = at::linear(all, weight, bias);
+  return style.output == Lies::kWhole
+             ? comm::all_gather_with_split(y, -1, group)
+             : y;
+}
+
+at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight,
+                      const at::Tensor& bias, const ParallelStyle& style,
+                      comm::Group& group) {
+  const at::Tensor mine = style.input == Lies::kWhole
+                              ? comm::split_with_all_gather(x, -1, group)
+                              : x;
+  const at::Tensor y = sum_of(at::linear(mine, weight), style, group);
+  if (!bias.defined()) return y;
+  // A part of the sequence gives a part of its gradient.
+  return style.output == Lies::kBySequence
+             ? y + comm::identity_with_all_reduce(bias, group)
+             : y + bias;
+}
+
+}  // namespace
+
+at::Tensor parallel_linear(const at::Tensor& x, const at::Tensor& weight,
+                           const at::Tensor& bias, const ParallelStyle& style,
+                           comm::Group& group) {
+  return style.kind == Kind::kRow
+             ? row_linear(x, weight, bias, style, group)
+             : column_linear(x, weight, bias, style, group);
+}
+
+at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight,
+                              const ParallelStyle& style, comm::Group& group) {
+  const int64_t first = group.rank() * weight.size(0);
+  const at::Tensor here =
+      ids.ge(first).logical_and(ids.lt(first + weight.size(0)));
+  const at::Tensor rows =
+      at::embedding(weight, (ids - first).masked_fill(~here, 0));
+  return sum_of(rows * here.unsqueeze(-1).to(rows.scalar_type()), style, group);
+}
+
+namespace wrappers {
+
+ParallelLinearImpl::ParallelLinearImpl(const torch::nn::LinearOptions& whole,
+                                       comm::Group& group,
+                                       const ParallelStyle& style)
+    : torch::nn::Module("ParallelLinear"), group_(group), style_(style) {
+  check(style);
+  const torch::nn::Linear linear(whole);
+  broadcast_all(linear->parameters(), group, /*root=*/0);
+  weight = register_parameter(
+      "weight", share_of(linear->weight, style.weight_dim(), group, "linear"));
+  if (!whole.bias()) return;
+  const bool split = style.kind == Kind::kColumn;
+  bias = register_parameter(
+      "bias", share_of(linear->bias, split ? 0 : -1, group, "linear"));
+}
+
+at::Tensor ParallelLinearImpl::forward(const at::Tensor& x) {
+  return parallel_linear(x, weight, bias, style_, group_);
+}
+
+}  // namespace wrappers
+
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(
+    const torch::nn::LinearOptions& whole, comm::Group& group,
+    const ParallelStyle& style)
+    : ParallelLinearImpl(whole, group, style) {
+  TS_CHECK_CONFIG(style.kind == Kind::kColumn,
+                  "tensor parallel: a ColumnParallelLinear of another style.");
+}
+
+RowParallelLinearImpl::RowParallelLinearImpl(
+    const torch::nn::LinearOptions& whole, comm::Group& group,
+    const ParallelStyle& style)
+    : ParallelLinearImpl(whole, group, style) {
+  TS_CHECK_CONFIG(style.kind == Kind::kRow,
+                  "tensor parallel: a RowParallelLinear of another style.");
+}
+
+}  // namespace tessera

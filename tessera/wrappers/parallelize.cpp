@@ -1,0 +1,209 @@
+#include "tessera/wrappers/parallelize.h"
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <map>
+#include <utility>
+
+#include "tessera/comm/autograd.h"
+#include "tessera/core/error.h"
+#include "tessera/wrappers/detail/heard_memory.h"
+#include "tessera/wrappers/detail/module_units.h"
+#include "tessera/wrappers/detail/same_parameters.h"
+#include "tessera/wrappers/detail/shares.h"
+
+namespace tessera {
+
+using torch::nn::Module;
+using wrappers::share_of;
+using Kind = ParallelStyle::Kind;
+
+struct Parallelized::Impl : wrappers::Substitute {
+  Impl(Module& module, comm::Group& tp, const ParallelPlan& plan);
+
+  void add(const std::string& name, Module& module, const ParallelStyle& style);
+  void cut(const std::string& name, at::Tensor& parameter, int64_t dim,
+           int64_t tag);
+  bool run(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+           int64_t tag) override;
+
+  struct Part {
+    std::string name;
+    ParallelStyle style;
+  };
+  void sum_gradients(torch::jit::Stack* stack, size_t count);
+  at::Tensor computed(const std::string& op,
+                      at::ArrayRef<c10::IValue> arguments, const Part& part);
+  at::Tensor bias_behind(const at::Tensor& bias, const ParallelStyle& style);
+
+  comm::Group& group;
+  std::vector<Part> parts;  // by tag
+  wrappers::SubstitutedParameters parameters;
+};
+
+Parallelized::Impl::Impl(Module& module, comm::Group& tp,
+                         const ParallelPlan& plan)
+    : group(tp), parameters(*this) {
+  std::vector<at::Tensor> values = module.parameters();
+  const auto buffers = module.buffers();
+  values.insert(values.end(), buffers.begin(), buffers.end());
+  wrappers::broadcast_all(values, group, /*root=*/0);
+  std::map<std::string, size_t> line_of;
+  for (size_t line = 0; line < plan.size(); ++line) {
+    check(plan[line].style);
+    for (const auto& [name, child] : wrappers::modules_matching(
+             module, {plan[line].modules}, "parallelize")) {
+      const auto [found, is_new] = line_of.try_emplace(name, line);
+      TS_CHECK_CONFIG(is_new, "parallelize: \"", name,
+                      "\" is named by two lines of the plan: \"",
+                      plan[found->second].modules, "\" and \"",
+                      plan[line].modules, "\".");
+      add(name, *child, plan[line].style);
+    }
+  }
+}
+
+void Parallelized::Impl::add(const std::string& name, Module& module,
+                             const ParallelStyle& style) {
+  const auto tag = static_cast<int64_t>(parts.size());
+  parts.push_back({name, style});
+  if (style.kind == Kind::kSequence) {
+    for (auto& parameter : module.parameters()) parameters.add(parameter, tag);
+    return;
+  }
+  if (style.kind == Kind::kVocabulary) {
+    auto* const embedding = module.as<torch::nn::EmbeddingImpl>();
+    TS_CHECK_CONFIG(embedding, "parallelize: \"", name, "\" is a ",
+                    module.name(),
+                    ", and the style vocabulary is for an "
+                    "Embedding.");
+    return cut(name + ".weight", embedding->weight, style.weight_dim(), tag);
+  }
+  auto* const linear = module.as<torch::nn::LinearImpl>();
+  TS_CHECK_CONFIG(linear, "parallelize: \"", name, "\" is a ", module.name(),
+                  ", and the styles column and row are for a Linear.");
+  cut(name + ".weight", linear->weight, style.weight_dim(), tag);
+  if (linear->bias.defined()) {
+    cut(name + ".bias", linear->bias, style.kind == Kind::kColumn ? 0 : -1,
+        tag);
+  }
+}
+
+void Parallelized::Impl::cut(const std::string& name, at::Tensor& parameter,
+                             int64_t dim, int64_t tag) {
+  parameter.set_data(share_of(parameter, dim, group, name));
+  parameters.add(parameter, tag);
+}
+
+bool Parallelized::Impl::run(const c10::OperatorHandle& op,
+                             torch::jit::Stack* stack, int64_t tag) {
+  const Part& part = parts.at(tag);
+  const size_t count = op.schema().arguments().size();
+  if (part.style.kind == Kind::kSequence) {
+    sum_gradients(stack, count);
+    return false;
+  }
+  const std::string& name = op.schema().name();
+  // A view, by which Linear multiplies.
+  if (name == "aten::t" || name == "aten::transpose") return false;
+  const auto arguments = torch::jit::last(*stack, count);
+  // Who detaches a share wants the share.
+  const at::Tensor y = name == "aten::detach"
+                           ? wrappers::unheard(arguments[0].toTensor())
+                           : computed(name, arguments, part);
+  if (y.defined()) {
+    torch::jit::drop(*stack, count);
+    stack->emplace_back(y);
+    return true;
+  }
+  TS_CHECK(!at::GradMode::is_enabled(), "parallelize: \"", part.name,
+           "\" computes ", name,
+           " with a parameter of which this rank has a share. What is shared "
+           "out is for the products of Linear and for Embedding alone: leave "
+           "it out of the plan, or write the module with ColumnParallelLinear "
+           "and RowParallelLinear. (What trains nothing, as first values, goes "
+           "under NoGradGuard.)");
+  return false;
+}
+
+// Each rank's part of the sequence gives a part of their gradients.
+void Parallelized::Impl::sum_gradients(torch::jit::Stack* stack, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    c10::IValue& argument = torch::jit::peek(*stack, i, count);
+    if (!argument.isTensor() || !argument.toTensor().requires_grad() ||
+        !argument.toTensor().is_leaf() || !at::GradMode::is_enabled()) {
+      continue;
+    }
+    argument = comm::identity_with_all_reduce(argument.toTensor(), group);
+  }
+}
+
+// What Linear and Embedding call, as they call it; undefined: something else.
+at::Tensor Parallelized::Impl::computed(const std::string& op,
+                                        at::ArrayRef<c10::IValue> arguments,
+                                        const Part& part) {
+  const auto tensor = [&](size_t i) {
+    return arguments[i].isTensor() ? arguments[i].toTensor() : at::Tensor();
+  };
+  const auto linear = [&](const at::Tensor& x, const at::Tensor& weight,
+                          const at::Tensor& bias) {
+    return parallel_linear(x, weight, bias, part.style, group);
+  };
+  const bool is_linear =
+      part.style.kind == Kind::kColumn || part.style.kind == Kind::kRow;
+  if (op == "aten::embedding" && !is_linear) {
+    return parallel_embedding(tensor(1), tensor(0), part.style, group);
+  }
+  if (!is_linear) return {};
+  if (op == "aten::linear") return linear(tensor(0), tensor(1), tensor(2));
+  const auto is_transposed = [](const at::Tensor& weight) {
+    return weight.dim() == 2 && !weight.is_contiguous() &&
+           weight.t().is_contiguous();
+  };
+  if ((op == "aten::matmul" || op == "aten::mm") && is_transposed(tensor(1))) {
+    return linear(tensor(0), tensor(1).t(), {});
+  }
+  if (op == "aten::addmm" && is_transposed(tensor(2))) {
+    return linear(tensor(1), tensor(2).t(), tensor(0));
+  }
+  if (op == "aten::add_" && tensor(1).dim() == 1) {
+    return at::Tensor(tensor(0)).add_(bias_behind(tensor(1), part.style));
+  }
+  return {};
+}
+
+// As it is added to what a product gave.
+at::Tensor Parallelized::Impl::bias_behind(const at::Tensor& bias,
+                                           const ParallelStyle& style) {
+  if (style.kind == Kind::kColumn && style.output == Lies::kWhole) {
+    return comm::all_gather_with_split(bias, 0, group);
+  }
+  if (style.kind == Kind::kRow && style.output == Lies::kBySequence) {
+    return comm::identity_with_all_reduce(bias, group);
+  }
+  return bias;
+}
+
+Parallelized::Parallelized(Module& module, const mesh::DeviceMesh& mesh,
+                           comm::Communicator& ranks,
+                           const ParallelPlan& plan) {
+  TS_CHECK_CONFIG(mesh.world_size() == ranks.world_size(),
+                  "parallelize: the mesh is of ", mesh.world_size(), " ranks (",
+                  mesh.describe(), "), the communicator of ",
+                  ranks.world_size(), ".");
+  comm::Group& tp =
+      *ranks.make_group(mesh.peers(ranks.rank(), {mesh::Axis::kTp}), "tp");
+  impl_ = std::make_unique<Impl>(module, tp, plan);
+}
+
+Parallelized::~Parallelized() = default;
+Parallelized::Parallelized(Parallelized&&) noexcept = default;
+
+Parallelized parallelize(Module& module, const mesh::DeviceMesh& mesh,
+                         comm::Communicator& ranks, const ParallelPlan& plan) {
+  return {module, mesh, ranks, plan};
+}
+
+}  // namespace tessera
