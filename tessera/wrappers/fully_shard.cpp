@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <set>
 
 #include "tessera/core/error.h"
 #include "tessera/core/host_read.h"
@@ -115,9 +116,10 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
                   ranks.world_size(), ".");
   const int64_t data =
       mesh.degree(Axis::kDpReplicate) * mesh.degree(Axis::kDpShard);
-  TS_CHECK_CONFIG(data == mesh.world_size(), "fully_shard: ", mesh.describe(),
-                  ": ranks lie along dp_shard and dp_replicate alone.");
-  TS_CHECK_CONFIG(mesh.world_size() == 1 || mesh.degree(Axis::kDpShard) > 1,
+  TS_CHECK_CONFIG(data * mesh.degree(Axis::kTp) == mesh.world_size(),
+                  "fully_shard: ", mesh.describe(),
+                  ": ranks lie along dp_shard, dp_replicate and tp alone.");
+  TS_CHECK_CONFIG(data == 1 || mesh.degree(Axis::kDpShard) > 1,
                   "fully_shard: dp_shard is 1: nothing is shared out. Give "
                   "ranks to dp_shard, or use DistributedDataParallel.");
   for (const auto& item : module.named_modules()) {
@@ -163,10 +165,12 @@ struct FullyShardedCore::Impl {
   torch::nn::Module& module;
   const mesh::DeviceMesh mesh;
   const FullyShardOptions options;
-  comm::Group* group = nullptr;  // of all ranks
+  comm::Group& world;
+  comm::Group* group = nullptr;  // of the ranks that see other data
   int64_t prefetch = 0;
   std::vector<std::string> names;     // of units
   std::vector<program::Unit> owners;  // as programs know them
+  std::set<std::string> shared_out;   // over tp: names of parameters
   std::unique_ptr<parallel::data::ShardedParameters> parameters;
   std::vector<at::Tensor> whole, shards;  // by LocalParameter
   std::vector<size_t> trained;            // of these: in the order of trained()
@@ -186,8 +190,10 @@ struct FullyShardedCore::Impl {
 FullyShardedCore::Impl::Impl(torch::nn::Module& of, const mesh::DeviceMesh& on,
                              comm::Communicator& ranks,
                              const FullyShardOptions& asked)
-    : module(of), mesh(on), options(asked), group(&ranks.world()) {
+    : module(of), mesh(on), options(asked), world(ranks.world()) {
   check(module, mesh, ranks, options);
+  group = ranks.make_group(
+      mesh.peers(ranks.rank(), {Axis::kDpReplicate, Axis::kDpShard}), "data");
   parallel::data::ZeroConfig zero;
   zero.prefetch = options.prefetch;
   prefetch = zero.resolved(ranks.backend() == "shm").prefetch;
@@ -223,9 +229,14 @@ void FullyShardedCore::Impl::lay_out(std::vector<ModuleUnit> units,
   const mesh::Coord coord = mesh.coord_of(ranks.rank());
   std::vector<std::vector<parallel::data::Bundle>> bundles;
   std::vector<at::Tensor> scalars;
+  std::vector<std::pair<at::Tensor, CarriedSubstitute>> substitutes;
   for (auto& unit : units) {
     for (auto& parameter : unit.parameters) {
       at::Tensor& tensor = parameter.tensor;
+      substitutes.emplace_back(tensor, CarriedSubstitute(tensor));
+      if (substitutes.back().second.is_share()) {
+        shared_out.insert(parameter.name);
+      }
       parameter.spec->is_frozen = !tensor.requires_grad();
       at::Tensor all = tensor.detach();
       if (all.dim() == 0) {  // a row of one
@@ -257,6 +268,7 @@ void FullyShardedCore::Impl::lay_out(std::vector<ModuleUnit> units,
       options.compute_dtype);
   for (auto& scalar : scalars)
     scalar.set_data(scalar.detach().reshape(at::IntArrayRef()));
+  for (auto& [tensor, substitute] : substitutes) substitute.put(tensor);
   hear(units);
 }
 
@@ -495,19 +507,22 @@ double FullyShardedCore::clip_grad_norm(double most) {
 // `most` of a rank that has joined is that of the others.
 double FullyShardedCore::Impl::clip(double most) {
   const at::NoGradGuard no_grad;
-  const mesh::Coord coord = mesh.coord_of(group->ranks()[group->rank()]);
+  const mesh::Coord coord = mesh.coord_of(world.rank());
   std::vector<at::Tensor> owned, all;
   for (size_t i = 0; i < trained.size(); ++i) {
     const at::Tensor& gradient = shards[trained[i]].grad();
     if (!gradient.defined()) continue;
     all.push_back(gradient);
-    const auto& layout = parameters->trained()[i].layout;
-    if (layout.owned_by(coord)) owned.push_back(gradient);
+    // What is shared out over tp counts on each of its ranks.
+    const LocalParameter& local = parameters->trained()[i];
+    mesh::Coord at = coord;
+    if (shared_out.contains(local.name)) at[Axis::kTp] = 0;
+    if (local.layout.owned_by(at)) owned.push_back(gradient);
   }
   const at::Tensor squares = optim::sum_of_squares(owned).reshape({1});
   at::Tensor limit = at::full({1}, most, at::kDouble);
-  group->all_reduce(squares).synchronize();
-  group->all_reduce(limit, comm::ReduceOp::kMax).synchronize();
+  world.all_reduce(squares).synchronize();
+  world.all_reduce(limit, comm::ReduceOp::kMax).synchronize();
   const double norm = std::sqrt(squares.item<double>());
   optim::scale_gradients(all, optim::clip_scale(norm, limit.item<double>()));
   return norm;

@@ -179,8 +179,8 @@ class FullySharded {
   wrappers::FullyShardedCore core_;
 };
 
-// `mesh`: of all ranks, along dp_shard and dp_replicate alone. The communicator
-// outlives the result.
+// `mesh`: of all ranks, along dp_shard, dp_replicate and tp, for a module that
+// parallelize() has cut along tp. The communicator outlives the result.
 template <typename Holder>
 FullySharded<Holder> fully_shard(Holder module, const mesh::DeviceMesh& mesh,
                                  comm::Communicator& ranks,

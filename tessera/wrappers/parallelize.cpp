@@ -70,7 +70,9 @@ void Parallelized::Impl::add(const std::string& name, Module& module,
   const auto tag = static_cast<int64_t>(parts.size());
   parts.push_back({name, style});
   if (style.kind == Kind::kSequence) {
-    for (auto& parameter : module.parameters()) parameters.add(parameter, tag);
+    for (auto& parameter : module.parameters()) {
+      parameters.add(parameter, tag, /*is_share=*/false);
+    }
     return;
   }
   if (style.kind == Kind::kVocabulary) {
@@ -94,7 +96,7 @@ void Parallelized::Impl::add(const std::string& name, Module& module,
 void Parallelized::Impl::cut(const std::string& name, at::Tensor& parameter,
                              int64_t dim, int64_t tag) {
   parameter.set_data(share_of(parameter, dim, group, name));
-  parameters.add(parameter, tag);
+  parameters.add(parameter, tag, /*is_share=*/dim >= 0);
 }
 
 bool Parallelized::Impl::run(const c10::OperatorHandle& op,

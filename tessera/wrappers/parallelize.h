@@ -21,7 +21,8 @@
 //          one module; features that do not divide; and, while gradients are
 //          recorded, any other operator on a weight that is shared out.
 // Limits:  no weight that several modules share. Call it before
-//          DistributedDataParallel and before an optimizer is made.
+//          DistributedDataParallel or fully_shard(), which take the ranks along
+//          the data axes, and before an optimizer is made.
 // Source:  parallel_linear.h; plans as PyTorch's parallelize_module has them.
 #pragma once
 

@@ -9,6 +9,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/wrappers/distributed_data_parallel.h"
+#include "tessera/wrappers/fully_shard.h"
 #include "tessera/wrappers/parallelize.h"
 
 namespace tessera {
@@ -181,6 +182,51 @@ TEST(Parallelize, EqualsOneRank) {
           const at::Tensor& whole = alone->named_parameters()[item.key()];
           expect_equal(item.value().detach(),
                        share_like(whole.detach(), item.value(), tensor),
+                       item.key());
+        }
+      });
+    }
+  }
+}
+
+TEST(Parallelize, GoesWithFullyShard) {
+  Gpt alone(1);
+  torch::optim::AdamW optimizer(alone->parameters(),
+                                torch::optim::AdamWOptions(1e-2));
+  for (int step = 0; step < kSteps; ++step) {
+    const auto ids = ids_of(kSamples, step);
+    optimizer.zero_grad();
+    loss_of(alone->forward(ids.narrow(1, 0, kLength)), ids).backward();
+    nn::utils::clip_grad_norm_(alone->parameters(), 0.1);
+    optimizer.step();
+  }
+  for (const int64_t stage : {1, 2, 3}) {
+    for (const bool by_sequence : {false, true}) {
+      SCOPED_TRACE(c10::str("stage ", stage, " ", by_sequence));
+      const mesh::DeviceMesh mesh({.dp_shard = 2, .tp = 2}, 4);
+      comm::run_threads(4, "shm", [&](comm::Communicator& ranks) {
+        Gpt gpt(1);
+        const auto parallel = parallelize(
+            *gpt, mesh, ranks, by_sequence ? plan_by_sequence() : plan());
+        auto model = fully_shard(gpt, mesh, ranks, {.zero_stage = stage});
+        torch::optim::AdamW mine(gpt->parameters(),
+                                 torch::optim::AdamWOptions(1e-2));
+        const int64_t data = mesh.coord_of(ranks.rank())[mesh::Axis::kDpShard];
+        for (int step = 0; step < kSteps; ++step) {
+          const auto ids =
+              ids_of(kSamples, step).narrow(0, data * kSamples / 2, 2);
+          mine.zero_grad();
+          loss_of(model.forward(ids.narrow(1, 0, kLength)), ids).backward();
+          model.clip_grad_norm(0.1);
+          mine.step();
+        }
+        comm::Group& tp = *ranks.make_group(
+            mesh.peers(ranks.rank(), {mesh::Axis::kTp}), "tp");
+        const auto whole = model.gather();
+        for (const auto& item : gpt->named_parameters()) {
+          const at::Tensor& wanted = alone->named_parameters()[item.key()];
+          expect_equal(item.value().detach(),
+                       share_like(wanted.detach(), item.value(), tp),
                        item.key());
         }
       });

@@ -23,6 +23,7 @@ struct Heard {
 struct Substituted {
   Substitute* substitute;
   int64_t tag;
+  bool is_share;
 };
 
 // Ranks may be threads: memory is the process's, a listener is a rank's.
@@ -96,6 +97,19 @@ struct Keys : c10::TensorImpl {
   }
 };
 
+using Place = std::pair<const c10::StorageImpl*, int64_t>;
+
+Place place_of(const at::Tensor& tensor) {
+  return {tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset()};
+}
+
+void substitute(const at::Tensor& parameter, const Substituted& by) {
+  Keys::add(parameter);
+  Register& registered = all();
+  const std::unique_lock lock(registered.mutex);
+  registered.substituted[place_of(parameter)] = by;
+}
+
 }  // namespace
 
 HeardMemory::~HeardMemory() {
@@ -126,13 +140,24 @@ SubstitutedParameters::~SubstitutedParameters() {
   });
 }
 
-void SubstitutedParameters::add(const at::Tensor& parameter, int64_t tag) {
-  Keys::add(parameter);
+void SubstitutedParameters::add(const at::Tensor& parameter, int64_t tag,
+                                bool is_share) {
+  substitute(parameter, {&substitute_, tag, is_share});
+}
+
+CarriedSubstitute::CarriedSubstitute(const at::Tensor& parameter) {
   Register& registered = all();
   const std::unique_lock lock(registered.mutex);
-  registered.substituted[{parameter.storage().unsafeGetStorageImpl(),
-                          parameter.storage_offset()}] = {&substitute_, tag};
-  memory_.push_back(parameter.storage());
+  const auto found = registered.substituted.find(place_of(parameter));
+  if (found == registered.substituted.end()) return;
+  substitute_ = found->second.substitute;
+  tag_ = found->second.tag;
+  is_share_ = found->second.is_share;
+  registered.substituted.erase(found);
+}
+
+void CarriedSubstitute::put(const at::Tensor& parameter) const {
+  if (substitute_) substitute(parameter, {substitute_, tag_, is_share_});
 }
 
 at::Tensor unheard(const at::Tensor& tensor) {

@@ -63,12 +63,26 @@ class SubstitutedParameters {
   SubstitutedParameters& operator=(const SubstitutedParameters&) = delete;
 
   // From now on, of this tensor and of views that begin where it does; outside
-  // of backward.
-  void add(const at::Tensor& parameter, int64_t tag);
+  // of backward. `is_share`: other ranks have other values of it.
+  void add(const at::Tensor& parameter, int64_t tag, bool is_share);
 
  private:
   Substitute& substitute_;
-  std::vector<c10::Storage> memory_;
+};
+
+// What replaces a parameter's operators, to go with it where it gets other
+// memory.
+class CarriedSubstitute {
+ public:
+  // Of where the parameter lies now, from where it is taken away.
+  explicit CarriedSubstitute(const at::Tensor& parameter);
+  bool is_share() const { return is_share_; }
+  void put(const at::Tensor& parameter) const;
+
+ private:
+  Substitute* substitute_ = nullptr;
+  int64_t tag_ = 0;
+  bool is_share_ = false;
 };
 
 // A tensor whose operators are not heard, nor replaced: one more view.
