@@ -39,8 +39,8 @@ at::Tensor all_gather_with_reduce_scatter(const at::Tensor& x, int64_t dim,
 at::Tensor reduce_scatter_with_all_gather(const at::Tensor& x, int64_t dim,
                                           Group& group);
 
-// x: a piece -> whole, used alike by every rank, whose gradients are the same;
-// and back: x is whole and the same on every rank, which goes on with its piece.
+// x: a piece -> whole, used alike by every rank, with the same gradients; and
+// back: x is whole and the same on every rank, which goes on with its piece.
 at::Tensor all_gather_with_split(const at::Tensor& x, int64_t dim,
                                  Group& group);
 at::Tensor split_with_all_gather(const at::Tensor& x, int64_t dim,

@@ -1,0 +1,61 @@
+// The parameters of a user's module as a rank of fully_shard() has them: units,
+// shards in the place of parameters, whole tensors in the members of classes.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/parallel/data/sharded_parameters.h"
+#include "tessera/program/units.h"
+#include "tessera/wrappers/detail/heard_memory.h"
+#include "tessera/wrappers/detail/module_units.h"
+#include "tessera/wrappers/fully_shard.h"
+
+namespace tessera::wrappers {
+
+class ModuleShards {
+ public:
+  // Takes the values of rank 0 of `data`, the ranks that see other data, and
+  // puts shards where the module has parameters.
+  // Errors: what fully_shard.h says of options, mesh and module.
+  ModuleShards(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
+               comm::Communicator& ranks, comm::Group& data,
+               const FullyShardOptions& options);
+
+  parallel::data::ShardedParameters& parameters() { return *parameters_; }
+  // By unit, the module itself first.
+  const std::vector<std::string>& names() const { return names_; }
+  const std::vector<program::Unit>& owners() const { return owners_; }
+  // In the order of parameters().parameters().
+  const std::vector<at::Tensor>& whole() const { return whole_; }
+  const std::vector<at::Tensor>& shards() const { return shards_; }
+  // Of these, in the order of parameters().trained().
+  const std::vector<size_t>& trained() const { return trained_; }
+
+  // Whole parameters and gradients, with the follower's tags.
+  void hear(HeardMemory& memory) const;
+  // Whether the i-th that is trained counts on this rank in a norm.
+  bool counts(size_t trained, mesh::Coord coord) const;
+
+ private:
+  void lay_out(const std::vector<ModuleUnit>& units,
+               const mesh::DeviceMesh& mesh, comm::Communicator& ranks,
+               const FullyShardOptions& options);
+  void put_shards(torch::nn::Module& module);
+
+  std::vector<std::string> names_;
+  std::vector<program::Unit> owners_;
+  std::set<std::string> shared_out_;  // over tp: names of parameters
+  std::unique_ptr<parallel::data::ShardedParameters> parameters_;
+  std::vector<at::Tensor> whole_, shards_;
+  std::vector<size_t> trained_;
+};
+
+}  // namespace tessera::wrappers
