@@ -1,6 +1,7 @@
 #include "tessera/wrappers/detail/shares.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "tessera/core/error.h"
 

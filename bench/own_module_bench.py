@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""fully_shard() around a GPT-2 of plain torch::nn beside FSDP2 around the same in PyTorch, and DDP beside DDP.
+
+Usage: bench/own_module_bench.py BUILD [--rounds 5] [--steps 6] [--dtype fp32 bf16] [--json FILE]
+BUILD is a build folder. The model has 8 layers of 512, 8 heads and a vocabulary of 8192 that head and embedding share
+(30 M parameters), its batch is 8 samples of 256 tokens, on two ranks of one thread. Both use the products, attention
+and AdamW that LibTorch has: what differs is who shards. In every round each program runs in turn; a figure is the
+median over rounds of what a round's median step took.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import step_bench
+
+FLAGS = ["--model.family=gpt2", "--model.ffn=2048", "--mesh.dp=2"]
+SHAPE = ["8", "512", "8", "8192", "256", "4"]
+
+
+def of_tessera(options, kind, folder, dtype):
+    command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2", "--master-port",
+               str(random.randrange(20000, 30000)), options.build / "bench" / "own_module", kind, str(options.steps),
+               *SHAPE, dtype]
+    out, most = step_bench.measured(command, folder)
+    return json.loads(out.splitlines()[-1])["step_s"][2:], most
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=lambda text: Path(text).resolve())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rows = []
+    for dtype in options.dtype:
+        for ours, theirs in (("fully_shard", "fsdp2"), *([("ddp", "ddp")] if dtype == "fp32" else [])):
+            times, most = {"tessera": [], "torch": []}, {"tessera": 0, "torch": 0}
+            with tempfile.TemporaryDirectory() as text:
+                folder = Path(text)
+                path = step_bench.configuration(folder, FLAGS, options.steps, dtype)
+                for _ in range(options.rounds):
+                    for who, (steps, peak) in (("tessera", of_tessera(options, ours, folder, dtype)),
+                                               ("torch", step_bench.of_torch(theirs, folder, 2, path)[:2])):
+                        times[who].append(statistics.median(steps))
+                        most[who] = max(most[who], peak)
+            ratio = statistics.median(b / a for a, b in zip(times["tessera"], times["torch"], strict=True))
+            rows.append({"case": ours, "dtype": dtype, "rounds": times, "bytes": most, "over": ratio})
+            print(f"{ours:12} {dtype}  tessera {statistics.median(times['tessera']):.3f} s, "
+                  f"{most['tessera'] / 2**20:.0f} MiB; {theirs} {statistics.median(times['torch']):.3f} s "
+                  f"({ratio:.2f}x), {most['torch'] / 2**20:.0f} MiB", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
