@@ -482,3 +482,38 @@ def test_external_launchers_check_first(program, folder):
                "--model.hidden=16384", "--model.heads=64", env=rank)
     assert done.returncode == 78, done.stderr
     assert "checkpoint" in done.stderr
+
+
+def launch(program, folder, *arguments):
+    return subprocess.run([program, "launch", *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_launch_starts_ranks_of_any_program(program, folder):
+    done = launch(program, folder, "-n", "3", "--", "sh", "-c", 'echo "$TESSERA_RANK of $TESSERA_WORLD_SIZE: $1"', "sh", "-n")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 of 3: -n", "1 of 3: -n", "2 of 3: -n"]
+
+
+def test_launch_ends_with_the_first_failure(program, folder):
+    script = '[ "$TESSERA_RANK" != 1 ] || { echo broken >&2; exit 7; }; sleep 30'
+    start = time.monotonic()
+    done = launch(program, folder, "-n", "2", "--log-dir", "logs", "--", "sh", "-c", script)
+    assert done.returncode == 7 and time.monotonic() - start < 20
+    assert "rank 1 of 2" in done.stderr and "exit code 7" in done.stderr
+    assert (folder / "logs" / "rank-1.log").read_text() == "broken\n"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--", "true"], "--nproc is required"),
+    (["-n", "2"], "program is required"),
+    (["-n", "0", "--", "true"], "--nproc"),
+    (["-n", "2", "--", "./none"], "cannot start './none'"),
+])
+def test_launch_refuses(program, folder, arguments, words):
+    done = launch(program, folder, *arguments)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_launch_refuses_to_be_a_rank(program, folder):
+    done = launch(program, folder, "-n", "2", "--", str(program), "launch", "-n", "2", "--", "true")
+    assert done.returncode == 2 and "this process is a rank itself, started by tessera" in done.stderr
