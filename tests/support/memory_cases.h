@@ -106,6 +106,15 @@ inline void documents(RunConfig& config) {
 inline void sequence(RunConfig& config) {
   config.tensor.sequence_parallel = true;
 }
+// Weights so large that they travel alone, of which one has rows that do not
+// divide by four.
+inline void wide(RunConfig& config) {
+  config.model.layers = 2;
+  config.model.hidden = 272;
+  config.model.heads = 4;
+  config.model.head_dim = 64;
+  config.model.ffn = 1030;
+}
 inline void experts(RunConfig& config) {
   config.model.family = "mixtral";
   config.model.kv_heads = 4;
@@ -131,6 +140,16 @@ inline std::vector<Case> cases() {
       {"zero3 bf16", {.dp_shard = 2}, also(zero(3), type("bf16")), 2},
       {"zero1 hybrid", {.dp_replicate = 2, .dp_shard = 2}, zero(1), 2},
       {"zero2 hybrid", {.dp_replicate = 2, .dp_shard = 2}, zero(2), 2},
+      {"wide zero1", {.dp_shard = 2}, also(zero(1), wide), 2},
+      {"wide zero2", {.dp_shard = 2}, also(zero(2), wide), 2},
+      {"wide zero3", {.dp_shard = 4}, also(zero(3), wide), 2},
+      {"wide zero3 bf16",
+       {.dp_shard = 2},
+       also(also(zero(3), type("bf16")), wide)},
+      {"wide hybrid",
+       {.dp_replicate = 2, .dp_shard = 2},
+       also(zero(1), wide),
+       2},
       {"tp", {.tp = 2}, zero(0), 2},
       {"tp zero3", {.dp_shard = 2, .tp = 2}, zero(3), 2},
       {"tp sequence", {.tp = 2}, sequence, 2},
