@@ -4,6 +4,7 @@
 #include "cli/commands.h"
 #include "cli/man_page.h"
 #include "tessera/core/config.h"
+#include "tessera/engine/deepspeed.h"
 #include "tessera/engine/run_config.h"
 
 namespace tessera::cli {
@@ -12,6 +13,7 @@ void add_schema(CLI::App& program) {
   struct Flags {
     bool markdown = false;
     bool man = false;
+    bool deepspeed = false;
   };
   auto flags = std::make_shared<Flags>();
   CLI::App* command = program.add_subcommand(
@@ -24,11 +26,21 @@ void add_schema(CLI::App& program) {
                  "the program's page for man, with commands, flags and keys, "
                  "instead")
       ->excludes(markdown);
+  command
+      ->add_flag("--deepspeed", flags->deepspeed,
+                 "what each key of DeepSpeed's JSON becomes, in Markdown, "
+                 "instead")
+      ->excludes(markdown)
+      ->excludes("--man");
   command->footer(
       "Examples:\n"
       "  tessera schema > run.schema.json\n"
       "  tessera schema --man | man -l -");
   command->callback([&program, flags] {
+    if (flags->deepspeed) {
+      std::cout << engine::deepspeed_table();
+      return;
+    }
     engine::RunConfig config;
     config::Section root;
     config.declare(root);

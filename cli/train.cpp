@@ -8,6 +8,7 @@
 #include "cli/ranks.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
+#include "tessera/engine/deepspeed.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/launch/signals.h"
 #include "tessera/train/preflight.h"
@@ -21,6 +22,7 @@ namespace {
 struct TrainFlags {
   std::string file;
   std::vector<std::string> sets;
+  std::string deepspeed;  // "": none
   RankFlags ranks;
   std::string resume = "auto";
   bool dry_run = false;
@@ -33,6 +35,10 @@ class TrainCommand {
       : flags_(std::move(flags)) {
     config_ = engine::read_run_config(
         flags_.file, overrides_of(flags_.sets, extras), &origins_);
+    if (!flags_.deepspeed.empty()) {
+      deepspeed_.emplace(flags_.deepspeed);
+      deepspeed_->apply(config_, origins_);
+    }
     train::read_model_source(config_, origins_);
   }
 
@@ -45,13 +51,12 @@ class TrainCommand {
                    "their number and leave --nproc out.");
     const int64_t world_size =
         place.source == "none" ? wanted_world() : place.world_size;
-    engine::complete(config_, config_.mesh.star()
-                                  ? engine::implied_world_size(config_)
-                                  : world_size);
+    complete(config_.mesh.star() ? engine::implied_world_size(config_)
+                                 : world_size);
     if (show_only()) return;
     set_up_libraries(argv, !starts_processes(flags_.ranks, place, world_size));
     // The ranks that this program starts have heard of it from their launcher.
-    if (place.source != "tessera" && place.rank == 0) warn_of_idle_keys();
+    if (place.source != "tessera" && place.rank == 0) tell_of_keys();
     std::optional<launch::StopRequest> stop;
     const RankJob job{
         .comm = config_.comm,
@@ -82,6 +87,11 @@ class TrainCommand {
                                   : engine::implied_world_size(config_);
   }
 
+  void complete(int64_t world_size) {
+    if (deepspeed_) deepspeed_->apply_batch(config_, world_size, origins_);
+    engine::complete(config_, world_size);
+  }
+
   bool show_only() const {
     if (flags_.print_config) {
       engine::RunConfig copy = config_;
@@ -90,7 +100,7 @@ class TrainCommand {
       std::cout << config::print(root, origins_);
     }
     if (flags_.dry_run) {
-      warn_of_idle_keys();
+      tell_of_keys();
       train::check_paths(config_);
       std::cout << train::describe_plan(config_);
       warn_of_memory();
@@ -109,7 +119,13 @@ class TrainCommand {
     }
   }
 
-  void warn_of_idle_keys() const {
+  // Those without effect, and what is meant where DeepSpeed's are left out.
+  void tell_of_keys() const {
+    if (deepspeed_) {
+      for (const auto& open : deepspeed_->left_open(config_)) log::info(open);
+      const auto idle = deepspeed_->without_effect();
+      if (!idle.empty()) log::warning(idle);
+    }
     for (const auto& idle : engine::without_effect(config_, origins_)) {
       log::warning(idle);
     }
@@ -118,6 +134,7 @@ class TrainCommand {
   TrainFlags flags_;
   engine::RunConfig config_;
   config::Provenance origins_;
+  std::optional<engine::DeepSpeed> deepspeed_;
 };
 
 }  // namespace
@@ -127,6 +144,9 @@ void add_train(CLI::App& program, int argc, char** argv) {
   auto flags = std::make_shared<TrainFlags>();
   command->add_option("RUN.json", flags->file, "the configuration")->required();
   command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
+  command->add_option(
+      "--deepspeed", flags->deepspeed,
+      "DeepSpeed's JSON, as it is, for what the run's leaves out");
   add_rank_flags(*command, flags->ranks);
   command->add_option("--resume", flags->resume,
                       "auto, never, or a checkpoint folder");
@@ -139,6 +159,7 @@ void add_train(CLI::App& program, int argc, char** argv) {
       "Every key of the configuration is a flag too: --batch.global=64.\n"
       "Examples:\n"
       "  tessera train run.json --nproc 2\n"
+      "  tessera train run.json --deepspeed ds.json --nproc 2\n"
       "  torchrun --no-python --nproc-per-node 2 tessera train run.json");
   command->callback([command, flags, argc, argv] {
     TrainCommand(*flags, command->remaining()).run(argc, argv);

@@ -94,12 +94,19 @@ void check_trace(const RunConfig& config) {
 }
 
 void check_schedule(const RunConfig& config) {
+  const bool as_deepspeed = config.schedule.convention == "deepspeed";
+  TS_CHECK_CONFIG(!as_deepspeed || config.schedule.type != "wsd",
+                  "schedule.convention is deepspeed, which has no "
+                  "schedule.type wsd. Use constant, linear or cosine, or "
+                  "schedule.convention tessera.");
   const bool own = config.schedule.steps > 0;
   const int64_t steps = own ? config.schedule.steps : config.run.steps;
-  TS_CHECK_CONFIG(config.schedule.warmup <= steps, "schedule.warmup is ",
-                  config.schedule.warmup, ", longer than the ",
-                  own ? "schedule: schedule.steps is " : "run: run.steps is ",
-                  steps, ".");
+  // WarmupLR is of no length: DeepSpeed's default is longer than many runs.
+  const bool endless = as_deepspeed && config.schedule.type == "constant";
+  TS_CHECK_CONFIG(
+      endless || config.schedule.warmup <= steps, "schedule.warmup is ",
+      config.schedule.warmup, ", longer than the ",
+      own ? "schedule: schedule.steps is " : "run: run.steps is ", steps, ".");
   TS_CHECK_CONFIG(config.schedule.type == "constant" ||
                       config.schedule.min_lr <= config.optimizer.lr,
                   "schedule.min_lr (", config.schedule.min_lr,
@@ -329,6 +336,10 @@ std::vector<std::string> without_effect(const RunConfig& config,
        "optimizer.clip_norm",
        "has nothing to do: optimizer.normalize_grad gives every gradient the "
        "norm 1");
+  for (const char* key : {"schedule.warmup_type", "schedule.start_lr"}) {
+    note(config.schedule.warmup == 0 && config.schedule.convention == "tessera",
+         key, "is not used while schedule.warmup is 0");
+  }
   note(config.schedule.type == "constant", "schedule.min_lr",
        "is not used by schedule.type constant");
   note(config.schedule.type != "wsd", "schedule.decay",

@@ -64,6 +64,11 @@ void ScheduleConfig::declare(config::Section& section) {
   section.key("warmup", warmup, "steps over which the learning rate grows")
       .at_least(0)
       .at_most(1e12);
+  section.key("warmup_type", warmup_type, "how it grows meanwhile")
+      .one_of({"linear", "log"});
+  section.key("start_lr", start_lr, "learning rate that it grows from")
+      .at_least(0)
+      .at_most(1e3);
   section.key("min_lr", min_lr, "learning rate that the schedule ends at")
       .at_least(0)
       .at_most(1e3);
@@ -76,6 +81,11 @@ void ScheduleConfig::declare(config::Section& section) {
       .key("decay", decay, "of wsd: the share of its steps in which it falls")
       .more_than(0)
       .at_most(1);
+  section
+      .key("convention", convention,
+           "how steps are counted; deepspeed: as DeepSpeed's schedulers do, "
+           "which move on behind an update")
+      .one_of({"tessera", "deepspeed"});
 }
 
 }  // namespace tessera::optim

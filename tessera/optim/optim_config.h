@@ -27,9 +27,12 @@ struct OptimizerConfig {
 struct ScheduleConfig {
   std::string type = "cosine";
   int64_t warmup = 0;
+  std::string warmup_type = "linear";
+  double start_lr = 0.0;
   double min_lr = 0.0;
   int64_t steps = 0;   // 0: those of the run
   double decay = 0.2;  // of wsd: the share of steps in which it falls
+  std::string convention = "tessera";
   void declare(config::Section& section);
 };
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "tessera/core/error.h"
 
 namespace tessera::optim {
@@ -87,6 +89,75 @@ TEST(Schedule, HasStepsOfItsOwnAndAShareToFallIn) {
   EXPECT_EQ(lr_at({.step = 24, .steps = 100}, 1.0, schedule), 1.0);
   EXPECT_NEAR(lr_at({.step = 25, .steps = 100}, 1.0, schedule), 0.96, 1e-15);
   EXPECT_NEAR(lr_at({.step = 49, .steps = 100}, 1.0, schedule), 0.0, 1e-15);
+}
+
+TEST(Schedule, WarmsUpFromAnyRateByTheLogarithm) {
+  ScheduleConfig schedule;
+  schedule.type = "constant";
+  schedule.warmup = 4;
+  schedule.start_lr = 0.2;
+  EXPECT_NEAR(lr_at({.step = 0, .steps = 9}, 1.0, schedule), 0.4, 1e-15);
+  EXPECT_NEAR(lr_at({.step = 3, .steps = 9}, 1.0, schedule), 1.0, 1e-15);
+  schedule.warmup_type = "log";
+  EXPECT_NEAR(lr_at({.step = 0, .steps = 9}, 1.0, schedule), 0.2, 1e-15);
+  EXPECT_NEAR(lr_at({.step = 1, .steps = 9}, 1.0, schedule), 0.6, 1e-15);
+  EXPECT_NEAR(lr_at({.step = 3, .steps = 9}, 1.0, schedule), 1.0, 1e-15);
+  schedule.warmup = 1;
+  EXPECT_EQ(lr_at({.step = 0, .steps = 9}, 1.0, schedule), 1.0);
+}
+
+struct DeepSpeeds {
+  const char* name;
+  ScheduleConfig schedule;
+  double lr;
+  std::vector<double> expected;
+};
+
+// What deepspeed/runtime/lr_schedules.py (edaa72212) sets for steps 0, 1, ...
+TEST(Schedule, CountsAsDeepSpeedDoes) {
+  const std::vector<DeepSpeeds> cases = {
+      {"WarmupLR",
+       {.type = "constant", .warmup = 4, .warmup_type = "log", .start_lr = 0.1},
+       0.9,
+       {0.1, 0.1, 0.5, 0.7339850002884626, 0.9, 0.9, 0.9, 0.9}},
+      {"WarmupLR, linear",
+       {.type = "constant", .warmup = 4, .start_lr = 0.1},
+       0.9,
+       {0.1, 0.1, 0.30000000000000004, 0.5, 0.7000000000000001, 0.9, 0.9}},
+      {"WarmupDecayLR, linear",
+       {.type = "linear",
+        .warmup = 4,
+        .start_lr = 0.1,
+        .min_lr = 0.1,
+        .steps = 10},
+       0.9,
+       {0.1, 0.1, 0.30000000000000004, 0.5, 0.7000000000000001, 0.9,
+        0.7666666666666667, 0.6333333333333333, 0.5, 0.3666666666666667,
+        0.23333333333333334, 0.1, 0.1}},
+      {"WarmupCosineLR",
+       {.type = "cosine",
+        .warmup = 4,
+        .warmup_type = "log",
+        .start_lr = 0.125,
+        .min_lr = 0.05,
+        .steps = 10},
+       0.5,
+       {0.0, 0.125, 0.3125, 0.4221804688852168, 0.5, 0.4698557158514987, 0.3875,
+        0.275, 0.16250000000000006, 0.08014428414850129, 0.05, 0.05, 0.05}},
+      // A warm-up is of two steps at least.
+      {"WarmupLR, no warm-up",
+       {.type = "constant", .warmup_type = "log"},
+       1.0,
+       {0.0, 0.0, 1.0, 1.0}}};
+  for (DeepSpeeds each : cases) {
+    each.schedule.convention = "deepspeed";
+    for (size_t step = 0; step < each.expected.size(); ++step) {
+      EXPECT_NEAR(lr_at({.step = static_cast<int64_t>(step), .steps = 99},
+                        each.lr, each.schedule),
+                  each.expected[step], 2e-16)
+          << each.name << " step " << step;
+    }
+  }
 }
 
 TEST(Schedule, AnUnknownTypeIsRefused) {

@@ -109,6 +109,13 @@ def test_figures(variables, tmp_path):
     assert "</html>" in (tmp_path / "page.html").read_text()
 
 
+def test_deepspeed(variables, program, tmp_path):
+    carry_out("deepspeed.md", tmp_path, variables)
+    page = (GUIDES / "deepspeed.md").read_text()
+    table = subprocess.run([program, "schema", "--deepspeed"], capture_output=True, text=True, check=True).stdout
+    assert page.endswith("## Every key\n" + table), "its table is not what 'tessera schema --deepspeed' prints"
+
+
 def test_finetuning(variables, tmp_path):
     tokenizer = chats.make_tokenizer(chats.template("qwen2_5"))
     tokenizer.save_pretrained(tmp_path / "MODEL")
