@@ -246,7 +246,7 @@ void DeepSpeedValues::leave_out_disabled() {
     const std::string gate =
         dot == name.npos ? "" : name.substr(0, dot) + ".enabled";
     const bool is_gated =
-        gate != "" && name != gate && deepspeed_key(gate) != nullptr;
+        !gate.empty() && name != gate && deepspeed_key(gate) != nullptr;
     if (!is_gated || is_true(gate)) {
       kept.push_back(value);
     } else if (is_open(gate)) {
