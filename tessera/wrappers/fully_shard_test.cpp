@@ -493,6 +493,24 @@ int64_t bytes_of_whole(const Net& net) {
   return static_cast<int64_t>(block.qkv->weight.storage().nbytes());
 }
 
+TEST(FullyShard, EvaluatesInInferenceMode) {
+  for (int64_t stage : {1, 3}) {
+    on_ranks(2, [&](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
+      const Net net = make_in_turn(ranks, kinds()[2]);
+      const Net alone = make_in_turn(ranks, kinds()[2]);
+      auto model = fully_shard(net, mesh, ranks, {.zero_stage = stage});
+      for (int step = 0; step < 2; ++step) {
+        const c10::InferenceMode guard;
+        const auto found = model.forward(rows_of(net, step));
+        EXPECT_TRUE(at::equal(found, alone->forward(rows_of(net, step))));
+      }
+      loss_of(model.forward(rows_of(net, 2))).backward();
+      loss_of(alone->forward(rows_of(net, 2))).backward();
+      expect_equal(whole_gradients(model), gradients_of(*alone), 1e-10);
+    });
+  }
+}
+
 TEST(FullyShard, FreesBehindForwardAndBackward) {
   on_ranks(2, [](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
     const Net net = make_in_turn(ranks, kinds()[2]);

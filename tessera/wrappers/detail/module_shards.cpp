@@ -4,7 +4,9 @@
 #include <torch/nn/modules/container/parameterdict.h>
 #include <torch/nn/modules/container/parameterlist.h>
 
+#include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -74,12 +76,46 @@ void take_values_of_rank_0(torch::nn::Module& module,
   broadcast_all(values, data, /*root=*/0);
 }
 
+// Of this process: ranks that are threads have modules of their own.
+struct Sharded {
+  std::mutex mutex;
+  std::set<const torch::nn::Module*> modules;
+};
+
+Sharded& sharded() {
+  static Sharded all;
+  return all;
+}
+
 }  // namespace
+
+ShardedModules::ShardedModules(torch::nn::Module& module) {
+  modules_.push_back(&module);
+  for (const auto& child : module.modules(/*include_self=*/false)) {
+    modules_.push_back(child.get());
+  }
+  Sharded& all = sharded();
+  const std::lock_guard lock(all.mutex);
+  for (const auto* each : modules_) {
+    TS_CHECK_CONFIG(!all.modules.contains(each), "fully_shard: a ",
+                    each->name(),
+                    " of the module is sharded already. Shard the whole "
+                    "module, once, and name its parts in `units`.");
+  }
+  all.modules.insert(modules_.begin(), modules_.end());
+}
+
+ShardedModules::~ShardedModules() {
+  Sharded& all = sharded();
+  const std::lock_guard lock(all.mutex);
+  for (const auto* each : modules_) all.modules.erase(each);
+}
 
 ModuleShards::ModuleShards(torch::nn::Module& module,
                            const mesh::DeviceMesh& mesh,
                            comm::Communicator& ranks, comm::Group& data,
-                           const FullyShardOptions& options) {
+                           const FullyShardOptions& options)
+    : modules_(module) {
   check(module, mesh, ranks, options);
   const auto units = units_of(module, options.units);
   take_values_of_rank_0(module, units, data);

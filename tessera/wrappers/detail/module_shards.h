@@ -20,6 +20,19 @@
 
 namespace tessera::wrappers {
 
+// Modules whose parameters are shards: their own and their children's.
+class ShardedModules {
+ public:
+  // Refuses a module of which some part is there.
+  explicit ShardedModules(torch::nn::Module& module);
+  ~ShardedModules();
+  ShardedModules(const ShardedModules&) = delete;
+  ShardedModules& operator=(const ShardedModules&) = delete;
+
+ private:
+  std::vector<const torch::nn::Module*> modules_;
+};
+
 class ModuleShards {
  public:
   // Takes the values of rank 0 of `data`, the ranks that see other data, and
@@ -50,6 +63,7 @@ class ModuleShards {
                const FullyShardOptions& options);
   void put_shards(torch::nn::Module& module);
 
+  ShardedModules modules_;
   std::vector<std::string> names_;
   std::vector<program::Unit> owners_;
   std::set<std::string> shared_out_;  // over tp: names of parameters
