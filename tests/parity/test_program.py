@@ -136,11 +136,11 @@ def test_a_bad_file_is_refused_with_its_place(program, folder, text, words):
 
 
 @pytest.mark.parametrize("prefetch, memory, words", [
-    (8, "160M", ["zero.prefetch is 8", "160.0 MiB", "Nearest: 2."]),
-    (3, "160M", ["zero.prefetch is 3", "Nearest: 2."]),
+    (8, "150M", ["zero.prefetch is 8", "150.0 MiB", "Nearest: 2."]),
+    (3, "150M", ["zero.prefetch is 3", "Nearest: 2."]),
     (3, "100M", ["memory:", "100.0 MiB", "fewer of the ranks", "recompute.mode block"]),
     (3, "some", ["TESSERA_HOST_MEMORY", "some"]),
-    (2, "160M", []),
+    (2, "150M", []),
 ])
 def test_what_memory_does_not_hold_is_refused_before_any_rank_starts(program, folder, prefetch, memory, words):
     done = run(program, folder, "train", "run.json", "--nproc", "2", "--ranks", "threads", "--model.layers=8",

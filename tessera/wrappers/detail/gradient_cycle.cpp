@@ -59,6 +59,9 @@ void GradientCycle::finish() {
   if (failure_) std::rethrow_exception(failure_);
   std::fill(states_.begin(), states_.end(), State::kAwaited);
   num_reduced_ = 0;
+  // Else a cycle would begin that has nothing, and after the last step one that
+  // other ranks never begin.
+  has_news_ = false;
 }
 
 void GradientCycle::run() {
