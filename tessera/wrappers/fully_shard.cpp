@@ -321,6 +321,9 @@ GatheredParameters FullyShardedCore::gather() {
 
 void FullyShardedCore::join(const std::function<void()>& step) {
   Impl& self = *impl_;
+  TS_CHECK(!self.held.has_experts(),
+           "fully_shard: join() with a MoE, whose experts the others need: "
+           "give every rank as many batches.");
   self.stands_by = true;
   const auto reset = c10::make_scope_exit([&self] { self.stands_by = false; });
   bool steps = false;  // the others do, once they have clipped
@@ -374,6 +377,32 @@ at::Tensor FullyShardedCore::round(const at::Tensor& argument) const {
   const bool rounds =
       type && argument.defined() && at::isFloatingType(argument.scalar_type());
   return rounds ? argument.to(*type) : argument;
+}
+
+std::vector<ParameterShard> FullyShardedCore::shards() const {
+  Impl& self = *impl_;
+  TS_CHECK(self.mesh.degree(Axis::kTp) == 1,
+           "fully_shard: shards() of a module that parallelize() has cut along "
+           "tp. gather() gives whole parameters of each share.");
+  const mesh::Coord coord = self.mesh.coord_of(self.world.rank());
+  std::vector<ParameterShard> found;
+  for (size_t i = 0; i < self.held.shards().size(); ++i) {
+    const auto& local = self.held.parameters().parameters()[i];
+    ParameterShard shard{.name = self.held.global_name(local.name),
+                         .shape = local.layout.global_shape(),
+                         .box = local.layout.local_box(self.mesh, coord),
+                         .values = local.shard,
+                         .parameter = self.held.shards()[i],
+                         .owned = local.layout.owned_by(coord)};
+    if (local.layout.is_of_expert()) {  // one, of those that it stacks
+      shard.shape.erase(shard.shape.begin());
+      shard.box.offset.erase(shard.box.offset.begin());
+      shard.box.size.erase(shard.box.size.begin());
+      shard.values = shard.values.squeeze(0);
+    }
+    found.push_back(std::move(shard));
+  }
+  return found;
 }
 
 std::vector<std::string> FullyShardedCore::units() const {

@@ -21,6 +21,8 @@
 //              gradients are reduced behind the backward of their unit
 //          2   parameters stay whole: gathered once a forward; gradients as 3
 //          1   as 2; gradients are whole in a step, and reduced at its end
+//          0   nothing is shared out: plain data parallelism, with all else
+//              that is here but compute_dtype
 // Units:   what is gathered and reduced as one: the elements of its ModuleLists
 //          and Sequentials, or the child modules that `units` names. What lies
 //          in none, or in several (tied weights), is there from the beginning
@@ -33,6 +35,8 @@
 //          The loss's type is what forward() gives.
 // Accumulate: accumulate(loss) is a micro-batch before the last: stages 2 and 3
 //          reduce it into shards, stage 1 and replicas wait for the last.
+// Values:  rank 0's. A module that DeferredInit made (deferred_init.h) gets its
+//          memory here, and no rank ever holds the whole.
 // Comm:    at construction a comparison of names and shapes, and a broadcast of
 //          rank 0's values. A forward gathers P (ranks - 1) / ranks bytes a
 //          rank, where P are those of the parameters; in stage 3 so does a
@@ -48,6 +52,9 @@
 //          optimizer that was made before, in its step(); a second backward
 //          through one forward is no error; create_graph and sparse gradients
 //          are.
+// Experts: of MoE (moe.h) along ep of the mesh: sharded over the ranks that
+//          hold the same, each MoE's a unit. All ranks use a MoE equally often,
+//          and none can join().
 // Limits:  as DistributedDataParallel's: loss.backward() must reach a
 //          parameter and run no other backward inside; model.backward(loss)
 //          need not. Modules that read their own parameters() in forward
@@ -71,8 +78,11 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/layout.h"
 
 namespace tessera {
+
+class DeferredInit;
 
 struct FullyShardOptions {
   int64_t zero_stage = 3;
@@ -86,6 +96,11 @@ struct FullyShardOptions {
   std::optional<at::ScalarType> compute_dtype = {};
   // In which gradients are added up and reduced; none: the module's own type.
   std::optional<at::ScalarType> reduce_dtype = {};
+  // What made the module without memory; null: it has its values. Outlives the
+  // call.
+  const DeferredInit* deferred = nullptr;
+  // False: shards are left unset, for values that are loaded into shards().
+  bool deferred_values = true;
 };
 
 namespace wrappers {
@@ -104,6 +119,16 @@ class GatheredParameters {
 
  private:
   std::function<void()> end_;
+};
+
+// This rank's part of a parameter: for checkpoints (checkpoint.h).
+struct ParameterShard {
+  std::string name;            // of an expert (moe.h) with its global number
+  std::vector<int64_t> shape;  // of the whole; of a scalar {1}
+  mesh::Box box;               // of the whole, that is here
+  at::Tensor values;           // of box.size; live
+  at::Tensor parameter;        // the same memory, as parameters() has it
+  bool owned = true;           // on one of the ranks that hold this box
 };
 
 // What does not depend on the module's type.
@@ -131,6 +156,7 @@ class FullyShardedCore {
   double clip_grad_norm(double most);
   GatheredParameters gather();
   void join(const std::function<void()>& step);
+  std::vector<ParameterShard> shards() const;
   std::vector<std::string> units() const;
 
  private:
@@ -170,6 +196,11 @@ class FullySharded {
   // do between a backward and the next forward but for clip_grad_norm().
   void join(const std::function<void()>& step) { core_.join(step); }
 
+  // In the order of the units. REQUIRES: no parallelize() along tp: what is
+  // whole is not known then.
+  std::vector<wrappers::ParameterShard> shards() const {
+    return core_.shards();
+  }
   // By name; the first, "", has what lies in no other.
   std::vector<std::string> units() const { return core_.units(); }
   Holder& module() { return module_; }

@@ -261,10 +261,11 @@ void expect_equal(const Values& found, const Values& wanted, double bound) {
 TEST(FullyShard, EqualsOneRank) {
   for (const Kind& kind : kinds()) {
     const Values wanted = one_rank(kind);
-    for (int64_t stage : {1, 2, 3}) {
+    for (int64_t stage : {0, 1, 2, 3}) {
       for (const Case& c : {Case{.shard = 2}, Case{.shard = 3},
                             Case{.shard = 4}, Case{.replicate = 2}}) {
         for (const bool keeps : {true, false}) {
+          if (stage == 0 && keeps) continue;
           Case with = c;
           with.options.zero_stage = stage;
           with.options.reshard_after_forward = !keeps;
@@ -281,7 +282,7 @@ TEST(FullyShard, EqualsOneRank) {
 TEST(FullyShard, MicroBatchesAddUp) {
   for (const Kind& kind : kinds()) {
     const Values wanted = one_rank(kind);
-    for (int64_t stage : {1, 2, 3}) {
+    for (int64_t stage : {0, 1, 2, 3}) {
       for (int64_t replicate : {1, 2}) {
         for (const bool own : {true, false}) {
           SCOPED_TRACE(c10::str(kind.name, " stage ", stage, " replicate ",
@@ -707,8 +708,11 @@ TEST(FullyShard, RefusesWhatWouldBeWrong) {
             });
       };
   const auto nothing = [](auto&, auto&, int64_t) {};
-  EXPECT_THAT(error_of(nothing, {.zero_stage = 0}),
-              HasSubstr("DistributedDataParallel is stage 0"));
+  EXPECT_THAT(error_of(nothing, {.zero_stage = 4}),
+              HasSubstr("zero_stage is 4; 1, 2 and 3 shard, 0 does not"));
+  EXPECT_THAT(
+      error_of(nothing, {.zero_stage = 0, .compute_dtype = at::kBFloat16}),
+      HasSubstr("compute_dtype with zero_stage 0"));
   EXPECT_THAT(error_of(nothing, {.units = {"block.*"}}),
               HasSubstr("\"block.*\" names no child module that has "
                         "parameters; the nearest is \"blocks"));

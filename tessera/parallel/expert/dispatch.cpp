@@ -45,7 +45,7 @@ at::Tensor inverse_of(const at::Tensor& order) {
 }  // namespace
 
 at::Tensor dispatch(const at::Tensor& rows, const at::Tensor& counts,
-                    const nn::Experts& experts, comm::Group& group) {
+                    const RunExperts& run, comm::Group& group) {
   const int64_t n = group.size();
   at::Tensor all = at::empty({n, counts.size(0)}, counts.options());
   group.all_gather(all, counts, comm::Mode::kBlocking);
@@ -57,7 +57,7 @@ at::Tensor dispatch(const at::Tensor& rows, const at::Tensor& counts,
   const at::Tensor came = comm::all_to_all(rows, group, received, sent);
   const at::Tensor order = order_by_expert(here);
   const at::Tensor sorted = came.index_select(0, order.to(came.device()));
-  const at::Tensor outputs = experts.forward(sorted, to_vector(here.sum(0)));
+  const at::Tensor outputs = run(sorted, to_vector(here.sum(0)));
   return comm::all_to_all(
       outputs.index_select(0, inverse_of(order).to(came.device())), group, sent,
       received);

@@ -48,7 +48,11 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
     shard.dispatch = [exchange](const at::Tensor& rows,
                                 const at::Tensor& counts,
                                 const nn::Experts& experts) {
-      return dispatch(rows, counts, experts, *exchange);
+      const auto run = [&experts](const at::Tensor& at_experts,
+                                  const std::vector<int64_t>& splits) {
+        return experts.forward(at_experts, splits);
+      };
+      return dispatch(rows, counts, run, *exchange);
     };
   }
   // The hidden states between blocks are this rank's own tokens already.

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -49,9 +50,16 @@ void place(models::Model& model, const mesh::DeviceMesh& mesh);
 void apply(models::Model& model, const ExpertOptions& options,
            const mesh::DeviceMesh& mesh, comm::Communicator& ranks);
 
-// nn::ExpertDispatch over the ranks of `group`, of n: rank r has the experts
-// [r E/n, (r+1) E/n). The group must outlive the graph.
+// The experts that are here, of rows (N, D): those of the first expert, then of
+// the next, splits[e] of them.
+using RunExperts = std::function<at::Tensor(
+    const at::Tensor& rows, const std::vector<int64_t>& splits)>;
+
+// Takes rows (N, D), `counts` (E) of which go to each expert in turn, to where
+// the experts are, and brings back what these make of them: over the ranks of
+// `group`, of n, rank r has the experts [r E/n, (r+1) E/n). The group must
+// outlive the graph.
 at::Tensor dispatch(const at::Tensor& rows, const at::Tensor& counts,
-                    const nn::Experts& experts, comm::Group& group);
+                    const RunExperts& run, comm::Group& group);
 
 }  // namespace tessera::parallel::expert

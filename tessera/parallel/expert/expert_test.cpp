@@ -47,7 +47,11 @@ TEST(Dispatch, ARankWithoutAToken) {
     moe->set_shard(
         {.dispatch = [&group](const at::Tensor& rows, const at::Tensor& counts,
                               const nn::Experts& experts) {
-          return dispatch(rows, counts, experts, group);
+          const auto run = [&experts](const at::Tensor& at_experts,
+                                      const std::vector<int64_t>& splits) {
+            return experts.forward(at_experts, splits);
+          };
+          return dispatch(rows, counts, run, group);
         }});
     const at::Tensor mine = x.clone().requires_grad_();
     const at::Tensor z = moe->forward(mine);

@@ -66,8 +66,11 @@ void for_each(const c10::IValue& argument, const Act& act) {
   }
 }
 
+thread_local OperatorTaker* taker = nullptr;
+
 void tell_and_run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const Unheard unheard;
+  if (taker) return taker->take(op, stack);
   const bool goes_back = torch::autograd::get_current_graph_task_id() != -1;
   std::optional<Substituted> substituted;
   const size_t count = op.schema().arguments().size();
@@ -159,6 +162,10 @@ CarriedSubstitute::CarriedSubstitute(const at::Tensor& parameter) {
 void CarriedSubstitute::put(const at::Tensor& parameter) const {
   if (substitute_) substitute(parameter, {substitute_, tag_, is_share_});
 }
+
+TakenOperators::TakenOperators(OperatorTaker& by)
+    : before_(std::exchange(taker, &by)), guard_(kKey) {}
+TakenOperators::~TakenOperators() { taker = before_; }
 
 at::Tensor unheard(const at::Tensor& tensor) {
   const Unheard guard;

@@ -85,6 +85,29 @@ class CarriedSubstitute {
   bool is_share_ = false;
 };
 
+class OperatorTaker {
+ public:
+  virtual ~OperatorTaker() = default;
+  // Takes an operator's arguments from the stack and puts results there. What
+  // it computes goes no way of ours.
+  virtual void take(const c10::OperatorHandle& op,
+                    torch::jit::Stack* stack) = 0;
+};
+
+// While it lives every operator of this thread goes to `taker`, those that make
+// tensors too.
+class TakenOperators {
+ public:
+  explicit TakenOperators(OperatorTaker& taker);
+  ~TakenOperators();
+  TakenOperators(const TakenOperators&) = delete;
+  TakenOperators& operator=(const TakenOperators&) = delete;
+
+ private:
+  OperatorTaker* const before_;
+  c10::impl::IncludeDispatchKeyGuard guard_;
+};
+
 // A tensor whose operators are not heard, nor replaced: one more view.
 at::Tensor unheard(const at::Tensor& tensor);
 

@@ -4,15 +4,18 @@
 #include <torch/nn/modules/container/parameterdict.h>
 #include <torch/nn/modules/container/parameterlist.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/mesh/slice.h"
 #include "tessera/wrappers/detail/pass_follower.h"
-#include "tessera/wrappers/detail/same_parameters.h"
+#include "tessera/wrappers/detail/shard_values.h"
+#include "tessera/wrappers/moe.h"
 
 namespace tessera::wrappers {
 
@@ -22,9 +25,9 @@ namespace {
 
 void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
            const comm::Communicator& ranks, const FullyShardOptions& options) {
-  TS_CHECK_CONFIG(options.zero_stage >= 1 && options.zero_stage <= 3,
+  TS_CHECK_CONFIG(options.zero_stage >= 0 && options.zero_stage <= 3,
                   "fully_shard: zero_stage is ", options.zero_stage,
-                  "; 1, 2 and 3 shard. DistributedDataParallel is stage 0.");
+                  "; 1, 2 and 3 shard, 0 does not.");
   const auto is_floating = [](std::optional<at::ScalarType> type) {
     return !type || at::isFloatingType(*type);
   };
@@ -32,6 +35,10 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
       is_floating(options.compute_dtype) && is_floating(options.reduce_dtype),
       "fully_shard: compute_dtype and reduce_dtype are types of "
       "floating-point numbers.");
+  TS_CHECK_CONFIG(options.zero_stage > 0 || !options.compute_dtype,
+                  "fully_shard: compute_dtype with zero_stage 0, in which no "
+                  "rank has masters beside what it computes with. Use "
+                  "zero_stage 1.");
   TS_CHECK_CONFIG(mesh.world_size() == ranks.world_size(),
                   "fully_shard: the mesh is of ", mesh.world_size(), " ranks (",
                   mesh.describe(), "), the communicator of ",
@@ -41,9 +48,10 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
   TS_CHECK_CONFIG(data * mesh.degree(Axis::kTp) == mesh.world_size(),
                   "fully_shard: ", mesh.describe(),
                   ": ranks lie along dp_shard, dp_replicate and tp alone.");
-  TS_CHECK_CONFIG(data == 1 || mesh.degree(Axis::kDpShard) > 1,
-                  "fully_shard: dp_shard is 1: nothing is shared out. Give "
-                  "ranks to dp_shard, or use DistributedDataParallel.");
+  TS_CHECK_CONFIG(
+      options.zero_stage == 0 || data == 1 || mesh.degree(Axis::kDpShard) > 1,
+      "fully_shard: dp_shard is 1: nothing is shared out. Give ranks to "
+      "dp_shard, or set zero_stage 0.");
   for (const auto& item : module.named_modules()) {
     const auto* each = item.value().get();
     TS_CHECK_CONFIG(
@@ -53,27 +61,6 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
         ", which reads its own parameters() in forward: they would be shards. "
         "Use register_parameter() and a member for each.");
   }
-}
-
-void take_values_of_rank_0(torch::nn::Module& module,
-                           const std::vector<ModuleUnit>& units,
-                           comm::Group& data) {
-  std::vector<NamedParameter> named;
-  std::vector<at::Tensor> values;
-  for (const auto& unit : units) {
-    for (const auto& parameter : unit.parameters) {
-      TS_CHECK_CONFIG(!parameter.tensor.grad().defined(),
-                      "fully_shard: ", parameter.name,
-                      " has a gradient already. Shard the module first, or "
-                      "call zero_grad().");
-      named.push_back({parameter.name, parameter.tensor});
-      values.push_back(parameter.tensor);
-    }
-  }
-  for (const auto& buffer : module.buffers()) values.push_back(buffer);
-  TS_CHECK_CONFIG(!named.empty(), "fully_shard: the module has no parameters.");
-  require_same_parameters(named, data);
-  broadcast_all(values, data, /*root=*/0);
 }
 
 // Of this process: ranks that are threads have modules of their own.
@@ -117,40 +104,94 @@ ModuleShards::ModuleShards(torch::nn::Module& module,
                            const FullyShardOptions& options)
     : modules_(module) {
   check(module, mesh, ranks, options);
+  find_experts(module, mesh);
   const auto units = units_of(module, options.units);
-  take_values_of_rank_0(module, units, data);
-  lay_out(units, mesh, ranks, options);
+  lay_out(module, units, mesh, ranks, data, options);
   put_shards(module);
 }
 
-void ModuleShards::lay_out(const std::vector<ModuleUnit>& units,
+void ModuleShards::find_experts(torch::nn::Module& module,
+                                const mesh::DeviceMesh& mesh) {
+  for (const auto& item : module.named_modules()) {
+    const auto* here = dynamic_cast<const LocalExperts*>(item.value().get());
+    if (!here) continue;
+    TS_CHECK_CONFIG(here->ranks() == mesh.degree(Axis::kEp), "fully_shard: \"",
+                    item.key(), "\" has its experts on ", here->ranks(),
+                    " ranks, but ep of the mesh is ", mesh.degree(Axis::kEp),
+                    ". Give both the same mesh.");
+    TS_CHECK_CONFIG(here->buffers().empty(), "fully_shard: the experts of \"",
+                    item.key(), "\" have buffers, which ranks do not share.");
+    if (here->ranks() > 1) {
+      experts_[item.key()] = {here->ranks(), here->first()};
+    }
+  }
+}
+
+// What follows "experts." in a name begins with the expert's number.
+std::string ModuleShards::global_name(const std::string& name) const {
+  for (const auto& [experts, place] : experts_) {
+    if (!name.starts_with(experts + ".")) continue;
+    const size_t number = experts.size() + 1, end = name.find('.', number);
+    const int64_t here = std::stoll(name.substr(number, end - number));
+    return c10::str(experts, ".", place.first + here, name.substr(end));
+  }
+  return name;
+}
+
+bool ModuleShards::is_of_expert(const std::string& name) const {
+  return std::ranges::any_of(experts_, [&](const auto& each) {
+    return name.starts_with(each.first + ".");
+  });
+}
+
+// Sets its layout: a scalar is a row of one, and ranks along ep have other
+// experts of the same name.
+void ModuleShards::describe(const nn::Parameter& parameter,
+                            int64_t stage) const {
+  std::vector<int64_t> shape = parameter.tensor.sizes().vec();
+  if (shape.empty()) shape.assign(1, 1);
+  mesh::Layout layout(shape);
+  if (is_of_expert(parameter.name)) {
+    std::vector<int64_t> stacked = {experts_.begin()->second.ranks};
+    stacked.insert(stacked.end(), shape.begin(), shape.end());
+    layout = mesh::Layout(stacked, mesh::View::kExperts)
+                 .with(Axis::kEp, mesh::Placement::shard(0));
+  }
+  parameter.spec->layout = layout;
+  parameter.spec->is_frozen = !parameter.tensor.requires_grad();
+  parallel::data::set_layout(parameter, stage);
+}
+
+void ModuleShards::lay_out(torch::nn::Module& module,
+                           const std::vector<ModuleUnit>& units,
                            const mesh::DeviceMesh& mesh,
-                           comm::Communicator& ranks,
+                           comm::Communicator& ranks, comm::Group& data,
                            const FullyShardOptions& options) {
   const at::NoGradGuard no_grad;
   const int64_t stage = options.zero_stage;
-  const mesh::Coord coord = mesh.coord_of(ranks.rank());
-  std::vector<std::vector<parallel::data::Bundle>> bundles;
-  std::vector<at::Tensor> scalars;
+  std::vector<nn::Parameter> parameters;
   std::vector<std::pair<at::Tensor, CarriedSubstitute>> substitutes;
+  // Those whose shape is not that of their layouts.
+  std::vector<std::pair<at::Tensor, std::vector<int64_t>>> reshaped;
   for (const auto& unit : units) {
     for (const auto& parameter : unit.parameters) {
-      at::Tensor tensor = parameter.tensor;
+      const at::Tensor& tensor = parameter.tensor;
       substitutes.emplace_back(tensor, CarriedSubstitute(tensor));
       if (substitutes.back().second.is_share()) {
         shared_out_.insert(parameter.name);
       }
-      parameter.spec->is_frozen = !tensor.requires_grad();
-      at::Tensor all = tensor.detach();
-      if (all.dim() == 0) {  // a row of one
-        all = all.view({1});
-        parameter.spec->layout = mesh::Layout({1});
-        scalars.push_back(tensor);
+      describe(parameter, stage);
+      const auto dims = parameter.spec->layout.global_shape().size();
+      if (dims != static_cast<size_t>(tensor.dim())) {
+        reshaped.emplace_back(tensor, tensor.sizes().vec());
       }
-      parallel::data::set_layout(parameter, stage);
-      const auto box = parameter.spec->layout.local_box(mesh, coord);
-      tensor.set_data(mesh::slice(all, box).clone());
+      parameters.push_back(parameter);
     }
+  }
+  take_values(module, parameters, mesh, ranks, data, options);
+
+  std::vector<std::vector<parallel::data::Bundle>> bundles;
+  for (const auto& unit : units) {
     bundles.push_back(
         parallel::data::bundles_of(unit.parameters, mesh, ranks.rank(), stage));
     const bool empty = unit.parameters.empty();
@@ -169,8 +210,12 @@ void ModuleShards::lay_out(const std::vector<ModuleUnit>& units,
       std::move(bundles), ranks,
       parallel::data::GradientOptions{.dtype = options.reduce_dtype},
       options.compute_dtype);
-  for (auto& scalar : scalars)
-    scalar.set_data(scalar.detach().reshape(at::IntArrayRef()));
+  for (auto& [tensor, shape] : reshaped) {
+    const at::Tensor gradient = tensor.grad();
+    tensor.mutable_grad() = at::Tensor();
+    tensor.set_data(tensor.detach().reshape(shape));
+    if (gradient.defined()) tensor.mutable_grad() = gradient.reshape(shape);
+  }
   for (auto& [tensor, substitute] : substitutes) substitute.put(tensor);
 }
 

@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -56,17 +57,29 @@ class ModuleShards {
   void hear(HeardMemory& memory) const;
   // Whether the i-th that is trained counts on this rank in a norm.
   bool counts(size_t trained, mesh::Coord coord) const;
+  // Of a parameter: with its expert's number among all, where it is of one.
+  std::string global_name(const std::string& name) const;
+  bool has_experts() const { return !experts_.empty(); }
 
  private:
-  void lay_out(const std::vector<ModuleUnit>& units,
+  void find_experts(torch::nn::Module& module, const mesh::DeviceMesh& mesh);
+  bool is_of_expert(const std::string& name) const;
+  void describe(const nn::Parameter& parameter, int64_t stage) const;
+  void lay_out(torch::nn::Module& module, const std::vector<ModuleUnit>& units,
                const mesh::DeviceMesh& mesh, comm::Communicator& ranks,
-               const FullyShardOptions& options);
+               comm::Group& data, const FullyShardOptions& options);
   void put_shards(torch::nn::Module& module);
 
   ShardedModules modules_;
   std::vector<std::string> names_;
   std::vector<program::Unit> owners_;
   std::set<std::string> shared_out_;  // over tp: names of parameters
+  // By name of a module of LocalExperts on several ranks: their number, and
+  // that of the first expert here.
+  struct ExpertPlace {
+    int64_t ranks = 1, first = 0;
+  };
+  std::map<std::string, ExpertPlace> experts_;
   std::unique_ptr<parallel::data::ShardedParameters> parameters_;
   std::vector<at::Tensor> whole_, shards_;
   std::vector<size_t> trained_;

@@ -12,6 +12,7 @@
 
 #include "tessera/core/edit_distance.h"
 #include "tessera/core/error.h"
+#include "tessera/wrappers/moe.h"
 
 namespace tessera::wrappers {
 namespace {
@@ -62,10 +63,24 @@ void all_below(const Named& root, std::vector<Named>& found) {
 std::vector<Named> modules_of_units(Module& root,
                                     const std::vector<std::string>& patterns) {
   const Named whole{"", &root};
-  if (!patterns.empty()) return modules_matching(root, patterns, "fully_shard");
   std::vector<Named> found;
-  elements_of_containers(whole, found);
-  return found.empty() ? children_of(whole) : found;
+  if (patterns.empty()) {
+    elements_of_containers(whole, found);
+    if (found.empty()) found = children_of(whole);
+  } else {
+    found = modules_matching(root, patterns, "fully_shard");
+  }
+  // Shared out over other ranks than the rest; outer ones still come first.
+  std::vector<Named> all;
+  all_below(whole, all);
+  for (const auto& each : all) {
+    if (!dynamic_cast<const LocalExperts*>(each.module)) continue;
+    const auto inner = std::ranges::find_if(found, [&](const Named& other) {
+      return other.name.starts_with(each.name + ".");
+    });
+    found.insert(inner, each);
+  }
+  return found;
 }
 
 // What is protected there.

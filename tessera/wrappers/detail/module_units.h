@@ -20,7 +20,8 @@ struct ModuleUnit {
 // is the module itself: it has those that lie in no other, or in several.
 // `patterns`: globs of the names of child modules, as fnmatch(3) reads them.
 // None: the elements of every outermost ModuleList, ModuleDict or Sequential;
-// of a module without one, its children. Units without parameters are left out.
+// of a module without one, its children. The experts of each MoE are one of
+// their own always. Units without parameters are left out.
 // Errors: a pattern that names no child module with parameters.
 std::vector<ModuleUnit> units_of(torch::nn::Module& root,
                                  const std::vector<std::string>& patterns);
