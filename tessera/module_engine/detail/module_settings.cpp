@@ -1,0 +1,132 @@
+#include "tessera/module_engine/detail/module_settings.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "tessera/core/error.h"
+#include "tessera/engine/deepspeed.h"
+#include "tessera/wrappers/moe.h"
+
+namespace tessera::detail {
+namespace {
+
+using config::Provenance;
+
+bool is_set(const Provenance& origins, const std::string& key) {
+  const auto origin = origins.find(key);
+  return origin != origins.end() && origin->second != "default";
+}
+
+// Keys that a module of one's own has no use for, and why.
+struct Idle {
+  std::string_view key;
+  const char* why;
+};
+constexpr std::array kIdle = {
+    Idle{"zero.bucket_mb", "the gradients of a unit are reduced as one"},
+    Idle{"recompute.mode", "the module's code says what it computes again"},
+    Idle{"monitor.every", "the loop is the user's, who prints what he likes"},
+    Idle{"monitor.tensorboard", "no run folder is written"},
+};
+
+// A file that is one line, or a path to it.
+engine::DeepSpeed read(const std::string& json) {
+  const auto first = json.find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && json[first] == '{') {
+    return {json, "the JSON"};
+  }
+  return engine::DeepSpeed(json);
+}
+
+void refuse_what_cuts_models(const mesh::MeshConfig& mesh,
+                             const Provenance& origins) {
+  for (const auto& [axis, instead] :
+       {std::pair(mesh::Axis::kPp, "its stages are not known"),
+        std::pair(mesh::Axis::kTp,
+                  "parallelize() and fully_shard() on a mesh with tp do that"),
+        std::pair(mesh::Axis::kCp, "its attention is its own")}) {
+    const std::string key = std::string("mesh.") + mesh::name_of(axis);
+    TS_CHECK_CONFIG(mesh.degree(axis) == 1, "initialize: ", key, " is ",
+                    mesh.degree(axis), " (", origins.at(key),
+                    "): a module of one's own is shared out over ranks that "
+                    "see other data alone: ",
+                    instead, ".");
+  }
+}
+
+std::vector<std::string> warnings_of(const engine::DeepSpeed& file,
+                                     const Provenance& origins) {
+  std::vector<std::string> found;
+  if (const auto idle = file.without_effect(); !idle.empty()) {
+    found.push_back(idle);
+  }
+  for (const auto& [key, why] : kIdle) {
+    const std::string name(key);
+    if (!is_set(origins, name)) continue;
+    found.push_back(origins.at(name) +
+                    " has no effect on a module of one's own: " + why + ".");
+  }
+  return found;
+}
+
+}  // namespace
+
+ModuleSettings module_settings(const std::string& json, int64_t world_size,
+                               const InitializeOptions& options) {
+  ModuleSettings found;
+  engine::RunConfig& config = found.config;
+  std::vector<config::Override> settings;
+  for (const auto& [key, value] : options.settings) {
+    settings.push_back({key, value, "settings: " + key});
+  }
+  Provenance origins;
+  config = engine::read_run_config("", settings, &origins);
+  engine::DeepSpeed file = read(json);
+  file.apply(config, origins);
+  refuse_what_cuts_models(config.mesh, origins);
+  // As DeepSpeed, which shards the masters without being asked.
+  if (config.precision.compute == "bf16") {
+    config.zero.stage = std::max<int64_t>(1, config.zero.stage);
+  }
+  found.mesh = config.mesh.mesh(world_size, config.zero.stage);
+  file.apply_batch(config, world_size, origins);
+  TS_CHECK_CONFIG(is_set(origins, "batch.global"),
+                  "initialize: the batch is not known: give train_batch_size, "
+                  "or train_micro_batch_size_per_gpu.");
+  config.optimizer.complete();
+  config.precision.check();
+  const int64_t data = found.mesh.degree(mesh::Axis::kDpReplicate) *
+                       found.mesh.degree(mesh::Axis::kDpShard);
+  found.accumulation = config.batch.global / (config.batch.micro * data);
+  config::Section root;
+  config.declare(root);
+  found.text = config::print(root, origins);
+  found.notes = file.left_open(config);
+  found.warnings = warnings_of(file, origins);
+  found.has_experts = is_set(origins, "model.moe.experts");
+  return found;
+}
+
+void check_experts(const torch::nn::Module& module,
+                   const ModuleSettings& settings) {
+  const auto& wanted = settings.config.model.moe;
+  bool has_some = false;
+  for (const auto& item : module.named_modules()) {
+    const auto* moe = dynamic_cast<const MoEImpl*>(item.value().get());
+    if (!moe) continue;
+    has_some = true;
+    TS_CHECK_CONFIG(
+        !settings.has_experts ||
+            (moe->experts() == wanted.experts && moe->k() == wanted.top_k),
+        "initialize: the MoE \"", item.key(), "\" has ", moe->experts(),
+        " experts and k ", moe->k(), ", but moe.num_experts is ",
+        wanted.experts, " and moe.k ", wanted.top_k, ". Give both the same.");
+  }
+  TS_CHECK_CONFIG(has_some || !settings.has_experts,
+                  "initialize: moe is enabled, but the module has no "
+                  "tessera::MoE. Build one on mesh_of() the file, or leave moe "
+                  "out.");
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,332 @@
+// initialize()'s engine against LibTorch's own loop on one rank, in double.
+#include "tessera/module_engine/initialize.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+
+#include "tessera/comm/agree.h"
+#include "tessera/core/error.h"
+#include "tessera/module_engine/detail/module_settings.h"
+#include "tessera/wrappers/moe.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+constexpr int kUpdates = 6;
+constexpr int64_t kBatch = 12;
+
+nn::Sequential make_net(at::ScalarType type = at::kDouble) {
+  nn::Sequential net(nn::Linear(5, 11), nn::Tanh(), nn::Linear(11, 3));
+  net->to(type);
+  const at::NoGradGuard no_grad;
+  auto generator = at::detail::createCPUGenerator(3);
+  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
+  return net;
+}
+
+at::Tensor batch_of(int64_t update) {
+  return at::arange(kBatch * 5, at::kDouble)
+      .mul(0.37)
+      .add(0.1 * static_cast<double>(update))
+      .sin()
+      .view({kBatch, 5});
+}
+
+at::Tensor loss_of(const at::Tensor& out) { return out.pow(2).mean(); }
+
+using Values = std::vector<at::Tensor>;
+
+Values values_of(nn::Module& module) {
+  Values values;
+  for (auto& p : module.parameters()) values.push_back(p.detach().clone());
+  return values;
+}
+
+std::string json_of(int64_t stage, int64_t accumulation,
+                    const std::string& more = "") {
+  return c10::str(R"({"train_batch_size": 12, "gradient_accumulation_steps": )",
+                  accumulation, R"(,
+  "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
+  "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4,
+    "warmup_max_lr": 0.02, "warmup_type": "linear"}},
+  "gradient_clipping": 0.5)",
+                  more, R"(, "zero_optimization": {"stage": )", stage, "}}");
+}
+
+// DeepSpeed's WarmupLR, as json_of() has it.
+double lr_of(int64_t update) {
+  return 0.02 * std::min(1.0, std::max(0.0, (update - 1) / 4.0));
+}
+
+Values one_rank() {
+  auto net = make_net();
+  torch::optim::AdamW optimizer(
+      net->parameters(), torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
+  for (int64_t update = 0; update < kUpdates; ++update) {
+    static_cast<torch::optim::AdamWOptions&>(
+        optimizer.param_groups()[0].options())
+        .lr(lr_of(update));
+    optimizer.zero_grad();
+    loss_of(net->forward(batch_of(update))).backward();
+    nn::utils::clip_grad_norm_(net->parameters(), 0.5);
+    optimizer.step();
+  }
+  return values_of(*net);
+}
+
+// Updates [first, last) of this rank's share.
+template <typename Engine>
+void train(Engine& engine, int64_t first, int64_t last) {
+  const int64_t micro = engine.train_micro_batch_size_per_gpu();
+  const int64_t steps = engine.gradient_accumulation_steps();
+  for (int64_t update = first; update < last; ++update) {
+    EXPECT_EQ(engine.global_steps(), update);
+    EXPECT_DOUBLE_EQ(engine.lr(), lr_of(update));
+    const at::Tensor mine = batch_of(update).narrow(
+        0, engine.rank() * micro * steps, micro * steps);
+    for (int64_t m = 0; m < steps; ++m) {
+      EXPECT_EQ(engine.is_gradient_accumulation_boundary(), m + 1 == steps);
+      const auto loss =
+          loss_of(engine.forward(mine.narrow(0, m * micro, micro)));
+      engine.backward(loss);
+      engine.step();
+    }
+  }
+}
+
+using Body = std::function<void(comm::Communicator&, nn::Sequential)>;
+
+void on_ranks(int64_t world, const Body& body,
+              at::ScalarType type = at::kDouble) {
+  comm::run_threads(world, "shm", [&](comm::Communicator& ranks) {
+    nn::Sequential net{nullptr};
+    comm::in_turn(ranks.world(), [&] { net = make_net(type); });
+    body(ranks, net);
+  });
+}
+
+void expect_equal(const Values& found, const Values& wanted, double bound) {
+  ASSERT_EQ(found.size(), wanted.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    ASSERT_EQ(found[i].sizes(), wanted[i].sizes());
+    EXPECT_LE((found[i] - wanted[i]).norm().item<double>(),
+              bound * wanted[i].norm().item<double>())
+        << "parameter " << i;
+  }
+}
+
+TEST(Initialize, EqualsOneRank) {
+  const Values wanted = one_rank();
+  for (const int64_t stage : {0, 1, 2, 3}) {
+    for (const int64_t world : {1, 2, 3}) {
+      for (const int64_t accumulation : {1, 2}) {
+        SCOPED_TRACE(c10::str("stage ", stage, " ranks ", world,
+                              " accumulation ", accumulation));
+        on_ranks(world, [&](auto& ranks, auto net) {
+          auto engine = initialize(net, json_of(stage, accumulation), ranks);
+          EXPECT_EQ(engine.local_rank(), ranks.rank());
+          EXPECT_EQ(engine.zero_optimization_stage(), stage);
+          train(engine, 0, kUpdates);
+          const auto whole = engine.gather();
+          expect_equal(values_of(*net), wanted, 1e-10);
+        });
+      }
+    }
+  }
+}
+
+TEST(Initialize, GoesOnFromACheckpointOfOtherRanksAndStage) {
+  const auto folder =
+      std::filesystem::path(testing::TempDir()) / "initialize_checkpoint";
+  std::filesystem::remove_all(folder);
+  on_ranks(2, [&](auto& ranks, auto net) {
+    auto engine = initialize(net, json_of(3, 2), ranks);
+    EXPECT_EQ(engine.load_checkpoint(folder), std::nullopt);
+    train(engine, 0, 2);
+    engine.save_checkpoint(folder, "the second");
+    train(engine, 2, 3);
+    engine.save_checkpoint(folder, "the third");
+  });
+  const Values wanted = one_rank();
+  for (const auto& from : {folder, folder / "step-2"}) {
+    for (const int64_t stage : {0, 1, 3}) {
+      on_ranks(3, [&](auto& ranks, auto net) {
+        auto engine = initialize(net, json_of(stage, 1), ranks);
+        EXPECT_EQ(engine.load_checkpoint(from),
+                  from == folder ? "the third" : "the second");
+        train(engine, from == folder ? 3 : 2, kUpdates);
+        const auto whole = engine.gather();
+        expect_equal(values_of(*net), wanted, 1e-10);
+      });
+    }
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// Over fp32 masters, also where nothing was to be sharded.
+TEST(Initialize, ComputesInBf16) {
+  for (const int64_t stage : {0, 2}) {
+    on_ranks(
+        2,
+        [&](auto& ranks, auto net) {
+          auto engine = initialize(
+              net, json_of(stage, 1, R"(, "bf16": {"enabled": true})"), ranks);
+          EXPECT_EQ(engine.zero_optimization_stage(), std::max(stage, 1L));
+          const auto mine = batch_of(0).narrow(0, 0, 6).to(at::kFloat);
+          const at::Tensor out = engine.forward(mine);
+          EXPECT_EQ(out.scalar_type(), at::kBFloat16);
+          engine.backward(loss_of(out));
+          engine.step();
+          EXPECT_EQ(net->parameters()[0].scalar_type(), at::kFloat);
+        },
+        at::kFloat);
+  }
+}
+
+std::string refused(const std::string& json) {
+  auto net = make_net();
+  try {
+    comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+      initialize(net, json, ranks);
+    });
+  } catch (const std::exception& error) {
+    return message_of(error);
+  }
+  return "";
+}
+
+// Worked by hand: Linear(1024, 4096), ReLU, Linear(4096, 10), batches of 32.
+TEST(Initialize, SharesOutTheFirstExample) {
+  const std::string json = R"({"train_batch_size": 32,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
+    "zero_optimization": {"stage": 2, "allgather_partitions": true,
+      "reduce_scatter": true, "overlap_comm": true,
+      "allgather_bucket_size": 2e8}})";
+  const std::map<int64_t, int64_t> largest = {
+      {1, 4239370}, {2, 2119685}, {4, 1061891}, {8, 532994}};
+  for (const auto& [world, elements] : largest) {
+    comm::run_threads(world, "shm", [&](comm::Communicator& ranks) {
+      nn::Sequential net{nullptr};
+      comm::in_turn(ranks.world(), [&] {
+        torch::manual_seed(0);
+        net = nn::Sequential(nn::Linear(1024, 4096), nn::ReLU(),
+                             nn::Linear(4096, 10));
+      });
+      auto engine = initialize(net, json, ranks);
+      EXPECT_EQ(engine.train_micro_batch_size_per_gpu(), 32 / world);
+      EXPECT_EQ(engine.gradient_accumulation_steps(), 1);
+      int64_t mine = 0;
+      for (const auto& shard : engine.shards()) mine += shard.values.numel();
+      EXPECT_LE(mine, elements);
+      EXPECT_TRUE(ranks.rank() > 0 || mine == elements) << mine;
+      const auto input = at::ones({32 / world, 1024});
+      double first = 0;
+      for (int update = 0; update < 3; ++update) {
+        const auto loss = engine.forward(input).mean();
+        engine.backward(loss);
+        engine.step();
+        if (update == 0) first = loss.template item<double>();
+        EXPECT_LE(loss.template item<double>(), first);
+      }
+    });
+  }
+  on_ranks(3, [&](auto& ranks, auto net) {
+    try {
+      initialize(net, json, ranks);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+      EXPECT_THAT(message_of(error), HasSubstr("32 = 3 x ? x ?"));
+    }
+  });
+}
+
+// Worked by hand: 32 experts of Linear(2048, 2048) with ep 8, batches of 64.
+TEST(Initialize, LaysOutTheSecondExample) {
+  const std::string json = R"({"train_batch_size": 64,
+    "zero_optimization": {"stage": 2}, "moe": {"enabled": true,
+      "num_experts": 32, "k": 2, "expert_parallel_size": 8}})";
+  for (const int64_t world : {8, 16, 32, 64}) {
+    const auto settings = detail::module_settings(json, world, {});
+    EXPECT_EQ(settings.mesh.degree(mesh::Axis::kEp), 8);
+    EXPECT_EQ(settings.mesh.degree(mesh::Axis::kExpertDp), world / 8);
+    EXPECT_EQ(settings.config.batch.micro, 64 / world);
+    EXPECT_EQ(settings.accumulation, 1);
+    EXPECT_THAT(settings.notes, Contains(HasSubstr("has no optimizer")));
+  }
+  for (const int64_t world : {1, 2, 4, 12, 24}) {
+    EXPECT_THROW(detail::module_settings(json, world, {}), Error) << world;
+  }
+  // The same on eight ranks, with experts that are narrower.
+  comm::run_threads(8, "shm", [&](comm::Communicator& ranks) {
+    const auto on = mesh_of(json, 8);
+    const auto make = [&](int64_t experts) {
+      return MoE(16, experts, 2, [] { return nn::Linear(16, 16); }, on, ranks);
+    };
+    MoE moe{nullptr}, other{nullptr};
+    comm::in_turn(ranks.world(), [&] { moe = make(32), other = make(16); });
+    EXPECT_THROW(initialize(other, json, ranks), Error);
+    auto engine = initialize(moe, json, ranks);
+    const auto shards = engine.shards();
+    int64_t experts = 0, gate = 0;
+    for (const auto& shard : shards) {
+      (shard.name.starts_with("experts.") ? experts : gate) +=
+          shard.values.numel();
+    }
+    EXPECT_EQ(experts, 4 * (16 * 16 + 16));
+    EXPECT_EQ(gate, 32 * 16 / 8);
+    const auto [output, aux_loss, counts] =
+        engine.forward(at::randn({8, 3, 16}));
+    EXPECT_EQ(output.sizes(), (std::vector<int64_t>{8, 3, 16}));
+    engine.backward(output.pow(2).mean() + 0.01 * aux_loss);
+    engine.step();
+  });
+  EXPECT_THAT(refused(R"({"train_batch_size": 4, "moe": {"enabled": true,
+                "num_experts": 4, "k": 1, "expert_parallel_size": 1}})"),
+              HasSubstr("the module has no tessera::MoE"));
+}
+
+TEST(Initialize, RefusesWhatAModuleHasNot) {
+  EXPECT_THAT(refused("{}"), HasSubstr("give train_batch_size"));
+  EXPECT_THAT(refused(R"({"train_batch_size": 4, "pipeline": {"stages": 2}})"),
+              AllOf(HasSubstr("mesh.pp is 2 (the JSON:1:"),
+                    HasSubstr("its stages are not known")));
+  EXPECT_THAT(refused(R"({"train_batch_size": 4,
+                          "tensor_parallel": {"autotp_size": 2}})"),
+              HasSubstr("parallelize()"));
+  EXPECT_THAT(refused(R"({"train_batch_sise": 4})"),
+              HasSubstr("train_batch_size"));
+  EXPECT_THAT(refused("/nowhere/ds.json"),
+              HasSubstr("no such configuration of DeepSpeed's"));
+}
+
+TEST(Initialize, RefusesCallsInAnotherOrder) {
+  on_ranks(1, [&](auto& ranks, auto net) {
+    auto engine = initialize(net, json_of(2, 2), ranks);
+    EXPECT_THROW(engine.step(), c10::Error);
+    const auto input = batch_of(0).narrow(0, 0, 6);
+    EXPECT_THROW(engine.backward(engine.forward(input)), c10::Error);
+  });
+  on_ranks(1, [&](auto& ranks, auto net) {
+    auto engine = initialize(net, json_of(2, 2), ranks);
+    const auto input = batch_of(0).narrow(0, 0, 6);
+    engine.backward(loss_of(engine.forward(input)));
+    EXPECT_THROW(engine.save_checkpoint("nowhere"), c10::Error);
+    engine.step();
+    EXPECT_THROW(engine.save_checkpoint("nowhere"), c10::Error);
+  });
+}
+
+}  // namespace
+}  // namespace tessera

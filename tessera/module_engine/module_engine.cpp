@@ -1,0 +1,299 @@
+#include "tessera/module_engine/module_engine.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <map>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/core/hash.h"
+#include "tessera/core/host.h"
+#include "tessera/core/log.h"
+#include "tessera/module_engine/detail/module_settings.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/optim/schedule.h"
+
+namespace tessera {
+
+using checkpoint::TensorEntry;
+using wrappers::ParameterShard;
+
+namespace {
+
+void require_masters(const torch::nn::Module& module) {
+  for (const auto& parameter : module.named_parameters()) {
+    const at::ScalarType type = parameter.value().scalar_type();
+    TS_CHECK_CONFIG(type == at::kFloat || type == at::kDouble,
+                    "initialize: ", parameter.key(), " is of type ", type,
+                    ", and bf16 is enabled: give the module in fp32, which "
+                    "its masters are then.");
+  }
+}
+
+FullyShardOptions options_of(const torch::nn::Module& module,
+                             const detail::ModuleSettings& settings,
+                             const InitializeOptions& options) {
+  check_experts(module, settings);
+  const engine::RunConfig& config = settings.config;
+  FullyShardOptions found{.zero_stage = config.zero.stage,
+                          .units = options.units,
+                          .deferred = options.deferred,
+                          .deferred_values = options.deferred_values};
+  if (config.precision.compute == "bf16") {
+    require_masters(module);
+    found.compute_dtype = config.precision.compute_dtype();
+  }
+  if (config.precision.reduce != "auto") {
+    found.reduce_dtype = config.precision.gradient_dtype();
+  }
+  return found;
+}
+
+std::unique_ptr<optim::Optimizer> optimizer_of(
+    const std::vector<ParameterShard>& shards,
+    const optim::OptimizerConfig& config) {
+  std::vector<optim::FlatSegment> segments;
+  for (const auto& shard : shards) {
+    if (!shard.parameter.requires_grad()) continue;
+    segments.push_back(
+        {.name = shard.name, .parameter = shard.parameter, .decay = true});
+  }
+  return optim::make_optimizer(config, std::move(segments));
+}
+
+TensorEntry entry_of(const std::string& name, const ParameterShard& shard,
+                     const at::Tensor& local) {
+  return {.name = name,
+          .global_shape = shard.shape,
+          .box = shard.box,
+          .local = local.view(shard.box.size),
+          .owned = shard.owned};
+}
+
+// The same on all ranks, of which the first writes it.
+TensorEntry common_entry(const std::string& name, const at::Tensor& value,
+                         bool is_first) {
+  const auto shape = value.sizes().vec();
+  return {.name = name,
+          .global_shape = shape,
+          .box = {std::vector<int64_t>(shape.size()), shape},
+          .local = value,
+          .owned = is_first};
+}
+
+// Ranks of this host before this one.
+int64_t local_rank_of(comm::Communicator& ranks) {
+  at::Tensor mine =
+      at::full({1}, static_cast<int64_t>(hash64(host_identity())), at::kLong);
+  at::Tensor all = at::empty({ranks.world_size()}, at::kLong);
+  ranks.world().all_gather(all, mine).synchronize();
+  return (all.narrow(0, 0, ranks.rank()) == mine).sum().item<int64_t>();
+}
+
+}  // namespace
+
+struct ModuleEngine::Impl {
+  // Of two, one is there.
+  Impl(torch::nn::Module& of, const std::string& json,
+       std::optional<StartedRanks> own, comm::Communicator* others,
+       const InitializeOptions& options)
+      : started(std::move(own)),
+        module(of),
+        ranks(started ? started->ranks() : *others),
+        local_rank(started ? started->local_rank() : local_rank_of(ranks)),
+        settings(detail::module_settings(json, ranks.world_size(), options)),
+        sharding(options_of(of, settings, options)),
+        core(of, settings.mesh, ranks, sharding),
+        shards(core.shards()),
+        optimizer(optimizer_of(shards, settings.config.optimizer)) {
+    if (ranks.rank() > 0) return;
+    for (const auto& note : settings.notes) log::info(note);
+    for (const auto& warning : settings.warnings) log::warning(warning);
+  }
+
+  const optim::OptimizerConfig& updates() const {
+    return settings.config.optimizer;
+  }
+  double lr() const;
+  void update();
+  checkpoint::State state();
+
+  std::optional<StartedRanks> started;  // gone last
+  torch::nn::Module& module;
+  comm::Communicator& ranks;
+  const int64_t local_rank;
+  const detail::ModuleSettings settings;
+  const FullyShardOptions sharding;
+  wrappers::FullyShardedCore core;
+  const std::vector<ParameterShard> shards;
+  const std::unique_ptr<optim::Optimizer> optimizer;
+  int64_t global_steps = 0;
+  int64_t micro_steps = 0;  // of the batch, that step() has seen
+  bool went_back = false;   // and step() has not seen it
+  double norm = 0;
+};
+
+double ModuleEngine::Impl::lr() const {
+  return optim::lr_at({global_steps, settings.config.run.steps}, updates().lr,
+                      settings.config.schedule);
+}
+
+void ModuleEngine::Impl::update() {
+  const at::NoGradGuard no_grad;
+  for (const auto& segment : optimizer->segments()) {
+    const at::Tensor parameter = segment.parameter;
+    if (parameter.grad().defined()) continue;
+    parameter.mutable_grad() = at::zeros_like(parameter);
+  }
+  const double most = updates().clip_norm > 0
+                          ? updates().clip_norm
+                          : std::numeric_limits<double>::infinity();
+  norm = core.clip_grad_norm(most);
+  TS_CHECK(std::isfinite(norm), "update ", global_steps + 1,
+           ": the gradients' norm is ", norm,
+           ". Lower the learning rate, clip, or look at this batch.");
+  optimizer->step(lr());
+  for (const auto& segment : optimizer->segments()) {
+    segment.parameter.mutable_grad() = at::Tensor();
+  }
+  ++global_steps;
+}
+
+checkpoint::State ModuleEngine::Impl::state() {
+  checkpoint::State state;
+  std::map<std::string, const ParameterShard*> by_name;
+  for (const auto& shard : shards) {
+    by_name[shard.name] = &shard;
+    state.tensors.push_back(
+        entry_of("model." + shard.name, shard, shard.values));
+  }
+  const bool is_first = ranks.rank() == 0;
+  for (const auto& buffer : module.named_buffers()) {
+    state.tensors.push_back(
+        common_entry("model." + buffer.key(), buffer.value(), is_first));
+  }
+  for (const auto& item : optimizer->state()) {
+    const std::string name = "optimizer." + item.name;
+    state.tensors.push_back(
+        item.parameter.empty()
+            ? common_entry(name, item.tensor, is_first)
+            : entry_of(name, *by_name.at(item.parameter), item.tensor));
+  }
+  return state;
+}
+
+mesh::DeviceMesh mesh_of(const std::string& json, int64_t world_size,
+                         const InitializeOptions& options) {
+  return detail::module_settings(json, world_size, options).mesh;
+}
+
+ModuleEngine::ModuleEngine(torch::nn::Module& module, const std::string& json,
+                           comm::Communicator& ranks,
+                           const InitializeOptions& options)
+    : impl_(std::make_unique<Impl>(module, json, std::nullopt, &ranks,
+                                   options)) {}
+
+ModuleEngine::ModuleEngine(torch::nn::Module& module, const std::string& json,
+                           StartedRanks ranks, const InitializeOptions& options)
+    : impl_(std::make_unique<Impl>(module, json, std::move(ranks), nullptr,
+                                   options)) {}
+
+ModuleEngine::~ModuleEngine() = default;
+ModuleEngine::ModuleEngine(ModuleEngine&&) noexcept = default;
+
+void ModuleEngine::backward(const at::Tensor& loss) {
+  Impl& self = *impl_;
+  TS_CHECK(!self.went_back,
+           "backward() twice without a step() between: step() follows every "
+           "backward, also where gradients accumulate.");
+  TS_CHECK(loss.numel() == 1, "backward() of a loss of shape ", loss.sizes(),
+           ": it must be one number, the mean over the micro-batch.");
+  const at::Tensor share = loss / self.settings.accumulation;
+  if (is_gradient_accumulation_boundary()) {
+    self.core.backward(share);
+  } else {
+    self.core.accumulate(share);
+  }
+  self.went_back = true;
+}
+
+void ModuleEngine::step() {
+  Impl& self = *impl_;
+  TS_CHECK(self.went_back, "step() without a backward() before it.");
+  self.went_back = false;
+  if (is_gradient_accumulation_boundary()) {
+    self.update();
+    self.micro_steps = 0;
+  } else {
+    ++self.micro_steps;
+  }
+}
+
+bool ModuleEngine::is_gradient_accumulation_boundary() const {
+  return impl_->micro_steps + 1 == impl_->settings.accumulation;
+}
+
+int64_t ModuleEngine::rank() const { return impl_->ranks.rank(); }
+int64_t ModuleEngine::local_rank() const { return impl_->local_rank; }
+int64_t ModuleEngine::world_size() const { return impl_->ranks.world_size(); }
+int64_t ModuleEngine::train_batch_size() const {
+  return impl_->settings.config.batch.global;
+}
+int64_t ModuleEngine::train_micro_batch_size_per_gpu() const {
+  return impl_->settings.config.batch.micro;
+}
+int64_t ModuleEngine::gradient_accumulation_steps() const {
+  return impl_->settings.accumulation;
+}
+int64_t ModuleEngine::zero_optimization_stage() const {
+  return impl_->sharding.zero_stage;
+}
+int64_t ModuleEngine::global_steps() const { return impl_->global_steps; }
+double ModuleEngine::lr() const { return impl_->lr(); }
+double ModuleEngine::global_grad_norm() const { return impl_->norm; }
+const std::string& ModuleEngine::config() const { return impl_->settings.text; }
+std::vector<ParameterShard> ModuleEngine::shards() const {
+  return impl_->shards;
+}
+wrappers::FullyShardedCore& ModuleEngine::core() { return impl_->core; }
+
+void ModuleEngine::save_checkpoint(const std::string& folder,
+                                   const std::string& client_state) {
+  Impl& self = *impl_;
+  TS_CHECK(!self.went_back && self.micro_steps == 0,
+           "save_checkpoint() with gradients that are not in any update: save "
+           "behind the step() that updates.");
+  checkpoint::State state = self.state();
+  state.extra =
+      detail::Json{{"step", self.global_steps}, {"client_state", client_state}}
+          .dump();
+  checkpoint::save(folder, self.global_steps, state, self.ranks.world(),
+                   {.keep = 0, .mesh = self.settings.mesh.describe()});
+}
+
+std::optional<std::string> ModuleEngine::load_checkpoint(
+    const std::string& folder) {
+  Impl& self = *impl_;
+  TS_CHECK(!self.went_back && self.micro_steps == 0,
+           "load_checkpoint() in the middle of a batch.");
+  checkpoint::State state = self.state();
+  const bool is_one =
+      std::filesystem::exists(std::filesystem::path(folder) / "manifest.json");
+  if (is_one) {
+    checkpoint::load(folder, state, self.ranks.world());
+  } else if (!checkpoint::load_latest(folder, state, self.ranks.world())) {
+    return std::nullopt;
+  }
+  const detail::Json json = detail::parse_json(state.extra, folder);
+  TS_CHECK_IO(json.contains("step") && json.contains("client_state"), folder,
+              " is a checkpoint of something else than initialize()'s engine.");
+  self.global_steps = detail::as_int(json["step"], folder + ": step");
+  return detail::as_string(json["client_state"], folder + ": client_state");
+}
+
+}  // namespace tessera

@@ -1,0 +1,85 @@
+// What initialize() gives, but for what depends on the module's type.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/module_engine/started_ranks.h"
+#include "tessera/wrappers/fully_shard.h"
+
+namespace tessera {
+
+struct InitializeOptions {
+  // Keys of a run's configuration, for what the file leaves to it with "auto",
+  // and where it says nothing: {{"optimizer.lr", "1e-3"}}.
+  std::vector<std::pair<std::string, std::string>> settings = {};
+  // fully_shard's.
+  std::vector<std::string> units = {};
+  const DeferredInit* deferred = nullptr;
+  bool deferred_values = true;
+};
+
+// The mesh that initialize() lays over so many ranks, for a MoE in the module.
+// Errors: as initialize()'s of the file.
+mesh::DeviceMesh mesh_of(const std::string& json, int64_t world_size,
+                         const InitializeOptions& options = {});
+
+class ModuleEngine {
+ public:
+  ModuleEngine(torch::nn::Module& module, const std::string& json,
+               comm::Communicator& ranks, const InitializeOptions& options);
+  ModuleEngine(torch::nn::Module& module, const std::string& json,
+               StartedRanks ranks, const InitializeOptions& options);
+  ~ModuleEngine();
+  ModuleEngine(ModuleEngine&&) noexcept;
+  ModuleEngine& operator=(ModuleEngine&&) = delete;
+
+  // Of a micro-batch's loss, behind its forward.
+  void backward(const at::Tensor& loss);
+  // Behind every backward; the last one of a batch updates.
+  void step();
+  // Whether the next step() updates.
+  bool is_gradient_accumulation_boundary() const;
+
+  int64_t rank() const;
+  int64_t local_rank() const;  // among the ranks of this host
+  int64_t world_size() const;
+  int64_t train_batch_size() const;  // samples an update, over all ranks
+  int64_t train_micro_batch_size_per_gpu() const;  // of a forward, of a rank
+  int64_t gradient_accumulation_steps() const;
+  int64_t zero_optimization_stage() const;
+  int64_t global_steps() const;     // updates so far
+  double lr() const;                // of the next update
+  double global_grad_norm() const;  // of the last update, before clipping
+  // What the file became: keys of a run, values, and where each is from.
+  const std::string& config() const;
+
+  // Parameters, buffers, optimizer and place, in FOLDER/step-N of so many
+  // updates (checkpoint.h), with a text of the user's own: every rank calls it
+  // with the same arguments, between updates. Loading: from FOLDER's newest
+  // good one, or from FOLDER where that is a step-N; on any number of ranks, in
+  // any stage. The text; none where FOLDER has no checkpoint.
+  void save_checkpoint(const std::string& folder,
+                       const std::string& client_state = "");
+  std::optional<std::string> load_checkpoint(const std::string& folder);
+
+  // FullySharded's.
+  wrappers::GatheredParameters gather() { return core().gather(); }
+  std::vector<wrappers::ParameterShard> shards() const;
+
+ protected:
+  wrappers::FullyShardedCore& core();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera
