@@ -71,6 +71,12 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   return y;
 }
 
+// Products read and write by pointers. Who listens to memory is told by
+// operators (wrappers/detail/heard_memory.h): here by one that does nothing.
+void announce(const at::Tensor& tensor) {
+  if (tensor.key_set().has(c10::DispatchKey::DeferredInit)) tensor.detach();
+}
+
 bool has_listeners(torch::autograd::Node& accumulator) {
   return !accumulator.pre_hooks().empty() ||
          !accumulator.tensor_pre_hooks().empty() ||
@@ -113,6 +119,7 @@ void add_to(const at::Tensor& gradient, const at::Tensor& dy,
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
                            const at::Tensor& x) {
   if (!adds_in_place(weight)) return product(dy.t(), x);
+  announce(weight.grad());
   add_to(weight.grad(), dy, x);
   return {};
 }
@@ -152,7 +159,10 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
       if (!gradients[i].defined()) continue;
       const at::Tensor& weight = saved[1 + i];
       const at::Tensor dy = rows_of(gradients[i]).contiguous();
-      if (ctx->needs_input_grad(0)) add_product(to[0], dy, weight);
+      if (ctx->needs_input_grad(0)) {
+        announce(weight);
+        add_product(to[0], dy, weight);
+      }
       if (ctx->needs_input_grad(1 + i)) {
         to[1 + i] = weight_gradient(weight, dy, rows_of(saved[0]));
       }
@@ -198,6 +208,7 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
                                            /*scale_grad_by_freq=*/false),
               {}};
     }
+    announce(table.grad());
     detail::add_rows(table.grad(), ids.reshape({-1}).contiguous(),
                      rows_of(gradients[0]).contiguous());
     return {{}, {}};
@@ -206,15 +217,20 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
 
 }  // namespace
 
-ProductWay product_way(const at::Tensor& y, const at::Tensor& a) {
-  const bool is_large = y.numel() * a.size(1) >= kFewMultiplications;
-  if (!y.is_cpu() || !is_large || !at::globalContext().userEnabledMkldnn()) {
+ProductWay product_way(int64_t multiplications, at::ScalarType type) {
+  if (multiplications < kFewMultiplications ||
+      !at::globalContext().userEnabledMkldnn()) {
     return ProductWay::kLibTorch;
   }
-  if (a.scalar_type() == at::kFloat) return fp32_way();
-  const bool widens = a.scalar_type() == at::kBFloat16 && !multiplies_bf16() &&
+  if (type == at::kFloat) return fp32_way();
+  const bool widens = type == at::kBFloat16 && !multiplies_bf16() &&
                       uses(Kernel::kWidenedProduct);
   return widens ? ProductWay::kWidened : ProductWay::kLibTorch;
+}
+
+ProductWay product_way(const at::Tensor& y, const at::Tensor& a) {
+  if (!y.is_cpu()) return ProductWay::kLibTorch;
+  return product_way(y.numel() * a.size(1), a.scalar_type());
 }
 
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,

@@ -12,6 +12,8 @@
 //         Not where somebody listens to that gradient (a hook, as of
 //         DistributedDataParallel), asks for it by autograd::grad or records
 //         the backward itself.
+// Heard:  who listens to parameters' memory (wrappers' fully_shard) is told
+//         before a product reads or writes it.
 // Names:  N rows, `in` and `out` features; weights are (out, in).
 #pragma once
 
@@ -25,8 +27,10 @@ namespace tessera::nn {
 enum class ProductWay { kLibTorch, kOneDnn, kWidened };
 inline constexpr std::array kProductWayNames = {"at::mm", "oneDNN", "widened"};
 
-// What product_into() takes for such operands.
+// What product_into() takes for such operands; and for those of a CPU, of a
+// type and so many multiplications.
 ProductWay product_way(const at::Tensor& y, const at::Tensor& a);
+ProductWay product_way(int64_t multiplications, at::ScalarType type);
 
 // y = a b, or y += a b. a: (N, K), b: (K, M), each a matrix or its transpose;
 // y: (N, M), contiguous; of the operands' type, or fp32 where they are widened.

@@ -14,7 +14,6 @@
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/parallel/data/zero_config.h"
 #include "tessera/wrappers/detail/agreement.h"
-#include "tessera/wrappers/detail/gradient_hooks.h"
 #include "tessera/wrappers/detail/module_shards.h"
 #include "tessera/wrappers/detail/pass_follower.h"
 #include "tessera/wrappers/detail/same_parameters.h"
@@ -83,7 +82,6 @@ struct FullyShardedCore::Impl {
   bool stands_by = false;        // takes part in what others do
   std::vector<at::Tensor> kept;  // by trained: gradients of before
   std::vector<bool> touched;     // by trained: a gradient came
-  GradientHooks hooks;           // gone before what they touch
 };
 
 FullyShardedCore::Impl::Impl(torch::nn::Module& of, const mesh::DeviceMesh& on,
@@ -100,15 +98,16 @@ FullyShardedCore::Impl::Impl(torch::nn::Module& of, const mesh::DeviceMesh& on,
       follower(
           held.parameters(), held.names(), stages_of(held.owners()),
           [this](Part part, bool again) { enter(part, again); },
-          [this] { begin_backward(); }),
+          [this] { begin_backward(); },
+          [this](const at::Tensor& gradient) {
+            if (const auto which = held.whose_gradient(gradient)) {
+              touched[*which] = true;
+            }
+          }),
       memory(follower),
       kept(held.trained().size()),
       touched(held.trained().size()) {
   held.hear(memory);
-  for (size_t i = 0; i < touched.size(); ++i) {
-    hooks.add(held.whole()[held.trained()[i]],
-              [this, i] { touched[i] = true; });
-  }
   std::vector<int64_t> visits(held.names().size() - 1);
   std::iota(visits.begin(), visits.end(), 1);
   set_programs(visits);
@@ -139,7 +138,7 @@ void FullyShardedCore::begin_forward() {
   TS_CHECK(!self.goes_back,
            "fully_shard: the backward before this forward did not end, and its "
            "gradients were not reduced.");
-  TS_CHECK(self.hooks.are_heard(),
+  TS_CHECK(self.held.are_in_place(),
            "fully_shard: parameters got another dtype or device since the "
            "module was sharded. Shard it after moving it.");
   const bool trains = at::GradMode::is_enabled();

@@ -33,6 +33,10 @@
 // Types:   with compute_dtype a gather rounds; shards stay the masters, and so
 //          do gradients and an optimizer's states keep the module's own type.
 //          The loss's type is what forward() gives.
+// Products: of Linear with a weight that is gathered, in fp32, and in bf16
+//          where the processor does not multiply it, are nn/matmul.h's, which
+//          are faster than LibTorch's: TESSERA_WITHOUT_KERNELS=onednn_product
+//          (or widened_product) leaves them to it.
 // Accumulate: accumulate(loss) is a micro-batch before the last: stages 2 and 3
 //          reduce it into shards, stage 1 and replicas wait for the last.
 // Values:  rank 0's. A module that DeferredInit made (deferred_init.h) gets its

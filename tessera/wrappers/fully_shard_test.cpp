@@ -148,6 +148,22 @@ struct WideImpl : NetImpl {
   }
 };
 
+// Products so large that they go another way in fp32: of two and of three
+// dimensions, with and without a bias, of a weight that is used three times.
+struct HeavyImpl : NetImpl {
+  nn::Linear in{6, 300}, mid{300, 300}, out{300, 6};
+  HeavyImpl() {
+    register_module("in", in);
+    register_module("mid", mid);
+    register_module("out", out);
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    auto h = at::tanh(mid->forward(in->forward(x)));
+    h = at::tanh(mid->forward(h.unsqueeze(1)).squeeze(1) + h);
+    return out->forward(at::tanh(at::linear(h, mid->weight)));
+  }
+};
+
 struct Kind {
   const char* name;
   std::function<Net()> make;
@@ -160,13 +176,15 @@ const std::vector<Kind>& kinds() {
       {"weaving", [] { return std::make_shared<WeavingImpl>(); }},
       {"lstm", [] { return std::make_shared<RecurrentImpl>(); }},
       {"wide", [] { return std::make_shared<WideImpl>(); }},
+      {"heavy", [] { return std::make_shared<HeavyImpl>(); }},
   };
   return all;
 }
 
-Net make(const Kind& kind, uint64_t seed = 1) {
+Net make(const Kind& kind, uint64_t seed = 1,
+         at::ScalarType type = at::kDouble) {
   Net net = kind.make();
-  net->to(at::kDouble);
+  net->to(type);
   const at::NoGradGuard no_grad;
   auto generator = at::detail::createCPUGenerator(seed);
   for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
@@ -621,9 +639,40 @@ TEST(FullyShard, TypesMayDiffer) {
   });
 }
 
+TEST(FullyShard, ProductsOfFp32GoAnotherWay) {
+  for (const size_t number : {5, 6}) {
+    const Kind& kind = kinds()[number];
+    const auto gradients_after = [&](Net& net, const auto& backward) {
+      for (int64_t m = 0; m < 2; ++m) {
+        const at::Tensor rows = rows_of(net, m).to(at::kFloat);
+        backward(rows, /*is_last=*/m == 1);
+      }
+    };
+    Net alone = make(kind, 1, at::kFloat);
+    gradients_after(alone, [&](const at::Tensor& rows, bool) {
+      loss_of(alone->forward(rows)).backward();
+    });
+    Values wanted;
+    for (auto& p : alone->parameters()) wanted.push_back(p.grad().clone());
+    for (const int64_t stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(c10::str(kind.name, " stage ", stage));
+      on_ranks(2, [&](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
+        Net net;
+        comm::in_turn(ranks.world(), [&] { net = make(kind, 1, at::kFloat); });
+        auto model = fully_shard(net, mesh, ranks, {.zero_stage = stage});
+        gradients_after(net, [&](const at::Tensor& rows, bool is_last) {
+          const at::Tensor loss =
+              loss_of(model.forward(rows.narrow(0, ranks.rank() * 6, 6)));
+          is_last ? loss.backward() : model.accumulate(loss);
+        });
+        expect_equal(whole_gradients(model), wanted, 1e-5);
+      });
+    }
+  }
+}
+
 // Rounded as it would be by hand: weights and inputs to bf16, masters in fp32.
-TEST(FullyShard, MastersStayWide) {
-  const Kind& kind = kinds()[2];
+void expect_wide_masters(const Kind& kind) {
   const auto in_float = [&] {
     Net net = make(kind);
     net->to(at::kFloat);
@@ -640,7 +689,10 @@ TEST(FullyShard, MastersStayWide) {
     rounded->to(at::kBFloat16);
     {
       const at::AutoGradMode grad(true);
-      loss_of(rounded->forward(rows_of(master, step))).backward();
+      const at::Tensor rows = rows_of(master, step);
+      loss_of(rounded->forward(rows.is_floating_point() ? rows.to(at::kBFloat16)
+                                                        : rows))
+          .backward();
     }
     const auto low = rounded->parameters();
     for (size_t i = 0; i < all.size(); ++i) {
@@ -673,9 +725,7 @@ TEST(FullyShard, MastersStayWide) {
                  }
                  const auto whole = model.gather();
                  const Values found = values_of(*net);
-                 for (size_t i = 0; i < found.size(); ++i) {
-                   EXPECT_TRUE(at::equal(found[i], wanted[i])) << i;
-                 }
+                 expect_equal(found, wanted, 0.0);
                });
     }
   }
@@ -690,6 +740,13 @@ std::string error_on(int64_t world,
     return message_of(error);
   }
   return "";
+}
+
+TEST(FullyShard, MastersStayWide) {
+  for (const size_t kind : {2, 4, 5}) {
+    SCOPED_TRACE(kinds()[kind].name);
+    expect_wide_masters(kinds()[kind]);
+  }
 }
 
 TEST(FullyShard, RefusesWhatWouldBeWrong) {

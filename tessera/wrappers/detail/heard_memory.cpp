@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "tessera/wrappers/detail/heard_products.h"
+
 namespace tessera::wrappers {
 namespace {
 
@@ -73,21 +75,26 @@ void tell_and_run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (taker) return taker->take(op, stack);
   const bool goes_back = torch::autograd::get_current_graph_task_id() != -1;
   std::optional<Substituted> substituted;
+  bool is_heard = false;
   const size_t count = op.schema().arguments().size();
   for (const c10::IValue& argument : torch::jit::last(*stack, count)) {
     for_each(argument, [&](const at::Tensor& tensor) {
       const auto* memory = tensor.storage().unsafeGetStorageImpl();
       if (const auto heard = find(all().heard, memory)) {
-        heard->listener->on_use(heard->tag);
+        heard->listener->on_use(heard->tag, tensor);
+        is_heard = true;
       }
       const auto found =
           find(all().substituted, {memory, tensor.storage_offset()});
       if (found) substituted = found;
     });
   }
-  const bool done = !goes_back && substituted &&
-                    substituted->substitute->run(op, stack, substituted->tag);
-  if (!done) op.callBoxed(stack);
+  if (!goes_back && substituted) {
+    if (substituted->substitute->run(op, stack, substituted->tag)) return;
+  } else if (!goes_back && is_heard && run_product(op, stack)) {
+    return;
+  }
+  op.callBoxed(stack);
 }
 
 // A tensor's keys are its implementation's own.

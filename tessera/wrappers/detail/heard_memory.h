@@ -7,7 +7,8 @@
 // backward, for what autograd saved.
 // Cost:    about a microsecond an operator on such a tensor; none on others.
 // So too may an operator on a parameter, of a forward, be replaced by something
-// else that a substitute computes.
+// else that a substitute computes; and Linear's products, which no substitute
+// takes, are those of nn/matmul.h.
 // Key:     DeferredInit, which LibTorch keeps for code outside of it.
 // Threads: a listener is called on the thread that computes.
 #pragma once
@@ -24,9 +25,9 @@ namespace tessera::wrappers {
 class Listener {
  public:
   virtual ~Listener() = default;
-  // An operator is about to read or write memory that has this tag. What the
-  // listener itself computes is not heard.
-  virtual void on_use(int64_t tag) = 0;
+  // An operator is about to read or write memory that has this tag, by this
+  // tensor. What the listener itself computes is not heard.
+  virtual void on_use(int64_t tag, const at::Tensor& tensor) = 0;
 };
 
 class HeardMemory {

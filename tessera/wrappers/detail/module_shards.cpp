@@ -233,14 +233,34 @@ void ModuleShards::put_shards(torch::nn::Module& module) {
   replace_parameters(module, whole_, shards_);
 }
 
-void ModuleShards::hear(HeardMemory& memory) const {
+void ModuleShards::hear(HeardMemory& memory) {
+  size_t trained = 0;
   for (size_t i = 0; i < whole_.size(); ++i) {
     const int64_t owner = parameters_->parameters()[i].unit;
     memory.hear(whole_[i], PassFollower::tag_of(owner, /*is_gradient=*/false));
-    if (!whole_[i].grad().defined()) continue;
-    memory.hear(whole_[i].grad(),
-                PassFollower::tag_of(owner, /*is_gradient=*/true));
+    const at::Tensor& gradient = whole_[i].grad();
+    if (!gradient.defined()) continue;
+    memory.hear(gradient, PassFollower::tag_of(owner, /*is_gradient=*/true));
+    gradients_[{gradient.storage().unsafeGetStorageImpl(),
+                gradient.storage_offset()}] = trained++;
   }
+  TORCH_INTERNAL_ASSERT(trained == trained_.size());
+}
+
+std::optional<size_t> ModuleShards::whose_gradient(
+    const at::Tensor& gradient) const {
+  const auto found = gradients_.find(
+      {gradient.storage().unsafeGetStorageImpl(), gradient.storage_offset()});
+  if (found == gradients_.end()) return std::nullopt;
+  return found->second;
+}
+
+bool ModuleShards::are_in_place() const {
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const at::Tensor& own = parameters_->parameters()[i].shard;
+    if (!shards_[i].is_alias_of(own)) return false;
+  }
+  return true;
 }
 
 // What is shared out over tp counts on each of its ranks.

@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -54,7 +56,11 @@ class ModuleShards {
   const std::vector<size_t>& trained() const { return trained_; }
 
   // Whole parameters and gradients, with the follower's tags.
-  void hear(HeardMemory& memory) const;
+  void hear(HeardMemory& memory);
+  // Of what is heard: the number, among those that are trained.
+  std::optional<size_t> whose_gradient(const at::Tensor& gradient) const;
+  // False where a shard got other memory, as by to().
+  bool are_in_place() const;
   // Whether the i-th that is trained counts on this rank in a norm.
   bool counts(size_t trained, mesh::Coord coord) const;
   // Of a parameter: with its expert's number among all, where it is of one.
@@ -83,6 +89,9 @@ class ModuleShards {
   std::unique_ptr<parallel::data::ShardedParameters> parameters_;
   std::vector<at::Tensor> whole_, shards_;
   std::vector<size_t> trained_;
+  // Gradients share memory, and begin somewhere in it.
+  using Place = std::pair<const c10::StorageImpl*, int64_t>;
+  std::map<Place, size_t> gradients_;
 };
 
 }  // namespace tessera::wrappers

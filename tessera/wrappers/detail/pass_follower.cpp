@@ -18,12 +18,14 @@ PassFollower::PassFollower(parallel::data::ShardedParameters& parameters,
                            std::vector<std::string> names,
                            std::vector<int64_t> stages,
                            std::function<void(Part, bool)> enter,
-                           std::function<void()> on_backward)
+                           std::function<void()> on_backward,
+                           std::function<void(const at::Tensor&)> on_gradient)
     : parameters_(parameters),
       names_(std::move(names)),
       stages_(std::move(stages)),
       enter_(std::move(enter)),
       on_backward_(std::move(on_backward)),
+      on_gradient_(std::move(on_gradient)),
       gathered_(names_.size()),
       under_way_(names_.size()),
       allocated_(names_.size()) {}
@@ -98,11 +100,11 @@ int64_t PassFollower::tag_of(int64_t owner, bool is_gradient) {
   return 2 * owner + (is_gradient ? 1 : 0);
 }
 
-void PassFollower::on_use(int64_t tag) {
+void PassFollower::on_use(int64_t tag, const at::Tensor& tensor) {
   const int64_t owner = tag / 2;
   const bool goes_back = torch::autograd::get_current_graph_task_id() != -1;
   if (goes_back && part_ != Part::kBackward) on_backward_();
-  if (tag % 2 == 1) return on_gradient(owner);
+  if (tag % 2 == 1) return on_gradient(owner, tensor);
   if (owner > 0 && !goes_back && (visits_.empty() || visits_.back() != owner)) {
     visits_.push_back(owner);
   }
@@ -116,12 +118,13 @@ void PassFollower::on_use(int64_t tag) {
   advance(Op::kGatherParameters, Phase::kAwait, owner);
 }
 
-void PassFollower::on_gradient(int64_t owner) {
+void PassFollower::on_gradient(int64_t owner, const at::Tensor& gradient) {
   TS_CHECK(part_ == Part::kBackward, "fully_shard: the whole gradients of ",
            name(owner),
            " are used outside of backward: an optimizer that was made before "
            "fully_shard() has whole parameters. Make it afterwards, of the "
            "module's parameters(), which are shards then.");
+  on_gradient_(gradient);
   if (stages_[owner] < 2 || allocated_[owner]) return;
   advance(Op::kAllocateGradients, Phase::kWhole, owner);
 }

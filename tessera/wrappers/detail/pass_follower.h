@@ -29,10 +29,12 @@ class PassFollower : public Listener, program::Actor {
  public:
   // `names`, `stages`: by owner. `enter`: called before a part begins, or
   // begins again. `on_backward`: this rank's backward is heard to begin.
+  // `on_gradient`: it adds to this gradient.
   PassFollower(parallel::data::ShardedParameters& parameters,
                std::vector<std::string> names, std::vector<int64_t> stages,
                std::function<void(Part, bool again)> enter,
-               std::function<void()> on_backward);
+               std::function<void()> on_backward,
+               std::function<void(const at::Tensor&)> on_gradient);
 
   void set_programs(PassPrograms programs);
 
@@ -54,10 +56,10 @@ class PassFollower : public Listener, program::Actor {
 
   // Of an owner's parameters, or of the gradients that autograd adds to.
   static int64_t tag_of(int64_t owner, bool is_gradient);
-  void on_use(int64_t tag) override;
+  void on_use(int64_t tag, const at::Tensor& tensor) override;
 
  private:
-  void on_gradient(int64_t owner);
+  void on_gradient(int64_t owner, const at::Tensor& gradient);
   void advance(program::Op op, program::Phase phase, int64_t owner);
   bool try_advance(program::Op op, program::Phase phase, int64_t owner);
   void run(const program::Program& program, size_t first, size_t last);
@@ -77,6 +79,7 @@ class PassFollower : public Listener, program::Actor {
   const std::vector<int64_t> stages_;
   const std::function<void(Part, bool)> enter_;
   const std::function<void()> on_backward_;
+  const std::function<void(const at::Tensor&)> on_gradient_;
   PassPrograms programs_;
   Part part_ = Part::kNone;
   size_t position_ = 0;  // in the program of the part
