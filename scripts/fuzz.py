@@ -97,6 +97,7 @@ def configuration(seed):
     if config["recompute"]["mode"] == "block":
         config["recompute"]["mode"] = rng.choice(["block", "selective", "stage", "minimal"])
         config["recompute"]["every"] = rng.choice([0, 1, 2])
+    config["model"]["dropout"] = rng.choice([0.0, 0.0, 0.1, 0.5])
     return config
 
 

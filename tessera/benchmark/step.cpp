@@ -93,7 +93,7 @@ class StepBench {
   double step() {
     recorder_.begin_step(++steps_);
     const auto start = Clock::now();
-    model_.step(engine::step_input(config_, config_.optimizer.lr,
+    model_.step(engine::step_input(config_, steps_, config_.optimizer.lr,
                                    [this](int64_t first, int64_t count) {
                                      return verify::random_batch(
                                          config_, steps_, first, count);

@@ -184,7 +184,8 @@ models::LoraConfig read_peft_config(const std::string& folder) {
   if (json.contains("lora_dropout") && json["lora_dropout"] != Json(0.0) &&
       json["lora_dropout"] != Json(0)) {
     log::warning(path, ": lora_dropout is ", json["lora_dropout"].dump(),
-                 "; training goes without dropout, which is not built.");
+                 "; adapters go without dropout of their own, which is not "
+                 "built.");
   }
   return lora;
 }

@@ -83,7 +83,8 @@ class Watch {
                                  composed_.coord[mesh::Axis::kPp], purpose)),
         said_(program::memory_of(
             program_, composed_.units,
-            facts_of(config, composed_.mesh, composed_.mesh.coord_of(rank)))) {
+            facts_of(config, composed_.mesh, composed_.mesh.coord_of(rank),
+                     purpose))) {
     for (const auto kind : {MemoryKind::kParameters, MemoryKind::kGradients,
                             MemoryKind::kOptimizer}) {
       states_ += monitor::tensor_bytes(kind);
@@ -192,7 +193,7 @@ void MemoryAlive::expect_told(program::Purpose purpose) const {
             trains ? data::Batch() : batch_for(config, config.batch.micro);
         const auto run = [&](const program::Observer& observer) {
           if (trains) {
-            model.step(step_input(config, /*lr=*/0,
+            model.step(step_input(config, /*step=*/0, /*lr=*/0,
                                   [&](int64_t, int64_t count) {
                                     return batch_for(config, count);
                                   }),

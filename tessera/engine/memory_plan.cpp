@@ -13,9 +13,11 @@ namespace tessera::engine {
 using program::Facts;
 
 Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
-               const mesh::Coord& coord) {
+               const mesh::Coord& coord, program::Purpose purpose) {
+  models::ModelConfig model = config.model;
+  if (purpose == program::Purpose::kEvaluation) model.dropout = 0;
   return parallel::facts_of(
-      config.model, mesh, coord, config,
+      model, mesh, coord, config,
       {.samples = config.batch.micro,
        .seq_len = config.data.seq_len,
        .documents = config.data.documents_apart(),
@@ -30,7 +32,7 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                    const program::Program& program,
                    const parallel::ModelUnits& model, int64_t rank,
                    program::Purpose purpose) {
-  const Facts facts = facts_of(config, mesh, mesh.coord_of(rank));
+  const Facts facts = facts_of(config, mesh, mesh.coord_of(rank), purpose);
   const program::Units units = model.units_of(mesh, rank);
   std::vector<int64_t> run;
   for (const auto& chunk : units.chunks) {

@@ -15,7 +15,8 @@ namespace tessera::engine {
 
 // Of a rank at `coord`. REQUIRES, here and below: a completed configuration.
 program::Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
-                        const mesh::Coord& coord);
+                        const mesh::Coord& coord,
+                        program::Purpose purpose = program::Purpose::kTraining);
 
 struct MemoryPlan {
   // Between steps: parameters, gradients, optimizer; of an evaluation the

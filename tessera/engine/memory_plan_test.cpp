@@ -55,7 +55,7 @@ std::vector<int64_t> peaks(const RunConfig& config) {
         const monitor::RankMemory memory;
         RankModel model(config, ranks);
         const auto input =
-            step_input(config, 1e-3, [&](int64_t, int64_t count) {
+            step_input(config, /*step=*/0, 1e-3, [&](int64_t, int64_t count) {
               const at::Tensor ids =
                   at::zeros({count, config.data.seq_len}, at::kLong);
               return data::Batch{ids, ids};

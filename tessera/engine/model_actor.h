@@ -15,12 +15,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "tessera/data/dataset.h"
 #include "tessera/engine/traffic.h"
 #include "tessera/models/model.h"
+#include "tessera/nn/dropout.h"
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
@@ -37,6 +39,8 @@ struct StepInput {
   double target_tokens = 0;  // of the global batch
   double aux_scale = 0;      // of nn::Balance::loss in the step's loss
   double lr = 0;
+  // Of a step: what dropout is drawn by. None in an evaluation.
+  std::function<nn::Draw(int64_t share, int64_t microbatch)> draw = {};
   // Of an evaluation: hears the logits (B, T, V) that are here.
   std::function<void(const at::Tensor& logits)> on_logits = {};
 };
@@ -81,6 +85,10 @@ class ModelActor : public program::Actor {
   // Keep them until the host reads.
   void count(const nn::LossSum& loss, int64_t microbatch);
   void count(const nn::Balance& balance);
+  std::optional<nn::Draw> draw_of(int64_t share, int64_t microbatch) const {
+    if (!input_.draw) return std::nullopt;
+    return input_.draw(share, microbatch);
+  }
   bool trains() const { return purpose_ == program::Purpose::kTraining; }
 
   parallel::Composed& composed_;

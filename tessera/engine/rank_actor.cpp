@@ -32,8 +32,9 @@ data::Batch RankActor::local(const data::Batch& batch) const {
           composed_.local_tokens(batch.targets), batch.document_starts};
 }
 
-models::Tokens RankActor::tokens_of(const Microbatch& mine) const {
-  return {input_.tokens, mine.batch.document_starts};
+models::Tokens RankActor::tokens_of(int64_t microbatch) const {
+  return {input_.tokens, microbatches_.at(microbatch).batch.document_starts,
+          draw_of(composed_.data->rank(), microbatch)};
 }
 
 // All of it is one read of the token file.
@@ -80,7 +81,7 @@ void RankActor::run(int64_t microbatch, int64_t unit, bool keeps) {
   const program::Unit& of = composed_.units.all[unit];
   const at::AutoGradMode records(keeps);
   here.output = model_.forward_unit(
-      unit, here.input, tokens_of(mine), keeps ? &here.balance : nullptr,
+      unit, here.input, tokens_of(microbatch), keeps ? &here.balance : nullptr,
       keeps && of.attention_alone ? &here.attention : nullptr);
   const bool stays = trains() && of.recomputed_from == unit;
   if (!keeps && !stays) here.input = at::Tensor();

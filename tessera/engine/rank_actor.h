@@ -60,7 +60,7 @@ class RankActor final : public ModelActor {
 
   data::Batch local(const data::Batch& batch) const;
   void load(int64_t microbatch);
-  models::Tokens tokens_of(const Microbatch& mine) const;
+  models::Tokens tokens_of(int64_t microbatch) const;
   void take_input(Microbatch& mine, int64_t unit);
   void run(int64_t microbatch, int64_t unit, bool keeps);
   // (B, T, D) between blocks, uninitialised.

@@ -14,13 +14,20 @@
 
 namespace tessera::engine {
 
-StepInput step_input(const RunConfig& config, double lr, StepBatch batch,
-                     int64_t num_targets) {
+StepInput step_input(const RunConfig& config, int64_t step, double lr,
+                     StepBatch batch, int64_t num_targets) {
   const int64_t micro = config.batch.micro, count = accumulation(config);
+  const auto first_sample = [micro, count](int64_t share, int64_t microbatch) {
+    return (share * count + microbatch) * micro;
+  };
   StepInput input;
-  input.load = [batch = std::move(batch), micro, count](int64_t share,
-                                                        int64_t microbatch) {
-    return batch((share * count + microbatch) * micro, micro);
+  input.load = [=, batch = std::move(batch)](int64_t share,
+                                             int64_t microbatch) {
+    return batch(first_sample(share, microbatch), micro);
+  };
+  const auto seed = static_cast<uint64_t>(config.run.seed);
+  input.draw = [=](int64_t share, int64_t microbatch) {
+    return nn::Draw{seed, step, first_sample(share, microbatch)};
   };
   input.samples = micro;
   const int64_t all = config.batch.global * config.data.seq_len;

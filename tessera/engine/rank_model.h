@@ -21,11 +21,12 @@
 namespace tessera::engine {
 
 // A step's input: a share takes a run of the step's samples, micro-batch by
-// micro-batch. `batch` gives samples first .. first + count - 1 of the step.
+// micro-batch. `batch` gives samples first .. first + count - 1 of the step,
+// which is the run's step-th: by it dropout is drawn.
 using StepBatch = std::function<data::Batch(int64_t first, int64_t count)>;
 // `num_targets`: of the global batch; 0: every token is one.
-StepInput step_input(const RunConfig& config, double lr, StepBatch batch,
-                     int64_t num_targets = 0);
+StepInput step_input(const RunConfig& config, int64_t step, double lr,
+                     StepBatch batch, int64_t num_targets = 0);
 
 class RankModel {
  public:

@@ -49,9 +49,10 @@ Measured measure(const RunConfig& config, int64_t num_ranks) {
   comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
     const monitor::RankMemory memory;
     RankModel model(config, ranks);
-    const auto input = step_input(config, 1e-3, [&](int64_t, int64_t count) {
-      return zeros(count, config.data.seq_len);
-    });
+    const auto input =
+        step_input(config, /*step=*/0, 1e-3, [&](int64_t, int64_t count) {
+          return zeros(count, config.data.seq_len);
+        });
     model.step(input);  // opens what is opened on first use
     for (auto* group : ranks.groups()) group->reset_stats();
     model.step(input);
@@ -169,9 +170,10 @@ TEST(RankModel, SplitBackwardLetsGo) {
     comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
       const monitor::RankMemory memory;
       RankModel model(config, ranks, program::Purpose::kTraining, passes);
-      const auto input = step_input(config, 1e-3, [&](int64_t, int64_t count) {
-        return zeros(count, config.data.seq_len);
-      });
+      const auto input =
+          step_input(config, /*step=*/0, 1e-3, [&](int64_t, int64_t count) {
+            return zeros(count, config.data.seq_len);
+          });
       model.step(input, [&](const program::Instruction& done, double, double) {
         if (!program::adds_gradients(done.op) || done.unit > 0) return;
         bytes.push_back(monitor::tensor_bytes(MemoryKind::kWork));
@@ -205,9 +207,10 @@ std::map<std::string, double> bytes_out(const RunConfig& config,
   std::map<std::string, double> bytes;
   comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
     RankModel model(config, ranks);
-    const auto input = step_input(config, 1e-3, [&](int64_t, int64_t count) {
-      return zeros(count, config.data.seq_len);
-    });
+    const auto input =
+        step_input(config, /*step=*/0, 1e-3, [&](int64_t, int64_t count) {
+          return zeros(count, config.data.seq_len);
+        });
     model.step(input);
     for (auto* group : ranks.groups()) group->reset_stats();
     model.step(input);

@@ -262,6 +262,7 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
   if (!is_set(origins, "model.moe.aux_loss")) {
     model.moe.aux_loss = folder.moe.aux_loss;
   }
+  if (!is_set(origins, "model.dropout")) model.dropout = folder.dropout;
 }
 
 int64_t implied_world_size(const RunConfig& config) {

@@ -221,7 +221,6 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"optimizer": {"type": "muon"}})", "optimizer.type is \"muon\""},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
-      {R"({"model": {"dropout": 0.1}})", "model.dropout is 0.1"},
       {R"({"model": {"moe": {"shared_experts": 1}}})",
        "model.moe.shared_experts is 1"},
       {R"({"data": {"reader": "first"}})", "data.reader is \"first\""},

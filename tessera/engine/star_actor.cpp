@@ -54,12 +54,13 @@ void StarActor::load_targets(int64_t /*microbatch*/) {
   }
 }
 
-void StarActor::forward(int64_t /*microbatch*/, int64_t /*unit*/) {
+void StarActor::forward(int64_t microbatch, int64_t /*unit*/) {
   on_devices([&](size_t device) {
     Device& here = devices_[device];
     const at::AutoGradMode records(trains());
-    const models::Tokens tokens{here.batch.inputs.size(1),
-                                here.batch.document_starts};
+    const models::Tokens tokens{
+        here.batch.inputs.size(1), here.batch.document_starts,
+        draw_of(static_cast<int64_t>(device), microbatch)};
     at::Tensor x = here.batch.inputs;
     here.balance = {};
     for (int64_t unit = 0; unit < models_[device]->num_units(); ++unit) {

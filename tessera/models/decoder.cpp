@@ -67,22 +67,33 @@ DecoderBlock::DecoderBlock(const ModelConfig& config, bool has_experts)
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
                                  nn::KvCache* cache, nn::Balance* balance,
-                                 nn::CoreAgain* again) const {
-  const auto half = [this](const at::Tensor& in, const nn::Norm& norm,
-                           const auto& part) {
-    // Nobody keeps what a part or a norm gives: the sum takes its place. Not
-    // of a view, as experts give one.
-    if (norm_behind_) return norm.forward(part(in)).add_(in);
-    const auto [past, normed] = norm.branch(in);
-    const at::Tensor made = part(normed);
+                                 nn::CoreAgain* again,
+                                 const BlockDropout& dropout) const {
+  // Nobody keeps what a part or a norm gives: the sum takes its place. Not of a
+  // view, as experts give one.
+  const auto add = [&](const at::Tensor& past, const at::Tensor& made,
+                       const nn::Dropout& of) {
+    if (of) return nn::add_kept(past, made, of, dropout.positions);
     return made.is_view() ? past + made : made.add_(past);
   };
-  const at::Tensor y = half(x, *attention_norm_, [&](const at::Tensor& in) {
-    return attention_->forward(in, places, cache, again);
-  });
-  return half(y, *mlp_norm_, [&](const at::Tensor& in) {
-    return moe_ ? moe_->forward(in, balance) : mlp_->forward(in);
-  });
+  const auto half = [&](const at::Tensor& in, const nn::Norm& norm,
+                        const auto& part, const nn::Dropout& of) {
+    if (norm_behind_) return add(in, norm.forward(part(in)), of);
+    const auto [past, normed] = norm.branch(in);
+    return add(past, part(normed), of);
+  };
+  const at::Tensor y = half(
+      x, *attention_norm_,
+      [&](const at::Tensor& in) {
+        return attention_->forward(in, places, cache, again);
+      },
+      dropout.attention);
+  return half(
+      y, *mlp_norm_,
+      [&](const at::Tensor& in) {
+        return moe_ ? moe_->forward(in, balance) : mlp_->forward(in);
+      },
+      dropout.mlp);
 }
 
 Decoder::Decoder(const ModelConfig& given) : Model(given) {
@@ -128,11 +139,32 @@ Decoder::Decoder(const ModelConfig& given) : Model(given) {
 at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
                                  const Tokens& tokens, nn::Balance* balance,
                                  nn::CoreAgain* again) {
-  if (unit == 0) return embed(x, /*begin=*/0, tokens.document_starts);
+  if (unit == 0) {
+    const at::Tensor found = embed(x, /*begin=*/0, tokens.document_starts);
+    if (!drops(tokens)) return found;
+    return nn::add_kept(
+        {}, found, nn::dropout_named("embed", config().dropout, *tokens.draw),
+        runs_here(0, tokens.length));
+  }
   if (unit == num_units() - 1) return before_head(x);
+  const BlockDropout dropout =
+      drops(tokens) ? block_dropout(unit - 1, tokens) : BlockDropout{};
   return blocks_.at(unit - 1)->forward(
-      x, {rotation_of(0, tokens.length, x), tokens.document_starts},
-      /*cache=*/nullptr, balance, again);
+      x,
+      {rotation_of(0, tokens.length, x),
+       {tokens.document_starts, dropout.weights}},
+      /*cache=*/nullptr, balance, again, dropout);
+}
+
+BlockDropout Decoder::block_dropout(int64_t layer, const Tokens& tokens) const {
+  const auto of = [&](const char* part) {
+    return nn::dropout_named("blocks." + std::to_string(layer) + part,
+                             config().dropout, *tokens.draw);
+  };
+  return {.weights = of(".attention.weights"),
+          .attention = of(".attention"),
+          .mlp = of(".mlp"),
+          .positions = runs_here(0, tokens.length)};
 }
 
 void Decoder::set_region(const nn::Region& region) {

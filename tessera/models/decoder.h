@@ -21,9 +21,15 @@
 
 namespace tessera::models {
 
+// Of a block: of attention's weights, and of what attention and MLP add to x.
+struct BlockDropout {
+  nn::Dropout weights = {}, attention = {}, mlp = {};
+  nn::Positions positions = {};
+};
+
 // x + attention(norm(x)), then y + mlp(norm(y)), or with norms behind
 // x + norm(attention(x)), then y + norm(mlp(y)); a layer with experts has moe
-// in place of mlp.
+// in place of mlp. Of what is added a part is dropped.
 class DecoderBlock : public torch::nn::Module {
  public:
   // REQUIRES: a complete config.
@@ -31,7 +37,8 @@ class DecoderBlock : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const nn::Places& places,
                      nn::KvCache* cache = nullptr,
                      nn::Balance* balance = nullptr,
-                     nn::CoreAgain* again = nullptr) const;
+                     nn::CoreAgain* again = nullptr,
+                     const BlockDropout& dropout = {}) const;
 
   const std::shared_ptr<nn::Attention>& attention() const { return attention_; }
   const std::shared_ptr<nn::Mlp>& mlp() const { return mlp_; }  // or null
@@ -71,6 +78,10 @@ class Decoder final : public Model {
   at::Tensor embed(const at::Tensor& ids, int64_t begin,
                    const at::Tensor& document_starts = {}) const;
   at::Tensor before_head(const at::Tensor& x) const;
+  bool drops(const Tokens& tokens) const {
+    return config().dropout > 0 && tokens.draw;
+  }
+  BlockDropout block_dropout(int64_t layer, const Tokens& tokens) const;
   at::Tensor head_weight() const override;
 
   std::shared_ptr<nn::Embedding> tokens_;

@@ -1,5 +1,6 @@
 #include "tessera/models/hugging_face_config.h"
 
+#include <set>
 #include <string_view>
 
 #include "tessera/core/error.h"
@@ -42,12 +43,28 @@ void read_tokens(const Reader& in, HuggingFaceConfig& config) {
   }
 }
 
-void warn_of_dropout(const Reader& in) {
+// What the family's rates are in model.dropout: 0 where they differ, and it
+// cannot say them.
+double read_dropout(const Reader& in, const Family& family) {
+  std::set<double> rates;
+  for (const char* key : family.hugging_face->dropout) {
+    rates.insert(in.number(key, 0.0));
+    TS_CHECK_CONFIG(*rates.begin() >= 0 && *rates.rbegin() <= kMostDropout,
+                    in.place(key), " is ", in.number(key, 0.0),
+                    "; it must be at least 0 and at most ", kMostDropout, ".");
+  }
+  return rates.size() == 1 ? *rates.begin() : 0.0;
+}
+
+// Of rates that model.dropout does not take over.
+void warn_of_dropout(const Reader& in, const ModelConfig& model) {
   for (const char* key :
        {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"}) {
-    if (in.number(key, 0.0) == 0.0) continue;
+    if (in.number(key, 0.0) == 0.0 || model.dropout > 0) continue;
     log::warning(in.place(key), " is ", in.number(key, 0.0),
-                 "; training goes without dropout, which is not built.");
+                 ", which is not taken over: model.dropout is one rate of "
+                 "embeddings, attention and residuals, and 0 unless it is "
+                 "set.");
   }
 }
 
@@ -110,7 +127,8 @@ HuggingFaceConfig parse_hugging_face_config(const std::string& text,
   config.model.complete();
   config.dtype = read_dtype(in);
   read_tokens(in, config);
-  warn_of_dropout(in);
+  config.model.dropout = read_dropout(in, *family);
+  warn_of_dropout(in, config.model);
   return config;
 }
 
@@ -163,6 +181,12 @@ std::string updated_hugging_face_config(const std::string& text,
   constexpr const char* kAuxLoss = "router_aux_loss_coef";
   if (moe.experts > 0 && said.in.number(kAuxLoss, -1.0) != moe.aux_loss) {
     said.json[kAuxLoss] = moe.aux_loss;
+  }
+  const Family& family = family_named(config.model.family);
+  if (read_dropout(said.in, family) != config.model.dropout) {
+    for (const char* key : family.hugging_face->dropout) {
+      said.json[key] = config.model.dropout;
+    }
   }
   if (!has_tokens_of(said.in, config)) put_tokens(config, said.json);
   return said.json == before ? text : said.json.dump(2) + "\n";

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "tessera/core/error.h"
 #include "tessera/models/decoder.h"
 #include "tessera/nn/matmul.h"
@@ -77,10 +80,9 @@ void Model::assign(torch::nn::Module& module,
   }
 }
 
-std::vector<std::pair<int64_t, int64_t>> Model::runs_of(int64_t begin,
-                                                        int64_t tokens) const {
+nn::Positions Model::runs_of(int64_t begin, int64_t tokens) const {
   const int64_t length = tokens / static_cast<int64_t>(pieces_.size());
-  std::vector<std::pair<int64_t, int64_t>> runs;
+  nn::Positions runs;
   for (int64_t piece : pieces_) {
     runs.emplace_back(begin + piece * length, length);
     TS_CHECK_CONFIG(runs.back().first + length <= config_.max_seq,
@@ -89,6 +91,19 @@ std::vector<std::pair<int64_t, int64_t>> Model::runs_of(int64_t begin,
                     ".");
   }
   return runs;
+}
+
+nn::Positions Model::runs_here(int64_t begin, int64_t tokens) const {
+  const int64_t length = tokens / sequence_size_;
+  int64_t past = sequence_rank_ * length, left = length;
+  nn::Positions here;
+  for (const auto& [first, all] : runs_of(begin, tokens)) {
+    const int64_t skipped = std::min(past, all);
+    const int64_t taken = std::min(left, all - skipped);
+    if (taken > 0) here.emplace_back(first + skipped, taken);
+    past -= skipped, left -= taken;
+  }
+  return here;
 }
 
 at::Tensor Model::positions_here(int64_t begin, int64_t tokens,

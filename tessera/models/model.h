@@ -20,12 +20,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "tessera/models/model_config.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/blocks.h"
+#include "tessera/nn/dropout.h"
 #include "tessera/nn/loss.h"
 #include "tessera/nn/moe.h"
 
@@ -48,8 +48,9 @@ struct VocabularyShard {
 
 // The tokens that the input of a unit is of.
 struct Tokens {
-  int64_t length = 0;               // T
-  at::Tensor document_starts = {};  // see nn::Places
+  int64_t length = 0;                 // T
+  at::Tensor document_starts = {};    // see nn::Sight
+  std::optional<nn::Draw> draw = {};  // of a step; else nothing is dropped
 };
 
 class Model : public torch::nn::Module {
@@ -111,9 +112,9 @@ class Model : public torch::nn::Module {
   static void assign(torch::nn::Module& module,
                      const std::vector<int64_t>& units);
   // The runs of positions of T tokens from `begin` on, as (begin, length).
-  std::vector<std::pair<int64_t, int64_t>> runs_of(int64_t begin,
-                                                   int64_t tokens) const;
+  nn::Positions runs_of(int64_t begin, int64_t tokens) const;
   // Those of them that are here between blocks, T / sequence_shards().
+  nn::Positions runs_here(int64_t begin, int64_t tokens) const;
   at::Tensor positions_here(int64_t begin, int64_t tokens,
                             const at::TensorOptions& options) const;
   // (V, D), as it is at the time.

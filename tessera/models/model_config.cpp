@@ -88,10 +88,12 @@ void ModelConfig::declare(config::Section& section) {
       .at_most(1);
   section.key("rope_theta", rope_theta, "base of the rotary frequencies")
       .more_than(1);
-  section.key("dropout", dropout, "share of activations that is zeroed")
+  section
+      .key("dropout", dropout,
+           "share that training zeroes of embeddings, of attention's weights, "
+           "and of what attention and MLP add to the residual stream")
       .at_least(0)
-      .at_most(0.99)
-      .not_built("dropout");
+      .at_most(kMostDropout);
   section.section("moe", moe, "mixture of experts");
   section.section("lora", lora, "fine-tuning by adapters of low rank");
 }

@@ -13,6 +13,7 @@ namespace tessera::models {
 inline constexpr int64_t kMaxSize = 1 << 24;  // a width, a length, a vocabulary
 inline constexpr int64_t kMaxLayers = 10000;
 inline constexpr int64_t kMaxExperts = 1 << 14;
+inline constexpr double kMostDropout = 0.99;
 
 struct MoeConfig {
   int64_t experts = 0;  // 0: Mixtral's 8; of dense families none

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
+#include <functional>
 
 #include "tessera/core/error.h"
 #include "tessera/models/decoder.h"
@@ -30,9 +31,11 @@ ModelConfig small(const std::string& family) {
   return config;
 }
 
-std::shared_ptr<Decoder> make(const std::string& family,
+std::shared_ptr<Decoder> make(const std::string& family, double dropout = 0,
                               at::ScalarType type = at::kDouble) {
-  auto decoder = std::make_shared<Decoder>(small(family));
+  ModelConfig config = small(family);
+  config.dropout = dropout;
+  auto decoder = std::make_shared<Decoder>(config);
   nn::materialise(*decoder, {.seed = 5, .dtype = type});
   // Far from the start, where all logits are nearly equal.
   const at::NoGradGuard no_grad;
@@ -69,13 +72,10 @@ TEST_P(DecoderTest, LossIsTheSumOverAllTargets) {
   EXPECT_NEAR(loss.sum.item<double>(), expected.item<double>(), 1e-10);
 }
 
-TEST_P(DecoderTest, GradientsOfEveryParameterAreThoseOfDifferences) {
-  const auto decoder = make(GetParam());
-  const auto x = ids(2, 5), y = ids(2, 5);
-  const auto value = [&] { return decoder->loss(x, y).sum; };
+void expect_slopes(Decoder& decoder, const std::function<at::Tensor()>& value) {
   torch::autograd::backward({value()});
   const at::NoGradGuard no_grad;
-  for (const auto& parameter : nn::parameters_of(*decoder)) {
+  for (const auto& parameter : nn::parameters_of(decoder)) {
     const auto direction = at::randn_like(parameter.tensor);
     const auto at_distance = [&](double step) {
       parameter.tensor.add_(direction, step);
@@ -91,6 +91,46 @@ TEST_P(DecoderTest, GradientsOfEveryParameterAreThoseOfDifferences) {
     EXPECT_NEAR(slope, expected, 1e-4 * std::max(1.0, std::abs(expected)))
         << parameter.name;
   }
+}
+
+TEST_P(DecoderTest, GradientsOfEveryParameterAreThoseOfDifferences) {
+  const auto decoder = make(GetParam());
+  const auto x = ids(2, 5), y = ids(2, 5);
+  expect_slopes(*decoder, [&] { return decoder->loss(x, y).sum; });
+}
+
+// Of a step: all units by what its masks are drawn by.
+at::Tensor step_loss(Decoder& decoder, const at::Tensor& x, const at::Tensor& y,
+                     const nn::Draw& draw) {
+  at::Tensor hidden = x;
+  for (int64_t unit = 0; unit < decoder.num_units(); ++unit) {
+    hidden = decoder.forward_unit(unit, hidden, {x.size(1), {}, draw});
+  }
+  return decoder.loss_of(hidden, y).sum;
+}
+
+TEST_P(DecoderTest, DropsInStepsAloneAndAsTheyAreDrawn) {
+  const auto plain = make(GetParam()), dropping = make(GetParam(), 0.2);
+  const auto x = ids(2, 5), y = ids(2, 5);
+  const at::Tensor without = plain->loss(x, y).sum;
+  EXPECT_TRUE(at::equal(dropping->loss(x, y).sum, without));
+  const auto of = [&](const nn::Draw& draw) {
+    return step_loss(*dropping, x, y, draw).item<double>();
+  };
+  const double once = of({7, 3, 5});
+  EXPECT_NE(once, without.item<double>());
+  EXPECT_EQ(once, of({7, 3, 5}));
+  EXPECT_NE(once, of({8, 3, 5}));
+  EXPECT_NE(once, of({7, 4, 5}));
+  EXPECT_NE(once, of({7, 3, 7}));
+  EXPECT_TRUE(at::equal(step_loss(*plain, x, y, {7, 3, 5}), without));
+}
+
+TEST_P(DecoderTest, GradientsBehindMasksAreThoseOfDifferences) {
+  const auto decoder = make(GetParam(), 0.2);
+  const auto x = ids(2, 5), y = ids(2, 5);
+  const nn::Draw draw{7, 3, 5};
+  expect_slopes(*decoder, [&] { return step_loss(*decoder, x, y, draw); });
 }
 
 TEST_P(DecoderTest, GreedyGenerationIsTheSameWithAndWithoutCache) {
@@ -111,7 +151,7 @@ TEST_P(DecoderTest, GreedyGenerationIsTheSameWithAndWithoutCache) {
 }
 
 TEST_P(DecoderTest, RunsInBfloat16) {
-  const auto decoder = make(GetParam(), at::kBFloat16);
+  const auto decoder = make(GetParam(), 0, at::kBFloat16);
   const auto loss = decoder->loss(ids(2, 5), ids(2, 5));
   torch::autograd::backward({loss.sum});
   EXPECT_TRUE(std::isfinite(loss.sum.item<double>()));

@@ -6,7 +6,7 @@
 #include "tessera/core/log.h"
 #include "tessera/nn/flash_attention.h"
 #include "tessera/nn/kernel_choice.h"
-#include "tessera/nn/piece_attention.h"
+#include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
@@ -55,12 +55,27 @@ void say_who_attends(const at::Tensor& q) {
   static_cast<void>(said);
 }
 
+void say_attention_is_widened(const at::Tensor& q) {
+  static const bool said = [&] {
+    log::debug("attention of ", q.scalar_type(),
+               " with dropout is computed in ", wide_type(q), ".");
+    return true;
+  }();
+  static_cast<void>(said);
+}
+
 }  // namespace
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v,
-                            const at::Tensor& document_starts) {
-  if (!document_starts.defined()) {
+                            const at::Tensor& v, const Sight& sight) {
+  if (!sight.document_starts.defined()) {
+    if (sight.dropout) {
+      TS_CHECK(takes_flash(q, k, v),
+               "attention with dropout: there are no "
+               "loops for ",
+               q.scalar_type(), " ", q.sizes(), " on ", q.device(), ".");
+      return flash_attention(q, k, v, sight.dropout);
+    }
     if (uses(Kernel::kAttention)) {
       if (takes_flash(q, k, v)) return flash_attention(q, k, v);
       say_who_attends(q);
@@ -68,11 +83,13 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
     return plain_attention(q, k, v, /*is_causal=*/true);
   }
   const Pieces whole = {0};
-  return piece_attention(q, whole, k, v, whole, document_starts);
+  return piece_attention(q, whole, k, v, whole, sight);
 }
 
 Attention::Attention(const AttentionOptions& options)
-    : head_dim_(options.head_dim), qk_norm_(options.qk_norm) {
+    : heads_(options.heads),
+      head_dim_(options.head_dim),
+      qk_norm_(options.qk_norm) {
   const int64_t q_width = options.heads * options.head_dim;
   const int64_t kv_width = options.kv_heads * options.head_dim;
   const auto projection = [&](int64_t width, int64_t heads) {
@@ -98,6 +115,7 @@ Attention::Attention(const AttentionOptions& options)
 
 void Attention::set_region(const Region& region) {
   enter_ = region.enter;
+  first_head_ = heads_ / region.ranks * region.rank;
   o_->set_reduction(region.leave);
   if (qk_norm_ != QkNorm::kAllHeads) return;
   q_norm_->set_region(region);
@@ -130,8 +148,9 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
     k = rotate(k, places.rotation);
   }
   if (again) {
-    const auto of = [this, starts = places.document_starts](
-                        const auto&... qkv) { return core(qkv..., starts); };
+    const auto of = [this, sight = places.sight](const auto&... qkv) {
+      return core(qkv..., sight);
+    };
     const at::Tensor y = o_->forward(again->forward(of, q, k, v));
     again->let_go();
     return y;
@@ -147,17 +166,28 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
              tokens, ".");
     y = plain_attention(q, k, v, /*is_causal=*/past == 0).flatten(2);
   } else {
-    y = core(q, k, v, places.document_starts);
+    y = core(q, k, v, places.sight);
   }
   return o_->forward(y);
 }
 
 at::Tensor Attention::core(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v,
-                           const at::Tensor& document_starts) const {
-  return (core_ ? core_(q, k, v, document_starts)
-                : causal_attention(q, k, v, document_starts))
+                           const at::Tensor& v, const Sight& sight) const {
+  if (!sight.dropout) return heads_out(q, k, v, sight).flatten(2);
+  Sight here = sight;
+  here.dropout.first_head = first_head_;
+  if (has_loops(q.scalar_type())) return heads_out(q, k, v, here).flatten(2);
+  say_attention_is_widened(q);
+  const auto widened = [](const at::Tensor& x) { return x.to(wide_type(x)); };
+  return heads_out(widened(q), widened(k), widened(v), here)
+      .to(q.scalar_type())
       .flatten(2);
+}
+
+// (B, T, H, E).
+at::Tensor Attention::heads_out(const at::Tensor& q, const at::Tensor& k,
+                                const at::Tensor& v, const Sight& sight) const {
+  return core_ ? core_(q, k, v, sight) : causal_attention(q, k, v, sight);
 }
 
 }  // namespace tessera::nn

@@ -4,7 +4,8 @@
 //         query head h reads key/value head h / (H / K). H * E need not be D.
 // Kernel: on the CPU flash_attention.h's; elsewhere, and with a cache, flash
 //         attention of LibTorch: memory grows with T, not with its square. Of
-//         documents apart: piece_attention.h's, on the CPU.
+//         documents apart: piece_attention.h's, on the CPU. With dropout, which
+//         LibTorch's has not, always flash_attention.h's, which is of the CPU.
 // Cache:  with a KvCache the T tokens follow those already in it; the cache
 //         keeps their keys and values. For generation, without autograd.
 // Comm:   none. Heads are counted from the local weights, so a rank that holds
@@ -18,6 +19,7 @@
 
 #include "tessera/nn/blocks.h"
 #include "tessera/nn/core_again.h"
+#include "tessera/nn/piece_attention.h"
 #include "tessera/nn/rotary.h"
 
 namespace tessera::nn {
@@ -41,9 +43,8 @@ struct AttentionOptions {
 // Of the tokens, beside their vectors.
 struct Places {
   Rotation rotation = {};  // empty: positions are left to the embedding
-  // (B, T of the whole sequence) of int64 on the CPU: where the document of
-  // each token begins, which alone it sees; undefined: all are one.
-  at::Tensor document_starts = {};
+  // Which tokens each sees; what is dropped is by heads of the whole model.
+  Sight sight = {};
 };
 
 // Keys and values of one layer. Room for `capacity` tokens is made at the first
@@ -57,15 +58,14 @@ struct KvCache {
 
 // Of q (B, T, H, E) over k and v (B, T, K, E) -> (B, T, H, E).
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v,
-                            const at::Tensor& document_starts);
+                            const at::Tensor& v, const Sight& sight);
 
 class Attention : public Block {
  public:
   explicit Attention(const AttentionOptions& options);
   // With `again` the core keeps q, k and v alone, and it says how the rest is
   // computed before the backward.
-  // REQUIRES: with a cache, no documents.
+  // REQUIRES: with a cache, neither documents nor dropout.
   at::Tensor forward(const at::Tensor& x, const Places& places,
                      KvCache* cache = nullptr,
                      CoreAgain* again = nullptr) const;
@@ -73,17 +73,20 @@ class Attention : public Block {
   // The ranks hold some of the heads each.
   void set_region(const Region& region);
   // causal_attention(), where T is a part of the sequence.
-  using Core = std::function<at::Tensor(
-      const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-      const at::Tensor& document_starts)>;
+  using Core =
+      std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k,
+                               const at::Tensor& v, const Sight& sight)>;
   void set_core(Core core) { core_ = std::move(core); }
 
  private:
   // (B, T, H E).
   at::Tensor core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const at::Tensor& document_starts) const;
+                  const Sight& sight) const;
+  at::Tensor heads_out(const at::Tensor& q, const at::Tensor& k,
+                       const at::Tensor& v, const Sight& sight) const;
 
-  int64_t head_dim_;
+  int64_t heads_, head_dim_;
+  int64_t first_head_ = 0;  // of those that are here
   QkNorm qk_norm_;
   Transform enter_;
   Core core_;

@@ -32,6 +32,7 @@ struct Region {
   Transform enter;
   Transform leave;
   int64_t ranks = 1;
+  int64_t rank = 0;  // which of them this one is
 };
 
 // A module without parameters of its own, for its name.

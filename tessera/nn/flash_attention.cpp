@@ -13,6 +13,7 @@
 #include "tessera/core/parallel.h"
 #include "tessera/nn/detail/flash.h"
 #include "tessera/nn/detail/kernel_table.h"
+#include "tessera/nn/detail/mask.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -24,8 +25,10 @@ using torch::autograd::variable_list;
 
 constexpr int64_t kQueries = kernels::kAttentionQueries;
 
-FlashShape shape_of(const at::Tensor& q, const at::Tensor& k) {
-  return {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3)};
+FlashShape shape_of(const at::Tensor& q, const at::Tensor& k,
+                    const FlashRuns& runs) {
+  return {q.size(0), q.size(1), q.size(2),
+          k.size(2), q.size(3), static_cast<bool>(runs.dropout)};
 }
 int64_t groups_of_queries(const FlashShape& shape) {
   return (shape.tokens + kQueries - 1) / kQueries;
@@ -49,7 +52,7 @@ struct Work {
 
 Work forward_work(const FlashShape& shape) {
   return {shape.samples * shape.heads * groups_of_queries(shape),
-          kernels::attend_scratch(shape.width)};
+          kernels::attend_scratch(shape.width, shape.drops)};
 }
 Work backward_work(const FlashShape& shape) {
   return {shape.samples * shape.kv_heads,
@@ -74,8 +77,8 @@ void share_out(const Work& work, const at::TensorOptions& wide,
 
 std::tuple<at::Tensor, at::Tensor> detail::flash_forward(
     const kernels::Kernels& by, const at::Tensor& q, const at::Tensor& k,
-    const at::Tensor& v) {
-  const FlashShape shape = shape_of(q, k);
+    const at::Tensor& v, const FlashRuns& runs) {
+  const FlashShape shape = shape_of(q, k, runs);
   at::Tensor out = at::empty(q.sizes(), q.options());
   at::Tensor lse = at::empty({shape.samples, shape.heads, shape.tokens},
                              q.options().dtype(wide_type(q)));
@@ -96,8 +99,13 @@ std::tuple<at::Tensor, at::Tensor> detail::flash_forward(
         .out = rows_of(out, b, head),
         .lse = elements_from(lse, (b * shape.heads + head) * shape.tokens),
         .tokens = shape.tokens,
+        .keys = k.size(1),
         .width = shape.width,
-        .scale = scale_of(shape)};
+        .scale = scale_of(shape),
+        .is_causal = runs.is_causal,
+        .mask = mask_of(runs.dropout, b, head),
+        .first_query = runs.first_query,
+        .first_key = runs.first_key};
     by.attend(element_of(q), one, group * kQueries, scratch);
   });
   return {out, lse};
@@ -106,8 +114,8 @@ std::tuple<at::Tensor, at::Tensor> detail::flash_forward(
 std::tuple<at::Tensor, at::Tensor, at::Tensor> detail::flash_backward(
     const kernels::Kernels& by, const at::Tensor& gradient, const at::Tensor& q,
     const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
-    const at::Tensor& lse) {
-  const FlashShape shape = shape_of(q, k);
+    const at::Tensor& lse, const FlashRuns& runs) {
+  const FlashShape shape = shape_of(q, k, runs);
   at::Tensor dq = at::empty(q.sizes(), q.options());
   at::Tensor dk = at::empty(k.sizes(), k.options());
   at::Tensor dv = at::empty(v.sizes(), v.options());
@@ -121,14 +129,20 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> detail::flash_backward(
         .k = rows_of(k, b, kv_head),
         .v = rows_of(v, b, kv_head),
         .out = rows_of(out, b, head),
-        .lse = elements_from(lse, (b * shape.heads + head) * shape.tokens),
+        .lse = elements_from(lse, b * lse.stride(0) + head * lse.stride(1)),
+        .lse_stride = lse.stride(1),
         .dq = rows_of(dq, b, head),
         .dk = rows_of(dk, b, kv_head),
         .dv = rows_of(dv, b, kv_head),
         .heads = queries_of_one,
         .tokens = shape.tokens,
+        .keys = k.size(1),
         .width = shape.width,
-        .scale = scale_of(shape)};
+        .scale = scale_of(shape),
+        .is_causal = runs.is_causal,
+        .mask = mask_of(runs.dropout, b, head),
+        .first_query = runs.first_query,
+        .first_key = runs.first_key};
     by.attend_backward(element_of(q), group, scratch);
   });
   return {dq, dk, dv};
@@ -136,17 +150,33 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> detail::flash_backward(
 
 namespace {
 
+// FlashRuns for an operator: its dropout as autograd keeps it, and the rest.
+struct Written {
+  explicit Written(const FlashRuns& runs)
+      : dropout(as_saved(runs.dropout).toIntVector()),
+        rest({runs.is_causal ? 1 : 0, runs.first_query, runs.first_key}) {}
+  std::vector<int64_t> dropout, rest;
+};
+FlashRuns as_runs(at::IntArrayRef dropout, at::IntArrayRef rest) {
+  return {rest[0] == 1, saved_dropout(dropout.vec()), rest[1], rest[2]};
+}
+
 // Operators, so that profilers and what counts operations see them.
 std::tuple<at::Tensor, at::Tensor> forward_here(const at::Tensor& q,
                                                 const at::Tensor& k,
-                                                const at::Tensor& v) {
-  return detail::flash_forward(detail::table(), q, k, v);
+                                                const at::Tensor& v,
+                                                at::IntArrayRef dropout,
+                                                at::IntArrayRef rest) {
+  return detail::flash_forward(detail::table(), q, k, v,
+                               as_runs(dropout, rest));
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_here(
     const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
-    const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse) {
-  return detail::flash_backward(detail::table(), gradient, q, k, v, out, lse);
+    const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+    at::IntArrayRef dropout, at::IntArrayRef rest) {
+  return detail::flash_backward(detail::table(), gradient, q, k, v, out, lse,
+                                as_runs(dropout, rest));
 }
 
 constexpr const char* kForward = "tessera::flash_attention";
@@ -154,10 +184,12 @@ constexpr const char* kBackward = "tessera::flash_attention_backward";
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   library.def(
-      "flash_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)");
+      "flash_attention(Tensor q, Tensor k, Tensor v, int[] dropout, int[] runs)"
+      " -> (Tensor, Tensor)");
   library.def(
       "flash_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, "
-      "Tensor out, Tensor lse) -> (Tensor, Tensor, Tensor)");
+      "Tensor out, Tensor lse, int[] dropout, int[] runs) -> (Tensor, Tensor, "
+      "Tensor)");
 }
 TORCH_LIBRARY_IMPL(tessera, CPU, library) {
   library.impl(kForward, &forward_here);
@@ -176,13 +208,37 @@ auto operator_of(const char* name, Function* /*its type*/) {
       .template typed<Function>();
 }
 
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q,
+                                                 const at::Tensor& k,
+                                                 const at::Tensor& v,
+                                                 const FlashRuns& runs) {
+  static const auto attend = operator_of(kForward, &forward_here);
+  const Written written(runs);
+  return attend.call(q, k, v, written.dropout, written.rest);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
+    const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
+    const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+    const FlashRuns& runs) {
+  static const auto attend = operator_of(kBackward, &backward_here);
+  const Written written(runs);
+  return attend.call(gradient, q, k, v, out, lse, written.dropout,
+                     written.rest);
+}
+
+namespace {
+
 class FlashAttention : public torch::autograd::Function<FlashAttention> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
-                            const at::Tensor& k, const at::Tensor& v) {
-    static const auto attend = operator_of(kForward, &forward_here);
-    const auto [out, lse] = attend.call(q, k, v);
+                            const at::Tensor& k, const at::Tensor& v,
+                            const Dropout& dropout) {
+    const auto [out, lse] = flash_forward(q, k, v, {.dropout = dropout});
     ctx->save_for_backward({q, k, v, out, lse});
+    ctx->saved_data["dropout"] = as_saved(dropout);
     return out;
   }
 
@@ -191,10 +247,10 @@ class FlashAttention : public torch::autograd::Function<FlashAttention> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor gradient =
         gradients[0].stride(3) == 1 ? gradients[0] : gradients[0].contiguous();
-    static const auto attend = operator_of(kBackward, &backward_here);
-    const auto [dq, dk, dv] =
-        attend.call(gradient, saved[0], saved[1], saved[2], saved[3], saved[4]);
-    return {dq, dk, dv};
+    const auto [dq, dk, dv] = flash_backward(
+        gradient, saved[0], saved[1], saved[2], saved[3], saved[4],
+        {.dropout = saved_dropout(ctx->saved_data["dropout"])});
+    return {dq, dk, dv, {}};
   }
 };
 
@@ -206,13 +262,13 @@ bool takes_flash(const at::Tensor& q, const at::Tensor& k,
     return x.is_cpu() && x.scalar_type() == q.scalar_type() && x.stride(3) == 1;
   };
   const at::ScalarType type = q.scalar_type();
-  return (type == at::kDouble || type == at::kFloat || type == at::kBFloat16) &&
-         q.size(1) == k.size(1) && is_taken(q) && is_taken(k) && is_taken(v);
+  return has_loops(type) && q.size(1) == k.size(1) && is_taken(q) &&
+         is_taken(k) && is_taken(v);
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v) {
-  return FlashAttention::apply(q, k, v);
+                           const at::Tensor& v, const Dropout& dropout) {
+  return FlashAttention::apply(q, k, v, dropout);
 }
 
 int64_t flash_scratch(const FlashShape& shape, int64_t threads) {

@@ -10,6 +10,9 @@
 //           dK = dS^T Q / sqrt(E). The products are summed block by block.
 // Causal:   blocks above the diagonal are passed over, and most tiles that are
 //           above it in the blocks on it.
+// Dropout:  with D, 0 or 1 / (1 - rate), as nn/dropout.h has it, which is made
+//           where it is used: out = sum D P v, dV = (D P)^T dO,
+//           dP = D (dO V^T); lse is without.
 // Shapes:   q, out: (B, T, H, E); k, v: (B, T, K, E), K divides H; by strides,
 //           but E is contiguous; lse: (B, H, T). out is contiguous.
 // Types:    fp64, fp32 and bf16; exponents and sums in fp64 for fp64, else in
@@ -23,17 +26,38 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <tuple>
+
+#include "tessera/nn/dropout.h"
 
 namespace tessera::nn {
 
 struct FlashShape {
   int64_t samples, tokens, heads, kv_heads, width;
+  bool drops = false;
 };
 
 // Differentiable. REQUIRES: takes_flash(q, k, v).
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v);
+                           const at::Tensor& v, const Dropout& dropout = {});
 bool takes_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+// A run of queries over one of keys, and where they begin in the sequence.
+struct FlashRuns {
+  bool is_causal = true;  // of the same tokens; else every query sees all keys
+  Dropout dropout = {};
+  int64_t first_query = 0, first_key = 0;
+};
+// (out, lse), without a graph; lse (B, H, T) may be a part along T.
+std::tuple<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q,
+                                                 const at::Tensor& k,
+                                                 const at::Tensor& v,
+                                                 const FlashRuns& runs);
+// (dq, dk, dv). `out` and `lse`: of all keys that the queries see.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
+    const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
+    const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+    const FlashRuns& runs);
 
 // Numbers of the wide type that it allocates while it runs, for all threads.
 int64_t flash_scratch(const FlashShape& shape, int64_t threads);

@@ -12,6 +12,7 @@
 
 #include "tessera/nn/detail/flash.h"
 #include "tessera/nn/detail/kernel_table.h"
+#include "tests/support/masks.h"
 
 namespace tessera::nn {
 namespace {
@@ -38,11 +39,12 @@ Inputs random_inputs(const FlashShape& shape, at::ScalarType type,
           of_heads(shape.kv_heads), of_heads(shape.heads)};
 }
 
-Outputs own(const Kernels& by, const Inputs& of) {
+Outputs own(const Kernels& by, const Inputs& of, const FlashRuns& runs = {}) {
   Outputs found;
-  std::tie(found.out, found.lse) = detail::flash_forward(by, of.q, of.k, of.v);
+  std::tie(found.out, found.lse) =
+      detail::flash_forward(by, of.q, of.k, of.v, runs);
   std::tie(found.dq, found.dk, found.dv) = detail::flash_backward(
-      by, of.gradient, of.q, of.k, of.v, found.out, found.lse);
+      by, of.gradient, of.q, of.k, of.v, found.out, found.lse, runs);
   return found;
 }
 
@@ -63,21 +65,29 @@ Outputs of_libtorch(const Inputs& of) {
 }
 
 // By the formulas, in fp64.
-Outputs exact(const Inputs& of) {
+Outputs exact(const Inputs& of, const FlashRuns& runs = {}) {
   const auto leaf = [](const at::Tensor& x) {
     return x.to(at::kDouble).clone().requires_grad_();
   };
   const at::Tensor q = leaf(of.q), k = leaf(of.k), v = leaf(of.v);
-  const int64_t repeats = q.size(2) / k.size(2), tokens = q.size(1);
+  const int64_t repeats = q.size(2) / k.size(2);
   const auto wide = [&](const at::Tensor& x) {
     return by_head(x.repeat_interleave(repeats, 2));
   };
   const at::Tensor future =
-      at::ones({tokens, tokens}, at::TensorOptions(at::kBool)).triu(1);
+      at::ones({q.size(1), k.size(1)}, at::TensorOptions(at::kBool))
+          .triu(runs.is_causal ? 1 : k.size(1));
   const at::Tensor scores = (at::matmul(by_head(q), wide(k).transpose(2, 3)) /
                              std::sqrt(static_cast<double>(q.size(3))))
                                 .masked_fill(future, -INFINITY);
-  const at::Tensor out = by_head(at::matmul(scores.softmax(-1), wide(v)));
+  at::Tensor weights = scores.softmax(-1);
+  if (runs.dropout) {
+    weights =
+        weights * masks::mask_of(runs.dropout, q.size(0), q.size(2),
+                                 masks::run_of(runs.first_query, q.size(1)),
+                                 masks::run_of(runs.first_key, k.size(1)));
+  }
+  const at::Tensor out = by_head(at::matmul(weights, wide(v)));
   out.backward(of.gradient.to(at::kDouble));
   return {out.detach(), scores.logsumexp(-1).detach(), q.grad(), k.grad(),
           v.grad()};
@@ -213,6 +223,49 @@ TEST_P(FlashOf, LargeScoresDoNotOverflow) {
             8 * unit_of(found.lse.scalar_type()));
 }
 
+constexpr int64_t kWithMasks = 300;  // tokens at most: they are made one by one
+
+FlashRuns with_dropout(bool is_causal, int64_t first_query, int64_t first_key) {
+  Dropout dropout = dropout_named("blocks.0.attention.weights", 0.3, {5, 2, 6});
+  dropout.first_head = 3;
+  return {is_causal, dropout, first_query, first_key};
+}
+
+void expect_close(const Outputs& found, const Outputs& wanted,
+                  const Outputs& plain, const Outputs& plain_wanted) {
+  const auto all = found.all(), exact = wanted.all();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const double unit = unit_of(all[i].scalar_type());
+    EXPECT_LE(error_of(all[i], exact[i]),
+              std::max(3 * error_of(plain.all()[i], plain_wanted.all()[i]),
+                       16 * unit))
+        << i;
+  }
+}
+
+// With the mask written out; it errs as it does without.
+TEST_P(FlashOf, DropsWhatItsMaskSays) {
+  const Inputs of = inputs();
+  if (of.q.size(1) > kWithMasks) return;
+  const FlashRuns runs = with_dropout(true, 0, 0);
+  expect_close(own(kernels(), of, runs), exact(of, runs), own(kernels(), of),
+               exact(of));
+}
+
+// Runs that begin anywhere, of which each query sees all keys.
+TEST_P(FlashOf, DropsFromAnyRunOfKeys) {
+  Inputs of = inputs();
+  if (of.q.size(1) > kWithMasks) return;
+  const int64_t keys = (of.k.size(1) + 1) / 2;
+  of.k = of.k.narrow(1, 0, keys), of.v = of.v.narrow(1, 0, keys);
+  const FlashRuns plain{.is_causal = false};
+  for (const int64_t first_key : {0, 64, 37}) {
+    const FlashRuns runs = with_dropout(false, 75, first_key);
+    expect_close(own(kernels(), of, runs), exact(of, runs),
+                 own(kernels(), of, plain), exact(of, plain));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Vectors, FlashOf, testing::ValuesIn(cases()),
                          [](const auto& info) {
                            const FlashShape& shape = info.param.shape;
@@ -229,6 +282,19 @@ TEST(Flash, Gradients) {
   flash_attention(of.q, of.k, of.v).backward(of.gradient);
   const Outputs wanted =
       exact({of.q.detach(), of.k.detach(), of.v.detach(), of.gradient});
+  EXPECT_LE(error_of(of.q.grad(), wanted.dq), 1e-13);
+  EXPECT_LE(error_of(of.k.grad(), wanted.dk), 1e-13);
+  EXPECT_LE(error_of(of.v.grad(), wanted.dv), 1e-13);
+}
+
+TEST(Flash, GradientsWithDropout) {
+  at::manual_seed(7);
+  const Inputs of = random_inputs({2, 70, 4, 2, 6}, at::kDouble);
+  const FlashRuns runs = with_dropout(true, 0, 0);
+  for (const at::Tensor& each : {of.q, of.k, of.v}) each.requires_grad_();
+  flash_attention(of.q, of.k, of.v, runs.dropout).backward(of.gradient);
+  const Outputs wanted =
+      exact({of.q.detach(), of.k.detach(), of.v.detach(), of.gradient}, runs);
   EXPECT_LE(error_of(of.q.grad(), wanted.dq), 1e-13);
   EXPECT_LE(error_of(of.k.grad(), wanted.dk), 1e-13);
   EXPECT_LE(error_of(of.v.grad(), wanted.dv), 1e-13);

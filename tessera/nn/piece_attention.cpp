@@ -4,8 +4,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <optional>
+#include <tuple>
 
+#include "tessera/nn/flash_attention.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -15,6 +16,7 @@ namespace {
 struct Run {
   int64_t sample, samples;
   int64_t begin, length;
+  int64_t position;  // in the sequence
 };
 
 // Of (B, n S, H, E), as (B', H, length, E).
@@ -55,14 +57,17 @@ class Meetings {
       }
       for (size_t j = 0; j < k_pieces_.size(); ++j) {
         if (k_pieces_[j] > q_pieces_[i]) continue;
-        visit(Pair{whole(i), whole(j), k_pieces_[j] == q_pieces_[i]});
+        visit(Pair{whole(i, q_pieces_), whole(j, k_pieces_),
+                   k_pieces_[j] == q_pieces_[i]});
       }
     }
   }
 
  private:
   int64_t place_of(size_t i) const { return static_cast<int64_t>(i) * length_; }
-  Run whole(size_t i) const { return {0, samples_, place_of(i), length_}; }
+  Run whole(size_t i, const Pieces& of) const {
+    return {0, samples_, place_of(i), length_, of[i] * length_};
+  }
 
   // The documents of sample b in piece i of the queries, one by one.
   template <typename Visit>
@@ -72,15 +77,16 @@ class Meetings {
     for (int64_t begin = first, end = first; begin < last; begin = end) {
       const int64_t start = starts[begin];
       while (end < last && starts[end] == start) ++end;
-      const Run queries{b, 1, place_of(i) + begin - first, end - begin};
+      const Run queries{b, 1, place_of(i) + begin - first, end - begin, begin};
       for (size_t j = 0; j < k_pieces_.size(); ++j) {
         const int64_t k_first = k_pieces_[j] * length_;
         const bool is_own = k_first == first;
         const int64_t from = std::max(start, k_first);
         const int64_t to = is_own ? end : k_first + length_;
         if (k_first > first || from >= to) continue;
-        visit(Pair{
-            queries, {b, 1, place_of(j) + from - k_first, to - from}, is_own});
+        visit(Pair{queries,
+                   {b, 1, place_of(j) + from - k_first, to - from, from},
+                   is_own});
       }
     }
   }
@@ -90,18 +96,52 @@ class Meetings {
   const at::Tensor& starts_;
 };
 
+FlashRuns runs_of(const Pair& pair, const Dropout& dropout) {
+  FlashRuns runs{pair.is_causal, dropout, pair.queries.position,
+                 pair.keys.position};
+  runs.dropout.first_sample += pair.queries.sample;
+  return runs;
+}
+
+// All (B', H, length, E), as run_of() gives them: out and log-sum-exp.
+std::tuple<at::Tensor, at::Tensor> attend_pair(const at::Tensor& q,
+                                               const at::Tensor& k,
+                                               const at::Tensor& v,
+                                               const FlashRuns& runs) {
+  if (!runs.dropout) {
+    return at::_scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, /*dropout_p=*/0.0, runs.is_causal);
+  }
+  const auto [out, lse] = flash_forward(q.transpose(1, 2), k.transpose(1, 2),
+                                        v.transpose(1, 2), runs);
+  return {out.transpose(1, 2), lse};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_pair_backward(
+    const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
+    const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
+    const FlashRuns& runs) {
+  if (!runs.dropout) {
+    return at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        gradient, q, k, v, out, lse, /*dropout_p=*/0.0, runs.is_causal);
+  }
+  const auto [dq, dk, dv] = flash_backward(
+      gradient.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2),
+      v.transpose(1, 2), out.transpose(1, 2), lse, runs);
+  return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
+}
+
 class PieceAttention : public torch::autograd::Function<PieceAttention> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx,
                             const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v,
-                            const std::optional<at::Tensor>& documents,
-                            const Pieces& q_pieces, const Pieces& k_pieces) {
-    const at::Tensor starts = documents.value_or(at::Tensor());
+                            const at::Tensor& v, const Pieces& q_pieces,
+                            const Pieces& k_pieces, const Sight& sight) {
     Seen seen;
-    attend(q, q_pieces, k, v, k_pieces, starts, seen);
+    attend(q, q_pieces, k, v, k_pieces, sight, seen);
     const at::Tensor out = seen.out.to(q.scalar_type());
-    ctx->save_for_backward({q, k, v, starts, out, seen.lse});
+    ctx->save_for_backward({q, k, v, sight.document_starts, out, seen.lse});
+    ctx->saved_data["dropout"] = as_saved(sight.dropout);
     ctx->saved_data["q_pieces"] = q_pieces;
     ctx->saved_data["k_pieces"] = k_pieces;
     return out;
@@ -118,7 +158,8 @@ class PieceAttention : public torch::autograd::Function<PieceAttention> {
                             at::zeros(v.sizes(), wide)};
     attend_backward(gradients[0].contiguous(), q,
                     ctx->saved_data["q_pieces"].toIntVector(), k, v,
-                    ctx->saved_data["k_pieces"].toIntVector(), saved[3],
+                    ctx->saved_data["k_pieces"].toIntVector(),
+                    {saved[3], saved_dropout(ctx->saved_data["dropout"])},
                     saved[4], saved[5], sums);
     const auto type = q.scalar_type();
     return {sums.dq.to(type), sums.dk.to(type), sums.dv.to(type), {}, {}, {}};
@@ -128,8 +169,8 @@ class PieceAttention : public torch::autograd::Function<PieceAttention> {
 }  // namespace
 
 void attend(const at::Tensor& q, const Pieces& q_pieces, const at::Tensor& k,
-            const at::Tensor& v, const Pieces& k_pieces,
-            const at::Tensor& starts, Seen& seen) {
+            const at::Tensor& v, const Pieces& k_pieces, const Sight& sight,
+            Seen& seen) {
   // Every query then meets one run of keys: there is nothing to merge.
   const bool is_all = !seen.out.defined() && k_pieces.size() == 1;
   if (!seen.out.defined()) {
@@ -137,11 +178,11 @@ void attend(const at::Tensor& q, const Pieces& q_pieces, const at::Tensor& k,
     seen.out = at::zeros(q.sizes(), options);
     seen.lse = at::full({q.size(0), q.size(2), q.size(1)}, -INFINITY, options);
   }
-  const Meetings meetings(q, q_pieces, k_pieces, starts);
+  const Meetings meetings(q, q_pieces, k_pieces, sight.document_starts);
   meetings.for_each([&](const Pair& pair) {
-    const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-        run_of(q, pair.queries), run_of(k, pair.keys), run_of(v, pair.keys),
-        /*dropout_p=*/0.0, pair.is_causal);
+    const auto [out, lse] =
+        attend_pair(run_of(q, pair.queries), run_of(k, pair.keys),
+                    run_of(v, pair.keys), runs_of(pair, sight.dropout));
     const at::Tensor all_out = run_of(seen.out, pair.queries);
     const at::Tensor all_lse = lse_of(seen.lse, pair.queries);
     if (is_all) {
@@ -159,16 +200,14 @@ void attend(const at::Tensor& q, const Pieces& q_pieces, const at::Tensor& k,
 void attend_backward(const at::Tensor& gradient, const at::Tensor& q,
                      const Pieces& q_pieces, const at::Tensor& k,
                      const at::Tensor& v, const Pieces& k_pieces,
-                     const at::Tensor& starts, const at::Tensor& out,
+                     const Sight& sight, const at::Tensor& out,
                      const at::Tensor& lse, AttentionGradients& sums) {
-  const Meetings meetings(q, q_pieces, k_pieces, starts);
+  const Meetings meetings(q, q_pieces, k_pieces, sight.document_starts);
   meetings.for_each([&](const Pair& pair) {
-    const auto [dq, dk, dv] =
-        at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            run_of(gradient, pair.queries), run_of(q, pair.queries),
-            run_of(k, pair.keys), run_of(v, pair.keys),
-            run_of(out, pair.queries), lse_of(lse, pair.queries),
-            /*dropout_p=*/0.0, pair.is_causal);
+    const auto [dq, dk, dv] = attend_pair_backward(
+        run_of(gradient, pair.queries), run_of(q, pair.queries),
+        run_of(k, pair.keys), run_of(v, pair.keys), run_of(out, pair.queries),
+        lse_of(lse, pair.queries), runs_of(pair, sight.dropout));
     run_of(sums.dq, pair.queries).add_(dq);
     run_of(sums.dk, pair.keys).add_(dk);
     run_of(sums.dv, pair.keys).add_(dv);
@@ -177,9 +216,8 @@ void attend_backward(const at::Tensor& gradient, const at::Tensor& q,
 
 at::Tensor piece_attention(const at::Tensor& q, const Pieces& q_pieces,
                            const at::Tensor& k, const at::Tensor& v,
-                           const Pieces& k_pieces, const at::Tensor& starts) {
-  return PieceAttention::apply(q, k, v, std::optional(starts), q_pieces,
-                               k_pieces);
+                           const Pieces& k_pieces, const Sight& sight) {
+  return PieceAttention::apply(q, k, v, q_pieces, k_pieces, sight);
 }
 
 }  // namespace tessera::nn

@@ -14,7 +14,8 @@
 //         CPU, T the whole sequence's: where the document of each token begins;
 //         undefined: a sample is one document.
 // Types:  merged and summed in fp32, or fp64 for fp64.
-// Kernel: LibTorch's flash attention for the CPU, forward and backward.
+// Kernel: LibTorch's flash attention for the CPU, forward and backward; with
+//         dropout, which it has not, flash_attention.h's.
 // Comm:   none.
 // Source: Liu et al. 2023, arXiv 2310.01889; Dao et al. 2022, arXiv 2205.14135;
 //         documents: Zhao et al. 2024, arXiv 2402.13991 (intra-document causal
@@ -26,7 +27,16 @@
 #include <cstdint>
 #include <vector>
 
+#include "tessera/nn/dropout.h"
+
 namespace tessera::nn {
+
+// What the queries see of the keys before them.
+struct Sight {
+  // (B, T of the whole sequence): see above.
+  at::Tensor document_starts = {};
+  Dropout dropout = {};
+};
 
 using Pieces = std::vector<int64_t>;  // their places in the sequence
 
@@ -37,8 +47,8 @@ struct Seen {
 };
 
 void attend(const at::Tensor& q, const Pieces& q_pieces, const at::Tensor& k,
-            const at::Tensor& v, const Pieces& k_pieces,
-            const at::Tensor& starts, Seen& seen);
+            const at::Tensor& v, const Pieces& k_pieces, const Sight& sight,
+            Seen& seen);
 
 // Adds the shares of these keys to dq, dk and dv, which have the wide type.
 // `out` and `lse`: of all keys, also of those that are not here.
@@ -48,12 +58,12 @@ struct AttentionGradients {
 void attend_backward(const at::Tensor& gradient, const at::Tensor& q,
                      const Pieces& q_pieces, const at::Tensor& k,
                      const at::Tensor& v, const Pieces& k_pieces,
-                     const at::Tensor& starts, const at::Tensor& out,
+                     const Sight& sight, const at::Tensor& out,
                      const at::Tensor& lse, AttentionGradients& sums);
 
 // Where all keys that the queries see are here. Differentiable.
 at::Tensor piece_attention(const at::Tensor& q, const Pieces& q_pieces,
                            const at::Tensor& k, const at::Tensor& v,
-                           const Pieces& k_pieces, const at::Tensor& starts);
+                           const Pieces& k_pieces, const Sight& sight);
 
 }  // namespace tessera::nn

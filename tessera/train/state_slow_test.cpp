@@ -107,7 +107,7 @@ RunConfig configuration(const Mesh& mesh, const char* family) {
 double loss_of_step(RankModel& model, const RunConfig& config,
                     comm::Group& world, int64_t step) {
   model.step(step_input(
-      config, config.optimizer.lr, [&](int64_t first, int64_t count) {
+      config, step, config.optimizer.lr, [&](int64_t first, int64_t count) {
         return verify::random_batch(config, step, first, count);
       }));
   at::Tensor sums = at::tensor(

@@ -272,7 +272,7 @@ class Trainer {
     metrics_->begin_step();
     recorder_->begin_step(step_ + 1);
     model_->step(step_input(
-                     config_, lr,
+                     config_, step_, lr,
                      [this](int64_t first, int64_t count) {
                        data_.train->will_need(step_ + 1, first, count);
                        return data_.train->batch(step_, first, count);

@@ -156,8 +156,8 @@ std::vector<Ran> run(const Mesh& mesh, bool late) {
     RankModel model(mesh.config, ranks);
     Ran& mine = all.at(ranks.rank());
     for (int64_t step = 1; step <= kSteps; ++step) {
-      const auto input =
-          step_input(mesh.config, 1e-3, [&](int64_t first, int64_t count) {
+      const auto input = step_input(
+          mesh.config, step, 1e-3, [&](int64_t first, int64_t count) {
             return random_batch(mesh.config, step, first, count);
           });
       delayed.take_waits();

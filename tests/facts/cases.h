@@ -84,6 +84,11 @@ inline ModelConfig experts_and_dense() {
   return model;
 }
 
+inline ModelConfig with_dropout(ModelConfig model) {
+  model.dropout = 0.1;
+  return model;
+}
+
 inline CaseOptions plain() { return {.samples = 2, .seq_len = 128}; }
 inline CaseOptions long_one() { return {.samples = 1, .seq_len = 1024}; }
 inline CaseOptions two_long() { return {.samples = 2, .seq_len = 600}; }
@@ -125,6 +130,10 @@ inline std::vector<Case> cases_of_one_rank() {
       {"llama bf16", dense("llama"), {}, halves(), 0, 0.5},
       {"mixtral", experts(), {}, plain()},
       {"mixtral and dense", experts_and_dense(), {}, plain()},
+      {"llama dropout", with_dropout(wide()), {}, two_long()},
+      {"gpt2 dropout", with_dropout(dense("gpt2")), {}, doubles()},
+      {"olmo2 dropout", with_dropout(grouped("olmo2", 4)), {}, plain()},
+      {"mixtral dropout", with_dropout(experts_and_dense()), {}, plain()},
   };
 }
 
@@ -146,6 +155,8 @@ inline std::vector<Case> cases_of_tensor_and_context() {
   const auto llama = dense("llama");
   const auto qwen = grouped("qwen3", 4), few = grouped("llama", 2);
   const auto olmo = grouped("olmo2", 2);
+  const auto dropped = with_dropout(grouped("llama", 4));
+  const auto dropped_gpt2 = with_dropout(dense("gpt2"));
   const auto ulysses = method("ulysses");
   const auto long_ulysses = method("ulysses", long_one());
   const auto whole = sequence(zero(2, method("allgather")));
@@ -170,6 +181,10 @@ inline std::vector<Case> cases_of_tensor_and_context() {
       {"ulysses 2 long", wide(), {.cp = 2}, long_ulysses, 0},
       {"cp 2 x tp 2", qwen, {.cp = 2, .tp = 2}, plain(), 3},
       {"cp 2 x sp 2 x zero2", qwen, data_too, whole, 5},
+      {"sp 2 gpt2 dropout", dropped_gpt2, {.tp = 2}, sequence(), 1},
+      {"ring 2 dropout", dropped, {.cp = 2}, plain(), 1},
+      {"allgather 4 dropout", dropped, {.cp = 4}, method("allgather"), 2},
+      {"ulysses 2 x tp 2 dropout", dropped, {.cp = 2, .tp = 2}, ulysses, 3},
   };
 }
 

@@ -102,12 +102,13 @@ class Player {
     {
       const at::NoGradGuard no_grad;
       const int64_t before = restart();
-      model_->forward_unit(unit, input, {tokens()});
+      model_->forward_unit(unit, input, step_tokens());
       found.plain_peak = monitor::tensor_bytes().peak - before;
     }
     int64_t before = restart();
     nn::Balance balance;
-    at::Tensor output = model_->forward_unit(unit, input, {tokens()}, &balance);
+    at::Tensor output =
+        model_->forward_unit(unit, input, step_tokens(), &balance);
     found.alive = monitor::tensor_bytes().now - before;
     found.forward_peak = monitor::tensor_bytes().peak - before;
     found.forward_calls = calls();
@@ -140,7 +141,7 @@ class Player {
     nn::CoreAgain again;
     const int64_t first = restart();
     const at::Tensor output =
-        model_->forward_unit(unit, input, {tokens()}, &balance, &again);
+        model_->forward_unit(unit, input, step_tokens(), &balance, &again);
     found.alive = monitor::tensor_bytes().now - first;
     found.forward_peak = monitor::tensor_bytes().peak - first;
     const int64_t before = restart();
@@ -148,7 +149,7 @@ class Player {
     found.after = monitor::tensor_bytes().now - before;
     found.backward_peak = monitor::tensor_bytes().peak - before;
     found.backward_calls = calls();
-    model_->forward_unit(unit, input, {tokens()}, nullptr, &again);
+    model_->forward_unit(unit, input, step_tokens(), nullptr, &again);
     const FlopCounter flops;
     again.compute();
     found.backward = FlopCounter::take();
@@ -158,7 +159,7 @@ class Player {
   void count_flops(int64_t unit, at::Tensor input, Measured& found) {
     if (unit > 0) input.requires_grad_();
     const FlopCounter flops;
-    const at::Tensor output = model_->forward_unit(unit, input, {tokens()});
+    const at::Tensor output = model_->forward_unit(unit, input, step_tokens());
     found.forward = FlopCounter::take();
     torch::autograd::backward({output}, {at::zeros_like(output)});
     found.backward = FlopCounter::take();
@@ -206,6 +207,8 @@ class Player {
   }
   int64_t samples() const { return case_.options.samples; }
   int64_t tokens() const { return case_.options.seq_len / case_.degrees.cp; }
+
+  models::Tokens step_tokens() const { return {tokens(), {}, nn::Draw{}}; }
 
   // Bytes alive; peak and counters begin again.
   int64_t restart() {
@@ -284,8 +287,8 @@ inline std::vector<int64_t> Player::run_all() {
   for (size_t i = 0; i < units.size(); ++i) {
     inputs.push_back(i == 0 ? input_of(units[0]) : outputs.back().detach());
     if (units[i] > 0) inputs.back().requires_grad_();
-    outputs.push_back(model_->forward_unit(units[i], inputs.back(), {tokens()},
-                                           &balances[i]));
+    outputs.push_back(model_->forward_unit(units[i], inputs.back(),
+                                           step_tokens(), &balances[i]));
     note();
   }
   at::Tensor gradient = at::zeros_like(outputs.back());

@@ -18,6 +18,7 @@ LLAMA = {"family": "llama", "layers": 2, "hidden": 12, "heads": 4, "kv_heads": 2
 ONE_KV_HEAD = {**LLAMA, "kv_heads": 1}
 TIED = {**LLAMA, "tie_embeddings": True}
 GPT2 = {"family": "gpt2", "layers": 2, "hidden": 16, "heads": 4, "ffn": 14, "vocab": 37, "max_seq": 16}
+DROPPED = {**LLAMA, "dropout": 0.2}
 MIXTRAL = {**LLAMA, "family": "mixtral", "moe": {"experts": 4, "top_k": 2, "aux_loss": 0.1}}
 
 
@@ -121,12 +122,12 @@ MUTANTS = [
            r"^\S+weight: gradient .* over accumulation"),
     Mutant("recomputed_from_another_input", RANK,
            "  here.output = model_.forward_unit(\n"
-           "      unit, here.input, tokens_of(mine), keeps ? &here.balance : nullptr,\n",
+           "      unit, here.input, tokens_of(microbatch), keeps ? &here.balance : nullptr,\n",
            "  at::Tensor x = here.input;\n"
            "  const bool again = keeps && composed_.units.all[unit].recomputed_from;\n"
            "  if (MUTANT && again) x = x.roll(1, /*dims=*/1);\n"
            "  here.output = model_.forward_unit(\n"
-           "      unit, x, tokens_of(mine), keeps ? &here.balance : nullptr,\n",
+           "      unit, x, tokens_of(microbatch), keeps ? &here.balance : nullptr,\n",
            mesh(mesh={"tp": 2}, recompute={"mode": "block"}),
            r"^\S+weight: gradient .* over recompute"),
     Mutant("replayed_otherwise", RANK,
@@ -180,9 +181,9 @@ MUTANTS = [
            mesh(mesh={"cp": 2}),
            r"^\S+attention\S+weight: gradient .* over cp"),
     Mutant("documents_forgotten_behind_the_first_stage", "tessera/engine/rank_actor.cpp",
-           "  return {input_.tokens, mine.batch.document_starts};\n",
+           "  return {input_.tokens, microbatches_.at(microbatch).batch.document_starts,\n",
            "  const bool forgets = MUTANT && composed_.coord[mesh::Axis::kPp] > 0;\n"
-           "  return {input_.tokens, forgets ? at::Tensor() : mine.batch.document_starts};\n",
+           "  return {input_.tokens, forgets ? at::Tensor() : microbatches_.at(microbatch).batch.document_starts,\n",
            mesh(mesh={"pp": 2}, data={"seq_len": 16, "intra_document_masking": True}),
            r"^\S+attention\S+weight: gradient .* over pp"),
     Mutant("positions_not_those_of_the_pieces", "tessera/models/model.cpp",
@@ -191,6 +192,21 @@ MUTANTS = [
            "    runs.emplace_back(begin + (MUTANT ? here : piece) * length, length);\n",
            mesh(mesh={"cp": 2}),
            r"^\S+attention\S+weight: gradient .* over cp"),
+    Mutant("dropout_of_local_positions", "tessera/nn/piece_attention.cpp",
+           "  FlashRuns runs{pair.is_causal, dropout, pair.queries.position,\n",
+           "  FlashRuns runs{pair.is_causal, dropout, MUTANT ? pair.queries.begin : pair.queries.position,\n",
+           mesh(DROPPED, mesh={"cp": 2}),
+           r"^\S+attention\S+weight: gradient .* over cp"),
+    Mutant("dropout_of_local_heads", "tessera/nn/attention.cpp",
+           "  here.dropout.first_head = first_head_;\n",
+           "  here.dropout.first_head = MUTANT ? 0 : first_head_;\n",
+           mesh(DROPPED, mesh={"tp": 2}),
+           r"^\S+attention\S+weight: gradient .* over tp"),
+    Mutant("dropout_of_local_samples", "tessera/engine/rank_model.cpp",
+           "    return nn::Draw{seed, step, first_sample(share, microbatch)};\n",
+           "    return nn::Draw{seed, step, first_sample(MUTANT ? 0 : share, microbatch)};\n",
+           mesh(DROPPED, mesh={"dp_replicate": 2}),
+           r"^\S+weight: gradient .* over dp_replicate"),
     Mutant("gate_not_summed", "tessera/parallel/expert/expert_parallel.cpp",
            "    layout = layout.with(Axis::kTp, Placement::replicate_summed());\n",
            "    if (!MUTANT) layout = layout.with(Axis::kTp, Placement::replicate_summed());\n",

@@ -5,6 +5,12 @@
 //   model_driver export FOLDER OUT DTYPE         OUT: a folder
 //   model_driver train FOLDER IDS OUT DTYPE LR   IDS: (steps, B, T + 1); prints
 //                                                loss and norm of each step
+//   model_driver dropped FOLDER IDS OUT SEED STEP FIRST
+//                                                IDS: (B, T + 1); OUT: logits
+//                                                of a step in fp64 and, of its
+//                                                loss's sum, the gradient of
+//                                                the learned positions;
+//                                                prints the masks' keys
 //   model_driver filter IN OUT TEMPERATURE TOP_K TOP_P MIN_P PENALTY
 //                                                IN: logits (V), ids of a
 //                                                text; OUT: scores (V)
@@ -44,6 +50,46 @@ void write_logits(const std::vector<std::string>& args) {
   checkpoint::write_safetensors(
       args[3], {{"logits", logits.scalar_type(), logits.sizes().vec()}}, {},
       [&](const std::string&) { return logits; });
+}
+
+void write_dropped(const std::vector<std::string>& args) {
+  auto decoder = checkpoint::model_from_hugging_face(args[1], at::kDouble);
+  const at::Tensor ids = ids_of(args[2]);
+  const int64_t tokens = ids.size(1) - 1;
+  const models::Tokens places{
+      tokens,
+      {},
+      nn::Draw{std::stoull(args[4]), std::stoll(args[5]), std::stoll(args[6])}};
+  at::Tensor x = ids.narrow(1, 0, tokens);
+  for (int64_t unit = 0; unit < decoder->num_units(); ++unit) {
+    x = decoder->forward_unit(unit, x, places);
+  }
+  const at::Tensor logits = decoder->logits_of(x).detach();
+  torch::autograd::backward(
+      {decoder->loss_of(x, ids.narrow(1, 1, tokens)).sum});
+  std::vector<std::string> names = {"embed"};
+  for (int64_t i = 0; i < decoder->num_blocks(); ++i) {
+    for (const char* part : {".attention.weights", ".attention", ".mlp"}) {
+      names.push_back("blocks." + std::to_string(i) + part);
+    }
+  }
+  for (const auto& name : names) {
+    const auto key = nn::dropout_named(name, 1, *places.draw).key;
+    std::printf("%u %u\n", key[0], key[1]);
+  }
+  at::Tensor gradient;
+  for (const auto& parameter : nn::parameters_of(*decoder)) {
+    if (parameter.name == "embed.positions.weight") {
+      gradient = parameter.tensor.grad();
+    }
+  }
+  checkpoint::write_safetensors(
+      args[3],
+      {{"logits", at::kDouble, logits.sizes().vec()},
+       {"gradient", at::kDouble, gradient.sizes().vec()}},
+      {}, [&](const std::string& name) {
+        return name == "logits" ? logits : gradient;
+      });
 }
 
 void write_folder(const std::vector<std::string>& args) {
@@ -117,6 +163,8 @@ int run(const std::vector<std::string>& args) {
   const std::string verb = args.empty() ? "" : args[0];
   if (verb == "logits" && args.size() == 5) {
     write_logits(args);
+  } else if (verb == "dropped" && args.size() == 7) {
+    write_dropped(args);
   } else if (verb == "export" && args.size() == 4) {
     write_folder(args);
   } else if (verb == "train" && args.size() == 6) {

@@ -171,6 +171,25 @@ MESHES |= {
     "normalised and clipped, devices": (1, {}, {"mesh": {"dp": 2, "data_parallel": "dp"}, "optimizer": {
         "type": "sgd", "normalize_grad": True, "clip_norm": 0.25}}),
 }
+# Masks are of the global sample, position and head.
+DROPOUT = {"dropout": 0.3}
+MESHES |= {
+    "dropout, zero 3 x sp 2, gpt2": (4, {**GPT2, **DROPOUT}, {"mesh": {"dp": 2, "tp": 2}, **zero(3), **SP}),
+    "dropout, tp 4 olmo2, fewer kv heads": (4, {**OLMO2, **DROPOUT}, {"mesh": {"tp": 4}}),
+    "dropout, cp ring 4, gpt2": (4, {**GPT2, **DROPOUT}, {"mesh": {"cp": 4}}),
+    "dropout, cp allgather 2 x sp 2, selective": (4, DROPOUT, {
+        "mesh": {"cp": 2, "tp": 2}, **SP, "context": {"method": "allgather"}, "recompute": {"mode": "selective"}}),
+    "dropout, cp ulysses 2 x tp 2": (4, {**QWEN3, **DROPOUT}, {"mesh": {"cp": 2, "tp": 2},
+                                                               "context": {"method": "ulysses"}}),
+    "dropout, pp 2 interleaved x zero 3": (4, {"layers": 4, **DROPOUT}, {
+        "mesh": {"pp": 2, "dp": 2}, **zero(3), "pipeline": {"schedule": "interleaved", "chunks": 2}}),
+    "dropout, experts: cp ring 2 x tp 2, ep 4": (4, {**mixtral(), **DROPOUT}, {"mesh": {"cp": 2, "tp": 2, "ep": 4}}),
+    "dropout, experts: zero 3 x sp 2, ep 4": (4, {**mixtral(), **DROPOUT}, {
+        "mesh": {"dp": 2, "tp": 2, "ep": 4}, **zero(3), **SP}),
+    "dropout, pp 2 x dp 2 x cp 2 x sp 2, zero 3, stage": (16, DROPOUT, {
+        "mesh": {"pp": 2, "dp": 2, "cp": 2, "tp": 2}, **SP, **zero(3), "recompute": {"mode": "stage"}}),
+    "dropout, devices": (1, DROPOUT, {"mesh": {"dp": 2, "data_parallel": "dp"}}),
+}
 # The batch divides by every degree of data parallelism in the list.
 BATCH = {"batch": {"global": 12, "micro": 1}}
 ONE_RANK = {}
@@ -253,6 +272,8 @@ RECOMPUTED_ON = {
                                                      "pipeline": {"schedule": "interleaved", "chunks": 2}}),
     "cp ulysses 2, qwen3": (2, QWEN3, {"mesh": {"cp": 2}, "context": {"method": "ulysses"}}),
     "cp ring 2 x tp 2": (4, {}, {"mesh": {"cp": 2, "tp": 2}}),
+    "dropout, zero 2 x sp 2, gpt2": (4, {**GPT2, **DROPOUT}, {"mesh": {"dp": 2, "tp": 2}, **zero(2), **SP}),
+    "dropout, pp 2 x cp ring 2": (4, {"layers": 4, **DROPOUT}, {"mesh": {"pp": 2, "cp": 2}}),
     "experts: tp 2, ep 2": (2, mixtral(), {"mesh": {"tp": 2, "ep": 2}}),
     "experts: hybrid 3, ep 2": (4, mixtral(), {"mesh": {"dp_replicate": 2, "dp_shard": 2, "ep": 2}, **zero(3)}),
 }
@@ -342,6 +363,10 @@ EXPERTS_SAVED_ON = ["one", "experts: zero 3 over 4, of experts 0", "experts: sp 
 @pytest.mark.parametrize("name", EXPERTS_SAVED_ON)
 def test_experts_saved_on_one_mesh_and_resumed_on_others(program, tokens, tmp_path, name):
     save_and_resume(program, tokens, tmp_path, name, EXPERTS_SAVED_ON, mixtral(ffn=13))
+
+
+def test_dropout_saved_on_one_mesh_and_resumed_on_others(program, tokens, tmp_path):
+    save_and_resume(program, tokens, tmp_path, "zero 3 x sp 2", ["one", "pp 2 x zero 2"], DROPOUT)
 
 
 STRATEGIES = {

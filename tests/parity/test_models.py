@@ -343,3 +343,75 @@ def test_what_is_not_supported_is_refused_by_name(name, key, value, drive,
                     tmp_path / "out.safetensors", "F32", code=78)
     named = "model.heads" if key == "num_attention_heads" else key
     assert named in message
+
+
+def philox(counter, key):
+    """Salmon et al. 2011, Philox4x32-10: arrays of 32-bit words."""
+    import numpy as np
+
+    low, words = np.uint64(0xFFFFFFFF), [np.asarray(word, dtype=np.uint64) for word in counter]
+    keys = [np.uint64(word) for word in key]
+    for _ in range(10):
+        products = np.uint64(0xD2511F53) * words[0], np.uint64(0xCD9E8D57) * words[2]
+        words = [(products[1] >> np.uint64(32)) ^ words[1] ^ keys[0], products[1] & low,
+                 (products[0] >> np.uint64(32)) ^ words[3] ^ keys[1], products[0] & low]
+        keys = [(keys[0] + np.uint64(0x9E3779B9)) & low, (keys[1] + np.uint64(0xBB67AE85)) & low]
+    return np.stack(np.broadcast_arrays(*words))
+
+
+def mask(key, rate, first_sample, samples, heads, rows, columns):
+    """As tessera/nn/dropout.h says: (samples, heads, rows, columns)."""
+    import numpy as np
+
+    b, h, r, c = np.ogrid[first_sample:first_sample + samples, :heads, :rows, :columns]
+    words = philox((c // 64 * 16 + c % 16, r, h, b), key)
+    which = np.broadcast_to(c % 64 // 16, words.shape[1:])[None]
+    drawn = np.take_along_axis(words, which, 0)[0]
+    return torch.from_numpy((drawn >= int(rate * 2**32)) / (1 - rate))
+
+
+def test_dropout_is_that_of_transformers_with_our_masks(drive, tmp_path, monkeypatch):
+    rate, first, samples, tokens = 0.2, 6, 2, 37
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB, n_positions=POSITIONS, n_embd=36, n_layer=2, n_head=3, resid_pdrop=rate, embd_pdrop=rate,
+        attn_pdrop=rate, bos_token_id=1, eos_token_id=2, attn_implementation="eager")
+    torch.manual_seed(3)
+    model = transformers.GPT2LMHeadModel(config).double().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "model")
+    ids = write_ids(tmp_path / "ids.safetensors", samples, tokens + 1)
+    out = tmp_path / "out.safetensors"
+    said = drive("dropped", tmp_path / "model", tmp_path / "ids.safetensors", out, 9, 4, first)
+    keys = iter([tuple(map(int, line.split())) for line in said.splitlines()])
+
+    def dropout(x, p=0.5, training=True, inplace=False):
+        assert p == rate and training
+        heads = x.shape[1] if x.dim() == 4 else 1
+        drawn = mask(next(keys), rate, first, samples, heads, tokens, x.shape[-1])
+        return x * drawn.reshape(x.shape)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+    logits = model(input_ids=ids[:, :-1]).logits
+    assert next(keys, None) is None
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+    loss.backward()
+    ours = safetensors.torch.load_file(out)
+    assert error(ours["logits"], logits.detach()) < 1e-12
+    assert error(ours["gradient"], model.transformer.wpe.weight.grad) < 1e-10
+    without = their_logits(model, ids[:, :-1])
+    assert error(without, logits.detach()) > 0.1
+
+
+@pytest.mark.parametrize("rates, taken", [((0.1, 0.1, 0.1), 0.1), ((0.1, 0.0, 0.1), 0.0), ((0.0, 0.0, 0.0), 0.0)])
+def test_rates_of_a_folder_are_taken_over_where_they_are_one(program, tokens, tmp_path, rates, taken):
+    keys = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+    transformers.GPT2Config(vocab_size=61, n_positions=POSITIONS, n_embd=36, n_layer=1, n_head=3,
+                            **dict(zip(keys, rates))).save_pretrained(tmp_path / "model")
+    path = configuration(tokens, tmp_path / "run", only_model={"from": str(tmp_path / "model")})
+    for flags, expected in [((), taken), (("--model.dropout=0.3",), 0.3)]:
+        done = subprocess.run([program, "train", path, "--print-config", *flags], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["model"]["dropout"] == expected, done.stdout
+        assert ("is not taken over" in done.stderr) == (len(set(rates)) > 1), done.stderr

@@ -5,6 +5,7 @@ Every test drives `tessera train` as a user does and reads the run folder.
 
 import math
 import os
+import re
 import signal
 import subprocess
 import time
@@ -106,6 +107,23 @@ def test_experts_resumed_on_the_same_mesh_have_the_same_bits(program, tokens, tm
     train(program, configuration(tokens, tmp_path / "again", **half), *AS_THREADS)
     _, resumed = run(program, tokens, tmp_path / "again", *AS_THREADS, **sections)
     assert_same_bits(state, resumed)
+
+
+# No mask is kept: a resumed run draws those that it would have drawn. A validation draws none.
+def test_dropout_resumes_with_the_same_bits_and_spares_validation(program, tokens, tmp_path):
+    threads = ["--nproc", "4", "--ranks", "threads"]
+    sections = {"model": {"dropout": 0.2}, "mesh": {"dp": 2, "tp": 2}, "zero": {"stage": 3}, "run": {"steps": 8},
+                "schedule": {"type": "constant", "warmup": 0}, "data": {"valid": tokens["valid"]},
+                "validate": {"every": 8, "at_start": True}}
+    half = {**sections, "run": {"steps": 4}, "checkpoint": {"every": 4}}
+    first = train(program, configuration(tokens, tmp_path / "again", **half), *threads)
+    _, resumed = run(program, tokens, tmp_path / "again", *threads, step=8, **sections)
+    whole, state = run(program, tokens, tmp_path / "whole", *threads, step=8, **sections)
+    assert_same_bits(state, resumed)
+    without = train(program, configuration(tokens, tmp_path / "without", **{**sections, "model": {}}), *threads)
+    assert metrics(tmp_path / "without")[0]["loss"] != whole[0]["loss"]
+    at_start = [re.search(r"validate step: 0 +loss: +(\S+)", done.stderr)[1] for done in (first, without)]
+    assert at_start[0] == at_start[1]
 
 
 def test_the_same_bits_over_bucket_sizes(program, tokens, tmp_path):

@@ -122,6 +122,8 @@ inline void experts(RunConfig& config) {
   config.model.ffn = 96;
 }
 
+inline void dropout(RunConfig& config) { config.model.dropout = 0.1; }
+
 inline std::vector<Case> cases() {
   return {
       {"one rank"},
@@ -222,6 +224,15 @@ inline std::vector<Case> cases() {
       {"ep zero3", {.dp_shard = 4, .ep = 2}, also(experts, zero(3))},
       {"ep tp", {.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2}, experts},
       {"ep pp", {.pp = 2, .dp_replicate = 2, .ep = 2}, experts, 2},
+      {"dropout", {}, dropout, 2},
+      {"dropout gpt2 bf16",
+       {},
+       also(also(family("gpt2"), type("bf16")), dropout)},
+      {"dropout tp sequence", {.tp = 2}, also(sequence, dropout), 2},
+      {"dropout minimal experts", {}, also(also(experts, minimal), dropout), 2},
+      {"dropout selective ring", {.cp = 2}, also(selective, dropout), 2},
+      {"dropout allgather", {.cp = 2}, also(context("allgather"), dropout), 2},
+      {"dropout documents", {}, also(documents, dropout), 2},
       {"all", {.pp = 2, .dp_shard = 2, .cp = 2}, zero(2), 2},
   };
 }

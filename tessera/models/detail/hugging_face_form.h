@@ -91,6 +91,9 @@ struct HuggingFaceForm {
   const char* prefix;  // base models are also saved without it
   void (*read)(const Reader& in, ModelConfig& model);
   Json (*write)(const ModelConfig& model);
+  // Keys that are model.dropout where they say the same, which the family has
+  // then in the same places; none: it has fewer.
+  std::span<const char* const> dropout = {};
 };
 
 // The form of Llama, which most others follow: its names, and the keys that

@@ -51,14 +51,17 @@ Json write(const ModelConfig& model) {
           {"n_ctx", model.max_seq},
           {"layer_norm_epsilon", model.norm_eps},
           {"activation_function", "gelu_new"},
-          {"resid_pdrop", 0.0},
-          {"embd_pdrop", 0.0},
-          {"attn_pdrop", 0.0}};
+          {"resid_pdrop", model.dropout},
+          {"embd_pdrop", model.dropout},
+          {"attn_pdrop", model.dropout}};
 }
 
 std::span<const TensorName> names() { return kNames; }
 
-constexpr detail::HuggingFaceForm kForm = {names, "transformer.", read, write};
+constexpr const char* kDropout[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
+
+constexpr detail::HuggingFaceForm kForm = {names, "transformer.", read, write,
+                                           kDropout};
 
 }  // namespace
 

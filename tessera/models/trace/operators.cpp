@@ -324,8 +324,8 @@ std::vector<Memory> Operators::flash_backward(const HeadShape& shape) const {
 namespace {
 
 nn::FlashShape flash_shape(const HeadShape& shape) {
-  return {shape.samples, shape.q_tokens, shape.heads, shape.kv_heads,
-          shape.width};
+  return {shape.samples,  shape.q_tokens, shape.heads,
+          shape.kv_heads, shape.width,    shape.drops};
 }
 
 }  // namespace
@@ -352,11 +352,15 @@ Memory Operators::narrowed(const Memory& sum, int64_t numel) const {
 }
 
 void Operators::attend(const HeadShape& pair, bool merges) const {
-  const auto seen = flash(pair);
+  const auto seen = pair.drops ? own_flash(pair) : flash(pair);
   if (!merges) return;
   const Memory merged = wides(pair.lse_numel());
   const Memory scale = wides(pair.lse_numel());
   const Memory product = wides(pair.q_numel());
+}
+
+void Operators::attend_backward(const HeadShape& pair) const {
+  pair.drops ? own_flash_backward(pair) : flash_backward(pair);
 }
 
 Traced Operators::piece_attention(const Traced& q, const Traced& k,
@@ -372,7 +376,7 @@ Traced Operators::piece_attention(const Traced& q, const Traced& k,
       [=, this, kv = k.numel,
        queries = q.numel](const Memory& gradient) -> std::vector<Memory> {
         const Memory dq = wides(queries), dk = wides(kv), dv = wides(kv);
-        for (int64_t i = 0; i < pairs; ++i) flash_backward(pair);
+        for (int64_t i = 0; i < pairs; ++i) attend_backward(pair);
         return {narrowed(dq, queries), narrowed(dk, kv), narrowed(dv, kv)};
       });
 }
@@ -384,7 +388,7 @@ Traced Operators::attention(const Traced& q, const Traced& k, const Traced& v,
     sample.samples = 1;
     return piece_attention(q, k, v, sample, shape.samples);
   }
-  const bool is_own = nn::uses(nn::Kernel::kAttention);
+  const bool is_own = shape.drops || nn::uses(nn::Kernel::kAttention);
   const auto seen = is_own ? own_flash(shape) : flash(shape);
   return tape_.record(seen[0], shape.q_numel(), {q, k, v},
                       {q.memory, k.memory, v.memory, seen[0], seen[1]},

@@ -26,6 +26,7 @@ Ranks along(const mesh::DeviceMesh& mesh, const std::vector<mesh::Axis>& axes);
 // Of attention: samples, tokens, heads, key/value heads, width of a head.
 struct HeadShape {
   int64_t samples, q_tokens, kv_tokens, heads, kv_heads, width;
+  bool drops = false;  // of its weights
   int64_t q_numel() const { return samples * q_tokens * heads * width; }
   int64_t kv_numel() const { return samples * kv_tokens * kv_heads * width; }
   int64_t lse_numel() const { return samples * q_tokens * heads; }
@@ -114,6 +115,7 @@ class Operators {
   Memory narrowed(const Memory& sum, int64_t numel) const;
   // What nn::attend does with a pair, behind which nothing of it is left.
   void attend(const HeadShape& pair, bool merges) const;
+  void attend_backward(const HeadShape& pair) const;
 
  private:
   Traced pointwise(const Traced& x) const;

@@ -26,21 +26,38 @@ struct Rows {
   int64_t stride, head_stride;
 };
 
-// One query head; lse (tokens) of Wide. Scores are scaled.
-struct AttentionHead {
-  Rows q, k, v, out;
-  void* lse;
-  int64_t tokens, width;
+// What nn/dropout.h keeps of a sample's rows, and of a head: elements whose
+// words are not below `drops`, times `scale`. 0 drops: all, as it is.
+struct Mask {
+  uint32_t key[2];
+  uint32_t drops;
+  uint32_t sample, head;
   double scale;
 };
 
-// The query heads that read one head of k and v.
+// One query head; lse (tokens) of Wide. Scores are scaled. Not causal: every
+// query sees all keys. `first_query`, `first_key`: places in the sequence.
+struct AttentionHead {
+  Rows q, k, v, out;
+  void* lse;
+  int64_t tokens, keys, width;
+  double scale;
+  bool is_causal;
+  Mask mask;
+  int64_t first_query, first_key;
+};
+
+// The query heads that read one head of k and v; `mask` is that of the first.
 struct AttentionGroup {
   Rows gradient, q, k, v, out;  // gradient: of out
-  const void* lse;              // (heads, tokens)
+  const void* lse;              // (heads, tokens), heads `lse_stride` apart
+  int64_t lse_stride;
   Rows dq, dk, dv;
-  int64_t heads, tokens, width;
+  int64_t heads, tokens, keys, width;
   double scale;
+  bool is_causal;
+  Mask mask;
+  int64_t first_query, first_key;
 };
 
 struct Kernels {
@@ -68,6 +85,9 @@ struct Kernels {
   void (*cross_entropy)(Element element, void* z, const int64_t* targets,
                         double* losses, int64_t rows, int64_t width,
                         const double* scale);
+  // y = past + x, of which the mask's part is kept; past may be null, and y x.
+  void (*drop)(Element element, Mask mask, int64_t row, const void* past,
+               const void* x, void* y, int64_t width);
   // sums += x; sums are of Wide.
   void (*add)(Element element, void* sums, const void* x, int64_t count);
   // kAttentionQueries queries from `first`, with a thread's scratch.
@@ -80,11 +100,11 @@ struct Kernels {
 constexpr int64_t attention_padded(int64_t size, int64_t to) {
   return (size + to - 1) / to * to;
 }
-constexpr int64_t attend_scratch(int64_t width) {
+constexpr int64_t attend_scratch(int64_t width, bool drops) {
   constexpr int64_t kBlocks = kAttentionQueries / kAttentionBlock;
   const int64_t padded = attention_padded(width, kAttentionPadding);
-  return kAttentionBlock *
-         ((2 + 2 * kBlocks) * padded + kAttentionBlock + 3 * kBlocks);
+  return kAttentionBlock * ((2 + 2 * kBlocks) * padded +
+                            (drops ? 2 : 1) * kAttentionBlock + 3 * kBlocks);
 }
 // Of (queries, keys) P, dS and, where bf16 is in pairs, dS the other way.
 constexpr int64_t attend_backward_scratch(int64_t heads, int64_t tokens,

@@ -79,7 +79,7 @@ Traced ring(const Operators& ops, const Place& place, const Traced& q,
           Memory received = last ? nullptr : message(kv * ops.element());
           of_step = sums;
           for (int64_t i = 0; i < pairs_at(step); ++i) {
-            ops.flash_backward(piece);
+            ops.attend_backward(piece);
           }
           if (!last) there = std::move(received);
           Memory home = message(kv * ops.wide());

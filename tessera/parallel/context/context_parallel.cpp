@@ -74,7 +74,7 @@ at::Tensor local_tokens(const at::Tensor& tokens, int64_t rank,
 }
 
 at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k,
-                             const at::Tensor& v, const at::Tensor& starts,
+                             const at::Tensor& v, const nn::Sight& sight,
                              comm::Group& group) {
   const int64_t repeats = std::max<int64_t>(1, group.size() / k.size(2));
   const auto of_kv = [&](const at::Tensor& x) {
@@ -83,8 +83,9 @@ at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k,
   };
   const at::Tensor wide_q = heads_here(q, group);
   const at::Tensor wide_k = of_kv(k), wide_v = of_kv(v);
-  return tokens_here(nn::causal_attention(wide_q, wide_k, wide_v, starts),
-                     group);
+  nn::Sight here = sight;
+  here.dropout.first_head += group.rank() * wide_q.size(2);
+  return tokens_here(nn::causal_attention(wide_q, wide_k, wide_v, here), group);
 }
 
 void check(const models::ModelConfig& model, int64_t seq_len,
@@ -145,8 +146,8 @@ void apply(models::Model& model, const ContextConfig& config,
   comm::Group* ranks = &group;
   model.set_attention(
       [attention, ranks](const at::Tensor& q, const at::Tensor& k,
-                         const at::Tensor& v, const at::Tensor& starts) {
-        return attention(q, k, v, starts, *ranks);
+                         const at::Tensor& v, const nn::Sight& sight) {
+        return attention(q, k, v, sight, *ranks);
       });
 }
 

@@ -53,15 +53,14 @@ void apply(models::Model& model, const ContextConfig& config,
            comm::Group& group);
 
 // Causal attention over the whole sequence, of this rank's part of it.
-// `starts`: of the whole one's documents: see nn/piece_attention.h.
 at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k,
-                          const at::Tensor& v, const at::Tensor& starts,
+                          const at::Tensor& v, const nn::Sight& sight,
                           comm::Group& group);
 at::Tensor gathered_attention(const at::Tensor& q, const at::Tensor& k,
-                              const at::Tensor& v, const at::Tensor& starts,
+                              const at::Tensor& v, const nn::Sight& sight,
                               comm::Group& group);
 at::Tensor ulysses_attention(const at::Tensor& q, const at::Tensor& k,
-                             const at::Tensor& v, const at::Tensor& starts,
+                             const at::Tensor& v, const nn::Sight& sight,
                              comm::Group& group);
 
 }  // namespace tessera::parallel::context

@@ -3,10 +3,12 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/parallel/context/context_parallel.h"
+#include "tests/support/masks.h"
 
 namespace tessera::parallel::context {
 namespace {
@@ -42,31 +44,42 @@ std::vector<at::Tensor> with_gradients(
 
 // By a mask, which is how it is defined.
 at::Tensor whole_attention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, const at::Tensor& starts) {
+                           const at::Tensor& v, const nn::Sight& sight) {
   const at::Tensor place = at::arange(kTokens);
   at::Tensor sees = (place <= place.unsqueeze(1)).unsqueeze(0);
-  if (starts.defined()) {
-    sees = sees.logical_and(place.view({1, 1, -1}) >= starts.unsqueeze(2));
+  if (sight.document_starts.defined()) {
+    sees = sees.logical_and(place.view({1, 1, -1}) >=
+                            sight.document_starts.unsqueeze(2));
   }
-  return at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2),
-                                          v.transpose(1, 2), sees.unsqueeze(1),
-                                          0.0, /*is_causal=*/false, {},
-                                          /*enable_gqa=*/true)
-      .transpose(1, 2);
+  const auto by_head = [&](const at::Tensor& x) {
+    return x.repeat_interleave(q.size(2) / x.size(2), 2).transpose(1, 2);
+  };
+  const at::Tensor scores = at::matmul(by_head(q), by_head(k).transpose(2, 3)) /
+                            std::sqrt(static_cast<double>(kWidth));
+  at::Tensor weights =
+      scores.masked_fill(sees.logical_not().unsqueeze(1), -INFINITY)
+          .softmax(-1);
+  if (sight.dropout) {
+    const auto run = masks::run_of(0, kTokens);
+    weights =
+        weights * masks::mask_of(sight.dropout, kSamples, q.size(2), run, run)
+                      .to(weights.scalar_type());
+  }
+  return at::matmul(weights, by_head(v)).transpose(1, 2);
 }
 
 using Method = at::Tensor (*)(const at::Tensor&, const at::Tensor&,
-                              const at::Tensor&, const at::Tensor&,
+                              const at::Tensor&, const nn::Sight&,
                               comm::Group&);
 
 // Output and gradients of every rank's tokens are those of the whole.
 void expect_parts_of_the_whole(Method method, int64_t ranks, int64_t heads,
                                int64_t kv_heads, at::ScalarType type,
-                               double bound, const at::Tensor& starts = {}) {
+                               double bound, const nn::Sight& sight = {}) {
   const Example of = example(heads, kv_heads, type);
   const auto whole = with_gradients(
       of, [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-        return whole_attention(q, k, v, starts);
+        return whole_attention(q, k, v, sight);
       });
   comm::run_threads(ranks, "shm", [&](comm::Communicator& communicator) {
     comm::Group& group = communicator.world();
@@ -76,7 +89,7 @@ void expect_parts_of_the_whole(Method method, int64_t ranks, int64_t heads,
     const auto part = with_gradients(
         {mine(of.q), mine(of.k), mine(of.v), mine(of.gradient)},
         [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-          return method(q, k, v, starts, group);
+          return method(q, k, v, sight, group);
         });
     for (size_t i = 0; i < whole.size(); ++i) {
       const at::Tensor expected = mine(whole[i]);
@@ -110,7 +123,7 @@ TEST(Context, ThreeRanks) {
 }
 
 // Documents that end with a piece, within one, and go over several.
-TEST(Context, DocumentsDoNotSeeEachOther) {
+at::Tensor starts_of_documents() {
   std::vector<int64_t> starts;
   for (const auto& begins : {std::vector<int64_t>{0, 1, 2, 9, 12, 18},
                              std::vector<int64_t>{0, 6, 7, 23}}) {
@@ -118,7 +131,11 @@ TEST(Context, DocumentsDoNotSeeEachOther) {
       starts.push_back(*std::prev(std::ranges::upper_bound(begins, t)));
     }
   }
-  const at::Tensor of_samples = at::tensor(starts).view({kSamples, kTokens});
+  return at::tensor(starts).view({kSamples, kTokens});
+}
+
+TEST(Context, DocumentsDoNotSeeEachOther) {
+  const nn::Sight of_samples{starts_of_documents()};
   for (const Method method :
        {ring_attention, gathered_attention, ulysses_attention}) {
     for (const int64_t ranks : {1, 2, 4}) {
@@ -126,6 +143,24 @@ TEST(Context, DocumentsDoNotSeeEachOther) {
                                 of_samples);
     }
     expect_parts_of_the_whole(method, 2, 4, 2, at::kBFloat16, 2e-2, of_samples);
+  }
+}
+
+// The whole sequence's masks, by heads and positions that are counted in all.
+TEST(Context, DropoutIsThatOfTheWhole) {
+  nn::Dropout dropout = nn::dropout_named("attention", 0.3, {7, 3, 5});
+  dropout.first_head = 2;
+  for (const Method method :
+       {ring_attention, gathered_attention, ulysses_attention}) {
+    for (const nn::Sight& sight :
+         {nn::Sight{{}, dropout}, nn::Sight{starts_of_documents(), dropout}}) {
+      for (const int64_t ranks : {1, 2, 4}) {
+        expect_parts_of_the_whole(method, ranks, 4, 2, at::kDouble, 1e-13,
+                                  sight);
+      }
+      expect_parts_of_the_whole(method, 2, 4, 2, at::kFloat, 1e-5, sight);
+      expect_parts_of_the_whole(method, 2, 4, 2, at::kBFloat16, 2e-2, sight);
+    }
   }
 }
 

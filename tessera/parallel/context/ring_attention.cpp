@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <optional>
 #include <utility>
 
 #include "tessera/comm/autograd.h"
@@ -57,9 +56,7 @@ class RingAttention : public Function<RingAttention> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
-                            const std::optional<at::Tensor>& documents,
-                            comm::Group* group) {
-    const at::Tensor starts = documents.value_or(at::Tensor());
+                            const nn::Sight& sight, comm::Group* group) {
     const Pieces mine = pieces_of(group->rank(), group->size());
     const at::Tensor own = at::stack({k, v});
     at::Tensor there = own;
@@ -68,12 +65,13 @@ class RingAttention : public Function<RingAttention> {
     for (int64_t step = 0; step < group->size(); ++step) {
       const bool last = step + 1 == group->size();
       if (!last) ring.begin(there);
-      nn::attend(q, mine, there[0], there[1], pieces_at(step, *group), starts,
+      nn::attend(q, mine, there[0], there[1], pieces_at(step, *group), sight,
                  seen);
       if (!last) there = ring.take();
     }
     const at::Tensor out = seen.out.to(q.scalar_type());
-    ctx->save_for_backward({q, own, starts, out, seen.lse});
+    ctx->save_for_backward({q, own, sight.document_starts, out, seen.lse});
+    ctx->saved_data["dropout"] = nn::as_saved(sight.dropout);
     comm::save_group(ctx, *group);
     return out;
   }
@@ -82,8 +80,9 @@ class RingAttention : public Function<RingAttention> {
                                 const variable_list& gradients) {
     comm::Group* group = &comm::saved_group(ctx);
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &q = saved[0], &starts = saved[2];
-    const at::Tensor &out = saved[3], &lse = saved[4];
+    const at::Tensor &q = saved[0], &out = saved[3], &lse = saved[4];
+    const nn::Sight sight{saved[2],
+                          nn::saved_dropout(ctx->saved_data["dropout"])};
     const Pieces mine = pieces_of(group->rank(), group->size());
     const at::Tensor gradient = gradients[0].contiguous();
     const auto wide = q.options().dtype(nn::wide_type(q));
@@ -98,7 +97,7 @@ class RingAttention : public Function<RingAttention> {
       own.dk = sums[0];
       own.dv = sums[1];
       nn::attend_backward(gradient, q, mine, there[0], there[1],
-                          pieces_at(step, *group), starts, out, lse, own);
+                          pieces_at(step, *group), sight, out, lse, own);
       if (!last) there = ring.take();
       if (group->size() == 1) break;
       home.begin(sums);
@@ -112,13 +111,13 @@ class RingAttention : public Function<RingAttention> {
 }  // namespace
 
 at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k,
-                          const at::Tensor& v, const at::Tensor& starts,
+                          const at::Tensor& v, const nn::Sight& sight,
                           comm::Group& group) {
-  return RingAttention::apply(q, k, v, std::optional(starts), &group);
+  return RingAttention::apply(q, k, v, sight, &group);
 }
 
 at::Tensor gathered_attention(const at::Tensor& q, const at::Tensor& k,
-                              const at::Tensor& v, const at::Tensor& starts,
+                              const at::Tensor& v, const nn::Sight& sight,
                               comm::Group& group) {
   Pieces everybodys;
   for (int64_t rank = 0; rank < group.size(); ++rank) {
@@ -129,7 +128,7 @@ at::Tensor gathered_attention(const at::Tensor& q, const at::Tensor& k,
   return nn::piece_attention(q, pieces_of(group.rank(), group.size()),
                              comm::all_gather_with_reduce_scatter(k, 1, group),
                              comm::all_gather_with_reduce_scatter(v, 1, group),
-                             everybodys, starts);
+                             everybodys, sight);
 }
 
 }  // namespace tessera::parallel::context

@@ -85,7 +85,8 @@ nn::Region region(const TensorConfig& config, comm::Group& ranks) {
                 [group](const at::Tensor& x) {
                   return comm::all_reduce_with_identity(x, *group);
                 },
-            .ranks = ranks.size()};
+            .ranks = ranks.size(),
+            .rank = ranks.rank()};
   }
   return {.enter =
               [group](const at::Tensor& x) {
@@ -97,7 +98,8 @@ nn::Region region(const TensorConfig& config, comm::Group& ranks) {
                 return comm::reduce_scatter_with_all_gather(x, kSequenceDim,
                                                             *group);
               },
-          .ranks = ranks.size()};
+          .ranks = ranks.size(),
+          .rank = ranks.rank()};
 }
 
 void place(models::Model& model, const mesh::DeviceMesh& mesh,

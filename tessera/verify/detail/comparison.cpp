@@ -109,7 +109,7 @@ class Comparison {
       const double lr = optim::lr_at({step - 1, config_.run.steps},
                                      config_.optimizer.lr, config_.schedule);
       const engine::StepInput input =
-          step_input(config_, lr, [&](int64_t first, int64_t count) {
+          step_input(config_, step, lr, [&](int64_t first, int64_t count) {
             return random_batch(config_, step, first, count);
           });
       const HostReads reads;

@@ -17,7 +17,8 @@ HeadShape UnitTracer::heads_here() const {
           .kv_tokens = model_.tokens,
           .heads = model_.heads,
           .kv_heads = model_.kv_heads,
-          .width = config_.head_dim};
+          .width = config_.head_dim,
+          .drops = config_.dropout > 0};
 }
 
 Traced UnitTracer::attention(const Traced& input) const {

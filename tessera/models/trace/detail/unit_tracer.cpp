@@ -84,7 +84,12 @@ Traced UnitTracer::embed() const {
         ops_.embedding(ops_.numbers(rows), rows * config_.hidden, table);
     x = leave(model_.region, ops_.masked_fill(found, elsewhere));
   }
-  if (!family_.learned_positions) return x;
+  if (family_.learned_positions) x = add_places(x);
+  if (config_.dropout == 0) return x;
+  return add_kept({}, x, /*of_view=*/false);
+}
+
+Traced UnitTracer::add_places(const Traced& x) const {
   // One row for each token of a sample, added to all samples; documents differ
   // from sample to sample.
   const int64_t samples = model_.documents ? model_.samples : 1;
@@ -101,17 +106,29 @@ Traced UnitTracer::embed() const {
       });
 }
 
+Traced UnitTracer::add_kept(const Traced& x, const Traced& y,
+                            bool of_view) const {
+  return ops_.tape().record(
+      of_view ? ops_.elements(y.numel) : y.memory, y.numel, {x, y}, {},
+      [this, numel = y.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {gradient, ops_.elements(numel)};
+      });
+}
+
 Traced UnitTracer::block(const Traced& x, bool has_experts) {
   rotation_ = rotation();
-  const auto half = [this](const Traced& in, const auto& part,
-                           bool gives_view) {
-    if (family_.norm_behind) return ops_.add_to(in, norm(part(in)));
+  const auto add = [this](const Traced& past, const Traced& made,
+                          bool of_view) {
+    if (config_.dropout > 0) return add_kept(past, made, of_view);
+    return of_view ? ops_.add(past, made) : ops_.add_to(past, made);
+  };
+  const auto half = [&](const Traced& in, const auto& part, bool gives_view) {
+    if (family_.norm_behind) return add(in, norm(part(in)), /*of_view=*/false);
     const bool is_rms = family_.norm == nn::NormKind::kRmsNorm;
     const auto [past, normed] = is_rms
                                     ? ops_.rms_norm_branch(in, config_.hidden)
                                     : std::pair(in, norm(in));
-    const Traced made = part(normed);
-    return gives_view ? ops_.add(past, made) : ops_.add_to(past, made);
+    return add(past, part(normed), gives_view);
   };
   const Traced y = half(
       x, [this](const Traced& in) { return attention(in); },

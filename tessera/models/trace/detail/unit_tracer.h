@@ -55,6 +55,10 @@ class UnitTracer {
   Traced rows(const char* layer, const Traced& x, int64_t in, int64_t out,
               bool bias) const;
   Traced mlp(const Traced& input) const;
+  // Learned positions.
+  Traced add_places(const Traced& x) const;
+  // nn::add_kept where y is, and of a view, which it leaves; x may be nothing.
+  Traced add_kept(const Traced& x, const Traced& y, bool of_view) const;
   void cross_entropy(int64_t rows) const;
 
   // In attention_tracer.cpp.
