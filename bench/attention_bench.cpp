@@ -1,5 +1,5 @@
-// Causal attention by our loops beside LibTorch's flash attention, forward and
-// backward apart: bf16 or fp32, and shapes as B/T/H/E.
+// Causal attention by our loops, also with dropout, beside LibTorch's flash
+// attention, forward and backward apart: bf16 or fp32, and shapes as B/T/H/E.
 //
 // Use:   ./dev bench attention_bench -- --benchmark_filter=T:256
 //        (--benchmark_enable_random_interleaving=true takes them by turns)
@@ -20,6 +20,15 @@ at::Tensor theirs(const at::Tensor& q, const at::Tensor& k,
              q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
              /*attn_mask=*/{}, /*dropout_p=*/0.0, /*is_causal=*/true)
       .transpose(1, 2);
+}
+
+at::Tensor own(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  return flash_attention(q, k, v);
+}
+
+at::Tensor dropping(const at::Tensor& q, const at::Tensor& k,
+                    const at::Tensor& v) {
+  return flash_attention(q, k, v, dropout_named("attention", 0.1, {}));
 }
 
 using Attend = at::Tensor (*)(const at::Tensor& q, const at::Tensor& k,
@@ -57,18 +66,22 @@ void shapes(benchmark::internal::Benchmark* bench) {
       ->MeasureProcessCPUTime();
 }
 
-#define TESSERA_ATTENTION_BENCH(name, type)                             \
-  BENCHMARK_CAPTURE(attend, name##_own_forward, flash_attention, type,  \
-                    /*backward=*/false)                                 \
-      ->Apply(shapes);                                                  \
-  BENCHMARK_CAPTURE(attend, name##_libtorch_forward, theirs, type,      \
-                    /*backward=*/false)                                 \
-      ->Apply(shapes);                                                  \
-  BENCHMARK_CAPTURE(attend, name##_own_backward, flash_attention, type, \
-                    /*backward=*/true)                                  \
-      ->Apply(shapes);                                                  \
-  BENCHMARK_CAPTURE(attend, name##_libtorch_backward, theirs, type,     \
-                    /*backward=*/true)                                  \
+#define TESSERA_ATTENTION_BENCH(name, type)                                    \
+  BENCHMARK_CAPTURE(attend, name##_own_forward, own, type, /*backward=*/false) \
+      ->Apply(shapes);                                                         \
+  BENCHMARK_CAPTURE(attend, name##_dropping_forward, dropping, type,           \
+                    /*backward=*/false)                                        \
+      ->Apply(shapes);                                                         \
+  BENCHMARK_CAPTURE(attend, name##_libtorch_forward, theirs, type,             \
+                    /*backward=*/false)                                        \
+      ->Apply(shapes);                                                         \
+  BENCHMARK_CAPTURE(attend, name##_own_backward, own, type, /*backward=*/true) \
+      ->Apply(shapes);                                                         \
+  BENCHMARK_CAPTURE(attend, name##_dropping_backward, dropping, type,          \
+                    /*backward=*/true)                                         \
+      ->Apply(shapes);                                                         \
+  BENCHMARK_CAPTURE(attend, name##_libtorch_backward, theirs, type,            \
+                    /*backward=*/true)                                         \
       ->Apply(shapes)
 
 TESSERA_ATTENTION_BENCH(fp32, at::kFloat);
