@@ -26,7 +26,7 @@ struct ConvertFlags {
 at::ScalarType written_type(const std::string& word,
                             const train::ModelSource& source) {
   if (word == "auto") return train::dtype_of_files(source);
-  return word == "fp16" ? at::kHalf : dtype_of(word);
+  return dtype_of(word);
 }
 
 // The chat template that the run was trained with, whoever gave it.

@@ -254,7 +254,7 @@ void add_eval(CLI::App& program, int argc, char** argv) {
   command->add_option("--batch", flags->batch, "sequences at a time")
       ->capture_default_str()
       ->check(whole_number(1, models::kMaxSize));
-  command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp64")
+  command->add_option("--dtype", flags->dtype, "fp32, bf16, fp16 or fp64")
       ->capture_default_str();
   command->add_option("--cache", flags->cache,
                       "folder that keeps text as tokens, for ranks to share; "

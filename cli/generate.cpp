@@ -281,9 +281,9 @@ void add_generate(CLI::App& program, int argc, char** argv) {
       ->check(whole_number(0));
   command->add_option("--tokenizer", flags->tokenizer,
                       "tokenizer.json, where it is not the model's");
-  command->add_option("--dtype", flags->dtype, "fp32, bf16 or fp64")
+  command->add_option("--dtype", flags->dtype, "fp32, bf16, fp16 or fp64")
       ->capture_default_str()
-      ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "fp64"}));
   add_rank_flags(*command, flags->ranks);
   take_keys(*command, keys_of_generation());
   command->footer(

@@ -10,10 +10,13 @@
 namespace tessera::cli {
 at::ScalarType dtype_of(const std::string& word) {
   static const std::map<std::string, at::ScalarType> known = {
-      {"fp64", at::kDouble}, {"fp32", at::kFloat}, {"bf16", at::kBFloat16}};
+      {"fp64", at::kDouble},
+      {"fp32", at::kFloat},
+      {"bf16", at::kBFloat16},
+      {"fp16", at::kHalf}};
   const auto found = known.find(word);
   TS_CHECK_USAGE(found != known.end(), "--dtype \"", word,
-                 "\": expected fp32, bf16 or fp64.");
+                 "\": expected fp32, bf16, fp16 or fp64.");
   return found->second;
 }
 

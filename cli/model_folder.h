@@ -11,7 +11,7 @@
 
 namespace tessera::cli {
 
-// "fp32", "bf16" or "fp64"; TS_CHECK_USAGE on another word.
+// "fp32", "bf16", "fp16" or "fp64"; TS_CHECK_USAGE on another word.
 at::ScalarType dtype_of(const std::string& word);
 
 // `path`: a checkpoint, a run folder or a Hugging Face folder.

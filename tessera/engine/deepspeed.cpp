@@ -102,13 +102,13 @@ DeepSpeed::~DeepSpeed() = default;
 
 void DeepSpeed::apply(RunConfig& config, config::Provenance& origins) {
   impl_->apply(impl_->plain.settings, config, origins);
-  const auto* bf16 = impl_->values.find("bf16.enabled");
-  TS_CHECK_CONFIG(
-      !bf16 || bf16->value == true || config.precision.compute != "bf16",
-      "precision.compute is bf16 (", origins.at("precision.compute"),
-      "), but false by ", bf16->origin,
-      ". Leave one of the two out, or write \"auto\" in "
-      "DeepSpeed's file.");
+  const std::string& compute = config.precision.compute;
+  const auto* enabled = impl_->values.find(compute + ".enabled");
+  TS_CHECK_CONFIG(!enabled || enabled->value == true, "precision.compute is ",
+                  compute, " (", origins.at("precision.compute"),
+                  "), but false by ", enabled->origin,
+                  ". Leave one of the two out, or write \"auto\" in "
+                  "DeepSpeed's file.");
   impl_->apply(settings_that_follow(impl_->values, config), config, origins);
 }
 

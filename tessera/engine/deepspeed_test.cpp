@@ -272,6 +272,43 @@ TEST(DeepSpeed, Schedulers) {
   EXPECT_EQ(open.config.precision.compute, "bf16");
 }
 
+TEST(DeepSpeed, Fp16WithItsLossScale) {
+  const auto precision = [](const char* fp16, const char* run = "{}") {
+    return translated(R"({"fp16": )" + std::string(fp16) + "}", run)
+        .config.precision;
+  };
+  const auto open = precision(R"({"enabled": true})");
+  EXPECT_EQ(open.compute, "fp16");
+  EXPECT_EQ(open.loss_scale, 0.0);
+  EXPECT_EQ(open.initial_loss_scale, 65536.0);
+  EXPECT_EQ(open.scale_growth_interval, 1000);
+  EXPECT_EQ(open.scale_hysteresis, 2);
+  EXPECT_FALSE(open.consecutive_hysteresis);
+  EXPECT_EQ(open.min_loss_scale, 1.0);
+  const char* const all =
+      R"({"enabled": "auto", "loss_scale": 0, "initial_scale_power": 12,
+          "loss_scale_window": 7, "hysteresis": 3,
+          "consecutive_hysteresis": true, "min_loss_scale": 0.25,
+          "auto_cast": false, "fp16_master_weights_and_grads": false})";
+  const auto given = precision(all, R"({"precision": {"compute": "fp16"}})");
+  EXPECT_EQ(given.initial_loss_scale, 4096.0);
+  EXPECT_EQ(given.scale_growth_interval, 7);
+  EXPECT_EQ(given.scale_hysteresis, 3);
+  EXPECT_TRUE(given.consecutive_hysteresis);
+  EXPECT_EQ(given.min_loss_scale, 0.25);
+  // The run is not in fp16.
+  EXPECT_EQ(precision(all).initial_loss_scale, 65536.0);
+  EXPECT_EQ(precision(R"({"enabled": true, "loss_scale": 128})").loss_scale,
+            128.0);
+  EXPECT_EQ(translated(R"({"communication_data_type": "fp16"})")
+                .config.precision.reduce,
+            "fp16");
+  EXPECT_THAT(refusal(R"({"fp16": {"enabled": false}})",
+                      R"({"precision": {"compute": "fp16"}})"),
+              HasSubstr("precision.compute is fp16 (run:1:27), but false by "
+                        "ds:1:22: fp16.enabled"));
+}
+
 TEST(DeepSpeed, SizesAreInElements) {
   const auto bucket = [](const char* more) {
     return translated(R"({"zero_optimization": {"reduce_bucket_size": 2e8})" +
@@ -386,9 +423,18 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{R"({"zero_optimization": {"stage": 4}})",
                 "ds:1:33: zero_optimization.stage: zero.stage is 4: it must be "
                 "at most 3."},
-        Refused{R"({"fp16": {"enabled": true}})",
-                "ds:1:22: fp16.enabled is true, not false: training in fp16, "
-                "with a scaled loss, is not built yet: use \"bf16\""},
+        Refused{R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
+                "precision.compute is \"bf16\" (ds:1:49: bf16.enabled), but "
+                "\"fp16\" by ds:1:22: fp16.enabled"},
+        Refused{R"({"fp16": {"enabled": true, "loss_scale": -3}})",
+                "ds:1:42: fp16.loss_scale: precision.loss_scale is -3"},
+        Refused{R"({"fp16": {"enabled": true, "initial_scale_power": 200}})",
+                "ds:1:51: fp16.initial_scale_power: "
+                "precision.initial_loss_scale is "},
+        Refused{R"({"fp16": {"enabled": true,
+                    "fp16_master_weights_and_grads": true}})",
+                "ds:2:54: fp16.fp16_master_weights_and_grads is true, not "
+                "false: masters and moments are fp32"},
         Refused{R"({"optimizer": {"type": "OneBitAdam"}})",
                 "ds:1:24: optimizer.type is \"OneBitAdam\", which is none of "
                 "Adam, AdamW, SGD, Lion, Muon"},
@@ -417,9 +463,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{R"({"elasticity": {"enabled": true}})",
                 "ds:1:16: elasticity is enabled: a batch that follows the "
                 "world"},
-        Refused{R"({"communication_data_type": "fp16"})",
-                "ds:1:29: communication_data_type: precision.reduce is "
-                "\"fp16\""},
+        Refused{R"({"communication_data_type": "int8"})",
+                "ds:1:29: communication_data_type is \"int8\", which is none "
+                "of fp32, bf16, bfp16, fp16"},
         Refused{"[]", "ds:1:1: expected an object"},
         Refused{R"({"train_batch_size": 1,})", "ds:1:24: syntax error"}));
 

@@ -21,15 +21,21 @@ constexpr const char* kWhatMayHelp =
     "longer schedule.warmup or a lower optimizer.clip_norm may help; the last "
     "checkpoint is whole.";
 
+// NaN without the sign that it happens to have.
+double shown(double number) {
+  return std::isnan(number) ? std::fabs(number) : number;
+}
+
 }  // namespace
 
 ModelActor::ModelActor(parallel::Composed& composed,
                        optim::Optimizer* optimizer, comm::Group& world,
-                       const optim::GradientScaling& scaling)
+                       const GradientRules& rules)
     : composed_(composed),
       optimizer_(optimizer),
       world_(world),
-      scaling_(scaling) {}
+      rules_(rules),
+      loss_scale_(rules.loss_scale) {}
 
 void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
                                program::Purpose purpose) {
@@ -39,8 +45,19 @@ void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
   balances_.clear();
   loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;
   expert_load_ = at::Tensor();
-  updates_ = false;
-  gradient_scale_ = 1;
+  updates_ = was_skipped_ = false;
+  if (!input_.again) scale_ = trains() ? loss_scale_.value() : 1;
+  gradient_scale_ = 1 / scale_;
+  input_.aux_scale *= scale_;
+}
+
+std::optional<double> ModelActor::gradient_factor() const {
+  if (!trains()) return std::nullopt;
+  return scale_ / input_.target_tokens;
+}
+
+bool ModelActor::may_skip() const {
+  return rules_.skips_nonfinite || loss_scale_.scales();
 }
 
 void ModelActor::zero_gradients() { composed_.parameters->zero_gradients(); }
@@ -81,11 +98,12 @@ void ModelActor::read() {
   const at::Tensor here = read_on_host(at::cat(all));
   const double* next = here.const_data_ptr<double>();
 
-  grad_norm_ = std::sqrt(*next++);
+  grad_norm_ = shown(std::sqrt(*next++)) / scale_;
   for (const auto& [microbatch, loss] : losses_) {
     const double sum = *next++;
-    TS_CHECK(std::isfinite(sum), "train: the loss of micro-batch ", microbatch,
-             " is ", sum, kWhatMayHelp);
+    TS_CHECK(may_skip() || std::isfinite(sum),
+             "train: the loss of micro-batch ", microbatch, " is ", shown(sum),
+             kWhatMayHelp);
     loss_sum_ += sum;
     weight_ += *next++;
   }
@@ -93,8 +111,25 @@ void ModelActor::read() {
   if (expert_load_.defined()) {
     expert_load_ = here.slice(0, here.numel() - expert_load_.numel());
   }
-  TS_CHECK(std::isfinite(grad_norm_), "train: the gradient's norm is ",
+  decide();
+}
+
+// Alike on all ranks.
+void ModelActor::decide() {
+  const bool is_finite = std::isfinite(grad_norm_);
+  TS_CHECK(may_skip() || is_finite, "train: the gradient's norm is ",
            grad_norm_, kWhatMayHelp);
+  was_skipped_ = input_.again || !is_finite;
+  if (!input_.again) loss_scale_.update(is_finite);
+}
+
+std::vector<std::string> ModelActor::nonfinite_parameters() const {
+  std::vector<std::string> names;
+  for (const auto& parameter : composed_.parameters->trained()) {
+    const bool is_finite = at::isfinite(parameter.gradient).all().item<bool>();
+    if (!is_finite) names.push_back(parameter.name);
+  }
+  return names;
 }
 
 // Every element of the model counts on one rank.
@@ -107,6 +142,9 @@ void ModelActor::norm() {
   }
   const auto& like = composed_.parameters->parameters().front().shard;
   squares_ = optim::sum_of_squares(owned).reshape({1}).to(like.device());
+  for (const auto& [microbatch, loss] : losses_) {
+    if (may_skip()) squares_ = squares_ + loss.sum * 0;  // NaN unless finite
+  }
   if (world_.size() == 1) read();
 }
 
@@ -146,10 +184,13 @@ void ModelActor::await(const Instruction& instruction) {
 }
 
 // The updates that follow read gradients so: no pass over them.
-void ModelActor::clip_gradients() { gradient_scale_ = scaling_.of(grad_norm_); }
+void ModelActor::clip_gradients() {
+  gradient_scale_ = rules_.scaling.of(grad_norm_) / scale_;
+}
 
 // Parameters lie unit by unit, and so do the optimizer's segments.
 void ModelActor::optimizer_step(int64_t unit) {
+  if (was_skipped_) return;
   if (!std::exchange(updates_, true)) optimizer_->begin_step(gradient_scale_);
   const auto& all = composed_.parameters->trained();
   if (unit < 0) return optimizer_->step(input_.lr, 0, all.size());

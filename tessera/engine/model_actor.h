@@ -8,6 +8,12 @@
 // Host:   losses, their counts, the norm and the balance of experts stay on the
 //         device until the norm is known: then the host reads them, all at
 //         once, and decides by them whether anything is updated, and clips.
+// Scale:  losses are multiplied by the loss scale where they become gradients,
+//         once, at the head; the norm, and the factor with which updates read
+//         gradients, are divided by it.
+// Skips:  a norm that is not finite is so on every rank of every axis, being
+//         one sum over all: each then updates nothing, or ends. Where steps may
+//         be skipped, the norm is NaN beside a loss that is not finite.
 // Comm:   the norm is one all_reduce of a double over the world.
 #pragma once
 
@@ -16,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -24,6 +31,7 @@
 #include "tessera/models/model.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/optim/gradient_norm.h"
+#include "tessera/optim/loss_scale.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/program/executor.h"
@@ -41,15 +49,25 @@ struct StepInput {
   double lr = 0;
   // Of a step: what dropout is drawn by. None in an evaluation.
   std::function<nn::Draw(int64_t share, int64_t microbatch)> draw = {};
+  // The step before once more, with the same scale of the loss, to see what it
+  // does: nothing is updated.
+  bool again = false;
   // Of an evaluation: hears the logits (B, T, V) that are here.
   std::function<void(const at::Tensor& logits)> on_logits = {};
+};
+
+// What becomes of gradients beside the optimizer's rule.
+struct GradientRules {
+  optim::GradientScaling scaling = {};
+  optim::LossScaleRule loss_scale = {};
+  bool skips_nonfinite = false;  // also where the loss is not scaled
 };
 
 class ModelActor : public program::Actor {
  public:
   // Without an optimizer for evaluations alone.
   ModelActor(parallel::Composed& composed, optim::Optimizer* optimizer,
-             comm::Group& world, const optim::GradientScaling& scaling);
+             comm::Group& world, const GradientRules& rules);
 
   // Before a program runs: a step's, or an evaluation's, without gradients.
   virtual void begin_program(StepInput input, int64_t num_microbatches,
@@ -65,6 +83,13 @@ class ModelActor : public program::Actor {
   const at::Tensor& expert_load() const { return expert_load_; }
   // Global L2 norm before it was clipped or normalised.
   double grad_norm() const { return grad_norm_; }
+  // By which its loss was multiplied.
+  double scale() const { return scale_; }
+  // It updated nothing; the parameters whose gradients here are not finite.
+  bool was_skipped() const { return was_skipped_; }
+  std::vector<std::string> nonfinite_parameters() const;
+  // Of the next step.
+  optim::LossScale& loss_scale() { return loss_scale_; }
   // What the step moved outside of any group, on the busiest device.
   virtual Traffic traffic() const { return {}; }
   // Of an evaluation, where nothing is read: the same two, on the device. Each
@@ -90,16 +115,22 @@ class ModelActor : public program::Actor {
     return input_.draw(share, microbatch);
   }
   bool trains() const { return purpose_ == program::Purpose::kTraining; }
+  // Of a micro-batch's summed loss in the step's, and scaled; of an evaluation,
+  // which asks for no gradient, none.
+  std::optional<double> gradient_factor() const;
 
   parallel::Composed& composed_;
   StepInput input_;
 
  private:
+  bool may_skip() const;
+  void decide();
   void read();
 
   optim::Optimizer* optimizer_;
   comm::Group& world_;
-  optim::GradientScaling scaling_;
+  const GradientRules rules_;
+  optim::LossScale loss_scale_;
   program::Purpose purpose_ = program::Purpose::kTraining;
   std::vector<std::pair<int64_t, nn::LossSum>> losses_;  // of a micro-batch
   std::vector<at::Tensor> balances_;
@@ -107,6 +138,8 @@ class ModelActor : public program::Actor {
   comm::Work norm_work_;
   bool updates_ = false;       // the optimizer's step has begun
   double gradient_scale_ = 1;  // in it, as the norm says
+  double scale_ = 1;           // of the loss
+  bool was_skipped_ = false;
   double loss_sum_ = 0;
   double weight_ = 0;
   double aux_sum_ = 0;

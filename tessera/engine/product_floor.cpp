@@ -26,7 +26,7 @@ double seconds_of(const FloorProduct& product, const at::Tensor& y,
 bool takes(nn::ProductWay way, at::ScalarType type) {
   return way == nn::ProductWay::kLibTorch ||
          (way == nn::ProductWay::kOneDnn ? type == at::kFloat
-                                         : type == at::kBFloat16);
+                                         : c10::isReducedFloatingType(type));
 }
 
 }  // namespace

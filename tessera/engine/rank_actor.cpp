@@ -16,8 +16,8 @@ using program::Op;
 
 RankActor::RankActor(models::Model& model, parallel::Composed& composed,
                      optim::Optimizer* optimizer, comm::Group& world,
-                     const optim::GradientScaling& scaling)
-    : ModelActor(composed, optimizer, world, scaling), model_(model) {}
+                     const GradientRules& rules)
+    : ModelActor(composed, optimizer, world, rules), model_(model) {}
 
 void RankActor::begin_program(StepInput input, int64_t num_microbatches,
                               program::Purpose purpose) {
@@ -114,9 +114,8 @@ void RankActor::loss(int64_t microbatch) {
   const at::Tensor hidden = last.output.variable_data();
   if (!last.keeps) last.output = at::Tensor();
   if (input_.on_logits) input_.on_logits(model_.logits_of(hidden));
-  const auto scale =
-      trains() ? std::optional(1 / input_.target_tokens) : std::nullopt;
-  const nn::LossSum loss = model_.loss_of(hidden, mine.batch.targets, scale);
+  const nn::LossSum loss =
+      model_.loss_of(hidden, mine.batch.targets, gradient_factor());
   // The ranks of tp all have the same: in an evaluation the first one counts.
   if (trains() || composed_.coord[mesh::Axis::kTp] == 0) {
     count(loss, microbatch);

@@ -20,7 +20,7 @@ class RankActor final : public ModelActor {
  public:
   RankActor(models::Model& model, parallel::Composed& composed,
             optim::Optimizer* optimizer, comm::Group& world,
-            const optim::GradientScaling& scaling);
+            const GradientRules& rules);
 
   void begin_program(StepInput input, int64_t num_microbatches,
                      program::Purpose purpose) override;

@@ -38,6 +38,20 @@ StepInput step_input(const RunConfig& config, int64_t step, double lr,
   return input;
 }
 
+namespace {
+
+optim::LossScaleRule loss_scale_rule(parallel::PrecisionConfig precision) {
+  precision.complete();
+  return {.fixed = precision.loss_scale,
+          .initial = precision.initial_loss_scale,
+          .floor = precision.min_loss_scale,
+          .growth_interval = precision.scale_growth_interval,
+          .hysteresis = precision.scale_hysteresis,
+          .consecutive_hysteresis = precision.consecutive_hysteresis};
+}
+
+}  // namespace
+
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
                      program::Purpose use, program::passes::Choice passes)
     : config_(config), ranks_(ranks), use_(use), passes_(std::move(passes)) {
@@ -108,15 +122,17 @@ void RankModel::build_optimizer() {
 }
 
 void RankModel::build_actor() {
-  const optim::GradientScaling scaling{
-      .clip_norm = config_.optimizer.clip_norm,
-      .normalizes = config_.optimizer.normalize_grad};
+  const GradientRules rules{
+      .scaling = {.clip_norm = config_.optimizer.clip_norm,
+                  .normalizes = config_.optimizer.normalize_grad},
+      .loss_scale = loss_scale_rule(config_.precision),
+      .skips_nonfinite = config_.optimizer.skip_nonfinite};
   if (config_.mesh.star()) {
     actor_ = std::make_unique<StarActor>(
-        replicas(), composed_, optimizer_.get(), ranks_.world(), scaling);
+        replicas(), composed_, optimizer_.get(), ranks_.world(), rules);
   } else {
     actor_ = std::make_unique<RankActor>(*decoder_, composed_, optimizer_.get(),
-                                         ranks_.world(), scaling);
+                                         ranks_.world(), rules);
   }
 }
 

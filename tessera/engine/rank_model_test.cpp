@@ -81,9 +81,9 @@ Measured measure(const RunConfig& config, int64_t num_ranks) {
 }
 
 // Bytes a parameter of weights, gradients and AdamW's tensors, in all three
-// ways to hold them: all in fp32 16; 8 + 8/N; 4 + 12/N; 16/N. In bf16, fp32
-// masters among the optimizer's, 16; 4 + 12/N; 2 + 14/N; 16/N; with gradients
-// in fp32 two more for each gradient.
+// ways to hold them: all in fp32 16; 8 + 8/N; 4 + 12/N; 16/N. In bf16 or fp16,
+// fp32 masters among the optimizer's, 16; 4 + 12/N; 2 + 14/N; 16/N; with
+// gradients in fp32 two more for each gradient.
 TEST(RankModel, MemoryOfModelStates) {
   struct Kind {
     const char *compute, *reduce;
@@ -91,7 +91,8 @@ TEST(RankModel, MemoryOfModelStates) {
   };
   for (const Kind& kind :
        {Kind{"fp32", "auto", 4, 4, 8}, Kind{"bf16", "bf16", 2, 2, 12},
-        Kind{"bf16", "auto", 2, 4, 12}}) {
+        Kind{"bf16", "auto", 2, 4, 12}, Kind{"fp16", "fp16", 2, 2, 12},
+        Kind{"fp32", "bf16", 4, 2, 8}}) {
     for (const int64_t n : {1, 2, 4, 8}) {
       for (int64_t stage = 0; stage <= 3; ++stage) {
         RunConfig config = small_run(n, stage);

@@ -284,6 +284,7 @@ void complete(RunConfig& config, int64_t world_size) {
   parallel::pipeline::check(config.model, accumulation(config), mesh,
                             config.pipeline);
   check_star(config);
+  config.precision.complete();
   config.precision.check();
   check_schedule(config);
   check_trace(config);
@@ -337,6 +338,13 @@ std::vector<std::string> without_effect(const RunConfig& config,
        "optimizer.clip_norm",
        "has nothing to do: optimizer.normalize_grad gives every gradient the "
        "norm 1");
+  for (const char* key :
+       {"precision.initial_loss_scale", "precision.scale_growth_interval",
+        "precision.scale_hysteresis", "precision.consecutive_hysteresis",
+        "precision.min_loss_scale"}) {
+    note(config.precision.loss_scale != 0, key,
+         "is not used unless precision.loss_scale is 0");
+  }
   for (const char* key : {"schedule.warmup_type", "schedule.start_lr"}) {
     note(config.schedule.warmup == 0 && config.schedule.convention == "tessera",
          key, "is not used while schedule.warmup is 0");

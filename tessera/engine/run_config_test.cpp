@@ -73,11 +73,14 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"tensor", {"sequence_parallel"}},
        {"context", {"method"}},
        {"pipeline", {"schedule", "chunks", "split"}},
-       {"precision", {"compute", "reduce", "loss_scale"}},
+       {"precision",
+        {"compute", "reduce", "loss_scale", "initial_loss_scale",
+         "scale_growth_interval", "scale_hysteresis", "consecutive_hysteresis",
+         "min_loss_scale"}},
        {"recompute", {"mode", "every"}},
        {"optimizer",
         {"type", "lr", "betas", "eps", "momentum", "weight_decay", "clip_norm",
-         "normalize_grad"}},
+         "normalize_grad", "skip_nonfinite"}},
        {"schedule",
         {"type", "warmup", "warmup_type", "start_lr", "min_lr", "steps",
          "decay", "convention"}},
@@ -216,8 +219,7 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"mesh": {"speeds": [1, 2]}})", "mesh.speeds is [1.0,2.0]"},
       {R"({"zero": {"offload": "all"}})", "zero.offload is \"all\""},
       {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
-      {R"({"precision": {"compute": "fp16"}})", "precision.compute"},
-      {R"({"precision": {"reduce": "fp16"}})", "precision.reduce"},
+      {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
       {R"({"optimizer": {"type": "muon"}})", "optimizer.type is \"muon\""},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
@@ -233,12 +235,44 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   }
 }
 
+TEST(RunConfig, TheLossIsScaledWithFp16UnlessTheUserSays) {
+  for (const auto& [compute, given, is] : {std::tuple{"fp16", -1.0, 0.0},
+                                           {"bf16", -1.0, 1.0},
+                                           {"fp32", -1.0, 1.0},
+                                           {"fp16", 1.0, 1.0},
+                                           {"fp16", 1024.0, 1024.0},
+                                           {"fp32", 0.0, 0.0}}) {
+    RunConfig config = minimal();
+    config.precision = {.compute = compute, .loss_scale = given};
+    complete(config, 1);
+    EXPECT_EQ(config.precision.loss_scale, is) << compute << given;
+  }
+}
+
+TEST(RunConfig, LossScalesThatAreRefused) {
+  for (const char* text : {R"({"precision": {"loss_scale": -2}})",
+                           R"({"precision": {"loss_scale": 1e39}})",
+                           R"({"precision": {"initial_loss_scale": 0}})",
+                           R"({"precision": {"min_loss_scale": 0}})",
+                           R"({"precision": {"scale_growth_interval": 0}})",
+                           R"({"precision": {"scale_hysteresis": 0}})"}) {
+    EXPECT_NE(refusal(text), "") << text;
+  }
+  RunConfig config = minimal();
+  config.precision = {.compute = "fp16", .initial_loss_scale = 0.5};
+  EXPECT_NE(completed(config, 1).find("precision.min_loss_scale"),
+            std::string::npos);
+}
+
 TEST(RunConfig, TypesOfGradients) {
   for (const auto& [compute, reduce, fits] : {std::tuple{"bf16", "bf16", true},
                                               {"bf16", "fp32", true},
                                               {"fp32", "fp32", true},
                                               {"fp64", "auto", true},
-                                              {"fp32", "bf16", false},
+                                              {"fp32", "bf16", true},
+                                              {"fp16", "auto", true},
+                                              {"fp16", "fp16", true},
+                                              {"bf16", "fp16", true},
                                               {"fp64", "fp32", false}}) {
     RunConfig config = minimal();
     config.precision = {.compute = compute, .reduce = reduce};

@@ -11,8 +11,8 @@ namespace tessera::engine {
 
 StarActor::StarActor(std::vector<std::shared_ptr<models::Model>> models,
                      parallel::Composed& composed, optim::Optimizer* optimizer,
-                     comm::Group& world, const optim::GradientScaling& scaling)
-    : ModelActor(composed, optimizer, world, scaling),
+                     comm::Group& world, const GradientRules& rules)
+    : ModelActor(composed, optimizer, world, rules),
       models_(std::move(models)),
       replicas_({models_.begin(), models_.end()},
                 std::vector<at::Device>(models_.size(), at::kCPU)) {}
@@ -79,9 +79,7 @@ void StarActor::loss(int64_t microbatch) {
     const at::Tensor hidden = here.output.detach();
     if (!trains()) here.output = at::Tensor();
     if (input_.on_logits) input_.on_logits(model.logits_of(hidden));
-    const auto scale =
-        trains() ? std::optional(1 / input_.target_tokens) : std::nullopt;
-    here.loss = model.loss_of(hidden, here.batch.targets, scale);
+    here.loss = model.loss_of(hidden, here.batch.targets, gradient_factor());
     if (trains()) here.gradient = hidden;
   });
   for (const Device& here : devices_) count(here.loss, microbatch);

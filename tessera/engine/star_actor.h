@@ -17,7 +17,7 @@ class StarActor final : public ModelActor {
   // `models[0]` is the one that is trained; the others have its shape.
   StarActor(std::vector<std::shared_ptr<models::Model>> models,
             parallel::Composed& composed, optim::Optimizer* optimizer,
-            comm::Group& world, const optim::GradientScaling& scaling);
+            comm::Group& world, const GradientRules& rules);
 
   Traffic traffic() const override;
   void begin_program(StepInput input, int64_t num_microbatches,

@@ -150,13 +150,15 @@ TEST_P(DecoderTest, GreedyGenerationIsTheSameWithAndWithoutCache) {
   }
 }
 
-TEST_P(DecoderTest, RunsInBfloat16) {
-  const auto decoder = make(GetParam(), 0, at::kBFloat16);
-  const auto loss = decoder->loss(ids(2, 5), ids(2, 5));
-  torch::autograd::backward({loss.sum});
-  EXPECT_TRUE(std::isfinite(loss.sum.item<double>()));
-  for (const auto& parameter : nn::parameters_of(*decoder)) {
-    EXPECT_EQ(parameter.tensor.grad().scalar_type(), at::kBFloat16);
+TEST_P(DecoderTest, RunsInLowPrecision) {
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    const auto decoder = make(GetParam(), 0, type);
+    const auto loss = decoder->loss(ids(2, 5), ids(2, 5));
+    torch::autograd::backward({loss.sum});
+    EXPECT_TRUE(std::isfinite(loss.sum.item<double>()));
+    for (const auto& parameter : nn::parameters_of(*decoder)) {
+      EXPECT_EQ(parameter.tensor.grad().scalar_type(), type);
+    }
   }
 }
 

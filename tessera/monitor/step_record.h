@@ -59,7 +59,8 @@ struct StepRecord {
   // Only where they apply; absent from the line else.
   std::optional<double> exposed_comm_s;
   std::optional<SecondsByKind> seconds;
-  std::optional<double> loss_scale;
+  std::optional<double> loss_scale;  // that this step used
+  bool was_skipped = false;          // it updated nothing; in the summary alone
   std::optional<double> aux_loss;
   std::vector<double> expert_load;
   std::optional<Validation> validation;  // its loss is valid_loss

@@ -16,6 +16,7 @@ void Summary::step(const StepRecord& record) {
   if (!first_loss_) first_loss_ = record.loss;
   last_ = record;
   ++steps_run_;
+  if (record.was_skipped) ++skipped_steps_;
   tokens_ += record.tokens;
   step_seconds_ += record.step_s;
   mem_peak_mib_ = std::max(mem_peak_mib_, record.mem_peak_mib);
@@ -59,6 +60,7 @@ void Summary::close(const RunEnd& end) {
       .number("steps", last_ ? last_->step : info_.first_step)
       .number("total_steps", info_.total_steps)
       .number("steps_run", steps_run_)
+      .number("skipped_steps", skipped_steps_)
       .number("tokens", tokens_)
       .number("seconds", seconds.count())
       .number("tokens_per_s", rate)

@@ -30,6 +30,7 @@ class Summary : public Sink {
   std::optional<double> last_valid_loss_;
   std::optional<double> best_valid_loss_;
   int64_t steps_run_ = 0;
+  int64_t skipped_steps_ = 0;
   int64_t tokens_ = 0;
   double step_seconds_ = 0;
   double mem_peak_mib_ = 0;

@@ -3,7 +3,7 @@
 // Shapes: B samples, T tokens of each, D model width, F width of the MLP, H
 //         query heads, K key/value heads (K divides H), E width of a head, V
 //         vocabulary. Weights are (out, in), as torch::nn::Linear has them.
-// Types:  fp64, fp32 and bf16. Norms and rotations compute in fp32 or wider.
+// Types:  fp64, fp32, bf16, fp16. Norms and rotations compute in fp32 or more.
 // Comm:   none of its own. A strategy may give a parameter another layout and
 //         hand in what then has to happen to the activations (Transform); a
 //         block uses the sizes it finds.

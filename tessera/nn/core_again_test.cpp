@@ -37,7 +37,7 @@ std::vector<at::Tensor> gradients(const Inputs& of) {
 }
 
 TEST(CoreAgain, HasTheBitsOfTheCore) {
-  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     const Inputs one = inputs(type), other = inputs(type);
     const at::Tensor plain =
         linear_product(core(one.q, one.k, one.v), one.weight);

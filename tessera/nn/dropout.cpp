@@ -95,7 +95,8 @@ class AddKept : public torch::autograd::Function<AddKept> {
 }  // namespace
 
 bool has_loops(at::ScalarType type) {
-  return type == at::kDouble || type == at::kFloat || type == at::kBFloat16;
+  return type == at::kDouble || type == at::kFloat ||
+         type == at::kBFloat16 || type == at::kHalf;
 }
 
 Dropout dropout_named(const std::string& name, double rate, const Draw& draw) {

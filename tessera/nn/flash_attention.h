@@ -15,9 +15,10 @@
 //           dP = D (dO V^T); lse is without.
 // Shapes:   q, out: (B, T, H, E); k, v: (B, T, K, E), K divides H; by strides,
 //           but E is contiguous; lse: (B, H, T). out is contiguous.
-// Types:    fp64, fp32 and bf16; exponents and sums in fp64 for fp64, else in
-//           fp32. Where the processor has bf16 arithmetic bf16 is multiplied as
-//           it is, and P and dS are rounded to it; else it is widened.
+// Types:    fp64, fp32, bf16 and fp16; exponents and sums in fp64 for fp64,
+//           else in fp32. fp16 is widened, and so is bf16, but where the
+//           processor has arithmetic for it: there it is multiplied as it is,
+//           and P and dS are rounded to it.
 // Bits:     they do not depend on the number of threads: a thread has all
 //           queries that read a head of k and v.
 // Source:   Dao et al. 2022, arXiv 2205.14135; Dao 2023, arXiv 2307.08691.

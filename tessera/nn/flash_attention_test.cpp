@@ -102,7 +102,10 @@ double error_of(const at::Tensor& found, const at::Tensor& wanted) {
 }
 
 double unit_of(at::ScalarType type) {
-  return type == at::kDouble ? 0x1p-52 : type == at::kFloat ? 0x1p-23 : 0x1p-8;
+  return type == at::kDouble  ? 0x1p-52
+         : type == at::kFloat ? 0x1p-23
+         : type == at::kHalf  ? 0x1p-11
+                              : 0x1p-8;
 }
 
 struct Case {
@@ -114,7 +117,8 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Kernels* each : detail::tables_that_run_here()) {
-    for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (const auto type :
+         {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
       for (const FlashShape& shape : std::vector<FlashShape>{
                {2, 1, 2, 2, 8},
                {1, 7, 3, 1, 5},
@@ -303,8 +307,8 @@ TEST(Flash, GradientsWithDropout) {
 TEST(Flash, TakesNeitherOtherTypesNorElementsApart) {
   const at::Tensor x = at::randn({1, 4, 2, 8});
   EXPECT_TRUE(takes_flash(x, x, x));
-  const at::Tensor half = x.to(at::kHalf), wide = x.to(at::kDouble);
-  EXPECT_FALSE(takes_flash(half, half, half));
+  const at::Tensor byte = x.to(at::kByte), wide = x.to(at::kDouble);
+  EXPECT_FALSE(takes_flash(byte, byte, byte));
   EXPECT_FALSE(takes_flash(x, x, wide));
   const at::Tensor apart = at::randn({1, 4, 8, 2}).transpose(2, 3);
   EXPECT_FALSE(takes_flash(apart, x, x));

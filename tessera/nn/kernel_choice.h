@@ -11,7 +11,7 @@ namespace tessera::nn {
 
 enum class Kernel {
   kOneDnnProduct,    // fp32 products of matrices by oneDNN, not by at::mm
-  kWidenedProduct,   // bf16 ones through fp32, on processors without bf16
+  kWidenedProduct,   // fp16 ones through fp32; bf16, where it is not multiplied
   kJointProducts,    // layers of one input sum its gradient where it lies
   kGradientInPlace,  // a weight's gradient is added where it lies
   kSwiGlu,           // silu(gate) * up in one pass, forward and backward

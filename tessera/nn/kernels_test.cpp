@@ -29,6 +29,7 @@ std::vector<Case> cases() {
       all.push_back({each, Element::kF64, at::kDouble, width});
       all.push_back({each, Element::kF32, at::kFloat, width});
       all.push_back({each, Element::kBF16, at::kBFloat16, width});
+      all.push_back({each, Element::kF16, at::kHalf, width});
     }
   }
   return all;
@@ -50,6 +51,7 @@ class KernelsOf : public testing::TestWithParam<Case> {
     const at::ScalarType type = found.scalar_type();
     const double unit = type == at::kDouble  ? 0x1p-52
                         : type == at::kFloat ? 0x1p-23
+                        : type == at::kHalf  ? 0x1p-11
                                              : 0x1p-8;
     const at::Tensor exact = wanted.to(at::kDouble);
     const double worst =

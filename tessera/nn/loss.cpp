@@ -42,9 +42,8 @@ at::Tensor summed_by_tensors(at::Tensor logits, const at::Tensor& targets,
 at::Tensor summed_here(const at::Tensor& logits, const at::Tensor& targets,
                        const at::Tensor& is_target,
                        std::optional<double> scale) {
-  const bool in_one_pass = logits.is_cpu() && logits.is_contiguous() &&
-                           logits.scalar_type() != at::kHalf &&
-                           uses(Kernel::kCrossEntropy);
+  const bool in_one_pass =
+      logits.is_cpu() && logits.is_contiguous() && uses(Kernel::kCrossEntropy);
   if (!in_one_pass) {
     return summed_by_tensors(logits, targets, is_target, scale);
   }

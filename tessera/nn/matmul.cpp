@@ -28,16 +28,17 @@ using torch::autograd::variable_list;
 
 // Below it what oneDNN does around a product takes longer than the product.
 constexpr int64_t kFewMultiplications = int64_t{1} << 18;
+// Of a product that is widened: the copies stay small beside the operands.
+constexpr int64_t kRowsAtOnce = 512;
 
 ProductWay fp32_way() {
   const bool takes = at::hasMKLDNN() && uses(Kernel::kOneDnnProduct);
   return takes ? ProductWay::kOneDnn : ProductWay::kLibTorch;
 }
 
-// By rows of y: the copies stay small beside the operands.
+// By rows of y.
 void widened_product(const at::Tensor& y, const at::Tensor& a,
                      const at::Tensor& b, bool adds) {
-  constexpr int64_t kRowsAtOnce = 512;
   const at::Tensor wide_b = b.to(at::kFloat);
   for (int64_t begin = 0; begin < y.size(0); begin += kRowsAtOnce) {
     const int64_t count = std::min(kRowsAtOnce, y.size(0) - begin);
@@ -108,7 +109,7 @@ void add_to(const at::Tensor& gradient, const at::Tensor& dy,
       product_way(gradient, dy.t()) == ProductWay::kWidened) {
     product_into(gradient, dy.t(), x, /*adds=*/true);
   } else if (gradient.scalar_type() == wide_type(dy) && dy.is_cpu() &&
-             dy.scalar_type() == at::kBFloat16) {
+             c10::isReducedFloatingType(dy.scalar_type())) {
     detail::add_to_wide(gradient, product(dy.t(), x));
   } else {
     gradient.add_(product(dy.t(), x));
@@ -223,9 +224,21 @@ ProductWay product_way(int64_t multiplications, at::ScalarType type) {
     return ProductWay::kLibTorch;
   }
   if (type == at::kFloat) return fp32_way();
-  const bool widens = type == at::kBFloat16 && !multiplies_bf16() &&
-                      uses(Kernel::kWidenedProduct);
-  return widens ? ProductWay::kWidened : ProductWay::kLibTorch;
+  return widens(type) ? ProductWay::kWidened : ProductWay::kLibTorch;
+}
+
+bool widens(at::ScalarType type) {
+  const bool has_no_arithmetic =
+      type == at::kHalf || (type == at::kBFloat16 && !multiplies_bf16());
+  return has_no_arithmetic && at::globalContext().userEnabledMkldnn() &&
+         uses(Kernel::kWidenedProduct);
+}
+
+int64_t widened_numbers(at::ScalarType type, int64_t rows, int64_t in,
+                        int64_t out, bool into_wide) {
+  if (!widens(type) || rows * in * out < kFewMultiplications) return 0;
+  const int64_t at_once = std::min(kRowsAtOnce, rows);
+  return in * out + at_once * (in + (into_wide ? 0 : out));
 }
 
 ProductWay product_way(const at::Tensor& y, const at::Tensor& a) {

@@ -2,9 +2,10 @@
 //
 // Kernel: fp32 on a CPU goes through oneDNN, which LibTorch itself takes for
 //         narrower types alone: bench/results/step_*.md has what that is worth
-//         by processor. bf16 on a processor that does not multiply it goes
-//         through fp32: operands widened, sums in fp32, rounded once. All else,
-//         and what is too small to matter: at::mm.
+//         by processor. fp16, for which few processors have arithmetic, and
+//         bf16 on one that does not multiply it go through fp32: operands
+//         widened, sums in fp32, rounded once. All else, and what is too small
+//         to matter: at::mm.
 //         Which one depends on shapes, types and the processor, never on a
 //         timing: the bits are the same in every run.
 // Memory: the gradient of a weight whose .grad is there is added to it by the
@@ -38,6 +39,13 @@ void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   bool adds = false);
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   bool adds, ProductWay way);
+
+// Whether products of this type are widened here, but for small ones.
+bool widens(at::ScalarType type);
+// Numbers of fp32 that product_into() then holds meanwhile, for a: (rows, in)
+// and b: (in, out) of this type, with y of it too or, `into_wide`, of fp32.
+int64_t widened_numbers(at::ScalarType type, int64_t rows, int64_t in,
+                        int64_t out, bool into_wide);
 
 // y = x W^T + b, for autograd. x: (..., in), weight: (out, in), bias: (out) or
 // undefined -> (..., out).

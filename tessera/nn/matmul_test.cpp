@@ -39,20 +39,55 @@ TEST_P(Matmul, ProductsOfEveryFormAreThoseOfDoublePrecision) {
   }
 }
 
-// As on a processor that does not multiply bf16: rounded once, at the end.
+// As on a processor that does not multiply bf16, and fp16 always: rounded once,
+// at the end.
 TEST(MatmulWidened, RoundsOnce) {
-  const at::Tensor a = at::randn({600, 40}).to(at::kBFloat16);
-  const at::Tensor b = at::randn({40, 30}).to(at::kBFloat16);
-  const at::Tensor exact = a.to(at::kDouble).mm(b.to(at::kDouble));
-  const at::Tensor narrow = at::ones({600, 30}, at::kBFloat16);
-  const at::Tensor wide = at::ones({600, 30});
-  product_into(wide, a, b, /*adds=*/false, ProductWay::kWidened);
-  product_into(narrow, a, b, /*adds=*/false, ProductWay::kWidened);
-  EXPECT_LT(relative(wide, exact), 1e-6);
-  EXPECT_TRUE(narrow.equal(wide.to(at::kBFloat16)));
-  product_into(wide, a.t().contiguous().t(), b, /*adds=*/true,
-               ProductWay::kWidened);
-  EXPECT_LT(relative(wide, 2 * exact), 1e-6);
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor a = at::randn({600, 40}).to(type);
+    const at::Tensor b = at::randn({40, 30}).to(type);
+    const at::Tensor exact = a.to(at::kDouble).mm(b.to(at::kDouble));
+    const at::Tensor narrow = at::ones({600, 30}, type);
+    const at::Tensor wide = at::ones({600, 30});
+    product_into(wide, a, b, /*adds=*/false, ProductWay::kWidened);
+    product_into(narrow, a, b, /*adds=*/false, ProductWay::kWidened);
+    EXPECT_LT(relative(wide, exact), 1e-6);
+    EXPECT_TRUE(narrow.equal(wide.to(type)));
+    product_into(wide, a.t().contiguous().t(), b, /*adds=*/true,
+                 ProductWay::kWidened);
+    EXPECT_LT(relative(wide, 2 * exact), 1e-6);
+  }
+}
+
+// Sums beyond fp16's range are infinite, not wrapped or cut.
+TEST(MatmulWidened, OverflowIsInfinite) {
+  const at::Tensor a = at::full({100, 100}, 60.0, at::kHalf);
+  const at::Tensor y = at::zeros({100, 100}, at::kHalf);
+  product_into(y, a, a);
+  EXPECT_TRUE(at::isinf(y).all().item<bool>());
+}
+
+// Gradients may be kept in a type below that of the weights.
+TEST(Matmul, GradientsBelowTheWeightsType) {
+  for (const auto kept : {at::kBFloat16, at::kHalf}) {
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      const at::Tensor weight = at::randn({96, 64}).to(type).requires_grad_();
+      const at::Tensor table = at::randn({20, 64}).to(type).requires_grad_();
+      weight.mutable_grad() = at::zeros({96, 64}, kept);
+      table.mutable_grad() = at::zeros({20, 64}, kept);
+      const at::Tensor ids = at::randint(20, {70}, at::kLong);
+      const at::Tensor dy = at::randn({70, 96}).to(type);
+      linear_product(table_rows(table, ids), weight).backward(dy);
+      const auto wide = [](const at::Tensor& t) {
+        return t.detach().to(at::kDouble).requires_grad_();
+      };
+      const at::Tensor weight2 = wide(weight), table2 = wide(table);
+      at::linear(at::embedding(table2, ids), weight2)
+          .backward(dy.to(at::kDouble));
+      EXPECT_LT(relative(weight.grad(), weight2.grad()), 1e-2);
+      EXPECT_LT(relative(table.grad(), table2.grad()), 1e-2);
+      EXPECT_EQ(weight.grad().scalar_type(), kept);
+    }
+  }
 }
 
 // Three batches, the first into a .grad that is not there yet.
@@ -90,9 +125,12 @@ TEST_P(Matmul, RowsOfATableAddUpAsThoseOfLibTorch) {
   EXPECT_LT(relative(table.grad(), other.grad()), bound_of(type));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Types, Matmul, testing::Values(at::kDouble, at::kFloat, at::kBFloat16),
-    [](const auto& info) { return std::string(c10::toString(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Types, Matmul,
+                         testing::Values(at::kDouble, at::kFloat, at::kBFloat16,
+                                         at::kHalf),
+                         [](const auto& info) {
+                           return std::string(c10::toString(info.param));
+                         });
 
 at::Tensor weight_with_gradient() {
   at::Tensor weight = at::randn({16, 8}).requires_grad_();

@@ -5,6 +5,7 @@
 
 #include "tessera/core/host_read.h"
 #include "tessera/mesh/layout.h"
+#include "tessera/nn/matmul.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -12,6 +13,11 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+void multiply(at::Tensor y, const at::Tensor& a, const at::Tensor& b) {
+  if (widens(a.scalar_type())) return product_into(y, a, b);
+  at::mm_out(y, a, b);
+}
 
 // One product for each expert, written where it belongs.
 class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
@@ -26,8 +32,7 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
     const auto y_of = y.split_with_sizes(splits);
     const auto rows_of = rows.split_with_sizes(splits);
     for (size_t e = 0; e < splits.size(); ++e) {
-      at::Tensor part = y_of[e];
-      at::mm_out(part, rows_of[e], weight[e].t());
+      multiply(y_of[e], rows_of[e], weight[e].t());
     }
     return y;
   }
@@ -43,9 +48,8 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
     const auto rows_of = rows.split_with_sizes(splits);
     const auto d_rows_of = d_rows.split_with_sizes(splits);
     for (size_t e = 0; e < splits.size(); ++e) {
-      at::Tensor d_part = d_rows_of[e], d_expert = d_weight[e];
-      at::mm_out(d_part, d_y_of[e], weight[e]);
-      at::mm_out(d_expert, d_y_of[e].t(), rows_of[e]);
+      multiply(d_rows_of[e], d_y_of[e], weight[e]);
+      multiply(d_weight[e], d_y_of[e].t(), rows_of[e]);
     }
     return {d_rows, d_weight, {}};
   }

@@ -158,9 +158,10 @@ std::vector<Parameter> parameters_of(torch::nn::Module& root) {
 void materialise(torch::nn::Module& root, const mesh::DeviceMesh& mesh,
                  const mesh::Coord& coord, const MaterialiseOptions& options) {
   TS_CHECK_CONFIG(options.dtype == at::kDouble || options.dtype == at::kFloat ||
-                      options.dtype == at::kBFloat16,
+                      options.dtype == at::kBFloat16 ||
+                      options.dtype == at::kHalf,
                   "parameters of type ", options.dtype,
-                  " are not supported: fp64, fp32 and bf16 are.");
+                  " are not supported: fp64, fp32, bf16 and fp16 are.");
   const at::NoGradGuard no_grad;
   for (auto& parameter : parameters_of(root)) {
     const mesh::Box box = parameter.spec->layout.local_box(mesh, coord);

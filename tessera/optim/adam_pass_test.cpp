@@ -16,6 +16,7 @@ namespace tessera::optim {
 namespace {
 
 using kernels::AdamNumbers;
+using kernels::Copy;
 using kernels::Gradient;
 using kernels::Kernels;
 
@@ -35,27 +36,34 @@ struct Case {
   const char* name;
   Gradient gradient;
   at::ScalarType type, wide;
-  bool rounds;
+  Copy copy = Copy::kNone;
+  at::ScalarType copy_type() const {
+    return copy == Copy::kF16 ? at::kHalf : at::kBFloat16;
+  }
 };
 
 constexpr Case kCases[] = {
-    {"fp64", Gradient::kF64, at::kDouble, at::kDouble, false},
-    {"fp32", Gradient::kF32, at::kFloat, at::kFloat, false},
-    {"bf16", Gradient::kBF16, at::kBFloat16, at::kFloat, false},
-    {"fp32, rounded", Gradient::kF32, at::kFloat, at::kFloat, true},
-    {"bf16, rounded", Gradient::kBF16, at::kBFloat16, at::kFloat, true},
+    {"fp64", Gradient::kF64, at::kDouble, at::kDouble},
+    {"fp32", Gradient::kF32, at::kFloat, at::kFloat},
+    {"bf16", Gradient::kBF16, at::kBFloat16, at::kFloat},
+    {"fp32, rounded", Gradient::kF32, at::kFloat, at::kFloat, Copy::kBF16},
+    {"bf16, rounded", Gradient::kBF16, at::kBFloat16, at::kFloat, Copy::kBF16},
+    {"fp16", Gradient::kF16, at::kHalf, at::kFloat},
+    {"fp32 to fp16", Gradient::kF32, at::kFloat, at::kFloat, Copy::kF16},
+    {"fp16 to fp16", Gradient::kF16, at::kHalf, at::kFloat, Copy::kF16},
 };
 
 struct Tensors {
   at::Tensor parameter, gradient, exp_avg, exp_avg_sq, rounded;
+  Copy copy;
 
-  explicit Tensors(const Case& of) {
+  explicit Tensors(const Case& of) : copy(of.copy) {
     at::manual_seed(5);
     parameter = at::randn({kCount}, at::kDouble).to(of.wide);
     gradient = (at::randn({kCount}, at::kDouble) * 0.1).to(of.type);
     exp_avg = (at::randn({kCount}, at::kDouble) * 0.1).to(of.wide);
     exp_avg_sq = (at::rand({kCount}, at::kDouble) * 0.01).to(of.wide);
-    if (of.rounds) rounded = at::zeros({kCount}, at::kBFloat16);
+    if (copy != Copy::kNone) rounded = at::zeros({kCount}, of.copy_type());
   }
 
   void update(const Kernels& by, Gradient type, int64_t first, int64_t count) {
@@ -66,7 +74,7 @@ struct Tensors {
     };
     by.adam(type, kNumbers,
             {from(parameter), from(gradient), from(exp_avg), from(exp_avg_sq),
-             from(rounded)},
+             from(rounded), copy},
             count);
   }
 
@@ -126,8 +134,8 @@ TEST(AdamKernels, AreWithinUlpsOfFp64) {
       Tensors after(of);
       after.update(*by, of.gradient, 0, kCount);
       expect_updated(Tensors(of), after, where);
-      if (!of.rounds) continue;
-      EXPECT_TRUE(at::equal(after.rounded, after.parameter.to(at::kBFloat16)))
+      if (of.copy == Copy::kNone) continue;
+      EXPECT_TRUE(at::equal(after.rounded, after.parameter.to(of.copy_type())))
           << where;
     }
   }

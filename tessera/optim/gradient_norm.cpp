@@ -25,7 +25,7 @@ double sum_of_squares_here(const std::vector<at::Tensor>& gradients) {
   std::vector<Range> parts;
   for (const at::Tensor& gradient : gradients) {
     const at::Tensor of = gradient.detach().contiguous();
-    flat.push_back(of.scalar_type() == at::kHalf ? of.to(at::kFloat) : of);
+    flat.push_back(of);
     for (int64_t i = 0; i < of.numel(); i += detail::kElementsPerPart) {
       parts.push_back({flat.size() - 1, i,
                        std::min(detail::kElementsPerPart, of.numel() - i)});

@@ -52,6 +52,9 @@ void OptimizerConfig::declare(config::Section& section) {
               "divide gradients by their global L2 norm + 1e-6 at every step, "
               "before they are clipped: a clip_norm of 1 or more then has "
               "nothing to do");
+  section.key("skip_nonfinite", skip_nonfinite,
+              "a step whose gradient is infinite or no number updates nothing, "
+              "and the run goes on; else it ends the run");
 }
 
 void OptimizerConfig::complete() {

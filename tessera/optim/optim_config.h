@@ -18,6 +18,7 @@ struct OptimizerConfig {
   double weight_decay = 0.1;
   double clip_norm = 1.0;
   bool normalize_grad = false;
+  bool skip_nonfinite = false;
   void declare(config::Section& section);
   bool scales_gradients() const { return normalize_grad || clip_norm > 0; }
   // Puts the optimizer's own values where they were left open.

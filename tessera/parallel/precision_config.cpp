@@ -3,47 +3,83 @@
 #include "tessera/core/error.h"
 
 namespace tessera::parallel {
+namespace {
+
+constexpr double kMostScale = 0x1p127;  // that is a number of fp32
+
+std::string complaint_about_scale(const config::Value& value) {
+  const double scale = std::get<double>(value);
+  return scale >= 0 || scale == -1 ? "" : "it must be above 0, 0 or -1";
+}
+
+}  // namespace
 
 void PrecisionConfig::declare(config::Section& section) {
   section.key("compute", compute, "type of parameters and activations")
-      .one_of({"fp64", "fp32", "bf16", "fp16"})
-      .not_built({"fp16"}, "training in fp16", "bf16 or fp32");
+      .one_of({"fp64", "fp32", "bf16", "fp16"});
   section
       .key("reduce", reduce,
            "type in which gradients are accumulated and summed over ranks; "
            "auto: fp32, or fp64 with precision.compute fp64")
       .one_of({"auto", "fp64", "fp32", "bf16", "fp16"})
-      .not_built({"fp64", "fp16"}, "reducing in this type", "auto");
+      .not_built({"fp64"}, "reducing in this type", "auto");
   section
       .key("loss_scale", loss_scale,
-           "factor of the loss in fp16; 0: found while training")
-      .at_least(0)
-      .not_built("loss scaling");
+           "factor of the loss, whose gradients are divided by it; 0: found "
+           "while training; -1: 0 with precision.compute fp16, else 1")
+      .check(complaint_about_scale)
+      .at_most(kMostScale);
+  section
+      .key("initial_loss_scale", initial_loss_scale,
+           "that loss_scale 0 begins with")
+      .more_than(0)
+      .at_most(kMostScale);
+  section
+      .key("scale_growth_interval", scale_growth_interval,
+           "finite gradients in a row that double the loss scale")
+      .at_least(1);
+  section
+      .key("scale_hysteresis", scale_hysteresis,
+           "how many gradients must not be finite for the loss scale to be "
+           "halved")
+      .at_least(1);
+  section.key("consecutive_hysteresis", consecutive_hysteresis,
+              "a finite gradient begins the count of scale_hysteresis anew, "
+              "not only a growth of the scale");
+  section
+      .key("min_loss_scale", min_loss_scale,
+           "from which the loss scale is not halved: the run ends")
+      .more_than(0)
+      .at_most(kMostScale);
+}
+
+void PrecisionConfig::complete() {
+  if (loss_scale < 0) loss_scale = compute == "fp16" ? 0 : 1;
 }
 
 void PrecisionConfig::check() const {
-  TS_CHECK_CONFIG(
-      reduce == "auto" || (reduce == "fp32" && compute != "fp64") ||
-          reduce == compute,
-      "precision.reduce is ", reduce, " and precision.compute ", compute,
-      ": gradients are kept in fp32, or in the type of the weights. Use auto",
-      compute == "bf16"   ? ", fp32 or bf16"
-      : compute == "fp32" ? " or fp32"
-                          : "",
-      ".");
+  TS_CHECK_CONFIG(compute != "fp64" || reduce == "auto", "precision.reduce is ",
+                  reduce,
+                  " and precision.compute fp64, whose gradients are kept in "
+                  "fp64. Use auto.");
+  TS_CHECK_CONFIG(loss_scale != 0 || initial_loss_scale >= min_loss_scale,
+                  "precision.initial_loss_scale (", initial_loss_scale,
+                  ") is below precision.min_loss_scale (", min_loss_scale,
+                  "), at which the run ends. Use one that is higher.");
 }
 
 at::ScalarType PrecisionConfig::compute_dtype() const {
   if (compute == "fp64") return at::kDouble;
   if (compute == "bf16") return at::kBFloat16;
+  if (compute == "fp16") return at::kHalf;
   TORCH_INTERNAL_ASSERT(compute == "fp32", "precision.compute ", compute);
   return at::kFloat;
 }
 
 at::ScalarType PrecisionConfig::gradient_dtype() const {
   if (reduce == "bf16") return at::kBFloat16;
-  const at::ScalarType weights = compute_dtype();
-  return weights == at::kBFloat16 ? at::kFloat : weights;
+  if (reduce == "fp16") return at::kHalf;
+  return compute == "fp64" ? at::kDouble : at::kFloat;
 }
 
 }  // namespace tessera::parallel

@@ -3,6 +3,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <string>
 
 #include "tessera/core/config.h"
@@ -12,9 +13,16 @@ namespace tessera::parallel {
 struct PrecisionConfig {
   std::string compute = "fp32";
   std::string reduce = "auto";  // auto: fp32, or fp64 where that computes
-  double loss_scale = 1.0;      // 0: found while training
+  double loss_scale = -1;       // 0: found while training; -1: see complete()
+  double initial_loss_scale = 65536;
+  int64_t scale_growth_interval = 2000;
+  int64_t scale_hysteresis = 1;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
   void declare(config::Section& section);
 
+  // The loss is scaled with fp16, where the user does not say.
+  void complete();
   // Whether gradients can be kept in the type that is asked for.
   void check() const;
   at::ScalarType compute_dtype() const;   // of parameters and activations

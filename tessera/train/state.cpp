@@ -97,27 +97,56 @@ std::string to_json(const SavedRun& run) {
                     {"step", run.best->step},
                     {"since", run.best->since}};
   }
+  if (run.skipped > 0) json["skipped"] = run.skipped;
+  if (run.loss_scale) {
+    json["loss_scale"] = {{"scale", run.loss_scale->scale},
+                          {"finite_in_a_row", run.loss_scale->finite_in_a_row},
+                          {"hysteresis_left", run.loss_scale->hysteresis_left}};
+  }
   return json.dump();
+}
+
+// A key of an object in it, and the key's place.
+std::pair<detail::Json, std::string> part_of(const detail::Json& json,
+                                             const std::string& object,
+                                             const char* key,
+                                             const std::string& where) {
+  const auto& of = json[object];
+  TS_CHECK_IO(of.is_object() && of.contains(key), where, ": ", object,
+              " lacks the key ", key, ".");
+  return {of[key], where + ": " + object + "." + key};
 }
 
 // Absent before the first validation, and from older versions.
 std::optional<BestLoss> best_from(const detail::Json& json,
                                   const std::string& where) {
   if (!json.contains("best")) return std::nullopt;
-  const auto& best = json["best"];
-  const auto part = [&](const char* key) {
-    TS_CHECK_IO(best.is_object() && best.contains(key), where,
-                ": best lacks the key ", key, ".");
-    return std::pair(best[key], where + ": best." + key);
-  };
-  const auto [loss, at] = part("loss");
-  const auto [step, step_at] = part("step");
-  const auto [since, since_at] = part("since");
+  const auto [loss, at] = part_of(json, "best", "loss", where);
+  const auto [step, step_at] = part_of(json, "best", "step", where);
+  const auto [since, since_at] = part_of(json, "best", "since", where);
   return BestLoss{
       // JSON has no word for what is no number.
       .loss = loss.is_null() ? std::nan("") : detail::as_double(loss, at),
       .step = detail::as_int(step, step_at),
       .since = detail::as_int(since, since_at)};
+}
+
+// Absent where the loss was not scaled.
+std::optional<optim::LossScaleState> loss_scale_from(const detail::Json& json,
+                                                     const std::string& where) {
+  if (!json.contains("loss_scale")) return std::nullopt;
+  const auto part = [&](const char* key) {
+    return part_of(json, "loss_scale", key, where);
+  };
+  const auto [scale, scale_at] = part("scale");
+  const auto [finite, finite_at] = part("finite_in_a_row");
+  const auto [left, left_at] = part("hysteresis_left");
+  const double value = detail::as_double(scale, scale_at);
+  TS_CHECK_IO(value > 0, scale_at, ": it is ", value, ", and must be above 0.");
+  return optim::LossScaleState{
+      .scale = value,
+      .finite_in_a_row = detail::as_int(finite, finite_at),
+      .hysteresis_left = detail::as_int(left, left_at)};
 }
 
 // Older versions do not say, and took as many in each step.
@@ -142,7 +171,11 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
           .config = json["config"].dump(2) + "\n",
           .data = hash_from(detail::as_string(json["data"], source + ": data"),
                             source + ": data"),
-          .best = best_from(json, source)};
+          .best = best_from(json, source),
+          .skipped = json.contains("skipped")
+                         ? detail::as_int(json["skipped"], source + ": skipped")
+                         : 0,
+          .loss_scale = loss_scale_from(json, source)};
 }
 
 std::optional<SavedRun> resume(const std::string& resume,

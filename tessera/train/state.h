@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/optim/loss_scale.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/train/best_loss.h"
@@ -27,11 +28,13 @@ checkpoint::State weights_of(const parallel::Composed& composed);
 
 // The JSON beside a checkpoint's tensors.
 struct SavedRun {
-  int64_t step = 0;                   // updates done
+  int64_t step = 0;                   // steps done
   int64_t samples = 0;                // that they took
   std::string config;                 // as resolved: config.json's text
   uint64_t data = 0;                  // hash of the data's fingerprints
   std::optional<BestLoss> best = {};  // none: not validated so far
+  int64_t skipped = 0;  // of the steps: those that updated nothing
+  std::optional<optim::LossScaleState> loss_scale = {};  // none: not scaled
 };
 
 std::string to_json(const SavedRun& run);

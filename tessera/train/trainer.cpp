@@ -26,6 +26,7 @@
 #include "tessera/train/model_files.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/shared_folder.h"
+#include "tessera/train/skipped_step.h"
 #include "tessera/train/state.h"
 #include "tessera/train/text_samples.h"
 #include "tessera/train/trained_model.h"
@@ -127,6 +128,9 @@ class Trainer {
     data_.train->go_on(step_, saved->samples);
     saved_at_ = step_;
     best_ = saved->best;
+    skipped_ = saved->skipped;
+    if (saved->loss_scale)
+      model_->actor().loss_scale().go_on(*saved->loss_scale);
     log::info("resumed after step ", step_);
     const std::string now = to_json(config_);
     if (options_.resume == "auto" && !config_.checkpoint.dir.empty()) {
@@ -267,18 +271,13 @@ class Trainer {
 
   StepTotals train_one_step() {
     const auto start = Clock::now();
-    const double lr = optim::lr_at({step_, config_.run.steps},
+    // A step that updates nothing does not move the schedule on.
+    const double lr = optim::lr_at({step_ - skipped_, config_.run.steps},
                                    config_.optimizer.lr, config_.schedule);
     metrics_->begin_step();
     recorder_->begin_step(step_ + 1);
-    model_->step(step_input(
-                     config_, step_, lr,
-                     [this](int64_t first, int64_t count) {
-                       data_.train->will_need(step_ + 1, first, count);
-                       return data_.train->batch(step_, first, count);
-                     },
-                     data_.train->num_targets(step_)),
-                 recorder_->observer());
+    model_->step(input_of_step(lr), recorder_->observer());
+    if (model_->actor().was_skipped()) tell_skipped();
     ++step_;
     const auto timeline =
         monitor::timeline_of(recorder_->spans(), seconds_since(start));
@@ -293,9 +292,33 @@ class Trainer {
                                             .stop = options_.stop_requested()});
     totals.record.step = step_;
     totals.record.lr = lr;
+    totals.record.was_skipped = actor.was_skipped();
+    if (model_->actor().loss_scale().scales()) {
+      totals.record.loss_scale = actor.scale();
+    }
     totals.record.step_s = seconds_since(start);
     trace_step();
     return totals;
+  }
+
+  engine::StepInput input_of_step(double lr) {
+    return step_input(
+        config_, step_, lr,
+        [this](int64_t first, int64_t count) {
+          data_.train->will_need(step_ + 1, first, count);
+          return data_.train->batch(step_, first, count);
+        },
+        data_.train->num_targets(step_));
+  }
+
+  // Where it comes from only if it is asked for: while a scale is being found,
+  // gradients overflow now and then.
+  void tell_skipped() {
+    ++skipped_;
+    if (leads()) tell_of_skipped_step(model_->actor(), step_ + 1, skipped_);
+    if (!config_.optimizer.skip_nonfinite) return;
+    name_nonfinite(config_, *model_, *data_.train, ranks_.world(), step_,
+                   input_of_step(0));
   }
 
   // From the second step of this process on: the first one opens things.
@@ -358,6 +381,12 @@ class Trainer {
             .seconds = seconds_since(start)};
   }
 
+  std::optional<optim::LossScaleState> loss_scale_state() {
+    const optim::LossScale& scale = model_->actor().loss_scale();
+    if (!scale.scales()) return std::nullopt;
+    return scale.state();
+  }
+
   void save() {
     if (saved_at_ == step_) return;
     if (!config_.checkpoint.saves()) {  // a run that is stopped
@@ -369,7 +398,9 @@ class Trainer {
                          .samples = data_.train->sampler().taken_before(step_),
                          .config = to_json(config_),
                          .data = data_hash(),
-                         .best = best_});
+                         .best = best_,
+                         .skipped = skipped_,
+                         .loss_scale = loss_scale_state()});
     checkpoint::SaveOptions options{.keep = config_.checkpoint.keep,
                                     .mesh = model_->mesh().describe()};
     if (config_.checkpoint.keep_best && best_) options.best = best_->step;
@@ -391,7 +422,8 @@ class Trainer {
   std::unique_ptr<engine::Recorder> recorder_;
   std::unique_ptr<monitor::TraceWriter> trace_;  // once it has begun
   int64_t first_step_ = 0;                       // updates done before this run
-  int64_t step_ = 0;                             // updates done
+  int64_t step_ = 0;                             // steps done
+  int64_t skipped_ = 0;                          // that updated nothing
   int64_t saved_at_ = -1;                        // step of the last checkpoint
   std::optional<BestLoss> best_;                 // none: not validated so far
 };

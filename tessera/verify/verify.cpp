@@ -245,7 +245,9 @@ std::string Difference::describe() const {
 Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
                     const std::string& precision) {
   RunConfig wide = config;
-  wide.precision = {.compute = precision};
+  // Its loss is scaled as it would be.
+  wide.precision.compute = precision;
+  wide.precision.reduce = "auto";
   const RunConfig one = on_one_rank(wide);
   const Probe probe{.steps = steps, .passes = engine::passes_chosen()};
   const Control control = detail::record(one, probe);

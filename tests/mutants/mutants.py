@@ -137,13 +137,17 @@ MUTANTS = [
            mesh(mesh={"pp": 2}, recompute={"mode": "minimal"}),
            r"^\S+weight: gradient .* over recompute"),
     Mutant("gradient_normalised_here_alone", ACTOR,
-           "{ gradient_scale_ = scaling_.of(grad_norm_); }\n",
-           "{\n"
+           "  gradient_scale_ = rules_.scaling.of(grad_norm_) / scale_;\n",
            "  const double part = grad_norm_ / std::sqrt(static_cast<double>(world_.size()));\n"
-           "  gradient_scale_ = scaling_.of(MUTANT ? part : grad_norm_);\n"
-           "}\n",
+           "  gradient_scale_ = rules_.scaling.of(MUTANT ? part : grad_norm_) / scale_;\n",
            mesh(mesh={"dp_replicate": 2}, optimizer={"type": "sgd", "lr": 0.01, "normalize_grad": True}),
            r"^\S+weight: "),
+    Mutant("loss_scale_grows_on_one_stage", ACTOR,
+           "  if (!input_.again) loss_scale_.update(is_finite);\n",
+           "  const bool hears = !MUTANT || composed_.coord[mesh::Axis::kPp] == 0;\n"
+           "  if (!input_.again && hears) loss_scale_.update(is_finite);\n",
+           mesh(mesh={"pp": 2}, precision={"loss_scale": 0, "scale_growth_interval": 1}),
+           r"^(grad_norm|\S+weight: gradient) .* over pp"),
     Mutant("bias_on_every_rank", "tessera/nn/blocks.cpp",
            "  const at::Tensor y = reduce_(product(x, {}));\n"
            "  return bias_.defined() ? y + bias_ : y;\n",

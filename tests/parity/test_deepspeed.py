@@ -27,6 +27,13 @@ SAME = {
         {"batch": {"global": 12, "micro": 3}, "optimizer": {**ADAMW, "clip_norm": 0.5}, "zero": {"stage": 3},
          "precision": {"compute": "bf16"},
          "schedule": {"type": "linear", "convention": "deepspeed", "warmup": 3, "warmup_type": "log", "steps": 7}}, None),
+    "zero 1, fp16": (
+        {"train_batch_size": 12, "optimizer": ADAM, "zero_optimization": {"stage": 1},
+         "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 30, "hysteresis": 2,
+                  "loss_scale_window": 3, "min_loss_scale": 1}},
+        {"batch": {"global": 12}, "optimizer": ADAMW, "schedule": {"type": "constant"}, "zero": {"stage": 1},
+         "precision": {"compute": "fp16", "initial_loss_scale": 2.0**30, "scale_hysteresis": 2,
+                       "scale_growth_interval": 3}}, None),
     "experts": (
         {"train_batch_size": 12, "zero_optimization": {"stage": 1}, "optimizer": {"type": "Lion", "params": {"lr": 1e-3}},
          "moe": {"enabled": True, "num_experts": 4, "k": 2, "expert_parallel_size": 2}},
@@ -95,7 +102,7 @@ def test_worlds_of_the_two_files(program, tokens, tmp_path, values, worlds, refu
 
 
 @pytest.mark.parametrize("values, arguments, words", [
-    ({"fp16": {"enabled": True}}, [], ["ds.json:3:14", "fp16.enabled", "bf16"]),
+    ({"fp16": {"enabled": True, "loss_scale": -1.5}}, [], ["ds.json:4:", "fp16.loss_scale", "precision.loss_scale"]),
     ({"train_batchsize": 12}, [], ["ds.json:2:2", "train_batchsize", "train_batch_size"]),
     ({"train_batch_size": 12}, ["--batch.global=8"], ["--batch.global=8", "ds.json:2:22: train_batch_size"]),
     ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, [], ["offload_optimizer.device", "not built"]),

@@ -109,6 +109,11 @@ def test_figures(variables, tmp_path):
     assert "</html>" in (tmp_path / "page.html").read_text()
 
 
+def test_precision(variables, tmp_path):
+    carry_out("precision.md", tmp_path, variables)
+    assert json.loads((tmp_path / "runs/halves/summary.json").read_text())["skipped_steps"] == 0
+
+
 def test_deepspeed(variables, program, tmp_path):
     carry_out("deepspeed.md", tmp_path, variables)
     page = (GUIDES / "deepspeed.md").read_text()

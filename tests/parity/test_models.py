@@ -128,14 +128,15 @@ def test_logits_in_double_precision(name, drive, tmp_path):
     assert error(logits, their_logits(model, ids)) < tolerance
 
 
+@pytest.mark.parametrize("dtype, word", [(torch.bfloat16, "BF16"), (torch.float16, "F16")])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_in_bfloat16(name, drive, tmp_path):
-    model = make_model(name, torch.bfloat16)
+def test_logits_in_low_precision(name, dtype, word, drive, tmp_path):
+    model = make_model(name, dtype)
     model.save_pretrained(tmp_path / "model")
-    ids, logits = our_logits(drive, tmp_path / "model", tmp_path, "BF16")
+    ids, logits = our_logits(drive, tmp_path / "model", tmp_path, word)
     truth = their_logits(model.float(), ids)
-    theirs = error(their_logits(model.bfloat16(), ids), truth)
-    assert logits.dtype == torch.bfloat16
+    theirs = error(their_logits(model.to(dtype), ids), truth)
+    assert logits.dtype == dtype
     assert error(logits, truth) < 1.5 * theirs
 
 

@@ -77,6 +77,9 @@ inline Change context(const char* method) {
 inline Change type(const char* name) {
   return [=](RunConfig& config) { config.precision.compute = name; };
 }
+inline Change reduce(const char* name) {
+  return [=](RunConfig& config) { config.precision.reduce = name; };
+}
 inline Change recompute(int64_t every) {
   return [=](RunConfig& config) {
     config.recompute = {.mode = "block", .every = every};
@@ -130,6 +133,10 @@ inline std::vector<Case> cases() {
       {"accumulation", {}, zero(0), 3},
       {"fp64", {}, type("fp64"), 2},
       {"bf16", {}, type("bf16"), 2},
+      {"fp16", {}, type("fp16"), 2},
+      {"bf16 reduced in it", {}, also(type("bf16"), reduce("bf16")), 2},
+      {"fp16 reduced in it", {}, also(type("fp16"), reduce("fp16")), 2},
+      {"fp32 reduced in bf16", {.dp_shard = 2}, also(zero(2), reduce("bf16"))},
       {"gpt2", {}, family("gpt2")},
       {"recompute", {}, recompute(1), 2},
       {"ddp", {.dp_replicate = 2}, zero(0), 2},
@@ -148,6 +155,9 @@ inline std::vector<Case> cases() {
       {"wide zero3 bf16",
        {.dp_shard = 2},
        also(also(zero(3), type("bf16")), wide)},
+      {"wide zero3 fp16",
+       {.dp_shard = 2},
+       also(also(zero(3), type("fp16")), wide)},
       {"wide hybrid",
        {.dp_replicate = 2, .dp_shard = 2},
        also(zero(1), wide),
@@ -221,6 +231,7 @@ inline std::vector<Case> cases() {
       {"documents 1f1b", {.pp = 4}, documents, 4},
       {"experts", {}, experts, 2},
       {"ep", {.dp_shard = 2, .ep = 2}, also(experts, zero(1)), 2},
+      {"ep fp16", {.dp_shard = 2, .ep = 2}, also(experts, type("fp16"))},
       {"ep zero3", {.dp_shard = 4, .ep = 2}, also(experts, zero(3))},
       {"ep tp", {.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2}, experts},
       {"ep pp", {.pp = 2, .dp_replicate = 2, .ep = 2}, experts, 2},

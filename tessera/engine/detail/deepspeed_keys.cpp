@@ -86,10 +86,6 @@ constexpr const char* kOnCpu =
 constexpr const char* kFiles = "offloading to files is not built yet";
 constexpr const char* kQuantized =
     "gathers and reductions are not quantized: the model would differ";
-constexpr const char* kFp16 =
-    "training in fp16, with a scaled loss, is not built yet: use \"bf16\": "
-    "{\"enabled\": true}";
-constexpr const char* kOff = "fp16.enabled is false";
 constexpr const char* kCheckpoints =
     "checkpoints are sharded, atomic and load on any mesh as they are";
 constexpr const char* kMetrics =
@@ -170,27 +166,35 @@ void add_scheduler(List& keys) {
 
 void add_precision(List& keys) {
   keys.in("fp16.")
-      .only("enabled", kFlag, "false", kFp16)
-      .idle(
-          "auto_cast consecutive_hysteresis fused_mode "
-          "fp16_master_weights_and_grads",
-          kFlag, kOff)
-      .idle("loss_scale min_loss_scale", kNumber, kOff)
-      .idle("initial_scale_power loss_scale_window hysteresis", kWhole, kOff);
+      .part("enabled", kFlag, "`precision.compute` fp16, with fp32 masters")
+      .part("loss_scale", kNumber,
+            "`precision.loss_scale`: 0, found while training, or fixed")
+      .part("initial_scale_power", kWhole,
+            "`precision.initial_loss_scale`: 2 to this power")
+      .part("loss_scale_window", kWhole, "`precision.scale_growth_interval`")
+      .part("hysteresis", kWhole, "`precision.scale_hysteresis`")
+      .part("consecutive_hysteresis", kFlag,
+            "`precision.consecutive_hysteresis`")
+      .part("min_loss_scale", kNumber, "`precision.min_loss_scale`")
+      .same("auto_cast", kFlag, "false",
+            "what enters the model is numbers of tokens")
+      .idle("fused_mode", kFlag, kSameFormula)
+      .only("fp16_master_weights_and_grads", kFlag, "false",
+            "masters and moments are fp32; precision.reduce fp16 keeps the "
+            "gradients in fp16");
   keys.in("bf16.")
       .part("enabled", kFlag, "`precision.compute` bf16, with fp32 masters")
       .idle("immediate_grad_update", kFlag, kSameSums)
       .only("bf16_master_weights_and_grads bf16_optimizer_states", kFlag,
             "false", kNotBuilt)
-      .idle("check_grad_overflow", kFlag,
-            "a norm that is not finite ends the run");
+      .becomes("check_grad_overflow", kFlag, "optimizer.skip_nonfinite");
   keys.in("")
       .choice("communication_data_type data_types.grad_accum_dtype",
               "`precision.reduce`, one for both", "fp32 bf16 bfp16 fp16",
               "gradients have none of this type")
       .idle("seq_parallel_comm_data_type", kWord,
             "activations travel in their own type")
-      .refused_section("amp torch_autocast", "use bf16 in its place");
+      .refused_section("amp torch_autocast", "use bf16 or fp16 in its place");
 }
 
 void add_zero(List& keys) {

@@ -1,6 +1,7 @@
 #include "tessera/engine/detail/deepspeed_settings.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tessera/core/error.h"
 
@@ -177,12 +178,15 @@ class Translation {
   }
 
   void add_precision() {
-    const auto* bf16 = values_.find("bf16.enabled");
-    if (values_.is_true("bf16.enabled")) {
-      set("precision.compute", "bf16", bf16->origin);
-    } else if (!values_.is_auto("bf16.enabled")) {
-      set_default("precision.compute", "fp32", "bf16.enabled");
+    bool is_open = true;
+    for (const std::string type : {"bf16", "fp16"}) {
+      const std::string name = type + ".enabled";
+      if (values_.is_true(name)) {
+        set("precision.compute", type, values_.find(name)->origin);
+      }
+      is_open &= !values_.is_true(name) && !values_.is_auto(name);
     }
+    if (is_open) set_default("precision.compute", "fp32", "bf16.enabled");
     for (const char* name :
          {"communication_data_type", "data_types.grad_accum_dtype"}) {
       const auto* given = values_.find(name);
@@ -233,6 +237,37 @@ void add_share(const DeepSpeedValues& values, const char* param, double open,
        .is_rounded = true});
 }
 
+// Of a run in fp16, whose section says so or leaves it to the run.
+void add_loss_scale(const DeepSpeedValues& values,
+                    std::vector<DeepSpeedSetting>& settings) {
+  const auto add = [&](const std::string& name, const char* key, Json open,
+                       const auto& told) {
+    if (values.is_auto(name)) return;
+    const auto* given = values.find(name);
+    settings.push_back(
+        {.key = key,
+         .value = given ? told(given->value) : std::move(open),
+         .origin = given ? given->origin
+                         : values.source() + ": DeepSpeed's default of " + name,
+         .yields = given == nullptr,
+         .is_default = given == nullptr});
+  };
+  const auto as_it_is = [](const Json& value) { return value; };
+  const auto power = [](const Json& value) {
+    return Json(std::ldexp(1.0, static_cast<int>(std::clamp<int64_t>(
+                                    value.get<int64_t>(), -1000, 1000))));
+  };
+  add("fp16.loss_scale", "precision.loss_scale", 0.0, as_it_is);
+  add("fp16.initial_scale_power", "precision.initial_loss_scale", 65536.0,
+      power);
+  add("fp16.loss_scale_window", "precision.scale_growth_interval", 1000,
+      as_it_is);
+  add("fp16.hysteresis", "precision.scale_hysteresis", 2, as_it_is);
+  add("fp16.consecutive_hysteresis", "precision.consecutive_hysteresis", false,
+      as_it_is);
+  add("fp16.min_loss_scale", "precision.min_loss_scale", 1.0, as_it_is);
+}
+
 }  // namespace
 
 DeepSpeedSettings plain_settings(const DeepSpeedValues& values) {
@@ -255,6 +290,9 @@ std::vector<DeepSpeedSetting> settings_that_follow(
                           .origin = (given ? given : scheduler)->origin,
                           .yields = given == nullptr});
     }
+  }
+  if (config.precision.compute == "fp16" && values.has_section("fp16")) {
+    add_loss_scale(values, settings);
   }
   if (const auto* given = values.find("zero_optimization.reduce_bucket_size")) {
     const auto bytes = static_cast<double>(

@@ -237,7 +237,8 @@ DeepSpeedValues::DeepSpeedValues(const std::string& text,
   find_without_effect();
 }
 
-// Of a section that has a key "enabled", the others count where that is true.
+// Of a section that has a key "enabled", the others count where that is true;
+// of fp16 with "auto" too, if the run then computes in it.
 void DeepSpeedValues::leave_out_disabled() {
   std::vector<DeepSpeedValue> kept;
   for (const auto& value : values_) {
@@ -247,7 +248,8 @@ void DeepSpeedValues::leave_out_disabled() {
         dot == name.npos ? "" : name.substr(0, dot) + ".enabled";
     const bool is_gated =
         !gate.empty() && name != gate && deepspeed_key(gate) != nullptr;
-    if (!is_gated || is_true(gate)) {
+    const bool runs_choice = gate == "fp16.enabled" && is_auto(gate);
+    if (!is_gated || is_true(gate) || runs_choice) {
       kept.push_back(value);
     } else if (is_open(gate)) {
       without_effect_.emplace_back(name, gate + " is not true");

@@ -76,6 +76,7 @@ class Meter {
 
   UnitFacts loss() const {
     Tape plain(/*records=*/false), tape = tape_of_a_step();
+    plain.set_types(options_.compute, options_.gradient);
     for (Tape* each : {&plain, &tape}) {
       const Operators ops(*each, element_, wide_, options_.threads);
       UnitTracer(ops, model_).loss();
@@ -95,7 +96,7 @@ class Meter {
  private:
   Tape tape_of_a_step() const {
     Tape tape(/*records=*/true);
-    if (options_.gradient != options_.compute) tape.set_mixed_bytes(4);
+    tape.set_types(options_.compute, options_.gradient);
     tape.set_frozen(model_.config.lora.rank > 0);
     return tape;
   }
@@ -106,6 +107,7 @@ class Meter {
 
   int64_t plain_peak(int64_t input_numel, const Unit& unit) const {
     Tape tape(/*records=*/false);
+    tape.set_types(options_.compute, options_.gradient);
     const Operators ops(tape, element_, wide_, options_.threads);
     UnitTracer tracer(ops, model_);
     const Traced input = input_of(tape, input_numel);

@@ -4,6 +4,7 @@
 
 #include "tessera/nn/flash_attention.h"
 #include "tessera/nn/kernel_choice.h"
+#include "tessera/nn/matmul.h"
 
 namespace tessera::models::trace {
 namespace {
@@ -22,6 +23,22 @@ Ranks along(const mesh::DeviceMesh& mesh, const std::vector<mesh::Axis>& axes) {
   return ranks;
 }
 
+// Of one type a gradient is added where it lies, and so where it is widened; in
+// one pass behind the product of low precision.
+void Operators::multiply(int64_t rows, int64_t in, int64_t out,
+                         bool adds_gradient) const {
+  const bool mixes = adds_gradient && tape_.mixes_types();
+  const bool into_wide = mixes && tape_.gradient() == at::kFloat;
+  const int64_t widened =
+      nn::widened_numbers(tape_.compute(), rows, in, out, into_wide);
+  if (widened > 0) {
+    wides(widened);
+  } else if (mixes) {
+    const Memory product = elements(rows * out);
+    if (!into_wide) wides(rows * out);
+  }
+}
+
 std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
                                        int64_t in,
                                        const std::vector<int64_t>& outs,
@@ -37,6 +54,7 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
     tape_.products.push_back({rows, in, out, has_input_gradient, !is_frozen});
     inputs.push_back(tape_.parameter(in * out));
     outputs.push_back({elements(rows * out), rows * out});
+    multiply(rows, in, out);
   }
   for (const int64_t out : outs) {
     if (bias) inputs.push_back(tape_.parameter(out));
@@ -51,11 +69,11 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
           if (has_input_gradient) {
             tape_.input_flops(product);
             if (i == 0) gradients[0] = elements(rows * in);
+            multiply(rows, outs[i], in);
           }
           if (is_frozen) continue;
           tape_.weight_flops(product);
-          // Of one type it is added where it lies, of two in one pass.
-          if (tape_.mixes_types()) elements(in * outs[i]);
+          multiply(outs[i], rows, in, /*adds_gradient=*/true);
           if (bias) gradients[1 + count + i] = elements(outs[i]);
         }
         return gradients;
@@ -71,14 +89,19 @@ Traced Operators::grouped_linear(const Traced& x, int64_t rows, int64_t in,
     tape_.products.push_back({.rows = own, .in = in, .out = out});
   }
   const int64_t weights = experts * in * out;
-  return tape_.record(elements(rows * out), rows * out,
-                      {x, tape_.parameter(weights)}, {x.memory},
+  const int64_t own = (rows + experts - 1) / experts;
+  const Memory y = elements(rows * out);
+  multiply(own, in, out);
+  return tape_.record(y, rows * out, {x, tape_.parameter(weights)}, {x.memory},
                       [=, this](const Memory& gradient) -> std::vector<Memory> {
                         tape_.input_flops(product);
                         // Made in any case, also for weights that are frozen.
                         tape_.weight_flops(product);
                         Memory dx = elements(rows * in);
-                        return {std::move(dx), elements(weights)};
+                        Memory dweight = elements(weights);
+                        multiply(own, out, in);
+                        multiply(out, own, in);
+                        return {std::move(dx), std::move(dweight)};
                       });
 }
 

@@ -54,6 +54,10 @@ class Operators {
                 bool bias) const {
     return linears(x, rows, in, {out}, bias).front();
   }
+  // What a product holds while it runs; `adds_gradient`: added to that of a
+  // weight.
+  void multiply(int64_t rows, int64_t in, int64_t out,
+                bool adds_gradient = false) const;
   // Several of one input.
   std::vector<Traced> linears(const Traced& x, int64_t rows, int64_t in,
                               const std::vector<int64_t>& outs,

@@ -102,7 +102,7 @@ std::vector<Traced> Tape::record_all(const std::vector<Output>& outputs,
 void Tape::arrive(Node& node, size_t number, Memory gradient) {
   if (node.kind == Node::Kind::kParameter) {
     // Added to what is there, in the wider of the two types.
-    if (mixed_bytes_ > 0) allocate(node.numel * mixed_bytes_);
+    if (mixes_types()) allocate(node.numel * 4);
     return;
   }
   Memory& arrived = node.arrived.at(number);

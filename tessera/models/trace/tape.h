@@ -9,6 +9,8 @@
 // Beside bytes, floating-point operations and collectives, by direction.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -73,14 +75,19 @@ class Tape {
   Memory gradient_of(const Traced& leaf) const;
   // The same, which the leaf then no longer holds.
   Memory take_gradient(const Traced& leaf);
-  // Parameters: their gradients are added to memory that is not counted here,
-  // which takes `mixed_bytes` of an element where the types differ.
+  // Parameters: their gradients are added to memory that is not counted here.
   Traced parameter(int64_t numel);
   // From now on parameters have no gradients.
   void set_frozen(bool frozen) { frozen_ = frozen; }
   bool is_frozen() const { return frozen_; }
-  void set_mixed_bytes(int64_t bytes) { mixed_bytes_ = bytes; }
-  bool mixes_types() const { return mixed_bytes_ > 0; }
+  // Of parameters and of their gradients.
+  void set_types(at::ScalarType compute, at::ScalarType gradient) {
+    compute_ = compute;
+    gradient_ = gradient;
+  }
+  at::ScalarType compute() const { return compute_; }
+  at::ScalarType gradient() const { return gradient_; }
+  bool mixes_types() const { return compute_ != gradient_; }
 
   // The output of an operator of `inputs`, which keeps `saved` until its
   // backward, if anything is recorded.
@@ -123,7 +130,7 @@ class Tape {
   bool in_backward_ = false, frozen_ = false;
   int64_t now_ = 0, peak_ = 0;
   int64_t nodes_ = 0;
-  int64_t mixed_bytes_ = 0;
+  at::ScalarType compute_ = at::kFloat, gradient_ = at::kFloat;
 };
 
 }  // namespace tessera::models::trace

@@ -162,15 +162,12 @@ void add_rows(const at::Tensor& table, const at::Tensor& ids,
       }
     });
   };
-  AT_DISPATCH_FLOATING_TYPES_AND(
-      at::kBFloat16, table.scalar_type(), "add_rows", [&] {
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kBFloat16, at::kHalf, table.scalar_type(), "add_rows", [&] {
         auto* const sums = table.mutable_data_ptr<scalar_t>();
-        if (rows.scalar_type() == table.scalar_type()) {
-          add(sums, rows.const_data_ptr<scalar_t>());
-        } else {
-          TORCH_INTERNAL_ASSERT(rows.scalar_type() == at::kBFloat16);
-          add(sums, rows.const_data_ptr<at::BFloat16>());
-        }
+        AT_DISPATCH_FLOATING_TYPES_AND2(
+            at::kBFloat16, at::kHalf, rows.scalar_type(), "add_rows",
+            [&] { add(sums, rows.const_data_ptr<scalar_t>()); });
       });
 }
 

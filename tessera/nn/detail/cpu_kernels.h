@@ -1,6 +1,6 @@
 // One pass over memory where a chain of tensor operations takes several.
 //
-// Shapes:  all tensors contiguous, on the CPU, of fp64, fp32 or bf16.
+// Shapes:  all tensors contiguous, on the CPU, of fp64, fp32, bf16 or fp16.
 // Types:   arithmetic in fp64 for fp64, else in fp32.
 // Bits:    they do not depend on the number of threads.
 // Threads: work is shared out by core/parallel.h.
@@ -45,7 +45,7 @@ double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 void add_to_wide(const at::Tensor& sums, const at::Tensor& x);
 
 // table[ids[i]] += rows[i], in order. table: (R, D), ids: (N) of int64, rows:
-// (N, D), of a type that is not wider than the table's.
+// (N, D); what is wider than the table is rounded before it is added.
 void add_rows(const at::Tensor& table, const at::Tensor& ids,
               const at::Tensor& rows);
 

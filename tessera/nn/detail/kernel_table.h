@@ -36,9 +36,11 @@ inline kernels::Element element_of(const at::Tensor& x) {
       return kernels::Element::kF32;
     case at::kBFloat16:
       return kernels::Element::kBF16;
+    case at::kHalf:
+      return kernels::Element::kF16;
     default:
       TS_CHECK(false, "there is no CPU kernel for ", x.scalar_type(),
-               "; there are some for fp64, fp32 and bf16.");
+               "; there are some for fp64, fp32, bf16 and fp16.");
   }
 }
 

@@ -11,7 +11,7 @@
 namespace tessera::nn::kernels {
 
 // Of tensors; sums and factors are of Wide: fp64 for fp64, else fp32.
-enum class Element { kF64, kF32, kBF16 };
+enum class Element { kF64, kF32, kBF16, kF16 };
 
 // Of attention: tokens that are multiplied at once; queries that are shown each
 // block of keys as it is packed, and keys each block of queries, in the

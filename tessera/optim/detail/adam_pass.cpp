@@ -31,8 +31,10 @@ kernels::AdamNumbers numbers_of(const OptimizerConfig& config,
   };
 }
 
-bool rounds_to(const at::Tensor& copy) {
-  return copy.defined() && copy.scalar_type() == at::kBFloat16;
+kernels::Copy copy_of(const at::Tensor& copy) {
+  if (!copy.defined()) return kernels::Copy::kNone;
+  return copy.scalar_type() == at::kHalf ? kernels::Copy::kF16
+                                         : kernels::Copy::kBF16;
 }
 
 // The tensors of one parameter, of which a kernel takes a range.
@@ -43,7 +45,7 @@ class Update {
         gradient_(readable(group.gradients[i], parameter_.scalar_type())),
         exp_avg_(group.moments[0][i]),
         exp_avg_sq_(group.moments[1][i]) {
-    if (rounds_to(group.copies[i])) rounded_ = group.copies[i];
+    rounded_ = group.copies[i];
   }
 
   void run(const kernels::AdamNumbers& numbers, int64_t first,
@@ -58,27 +60,21 @@ class Update {
                   .gradient = from(gradient_),
                   .exp_avg = from(exp_avg_),
                   .exp_avg_sq = from(exp_avg_sq_),
-                  .rounded = from(rounded_)},
+                  .rounded = from(rounded_),
+                  .copy = copy_of(rounded_)},
                  count);
   }
 
  private:
   static at::Tensor readable(const at::Tensor& gradient,
                              at::ScalarType parameter) {
-    const bool narrow =
-        gradient.scalar_type() == at::kBFloat16 && parameter == at::kFloat;
+    const bool narrow = c10::isReducedFloatingType(gradient.scalar_type()) &&
+                        parameter == at::kFloat;
     return narrow ? gradient : gradient.to(parameter);
   }
 
   at::Tensor parameter_, gradient_, exp_avg_, exp_avg_sq_, rounded_;
 };
-
-void write_other_copies(const UpdateGroup& group) {
-  for (size_t i = 0; i < group.copies.size(); ++i) {
-    const at::Tensor& copy = group.copies[i];
-    if (copy.defined() && !rounds_to(copy)) copy.copy_(group.parameters[i]);
-  }
-}
 
 }  // namespace
 
@@ -107,7 +103,6 @@ void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
           begin += count;
         }
       });
-  write_other_copies(group);
 }
 
 }  // namespace tessera::optim::detail

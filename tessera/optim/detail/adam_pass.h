@@ -1,8 +1,9 @@
 // The update of Adam and AdamW in one pass over memory: the gradient is scaled
-// as it is read, and the copy in bf16 is rounded as the master is written.
+// as it is read, and the copy in low precision is rounded as the master is
+// written.
 //
-// Types:   gradients of the parameters' type, or bf16 beside fp32; others are
-//          converted before. Copies in bf16; others are written behind.
+// Types:   gradients of the parameters' type, or bf16 or fp16 beside fp32;
+//          others are converted before. Copies in bf16 or fp16.
 // Bits:    an element's depend on its own numbers alone, not on where it lies,
 //          how many threads there are, or which vectors.
 // Threads: work is shared out by core/parallel.h, all tensors as one range.

@@ -13,11 +13,18 @@ inline const kernels::Kernels& table() {
   return chosen;
 }
 
-// REQUIRES: a tensor of fp64, fp32 or bf16.
+// REQUIRES: a tensor of fp64, fp32, bf16 or fp16.
 inline kernels::Gradient type_of(const at::Tensor& gradient) {
-  if (gradient.scalar_type() == at::kDouble) return kernels::Gradient::kF64;
-  return gradient.scalar_type() == at::kFloat ? kernels::Gradient::kF32
-                                              : kernels::Gradient::kBF16;
+  switch (gradient.scalar_type()) {
+    case at::kDouble:
+      return kernels::Gradient::kF64;
+    case at::kFloat:
+      return kernels::Gradient::kF32;
+    case at::kHalf:
+      return kernels::Gradient::kF16;
+    default:
+      return kernels::Gradient::kBF16;
+  }
 }
 
 // What one thread takes at least.

@@ -11,7 +11,9 @@
 namespace tessera::optim::kernels {
 
 // Of the gradient. All else is fp64 beside fp64, else fp32.
-enum class Gradient { kF64, kF32, kBF16 };
+enum class Gradient { kF64, kF32, kBF16, kF16 };
+// The parameter once more, rounded.
+enum class Copy { kNone, kBF16, kF16 };
 
 // The numbers of a step, alike for all elements.
 struct AdamNumbers {
@@ -28,7 +30,8 @@ struct AdamArrays {
   void* parameter;
   const void* gradient;
   void *exp_avg, *exp_avg_sq;
-  void* rounded;  // bf16: the parameter once more; or nullptr
+  void* rounded;
+  Copy copy = Copy::kNone;  // what `rounded` is; not beside fp64
 };
 
 struct Kernels {

@@ -72,7 +72,7 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
   facts.gradient_bytes =
       (stage >= 2 ? sizes.piece : sizes.whole_aligned) * gradient;
   // Half precision has fp32 masters.
-  const bool half = options.compute == at::kBFloat16;
+  const bool half = c10::isReducedFloatingType(options.compute);
   facts.optimizer_bytes = sizes.shard * (half ? size(at::kFloat) : weight) *
                           (options.moments + (half ? 1 : 0));
   const bool sums = !facts.sum_axes.empty();

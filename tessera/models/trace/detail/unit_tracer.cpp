@@ -163,8 +163,11 @@ void UnitTracer::loss() const {
                            .weight_gradient = !tape.is_frozen()});
   const Memory logits = ops_.elements(step * vocab);
   for (int64_t begin = 0; begin < rows; begin += step) {
-    cross_entropy(std::min(step, rows - begin));
-    if (adds && tape.mixes_types()) ops_.elements(width * vocab);
+    const int64_t count = std::min(step, rows - begin);
+    ops_.multiply(count, width, vocab);
+    cross_entropy(count);
+    if (adds) ops_.multiply(vocab, count, width, /*adds_gradient=*/true);
+    if (tape.records()) ops_.multiply(count, vocab, width);
   }
 }
 

@@ -1,0 +1,65 @@
+// What the loss is multiplied by, so that gradients in fp16 are neither too
+// small for it nor too large: fixed, or found while training.
+//
+//   backward of loss * scale.value(); g = gradients / scale.value()
+//   if (scale.skips()) { no update where g is not finite }
+//   scale.update(is_finite);  // once behind each step
+//
+// Rule:    a gradient that is not finite halves the scale, but for the first
+//          hysteresis - 1 of them; `growth_interval` finite ones in a row
+//          double it, as far as fp32 goes, and then hysteresis counts anew:
+//          with `consecutive_hysteresis` after every finite one. With
+//          hysteresis 1 it is torch.amp.GradScaler's rule, else DeepSpeed's.
+// Ranks:   all have the same scale as long as all hear the same: that a norm
+//          over all of them is not finite.
+// Errors:  TS_CHECK where a gradient is not finite at the floor.
+// Source:  Micikevicius et al. 2018, arXiv 1710.03740, section 3.2; torch
+//          2.13's aten/src/ATen/native/cuda/AmpKernels.cu; DeepSpeed's
+//          deepspeed/runtime/fp16/loss_scaler.py.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::optim {
+
+struct LossScaleRule {
+  double fixed = 1;  // 0: found while training, by what follows
+  double initial = 65536;
+  double floor = 1;
+  int64_t growth_interval = 2000;
+  int64_t hysteresis = 1;
+  bool consecutive_hysteresis = false;
+};
+
+// All that a resumed run needs.
+struct LossScaleState {
+  double scale = 1;
+  int64_t finite_in_a_row = 0;  // since it was changed
+  int64_t hysteresis_left = 1;
+  bool operator==(const LossScaleState&) const = default;
+};
+
+class LossScale {
+ public:
+  explicit LossScale(const LossScaleRule& rule = {});
+
+  double value() const { return state_.scale; }
+  // Whether the loss is multiplied at all: then a step without a finite
+  // gradient is skipped.
+  bool scales() const { return rule_.fixed != 1; }
+  void update(bool is_finite);
+
+  const LossScaleState& state() const { return state_; }
+  // Of a run that goes on. A fixed scale stays what it is.
+  void go_on(const LossScaleState& state);
+
+ private:
+  bool is_dynamic() const { return rule_.fixed == 0; }
+  void shrink();
+  void grow();
+
+  LossScaleRule rule_;
+  LossScaleState state_;
+};
+
+}  // namespace tessera::optim
