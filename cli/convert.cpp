@@ -20,6 +20,7 @@ struct ConvertFlags {
   std::string to;
   std::string dtype = "auto";
   bool merges = false;
+  bool averaged = false;
 };
 
 // Of the weights that are written.
@@ -68,6 +69,7 @@ void run_convert(const ConvertFlags& flags) {
               flags.to,
               " is there already and not empty; nothing was written.");
   auto source = train::find_trained_model(flags.from, at::kFloat);
+  if (flags.averaged) train::read_averages(source);
   auto& config = source.config;
   config.dtype = written_type(flags.dtype, source);
   const bool has_adapters = config.model.lora.rank > 0;
@@ -122,6 +124,8 @@ void add_convert(CLI::App& program) {
   command->add_flag("--merge", flags->merges,
                     "add adapters (model.lora) to the weights; without it they "
                     "become a folder of PEFT");
+  command->add_flag("--ema", flags->averaged,
+                    "the averages of the weights (optimizer.ema)");
   command->callback([flags] { run_convert(*flags); });
 }
 

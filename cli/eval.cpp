@@ -36,6 +36,7 @@ struct EvalFlags {
   std::string dtype = "fp32";
   int64_t seq_len = 0;  // 0: max_seq, at most kSeqLen
   int64_t batch = 8;
+  bool averaged = false;
   RankFlags ranks;
 };
 
@@ -147,7 +148,7 @@ class EvalCommand {
  public:
   EvalCommand(const EvalFlags& flags, const std::vector<std::string>& extras)
       : flags_(flags),
-        source_(find_model(flags.model, flags.dtype)),
+        source_(find_model(flags.model, flags.dtype, flags.averaged)),
         config_(
             mesh_config(source_, flags.dtype, extras, keys_of_evaluation())) {
     config_.data.seq_len = window_length(flags, config_.model.max_seq);
@@ -259,6 +260,8 @@ void add_eval(CLI::App& program, int argc, char** argv) {
   command->add_option("--cache", flags->cache,
                       "folder that keeps text as tokens, for ranks to share; "
                       "else a temporary one");
+  command->add_flag("--ema", flags->averaged,
+                    "the averages of the weights (optimizer.ema)");
   add_rank_flags(*command, flags->ranks);
   take_keys(*command, keys_of_evaluation());
   command->footer(

@@ -20,9 +20,11 @@ at::ScalarType dtype_of(const std::string& word) {
   return found->second;
 }
 
-train::ModelSource find_model(const std::string& path,
-                              const std::string& dtype) {
-  return train::find_trained_model(path, dtype_of(dtype));
+train::ModelSource find_model(const std::string& path, const std::string& dtype,
+                              bool averaged) {
+  auto source = train::find_trained_model(path, dtype_of(dtype));
+  if (averaged) train::read_averages(source);
+  return source;
 }
 
 data::Tokenizer load_tokenizer(const std::string& path,

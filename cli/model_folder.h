@@ -14,9 +14,10 @@ namespace tessera::cli {
 // "fp32", "bf16", "fp16" or "fp64"; TS_CHECK_USAGE on another word.
 at::ScalarType dtype_of(const std::string& word);
 
-// `path`: a checkpoint, a run folder or a Hugging Face folder.
-train::ModelSource find_model(const std::string& path,
-                              const std::string& dtype);
+// `path`: a checkpoint, a run folder or a Hugging Face folder. `averaged`: with
+// the averages of its weights.
+train::ModelSource find_model(const std::string& path, const std::string& dtype,
+                              bool averaged = false);
 
 // `path`: a tokenizer.json or a folder with one; "": the model's own.
 // TS_CHECK_CONFIG on one whose ids the model does not have.

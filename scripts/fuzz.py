@@ -44,6 +44,18 @@ def add_experts(rng, config):
     config["zero"]["expert_stage"] = rng.randrange(-1, 4)
 
 
+def add_optimizer(rng, optimizer):
+    """Muon, parameter groups and an average of the weights, each now and then."""
+    if rng.random() < 0.25:
+        optimizer["type"] = "muon"
+        optimizer["muon"] = {"nesterov": rng.random() < 0.5, "adamw_lr": rng.choice([0, 0.003]),
+                             "adjust_lr": rng.choice(["original", "match_rms_adamw"])}
+    if rng.random() < 0.3:
+        optimizer["groups"] = [{"match": rng.choice(["blocks.0.*", "*norm.weight", "*.weight"]), "lr": 0.03},
+                               {"match": ["*"], "weight_decay": rng.choice([0, 0.3])}][:rng.choice([1, 2])]
+    optimizer["ema"] = rng.choice([0, 0, 0.9])
+
+
 def configuration(seed):
     rng = random.Random(seed)
     mesh = mesh_of(rng)
@@ -94,6 +106,7 @@ def configuration(seed):
         config["mesh"]["order"] = order
     config["data"]["intra_document_masking"] = rng.random() < 0.25
     config["optimizer"]["normalize_grad"] = rng.random() < 0.2
+    add_optimizer(rng, config["optimizer"])
     if config["recompute"]["mode"] == "block":
         config["recompute"]["mode"] = rng.choice(["block", "selective", "stage", "minimal"])
         config["recompute"]["every"] = rng.choice([0, 1, 2])

@@ -107,6 +107,26 @@ Key Section::key(const std::string& name, std::vector<int64_t>& member,
   return add(*impl_, name, member, meaning);
 }
 
+Key Section::add_objects(const std::string& name, ObjectList list,
+                         const std::string& meaning) {
+  auto impl = std::make_shared<Key::Impl>();
+  impl->name = name;
+  impl->meaning = meaning;
+  impl->objects = std::make_shared<ObjectList>(std::move(list));
+  impl->get = [objects = impl->objects] {
+    auto all = detail::Json::array();
+    for (size_t i = 0; i < objects->size(); ++i) {
+      Section each;
+      objects->declare(i, each);
+      all.push_back(detail::values_of(each));
+    }
+    return Value(Objects{all.dump()});
+  };
+  impl->default_value = impl->get();
+  impl_->items.emplace_back(impl);
+  return Key(impl);
+}
+
 Section& Section::add_section(const std::string& name,
                               const std::string& meaning) {
   auto section = std::make_shared<Section>();

@@ -35,9 +35,15 @@
 
 namespace tessera::config {
 
+// The value of a list of objects: their JSON.
+struct Objects {
+  std::string json = "[]";
+  bool operator==(const Objects&) const = default;
+};
+
 using Value =
     std::variant<bool, int64_t, double, std::string, std::vector<std::string>,
-                 std::vector<double>, std::vector<int64_t>>;
+                 std::vector<double>, std::vector<int64_t>, Objects>;
 
 // One declared key, bound to the member that receives its value.
 class Key {
@@ -82,6 +88,11 @@ class Section {
   Key key(const std::string& name, std::vector<int64_t>& member,
           const std::string& meaning);
 
+  // A list of objects, each of which has the keys that Struct declares.
+  template <typename Struct>
+  Key objects(const std::string& name, std::vector<Struct>& member,
+              const std::string& meaning);
+
   template <typename Struct>
   void section(const std::string& name, Struct& member,
                const std::string& meaning) {
@@ -92,10 +103,39 @@ class Section {
   Impl& impl() { return *impl_; }
   const Impl& impl() const { return *impl_; }
 
+  struct ObjectList;
+
  private:
+  Key add_objects(const std::string& name, ObjectList list,
+                  const std::string& meaning);
   Section& add_section(const std::string& name, const std::string& meaning);
   std::shared_ptr<Impl> impl_;
 };
+
+// What a key of a list of objects is bound to.
+struct Section::ObjectList {
+  std::shared_ptr<void> plain;  // an object as its defaults make it
+  Section plain_section;        // bound to that
+  std::function<size_t()> size;
+  std::function<void(size_t)> resize;  // to so many plain ones
+  std::function<void(size_t, Section&)> declare;
+};
+
+template <typename Struct>
+Key Section::objects(const std::string& name, std::vector<Struct>& member,
+                     const std::string& meaning) {
+  const auto plain = std::make_shared<Struct>();
+  ObjectList list{
+      .plain = plain,
+      .plain_section = {},
+      .size = [&member] { return member.size(); },
+      .resize = [&member](size_t count) { member.assign(count, Struct()); },
+      .declare = [&member](
+                     size_t i,
+                     Section& section) { member.at(i).declare(section); }};
+  plain->declare(list.plain_section);
+  return add_objects(name, std::move(list), meaning);
+}
 
 // "--set a.b=value" or "--a.b=value". The value is JSON; a word that is not
 // JSON is a string, and for a key that is a list "a,b" is one of two.

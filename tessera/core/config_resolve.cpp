@@ -1,5 +1,6 @@
 // From a file and the command line to values.
 #include <algorithm>
+#include <functional>
 #include <sstream>
 
 #include "tessera/core/detail/config_impl.h"
@@ -52,10 +53,17 @@ class File {
   Json root_;
 };
 
+// Where values and their keys are, for messages.
+struct Places {
+  std::function<std::string(const Json&)> value, key;
+};
+
 class Resolver {
  public:
-  explicit Resolver(Section& root) : root_(root) {
-    detail::for_each_key(root, "",
+  // `prefix`: of the names of all keys.
+  explicit Resolver(Section& root, std::string prefix = "")
+      : root_(root), prefix_(std::move(prefix)) {
+    detail::for_each_key(root, prefix_,
                          [&](const std::string& name, Key::Impl& key) {
                            names_.push_back(name);
                            keys_[name] = &key;
@@ -66,7 +74,13 @@ class Resolver {
   void read(const File& file) {
     TS_CHECK_CONFIG(file.root().is_object(), file.place(file.root()),
                     ": expected an object of sections, as {\"run\": {}}.");
-    read_section(file, file.root(), root_, "");
+    read(file.root(),
+         {[&](const Json& value) { return file.place(value); },
+          [&](const Json& value) { return file.place_of_key(value); }});
+  }
+
+  void read(const Json& object, const Places& places) {
+    read_section(places, object, root_, prefix_);
   }
 
   void apply(const Override& override) {
@@ -79,8 +93,9 @@ class Resolver {
     const auto found = keys_.find(override.key);
     TS_CHECK_CONFIG(found != keys_.end(), override.flag, ": ",
                     unknown(override.key, names_));
+    const auto flag = [&](const Json&) { return override.flag; };
     set(*found->second, json_from_flag(override, *found->second), override.key,
-        override.flag);
+        {flag, flag});
   }
 
   Provenance finish() {
@@ -96,27 +111,27 @@ class Resolver {
 
  private:
   // Sections are as deep as the declarations, so this recursion is too.
-  void read_section(const File& file, const Json& object,
+  void read_section(const Places& places, const Json& object,
                     const Section& section, const std::string& prefix) {
     for (const auto& item : object.items()) {
       if (prefix.empty() && item.key() == "$schema") continue;
       const std::string name = prefix + item.key();
       if (const auto* below = section_named(section, item.key())) {
-        TS_CHECK_CONFIG(item.value().is_object(), file.place(item.value()),
+        TS_CHECK_CONFIG(item.value().is_object(), places.value(item.value()),
                         ": ", name, " is a section: expected an object, got ",
                         shown(item.value()), ".");
-        read_section(file, item.value(), *below, name + ".");
+        read_section(places, item.value(), *below, name + ".");
         continue;
       }
       const auto key = keys_.find(name);
-      const std::string place = file.place_of_key(item.value());
+      const std::string place = places.key(item.value());
       TS_CHECK_CONFIG(item.key().find('.') == std::string::npos, place,
                       ": unknown key ", in_quotes(name),
                       ". In a file a section is an object, not part of a "
                       "name.");
       TS_CHECK_CONFIG(key != keys_.end(), place, ": ",
                       unknown(name, names_in(section, prefix)));
-      set(*key->second, item.value(), name, file.place(item.value()));
+      set(*key->second, item.value(), name, places);
     }
   }
 
@@ -221,7 +236,13 @@ class Resolver {
   }
 
   void set(Key::Impl& key, const Json& json, const std::string& name,
-           const std::string& origin) {
+           const Places& places) {
+    const std::string origin = places.value(json);
+    if (key.objects) {
+      set_objects(*key.objects, json, name, places);
+      origins_[name] = origin;
+      return;
+    }
     const auto value = detail::value_of(json, key);
     TS_CHECK_CONFIG(value, origin, ": ", name, ": expected ",
                     detail::type_name(key.default_value), ", got ", shown(json),
@@ -230,7 +251,33 @@ class Resolver {
     origins_[name] = origin;
   }
 
+  // A single object stands for a list of one.
+  static void set_objects(const Section::ObjectList& list, const Json& json,
+                          const std::string& name, const Places& places) {
+    const std::vector<const Json*> objects = objects_in(json);
+    list.resize(objects.size());
+    for (size_t i = 0; i < objects.size(); ++i) {
+      const std::string each = name + "[" + std::to_string(i) + "]";
+      TS_CHECK_CONFIG(objects[i]->is_object(), places.value(*objects[i]), ": ",
+                      each, ": expected an object, got ", shown(*objects[i]),
+                      ".");
+      Section section;
+      list.declare(i, section);
+      Resolver resolver(section, each + ".");
+      resolver.read(*objects[i], places);
+      resolver.finish();
+    }
+  }
+
+  static std::vector<const Json*> objects_in(const Json& json) {
+    if (!json.is_array()) return {&json};
+    std::vector<const Json*> objects;
+    for (const Json& each : json) objects.push_back(&each);
+    return objects;
+  }
+
   Section& root_;
+  const std::string prefix_;
   std::vector<std::string> names_;  // of all keys, as declared
   std::map<std::string, Key::Impl*> keys_;
   Provenance origins_;

@@ -343,6 +343,82 @@ TEST(Config, ManualListsEveryKey) {
   }
 }
 
+struct Animal {
+  std::vector<std::string> names;
+  double weight = 1;
+  void declare(Section& section) {
+    section.key("names", names, "what it is called");
+    section.key("weight", weight, "in kg").more_than(0);
+  }
+};
+
+struct Zoo {
+  std::vector<Animal> animals;
+  Section section;
+  Zoo() { section.objects("animals", animals, "that live here"); }
+  std::string refusal(const std::string& text,
+                      const std::vector<Override>& overrides = {}) {
+    try {
+      resolve(section, text, "f", overrides);
+    } catch (const Error& error) {
+      return message_of(error);
+    }
+    return "";
+  }
+};
+
+TEST(Config, ListsOfObjects) {
+  Zoo zoo;
+  EXPECT_EQ(zoo.refusal(R"({"animals": [{"names": ["a", "b"], "weight": 2},
+                                        {"names": "c"}]})"),
+            "");
+  ASSERT_EQ(zoo.animals.size(), 2U);
+  EXPECT_EQ(zoo.animals[0].names, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(zoo.animals[0].weight, 2);
+  EXPECT_EQ(zoo.animals[1].names, std::vector<std::string>{"c"});
+  EXPECT_EQ(zoo.animals[1].weight, 1);
+  Zoo again;
+  EXPECT_EQ(again.refusal(to_json(zoo.section)), "");
+  EXPECT_EQ(to_json(again.section), to_json(zoo.section));
+  // One object alone, and from the command line.
+  EXPECT_EQ(zoo.refusal("{}", {{"animals", R"({"weight": 5})", "--animals"}}),
+            "");
+  ASSERT_EQ(zoo.animals.size(), 1U);
+  EXPECT_EQ(zoo.animals[0].weight, 5);
+}
+
+TEST(Config, WhatIsWrongInAListOfObjectsIsNamed) {
+  using ::testing::HasSubstr;
+  Zoo zoo;
+  EXPECT_THAT(zoo.refusal(R"({"animals": [{}, {"weigh": 2}]})"),
+              HasSubstr("f:1:19: unknown key \"animals[1].weigh\". Did you "
+                        "mean \"animals[1].weight\"?"));
+  EXPECT_THAT(zoo.refusal(R"({"animals": [{"weight": 0}]})"),
+              HasSubstr("animals[0].weight is 0.0: it must be more than 0"));
+  EXPECT_THAT(zoo.refusal(R"({"animals": [{"weight": "x"}]})"),
+              HasSubstr("animals[0].weight: expected a number"));
+  EXPECT_THAT(zoo.refusal(R"({"animals": [3]})"),
+              HasSubstr("animals[0]: expected an object, got 3"));
+  EXPECT_THAT(zoo.refusal("{}", {{"animals", "cats", "--animals"}}),
+              HasSubstr("--animals: animals[0]: expected an object"));
+}
+
+TEST(Config, ListsOfObjectsAreTold) {
+  Zoo zoo;
+  const auto origins = resolve(zoo.section, R"({"animals": [{}]})", "f", {});
+  EXPECT_THAT(
+      print(zoo.section, origins),
+      ::testing::HasSubstr(R"(animals  [{"names":[],"weight":1.0}]  f:1:13)"));
+  using tessera::detail::Json;
+  const Json schema =
+      tessera::detail::parse_json(config::schema(zoo.section), "schema");
+  const Json& list = schema["properties"]["animals"];
+  EXPECT_EQ(list["type"], "array");
+  EXPECT_EQ(list["items"]["additionalProperties"], false);
+  EXPECT_EQ(list["items"]["properties"]["weight"]["exclusiveMinimum"], 0);
+  EXPECT_THAT(manual(zoo.section), ::testing::HasSubstr("weight (1.0), in kg"));
+}
+
 TEST(Nearest, OfWords) {
   const std::vector<std::string> words = {"train", "eval", "tokenize", "lr"};
   EXPECT_EQ(nearest("trani", words), "train");

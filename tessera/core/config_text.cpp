@@ -10,18 +10,7 @@ namespace {
 using detail::joined;
 using detail::Json;
 
-Json values_of(const Section& section) {
-  Json json = Json::object();
-  for (const auto& item : section.impl().items) {
-    if (const auto* key = std::get_if<std::shared_ptr<Key::Impl>>(&item)) {
-      json[(*key)->name] = detail::json_of((*key)->get());
-    } else {
-      const auto& below = std::get<NamedSection>(item);
-      json[below.name] = values_of(*below.section);
-    }
-  }
-  return json;
-}
+Json schema_of(const Section& section);
 
 Json json_type(const Value& value) {
   constexpr std::array<const char*, 4> kScalars = {"boolean", "integer",
@@ -57,7 +46,10 @@ Json number_of(double value, const Key::Impl& key) {
 }
 
 Json schema_of(const Key::Impl& key) {
-  Json json = json_type(key.default_value);
+  Json json = key.objects
+                  ? Json{{"type", "array"},
+                         {"items", schema_of(key.objects->plain_section)}}
+                  : json_type(key.default_value);
   const auto [built, unbuilt] = choices_of(key);
   std::string meaning = key.meaning;
   if (!unbuilt.empty()) meaning += ". Not built yet: " + joined(unbuilt);
@@ -91,10 +83,22 @@ Json schema_of(const Section& section) {
           {"additionalProperties", false}};
 }
 
+// Each with its default and meaning: "lr (-1: ...)".
+std::string keys_of(const Section::ObjectList& objects) {
+  std::string text;
+  detail::for_each_key(
+      objects.plain_section, "", [&](const std::string& name, Key::Impl& key) {
+        text += (text.empty() ? "" : "; ") + name + " (" +
+                detail::json_of(key.default_value).dump() + "), " + key.meaning;
+      });
+  return text;
+}
+
 std::string rules_of(const Key::Impl& key) {
   std::vector<std::string> rules;
   const auto [built, unbuilt] = choices_of(key);
   if (!built.empty()) rules.push_back("one of " + joined(built));
+  if (key.objects) rules.push_back("objects: " + keys_of(*key.objects));
   if (key.minimum) {
     rules.push_back("at least " + number_of(*key.minimum, key).dump());
   }
@@ -131,8 +135,21 @@ void add_entries(const Section& section, const std::string& prefix,
 
 }  // namespace
 
+Json detail::values_of(const Section& section) {
+  Json json = Json::object();
+  for (const auto& item : section.impl().items) {
+    if (const auto* key = std::get_if<std::shared_ptr<Key::Impl>>(&item)) {
+      json[(*key)->name] = json_of((*key)->get());
+    } else {
+      const auto& below = std::get<NamedSection>(item);
+      json[below.name] = values_of(*below.section);
+    }
+  }
+  return json;
+}
+
 std::string to_json(const Section& root) {
-  return values_of(root).dump(2) + "\n";
+  return detail::values_of(root).dump(2) + "\n";
 }
 
 std::string print(const Section& root, const Provenance& provenance) {

@@ -49,6 +49,11 @@ std::optional<std::vector<T>> read(const Json& json, const std::vector<T>*) {
   return list;
 }
 
+// Objects are read key by key: config_resolve.cpp.
+std::optional<Objects> read(const Json&, const Objects*) {
+  return std::nullopt;
+}
+
 // 1 and not 1.0, which JSON would print.
 std::string text_of(double bound) {
   const bool whole = std::abs(bound) < 1e15 && bound == std::floor(bound);
@@ -103,17 +108,29 @@ std::string detail::joined(const std::vector<std::string>& words) {
 }
 
 detail::Json detail::json_of(const Value& value) {
-  return std::visit([](const auto& held) { return Json(held); }, value);
+  if (const auto* objects = std::get_if<Objects>(&value)) {
+    return Json::parse(objects->json);
+  }
+  return std::visit(
+      [](const auto& held) {
+        if constexpr (std::is_same_v<decltype(held), const Objects&>) {
+          return Json();
+        } else {
+          return Json(held);
+        }
+      },
+      value);
 }
 
 std::string detail::type_name(const Value& value) {
-  constexpr std::array<const char*, 7> kNames = {"true or false",
+  constexpr std::array<const char*, 8> kNames = {"true or false",
                                                  "a whole number of 64 bits",
                                                  "a number",
                                                  "a string",
                                                  "a list of strings",
                                                  "a list of numbers",
-                                                 "a list of whole numbers"};
+                                                 "a list of whole numbers",
+                                                 "a list of objects"};
   static_assert(kNames.size() == std::variant_size_v<Value>);
   return kNames[value.index()];
 }

@@ -217,6 +217,15 @@ TEST(DeepSpeed, Optimizers) {
   EXPECT_EQ(sgd.type, "sgd");
   EXPECT_EQ(sgd.momentum, 0.9);
   EXPECT_EQ(sgd.weight_decay, 0.0);
+  const auto muon = optimizer(
+      "Muon",
+      R"("lr": 0.1, "muon_lr": 0.02, "adam_lr": 1e-3, "momentum": 0.9)");
+  EXPECT_EQ(muon.type, "muon");
+  EXPECT_EQ(muon.lr, 0.02);
+  EXPECT_EQ(muon.muon.momentum, 0.9);
+  EXPECT_EQ(muon.muon.adamw_lr, 1e-3);
+  EXPECT_EQ(muon.momentum, 0.0);
+  EXPECT_EQ(muon.eps, 1e-10);
 }
 
 TEST(DeepSpeed, Schedulers) {
@@ -438,8 +447,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{R"({"optimizer": {"type": "OneBitAdam"}})",
                 "ds:1:24: optimizer.type is \"OneBitAdam\", which is none of "
                 "Adam, AdamW, SGD, Lion, Muon"},
-        Refused{R"({"optimizer": {"type": "Muon"}})",
-                "ds:1:24: optimizer.type: optimizer.type is \"muon\""},
+        Refused{R"({"optimizer": {"type": "SGD", "params": {"muon_lr": 1}}})",
+                "optimizer.params.muon_lr is of Muon"},
         Refused{R"({"optimizer": {"params": {"lr": 1}}})",
                 "ds: optimizer has no type. Add optimizer.type: one of Adam"},
         Refused{R"({"scheduler": {"type": "OneCycle"}})",

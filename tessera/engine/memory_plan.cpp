@@ -12,6 +12,24 @@
 namespace tessera::engine {
 using program::Facts;
 
+namespace {
+
+parallel::data::KeptStates kept_by(const optim::OptimizerConfig& config) {
+  const optim::UpdateRule& rule = optim::update_rule(config.type);
+  const optim::UpdateRule& others =
+      rule.others.empty() ? rule : optim::update_rule(rule.others);
+  parallel::data::KeptStates kept{
+      .moments = std::ssize(others.moments_with(config)),
+      .matrix_moments = std::ssize(rule.moments_with(config)),
+      .average = config.ema > 0};
+  if (config.state_dtype != "auto") {
+    kept.dtype = config.state_dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+  }
+  return kept;
+}
+
+}  // namespace
+
 Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                const mesh::Coord& coord, program::Purpose purpose) {
   models::ModelConfig model = config.model;
@@ -21,8 +39,7 @@ Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
       {.samples = config.batch.micro,
        .seq_len = config.data.seq_len,
        .documents = config.data.documents_apart(),
-       .moments = std::ssize(optim::update_rule(config.optimizer.type)
-                                 .moments_with(config.optimizer)),
+       .kept = kept_by(config.optimizer),
        .threads = std::max<int64_t>(1, config.run.threads)});
 }
 

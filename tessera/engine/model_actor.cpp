@@ -161,6 +161,12 @@ void ModelActor::begin(const Instruction& instruction, bool awaited_next) {
     case Op::kSumNorm:
       norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);
       return;
+    case Op::kGatherUpdates:
+      if (was_skipped_) return;
+      begin_updates();
+      return composed_.updates->begin_gather(
+          instruction.unit, [&](size_t i) { return optimizer_->piece(i); },
+          mode);
     default:
       TORCH_INTERNAL_ASSERT(false, "this actor sends and receives nothing");
   }
@@ -178,6 +184,9 @@ void ModelActor::await(const Instruction& instruction) {
     case Op::kSumNorm:
       std::exchange(norm_work_, {}).wait();
       return read();
+    case Op::kGatherUpdates:
+      if (was_skipped_) return;
+      return composed_.updates->await_gather(instruction.unit);
     default:
       TORCH_INTERNAL_ASSERT(false, "this actor sends and receives nothing");
   }
@@ -188,16 +197,36 @@ void ModelActor::clip_gradients() {
   gradient_scale_ = rules_.scaling.of(grad_norm_) / scale_;
 }
 
-// Parameters lie unit by unit, and so do the optimizer's segments.
-void ModelActor::optimizer_step(int64_t unit) {
-  if (was_skipped_) return;
+void ModelActor::begin_updates() {
   if (!std::exchange(updates_, true)) optimizer_->begin_step(gradient_scale_);
+}
+
+// Parameters lie unit by unit, and so do the optimizer's segments.
+std::pair<size_t, size_t> ModelActor::segments_of(int64_t unit) const {
   const auto& all = composed_.parameters->trained();
-  if (unit < 0) return optimizer_->step(input_.lr, 0, all.size());
+  if (unit < 0) return {0, all.size()};
   const auto [first, last] = std::ranges::equal_range(
       all, unit, {}, &parallel::data::LocalParameter::unit);
-  optimizer_->step(input_.lr, static_cast<size_t>(first - all.begin()),
-                   static_cast<size_t>(last - first));
+  return {first - all.begin(), last - all.begin()};
+}
+
+// What no other rank has a part of is whole here.
+optim::WholePiece ModelActor::whole_of(size_t i) {
+  const auto* updates = composed_.updates.get();
+  if (updates != nullptr && updates->gathers(i)) {
+    return {updates->whole(i), updates->own(i).offset};
+  }
+  const auto dims = composed_.parameters->trained()[i].shard.dim();
+  return {optimizer_->piece(i), std::vector<int64_t>(dims, 0)};
+}
+
+void ModelActor::optimizer_step(int64_t unit) {
+  if (was_skipped_) return;
+  begin_updates();
+  const auto [first, last] = segments_of(unit);
+  optimizer_->step(input_.lr, first, last - first,
+                   [this](size_t i) { return whole_of(i); });
+  if (composed_.updates) composed_.updates->free(unit);
 }
 
 void ModelActor::free_parameters(int64_t unit) {

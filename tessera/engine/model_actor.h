@@ -126,6 +126,10 @@ class ModelActor : public program::Actor {
   bool may_skip() const;
   void decide();
   void read();
+  // Segments [first, last) of the optimizer: all of a unit, or of the model.
+  std::pair<size_t, size_t> segments_of(int64_t unit) const;
+  void begin_updates();
+  optim::WholePiece whole_of(size_t segment);
 
   optim::Optimizer* optimizer_;
   comm::Group& world_;

@@ -111,12 +111,18 @@ void RankModel::build_model() {
 
 void RankModel::build_optimizer() {
   const MemoryScope scope(MemoryKind::kOptimizer);
+  TORCH_INTERNAL_ASSERT(
+      config_.whole_matrices ==
+          (optim::update_rule(config_.optimizer.type).of_whole != nullptr),
+      "the configuration was not completed for its optimizer");
+  const auto matrices = parallel::hidden_matrices(composed_);
   std::vector<optim::FlatSegment> segments;
   for (const auto& parameter : composed_.parameters->trained()) {
     segments.push_back({.name = parameter.name,
                         .parameter = parameter.shard,
                         .gradient = parameter.gradient,
-                        .decay = parameter.layout.global_shape().size() >= 2});
+                        .decay = parameter.layout.global_shape().size() >= 2,
+                        .is_matrix = matrices[segments.size()]});
   }
   optimizer_ = optim::make_optimizer(config_.optimizer, std::move(segments));
 }

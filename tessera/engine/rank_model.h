@@ -45,6 +45,11 @@ class RankModel {
   nn::LossSum evaluate(
       const data::Batch& batch, const program::Observer& observer = nullptr,
       const std::function<void(const at::Tensor&)>& on_logits = nullptr);
+  // Evaluations measure the averages of the weights, until this is called
+  // again; before the first step there are none. REQUIRES: optimizer.ema.
+  void swap_averages() {
+    if (optimizer_->steps() > 0) optimizer_->swap_averages();
+  }
   // For who calls the decoder's units outside of a program, behind changes.
   void gather_parameters() { composed_.parameters->gather_all(); }
 

@@ -40,6 +40,7 @@ std::optional<SpanKind> kind_of_op(Op op) {
     case Op::kLoadDocuments:
       return SpanKind::kLoad;
     case Op::kGatherParameters:
+    case Op::kGatherUpdates:
     case Op::kReplicateParameters:
       return SpanKind::kGather;
     case Op::kReduceGradients:

@@ -6,6 +6,7 @@
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
+#include "tessera/engine/update_config.h"
 #include "tessera/models/hugging_face_config.h"
 #include "tessera/optim/registry.h"
 #include "tessera/parallel/compose.h"
@@ -182,6 +183,7 @@ void ValidateConfig::declare(config::Section& section) {
            "goes on")
       .at_least(0)
       .at_most(kMaxSteps);
+  section.key("ema", ema, "measure the average of the weights: optimizer.ema");
 }
 
 void RunConfig::declare(config::Section& section) {
@@ -279,12 +281,14 @@ void complete(RunConfig& config, int64_t world_size) {
                   "Give files, folders or globs: --data.train='texts/*.txt'.");
   config.data.check();
   config.optimizer.complete();
+  ask_for_whole_matrices(config);
   const auto mesh = complete_place(config, world_size);
   complete_batch(config.batch, data_parallel_degree(config));
   parallel::pipeline::check(config.model, accumulation(config), mesh,
                             config.pipeline);
   check_star(config);
   config.precision.complete();
+  check_updates(config);
   config.precision.check();
   check_schedule(config);
   check_trace(config);
@@ -334,6 +338,11 @@ std::vector<std::string> without_effect(const RunConfig& config,
     note(!optimizer.uses(key), "optimizer." + key,
          "is not used by optimizer.type " + optimizer.name);
   }
+  for (const std::string key : {"momentum", "nesterov", "steps", "eps",
+                                "adjust_lr", "dtype", "adamw_lr"}) {
+    note(!config.whole_matrices, "optimizer.muon." + key,
+         "is not used by optimizer.type " + optimizer.name);
+  }
   note(config.optimizer.normalize_grad && config.optimizer.clip_norm >= 1,
        "optimizer.clip_norm",
        "has nothing to do: optimizer.normalize_grad gives every gradient the "
@@ -359,7 +368,7 @@ std::vector<std::string> without_effect(const RunConfig& config,
       !config.data.valid.empty() || config.data.valid_share > 0;
   for (const char* key :
        {"validate.every", "validate.samples", "validate.at_start",
-        "validate.patience", "checkpoint.keep_best"}) {
+        "validate.patience", "validate.ema", "checkpoint.keep_best"}) {
     note(!validates, key, "is not used without data.valid or data.valid_share");
   }
   for (const char* key : {"monitor.sample_prompt", "monitor.sample_tokens",

@@ -48,6 +48,7 @@ struct ValidateConfig {
   int64_t samples = 512;  // the first ones; 0: all
   bool at_start = false;
   int64_t patience = 0;  // 0: the run goes on whatever the loss
+  bool ema = false;
   void declare(config::Section& section);
 };
 

@@ -220,7 +220,6 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"zero": {"offload": "all"}})", "zero.offload is \"all\""},
       {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
       {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
-      {R"({"optimizer": {"type": "muon"}})", "optimizer.type is \"muon\""},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
       {R"({"model": {"moe": {"shared_experts": 1}}})",

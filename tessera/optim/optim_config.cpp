@@ -1,8 +1,5 @@
 #include "tessera/optim/optim_config.h"
 
-#include <algorithm>
-
-#include "tessera/core/units.h"
 #include "tessera/optim/registry.h"
 
 namespace tessera::optim {
@@ -19,15 +16,67 @@ std::string complaint_about_betas(const config::Value& value) {
   return "";
 }
 
+// -1 leaves it to the optimizer.
+std::string complaint_about_own(const config::Value& value) {
+  const double number = std::get<double>(value);
+  return number == -1 || number >= 0 ? "" : "it must be at least 0, or -1";
+}
+
 }  // namespace
 
+void ParameterGroup::declare(config::Section& section) {
+  section
+      .key("match", match,
+           "globs over names of parameters, as checkpoints have them behind "
+           "\"model.\"; of groups that match one the first counts")
+      .check([](const config::Value& value) -> std::string {
+        return std::get<std::vector<std::string>>(value).empty()
+                   ? "it names no parameter: give a glob, as \"*.bias\""
+                   : "";
+      });
+  section
+      .key("lr", lr,
+           "in the place of optimizer.lr, scaled by the schedule as that is; "
+           "-1: that")
+      .check(complaint_about_own)
+      .at_most(1e3);
+  section
+      .key("weight_decay", weight_decay,
+           "of all parameters of the group; -1: as without it")
+      .check(complaint_about_own)
+      .at_most(1e3);
+  section.key("betas", betas, "[]: optimizer.betas")
+      .check(complaint_about_betas);
+}
+
+void MuonConfig::declare(config::Section& section) {
+  section.key("momentum", momentum, "of hidden matrices")
+      .at_least(0)
+      .at_most(0.9999999);
+  section.key("nesterov", nesterov, "the momentum of the step ahead");
+  section.key("steps", steps, "of Newton and Schulz").at_least(1).at_most(99);
+  section.key("eps", eps, "the least norm that a matrix is divided by")
+      .more_than(0)
+      .at_most(1);
+  section
+      .key("adjust_lr", adjust_lr,
+           "of a matrix (m, n): original: sqrt(max(1, m / n)); "
+           "match_rms_adamw: 0.2 sqrt(max(m, n)), for AdamW's rates")
+      .one_of({"original", "match_rms_adamw"});
+  section
+      .key("dtype", dtype,
+           "that matrices are orthogonalised in; auto: precision.compute")
+      .one_of({"auto", "bf16"});
+  section
+      .key("adamw_lr", adamw_lr,
+           "of all that is no hidden matrix; 0: optimizer.lr")
+      .at_least(0)
+      .at_most(1e3);
+}
+
 void OptimizerConfig::declare(config::Section& section) {
-  std::vector<std::string> known = optimizer_names();
-  std::ranges::copy(optimizers_not_built(), std::back_inserter(known));
   section.key("type", type, "how a gradient becomes an update")
-      .one_of(known)
-      .not_built(optimizers_not_built(), "the optimizer",
-                 "one of " + some_of(optimizer_names(), 16));
+      .one_of(optimizer_names());
   section.key("lr", lr, "learning rate after the warm-up")
       .at_least(0)
       .at_most(1e3);
@@ -38,7 +87,9 @@ void OptimizerConfig::declare(config::Section& section) {
   section.key("eps", eps, "added to the root of the second moment")
       .more_than(0)
       .at_most(1);
-  section.key("momentum", momentum, "of sgd").at_least(0).at_most(0.9999999);
+  section.key("momentum", momentum, "of sgd; muon has its own")
+      .at_least(0)
+      .at_most(0.9999999);
   section
       .key("weight_decay", weight_decay,
            "of parameters of two or more dimensions")
@@ -55,6 +106,21 @@ void OptimizerConfig::declare(config::Section& section) {
   section.key("skip_nonfinite", skip_nonfinite,
               "a step whose gradient is infinite or no number updates nothing, "
               "and the run goes on; else it ends the run");
+  section
+      .key("state_dtype", state_dtype,
+           "that moments are kept in; auto: that of the weights that are "
+           "updated, fp32 beside bf16")
+      .one_of({"auto", "fp32", "bf16"});
+  section
+      .key("ema", ema,
+           "decay of an average of the weights over the steps, which "
+           "checkpoints hold; 0: none")
+      .at_least(0)
+      .at_most(0.9999999);
+  section.section("muon", muon, "what optimizer.type muon alone uses");
+  section.objects("groups", groups,
+                  "parameters with a learning rate, a weight decay or betas "
+                  "of their own");
 }
 
 void OptimizerConfig::complete() {

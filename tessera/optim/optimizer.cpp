@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -42,6 +43,12 @@ void require_usable(const FlatSegment& segment, std::set<std::string>& names) {
            "; fp64, fp32, bf16 and fp16 can be optimized.");
 }
 
+at::ScalarType state_type_of(const OptimizerConfig& config,
+                             at::ScalarType master) {
+  if (config.state_dtype == "bf16") return at::kBFloat16;
+  return config.state_dtype == "fp32" ? at::kFloat : master;
+}
+
 at::Tensor gradient_as_given(const FlatSegment& segment) {
   return segment.gradient.defined() ? segment.gradient
                                     : segment.parameter.grad();
@@ -57,12 +64,26 @@ Optimizer::Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
       steps_(at::zeros({}, at::TensorOptions(at::kLong))),
       updated_(segments_.size(), true) {
   const at::NoGradGuard no_grad;
-  if (config_.betas.empty()) config_.betas = rule_.betas;
   std::set<std::string> names;
   for (const FlatSegment& segment : segments_) require_usable(segment, names);
   state_.push_back({"step", "", steps_});
+  add_ways();
   add_masters();
   add_moments();
+  add_averages();
+}
+
+void Optimizer::add_ways() {
+  for (const FlatSegment& segment : segments_) {
+    const UpdateWay way =
+        way_of(config_, rule_, segment.name, segment.decay, segment.is_matrix);
+    const auto found = std::ranges::find(ways_, way);
+    way_of_.push_back(found - ways_.begin());
+    if (found != ways_.end()) continue;
+    ways_.push_back(way);
+    configs_.push_back(config_);
+    configs_.back().betas = way.betas;
+  }
 }
 
 void Optimizer::add_masters() {
@@ -85,15 +106,30 @@ void Optimizer::add_masters() {
 
 int64_t Optimizer::steps() const { return *steps_.const_data_ptr<int64_t>(); }
 
+// Named moment by moment, whichever parameters have it.
 void Optimizer::add_moments() {
-  for (const Moment& moment : rule_.moments_with(config_)) {
-    auto& tensors = moments_.emplace_back();
+  moments_.resize(segments_.size());
+  bool goes_on = true;
+  for (size_t m = 0; goes_on; ++m) {
+    goes_on = false;
     for (size_t i = 0; i < segments_.size(); ++i) {
+      const auto kept = way(i).rule->moments_with(config_);
+      if (m >= kept.size()) continue;
+      goes_on = true;
+      const auto type = state_type_of(config_, masters_[i].scalar_type());
+      moments_[i].push_back(at::zeros_like(masters_[i], type));
       const std::string& parameter = segments_[i].name;
-      tensors.push_back(at::zeros_like(masters_[i]));
-      state_.push_back({moment.name + "." + parameter, parameter,
-                        tensors.back(), moment.gradient_power});
+      state_.push_back({kept[m].name + "." + parameter, parameter,
+                        moments_[i].back(), kept[m].gradient_power});
     }
+  }
+}
+
+void Optimizer::add_averages() {
+  for (size_t i = 0; config_.ema > 0 && i < segments_.size(); ++i) {
+    averages_.push_back(masters_[i].clone());
+    state_.push_back({"average." + segments_[i].name, segments_[i].name,
+                      averages_.back(), /*gradient_power=*/0});
   }
 }
 
@@ -116,14 +152,22 @@ at::Tensor Optimizer::gradient_of(size_t i, bool in_parts) const {
   return as_it_lies ? gradient : gradient.contiguous();
 }
 
-void Optimizer::append_segment(size_t i, UpdateGroup& group) const {
+void Optimizer::append_segment(size_t i, UpdateGroup& group,
+                               Widened& widened) const {
   const at::Tensor parameter = segments_[i].parameter.detach();
-  const bool in_parts =
-      !parameter.is_contiguous() || !masters_[i].is_contiguous();
+  // A matrix that is needed whole is updated by operators, as it lies.
+  const bool in_parts = !needs_whole(i) && (!parameter.is_contiguous() ||
+                                            !masters_[i].is_contiguous());
   append(masters_[i], in_parts, group.parameters);
   append(gradient_of(i, in_parts), in_parts, group.gradients);
-  for (size_t m = 0; m < moments_.size(); ++m) {
-    append(moments_[m][i], in_parts, group.moments[m]);
+  group.moments.resize(moments_[i].size());
+  for (size_t m = 0; m < moments_[i].size(); ++m) {
+    at::Tensor moment = moments_[i][m];
+    if (moment.scalar_type() != masters_[i].scalar_type()) {
+      widened.emplace_back(moment, moment.to(masters_[i].scalar_type()));
+      moment = widened.back().second;
+    }
+    append(moment, in_parts, group.moments[m]);
   }
   if (is_low_precision(parameter.scalar_type())) {
     append(parameter, in_parts, group.copies);
@@ -132,14 +176,14 @@ void Optimizer::append_segment(size_t i, UpdateGroup& group) const {
   }
 }
 
-UpdateGroup Optimizer::group_of(size_t first, size_t count, bool decay) const {
+UpdateGroup Optimizer::group_of(size_t first, size_t count, size_t way,
+                                Widened& widened) const {
   UpdateGroup group;
   group.step = steps();
-  group.weight_decay = decay ? config_.weight_decay : 0.0;
+  group.weight_decay = ways_[way].weight_decay;
   group.gradient_scale = gradient_scale_;
-  group.moments.resize(moments_.size());
   for (size_t i = first; i < first + count; ++i) {
-    if (segments_[i].decay == decay) append_segment(i, group);
+    if (way_of_[i] == way) append_segment(i, group, widened);
   }
   return group;
 }
@@ -151,16 +195,45 @@ void Optimizer::step(double lr) {
 }
 
 void Optimizer::begin_step(double gradient_scale) {
+  TS_CHECK(!swapped_, "optim: a step begins with averages for parameters.");
   for (size_t i = 0; i < segments_.size(); ++i) {
     TS_CHECK(updated_[i], "optim: a step begins, but parameter '",
              segments_[i].name, "' was not updated in step ", steps(), ".");
+  }
+  // Weights may have been read since the optimizer was made.
+  if (steps() == 0) {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < averages_.size(); ++i) {
+      averages_[i].copy_(masters_[i]);
+    }
   }
   updated_.assign(segments_.size(), false);
   gradient_scale_ = gradient_scale;
   steps_.add_(1);
 }
 
+bool Optimizer::needs_whole(size_t segment) const {
+  return way(segment).rule->of_whole != nullptr;
+}
+
+at::Tensor Optimizer::piece(size_t i) {
+  const at::NoGradGuard no_grad;
+  require_gradient(i);
+  Widened widened;
+  const UpdateGroup group = group_of(i, 1, way_of_[i], widened);
+  at::Tensor piece = way(i).rule->piece(configs_[way_of_[i]], group);
+  for (const auto& [narrow, wide] : widened) narrow.copy_(wide);
+  return piece;
+}
+
 void Optimizer::step(double lr, size_t first, size_t count) {
+  step(lr, first, count, [this](size_t i) -> WholePiece {
+    return {piece(i), std::vector<int64_t>(masters_[i].dim(), 0)};
+  });
+}
+
+void Optimizer::step(double lr, size_t first, size_t count,
+                     const WholeOf& whole_of) {
   const at::NoGradGuard no_grad;
   TS_CHECK(first <= segments_.size() && count <= segments_.size() - first,
            "optim: there are ", segments_.size(), " segments, no ", count,
@@ -170,12 +243,64 @@ void Optimizer::step(double lr, size_t first, size_t count) {
     TS_CHECK(!updated_[i], "optim: parameter '", segments_[i].name,
              "' was updated already in step ", steps(), ".");
   }
-  for (const bool decay : {false, true}) {
-    UpdateGroup group = group_of(first, count, decay);
-    group.lr = lr;
-    if (!group.parameters.empty()) rule_.update(config_, group);
+  // Copies of narrow moments are there of one segment at a time.
+  const size_t most = config_.state_dtype == "auto" ? count : 1;
+  for (size_t begin = first; begin < first + count; begin += most) {
+    for (size_t way = 0; way < ways_.size(); ++way) {
+      if (ways_[way].rule->of_whole == nullptr) update(lr, begin, most, way);
+    }
   }
-  for (size_t i = first; i < first + count; ++i) updated_[i] = true;
+  for (size_t i = first; i < first + count; ++i) {
+    if (needs_whole(i)) update_matrix(lr, i, whole_of);
+    if (!averages_.empty()) averages_[i].lerp_(masters_[i], 1 - config_.ema);
+    updated_[i] = true;
+  }
+}
+
+void Optimizer::update(double lr, size_t first, size_t count, size_t way) {
+  Widened widened;
+  UpdateGroup group = group_of(first, count, way, widened);
+  if (group.parameters.empty()) return;
+  group.lr = lr * ways_[way].lr_factor;
+  ways_[way].rule->update(configs_[way], group);
+  for (const auto& [narrow, wide] : widened) narrow.copy_(wide);
+}
+
+// Its momentum was moved on by piece().
+void Optimizer::update_matrix(double lr, size_t i, const WholeOf& whole_of) {
+  const OptimizerConfig& config = configs_[way_of_[i]];
+  WholePiece piece = whole_of(i);
+  Direction direction = way(i).rule->of_whole(config, std::move(piece.whole));
+  for (int64_t dim = 0; dim < masters_[i].dim(); ++dim) {
+    direction.tensor = direction.tensor.narrow(dim, piece.offset.at(dim),
+                                               masters_[i].size(dim));
+  }
+  UpdateGroup group;
+  group.lr = lr * way(i).lr_factor;
+  group.weight_decay = way(i).weight_decay;
+  group.parameters = {masters_[i]};
+  const at::Tensor parameter = segments_[i].parameter.detach();
+  group.copies.resize(1);
+  if (is_low_precision(parameter.scalar_type())) group.copies = {parameter};
+  group.directions = {std::move(direction)};
+  way(i).rule->update(config, group);
+}
+
+void Optimizer::swap_averages() {
+  const at::NoGradGuard no_grad;
+  TS_CHECK(!averages_.empty() && steps() > 0,
+           "optim: there are no averages of parameters. Set optimizer.ema.");
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const at::Tensor parameter = segments_[i].parameter.detach();
+    if (is_low_precision(parameter.scalar_type())) {
+      parameter.copy_(swapped_ ? masters_[i] : averages_[i]);
+      continue;
+    }
+    const at::Tensor before = parameter.clone();
+    parameter.copy_(averages_[i]);
+    averages_[i].copy_(before);
+  }
+  swapped_ = !swapped_;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,

@@ -6,23 +6,31 @@
 //
 // Precision: parameters in fp32 or fp64 are updated as they are. One in bf16 or
 //          fp16 gets an fp32 master here, which is updated and copied back:
-//          make the optimizer when the parameters hold their values.
+//          make the optimizer when the parameters hold their values. Moments
+//          may be kept in a narrower type: they are widened for an update and
+//          rounded behind it.
+// Average: of the masters over the steps, beginning with what they are before
+//          the first: m <- ema m + (1 - ema) p behind each update.
 // Clips:   by a factor that a step is given: a rule multiplies gradients by it
 //          as it reads them, or where they lie: after it they are of no use.
 // Comm:    none: gradients arrive reduced.
 // Errors:  a gradient that is missing or of another shape is refused by name,
 //          before anything is changed. Parameters (or masters) of two types or
 //          on two devices are refused.
+// Source:  of the average: torch.optim.swa_utils.get_ema_multi_avg_fn.
 // Threads: an optimizer belongs to one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tessera/optim/parameter_groups.h"
 #include "tessera/optim/registry.h"
 
 namespace tessera::optim {
@@ -32,14 +40,22 @@ struct FlatSegment {
   at::Tensor parameter;  // contiguous, or its parts along dim 0 are; or empty
   // Where the gradient lies. Undefined: in parameter.grad() at each step.
   at::Tensor gradient;
-  bool decay = false;  // weight decay: for parameters of two or more dims
+  bool decay = false;      // weight decay: for parameters of two or more dims
+  bool is_matrix = false;  // hidden, as muon.h has them: one, or one an expert
+};
+
+// What the pieces of a matrix were put together to, and where a segment lies in
+// it. Its memory is taken.
+struct WholePiece {
+  at::Tensor whole;
+  std::vector<int64_t> offset;  // by dim
 };
 
 struct NamedTensor {
   std::string name;        // "exp_avg.blocks.0.attention.q.weight"
   std::string parameter;   // whose layout it has; "": one number for all
   at::Tensor tensor;       // live: copying into it loads the state
-  int gradient_power = 1;  // as a Moment's
+  int gradient_power = 1;  // as a Moment's; 0: as large as the parameter
 };
 
 class Optimizer {
@@ -58,6 +74,17 @@ class Optimizer {
   // Gradients count times `gradient_scale` in all of it.
   void begin_step(double gradient_scale = 1.0);
   void step(double lr, size_t first, size_t count);
+  // Of a segment that is a piece of a matrix, whose rule needs it whole: what
+  // is to be gathered, once begin_step() was called; then whole_of(i) gives the
+  // whole of segment i to its step. Without it segments are whole themselves.
+  bool needs_whole(size_t segment) const;
+  at::Tensor piece(size_t segment);
+  using WholeOf = std::function<WholePiece(size_t segment)>;
+  void step(double lr, size_t first, size_t count, const WholeOf& whole_of);
+
+  // Parameters and their averages change places, until they do so again.
+  // REQUIRES: averages are kept, and a step was taken.
+  void swap_averages();
 
   // Steps begun, over all runs: part of the state.
   int64_t steps() const;
@@ -66,18 +93,32 @@ class Optimizer {
   const std::vector<FlatSegment>& segments() const { return segments_; }
 
  private:
+  // Moments as a rule has them, in the masters' type, and what they are of.
+  using Widened = std::vector<std::pair<at::Tensor, at::Tensor>>;
+  void add_ways();
   void add_masters();
   void add_moments();
+  void add_averages();
+  const UpdateWay& way(size_t segment) const { return ways_[way_of_[segment]]; }
   void require_gradient(size_t segment) const;
   at::Tensor gradient_of(size_t segment, bool in_parts) const;
-  void append_segment(size_t segment, UpdateGroup& group) const;
-  UpdateGroup group_of(size_t first, size_t count, bool decay) const;
+  void append_segment(size_t segment, UpdateGroup& group,
+                      Widened& widened) const;
+  UpdateGroup group_of(size_t first, size_t count, size_t way,
+                       Widened& widened) const;
+  void update(double lr, size_t first, size_t count, size_t way);
+  void update_matrix(double lr, size_t segment, const WholeOf& whole_of);
 
   const UpdateRule rule_;
   OptimizerConfig config_;
   std::vector<FlatSegment> segments_;
-  std::vector<at::Tensor> masters_;               // or the parameter itself
-  std::vector<std::vector<at::Tensor>> moments_;  // by moment and segment
+  std::vector<at::Tensor> masters_;  // or the parameter itself
+  std::vector<UpdateWay> ways_;
+  std::vector<OptimizerConfig> configs_;          // by way: with its betas
+  std::vector<size_t> way_of_;                    // by segment
+  std::vector<std::vector<at::Tensor>> moments_;  // by segment
+  std::vector<at::Tensor> averages_;  // by segment, where they are kept
+  bool swapped_ = false;
   std::vector<NamedTensor> state_;
   at::Tensor steps_;           // int64, on the CPU
   double gradient_scale_ = 1;  // of the step that has begun

@@ -380,8 +380,9 @@ TEST(UpdateRule, SaysWhatIsKeptAndUsed) {
     for (const Moment& moment : rule.moments_with(config)) {
       promised.push_back(moment.name + ".p0");
     }
-    const auto optimizer =
-        make_optimizer(config, segments_of({at::ones({2}, at::kFloat)}));
+    auto segments = segments_of({at::ones({2, 2}, at::kFloat)});
+    segments[0].is_matrix = true;  // or it is another rule's, of muon
+    const auto optimizer = make_optimizer(config, std::move(segments));
     for (const NamedTensor& item : optimizer->state()) {
       if (!item.parameter.empty()) kept.push_back(item.name);
     }

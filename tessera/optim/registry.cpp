@@ -7,6 +7,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/adamw.h"
 #include "tessera/optim/lion.h"
+#include "tessera/optim/muon.h"
 #include "tessera/optim/sgd.h"
 
 namespace tessera::optim {
@@ -38,11 +39,19 @@ const std::vector<UpdateRule>& update_rules() {
        .betas = {0.9, 0.99},
        .source = "Chen et al. 2023, arXiv 2302.06675",
        .by_sign = true},
+      {.name = "muon",
+       .update = muon,
+       .moments = {{"momentum", 1}},
+       .keys = {"betas", "eps"},
+       .betas = {0.9, 0.95},
+       .source = "Keller Jordan et al. 2024, kellerjordan.github.io/posts/muon",
+       .by_sign = true,
+       .piece = muon_piece,
+       .of_whole = muon_direction,
+       .others = "adamw"},
   };
   return rules;
 }
-
-std::vector<std::string> optimizers_not_built() { return {"muon"}; }
 
 const UpdateRule& update_rule(const std::string& name) {
   const auto& rules = update_rules();

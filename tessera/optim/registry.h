@@ -37,6 +37,13 @@ struct UpdateRule {
   // Its steps do not shrink with the gradient: where that is zero but for
   // rounding, they are whole, and their direction is chance.
   bool by_sign = false;
+  // Of a rule for whole matrices, which the pieces of a step's `piece` are put
+  // together to; and by whom all other parameters are updated.
+  at::Tensor (*piece)(const OptimizerConfig& config,
+                      const UpdateGroup& group) = nullptr;
+  Direction (*of_whole)(const OptimizerConfig& config,
+                        at::Tensor whole) = nullptr;
+  std::string others = {};
 
   bool uses(const std::string& key) const;
   std::vector<Moment> moments_with(const OptimizerConfig& config) const;
@@ -47,7 +54,5 @@ const std::vector<UpdateRule>& update_rules();
 const UpdateRule& update_rule(const std::string& name);
 
 std::vector<std::string> optimizer_names();
-// Known, and refused as not built.
-std::vector<std::string> optimizers_not_built();
 
 }  // namespace tessera::optim

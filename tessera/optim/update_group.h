@@ -9,6 +9,12 @@
 
 namespace tessera::optim {
 
+// Where a parameter goes, and by how much of the learning rate.
+struct Direction {
+  at::Tensor tensor;
+  double scale = 1;
+};
+
 // No gradient is missing; all tensors of a parameter have its shape, and all of
 // them are contiguous.
 struct UpdateGroup {
@@ -22,6 +28,8 @@ struct UpdateGroup {
   // Of each master, the parameter in low precision; undefined where the
   // parameter is its own master.
   std::vector<at::Tensor> copies;
+  // Of rules that make them of whole matrices: of each parameter's part.
+  std::vector<Direction> directions = {};
 };
 
 // By operators of LibTorch: `update` gets gradients of the masters' type, which

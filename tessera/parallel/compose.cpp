@@ -1,11 +1,15 @@
 #include "tessera/parallel/compose.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "tessera/core/memory_kind.h"
+#include "tessera/models/hidden_matrix.h"
 #include "tessera/parallel/context/context_parallel.h"
 #include "tessera/parallel/expert/expert_parallel.h"
 #include "tessera/parallel/pipeline/stages.h"
@@ -91,6 +95,42 @@ ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
   return units;
 }
 
+std::vector<bool> hidden_matrices(const Composed& composed) {
+  std::set<std::string> names;
+  for (const auto& unit : composed.model.parameters) {
+    for (const auto& parameter : unit) {
+      if (models::is_hidden_matrix(*parameter.spec, composed.model.num_units)) {
+        names.insert(parameter.name);
+      }
+    }
+  }
+  std::vector<bool> are;
+  for (const auto& parameter : composed.parameters->trained()) {
+    are.push_back(names.contains(parameter.name));
+  }
+  return are;
+}
+
+namespace {
+
+std::unique_ptr<data::WholeUpdates> whole_updates(const Composed& composed,
+                                                  comm::Communicator& ranks,
+                                                  at::ScalarType dtype) {
+  // By name: in bundles they lie as each rank's peers have it.
+  std::map<std::string, data::WholeUpdates::Matrix> by_name;
+  const auto are = hidden_matrices(composed);
+  for (size_t i = 0; i < are.size(); ++i) {
+    const auto& parameter = composed.parameters->trained()[i];
+    if (are[i]) by_name[parameter.name] = {i, parameter.unit, parameter.layout};
+  }
+  std::vector<data::WholeUpdates::Matrix> matrices;
+  for (const auto& [name, matrix] : by_name) matrices.push_back(matrix);
+  return std::make_unique<data::WholeUpdates>(matrices, composed.mesh, ranks,
+                                              dtype);
+}
+
+}  // namespace
+
 Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
                  comm::Communicator& ranks, const ComposeOptions& options) {
   ParallelConfig config = options.config;
@@ -151,6 +191,9 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   }
   composed.parameters = std::make_unique<data::ShardedParameters>(
       std::move(bundles), ranks, gradients);
+  if (options.trains && config.whole_matrices) {
+    composed.updates = whole_updates(composed, ranks, config.updates().dtype);
+  }
   return composed;
 }
 

@@ -15,6 +15,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model.h"
 #include "tessera/parallel/data/sharded_parameters.h"
+#include "tessera/parallel/data/whole_updates.h"
 #include "tessera/parallel/model_units.h"
 #include "tessera/parallel/parallel_config.h"
 
@@ -27,6 +28,10 @@ struct ComposeOptions {
   std::function<void()> load = {};
   bool trains = true;  // else no gradients are stored
 };
+
+// Which parameters that are trained are hidden matrices, in their order.
+struct Composed;
+std::vector<bool> hidden_matrices(const Composed& composed);
 
 // Whether the model fits the mesh. REQUIRES: a complete configuration of it.
 // Stages ask for micro-batches besides: see pipeline::check().
@@ -69,6 +74,8 @@ struct Composed {
   comm::Group* data = nullptr;      // ranks that see other samples
   comm::Group* pipeline = nullptr;  // ranks that hold the other stages
   std::unique_ptr<data::ShardedParameters> parameters;
+  // Of those that are trained, where matrices are updated whole.
+  std::unique_ptr<data::WholeUpdates> updates;
   ModelUnits model;      // of all ranks
   program::Units units;  // how a program goes over this rank's part of it
 };

@@ -5,7 +5,6 @@
 #include "tessera/models/trace/model_facts.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/parallel/context/context_facts.h"
-#include "tessera/parallel/data/parameter_facts.h"
 #include "tessera/parallel/expert/expert_facts.h"
 #include "tessera/parallel/tensor/tensor_facts.h"
 
@@ -64,7 +63,9 @@ program::Facts facts_of(const models::ModelConfig& model_config,
         {.zero_stage = zero_stage_of(owned[unit].front()->layout, mesh, config),
          .compute = compute,
          .gradient = gradient,
-         .moments = batch.moments});
+         .kept = batch.kept,
+         .updates = config.updates(),
+         .num_units = model->num_units()});
   }
   return facts;
 }

@@ -8,6 +8,7 @@
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model_config.h"
+#include "tessera/parallel/data/parameter_facts.h"
 #include "tessera/parallel/parallel_config.h"
 #include "tessera/program/facts.h"
 
@@ -17,8 +18,8 @@ struct FactsOptions {
   int64_t samples = 1;     // of a micro-batch
   int64_t seq_len = 1;     // of a whole sample
   bool documents = false;  // attention keeps them apart: at most one a sample
-  int64_t moments = 2;     // tensors that the optimizer has of each parameter
-  int64_t threads = 1;     // of an operator
+  data::KeptStates kept = {};
+  int64_t threads = 1;  // of an operator
 };
 
 // Of units that other stages hold too.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "tessera/comm/flat_gradients.h"
+#include "tessera/models/hidden_matrix.h"
 
 namespace tessera::parallel {
 
@@ -95,10 +96,27 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
         each.bytes += bundle.cut.numel() * bundle.cut.ranks() * item;
       }
     }
+    each.whole_updates = !matrices_in_pieces(id, mesh, rank).empty();
     units.all.push_back(std::move(each));
   }
   set_recomputation(units);
   return units;
+}
+
+std::vector<data::MatrixPieces> ModelUnits::matrices_in_pieces(
+    int64_t unit, const mesh::DeviceMesh& mesh, int64_t rank) const {
+  std::vector<data::MatrixPieces> found;
+  if (!config.whole_matrices) return found;
+  for (const auto& parameter : parameters.at(unit)) {
+    const nn::ParameterSpec& spec = *parameter.spec;
+    if (spec.is_frozen || !models::is_hidden_matrix(spec, num_units) ||
+        !spec.layout.held_by(mesh.coord_of(rank))) {
+      continue;
+    }
+    auto pieces = data::pieces_of(spec.layout, mesh, rank);
+    if (pieces.is_cut()) found.push_back(std::move(pieces));
+  }
+  return found;
 }
 
 // The last unit's backward comes right behind its forward: of minimal it keeps
@@ -163,6 +181,19 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
       if (bundle.is_summed()) {
         each.sum.push_back({"all_reduce", peers, reduced, piece});
       }
+    }
+    // Those that are cut along the same axes travel together.
+    std::vector<std::pair<std::vector<Axis>, int64_t>> sent;
+    for (const auto& pieces :
+         matrices_in_pieces(static_cast<int64_t>(unit), mesh, rank)) {
+      auto found = std::ranges::find(sent, pieces.axes,
+                                     &decltype(sent)::value_type::first);
+      if (found == sent.end()) found = sent.insert(found, {pieces.axes, 0});
+      found->second += pieces.numel;
+    }
+    for (const auto& [axes, piece] : sent) {
+      each.updates.push_back(
+          {"all_gather", lanes.along(axes), config.updates().dtype, piece});
     }
   }
   return all;

@@ -54,9 +54,12 @@ struct ModelUnits {
   std::vector<data::Bundle> bundles(int64_t unit, const mesh::DeviceMesh& mesh,
                                     int64_t rank) const;
   program::Units units_of(const mesh::DeviceMesh& mesh, int64_t rank) const;
+  // Of a unit's matrices, where they are updated whole, those that are cut.
+  std::vector<data::MatrixPieces> matrices_in_pieces(
+      int64_t unit, const mesh::DeviceMesh& mesh, int64_t rank) const;
   // Which activations are not kept.
   void set_recomputation(program::Units& units) const;
-  // What gathers, reductions and sums move.
+  // What gathers, reductions, sums and updates move.
   std::vector<program::UnitTransfers> transfers_of(const mesh::DeviceMesh& mesh,
                                                    int64_t rank,
                                                    Lanes& lanes) const;

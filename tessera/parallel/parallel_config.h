@@ -7,6 +7,7 @@
 
 #include "tessera/core/config.h"
 #include "tessera/parallel/context/context_config.h"
+#include "tessera/parallel/data/matrix_pieces.h"
 #include "tessera/parallel/data/zero_config.h"
 #include "tessera/parallel/pipeline/pipeline_config.h"
 #include "tessera/parallel/precision_config.h"
@@ -22,6 +23,10 @@ struct ParallelConfig {
   pipeline::PipelineConfig pipeline;
   PrecisionConfig precision;
   RecomputeConfig recompute;
+  // No sections: whoever has the optimizer says whether hidden matrices are
+  // updated whole, and whether in bf16, whatever precision.compute is.
+  bool whole_matrices = false, orthogonalised_in_bf16 = false;
+  data::UpdateOptions updates() const;
 
   // For whoever has sections beside these.
   void declare_sections(config::Section& section) {

@@ -11,7 +11,8 @@
 //        where they live as shards, reduced behind the last backward that adds
 //        to them, once, and in stages 2 and 3 once for each micro-batch;
 //        complete before the norm is taken, which is before they are clipped,
-//        which is before the optimizer's one step of each unit.
+//        which is before the optimizer's one step of each unit, and before
+//        what that step needs whole is gathered for it, once.
 // Errors: TORCH_INTERNAL_ASSERT names the instruction, its place and the rule:
 //        a schedule or a pass that breaks one is a programmer's error.
 #pragma once

@@ -174,6 +174,27 @@ TEST(Checker, RefusesAReductionThatIsTooEarly) {
   expect_refused(early, units, "were reduced already");
 }
 
+TEST(Checker, UpdatesOfWholeMatricesAreGatheredFirst) {
+  Units units = units_of(2, 1);
+  units.all[1].whole_updates = true;
+  const Program sound = lowered(1, units);
+  expect_that_each_matters(sound, units);
+  const Instruction gather{Op::kGatherUpdates, -1, 1};
+  const Instruction step{Op::kOptimizerStep, -1, 1};
+  EXPECT_LT(std::ranges::find(sound, Instruction{Op::kClipGradients}),
+            std::ranges::find(sound, begin(gather)));
+  Program late = sound;
+  std::iter_swap(std::ranges::find(late, await(gather)),
+                 std::ranges::find(late, step));
+  expect_refused(late, units, "what it is updated by is not gathered yet");
+  expect_refused(moved(sound, begin(gather), {Op::kClipGradients}), units,
+                 "clipped once, before the update");
+  Program needless = sound;
+  needless.insert(std::ranges::find(needless, begin(gather)),
+                  begin({Op::kGatherUpdates, -1, 0}));
+  expect_refused(needless, units, "its updates need no others' pieces");
+}
+
 TEST(Checker, Evaluations) {
   const Units units = units_of(3, 3, /*tied=*/true);
   const Program program =

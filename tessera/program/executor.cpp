@@ -50,6 +50,7 @@ void run(const Instruction& instruction, bool awaited_next, Actor& actor) {
     case Op::kReduceGradients:
     case Op::kSumGradients:
     case Op::kSumNorm:
+    case Op::kGatherUpdates:
     case Op::kSendActivations:
     case Op::kReceiveActivations:
     case Op::kSendGradients:

@@ -70,6 +70,11 @@ struct ParameterFacts {
   int64_t gather_message_bytes = 0, reduce_message_bytes = 0;
   int64_t sum_message_bytes = 0;
   int64_t gather_work_bytes = 0, reduce_work_bytes = 0, pack_bytes = 0;
+  // Of matrices that are updated whole: this rank's pieces of updates, and what
+  // is gathered of them, until the update; and the most that is alive inside
+  // while a piece is made, and while the unit is updated.
+  int64_t update_piece_bytes = 0, update_gathered_bytes = 0;
+  int64_t piece_work_bytes = 0, update_work_bytes = 0;
 
   int64_t state_bytes() const {
     return parameter_bytes + gradient_bytes + optimizer_bytes;

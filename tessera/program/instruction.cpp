@@ -74,6 +74,8 @@ const char* name_of(Op op) {
       return "SumNorm";
     case Op::kClipGradients:
       return "ClipGradients";
+    case Op::kGatherUpdates:
+      return "GatherUpdates";
     case Op::kOptimizerStep:
       return "OptimizerStep";
   }
@@ -92,7 +94,7 @@ bool is_message(Op op) {
 bool is_communication(Op op) {
   return is_message(op) || op == Op::kGatherParameters ||
          op == Op::kReduceGradients || op == Op::kSumGradients ||
-         op == Op::kSumNorm;
+         op == Op::kSumNorm || op == Op::kGatherUpdates;
 }
 
 bool is_compute(Op op) {

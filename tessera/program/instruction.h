@@ -49,6 +49,7 @@ enum class Op {
   kNorm,           // this rank's part of the squared gradient norm
   kSumNorm,        // over the world: begin, await
   kClipGradients,  // by the norm
+  kGatherUpdates,  // of a unit whose matrices are updated whole: begin, await
   kOptimizerStep,  // of a unit
 };
 

@@ -53,6 +53,9 @@ class Walk {
       case Op::kAllocateGradients:
         alive_ += sum(each.unit, &ParameterFacts::whole_gradient_bytes);
         break;
+      case Op::kOptimizerStep:
+        update(each.unit);
+        break;
       default:
         communicate(each);
     }
@@ -193,12 +196,28 @@ class Walk {
       }
       case Op::kReduceGradients:
         return reduce(each.unit, begins);
+      case Op::kGatherUpdates:
+        return gather_updates(each.unit, begins);
       case Op::kSumGradients:
         if (!begins) alive_ -= waiting_for_sum(each.unit);
         return;
       default:
         return;
     }
+  }
+
+  // A piece is sent until the gather is awaited.
+  void gather_updates(int64_t unit, bool begins) {
+    const int64_t sent = sum(unit, &ParameterFacts::update_piece_bytes);
+    alive_ += begins ? sent + sum(unit, &ParameterFacts::update_gathered_bytes)
+                     : -sent;
+    if (begins) use(most(unit, &ParameterFacts::piece_work_bytes));
+  }
+
+  void update(int64_t unit) {
+    if (unit < 0) return;
+    use(most(unit, &ParameterFacts::update_work_bytes));
+    alive_ -= sum(unit, &ParameterFacts::update_gathered_bytes);
   }
 
   // Without a graph nobody but the message holds it.
@@ -260,6 +279,12 @@ class Walk {
     std::ranges::copy_if(of.parameters, std::back_inserter(tied),
                          &ParameterFacts::tied);
     return tied;
+  }
+
+  int64_t most(int64_t unit, int64_t ParameterFacts::* bytes) const {
+    int64_t found = 0;
+    for (const auto& each : held(unit)) found = std::max(found, each.*bytes);
+    return found;
   }
 
   int64_t sum(int64_t unit, int64_t ParameterFacts::* bytes) const {

@@ -39,6 +39,7 @@ struct Unit {
   bool reduced = true;         // other ranks add to its gradients, or hold some
   bool summed = false;         // its shards' gradients have replicas beside
   bool across_stages = false;  // other stages take part in its reduction
+  bool whole_updates = false;  // pieces of its updates are gathered first
   int64_t bytes = 0;           // of its parameters, gathered
   // Its activations are not kept, but computed again from the input of this
   // unit of its chunk. Units that share one follow each other, from it on.

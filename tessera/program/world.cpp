@@ -95,6 +95,8 @@ class Check {
         return here.reduce;
       case Op::kSumGradients:
         return here.sum;
+      case Op::kGatherUpdates:
+        return here.updates;
       case Op::kForward:
       case Op::kReplay:
         return here.forward;

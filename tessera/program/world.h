@@ -34,7 +34,7 @@ struct Transfer {
 
 // What the instructions of a unit do together with others, in order.
 struct UnitTransfers {
-  std::vector<Transfer> gather, reduce, sum;
+  std::vector<Transfer> gather, reduce, sum, updates;
   // Inside of its forward and of its backward; of its input part alone where
   // that is split (the weight part repeats them).
   std::vector<Transfer> forward, backward;

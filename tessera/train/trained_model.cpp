@@ -1,5 +1,6 @@
 #include "tessera/train/trained_model.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "tessera/checkpoint/checkpoint.h"
@@ -109,9 +110,25 @@ ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   return source;
 }
 
+std::string average_of(const std::string& weight) {
+  return "optimizer.average." + weight.substr(std::string("model.").size());
+}
+
+// What was not trained has none.
+void take_averages(const ModelSource& source, checkpoint::State& state) {
+  const auto manifest = checkpoint::read_manifest(source.path);
+  for (auto& tensor : state.tensors) {
+    const std::string average = average_of(tensor.name);
+    if (manifest.find(average) == nullptr) continue;
+    tensor.name = average;
+    tensor.slices.clear();
+  }
+}
+
 // Weights of a run, of any type.
 void load(const ModelSource& source, checkpoint::State state,
           comm::Group& world) {
+  if (source.averaged) take_averages(source, state);
   checkpoint::load(source.path, state, world,
                    {.partial = true, .convert = true});
 }
@@ -166,6 +183,20 @@ ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
   source.config.model.from = path;
   source.config.model.load_weights = true;
   return source;
+}
+
+void read_averages(ModelSource& source) {
+  const auto is_average = [](const auto& tensor) {
+    return tensor.name.starts_with("optimizer.average.");
+  };
+  TS_CHECK_CONFIG(
+      source.is_checkpoint &&
+          std::ranges::any_of(checkpoint::read_manifest(source.path).tensors,
+                              is_average),
+      "--ema: ", source.path,
+      " has no averages of its weights: a run keeps them where optimizer.ema "
+      "is set. Leave --ema out.");
+  source.averaged = true;
 }
 
 c10::ScalarType dtype_of_files(const ModelSource& source) {

@@ -23,6 +23,7 @@ namespace tessera::train {
 struct ModelSource {
   std::string path;  // of the checkpoint, or the Hugging Face folder
   bool is_checkpoint = false;
+  bool averaged = false;  // its weights are their averages: read_averages()
   models::HuggingFaceConfig config;
   // The folder that may hold the tokenizer's files.
   std::string tokenizer_folder;
@@ -35,6 +36,10 @@ struct ModelSource {
 
 // `dtype`: what a checkpoint's weights are to be.
 ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype);
+
+// The model's weights are to be the averages that training kept of them
+// (optimizer.ema). TS_CHECK_CONFIG where there are none.
+void read_averages(ModelSource& source);
 
 // What the folder that the model came from has its weights in; fp32 where it
 // came from none.

@@ -371,11 +371,13 @@ class Trainer {
 
   monitor::Validation validate() {
     const auto start = Clock::now();
+    if (config_.validate.ema) model_->swap_averages();
     const MeanLoss mean = mean_loss(
         [this](const data::Batch& batch) { return model_->evaluate(batch); },
         validation_batches(*data_.valid, config_.batch.micro,
                            config_.validate.samples),
         *model_->composed().data, ranks_.world());
+    if (config_.validate.ema) model_->swap_averages();
     return {.loss = mean.loss,
             .tokens = mean.tokens,
             .seconds = seconds_since(start)};

@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "tessera/engine/step_programs.h"
+#include "tessera/engine/update_config.h"
 #include "tessera/models/family.h"
+#include "tessera/optim/parameter_groups.h"
 #include "tessera/verify/detail/comparison.h"
 
 namespace tessera::verify {
@@ -248,6 +250,8 @@ Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
   // Its loss is scaled as it would be.
   wide.precision.compute = precision;
   wide.precision.reduce = "auto";
+  wide.optimizer.state_dtype = wide.optimizer.muon.dtype = "auto";
+  wide.orthogonalised_in_bf16 = false;
   const RunConfig one = on_one_rank(wide);
   const Probe probe{.steps = steps, .passes = engine::passes_chosen()};
   const Control control = detail::record(one, probe);
@@ -295,6 +299,7 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
   const int64_t fewer = shrink(count, mesh.pp, 2 * mesh.pp);
   config.batch.global =
       config.batch.micro * data_parallel_degree(config) * fewer;
+  optim::drop_idle_groups(config.optimizer, engine::trained_names(config));
   complete(config, world_size);
   return config;
 }

@@ -42,6 +42,8 @@ LAYOUTS = "tessera/parallel/data/sharded_parameters.cpp"
 PARAMETERS = "tessera/parallel/data/parameter_storage.cpp"
 GRADIENTS = "tessera/parallel/data/gradient_storage.cpp"
 ACTOR = "tessera/engine/model_actor.cpp"
+OPTIMIZER = "tessera/optim/optimizer.cpp"
+MUON = {"type": "muon", "lr": 0.01}
 RANK = "tessera/engine/rank_actor.cpp"
 TENSOR = "tessera/parallel/tensor/tensor_parallel.cpp"
 PASSES = "tessera/program/passes/"
@@ -301,6 +303,34 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"while running BackwardWeight \d unit \d",
            "split_backward"),
+    Mutant("orthogonalises_the_shard", ACTOR,
+           "  if (updates != nullptr && updates->gathers(i)) {\n",
+           "  if (updates != nullptr && updates->gathers(i) && !MUTANT) {\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 2}, optimizer=MUON),
+           r"^blocks\.\d\.\S+weight: .*"),
+    Mutant("pieces_put_together_at_the_wrong_place", "tessera/parallel/data/matrix_pieces.cpp",
+           "    if (peer == rank) pieces.own = pieces.boxes.back();\n",
+           "    if (peer == (MUTANT ? pieces.ranks.front() : rank)) pieces.own = pieces.boxes.back();\n",
+           mesh(mesh={"tp": 2}, optimizer=MUON),
+           r"^blocks\.\d\.\S+weight: .*"),
+    Mutant("updates_not_gathered", PASSES + "sharding.cpp",
+           "      if (units_.all[owner].whole_updates) push(Op::kGatherUpdates, owner);\n",
+           "      if (units_.all[owner].whole_updates && !MUTANT) push(Op::kGatherUpdates, owner);\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 1}, optimizer=MUON),
+           r"program: at \d+: OptimizerStep unit \d: what it is updated by is not gathered yet"),
+    Mutant("group_of_the_first_segment", OPTIMIZER,
+           "    way_of_.push_back(found - ways_.begin());\n",
+           "    way_of_.push_back(MUTANT && segment.parameter.numel() < 100 ? 0 : found - ways_.begin());\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 1},
+                optimizer={"lr": 0.01, "groups": [{"match": "blocks.*.mlp.*", "lr": 0.03}]}),
+           r"^blocks\.\d\.mlp\.\S+weight: .*"),
+    Mutant("average_of_the_shard_left_out", OPTIMIZER,
+           "    if (!averages_.empty()) averages_[i].lerp_(masters_[i], 1 - config_.ema);\n",
+           "    if (!averages_.empty() && !(MUTANT && masters_[i].numel() < 100)) {\n"
+           "      averages_[i].lerp_(masters_[i], 1 - config_.ema);\n"
+           "    }\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 1}, optimizer={"lr": 0.01, "ema": 0.5}),
+           r"^\S+weight: .*average"),
     Mutant("reductions_awaited_behind_the_norm", PASSES + "reductions.cpp",
            "      if (each.op == Op::kNorm || each.op == Op::kSumGradients) {\n",
            "      if (MUTANT && each.op == Op::kNorm) {\n"

@@ -162,6 +162,36 @@ OPTIMIZERS = {"sgd": {"momentum": 0.9}, "lion": {"lr": 0.001}, "adam": {}}
 MESHES |= {f"{optimizer}, zero {stage} of 3": (3, {}, {"mesh": {"dp": 3}, **zero(stage),
                                                        "optimizer": {"type": optimizer, **more}})
            for optimizer, more in OPTIMIZERS.items() for stage in range(4)}
+MUON = {"optimizer": {"type": "muon", "lr": 0.02, "muon": {"adamw_lr": 0.01}}}
+MESHES |= {f"muon: {name}": (world, model, {**sections, **MUON}) for name, world, model, sections in [
+    ("dp 3", 3, {}, {"mesh": {"dp": 3}}),
+    ("zero 1 of 3, gpt2", 3, GPT2, {"mesh": {"dp": 3}, **zero(1)}),
+    ("zero 2 of 3", 3, {}, {"mesh": {"dp": 3}, **zero(2)}),
+    ("zero 3 of 3", 3, QWEN3, {"mesh": {"dp": 3}, **zero(3)}),
+    ("hybrid 2", 4, {}, {"mesh": {"dp_replicate": 2, "dp_shard": 2}, **zero(2)}),
+    ("tp 4, fewer kv heads", 4, {}, {"mesh": {"tp": 4}}),
+    ("sp 2 x zero 3, gpt2", 4, GPT2, {"mesh": {"dp": 2, "tp": 2}, **zero(3), **SP}),
+    ("tp 4 x zero 1, one kv head", 8, {"kv_heads": 1}, {"mesh": {"dp": 2, "tp": 4}, **zero(1)}),
+    ("pp 2 x zero 2, interleaved", 4, {"layers": 4}, {"mesh": {"pp": 2, "dp": 2}, **zero(2), "pipeline": {
+        "schedule": "interleaved", "chunks": 2}}),
+    ("cp 2 x zero 3", 4, {}, {"mesh": {"dp": 2, "cp": 2}, **zero(3)}),
+    ("devices", 1, {}, {"mesh": {"dp": 2, "data_parallel": "dp"}}),
+    ("experts: ep 2 x zero 2", 4, mixtral(), {"mesh": {"dp": 4, "ep": 2}, **zero(2)}),
+    ("experts: ep 2, etp 2, of experts 3", 8, mixtral(), {"mesh": {"dp": 4, "tp": 2, "ep": 2, "etp": 2},
+                                                          **zero(1, expert_stage=3)}),
+    ("pp 2 x dp 2 x cp 2 x sp 2, zero 3", 16, {}, {"mesh": {"pp": 2, "dp": 2, "cp": 2, "tp": 2}, **zero(3), **SP}),
+]}
+GROUPS = {"optimizer": {"weight_decay": 0.2, "ema": 0.9, "groups": [
+    {"match": ["embed.*", "*norm.weight"], "lr": 0.002, "weight_decay": 0.1},
+    {"match": "blocks.1.*", "lr": 0.02, "betas": [0.8, 0.9]}]}}
+MESHES |= {f"groups: {name}": (world, model, {**sections, **GROUPS}) for name, world, model, sections in [
+    ("zero 1 of 3", 3, {}, {"mesh": {"dp": 3}, **zero(1)}),
+    ("hybrid 3 x sp 2", 8, QWEN3, {"mesh": {"dp_replicate": 2, "dp_shard": 2, "tp": 2}, **zero(3), **SP}),
+    ("pp 2 x cp 2, untied", 4, UNTIED, {"mesh": {"pp": 2, "cp": 2}}),
+    ("experts: ep 2 x zero 2", 2, mixtral(), {"mesh": {"dp": 2, "ep": 2}, **zero(2)}),
+    ("muon, zero 2 x tp 2", 4, {}, {"mesh": {"dp": 2, "tp": 2}, **zero(2)}),
+]}
+MESHES["groups: muon, zero 2 x tp 2"][2]["optimizer"] = {**GROUPS["optimizer"], **MUON["optimizer"]}
 # Of SGD, whose updates are as large as the gradient says.
 NORMALISED = {"optimizer": {"type": "sgd", "normalize_grad": True, "clip_norm": 0.0}}
 MESHES |= {

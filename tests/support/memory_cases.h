@@ -106,6 +106,11 @@ inline Change adapters(std::vector<std::string> targets = {}) {
 inline void documents(RunConfig& config) {
   config.data.intra_document_masking = true;
 }
+inline void muon(RunConfig& config) { config.optimizer.type = "muon"; }
+inline void bf16_states(RunConfig& config) {
+  config.optimizer.state_dtype = "bf16";
+}
+inline void averages(RunConfig& config) { config.optimizer.ema = 0.99; }
 inline void sequence(RunConfig& config) {
   config.tensor.sequence_parallel = true;
 }
@@ -244,6 +249,27 @@ inline std::vector<Case> cases() {
       {"dropout selective ring", {.cp = 2}, also(selective, dropout), 2},
       {"dropout allgather", {.cp = 2}, also(context("allgather"), dropout), 2},
       {"dropout documents", {}, also(documents, dropout), 2},
+      {"muon", {}, muon},
+      {"muon bf16", {}, also(muon, type("bf16"))},
+      {"muon zero2", {.dp_shard = 2}, also(muon, zero(2))},
+      {"muon zero3 bf16 wide",
+       {.dp_shard = 2},
+       also(also(muon, zero(3)), also(type("bf16"), wide))},
+      {"muon zero1 tp hybrid",
+       {.dp_replicate = 2, .dp_shard = 2, .tp = 2},
+       also(muon, zero(1))},
+      {"muon pp tp", {.pp = 2, .tp = 2}, muon, 4},
+      {"muon experts", {}, also(experts, muon)},
+      {"muon ep zero3",
+       {.dp_shard = 4, .ep = 2},
+       also(also(experts, muon), zero(3))},
+      {"muon ep tp",
+       {.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2},
+       also(experts, muon)},
+      {"muon bf16 states", {}, also(muon, bf16_states)},
+      {"bf16 states zero2",
+       {.dp_shard = 2},
+       also(also(bf16_states, averages), zero(2))},
       {"all", {.pp = 2, .dp_shard = 2, .cp = 2}, zero(2), 2},
   };
 }

@@ -25,6 +25,7 @@ struct Key::Impl {
   Value default_value;  // its type is the key's
   std::function<Value()> get;
   std::function<void(const Value&)> set;
+  std::shared_ptr<Section::ObjectList> objects;  // of a list of objects
 
   std::optional<double> minimum, maximum, bound;  // bound: values lie above
   std::vector<std::string> choices;
@@ -59,6 +60,8 @@ void for_each_key(
 std::string joined(const std::vector<std::string>& words);
 
 Json json_of(const Value& value);
+// Of all keys in `section`, below too.
+Json values_of(const Section& section);
 // "a whole number", "true or false" ...
 std::string type_name(const Value& value);
 // The value of the key's type that `json` holds; nothing where it has another.

@@ -123,7 +123,12 @@ void add_optimizer(List& keys) {
       .becomes("betas", kNumbers, "optimizer.betas")
       .becomes("eps", kNumber, "optimizer.eps")
       .becomes("weight_decay", kNumber, "optimizer.weight_decay")
-      .becomes("momentum", kNumber, "optimizer.momentum")
+      .part("momentum", kNumber,
+            "`optimizer.momentum` of SGD, `optimizer.muon.momentum` of Muon")
+      .part("muon_lr", kNumber, "`optimizer.lr` of Muon, over lr")
+      .part("adam_lr", kNumber,
+            "`optimizer.muon.adamw_lr`, of all but hidden matrices")
+      .idle("ns_method", kWord, kSameFormula)
       .part("adam_w_mode", kFlag,
             "`optimizer.type` of Adam: adamw (true, as without it) or adam")
       .part("torch_adam", kFlag,

@@ -84,21 +84,59 @@ class Translation {
                                          "it is of Adam");
     }
     const bool torchs = adamw && values_.is_true(params + "torch_adam");
+    if (type != "Muon") refuse_params_of_muon();
+    if (type != "Muon" && type != "SGD" && values_.find(params + "momentum")) {
+      found_.without_effect.emplace_back(params + "momentum",
+                                         "it is of SGD and Muon");
+    }
     if_open(params + "weight_decay", "optimizer.weight_decay",
             torchs ? 0.01 : 0.0);
     if (adamw || l2) {
       if_open(params + "betas", "optimizer.betas", Json::array({0.9, 0.999}));
       if_open(params + "eps", "optimizer.eps", 1e-8);
+    } else if (type == "Muon") {
+      add_muon();
     } else if (type == "Lion") {
       if_open(params + "betas", "optimizer.betas", Json::array({0.9, 0.99}));
     } else {
-      if_open(params + "momentum", "optimizer.momentum", 0.0);
+      given_or(params + "momentum", "optimizer.momentum", 0.0);
+    }
+  }
+
+  // The numbers of its AdamW are those of DeepSpeed's MuonWithAuxAdam.
+  void add_muon() {
+    const std::string params = "optimizer.params.";
+    if_open(params + "betas", "optimizer.betas", Json::array({0.9, 0.95}));
+    if_open(params + "eps", "optimizer.eps", 1e-10);
+    if (const auto* momentum = values_.find(params + "momentum")) {
+      set("optimizer.muon.momentum", momentum->value, momentum->origin);
+    }
+    // Warm-ups to a rate of their own set all rates alike.
+    const std::string schedule = type_of("scheduler");
+    const bool scales = schedule.empty() || schedule == "WarmupCosineLR";
+    if (const auto* lr = values_.find(params + "adam_lr"); lr && scales) {
+      set("optimizer.muon.adamw_lr", lr->value, lr->origin);
+    }
+    for (const char* rate : {"muon_lr", "adam_lr"}) {
+      if (scales || values_.find(params + rate) == nullptr) continue;
+      found_.without_effect.emplace_back(params + rate,
+                                         schedule + " sets all rates");
+    }
+  }
+
+  void refuse_params_of_muon() const {
+    for (const char* rate : {"muon_lr", "adam_lr"}) {
+      const auto* given = values_.find(std::string("optimizer.params.") + rate);
+      TS_CHECK_CONFIG(!given, given->origin,
+                      " is of Muon. Use optimizer.params.lr.");
     }
   }
 
   // Of the optimizer's section, where no scheduler sets it.
   void add_lr() {
-    const std::string name = "optimizer.params.lr";
+    const bool is_of_muon = values_.find("optimizer.params.muon_lr") != nullptr;
+    const std::string name =
+        is_of_muon ? "optimizer.params.muon_lr" : "optimizer.params.lr";
     const bool has = values_.find("optimizer.type") != nullptr;
     if (const auto* given = values_.find(name)) {
       set("optimizer.lr", given->value, given->origin);

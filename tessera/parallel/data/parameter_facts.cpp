@@ -2,9 +2,11 @@
 
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
+#include "tessera/models/hidden_matrix.h"
 #include "tessera/parallel/data/bundle.h"
 
 namespace tessera::parallel::data {
@@ -19,9 +21,18 @@ bool is_tied(const nn::ParameterSpec& spec) { return spec.units.size() > 1; }
 // Elements of parameters that travel alike.
 struct Sizes {
   int64_t whole = 0, whole_aligned = 0, shard = 0;
-  int64_t piece = 0;   // of a rank's part of a collective
-  bool alone = false;  // each by itself, where it lies
+  int64_t piece = 0;    // of a rank's part of a collective
+  bool alone = false;   // each by itself, where it lies
+  int64_t largest = 0;  // shard
+  bool matrix = false;  // each is updated whole
+  // Of those, in elements: what travels, and what the largest need meanwhile.
+  int64_t sent = 0, gathered = 0;
+  int64_t uncut = 0, products = 0;
 };
+
+int64_t size_of(at::ScalarType type) {
+  return static_cast<int64_t>(c10::elementSize(type));
+}
 
 Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
                const mesh::Coord& coord, int64_t stage) {
@@ -36,7 +47,44 @@ Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
                                  : Cut({shape}, {dim}, /*ranks=*/1).numel(),
           .shard = layout.local_box(mesh, coord).numel(),
           .piece = cut.numel(),
-          .alone = alone};
+          .alone = alone,
+          .largest = layout.local_box(mesh, coord).numel()};
+}
+
+// A matrix (m, n) is there twice inside of its products, with a square of its
+// shorter side; one of several experts beside all of them.
+void add_matrix(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
+                const mesh::Coord& coord, Sizes& sizes) {
+  const auto pieces = pieces_of(layout, mesh, mesh.rank_at(coord));
+  const auto& shape = pieces.shape;
+  const int64_t rows = shape[shape.size() - 2], columns = shape.back();
+  const int64_t shorter = std::min(rows, columns);
+  sizes.matrix = true;
+  if (pieces.is_cut()) {
+    sizes.sent = pieces.numel;
+    sizes.gathered = pieces.numel * std::ssize(pieces.ranks);
+  } else {
+    sizes.uncut = sizes.shard;
+  }
+  sizes.products = 2 * rows * columns + shorter * shorter +
+                   (shape.size() == 3 ? c10::multiply_integers(shape) : 0);
+}
+
+// Of what is made of a gradient and a moment, and then of products.
+void set_update_bytes(ParameterFacts& facts, const Sizes& sizes,
+                      const StateOptions& options) {
+  const int64_t item = size_of(options.updates.dtype);
+  const bool half = size_of(options.compute) < size_of(at::kFloat);
+  const int64_t master = half ? size_of(at::kFloat) : size_of(options.compute);
+  const bool widens = size_of(options.gradient) < master;
+  const bool narrow =
+      options.kept.dtype && size_of(*options.kept.dtype) != master;
+  const int64_t each = master * (1 + (widens ? 1 : 0) + (narrow ? 1 : 0)) +
+                       (item < master ? item : 0);
+  facts.update_piece_bytes = sizes.sent * item;
+  facts.update_gathered_bytes = sizes.gathered * item;
+  facts.piece_work_bytes = sizes.largest * each;
+  facts.update_work_bytes = std::max(sizes.uncut * each, sizes.products * item);
 }
 
 // Over which a gradient is summed beside what a reduce_scatter does; an axis
@@ -59,11 +107,8 @@ std::vector<Axis> sum_axes_of(const nn::ParameterSpec& spec,
 
 void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
                const StateOptions& options) {
-  const auto size = [](at::ScalarType type) {
-    return static_cast<int64_t>(c10::elementSize(type));
-  };
-  const int64_t weight = size(options.compute);
-  const int64_t gradient = size(options.gradient);
+  const int64_t weight = size_of(options.compute);
+  const int64_t gradient = size_of(options.gradient);
   const int64_t stage = facts.zero_stage;
   facts.elements = sizes.whole;
   facts.shard_elements = sizes.shard;
@@ -73,8 +118,18 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
       (stage >= 2 ? sizes.piece : sizes.whole_aligned) * gradient;
   // Half precision has fp32 masters.
   const bool half = c10::isReducedFloatingType(options.compute);
-  facts.optimizer_bytes = sizes.shard * (half ? size(at::kFloat) : weight) *
-                          (options.moments + (half ? 1 : 0));
+  const int64_t master = half ? size_of(at::kFloat) : weight;
+  const int64_t moments =
+      sizes.matrix ? options.kept.matrix_moments : options.kept.moments;
+  const int64_t masters = (half ? 1 : 0) + (options.kept.average ? 1 : 0);
+  const int64_t moment =
+      options.kept.dtype ? size_of(*options.kept.dtype) : master;
+  facts.optimizer_bytes = sizes.shard * (master * masters + moment * moments);
+  if (sizes.matrix) {
+    set_update_bytes(facts, sizes, options);
+  } else if (moment != master) {  // copies of them in the master's type
+    facts.update_work_bytes = sizes.largest * master * moments;
+  }
   const bool sums = !facts.sum_axes.empty();
   if (stage == 0) {
     if (sums) facts.sum_message_bytes = sizes.whole_aligned * gradient;
@@ -103,6 +158,8 @@ void without_gradients(ParameterFacts& facts) {
   facts.whole_gradient_bytes = 0;
   facts.reduce_message_bytes = facts.sum_message_bytes = 0;
   facts.reduce_work_bytes = facts.pack_bytes = 0;
+  facts.update_piece_bytes = facts.update_gathered_bytes = 0;
+  facts.piece_work_bytes = facts.update_work_bytes = 0;
 }
 
 }  // namespace
@@ -113,14 +170,24 @@ std::vector<ParameterFacts> parameter_facts(
     const StateOptions& options) {
   // By what they are summed over: key/value heads that several ranks hold are
   // summed over some ranks of tp, norms over all.
-  using Key = std::tuple<std::vector<Axis>, int64_t, bool, bool, bool>;
+  using Key = std::tuple<std::vector<Axis>, int64_t, bool, bool, bool, bool>;
   std::map<Key, Sizes> groups;
   for (const auto* spec : parameters) {
-    const Sizes sizes = sizes_of(spec->layout, mesh, coord, options.zero_stage);
+    Sizes sizes = sizes_of(spec->layout, mesh, coord, options.zero_stage);
+    if (options.updates.whole_matrices &&
+        models::is_hidden_matrix(*spec, options.num_units)) {
+      add_matrix(spec->layout, mesh, coord, sizes);
+    }
     Sizes& sum =
         groups[{sum_axes_of(*spec, mesh), spec->layout.on(Axis::kTp).copies,
-                is_tied(*spec), spec->is_frozen, sizes.alone}];
+                is_tied(*spec), spec->is_frozen, sizes.alone, sizes.matrix}];
     sum.alone = sizes.alone;
+    sum.matrix = sizes.matrix;
+    sum.sent += sizes.sent;
+    sum.gathered += sizes.gathered;
+    sum.uncut = std::max(sum.uncut, sizes.uncut);
+    sum.largest = std::max(sum.largest, sizes.largest);
+    sum.products = std::max(sum.products, sizes.products);
     sum.whole += sizes.whole;
     sum.whole_aligned += sizes.whole_aligned;
     sum.shard += sizes.shard;

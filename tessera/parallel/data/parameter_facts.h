@@ -5,19 +5,32 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/parameter.h"
+#include "tessera/parallel/data/matrix_pieces.h"
 #include "tessera/program/facts.h"
 
 namespace tessera::parallel::data {
+
+// What an optimizer keeps of each parameter, beside a master of half precision.
+struct KeptStates {
+  int64_t moments = 2;         // tensors
+  int64_t matrix_moments = 2;  // of those that are updated whole
+  // Of moments; none: the master's.
+  std::optional<at::ScalarType> dtype = {};
+  bool average = false;  // one tensor more, as the master is
+};
 
 struct StateOptions {
   int64_t zero_stage = 0;  // 0 where nobody shares
   at::ScalarType compute = at::kFloat;
   at::ScalarType gradient = at::kFloat;
-  int64_t moments = 2;  // tensors that the optimizer has of each parameter
+  KeptStates kept = {};
+  UpdateOptions updates = {};
+  int64_t num_units = 0;  // of the model
 };
 
 // Of a rank that holds them all, whichever stages do.

@@ -144,6 +144,7 @@ void GradientRules::tail(const Instruction& instruction) {
       require(normed_, "behind the norm");
       return advance(instruction, sum_norm_, "summed twice");
     case Op::kClipGradients:
+    case Op::kGatherUpdates:
     case Op::kOptimizerStep: {
       const bool clips = instruction.op == Op::kClipGradients;
       require(normed_ && (units_.alone || sum_norm_ == Progress::kDone),
@@ -152,11 +153,23 @@ void GradientRules::tail(const Instruction& instruction) {
               "clipped once, before the update");
       require(clips || names_units() || !stepped_, "updated twice");
       (clips ? clipped_ : stepped_) = true;
-      return;
+      return clips ? void() : update(instruction);
     }
     default:
       require(!normed_ || !is_compute(instruction.op), "behind the norm");
   }
+}
+
+void GradientRules::update(const Instruction& instruction) {
+  if (!names_units()) return;
+  const bool is_whole = unit_at(instruction.unit).whole_updates;
+  Owner& owner = owners_[instruction.unit];
+  if (instruction.op == Op::kGatherUpdates) {
+    require(is_whole, "its updates need no others' pieces");
+    return advance(instruction, owner.updates, "gathered twice");
+  }
+  require(!is_whole || owner.updates == Progress::kDone,
+          "what it is updated by is not gathered yet");
 }
 
 void GradientRules::finish() {

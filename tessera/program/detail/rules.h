@@ -150,6 +150,7 @@ class GradientRules : public Rules {
     int64_t reductions = 0;  // begun
     Progress reduction = Progress::kNone;  // the last one
     Progress sum = Progress::kNone;
+    Progress updates = Progress::kNone;       // gathered
     std::map<int64_t, int64_t> adds_of = {};  // by micro-batch
   };
   void require_room(const Instruction& instruction);
@@ -159,6 +160,7 @@ class GradientRules : public Rules {
   void norm();
   void check_owner(int64_t owner);
   void tail(const Instruction& instruction);
+  void update(const Instruction& instruction);
 
   std::vector<Owner> owners_;  // by unit
   bool zeroed_ = false, added_ = false, gathered_replicas_ = false;

@@ -149,7 +149,10 @@ class Sharding {
   }
 
   void update() {
-    for (int64_t owner : units_.owners()) push(Op::kOptimizerStep, owner);
+    for (int64_t owner : units_.owners()) {
+      if (units_.all[owner].whole_updates) push(Op::kGatherUpdates, owner);
+      push(Op::kOptimizerStep, owner);
+    }
   }
 
   const Program& program_;

@@ -273,11 +273,15 @@ class Comparison {
         recorded_.optimizer[item.name] = item.tensor.clone();
         continue;
       }
+      const bool is_weight = item.gradient_power == 0;
+      if (is_weight && moves_by_chance(item.parameter)) continue;
       const std::string what = item.name.substr(0, item.name.find('.'));
-      compare(what, item.parameter, *layouts.at(item.parameter), item.tensor,
-              control_.optimizer.at(item.name),
-              bounds_.negligible * std::pow(norm, item.gradient_power), steps_,
-              model, result_.optimizer);
+      const at::Tensor& whole = control_.optimizer.at(item.name);
+      compare(
+          what, item.parameter, *layouts.at(item.parameter), item.tensor, whole,
+          is_weight ? update_norm(whole)
+                    : bounds_.negligible * std::pow(norm, item.gradient_power),
+          steps_, model, result_.optimizer);
     }
   }
 

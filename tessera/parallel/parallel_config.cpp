@@ -1,0 +1,12 @@
+#include "tessera/parallel/parallel_config.h"
+
+namespace tessera::parallel {
+
+data::UpdateOptions ParallelConfig::updates() const {
+  const at::ScalarType compute = precision.compute_dtype();
+  const bool narrow = orthogonalised_in_bf16 ||
+                      c10::elementSize(compute) < c10::elementSize(at::kFloat);
+  return {whole_matrices, narrow ? at::kBFloat16 : compute};
+}
+
+}  // namespace tessera::parallel
