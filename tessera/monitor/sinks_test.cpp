@@ -312,6 +312,7 @@ TEST(Summary, TellsHowTheRunWent) {
     StepRecord record = record_of(step);
     record.loss = 20.0 - static_cast<double>(step);
     record.mem_peak_mib = step == 12 ? 900 : 500;
+    record.was_skipped = step == 12 || step == 13;
     if (step == 12) record.validation = Validation{.loss = 5.5};
     if (step == 14) record.validation = Validation{.loss = 6};
     const auto us = static_cast<double>(step);
@@ -335,6 +336,7 @@ TEST(Summary, TellsHowTheRunWent) {
   EXPECT_EQ(json["message"], "a \"bad\"\nend");
   EXPECT_EQ(json["steps"], 14);
   EXPECT_EQ(json["steps_run"], 4);
+  EXPECT_EQ(json["skipped_steps"], 2);
   EXPECT_EQ(json["tokens"], 4 * 4096);
   EXPECT_EQ(json["tokens_per_s"], 4096 / 0.25);
   EXPECT_EQ(json["first_loss"], 9);

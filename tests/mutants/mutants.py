@@ -81,11 +81,9 @@ MUTANTS = [
            "  if (!gathered.insert(this).second && MUTANT && bundle_.stage < 3) return;\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
            r"^\S+weight: the layers see another value .* stale, over dp_shard"),
-    Mutant("scale_off_by_an_axis", RANK,
-           "trains() ? std::optional(1 / input_.target_tokens) : std::nullopt;\n",
-           "trains() ? std::optional((MUTANT ? composed_.mesh.degree(mesh::Axis::kCp) : 1) /\n"
-           "                         input_.target_tokens)\n"
-           "               : std::nullopt;\n",
+    Mutant("scale_off_by_an_axis", ACTOR,
+           "  return scale_ / input_.target_tokens;\n",
+           "  return scale_ * (MUTANT ? composed_.mesh.degree(mesh::Axis::kCp) : 1) / input_.target_tokens;\n",
            mesh(mesh={"cp": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
     Mutant("expert_gradients_divided_by_ep", ACTOR,

@@ -97,8 +97,9 @@ def test_validation_on_a_mesh_equals_one_rank(program, tokens, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-10)
 
 
-@pytest.mark.parametrize("precision", [{}, {"compute": "bf16"}, {"compute": "bf16", "reduce": "bf16"}],
-                         ids=["fp32", "bf16", "bf16 reduced in bf16"])
+@pytest.mark.parametrize("precision", [{}, {"compute": "bf16"}, {"compute": "bf16", "reduce": "bf16"},
+                                       {"compute": "fp16"}, {"reduce": "fp16"}],
+                         ids=["fp32", "bf16", "bf16 reduced in bf16", "fp16", "fp32 reduced in fp16"])
 def test_experts_resumed_on_the_same_mesh_have_the_same_bits(program, tokens, tmp_path, precision):
     sections = {"precision": precision, "schedule": {"type": "constant", "warmup": 0}, **EXPERTS_MESH}
     whole, state = run(program, tokens, tmp_path / "whole", *AS_THREADS, **sections)
