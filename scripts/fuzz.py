@@ -51,7 +51,7 @@ def add_optimizer(rng, optimizer):
         optimizer["muon"] = {"nesterov": rng.random() < 0.5, "adamw_lr": rng.choice([0, 0.003]),
                              "adjust_lr": rng.choice(["original", "match_rms_adamw"])}
     if rng.random() < 0.3:
-        optimizer["groups"] = [{"match": rng.choice(["blocks.0.*", "*norm.weight", "*.weight"]), "lr": 0.03},
+        optimizer["groups"] = [{"match": rng.choice(["blocks.0.*", "*norm.weight", "*.attention.*"]), "lr": 0.03},
                                {"match": ["*"], "weight_decay": rng.choice([0, 0.3])}][:rng.choice([1, 2])]
     optimizer["ema"] = rng.choice([0, 0, 0.9])
 

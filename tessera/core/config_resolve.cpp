@@ -61,13 +61,15 @@ struct Places {
 class Resolver {
  public:
   // `prefix`: of the names of all keys.
-  explicit Resolver(Section& root, std::string prefix = "")
+  // `origin`: of what nothing is said of.
+  explicit Resolver(Section& root, std::string prefix = "",
+                    const std::string& origin = "default")
       : root_(root), prefix_(std::move(prefix)) {
     detail::for_each_key(root, prefix_,
                          [&](const std::string& name, Key::Impl& key) {
                            names_.push_back(name);
                            keys_[name] = &key;
-                           origins_[name] = "default";
+                           origins_[name] = origin;
                          });
   }
 
@@ -263,7 +265,7 @@ class Resolver {
                       ".");
       Section section;
       list.declare(i, section);
-      Resolver resolver(section, each + ".");
+      Resolver resolver(section, each + ".", places.value(*objects[i]));
       resolver.read(*objects[i], places);
       resolver.finish();
     }

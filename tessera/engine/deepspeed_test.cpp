@@ -448,7 +448,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "ds:1:24: optimizer.type is \"OneBitAdam\", which is none of "
                 "Adam, AdamW, SGD, Lion, Muon"},
         Refused{R"({"optimizer": {"type": "SGD", "params": {"muon_lr": 1}}})",
-                "optimizer.params.muon_lr is of Muon"},
+                "ds:1:53: optimizer.params.muon_lr is of Muon. Use "
+                "optimizer.params.lr."},
         Refused{R"({"optimizer": {"params": {"lr": 1}}})",
                 "ds: optimizer has no type. Add optimizer.type: one of Adam"},
         Refused{R"({"scheduler": {"type": "OneCycle"}})",

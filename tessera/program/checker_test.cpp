@@ -187,7 +187,7 @@ TEST(Checker, UpdatesOfWholeMatricesAreGatheredFirst) {
   std::iter_swap(std::ranges::find(late, await(gather)),
                  std::ranges::find(late, step));
   expect_refused(late, units, "what it is updated by is not gathered yet");
-  expect_refused(moved(sound, begin(gather), {Op::kClipGradients}), units,
+  expect_refused(moved(sound, {Op::kClipGradients}, begin(gather)), units,
                  "clipped once, before the update");
   Program needless = sound;
   needless.insert(std::ranges::find(needless, begin(gather)),

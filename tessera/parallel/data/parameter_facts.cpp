@@ -51,6 +51,9 @@ Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
           .largest = layout.local_box(mesh, coord).numel()};
 }
 
+// By which LibTorch transposes what is larger than this.
+constexpr int64_t kTransposedBlock = 60 * 60;
+
 // A matrix (m, n) is there twice inside of its products, with a square of its
 // shorter side; one of several experts beside all of them.
 void add_matrix(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
@@ -66,7 +69,9 @@ void add_matrix(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
   } else {
     sizes.uncut = sizes.shard;
   }
+  const bool transposes = rows > columns && rows * columns >= kTransposedBlock;
   sizes.products = 2 * rows * columns + shorter * shorter +
+                   (transposes ? kTransposedBlock : 0) +
                    (shape.size() == 3 ? c10::multiply_integers(shape) : 0);
 }
 
