@@ -38,8 +38,6 @@ StepInput step_input(const RunConfig& config, int64_t step, double lr,
   return input;
 }
 
-namespace {
-
 optim::LossScaleRule loss_scale_rule(parallel::PrecisionConfig precision) {
   precision.complete();
   return {.fixed = precision.loss_scale,
@@ -49,8 +47,6 @@ optim::LossScaleRule loss_scale_rule(parallel::PrecisionConfig precision) {
           .hysteresis = precision.scale_hysteresis,
           .consecutive_hysteresis = precision.consecutive_hysteresis};
 }
-
-}  // namespace
 
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
                      program::Purpose use, program::passes::Choice passes)

@@ -28,6 +28,9 @@ using StepBatch = std::function<data::Batch(int64_t first, int64_t count)>;
 StepInput step_input(const RunConfig& config, int64_t step, double lr,
                      StepBatch batch, int64_t num_targets = 0);
 
+// How `precision` has the loss scaled.
+optim::LossScaleRule loss_scale_rule(parallel::PrecisionConfig precision);
+
 class RankModel {
  public:
   // For steps and evaluations, or for evaluations alone.

@@ -12,15 +12,19 @@
 // JSON:    a path, or a text that begins with '{': what DeepSpeed takes
 //          (engine/deepspeed.h), of which the batch must be there. "auto" is
 //          what `settings` say, or Tessera's default.
-// Module:  as fully_shard() takes it, in fp32 or wider: with bf16 it computes
-//          in bf16 over these masters. zero_optimization.stage 0 of bf16 is
-//          stage 1, as in DeepSpeed. Each MoE in it (wrappers/moe.h) has the
-//          experts and the k that `moe` says, on the mesh_of() the file.
+// Module:  as fully_shard() takes it, in fp32 or wider: with bf16 or fp16 it
+//          computes in these over masters of its own type. In both
+//          zero_optimization.stage 0 is stage 1, as in DeepSpeed. Each MoE in
+//          it (wrappers/moe.h) has the experts and the k that `moe` says, on
+//          the mesh_of() the file.
 // Batch:   a forward takes train_micro_batch_size_per_gpu samples of this rank;
 //          its loss is their mean. gradient_accumulation_steps of forward,
 //          backward and step make an update: then step() clips, updates, moves
 //          the learning rate on and clears the gradients; before it does
 //          nothing.
+// fp16:    the loss that backward() is given is scaled (optim/loss_scale.h). A
+//          step whose gradients are not finite on some rank updates nothing on
+//          any, and the learning rate waits.
 // Updates: weight_decay is of all parameters, as DeepSpeed's is of those that
 //          it is given. What no rank's loss reached has a gradient of zero.
 // Comm:    fully_shard's; in an update two all_reduces of a number.

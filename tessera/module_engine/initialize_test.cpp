@@ -206,6 +206,53 @@ std::string refused(const std::string& json) {
   return "";
 }
 
+// One rank's third batch overflows: no rank updates, and all halve the scale.
+TEST(Initialize, SkipsWhatOverflowsInFp16) {
+  const auto folder =
+      std::filesystem::path(testing::TempDir()) / "initialize_fp16";
+  std::filesystem::remove_all(folder);
+  const std::string fp16 = R"(, "fp16": {"enabled": true, "hysteresis": 1,
+    "initial_scale_power": 8, "loss_scale_window": 2})";
+  on_ranks(
+      2,
+      [&](auto& ranks, auto net) {
+        auto engine = initialize(net, json_of(2, 1, fp16), ranks);
+        EXPECT_EQ(engine.loss_scale(), 256);
+        std::vector<double> scales, rates;
+        for (int64_t update = 0; update < 5; ++update) {
+          at::Tensor mine =
+              batch_of(update).narrow(0, 6 * ranks.rank(), 6).to(at::kFloat);
+          if (update == 2 && ranks.rank() == 1) mine = mine / 0;
+          const Values before = values_of(*net);
+          rates.push_back(engine.lr());
+          const at::Tensor out = engine.forward(mine);
+          EXPECT_EQ(out.scalar_type(), at::kHalf);
+          engine.backward(loss_of(out.to(at::kFloat)));
+          engine.step();
+          scales.push_back(engine.loss_scale());
+          EXPECT_EQ(engine.skipped_steps(), update < 2 ? 0 : 1);
+          if (update == 2) expect_equal(values_of(*net), before, 0.0);
+        }
+        EXPECT_EQ(scales, (std::vector<double>{256, 512, 256, 256, 512}));
+        EXPECT_EQ(rates, (std::vector<double>{lr_of(0), lr_of(1), lr_of(2),
+                                              lr_of(2), lr_of(3)}));
+        engine.save_checkpoint(folder);
+      },
+      at::kFloat);
+  on_ranks(
+      1,
+      [&](auto& ranks, auto net) {
+        auto engine = initialize(net, json_of(3, 1, fp16), ranks);
+        engine.load_checkpoint(folder);
+        EXPECT_EQ(engine.loss_scale(), 512);
+        EXPECT_EQ(engine.skipped_steps(), 1);
+        EXPECT_EQ(engine.global_steps(), 5);
+        EXPECT_EQ(engine.lr(), lr_of(4));
+      },
+      at::kFloat);
+  std::filesystem::remove_all(folder);
+}
+
 // Worked by hand: Linear(1024, 4096), ReLU, Linear(4096, 10), batches of 32.
 TEST(Initialize, SharesOutTheFirstExample) {
   const std::string json = R"({"train_batch_size": 32,
@@ -305,6 +352,9 @@ TEST(Initialize, RefusesWhatAModuleHasNot) {
   EXPECT_THAT(refused(R"({"train_batch_size": 4,
                           "tensor_parallel": {"autotp_size": 2}})"),
               HasSubstr("parallelize()"));
+  EXPECT_THAT(refused(R"({"train_batch_size": 4, "optimizer": {
+                          "type": "Muon", "params": {"lr": 0.01}}})"),
+              HasSubstr("optimizer.type is muon"));
   EXPECT_THAT(refused(R"({"train_batch_sise": 4})"),
               HasSubstr("train_batch_size"));
   EXPECT_THAT(refused("/nowhere/ds.json"),

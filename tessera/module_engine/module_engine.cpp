@@ -14,7 +14,10 @@
 #include "tessera/core/hash.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/engine/rank_model.h"
 #include "tessera/module_engine/detail/module_settings.h"
+#include "tessera/optim/gradient_norm.h"
+#include "tessera/optim/loss_scale.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/schedule.h"
 
@@ -30,8 +33,8 @@ void require_masters(const torch::nn::Module& module) {
     const at::ScalarType type = parameter.value().scalar_type();
     TS_CHECK_CONFIG(type == at::kFloat || type == at::kDouble,
                     "initialize: ", parameter.key(), " is of type ", type,
-                    ", and bf16 is enabled: give the module in fp32, which "
-                    "its masters are then.");
+                    ", and bf16 or fp16 is enabled: give the module in fp32, "
+                    "which its masters are then.");
   }
 }
 
@@ -44,7 +47,7 @@ FullyShardOptions options_of(const torch::nn::Module& module,
                           .units = options.units,
                           .deferred = options.deferred,
                           .deferred_values = options.deferred_values};
-  if (config.precision.compute == "bf16") {
+  if (c10::isReducedFloatingType(config.precision.compute_dtype())) {
     require_masters(module);
     found.compute_dtype = config.precision.compute_dtype();
   }
@@ -110,6 +113,7 @@ struct ModuleEngine::Impl {
         sharding(options_of(of, settings, options)),
         core(of, settings.mesh, ranks, sharding),
         shards(core.shards()),
+        loss_scale(engine::loss_scale_rule(settings.config.precision)),
         optimizer(optimizer_of(shards, settings.config.optimizer)) {
     if (ranks.rank() > 0) return;
     for (const auto& note : settings.notes) log::info(note);
@@ -131,37 +135,48 @@ struct ModuleEngine::Impl {
   const FullyShardOptions sharding;
   wrappers::FullyShardedCore core;
   const std::vector<ParameterShard> shards;
+  optim::LossScale loss_scale;
   const std::unique_ptr<optim::Optimizer> optimizer;
   int64_t global_steps = 0;
-  int64_t micro_steps = 0;  // of the batch, that step() has seen
-  bool went_back = false;   // and step() has not seen it
+  int64_t skipped_steps = 0;  // of these
+  int64_t micro_steps = 0;    // of the batch, that step() has seen
+  bool went_back = false;     // and step() has not seen it
   double norm = 0;
 };
 
 double ModuleEngine::Impl::lr() const {
-  return optim::lr_at({global_steps, settings.config.run.steps}, updates().lr,
-                      settings.config.schedule);
+  return optim::lr_at({global_steps - skipped_steps, settings.config.run.steps},
+                      updates().lr, settings.config.schedule);
 }
 
+// The norm over all ranks is what tells each of them whether to skip.
 void ModuleEngine::Impl::update() {
   const at::NoGradGuard no_grad;
-  for (const auto& segment : optimizer->segments()) {
+  const auto& segments = optimizer->segments();
+  for (const auto& segment : segments) {
     const at::Tensor parameter = segment.parameter;
     if (parameter.grad().defined()) continue;
     parameter.mutable_grad() = at::zeros_like(parameter);
   }
-  const double most = updates().clip_norm > 0
-                          ? updates().clip_norm
-                          : std::numeric_limits<double>::infinity();
-  norm = core.clip_grad_norm(most);
-  TS_CHECK(std::isfinite(norm), "update ", global_steps + 1,
-           ": the gradients' norm is ", norm,
+  const double scale = loss_scale.value();
+  norm = core.clip_grad_norm(std::numeric_limits<double>::infinity()) / scale;
+  const bool is_finite = std::isfinite(norm);
+  TS_CHECK(is_finite || loss_scale.scales() || updates().skip_nonfinite,
+           "update ", global_steps + 1, ": the gradients' norm is ", norm,
            ". Lower the learning rate, clip, or look at this batch.");
-  optimizer->step(lr());
-  for (const auto& segment : optimizer->segments()) {
+  if (is_finite) {
+    const optim::GradientScaling scaling{updates().clip_norm,
+                                         updates().normalize_grad};
+    optimizer->begin_step(scaling.of(norm) / scale);
+    optimizer->step(lr(), 0, segments.size());
+  } else {
+    ++skipped_steps;
+  }
+  for (const auto& segment : segments) {
     segment.parameter.mutable_grad() = at::Tensor();
   }
   ++global_steps;
+  loss_scale.update(is_finite);
 }
 
 checkpoint::State ModuleEngine::Impl::state() {
@@ -213,7 +228,9 @@ void ModuleEngine::backward(const at::Tensor& loss) {
            "backward, also where gradients accumulate.");
   TS_CHECK(loss.numel() == 1, "backward() of a loss of shape ", loss.sizes(),
            ": it must be one number, the mean over the micro-batch.");
-  const at::Tensor share = loss / self.settings.accumulation;
+  const at::Tensor share =
+      loss * (self.loss_scale.value() /
+              static_cast<double>(self.settings.accumulation));
   if (is_gradient_accumulation_boundary()) {
     self.core.backward(share);
   } else {
@@ -254,6 +271,8 @@ int64_t ModuleEngine::zero_optimization_stage() const {
   return impl_->sharding.zero_stage;
 }
 int64_t ModuleEngine::global_steps() const { return impl_->global_steps; }
+int64_t ModuleEngine::skipped_steps() const { return impl_->skipped_steps; }
+double ModuleEngine::loss_scale() const { return impl_->loss_scale.value(); }
 double ModuleEngine::lr() const { return impl_->lr(); }
 double ModuleEngine::global_grad_norm() const { return impl_->norm; }
 const std::string& ModuleEngine::config() const { return impl_->settings.text; }
@@ -290,10 +309,23 @@ std::optional<std::string> ModuleEngine::load_checkpoint(
     return std::nullopt;
   }
   const detail::Json json = detail::parse_json(state.extra, folder);
-  TS_CHECK_IO(json.contains("step") && json.contains("client_state"), folder,
-              " is a checkpoint of something else than initialize()'s engine.");
-  self.global_steps = detail::as_int(json["step"], folder + ": step");
-  return detail::as_string(json["client_state"], folder + ": client_state");
+  const auto value = [&](const char* key) {
+    TS_CHECK_IO(json.contains(key), folder, ": the key ", key,
+                " is missing; this is no checkpoint of initialize()'s engine.");
+    return std::pair(json[key], folder + ": " + key);
+  };
+  const auto number = [&](const char* key) {
+    const auto [found, where] = value(key);
+    return detail::as_int(found, where);
+  };
+  self.global_steps = number("step");
+  self.skipped_steps = number("skipped");
+  const auto [scale, scale_at] = value("scale");
+  self.loss_scale.go_on({.scale = detail::as_double(scale, scale_at),
+                         .finite_in_a_row = number("finite_in_a_row"),
+                         .hysteresis_left = number("hysteresis_left")});
+  const auto [client_state, client_at] = value("client_state");
+  return detail::as_string(client_state, client_at);
 }
 
 }  // namespace tessera

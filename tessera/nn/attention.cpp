@@ -6,7 +6,6 @@
 #include "tessera/core/log.h"
 #include "tessera/nn/flash_attention.h"
 #include "tessera/nn/kernel_choice.h"
-#include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
 namespace {
@@ -50,15 +49,6 @@ void say_who_attends(const at::Tensor& q) {
   static const bool said = [&] {
     log::debug("attention of ", q.scalar_type(), " ", q.sizes(), ", strides ",
                q.strides(), ", on ", q.device(), " is LibTorch's.");
-    return true;
-  }();
-  static_cast<void>(said);
-}
-
-void say_attention_is_widened(const at::Tensor& q) {
-  static const bool said = [&] {
-    log::debug("attention of ", q.scalar_type(),
-               " with dropout is computed in ", wide_type(q), ".");
     return true;
   }();
   static_cast<void>(said);
@@ -176,12 +166,7 @@ at::Tensor Attention::core(const at::Tensor& q, const at::Tensor& k,
   if (!sight.dropout) return heads_out(q, k, v, sight).flatten(2);
   Sight here = sight;
   here.dropout.first_head = first_head_;
-  if (has_loops(q.scalar_type())) return heads_out(q, k, v, here).flatten(2);
-  say_attention_is_widened(q);
-  const auto widened = [](const at::Tensor& x) { return x.to(wide_type(x)); };
-  return heads_out(widened(q), widened(k), widened(v), here)
-      .to(q.scalar_type())
-      .flatten(2);
+  return heads_out(q, k, v, here).flatten(2);
 }
 
 // (B, T, H, E).

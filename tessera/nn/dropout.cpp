@@ -94,11 +94,6 @@ class AddKept : public torch::autograd::Function<AddKept> {
 
 }  // namespace
 
-bool has_loops(at::ScalarType type) {
-  return type == at::kDouble || type == at::kFloat ||
-         type == at::kBFloat16 || type == at::kHalf;
-}
-
 Dropout dropout_named(const std::string& name, double rate, const Draw& draw) {
   const uint64_t key =
       hash128("dropout." + std::to_string(draw.step) + "." + name, draw.seed)
@@ -125,15 +120,7 @@ Dropout saved_dropout(const c10::IValue& saved) {
 
 at::Tensor add_kept(const at::Tensor& past, const at::Tensor& x,
                     const Dropout& dropout, const Positions& positions) {
-  if (has_loops(x.scalar_type())) {
-    return AddKept::apply(std::optional(past), x, dropout, positions);
-  }
-  const auto widened = [](const at::Tensor& of) {
-    return of.defined() ? of.to(at::kFloat) : of;
-  };
-  return AddKept::apply(std::optional(widened(past)), widened(x), dropout,
-                        positions)
-      .to(x.scalar_type());
+  return AddKept::apply(std::optional(past), x, dropout, positions);
 }
 
 }  // namespace tessera::nn

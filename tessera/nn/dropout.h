@@ -54,9 +54,6 @@ Dropout dropout_named(const std::string& name, double rate, const Draw& draw);
 c10::IValue as_saved(const Dropout& dropout);
 Dropout saved_dropout(const c10::IValue& saved);
 
-// Types that are not to be widened to be dropped from.
-bool has_loops(at::ScalarType type);
-
 // Tokens that are here: runs of positions, as (begin, length).
 using Positions = std::vector<std::pair<int64_t, int64_t>>;
 

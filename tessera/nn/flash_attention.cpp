@@ -262,8 +262,9 @@ bool takes_flash(const at::Tensor& q, const at::Tensor& k,
     return x.is_cpu() && x.scalar_type() == q.scalar_type() && x.stride(3) == 1;
   };
   const at::ScalarType type = q.scalar_type();
-  return has_loops(type) && q.size(1) == k.size(1) && is_taken(q) &&
-         is_taken(k) && is_taken(v);
+  return (type == at::kDouble || type == at::kFloat || type == at::kBFloat16 ||
+          type == at::kHalf) &&
+         q.size(1) == k.size(1) && is_taken(q) && is_taken(k) && is_taken(v);
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,

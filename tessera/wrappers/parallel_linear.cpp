@@ -4,6 +4,7 @@
 
 #include "tessera/comm/autograd.h"
 #include "tessera/core/error.h"
+#include "tessera/wrappers/detail/heard_products.h"
 #include "tessera/wrappers/detail/same_parameters.h"
 #include "tessera/wrappers/detail/shares.h"
 
@@ -76,7 +77,7 @@ at::Tensor column_linear(const at::Tensor& x, const at::Tensor& weight,
       all = comm::all_gather_with_reduce_scatter(x, style.sequence_dim, group);
       break;
   }
-  const at::Tensor y = at::linear(all, weight, bias);
+  const at::Tensor y = wrappers::linear(all, weight, bias);
   return style.output == Lies::kWhole
              ? comm::all_gather_with_split(y, -1, group)
              : y;
@@ -88,7 +89,7 @@ at::Tensor row_linear(const at::Tensor& x, const at::Tensor& weight,
   const at::Tensor mine = style.input == Lies::kWhole
                               ? comm::split_with_all_gather(x, -1, group)
                               : x;
-  const at::Tensor y = sum_of(at::linear(mine, weight), style, group);
+  const at::Tensor y = sum_of(wrappers::linear(mine, weight), style, group);
   if (!bias.defined()) return y;
   // A part of the sequence gives a part of its gradient.
   return style.output == Lies::kBySequence

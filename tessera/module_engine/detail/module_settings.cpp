@@ -55,6 +55,19 @@ void refuse_what_cuts_models(const mesh::MeshConfig& mesh,
   }
 }
 
+void refuse_what_updates_matrices(const optim::OptimizerConfig& optimizer,
+                                  const Provenance& origins) {
+  TS_CHECK_CONFIG(optimizer.type != "muon",
+                  "initialize: optimizer.type is muon (",
+                  origins.at("optimizer.type"),
+                  "), which updates whole matrices, and a rank has pieces of "
+                  "those of a module of one's own. Use AdamW, Adam, SGD or "
+                  "Lion.");
+  TS_CHECK_CONFIG(optimizer.ema == 0 && optimizer.groups.empty(),
+                  "initialize: optimizer.ema and optimizer.groups are of "
+                  "'tessera train'. Leave them out.");
+}
+
 std::vector<std::string> warnings_of(const engine::DeepSpeed& file,
                                      const Provenance& origins) {
   std::vector<std::string> found;
@@ -86,7 +99,7 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
   file.apply(config, origins);
   refuse_what_cuts_models(config.mesh, origins);
   // As DeepSpeed, which shards the masters without being asked.
-  if (config.precision.compute == "bf16") {
+  if (c10::isReducedFloatingType(config.precision.compute_dtype())) {
     config.zero.stage = std::max<int64_t>(1, config.zero.stage);
   }
   found.mesh = config.mesh.mesh(world_size, config.zero.stage);
@@ -95,7 +108,9 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
                   "initialize: the batch is not known: give train_batch_size, "
                   "or train_micro_batch_size_per_gpu.");
   config.optimizer.complete();
+  config.precision.complete();
   config.precision.check();
+  refuse_what_updates_matrices(config.optimizer, origins);
   const int64_t data = found.mesh.degree(mesh::Axis::kDpReplicate) *
                        found.mesh.degree(mesh::Axis::kDpShard);
   found.accumulation = config.batch.global / (config.batch.micro * data);

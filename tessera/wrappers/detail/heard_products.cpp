@@ -57,16 +57,17 @@ bool run_product(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
              is_one(arguments[4])) {
     bias = tensor(0), x = tensor(1), weight = transposed_of(tensor(2));
   }
-  if (!x.defined() || !fits(x, weight, bias)) return false;
-  const int64_t multiplications = x.numel() * weight.size(0);
-  if (nn::product_way(multiplications, x.scalar_type()) ==
-      nn::ProductWay::kLibTorch) {
-    return false;
-  }
+  if (!x.defined() || !goes_another_way(x, weight, bias)) return false;
   const at::Tensor y = nn::linear_product(x, weight, bias);
   torch::jit::drop(*stack, count);
   stack->emplace_back(y);
   return true;
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
+                  const at::Tensor& bias) {
+  return goes_another_way(x, weight, bias) ? nn::linear_product(x, weight, bias)
+                                           : at::linear(x, weight, bias);
 }
 
 }  // namespace tessera::wrappers

@@ -13,4 +13,8 @@ namespace tessera::wrappers {
 // alone and returns false.
 bool run_product(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+// at::linear(), by the same choice. bias may be undefined.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
+                  const at::Tensor& bias = {});
+
 }  // namespace tessera::wrappers
