@@ -93,7 +93,7 @@ double deviation(double kept, double rate, int64_t n) {
 }
 
 TEST(Dropout, KeepsItsShare) {
-  constexpr int64_t kCount = 8 * 128 * 512;
+  constexpr int64_t kCount = int64_t{8} * 128 * 512;
   for (const double rate : {0.01, 0.1, 0.5, 0.9, 0.99}) {
     const at::Tensor mask = kept(dropout_of(rate), {8, 128, 512});
     const double share = mask.ne(0).to(at::kDouble).mean().item<double>();
