@@ -254,6 +254,27 @@ TEST_P(AttentionTest, DocumentsDoNotSeeEachOther) {
       x);
 }
 
+// A type that it has no loops for is widened for it.
+TEST(Attention, DropsInAnyType) {
+  const at::NoGradGuard no_grad;
+  constexpr int64_t kWidth = 12;
+  Attention attention(
+      {.width = kWidth, .heads = 3, .kv_heads = 1, .head_dim = 4});
+  fill(attention);
+  const auto x = input({2, 5, kWidth});
+  const auto of = [&](at::ScalarType type, double rate) {
+    attention.to(type);
+    Places places;
+    if (rate > 0) places.sight.dropout = dropout_named("a", rate, {7, 3, 5});
+    return attention.forward(x.to(type), places);
+  };
+  const at::Tensor wanted = of(at::kDouble, 0.4);
+  EXPECT_FALSE(at::allclose(wanted, of(at::kDouble, 0)));
+  const at::Tensor half = of(at::kHalf, 0.4);
+  EXPECT_EQ(half.scalar_type(), at::kHalf);
+  EXPECT_TRUE(at::allclose(half.to(at::kDouble), wanted, 2e-2, 2e-2));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Kinds, AttentionTest,
     testing::Values(AttentionCase{"gpt2",
