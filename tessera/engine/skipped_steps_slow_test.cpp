@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <random>
 #include <vector>
 
 #include "tessera/core/random.h"
@@ -101,9 +100,11 @@ StepBatch batches(const RunConfig& config, int step) {
 }
 
 std::vector<bool> planted_steps(int count) {
-  std::mt19937 random(5);
-  std::vector<bool> planted(count);
-  for (auto&& each : planted) each = random() % 10 == 0;
+  const random::Stream stream(5, "planted");
+  std::vector<bool> planted;
+  for (int step = 0; step < count; ++step) {
+    planted.push_back(stream.uniform(step) < 0.1);
+  }
   return planted;
 }
 
@@ -197,11 +198,12 @@ std::vector<double> scales_of_grad_scaler(const std::vector<bool>& planted) {
   return scales;
 }
 
-TEST(SkippedSteps, AreThoseOfGradScalerOnEveryMesh) {
+TEST(SkippedSteps, AreThoseOfGradScaler) {
   const auto planted = planted_steps(kSteps);
   const auto scales = scales_of_grad_scaler(planted);
   const auto skips = std::ranges::count(planted, true);
   for (const Mesh& mesh : meshes()) {
+    if (mesh.world > 2) continue;  // they have fewer steps, in fp64
     for (const Seen& rank : trained(mesh, config_of(mesh, "fp16"), planted)) {
       EXPECT_EQ(rank.scales, scales) << mesh.name;
       EXPECT_EQ(rank.skipped, planted) << mesh.name;
@@ -221,6 +223,8 @@ TEST(SkippedSteps, InFp64AllMeshesEqualOneRank) {
     const RunConfig config = config_of(mesh, "fp64");
     if (config.model.moe.experts > 0) continue;  // another model
     const Seen other = trained(mesh, config, planted).front();
+    EXPECT_EQ(other.scales, one.scales) << mesh.name;
+    EXPECT_EQ(other.skipped, planted) << mesh.name;
     for (int step = 0; step < kFewer; ++step) {
       EXPECT_NEAR(other.losses[step], one.losses[step],
                   1e-10 * one.losses[step])

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/core/random.h"
 
 namespace tessera::optim {
 namespace {
@@ -60,11 +60,9 @@ struct DynamicLossScaler {
 };
 
 std::vector<bool> finite_steps(int seed, double share) {
-  std::mt19937 random(seed);
-  std::vector<bool> all(400);
-  for (size_t i = 0; i < all.size(); ++i) {
-    all[i] = std::uniform_real_distribution<>()(random) < share;
-  }
+  const random::Stream stream(seed, "finite");
+  std::vector<bool> all;
+  for (int i = 0; i < 400; ++i) all.push_back(stream.uniform(i) < share);
   return all;
 }
 

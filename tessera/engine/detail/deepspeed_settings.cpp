@@ -278,13 +278,13 @@ void add_share(const DeepSpeedValues& values, const char* param, double open,
 // Of a run in fp16, whose section says so or leaves it to the run.
 void add_loss_scale(const DeepSpeedValues& values,
                     std::vector<DeepSpeedSetting>& settings) {
-  const auto add = [&](const std::string& name, const char* key, Json open,
-                       const auto& told) {
+  const auto add = [&](const std::string& name, const char* key,
+                       const Json& open, const auto& told) {
     if (values.is_auto(name)) return;
     const auto* given = values.find(name);
     settings.push_back(
         {.key = key,
-         .value = given ? told(given->value) : std::move(open),
+         .value = given ? told(given->value) : open,
          .origin = given ? given->origin
                          : values.source() + ": DeepSpeed's default of " + name,
          .yields = given == nullptr,
