@@ -60,7 +60,7 @@ Direction muon_direction(const OptimizerConfig& config, at::Tensor whole) {
   if (whole.dim() == 2) {
     return {orthogonalised(std::move(whole), config.muon), scale};
   }
-  for (at::Tensor each : whole.unbind(0)) {
+  for (const at::Tensor& each : whole.unbind(0)) {
     each.copy_(orthogonalised(each, config.muon));
   }
   return {std::move(whole), scale};

@@ -259,7 +259,9 @@ Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
   if (result.equal()) return result;
   blame(wide, control, probe, result.differences);
   const Difference& first = result.differences.front();
-  if (first.step > 1 && first.what != "parameter") {
+  // An average is made of weights that were compared.
+  const bool is_made = first.what == "parameter" || first.what == "average";
+  if (first.step > 1 && !is_made) {
     find_uses(one, wide, world_size, probe.passes, control, result.differences);
   }
   return result;

@@ -52,7 +52,7 @@ Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
 }
 
 // By which LibTorch transposes what is larger than this.
-constexpr int64_t kTransposedBlock = 60 * 60;
+constexpr int64_t kTransposedBlock = int64_t{60} * 60;
 
 // A matrix (m, n) is there twice inside of its products, with a square of its
 // shorter side; one of several experts beside all of them.
