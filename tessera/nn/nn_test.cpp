@@ -254,7 +254,7 @@ TEST_P(AttentionTest, DocumentsDoNotSeeEachOther) {
       x);
 }
 
-// A type that it has no loops for is widened for it.
+// Alike, but for rounding.
 TEST(Attention, DropsInAnyType) {
   const at::NoGradGuard no_grad;
   constexpr int64_t kWidth = 12;
