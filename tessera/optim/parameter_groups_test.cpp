@@ -13,14 +13,16 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kNames = {
-    "embed.tokens.weight", "blocks.0.attention.q.weight",
-    "blocks.0.attention.q.bias", "blocks.1.attention.q.weight", "head.weight"};
+std::vector<std::string> names() {
+  return {"embed.tokens.weight", "blocks.0.attention.q.weight",
+          "blocks.0.attention.q.bias", "blocks.1.attention.q.weight",
+          "head.weight"};
+}
 
 std::string refusal(const std::vector<ParameterGroup>& groups,
                     double lr = 0.1) {
   try {
-    check_groups({.lr = lr, .groups = groups}, kNames);
+    check_groups({.lr = lr, .groups = groups}, names());
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
     return message_of(error);
