@@ -37,6 +37,13 @@ bool fits(const at::Tensor& x, const at::Tensor& weight,
           (is_like(bias) && bias.dim() == 1 && bias.size(0) == weight.size(0)));
 }
 
+bool goes_another_way(const at::Tensor& x, const at::Tensor& weight,
+                      const at::Tensor& bias) {
+  return fits(x, weight, bias) &&
+         nn::product_way(x.numel() * weight.size(0), x.scalar_type()) !=
+             nn::ProductWay::kLibTorch;
+}
+
 bool is_one(const c10::IValue& scalar) { return scalar.toScalar().equal(1); }
 
 }  // namespace
