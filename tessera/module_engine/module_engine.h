@@ -55,7 +55,9 @@ class ModuleEngine {
   int64_t train_micro_batch_size_per_gpu() const;  // of a forward, of a rank
   int64_t gradient_accumulation_steps() const;
   int64_t zero_optimization_stage() const;
-  int64_t global_steps() const;     // updates so far
+  int64_t global_steps() const;     // updates so far, those skipped too
+  int64_t skipped_steps() const;    // whose gradients were not finite
+  double loss_scale() const;        // of the next update
   double lr() const;                // of the next update
   double global_grad_norm() const;  // of the last update, before clipping
   // What the file became: keys of a run, values, and where each is from.
