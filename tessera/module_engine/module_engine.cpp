@@ -288,9 +288,14 @@ void ModuleEngine::save_checkpoint(const std::string& folder,
            "save_checkpoint() with gradients that are not in any update: save "
            "behind the step() that updates.");
   checkpoint::State state = self.state();
-  state.extra =
-      detail::Json{{"step", self.global_steps}, {"client_state", client_state}}
-          .dump();
+  const optim::LossScaleState& scale = self.loss_scale.state();
+  state.extra = detail::Json{{"step", self.global_steps},
+                             {"skipped", self.skipped_steps},
+                             {"scale", scale.scale},
+                             {"finite_in_a_row", scale.finite_in_a_row},
+                             {"hysteresis_left", scale.hysteresis_left},
+                             {"client_state", client_state}}
+                    .dump();
   checkpoint::save(folder, self.global_steps, state, self.ranks.world(),
                    {.keep = 0, .mesh = self.settings.mesh.describe()});
 }
