@@ -114,6 +114,11 @@ def test_precision(variables, tmp_path):
     assert json.loads((tmp_path / "runs/halves/summary.json").read_text())["skipped_steps"] == 0
 
 
+def test_optimizers(variables, tmp_path):
+    carry_out("optimizers.md", tmp_path, variables)
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "AVERAGED")
+
+
 def test_deepspeed(variables, program, tmp_path):
     carry_out("deepspeed.md", tmp_path, variables)
     page = (GUIDES / "deepspeed.md").read_text()
