@@ -37,7 +37,7 @@ void for_each(c10::IValue& argument, const Act& act) {
   } else if (argument.isList()) {
     auto list = argument.toList().copy();
     for (size_t i = 0; i < list.size(); ++i) {
-      c10::IValue each = list.get(i);
+      const c10::IValue& each = list.get(i);
       if (each.isTensor()) list.set(i, act(each.toTensor()));
     }
     argument = list;

@@ -157,7 +157,7 @@ void ModuleShards::describe(const nn::Parameter& parameter,
     layout = mesh::Layout(stacked, mesh::View::kExperts)
                  .with(Axis::kEp, mesh::Placement::shard(0));
   }
-  parameter.spec->layout = layout;
+  parameter.spec->layout = std::move(layout);
   parameter.spec->is_frozen = !parameter.tensor.requires_grad();
   parallel::data::set_layout(parameter, stage);
 }
