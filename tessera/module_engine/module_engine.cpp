@@ -16,6 +16,7 @@
 #include "tessera/core/log.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/module_engine/detail/module_settings.h"
+#include "tessera/nn/wide_type.h"
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/optim/loss_scale.h"
 #include "tessera/optim/optimizer.h"
@@ -228,8 +229,10 @@ void ModuleEngine::backward(const at::Tensor& loss) {
            "backward, also where gradients accumulate.");
   TS_CHECK(loss.numel() == 1, "backward() of a loss of shape ", loss.sizes(),
            ": it must be one number, the mean over the micro-batch.");
+  // Scaled, it may be more than fp16 holds.
+  const at::Tensor wide = loss.to(nn::wide_type(loss));
   const at::Tensor share =
-      loss * (self.loss_scale.value() /
+      wide * (self.loss_scale.value() /
               static_cast<double>(self.settings.accumulation));
   if (is_gradient_accumulation_boundary()) {
     self.core.backward(share);

@@ -666,6 +666,11 @@ TEST(FullyShard, ProductsOfFp32GoAnotherWay) {
               loss_of(model.forward(rows.narrow(0, ranks.rank() * 6, 6)));
           is_last ? loss.backward() : model.accumulate(loss);
         });
+        {
+          const c10::InferenceMode inference;
+          const at::Tensor rows = rows_of(net, 0).to(at::kFloat);
+          expect_equal({model.forward(rows)}, {alone->forward(rows)}, 1e-5);
+        }
         expect_equal(whole_gradients(model), wanted, 1e-5);
       });
     }

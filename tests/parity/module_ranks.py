@@ -3,6 +3,7 @@
 Usage, under torchrun: module_ranks.py ddp|fsdp2 DTYPE. Rank 0 prints loss and norm of each step.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -70,7 +71,8 @@ def main():
         if rank == 0:
             print(f"{mean.item() / world:.17g} {norm.item():.17g}")
     dist.barrier()
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads abort now and then at a process's end: pytorch issue 90549
 
 
 if __name__ == "__main__":
