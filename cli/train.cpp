@@ -64,8 +64,10 @@ class TrainCommand {
         .record_folder = train::RunFolder(config_).logs(),
         .prepare =
             [this](const launch::RankEnvironment& first) {
-              train::preflight(config_, {.first = first.rank,
-                                         .count = first.local_world_size});
+              train::preflight(
+                  config_,
+                  {.first = first.rank, .count = first.local_world_size},
+                  flags_.resume);
             },
         .on_start = [&stop] { stop.emplace(); },
         .work =

@@ -22,6 +22,7 @@
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/state.h"
 #include "tessera/train/text_samples.h"
 #include "tessera/train/trained_model.h"
 
@@ -171,9 +172,11 @@ void remove_made(const std::vector<std::string>& paths) {
 
 }  // namespace
 
-void preflight(const RunConfig& config, const HostRanks& ranks) {
+void preflight(const RunConfig& config, const HostRanks& ranks,
+               const std::string& resume) {
   check_paths(config);
   const RunFolder folder(config);
+  check_resume(resume, folder.checkpoints());
   const auto made = folder.missing();
   try {
     folder.create();

@@ -21,8 +21,10 @@ struct HostRanks {
 };
 
 // Makes the run folder, checks disk and memory, prepares the data. Done once a
-// host, before its ranks start. REQUIRES: a completed configuration.
-void preflight(const engine::RunConfig& config, const HostRanks& ranks);
+// host, before its ranks start. `resume` is TrainOptions::resume. REQUIRES: a
+// completed configuration.
+void preflight(const engine::RunConfig& config, const HostRanks& ranks,
+               const std::string& resume = "auto");
 
 // That what these ranks hold at most (engine/memory_plan.h) is no more than
 // `host_bytes` together; 0: unknown. The largest zero.prefetch that fits is

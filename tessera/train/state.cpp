@@ -178,16 +178,18 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
           .loss_scale = loss_scale_from(json, source)};
 }
 
+void check_resume(const std::string& resume, const std::string& folder) {
+  TS_CHECK_CONFIG(resume != "never" || !has_checkpoint(folder),
+                  "--resume never, but ", folder,
+                  " holds checkpoints, which a new run would replace. Give the "
+                  "run another name (run.name), or remove that folder.");
+}
+
 std::optional<SavedRun> resume(const std::string& resume,
                                const std::string& folder,
                                checkpoint::State& state, comm::Group& world) {
-  if (resume == "never") {
-    TS_CHECK_CONFIG(!has_checkpoint(folder), "--resume never, but ", folder,
-                    " holds checkpoints, which "
-                    "a new run would replace. Give the run another name "
-                    "(run.name), or remove that folder.");
-    return std::nullopt;
-  }
+  check_resume(resume, folder);
+  if (resume == "never") return std::nullopt;
   std::optional<int64_t> step;
   if (resume == "auto") {
     step = checkpoint::load_latest(folder, state, world);

@@ -41,8 +41,11 @@ std::string to_json(const SavedRun& run);
 // TS_CHECK_IO on text that is not a SavedRun; `source` names it.
 SavedRun saved_run_from(const std::string& text, const std::string& source);
 
+// --resume never wants a `folder` without checkpoints.
+void check_resume(const std::string& resume, const std::string& folder);
+
 // Fills the state by `resume`: "auto", the newest good checkpoint in `folder`,
-// where there is one; "never", none, and `folder` must have none; else the
+// where there is one; "never", none, as check_resume() wants it; else the
 // checkpoint folder of that path.
 std::optional<SavedRun> resume(const std::string& resume,
                                const std::string& folder,

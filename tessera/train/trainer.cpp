@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -17,7 +16,6 @@
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/recorder.h"
 #include "tessera/monitor/timeline.h"
-#include "tessera/monitor/trace.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/train/changes.h"
 #include "tessera/train/data_setup.h"
@@ -28,6 +26,7 @@
 #include "tessera/train/shared_folder.h"
 #include "tessera/train/skipped_step.h"
 #include "tessera/train/state.h"
+#include "tessera/train/step_trace.h"
 #include "tessera/train/text_samples.h"
 #include "tessera/train/trained_model.h"
 
@@ -193,7 +192,7 @@ class Trainer {
   ExitCode loop_and_close() {
     try {
       const ExitCode code = loop();
-      finish_trace();
+      trace_.finish();
       metrics_->close(
           {.reason = code == ExitCode::kStopped ? "stopped" : "done",
            .exit_code = static_cast<int>(code)});
@@ -297,7 +296,7 @@ class Trainer {
       totals.record.loss_scale = actor.scale();
     }
     totals.record.step_s = seconds_since(start);
-    trace_step();
+    trace_.add(step_ - first_step_, model_->mesh(), recorder_->spans());
     return totals;
   }
 
@@ -319,54 +318,6 @@ class Trainer {
     if (!config_.optimizer.skip_nonfinite) return;
     name_nonfinite(config_, *model_, *data_.train, ranks_.world(), step_,
                    input_of_step(0));
-  }
-
-  // From the second step of this process on: the first one opens things.
-  void trace_step() {
-    const int64_t number = step_ - first_step_;
-    if (number < 2 || number > config_.monitor.trace + 1) return;
-    if (!trace_) {
-      trace_ = std::make_unique<monitor::TraceWriter>(
-          folder_.trace(), ranks_.rank(),
-          model_->mesh().describe(ranks_.rank()), engine::Recorder::lanes(),
-          clock_ahead_s());
-    }
-    trace_->add(recorder_->spans());
-    if (number > config_.monitor.trace) finish_trace();
-  }
-
-  // A trace that cannot be written is no reason to end a run.
-  template <typename Write>
-  static void or_warn(const Write& write) {
-    try {
-      write();
-    } catch (const Error& error) {
-      log::warning("no trace of this run: ", message_of(error));
-    }
-  }
-
-  // By how much the first rank's monotonic clock is ahead of this one's, as far
-  // as the hosts' times of day agree: to a thousandth of a second.
-  double clock_ahead_s() {
-    const auto since = [](auto time) {
-      return std::chrono::duration<double>(time.time_since_epoch()).count();
-    };
-    const double own =
-        since(std::chrono::system_clock::now()) - since(Clock::now());
-    const at::Tensor first = at::tensor({own}, at::kDouble);
-    ranks_.world().broadcast(first, 0).synchronize();
-    return std::round((own - first.item<double>()) * 1e3) / 1e3;
-  }
-
-  void finish_trace() {
-    if (!trace_) return;
-    or_warn([this] { trace_->write(); });
-    trace_.reset();
-    ranks_.world().barrier();
-    if (!leads()) return;
-    or_warn([this] {
-      monitor::merge_traces(folder_.trace(), ranks_.world_size());
-    });
   }
 
   monitor::Validation validate() {
@@ -422,12 +373,12 @@ class Trainer {
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<TextSamples> samples_;  // where they are asked for
   std::unique_ptr<engine::Recorder> recorder_;
-  std::unique_ptr<monitor::TraceWriter> trace_;  // once it has begun
-  int64_t first_step_ = 0;                       // updates done before this run
-  int64_t step_ = 0;                             // steps done
-  int64_t skipped_ = 0;                          // that updated nothing
-  int64_t saved_at_ = -1;                        // step of the last checkpoint
-  std::optional<BestLoss> best_;                 // none: not validated so far
+  StepTrace trace_{config_, folder_, ranks_};
+  int64_t first_step_ = 0;        // updates done before this run
+  int64_t step_ = 0;              // steps done
+  int64_t skipped_ = 0;           // that updated nothing
+  int64_t saved_at_ = -1;         // step of the last checkpoint
+  std::optional<BestLoss> best_;  // none: not validated so far
 };
 
 }  // namespace
