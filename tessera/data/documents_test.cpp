@@ -243,6 +243,10 @@ TEST_F(DocumentsTest, WhatIsDamagedIsNamed) {
 TEST_F(DocumentsTest, OtherKindsOfFilesAreRefusedByName) {
   EXPECT_THAT(message("a.jsonl", "\xff\xfe{"),
               AllOf(HasSubstr("a.jsonl: is UTF-16 text"), HasSubstr("iconv")));
+  EXPECT_THAT(message("a.txt", std::string("\xff\xfe\0\0h\0\0\0", 8)),
+              AllOf(HasSubstr("UTF-32 text"), HasSubstr("iconv -f UTF-32")));
+  EXPECT_THAT(message("a.txt", std::string("\0h\0i", 4)),
+              AllOf(HasSubstr("without a mark"), HasSubstr("UTF-16BE")));
   EXPECT_THAT(message("a.json", R"([{"text": "x"}, ])"),
               AllOf(HasSubstr("a.json: record 2 (line 1)"),
                     HasSubstr("Remove the comma")));
