@@ -59,9 +59,9 @@ void compare_states(const Player& player, const program::Facts& facts,
   }
   using monitor::tensor_bytes;
   note(errors.states, sum.parameter_bytes,
-       tensor_bytes(MemoryKind::kParameters), "parameters", where, 0.05);
-  note(errors.states, sum.gradient_bytes, tensor_bytes(MemoryKind::kGradients),
-       "gradients", where, 0.05);
+       tensor_bytes(MemoryKind::kParameters).now, "parameters", where, 0.05);
+  note(errors.states, sum.gradient_bytes,
+       tensor_bytes(MemoryKind::kGradients).now, "gradients", where, 0.05);
   note(errors.states, sum.optimizer_bytes, kept, "optimizer", where, 0.05);
 }
 

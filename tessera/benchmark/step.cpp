@@ -50,7 +50,8 @@ class StepBench {
     last_.clear();
     monitor::reset_tensor_peak();
     for (size_t kind = 0; kind < kNumMemoryKinds; ++kind) {
-      times_.bytes[kind] = monitor::tensor_bytes(static_cast<MemoryKind>(kind));
+      times_.bytes[kind] =
+          monitor::tensor_bytes(static_cast<MemoryKind>(kind)).now;
     }
     times_.bytes[static_cast<size_t>(MemoryKind::kWork)] -= floor_bytes_;
     std::vector<double> steps, floors, over;

@@ -87,7 +87,7 @@ class Watch {
                      purpose))) {
     for (const auto kind : {MemoryKind::kParameters, MemoryKind::kGradients,
                             MemoryKind::kOptimizer}) {
-      states_ += monitor::tensor_bytes(kind);
+      states_ += monitor::tensor_bytes(kind).now;
     }
     monitor::reset_tensor_peak();
   }

@@ -69,7 +69,7 @@ Measured measure(const RunConfig& config, int64_t num_ranks) {
         static_cast<double>(models::num_parameters(config.model));
     const std::scoped_lock lock(mutex);
     const auto take = [&](double& most, MemoryKind kind) {
-      const auto held = static_cast<double>(monitor::tensor_bytes(kind));
+      const auto held = static_cast<double>(monitor::tensor_bytes(kind).now);
       most = std::max(most, held / count);
     };
     take(measured.parameters, MemoryKind::kParameters);
@@ -148,7 +148,7 @@ TEST(RankModel, EvaluationHoldsWeightsAlone) {
       const double loss = model.evaluate(batch).sum.item<double>();
       settle(ranks);
       const auto held = [](MemoryKind kind) {
-        return static_cast<double>(monitor::tensor_bytes(kind));
+        return static_cast<double>(monitor::tensor_bytes(kind).now);
       };
       EXPECT_NEAR(held(MemoryKind::kParameters), stage == 3 ? whole / 2 : whole,
                   0.02 * whole);
@@ -177,7 +177,7 @@ TEST(RankModel, SplitBackwardLetsGo) {
           });
       model.step(input, [&](const program::Instruction& done, double, double) {
         if (!program::adds_gradients(done.op) || done.unit > 0) return;
-        bytes.push_back(monitor::tensor_bytes(MemoryKind::kWork));
+        bytes.push_back(monitor::tensor_bytes(MemoryKind::kWork).now);
       });
     });
     return bytes;

@@ -12,17 +12,36 @@
 
 namespace tessera::monitor {
 
-struct Account {
+namespace {
+
+struct Count {
   std::atomic<int64_t> now{0};
   std::atomic<int64_t> peak{0};
-  std::array<std::atomic<int64_t>, kNumMemoryKinds> of_kind{};
 
-  void add(int64_t bytes, MemoryKind kind) {
-    of_kind[static_cast<size_t>(kind)] += bytes;
+  void add(int64_t bytes) {
     const int64_t sum = now += bytes;
     int64_t most = peak;
     while (sum > most && !peak.compare_exchange_weak(most, sum)) {
     }
+  }
+  void reset_peak() { peak = now.load(); }
+  TensorBytes bytes() const { return {now, peak}; }
+};
+
+}  // namespace
+
+struct Account {
+  Count all;
+  std::array<Count, kNumMemoryKinds> kinds;
+
+  Count& of(MemoryKind kind) { return kinds[static_cast<size_t>(kind)]; }
+  void add(int64_t bytes, MemoryKind kind) {
+    all.add(bytes);
+    of(kind).add(bytes);
+  }
+  void reset_peaks() {
+    all.reset_peak();
+    for (Count& kind : kinds) kind.reset_peak();
   }
 };
 
@@ -106,10 +125,10 @@ class Accounts {
   Account* take() {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < free_.size(); ++i) {
-      if (free_[i]->now != 0) continue;  // tensors of the last user live on
+      if (free_[i]->all.now != 0) continue;  // tensors of the last user live on
       Account* account = free_[i];
       free_.erase(free_.begin() + static_cast<int64_t>(i));
-      account->peak = 0;
+      account->reset_peaks();
       return account;
     }
     return new Account;
@@ -174,13 +193,11 @@ void count_tensor_bytes() {
   });
 }
 
-TensorBytes tensor_bytes() { return {account().now, account().peak}; }
+TensorBytes tensor_bytes() { return account().all.bytes(); }
 
-int64_t tensor_bytes(MemoryKind kind) {
-  return account().of_kind[static_cast<size_t>(kind)];
-}
+TensorBytes tensor_bytes(MemoryKind kind) { return account().of(kind).bytes(); }
 
-void reset_tensor_peak() { account().peak = account().now.load(); }
+void reset_tensor_peak() { account().reset_peaks(); }
 
 RankMemory::RankMemory() : before_(own) { own = Accounts::instance().take(); }
 

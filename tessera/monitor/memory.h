@@ -30,9 +30,10 @@ struct TensorBytes {
 
 // Of this thread's rank where a RankMemory is alive on it, else the process.
 TensorBytes tensor_bytes();
-// Now, in tensors of one kind; of the same account.
-int64_t tensor_bytes(MemoryKind kind);
-// The peak starts again from now; the same account as tensor_bytes().
+// In tensors of one kind, whose peak need not be when that of all is; of the
+// same account.
+TensorBytes tensor_bytes(MemoryKind kind);
+// Peaks start again from now; the same account as tensor_bytes().
 void reset_tensor_peak();
 
 // Books this thread's tensors to an account of its own while it lives.

@@ -36,6 +36,25 @@ TEST(Memory, CountsWhatTensorsHoldNowAndAtMost) {
   EXPECT_EQ(tensor_bytes().now, before);
 }
 
+TEST(Memory, KindsHavePeaksOfTheirOwn) {
+  count_tensor_bytes();
+  const RankMemory memory;
+  const auto kept = [](MemoryKind kind, int64_t n) {
+    const MemoryScope scope(kind);
+    return bytes(n);
+  };
+  at::Tensor parameter = kept(MemoryKind::kParameters, 5 * kMiB);
+  parameter.reset();
+  at::Tensor gradient = kept(MemoryKind::kGradients, 2 * kMiB);
+  EXPECT_EQ(tensor_bytes(MemoryKind::kParameters).now, 0);
+  EXPECT_EQ(tensor_bytes(MemoryKind::kParameters).peak, 5 * kMiB);
+  EXPECT_EQ(tensor_bytes(MemoryKind::kGradients).peak, 2 * kMiB);
+  EXPECT_EQ(tensor_bytes().peak, 5 * kMiB);  // never both
+  reset_tensor_peak();
+  EXPECT_EQ(tensor_bytes(MemoryKind::kParameters).peak, 0);
+  EXPECT_EQ(tensor_bytes(MemoryKind::kGradients).peak, 2 * kMiB);
+}
+
 TEST(Memory, EmptyTensorsAndProductsWork) {
   count_tensor_bytes();
   const int64_t before = tensor_bytes().now;
