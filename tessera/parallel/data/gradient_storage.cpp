@@ -92,6 +92,7 @@ class ScatteredGradients final : public GradientStorage {
 
   void begin_reduction(comm::Mode mode) override {
     const at::NoGradGuard no_grad;
+    const MemoryScope scope(MemoryKind::kGradients);
     const Cut& cut = bundle_.cut;
     direct_ ? take_where_it_lies() : pack();
     reduced_ = at::empty({cut.numel()}, packed_.options());
