@@ -2,16 +2,26 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <optional>
 #include <random>
 
 #include "tessera/comm/agree.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/wrappers/deferred_init.h"
 #include "tessera/wrappers/fully_shard.h"
+#include "tessera/wrappers/parallelize.h"
+#include "tests/support/own_modules.h"
 
 namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using tests::expect_equal;
+using tests::loss_of;
+using tests::share_like;
+using tests::Values;
+using tests::values_of;
 
 constexpr int64_t kWidth = 7, kSteps = 3;
 
@@ -56,11 +66,11 @@ TORCH_MODULE(Part);
 struct DrawnImpl : nn::Module {
   nn::Linear in{5, kWidth};
   nn::ModuleList parts;
-  std::vector<std::vector<int64_t>> taken;  // by rank: the order of its parts
+  std::vector<std::vector<int64_t>> taken;  // by data: the order of its parts
   int64_t rank = 0;
   bool reads_first_twice = false;  // its weight, as the head
 
-  DrawnImpl(uint64_t seed, int64_t world) {
+  DrawnImpl(uint64_t seed, int64_t data) {
     Draw draw(seed);
     register_module("in", in);
     register_module("parts", parts);
@@ -75,7 +85,7 @@ struct DrawnImpl : nn::Module {
     for (int64_t i = 0; i < count + draw.below(3); ++i) {
       order.push_back(draw.below(count));
     }
-    taken.assign(world, order);
+    taken.assign(data, order);
     for (auto& each : taken) {
       if (draw.chance(30) && !each.empty()) each.erase(each.begin());
     }
@@ -91,6 +101,20 @@ struct DrawnImpl : nn::Module {
     }
     return reads_first_twice ? at::linear(h, in->weight.t()) : h;
   }
+  // What of it divides by `tp`, and has one place.
+  ParallelPlan plan(int64_t tp) {
+    ParallelPlan plan;
+    for (size_t i = 0; i < parts->size(); ++i) {
+      const auto& up = parts[i]->as<PartImpl>()->up;
+      const auto uses = std::ranges::count_if(*parts, [&](const auto& other) {
+        return other->template as<PartImpl>()->up.ptr() == up.ptr();
+      });
+      if (uses > 1 || up->options.out_features() % tp != 0) continue;
+      plan.push_back({c10::str("parts.", i, ".up"), ParallelStyle::column()});
+      plan.push_back({c10::str("parts.", i, ".down"), ParallelStyle::row()});
+    }
+    return plan;
+  }
 };
 TORCH_MODULE(Drawn);
 
@@ -100,39 +124,34 @@ at::Tensor rows_of(int64_t rank, int64_t step, int64_t microbatch) {
       .sin();
 }
 
-at::Tensor loss_of(const at::Tensor& out) { return out.pow(2).mean(); }
-
 struct Chosen {
-  int64_t replicate, shard, stage, microbatches;
-  bool reshard, prefetch, all_units;
+  int64_t replicate, shard, tp, stage, microbatches;
+  bool reshard, prefetch, all_units, deferred;
   explicit Chosen(uint64_t seed) {
     Draw draw(seed + 1000);
     replicate = 1 + draw.below(2);
     shard = 2 + draw.below(replicate == 2 ? 1 : 3);
-    stage = 1 + draw.below(3);
+    stage = draw.below(4);
     microbatches = 1 + draw.below(2);
     reshard = draw.chance(50);
     prefetch = draw.chance(50);
     all_units = draw.chance(30);
+    tp = replicate == 1 && shard == 2 && draw.chance(50) ? 2 : 1;
+    deferred = tp == 1 && draw.chance(30);
   }
-  int64_t world() const { return replicate * shard; }
+  int64_t data() const { return replicate * shard; }
+  int64_t world() const { return data() * tp; }
 };
 
-std::vector<at::Tensor> values_of(nn::Module& module) {
-  std::vector<at::Tensor> values;
-  for (auto& p : module.parameters()) values.push_back(p.detach().clone());
-  return values;
-}
-
-std::vector<at::Tensor> alone(uint64_t seed, const Chosen& chosen) {
-  Drawn net(seed, chosen.world());
+Values alone(uint64_t seed, const Chosen& chosen) {
+  Drawn net(seed, chosen.data());
   torch::optim::AdamW optimizer(net->parameters(),
                                 torch::optim::AdamWOptions(1e-2));
   for (int64_t step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
-    for (net->rank = 0; net->rank < chosen.world(); ++net->rank) {
+    for (net->rank = 0; net->rank < chosen.data(); ++net->rank) {
       for (int64_t m = 0; m < chosen.microbatches; ++m) {
-        (loss_of(net->forward(rows_of(net->rank, step, m))) / chosen.world())
+        (loss_of(net->forward(rows_of(net->rank, step, m))) / chosen.data())
             .backward();
       }
     }
@@ -141,18 +160,31 @@ std::vector<at::Tensor> alone(uint64_t seed, const Chosen& chosen) {
   return values_of(*net);
 }
 
-std::vector<at::Tensor> sharded(uint64_t seed, const Chosen& chosen) {
-  const mesh::DeviceMesh mesh(
-      {.dp_replicate = chosen.replicate, .dp_shard = chosen.shard},
-      chosen.world());
-  std::vector<at::Tensor> result;
+// Of rank 0: its share, where there is a tp.
+Values sharded(uint64_t seed, const Chosen& chosen) {
+  const mesh::DeviceMesh mesh({.dp_replicate = chosen.replicate,
+                               .dp_shard = chosen.shard,
+                               .tp = chosen.tp},
+                              chosen.world());
+  Values result;
   comm::run_threads(chosen.world(), "shm", [&](comm::Communicator& ranks) {
     Drawn net{nullptr};
-    comm::in_turn(ranks.world(), [&] { net = Drawn(seed, chosen.world()); });
-    net->rank = ranks.rank();
-    FullyShardOptions options{.zero_stage = chosen.stage,
-                              .reshard_after_forward = chosen.reshard,
-                              .prefetch = chosen.prefetch ? 2 : 0};
+    DeferredInit deferred;
+    comm::in_turn(ranks.world(), [&] {
+      const auto draw = [&] { return Drawn(seed, chosen.data()); };
+      net = chosen.deferred ? deferred.make(draw) : draw();
+    });
+    net->rank = ranks.rank() / chosen.tp;
+    std::optional<Parallelized> parallel;
+    const ParallelPlan plan = net->plan(chosen.tp);
+    if (chosen.tp > 1 && !plan.empty()) {
+      parallel.emplace(*net, mesh, ranks, plan);
+    }
+    FullyShardOptions options{
+        .zero_stage = chosen.stage,
+        .reshard_after_forward = chosen.reshard,
+        .prefetch = chosen.prefetch ? 2 : 0,
+        .deferred = chosen.deferred ? &deferred : nullptr};
     if (chosen.all_units) options.units = {"*"};
     auto model = fully_shard(net, mesh, ranks, options);
     torch::optim::AdamW optimizer(net->parameters(),
@@ -176,15 +208,15 @@ TEST(FullyShardSlow, DrawnModulesEqualOneRank) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     const Chosen chosen(seed);
     SCOPED_TRACE(c10::str("seed ", seed, " stage ", chosen.stage, " ",
-                          chosen.replicate, "x", chosen.shard));
-    const auto wanted = alone(seed, chosen);
-    const auto found = sharded(seed, chosen);
+                          chosen.replicate, "x", chosen.shard, " tp ",
+                          chosen.tp, " deferred ", chosen.deferred));
+    Values wanted = alone(seed, chosen);
+    const Values found = sharded(seed, chosen);
     ASSERT_EQ(found.size(), wanted.size());
     for (size_t i = 0; i < found.size(); ++i) {
-      const double norm = wanted[i].norm().item<double>();
-      EXPECT_LE((found[i] - wanted[i]).norm().item<double>(), 1e-10 * norm)
-          << "parameter " << i;
+      wanted[i] = share_like(wanted[i], found[i], chosen.tp, /*rank=*/0);
     }
+    expect_equal(found, wanted, 1e-10);
   }
 }
 

@@ -9,254 +9,19 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/wrappers/fully_shard.h"
+#include "tests/support/own_modules.h"
 
 namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using namespace tests;
 
-constexpr int64_t kRows = 12;  // divides by 2, 3, 4
-constexpr int kSteps = 6;
-
-// What the tests ask of a module: rows in, rows out.
-struct NetImpl : nn::Module {
-  virtual at::Tensor forward(const at::Tensor& x) = 0;
-  // Of `rows` rows.
-  virtual at::Tensor input(int64_t rows) const {
-    return at::arange(rows * 6, at::kDouble).mul(0.37).sin().view({rows, 6});
-  }
-};
-using Net = std::shared_ptr<NetImpl>;
-
-// Odd shapes, a scalar, a frozen and an unused parameter, a weight used twice.
-struct MlpImpl : NetImpl {
-  nn::Linear in{6, 13}, mid{13, 13}, out{13, 6}, unused{3, 2};
-  at::Tensor scale;
-  MlpImpl() {
-    register_module("in", in);
-    register_module("mid", mid);
-    register_module("out", out);
-    register_module("unused", unused);
-    scale = register_parameter("scale", torch::tensor(0.7));
-    mid->bias.requires_grad_(false);
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    auto h = at::tanh(in->forward(x));
-    h = at::tanh(mid->forward(h)) * scale + h;
-    h = out->forward(h);
-    return at::linear(h, out->weight.t());
-  }
-};
-
-struct CnnImpl : NetImpl {
-  nn::Sequential path{nn::Conv2d(nn::Conv2dOptions(1, 5, 3).padding(1)),
-                      nn::BatchNorm2d(5),
-                      nn::ReLU(),
-                      nn::Conv2d(nn::Conv2dOptions(5, 3, 3).padding(1)),
-                      nn::GroupNorm(nn::GroupNormOptions(1, 3).affine(false)),
-                      nn::Flatten(),
-                      nn::Linear(48, 4)};
-  CnnImpl() { register_module("path", path); }
-  at::Tensor forward(const at::Tensor& x) override { return path->forward(x); }
-  at::Tensor input(int64_t rows) const override {
-    return at::arange(rows * 16, at::kDouble)
-        .mul(0.37)
-        .sin()
-        .view({rows, 1, 4, 4});
-  }
-};
-
-struct BlockImpl : nn::Module {
-  nn::LayerNorm norm{nn::LayerNormOptions({8})};
-  nn::Linear qkv{8, 24}, out{8, 8}, up{8, 20}, down{20, 8};
-  BlockImpl() {
-    register_module("norm", norm);
-    register_module("qkv", qkv);
-    register_module("out", out);
-    register_module("up", up);
-    register_module("down", down);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    const auto parts = qkv->forward(norm->forward(x)).chunk(3, -1);
-    const auto h = x + out->forward(at::scaled_dot_product_attention(
-                           parts[0], parts[1], parts[2], {}, 0.0, true));
-    return h + down->forward(at::gelu(up->forward(norm->forward(h))));
-  }
-};
-TORCH_MODULE(Block);
-
-// A GPT of plain torch::nn with a tied head.
-struct GptImpl : NetImpl {
-  nn::Embedding tokens{11, 8}, places{5, 8};
-  nn::ModuleList blocks;
-  nn::LayerNorm last{nn::LayerNormOptions({8})};
-  GptImpl() {
-    register_module("tokens", tokens);
-    register_module("places", places);
-    register_module("blocks", blocks);
-    for (int i = 0; i < 3; ++i) blocks->push_back(Block());
-    register_module("last", last);
-  }
-  at::Tensor forward(const at::Tensor& ids) override {
-    auto h = tokens->forward(ids) + places->forward(at::arange(5));
-    for (const auto& block : *blocks) h = block->as<BlockImpl>()->forward(h);
-    return at::linear(last->forward(h), tokens->weight);
-  }
-  at::Tensor input(int64_t rows) const override {
-    return at::arange(rows * 5).mul(7).remainder(11).view({rows, 5});
-  }
-};
-
-// One block several times, and blocks not in the order of their declaration.
-struct WeavingImpl : NetImpl {
-  nn::ModuleList layers;
-  WeavingImpl() {
-    register_module("layers", layers);
-    for (int i = 0; i < 3; ++i) layers->push_back(nn::Linear(6, 6));
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    auto h = x;
-    for (int i : {2, 0, 2, 1, 1, 0}) {
-      h = h + at::tanh(layers[i]->as<nn::Linear>()->forward(h));
-    }
-    return h;
-  }
-};
-
-struct RecurrentImpl : NetImpl {
-  nn::LSTM lstm{nn::LSTMOptions(6, 7).num_layers(2).batch_first(true)};
-  nn::Linear out{7, 3};
-  RecurrentImpl() {
-    register_module("lstm", lstm);
-    register_module("out", out);
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return out->forward(std::get<0>(lstm->forward(x.unsqueeze(1)))).squeeze(1);
-  }
-};
-
-// Weights so large that they travel alone, with rows that do not divide.
-struct WideImpl : NetImpl {
-  nn::Linear in{6, 528}, mid{528, 515}, out{515, 6};
-  WideImpl() {
-    register_module("in", in);
-    register_module("mid", mid);
-    register_module("out", out);
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return out->forward(at::tanh(mid->forward(in->forward(x)) / 20));
-  }
-};
-
-// Products so large that they go another way in fp32: of two and of three
-// dimensions, with and without a bias, of a weight that is used three times.
-struct HeavyImpl : NetImpl {
-  nn::Linear in{6, 300}, mid{300, 300}, out{300, 6};
-  HeavyImpl() {
-    register_module("in", in);
-    register_module("mid", mid);
-    register_module("out", out);
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    auto h = at::tanh(mid->forward(in->forward(x)));
-    h = at::tanh(mid->forward(h.unsqueeze(1)).squeeze(1) + h);
-    return out->forward(at::tanh(at::linear(h, mid->weight)));
-  }
-};
-
-struct Kind {
-  const char* name;
-  std::function<Net()> make;
-};
-const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> all = {
-      {"mlp", [] { return std::make_shared<MlpImpl>(); }},
-      {"cnn", [] { return std::make_shared<CnnImpl>(); }},
-      {"gpt", [] { return std::make_shared<GptImpl>(); }},
-      {"weaving", [] { return std::make_shared<WeavingImpl>(); }},
-      {"lstm", [] { return std::make_shared<RecurrentImpl>(); }},
-      {"wide", [] { return std::make_shared<WideImpl>(); }},
-      {"heavy", [] { return std::make_shared<HeavyImpl>(); }},
-  };
-  return all;
-}
-
-Net make(const Kind& kind, uint64_t seed = 1,
-         at::ScalarType type = at::kDouble) {
-  Net net = kind.make();
-  net->to(type);
-  const at::NoGradGuard no_grad;
-  auto generator = at::detail::createCPUGenerator(seed);
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
-  net->eval();  // BatchNorm over a part of the rows is another function
-  return net;
-}
-
-at::Tensor loss_of(const at::Tensor& out) { return out.pow(2).mean(); }
-
-at::Tensor rows_of(const Net& net, int step) {
-  const at::Tensor all = net->input(kRows);
-  return all.is_floating_point() ? all + 0.1 * step : (all + step) % 11;
-}
-
-using Values = std::vector<at::Tensor>;
-
-Values values_of(nn::Module& module) {
-  Values values;
-  for (auto& p : module.parameters()) values.push_back(p.detach().clone());
-  return values;
-}
-
-Values one_rank(const Kind& kind) {
-  Net net = make(kind);
-  torch::optim::AdamW optimizer(net->parameters(),
-                                torch::optim::AdamWOptions(1e-2));
-  for (int step = 0; step < kSteps; ++step) {
-    optimizer.zero_grad();
-    loss_of(net->forward(rows_of(net, step))).backward();
-    nn::utils::clip_grad_norm_(net->parameters(), 0.5);
-    optimizer.step();
-  }
-  return values_of(*net);
-}
-
-struct Case {
-  int64_t replicate = 1, shard = 2;
-  FullyShardOptions options = {};
-  int64_t microbatches = 1;
-  bool own_backward = true;  // the loss's, instead of the model's
-};
-
-Values many_ranks(const Kind& kind, const Case& c) {
-  const int64_t world = c.replicate * c.shard;
-  const mesh::DeviceMesh mesh(
-      {.dp_replicate = c.replicate, .dp_shard = c.shard}, world);
-  std::vector<Values> results(world);
-  comm::run_threads(world, "shm", [&](comm::Communicator& ranks) {
-    Net net;
-    comm::in_turn(ranks.world(), [&] { net = make(kind, 1 + ranks.rank()); });
-    auto model = fully_shard(net, mesh, ranks, c.options);
-    torch::optim::AdamW optimizer(net->parameters(),
-                                  torch::optim::AdamWOptions(1e-2));
-    const int64_t share = kRows / world, micro = share / c.microbatches;
-    for (int step = 0; step < kSteps; ++step) {
-      optimizer.zero_grad();
-      const at::Tensor mine =
-          rows_of(net, step).narrow(0, ranks.rank() * share, share);
-      for (int64_t m = 0; m < c.microbatches; ++m) {
-        auto loss = loss_of(model.forward(mine.narrow(0, m * micro, micro))) /
-                    c.microbatches;
-        if (m + 1 < c.microbatches) {
-          model.accumulate(loss);
-        } else {
-          c.own_backward ? loss.backward() : model.backward(loss);
-        }
-      }
-      model.clip_grad_norm(0.5);
-      optimizer.step();
-    }
-    const auto whole = model.gather();
-    results[ranks.rank()] = values_of(*net);
+// On as many threads as there are ranks, which all end with the same.
+Values many_ranks(const Kind& kind, const Ways& ways) {
+  std::vector<Values> results(ways.world());
+  comm::run_threads(ways.world(), "shm", [&](comm::Communicator& ranks) {
+    results[ranks.rank()] = trained(ranks, kind, ways);
   });
   for (const auto& result : results) {
     for (size_t i = 0; i < result.size(); ++i) {
@@ -266,26 +31,17 @@ Values many_ranks(const Kind& kind, const Case& c) {
   return results[0];
 }
 
-void expect_equal(const Values& found, const Values& wanted, double bound) {
-  ASSERT_EQ(found.size(), wanted.size());
-  for (size_t i = 0; i < found.size(); ++i) {
-    ASSERT_EQ(found[i].sizes(), wanted[i].sizes());
-    const double norm = wanted[i].norm().item<double>();
-    EXPECT_LE((found[i] - wanted[i]).norm().item<double>(), bound * norm)
-        << "parameter " << i;
-  }
-}
-
 TEST(FullyShard, EqualsOneRank) {
   for (const Kind& kind : kinds()) {
     const Values wanted = one_rank(kind);
     for (int64_t stage : {0, 1, 2, 3}) {
-      for (const Case& c : {Case{.shard = 2}, Case{.shard = 3},
-                            Case{.shard = 4}, Case{.replicate = 2}}) {
+      for (const Ways& c :
+           {Ways{.shard = 2}, Ways{.shard = 3}, Ways{.shard = 4},
+            Ways{.replicate = 2, .shard = 2}}) {
         for (const bool keeps : {true, false}) {
           // Of stage 0 there is nothing to gather.
           if (stage == 0 && (keeps || c.shard > 2)) continue;
-          Case with = c;
+          Ways with = c;
           with.options.zero_stage = stage;
           with.options.reshard_after_forward = !keeps;
           with.options.prefetch = keeps ? 0 : 1;
@@ -306,7 +62,8 @@ TEST(FullyShard, MicroBatchesAddUp) {
         for (const bool own : {true, false}) {
           SCOPED_TRACE(c10::str(kind.name, " stage ", stage, " replicate ",
                                 replicate, " own ", own));
-          const Case c{.replicate = replicate,
+          const Ways c{.replicate = replicate,
+                       .shard = 2,
                        .options = {.zero_stage = stage},
                        .microbatches = 3,
                        .own_backward = own};
@@ -466,7 +223,7 @@ TEST(FullyShard, TwoForwardsOneBackward) {
 // Ranks have 3, 1 and 2 batches; a step's mean is over those that have one.
 TEST(FullyShard, RanksWhoseDataEndsJoin) {
   const std::vector<int> batches = {3, 1, 2};
-  const Kind& kind = kinds()[2];
+  const Kind& kind = kind_of("gpt");
   const auto batch = [](const Net& net, int64_t rank, int step) {
     return rows_of(net, static_cast<int>(10 * rank) + step);
   };
@@ -508,16 +265,16 @@ TEST(FullyShard, RanksWhoseDataEndsJoin) {
 
 int64_t bytes_of_whole(const Net& net) {
   // Members of the classes are the whole tensors.
-  const auto gpt = std::dynamic_pointer_cast<GptImpl>(net);
-  const auto& block = *gpt->blocks[1]->as<BlockImpl>();
+  const auto gpt = std::dynamic_pointer_cast<OwnGptImpl>(net);
+  const auto& block = *gpt->blocks[1]->as<OwnBlockImpl>();
   return static_cast<int64_t>(block.qkv->weight.storage().nbytes());
 }
 
 TEST(FullyShard, EvaluatesInInferenceMode) {
   for (int64_t stage : {1, 3}) {
     on_ranks(2, [&](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
-      const Net net = make_in_turn(ranks, kinds()[2]);
-      const Net alone = make_in_turn(ranks, kinds()[2]);
+      const Net net = make_in_turn(ranks, kind_of("gpt"));
+      const Net alone = make_in_turn(ranks, kind_of("gpt"));
       auto model = fully_shard(net, mesh, ranks, {.zero_stage = stage});
       for (int step = 0; step < 2; ++step) {
         const c10::InferenceMode guard;
@@ -533,7 +290,7 @@ TEST(FullyShard, EvaluatesInInferenceMode) {
 
 TEST(FullyShard, FreesBehindForwardAndBackward) {
   on_ranks(2, [](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
-    const Net net = make_in_turn(ranks, kinds()[2]);
+    const Net net = make_in_turn(ranks, kind_of("gpt"));
     auto model = fully_shard(net, mesh, ranks);
     EXPECT_THAT(model.units(),
                 testing::ElementsAre("", "blocks.0", "blocks.1", "blocks.2"));
@@ -544,7 +301,7 @@ TEST(FullyShard, FreesBehindForwardAndBackward) {
     EXPECT_EQ(bytes_of_whole(net), 0);
     int64_t shard = 0, whole = 0;
     for (const auto& p : net->parameters()) shard += p.numel();
-    for (const auto& p : make_in_turn(ranks, kinds()[2])->parameters()) {
+    for (const auto& p : make_in_turn(ranks, kind_of("gpt"))->parameters()) {
       whole += p.numel();
     }
     EXPECT_NEAR(2 * shard, whole, 16);  // odd rows
@@ -555,11 +312,11 @@ TEST(FullyShard, GatheredParametersAreKept) {
   for (const auto& [stage, rounds] : std::vector<std::pair<int64_t, bool>>{
            {1, false}, {2, false}, {3, false}, {1, true}, {3, true}}) {
     on_ranks(2, [&](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
-      const Net net = make_in_turn(ranks, kinds()[0]);
+      const Net net = make_in_turn(ranks, kind_of("mlp"));
       FullyShardOptions options{.zero_stage = stage};
       if (rounds) options.compute_dtype = at::kBFloat16;
       auto model = fully_shard(net, mesh, ranks, options);
-      const Values wanted = values_of(*make_in_turn(ranks, kinds()[0]));
+      const Values wanted = values_of(*make_in_turn(ranks, kind_of("mlp")));
       {
         const auto whole = model.gather();
         expect_equal(values_of(*net), wanted, 0);
@@ -578,14 +335,14 @@ TEST(FullyShard, GatheredParametersAreKept) {
 // As torch::save and torch::load see a module: a full state dict.
 TEST(FullyShard, IsSavedAndLoadedWhole) {
   on_ranks(2, [](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
-    const Net net = make_in_turn(ranks, kinds()[1]);
+    const Net net = make_in_turn(ranks, kind_of("cnn"));
     auto model = fully_shard(net, mesh, ranks);
     std::stringstream file;
     {
       const auto whole = model.gather();
       torch::save(net, file);
     }
-    const Net alone = make_in_turn(ranks, kinds()[1]);
+    const Net alone = make_in_turn(ranks, kind_of("cnn"));
     const Values wanted = values_of(*alone);
     {
       const at::NoGradGuard no_grad;
@@ -641,8 +398,8 @@ TEST(FullyShard, TypesMayDiffer) {
 }
 
 TEST(FullyShard, ProductsOfFp32GoAnotherWay) {
-  for (const size_t number : {5, 6}) {
-    const Kind& kind = kinds()[number];
+  for (const char* name : {"wide", "heavy"}) {
+    const Kind& kind = kind_of(name);
     const auto gradients_after = [&](Net& net, const auto& backward) {
       for (int64_t m = 0; m < 2; ++m) {
         const at::Tensor rows = rows_of(net, m).to(at::kFloat);
@@ -749,9 +506,9 @@ std::string error_on(int64_t world,
 }
 
 TEST(FullyShard, MastersStayWide) {
-  for (const size_t kind : {2, 4, 5}) {
-    SCOPED_TRACE(kinds()[kind].name);
-    expect_wide_masters(kinds()[kind]);
+  for (const char* name : {"gpt", "lstm", "wide"}) {
+    SCOPED_TRACE(name);
+    expect_wide_masters(kind_of(name));
   }
 }
 
@@ -763,7 +520,7 @@ TEST(FullyShard, RefusesWhatWouldBeWrong) {
          const FullyShardOptions& options = {}) {
         return error_on(
             2, [&](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
-              const Net net = make_in_turn(ranks, kinds()[2]);
+              const Net net = make_in_turn(ranks, kind_of("gpt"));
               torch::optim::SGD before(net->parameters(),
                                        torch::optim::SGDOptions(0.1));
               auto model = fully_shard(net, mesh, ranks, options);
@@ -781,7 +538,7 @@ TEST(FullyShard, RefusesWhatWouldBeWrong) {
                         "parameters; the nearest is \"blocks"));
   EXPECT_THAT(
       error_of([](auto&, const Net& net, int64_t) {
-        at::sum(std::dynamic_pointer_cast<GptImpl>(net)->tokens->weight);
+        at::sum(std::dynamic_pointer_cast<OwnGptImpl>(net)->tokens->weight);
       }),
       HasSubstr("parameters of the module itself are used outside of "
                 "forward() and backward"));
@@ -818,7 +575,7 @@ TEST(FullyShard, AnOptimizerMadeBeforeIsRefused) {
     EXPECT_THAT(
         error_on(2,
                  [&](comm::Communicator& ranks, const mesh::DeviceMesh& mesh) {
-                   const Net net = make_in_turn(ranks, kinds()[2]);
+                   const Net net = make_in_turn(ranks, kind_of("gpt"));
                    torch::optim::SGD before(net->parameters(),
                                             torch::optim::SGDOptions(0.1));
                    auto model =
