@@ -159,7 +159,10 @@ at::Tensor Parallelized::Impl::computed(const std::string& op,
     return parallel_embedding(tensor(1), tensor(0), part.style, group);
   }
   if (!is_linear) return {};
-  if (op == "aten::linear") return linear(tensor(0), tensor(1), tensor(2));
+  // A transposed share is a share of something else.
+  if (op == "aten::linear" && tensor(1).is_contiguous()) {
+    return linear(tensor(0), tensor(1), tensor(2));
+  }
   const auto is_transposed = [](const at::Tensor& weight) {
     return weight.dim() == 2 && !weight.is_contiguous() &&
            weight.t().is_contiguous();

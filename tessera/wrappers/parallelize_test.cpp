@@ -338,20 +338,43 @@ TEST(Parallelize, RefusesWhatWouldBeWrong) {
               HasSubstr("\"last\" is a"));
   EXPECT_THAT(error_of({{"head", Style::row(Lies::kBySequence)}}),
               HasSubstr("a row linear takes features of all of the sequence"));
+  EXPECT_THAT(error_of({{"blocks.*.out", Style::row()}},
+                       [](Gpt& gpt) {
+                         at::linear(
+                             at::ones({2, kWidth}, at::kDouble),
+                             gpt->blocks[0]->as<BlockImpl>()->out->weight.t());
+                       }),
+              HasSubstr("\"blocks.0.out\" computes aten::linear with a "
+                        "parameter of which this rank has a share"));
   EXPECT_THAT(error_of(plan(), [](Gpt& gpt) { gpt->head->weight.sum(); }),
               HasSubstr("\"head\" computes aten::sum with a parameter of "
                         "which this rank has a share"));
-  const mesh::DeviceMesh mesh({.tp = 5}, 5);
-  std::string message;
-  try {
-    comm::run_threads(5, "shm", [&](comm::Communicator& ranks) {
-      Gpt gpt(1);
-      parallelize(*gpt, mesh, ranks, plan());
-    });
-  } catch (const std::exception& error) {
-    message = message_of(error);
-  }
-  EXPECT_THAT(message, HasSubstr("does not divide by the 5 ranks along tp"));
+}
+
+// Of a column, a row and a vocabulary: shares that would not be equal.
+TEST(Parallelize, RefusesUnevenSharesByName) {
+  const auto error_on = [](int64_t tp, const ParallelPlan& with) {
+    std::string message;
+    try {
+      comm::run_threads(tp, "shm", [&](comm::Communicator& ranks) {
+        Gpt gpt(1);
+        parallelize(*gpt, mesh::DeviceMesh({.tp = tp}, tp), ranks, with);
+      });
+    } catch (const std::exception& error) {
+      message = message_of(error);
+    }
+    return message;
+  };
+  using testing::HasSubstr;
+  const std::string rule = " does not divide by the ";
+  EXPECT_THAT(error_on(3, {{"blocks.1.q", Style::column()}}),
+              HasSubstr("dim 0 of blocks.1.q.weight [16, 16]" + rule + "3 "));
+  EXPECT_THAT(
+      error_on(5, {{"blocks.*.down", Style::row()}}),
+      HasSubstr("dim 1 of blocks.0.down.weight [16, 24]" + rule + "5 "));
+  EXPECT_THAT(error_on(5, {{"tokens", Style::vocabulary()}}),
+              HasSubstr("dim 0 of tokens.weight [12, 16]" + rule +
+                        "5 ranks along tp. Use another tp"));
 }
 
 }  // namespace
