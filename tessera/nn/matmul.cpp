@@ -88,11 +88,11 @@ bool has_listeners(torch::autograd::Node& accumulator) {
 // Whether the backward that is under way may add to .grad by itself.
 bool adds_in_place(const at::Tensor& parameter) {
   namespace impl = torch::autograd::impl;
+  if (!parameter.is_leaf()) return false;  // LibTorch warns of its .grad
   const at::Tensor& gradient = parameter.grad();
   if (!uses(Kernel::kGradientInPlace) || at::GradMode::is_enabled() ||
-      !parameter.is_leaf() || !parameter.is_cpu() || !gradient.defined() ||
-      !gradient.is_contiguous() || gradient.requires_grad() ||
-      !impl::hooks(parameter).empty()) {
+      !parameter.is_cpu() || !gradient.defined() || !gradient.is_contiguous() ||
+      gradient.requires_grad() || !impl::hooks(parameter).empty()) {
     return false;
   }
   const auto accumulator = impl::try_get_grad_accumulator(parameter);
