@@ -74,6 +74,14 @@ MUTANTS = [
            "      MUTANT ? sum_.copy_(reduced_) : sum_.add_(reduced_);\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 2}),
            r"^\S+weight: gradient .* over .*zero or accumulation"),
+    Mutant("replicas_of_shards_not_summed", GRADIENTS,
+           "    if (!bundle_.is_summed()) return;\n"
+           "    work_ = peers_.all_reduce(stays() ? reduced_ : sum_, comm::ReduceOp::kSum,\n",
+           "    if (!bundle_.is_summed()) return;\n"
+           "    if (MUTANT && !stays()) return;\n"
+           "    work_ = peers_.all_reduce(stays() ? reduced_ : sum_, comm::ReduceOp::kSum,\n",
+           mesh(mesh={"dp_replicate": 2, "dp_shard": 2}, zero={"stage": 3}),
+           r"^\S+weight: gradient .* over dp_replicate"),
     Mutant("gather_is_stale", PARAMETERS,
            "  work_.wait();\n",
            "  work_.wait();\n"
