@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "tessera/core/error.h"
+#include "tessera/core/memory_kind.h"
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/parallel/data/zero_config.h"
 #include "tessera/wrappers/detail/agreement.h"
@@ -33,12 +34,6 @@ FullyShardOptions with_prefetch(FullyShardOptions options,
   zero.prefetch = options.prefetch;
   options.prefetch = zero.resolved(ranks.backend() == "shm").prefetch;
   return options;
-}
-
-std::vector<int64_t> stages_of(const std::vector<program::Unit>& owners) {
-  std::vector<int64_t> stages;
-  for (const auto& owner : owners) stages.push_back(owner.zero_stage);
-  return stages;
 }
 
 }  // namespace
@@ -96,7 +91,7 @@ FullyShardedCore::Impl::Impl(torch::nn::Module& of, const mesh::DeviceMesh& on,
           "data")),
       held(module, mesh, ranks, group, options),
       follower(
-          held.parameters(), held.names(), stages_of(held.owners()),
+          held.parameters(), held.names(), held.stages(),
           [this](Part part, bool again) { enter(part, again); },
           [this] { begin_backward(); },
           [this](const at::Tensor& gradient) {
@@ -212,6 +207,7 @@ void FullyShardedCore::Impl::begin_backward() {
 void FullyShardedCore::Impl::begin_gradients() {
   if (accumulates) return;
   const Unheard unheard;
+  const MemoryScope scope(MemoryKind::kGradients);
   for (size_t i = 0; i < kept.size(); ++i) {
     const at::Tensor seen = shard(i).grad();
     kept[i] = seen.defined() ? seen.detach().clone() : at::Tensor();
@@ -243,6 +239,7 @@ void FullyShardedCore::Impl::publish_gradients(int64_t active) {
     if (active > 1) sum.div_(active);
     if (kept[i].defined()) sum.add_(kept[i]);
     if (!any[i] && !kept[i].defined()) continue;
+    const MemoryScope scope(MemoryKind::kGradients);
     // No view: zero_grad() detaches it.
     const at::Tensor own = shard(i);
     own.mutable_grad() =
@@ -383,29 +380,17 @@ std::vector<ParameterShard> FullyShardedCore::shards() const {
   TS_CHECK(self.mesh.degree(Axis::kTp) == 1,
            "fully_shard: shards() of a module that parallelize() has cut along "
            "tp. gather() gives whole parameters of each share.");
-  const mesh::Coord coord = self.mesh.coord_of(self.world.rank());
-  std::vector<ParameterShard> found;
-  for (size_t i = 0; i < self.held.shards().size(); ++i) {
-    const auto& local = self.held.parameters().parameters()[i];
-    ParameterShard shard{.name = self.held.global_name(local.name),
-                         .shape = local.layout.global_shape(),
-                         .box = local.layout.local_box(self.mesh, coord),
-                         .values = local.shard,
-                         .parameter = self.held.shards()[i],
-                         .owned = local.layout.owned_by(coord)};
-    if (local.layout.is_of_expert()) {  // one, of those that it stacks
-      shard.shape.erase(shard.shape.begin());
-      shard.box.offset.erase(shard.box.offset.begin());
-      shard.box.size.erase(shard.box.size.begin());
-      shard.values = shard.values.squeeze(0);
-    }
-    found.push_back(std::move(shard));
-  }
-  return found;
+  return self.held.local_shards(self.mesh,
+                                self.mesh.coord_of(self.world.rank()));
 }
 
 std::vector<std::string> FullyShardedCore::units() const {
   return impl_->held.names();
+}
+
+ShardedMemory FullyShardedCore::memory_plan(int64_t state_bytes) const {
+  return sharded_memory(impl_->held.memory(), impl_->follower.programs(),
+                        state_bytes);
 }
 
 }  // namespace tessera::wrappers

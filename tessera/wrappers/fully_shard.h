@@ -83,6 +83,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/layout.h"
+#include "tessera/wrappers/sharded_memory.h"
 
 namespace tessera {
 
@@ -162,6 +163,7 @@ class FullyShardedCore {
   void join(const std::function<void()>& step);
   std::vector<ParameterShard> shards() const;
   std::vector<std::string> units() const;
+  ShardedMemory memory_plan(int64_t state_bytes) const;
 
  private:
   at::Tensor round(const at::Tensor& argument) const;
@@ -207,6 +209,11 @@ class FullySharded {
   }
   // By name; the first, "", has what lies in no other.
   std::vector<std::string> units() const { return core_.units(); }
+  // Bytes of this rank, without a step. `state_bytes`: that an optimizer keeps
+  // of each element that it updates, of AdamW in fp32 8. Comm: none.
+  ShardedMemory memory_plan(int64_t state_bytes = 0) const {
+    return core_.memory_plan(state_bytes);
+  }
   Holder& module() { return module_; }
 
  private:

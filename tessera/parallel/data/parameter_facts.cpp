@@ -34,6 +34,10 @@ int64_t size_of(at::ScalarType type) {
   return static_cast<int64_t>(c10::elementSize(type));
 }
 
+bool rounds(const StateOptions& options) {
+  return options.shard && *options.shard != options.compute;
+}
+
 Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
                const mesh::Coord& coord, int64_t stage) {
   const Axis data = layout.data_axis();
@@ -110,6 +114,27 @@ std::vector<Axis> sum_axes_of(const nn::ParameterSpec& spec,
   return axes;
 }
 
+// Whole parameters; of stage 3 shards alone. What is rounded lies apart from
+// its shards.
+int64_t parameter_bytes(const Sizes& sizes, int64_t stage,
+                        const StateOptions& options) {
+  const int64_t whole = sizes.alone ? sizes.whole_aligned : sizes.whole;
+  const int64_t read = whole * size_of(options.compute);
+  const int64_t updated = (stage == 0 ? whole : sizes.piece) *
+                          size_of(options.shard.value_or(options.compute));
+  if (stage == 3) return updated;
+  return read + (rounds(options) ? updated : 0);
+}
+
+// What travels, beside what it becomes.
+int64_t gather_work_bytes(const Sizes& sizes, int64_t stage, int64_t ranks,
+                          const StateOptions& options) {
+  const bool shard_is_sent = !rounds(options) && (sizes.alone || stage == 3);
+  const int64_t sent = shard_is_sent ? 0 : sizes.piece;
+  const int64_t received = sizes.alone ? 0 : ranks * sizes.piece;
+  return (sent + received) * size_of(options.compute);
+}
+
 void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
                const StateOptions& options) {
   const int64_t weight = size_of(options.compute);
@@ -117,13 +142,15 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
   const int64_t stage = facts.zero_stage;
   facts.elements = sizes.whole;
   facts.shard_elements = sizes.shard;
-  const int64_t whole = sizes.alone ? sizes.whole_aligned : sizes.whole;
-  facts.parameter_bytes = (stage == 3 ? sizes.piece : whole) * weight;
+  facts.parameter_bytes = parameter_bytes(sizes, stage, options);
   facts.gradient_bytes =
       (stage >= 2 ? sizes.piece : sizes.whole_aligned) * gradient;
-  // Half precision has fp32 masters.
-  const bool half = c10::isReducedFloatingType(options.compute);
-  const int64_t master = half ? size_of(at::kFloat) : weight;
+  // Half precision has fp32 masters, unless shards are masters.
+  const bool half =
+      !options.shard && c10::isReducedFloatingType(options.compute);
+  const int64_t master = half
+                             ? size_of(at::kFloat)
+                             : size_of(options.shard.value_or(options.compute));
   const int64_t moments =
       sizes.matrix ? options.kept.matrix_moments : options.kept.moments;
   const int64_t masters = (half ? 1 : 0) + (options.kept.average ? 1 : 0);
@@ -143,13 +170,13 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
   if (sums) facts.sum_message_bytes = sizes.piece * gradient;
   const int64_t all = ranks * sizes.piece;
   facts.gather_message_bytes = all * weight;
+  facts.gather_work_bytes = gather_work_bytes(sizes, stage, ranks, options);
   facts.reduce_message_bytes = all * gradient;
   if (stage >= 2) facts.whole_gradient_bytes = sizes.whole_aligned * gradient;
   if (sizes.alone) {  // whole gradients stay until they are reduced
     facts.reduce_work_bytes =
         facts.whole_gradient_bytes + sizes.piece * gradient;
   } else {
-    facts.gather_work_bytes = (all + (stage == 3 ? 0 : sizes.piece)) * weight;
     facts.reduce_work_bytes = (all + sizes.piece) * gradient;
     facts.pack_bytes = all * gradient;
   }

@@ -28,6 +28,8 @@ struct StateOptions {
   int64_t zero_stage = 0;  // 0 where nobody shares
   at::ScalarType compute = at::kFloat;
   at::ScalarType gradient = at::kFloat;
+  // Of shards, where gathers round them; none: compute's.
+  std::optional<at::ScalarType> shard = {};
   KeptStates kept = {};
   UpdateOptions updates = {};
   int64_t num_units = 0;  // of the model

@@ -206,6 +206,7 @@ void ModuleShards::lay_out(torch::nn::Module& module,
     names_.push_back(unit.name);
     owners_.push_back(std::move(owner));
   }
+  memory_ = memory_facts(bundles, mesh, ranks.rank(), options);
   parameters_ = std::make_unique<parallel::data::ShardedParameters>(
       std::move(bundles), ranks,
       parallel::data::GradientOptions{.dtype = options.reduce_dtype},
@@ -231,6 +232,34 @@ void ModuleShards::put_shards(torch::nn::Module& module) {
     if (whole_[i].requires_grad()) trained_.push_back(i);
   }
   replace_parameters(module, whole_, shards_);
+}
+
+std::vector<int64_t> ModuleShards::stages() const {
+  std::vector<int64_t> stages;
+  for (const auto& owner : owners_) stages.push_back(owner.zero_stage);
+  return stages;
+}
+
+std::vector<ParameterShard> ModuleShards::local_shards(
+    const mesh::DeviceMesh& mesh, const mesh::Coord& coord) const {
+  std::vector<ParameterShard> found;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    const auto& local = parameters_->parameters()[i];
+    ParameterShard shard{.name = global_name(local.name),
+                         .shape = local.layout.global_shape(),
+                         .box = local.layout.local_box(mesh, coord),
+                         .values = local.shard,
+                         .parameter = shards_[i],
+                         .owned = local.layout.owned_by(coord)};
+    if (local.layout.is_of_expert()) {  // one, of those that it stacks
+      shard.shape.erase(shard.shape.begin());
+      shard.box.offset.erase(shard.box.offset.begin());
+      shard.box.size.erase(shard.box.size.begin());
+      shard.values = shard.values.squeeze(0);
+    }
+    found.push_back(std::move(shard));
+  }
+  return found;
 }
 
 void ModuleShards::hear(HeardMemory& memory) {

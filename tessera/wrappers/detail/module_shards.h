@@ -18,6 +18,7 @@
 #include "tessera/parallel/data/sharded_parameters.h"
 #include "tessera/program/units.h"
 #include "tessera/wrappers/detail/heard_memory.h"
+#include "tessera/wrappers/detail/memory_facts.h"
 #include "tessera/wrappers/detail/module_units.h"
 #include "tessera/wrappers/fully_shard.h"
 
@@ -49,11 +50,17 @@ class ModuleShards {
   // By unit, the module itself first.
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<program::Unit>& owners() const { return owners_; }
+  std::vector<int64_t> stages() const;
   // In the order of parameters().parameters().
   const std::vector<at::Tensor>& whole() const { return whole_; }
   const std::vector<at::Tensor>& shards() const { return shards_; }
   // Of these, in the order of parameters().trained().
   const std::vector<size_t>& trained() const { return trained_; }
+
+  const MemoryFacts& memory() const { return memory_; }
+  // Of the rank at `coord`: as checkpoints have them.
+  std::vector<ParameterShard> local_shards(const mesh::DeviceMesh& mesh,
+                                           const mesh::Coord& coord) const;
 
   // Whole parameters and gradients, with the follower's tags.
   void hear(HeardMemory& memory);
@@ -63,11 +70,11 @@ class ModuleShards {
   bool are_in_place() const;
   // Whether the i-th that is trained counts on this rank in a norm.
   bool counts(size_t trained, mesh::Coord coord) const;
-  // Of a parameter: with its expert's number among all, where it is of one.
-  std::string global_name(const std::string& name) const;
   bool has_experts() const { return !experts_.empty(); }
 
  private:
+  // Of a parameter: with its expert's number among all, where it is of one.
+  std::string global_name(const std::string& name) const;
   void find_experts(torch::nn::Module& module, const mesh::DeviceMesh& mesh);
   bool is_of_expert(const std::string& name) const;
   void describe(const nn::Parameter& parameter, int64_t stage) const;
@@ -79,6 +86,7 @@ class ModuleShards {
   ShardedModules modules_;
   std::vector<std::string> names_;
   std::vector<program::Unit> owners_;
+  MemoryFacts memory_;
   std::set<std::string> shared_out_;  // over tp: names of parameters
   // By name of a module of LocalExperts on several ranks: their number, and
   // that of the first expert here.

@@ -37,6 +37,7 @@ class PassFollower : public Listener, program::Actor {
                std::function<void(const at::Tensor&)> on_gradient);
 
   void set_programs(PassPrograms programs);
+  const PassPrograms& programs() const { return programs_; }
 
   void begin(Part part);
   // The rest of the part. Behind a forward what the backward needs stays.

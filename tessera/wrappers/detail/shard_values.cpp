@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tessera/core/error.h"
+#include "tessera/core/memory_kind.h"
 #include "tessera/mesh/slice.h"
 #include "tessera/wrappers/deferred_init.h"
 #include "tessera/wrappers/detail/same_parameters.h"
@@ -46,11 +47,13 @@ class Values {
       shape[0] = 1;
       box.offset[0] = 0;
     }
+    const MemoryScope scope(MemoryKind::kParameters);
     return mesh::slice(whole.detach().reshape(shape), box).clone();
   }
 
   at::Tensor unset(const nn::Parameter& parameter) const {
     const auto box = parameter.spec->layout.local_box(mesh_, coord_);
+    const MemoryScope scope(MemoryKind::kParameters);
     return at::empty(box.size, parameter.tensor.scalar_type());
   }
   comm::Group& peers() const { return peers_; }  // with the same experts
