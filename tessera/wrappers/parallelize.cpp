@@ -32,6 +32,7 @@ struct Parallelized::Impl : wrappers::Substitute {
   struct Part {
     std::string name;
     ParallelStyle style;
+    at::Tensor weight = {};  // of a linear: this rank's share
   };
   void sum_gradients(torch::jit::Stack* stack, size_t count);
   at::Tensor computed(const std::string& op,
@@ -87,6 +88,7 @@ void Parallelized::Impl::add(const std::string& name, Module& module,
   TS_CHECK_CONFIG(linear, "parallelize: \"", name, "\" is a ", module.name(),
                   ", and the styles column and row are for a Linear.");
   cut(name + ".weight", linear->weight, style.weight_dim(), tag);
+  parts.back().weight = linear->weight;
   if (linear->bias.defined()) {
     cut(name + ".bias", linear->bias, style.kind == Kind::kColumn ? 0 : -1,
         tag);
@@ -159,14 +161,18 @@ at::Tensor Parallelized::Impl::computed(const std::string& op,
     return parallel_embedding(tensor(1), tensor(0), part.style, group);
   }
   if (!is_linear) return {};
-  // A transposed share is a share of something else.
-  if (op == "aten::linear" && tensor(1).is_contiguous()) {
+  // By shape too: a row and a column lie alike. A transposed share that is
+  // taken for the share is one of something else.
+  const auto is_share = [&](const at::Tensor& weight) {
+    return weight.is_alias_of(part.weight) && weight.is_contiguous() &&
+           weight.sizes() == part.weight.sizes();
+  };
+  const auto is_transposed = [&](const at::Tensor& weight) {
+    return weight.dim() == 2 && is_share(weight.t());
+  };
+  if (op == "aten::linear" && is_share(tensor(1))) {
     return linear(tensor(0), tensor(1), tensor(2));
   }
-  const auto is_transposed = [](const at::Tensor& weight) {
-    return weight.dim() == 2 && !weight.is_contiguous() &&
-           weight.t().is_contiguous();
-  };
   if ((op == "aten::matmul" || op == "aten::mm") && is_transposed(tensor(1))) {
     return linear(tensor(0), tensor(1).t(), {});
   }

@@ -346,9 +346,39 @@ TEST(Parallelize, RefusesWhatWouldBeWrong) {
                        }),
               HasSubstr("\"blocks.0.out\" computes aten::linear with a "
                         "parameter of which this rank has a share"));
+  EXPECT_THAT(error_of({{"blocks.*.out", Style::row()}},
+                       [](Gpt& gpt) {
+                         at::matmul(
+                             gpt->blocks[0]->as<BlockImpl>()->out->weight,
+                             at::ones({kWidth, 8}, at::kDouble).t());
+                       }),
+              HasSubstr("\"blocks.0.out\" computes aten::matmul"));
   EXPECT_THAT(error_of(plan(), [](Gpt& gpt) { gpt->head->weight.sum(); }),
               HasSubstr("\"head\" computes aten::sum with a parameter of "
                         "which this rank has a share"));
+}
+
+// A weight of one row lies as one of one column does.
+TEST(Parallelize, SharesMayBeOfOneFeature) {
+  const mesh::DeviceMesh mesh({.tp = 2}, 2);
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    const auto made = [&] {
+      nn::Sequential net{nullptr};
+      comm::in_turn(ranks.world(), [&] {
+        torch::manual_seed(3);
+        net = nn::Sequential(nn::Linear(5, 2), nn::Linear(2, 3));
+        net->to(at::kDouble);
+      });
+      return net;
+    };
+    nn::Sequential alone = made(), net = made();
+    const auto parallel = parallelize(
+        *net, mesh, ranks, {{"0", Style::column()}, {"1", Style::row()}});
+    for (const auto& shape : {std::vector<int64_t>{4, 5}, {2, 3, 5}}) {
+      const auto x = at::ones(shape, at::kDouble).cumsum(0);
+      expect_equal(net->forward(x).detach(), alone->forward(x).detach(), "y");
+    }
+  });
 }
 
 // Of a column, a row and a vocabulary: shares that would not be equal.
