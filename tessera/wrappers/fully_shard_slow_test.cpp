@@ -205,7 +205,7 @@ Values sharded(uint64_t seed, const Chosen& chosen) {
 }
 
 TEST(FullyShardSlow, DrawnModulesEqualOneRank) {
-  for (uint64_t seed = 0; seed < 100; ++seed) {
+  for (uint64_t seed = 0; seed < 250; ++seed) {
     const Chosen chosen(seed);
     SCOPED_TRACE(c10::str("seed ", seed, " stage ", chosen.stage, " ",
                           chosen.replicate, "x", chosen.shard, " tp ",
