@@ -210,14 +210,12 @@ std::pair<size_t, size_t> ModelActor::segments_of(int64_t unit) const {
   return {first - all.begin(), last - all.begin()};
 }
 
-// What no other rank has a part of is whole here.
 optim::WholePiece ModelActor::whole_of(size_t i) {
   const auto* updates = composed_.updates.get();
   if (updates != nullptr && updates->gathers(i)) {
     return {updates->whole(i), updates->own(i).offset};
   }
-  const auto dims = composed_.parameters->trained()[i].shard.dim();
-  return {optimizer_->piece(i), std::vector<int64_t>(dims, 0)};
+  return optimizer_->piece_as_whole(i);
 }
 
 void ModelActor::optimizer_step(int64_t unit) {

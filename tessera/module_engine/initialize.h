@@ -26,8 +26,13 @@
 //          step whose gradients are not finite on some rank updates nothing on
 //          any, and the learning rate waits.
 // Updates: weight_decay is of all parameters, as DeepSpeed's is of those that
-//          it is given. What no rank's loss reached has a gradient of zero.
-// Comm:    fully_shard's; in an update two all_reduces of a number.
+//          it is given; optimizer.groups in `settings` say otherwise. What no
+//          rank's loss reached has a gradient of zero.
+// Averages: with optimizer.ema in `settings` checkpoints hold them, and
+//            { const auto averages = engine.averaged(); ... engine.forward(x) }
+//          computes with them.
+// Comm:    fully_shard's; in an update two all_reduces of a number; of Muon's
+//          matrices those of parallel/data/whole_updates.h.
 // Errors:  TS_CHECK_CONFIG for a file that cannot be honoured: with the place
 //          of the key, the rule and the way out; TS_CHECK for calls in another
 //          order, and for a gradient norm that is not finite.

@@ -352,9 +352,6 @@ TEST(Initialize, RefusesWhatAModuleHasNot) {
   EXPECT_THAT(refused(R"({"train_batch_size": 4,
                           "tensor_parallel": {"autotp_size": 2}})"),
               HasSubstr("parallelize()"));
-  EXPECT_THAT(refused(R"({"train_batch_size": 4, "optimizer": {
-                          "type": "Muon", "params": {"lr": 0.01}}})"),
-              HasSubstr("optimizer.type is muon"));
   EXPECT_THAT(refused(R"({"train_batch_sise": 4})"),
               HasSubstr("train_batch_size"));
   EXPECT_THAT(refused("/nowhere/ds.json"),

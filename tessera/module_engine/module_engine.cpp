@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/detail/json.h"
@@ -16,10 +17,10 @@
 #include "tessera/core/log.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/module_engine/detail/module_settings.h"
+#include "tessera/module_engine/detail/module_updates.h"
 #include "tessera/nn/wide_type.h"
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/optim/loss_scale.h"
-#include "tessera/optim/optimizer.h"
 #include "tessera/optim/schedule.h"
 
 namespace tessera {
@@ -56,18 +57,6 @@ FullyShardOptions options_of(const torch::nn::Module& module,
     found.reduce_dtype = config.precision.gradient_dtype();
   }
   return found;
-}
-
-std::unique_ptr<optim::Optimizer> optimizer_of(
-    const std::vector<ParameterShard>& shards,
-    const optim::OptimizerConfig& config) {
-  std::vector<optim::FlatSegment> segments;
-  for (const auto& shard : shards) {
-    if (!shard.parameter.requires_grad()) continue;
-    segments.push_back(
-        {.name = shard.name, .parameter = shard.parameter, .decay = true});
-  }
-  return optim::make_optimizer(config, std::move(segments));
 }
 
 TensorEntry entry_of(const std::string& name, const ParameterShard& shard,
@@ -112,20 +101,25 @@ struct ModuleEngine::Impl {
         local_rank(started ? started->local_rank() : local_rank_of(ranks)),
         settings(detail::module_settings(json, ranks.world_size(), options)),
         sharding(options_of(of, settings, options)),
+        embeddings(detail::embedding_names(of)),
         core(of, settings.mesh, ranks, sharding),
         shards(core.shards()),
         loss_scale(engine::loss_scale_rule(settings.config.precision)),
-        optimizer(optimizer_of(shards, settings.config.optimizer)) {
+        updates(shards, settings, options.hidden_matrices, embeddings, ranks) {
     if (ranks.rank() > 0) return;
     for (const auto& note : settings.notes) log::info(note);
     for (const auto& warning : settings.warnings) log::warning(warning);
   }
 
-  const optim::OptimizerConfig& updates() const {
+  const optim::OptimizerConfig& rule() const {
     return settings.config.optimizer;
   }
   double lr() const;
   void update();
+  void swap_averages();
+  void require_parameters(const char* call) const {
+    TS_CHECK(!is_averaged, call, " while averaged()'s result lives.");
+  }
   checkpoint::State state();
 
   std::optional<StartedRanks> started;  // gone last
@@ -134,26 +128,28 @@ struct ModuleEngine::Impl {
   const int64_t local_rank;
   const detail::ModuleSettings settings;
   const FullyShardOptions sharding;
+  const std::set<std::string> embeddings;
   wrappers::FullyShardedCore core;
   const std::vector<ParameterShard> shards;
   optim::LossScale loss_scale;
-  const std::unique_ptr<optim::Optimizer> optimizer;
+  detail::ModuleUpdates updates;
   int64_t global_steps = 0;
   int64_t skipped_steps = 0;  // of these
   int64_t micro_steps = 0;    // of the batch, that step() has seen
   bool went_back = false;     // and step() has not seen it
+  bool is_averaged = false;   // averaged()'s result lives
   double norm = 0;
 };
 
 double ModuleEngine::Impl::lr() const {
   return optim::lr_at({global_steps - skipped_steps, settings.config.run.steps},
-                      updates().lr, settings.config.schedule);
+                      rule().lr, settings.config.schedule);
 }
 
 // The norm over all ranks is what tells each of them whether to skip.
 void ModuleEngine::Impl::update() {
   const at::NoGradGuard no_grad;
-  const auto& segments = optimizer->segments();
+  const auto& segments = updates.optimizer().segments();
   for (const auto& segment : segments) {
     const at::Tensor parameter = segment.parameter;
     if (parameter.grad().defined()) continue;
@@ -162,14 +158,13 @@ void ModuleEngine::Impl::update() {
   const double scale = loss_scale.value();
   norm = core.clip_grad_norm(std::numeric_limits<double>::infinity()) / scale;
   const bool is_finite = std::isfinite(norm);
-  TS_CHECK(is_finite || loss_scale.scales() || updates().skip_nonfinite,
-           "update ", global_steps + 1, ": the gradients' norm is ", norm,
+  TS_CHECK(is_finite || loss_scale.scales() || rule().skip_nonfinite, "update ",
+           global_steps + 1, ": the gradients' norm is ", norm,
            ". Lower the learning rate, clip, or look at this batch.");
   if (is_finite) {
-    const optim::GradientScaling scaling{updates().clip_norm,
-                                         updates().normalize_grad};
-    optimizer->begin_step(scaling.of(norm) / scale);
-    optimizer->step(lr(), 0, segments.size());
+    const optim::GradientScaling scaling{rule().clip_norm,
+                                         rule().normalize_grad};
+    updates.step(lr(), scaling.of(norm) / scale);
   } else {
     ++skipped_steps;
   }
@@ -178,6 +173,12 @@ void ModuleEngine::Impl::update() {
   }
   ++global_steps;
   loss_scale.update(is_finite);
+}
+
+// Before the first update the averages are what the parameters are.
+void ModuleEngine::Impl::swap_averages() {
+  if (updates.optimizer().steps() > 0) updates.optimizer().swap_averages();
+  is_averaged = !is_averaged;
 }
 
 checkpoint::State ModuleEngine::Impl::state() {
@@ -193,7 +194,7 @@ checkpoint::State ModuleEngine::Impl::state() {
     state.tensors.push_back(
         common_entry("model." + buffer.key(), buffer.value(), is_first));
   }
-  for (const auto& item : optimizer->state()) {
+  for (const auto& item : updates.optimizer().state()) {
     const std::string name = "optimizer." + item.name;
     state.tensors.push_back(
         item.parameter.empty()
@@ -224,6 +225,7 @@ ModuleEngine::ModuleEngine(ModuleEngine&&) noexcept = default;
 
 void ModuleEngine::backward(const at::Tensor& loss) {
   Impl& self = *impl_;
+  self.require_parameters("backward()");
   TS_CHECK(!self.went_back,
            "backward() twice without a step() between: step() follows every "
            "backward, also where gradients accumulate.");
@@ -282,11 +284,23 @@ const std::string& ModuleEngine::config() const { return impl_->settings.text; }
 std::vector<ParameterShard> ModuleEngine::shards() const {
   return impl_->shards;
 }
+AveragedParameters ModuleEngine::averaged() {
+  Impl& self = *impl_;
+  self.require_parameters("averaged()");
+  TS_CHECK(!self.went_back, "averaged() between a backward() and its step().");
+  TS_CHECK_CONFIG(self.rule().ema > 0,
+                  "averaged(): no averages are kept. Give initialize() "
+                  "settings {{\"optimizer.ema\", \"0.999\"}}.");
+  self.swap_averages();
+  return AveragedParameters([&self] { self.swap_averages(); });
+}
+
 wrappers::FullyShardedCore& ModuleEngine::core() { return impl_->core; }
 
 void ModuleEngine::save_checkpoint(const std::string& folder,
                                    const std::string& client_state) {
   Impl& self = *impl_;
+  self.require_parameters("save_checkpoint()");
   TS_CHECK(!self.went_back && self.micro_steps == 0,
            "save_checkpoint() with gradients that are not in any update: save "
            "behind the step() that updates.");
@@ -306,6 +320,7 @@ void ModuleEngine::save_checkpoint(const std::string& folder,
 std::optional<std::string> ModuleEngine::load_checkpoint(
     const std::string& folder) {
   Impl& self = *impl_;
+  self.require_parameters("load_checkpoint()");
   TS_CHECK(!self.went_back && self.micro_steps == 0,
            "load_checkpoint() in the middle of a batch.");
   checkpoint::State state = self.state();

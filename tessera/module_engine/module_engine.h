@@ -1,9 +1,11 @@
 // What initialize() gives, but for what depends on the module's type.
 #pragma once
 
+#include <c10/util/ScopeExit.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,10 +20,16 @@ namespace tessera {
 
 struct InitializeOptions {
   // Keys of a run's configuration, for what the file leaves to it with "auto",
-  // and where it says nothing: {{"optimizer.lr", "1e-3"}}.
+  // and where it says nothing: {{"optimizer.lr", "1e-3"}}. DeepSpeed has no
+  // words for optimizer.groups (by names of parameters), ema, normalize_grad
+  // and state_dtype.
   std::vector<std::pair<std::string, std::string>> settings = {};
   // fully_shard's.
   std::vector<std::string> units = {};
+  // Of optimizer.type muon: globs over names of parameters, of which it
+  // orthogonalises those of two dimensions. None: as DeepSpeed all but
+  // embeddings, by their class or by "embed" or "lm_head" in their names.
+  std::vector<std::string> hidden_matrices = {};
   const DeferredInit* deferred = nullptr;
   bool deferred_values = true;
 };
@@ -30,6 +38,10 @@ struct InitializeOptions {
 // Errors: as initialize()'s of the file.
 mesh::DeviceMesh mesh_of(const std::string& json, int64_t world_size,
                          const InitializeOptions& options = {});
+
+// While it lives parameters are their averages over the updates, for forwards
+// and for gather().
+using AveragedParameters = c10::scope_exit<std::function<void()>>;
 
 class ModuleEngine {
  public:
@@ -71,6 +83,9 @@ class ModuleEngine {
   void save_checkpoint(const std::string& folder,
                        const std::string& client_state = "");
   std::optional<std::string> load_checkpoint(const std::string& folder);
+
+  // REQUIRES: optimizer.ema; no update, and no checkpoint, while it lives.
+  [[nodiscard]] AveragedParameters averaged();
 
   // FullySharded's.
   wrappers::GatheredParameters gather() { return core().gather(); }

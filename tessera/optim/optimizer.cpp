@@ -226,10 +226,12 @@ at::Tensor Optimizer::piece(size_t i) {
   return piece;
 }
 
+WholePiece Optimizer::piece_as_whole(size_t i) {
+  return {piece(i), std::vector<int64_t>(masters_[i].dim(), 0)};
+}
+
 void Optimizer::step(double lr, size_t first, size_t count) {
-  step(lr, first, count, [this](size_t i) -> WholePiece {
-    return {piece(i), std::vector<int64_t>(masters_[i].dim(), 0)};
-  });
+  step(lr, first, count, [this](size_t i) { return piece_as_whole(i); });
 }
 
 void Optimizer::step(double lr, size_t first, size_t count,

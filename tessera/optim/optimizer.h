@@ -79,6 +79,8 @@ class Optimizer {
   // whole of segment i to its step. Without it segments are whole themselves.
   bool needs_whole(size_t segment) const;
   at::Tensor piece(size_t segment);
+  // Of one that is whole itself.
+  WholePiece piece_as_whole(size_t segment);
   using WholeOf = std::function<WholePiece(size_t segment)>;
   void step(double lr, size_t first, size_t count, const WholeOf& whole_of);
 

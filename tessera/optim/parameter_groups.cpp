@@ -15,10 +15,6 @@
 namespace tessera::optim {
 namespace {
 
-bool matches(const std::string& glob, const std::string& name) {
-  return ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
-}
-
 // -1: none.
 int64_t group_of(const OptimizerConfig& config, const std::string& name) {
   const auto found =
@@ -59,6 +55,19 @@ std::string nearest_to(const std::string& glob,
 
 }  // namespace
 
+bool matches(const std::string& glob, const std::string& name) {
+  return ::fnmatch(glob.c_str(), name.c_str(), 0) == 0;
+}
+
+void require_match(const std::string& key, const std::string& glob,
+                   const std::vector<std::string>& names) {
+  const bool has_one = std::ranges::any_of(
+      names, [&](const std::string& name) { return matches(glob, name); });
+  TS_CHECK_CONFIG(has_one, key, " is \"", glob,
+                  "\", which matches no parameter that is trained. Nearest: ",
+                  nearest_to(glob, names), ".");
+}
+
 UpdateWay way_of(const OptimizerConfig& config, const UpdateRule& rule,
                  const std::string& name, bool decays, bool is_matrix) {
   const bool by_others = rule.of_whole != nullptr && !is_matrix;
@@ -90,13 +99,7 @@ void check_groups(const OptimizerConfig& config,
     const ParameterGroup& group = config.groups[i];
     const std::string key = c10::str("optimizer.groups[", i, "]");
     for (const std::string& glob : group.match) {
-      TS_CHECK_CONFIG(
-          std::ranges::any_of(
-              names,
-              [&](const std::string& name) { return matches(glob, name); }),
-          key, ".match is \"", glob,
-          "\", which matches no parameter that is trained. Nearest: ",
-          nearest_to(glob, names), ".");
+      require_match(key + ".match", glob, names);
     }
     TS_CHECK_CONFIG(used.contains(static_cast<int64_t>(i)), key,
                     " gets no parameter: groups before it have all that it "

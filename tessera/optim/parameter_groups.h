@@ -23,6 +23,14 @@ struct UpdateWay {
 UpdateWay way_of(const OptimizerConfig& config, const UpdateRule& rule,
                  const std::string& name, bool decays, bool is_matrix);
 
+// Whether a glob of parameters means this one.
+bool matches(const std::string& glob, const std::string& name);
+
+// TS_CHECK_CONFIG that it means one of these, of those that are trained. `key`:
+// which says so.
+void require_match(const std::string& key, const std::string& glob,
+                   const std::vector<std::string>& names);
+
 // That every glob names a parameter, every group gets one, and no rate is
 // scaled from zero. `names`: of all parameters that are trained.
 void check_groups(const OptimizerConfig& config,

@@ -134,6 +134,8 @@ struct ParameterShard {
   at::Tensor values;           // of box.size; live
   at::Tensor parameter;        // the same memory, as parameters() has it
   bool owned = true;           // on one of the ranks that hold this box
+  int64_t unit = 0;            // of units()
+  mesh::Layout layout;         // an expert's: stacked over ep, as `parameter`
 };
 
 // What does not depend on the module's type.

@@ -6,6 +6,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/engine/deepspeed.h"
+#include "tessera/engine/update_config.h"
 #include "tessera/wrappers/moe.h"
 
 namespace tessera::detail {
@@ -29,6 +30,9 @@ constexpr std::array kIdle = {
     Idle{"monitor.every", "the loop is the user's, who prints what he likes"},
     Idle{"monitor.tensorboard", "no run folder is written"},
 };
+
+// Sections that are of the trainer alone.
+constexpr std::array kSectionsOfRuns = {"data", "validate", "checkpoint"};
 
 // A file that is one line, or a path to it.
 engine::DeepSpeed read(const std::string& json) {
@@ -55,20 +59,9 @@ void refuse_what_cuts_models(const mesh::MeshConfig& mesh,
   }
 }
 
-void refuse_what_updates_matrices(const optim::OptimizerConfig& optimizer,
-                                  const Provenance& origins) {
-  TS_CHECK_CONFIG(optimizer.type != "muon",
-                  "initialize: optimizer.type is muon (",
-                  origins.at("optimizer.type"),
-                  "), which updates whole matrices, and a rank has pieces of "
-                  "those of a module of one's own. Use AdamW, Adam, SGD or "
-                  "Lion.");
-  TS_CHECK_CONFIG(optimizer.ema == 0 && optimizer.groups.empty(),
-                  "initialize: optimizer.ema and optimizer.groups are of "
-                  "'tessera train'. Leave them out.");
-}
-
 std::vector<std::string> warnings_of(const engine::DeepSpeed& file,
+                                     const engine::RunConfig& config,
+                                     const InitializeOptions& options,
                                      const Provenance& origins) {
   std::vector<std::string> found;
   if (const auto idle = file.without_effect(); !idle.empty()) {
@@ -79,6 +72,18 @@ std::vector<std::string> warnings_of(const engine::DeepSpeed& file,
     if (!is_set(origins, name)) continue;
     found.push_back(origins.at(name) +
                     " has no effect on a module of one's own: " + why + ".");
+  }
+  for (const auto& idle : engine::without_effect(config, origins)) {
+    found.push_back("initialize: " + idle + ".");
+  }
+  for (const auto& [key, value] : options.settings) {
+    const std::string section = key.substr(0, key.find('.'));
+    if (std::ranges::find(kSectionsOfRuns, section) == kSectionsOfRuns.end()) {
+      continue;
+    }
+    found.push_back("settings: " + key +
+                    " has no effect on a module of one's own: " + section +
+                    " is a section of 'tessera train'.");
   }
   return found;
 }
@@ -110,7 +115,7 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
   config.optimizer.complete();
   config.precision.complete();
   config.precision.check();
-  refuse_what_updates_matrices(config.optimizer, origins);
+  engine::ask_for_whole_matrices(config);
   const int64_t data = found.mesh.degree(mesh::Axis::kDpReplicate) *
                        found.mesh.degree(mesh::Axis::kDpShard);
   found.accumulation = config.batch.global / (config.batch.micro * data);
@@ -118,7 +123,7 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
   config.declare(root);
   found.text = config::print(root, origins);
   found.notes = file.left_open(config);
-  found.warnings = warnings_of(file, origins);
+  found.warnings = warnings_of(file, config, options, origins);
   found.has_experts = is_set(origins, "model.moe.experts");
   return found;
 }

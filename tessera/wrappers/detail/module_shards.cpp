@@ -250,7 +250,9 @@ std::vector<ParameterShard> ModuleShards::local_shards(
                          .box = local.layout.local_box(mesh, coord),
                          .values = local.shard,
                          .parameter = shards_[i],
-                         .owned = local.layout.owned_by(coord)};
+                         .owned = local.layout.owned_by(coord),
+                         .unit = local.unit,
+                         .layout = local.layout};
     if (local.layout.is_of_expert()) {  // one, of those that it stacks
       shard.shape.erase(shard.shape.begin());
       shard.box.offset.erase(shard.box.offset.begin());
