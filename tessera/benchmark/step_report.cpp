@@ -19,7 +19,7 @@ using monitor::SpanKind;
 
 constexpr size_t kKernelsShown = 16;
 constexpr std::array kMemoryNames = {"activations", "parameters", "gradients",
-                                     "optimizer"};
+                                     "optimizer", "from files"};
 constexpr std::array kPartNames = {"y = x W^T", "dx = dy W", "dW = dy^T x"};
 
 struct Part {

@@ -14,9 +14,10 @@
 
 namespace tessera {
 
-// kWork: activations, and all that nobody said otherwise of.
-enum class MemoryKind { kWork, kParameters, kGradients, kOptimizer };
-inline constexpr size_t kNumMemoryKinds = 4;
+// kWork: activations, and all that nobody said otherwise of. kMapped: states
+// that lie in files (file_memory.h), while they are fetched.
+enum class MemoryKind { kWork, kParameters, kGradients, kOptimizer, kMapped };
+inline constexpr size_t kNumMemoryKinds = 5;
 
 namespace detail {
 inline thread_local MemoryKind memory_kind = MemoryKind::kWork;

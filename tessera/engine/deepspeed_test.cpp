@@ -463,10 +463,13 @@ INSTANTIATE_TEST_SUITE_P(
                 "ds:2:49: scheduler.params.cos_min_ratio is no parameter of "
                 "WarmupLR."},
         Refused{R"({"zero_optimization": {"offload_param":
-                    {"device": "nvme"}}})",
-                "ds:2:32: zero_optimization.offload_param.device is \"nvme\", "
-                "which is none of none, cpu: offloading to files is not built "
-                "yet."},
+                    {"device": "tape"}}})",
+                "ds:2:32: zero_optimization.offload_param.device is \"tape\", "
+                "which is none of none, cpu, nvme: it is not built."},
+        Refused{R"({"zero_optimization": {
+                    "offload_optimizer": {"device": "nvme", "nvme_path": "/a"},
+                    "offload_param": {"device": "nvme", "nvme_path": "/b"}}})",
+                "a rank has one file. Give both the same."},
         Refused{R"({"zero_optimization": {"zero_quantized_weights": true}})",
                 "ds:1:50: zero_optimization.zero_quantized_weights is true, "
                 "not false: gathers and reductions are not quantized"},
@@ -506,10 +509,29 @@ TEST(DeepSpeed, WhatHasNoEffectIsNamedOnceWithItsReason) {
       "ds has keys without effect here: moe.num_experts (moe.enabled is not "
       "true); zero_optimization.overlap_comm (communication runs behind "
       "computation wherever it can); "
-      "zero_optimization.offload_optimizer.device, "
       "zero_optimization.offload_optimizer.pin_memory (ranks compute on the "
-      "CPU, whose memory holds all states already); wall_clock_breakdown, "
-      "wandb (metrics.jsonl, summary.json and monitor.trace have it always)");
+      "CPU: nothing is copied to a device and back); wall_clock_breakdown, "
+      "wandb (metrics.jsonl, summary.json and monitor.trace have it always); "
+      "zero_optimization.offload_optimizer.device (ranks compute on the CPU, "
+      "whose memory holds all states already)");
+}
+
+TEST(DeepSpeed, StatesGoToFilesWhereTheyGoToNvme) {
+  const auto zero_of = [](const char* optimizer, const char* param) {
+    return translated(c10::str(R"({"zero_optimization": {"stage": 3,
+        "offload_optimizer": )",
+                               optimizer, R"(, "offload_param": )", param,
+                               "}}"))
+        .config.zero;
+  };
+  const auto states =
+      zero_of(R"({"device": "nvme", "nvme_path": "/disk"})", "null");
+  EXPECT_EQ(states.offload, "optimizer");
+  EXPECT_EQ(states.offload_folder, "/disk");
+  EXPECT_EQ(zero_of(R"({"device": "cpu"})", R"({"device": "NVMe"})").offload,
+            "all");
+  EXPECT_EQ(zero_of(R"({"device": "cpu"})", R"({"device": "none"})").offload,
+            "none");
 }
 
 // What a run writes down is what it was, without DeepSpeed's file.

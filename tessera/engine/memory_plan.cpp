@@ -58,8 +58,14 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
   MemoryPlan plan;
   for (const auto& held : program::held_by(facts, run)) {
     const bool trains = purpose == program::Purpose::kTraining;
-    plan.states += trains ? held.state_bytes() : held.parameter_bytes;
-    plan.optimizer += trains ? held.optimizer_bytes : 0;
+    const int64_t optimizer = trains ? held.optimizer_bytes : 0;
+    const int64_t in_files =
+        (units.offloads_states ? optimizer : 0) +
+        (units.offloads_parameters ? held.parameter_bytes : 0);
+    plan.in_files += in_files;
+    plan.states +=
+        (trains ? held.state_bytes() : held.parameter_bytes) - in_files;
+    plan.optimizer += optimizer;
   }
   plan.work = program::memory_of(program, units, facts).peak();
   return plan;

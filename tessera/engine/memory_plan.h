@@ -20,9 +20,10 @@ program::Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
 
 struct MemoryPlan {
   // Between steps: parameters, gradients, optimizer; of an evaluation the
-  // parameters alone.
+  // parameters alone. Without what lies in files.
   int64_t states = 0;
-  int64_t optimizer = 0;  // of these
+  int64_t optimizer = 0;  // of both
+  int64_t in_files = 0;
   // At most, beyond these, while micro-batches go forward and backward.
   int64_t work = 0;
   int64_t total() const { return states + work; }

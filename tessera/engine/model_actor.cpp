@@ -28,12 +28,17 @@ double shown(double number) {
 
 }  // namespace
 
+int64_t part_in_files(Op fetch, int64_t unit) {
+  return 2 * unit + (fetch == Op::kFetchStates ? 1 : 0);
+}
+
 ModelActor::ModelActor(parallel::Composed& composed,
                        optim::Optimizer* optimizer, comm::Group& world,
-                       const GradientRules& rules)
+                       const GradientRules& rules, FileMemory* files)
     : composed_(composed),
       optimizer_(optimizer),
       world_(world),
+      files_(files),
       rules_(rules),
       loss_scale_(rules.loss_scale) {}
 
@@ -45,7 +50,7 @@ void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
   balances_.clear();
   loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;
   expert_load_ = at::Tensor();
-  updates_ = was_skipped_ = false;
+  updates_ = was_skipped_ = normed_ = false;
   if (!input_.again) scale_ = trains() ? loss_scale_.value() : 1;
   gradient_scale_ = 1 / scale_;
   input_.aux_scale *= scale_;
@@ -134,6 +139,7 @@ std::vector<std::string> ModelActor::nonfinite_parameters() const {
 
 // Every element of the model counts on one rank.
 void ModelActor::norm() {
+  normed_ = true;
   std::vector<at::Tensor> owned;
   for (const auto& parameter : composed_.parameters->trained()) {
     if (parameter.layout.owned_by(composed_.coord)) {
@@ -167,6 +173,9 @@ void ModelActor::begin(const Instruction& instruction, bool awaited_next) {
       return composed_.updates->begin_gather(
           instruction.unit, [&](size_t i) { return optimizer_->piece(i); },
           mode);
+    case Op::kFetchStates:
+    case Op::kFetchParameters:
+      return fetch(instruction);
     default:
       TORCH_INTERNAL_ASSERT(false, "this actor sends and receives nothing");
   }
@@ -176,6 +185,7 @@ void ModelActor::await(const Instruction& instruction) {
   auto& parameters = *composed_.parameters;
   switch (instruction.op) {
     case Op::kGatherParameters:
+      wrote_parameters(instruction.unit);
       return parameters.await_gather(instruction.unit);
     case Op::kReduceGradients:
       return parameters.await_reduction(instruction.unit);
@@ -187,6 +197,9 @@ void ModelActor::await(const Instruction& instruction) {
     case Op::kGatherUpdates:
       if (was_skipped_) return;
       return composed_.updates->await_gather(instruction.unit);
+    case Op::kFetchStates:
+    case Op::kFetchParameters:
+      return files_->await(part_in_files(instruction.op, instruction.unit));
     default:
       TORCH_INTERNAL_ASSERT(false, "this actor sends and receives nothing");
   }
@@ -222,9 +235,29 @@ void ModelActor::optimizer_step(int64_t unit) {
   if (was_skipped_) return;
   begin_updates();
   const auto [first, last] = segments_of(unit);
+  wrote_parameters(unit);
   optimizer_->step(input_.lr, first, last - first,
                    [this](size_t i) { return whole_of(i); });
   if (composed_.updates) composed_.updates->free(unit);
+}
+
+// Nothing is updated where the step is known to be skipped; what was fetched
+// before goes back.
+void ModelActor::fetch(const Instruction& instruction) {
+  if (was_skipped_) return;
+  const bool updates = instruction.op == Op::kFetchStates || normed_;
+  files_->fetch(part_in_files(instruction.op, instruction.unit),
+                updates ? FileMemory::Use::kWrite : FileMemory::Use::kRead);
+}
+
+void ModelActor::wrote_parameters(int64_t unit) {
+  if (!composed_.units.offloads_parameters) return;
+  files_->note_written(part_in_files(Op::kFetchParameters, unit));
+}
+
+void ModelActor::release(const Instruction& instruction) {
+  files_->release(
+      part_in_files(program::fetch_of(instruction.op), instruction.unit));
 }
 
 void ModelActor::free_parameters(int64_t unit) {

@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/file_memory.h"
 #include "tessera/data/dataset.h"
 #include "tessera/engine/traffic.h"
 #include "tessera/models/model.h"
@@ -63,11 +64,16 @@ struct GradientRules {
   bool skips_nonfinite = false;  // also where the loss is not scaled
 };
 
+// The part of a unit that a fetch is of.
+int64_t part_in_files(program::Op fetch, int64_t unit);
+
 class ModelActor : public program::Actor {
  public:
-  // Without an optimizer for evaluations alone.
+  // Without an optimizer for evaluations alone. `files`: what states lie in,
+  // by part_in_files(); null: none do.
   ModelActor(parallel::Composed& composed, optim::Optimizer* optimizer,
-             comm::Group& world, const GradientRules& rules);
+             comm::Group& world, const GradientRules& rules,
+             FileMemory* files = nullptr);
 
   // Before a program runs: a step's, or an evaluation's, without gradients.
   virtual void begin_program(StepInput input, int64_t num_microbatches,
@@ -103,6 +109,7 @@ class ModelActor : public program::Actor {
   void await(const program::Instruction& instruction) override;
   void clip_gradients() override;
   void optimizer_step(int64_t unit) override;
+  void release(const program::Instruction& instruction) override;
   void free_parameters(int64_t unit) override;
   void allocate_gradients(int64_t unit) override;
 
@@ -129,10 +136,13 @@ class ModelActor : public program::Actor {
   // Segments [first, last) of the optimizer: all of a unit, or of the model.
   std::pair<size_t, size_t> segments_of(int64_t unit) const;
   void begin_updates();
+  void fetch(const program::Instruction& instruction);
+  void wrote_parameters(int64_t unit);
   optim::WholePiece whole_of(size_t segment);
 
   optim::Optimizer* optimizer_;
   comm::Group& world_;
+  FileMemory* files_;
   const GradientRules rules_;
   optim::LossScale loss_scale_;
   program::Purpose purpose_ = program::Purpose::kTraining;
@@ -140,6 +150,7 @@ class ModelActor : public program::Actor {
   std::vector<at::Tensor> balances_;
   at::Tensor squares_;  // this rank's part of the squared norm; then the sum
   comm::Work norm_work_;
+  bool normed_ = false;        // the norm is taken
   bool updates_ = false;       // the optimizer's step has begun
   double gradient_scale_ = 1;  // in it, as the norm says
   double scale_ = 1;           // of the loss

@@ -16,8 +16,8 @@ using program::Op;
 
 RankActor::RankActor(models::Model& model, parallel::Composed& composed,
                      optim::Optimizer* optimizer, comm::Group& world,
-                     const GradientRules& rules)
-    : ModelActor(composed, optimizer, world, rules), model_(model) {}
+                     const GradientRules& rules, FileMemory* files)
+    : ModelActor(composed, optimizer, world, rules, files), model_(model) {}
 
 void RankActor::begin_program(StepInput input, int64_t num_microbatches,
                               program::Purpose purpose) {

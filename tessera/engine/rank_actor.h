@@ -20,7 +20,7 @@ class RankActor final : public ModelActor {
  public:
   RankActor(models::Model& model, parallel::Composed& composed,
             optim::Optimizer* optimizer, comm::Group& world,
-            const GradientRules& rules);
+            const GradientRules& rules, FileMemory* files = nullptr);
 
   void begin_program(StepInput input, int64_t num_microbatches,
                      program::Purpose purpose) override;

@@ -51,8 +51,10 @@ optim::LossScaleRule loss_scale_rule(parallel::PrecisionConfig precision) {
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
                      program::Purpose use, program::passes::Choice passes)
     : config_(config), ranks_(ranks), use_(use), passes_(std::move(passes)) {
+  build_files();
   build_model();
   if (trains()) build_optimizer();
+  release_files();
   build_actor();
   build_programs();
 }
@@ -77,6 +79,14 @@ nn::LossSum RankModel::evaluate(
   return actor_->losses();
 }
 
+void RankModel::build_files() {
+  if (config_.zero.offload == "none") return;
+  files_ = std::make_unique<FileMemory>(
+      offload_folder(config_),
+      "Free some, set zero.offload_folder to a folder on another disk, or "
+      "zero.offload to none.");
+}
+
 // Structure, parallelism, memory; then the first weights.
 void RankModel::build_model() {
   decoder_ = models::make_model(config_.model);
@@ -90,6 +100,13 @@ void RankModel::build_model() {
       .config = config_.strategies(),
       .seed = static_cast<uint64_t>(config_.run.seed),
       .trains = trains()};
+  if (config_.zero.offload == "all") {
+    options.memory = [&](int64_t unit, at::IntArrayRef sizes,
+                         at::ScalarType type) {
+      return files_->zeros(part_in_files(program::Op::kFetchParameters, unit),
+                           sizes, type);
+    };
+  }
   // Those of a checkpoint are read by whoever knows what is in it.
   if (config_.model.load_weights &&
       checkpoint::is_hugging_face_folder(config_.model.from)) {
@@ -120,7 +137,16 @@ void RankModel::build_optimizer() {
                         .decay = parameter.layout.global_shape().size() >= 2,
                         .is_matrix = matrices[segments.size()]});
   }
-  optimizer_ = optim::make_optimizer(config_.optimizer, std::move(segments));
+  optim::StateMemory memory;
+  if (files_) {
+    memory = [this](size_t i, at::IntArrayRef sizes, at::ScalarType type) {
+      const int64_t unit = composed_.parameters->trained()[i].unit;
+      return files_->zeros(part_in_files(program::Op::kFetchStates, unit),
+                           sizes, type);
+    };
+  }
+  optimizer_ = optim::make_optimizer(config_.optimizer, std::move(segments),
+                                     std::move(memory));
 }
 
 void RankModel::build_actor() {
@@ -134,7 +160,7 @@ void RankModel::build_actor() {
         replicas(), composed_, optimizer_.get(), ranks_.world(), rules);
   } else {
     actor_ = std::make_unique<RankActor>(*decoder_, composed_, optimizer_.get(),
-                                         ranks_.world(), rules);
+                                         ranks_.world(), rules, files_.get());
   }
 }
 

@@ -56,6 +56,13 @@ class RankModel {
   // For who calls the decoder's units outside of a program, behind changes.
   void gather_parameters() { composed_.parameters->gather_all(); }
 
+  // What lies in files goes back there: for who touched all of it.
+  void release_files() {
+    if (files_) files_->release_all();
+  }
+  // nullptr where zero.offload is none.
+  const FileMemory* files() const { return files_.get(); }
+
   models::Model& decoder() { return *decoder_; }
   const mesh::DeviceMesh& mesh() const { return composed_.mesh; }
   const parallel::Composed& composed() const { return composed_; }
@@ -66,6 +73,7 @@ class RankModel {
   const program::Program& program() const { return step_; }
 
  private:
+  void build_files();
   void build_model();
   void build_optimizer();
   void build_actor();
@@ -77,6 +85,7 @@ class RankModel {
   comm::Communicator& ranks_;
   const program::Purpose use_;
   const program::passes::Choice passes_;
+  std::unique_ptr<FileMemory> files_;  // of zero.offload
   std::shared_ptr<models::Model> decoder_;
   parallel::Composed composed_;
   std::unique_ptr<optim::Optimizer> optimizer_;  // of steps

@@ -19,7 +19,8 @@ enum Lane {
   kCompute = monitor::kComputeLane,
   kGathers,
   kReductions,
-  kMessages
+  kMessages,
+  kFiles
 };
 
 std::optional<SpanKind> kind_of_op(Op op) {
@@ -58,9 +59,14 @@ std::optional<SpanKind> kind_of_op(Op op) {
     case Op::kClipGradients:
     case Op::kOptimizerStep:
       return SpanKind::kOptimizer;
+    case Op::kFetchStates:
+    case Op::kFetchParameters:
+      return SpanKind::kOffload;
     case Op::kZeroGradients:
     case Op::kFreeParameters:
     case Op::kAllocateGradients:
+    case Op::kReleaseStates:
+    case Op::kReleaseParameters:
       return std::nullopt;
   }
   TORCH_INTERNAL_ASSERT(false, "an op of no kind");
@@ -69,6 +75,7 @@ std::optional<SpanKind> kind_of_op(Op op) {
 int64_t lane_of(SpanKind kind) {
   return kind == SpanKind::kGather    ? kGathers
          : kind == SpanKind::kMessage ? kMessages
+         : kind == SpanKind::kOffload ? kFiles
                                       : kReductions;
 }
 
@@ -99,7 +106,7 @@ Recorder::Recorder(const parallel::Composed& composed, int64_t rank)
     : composed_(composed), rank_(rank) {}
 
 std::vector<std::string> Recorder::lanes() {
-  return {"compute", "gathers", "reductions", "messages"};
+  return {"compute", "gathers", "reductions", "messages", "files"};
 }
 
 void Recorder::begin_step(int64_t step) {
@@ -126,7 +133,8 @@ void Recorder::take(const Instruction& instruction, double begin_s,
                      .end_s = end_s};
   const double blocked_s = comm::seconds_blocked();
   const double inside_s = blocked_s - std::exchange(blocked_s_, blocked_s);
-  if (program::is_communication(instruction.op)) {
+  if (program::is_communication(instruction.op) ||
+      program::is_fetch(instruction.op)) {
     span.kind = SpanKind::kWait;
     span.awaited = *kind;
   } else {

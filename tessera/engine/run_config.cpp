@@ -80,6 +80,8 @@ void check_star(const RunConfig& config) {
   refuse(config.zero.stage == 0, "zero.stage", config.zero.stage, "0");
   refuse(config.zero.expert_stage <= 0, "zero.expert_stage",
          config.zero.expert_stage, "0");
+  refuse(config.zero.offload == "none", "zero.offload", config.zero.offload,
+         "none");
   refuse(config.model.lora.rank == 0, "model.lora.rank", config.model.lora.rank,
          "0");
   refuse(config.recompute.mode == "none", "recompute.mode",
@@ -316,6 +318,15 @@ int64_t accumulation(const RunConfig& config) {
          (config.batch.micro * data_parallel_degree(config));
 }
 
+std::string offload_folder(const RunConfig& config) {
+  if (!config.zero.offload_folder.empty()) return config.zero.offload_folder;
+  const auto run = std::filesystem::path(config.run.dir) / config.run.name;
+  std::error_code error;
+  return std::filesystem::is_directory(run, error)
+             ? run.string()
+             : std::filesystem::temp_directory_path().string();
+}
+
 std::vector<std::string> without_effect(const RunConfig& config,
                                         const config::Provenance& origins) {
   std::vector<std::string> found;
@@ -383,6 +394,8 @@ std::vector<std::string> without_effect(const RunConfig& config,
   note(config.model.lora.rank > 0 && !config.model.load_weights,
        "model.lora.rank",
        "freezes weights that are random: model.load_weights is false");
+  note(config.zero.offload == "none", "zero.offload_folder",
+       "is not used while zero.offload is none");
   const std::string& mode = config.recompute.mode;
   note(mode != "block" && mode != "stage", "recompute.every",
        "is not used by recompute.mode " + mode);

@@ -69,7 +69,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
          "order", "data_parallel", "speeds"}},
        {"zero",
         {"stage", "expert_stage", "reshard_after_forward", "bucket_mb",
-         "prefetch", "offload"}},
+         "prefetch", "offload", "offload_folder"}},
        {"tensor", {"sequence_parallel"}},
        {"context", {"method"}},
        {"pipeline", {"schedule", "chunks", "split"}},
@@ -225,7 +225,6 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
 TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {R"({"mesh": {"speeds": [1, 2]}})", "mesh.speeds is [1.0,2.0]"},
-      {R"({"zero": {"offload": "all"}})", "zero.offload is \"all\""},
       {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
       {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},

@@ -13,7 +13,7 @@ namespace tessera::monitor {
 const char* name_of(SpanKind kind) {
   constexpr std::array<const char*, kNumSpanKinds> kNames = {
       "forward", "backward", "recompute", "loss", "optimizer", "gather",
-      "reduce",  "message",  "norm",      "load", "wait"};
+      "reduce",  "message",  "norm",      "load", "offload",   "wait"};
   return kNames.at(static_cast<size_t>(kind));
 }
 

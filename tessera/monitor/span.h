@@ -26,9 +26,10 @@ enum class SpanKind {
   kMessage,  // between the stages of a pipeline
   kNorm,
   kLoad,
+  kOffload,  // from files
   kWait,
 };
-inline constexpr size_t kNumSpanKinds = 11;
+inline constexpr size_t kNumSpanKinds = 12;
 using SecondsByKind = std::array<double, kNumSpanKinds>;
 
 const char* name_of(SpanKind kind);  // "forward"

@@ -26,7 +26,8 @@ std::optional<SpanKind> awaited_in(const Span& span) {
 
 double Timeline::exposed_comm_s() const {
   return std::accumulate(exposed.begin(), exposed.end(), 0.0) -
-         exposed[static_cast<size_t>(SpanKind::kLoad)];
+         exposed[static_cast<size_t>(SpanKind::kLoad)] -
+         exposed[static_cast<size_t>(SpanKind::kOffload)];
 }
 
 Timeline timeline_of(const std::vector<Span>& spans, double step_s) {

@@ -25,7 +25,7 @@ struct Timeline {
   // messages, for the sum of the norm, one number that all stages add to.
   double bubble = 0;
 
-  // Of all kinds but kLoad, which waits for no rank.
+  // Of all kinds but kLoad and kOffload, which wait for no rank.
   double exposed_comm_s() const;
 };
 

@@ -165,7 +165,11 @@ void materialise(torch::nn::Module& root, const mesh::DeviceMesh& mesh,
   const at::NoGradGuard no_grad;
   for (auto& parameter : parameters_of(root)) {
     const mesh::Box box = parameter.spec->layout.local_box(mesh, coord);
-    parameter.tensor.set_data(filled(parameter, box, options));
+    at::Tensor tensor = filled(parameter, box, options);
+    if (options.memory) {
+      tensor = options.memory(parameter, box.size, options.dtype).copy_(tensor);
+    }
+    parameter.tensor.set_data(tensor);
     parameter.tensor.set_requires_grad(!parameter.spec->is_frozen);
   }
 }

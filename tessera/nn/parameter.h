@@ -16,6 +16,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -108,6 +109,10 @@ std::vector<std::string> names_of_experts(const std::string& parameter,
 // is: replicated, of its own shape.
 std::vector<Parameter> parameters_of(torch::nn::Module& root);
 
+// Zeros for a parameter's box; they may lie anywhere on the CPU.
+using ParameterMemory = std::function<at::Tensor(
+    const Parameter& parameter, at::IntArrayRef sizes, at::ScalarType type)>;
+
 struct MaterialiseOptions {
   uint64_t seed = 0;
   at::ScalarType dtype = at::kFloat;
@@ -115,6 +120,7 @@ struct MaterialiseOptions {
   // False leaves the memory unset, for weights that are read from files; those
   // that are beside them, adapters, are filled all the same.
   bool fill = true;
+  ParameterMemory memory = nullptr;  // null: LibTorch's
 };
 
 // Allocates the box that the rank at `coord` holds of every parameter, and

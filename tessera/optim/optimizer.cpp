@@ -57,20 +57,19 @@ at::Tensor gradient_as_given(const FlatSegment& segment) {
 }  // namespace
 
 Optimizer::Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
-                     std::vector<FlatSegment> segments)
+                     std::vector<FlatSegment> segments, StateMemory memory)
     : rule_(rule),
       config_(config),
       segments_(std::move(segments)),
+      memory_(std::move(memory)),
       steps_(at::zeros({}, at::TensorOptions(at::kLong))),
       updated_(segments_.size(), true) {
   const at::NoGradGuard no_grad;
   std::set<std::string> names;
   for (const FlatSegment& segment : segments_) require_usable(segment, names);
-  state_.push_back({"step", "", steps_});
   add_ways();
-  add_masters();
-  add_moments();
-  add_averages();
+  for (size_t i = 0; i < segments_.size(); ++i) make_states(i);
+  name_states();
 }
 
 void Optimizer::add_ways() {
@@ -86,29 +85,52 @@ void Optimizer::add_ways() {
   }
 }
 
-void Optimizer::add_masters() {
-  for (const FlatSegment& segment : segments_) {
-    at::Tensor master = segment.parameter.detach();
-    if (is_low_precision(master.scalar_type())) {
-      master = master.to(at::kFloat);
-      state_.push_back({"master." + segment.name, segment.name, master});
-    }
-    masters_.push_back(master);
-    const at::Tensor& first = masters_.front();
-    TS_CHECK(master.scalar_type() == first.scalar_type() &&
-                 master.device() == first.device(),
-             "optim: parameter '", segment.name, "' is ", master.scalar_type(),
-             " on ", master.device(), " and '", segments_.front().name, "' is ",
-             first.scalar_type(), " on ", first.device(),
-             ". Make one optimizer for each type and device.");
+at::Tensor Optimizer::zeros(size_t i, at::ScalarType type) const {
+  const at::Tensor like = segments_[i].parameter.detach();
+  return memory_ ? memory_(i, like.sizes(), type) : at::zeros_like(like, type);
+}
+
+// All of one segment's, so that they may lie together.
+void Optimizer::make_states(size_t i) {
+  const FlatSegment& segment = segments_[i];
+  at::Tensor master = segment.parameter.detach();
+  if (is_low_precision(master.scalar_type())) {
+    master = zeros(i, at::kFloat).copy_(master);
+  }
+  masters_.push_back(master);
+  const at::Tensor& first = masters_.front();
+  TS_CHECK(master.scalar_type() == first.scalar_type() &&
+               master.device() == first.device(),
+           "optim: parameter '", segment.name, "' is ", master.scalar_type(),
+           " on ", master.device(), " and '", segments_.front().name, "' is ",
+           first.scalar_type(), " on ", first.device(),
+           ". Make one optimizer for each type and device.");
+  const auto type = state_type_of(config_, master.scalar_type());
+  moments_.emplace_back();
+  for (size_t m = way(i).rule->moments_with(config_).size(); m > 0; --m) {
+    moments_[i].push_back(zeros(i, type));
+  }
+  if (config_.ema > 0) {
+    averages_.push_back(zeros(i, master.scalar_type()).copy_(master));
   }
 }
 
 int64_t Optimizer::steps() const { return *steps_.const_data_ptr<int64_t>(); }
 
-// Named moment by moment, whichever parameters have it.
-void Optimizer::add_moments() {
-  moments_.resize(segments_.size());
+// Moment by moment, whichever parameters have it.
+void Optimizer::name_states() {
+  state_.push_back({"step", "", steps_});
+  const auto add = [&](const std::string& kind, size_t i,
+                       const at::Tensor& tensor, int gradient_power) {
+    const std::string& parameter = segments_[i].name;
+    state_.push_back(
+        {kind + "." + parameter, parameter, tensor, gradient_power});
+  };
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const bool has_master =
+        is_low_precision(segments_[i].parameter.scalar_type());
+    if (has_master) add("master", i, masters_[i], /*gradient_power=*/1);
+  }
   bool goes_on = true;
   for (size_t m = 0; goes_on; ++m) {
     goes_on = false;
@@ -116,20 +138,11 @@ void Optimizer::add_moments() {
       const auto kept = way(i).rule->moments_with(config_);
       if (m >= kept.size()) continue;
       goes_on = true;
-      const auto type = state_type_of(config_, masters_[i].scalar_type());
-      moments_[i].push_back(at::zeros_like(masters_[i], type));
-      const std::string& parameter = segments_[i].name;
-      state_.push_back({kept[m].name + "." + parameter, parameter,
-                        moments_[i].back(), kept[m].gradient_power});
+      add(kept[m].name, i, moments_[i][m], kept[m].gradient_power);
     }
   }
-}
-
-void Optimizer::add_averages() {
-  for (size_t i = 0; config_.ema > 0 && i < segments_.size(); ++i) {
-    averages_.push_back(masters_[i].clone());
-    state_.push_back({"average." + segments_[i].name, segments_[i].name,
-                      averages_.back(), /*gradient_power=*/0});
+  for (size_t i = 0; i < averages_.size(); ++i) {
+    add("average", i, averages_[i], /*gradient_power=*/0);
   }
 }
 
@@ -200,13 +213,6 @@ void Optimizer::begin_step(double gradient_scale) {
     TS_CHECK(updated_[i], "optim: a step begins, but parameter '",
              segments_[i].name, "' was not updated in step ", steps(), ".");
   }
-  // Weights may have been read since the optimizer was made.
-  if (steps() == 0) {
-    const at::NoGradGuard no_grad;
-    for (size_t i = 0; i < averages_.size(); ++i) {
-      averages_[i].copy_(masters_[i]);
-    }
-  }
   updated_.assign(segments_.size(), false);
   gradient_scale_ = gradient_scale;
   steps_.add_(1);
@@ -244,6 +250,10 @@ void Optimizer::step(double lr, size_t first, size_t count,
     require_gradient(i);
     TS_CHECK(!updated_[i], "optim: parameter '", segments_[i].name,
              "' was updated already in step ", steps(), ".");
+  }
+  // Weights may have been read since the optimizer was made.
+  for (size_t i = first; i < first + count && steps() == 1; ++i) {
+    if (!averages_.empty()) averages_[i].copy_(masters_[i]);
   }
   // Copies of narrow moments are there of one segment at a time.
   const size_t most = config_.state_dtype == "auto" ? count : 1;
@@ -306,9 +316,10 @@ void Optimizer::swap_averages() {
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
-                                          std::vector<FlatSegment> segments) {
+                                          std::vector<FlatSegment> segments,
+                                          StateMemory memory) {
   return std::make_unique<Optimizer>(update_rule(config.type), config,
-                                     std::move(segments));
+                                     std::move(segments), std::move(memory));
 }
 
 }  // namespace tessera::optim

@@ -51,6 +51,10 @@ struct WholePiece {
   std::vector<int64_t> offset;  // by dim
 };
 
+// Zeros for a state of a segment; they may lie anywhere on the CPU.
+using StateMemory = std::function<at::Tensor(
+    size_t segment, at::IntArrayRef sizes, at::ScalarType type)>;
+
 struct NamedTensor {
   std::string name;        // "exp_avg.blocks.0.attention.q.weight"
   std::string parameter;   // whose layout it has; "": one number for all
@@ -62,8 +66,9 @@ class Optimizer {
  public:
   // REQUIRES: a configuration that was checked, but for the rule's `betas`
   // where it has none.
+  // `memory`: for all states but the step; null: LibTorch's.
   Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
-            std::vector<FlatSegment> segments);
+            std::vector<FlatSegment> segments, StateMemory memory = nullptr);
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -98,9 +103,9 @@ class Optimizer {
   // Moments as a rule has them, in the masters' type, and what they are of.
   using Widened = std::vector<std::pair<at::Tensor, at::Tensor>>;
   void add_ways();
-  void add_masters();
-  void add_moments();
-  void add_averages();
+  at::Tensor zeros(size_t segment, at::ScalarType type) const;
+  void make_states(size_t segment);
+  void name_states();
   const UpdateWay& way(size_t segment) const { return ways_[way_of_[segment]]; }
   void require_gradient(size_t segment) const;
   at::Tensor gradient_of(size_t segment, bool in_parts) const;
@@ -114,6 +119,7 @@ class Optimizer {
   const UpdateRule rule_;
   OptimizerConfig config_;
   std::vector<FlatSegment> segments_;
+  const StateMemory memory_;
   std::vector<at::Tensor> masters_;  // or the parameter itself
   std::vector<UpdateWay> ways_;
   std::vector<OptimizerConfig> configs_;          // by way: with its betas
@@ -129,6 +135,7 @@ class Optimizer {
 
 // The optimizer that config.type names.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
-                                          std::vector<FlatSegment> segments);
+                                          std::vector<FlatSegment> segments,
+                                          StateMemory memory = nullptr);
 
 }  // namespace tessera::optim

@@ -172,10 +172,20 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   // 5. Memory last of all that shapes parameters: every rank allocates and
   //    fills its own boxes, and none ever holds more.
   const MemoryScope scope(MemoryKind::kParameters);
+  nn::ParameterMemory memory;
+  if (options.memory) {
+    memory = [&](const nn::Parameter& parameter, at::IntArrayRef sizes,
+                 at::ScalarType type) {
+      const int64_t owner = model.owner_of(*parameter.spec);
+      const bool stays = composed.model.zero_stages.at(owner) == 0;
+      return options.memory(stays ? owner : -1, sizes, type);
+    };
+  }
   nn::materialise(model, mesh, composed.coord,
                   {.seed = options.seed,
                    .dtype = config.precision.compute_dtype(),
-                   .fill = options.load == nullptr});
+                   .fill = options.load == nullptr,
+                   .memory = memory});
   if (options.load) options.load();
 
   // 6. What is gathered, freed and reduced as one.
@@ -190,7 +200,7 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
                  .bucket_bytes = config.zero.bucket_bytes()};
   }
   composed.parameters = std::make_unique<data::ShardedParameters>(
-      std::move(bundles), ranks, gradients);
+      std::move(bundles), ranks, gradients, std::nullopt, options.memory);
   if (options.trains && config.whole_matrices) {
     composed.updates = whole_updates(composed, ranks, config.updates().dtype);
   }

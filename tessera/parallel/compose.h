@@ -27,6 +27,9 @@ struct ComposeOptions {
   // Fills the materialised boxes in their stead; null: they stay.
   std::function<void()> load = {};
   bool trains = true;  // else no gradients are stored
+  // For what stays between steps of a unit's parameters, and, of unit -1, for
+  // what stays until they are cut; null: LibTorch's and the groups'.
+  data::UnitMemory memory = nullptr;
 };
 
 // Which parameters that are trained are hidden matrices, in their order.

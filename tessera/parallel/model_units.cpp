@@ -78,15 +78,19 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
   units.prefetch = config.zero.prefetch;
   units.alone = mesh.world_size() == 1;
   units.minimal = config.recompute.mode == "minimal";
+  units.offloads_states = config.zero.offload != "none";
+  units.offloads_parameters = config.zero.offload == "all";
   for (size_t unit = 0; unit < parameters.size(); ++unit) {
     const auto id = static_cast<int64_t>(unit);
     program::Unit each{.reads = reads[unit],
                        .zero_stage = zero_stages[unit],
-                       .reduced = false};
+                       .reduced = false,
+                       .trained = false};
     for (const auto& bundle : bundles(id, mesh, rank)) {
       // Who holds a shard of what is frozen takes part, with nothing to give.
       each.reduced |= bundle.is_reduced() || bundle.is_sharded();
       each.summed |= bundle.is_summed();
+      each.trained |= !bundle.is_frozen;
       each.across_stages |=
           !bundle.is_frozen && !bundle.is_sharded() &&
           std::ranges::any_of(bundle.peers, [&](int64_t peer) {

@@ -12,7 +12,9 @@
 //        to them, once, and in stages 2 and 3 once for each micro-batch;
 //        complete before the norm is taken, which is before they are clipped,
 //        which is before the optimizer's one step of each unit, and before
-//        what that step needs whole is gathered for it, once.
+//        what that step needs whole is gathered for it, once. What lies in
+//        files is used between the await of its fetch and its release alone,
+//        and nothing stays fetched.
 // Errors: TORCH_INTERNAL_ASSERT names the instruction, its place and the rule:
 //        a schedule or a pass that breaks one is a programmer's error.
 #pragma once

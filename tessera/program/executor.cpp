@@ -46,6 +46,11 @@ void run(const Instruction& instruction, bool awaited_next, Actor& actor) {
       return actor.clip_gradients();
     case Op::kOptimizerStep:
       return actor.optimizer_step(unit);
+    case Op::kReleaseStates:
+    case Op::kReleaseParameters:
+      return actor.release(instruction);
+    case Op::kFetchStates:
+    case Op::kFetchParameters:
     case Op::kGatherParameters:
     case Op::kReduceGradients:
     case Op::kSumGradients:
@@ -101,6 +106,7 @@ void Actor::allocate_gradients(int64_t /*unit*/) {
 void Actor::norm() { refuse(Op::kNorm); }
 void Actor::clip_gradients() { refuse(Op::kClipGradients); }
 void Actor::optimizer_step(int64_t /*unit*/) { refuse(Op::kOptimizerStep); }
+void Actor::release(const Instruction& instruction) { refuse(instruction.op); }
 void Actor::replicate_parameters() { refuse(Op::kReplicateParameters); }
 void Actor::reduce_replicas() { refuse(Op::kReduceReplicas); }
 

@@ -29,7 +29,8 @@ class Actor {
   virtual void loss(int64_t microbatch);
   // kBackward, kBackwardInput or kBackwardWeight.
   virtual void backward(Op part, int64_t microbatch, int64_t unit);
-  // What is_communication(). `awaited_next`: nothing lies between.
+  // What is_communication() or is_fetch(). `awaited_next`: nothing lies
+  // between.
   virtual void begin(const Instruction& instruction, bool awaited_next) = 0;
   virtual void await(const Instruction& instruction) = 0;
   virtual void free_parameters(int64_t unit);
@@ -37,6 +38,7 @@ class Actor {
   virtual void norm();
   virtual void clip_gradients();
   virtual void optimizer_step(int64_t unit);
+  virtual void release(const Instruction& instruction);
   // Of data parallelism on threads.
   virtual void replicate_parameters();
   virtual void reduce_replicas();

@@ -78,6 +78,14 @@ const char* name_of(Op op) {
       return "GatherUpdates";
     case Op::kOptimizerStep:
       return "OptimizerStep";
+    case Op::kFetchStates:
+      return "FetchStates";
+    case Op::kReleaseStates:
+      return "ReleaseStates";
+    case Op::kFetchParameters:
+      return "FetchParameters";
+    case Op::kReleaseParameters:
+      return "ReleaseParameters";
   }
   TORCH_INTERNAL_ASSERT(false, "an op without a name");
 }
@@ -109,6 +117,24 @@ bool adds_gradients(Op op) {
 }
 
 bool reads_parameters(Op op) { return is_compute(op) || op == Op::kLoss; }
+
+bool is_fetch(Op op) {
+  return op == Op::kFetchStates || op == Op::kFetchParameters;
+}
+
+bool is_release(Op op) {
+  return op == Op::kReleaseStates || op == Op::kReleaseParameters;
+}
+
+Op release_of(Op fetch) {
+  return fetch == Op::kFetchStates ? Op::kReleaseStates
+                                   : Op::kReleaseParameters;
+}
+
+Op fetch_of(Op release) {
+  return release == Op::kReleaseStates ? Op::kFetchStates
+                                       : Op::kFetchParameters;
+}
 
 bool trains(const Program& program) {
   return std::ranges::any_of(

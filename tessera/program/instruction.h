@@ -51,6 +51,12 @@ enum class Op {
   kClipGradients,  // by the norm
   kGatherUpdates,  // of a unit whose matrices are updated whole: begin, await
   kOptimizerStep,  // of a unit
+  // What lies in files, of a unit: begin, await; and back. A helper does them
+  // in their order: a fetch behind a release is read when that is done.
+  kFetchStates,  // of the optimizer
+  kReleaseStates,
+  kFetchParameters,  // this rank's own
+  kReleaseParameters,
 };
 
 enum class Phase { kWhole, kBegin, kAwait };
@@ -76,6 +82,12 @@ bool is_again(Op op);
 // parameters. So does a loss that is trained on, right before its backward.
 bool adds_gradients(Op op);
 bool reads_parameters(Op op);
+// From files.
+bool is_fetch(Op op);
+bool is_release(Op op);
+// REQUIRES: is_fetch(fetch); is_release(release).
+Op release_of(Op fetch);
+Op fetch_of(Op release);
 // Some instruction adds_gradients().
 bool trains(const std::vector<Instruction>& program);
 

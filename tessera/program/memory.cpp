@@ -56,6 +56,14 @@ class Walk {
       case Op::kOptimizerStep:
         update(each.unit);
         break;
+      case Op::kFetchStates:
+      case Op::kFetchParameters:
+        if (each.phase != Phase::kAwait) alive_ += in_files(each);
+        break;
+      case Op::kReleaseStates:
+      case Op::kReleaseParameters:
+        alive_ -= in_files(each);
+        break;
       default:
         communicate(each);
     }
@@ -251,6 +259,13 @@ class Walk {
       if (each.zero_stage == 1) total += each.sum_message_bytes;
     }
     return total;
+  }
+
+  int64_t in_files(const Instruction& each) const {
+    const bool of_optimizer =
+        each.op == Op::kFetchStates || each.op == Op::kReleaseStates;
+    return sum(each.unit, of_optimizer ? &ParameterFacts::optimizer_bytes
+                                       : &ParameterFacts::parameter_bytes);
   }
 
   bool has_graph(const Instruction& each, int64_t unit) const {

@@ -2,9 +2,10 @@
 //
 // Counted is what instructions make and let go of: activations and their
 // gradients, gathered parameters, whole gradients of shards, buffers of
-// collectives. Model states that live between steps are facts of their own
-// (held_by()). A program without a backward is an evaluation, whose forwards
-// keep nothing. Not counted: oneDNN's scratch inside of a product in bf16.
+// collectives, states that lie in files while they are fetched. Model states
+// that live between steps are facts of their own (held_by()). A program without
+// a backward is an evaluation, whose forwards keep nothing. Not counted:
+// oneDNN's scratch inside of a product in bf16.
 // No tensor, no group, no process.
 #pragma once
 

@@ -28,4 +28,31 @@ std::vector<int64_t> Units::owners() const {
   return {owners.begin(), owners.end()};
 }
 
+// In stage 3 layers compute with what was gathered, elsewhere with what lies
+// there. A piece of an update moves the optimizer's states on.
+std::vector<Instruction> fetched_for(const Instruction& instruction,
+                                     const Units& units) {
+  std::vector<Instruction> fetches;
+  const Op op = instruction.op;
+  const int64_t unit = instruction.unit;
+  const auto add = [&](bool lies_there, Op fetch, int64_t of) {
+    if (lies_there) fetches.push_back({fetch, -1, of});
+  };
+  if (unit < 0) return fetches;
+  const bool updates =
+      op == Op::kOptimizerStep ||
+      (op == Op::kGatherUpdates && instruction.phase != Phase::kAwait);
+  const bool states = units.offloads_states && units.all[unit].trained;
+  const bool parameters = units.offloads_parameters;
+  add(states && updates, Op::kFetchStates, unit);
+  add(parameters &&
+          ((updates && units.all[unit].trained) || op == Op::kGatherParameters),
+      Op::kFetchParameters, unit);
+  for (int64_t owner : units.all[unit].reads) {
+    add(parameters && reads_parameters(op) && units.all[owner].zero_stage < 3,
+        Op::kFetchParameters, owner);
+  }
+  return fetches;
+}
+
 }  // namespace tessera::program

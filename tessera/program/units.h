@@ -31,6 +31,8 @@
 #include <optional>
 #include <vector>
 
+#include "tessera/program/instruction.h"
+
 namespace tessera::program {
 
 struct Unit {
@@ -41,6 +43,7 @@ struct Unit {
   bool across_stages = false;  // other stages take part in its reduction
   bool whole_updates = false;  // pieces of its updates are gathered first
   int64_t bytes = 0;           // of its parameters, gathered
+  bool trained = true;         // some parameter is: it has optimizer states
   // Its activations are not kept, but computed again from the input of this
   // unit of its chunk. Units that share one follow each other, from it on.
   std::optional<int64_t> recomputed_from = {};
@@ -59,6 +62,9 @@ struct Units {
   bool alone = false;                  // a world of one rank
   int64_t devices = 1;                 // of this process: more than one, a star
   bool documents = false;  // forwards need to know where documents begin
+  // What lies in files between its uses: the optimizer's states, and this
+  // rank's own parameters too.
+  bool offloads_states = false, offloads_parameters = false;
   bool minimal = false;  // for each unit's backward everything is passed again
 
   // The units that run here and read the parameters of `unit`, ascending.
@@ -66,5 +72,9 @@ struct Units {
   // The units whose parameters some unit that runs here reads, ascending.
   std::vector<int64_t> owners() const;
 };
+
+// What an instruction reads or writes of what lies in files, as whole fetches.
+std::vector<Instruction> fetched_for(const Instruction& instruction,
+                                     const Units& units);
 
 }  // namespace tessera::program

@@ -1,10 +1,16 @@
 #include "tessera/train/preflight.h"
 
 #include <c10/util/StringUtil.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <ranges>
 #include <sstream>
 #include <string>
@@ -12,6 +18,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/units.h"
 #include "tessera/core/vectors.h"
 #include "tessera/data/file_list.h"
@@ -78,14 +85,17 @@ struct Need {
   bool fits() const { return limit == 0 || bytes <= limit; }
 };
 
+// Of the ranks of a host; `of`: of a rank.
+template <typename Of>
 int64_t bytes_together(const RunConfig& config, const HostRanks& ranks,
-                       const std::vector<engine::MemoryPlan>& plans) {
+                       const std::vector<engine::MemoryPlan>& plans,
+                       const Of& of) {
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
   int64_t bytes = 0;
   for (int64_t i = 0; i < ranks.count; ++i) {
     const mesh::Coord coord = mesh.coord_of(ranks.first + i);
-    bytes += plans.at(coord[mesh::Axis::kPp]).total();
+    bytes += std::invoke(of, plans.at(coord[mesh::Axis::kPp]));
   }
   return bytes;
 }
@@ -94,7 +104,8 @@ Need need_of(const RunConfig& config, const HostRanks& ranks,
              int64_t host_bytes, program::Purpose purpose) {
   const auto plans = engine::memory_plans(config, purpose);
   return {*std::ranges::max_element(plans, {}, &engine::MemoryPlan::total),
-          bytes_together(config, ranks, plans), host_bytes};
+          bytes_together(config, ranks, plans, &engine::MemoryPlan::total),
+          host_bytes};
 }
 
 // The largest zero.prefetch below the configured one that fits, -1: none. From
@@ -131,6 +142,9 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
   add(trains && config.batch.micro > 1, "a smaller batch.micro");
   add(!trains && config.batch.micro > 1, "a smaller --batch");
   add(trains && config.recompute.mode == "none", "recompute.mode block");
+  add(trains && config.zero.offload != "all" && !config.mesh.star(),
+      config.zero.offload == "none" ? "zero.offload optimizer or all"
+                                    : "zero.offload all");
   add(!trains && config.precision.compute != "bf16", "--dtype bf16");
   ways.emplace_back("a host with more memory");
   return ways;
@@ -149,6 +163,38 @@ void check_choices() {
   widest_vectors();
 }
 
+// Room for states in files, where it helps: files of a file system that lies in
+// memory are there twice over.
+void check_offload(const RunConfig& config, const HostRanks& ranks) {
+  if (config.zero.offload == "none") return;
+  const std::string folder = engine::offload_folder(config);
+  constexpr const char* kWayOut =
+      "Set zero.offload_folder to a folder that may be written, on a disk.";
+  TS_CHECK_CONFIG(std::filesystem::is_directory(folder) &&
+                      ::access(folder.c_str(), W_OK | X_OK) == 0,
+                  "zero.offload_folder: ", folder, ": ", std::strerror(errno),
+                  ". ", kWayOut);
+  struct statfs system{};
+  TS_CHECK_CONFIG(
+      ::statfs(folder.c_str(), &system) != 0 ||
+          (system.f_type != TMPFS_MAGIC && system.f_type != RAMFS_MAGIC),
+      "zero.offload is ", config.zero.offload, ", but ", folder,
+      " is on a file system that lies in memory: states would "
+      "leave it for itself. ",
+      kWayOut);
+  const int64_t needed =
+      bytes_together(config, ranks, engine::memory_plans(config),
+                     &engine::MemoryPlan::in_files);
+  const uint64_t room = free_bytes(folder);
+  TS_CHECK_CONFIG(
+      static_cast<uint64_t>(needed) <= room, "zero.offload: ", folder, " has ",
+      bytes_text(room), " free, but the states of this host's ranks need ",
+      bytes_text(needed),
+      ". Free some, set zero.offload_folder to a folder on another "
+      "disk, or zero.offload to ",
+      config.zero.offload == "all" ? "optimizer or none" : "none", ".");
+}
+
 // What needs the run's folder.
 void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
                        const RunFolder& folder) {
@@ -156,6 +202,7 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
                               config.checkpoint);
   }
+  check_offload(config, ranks);
   check_memory(config, ranks, memory_of_host());
   check_choices();
   prepare_data(config, folder);
@@ -246,8 +293,12 @@ std::string describe_plan(const RunConfig& config) {
        << " tokens a step\n"
        << "memory      " << bytes_text(memory.states)
        << " of model states and at most " << bytes_text(memory.work)
-       << " of activations on the fullest rank\n"
-       << "checkpoint  " << bytes_text(checkpoint_bytes(config)) << "\n";
+       << " of activations on the fullest rank\n";
+  if (memory.in_files > 0) {
+    text << "files       " << bytes_text(memory.in_files)
+         << " of its states lie in " << engine::offload_folder(config) << "\n";
+  }
+  text << "checkpoint  " << bytes_text(checkpoint_bytes(config)) << "\n";
   return text.str();
 }
 

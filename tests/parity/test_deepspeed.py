@@ -105,7 +105,8 @@ def test_worlds_of_the_two_files(program, tokens, tmp_path, values, worlds, refu
     ({"fp16": {"enabled": True, "loss_scale": -1.5}}, [], ["ds.json:4:", "fp16.loss_scale", "precision.loss_scale"]),
     ({"train_batchsize": 12}, [], ["ds.json:2:2", "train_batchsize", "train_batch_size"]),
     ({"train_batch_size": 12}, ["--batch.global=8"], ["--batch.global=8", "ds.json:2:22: train_batch_size"]),
-    ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, [], ["offload_optimizer.device", "not built"]),
+    ({"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/none"}}}, [],
+     ["zero.offload_folder", "/none", "No such file", "on a disk"]),
 ])
 def test_bad_input_is_refused_before_any_rank_starts(program, tokens, tmp_path, values, arguments, words):
     path = run_json(tokens, tmp_path)

@@ -83,7 +83,10 @@ constexpr const char* kMean =
     "gradients are shares of the global mean before they are summed";
 constexpr const char* kOnCpu =
     "ranks compute on the CPU, whose memory holds all states already";
-constexpr const char* kFiles = "offloading to files is not built yet";
+constexpr const char* kNoDevice =
+    "ranks compute on the CPU: nothing is copied to a device and back";
+constexpr const char* kByUnit =
+    "files are mapped: the system reads and writes them, one unit ahead";
 constexpr const char* kQuantized =
     "gathers and reductions are not quantized: the model would differ";
 constexpr const char* kCheckpoints =
@@ -257,29 +260,29 @@ void add_zero(List& keys) {
 }
 
 void add_offload(List& keys) {
-  const DeepSpeedKey device = {.type = kWord,
-                               .effect = Effect::kSame,
-                               .value = "\"none\"",
-                               .choices = "none cpu",
-                               .why = kOnCpu,
-                               .refusal = kFiles};
+  for (const char* const of : {"offload_optimizer.", "offload_param."}) {
+    const bool optimizer = std::string_view(of) == "offload_optimizer.";
+    keys.in((std::string("zero_optimization.") + of).c_str())
+        .add("device", {.type = kWord,
+                        .effect = Effect::kPart,
+                        .to = optimizer ? "`zero.offload` optimizer, where nvme"
+                                        : "`zero.offload` all, where nvme",
+                        .choices = "none cpu nvme",
+                        .why = kOnCpu,
+                        .refusal = kNotBuilt})
+        .part("nvme_path", kWord, "`zero.offload_folder`, where device is nvme")
+        .idle("pin_memory", kFlag, kNoDevice)
+        .idle("buffer_count", kWhole, kByUnit);
+  }
   keys.in("zero_optimization.offload_optimizer.")
-      .add("device", device)
-      .idle(
-          "pin_memory fast_init pipeline pipeline_read pipeline_write "
-          "super_offload",
-          kFlag, kOnCpu)
-      .idle("nvme_path", kWord, kOnCpu)
-      .idle("buffer_count", kWhole, kOnCpu)
-      .idle("ratio cpuadam_cores_perc", kNumber, kOnCpu);
+      .idle("fast_init pipeline pipeline_read pipeline_write super_offload",
+            kFlag, kByUnit)
+      .idle("ratio cpuadam_cores_perc", kNumber, kNoDevice);
   keys.in("zero_optimization.offload_param.")
-      .add("device", device)
-      .idle("pin_memory", kFlag, kOnCpu)
-      .idle("nvme_path", kWord, kOnCpu)
-      .idle("buffer_count buffer_size max_in_cpu", kWhole, kOnCpu);
+      .idle("buffer_size max_in_cpu", kWhole, kByUnit);
   keys.in("zero_optimization.")
       .same("cpu_offload cpu_offload_param", kFlag, "false", kOnCpu)
-      .idle("cpu_offload_use_pin_memory", kFlag, kOnCpu);
+      .idle("cpu_offload_use_pin_memory", kFlag, kNoDevice);
 }
 
 void add_mesh(List& keys) {
@@ -335,7 +338,7 @@ void add_rest(List& keys) {
                     "parallel_write",
                     kCheckpoints)
       .idle_section("nebula", "", kCheckpoints)
-      .idle_section("aio", "", kFiles)
+      .idle_section("aio", "", kByUnit)
       .idle_section("compile", "", kSameFormula)
       .same("graph_harvesting", kFlag, "false", kSameFormula)
       .same("disable_allgather", kFlag, "false", kUnits)

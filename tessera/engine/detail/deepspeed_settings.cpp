@@ -23,6 +23,7 @@ class Translation {
     add_optimizer();
     add_scheduler();
     add_precision();
+    add_offload();
     add_mesh();
     if_open("gradient_clipping", "optimizer.clip_norm", 0.0);
     return std::move(found_);
@@ -233,6 +234,39 @@ class Translation {
           choice_of(given->value.get<std::string>(), given->key->choices);
       set("precision.reduce", type == "bfp16" ? "bf16" : type, given->origin);
     }
+  }
+
+  // To files alone: what goes to the CPU is there.
+  void add_offload() {
+    const DeepSpeedValue* device = nullptr;
+    const DeepSpeedValue* folder = nullptr;
+    std::string offload;
+    for (const std::string of : {"optimizer", "param"}) {
+      const std::string section = "zero_optimization.offload_" + of;
+      const auto* kind = values_.find(section + ".device");
+      const auto* path = values_.find(section + ".nvme_path");
+      const std::string to =
+          kind ? choice_of(kind->value.get<std::string>(), kind->key->choices)
+               : "none";
+      if (to != "nvme") {
+        for (const auto* idle : {to == "cpu" ? kind : nullptr, path}) {
+          if (idle == nullptr) continue;
+          found_.without_effect.emplace_back(
+              idle->key->name, idle == path ? "device is not nvme"
+                                            : std::string(kind->key->why));
+        }
+        continue;
+      }
+      device = kind;
+      offload = of == "param" ? "all" : "optimizer";
+      TS_CHECK_CONFIG(!path || !folder || path->value == folder->value,
+                      path->origin, " is ", path->value.dump(), ", and ",
+                      folder->origin, " ", folder->value.dump(),
+                      ": a rank has one file. Give both the same.");
+      if (path) folder = path;
+    }
+    if (device) set("zero.offload", offload, device->origin);
+    if (folder) set("zero.offload_folder", folder->value, folder->origin);
   }
 
   void add_mesh() {

@@ -59,6 +59,13 @@ void refuse_what_cuts_models(const mesh::MeshConfig& mesh,
   }
 }
 
+void refuse_files(const std::string& offload, const Provenance& origins) {
+  TS_CHECK_CONFIG(offload == "none", "initialize: zero.offload is ", offload,
+                  " (", origins.at("zero.offload"),
+                  "): states in files are of 'tessera train', whose program "
+                  "says when they are used. Use device cpu or none.");
+}
+
 std::vector<std::string> warnings_of(const engine::DeepSpeed& file,
                                      const engine::RunConfig& config,
                                      const InitializeOptions& options,
@@ -103,6 +110,7 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
   engine::DeepSpeed file = read(json);
   file.apply(config, origins);
   refuse_what_cuts_models(config.mesh, origins);
+  refuse_files(config.zero.offload, origins);
   // As DeepSpeed, which shards the masters without being asked.
   if (c10::isReducedFloatingType(config.precision.compute_dtype())) {
     config.zero.stage = std::max<int64_t>(1, config.zero.stage);

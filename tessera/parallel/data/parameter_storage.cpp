@@ -37,7 +37,8 @@ at::Tensor take_memory(const at::Tensor& tensor) {
 }
 
 ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
-                                   std::optional<at::ScalarType> full)
+                                   std::optional<at::ScalarType> full,
+                                   const KeptMemory& memory)
     : bundle_(bundle),
       group_(shards),
       full_type_(full.value_or(bundle.dtype)),
@@ -45,7 +46,7 @@ ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
              full_type_ != bundle.dtype),
       direct_(bundle.is_sharded() && travels_alone(bundle.cut)) {
   const at::NoGradGuard no_grad;
-  lay_out();
+  lay_out(memory);
 }
 
 at::TensorOptions ParameterStorage::full_options() const {
@@ -53,7 +54,13 @@ at::TensorOptions ParameterStorage::full_options() const {
   return like.options().requires_grad(false).dtype(full_type_);
 }
 
-void ParameterStorage::lay_out() {
+at::Tensor ParameterStorage::kept(const KeptMemory& memory,
+                                  at::IntArrayRef sizes, at::ScalarType type) {
+  return memory ? memory(sizes, type)
+                : comm::zeros(group_, sizes, full_options().dtype(type));
+}
+
+void ParameterStorage::lay_out(const KeptMemory& memory) {
   const MemoryScope scope(MemoryKind::kParameters);
   if (!bundle_.is_sharded()) {
     for (const auto& parameter : bundle_.parameters) {
@@ -65,14 +72,11 @@ void ParameterStorage::lay_out() {
     return;
   }
   const Cut& cut = bundle_.cut;
-  if (apart_) {
-    piece_ =
-        comm::zeros(group_, {cut.numel()}, full_options().dtype(bundle_.dtype));
-  }
+  if (apart_) piece_ = kept(memory, {cut.numel()}, bundle_.dtype);
   for (size_t i = 0; i < cut.count(); ++i) {
     at::Tensor parameter = bundle_.parameters[i].tensor;
     const at::Tensor filled = window_of(parameter);
-    const at::Tensor full = empty_full(i);
+    const at::Tensor full = empty_full(i, memory);
     whole_.push_back(window_of(full));
     local_.push_back(window_of(apart_ ? cut.in_piece(piece_, i, group_.rank())
                                       : cut.rows_of(full, i, group_.rank())));
@@ -82,7 +86,7 @@ void ParameterStorage::lay_out() {
   if (bundle_.stage == 3) free();
 }
 
-at::Tensor ParameterStorage::empty_full(size_t i) {
+at::Tensor ParameterStorage::empty_full(size_t i, const KeptMemory& memory) {
   const Cut& cut = bundle_.cut;
   const auto& shape = cut.full_shapes()[i];
   const int64_t pieces = cut.ranks() * cut.numel();
@@ -95,9 +99,10 @@ at::Tensor ParameterStorage::empty_full(size_t i) {
     if (!direct_) return full_.view(i);
     all_pieces_ = full_.view(0);
   } else if (direct_) {
-    all_pieces_ = comm::zeros(group_, {pieces}, full_options());
+    all_pieces_ = kept(memory, {pieces}, full_type_);
   } else {
-    return at::empty(shape, full_options());
+    return memory ? memory(shape, full_type_)
+                  : at::empty(shape, full_options());
   }
   return window_of(
       all_pieces_.narrow(0, 0, c10::multiply_integers(shape)).view(shape));

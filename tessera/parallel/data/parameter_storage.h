@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -32,12 +33,17 @@ void resize_storage(const at::Tensor& tensor, int64_t bytes);
 // A tensor like this one that has its memory now; this one has none.
 at::Tensor take_memory(const at::Tensor& tensor);
 
+// Zeros for what stays between steps of one unit; null: a group's.
+using KeptMemory =
+    std::function<at::Tensor(at::IntArrayRef sizes, at::ScalarType type)>;
+
 class ParameterStorage {
  public:
-  // Takes over the memory of the parameters. `full`: the type of the full ones;
-  // none: their own.
+  // Takes over the memory of the parameters; of those that are cut it makes new
+  // memory. `full`: the type of the full ones; none: their own.
   ParameterStorage(const Bundle& bundle, comm::Group& shards,
-                   std::optional<at::ScalarType> full = {});
+                   std::optional<at::ScalarType> full = {},
+                   const KeptMemory& memory = nullptr);
 
   // This rank's boxes, in the order of the bundle.
   const std::vector<at::Tensor>& shards() const { return local_; }
@@ -52,9 +58,11 @@ class ParameterStorage {
   void free();
 
  private:
-  void lay_out();
+  void lay_out(const KeptMemory& memory);
   at::TensorOptions full_options() const;
-  at::Tensor empty_full(size_t i);
+  at::Tensor empty_full(size_t i, const KeptMemory& memory);
+  at::Tensor kept(const KeptMemory& memory, at::IntArrayRef sizes,
+                  at::ScalarType type);
   const Bundle& bundle_;
   comm::Group& group_;
   const at::ScalarType full_type_;

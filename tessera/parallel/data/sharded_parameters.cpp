@@ -12,9 +12,9 @@ using mesh::Placement;
 // What a rank holds of a bundle.
 struct ShardedParameters::Held {
   Held(Bundle of, const std::optional<GradientOptions>& options,
-       std::optional<at::ScalarType> full, comm::Group& shards,
-       comm::Group& peers)
-      : bundle(std::move(of)), parameters(bundle, shards, full) {
+       std::optional<at::ScalarType> full, const KeptMemory& memory,
+       comm::Group& shards, comm::Group& peers)
+      : bundle(std::move(of)), parameters(bundle, shards, full, memory) {
     if (options && !bundle.is_frozen)
       gradients = make_gradients(bundle, *options, shards, peers);
   }
@@ -43,15 +43,21 @@ void set_layout(const nn::Parameter& parameter, int64_t stage) {
 ShardedParameters::ShardedParameters(
     std::vector<std::vector<Bundle>> units, comm::Communicator& ranks,
     const std::optional<GradientOptions>& options,
-    std::optional<at::ScalarType> full) {
+    std::optional<at::ScalarType> full, const UnitMemory& memory) {
   for (size_t unit = 0; unit < units.size(); ++unit) {
     units_.emplace_back();
+    KeptMemory kept;
+    if (memory) {
+      kept = [&, unit](at::IntArrayRef sizes, at::ScalarType type) {
+        return memory(static_cast<int64_t>(unit), sizes, type);
+      };
+    }
     for (auto& bundle : units[unit]) {
       comm::Group& shards =
           *ranks.make_group(bundle.shards, mesh::name_of(bundle.axis));
       comm::Group& peers = *ranks.make_group(bundle.peers, bundle.peers_name);
-      units_.back().push_back(std::make_unique<Held>(std::move(bundle), options,
-                                                     full, shards, peers));
+      units_.back().push_back(std::make_unique<Held>(
+          std::move(bundle), options, full, kept, shards, peers));
       const Held& held = *units_.back().back();
       for (size_t i = 0; i < held.bundle.parameters.size(); ++i) {
         const auto& parameter = held.bundle.parameters[i];

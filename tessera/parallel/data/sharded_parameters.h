@@ -22,6 +22,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,16 +49,21 @@ struct LocalParameter {
 // dp_shard cuts it. The data axis of an expert is expert_dp.
 void set_layout(const nn::Parameter& parameter, int64_t stage);
 
+using UnitMemory = std::function<at::Tensor(int64_t unit, at::IntArrayRef sizes,
+                                            at::ScalarType type)>;
+
 class ShardedParameters {
  public:
   // Takes over memory and .grad of the parameters, which are materialised as
   // their layouts say. units[u]: those of unit u that this rank holds. Without
   // options there are no gradients, and nothing of theirs is to be called.
-  // `full`: the type of full parameters; none: that of the shards.
+  // `full`: the type of full parameters; none: that of the shards. `memory`:
+  // for what stays of a unit's parameters that are cut; null: the groups'.
   ShardedParameters(std::vector<std::vector<Bundle>> units,
                     comm::Communicator& ranks,
                     const std::optional<GradientOptions>& options,
-                    std::optional<at::ScalarType> full = {});
+                    std::optional<at::ScalarType> full = {},
+                    const UnitMemory& memory = nullptr);
   ~ShardedParameters();
   ShardedParameters(const ShardedParameters&) = delete;
   ShardedParameters& operator=(const ShardedParameters&) = delete;

@@ -28,9 +28,13 @@ void ZeroConfig::declare(config::Section& section) {
            "where all ranks share memory, whose cores do both")
       .at_least(-1)
       .at_most(1 << 20);
-  section.key("offload", offload, "what lives in host memory")
-      .one_of({"none", "optimizer", "all"})
-      .not_built({"optimizer", "all"}, "offloading", "none");
+  section
+      .key("offload", offload,
+           "what lies in files between its uses: the optimizer's states; all: "
+           "weights too")
+      .one_of({"none", "optimizer", "all"});
+  section.key("offload_folder", offload_folder,
+              "of these files, one a rank; empty: the run's folder");
 }
 
 // Over shared memory a gather is work of the same cores: nothing is hidden.

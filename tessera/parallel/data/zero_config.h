@@ -15,6 +15,7 @@ struct ZeroConfig {
   double bucket_mb = 25.0;
   int64_t prefetch = -1;  // -1: 1, over shared memory alone 0
   std::string offload = "none";
+  std::string offload_folder = "";
   void declare(config::Section& section);
 
   int64_t stage_of_experts() const {

@@ -1,5 +1,6 @@
-// The rules of checker.h, in three sets: what micro-batches do, where
-// parameters are, what becomes of gradients. Each set sees every instruction.
+// The rules of checker.h, in four sets: what micro-batches do, where parameters
+// are, what becomes of gradients, what is fetched from files. Each set sees
+// every instruction.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -166,6 +167,18 @@ class GradientRules : public Rules {
   bool zeroed_ = false, added_ = false, gathered_replicas_ = false;
   bool normed_ = false, clipped_ = false, stepped_ = false;
   Progress sum_norm_ = Progress::kNone;
+};
+
+class FileRules : public Rules {
+ public:
+  using Rules::Rules;
+
+ protected:
+  void take(const Instruction& instruction) override;
+  void finish() override;
+
+ private:
+  std::map<std::pair<Op, int64_t>, Progress> fetched_;  // by fetch and unit
 };
 
 }  // namespace tessera::program::detail

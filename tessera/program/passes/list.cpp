@@ -17,6 +17,7 @@ const std::vector<Pass>& all() {
       {"prefetch", prefetch, Use::kUnlessLeftOut},
       {"reductions", reductions, Use::kUnlessLeftOut},
       {"messages", messages, Use::kUnlessLeftOut},
+      {"offload", offload, Use::kAlways},
   };
   return list;
 }
@@ -35,13 +36,15 @@ bool runs(const Pass& pass, const Choice& choice) {
 Program lower(Program program, const Units& units, Purpose purpose,
               const Choice& choice) {
   bool says_all = false;
+  Units without_files = units;
+  without_files.offloads_states = without_files.offloads_parameters = false;
   for (const Pass& pass : all()) {
     if (!runs(pass, choice)) continue;
     program = pass.run(program, units);
     says_all |= pass.run == sharding;
     if (!says_all) continue;
     try {
-      check(program, units, purpose);
+      check(program, pass.run == offload ? units : without_files, purpose);
     } catch (c10::Error& error) {
       error.add_context(std::string("behind the pass ") + pass.name);
       throw;

@@ -11,9 +11,11 @@
 //   prefetch       gathers begin earlier
 //   reductions     reductions are awaited later
 //   messages       messages are posted earlier and awaited later
+//   offload        what lies in files is fetched one use ahead, and released
 //
-// All but the last three say what happens, these when. They can be left out, as
-// split_backward can be asked for: none of the four changes a bit.
+// All but prefetch, reductions and messages say what happens, these when. They
+// can be left out, as split_backward can be asked for: none of the four changes
+// a bit.
 // Errors: TORCH_INTERNAL_ASSERT names pass, instruction and rule.
 #pragma once
 
@@ -33,6 +35,7 @@ Program communication(const Program& program, const Units& units);
 Program prefetch(const Program& program, const Units& units);
 Program reductions(const Program& program, const Units& units);
 Program messages(const Program& program, const Units& units);
+Program offload(const Program& program, const Units& units);
 // Of data parallelism on threads: the devices around device 0.
 Program devices(const Program& program, const Units& units);
 Program split_backward(const Program& program, const Units& units);
@@ -55,7 +58,8 @@ struct Choice {
 bool runs(const Pass& pass, const Choice& choice);
 
 // The passes of the choice, one after the other. From `sharding` on a program
-// says all that the checker asks for, and is checked behind each.
+// says all that the checker asks for, but for what lies in files, which
+// `offload` says, and is checked behind each.
 Program lower(Program program, const Units& units,
               Purpose purpose = Purpose::kTraining, const Choice& choice = {});
 

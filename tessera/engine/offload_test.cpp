@@ -1,0 +1,106 @@
+// Training with states in files, beside the same with all of them in memory.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "tessera/core/files.h"
+#include "tessera/engine/memory_plan.h"
+#include "tessera/engine/rank_model.h"
+#include "tests/support/memory_cases.h"
+
+namespace tessera::engine {
+namespace {
+
+constexpr int64_t kSteps = 3;
+
+data::Batch batch_of(int64_t step, int64_t first, int64_t count) {
+  const at::Tensor ids =
+      (at::arange(count * kSeqLen) * 7 + 131 * step + 17 * first)
+          .remainder(kVocab)
+          .view({count, kSeqLen});
+  return {ids, ids.roll(-1, 1)};
+}
+
+// Every rank's weights and states, name by name, behind the steps.
+std::map<std::string, at::Tensor> trained(const RunConfig& config) {
+  std::map<std::string, at::Tensor> all;
+  std::mutex mutex;
+  comm::run_threads(
+      implied_world_size(config), "shm", [&](comm::Communicator& ranks) {
+        RankModel model(config, ranks);
+        for (int64_t step = 0; step < kSteps; ++step) {
+          model.step(step_input(config, step, config.optimizer.lr,
+                                [&](int64_t first, int64_t count) {
+                                  return batch_of(step, first, count);
+                                }));
+        }
+        model.gather_parameters();
+        const std::string rank = c10::str(ranks.rank(), " ");
+        const std::scoped_lock lock(mutex);
+        for (const auto& each : model.composed().parameters->parameters()) {
+          all[rank + each.name] = each.shard.clone();
+        }
+        for (const auto& each : model.optimizer().state()) {
+          all[rank + each.name] = each.tensor.clone();
+        }
+      });
+  return all;
+}
+
+class Offload : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Offload, ChangesNoBit) {
+  const TemporaryFolder folder;
+  RunConfig config = run_of(GetParam());
+  config.optimizer.lr = 0.01;
+  const auto expected = trained(config);
+  config.zero.offload_folder = folder.path();
+  for (const char* const offload : {"optimizer", "all"}) {
+    config.zero.offload = offload;
+    const auto found = trained(config);
+    ASSERT_EQ(found.size(), expected.size());
+    for (const auto& [name, tensor] : expected) {
+      EXPECT_TRUE(at::equal(found.at(name), tensor)) << offload << ": " << name;
+    }
+  }
+}
+
+std::vector<Case> meshes() {
+  return {
+      {"one rank"},
+      {"accumulation", {}, [](RunConfig&) {}, 2},
+      {"zero 0", {.dp_replicate = 2}},
+      {"zero 1", {.dp_shard = 2}, zero(1)},
+      {"zero 2", {.dp_shard = 2}, zero(2), 2},
+      {"zero 3", {.dp_shard = 2}, zero(3), 2},
+      {"zero 3 kept", {.dp_shard = 2}, zero(3, /*reshard=*/false)},
+      {"hybrid", {.dp_replicate = 2, .dp_shard = 2}, zero(3)},
+      {"tp", {.tp = 2}, sequence},
+      {"pp", {.pp = 2}, schedule("1f1b"), 2},
+      {"pp tied",
+       {.pp = 2},
+       [](RunConfig& config) { config.model.tie_embeddings = true; },
+       2},
+      {"bf16", {.dp_shard = 2}, also(zero(2), type("bf16"))},
+      {"bf16 zero 3", {.dp_shard = 2}, also(zero(3), type("bf16"))},
+      {"bf16 states", {.dp_shard = 2}, also(zero(1), bf16_states)},
+      {"averages", {.dp_shard = 2}, also(zero(1), averages)},
+      {"muon", {.dp_shard = 2}, also(zero(2), muon)},
+      {"lion", {}, [](RunConfig& config) { config.optimizer.type = "lion"; }},
+      {"sgd", {}, [](RunConfig& config) { config.optimizer.type = "sgd"; }},
+      {"adapters", {.dp_shard = 2}, also(zero(3), adapters())},
+      {"block", {.dp_shard = 2}, also(zero(3), recompute(1))},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, Offload, ::testing::ValuesIn(meshes()),
+                         [](const auto& each) {
+                           std::string name = each.param.name;
+                           std::ranges::replace(name, ' ', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace tessera::engine
