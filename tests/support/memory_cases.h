@@ -260,6 +260,7 @@ inline std::vector<Case> cases() {
        also(muon, zero(1))},
       {"muon pp tp", {.pp = 2, .tp = 2}, muon, 4},
       {"muon experts", {}, also(experts, muon)},
+      {"muon experts bf16", {}, also(also(experts, muon), type("bf16"))},
       {"muon ep zero3",
        {.dp_shard = 4, .ep = 2},
        also(also(experts, muon), zero(3))},

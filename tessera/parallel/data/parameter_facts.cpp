@@ -28,6 +28,7 @@ struct Sizes {
   // Of those, in elements: what travels, and what the largest need meanwhile.
   int64_t sent = 0, gathered = 0;
   int64_t uncut = 0, products = 0;
+  int64_t added_bytes = 0;  // while the most is added to masters
 };
 
 int64_t size_of(at::ScalarType type) {
@@ -55,13 +56,27 @@ Sizes sizes_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
           .largest = layout.local_box(mesh, coord).numel()};
 }
 
+// Half precision has fp32 masters, unless shards are masters.
+bool keeps_masters(const StateOptions& options) {
+  return !options.shard && c10::isReducedFloatingType(options.compute);
+}
+
+int64_t master_size(const StateOptions& options) {
+  return keeps_masters(options)
+             ? size_of(at::kFloat)
+             : size_of(options.shard.value_or(options.compute));
+}
+
 // By which LibTorch transposes what is larger than this.
 constexpr int64_t kTransposedBlock = int64_t{60} * 60;
 
 // A matrix (m, n) is there twice inside of its products, with a square of its
-// shorter side; one of several experts beside all of them.
+// shorter side; one of several experts beside all of them: its first products,
+// which transpose it, are those of a part of these, with less beside. What is
+// narrower than masters is there once more in their type while it is added.
 void add_matrix(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
-                const mesh::Coord& coord, Sizes& sizes) {
+                const mesh::Coord& coord, const StateOptions& options,
+                Sizes& sizes) {
   const auto pieces = pieces_of(layout, mesh, mesh.rank_at(coord));
   const auto& shape = pieces.shape;
   const int64_t rows = shape[shape.size() - 2], columns = shape.back();
@@ -73,18 +88,22 @@ void add_matrix(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
   } else {
     sizes.uncut = sizes.shard;
   }
-  const bool transposes = rows > columns && rows * columns >= kTransposedBlock;
+  const bool is_stacked = shape.size() == 3;
+  const bool transposes =
+      !is_stacked && rows > columns && rows * columns >= kTransposedBlock;
+  const int64_t all = c10::multiply_integers(shape);
   sizes.products = 2 * rows * columns + shorter * shorter +
-                   (transposes ? kTransposedBlock : 0) +
-                   (shape.size() == 3 ? c10::multiply_integers(shape) : 0);
+                   (transposes ? kTransposedBlock : 0) + (is_stacked ? all : 0);
+  const int64_t item = size_of(options.updates.dtype);
+  const int64_t master = master_size(options);
+  sizes.added_bytes = all * item + (item < master ? sizes.shard * master : 0);
 }
 
 // Of what is made of a gradient and a moment, and then of products.
 void set_update_bytes(ParameterFacts& facts, const Sizes& sizes,
                       const StateOptions& options) {
   const int64_t item = size_of(options.updates.dtype);
-  const bool half = size_of(options.compute) < size_of(at::kFloat);
-  const int64_t master = half ? size_of(at::kFloat) : size_of(options.compute);
+  const int64_t master = master_size(options);
   const bool widens = size_of(options.gradient) < master;
   const bool narrow =
       options.kept.dtype && size_of(*options.kept.dtype) != master;
@@ -93,7 +112,8 @@ void set_update_bytes(ParameterFacts& facts, const Sizes& sizes,
   facts.update_piece_bytes = sizes.sent * item;
   facts.update_gathered_bytes = sizes.gathered * item;
   facts.piece_work_bytes = sizes.largest * each;
-  facts.update_work_bytes = std::max(sizes.uncut * each, sizes.products * item);
+  facts.update_work_bytes =
+      std::max({sizes.uncut * each, sizes.products * item, sizes.added_bytes});
 }
 
 // Over which a gradient is summed beside what a reduce_scatter does; an axis
@@ -145,12 +165,8 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
   facts.parameter_bytes = parameter_bytes(sizes, stage, options);
   facts.gradient_bytes =
       (stage >= 2 ? sizes.piece : sizes.whole_aligned) * gradient;
-  // Half precision has fp32 masters, unless shards are masters.
-  const bool half =
-      !options.shard && c10::isReducedFloatingType(options.compute);
-  const int64_t master = half
-                             ? size_of(at::kFloat)
-                             : size_of(options.shard.value_or(options.compute));
+  const bool half = keeps_masters(options);
+  const int64_t master = master_size(options);
   const int64_t moments =
       sizes.matrix ? options.kept.matrix_moments : options.kept.moments;
   const int64_t masters = (half ? 1 : 0) + (options.kept.average ? 1 : 0);
@@ -208,7 +224,7 @@ std::vector<ParameterFacts> parameter_facts(
     Sizes sizes = sizes_of(spec->layout, mesh, coord, options.zero_stage);
     if (options.updates.whole_matrices &&
         models::is_hidden_matrix(*spec, options.num_units)) {
-      add_matrix(spec->layout, mesh, coord, sizes);
+      add_matrix(spec->layout, mesh, coord, options, sizes);
     }
     Sizes& sum =
         groups[{sum_axes_of(*spec, mesh), spec->layout.on(Axis::kTp).copies,
@@ -220,6 +236,7 @@ std::vector<ParameterFacts> parameter_facts(
     sum.uncut = std::max(sum.uncut, sizes.uncut);
     sum.largest = std::max(sum.largest, sizes.largest);
     sum.products = std::max(sum.products, sizes.products);
+    sum.added_bytes = std::max(sum.added_bytes, sizes.added_bytes);
     sum.whole += sizes.whole;
     sum.whole_aligned += sizes.whole_aligned;
     sum.shard += sizes.shard;
