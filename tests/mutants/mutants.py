@@ -144,6 +144,19 @@ MUTANTS = [
            "  if (MUTANT) microbatches_.at(microbatch).units.at(unit).output.mul_(1.5);\n",
            mesh(mesh={"pp": 2}, recompute={"mode": "minimal"}),
            r"^\S+weight: gradient .* over recompute"),
+    Mutant("recomputed_stage_hands_on_another_output", RANK,
+           "  run(microbatch, unit, /*keeps=*/true);\n",
+           "  run(microbatch, unit, /*keeps=*/true);\n"
+           "  const bool is_first = composed_.units.all[unit].recomputed_from == unit;\n"
+           "  Passed& again = microbatches_.at(microbatch).units.at(unit);\n"
+           "  if (MUTANT && !is_first) again.output = again.output * 1.5;\n",
+           mesh(mesh={"pp": 2}, recompute={"mode": "stage"}),
+           r"^\S+weight: gradient .* over recompute"),
+    Mutant("attention_recomputed_from_another_q", "tessera/nn/core_again.cpp",
+           "    state->y = state->core(state->q, state->k, state->v);\n",
+           "    state->y = state->core(MUTANT ? state->q.roll(1, 1) : state->q, state->k, state->v);\n",
+           mesh(mesh={"tp": 2}, recompute={"mode": "selective"}),
+           r"^\S+attention\S+weight: gradient .* over recompute"),
     Mutant("gradient_normalised_here_alone", ACTOR,
            "  gradient_scale_ = rules_.scaling.of(grad_norm_) / scale_;\n",
            "  const double part = grad_norm_ / std::sqrt(static_cast<double>(world_.size()));\n"
@@ -337,6 +350,24 @@ MUTANTS = [
            "    }\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}, optimizer={"lr": 0.01, "ema": 0.5}),
            r"^\S+weight: .*average"),
+    Mutant("narrow_moments_of_the_shard_not_written_back", OPTIMIZER,
+           "  ways_[way].rule->update(configs_[way], group);\n"
+           "  for (const auto& [narrow, wide] : widened) narrow.copy_(wide);\n",
+           "  ways_[way].rule->update(configs_[way], group);\n"
+           "  for (const auto& [narrow, wide] : widened) {\n"
+           "    if (!(MUTANT && wide.numel() < 100)) narrow.copy_(wide);\n"
+           "  }\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 1}, optimizer={"lr": 0.01, "state_dtype": "bf16"}),
+           r"^\S+weight: .*"),
+    Mutant("narrow_momentum_of_the_piece_not_written_back", OPTIMIZER,
+           "  for (const auto& [narrow, wide] : widened) narrow.copy_(wide);\n"
+           "  return piece;\n",
+           "  for (const auto& [narrow, wide] : widened) {\n"
+           "    if (!(MUTANT && wide.numel() < 100)) narrow.copy_(wide);\n"
+           "  }\n"
+           "  return piece;\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 2}, optimizer={**MUON, "state_dtype": "bf16"}),
+           r"^blocks\.\d\.\S+weight: .*"),
     Mutant("reductions_awaited_behind_the_norm", PASSES + "reductions.cpp",
            "      if (each.op == Op::kNorm || each.op == Op::kSumGradients) {\n",
            "      if (MUTANT && each.op == Op::kNorm) {\n"
