@@ -1,8 +1,9 @@
 // What tests/parity/test_own_module.py runs: a GPT-2 of plain torch::nn, as one
 // of the ranks that a launcher started. The script has the same in PyTorch.
 //
-//   module_driver KIND DTYPE    KIND: ddp, hybrid, engine, or 0 to 3, the stage
-//                               of fully_shard; DTYPE: fp64, fp32, bf16
+//   module_driver KIND DTYPE    KIND: ddp, hybrid, or 0 to 3, the stage of
+//                               fully_shard, or engine0 to engine3, that of
+//                               initialize; DTYPE: fp64, fp32, bf16
 // Rank 0 prints of each of ten steps the loss, the mean over the ranks, and the
 // norm of the gradients.
 #include <cstdio>
@@ -90,13 +91,15 @@ void run(Model& model, tests::Gpt& gpt, comm::Communicator& ranks,
   }
 }
 
-void run_engine(tests::Gpt& gpt, comm::Communicator& ranks, bool rounds) {
+void run_engine(tests::Gpt& gpt, comm::Communicator& ranks,
+                const std::string& stage, bool rounds) {
   const std::string json = c10::str(
       R"({"train_micro_batch_size_per_gpu": )", kShape.samples,
       R"(, "gradient_accumulation_steps": 1, "gradient_clipping": )", kClipNorm,
       R"(, "optimizer": {"type": "AdamW", "params": {"lr": )", kLr,
       R"(, "weight_decay": )", kDecay, R"(}}, "bf16": {"enabled": )",
-      rounds ? "true" : "false", R"(}, "zero_optimization": {"stage": 2}})");
+      rounds ? "true" : "false", R"(}, "zero_optimization": {"stage": )", stage,
+      "}}");
   auto engine = initialize(gpt, json, ranks);
   for (int64_t step = 0; step < kSteps; ++step) {
     const at::Tensor ids = ids_of(step, ranks.rank());
@@ -113,7 +116,10 @@ void train(const std::string& kind, const std::string& dtype) {
   const int64_t world = ranks.world_size();
   tests::Gpt gpt = make_gpt(dtype == "fp64" ? at::kDouble : at::kFloat);
   const bool rounds = dtype == "bf16";
-  if (kind == "engine") return run_engine(gpt, ranks, rounds);
+  const std::string engine = "engine";
+  if (kind.starts_with(engine)) {
+    return run_engine(gpt, ranks, kind.substr(engine.size()), rounds);
+  }
   if (kind == "ddp") {
     DistributedDataParallel model(gpt, ranks.world());
     return run(model, gpt, ranks, [&] {

@@ -42,7 +42,8 @@ def of_torch():
 
 @pytest.mark.parametrize(("kind", "peer", "dtype"), [
     ("ddp", "ddp", "fp32"), ("0", "ddp", "fp32"), ("1", "fsdp2", "bf16"), ("2", "fsdp2", "fp32"), ("3", "fsdp2", "fp64"),
-    ("3", "fsdp2", "fp32"), ("3", "fsdp2", "bf16"), ("engine", "fsdp2", "fp32"), ("engine", "fsdp2", "bf16")])
+    ("3", "fsdp2", "fp32"), ("3", "fsdp2", "bf16"), ("engine0", "ddp", "fp32"), ("engine2", "fsdp2", "fp32"),
+    ("engine2", "fsdp2", "bf16"), ("engine3", "fsdp2", "fp32"), ("engine3", "fsdp2", "bf16")])
 def test_ten_steps_are_those_of_pytorch(program, of_torch, kind, peer, dtype):
     driver = program.parents[1] / "tests" / "module_driver"
     found = numbers([program, "launch", "-n", 2, "--", driver, kind, dtype])
