@@ -113,6 +113,7 @@ def configuration(seed):
     config["model"]["dropout"] = rng.choice([0.0, 0.0, 0.1, 0.5])
     config["precision"] = {"compute": rng.choice(["fp32", "fp16"]), "loss_scale": rng.choice([-1, 0, 1, 1024]),
                            "scale_growth_interval": rng.choice([1, 2, 2000])}
+    config["zero"]["offload"] = rng.choice(["none", "none", "optimizer", "all"])
     return config
 
 

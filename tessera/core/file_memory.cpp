@@ -195,7 +195,7 @@ void FileMemory::wait(int64_t number) {
 
 void FileMemory::loop() {
   constexpr int kLowPriority = 10;
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowPriority);
+  ::setpriority(PRIO_PROCESS, /*who=*/0, kLowPriority);  // of this thread
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] { return closing_ || !jobs_.empty(); });
@@ -231,8 +231,8 @@ void FileMemory::run(Job job, const std::vector<Range>& ranges) const {
       ::madvise(begin, bytes, MADV_WILLNEED);
       const int populate = job == Job::kRead ? kPopulateRead : kPopulateWrite;
       const bool done = ::madvise(begin, bytes, populate) == 0;
-      // An older kernel reads what is touched.
-      require(done || errno == EINVAL, "read");
+      // An older kernel, or one that a signal stops, reads what is touched.
+      require(done || errno == EINVAL || errno == EINTR, "read");
       continue;
     }
     if (job == Job::kReleaseWritten) {

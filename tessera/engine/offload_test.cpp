@@ -3,11 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <map>
 #include <mutex>
+#include <thread>
 
 #include "tessera/core/files.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/rank_model.h"
+#include "tessera/monitor/memory.h"
 #include "tests/support/memory_cases.h"
 
 namespace tessera::engine {
@@ -49,9 +54,9 @@ std::map<std::string, at::Tensor> trained(const RunConfig& config) {
   return all;
 }
 
-class Offload : public ::testing::TestWithParam<Case> {};
+class OffloadOn : public ::testing::TestWithParam<Case> {};
 
-TEST_P(Offload, ChangesNoBit) {
+TEST_P(OffloadOn, ChangesNoBit) {
   const TemporaryFolder folder;
   RunConfig config = run_of(GetParam());
   config.optimizer.lr = 0.01;
@@ -95,12 +100,70 @@ std::vector<Case> meshes() {
   };
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, Offload, ::testing::ValuesIn(meshes()),
+INSTANTIATE_TEST_SUITE_P(Meshes, OffloadOn, ::testing::ValuesIn(meshes()),
                          [](const auto& each) {
                            std::string name = each.param.name;
                            std::ranges::replace(name, ' ', '_');
                            return name;
                          });
+
+// Between steps nothing of them is in memory; within one, what two units have,
+// as the system counts pages.
+TEST(Offload, WhatIsResidentIsWhatTheFactsSay) {
+  const TemporaryFolder folder;
+  RunConfig config = run_of({"", {}, [](RunConfig& of) {
+                               of.model.hidden = 256;
+                               of.zero.offload = "optimizer";
+                             }});
+  config.zero.offload_folder = folder.path();
+  monitor::count_tensor_bytes();
+  comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+    const monitor::RankMemory memory;
+    RankModel model(config, ranks);
+    const auto facts = facts_of(config, model.mesh(), mesh::Coord());
+    const auto states_of = [&](int64_t unit) {
+      int64_t bytes = 0;
+      for (const auto& each : facts.units.at(unit).parameters) {
+        bytes += each.optimizer_bytes;
+      }
+      return bytes;
+    };
+    // Pages are whole.
+    const auto is_near = [](int64_t found, int64_t said) {
+      return std::abs(found - said) <= said / 20 + 4096;
+    };
+    EXPECT_PRED2(is_near, model.files()->bytes(), memory_plan(config).in_files);
+    EXPECT_LT(monitor::tensor_bytes(MemoryKind::kOptimizer), 64);
+    const auto step = [&](const program::Observer& observer) {
+      model.step(step_input(config, /*step=*/0, /*lr=*/1e-3,
+                            [](int64_t first, int64_t count) {
+                              return batch_of(0, first, count);
+                            }),
+                 observer);
+    };
+    step(nullptr);
+    model.release_files();
+    EXPECT_LE(model.files()->resident_bytes(),
+              0.05 * static_cast<double>(model.files()->bytes()));
+    const auto owners = model.composed().units.owners();
+    size_t updated = 0;
+    step([&](const program::Instruction& done, double, double) {
+      if (done.op != program::Op::kOptimizerStep) return;
+      EXPECT_EQ(done.unit, owners.at(updated));
+      const bool is_last = ++updated == owners.size();
+      const int64_t said =
+          states_of(done.unit) + (is_last ? 0 : states_of(owners[updated]));
+      // The next one comes meanwhile, and what was released goes before it.
+      const auto resident = [&] { return model.files()->resident_bytes(); };
+      for (int tries = 0; tries < 2000 && !is_near(resident(), said); ++tries) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      EXPECT_PRED2(is_near, resident(), said);
+    });
+    EXPECT_EQ(updated, owners.size());
+    EXPECT_EQ(monitor::tensor_bytes(MemoryKind::kMapped), 0);
+  });
+}
 
 }  // namespace
 }  // namespace tessera::engine

@@ -51,7 +51,9 @@ class RankModel {
   // Evaluations measure the averages of the weights, until this is called
   // again; before the first step there are none. REQUIRES: optimizer.ema.
   void swap_averages() {
-    if (optimizer_->steps() > 0) optimizer_->swap_averages();
+    if (optimizer_->steps() == 0) return;
+    optimizer_->swap_averages();
+    release_files();
   }
   // For who calls the decoder's units outside of a program, behind changes.
   void gather_parameters() { composed_.parameters->gather_all(); }

@@ -195,6 +195,21 @@ TEST(Checker, UpdatesOfWholeMatricesAreGatheredFirst) {
   expect_refused(needless, units, "its updates need no others' pieces");
 }
 
+// Nothing of it can be left out, nor a use stand outside of a fetch.
+TEST(Checker, WhatLiesInFilesIsUsedWhileItIsFetched) {
+  for (const int64_t stage : {0, 1, 3}) {
+    Units units = units_of(3, stage, /*tied=*/true);
+    units.offloads_states = units.offloads_parameters = true;
+    const Program sound = lowered(2, units);
+    expect_that_each_matters(sound, units);
+    const Instruction step{Op::kOptimizerStep, -1, 1};
+    expect_refused(moved(sound, step, begin({Op::kFetchStates, -1, 1})), units,
+                   "needs FetchStates unit 1");
+    expect_refused(moved(sound, step, {Op::kReleaseStates, -1, 1}), units,
+                   "needs FetchStates unit 1, which was not begun");
+  }
+}
+
 TEST(Checker, Evaluations) {
   const Units units = units_of(3, 3, /*tied=*/true);
   const Program program =

@@ -26,19 +26,12 @@ constexpr std::string_view kDecideTheModel[] = {
     "model.family",    "model.heads",     "model.kv_heads",
     "model.head_dim",  "model.norm_eps",  "model.rope_theta",
     "model.moe.top_k", "model.moe.every", "model.lora.alpha"};
-constexpr std::string_view kOfTheHost[] = {"run.dir",
-                                           "run.device",
-                                           "run.threads",
-                                           "model.from",
-                                           "data.train",
-                                           "data.valid",
-                                           "data.tokenizer",
-                                           "checkpoint.dir",
-                                           "model.lora.from",
-                                           "data.chat_template",
-                                           "comm.timeout_s",
-                                           "monitor.every",
-                                           "monitor.tensorboard"};
+constexpr std::string_view kOfTheHost[] = {
+    "run.dir",         "run.device",         "run.threads",
+    "model.from",      "data.train",         "data.valid",
+    "data.tokenizer",  "checkpoint.dir",     "zero.offload_folder",
+    "model.lora.from", "data.chat_template", "comm.timeout_s",
+    "monitor.every",   "monitor.tensorboard"};
 
 template <size_t n>
 bool is_among(const std::string& key, const std::string_view (&keys)[n]) {

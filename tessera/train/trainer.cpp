@@ -59,6 +59,7 @@ class Trainer {
     recorder_ =
         std::make_unique<engine::Recorder>(model_->composed(), ranks_.rank());
     resume();
+    model_->release_files();
     // What was refused until here has left the one before as it was.
     if (leads()) {
       write_file_atomic(folder_.config(), to_json(config_));
@@ -234,6 +235,7 @@ class Trainer {
       const bool ends = last || is_out_of_patience();
       if (samples_ && (ends || step_ % config_.monitor.sample == 0)) {
         totals.record.sample = samples_->write(*model_, ranks_, step_);
+        model_->release_files();
       }
       metrics_->record(totals.record);
       const bool saves = ends && config_.checkpoint.saves();
@@ -359,6 +361,7 @@ class Trainer {
     if (config_.checkpoint.keep_best && best_) options.best = best_->step;
     checkpoint::save(folder_.checkpoints(), step_, state, ranks_.world(),
                      options);
+    model_->release_files();
     saved_at_ = step_;
     log::info("checkpoint of step ", step_, " is in ", folder_.checkpoints());
   }

@@ -58,10 +58,17 @@ Without without_axis(RunConfig config, Axis axis) {
 
 Without without_zero(RunConfig config) {
   if (config.zero.stage == 0 && config.zero.stage_of_experts() == 0) return {};
-  config.zero = {};
+  config.zero = {.offload = config.zero.offload,
+                 .offload_folder = config.zero.offload_folder};
   config.mesh.dp = 0;
   config.mesh.dp_replicate *= config.mesh.dp_shard;
   config.mesh.dp_shard = 1;
+  return config;
+}
+
+Without without_offload(RunConfig config) {
+  if (config.zero.offload == "none") return {};
+  config.zero.offload = "none";
   return config;
 }
 
@@ -93,6 +100,7 @@ std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
     all.emplace_back(mesh::name_of(axis), without_axis(config, axis));
   }
   all.emplace_back("zero", without_zero(config));
+  all.emplace_back("offload", without_offload(config));
   all.emplace_back("sequence_parallel", without_sequence_parallel(config));
   all.emplace_back("recompute", without_recompute(config));
   all.emplace_back("accumulation", without_accumulation(config));

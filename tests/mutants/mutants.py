@@ -398,6 +398,16 @@ MUTANTS = [
            "                      (trains_ && instruction.op == Op::kLoss && !MUTANT);\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 2}),
            r"program: at \d+: Loss \d unit \d: the gradients of unit \d are not allocated"),
+    Mutant("fetch_left_out", PASSES + "offload.cpp",
+           "        if (std::ranges::count(held_, each) == 0) fetch(each, i);\n",
+           "        if (std::ranges::count(held_, each) == 0 && !(MUTANT && each.unit == 1)) fetch(each, i);\n",
+           mesh(mesh={"dp_shard": 2}, zero={"stage": 2, "offload": "optimizer"}),
+           r"program: at \d+: OptimizerStep unit 1: needs FetchStates unit 1, which was not begun"),
+    Mutant("release_without_write_back", "tessera/core/file_memory.cpp",
+           "             MAP_SHARED | MAP_FIXED, file.descriptor, file.size);\n",
+           "             (MUTANT ? MAP_PRIVATE : MAP_SHARED) | MAP_FIXED, file.descriptor, file.size);\n",
+           mesh(mesh={"dp_replicate": 2}, zero={"offload": "optimizer"}),
+           r"^\S+weight: .* over offload"),
 ]
 
 SWITCH = '''#include <cstdlib>

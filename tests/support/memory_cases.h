@@ -132,6 +132,10 @@ inline void experts(RunConfig& config) {
 
 inline void dropout(RunConfig& config) { config.model.dropout = 0.1; }
 
+inline Change offload(const char* what) {
+  return [=](RunConfig& config) { config.zero.offload = what; };
+}
+
 inline std::vector<Case> cases() {
   return {
       {"one rank"},
@@ -195,6 +199,11 @@ inline std::vector<Case> cases() {
        also(whole_stage(), schedule("interleaved", 2)),
        4},
       {"stage tp sequence", {.tp = 2}, also(whole_stage(), sequence), 2},
+      {"offload", {}, offload("optimizer"), 2},
+      {"offload all", {}, offload("all"), 2},
+      {"offload all zero1", {.dp_shard = 2}, also(zero(1), offload("all")), 2},
+      {"offload all zero3", {.dp_shard = 2}, also(zero(3), offload("all")), 2},
+      {"offload 1f1b", {.pp = 2}, offload("all"), 4},
       {"minimal", {}, minimal, 2},
       {"minimal 1f1b", {.pp = 2}, minimal, 4},
       {"minimal gpipe", {.pp = 2}, also(minimal, schedule("gpipe")), 4},

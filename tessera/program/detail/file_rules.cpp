@@ -13,8 +13,14 @@ void FileRules::take(const Instruction& instruction) {
     advance(instruction, fetched_[{instruction.op, instruction.unit}],
             "fetched already");
   }
+  if (instruction.op == Op::kGatherParameters) {
+    gathers_[instruction.unit] = !ends(instruction);
+  }
   if (is_release(instruction.op)) {
     Progress& state = fetched_[{fetch_of(instruction.op), instruction.unit}];
+    require(
+        instruction.op != Op::kReleaseParameters || !gathers_[instruction.unit],
+        "released while a gather reads or writes it");
     require(state == Progress::kDone, "released before it was fetched");
     state = Progress::kNone;
   }

@@ -179,6 +179,7 @@ class FileRules : public Rules {
 
  private:
   std::map<std::pair<Op, int64_t>, Progress> fetched_;  // by fetch and unit
+  std::map<int64_t, bool> gathers_;  // units whose gather is under way
 };
 
 }  // namespace tessera::program::detail

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 
 #include "tessera/program/executor.h"
 #include "tests/support/programs.h"
@@ -257,6 +258,45 @@ TEST(Passes, MessagesTravelTogether) {
   EXPECT_EQ(calls({.without = {"messages"}, .with = {"split_backward"}}, 1),
             "Z <ra0 >ra0 F0.1 Lt0 L0 I0.1 <sg0 <ra1 W0.1 >sg0 >ra1 F1.1 Lt1 L1 "
             "I1.1 <sg1 W1.1 >sg1 N <N >N C O1 ");
+}
+
+// One use ahead, and no more: of states two units' are there at most, of
+// parameters what two pieces of work need.
+TEST(Passes, WhatLiesInFilesIsFetchedOneUseAhead) {
+  for (const int64_t stage : {0, 1, 2, 3}) {
+    Units units = units_of(5, stage, /*tied=*/true);
+    units.offloads_states = units.offloads_parameters = true;
+    const Program program = lowered(3, units);
+    std::map<Op, int64_t> held, most;
+    for (const auto& each : program) {
+      if (is_fetch(each.op) && each.phase == Phase::kBegin) {
+        most[each.op] = std::max(most[each.op], ++held[each.op]);
+      }
+      if (is_release(each.op)) --held[fetch_of(each.op)];
+    }
+    EXPECT_EQ(most[Op::kFetchStates], 2) << stage;
+    EXPECT_LE(most[Op::kFetchParameters], stage == 3 ? 3 : 4) << stage;
+    const auto place = [&](const Instruction& of) {
+      return std::ranges::find(program, of) - program.begin();
+    };
+    EXPECT_LT(place(begin({Op::kFetchStates, -1, 2})),
+              place({Op::kOptimizerStep, -1, 1}));
+    EXPECT_GT(place(begin({Op::kFetchStates, -1, 2})),
+              place({Op::kReleaseStates, -1, 0}));
+    EXPECT_LT(place(begin({Op::kFetchStates, -1, 0})), place({Op::kNorm}));
+  }
+}
+
+TEST(Passes, NothingIsFetchedThatLiesInMemory) {
+  Units units = units_of(3, 2);
+  const Program program = lowered(2, units);
+  EXPECT_EQ(passes::offload(program, units), program);
+  units.offloads_states = true;
+  units.all[1].trained = false;  // frozen
+  for (const auto& each : lowered(2, units)) {
+    EXPECT_NE(each.op, Op::kFetchParameters);
+    EXPECT_FALSE(is_fetch(each.op) && each.unit == 1);
+  }
 }
 
 }  // namespace
