@@ -5,11 +5,14 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/monitor/memory.h"
+#include "tessera/wrappers/moe.h"
 #include "tests/support/own_modules.h"
 
 namespace tessera::tests {
@@ -46,28 +49,39 @@ struct Peaks {
   }
 };
 
-void compare(const Kind& kind, const Ways& ways, Worst& worst) {
+// What is held of a module, and where.
+struct Subject {
+  std::string name;
+  std::function<Net(const mesh::DeviceMesh&, comm::Communicator&)> make;
+  mesh::DeviceMesh mesh;
+  FullyShardOptions options = {};
+  ParallelPlan plan = {};
+};
+
+void compare(const Subject& subject, Worst& worst) {
+  const FullyShardOptions& options = subject.options;
   const std::string where = c10::str(
-      kind.name, ", stage ", ways.options.zero_stage, ", ", ways.replicate, "x",
-      ways.shard, ", tp ", ways.tp, ", reshard ",
-      ways.options.reshard_after_forward, ", prefetch ", ways.options.prefetch,
-      ways.options.compute_dtype ? ", bf16" : "",
-      ways.options.reduce_dtype ? ", reduced in it" : "");
-  comm::run_threads(ways.world(), "shm", [&](comm::Communicator& ranks) {
+      subject.name, ", stage ", options.zero_stage, ", ",
+      subject.mesh.describe(), ", reshard ", options.reshard_after_forward,
+      ", prefetch ", options.prefetch, options.compute_dtype ? ", bf16" : "",
+      options.reduce_dtype ? ", reduced in it" : "");
+  const int64_t world = subject.mesh.world_size();
+  comm::run_threads(world, "shm", [&](comm::Communicator& ranks) {
     const monitor::RankMemory memory;
-    const mesh::DeviceMesh mesh(
-        {.dp_replicate = ways.replicate, .dp_shard = ways.shard, .tp = ways.tp},
-        ways.world());
     Net net;
-    comm::in_turn(ranks.world(), [&] { net = make(kind, 1, at::kFloat); });
-    const auto compute = ways.options.compute_dtype;
+    comm::in_turn(ranks.world(),
+                  [&] { net = subject.make(subject.mesh, ranks); });
+    const auto compute = subject.options.compute_dtype;
     for (at::Tensor buffer : net->buffers()) {  // are of the module's code
       if (!compute || !buffer.is_floating_point()) continue;
       buffer.set_data(buffer.to(*compute));
     }
     std::optional<Parallelized> parallel;
-    if (ways.tp > 1) parallel.emplace(*net, mesh, ranks, kind.plan);
-    auto model = fully_shard(net, mesh, ranks, ways.options);
+    if (!subject.plan.empty()) {
+      parallel.emplace(*net, subject.mesh, ranks, subject.plan);
+    }
+    auto model = fully_shard(net, subject.mesh, ranks, subject.options);
+    const ShardedMemory early = model.memory_plan(kStateBytes);
     torch::optim::AdamW optimizer(net->parameters(),
                                   torch::optim::AdamWOptions(1e-2));
     const auto go_back = [&](int step) {
@@ -88,6 +102,7 @@ void compare(const Kind& kind, const Ways& ways, Worst& worst) {
     }
     optimizer.zero_grad();
     const ShardedMemory said = model.memory_plan(kStateBytes);
+    EXPECT_EQ(early.held(), said.held());
     const auto now = [](MemoryKind kind) {
       return monitor::tensor_bytes(kind).now;
     };
@@ -122,7 +137,18 @@ void compare(const Kind& kind, const Ways& ways, Worst& worst) {
 void expect_told(const Kind& kind, const std::vector<Ways>& all) {
   monitor::count_tensor_bytes();
   Worst worst;
-  for (const Ways& ways : all) compare(kind, ways, worst);
+  for (const Ways& ways : all) {
+    const mesh::Degrees degrees{
+        .dp_replicate = ways.replicate, .dp_shard = ways.shard, .tp = ways.tp};
+    compare(
+        {.name = kind.name,
+         .make = [&](const mesh::DeviceMesh&,
+                     comm::Communicator&) { return make(kind, 1, at::kFloat); },
+         .mesh = mesh::DeviceMesh(degrees, ways.world()),
+         .options = ways.options,
+         .plan = ways.tp > 1 ? kind.plan : ParallelPlan()},
+        worst);
+  }
   EXPECT_LE(worst.error, 0.02) << worst.where;
   std::printf("%-8s %2zu ways, at most %.2f%%: %s\n", kind.name.c_str(),
               all.size(), 100 * worst.error, worst.where.c_str());
@@ -168,6 +194,43 @@ TEST_P(ShardedMemoryOf, IsSoInOtherWorlds) {
     all.push_back({.shard = 2, .options = options});
   }
   expect_told(even(GetParam()), all);
+}
+
+// A mixture of experts between two layers.
+struct ExpertsImpl : NetImpl {
+  nn::Linear in{6, 6}, out{6, 3};
+  MoE experts;
+  ExpertsImpl(const mesh::DeviceMesh& mesh, comm::Communicator& ranks)
+      : experts(
+            /*hidden=*/6, /*experts=*/8, /*k=*/2,
+            [] { return nn::Linear(6, 6); }, mesh, ranks) {
+    register_module("in", in);
+    register_module("experts", experts);
+    register_module("out", out);
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    const auto [h, balance, counts] =
+        experts->forward(at::tanh(in->forward(x)).unsqueeze(1));
+    return out->forward(h.squeeze(1)) + balance;
+  }
+};
+
+TEST(ShardedMemoryOfExperts, IsWhatTheAllocatorCounts) {
+  monitor::count_tensor_bytes();
+  Worst worst;
+  for (int64_t stage : {0, 1, 2, 3}) {
+    for (int64_t ep : {1, 2, 4}) {
+      compare({.name = c10::str("experts, ep ", ep),
+               .make =
+                   [](const mesh::DeviceMesh& mesh, comm::Communicator& ranks) {
+                     return std::make_shared<ExpertsImpl>(mesh, ranks);
+                   },
+               .mesh = mesh::DeviceMesh({.dp_shard = 4, .ep = ep}, 4),
+               .options = {.zero_stage = stage, .prefetch = 1}},
+              worst);
+    }
+  }
+  EXPECT_LE(worst.error, 0.02) << worst.where;
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, ShardedMemoryOf, ::testing::ValuesIn(kinds()),
