@@ -133,7 +133,7 @@ TEST(Offload, WhatIsResidentIsWhatTheFactsSay) {
       return std::abs(found - said) <= said / 20 + 4096;
     };
     EXPECT_PRED2(is_near, model.files()->bytes(), memory_plan(config).in_files);
-    EXPECT_LT(monitor::tensor_bytes(MemoryKind::kOptimizer), 64);
+    EXPECT_LT(monitor::tensor_bytes(MemoryKind::kOptimizer).now, 64);
     const auto step = [&](const program::Observer& observer) {
       model.step(step_input(config, /*step=*/0, /*lr=*/1e-3,
                             [](int64_t first, int64_t count) {
@@ -161,7 +161,7 @@ TEST(Offload, WhatIsResidentIsWhatTheFactsSay) {
       EXPECT_PRED2(is_near, resident(), said);
     });
     EXPECT_EQ(updated, owners.size());
-    EXPECT_EQ(monitor::tensor_bytes(MemoryKind::kMapped), 0);
+    EXPECT_EQ(monitor::tensor_bytes(MemoryKind::kMapped).now, 0);
   });
 }
 
