@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/detail/remade.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/wide_type.h"
@@ -15,66 +15,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-class RmsNorm : public torch::autograd::Function<RmsNorm> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& weight, double eps) {
-    const auto [y, inverse_rms] =
-        detail::rms_norm_forward(x.contiguous(), weight, eps);
-    ctx->save_for_backward({x, weight, inverse_rms});
-    return y;
-  }
-
-  static variable_list backward(AutogradContext* ctx,
-                                const variable_list& gradients) {
-    return gradients_of(ctx->get_saved_variables(), gradients[0], {});
-  }
-
-  // Of x, to which what comes past the norm is added, and the weight.
-  static variable_list gradients_of(const variable_list& saved,
-                                    const at::Tensor& normed,
-                                    const at::Tensor& past) {
-    const auto [dx, dweight] = detail::rms_norm_backward(
-        normed.contiguous(), saved[0].contiguous(), saved[1], saved[2],
-        past.defined() ? past.contiguous() : past);
-    return {dx, dweight, at::Tensor()};
-  }
-};
-
-// The same beside x itself, to which something is added later.
-class RmsNormBranch : public torch::autograd::Function<RmsNormBranch> {
- public:
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
-                               const at::Tensor& weight, double eps) {
-    return {x, RmsNorm::forward(ctx, x, weight, eps)};
-  }
-
-  static variable_list backward(AutogradContext* ctx,
-                                const variable_list& gradients) {
-    const at::Tensor &past = gradients[0], &normed = gradients[1];
-    if (!normed.defined()) return {past, {}, {}};
-    return RmsNorm::gradients_of(ctx->get_saved_variables(), normed, past);
-  }
-};
-
-class SwiGlu : public torch::autograd::Function<SwiGlu> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate,
-                            const at::Tensor& up) {
-    ctx->save_for_backward({gate, up});
-    return detail::swiglu(gate.contiguous(), up.contiguous());
-  }
-
-  static variable_list backward(AutogradContext* ctx,
-                                const variable_list& gradients) {
-    const auto saved = ctx->get_saved_variables();
-    const auto &gate = saved[0], &up = saved[1];
-    const auto [dgate, dup] = detail::swiglu_backward(
-        gradients[0].contiguous(), gate.contiguous(), up.contiguous());
-    return {dgate, dup};
-  }
-};
 
 // What a Function keeps of it until its backward.
 struct SavedTransform : torch::CustomClassHolder {
@@ -215,19 +155,19 @@ Norm::Norm(NormKind kind, int64_t width, double eps, Role role)
 
 at::Tensor Norm::forward(const at::Tensor& x) const {
   if (kind_ == NormKind::kLayerNorm) {
-    return at::layer_norm(x, weight_.sizes(), weight_, bias_, eps_);
+    return detail::LayerNorm::apply(x, weight_, bias_, eps_);
   }
   if (mean_) return SharedRmsNorm::apply(x, weight_, eps_, mean_);
   if (!x.is_cpu()) return at::rms_norm(x, weight_.sizes(), weight_, eps_);
-  return RmsNorm::apply(x, weight_, eps_);
+  return detail::RmsNorm::apply(x, weight_, eps_);
 }
 
 std::pair<at::Tensor, at::Tensor> Norm::branch(const at::Tensor& x) const {
   const bool fused = kind_ == NormKind::kRmsNorm && !mean_ && x.is_cpu() &&
                      uses(Kernel::kNormBranch);
   if (!fused) return {x, forward(x)};
-  const auto both = RmsNormBranch::apply(x, weight_, eps_);
-  return {both[0], both[1]};
+  const auto both = detail::RmsNormBranch::apply(x, weight_, eps_);
+  return {both[0], both[detail::RmsNormBranch::kNormed]};
 }
 
 void Norm::set_region(const Region& region) {
@@ -240,9 +180,9 @@ void Norm::set_region(const Region& region) {
 
 at::Tensor activated(MlpKind kind, const at::Tensor& gate,
                      const at::Tensor& up) {
-  if (kind == MlpKind::kGelu) return at::gelu(up, "tanh");
+  if (kind == MlpKind::kGelu) return detail::Gelu::apply(up);
   const bool fused = up.is_cpu() && uses(Kernel::kSwiGlu);
-  return fused ? SwiGlu::apply(gate, up) : at::silu(gate) * up;
+  return fused ? detail::SwiGlu::apply(gate, up) : at::silu(gate) * up;
 }
 
 Mlp::Mlp(const MlpOptions& options) : kind_(options.kind) {

@@ -20,6 +20,7 @@ enum class Kernel {
   kNormBranch,       // RMSNorm's gradient and the residual's in one pass
   kCrossEntropy,     // the loss and its gradient, row by row
   kHeadByRows,       // logits are there for some rows at a time
+  kInputsAgain,      // products do not keep what a norm or activation made
   kAdamW,            // optim: clipping, update and rounded copy in one pass
 };
 
@@ -27,7 +28,7 @@ enum class Kernel {
 inline constexpr std::array kKernelNames = {
     "onednn_product", "widened_product", "joint_products", "gradient_in_place",
     "swiglu",         "attention",       "bf16_attention", "norm_branch",
-    "cross_entropy",  "head_by_rows",    "adamw"};
+    "cross_entropy",  "head_by_rows",    "inputs_again",   "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

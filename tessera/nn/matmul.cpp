@@ -10,6 +10,7 @@
 
 #include "tessera/core/vectors.h"
 #include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/detail/remade.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/wide_type.h"
 
@@ -132,7 +133,8 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
                                at::TensorList weights, at::TensorList biases) {
     const bool trains = std::ranges::any_of(
         weights, [](const at::Tensor& w) { return w.requires_grad(); });
-    variable_list saved = {trains ? x : at::Tensor()};
+    variable_list saved;
+    detail::Kept::in(ctx, saved, trains ? x : at::Tensor());
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["has_bias"] = !biases.empty();
@@ -156,6 +158,7 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
     const size_t count = gradients.size();
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
     variable_list to(1 + (has_bias ? 2 : 1) * count);  // x, weights, biases
+    at::Tensor x;
     for (size_t i = 0; i < count; ++i) {
       if (!gradients[i].defined()) continue;
       const at::Tensor& weight = saved[1 + i];
@@ -165,7 +168,8 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
         add_product(to[0], dy, weight);
       }
       if (ctx->needs_input_grad(1 + i)) {
-        to[1 + i] = weight_gradient(weight, dy, rows_of(saved[0]));
+        if (!x.defined()) x = rows_of(detail::Kept::of(ctx, saved));
+        to[1 + i] = weight_gradient(weight, dy, x);
       }
       const size_t bias = 1 + count + i;
       if (has_bias && ctx->needs_input_grad(bias)) to[bias] = dy.sum(0);

@@ -12,7 +12,9 @@
 //         product itself: no temporary of the weight's size, no second pass.
 //         Not where somebody listens to that gradient (a hook, as of
 //         DistributedDataParallel), asks for it by autograd::grad or records
-//         the backward itself.
+//         the backward itself. An input that a norm or an activation of nn
+//         made is not kept for the backward but made again there, with the same
+//         bits (detail/remade.h).
 // Heard:  who listens to parameters' memory (wrappers' fully_shard) is told
 //         before a product reads or writes it.
 // Names:  N rows, `in` and `out` features; weights are (out, in).

@@ -11,6 +11,11 @@ namespace {
 
 constexpr int64_t kRowsPerPart = 64;  // of nn's norm, whose parts are summed
 
+Traced made_again(Traced output, int64_t beside) {
+  output.again_beside = beside;
+  return output;
+}
+
 }  // namespace
 
 Ranks along(const mesh::DeviceMesh& mesh, const std::vector<mesh::Axis>& axes) {
@@ -46,6 +51,8 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
   const bool has_input_gradient = x.node != nullptr;
   // What is kept of the input is for the weights' gradients alone.
   const bool is_frozen = tape_.is_frozen();
+  const bool is_remade = x.node != nullptr && x.again_beside >= 0 &&
+                         nn::uses(nn::Kernel::kInputsAgain);
   const size_t count = outs.size();
   std::vector<Traced> inputs = {x};
   std::vector<Output> outputs;
@@ -61,9 +68,10 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
   }
   return tape_.record_all(
       outputs, inputs,
-      is_frozen ? std::vector<Memory>{} : std::vector{x.memory},
-      [=, this](const std::vector<Memory>&) {
+      is_frozen || is_remade ? std::vector<Memory>{} : std::vector{x.memory},
+      [=, this, beside = x.again_beside](const std::vector<Memory>&) {
         std::vector<Memory> gradients(1 + (bias ? 2 : 1) * count);
+        Memory again;
         for (size_t i = 0; i < count; ++i) {
           const program::Flops product{.matmul = 2 * rows * in * outs[i]};
           if (has_input_gradient) {
@@ -72,6 +80,10 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
             multiply(rows, outs[i], in);
           }
           if (is_frozen) continue;
+          if (is_remade && !again) {
+            again = elements(rows * in);
+            bytes(beside);
+          }
           tape_.weight_flops(product);
           multiply(outs[i], rows, in, /*adds_gradient=*/true);
           if (bias) gradients[1 + count + i] = elements(outs[i]);
@@ -157,39 +169,41 @@ std::pair<Traced, Traced> Operators::rms_norm_branch(const Traced& x,
       {x.memory, inverse_rms}, [this, rows, width](const std::vector<Memory>&) {
         return norm_gradients(rows, width);
       });
-  return {both[0], both[1]};
+  return {both[0], made_again(both[1], inverse_rms->bytes())};
 }
 
 Traced Operators::layer_norm(const Traced& x, int64_t width) const {
   const int64_t rows = x.numel / width;
   const Memory y = elements(x.numel), mean = wides(rows), rstd = wides(rows);
   const Traced weight = tape_.parameter(width), bias = tape_.parameter(width);
-  return tape_.record(y, x.numel, {x, weight, bias}, {x.memory, mean, rstd},
-                      [this, numel = x.numel,
-                       width](const Memory& gradient) -> std::vector<Memory> {
-                        Memory dx = elements(numel), dweight = elements(width);
-                        Memory dbias = elements(width);
-                        const Memory partial = wides(2 * threads_ * width);
-                        return {std::move(dx), std::move(dweight),
-                                std::move(dbias)};
-                      });
+  const Traced normed = tape_.record(
+      y, x.numel, {x, weight, bias}, {x.memory, mean, rstd},
+      [this, numel = x.numel,
+       width](const Memory& gradient) -> std::vector<Memory> {
+        Memory dx = elements(numel), dweight = elements(width);
+        Memory dbias = elements(width);
+        const Memory partial = wides(2 * threads_ * width);
+        return {std::move(dx), std::move(dweight), std::move(dbias)};
+      });
+  return made_again(normed, mean->bytes() + rstd->bytes());
 }
 
-// Keeps its input.
-Traced Operators::pointwise(const Traced& x) const {
-  return tape_.record(
+Traced Operators::gelu(const Traced& x) const {
+  const Traced y = tape_.record(
       elements(x.numel), x.numel, {x}, {x.memory},
       [this, numel = x.numel](const Memory& gradient) -> std::vector<Memory> {
         return {elements(numel)};
       });
+  return made_again(y, 0);
 }
 
 Traced Operators::swiglu(const Traced& gate, const Traced& up) const {
-  return tape_.record(
+  const Traced y = tape_.record(
       elements(up.numel), up.numel, {gate, up}, {gate.memory, up.memory},
       [this, numel = up.numel](const Memory& gradient) -> std::vector<Memory> {
         return {elements(numel), elements(numel)};
       });
+  return made_again(y, 0);
 }
 
 Traced Operators::rotate(const Traced& x, const Memory& kept) const {

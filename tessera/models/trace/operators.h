@@ -77,7 +77,7 @@ class Operators {
   std::pair<Traced, Traced> rms_norm_branch(const Traced& x,
                                             int64_t width) const;
   Traced layer_norm(const Traced& x, int64_t width) const;
-  Traced gelu(const Traced& x) const { return pointwise(x); }
+  Traced gelu(const Traced& x) const;
   // silu(gate) * up.
   Traced swiglu(const Traced& gate, const Traced& up) const;
   // `kept`: cosines and sines of this call alone.
@@ -122,7 +122,6 @@ class Operators {
   void attend_backward(const HeadShape& pair) const;
 
  private:
-  Traced pointwise(const Traced& x) const;
   // Of x and the weight of an RMSNorm.
   std::vector<Memory> norm_gradients(int64_t rows, int64_t width) const;
   Memory all_reduced(int64_t numel, const Ranks& ranks) const;

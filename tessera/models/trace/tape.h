@@ -45,6 +45,9 @@ struct Traced {
   int64_t numel = 0;
   std::shared_ptr<Node> node;  // null: no gradient is asked for
   size_t number = 0;           // of the node's outputs
+  // Bytes that its node takes beside it to make it again, where no product
+  // keeps it (nn/detail/remade.h); -1: it is kept.
+  int64_t again_beside = -1;
 };
 
 // The gradient of the output -> those of the inputs, null where none is.

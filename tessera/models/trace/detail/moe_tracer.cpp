@@ -8,7 +8,8 @@ namespace tessera::models::trace::detail {
 
 Traced UnitTracer::moe(const Traced& input) {
   const Region& region = model_.expert_shard.region;
-  const Traced x = enter(region, input);
+  Traced x = enter(region, input);
+  x.again_beside = -1;  // a view of it is what products and gathers take
   const Routing routing = route(x);
   add_balance(routing);
   return leave(region, mix(x, routing));

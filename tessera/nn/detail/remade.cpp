@@ -1,0 +1,185 @@
+#include "tessera/nn/detail/remade.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+
+#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/kernel_choice.h"
+
+namespace tessera::nn::detail {
+namespace {
+
+using torch::autograd::CppNode;
+
+// Of x, to which what comes past the norm is added, and the weight.
+variable_list rms_norm_gradients(const AutogradContext& ctx,
+                                 const at::Tensor& normed,
+                                 const at::Tensor& past) {
+  const auto saved = ctx.get_saved_variables();
+  const auto [dx, dweight] = rms_norm_backward(
+      normed.contiguous(), saved[0].contiguous(), saved[1], saved[2],
+      past.defined() ? past.contiguous() : past);
+  return {dx, dweight, at::Tensor()};
+}
+
+// Which output of which node can be made again, and how.
+using Node = torch::autograd::Node;
+struct Maker {
+  bool (*is)(const Node& node);
+  uint32_t output;
+  at::Tensor (*again)(const Node& node);
+};
+
+template <typename Function>
+constexpr Maker maker(uint32_t output = 0) {
+  return {[](const Node& node) {
+            return dynamic_cast<const CppNode<Function>*>(&node) != nullptr;
+          },
+          output,
+          [](const Node& node) {
+            return Function::again(
+                dynamic_cast<const CppNode<Function>&>(node).ctx_);
+          }};
+}
+
+constexpr std::array kMakers = {
+    maker<RmsNorm>(), maker<RmsNormBranch>(RmsNormBranch::kNormed),
+    maker<LayerNorm>(), maker<SwiGlu>(), maker<Gelu>()};
+
+using NodePointer =
+    std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
+
+struct MadeBy : torch::CustomClassHolder {
+  MadeBy(NodePointer by, const Maker& with)
+      : node(std::move(by)), maker(with) {}
+  const NodePointer node;
+  const Maker& maker;
+};
+
+constexpr const char* kMadeBy = "made_by";
+
+}  // namespace
+
+at::Tensor RmsNorm::forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, double eps) {
+  const auto [y, inverse_rms] = rms_norm_forward(x.contiguous(), weight, eps);
+  ctx->save_for_backward({x, weight, inverse_rms});
+  ctx->saved_data["eps"] = eps;
+  return y;
+}
+
+variable_list RmsNorm::backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+  return rms_norm_gradients(*ctx, gradients[0], {});
+}
+
+at::Tensor RmsNorm::again(const AutogradContext& ctx) {
+  const auto saved = ctx.get_saved_variables();
+  return std::get<0>(rms_norm_forward(saved[0].contiguous(), saved[1],
+                                      ctx.saved_data.at("eps").toDouble()));
+}
+
+variable_list RmsNormBranch::forward(AutogradContext* ctx, const at::Tensor& x,
+                                     const at::Tensor& weight, double eps) {
+  return {x, RmsNorm::forward(ctx, x, weight, eps)};
+}
+
+variable_list RmsNormBranch::backward(AutogradContext* ctx,
+                                      const variable_list& gradients) {
+  const at::Tensor &past = gradients[0], &normed = gradients[kNormed];
+  if (!normed.defined()) return {past, {}, {}};
+  return rms_norm_gradients(*ctx, normed, past);
+}
+
+at::Tensor RmsNormBranch::again(const AutogradContext& ctx) {
+  return RmsNorm::again(ctx);
+}
+
+at::Tensor LayerNorm::forward(AutogradContext* ctx, const at::Tensor& x,
+                              const at::Tensor& weight, const at::Tensor& bias,
+                              double eps) {
+  const auto [y, mean, rstd] =
+      at::native_layer_norm(x, weight.sizes(), weight, bias, eps);
+  ctx->save_for_backward({x, weight, bias, mean, rstd});
+  ctx->saved_data["eps"] = eps;
+  return y;
+}
+
+variable_list LayerNorm::backward(AutogradContext* ctx,
+                                  const variable_list& gradients) {
+  const auto saved = ctx->get_saved_variables();
+  const auto [dx, dweight, dbias] = at::native_layer_norm_backward(
+      gradients[0], saved[0], saved[1].sizes(), saved[3], saved[4], saved[1],
+      saved[2],
+      {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
+       ctx->needs_input_grad(2)});
+  return {dx, dweight, dbias, at::Tensor()};
+}
+
+at::Tensor LayerNorm::again(const AutogradContext& ctx) {
+  const auto saved = ctx.get_saved_variables();
+  return std::get<0>(
+      at::native_layer_norm(saved[0], saved[1].sizes(), saved[1], saved[2],
+                            ctx.saved_data.at("eps").toDouble()));
+}
+
+at::Tensor SwiGlu::forward(AutogradContext* ctx, const at::Tensor& gate,
+                           const at::Tensor& up) {
+  ctx->save_for_backward({gate, up});
+  return swiglu(gate.contiguous(), up.contiguous());
+}
+
+variable_list SwiGlu::backward(AutogradContext* ctx,
+                               const variable_list& gradients) {
+  const auto saved = ctx->get_saved_variables();
+  const auto [dgate, dup] =
+      swiglu_backward(gradients[0].contiguous(), saved[0].contiguous(),
+                      saved[1].contiguous());
+  return {dgate, dup};
+}
+
+at::Tensor SwiGlu::again(const AutogradContext& ctx) {
+  const auto saved = ctx.get_saved_variables();
+  return swiglu(saved[0].contiguous(), saved[1].contiguous());
+}
+
+at::Tensor Gelu::forward(AutogradContext* ctx, const at::Tensor& x) {
+  ctx->save_for_backward({x});
+  return at::gelu(x, "tanh");
+}
+
+variable_list Gelu::backward(AutogradContext* ctx,
+                             const variable_list& gradients) {
+  return {at::gelu_backward(gradients[0], ctx->get_saved_variables()[0],
+                            "tanh")};
+}
+
+at::Tensor Gelu::again(const AutogradContext& ctx) {
+  return at::gelu(ctx.get_saved_variables()[0], "tanh");
+}
+
+void Kept::in(AutogradContext* ctx, variable_list& saved, const at::Tensor& x) {
+  const NodePointer node = x.defined() ? x.grad_fn() : nullptr;
+  if (node && uses(Kernel::kInputsAgain)) {
+    for (const Maker& each : kMakers) {
+      if (x.output_nr() != each.output || !each.is(*node)) continue;
+      ctx->saved_data[kMadeBy] =
+          c10::IValue::make_capsule(c10::make_intrusive<MadeBy>(node, each));
+      saved.emplace_back();
+      return;
+    }
+  }
+  saved.push_back(x);
+}
+
+at::Tensor Kept::of(AutogradContext* ctx, const variable_list& saved) {
+  const auto found = ctx->saved_data.find(kMadeBy);
+  if (found == ctx->saved_data.end()) return saved[0];
+  const at::NoGradGuard no_grad;
+  const auto holder = found->second.toCapsule();
+  const auto& made = static_cast<const MadeBy&>(*holder);
+  return made.maker.again(*made.node);
+}
+
+}  // namespace tessera::nn::detail

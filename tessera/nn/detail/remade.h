@@ -1,0 +1,83 @@
+// Norms and activations for autograd, whose outputs a product need not keep:
+// they are made again, with the same bits, from what these keep themselves.
+//
+// A product whose input is one of these outputs holds the node that made it. Its
+// backward comes before that node's, which therefore still has what it kept.
+// Memory: of a block of Llama a quarter less between forward and backward (two
+//         of the width, one of the MLP's), for an output at a time meanwhile.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+namespace tessera::nn::detail {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// x: (..., D), weight: (D) -> (..., D).
+class RmsNorm : public torch::autograd::Function<RmsNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, double eps);
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients);
+  static at::Tensor again(const AutogradContext& ctx);
+};
+
+// The same beside x itself, to which something is added later: its gradient and
+// the norm's are one sum.
+class RmsNormBranch : public torch::autograd::Function<RmsNormBranch> {
+ public:
+  static constexpr uint32_t kNormed = 1;  // of the outputs
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
+                               const at::Tensor& weight, double eps);
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients);
+  static at::Tensor again(const AutogradContext& ctx);
+};
+
+// x: (..., D), weight, bias: (D) -> (..., D).
+class LayerNorm : public torch::autograd::Function<LayerNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight, const at::Tensor& bias,
+                            double eps);
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients);
+  static at::Tensor again(const AutogradContext& ctx);
+};
+
+// silu(gate) * up, of one shape.
+class SwiGlu : public torch::autograd::Function<SwiGlu> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate,
+                            const at::Tensor& up);
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients);
+  static at::Tensor again(const AutogradContext& ctx);
+};
+
+// GPT-2's, by tanh.
+class Gelu : public torch::autograd::Function<Gelu> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x);
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients);
+  static at::Tensor again(const AutogradContext& ctx);
+};
+
+// What a product has of its input until its backward: the tensor, or who makes
+// it again.
+class Kept {
+ public:
+  // Keeps x where nobody makes it again.
+  static void in(AutogradContext* ctx, variable_list& saved,
+                 const at::Tensor& x);
+  // REQUIRES: `saved` of the same context, the first of which in() saved.
+  static at::Tensor of(AutogradContext* ctx, const variable_list& saved);
+};
+
+}  // namespace tessera::nn::detail
