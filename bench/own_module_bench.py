@@ -20,7 +20,7 @@ from pathlib import Path
 
 import step_bench
 
-FLAGS = ["--model.family=gpt2", "--model.ffn=2048", "--mesh.dp=2", "--zero.stage=3", "--optimizer.name=adamw"]
+FLAGS = ["--model.family=gpt2", "--model.ffn=2048", "--mesh.dp=2", "--zero.stage=3"]
 CASES = [("fully_shard", "fsdp2"), ("ddp", "ddp"), ("decoder", "trainer")]
 SHAPE = ["8", "512", "8", "8192", "256", "4"]
 

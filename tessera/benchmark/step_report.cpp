@@ -36,16 +36,17 @@ std::vector<Part> parts_of(const StepTimes& times) {
     if (seconds > 0) parts.push_back({name, seconds});
     rest -= seconds;
   };
-  double exposed = 0;
   for (size_t i = 0; i < monitor::kNumSpanKinds; ++i) {
     const auto kind = static_cast<SpanKind>(i);
-    exposed += times.timeline.exposed[i];
-    const bool computes = kind != SpanKind::kGather &&
-                          kind != SpanKind::kReduce &&
-                          kind != SpanKind::kMessage && kind != SpanKind::kWait;
+    const bool computes =
+        kind != SpanKind::kGather && kind != SpanKind::kReduce &&
+        kind != SpanKind::kMessage && kind != SpanKind::kOffload &&
+        kind != SpanKind::kWait;
     if (computes) add(name_of(kind), times.timeline.seconds[i]);
   }
-  add("exposed communication", exposed);
+  add("exposed communication", times.timeline.exposed_comm_s());
+  add("waiting for files",
+      times.timeline.exposed[static_cast<size_t>(SpanKind::kOffload)]);
   add("zeroing, and between instructions", std::max(0.0, rest));
   return parts;
 }

@@ -77,8 +77,9 @@ std::optional<int64_t> load_latest(const std::string& folder, State& state,
 
 // Throws TS_CHECK_CONFIG unless `folder` has room for checkpoints of that size:
 // `keep` of them and one that is being written, less those that are there. For
-// use before a run starts. keep = 0 asks for room for one.
+// use before a run starts. keep = 0 asks for room for one. `others`: bytes that
+// the run will have on the same disk beside them.
 void require_space(const std::string& folder, int64_t checkpoint_bytes,
-                   const CheckpointConfig& config);
+                   const CheckpointConfig& config, int64_t others = 0);
 
 }  // namespace tessera::checkpoint

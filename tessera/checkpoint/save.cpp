@@ -261,7 +261,7 @@ void save(const std::string& folder, int64_t step, const State& state,
 }
 
 void require_space(const std::string& folder, int64_t checkpoint_bytes,
-                   const CheckpointConfig& config) {
+                   const CheckpointConfig& config, int64_t others) {
   const int64_t keep = config.keep;
   const int64_t count = (keep == 0 ? 0 : keep + (config.keep_best ? 1 : 0)) + 1;
   int64_t needed = 0;
@@ -276,10 +276,12 @@ void require_space(const std::string& folder, int64_t checkpoint_bytes,
   }
   // The first save removes them.
   needed -= detail::bytes_of_leftovers(folder);
-  const uint64_t room = free_bytes(folder);
+  const uint64_t free = free_bytes(folder);
+  const uint64_t room = free - std::min<uint64_t>(free, others);
   TS_CHECK_CONFIG(needed <= 0 || static_cast<uint64_t>(needed) <= room,
                   "checkpoint: ", folder, " has ", bytes_text(room),
-                  " free, but checkpoints need ", bytes_text(needed), " (",
+                  " free", others > 0 ? " beside what zero.offload keeps" : "",
+                  ", but checkpoints need ", bytes_text(needed), " (",
                   count, " of ", bytes_text(checkpoint_bytes),
                   keep == 0 ? "" : ": checkpoint.keep and one being written",
                   "). Free some, set checkpoint.dir to another disk, lower "

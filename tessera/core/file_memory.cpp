@@ -60,6 +60,10 @@ FileMemory::FileMemory(std::string folder, std::string way_out)
     : folder_(std::move(folder)),
       way_out_(std::move(way_out)),
       file_(std::make_shared<File>()) {
+  TS_CHECK_IO(!lies_in_memory(folder_), folder_,
+              " is on a file system that lies in memory: what is kept there "
+              "would not leave it. ",
+              way_out_);
   std::string path = folder_ + "/.states.XXXXXX";
   file_->descriptor = ::mkostemp(path.data(), O_CLOEXEC);
   TS_CHECK_IO(file_->descriptor >= 0, folder_,
@@ -165,6 +169,12 @@ void FileMemory::release(int64_t id) {
   submit(part.use == Use::kRead ? Job::kRelease : Job::kReleaseWritten, part);
   part.fetched = -1;
   give_back_memory_receipt(std::exchange(part.receipt, nullptr));
+}
+
+void FileMemory::await_all() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return done_ == submitted_; });
+  if (error_) std::rethrow_exception(error_);
 }
 
 void FileMemory::release_all() {

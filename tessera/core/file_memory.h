@@ -8,14 +8,17 @@
 //
 // File:    one, of 0 bytes at first and without a name: it ends with the
 //          process, or with the last of its tensors. All of a tensor's bytes
-//          are reserved on the disk when it is made, and given back with it.
+//          are reserved on the disk when it is made, and given back with it,
+//          but for pages that it shares with others.
 // Order:   one helper thread of low priority fetches and releases, in the order
 //          of the calls: what is fetched behind a release is read when that is
 //          done. So of parts that are used one after the other, each fetched
 //          before the one before it is used, two are in memory.
 // Counted: while fetched, as memory of kMapped (memory_kind.h).
-// Errors:  TS_CHECK_IO: a folder that cannot be written to, a disk that is
-//          full, with the bytes needed and free. Of a fetch: from await().
+// Errors:  TS_CHECK_IO: a folder that cannot be written to or lies in memory, a
+//          disk that is full, with the bytes needed and free. What fails in the
+//          thread, of any part: from await(), await_all() and release_all(),
+//          from then on.
 // Threads: one at a time calls.
 #pragma once
 
@@ -60,9 +63,11 @@ class FileMemory {
   void release(int64_t part);
   // Every part, also what was touched without a fetch; until it is done.
   void release_all();
+  // Until all that was begun is done.
+  void await_all();
 
-  // Of tensors, with the gaps between them; and of those now in memory, as the
-  // system says.
+  // Of the file: of all tensors there ever were at once, with gaps; and of what
+  // is in memory now, as the system says.
   int64_t bytes() const;
   int64_t resident_bytes() const;
 

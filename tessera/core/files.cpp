@@ -1,9 +1,11 @@
 #include "tessera/core/files.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -126,16 +128,48 @@ void write_file_atomic(const fs::path& to, std::string_view content) {
 
 void sync_path(const fs::path& path) { Descriptor(path, O_RDONLY).sync(); }
 
-uint64_t free_bytes(const fs::path& path) {
+namespace {
+
+// The path, or the nearest folder above it that is there.
+fs::path existing_part(const fs::path& path) {
   std::error_code failed;
   fs::path existing = fs::absolute(path, failed);
   TS_CHECK_IO(!failed, path.string(), ": ", failed.message(), ".");
   while (!fs::exists(existing, failed) && existing.has_relative_path()) {
     existing = existing.parent_path();
   }
+  return existing;
+}
+
+}  // namespace
+
+uint64_t free_bytes(const fs::path& path) {
+  std::error_code failed;
+  const fs::path existing = existing_part(path);
   const auto space = fs::space(existing, failed);
   TS_CHECK_IO(!failed, existing.string(), ": ", failed.message(), ".");
   return space.available;
+}
+
+bool on_one_disk(const fs::path& one, const fs::path& other) {
+  struct stat of_one{}, of_other{};
+  return ::stat(existing_part(one).c_str(), &of_one) == 0 &&
+         ::stat(existing_part(other).c_str(), &of_other) == 0 &&
+         of_one.st_dev == of_other.st_dev;
+}
+
+bool lies_in_memory(const fs::path& path) {
+  struct statfs system{};
+  return ::statfs(path.c_str(), &system) == 0 &&
+         (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
+}
+
+fs::path temporary_files() {
+  std::error_code failed;
+  fs::path folder = fs::temp_directory_path(failed);
+  TS_CHECK_IO(!failed, "no folder for temporary files (TMPDIR, or /tmp): ",
+              failed.message(), ". Set TMPDIR to one that may be written.");
+  return folder;
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path.string()) {
@@ -217,11 +251,7 @@ FileLock::~FileLock() {
 }
 
 TemporaryFolder::TemporaryFolder(const std::string& prefix) {
-  std::error_code failed;
-  const fs::path folder = fs::temp_directory_path(failed);
-  TS_CHECK_IO(!failed, "no folder for temporary files (TMPDIR, or /tmp): ",
-              failed.message(), ". Set TMPDIR to one that may be written.");
-  std::string name = (folder / (prefix + "-XXXXXX")).string();
+  std::string name = (temporary_files() / (prefix + "-XXXXXX")).string();
   TS_CHECK_IO(::mkdtemp(name.data()) != nullptr, name,
               ": cannot be made: ", reason(), ".");
   path_ = name;

@@ -33,6 +33,13 @@ void sync_path(const std::filesystem::path& path);
 // Free bytes for this user where `path` (or its nearest parent that exists)
 // lies.
 uint64_t free_bytes(const std::filesystem::path& path);
+// Whether two paths, or what is there of them, are of one file system.
+bool on_one_disk(const std::filesystem::path& one,
+                 const std::filesystem::path& other);
+// Whether the file system of an existing path keeps its files in memory.
+bool lies_in_memory(const std::filesystem::path& path);
+// The system's folder for temporary files: TMPDIR, or /tmp.
+std::filesystem::path temporary_files();
 
 // A regular file as read-only memory. An empty file gives an empty span.
 // A file that is cut short while it is mapped kills the reader (SIGBUS), as

@@ -528,8 +528,13 @@ TEST(DeepSpeed, StatesGoToFilesWhereTheyGoToNvme) {
       zero_of(R"({"device": "nvme", "nvme_path": "/disk"})", "null");
   EXPECT_EQ(states.offload, "optimizer");
   EXPECT_EQ(states.offload_folder, "/disk");
-  EXPECT_EQ(zero_of(R"({"device": "cpu"})", R"({"device": "NVMe"})").offload,
-            "all");
+  const auto both = translated(R"({"zero_optimization": {"stage": 3,
+      "offload_optimizer": {"device": "cpu"},
+      "offload_param": {"device": "NVMe"}}})");
+  EXPECT_EQ(both.config.zero.offload, "all");
+  EXPECT_THAT(both.without_effect,
+              HasSubstr("zero_optimization.offload_optimizer.device (states go "
+                        "along with parameters, to files)"));
   EXPECT_EQ(zero_of(R"({"device": "cpu"})", R"({"device": "none"})").offload,
             "none");
 }

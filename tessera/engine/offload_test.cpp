@@ -3,11 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "tessera/core/files.h"
 #include "tessera/engine/memory_plan.h"
@@ -154,11 +152,8 @@ TEST(Offload, WhatIsResidentIsWhatTheFactsSay) {
       const int64_t said =
           states_of(done.unit) + (is_last ? 0 : states_of(owners[updated]));
       // The next one comes meanwhile, and what was released goes before it.
-      const auto resident = [&] { return model.files()->resident_bytes(); };
-      for (int tries = 0; tries < 2000 && !is_near(resident(), said); ++tries) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-      EXPECT_PRED2(is_near, resident(), said);
+      model.files()->await_all();
+      EXPECT_PRED2(is_near, model.files()->resident_bytes(), said);
     });
     EXPECT_EQ(updated, owners.size());
     EXPECT_EQ(monitor::tensor_bytes(MemoryKind::kMapped).now, 0);

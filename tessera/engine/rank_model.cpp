@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/peft_folder.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/engine/rank_actor.h"
 #include "tessera/engine/star_actor.h"
@@ -81,8 +83,15 @@ nn::LossSum RankModel::evaluate(
 
 void RankModel::build_files() {
   if (config_.zero.offload == "none") return;
+  std::string folder = offload_folder(config_);
+  std::error_code error;
+  // No run's folder, as of 'tessera verify': among the temporary ones.
+  if (config_.zero.offload_folder.empty() &&
+      !std::filesystem::is_directory(folder, error)) {
+    folder = temporary_files();
+  }
   files_ = std::make_unique<FileMemory>(
-      offload_folder(config_),
+      folder,
       "Free some, set zero.offload_folder to a folder on another disk, or "
       "zero.offload to none.");
 }

@@ -63,7 +63,7 @@ class RankModel {
     if (files_) files_->release_all();
   }
   // nullptr where zero.offload is none.
-  const FileMemory* files() const { return files_.get(); }
+  FileMemory* files() const { return files_.get(); }
 
   models::Model& decoder() { return *decoder_; }
   const mesh::DeviceMesh& mesh() const { return composed_.mesh; }

@@ -320,11 +320,7 @@ int64_t accumulation(const RunConfig& config) {
 
 std::string offload_folder(const RunConfig& config) {
   if (!config.zero.offload_folder.empty()) return config.zero.offload_folder;
-  const auto run = std::filesystem::path(config.run.dir) / config.run.name;
-  std::error_code error;
-  return std::filesystem::is_directory(run, error)
-             ? run.string()
-             : std::filesystem::temp_directory_path().string();
+  return (std::filesystem::path(config.run.dir) / config.run.name).string();
 }
 
 std::vector<std::string> without_effect(const RunConfig& config,

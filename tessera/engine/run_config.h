@@ -110,8 +110,7 @@ double aux_mean(const RunConfig& config);
 // Ranks that see other samples. REQUIRES: a completed configuration.
 int64_t data_parallel_degree(const RunConfig& config);
 
-// Where zero.offload puts its files: beside a run's, or, where there is no
-// run's folder, among the temporary ones.
+// Where zero.offload puts its files: where it says, or in the run's folder.
 std::string offload_folder(const RunConfig& config);
 
 // Keys that were set and have no effect, each with the reason, for a warning.

@@ -33,8 +33,9 @@
 //          computes with them.
 // Comm:    fully_shard's; in an update two all_reduces of a number; of Muon's
 //          matrices those of parallel/data/whole_updates.h.
-// Errors:  TS_CHECK_CONFIG for a file that cannot be honoured: with the place
-//          of the key, the rule and the way out; TS_CHECK for calls in another
+// Errors:  TS_CHECK_CONFIG for a file that cannot be honoured, as one that
+//          offloads to nvme: with the place of the key, the rule and the way
+//          out; TS_CHECK for calls in another
 //          order, and for a gradient norm that is not finite.
 // Threads: as comm::Group: one thread a rank.
 #pragma once

@@ -12,46 +12,28 @@
 
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/module_engine/detail/module_settings.h"
 #include "tessera/wrappers/moe.h"
+#include "tests/support/small_net.h"
 
 namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using tests::batch_of;
+using tests::expect_equal;
+using tests::kBatch;
+using tests::loss_of;
+using tests::on_ranks;
+using tests::small_net;
+using tests::Values;
+using tests::values_of;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
 constexpr int kUpdates = 6;
-constexpr int64_t kBatch = 12;
-
-nn::Sequential make_net(at::ScalarType type = at::kDouble) {
-  nn::Sequential net(nn::Linear(5, 11), nn::Tanh(), nn::Linear(11, 3));
-  net->to(type);
-  const at::NoGradGuard no_grad;
-  auto generator = at::detail::createCPUGenerator(3);
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
-  return net;
-}
-
-at::Tensor batch_of(int64_t update) {
-  return at::arange(kBatch * 5, at::kDouble)
-      .mul(0.37)
-      .add(0.1 * static_cast<double>(update))
-      .sin()
-      .view({kBatch, 5});
-}
-
-at::Tensor loss_of(const at::Tensor& out) { return out.pow(2).mean(); }
-
-using Values = std::vector<at::Tensor>;
-
-Values values_of(nn::Module& module) {
-  Values values;
-  for (auto& p : module.parameters()) values.push_back(p.detach().clone());
-  return values;
-}
 
 std::string json_of(int64_t stage, int64_t accumulation,
                     const std::string& more = "") {
@@ -70,7 +52,7 @@ double lr_of(int64_t update) {
 }
 
 Values one_rank() {
-  auto net = make_net();
+  auto net = small_net();
   torch::optim::AdamW optimizer(
       net->parameters(), torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
   for (int64_t update = 0; update < kUpdates; ++update) {
@@ -105,27 +87,6 @@ void train(Engine& engine, int64_t first, int64_t last) {
   }
 }
 
-using Body = std::function<void(comm::Communicator&, nn::Sequential)>;
-
-void on_ranks(int64_t world, const Body& body,
-              at::ScalarType type = at::kDouble) {
-  comm::run_threads(world, "shm", [&](comm::Communicator& ranks) {
-    nn::Sequential net{nullptr};
-    comm::in_turn(ranks.world(), [&] { net = make_net(type); });
-    body(ranks, net);
-  });
-}
-
-void expect_equal(const Values& found, const Values& wanted, double bound) {
-  ASSERT_EQ(found.size(), wanted.size());
-  for (size_t i = 0; i < found.size(); ++i) {
-    ASSERT_EQ(found[i].sizes(), wanted[i].sizes());
-    EXPECT_LE((found[i] - wanted[i]).norm().item<double>(),
-              bound * wanted[i].norm().item<double>())
-        << "parameter " << i;
-  }
-}
-
 TEST(Initialize, EqualsOneRank) {
   const Values wanted = one_rank();
   for (const int64_t stage : {0, 1, 2, 3}) {
@@ -147,9 +108,8 @@ TEST(Initialize, EqualsOneRank) {
 }
 
 TEST(Initialize, GoesOnFromACheckpointOfOtherRanksAndStage) {
-  const auto folder =
-      std::filesystem::path(testing::TempDir()) / "initialize_checkpoint";
-  std::filesystem::remove_all(folder);
+  const TemporaryFolder made;
+  const auto& folder = made.path();
   on_ranks(2, [&](auto& ranks, auto net) {
     auto engine = initialize(net, json_of(3, 2), ranks);
     EXPECT_EQ(engine.load_checkpoint(folder), std::nullopt);
@@ -171,7 +131,6 @@ TEST(Initialize, GoesOnFromACheckpointOfOtherRanksAndStage) {
       });
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 // Over fp32 masters, also where nothing was to be sharded.
@@ -195,7 +154,7 @@ TEST(Initialize, ComputesInBf16) {
 }
 
 std::string refused(const std::string& json) {
-  auto net = make_net();
+  auto net = small_net();
   try {
     comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
       initialize(net, json, ranks);
@@ -208,9 +167,8 @@ std::string refused(const std::string& json) {
 
 // One rank's third batch overflows: no rank updates, and all halve the scale.
 TEST(Initialize, SkipsWhatOverflowsInFp16) {
-  const auto folder =
-      std::filesystem::path(testing::TempDir()) / "initialize_fp16";
-  std::filesystem::remove_all(folder);
+  const TemporaryFolder made;
+  const auto& folder = made.path();
   const std::string fp16 = R"(, "fp16": {"enabled": true, "hysteresis": 1,
     "initial_scale_power": 8, "loss_scale_window": 2})";
   on_ranks(
@@ -250,7 +208,6 @@ TEST(Initialize, SkipsWhatOverflowsInFp16) {
         EXPECT_EQ(engine.lr(), lr_of(4));
       },
       at::kFloat);
-  std::filesystem::remove_all(folder);
 }
 
 // Worked by hand: Linear(1024, 4096), ReLU, Linear(4096, 10), batches of 32.
@@ -354,6 +311,11 @@ TEST(Initialize, RefusesWhatAModuleHasNot) {
               HasSubstr("parallelize()"));
   EXPECT_THAT(refused(R"({"train_batch_sise": 4})"),
               HasSubstr("train_batch_size"));
+  EXPECT_THAT(
+      refused(R"({"train_batch_size": 4, "zero_optimization": {"stage": 3,
+                  "offload_optimizer": {"device": "nvme"}}})"),
+      AllOf(HasSubstr("zero.offload is optimizer (the JSON:2:"),
+            HasSubstr("of 'tessera train'")));
   EXPECT_THAT(refused("/nowhere/ds.json"),
               HasSubstr("no such configuration of DeepSpeed's"));
 }

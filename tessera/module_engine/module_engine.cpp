@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <map>
 #include <set>
@@ -17,6 +16,7 @@
 #include "tessera/core/log.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/module_engine/detail/module_settings.h"
+#include "tessera/module_engine/detail/module_state.h"
 #include "tessera/module_engine/detail/module_updates.h"
 #include "tessera/nn/wide_type.h"
 #include "tessera/optim/gradient_norm.h"
@@ -25,7 +25,6 @@
 
 namespace tessera {
 
-using checkpoint::TensorEntry;
 using wrappers::ParameterShard;
 
 namespace {
@@ -57,26 +56,6 @@ FullyShardOptions options_of(const torch::nn::Module& module,
     found.reduce_dtype = config.precision.gradient_dtype();
   }
   return found;
-}
-
-TensorEntry entry_of(const std::string& name, const ParameterShard& shard,
-                     const at::Tensor& local) {
-  return {.name = name,
-          .global_shape = shard.shape,
-          .box = shard.box,
-          .local = local.view(shard.box.size),
-          .owned = shard.owned};
-}
-
-// The same on all ranks, of which the first writes it.
-TensorEntry common_entry(const std::string& name, const at::Tensor& value,
-                         bool is_first) {
-  const auto shape = value.sizes().vec();
-  return {.name = name,
-          .global_shape = shape,
-          .box = {std::vector<int64_t>(shape.size()), shape},
-          .local = value,
-          .owned = is_first};
 }
 
 // Ranks of this host before this one.
@@ -182,24 +161,17 @@ void ModuleEngine::Impl::swap_averages() {
 }
 
 checkpoint::State ModuleEngine::Impl::state() {
-  checkpoint::State state;
-  std::map<std::string, const ParameterShard*> by_name;
-  for (const auto& shard : shards) {
-    by_name[shard.name] = &shard;
-    state.tensors.push_back(
-        entry_of("model." + shard.name, shard, shard.values));
-  }
   const bool is_first = ranks.rank() == 0;
-  for (const auto& buffer : module.named_buffers()) {
-    state.tensors.push_back(
-        common_entry("model." + buffer.key(), buffer.value(), is_first));
-  }
+  checkpoint::State state{detail::module_entries(module, shards, is_first), ""};
+  std::map<std::string, const ParameterShard*> by_name;
+  for (const auto& shard : shards) by_name[shard.name] = &shard;
   for (const auto& item : updates.optimizer().state()) {
     const std::string name = "optimizer." + item.name;
     state.tensors.push_back(
         item.parameter.empty()
-            ? common_entry(name, item.tensor, is_first)
-            : entry_of(name, *by_name.at(item.parameter), item.tensor));
+            ? detail::common_entry(name, item.tensor, is_first)
+            : detail::entry_of(name, *by_name.at(item.parameter),
+                               item.tensor));
   }
   return state;
 }
@@ -324,11 +296,7 @@ std::optional<std::string> ModuleEngine::load_checkpoint(
   TS_CHECK(!self.went_back && self.micro_steps == 0,
            "load_checkpoint() in the middle of a batch.");
   checkpoint::State state = self.state();
-  const bool is_one =
-      std::filesystem::exists(std::filesystem::path(folder) / "manifest.json");
-  if (is_one) {
-    checkpoint::load(folder, state, self.ranks.world());
-  } else if (!checkpoint::load_latest(folder, state, self.ranks.world())) {
+  if (!detail::load_from(folder, state, self.ranks.world())) {
     return std::nullopt;
   }
   const detail::Json json = detail::parse_json(state.extra, folder);

@@ -28,7 +28,8 @@ struct InitializeOptions {
   std::vector<std::string> units = {};
   // Of optimizer.type muon: globs over names of parameters, of which it
   // orthogonalises those of two dimensions. None: as DeepSpeed all but
-  // embeddings, by their class or by "embed" or "lm_head" in their names.
+  // embeddings, by their class or by "embed" or "lm_head" in their names; but
+  // not those of more dimensions (convolutions), which DeepSpeed's Muon takes.
   std::vector<std::string> hidden_matrices = {};
   const DeferredInit* deferred = nullptr;
   bool deferred_values = true;

@@ -134,7 +134,7 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
     const bool trains = std::ranges::any_of(
         weights, [](const at::Tensor& w) { return w.requires_grad(); });
     variable_list saved;
-    detail::Kept::in(ctx, saved, trains ? x : at::Tensor());
+    detail::keep_input(ctx, saved, trains ? x : at::Tensor());
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["has_bias"] = !biases.empty();
@@ -168,7 +168,7 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
         add_product(to[0], dy, weight);
       }
       if (ctx->needs_input_grad(1 + i)) {
-        if (!x.defined()) x = rows_of(detail::Kept::of(ctx, saved));
+        if (!x.defined()) x = rows_of(detail::input_of(ctx, saved));
         to[1 + i] = weight_gradient(weight, dy, x);
       }
       const size_t bias = 1 + count + i;

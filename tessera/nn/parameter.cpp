@@ -100,13 +100,16 @@ void fill_random(const at::Tensor& out, const Parameter& parameter,
   }
 }
 
+bool is_filled(const Parameter& parameter, const MaterialiseOptions& options) {
+  return options.fill || parameter.spec->is_adapter;
+}
+
 at::Tensor filled(const Parameter& parameter, const mesh::Box& box,
                   const MaterialiseOptions& options) {
   const auto there =
       at::TensorOptions().dtype(options.dtype).device(options.device);
   const Init& init = parameter.spec->init;
-  const bool is_read = !options.fill && !parameter.spec->is_adapter;
-  if (is_read || box.empty()) return at::empty(box.size, there);
+  if (!is_filled(parameter, options) || box.empty()) return at::empty(box.size, there);
   if (init.kind == Init::Kind::kZeros) return at::zeros(box.size, there);
   if (init.kind == Init::Kind::kOnes) return at::ones(box.size, there);
   // Drawn in fp32 or wider, then rounded: every type has the same weights.
@@ -165,9 +168,14 @@ void materialise(torch::nn::Module& root, const mesh::DeviceMesh& mesh,
   const at::NoGradGuard no_grad;
   for (auto& parameter : parameters_of(root)) {
     const mesh::Box box = parameter.spec->layout.local_box(mesh, coord);
-    at::Tensor tensor = filled(parameter, box, options);
+    at::Tensor tensor;
     if (options.memory) {
-      tensor = options.memory(parameter, box.size, options.dtype).copy_(tensor);
+      tensor = options.memory(parameter, box.size, options.dtype);
+      if (is_filled(parameter, options)) {
+        tensor.copy_(filled(parameter, box, options));
+      }
+    } else {
+      tensor = filled(parameter, box, options);
     }
     parameter.tensor.set_data(tensor);
     parameter.tensor.set_requires_grad(!parameter.spec->is_frozen);

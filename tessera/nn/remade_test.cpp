@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/core/error.h"
 #include "tessera/nn/blocks.h"
 #include "tessera/nn/detail/remade.h"
 #include "tessera/nn/matmul.h"
@@ -141,6 +142,55 @@ TEST(RemadeNot, WhatWasChangedInPlace) {
   const at::Tensor dy = at::randn({kRows, kOut}, at::kDouble);
   linear_product(input, weight).backward(dy);
   EXPECT_TRUE(at::allclose(weight.grad(), dy.t().mm(at::gelu(x, "tanh") + 1)));
+}
+
+TEST(RemadeNot, WhatWasChangedUnheard) {
+  at::manual_seed(11);
+  const at::Tensor x = random({kRows, kWidth}, at::kDouble);
+  const at::Tensor weight = random({kOut, kWidth}, at::kDouble);
+  const at::Tensor input = activated(MlpKind::kGelu, {}, x);
+  {
+    const at::NoGradGuard no_grad;
+    input.add_(1);
+  }
+  const at::Tensor dy = at::randn({kRows, kOut}, at::kDouble);
+  linear_product(input, weight).backward(dy);
+  EXPECT_TRUE(at::allclose(weight.grad(), dy.t().mm(at::gelu(x, "tanh") + 1)));
+}
+
+// d/dx of |dL/dW|^2, by way of what is made again.
+TEST(RemadeTwice, SecondDerivativesAreThoseOfLibTorch) {
+  at::manual_seed(11);
+  const at::Tensor x = random({kRows, kWidth}, at::kDouble);
+  const at::Tensor weight = random({kOut, kWidth}, at::kDouble);
+  const at::Tensor row = at::randn({kWidth}, at::kDouble);
+  const auto second = [&](const at::Tensor& y) {
+    const auto first = torch::autograd::grad({y.pow(3).sum()}, {weight}, {},
+                                             /*retain_graph=*/true,
+                                             /*create_graph=*/true)[0];
+    return torch::autograd::grad({first.square().sum()}, {x})[0];
+  };
+  EXPECT_TRUE(at::allclose(
+      second(linear_product(activated(MlpKind::kGelu, {}, x), weight)),
+      second(at::mm(at::gelu(x, "tanh"), weight.t()))));
+  EXPECT_TRUE(at::allclose(
+      second(linear_product(detail::LayerNorm::apply(x, row, row, 1e-5),
+                            weight)),
+      second(at::mm(at::layer_norm(x, {kWidth}, row, row, 1e-5), weight.t()))));
+}
+
+TEST(RemadeTwice, LoopsOfOurOwnRefuse) {
+  at::manual_seed(11);
+  const at::Tensor x = random({kRows, kWidth}, at::kDouble);
+  const at::Tensor weight = random({kOut, kWidth}, at::kDouble);
+  for (const at::Tensor& input :
+       {activated(MlpKind::kSwiGlu, x, x),
+        detail::RmsNorm::apply(x, at::ones({kWidth}, at::kDouble), 1e-5)}) {
+    EXPECT_THROW(
+        torch::autograd::grad({linear_product(input, weight).sum()}, {x}, {},
+                              /*retain_graph=*/true, /*create_graph=*/true),
+        Error);
+  }
 }
 
 }  // namespace

@@ -57,18 +57,18 @@ at::Tensor gradient_as_given(const FlatSegment& segment) {
 }  // namespace
 
 Optimizer::Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
-                     std::vector<FlatSegment> segments, StateMemory memory)
+                     std::vector<FlatSegment> segments,
+                     const StateMemory& memory)
     : rule_(rule),
       config_(config),
       segments_(std::move(segments)),
-      memory_(std::move(memory)),
       steps_(at::zeros({}, at::TensorOptions(at::kLong))),
       updated_(segments_.size(), true) {
   const at::NoGradGuard no_grad;
   std::set<std::string> names;
   for (const FlatSegment& segment : segments_) require_usable(segment, names);
   add_ways();
-  for (size_t i = 0; i < segments_.size(); ++i) make_states(i);
+  for (size_t i = 0; i < segments_.size(); ++i) make_states(i, memory);
   name_states();
 }
 
@@ -85,17 +85,15 @@ void Optimizer::add_ways() {
   }
 }
 
-at::Tensor Optimizer::zeros(size_t i, at::ScalarType type) const {
-  const at::Tensor like = segments_[i].parameter.detach();
-  return memory_ ? memory_(i, like.sizes(), type) : at::zeros_like(like, type);
-}
-
 // All of one segment's, so that they may lie together.
-void Optimizer::make_states(size_t i) {
+void Optimizer::make_states(size_t i, const StateMemory& memory) {
   const FlatSegment& segment = segments_[i];
   at::Tensor master = segment.parameter.detach();
+  const auto zeros = [&, like = master](at::ScalarType type) {
+    return memory ? memory(i, like.sizes(), type) : at::zeros_like(like, type);
+  };
   if (is_low_precision(master.scalar_type())) {
-    master = zeros(i, at::kFloat).copy_(master);
+    master = zeros(at::kFloat).copy_(master);
   }
   masters_.push_back(master);
   const at::Tensor& first = masters_.front();
@@ -108,10 +106,10 @@ void Optimizer::make_states(size_t i) {
   const auto type = state_type_of(config_, master.scalar_type());
   moments_.emplace_back();
   for (size_t m = way(i).rule->moments_with(config_).size(); m > 0; --m) {
-    moments_[i].push_back(zeros(i, type));
+    moments_[i].push_back(zeros(type));
   }
   if (config_.ema > 0) {
-    averages_.push_back(zeros(i, master.scalar_type()).copy_(master));
+    averages_.push_back(zeros(master.scalar_type()).copy_(master));
   }
 }
 
@@ -252,8 +250,10 @@ void Optimizer::step(double lr, size_t first, size_t count,
              "' was updated already in step ", steps(), ".");
   }
   // Weights may have been read since the optimizer was made.
-  for (size_t i = first; i < first + count && steps() == 1; ++i) {
-    if (!averages_.empty()) averages_[i].copy_(masters_[i]);
+  if (steps() == 1 && !averages_.empty()) {
+    for (size_t i = first; i < first + count; ++i) {
+      averages_[i].copy_(masters_[i]);
+    }
   }
   // Copies of narrow moments are there of one segment at a time.
   const size_t most = config_.state_dtype == "auto" ? count : 1;
@@ -317,9 +317,9 @@ void Optimizer::swap_averages() {
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<FlatSegment> segments,
-                                          StateMemory memory) {
+                                          const StateMemory& memory) {
   return std::make_unique<Optimizer>(update_rule(config.type), config,
-                                     std::move(segments), std::move(memory));
+                                     std::move(segments), memory);
 }
 
 }  // namespace tessera::optim

@@ -68,7 +68,8 @@ class Optimizer {
   // where it has none.
   // `memory`: for all states but the step; null: LibTorch's.
   Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
-            std::vector<FlatSegment> segments, StateMemory memory = nullptr);
+            std::vector<FlatSegment> segments,
+            const StateMemory& memory = nullptr);
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
@@ -103,8 +104,7 @@ class Optimizer {
   // Moments as a rule has them, in the masters' type, and what they are of.
   using Widened = std::vector<std::pair<at::Tensor, at::Tensor>>;
   void add_ways();
-  at::Tensor zeros(size_t segment, at::ScalarType type) const;
-  void make_states(size_t segment);
+  void make_states(size_t segment, const StateMemory& memory);
   void name_states();
   const UpdateWay& way(size_t segment) const { return ways_[way_of_[segment]]; }
   void require_gradient(size_t segment) const;
@@ -119,7 +119,6 @@ class Optimizer {
   const UpdateRule rule_;
   OptimizerConfig config_;
   std::vector<FlatSegment> segments_;
-  const StateMemory memory_;
   std::vector<at::Tensor> masters_;  // or the parameter itself
   std::vector<UpdateWay> ways_;
   std::vector<OptimizerConfig> configs_;          // by way: with its betas
@@ -136,6 +135,6 @@ class Optimizer {
 // The optimizer that config.type names.
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerConfig& config,
                                           std::vector<FlatSegment> segments,
-                                          StateMemory memory = nullptr);
+                                          const StateMemory& memory = nullptr);
 
 }  // namespace tessera::optim

@@ -1,8 +1,6 @@
 #include "tessera/train/preflight.h"
 
 #include <c10/util/StringUtil.h>
-#include <linux/magic.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -165,26 +163,22 @@ void check_choices() {
 
 // Room for states in files, where it helps: files of a file system that lies in
 // memory are there twice over.
-void check_offload(const RunConfig& config, const HostRanks& ranks) {
-  if (config.zero.offload == "none") return;
+void check_offload(const RunConfig& config, int64_t needed) {
   const std::string folder = engine::offload_folder(config);
   constexpr const char* kWayOut =
       "Set zero.offload_folder to a folder that may be written, on a disk.";
-  TS_CHECK_CONFIG(std::filesystem::is_directory(folder) &&
-                      ::access(folder.c_str(), W_OK | X_OK) == 0,
+  std::error_code error;
+  const bool is_folder = std::filesystem::is_directory(folder, error);
+  TS_CHECK_CONFIG(is_folder, "zero.offload_folder: ", folder, ": ",
+                  error ? error.message() : "it is no folder", ". ", kWayOut);
+  TS_CHECK_CONFIG(::access(folder.c_str(), W_OK | X_OK) == 0,
                   "zero.offload_folder: ", folder, ": ", std::strerror(errno),
                   ". ", kWayOut);
-  struct statfs system{};
-  TS_CHECK_CONFIG(
-      ::statfs(folder.c_str(), &system) != 0 ||
-          (system.f_type != TMPFS_MAGIC && system.f_type != RAMFS_MAGIC),
-      "zero.offload is ", config.zero.offload, ", but ", folder,
-      " is on a file system that lies in memory: states would "
-      "leave it for itself. ",
-      kWayOut);
-  const int64_t needed =
-      bytes_together(config, ranks, engine::memory_plans(config),
-                     &engine::MemoryPlan::in_files);
+  TS_CHECK_CONFIG(!lies_in_memory(folder), "zero.offload is ",
+                  config.zero.offload, ", but ", folder,
+                  " is on a file system that lies in memory: states would "
+                  "leave it for itself. ",
+                  kWayOut);
   const uint64_t room = free_bytes(folder);
   TS_CHECK_CONFIG(
       static_cast<uint64_t>(needed) <= room, "zero.offload: ", folder, " has ",
@@ -198,11 +192,19 @@ void check_offload(const RunConfig& config, const HostRanks& ranks) {
 // What needs the run's folder.
 void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
                        const RunFolder& folder) {
+  const bool offloads = config.zero.offload != "none";
+  const int64_t in_files =
+      offloads ? bytes_together(config, ranks, engine::memory_plans(config),
+                                &engine::MemoryPlan::in_files)
+               : 0;
+  if (offloads) check_offload(config, in_files);
   if (config.checkpoint.saves()) {
+    const bool share =
+        offloads &&
+        on_one_disk(folder.checkpoints(), engine::offload_folder(config));
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
-                              config.checkpoint);
+                              config.checkpoint, share ? in_files : 0);
   }
-  check_offload(config, ranks);
   check_memory(config, ranks, memory_of_host());
   check_choices();
   prepare_data(config, folder);

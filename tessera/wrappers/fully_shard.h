@@ -129,6 +129,7 @@ class GatheredParameters {
 // This rank's part of a parameter: for checkpoints (checkpoint.h).
 struct ParameterShard {
   std::string name;            // of an expert (moe.h) with its global number
+  std::string name_here;       // the same with its number on this rank
   std::vector<int64_t> shape;  // of the whole; of a scalar {1}
   mesh::Box box;               // of the whole, that is here
   at::Tensor values;           // of box.size; live

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runs import checkpoint, configuration, metrics, run, train
+from runs import assert_same_bits, checkpoint, configuration, metrics, run, train
 
 AS_THREADS = ["--nproc", "2", "--ranks", "threads"]
 SECTIONS = {"zero": {"stage": 2}, "optimizer": {"ema": 0.9}, "precision": {"compute": "bf16"},
@@ -15,12 +15,6 @@ SECTIONS = {"zero": {"stage": 2}, "optimizer": {"ema": 0.9}, "precision": {"comp
 
 def without_times(lines):
     return [{key: line.get(key) for key in ("step", "loss", "grad_norm", "valid_loss")} for line in lines]
-
-
-def assert_same_bits(one, other):
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert tensor.equal(other[name]), name
 
 
 @pytest.mark.parametrize("offload", ["optimizer", "all"])

@@ -240,6 +240,7 @@ class Translation {
   void add_offload() {
     const DeepSpeedValue* device = nullptr;
     const DeepSpeedValue* folder = nullptr;
+    const DeepSpeedValue* held = nullptr;  // asked for in the CPU's memory
     std::string offload;
     for (const std::string of : {"optimizer", "param"}) {
       const std::string section = "zero_optimization.offload_" + of;
@@ -249,11 +250,10 @@ class Translation {
           kind ? choice_of(kind->value.get<std::string>(), kind->key->choices)
                : "none";
       if (to != "nvme") {
-        for (const auto* idle : {to == "cpu" ? kind : nullptr, path}) {
-          if (idle == nullptr) continue;
-          found_.without_effect.emplace_back(
-              idle->key->name, idle == path ? "device is not nvme"
-                                            : std::string(kind->key->why));
+        if (to == "cpu") held = kind;
+        if (path) {
+          found_.without_effect.emplace_back(path->key->name,
+                                             "device is not nvme");
         }
         continue;
       }
@@ -264,6 +264,12 @@ class Translation {
                       folder->origin, " ", folder->value.dump(),
                       ": a rank has one file. Give both the same.");
       if (path) folder = path;
+    }
+    if (held) {
+      found_.without_effect.emplace_back(
+          held->key->name,
+          offload == "all" ? "states go along with parameters, to files"
+                           : std::string(held->key->why));
     }
     if (device) set("zero.offload", offload, device->origin);
     if (folder) set("zero.offload_folder", folder->value, folder->origin);

@@ -63,7 +63,8 @@ void refuse_files(const std::string& offload, const Provenance& origins) {
   TS_CHECK_CONFIG(offload == "none", "initialize: zero.offload is ", offload,
                   " (", origins.at("zero.offload"),
                   "): states in files are of 'tessera train', whose program "
-                  "says when they are used. Use device cpu or none.");
+                  "says when they are used. Use device cpu or none, or leave "
+                  "zero.offload out.");
 }
 
 std::vector<std::string> warnings_of(const engine::DeepSpeed& file,

@@ -18,7 +18,8 @@ using wrappers::ParameterShard;
 
 namespace {
 
-// As DeepSpeed has it, but for what Embeddings are called here.
+// DeepSpeed's rule, but for what Embeddings are called here, and for parameters
+// of more dimensions.
 bool is_hidden_by_name(std::string name) {
   std::ranges::transform(name, name.begin(), [](unsigned char letter) {
     return static_cast<char>(std::tolower(letter));
@@ -32,7 +33,7 @@ bool is_hidden_matrix(const ParameterShard& shard,
                       const std::set<std::string>& embeddings) {
   if (shard.shape.size() != 2) return false;
   if (hidden.empty()) {
-    return !embeddings.contains(shard.name) && is_hidden_by_name(shard.name);
+    return !embeddings.contains(shard.name_here) && is_hidden_by_name(shard.name);
   }
   return std::ranges::any_of(hidden, [&](const std::string& glob) {
     return optim::matches(glob, shard.name);

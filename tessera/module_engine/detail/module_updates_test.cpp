@@ -14,49 +14,32 @@
 
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/mesh/slice.h"
 #include "tessera/module_engine/initialize.h"
 #include "tessera/optim/gradient_norm.h"
 #include "tessera/wrappers/moe.h"
+#include "tests/support/small_net.h"
 
 namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using tests::batch_of;
+using tests::expect_equal;
+using tests::kBatch;
+using tests::loss_of;
+using tests::on_ranks;
+using tests::small_net;
+using tests::Values;
+using tests::values_of;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int64_t kUpdates = 5, kBatch = 12;
+constexpr int64_t kUpdates = 5;
 constexpr double kLr = 0.01;
-
-nn::Sequential make_net(at::ScalarType type = at::kDouble) {
-  nn::Sequential net(nn::Linear(5, 11), nn::Tanh(), nn::Linear(11, 3));
-  net->to(type);
-  const at::NoGradGuard no_grad;
-  auto generator = at::detail::createCPUGenerator(3);
-  for (auto& p : net->parameters()) p.normal_(0, 0.3, generator);
-  return net;
-}
-
-at::Tensor batch_of(int64_t update) {
-  return at::arange(kBatch * 5, at::kDouble)
-      .mul(0.37)
-      .add(0.1 * static_cast<double>(update))
-      .sin()
-      .view({kBatch, 5});
-}
-
-at::Tensor loss_of(const at::Tensor& out) { return out.pow(2).mean(); }
-
-using Values = std::vector<at::Tensor>;
-
-Values values_of(nn::Module& module) {
-  Values values;
-  for (auto& p : module.parameters()) values.push_back(p.detach().clone());
-  return values;
-}
 
 struct Kind {
   const char* name;
@@ -108,7 +91,7 @@ struct Trained {
 Trained by_the_trainers_optimizer(const Kind& kind) {
   const auto config = detail::module_settings(json_of(kind, 0), 1, kind.options)
                           .config.optimizer;
-  auto net = make_net();
+  auto net = small_net();
   std::vector<optim::FlatSegment> segments;
   for (const auto& each : net->named_parameters()) {
     segments.push_back({.name = each.key(),
@@ -136,17 +119,6 @@ Trained by_the_trainers_optimizer(const Kind& kind) {
   return trained;
 }
 
-using Body = std::function<void(comm::Communicator&, nn::Sequential)>;
-
-void on_ranks(int64_t world, const Body& body,
-              at::ScalarType type = at::kDouble) {
-  comm::run_threads(world, "shm", [&](comm::Communicator& ranks) {
-    nn::Sequential net{nullptr};
-    comm::in_turn(ranks.world(), [&] { net = make_net(type); });
-    body(ranks, net);
-  });
-}
-
 // Updates [first, last) of this rank's share.
 template <typename Engine>
 void train(Engine& engine, int64_t first, int64_t last) {
@@ -156,15 +128,6 @@ void train(Engine& engine, int64_t first, int64_t last) {
         batch_of(update).narrow(0, engine.rank() * micro, micro);
     engine.backward(loss_of(engine.forward(mine)));
     engine.step();
-  }
-}
-
-void expect_equal(const Values& found, const Values& wanted, double bound) {
-  ASSERT_EQ(found.size(), wanted.size());
-  for (size_t i = 0; i < found.size(); ++i) {
-    EXPECT_LE((found[i] - wanted[i]).norm().item<double>(),
-              bound * wanted[i].norm().item<double>())
-        << "parameter " << i;
   }
 }
 
@@ -203,8 +166,8 @@ TEST(ModuleUpdates, AreThoseOfTheTrainersOptimizer) {
 }
 
 TEST(ModuleUpdates, GoOnFromACheckpointOfOtherRanks) {
-  const auto folder =
-      std::filesystem::path(testing::TempDir()) / "module_updates_checkpoint";
+  const TemporaryFolder made;
+  const auto& folder = made.path();
   for (const Kind& kind : kinds()) {
     std::filesystem::remove_all(folder);
     on_ranks(2, [&](auto& ranks, auto net) {
@@ -229,7 +192,6 @@ TEST(ModuleUpdates, GoOnFromACheckpointOfOtherRanks) {
       EXPECT_THROW(engine.load_checkpoint(folder), Error);
     });
   }
-  std::filesystem::remove_all(folder);
 }
 
 // What computes in bf16 has its matrices orthogonalised in it, over masters.
@@ -388,7 +350,7 @@ TEST(ModuleUpdates, AveragesAreForForwardsAlone) {
       // Before the first update they are the parameters.
       const auto averages = engine.averaged();
       const auto whole = engine.gather();
-      expect_equal(values_of(*net), values_of(*make_net()), 0.0);
+      expect_equal(values_of(*net), values_of(*small_net()), 0.0);
     }
     train(engine, 0, 1);
     const auto averages = engine.averaged();

@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "tessera/core/error.h"
 #include "tessera/nn/detail/cpu_kernels.h"
 #include "tessera/nn/kernel_choice.h"
 
@@ -12,10 +13,18 @@ namespace {
 
 using torch::autograd::CppNode;
 
+// Loops of our own are not recorded.
+void refuse_second_derivatives(const char* what) {
+  TS_CHECK(!at::GradMode::is_enabled(), what,
+           " has no second derivative here: backward with create_graph is not "
+           "to be had through it.");
+}
+
 // Of x, to which what comes past the norm is added, and the weight.
 variable_list rms_norm_gradients(const AutogradContext& ctx,
                                  const at::Tensor& normed,
                                  const at::Tensor& past) {
+  refuse_second_derivatives("RMSNorm");
   const auto saved = ctx.get_saved_variables();
   const auto [dx, dweight] = rms_norm_backward(
       normed.contiguous(), saved[0].contiguous(), saved[1], saved[2],
@@ -75,6 +84,7 @@ variable_list RmsNorm::backward(AutogradContext* ctx,
 }
 
 at::Tensor RmsNorm::again(const AutogradContext& ctx) {
+  refuse_second_derivatives("RMSNorm");
   const auto saved = ctx.get_saved_variables();
   return std::get<0>(rms_norm_forward(saved[0].contiguous(), saved[1],
                                       ctx.saved_data.at("eps").toDouble()));
@@ -132,6 +142,7 @@ at::Tensor SwiGlu::forward(AutogradContext* ctx, const at::Tensor& gate,
 
 variable_list SwiGlu::backward(AutogradContext* ctx,
                                const variable_list& gradients) {
+  refuse_second_derivatives("SwiGLU");
   const auto saved = ctx->get_saved_variables();
   const auto [dgate, dup] =
       swiglu_backward(gradients[0].contiguous(), saved[0].contiguous(),
@@ -140,6 +151,7 @@ variable_list SwiGlu::backward(AutogradContext* ctx,
 }
 
 at::Tensor SwiGlu::again(const AutogradContext& ctx) {
+  refuse_second_derivatives("SwiGLU");
   const auto saved = ctx.get_saved_variables();
   return swiglu(saved[0].contiguous(), saved[1].contiguous());
 }
@@ -159,9 +171,11 @@ at::Tensor Gelu::again(const AutogradContext& ctx) {
   return at::gelu(ctx.get_saved_variables()[0], "tanh");
 }
 
-void Kept::in(AutogradContext* ctx, variable_list& saved, const at::Tensor& x) {
+// What was written to since is kept, also where autograd did not hear of it.
+void keep_input(AutogradContext* ctx, variable_list& saved,
+                const at::Tensor& x) {
   const NodePointer node = x.defined() ? x.grad_fn() : nullptr;
-  if (node && uses(Kernel::kInputsAgain)) {
+  if (node && x._version() == 0 && uses(Kernel::kInputsAgain)) {
     for (const Maker& each : kMakers) {
       if (x.output_nr() != each.output || !each.is(*node)) continue;
       ctx->saved_data[kMadeBy] =
@@ -173,10 +187,9 @@ void Kept::in(AutogradContext* ctx, variable_list& saved, const at::Tensor& x) {
   saved.push_back(x);
 }
 
-at::Tensor Kept::of(AutogradContext* ctx, const variable_list& saved) {
+at::Tensor input_of(AutogradContext* ctx, const variable_list& saved) {
   const auto found = ctx->saved_data.find(kMadeBy);
   if (found == ctx->saved_data.end()) return saved[0];
-  const at::NoGradGuard no_grad;
   const auto holder = found->second.toCapsule();
   const auto& made = static_cast<const MadeBy&>(*holder);
   return made.maker.again(*made.node);

@@ -3,6 +3,7 @@
 //
 // A product whose input is one of these outputs holds the node that made it. Its
 // backward comes before that node's, which therefore still has what it kept.
+// Second derivatives: of LayerNorm and Gelu; the others refuse.
 // Memory: of a block of Llama a quarter less between forward and backward (two
 //         of the width, one of the MLP's), for an output at a time meanwhile.
 #pragma once
@@ -69,15 +70,10 @@ class Gelu : public torch::autograd::Function<Gelu> {
   static at::Tensor again(const AutogradContext& ctx);
 };
 
-// What a product has of its input until its backward: the tensor, or who makes
-// it again.
-class Kept {
- public:
-  // Keeps x where nobody makes it again.
-  static void in(AutogradContext* ctx, variable_list& saved,
-                 const at::Tensor& x);
-  // REQUIRES: `saved` of the same context, the first of which in() saved.
-  static at::Tensor of(AutogradContext* ctx, const variable_list& saved);
-};
+// What a product has of its input until its backward: x itself, or who makes it
+// again. It is the first that is saved.
+void keep_input(AutogradContext* ctx, variable_list& saved,
+                const at::Tensor& x);
+at::Tensor input_of(AutogradContext* ctx, const variable_list& saved);
 
 }  // namespace tessera::nn::detail

@@ -246,6 +246,7 @@ std::vector<ParameterShard> ModuleShards::local_shards(
   for (size_t i = 0; i < shards_.size(); ++i) {
     const auto& local = parameters_->parameters()[i];
     ParameterShard shard{.name = global_name(local.name),
+                         .name_here = local.name,
                          .shape = local.layout.global_shape(),
                          .box = local.layout.local_box(mesh, coord),
                          .values = local.shard,

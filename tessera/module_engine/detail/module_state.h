@@ -1,0 +1,41 @@
+// A module's shards and buffers as a checkpoint has them.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/group.h"
+#include "tessera/wrappers/fully_shard.h"
+
+namespace tessera::detail {
+
+// This rank's part of a tensor of a parameter's shape. `local`: of the shard's.
+checkpoint::TensorEntry entry_of(const std::string& name,
+                                 const wrappers::ParameterShard& shard,
+                                 const at::Tensor& local);
+// The same on all ranks, of which the first writes it.
+checkpoint::TensorEntry common_entry(const std::string& name,
+                                     const at::Tensor& value, bool is_first);
+
+// "model.NAME" of every parameter and buffer.
+std::vector<checkpoint::TensorEntry> module_entries(
+    const torch::nn::Module& module,
+    const std::vector<wrappers::ParameterShard>& shards, bool is_first);
+
+struct LoadedFrom {
+  std::string folder;  // a step-N
+  int64_t step = 0;
+};
+
+// From FOLDER's newest good checkpoint, or from FOLDER where that is a step-N.
+// std::nullopt where there is none.
+std::optional<LoadedFrom> load_from(
+    const std::string& folder, checkpoint::State& state, comm::Group& world,
+    const checkpoint::LoadOptions& options = {});
+
+}  // namespace tessera::detail

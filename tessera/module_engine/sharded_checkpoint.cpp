@@ -1,0 +1,214 @@
+#include "tessera/module_engine/sharded_checkpoint.h"
+
+#include <ATen/ATen.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <array>
+#include <set>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/module_engine/detail/module_state.h"
+
+namespace tessera {
+
+namespace {
+
+using torch::optim::OptimizerParamState;
+using wrappers::ParameterShard;
+
+// What an optimizer keeps of one parameter.
+struct Kept {
+  int64_t* steps = nullptr;  // none, of an optimizer that counts none
+  std::vector<std::pair<std::string, at::Tensor*>> tensors;
+};
+
+template <typename State>
+Kept kept_by_adam(State& of) {
+  return {&of.step(),
+          {{"exp_avg", &of.exp_avg()},
+           {"exp_avg_sq", &of.exp_avg_sq()},
+           {"max_exp_avg_sq", &of.max_exp_avg_sq()}}};
+}
+
+Kept kept_by(torch::optim::AdamParamState& of) { return kept_by_adam(of); }
+Kept kept_by(torch::optim::AdamWParamState& of) { return kept_by_adam(of); }
+Kept kept_by(torch::optim::SGDParamState& of) {
+  return {nullptr, {{"momentum_buffer", &of.momentum_buffer()}}};
+}
+Kept kept_by(torch::optim::RMSpropParamState& of) {
+  return {&of.step(),
+          {{"square_avg", &of.square_avg()},
+           {"momentum_buffer", &of.momentum_buffer()},
+           {"grad_avg", &of.grad_avg()}}};
+}
+Kept kept_by(torch::optim::AdagradParamState& of) {
+  return {&of.step(), {{"sum", &of.sum()}}};
+}
+
+// A kind of optimizer, and of what it keeps.
+struct Kind {
+  const char* name;
+  bool (*is)(const torch::optim::Optimizer&);
+  std::unique_ptr<OptimizerParamState> (*make)();
+  Kept (*kept)(OptimizerParamState&);
+};
+
+template <typename Optimizer, typename State>
+constexpr Kind kind(const char* name) {
+  return {name,
+          [](const torch::optim::Optimizer& of) {
+            return dynamic_cast<const Optimizer*>(&of) != nullptr;
+          },
+          []() -> std::unique_ptr<OptimizerParamState> {
+            return std::make_unique<State>();
+          },
+          [](OptimizerParamState& of) {
+            return kept_by(dynamic_cast<State&>(of));
+          }};
+}
+
+constexpr std::array kKinds = {
+    kind<torch::optim::Adam, torch::optim::AdamParamState>("Adam"),
+    kind<torch::optim::AdamW, torch::optim::AdamWParamState>("AdamW"),
+    kind<torch::optim::SGD, torch::optim::SGDParamState>("SGD"),
+    kind<torch::optim::RMSprop, torch::optim::RMSpropParamState>("RMSprop"),
+    kind<torch::optim::Adagrad, torch::optim::AdagradParamState>("Adagrad"),
+};
+
+const Kind& kind_of(const torch::optim::Optimizer& optimizer) {
+  for (const Kind& each : kKinds) {
+    if (each.is(optimizer)) return each;
+  }
+  TS_CHECK_CONFIG(false,
+                  "ShardedCheckpoint: what this optimizer keeps is not known. "
+                  "Known are torch::optim's Adam, AdamW, SGD, RMSprop and "
+                  "Adagrad; of another save shards() by checkpoint/checkpoint.h"
+                  ".");
+}
+
+}  // namespace
+
+struct ShardedCheckpoint::Impl {
+  std::string folder;
+  const torch::nn::Module& module;
+  const std::vector<ParameterShard> shards;
+  torch::optim::Optimizer& optimizer;
+  comm::Communicator& ranks;
+  const Kind& kind;
+
+  using States = std::decay_t<decltype(optimizer.state())>;
+
+  checkpoint::State parameters() const {
+    return {detail::module_entries(module, shards, ranks.rank() == 0), ""};
+  }
+  detail::Json add_states(checkpoint::State& state);
+  States make_states(const detail::Json& said, const std::string& where,
+                     checkpoint::State& state);
+};
+
+// Returns which there are, by the parameter's name.
+detail::Json ShardedCheckpoint::Impl::add_states(checkpoint::State& state) {
+  detail::Json said = detail::Json::object();
+  for (const auto& shard : shards) {
+    const auto of =
+        optimizer.state().find(shard.parameter.unsafeGetTensorImpl());
+    if (of == optimizer.state().end()) continue;
+    const Kept kept = kind.kept(*of->second);
+    detail::Json keys = detail::Json::array();
+    for (const auto& [key, tensor] : kept.tensors) {
+      if (!tensor->defined()) continue;
+      keys.push_back(key);
+      state.tensors.push_back(detail::entry_of(
+          "optimizer." + key + "." + shard.name, shard, *tensor));
+    }
+    said[shard.name] = {{"steps", kept.steps ? *kept.steps : 0},
+                        {"tensors", keys}};
+  }
+  return said;
+}
+
+// Those that add_states() returned, to be loaded.
+ShardedCheckpoint::Impl::States ShardedCheckpoint::Impl::make_states(
+    const detail::Json& said, const std::string& where,
+    checkpoint::State& state) {
+  States states;
+  for (const auto& shard : shards) {
+    const auto found = said.find(shard.name);
+    if (found == said.end()) continue;
+    auto made = kind.make();
+    const Kept kept = kind.kept(*made);
+    detail::reading(where, [&] {
+      if (kept.steps) *kept.steps = found->at("steps").get<int64_t>();
+      const auto keys = found->at("tensors").get<std::set<std::string>>();
+      for (const auto& [key, tensor] : kept.tensors) {
+        if (!keys.contains(key)) continue;
+        *tensor = at::zeros_like(shard.parameter);
+        state.tensors.push_back(detail::entry_of(
+            "optimizer." + key + "." + shard.name, shard, *tensor));
+      }
+    });
+    states[shard.parameter.unsafeGetTensorImpl()] = std::move(made);
+  }
+  return states;
+}
+
+ShardedCheckpoint::ShardedCheckpoint(std::string folder,
+                                     const torch::nn::Module& module,
+                                     std::vector<ParameterShard> shards,
+                                     torch::optim::Optimizer& optimizer,
+                                     comm::Communicator& ranks)
+    : impl_(new Impl{std::move(folder), module, std::move(shards), optimizer,
+                     ranks, kind_of(optimizer)}) {}
+
+ShardedCheckpoint::~ShardedCheckpoint() = default;
+
+void ShardedCheckpoint::save(int64_t step, const std::string& client_state,
+                             int64_t keep) {
+  Impl& self = *impl_;
+  checkpoint::State state = self.parameters();
+  const detail::Json states = self.add_states(state);
+  state.extra = detail::Json{{"optimizer", self.kind.name},
+                             {"states", states},
+                             {"client_state", client_state}}
+                    .dump();
+  checkpoint::save(self.folder, step, state, self.ranks.world(),
+                   {.keep = keep});
+}
+
+// What it says first, without a tensor: it tells which there are.
+std::optional<ShardedCheckpoint::Loaded> ShardedCheckpoint::load() {
+  Impl& self = *impl_;
+  const at::NoGradGuard no_grad;
+  comm::Group& world = self.ranks.world();
+  checkpoint::State told;
+  const auto found =
+      detail::load_from(self.folder, told, world, {.partial = true});
+  if (!found) return std::nullopt;
+  const std::string& where = found->folder;
+  const detail::Json said = detail::parse_json(told.extra, where);
+  for (const char* key : {"optimizer", "states", "client_state"}) {
+    TS_CHECK_IO(said.contains(key), where, ": the key ", key,
+                " is missing; this is no checkpoint of ShardedCheckpoint's.");
+  }
+  const auto kind = detail::as_string(said["optimizer"], where + ": optimizer");
+  TS_CHECK_CONFIG(kind == self.kind.name, where,
+                  ": its optimizer is torch::optim::", kind, ", and this one ",
+                  self.kind.name, ". Go on with the same kind.");
+  checkpoint::State state = self.parameters();
+  auto states = self.make_states(said["states"], where, state);
+  checkpoint::load(where, state, world);
+  self.optimizer.state() = std::move(states);
+  return Loaded{found->step, detail::as_string(said["client_state"],
+                                               where + ": client_state")};
+}
+
+}  // namespace tessera
