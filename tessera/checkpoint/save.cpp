@@ -279,10 +279,10 @@ void require_space(const std::string& folder, int64_t checkpoint_bytes,
   const uint64_t free = free_bytes(folder);
   const uint64_t room = free - std::min<uint64_t>(free, others);
   TS_CHECK_CONFIG(needed <= 0 || static_cast<uint64_t>(needed) <= room,
-                  "checkpoint: ", folder, " has ", bytes_text(room),
-                  " free", others > 0 ? " beside what zero.offload keeps" : "",
-                  ", but checkpoints need ", bytes_text(needed), " (",
-                  count, " of ", bytes_text(checkpoint_bytes),
+                  "checkpoint: ", folder, " has ", bytes_text(room), " free",
+                  others > 0 ? " beside what zero.offload keeps" : "",
+                  ", but checkpoints need ", bytes_text(needed), " (", count,
+                  " of ", bytes_text(checkpoint_bytes),
                   keep == 0 ? "" : ": checkpoint.keep and one being written",
                   "). Free some, set checkpoint.dir to another disk, lower "
                   "checkpoint.keep, or set checkpoint.every to 0.");

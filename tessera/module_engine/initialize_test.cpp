@@ -21,17 +21,16 @@ namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
 using tests::batch_of;
 using tests::expect_equal;
-using tests::kBatch;
 using tests::loss_of;
 using tests::on_ranks;
 using tests::small_net;
 using tests::Values;
 using tests::values_of;
-using ::testing::AllOf;
-using ::testing::Contains;
-using ::testing::HasSubstr;
 
 constexpr int kUpdates = 6;
 

@@ -170,8 +170,7 @@ checkpoint::State ModuleEngine::Impl::state() {
     state.tensors.push_back(
         item.parameter.empty()
             ? detail::common_entry(name, item.tensor, is_first)
-            : detail::entry_of(name, *by_name.at(item.parameter),
-                               item.tensor));
+            : detail::entry_of(name, *by_name.at(item.parameter), item.tensor));
   }
   return state;
 }

@@ -92,8 +92,7 @@ Values one_rank(const Kind& kind) {
   Net net;
   const auto optimizer = kind.make(net->parameters());
   for (int64_t step = 0; step < kSteps; ++step) {
-    step_by(*optimizer,
-            [&] { return loss_of(net->forward(batch_of(step))); });
+    step_by(*optimizer, [&] { return loss_of(net->forward(batch_of(step))); });
   }
   return values_of(*net);
 }
@@ -184,8 +183,7 @@ TEST(ShardedCheckpoint, RefusesABrokenFile) {
 TEST(ShardedCheckpoint, RefusesAnOptimizerThatItDoesNotKnow) {
   comm::run_threads(1, "shm", [](comm::Communicator& ranks) {
     Net net;
-    auto model =
-        fully_shard(net, mesh::DeviceMesh({.dp_shard = 1}, 1), ranks);
+    auto model = fully_shard(net, mesh::DeviceMesh({.dp_shard = 1}, 1), ranks);
     torch::optim::LBFGS optimizer(net->parameters());
     EXPECT_THROW(ShardedCheckpoint("folder", model, optimizer, ranks), Error);
   });

@@ -109,7 +109,8 @@ at::Tensor filled(const Parameter& parameter, const mesh::Box& box,
   const auto there =
       at::TensorOptions().dtype(options.dtype).device(options.device);
   const Init& init = parameter.spec->init;
-  if (!is_filled(parameter, options) || box.empty()) return at::empty(box.size, there);
+  if (!is_filled(parameter, options) || box.empty())
+    return at::empty(box.size, there);
   if (init.kind == Init::Kind::kZeros) return at::zeros(box.size, there);
   if (init.kind == Init::Kind::kOnes) return at::ones(box.size, there);
   // Drawn in fp32 or wider, then rounded: every type has the same weights.

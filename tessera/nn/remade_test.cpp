@@ -54,8 +54,7 @@ std::vector<Case> cases() {
   };
 }
 
-class Remade
-    : public testing::TestWithParam<std::pair<Case, at::ScalarType>> {
+class Remade : public testing::TestWithParam<std::pair<Case, at::ScalarType>> {
  protected:
   void SetUp() override {
     at::manual_seed(11);
@@ -72,8 +71,7 @@ class Remade
 
 TEST_P(Remade, TheProductLetsGoOfItsInput) {
   at::Tensor input = make();
-  const c10::weak_intrusive_ptr<at::TensorImpl> held(
-      input.getIntrusivePtr());
+  const c10::weak_intrusive_ptr<at::TensorImpl> held(input.getIntrusivePtr());
   const at::Tensor y = linear_product(input, weight);
   input = at::Tensor();
   EXPECT_TRUE(held.expired());
@@ -102,8 +100,7 @@ TEST_P(Remade, InTwoParts) {
   const at::Tensor y = linear_product(make(), weight);
   torch::autograd::backward({y}, {dy}, /*retain_graph=*/true, false, {x});
   EXPECT_FALSE(weight.grad().defined());
-  torch::autograd::backward({y}, {dy}, /*retain_graph=*/false, false,
-                            {weight});
+  torch::autograd::backward({y}, {dy}, /*retain_graph=*/false, false, {weight});
   EXPECT_TRUE(at::equal(weight.grad(), wanted));
 }
 
@@ -174,8 +171,8 @@ TEST(RemadeTwice, SecondDerivativesAreThoseOfLibTorch) {
       second(linear_product(activated(MlpKind::kGelu, {}, x), weight)),
       second(at::mm(at::gelu(x, "tanh"), weight.t()))));
   EXPECT_TRUE(at::allclose(
-      second(linear_product(detail::LayerNorm::apply(x, row, row, 1e-5),
-                            weight)),
+      second(
+          linear_product(detail::LayerNorm::apply(x, row, row, 1e-5), weight)),
       second(at::mm(at::layer_norm(x, {kWidth}, row, row, 1e-5), weight.t()))));
 }
 

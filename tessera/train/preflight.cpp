@@ -199,9 +199,8 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
                : 0;
   if (offloads) check_offload(config, in_files);
   if (config.checkpoint.saves()) {
-    const bool share =
-        offloads &&
-        on_one_disk(folder.checkpoints(), engine::offload_folder(config));
+    const bool share = offloads && on_one_disk(folder.checkpoints(),
+                                               engine::offload_folder(config));
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
                               config.checkpoint, share ? in_files : 0);
   }

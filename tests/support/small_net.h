@@ -33,8 +33,7 @@ inline at::Tensor batch_of(int64_t update) {
       .view({kBatch, 5});
 }
 
-using NetBody =
-    std::function<void(comm::Communicator&, torch::nn::Sequential)>;
+using NetBody = std::function<void(comm::Communicator&, torch::nn::Sequential)>;
 
 inline void on_ranks(int64_t world, const NetBody& body,
                      at::ScalarType type = at::kDouble) {

@@ -267,9 +267,9 @@ class Translation {
     }
     if (held) {
       found_.without_effect.emplace_back(
-          held->key->name,
-          offload == "all" ? "states go along with parameters, to files"
-                           : std::string(held->key->why));
+          held->key->name, offload == "all"
+                               ? "states go along with parameters, to files"
+                               : std::string(held->key->why));
     }
     if (device) set("zero.offload", offload, device->origin);
     if (folder) set("zero.offload_folder", folder->value, folder->origin);

@@ -33,7 +33,8 @@ bool is_hidden_matrix(const ParameterShard& shard,
                       const std::set<std::string>& embeddings) {
   if (shard.shape.size() != 2) return false;
   if (hidden.empty()) {
-    return !embeddings.contains(shard.name_here) && is_hidden_by_name(shard.name);
+    return !embeddings.contains(shard.name_here) &&
+           is_hidden_by_name(shard.name);
   }
   return std::ranges::any_of(hidden, [&](const std::string& glob) {
     return optim::matches(glob, shard.name);

@@ -26,9 +26,9 @@ variable_list rms_norm_gradients(const AutogradContext& ctx,
                                  const at::Tensor& past) {
   refuse_second_derivatives("RMSNorm");
   const auto saved = ctx.get_saved_variables();
-  const auto [dx, dweight] = rms_norm_backward(
-      normed.contiguous(), saved[0].contiguous(), saved[1], saved[2],
-      past.defined() ? past.contiguous() : past);
+  const auto [dx, dweight] =
+      rms_norm_backward(normed.contiguous(), saved[0].contiguous(), saved[1],
+                        saved[2], past.defined() ? past.contiguous() : past);
   return {dx, dweight, at::Tensor()};
 }
 
@@ -144,9 +144,8 @@ variable_list SwiGlu::backward(AutogradContext* ctx,
                                const variable_list& gradients) {
   refuse_second_derivatives("SwiGLU");
   const auto saved = ctx->get_saved_variables();
-  const auto [dgate, dup] =
-      swiglu_backward(gradients[0].contiguous(), saved[0].contiguous(),
-                      saved[1].contiguous());
+  const auto [dgate, dup] = swiglu_backward(
+      gradients[0].contiguous(), saved[0].contiguous(), saved[1].contiguous());
   return {dgate, dup};
 }
 
@@ -163,8 +162,8 @@ at::Tensor Gelu::forward(AutogradContext* ctx, const at::Tensor& x) {
 
 variable_list Gelu::backward(AutogradContext* ctx,
                              const variable_list& gradients) {
-  return {at::gelu_backward(gradients[0], ctx->get_saved_variables()[0],
-                            "tanh")};
+  return {
+      at::gelu_backward(gradients[0], ctx->get_saved_variables()[0], "tanh")};
 }
 
 at::Tensor Gelu::again(const AutogradContext& ctx) {

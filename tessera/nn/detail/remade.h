@@ -1,8 +1,8 @@
 // Norms and activations for autograd, whose outputs a product need not keep:
 // they are made again, with the same bits, from what these keep themselves.
 //
-// A product whose input is one of these outputs holds the node that made it. Its
-// backward comes before that node's, which therefore still has what it kept.
+// A product whose input is one of these outputs holds the node that made it,
+// whose backward comes later: it still has what it kept.
 // Second derivatives: of LayerNorm and Gelu; the others refuse.
 // Memory: of a block of Llama a quarter less between forward and backward (two
 //         of the width, one of the MLP's), for an output at a time meanwhile.
