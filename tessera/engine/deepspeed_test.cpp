@@ -469,7 +469,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{R"({"zero_optimization": {
                     "offload_optimizer": {"device": "nvme", "nvme_path": "/a"},
                     "offload_param": {"device": "nvme", "nvme_path": "/b"}}})",
-                "a rank has one file. Give both the same."},
+                "ds:3:70: zero_optimization.offload_param.nvme_path is \"/b\", "
+                "and ds:2:74: zero_optimization.offload_optimizer.nvme_path "
+                "\"/a\": a rank has one file. Give both the same."},
         Refused{R"({"zero_optimization": {"zero_quantized_weights": true}})",
                 "ds:1:50: zero_optimization.zero_quantized_weights is true, "
                 "not false: gathers and reductions are not quantized"},

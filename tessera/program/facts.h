@@ -120,6 +120,8 @@ struct Facts {
   int64_t shared_bytes = 0;
   // Inputs and targets of a micro-batch, from their load to the program's end.
   int64_t batch_bytes = 0;
+  // Those of all ranks of cp, of which a rank takes its part: while it loads.
+  int64_t whole_batch_bytes = 0;
 };
 
 // The parameters of a rank that runs these units. Of a unit that another stage

@@ -30,6 +30,7 @@ class Walk {
         // One read has all.
         if (loaded_.insert(each.microbatch).second) {
           alive_ += facts_.batch_bytes;
+          during_ = alive_ + facts_.whole_batch_bytes;
         }
         break;
       case Op::kForward:

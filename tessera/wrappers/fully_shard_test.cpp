@@ -17,63 +17,6 @@ namespace {
 namespace nn = torch::nn;
 using namespace tests;
 
-// On as many threads as there are ranks, which all end with the same.
-Values many_ranks(const Kind& kind, const Ways& ways) {
-  std::vector<Values> results(ways.world());
-  comm::run_threads(ways.world(), "shm", [&](comm::Communicator& ranks) {
-    results[ranks.rank()] = trained(ranks, kind, ways);
-  });
-  for (const auto& result : results) {
-    for (size_t i = 0; i < result.size(); ++i) {
-      EXPECT_TRUE(at::equal(result[i], results[0][i]));
-    }
-  }
-  return results[0];
-}
-
-TEST(FullyShard, EqualsOneRank) {
-  for (const Kind& kind : kinds()) {
-    const Values wanted = one_rank(kind);
-    for (int64_t stage : {0, 1, 2, 3}) {
-      for (const Ways& c :
-           {Ways{.shard = 2}, Ways{.shard = 3}, Ways{.shard = 4},
-            Ways{.replicate = 2, .shard = 2}}) {
-        for (const bool keeps : {true, false}) {
-          // Of stage 0 there is nothing to gather.
-          if (stage == 0 && (keeps || c.shard > 2)) continue;
-          Ways with = c;
-          with.options.zero_stage = stage;
-          with.options.reshard_after_forward = !keeps;
-          with.options.prefetch = keeps ? 0 : 1;
-          SCOPED_TRACE(c10::str(kind.name, " stage ", stage, " ", c.replicate,
-                                "x", c.shard, " keeps ", keeps));
-          expect_equal(many_ranks(kind, with), wanted, 1e-10);
-        }
-      }
-    }
-  }
-}
-
-TEST(FullyShard, MicroBatchesAddUp) {
-  for (const Kind& kind : kinds()) {
-    const Values wanted = one_rank(kind);
-    for (int64_t stage : {0, 1, 2, 3}) {
-      for (int64_t replicate : {1, 2}) {
-        for (const bool own : {true, false}) {
-          SCOPED_TRACE(c10::str(kind.name, " stage ", stage, " replicate ",
-                                replicate, " own ", own));
-          const Ways c{.replicate = replicate,
-                       .shard = 2,
-                       .options = {.zero_stage = stage},
-                       .microbatches = 3,
-                       .own_backward = own};
-          expect_equal(many_ranks(kind, c), wanted, 1e-10);
-        }
-      }
-    }
-  }
-}
-
 // A module on `world` ranks of dp_shard.
 void on_ranks(int64_t world,
               const std::function<void(comm::Communicator&,

@@ -44,7 +44,7 @@ def test_bad_input_is_refused_before_any_rank_starts(program, tokens, tmp_path, 
 
 def test_devices_of_one_process_are_refused(program, tokens, tmp_path):
     path = configuration(tokens, tmp_path, zero={"offload": "all"})
-    done = train(program, path, "--nproc", "2", "--mesh.data_parallel=dp", check=False)
+    done = train(program, path, "--mesh.dp=2", "--mesh.data_parallel=dp", check=False)
     assert done.returncode == 78 and "zero.offload is all" in done.stderr, done.stderr
 
 

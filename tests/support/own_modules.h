@@ -361,4 +361,18 @@ inline Values trained(comm::Communicator& ranks, const Kind& kind,
   return values_of(*net);
 }
 
+// On as many threads as there are ranks, which all end with the same.
+inline Values many_ranks(const Kind& kind, const Ways& ways) {
+  std::vector<Values> results(ways.world());
+  comm::run_threads(ways.world(), "shm", [&](comm::Communicator& ranks) {
+    results[ranks.rank()] = trained(ranks, kind, ways);
+  });
+  for (const auto& result : results) {
+    for (size_t i = 0; i < result.size(); ++i) {
+      EXPECT_TRUE(at::equal(result[i], results[0][i]));
+    }
+  }
+  return results[0];
+}
+
 }  // namespace tessera::tests

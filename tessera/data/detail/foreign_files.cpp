@@ -37,12 +37,15 @@ constexpr std::array kForeign = {
     Foreign{"\xfe\xff", "UTF-16 text",
             "Convert it: iconv -f UTF-16 -t UTF-8."}};
 
-// Text has no NUL; UTF-16 of letters without a mark has one in two bytes.
+// Text has no NUL; UTF-16 of letters without a mark has one in two bytes. What
+// is no ASCII beside them is no UTF-8, and refused as that.
 bool is_wide(std::string_view text) {
   constexpr size_t kLooked = 4096;
   const std::string_view first = text.substr(0, kLooked);
+  const auto is_ascii = [](unsigned char byte) { return byte < 0x80; };
   return 4 * std::ranges::count(first, '\0') >
-         static_cast<std::ptrdiff_t>(first.size());
+             static_cast<std::ptrdiff_t>(first.size()) &&
+         std::ranges::all_of(first, is_ascii);
 }
 
 }  // namespace

@@ -163,6 +163,10 @@ program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
   facts.shared_bytes = table_bytes(model, options);
   constexpr int64_t kIdBytes = 8;
   facts.batch_bytes = 2 * model.samples * model.tokens * kIdBytes;
+  if (model.tokens < model.whole_tokens) {
+    facts.whole_batch_bytes =
+        2 * model.samples * model.whole_tokens * kIdBytes;
+  }
   if (model.documents) {
     facts.batch_bytes += model.samples * model.whole_tokens * kIdBytes;
   }
