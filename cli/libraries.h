@@ -1,5 +1,4 @@
-// What libraries read when they are loaded, for as long as a run of training or
-// a measurement of its kernels lasts.
+// What libraries read when they are loaded, for as long as a command computes.
 #pragma once
 
 namespace tessera::cli {

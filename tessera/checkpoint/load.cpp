@@ -176,6 +176,10 @@ class Load {
     TS_CHECK_CONFIG(
         difference.empty(), folder_,
         ": is a checkpoint of another model:", difference,
+        difference.find("optimizer.") == std::string::npos
+            ? ""
+            : "\nOf names that begin with optimizer., optimizer.type, "
+              "optimizer.ema, optimizer.momentum and precision.compute decide.",
         "\nUse the configuration that it was saved with, or give the "
         "run another name.");
   }

@@ -128,9 +128,6 @@ void write_file_atomic(const fs::path& to, std::string_view content) {
 
 void sync_path(const fs::path& path) { Descriptor(path, O_RDONLY).sync(); }
 
-namespace {
-
-// The path, or the nearest folder above it that is there.
 fs::path existing_part(const fs::path& path) {
   std::error_code failed;
   fs::path existing = fs::absolute(path, failed);
@@ -140,8 +137,6 @@ fs::path existing_part(const fs::path& path) {
   }
   return existing;
 }
-
-}  // namespace
 
 uint64_t free_bytes(const fs::path& path) {
   std::error_code failed;

@@ -33,6 +33,8 @@ void sync_path(const std::filesystem::path& path);
 // Free bytes for this user where `path` (or its nearest parent that exists)
 // lies.
 uint64_t free_bytes(const std::filesystem::path& path);
+// The path, or the nearest folder above it that is there.
+std::filesystem::path existing_part(const std::filesystem::path& path);
 // Whether two paths, or what is there of them, are of one file system.
 bool on_one_disk(const std::filesystem::path& one,
                  const std::filesystem::path& other);

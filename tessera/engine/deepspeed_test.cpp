@@ -537,6 +537,12 @@ TEST(DeepSpeed, StatesGoToFilesWhereTheyGoToNvme) {
   EXPECT_THAT(both.without_effect,
               HasSubstr("zero_optimization.offload_optimizer.device (states go "
                         "along with parameters, to files)"));
+  EXPECT_THAT(
+      translated(R"({"zero_optimization": {"stage": 3,
+          "offload_optimizer": {"device": "none"},
+          "offload_param": {"device": "nvme"}}})")
+          .without_effect,
+      HasSubstr("zero_optimization.offload_optimizer.device (states go"));
   EXPECT_EQ(zero_of(R"({"device": "cpu"})", R"({"device": "none"})").offload,
             "none");
 }

@@ -6,8 +6,10 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
+#include <unistd.h>
 
 #include <array>
+#include <filesystem>
 #include <set>
 #include <type_traits>
 #include <utility>
@@ -16,6 +18,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/module_engine/detail/module_state.h"
 
 namespace tessera {
@@ -54,17 +57,44 @@ Kept kept_by(torch::optim::AdagradParamState& of) {
   return {&of.step(), {{"sum", &of.sum()}}};
 }
 
+// Which of its tensors an optimizer keeps by its options, whatever parameter.
+using Keys = std::set<std::string>;
+
+template <typename Options>
+Keys keys_of_adam(const Options& of) {
+  Keys keys = {"exp_avg", "exp_avg_sq"};
+  if (of.amsgrad()) keys.insert("max_exp_avg_sq");
+  return keys;
+}
+
+Keys keys_of(const torch::optim::AdamOptions& of) { return keys_of_adam(of); }
+Keys keys_of(const torch::optim::AdamWOptions& of) { return keys_of_adam(of); }
+Keys keys_of(const torch::optim::SGDOptions& of) {
+  return of.momentum() == 0 ? Keys{} : Keys{"momentum_buffer"};
+}
+Keys keys_of(const torch::optim::RMSpropOptions& of) {
+  Keys keys = {"square_avg"};
+  if (of.momentum() > 0) keys.insert("momentum_buffer");
+  if (of.centered()) keys.insert("grad_avg");
+  return keys;
+}
+Keys keys_of(const torch::optim::AdagradOptions& of) { return {"sum"}; }
+
 // A kind of optimizer, and of what it keeps.
 struct Kind {
   const char* name;
+  Keys (*keys)(const torch::optim::OptimizerOptions&);
   bool (*is)(const torch::optim::Optimizer&);
   std::unique_ptr<OptimizerParamState> (*make)();
   Kept (*kept)(OptimizerParamState&);
 };
 
-template <typename Optimizer, typename State>
+template <typename Optimizer, typename Options, typename State>
 constexpr Kind kind(const char* name) {
   return {name,
+          [](const torch::optim::OptimizerOptions& of) {
+            return keys_of(dynamic_cast<const Options&>(of));
+          },
           [](const torch::optim::Optimizer& of) {
             return dynamic_cast<const Optimizer*>(&of) != nullptr;
           },
@@ -77,11 +107,16 @@ constexpr Kind kind(const char* name) {
 }
 
 constexpr std::array kKinds = {
-    kind<torch::optim::Adam, torch::optim::AdamParamState>("Adam"),
-    kind<torch::optim::AdamW, torch::optim::AdamWParamState>("AdamW"),
-    kind<torch::optim::SGD, torch::optim::SGDParamState>("SGD"),
-    kind<torch::optim::RMSprop, torch::optim::RMSpropParamState>("RMSprop"),
-    kind<torch::optim::Adagrad, torch::optim::AdagradParamState>("Adagrad"),
+    kind<torch::optim::Adam, torch::optim::AdamOptions,
+         torch::optim::AdamParamState>("Adam"),
+    kind<torch::optim::AdamW, torch::optim::AdamWOptions,
+         torch::optim::AdamWParamState>("AdamW"),
+    kind<torch::optim::SGD, torch::optim::SGDOptions,
+         torch::optim::SGDParamState>("SGD"),
+    kind<torch::optim::RMSprop, torch::optim::RMSpropOptions,
+         torch::optim::RMSpropParamState>("RMSprop"),
+    kind<torch::optim::Adagrad, torch::optim::AdagradOptions,
+         torch::optim::AdagradParamState>("Adagrad"),
 };
 
 const Kind& kind_of(const torch::optim::Optimizer& optimizer) {
@@ -107,6 +142,15 @@ struct ShardedCheckpoint::Impl {
 
   using States = std::decay_t<decltype(optimizer.state())>;
 
+  // By its group's options, of a parameter of that shard.
+  Keys keys_of(const ParameterShard& shard) const {
+    for (auto& group : optimizer.param_groups()) {
+      for (const auto& each : group.params()) {
+        if (each.is_same(shard.parameter)) return kind.keys(group.options());
+      }
+    }
+    return {};
+  }
   checkpoint::State parameters() const {
     return {detail::module_entries(module, shards, ranks.rank() == 0), ""};
   }
@@ -148,7 +192,15 @@ ShardedCheckpoint::Impl::States ShardedCheckpoint::Impl::make_states(
     const Kept kept = kind.kept(*made);
     detail::reading(where, [&] {
       if (kept.steps) *kept.steps = found->at("steps").get<int64_t>();
-      const auto keys = found->at("tensors").get<std::set<std::string>>();
+      const auto keys = found->at("tensors").get<Keys>();
+      const Keys wanted = keys_of(shard);
+      TS_CHECK_CONFIG(
+          keys == wanted, where, ": of '", shard.name, "' the optimizer kept ",
+          c10::Join(", ", keys),
+          "; with its options now torch::optim::", kind.name, " keeps ",
+          c10::Join(", ", wanted),
+          ". Give it the options that it was saved with (amsgrad, momentum, "
+          "centered).");
       for (const auto& [key, tensor] : kept.tensors) {
         if (!keys.contains(key)) continue;
         *tensor = at::zeros_like(shard.parameter);
@@ -167,7 +219,15 @@ ShardedCheckpoint::ShardedCheckpoint(std::string folder,
                                      torch::optim::Optimizer& optimizer,
                                      comm::Communicator& ranks)
     : impl_(new Impl{std::move(folder), module, std::move(shards), optimizer,
-                     ranks, kind_of(optimizer)}) {}
+                     ranks, kind_of(optimizer)}) {
+  // Found out now, and not behind hours of training.
+  const auto existing = existing_part(impl_->folder);
+  TS_CHECK_IO(::access(existing.c_str(), W_OK | X_OK) == 0 &&
+                  std::filesystem::is_directory(existing),
+              impl_->folder,
+              ": checkpoints cannot be written there: ", existing.string(),
+              " is no folder that may be written to. Give another folder.");
+}
 
 ShardedCheckpoint::~ShardedCheckpoint() = default;
 

@@ -12,13 +12,16 @@
 // Form:    checkpoint/checkpoint.h: FOLDER/step-N, written whole or not at all,
 //          with checksums; torch.distributed.checkpoint reads its files.
 //          "model.NAME" of parameters and buffers, "optimizer.KEY.NAME" of
-//          states. Options of the optimizer (lr, betas) are the program's.
+//          states. Options of the optimizer (lr, betas) are the program's, and
+//          so are schedulers and random numbers.
 // Optimizers: torch::optim's Adam, AdamW, SGD, RMSprop, Adagrad.
 // Comm:    every rank calls save() and load() with the same arguments, between
 //          steps. A few small messages; tensors go through files.
 // Errors:  TS_CHECK_IO with file and tensor, after which nothing that was there
-//          is lost; TS_CHECK_CONFIG for a checkpoint of another module or of
-//          another kind of optimizer, and for an optimizer of none of these.
+//          is lost, and at once for a folder that cannot be written;
+//          TS_CHECK_CONFIG for a checkpoint of another module, of another kind
+//          of optimizer or of options that keep other states (amsgrad), and for
+//          an optimizer of none of these.
 //          Thrown on every rank alike.
 #pragma once
 

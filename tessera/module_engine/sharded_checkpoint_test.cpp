@@ -166,6 +166,29 @@ TEST(ShardedCheckpoint, RefusesAnotherKindOfOptimizer) {
                     HasSubstr("this one SGD")));
 }
 
+// Whose state is another though its kind is the same.
+TEST(ShardedCheckpoint, RefusesOtherOptionsThatKeepOtherStates) {
+  namespace to = torch::optim;
+  const Kind plain = kind<to::AdamW>("AdamW", to::AdamWOptions(1e-2));
+  const Kind ams =
+      kind<to::AdamW>("AdamW", to::AdamWOptions(1e-2).amsgrad(true));
+  for (const auto& [saved, loaded] :
+       {std::pair(plain, ams), std::pair(ams, plain)}) {
+    const TemporaryFolder folder;
+    train({2, 3, 0, 2}, saved, folder.path());
+    EXPECT_THAT(refused(loaded, folder.path()),
+                AllOf(HasSubstr("step-2"), HasSubstr("amsgrad")));
+  }
+}
+
+TEST(ShardedCheckpoint, AFolderThatCannotBeWrittenIsRefusedAtOnce) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("a file");
+  std::ofstream(file) << "words";
+  EXPECT_THAT(refused(kinds()[1], file + "/checkpoints"),
+              HasSubstr("cannot be written there"));
+}
+
 TEST(ShardedCheckpoint, RefusesABrokenFile) {
   const TemporaryFolder folder;
   train({2, 3, 0, 2}, kinds()[1], folder.path());

@@ -5,11 +5,14 @@
 namespace tessera::parallel {
 namespace {
 
-constexpr double kMostScale = 0x1p127;  // that is a number of fp32
+// Scales that are numbers of fp32, as are those that they are divided by.
+constexpr double kLeastScale = 0x1p-126, kMostScale = 0x1p127;
 
 std::string complaint_about_scale(const config::Value& value) {
   const double scale = std::get<double>(value);
-  return scale >= 0 || scale == -1 ? "" : "it must be above 0, 0 or -1";
+  return scale >= kLeastScale || scale == 0 || scale == -1
+             ? ""
+             : "it must be 2^-126 (1.18e-38) or more, 0 or -1";
 }
 
 }  // namespace
@@ -32,7 +35,7 @@ void PrecisionConfig::declare(config::Section& section) {
   section
       .key("initial_loss_scale", initial_loss_scale,
            "that loss_scale 0 begins with")
-      .more_than(0)
+      .at_least(kLeastScale)
       .at_most(kMostScale);
   section
       .key("scale_growth_interval", scale_growth_interval,
@@ -49,7 +52,7 @@ void PrecisionConfig::declare(config::Section& section) {
   section
       .key("min_loss_scale", min_loss_scale,
            "from which the loss scale is not halved: the run ends")
-      .more_than(0)
+      .at_least(kLeastScale)
       .at_most(kMostScale);
 }
 

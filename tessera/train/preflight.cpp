@@ -163,8 +163,7 @@ void check_choices() {
 
 // Room for states in files, where it helps: files of a file system that lies in
 // memory are there twice over.
-void check_offload(const RunConfig& config, int64_t needed) {
-  const std::string folder = engine::offload_folder(config);
+void check_offload_folder(const RunConfig& config, const std::string& folder) {
   constexpr const char* kWayOut =
       "Set zero.offload_folder to a folder that may be written, on a disk.";
   std::error_code error;
@@ -179,6 +178,11 @@ void check_offload(const RunConfig& config, int64_t needed) {
                   " is on a file system that lies in memory: states would "
                   "leave it for itself. ",
                   kWayOut);
+}
+
+void check_offload(const RunConfig& config, int64_t needed) {
+  const std::string folder = engine::offload_folder(config);
+  check_offload_folder(config, folder);
   const uint64_t room = free_bytes(folder);
   TS_CHECK_CONFIG(
       static_cast<uint64_t>(needed) <= room, "zero.offload: ", folder, " has ",
@@ -275,6 +279,10 @@ void check_paths(const RunConfig& config) {
 
 std::string describe_plan(const RunConfig& config) {
   check_choices();
+  const auto& zero = config.zero;
+  if (zero.offload != "none" && !zero.offload_folder.empty()) {
+    check_offload_folder(config, zero.offload_folder);
+  }
   const int64_t parameters = models::num_parameters(config.model);
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);

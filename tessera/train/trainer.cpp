@@ -317,9 +317,29 @@ class Trainer {
   void tell_skipped() {
     ++skipped_;
     if (leads()) tell_of_skipped_step(model_->actor(), step_ + 1, skipped_);
-    if (!config_.optimizer.skip_nonfinite) return;
-    name_nonfinite(config_, *model_, *data_.train, ranks_.world(), step_,
-                   input_of_step(0));
+    if (config_.optimizer.skip_nonfinite) {
+      name_nonfinite(config_, *model_, *data_.train, ranks_.world(), step_,
+                     input_of_step(0));
+    }
+    require_progress();
+  }
+
+  // A scale that is found while training moves, or ends the run by itself.
+  void require_progress() {
+    constexpr int64_t kMost = 10;
+    ModelActor& actor = model_->actor();
+    const bool moves = actor.loss_scale().value() != actor.scale();
+    const bool follows = skipped_at_ == step_ - 1;
+    skipped_in_a_row_ = moves ? 0 : (follows ? skipped_in_a_row_ : 0) + 1;
+    skipped_at_ = step_;
+    const int64_t most = std::max(kMost, config_.precision.scale_hysteresis);
+    TS_CHECK(skipped_in_a_row_ <= most, "step ", step_ + 1, " is the ",
+             most + 1, "th in a row that updated nothing, its gradient's norm ",
+             actor.grad_norm(),
+             ": what would train on is lost. Go on from an earlier checkpoint "
+             "(--resume PATH) with a lower optimizer.lr, or another "
+             "precision.loss_scale; optimizer.skip_nonfinite names who made "
+             "it.");
   }
 
   monitor::Validation validate() {
@@ -380,6 +400,8 @@ class Trainer {
   int64_t first_step_ = 0;        // updates done before this run
   int64_t step_ = 0;              // steps done
   int64_t skipped_ = 0;           // that updated nothing
+  int64_t skipped_at_ = -1;       // the last of them, in this run
+  int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
   int64_t saved_at_ = -1;         // step of the last checkpoint
   std::optional<BestLoss> best_;  // none: not validated so far
 };

@@ -193,3 +193,17 @@ def test_a_loss_scale_changes_nothing_in_fp64(program, tokens, tmp_path):
         train(program, path)
         found.append([(line["loss"], line["grad_norm"]) for line in metrics(tmp_path / name)])
     assert found[0] == found[1] == found[2]
+
+
+def test_a_scale_whose_inverse_is_no_number_is_refused(program, tokens, tmp_path):
+    for key in ("loss_scale", "initial_loss_scale", "min_loss_scale"):
+        path = configuration(tokens, tmp_path, precision={"compute": "fp16", key: 1e-39})
+        done = train(program, path, check=False)
+        assert done.returncode == 78 and f"precision.{key}" in done.stderr and "rank 0" not in done.stderr, done.stderr
+
+
+def test_a_run_that_updates_nothing_any_more_ends(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path, run={"steps": 30}, precision={"compute": "fp16", "loss_scale": 1.7e38})
+    done = train(program, path, "--nproc", "2", check=False)
+    assert done.returncode == 1, done.stderr
+    assert "step 11 is the 11th in a row that updated nothing" in done.stderr, done.stderr

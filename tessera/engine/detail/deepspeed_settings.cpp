@@ -240,7 +240,7 @@ class Translation {
   void add_offload() {
     const DeepSpeedValue* device = nullptr;
     const DeepSpeedValue* folder = nullptr;
-    const DeepSpeedValue* held = nullptr;  // asked for in the CPU's memory
+    const DeepSpeedValue* held = nullptr;  // states that stay where they are
     std::string offload;
     for (const std::string of : {"optimizer", "param"}) {
       const std::string section = "zero_optimization.offload_" + of;
@@ -250,7 +250,10 @@ class Translation {
           kind ? choice_of(kind->value.get<std::string>(), kind->key->choices)
                : "none";
       if (to != "nvme") {
-        if (to == "cpu") held = kind;
+        if (kind && of == "optimizer") held = kind;
+        if (to == "cpu" && of == "param") {
+          found_.without_effect.emplace_back(kind->key->name, kind->key->why);
+        }
         if (path) {
           found_.without_effect.emplace_back(path->key->name,
                                              "device is not nvme");
@@ -265,11 +268,11 @@ class Translation {
                       ": a rank has one file. Give both the same.");
       if (path) folder = path;
     }
-    if (held) {
+    if (held && offload == "all") {
       found_.without_effect.emplace_back(
-          held->key->name, offload == "all"
-                               ? "states go along with parameters, to files"
-                               : std::string(held->key->why));
+          held->key->name, "states go along with parameters, to files");
+    } else if (held && held->value != "none") {
+      found_.without_effect.emplace_back(held->key->name, held->key->why);
     }
     if (device) set("zero.offload", offload, device->origin);
     if (folder) set("zero.offload_folder", folder->value, folder->origin);

@@ -164,8 +164,7 @@ program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
   constexpr int64_t kIdBytes = 8;
   facts.batch_bytes = 2 * model.samples * model.tokens * kIdBytes;
   if (model.tokens < model.whole_tokens) {
-    facts.whole_batch_bytes =
-        2 * model.samples * model.whole_tokens * kIdBytes;
+    facts.whole_batch_bytes = 2 * model.samples * model.whole_tokens * kIdBytes;
   }
   if (model.documents) {
     facts.batch_bytes += model.samples * model.whole_tokens * kIdBytes;
