@@ -30,7 +30,8 @@ class Walk {
         // One read has all.
         if (loaded_.insert(each.microbatch).second) {
           alive_ += facts_.batch_bytes;
-          during_ = alive_ + facts_.whole_batch_bytes;
+          // An evaluation is given its batch: it is there all the time.
+          if (trains_) during_ = alive_ + facts_.whole_batch_bytes;
         }
         break;
       case Op::kForward:
