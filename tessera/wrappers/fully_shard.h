@@ -91,7 +91,8 @@ class DeferredInit;
 
 struct FullyShardOptions {
   int64_t zero_stage = 3;
-  // Globs of names of child modules: "blocks.*". None: as above.
+  // Globs of names of child modules, in which nothing stands for a dot:
+  // "blocks.*" are the blocks alone. None: as above.
   std::vector<std::string> units = {};
   bool reshard_after_forward = true;  // of stage 3; the last unit's always
   int64_t prefetch = -1;              // units gathered ahead; -1: 1, on shm 0

@@ -185,7 +185,12 @@ Values sharded(uint64_t seed, const Chosen& chosen) {
         .reshard_after_forward = chosen.reshard,
         .prefetch = chosen.prefetch ? 2 : 0,
         .deferred = chosen.deferred ? &deferred : nullptr};
-    if (chosen.all_units) options.units = {"*"};
+    if (chosen.all_units) {
+      for (const auto& each : net->named_modules("", /*include_self=*/false)) {
+        if (each.value()->parameters().empty()) continue;
+        options.units.push_back(each.key());
+      }
+    }
     auto model = fully_shard(net, mesh, ranks, options);
     torch::optim::AdamW optimizer(net->parameters(),
                                   torch::optim::AdamWOptions(1e-2));

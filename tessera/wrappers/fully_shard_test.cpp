@@ -455,6 +455,21 @@ TEST(FullyShard, MastersStayWide) {
   }
 }
 
+// A glob of units stops at dots: what a block is made of is no unit by itself.
+TEST(FullyShard, AGlobNamesOneLevel) {
+  on_ranks(1, [](auto& ranks, const mesh::DeviceMesh& mesh) {
+    const auto make = [] {
+      return nn::ModuleList(nn::ModuleList(nn::Linear(2, 3), nn::Linear(3, 2)),
+                            nn::Linear(2, 2));
+    };
+    const auto net = make(), other = make();
+    auto model = fully_shard(net, mesh, ranks, {.units = {"*"}});
+    EXPECT_EQ(model.units(), (std::vector<std::string>{"", "0", "1"}));
+    auto inner = fully_shard(other, mesh, ranks, {.units = {"*.*"}});
+    EXPECT_EQ(inner.units(), (std::vector<std::string>{"", "0.0", "0.1"}));
+  });
+}
+
 TEST(FullyShard, RefusesWhatWouldBeWrong) {
   using testing::HasSubstr;
   const auto error_of =

@@ -7,8 +7,8 @@
 //       {"head", tessera::ParallelStyle::column(Lies::kWhole, Lies::kWhole)}});
 //   ... DistributedDataParallel(gpt, data_group), an optimizer, a loop ...
 //
-// Plan:    globs of names of child modules, as fnmatch(3) reads them, and what
-//          each is to be. Linear: column or row; Embedding: vocabulary; any
+// Plan:    globs of names of child modules, as fnmatch(3) reads paths, with dots
+//          for slashes ("blocks.*.[qkv]"), and what each is to be. Linear: column or row; Embedding: vocabulary; any
 //          module: sequence, whose parameters stay whole. What no line names
 //          stays whole, and every rank along tp computes it alike.
 // Module:  is not changed but for its weights, of which each rank keeps its

@@ -98,8 +98,15 @@ std::vector<NamedModule> modules_matching(
     const std::string& who) {
   std::vector<Named> all, found;
   all_below({"", &root}, all);
-  const auto matches = [](const std::string& pattern, const Named& each) {
-    return fnmatch(pattern.c_str(), each.name.c_str(), 0) == 0;
+  // Name by name, as paths are matched: "blocks.*" are the blocks, and not what
+  // they are made of.
+  const auto as_path = [](std::string name) {
+    std::ranges::replace(name, '.', '/');
+    return name;
+  };
+  const auto matches = [&](const std::string& pattern, const Named& each) {
+    return fnmatch(as_path(pattern).c_str(), as_path(each.name).c_str(),
+                   FNM_PATHNAME) == 0;
   };
   for (const auto& pattern : patterns) {
     std::string nearest;

@@ -18,7 +18,8 @@ struct ModuleUnit {
 
 // Each parameter once: with the innermost unit that it lies in. The first unit
 // is the module itself: it has those that lie in no other, or in several.
-// `patterns`: globs of the names of child modules, as fnmatch(3) reads them.
+// `patterns`: globs of the names of child modules, as fnmatch(3) reads paths,
+// with dots for slashes.
 // None: the elements of every outermost ModuleList, ModuleDict or Sequential;
 // of a module without one, its children. The experts of each MoE are one of
 // their own always. Units without parameters are left out.
