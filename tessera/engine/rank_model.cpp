@@ -154,8 +154,8 @@ void RankModel::build_optimizer() {
                            sizes, type);
     };
   }
-  optimizer_ = optim::make_optimizer(config_.optimizer, std::move(segments),
-                                     std::move(memory));
+  optimizer_ =
+      optim::make_optimizer(config_.optimizer, std::move(segments), memory);
 }
 
 void RankModel::build_actor() {
