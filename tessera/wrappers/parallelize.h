@@ -8,9 +8,10 @@
 //   ... DistributedDataParallel(gpt, data_group), an optimizer, a loop ...
 //
 // Plan:    globs of names of child modules, as fnmatch(3) reads paths, with dots
-//          for slashes ("blocks.*.[qkv]"), and what each is to be. Linear: column or row; Embedding: vocabulary; any
-//          module: sequence, whose parameters stay whole. What no line names
-//          stays whole, and every rank along tp computes it alike.
+//          for slashes, and what each is to be. Linear: column or row;
+//          Embedding: vocabulary; any module: sequence, whose parameters stay
+//          whole. What no line names stays whole, and every rank along tp
+//          computes it alike.
 // Module:  is not changed but for its weights, of which each rank keeps its
 //          share: where its code multiplies by one, or looks up rows, what
 //          parallel_linear.h says is computed instead. It sees the width that
