@@ -7,8 +7,8 @@
 //       {"head", tessera::ParallelStyle::column(Lies::kWhole, Lies::kWhole)}});
 //   ... DistributedDataParallel(gpt, data_group), an optimizer, a loop ...
 //
-// Plan:    globs of names of child modules, as fnmatch(3) reads paths, with dots
-//          for slashes, and what each is to be. Linear: column or row;
+// Plan:    globs of names of child modules, read as paths by fnmatch(3), dots
+//          as slashes, and what each is to be. Linear: column or row;
 //          Embedding: vocabulary; any module: sequence, whose parameters stay
 //          whole. What no line names stays whole, and every rank along tp
 //          computes it alike.
