@@ -35,8 +35,8 @@
 //          matrices those of parallel/data/whole_updates.h.
 // Errors:  TS_CHECK_CONFIG for a file that cannot be honoured, as one that
 //          offloads to nvme: with the place of the key, the rule and the way
-//          out; TS_CHECK for calls in another
-//          order, and for a gradient norm that is not finite.
+//          out; TS_CHECK for calls in another order, and for a gradient norm
+//          that is not finite.
 // Threads: as comm::Group: one thread a rank.
 #pragma once
 

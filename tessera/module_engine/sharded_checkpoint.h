@@ -32,6 +32,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/wrappers/fully_shard.h"

@@ -278,7 +278,11 @@ class Trainer {
     metrics_->begin_step();
     recorder_->begin_step(step_ + 1);
     model_->step(input_of_step(lr), recorder_->observer());
-    if (model_->actor().was_skipped()) tell_skipped();
+    if (model_->actor().was_skipped()) {
+      tell_skipped();
+    } else {
+      skipped_in_a_row_ = 0;
+    }
     ++step_;
     const auto timeline =
         monitor::timeline_of(recorder_->spans(), seconds_since(start));
@@ -329,9 +333,7 @@ class Trainer {
     constexpr int64_t kMost = 10;
     ModelActor& actor = model_->actor();
     const bool moves = actor.loss_scale().value() != actor.scale();
-    const bool follows = skipped_at_ == step_ - 1;
-    skipped_in_a_row_ = moves ? 0 : (follows ? skipped_in_a_row_ : 0) + 1;
-    skipped_at_ = step_;
+    skipped_in_a_row_ = moves ? 0 : skipped_in_a_row_ + 1;
     const int64_t most = std::max(kMost, config_.precision.scale_hysteresis);
     TS_CHECK(skipped_in_a_row_ <= most, "step ", step_ + 1, " is the ",
              most + 1, "th in a row that updated nothing, its gradient's norm ",
@@ -400,7 +402,6 @@ class Trainer {
   int64_t first_step_ = 0;        // updates done before this run
   int64_t step_ = 0;              // steps done
   int64_t skipped_ = 0;           // that updated nothing
-  int64_t skipped_at_ = -1;       // the last of them, in this run
   int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
   int64_t saved_at_ = -1;         // step of the last checkpoint
   std::optional<BestLoss> best_;  // none: not validated so far
