@@ -12,11 +12,13 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/core/kept_memory.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/store.h"
 #include "tessera/models/model.h"
 #include "tessera/wrappers/distributed_data_parallel.h"
 #include "tessera/wrappers/fully_shard.h"
+#include "tessera/wrappers/fused_adam.h"
 #include "tests/support/plain_gpt.h"
 
 namespace nn = torch::nn;
@@ -70,7 +72,7 @@ at::Tensor loss_of(Model& model, const Decoder& /*module*/,
 template <typename Model, typename Module>
 void run(Model& model, Module& module, const Shape& shape, int64_t steps,
          bool prints, const std::function<void()>& clip) {
-  torch::optim::AdamW optimizer(
+  ts::FusedAdamW optimizer(
       module->parameters(),
       torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).weight_decay(0.1));
   const auto ids =
@@ -124,6 +126,7 @@ void train(ts::comm::Communicator& ranks, int count, char** arguments) {
 }  // namespace
 
 int main(int count, char** arguments) {
+  ts::keep_freed_memory();
   try {
     const auto meeting =
         ts::launch::join(ts::launch::discover(ts::launch::process_variables()));

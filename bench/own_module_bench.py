@@ -4,9 +4,9 @@ around the GPT-2 that `tessera train` has beside that trainer's own ZeRO 3.
 
 Usage: bench/own_module_bench.py BUILD [--rounds 5] [--steps 6] [--dtype fp32 bf16] [--case NAME]... [--json FILE]
 BUILD is a build folder. The model has 8 layers of 512, 8 heads and a vocabulary of 8192 that head and embedding share
-(30 M parameters), its batch is 8 samples of 256 tokens, on two ranks of one thread. Both use the products, attention
-and AdamW that LibTorch has: what differs is who shards. In every round each program runs in turn; a figure is the
-median over rounds of what a round's median step took.
+(30 M parameters), its batch is 8 samples of 256 tokens, on two ranks of one thread. Both use the products and attention
+that LibTorch has, and an AdamW of one pass (FusedAdamW, fused=True): what differs is who shards. In every round each
+program runs in turn; a figure is the median over rounds of what a round's median step took.
 """
 
 import argparse

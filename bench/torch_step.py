@@ -246,7 +246,7 @@ def main():
     elif kind == "tp":
         forward = tensor_parallel(model, dist.init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1,
-                                  fused=kind not in ("fsdp2", "tp"))
+                                  fused=kind != "tp")  # of DTensors and others: not together
     ids = torch.randint(config["model"]["vocab"], (samples, length + 1))
     casts = dtype != torch.float32 and kind != "fsdp2"
     times = []

@@ -1,0 +1,24 @@
+#include "tessera/core/kept_memory.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+
+namespace tessera {
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  if (std::getenv("GLIBC_TUNABLES") != nullptr) return;
+  const auto set = [](int parameter, int64_t bytes) {
+    constexpr int64_t kMost = std::numeric_limits<int>::max();
+    mallopt(parameter, static_cast<int>(std::min(bytes, kMost)));
+  };
+  set(M_MMAP_THRESHOLD, kKeptMemory.mmap_threshold);
+  set(M_TRIM_THRESHOLD, kKeptMemory.trim_threshold);
+  set(M_TOP_PAD, kKeptMemory.top_pad);
+#endif
+}
+
+}  // namespace tessera
