@@ -5,14 +5,14 @@ around the GPT-2 that `tessera train` has beside that trainer's own ZeRO 3.
 Usage: bench/own_module_bench.py BUILD [--rounds 5] [--steps 6] [--dtype fp32 bf16] [--case NAME]... [--json FILE]
 BUILD is a build folder. The model has 8 layers of 512, 8 heads and a vocabulary of 8192 that head and embedding share
 (30 M parameters), its batch is 8 samples of 256 tokens, on two ranks of one thread. Both use the products and attention
-that LibTorch has, and an AdamW of one pass (FusedAdamW, fused=True): what differs is who shards. In every round each
-program runs in turn; a figure is the median over rounds of what a round's median step took.
+that LibTorch has, and an AdamW of one pass (FusedAdamW, fused=True): what differs is who shards. Ours are
+started by `tessera launch`, PyTorch's by torchrun. In every round each program runs in turn; a figure is the median
+over rounds of what a round's median step took, without its first two.
 """
 
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -21,14 +21,13 @@ from pathlib import Path
 import step_bench
 
 FLAGS = ["--model.family=gpt2", "--model.ffn=2048", "--mesh.dp=2", "--zero.stage=3"]
-CASES = [("fully_shard", "fsdp2"), ("ddp", "ddp"), ("decoder", "trainer")]
+CASES = [("fully_shard", "fsdp2"), ("ddp", "pytorch ddp"), ("decoder", "trainer")]
 SHAPE = ["8", "512", "8", "8192", "256", "4"]
 
 
 def of_tessera(options, kind, folder, dtype):
-    command = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2", "--master-port",
-               str(random.randrange(20000, 30000)), options.build / "bench" / "own_module", kind, str(options.steps),
-               *SHAPE, dtype]
+    command = [options.program, "launch", "-n", "2", "--", options.build / "bench" / "own_module", kind,
+               str(options.steps), *SHAPE, dtype]
     out, most = step_bench.measured(command, folder)
     return json.loads(out.splitlines()[-1])["step_s"][2:], most
 
@@ -38,7 +37,7 @@ def one(options, who, is_ours, folder, path, dtype):
         return of_tessera(options, who, folder, dtype)
     if who == "trainer":
         return step_bench.of_tessera(options, folder, 2, path)[:2]
-    return step_bench.of_torch(who, folder, 2, path)[:2]
+    return step_bench.of_torch(who.split()[-1], folder, 2, path)[:2]
 
 
 def main():
