@@ -12,6 +12,7 @@
 #include "tessera/nn/detail/cpu_kernels.h"
 #include "tessera/nn/detail/remade.h"
 #include "tessera/nn/kernel_choice.h"
+#include "tessera/nn/weight_queue.h"
 #include "tessera/nn/wide_type.h"
 
 // Exported by LibTorch, in no header of its wheel: result = beta * result +
@@ -138,6 +139,7 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["has_bias"] = !biases.empty();
+    if (trains) WeightQueue::remember(ctx);
     const at::Tensor rows = rows_of(x);
     variable_list outputs;
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -157,6 +159,7 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
     const auto saved = ctx->get_saved_variables();
     const size_t count = gradients.size();
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    const auto queue = WeightQueue::open_for(ctx);
     variable_list to(1 + (has_bias ? 2 : 1) * count);  // x, weights, biases
     at::Tensor x;
     for (size_t i = 0; i < count; ++i) {
@@ -169,7 +172,14 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
       }
       if (ctx->needs_input_grad(1 + i)) {
         if (!x.defined()) x = rows_of(detail::input_of(ctx, saved));
-        to[1 + i] = weight_gradient(weight, dy, x);
+        if (queue) {
+          // Without what made it, which holds the queue.
+          queue->add([weight, dy, x = x.detach()] {
+            add_weight_gradient(weight, dy, x);
+          });
+        } else {
+          to[1 + i] = weight_gradient(weight, dy, x);
+        }
       }
       const size_t bias = 1 + count + i;
       if (has_bias && ctx->needs_input_grad(bias)) to[bias] = dy.sum(0);

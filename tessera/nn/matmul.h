@@ -15,6 +15,8 @@
 //         the backward itself. An input that a norm or an activation of nn
 //         made is not kept for the backward but made again there, with the same
 //         bits (detail/remade.h).
+// Later:  inside of a WeightQueue (weight_queue.h) gradients of weights are
+//         left to it.
 // Heard:  who listens to parameters' memory (wrappers' fully_shard) is told
 //         before a product reads or writes it.
 // Names:  N rows, `in` and `out` features; weights are (out, in).

@@ -6,6 +6,7 @@
 #include "tessera/core/host_read.h"
 #include "tessera/mesh/layout.h"
 #include "tessera/nn/matmul.h"
+#include "tessera/nn/weight_queue.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -27,6 +28,7 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
                             const std::vector<int64_t>& splits) {
     ctx->save_for_backward({rows, weight});
     ctx->saved_data["splits"] = splits;
+    if (weight.requires_grad()) WeightQueue::remember(ctx);
     const at::Tensor y =
         at::empty({rows.size(0), weight.size(1)}, rows.options());
     const auto y_of = y.split_with_sizes(splits);
@@ -43,15 +45,37 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
     const auto splits = ctx->saved_data["splits"].toIntVector();
     const at::Tensor &rows = saved[0], weight = saved[1];
     const at::Tensor d_rows = at::empty_like(rows);
-    const at::Tensor d_weight = at::empty(weight.sizes(), weight.options());
     const auto d_y_of = gradients[0].split_with_sizes(splits);
-    const auto rows_of = rows.split_with_sizes(splits);
     const auto d_rows_of = d_rows.split_with_sizes(splits);
     for (size_t e = 0; e < splits.size(); ++e) {
       multiply(d_rows_of[e], d_y_of[e], weight[e]);
+    }
+    if (const auto queue = WeightQueue::open_for(ctx)) {
+      // Without what made them, which holds the queue.
+      queue->add([weight, splits, d_y = gradients[0], rows = rows.detach()] {
+        const at::Tensor gradient = of_weight(weight, d_y, rows, splits);
+        if (weight.grad().defined()) {
+          weight.grad().add_(gradient);
+        } else {
+          weight.mutable_grad() = gradient;
+        }
+      });
+      return {d_rows, {}, {}};
+    }
+    return {d_rows, of_weight(weight, gradients[0], rows, splits), {}};
+  }
+
+ private:
+  static at::Tensor of_weight(const at::Tensor& weight, const at::Tensor& d_y,
+                              const at::Tensor& rows,
+                              const std::vector<int64_t>& splits) {
+    const at::Tensor d_weight = at::empty(weight.sizes(), weight.options());
+    const auto d_y_of = d_y.split_with_sizes(splits);
+    const auto rows_of = rows.split_with_sizes(splits);
+    for (size_t e = 0; e < splits.size(); ++e) {
       multiply(d_weight[e], d_y_of[e].t(), rows_of[e]);
     }
-    return {d_rows, d_weight, {}};
+    return d_weight;
   }
 };
 
