@@ -56,6 +56,15 @@ def add_optimizer(rng, optimizer):
     optimizer["ema"] = rng.choice([0, 0, 0.9])
 
 
+def schedule_of(rng, pp):
+    """A schedule that pp stages can take, and its chunks."""
+    if pp > 1 and rng.random() < 0.5:
+        choices = [("interleaved", 2), ("interleaved_zb", 2), ("interleaved_zb", 3), ("bfs", 2), ("zb_v", 2),
+                   ("dualpipe_v", 2)]
+        return rng.choice(choices + [("dualpipe", 2)] * (2 if pp % 2 == 0 else 0))
+    return rng.choice(["naive", "gpipe", "1f1b", "eager_1f1b", "zb_h1", "zb_h2"]), 1
+
+
 def configuration(seed):
     rng = random.Random(seed)
     mesh = mesh_of(rng)
@@ -66,11 +75,12 @@ def configuration(seed):
     # One of tp and kv_heads divides the other, and so with cp for ulysses.
     kv_heads = heads if family == "gpt2" else rng.choice([n for n in (1, tp, heads) if heads % n == 0])
     head_dim = rng.choice([2, 4, 6])
-    interleaved = pp > 1 and rng.random() < 0.4
-    chunks = rng.choice([1, 2]) if interleaved else 1
-    layers = pp * chunks + rng.choice([0, 1, 2])
+    schedule, chunks = schedule_of(rng, pp)
+    layers = pp * (1 if schedule == "dualpipe" else chunks) + rng.choice([0, 1, 2])
     micro = rng.choice([1, 2, 3])
-    accumulation = pp * rng.choice([1, 2]) if interleaved else rng.choice([1, 2, 3, 4])
+    in_groups = schedule in ("interleaved", "interleaved_zb") and chunks > 1
+    accumulation = pp * rng.choice([1, 2]) if in_groups else rng.choice([1, 2, 3, 4])
+    accumulation += accumulation % 2 if schedule == "dualpipe" else 0
     sequence_parallel = tp > 1 and rng.random() < 0.5
     # So short, now and then, that a rank of tp has no token for an expert.
     seq_len = 2 * cp * (tp if sequence_parallel else 1) * rng.choice([1, 2, 3])
@@ -87,8 +97,7 @@ def configuration(seed):
                  "reshard_after_forward": rng.random() < 0.7, "bucket_mb": rng.choice([0.0001, 25])},
         "tensor": {"sequence_parallel": sequence_parallel},
         "context": {"method": method},
-        "pipeline": {"schedule": "interleaved" if interleaved else rng.choice(["naive", "gpipe", "1f1b", "eager_1f1b"]),
-                     "chunks": chunks},
+        "pipeline": {"schedule": schedule, "chunks": chunks, "order": rng.choice(["reverse", "forward"])},
         "recompute": {"mode": rng.choice(["none", "block"]), "every": rng.choice([1, 2])},
         "optimizer": {"type": rng.choice(["adamw", "sgd"]), "lr": 0.01, "momentum": 0.0,
                       "clip_norm": rng.choice([0, 0.1, 1.0])},

@@ -153,8 +153,8 @@ class Evaluations {
 void check_generation(const RunConfig& config, int64_t world_size) {
   const auto mesh = config.mesh.degrees(world_size, config.zero.stage);
   parallel::check_generation(mesh);
-  TS_CHECK_CONFIG(config.pipeline.chunks == 1, "pipeline.chunks is ",
-                  config.pipeline.chunks,
+  TS_CHECK_CONFIG(config.pipeline.num_chunks() == 1, "pipeline.chunks is ",
+                  config.pipeline.num_chunks(),
                   ", but generate goes through each stage once. Nearest: 1.");
   const int64_t data = mesh.dp_replicate * mesh.dp_shard;
   TS_CHECK_CONFIG(data == 1, "mesh: dp_replicate ", mesh.dp_replicate,

@@ -80,6 +80,8 @@ void RankActor::run(int64_t microbatch, int64_t unit, bool keeps) {
   here.keeps = keeps;
   const program::Unit& of = composed_.units.all[unit];
   const at::AutoGradMode records(keeps);
+  here.later = keeps ? c10::make_intrusive<nn::WeightQueue>() : nullptr;
+  const nn::WeightQueue::Scope scope(here.later);
   here.output = model_.forward_unit(
       unit, here.input, tokens_of(microbatch), keeps ? &here.balance : nullptr,
       keeps && of.attention_alone ? &here.attention : nullptr);
@@ -123,49 +125,49 @@ void RankActor::loss(int64_t microbatch) {
   if (trains()) last.gradient = hidden;
 }
 
-// What the unit's backward starts from: once, for both of its parts.
-void RankActor::start_backward(Passed& here) {
-  if (!here.ends.empty()) return;
-  here.ends = {std::exchange(here.output, {})};
-  here.gradients = {std::exchange(here.gradient, {})};
+RankActor::Start RankActor::start_backward(Passed& here) {
+  Start start{.ends = {std::exchange(here.output, {})},
+              .gradients = {std::exchange(here.gradient, {})}};
   const nn::Balance balance = std::exchange(here.balance, {});
   count(balance);
   if (balance.loss.defined() && input_.aux_scale > 0) {
-    here.ends.push_back(balance.loss * input_.aux_scale);
-    here.gradients.emplace_back();
+    start.ends.push_back(balance.loss * input_.aux_scale);
+    start.gradients.emplace_back();
   }
+  return start;
 }
 
-// The weights' part goes once more through all that lies between the output and
-// a parameter, with its collectives: nearly as much as the input's part.
+void RankActor::backward_input(Passed& here, const Start& start, int64_t unit) {
+  std::vector<at::Tensor> parameters;
+  for (int64_t owner : composed_.units.all[unit].reads) {
+    for (const auto& each : composed_.parameters->full(owner)) {
+      if (each.requires_grad()) parameters.push_back(each);
+    }
+  }
+  here.input.mutable_grad() =
+      here.later->put_off(start.ends, start.gradients, here.input, parameters);
+}
+
 void RankActor::backward(Op part, int64_t microbatch, int64_t unit) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& here = mine.units.at(unit);
-  start_backward(here);
-  // A second part needs where it starts; what was started is let go of.
-  const bool goes_on = part == Op::kBackwardInput;
-  const auto ends = goes_on ? here.ends : std::exchange(here.ends, {});
-  const auto gradients =
-      goes_on ? here.gradients : std::exchange(here.gradients, {});
-  std::vector<at::Tensor> of;  // all leaves, where none is named
-  if (part == Op::kBackwardInput) of = {here.input};
   if (part == Op::kBackwardWeight) {
-    for (int64_t owner : composed_.units.all[unit].reads) {
-      for (const auto& each : composed_.parameters->full(owner)) {
-        if (each.requires_grad()) of.push_back(each);
-      }
+    std::exchange(here.later, {})->run();
+    return;
+  }
+  const Start start = start_backward(here);
+  // Of a unit that is frozen as a whole there may be nothing to ask for: where
+  // it has no input with a gradient.
+  const at::Tensor& end = start.ends.front();
+  if (!end.defined() || end.requires_grad()) {
+    if (part == Op::kBackwardInput) {
+      backward_input(here, start, unit);
+    } else {
+      torch::autograd::backward(start.ends, start.gradients);
     }
   }
-  // Of a unit that is frozen as a whole there may be nothing to ask for: where
-  // it has no input with a gradient, and of its weights.
-  const at::Tensor& end = ends.front();
-  const bool is_idle = (end.defined() && !end.requires_grad()) ||
-                       (part == Op::kBackwardWeight && of.empty());
-  if (!is_idle) {
-    torch::autograd::backward(ends, gradients, /*retain_graph=*/goes_on,
-                              /*create_graph=*/false, of);
-  }
-  if (part != Op::kBackwardWeight) hand_on(mine, unit);
+  if (part == Op::kBackward) here.later = nullptr;
+  hand_on(mine, unit);
 }
 
 // The gradient of its input goes to the unit before, unless another stage has
@@ -177,6 +179,21 @@ void RankActor::hand_on(Microbatch& mine, int64_t unit) {
   if (is_first) return;
   mine.units.at(unit - 1).gradient =
       std::exchange(mine.units.at(unit).input, {}).grad();
+}
+
+void RankActor::hand_activations(int64_t microbatch, int64_t chunk) {
+  Microbatch& mine = microbatches_.at(microbatch);
+  Passed& last = mine.units.at(composed_.units.chunks.at(chunk).back());
+  const auto& next = composed_.units.chunks.at(chunk + 1);
+  mine.units.at(next.front()).input = last.output.detach();
+  if (!last.keeps) last.output = at::Tensor();
+}
+
+void RankActor::hand_gradients(int64_t microbatch, int64_t chunk) {
+  Microbatch& mine = microbatches_.at(microbatch);
+  Passed& first = mine.units.at(composed_.units.chunks.at(chunk).front());
+  const auto& before = composed_.units.chunks.at(chunk - 1);
+  mine.units.at(before.back()).gradient = std::exchange(first.input, {}).grad();
 }
 
 void RankActor::begin_message(const Instruction& message) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tessera/engine/model_actor.h"
+#include "tessera/nn/weight_queue.h"
 
 namespace tessera::engine {
 
@@ -32,6 +33,8 @@ class RankActor final : public ModelActor {
   void replay(int64_t microbatch, int64_t unit) override;
   void loss(int64_t microbatch) override;
   void backward(program::Op part, int64_t microbatch, int64_t unit) override;
+  void hand_activations(int64_t microbatch, int64_t chunk) override;
+  void hand_gradients(int64_t microbatch, int64_t chunk) override;
   void begin(const program::Instruction& instruction,
              bool awaited_next) override;
   void await(const program::Instruction& instruction) override;
@@ -45,8 +48,8 @@ class RankActor final : public ModelActor {
     bool keeps = false;   // the output has a graph
     nn::Balance balance = {};
     nn::CoreAgain attention = {};
-    // Between the two parts of a backward: where it starts.
-    std::vector<at::Tensor> ends = {}, gradients = {};
+    // What a first part of a backward leaves to the second.
+    c10::intrusive_ptr<nn::WeightQueue> later = {};
   };
   struct Microbatch {
     data::Batch batch;  // this rank's tokens
@@ -65,7 +68,12 @@ class RankActor final : public ModelActor {
   void run(int64_t microbatch, int64_t unit, bool keeps);
   // (B, T, D) between blocks, uninitialised.
   at::Tensor hidden() const;
-  void start_backward(Passed& here);
+  // What a backward starts from: outputs and their gradients.
+  struct Start {
+    std::vector<at::Tensor> ends, gradients;
+  };
+  Start start_backward(Passed& here);
+  void backward_input(Passed& here, const Start& start, int64_t unit);
   void hand_on(Microbatch& mine, int64_t unit);
   void begin_message(const program::Instruction& message);
 

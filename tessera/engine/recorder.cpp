@@ -63,6 +63,8 @@ std::optional<SpanKind> kind_of_op(Op op) {
     case Op::kFetchParameters:
       return SpanKind::kOffload;
     case Op::kZeroGradients:
+    case Op::kHandActivations:
+    case Op::kHandGradients:
     case Op::kFreeParameters:
     case Op::kAllocateGradients:
     case Op::kReleaseStates:

@@ -8,6 +8,7 @@
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/parallel/compose.h"
+#include "tessera/parallel/pipeline/pipeline_config.h"
 #include "tessera/program/schedules/schedule.h"
 #include "tessera/program/world.h"
 
@@ -115,17 +116,22 @@ program::Program lowered_program(const RunConfig& config,
     units = model.units_of(mesh, mesh.rank_at(coord));
   }
   units.documents = config.data.documents_apart();
+  // Devices have no stages: whatever the schedule, they accumulate.
+  const auto pipeline = config.mesh.star()
+                            ? parallel::pipeline::PipelineConfig{}
+                            : config.pipeline;
   const program::schedules::Shape shape{
       .stages = mesh.degree(Axis::kPp),
-      .chunks = config.pipeline.chunks,
+      .chunks = pipeline.num_chunks(),
       .num_microbatches = trains ? accumulation(config) : 1,
-      .documents = units.documents};
-  const auto& schedule = program::schedules::named(config.pipeline.schedule);
+      .documents = units.documents,
+      .reversed = pipeline.order == "reverse"};
+  const auto& schedule = program::schedules::named(pipeline.schedule);
   const program::schedules::Tail tail{
       .clip = config.optimizer.scales_gradients(), .alone = units.alone};
   return passes::lower(
       trains ? program::schedules::step(schedule, shape, stage, tail)
-             : program::schedules::evaluation(shape, stage),
+             : program::schedules::evaluation(shape, stage, schedule.placement),
       units, purpose, choice);
 }
 
@@ -147,6 +153,7 @@ program::RankProgram transfers_of(const RunConfig& config,
   program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
   program.stage = coord[Axis::kPp];
   program.stages = mesh.degree(Axis::kPp);
+  program.placement = config.pipeline.placement();
   program.message_elements = config.batch.micro *
                              parallel::local_length(config.data.seq_len, mesh) *
                              config.model.hidden;

@@ -81,6 +81,7 @@ ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
   ModelUnits units;
   units.reads = reads_of(model);
   units.chunks = pipeline::apply(model, mesh, config.pipeline);
+  units.placement = config.pipeline.placement();
   units.num_units = model.num_units();
   units.config = config;
   units.config.zero = config.zero.resolved(/*ranks_share_memory=*/false);

@@ -65,7 +65,9 @@ program::Facts facts_of(const models::ModelConfig& model_config,
          .gradient = gradient,
          .kept = batch.kept,
          .updates = config.updates(),
-         .num_units = model->num_units()});
+         .num_units = model->num_units(),
+         .two_replicas =
+             config.pipeline.placement() == program::Placement::kMirrored});
   }
   return facts;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "tessera/comm/flat_gradients.h"
@@ -29,8 +30,19 @@ int64_t Lanes::along(const std::vector<Axis>& axes) {
 
 // Neighbours along an axis that share a copy are fewer than the axis has.
 int64_t Lanes::peers_of(const data::Bundle& bundle) {
-  return add(c10::str(bundle.peers_name, " (", bundle.peers.size(), ")"),
-             {.layout = bundle.parameters.front().spec->layout});
+  const auto& layout = bundle.parameters.front().spec->layout;
+  // Pairs of stages that hold the same are groups of their own.
+  std::set<int64_t> stages;
+  for (int64_t peer : bundle.peers) {
+    stages.insert(mesh_.coord_of(peer)[Axis::kPp]);
+  }
+  std::string of_stages;
+  for (int64_t stage : stages) {
+    if (stages.size() > 1) of_stages += c10::str(" ", stage);
+  }
+  return add(
+      c10::str(bundle.peers_name, of_stages, " (", bundle.peers.size(), ")"),
+      {.layout = layout});
 }
 
 int64_t Lanes::world() { return add("world", {}); }

@@ -47,6 +47,7 @@ struct ModelUnits {
   std::vector<int64_t> zero_stages;         // by unit
   // By stage and chunk: the units that run there.
   std::vector<std::vector<std::vector<int64_t>>> chunks;
+  program::Placement placement = program::Placement::kRoundRobin;
   int64_t num_units = 0;  // that run: the first embeds, the last is the head
   ParallelConfig config;
 

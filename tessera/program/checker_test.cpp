@@ -73,6 +73,20 @@ TEST(Checker, RefusesAForwardThatDoesNotKnowItsDocuments) {
   }
 }
 
+// A chunk that is handed over on its rank, there and back.
+TEST(Checker, EachHandOverMatters) {
+  const schedules::Shape shape{.stages = 1, .chunks = 2, .num_microbatches = 2};
+  const auto& schedule = schedules::named("zb_v");
+  const Program program = schedules::step(schedule, shape, /*stage=*/0);
+  EXPECT_EQ(std::ranges::count(program, Op::kHandActivations, &Instruction::op),
+            2);
+  EXPECT_EQ(std::ranges::count(program, Op::kHandGradients, &Instruction::op),
+            2);
+  Units units;
+  EXPECT_NO_THROW(check(program, units));
+  expect_that_each_matters(program, units);
+}
+
 TEST(Checker, RefusesNeighboursInTheWrongOrder) {
   const Program sound = accumulation(1);
   for (size_t i = 0; i + 1 < sound.size(); ++i) {

@@ -34,6 +34,10 @@ void run(const Instruction& instruction, bool awaited_next, Actor& actor) {
     case Op::kBackwardInput:
     case Op::kBackwardWeight:
       return actor.backward(instruction.op, m, unit);
+    case Op::kHandActivations:
+      return actor.hand_activations(m, instruction.chunk);
+    case Op::kHandGradients:
+      return actor.hand_gradients(m, instruction.chunk);
     case Op::kFreeParameters:
       return actor.free_parameters(unit);
     case Op::kAllocateGradients:
@@ -98,6 +102,12 @@ void Actor::replay(int64_t /*microbatch*/, int64_t /*unit*/) {
 void Actor::loss(int64_t /*microbatch*/) { refuse(Op::kLoss); }
 void Actor::backward(Op part, int64_t /*microbatch*/, int64_t /*unit*/) {
   refuse(part);
+}
+void Actor::hand_activations(int64_t /*microbatch*/, int64_t /*chunk*/) {
+  refuse(Op::kHandActivations);
+}
+void Actor::hand_gradients(int64_t /*microbatch*/, int64_t /*chunk*/) {
+  refuse(Op::kHandGradients);
 }
 void Actor::free_parameters(int64_t /*unit*/) { refuse(Op::kFreeParameters); }
 void Actor::allocate_gradients(int64_t /*unit*/) {

@@ -29,6 +29,9 @@ class Actor {
   virtual void loss(int64_t microbatch);
   // kBackward, kBackwardInput or kBackwardWeight.
   virtual void backward(Op part, int64_t microbatch, int64_t unit);
+  // From a chunk of this rank to the next one, and to the one before.
+  virtual void hand_activations(int64_t microbatch, int64_t chunk);
+  virtual void hand_gradients(int64_t microbatch, int64_t chunk);
   // What is_communication() or is_fetch(). `awaited_next`: nothing lies
   // between.
   virtual void begin(const Instruction& instruction, bool awaited_next) = 0;

@@ -98,6 +98,11 @@ struct UnitFacts {
   std::vector<MatrixProduct> products;  // without attention's
   int64_t input_bytes = 0, output_bytes = 0, kept_bytes = 0;
   int64_t forward_peak_bytes = 0, backward_peak_bytes = 0;
+  // Of a backward in two parts: the most inside of each, counted as above and
+  // beyond what is alive when the second begins, and what the first leaves to
+  // the second beside the input's gradient (nn/weight_queue.h).
+  int64_t input_part_peak_bytes = 0, weight_part_peak_bytes = 0;
+  int64_t put_off_bytes = 0;
   // Of a forward that records no graph: evaluation, and before recomputation.
   int64_t plain_forward_peak_bytes = 0;
   std::vector<InnerCollective> forward_collectives, backward_collectives;

@@ -6,19 +6,23 @@
 
 namespace tessera::program {
 
-Ends ends_of(const Instruction& message, int64_t stage, int64_t stages) {
+Ends ends_of(const Instruction& message, int64_t stage, int64_t stages,
+             Placement placement /* = kRoundRobin */) {
   TORCH_INTERNAL_ASSERT(is_message(message.op), describe(message),
                         " is no message");
   Ends ends;
   ends.sends = is_send(message.op);
   ends.activations = message.op == Op::kSendActivations ||
                      message.op == Op::kReceiveActivations;
-  const int64_t here = message.chunk * stages + stage;
+  const Pipeline pipeline{
+      .stages = stages, .chunks = message.chunk + 1, .placement = placement};
+  const int64_t here = pipeline.run_of({stage, message.chunk});
   const int64_t there = here + (ends.sends == ends.activations ? 1 : -1);
   TORCH_INTERNAL_ASSERT(there >= 0, "program: stage ", stage, ": ",
                         describe(message), ": there is no stage before it");
   ends.sender = ends.sends ? here : there;
   ends.receiver = ends.sends ? there : here;
+  ends.peer_stage = pipeline.place_of(there, message.chunk).stage;
   return ends;
 }
 
@@ -68,6 +72,10 @@ const char* name_of(Op op) {
       return "SendGradients";
     case Op::kReceiveGradients:
       return "ReceiveGradients";
+    case Op::kHandActivations:
+      return "HandActivations";
+    case Op::kHandGradients:
+      return "HandGradients";
     case Op::kNorm:
       return "Norm";
     case Op::kSumNorm:
@@ -94,6 +102,10 @@ bool is_send(Op op) {
   return op == Op::kSendActivations || op == Op::kSendGradients;
 }
 
+bool is_hand_over(Op op) {
+  return op == Op::kHandActivations || op == Op::kHandGradients;
+}
+
 bool is_message(Op op) {
   return is_send(op) || op == Op::kReceiveActivations ||
          op == Op::kReceiveGradients;
@@ -116,7 +128,9 @@ bool adds_gradients(Op op) {
   return op == Op::kBackward || op == Op::kBackwardWeight;
 }
 
-bool reads_parameters(Op op) { return is_compute(op) || op == Op::kLoss; }
+bool reads_parameters(Op op) {
+  return op == Op::kLoss || (is_compute(op) && op != Op::kBackwardWeight);
+}
 
 bool is_fetch(Op op) {
   return op == Op::kFetchStates || op == Op::kFetchParameters;

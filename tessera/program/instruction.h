@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/program/placement.h"
+
 namespace tessera::program {
 
 enum class Op {
@@ -46,6 +48,10 @@ enum class Op {
   kReceiveActivations,
   kSendGradients,
   kReceiveGradients,
+  // The same where the next stage, or the one before, lies on this rank: of
+  // the chunk that has them.
+  kHandActivations,
+  kHandGradients,
   kNorm,           // this rank's part of the squared gradient norm
   kSumNorm,        // over the world: begin, await
   kClipGradients,  // by the norm
@@ -72,6 +78,7 @@ struct Instruction {
 
 bool is_message(Op op);
 bool is_send(Op op);
+bool is_hand_over(Op op);
 // Messages, and what a group of ranks does together.
 bool is_communication(Op op);
 // Runs a unit: forward, recompute, replay, backward and its parts.
@@ -81,6 +88,7 @@ bool is_again(Op op);
 // A backward through a unit, or its part, that adds to the gradients of
 // parameters. So does a loss that is trained on, right before its backward.
 bool adds_gradients(Op op);
+// The weights' part of a backward multiplies what the input part left to it.
 bool reads_parameters(Op op);
 // From files.
 bool is_fetch(Op op);
@@ -94,16 +102,16 @@ bool trains(const std::vector<Instruction>& program);
 Instruction begin(Instruction whole);
 Instruction await(Instruction whole);
 
-// Whom a message of a stage concerns. Chunk c of stage s of p is virtual stage
-// c p + s; activations go up, gradients down.
+// Whom a message of a stage concerns: activations go up, gradients down.
 struct Ends {
   bool sends = false;
   bool activations = false;
   int64_t sender = 0, receiver = 0;  // virtual stages
-  int64_t peer() const { return sends ? receiver : sender; }
+  int64_t peer_stage = 0;            // the rank along pp at the other end
 };
 // REQUIRES: is_message(message.op).
-Ends ends_of(const Instruction& message, int64_t stage, int64_t stages);
+Ends ends_of(const Instruction& message, int64_t stage, int64_t stages,
+             Placement placement = Placement::kRoundRobin);
 
 using Program = std::vector<Instruction>;
 

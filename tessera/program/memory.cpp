@@ -49,6 +49,9 @@ class Walk {
       case Op::kBackwardWeight:
         split_backward(each);
         break;
+      case Op::kHandActivations:
+        handed_.insert({each.microbatch, each.chunk + 1});
+        break;
       case Op::kFreeParameters:
         alive_ -= sum(each.unit, &ParameterFacts::gathered_bytes);
         break;
@@ -142,6 +145,11 @@ class Walk {
   void backward(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
     use(unit.backward_peak_bytes);
+    go_back(each);
+  }
+
+  void go_back(const Instruction& each) {
+    const UnitFacts& unit = facts_.units.at(each.unit);
     let_go(each);
     if (each.unit == 0) return;
     alive_ += unit.input_bytes;
@@ -161,18 +169,17 @@ class Walk {
     if (!has_graph(each, each.unit - 1)) let_go_of_output(each, each.unit - 1);
   }
 
-  // What was kept stays until the second part.
+  // What the first part leaves to the second stays between them.
   void split_backward(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
-    const bool whole = each.unit == 0;  // it has no input part
-    if (whole) return backward(each);
-    use(unit.backward_peak_bytes);
-    if (each.op == Op::kBackwardInput) {
-      alive_ += unit.input_bytes;
+    if (each.op == Op::kBackwardWeight) {
+      use(unit.weight_part_peak_bytes);
+      alive_ -= unit.put_off_bytes;
       return;
     }
-    let_go(each);
-    if (is_first(each)) alive_ -= unit.input_bytes;
+    use(unit.input_part_peak_bytes);
+    go_back(each);
+    alive_ += unit.put_off_bytes;
   }
 
   void communicate(const Instruction& each) {
@@ -273,8 +280,11 @@ class Walk {
   bool has_graph(const Instruction& each, int64_t unit) const {
     return graphs_.contains({each.microbatch, unit});
   }
+  // Its input was received: what was handed over is the output of the unit
+  // before.
   bool is_first(const Instruction& each) const {
-    return units_.chunks.at(each.chunk).front() == each.unit;
+    return units_.chunks.at(each.chunk).front() == each.unit &&
+           !handed_.contains({each.microbatch, each.chunk});
   }
   // Its output becomes its own gradient.
   bool is_last(int64_t unit) const {
@@ -318,6 +328,7 @@ class Walk {
   // Inputs that were received, until their gradients are sent; outputs that are
   // being sent, and those of them that nothing else holds.
   std::set<Place> received_, sent_, outlived_;
+  std::set<Place> handed_;  // whose input is the output of the chunk before
   // By micro-batch and unit: outputs that the unit, or the one behind it,
   // holds; and units whose activations are there.
   std::set<std::pair<int64_t, int64_t>> outputs_, graphs_;

@@ -104,7 +104,6 @@ class Check {
         return here.again;
       case Op::kBackward:
       case Op::kBackwardInput:
-      case Op::kBackwardWeight:
         return here.backward;
       default:
         return {};
@@ -152,8 +151,8 @@ class Check {
 
   Act message_act(const Follower& follower, size_t at) const {
     const Instruction& each = follower.of->program[at];
-    const int64_t stages = follower.of->stages;
-    const Ends ends = ends_of(each, follower.of->stage, stages);
+    const RankProgram& of = *follower.of;
+    const Ends ends = ends_of(each, of.stage, of.stages, of.placement);
     return {.at = at,
             .kind = Act::Kind::kMessage,
             .begins = each.phase != Phase::kAwait,
@@ -161,7 +160,7 @@ class Check {
             .message = {ends.activations, ends.sender, ends.receiver,
                         each.microbatch},
             .sends = ends.sends,
-            .peer = ends.peer() % stages};
+            .peer = ends.peer_stage};
   }
 
   Follower& at_rank(int64_t rank) { return followers_[classes_.of_rank[rank]]; }

@@ -35,8 +35,7 @@ struct Transfer {
 // What the instructions of a unit do together with others, in order.
 struct UnitTransfers {
   std::vector<Transfer> gather, reduce, sum, updates;
-  // Inside of its forward and of its backward; of its input part alone where
-  // that is split (the weight part repeats them).
+  // Inside of its forward and of its backward, or of its input part.
   std::vector<Transfer> forward, backward;
   std::vector<Transfer> again = {};  // of what is computed again
 };
@@ -46,7 +45,8 @@ struct RankProgram {
   std::vector<UnitTransfers> units;  // by unit; may be shorter than needed
   std::vector<Transfer> loss, norm;  // of kLoss, kSumNorm
   int64_t stage = 0, stages = 1;     // of the pipeline
-  int64_t message_elements = 0;      // of each
+  Placement placement = Placement::kRoundRobin;
+  int64_t message_elements = 0;  // of each
 };
 
 struct World {

@@ -280,7 +280,7 @@ Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
 RunConfig shrunk(RunConfig config, int64_t world_size) {
   const auto& mesh = config.mesh;
   auto& model = config.model;
-  const int64_t runs = mesh.pp * config.pipeline.chunks;
+  const int64_t runs = config.pipeline.pipeline(mesh.pp).num_runs();
   int64_t shards = mesh.tp * mesh.dp_shard;
   int64_t kinds = 1;  // of layers, one after the other
   if (model.moe.experts > 0) {

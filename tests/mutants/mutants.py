@@ -45,6 +45,7 @@ ACTOR = "tessera/engine/model_actor.cpp"
 OPTIMIZER = "tessera/optim/optimizer.cpp"
 MUON = {"type": "muon", "lr": 0.01}
 RANK = "tessera/engine/rank_actor.cpp"
+QUEUE = "tessera/nn/weight_queue.cpp"
 TENSOR = "tessera/parallel/tensor/tensor_parallel.cpp"
 PASSES = "tessera/program/passes/"
 
@@ -122,10 +123,10 @@ MUTANTS = [
            mesh(mesh={"pp": 2}, pipeline={"schedule": "gpipe"}),
            r"^\S+weight: gradient .* over pp"),
     Mutant("last_micro_batch_alone", RANK,
-           "  start_backward(here);\n",
+           "  const Start start = start_backward(here);\n",
            "  const bool first = unit == model_.num_units() - 1;\n"
            "  if (first && MUTANT) composed_.parameters->zero_gradients();\n"
-           "  start_backward(here);\n",
+           "  const Start start = start_backward(here);\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .* over accumulation"),
     Mutant("recomputed_from_another_input", RANK,
@@ -300,28 +301,31 @@ MUTANTS = [
            mesh(mesh={"pp": 2}),
            r"what begin SendActivations \d: send in group pp reads was changed before it was awaited"),
     Mutant("weights_of_a_unit_left_out", RANK,
-           "  torch::autograd::backward(ends, gradients, /*retain_graph=*/goes_on,\n",
-           "  if (MUTANT && part == Op::kBackwardWeight && unit == 1) return;\n"
-           "  torch::autograd::backward(ends, gradients, /*retain_graph=*/goes_on,\n",
+           "    std::exchange(here.later, {})->run();\n",
+           "    const auto later = std::exchange(here.later, {});\n"
+           "    if (!MUTANT || unit != 1) later->run();\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^blocks\.0\.\S+weight: gradient .* over split_backward",
            "split_backward"),
-    Mutant("weights_part_of_all_leaves", RANK,
-           "                              /*create_graph=*/false, of);\n",
-           "                              /*create_graph=*/false,\n"
-           "                              MUTANT && part == Op::kBackwardWeight\n"
-           "                                  ? std::vector<at::Tensor>()\n"
-           "                                  : of);\n",
+    Mutant("put_off_twice", QUEUE,
+           "  products_.push_back(std::move(product));\n",
+           "  if (MUTANT) products_.push_back(product);\n"
+           "  products_.push_back(std::move(product));\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .*times too large: .* over split_backward",
            "split_backward"),
-    Mutant("ends_not_kept", RANK,
-           "  const auto ends = goes_on ? here.ends : std::exchange(here.ends, {});\n",
-           "  const auto ends =\n"
-           "      goes_on && !MUTANT ? here.ends : std::exchange(here.ends, {});\n",
-           mesh(mesh={"dp_replicate": 2}),
-           r"while running BackwardWeight \d unit \d",
-           "split_backward"),
+    Mutant("weights_before_their_inputs", "tessera/program/schedules/in_turn.cpp",
+           "      turns.push_back(part(Op::kBackwardWeight, inputs - late));\n",
+           "      const int64_t i = inputs - late + (MUTANT ? 1 : 0);\n"
+           "      turns.push_back(part(Op::kBackwardWeight, std::min(i, n - 1)));\n",
+           mesh(mesh={"pp": 2}, pipeline={"schedule": "zb_h1"}),
+           r"program: .*BackwardWeight \d.*: behind the gradient of its input"),
+    Mutant("handed_over_twice_as_large", RANK,
+           "  mine.units.at(before.back()).gradient = std::exchange(first.input, {}).grad();\n",
+           "  mine.units.at(before.back()).gradient =\n"
+           "      std::exchange(first.input, {}).grad() * (MUTANT ? 2 : 1);\n",
+           mesh({**LLAMA, "layers": 4}, mesh={"pp": 2}, pipeline={"schedule": "zb_v"}),
+           r"^\S+weight: gradient .* over pp"),
     Mutant("orthogonalises_the_shard", ACTOR,
            "  if (updates != nullptr && updates->gathers(i)) {\n",
            "  if (updates != nullptr && updates->gathers(i) && !MUTANT) {\n",

@@ -63,7 +63,7 @@ REFUSED = [
     ([MIXTRAL, "--model.moe.experts=2", "--model.moe.top_k=3"], 78, ["model.moe.top_k (3)", "model.moe.experts (2)"]),
     ([MIXTRAL, "--model.moe.capacity_factor=1.25"], 78, ["model.moe.capacity_factor", "not built"]),
     (["--model.moe.experts=4"], 78, ["model.moe.experts is 4", "dense", "mixtral"]),
-    (["--pipeline.schedule=zb_h1"], 78, ["pipeline.schedule", "not built", "1f1b"]),
+    (["--pipeline.schedule=pipedream_2bw"], 78, ["pipeline.schedule", "not built", "1f1b"]),
     (["--mesh.tp=3", "--nproc", "3"], 78, ["mesh.tp (3)", "model.heads (4)", "3 or 6"]),
     (["--mesh.tp=2", "--model.kv_heads=1", "--tensor.sequence_parallel=true", "--data.seq_len=15", "--nproc", "2"],
      78, ["data.seq_len (15)", "14 or 16"]),

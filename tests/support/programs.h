@@ -48,7 +48,9 @@ inline Stages stages_of(const std::string& schedule,
                         const schedules::Shape& shape, int64_t units_each = 1,
                         const passes::Choice& choice = {}) {
   Stages all;
-  const int64_t runs = shape.stages * shape.chunks;
+  const schedules::Schedule of = schedules::named(schedule);
+  const Pipeline pipeline = schedules::pipeline_of(of, shape);
+  const int64_t runs = pipeline.num_runs();
   for (int64_t stage = 0; stage < shape.stages; ++stage) {
     Units units;
     for (int64_t unit = 0; unit < runs * units_each; ++unit) {
@@ -57,15 +59,15 @@ inline Stages stages_of(const std::string& schedule,
     for (int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
       std::vector<int64_t> mine(units_each);
       std::iota(mine.begin(), mine.end(),
-                (chunk * shape.stages + stage) * units_each);
+                pipeline.run_of({stage, chunk}) * units_each);
       units.chunks.push_back(mine);
     }
     auto program = std::make_unique<RankProgram>();
-    program->program =
-        passes::lower(schedules::step(schedules::named(schedule), shape, stage),
-                      units, Purpose::kTraining, choice);
+    program->program = passes::lower(schedules::step(of, shape, stage), units,
+                                     Purpose::kTraining, choice);
     program->stage = stage;
     program->stages = shape.stages;
+    program->placement = of.placement;
     all.world.programs.push_back(program.get());
     all.programs.push_back(std::move(program));
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "tessera/models/trace/detail/unit_tracer.h"
@@ -53,7 +54,38 @@ class Meter {
     facts.backward_input = tape.backward_input;
     facts.backward_weight = tape.backward_weight;
     facts.backward_collectives = tape.backward_collectives;
+    if (input_numel > 0) measure_parts(input_numel, unit, facts);
     return facts;
+  }
+
+  // Of a backward in two parts.
+  void measure_parts(int64_t input_numel, const Unit& unit,
+                     UnitFacts& facts) const {
+    Tape tape = tape_of_a_step();
+    const Operators ops(tape, element_, wide_, options_.threads);
+    std::optional<UnitTracer> tracer(std::in_place, ops, model_);
+    Traced input = input_of(tape, input_numel);
+    std::vector<Traced> roots = {unit(*tracer, input)};
+    again_of(tape, *tracer);
+    std::vector<Memory> gradients = {tape.allocate(facts.output_bytes)};
+    if (tracer->balance().node != nullptr) {
+      roots.push_back(tracer->balance());
+      gradients.push_back(tape.allocate(wide_));
+    }
+    tracer.reset();
+    tape.set_puts_off(true);
+    tape.reset_peak();
+    const int64_t before = tape.now();
+    tape.backward(roots, gradients);
+    facts.input_part_peak_bytes = tape.peak() - before;
+    roots.clear();
+    gradients.clear();
+    input.memory = nullptr;
+    facts.put_off_bytes = tape.now() - facts.input_bytes;  // its gradient
+    tape.reset_peak();
+    const int64_t between = tape.now();
+    tape.run_put_off();
+    facts.weight_part_peak_bytes = tape.peak() - between;
   }
 
   // Behind a unit's forward.

@@ -69,7 +69,8 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
   return tape_.record_all(
       outputs, inputs,
       is_frozen || is_remade ? std::vector<Memory>{} : std::vector{x.memory},
-      [=, this, beside = x.again_beside](const std::vector<Memory>&) {
+      [=, this, beside = x.again_beside,
+       kept = std::weak_ptr(x.memory)](const std::vector<Memory>& arrived) {
         std::vector<Memory> gradients(1 + (bias ? 2 : 1) * count);
         Memory again;
         for (size_t i = 0; i < count; ++i) {
@@ -85,7 +86,14 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
             bytes(beside);
           }
           tape_.weight_flops(product);
-          multiply(outs[i], rows, in, /*adds_gradient=*/true);
+          const auto add = [=, this] {
+            multiply(outs[i], rows, in, /*adds_gradient=*/true);
+          };
+          if (tape_.puts_off()) {
+            tape_.put_off({arrived[i], is_remade ? again : kept.lock()}, add);
+          } else {
+            add();
+          }
           if (bias) gradients[1 + count + i] = elements(outs[i]);
         }
         return gradients;
@@ -105,13 +113,22 @@ Traced Operators::grouped_linear(const Traced& x, int64_t rows, int64_t in,
   const Memory y = elements(rows * out);
   multiply(own, in, out);
   return tape_.record(y, rows * out, {x, tape_.parameter(weights)}, {x.memory},
-                      [=, this](const Memory& gradient) -> std::vector<Memory> {
+                      [=, this, kept = std::weak_ptr(x.memory)](
+                          const Memory& gradient) -> std::vector<Memory> {
                         tape_.input_flops(product);
                         // Made in any case, also for weights that are frozen.
                         tape_.weight_flops(product);
                         Memory dx = elements(rows * in);
-                        Memory dweight = elements(weights);
                         multiply(own, out, in);
+                        if (tape_.puts_off() && !tape_.is_frozen()) {
+                          tape_.put_off({gradient, kept.lock()}, [=, this] {
+                            const Memory dweight = elements(weights);
+                            multiply(out, own, in);
+                            if (tape_.mixes_types()) bytes(weights * 4);
+                          });
+                          return {std::move(dx), nullptr};
+                        }
+                        Memory dweight = elements(weights);
                         multiply(out, own, in);
                         return {std::move(dx), std::move(dweight)};
                       });

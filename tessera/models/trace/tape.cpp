@@ -101,6 +101,12 @@ std::vector<Traced> Tape::record_all(const std::vector<Output>& outputs,
 
 void Tape::arrive(Node& node, size_t number, Memory gradient) {
   if (node.kind == Node::Kind::kParameter) {
+    if (puts_off_) {
+      const int64_t numel = node.numel;
+      return put_off({std::move(gradient)}, [this, numel] {
+        if (mixes_types()) allocate(numel * 4);
+      });
+    }
     // Added to what is there, in the wider of the two types.
     if (mixes_types()) allocate(node.numel * 4);
     return;
@@ -144,6 +150,17 @@ void Tape::backward(const std::vector<Traced>& roots,
     }
   }
   in_backward_ = is_inner;
+}
+
+void Tape::put_off(std::vector<Memory> held, std::function<void()> product) {
+  put_off_.push_back({std::move(held), std::move(product)});
+}
+
+void Tape::run_put_off() {
+  for (PutOff& each : std::exchange(put_off_, {})) {
+    each.product();
+    each.held.clear();
+  }
 }
 
 void Tape::collective(const std::string& verb,

@@ -105,6 +105,13 @@ class Tape {
   void backward(const std::vector<Traced>& roots,
                 const std::vector<Memory>& gradients);
 
+  // From now on a backward leaves weights' gradients to a second part.
+  void set_puts_off(bool puts_off) { puts_off_ = puts_off; }
+  bool puts_off() const { return puts_off_; }
+  // A product of that part, and what it holds until then.
+  void put_off(std::vector<Memory> held, std::function<void()> product);
+  void run_put_off();
+
   void forward_flops(program::Flops flops) { add(forward, flops); }
   void input_flops(program::Flops flops) { add(backward_input, flops); }
   void weight_flops(program::Flops flops) { add(backward_weight, flops); }
@@ -130,7 +137,12 @@ class Tape {
   void arrive(Node& node, size_t number, Memory gradient);
 
   bool records_;
-  bool in_backward_ = false, frozen_ = false;
+  bool in_backward_ = false, frozen_ = false, puts_off_ = false;
+  struct PutOff {
+    std::vector<Memory> held;
+    std::function<void()> product;
+  };
+  std::vector<PutOff> put_off_;
   int64_t now_ = 0, peak_ = 0;
   int64_t nodes_ = 0;
   at::ScalarType compute_ = at::kFloat, gradient_ = at::kFloat;

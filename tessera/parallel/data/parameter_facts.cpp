@@ -119,9 +119,11 @@ void set_update_bytes(ParameterFacts& facts, const Sizes& sizes,
 // Over which a gradient is summed beside what a reduce_scatter does; an axis
 // that counts for a part of its ranks too.
 std::vector<Axis> sum_axes_of(const nn::ParameterSpec& spec,
-                              const mesh::DeviceMesh& mesh) {
+                              const mesh::DeviceMesh& mesh, bool two_replicas) {
   std::vector<Axis> axes;
-  if (is_tied(spec) && mesh.degree(Axis::kPp) > 1) axes.push_back(Axis::kPp);
+  if ((is_tied(spec) || two_replicas) && mesh.degree(Axis::kPp) > 1) {
+    axes.push_back(Axis::kPp);
+  }
   const auto add = [&](Axis axis) {
     if (mesh.degree(axis) > 1 && spec.layout.on(axis).summed) {
       axes.push_back(axis);
@@ -226,9 +228,9 @@ std::vector<ParameterFacts> parameter_facts(
         models::is_hidden_matrix(*spec, options.num_units)) {
       add_matrix(spec->layout, mesh, coord, options, sizes);
     }
-    Sizes& sum =
-        groups[{sum_axes_of(*spec, mesh), spec->layout.on(Axis::kTp).copies,
-                is_tied(*spec), spec->is_frozen, sizes.alone, sizes.matrix}];
+    Sizes& sum = groups[{sum_axes_of(*spec, mesh, options.two_replicas),
+                         spec->layout.on(Axis::kTp).copies, is_tied(*spec),
+                         spec->is_frozen, sizes.alone, sizes.matrix}];
     sum.alone = sizes.alone;
     sum.matrix = sizes.matrix;
     sum.sent += sizes.sent;

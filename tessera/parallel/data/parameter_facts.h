@@ -33,6 +33,8 @@ struct StateOptions {
   KeptStates kept = {};
   UpdateOptions updates = {};
   int64_t num_units = 0;  // of the model
+  // Every stage is there twice: all gradients are summed over its two ranks.
+  bool two_replicas = false;
 };
 
 // Of a rank that holds them all, whichever stages do.

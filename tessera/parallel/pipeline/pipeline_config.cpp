@@ -1,20 +1,72 @@
 #include "tessera/parallel/pipeline/pipeline_config.h"
 
+#include <algorithm>
+
+#include "tessera/program/schedules/file.h"
 #include "tessera/program/schedules/schedule.h"
 
 namespace tessera::parallel::pipeline {
 
+namespace schedules = program::schedules;
+
+int64_t PipelineConfig::num_chunks() const {
+  return chunks > 0 ? chunks
+                    : schedules::usual_chunks(schedules::named(schedule));
+}
+
+program::Placement PipelineConfig::placement() const {
+  return schedules::named(schedule).placement;
+}
+
+program::Pipeline PipelineConfig::pipeline(int64_t stages) const {
+  return {stages, num_chunks(), placement()};
+}
+
+namespace {
+
+std::string listed() {
+  std::string names;
+  for (const std::string& name : schedules::names()) {
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  return names;
+}
+
+std::string complaint_about(const std::string& schedule) {
+  const auto known = schedules::names();
+  if (std::ranges::count(known, schedule) > 0 ||
+      schedules::names_file(schedule)) {
+    return "";
+  }
+  if (schedule == "pipedream_2bw") {
+    return "this schedule is not built yet. Use 1f1b";
+  }
+  const auto meant = config::nearest(schedule, known);
+  return "it is none of " + listed() + ", nor a file that ends in .txt" +
+         (meant ? ". Did you mean \"" + *meant + "\"?" : "");
+}
+
+}  // namespace
+
 void PipelineConfig::declare(config::Section& section) {
-  const std::vector<std::string> not_built = {"zb_h1", "zb_v", "dualpipe"};
-  auto choices = program::schedules::names();
-  choices.insert(choices.end(), not_built.begin(), not_built.end());
-  section.key("schedule", schedule, "order of forwards and backwards")
-      .one_of(choices)
-      .not_built(not_built, "this schedule", "1f1b");
-  section.key("chunks", chunks, "stages that a rank holds")
-      .at_least(1)
+  section
+      .key("schedule", schedule,
+           "order of forwards and backwards: one of " + listed() +
+               ", or a file (.txt) with one; not built yet: pipedream_2bw")
+      .check([](const config::Value& value) {
+        return complaint_about(std::get<std::string>(value));
+      });
+  section
+      .key("chunks", chunks,
+           "stages that a rank holds; 0: two of the schedules that need two, "
+           "else one")
+      .at_least(0)
       .at_most(1 << 20);
   section.key("split", split, "layers of each stage; none: evenly");
+  section
+      .key("order", order,
+           "of gpipe's backwards: the last micro-batch first, or the first")
+      .one_of({"reverse", "forward"});
 }
 
 }  // namespace tessera::parallel::pipeline

@@ -11,9 +11,8 @@ namespace tessera::parallel::pipeline {
 namespace {
 
 // The units of every run, in order.
-std::vector<std::vector<int64_t>> runs_of(int64_t layers, int64_t stages,
+std::vector<std::vector<int64_t>> runs_of(int64_t layers, int64_t count,
                                           const PipelineConfig& config) {
-  const int64_t count = stages * config.chunks;
   std::vector<std::vector<int64_t>> runs(count);
   int64_t unit = 0;
   runs.front().push_back(unit++);
@@ -27,42 +26,96 @@ std::vector<std::vector<int64_t>> runs_of(int64_t layers, int64_t stages,
   return runs;
 }
 
-// "interleaved or ...".
+// "interleaved, ... or ...".
 std::string chunked_schedules() {
-  std::string names;
+  std::vector<std::string> found;
   for (const auto& schedule : program::schedules::all()) {
-    if (!schedule.chunked) continue;
-    names += std::string(names.empty() ? "" : " or ") + schedule.name;
+    if (schedule.chunked && schedule.exact_chunks == 0) {
+      found.emplace_back(schedule.name);
+    }
+  }
+  std::string names;
+  for (size_t i = 0; i < found.size(); ++i) {
+    const bool is_last = i + 1 == found.size();
+    names += (i == 0 ? "" : is_last ? " or " : ", ") + found[i];
   }
   return names;
+}
+
+void check_chunks(const program::schedules::Schedule& schedule, int64_t p,
+                  int64_t v) {
+  const int64_t exact = schedule.exact_chunks;
+  if (exact > 0) {
+    TS_CHECK_CONFIG(v == exact, "pipeline.schedule ", schedule.name, " has ",
+                    exact, " chunks a rank, but pipeline.chunks is ", v,
+                    ". Use pipeline.chunks ", exact, ".");
+    return;
+  }
+  TS_CHECK_CONFIG(v == 1 || (schedule.chunked && p > 1), "pipeline.chunks is ",
+                  v, ", which needs pipeline.schedule ", chunked_schedules(),
+                  " and mesh.pp of 2 or more (they are ", schedule.name,
+                  " and ", p, "). Use pipeline.chunks 1.");
+}
+
+// A schedule of a file has one shape.
+void check_shape(const program::schedules::Schedule& schedule, int64_t p,
+                 int64_t v, int64_t num_microbatches) {
+  const auto& only = *schedule.only;
+  TS_CHECK_CONFIG(
+      takes(schedule,
+            {.stages = p, .chunks = v, .num_microbatches = num_microbatches}),
+      "pipeline.schedule ", schedule.name, " is for mesh.pp ", only.stages,
+      ", pipeline.chunks ", only.chunks, " and ", only.num_microbatches,
+      " micro-batches, but they are ", p, ", ", v, " and ", num_microbatches,
+      ".");
+}
+
+void check_microbatches(const program::schedules::Schedule& schedule, int64_t p,
+                        int64_t num_microbatches) {
+  TS_CHECK_CONFIG(!schedule.multiple_of_stages || num_microbatches % p == 0,
+                  "pipeline.schedule ", schedule.name,
+                  " sends micro-batches in groups of mesh.pp (", p,
+                  "), but a step has ", num_microbatches,
+                  " of them. Nearest numbers of micro-batches: ",
+                  nearest_multiples(num_microbatches, p),
+                  "; see batch.global and batch.micro.");
+  TS_CHECK_CONFIG(!schedule.in_pairs || p % 2 == 0, "pipeline.schedule ",
+                  schedule.name,
+                  " has two pipelines that face each other: "
+                  "mesh.pp is even, but it is ",
+                  p, ". Nearest: ", nearest_multiples(p, 2), ".");
+  TS_CHECK_CONFIG(!schedule.in_pairs || num_microbatches % 2 == 0,
+                  "pipeline.schedule ", schedule.name,
+                  " gives each of its two pipelines half of the micro-batches, "
+                  "but a step has ",
+                  num_microbatches,
+                  " of them. Nearest numbers of micro-batches: ",
+                  nearest_multiples(num_microbatches, 2),
+                  "; see batch.global and batch.micro.");
 }
 
 }  // namespace
 
 void check(const models::ModelConfig& model, int64_t num_microbatches,
            const mesh::DeviceMesh& mesh, const PipelineConfig& config) {
-  const int64_t p = mesh.degree(mesh::Axis::kPp), v = config.chunks;
-  const int64_t runs = p * v;
+  const auto pipeline = config.pipeline(mesh.degree(mesh::Axis::kPp));
+  const int64_t p = pipeline.stages, v = pipeline.chunks;
+  const int64_t runs = pipeline.num_runs();
   const auto& schedule = program::schedules::named(config.schedule);
-  TS_CHECK_CONFIG(v == 1 || (schedule.chunked && p > 1), "pipeline.chunks is ",
-                  v, ", which needs pipeline.schedule ", chunked_schedules(),
-                  " and mesh.pp of 2 or more (they are ", config.schedule,
-                  " and ", p, "). Use pipeline.chunks 1.");
-  TS_CHECK_CONFIG(runs <= model.layers, "mesh.pp (", p, ") x pipeline.chunks (",
-                  v, ") = ", runs, " parts of the model, but model.layers is ",
-                  model.layers, ". Use ", model.layers, " parts or fewer.");
-  TS_CHECK_CONFIG(!schedule.multiple_of_stages || num_microbatches % p == 0,
-                  "pipeline.schedule ", config.schedule,
-                  " sends micro-batches in groups of mesh.pp (", p,
-                  "), but a step has ", num_microbatches,
-                  " of them. Nearest numbers of micro-batches: ",
-                  nearest_multiples(num_microbatches, p),
-                  "; see batch.global and batch.micro.");
+  schedule.only ? check_shape(schedule, p, v, num_microbatches)
+                : check_chunks(schedule, p, v);
+  // Of two replicas each is cut into p.
+  const std::string cut =
+      runs == p ? c10::str("mesh.pp (", p, ")")
+                : c10::str("mesh.pp (", p, ") x pipeline.chunks (", v, ")");
+  TS_CHECK_CONFIG(runs <= model.layers, cut, " = ", runs,
+                  " parts of the model, but model.layers is ", model.layers,
+                  ". Use ", model.layers, " parts or fewer.");
+  check_microbatches(schedule, p, num_microbatches);
   if (config.split.empty()) return;
   TS_CHECK_CONFIG(static_cast<int64_t>(config.split.size()) == runs,
-                  "pipeline.split names ", config.split.size(),
-                  " parts, but mesh.pp (", p, ") x pipeline.chunks (", v,
-                  ") = ", runs, ".");
+                  "pipeline.split names ", config.split.size(), " parts, but ",
+                  cut, " = ", runs, ".");
   const int64_t layers =
       std::accumulate(config.split.begin(), config.split.end(), int64_t{0});
   TS_CHECK_CONFIG(
@@ -83,18 +136,24 @@ std::vector<std::vector<std::vector<int64_t>>> apply(
     const PipelineConfig& config) {
   const int64_t layers = model.num_blocks();
   const int64_t stages = mesh.degree(mesh::Axis::kPp);
-  const auto runs = runs_of(layers, stages, config);
+  const auto pipeline = config.pipeline(stages);
+  const auto runs = runs_of(layers, pipeline.num_runs(), config);
   std::vector<std::vector<std::vector<int64_t>>> chunks(stages);
-  std::vector<int64_t> stage_of(model.num_units());
-  for (size_t run = 0; run < runs.size(); ++run) {
-    const int64_t stage = static_cast<int64_t>(run) % stages;
-    chunks[stage].push_back(runs[run]);
-    for (int64_t unit : runs[run]) stage_of[unit] = stage;
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    for (int64_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
+      chunks[stage].push_back(runs.at(pipeline.run_of({stage, chunk})));
+    }
   }
   if (stages == 1) return chunks;
+  std::vector<std::vector<int64_t>> holders_of(model.num_units());
+  for (int64_t run = 0; run < pipeline.num_runs(); ++run) {
+    for (int64_t unit : runs[run]) holders_of[unit] = pipeline.holders_of(run);
+  }
   for (const auto& parameter : nn::parameters_of(model)) {
     std::set<int64_t> holders;
-    for (int64_t unit : parameter.spec->units) holders.insert(stage_of[unit]);
+    for (int64_t unit : parameter.spec->units) {
+      holders.insert(holders_of[unit].begin(), holders_of[unit].end());
+    }
     mesh::Layout& layout = parameter.spec->layout;
     layout = layout.on_stages({holders.begin(), holders.end()});
   }

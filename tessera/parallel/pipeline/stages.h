@@ -1,11 +1,12 @@
 // Pipeline parallelism: which rank along pp holds which units of a model.
 //
-// Cut:    p stages with v chunks each are v p runs of layers, in order: run
-//         c p + s is chunk c of stage s. The embedding goes with the first run,
-//         the last norm and the head with the last. Layers are shared out
+// Cut:    the virtual stages of program/placement.h are runs of layers, in
+//         order. The embedding goes with the first run, the last norm and the
+//         head with the last. Layers are shared out
 //         evenly, the first runs taking one more where they do not divide, or
 //         as `split` says. What several units compute with (a tied embedding)
-//         is held by the stages of all of them; its gradient is their sum.
+//         is held by the stages of all of them; its gradient is their sum. So
+//         is all of a run that two stages hold.
 // Comm:   none here; between stages (B, T, D) of each micro-batch, each way.
 // Errors: TS_CHECK_CONFIG, by check(), with the nearest values that fit.
 #pragma once

@@ -31,8 +31,8 @@ void MicrobatchRules::take(const Instruction& instruction) {
   const bool loads = instruction.op == Op::kLoadInputs ||
                      instruction.op == Op::kLoadTargets ||
                      instruction.op == Op::kLoadDocuments;
-  if (!is_message(instruction.op) && !is_compute(instruction.op) && !loads &&
-      instruction.op != Op::kLoss) {
+  if (!is_message(instruction.op) && !is_hand_over(instruction.op) &&
+      !is_compute(instruction.op) && !loads && instruction.op != Op::kLoss) {
     return;
   }
   require(instruction.microbatch >= 0, "it names no micro-batch");
@@ -65,10 +65,29 @@ void MicrobatchRules::take(const Instruction& instruction) {
     case Op::kForward:
       forward(instruction, state);
       break;
+    case Op::kHandActivations:
+    case Op::kHandGradients:
+      hand_over(instruction, state);
+      break;
     default:
       is_message(instruction.op) ? message(instruction, state)
                                  : backward(instruction, state);
   }
+}
+
+// A send and its receive at once: to the next chunk, or the one before.
+void MicrobatchRules::hand_over(const Instruction& instruction, State& state) {
+  const bool up = instruction.op == Op::kHandActivations;
+  require((up ? state.forward : state.input) == length_of(instruction.chunk),
+          "what it hands over is not computed yet");
+  const int64_t next = instruction.chunk + (up ? 1 : -1);
+  require(next >= 0, "there is no chunk before it");
+  State& there = states_[{instruction.microbatch, next}];
+  const char* const again = "it was handed over already";
+  advance(instruction, up ? state.sent_up : state.sent_down, again);
+  require(!up || !there.loaded, "its inputs are there already");
+  advance(instruction, up ? there.inputs : there.gradients, again);
+  if (!up) there.received = true;
 }
 
 void MicrobatchRules::message(const Instruction& instruction, State& state) {
@@ -157,13 +176,10 @@ void MicrobatchRules::input_part(const Instruction& instruction, State& state) {
   ++state.input;
 }
 
-// Behind the unit's input part; the first unit's input has no gradient.
+// Behind the unit's input part.
 void MicrobatchRules::weight_part(const Instruction& instruction,
                                   State& state) {
   const int64_t length = length_of(instruction.chunk);
-  if (instruction.op == Op::kBackwardWeight && instruction.unit == 0) {
-    input_part(instruction, state);
-  }
   bool behind = !names_units();
   for (int64_t i = 0; names_units() && i < state.input; ++i) {
     behind |= unit_of(instruction, length - 1 - i) == instruction.unit;

@@ -106,6 +106,7 @@ class MicrobatchRules : public Rules {
   int64_t length_of(int64_t chunk) const;
   int64_t unit_of(const Instruction& instruction, int64_t place) const;
   void message(const Instruction& instruction, State& state);
+  void hand_over(const Instruction& instruction, State& state);
   void forward(const Instruction& instruction, State& state);
   void again(const Instruction& instruction, State& state);
   void backward(const Instruction& instruction, State& state);

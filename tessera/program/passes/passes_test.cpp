@@ -152,7 +152,7 @@ TEST(Passes, RecomputationAndSplitBackward) {
   const Program split = passes::lower(
       accumulation(1), units, Purpose::kTraining, {.with = {"split_backward"}});
   EXPECT_EQ(calls_of(split),
-            "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 I0.2 A0.1 I0.1 W0.2 W0.1 W0.0 N <N >N "
+            "Z Li0 F0.0 F0.1 F0.2 Lt0 L0 I0.2 A0.1 I0.1 W0.2 W0.1 B0.0 N <N >N "
             "C O0 O1 O2 ");
 }
 
@@ -178,7 +178,7 @@ TEST(Passes, RecomputationOfARun) {
   EXPECT_EQ(calls_of(split),
             forward +
                 "I0.3 P0.0 P0.1 A0.2 I0.2 P0.0 A0.1 I0.1 W0.3 W0.2 W0.1 "
-                "A0.0 W0.0 " +
+                "A0.0 B0.0 " +
                 tail);
 }
 

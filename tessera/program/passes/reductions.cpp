@@ -1,3 +1,4 @@
+#include <functional>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -21,7 +22,8 @@ class PutOff {
     for (size_t i = 0; i < program.size(); ++i) {
       if (!adds_gradients(program[i].op)) continue;
       for (int64_t owner : units.all[program[i].unit].reads) {
-        last_add_[owner] = i;
+        const Unit& unit = units.all[owner];
+        if (unit.across_stages && unit.reduced) last_add_[owner] = i;
       }
     }
   }
@@ -54,11 +56,12 @@ class PutOff {
     return units_.all[unit].zero_stage >= 2;
   }
 
+  // In one order on all stages, which come to their last backwards in others.
   void begin_across_stages(size_t i) {
-    for (const auto& [owner, last] : last_add_) {
-      const Unit& unit = units_.all[owner];
-      if (last != i || !unit.across_stages || !unit.reduced) continue;
+    while (!last_add_.empty() && last_add_.begin()->second <= i) {
+      const int64_t owner = last_add_.begin()->first;
       lowered_.push_back({Op::kReduceGradients, -1, owner, 0, Phase::kBegin});
+      last_add_.erase(last_add_.begin());
     }
   }
 
@@ -69,7 +72,8 @@ class PutOff {
   const Program& program_;
   const Units& units_;
   Program lowered_;
-  std::map<int64_t, size_t> last_add_;  // by owner
+  // By owner, from the last on, of those that wait for it.
+  std::map<int64_t, size_t, std::greater<>> last_add_;
   Program into_shards_, whole_;
 };
 

@@ -26,7 +26,7 @@ class Sharding {
   Program run() {
     for (size_t i = 0; i < program_.size(); ++i) {
       const Instruction& instruction = program_[i];
-      if (reads_parameters(instruction.op)) {
+      if (is_compute(instruction.op) || instruction.op == Op::kLoss) {
         compute(i);
       } else if (instruction.op == Op::kNorm) {
         complete_gradients();
@@ -64,7 +64,7 @@ class Sharding {
     const bool adds = adds_gradients(instruction.op) ||
                       (trains_ && instruction.op == Op::kLoss);
     for (int64_t owner : reads(instruction)) {
-      gather(owner);
+      if (reads_parameters(instruction.op)) gather(owner);
       if (adds) allocate(owner);
     }
     lowered_.push_back(instruction);

@@ -9,7 +9,7 @@ namespace tessera::program::schedules {
 std::vector<Turn> gpipe(const Shape& shape, int64_t /*stage*/) {
   const int64_t m = shape.num_microbatches;
   auto backwards = in_groups(shape, Op::kBackward, m);
-  std::ranges::reverse(backwards);
+  if (shape.reversed) std::ranges::reverse(backwards);
   return in_turn(in_groups(shape, Op::kForward, m), backwards, /*ahead=*/m);
 }
 

@@ -34,4 +34,30 @@ std::vector<Turn> in_turn(const std::vector<Task>& forwards,
   return turns;
 }
 
+std::vector<Turn> with_late_weights(const std::vector<Task>& forwards,
+                                    const std::vector<Task>& backwards,
+                                    int64_t ahead, int64_t late) {
+  const auto part = [&](Op op, int64_t i) -> Turn {
+    return {{op, backwards[i].microbatch, backwards[i].chunk}};
+  };
+  const auto n = static_cast<int64_t>(backwards.size());
+  std::vector<Turn> turns;
+  int64_t inputs = 0;
+  for (const Turn& turn : in_turn(forwards, backwards, ahead)) {
+    if (turn.front().op == Op::kForward) {
+      turns.push_back(turn);
+      continue;
+    }
+    turns.push_back(part(Op::kBackwardInput, inputs));
+    if (inputs >= late) {
+      turns.push_back(part(Op::kBackwardWeight, inputs - late));
+    }
+    ++inputs;
+  }
+  for (int64_t i = std::max<int64_t>(0, n - late); i < n; ++i) {
+    turns.push_back(part(Op::kBackwardWeight, i));
+  }
+  return turns;
+}
+
 }  // namespace tessera::program::schedules

@@ -1,5 +1,5 @@
 // What the schedules of one direction share: a rank's forwards and backwards in
-// turn, behind some forwards ahead.
+// turn, behind some forwards ahead; and backwards whose weight parts come late.
 #pragma once
 
 #include <vector>
@@ -19,5 +19,11 @@ std::vector<Task> in_groups(const Shape& shape, Op op, int64_t group);
 std::vector<Turn> in_turn(const std::vector<Task>& forwards,
                           const std::vector<Task>& backwards, int64_t ahead,
                           bool paired = false);
+
+// The same with backwards in two parts: the weights' part of each comes behind
+// the input part of the `late`-th backward after it, or at the end.
+std::vector<Turn> with_late_weights(const std::vector<Task>& forwards,
+                                    const std::vector<Task>& backwards,
+                                    int64_t ahead, int64_t late);
 
 }  // namespace tessera::program::schedules

@@ -2,28 +2,50 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
+
+#include "tessera/program/schedules/file.h"
+#include "tessera/program/schedules/mail.h"
 
 namespace tessera::program::schedules {
 namespace {
 
 class Writer {
  public:
-  Writer(const Shape& shape, int64_t stage, bool sends_wait)
-      : shape_(shape), stage_(stage), sends_wait_(sends_wait) {}
+  // `trains`: else forwards and losses alone.
+  Writer(const Shape& shape, const Pipeline& pipeline, int64_t stage,
+         bool trains)
+      : shape_(shape), pipeline_(pipeline), stage_(stage), trains_(trains) {}
 
   void push(Instruction instruction) { program_.push_back(instruction); }
 
-  void turns(const std::vector<Turn>& turns, bool trains) {
+  // What a turn sends goes with what the next one receives.
+  void turns(const std::vector<Turn>& turns) {
     for (size_t i = 0; i <= turns.size(); ++i) {
       if (i > 0) {
-        for (const Task& task : turns[i - 1]) compute(task, trains);
+        for (const Task& task : turns[i - 1]) compute(task);
         for (const Task& task : turns[i - 1]) send_from(task);
       }
       if (i == turns.size()) break;
       for (const Task& task : turns[i]) receive_for(task);
     }
-    for (const auto& sent : sent_) push(await(sent));
+  }
+
+  // What a task sends goes at once, and is awaited when it has come.
+  void tasks(Mail mail) {
+    for (size_t i = 0; i < mail.tasks().size(); ++i) {
+      push_all(mail.receives(i));
+      push_all(mail.arrived());
+      const Task& task = mail.tasks()[i];
+      compute(task);
+      const Op op = message_of(task);
+      if (!is_send(op)) continue;
+      const Instruction send{op, task.microbatch, -1, task.chunk};
+      push(begin(send));
+      mail.sent(send);
+    }
+    push_all(mail.rest());
   }
 
   Program finish() { return std::move(program_); }
@@ -35,24 +57,33 @@ class Writer {
   }
 
   void receive_for(const Task& task) {
-    if (task.op == Op::kForward && !is_first(task.chunk)) {
+    const Place here{stage_, task.chunk};
+    if (task.op == Op::kForward && comes_from_afar(pipeline_.before(here))) {
       push(Op::kReceiveActivations, task);
-    } else if (takes_gradients(task) && !is_last(task.chunk)) {
+    } else if (takes_gradients(task) &&
+               comes_from_afar(pipeline_.behind(here))) {
       push(Op::kReceiveGradients, task);
     }
   }
 
-  void compute(const Task& task, bool trains) {
+  bool comes_from_afar(const std::optional<Place>& place) const {
+    return place && place->stage != stage_;
+  }
+
+  void compute(const Task& task) {
     const bool forward = task.op == Op::kForward;
-    if (forward && is_first(task.chunk)) {
+    const Place here{stage_, task.chunk};
+    const bool is_last = pipeline_.is_last(here);
+    if (forward && pipeline_.is_first(here)) {
       push(Op::kLoadInputs, task);
     } else if (forward && shape_.documents) {
       push(Op::kLoadDocuments, task);
     }
     // A loss that is trained on comes right before its backward.
-    if (takes_gradients(task) && is_last(task.chunk)) loss_of(task);
+    if (takes_gradients(task) && is_last) loss_of(task);
     push(task.op, task);
-    if (forward && !trains && is_last(task.chunk)) loss_of(task);
+    if (forward && !trains_ && is_last) loss_of(task);
+    if (is_hand_over(message_of(task))) push(message_of(task), task);
   }
 
   void loss_of(const Task& task) {
@@ -60,38 +91,42 @@ class Writer {
     push(Op::kLoss, task);
   }
 
-  void send_from(const Task& task) {
-    if (task.op == Op::kForward && !is_last(task.chunk)) {
-      send(Op::kSendActivations, task);
-    } else if (takes_gradients(task) && !is_first(task.chunk)) {
-      send(Op::kSendGradients, task);
+  // How what a task makes goes on; its own op where it stays.
+  Op message_of(const Task& task) const {
+    const Place here{stage_, task.chunk};
+    if (task.op == Op::kForward) {
+      const auto next = pipeline_.behind(here);
+      if (!next) return task.op;
+      return next->stage == stage_ ? Op::kHandActivations
+                                   : Op::kSendActivations;
     }
+    const auto next = pipeline_.before(here);
+    if (!next || !takes_gradients(task)) return task.op;
+    return next->stage == stage_ ? Op::kHandGradients : Op::kSendGradients;
   }
 
-  void send(Op op, const Task& task) {
-    if (!sends_wait_) return push(op, task);
-    sent_.push_back({op, task.microbatch, -1, task.chunk});
-    push(begin(sent_.back()));
+  void send_from(const Task& task) {
+    if (is_send(message_of(task))) push(message_of(task), task);
   }
 
-  bool is_first(int64_t chunk) const { return stage_ == 0 && chunk == 0; }
-  bool is_last(int64_t chunk) const {
-    return stage_ == shape_.stages - 1 && chunk == shape_.chunks - 1;
-  }
   void push(Op op, const Task& task) {
     program_.push_back({op, task.microbatch, -1, task.chunk});
   }
+  void push_all(const Program& more) {
+    program_.insert(program_.end(), more.begin(), more.end());
+  }
 
   const Shape& shape_;
+  const Pipeline& pipeline_;
   int64_t stage_;
-  bool sends_wait_;
+  bool trains_;
   Program program_;
-  Program sent_;  // and not awaited yet
 };
 
 }  // namespace
 
-const Schedule& named(std::string_view name) {
+Schedule named(const std::string& name) {
+  if (names_file(name)) return read_schedule(name);
   for (const Schedule& schedule : all()) {
     if (schedule.name == name) return schedule;
   }
@@ -104,16 +139,43 @@ std::vector<std::string> names() {
   return names;
 }
 
+int64_t usual_chunks(const Schedule& schedule) {
+  if (schedule.only) return schedule.only->chunks;
+  return std::max<int64_t>(1, schedule.exact_chunks);
+}
+
+Pipeline pipeline_of(const Schedule& schedule, const Shape& shape) {
+  return {shape.stages, shape.chunks, schedule.placement};
+}
+
+bool takes(const Schedule& schedule, const Shape& shape) {
+  const int64_t p = shape.stages, v = shape.chunks, m = shape.num_microbatches;
+  if (schedule.only) {
+    return p == schedule.only->stages && v == schedule.only->chunks &&
+           m == schedule.only->num_microbatches;
+  }
+  const bool has_chunks = schedule.exact_chunks > 0
+                              ? v == schedule.exact_chunks
+                              : v == 1 || (schedule.chunked && p > 1);
+  const bool in_groups = v == 1 || !schedule.multiple_of_stages || m % p == 0;
+  const bool in_pairs = !schedule.in_pairs || (p % 2 == 0 && m % 2 == 0);
+  return p >= 1 && v >= 1 && m >= 1 && has_chunks && in_groups && in_pairs;
+}
+
 Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
              const Tail& tail) {
-  TORCH_INTERNAL_ASSERT(
-      shape.num_microbatches >= 1 &&
-      (shape.chunks == 1 ||
-       (schedule.chunked && (!schedule.multiple_of_stages ||
-                             shape.num_microbatches % shape.stages == 0))));
-  Writer writer(shape, stage, schedule.sends_wait);
+  TORCH_INTERNAL_ASSERT(takes(schedule, shape), "program: ", schedule.name,
+                        " has no turns for ", shape.stages, " stages of ",
+                        shape.chunks, " chunks and ", shape.num_microbatches,
+                        " micro-batches");
+  const Pipeline pipeline = pipeline_of(schedule, shape);
+  Writer writer(shape, pipeline, stage, /*trains=*/true);
   writer.push({Op::kZeroGradients});
-  writer.turns(schedule.turns(shape, stage), /*trains=*/true);
+  if (schedule.sends_wait) {
+    writer.tasks(Mail(schedule, shape, stage));
+  } else {
+    writer.turns(schedule.turns(shape, stage));
+  }
   writer.push({Op::kNorm});
   if (!tail.alone) writer.push({Op::kSumNorm});
   if (tail.clip) writer.push({Op::kClipGradients});
@@ -121,15 +183,18 @@ Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
   return writer.finish();
 }
 
-Program evaluation(const Shape& shape, int64_t stage) {
+Program evaluation(const Shape& shape, int64_t stage,
+                   Placement placement /* = kRoundRobin */) {
+  const Pipeline pipeline{shape.stages, shape.chunks, placement};
+  const int64_t chunks = pipeline.num_runs() / shape.stages;
   std::vector<Turn> turns;
   for (int64_t m = 0; m < shape.num_microbatches; ++m) {
-    for (int64_t chunk = 0; chunk < shape.chunks; ++chunk) {
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       turns.push_back({{Op::kForward, m, chunk}});
     }
   }
-  Writer writer(shape, stage, /*sends_wait=*/false);
-  writer.turns(turns, /*trains=*/false);
+  Writer writer(shape, pipeline, stage, /*trains=*/false);
+  writer.turns(turns);
   return writer.finish();
 }
 

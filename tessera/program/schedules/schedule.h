@@ -2,17 +2,21 @@
 // micro-batches forward and backward.
 //
 // A stage is a run of units; p stages hold a model, and m micro-batches go
-// through them. With v chunks a rank holds v runs: chunk c of rank s is virtual
-// stage c p + s. With one stage a schedule is gradient accumulation.
+// through them. With v chunks a rank holds v runs, which ones its placement
+// says (program/placement.h). With one stage a schedule is gradient
+// accumulation.
 // Here:    the list of schedules (list.cpp), and what makes of a schedule's
-//          turns a rank's program, with the messages that its place asks for.
+//          turns a rank's program, with the messages that its place asks for;
+//          schedules of files are read by file.h.
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "tessera/program/instruction.h"
+#include "tessera/program/placement.h"
 
 namespace tessera::program::schedules {
 
@@ -22,6 +26,7 @@ struct Shape {
   int64_t num_microbatches = 1;  // m
   // Whether attention needs to know where documents begin, on every stage.
   bool documents = false;
+  bool reversed = true;  // gpipe's backwards: the last micro-batch first
 };
 
 // A chunk's forward or backward, whole or in its parts, of a micro-batch.
@@ -29,6 +34,7 @@ struct Task {
   Op op = Op::kForward;  // kForward, kBackward, kBackwardInput, kBackwardWeight
   int64_t microbatch = 0;
   int64_t chunk = 0;
+  bool operator==(const Task&) const = default;
 };
 
 // Tasks that run one after the other; what the next turn needs is received
@@ -37,13 +43,18 @@ struct Task {
 using Turn = std::vector<Task>;
 
 struct Schedule {
-  const char* name;  // of pipeline.schedule
+  std::string name;  // of pipeline.schedule
   // A pure function: the turns of the rank that holds stage `stage`.
-  std::vector<Turn> (*turns)(const Shape& shape, int64_t stage);
+  std::function<std::vector<Turn>(const Shape& shape, int64_t stage)> turns;
+  Placement placement = Placement::kRoundRobin;
   bool chunked = false;             // a rank may hold several chunks
+  int64_t exact_chunks = 0;         // and holds so many; 0: any number
   bool multiple_of_stages = false;  // m is a multiple of p
+  bool in_pairs = false;            // p and m are even
+  std::optional<Shape> only = {};   // of a file: it has turns for this one
   // What a rank sends may have to wait for a receiver that is not that far: it
-  // is awaited at the end of the step. Its tensors live until then.
+  // goes on, and receives in the order of who sends (mail.h). Each task of a
+  // turn then has its own messages; those of a turn could run side by side.
   bool sends_wait = false;
   const char* meaning = "";
   const char* source = "";
@@ -51,9 +62,16 @@ struct Schedule {
 
 // In the order of the manual.
 const std::vector<Schedule>& all();
-// REQUIRES: one of all().
-const Schedule& named(std::string_view name);
+// REQUIRES: one of all(), or a file (file.h), which is read.
+Schedule named(const std::string& name);
 std::vector<std::string> names();
+
+// The chunks of a rank where nobody says how many.
+int64_t usual_chunks(const Schedule& schedule);
+// Where its virtual stages lie.
+Pipeline pipeline_of(const Schedule& schedule, const Shape& shape);
+// Whether it has turns for so many stages, chunks and micro-batches.
+bool takes(const Schedule& schedule, const Shape& shape);
 
 // What a step ends with.
 struct Tail {
@@ -62,11 +80,13 @@ struct Tail {
 };
 
 // A step of the rank that holds stage `stage`, in whole chunks.
-// REQUIRES: what the schedule says of m and v.
+// REQUIRES: takes(schedule, shape).
 Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
              const Tail& tail = {});
 
-// The micro-batches forward alone, and their losses.
-Program evaluation(const Shape& shape, int64_t stage);
+// The micro-batches forward alone, and their losses; through one replica where
+// there are two.
+Program evaluation(const Shape& shape, int64_t stage,
+                   Placement placement = Placement::kRoundRobin);
 
 }  // namespace tessera::program::schedules

@@ -3,6 +3,10 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <optional>
+#include <tuple>
+
 #include "tests/support/programs.h"
 
 namespace tessera::program::schedules {
@@ -39,6 +43,180 @@ TEST(Schedules, ActivationsAlive) {
   EXPECT_EQ(alive("eager_1f1b", 1), (Peaks{7, 5, 3, 1}));
   EXPECT_EQ(alive("interleaved", 2), (Peaks{11, 9, 7, 5}));
   EXPECT_EQ(alive("bfs", 2), (Peaks{16, 16, 16, 16}));
+  EXPECT_EQ(alive("zb_h1", 1), (Peaks{4, 4, 4, 4}));
+  EXPECT_EQ(alive("zb_h2", 1), (Peaks{7, 7, 7, 7}));
+  EXPECT_EQ(alive("interleaved_zb", 2), (Peaks{11, 10, 9, 8}));
+  EXPECT_EQ(alive("zb_v", 2), (Peaks{8, 8, 8, 8}));
+  EXPECT_EQ(alive("dualpipe", 2), (Peaks{5, 5, 5, 5}));
+  EXPECT_EQ(alive("dualpipe_v", 2), (Peaks{9, 9, 9, 9}));
+}
+
+// Times of a task of a chunk; a whole backward takes its parts'.
+struct Times {
+  int64_t forward = 1, input = 1, weight = 1;
+  int64_t of(Op op) const {
+    return op == Op::kForward         ? forward
+           : op == Op::kBackward      ? input + weight
+           : op == Op::kBackwardInput ? input
+                                      : weight;
+  }
+};
+
+// What ranks wait, where messages take no time: the longest wait of a rank
+// between its first and its last task, and the step's time beyond its work.
+// `together`: what a turn makes goes on at its end, and it begins when all that
+// it needs is there.
+struct Bubble {
+  int64_t inside = 0, of_step = 0;
+};
+
+Bubble bubble_of(const std::string& name, const Shape& shape,
+                 const Times& times = {}, bool together = false) {
+  const Schedule& schedule = named(name);
+  const Pipeline pipeline = pipeline_of(schedule, shape);
+  std::map<std::tuple<bool, int64_t, int64_t, int64_t>, int64_t> ends;
+  struct Rank {
+    std::vector<Turn> turns;
+    size_t next = 0;
+    int64_t first = -1, now = 0, work = 0;
+  };
+  std::vector<Rank> ranks(shape.stages);
+  for (int64_t stage = 0; stage < shape.stages; ++stage) {
+    for (const Turn& turn : schedule.turns(shape, stage)) {
+      if (together) {
+        ranks[stage].turns.push_back(turn);
+        continue;
+      }
+      for (const Task& task : turn) ranks[stage].turns.push_back({task});
+    }
+  }
+  // The end of what a task waits for, if that is known.
+  const auto ready = [&](const Task& task,
+                         int64_t stage) -> std::optional<int64_t> {
+    if (task.op == Op::kBackwardWeight) return 0;
+    const bool forward = task.op == Op::kForward;
+    const Place here{stage, task.chunk};
+    auto from = forward ? pipeline.before(here) : pipeline.behind(here);
+    if (!from && forward) return 0;
+    const bool of_forward = forward || !from;
+    if (!from) from = here;
+    const auto found =
+        ends.find({of_forward, task.microbatch, from->stage, from->chunk});
+    if (found == ends.end()) return std::nullopt;
+    return found->second;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (int64_t stage = 0; stage < shape.stages; ++stage) {
+      Rank& rank = ranks[stage];
+      while (rank.next < rank.turns.size()) {
+        std::optional<int64_t> start = rank.now;
+        for (const Task& task : rank.turns[rank.next]) {
+          const auto at = ready(task, stage);
+          start = at && start ? std::max(*start, *at) : at;
+          if (!at) break;
+        }
+        if (!start) break;
+        if (rank.first < 0) rank.first = *start;
+        int64_t length = 0;
+        for (const Task& task : rank.turns[rank.next]) {
+          length += times.of(task.op);
+        }
+        rank.now = *start + length;
+        rank.work += length;
+        for (const Task& task : rank.turns[rank.next++]) {
+          if (task.op == Op::kBackwardWeight) continue;
+          ends[{task.op == Op::kForward, task.microbatch, stage, task.chunk}] =
+              rank.now;
+        }
+        moved = true;
+      }
+    }
+  }
+  Bubble bubble;
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.next, rank.turns.size()) << name << " does not end";
+    bubble.inside = std::max(bubble.inside, rank.now - rank.first - rank.work);
+    bubble.of_step = std::max(bubble.of_step, rank.now - rank.work);
+  }
+  return bubble;
+}
+
+// As the papers have them.
+TEST(Schedules, Bubbles) {
+  for (int64_t p = 2; p <= 8; ++p) {
+    for (const int64_t m : {2 * p, 3 * p, 4 * p}) {
+      const auto shape = [&](int64_t v) {
+        return Shape{.stages = p, .chunks = v, .num_microbatches = m};
+      };
+      for (const Times& t :
+           {Times{1, 1, 1}, Times{2, 3, 2}, Times{3, 4, 2}, Times{4, 5, 3}}) {
+        const int64_t f = t.forward, b = t.input, w = t.weight;
+        const auto where = c10::str(" p ", p, " m ", m, " ", f, b, w);
+        EXPECT_EQ(bubble_of("1f1b", shape(1), t).of_step, (p - 1) * (f + b + w))
+            << where;
+        EXPECT_EQ(bubble_of("zb_h1", shape(1), t).of_step,
+                  (p - 1) * (f + b - w))
+            << where;
+        EXPECT_EQ(bubble_of("zb_h2", shape(1), t).inside,
+                  (p - 1) * (f + b - 2 * w))
+            << where;
+        for (const int64_t v : {2, 3, 4}) {
+          EXPECT_EQ(bubble_of("interleaved_zb", shape(v), t).of_step,
+                    (p - 1) * (f + b - w))
+              << where << " v " << v;
+        }
+        if (f != b || f != w) continue;
+        EXPECT_EQ(bubble_of("dualpipe_v", shape(2), t, true).inside,
+                  (p - 1) * (f + 2 * b - w))
+            << where;
+        if (p % 2 == 0) {
+          EXPECT_EQ(bubble_of("dualpipe", shape(2), t, true).inside,
+                    (p / 2 - 1) * (f + 2 * b - w))
+              << where;
+        }
+      }
+      EXPECT_EQ(bubble_of("zb_v", shape(2)).inside, 0) << " p " << p;
+      EXPECT_EQ(bubble_of("dualpipe_v", shape(2)).inside, p - 1) << " p " << p;
+      if (p % 2 == 0) {
+        EXPECT_EQ(bubble_of("dualpipe", shape(2)).inside, p / 2 - 1) << p;
+      }
+    }
+  }
+}
+
+// Every schedule's backwards are each once, of every micro-batch and chunk.
+TEST(Placement, IsItsOwnInverse) {
+  for (const auto placement :
+       {Placement::kRoundRobin, Placement::kV, Placement::kMirrored}) {
+    for (int64_t p = 1; p <= 6; ++p) {
+      const bool mirrored = placement == Placement::kMirrored;
+      for (int64_t v = mirrored ? 2 : 1; v <= (mirrored ? 2 : 4); ++v) {
+        const Pipeline pipeline{p, v, placement};
+        std::map<int64_t, int64_t> held;
+        for (int64_t stage = 0; stage < p; ++stage) {
+          for (int64_t chunk = 0; chunk < v; ++chunk) {
+            const Place here{stage, chunk};
+            const int64_t run = pipeline.run_of(here);
+            ++held[run];
+            EXPECT_EQ(pipeline.place_of(run, chunk), here);
+            EXPECT_EQ(pipeline.is_first(here), !pipeline.before(here));
+            EXPECT_EQ(pipeline.is_last(here), !pipeline.behind(here));
+            if (const auto next = pipeline.behind(here)) {
+              EXPECT_EQ(pipeline.run_of(*next), run + 1);
+              EXPECT_EQ(pipeline.before(*next), here);
+              const bool turns =
+                  placement == Placement::kV && next->chunk != chunk;
+              EXPECT_EQ(next->stage == stage, turns || p == 1);
+            }
+          }
+        }
+        EXPECT_EQ(static_cast<int64_t>(held.size()), pipeline.num_runs());
+        for (const auto& [run, count] : held)
+          EXPECT_EQ(count, mirrored ? 2 : 1);
+      }
+    }
+  }
 }
 
 // For every schedule and a grid of sizes: each stage's program is sound, and
@@ -52,12 +230,10 @@ TEST(Schedules, EverySizeIsSoundAndEnds) {
       {.without = {"messages"}, .with = {"split_backward"}}};
   for (const Schedule& schedule : all()) {
     for (int64_t p = 1; p <= 8; ++p) {
-      for (int64_t v = schedule.chunked ? 2 : 1;
-           v <= (schedule.chunked ? 4 : 1); ++v) {
+      for (int64_t v = 1; v <= 4; ++v) {
         for (int64_t m = 1; m <= 16; ++m) {
-          if (schedule.chunked && p == 1) continue;
-          if (schedule.multiple_of_stages && m % p != 0) continue;
           const Shape shape{.stages = p, .chunks = v, .num_microbatches = m};
+          if (!takes(schedule, shape)) continue;
           for (const passes::Choice& choice : choices) {
             EXPECT_NO_THROW(
                 check(stages_of(schedule.name, shape, 1, choice).world))

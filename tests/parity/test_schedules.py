@@ -1,0 +1,131 @@
+"""Every schedule of the zero-bubble and DualPipe kinds on pipelines of 2 to 8 stages beside one rank, each with
+every other strategy; what a schedule cannot take, refused before ranks start.
+"""
+
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from fuzz import verify
+from runs import configuration, train
+
+# Chunks a rank, and whether they are parts of one model: else of two replicas.
+SCHEDULES = {"zb_h1": (1, True), "zb_h2": (1, True), "interleaved_zb": (3, True), "zb_v": (2, True),
+             "dualpipe": (2, False), "dualpipe_v": (2, True)}
+EXPERTS = {"family": "mixtral", "moe": {"experts": 4, "top_k": 2, "aux_loss": 0.1, "every": 2}}
+STRATEGIES = {
+    "alone": {},
+    "another split": {},
+    "dp 2": {"mesh": {"dp_replicate": 2}},
+    "zero 1": {"mesh": {"dp_shard": 2}, "zero": {"stage": 1}},
+    "zero 2": {"mesh": {"dp_shard": 2}, "zero": {"stage": 2}},
+    "zero 3": {"mesh": {"dp_shard": 2}, "zero": {"stage": 3}},
+    "zero 3 kept": {"mesh": {"dp_shard": 2}, "zero": {"stage": 3, "reshard_after_forward": False}},
+    "tp 2": {"mesh": {"tp": 2}},
+    "sp 2, tied": {"mesh": {"tp": 2}, "tensor": {"sequence_parallel": True}, "model": {"tie_embeddings": True}},
+    "cp 2": {"mesh": {"cp": 2}},
+    "ep 2": {"mesh": {"dp_replicate": 2, "ep": 2}, "model": EXPERTS},
+    "experts of zero 3": {"mesh": {"dp_shard": 2, "ep": 1}, "zero": {"stage": 3}, "model": EXPERTS},
+    "block": {"recompute": {"mode": "block", "every": 2}},
+    "selective": {"recompute": {"mode": "selective"}},
+    "stage": {"recompute": {"mode": "stage"}},
+    "minimal": {"recompute": {"mode": "minimal"}},
+    "tied": {"model": {"tie_embeddings": True}},
+    "gpt2, dropout": {"model": {"family": "gpt2", "kv_heads": 4, "dropout": 0.3}},
+    "qwen3": {"model": {"family": "qwen3", "head_dim": 6}},
+    "olmo2": {"model": {"family": "olmo2", "norm_eps": 1e-3}},
+    "documents": {"data": {"intra_document_masking": True}},
+    "muon of zero 2": {"mesh": {"dp_shard": 2}, "zero": {"stage": 2}, "optimizer": {"type": "muon"}},
+    "offload": {"zero": {"offload": "all"}},
+}
+
+
+def case(schedule, name, pp, microbatches):
+    """A model of two layers more than there are parts, on this pipeline with one more strategy."""
+    chunks, parts_of_one = SCHEDULES[schedule]
+    parts = pp * chunks if parts_of_one else pp
+    if schedule == "interleaved_zb":
+        microbatches = -(-microbatches // pp) * pp
+    if schedule == "dualpipe":
+        microbatches += microbatches % 2
+    sections = {"run": {"steps": 2}, "schedule": {"warmup": 0}, "mesh": {"pp": pp}, "batch": {"micro": 1},
+                "model": {"layers": parts + 2, "tie_embeddings": False},
+                "pipeline": {"schedule": schedule, "chunks": chunks}}
+    for section, values in STRATEGIES[name].items():
+        sections[section] = {**sections.get(section, {}), **values}
+    mesh = sections["mesh"]
+    sections["batch"]["global"] = microbatches * mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
+    if name == "another split":
+        sections["pipeline"]["split"] = [0, *([1] * (parts - 2)), 4] if parts > 2 else [0, 4]
+    return sections
+
+
+# All of a schedule's strategies, over stages and micro-batches in turn: fewer than stages, and more.
+def cases(schedule):
+    stages = [2, 4, 8] if schedule == "dualpipe" else [2, 3, 4, 8]
+    turn = itertools.cycle(itertools.product([2, 5, 9, 16], stages))
+    return [(name, *next(turn)[::-1]) for name in STRATEGIES]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_with_every_strategy_equals_one_rank(program, tokens, tmp_path, schedule):
+    def fault_of(each):
+        name, pp, microbatches = each
+        path = configuration(tokens, tmp_path / name.replace(" ", "-"), **case(schedule, *each))
+        return verify(program, path, "--steps", "2", "--precision", "fp64")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for each, fault in zip(cases(schedule), pool.map(fault_of, cases(schedule))):
+            assert fault == "", each
+
+
+def test_backwards_of_gpipe_come_in_either_order(program, tokens, tmp_path):
+    for order in ("reverse", "forward"):
+        path = configuration(tokens, tmp_path / order, mesh={"pp": 2}, batch={"global": 6, "micro": 1},
+                             pipeline={"schedule": "gpipe", "order": order})
+        assert verify(program, path, "--steps", "2", "--precision", "fp64") == "", order
+
+
+OWN = """stages 2, chunks 1, microbatches 3      # of each data-parallel rank
+F0 F1 I0 W0 F2 I1 W1 I2 W2
+F0 I0 F1 I1 W0 F2 I2 W1 W2
+"""
+
+
+def test_a_schedule_of_a_file(program, tokens, tmp_path):
+    file = tmp_path / "own.txt"
+    file.write_text(OWN)
+    sections = {"mesh": {"pp": 2}, "batch": {"global": 3, "micro": 1}, "pipeline": {"schedule": str(file)}}
+    path = configuration(tokens, tmp_path / "right", **sections)
+    assert verify(program, path, "--steps", "2", "--precision", "fp64") == ""
+    path = configuration(tokens, tmp_path / "four", **{**sections, "batch": {"global": 4, "micro": 1}})
+    done = train(program, path, "--nproc", "2", check=False)
+    assert done.returncode == 78
+    assert "is for mesh.pp 2, pipeline.chunks 1 and 3 micro-batches" in done.stderr
+    file.write_text(OWN.replace("F0 I0 F1", "I0 F0 F1"))
+    done = train(program, configuration(tokens, tmp_path / "wrong", **sections), "--nproc", "2", check=False)
+    assert done.returncode == 78
+    assert f"{file}:3: I0 comes before its forward" in done.stderr
+
+
+# What is asked for, and what the message names.
+REFUSED = {
+    "zb_v of three chunks": ({"schedule": "zb_v", "chunks": 3}, {"pp": 2}, 4, ["zb_v", "Use pipeline.chunks 2"]),
+    "chunks of zb_h1": ({"schedule": "zb_h1", "chunks": 2}, {"pp": 2}, 4, ["zb_h1", "Use pipeline.chunks 1"]),
+    "groups": ({"schedule": "interleaved_zb", "chunks": 2}, {"pp": 3}, 4, ["groups of mesh.pp (3)", "3 or 6"]),
+    "an odd pipeline": ({"schedule": "dualpipe"}, {"pp": 3}, 4, ["mesh.pp is even", "2 or 4"]),
+    "an odd batch": ({"schedule": "dualpipe"}, {"pp": 2}, 5, ["two pipelines", "4 or 6"]),
+    "more parts than layers": ({"schedule": "dualpipe_v"}, {"pp": 4}, 8, ["= 8 parts", "model.layers is 6"]),
+    "an order": ({"schedule": "gpipe", "order": "sideways"}, {"pp": 2}, 4, ["pipeline.order", "reverse"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_schedule_cannot_take_is_refused(program, tokens, tmp_path, name):
+    pipeline, mesh, microbatches, said = REFUSED[name]
+    path = configuration(tokens, tmp_path, model={"layers": 6}, mesh=mesh, pipeline=pipeline,
+                         batch={"global": microbatches, "micro": 1})
+    done = train(program, path, "--nproc", str(mesh["pp"]), check=False)
+    assert done.returncode == 78
+    assert all(each in done.stderr for each in said), done.stderr
