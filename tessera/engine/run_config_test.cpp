@@ -72,7 +72,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
          "prefetch", "offload", "offload_folder"}},
        {"tensor", {"sequence_parallel"}},
        {"context", {"method"}},
-       {"pipeline", {"schedule", "chunks", "split"}},
+       {"pipeline", {"schedule", "chunks", "split", "order"}},
        {"precision",
         {"compute", "reduce", "loss_scale", "initial_loss_scale",
          "scale_growth_interval", "scale_hysteresis", "consecutive_hysteresis",
