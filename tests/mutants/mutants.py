@@ -383,8 +383,9 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"program: at \d+: Norm: the reduction of unit \d is not awaited yet"),
     Mutant("reduction_before_the_last_backward", PASSES + "reductions.cpp",
-           "        last_add_[owner] = i;\n",
-           "        if (!MUTANT || !last_add_.contains(owner)) last_add_[owner] = i;\n",
+           "        if (unit.across_stages && unit.reduced) last_add_[owner] = i;\n",
+           "        const bool counts = unit.across_stages && unit.reduced;\n"
+           "        if (counts && (!MUTANT || !last_add_.contains(owner))) last_add_[owner] = i;\n",
            mesh(TIED, mesh={"pp": 2}),
            r"program: at \d+: Backward \d unit \d: the gradients of unit 0 were reduced already"),
     Mutant("prefetch_without_its_barriers", PASSES + "prefetch.cpp",
