@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/program/detail/classes.h"
+#include "tessera/program/detail/transfers.h"
 
 namespace tessera::program {
 namespace {
@@ -80,36 +81,6 @@ class Check {
                     transfer.dtype);
   }
 
-  // What an instruction does on groups, one after the other.
-  static std::vector<Transfer> transfers_of(const RankProgram& of,
-                                            const Instruction& instruction) {
-    if (instruction.op == Op::kLoss) return of.loss;
-    if (instruction.op == Op::kSumNorm) return of.norm;
-    const auto unit = instruction.unit;
-    if (unit < 0 || unit >= static_cast<int64_t>(of.units.size())) return {};
-    const UnitTransfers& here = of.units[unit];
-    switch (instruction.op) {
-      case Op::kGatherParameters:
-        return here.gather;
-      case Op::kReduceGradients:
-        return here.reduce;
-      case Op::kSumGradients:
-        return here.sum;
-      case Op::kGatherUpdates:
-        return here.updates;
-      case Op::kForward:
-      case Op::kReplay:
-        return here.forward;
-      case Op::kRecompute:
-        return here.again;
-      case Op::kBackward:
-      case Op::kBackwardInput:
-        return here.backward;
-      default:
-        return {};
-    }
-  }
-
   Follower follow(int64_t rank) const {
     Follower follower{.of = world_.programs[rank], .rank = rank};
     follower.transfers.resize(world_.lanes.size());
@@ -133,7 +104,8 @@ class Check {
         under_way.clear();
         continue;
       }
-      for (const Transfer& transfer : transfers_of(*follower.of, each)) {
+      for (const Transfer& transfer :
+           detail::transfers_of(*follower.of, each)) {
         auto& lane = follower.transfers.at(transfer.lane);
         Act act{.at = at, .lane = transfer.lane};
         act.index = static_cast<int64_t>(lane.size());

@@ -1,0 +1,189 @@
+// Bubbles as ranks have them beside those that the simulator says: stages that
+// sleep for fixed times, a thread each, so that few cores act as many devices.
+// All that is between them is here as it is in a run: programs, lanes, waits.
+//
+// Units: milliseconds of a step; bubbles are shares of it; bubble_off is the
+//        measured bubble over the predicted one, less one.
+#include <benchmark/benchmark.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "tessera/program/executor.h"
+#include "tessera/program/schedules/equal_stages.h"
+
+namespace tessera::program {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::duration<double, std::milli>;
+
+// Messages of all ranks, each once.
+class Post {
+ public:
+  using Key = std::tuple<int64_t, bool, int64_t, int64_t>;
+
+  void put(const Key& key) {
+    {
+      const std::scoped_lock lock(mutex_);
+      there_[key] = true;
+    }
+    changed_.notify_all();
+  }
+  void take(const Key& key) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return there_.contains(key); });
+    there_.erase(key);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Key, bool> there_;
+};
+
+// A rank whose units sleep.
+class Sleeper : public Actor {
+ public:
+  Sleeper(const RankProgram& of, const Times& times_ms, Post& post,
+          std::barrier<>& norm)
+      : of_(of), times_(times_ms), post_(post), norm_(norm) {}
+
+  double worked_ms() const { return worked_ms_; }
+
+  void zero_gradients() override {}
+  void load_inputs(int64_t) override {}
+  void load_targets(int64_t) override {}
+  void forward(int64_t, int64_t) override { work(Op::kForward); }
+  void loss(int64_t) override {}
+  void backward(Op part, int64_t, int64_t) override { work(part); }
+  void hand_activations(int64_t, int64_t) override {}
+  void hand_gradients(int64_t, int64_t) override {}
+  void begin(const Instruction& each, bool) override {
+    if (is_send(each.op)) post_.put(key_of(each));
+  }
+  void await(const Instruction& each) override {
+    if (each.op == Op::kSumNorm) return norm_.arrive_and_wait();
+    if (!is_send(each.op)) post_.take(key_of(each));
+  }
+  void norm() override {}
+  void clip_gradients() override {}
+  void optimizer_step(int64_t) override {}
+
+ private:
+  void work(Op op) {
+    const auto begin = Clock::now();
+    std::this_thread::sleep_until(begin +
+                                  std::chrono::duration_cast<Clock::duration>(
+                                      Milliseconds(time_of(op, times_))));
+    worked_ms_ += Milliseconds(Clock::now() - begin).count();
+  }
+
+  Post::Key key_of(const Instruction& message) const {
+    const Ends ends = ends_of(message, of_.stage, of_.stages, of_.placement);
+    return {ends.receiver, ends.activations,
+            ends.sends ? ends.peer_stage : of_.stage, message.microbatch};
+  }
+
+  const RankProgram& of_;
+  const Times times_;
+  Post& post_;
+  std::barrier<>& norm_;
+  double worked_ms_ = 0;
+};
+
+struct Measured {
+  double step_ms = 0, bubble = 0;
+};
+
+Measured run(const std::vector<RankProgram>& programs, const Times& times_ms) {
+  const auto size = std::ssize(programs);
+  Post post;
+  std::barrier<> norm(size), start(size + 1);
+  std::vector<Sleeper> ranks;
+  ranks.reserve(programs.size());
+  for (const auto& each : programs)
+    ranks.emplace_back(each, times_ms, post, norm);
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) {
+    threads.emplace_back([&] {
+      prctl(PR_SET_TIMERSLACK, 1);
+      start.arrive_and_wait();
+      execute(programs[&rank - ranks.data()].program, rank);
+    });
+  }
+  start.arrive_and_wait();
+  const auto begin = Clock::now();
+  for (auto& thread : threads) thread.join();
+  Measured measured{.step_ms = Milliseconds(Clock::now() - begin).count()};
+  double worked = 0;
+  for (const auto& rank : ranks) worked += rank.worked_ms();
+  measured.bubble = 1 - worked / (static_cast<double>(size) * measured.step_ms);
+  return measured;
+}
+
+// Of its steps the fastest, which nothing else on the machine held up.
+void sleep_through_a_step(benchmark::State& state, const std::string& name,
+                          int64_t chunks) {
+  const auto& schedule = schedules::named(name);
+  const schedules::Shape shape{.stages = state.range(0),
+                               .chunks = chunks,
+                               .num_microbatches = state.range(1)};
+  const auto programs = schedules::programs_of(schedule, shape);
+  const auto passes = static_cast<double>(
+      schedules::pipeline_of(schedule, shape).num_runs() / shape.stages);
+  const double ms = static_cast<double>(state.range(2)) / passes;
+  const Times times{ms, ms, ms};
+  std::vector<Measured> steps;
+  for (auto _ : state) {
+    steps.push_back(run(programs, times));
+    state.SetIterationTime(steps.back().step_ms / 1e3);
+  }
+  const double measured =
+      std::ranges::min_element(steps, {}, &Measured::step_ms)->bubble;
+  const auto predicted = schedules::simulate(
+      schedule, shape, {ms * passes, ms * passes, ms * passes});
+  state.counters["predicted_ms"] = predicted.step;
+  state.counters["bubble"] = measured;
+  state.counters["predicted"] = predicted.bubble();
+  state.counters["bubble_off"] = measured / predicted.bubble() - 1;
+}
+
+void add_benches() {
+  for (const auto& schedule : schedules::all()) {
+    const int64_t chunks = schedule.chunked ? 2 : 1;
+    for (const auto& [p, m] : {std::pair(4, 8), std::pair(8, 16)}) {
+      const schedules::Shape shape{
+          .stages = p, .chunks = chunks, .num_microbatches = m};
+      if (!schedules::takes(schedule, shape)) continue;
+      benchmark::RegisterBenchmark(
+          schedule.name.c_str(),
+          [name = schedule.name, chunks](benchmark::State& state) {
+            sleep_through_a_step(state, name, chunks);
+          })
+          ->ArgNames({"p", "m", "ms"})
+          ->Args({p, m, 10})
+          ->UseManualTime()
+          ->Unit(benchmark::kMillisecond);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::program
+
+int main(int argc, char** argv) {
+  tessera::program::add_benches();
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

@@ -1,0 +1,188 @@
+#include "tessera/program/costs.h"
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+
+namespace tessera::program {
+
+double time_of(const std::string& verb, int64_t ranks, double bytes,
+               const Link& link) {
+  if (ranks < 2) return 0;
+  const auto steps = static_cast<double>(ranks - 1);
+  const double part = bytes / static_cast<double>(ranks);
+  const double once = steps * (link.latency + part / link.bytes_per_time);
+  if (verb == "all_reduce") return 2 * once;
+  if (verb == "all_gather" || verb == "reduce_scatter" ||
+      verb == "all_to_all") {
+    return once;
+  }
+  return link.latency + bytes / link.bytes_per_time;
+}
+
+double time_of(Op op, const Times& times) {
+  switch (op) {
+    case Op::kForward:
+    case Op::kRecompute:
+    case Op::kReplay:
+      return times.forward;
+    case Op::kBackward:
+      return times.input + times.weight;
+    case Op::kBackwardInput:
+      return times.input;
+    case Op::kBackwardWeight:
+      return times.weight;
+    default:
+      return 0;
+  }
+}
+
+namespace {
+
+// The part of one unit of a chunk. The first unit of all has no gradient of
+// its input, unless it is alone.
+double share_of(const Instruction& each, const std::vector<int64_t>& chunk,
+                const Times& times) {
+  const auto size = static_cast<double>(chunk.size());
+  const bool has_first = chunk.front() == 0 && chunk.size() > 1;
+  if (!has_first ||
+      !(each.op == Op::kBackward || each.op == Op::kBackwardInput)) {
+    return time_of(each.op, times) / size;
+  }
+  const double input = each.unit == 0 ? 0 : times.input / (size - 1);
+  return each.op == Op::kBackward ? input + times.weight / size : input;
+}
+
+}  // namespace
+
+Work work_of_stages(std::vector<Times> stages, std::vector<Units> units,
+                    int64_t passes, std::function<int64_t(int64_t)> stage_of) {
+  return [=](int64_t rank, const Instruction& each) {
+    if (!is_compute(each.op)) return 0.0;
+    const int64_t stage = stage_of(rank);
+    const Times& times = stages.at(stage);
+    const double time =
+        each.unit < 0
+            ? time_of(each.op, times)
+            : share_of(each, units.at(stage).chunks.at(each.chunk), times);
+    return time / static_cast<double>(passes);
+  };
+}
+
+namespace {
+
+class Rates {
+ public:
+  Rates(const Device& device, const RankFacts& of) : device_(device), of_(of) {}
+
+  double time_of(const Instruction& each) const {
+    if (each.unit < 0) return of_all(each.op);
+    const UnitFacts& unit = of_.facts.units.at(each.unit);
+    switch (each.op) {
+      case Op::kForward:
+      case Op::kReplay:
+        return forward(unit);
+      case Op::kRecompute:
+        return of_.units.all.at(each.unit).attention_alone
+                   ? longer(unit.again.flops.total(), unit.again.kept_bytes)
+                   : forward(unit);
+      case Op::kBackward:
+        return input_part(unit) + weight_part(unit);
+      case Op::kBackwardInput:
+        return input_part(unit);
+      case Op::kBackwardWeight:
+        return weight_part(unit);
+      case Op::kLoss:
+        return loss();
+      case Op::kOptimizerStep:  // read and written
+        return longer(0, 2 * unit.state_bytes());
+      case Op::kFetchStates:
+      case Op::kReleaseStates:
+        return file_time(unit, &ParameterFacts::optimizer_bytes);
+      case Op::kFetchParameters:
+      case Op::kReleaseParameters:
+        return file_time(unit, &ParameterFacts::parameter_bytes);
+      default:
+        return 0;
+    }
+  }
+
+ private:
+  double longer(int64_t flops, int64_t bytes) const {
+    return std::max(static_cast<double>(flops) / device_.flops,
+                    static_cast<double>(bytes) / device_.memory_bytes);
+  }
+  static int64_t read_bytes(const UnitFacts& unit) {
+    int64_t bytes = unit.input_bytes + unit.output_bytes + unit.kept_bytes;
+    for (const auto& each : unit.parameters) bytes += each.parameter_bytes;
+    return bytes;
+  }
+  double forward(const UnitFacts& unit) const {
+    return longer(unit.forward.total(), read_bytes(unit));
+  }
+  double input_part(const UnitFacts& unit) const {
+    return longer(unit.backward_input.total(), read_bytes(unit));
+  }
+  double weight_part(const UnitFacts& unit) const {
+    return longer(unit.backward_weight.total(), read_bytes(unit));
+  }
+  double loss() const {
+    const UnitFacts& unit = of_.facts.loss;
+    return longer(unit.forward.total() + unit.backward_input.total() +
+                      unit.backward_weight.total(),
+                  2 * read_bytes(unit));
+  }
+  double of_all(Op op) const {
+    if (op != Op::kNorm && op != Op::kClipGradients) return 0;
+    int64_t bytes = 0;
+    for (const auto& chunk : of_.units.chunks) {
+      for (int64_t unit : chunk) {
+        for (const auto& each : of_.facts.units.at(unit).parameters) {
+          bytes += each.gradient_bytes;
+        }
+      }
+    }
+    return longer(0, bytes);
+  }
+  double file_time(const UnitFacts& unit,
+                   int64_t ParameterFacts::* bytes) const {
+    int64_t all = 0;
+    for (const auto& each : unit.parameters) all += each.*bytes;
+    return static_cast<double>(all) / device_.file_bytes;
+  }
+
+  const Device& device_;
+  const RankFacts& of_;
+};
+
+}  // namespace
+
+Work work_of_device(const Device& device,
+                    std::function<const RankFacts&(int64_t rank)> of) {
+  return [device, of = std::move(of)](int64_t rank, const Instruction& each) {
+    return Rates(device, of(rank)).time_of(each);
+  };
+}
+
+Work work_of_measured(const Measured& measured) {
+  using Key = std::tuple<int64_t, Op, int64_t, int64_t>;
+  struct Mean {
+    double sum = 0;
+    int64_t count = 0;
+  };
+  std::map<Key, Mean> means;
+  for (const auto& [rank, times] : measured) {
+    for (const auto& [each, seconds] : times) {
+      Mean& mean = means[{rank, each.op, each.unit, each.chunk}];
+      mean.sum += seconds;
+      ++mean.count;
+    }
+  }
+  return [means = std::move(means)](int64_t rank, const Instruction& each) {
+    const auto found = means.find({rank, each.op, each.unit, each.chunk});
+    if (found == means.end()) return 0.0;
+    return found->second.sum / static_cast<double>(found->second.count);
+  };
+}
+
+}  // namespace tessera::program

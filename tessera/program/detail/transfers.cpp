@@ -1,0 +1,48 @@
+#include "tessera/program/detail/transfers.h"
+
+namespace tessera::program::detail {
+namespace {
+
+const std::vector<Transfer>& of_unit(const UnitTransfers& unit, Op op,
+                                     const std::vector<Transfer>& none) {
+  switch (op) {
+    case Op::kGatherParameters:
+      return unit.gather;
+    case Op::kReduceGradients:
+      return unit.reduce;
+    case Op::kSumGradients:
+      return unit.sum;
+    case Op::kGatherUpdates:
+      return unit.updates;
+    case Op::kForward:
+    case Op::kReplay:
+      return unit.forward;
+    case Op::kRecompute:
+      return unit.again;
+    case Op::kBackward:
+    case Op::kBackwardInput:
+      return unit.backward;
+    default:
+      return none;
+  }
+}
+
+}  // namespace
+
+const std::vector<Transfer>& transfers_of(const RankProgram& of,
+                                          const Instruction& instruction) {
+  static const std::vector<Transfer> none;
+  if (instruction.phase == Phase::kAwait) return none;
+  if (instruction.op == Op::kLoss) return of.loss;
+  if (instruction.op == Op::kSumNorm) return of.norm;
+  const auto unit = instruction.unit;
+  if (unit < 0 || unit >= static_cast<int64_t>(of.units.size())) return none;
+  return of_unit(of.units[unit], instruction.op, none);
+}
+
+bool counts_pieces(const Instruction& instruction) {
+  return instruction.op == Op::kGatherParameters ||
+         instruction.op == Op::kGatherUpdates;
+}
+
+}  // namespace tessera::program::detail
