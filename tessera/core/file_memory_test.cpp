@@ -7,6 +7,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tests/support/disk.h"
 
 namespace tessera {
 namespace {
@@ -15,7 +16,7 @@ constexpr int64_t kElements = int64_t{1} << 20;  // 4 MiB of a part
 constexpr int64_t kBytes = 4 * kElements;
 
 TEST(FileMemory, KeepsWhatItLetsGoOf) {
-  const TemporaryFolder folder;
+  const TemporaryFolder folder = tests::folder_on_disk();
   FileMemory memory(folder.path(), "Free some.");
   std::vector<at::Tensor> tensors;
   for (int64_t part = 0; part < 4; ++part) {
@@ -44,7 +45,7 @@ TEST(FileMemory, KeepsWhatItLetsGoOf) {
 
 // As a program has them: each is fetched before the one before it is used.
 TEST(FileMemory, TwoPartsAreThereAtATime) {
-  const TemporaryFolder folder;
+  const TemporaryFolder folder = tests::folder_on_disk();
   FileMemory memory(folder.path(), "Free some.");
   constexpr int64_t kParts = 8;
   std::vector<at::Tensor> tensors;
@@ -63,7 +64,7 @@ TEST(FileMemory, TwoPartsAreThereAtATime) {
 }
 
 TEST(FileMemory, GivesBackWithTheTensor) {
-  const TemporaryFolder folder;
+  const TemporaryFolder folder = tests::folder_on_disk();
   FileMemory memory(folder.path(), "Free some.");
   at::Tensor first = memory.zeros(0, {kElements}, at::kFloat);
   at::Tensor other = memory.zeros(1, {kElements}, at::kFloat);
@@ -75,7 +76,7 @@ TEST(FileMemory, GivesBackWithTheTensor) {
 }
 
 TEST(FileMemory, TensorsOutliveIt) {
-  const TemporaryFolder folder;
+  const TemporaryFolder folder = tests::folder_on_disk();
   at::Tensor tensor;
   {
     FileMemory memory(folder.path(), "Free some.");
@@ -95,7 +96,7 @@ TEST(FileMemory, RefusesByName) {
     }
     return "";
   };
-  const TemporaryFolder folder;
+  const TemporaryFolder folder = tests::folder_on_disk();
   EXPECT_NE(complaint([&] { FileMemory(folder.file("none"), "Free some."); })
                 .find("no file can be made in it: No such file or directory. "
                       "Free some."),

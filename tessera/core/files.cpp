@@ -245,8 +245,9 @@ FileLock::~FileLock() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-TemporaryFolder::TemporaryFolder(const std::string& prefix) {
-  std::string name = (temporary_files() / (prefix + "-XXXXXX")).string();
+TemporaryFolder::TemporaryFolder(const std::string& prefix,
+                                 const fs::path& in) {
+  std::string name = (in / (prefix + "-XXXXXX")).string();
   TS_CHECK_IO(::mkdtemp(name.data()) != nullptr, name,
               ": cannot be made: ", reason(), ".");
   path_ = name;

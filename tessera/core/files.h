@@ -90,8 +90,8 @@ class FileLock {
 // A folder with a name that nobody else has, removed with all that is in it.
 class TemporaryFolder {
  public:
-  // In TMPDIR, or /tmp.
-  explicit TemporaryFolder(const std::string& prefix = "tessera");
+  explicit TemporaryFolder(const std::string& prefix = "tessera",
+                           const std::filesystem::path& in = temporary_files());
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;

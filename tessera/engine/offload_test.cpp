@@ -11,6 +11,7 @@
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/monitor/memory.h"
+#include "tests/support/disk.h"
 #include "tests/support/memory_cases.h"
 
 namespace tessera::engine {
@@ -55,7 +56,7 @@ std::map<std::string, at::Tensor> trained(const RunConfig& config) {
 class OffloadOn : public ::testing::TestWithParam<Case> {};
 
 TEST_P(OffloadOn, ChangesNoBit) {
-  const TemporaryFolder folder;
+  const TemporaryFolder folder = tests::folder_on_disk();
   RunConfig config = run_of(GetParam());
   config.optimizer.lr = 0.01;
   const auto expected = trained(config);
@@ -108,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, OffloadOn, ::testing::ValuesIn(meshes()),
 // Between steps nothing of them is in memory; within one, what two units have,
 // as the system counts pages.
 TEST(Offload, WhatIsResidentIsWhatTheFactsSay) {
-  const TemporaryFolder folder;
+  const TemporaryFolder folder = tests::folder_on_disk();
   RunConfig config = run_of({"", {}, [](RunConfig& of) {
                                of.model.hidden = 256;
                                of.zero.offload = "optimizer";

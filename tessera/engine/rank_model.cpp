@@ -85,10 +85,12 @@ void RankModel::build_files() {
   if (config_.zero.offload == "none") return;
   std::string folder = offload_folder(config_);
   std::error_code error;
-  // No run's folder, as of 'tessera verify': among the temporary ones.
+  // No run's folder, as of 'tessera verify': among the temporary ones
+  // where these are on a disk.
   if (config_.zero.offload_folder.empty() &&
       !std::filesystem::is_directory(folder, error)) {
     folder = temporary_files();
+    if (lies_in_memory(folder)) folder = ".";
   }
   files_ = std::make_unique<FileMemory>(
       folder,

@@ -9,6 +9,7 @@ import os
 import random
 import struct
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,21 @@ def tessera(program):
         return done.stdout
 
     return run
+
+
+def lies_in_memory(folder):
+    kind = subprocess.run(["stat", "-f", "-c", "%T", str(folder)], capture_output=True, text=True, check=True).stdout
+    return kind.strip() in {"tmpfs", "ramfs"}
+
+
+@pytest.fixture
+def disk_path(program, tmp_path):
+    """tmp_path, or where that lies in memory a folder beside the program: for states in files (zero.offload)."""
+    if not lies_in_memory(tmp_path):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="tessera-test-", dir=program.parent) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

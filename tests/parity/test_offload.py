@@ -18,16 +18,16 @@ def without_times(lines):
 
 
 @pytest.mark.parametrize("offload", ["optimizer", "all"])
-def test_a_resumed_run_has_the_same_bits(program, tokens, tmp_path, offload):
+def test_a_resumed_run_has_the_same_bits(program, tokens, disk_path, offload):
     data = {"data": {"valid": tokens["valid"]}}
-    lines, state = run(program, tokens, tmp_path / "memory", *AS_THREADS, **SECTIONS, **data)
+    lines, state = run(program, tokens, disk_path / "memory", *AS_THREADS, **SECTIONS, **data)
     sections = {**SECTIONS, **data, "zero": {"stage": 2, "offload": offload}}
-    path = configuration(tokens, tmp_path / "files", **sections)
+    path = configuration(tokens, disk_path / "files", **sections)
     train(program, path, *AS_THREADS, "--run.steps=10", "--schedule.steps=20")
     train(program, path, *AS_THREADS)
-    assert_same_bits(state, checkpoint(tmp_path / "files"))
-    assert without_times(lines) == without_times(metrics(tmp_path / "files"))
-    assert not list((tmp_path / "files" / "run").glob(".states*"))
+    assert_same_bits(state, checkpoint(disk_path / "files"))
+    assert without_times(lines) == without_times(metrics(disk_path / "files"))
+    assert not list((disk_path / "files" / "run").glob(".states*"))
 
 
 @pytest.mark.parametrize("zero, words", [
@@ -48,10 +48,10 @@ def test_devices_of_one_process_are_refused(program, tokens, tmp_path):
     assert done.returncode == 78 and "zero.offload is all" in done.stderr, done.stderr
 
 
-def test_a_dry_run_says_what_lies_where(program, tokens, tmp_path):
-    path = configuration(tokens, tmp_path, zero={"offload": "all", "offload_folder": str(tmp_path)})
+def test_a_dry_run_says_what_lies_where(program, tokens, disk_path):
+    path = configuration(tokens, disk_path, zero={"offload": "all", "offload_folder": str(disk_path)})
     said = train(program, path, "--dry-run").stdout
-    assert f"of its states lie in {tmp_path}" in said, said
+    assert f"of its states lie in {disk_path}" in said, said
 
 
 def memory_group():
@@ -96,9 +96,9 @@ WIDE = {"family": "llama", "layers": 8, "hidden": 512, "heads": 8, "kv_heads": 8
 LIMIT = 330 << 20
 
 
-def test_a_model_whose_states_exceed_the_memory_trains(program, tokens, tmp_path):
+def test_a_model_whose_states_exceed_the_memory_trains(program, tokens, disk_path):
     def path_of(name, offload):
-        return configuration(tokens, tmp_path / name, only_model=WIDE, run={"steps": 3}, batch={"global": 2},
+        return configuration(tokens, disk_path / name, only_model=WIDE, run={"steps": 3}, batch={"global": 2},
                              schedule={"warmup": 0}, checkpoint={"every": 0}, zero={"offload": offload})
 
     train(program, path_of("memory", "none"))
@@ -107,6 +107,6 @@ def test_a_model_whose_states_exceed_the_memory_trains(program, tokens, tmp_path
         assert refused.returncode == 78 and "zero.offload optimizer or all" in refused.stderr, refused.stderr
         done = group.run(program, "train", path_of("files", "all"))
         assert done.returncode == 0, done.stderr[-3000:]
-    assert without_times(metrics(tmp_path / "memory")) == without_times(metrics(tmp_path / "files"))
-    with open(tmp_path / "files" / "run" / "config.json") as file:
+    assert without_times(metrics(disk_path / "memory")) == without_times(metrics(disk_path / "files"))
+    with open(disk_path / "files" / "run" / "config.json") as file:
         assert json.load(file)["zero"]["offload"] == "all"
