@@ -223,21 +223,14 @@ std::pair<size_t, size_t> ModelActor::segments_of(int64_t unit) const {
   return {first - all.begin(), last - all.begin()};
 }
 
-optim::WholePiece ModelActor::whole_of(size_t i) {
-  const auto* updates = composed_.updates.get();
-  if (updates != nullptr && updates->gathers(i)) {
-    return {updates->whole(i), updates->own(i).offset};
-  }
-  return optimizer_->piece_as_whole(i);
-}
-
 void ModelActor::optimizer_step(int64_t unit) {
   if (was_skipped_) return;
   begin_updates();
   const auto [first, last] = segments_of(unit);
   wrote_parameters(unit);
-  optimizer_->step(input_.lr, first, last - first,
-                   [this](size_t i) { return whole_of(i); });
+  optimizer_->step(input_.lr, first, last - first, [this](size_t i) {
+    return composed_.updates->whole_of(*optimizer_, i);
+  });
   if (composed_.updates) composed_.updates->free(unit);
 }
 

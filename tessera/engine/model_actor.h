@@ -138,7 +138,6 @@ class ModelActor : public program::Actor {
   void begin_updates();
   void fetch(const program::Instruction& instruction);
   void wrote_parameters(int64_t unit);
-  optim::WholePiece whole_of(size_t segment);
 
   optim::Optimizer* optimizer_;
   comm::Group& world_;

@@ -155,11 +155,6 @@ void ModuleUpdates::begin_gather(size_t unit) {
       comm::Mode::kAsync);
 }
 
-optim::WholePiece ModuleUpdates::whole_of(size_t i) {
-  if (!whole_->gathers(i)) return optimizer_->piece_as_whole(i);
-  return {whole_->whole(i), whole_->own(i).offset};
-}
-
 void ModuleUpdates::step(double lr, double gradient_scale) {
   optimizer_->begin_step(gradient_scale);
   begin_gather(0);
@@ -167,8 +162,9 @@ void ModuleUpdates::step(double lr, double gradient_scale) {
     begin_gather(i + 1);
     const Unit& unit = units_[i];
     if (unit.gathers) whole_->await_gather(unit.number);
-    optimizer_->step(lr, unit.first, unit.count,
-                     [this](size_t segment) { return whole_of(segment); });
+    optimizer_->step(lr, unit.first, unit.count, [this](size_t segment) {
+      return whole_->whole_of(*optimizer_, segment);
+    });
     if (unit.gathers) whole_->free(unit.number);
   }
 }

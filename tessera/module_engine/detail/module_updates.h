@@ -47,7 +47,6 @@ class ModuleUpdates {
     bool gathers;
   };
   void begin_gather(size_t unit);
-  optim::WholePiece whole_of(size_t segment);
 
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<parallel::data::WholeUpdates> whole_;

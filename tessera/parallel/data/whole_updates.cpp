@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/mesh/slice.h"
+#include "tessera/optim/optimizer.h"
 
 namespace tessera::parallel::data {
 namespace {
@@ -98,8 +99,10 @@ at::Tensor WholeUpdates::whole(size_t parameter) const {
   return whole;
 }
 
-const mesh::Box& WholeUpdates::own(size_t parameter) const {
-  return at(cut_.at(parameter)).pieces.own;
+optim::WholePiece WholeUpdates::whole_of(optim::Optimizer& optimizer,
+                                         size_t parameter) const {
+  if (!gathers(parameter)) return optimizer.piece_as_whole(parameter);
+  return {whole(parameter), at(cut_.at(parameter)).pieces.own.offset};
 }
 
 }  // namespace tessera::parallel::data

@@ -19,6 +19,11 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/parallel/data/matrix_pieces.h"
 
+namespace tessera::optim {
+class Optimizer;
+struct WholePiece;
+}  // namespace tessera::optim
+
 namespace tessera::parallel::data {
 
 class WholeUpdates {
@@ -41,12 +46,14 @@ class WholeUpdates {
 
   // Whether others have pieces of it.
   bool gathers(size_t parameter) const { return cut_.contains(parameter); }
-  // REQUIRES: gathers(parameter); its unit's gather was awaited.
-  at::Tensor whole(size_t parameter) const;
-  // Where this rank's piece lies in it.
-  const mesh::Box& own(size_t parameter) const;
+  // What a step of this optimizer, whose segments are these parameters, asks
+  // for: the matrix and where this rank's piece lies in it, or the segment
+  // itself where that is whole. REQUIRES: its unit's gather was awaited.
+  optim::WholePiece whole_of(optim::Optimizer& optimizer,
+                             size_t parameter) const;
 
  private:
+  at::Tensor whole(size_t parameter) const;
   struct Piece {
     size_t parameter;
     MatrixPieces pieces;
