@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,11 +59,19 @@ struct SaveOptions {
 void save(const std::string& folder, int64_t step, const State& state,
           comm::Group& world, const SaveOptions& options = {});
 
+// `extra` of the checkpoint in that folder, before a tensor is read or
+// compared: may set the state's tensors by what it says.
+using Told = std::function<void(const std::string& step_folder,
+                                const std::string& extra, State& state)>;
+
 struct LoadOptions {
   // The state may lack tensors that the checkpoint has: weights alone.
   bool partial = false;
   // Tensors of another dtype are converted, instead of refused.
   bool convert = false;
+  // Called on every rank, of each checkpoint that is tried. What it complains
+  // of on any rank is of a checkpoint of another model: no other is tried.
+  Told told = nullptr;
 };
 
 // Fills the tensors and `extra` from DIR/step-N; returns the step.

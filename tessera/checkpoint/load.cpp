@@ -92,11 +92,11 @@ class Load {
   // "" when the state was filled; else what is wrong with the checkpoint, the
   // same on every rank. Throws where it is of another model.
   std::string run(const LoadOptions& options) {
-    std::string complaint = agree([&] {
-      manifest_ = read_manifest(folder_);
-      find_parts();
-    });
+    std::string complaint = agree([&] { manifest_ = read_manifest(folder_); });
     if (complaint.empty()) complaint = compare_manifests();
+    if (!complaint.empty()) return complaint;
+    if (options.told) tell(options.told);
+    complaint = agree([&] { find_parts(); });
     if (!complaint.empty()) return complaint;
     refuse_other_models(options);
     complaint = agree([&] { verify(); });
@@ -122,6 +122,12 @@ class Load {
   template <typename Work>
   std::string agree(const Work& work) {
     return first_complaint(world_, complaint_of(work));
+  }
+
+  void tell(const Told& told) {
+    const std::string complaint =
+        agree([&] { told(folder_, manifest_.extra, state_); });
+    TS_CHECK_CONFIG(complaint.empty(), complaint);
   }
 
   void find_parts() {

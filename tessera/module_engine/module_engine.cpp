@@ -14,6 +14,7 @@
 #include "tessera/core/hash.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/engine/kept_states.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/module_engine/detail/module_settings.h"
 #include "tessera/module_engine/detail/module_state.h"
@@ -100,6 +101,7 @@ struct ModuleEngine::Impl {
     TS_CHECK(!is_averaged, call, " while averaged()'s result lives.");
   }
   checkpoint::State state();
+  void check(const std::string& extra, const std::string& where) const;
 
   std::optional<StartedRanks> started;  // gone last
   torch::nn::Module& module;
@@ -173,6 +175,30 @@ checkpoint::State ModuleEngine::Impl::state() {
             : detail::entry_of(name, *by_name.at(item.parameter), item.tensor));
   }
   return state;
+}
+
+// That a checkpoint which says this is an engine's, and keeps what this one
+// does.
+void ModuleEngine::Impl::check(const std::string& extra,
+                               const std::string& where) const {
+  const detail::Json json = detail::parse_json(extra, where);
+  for (const char* key : {"step", "skipped", "scale", "finite_in_a_row",
+                          "hysteresis_left", "client_state"}) {
+    TS_CHECK_IO(json.contains(key), where, ": the key ", key,
+                " is missing; this is no checkpoint of initialize()'s engine.");
+  }
+  if (!json.contains("optimizer")) return;  // of an older version
+  const std::string masters =
+      shards.empty() || shards[0].values.scalar_type() == at::kFloat ? "fp32"
+                                                                     : "fp64";
+  const auto others = engine::other_states(
+      {engine::optimizer_from(json["optimizer"].dump(), where), masters},
+      {rule(), masters});
+  TS_CHECK_CONFIG(
+      others.empty(), where,
+      " holds other states than this engine keeps: ", c10::Join("; ", others),
+      ". Go on with the checkpoint's values, in DeepSpeed's file "
+      "or in settings.");
 }
 
 mesh::DeviceMesh mesh_of(const std::string& json, int64_t world_size,
@@ -277,13 +303,16 @@ void ModuleEngine::save_checkpoint(const std::string& folder,
            "behind the step() that updates.");
   checkpoint::State state = self.state();
   const optim::LossScaleState& scale = self.loss_scale.state();
-  state.extra = detail::Json{{"step", self.global_steps},
-                             {"skipped", self.skipped_steps},
-                             {"scale", scale.scale},
-                             {"finite_in_a_row", scale.finite_in_a_row},
-                             {"hysteresis_left", scale.hysteresis_left},
-                             {"client_state", client_state}}
-                    .dump();
+  state.extra =
+      detail::Json{
+          {"optimizer", detail::Json::parse(engine::to_json(self.rule()))},
+          {"step", self.global_steps},
+          {"skipped", self.skipped_steps},
+          {"scale", scale.scale},
+          {"finite_in_a_row", scale.finite_in_a_row},
+          {"hysteresis_left", scale.hysteresis_left},
+          {"client_state", client_state}}
+          .dump();
   checkpoint::save(folder, self.global_steps, state, self.ranks.world(),
                    {.keep = 0, .mesh = self.settings.mesh.describe()});
 }
@@ -295,13 +324,13 @@ std::optional<std::string> ModuleEngine::load_checkpoint(
   TS_CHECK(!self.went_back && self.micro_steps == 0,
            "load_checkpoint() in the middle of a batch.");
   checkpoint::State state = self.state();
-  if (!detail::load_from(folder, state, self.ranks.world())) {
+  const auto told = [&](const std::string& where, const std::string& extra,
+                        checkpoint::State&) { self.check(extra, where); };
+  if (!detail::load_from(folder, state, self.ranks.world(), {.told = told})) {
     return std::nullopt;
   }
   const detail::Json json = detail::parse_json(state.extra, folder);
   const auto value = [&](const char* key) {
-    TS_CHECK_IO(json.contains(key), folder, ": the key ", key,
-                " is missing; this is no checkpoint of initialize()'s engine.");
     return std::pair(json[key], folder + ": " + key);
   };
   const auto number = [&](const char* key) {

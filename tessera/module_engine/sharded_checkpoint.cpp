@@ -8,6 +8,7 @@
 #include <torch/optim/sgd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <set>
@@ -154,10 +155,31 @@ struct ShardedCheckpoint::Impl {
   checkpoint::State parameters() const {
     return {detail::module_entries(module, shards, ranks.rank() == 0), ""};
   }
+  void require_shards() const;
+  detail::Json said_in(const std::string& extra,
+                       const std::string& where) const;
   detail::Json add_states(checkpoint::State& state);
   States make_states(const detail::Json& said, const std::string& where,
                      checkpoint::State& state);
 };
+
+// Of other parameters nothing would be saved.
+void ShardedCheckpoint::Impl::require_shards() const {
+  for (auto& group : optimizer.param_groups()) {
+    for (const auto& each : group.params()) {
+      const bool is_shard =
+          std::ranges::any_of(shards, [&](const ParameterShard& shard) {
+            return each.is_same(shard.parameter);
+          });
+      TS_CHECK_CONFIG(is_shard,
+                      "ShardedCheckpoint: the optimizer has a parameter, ",
+                      each.sizes(),
+                      ", that is no shard of this module. Make the optimizer "
+                      "behind fully_shard(), of module()->parameters(), which "
+                      "are shards then.");
+    }
+  }
+}
 
 // Returns which there are, by the parameter's name.
 detail::Json ShardedCheckpoint::Impl::add_states(checkpoint::State& state) {
@@ -220,6 +242,7 @@ ShardedCheckpoint::ShardedCheckpoint(std::string folder,
                                      comm::Communicator& ranks)
     : impl_(new Impl{std::move(folder), module, std::move(shards), optimizer,
                      ranks, kind_of(optimizer)}) {
+  impl_->require_shards();
   // Found out now, and not behind hours of training.
   const auto existing = existing_part(impl_->folder);
   TS_CHECK_IO(::access(existing.c_str(), W_OK | X_OK) == 0 &&
@@ -244,31 +267,40 @@ void ShardedCheckpoint::save(int64_t step, const std::string& client_state,
                    {.keep = keep});
 }
 
-// What it says first, without a tensor: it tells which there are.
-std::optional<ShardedCheckpoint::Loaded> ShardedCheckpoint::load() {
-  Impl& self = *impl_;
-  const at::NoGradGuard no_grad;
-  comm::Group& world = self.ranks.world();
-  checkpoint::State told;
-  const auto found =
-      detail::load_from(self.folder, told, world, {.partial = true});
-  if (!found) return std::nullopt;
-  const std::string& where = found->folder;
-  const detail::Json said = detail::parse_json(told.extra, where);
+// Its manifest tells which tensors there are.
+detail::Json ShardedCheckpoint::Impl::said_in(const std::string& extra,
+                                              const std::string& where) const {
+  const detail::Json said = detail::parse_json(extra, where);
   for (const char* key : {"optimizer", "states", "client_state"}) {
     TS_CHECK_IO(said.contains(key), where, ": the key ", key,
                 " is missing; this is no checkpoint of ShardedCheckpoint's.");
   }
   const auto kind = detail::as_string(said["optimizer"], where + ": optimizer");
-  TS_CHECK_CONFIG(kind == self.kind.name, where,
+  TS_CHECK_CONFIG(kind == this->kind.name, where,
                   ": its optimizer is torch::optim::", kind, ", and this one ",
-                  self.kind.name, ". Go on with the same kind.");
-  checkpoint::State state = self.parameters();
-  auto states = self.make_states(said["states"], where, state);
-  checkpoint::load(where, state, world);
+                  this->kind.name, ". Go on with the same kind.");
+  return said;
+}
+
+std::optional<ShardedCheckpoint::Loaded> ShardedCheckpoint::load() {
+  Impl& self = *impl_;
+  const at::NoGradGuard no_grad;
+  Impl::States states;
+  std::string client_state;
+  const auto told = [&](const std::string& where, const std::string& extra,
+                        checkpoint::State& state) {
+    const detail::Json said = self.said_in(extra, where);
+    client_state =
+        detail::as_string(said["client_state"], where + ": client_state");
+    state = self.parameters();
+    states = self.make_states(said["states"], where, state);
+  };
+  checkpoint::State state;
+  const auto found =
+      detail::load_from(self.folder, state, self.ranks.world(), {.told = told});
+  if (!found) return std::nullopt;
   self.optimizer.state() = std::move(states);
-  return Loaded{found->step, detail::as_string(said["client_state"],
-                                               where + ": client_state")};
+  return Loaded{found->step, client_state};
 }
 
 }  // namespace tessera

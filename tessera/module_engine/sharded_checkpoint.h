@@ -21,7 +21,7 @@
 //          is lost, and at once for a folder that cannot be written;
 //          TS_CHECK_CONFIG for a checkpoint of another module, of another kind
 //          of optimizer or of options that keep other states (amsgrad), and for
-//          an optimizer of none of these.
+//          an optimizer of none of these, or of other parameters.
 //          Thrown on every rank alike.
 #pragma once
 

@@ -166,6 +166,25 @@ TEST(ShardedCheckpoint, RefusesAnotherKindOfOptimizer) {
                     HasSubstr("this one SGD")));
 }
 
+void damage(const std::filesystem::path& step) {
+  for (const auto& file : std::filesystem::directory_iterator(step)) {
+    if (file.path().extension() != ".safetensors") continue;
+    std::fstream bytes(file.path(),
+                       std::ios::in | std::ios::out | std::ios::binary);
+    bytes.seekp(-3, std::ios::end);
+    bytes.put('\x5a');
+  }
+}
+
+// By the manifest: not one byte of a tensor is read for it.
+TEST(ShardedCheckpoint, RefusesAnotherKindBeforeItReadsTensors) {
+  const TemporaryFolder folder;
+  train({2, 3, 0, 2}, kinds()[1], folder.path());
+  damage(folder.path() / "step-2");
+  EXPECT_THAT(refused(kinds()[2], folder.path()),
+              HasSubstr("this one SGD. Go on with the same kind."));
+}
+
 // Whose state is another though its kind is the same.
 TEST(ShardedCheckpoint, RefusesOtherOptionsThatKeepOtherStates) {
   namespace to = torch::optim;
@@ -192,15 +211,25 @@ TEST(ShardedCheckpoint, AFolderThatCannotBeWrittenIsRefusedAtOnce) {
 TEST(ShardedCheckpoint, RefusesABrokenFile) {
   const TemporaryFolder folder;
   train({2, 3, 0, 2}, kinds()[1], folder.path());
-  for (const auto& file :
-       std::filesystem::directory_iterator(folder.path() / "step-2")) {
-    if (file.path().extension() != ".safetensors") continue;
-    std::fstream bytes(file.path(),
-                       std::ios::in | std::ios::out | std::ios::binary);
-    bytes.seekp(-3, std::ios::end);
-    bytes.put('\x5a');
-  }
+  damage(folder.path() / "step-2");
   EXPECT_THAT(refused(kinds()[1], folder.path()), HasSubstr(".safetensors"));
+}
+
+// It has whole tensors, of whose states no shard knows.
+TEST(ShardedCheckpoint, RefusesAnOptimizerMadeBeforeSharding) {
+  comm::run_threads(1, "shm", [](comm::Communicator& ranks) {
+    Net net;
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    auto model = fully_shard(net, mesh::DeviceMesh({.dp_shard = 1}, 1), ranks);
+    try {
+      ShardedCheckpoint("folder", model, optimizer, ranks);
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_THAT(message_of(error),
+                  AllOf(HasSubstr("no shard of this module"),
+                        HasSubstr("behind fully_shard()")));
+    }
+  });
 }
 
 TEST(ShardedCheckpoint, RefusesAnOptimizerThatItDoesNotKnow) {
