@@ -26,6 +26,7 @@
 #include "tessera/monitor/memory.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/train/data_setup.h"
+#include "tessera/train/resumed_run.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/state.h"
 #include "tessera/train/text_samples.h"
@@ -229,6 +230,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks,
   check_paths(config);
   const RunFolder folder(config);
   check_resume(resume, folder.checkpoints());
+  check_resumed(config, resume, folder.checkpoints());
   const auto made = folder.missing();
   try {
     folder.create();

@@ -1,0 +1,160 @@
+#include "tessera/train/resumed_run.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
+#include "tessera/engine/kept_states.h"
+#include "tessera/models/model.h"
+#include "tessera/train/changes.h"
+#include "tessera/train/state.h"
+
+namespace tessera::train {
+
+using engine::RunConfig;
+
+namespace {
+
+namespace fs = std::filesystem;
+using detail::Json;
+
+// Keys of the model that decide no tensor.
+constexpr std::string_view kOfNoTensor[] = {
+    "from",      "load_weights", "dropout",      "norm_eps", "rope_theta",
+    "lora.from", "lora.alpha",   "moe.aux_loss", "moe.top_k"};
+
+// Each parameter's shape, and those that are trained.
+using Shapes = std::map<std::string, std::vector<int64_t>>;
+
+Shapes shapes_of(const RunConfig& config) {
+  const auto model = models::make_model(config.model);
+  Shapes shapes;
+  for (const auto& parameter : nn::parameters_of(*model)) {
+    shapes[parameter.name] = parameter.spec->layout.global_shape();
+    if (!parameter.spec->is_frozen) shapes["trained " + parameter.name] = {};
+  }
+  return shapes;
+}
+
+engine::KeptStates kept_by(const RunConfig& config) {
+  return {config.optimizer,
+          config.precision.compute == "fp64" ? "fp64" : "fp32"};
+}
+
+class Differences {
+ public:
+  Differences(const RunConfig& saved, const RunConfig& now)
+      : saved_(Json::parse(to_json(saved))), now_(Json::parse(to_json(now))) {
+    if (shapes_of(saved) != shapes_of(now)) {
+      add_all(saved_["model"], now_["model"], "");
+      is_model_ = !told_.empty();
+    }
+    tell("precision.compute", saved.precision.compute, now.precision.compute);
+    for (auto& other : engine::other_states(kept_by(saved), kept_by(now))) {
+      told_.push_back(std::move(other));
+    }
+  }
+
+  const std::vector<std::string>& told() const { return told_; }
+  // Among them is one of the model's.
+  bool is_model() const { return is_model_; }
+
+ private:
+  void tell(const std::string& key, const Json& saved, const Json& now) {
+    if (saved == now) return;
+    told_.push_back(c10::str(key, " is ", saved.dump(), " in it and ",
+                             now.dump(), " in this run"));
+  }
+
+  // Positions that are learned are a tensor.
+  bool decides_tensors(const std::string& key) const {
+    if (key == "max_seq") return now_["model"]["family"] == "gpt2";
+    return std::ranges::find(kOfNoTensor, key) == std::end(kOfNoTensor);
+  }
+
+  void add_all(const Json& saved, const Json& now, const std::string& prefix) {
+    for (const auto& item : now.items()) {
+      const std::string key = prefix + item.key();
+      if (item.value().is_object()) {
+        add_all(saved[item.key()], item.value(), key + ".");
+      } else if (decides_tensors(key)) {
+        tell("model." + key, saved[item.key()], item.value());
+      }
+    }
+  }
+
+  Json saved_, now_;
+  std::vector<std::string> told_;
+  bool is_model_ = false;
+};
+
+// As resume() chooses it, but for what tensors tell; "": none.
+std::string resumed_folder(const std::string& resume,
+                           const std::string& folder) {
+  if (resume == "never") return "";
+  if (resume == "auto") {
+    for (const auto& found : checkpoint::list_checkpoints(folder)) {
+      if (!found.complaint.empty()) continue;
+      return folder + "/step-" + std::to_string(found.step);
+    }
+    return "";
+  }
+  TS_CHECK_IO(fs::exists(fs::path(resume) / checkpoint::kManifestName),
+              "--resume: ", resume,
+              " is no checkpoint: it has no manifest.json. Give auto, never, "
+              "or a folder RUN_DIR/checkpoints/step-N.");
+  return resume;
+}
+
+// As far as this version knows its keys: else the ranks compare tensors.
+std::optional<RunConfig> config_of(const SavedRun& saved,
+                                   const std::string& source) {
+  try {
+    return engine::run_config_from_text(saved.config, source);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+void refuse_other_states(const RunConfig& saved, const RunConfig& now,
+                         const std::string& source) {
+  const Differences found(saved, now);
+  TS_CHECK_CONFIG(
+      found.told().empty(), source,
+      " holds other tensors than this run has: ", c10::Join("; ", found.told()),
+      ". Give these keys the checkpoint's ",
+      found.is_model()
+          ? "values, or begin anew: give the run another run.name."
+          : "values; or begin a new run (another run.name) from its weights: "
+            "--model.from=" +
+                source + " --model.load_weights=true.");
+}
+
+void check_resumed(const RunConfig& config, const std::string& resume,
+                   const std::string& folder) {
+  const std::string found = resumed_folder(resume, folder);
+  if (found.empty()) return;
+  const SavedRun saved =
+      saved_run_from(checkpoint::read_manifest(found).extra, found);
+  const std::string now = to_json(config);
+  if (resume == "auto" && !config.checkpoint.dir.empty()) {
+    refuse_another_run(saved.config, now);
+  }
+  if (const auto was = config_of(saved, found)) {
+    refuse_other_states(*was, config, found);
+  }
+  refuse_another_model(saved.config, now, found);
+}
+
+}  // namespace tessera::train

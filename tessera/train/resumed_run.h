@@ -1,0 +1,28 @@
+// What a run is to go on from, compared with it before any rank starts: by
+// manifests and configurations alone, no tensor is read.
+//
+// Errors: TS_CHECK_CONFIG where the checkpoint is of another run or model, or
+//         keeps other states: another optimizer, an average of the weights,
+//         another precision. Each key is named with both values, and the way
+//         out. TS_CHECK_IO where --resume names no checkpoint.
+#pragma once
+
+#include <string>
+
+#include "tessera/engine/run_config.h"
+
+namespace tessera::train {
+
+// `resume`: TrainOptions::resume; `folder`: of the run's checkpoints, which may
+// be missing. REQUIRES: a completed configuration. What no manifest tells, as
+// damaged tensors, the ranks find.
+void check_resumed(const engine::RunConfig& config, const std::string& resume,
+                   const std::string& folder);
+
+// TS_CHECK_CONFIG where a checkpoint of `saved` has tensors that a run of `now`
+// has not, or lacks some. `source` names it.
+void refuse_other_states(const engine::RunConfig& saved,
+                         const engine::RunConfig& now,
+                         const std::string& source);
+
+}  // namespace tessera::train

@@ -1,0 +1,88 @@
+#include "tessera/train/resumed_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "tessera/core/error.h"
+#include "tests/support/small_run.h"
+
+namespace tessera::train {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Change = std::function<void(engine::RunConfig&)>;
+
+// What a run with `now` says of a checkpoint of a run with `saved`.
+std::string said(const Change& saved, const Change& now) {
+  auto before = testing::small_run(/*ranks=*/1, /*zero_stage=*/0);
+  auto after = before;
+  saved(before);
+  now(after);
+  try {
+    refuse_other_states(before, after, "runs/a/checkpoints/step-3");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    return message_of(error);
+  }
+  return "";
+}
+
+void nothing(engine::RunConfig&) {}
+
+TEST(ResumedRun, OfOtherStatesIsRefusedByKeysWithBothValues) {
+  const std::string all = said(
+      [](auto& c) {
+        c.optimizer.type = "sgd";
+        c.optimizer.momentum = 0.9;
+      },
+      [](auto& c) {
+        c.optimizer.ema = 0.99;
+        c.precision.compute = "bf16";
+      });
+  EXPECT_THAT(
+      all,
+      AllOf(HasSubstr("runs/a/checkpoints/step-3 holds other tensors"),
+            HasSubstr("optimizer.type is \"sgd\" in it and \"adamw\" in this "
+                      "run; optimizer.momentum is 0.9 in it and 0.0 in"),
+            HasSubstr("optimizer.ema is 0.0 in it and 0.99 in this run"),
+            HasSubstr("precision.compute is \"fp32\" in it and \"bf16\""),
+            HasSubstr("--model.from=runs/a/checkpoints/step-3")));
+  EXPECT_THAT(said(nothing, [](auto& c) { c.optimizer.state_dtype = "bf16"; }),
+              HasSubstr("optimizer.state_dtype is \"auto\" in it"));
+}
+
+// Other keys of the optimizer warn alone.
+TEST(ResumedRun, OfTheSameStatesIsTaken) {
+  EXPECT_EQ(said(nothing, nothing), "");
+  EXPECT_EQ(said(nothing, [](auto& c) { c.optimizer.type = "adam"; }), "");
+  EXPECT_EQ(said(nothing, [](auto& c) { c.optimizer.lr = 7; }), "");
+  EXPECT_EQ(said(nothing, [](auto& c) { c.optimizer.momentum = 0.5; }), "");
+  EXPECT_EQ(said(nothing, [](auto& c) { c.optimizer.state_dtype = "fp32"; }),
+            "");
+  EXPECT_EQ(said([](auto& c) { c.optimizer.ema = 0.9; },
+                 [](auto& c) { c.optimizer.ema = 0.99; }),
+            "");
+  EXPECT_EQ(said(nothing, [](auto& c) { c.model.max_seq = 4096; }), "");
+}
+
+TEST(ResumedRun, OfAnotherModelNamesWhatMakesItOne) {
+  EXPECT_THAT(said(nothing,
+                   [](auto& c) {
+                     c.model.layers = 3;
+                     c.model.dropout = 0.5;
+                   }),
+              AllOf(HasSubstr("model.layers is 4 in it and 3 in this run"),
+                    HasSubstr("another run.name"), Not(HasSubstr("dropout")),
+                    Not(HasSubstr("--model.from"))));
+  EXPECT_THAT(said(nothing, [](auto& c) { c.model.lora.rank = 2; }),
+              HasSubstr("model.lora.rank is 0 in it and 2 in this run"));
+}
+
+}  // namespace
+}  // namespace tessera::train
