@@ -45,15 +45,20 @@ void take(T& mine, const T& folders, const std::string& key,
   mine = folders;
 }
 
-void complete_batch(BatchConfig& batch, int64_t data_parallel) {
+void complete_batch(BatchConfig& batch, int64_t data_parallel,
+                    int64_t world_size) {
   const bool known_micro = batch.micro > 0;
   const std::string micro = known_micro ? std::to_string(batch.micro) : "?";
   const int64_t multiple = data_parallel * std::max<int64_t>(batch.micro, 1);
   const int64_t below = batch.global / multiple * multiple;
   TS_CHECK_CONFIG(
-      batch.global % multiple == 0, "batch: global ", batch.global, " = micro ",
-      micro, " x accumulation ? x data-parallel degree ", data_parallel,
-      " has no solution: ", batch.global, " is no multiple of ", multiple,
+      batch.global % multiple == 0, "batch: batch.global ", batch.global,
+      " = batch.micro ", micro, " x accumulation ? x data-parallel degree ",
+      data_parallel, " (", world_size, world_size == 1 ? " rank" : " ranks",
+      world_size > data_parallel
+          ? c10::str(", ", world_size / data_parallel, " to a replica")
+          : "",
+      ") has no solution: ", batch.global, " is no multiple of ", multiple,
       ". Nearest batch.global: ", below > 0 ? c10::str(below, " or ") : "",
       below + multiple, ".");
   if (!known_micro) batch.micro = batch.global / data_parallel;
@@ -94,26 +99,6 @@ void check_trace(const RunConfig& config) {
                   config.monitor.trace,
                   " steps from the second on, but run.steps is ",
                   config.run.steps, ". Nearest: ", traceable, ".");
-}
-
-void check_schedule(const RunConfig& config) {
-  const bool as_deepspeed = config.schedule.convention == "deepspeed";
-  TS_CHECK_CONFIG(!as_deepspeed || config.schedule.type != "wsd",
-                  "schedule.convention is deepspeed, which has no "
-                  "schedule.type wsd. Use constant, linear or cosine, or "
-                  "schedule.convention tessera.");
-  const bool own = config.schedule.steps > 0;
-  const int64_t steps = own ? config.schedule.steps : config.run.steps;
-  // WarmupLR is of no length: DeepSpeed's default is longer than many runs.
-  const bool endless = as_deepspeed && config.schedule.type == "constant";
-  TS_CHECK_CONFIG(
-      endless || config.schedule.warmup <= steps, "schedule.warmup is ",
-      config.schedule.warmup, ", longer than the ",
-      own ? "schedule: schedule.steps is " : "run: run.steps is ", steps, ".");
-  TS_CHECK_CONFIG(config.schedule.type == "constant" ||
-                      config.schedule.min_lr <= config.optimizer.lr,
-                  "schedule.min_lr (", config.schedule.min_lr,
-                  ") is above optimizer.lr (", config.optimizer.lr, ").");
 }
 
 // Whether the model fits the mesh, which it returns.
@@ -285,7 +270,7 @@ void complete(RunConfig& config, int64_t world_size) {
   config.optimizer.complete();
   ask_for_whole_matrices(config);
   const auto mesh = complete_place(config, world_size);
-  complete_batch(config.batch, data_parallel_degree(config));
+  complete_batch(config.batch, data_parallel_degree(config), world_size);
   parallel::pipeline::check(config.model, accumulation(config), mesh,
                             config.pipeline);
   check_star(config);
@@ -301,6 +286,34 @@ void complete_for_evaluation(RunConfig& config, int64_t world_size) {
   config.batch.global = config.batch.micro * data_parallel_degree(config);
   parallel::pipeline::check(config.model, accumulation(config), mesh,
                             config.pipeline);
+}
+
+void check_schedule(const RunConfig& config) {
+  const bool as_deepspeed = config.schedule.convention == "deepspeed";
+  TS_CHECK_CONFIG(!as_deepspeed || config.schedule.type != "wsd",
+                  "schedule.convention is deepspeed, which has no "
+                  "schedule.type wsd. Use constant, linear or cosine, or "
+                  "schedule.convention tessera.");
+  const bool own = config.schedule.steps > 0;
+  const int64_t steps = own ? config.schedule.steps : config.run.steps;
+  // WarmupLR is of no length: DeepSpeed's default is longer than many runs.
+  const bool endless = as_deepspeed && config.schedule.type == "constant";
+  TS_CHECK_CONFIG(
+      endless || config.schedule.warmup <= steps, "schedule.warmup is ",
+      config.schedule.warmup, ", longer than the ",
+      own ? "schedule: schedule.steps is " : "run: run.steps is ", steps, ".");
+  TS_CHECK_CONFIG(config.schedule.type == "constant" ||
+                      config.schedule.min_lr <= config.optimizer.lr,
+                  "schedule.min_lr (", config.schedule.min_lr,
+                  ") is above optimizer.lr (", config.optimizer.lr,
+                  "), from which the learning rate falls to it. Lower the one, "
+                  "or raise the other.");
+  const bool warms_up = as_deepspeed || config.schedule.warmup > 0;
+  TS_CHECK_CONFIG(!warms_up || config.schedule.start_lr <= config.optimizer.lr,
+                  "schedule.start_lr (", config.schedule.start_lr,
+                  ") is above optimizer.lr (", config.optimizer.lr,
+                  "), to which the learning rate grows from it. Lower the one, "
+                  "or raise the other.");
 }
 
 double aux_mean(const RunConfig& config) {
@@ -344,6 +357,14 @@ std::vector<std::string> without_effect(const RunConfig& config,
   for (const std::string key : {"betas", "eps", "momentum"}) {
     note(!optimizer.uses(key), "optimizer." + key,
          "is not used by optimizer.type " + optimizer.name);
+  }
+  for (size_t i = 0; i < config.optimizer.groups.size(); ++i) {
+    const bool idle =
+        !optimizer.uses("betas") && !config.optimizer.groups[i].betas.empty();
+    if (!idle) continue;
+    found.push_back(c10::str("optimizer.groups[", i,
+                             "].betas is not used by optimizer.type ",
+                             optimizer.name));
   }
   for (const std::string key : {"momentum", "nesterov", "steps", "eps",
                                 "adjust_lr", "dtype", "adamw_lr"}) {
@@ -395,6 +416,8 @@ std::vector<std::string> without_effect(const RunConfig& config,
   const std::string& mode = config.recompute.mode;
   note(mode != "block" && mode != "stage", "recompute.every",
        "is not used by recompute.mode " + mode);
+  note(mode == "stage" && config.recompute.every >= config.model.layers,
+       "recompute.every", "is no less than a stage has blocks, as 0 is");
   note(config.model.family == "gpt2", "model.rope_theta",
        "is not used by model.family gpt2, whose positions are learned");
   for (const char* key :

@@ -102,6 +102,10 @@ void complete(RunConfig& config, int64_t world_size);
 // batch.micro sequences at a time.
 void complete_for_evaluation(RunConfig& config, int64_t world_size);
 
+// That the learning rate rises to optimizer.lr and falls from it, in as many
+// steps as there are.
+void check_schedule(const RunConfig& config);
+
 // Micro-batches that a rank accumulates. REQUIRES: a completed configuration.
 int64_t accumulation(const RunConfig& config);
 // What a sum over the step's samples and the layers with experts is multiplied

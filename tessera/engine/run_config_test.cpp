@@ -415,6 +415,23 @@ TEST(RunConfig, SectionsThatDoNotFitTogether) {
          "schedule.warmup is 2000, longer than the run: run.steps is 1000");
   expect(with([](auto& c) { c.schedule.min_lr = 1.0; }),
          "schedule.min_lr (1) is above optimizer.lr");
+  const auto of_matrices = [](auto& c) {
+    c.optimizer.type = "muon";
+    c.optimizer.groups = {
+        {.match = {"blocks.*.q.weight"}, .betas = {0.5, 0.9}}};
+  };
+  expect(with(of_matrices),
+         "optimizer.groups[0].betas: the group has hidden matrices alone");
+  EXPECT_EQ(with([&](auto& c) {
+              of_matrices(c);
+              c.optimizer.groups[0].match.push_back("embed.*");
+            }),
+            "");
+  const auto falls = [](auto& c) {
+    c.schedule.warmup = 10;
+    c.schedule.start_lr = 1.0;
+  };
+  expect(with(falls), "schedule.start_lr (1) is above optimizer.lr");
 }
 
 TEST(RunConfig, ModelSizesThatFollow) {
@@ -498,6 +515,14 @@ TEST(RunConfig, SettingsWithoutEffectAreTold) {
             std::vector<std::string>{
                 "optimizer.clip_norm has nothing to do: "
                 "optimizer.normalize_grad gives every gradient the norm 1"});
+  EXPECT_EQ(idle(R"({"optimizer": {"type": "sgd", "groups": [
+                      {"match": "*.bias", "weight_decay": 0},
+                      {"match": "*", "betas": [0.5, 0.9]}]}})"),
+            std::vector<std::string>{"optimizer.groups[1].betas is not used by "
+                                     "optimizer.type sgd"});
+  EXPECT_EQ(idle(R"({"recompute": {"mode": "stage", "every": 99}})"),
+            std::vector<std::string>{"recompute.every is no less than a stage "
+                                     "has blocks, as 0 is"});
   // The file that a run wrote has every key, and asks for nothing.
   EXPECT_TRUE(idle(to_json(RunConfig())).empty());
 }

@@ -16,7 +16,8 @@ std::vector<std::string> trained_names(const RunConfig& config);
 void ask_for_whole_matrices(RunConfig& config);
 
 // TS_CHECK_CONFIG: parameter groups that match nothing, rates that are scaled
-// from zero, a validation of averages that are not kept.
+// from zero, betas for hidden matrices alone, whose rule has none, a validation
+// of averages that are not kept.
 void check_updates(const RunConfig& config);
 
 }  // namespace tessera::engine

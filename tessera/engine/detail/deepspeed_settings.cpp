@@ -181,6 +181,10 @@ class Translation {
                     type, ") needs ", params,
                     "total_num_steps: give it, or \"auto\" for the run's "
                     "steps.");
+    const auto* total = values_.find(params + "total_num_steps");
+    TS_CHECK_CONFIG(!total || total->value >= 1, total->origin, " is ",
+                    total->value.dump(),
+                    ": it must be at least 1. \"auto\" takes the run's steps.");
     given_or(params + "total_num_steps", "schedule.steps", 0);
   }
 
@@ -217,6 +221,13 @@ class Translation {
   }
 
   void add_precision() {
+    const auto *bf16 = values_.find("bf16.enabled"),
+               *fp16 = values_.find("fp16.enabled");
+    TS_CHECK_CONFIG(
+        !bf16 || !fp16 || bf16->value != true || fp16->value != true,
+        bf16->origin, " and ", fp16->origin,
+        " are both true, but a run computes in one type. Set one "
+        "of them to false, or leave its section out.");
     bool is_open = true;
     for (const std::string type : {"bf16", "fp16"}) {
       const std::string name = type + ".enabled";
@@ -289,6 +300,9 @@ class Translation {
                              "pipeline.activation_checkpoint_interval"}) {
       const auto* given = values_.find(name);
       if (!given || given->value == false || given->value == 0) continue;
+      TS_CHECK_CONFIG(given->value == true || given->value > 0, given->origin,
+                      " is ", given->value.dump(),
+                      ": it must be at least 0, which asks for none.");
       // Of all ways to recompute: it yields to the one that the run names.
       found_.settings.push_back({.key = "recompute.mode",
                                  .value = "block",

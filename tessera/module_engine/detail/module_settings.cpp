@@ -4,6 +4,7 @@
 #include <array>
 #include <string_view>
 
+#include "tessera/core/config_places.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/deepspeed.h"
 #include "tessera/engine/update_config.h"
@@ -96,19 +97,10 @@ std::vector<std::string> warnings_of(const engine::DeepSpeed& file,
   return found;
 }
 
-}  // namespace
-
-ModuleSettings module_settings(const std::string& json, int64_t world_size,
-                               const InitializeOptions& options) {
-  ModuleSettings found;
+// What the file says beside the user's settings, for so many ranks.
+void settle(engine::DeepSpeed& file, int64_t world_size, Provenance& origins,
+            ModuleSettings& found) {
   engine::RunConfig& config = found.config;
-  std::vector<config::Override> settings;
-  for (const auto& [key, value] : options.settings) {
-    settings.push_back({key, value, "settings: " + key});
-  }
-  Provenance origins;
-  config = engine::read_run_config("", settings, &origins);
-  engine::DeepSpeed file = read(json);
   file.apply(config, origins);
   refuse_what_cuts_models(config.mesh, origins);
   refuse_files(config.zero.offload, origins);
@@ -124,10 +116,32 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
   config.optimizer.complete();
   config.precision.complete();
   config.precision.check();
+  engine::check_schedule(config);
   engine::ask_for_whole_matrices(config);
   const int64_t data = found.mesh.degree(mesh::Axis::kDpReplicate) *
                        found.mesh.degree(mesh::Axis::kDpShard);
   found.accumulation = config.batch.global / (config.batch.micro * data);
+}
+
+}  // namespace
+
+ModuleSettings module_settings(const std::string& json, int64_t world_size,
+                               const InitializeOptions& options) {
+  ModuleSettings found;
+  engine::RunConfig& config = found.config;
+  std::vector<config::Override> settings;
+  for (const auto& [key, value] : options.settings) {
+    settings.push_back({key, value, "settings: " + key});
+  }
+  Provenance origins;
+  config = engine::read_run_config("", settings, &origins);
+  engine::DeepSpeed file = read(json);
+  try {
+    settle(file, world_size, origins, found);
+  } catch (const Error& error) {
+    throw Error(error.exit_code(),
+                config::with_places(message_of(error), origins));
+  }
   config::Section root;
   config.declare(root);
   found.text = config::print(root, origins);
