@@ -6,9 +6,15 @@ sources but tests are, and faster: most of the time goes into LibTorch's headers
 which are the same for all, so the sources of a room that have the same options
 are read as one. Where that has a finding, or where two of them use one name for
 two things, each is checked by itself, and that counts.
+
+What passed is not read again: BUILD/lint/passed.json holds of each source a hash of all that its verdict
+follows from, itself, the headers of the project that it includes, its options, .clang-tidy, and the versions
+of clang-tidy and of what lies outside.
 """
 
 import concurrent.futures
+import functools
+import hashlib
 import json
 import math
 import os
@@ -19,6 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TIDY = ROOT / ".venv/bin/clang-tidy"
+INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.M)
 AT_ONCE = 16  # sources read as one: enough that the headers no longer count
 
 
@@ -41,6 +48,48 @@ def sources():
         ["git", "ls-files", "tessera/*.cpp", "cli/*.cpp", "bindings/*.cpp"],
         cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     return [str(ROOT / name) for name in listed if not name.endswith("_test.cpp")]
+
+
+class Fingerprints:
+    """Hashes of what a source's verdict follows from."""
+
+    def __init__(self, root, generated, compiled, versions):
+        self.folders, self.compiled, self.versions = [root, generated], compiled, versions
+
+    @functools.cache
+    def read(self, file):
+        """The hash of a file, and the files of the project that it includes."""
+        text = file.read_bytes()
+        places = [[folder / name.decode() for folder in (file.parent, *self.folders)] for name in INCLUDE.findall(text)]
+        found = [next((place for place in each if place.is_file()), None) for each in places]
+        return hashlib.sha256(text).hexdigest(), [place.resolve() for place in found if place]
+
+    def of(self, file):
+        seen, ahead = {}, [Path(file).resolve()]
+        while ahead:
+            now = ahead.pop()
+            if now not in seen:
+                seen[now], included = self.read(now)
+                ahead += included
+        command = self.compiled.get(file, {}).get("command", "")
+        words = [self.versions, command, *(f"{path} {seen[path]}" for path in sorted(seen))]
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+def versions(compiled):
+    """Of what is no part of the project: pinned, or as it was installed."""
+    pinned = [ROOT / name for name in (".clang-tidy", "requirements.txt", "requirements-lint.txt", "scripts/lint.py")]
+    outside = {folder for entry in compiled.values() for folder in re.findall(r"-isystem (\S+)", entry["command"])}
+    installed = [TIDY, *Path("/usr/include/c++").glob("*"), *map(Path, sorted(outside))]
+    return "\n".join([*(path.read_text() for path in pinned),
+                      *(f"{path} {path.stat().st_mtime_ns}" for path in installed if path.exists())])
+
+
+def known(lint):
+    try:
+        return json.loads((lint / "passed.json").read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def groups(files, compiled):
@@ -81,19 +130,30 @@ def main(build, *named):
     lint.mkdir(exist_ok=True)
     compiled = commands(build)
     (lint / "compile_commands.json").write_text(json.dumps(list(compiled.values())))
+    prints = Fingerprints(ROOT, build / "generated", compiled, versions(compiled))
+    wanted = {file: prints.of(file) for file in (str(Path(name).resolve()) for name in named or sources())}
+    before = known(lint)
+    passed = {file: key for file, key in before.items() if wanted.get(file, key) == key and Path(file).is_file()}
+    files = [file for file in wanted if file not in passed]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        alone = [str(Path(name).resolve()) for name in named]
+        alone = files
         if not named:
-            parts = sorted(groups(sources(), compiled), key=len, reverse=True)
-            passed = pool.map(lambda number, files: len(files) > 1 and passes_as_one(
-                lint, number, files, compiled), range(len(parts)), parts)
-            alone = [file for files, good in zip(parts, passed) if not good for file in files]
+            parts = sorted(groups(files, compiled), key=len, reverse=True)
+            good = list(pool.map(lambda number, part: len(part) > 1 and passes_as_one(
+                lint, number, part, compiled), range(len(parts)), parts))
+            alone = [file for part, passes in zip(parts, good) if not passes for file in part]
+            passed |= {file: wanted[file] for file in files if file not in alone}
         faulty = 0
         for file, done in zip(alone, pool.map(lambda file: tidy(lint, file), alone)):
             if done.returncode != 0:
                 faulty += 1
                 print(f"{file}:\n{done.stdout}{done.stderr}")
-    print(f"{len(alone)} sources checked by themselves, {faulty} with findings")
+            else:
+                passed[file] = wanted[file]
+    (lint / "passed.new").write_text(json.dumps(passed, indent=0))
+    (lint / "passed.new").replace(lint / "passed.json")
+    print(f"{len(wanted) - len(files)} sources passed before as they are, {len(files)} were read, "
+          f"{len(alone)} of them by themselves, {faulty} with findings")
     return 1 if faulty else 0
 
 

@@ -165,6 +165,33 @@ class Lint(unittest.TestCase):
         self.assertEqual(sorted(map(len, groups)), [1, 1, 1, 1, 9, 9])
         self.assertEqual(sorted(sum(groups, [])), sorted(files))
 
+    def test_a_verdict_is_of_a_source_its_headers_its_options_and_the_versions(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder).resolve()
+            files = {"tessera/core/x.cpp": '#include "tessera/core/a.h"\n#include <vector>\n',
+                     "tessera/core/a.h": '#include "tessera/core/b.h"\n', "tessera/core/b.h": "",
+                     "tessera/core/other.h": "", "generated/made.h": "1", "tessera/core/b.inc": ""}
+            for name, text in files.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(text)
+            source = str(root / "tessera/core/x.cpp")
+
+            def key(command="c++ -O2", versions="1"):
+                compiled = {source: {"command": command}}
+                return lint.Fingerprints(root, root / "generated", compiled, versions).of(source)
+
+            known = [key()]
+            (root / "tessera/core/other.h").write_text("int x;")
+            self.assertEqual(key(), known[0])
+            known += [key("c++ -O3"), key(versions="2")]
+            (root / "tessera/core/b.h").write_text('#include "made.h"\n')
+            known.append(key())
+            (root / "generated/made.h").write_text("2")
+            known.append(key())
+            (root / source).write_text(files["tessera/core/x.cpp"] + "int y;")
+            known.append(key())
+            self.assertEqual(len(set(known)), 6)
+
 
 class SummarizeTests(unittest.TestCase):
     def summary(self, xml, steps="ok rooms\n", allowed="^needs a GPU"):
