@@ -52,6 +52,12 @@ class Walk {
       case Op::kHandActivations:
         handed_.insert({each.microbatch, each.chunk + 1});
         break;
+      case Op::kHandGradients: {
+        Instruction of = each;
+        of.unit = first_of(each);
+        let_go_of_kept(of);
+        break;
+      }
       case Op::kFreeParameters:
         alive_ -= sum(each.unit, &ParameterFacts::gathered_bytes);
         break;
@@ -165,7 +171,11 @@ class Walk {
     if (!is_own_gradient) alive_ -= unit.output_bytes;
     let_go_of_output(each, each.unit);
     graphs_.erase({each.microbatch, each.unit});
-    if (each.unit == 0 || is_first(each)) return;
+    if (each.unit != 0 && each.unit != first_of(each)) let_go_of_kept(each);
+  }
+
+  // Of a unit's input, if nobody else needs it.
+  void let_go_of_kept(const Instruction& each) {
     if (!has_graph(each, each.unit - 1)) let_go_of_output(each, each.unit - 1);
   }
 
@@ -280,10 +290,13 @@ class Walk {
   bool has_graph(const Instruction& each, int64_t unit) const {
     return graphs_.contains({each.microbatch, unit});
   }
+  int64_t first_of(const Instruction& each) const {
+    return units_.chunks.at(each.chunk).front();
+  }
   // Its input was received: what was handed over is the output of the unit
   // before.
   bool is_first(const Instruction& each) const {
-    return units_.chunks.at(each.chunk).front() == each.unit &&
+    return first_of(each) == each.unit &&
            !handed_.contains({each.microbatch, each.chunk});
   }
   // Its output becomes its own gradient.
