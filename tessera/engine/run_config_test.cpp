@@ -225,7 +225,7 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
 TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {R"({"mesh": {"speeds": [1, 2]}})", "mesh.speeds is [1.0,2.0]"},
-      {R"({"pipeline": {"schedule": "zb_v"}})", "pipeline.schedule"},
+      {R"({"pipeline": {"schedule": "pipedream_2bw"}})", "pipeline.schedule"},
       {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
