@@ -32,6 +32,8 @@ STRATEGIES = {
     "stage": {"recompute": {"mode": "stage"}},
     "minimal": {"recompute": {"mode": "minimal"}},
     "tied": {"model": {"tie_embeddings": True}},
+    **{f"tied, zero {stage}": {"mesh": {"dp_shard": 2}, "zero": {"stage": stage}, "model": {"tie_embeddings": True}}
+       for stage in (1, 2, 3)},
     "gpt2, dropout": {"model": {"family": "gpt2", "kv_heads": 4, "dropout": 0.3}},
     "qwen3": {"model": {"family": "qwen3", "head_dim": 6}},
     "olmo2": {"model": {"family": "olmo2", "norm_eps": 1e-3}},

@@ -22,6 +22,10 @@ void GradientRules::take(const Instruction& instruction) {
     case Op::kForward:
       require(zeroed_ || purpose_ == Purpose::kEvaluation,
               "gradients are not zeroed yet");
+      if (instruction.op != Op::kForward || !names_units()) break;
+      for (int64_t id : reads(instruction)) {
+        ++owners_[id].forwards_of[instruction.microbatch];
+      }
       break;
     case Op::kAllocateGradients: {
       require(unit_at(instruction.unit).zero_stage >= 2 && zeroed_,
@@ -69,6 +73,7 @@ void GradientRules::add(const Instruction& instruction) {
   for (int64_t id : reads(instruction)) {
     ++owners_[id].adds;
     ++owners_[id].adds_of[instruction.microbatch];
+    owners_[id].added.insert(instruction.microbatch);
   }
 }
 
@@ -86,12 +91,15 @@ void GradientRules::reduce(const Instruction& instruction) {
     require(owner.adds > 0, "there is nothing new to reduce");
     require(unit.zero_stage >= 2 || owner.reductions == 0, "reduced twice");
     if (unit.zero_stage >= 2) {
-      const auto readers =
-          static_cast<int64_t>(units_.readers_of(instruction.unit).size());
-      require(owner.adds == readers &&
-                  owner.adds_of[instruction.microbatch] == readers,
-              "a backward that adds to these gradients is still to come");
+      require(owner.added.contains(instruction.microbatch),
+              "its micro-batch added nothing new");
+      for (int64_t each : owner.added) {
+        require(owner.adds_of[each] == owner.forwards_of[each],
+                "a backward that adds to these gradients is still to come");
+      }
+      owner.joined += static_cast<int64_t>(owner.added.size()) - 1;
     }
+    owner.added.clear();
     owner.adds = 0;
     owner.allocated = false;
     ++owner.reductions;
@@ -115,7 +123,7 @@ void GradientRules::check_owner(int64_t id) {
   require(!owner.allocated, "the gradients of unit ", id, " are still whole");
   const auto microbatches = static_cast<int64_t>(owner.adds_of.size());
   const int64_t due = !unit.reduced          ? 0
-                      : unit.zero_stage >= 2 ? microbatches
+                      : unit.zero_stage >= 2 ? microbatches - owner.joined
                                              : 1;
   require(owner.reductions == due, "the gradients of unit ", id,
           " are reduced ", owner.reductions, " times, not ", due);

@@ -152,8 +152,11 @@ class GradientRules : public Rules {
     int64_t reductions = 0;  // begun
     Progress reduction = Progress::kNone;  // the last one
     Progress sum = Progress::kNone;
-    Progress updates = Progress::kNone;       // gathered
-    std::map<int64_t, int64_t> adds_of = {};  // by micro-batch
+    Progress updates = Progress::kNone;           // gathered
+    std::map<int64_t, int64_t> adds_of = {};      // by micro-batch
+    std::map<int64_t, int64_t> forwards_of = {};  // which each is due after
+    std::set<int64_t> added = {};  // micro-batches since the last reduction
+    int64_t joined = 0;  // micro-batches that were reduced with another
   };
   void require_room(const Instruction& instruction);
   void add(const Instruction& instruction);

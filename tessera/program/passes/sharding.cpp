@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "tessera/program/passes/pass.h"
@@ -46,6 +47,7 @@ class Sharding {
     bool allocated = false;  // whole gradients, in stages 2 and 3
     int64_t adds_left = 0;   // backwards that add to its gradients
     std::map<int64_t, int64_t> adds_left_of = {};  // by micro-batch
+    std::set<int64_t> added = {};  // micro-batches, since the last reduction
     std::map<int64_t, bool> entered = {};  // micro-batches that went forward
   };
 
@@ -92,8 +94,13 @@ class Sharding {
     const int64_t m = instruction.microbatch;
     if (instruction.op == Op::kForward) state.entered[m] = true;
     if (!adds_gradients(instruction.op)) return;
-    const bool complete = --state.adds_left_of[m] == 0;
+    --state.adds_left_of[m];
+    state.added.insert(m);
     const bool last = --state.adds_left == 0;
+    // What two units of this rank share they may add to in turn.
+    const bool complete = std::ranges::all_of(state.added, [&](int64_t each) {
+      return state.adds_left_of[each] == 0;
+    });
     if (stage_of(owner) >= 2 ? complete : last) reduce(owner, m);
   }
 
@@ -132,6 +139,7 @@ class Sharding {
   // take part in is left to the end.
   void reduce(int64_t owner, int64_t microbatch) {
     owners_[owner].allocated = false;
+    owners_[owner].added.clear();
     if (!units_.all[owner].reduced || units_.all[owner].across_stages) return;
     push(Op::kReduceGradients, owner, stage_of(owner) >= 2 ? microbatch : -1);
   }
