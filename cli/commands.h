@@ -20,6 +20,7 @@ void add_report(CLI::App& program);
 void add_schema(CLI::App& program);
 void add_verify(CLI::App& program);
 void add_launch(CLI::App& program);
+void add_plan(CLI::App& program);
 
 // The code with which a command that did not throw ends the program.
 void set_exit_code(int code);

@@ -18,18 +18,6 @@ namespace {
 
 int exit_code = static_cast<int>(ExitCode::kOk);
 
-// Known commands whose parts are not built yet: refused in those words, and
-// listed nowhere.
-void add_not_built(CLI::App& program) {
-  for (const std::string name : {"plan"}) {
-    CLI::App* command = program.add_subcommand(name, "not built yet");
-    command->allow_extras()->group("");
-    command->callback([name] {
-      TS_CHECK_USAGE(false, "tessera ", name, " is not built yet.");
-    });
-  }
-}
-
 std::vector<std::string> names_of_commands(const CLI::App& program) {
   std::vector<std::string> names;
   for (const CLI::App* command : program.get_subcommands(nullptr)) {
@@ -74,7 +62,7 @@ int run(int argc, char** argv) {
   add_verify(program);
   add_bench(program, argc, argv);
   add_launch(program);
-  add_not_built(program);
+  add_plan(program);
   program.footer(
       "Examples:\n"
       "  tessera train run.json --nproc 2\n"

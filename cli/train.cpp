@@ -10,6 +10,7 @@
 #include "tessera/core/log.h"
 #include "tessera/engine/deepspeed.h"
 #include "tessera/engine/run_config.h"
+#include "tessera/engine/step_plan.h"
 #include "tessera/launch/signals.h"
 #include "tessera/train/preflight.h"
 #include "tessera/train/run_folder.h"
@@ -121,7 +122,8 @@ class TrainCommand {
     }
   }
 
-  // Those without effect, and what is meant where DeepSpeed's are left out.
+  // Those without effect, what is meant where DeepSpeed's are left out, and
+  // too few micro-batches.
   void tell_of_keys() const {
     if (deepspeed_) {
       for (const auto& open : deepspeed_->left_open(config_)) log::info(open);
@@ -131,6 +133,8 @@ class TrainCommand {
     for (const auto& idle : engine::without_effect(config_, origins_)) {
       log::warning(idle);
     }
+    const auto hint = engine::bubble_hint(config_);
+    if (!hint.empty()) log::warning(hint);
   }
 
   TrainFlags flags_;

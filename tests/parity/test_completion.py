@@ -125,7 +125,7 @@ WORDS_OF = {  # exactly
     "tessera train --ranks=": {"processes", "threads"},
 }
 AMONG = {  # what is, and what is not
-    "tessera ": ({"train", "generate", "bench", "launch"}, {"plan"}),
+    "tessera ": ({"train", "generate", "bench", "launch", "plan"}, set()),
     "tessera tokenize encode --": ({"--tokenizer", "--dtype"}, {"--data.train="}),
     "tessera bench comm --": ({"--backend", "--plot", "--no-check"}, {"--data.train="}),
     "tessera bench kernels --": ({"--json", "--threads", "--seconds"}, {"--backend", "--data.train="}),

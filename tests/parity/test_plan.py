@@ -1,0 +1,110 @@
+"""tessera plan --draw: a step before it is run, and beside what ran."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+MODEL = {"layers": 8, "hidden": 32, "heads": 4, "vocab": 300, "max_seq": 32}
+RUN = {"run": {"name": "run", "steps": 4}, "model": MODEL, "data": {"train": "text.txt", "seq_len": 16},
+       "batch": {"global": 8, "micro": 1}, "monitor": {"tensorboard": False}, "checkpoint": {"every": 0}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    return tmp_path
+
+
+def plan(program, folder, *flags, code=0):
+    done = subprocess.run([program, "plan", "run.json", *flags], cwd=folder, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "COLUMNS": "120"})
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def planned(program, folder, *flags):
+    plan(program, folder, "--draw", "--json", "plan.json", *flags)
+    return json.loads((folder / "plan.json").read_text())
+
+
+# The usual example: p 4, m 8, a backward of two forwards.
+@pytest.mark.parametrize("flags, step", [
+    (["--pipeline.schedule=naive"], 96),
+    (["--pipeline.schedule=gpipe"], 33),
+    (["--pipeline.schedule=1f1b"], 33),
+    (["--pipeline.schedule=interleaved", "--pipeline.chunks=2"], 28.5),
+    (["--pipeline.schedule=gpipe", "--recompute.mode=stage"], 44),
+    (["--pipeline.schedule=zb_h1"], 27),
+    (["--mesh.tp=2", "--mesh.dp=2", "--zero.stage=3", "--batch.global=16"], 33),
+])
+def test_steps_of_the_usual_example(program, folder, flags, step):
+    found = planned(program, folder, "--mesh.pp=4", "--times", "1,1,1", *flags)
+    assert found["step"] == pytest.approx(step)
+    assert len(found["stages"]) == 4
+    for stage in found["stages"]:
+        parts = ["work", "bubble", "exposed_communication", "waits_for_files"]
+        assert sum(stage[part] for part in parts) == pytest.approx(step)
+        assert max(level[1] for level in stage["bytes_over_time"]) == stage["peak_bytes"] > stage["state_bytes"] > 0
+        assert stage["instructions"][-1]["op"] == "OptimizerStep"
+
+
+def test_what_is_shown(program, folder):
+    done = plan(program, folder, "--draw", "--mesh.pp=4", "--times", "1,1,1", "--svg", "step.svg")
+    assert "step        33" in done.stdout and "bubble      27.3 % of it, for other stages" in done.stdout
+    assert "stage 3: rank 3 |" in done.stdout and "F0" in done.stdout
+    assert (folder / "step.svg").read_text().startswith("<svg")
+    assert not (folder / "runs").exists()
+
+
+def test_any_world_without_ranks(program, folder):
+    found = planned(program, folder, "--mesh.pp=4", "--mesh.dp=256", "--zero.stage=1", "--batch.global=2048",
+                    "--device", "100,1000", "--link", "10,25", "--link", "dp_shard=5,100")
+    assert found["ranks"] == 1024 and found["unit"] == "s"
+    assert [stage["ranks"] for stage in found["stages"]] == [256] * 4
+    assert all(stage["exposed_communication"] > 0 for stage in found["stages"])
+
+
+def test_a_measured_step_lies_below(program, folder):
+    done = subprocess.run([program, "train", "run.json", "--mesh.pp=2", "--nproc=2", "--ranks=threads",
+                           "--monitor.trace=2"], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    done = plan(program, folder, "--draw", "--mesh.pp=2", "--trace", "runs/run", "--svg", "step.svg")
+    assert "means of the traced steps" in done.stdout
+    assert done.stdout.index("predicted") < done.stdout.index("measured, step ")
+    assert (folder / "step.svg").read_text().count("stage 1: rank 1") == 2
+    done = plan(program, folder, "--draw", "--trace", "runs/run", code=78)
+    assert "2 ranks" in done.stderr
+
+
+def test_few_microbatches_are_told(program, folder):
+    done = plan(program, folder, "--draw", "--mesh.pp=4", "--batch.micro=2", "--batch.global=8")
+    assert done.stderr.count("4 micro-batches for 4 stages") == 1
+    for words in ["42.9 %", "11 micro-batches (batch.global 22)", "pipeline.schedule"]:
+        assert words in done.stderr
+    assert "micro-batches for" not in plan(program, folder, "--draw", "--mesh.pp=4").stderr
+    done = subprocess.run([program, "train", "run.json", "--mesh.pp=4", "--batch.micro=2", "--dry-run"], cwd=folder,
+                          capture_output=True, text=True, timeout=120)
+    assert done.stderr.count("4 micro-batches for 4 stages") == 1
+
+
+@pytest.mark.parametrize("flags, code, words", [
+    ([], 2, ["search for a plan is not built"]),
+    (["--draw", "--times", "1,1"], 2, ["--times 1,1", "3 to 4"]),
+    (["--draw", "--times", "1,x,1"], 2, ["--times 1,x,1"]),
+    (["--draw", "--device", "0"], 2, ["--device 0"]),
+    (["--draw", "--times", "1,1,1", "--device", "1"], 2, ["--times and --device"]),
+    (["--draw", "--link", "1,1"], 2, ["--link is in seconds"]),
+    (["--draw", "--device", "1", "--link", "qp=1,1"], 2, ["no axis qp"]),
+    (["--draw", "--trace", "nowhere"], 74, ["nowhere", "monitor.trace"]),
+    (["--draw", "--svg", "nowhere/step.svg"], 74, ["there is no folder"]),
+    (["--draw", "--world", "0"], 2, ["--world"]),
+    (["--draw", "--mesh.pp=16"], 78, ["mesh.pp (16)"]),
+    (["--draw", "--mesh.data_parallel=dp"], 78, ["mesh.data_parallel"]),
+])
+def test_bad_input(program, folder, flags, code, words):
+    done = plan(program, folder, *flags, code=code)
+    for word in words:
+        assert word in done.stderr
