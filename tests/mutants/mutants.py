@@ -319,7 +319,7 @@ MUTANTS = [
            "      const int64_t i = inputs - late + (MUTANT ? 1 : 0);\n"
            "      turns.push_back(part(Op::kBackwardWeight, std::min(i, n - 1)));\n",
            mesh(mesh={"pp": 2}, pipeline={"schedule": "zb_h1"}),
-           r"program: .*BackwardWeight \d.*: behind the gradient of its input"),
+           r"program: at \d+: BackwardWeight \d unit \d: backward: behind its forward"),
     Mutant("handed_over_twice_as_large", RANK,
            "  mine.units.at(before.back()).gradient = std::exchange(first.input, {}).grad();\n",
            "  mine.units.at(before.back()).gradient =\n"
