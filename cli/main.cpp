@@ -2,11 +2,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
-#include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/out_of_memory.h"
 #include "tessera/core/broken_pipe.h"
 #include "tessera/core/config.h"
 #include "tessera/core/error.h"
@@ -89,8 +90,15 @@ int run(int argc, char** argv) {
                   ExitCode::kUnreachable);
   } catch (const std::filesystem::filesystem_error& error) {
     return failed(error.what(), ExitCode::kInputOutput);
-  } catch (const std::bad_alloc&) {
-    return failed("out of memory", ExitCode::kFailed);
+  } catch (const std::system_error& error) {
+    const bool is_thread =
+        error.code() == std::errc::resource_unavailable_try_again;
+    return failed(message_of(error) +
+                      (is_thread ? ": no thread can be started. Raise the "
+                                   "limits on memory and tasks (ulimit -v, "
+                                   "ulimit -u), or start fewer ranks here."
+                                 : ""),
+                  ExitCode::kFailed);
   } catch (const std::exception& error) {
     return failed(message_of(error), ExitCode::kFailed);
   }
@@ -102,4 +110,7 @@ void set_exit_code(int code) { exit_code = code; }
 
 }  // namespace tessera::cli
 
-int main(int argc, char** argv) { return tessera::cli::run(argc, argv); }
+int main(int argc, char** argv) {
+  tessera::cli::begin_to_throw_out_of_memory();
+  return tessera::cli::run(argc, argv);
+}

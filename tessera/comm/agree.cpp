@@ -40,8 +40,8 @@ std::string complaint_of(const std::function<void()>& work) {
     return without_prefix(error.what_without_backtrace());
   } catch (const std::filesystem::filesystem_error& error) {
     return error.what();
-  } catch (const std::bad_alloc&) {
-    return "out of memory";
+  } catch (const std::bad_alloc& error) {
+    return message_of(error);
   }
   return "";
 }

@@ -1,5 +1,6 @@
 #include "tessera/core/error.h"
 
+#include <new>
 #include <utility>
 
 namespace tessera {
@@ -10,7 +11,9 @@ Error::Error(ExitCode code, const std::string& message,
 
 std::string message_of(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  return c10_error ? c10_error->what_without_backtrace() : error.what();
+  if (c10_error) return c10_error->what_without_backtrace();
+  const std::string words = error.what();
+  return words == std::bad_alloc().what() ? "out of memory" : words;
 }
 
 std::string message_of(const std::exception_ptr& error) {

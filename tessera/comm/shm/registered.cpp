@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <vector>
 
 #include "tessera/comm/shm/memory_file.h"
@@ -29,7 +31,9 @@ class Region {
             "registered", bytes,
             c10::str("allocate a registered tensor of ", asked, " bytes"))) {
     TS_CHECK(mapping_.map(file_.get(), bytes), "cannot map ", bytes,
-             " bytes of registered memory.");
+             " bytes of registered memory: ", std::strerror(errno),
+             ". Raise the limit on address space (ulimit -v), or start fewer "
+             "ranks here.");
     *reinterpret_cast<uint64_t*>(mapping_.base()) = nonce_;
     free_.emplace(kAlignment, bytes - kAlignment);
   }
