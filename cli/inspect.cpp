@@ -3,6 +3,7 @@
 #include <iostream>
 #include <limits>
 
+#include "cli/checkpoint_words.h"
 #include "cli/commands.h"
 #include "cli/description.h"
 #include "cli/inspect_runs.h"
@@ -47,13 +48,14 @@ std::string complaint_about(const std::string& folder, const Manifest& manifest,
 
 Json describe_checkpoint(const std::string& path, bool verify) {
   const Manifest manifest = checkpoint::read_manifest(path);
-  Json json = {{"kind", "checkpoint"},
-               {"step", manifest.step},
+  Json json = {{"kind", "checkpoint"}};
+  json.update(words_of(manifest.extra));
+  json.update({{"step", manifest.step},
                {"parent", manifest.parent ? Json(*manifest.parent) : Json()},
                {"ranks", manifest.world_size},
                {"mesh", manifest.mesh},
                {"bytes", manifest.bytes()},
-               {"verified", verify ? Json(true) : Json("no (use --verify)")}};
+               {"verified", verify ? Json(true) : Json("no (use --verify)")}});
   Json files = Json::array();
   std::vector<int64_t> parts(manifest.tensors.size(), 0);
   std::vector<std::string> layouts(manifest.tensors.size());

@@ -1,16 +1,18 @@
 // What tests/parity/test_own_module.py runs: a GPT-2 of plain torch::nn, as one
 // of the ranks that a launcher started. The script has the same in PyTorch.
 //
-//   module_driver KIND DTYPE    KIND: ddp, hybrid, or 0 to 3, the stage of
+//   module_driver KIND DTYPE [FOLDER]
+//                               KIND: ddp, hybrid, or 0 to 3, the stage of
 //                               fully_shard, or engine0 to engine3, that of
 //                               initialize; DTYPE: fp64, fp32, bf16
 // Rank 0 prints of each of ten steps the loss, the mean over the ranks, and the
-// norm of the gradients.
+// norm of the gradients. FOLDER gets a checkpoint of a sharded one.
 #include <cstdio>
 #include <iostream>
 
 #include "tessera/core/error.h"
 #include "tessera/module_engine/initialize.h"
+#include "tessera/module_engine/sharded_checkpoint.h"
 #include "tessera/wrappers/distributed_data_parallel.h"
 #include "tests/support/plain_gpt.h"
 
@@ -74,10 +76,12 @@ void print(comm::Communicator& ranks, const at::Tensor& loss, double norm) {
   std::printf("%.17g %.17g\n", mean.item<double>(), norm);
 }
 
-// `update` clips and gives the norm.
+// `clip` gives the norm, `save` a checkpoint at the end.
 template <typename Model>
-void run(Model& model, tests::Gpt& gpt, comm::Communicator& ranks,
-         const std::function<double()>& clip) {
+void run(
+    Model& model, tests::Gpt& gpt, comm::Communicator& ranks,
+    const std::function<double()>& clip,
+    const std::function<void(torch::optim::Optimizer&)>& save = [](auto&) {}) {
   torch::optim::AdamW optimizer(
       gpt->parameters(), torch::optim::AdamWOptions(kLr).weight_decay(kDecay));
   for (int64_t step = 0; step < kSteps; ++step) {
@@ -89,10 +93,12 @@ void run(Model& model, tests::Gpt& gpt, comm::Communicator& ranks,
     optimizer.step();
     print(ranks, loss, norm);
   }
+  save(optimizer);
 }
 
 void run_engine(tests::Gpt& gpt, comm::Communicator& ranks,
-                const std::string& stage, bool rounds) {
+                const std::string& stage, bool rounds,
+                const std::string& folder) {
   const std::string json = c10::str(
       R"({"train_micro_batch_size_per_gpu": )", kShape.samples,
       R"(, "gradient_accumulation_steps": 1, "gradient_clipping": )", kClipNorm,
@@ -108,9 +114,11 @@ void run_engine(tests::Gpt& gpt, comm::Communicator& ranks,
     engine.step();
     print(ranks, loss, engine.global_grad_norm());
   }
+  if (!folder.empty()) engine.save_checkpoint(folder, "words of my own");
 }
 
-void train(const std::string& kind, const std::string& dtype) {
+void train(const std::string& kind, const std::string& dtype,
+           const std::string& folder) {
   const StartedRanks started;
   comm::Communicator& ranks = started.ranks();
   const int64_t world = ranks.world_size();
@@ -118,7 +126,7 @@ void train(const std::string& kind, const std::string& dtype) {
   const bool rounds = dtype == "bf16";
   const std::string engine = "engine";
   if (kind.starts_with(engine)) {
-    return run_engine(gpt, ranks, kind.substr(engine.size()), rounds);
+    return run_engine(gpt, ranks, kind.substr(engine.size()), rounds, folder);
   }
   if (kind == "ddp") {
     DistributedDataParallel model(gpt, ranks.world());
@@ -136,15 +144,21 @@ void train(const std::string& kind, const std::string& dtype) {
   }
   auto model =
       fully_shard(gpt, mesh::DeviceMesh(degrees, world), ranks, options);
-  run(model, gpt, ranks, [&] { return model.clip_grad_norm(kClipNorm); });
+  run(
+      model, gpt, ranks, [&] { return model.clip_grad_norm(kClipNorm); },
+      [&](torch::optim::Optimizer& optimizer) {
+        if (folder.empty()) return;
+        ShardedCheckpoint(folder, model, optimizer, ranks).save(kSteps, "mine");
+      });
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
   try {
-    TS_CHECK_USAGE(count == 3, "module_driver KIND DTYPE");
-    train(arguments[1], arguments[2]);
+    TS_CHECK_USAGE(count == 3 || count == 4,
+                   "module_driver KIND DTYPE [FOLDER]");
+    train(arguments[1], arguments[2], count == 4 ? arguments[3] : "");
   } catch (const std::exception& error) {
     std::cerr << message_of(error) << "\n";
     return 1;

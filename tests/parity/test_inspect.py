@@ -20,6 +20,7 @@ def test_a_checkpoint(tessera, driver, tmp_path):
     assert (seen["kind"], seen["step"], seen["ranks"]) == ("checkpoint", STEP, 3)
     tensors = {row["name"]: row for row in seen["tensors"]}
     assert set(tensors) == set(TENSORS) | {"model.none"}
+    assert seen["written by"] == "a program of one's own"
     assert tensors["model.embed.weight"]["shape"] == [13, 6]
     assert tensors["model.embed.weight"]["dtype"] == "F32"
     assert inspect(tessera, step / "manifest.json") == seen
@@ -28,6 +29,19 @@ def test_a_checkpoint(tessera, driver, tmp_path):
 
     folder = inspect(tessera, tmp_path)
     assert [row["name"] for row in folder["checkpoints"]] == [f"step-{STEP}"]
+
+
+@pytest.mark.parametrize("kind, said", [
+    ("engine2", {"written by": "tessera::initialize()", "optimizer": "adamw", "client state": "words of my own"}),
+    ("2", {"written by": "tessera::ShardedCheckpoint", "optimizer": "torch::optim::AdamW", "client state": "mine"}),
+])
+def test_a_checkpoint_of_a_module_of_ones_own(program, tessera, tmp_path, kind, said):
+    driver = program.parents[1] / "tests" / "module_driver"
+    tessera("launch", "-n", 2, "--", driver, kind, "fp32", tmp_path)
+    step = tmp_path / "step-10"
+    seen = inspect(tessera, step)
+    for key, words in said.items():
+        assert words in seen[key] and words in tessera("inspect", step), seen
 
 
 def test_a_damaged_checkpoint(tessera, driver, tmp_path):
@@ -131,6 +145,8 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
     assert re.fullmatch(r"summary +.*seconds \d.*", lines["summary"])
     assert max(map(len, shown.splitlines())) < 140 and not re.search(r"[1-9]\.\d{6}", shown), shown
 
+    step = inspect(tessera, tmp_path / "runs" / "one" / "checkpoints" / "step-6")
+    assert step["written by"] == 'tessera train, of the run "one"' and step["optimizer"] == "adamw", step
     seen = inspect(tessera, "--verify", tmp_path / "runs" / "one")["checkpoints"]
     assert [(row["step"], row["state"]) for row in seen] == [(6, "good"), (3, "good")]
     assert all(row["bytes"] > 0 and row["loss"] > 0 and row["valid_loss"] > 0 for row in seen)
