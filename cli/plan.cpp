@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <cmath>
 #include <cstdlib>
 #include <iostream>
 #include <optional>
@@ -17,12 +16,14 @@
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
+#include "tessera/engine/bubble_hint.h"
 #include "tessera/engine/deepspeed.h"
 #include "tessera/engine/run_config.h"
+#include "tessera/engine/step_drawing.h"
 #include "tessera/engine/step_plan.h"
 #include "tessera/mesh/axis.h"
-#include "tessera/monitor/report/chart.h"
 #include "tessera/monitor/report/drawing.h"
+#include "tessera/monitor/report/run_trace.h"
 #include "tessera/train/trained_model.h"
 
 namespace tessera::cli {
@@ -112,10 +113,6 @@ engine::PlanCosts costs_of(const PlanFlags& flags,
                  "--device, or the --trace of a run.");
   for (const auto& each : flags.links) costs.links.insert(link_of(each));
   return costs;
-}
-
-std::string percent(double share) {
-  return c10::str(report::short_number(std::round(1000 * share) / 10), " %");
 }
 
 using detail::Json;
@@ -241,7 +238,7 @@ class PlanCommand {
     return c10::str("mesh        ", mesh.describe(), "\nschedule    ",
                     plan.schedule, "\ncosts       ", plan.costs,
                     "\nstep        ", engine::amount(plan.step, plan.unit),
-                    "\nbubble      ", percent(plan.bubble),
+                    "\nbubble      ", engine::percent(plan.bubble),
                     " of it, for other stages\nexposed     ",
                     engine::amount(exposed, plan.unit),
                     " at most, for collectives inside a stage"

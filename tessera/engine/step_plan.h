@@ -11,13 +11,10 @@
 #include <vector>
 
 #include "tessera/engine/run_config.h"
-#include "tessera/monitor/report/drawing.h"
-#include "tessera/monitor/report/run_trace.h"
+#include "tessera/engine/traced_steps.h"
 #include "tessera/program/simulator.h"
 
 namespace tessera::engine {
-
-using TracedRanks = std::vector<std::vector<monitor::report::TracedStep>>;
 
 // Where none is given: operations (program/facts.h), in units of what a stage's
 // forward of a micro-batch takes on average, over links that take no time.
@@ -54,22 +51,8 @@ struct StepPlan {
   std::vector<PlannedStage> stages;
 };
 
-// "33 forwards", "12.5ms": of a plan's unit.
-std::string amount(double time, const std::string& unit);
-
 // REQUIRES: a completed configuration of ranks (not of mesh.data_parallel dp).
 // TS_CHECK_CONFIG where a trace is of another mesh, or of other programs.
 StepPlan plan_step(const RunConfig& config, const PlanCosts& costs);
-
-// As rows of a drawing, a stage each.
-monitor::report::Panel panel_of(const StepPlan& plan);
-// Of the same stages, as they ran: the traced step of median length.
-monitor::report::Panel panel_of(const TracedRanks& traced,
-                                const StepPlan& plan);
-
-// Of a pipeline with fewer micro-batches than twice its stages: how much of a
-// step is bubble where stages are alike and a backward takes two forwards, and
-// what would halve it; "" for others. REQUIRES: a completed configuration.
-std::string bubble_hint(const RunConfig& config);
 
 }  // namespace tessera::engine

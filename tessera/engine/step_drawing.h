@@ -1,0 +1,21 @@
+// A planned step, and a traced one, as rows of a drawing: a stage each.
+#pragma once
+
+#include <string>
+
+#include "tessera/engine/step_plan.h"
+#include "tessera/monitor/report/drawing.h"
+
+namespace tessera::engine {
+
+// "33 forwards", "12.5ms": of a plan's unit.
+std::string amount(double time, const std::string& unit);
+// "27.3 %".
+std::string percent(double share);
+
+monitor::report::Panel panel_of(const StepPlan& plan);
+// Of the same stages, as they ran: the traced step of median length.
+monitor::report::Panel panel_of(const TracedRanks& traced,
+                                const StepPlan& plan);
+
+}  // namespace tessera::engine
