@@ -6,11 +6,12 @@
 #include "cli/libraries.h"
 #include "cli/overrides.h"
 #include "cli/ranks.h"
+#include "tessera/core/config_places.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
-#include "tessera/engine/bubble_hint.h"
 #include "tessera/engine/deepspeed.h"
 #include "tessera/engine/run_config.h"
+#include "tessera/engine/step_plan.h"
 #include "tessera/launch/signals.h"
 #include "tessera/train/preflight.h"
 #include "tessera/train/run_folder.h"
@@ -44,6 +45,17 @@ class TrainCommand {
   }
 
   void run(int argc, char** argv) {
+    try {
+      run_command(argc, argv);
+    } catch (const Error& error) {
+      if (error.exit_code() != ExitCode::kConfig) throw;
+      throw Error(ExitCode::kConfig,
+                  config::with_places(message_of(error), origins_));
+    }
+  }
+
+ private:
+  void run_command(int argc, char** argv) {
     const auto place = find_place(flags_.ranks);
     const int64_t nproc = flags_.ranks.nproc;
     TS_CHECK_USAGE(!config_.mesh.star() || nproc <= 1, "--nproc ", nproc,
@@ -83,7 +95,6 @@ class TrainCommand {
     set_exit_code(run_ranks(job, flags_.ranks, place, world_size));
   }
 
- private:
   int64_t wanted_world() const {
     if (config_.mesh.star()) return 1;
     return flags_.ranks.nproc > 0 ? flags_.ranks.nproc

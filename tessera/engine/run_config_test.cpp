@@ -364,14 +364,14 @@ TEST(RunConfig, BatchEquation) {
   config = minimal();
   config.batch = {.global = 32};
   EXPECT_EQ(completed(config, 3),
-            "batch: global 32 = micro ? x accumulation ? x data-parallel "
-            "degree 3 has no solution: 32 is no multiple of 3. Nearest "
-            "batch.global: 30 or 33.");
+            "batch: batch.global 32 = batch.micro ? x accumulation ? x "
+            "data-parallel degree 3 (3 ranks) has no solution: 32 is no "
+            "multiple of 3. Nearest batch.global: 30 or 33.");
   config.batch = {.global = 10, .micro = 4};
   EXPECT_EQ(completed(config, 2),
-            "batch: global 10 = micro 4 x accumulation ? x data-parallel "
-            "degree 2 has no solution: 10 is no multiple of 8. Nearest "
-            "batch.global: 8 or 16.");
+            "batch: batch.global 10 = batch.micro 4 x accumulation ? x "
+            "data-parallel degree 2 (2 ranks) has no solution: 10 is no "
+            "multiple of 8. Nearest batch.global: 8 or 16.");
   config.batch = {.global = 3, .micro = 4};
   EXPECT_NE(completed(config, 1).find("Nearest batch.global: 4."),
             std::string::npos);

@@ -25,6 +25,19 @@ std::vector<int64_t> all_coords(int64_t degree) {
   return coords;
 }
 
+// Those above 1, as a configuration has them.
+std::string keys_of_factors(const DeviceMesh& mesh) {
+  std::vector<std::string> keys;
+  for (Axis axis : mesh.order()) {
+    if (mesh.degree(axis) == 1) continue;
+    const bool is_first_of_data =
+        is_of_data(axis) && std::ranges::count(keys, "mesh.dp") == 0;
+    if (is_first_of_data) keys.emplace_back("mesh.dp");
+    keys.push_back(std::string("mesh.") + name_of(axis));
+  }
+  return keys.empty() ? "a factor" : c10::Join(" or ", keys);
+}
+
 }  // namespace
 
 DeviceMesh::DeviceMesh() : DeviceMesh(Degrees{}, 1) {}
@@ -56,7 +69,7 @@ void DeviceMesh::check_world() const {
   TS_CHECK_CONFIG(fits && product == world_size_, "mesh: ", describe(),
                   ", but the world has ", world_size_, " ranks. Start ",
                   fits ? std::to_string(product) : "fewer",
-                  " ranks, or change a factor.");
+                  " ranks, or change ", keys_of_factors(*this), ".");
 }
 
 void DeviceMesh::check_experts() const {

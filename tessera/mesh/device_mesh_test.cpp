@@ -264,13 +264,14 @@ TEST(DeviceMesh, Describes) {
 TEST(DeviceMesh, RefusesWhatDoesNotFit) {
   EXPECT_EQ(refusal({.pp = 2, .tp = 2}, 8),
             "mesh: pp 2 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 2 = 4, but "
-            "the world has 8 ranks. Start 4 ranks, or change a factor.");
+            "the world has 8 ranks. Start 4 ranks, or change mesh.pp or "
+            "mesh.tp.");
   EXPECT_EQ(refusal({.tp = 0}, 1), "mesh.tp is 0. A degree is at least 1.");
   EXPECT_EQ(refusal({.cp = -2}, 1), "mesh.cp is -2. A degree is at least 1.");
   EXPECT_EQ(refusal({.pp = int64_t{1} << 40, .tp = int64_t{1} << 40}, 1),
             "mesh: pp 1099511627776 x dp_replicate 1 x dp_shard 1 x cp 1 x tp "
             "1099511627776 = over 2^63, but the world has 1 ranks. Start fewer "
-            "ranks, or change a factor.");
+            "ranks, or change mesh.pp or mesh.tp.");
   EXPECT_EQ(refusal({.dp_shard = 4, .ep = 3}, 4),
             "mesh.ep is 3, which does not divide the dp_replicate 1 x dp_shard "
             "4 x cp 1 x tp 1 = 4 ranks of a stage over etp 1. Use a divisor of "

@@ -43,10 +43,11 @@ TEST(MeshConfig, DpIsShorthand) {
 TEST(MeshConfig, RefusesAnotherWorldWithAllFactorsNamed) {
   EXPECT_EQ(found({.dp = 2}, 3, 0),
             "mesh: pp 1 x dp_replicate 2 x dp_shard 1 x cp 1 x tp 1 = 2, but "
-            "the world has 3 ranks. Start 2 ranks, or change a factor.");
+            "the world has 3 ranks. Start 2 ranks, or change mesh.dp or "
+            "mesh.dp_replicate.");
   EXPECT_EQ(found({.tp = 4}, 6, 0),
             "mesh: pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 4 = 4, but "
-            "the world has 6 ranks. Start 4 ranks, or change a factor.");
+            "the world has 6 ranks. Start 4 ranks, or change mesh.tp.");
 }
 
 TEST(MeshConfig, TheOrderIsTheUsers) {

@@ -140,6 +140,50 @@ def test_a_resume_with_another_batch_goes_on_where_the_data_stood(program, token
     assert int(shown[-1].replace(",", "")) == taken, (shown, taken)
 
 
+# One message, before any rank: which keys, with both values, and the way out, which works.
+@pytest.mark.parametrize("flags, words", [
+    (["--optimizer.type=sgd"], ['optimizer.type is "adamw" in it and "sgd" in this run']),
+    (["--optimizer.ema=0.9", "--precision.compute=bf16"],
+     ["optimizer.ema is 0.0 in it and 0.9 in", 'precision.compute is "fp32" in it and "bf16" in']),
+    (["--model.layers=3"], ["model.layers is 2 in it and 3 in this run", "another run.name"]),
+])
+def test_a_resume_with_other_states_is_refused_before_ranks_start(program, tokens, tmp_path, flags, words):
+    path = configuration(tokens, tmp_path, run={"steps": 2}, checkpoint={"every": 2}, schedule={"warmup": 0})
+    train(program, path)
+    step = str(tmp_path / "run" / "checkpoints" / "step-2")
+    for resume in (["--nproc", "2"], ["--resume", step, "--run.name=other"]):
+        done = train(program, path, "--run.steps=4", *flags, *resume, check=False)
+        assert done.returncode == 78, done.stderr
+        assert done.stderr.count("error: ") == 1 and "rank 0" not in done.stderr and len(done.stderr) < 1500, done.stderr
+        for word in [step, *words]:
+            assert word in done.stderr, done.stderr
+    way_out = re.findall(r"--model\.\S+=\S+(?<!\.)", done.stderr.split("its weights: ")[-1].split(" (")[0])
+    if "its weights" in done.stderr:
+        train(program, path, *flags, *way_out, "--run.name=anew")
+
+
+def test_a_resume_of_no_checkpoint_says_what_to_give(program, tokens, tmp_path):
+    done = train(program, configuration(tokens, tmp_path), f"--resume={tmp_path}", "--nproc", "2", check=False)
+    assert done.returncode == 74 and "checkpoints/step-N" in done.stderr and done.stderr.count("error") == 1, done.stderr
+
+
+# Wherever the limit on address space strikes: it has words and a code, at LibTorch's own start too.
+def test_too_little_memory_is_said(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path)
+    said = []
+    for command in (["--version"], ["train", path, "--dry-run"]):
+        for kilobytes in range(320000, 640000, 20000):
+            words = f'ulimit -v {kilobytes}; exec "$@"'
+            done = subprocess.run(["bash", "-c", words, "sh", str(program), *command], capture_output=True, text=True)
+            if done.returncode == 127:
+                assert "error while loading shared libraries" in done.stderr  # the system's, before the program
+            elif done.returncode != 0:
+                assert done.returncode == 1 and "tessera: error: " in done.stderr, (kilobytes, done)
+                said.append(done.stderr)
+    assert any(re.search(r"out of memory: \d+ bytes more were needed, beside \d+ .* its limit is \d+ \(ulimit -v\)", each)
+               for each in said), said
+
+
 def test_ways_to_name_data(program, tokens, tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text(TEXT * 20)
     path = configuration({"train": str(tmp_path / "a.txt")}, tmp_path, **SECTIONS)
@@ -158,3 +202,13 @@ def test_ways_to_name_data(program, tokens, tokenizer, tmp_path):
     (tmp_path / "m.idx").write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<i", len(ids))
                                      + struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
     train(program, path, f"--data.train={tmp_path / 'm'}", "--run.name=megatron")
+
+
+# Where each number of the equation came from.
+def test_a_batch_that_does_not_divide_names_the_places_of_its_numbers(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path, batch={"global": 13})
+    done = train(program, path, "--nproc", "4", "--mesh.tp=2", "--batch.micro=3", check=False)
+    assert done.returncode == 78, done.stderr
+    for word in ["batch.global 13 = batch.micro 3 x accumulation ? x data-parallel degree 2 (4 ranks, 2 to a replica)",
+                 "Nearest batch.global: 12 or 18", "batch.global: " + path + ":", "batch.micro: --batch.micro=3"]:
+        assert word in done.stderr, (word, done.stderr)
