@@ -58,6 +58,7 @@ class Sleeper : public Actor {
           std::barrier<>& norm)
       : of_(of), times_(times_ms), post_(post), norm_(norm) {}
 
+  const Program& program() const { return of_.program; }
   double worked_ms() const { return worked_ms_; }
 
   void zero_gradients() override {}
@@ -118,7 +119,7 @@ Measured run(const std::vector<RankProgram>& programs, const Times& times_ms) {
     threads.emplace_back([&] {
       prctl(PR_SET_TIMERSLACK, 1);
       start.arrive_and_wait();
-      execute(programs[&rank - ranks.data()].program, rank);
+      execute(rank.program(), rank);
     });
   }
   start.arrive_and_wait();
@@ -139,9 +140,10 @@ void sleep_through_a_step(benchmark::State& state, const std::string& name,
                                .chunks = chunks,
                                .num_microbatches = state.range(1)};
   const auto programs = schedules::programs_of(schedule, shape);
-  const auto passes = static_cast<double>(
-      schedules::pipeline_of(schedule, shape).num_runs() / shape.stages);
-  const double ms = static_cast<double>(state.range(2)) / passes;
+  const int64_t passes =
+      schedules::pipeline_of(schedule, shape).num_runs() / shape.stages;
+  const auto whole_ms = static_cast<double>(state.range(2));
+  const double ms = whole_ms / static_cast<double>(passes);
   const Times times{ms, ms, ms};
   std::vector<Measured> steps;
   for (auto _ : state) {
@@ -150,8 +152,8 @@ void sleep_through_a_step(benchmark::State& state, const std::string& name,
   }
   const double measured =
       std::ranges::min_element(steps, {}, &Measured::step_ms)->bubble;
-  const auto predicted = schedules::simulate(
-      schedule, shape, {ms * passes, ms * passes, ms * passes});
+  const auto predicted =
+      schedules::simulate(schedule, shape, {whole_ms, whole_ms, whole_ms});
   state.counters["predicted_ms"] = predicted.step;
   state.counters["bubble"] = measured;
   state.counters["predicted"] = predicted.bubble();

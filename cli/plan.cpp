@@ -171,7 +171,7 @@ int64_t columns() {
     return size.ws_col;
   }
   const char* const said = std::getenv("COLUMNS");
-  const int64_t wide = said == nullptr ? 0 : std::atoll(said);
+  const int64_t wide = said == nullptr ? 0 : std::strtoll(said, nullptr, 10);
   return wide > 0 ? std::min<int64_t>(wide, 1000) : 120;
 }
 

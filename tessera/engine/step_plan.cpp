@@ -14,7 +14,6 @@
 namespace tessera::engine {
 
 using mesh::Axis;
-using program::Instruction;
 using program::Op;
 using program::Purpose;
 

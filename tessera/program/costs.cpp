@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <tuple>
+#include <utility>
 
 namespace tessera::program {
 
@@ -57,16 +58,18 @@ double share_of(const Instruction& each, const std::vector<int64_t>& chunk,
 
 Work work_of_stages(std::vector<Times> stages, std::vector<Units> units,
                     int64_t passes, std::function<int64_t(int64_t)> stage_of) {
-  return [=](int64_t rank, const Instruction& each) {
-    if (!is_compute(each.op)) return 0.0;
-    const int64_t stage = stage_of(rank);
-    const Times& times = stages.at(stage);
-    const double time =
-        each.unit < 0
-            ? time_of(each.op, times)
-            : share_of(each, units.at(stage).chunks.at(each.chunk), times);
-    return time / static_cast<double>(passes);
-  };
+  return
+      [stages = std::move(stages), units = std::move(units), passes,
+       stage_of = std::move(stage_of)](int64_t rank, const Instruction& each) {
+        if (!is_compute(each.op)) return 0.0;
+        const int64_t stage = stage_of(rank);
+        const Times& times = stages.at(stage);
+        const double time =
+            each.unit < 0
+                ? time_of(each.op, times)
+                : share_of(each, units.at(stage).chunks.at(each.chunk), times);
+        return time / static_cast<double>(passes);
+      };
 }
 
 namespace {

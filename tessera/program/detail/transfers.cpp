@@ -3,27 +3,27 @@
 namespace tessera::program::detail {
 namespace {
 
-const std::vector<Transfer>& of_unit(const UnitTransfers& unit, Op op,
-                                     const std::vector<Transfer>& none) {
+// nullptr: none.
+const std::vector<Transfer>* of_unit(const UnitTransfers& unit, Op op) {
   switch (op) {
     case Op::kGatherParameters:
-      return unit.gather;
+      return &unit.gather;
     case Op::kReduceGradients:
-      return unit.reduce;
+      return &unit.reduce;
     case Op::kSumGradients:
-      return unit.sum;
+      return &unit.sum;
     case Op::kGatherUpdates:
-      return unit.updates;
+      return &unit.updates;
     case Op::kForward:
     case Op::kReplay:
-      return unit.forward;
+      return &unit.forward;
     case Op::kRecompute:
-      return unit.again;
+      return &unit.again;
     case Op::kBackward:
     case Op::kBackwardInput:
-      return unit.backward;
+      return &unit.backward;
     default:
-      return none;
+      return nullptr;
   }
 }
 
@@ -37,7 +37,8 @@ const std::vector<Transfer>& transfers_of(const RankProgram& of,
   if (instruction.op == Op::kSumNorm) return of.norm;
   const auto unit = instruction.unit;
   if (unit < 0 || unit >= static_cast<int64_t>(of.units.size())) return none;
-  return of_unit(of.units[unit], instruction.op, none);
+  const auto* const found = of_unit(of.units[unit], instruction.op);
+  return found != nullptr ? *found : none;
 }
 
 bool counts_pieces(const Instruction& instruction) {
