@@ -386,6 +386,8 @@ std::vector<std::string> without_effect(const RunConfig& config,
     note(config.schedule.warmup == 0 && config.schedule.convention == "tessera",
          key, "is not used while schedule.warmup is 0");
   }
+  note(config.pipeline.schedule != "gpipe", "pipeline.order",
+       "is not used by pipeline.schedule " + config.pipeline.schedule);
   note(config.schedule.type == "constant", "schedule.min_lr",
        "is not used by schedule.type constant");
   note(config.schedule.type != "wsd", "schedule.decay",

@@ -520,6 +520,11 @@ TEST(RunConfig, SettingsWithoutEffectAreTold) {
                       {"match": "*", "betas": [0.5, 0.9]}]}})"),
             std::vector<std::string>{"optimizer.groups[1].betas is not used by "
                                      "optimizer.type sgd"});
+  EXPECT_EQ(idle(R"({"pipeline": {"order": "forward"}})"),
+            std::vector<std::string>{
+                "pipeline.order is not used by pipeline.schedule 1f1b"});
+  EXPECT_TRUE(idle(R"({"pipeline": {"schedule": "gpipe", "order": "forward"}})")
+                  .empty());
   EXPECT_EQ(idle(R"({"recompute": {"mode": "stage", "every": 99}})"),
             std::vector<std::string>{"recompute.every is no less than a stage "
                                      "has blocks, as 0 is"});
