@@ -9,7 +9,8 @@
 //        gathered or freed twice, freed while on its way, or stays gathered in
 //        stage 3. Gradients are zeroed before the first backward, allocated
 //        where they live as shards, reduced behind the last backward that adds
-//        to them, once, and in stages 2 and 3 once for each micro-batch;
+//        to them, once, and in stages 2 and 3 once for each micro-batch, or for
+//        those together to which several units here add in turn;
 //        complete before the norm is taken, which is before they are clipped,
 //        which is before the optimizer's one step of each unit, and before
 //        what that step needs whole is gathered for it, once. What lies in

@@ -185,7 +185,7 @@ TEST(Schedules, Bubbles) {
   }
 }
 
-// Every schedule's backwards are each once, of every micro-batch and chunk.
+// Each run lies at one place, of each replica, beside its neighbours.
 TEST(Placement, IsItsOwnInverse) {
   for (const auto placement :
        {Placement::kRoundRobin, Placement::kV, Placement::kMirrored}) {
