@@ -1,7 +1,7 @@
 #include "tessera/program/costs.h"
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <tuple>
 #include <utility>
 
@@ -13,7 +13,11 @@ double time_of(const std::string& verb, int64_t ranks, double bytes,
   const auto steps = static_cast<double>(ranks - 1);
   const double part = bytes / static_cast<double>(ranks);
   const double once = steps * (link.latency + part / link.bytes_per_time);
-  if (verb == "all_reduce") return 2 * once;
+  if (verb == "all_reduce") {
+    const double tree = std::ceil(std::log2(static_cast<double>(ranks))) *
+                        (link.latency + bytes / link.bytes_per_time);
+    return 2 * std::min(once, tree);
+  }
   if (verb == "all_gather" || verb == "reduce_scatter" ||
       verb == "all_to_all") {
     return once;

@@ -4,7 +4,8 @@
 // Work:  of an instruction on a rank, all that the rank does in it by itself:
 //        without the collectives inside; of communication, to begin it. Of what
 //        lies in files, the time in which it is read or written.
-// Links: of each kind of group (World::lanes) one: a ring's steps over it.
+// Links: of each kind of group (World::lanes) one: a ring's steps over it, or a
+//        tree's.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,8 @@ struct Costs {
   int64_t message_element_bytes = 4;
 };
 
-// Of a collective over a ring of `ranks`, from when all have begun it.
+// Of a collective over a ring of `ranks`, from when all have begun it; an
+// all_reduce goes up and down a tree where that is faster, as of few bytes.
 // `bytes`: of the whole tensor, before it is scattered or behind the gather.
 double time_of(const std::string& verb, int64_t ranks, double bytes,
                const Link& link);

@@ -243,6 +243,7 @@ TEST(Simulator, RingsOverLinks) {
   EXPECT_DOUBLE_EQ(time_of("all_gather", 4, 400, link), 3 * (2 + 10.0));
   EXPECT_DOUBLE_EQ(time_of("reduce_scatter", 2, 400, link), 22);
   EXPECT_DOUBLE_EQ(time_of("all_reduce", 1, 400, link), 0);
+  EXPECT_DOUBLE_EQ(time_of("all_reduce", 1024, 10, link), 2 * 10 * 3);
   EXPECT_DOUBLE_EQ(time_of("send", 2, 400, link), 42);
 }
 
