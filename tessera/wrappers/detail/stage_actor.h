@@ -1,0 +1,107 @@
+// Runs the program of a pipeline around modules of a user's own: what each of
+// its instructions does to the tensors of micro-batches.
+//
+// Units:  of a program that runs here unit u is virtual stage u, as a whole.
+// Split:  a backward runs whole where the schedule has the input's part; where
+//         it has none, in the first stage, at the place of the weights'.
+// Shapes: what comes from another stage is announced, before each message of
+//         activations, in the first program that has inputs of new sizes; from
+//         then on receives are posted before that. What a stage gives is
+//         compared with what it announced.
+// Comm:   see pipeline.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "tessera/program/executor.h"
+#include "tessera/wrappers/pipeline.h"
+
+namespace tessera::wrappers {
+
+// Sizes and type of a tensor, as numbers that fit in one message.
+struct Shape {
+  std::vector<int64_t> sizes;
+  at::ScalarType type = at::kFloat;
+  bool operator==(const Shape&) const = default;
+
+  static Shape of(const at::Tensor& tensor);
+  at::Tensor to_message() const;
+  static Shape from_message(const at::Tensor& message);
+  static at::Tensor empty_message();
+  at::Tensor empty() const;
+};
+
+class StageActor : public program::Actor {
+ public:
+  // Outlive the result.
+  StageActor(const std::vector<PipelineStage>& stages,
+             const program::Pipeline& pipeline, comm::Group& ranks,
+             const ScheduleOptions& options);
+
+  // Before a program runs; `announces`: inputs have sizes that are new.
+  void begin_program(const at::Tensor& inputs, const at::Tensor& targets,
+                     bool trains, bool announces);
+  // Behind it: nothing is left of micro-batches but this.
+  Schedule::Result end_program();
+
+  void load_inputs(int64_t microbatch) override;
+  void load_targets(int64_t /*microbatch*/) override {}
+  void forward(int64_t microbatch, int64_t unit) override;
+  void loss(int64_t microbatch) override;
+  void backward(program::Op part, int64_t microbatch, int64_t unit) override;
+  void begin(const program::Instruction& message, bool awaited_next) override;
+  void await(const program::Instruction& message) override;
+  void hand_activations(int64_t microbatch, int64_t chunk) override;
+  void hand_gradients(int64_t microbatch, int64_t chunk) override;
+
+ private:
+  // A micro-batch in a chunk.
+  struct Passed {
+    at::Tensor input, output, gradient, loss;
+  };
+  struct Message {
+    at::Tensor tensor, header;
+    comm::Work work, header_work;
+  };
+  using Key = std::tuple<program::Op, int64_t, int64_t>;
+
+  Passed& at(int64_t microbatch, int64_t chunk) {
+    return passed_[{microbatch, chunk}];
+  }
+  int64_t chunk_of(int64_t unit) const {
+    return pipeline_.place_of(unit).chunk;
+  }
+  at::Tensor part_of(const at::Tensor& batch, int64_t microbatch) const;
+  void require_announced(const at::Tensor& output, int64_t chunk);
+  at::Tensor input_gradient(const Passed& here) const;
+  void send(const program::Instruction& message, const program::Ends& ends,
+            Message& sent);
+  void receive(const program::Instruction& message, const program::Ends& ends,
+               Message& received);
+  program::Ends ends_of(const program::Instruction& message) const;
+  int64_t tag_of(const program::Instruction& message,
+                 const program::Ends& ends) const;
+  int64_t header_tag(const program::Instruction& message,
+                     const program::Ends& ends) const;
+
+  const std::vector<PipelineStage>& stages_;
+  const program::Pipeline pipeline_;
+  comm::Group& ranks_;
+  const ScheduleOptions& options_;
+  at::Tensor inputs_, targets_;
+  bool trains_ = false, announces_ = false;
+  std::map<std::pair<int64_t, int64_t>, Passed> passed_;
+  std::map<Key, Message> messages_;
+  std::vector<Message> sent_;               // while shapes are announced
+  std::map<int64_t, Shape> given_, taken_;  // by chunk: outputs, inputs
+  std::map<int64_t, at::Tensor> outputs_;   // of the last stage
+  double loss_sum_ = 0;
+  int64_t losses_ = 0;
+};
+
+}  // namespace tessera::wrappers

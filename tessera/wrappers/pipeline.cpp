@@ -1,0 +1,281 @@
+#include "tessera/wrappers/pipeline.h"
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "tessera/core/error.h"
+#include "tessera/core/log.h"
+#include "tessera/core/units.h"
+#include "tessera/program/passes/pass.h"
+#include "tessera/program/schedules/schedule.h"
+#include "tessera/wrappers/detail/stage_actor.h"
+
+namespace tessera {
+
+using program::Instruction;
+using program::Op;
+using program::Program;
+
+namespace {
+
+namespace schedules = program::schedules;
+
+std::string known_names() {
+  std::string names;
+  for (const auto& each : schedules::all()) {
+    if (each.placement == program::Placement::kMirrored) continue;
+    names += (names.empty() ? "" : ", ") + std::string(each.name);
+  }
+  return names;
+}
+
+schedules::Schedule schedule_of(const std::string& name) {
+  const auto known = schedules::names();
+  TS_CHECK_CONFIG(std::ranges::count(known, name) > 0,
+                  "pipeline: there is no schedule ", name,
+                  ". There are: ", known_names(), ".");
+  const auto schedule = schedules::named(name);
+  TS_CHECK_CONFIG(schedule.placement != program::Placement::kMirrored,
+                  "pipeline: ", name,
+                  " has two replicas of each stage, whose gradients nothing "
+                  "sums around modules of one's own. Use dualpipe_v, which has "
+                  "one, or tessera train.");
+  return schedule;
+}
+
+void check_shape(const schedules::Schedule& schedule,
+                 const schedules::Shape& shape) {
+  TS_CHECK_CONFIG(shape.chunks >= 1, "pipeline: this rank was given no stage.");
+  TS_CHECK_CONFIG(shape.num_microbatches >= 1, "pipeline: num_microbatches is ",
+                  shape.num_microbatches,
+                  "; a batch has one micro-batch or more.");
+  if (schedules::takes(schedule, shape)) return;
+  TS_CHECK_CONFIG(
+      schedule.exact_chunks == 0 || schedule.exact_chunks == shape.chunks,
+      "pipeline: ", schedule.name, " has ", schedule.exact_chunks,
+      " stages a rank, and this rank was given ", shape.chunks, ".");
+  TS_CHECK_CONFIG(schedule.chunked || shape.chunks == 1,
+                  "pipeline: ", schedule.name,
+                  " has one stage a rank, and this rank was ", "given ",
+                  shape.chunks, ". interleaved takes several.");
+  TS_CHECK_CONFIG(!schedule.multiple_of_stages ||
+                      shape.num_microbatches % shape.stages == 0,
+                  "pipeline: ", schedule.name,
+                  " takes micro-batches in groups of the ranks (", shape.stages,
+                  "), but num_microbatches is ", shape.num_microbatches,
+                  ". Nearest: ",
+                  nearest_multiples(shape.num_microbatches, shape.stages), ".");
+  TS_CHECK_CONFIG(false, "pipeline: ", schedule.name, " does not take ",
+                  shape.stages, " ranks of ", shape.chunks, " stages with ",
+                  shape.num_microbatches, " micro-batches.");
+}
+
+// The stages that this rank was given are those that the schedule puts here.
+void check_places(const std::vector<PipelineStage>& stages,
+                  const program::Pipeline& pipeline, int64_t rank) {
+  for (int64_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
+    const PipelineStage& stage = stages[chunk];
+    TS_CHECK_CONFIG(stage.num_stages() == pipeline.num_runs(),
+                    "pipeline: stage ", stage.index(), " is one of ",
+                    stage.num_stages(), ", but ", pipeline.stages, " ranks of ",
+                    pipeline.chunks, " have ", pipeline.num_runs(), ".");
+    const int64_t run = pipeline.run_of({rank, chunk});
+    TS_CHECK_CONFIG(stage.index() == run, "pipeline: rank ", rank,
+                    " of the pipeline was given stage ", stage.index(),
+                    " as chunk ", chunk, "; the schedule has stage ", run,
+                    " there.");
+  }
+}
+
+// What a loop of one's own does beside: gradients are its optimizer's.
+bool is_ours(const Instruction& each) {
+  switch (each.op) {
+    case Op::kZeroGradients:
+    case Op::kNorm:
+    case Op::kSumNorm:
+    case Op::kClipGradients:
+    case Op::kOptimizerStep:
+      return false;
+    default:
+      return true;
+  }
+}
+
+// Unit u is virtual stage u, as a whole.
+program::Units units_of(const program::Pipeline& pipeline, int64_t rank) {
+  program::Units units;
+  units.alone = pipeline.stages == 1;
+  for (int64_t run = 0; run < pipeline.num_runs(); ++run) {
+    units.all.push_back({.reads = {run}, .reduced = false});
+  }
+  for (int64_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
+    units.chunks.push_back({pipeline.run_of({rank, chunk})});
+  }
+  return units;
+}
+
+void tell_of_batch_norm(const std::vector<PipelineStage>& stages) {
+  using torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl,
+      torch::nn::BatchNorm3dImpl;
+  for (const PipelineStage& stage : stages) {
+    for (const auto& each : stage.module().modules()) {
+      if (!each->is_training() ||
+          (!each->as<BatchNorm1dImpl>() && !each->as<BatchNorm2dImpl>() &&
+           !each->as<BatchNorm3dImpl>())) {
+        continue;
+      }
+      log::info("pipeline: BatchNorm in stage ", stage.index(),
+                " sees a micro-batch at a time, and so do its statistics");
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+struct Schedule::Impl {
+  Impl(std::vector<PipelineStage> given, comm::Group& group,
+       const ScheduleOptions& asked);
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Result run(const at::Tensor& inputs, const at::Tensor& targets, bool trains);
+  void check_batch(const at::Tensor& batch, const char* what) const;
+  bool announce(const at::Tensor& inputs);
+  double loss_everywhere(double loss);
+  void average_gradients();
+
+  const std::vector<PipelineStage> stages;
+  comm::Group& ranks;
+  const ScheduleOptions options;
+  program::Pipeline pipeline;
+  Program training, evaluation;
+  wrappers::StageActor actor;
+  std::optional<wrappers::Shape> announced;  // of the batch
+  bool told_of_batch_norm = false;
+};
+
+Schedule::Impl::Impl(std::vector<PipelineStage> given, comm::Group& group,
+                     const ScheduleOptions& asked)
+    : stages(std::move(given)),
+      ranks(group),
+      options(asked),
+      pipeline(schedules::pipeline_of(
+          schedule_of(options.schedule),
+          {.stages = group.size(), .chunks = std::ssize(stages)})),
+      actor(stages, pipeline, ranks, options) {
+  const auto schedule = schedule_of(options.schedule);
+  const schedules::Shape shape{.stages = group.size(),
+                               .chunks = std::ssize(stages),
+                               .num_microbatches = options.num_microbatches};
+  check_shape(schedule, shape);
+  check_places(stages, pipeline, group.rank());
+  const program::Units units = units_of(pipeline, group.rank());
+  training = program::passes::lower(
+      schedules::step(schedule, shape, group.rank(),
+                      {.clip = false, .alone = units.alone}),
+      units);
+  std::erase_if(training, [](const Instruction& i) { return !is_ours(i); });
+  evaluation = program::passes::lower(
+      schedules::evaluation(shape, group.rank(), schedule.placement), units,
+      program::Purpose::kEvaluation);
+}
+
+void Schedule::Impl::check_batch(const at::Tensor& batch,
+                                 const char* what) const {
+  TS_CHECK(batch.defined(), "pipeline: this rank needs ", what,
+           ", which are undefined.");
+  const int64_t m = options.num_microbatches;
+  TS_CHECK(batch.dim() > 0 && batch.size(0) > 0 && batch.size(0) % m == 0,
+           "pipeline: ", what, " are ", batch.sizes(), ", whose dim 0 ", m,
+           " micro-batches do not share out evenly. Nearest: ",
+           nearest_multiples(batch.dim() > 0 ? batch.size(0) : 0, m), ".");
+}
+
+// Whether inputs have other sizes than before: the first rank says it to all.
+bool Schedule::Impl::announce(const at::Tensor& inputs) {
+  at::Tensor message = ranks.rank() == 0
+                           ? wrappers::Shape::of(inputs).to_message()
+                           : wrappers::Shape::empty_message();
+  if (ranks.size() > 1) ranks.broadcast(message, /*root=*/0).synchronize();
+  auto shape = wrappers::Shape::from_message(message);
+  if (announced && *announced == shape) return false;
+  announced = std::move(shape);
+  return true;
+}
+
+double Schedule::Impl::loss_everywhere(double loss) {
+  if (ranks.size() == 1) return loss;
+  at::Tensor number = at::full({1}, loss, at::kDouble);
+  const int64_t last = pipeline.place_of(pipeline.num_runs() - 1).stage;
+  ranks.broadcast(number, last).synchronize();
+  return number.item<double>();
+}
+
+void Schedule::Impl::average_gradients() {
+  if (options.replicas == nullptr || options.replicas->size() == 1) return;
+  for (const PipelineStage& stage : stages) {
+    for (const at::Tensor& parameter : stage.module().parameters()) {
+      if (!parameter.requires_grad()) continue;
+      at::Tensor& gradient = parameter.mutable_grad();
+      if (!gradient.defined()) gradient = at::zeros_like(parameter);
+      options.replicas
+          ->all_reduce(gradient, comm::ReduceOp::kMean, comm::Mode::kBlocking)
+          .wait();
+    }
+  }
+}
+
+Schedule::Result Schedule::Impl::run(const at::Tensor& inputs,
+                                     const at::Tensor& targets, bool trains) {
+  const int64_t rank = ranks.rank();
+  const bool is_last = pipeline.is_last({rank, pipeline.chunks - 1});
+  if (pipeline.is_first({rank, 0})) check_batch(inputs, "inputs");
+  if (trains) {
+    TS_CHECK(options.loss, "pipeline: step() needs ScheduleOptions::loss.");
+    if (is_last) check_batch(targets, "targets");
+  }
+  if (!std::exchange(told_of_batch_norm, true)) tell_of_batch_norm(stages);
+  actor.begin_program(inputs, targets, trains, announce(inputs));
+  program::execute(trains ? training : evaluation, actor);
+  Result result = actor.end_program();
+  if (trains) average_gradients();
+  result.loss = loss_everywhere(result.loss);
+  return result;
+}
+
+Schedule::Schedule(std::vector<PipelineStage> stages, comm::Group& ranks,
+                   const ScheduleOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(stages), ranks, options)) {}
+Schedule::~Schedule() = default;
+Schedule::Schedule(Schedule&&) noexcept = default;
+
+Schedule::Result Schedule::step(const at::Tensor& inputs,
+                                const at::Tensor& targets) {
+  return impl_->run(inputs, targets, /*trains=*/true);
+}
+
+Schedule::Result Schedule::eval(const at::Tensor& inputs,
+                                const at::Tensor& targets) {
+  return impl_->run(inputs, targets, /*trains=*/false);
+}
+
+bool Schedule::is_first() const {
+  return impl_->pipeline.is_first({impl_->ranks.rank(), 0});
+}
+
+bool Schedule::is_last() const {
+  const auto& pipeline = impl_->pipeline;
+  return pipeline.is_last({impl_->ranks.rank(), pipeline.chunks - 1});
+}
+
+std::string Schedule::describe() const {
+  return program::describe(impl_->training);
+}
+
+}  // namespace tessera

@@ -1,0 +1,129 @@
+// Pipeline parallelism for modules of one's own: each rank runs its stage of a
+// model, and a schedule says when each micro-batch goes through it.
+//
+//   tessera::PipelineStage stage(module, ranks.rank(), ranks.world_size());
+//   tessera::Schedule schedule({stage}, ranks.world(),
+//                              {.schedule = "1f1b", .num_microbatches = 8,
+//                               .loss = torch::mse_loss});
+//   for (...) {
+//     optimizer.zero_grad();
+//     const auto step = schedule.step(inputs, targets);
+//     optimizer.step();
+//   }
+//
+// Stages:  in order, `index` of `num_stages`, each a module whose forward()
+//          takes one tensor and gives one. Rank s of p has stage s; with v
+//          chunks it has v stages, where the schedule places them
+//          (program/placement.h): round robin, or in a V.
+// Batches: dim 0 of inputs and targets is cut into equal micro-batches. Inputs
+//          are read on the rank with the first stage, targets on the one with
+//          the last; elsewhere they may be undefined.
+// Loss:    the mean over micro-batches of `loss`(output, target), which is to
+//          be a mean over samples: that of the whole batch. Gradients are
+//          added to .grad, as backward() does.
+// Shapes:  what a stage gives is announced along the ranks when inputs of new
+//          sizes come, and may differ from its input in size and type; all
+//          micro-batches' are alike.
+// Schedules: those of pipeline.schedule (program/schedules/), but dualpipe,
+//          whose two replicas of each stage nothing sums here. One that splits
+//          the backward runs it whole, at the place of the input's part.
+// Comm:    a message each way for each micro-batch between stages; a few numbers
+//          along the ranks before a step, and the loss behind it.
+// BatchNorm: sees a micro-batch at a time, and so do its statistics.
+// Errors:  TS_CHECK_CONFIG for stages, chunks and micro-batches that do not go
+//          together, with what does; TS_CHECK for batches that cannot be cut,
+//          inputs or targets that are missing, and a stage that gives another
+//          shape than it announced.
+// Threads: as comm::Group: one thread a rank.
+// Source:  as torch.distributed.pipelining.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/group.h"
+
+namespace tessera {
+
+class PipelineStage {
+ public:
+  // Holder: a module holder or a std::shared_ptr to a module.
+  template <typename Holder>
+  PipelineStage(Holder module, int64_t index, int64_t num_stages)
+      : module_(as_module(module)),
+        forward_([module](const at::Tensor& input) mutable {
+          return at::Tensor(module->forward(input));
+        }),
+        index_(index),
+        num_stages_(num_stages) {}
+
+  at::Tensor forward(const at::Tensor& input) const { return forward_(input); }
+  torch::nn::Module& module() const { return *module_; }
+  int64_t index() const { return index_; }
+  int64_t num_stages() const { return num_stages_; }
+
+ private:
+  template <typename Contained>
+  static std::shared_ptr<torch::nn::Module> as_module(
+      const torch::nn::ModuleHolder<Contained>& holder) {
+    return holder.ptr();
+  }
+  static std::shared_ptr<torch::nn::Module> as_module(
+      std::shared_ptr<torch::nn::Module> module) {
+    return module;
+  }
+
+  std::shared_ptr<torch::nn::Module> module_;
+  std::function<at::Tensor(const at::Tensor&)> forward_;
+  int64_t index_;
+  int64_t num_stages_;
+};
+
+struct ScheduleOptions {
+  std::string schedule = "1f1b";
+  int64_t num_microbatches = 1;
+  // Null: for eval() alone.
+  std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>
+      loss = nullptr;
+  // Ranks that run the same stages on other data: gradients become the mean
+  // over them. Null: there are none. Outlives the schedule.
+  comm::Group* replicas = nullptr;
+};
+
+class Schedule {
+ public:
+  // `stages`: this rank's, in the order of their chunks. `ranks`: all that have
+  // a stage, in order; outlives the result. Every rank calls it.
+  Schedule(std::vector<PipelineStage> stages, comm::Group& ranks,
+           const ScheduleOptions& options);
+  ~Schedule();
+  Schedule(Schedule&&) noexcept;
+  Schedule& operator=(Schedule&&) = delete;
+
+  struct Result {
+    at::Tensor output;  // of the whole batch, where the last stage is
+    double loss = 0;    // on every rank; NaN where none was asked for
+  };
+  // Forward and backward of all micro-batches. Every rank calls it.
+  Result step(const at::Tensor& inputs = {}, const at::Tensor& targets = {});
+  // Forward alone; with `targets` on the last stage's rank also the loss.
+  Result eval(const at::Tensor& inputs = {}, const at::Tensor& targets = {});
+
+  // Whether this rank has the first stage, the last one.
+  bool is_first() const;
+  bool is_last() const;
+  // The instructions of a step, one a line (program/instruction.h).
+  std::string describe() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera

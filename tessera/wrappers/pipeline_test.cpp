@@ -1,0 +1,285 @@
+#include "tessera/wrappers/pipeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <string>
+
+#include "tessera/comm/agree.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/core/error.h"
+#include "tessera/program/schedules/schedule.h"
+#include "tessera/wrappers/pipe.h"
+
+namespace tessera {
+namespace {
+
+namespace nn = torch::nn;
+using testing::HasSubstr;
+
+constexpr int64_t kRows = 24, kSteps = 3;
+
+// Widths that differ, so that messages do; a child without parameters, one
+// that is frozen.
+nn::Sequential make_net() {
+  torch::manual_seed(5);
+  nn::Sequential net(nn::Linear(6, 9), nn::Tanh(), nn::Linear(9, 7),
+                     nn::LayerNorm(nn::LayerNormOptions({7})), nn::Tanh(),
+                     nn::Linear(7, 11), nn::Linear(11, 5), nn::Tanh(),
+                     nn::Linear(5, 8), nn::Linear(8, 4));
+  net->to(at::kDouble);
+  net->named_parameters()["6.bias"].requires_grad_(false);
+  return net;
+}
+
+at::Tensor numbers(int64_t rows, int64_t columns, double by) {
+  return at::arange(rows * columns, at::kDouble)
+      .mul(by)
+      .sin()
+      .view({rows, columns});
+}
+at::Tensor inputs_of(int64_t step) { return numbers(kRows, 6, 0.37 + step); }
+at::Tensor targets_of(int64_t step) { return numbers(kRows, 4, 0.61 + step); }
+
+at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
+  return torch::mse_loss(output, target);
+}
+
+struct Trained {
+  std::map<std::string, at::Tensor> parameters;
+  at::Tensor output;
+  double loss = 0;
+};
+
+Trained unsplit() {
+  auto net = make_net();
+  torch::optim::Adam optimizer(net->parameters(), 1e-2);
+  Trained run;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    run.output = net->forward(inputs_of(step));
+    const auto loss = loss_of(run.output, targets_of(step));
+    loss.backward();
+    optimizer.step();
+    run.loss = loss.item<double>();
+  }
+  for (const auto& each : net->named_parameters()) {
+    run.parameters[each.key()] = each.value().detach();
+  }
+  return run;
+}
+
+nn::Sequential net_in_turn(comm::Communicator& ranks) {
+  nn::Sequential net{nullptr};
+  comm::in_turn(ranks.world(), [&] { net = make_net(); });
+  return net;
+}
+
+void expect_as_unsplit(const Trained& wanted, int64_t ranks,
+                       const ScheduleOptions& options, int64_t chunks) {
+  comm::run_threads(ranks, "shm", [&](comm::Communicator& communicator) {
+    auto& world = communicator.world();
+    Pipe pipe(net_in_turn(communicator), world, options, chunks,
+              CutBy::kChildren);
+    torch::optim::Adam optimizer(pipe.parameters(), 1e-2);
+    Schedule::Result result;
+    for (int64_t step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      result = pipe.step(inputs_of(step), targets_of(step));
+      optimizer.step();
+    }
+    EXPECT_NEAR(result.loss, wanted.loss, 1e-12);
+    EXPECT_EQ(result.output.defined(), pipe.schedule().is_last());
+    if (result.output.defined()) {
+      EXPECT_TRUE(at::allclose(result.output, wanted.output, 1e-10, 1e-12));
+    }
+    for (const auto& part : pipe.parts()) {
+      for (const auto& each : part->named_parameters()) {
+        EXPECT_TRUE(at::allclose(each.value(), wanted.parameters.at(each.key()),
+                                 1e-10, 1e-12))
+            << each.key();
+      }
+    }
+  });
+}
+
+TEST(Pipeline, EverySchedulesTrainsWhatTheUnsplitModuleDoes) {
+  const Trained wanted = unsplit();
+  for (const auto& schedule : program::schedules::all()) {
+    if (schedule.placement == program::Placement::kMirrored) continue;
+    for (const int64_t ranks : {1, 2, 3, 4}) {
+      for (const int64_t m : {1, 2, 4, 6, 12}) {
+        const int64_t chunks = schedule.chunked ? 2 : 1;
+        const program::schedules::Shape shape{
+            .stages = ranks, .chunks = chunks, .num_microbatches = m};
+        if (ranks * chunks > 10 || !takes(schedule, shape)) continue;
+        const ScheduleOptions options{
+            .schedule = schedule.name, .num_microbatches = m, .loss = loss_of};
+        EXPECT_NO_THROW(expect_as_unsplit(wanted, ranks, options, chunks))
+            << schedule.name << " on " << ranks << ", m " << m;
+      }
+    }
+  }
+}
+
+// Two pipelines of two ranks, each with half of the samples.
+TEST(Pipeline, WithReplicas) {
+  const Trained wanted = unsplit();
+  comm::run_threads(4, "shm", [&](comm::Communicator& ranks) {
+    const int64_t replica = ranks.rank() / 2, stage = ranks.rank() % 2;
+    const auto pipeline =
+        ranks.make_group({2 * replica, 2 * replica + 1}, "pp");
+    const auto replicas = ranks.make_group({stage, stage + 2}, "dp");
+    Pipe pipe(net_in_turn(ranks), *pipeline,
+              {.num_microbatches = 3, .loss = loss_of, .replicas = &*replicas});
+    torch::optim::Adam optimizer(pipe.parameters(), 1e-2);
+    const auto half = [&](const at::Tensor& batch) {
+      return batch.narrow(0, replica * kRows / 2, kRows / 2);
+    };
+    for (int64_t step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      pipe.step(half(inputs_of(step)), half(targets_of(step)));
+      optimizer.step();
+    }
+    for (const auto& each : pipe.parts().front()->named_parameters()) {
+      EXPECT_TRUE(at::allclose(each.value(), wanted.parameters.at(each.key()),
+                               1e-10, 1e-12))
+          << each.key();
+    }
+  });
+}
+
+TEST(Pipeline, ForwardAloneAndOtherSizes) {
+  auto net = make_net();
+  const at::NoGradGuard no_grad;
+  comm::run_threads(3, "shm", [&](comm::Communicator& ranks) {
+    Pipe pipe(net_in_turn(ranks), ranks.world(),
+              {.schedule = "gpipe", .num_microbatches = 4, .loss = loss_of});
+    for (const int64_t rows : {8, 8, 24, 12}) {
+      const at::Tensor x = numbers(rows, 6, 0.3), y = numbers(rows, 4, 0.2);
+      const auto found = pipe.eval(x, y);
+      const at::Tensor wanted = net->forward(x);
+      EXPECT_NEAR(found.loss, loss_of(wanted, y).item<double>(), 1e-12);
+      if (pipe.schedule().is_last()) {
+        EXPECT_TRUE(at::allclose(found.output, wanted, 1e-12, 1e-14));
+      }
+      EXPECT_TRUE(std::isnan(pipe.eval(x).loss));
+    }
+    for (const auto& each : pipe.parameters()) {
+      EXPECT_FALSE(each.grad().defined());
+    }
+  });
+}
+
+// Two segments of 6.3 M parameters, four micro-batches of four rows.
+TEST(Pipeline, TheUsualExampleOfPipe) {
+  comm::run_threads(2, "shm", [](comm::Communicator& ranks) {
+    nn::Sequential net{nullptr};
+    comm::in_turn(ranks.world(), [&] {
+      torch::manual_seed(0);
+      net = nn::Sequential(nn::Linear(1024, 2048), nn::ReLU(),
+                           nn::Linear(2048, 2048), nn::Linear(2048, 2048),
+                           nn::ReLU(), nn::Linear(2048, 1024));
+    });
+    const at::Tensor x = torch::ones({16, 1024}) / 32;
+    const at::Tensor wanted = net->forward(x);
+    Pipe pipe(net, ranks.world(), {.num_microbatches = 4, .loss = loss_of});
+    int64_t parameters = 0;
+    for (const auto& each : pipe.parameters()) parameters += each.numel();
+    EXPECT_EQ(parameters, ranks.rank() == 0 ? 6'295'552 : 6'294'528);
+    pipe.eval(x);  // shapes are known
+    ranks.world().reset_stats();
+    const auto found = pipe.step(x, at::zeros({16, 1024}));
+    for (const auto& verb : ranks.world().stats()) {
+      if (verb.verb != "send") continue;
+      EXPECT_EQ(verb.calls, 4);
+      EXPECT_EQ(verb.bytes, 4 * 32'768);
+    }
+    if (ranks.rank() == 0) return;
+    EXPECT_EQ(found.output.sizes(), (std::vector<int64_t>{16, 1024}));
+    EXPECT_TRUE(at::allclose(found.output, wanted, 1e-4, 1e-6));
+  });
+}
+
+TEST(Pipeline, SplitKeepsNamesAndSharesOut) {
+  const auto parts = split(make_net(), 3, CutBy::kChildren);
+  std::vector<std::string> names;
+  for (const auto& part : parts) {
+    names.push_back(part->named_parameters().back().key());
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"3.bias", "6.bias", "9.bias"}));
+  EXPECT_EQ(split(make_net(), {1, 9})[1]->named_children().front().key(), "1");
+}
+
+std::string error_of(int64_t ranks,
+                     const std::function<void(comm::Communicator&)>& body) {
+  try {
+    comm::run_threads(ranks, "shm", body);
+  } catch (const std::exception& error) {
+    return message_of(error);
+  }
+  return "";
+}
+
+// Another shape for its third micro-batch.
+struct ChangingImpl : nn::Module {
+  int calls = 0;
+  at::Tensor forward(const at::Tensor& x) {
+    return ++calls == 3 ? at::cat({x, x}, 1) : x + 0;
+  }
+};
+TORCH_MODULE(Changing);
+
+TEST(Pipeline, RefusesWhatDoesNotGoTogether) {
+  const auto error_with = [](int64_t ranks, const ScheduleOptions& options,
+                             int64_t chunks = 1, int64_t rows = kRows) {
+    return error_of(ranks, [&](comm::Communicator& communicator) {
+      Pipe pipe(net_in_turn(communicator), communicator.world(), options,
+                chunks);
+      pipe.step(numbers(rows, 6, 0.3), numbers(rows, 4, 0.2));
+    });
+  };
+  EXPECT_THAT(error_with(2, {.schedule = "1f2b", .loss = loss_of}),
+              HasSubstr("there is no schedule 1f2b. There are: naive, gpipe"));
+  EXPECT_THAT(error_with(2, {.schedule = "dualpipe", .loss = loss_of}, 2),
+              HasSubstr("Use dualpipe_v"));
+  EXPECT_THAT(error_with(2, {.schedule = "1f1b", .loss = loss_of}, 2),
+              HasSubstr("1f1b has one stage a rank"));
+  EXPECT_THAT(
+      error_with(
+          2,
+          {.schedule = "interleaved", .num_microbatches = 3, .loss = loss_of},
+          2),
+      HasSubstr("num_microbatches is 3. Nearest: 2 or 4"));
+  EXPECT_THAT(error_with(2, {.num_microbatches = 5, .loss = loss_of}),
+              HasSubstr("5 micro-batches do not share out evenly. Nearest: "
+                        "20 or 25"));
+  EXPECT_THAT(error_with(2, {.num_microbatches = 2}),
+              HasSubstr("step() needs ScheduleOptions::loss"));
+  EXPECT_THAT(error_with(4, {.loss = loss_of}, 4),
+              HasSubstr("16 parts of 10 children"));
+  EXPECT_THAT(error_of(2,
+                       [](comm::Communicator& ranks) {
+                         const PipelineStage stage(nn::Linear(2, 2), 0, 2);
+                         Schedule({stage}, ranks.world(), {});
+                       }),
+              HasSubstr("was given stage 0 as chunk 0; the schedule has stage "
+                        "1 there"));
+  EXPECT_THAT(
+      error_of(2,
+               [](comm::Communicator& ranks) {
+                 const PipelineStage stage(Changing(), ranks.rank(), 2);
+                 Schedule schedule({stage}, ranks.world(),
+                                   {.num_microbatches = 4, .loss = loss_of});
+                 schedule.eval(at::ones({8, 2}));
+               }),
+      HasSubstr("stage 0 gave [2, 4] of Float for a micro-batch and announced "
+                "[2, 2] of Float"));
+  nn::Linear tied(3, 3);
+  EXPECT_THROW(split(nn::Sequential(tied, nn::Tanh(), tied), {2, 1}), Error);
+}
+
+}  // namespace
+}  // namespace tessera
