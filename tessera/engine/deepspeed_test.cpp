@@ -433,8 +433,9 @@ INSTANTIATE_TEST_SUITE_P(
                 "ds:1:33: zero_optimization.stage: zero.stage is 4: it must be "
                 "at most 3."},
         Refused{R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
-                "precision.compute is \"bf16\" (ds:1:49: bf16.enabled), but "
-                "\"fp16\" by ds:1:22: fp16.enabled"},
+                "ds:1:49: bf16.enabled and ds:1:22: fp16.enabled are both "
+                "true, but a run computes in one type. Set one of them to "
+                "false, or leave its section out."},
         Refused{R"({"fp16": {"enabled": true, "loss_scale": -3}})",
                 "ds:1:42: fp16.loss_scale: precision.loss_scale is -3"},
         Refused{R"({"fp16": {"enabled": true, "initial_scale_power": 200}})",
