@@ -12,8 +12,8 @@ namespace tessera::cli {
 // take each other's core away: a step of some milliseconds was 1.7 to 3 times
 // as long. So many turns cost nothing where the cores are free.
 //
-// Memory of large tensors is kept by the C library (core/kept_memory.h), on huge
-// pages where the host gives them: no page fault after the first step.
+// Memory of large tensors is kept by the C library (core/kept_memory.h), on
+// huge pages where the host gives them: no page fault after the first step.
 void set_up_libraries(char** argv, bool computes_here);
 
 }  // namespace tessera::cli

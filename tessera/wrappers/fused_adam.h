@@ -1,5 +1,5 @@
-// torch::optim's Adam and AdamW, in one pass over memory a step: in the place of
-// either, with the same options, states and files.
+// torch::optim's Adam and AdamW, in one pass over memory a step: in the place
+// of either, with the same options, states and files.
 //
 //   tessera::FusedAdamW optimizer(module->parameters(),
 //                                 torch::optim::AdamWOptions(1e-3));

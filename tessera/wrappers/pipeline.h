@@ -27,8 +27,8 @@
 // Schedules: those of pipeline.schedule (program/schedules/), but dualpipe,
 //          whose two replicas of each stage nothing sums here. One that splits
 //          the backward runs it whole, at the place of the input's part.
-// Comm:    a message each way for each micro-batch between stages; a few numbers
-//          along the ranks before a step, and the loss behind it.
+// Comm:    a message each way for each micro-batch between stages; a few
+//          numbers along the ranks before a step, and the loss behind it.
 // BatchNorm: sees a micro-batch at a time, and so do its statistics.
 // Errors:  TS_CHECK_CONFIG for stages, chunks and micro-batches that do not go
 //          together, with what does; TS_CHECK for batches that cannot be cut,

@@ -226,7 +226,7 @@ void StageActor::begin(const Instruction& message, bool /*awaited_next*/) {
       ranks_.recv(here.header, ends.peer_stage, header_tag(message, ends));
 }
 
-// While shapes are announced a receive is posted here, and no send waits for it.
+// While shapes are announced a receive is posted here: no send is waited for.
 void StageActor::await(const Instruction& message) {
   const auto found =
       messages_.find({message.op, message.microbatch, message.chunk});
