@@ -26,7 +26,8 @@ Json optimizer_words(const Json& section) {
 }
 
 std::string words_in(const Json& text) {
-  return text.is_string() && text != "" ? text.dump() : "none";
+  const bool has_some = text.is_string() && !text.get<std::string>().empty();
+  return has_some ? text.dump() : "none";
 }
 
 }  // namespace
