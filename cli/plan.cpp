@@ -189,6 +189,7 @@ class PlanCommand {
       deepspeed_->apply(config_, origins_);
     }
     check_output_files({{"--svg", flags.svg}, {"--json", flags.json}});
+    for (const auto& output : {flags.svg, flags.json}) check_unread(output);
     train::read_model_source(config_, origins_);
     // Nothing is read of it.
     if (config_.data.train.empty()) config_.data.train = {"any text"};
@@ -245,6 +246,16 @@ class PlanCommand {
                     "\nmemory      ",
                     bytes_text(fullest->peak_bytes), " at most, on rank ",
                     fullest->rank, "\n\n");
+  }
+
+  // What is read is not written.
+  void check_unread(const std::string& output) const {
+    std::error_code none;  // equivalent() asks for files that are there
+    for (const std::string& input : {flags_.file, flags_.deepspeed}) {
+      TS_CHECK_USAGE(!std::filesystem::equivalent(output, input, none),
+                     "--svg or --json names ", output,
+                     ", which this command reads. Name another file.");
+    }
   }
 
   const PlanFlags& flags_;

@@ -13,9 +13,12 @@ void keep_freed_memory() {
   if (std::getenv("GLIBC_TUNABLES") != nullptr) return;
   const auto set = [](int parameter, int64_t bytes) {
     constexpr int64_t kMost = std::numeric_limits<int>::max();
-    mallopt(parameter, static_cast<int>(std::min(bytes, kMost)));
+    return mallopt(parameter, static_cast<int>(std::min(bytes, kMost))) != 0;
   };
-  set(M_MMAP_THRESHOLD, kKeptMemory.mmap_threshold);
+  // Older versions take 32 MiB at most.
+  if (!set(M_MMAP_THRESHOLD, kKeptMemory.mmap_threshold)) {
+    set(M_MMAP_THRESHOLD, int64_t{32} << 20);
+  }
   set(M_TRIM_THRESHOLD, kKeptMemory.trim_threshold);
   set(M_TOP_PAD, kKeptMemory.top_pad);
 #endif

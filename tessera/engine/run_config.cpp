@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <sstream>
 
 #include "tessera/core/detail/json.h"
@@ -358,14 +359,7 @@ std::vector<std::string> without_effect(const RunConfig& config,
     note(!optimizer.uses(key), "optimizer." + key,
          "is not used by optimizer.type " + optimizer.name);
   }
-  for (size_t i = 0; i < config.optimizer.groups.size(); ++i) {
-    const bool idle =
-        !optimizer.uses("betas") && !config.optimizer.groups[i].betas.empty();
-    if (!idle) continue;
-    found.push_back(c10::str("optimizer.groups[", i,
-                             "].betas is not used by optimizer.type ",
-                             optimizer.name));
-  }
+  std::ranges::copy(betas_without_effect(config), std::back_inserter(found));
   for (const std::string key : {"momentum", "nesterov", "steps", "eps",
                                 "adjust_lr", "dtype", "adamw_lr"}) {
     note(!config.whole_matrices, "optimizer.muon." + key,

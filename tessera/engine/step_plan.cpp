@@ -156,9 +156,11 @@ program::Work traced_work(const TracedRanks& traced, const PlannedWorld& of) {
   return program::work_of_measured(measured);
 }
 
-// Of what lies along several axes the slowest.
-program::Link link_of(const std::string& lane,
+// Of what lies along several axes the slowest. Lanes are called by their axes:
+// "dp_shard+cp (4)", "pp 0 3 (2)", "dp_shard tp".
+program::Link link_of(std::string lane,
                       const std::map<std::string, program::Link>& links) {
+  std::ranges::replace(lane, ' ', '+');
   const auto others = links.find("");
   std::optional<program::Link> found;
   for (size_t i = 0; i < mesh::kNumAxes; ++i) {

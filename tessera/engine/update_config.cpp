@@ -1,5 +1,7 @@
 #include "tessera/engine/update_config.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <set>
 
@@ -39,26 +41,42 @@ int64_t group_of(const std::vector<optim::ParameterGroup>& groups,
   return std::ranges::find_if(groups, means) - groups.begin();
 }
 
-// Of a rule for whole matrices, beside which another has betas.
-void check_betas(const RunConfig& config) {
-  const optim::OptimizerConfig& optimizer = config.optimizer;
+// The groups that some parameter with betas is in: of a rule for whole matrices
+// those that another rule updates beside it.
+std::set<int64_t> groups_with_betas(const RunConfig& config) {
   const auto model = models::make_model(config.model);
   std::set<int64_t> used;
   for (const auto& parameter : nn::parameters_of(*model)) {
     if (models::is_hidden_matrix(*parameter.spec, model->num_units())) continue;
-    used.insert(group_of(optimizer.groups, parameter.name));
+    used.insert(group_of(config.optimizer.groups, parameter.name));
   }
-  for (size_t i = 0; i < optimizer.groups.size(); ++i) {
-    TS_CHECK_CONFIG(optimizer.groups[i].betas.empty() ||
-                        used.contains(static_cast<int64_t>(i)),
-                    "optimizer.groups[", i,
-                    "].betas: the group has hidden matrices alone, which "
-                    "optimizer.type ",
-                    optimizer.type, " updates without betas. Leave them out.");
-  }
+  return used;
 }
 
 }  // namespace
+
+std::vector<std::string> betas_without_effect(const RunConfig& config) {
+  const auto& groups = config.optimizer.groups;
+  const std::string& type = config.optimizer.type;
+  std::vector<std::string> found;
+  if (std::ranges::all_of(groups,
+                          [](const auto& g) { return g.betas.empty(); })) {
+    return found;
+  }
+  const optim::UpdateRule& rule = optim::update_rule(type);
+  const bool is_used = rule.uses("betas");
+  if (is_used && rule.of_whole == nullptr) return found;
+  const auto used = is_used ? groups_with_betas(config) : std::set<int64_t>();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (groups[i].betas.empty() || used.contains(static_cast<int64_t>(i))) {
+      continue;
+    }
+    found.push_back(c10::str(
+        "optimizer.groups[", i, "].betas is not used by optimizer.type ", type,
+        is_used ? ": the group has hidden matrices alone" : ""));
+  }
+  return found;
+}
 
 void check_updates(const RunConfig& config) {
   const optim::OptimizerConfig& optimizer = config.optimizer;
@@ -67,7 +85,6 @@ void check_updates(const RunConfig& config) {
                   "average of the weights. Set optimizer.ema, as 0.999.");
   if (optimizer.groups.empty() && optimizer.muon.adamw_lr == 0) return;
   optim::check_groups(optimizer, trained_names(config));
-  if (config.whole_matrices) check_betas(config);
 }
 
 }  // namespace tessera::engine

@@ -16,8 +16,10 @@ std::vector<std::string> trained_names(const RunConfig& config);
 void ask_for_whole_matrices(RunConfig& config);
 
 // TS_CHECK_CONFIG: parameter groups that match nothing, rates that are scaled
-// from zero, betas for hidden matrices alone, whose rule has none, a validation
-// of averages that are not kept.
+// from zero, a validation of averages that are not kept.
 void check_updates(const RunConfig& config);
+
+// Of groups whose rule has none: a line each.
+std::vector<std::string> betas_without_effect(const RunConfig& config);
 
 }  // namespace tessera::engine

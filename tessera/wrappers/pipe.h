@@ -10,7 +10,7 @@
 //        called as in the whole on every rank ("3.weight" is "3.weight").
 //        split() shares out so that the largest part is as small as it can be.
 // Values: each rank's own net's: draw the same on all ranks, or load them. What
-//        a rank does not run it lets go of.
+//        a rank does not run lives as long as the caller's `whole`.
 // Errors: TS_CHECK_CONFIG for more parts than children, for lengths that do not
 //        add up, and for a parameter that two parts have (tied weights).
 // Source: Huang et al. 2019, arXiv 1811.06965 (GPipe).

@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 
+#include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
@@ -92,6 +93,38 @@ void check_places(const std::vector<PipelineStage>& stages,
   }
 }
 
+schedules::Shape shape_of(const std::vector<PipelineStage>& stages,
+                          const comm::Group& ranks,
+                          const ScheduleOptions& options) {
+  return {.stages = ranks.size(),
+          .chunks = std::ssize(stages),
+          .num_microbatches = options.num_microbatches};
+}
+
+// What every rank was given goes together: all find it, or none.
+program::Pipeline agreed_pipeline(const std::vector<PipelineStage>& stages,
+                                  comm::Group& ranks,
+                                  const ScheduleOptions& options) {
+  const auto shape = shape_of(stages, ranks, options);
+  const std::string mine =
+      c10::str(options.schedule, " with ", shape.num_microbatches,
+               " micro-batches and ", shape.chunks, " stages a rank");
+  const std::string first = comm::text_of_rank_0(ranks, mine);
+  program::Pipeline pipeline;
+  const std::string complaint = comm::first_complaint(
+      ranks, comm::complaint_of([&] {
+        TS_CHECK_CONFIG(mine == first, "pipeline: this rank has ", mine,
+                        ", and the first one ", first,
+                        ". Give all ranks the same.");
+        const auto schedule = schedule_of(options.schedule);
+        check_shape(schedule, shape);
+        pipeline = schedules::pipeline_of(schedule, shape);
+        check_places(stages, pipeline, ranks.rank());
+      }));
+  TS_CHECK_CONFIG(complaint.empty(), complaint);
+  return pipeline;
+}
+
 // What a loop of one's own does beside: gradients are its optimizer's.
 bool is_ours(const Instruction& each) {
   switch (each.op) {
@@ -147,6 +180,8 @@ struct Schedule::Impl {
   Result run(const at::Tensor& inputs, const at::Tensor& targets, bool trains);
   void check_batch(const at::Tensor& batch, const char* what) const;
   bool announce(const at::Tensor& inputs);
+  void check_batches(const at::Tensor& inputs, const at::Tensor& targets,
+                     bool trains);
   double loss_everywhere(double loss);
   void average_gradients();
 
@@ -165,16 +200,10 @@ Schedule::Impl::Impl(std::vector<PipelineStage> given, comm::Group& group,
     : stages(std::move(given)),
       ranks(group),
       options(asked),
-      pipeline(schedules::pipeline_of(
-          schedule_of(options.schedule),
-          {.stages = group.size(), .chunks = std::ssize(stages)})),
+      pipeline(agreed_pipeline(stages, ranks, options)),
       actor(stages, pipeline, ranks, options) {
   const auto schedule = schedule_of(options.schedule);
-  const schedules::Shape shape{.stages = group.size(),
-                               .chunks = std::ssize(stages),
-                               .num_microbatches = options.num_microbatches};
-  check_shape(schedule, shape);
-  check_places(stages, pipeline, group.rank());
+  const auto shape = shape_of(stages, ranks, options);
   const program::Units units = units_of(pipeline, group.rank());
   training = program::passes::lower(
       schedules::step(schedule, shape, group.rank(),
@@ -199,14 +228,37 @@ void Schedule::Impl::check_batch(const at::Tensor& batch,
 
 // Whether inputs have other sizes than before: the first rank says it to all.
 bool Schedule::Impl::announce(const at::Tensor& inputs) {
-  at::Tensor message = ranks.rank() == 0
-                           ? wrappers::Shape::of(inputs).to_message()
-                           : wrappers::Shape::empty_message();
+  at::Tensor message = wrappers::Shape::empty_message();
+  if (ranks.rank() == 0 && inputs.defined()) {
+    message = wrappers::Shape::of(inputs).to_message();
+  }
   if (ranks.size() > 1) ranks.broadcast(message, /*root=*/0).synchronize();
   auto shape = wrappers::Shape::from_message(message);
   if (announced && *announced == shape) return false;
   announced = std::move(shape);
   return true;
+}
+
+// On every rank alike, before anything is done.
+void Schedule::Impl::check_batches(const at::Tensor& inputs,
+                                   const at::Tensor& targets, bool trains) {
+  const int64_t rank = ranks.rank();
+  const std::string complaint = comm::first_complaint(
+      ranks, comm::complaint_of([&] {
+        if (pipeline.is_first({rank, 0})) check_batch(inputs, "inputs");
+        TS_CHECK(!trains || options.loss,
+                 "pipeline: step() needs ScheduleOptions::loss.");
+        if (!pipeline.is_last({rank, pipeline.chunks - 1})) return;
+        if (!trains && !targets.defined()) return;
+        check_batch(targets, "targets");
+        const auto& sizes = announced->sizes;
+        TS_CHECK(sizes.empty() || targets.size(0) == sizes[0],
+                 "pipeline: targets are of ", targets.size(0),
+                 " samples and inputs of ", sizes[0], ".");
+      }));
+  if (complaint.empty()) return;
+  announced.reset();
+  TS_CHECK(false, complaint);
 }
 
 double Schedule::Impl::loss_everywhere(double loss) {
@@ -224,24 +276,23 @@ void Schedule::Impl::average_gradients() {
       if (!parameter.requires_grad()) continue;
       at::Tensor& gradient = parameter.mutable_grad();
       if (!gradient.defined()) gradient = at::zeros_like(parameter);
+      const at::Tensor whole = gradient.contiguous();
       options.replicas
-          ->all_reduce(gradient, comm::ReduceOp::kMean, comm::Mode::kBlocking)
+          ->all_reduce(whole, comm::ReduceOp::kMean, comm::Mode::kBlocking)
           .wait();
+      if (!whole.is_same(gradient)) gradient.copy_(whole);
     }
   }
 }
 
 Schedule::Result Schedule::Impl::run(const at::Tensor& inputs,
                                      const at::Tensor& targets, bool trains) {
-  const int64_t rank = ranks.rank();
-  const bool is_last = pipeline.is_last({rank, pipeline.chunks - 1});
-  if (pipeline.is_first({rank, 0})) check_batch(inputs, "inputs");
-  if (trains) {
-    TS_CHECK(options.loss, "pipeline: step() needs ScheduleOptions::loss.");
-    if (is_last) check_batch(targets, "targets");
+  const bool announces = announce(inputs);
+  check_batches(inputs, targets, trains);
+  if (trains && !std::exchange(told_of_batch_norm, true)) {
+    tell_of_batch_norm(stages);
   }
-  if (!std::exchange(told_of_batch_norm, true)) tell_of_batch_norm(stages);
-  actor.begin_program(inputs, targets, trains, announce(inputs));
+  actor.begin_program(inputs, targets, trains, announces);
   program::execute(trains ? training : evaluation, actor);
   Result result = actor.end_program();
   if (trains) average_gradients();

@@ -15,25 +15,27 @@
 //          takes one tensor and gives one. Rank s of p has stage s; with v
 //          chunks it has v stages, where the schedule places them
 //          (program/placement.h): round robin, or in a V.
-// Batches: dim 0 of inputs and targets is cut into equal micro-batches. Inputs
-//          are read on the rank with the first stage, targets on the one with
-//          the last; elsewhere they may be undefined.
+// Batches: dim 0 of inputs and targets, the samples, is cut into equal
+//          micro-batches. Inputs are read on the rank with the first stage,
+//          targets on the one with the last; elsewhere they may be undefined.
 // Loss:    the mean over micro-batches of `loss`(output, target), which is to
 //          be a mean over samples: that of the whole batch. Gradients are
 //          added to .grad, as backward() does.
 // Shapes:  what a stage gives is announced along the ranks when inputs of new
 //          sizes come, and may differ from its input in size and type; all
 //          micro-batches' are alike.
-// Schedules: those of pipeline.schedule (program/schedules/), but dualpipe,
-//          whose two replicas of each stage nothing sums here. One that splits
-//          the backward runs it whole, at the place of the input's part.
+// Schedules: those of pipeline.schedule that have a name (program/schedules/),
+//          but dualpipe, whose two replicas of each stage nothing sums here. One
+//          that splits the backward runs it whole, at the place of the input's
+//          part; the first stage, which has none, at that of the weights'.
 // Comm:    a message each way for each micro-batch between stages; a few
 //          numbers along the ranks before a step, and the loss behind it.
 // BatchNorm: sees a micro-batch at a time, and so do its statistics.
 // Errors:  TS_CHECK_CONFIG for stages, chunks and micro-batches that do not go
-//          together, with what does; TS_CHECK for batches that cannot be cut,
-//          inputs or targets that are missing, and a stage that gives another
-//          shape than it announced.
+//          together, on any rank or between ranks, with what does; TS_CHECK for
+//          batches that cannot be cut, inputs or targets that are missing or
+//          have other rows. On every rank alike, and nothing was done. A stage
+//          that gives another shape than it announced: TS_CHECK on its rank.
 // Threads: as comm::Group: one thread a rank.
 // Source:  as torch.distributed.pipelining.
 #pragma once

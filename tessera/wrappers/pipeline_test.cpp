@@ -105,7 +105,7 @@ void expect_as_unsplit(const Trained& wanted, int64_t ranks,
   });
 }
 
-TEST(Pipeline, EverySchedulesTrainsWhatTheUnsplitModuleDoes) {
+TEST(Pipeline, EveryScheduleTrainsWhatTheUnsplitModuleDoes) {
   const Trained wanted = unsplit();
   for (const auto& schedule : program::schedules::all()) {
     if (schedule.placement == program::Placement::kMirrored) continue;
@@ -232,6 +232,28 @@ struct ChangingImpl : nn::Module {
 };
 TORCH_MODULE(Changing);
 
+// All ranks hear of a batch that is refused on one, and the next is trained.
+TEST(Pipeline, GoesOnBehindABatchThatIsRefused) {
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    Pipe pipe(net_in_turn(ranks), ranks.world(),
+              {.num_microbatches = 2, .loss = loss_of});
+    const at::Tensor x = numbers(8, 6, 0.3), y = numbers(8, 4, 0.2);
+    const double loss = pipe.eval(x, y).loss;
+    for (const int64_t rows : {5, 4}) {
+      try {
+        pipe.step(x, y.narrow(0, 0, rows));
+        ADD_FAILURE() << "targets of " << rows << " rows were taken";
+      } catch (const Error& error) {
+        EXPECT_THAT(message_of(error),
+                    HasSubstr(rows == 5 ? "targets are [5, 4]"
+                                        : "targets are of 4 samples and inputs "
+                                          "of 8"));
+      }
+      EXPECT_EQ(pipe.eval(x, y).loss, loss);
+    }
+  });
+}
+
 TEST(Pipeline, RefusesWhatDoesNotGoTogether) {
   const auto error_with = [](int64_t ranks, const ScheduleOptions& options,
                              int64_t chunks = 1, int64_t rows = kRows) {
@@ -258,6 +280,14 @@ TEST(Pipeline, RefusesWhatDoesNotGoTogether) {
                         "20 or 25"));
   EXPECT_THAT(error_with(2, {.num_microbatches = 2}),
               HasSubstr("step() needs ScheduleOptions::loss"));
+  EXPECT_THAT(error_of(2,
+                       [](comm::Communicator& ranks) {
+                         Pipe pipe(net_in_turn(ranks), ranks.world(),
+                                   {.num_microbatches = 2 + ranks.rank(),
+                                    .loss = loss_of});
+                       }),
+              HasSubstr("this rank has 1f1b with 3 micro-batches and 1 stages "
+                        "a rank, and the first one 1f1b with 2"));
   EXPECT_THAT(error_with(4, {.loss = loss_of}, 4),
               HasSubstr("16 parts of 10 children"));
   EXPECT_THAT(error_of(2,

@@ -67,6 +67,14 @@ def test_any_world_without_ranks(program, folder):
     assert all(stage["exposed_communication"] > 0 for stage in found["stages"])
 
 
+@pytest.mark.parametrize("mesh", [["--mesh.dp_replicate=2"], ["--mesh.dp_shard=2", "--zero.stage=1"]])
+def test_a_link_of_one_axis_is_that_of_its_sums(program, folder, mesh):
+    axis = mesh[0].removeprefix("--mesh.").removesuffix("=2")
+    costs = [*mesh, "--mesh.pp=2", "--device", "100", "--link"]
+    slow = planned(program, folder, *costs, f"{axis}=0,0.001")["step"]
+    assert slow > 10 * planned(program, folder, *costs, f"{axis}=0,1000")["step"]
+
+
 def test_a_measured_step_lies_below(program, folder):
     done = subprocess.run([program, "train", "run.json", "--mesh.pp=2", "--nproc=2", "--ranks=threads",
                            "--monitor.trace=2"], cwd=folder, capture_output=True, text=True, timeout=120)
@@ -101,6 +109,7 @@ def test_few_microbatches_are_told(program, folder):
     (["--draw", "--trace", "nowhere"], 74, ["nowhere", "monitor.trace"]),
     (["--draw", "--svg", "nowhere/step.svg"], 74, ["there is no folder"]),
     (["--draw", "--world", "0"], 2, ["--world"]),
+    (["--draw", "--json", "run.json"], 2, ["run.json, which this command reads"]),
     (["--draw", "--mesh.pp=16"], 78, ["mesh.pp (16)"]),
     (["--draw", "--mesh.data_parallel=dp"], 78, ["mesh.data_parallel"]),
 ])

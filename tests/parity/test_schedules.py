@@ -111,6 +111,26 @@ def test_a_schedule_of_a_file(program, tokens, tmp_path):
     assert f"{file}:3: I0 comes before its forward" in done.stderr
 
 
+# Ranks that take micro-batches in other orders than they are sent in, of activations and of gradients.
+CROSSED = ["F2 F1 F0 B2 B1 B0\nF0 F1 F2 B2 B1 B0", "F0 F1 F2 B0 B1 B2\nF2 F1 F0 B0 B1 B2",
+           "F1 F0 B1 B0 F2 B2\nF0 F1 B0 B1 F2 B2", "F0+F1+F2 B0+B1+B2\nF1 F0+B1 F2+B0 B2"]
+
+
+@pytest.mark.parametrize("turns", CROSSED)
+def test_orders_that_cross_run_as_they_stand(program, tokens, tmp_path, turns):
+    (tmp_path / "own.txt").write_text(f"stages 2, chunks 1, microbatches 3\n{turns}\n")
+    path = configuration(tokens, tmp_path / "run", mesh={"pp": 2}, batch={"global": 3, "micro": 1},
+                         pipeline={"schedule": str(tmp_path / "own.txt")})
+    assert verify(program, path, "--steps", "2", "--precision", "fp64") == ""
+
+
+def test_a_schedule_is_text(program, tokens, tmp_path):
+    (tmp_path / "own.txt").write_bytes(b"stages 2\0")
+    path = configuration(tokens, tmp_path / "run", mesh={"pp": 2}, pipeline={"schedule": str(tmp_path / "own.txt")})
+    done = train(program, path, "--nproc", "2", check=False)
+    assert done.returncode == 78 and "own.txt has bytes of 0: it is no text" in done.stderr
+
+
 # What is asked for, and what the message names.
 REFUSED = {
     "zb_v of three chunks": ({"schedule": "zb_v", "chunks": 3}, {"pp": 2}, 4, ["zb_v", "Use pipeline.chunks 2"]),

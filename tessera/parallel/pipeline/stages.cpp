@@ -71,11 +71,11 @@ void check_shape(const program::schedules::Schedule& schedule, int64_t p,
 }
 
 void check_microbatches(const program::schedules::Schedule& schedule, int64_t p,
-                        int64_t num_microbatches) {
-  TS_CHECK_CONFIG(!schedule.multiple_of_stages || num_microbatches % p == 0,
-                  "pipeline.schedule ", schedule.name,
-                  " sends micro-batches in groups of mesh.pp (", p,
-                  "), but a step has ", num_microbatches,
+                        int64_t v, int64_t num_microbatches) {
+  const bool in_groups = schedule.multiple_of_stages && v > 1;
+  TS_CHECK_CONFIG(!in_groups || num_microbatches % p == 0, "pipeline.schedule ",
+                  schedule.name, " sends micro-batches in groups of mesh.pp (",
+                  p, "), but a step has ", num_microbatches,
                   " of them. Nearest numbers of micro-batches: ",
                   nearest_multiples(num_microbatches, p),
                   "; see batch.global and batch.micro.");
@@ -111,7 +111,7 @@ void check(const models::ModelConfig& model, int64_t num_microbatches,
   TS_CHECK_CONFIG(runs <= model.layers, cut, " = ", runs,
                   " parts of the model, but model.layers is ", model.layers,
                   ". Use ", model.layers, " parts or fewer.");
-  check_microbatches(schedule, p, num_microbatches);
+  check_microbatches(schedule, p, v, num_microbatches);
   if (config.split.empty()) return;
   TS_CHECK_CONFIG(static_cast<int64_t>(config.split.size()) == runs,
                   "pipeline.split names ", config.split.size(), " parts, but ",

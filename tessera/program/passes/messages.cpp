@@ -13,8 +13,16 @@ size_t earlier(const Program& program) {
   const auto is_bound = [](const Instruction& each) {
     return is_message(each.op) || each.op == Op::kZeroGradients;
   };
-  // The block of messages that it is in.
-  while (place > 0 && is_message(program[place - 1].op)) --place;
+  const auto is_posted = [](const Instruction& each) {
+    return is_message(each.op) && !is_send(each.op) &&
+           each.phase == Phase::kBegin;
+  };
+  // The block of messages that it is in; receives keep their order, which is
+  // that of who sends.
+  while (place > 0 && is_message(program[place - 1].op) &&
+         !is_posted(program[place - 1])) {
+    --place;
+  }
   while (place > 0 && !is_bound(program[place - 1])) --place;
   return place;
 }

@@ -77,7 +77,8 @@ class Sharding {
     for (int64_t owner : reads(instruction)) {
       behind(instruction, owner);
       const bool is_next = std::ranges::count(next, owner) > 0;
-      if (!is_next && (!stays(owner) || !is_awaited(owner))) free(owner);
+      if (stage_of(owner) < 3 || is_next) continue;
+      if (!stays(owner) || !is_awaited(owner)) free(owner);
     }
   }
 
@@ -95,13 +96,17 @@ class Sharding {
     if (instruction.op == Op::kForward) state.entered[m] = true;
     if (!adds_gradients(instruction.op)) return;
     --state.adds_left_of[m];
-    state.added.insert(m);
     const bool last = --state.adds_left == 0;
+    if (stage_of(owner) < 2) {
+      if (last) reduce(owner, m);
+      return;
+    }
+    state.added.insert(m);
     // What two units of this rank share they may add to in turn.
     const bool complete = std::ranges::all_of(state.added, [&](int64_t each) {
       return state.adds_left_of[each] == 0;
     });
-    if (stage_of(owner) >= 2 ? complete : last) reduce(owner, m);
+    if (complete) reduce(owner, m);
   }
 
   bool stays(int64_t owner) const {
@@ -124,7 +129,7 @@ class Sharding {
   }
 
   void free(int64_t owner) {
-    if (stage_of(owner) < 3 || !owners_[owner].gathered) return;
+    if (!owners_[owner].gathered) return;
     owners_[owner].gathered = false;
     push(Op::kFreeParameters, owner);
   }

@@ -42,7 +42,10 @@ class Reader {
   explicit Reader(std::string path) : path_(std::move(path)) {}
 
   Schedule read() {
-    std::istringstream lines(read_file(path_));
+    const std::string whole = read_file(path_);
+    TS_CHECK_CONFIG(whole.find('\0') == std::string::npos, path_,
+                    " has bytes of 0: it is no text.");
+    std::istringstream lines(whole);
     std::string text;
     while (std::getline(lines, text)) {
       ++line_;

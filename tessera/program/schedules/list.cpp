@@ -51,7 +51,8 @@ const std::vector<Schedule>& all() {
       {.name = "zb_h2",
        .turns = zb_h2,
        .sends_wait = true,
-       .meaning = "zb_h1 with twice the micro-batches alive, and no bubble",
+       .meaning = "zb_h1 with twice the micro-batches alive: between a rank's "
+                  "first and last task it waits for none",
        .source = "arXiv 2401.10241"},
       {.name = "interleaved_zb",
        .turns = interleaved_zb,
@@ -66,7 +67,7 @@ const std::vector<Schedule>& all() {
        .chunked = true,
        .exact_chunks = 2,
        .sends_wait = true,
-       .meaning = "two chunks there and back, no bubble in 1f1b's memory",
+       .meaning = "two chunks there and back, hardly a bubble in 1f1b's memory",
        .source = "arXiv 2405.15362"},
       {.name = "dualpipe",
        .turns = dualpipe,

@@ -73,6 +73,13 @@ void StageActor::begin_program(const at::Tensor& inputs,
   targets_ = targets;
   trains_ = trains;
   announces_ = announces;
+  // Of a program that ended with an exception.
+  passed_.clear();
+  messages_.clear();
+  sent_.clear();
+  outputs_.clear();
+  loss_sum_ = 0;
+  losses_ = 0;
   if (announces) {
     given_.clear();
     taken_.clear();
@@ -115,13 +122,16 @@ void StageActor::forward(int64_t microbatch, int64_t unit) {
   Passed& here = at(microbatch, chunk);
   const bool is_first = pipeline_.is_first({ranks_.rank(), chunk});
   const at::AutoGradMode records(trains_);
-  if (trains_ && !is_first && at::isFloatingType(here.input.scalar_type())) {
+  const at::ScalarType type = here.input.scalar_type();
+  if (trains_ && !is_first &&
+      (at::isFloatingType(type) || at::isComplexType(type))) {
     here.input.requires_grad_();
   }
   here.output = stages_[chunk].forward(here.input);
   TS_CHECK(here.output.defined(), "pipeline: stage ", stages_[chunk].index(),
            " gave no tensor.");
   require_announced(here.output, chunk);
+  if (!trains_) here.input = at::Tensor();
   if (!pipeline_.is_last({ranks_.rank(), chunk})) return;
   outputs_[microbatch] = here.output.detach();
 }
@@ -193,6 +203,7 @@ void StageActor::send(const Instruction& message, const Ends& ends,
   sent.tensor = (ends.activations ? here.output.detach() : input_gradient(here))
                     .contiguous();
   if (!ends.activations) here.input = at::Tensor();
+  if (!trains_) here.output = at::Tensor();
   if (announces_ && ends.activations) {
     sent.header = Shape::of(sent.tensor).to_message();
     sent.header_work =
@@ -245,7 +256,9 @@ void StageActor::await(const Instruction& message) {
 }
 
 void StageActor::hand_activations(int64_t microbatch, int64_t chunk) {
-  at(microbatch, chunk + 1).input = at(microbatch, chunk).output.detach();
+  Passed& here = at(microbatch, chunk);
+  at(microbatch, chunk + 1).input = here.output.detach();
+  if (!trains_) here.output = at::Tensor();
 }
 
 void StageActor::hand_gradients(int64_t microbatch, int64_t chunk) {
