@@ -25,9 +25,10 @@
 //          sizes come, and may differ from its input in size and type; all
 //          micro-batches' are alike.
 // Schedules: those of pipeline.schedule that have a name (program/schedules/),
-//          but dualpipe, whose two replicas of each stage nothing sums here. One
-//          that splits the backward runs it whole, at the place of the input's
-//          part; the first stage, which has none, at that of the weights'.
+//          but dualpipe, whose two replicas of each stage nothing sums here.
+//          One that splits the backward runs it whole, at the place of the
+//          input's part; the first stage, which has none, at that of the
+//          weights'.
 // Comm:    a message each way for each micro-batch between stages; a few
 //          numbers along the ranks before a step, and the loss behind it.
 // BatchNorm: sees a micro-batch at a time, and so do its statistics.
