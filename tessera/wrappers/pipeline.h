@@ -26,9 +26,10 @@
 //          micro-batches' are alike.
 // Schedules: those of pipeline.schedule that have a name (program/schedules/),
 //          but dualpipe, whose two replicas of each stage nothing sums here.
-//          One that splits the backward runs it whole, at the place of the
-//          input's part; the first stage, which has none, at that of the
-//          weights'.
+//          A backward in two parts (zb_h1 and its kind) is taken apart on
+//          autograd's graph: products of matrices and convolutions leave their
+//          weights' gradients for the second. Where that cannot be, the first
+//          is the whole, which is said once.
 // Comm:    a message each way for each micro-batch between stages; a few
 //          numbers along the ranks before a step, and the loss behind it.
 // BatchNorm: sees a micro-batch at a time, and so do its statistics.

@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "tessera/core/error.h"
-#include "tessera/core/log.h"
 
 namespace tessera::wrappers {
 
@@ -19,17 +18,6 @@ using program::Op;
 namespace {
 
 constexpr int64_t kMostDims = 12;
-
-// Of a schedule that splits it: nothing tells a module's products apart.
-void tell_of_whole_backward() {
-  static const bool told = [] {
-    log::debug(
-        "pipeline: the backward of a module of one's own is not split: it runs "
-        "whole where the schedule has the input's part");
-    return true;
-  }();
-  static_cast<void>(told);
-}
 
 }  // namespace
 
@@ -161,15 +149,19 @@ void StageActor::loss(int64_t microbatch) {
 }
 
 void StageActor::backward(Op part, int64_t microbatch, int64_t unit) {
-  if (part == Op::kBackwardInput) tell_of_whole_backward();
   Passed& here = at(microbatch, chunk_of(unit));
-  const at::Tensor end = std::exchange(here.output, {});
-  if (!end.defined()) return;  // the weights' part came with the input's
+  if (part == Op::kBackwardWeight && here.later) {
+    std::exchange(here.later, {})->run();
+    return;
+  }
+  const at::Tensor output = std::exchange(here.output, {});
   const at::Tensor loss = std::exchange(here.loss, {});
   const at::Tensor gradient = std::exchange(here.gradient, {});
-  if (loss.defined()) {
-    if (loss.requires_grad()) torch::autograd::backward({loss}, {});
-  } else if (end.requires_grad()) {  // else all of it is frozen
+  const at::Tensor& end = loss.defined() ? loss : output;
+  if (!end.defined() || !end.requires_grad()) return;  // all is frozen
+  if (part == Op::kBackwardInput && here.input.requires_grad()) {
+    here.later = backward_to_input(end, gradient, here.input);
+  } else {
     torch::autograd::backward({end}, {gradient});
   }
 }

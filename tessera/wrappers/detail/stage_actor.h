@@ -2,8 +2,9 @@
 // its instructions does to the tensors of micro-batches.
 //
 // Units:  of a program that runs here unit u is virtual stage u, as a whole.
-// Split:  a backward runs whole where the schedule has the input's part; where
-//         it has none, in the first stage, at the place of the weights'.
+// Split:  in two parts a backward is taken apart on autograd's graph
+//         (split_backward.h); in the first stage, whose input needs no
+//         gradient, all of it is the weights' part.
 // Shapes: what comes from another stage is announced, before each message of
 //         activations, in the first program that has inputs of new sizes; from
 //         then on receives are posted before that. What a stage gives is
@@ -14,11 +15,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "tessera/program/executor.h"
+#include "tessera/wrappers/detail/split_backward.h"
 #include "tessera/wrappers/pipeline.h"
 
 namespace tessera::wrappers {
@@ -63,6 +66,7 @@ class StageActor : public program::Actor {
   // A micro-batch in a chunk.
   struct Passed {
     at::Tensor input, output, gradient, loss;
+    std::optional<PutOffGradients> later;  // of a backward in two parts
   };
   struct Message {
     at::Tensor tensor, header;

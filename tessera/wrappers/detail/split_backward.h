@@ -1,0 +1,44 @@
+// A backward through any module in two parts, on autograd's own graph.
+//
+// First part:  the gradient of the module's input. Products of matrices and
+//              convolutions leave their weights' gradients for later; what any
+//              other operator gives its parameters is made by the way.
+// Second part: the products left, and everything added to .grad. It holds,
+//              of the graph, these products and what leads to parameters alone.
+// Whole:       where the graph cannot be taken apart (a hook in its way would
+//              run twice, no operator in it can wait) the first part is the
+//              whole backward, and the reason is said once.
+// Twice:       a weight used twice has both its gradients.
+// Source:      as torch.distributed.pipelining's stage_backward_input and
+//              stage_backward_weight (Qi et al. 2023, arXiv 2401.10241: B and
+//              W), which sum a weight used twice wrongly (pytorch#180952).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+
+#include <vector>
+
+namespace tessera::wrappers {
+
+class PutOffGradients {
+ public:
+  // The second part, once. Adds to .grad of parameters.
+  void run();
+
+ private:
+  friend PutOffGradients backward_to_input(const at::Tensor& end,
+                                           const at::Tensor& gradient,
+                                           const at::Tensor& input);
+  std::vector<torch::autograd::Edge> roots_;
+  std::vector<at::Tensor> gradients_;
+};
+
+// The first part, from `end`, whose gradient is `gradient` (undefined: 1), to
+// `input`, a leaf that requires one, into its .grad. Nobody else may go
+// backward through the same graph.
+PutOffGradients backward_to_input(const at::Tensor& end,
+                                  const at::Tensor& gradient,
+                                  const at::Tensor& input);
+
+}  // namespace tessera::wrappers
