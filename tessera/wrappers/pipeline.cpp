@@ -163,7 +163,8 @@ void tell_of_batch_norm(const std::vector<PipelineStage>& stages) {
         continue;
       }
       log::info("pipeline: BatchNorm in stage ", stage.index(),
-                " sees a micro-batch at a time, and so do its statistics");
+                " sees a micro-batch at a time, and so do its statistics. "
+                "SyncBatchNorm takes those of all replicas together");
       return;
     }
   }

@@ -32,7 +32,8 @@
 //          is the whole, which is said once.
 // Comm:    a message each way for each micro-batch between stages; a few
 //          numbers along the ranks before a step, and the loss behind it.
-// BatchNorm: sees a micro-batch at a time, and so do its statistics.
+// BatchNorm: sees a micro-batch at a time, and so do its statistics;
+//          SyncBatchNorm (sync_batch_norm.h) those of all replicas.
 // Errors:  TS_CHECK_CONFIG for stages, chunks and micro-batches that do not go
 //          together, on any rank or between ranks, with what does; TS_CHECK for
 //          batches that cannot be cut, inputs or targets that are missing or
