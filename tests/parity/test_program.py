@@ -75,7 +75,7 @@ REFUSED = [
     (["--run.steps=1", "--monitor.trace=1"], 78, ["monitor.trace", "Nearest: 0."]),
     (["--mesh.pp=4", "--nproc", "4"], 78, ["mesh.pp (4)", "model.layers"]),
     (["--mesh.pp=2", "--model.layers=2", "--pipeline.chunks=2", "--nproc", "2"], 78, ["pipeline.chunks", "interleaved"]),
-    (["--mesh.pp=2", "--model.layers=2", "--pipeline.schedule=interleaved", "--batch.micro=4",
+    (["--mesh.pp=2", "--model.layers=4", "--pipeline.schedule=interleaved", "--pipeline.chunks=2", "--batch.micro=4",
       "--nproc", "2"], 78,
      ["micro-batches", "interleaved"]),
     (["--mesh.pp=2", "--model.layers=2", "--pipeline.split=[1]", "--nproc", "2"], 78, ["pipeline.split", "mesh.pp (2)"]),
