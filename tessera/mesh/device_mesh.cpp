@@ -69,7 +69,10 @@ void DeviceMesh::check_world() const {
   TS_CHECK_CONFIG(fits && product == world_size_, "mesh: ", describe(),
                   ", but the world has ", world_size_, " ranks. Start ",
                   fits ? std::to_string(product) : "fewer",
-                  " ranks, or change ", keys_of_factors(*this), ".");
+                  " ranks, or change ", keys_of_factors(*this), ".",
+                  fits && product < world_size_ && world_size_ % degrees_.pp > 0
+                      ? c10::str(" ", kStagesAreAlike, ".")
+                      : "");
 }
 
 void DeviceMesh::check_experts() const {

@@ -48,6 +48,12 @@ TEST(MeshConfig, RefusesAnotherWorldWithAllFactorsNamed) {
   EXPECT_EQ(found({.tp = 4}, 6, 0),
             "mesh: pp 1 x dp_replicate 1 x dp_shard 1 x cp 1 x tp 4 = 4, but "
             "the world has 6 ranks. Start 4 ranks, or change mesh.tp.");
+  // No stage gets the rank that is left over.
+  EXPECT_EQ(found({.pp = 2}, 5, 0),
+            "mesh: pp 2 x dp_replicate 2 x dp_shard 1 x cp 1 x tp 1 = 4, but "
+            "the world has 5 ranks. Start 4 ranks, or change mesh.pp or "
+            "mesh.dp or mesh.dp_replicate. " +
+                std::string(kStagesAreAlike) + ".");
 }
 
 TEST(MeshConfig, TheOrderIsTheUsers) {

@@ -12,6 +12,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/mesh/axis.h"
 
 namespace tessera::program::schedules {
 namespace {
@@ -102,6 +103,8 @@ class Reader {
         placement_ = found->second;
         continue;
       }
+      require(key != "ranks" && key != "replicas", "\"", key,
+              "\" is not a schedule's. ", mesh::kStagesAreAlike);
       const bool is_known =
           key == "stages" || key == "chunks" || key == "microbatches";
       require(is_known, "\"", key, "\" is not stages, chunks, microbatches or ",
@@ -124,7 +127,8 @@ class Reader {
 
   void read_stage(const std::string& text) {
     require(stages_.size() < static_cast<size_t>(shape_.stages),
-            "a line more than there are stages (", shape_.stages, ")");
+            "a line more than there are stages (", shape_.stages, "). ",
+            mesh::kStagesAreAlike);
     Stage& stage = stages_.emplace_back();
     stage.line = line_;
     std::istringstream words(text);

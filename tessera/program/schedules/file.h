@@ -12,6 +12,8 @@
 // Rules:  each micro-batch goes forward once through each chunk, and then
 //         backward, whole or in its two parts; of mirrored stages through one
 //         chunk, the same on all. No rank waits for ever.
+//         A stage is one line, which all of its ranks run: who gives one to
+//         several ranks, by a further line or a word "ranks", is refused.
 // Errors: TS_CHECK_CONFIG names the file, the line and the rule.
 #pragma once
 

@@ -81,8 +81,12 @@ TEST_F(ScheduleFile, NamesLineAndRule) {
                  "1: placement is w");
   expect_refused("stages 3, chunks 2, microbatches 2, placement mirrored\n",
                  "1: mirrored stages");
+  expect_refused("stages 2, ranks 3, chunks 1, microbatches 2\n",
+                 "1: \"ranks\" is not a schedule's. Every stage has as many");
   expect_refused(head + first, "3: there are lines of 1 stages, not 2");
-  expect_refused(head + first + first + first, "5: a line more");
+  expect_refused(head + first + first + first,
+                 "5: a line more than there are stages (2). Every stage has as "
+                 "many ranks as every other");
   expect_refused(head + first + "F0 X1\n", "4: \"X1\" is no task");
   expect_refused(head + first + "F0 F\n", "4: the micro-batch of F is \"\"");
   expect_refused(head + first + "F0 F2\n", "4: F2: there are 2 micro-batches");
