@@ -123,6 +123,7 @@ def configuration(seed):
     config["precision"] = {"compute": rng.choice(["fp32", "fp16"]), "loss_scale": rng.choice([-1, 0, 1, 1024]),
                            "scale_growth_interval": rng.choice([1, 2, 2000])}
     config["zero"]["offload"] = rng.choice(["none", "none", "optimizer", "all"])
+    config["data"]["reader"] = rng.choice(["every", "first"])
     return config
 
 

@@ -94,11 +94,11 @@ class StepBench {
   double step() {
     recorder_.begin_step(++steps_);
     const auto start = Clock::now();
-    model_.step(engine::step_input(config_, steps_, config_.optimizer.lr,
-                                   [this](int64_t first, int64_t count) {
-                                     return verify::random_batch(
-                                         config_, steps_, first, count);
-                                   }),
+    model_.step(engine::step_input(
+                    config_, steps_, config_.optimizer.lr,
+                    [this](int64_t of, int64_t first, int64_t count) {
+                      return verify::random_batch(config_, of, first, count);
+                    }),
                 [this, observer = recorder_.observer()](
                     const program::Instruction& instruction, double begin_s,
                     double end_s) {

@@ -38,10 +38,10 @@ std::vector<Part> parts_of(const StepTimes& times) {
   };
   for (size_t i = 0; i < monitor::kNumSpanKinds; ++i) {
     const auto kind = static_cast<SpanKind>(i);
-    const bool computes = kind != SpanKind::kGather &&
-                          kind != SpanKind::kReduce &&
-                          kind != SpanKind::kMessage &&
-                          kind != SpanKind::kOffload && kind != SpanKind::kWait;
+    const bool computes =
+        kind != SpanKind::kGather && kind != SpanKind::kReduce &&
+        kind != SpanKind::kMessage && kind != SpanKind::kOffload &&
+        kind != SpanKind::kBatch && kind != SpanKind::kWait;
     if (computes) add(name_of(kind), times.timeline.seconds[i]);
   }
   add("exposed communication", times.timeline.exposed_comm_s());

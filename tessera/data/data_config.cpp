@@ -83,9 +83,12 @@ void DataConfig::declare(config::Section& section) {
       .at_most(1 << 24);
   section.key("shuffle", shuffle,
               "samples in an order drawn from the seed, else as they lie");
-  section.key("reader", reader, "which ranks of a group read the files")
-      .one_of({"every", "first"})
-      .not_built({"first"}, "reading by the first rank of a group", "every");
+  section
+      .key("reader", reader,
+           "which of the ranks that train on the same samples (they differ "
+           "along pp, cp and tp alone) read the files: every one that needs "
+           "them, or the first, for all of them: the others need no files")
+      .one_of({"every", "first"});
 }
 
 void DataConfig::check() const {

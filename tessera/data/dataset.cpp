@@ -16,8 +16,7 @@ std::vector<HoldOut> parts_of(const std::vector<Source>& sources,
                               const SamplerOptions& options, double share) {
   std::vector<int64_t> sizes;
   for (const Source& source : sources) {
-    sizes.push_back(
-        samples_in(source.tokens->size(), options.seq_len, source.name));
+    sizes.push_back(samples_in(source.size(), options.seq_len, source.name));
   }
   return hold_out(sizes, share);
 }

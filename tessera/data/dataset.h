@@ -31,9 +31,11 @@ struct Batch {
 };
 
 struct Source {
-  std::string name;  // "data.train", for messages
-  std::shared_ptr<const TokenStream> tokens;
+  std::string name;                           // "data.train", for messages
+  std::shared_ptr<const TokenStream> tokens;  // nullptr: another rank has them
   double weight = 1;
+  int64_t num_tokens = 0;  // of another rank
+  int64_t size() const { return tokens ? tokens->size() : num_tokens; }
 };
 
 // All samples, those that are left to train on, or those that are held out.
@@ -48,6 +50,7 @@ struct Held {
 // where the share is no sample.
 std::vector<HoldOut> hold_out(const std::vector<int64_t>& sizes, double share);
 
+// Where another rank has the tokens, the order of the samples alone is known.
 class Dataset {
  public:
   // `name`: "data.train", for messages.
@@ -57,6 +60,7 @@ class Dataset {
   Dataset(std::vector<Source> sources, const SamplerOptions& options,
           const Held& held = {});
 
+  // REQUIRES, but for sampler() and go_on(): this rank has the tokens.
   // Samples first .. first + count - 1 of the step's global batch.
   Batch batch(int64_t step, int64_t first, int64_t count) const;
   // Has the system read them ahead, while something else is done.

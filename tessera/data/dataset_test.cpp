@@ -72,6 +72,26 @@ class MixedTest : public testing::Test {
   Held held_;
 };
 
+// As on a rank that another one reads for.
+TEST_F(MixedTest, TheOrderNeedsNoTokens) {
+  for (const auto part : {Part::kAll, Part::kKept, Part::kHeldOut}) {
+    held_ = {.share = part == Part::kAll ? 0 : 0.1, .part = part};
+    const Dataset whole = open();
+    const auto sources = sources_;
+    for (Source& source : sources_) {
+      source.num_tokens = source.size();
+      source.tokens = nullptr;
+    }
+    const Dataset order = open();
+    for (const int64_t step : {0, 7, 99}) {
+      EXPECT_EQ(order.sampler().sample_indices(step),
+                whole.sampler().sample_indices(step));
+    }
+    EXPECT_EQ(order.sampler().num_samples(), whole.sampler().num_samples());
+    sources_ = sources;
+  }
+}
+
 TEST_F(MixedTest, CountsAreExactOnAnyRanksAndOverAStop) {
   const std::vector<int64_t> samples = run(1, -1);
   EXPECT_EQ(run(2, 500), samples);

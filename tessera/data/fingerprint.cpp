@@ -3,7 +3,9 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <set>
 
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
@@ -66,18 +68,25 @@ int64_t digest(const std::vector<FileFingerprint>& files) {
   return static_cast<int64_t>(hash64(text));
 }
 
-// One number of each rank, in rank order.
-std::vector<int64_t> gather(comm::Group& group, int64_t value) {
-  at::Tensor all = at::zeros({group.size()}, at::kLong);
-  group.all_gather(all, at::full({1}, value, at::kLong)).synchronize();
-  return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
+// Two numbers of each rank, in rank order.
+std::vector<std::array<int64_t, 2>> gather(
+    comm::Group& group, const std::array<int64_t, 2>& numbers) {
+  std::vector<std::array<int64_t, 2>> found(group.size());
+  const at::Tensor mine = at::tensor({numbers[0], numbers[1]}, at::kLong);
+  const at::Tensor all = at::zeros({group.size() * 2}, at::kLong);
+  group.all_gather(all, mine).synchronize();
+  std::memcpy(found.data(), all.const_data_ptr(), all.nbytes());
+  return found;
 }
 
 std::vector<std::vector<FileFingerprint>> gather(
     comm::Group& group, const std::vector<FileFingerprint>& files) {
   const std::string own = pack(files);
-  const std::vector<int64_t> sizes =
-      gather(group, static_cast<int64_t>(own.size()));
+  std::vector<int64_t> sizes;
+  for (const auto& [size, none] :
+       gather(group, {static_cast<int64_t>(own.size()), 0})) {
+    sizes.push_back(size);
+  }
   const int64_t largest = *std::max_element(sizes.begin(), sizes.end());
   at::Tensor input = at::zeros({largest}, at::kByte);
   if (!own.empty()) {
@@ -132,11 +141,26 @@ std::string difference(const std::vector<std::vector<FileFingerprint>>& lists,
 }
 
 void compare_across(comm::Group& group,
-                    const std::vector<FileFingerprint>& files) {
+                    const std::vector<FileFingerprint>& files,
+                    bool reads /* = true */) {
   if (group.size() == 1) return;
-  const std::vector<int64_t> digests = gather(group, digest(files));
-  if (std::equal(digests.begin() + 1, digests.end(), digests.begin())) return;
-  const std::string complaint = difference(gather(group, files), group.ranks());
+  const auto all = gather(group, {reads ? 1 : 0, digest(files)});
+  std::vector<size_t> readers;
+  std::set<int64_t> digests;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i][0] == 0) continue;
+    readers.push_back(i);
+    digests.insert(all[i][1]);
+  }
+  if (digests.size() < 2) return;
+  std::vector<std::vector<FileFingerprint>> lists;
+  std::vector<int64_t> ranks;
+  const auto of_all = gather(group, files);
+  for (const size_t i : readers) {
+    lists.push_back(of_all[i]);
+    ranks.push_back(group.ranks()[i]);
+  }
+  const std::string complaint = difference(lists, ranks);
   TS_CHECK_IO(complaint.empty(), complaint);
 }
 

@@ -1,6 +1,6 @@
 // What tells ranks that they read the same files: size and XXH3 of each.
 //
-// Comm: compare_across() gathers 8 bytes a rank; where they differ, the lists.
+// Comm: compare_across() gathers 16 bytes a rank; where they differ, the lists.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +29,11 @@ FileFingerprint fingerprint_of(const std::string& name,
 std::string difference(const std::vector<std::vector<FileFingerprint>>& lists,
                        const std::vector<int64_t>& ranks);
 
-// Every rank of the group calls this with the files that it reads. TS_CHECK_IO
-// on every rank, with the same words, when they differ.
+// Every rank of the group calls this with the files that it reads; not `reads`:
+// another one reads for it. TS_CHECK_IO on every rank, with the same words,
+// when those of two that read differ.
 void compare_across(comm::Group& group,
-                    const std::vector<FileFingerprint>& files);
+                    const std::vector<FileFingerprint>& files,
+                    bool reads = true);
 
 }  // namespace tessera::data

@@ -360,6 +360,12 @@ TEST(FingerprintTest, RanksCompare) {
     if (communicator.rank() == 2) own = files;
     EXPECT_THAT(message_of([&] { compare_across(communicator.world(), own); }),
                 HasSubstr("rank 0 has 2 files and rank 1 has 0"));
+    const bool reads = communicator.rank() != 1;
+    compare_across(communicator.world(), own, reads);
+    if (communicator.rank() == 2) own[0].xxh3 = 7;
+    EXPECT_THAT(
+        message_of([&] { compare_across(communicator.world(), own, reads); }),
+        AllOf(HasSubstr("on rank 0"), HasSubstr("on rank 2")));
   });
 }
 

@@ -194,7 +194,7 @@ void MemoryAlive::expect_told(program::Purpose purpose) const {
         const auto run = [&](const program::Observer& observer) {
           if (trains) {
             model.step(step_input(config, /*step=*/0, /*lr=*/0,
-                                  [&](int64_t, int64_t count) {
+                                  [&](int64_t, int64_t, int64_t count) {
                                     return batch_for(config, count);
                                   }),
                        observer);

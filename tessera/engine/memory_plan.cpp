@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/engine/batch_share.h"
 #include "tessera/engine/rank_model.h"
+#include "tessera/engine/reader.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/optim/registry.h"
 #include "tessera/parallel/facts.h"
@@ -28,19 +30,36 @@ parallel::data::KeptStates kept_by(const optim::OptimizerConfig& config) {
   return kept;
 }
 
+// Of what one rank reads for several the others have views, but for the part
+// of a rank of cp.
+void share_batch(const RunConfig& config, const mesh::DeviceMesh& mesh,
+                 Facts& facts) {
+  if (!reads_for_others(config)) return;
+  facts.shared_batch_bytes =
+      extent_of_step(config).elements() * static_cast<int64_t>(sizeof(int64_t));
+  const int64_t part =
+      config.batch.micro * parallel::local_length(config.data.seq_len, mesh);
+  const bool is_cut = mesh.degree(mesh::Axis::kCp) > 1;
+  facts.batch_bytes =
+      is_cut ? 2 * part * static_cast<int64_t>(sizeof(int64_t)) : 0;
+  facts.whole_batch_bytes = 0;
+}
+
 }  // namespace
 
 Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                const mesh::Coord& coord, program::Purpose purpose) {
   models::ModelConfig model = config.model;
   if (purpose == program::Purpose::kEvaluation) model.dropout = 0;
-  return parallel::facts_of(
-      model, mesh, coord, config,
-      {.samples = config.batch.micro,
-       .seq_len = config.data.seq_len,
-       .documents = config.data.documents_apart(),
-       .kept = kept_by(config.optimizer),
-       .threads = std::max<int64_t>(1, config.run.threads)});
+  Facts facts =
+      parallel::facts_of(model, mesh, coord, config,
+                         {.samples = config.batch.micro,
+                          .seq_len = config.data.seq_len,
+                          .documents = config.data.documents_apart(),
+                          .kept = kept_by(config.optimizer),
+                          .threads = std::max<int64_t>(1, config.run.threads)});
+  if (purpose == program::Purpose::kTraining) share_batch(config, mesh, facts);
+  return facts;
 }
 
 namespace {

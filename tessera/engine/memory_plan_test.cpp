@@ -54,8 +54,8 @@ std::vector<int64_t> peaks(const RunConfig& config) {
       implied_world_size(config), "shm", [&](comm::Communicator& ranks) {
         const monitor::RankMemory memory;
         RankModel model(config, ranks);
-        const auto input =
-            step_input(config, /*step=*/0, 1e-3, [&](int64_t, int64_t count) {
+        const auto input = step_input(
+            config, /*step=*/0, 1e-3, [&](int64_t, int64_t, int64_t count) {
               const at::Tensor ids =
                   at::zeros({count, config.data.seq_len}, at::kLong);
               return data::Batch{ids, ids};

@@ -54,11 +54,12 @@ void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
   if (!input_.again) scale_ = trains() ? loss_scale_.value() : 1;
   gradient_scale_ = 1 / scale_;
   input_.aux_scale *= scale_;
+  if (trains()) target_tokens_ = static_cast<double>(open_batch());
 }
 
 std::optional<double> ModelActor::gradient_factor() const {
   if (!trains()) return std::nullopt;
-  return scale_ / input_.target_tokens;
+  return scale_ / target_tokens_;
 }
 
 bool ModelActor::may_skip() const {

@@ -39,14 +39,24 @@
 
 namespace tessera::engine {
 
-// What a step needs beside the model. `share` counts those that see other
-// samples: ranks of the data-parallel group, or devices.
-struct StepInput {
+// What a step takes from the data, asked of ranks that read alone. `share`
+// counts those that see other samples: ranks of the data-parallel group, or
+// devices.
+struct StepRead {
   std::function<data::Batch(int64_t share, int64_t microbatch)> load;
-  int64_t samples = 0;       // of a micro-batch
-  int64_t tokens = 0;        // of a sample, on this rank
-  double target_tokens = 0;  // of the global batch
-  double aux_scale = 0;      // of nn::Balance::loss in the step's loss
+  std::function<int64_t()> num_targets = {};  // of the global batch
+};
+
+// What a step needs beside the model.
+struct StepInput {
+  StepRead read;
+  // Of the step behind it, which travels while this one runs where one rank
+  // reads for others; none: it is the last one.
+  std::optional<StepRead> next = {};
+  int64_t step = 0;      // of the run, from 0
+  int64_t samples = 0;   // of a micro-batch
+  int64_t tokens = 0;    // of a sample, on this rank
+  double aux_scale = 0;  // of nn::Balance::loss in the step's loss
   double lr = 0;
   // Of a step: what dropout is drawn by. None in an evaluation.
   std::function<nn::Draw(int64_t share, int64_t microbatch)> draw = {};
@@ -125,6 +135,9 @@ class ModelActor : public program::Actor {
   // Of a micro-batch's summed loss in the step's, and scaled; of an evaluation,
   // which asks for no gradient, none.
   std::optional<double> gradient_factor() const;
+  // Makes the step's samples ready to be loaded, and counts the targets of the
+  // global batch.
+  virtual int64_t open_batch() { return input_.read.num_targets(); }
 
   parallel::Composed& composed_;
   StepInput input_;
@@ -149,6 +162,7 @@ class ModelActor : public program::Actor {
   std::vector<at::Tensor> balances_;
   at::Tensor squares_;  // this rank's part of the squared norm; then the sum
   comm::Work norm_work_;
+  double target_tokens_ = 0;   // of the global batch
   bool normed_ = false;        // the norm is taken
   bool updates_ = false;       // the optimizer's step has begun
   double gradient_scale_ = 1;  // in it, as the norm says

@@ -36,8 +36,8 @@ std::map<std::string, at::Tensor> trained(const RunConfig& config) {
         RankModel model(config, ranks);
         for (int64_t step = 0; step < kSteps; ++step) {
           model.step(step_input(config, step, config.optimizer.lr,
-                                [&](int64_t first, int64_t count) {
-                                  return batch_of(step, first, count);
+                                [&](int64_t of, int64_t first, int64_t count) {
+                                  return batch_of(of, first, count);
                                 }));
         }
         model.gather_parameters();
@@ -135,8 +135,8 @@ TEST(Offload, WhatIsResidentIsWhatTheFactsSay) {
     EXPECT_LT(monitor::tensor_bytes(MemoryKind::kOptimizer).now, 64);
     const auto step = [&](const program::Observer& observer) {
       model.step(step_input(config, /*step=*/0, /*lr=*/1e-3,
-                            [](int64_t first, int64_t count) {
-                              return batch_of(0, first, count);
+                            [](int64_t of, int64_t first, int64_t count) {
+                              return batch_of(of, first, count);
                             }),
                  observer);
     };

@@ -16,14 +16,39 @@ using program::Op;
 
 RankActor::RankActor(models::Model& model, parallel::Composed& composed,
                      optim::Optimizer* optimizer, comm::Group& world,
-                     const GradientRules& rules, FileMemory* files)
-    : ModelActor(composed, optimizer, world, rules, files), model_(model) {}
+                     const GradientRules& rules, FileMemory* files,
+                     std::unique_ptr<SharedSteps> steps)
+    : ModelActor(composed, optimizer, world, rules, files),
+      model_(model),
+      steps_(std::move(steps)) {}
 
 void RankActor::begin_program(StepInput input, int64_t num_microbatches,
                               program::Purpose purpose) {
-  ModelActor::begin_program(std::move(input), num_microbatches, purpose);
   microbatches_.assign(num_microbatches, {});
   for (auto& each : microbatches_) each.units.resize(model_.num_units());
+  ModelActor::begin_program(std::move(input), num_microbatches, purpose);
+}
+
+Reading RankActor::reading_of(const StepRead& read) const {
+  return {.microbatch =
+              [&, share = composed_.data->rank()](int64_t microbatch) {
+                return read.load(share, microbatch);
+              },
+          .num_targets = read.num_targets};
+}
+
+// What the step before had moved is this one's, but for the first one, and one
+// that runs again.
+int64_t RankActor::open_batch() {
+  if (!steps_) return ModelActor::open_batch();
+  BatchShare& share = steps_->share;
+  if (share.coming() != input_.step) {
+    share.begin(input_.step, steps_->extent, reading_of(input_.read),
+                comm::Mode::kBlocking);
+    share.await();
+  }
+  share.turn();
+  return share.num_targets();
 }
 
 // Where the documents of a sample begin every rank knows of all of it.
@@ -41,7 +66,9 @@ models::Tokens RankActor::tokens_of(int64_t microbatch) const {
 void RankActor::load(int64_t microbatch) {
   data::Batch& batch = microbatches_.at(microbatch).batch;
   if (batch.inputs.defined()) return;
-  batch = local(input_.load(composed_.data->rank(), microbatch));
+  batch = local(steps_ && trains()
+                    ? steps_->share.microbatch(microbatch)
+                    : input_.read.load(composed_.data->rank(), microbatch));
 }
 
 void RankActor::load_inputs(int64_t microbatch) { load(microbatch); }
@@ -217,6 +244,11 @@ void RankActor::begin_message(const Instruction& message) {
 }
 
 void RankActor::begin(const Instruction& instruction, bool awaited_next) {
+  if (instruction.op == Op::kShareBatch) {
+    if (!input_.next) return;
+    return steps_->share.begin(input_.step + 1, steps_->extent,
+                               reading_of(*input_.next), comm::Mode::kAsync);
+  }
   if (!program::is_message(instruction.op)) {
     return ModelActor::begin(instruction, awaited_next);
   }
@@ -224,6 +256,7 @@ void RankActor::begin(const Instruction& instruction, bool awaited_next) {
 }
 
 void RankActor::await(const Instruction& instruction) {
+  if (instruction.op == Op::kShareBatch) return steps_->share.await();
   if (!program::is_message(instruction.op)) {
     return ModelActor::await(instruction);
   }

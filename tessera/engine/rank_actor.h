@@ -5,23 +5,34 @@
 // before: one frame for the boundary of a pipeline stage, ZeRO-3 and
 // recomputation.
 // Comm: that of the model's strategies and of ShardedParameters; messages
-//       between stages, (B, T, D) of each micro-batch each way.
+//       between stages, (B, T, D) of each micro-batch each way. Where one rank
+//       reads for others, BatchShare's of the next step, and before a program
+//       of this one, where nothing has moved it: in the first step.
 #pragma once
 
 #include <map>
+#include <memory>
 #include <tuple>
 #include <vector>
 
+#include "tessera/engine/batch_share.h"
 #include "tessera/engine/model_actor.h"
 #include "tessera/nn/weight_queue.h"
 
 namespace tessera::engine {
 
+// Where one rank reads the steps of several.
+struct SharedSteps {
+  BatchShare share;
+  BatchExtent extent;
+};
+
 class RankActor final : public ModelActor {
  public:
   RankActor(models::Model& model, parallel::Composed& composed,
             optim::Optimizer* optimizer, comm::Group& world,
-            const GradientRules& rules, FileMemory* files = nullptr);
+            const GradientRules& rules, FileMemory* files = nullptr,
+            std::unique_ptr<SharedSteps> steps = nullptr);
 
   void begin_program(StepInput input, int64_t num_microbatches,
                      program::Purpose purpose) override;
@@ -61,6 +72,8 @@ class RankActor final : public ModelActor {
     at::Tensor tensor;
   };
 
+  int64_t open_batch() override;
+  Reading reading_of(const StepRead& read) const;
   data::Batch local(const data::Batch& batch) const;
   void load(int64_t microbatch);
   models::Tokens tokens_of(int64_t microbatch) const;
@@ -78,6 +91,7 @@ class RankActor final : public ModelActor {
   void begin_message(const program::Instruction& message);
 
   models::Model& model_;
+  std::unique_ptr<SharedSteps> steps_;  // null: this rank reads for itself
   std::vector<Microbatch> microbatches_;
   using Key = std::tuple<program::Op, int64_t, int64_t>;  // micro-batch, chunk
   std::map<Key, Message> messages_;

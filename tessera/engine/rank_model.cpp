@@ -12,29 +12,33 @@
 #include "tessera/core/files.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/engine/rank_actor.h"
+#include "tessera/engine/reader.h"
 #include "tessera/engine/star_actor.h"
 
 namespace tessera::engine {
 
 StepInput step_input(const RunConfig& config, int64_t step, double lr,
-                     StepBatch batch, int64_t num_targets) {
+                     const StepBatch& batch, const StepTargets& targets) {
   const int64_t micro = config.batch.micro, count = accumulation(config);
+  const int64_t all = config.batch.global * config.data.seq_len;
   const auto first_sample = [micro, count](int64_t share, int64_t microbatch) {
     return (share * count + microbatch) * micro;
   };
-  StepInput input;
-  input.load = [=, batch = std::move(batch)](int64_t share,
-                                             int64_t microbatch) {
-    return batch(first_sample(share, microbatch), micro);
+  const auto read_of = [&](int64_t of) {
+    return StepRead{.load =
+                        [=](int64_t share, int64_t microbatch) {
+                          return batch(of, first_sample(share, microbatch),
+                                       micro);
+                        },
+                    .num_targets = [=] { return targets ? targets(of) : all; }};
   };
+  StepInput input{.read = read_of(step), .step = step};
+  if (reads_for_others(config)) input.next = read_of(step + 1);
   const auto seed = static_cast<uint64_t>(config.run.seed);
   input.draw = [=](int64_t share, int64_t microbatch) {
     return nn::Draw{seed, step, first_sample(share, microbatch)};
   };
   input.samples = micro;
-  const int64_t all = config.batch.global * config.data.seq_len;
-  input.target_tokens =
-      static_cast<double>(num_targets > 0 ? num_targets : all);
   input.aux_scale = config.model.moe.aux_loss * aux_mean(config);
   input.lr = lr;
   return input;
@@ -73,7 +77,7 @@ nn::LossSum RankModel::evaluate(
     const std::function<void(const at::Tensor&)>& on_logits) {
   StepInput input;
   input.on_logits = on_logits;
-  input.load = [&](int64_t, int64_t) { return batch; };
+  input.read.load = [&](int64_t, int64_t) { return batch; };
   input.samples = batch.inputs.size(0);
   input.tokens = parallel::local_length(batch.inputs.size(1), composed_.mesh);
   actor_->begin_program(std::move(input), 1, program::Purpose::kEvaluation);
@@ -171,8 +175,16 @@ void RankModel::build_actor() {
         replicas(), composed_, optimizer_.get(), ranks_.world(), rules);
   } else {
     actor_ = std::make_unique<RankActor>(*decoder_, composed_, optimizer_.get(),
-                                         ranks_.world(), rules, files_.get());
+                                         ranks_.world(), rules, files_.get(),
+                                         shared_steps());
   }
+}
+
+std::unique_ptr<SharedSteps> RankModel::shared_steps() {
+  if (!trains() || !reads_for_others(config_)) return nullptr;
+  return std::make_unique<SharedSteps>(
+      SharedSteps{.share = BatchShare(group_of_reader(composed_.mesh, ranks_)),
+                  .extent = extent_of_step(config_)});
 }
 
 void RankModel::build_programs() {

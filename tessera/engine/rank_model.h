@@ -20,16 +20,22 @@
 
 namespace tessera::engine {
 
-// A step's input: a share takes a run of the step's samples, micro-batch by
-// micro-batch. `batch` gives samples first .. first + count - 1 of the step,
-// which is the run's step-th: by it dropout is drawn.
-using StepBatch = std::function<data::Batch(int64_t first, int64_t count)>;
-// `num_targets`: of the global batch; 0: every token is one.
+// What steps take from the data: samples first .. first + count - 1 of a step's
+// global batch, and how many of its tokens are targets. Asked of ranks that
+// read (engine/reader.h) alone, of the step behind this one too.
+using StepBatch =
+    std::function<data::Batch(int64_t step, int64_t first, int64_t count)>;
+using StepTargets = std::function<int64_t(int64_t step)>;
+// The input of the run's step-th step: a share takes a run of its samples,
+// micro-batch by micro-batch. By its number dropout is drawn. Without `targets`
+// every token is one.
 StepInput step_input(const RunConfig& config, int64_t step, double lr,
-                     StepBatch batch, int64_t num_targets = 0);
+                     const StepBatch& batch, const StepTargets& targets = {});
 
 // How `precision` has the loss scaled.
 optim::LossScaleRule loss_scale_rule(parallel::PrecisionConfig precision);
+
+struct SharedSteps;
 
 class RankModel {
  public:
@@ -79,6 +85,7 @@ class RankModel {
   void build_model();
   void build_optimizer();
   void build_actor();
+  std::unique_ptr<SharedSteps> shared_steps();
   void build_programs();
   std::vector<std::shared_ptr<models::Model>> replicas() const;
   bool trains() const { return use_ == program::Purpose::kTraining; }

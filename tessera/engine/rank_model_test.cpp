@@ -49,10 +49,10 @@ Measured measure(const RunConfig& config, int64_t num_ranks) {
   comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
     const monitor::RankMemory memory;
     RankModel model(config, ranks);
-    const auto input =
-        step_input(config, /*step=*/0, 1e-3, [&](int64_t, int64_t count) {
-          return zeros(count, config.data.seq_len);
-        });
+    const auto input = step_input(config, /*step=*/0, 1e-3,
+                                  [&](int64_t, int64_t, int64_t count) {
+                                    return zeros(count, config.data.seq_len);
+                                  });
     model.step(input);  // opens what is opened on first use
     for (auto* group : ranks.groups()) group->reset_stats();
     model.step(input);
@@ -171,10 +171,10 @@ TEST(RankModel, SplitBackwardLetsGo) {
     comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
       const monitor::RankMemory memory;
       RankModel model(config, ranks, program::Purpose::kTraining, passes);
-      const auto input =
-          step_input(config, /*step=*/0, 1e-3, [&](int64_t, int64_t count) {
-            return zeros(count, config.data.seq_len);
-          });
+      const auto input = step_input(config, /*step=*/0, 1e-3,
+                                    [&](int64_t, int64_t, int64_t count) {
+                                      return zeros(count, config.data.seq_len);
+                                    });
       model.step(input, [&](const program::Instruction& done, double, double) {
         if (!program::adds_gradients(done.op) || done.unit > 0) return;
         bytes.push_back(monitor::tensor_bytes(MemoryKind::kWork).now);
@@ -202,16 +202,50 @@ TEST(RankModel, TrafficOfAStep) {
   }
 }
 
+// The micro-batches that each rank of a pipeline reads, in two steps of three.
+std::vector<int64_t> reads_of(const std::string& reader, bool documents) {
+  RunConfig config = small_run(1, 0);
+  config.mesh = {.pp = 4};
+  config.batch = {.global = 3, .micro = 1};
+  config.data.reader = reader;
+  config.data.intra_document_masking = documents;
+  complete(config, 4);
+  std::vector<int64_t> reads(4);
+  comm::run_threads(4, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    for (const int64_t step : {0, 1}) {
+      auto input =
+          step_input(config, step, 1e-3, [&](int64_t, int64_t, int64_t count) {
+            ++reads[ranks.rank()];
+            data::Batch batch = zeros(count, config.data.seq_len);
+            if (documents) batch.document_starts = batch.inputs;
+            return batch;
+          });
+      if (step == 1) input.next.reset();  // the last one
+      model.step(std::move(input));
+    }
+  });
+  return reads;
+}
+
+TEST(RankModel, ReadsWhereSomethingIsNeededOrForAll) {
+  using Reads = std::vector<int64_t>;
+  EXPECT_EQ(reads_of("every", false), (Reads{6, 0, 0, 6}));
+  EXPECT_EQ(reads_of("every", true), (Reads{6, 6, 6, 6}));
+  EXPECT_EQ(reads_of("first", false), (Reads{6, 0, 0, 0}));
+  EXPECT_EQ(reads_of("first", true), (Reads{6, 0, 0, 0}));
+}
+
 // Bytes out of rank 0 in a step, by group: what docs/parallelism.md says.
 std::map<std::string, double> bytes_out(const RunConfig& config,
                                         int64_t num_ranks) {
   std::map<std::string, double> bytes;
   comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
     RankModel model(config, ranks);
-    const auto input =
-        step_input(config, /*step=*/0, 1e-3, [&](int64_t, int64_t count) {
-          return zeros(count, config.data.seq_len);
-        });
+    const auto input = step_input(config, /*step=*/0, 1e-3,
+                                  [&](int64_t, int64_t, int64_t count) {
+                                    return zeros(count, config.data.seq_len);
+                                  });
     model.step(input);
     for (auto* group : ranks.groups()) group->reset_stats();
     model.step(input);

@@ -20,7 +20,8 @@ enum Lane {
   kGathers,
   kReductions,
   kMessages,
-  kFiles
+  kFiles,
+  kBatches
 };
 
 std::optional<SpanKind> kind_of_op(Op op) {
@@ -40,6 +41,8 @@ std::optional<SpanKind> kind_of_op(Op op) {
     case Op::kLoadTargets:
     case Op::kLoadDocuments:
       return SpanKind::kLoad;
+    case Op::kShareBatch:
+      return SpanKind::kBatch;
     case Op::kGatherParameters:
     case Op::kGatherUpdates:
     case Op::kReplicateParameters:
@@ -78,6 +81,7 @@ int64_t lane_of(SpanKind kind) {
   return kind == SpanKind::kGather    ? kGathers
          : kind == SpanKind::kMessage ? kMessages
          : kind == SpanKind::kOffload ? kFiles
+         : kind == SpanKind::kBatch   ? kBatches
                                       : kReductions;
 }
 
@@ -108,7 +112,7 @@ Recorder::Recorder(const parallel::Composed& composed, int64_t rank)
     : composed_(composed), rank_(rank) {}
 
 std::vector<std::string> Recorder::lanes() {
-  return {"compute", "gathers", "reductions", "messages", "files"};
+  return {"compute", "gathers", "reductions", "messages", "files", "batches"};
 }
 
 void Recorder::begin_step(int64_t step) {
@@ -135,8 +139,12 @@ void Recorder::take(const Instruction& instruction, double begin_s,
                      .end_s = end_s};
   const double blocked_s = comm::seconds_blocked();
   const double inside_s = blocked_s - std::exchange(blocked_s_, blocked_s);
-  if (program::is_communication(instruction.op) ||
-      program::is_fetch(instruction.op)) {
+  // Who reads a batch does so before it goes off.
+  const bool reads =
+      instruction.op == Op::kShareBatch && instruction.phase == Phase::kBegin;
+  if (reads) span.kind = SpanKind::kLoad;
+  if (!reads && (program::is_communication(instruction.op) ||
+                 program::is_fetch(instruction.op))) {
     span.kind = SpanKind::kWait;
     span.awaited = *kind;
   } else {

@@ -40,5 +40,22 @@ TEST(Recorder, AllCommunicationOfTheRankItselfIsAWait) {
   EXPECT_EQ(timeline.exposed_comm_s(), 4.25);
 }
 
+// Who reads for others loads; that it travels takes the rank no time.
+TEST(Recorder, ABatchThatIsSharedIsLoadedAndThenOnItsWay) {
+  parallel::Composed composed;
+  composed.units.all = {{.reads = {0}}};
+  Recorder recorder(composed, 0);
+  recorder.begin_step(1);
+  const auto observe = recorder.observer();
+  observe({.op = Op::kShareBatch, .phase = Phase::kBegin}, 0, 0.5);
+  observe({.op = Op::kForward, .microbatch = 0, .unit = 0}, 0.5, 8);
+  observe({.op = Op::kShareBatch, .phase = Phase::kAwait}, 8, 8.25);
+  const auto timeline = monitor::timeline_of(recorder.spans(), 9);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kLoad), 0.5);
+  EXPECT_EQ(of(timeline.seconds, SpanKind::kBatch), 8.25);
+  EXPECT_EQ(of(timeline.exposed, SpanKind::kBatch), 0.25);
+  EXPECT_EQ(timeline.exposed_comm_s(), 0.25);
+}
+
 }  // namespace
 }  // namespace tessera::engine

@@ -380,6 +380,11 @@ std::vector<std::string> without_effect(const RunConfig& config,
     note(config.schedule.warmup == 0 && config.schedule.convention == "tessera",
          key, "is not used while schedule.warmup is 0");
   }
+  note(config.mesh.star(), "data.reader",
+       "is not used by mesh.data_parallel dp, which is one rank");
+  note(!config.mesh.star() && config.mesh.ranks_of_model() == 1, "data.reader",
+       "changes nothing where mesh.pp, cp and tp are 1: every rank trains on "
+       "samples of its own");
   note(config.pipeline.schedule != "gpipe", "pipeline.order",
        "is not used by pipeline.schedule " + config.pipeline.schedule);
   note(config.schedule.type == "constant", "schedule.min_lr",

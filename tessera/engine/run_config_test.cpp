@@ -231,7 +231,6 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
       {R"({"model": {"moe": {"shared_experts": 1}}})",
        "model.moe.shared_experts is 1"},
-      {R"({"data": {"reader": "first"}})", "data.reader is \"first\""},
       {R"({"run": {"device": "cuda"}})", "run.device is \"cuda\""}};
   for (const auto& [text, part] : cases) {
     const std::string message = refusal(text);

@@ -82,8 +82,8 @@ RunConfig config_of(const Mesh& mesh, const char* compute) {
   return config;
 }
 
-StepBatch batches(const RunConfig& config, int step) {
-  return [&config, step](int64_t first, int64_t count) {
+StepBatch batches(const RunConfig& config) {
+  return [&config](int64_t step, int64_t first, int64_t count) {
     const random::Stream stream(7, "tokens");
     const int64_t length = config.data.seq_len;
     const at::Tensor ids = at::empty({count, length + 1}, at::kLong);
@@ -159,7 +159,7 @@ std::vector<Seen> trained(const Mesh& mesh, const RunConfig& config,
     for (int step = 0; step < steps; ++step) {
       const bool here = planted[step] && step % mesh.world == ranks.rank();
       const at::Tensor before = sums_of_shards(model);
-      model.step(step_input(config, step, 1e-3, batches(config, step)),
+      model.step(step_input(config, step, 1e-3, batches(config)),
                  here ? plant_in(model) : nullptr);
       ModelActor& actor = model.actor();
       mine.scales.push_back(actor.scale());

@@ -43,7 +43,7 @@ void StarActor::replicate_parameters() { replicas_.replicate(); }
 void StarActor::load_inputs(int64_t microbatch) {
   for (size_t device = 0; device < devices_.size(); ++device) {
     auto& batch = devices_[device].batch;
-    batch = input_.load(static_cast<int64_t>(device), microbatch);
+    batch = input_.read.load(static_cast<int64_t>(device), microbatch);
     replicas_.count_batch(0, device, batch.inputs);
   }
 }

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/engine/batch_share.h"
 #include "tessera/engine/memory_plan.h"
+#include "tessera/engine/reader.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/parallel/pipeline/pipeline_config.h"
 #include "tessera/program/schedules/schedule.h"
@@ -116,6 +118,7 @@ program::Program lowered_program(const RunConfig& config,
     units = model.units_of(mesh, mesh.rank_at(coord));
   }
   units.documents = config.data.documents_apart();
+  units.shares_batch = trains && reads_for_others(config);
   // Devices have no stages: whatever the schedule, they accumulate.
   const auto pipeline = config.mesh.star()
                             ? parallel::pipeline::PipelineConfig{}
@@ -151,6 +154,10 @@ program::RankProgram transfers_of(const RunConfig& config,
   program.units = model.transfers_of(mesh, rank, lanes);
   add_inner(facts_of(config, mesh, coord), lanes, program);
   program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
+  if (reads_for_others(config)) {
+    program.batch = {{"broadcast", lanes.along(axes_of_readers()), at::kLong,
+                      extent_of_step(config).elements()}};
+  }
   program.stage = coord[Axis::kPp];
   program.stages = mesh.degree(Axis::kPp);
   program.placement = config.pipeline.placement();

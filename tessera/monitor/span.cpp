@@ -12,8 +12,9 @@ namespace tessera::monitor {
 
 const char* name_of(SpanKind kind) {
   constexpr std::array<const char*, kNumSpanKinds> kNames = {
-      "forward", "backward", "recompute", "loss", "optimizer", "gather",
-      "reduce",  "message",  "norm",      "load", "offload",   "wait"};
+      "forward", "backward", "recompute", "loss", "optimizer",
+      "gather",  "reduce",   "message",   "norm", "load",
+      "offload", "batch",    "wait"};
   return kNames.at(static_cast<size_t>(kind));
 }
 

@@ -27,9 +27,10 @@ enum class SpanKind {
   kNorm,
   kLoad,
   kOffload,  // from files
+  kBatch,    // samples that another rank reads
   kWait,
 };
-inline constexpr size_t kNumSpanKinds = 12;
+inline constexpr size_t kNumSpanKinds = 13;
 using SecondsByKind = std::array<double, kNumSpanKinds>;
 
 const char* name_of(SpanKind kind);  // "forward"

@@ -3,7 +3,8 @@
 //
 // Rules: every micro-batch gets its inputs (loaded or received), goes forward
 //        once, gets its loss or its gradients, and goes backward once, through
-//        the units in order and back; what it computed is sent on, once.
+//        the units in order and back; what it computed is sent on, once. The
+//        batch of the next step is shared once, where one rank reads it.
 //        Nothing is used before it was awaited, begun twice, or left begun.
 //        A unit runs while the parameters that it reads are gathered; none is
 //        gathered or freed twice, freed while on its way, or stays gathered in

@@ -224,6 +224,15 @@ TEST(Checker, WhatLiesInFilesIsUsedWhileItIsFetched) {
   }
 }
 
+TEST(Checker, TheNextBatchIsSharedOnceWhereOneRankReads) {
+  Units units = units_of(2, 1);
+  units.shares_batch = true;
+  const Program sound = lowered(2, units);
+  expect_that_each_matters(sound, units);
+  units.shares_batch = false;
+  expect_refused(sound, units, "every rank reads for itself");
+}
+
 TEST(Checker, Evaluations) {
   const Units units = units_of(3, 3, /*tied=*/true);
   const Program program =

@@ -60,6 +60,7 @@ void run(const Instruction& instruction, bool awaited_next, Actor& actor) {
     case Op::kSumGradients:
     case Op::kSumNorm:
     case Op::kGatherUpdates:
+    case Op::kShareBatch:
     case Op::kSendActivations:
     case Op::kReceiveActivations:
     case Op::kSendGradients:

@@ -127,6 +127,9 @@ struct Facts {
   int64_t batch_bytes = 0;
   // Those of all ranks of cp, of which a rank takes its part: while it loads.
   int64_t whole_batch_bytes = 0;
+  // Of all micro-batches of a step, where one rank of several reads them: of
+  // this one, which is held, and once more of the next one on its way.
+  int64_t shared_batch_bytes = 0;
 };
 
 // The parameters of a rank that runs these units. Of a unit that another stage

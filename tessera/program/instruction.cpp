@@ -32,6 +32,8 @@ const char* name_of(Op op) {
       return "ReplicateParameters";
     case Op::kZeroGradients:
       return "ZeroGradients";
+    case Op::kShareBatch:
+      return "ShareBatch";
     case Op::kLoadInputs:
       return "LoadInputs";
     case Op::kLoadTargets:
@@ -114,7 +116,8 @@ bool is_message(Op op) {
 bool is_communication(Op op) {
   return is_message(op) || op == Op::kGatherParameters ||
          op == Op::kReduceGradients || op == Op::kSumGradients ||
-         op == Op::kSumNorm || op == Op::kGatherUpdates;
+         op == Op::kSumNorm || op == Op::kGatherUpdates ||
+         op == Op::kShareBatch;
 }
 
 bool is_compute(Op op) {

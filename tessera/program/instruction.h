@@ -26,8 +26,10 @@ namespace tessera::program {
 enum class Op {
   kReplicateParameters,  // to the other devices of this process
   kZeroGradients,
-  kLoadInputs,     // of a micro-batch
-  kLoadTargets,    // of a micro-batch
+  kShareBatch,   // of the next step, from the rank of a group that reads it to
+                 // the others: begin, await
+  kLoadInputs,   // of a micro-batch
+  kLoadTargets,  // of a micro-batch
   kLoadDocuments,  // where those of a micro-batch begin, for a chunk between
   kForward,        // of a micro-batch through a unit
   kRecompute,      // the same again, for a backward that needs it

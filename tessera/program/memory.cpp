@@ -15,7 +15,7 @@ class Walk {
       : units_(units),
         facts_(facts),
         trains_(trains),
-        alive_(facts.shared_bytes) {
+        alive_(facts.shared_bytes + facts.shared_batch_bytes) {
     for (const auto& chunk : units.chunks) {
       for (int64_t unit : chunk) runs_here_.insert(unit);
     }
@@ -33,6 +33,9 @@ class Walk {
           // An evaluation is given its batch: it is there all the time.
           if (trains_) during_ = alive_ + facts_.whole_batch_bytes;
         }
+        break;
+      case Op::kShareBatch:
+        if (each.phase != Phase::kAwait) alive_ += facts_.shared_batch_bytes;
         break;
       case Op::kForward:
       case Op::kRecompute:

@@ -61,7 +61,8 @@ struct Units {
   int64_t prefetch_bytes = INT64_MAX;  // of gathered parameters, at most
   bool alone = false;                  // a world of one rank
   int64_t devices = 1;                 // of this process: more than one, a star
-  bool documents = false;  // forwards need to know where documents begin
+  bool documents = false;     // forwards need to know where documents begin
+  bool shares_batch = false;  // one rank of several reads what all train on
   // What lies in files between its uses: the optimizer's states, and this
   // rank's own parameters too.
   bool offloads_states = false, offloads_parameters = false;

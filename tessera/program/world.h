@@ -44,6 +44,7 @@ struct RankProgram {
   Program program;
   std::vector<UnitTransfers> units;  // by unit; may be shorter than needed
   std::vector<Transfer> loss, norm;  // of kLoss, kSumNorm
+  std::vector<Transfer> batch = {};  // of kShareBatch
   int64_t stage = 0, stages = 1;     // of the pipeline
   Placement placement = Placement::kRoundRobin;
   int64_t message_elements = 0;  // of each

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -13,6 +14,7 @@
 #include "tessera/data/mixture.h"
 #include "tessera/data/token_stream.h"
 #include "tessera/data/tokenizer_trainer.h"
+#include "tessera/engine/reader.h"
 #include "tessera/train/trained_model.h"
 
 namespace tessera::train {
@@ -75,41 +77,60 @@ struct Inputs {
   std::vector<Named> valid;  // none or one
 };
 
-Named named_source(const RunConfig& config, const RunFolder& folder,
-                   const std::vector<std::string>& entries,
-                   const std::string& key) {
+// What the configuration says of one: no file is looked at.
+struct Entry {
+  std::string name;  // "data.train 'a.txt'"
+  std::string key;
+  std::vector<std::string> paths;
+  double weight = 1;
+};
+
+std::vector<Entry> train_entries(const RunConfig& config) {
   const data::DataConfig& data = config.data;
-  Named source = {
-      .name = key,
-      .tokens = {.paths = data::expand_paths(entries, key, data.exclude),
-                 .format = data.format,
-                 .field = data.field,
-                 .vocab_size = config.model.vocab,
-                 .cache_folder = folder.tokens(),
-                 .threads = config.run.threads,
-                 .chat = chat_form_of(config),
-                 .documents_apart = data.intra_document_masking}};
+  if (data.weights.empty()) return {{"data.train", "data.train", data.train}};
+  std::vector<Entry> entries;
+  for (size_t i = 0; i < data.weights.size(); ++i) {
+    // What is never taken need not be whole.
+    if (data.weights[i] == 0) continue;
+    entries.push_back({.name = c10::str("data.train '", data.train[i], "'"),
+                       .key = "data.train",
+                       .paths = {data.train[i]},
+                       .weight = data.weights[i]});
+  }
+  return entries;
+}
+
+std::vector<Entry> valid_entries(const RunConfig& config) {
+  const data::DataConfig& data = config.data;
+  if (data.valid.empty()) return {};
+  return {{"data.valid", "data.valid", data.valid}};
+}
+
+Named named_source(const RunConfig& config, const RunFolder& folder,
+                   const Entry& entry) {
+  const data::DataConfig& data = config.data;
+  Named source = {.name = entry.name,
+                  .tokens = {.paths = data::expand_paths(entry.paths, entry.key,
+                                                         data.exclude),
+                             .format = data.format,
+                             .field = data.field,
+                             .vocab_size = config.model.vocab,
+                             .cache_folder = folder.tokens(),
+                             .threads = config.run.threads,
+                             .chat = chat_form_of(config),
+                             .documents_apart = data.intra_document_masking},
+                  .weight = entry.weight};
   source.is_text = is_text(source.tokens);
   return source;
 }
 
 Inputs inputs_of(const RunConfig& config, const RunFolder& folder) {
-  const data::DataConfig& data = config.data;
   Inputs inputs;
-  if (data.weights.empty()) {
-    inputs.train = {named_source(config, folder, data.train, "data.train")};
+  for (const Entry& entry : train_entries(config)) {
+    inputs.train.push_back(named_source(config, folder, entry));
   }
-  for (size_t i = 0; i < data.weights.size(); ++i) {
-    inputs.train.push_back(
-        named_source(config, folder, {data.train[i]}, "data.train"));
-    inputs.train.back().name += c10::str(" '", data.train[i], "'");
-    inputs.train.back().weight = data.weights[i];
-  }
-  // What is never taken need not be whole.
-  std::erase_if(inputs.train,
-                [](const Named& source) { return source.weight == 0; });
-  if (!data.valid.empty()) {
-    inputs.valid = {named_source(config, folder, data.valid, "data.valid")};
+  for (const Entry& entry : valid_entries(config)) {
+    inputs.valid.push_back(named_source(config, folder, entry));
   }
   return inputs;
 }
@@ -283,11 +304,17 @@ std::optional<data::Tokenizer> find_tokenizer(const RunConfig& config,
   return tokenizer_for(config, folder, all_of(inputs));
 }
 
-Datasets open_datasets(const RunConfig& config, const RunFolder& folder) {
+namespace {
+
+struct Opened {
+  std::vector<data::Source> train, valid;
+  std::vector<data::FileFingerprint> fingerprints = {};
+};
+
+Opened open_sources(const RunConfig& config, const RunFolder& folder) {
   Inputs inputs = inputs_of(config, folder);
-  const auto all = all_of(inputs);
-  const auto tokenizer = tokenizer_for(config, folder, all);
-  Datasets sets;
+  const auto tokenizer = tokenizer_for(config, folder, all_of(inputs));
+  Opened opened;
   const auto open = [&](std::vector<Named>& named) {
     std::vector<data::Source> sources;
     for (Named& source : named) {
@@ -295,25 +322,71 @@ Datasets open_datasets(const RunConfig& config, const RunFolder& folder) {
       auto stream =
           std::make_shared<const data::TokenStream>(open_tokens(source.tokens));
       const auto& seen = stream->fingerprints();
-      sets.fingerprints.insert(sets.fingerprints.end(), seen.begin(),
-                               seen.end());
+      opened.fingerprints.insert(opened.fingerprints.end(), seen.begin(),
+                                 seen.end());
       sources.push_back({source.name, std::move(stream), source.weight});
     }
     return sources;
   };
-  const std::vector<data::Source> train = open(inputs.train);
+  opened.train = open(inputs.train);
+  opened.valid = open(inputs.valid);
+  return opened;
+}
+
+// Of a rank that another one reads for.
+Opened unread_sources(const RunConfig& config) {
+  const auto named = [](const std::vector<Entry>& entries) {
+    std::vector<data::Source> sources;
+    for (const Entry& entry : entries) {
+      sources.push_back({entry.name, nullptr, entry.weight});
+    }
+    return sources;
+  };
+  return {.train = named(train_entries(config)),
+          .valid = named(valid_entries(config))};
+}
+
+// As rank 0 has them, who always reads.
+void share_sizes(Opened& opened, comm::Group& world) {
+  std::vector<int64_t> sizes;
+  for (const auto* sources : {&opened.train, &opened.valid}) {
+    for (const data::Source& source : *sources) sizes.push_back(source.size());
+  }
+  sizes = comm::numbers_of_rank_0(world, std::move(sizes));
+  auto next = sizes.begin();
+  for (auto* sources : {&opened.train, &opened.valid}) {
+    for (data::Source& source : *sources) source.num_tokens = *next++;
+  }
+}
+
+}  // namespace
+
+Datasets open_datasets(const RunConfig& config, const RunFolder& folder,
+                       comm::Group& world) {
+  Datasets sets;
+  const int64_t reader = engine::reader_of(config, world.rank());
+  sets.reads = reader == world.rank();
+  Opened opened =
+      sets.reads ? open_sources(config, folder) : unread_sources(config);
+  data::compare_across(world, opened.fingerprints, sets.reads);
+  if (engine::reads_for_others(config)) share_sizes(opened, world);
+  sets.fingerprints = std::move(opened.fingerprints);
   const double share = config.data.valid_share;
   sets.train = std::make_unique<data::Dataset>(
-      train, sampler_options(config, config.data.shuffle),
+      opened.train, sampler_options(config, config.data.shuffle),
       data::Held{share, data::Part::kKept});
-  tell(config, train);
+  if (sets.reads) {
+    tell(config, opened.train);
+  } else {
+    log::info("the samples are read by rank ", reader);
+  }
   if (share > 0) {
     sets.valid = std::make_unique<data::Dataset>(
-        train, sampler_options(config, /*shuffle=*/false),
+        opened.train, sampler_options(config, /*shuffle=*/false),
         data::Held{share, data::Part::kHeldOut});
-  } else if (!inputs.valid.empty()) {
+  } else if (!opened.valid.empty()) {
     sets.valid = std::make_unique<data::Dataset>(
-        open(inputs.valid), sampler_options(config, /*shuffle=*/false));
+        std::move(opened.valid), sampler_options(config, /*shuffle=*/false));
   }
   return sets;
 }

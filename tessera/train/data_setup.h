@@ -8,6 +8,8 @@
 //
 // Use:    prepare_data() once, by one rank or before there are ranks; then
 //         open_datasets() on every rank, which says what each source has.
+// Comm:   open_datasets(): two gathers, and where some ranks read for others
+//         two broadcasts of what they have to know.
 // Errors: as data/token_stream.h and data/dataset.h.
 #pragma once
 
@@ -26,7 +28,8 @@ namespace tessera::train {
 struct Datasets {
   std::unique_ptr<data::Dataset> train;
   std::unique_ptr<data::Dataset> valid;  // nullptr: none was asked for
-  // Of every file that was read, for ranks to compare.
+  bool reads = true;                     // else another rank does, for this one
+  // Of every file that this rank reads.
   std::vector<data::FileFingerprint> fingerprints;
 };
 
@@ -44,7 +47,8 @@ void keep_chat_template(const engine::RunConfig& config,
 std::optional<data::Tokenizer> find_tokenizer(const engine::RunConfig& config,
                                               const RunFolder& folder);
 
-Datasets open_datasets(const engine::RunConfig& config,
-                       const RunFolder& folder);
+// TS_CHECK_IO on every rank where two that read have other files.
+Datasets open_datasets(const engine::RunConfig& config, const RunFolder& folder,
+                       comm::Group& world);
 
 }  // namespace tessera::train

@@ -12,6 +12,7 @@
 
 #include "tessera/comm/group.h"
 #include "tessera/data/dataset.h"
+#include "tessera/engine/batch_share.h"
 #include "tessera/nn/loss.h"
 
 namespace tessera::train {
@@ -27,12 +28,21 @@ using Evaluate = std::function<nn::LossSum(const data::Batch&)>;
 struct Batches {
   int64_t count = 0;  // at least 1
   std::function<data::Batch(int64_t index)> read;
+  // Told which is read next, while the one before is evaluated; may be null.
+  std::function<void(int64_t index)> will_read = {};
 };
 
 // A data set's first `most` samples, `micro` at a time; most = 0: all of them.
 // REQUIRES: it outlives them.
 Batches validation_batches(const data::Dataset& samples, int64_t micro,
                            int64_t most);
+
+// The same, read by the first rank of a group for all of it. `extent`: of
+// `micro` samples.
+// Comm: of BatchShare.
+Batches shared_batches(const data::Dataset& samples,
+                       const engine::BatchExtent& extent, int64_t most,
+                       engine::BatchShare& share);
 
 MeanLoss mean_loss(const Evaluate& evaluate, const Batches& batches,
                    comm::Group& data, comm::Group& world);

@@ -15,12 +15,15 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/host.h"
 #include "tessera/core/units.h"
 #include "tessera/core/vectors.h"
 #include "tessera/data/file_list.h"
 #include "tessera/engine/memory_plan.h"
+#include "tessera/engine/reader.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/models/model.h"
 #include "tessera/monitor/memory.h"
@@ -194,6 +197,41 @@ void check_offload(const RunConfig& config, int64_t needed) {
       config.zero.offload == "all" ? "optimizer or none" : "none", ".");
 }
 
+// The ranks of a host that read the data.
+std::vector<int64_t> readers_on(const RunConfig& config,
+                                const HostRanks& ranks) {
+  std::vector<int64_t> readers;
+  for (int64_t i = 0; i < ranks.count; ++i) {
+    const int64_t rank = ranks.first + i;
+    if (engine::reader_of(config, rank) == rank) readers.push_back(rank);
+  }
+  return readers;
+}
+
+void check_data_paths(const RunConfig& config) {
+  const data::DataConfig& data = config.data;
+  data::expand_paths(data.train, "data.train", data.exclude);
+  if (!data.valid.empty()) {
+    data::expand_paths(data.valid, "data.valid", data.exclude);
+  }
+}
+
+// Who looks for the files, where others do not: on which host, and for whom.
+void check_data_of(const RunConfig& config, const HostRanks& ranks) {
+  const auto readers = readers_on(config, ranks);
+  if (readers.empty()) return;
+  if (!engine::reads_for_others(config)) return check_data_paths(config);
+  const std::string complaint =
+      comm::complaint_of([&] { check_data_paths(config); });
+  TS_CHECK_CONFIG(
+      complaint.empty(), "data.reader is first, and rank ", readers.front(),
+      " on ", host_name(),
+      " reads for the ranks that train on its samples: ", complaint,
+      " Put the files there too, or start the ranks so that the first one of "
+      "each group is on a host that has them; mesh.order says which ranks are "
+      "a group.");
+}
+
 // What needs the run's folder.
 void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
                        const RunFolder& folder) {
@@ -211,8 +249,14 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
   }
   check_memory(config, ranks, memory_of_host());
   check_choices();
+  if (readers_on(config, ranks).empty()) return;
   prepare_data(config, folder);
   check_samples(config, folder);
+}
+
+void check_other_paths(const RunConfig& config) {
+  comm::check_tuning_table();
+  check_first_weights(config);
 }
 
 // A run that is refused leaves no folder that looks like one.
@@ -227,7 +271,8 @@ void remove_made(const std::vector<std::string>& paths) {
 
 void preflight(const RunConfig& config, const HostRanks& ranks,
                const std::string& resume) {
-  check_paths(config);
+  check_data_of(config, ranks);
+  check_other_paths(config);
   const RunFolder folder(config);
   check_resume(resume, folder.checkpoints());
   check_resumed(config, resume, folder.checkpoints());
@@ -270,13 +315,8 @@ int64_t memory_of_host() {
 }
 
 void check_paths(const RunConfig& config) {
-  const data::DataConfig& data = config.data;
-  data::expand_paths(data.train, "data.train", data.exclude);
-  if (!data.valid.empty()) {
-    data::expand_paths(data.valid, "data.valid", data.exclude);
-  }
-  comm::check_tuning_table();
-  check_first_weights(config);
+  check_data_paths(config);
+  check_other_paths(config);
 }
 
 std::string describe_plan(const RunConfig& config) {

@@ -20,9 +20,9 @@ struct HostRanks {
   int64_t count = 1;
 };
 
-// Makes the run folder, checks disk and memory, prepares the data. Done once a
-// host, before its ranks start. `resume` is TrainOptions::resume. REQUIRES: a
-// completed configuration.
+// Makes the run folder, checks disk and memory, prepares the data where a rank
+// of this host reads it (engine/reader.h). Done once a host, before its ranks
+// start. `resume` is TrainOptions::resume. REQUIRES: a completed configuration.
 void preflight(const engine::RunConfig& config, const HostRanks& ranks,
                const std::string& resume = "auto");
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/units.h"
 #include "tessera/engine/memory_plan.h"
 #include "tests/support/small_run.h"
@@ -121,6 +122,34 @@ TEST(Preflight, StagesOfAHostAreAddedUp) {
   EXPECT_LT(sum, 2 * engine::memory_plan(config).total());
   EXPECT_EQ(complaint(config, sum), "");
   EXPECT_NE(complaint(config, sum - 1), "");
+}
+
+// The second host of two has no reader, and needs no files.
+TEST(Preflight, FilesAreNeededWhereTheyAreRead) {
+  const TemporaryFolder runs("tessera-preflight");
+  auto config = testing::small_run(/*ranks=*/4, /*zero_stage=*/0);
+  config.mesh = {.pp = 2, .dp = 2};
+  config.run.dir = runs.path();
+  config.data.train = {"/nowhere/train.txt"};
+  config.data.reader = "first";
+  complete(config, 4);
+  const auto refusal = [&](int64_t first) {
+    try {
+      preflight(config, {.first = first, .count = 2}, "never");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+      return message_of(error);
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal(2), "");
+  const std::string message = refusal(0);
+  EXPECT_NE(message.find("data.reader is first, and rank 0 on "), message.npos)
+      << message;
+  EXPECT_NE(message.find("'/nowhere/train.txt' does not exist"), message.npos);
+  EXPECT_NE(message.find("Put the files there too"), message.npos);
+  config.data.reader = "every";
+  EXPECT_NE(refusal(2).find("data.train: '/nowhere/train.txt'"), message.npos);
 }
 
 }  // namespace

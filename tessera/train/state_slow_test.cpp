@@ -106,10 +106,10 @@ RunConfig configuration(const Mesh& mesh, const char* family) {
 
 double loss_of_step(RankModel& model, const RunConfig& config,
                     comm::Group& world, int64_t step) {
-  model.step(step_input(
-      config, step, config.optimizer.lr, [&](int64_t first, int64_t count) {
-        return verify::random_batch(config, step, first, count);
-      }));
+  model.step(step_input(config, step, config.optimizer.lr,
+                        [&](int64_t of, int64_t first, int64_t count) {
+                          return verify::random_batch(config, of, first, count);
+                        }));
   at::Tensor sums = at::tensor(
       {model.actor().loss_sum(), model.actor().weight()}, at::kDouble);
   world.all_reduce(sums).wait();

@@ -112,20 +112,26 @@ void check_samples(const RunConfig& config, const RunFolder& folder) {
   if (!config.monitor.sample_prompt.empty()) prompt_given(config, tokenizer);
 }
 
-// A tokenizer may lie on each host by itself: what ranks draw together follows
-// from that of rank 0.
+// A tokenizer may lie on each host by itself, and the data on some alone: what
+// ranks draw together follows from what rank 0 has.
 TextSamples::TextSamples(const RunConfig& config, const RunFolder& folder,
                          const Datasets& data, comm::Group& world)
-    : config_(config), tokenizer_(tokenizer_for(config, folder)) {
-  const auto sample = beginning_of(data.valid ? *data.valid : *data.train);
+    : config_(config) {
+  if (world.rank() == 0) {
+    tokenizer_ = tokenizer_for(config, folder);
+    const auto sample = beginning_of(data.valid ? *data.valid : *data.train);
+    prompt_ = config.monitor.sample_prompt.empty()
+                  ? sample.prompt
+                  : prompt_given(config, *tokenizer_);
+    stops_ = stops_of(config, *tokenizer_, sample);
+    num_tokens_ = tokenizer_->vocab_size();
+  }
   const auto agree = [&](std::vector<int64_t> numbers) {
     return comm::numbers_of_rank_0(world, std::move(numbers));
   };
-  prompt_ = agree(config.monitor.sample_prompt.empty()
-                      ? sample.prompt
-                      : prompt_given(config, tokenizer_));
-  stops_ = agree(stops_of(config, tokenizer_, sample));
-  num_tokens_ = agree({tokenizer_.vocab_size()})[0];
+  prompt_ = agree(prompt_);
+  stops_ = agree(stops_);
+  num_tokens_ = agree({num_tokens_})[0];
   const int64_t highest = *std::ranges::max_element(prompt_);
   TS_CHECK_CONFIG(highest < num_tokens_,
                   "monitor.sample: the data has the token ", highest,
@@ -151,7 +157,7 @@ monitor::Sample TextSamples::write(engine::RankModel& model,
   std::vector<int64_t> whole = prompt_;
   whole.insert(whole.end(), tokens.begin(), tokens.end());
   const auto text_of = [this](const std::vector<int64_t>& ids) {
-    return tokenizer_.decode(ids, /*special_tokens=*/true);
+    return tokenizer_ ? tokenizer_->decode(ids, /*special_tokens=*/true) : "";
   };
   const std::string prompt = text_of(prompt_), text = text_of(whole);
   // A character may begin in the prompt's last token.

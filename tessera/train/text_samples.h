@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -29,13 +30,13 @@ class TextSamples {
   TextSamples(const engine::RunConfig& config, const RunFolder& folder,
               const Datasets& data, comm::Group& world);
 
-  // Collective over the world.
+  // Collective over the world; the texts are rank 0's.
   monitor::Sample write(engine::RankModel& model, comm::Communicator& ranks,
                         int64_t step) const;
 
  private:
   const engine::RunConfig& config_;
-  data::Tokenizer tokenizer_;
+  std::optional<data::Tokenizer> tokenizer_;  // on rank 0
   std::vector<int64_t> prompt_;
   std::vector<int64_t> stops_;
   int64_t num_tokens_ = 0;  // ids from here on mean nothing

@@ -13,7 +13,9 @@
 #include "tessera/core/hash.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/engine/batch_share.h"
 #include "tessera/engine/rank_model.h"
+#include "tessera/engine/reader.h"
 #include "tessera/engine/recorder.h"
 #include "tessera/monitor/timeline.h"
 #include "tessera/optim/schedule.h"
@@ -111,12 +113,11 @@ class Trainer {
                  "'. Give each run a checkpoint.dir of its own.\n"));
   }
 
-  // One rank prepares what the others then open; all compare what they see.
+  // One rank prepares what the others then open.
   void open_data() {
     if (leads() && !options_.is_prepared) prepare_data(config_, folder_);
     ranks_.world().barrier();
-    data_ = open_datasets(config_, folder_);
-    data::compare_across(ranks_.world(), data_.fingerprints);
+    data_ = open_datasets(config_, folder_, ranks_.world());
   }
 
   void resume() {
@@ -307,13 +308,15 @@ class Trainer {
   }
 
   engine::StepInput input_of_step(double lr) {
-    return step_input(
+    engine::StepInput input = step_input(
         config_, step_, lr,
-        [this](int64_t first, int64_t count) {
-          data_.train->will_need(step_ + 1, first, count);
-          return data_.train->batch(step_, first, count);
+        [this](int64_t step, int64_t first, int64_t count) {
+          data_.train->will_need(step + 1, first, count);
+          return data_.train->batch(step, first, count);
         },
-        data_.train->num_targets(step_));
+        [this](int64_t step) { return data_.train->num_targets(step); });
+    if (step_ + 1 == config_.run.steps) input.next.reset();
+    return input;
   }
 
   // Where it comes from only if it is asked for: while a scale is being found,
@@ -349,13 +352,25 @@ class Trainer {
     if (config_.validate.ema) model_->swap_averages();
     const MeanLoss mean = mean_loss(
         [this](const data::Batch& batch) { return model_->evaluate(batch); },
-        validation_batches(*data_.valid, config_.batch.micro,
-                           config_.validate.samples),
-        *model_->composed().data, ranks_.world());
+        batches_to_validate(), *model_->composed().data, ranks_.world());
     if (config_.validate.ema) model_->swap_averages();
     return {.loss = mean.loss,
             .tokens = mean.tokens,
             .seconds = seconds_since(start)};
+  }
+
+  Batches batches_to_validate() {
+    const int64_t most = config_.validate.samples;
+    if (!engine::reads_for_others(config_)) {
+      return validation_batches(*data_.valid, config_.batch.micro, most);
+    }
+    if (!validated_) {
+      validated_ = std::make_unique<engine::BatchShare>(
+          engine::group_of_reader(model_->mesh(), ranks_));
+    }
+    engine::BatchExtent extent = engine::extent_of_step(config_);
+    extent.microbatches = 1;
+    return shared_batches(*data_.valid, extent, most, *validated_);
   }
 
   std::optional<optim::LossScaleState> loss_scale_state() {
@@ -395,6 +410,7 @@ class Trainer {
   std::unique_ptr<FileLock> lock_, checkpoints_lock_;  // of rank 0
   Datasets data_;
   std::unique_ptr<RankModel> model_;
+  std::unique_ptr<engine::BatchShare> validated_;  // that one rank reads
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<TextSamples> samples_;  // where they are asked for
   std::unique_ptr<engine::Recorder> recorder_;

@@ -82,6 +82,11 @@ std::vector<Mesh> meshes() {
     c.context.method = "ulysses";
     c.recompute.mode = "selective";
   });
+  add("one rank that reads", 4, 0, [](RunConfig& c) {
+    c.mesh.pp = c.mesh.cp = 2;
+    c.data.reader = "first";
+    c.data.intra_document_masking = true;
+  });
   add("ep", 2, 0, [](RunConfig& c) {
     c.model.family = "mixtral";
     c.model.ffn = 64;
@@ -118,6 +123,8 @@ Counts waits_of(const program::Program& program,
         return std::ssize(moves.units.at(of.unit).sum);
       case Op::kSumNorm:
         return std::ssize(moves.norm);
+      case Op::kShareBatch:
+        return std::ssize(moves.batch);
       case Op::kForward:
       case Op::kReplay:
         return std::ssize(moves.units.at(of.unit).forward);
@@ -156,16 +163,20 @@ std::vector<Ran> run(const Mesh& mesh, bool late) {
     RankModel model(mesh.config, ranks);
     Ran& mine = all.at(ranks.rank());
     for (int64_t step = 1; step <= kSteps; ++step) {
-      const auto input = step_input(
-          mesh.config, step, 1e-3, [&](int64_t first, int64_t count) {
-            return random_batch(mesh.config, step, first, count);
-          });
+      const auto input =
+          step_input(mesh.config, step, 1e-3,
+                     [&](int64_t of, int64_t first, int64_t count) {
+                       return random_batch(mesh.config, of, first, count);
+                     });
       delayed.take_waits();
       const HostReads reads;
       model.step(input);
       mine.reads.push_back(reads.count());
       Counts& waits = mine.waits.emplace_back();
-      for (const auto& wait : delayed.take_waits()) ++waits[wait.during];
+      for (const auto& wait : delayed.take_waits()) {
+        // The first step's samples come before its program.
+        if (!wait.during.empty()) ++waits[wait.during];
+      }
       const auto& actor = model.actor();
       mine.numbers.insert(mine.numbers.end(),
                           {actor.loss_sum(), actor.weight(), actor.aux_sum(),

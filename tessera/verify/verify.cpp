@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "tessera/engine/reader.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/engine/update_config.h"
 #include "tessera/models/family.h"
@@ -84,6 +85,12 @@ Without without_recompute(RunConfig config) {
   return config;
 }
 
+Without without_reader(RunConfig config) {
+  if (!engine::reads_for_others(config)) return {};
+  config.data.reader = "every";
+  return config;
+}
+
 // A pipeline lives by its micro-batches.
 Without without_accumulation(RunConfig config) {
   if (accumulation(config) == 1 || config.mesh.pp > 1) return {};
@@ -103,6 +110,7 @@ std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
   all.emplace_back("offload", without_offload(config));
   all.emplace_back("sequence_parallel", without_sequence_parallel(config));
   all.emplace_back("recompute", without_recompute(config));
+  all.emplace_back("reader", without_reader(config));
   all.emplace_back("accumulation", without_accumulation(config));
   return all;
 }

@@ -91,8 +91,8 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
            r"^\S+weight: the layers see another value .* stale, over dp_shard"),
     Mutant("scale_off_by_an_axis", ACTOR,
-           "  return scale_ / input_.target_tokens;\n",
-           "  return scale_ * (MUTANT ? composed_.mesh.degree(mesh::Axis::kCp) : 1) / input_.target_tokens;\n",
+           "  return scale_ / target_tokens_;\n",
+           "  return scale_ * (MUTANT ? composed_.mesh.degree(mesh::Axis::kCp) : 1) / target_tokens_;\n",
            mesh(mesh={"cp": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
     Mutant("expert_gradients_divided_by_ep", ACTOR,
@@ -105,6 +105,14 @@ MUTANTS = [
            "  }\n",
            mesh(MIXTRAL, mesh={"dp_replicate": 4, "ep": 2}),
            r"^\S+experts\S+weight: gradient 2.000 times too small: divided, or not summed, over .*ep"),
+    Mutant("shared_batch_is_stale", "tessera/engine/batch_share.cpp",
+           "void BatchShare::turn() { held_ = std::exchange(coming_, std::nullopt); }\n",
+           "void BatchShare::turn() {\n"
+           "  auto come = std::exchange(coming_, std::nullopt);\n"
+           "  if (!held_ || !MUTANT) held_ = std::move(come);\n"
+           "}\n",
+           mesh(mesh={"pp": 2, "tp": 2}, data={"seq_len": 16, "reader": "first"}),
+           r"^.* over reader\?"),
     Mutant("norm_counts_replicas", ACTOR,
            "    if (parameter.layout.owned_by(composed_.coord)) {\n",
            "    if (parameter.layout.owned_by(composed_.coord) || MUTANT) {\n",

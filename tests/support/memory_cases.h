@@ -136,6 +136,8 @@ inline Change offload(const char* what) {
   return [=](RunConfig& config) { config.zero.offload = what; };
 }
 
+inline void one_reads(RunConfig& config) { config.data.reader = "first"; }
+
 inline std::vector<Case> cases() {
   return {
       {"one rank"},
@@ -226,6 +228,9 @@ inline std::vector<Case> cases() {
       {"offload all zero1", {.dp_shard = 2}, also(zero(1), offload("all")), 2},
       {"offload all zero3", {.dp_shard = 2}, also(zero(3), offload("all")), 2},
       {"offload 1f1b", {.pp = 2}, offload("all"), 4},
+      {"one reads 1f1b", {.pp = 2}, one_reads, 4},
+      {"one reads documents", {.pp = 2}, also(documents, one_reads), 4},
+      {"one reads ring", {.cp = 2}, also(context("ring"), one_reads), 2},
       {"minimal", {}, minimal, 2},
       {"minimal 1f1b", {.pp = 2}, minimal, 4},
       {"minimal gpipe", {.pp = 2}, also(minimal, schedule("gpipe")), 4},

@@ -28,6 +28,10 @@ int64_t MicrobatchRules::unit_of(const Instruction& instruction,
 
 void MicrobatchRules::take(const Instruction& instruction) {
   if (instruction.op == Op::kNorm) complete_ = true;
+  if (instruction.op == Op::kShareBatch) {
+    require(units_.shares_batch, "every rank reads for itself");
+    return advance(instruction, next_batch_, "it was begun already");
+  }
   const bool loads = instruction.op == Op::kLoadInputs ||
                      instruction.op == Op::kLoadTargets ||
                      instruction.op == Op::kLoadDocuments;
@@ -195,6 +199,9 @@ void MicrobatchRules::weight_part(const Instruction& instruction,
 
 void MicrobatchRules::finish() {
   require(!states_.empty(), "there is no micro-batch");
+  require(units_.shares_batch == (next_batch_ == Progress::kDone),
+          "the next batch is shared, begun and awaited, where one rank reads "
+          "for several");
   const bool trains = purpose_ == Purpose::kTraining;
   for (const auto& [key, state] : states_) {
     const auto [m, chunk] = key;

@@ -115,6 +115,7 @@ class MicrobatchRules : public Rules {
   void weight_part(const Instruction& instruction, State& state);
 
   std::map<std::pair<int64_t, int64_t>, State> states_;  // micro-batch, chunk
+  Progress next_batch_ = Progress::kNone;                // that is shared
   bool complete_ = false;
   int64_t alive_ = 0, peak_alive_ = 0;
 };

@@ -9,6 +9,7 @@ namespace tessera::program::passes {
 const std::vector<Pass>& all() {
   static const std::vector<Pass> list = {
       {"devices", devices, Use::kAlways},
+      {"batches", batches, Use::kAlways},
       {"split_backward", split_backward, Use::kIfAskedFor},
       {"units", units, Use::kAlways},
       {"recompute", recompute, Use::kAlways},

@@ -2,6 +2,8 @@
 // other, each of which says one thing more.
 //
 //   devices        what goes to devices around device 0, and comes back
+//   batches        the next step's samples are read by one rank of a group, and
+//                  moved to the others while this step runs
 //   split_backward a backward becomes its two parts, where it is asked for
 //   units          a chunk becomes its units, one after the other
 //   recompute      what was not kept is computed again before its backward, by
@@ -38,6 +40,7 @@ Program messages(const Program& program, const Units& units);
 Program offload(const Program& program, const Units& units);
 // Of data parallelism on threads: the devices around device 0.
 Program devices(const Program& program, const Units& units);
+Program batches(const Program& program, const Units& units);
 Program split_backward(const Program& program, const Units& units);
 
 enum class Use { kAlways, kUnlessLeftOut, kIfAskedFor };

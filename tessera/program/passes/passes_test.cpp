@@ -54,6 +54,8 @@ class RecordingActor : public Actor {
         return "S";
       case Op::kSumNorm:
         return "N";
+      case Op::kShareBatch:
+        return "D";
       case Op::kSendActivations:
         return "sa";
       case Op::kReceiveActivations:
@@ -128,6 +130,14 @@ TEST(Passes, WhatIsMovedWhere) {
       without({"prefetch", "messages"}),
       "Z Li0 <G0 >G0 F0.0 <G1 >G1 F0.1 <G2 >G2 F0.2 Lt0 a2 L0 B0.2 <R2 a1 "
       "B0.1 >R2 <R1 a0 B0.0 >R1 <R0 >R0 N <N >N C O0 O1 O2 ");
+}
+
+// From before the first load to behind the last update.
+TEST(Passes, TheNextBatchTravelsAllTheWhile) {
+  Units units = units_of(1, 0);
+  units.shares_batch = true;
+  EXPECT_EQ(calls_of(lowered(1, units)),
+            "<D Z Li0 F0.0 Lt0 L0 B0.0 <R0 >R0 N <N >N C O0 >D ");
 }
 
 TEST(Passes, PrefetchKeepsToItsBudget) {

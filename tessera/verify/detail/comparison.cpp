@@ -11,6 +11,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/random.h"
 #include "tessera/engine/rank_model.h"
+#include "tessera/engine/reader.h"
 #include "tessera/mesh/slice.h"
 #include "tessera/optim/registry.h"
 #include "tessera/optim/schedule.h"
@@ -108,9 +109,11 @@ class Comparison {
     for (int64_t step = 1; step <= steps_; ++step) {
       const double lr = optim::lr_at({step - 1, config_.run.steps},
                                      config_.optimizer.lr, config_.schedule);
-      const engine::StepInput input =
-          step_input(config_, step, lr, [&](int64_t first, int64_t count) {
-            return random_batch(config_, step, first, count);
+      const engine::StepInput input = step_input(
+          config_, step, lr, [&](int64_t of, int64_t first, int64_t count) {
+            TS_CHECK(engine::reader_of(config_, ranks.rank()) == ranks.rank(),
+                     "verify: a rank reads what another one is to read for it");
+            return random_batch(config_, of, first, count);
           });
       const HostReads reads;
       model.step(input, [&](const program::Instruction& done, double, double) {
