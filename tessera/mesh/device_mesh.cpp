@@ -189,6 +189,14 @@ std::vector<int64_t> DeviceMesh::peers(int64_t rank,
   return ranks_at(coord_of(rank), along);
 }
 
+int64_t DeviceMesh::data_rank_of(const Coord& coord) const {
+  int64_t place = 0;
+  for (Axis axis : order_) {
+    if (is_of_data(axis)) place = place * degree(axis) + coord[axis];
+  }
+  return place;
+}
+
 std::string DeviceMesh::describe_groups(Axis axis) const {
   constexpr size_t kMost = 16;  // ranks that are named
   std::string text;

@@ -61,6 +61,10 @@ class DeviceMesh {
   // included. REQUIRES: axes of one view; pp is in both.
   std::vector<int64_t> peers(int64_t rank, const std::vector<Axis>& axes) const;
 
+  // Where `coord` is among the ranks that differ from it along the axes of
+  // data alone, from 0: those that see other samples.
+  int64_t data_rank_of(const Coord& coord) const;
+
   // The groups along an axis: "{0,1} {2,3}"; of many the first, and how many.
   std::string describe_groups(Axis axis) const;
 

@@ -289,5 +289,20 @@ TEST(Axis, Names) {
   EXPECT_THROW(axis_named(""), Error);
 }
 
+TEST(DeviceMesh, DataRanksCountInTheOrderOfTheMesh) {
+  const Degrees degrees{.pp = 2, .dp_replicate = 2, .dp_shard = 3, .tp = 2};
+  const std::vector<Axis> data = {Axis::kDpReplicate, Axis::kDpShard};
+  for (const std::vector<Axis>& order :
+       {std::vector<Axis>{},
+        {Axis::kDpShard, Axis::kTp, Axis::kDpReplicate, Axis::kPp,
+         Axis::kCp}}) {
+    const DeviceMesh mesh(degrees, 24, order);
+    for (int64_t rank = 0; rank < 24; ++rank) {
+      const auto peers = mesh.peers(rank, data);
+      EXPECT_EQ(peers.at(mesh.data_rank_of(mesh.coord_of(rank))), rank);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::mesh

@@ -1,6 +1,8 @@
 #include "tessera/mesh/mesh_config.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <string_view>
 
 #include "tessera/core/error.h"
@@ -21,6 +23,13 @@ std::string complaint_about_order(const config::Value& value) {
   return names.size() == kAxes.size()
              ? ""
              : "it names more than the axes " + names_of_axes();
+}
+
+std::string complaint_about_speeds(const config::Value& value) {
+  const auto& speeds = std::get<std::vector<double>>(value);
+  const bool are_speeds = std::ranges::all_of(
+      speeds, [](double each) { return std::isfinite(each) && each > 0; });
+  return are_speeds ? "" : "each is a number above 0, and finite";
 }
 
 struct DegreeKey {
@@ -73,13 +82,22 @@ void MeshConfig::declare(config::Section& section) {
       .one_of({"ddp", "dp"});
   section
       .key("speeds", speeds,
-           "relative speed of each rank, for uneven shares of work")
-      .not_built("uneven shares of work");
+           "relative speed of each rank, by which layers and samples are "
+           "shared out; none: all alike")
+      .check(complaint_about_speeds);
+  section.key("measure_speeds", measure_speeds,
+              "ranks measure at the start how fast they are, in place of "
+              "speeds");
 }
 
 int64_t& MeshConfig::degree(Axis axis) { return this->*member_of(axis); }
 
 int64_t MeshConfig::degree(Axis axis) const { return this->*member_of(axis); }
+
+bool MeshConfig::uneven() const {
+  return std::ranges::adjacent_find(speeds, std::not_equal_to<>()) !=
+         speeds.end();
+}
 
 int64_t MeshConfig::ranks_of_model() const {
   int64_t product = 1;

@@ -24,7 +24,8 @@ struct MeshConfig {
   std::vector<std::string> order = {"pp", "dp_replicate", "dp_shard", "cp",
                                     "tp"};
   std::string data_parallel = "ddp";
-  std::vector<double> speeds = {};
+  std::vector<double> speeds = {};  // by rank; empty: all alike
+  bool measure_speeds = false;
   void declare(config::Section& section);
 
   // The key of an axis.
@@ -34,6 +35,12 @@ struct MeshConfig {
   int64_t ranks_of_model() const;
   // Devices are threads of one process, the only rank, around device 0.
   bool star() const { return data_parallel == "dp"; }
+  // Speeds are given, and not all alike.
+  bool uneven() const;
+  // Relative to the others'.
+  double speed_of(int64_t rank) const {
+    return speeds.empty() ? 1 : speeds.at(rank);
+  }
   // Every axis with its degree: what is 0 takes what the others leave of
   // `world_size`. TS_CHECK_CONFIG where `dp` contradicts its two axes.
   Degrees degrees(int64_t world_size, int64_t zero_stage) const;

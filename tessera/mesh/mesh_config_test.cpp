@@ -66,6 +66,14 @@ TEST(MeshConfig, TheOrderIsTheUsers) {
   EXPECT_EQ(mesh.peers(0, {Axis::kTp}), (std::vector<int64_t>{0, 2, 4}));
 }
 
+TEST(MeshConfig, SpeedsAreUnevenWhereTwoDiffer) {
+  EXPECT_FALSE(MeshConfig().uneven());
+  EXPECT_FALSE((MeshConfig{.speeds = {2, 2, 2}}.uneven()));
+  EXPECT_TRUE((MeshConfig{.speeds = {2, 2, 1}}.uneven()));
+  EXPECT_EQ(MeshConfig().speed_of(3), 1);
+  EXPECT_EQ((MeshConfig{.speeds = {2, 0.5}}.speed_of(1)), 0.5);
+}
+
 std::string refusal(const std::string& json) {
   MeshConfig config;
   config::Section root;
@@ -84,9 +92,13 @@ TEST(MeshConfig, Keys) {
                     "\"dp_shard\", \"cp\"]}"),
             "");
   EXPECT_EQ(refusal("{\"ep\": 2, \"etp\": 2}"), "");
-  EXPECT_EQ(refusal("{\"speeds\": [1]}"),
-            "f:1:21: mesh.speeds is [1.0]: uneven shares of work is not built "
-            "yet. Use [].");
+  EXPECT_EQ(refusal("{\"speeds\": [1, 0.5], \"measure_speeds\": true}"), "");
+  EXPECT_EQ(refusal("{\"speeds\": [1, 0]}"),
+            "f:1:21: mesh.speeds is [1.0,0.0]: each is a number above 0, and "
+            "finite.");
+  EXPECT_NE(refusal("{\"speeds\": [1, -2]}"), "");
+  EXPECT_NE(refusal("{\"speeds\": [1, 1e999]}"), "");
+  EXPECT_NE(refusal("{\"speeds\": [1, \"fast\"]}"), "");
   EXPECT_EQ(refusal("{\"pp\": 2, \"dp_shard\": 2, \"cp\": 2, \"tp\": 2}"), "");
   EXPECT_EQ(refusal("{\"dp\": -1}"),
             "f:1:17: mesh.dp is -1: it must be at least 0.");

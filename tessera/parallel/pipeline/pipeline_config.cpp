@@ -62,7 +62,19 @@ void PipelineConfig::declare(config::Section& section) {
            "else one")
       .at_least(0)
       .at_most(1 << 20);
-  section.key("split", split, "layers of each stage; none: evenly");
+  section.key("split", split,
+              "layers of each part of the model, stage by stage; none: as cut "
+              "says");
+  section
+      .key("cut", cut,
+           "parts are balanced by layers, by facts (operations of embedding, "
+           "layers and head), or by what these took in a run's folder with "
+           "monitor.trace")
+      .check([](const config::Value& value) -> std::string {
+        return std::get<std::string>(value).empty()
+                   ? "it is empty: use layers, facts, or the folder of a run"
+                   : "";
+      });
   section
       .key("order", order,
            "of gpipe's backwards: the last micro-batch first, or the first")

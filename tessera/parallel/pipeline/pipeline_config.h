@@ -13,9 +13,15 @@ namespace tessera::parallel::pipeline {
 struct PipelineConfig {
   std::string schedule = "1f1b";
   int64_t chunks = 0;               // 0: as many as the schedule needs
-  std::vector<int64_t> split = {};  // layers of each stage; empty: even
-  std::string order = "reverse";    // of gpipe's backwards
+  std::vector<int64_t> split = {};  // layers of each part; empty: even
+  // "layers", "facts", or the folder of a run whose steps were traced.
+  std::string cut = "layers";
+  std::string order = "reverse";  // of gpipe's backwards
 
+  // No key: the split is nobody's wish, but what `cut` and speeds led to.
+  bool is_split_chosen = false;
+
+  bool cuts_by_run() const { return cut != "layers" && cut != "facts"; }
   int64_t num_chunks() const;
   program::Placement placement() const;
   // Of p ranks: where its virtual stages lie.

@@ -10,22 +10,6 @@
 namespace tessera::parallel::pipeline {
 namespace {
 
-// The units of every run, in order.
-std::vector<std::vector<int64_t>> runs_of(int64_t layers, int64_t count,
-                                          const PipelineConfig& config) {
-  std::vector<std::vector<int64_t>> runs(count);
-  int64_t unit = 0;
-  runs.front().push_back(unit++);
-  for (int64_t run = 0; run < count; ++run) {
-    const int64_t length = config.split.empty()
-                               ? layers / count + (run < layers % count ? 1 : 0)
-                               : config.split[run];
-    for (int64_t i = 0; i < length; ++i) runs[run].push_back(unit++);
-  }
-  runs.back().push_back(unit);
-  return runs;
-}
-
 // "interleaved, ... or ...".
 std::string chunked_schedules() {
   std::vector<std::string> found;
@@ -96,6 +80,21 @@ void check_microbatches(const program::schedules::Schedule& schedule, int64_t p,
 
 }  // namespace
 
+std::vector<std::vector<int64_t>> units_of_runs(int64_t layers, int64_t count,
+                                                const PipelineConfig& config) {
+  std::vector<std::vector<int64_t>> runs(count);
+  int64_t unit = 0;
+  runs.front().push_back(unit++);
+  for (int64_t run = 0; run < count; ++run) {
+    const int64_t length = config.split.empty()
+                               ? layers / count + (run < layers % count ? 1 : 0)
+                               : config.split[run];
+    for (int64_t i = 0; i < length; ++i) runs[run].push_back(unit++);
+  }
+  runs.back().push_back(unit);
+  return runs;
+}
+
 void check(const models::ModelConfig& model, int64_t num_microbatches,
            const mesh::DeviceMesh& mesh, const PipelineConfig& config) {
   const auto pipeline = config.pipeline(mesh.degree(mesh::Axis::kPp));
@@ -137,7 +136,7 @@ std::vector<std::vector<std::vector<int64_t>>> apply(
   const int64_t layers = model.num_blocks();
   const int64_t stages = mesh.degree(mesh::Axis::kPp);
   const auto pipeline = config.pipeline(stages);
-  const auto runs = runs_of(layers, pipeline.num_runs(), config);
+  const auto runs = units_of_runs(layers, pipeline.num_runs(), config);
   std::vector<std::vector<std::vector<int64_t>>> chunks(stages);
   for (int64_t stage = 0; stage < stages; ++stage) {
     for (int64_t chunk = 0; chunk < pipeline.chunks; ++chunk) {

@@ -1,0 +1,238 @@
+#include "tessera/parallel/pipeline/cut.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+namespace tessera::parallel::pipeline {
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::infinity();
+
+// Sums of the same numbers in another order are no difference.
+constexpr double kRounding = 1e-12;
+double with_slack(double bound) { return bound * (1 + kRounding); }
+
+using Sums = std::vector<double>;
+
+Sums sums_of(const std::vector<double>& numbers) {
+  Sums sums(numbers.size() + 1, 0.0);
+  std::partial_sum(numbers.begin(), numbers.end(), sums.begin() + 1);
+  return sums;
+}
+
+class Cut {
+ public:
+  Cut(const UnitCosts& costs, const CutRules& rules)
+      : rules_(rules),
+        runs_(rules.pipeline.num_runs()),
+        layers_(std::ssize(costs.time) - 2),
+        time_(sums_of(costs.time)),
+        state_(sums_of(costs.state_bytes)),
+        kept_(sums_of(costs.kept_bytes)) {
+    TORCH_INTERNAL_ASSERT(runs_ <= layers_, runs_, " parts of ", layers_,
+                          " layers");
+  }
+
+  // REQUIRES of all that follows: layers [first, last) are those of `run`.
+  double time_of(int64_t run, int64_t first, int64_t last) const {
+    return sum(time_, run, first, last) / speed_of(run);
+  }
+
+  // With as many micro-batches alive as in 1F1B.
+  double bytes_of(int64_t run, int64_t first, int64_t last) const {
+    if (state_.size() != time_.size()) return 0;
+    double alive = 1;
+    for (const int64_t holder : rules_.pipeline.holders_of(run)) {
+      alive =
+          std::max(alive, static_cast<double>(rules_.pipeline.stages - holder));
+    }
+    return sum(state_, run, first, last) + alive * sum(kept_, run, first, last);
+  }
+
+  std::vector<int64_t> best() const {
+    const auto larger = [](double a, double b) { return std::max(a, b); };
+    const auto always = [](int64_t, int64_t, int64_t) { return true; };
+    const auto time = [this](int64_t run, int64_t first, int64_t last) {
+      return time_of(run, first, last);
+    };
+    const auto bytes = [this](int64_t run, int64_t first, int64_t last) {
+      return bytes_of(run, first, last);
+    };
+    const double most_time = with_slack(search(always, time, larger).value);
+    const auto in_time = [=, this](int64_t run, int64_t first, int64_t last) {
+      return time_of(run, first, last) <= most_time;
+    };
+    const double most_bytes = with_slack(search(in_time, bytes, larger).value);
+    const auto in_both = [=, this](int64_t run, int64_t first, int64_t last) {
+      return in_time(run, first, last) &&
+             bytes_of(run, first, last) <= most_bytes;
+    };
+    const auto square = [this](int64_t run, int64_t first, int64_t last) {
+      const double of = time_of(run, first, last);
+      return of * of;
+    };
+    return search(in_both, square, std::plus<>()).split;
+  }
+
+  // Ranks of several parts: layers move to where they make the most loaded rank
+  // less so, then its most loaded part, then all ranks more even.
+  std::vector<int64_t> evened(std::vector<int64_t> split) const {
+    Load now = load_of(split);
+    for (;;) {
+      auto [better, load] = best_move(split, now);
+      if (better.empty()) return split;
+      split = std::move(better);
+      now = load;
+    }
+  }
+
+ private:
+  using Part = std::function<double(int64_t run, int64_t first, int64_t last)>;
+  using Allowed = std::function<bool(int64_t run, int64_t first, int64_t last)>;
+  using Both = std::function<double(double one, double other)>;
+
+  struct Found {
+    double value = kNone;
+    std::vector<int64_t> split;
+  };
+
+  double sum(const Sums& sums, int64_t run, int64_t first, int64_t last) const {
+    const int64_t begin = run == 0 ? 0 : first + 1;
+    const int64_t end = run == runs_ - 1 ? layers_ + 2 : last + 1;
+    return sums.at(end) - sums.at(begin);
+  }
+
+  // Of the slowest rank that holds it.
+  double speed_of(int64_t run) const {
+    if (rules_.speeds.empty()) return 1;
+    double slowest = kNone;
+    for (const int64_t holder : rules_.pipeline.holders_of(run)) {
+      slowest = std::min(slowest, rules_.speeds.at(holder));
+    }
+    return slowest;
+  }
+
+  int64_t least(int64_t run) const {
+    const bool is_end = run == 0 || run == runs_ - 1;
+    return is_end && rules_.bare_ends ? 0 : 1;
+  }
+
+  // The least that parts cost together, of all cuts into parts that are
+  // allowed. From the last part on: value[run][first] is that of the parts from
+  // `run` on, whose layers begin with `first`. Of equals the longest first
+  // part, as an even cut has it.
+  Found search(const Allowed& allowed, const Part& part,
+               const Both& both) const {
+    std::vector<std::vector<double>> value(
+        runs_ + 1, std::vector<double>(layers_ + 1, kNone));
+    std::vector<std::vector<int64_t>> end(runs_,
+                                          std::vector<int64_t>(layers_ + 1, 0));
+    for (int64_t run = runs_ - 1; run >= 0; --run) {
+      const bool is_last = run == runs_ - 1;
+      for (int64_t first = 0; first <= layers_; ++first) {
+        for (int64_t last = layers_; last >= first + least(run); --last) {
+          if (is_last && last < layers_) break;
+          if (!is_last && value[run + 1][last] == kNone) continue;
+          if (!allowed(run, first, last)) continue;
+          double all = part(run, first, last);
+          if (!is_last) all = both(all, value[run + 1][last]);
+          if (with_slack(all) >= value[run][first]) continue;
+          value[run][first] = all;
+          end[run][first] = last;
+        }
+      }
+    }
+    Found found{.value = value[0][0]};
+    TORCH_INTERNAL_ASSERT(found.value < kNone, "no cut is allowed");
+    for (int64_t run = 0, first = 0; run < runs_; ++run) {
+      found.split.push_back(end[run][first] - first);
+      first = end[run][first];
+    }
+    return found;
+  }
+
+  struct Load {
+    double rank = 0, part = 0, squares = 0;
+    bool less_than(const Load& other) const {
+      return std::tie(rank, part, squares) <
+             std::tuple(other.rank * (1 - kRounding),
+                        other.part * (1 - kRounding),
+                        other.squares * (1 - kRounding));
+    }
+  };
+
+  Load load_of(const std::vector<int64_t>& split) const {
+    Load load;
+    std::vector<double> of_ranks(rules_.pipeline.stages, 0.0);
+    int64_t first = 0;
+    for (int64_t run = 0; run < runs_; ++run) {
+      const int64_t last = first + split.at(run);
+      load.part = std::max(load.part, time_of(run, first, last));
+      for (const int64_t holder : rules_.pipeline.holders_of(run)) {
+        const double speed =
+            rules_.speeds.empty() ? 1 : rules_.speeds.at(holder);
+        of_ranks.at(holder) += sum(time_, run, first, last) / speed;
+      }
+      first = last;
+    }
+    for (const double each : of_ranks) {
+      load.rank = std::max(load.rank, each);
+      load.squares += each * each;
+    }
+    return load;
+  }
+
+  // Nothing where no move of one layer makes it better.
+  std::pair<std::vector<int64_t>, Load> best_move(
+      const std::vector<int64_t>& split, Load now) const {
+    std::pair<std::vector<int64_t>, Load> best{{}, now};
+    for (int64_t from = 0; from < runs_; ++from) {
+      if (split.at(from) <= least(from)) continue;
+      for (int64_t to = 0; to < runs_; ++to) {
+        if (to == from) continue;
+        auto moved = split;
+        --moved.at(from);
+        ++moved.at(to);
+        const Load load = load_of(moved);
+        if (load.less_than(best.second)) best = {std::move(moved), load};
+      }
+    }
+    return best;
+  }
+
+  const CutRules& rules_;
+  const int64_t runs_, layers_;
+  const Sums time_, state_, kept_;
+};
+
+}  // namespace
+
+std::vector<int64_t> balanced_split(const UnitCosts& costs,
+                                    const CutRules& rules) {
+  const Cut cut(costs, rules);
+  auto split = cut.best();
+  const auto& pipeline = rules.pipeline;
+  const bool one_part_each = pipeline.chunks == 1;
+  return one_part_each ? split : cut.evened(std::move(split));
+}
+
+std::vector<double> loads_of(const UnitCosts& costs,
+                             const program::Pipeline& pipeline,
+                             const std::vector<std::vector<int64_t>>& runs) {
+  std::vector<double> loads(pipeline.stages, 0.0);
+  for (int64_t run = 0; run < std::ssize(runs); ++run) {
+    for (const int64_t holder : pipeline.holders_of(run)) {
+      for (const int64_t unit : runs[run]) {
+        loads.at(holder) += costs.time.at(unit);
+      }
+    }
+  }
+  return loads;
+}
+
+}  // namespace tessera::parallel::pipeline
