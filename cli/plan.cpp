@@ -18,6 +18,7 @@
 #include "tessera/core/units.h"
 #include "tessera/engine/bubble_hint.h"
 #include "tessera/engine/deepspeed.h"
+#include "tessera/engine/model_cut.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/engine/step_drawing.h"
 #include "tessera/engine/step_plan.h"
@@ -236,7 +237,10 @@ class PlanCommand {
       if (stage.peak_bytes > fullest->peak_bytes) fullest = &stage;
     }
     const auto mesh = config_.mesh.mesh(plan.world_size, config_.zero.stage);
-    return c10::str("mesh        ", mesh.describe(), "\nschedule    ",
+    const std::string stages =
+        config_.mesh.pp > 1 ? "\nstages      " + engine::split_text(config_)
+                            : "";
+    return c10::str("mesh        ", mesh.describe(), stages, "\nschedule    ",
                     plan.schedule, "\ncosts       ", plan.costs,
                     "\nstep        ", engine::amount(plan.step, plan.unit),
                     "\nbubble      ", engine::percent(plan.bubble),

@@ -45,9 +45,9 @@ int64_t BatchExtent::elements() const {
   return kHead + num_parts(*this) * microbatches * samples * tokens;
 }
 
-BatchExtent extent_of_step(const RunConfig& config) {
+BatchExtent extent_of_step(const RunConfig& config, int64_t samples) {
   return {.microbatches = accumulation(config),
-          .samples = config.batch.micro,
+          .samples = samples,
           .tokens = config.data.seq_len,
           .documents = config.data.documents_apart()};
 }

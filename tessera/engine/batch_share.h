@@ -29,8 +29,9 @@ struct BatchExtent {
   int64_t elements() const;  // of the tensor that travels
 };
 
-// Of a step. REQUIRES: a completed configuration.
-BatchExtent extent_of_step(const RunConfig& config);
+// Of a step in which a micro-batch has so many samples (sample_shares.h).
+// REQUIRES: a completed configuration.
+BatchExtent extent_of_step(const RunConfig& config, int64_t samples);
 
 // What a rank that reads has to read.
 struct Reading {

@@ -6,6 +6,7 @@
 #include "tessera/engine/batch_share.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/reader.h"
+#include "tessera/engine/sample_shares.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/optim/registry.h"
 #include "tessera/parallel/facts.h"
@@ -33,16 +34,31 @@ parallel::data::KeptStates kept_by(const optim::OptimizerConfig& config) {
 // Of what one rank reads for several the others have views, but for the part
 // of a rank of cp.
 void share_batch(const RunConfig& config, const mesh::DeviceMesh& mesh,
-                 Facts& facts) {
+                 int64_t samples, Facts& facts) {
   if (!reads_for_others(config)) return;
-  facts.shared_batch_bytes =
-      extent_of_step(config).elements() * static_cast<int64_t>(sizeof(int64_t));
+  facts.shared_batch_bytes = extent_of_step(config, samples).elements() *
+                             static_cast<int64_t>(sizeof(int64_t));
   const int64_t part =
-      config.batch.micro * parallel::local_length(config.data.seq_len, mesh);
+      samples * parallel::local_length(config.data.seq_len, mesh);
   const bool is_cut = mesh.degree(mesh::Axis::kCp) > 1;
   facts.batch_bytes =
       is_cut ? 2 * part * static_cast<int64_t>(sizeof(int64_t)) : 0;
   facts.whole_batch_bytes = 0;
+}
+
+// What comes to a rank's experts, over what it sends to experts: as many rows
+// come to each rank that shares them out, whatever the samples of each.
+double received_rows(const RunConfig& config, const mesh::DeviceMesh& mesh,
+                     const mesh::Coord& coord, int64_t samples) {
+  if (config.batch.rows.empty() || mesh.degree(mesh::Axis::kEp) == 1) return 1;
+  const SampleShares shares(config);
+  const auto peers = mesh.peers(mesh.rank_at(coord), {mesh::Axis::kEp});
+  int64_t sent = 0;
+  for (const int64_t peer : peers) {
+    sent += shares.rows_of(mesh.data_rank_of(mesh.coord_of(peer)));
+  }
+  return static_cast<double>(sent) /
+         static_cast<double>(samples * std::ssize(peers));
 }
 
 }  // namespace
@@ -51,14 +67,19 @@ Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                const mesh::Coord& coord, program::Purpose purpose) {
   models::ModelConfig model = config.model;
   if (purpose == program::Purpose::kEvaluation) model.dropout = 0;
-  Facts facts =
-      parallel::facts_of(model, mesh, coord, config,
-                         {.samples = config.batch.micro,
-                          .seq_len = config.data.seq_len,
-                          .documents = config.data.documents_apart(),
-                          .kept = kept_by(config.optimizer),
-                          .threads = std::max<int64_t>(1, config.run.threads)});
-  if (purpose == program::Purpose::kTraining) share_batch(config, mesh, facts);
+  const bool trains = purpose == program::Purpose::kTraining;
+  const int64_t samples =
+      trains ? SampleShares(config).rows_of(mesh.data_rank_of(coord))
+             : config.batch.micro;
+  Facts facts = parallel::facts_of(
+      model, mesh, coord, config,
+      {.samples = samples,
+       .seq_len = config.data.seq_len,
+       .documents = config.data.documents_apart(),
+       .received_rows = received_rows(config, mesh, coord, samples),
+       .kept = kept_by(config.optimizer),
+       .threads = std::max<int64_t>(1, config.run.threads)});
+  if (trains) share_batch(config, mesh, samples, facts);
   return facts;
 }
 
@@ -120,6 +141,12 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of,
         lowered_program(config, mesh, units, stage, purpose);
     plans.push_back(
         plan_of(config, mesh, program, units, mesh.rank_at(coord), purpose));
+    if (config.batch.rows.empty()) continue;
+    // The largest parts are there, but the most samples may be elsewhere.
+    const int64_t fullest = rank_with_most_samples(config, mesh, coord);
+    plans.back().work =
+        std::max(plans.back().work,
+                 plan_of(config, mesh, program, units, fullest, purpose).work);
   }
   if (of.mesh.star()) {
     return {plan_of_devices(plans.front(), mesh.world_size())};

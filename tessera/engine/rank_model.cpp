@@ -13,22 +13,21 @@
 #include "tessera/core/memory_kind.h"
 #include "tessera/engine/rank_actor.h"
 #include "tessera/engine/reader.h"
+#include "tessera/engine/sample_shares.h"
 #include "tessera/engine/star_actor.h"
 
 namespace tessera::engine {
 
 StepInput step_input(const RunConfig& config, int64_t step, double lr,
                      const StepBatch& batch, const StepTargets& targets) {
-  const int64_t micro = config.batch.micro, count = accumulation(config);
+  const SampleShares shares(config);
   const int64_t all = config.batch.global * config.data.seq_len;
-  const auto first_sample = [micro, count](int64_t share, int64_t microbatch) {
-    return (share * count + microbatch) * micro;
-  };
   const auto read_of = [&](int64_t of) {
     return StepRead{.load =
                         [=](int64_t share, int64_t microbatch) {
-                          return batch(of, first_sample(share, microbatch),
-                                       micro);
+                          const SampleRun samples =
+                              shares.of(share, microbatch);
+                          return batch(of, samples.first, samples.count);
                         },
                     .num_targets = [=] { return targets ? targets(of) : all; }};
   };
@@ -36,9 +35,8 @@ StepInput step_input(const RunConfig& config, int64_t step, double lr,
   if (reads_for_others(config)) input.next = read_of(step + 1);
   const auto seed = static_cast<uint64_t>(config.run.seed);
   input.draw = [=](int64_t share, int64_t microbatch) {
-    return nn::Draw{seed, step, first_sample(share, microbatch)};
+    return nn::Draw{seed, step, shares.of(share, microbatch).first};
   };
-  input.samples = micro;
   input.aux_scale = config.model.moe.aux_loss * aux_mean(config);
   input.lr = lr;
   return input;
@@ -65,7 +63,13 @@ RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
   build_programs();
 }
 
+int64_t RankModel::samples_a_microbatch() const {
+  return SampleShares(config_).rows_of(
+      composed_.mesh.data_rank_of(composed_.coord));
+}
+
 void RankModel::step(StepInput input, const program::Observer& observer) {
+  input.samples = samples_a_microbatch();
   input.tokens = parallel::local_length(config_.data.seq_len, composed_.mesh);
   actor_->begin_program(std::move(input), accumulation(config_),
                         program::Purpose::kTraining);
@@ -184,7 +188,7 @@ std::unique_ptr<SharedSteps> RankModel::shared_steps() {
   if (!trains() || !reads_for_others(config_)) return nullptr;
   return std::make_unique<SharedSteps>(
       SharedSteps{.share = BatchShare(group_of_reader(composed_.mesh, ranks_)),
-                  .extent = extent_of_step(config_)});
+                  .extent = extent_of_step(config_, samples_a_microbatch())});
 }
 
 void RankModel::build_programs() {

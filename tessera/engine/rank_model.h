@@ -26,8 +26,8 @@ namespace tessera::engine {
 using StepBatch =
     std::function<data::Batch(int64_t step, int64_t first, int64_t count)>;
 using StepTargets = std::function<int64_t(int64_t step)>;
-// The input of the run's step-th step: a share takes a run of its samples,
-// micro-batch by micro-batch. By its number dropout is drawn. Without `targets`
+// The input of the run's step-th step: a share takes its samples as
+// sample_shares.h has them. By its number dropout is drawn. Without `targets`
 // every token is one.
 StepInput step_input(const RunConfig& config, int64_t step, double lr,
                      const StepBatch& batch, const StepTargets& targets = {});
@@ -85,6 +85,7 @@ class RankModel {
   void build_model();
   void build_optimizer();
   void build_actor();
+  int64_t samples_a_microbatch() const;  // of this rank's share
   std::unique_ptr<SharedSteps> shared_steps();
   void build_programs();
   std::vector<std::shared_ptr<models::Model>> replicas() const;

@@ -7,6 +7,7 @@
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
+#include "tessera/engine/model_cut.h"
 #include "tessera/engine/update_config.h"
 #include "tessera/models/hugging_face_config.h"
 #include "tessera/optim/registry.h"
@@ -63,6 +64,12 @@ void complete_batch(BatchConfig& batch, int64_t data_parallel,
       ". Nearest batch.global: ", below > 0 ? c10::str(below, " or ") : "",
       below + multiple, ".");
   if (!known_micro) batch.micro = batch.global / data_parallel;
+}
+
+// It was chosen for what the keys were before.
+void forget_chosen_split(parallel::pipeline::PipelineConfig& config) {
+  if (config.is_split_chosen) config.split.clear();
+  config.is_split_chosen = false;
 }
 
 // Its devices are threads of one process, each with the whole model.
@@ -148,7 +155,8 @@ void BatchConfig::declare(config::Section& section) {
       .at_most(1e9);
   section
       .key("micro", micro,
-           "samples a micro-batch on a rank; 0: a rank's whole share of global")
+           "samples a micro-batch on a rank, in the mean where mesh.speeds are "
+           "uneven; 0: a rank's whole share of global")
       .at_least(0)
       .at_most(1e9);
 }
@@ -272,6 +280,7 @@ void complete(RunConfig& config, int64_t world_size) {
   ask_for_whole_matrices(config);
   const auto mesh = complete_place(config, world_size);
   complete_batch(config.batch, data_parallel_degree(config), world_size);
+  forget_chosen_split(config.pipeline);
   parallel::pipeline::check(config.model, accumulation(config), mesh,
                             config.pipeline);
   check_star(config);
@@ -280,6 +289,7 @@ void complete(RunConfig& config, int64_t world_size) {
   config.precision.check();
   check_schedule(config);
   check_trace(config);
+  share_out(config, mesh);
 }
 
 void complete_for_evaluation(RunConfig& config, int64_t world_size) {
@@ -387,6 +397,7 @@ std::vector<std::string> without_effect(const RunConfig& config,
        "samples of its own");
   note(config.pipeline.schedule != "gpipe", "pipeline.order",
        "is not used by pipeline.schedule " + config.pipeline.schedule);
+  std::ranges::copy(idle_cuts(config), std::back_inserter(found));
   note(config.schedule.type == "constant", "schedule.min_lr",
        "is not used by schedule.type constant");
   note(config.schedule.type != "wsd", "schedule.decay",

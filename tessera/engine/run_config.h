@@ -39,6 +39,9 @@ struct RunSection {
 struct BatchConfig {
   int64_t global = 16;
   int64_t micro = 0;  // 0: accumulation 1
+  // No key: of a micro-batch, by data-parallel rank, where speeds are uneven;
+  // micro is then their mean. Empty: all have micro. See sample_shares.h.
+  std::vector<int64_t> rows = {};
   void declare(config::Section& section);
 };
 

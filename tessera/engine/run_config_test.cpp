@@ -66,13 +66,13 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"batch", {"global", "micro"}},
        {"mesh",
         {"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp",
-         "order", "data_parallel", "speeds"}},
+         "order", "data_parallel", "speeds", "measure_speeds"}},
        {"zero",
         {"stage", "expert_stage", "reshard_after_forward", "bucket_mb",
          "prefetch", "offload", "offload_folder"}},
        {"tensor", {"sequence_parallel"}},
        {"context", {"method"}},
-       {"pipeline", {"schedule", "chunks", "split", "order"}},
+       {"pipeline", {"schedule", "chunks", "split", "cut", "order"}},
        {"precision",
         {"compute", "reduce", "loss_scale", "initial_loss_scale",
          "scale_growth_interval", "scale_hysteresis", "consecutive_hysteresis",
@@ -224,7 +224,6 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
 
 TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
-      {R"({"mesh": {"speeds": [1, 2]}})", "mesh.speeds is [1.0,2.0]"},
       {R"({"pipeline": {"schedule": "pipedream_2bw"}})", "pipeline.schedule"},
       {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},

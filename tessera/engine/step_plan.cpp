@@ -7,6 +7,8 @@
 
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
+#include "tessera/engine/model_cut.h"
+#include "tessera/engine/sample_shares.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/models/model.h"
 #include "tessera/parallel/compose.h"
@@ -20,7 +22,7 @@ using program::Purpose;
 namespace {
 
 // The ranks of a mesh as a world of programs. Ranks of a stage run one program;
-// what it moves depends on their place along tp alone.
+// what it moves depends on their kind, and how long it takes on their speed.
 class PlannedWorld {
  public:
   explicit PlannedWorld(const RunConfig& config)
@@ -50,10 +52,10 @@ class PlannedWorld {
   int64_t stage_of(int64_t rank) const {
     return mesh_.coord_of(rank)[Axis::kPp];
   }
-  int64_t first_rank_of(int64_t stage) const {
+  int64_t fullest_rank_of(int64_t stage) const {
     mesh::Coord coord = mesh_.coord_of(0);
     coord[Axis::kPp] = stage;
-    return mesh_.rank_at(coord);
+    return rank_with_most_samples(config_, mesh_, coord);
   }
   program::Units units_of(int64_t rank) const {
     return units_.units_of(mesh_, rank);
@@ -63,10 +65,10 @@ class PlannedWorld {
   }
 
  private:
-  using Key = std::pair<int64_t, int64_t>;  // along pp and tp
+  using Key = std::pair<RankKind, double>;  // and speed
   Key key_of(int64_t rank) const {
-    const mesh::Coord coord = mesh_.coord_of(rank);
-    return {coord[Axis::kPp], coord[Axis::kTp]};
+    return {kind_of(config_, mesh_, mesh_.coord_of(rank)),
+            config_.mesh.speed_of(rank)};
   }
 
   void add(int64_t rank) {
@@ -75,7 +77,7 @@ class PlannedWorld {
     world_.programs.push_back(&found->second);
     if (!is_new) return;
     found->second = transfers_of(config_, mesh_, units_, rank, lanes_);
-    found->second.program = programs_by_stage_.at(key.first);
+    found->second.program = programs_by_stage_.at(key.first.stage);
     facts_[key] = {engine::facts_of(config_, mesh_, mesh_.coord_of(rank)),
                    units_.units_of(mesh_, rank)};
   }
@@ -94,7 +96,7 @@ class PlannedWorld {
 program::Device unit_device(const PlannedWorld& ranks) {
   double flops = 0;
   for (int64_t stage = 0; stage < ranks.stages(); ++stage) {
-    const auto& of = ranks.facts_of(ranks.first_rank_of(stage));
+    const auto& of = ranks.facts_of(ranks.fullest_rank_of(stage));
     for (const auto& chunk : of.units.chunks) {
       for (int64_t unit : chunk) {
         flops += static_cast<double>(of.facts.units.at(unit).forward.total());
@@ -108,12 +110,21 @@ program::Work table_of(const PlannedWorld& ranks, const program::Times& times,
                        int64_t passes) {
   std::vector<program::Units> units;
   for (int64_t stage = 0; stage < ranks.stages(); ++stage) {
-    units.push_back(ranks.units_of(ranks.first_rank_of(stage)));
+    units.push_back(ranks.units_of(ranks.fullest_rank_of(stage)));
   }
   const std::vector<program::Times> stages(ranks.stages(), times);
   return program::work_of_stages(
       stages, std::move(units), passes,
       [&ranks](int64_t rank) { return ranks.stage_of(rank); });
+}
+
+// Of ranks that are not equally fast.
+program::Work by_speed(program::Work work, const mesh::MeshConfig& mesh) {
+  if (!mesh.uneven()) return work;
+  return [work = std::move(work), &mesh](int64_t rank,
+                                         const program::Instruction& each) {
+    return work(rank, each) / mesh.speed_of(rank);
+  };
 }
 
 using Kind = std::tuple<Op, int64_t, int64_t>;  // with unit and chunk
@@ -192,12 +203,15 @@ program::Costs costs_of(const RunConfig& config, const PlanCosts& of,
   };
   if (of.stages) {
     const int64_t stages = ranks.stages();
-    costs.work = table_of(ranks, *of.stages,
-                          config.pipeline.pipeline(stages).num_runs() / stages);
+    costs.work =
+        by_speed(table_of(ranks, *of.stages,
+                          config.pipeline.pipeline(stages).num_runs() / stages),
+                 config.mesh);
     costs.links.at(ranks.world().pipeline).latency += of.message;
     plan.costs = "given for every stage";
   } else if (of.device) {
-    costs.work = program::work_of_device(*of.device, facts_of);
+    costs.work =
+        by_speed(program::work_of_device(*of.device, facts_of), config.mesh);
     plan.unit = "s";
     plan.costs = "operations and bytes over a device's rates";
   } else if (of.traced != nullptr) {
@@ -205,10 +219,13 @@ program::Costs costs_of(const RunConfig& config, const PlanCosts& of,
     plan.unit = "s";
     plan.costs = "means of the traced steps";
   } else {
-    costs.work = program::work_of_device(unit_device(ranks), facts_of);
+    costs.work = by_speed(program::work_of_device(unit_device(ranks), facts_of),
+                          config.mesh);
     plan.unit = "forwards";
     plan.costs = "operations; 1 is a micro-batch's forward on a mean stage";
   }
+  const bool seen = !of.stages && !of.device && of.traced != nullptr;
+  if (config.mesh.uneven() && !seen) plan.costs += ", over mesh.speeds";
   return costs;
 }
 
@@ -219,14 +236,14 @@ StepPlan plan_step(const RunConfig& config, const PlanCosts& of) {
   StepPlan plan;
   plan.world_size = ranks.mesh().world_size();
   plan.schedule = c10::str(config.pipeline.schedule, ", ", accumulation(config),
-                           " micro-batches of ", config.batch.micro);
+                           " micro-batches of ", rows_text(config));
   const auto costs = costs_of(config, of, ranks, plan);
   const auto simulation = program::simulate(ranks.world(), costs);
   plan.step = simulation.step;
   plan.bubble = simulation.bubble();
   const auto memory = memory_plans(config);
   for (int64_t stage = 0; stage < ranks.stages(); ++stage) {
-    const int64_t rank = ranks.first_rank_of(stage);
+    const int64_t rank = ranks.fullest_rank_of(stage);
     const auto& facts = ranks.facts_of(rank);
     PlannedStage& each = plan.stages.emplace_back();
     each.rank = rank;

@@ -18,6 +18,7 @@ namespace tessera::engine {
 
 // Where none is given: operations (program/facts.h), in units of what a stage's
 // forward of a micro-batch takes on average, over links that take no time.
+// A rank takes what is said here over its mesh.speeds, but where it was seen.
 struct PlanCosts {
   // Every stage alike, in any unit; and a message.
   std::optional<program::Times> stages;

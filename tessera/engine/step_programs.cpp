@@ -9,6 +9,7 @@
 #include "tessera/engine/batch_share.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/reader.h"
+#include "tessera/engine/sample_shares.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/parallel/pipeline/pipeline_config.h"
 #include "tessera/program/schedules/schedule.h"
@@ -70,17 +71,15 @@ std::vector<std::string> named_in(const char* variable, passes::Use use,
 
 using Programs = std::map<Purpose, std::vector<program::Program>>;  // by stage
 
-// Ranks of a stage run one program; what it moves depends on their place along
-// tp alone.
+// Ranks of a stage run one program; what it moves depends on their kind.
 void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
            const parallel::ModelUnits& model, const Programs& by_stage) {
   parallel::Lanes lanes(mesh);
-  std::map<std::pair<int64_t, int64_t>, RankProgram> programs;
+  std::map<RankKind, RankProgram> programs;
   program::World world;
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
-    const mesh::Coord coord = mesh.coord_of(rank);
     const auto [found, is_new] =
-        programs.try_emplace({coord[Axis::kPp], coord[Axis::kTp]});
+        programs.try_emplace(kind_of(config, mesh, mesh.coord_of(rank)));
     world.programs.push_back(&found->second);
     if (is_new) found->second = transfers_of(config, mesh, model, rank, lanes);
   }
@@ -90,14 +89,21 @@ void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
     return lanes.members(rank, lane);
   };
   for (const auto& [purpose, programs_of_it] : by_stage) {
-    for (auto& [place, program] : programs) {
-      program.program = programs_of_it.at(place.first);
+    for (auto& [kind, program] : programs) {
+      program.program = programs_of_it.at(kind.stage);
     }
     program::check(world);
   }
 }
 
 }  // namespace
+
+RankKind kind_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
+                 const mesh::Coord& coord) {
+  return {.stage = coord[Axis::kPp],
+          .tp = coord[Axis::kTp],
+          .data = config.batch.rows.empty() ? 0 : mesh.data_rank_of(coord)};
+}
 
 program::Program lowered_program(const RunConfig& config,
                                  const mesh::DeviceMesh& mesh,
@@ -154,14 +160,16 @@ program::RankProgram transfers_of(const RunConfig& config,
   program.units = model.transfers_of(mesh, rank, lanes);
   add_inner(facts_of(config, mesh, coord), lanes, program);
   program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
+  const int64_t samples =
+      SampleShares(config).rows_of(mesh.data_rank_of(coord));
   if (reads_for_others(config)) {
     program.batch = {{"broadcast", lanes.along(axes_of_readers()), at::kLong,
-                      extent_of_step(config).elements()}};
+                      extent_of_step(config, samples).elements()}};
   }
   program.stage = coord[Axis::kPp];
   program.stages = mesh.degree(Axis::kPp);
   program.placement = config.pipeline.placement();
-  program.message_elements = config.batch.micro *
+  program.message_elements = samples *
                              parallel::local_length(config.data.seq_len, mesh) *
                              config.model.hidden;
   return program;

@@ -5,6 +5,7 @@
 // Errors: TORCH_INTERNAL_ASSERT, of the checkers: a programmer's error.
 #pragma once
 
+#include <compare>
 #include <map>
 #include <vector>
 
@@ -13,6 +14,16 @@
 #include "tessera/program/passes/pass.h"
 
 namespace tessera::engine {
+
+// Where a rank is, as far as its program, its transfers and its facts ask:
+// along pp and tp, and among data-parallel ranks where these have different
+// numbers of samples.
+struct RankKind {
+  int64_t stage = 0, tp = 0, data = 0;
+  auto operator<=>(const RankKind&) const = default;
+};
+RankKind kind_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
+                 const mesh::Coord& coord);
 
 // Of the ranks of one stage. `without`: passes that are left out.
 program::Program lowered_program(const RunConfig& config,

@@ -23,8 +23,9 @@ models::trace::TracedModel traced_model(const models::ModelConfig& of,
   models::trace::TracedModel model(of, batch.samples, batch.seq_len);
   model.documents = batch.documents;
   model.attention_again = config.recompute.mode == "selective";
-  expert::TracedOptions experts{.sequence_parallel =
-                                    config.tensor.sequence_parallel};
+  expert::TracedOptions experts{
+      .sequence_parallel = config.tensor.sequence_parallel,
+      .received_rows = batch.received_rows};
   if (mesh.degree(Axis::kTp) > 1) {
     tensor::apply(model, mesh, coord, config.tensor);
     experts.region = tensor::traced_region(mesh, config.tensor);

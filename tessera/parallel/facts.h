@@ -18,6 +18,8 @@ struct FactsOptions {
   int64_t samples = 1;     // of a micro-batch
   int64_t seq_len = 1;     // of a whole sample
   bool documents = false;  // attention keeps them apart: at most one a sample
+  // What comes to its experts, over what it sends to experts.
+  double received_rows = 1;
   data::KeptStates kept = {};
   int64_t threads = 1;  // of an operator
 };

@@ -23,6 +23,7 @@
 #include "tessera/core/vectors.h"
 #include "tessera/data/file_list.h"
 #include "tessera/engine/memory_plan.h"
+#include "tessera/engine/model_cut.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/models/model.h"
@@ -78,6 +79,13 @@ std::string groups_text(const RunConfig& config, const mesh::DeviceMesh& mesh) {
                         some_of(ranks, kNamedAtMost));
   }
   return text;
+}
+
+std::string shares_text(const RunConfig& config) {
+  if (config.batch.rows.empty()) return "";
+  return "            " + engine::rows_text(config) +
+         " samples of a micro-batch on the data-parallel ranks, by "
+         "mesh.speeds\n";
 }
 
 // What the ranks of a host hold at most, against what it has.
@@ -332,17 +340,20 @@ std::string describe_plan(const RunConfig& config) {
   here.zero = config.zero.resolved(
       share_memory(config, {.first = 0, .count = mesh.world_size()}));
   const auto memory = engine::memory_plan(here);
+  const std::string stages =
+      config.mesh.pp > 1 ? "stages      " + engine::split_text(config) + "\n"
+                         : "";
   std::ostringstream text;
   text << "model       " << config.model.family << ", "
        << count_text(parameters) << " parameters\n"
        << "mesh        " << mesh.describe() << "\n"
-       << groups_text(config, mesh) << "batch       " << config.batch.global
-       << " samples = micro " << config.batch.micro << " x accumulation "
-       << accumulation(config) << " x data-parallel degree "
-       << data_parallel_degree(config) << "; "
+       << groups_text(config, mesh) << stages << "batch       "
+       << config.batch.global << " samples = micro " << config.batch.micro
+       << " x accumulation " << accumulation(config)
+       << " x data-parallel degree " << data_parallel_degree(config) << "; "
        << count_text(config.batch.global * config.data.seq_len)
        << " tokens a step\n"
-       << "memory      " << bytes_text(memory.states)
+       << shares_text(config) << "memory      " << bytes_text(memory.states)
        << " of model states and at most " << bytes_text(memory.work)
        << " of activations on the fullest rank\n";
   if (memory.in_files > 0) {

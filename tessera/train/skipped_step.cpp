@@ -11,6 +11,7 @@
 
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
+#include "tessera/engine/sample_shares.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::train {
@@ -88,13 +89,13 @@ void name_nonfinite(const engine::RunConfig& config, engine::RankModel& model,
   if (world.size() > 1) world.all_reduce(is_known).synchronize();
   const auto& sampler = data.sampler();
   if (origin) {
-    const int64_t micro = config.batch.micro;
-    const int64_t before = model.composed().data->rank() * accumulation(config);
+    const auto samples = engine::SampleShares(config).of(
+        model.composed().data->rank(), origin->microbatch);
     log::warning("step ", step + 1, ": not finite first in the gradient of '",
                  origin->parameter, "', behind micro-batch ",
                  origin->microbatch, ": ",
-                 samples_text(sampler.sample_indices(
-                     step, (before + origin->microbatch) * micro, micro)));
+                 samples_text(sampler.sample_indices(step, samples.first,
+                                                     samples.count)));
     return;
   }
   if (is_known.item<double>() > 0) return;

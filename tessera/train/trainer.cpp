@@ -1,5 +1,6 @@
 #include "tessera/train/trainer.h"
 
+#include <c10/util/StringUtil.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -14,6 +15,8 @@
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/batch_share.h"
+#include "tessera/engine/measured_speeds.h"
+#include "tessera/engine/model_cut.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/recorder.h"
@@ -368,7 +371,8 @@ class Trainer {
       validated_ = std::make_unique<engine::BatchShare>(
           engine::group_of_reader(model_->mesh(), ranks_));
     }
-    engine::BatchExtent extent = engine::extent_of_step(config_);
+    engine::BatchExtent extent =
+        engine::extent_of_step(config_, config_.batch.micro);
     extent.microbatches = 1;
     return shared_batches(*data_.valid, extent, most, *validated_);
   }
@@ -425,8 +429,32 @@ class Trainer {
 
 }  // namespace
 
+namespace {
+
+// Alike on all ranks, which then cut the model by it.
+RunConfig with_measured_speeds(const RunConfig& of, comm::Communicator& ranks) {
+  RunConfig config = of;
+  config.mesh.speeds = engine::measured_speeds(ranks);
+  complete(config, ranks.world_size());
+  log::info(
+      "mesh.measure_speeds: ",
+      config.mesh.speeds.empty()
+          ? "all ranks are as fast as each other, within a tenth"
+          : c10::str("relative speeds ", c10::Join(", ", config.mesh.speeds)),
+      "; ", engine::split_text(config), "; samples of a micro-batch ",
+      engine::rows_text(config));
+  return config;
+}
+
+}  // namespace
+
 ExitCode train(const RunConfig& config, comm::Communicator& ranks,
                const TrainOptions& options) {
+  if (config.mesh.measure_speeds) {
+    compare_across(ranks.world(), to_json(config));
+    const RunConfig measured = with_measured_speeds(config, ranks);
+    return Trainer(measured, ranks, options).run();
+  }
   return Trainer(config, ranks, options).run();
 }
 

@@ -35,6 +35,7 @@ RunConfig on_one_rank(RunConfig config) {
   config.pipeline = {};
   config.recompute = {};
   config.batch.micro = config.batch.global;  // nothing is accumulated
+  config.batch.rows = {};
   return config;
 }
 
@@ -47,6 +48,8 @@ Without without_axis(RunConfig config, Axis axis) {
   if (mesh.degree(axis) == 1) return {};
   mesh.degree(axis) = 1;
   mesh.dp = 0;
+  mesh.speeds = {};  // they were of other ranks
+  config.batch.rows = {};
   if (mesh.pp == 1) config.pipeline = {};
   if (mesh.tp == 1) {
     config.tensor = {};
@@ -54,6 +57,12 @@ Without without_axis(RunConfig config, Axis axis) {
   }
   // What is left of the ranks that ep folds.
   mesh.ep = std::gcd(mesh.ep, implied_world_size(config) / mesh.pp / mesh.etp);
+  return config;
+}
+
+Without without_speeds(RunConfig config) {
+  if (config.batch.rows.empty()) return {};
+  config.batch.rows = {};
   return config;
 }
 
@@ -94,7 +103,9 @@ Without without_reader(RunConfig config) {
 // A pipeline lives by its micro-batches.
 Without without_accumulation(RunConfig config) {
   if (accumulation(config) == 1 || config.mesh.pp > 1) return {};
-  config.batch.micro *= accumulation(config);
+  const int64_t count = accumulation(config);
+  config.batch.micro *= count;
+  for (int64_t& rows : config.batch.rows) rows *= count;
   return config;
 }
 
@@ -106,6 +117,7 @@ std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
   for (Axis axis : axes) {
     all.emplace_back(mesh::name_of(axis), without_axis(config, axis));
   }
+  all.emplace_back("speeds", without_speeds(config));
   all.emplace_back("zero", without_zero(config));
   all.emplace_back("offload", without_offload(config));
   all.emplace_back("sequence_parallel", without_sequence_parallel(config));
@@ -297,7 +309,7 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
                       view.degree(Axis::kEtp) * view.degree(Axis::kExpertDp));
     kinds = model.moe.every;
   }
-  if (config.pipeline.split.empty()) {
+  if (config.pipeline.split.empty() || config.pipeline.is_split_chosen) {
     model.layers =
         shrink(model.layers, std::lcm(runs, kinds), std::max(2 * runs, kinds));
   }

@@ -1,5 +1,7 @@
 #include "tessera/parallel/expert/expert_facts.h"
 
+#include <cmath>
+
 #include "tessera/mesh/layout.h"
 
 namespace tessera::parallel::expert {
@@ -15,19 +17,19 @@ using models::trace::Traced;
 // Rows come by source, are sorted by expert, and put back.
 Traced dispatch(const Operators& ops, const Traced& rows,
                 const models::ModelConfig& model, const Ranks& ranks,
-                const RunExperts& run) {
+                double received_rows, const RunExperts& run) {
   constexpr int64_t kCountBytes = 8;
-  const int64_t num_rows = rows.numel / model.hidden;
+  const int64_t num_rows = std::llround(
+      received_rows * static_cast<double>(rows.numel / model.hidden));
+  const int64_t numel = num_rows * model.hidden;
   const int64_t all_bytes = kCountBytes * ranks.size * model.moe.experts;
   const Memory all = ops.bytes(all_bytes);
   ops.tape().collective("all_gather", ranks.axes, all_bytes);
-  const Traced came =
-      ops.all_to_all(rows, rows.numel, ranks, /*copied_back=*/false);
+  const Traced came = ops.all_to_all(rows, numel, ranks, /*copied_back=*/false);
   const Memory order = ops.numbers(num_rows);
-  const Traced sorted = ops.index_select(came, rows.numel, order);
+  const Traced sorted = ops.index_select(came, numel, order);
   const Traced outputs = run(sorted);
-  const Traced back =
-      ops.index_select(outputs, rows.numel, ops.numbers(num_rows));
+  const Traced back = ops.index_select(outputs, numel, ops.numbers(num_rows));
   return ops.all_to_all(back, rows.numel, ranks, /*copied_back=*/false);
 }
 
@@ -44,11 +46,11 @@ void apply(models::trace::TracedModel& model, const TracedOptions& options,
       mesh::chunk_of(model.expert_ffn, etp, coord[Axis::kEtp]).size();
   models::trace::ExpertShard& shard = model.expert_shard;
   if (ep.size > 1) {
-    shard.dispatch = [ep, config = model.config](const Operators& ops,
-                                                 const Traced& rows,
-                                                 const RunExperts& run) {
-      return dispatch(ops, rows, config, ep, run);
-    };
+    shard.dispatch =
+        [ep, config = model.config, received = options.received_rows](
+            const Operators& ops, const Traced& rows, const RunExperts& run) {
+          return dispatch(ops, rows, config, ep, received, run);
+        };
   }
   const auto share_samples = [&](const std::vector<Axis>& axes) {
     const Ranks ranks = models::trace::along(mesh, axes);

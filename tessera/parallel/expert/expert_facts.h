@@ -14,6 +14,8 @@ struct TracedOptions {
   std::vector<mesh::Axis> sample_axes = {};
   bool sequence_parallel = false;
   models::trace::Region region = {};
+  // That come to the experts of this rank, over those that it sends.
+  double received_rows = 1;
 };
 
 // Of the rank at `coord`.

@@ -1,0 +1,408 @@
+#include "tessera/engine/model_cut.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/engine/measured_speeds.h"
+#include "tessera/engine/memory_plan.h"
+#include "tessera/engine/traced_steps.h"
+#include "tessera/monitor/report/run_trace.h"
+#include "tessera/parallel/pipeline/cut.h"
+#include "tessera/parallel/pipeline/stages.h"
+
+namespace tessera::engine {
+
+namespace pipeline = parallel::pipeline;
+using mesh::Axis;
+using pipeline::UnitCosts;
+using program::Op;
+
+namespace {
+
+void check_speeds(const RunConfig& config, const mesh::DeviceMesh& mesh) {
+  const auto& speeds = config.mesh.speeds;
+  TS_CHECK_CONFIG(
+      !config.mesh.star() || (speeds.empty() && !config.mesh.measure_speeds),
+      speeds.empty() ? "mesh.measure_speeds is true" : "mesh.speeds is set",
+      ", but with mesh.data_parallel dp devices are threads of one "
+      "process, whose shares are even. Leave it out, or use "
+      "mesh.data_parallel ddp.");
+  TS_CHECK_CONFIG(speeds.empty() || std::ssize(speeds) == mesh.world_size(),
+                  "mesh.speeds has ", speeds.size(),
+                  " numbers, but the world has ", mesh.world_size(),
+                  mesh.world_size() == 1 ? " rank" : " ranks",
+                  ": it has one for each. Give ", mesh.world_size(),
+                  ", or leave it out where all are alike.");
+}
+
+// By stage, and by data-parallel rank and stage: of the slowest rank there.
+class Speeds {
+ public:
+  Speeds(const std::vector<double>& of_ranks, const mesh::DeviceMesh& mesh)
+      : stages_(mesh.degree(Axis::kPp)),
+        at_(mesh.degree(Axis::kDpReplicate) * mesh.degree(Axis::kDpShard),
+            std::vector<double>(stages_, INFINITY)) {
+    for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+      const mesh::Coord coord = mesh.coord_of(static_cast<int64_t>(rank));
+      double& slowest = at_.at(mesh.data_rank_of(coord)).at(coord[Axis::kPp]);
+      slowest = std::min(slowest, of_ranks[rank]);
+    }
+  }
+
+  std::vector<double> of_stages() const {
+    std::vector<double> slowest(stages_, INFINITY);
+    for (const auto& column : at_) {
+      for (int64_t stage = 0; stage < stages_; ++stage) {
+        slowest[stage] = std::min(slowest[stage], column[stage]);
+      }
+    }
+    return slowest;
+  }
+
+  // With so much to do in each stage.
+  std::vector<double> of_data_ranks(const std::vector<double>& loads) const {
+    std::vector<double> speeds;
+    for (const auto& column : at_) {
+      double slowest = INFINITY;
+      for (int64_t stage = 0; stage < stages_; ++stage) {
+        slowest = std::min(slowest, column[stage] / loads.at(stage));
+      }
+      speeds.push_back(slowest);
+    }
+    return speeds;
+  }
+
+ private:
+  int64_t stages_;
+  std::vector<std::vector<double>> at_;
+};
+
+bool differ(const std::vector<double>& speeds) {
+  return std::ranges::adjacent_find(speeds, std::not_equal_to<>()) !=
+         speeds.end();
+}
+
+// Every layer costs the same, and what else there is nothing.
+UnitCosts costs_by_layers(int64_t layers) {
+  UnitCosts costs{.time = std::vector<double>(layers + 2, 1.0)};
+  costs.time.front() = costs.time.back() = 0;
+  return costs;
+}
+
+double flops_of(const program::UnitFacts& unit) {
+  return static_cast<double>(unit.forward.total() +
+                             unit.backward_input.total() +
+                             unit.backward_weight.total());
+}
+
+// What the configuration has computed again of a unit, which every stage does
+// of all its units, or of each k-th block.
+double again_of(const RunConfig& config, const program::UnitFacts& of,
+                int64_t unit) {
+  const std::string& mode = config.recompute.mode;
+  const bool is_block = unit > 0 && unit <= config.model.layers;
+  const bool again =
+      mode == "stage" || mode == "minimal" ||
+      (mode == "selective" && is_block) ||
+      (mode == "block" && is_block && config.recompute.covers(unit - 1));
+  return again ? static_cast<double>(of.again.flops.total()) : 0;
+}
+
+// Operations and bytes: of the parameters that a unit computes with, and of
+// what it keeps for its backward.
+UnitCosts costs_by_facts(const RunConfig& config,
+                         const mesh::DeviceMesh& mesh) {
+  const auto facts = facts_of(config, mesh, mesh.coord_of(0));
+  UnitCosts costs;
+  for (int64_t unit = 0; unit < config.model.layers + 2; ++unit) {
+    const program::UnitFacts& of = facts.units.at(unit);
+    costs.time.push_back(flops_of(of) + again_of(config, of, unit));
+    costs.state_bytes.push_back(static_cast<double>(of.state_bytes()));
+    costs.kept_bytes.push_back(static_cast<double>(of.kept_bytes));
+  }
+  costs.time.back() += flops_of(facts.loss);
+  for (const auto& each : facts.units.front().parameters) {
+    if (each.tied) {
+      costs.state_bytes.back() += static_cast<double>(each.state_bytes());
+    }
+  }
+  return costs;
+}
+
+// That some rank was seen to compute with; the last one is that of the head.
+int64_t units_in(const TracedRanks& ranks) {
+  int64_t last = -1;
+  for (const auto& steps : ranks) {
+    for (const auto& step : steps) {
+      for (const auto& span : step.spans) {
+        const auto each = instruction_of(span);
+        if (each && program::is_compute(each->op)) {
+          last = std::max(last, each->unit);
+        }
+      }
+    }
+  }
+  return last + 1;
+}
+
+// What a rank was seen to take for a micro-batch, by unit; 0: never seen.
+std::vector<double> seconds_of(
+    const std::vector<monitor::report::TracedStep>& steps, int64_t units) {
+  std::vector<double> seconds(units, 0), forwards(units, 0);
+  for (const auto& step : steps) {
+    for (const auto& span : step.spans) {
+      const auto each = instruction_of(span);
+      if (!each) continue;
+      const bool is_loss = each->op == Op::kLoss;
+      if (!is_loss && !program::is_compute(each->op)) continue;
+      const int64_t unit = is_loss ? units - 1 : each->unit;
+      seconds[unit] += span.end_s - span.begin_s;
+      if (each->op == Op::kForward) forwards[unit] += 1;
+    }
+  }
+  for (int64_t unit = 0; unit < units; ++unit) {
+    seconds[unit] /= std::max(1.0, forwards[unit]);
+  }
+  return seconds;
+}
+
+TracedRanks read_traced(const RunConfig& config) {
+  const std::string& run = config.pipeline.cut;
+  const auto meant = config::nearest(run, {"layers", "facts"});
+  TS_CHECK_CONFIG(
+      std::filesystem::exists(std::filesystem::path(run) / "trace"),
+      "pipeline.cut is \"", run,
+      "\": it is neither layers nor facts, nor the folder of a run whose steps "
+      "were traced (monitor.trace)",
+      meant ? ". Did you mean \"" + *meant + "\"?" : ".");
+  return monitor::report::read_trace(run);
+}
+
+struct Traced {
+  UnitCosts costs;
+  std::vector<double> speeds;  // of ranks; none: of another world, or alike
+};
+
+// Units of as many operations are alike: what they take is what all of them
+// take on average, and what a rank is off from that is its speed.
+class TracedCosts {
+ public:
+  TracedCosts(const RunConfig& config, const mesh::DeviceMesh& mesh)
+      : config_(config),
+        mesh_(mesh),
+        traced_{costs_by_facts(config, mesh), {}} {
+    const auto ranks = read_traced(config);
+    TS_CHECK_CONFIG(
+        units_in(ranks) == units(), "pipeline.cut is \"", config.pipeline.cut,
+        "\", a run of another model: this one has ", config.model.layers,
+        " layers. Trace a run of this model, or use facts.");
+    for (const auto& steps : ranks) {
+      seconds_.push_back(seconds_of(steps, units()));
+    }
+    const bool same_world = std::ssize(ranks) == mesh.world_size();
+    TS_CHECK_CONFIG(same_world || !config.mesh.uneven(), "pipeline.cut is \"",
+                    config.pipeline.cut, "\", a run of ", ranks.size(),
+                    " ranks, but mesh.speeds is of ", mesh.world_size(),
+                    ": what its ranks took cannot be told from how fast they "
+                    "are. Trace a run on this mesh, or use facts.");
+    find_means();
+    if (same_world && config.mesh.speeds.empty()) find_speeds();
+  }
+
+  Traced traced() && { return std::move(traced_); }
+
+ private:
+  int64_t units() const { return config_.model.layers + 2; }
+
+  double speed_of(size_t rank) const {
+    return config_.mesh.uneven()
+               ? config_.mesh.speed_of(static_cast<int64_t>(rank))
+               : 1;
+  }
+
+  void find_means() {
+    std::map<double, std::pair<double, double>> sums;  // by operations
+    const std::vector<double> operations = traced_.costs.time;
+    for (int64_t unit = 0; unit < units(); ++unit) {
+      for (size_t rank = 0; rank < seconds_.size(); ++rank) {
+        const double seconds = seconds_[rank][unit];
+        if (seconds == 0) continue;
+        auto& [sum, count] = sums[operations[unit]];
+        sum += seconds * speed_of(rank);
+        count += 1;
+      }
+    }
+    for (double& each : traced_.costs.time) {
+      const auto found = sums.find(each);
+      TS_CHECK_IO(found != sums.end(), config_.pipeline.cut,
+                  ": its trace has no span of some of the model's units.");
+      each = found->second.first / found->second.second;
+    }
+  }
+
+  void find_speeds() {
+    std::vector<double> rates;
+    for (const auto& own : seconds_) {
+      double taken = 0, expected = 0;
+      for (int64_t unit = 0; unit < units(); ++unit) {
+        if (own[unit] == 0) continue;
+        taken += own[unit];
+        expected += traced_.costs.time[unit];
+      }
+      rates.push_back(expected / taken);
+    }
+    traced_.speeds = rounded_speeds(rates);
+  }
+
+  const RunConfig& config_;
+  const mesh::DeviceMesh& mesh_;
+  std::vector<std::vector<double>> seconds_;  // by rank and unit
+  Traced traced_;
+};
+
+// Costs by pipeline.cut, and the speeds by which layers move.
+Traced costs_of(const RunConfig& config, const mesh::DeviceMesh& mesh) {
+  Traced found;
+  if (config.mesh.uneven()) found.speeds = config.mesh.speeds;
+  if (config.pipeline.cut == "layers") {
+    found.costs = costs_by_layers(config.model.layers);
+  } else if (config.pipeline.cut == "facts") {
+    found.costs = costs_by_facts(config, mesh);
+  } else {
+    Traced traced = TracedCosts(config, mesh).traced();
+    found.costs = std::move(traced.costs);
+    if (found.speeds.empty()) found.speeds = std::move(traced.speeds);
+  }
+  return found;
+}
+
+void choose_split(RunConfig& config, const mesh::DeviceMesh& mesh,
+                  const Traced& by) {
+  auto& of = config.pipeline;
+  pipeline::CutRules rules{.pipeline = of.pipeline(mesh.degree(Axis::kPp)),
+                           .bare_ends = of.cut != "layers"};
+  if (!by.speeds.empty()) {
+    rules.speeds = Speeds(by.speeds, mesh).of_stages();
+  }
+  if (of.cut == "layers" && !differ(rules.speeds)) return;  // evenly
+  of.split = pipeline::balanced_split(by.costs, rules);
+  of.is_split_chosen = true;
+}
+
+void choose_rows(RunConfig& config, const mesh::DeviceMesh& mesh,
+                 const UnitCosts& costs) {
+  const auto of = config.pipeline.pipeline(mesh.degree(Axis::kPp));
+  const auto loads = pipeline::loads_of(
+      costs, of,
+      pipeline::units_of_runs(config.model.layers, of.num_runs(),
+                              config.pipeline));
+  const auto speeds = Speeds(config.mesh.speeds, mesh).of_data_ranks(loads);
+  auto rows = shares_by_speed(config.batch.micro * std::ssize(speeds), speeds);
+  const bool is_even = std::ranges::all_of(
+      rows, [&](int64_t each) { return each == config.batch.micro; });
+  if (!is_even) config.batch.rows = std::move(rows);
+}
+
+}  // namespace
+
+void share_out(RunConfig& config, const mesh::DeviceMesh& mesh) {
+  check_speeds(config, mesh);
+  config.batch.rows.clear();
+  const bool cuts = mesh.degree(Axis::kPp) > 1 && config.pipeline.split.empty();
+  const bool shares = data_parallel_degree(config) > 1 && config.mesh.uneven();
+  const bool is_even = config.pipeline.cut == "layers" && !config.mesh.uneven();
+  if ((!cuts && !shares) || is_even) return;
+  // What no part is chosen by is not asked for: a given split has its layers.
+  RunConfig alone = config;
+  if (!cuts) alone.pipeline.cut = "layers";
+  const Traced by = costs_of(alone, mesh);
+  if (cuts) choose_split(config, mesh, by);
+  if (shares) choose_rows(config, mesh, by.costs);
+}
+
+std::vector<int64_t> shares_by_speed(int64_t total,
+                                     const std::vector<double>& speeds) {
+  const double sum = std::accumulate(speeds.begin(), speeds.end(), 0.0);
+  const auto count = std::ssize(speeds);
+  TORCH_INTERNAL_ASSERT(total >= count, total, " things for ", count);
+  // What everybody has by the time when all but `count` are shared out.
+  const double time = static_cast<double>(total - count) / sum;
+  std::vector<int64_t> shares;
+  for (const double speed : speeds) {
+    shares.push_back(
+        std::max<int64_t>(1, static_cast<int64_t>(std::floor(time * speed))));
+  }
+  int64_t left =
+      total - std::accumulate(shares.begin(), shares.end(), int64_t{0});
+  const auto end_with_one_more = [&](size_t i) {
+    return std::pair(static_cast<double>(shares[i] + 1) / speeds[i], speeds[i]);
+  };
+  for (; left > 0; --left) {
+    size_t next = 0;
+    for (size_t i = 1; i < shares.size(); ++i) {
+      if (end_with_one_more(i) < end_with_one_more(next)) next = i;
+    }
+    ++shares[next];
+  }
+  return shares;
+}
+
+std::string split_text(const RunConfig& config) {
+  const auto& of = config.pipeline;
+  const auto runs = pipeline::units_of_runs(
+      config.model.layers, of.pipeline(config.mesh.pp).num_runs(), of);
+  std::vector<int64_t> layers;
+  for (const auto& run : runs) layers.push_back(std::ssize(run));
+  --layers.front();
+  --layers.back();
+  std::string by = "evenly";
+  if (of.is_split_chosen) {
+    by =
+        c10::str("by ", of.cut, config.mesh.uneven() ? " and mesh.speeds" : "");
+  } else if (!of.split.empty()) {
+    by = "as pipeline.split says";
+  }
+  return c10::str("layers ", c10::Join(", ", layers), " ", by);
+}
+
+std::string rows_text(const RunConfig& config) {
+  return config.batch.rows.empty()
+             ? std::to_string(config.batch.micro)
+             : c10::str(c10::Join(", ", config.batch.rows));
+}
+
+std::vector<std::string> idle_cuts(const RunConfig& config) {
+  std::vector<std::string> found;
+  const auto& of = config.pipeline;
+  const bool is_given = !of.split.empty() && !of.is_split_chosen;
+  if (of.cut != "layers" && config.mesh.pp == 1) {
+    found.emplace_back("pipeline.cut is not used while mesh.pp is 1");
+  } else if (of.cut != "layers" && is_given) {
+    found.emplace_back(
+        "pipeline.cut is not used: pipeline.split says how many layers each "
+        "part has");
+  }
+  if (config.mesh.speeds.empty() || config.mesh.measure_speeds) return found;
+  if (!config.mesh.uneven()) {
+    found.emplace_back("mesh.speeds changes nothing: all are alike");
+  } else if (!of.is_split_chosen && config.batch.rows.empty()) {
+    found.push_back(c10::str(
+        "mesh.speeds changes nothing: ",
+        is_given ? "pipeline.split says how many layers each part has, "
+        : config.mesh.pp > 1 ? "stages are equally fast, "
+                             : "there is one stage, ",
+        "and of batch.micro ", config.batch.micro, " x ",
+        data_parallel_degree(config),
+        " samples each data-parallel rank has as many, one at least"));
+  }
+  return found;
+}
+
+}  // namespace tessera::engine
