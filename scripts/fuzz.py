@@ -2,8 +2,8 @@
 """Random configurations beside one rank: fuzz.py --program TESSERA [--count N] [--seed FIRST]
 
 A seed makes a legal configuration: a small model of odd sizes, of experts one in
-three, a mesh of up to 16 ranks, stages of ZeRO, a schedule, a batch. `tessera verify` must find it
-equal to one rank; a configuration that it refuses is a fault as well. Prints
+three, a mesh of up to 16 ranks, stages of ZeRO, a schedule, a batch, uneven
+ranks one in two. `tessera verify` must find it equal to one rank; a configuration that it refuses is a fault as well. Prints
 what fails, with its seed and the command that shows it again.
 """
 
@@ -65,6 +65,18 @@ def schedule_of(rng, pp):
     return rng.choice(["naive", "gpipe", "1f1b", "eager_1f1b", "zb_h1", "zb_h2"]), 1
 
 
+def add_speeds(rng, config):
+    """A cut by facts now and then, and ranks of which some are slow, or all of another speed."""
+    config["pipeline"]["cut"] = rng.choice(["layers", "layers", "facts"])
+    if rng.random() < 0.5:
+        return
+    ranks = 1
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
+        ranks *= config["mesh"].get(axis, 1)
+    slow = rng.choice([[1, 0.5], [1, 1, 1, 0.1], [n / 10 for n in range(1, 11)]])
+    config["mesh"]["speeds"] = [rng.choice(slow) for _ in range(ranks)]
+
+
 def configuration(seed):
     rng = random.Random(seed)
     mesh = mesh_of(rng)
@@ -124,6 +136,7 @@ def configuration(seed):
                            "scale_growth_interval": rng.choice([1, 2, 2000])}
     config["zero"]["offload"] = rng.choice(["none", "none", "optimizer", "all"])
     config["data"]["reader"] = rng.choice(["every", "first"])
+    add_speeds(rng, config)
     return config
 
 

@@ -237,8 +237,8 @@ MUTANTS = [
            mesh(DROPPED, mesh={"tp": 2}),
            r"^\S+attention\S+weight: gradient .* over tp"),
     Mutant("dropout_of_local_samples", "tessera/engine/rank_model.cpp",
-           "    return nn::Draw{seed, step, first_sample(share, microbatch)};\n",
-           "    return nn::Draw{seed, step, first_sample(MUTANT ? 0 : share, microbatch)};\n",
+           "    return nn::Draw{seed, step, shares.of(share, microbatch).first};\n",
+           "    return nn::Draw{seed, step, shares.of(MUTANT ? 0 : share, microbatch).first};\n",
            mesh(DROPPED, mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .* over dp_replicate"),
     Mutant("gate_not_summed", "tessera/parallel/expert/expert_parallel.cpp",
@@ -334,6 +334,22 @@ MUTANTS = [
            "      std::exchange(first.input, {}).grad() * (MUTANT ? 2 : 1);\n",
            mesh({**LLAMA, "layers": 4}, mesh={"pp": 2}, pipeline={"schedule": "zb_v"}),
            r"^\S+weight: gradient .* over pp"),
+    Mutant("a_share_of_samples_dropped", "tessera/engine/sample_shares.cpp",
+           "          : std::accumulate(rows_.begin(), rows_.begin() + share, int64_t{0});\n",
+           "          : std::accumulate(rows_.begin(), rows_.begin() + (MUTANT ? 0 : share), int64_t{0});\n",
+           mesh(mesh={"dp_replicate": 2, "speeds": [1, 0.5]}, batch={"global": 8, "micro": 2}),
+           r"^\S+weight: gradient .* over dp_replicate or speeds"),
+    Mutant("loss_weighed_by_even_shares", ACTOR,
+           "void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,\n"
+           "                               program::Purpose purpose) {\n",
+           "void ModelActor::begin_program(StepInput input, int64_t num_microbatches,\n"
+           "                               program::Purpose purpose) {\n"
+           "  if (MUTANT && composed_.data->size() > 1) {\n"
+           "    input.target_tokens = static_cast<double>(input.samples * input.tokens * num_microbatches *\n"
+           "                                              composed_.data->size());\n"
+           "  }\n",
+           mesh(mesh={"dp_replicate": 2, "speeds": [1, 0.5]}, batch={"global": 8, "micro": 2}),
+           r"^\S+weight: gradient .* over dp_replicate or speeds"),
     Mutant("orthogonalises_the_shard", "tessera/parallel/data/whole_updates.cpp",
            "  if (!gathers(parameter)) return optimizer.piece_as_whole(parameter);\n",
            "  if (!gathers(parameter) || MUTANT) return optimizer.piece_as_whole(parameter);\n",
