@@ -2,9 +2,10 @@
 """Random configurations beside one rank: fuzz.py --program TESSERA [--count N] [--seed FIRST]
 
 A seed makes a legal configuration: a small model of odd sizes, of experts one in
-three, a mesh of up to 16 ranks, stages of ZeRO, a schedule, a batch, uneven
-ranks one in two. `tessera verify` must find it equal to one rank; a configuration that it refuses is a fault as well. Prints
-what fails, with its seed and the command that shows it again.
+three, a mesh of up to 16 ranks, of uneven speed one in two, stages of ZeRO, a
+schedule, a batch. `tessera verify` must find it equal to one rank; a
+configuration that it refuses is a fault as well. Prints what fails, with its
+seed and the command that shows it again.
 """
 
 import argparse

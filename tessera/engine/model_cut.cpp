@@ -185,106 +185,97 @@ TracedRanks read_traced(const RunConfig& config) {
   return monitor::report::read_trace(run);
 }
 
-struct Traced {
-  UnitCosts costs;
-  std::vector<double> speeds;  // of ranks; none: of another world, or alike
+// What a model is cut by.
+struct CutCosts {
+  UnitCosts units;
+  std::vector<double> speeds = {};  // of ranks; none: all alike
 };
 
-// Units of as many operations are alike: what they take is what all of them
-// take on average, and what a rank is off from that is its speed.
-class TracedCosts {
- public:
-  TracedCosts(const RunConfig& config, const mesh::DeviceMesh& mesh)
-      : config_(config),
-        mesh_(mesh),
-        traced_{costs_by_facts(config, mesh), {}} {
-    const auto ranks = read_traced(config);
-    TS_CHECK_CONFIG(
-        units_in(ranks) == units(), "pipeline.cut is \"", config.pipeline.cut,
-        "\", a run of another model: this one has ", config.model.layers,
-        " layers. Trace a run of this model, or use facts.");
-    for (const auto& steps : ranks) {
-      seconds_.push_back(seconds_of(steps, units()));
-    }
-    const bool same_world = std::ssize(ranks) == mesh.world_size();
-    TS_CHECK_CONFIG(same_world || !config.mesh.uneven(), "pipeline.cut is \"",
-                    config.pipeline.cut, "\", a run of ", ranks.size(),
-                    " ranks, but mesh.speeds is of ", mesh.world_size(),
-                    ": what its ranks took cannot be told from how fast they "
-                    "are. Trace a run on this mesh, or use facts.");
-    find_means();
-    if (same_world && config.mesh.speeds.empty()) find_speeds();
-  }
+using UnitSeconds = std::vector<std::vector<double>>;  // by rank and unit
 
-  Traced traced() && { return std::move(traced_); }
-
- private:
-  int64_t units() const { return config_.model.layers + 2; }
-
-  double speed_of(size_t rank) const {
-    return config_.mesh.uneven()
-               ? config_.mesh.speed_of(static_cast<int64_t>(rank))
-               : 1;
-  }
-
-  void find_means() {
-    std::map<double, std::pair<double, double>> sums;  // by operations
-    const std::vector<double> operations = traced_.costs.time;
-    for (int64_t unit = 0; unit < units(); ++unit) {
-      for (size_t rank = 0; rank < seconds_.size(); ++rank) {
-        const double seconds = seconds_[rank][unit];
-        if (seconds == 0) continue;
-        auto& [sum, count] = sums[operations[unit]];
-        sum += seconds * speed_of(rank);
-        count += 1;
-      }
-    }
-    for (double& each : traced_.costs.time) {
-      const auto found = sums.find(each);
-      TS_CHECK_IO(found != sums.end(), config_.pipeline.cut,
-                  ": its trace has no span of some of the model's units.");
-      each = found->second.first / found->second.second;
+// Units of as many operations are alike: each takes what all of them take on
+// average, over the ranks that were seen to run one, at speed 1.
+std::vector<double> means_of_alike(const RunConfig& config,
+                                   const std::vector<double>& operations,
+                                   const UnitSeconds& seconds,
+                                   const std::vector<double>& speeds) {
+  std::map<double, std::pair<double, double>> sums;  // and counts
+  for (size_t rank = 0; rank < seconds.size(); ++rank) {
+    for (size_t unit = 0; unit < operations.size(); ++unit) {
+      if (seconds[rank][unit] == 0) continue;
+      auto& [sum, count] = sums[operations[unit]];
+      sum += seconds[rank][unit] * (speeds.empty() ? 1 : speeds.at(rank));
+      count += 1;
     }
   }
+  std::vector<double> means;
+  for (const double each : operations) {
+    const auto found = sums.find(each);
+    TS_CHECK_IO(found != sums.end(), config.pipeline.cut,
+                ": its trace has no span of some of the model's units.");
+    means.push_back(found->second.first / found->second.second);
+  }
+  return means;
+}
 
-  void find_speeds() {
-    std::vector<double> rates;
-    for (const auto& own : seconds_) {
-      double taken = 0, expected = 0;
-      for (int64_t unit = 0; unit < units(); ++unit) {
-        if (own[unit] == 0) continue;
-        taken += own[unit];
-        expected += traced_.costs.time[unit];
-      }
-      rates.push_back(expected / taken);
+// By layers, which ranks have alike: the mean of those that a rank ran over
+// what it took. Of a rank without layers nothing is known: it counts as fast.
+std::vector<double> speeds_seen(const UnitSeconds& seconds,
+                                const std::vector<double>& means) {
+  std::vector<double> rates;
+  for (const auto& own : seconds) {
+    double taken = 0, expected = 0;
+    for (size_t unit = 1; unit + 1 < means.size(); ++unit) {
+      if (own[unit] == 0) continue;
+      taken += own[unit];
+      expected += means[unit];
     }
-    traced_.speeds = rounded_speeds(rates);
+    rates.push_back(taken > 0 ? expected / taken : 0);
   }
+  const double fastest = std::ranges::max(rates);
+  std::ranges::replace(rates, 0.0, fastest);
+  return rounded_speeds(rates);
+}
 
-  const RunConfig& config_;
-  const mesh::DeviceMesh& mesh_;
-  std::vector<std::vector<double>> seconds_;  // by rank and unit
-  Traced traced_;
-};
-
-// Costs by pipeline.cut, and the speeds by which layers move.
-Traced costs_of(const RunConfig& config, const mesh::DeviceMesh& mesh) {
-  Traced found;
-  if (config.mesh.uneven()) found.speeds = config.mesh.speeds;
-  if (config.pipeline.cut == "layers") {
-    found.costs = costs_by_layers(config.model.layers);
-  } else if (config.pipeline.cut == "facts") {
-    found.costs = costs_by_facts(config, mesh);
-  } else {
-    Traced traced = TracedCosts(config, mesh).traced();
-    found.costs = std::move(traced.costs);
-    if (found.speeds.empty()) found.speeds = std::move(traced.speeds);
+CutCosts costs_by_run(const RunConfig& config, const mesh::DeviceMesh& mesh) {
+  const auto ranks = read_traced(config);
+  const int64_t units = config.model.layers + 2;
+  TS_CHECK_CONFIG(
+      units_in(ranks) == units, "pipeline.cut is \"", config.pipeline.cut,
+      "\", a run of another model: this one has ", config.model.layers,
+      " layers. Trace a run of this model, or use facts.");
+  const bool same_world = std::ssize(ranks) == mesh.world_size();
+  TS_CHECK_CONFIG(same_world || !config.mesh.uneven(), "pipeline.cut is \"",
+                  config.pipeline.cut, "\", a run of ", ranks.size(),
+                  " ranks, but mesh.speeds is of ", mesh.world_size(),
+                  ": what its ranks took cannot be told from how fast they "
+                  "are. Trace a run on this mesh, or use facts.");
+  UnitSeconds seconds;
+  for (const auto& steps : ranks) seconds.push_back(seconds_of(steps, units));
+  CutCosts costs{.units = costs_by_facts(config, mesh),
+                 .speeds = config.mesh.speeds};
+  const auto operations = costs.units.time;
+  if (same_world && costs.speeds.empty()) {
+    costs.speeds =
+        speeds_seen(seconds, means_of_alike(config, operations, seconds, {}));
   }
-  return found;
+  costs.units.time =
+      means_of_alike(config, operations, seconds,
+                     same_world ? costs.speeds : std::vector<double>{});
+  return costs;
+}
+
+// By pipeline.cut, with the speeds by which layers move.
+CutCosts costs_of(const RunConfig& config, const mesh::DeviceMesh& mesh) {
+  if (config.pipeline.cuts_by_run()) return costs_by_run(config, mesh);
+  return {.units = config.pipeline.cut == "facts"
+                       ? costs_by_facts(config, mesh)
+                       : costs_by_layers(config.model.layers),
+          .speeds = config.mesh.speeds};
 }
 
 void choose_split(RunConfig& config, const mesh::DeviceMesh& mesh,
-                  const Traced& by) {
+                  const CutCosts& by) {
   auto& of = config.pipeline;
   pipeline::CutRules rules{.pipeline = of.pipeline(mesh.degree(Axis::kPp)),
                            .bare_ends = of.cut != "layers"};
@@ -292,7 +283,7 @@ void choose_split(RunConfig& config, const mesh::DeviceMesh& mesh,
     rules.speeds = Speeds(by.speeds, mesh).of_stages();
   }
   if (of.cut == "layers" && !differ(rules.speeds)) return;  // evenly
-  of.split = pipeline::balanced_split(by.costs, rules);
+  of.split = pipeline::balanced_split(by.units, rules);
   of.is_split_chosen = true;
 }
 
@@ -322,9 +313,9 @@ void share_out(RunConfig& config, const mesh::DeviceMesh& mesh) {
   // What no part is chosen by is not asked for: a given split has its layers.
   RunConfig alone = config;
   if (!cuts) alone.pipeline.cut = "layers";
-  const Traced by = costs_of(alone, mesh);
+  const CutCosts by = costs_of(alone, mesh);
   if (cuts) choose_split(config, mesh, by);
-  if (shares) choose_rows(config, mesh, by.costs);
+  if (shares) choose_rows(config, mesh, by.units);
 }
 
 std::vector<int64_t> shares_by_speed(int64_t total,

@@ -230,6 +230,7 @@ TEST(SampleShares, MemoryIsOfTheRankWithTheMost) {
   RunConfig more = completed(on_data_ranks({1, 1}));
   EXPECT_GT(memory_plan(uneven).work, memory_plan(more).work);
   more.batch.micro = 3;
+  more.batch.global = 24;  // as many micro-batches
   EXPECT_EQ(memory_plan(uneven).work, memory_plan(more).work);
 }
 

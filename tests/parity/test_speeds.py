@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -132,6 +133,23 @@ def test_cut_by_a_traced_run(program, tokens, tmp_path):
     assert done.returncode == 78 and "neither layers nor facts, nor the folder of a run" in done.stderr
     done = train(program, path, "--nproc", "4", "--mesh.pp=4", "--mesh.speeds=1,1,1,0.5", check=False)
     assert done.returncode == 78 and "a run of 2 ranks, but mesh.speeds is of 4" in done.stderr
+
+
+def test_the_slow_rank_of_a_traced_run_gets_fewer_layers(program, tokens, tmp_path):
+    """Every task of rank 0 is written to have taken 10 us, of rank 1 20: the head, with its loss, 30 at speed 1."""
+    sections = {"model": LLAMA, "mesh": {"pp": 2}, "batch": {"micro": 2, "global": 8}, "run": {"steps": 2},
+                "schedule": {"warmup": 0}}
+    train(program, configuration(tokens, tmp_path / "traced", **sections, monitor={"trace": 1}), "--nproc", "2")
+    folder = tmp_path / "traced" / "run"
+    for rank in (0, 1):
+        file = folder / "trace" / f"rank-{rank}.json"
+        text, changed = re.subn(r'"dur":[0-9.e+-]+', f'"dur":{10 * (rank + 1)}', file.read_text())
+        assert changed > 0
+        file.write_text(text)
+    path = configuration(tokens, tmp_path / "cut", **sections, pipeline={"cut": str(folder)})
+    assert "stages      layers 5, 1 by " in shown(program, path)
+    # The same devices, as a user tells of them.
+    assert "stages      layers 5, 1 by " in shown(program, path, "--mesh.speeds=1,0.5")
 
 
 REFUSED = [
