@@ -125,6 +125,7 @@ Json json_of(const program::Instruction& each, const program::Timing& at) {
   }
   if (each.microbatch >= 0) json["microbatch"] = each.microbatch;
   if (each.unit >= 0) json["unit"] = each.unit;
+  if (each.version > 0) json["version"] = each.version;
   json["chunk"] = each.chunk;
   json["begin"] = at.begin;
   json["end"] = at.end;
@@ -152,9 +153,10 @@ Json json_of(const engine::PlannedStage& stage) {
 }
 
 Json json_of(const engine::StepPlan& plan) {
-  Json json = {{"unit", plan.unit},        {"costs", plan.costs},
-               {"step", plan.step},        {"bubble", plan.bubble},
-               {"ranks", plan.world_size}, {"stages", Json::array()}};
+  Json json = {{"unit", plan.unit},      {"costs", plan.costs},
+               {"step", plan.step},      {"bubble", plan.bubble},
+               {"steps", plan.steps},    {"ranks", plan.world_size},
+               {"stages", Json::array()}};
   for (const auto& stage : plan.stages) {
     json["stages"].push_back(json_of(stage));
   }
@@ -243,6 +245,7 @@ class PlanCommand {
     return c10::str("mesh        ", mesh.describe(), stages, "\nschedule    ",
                     plan.schedule, "\ncosts       ", plan.costs,
                     "\nstep        ", engine::amount(plan.step, plan.unit),
+                    plan.steps > 1 ? " between others, without a flush" : "",
                     "\nbubble      ", engine::percent(plan.bubble),
                     " of it, for other stages\nexposed     ",
                     engine::amount(exposed, plan.unit),

@@ -186,6 +186,9 @@ class Load {
             ? ""
             : "\nOf names that begin with optimizer., optimizer.type, "
               "optimizer.ema, optimizer.momentum and precision.compute decide.",
+        difference.find("delayed.") == std::string::npos
+            ? ""
+            : "\nOf names that begin with delayed., pipeline.schedule decides.",
         "\nUse the configuration that it was saved with, or give the "
         "run another name.");
   }

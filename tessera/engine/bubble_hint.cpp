@@ -74,6 +74,7 @@ std::string bubble_hint(const RunConfig& config) {
   if (config.mesh.star() || stages < 2 || microbatches >= 2 * stages) return "";
   const Schedule& schedule =
       program::schedules::named(config.pipeline.schedule);
+  if (schedule.delayed) return "";  // it fills no pipeline anew
   const Shape shape{.stages = stages,
                     .chunks = config.pipeline.num_chunks(),
                     .num_microbatches = microbatches,

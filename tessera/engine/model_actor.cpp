@@ -42,46 +42,63 @@ ModelActor::ModelActor(parallel::Composed& composed,
       rules_(rules),
       loss_scale_(rules.loss_scale) {}
 
-void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,
-                               program::Purpose purpose) {
+void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
+                               program::Purpose purpose,
+                               std::optional<StepInput> next) {
+  TORCH_INTERNAL_ASSERT(
+      !is_ahead_ || purpose == program::Purpose::kTraining,
+      "an evaluation in the middle of a batch: its step is to end first");
   input_ = std::move(input);
+  next_ = next.value_or(StepInput());
+  num_microbatches_ = num_microbatches;
   purpose_ = purpose;
-  losses_.clear();
-  balances_.clear();
+  version_ = 0;
+  if (!std::exchange(is_ahead_, next.has_value())) counted_ = {};
   loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;
   expert_load_ = at::Tensor();
   updates_ = was_skipped_ = normed_ = false;
   if (!input_.again) scale_ = trains() ? loss_scale_.value() : 1;
   gradient_scale_ = 1 / scale_;
   input_.aux_scale *= scale_;
-  if (trains()) target_tokens_ = static_cast<double>(open_batch());
+  next_.aux_scale *= scale_;
+  if (!trains()) return;
+  target_tokens_ = static_cast<double>(open_batch());
+  if (next_.read.num_targets) {
+    next_target_tokens_ = static_cast<double>(next_.read.num_targets());
+  }
 }
 
-std::optional<double> ModelActor::gradient_factor() const {
+std::optional<double> ModelActor::gradient_factor(int64_t microbatch) const {
   if (!trains()) return std::nullopt;
-  return scale_ / target_tokens_;
+  return scale_ /
+         (is_of_next(microbatch) ? next_target_tokens_ : target_tokens_);
 }
 
 bool ModelActor::may_skip() const {
   return rules_.skips_nonfinite || loss_scale_.scales();
 }
 
-void ModelActor::zero_gradients() { composed_.parameters->zero_gradients(); }
-
-void ModelActor::count(const nn::LossSum& loss, int64_t microbatch) {
-  losses_.push_back({microbatch, {loss.sum.detach(), loss.weight.detach()}});
+void ModelActor::zero_gradients() {
+  composed_.parameters->zero_gradients(version_);
 }
 
-void ModelActor::count(const nn::Balance& balance) {
+void ModelActor::count(const nn::LossSum& loss, int64_t microbatch) {
+  counted_of(microbatch)
+      .losses.push_back(
+          {in_batch(microbatch), {loss.sum.detach(), loss.weight.detach()}});
+}
+
+void ModelActor::count(const nn::Balance& balance, int64_t microbatch) {
   if (!balance.loss.defined()) return;
-  balances_.push_back(balance.loss.detach());
-  expert_load_ =
-      expert_load_.defined() ? expert_load_ + balance.load : balance.load;
+  Counted& counted = counted_of(microbatch);
+  counted.balances.push_back(balance.loss.detach());
+  at::Tensor& load = counted.expert_load;
+  load = load.defined() ? load + balance.load : balance.load;
 }
 
 nn::LossSum ModelActor::losses() const {
   nn::LossSum all{at::zeros({}, at::kDouble), at::zeros({}, at::kDouble)};
-  for (const auto& [microbatch, loss] : losses_) {
+  for (const auto& [microbatch, loss] : counted_.losses) {
     all.sum = all.sum + loss.sum;
     all.weight = all.weight + loss.weight;
   }
@@ -95,17 +112,18 @@ void ModelActor::read() {
     all.push_back(numbers.to(at::kDouble).reshape({-1}));
   };
   add(squares_);
-  for (const auto& [microbatch, loss] : losses_) {
+  for (const auto& [microbatch, loss] : counted_.losses) {
     add(loss.sum);
     add(loss.weight);
   }
-  for (const auto& balance : balances_) add(balance);
+  for (const auto& balance : counted_.balances) add(balance);
+  expert_load_ = counted_.expert_load;
   if (expert_load_.defined()) add(expert_load_);
   const at::Tensor here = read_on_host(at::cat(all));
   const double* next = here.const_data_ptr<double>();
 
   grad_norm_ = shown(std::sqrt(*next++)) / scale_;
-  for (const auto& [microbatch, loss] : losses_) {
+  for (const auto& [microbatch, loss] : counted_.losses) {
     const double sum = *next++;
     TS_CHECK(may_skip() || std::isfinite(sum),
              "train: the loss of micro-batch ", microbatch, " is ", shown(sum),
@@ -113,7 +131,7 @@ void ModelActor::read() {
     loss_sum_ += sum;
     weight_ += *next++;
   }
-  for (size_t i = 0; i < balances_.size(); ++i) aux_sum_ += *next++;
+  for (size_t i = 0; i < counted_.balances.size(); ++i) aux_sum_ += *next++;
   if (expert_load_.defined()) {
     expert_load_ = here.slice(0, here.numel() - expert_load_.numel());
   }
@@ -149,7 +167,7 @@ void ModelActor::norm() {
   }
   const auto& like = composed_.parameters->parameters().front().shard;
   squares_ = optim::sum_of_squares(owned).reshape({1}).to(like.device());
-  for (const auto& [microbatch, loss] : losses_) {
+  for (const auto& [microbatch, loss] : counted_.losses) {
     if (may_skip()) squares_ = squares_ + loss.sum * 0;  // NaN unless finite
   }
   if (world_.size() == 1) read();
@@ -160,11 +178,11 @@ void ModelActor::begin(const Instruction& instruction, bool awaited_next) {
   auto& parameters = *composed_.parameters;
   switch (instruction.op) {
     case Op::kGatherParameters:
-      return parameters.begin_gather(instruction.unit, mode);
+      return parameters.begin_gather(instruction.unit, mode, version_);
     case Op::kReduceGradients:
-      return parameters.begin_reduction(instruction.unit, mode);
+      return parameters.begin_reduction(instruction.unit, mode, version_);
     case Op::kSumGradients:
-      return parameters.begin_sum(instruction.unit, mode);
+      return parameters.begin_sum(instruction.unit, mode, version_);
     case Op::kSumNorm:
       norm_work_ = world_.all_reduce(squares_, comm::ReduceOp::kSum, mode);
       return;
@@ -187,11 +205,11 @@ void ModelActor::await(const Instruction& instruction) {
   switch (instruction.op) {
     case Op::kGatherParameters:
       wrote_parameters(instruction.unit);
-      return parameters.await_gather(instruction.unit);
+      return parameters.await_gather(instruction.unit, version_);
     case Op::kReduceGradients:
-      return parameters.await_reduction(instruction.unit);
+      return parameters.await_reduction(instruction.unit, version_);
     case Op::kSumGradients:
-      return parameters.await_sum(instruction.unit);
+      return parameters.await_sum(instruction.unit, version_);
     case Op::kSumNorm:
       std::exchange(norm_work_, {}).wait();
       return read();
@@ -255,11 +273,20 @@ void ModelActor::release(const Instruction& instruction) {
 }
 
 void ModelActor::free_parameters(int64_t unit) {
-  composed_.parameters->free(unit);
+  composed_.parameters->free(unit, version_);
 }
 
 void ModelActor::allocate_gradients(int64_t unit) {
-  composed_.parameters->allocate_gradients(unit);
+  composed_.parameters->allocate_gradients(unit, version_);
+}
+
+void ModelActor::keep_parameters(int64_t unit) {
+  composed_.parameters->keep(unit);
+}
+
+void ModelActor::next_version() {
+  composed_.parameters->next_version();
+  counted_ = std::exchange(counted_ahead_, {});
 }
 
 }  // namespace tessera::engine

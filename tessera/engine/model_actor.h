@@ -14,6 +14,9 @@
 // Skips:  a norm that is not finite is so on every rank of every axis, being
 //         one sum over all: each then updates nothing, or ends. Where steps may
 //         be skipped, the norm is NaN beside a loss that is not finite.
+// Ahead:  a program that goes on (program/schedules/schedule.h) has begun the
+//         next batch when it ends: what is known of that, and counted, waits
+//         for the program that ends it.
 // Comm:   the norm is one all_reduce of a double over the world.
 #pragma once
 
@@ -86,8 +89,13 @@ class ModelActor : public program::Actor {
              FileMemory* files = nullptr);
 
   // Before a program runs: a step's, or an evaluation's, without gradients.
+  // `next`: of the batch that the program begins besides, whose step is the one
+  // that follows. REQUIRES: an evaluation is not in the middle of a batch.
   virtual void begin_program(StepInput input, int64_t num_microbatches,
-                             program::Purpose purpose);
+                             program::Purpose purpose,
+                             std::optional<StepInput> next = {});
+  // A batch has begun whose step is still to come.
+  bool is_ahead() const { return is_ahead_; }
 
   // Of the step that ran: this rank's part of the loss, and of the target
   // tokens that it is a sum over; each rank of tp has the same.
@@ -112,13 +120,16 @@ class ModelActor : public program::Actor {
   // token counts on one of the ranks that hold a model.
   nn::LossSum losses() const;
 
+  void use_version(int64_t version) override { version_ = version; }
   void zero_gradients() override;
   void norm() override;
   void begin(const program::Instruction& instruction,
              bool awaited_next) override;
   void await(const program::Instruction& instruction) override;
   void clip_gradients() override;
+  void keep_parameters(int64_t unit) override;
   void optimizer_step(int64_t unit) override;
+  void next_version() override;
   void release(const program::Instruction& instruction) override;
   void free_parameters(int64_t unit) override;
   void allocate_gradients(int64_t unit) override;
@@ -126,23 +137,46 @@ class ModelActor : public program::Actor {
  protected:
   // Keep them until the host reads.
   void count(const nn::LossSum& loss, int64_t microbatch);
-  void count(const nn::Balance& balance);
+  void count(const nn::Balance& balance, int64_t microbatch);
   std::optional<nn::Draw> draw_of(int64_t share, int64_t microbatch) const {
-    if (!input_.draw) return std::nullopt;
-    return input_.draw(share, microbatch);
+    const StepInput& input = input_of(microbatch);
+    if (!input.draw) return std::nullopt;
+    return input.draw(share, in_batch(microbatch));
+  }
+  // Micro-batches are counted on from the step's into the next one's.
+  bool is_of_next(int64_t microbatch) const {
+    return microbatch >= num_microbatches_;
+  }
+  const StepInput& input_of(int64_t microbatch) const {
+    return is_of_next(microbatch) ? next_ : input_;
+  }
+  int64_t in_batch(int64_t microbatch) const {
+    return microbatch % num_microbatches_;
   }
   bool trains() const { return purpose_ == program::Purpose::kTraining; }
   // Of a micro-batch's summed loss in the step's, and scaled; of an evaluation,
   // which asks for no gradient, none.
-  std::optional<double> gradient_factor() const;
+  std::optional<double> gradient_factor(int64_t microbatch) const;
   // Makes the step's samples ready to be loaded, and counts the targets of the
   // global batch.
   virtual int64_t open_batch() { return input_.read.num_targets(); }
 
   parallel::Composed& composed_;
   StepInput input_;
+  StepInput next_;  // of the batch behind, where a program begins that
+  int64_t num_microbatches_ = 0;
+  int64_t version_ = 0;  // that the instruction is of
 
  private:
+  // Of one batch, until the host reads.
+  struct Counted {
+    std::vector<std::pair<int64_t, nn::LossSum>> losses;  // of a micro-batch
+    std::vector<at::Tensor> balances;
+    at::Tensor expert_load;
+  };
+  Counted& counted_of(int64_t microbatch) {
+    return is_of_next(microbatch) ? counted_ahead_ : counted_;
+  }
   bool may_skip() const;
   void decide();
   void read();
@@ -158,12 +192,12 @@ class ModelActor : public program::Actor {
   const GradientRules rules_;
   optim::LossScale loss_scale_;
   program::Purpose purpose_ = program::Purpose::kTraining;
-  std::vector<std::pair<int64_t, nn::LossSum>> losses_;  // of a micro-batch
-  std::vector<at::Tensor> balances_;
+  Counted counted_, counted_ahead_;
+  bool is_ahead_ = false;
   at::Tensor squares_;  // this rank's part of the squared norm; then the sum
   comm::Work norm_work_;
-  double target_tokens_ = 0;   // of the global batch
-  bool normed_ = false;        // the norm is taken
+  double target_tokens_ = 0, next_target_tokens_ = 0;  // of global batches
+  bool normed_ = false;                                // the norm is taken
   bool updates_ = false;       // the optimizer's step has begun
   double gradient_scale_ = 1;  // in it, as the norm says
   double scale_ = 1;           // of the loss

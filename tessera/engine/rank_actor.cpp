@@ -23,10 +23,16 @@ RankActor::RankActor(models::Model& model, parallel::Composed& composed,
       steps_(std::move(steps)) {}
 
 void RankActor::begin_program(StepInput input, int64_t num_microbatches,
-                              program::Purpose purpose) {
-  microbatches_.assign(num_microbatches, {});
+                              program::Purpose purpose,
+                              std::optional<StepInput> next) {
+  const bool goes_on = is_ahead();
+  const auto count =
+      static_cast<size_t>(num_microbatches * (next.has_value() ? 2 : 1));
+  if (!goes_on) microbatches_.clear();
+  microbatches_.resize(count);
   for (auto& each : microbatches_) each.units.resize(model_.num_units());
-  ModelActor::begin_program(std::move(input), num_microbatches, purpose);
+  ModelActor::begin_program(std::move(input), num_microbatches, purpose,
+                            std::move(next));
 }
 
 Reading RankActor::reading_of(const StepRead& read) const {
@@ -51,6 +57,25 @@ int64_t RankActor::open_batch() {
   return share.num_targets();
 }
 
+// The next batch's is the step's, as far as it has come.
+void RankActor::next_version() {
+  ModelActor::next_version();
+  const auto done = microbatches_.begin() + num_microbatches_;
+  microbatches_.erase(microbatches_.begin(), done);
+  std::map<Key, Message> under_way;
+  for (auto& [key, message] : messages_) {
+    const auto& [op, microbatch, chunk] = key;
+    under_way[{op, microbatch - num_microbatches_, chunk}] = std::move(message);
+  }
+  messages_ = std::move(under_way);
+}
+
+void RankActor::use_parameters(int64_t unit) {
+  for (int64_t owner : composed_.units.all[unit].reads) {
+    composed_.parameters->use(owner, version_);
+  }
+}
+
 // Where the documents of a sample begin every rank knows of all of it.
 data::Batch RankActor::local(const data::Batch& batch) const {
   return {composed_.local_tokens(batch.inputs),
@@ -66,9 +91,10 @@ models::Tokens RankActor::tokens_of(int64_t microbatch) const {
 void RankActor::load(int64_t microbatch) {
   data::Batch& batch = microbatches_.at(microbatch).batch;
   if (batch.inputs.defined()) return;
-  batch = local(steps_ && trains()
-                    ? steps_->share.microbatch(microbatch)
-                    : input_.read.load(composed_.data->rank(), microbatch));
+  batch = local(steps_ && trains() ? steps_->share.microbatch(microbatch)
+                                   : input_of(microbatch)
+                                         .read.load(composed_.data->rank(),
+                                                    in_batch(microbatch)));
 }
 
 void RankActor::load_inputs(int64_t microbatch) { load(microbatch); }
@@ -103,6 +129,7 @@ void RankActor::take_input(Microbatch& mine, int64_t unit) {
 void RankActor::run(int64_t microbatch, int64_t unit, bool keeps) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& here = mine.units.at(unit);
+  use_parameters(unit);
   take_input(mine, unit);
   here.keeps = keeps;
   const program::Unit& of = composed_.units.all[unit];
@@ -124,6 +151,7 @@ void RankActor::forward(int64_t microbatch, int64_t unit) {
 
 void RankActor::recompute(int64_t microbatch, int64_t unit) {
   if (composed_.units.all[unit].attention_alone) {
+    use_parameters(unit);
     return microbatches_.at(microbatch).units.at(unit).attention.compute();
   }
   run(microbatch, unit, /*keeps=*/true);
@@ -139,12 +167,13 @@ void RankActor::replay(int64_t microbatch, int64_t unit) {
 void RankActor::loss(int64_t microbatch) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& last = mine.units.back();
+  use_parameters(model_.num_units() - 1);
   const at::NoGradGuard no_grad;
   const at::Tensor hidden = last.output.variable_data();
   if (!last.keeps) last.output = at::Tensor();
   if (input_.on_logits) input_.on_logits(model_.logits_of(hidden));
   const nn::LossSum loss =
-      model_.loss_of(hidden, mine.batch.targets, gradient_factor());
+      model_.loss_of(hidden, mine.batch.targets, gradient_factor(microbatch));
   // The ranks of tp all have the same: in an evaluation the first one counts.
   if (trains() || composed_.coord[mesh::Axis::kTp] == 0) {
     count(loss, microbatch);
@@ -152,13 +181,15 @@ void RankActor::loss(int64_t microbatch) {
   if (trains()) last.gradient = hidden;
 }
 
-RankActor::Start RankActor::start_backward(Passed& here) {
+RankActor::Start RankActor::start_backward(int64_t microbatch, int64_t unit) {
+  Passed& here = microbatches_.at(microbatch).units.at(unit);
+  const double scale = input_of(microbatch).aux_scale;
   Start start{.ends = {std::exchange(here.output, {})},
               .gradients = {std::exchange(here.gradient, {})}};
   const nn::Balance balance = std::exchange(here.balance, {});
-  count(balance);
-  if (balance.loss.defined() && input_.aux_scale > 0) {
-    start.ends.push_back(balance.loss * input_.aux_scale);
+  count(balance, microbatch);
+  if (balance.loss.defined() && scale > 0) {
+    start.ends.push_back(balance.loss * scale);
     start.gradients.emplace_back();
   }
   return start;
@@ -178,11 +209,12 @@ void RankActor::backward_input(Passed& here, const Start& start, int64_t unit) {
 void RankActor::backward(Op part, int64_t microbatch, int64_t unit) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& here = mine.units.at(unit);
+  use_parameters(unit);
   if (part == Op::kBackwardWeight) {
     std::exchange(here.later, {})->run();
     return;
   }
-  const Start start = start_backward(here);
+  const Start start = start_backward(microbatch, unit);
   // Of a unit that is frozen as a whole there may be nothing to ask for: where
   // it has no input with a gradient.
   const at::Tensor& end = start.ends.front();
@@ -224,7 +256,9 @@ void RankActor::hand_gradients(int64_t microbatch, int64_t chunk) {
 }
 
 void RankActor::begin_message(const Instruction& message) {
-  const Wire wire = wire_of(composed_, message);
+  Instruction in_step = message;
+  in_step.microbatch = in_batch(message.microbatch);
+  const Wire wire = wire_of(composed_, in_step);
   const auto& units = composed_.units.chunks.at(message.chunk);
   Microbatch& mine = microbatches_.at(message.microbatch);
   Passed& first = mine.units.at(units.front());

@@ -35,7 +35,8 @@ class RankActor final : public ModelActor {
             std::unique_ptr<SharedSteps> steps = nullptr);
 
   void begin_program(StepInput input, int64_t num_microbatches,
-                     program::Purpose purpose) override;
+                     program::Purpose purpose,
+                     std::optional<StepInput> next = {}) override;
   void load_inputs(int64_t microbatch) override;
   void load_targets(int64_t microbatch) override;
   void load_documents(int64_t microbatch) override;
@@ -49,6 +50,7 @@ class RankActor final : public ModelActor {
   void begin(const program::Instruction& instruction,
              bool awaited_next) override;
   void await(const program::Instruction& instruction) override;
+  void next_version() override;
 
  private:
   // A unit between its forward and its backward.
@@ -85,7 +87,9 @@ class RankActor final : public ModelActor {
   struct Start {
     std::vector<at::Tensor> ends, gradients;
   };
-  Start start_backward(Passed& here);
+  Start start_backward(int64_t microbatch, int64_t unit);
+  // Whatever the unit computes with is of the instruction's version.
+  void use_parameters(int64_t unit);
   void backward_input(Passed& here, const Start& start, int64_t unit);
   void hand_on(Microbatch& mine, int64_t unit);
   void begin_message(const program::Instruction& message);

@@ -68,12 +68,23 @@ int64_t RankModel::samples_a_microbatch() const {
       composed_.mesh.data_rank_of(composed_.coord));
 }
 
-void RankModel::step(StepInput input, const program::Observer& observer) {
+void RankModel::step(StepInput input, const program::Observer& observer,
+                     std::optional<StepInput> next) {
+  TORCH_INTERNAL_ASSERT(goes_on_ || !next, "this schedule flushes");
   input.samples = samples_a_microbatch();
   input.tokens = parallel::local_length(config_.data.seq_len, composed_.mesh);
+  if (next) {
+    next->samples = input.samples;
+    next->tokens = input.tokens;
+  }
+  // The first two steps are taken at the first weights, whoever filled them.
+  if (goes_on_ && optimizer_->steps() == 0 && !actor_->is_ahead()) {
+    composed_.parameters->make_versions_alike();
+  }
+  program_ = &programs_.step.of(actor_->is_ahead(), next.has_value());
   actor_->begin_program(std::move(input), accumulation(config_),
-                        program::Purpose::kTraining);
-  program::execute(step_, *actor_, observer);
+                        program::Purpose::kTraining, std::move(next));
+  program::execute(*program_, *actor_, observer);
 }
 
 nn::LossSum RankModel::evaluate(
@@ -85,7 +96,7 @@ nn::LossSum RankModel::evaluate(
   input.samples = batch.inputs.size(0);
   input.tokens = parallel::local_length(batch.inputs.size(1), composed_.mesh);
   actor_->begin_program(std::move(input), 1, program::Purpose::kEvaluation);
-  program::execute(evaluation_, *actor_, observer);
+  program::execute(programs_.evaluation, *actor_, observer);
   return actor_->losses();
 }
 
@@ -194,10 +205,9 @@ std::unique_ptr<SharedSteps> RankModel::shared_steps() {
 void RankModel::build_programs() {
   std::vector<program::Purpose> purposes = {program::Purpose::kEvaluation};
   if (trains()) purposes.push_back(program::Purpose::kTraining);
-  auto programs = proved_programs(config_, composed_.mesh, composed_.model,
-                                  ranks_.rank(), purposes, passes_);
-  evaluation_ = std::move(programs.at(program::Purpose::kEvaluation));
-  if (trains()) step_ = std::move(programs.at(program::Purpose::kTraining));
+  programs_ = proved_programs(config_, composed_.mesh, composed_.model,
+                              ranks_.rank(), purposes, passes_);
+  goes_on_ = trains() && config_.pipeline.delayed() && !config_.mesh.star();
 }
 
 // The trained decoder and, for every further device, one of its shape.

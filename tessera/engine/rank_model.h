@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -46,8 +47,14 @@ class RankModel {
             program::Purpose use = program::Purpose::kTraining,
             program::passes::Choice passes = passes_chosen());
 
-  // One step; the observer hears of each instruction.
-  void step(StepInput input, const program::Observer& observer = nullptr);
+  // One step; the observer hears of each instruction. `next`: of the step that
+  // follows, whose batch this one may begin where pipeline.schedule goes on;
+  // without it the pipeline is empty behind the step, which changes no value.
+  // REQUIRES: behind a step with a next one, that step is the next thing done.
+  void step(StepInput input, const program::Observer& observer = nullptr,
+            std::optional<StepInput> next = {});
+  // Whether a step may be given the next one's input.
+  bool goes_on() const { return goes_on_; }
   // Sum of the cross-entropy of one batch, without gradients: each token counts
   // on one of the ranks that hold a model together, for which it is collective.
   // `on_logits`: see StepInput.
@@ -77,8 +84,8 @@ class RankModel {
   // REQUIRES: a model for steps.
   const optim::Optimizer& optimizer() const { return *optimizer_; }
   ModelActor& actor() { return *actor_; }
-  // Of a step.
-  const program::Program& program() const { return step_; }
+  // Of the step that was run last; of one by itself before the first.
+  const program::Program& program() const { return *program_; }
 
  private:
   void build_files();
@@ -100,7 +107,9 @@ class RankModel {
   parallel::Composed composed_;
   std::unique_ptr<optim::Optimizer> optimizer_;  // of steps
   std::unique_ptr<ModelActor> actor_;
-  program::Program step_, evaluation_;
+  bool goes_on_ = false;
+  RankPrograms programs_;
+  const program::Program* program_ = &programs_.step.alone;
 };
 
 }  // namespace tessera::engine

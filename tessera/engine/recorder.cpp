@@ -60,12 +60,14 @@ std::optional<SpanKind> kind_of_op(Op op) {
     case Op::kSumNorm:
       return SpanKind::kNorm;
     case Op::kClipGradients:
+    case Op::kKeepParameters:
     case Op::kOptimizerStep:
       return SpanKind::kOptimizer;
     case Op::kFetchStates:
     case Op::kFetchParameters:
       return SpanKind::kOffload;
     case Op::kZeroGradients:
+    case Op::kNextVersion:
     case Op::kHandActivations:
     case Op::kHandGradients:
     case Op::kFreeParameters:
@@ -85,17 +87,24 @@ int64_t lane_of(SpanKind kind) {
                                       : kReductions;
 }
 
-void name_operands(const Instruction& instruction, int64_t step,
-                   monitor::Span& span) {
-  span.args.emplace_back("step", step);
+}  // namespace
+
+Instruction Recorder::in_step(Instruction instruction) const {
+  if (instruction.microbatch >= 0) {
+    instruction.microbatch %= num_microbatches_;
+  }
+  return instruction;
+}
+
+void Recorder::name_operands(const Instruction& of, monitor::Span& span) const {
+  const Instruction instruction = in_step(of);
+  span.args.emplace_back("step", step_ + of.version);
   if (instruction.microbatch >= 0) {
     span.args.emplace_back("microbatch", instruction.microbatch);
   }
   if (instruction.unit >= 0) span.args.emplace_back("unit", instruction.unit);
   if (instruction.chunk > 0) span.args.emplace_back("chunk", instruction.chunk);
 }
-
-}  // namespace
 
 // What stages sum together waits for them, as a message does.
 std::optional<SpanKind> Recorder::kind_of(
@@ -115,8 +124,9 @@ std::vector<std::string> Recorder::lanes() {
   return {"compute", "gathers", "reductions", "messages", "files", "batches"};
 }
 
-void Recorder::begin_step(int64_t step) {
+void Recorder::begin_step(int64_t step, int64_t num_microbatches) {
   step_ = step;
+  num_microbatches_ = num_microbatches;
   spans_.clear();
   begun_.clear();
   lane_end_.clear();
@@ -156,7 +166,7 @@ void Recorder::take(const Instruction& instruction, double begin_s,
     begun_[{instruction.op, instruction.microbatch, instruction.unit,
             instruction.chunk}] = begin_s;
   }
-  name_operands(instruction, step_, span);
+  name_operands(instruction, span);
   if (program::is_message(instruction.op)) mark_message(instruction, span);
   spans_.push_back(std::move(span));
 }
@@ -175,7 +185,7 @@ void Recorder::add_in_flight(const Instruction& instruction, double end_s) {
   double& last = lane_end_[span.lane];
   span.begin_s = std::max(span.begin_s, last);
   last = end_s;
-  name_operands(instruction, step_, span);
+  name_operands(instruction, span);
   spans_.push_back(std::move(span));
 }
 
@@ -183,11 +193,12 @@ void Recorder::add_in_flight(const Instruction& instruction, double end_s) {
 // which the rank itself has to do with it.
 void Recorder::mark_message(const Instruction& message,
                             monitor::Span& span) const {
-  const Wire wire = wire_of(composed_, message);
+  const Wire wire = wire_of(composed_, in_step(message));
+  const int64_t step = step_ + message.version;
   if (message.phase == (wire.sends ? Phase::kAwait : Phase::kBegin)) return;
   const int64_t peer = composed_.pipeline->ranks().at(wire.peer);
-  span.flow = wire.sends ? monitor::flow_id(step_, rank_, peer, wire.tag)
-                         : monitor::flow_id(step_, peer, rank_, wire.tag);
+  span.flow = wire.sends ? monitor::flow_id(step, rank_, peer, wire.tag)
+                         : monitor::flow_id(step, peer, rank_, wire.tag);
   span.starts_flow = wire.sends;
 }
 

@@ -5,6 +5,7 @@
 // Cost:  two readings of the clock and a span for each instruction.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -21,8 +22,9 @@ class Recorder {
  public:
   Recorder(const parallel::Composed& composed, int64_t rank);
 
-  // Forgets what was recorded; `step` names the messages that follow.
-  void begin_step(int64_t step);
+  // Forgets what was recorded; `step` names the messages that follow. Of so many
+  // micro-batches a step; those behind are the next one's.
+  void begin_step(int64_t step, int64_t num_microbatches = INT64_MAX);
   program::Observer observer();
   const std::vector<monitor::Span>& spans() const { return spans_; }
 
@@ -40,7 +42,12 @@ class Recorder {
 
   const parallel::Composed& composed_;
   int64_t rank_;
-  int64_t step_ = 0;
+  // By the step that it is of.
+  program::Instruction in_step(program::Instruction instruction) const;
+  void name_operands(const program::Instruction& instruction,
+                     monitor::Span& span) const;
+
+  int64_t step_ = 0, num_microbatches_ = INT64_MAX;
   std::vector<monitor::Span> spans_;
   using Key = std::tuple<program::Op, int64_t, int64_t, int64_t>;
   std::map<Key, double> begun_;         // when, of what is under way

@@ -101,6 +101,33 @@ void check_star(const RunConfig& config) {
          config.recompute.mode, "none");
 }
 
+// A batch is in the middle of the pipeline while the update before it is made:
+// what that would change for it is not there yet, and on a rank with all stages
+// it would be.
+void check_delays(const RunConfig& config) {
+  if (!config.pipeline.delayed()) return;
+  const std::string& schedule = config.pipeline.schedule;
+  const auto refuse = [&](bool holds, const std::string& key, const char* why,
+                          const char* instead) {
+    TS_CHECK_CONFIG(holds, key, ", but pipeline.schedule ", schedule, " ", why,
+                    ". Use ", instead, ", or pipeline.schedule 1f1b.");
+  };
+  refuse(!config.mesh.star(), "mesh.data_parallel is dp",
+         "keeps two versions of the weights, which devices around device 0 do "
+         "not have",
+         "ddp");
+  refuse(!config.optimizer.skip_nonfinite, "optimizer.skip_nonfinite is true",
+         "has gone on to another version of the weights when a step is to be "
+         "run again, to name what is not finite",
+         "false");
+  refuse(config.precision.loss_scale != 0,
+         "precision.loss_scale is 0, by which each update may change the scale",
+         "has begun the next batch by then", "a fixed precision.loss_scale");
+  refuse(config.zero.offload != "all", "zero.offload is all",
+         "reads two versions of the weights in turn, of which files hold one",
+         "none or optimizer");
+}
+
 void check_trace(const RunConfig& config) {
   const int64_t traceable = config.run.steps - 1;
   TS_CHECK_CONFIG(config.monitor.trace <= traceable, "monitor.trace is ",
@@ -283,8 +310,9 @@ void complete(RunConfig& config, int64_t world_size) {
   forget_chosen_split(config.pipeline);
   parallel::pipeline::check(config.model, accumulation(config), mesh,
                             config.pipeline);
-  check_star(config);
   config.precision.complete();
+  check_delays(config);
+  check_star(config);
   check_updates(config);
   config.precision.check();
   check_schedule(config);

@@ -28,8 +28,10 @@ Traffic StarActor::so_far() const {
 Traffic StarActor::traffic() const { return so_far() - before_; }
 
 void StarActor::begin_program(StepInput input, int64_t num_microbatches,
-                              program::Purpose purpose) {
-  ModelActor::begin_program(std::move(input), num_microbatches, purpose);
+                              program::Purpose purpose,
+                              std::optional<StepInput> next) {
+  ModelActor::begin_program(std::move(input), num_microbatches, purpose,
+                            std::move(next));
   before_ = so_far();
   devices_.assign(trains() ? models_.size() : 1, {});
 }
@@ -79,12 +81,13 @@ void StarActor::loss(int64_t microbatch) {
     const at::Tensor hidden = here.output.detach();
     if (!trains()) here.output = at::Tensor();
     if (input_.on_logits) input_.on_logits(model.logits_of(hidden));
-    here.loss = model.loss_of(hidden, here.batch.targets, gradient_factor());
+    here.loss =
+        model.loss_of(hidden, here.batch.targets, gradient_factor(microbatch));
     if (trains()) here.gradient = hidden;
   });
   for (const Device& here : devices_) count(here.loss, microbatch);
   if (!trains()) return;
-  for (const Device& here : devices_) count(here.balance);
+  for (const Device& here : devices_) count(here.balance, microbatch);
 }
 
 void StarActor::backward(program::Op /*part*/, int64_t /*microbatch*/,

@@ -21,7 +21,8 @@ class StarActor final : public ModelActor {
 
   Traffic traffic() const override;
   void begin_program(StepInput input, int64_t num_microbatches,
-                     program::Purpose purpose) override;
+                     program::Purpose purpose,
+                     std::optional<StepInput> next = {}) override;
 
   void replicate_parameters() override;
   void load_inputs(int64_t microbatch) override;

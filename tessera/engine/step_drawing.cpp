@@ -98,9 +98,12 @@ std::string amount(double time, const std::string& unit) {
 
 report::Panel panel_of(const StepPlan& plan) {
   report::Panel panel;
-  panel.title =
-      c10::str(plan.schedule, ": predicted ", amount(plan.step, plan.unit),
-               ", bubble ", percent(plan.bubble));
+  panel.title = c10::str(
+      plan.schedule, ": predicted ", amount(plan.step, plan.unit), ", bubble ",
+      percent(plan.bubble),
+      plan.steps > 1
+          ? c10::str(", drawn ", plan.steps, " steps from fill to flush")
+          : "");
   for (size_t i = 0; i < plan.stages.size(); ++i) {
     const PlannedStage& stage = plan.stages[i];
     report::Row row{.label = label_of(plan, i), .boxes = {}, .note = {}};

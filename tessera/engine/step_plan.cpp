@@ -229,6 +229,27 @@ program::Costs costs_of(const RunConfig& config, const PlanCosts& of,
   return costs;
 }
 
+// Of steps that go on, the last of those that neither fill nor empty the
+// pipeline.
+void take_one_step(StepPlan& plan) {
+  plan.steps = std::ssize(plan.stages.front().times.step_ends);
+  double bubble = 0, ranks = 0;
+  plan.step = 0;
+  for (PlannedStage& stage : plan.stages) {
+    auto& times = stage.times;
+    const auto& from = times.step_ends.at(plan.steps - 3);
+    const auto& to = times.step_ends.at(plan.steps - 2);
+    times.work = to.work - from.work;
+    times.bubble = to.bubble - from.bubble;
+    times.exposed = to.exposed - from.exposed;
+    times.files = to.files - from.files;
+    plan.step = std::max(plan.step, to.time - from.time);
+    bubble += times.bubble * static_cast<double>(stage.num_ranks);
+    ranks += static_cast<double>(stage.num_ranks);
+  }
+  plan.bubble = plan.step > 0 ? bubble / (ranks * plan.step) : 0;
+}
+
 }  // namespace
 
 StepPlan plan_step(const RunConfig& config, const PlanCosts& of) {
@@ -255,6 +276,7 @@ StepPlan plan_step(const RunConfig& config, const PlanCosts& of) {
     each.state_bytes = memory.at(stage).states;
     each.peak_bytes = each.state_bytes + each.memory.peak();
   }
+  if (config.pipeline.delayed()) take_one_step(plan);
   return plan;
 }
 

@@ -48,6 +48,9 @@ struct StepPlan {
   std::string costs;     // where times are from, in words
   double step = 0;
   double bubble = 0;  // the mean share of the step
+  // That stages' programs have; of several, which go on without a flush, one in
+  // the middle is the step that all numbers are of.
+  int64_t steps = 1;
   int64_t world_size = 0;
   std::vector<PlannedStage> stages;
 };

@@ -69,11 +69,11 @@ std::vector<std::string> named_in(const char* variable, passes::Use use,
   return names;
 }
 
-using Programs = std::map<Purpose, std::vector<program::Program>>;  // by stage
+using ByStage = std::vector<program::Program>;
 
 // Ranks of a stage run one program; what it moves depends on their kind.
 void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
-           const parallel::ModelUnits& model, const Programs& by_stage) {
+           const parallel::ModelUnits& model, const std::vector<ByStage>& all) {
   parallel::Lanes lanes(mesh);
   std::map<RankKind, RankProgram> programs;
   program::World world;
@@ -81,19 +81,32 @@ void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
     const auto [found, is_new] =
         programs.try_emplace(kind_of(config, mesh, mesh.coord_of(rank)));
     world.programs.push_back(&found->second);
-    if (is_new) found->second = transfers_of(config, mesh, model, rank, lanes);
+    if (!is_new) continue;
+    found->second = transfers_of(config, mesh, model, rank, lanes);
+    // Whoever runs them waits for all ranks there, to tell of the step.
+    found->second.between_steps = {
+        {"all_gather", lanes.world(), at::kDouble, 1}};
   }
   world.pipeline = lanes.along({Axis::kPp});
   world.lanes = lanes.names();
   world.members = [&](int64_t rank, int64_t lane) {
     return lanes.members(rank, lane);
   };
-  for (const auto& [purpose, programs_of_it] : by_stage) {
+  for (const ByStage& by_stage : all) {
     for (auto& [kind, program] : programs) {
-      program.program = programs_of_it.at(kind.stage);
+      program.program = by_stage.at(kind.stage);
     }
     program::check(world);
   }
+}
+
+// `together`: kStepsTogether.
+StepPrograms cut(program::Program alone, const program::Program& together,
+                 int64_t num_microbatches) {
+  const auto steps = program::steps_of(together, num_microbatches);
+  TORCH_INTERNAL_ASSERT(steps.size() == kStepsTogether && steps[1] == steps[2],
+                        "program: steps that go on are not alike");
+  return {std::move(alone), steps.front(), steps[1], steps.back()};
 }
 
 }  // namespace
@@ -109,7 +122,7 @@ program::Program lowered_program(const RunConfig& config,
                                  const mesh::DeviceMesh& mesh,
                                  const parallel::ModelUnits& model,
                                  int64_t stage, Purpose purpose,
-                                 const passes::Choice& choice) {
+                                 const passes::Choice& choice, int64_t steps) {
   const bool trains = purpose == Purpose::kTraining;
   TS_CHECK_CONFIG(!config.mesh.star() || choice.with.empty(),
                   "TESSERA_WITH_PASSES: devices of mesh.data_parallel dp run "
@@ -138,10 +151,22 @@ program::Program lowered_program(const RunConfig& config,
   const auto& schedule = program::schedules::named(pipeline.schedule);
   const program::schedules::Tail tail{
       .clip = config.optimizer.scales_gradients(), .alone = units.alone};
-  return passes::lower(
-      trains ? program::schedules::step(schedule, shape, stage, tail)
-             : program::schedules::evaluation(shape, stage, schedule.placement),
-      units, purpose, choice);
+  if (trains) {
+    return passes::lower(
+        program::schedules::steps(schedule, shape, stage,
+                                  schedule.delayed ? steps : 1, tail),
+        units, purpose, choice);
+  }
+  auto evaluation =
+      program::schedules::evaluation(shape, stage, schedule.placement);
+  for (auto& each : evaluation) each.version = units.versions.parameters - 1;
+  return passes::lower(std::move(evaluation), units, purpose, choice);
+}
+
+const program::Program& StepPrograms::of(bool is_begun,
+                                         bool begins_next) const {
+  if (is_begun) return begins_next ? steady : last;
+  return begins_next ? first : alone;
 }
 
 passes::Choice passes_chosen() {
@@ -175,23 +200,40 @@ program::RankProgram transfers_of(const RunConfig& config,
   return program;
 }
 
-std::map<Purpose, program::Program> proved_programs(
-    const RunConfig& config, const mesh::DeviceMesh& mesh,
-    const parallel::ModelUnits& model, int64_t rank,
-    const std::vector<Purpose>& purposes, const passes::Choice& choice) {
-  Programs by_stage;
-  for (Purpose purpose : purposes) {
+RankPrograms proved_programs(const RunConfig& config,
+                             const mesh::DeviceMesh& mesh,
+                             const parallel::ModelUnits& model, int64_t rank,
+                             const std::vector<Purpose>& purposes,
+                             const passes::Choice& choice) {
+  std::vector<ByStage> all;
+  const auto add = [&](Purpose purpose, int64_t steps) {
+    ByStage& by_stage = all.emplace_back();
     for (int64_t stage = 0; stage < config.mesh.pp; ++stage) {
-      by_stage[purpose].push_back(
-          lowered_program(config, mesh, model, stage, purpose, choice));
+      by_stage.push_back(
+          lowered_program(config, mesh, model, stage, purpose, choice, steps));
     }
+  };
+  const bool goes_on = config.pipeline.delayed() && !config.mesh.star();
+  for (Purpose purpose : purposes) {
+    add(purpose, 1);
+    if (goes_on && purpose == Purpose::kTraining) add(purpose, kStepsTogether);
   }
   if (!config.mesh.star() && mesh.world_size() > 1) {
-    prove(config, mesh, model, by_stage);
+    prove(config, mesh, model, all);
   }
-  std::map<Purpose, program::Program> mine;
-  for (auto& [purpose, programs] : by_stage) {
-    mine[purpose] = std::move(programs.at(mesh.coord_of(rank)[Axis::kPp]));
+  RankPrograms mine;
+  const int64_t stage = mesh.coord_of(rank)[Axis::kPp];
+  auto next = all.begin();
+  for (Purpose purpose : purposes) {
+    program::Program& program = (next++)->at(stage);
+    if (purpose == Purpose::kEvaluation) {
+      mine.evaluation = std::move(program);
+    } else if (goes_on) {
+      mine.step =
+          cut(std::move(program), (next++)->at(stage), accumulation(config));
+    } else {
+      mine.step.alone = std::move(program);
+    }
   }
   return mine;
 }

@@ -25,12 +25,19 @@ struct RankKind {
 RankKind kind_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                  const mesh::Coord& coord);
 
-// Of the ranks of one stage. `without`: passes that are left out.
+// Steps of a schedule that goes on from one to the next are lowered, proven and
+// simulated so many together: the first fills the pipeline, the last empties it,
+// and what lies between is alike.
+inline constexpr int64_t kStepsTogether = 4;
+
+// Of the ranks of one stage. `steps`: of a schedule that goes on; one of all
+// others.
 program::Program lowered_program(const RunConfig& config,
                                  const mesh::DeviceMesh& mesh,
                                  const parallel::ModelUnits& model,
                                  int64_t stage, program::Purpose purpose,
-                                 const program::passes::Choice& choice = {});
+                                 const program::passes::Choice& choice = {},
+                                 int64_t steps = kStepsTogether);
 
 // What the environment variables TESSERA_WITHOUT_PASSES and TESSERA_WITH_PASSES
 // name, separated by commas: to see what a pass is worth, and that it changes
@@ -44,12 +51,24 @@ program::RankProgram transfers_of(const RunConfig& config,
                                   const parallel::ModelUnits& model,
                                   int64_t rank, parallel::Lanes& lanes);
 
+// Of a step between two flushes; and, of a schedule that goes on, of those that
+// find their batch begun, or begin the next one's.
+struct StepPrograms {
+  program::Program alone, first, steady, last;
+  const program::Program& of(bool is_begun, bool begins_next) const;
+};
+
+struct RankPrograms {
+  program::Program evaluation;
+  StepPrograms step;
+};
+
 // A rank's programs for these purposes, proved together with those of all
 // others.
-std::map<program::Purpose, program::Program> proved_programs(
-    const RunConfig& config, const mesh::DeviceMesh& mesh,
-    const parallel::ModelUnits& model, int64_t rank,
-    const std::vector<program::Purpose>& purposes,
-    const program::passes::Choice& choice = {});
+RankPrograms proved_programs(const RunConfig& config,
+                             const mesh::DeviceMesh& mesh,
+                             const parallel::ModelUnits& model, int64_t rank,
+                             const std::vector<program::Purpose>& purposes,
+                             const program::passes::Choice& choice = {});
 
 }  // namespace tessera::engine

@@ -201,7 +201,8 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
                  .bucket_bytes = config.zero.bucket_bytes()};
   }
   composed.parameters = std::make_unique<data::ShardedParameters>(
-      std::move(bundles), ranks, gradients, std::nullopt, options.memory);
+      std::move(bundles), ranks, gradients, std::nullopt, options.memory,
+      options.trains ? composed.units.versions : program::Versions{});
   if (options.trains && config.whole_matrices) {
     composed.updates = whole_updates(composed, ranks, config.updates().dtype);
   }

@@ -67,6 +67,8 @@ program::Facts facts_of(const models::ModelConfig& model_config,
          .kept = batch.kept,
          .updates = config.updates(),
          .num_units = model->num_units(),
+         .versions =
+             config.pipeline.versions(mesh.degree(Axis::kPp), coord[Axis::kPp]),
          .two_replicas =
              config.pipeline.placement() == program::Placement::kMirrored});
   }

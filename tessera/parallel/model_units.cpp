@@ -90,6 +90,7 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
   units.prefetch = config.zero.prefetch;
   units.alone = mesh.world_size() == 1;
   units.minimal = config.recompute.mode == "minimal";
+  units.versions = config.pipeline.versions(mesh.degree(Axis::kPp), stage);
   units.offloads_states = config.zero.offload != "none";
   units.offloads_parameters = config.zero.offload == "all";
   for (size_t unit = 0; unit < parameters.size(); ++unit) {

@@ -233,6 +233,61 @@ TEST(Checker, TheNextBatchIsSharedOnceWhereOneRankReads) {
   expect_refused(sound, units, "every rank reads for itself");
 }
 
+// Two stages of four steps that go on, in each stage of ZeRO.
+Units units_of_delayed(int64_t stage, int64_t zero_stage) {
+  Units units = units_of(4, zero_stage);
+  units.chunks = {{2 * stage, 2 * stage + 1}};
+  units.versions = {.parameters = 2, .gradients = stage + 1};
+  return units;
+}
+
+Program delayed(int64_t stage, const Units& units, int64_t count = 3) {
+  return passes::lower(
+      schedules::steps(schedules::named("pipedream_2bw"),
+                       {.stages = 2, .num_microbatches = 2}, stage, count),
+      units);
+}
+
+TEST(Checker, EachInstructionOfStepsThatGoOnMatters) {
+  for (int64_t stage : {0, 1}) {
+    for (int64_t zero_stage = 0; zero_stage <= 3; ++zero_stage) {
+      const Units units = units_of_delayed(stage, zero_stage);
+      expect_that_each_matters(delayed(stage, units), units);
+      expect_that_each_matters(delayed(stage, units, 1), units);
+    }
+  }
+}
+
+TEST(Checker, NamesVersionsThatAreReadWrongly) {
+  const Units units = units_of_delayed(1, 0);
+  const Program sound = delayed(1, units);
+  // A backward that reads what the update made, and all of its micro-batch.
+  Program mixed = sound;
+  std::ranges::find(mixed, Instruction{Op::kBackward, 1, 2})->version = 1;
+  expect_refused(mixed, units, "its micro-batch began with version 0");
+  const auto shifted = [&](int64_t microbatch, int64_t version) {
+    Program program = sound;
+    for (auto& each : program) {
+      if (each.microbatch == microbatch) each.version = version;
+    }
+    return program;
+  };
+  expect_refused(shifted(4, 0), units, "behind the norm");
+  expect_refused(shifted(2, 2), units, "is not there yet");
+  // The next batch's gradients where the step's still are.
+  Units one = units;
+  one.versions.gradients = 1;
+  expect_refused(sound, one, "gradients of the step before are still there");
+  // Written over while a backward is to come.
+  const Instruction next{.op = Op::kNextVersion};
+  Program early = sound;
+  early.erase(std::ranges::find(early, next));
+  early.insert(std::ranges::find(
+                   early, Instruction{.op = Op::kKeepParameters, .unit = 2}),
+               next);
+  expect_refused(early, units, "unit 2 is not updated");
+}
+
 TEST(Checker, Evaluations) {
   const Units units = units_of(3, 3, /*tied=*/true);
   const Program program =

@@ -103,6 +103,11 @@ class Rates {
         return loss();
       case Op::kOptimizerStep:  // read and written
         return longer(0, 2 * unit.state_bytes());
+      case Op::kKeepParameters: {  // from one version to the other
+        int64_t bytes = 0;
+        for (const auto& each : unit.parameters) bytes += each.parameter_bytes;
+        return longer(0, bytes);
+      }
       case Op::kFetchStates:
       case Op::kReleaseStates:
         return file_time(unit, &ParameterFacts::optimizer_bytes);

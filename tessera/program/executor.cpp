@@ -11,6 +11,7 @@ namespace {
 
 void run(const Instruction& instruction, bool awaited_next, Actor& actor) {
   const int64_t m = instruction.microbatch, unit = instruction.unit;
+  actor.use_version(instruction.version);
   switch (instruction.op) {
     case Op::kReplicateParameters:
       return actor.replicate_parameters();
@@ -48,8 +49,12 @@ void run(const Instruction& instruction, bool awaited_next, Actor& actor) {
       return actor.norm();
     case Op::kClipGradients:
       return actor.clip_gradients();
+    case Op::kKeepParameters:
+      return actor.keep_parameters(unit);
     case Op::kOptimizerStep:
       return actor.optimizer_step(unit);
+    case Op::kNextVersion:
+      return actor.next_version();
     case Op::kReleaseStates:
     case Op::kReleaseParameters:
       return actor.release(instruction);
@@ -85,6 +90,9 @@ double now() {
 
 }  // namespace
 
+void Actor::use_version(int64_t version) {
+  TORCH_INTERNAL_ASSERT(version == 0, "this actor has one version");
+}
 void Actor::zero_gradients() { refuse(Op::kZeroGradients); }
 void Actor::load_inputs(int64_t /*microbatch*/) { refuse(Op::kLoadInputs); }
 void Actor::load_targets(int64_t /*microbatch*/) { refuse(Op::kLoadTargets); }
@@ -116,7 +124,9 @@ void Actor::allocate_gradients(int64_t /*unit*/) {
 }
 void Actor::norm() { refuse(Op::kNorm); }
 void Actor::clip_gradients() { refuse(Op::kClipGradients); }
+void Actor::keep_parameters(int64_t /*unit*/) { refuse(Op::kKeepParameters); }
 void Actor::optimizer_step(int64_t /*unit*/) { refuse(Op::kOptimizerStep); }
+void Actor::next_version() { refuse(Op::kNextVersion); }
 void Actor::release(const Instruction& instruction) { refuse(instruction.op); }
 void Actor::replicate_parameters() { refuse(Op::kReplicateParameters); }
 void Actor::reduce_replicas() { refuse(Op::kReduceReplicas); }

@@ -19,6 +19,8 @@ namespace tessera::program {
 class Actor {
  public:
   virtual ~Actor() = default;
+  // Before each instruction: which version it reads or writes.
+  virtual void use_version(int64_t version);
   virtual void zero_gradients();
   virtual void load_inputs(int64_t microbatch);
   virtual void load_targets(int64_t microbatch);
@@ -40,7 +42,9 @@ class Actor {
   virtual void allocate_gradients(int64_t unit);
   virtual void norm();
   virtual void clip_gradients();
+  virtual void keep_parameters(int64_t unit);
   virtual void optimizer_step(int64_t unit);
+  virtual void next_version();
   virtual void release(const Instruction& instruction);
   // Of data parallelism on threads.
   virtual void replicate_parameters();

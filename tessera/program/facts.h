@@ -123,7 +123,7 @@ struct Facts {
   UnitFacts loss;
   // For as long as the model lives, of all units: tables.
   int64_t shared_bytes = 0;
-  // Inputs and targets of a micro-batch, from their load to the program's end.
+  // Inputs and targets of a micro-batch, from their load to the step's end.
   int64_t batch_bytes = 0;
   // Those of all ranks of cp, of which a rank takes its part: while it loads.
   int64_t whole_batch_bytes = 0;

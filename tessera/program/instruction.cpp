@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace tessera::program {
 
@@ -86,8 +88,12 @@ const char* name_of(Op op) {
       return "ClipGradients";
     case Op::kGatherUpdates:
       return "GatherUpdates";
+    case Op::kKeepParameters:
+      return "KeepParameters";
     case Op::kOptimizerStep:
       return "OptimizerStep";
+    case Op::kNextVersion:
+      return "NextVersion";
     case Op::kFetchStates:
       return "FetchStates";
     case Op::kReleaseStates:
@@ -158,6 +164,23 @@ bool trains(const Program& program) {
       program, [](const Instruction& each) { return adds_gradients(each.op); });
 }
 
+std::vector<Program> steps_of(const Program& program,
+                              int64_t num_microbatches) {
+  std::vector<Program> steps(1);
+  bool ended = false;
+  for (Instruction each : program) {
+    if (std::exchange(ended, false)) steps.emplace_back();
+    const int64_t before = std::ssize(steps) - 1;
+    each.version -= before;
+    if (each.microbatch >= 0) each.microbatch -= before * num_microbatches;
+    TORCH_INTERNAL_ASSERT(each.version >= 0, "program: in step ", before, ": ",
+                          describe(each), " is of the step before");
+    steps.back().push_back(each);
+    ended = each.op == Op::kNextVersion;
+  }
+  return steps;
+}
+
 Instruction begin(Instruction whole) {
   whole.phase = Phase::kBegin;
   return whole;
@@ -178,6 +201,9 @@ std::string describe(const Instruction& instruction) {
   }
   if (instruction.chunk > 0) text += c10::str(" chunk ", instruction.chunk);
   if (instruction.unit >= 0) text += c10::str(" unit ", instruction.unit);
+  if (instruction.version > 0) {
+    text += c10::str(" version ", instruction.version);
+  }
   return text;
 }
 

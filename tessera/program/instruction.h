@@ -58,7 +58,11 @@ enum class Op {
   kSumNorm,        // over the world: begin, await
   kClipGradients,  // by the norm
   kGatherUpdates,  // of a unit whose matrices are updated whole: begin, await
+  // Of a unit, where there are two versions: the update will change a copy, in
+  // place of the version that this step was taken at.
+  kKeepParameters,
   kOptimizerStep,  // of a unit
+  kNextVersion,    // the next batch's is this step's from here on
   // What lies in files, of a unit: begin, await; and back. A helper does them
   // in their order: a fetch behind a release is read when that is done.
   kFetchStates,  // of the optimizer
@@ -75,6 +79,9 @@ struct Instruction {
   int64_t unit = -1;        // -1: of the whole chunk, or of all; see units.h
   int64_t chunk = 0;  // of those that a rank holds; see schedules/schedule.h
   Phase phase = Phase::kWhole;
+  // Of the parameters, and so of the batch that is taken at it: 0 is that of
+  // this step, 1 of the next one, where a schedule has two.
+  int64_t version = 0;
   bool operator==(const Instruction&) const = default;
 };
 
@@ -116,6 +123,12 @@ Ends ends_of(const Instruction& message, int64_t stage, int64_t stages,
              Placement placement = Placement::kRoundRobin);
 
 using Program = std::vector<Instruction>;
+
+// Steps that go on without a flush are lowered and proven as one program, whose
+// versions and micro-batches are counted on; this cuts it behind each
+// kNextVersion into what one step runs, whose own batch has version 0 and
+// micro-batches 0 .. m - 1. Without kNextVersion: the program itself.
+std::vector<Program> steps_of(const Program& program, int64_t num_microbatches);
 
 // What a program is for: a step, or forwards and losses alone.
 enum class Purpose { kTraining, kEvaluation };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -28,7 +29,7 @@ class Walk {
       case Op::kLoadTargets:
       case Op::kLoadDocuments:
         // One read has all.
-        if (loaded_.insert(each.microbatch).second) {
+        if (loaded_.emplace(each.microbatch, each.version).second) {
           alive_ += facts_.batch_bytes;
           // An evaluation is given its batch: it is there all the time.
           if (trains_) during_ = alive_ + facts_.whole_batch_bytes;
@@ -69,6 +70,13 @@ class Walk {
         break;
       case Op::kOptimizerStep:
         update(each.unit);
+        break;
+      case Op::kNextVersion:
+        alive_ -=
+            facts_.batch_bytes *
+            static_cast<int64_t>(std::erase_if(loaded_, [&](const auto& batch) {
+              return batch.second == each.version;
+            }));
         break;
       case Op::kFetchStates:
       case Op::kFetchParameters:
@@ -339,7 +347,8 @@ class Walk {
   const Units& units_;
   const Facts& facts_;
   const bool trains_;
-  std::set<int64_t> runs_here_, loaded_;
+  std::set<int64_t> runs_here_;
+  std::map<int64_t, int64_t> loaded_;  // micro-batches, and their versions
   using Place = std::pair<int64_t, int64_t>;  // micro-batch, chunk
   // Inputs that were received, until their gradients are sent; outputs that are
   // being sent, and those of them that nothing else holds.

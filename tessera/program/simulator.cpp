@@ -165,10 +165,20 @@ class Simulator {
       }
       follower.times.busy.end = timing.end;
     }
+    if (each.op == Op::kNextVersion) note_end(follower);
     ++follower.next;
     follower.entered = false;
     follower.part = 0;
     return true;
+  }
+
+  static void note_end(Follower& follower) {
+    RankTimes& times = follower.times;
+    times.step_ends.push_back({.time = follower.now,
+                               .work = times.work,
+                               .bubble = times.bubble,
+                               .exposed = times.exposed,
+                               .files = times.files});
   }
 
   bool carry_out(Follower& follower, const Instruction& each, bool enters) {

@@ -29,6 +29,12 @@ struct Timing {
   double begin = 0, end = 0;
 };
 
+// What a rank has spent until it ends a step (kNextVersion).
+struct StepEnd {
+  double time = 0;
+  double work = 0, bubble = 0, exposed = 0, files = 0;
+};
+
 // Of the ranks that are like this one. Their step is work + bubble + exposed +
 // files.
 struct RankTimes {
@@ -43,6 +49,7 @@ struct RankTimes {
   double files = 0;    // it waits for these
   // Micro-batches go through it.
   Timing busy;
+  std::vector<StepEnd> step_ends;  // of steps that go on without a flush
 };
 
 struct Simulation {

@@ -51,6 +51,12 @@ struct Unit {
   bool attention_alone = false;
 };
 
+// Of the parameters that are trained: with two the next batch goes forward
+// before this step's update; and of their gradients: with two also backward.
+struct Versions {
+  int64_t parameters = 1, gradients = 1;
+};
+
 struct Units {
   // By chunk, in the order of the forward: its units. Empty: the program names
   // whole chunks.
@@ -67,6 +73,7 @@ struct Units {
   // rank's own parameters too.
   bool offloads_states = false, offloads_parameters = false;
   bool minimal = false;  // for each unit's backward everything is passed again
+  Versions versions = {};
 
   // The units that run here and read the parameters of `unit`, ascending.
   std::vector<int64_t> readers_of(int64_t unit) const;

@@ -19,6 +19,7 @@ struct Message {
   bool activations;
   int64_t sender, receiver;  // virtual stages
   int64_t microbatch;
+  int64_t version;
   auto operator<=>(const Message&) const = default;
 };
 
@@ -130,7 +131,7 @@ class Check {
             .begins = each.phase != Phase::kAwait,
             .waits = each.phase != Phase::kBegin,
             .message = {ends.activations, ends.sender, ends.receiver,
-                        each.microbatch},
+                        each.microbatch, each.version},
             .sends = ends.sends,
             .peer = ends.peer_stage};
   }

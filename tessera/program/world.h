@@ -43,7 +43,9 @@ struct UnitTransfers {
 struct RankProgram {
   Program program;
   std::vector<UnitTransfers> units;  // by unit; may be shorter than needed
-  std::vector<Transfer> loss, norm;  // of kLoss, kSumNorm
+  // Of kLoss, kSumNorm; and of what ranks do together between two steps, where
+  // a rank waits for all others (kNextVersion).
+  std::vector<Transfer> loss, norm, between_steps = {};
   std::vector<Transfer> batch = {};  // of kShareBatch
   int64_t stage = 0, stages = 1;     // of the pipeline
   Placement placement = Placement::kRoundRobin;

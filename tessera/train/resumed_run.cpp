@@ -59,6 +59,9 @@ class Differences {
       is_model_ = !told_.empty();
     }
     tell("precision.compute", saved.precision.compute, now.precision.compute);
+    if (saved.pipeline.delayed() != now.pipeline.delayed()) {
+      tell("pipeline.schedule", saved.pipeline.schedule, now.pipeline.schedule);
+    }
     for (auto& other : engine::other_states(kept_by(saved), kept_by(now))) {
       told_.push_back(std::move(other));
     }

@@ -24,6 +24,18 @@ checkpoint::TensorEntry entry_of(const std::string& name,
           .slices = nn::names_of_experts(name, layout)};
 }
 
+// What is frozen has one version.
+void add_delayed(const parallel::Composed& composed, checkpoint::State& state) {
+  const auto& parameters = composed.parameters->parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& parameter = parameters[i];
+    if (!parameter.gradient.defined()) continue;
+    state.tensors.push_back(
+        entry_of("delayed." + parameter.name, parameter.layout,
+                 composed.parameters->shard_of_step(i), composed));
+  }
+}
+
 // One number for all ranks: the first of them writes it.
 checkpoint::TensorEntry scalar_entry(const std::string& name,
                                      const at::Tensor& value,
@@ -83,6 +95,7 @@ checkpoint::State state_of(const parallel::Composed& composed,
                                 : entry_of(name, *layouts.at(item.parameter),
                                            item.tensor, composed));
   }
+  if (composed.units.versions.parameters > 1) add_delayed(composed, state);
   return state;
 }
 

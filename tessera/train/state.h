@@ -1,7 +1,9 @@
 // What a checkpoint of a run holds: the weights, the optimizer's tensors, and
 // where the run stood.
 //
-// Names:  weights "model.<parameter>", the optimizer's "optimizer.<state>".
+// Names:  weights "model.<parameter>", the optimizer's "optimizer.<state>", and
+//         where gradients are delayed "delayed.<parameter>", the weights that
+//         the next step is taken at.
 // The order of the data needs no state but how many samples were taken: it is a
 // pure function of seed and place.
 #pragma once

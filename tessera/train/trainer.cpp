@@ -230,9 +230,8 @@ class Trainer {
       rank_context().step = step_ + 1;
       StepTotals totals = train_one_step();
       const bool last = step_ == config_.run.steps;
-      const bool every = config_.checkpoint.every > 0;
-      const bool due = every && step_ % config_.checkpoint.every == 0;
-      if (data_.valid && validates(due || last)) {
+      const bool due = saves_at(step_);
+      if (validates_at(step_)) {
         totals.record.validation = validate();
         best_ = with_validation(best_, totals.record.validation->loss, step_);
       }
@@ -242,9 +241,12 @@ class Trainer {
         model_->release_files();
       }
       metrics_->record(totals.record);
+      // A step that has begun is done first.
+      stops_ |= totals.stop;
+      const bool stops = stops_ && !model_->actor().is_ahead();
       const bool saves = ends && config_.checkpoint.saves();
-      if (due || saves || totals.stop || is_best()) save();
-      if (totals.stop && !ends) {
+      if (due || saves || stops || is_best()) save();
+      if (stops && !ends) {
         log::info("stopped on request after step ", step_,
                   ", with a checkpoint; the same command goes on from there");
         return ExitCode::kStopped;
@@ -254,10 +256,23 @@ class Trainer {
     return ExitCode::kOk;
   }
 
-  bool validates(bool at_checkpoint) const {
+  bool saves_at(int64_t step) const {
+    const int64_t every = config_.checkpoint.every;
+    return every > 0 && step % every == 0;
+  }
+
+  bool validates_at(int64_t step) const {
+    if (!data_.valid) return false;
     const int64_t every = config_.validate.every;
-    return every == 0 ? at_checkpoint
-                      : step_ % every == 0 || step_ == config_.run.steps;
+    return step == config_.run.steps ||
+           (every == 0 ? saves_at(step) : step % every == 0);
+  }
+
+  // Nothing behind this step looks at the model: the next one may begin in it.
+  bool goes_on_behind(int64_t step) const {
+    if (!model_->goes_on() || stops_ || step == config_.run.steps) return false;
+    const bool samples = samples_ && step % config_.monitor.sample == 0;
+    return !samples && !saves_at(step) && !validates_at(step);
   }
 
   // This step's loss is the lowest, and its checkpoint is wanted.
@@ -280,8 +295,11 @@ class Trainer {
     const double lr = optim::lr_at({step_ - skipped_, config_.run.steps},
                                    config_.optimizer.lr, config_.schedule);
     metrics_->begin_step();
-    recorder_->begin_step(step_ + 1);
-    model_->step(input_of_step(lr), recorder_->observer());
+    recorder_->begin_step(step_ + 1, accumulation(config_));
+    std::optional<engine::StepInput> next;
+    if (goes_on_behind(step_ + 1)) next = input_of_step(step_ + 1, /*lr=*/0);
+    model_->step(input_of_step(step_, lr), recorder_->observer(),
+                 std::move(next));
     if (model_->actor().was_skipped()) {
       tell_skipped();
     } else {
@@ -310,15 +328,15 @@ class Trainer {
     return totals;
   }
 
-  engine::StepInput input_of_step(double lr) {
+  engine::StepInput input_of_step(int64_t of, double lr) {
     engine::StepInput input = step_input(
-        config_, step_, lr,
+        config_, of, lr,
         [this](int64_t step, int64_t first, int64_t count) {
           data_.train->will_need(step + 1, first, count);
           return data_.train->batch(step, first, count);
         },
         [this](int64_t step) { return data_.train->num_targets(step); });
-    if (step_ + 1 == config_.run.steps) input.next.reset();
+    if (of + 1 == config_.run.steps) input.next.reset();
     return input;
   }
 
@@ -329,7 +347,7 @@ class Trainer {
     if (leads()) tell_of_skipped_step(model_->actor(), step_ + 1, skipped_);
     if (config_.optimizer.skip_nonfinite) {
       name_nonfinite(config_, *model_, *data_.train, ranks_.world(), step_,
-                     input_of_step(0));
+                     input_of_step(step_, 0));
     }
     require_progress();
   }
@@ -424,6 +442,7 @@ class Trainer {
   int64_t skipped_ = 0;           // that updated nothing
   int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
   int64_t saved_at_ = -1;         // step of the last checkpoint
+  bool stops_ = false;            // some rank was asked to stop
   std::optional<BestLoss> best_;  // none: not validated so far
 };
 

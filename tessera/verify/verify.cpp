@@ -25,6 +25,13 @@ namespace {
 using detail::Control;
 using detail::Probe;
 
+// One rank needs none; but what is computed depends on its delays.
+parallel::pipeline::PipelineConfig without_stages(
+    const parallel::pipeline::PipelineConfig& pipeline) {
+  if (!pipeline.delayed()) return {};
+  return {.schedule = pipeline.schedule};
+}
+
 RunConfig on_one_rank(RunConfig config) {
   const auto order = config.mesh.order;
   config.mesh = {};
@@ -32,7 +39,7 @@ RunConfig on_one_rank(RunConfig config) {
   config.mesh.order = order;
   config.zero = {};
   config.tensor = {};
-  config.pipeline = {};
+  config.pipeline = without_stages(config.pipeline);
   config.recompute = {};
   config.batch.micro = config.batch.global;  // nothing is accumulated
   config.batch.rows = {};
@@ -50,7 +57,7 @@ Without without_axis(RunConfig config, Axis axis) {
   mesh.dp = 0;
   mesh.speeds = {};  // they were of other ranks
   config.batch.rows = {};
-  if (mesh.pp == 1) config.pipeline = {};
+  if (mesh.pp == 1) config.pipeline = without_stages(config.pipeline);
   if (mesh.tp == 1) {
     config.tensor = {};
     mesh.etp = 1;

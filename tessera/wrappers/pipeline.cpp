@@ -29,7 +29,9 @@ namespace schedules = program::schedules;
 std::string known_names() {
   std::string names;
   for (const auto& each : schedules::all()) {
-    if (each.placement == program::Placement::kMirrored) continue;
+    if (each.placement == program::Placement::kMirrored || each.delayed) {
+      continue;
+    }
     names += (names.empty() ? "" : ", ") + std::string(each.name);
   }
   return names;
@@ -46,6 +48,10 @@ schedules::Schedule schedule_of(const std::string& name) {
                   " has two replicas of each stage, whose gradients nothing "
                   "sums around modules of one's own. Use dualpipe_v, which has "
                   "one, or tessera train.");
+  TS_CHECK_CONFIG(!schedule.delayed, "pipeline: ", name,
+                  " updates weights in the middle of what it runs, and keeps "
+                  "two versions of them, which an optimizer of one's own knows "
+                  "nothing of. Use 1f1b, or tessera train.");
   return schedule;
 }
 

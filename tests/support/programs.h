@@ -44,15 +44,17 @@ struct Stages {
   World world;
 };
 
+// `steps`: of a schedule that goes on from one to the next.
 inline Stages stages_of(const std::string& schedule,
                         const schedules::Shape& shape, int64_t units_each = 1,
-                        const passes::Choice& choice = {}) {
+                        const passes::Choice& choice = {}, int64_t steps = 1) {
   Stages all;
   const schedules::Schedule of = schedules::named(schedule);
   const Pipeline pipeline = schedules::pipeline_of(of, shape);
   const int64_t runs = pipeline.num_runs();
   for (int64_t stage = 0; stage < shape.stages; ++stage) {
     Units units;
+    units.versions = schedules::versions_of(of, shape.stages, stage);
     for (int64_t unit = 0; unit < runs * units_each; ++unit) {
       units.all.push_back({.reads = {unit}, .reduced = false});
     }
@@ -63,8 +65,11 @@ inline Stages stages_of(const std::string& schedule,
       units.chunks.push_back(mine);
     }
     auto program = std::make_unique<RankProgram>();
-    program->program = passes::lower(schedules::step(of, shape, stage), units,
-                                     Purpose::kTraining, choice);
+    program->program = passes::lower(
+        schedules::steps(of, shape, stage, of.delayed ? steps : 1), units,
+        Purpose::kTraining, choice);
+    // Where ranks tell each other of the step.
+    program->between_steps = {{"all_gather", 0, at::kDouble, 1}};
     program->stage = stage;
     program->stages = shape.stages;
     program->placement = of.placement;

@@ -36,6 +36,7 @@ class ReplicatedGradients final : public GradientStorage {
     }
   }
 
+  void use() override { whole_.attach(); }
   void zero() override { whole_.zero(); }
   void allocate() override {}
 
@@ -66,6 +67,7 @@ class ScatteredGradients final : public GradientStorage {
                stays() || direct_ ? &shards : nullptr),
         whole_bytes_(static_cast<int64_t>(whole_.flat().nbytes())) {
     const Cut& cut = bundle.cut;
+    for (size_t i = 0; i < cut.count(); ++i) views_.push_back(whole_.view(i));
     if (!stays()) {
       const MemoryScope scope(MemoryKind::kGradients);
       sum_ = at::zeros({cut.numel()}, whole_.flat().options());
@@ -78,9 +80,17 @@ class ScatteredGradients final : public GradientStorage {
     if (!stays()) resize_storage(whole_.flat(), 0);
   }
 
+  // The memory may be away meanwhile.
+  void use() override {
+    for (size_t i = 0; i < views_.size(); ++i) {
+      at::Tensor parameter = bundle_.parameters[i].tensor;
+      if (!whole_.is_in_place(i)) parameter.mutable_grad() = views_[i];
+    }
+  }
+
   void zero() override {
     stays() ? whole_.flat().zero_() : sum_.zero_();
-    whole_.attach();
+    use();
   }
 
   void allocate() override {
@@ -168,8 +178,9 @@ class ScatteredGradients final : public GradientStorage {
   const Bundle& bundle_;
   comm::Group& shards_;
   comm::Group& peers_;
-  const bool direct_;          // reduced where the whole gradient lies
-  comm::FlatGradients whole_;  // as autograd adds to them
+  const bool direct_;              // reduced where the whole gradient lies
+  comm::FlatGradients whole_;      // as autograd adds to them
+  std::vector<at::Tensor> views_;  // of whole_, by parameter
   const int64_t whole_bytes_;
   at::Tensor sum_;  // of stages 2 and 3: this rank's piece, reduced so far
   at::Tensor packed_, reduced_;  // of the reduction under way

@@ -37,6 +37,8 @@ class GradientStorage {
   // Of this rank's boxes, once reduced, in the order of the bundle.
   const std::vector<at::Tensor>& shards() const { return local_; }
 
+  // Backwards add to these from here on, where there are several.
+  virtual void use() = 0;
   virtual void zero() = 0;
   // Whole gradients for a backward, where they do not live.
   virtual void allocate() = 0;

@@ -136,16 +136,17 @@ std::vector<Axis> sum_axes_of(const nn::ParameterSpec& spec,
   return axes;
 }
 
-// Whole parameters; of stage 3 shards alone. What is rounded lies apart from
-// its shards.
+// Whole parameters; of stage 3 shards alone; of each version, none of which is
+// rounded. What is rounded lies apart from its shards.
 int64_t parameter_bytes(const Sizes& sizes, int64_t stage,
                         const StateOptions& options) {
   const int64_t whole = sizes.alone ? sizes.whole_aligned : sizes.whole;
   const int64_t read = whole * size_of(options.compute);
   const int64_t updated = (stage == 0 ? whole : sizes.piece) *
                           size_of(options.shard.value_or(options.compute));
-  if (stage == 3) return updated;
-  return read + (rounds(options) ? updated : 0);
+  const int64_t versions = options.versions.parameters;
+  if (stage == 3) return versions * updated;
+  return versions * read + (rounds(options) ? updated : 0);
 }
 
 // What travels, beside what it becomes.
@@ -165,8 +166,8 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
   facts.elements = sizes.whole;
   facts.shard_elements = sizes.shard;
   facts.parameter_bytes = parameter_bytes(sizes, stage, options);
-  facts.gradient_bytes =
-      (stage >= 2 ? sizes.piece : sizes.whole_aligned) * gradient;
+  facts.gradient_bytes = (stage >= 2 ? sizes.piece : sizes.whole_aligned) *
+                         gradient * options.versions.gradients;
   const bool half = keeps_masters(options);
   const int64_t master = master_size(options);
   const int64_t moments =
@@ -201,8 +202,9 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
   if (stage == 3) facts.gathered_bytes = sizes.whole_aligned * weight;
 }
 
-// They are gathered, and neither reduced nor updated.
-void without_gradients(ParameterFacts& facts) {
+// They are gathered, and neither reduced nor updated: there is one version.
+void without_gradients(ParameterFacts& facts, const StateOptions& options) {
+  facts.parameter_bytes /= options.versions.parameters;
   facts.sum_axes.clear();
   facts.gradient_bytes = facts.optimizer_bytes = 0;
   facts.whole_gradient_bytes = 0;
@@ -254,7 +256,7 @@ std::vector<ParameterFacts> parameter_facts(
     each.zero_stage = options.zero_stage;
     const int64_t ranks = mesh.degree(each.data_axis);
     set_bytes(each, sizes, ranks, options);
-    if (std::get<3>(key)) without_gradients(each);
+    if (std::get<3>(key)) without_gradients(each, options);
   }
   return facts;
 }

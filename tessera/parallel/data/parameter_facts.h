@@ -12,6 +12,7 @@
 #include "tessera/nn/parameter.h"
 #include "tessera/parallel/data/matrix_pieces.h"
 #include "tessera/program/facts.h"
+#include "tessera/program/units.h"
 
 namespace tessera::parallel::data {
 
@@ -33,6 +34,7 @@ struct StateOptions {
   KeptStates kept = {};
   UpdateOptions updates = {};
   int64_t num_units = 0;  // of the model
+  program::Versions versions = {};
   // Every stage is there twice: all gradients are summed over its two ranks.
   bool two_replicas = false;
 };

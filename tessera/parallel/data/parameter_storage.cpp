@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/util/accumulate.h>
 
+#include <utility>
+
 #include "tessera/core/memory_kind.h"
 
 namespace tessera::parallel::data {
@@ -36,17 +38,51 @@ at::Tensor take_memory(const at::Tensor& tensor) {
             tensor.sizes(), tensor.strides());
 }
 
+at::Tensor pointer_to(const at::Tensor& tensor) {
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), tensor.storage().nbytes(),
+      c10::DataPtr(nullptr, tensor.device()), /*allocator=*/nullptr,
+      /*resizable=*/false);
+  const at::Tensor pointer =
+      at::empty({0}, tensor.options().requires_grad(false))
+          .set_(c10::Storage(std::move(storage)), tensor.storage_offset(),
+                tensor.sizes(), tensor.strides());
+  point(pointer, tensor);
+  return pointer;
+}
+
+void point(const at::Tensor& pointer, const at::Tensor& to) {
+  TORCH_INTERNAL_ASSERT(pointer.storage_offset() == to.storage_offset() &&
+                        pointer.strides() == to.strides());
+  pointer.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      {to.storage().mutable_data(), to.device()});
+}
+
 ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
                                    std::optional<at::ScalarType> full,
-                                   const KeptMemory& memory)
+                                   const KeptMemory& memory, int64_t versions)
     : bundle_(bundle),
       group_(shards),
       full_type_(full.value_or(bundle.dtype)),
       apart_((bundle.is_sharded() && bundle.stage == 3) ||
              full_type_ != bundle.dtype),
-      direct_(bundle.is_sharded() && travels_alone(bundle.cut)) {
+      direct_(bundle.is_sharded() && travels_alone(bundle.cut)),
+      slots_(bundle.is_frozen ? 1 : versions) {
+  TORCH_INTERNAL_ASSERT(slots_.size() == 1 || full_type_ == bundle.dtype,
+                        "versions of what gathers round");
   const at::NoGradGuard no_grad;
-  lay_out(memory);
+  const MemoryScope scope(MemoryKind::kParameters);
+  std::vector<at::Tensor> filled;
+  for (const auto& each : bundle.parameters) {
+    filled.push_back(window_of(each.tensor));
+  }
+  for (Slot& slot : slots_) {
+    bundle.is_sharded() ? lay_out_cut(slot, filled, memory)
+                        : lay_out_whole(slot, filled);
+  }
+  for (const at::Tensor& own : slot(newest()).own) {
+    local_.push_back(slots_.size() == 1 ? own : pointer_to(own));
+  }
 }
 
 at::TensorOptions ParameterStorage::full_options() const {
@@ -60,87 +96,120 @@ at::Tensor ParameterStorage::kept(const KeptMemory& memory,
                 : comm::zeros(group_, sizes, full_options().dtype(type));
 }
 
-void ParameterStorage::lay_out(const KeptMemory& memory) {
-  const MemoryScope scope(MemoryKind::kParameters);
-  if (!bundle_.is_sharded()) {
-    for (const auto& parameter : bundle_.parameters) {
-      at::Tensor tensor = parameter.tensor;
-      local_.push_back(window_of(tensor));
-      if (apart_) tensor.set_data(window_of(tensor).to(full_type_));
-      whole_.push_back(window_of(tensor));
-    }
-    return;
-  }
-  const Cut& cut = bundle_.cut;
-  if (apart_) piece_ = kept(memory, {cut.numel()}, bundle_.dtype);
-  for (size_t i = 0; i < cut.count(); ++i) {
+// The last version takes what is there.
+void ParameterStorage::lay_out_whole(Slot& slot,
+                                     const std::vector<at::Tensor>& filled) {
+  const bool is_last = &slot == &slots_.back();
+  for (size_t i = 0; i < filled.size(); ++i) {
     at::Tensor parameter = bundle_.parameters[i].tensor;
-    const at::Tensor filled = window_of(parameter);
-    const at::Tensor full = empty_full(i, memory);
-    whole_.push_back(window_of(full));
-    local_.push_back(window_of(apart_ ? cut.in_piece(piece_, i, group_.rank())
-                                      : cut.rows_of(full, i, group_.rank())));
-    local_.back().copy_(filled);
-    parameter.set_data(full);
+    slot.own.push_back(is_last ? filled[i] : filled[i].clone());
+    slot.full.push_back(apart_ ? filled[i].to(full_type_) : slot.own.back());
+    if (is_last && apart_) parameter.set_data(slot.full.back());
+    slot.whole.push_back(window_of(slot.full.back()));
   }
-  if (bundle_.stage == 3) free();
 }
 
-at::Tensor ParameterStorage::empty_full(size_t i, const KeptMemory& memory) {
+void ParameterStorage::lay_out_cut(Slot& slot,
+                                   const std::vector<at::Tensor>& filled,
+                                   const KeptMemory& memory) {
+  const Cut& cut = bundle_.cut;
+  if (apart_) slot.piece = kept(memory, {cut.numel()}, bundle_.dtype);
+  for (size_t i = 0; i < cut.count(); ++i) {
+    at::Tensor parameter = bundle_.parameters[i].tensor;
+    slot.full.push_back(empty_full(slot, i, memory));
+    slot.whole.push_back(window_of(slot.full[i]));
+    slot.own.push_back(
+        window_of(apart_ ? cut.in_piece(slot.piece, i, group_.rank())
+                         : cut.rows_of(slot.full[i], i, group_.rank())));
+    slot.own.back().copy_(filled[i]);
+    parameter.set_data(slot.full[i]);
+  }
+  if (bundle_.stage == 3) free(slot);
+}
+
+at::Tensor ParameterStorage::empty_full(Slot& slot, size_t i,
+                                        const KeptMemory& memory) {
   const Cut& cut = bundle_.cut;
   const auto& shape = cut.full_shapes()[i];
   const int64_t pieces = cut.ranks() * cut.numel();
   if (bundle_.stage == 3) {
     if (i == 0) {
-      full_ = direct_ ? comm::FlatBuffer({{pieces}}, full_options())
-                      : comm::FlatBuffer(cut.full_shapes(), full_options());
-      full_bytes_ = static_cast<int64_t>(full_.flat().nbytes());
+      slot.flat = direct_ ? comm::FlatBuffer({{pieces}}, full_options())
+                          : comm::FlatBuffer(cut.full_shapes(), full_options());
+      full_bytes_ = static_cast<int64_t>(slot.flat.flat().nbytes());
     }
-    if (!direct_) return full_.view(i);
-    all_pieces_ = full_.view(0);
+    if (!direct_) return slot.flat.view(i);
+    slot.all_pieces = slot.flat.view(0);
   } else if (direct_) {
-    all_pieces_ = kept(memory, {pieces}, full_type_);
+    slot.all_pieces = kept(memory, {pieces}, full_type_);
   } else {
     return memory ? memory(shape, full_type_)
                   : at::empty(shape, full_options());
   }
   return window_of(
-      all_pieces_.narrow(0, 0, c10::multiply_integers(shape)).view(shape));
+      slot.all_pieces.narrow(0, 0, c10::multiply_integers(shape)).view(shape));
 }
 
-void ParameterStorage::begin_gather(comm::Mode mode) {
+void ParameterStorage::use(int64_t version) {
+  if (slots_.size() == 1) return;
+  for (size_t i = 0; i < bundle_.parameters.size(); ++i) {
+    at::Tensor parameter = bundle_.parameters[i].tensor;
+    parameter.set_data(slot(version).full[i]);
+  }
+}
+
+void ParameterStorage::keep() {
+  if (slots_.size() == 1) return;
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < local_.size(); ++i) {
+    slot(0).own[i].copy_(local_[i]);
+    point(local_[i], slot(0).own[i]);
+  }
+}
+
+void ParameterStorage::make_alike() {
+  const at::NoGradGuard no_grad;
+  for (Slot& each : slots_) {
+    if (&each == &slot(newest())) continue;
+    for (size_t i = 0; i < local_.size(); ++i) each.own[i].copy_(local_[i]);
+  }
+}
+
+void ParameterStorage::begin_gather(comm::Mode mode, int64_t version) {
   if (!bundle_.is_sharded()) return;  // what is rounded is so in await_gather()
   const at::NoGradGuard no_grad;
   const MemoryScope scope(MemoryKind::kParameters);
   const Cut& cut = bundle_.cut;
-  if (bundle_.stage == 3) resize_storage(full_.flat(), full_bytes_);
-  sent_ = piece_;
+  const Slot& from = slot(version);
+  if (bundle_.stage == 3) resize_storage(from.flat.flat(), full_bytes_);
+  sent_ = from.piece;
   if (direct_ && !apart_) {
-    sent_ = all_pieces_.narrow(0, group_.rank() * cut.numel(), cut.numel());
-  } else if (!apart_ || piece_.scalar_type() != full_type_) {
+    sent_ = from.all_pieces.narrow(0, group_.rank() * cut.numel(), cut.numel());
+  } else if (!apart_ || from.piece.scalar_type() != full_type_) {
     sent_ = comm::zeros(group_, {cut.numel()}, full_options());
     for (size_t i = 0; i < cut.count(); ++i) {
-      cut.in_piece(sent_, i, group_.rank()).copy_(local_[i]);
+      cut.in_piece(sent_, i, group_.rank()).copy_(from.own[i]);
     }
   }
-  pieces_ = direct_ ? all_pieces_.view({group_.size(), cut.numel()})
+  pieces_ = direct_ ? from.all_pieces.view({group_.size(), cut.numel()})
                     : at::empty({group_.size(), cut.numel()}, sent_.options());
   work_ = group_.all_gather(pieces_, sent_, mode);
 }
 
-void ParameterStorage::await_gather() {
+void ParameterStorage::await_gather(int64_t version) {
   const at::NoGradGuard no_grad;
+  const Slot& to = slot(version);
   if (!bundle_.is_sharded()) {
-    for (size_t i = 0; apart_ && i < whole_.size(); ++i) {
-      whole_[i].copy_(local_[i]);
+    for (size_t i = 0; apart_ && i < to.whole.size(); ++i) {
+      to.whole[i].copy_(to.own[i]);
     }
     return;
   }
   work_.wait();
   for (int64_t rank = 0; !direct_ && rank < group_.size(); ++rank) {
     const at::Tensor piece = pieces_[rank];
-    for (size_t i = 0; i < whole_.size(); ++i) {
-      bundle_.cut.rows_of(whole_[i], i, rank)
+    for (size_t i = 0; i < to.whole.size(); ++i) {
+      bundle_.cut.rows_of(to.whole[i], i, rank)
           .copy_(bundle_.cut.in_piece(piece, i, rank));
     }
   }
@@ -149,7 +218,8 @@ void ParameterStorage::await_gather() {
 }
 
 std::vector<at::Tensor> ParameterStorage::full_masters() {
-  if (full_type_ == bundle_.dtype) return whole_;
+  const Slot& from = slot(newest());
+  if (full_type_ == bundle_.dtype) return from.whole;
   const at::NoGradGuard no_grad;
   const Cut& cut = bundle_.cut;
   std::vector<at::Tensor> masters;
@@ -158,10 +228,10 @@ std::vector<at::Tensor> ParameterStorage::full_masters() {
     return masters;
   }
   const at::Tensor pieces =
-      at::empty({group_.size(), cut.numel()}, piece_.options());
-  group_.all_gather(pieces, piece_).wait();
-  for (size_t i = 0; i < whole_.size(); ++i) {
-    masters.push_back(at::empty(cut.full_shapes()[i], piece_.options()));
+      at::empty({group_.size(), cut.numel()}, from.piece.options());
+  group_.all_gather(pieces, from.piece).wait();
+  for (size_t i = 0; i < from.whole.size(); ++i) {
+    masters.push_back(at::empty(cut.full_shapes()[i], from.piece.options()));
     for (int64_t rank = 0; rank < group_.size(); ++rank) {
       cut.rows_of(masters[i], i, rank)
           .copy_(cut.in_piece(pieces[rank], i, rank));
@@ -180,9 +250,11 @@ void ParameterStorage::take(const std::vector<at::Tensor>& full_masters) {
   }
 }
 
-void ParameterStorage::free() {
+void ParameterStorage::free(int64_t version) { free(slot(version)); }
+
+void ParameterStorage::free(Slot& slot) {
   if (bundle_.is_sharded() && bundle_.stage == 3) {
-    resize_storage(full_.flat(), 0);
+    resize_storage(slot.flat.flat(), 0);
   }
 }
 

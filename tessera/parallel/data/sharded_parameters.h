@@ -12,6 +12,9 @@
 //          2        as 1                 shards; whole while a unit's backward
 //                                        runs, reduced behind it
 //          3        while gathered       as 2
+// Versions: of a program's (program/units.h), counted from that of the step that
+//          runs; what layers compute with and backwards add to is that of use().
+//          shards are the newest's, gradients those of the step that runs.
 // Comm:    parameter_storage.h, gradient_storage.h; a rank calls the functions
 //          in the order of its program.
 // Threads: as comm::Group: one thread a rank.
@@ -32,6 +35,7 @@
 #include "tessera/nn/parameter.h"
 #include "tessera/parallel/data/bundle.h"
 #include "tessera/parallel/data/gradient_storage.h"
+#include "tessera/program/units.h"
 
 namespace tessera::parallel::data {
 
@@ -63,7 +67,8 @@ class ShardedParameters {
                     comm::Communicator& ranks,
                     const std::optional<GradientOptions>& options,
                     std::optional<at::ScalarType> full = {},
-                    const UnitMemory& memory = nullptr);
+                    const UnitMemory& memory = nullptr,
+                    const program::Versions& versions = {});
   ~ShardedParameters();
   ShardedParameters(const ShardedParameters&) = delete;
   ShardedParameters& operator=(const ShardedParameters&) = delete;
@@ -77,26 +82,42 @@ class ShardedParameters {
 
   // Full parameters from everybody's shards (stages 1 to 3), and away again
   // (stage 3).
-  void begin_gather(int64_t unit, comm::Mode mode);
-  void await_gather(int64_t unit);
-  void free(int64_t unit);
-  // All at once: for who reads parameters outside of a program.
+  void begin_gather(int64_t unit, comm::Mode mode, int64_t version = 0);
+  void await_gather(int64_t unit, int64_t version = 0);
+  void free(int64_t unit, int64_t version = 0);
+  // The newest, all at once, and in use: for who reads parameters outside of a
+  // program.
   void gather_all();
+
+  // Of this unit's own parameters.
+  void use(int64_t unit, int64_t version);
+  // See ParameterStorage.
+  void keep(int64_t unit);
+  void next_version();
+  void make_versions_alike();
+  // In the order of parameters(): the shards of the version of the step that
+  // runs. REQUIRES: two versions, all alive.
+  at::Tensor shard_of_step(size_t parameter) const;
   // By parameter, behind gather_all(): whole, in the shards' type; and every
   // rank's shards from these, which somebody wrote to.
   std::vector<at::Tensor> full_masters();
   void take(const std::vector<at::Tensor>& full_masters);
 
-  void zero_gradients();
+  void zero_gradients(int64_t version = 0);
   // Whole gradients of the unit, before a backward that adds to them.
-  void allocate_gradients(int64_t unit);
-  void begin_reduction(int64_t unit, comm::Mode mode);
-  void await_reduction(int64_t unit);
-  void begin_sum(int64_t unit, comm::Mode mode);
-  void await_sum(int64_t unit);
+  void allocate_gradients(int64_t unit, int64_t version = 0);
+  void begin_reduction(int64_t unit, comm::Mode mode, int64_t version = 0);
+  void await_reduction(int64_t unit, int64_t version = 0);
+  void begin_sum(int64_t unit, comm::Mode mode, int64_t version = 0);
+  void await_sum(int64_t unit, int64_t version = 0);
 
  private:
   struct Held;
+  void for_all(const auto& act);
+  const program::Versions versions_;
+  int64_t steps_ = 0;  // that next_version() ended
+  // By unit: the version in use, counted from the first; none: not known.
+  std::vector<std::optional<int64_t>> used_;
   std::vector<std::vector<std::unique_ptr<Held>>> units_;
   std::vector<LocalParameter> parameters_, trained_;
 };

@@ -22,6 +22,19 @@ program::Pipeline PipelineConfig::pipeline(int64_t stages) const {
   return {stages, num_chunks(), placement()};
 }
 
+// No file is, nor read for this.
+bool PipelineConfig::delayed() const {
+  return std::ranges::any_of(schedules::all(), [this](const auto& each) {
+    return each.name == schedule && each.delayed;
+  });
+}
+
+program::Versions PipelineConfig::versions(int64_t stages,
+                                           int64_t stage) const {
+  if (!delayed()) return {};
+  return schedules::versions_of(schedules::named(schedule), stages, stage);
+}
+
 namespace {
 
 std::string listed() {
@@ -38,9 +51,6 @@ std::string complaint_about(const std::string& schedule) {
       schedules::names_file(schedule)) {
     return "";
   }
-  if (schedule == "pipedream_2bw") {
-    return "this schedule is not built yet. Use 1f1b";
-  }
   const auto meant = config::nearest(schedule, known);
   return "it is none of " + listed() + ", nor a file that ends in .txt" +
          (meant ? ". Did you mean \"" + *meant + "\"?" : "");
@@ -52,7 +62,7 @@ void PipelineConfig::declare(config::Section& section) {
   section
       .key("schedule", schedule,
            "order of forwards and backwards: one of " + listed() +
-               ", or a file (.txt) with one; not built yet: pipedream_2bw")
+               ", or a file (.txt) with one")
       .check([](const config::Value& value) {
         return complaint_about(std::get<std::string>(value));
       });

@@ -7,6 +7,7 @@
 
 #include "tessera/core/config.h"
 #include "tessera/program/placement.h"
+#include "tessera/program/units.h"
 
 namespace tessera::parallel::pipeline {
 
@@ -26,6 +27,10 @@ struct PipelineConfig {
   program::Placement placement() const;
   // Of p ranks: where its virtual stages lie.
   program::Pipeline pipeline(int64_t stages) const;
+  // Gradients are taken at the weights of one update before.
+  bool delayed() const;
+  // Of what is trained, on stage `stage` of so many.
+  program::Versions versions(int64_t stages, int64_t stage) const;
   void declare(config::Section& section);
 };
 

@@ -76,6 +76,13 @@ void check_microbatches(const program::schedules::Schedule& schedule, int64_t p,
                   " of them. Nearest numbers of micro-batches: ",
                   nearest_multiples(num_microbatches, 2),
                   "; see batch.global and batch.micro.");
+  TS_CHECK_CONFIG(!schedule.delayed || num_microbatches >= p,
+                  "pipeline.schedule ", schedule.name,
+                  " goes on from step to step with two versions of the "
+                  "weights, which takes micro-batches of at least mesh.pp (",
+                  p, "), but a step has ", num_microbatches,
+                  " of them. Nearest number of micro-batches: ", p,
+                  "; see batch.global and batch.micro.");
 }
 
 }  // namespace

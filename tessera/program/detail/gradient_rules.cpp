@@ -1,64 +1,75 @@
-#include <algorithm>
-
 #include "tessera/program/detail/rules.h"
 
 namespace tessera::program::detail {
 
 GradientRules::GradientRules(const Units& units, Purpose purpose)
-    : Rules(units, purpose), owners_(units.all.size()) {}
+    : Rules(units, purpose) {}
 
 void GradientRules::take(const Instruction& instruction) {
-  if (adds_gradients(instruction.op)) add(instruction);
+  take(instruction, steps_[instruction.version]);
+}
+
+void GradientRules::take(const Instruction& instruction, Step& step) {
+  if (adds_gradients(instruction.op)) add(instruction, step);
   if (instruction.op == Op::kLoss && purpose_ == Purpose::kTraining) {
-    require_room(instruction);
+    require_room(instruction, step);
   }
   switch (instruction.op) {
     case Op::kZeroGradients:
-      require(!zeroed_ && !added_, "gradients are zeroed once, first");
-      zeroed_ = true;
+      zero(instruction.version, step);
       break;
     case Op::kLoadInputs:
     case Op::kLoadDocuments:
     case Op::kForward:
-      require(zeroed_ || purpose_ == Purpose::kEvaluation,
+      // The next batch goes forward before its gradients have a place.
+      require(step.zeroed || purpose_ == Purpose::kEvaluation ||
+                  instruction.version > ended_,
               "gradients are not zeroed yet");
       if (instruction.op != Op::kForward || !names_units()) break;
       for (int64_t id : reads(instruction)) {
-        ++owners_[id].forwards_of[instruction.microbatch];
+        ++step.owners[id].forwards_of[instruction.microbatch];
       }
       break;
     case Op::kAllocateGradients: {
-      require(unit_at(instruction.unit).zero_stage >= 2 && zeroed_,
+      require(unit_at(instruction.unit).zero_stage >= 2 && step.zeroed,
               "only gradients that live as shards are allocated");
-      Owner& owner = owners_[instruction.unit];
+      Owner& owner = step.owners[instruction.unit];
       require(!owner.allocated, "allocated already");
       owner.allocated = true;
       break;
     }
     case Op::kReduceGradients:
-      reduce(instruction);
+      reduce(instruction, step);
       break;
     case Op::kSumGradients:
-      sum(instruction);
+      sum(instruction, step);
       break;
     case Op::kReduceReplicas:
-      require(units_.devices > 1 && added_ && !gathered_replicas_,
+      require(units_.devices > 1 && step.added && !step.gathered_replicas,
               "gradients come from the other devices once, complete");
-      gathered_replicas_ = true;
+      step.gathered_replicas = true;
       break;
     default:
-      tail(instruction);
+      tail(instruction, step);
   }
 }
 
+// Where the gradients of some step before lay, which are used up.
+void GradientRules::zero(int64_t version, Step& step) {
+  require(!step.zeroed && !step.added, "gradients are zeroed once, first");
+  require(version < ended_ + units_.versions.gradients,
+          "gradients of the step before are still there");
+  step.zeroed = true;
+}
+
 // For what it adds to gradients.
-void GradientRules::require_room(const Instruction& instruction) {
-  require(zeroed_, "gradients are not zeroed yet");
-  require(!gathered_replicas_, "behind the sum over devices");
+void GradientRules::require_room(const Instruction& instruction, Step& step) {
+  require(step.zeroed, "gradients are not zeroed yet");
+  require(!step.gathered_replicas, "behind the sum over devices");
   if (!names_units()) return;
   for (int64_t id : reads(instruction)) {
     const int64_t stage = unit_at(id).zero_stage;
-    const Owner& owner = owners_[id];
+    const Owner& owner = step.owners[id];
     require(stage < 2 || owner.allocated, "the gradients of unit ", id,
             " are not allocated");
     require(stage >= 2 || owner.reductions == 0, "the gradients of unit ", id,
@@ -66,20 +77,21 @@ void GradientRules::require_room(const Instruction& instruction) {
   }
 }
 
-void GradientRules::add(const Instruction& instruction) {
-  require_room(instruction);
-  added_ = true;
+void GradientRules::add(const Instruction& instruction, Step& step) {
+  require_room(instruction, step);
+  step.added = true;
   if (!names_units()) return;
   for (int64_t id : reads(instruction)) {
-    ++owners_[id].adds;
-    ++owners_[id].adds_of[instruction.microbatch];
-    owners_[id].added.insert(instruction.microbatch);
+    Owner& owner = step.owners[id];
+    ++owner.adds;
+    ++owner.adds_of[instruction.microbatch];
+    owner.added.insert(instruction.microbatch);
   }
 }
 
-void GradientRules::reduce(const Instruction& instruction) {
+void GradientRules::reduce(const Instruction& instruction, Step& step) {
   const Unit& unit = unit_at(instruction.unit);
-  Owner& owner = owners_[instruction.unit];
+  Owner& owner = step.owners[instruction.unit];
   require(unit.reduced, "nobody shares these gradients");
   // A micro-batch's is behind the one before.
   if (begins(instruction) && owner.reduction == Progress::kDone) {
@@ -106,18 +118,17 @@ void GradientRules::reduce(const Instruction& instruction) {
   }
 }
 
-void GradientRules::sum(const Instruction& instruction) {
+void GradientRules::sum(const Instruction& instruction, Step& step) {
   const Unit& unit = unit_at(instruction.unit);
-  Owner& owner = owners_[instruction.unit];
+  Owner& owner = step.owners[instruction.unit];
   require(unit.summed, "its shards have no replicas");
   require(owner.reduction == Progress::kDone && owner.adds == 0,
           "its reductions are not complete");
   advance(instruction, owner.sum, "summed twice");
 }
 
-void GradientRules::check_owner(int64_t id) {
+void GradientRules::check_owner(int64_t id, const Owner& owner) {
   const Unit& unit = unit_at(id);
-  const Owner& owner = owners_[id];
   require(owner.reduction != Progress::kUnderWay, "the reduction of unit ", id,
           " is not awaited yet");
   require(!owner.allocated, "the gradients of unit ", id, " are still whole");
@@ -133,45 +144,47 @@ void GradientRules::check_owner(int64_t id) {
           "unit ", id, " are not summed over their replicas");
 }
 
-void GradientRules::norm() {
-  require(!normed_, "the norm is taken once");
-  require(added_, "there is no micro-batch");
-  require(units_.devices == 1 || gathered_replicas_,
+void GradientRules::norm(Step& step) {
+  require(!step.normed, "the norm is taken once");
+  require(step.added, "there is no micro-batch");
+  require(units_.devices == 1 || step.gathered_replicas,
           "the gradients of the other devices are missing");
   if (names_units()) {
-    for (int64_t owner : units_.owners()) check_owner(owner);
+    for (int64_t id : units_.owners()) check_owner(id, step.owners[id]);
   }
-  normed_ = true;
+  step.normed = true;
 }
 
-void GradientRules::tail(const Instruction& instruction) {
+void GradientRules::tail(const Instruction& instruction, Step& step) {
   switch (instruction.op) {
     case Op::kNorm:
-      return norm();
+      return norm(step);
     case Op::kSumNorm:
-      require(normed_, "behind the norm");
-      return advance(instruction, sum_norm_, "summed twice");
+      require(step.normed, "behind the norm");
+      return advance(instruction, step.sum_norm, "summed twice");
     case Op::kClipGradients:
     case Op::kGatherUpdates:
     case Op::kOptimizerStep: {
       const bool clips = instruction.op == Op::kClipGradients;
-      require(normed_ && (units_.alone || sum_norm_ == Progress::kDone),
+      require(step.normed && (units_.alone || step.sum_norm == Progress::kDone),
               "the norm is not known yet");
-      require(!clips || (!clipped_ && !stepped_),
+      require(!clips || (!step.clipped && !step.stepped),
               "clipped once, before the update");
-      require(clips || names_units() || !stepped_, "updated twice");
-      (clips ? clipped_ : stepped_) = true;
-      return clips ? void() : update(instruction);
+      require(clips || names_units() || !step.stepped, "updated twice");
+      (clips ? step.clipped : step.stepped) = true;
+      return clips ? void() : update(instruction, step);
     }
+    case Op::kNextVersion:
+      return end_step(instruction.version, step);
     default:
-      require(!normed_ || !is_compute(instruction.op), "behind the norm");
+      require(!step.normed || !is_compute(instruction.op), "behind the norm");
   }
 }
 
-void GradientRules::update(const Instruction& instruction) {
+void GradientRules::update(const Instruction& instruction, Step& step) {
   if (!names_units()) return;
   const bool is_whole = unit_at(instruction.unit).whole_updates;
-  Owner& owner = owners_[instruction.unit];
+  Owner& owner = step.owners[instruction.unit];
   if (instruction.op == Op::kGatherUpdates) {
     require(is_whole, "its updates need no others' pieces");
     return advance(instruction, owner.updates, "gathered twice");
@@ -180,10 +193,21 @@ void GradientRules::update(const Instruction& instruction) {
           "what it is updated by is not gathered yet");
 }
 
+void GradientRules::end_step(int64_t version, const Step& step) {
+  require(step.stepped && version == ended_, "the step has no update");
+  ++ended_;
+}
+
 void GradientRules::finish() {
   if (purpose_ == Purpose::kEvaluation) return;
-  require(stepped_, "the program has no OptimizerStep");
-  require(sum_norm_ != Progress::kUnderWay, "the norm's sum was left begun");
+  require(!steps_.empty(), "the program has no OptimizerStep");
+  for (const auto& [version, step] : steps_) {
+    require(step.stepped, "the program has no OptimizerStep");
+    require(step.sum_norm != Progress::kUnderWay,
+            "the norm's sum was left begun");
+    require(units_.versions.parameters == 1 || version < ended_,
+            "the step has no end");
+  }
 }
 
 }  // namespace tessera::program::detail

@@ -27,7 +27,7 @@ int64_t MicrobatchRules::unit_of(const Instruction& instruction,
 }
 
 void MicrobatchRules::take(const Instruction& instruction) {
-  if (instruction.op == Op::kNorm) complete_ = true;
+  if (instruction.op == Op::kNorm) complete_.insert(instruction.version);
   if (instruction.op == Op::kShareBatch) {
     require(units_.shares_batch, "every rank reads for itself");
     return advance(instruction, next_batch_, "it was begun already");
@@ -40,8 +40,15 @@ void MicrobatchRules::take(const Instruction& instruction) {
     return;
   }
   require(instruction.microbatch >= 0, "it names no micro-batch");
-  require(!complete_, "a micro-batch behind the norm");
+  // What was sent may still be on its way where a step goes on.
+  const bool only_arrives = units_.versions.parameters > 1 &&
+                            is_send(instruction.op) && !begins(instruction);
+  require(only_arrives || !complete_.contains(instruction.version),
+          "a micro-batch behind the norm");
   State& state = states_[{instruction.microbatch, instruction.chunk}];
+  if (!state.version) state.version = instruction.version;
+  require(*state.version == instruction.version, "its micro-batch began with ",
+          "version ", *state.version, " of the parameters");
   switch (instruction.op) {
     case Op::kLoadInputs:
       require(state.inputs == Progress::kNone, "its inputs are there already");

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -97,8 +98,9 @@ class MicrobatchRules : public Rules {
     Progress inputs = Progress::kNone, gradients = Progress::kNone;
     Progress sent_up = Progress::kNone, sent_down = Progress::kNone;
     bool targets = false, loss = false, loaded = false, received = false;
-    bool documents = false;            // where they begin is known
-    int64_t forward = 0, input = 0;    // units that went
+    std::optional<int64_t> version = {};  // of the parameters, all the way
+    bool documents = false;               // where they begin is known
+    int64_t forward = 0, input = 0;       // units that went
     std::vector<int64_t> weight = {};  // units, in the order in which they went
     std::set<int64_t> whole = {};      // units whose activations are there
     int64_t replayed = -1;  // the unit whose output waits for the one behind it
@@ -116,7 +118,7 @@ class MicrobatchRules : public Rules {
 
   std::map<std::pair<int64_t, int64_t>, State> states_;  // micro-batch, chunk
   Progress next_batch_ = Progress::kNone;                // that is shared
-  bool complete_ = false;
+  std::set<int64_t> complete_;                           // versions
   int64_t alive_ = 0, peak_alive_ = 0;
 };
 
@@ -131,9 +133,17 @@ class ParameterRules : public Rules {
   void finish() override;
 
  private:
+  void read(const Instruction& instruction);
   void gather(const Instruction& instruction);
-  std::vector<Progress> whole_;  // by unit: its parameters are gathered
-  std::vector<bool> stepped_;    // by unit
+  void update(const Instruction& instruction);
+  void end_step(int64_t version);
+  // Its parameters of this version are gathered.
+  Progress& whole(int64_t unit, int64_t version);
+  void require_alive(int64_t unit, int64_t version);
+  std::map<std::pair<int64_t, int64_t>, Progress> whole_;  // by unit, version
+  std::map<int64_t, int64_t> updates_;  // by unit, or of all: how many
+  std::set<int64_t> kept_;              // units whose update may follow
+  int64_t ended_ = 0;                   // steps
   bool replicated_ = false, computed_ = false;
   int64_t gathers_ = 0, now_gathered_ = 0, peak_gathered_ = 0;
 };
@@ -159,19 +169,27 @@ class GradientRules : public Rules {
     std::set<int64_t> added = {};  // micro-batches since the last reduction
     int64_t joined = 0;  // micro-batches that were reduced with another
   };
-  void require_room(const Instruction& instruction);
-  void add(const Instruction& instruction);
-  void reduce(const Instruction& instruction);
-  void sum(const Instruction& instruction);
-  void norm();
-  void check_owner(int64_t owner);
-  void tail(const Instruction& instruction);
-  void update(const Instruction& instruction);
+  // The gradients of one batch.
+  struct Step {
+    std::map<int64_t, Owner> owners = {};  // by unit
+    bool zeroed = false, added = false, gathered_replicas = false;
+    bool normed = false, clipped = false, stepped = false;
+    Progress sum_norm = Progress::kNone;
+  };
+  void take(const Instruction& instruction, Step& step);
+  void zero(int64_t version, Step& step);
+  void require_room(const Instruction& instruction, Step& step);
+  void add(const Instruction& instruction, Step& step);
+  void reduce(const Instruction& instruction, Step& step);
+  void sum(const Instruction& instruction, Step& step);
+  void norm(Step& step);
+  void check_owner(int64_t id, const Owner& owner);
+  void tail(const Instruction& instruction, Step& step);
+  void update(const Instruction& instruction, Step& step);
+  void end_step(int64_t version, const Step& step);
 
-  std::vector<Owner> owners_;  // by unit
-  bool zeroed_ = false, added_ = false, gathered_replicas_ = false;
-  bool normed_ = false, clipped_ = false, stepped_ = false;
-  Progress sum_norm_ = Progress::kNone;
+  std::map<int64_t, Step> steps_;  // by version
+  int64_t ended_ = 0;              // of them
 };
 
 class FileRules : public Rules {

@@ -36,6 +36,7 @@ const std::vector<Transfer>& transfers_of(const RankProgram& of,
   if (instruction.op == Op::kLoss) return of.loss;
   if (instruction.op == Op::kSumNorm) return of.norm;
   if (instruction.op == Op::kShareBatch) return of.batch;
+  if (instruction.op == Op::kNextVersion) return of.between_steps;
   const auto unit = instruction.unit;
   if (unit < 0 || unit >= static_cast<int64_t>(of.units.size())) return none;
   const auto* const found = of_unit(of.units[unit], instruction.op);

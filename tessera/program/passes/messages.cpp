@@ -27,6 +27,10 @@ size_t earlier(const Program& program) {
   return place;
 }
 
+bool begins_message(const Instruction& each) {
+  return is_message(each.op) && each.phase == Phase::kBegin;
+}
+
 }  // namespace
 
 // A send is awaited when the next of its kind begins: one of each kind is on
@@ -34,6 +38,7 @@ size_t earlier(const Program& program) {
 Program messages(const Program& program, const Units& /*units*/) {
   Program lowered;
   Program sent;
+  size_t left = std::ranges::count_if(program, begins_message);
   const auto await_sent = [&](auto which) {
     std::erase_if(sent, [&](const Instruction& each) {
       if (!which(each)) return false;
@@ -50,7 +55,11 @@ Program messages(const Program& program, const Units& /*units*/) {
     if (is_send(each.op)) {
       await_sent([&](const Instruction& other) { return other.op == each.op; });
     }
-    if (each.op == Op::kNorm) await_sent([](const auto&) { return true; });
+    // Where steps go on, a norm may have messages behind it.
+    if (begins_message(each)) --left;
+    if (each.op == Op::kNorm && left == 0) {
+      await_sent([](const auto&) { return true; });
+    }
     const bool receives = is_message(each.op) && !is_send(each.op) && begins;
     const size_t place = receives ? earlier(lowered) : lowered.size();
     lowered.insert(lowered.begin() + static_cast<int64_t>(place), each);

@@ -19,11 +19,12 @@ int64_t change_of(const Instruction& each, const Units& units) {
 }
 
 // A gather of `unit` begins behind this: here it is freed, or awaited, or the
-// gather before it begins.
+// gather before it begins, or a step ends.
 bool is_barrier(const Instruction& each, int64_t unit) {
   const bool of_unit =
       each.op == Op::kGatherParameters || each.op == Op::kFreeParameters;
-  return (of_unit && each.unit == unit) || begins_gather(each);
+  return (of_unit && each.unit == unit) || begins_gather(each) ||
+         each.op == Op::kNextVersion;
 }
 
 // Where a gather of `unit` behind this program may begin: right before the unit

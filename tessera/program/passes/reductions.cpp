@@ -23,7 +23,8 @@ class PutOff {
       if (!adds_gradients(program[i].op)) continue;
       for (int64_t owner : units.all[program[i].unit].reads) {
         const Unit& unit = units.all[owner];
-        if (unit.across_stages && unit.reduced) last_add_[owner] = i;
+        if (!unit.across_stages || !unit.reduced) continue;
+        last_add_[{-program[i].version, owner}] = i;
       }
     }
   }
@@ -59,8 +60,11 @@ class PutOff {
   // In one order on all stages, which come to their last backwards in others.
   void begin_across_stages(size_t i) {
     while (!last_add_.empty() && last_add_.begin()->second <= i) {
-      const int64_t owner = last_add_.begin()->first;
-      lowered_.push_back({Op::kReduceGradients, -1, owner, 0, Phase::kBegin});
+      const auto [version, owner] = last_add_.begin()->first;
+      lowered_.push_back({.op = Op::kReduceGradients,
+                          .unit = owner,
+                          .phase = Phase::kBegin,
+                          .version = -version});
       last_add_.erase(last_add_.begin());
     }
   }
@@ -72,8 +76,9 @@ class PutOff {
   const Program& program_;
   const Units& units_;
   Program lowered_;
-  // By owner, from the last on, of those that wait for it.
-  std::map<int64_t, size_t, std::greater<>> last_add_;
+  // By version, counted down, and owner, from the last on, of those that wait
+  // for it.
+  std::map<std::pair<int64_t, int64_t>, size_t, std::greater<>> last_add_;
   Program into_shards_, whole_;
 };
 

@@ -8,6 +8,7 @@
 #include "tessera/program/schedules/interleaved_zb.h"
 #include "tessera/program/schedules/naive.h"
 #include "tessera/program/schedules/one_forward_one_backward.h"
+#include "tessera/program/schedules/pipedream_2bw.h"
 #include "tessera/program/schedules/schedule.h"
 #include "tessera/program/schedules/zb_h1.h"
 #include "tessera/program/schedules/zb_h2.h"
@@ -86,6 +87,12 @@ const std::vector<Schedule>& all() {
        .sends_wait = true,
        .meaning = "dualpipe cut in half: two chunks there and back",
        .source = "github.com/deepseek-ai/DualPipe"},
+      {.name = "pipedream_2bw",
+       .turns = pipedream_2bw,
+       .delayed = true,
+       .meaning = "1f1b without a flush between steps: gradients are of the "
+                  "weights one update before",
+       .source = "arXiv 2006.09503"},
   };
   return list;
 }

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "tessera/program/schedules/file.h"
@@ -19,6 +20,9 @@ class Writer {
       : shape_(shape), pipeline_(pipeline), stage_(stage), trains_(trains) {}
 
   void push(Instruction instruction) { program_.push_back(instruction); }
+  void push_all(const Program& more) {
+    program_.insert(program_.end(), more.begin(), more.end());
+  }
 
   // What a turn sends goes with what the next one receives.
   void turns(const std::vector<Turn>& turns) {
@@ -29,6 +33,29 @@ class Writer {
       }
       if (i == turns.size()) break;
       for (const Task& task : turns[i]) receive_for(task);
+    }
+  }
+
+  // The same of single tasks, where more is done behind some of them: what these
+  // send goes before it, and nobody waits for a neighbour that is not that far.
+  void turns(const std::vector<Turn>& turns,
+             const std::function<Program(const Task&)>& behind) {
+    receive_for(turns.front().front());
+    for (size_t i = 0; i < turns.size(); ++i) {
+      const Task& task = turns[i].front();
+      const bool is_last = i + 1 == turns.size();
+      compute(task);
+      const Program more = behind(task);
+      const Instruction send = message_from(task);
+      const bool sends_before = !more.empty() && !is_last && is_send(send.op);
+      if (sends_before) {
+        push(begin(send));
+      } else {
+        send_from(task);
+      }
+      push_all(more);
+      if (!is_last) receive_for(turns[i + 1].front());
+      if (sends_before) push(await(send));
     }
   }
 
@@ -105,16 +132,22 @@ class Writer {
     return next->stage == stage_ ? Op::kHandGradients : Op::kSendGradients;
   }
 
+  Instruction message_from(const Task& task) const {
+    return of(message_of(task), task);
+  }
+
   void send_from(const Task& task) {
     if (is_send(message_of(task))) push(message_of(task), task);
   }
 
-  void push(Op op, const Task& task) {
-    program_.push_back({op, task.microbatch, -1, task.chunk});
+  // Micro-batches behind a step's are of the next ones.
+  Instruction of(Op op, const Task& task) const {
+    return {.op = op,
+            .microbatch = task.microbatch,
+            .chunk = task.chunk,
+            .version = task.microbatch / shape_.num_microbatches};
   }
-  void push_all(const Program& more) {
-    program_.insert(program_.end(), more.begin(), more.end());
-  }
+  void push(Op op, const Task& task) { push(of(op, task)); }
 
   const Shape& shape_;
   const Pipeline& pipeline_;
@@ -159,15 +192,120 @@ bool takes(const Schedule& schedule, const Shape& shape) {
                               : v == 1 || (schedule.chunked && p > 1);
   const bool in_groups = v == 1 || !schedule.multiple_of_stages || m % p == 0;
   const bool in_pairs = !schedule.in_pairs || (p % 2 == 0 && m % 2 == 0);
-  return p >= 1 && v >= 1 && m >= 1 && has_chunks && in_groups && in_pairs;
+  const bool enough = !schedule.delayed || m >= p;
+  return p >= 1 && v >= 1 && m >= 1 && has_chunks && in_groups && in_pairs &&
+         enough;
 }
 
-Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
-             const Tail& tail) {
+Versions versions_of(const Schedule& schedule, int64_t stages, int64_t stage) {
+  if (!schedule.delayed) return {};
+  return {.parameters = 2, .gradients = stages > 1 && stage > 0 ? 2 : 1};
+}
+
+namespace {
+
+void expect_taken(const Schedule& schedule, const Shape& shape) {
   TORCH_INTERNAL_ASSERT(takes(schedule, shape), "program: ", schedule.name,
                         " has no turns for ", shape.stages, " stages of ",
                         shape.chunks, " chunks and ", shape.num_microbatches,
                         " micro-batches");
+}
+
+// What ends a step.
+Program tail_of(const Tail& tail, int64_t version, bool keeps) {
+  Program program;
+  const auto push = [&](Op op) {
+    program.push_back({.op = op, .version = version});
+  };
+  if (tail.clip) push(Op::kClipGradients);
+  if (keeps) push(Op::kKeepParameters);
+  push(Op::kOptimizerStep);
+  if (keeps) push(Op::kNextVersion);
+  return program;
+}
+
+// Where the gradients of a step are complete, and where it ends, among the tasks
+// of many.
+class Boundaries {
+ public:
+  Boundaries(const Shape& shape, int64_t stage, int64_t count, const Tail& tail)
+      : microbatches_(shape.num_microbatches),
+        stage_(stage),
+        count_(count),
+        tail_(tail) {}
+
+  // What a rank does behind this task.
+  Program behind(const Task& task) {
+    Program more;
+    if (task.op != Op::kBackward) return more;
+    ++backwards_;
+    if (backwards_ % microbatches_ == 0) complete(more);
+    if (backwards_ == end_of(ended_)) end(more);
+    return more;
+  }
+
+ private:
+  // After so many backwards: those of all stages are done by then.
+  int64_t end_of(int64_t step) const {
+    return std::min(count_ * microbatches_,
+                    (step + 1) * microbatches_ + stage_);
+  }
+
+  void complete(Program& more) const {
+    const int64_t version = backwards_ / microbatches_ - 1;
+    more.push_back({.op = Op::kNorm, .version = version});
+    if (!tail_.alone) more.push_back(begin(sum_norm(version)));
+    if (stage_ > 0) zero(version + 1, more);
+  }
+
+  void end(Program& more) {
+    if (!tail_.alone) more.push_back(await(sum_norm(ended_)));
+    const Program tail = tail_of(tail_, ended_, /*keeps=*/true);
+    more.insert(more.end(), tail.begin(), tail.end());
+    ++ended_;
+    if (stage_ == 0) zero(ended_, more);
+  }
+
+  // As early as there is room.
+  void zero(int64_t version, Program& more) const {
+    if (version == count_) return;
+    more.push_back({.op = Op::kZeroGradients, .version = version});
+  }
+
+  static Instruction sum_norm(int64_t version) {
+    return {.op = Op::kSumNorm, .version = version};
+  }
+
+  const int64_t microbatches_, stage_, count_;
+  const Tail tail_;
+  int64_t backwards_ = 0, ended_ = 0;
+};
+
+}  // namespace
+
+Program steps(const Schedule& schedule, const Shape& shape, int64_t stage,
+              int64_t count, const Tail& tail) {
+  if (!schedule.delayed) {
+    TORCH_INTERNAL_ASSERT(count == 1, "program: ", schedule.name,
+                          " flushes behind each step");
+    return step(schedule, shape, stage, tail);
+  }
+  expect_taken(schedule, shape);
+  const Pipeline pipeline = pipeline_of(schedule, shape);
+  Writer writer(shape, pipeline, stage, /*trains=*/true);
+  writer.push({Op::kZeroGradients});
+  Boundaries boundaries(shape, stage, count, tail);
+  Shape all = shape;
+  all.num_microbatches *= count;
+  writer.turns(schedule.turns(all, stage),
+               [&](const Task& task) { return boundaries.behind(task); });
+  return writer.finish();
+}
+
+Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
+             const Tail& tail) {
+  if (schedule.delayed) return steps(schedule, shape, stage, /*count=*/1, tail);
+  expect_taken(schedule, shape);
   const Pipeline pipeline = pipeline_of(schedule, shape);
   Writer writer(shape, pipeline, stage, /*trains=*/true);
   writer.push({Op::kZeroGradients});
@@ -178,8 +316,7 @@ Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
   }
   writer.push({Op::kNorm});
   if (!tail.alone) writer.push({Op::kSumNorm});
-  if (tail.clip) writer.push({Op::kClipGradients});
-  writer.push({Op::kOptimizerStep});
+  writer.push_all(tail_of(tail, /*version=*/0, /*keeps=*/false));
   return writer.finish();
 }
 

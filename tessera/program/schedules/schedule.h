@@ -17,6 +17,7 @@
 
 #include "tessera/program/instruction.h"
 #include "tessera/program/placement.h"
+#include "tessera/program/units.h"
 
 namespace tessera::program::schedules {
 
@@ -56,6 +57,10 @@ struct Schedule {
   // goes on, and receives in the order of who sends (mail.h). Each task of a
   // turn then has its own messages; those of a turn could run side by side.
   bool sends_wait = false;
+  // A step's gradient is taken at the weights before the update before it, so
+  // that nothing flushes the pipeline between steps: W(t + 1) = W(t) - f'(W(t -
+  // 1)). Two versions of the weights; m is p or more.
+  bool delayed = false;
   const char* meaning = "";
   const char* source = "";
 };
@@ -73,6 +78,9 @@ Pipeline pipeline_of(const Schedule& schedule, const Shape& shape);
 // Whether it has turns for so many stages, chunks and micro-batches.
 bool takes(const Schedule& schedule, const Shape& shape);
 
+// What stage `stage` of so many holds at a time.
+Versions versions_of(const Schedule& schedule, int64_t stages, int64_t stage);
+
 // What a step ends with.
 struct Tail {
   bool clip = true;
@@ -83,6 +91,15 @@ struct Tail {
 // REQUIRES: takes(schedule, shape).
 Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
              const Tail& tail = {});
+
+// So many steps one behind the other, without a flush between them: their
+// micro-batches are counted on, and the k-th reads version k. A rank ends a step
+// (kNextVersion) when all have done their backwards, of which the norm is the
+// proof: stage s goes s micro-batches of the next batch backward meanwhile, and
+// every stage p - 1 of them forward. See steps_of().
+// REQUIRES: takes(schedule, shape); count is 1 unless schedule.delayed.
+Program steps(const Schedule& schedule, const Shape& shape, int64_t stage,
+              int64_t count, const Tail& tail = {});
 
 // The micro-batches forward alone, and their losses; through one replica where
 // there are two.

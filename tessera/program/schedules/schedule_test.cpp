@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "tessera/program/simulator.h"
 #include "tests/support/programs.h"
 
 namespace tessera::program::schedules {
@@ -32,7 +33,11 @@ TEST(Schedules, ActivationsAlive) {
     std::vector<int64_t> peaks;
     const Shape shape{.stages = 4, .chunks = chunks, .num_microbatches = 8};
     for (int64_t stage = 0; stage < 4; ++stage) {
-      peaks.push_back(check(step(named(schedule), shape, stage)).peak_alive);
+      const Schedule of = named(schedule);
+      Units units;
+      units.versions = versions_of(of, shape.stages, stage);
+      const int64_t count = of.delayed ? 3 : 1;
+      peaks.push_back(check(steps(of, shape, stage, count), units).peak_alive);
     }
     return peaks;
   };
@@ -49,6 +54,7 @@ TEST(Schedules, ActivationsAlive) {
   EXPECT_EQ(alive("zb_v", 2), (Peaks{8, 8, 8, 8}));
   EXPECT_EQ(alive("dualpipe", 2), (Peaks{5, 5, 5, 5}));
   EXPECT_EQ(alive("dualpipe_v", 2), (Peaks{9, 9, 9, 9}));
+  EXPECT_EQ(alive("pipedream_2bw", 1), (Peaks{4, 3, 2, 1}));
 }
 
 // Times of a task of a chunk; a whole backward takes its parts'.
@@ -236,9 +242,12 @@ TEST(Schedules, EverySizeIsSoundAndEnds) {
           if (!takes(schedule, shape)) continue;
           if (m > 2 * p + 1 && m < 16) continue;  // the steady state is longer
           for (const passes::Choice& choice : choices) {
-            EXPECT_NO_THROW(
-                check(stages_of(schedule.name, shape, 1, choice).world))
-                << schedule.name << " p " << p << " v " << v << " m " << m;
+            for (int64_t n = 1; n <= (schedule.delayed ? 3 : 1); ++n) {
+              EXPECT_NO_THROW(
+                  check(stages_of(schedule.name, shape, 1, choice, n).world))
+                  << schedule.name << " p " << p << " v " << v << " m " << m
+                  << ", steps " << n;
+            }
           }
         }
       }
@@ -253,6 +262,66 @@ TEST(Schedules, LargeOnesAreProvenToo) {
                       .chunks = usual_chunks(named(name)),
                       .num_microbatches = 256};
     EXPECT_NO_THROW(check(stages_of(name, shape).world)) << name;
+  }
+}
+
+// Steps that go on are a first, some that are alike, and a last, however many
+// there are together: what was proven of some is so of all.
+TEST(Schedules, StepsThatGoOnAreAlike) {
+  for (const passes::Choice& choice :
+       {passes::Choice{}, {.without = {"messages"}}}) {
+    for (int64_t p = 1; p <= 5; ++p) {
+      for (int64_t m = p; m <= 2 * p + 1; ++m) {
+        const Shape shape{.stages = p, .num_microbatches = m};
+        const auto cut = [&](int64_t count, int64_t stage) {
+          const Stages all =
+              stages_of("pipedream_2bw", shape, 2, choice, count);
+          return steps_of(all.programs[stage]->program, m);
+        };
+        for (int64_t stage = 0; stage < p; ++stage) {
+          const auto two = cut(2, stage), four = cut(4, stage);
+          const auto five = cut(5, stage);
+          ASSERT_EQ(five.size(), 5U);
+          EXPECT_EQ(two[0], five[0]);
+          EXPECT_EQ(two[1], five[4]);
+          EXPECT_EQ(four[1], five[1]);
+          for (const size_t i : {2, 3}) EXPECT_EQ(five[i], five[1]);
+          if (p == 1) {
+            EXPECT_EQ(five[0], cut(1, stage)[0]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// In between a stage waits for none, whatever forwards and backwards take: the
+// norm of a step is known when it is asked for.
+TEST(Schedules, StepsThatGoOnHaveNoBubble) {
+  for (int64_t p = 2; p <= 6; ++p) {
+    for (int64_t m = p; m <= 2 * p; ++m) {
+      for (const Times& t :
+           {Times{1, 1, 1}, Times{1, 0, 1}, Times{2, 3, 2}, Times{3, 1, 0}}) {
+        const int64_t steps = 6;
+        const Stages all =
+            stages_of("pipedream_2bw", {.stages = p, .num_microbatches = m}, 1,
+                      {}, steps);
+        for (const auto& each : all.programs) {
+          each->between_steps.clear();
+          each->norm = {{"all_reduce", 0, at::kDouble, 1}};
+        }
+        const auto work = [&](int64_t, const Instruction& each) {
+          return is_compute(each.op) ? static_cast<double>(t.of(each.op)) : 0.;
+        };
+        const auto simulation = simulate(all.world, {.work = work});
+        for (const auto& rank : simulation.classes) {
+          const StepEnd &from = rank.step_ends[2], &to = rank.step_ends[4];
+          EXPECT_EQ(to.bubble, from.bubble) << "p " << p << " m " << m;
+          EXPECT_EQ(to.time - from.time,
+                    2. * m * (t.forward + t.input + t.weight));
+        }
+      }
+    }
   }
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -107,26 +108,36 @@ class Comparison {
                     records_ ? program::passes::Choice() : probe_.passes);
     nudge(model);
     for (int64_t step = 1; step <= steps_; ++step) {
-      const double lr = optim::lr_at({step - 1, config_.run.steps},
-                                     config_.optimizer.lr, config_.schedule);
-      const engine::StepInput input = step_input(
-          config_, step, lr, [&](int64_t of, int64_t first, int64_t count) {
-            TS_CHECK(engine::reader_of(config_, ranks.rank()) == ranks.rank(),
-                     "verify: a rank reads what another one is to read for it");
-            return random_batch(config_, of, first, count);
-          });
+      std::optional<engine::StepInput> next;
+      if (model.goes_on() && step < steps_)
+        next = input_of(step + 1, ranks.rank());
       const HostReads reads;
-      model.step(input, [&](const program::Instruction& done, double, double) {
-        if (done.op != program::Op::kNorm) return;
-        const at::DisableRecordFunctionGuard not_of_the_step;
-        take_parameters(model, step);
-        take_gradients(model, step);
-      });
+      model.step(
+          input_of(step, ranks.rank()),
+          [&](const program::Instruction& done, double, double) {
+            if (done.op != program::Op::kNorm) return;
+            const at::DisableRecordFunctionGuard not_of_the_step;
+            take_parameters(model, step);
+            take_gradients(model, step);
+          },
+          std::move(next));
       expect_needed(reads.count(), model);
       take_loss(model, ranks.world(), step);
     }
     take_state(model);
     ranks.expect_all_awaited();
+  }
+
+  engine::StepInput input_of(int64_t step, int64_t rank) const {
+    const double lr = optim::lr_at({step - 1, config_.run.steps},
+                                   config_.optimizer.lr, config_.schedule);
+    return step_input(
+        config_, step, lr,
+        [this, rank](int64_t of, int64_t first, int64_t count) {
+          TS_CHECK(engine::reader_of(config_, rank) == rank,
+                   "verify: a rank reads what another one is to read for it");
+          return random_batch(config_, of, first, count);
+        });
   }
 
   void expect_needed(int64_t reads, const RankModel& model) const {
@@ -256,10 +267,29 @@ class Comparison {
     return std::sqrt(square);
   }
 
+  // The weights that the next step would be taken at.
+  void take_delayed(RankModel& model, size_t i) {
+    const auto& composed = model.composed();
+    if (composed.units.versions.parameters == 1) return;
+    const auto& parameter = composed.parameters->parameters()[i];
+    const at::Tensor delayed = composed.parameters->shard_of_step(i);
+    const std::string name = "delayed " + parameter.name;
+    if (records_) {
+      recorded_.weights[name] = delayed.clone();
+    } else if (!moves_by_chance(parameter.name)) {
+      const at::Tensor& whole = control_.weights.at(name);
+      compare("delayed weight", parameter.name, parameter.layout, delayed,
+              whole, update_norm(whole), steps_, model, result_.weights);
+    }
+  }
+
   void take_state(RankModel& model) {
     std::map<std::string, const mesh::Layout*> layouts;
-    for (const auto& parameter : model.composed().parameters->parameters()) {
+    const auto& parameters = model.composed().parameters->parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto& parameter = parameters[i];
       layouts[parameter.name] = &parameter.layout;
+      take_delayed(model, i);
       if (records_) {
         recorded_.weights[parameter.name] = parameter.shard.clone();
         continue;
