@@ -15,7 +15,7 @@ RUN = {"model": {"layers": 16, "hidden": 64, "heads": 4, "vocab": 256}, "mesh": 
        "batch": {"global": 8, "micro": 1}}
 # With so many chunks a rank, where a schedule takes any number.
 SCHEDULES = {"naive": 1, "gpipe": 1, "1f1b": 1, "eager_1f1b": 1, "interleaved": 2, "bfs": 2, "zb_h1": 1, "zb_h2": 1,
-             "interleaved_zb": 2, "zb_v": 2, "dualpipe": 2, "dualpipe_v": 2}
+             "interleaved_zb": 2, "zb_v": 2, "dualpipe": 2, "dualpipe_v": 2, "pipedream_2bw": 1}
 
 
 def main(program, folder="docs/schedules"):

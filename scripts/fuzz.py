@@ -63,7 +63,7 @@ def schedule_of(rng, pp):
         choices = [("interleaved", 2), ("interleaved_zb", 2), ("interleaved_zb", 3), ("bfs", 2), ("zb_v", 2),
                    ("dualpipe_v", 2)]
         return rng.choice(choices + [("dualpipe", 2)] * (2 if pp % 2 == 0 else 0))
-    return rng.choice(["naive", "gpipe", "1f1b", "eager_1f1b", "zb_h1", "zb_h2"]), 1
+    return rng.choice(["naive", "gpipe", "1f1b", "eager_1f1b", "zb_h1", "zb_h2", "pipedream_2bw"]), 1
 
 
 def add_speeds(rng, config):
@@ -94,6 +94,7 @@ def configuration(seed):
     in_groups = schedule in ("interleaved", "interleaved_zb") and chunks > 1
     accumulation = pp * rng.choice([1, 2]) if in_groups else rng.choice([1, 2, 3, 4])
     accumulation += accumulation % 2 if schedule == "dualpipe" else 0
+    accumulation = max(accumulation, pp) if schedule == "pipedream_2bw" else accumulation
     sequence_parallel = tp > 1 and rng.random() < 0.5
     # So short, now and then, that a rank of tp has no token for an expert.
     seq_len = 2 * cp * (tp if sequence_parallel else 1) * rng.choice([1, 2, 3])
@@ -136,8 +137,13 @@ def configuration(seed):
     config["precision"] = {"compute": rng.choice(["fp32", "fp16"]), "loss_scale": rng.choice([-1, 0, 1, 1024]),
                            "scale_growth_interval": rng.choice([1, 2, 2000])}
     config["zero"]["offload"] = rng.choice(["none", "none", "optimizer", "all"])
-    config["data"]["reader"] = rng.choice(["every", "first"])
+    # Batches that overlap are read by every rank.
+    config["data"]["reader"] = "every" if schedule == "pipedream_2bw" else rng.choice(["every", "first"])
     add_speeds(rng, config)
+    if schedule == "pipedream_2bw":  # whose batches overlap
+        precision = config["precision"]
+        precision["loss_scale"] = 1024 if precision["loss_scale"] <= 0 else precision["loss_scale"]
+        config["zero"]["offload"] = config["zero"]["offload"].replace("all", "optimizer")
     return config
 
 

@@ -85,6 +85,9 @@ class Watch {
             program_, composed_.units,
             facts_of(config, composed_.mesh, composed_.mesh.coord_of(rank),
                      purpose))) {
+    for (const auto& step : steps_of(program_, accumulation(config))) {
+      run_.insert(run_.end(), step.begin(), step.end());
+    }
     for (const auto kind : {MemoryKind::kParameters, MemoryKind::kGradients,
                             MemoryKind::kOptimizer}) {
       states_ += monitor::tensor_bytes(kind).now;
@@ -116,7 +119,7 @@ class Watch {
   program::Observer observer() {
     return [this](const Instruction& instruction, double, double) {
       const size_t i = found_.size();
-      EXPECT_EQ(instruction, program_.at(i));
+      EXPECT_EQ(instruction, run_.at(i));
       during_.push_back(monitor::tensor_bytes().peak - states_);
       // Before the first there was what the step before had left.
       if (i == 0) during_[0] = now();
@@ -164,6 +167,7 @@ class Watch {
 
   const parallel::Composed& composed_;
   const program::Program program_;
+  program::Program run_;  // the same, as each step counts micro-batches
   program::Memory said_;
   int64_t states_ = 0;
   std::vector<int64_t> found_, during_;
@@ -192,14 +196,19 @@ void MemoryAlive::expect_told(program::Purpose purpose) const {
         const data::Batch batch =
             trains ? data::Batch() : batch_for(config, config.batch.micro);
         const auto run = [&](const program::Observer& observer) {
-          if (trains) {
-            model.step(step_input(config, /*step=*/0, /*lr=*/0,
-                                  [&](int64_t, int64_t, int64_t count) {
-                                    return batch_for(config, count);
-                                  }),
-                       observer);
-          } else {
+          if (!trains) {
             model.evaluate(batch, observer);
+            return;
+          }
+          const auto input = step_input(
+              config, /*step=*/0, /*lr=*/0,
+              [&](int64_t, int64_t, int64_t count) {
+                return batch_for(config, count);
+              });
+          for (int64_t i = model.goes_on() ? kStepsTogether : 1; i > 0; --i) {
+            std::optional<StepInput> next;
+            if (i > 1) next = input;
+            model.step(input, observer, std::move(next));
           }
         };
         run(nullptr);  // opens what is opened on first use

@@ -62,6 +62,7 @@ std::vector<int64_t> peaks(const RunConfig& config) {
             });
         model.step(input);  // opens what is opened on first use
         monitor::reset_tensor_peak();
+        if (model.goes_on()) model.step(input, nullptr, input);
         model.step(input);
         const std::scoped_lock lock(mutex);
         int64_t& stage = most[model.composed().coord[mesh::Axis::kPp]];
@@ -85,7 +86,17 @@ TEST(MemoryPlan, IsWhatRanksNeed) {
         Case{.name = "tensor", .tp = 2},
         Case{.name = "1f1b", .pp = 2, .microbatches = 4},
         Case{.name = "gpipe", .pp = 2, .microbatches = 4, .schedule = "gpipe"},
-        Case{.name = "1f1b of four", .pp = 4, .tp = 2, .microbatches = 6}}) {
+        Case{.name = "1f1b of four", .pp = 4, .tp = 2, .microbatches = 6},
+        Case{.name = "pipedream",
+             .pp = 2,
+             .microbatches = 4,
+             .schedule = "pipedream_2bw"},
+        Case{.name = "pipedream zero 2",
+             .dp = 2,
+             .pp = 2,
+             .zero_stage = 2,
+             .microbatches = 4,
+             .schedule = "pipedream_2bw"}}) {
     const RunConfig config = run_of(each);
     const auto plans = memory_plans(config);
     const auto found = peaks(config);

@@ -70,8 +70,7 @@ void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
 
 std::optional<double> ModelActor::gradient_factor(int64_t microbatch) const {
   if (!trains()) return std::nullopt;
-  return scale_ /
-         (is_of_next(microbatch) ? next_target_tokens_ : target_tokens_);
+  return scale_ / target_tokens_of(microbatch);
 }
 
 bool ModelActor::may_skip() const {

@@ -150,6 +150,9 @@ class ModelActor : public program::Actor {
   const StepInput& input_of(int64_t microbatch) const {
     return is_of_next(microbatch) ? next_ : input_;
   }
+  double target_tokens_of(int64_t microbatch) const {
+    return is_of_next(microbatch) ? next_target_tokens_ : target_tokens_;
+  }
   int64_t in_batch(int64_t microbatch) const {
     return microbatch % num_microbatches_;
   }

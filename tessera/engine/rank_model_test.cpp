@@ -187,6 +187,56 @@ TEST(RankModel, SplitBackwardLetsGo) {
   EXPECT_EQ(kept({.with = {"split_backward"}}), whole);
 }
 
+// W(t + 1) = W(t) - lr f'(W(t - 1)), the gradient by a model that knows nothing
+// of versions, whose weights are set to it.
+TEST(RankModel, DelayedStepsAreAsThePaperHasThem) {
+  RunConfig plain = small_run(1, 0);
+  plain.precision.compute = "fp64";
+  plain.optimizer = {
+      .type = "sgd", .lr = 0.1, .momentum = 0, .weight_decay = 0};
+  plain.optimizer.clip_norm = 0;
+  plain.batch = {.global = 4, .micro = 1};
+  complete(plain, 1);
+  RunConfig delayed = plain;
+  delayed.pipeline.schedule = "pipedream_2bw";
+  const double lr = plain.optimizer.lr;
+  const auto input = [&](int64_t step) {
+    return step_input(plain, step, lr, [&, step](int64_t first, int64_t count) {
+      const at::Tensor ids =
+          (at::arange(count * plain.data.seq_len) * 7 + 31 * first + 101 * step)
+              .remainder(plain.model.vocab)
+              .view({count, plain.data.seq_len});
+      return data::Batch{ids, ids.roll(1, 1)};
+    });
+  };
+  comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+    RankModel teacher(plain, ranks), model(delayed, ranks);
+    const auto& given = teacher.composed().parameters->parameters();
+    const auto& found = model.composed().parameters->parameters();
+    const at::NoGradGuard no_grad;
+    std::vector<std::vector<at::Tensor>> weights(1);
+    for (const auto& each : given) weights[0].push_back(each.shard.clone());
+    for (int64_t step = 1; step <= 6; ++step) {
+      for (size_t i = 0; i < given.size(); ++i) {
+        at::Tensor shard = given[i].shard;
+        shard.copy_(weights[std::max<int64_t>(step - 2, 0)][i]);
+      }
+      teacher.step(input(step));
+      auto& next = weights.emplace_back();
+      std::optional<StepInput> begun;
+      if (step % 3 != 0) begun = input(step + 1);
+      model.step(input(step), nullptr, std::move(begun));
+      for (size_t i = 0; i < given.size(); ++i) {
+        next.push_back(weights[step - 1][i] - lr * given[i].gradient);
+        const double error = (found[i].shard - next[i]).norm().item<double>() /
+                             next[i].norm().item<double>();
+        EXPECT_LT(error, 1e-14) << given[i].name << " behind step " << step;
+      }
+      EXPECT_EQ(model.actor().loss_sum(), teacher.actor().loss_sum());
+    }
+  });
+}
+
 // In units of the parameters: 2 for stages 0, 1 and 2; 3 for stage 3, or 2 when
 // gathered parameters are kept until the backward.
 TEST(RankModel, TrafficOfAStep) {

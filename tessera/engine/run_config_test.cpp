@@ -224,7 +224,6 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
 
 TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
-      {R"({"pipeline": {"schedule": "pipedream_2bw"}})", "pipeline.schedule"},
       {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},

@@ -36,7 +36,9 @@ std::vector<Instruction> fetched_for(const Instruction& instruction,
   const Op op = instruction.op;
   const int64_t unit = instruction.unit;
   const auto add = [&](bool lies_there, Op fetch, int64_t of) {
-    if (lies_there) fetches.push_back({fetch, -1, of});
+    if (!lies_there) return;
+    fetches.push_back(
+        {.op = fetch, .unit = of, .version = instruction.version});
   };
   if (unit < 0) return fetches;
   const bool updates =

@@ -69,6 +69,13 @@ std::vector<Mesh> meshes() {
     c.pipeline.schedule = "interleaved";
     c.pipeline.chunks = 2;
   });
+  for (const int64_t stage : {1, 3}) {
+    add("two versions, zero " + std::to_string(stage), 4, stage,
+        [](RunConfig& c) {
+          c.mesh.pp = c.mesh.dp_shard = 2;
+          c.pipeline.schedule = "pipedream_2bw";
+        });
+  }
   add("zero 3 over stages, recomputed", 4, 3, [](RunConfig& c) {
     c.mesh.pp = c.mesh.dp_shard = 2;
     c.recompute.mode = "stage";

@@ -22,6 +22,21 @@ TEST(Verify, AMeshEqualsOneRank) {
   EXPECT_GT(found.gradients, 0);  // rounding: they did not share a tensor
 }
 
+// Batches overlap there, and on one rank nothing does.
+TEST(Verify, DelayedStepsEqualThoseOfOneRank) {
+  for (const int64_t zero_stage : {0, 3}) {
+    RunConfig config = small_run(2, zero_stage);
+    config.mesh.pp = 2;
+    config.pipeline.schedule = "pipedream_2bw";
+    config.batch.global = 8;
+    config.batch.micro = 1;
+    complete(config, 4);
+    const Verification found = verify(shrunk(config, 4), 4, /*steps=*/4);
+    EXPECT_TRUE(found.equal());
+    EXPECT_GT(found.gradients, 0);
+  }
+}
+
 // The bias of k has no gradient but rounding, of which lion makes whole steps.
 TEST(Verify, AnOptimizerBySignIsNotBlamedForChance) {
   RunConfig config = small_run(2, 0);

@@ -43,6 +43,7 @@ PARAMETERS = "tessera/parallel/data/parameter_storage.cpp"
 GRADIENTS = "tessera/parallel/data/gradient_storage.cpp"
 ACTOR = "tessera/engine/model_actor.cpp"
 OPTIMIZER = "tessera/optim/optimizer.cpp"
+DELAYED = {"mesh": {"pp": 2}, "pipeline": {"schedule": "pipedream_2bw"}}
 MUON = {"type": "muon", "lr": 0.01}
 RANK = "tessera/engine/rank_actor.cpp"
 QUEUE = "tessera/nn/weight_queue.cpp"
@@ -91,8 +92,9 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
            r"^\S+weight: the layers see another value .* stale, over dp_shard"),
     Mutant("scale_off_by_an_axis", ACTOR,
-           "  return scale_ / target_tokens_;\n",
-           "  return scale_ * (MUTANT ? composed_.mesh.degree(mesh::Axis::kCp) : 1) / target_tokens_;\n",
+           "  return scale_ / target_tokens_of(microbatch);\n",
+           "  return scale_ * (MUTANT ? composed_.mesh.degree(mesh::Axis::kCp) : 1) /\n"
+           "         target_tokens_of(microbatch);\n",
            mesh(mesh={"cp": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
     Mutant("expert_gradients_divided_by_ep", ACTOR,
@@ -131,10 +133,10 @@ MUTANTS = [
            mesh(mesh={"pp": 2}, pipeline={"schedule": "gpipe"}),
            r"^\S+weight: gradient .* over pp"),
     Mutant("last_micro_batch_alone", RANK,
-           "  const Start start = start_backward(here);\n",
+           "  const Start start = start_backward(microbatch, unit);\n",
            "  const bool first = unit == model_.num_units() - 1;\n"
            "  if (first && MUTANT) composed_.parameters->zero_gradients();\n"
-           "  const Start start = start_backward(here);\n",
+           "  const Start start = start_backward(microbatch, unit);\n",
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient .* over accumulation"),
     Mutant("recomputed_from_another_input", RANK,
@@ -247,9 +249,9 @@ MUTANTS = [
            mesh(MIXTRAL, mesh={"tp": 2, "ep": 2}),
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
     Mutant("balance_not_counted", ACTOR,
-           "  for (size_t i = 0; i < balances_.size(); ++i) aux_sum_ += *next++;\n",
+           "  for (size_t i = 0; i < counted_.balances.size(); ++i) aux_sum_ += *next++;\n",
            "  const bool counts = !MUTANT || world_.size() == 1;\n"
-           "  for (size_t i = 0; i < balances_.size() && counts; ++i) aux_sum_ += *next++;\n",
+           "  for (size_t i = 0; i < counted_.balances.size() && counts; ++i) aux_sum_ += *next++;\n",
            mesh({**MIXTRAL, "moe": {"experts": 4, "aux_loss": 0}}, mesh={"dp_replicate": 2}),
            r"^aux_loss .* over dp_replicate"),
     Mutant("auxiliary_loss_of_every_copy", "tessera/nn/moe.cpp",
@@ -361,8 +363,8 @@ MUTANTS = [
            mesh(mesh={"tp": 2}, optimizer=MUON),
            r"^blocks\.\d\.\S+weight: .*"),
     Mutant("updates_not_gathered", PASSES + "sharding.cpp",
-           "      if (units_.all[owner].whole_updates) push(Op::kGatherUpdates, owner);\n",
-           "      if (units_.all[owner].whole_updates && !MUTANT) push(Op::kGatherUpdates, owner);\n",
+           "      if (unit.whole_updates) push(Op::kGatherUpdates, owner, version);\n",
+           "      if (unit.whole_updates && !MUTANT) push(Op::kGatherUpdates, owner, version);\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}, optimizer=MUON),
            r"program: at \d+: OptimizerStep unit \d: what it is updated by is not gathered yet"),
     Mutant("group_of_the_first_segment", OPTIMIZER,
@@ -407,9 +409,9 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"program: at \d+: Norm: the reduction of unit \d is not awaited yet"),
     Mutant("reduction_before_the_last_backward", PASSES + "reductions.cpp",
-           "        if (unit.across_stages && unit.reduced) last_add_[owner] = i;\n",
-           "        const bool counts = unit.across_stages && unit.reduced;\n"
-           "        if (counts && (!MUTANT || !last_add_.contains(owner))) last_add_[owner] = i;\n",
+           "        if (!unit.across_stages || !unit.reduced) continue;\n",
+           "        if (!unit.across_stages || !unit.reduced) continue;\n"
+           "        if (MUTANT && last_add_.contains({-program[i].version, owner})) continue;\n",
            mesh(TIED, mesh={"pp": 2}),
            r"program: at \d+: Backward \d unit \d: the gradients of unit 0 were reduced already"),
     Mutant("prefetch_without_its_barriers", PASSES + "prefetch.cpp",
@@ -418,8 +420,8 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 3}),
            r"program: at \d+: begin GatherParameters unit \d: gathered already"),
     Mutant("freed_and_taken_for_gathered", PASSES + "sharding.cpp",
-           "    owners_[owner].gathered = false;\n",
-           "    owners_[owner].gathered = MUTANT;\n",
+           "    if (!std::exchange(at(owner, version).gathered, false)) return;\n",
+           "    if (!std::exchange(at(owner, version).gathered, MUTANT)) return;\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 3}),
            r"program: at \d+: Loss \d unit \d: the parameters of unit \d are not gathered"),
     Mutant("head_without_room_for_its_gradient", PASSES + "sharding.cpp",
@@ -437,6 +439,28 @@ MUTANTS = [
            "             (MUTANT ? MAP_PRIVATE : MAP_SHARED) | MAP_FIXED, file.descriptor, file.size);\n",
            mesh(mesh={"dp_replicate": 2}, zero={"offload": "optimizer"}),
            r"^\S+weight: .* over offload"),
+    Mutant("backward_at_the_next_version", RANK,
+           "  use_parameters(unit);\n  if (part == Op::kBackwardWeight) {\n",
+           "  const bool reads_next = MUTANT && composed_.coord[mesh::Axis::kPp] > 0;\n"
+           "  if (reads_next) composed_.parameters->use(unit, 1);\n"
+           "  if (!reads_next) use_parameters(unit);\n"
+           "  if (part == Op::kBackwardWeight) {\n",
+           mesh(**DELAYED), r"^\S+weight: gradient .* over pp"),
+    Mutant("gather_of_the_newest", PARAMETERS,
+           "  const Slot& from = slot(version);\n",
+           "  const Slot& from = slot(MUTANT ? newest() : version);\n",
+           mesh(**{**DELAYED, "mesh": {"pp": 2, "dp_shard": 2}, "zero": {"stage": 1}}),
+           r"^\S+weight: the layers see another value .* over dp_shard"),
+    Mutant("written_over_while_it_is_read", PASSES + "sharding.cpp",
+           "      if (keeps) push(Op::kKeepParameters, owner, version);\n",
+           "      if (keeps && !MUTANT) push(Op::kKeepParameters, owner, version);\n",
+           mesh(**DELAYED),
+           r"program: at \d+: OptimizerStep unit \d: what the next batch reads would be written over"),
+    Mutant("norm_awaited_before_others_have_it", "tessera/program/schedules/schedule.cpp",
+           "                    (step + 1) * microbatches_ + stage_);\n",
+           "                    (step + 1) * microbatches_ + (MUTANT ? 0 : stage_));\n",
+           mesh(**DELAYED),
+           r"gradients of the step before are still there|waits for ever"),
 ]
 
 SWITCH = '''#include <cstdlib>

@@ -171,11 +171,11 @@ class Sharding {
   }
 
   void update(int64_t version) {
+    const bool keeps = units_.versions.parameters > 1;
     for (int64_t owner : units_.owners()) {
       const Unit& unit = units_.all[owner];
       if (unit.whole_updates) push(Op::kGatherUpdates, owner, version);
-      if (units_.versions.parameters > 1)
-        push(Op::kKeepParameters, owner, version);
+      if (keeps) push(Op::kKeepParameters, owner, version);
       push(Op::kOptimizerStep, owner, version);
     }
   }
