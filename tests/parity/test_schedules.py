@@ -1,14 +1,16 @@
-"""Every schedule of the zero-bubble and DualPipe kinds on pipelines of 2 to 8 stages beside one rank, each with
-every other strategy; what a schedule cannot take, refused before ranks start.
+"""Every schedule of the zero-bubble and DualPipe kinds, and PipeDream-2BW, on pipelines of 2 to 8 stages beside one
+rank, each with every other strategy; what a schedule cannot take, refused before ranks start.
 """
 
 import itertools
 import os
+import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fuzz import verify
-from runs import configuration, train
+from runs import assert_same_bits, checkpoint, configuration, metrics, train
 
 # Chunks a rank, and whether they are parts of one model: else of two replicas.
 SCHEDULES = {"zb_h1": (1, True), "zb_h2": (1, True), "interleaved_zb": (3, True), "zb_v": (2, True),
@@ -85,6 +87,68 @@ def test_a_schedule_with_every_strategy_equals_one_rank(program, tokens, tmp_pat
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for each, fault in zip(cases(schedule), pool.map(fault_of, cases(schedule))):
             assert fault == "", each
+
+
+# Two versions of the weights: on one rank, and on pipelines whose batches overlap but where something looks at the
+# model: checkpoints behind steps 4 and 8, validations behind 3, 6 and 9.
+DELAYED = {"run": {"steps": 10}, "precision": {"compute": "fp64"}, "data": {"valid_share": 0.2},
+           "batch": {"global": 12, "micro": 1}, "validate": {"every": 3}, "checkpoint": {"every": 4, "keep": 0},
+           "model": {"layers": 3}, "pipeline": {"schedule": "pipedream_2bw"}}
+ON = {"one rank": {"batch": {"global": 12, "micro": 12}}, "pp 2": {"mesh": {"pp": 2}},
+      "pp 3": {"mesh": {"pp": 3, "dp_replicate": 2}},
+      "zero 3": {"mesh": {"pp": 2, "dp_shard": 2}, "zero": {"stage": 3}}}
+
+
+def delayed(tokens, folder, name, **more):
+    sections = {section: dict(values) for section, values in DELAYED.items()}
+    for section, values in {**ON[name], **more}.items():
+        sections[section] = {**sections.get(section, {}), **values}
+    return configuration(tokens, folder, **sections)
+
+
+def expect_alike(found, wanted):
+    assert [line["step"] for line in found] == [line["step"] for line in wanted]
+    for one, other in zip(found, wanted):
+        for key in ("loss", "grad_norm", "lr", "valid_loss", "tokens"):
+            assert (key in one) == (key in other)
+            assert one.get(key, 0) == pytest.approx(other.get(key, 0), rel=1e-10), (key, one["step"])
+
+
+def test_delayed_runs_are_alike_on_any_mesh_and_go_on_on_another(program, tokens, tmp_path):
+    for name in ON:
+        train(program, delayed(tokens, tmp_path / name, name))
+    whole = metrics(tmp_path / "one rank")
+    assert [line["step"] for line in whole if "valid_loss" in line] == [3, 6, 9, 10]
+    for name in ON:
+        expect_alike(metrics(tmp_path / name), whole)
+    plain = delayed(tokens, tmp_path / "plain", "pp 2", pipeline={"schedule": "1f1b"})
+    train(program, plain)
+    assert abs(metrics(tmp_path / "plain")[-1]["loss"] / whole[-1]["loss"] - 1) > 1e-4
+    for begun, on in (("pp 2", "one rank"), ("zero 3", "pp 3"), ("one rank", "zero 3"), ("pp 2", "pp 2")):
+        folder = tmp_path / f"{begun}, {on}"
+        train(program, delayed(tokens, folder, on), "--resume", str(tmp_path / begun / "run/checkpoints/step-4"))
+        expect_alike(metrics(folder), whole[4:])
+        if begun == on:
+            wanted = checkpoint(tmp_path / on, 10)
+            assert any(key.startswith("delayed.") for key in wanted)
+            assert_same_bits(checkpoint(folder, 10), wanted)
+    done = train(program, plain, "--resume", str(tmp_path / "pp 2/run/checkpoints/step-4"), check=False)
+    assert done.returncode == 78 and 'pipeline.schedule is "pipedream_2bw" in it' in done.stderr
+
+
+def test_a_delayed_run_that_is_stopped_ends_the_batch_that_has_begun(program, tokens, tmp_path):
+    path = delayed(tokens, tmp_path, "pp 2", run={"steps": 100000}, checkpoint={"every": 0}, validate={"every": 0})
+    running = subprocess.Popen([program, "train", path], stderr=subprocess.PIPE, text=True)
+    lines = tmp_path / "run/metrics.jsonl"
+    while running.poll() is None and not (lines.exists() and lines.read_text().count("\n") > 5):
+        time.sleep(0.05)
+    running.terminate()
+    assert "with a checkpoint" in running.communicate(timeout=60)[1]
+    assert running.returncode == 75
+    steps = [line["step"] for line in metrics(tmp_path)]
+    assert steps == list(range(1, len(steps) + 1))
+    saved = checkpoint(tmp_path, steps[-1])
+    assert any(key.startswith("delayed.") for key in saved)
 
 
 def test_backwards_of_gpipe_come_in_either_order(program, tokens, tmp_path):
