@@ -1,4 +1,5 @@
 #include "tessera/engine/run_config.h"
+#include "tessera/engine/reader.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -126,6 +127,10 @@ void check_delays(const RunConfig& config) {
   refuse(config.zero.offload != "all", "zero.offload is all",
          "reads two versions of the weights in turn, of which files hold one",
          "none or optimizer");
+  refuse(!reads_for_others(config), "data.reader is first",
+         "has two batches under way, and a rank that reads for others moves "
+         "one at a time",
+         "every");
 }
 
 void check_trace(const RunConfig& config) {
