@@ -200,11 +200,10 @@ void MemoryAlive::expect_told(program::Purpose purpose) const {
             model.evaluate(batch, observer);
             return;
           }
-          const auto input = step_input(
-              config, /*step=*/0, /*lr=*/0,
-              [&](int64_t, int64_t, int64_t count) {
-                return batch_for(config, count);
-              });
+          const auto input = step_input(config, /*step=*/0, /*lr=*/0,
+                                        [&](int64_t, int64_t, int64_t count) {
+                                          return batch_for(config, count);
+                                        });
           for (int64_t i = model.goes_on() ? kStepsTogether : 1; i > 0; --i) {
             std::optional<StepInput> next;
             if (i > 1) next = input;

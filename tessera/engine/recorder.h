@@ -22,8 +22,8 @@ class Recorder {
  public:
   Recorder(const parallel::Composed& composed, int64_t rank);
 
-  // Forgets what was recorded; `step` names the messages that follow. Of so many
-  // micro-batches a step; those behind are the next one's.
+  // Forgets what was recorded; `step` names the messages that follow. It has so
+  // many micro-batches; those behind are the next one's.
   void begin_step(int64_t step, int64_t num_microbatches = INT64_MAX);
   program::Observer observer();
   const std::vector<monitor::Span>& spans() const { return spans_; }

@@ -1,5 +1,4 @@
 #include "tessera/engine/run_config.h"
-#include "tessera/engine/reader.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/model_cut.h"
+#include "tessera/engine/reader.h"
 #include "tessera/engine/update_config.h"
 #include "tessera/models/hugging_face_config.h"
 #include "tessera/optim/registry.h"

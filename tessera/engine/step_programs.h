@@ -26,8 +26,8 @@ RankKind kind_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                  const mesh::Coord& coord);
 
 // Steps of a schedule that goes on from one to the next are lowered, proven and
-// simulated so many together: the first fills the pipeline, the last empties it,
-// and what lies between is alike.
+// simulated so many together: the first fills the pipeline, the last empties
+// it, and what lies between is alike.
 inline constexpr int64_t kStepsTogether = 4;
 
 // Of the ranks of one stage. `steps`: of a schedule that goes on; one of all

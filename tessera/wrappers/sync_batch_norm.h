@@ -1,6 +1,7 @@
 // BatchNorm whose statistics are those of all ranks' batches together.
 //
-//   tessera::SyncBatchNorm norm(torch::nn::BatchNormOptions(64), ranks.world());
+//   namespace nn = torch::nn;
+//   tessera::SyncBatchNorm norm(nn::BatchNormOptions(64), ranks.world());
 //
 // Shapes:  x (N, C, ...) of two dims or more; ranks may have other N, and other
 //          sizes behind C. Parameters and buffers are BatchNorm's, by name, so

@@ -342,13 +342,11 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2, "speeds": [1, 0.5]}, batch={"global": 8, "micro": 2}),
            r"^\S+weight: gradient .* over dp_replicate or speeds"),
     Mutant("loss_weighed_by_even_shares", ACTOR,
-           "void ModelActor::begin_program(StepInput input, int64_t /*num_microbatches*/,\n"
-           "                               program::Purpose purpose) {\n",
-           "void ModelActor::begin_program(StepInput input, int64_t num_microbatches,\n"
-           "                               program::Purpose purpose) {\n"
+           "  target_tokens_ = static_cast<double>(open_batch());\n",
+           "  target_tokens_ = static_cast<double>(open_batch());\n"
            "  if (MUTANT && composed_.data->size() > 1) {\n"
-           "    input.target_tokens = static_cast<double>(input.samples * input.tokens * num_microbatches *\n"
-           "                                              composed_.data->size());\n"
+           "    target_tokens_ = static_cast<double>(input_.samples * input_.tokens * num_microbatches *\n"
+           "                                         composed_.data->size());\n"
            "  }\n",
            mesh(mesh={"dp_replicate": 2, "speeds": [1, 0.5]}, batch={"global": 8, "micro": 2}),
            r"^\S+weight: gradient .* over dp_replicate or speeds"),

@@ -12,9 +12,10 @@
 //          2        as 1                 shards; whole while a unit's backward
 //                                        runs, reduced behind it
 //          3        while gathered       as 2
-// Versions: of a program's (program/units.h), counted from that of the step that
-//          runs; what layers compute with and backwards add to is that of use().
-//          shards are the newest's, gradients those of the step that runs.
+// Versions: of a program's (program/units.h), counted from that of the step
+//          that runs; what layers compute with and backwards add to is that of
+//          use(). Shards are the newest's, gradients those of the step that
+//          runs.
 // Comm:    parameter_storage.h, gradient_storage.h; a rank calls the functions
 //          in the order of its program.
 // Threads: as comm::Group: one thread a rank.

@@ -36,8 +36,9 @@ class Writer {
     }
   }
 
-  // The same of single tasks, where more is done behind some of them: what these
-  // send goes before it, and nobody waits for a neighbour that is not that far.
+  // The same of single tasks, where more is done behind some of them: what
+  // these send goes before it, and nobody waits for a neighbour that is not
+  // that far.
   void turns(const std::vector<Turn>& turns,
              const std::function<Program(const Task&)>& behind) {
     receive_for(turns.front().front());
@@ -224,8 +225,8 @@ Program tail_of(const Tail& tail, int64_t version, bool keeps) {
   return program;
 }
 
-// Where the gradients of a step are complete, and where it ends, among the tasks
-// of many.
+// Where the gradients of a step are complete, and where it ends, among the
+// tasks of many.
 class Boundaries {
  public:
   Boundaries(const Shape& shape, int64_t stage, int64_t count, const Tail& tail)

@@ -93,10 +93,10 @@ Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
              const Tail& tail = {});
 
 // So many steps one behind the other, without a flush between them: their
-// micro-batches are counted on, and the k-th reads version k. A rank ends a step
-// (kNextVersion) when all have done their backwards, of which the norm is the
-// proof: stage s goes s micro-batches of the next batch backward meanwhile, and
-// every stage p - 1 of them forward. See steps_of().
+// micro-batches are counted on, and the k-th reads version k. A rank ends a
+// step (kNextVersion) when all have done their backwards, of which the norm is
+// the proof: stage s goes s micro-batches of the next batch backward meanwhile,
+// and every stage p - 1 of them forward. See steps_of().
 // REQUIRES: takes(schedule, shape); count is 1 unless schedule.delayed.
 Program steps(const Schedule& schedule, const Shape& shape, int64_t stage,
               int64_t count, const Tail& tail = {});
