@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-RUN = {"model": {"layers": 16, "hidden": 64, "heads": 4, "vocab": 256}, "mesh": {"pp": 4},
+RUN = {"model": {"layers": 16, "hidden": 64, "heads": 4, "vocab": 256, "tie_embeddings": False}, "mesh": {"pp": 4},
        "batch": {"global": 8, "micro": 1}}
 # With so many chunks a rank, where a schedule takes any number.
 SCHEDULES = {"naive": 1, "gpipe": 1, "1f1b": 1, "eager_1f1b": 1, "interleaved": 2, "bfs": 2, "zb_h1": 1, "zb_h2": 1,
