@@ -17,7 +17,7 @@ from pathlib import Path
 from step_bench import configuration
 
 SCHEDULES = {"gpipe": 1, "1f1b": 1, "eager_1f1b": 1, "interleaved": 2, "bfs": 2, "zb_h1": 1, "zb_h2": 1,
-             "interleaved_zb": 2, "zb_v": 2, "dualpipe": 2, "dualpipe_v": 2}
+             "interleaved_zb": 2, "zb_v": 2, "dualpipe": 2, "dualpipe_v": 2, "pipedream_2bw": 1}
 
 
 def measure(options, folder, schedule):

@@ -201,13 +201,14 @@ TEST(RankModel, DelayedStepsAreAsThePaperHasThem) {
   delayed.pipeline.schedule = "pipedream_2bw";
   const double lr = plain.optimizer.lr;
   const auto input = [&](int64_t step) {
-    return step_input(plain, step, lr, [&, step](int64_t first, int64_t count) {
+    const auto batch = [&](int64_t of, int64_t first, int64_t count) {
       const at::Tensor ids =
-          (at::arange(count * plain.data.seq_len) * 7 + 31 * first + 101 * step)
+          (at::arange(count * plain.data.seq_len) * 7 + 31 * first + 101 * of)
               .remainder(plain.model.vocab)
               .view({count, plain.data.seq_len});
       return data::Batch{ids, ids.roll(1, 1)};
-    });
+    };
+    return step_input(plain, step, lr, batch);
   };
   comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
     RankModel teacher(plain, ranks), model(delayed, ranks);

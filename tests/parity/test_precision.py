@@ -26,10 +26,10 @@ def skipped(folder):
     return [step for step, (a, b) in enumerate(zip(all_scales, all_scales[1:]), 1) if b < a]
 
 
-def steps_of_half_model(model, ids, scale):
+def steps_of_half_model(model, ids, scale, dtype=torch.float16):
     """A half model with fp32 masters and torch's GradScaler: each step's loss and scale."""
     masters = copy.deepcopy(model).float()
-    half = model.half().train()
+    half = copy.deepcopy(model).to(dtype).train()
     pairs = list(zip(half.parameters(), masters.parameters()))
     groups = [{"params": [m for _, m in pairs if (m.dim() >= 2) == decays], "weight_decay": 0.1 * decays}
               for decays in (True, False)]
@@ -61,8 +61,11 @@ def test_fp16_equals_a_half_model_with_masters(program, tmp_path, name):
     path = configuration_of(tmp_path, tmp_path, precision={**FP16, "initial_loss_scale": 1024.0})
     train(program, path)
     theirs = list(steps_of_half_model(model, ids, 1024.0))
-    ours = metrics(tmp_path)
-    assert [line["loss"] for line in ours] == pytest.approx([loss for loss, _ in theirs], rel=5e-3)
+    # Roundings grow from step to step, otherwise on each kind of processor: a half model itself strays from a whole one.
+    whole = list(steps_of_half_model(model, ids, 1024.0, torch.float32))
+    for step, (line, (half, _), (full, _)) in enumerate(zip(metrics(tmp_path), theirs, whole, strict=True)):
+        strays = max(5e-3, 2 * abs(half / full - 1))
+        assert line["loss"] == pytest.approx(half, rel=strays if step > 0 else 5e-5), step
     assert scales(tmp_path) == [scale for _, scale in theirs] == [1024.0] * 3 + [2048.0] * 3 + [4096.0] * 2
 
 
