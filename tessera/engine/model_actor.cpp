@@ -49,11 +49,12 @@ void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
       !is_ahead_ || purpose == program::Purpose::kTraining,
       "an evaluation in the middle of a batch: its step is to end first");
   input_ = std::move(input);
-  next_ = next.value_or(StepInput());
+  const bool was_ahead = std::exchange(is_ahead_, next.has_value());
+  next_ = std::move(next).value_or(StepInput());
   num_microbatches_ = num_microbatches;
   purpose_ = purpose;
   version_ = 0;
-  if (!std::exchange(is_ahead_, next.has_value())) counted_ = {};
+  if (!was_ahead) counted_ = {};
   loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;
   expert_load_ = at::Tensor();
   updates_ = was_skipped_ = normed_ = false;

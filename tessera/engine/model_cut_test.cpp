@@ -138,7 +138,7 @@ TEST(ModelCut, LayersFirstThenSamples) {
 }
 
 TEST(ModelCut, StepsAreShorter) {
-  for (auto config :
+  for (const auto& config :
        {on_stages({1, 0.5}), on_data_ranks({1, 0.5}), on_stages({0.5, 1, 1})}) {
     const auto uneven = completed(config);
     RunConfig even = uneven;

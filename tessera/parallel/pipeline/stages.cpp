@@ -79,8 +79,9 @@ void check_microbatches(const program::schedules::Schedule& schedule, int64_t p,
   TS_CHECK_CONFIG(!schedule.delayed || num_microbatches >= p,
                   "pipeline.schedule ", schedule.name,
                   " goes on from step to step with two versions of the "
-                  "weights, which takes micro-batches of at least mesh.pp (",
-                  p, "), but a step has ", num_microbatches,
+                  "weights, which are enough for as many micro-batches as "
+                  "mesh.pp (",
+                  p, ") or more, but a step has ", num_microbatches,
                   " of them. Nearest number of micro-batches: ", p,
                   "; see batch.global and batch.micro.");
 }
