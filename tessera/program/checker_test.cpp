@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tessera/program/schedules/schedule.h"
 #include "tests/support/programs.h"
 

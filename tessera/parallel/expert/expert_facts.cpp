@@ -19,8 +19,9 @@ Traced dispatch(const Operators& ops, const Traced& rows,
                 const models::ModelConfig& model, const Ranks& ranks,
                 double received_rows, const RunExperts& run) {
   constexpr int64_t kCountBytes = 8;
-  const int64_t num_rows = std::llround(
-      received_rows * static_cast<double>(rows.numel / model.hidden));
+  const int64_t sent_rows = rows.numel / model.hidden;
+  const int64_t num_rows =
+      std::llround(received_rows * static_cast<double>(sent_rows));
   const int64_t numel = num_rows * model.hidden;
   const int64_t all_bytes = kCountBytes * ranks.size * model.moe.experts;
   const Memory all = ops.bytes(all_bytes);
