@@ -55,8 +55,8 @@ class Post {
 class Sleeper : public Actor {
  public:
   Sleeper(const RankProgram& of, const Times& times_ms, Post& post,
-          std::barrier<>& norm)
-      : of_(of), times_(times_ms), post_(post), norm_(norm) {}
+          std::barrier<>& all)
+      : of_(of), times_(times_ms), post_(post), all_(all) {}
 
   const Program& program() const { return of_.program; }
   double worked_ms() const { return worked_ms_; }
@@ -73,12 +73,15 @@ class Sleeper : public Actor {
     if (is_send(each.op)) post_.put(key_of(each));
   }
   void await(const Instruction& each) override {
-    if (each.op == Op::kSumNorm) return norm_.arrive_and_wait();
+    if (each.op == Op::kSumNorm) return all_.arrive_and_wait();
     if (!is_send(each.op)) post_.take(key_of(each));
   }
   void norm() override {}
   void clip_gradients() override {}
   void optimizer_step(int64_t) override {}
+  void use_version(int64_t) override {}
+  void keep_parameters(int64_t) override {}
+  void next_version() override { all_.arrive_and_wait(); }
 
  private:
   void work(Op op) {
@@ -98,7 +101,7 @@ class Sleeper : public Actor {
   const RankProgram& of_;
   const Times times_;
   Post& post_;
-  std::barrier<>& norm_;
+  std::barrier<>& all_;
   double worked_ms_ = 0;
 };
 
@@ -109,11 +112,11 @@ struct Measured {
 Measured run(const std::vector<RankProgram>& programs, const Times& times_ms) {
   const auto size = std::ssize(programs);
   Post post;
-  std::barrier<> norm(size), start(size + 1);
+  std::barrier<> all(size), start(size + 1);
   std::vector<Sleeper> ranks;
   ranks.reserve(programs.size());
   for (const auto& each : programs)
-    ranks.emplace_back(each, times_ms, post, norm);
+    ranks.emplace_back(each, times_ms, post, all);
   std::vector<std::thread> threads;
   for (auto& rank : ranks) {
     threads.emplace_back([&] {
@@ -132,6 +135,9 @@ Measured run(const std::vector<RankProgram>& programs, const Times& times_ms) {
   return measured;
 }
 
+// Of a schedule that goes on from step to step, so many are run together.
+constexpr int64_t kStepsTogether = 4;
+
 // Of its steps the fastest, which nothing else on the machine held up.
 void sleep_through_a_step(benchmark::State& state, const std::string& name,
                           int64_t chunks) {
@@ -139,7 +145,9 @@ void sleep_through_a_step(benchmark::State& state, const std::string& name,
   const schedules::Shape shape{.stages = state.range(0),
                                .chunks = chunks,
                                .num_microbatches = state.range(1)};
-  const auto programs = schedules::programs_of(schedule, shape);
+  const int64_t count = schedule.delayed ? kStepsTogether : 1;
+  const auto programs =
+      schedules::programs_of(schedule, shape, /*lowered=*/true, count);
   const int64_t passes =
       schedules::pipeline_of(schedule, shape).num_runs() / shape.stages;
   const auto whole_ms = static_cast<double>(state.range(2));
@@ -153,7 +161,8 @@ void sleep_through_a_step(benchmark::State& state, const std::string& name,
   const double measured =
       std::ranges::min_element(steps, {}, &Measured::step_ms)->bubble;
   const auto predicted =
-      schedules::simulate(schedule, shape, {whole_ms, whole_ms, whole_ms});
+      schedules::simulate(schedule, shape, {whole_ms, whole_ms, whole_ms},
+                          /*message=*/0, /*lowered=*/true, count);
   state.counters["predicted_ms"] = predicted.step;
   state.counters["bubble"] = measured;
   state.counters["predicted"] = predicted.bubble();
