@@ -448,7 +448,7 @@ MUTANTS = [
            "  const Slot& from = slot(version);\n",
            "  const Slot& from = slot(MUTANT ? 0 : version);\n",
            mesh(**{**DELAYED, "mesh": {"pp": 2, "dp_shard": 2}, "zero": {"stage": 1}}),
-           r"^\S+weight: the layers see another value .* over dp_shard"),
+           r"^\S+weight: the layers see another value .* stale, over pp or dp_shard"),
     Mutant("written_over_while_it_is_read", PASSES + "sharding.cpp",
            "      if (keeps) push(Op::kKeepParameters, owner, version);\n",
            "      if (keeps && !MUTANT) push(Op::kKeepParameters, owner, version);\n",
