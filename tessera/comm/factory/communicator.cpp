@@ -23,6 +23,7 @@
 #include "tessera/comm/shm/shm_backend.h"
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
+#include "tessera/core/vector_math.h"
 
 namespace tessera::comm {
 namespace {
@@ -345,6 +346,7 @@ class BackendCommunicator : public FailableCommunicator {
 
 std::unique_ptr<FailableCommunicator> make_failable_communicator(
     const CommunicatorOptions& options) {
+  settle_vector_math();  // ranks may be threads of this process
   return std::make_unique<BackendCommunicator>(options);
 }
 

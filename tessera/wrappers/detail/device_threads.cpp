@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/vector_math.h"
 
 namespace tessera::wrappers {
 namespace {
@@ -86,6 +87,7 @@ struct DeviceThreads::Impl {
 
 DeviceThreads::DeviceThreads(std::vector<c10::Device> devices)
     : impl_(std::make_unique<Impl>()) {
+  settle_vector_math();
   impl_->devices = std::move(devices);
   const size_t size = impl_->devices.size();
   impl_->failures.resize(size);
