@@ -23,15 +23,10 @@ SCHEDULES = {"gpipe": 1, "1f1b": 1, "eager_1f1b": 1, "interleaved": 2, "bfs": 2,
 def measure(options, folder, schedule):
     """Of one run: its step and bubble, and those that the simulator makes of its instructions' times."""
     path = configuration(folder, [
-        "--model.hidden=256", "--model.heads=4", "--model.ffn=704", "--model.vocab=1024",
-        f"--batch.global={2 * options.microbatches}", "--batch.micro=2"], options.steps, "fp32")
-    sections = json.loads(path.read_text())
-    sections["run"]["threads"] = 1
-    sections["mesh"] = {"pp": options.pp}
-    sections["pipeline"] = {"schedule": schedule, "chunks": SCHEDULES[schedule]}
-    sections["monitor"]["trace"] = options.steps - 2
-    sections["data"]["train"] = str(tokens_below(folder, 1024))
-    path.write_text(json.dumps(sections))
+        "--model.hidden=256", "--model.heads=4", "--model.ffn=704", "--model.vocab=1024", "--run.threads=1",
+        f"--batch.global={2 * options.microbatches}", "--batch.micro=2", f"--mesh.pp={options.pp}",
+        f"--pipeline.schedule={schedule}", f"--pipeline.chunks={SCHEDULES[schedule]}",
+        f"--monitor.trace={options.steps - 2}"], options.steps, "fp32")
     run = folder / "run"
     subprocess.run([options.program, "train", path, "--nproc", str(options.pp)], check=True, capture_output=True)
     subprocess.run([options.program, "plan", run / "config.json", "--draw", "--trace", run, "--json",
@@ -42,13 +37,6 @@ def measure(options, folder, schedule):
     return {"step": statistics.median(line["step_s"] for line in lines), "simulated": plan["step"],
             "bubble": statistics.median(line["bubble"] for line in lines), "simulated bubble": plan["bubble"],
             "loss": lines[-1]["loss"]}
-
-
-def tokens_below(folder, vocabulary):
-    file = folder / f"below_{vocabulary}.bin"
-    if not file.exists():
-        file.write_bytes(b"".join((i * i * 7 % vocabulary).to_bytes(2, "little") for i in range(100_000)))
-    return file
 
 
 def main():

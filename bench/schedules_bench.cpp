@@ -5,94 +5,47 @@
 // Units: milliseconds of a step; bubbles are shares of it; bubble_off is the
 //        measured bubble over the predicted one, less one.
 #include <benchmark/benchmark.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <barrier>
-#include <chrono>
-#include <condition_variable>
-#include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
 
-#include "tessera/program/executor.h"
+#include "bench/sleeping.h"
 #include "tessera/program/schedules/equal_stages.h"
 
 namespace tessera::program {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using Milliseconds = std::chrono::duration<double, std::milli>;
-
-// Messages of all ranks, each once.
-class Post {
- public:
-  using Key = std::tuple<int64_t, bool, int64_t, int64_t>;
-
-  void put(const Key& key) {
-    {
-      const std::scoped_lock lock(mutex_);
-      there_[key] = true;
-    }
-    changed_.notify_all();
-  }
-  void take(const Key& key) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return there_.contains(key); });
-    there_.erase(key);
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<Key, bool> there_;
-};
+using bench::Clock;
+using bench::Milliseconds;
+// Virtual stage that receives, whether activations, rank there, micro-batch.
+using Key = std::tuple<int64_t, bool, int64_t, int64_t>;
+using Post = bench::Post<Key>;
 
 // A rank whose units sleep.
-class Sleeper : public Actor {
+class Sleeper : public bench::Sleeper<Key> {
  public:
   Sleeper(const RankProgram& of, const Times& times_ms, Post& post,
           std::barrier<>& all)
-      : of_(of), times_(times_ms), post_(post), all_(all) {}
+      : bench::Sleeper<Key>(post, all), of_(of), times_(times_ms) {}
 
   const Program& program() const { return of_.program; }
   double worked_ms() const { return worked_ms_; }
 
-  void zero_gradients() override {}
-  void load_inputs(int64_t) override {}
-  void load_targets(int64_t) override {}
-  void forward(int64_t, int64_t) override { work(Op::kForward); }
-  void loss(int64_t) override {}
-  void backward(Op part, int64_t, int64_t) override { work(part); }
-  void hand_activations(int64_t, int64_t) override {}
-  void hand_gradients(int64_t, int64_t) override {}
-  void begin(const Instruction& each, bool) override {
-    if (is_send(each.op)) post_.put(key_of(each));
-  }
-  void await(const Instruction& each) override {
-    if (each.op == Op::kSumNorm) return all_.arrive_and_wait();
-    if (!is_send(each.op)) post_.take(key_of(each));
-  }
-  void norm() override {}
-  void clip_gradients() override {}
-  void optimizer_step(int64_t) override {}
-  void use_version(int64_t) override {}
-  void keep_parameters(int64_t) override {}
-  void next_version() override { all_.arrive_and_wait(); }
-
  private:
-  void work(Op op) {
+  void sleep(const Instruction& each) override {
+    if (each.op == Op::kLoss) return;
     const auto begin = Clock::now();
     std::this_thread::sleep_until(begin +
                                   std::chrono::duration_cast<Clock::duration>(
-                                      Milliseconds(time_of(op, times_))));
+                                      Milliseconds(time_of(each.op, times_))));
     worked_ms_ += Milliseconds(Clock::now() - begin).count();
   }
 
-  Post::Key key_of(const Instruction& message) const {
+  Key key_of(const Instruction& message) const override {
     const Ends ends = ends_of(message, of_.stage, of_.stages, of_.placement);
     return {ends.receiver, ends.activations,
             ends.sends ? ends.peer_stage : of_.stage, message.microbatch};
@@ -100,8 +53,6 @@ class Sleeper : public Actor {
 
   const RankProgram& of_;
   const Times times_;
-  Post& post_;
-  std::barrier<>& all_;
   double worked_ms_ = 0;
 };
 
@@ -112,23 +63,14 @@ struct Measured {
 Measured run(const std::vector<RankProgram>& programs, const Times& times_ms) {
   const auto size = std::ssize(programs);
   Post post;
-  std::barrier<> all(size), start(size + 1);
+  std::barrier<> all(size);
   std::vector<Sleeper> ranks;
   ranks.reserve(programs.size());
   for (const auto& each : programs)
     ranks.emplace_back(each, times_ms, post, all);
-  std::vector<std::thread> threads;
-  for (auto& rank : ranks) {
-    threads.emplace_back([&] {
-      prctl(PR_SET_TIMERSLACK, 1);
-      start.arrive_and_wait();
-      execute(rank.program(), rank);
-    });
-  }
-  start.arrive_and_wait();
-  const auto begin = Clock::now();
-  for (auto& thread : threads) thread.join();
-  Measured measured{.step_ms = Milliseconds(Clock::now() - begin).count()};
+  Measured measured{.step_ms = bench::together_ms(size, [&](int64_t rank) {
+                      execute(ranks[rank].program(), ranks[rank]);
+                    })};
   double worked = 0;
   for (const auto& rank : ranks) worked += rank.worked_ms();
   measured.bubble = 1 - worked / (static_cast<double>(size) * measured.step_ms);

@@ -46,7 +46,7 @@ def configuration(folder, flags, steps, dtype):
     sections = {
         "run": {"name": "run", "dir": str(folder), "steps": steps, "device": "cpu"}, "model": model,
         "data": {"train": str(folder / "tokens.bin"), "format": "tokens_u16", "seq_len": 256},
-        "batch": {"global": 8, "micro": 8}, "mesh": {}, "zero": {},
+        "batch": {"global": 8, "micro": 8}, "mesh": {}, "zero": {}, "pipeline": {},
         "precision": {"compute": dtype}, "checkpoint": {"every": 0}, "monitor": {"tensorboard": False}}
     for flag in flags:
         key, value = flag.removeprefix("--").split("=")
@@ -59,7 +59,7 @@ def configuration(folder, flags, steps, dtype):
     path.write_text(json.dumps(sections))
     if not (folder / "tokens.bin").exists():
         rng = random.Random(1)
-        (folder / "tokens.bin").write_bytes(struct.pack("<200000H", *(rng.randrange(8192) for _ in range(200000))))
+        (folder / "tokens.bin").write_bytes(struct.pack("<200000H", *(rng.randrange(min(8192, model["vocab"])) for _ in range(200000))))
     return path
 
 

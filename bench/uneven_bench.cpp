@@ -8,60 +8,33 @@
 // speeds, by pipeline.cut layers and facts; gain: even over the best of the
 // others; predicted: the simulator's gain.
 #include <benchmark/benchmark.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 #include <barrier>
 #include <chrono>
-#include <condition_variable>
 #include <limits>
-#include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
 
+#include "bench/sleeping.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/step_plan.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/models/model.h"
 #include "tessera/parallel/compose.h"
-#include "tessera/program/executor.h"
 
 namespace tessera::engine {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using bench::Clock;
 using Seconds = std::chrono::duration<double>;
 using mesh::Axis;
 using program::Instruction;
-using program::Op;
-
-// Messages of all ranks, each once.
-class Post {
- public:
-  // Sender, receiver, whether activations, micro-batch and chunk there.
-  using Key = std::tuple<int64_t, int64_t, bool, int64_t, int64_t>;
-
-  void put(const Key& key) {
-    {
-      const std::scoped_lock lock(mutex_);
-      there_.insert(key);
-    }
-    changed_.notify_all();
-  }
-  void take(const Key& key) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return there_.contains(key); });
-    there_.erase(key);
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::set<Key> there_;
-};
+// Sender, receiver, whether activations, micro-batch and virtual stage there.
+using Key = std::tuple<int64_t, int64_t, bool, int64_t, int64_t>;
+using Post = bench::Post<Key>;
 
 // All ranks of a configuration, and what their instructions take.
 class Ranks {
@@ -94,7 +67,7 @@ class Ranks {
   Seconds time_of(int64_t rank, const Instruction& each) const {
     return Seconds(work_(rank, each) / config_.mesh.speed_of(rank));
   }
-  Post::Key key_of(int64_t rank, const Instruction& message) const {
+  Key key_of(int64_t rank, const Instruction& message) const {
     mesh::Coord other = mesh_.coord_of(rank);
     const auto ends =
         program::ends_of(message, other[Axis::kPp], mesh_.degree(Axis::kPp),
@@ -113,71 +86,36 @@ class Ranks {
   program::Work work_;
 };
 
-class Sleeper : public program::Actor {
+class Sleeper : public bench::Sleeper<Key> {
  public:
   Sleeper(const Ranks& ranks, int64_t rank, Post& post, std::barrier<>& end)
-      : ranks_(ranks), rank_(rank), post_(post), end_(end) {}
-
-  void zero_gradients() override {}
-  void load_inputs(int64_t) override {}
-  void load_targets(int64_t) override {}
-  void forward(int64_t microbatch, int64_t unit) override {
-    sleep({.op = Op::kForward, .microbatch = microbatch, .unit = unit});
-  }
-  void loss(int64_t microbatch) override {
-    sleep({.op = Op::kLoss, .microbatch = microbatch});
-  }
-  void backward(Op part, int64_t microbatch, int64_t unit) override {
-    sleep({.op = part, .microbatch = microbatch, .unit = unit});
-  }
-  void hand_activations(int64_t, int64_t) override {}
-  void hand_gradients(int64_t, int64_t) override {}
-  void begin(const Instruction& each, bool) override {
-    if (program::is_send(each.op)) post_.put(ranks_.key_of(rank_, each));
-  }
-  void await(const Instruction& each) override {
-    if (each.op == Op::kSumNorm) return end_.arrive_and_wait();
-    if (program::is_message(each.op) && !program::is_send(each.op)) {
-      post_.take(ranks_.key_of(rank_, each));
-    }
-  }
-  void norm() override {}
-  void clip_gradients() override {}
-  void optimizer_step(int64_t) override {}
+      : bench::Sleeper<Key>(post, end), ranks_(ranks), rank_(rank) {}
 
  private:
   // Until it should be done: what oversleeps is made up for.
-  void sleep(const Instruction& each) {
+  void sleep(const Instruction& each) override {
     done_ = std::max(done_, Clock::now() - kLag) +
             std::chrono::duration_cast<Clock::duration>(
                 ranks_.time_of(rank_, each));
     std::this_thread::sleep_until(done_);
   }
+  Key key_of(const Instruction& message) const override {
+    return ranks_.key_of(rank_, message);
+  }
 
   static constexpr std::chrono::microseconds kLag{200};
   const Ranks& ranks_;
   const int64_t rank_;
-  Post& post_;
-  std::barrier<>& end_;
   Clock::time_point done_ = Clock::now();
 };
 
 double step_ms(const Ranks& ranks) {
   Post post;
-  std::barrier<> end(ranks.size()), start(ranks.size() + 1);
-  std::vector<std::thread> threads;
-  for (int64_t rank = 0; rank < ranks.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      prctl(PR_SET_TIMERSLACK, 1);
-      Sleeper sleeper(ranks, rank, post, end);
-      start.arrive_and_wait();
-      program::execute(ranks.program_of(rank), sleeper);
-    });
-  }
-  start.arrive_and_wait();
-  const auto begin = Clock::now();
-  for (auto& thread : threads) thread.join();
-  return 1e3 * Seconds(Clock::now() - begin).count();
+  std::barrier<> end(ranks.size());
+  return bench::together_ms(ranks.size(), [&](int64_t rank) {
+    Sleeper sleeper(ranks, rank, post, end);
+    program::execute(ranks.program_of(rank), sleeper);
+  });
 }
 
 struct Mesh {

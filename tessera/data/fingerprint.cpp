@@ -68,12 +68,14 @@ int64_t digest(const std::vector<FileFingerprint>& files) {
   return static_cast<int64_t>(hash64(text));
 }
 
-// Two numbers of each rank, in rank order.
-std::vector<std::array<int64_t, 2>> gather(
-    comm::Group& group, const std::array<int64_t, 2>& numbers) {
-  std::vector<std::array<int64_t, 2>> found(group.size());
-  const at::Tensor mine = at::tensor({numbers[0], numbers[1]}, at::kLong);
-  const at::Tensor all = at::zeros({group.size() * 2}, at::kLong);
+// So many numbers of each rank, in rank order.
+template <size_t N>
+std::vector<std::array<int64_t, N>> gather(
+    comm::Group& group, const std::array<int64_t, N>& numbers) {
+  std::vector<std::array<int64_t, N>> found(group.size());
+  const at::Tensor mine = at::tensor(numbers, at::kLong);
+  const at::Tensor all =
+      at::zeros({group.size() * static_cast<int64_t>(N)}, at::kLong);
   group.all_gather(all, mine).synchronize();
   std::memcpy(found.data(), all.const_data_ptr(), all.nbytes());
   return found;
@@ -83,8 +85,8 @@ std::vector<std::vector<FileFingerprint>> gather(
     comm::Group& group, const std::vector<FileFingerprint>& files) {
   const std::string own = pack(files);
   std::vector<int64_t> sizes;
-  for (const auto& [size, none] :
-       gather(group, {static_cast<int64_t>(own.size()), 0})) {
+  for (const auto& [size] :
+       gather<1>(group, {static_cast<int64_t>(own.size())})) {
     sizes.push_back(size);
   }
   const int64_t largest = *std::max_element(sizes.begin(), sizes.end());
@@ -144,7 +146,7 @@ void compare_across(comm::Group& group,
                     const std::vector<FileFingerprint>& files,
                     bool reads /* = true */) {
   if (group.size() == 1) return;
-  const auto all = gather(group, {reads ? 1 : 0, digest(files)});
+  const auto all = gather<2>(group, {reads ? 1 : 0, digest(files)});
   std::vector<size_t> readers;
   std::set<int64_t> digests;
   for (size_t i = 0; i < all.size(); ++i) {

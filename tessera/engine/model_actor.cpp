@@ -63,8 +63,9 @@ void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
   input_.aux_scale *= scale_;
   next_.aux_scale *= scale_;
   if (!trains()) return;
-  target_tokens_ = static_cast<double>(open_batch());
-  if (next_.read.num_targets) {
+  target_tokens_ =
+      was_ahead ? next_target_tokens_ : static_cast<double>(open_batch());
+  if (is_ahead_) {
     next_target_tokens_ = static_cast<double>(next_.read.num_targets());
   }
 }

@@ -84,11 +84,6 @@ class Speeds {
   std::vector<std::vector<double>> at_;
 };
 
-bool differ(const std::vector<double>& speeds) {
-  return std::ranges::adjacent_find(speeds, std::not_equal_to<>()) !=
-         speeds.end();
-}
-
 // Every layer costs the same, and what else there is nothing.
 UnitCosts costs_by_layers(int64_t layers) {
   UnitCosts costs{.time = std::vector<double>(layers + 2, 1.0)};
@@ -282,7 +277,7 @@ void choose_split(RunConfig& config, const mesh::DeviceMesh& mesh,
   if (!by.speeds.empty()) {
     rules.speeds = Speeds(by.speeds, mesh).of_stages();
   }
-  if (of.cut == "layers" && !differ(rules.speeds)) return;  // evenly
+  if (of.cut == "layers" && !mesh::differ(rules.speeds)) return;  // evenly
   of.split = pipeline::balanced_split(by.units, rules);
   of.is_split_chosen = true;
 }

@@ -40,13 +40,13 @@ class Recorder {
   void mark_message(const program::Instruction& message,
                     monitor::Span& span) const;
 
-  const parallel::Composed& composed_;
-  int64_t rank_;
   // By the step that it is of.
   program::Instruction in_step(program::Instruction instruction) const;
   void name_operands(const program::Instruction& instruction,
                      monitor::Span& span) const;
 
+  const parallel::Composed& composed_;
+  int64_t rank_;
   int64_t step_ = 0, num_microbatches_ = INT64_MAX;
   std::vector<monitor::Span> spans_;
   using Key = std::tuple<program::Op, int64_t, int64_t, int64_t>;

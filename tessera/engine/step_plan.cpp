@@ -120,7 +120,6 @@ program::Work table_of(const PlannedWorld& ranks, const program::Times& times,
 
 // Of ranks that are not equally fast.
 program::Work by_speed(program::Work work, const mesh::MeshConfig& mesh) {
-  if (!mesh.uneven()) return work;
   return [work = std::move(work), &mesh](int64_t rank,
                                          const program::Instruction& each) {
     return work(rank, each) / mesh.speed_of(rank);
@@ -203,15 +202,12 @@ program::Costs costs_of(const RunConfig& config, const PlanCosts& of,
   };
   if (of.stages) {
     const int64_t stages = ranks.stages();
-    costs.work =
-        by_speed(table_of(ranks, *of.stages,
-                          config.pipeline.pipeline(stages).num_runs() / stages),
-                 config.mesh);
+    costs.work = table_of(ranks, *of.stages,
+                          config.pipeline.pipeline(stages).num_runs() / stages);
     costs.links.at(ranks.world().pipeline).latency += of.message;
     plan.costs = "given for every stage";
   } else if (of.device) {
-    costs.work =
-        by_speed(program::work_of_device(*of.device, facts_of), config.mesh);
+    costs.work = program::work_of_device(*of.device, facts_of);
     plan.unit = "s";
     plan.costs = "operations and bytes over a device's rates";
   } else if (of.traced != nullptr) {
@@ -219,13 +215,15 @@ program::Costs costs_of(const RunConfig& config, const PlanCosts& of,
     plan.unit = "s";
     plan.costs = "means of the traced steps";
   } else {
-    costs.work = by_speed(program::work_of_device(unit_device(ranks), facts_of),
-                          config.mesh);
+    costs.work = program::work_of_device(unit_device(ranks), facts_of);
     plan.unit = "forwards";
     plan.costs = "operations; 1 is a micro-batch's forward on a mean stage";
   }
   const bool seen = !of.stages && !of.device && of.traced != nullptr;
-  if (config.mesh.uneven() && !seen) plan.costs += ", over mesh.speeds";
+  if (config.mesh.uneven() && !seen) {
+    costs.work = by_speed(std::move(costs.work), config.mesh);
+    plan.costs += ", over mesh.speeds";
+  }
   return costs;
 }
 

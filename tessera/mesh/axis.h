@@ -59,8 +59,8 @@ constexpr bool is_of_data(Axis axis) {
 // Why no stage has ranks that another has not, for messages.
 inline constexpr const char* kStagesAreAlike =
     "Every stage has as many ranks as every other: mesh.tp and mesh.cp cut "
-    "what "
-    "each stage does, and mesh.dp replicates whole pipelines, no stage alone";
+    "what each stage does, and mesh.dp replicates whole pipelines, no stage "
+    "alone";
 // "pp, dp_replicate, ...": of kAxes.
 std::string names_of_axes();
 // Of kAxes. Throws TS_CHECK_CONFIG on another name.

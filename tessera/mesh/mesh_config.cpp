@@ -94,7 +94,7 @@ int64_t& MeshConfig::degree(Axis axis) { return this->*member_of(axis); }
 
 int64_t MeshConfig::degree(Axis axis) const { return this->*member_of(axis); }
 
-bool MeshConfig::uneven() const {
+bool differ(const std::vector<double>& speeds) {
   return std::ranges::adjacent_find(speeds, std::not_equal_to<>()) !=
          speeds.end();
 }

@@ -10,6 +10,9 @@
 
 namespace tessera::mesh {
 
+// Not all are alike.
+bool differ(const std::vector<double>& speeds);
+
 struct MeshConfig {
   int64_t pp = 1;
   // 0: what the world leaves. `dp` is shorthand: with zero.stage 0 it is
@@ -35,8 +38,7 @@ struct MeshConfig {
   int64_t ranks_of_model() const;
   // Devices are threads of one process, the only rank, around device 0.
   bool star() const { return data_parallel == "dp"; }
-  // Speeds are given, and not all alike.
-  bool uneven() const;
+  bool uneven() const { return differ(speeds); }
   // Relative to the others'.
   double speed_of(int64_t rank) const {
     return speeds.empty() ? 1 : speeds.at(rank);

@@ -446,10 +446,6 @@ class Trainer {
   std::optional<BestLoss> best_;  // none: not validated so far
 };
 
-}  // namespace
-
-namespace {
-
 // Alike on all ranks, which then cut the model by it.
 RunConfig with_measured_speeds(const RunConfig& of, comm::Communicator& ranks) {
   RunConfig config = of;

@@ -6,15 +6,14 @@
 
 #include "tessera/comm/autograd.h"
 #include "tessera/core/error.h"
+#include "tessera/nn/wide_type.h"
 
 namespace tessera {
 
 namespace {
 
 // What batch_norm computes in where x is narrower.
-at::Tensor widened(const at::Tensor& x) {
-  return at::isReducedFloatingType(x.scalar_type()) ? x.to(at::kFloat) : x;
-}
+at::Tensor widened(const at::Tensor& x) { return x.to(nn::wide_type(x)); }
 
 // Of each channel: all dims but dim 1.
 std::vector<int64_t> other_dims(const at::Tensor& x) {

@@ -342,8 +342,8 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2, "speeds": [1, 0.5]}, batch={"global": 8, "micro": 2}),
            r"^\S+weight: gradient .* over dp_replicate or speeds"),
     Mutant("loss_weighed_by_even_shares", ACTOR,
-           "  target_tokens_ = static_cast<double>(open_batch());\n",
-           "  target_tokens_ = static_cast<double>(open_batch());\n"
+           "      was_ahead ? next_target_tokens_ : static_cast<double>(open_batch());\n",
+           "      was_ahead ? next_target_tokens_ : static_cast<double>(open_batch());\n"
            "  if (MUTANT && composed_.data->size() > 1) {\n"
            "    target_tokens_ = static_cast<double>(input_.samples * input_.tokens * num_microbatches *\n"
            "                                         composed_.data->size());\n"

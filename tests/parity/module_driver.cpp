@@ -15,6 +15,7 @@
 #include "tessera/module_engine/sharded_checkpoint.h"
 #include "tessera/wrappers/distributed_data_parallel.h"
 #include "tests/support/plain_gpt.h"
+#include "tests/support/values_by_name.h"
 
 namespace {
 
@@ -32,20 +33,7 @@ constexpr double kLr = 3e-3, kDecay = 0.1, kClipNorm = 1.0;
 tests::Gpt make_gpt(at::ScalarType dtype) {
   tests::Gpt gpt(kShape);
   gpt->to(dtype);
-  const at::NoGradGuard no_grad;
-  std::map<std::string, at::Tensor> sorted;
-  for (auto& each : gpt->named_parameters()) sorted[each.key()] = each.value();
-  double number = 0;
-  for (auto& [name, parameter] : sorted) {
-    const bool is_norm = name.find("norm.weight") != std::string::npos;
-    parameter.copy_(at::arange(parameter.numel(), at::kDouble)
-                        .mul(0.37)
-                        .add(1.3 * number++)
-                        .sin()
-                        .mul(0.05)
-                        .add(is_norm ? 1.0 : 0.0)
-                        .view(parameter.sizes()));
-  }
+  tests::give_values_by_name(*gpt);
   return gpt;
 }
 

@@ -8,12 +8,12 @@
 
 #include <cstdio>
 #include <iostream>
-#include <map>
 #include <string>
 
 #include "tessera/core/error.h"
 #include "tessera/module_engine/started_ranks.h"
 #include "tessera/wrappers/pipe.h"
+#include "tests/support/values_by_name.h"
 
 namespace {
 
@@ -41,20 +41,7 @@ nn::Sequential make_net() {
   nn::Sequential net;
   for (int64_t i = 0; i < kBlocks; ++i) net->push_back(Block());
   net->to(at::kDouble);
-  const at::NoGradGuard no_grad;
-  std::map<std::string, at::Tensor> sorted;
-  for (auto& each : net->named_parameters()) sorted[each.key()] = each.value();
-  double number = 0;
-  for (auto& [name, parameter] : sorted) {
-    const bool is_norm = name.find("norm.weight") != std::string::npos;
-    parameter.copy_(at::arange(parameter.numel(), at::kDouble)
-                        .mul(0.37)
-                        .add(1.3 * number++)
-                        .sin()
-                        .mul(0.05)
-                        .add(is_norm ? 1.0 : 0.0)
-                        .view(parameter.sizes()));
-  }
+  tests::give_values_by_name(*net);
   return net;
 }
 

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,19 @@ def train(program, path, *arguments, check=True):
     if check:
         assert done.returncode == 0, done.stderr[-3000:]
     return done
+
+
+def printed(command):
+    """The lines that a program prints whose ranks have a thread each."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+def printed_by_torchrun(ranks, script, *arguments):
+    return printed([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port",
+                    free_port(), script, *arguments])
 
 
 def metrics(folder):

@@ -3,13 +3,10 @@
 The ranks are processes; ten steps of AdamW, clipped, loss by loss and norm by norm.
 """
 
-import os
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from runs import printed, printed_by_torchrun
 
 HERE = Path(__file__).resolve().parent
 # Sums are added up in another order; in bf16 that turns a rounding now and then, from the fourth step on.
@@ -17,11 +14,8 @@ BOUNDS = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 1e-2}
 OF_FIRST_STEPS = {"fp64": 1e-12, "fp32": 1e-6, "bf16": 1e-6}
 
 
-def numbers(command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [list(map(float, line.split())) for line in done.stdout.splitlines()]
+def numbers(lines):
+    rows = [list(map(float, line.split())) for line in lines]
     assert len(rows) == 10
     return rows
 
@@ -32,9 +26,7 @@ def of_torch():
 
     def run(kind, dtype, ranks):
         if (kind, dtype, ranks) not in known:
-            known[kind, dtype, ranks] = numbers(
-                [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port",
-                 random.randrange(20000, 30000), HERE / "module_ranks.py", kind, dtype])
+            known[kind, dtype, ranks] = numbers(printed_by_torchrun(ranks, HERE / "module_ranks.py", kind, dtype))
         return known[kind, dtype, ranks]
 
     return run
@@ -46,7 +38,7 @@ def of_torch():
     ("engine2", "fsdp2", "bf16"), ("engine3", "fsdp2", "fp32"), ("engine3", "fsdp2", "bf16")])
 def test_ten_steps_are_those_of_pytorch(program, of_torch, kind, peer, dtype):
     driver = program.parents[1] / "tests" / "module_driver"
-    found = numbers([program, "launch", "-n", 2, "--", driver, kind, dtype])
+    found = numbers(printed([program, "launch", "-n", 2, "--", driver, kind, dtype]))
     wanted = of_torch(peer, dtype, 2)
     for step, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
         assert ours == pytest.approx(theirs, rel=(OF_FIRST_STEPS if step < 3 else BOUNDS)[dtype])
@@ -55,6 +47,6 @@ def test_ten_steps_are_those_of_pytorch(program, of_torch, kind, peer, dtype):
 @pytest.mark.parametrize(("kind", "ranks"), [("3", 3), ("hybrid", 4)])
 def test_other_ranks_too(program, of_torch, kind, ranks):
     driver = program.parents[1] / "tests" / "module_driver"
-    found = numbers([program, "launch", "-n", ranks, "--", driver, kind, "fp64"])
+    found = numbers(printed([program, "launch", "-n", ranks, "--", driver, kind, "fp64"]))
     for ours, theirs in zip(found, of_torch("fsdp2", "fp64", ranks), strict=True):
         assert ours == pytest.approx(theirs, rel=BOUNDS["fp64"])

@@ -3,31 +3,19 @@
 The ranks are processes; five steps of SGD in fp64, loss by loss, and what the weights are at the end.
 """
 
-import os
-import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from runs import printed, printed_by_torchrun
 
 HERE = Path(__file__).resolve().parent
 CHUNKS = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "bfs": 2, "interleaved_zb": 2, "zb_v": 2, "dualpipe_v": 2}
 
 
-def printed(command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
-
-
 @pytest.fixture(scope="module")
 def of_torch():
-    lines = printed([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port",
-                     random.randrange(20000, 30000), HERE / "pipeline_ranks.py"])
     found = {}
-    for name, number in map(str.split, lines):
+    for name, number in map(str.split, printed_by_torchrun(2, HERE / "pipeline_ranks.py")):
         found.setdefault(name, []).append(float(number))
     return found
 

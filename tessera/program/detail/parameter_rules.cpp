@@ -94,19 +94,13 @@ void ParameterRules::update(const Instruction& instruction) {
     kept_.insert(unit);
     return;
   }
-  if (!names_units()) {
-    require(units_.versions.parameters == 1 || is_kept,
-            "what the next batch reads would be written over");
-    kept_.erase(unit);
-    ++updates_[unit];
-    return;
-  }
-  const int64_t stage = unit_at(unit).zero_stage;
-  require(version == updates_[unit], "updated twice");
+  require(!names_units() || version == updates_[unit], "updated twice");
   require(units_.versions.parameters == 1 || is_kept,
           "what the next batch reads would be written over");
   kept_.erase(unit);
   ++updates_[unit];
+  if (!names_units()) return;
+  const int64_t stage = unit_at(unit).zero_stage;
   Progress& state = whole(unit, version);
   require(state != Progress::kUnderWay, "updated while on its way");
   if (stage == 1 || stage == 2) state = Progress::kNone;

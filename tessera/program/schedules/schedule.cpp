@@ -67,9 +67,8 @@ class Writer {
       push_all(mail.arrived());
       const Task& task = mail.tasks()[i];
       compute(task);
-      const Op op = message_of(task);
-      if (!is_send(op)) continue;
-      const Instruction send{op, task.microbatch, -1, task.chunk};
+      const Instruction send = message_from(task);
+      if (!is_send(send.op)) continue;
       push(begin(send));
       mail.sent(send);
     }
