@@ -77,9 +77,6 @@ Measured run(const std::vector<RankProgram>& programs, const Times& times_ms) {
   return measured;
 }
 
-// Of a schedule that goes on from step to step, so many are run together.
-constexpr int64_t kStepsTogether = 4;
-
 // Of its steps the fastest, which nothing else on the machine held up.
 void sleep_through_a_step(benchmark::State& state, const std::string& name,
                           int64_t chunks) {
@@ -87,7 +84,7 @@ void sleep_through_a_step(benchmark::State& state, const std::string& name,
   const schedules::Shape shape{.stages = state.range(0),
                                .chunks = chunks,
                                .num_microbatches = state.range(1)};
-  const int64_t count = schedule.delayed ? kStepsTogether : 1;
+  const int64_t count = schedule.delayed ? schedules::kStepsTogether : 1;
   const auto programs =
       schedules::programs_of(schedule, shape, /*lowered=*/true, count);
   const int64_t passes =

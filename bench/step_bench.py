@@ -7,7 +7,8 @@ samples of 256 tokens, on two cores: one rank of two threads, or two ranks of on
 programs runs in turn; a figure is the median over rounds of what a round's median step took. Of one rank also
 the floor: the step's matrix products alone, of the same shapes and threads, each by the fastest call there is
 (at::mm, or oneDNN as LibTorch has it). PyTorch trains the same model with flash attention, AdamW (fused) and
-clipping. Memory is the most that all processes had resident together.
+clipping; its pipeline has the split of the file, or as many layers in either half. Memory is the most that all
+processes had resident together.
 """
 
 import argparse
@@ -30,6 +31,8 @@ CASES = {
     "zero 3": (2, ["--mesh.dp=2", "--zero.stage=3"], ["fsdp2"]),
     "tp": (2, ["--mesh.tp=2"], ["tp"]),
     "pp": (2, ["--mesh.pp=2", "--batch.micro=1"], ["pp"]),
+    "pp 5,3": (2, ["--mesh.pp=2", "--batch.micro=1", "--pipeline.split=5,3"], ["pp"]),
+    "pp by facts": (2, ["--mesh.pp=2", "--batch.micro=1", "--pipeline.cut=facts"], ["pp"]),
     "quickstart": (2, ["--mesh.dp=2", "--model.layers=6", "--model.hidden=320", "--model.heads=5",
                        "--model.ffn=864"], ["ddp"]),
     "long": (1, ["--data.seq_len=8192", "--model.max_seq=8192", "--batch.global=1", "--batch.micro=1"],
@@ -51,7 +54,8 @@ def configuration(folder, flags, steps, dtype):
     for flag in flags:
         key, value = flag.removeprefix("--").split("=")
         section, name = key.split(".")
-        sections[section][name] = int(value) if value.isdigit() else value
+        numbers = [int(each) for each in value.split(",") if each.isdigit()]
+        sections[section][name] = value if not numbers else numbers if "," in value else numbers[0]
     ranks = sections["mesh"].get("dp", 1)
     sections["batch"]["micro"] = min(sections["batch"]["micro"], sections["batch"]["global"] // ranks)
     model["tie_embeddings"] = model.get("family") == "gpt2"

@@ -111,14 +111,13 @@ class Gpt2(nn.Module):
 
 
 class Stage(nn.Module):
-    """Half of a Llama, for a pipeline of two."""
+    """A part of a Llama, for a pipeline of two: `first` layers are the first rank's."""
 
-    def __init__(self, model, rank):
+    def __init__(self, model, rank, first):
         super().__init__()
         whole = Llama(model)
-        half = len(whole.blocks) // 2
         self.tokens = whole.tokens if rank == 0 else None
-        self.blocks = whole.blocks[:half] if rank == 0 else whole.blocks[half:]
+        self.blocks = whole.blocks[:first] if rank == 0 else whole.blocks[first:]
         self.norm, self.head = (None, None) if rank == 0 else (whole.norm, whole.head)
         self.register_buffer("cos", whole.cos)
         self.register_buffer("sin", whole.sin)
@@ -138,7 +137,8 @@ def loss_of(logits, targets):
 def pipeline_times(config, rank, ids, steps):
     """1F1B of torch.distributed.pipelining."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-    stage = Stage(config["model"], rank)
+    first = config["pipeline"].get("split", [config["model"]["layers"] // 2])[0]
+    stage = Stage(config["model"], rank, first)
     count = config["batch"]["global"] // config["batch"]["micro"]
     schedule = Schedule1F1B(PipelineStage(stage, rank, 2, torch.device("cpu")), count, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/rank_model.h"
@@ -79,6 +81,7 @@ class StepBench {
       times_.instructions.push_back(time);
     }
     profile();
+    if (model_.goes_on()) step(/*is_last=*/true);
     exchange();
     return times_;
   }
@@ -91,20 +94,29 @@ class StepBench {
         engine::facts_of(config_, composed.mesh, composed.coord));
   }
 
-  double step() {
-    recorder_.begin_step(++steps_);
+  engine::StepInput input_of(int64_t step) const {
+    return engine::step_input(config_, step, config_.optimizer.lr,
+                              [this](int64_t of, int64_t first, int64_t count) {
+                                return verify::random_batch(config_, of, first,
+                                                            count);
+                              });
+  }
+
+  // Where the schedule goes on, between two others but for the last one.
+  double step(bool is_last = false) {
+    recorder_.begin_step(++steps_, engine::accumulation(config_));
+    std::optional<engine::StepInput> next;
+    if (model_.goes_on() && !is_last) next = input_of(steps_ + 1);
     const auto start = Clock::now();
-    model_.step(engine::step_input(
-                    config_, steps_, config_.optimizer.lr,
-                    [this](int64_t of, int64_t first, int64_t count) {
-                      return verify::random_batch(config_, of, first, count);
-                    }),
-                [this, observer = recorder_.observer()](
-                    const program::Instruction& instruction, double begin_s,
-                    double end_s) {
-                  observer(instruction, begin_s, end_s);
-                  last_.emplace_back(instruction, end_s - begin_s);
-                });
+    model_.step(
+        input_of(steps_),
+        [this, observer = recorder_.observer()](
+            const program::Instruction& instruction, double begin_s,
+            double end_s) {
+          observer(instruction, begin_s, end_s);
+          last_.emplace_back(instruction, end_s - begin_s);
+        },
+        std::move(next));
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
 

@@ -204,7 +204,9 @@ void MemoryAlive::expect_told(program::Purpose purpose) const {
                                         [&](int64_t, int64_t, int64_t count) {
                                           return batch_for(config, count);
                                         });
-          for (int64_t i = model.goes_on() ? kStepsTogether : 1; i > 0; --i) {
+          for (int64_t i = model.goes_on() ? program::schedules::kStepsTogether
+                                           : 1;
+               i > 0; --i) {
             std::optional<StepInput> next;
             if (i > 1) next = input;
             model.step(input, observer, std::move(next));

@@ -9,6 +9,8 @@
 #include <numeric>
 #include <utility>
 
+#include "tessera/core/config_changes.h"
+#include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/measured_speeds.h"
 #include "tessera/engine/memory_plan.h"
@@ -25,6 +27,8 @@ using pipeline::UnitCosts;
 using program::Op;
 
 namespace {
+
+constexpr double kYear = 365.0 * 24 * 3600;  // in seconds; none takes as long
 
 void check_speeds(const RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto& speeds = config.mesh.speeds;
@@ -97,15 +101,14 @@ double flops_of(const program::UnitFacts& unit) {
                              unit.backward_weight.total());
 }
 
-// What the configuration has computed again of a unit, which every stage does
-// of all its units, or of each k-th block.
+// What the configuration has computed again of a unit once a micro-batch, which
+// every stage does of all its units, or of each k-th block.
 double again_of(const RunConfig& config, const program::UnitFacts& of,
                 int64_t unit) {
   const std::string& mode = config.recompute.mode;
   const bool is_block = unit > 0 && unit <= config.model.layers;
   const bool again =
-      mode == "stage" || mode == "minimal" ||
-      (mode == "selective" && is_block) ||
+      mode == "stage" || (mode == "selective" && is_block) ||
       (mode == "block" && is_block && config.recompute.covers(unit - 1));
   return again ? static_cast<double>(of.again.flops.total()) : 0;
 }
@@ -119,6 +122,9 @@ UnitCosts costs_by_facts(const RunConfig& config,
   for (int64_t unit = 0; unit < config.model.layers + 2; ++unit) {
     const program::UnitFacts& of = facts.units.at(unit);
     costs.time.push_back(flops_of(of) + again_of(config, of, unit));
+    if (config.recompute.mode == "minimal") {
+      costs.replay.push_back(static_cast<double>(of.forward.total()));
+    }
     costs.state_bytes.push_back(static_cast<double>(of.state_bytes()));
     costs.kept_bytes.push_back(static_cast<double>(of.kept_bytes));
   }
@@ -131,25 +137,40 @@ UnitCosts costs_by_facts(const RunConfig& config,
   return costs;
 }
 
-// That some rank was seen to compute with; the last one is that of the head.
-int64_t units_in(const TracedRanks& ranks) {
-  int64_t last = -1;
-  for (const auto& steps : ranks) {
-    for (const auto& step : steps) {
-      for (const auto& span : step.spans) {
-        const auto each = instruction_of(span);
-        if (each && program::is_compute(each->op)) {
-          last = std::max(last, each->unit);
-        }
-      }
-    }
-  }
-  return last + 1;
+// What the times of units hang on, beside the processor.
+bool decides_times(const std::string& key) {
+  return (key.starts_with("model.") && key != "model.from" &&
+          key != "model.lora.from") ||
+         key.starts_with("recompute.") || key == "data.seq_len";
+}
+
+// That what units took there says what they will take here.
+void check_traced(const RunConfig& config) {
+  const std::string& run = config.pipeline.cut;
+  TS_CHECK_CONFIG(config.recompute.mode != "minimal", "pipeline.cut is \"", run,
+                  "\", a run's folder, but with recompute.mode minimal how "
+                  "often a unit is computed again hangs on the cut itself. Use "
+                  "facts.");
+  const std::string path = run + "/config.json";
+  const RunConfig traced =
+      run_config_from_text(tessera::detail::read_json_text(path), path);
+  const auto changes = tessera::config::changes_in(
+      to_json(traced), to_json(config), decides_times);
+  TS_CHECK_CONFIG(changes.empty(), "pipeline.cut is \"", run,
+                  "\", a run of another model: ", c10::Join("; ", changes),
+                  ". Trace a run of this model, or use facts.");
+  TS_CHECK_CONFIG(!traced.mesh.uneven() || data_parallel_degree(traced) == 1,
+                  "pipeline.cut is \"", run,
+                  "\", a run whose data-parallel ranks had different numbers "
+                  "of samples, by mesh.speeds. Trace one without, or use "
+                  "facts.");
 }
 
 // What a rank was seen to take for a micro-batch, by unit; 0: never seen.
 std::vector<double> seconds_of(
-    const std::vector<monitor::report::TracedStep>& steps, int64_t units) {
+    const RunConfig& config,
+    const std::vector<monitor::report::TracedStep>& steps) {
+  const int64_t units = config.model.layers + 2;
   std::vector<double> seconds(units, 0), forwards(units, 0);
   for (const auto& step : steps) {
     for (const auto& span : step.spans) {
@@ -158,7 +179,13 @@ std::vector<double> seconds_of(
       const bool is_loss = each->op == Op::kLoss;
       if (!is_loss && !program::is_compute(each->op)) continue;
       const int64_t unit = is_loss ? units - 1 : each->unit;
-      seconds[unit] += span.end_s - span.begin_s;
+      const double taken_s = span.end_s - span.begin_s;
+      TS_CHECK_IO(unit >= 0 && unit < units && taken_s >= 0 && taken_s < kYear,
+                  config.pipeline.cut, ": its trace has \"", span.name,
+                  "\" of unit ", unit, " that took ", taken_s,
+                  " s. A unit is a number from 0 to ", units - 1,
+                  ": trace the run again.");
+      seconds[unit] += taken_s;
       if (each->op == Op::kForward) forwards[unit] += 1;
     }
   }
@@ -234,11 +261,7 @@ std::vector<double> speeds_seen(const UnitSeconds& seconds,
 
 CutCosts costs_by_run(const RunConfig& config, const mesh::DeviceMesh& mesh) {
   const auto ranks = read_traced(config);
-  const int64_t units = config.model.layers + 2;
-  TS_CHECK_CONFIG(
-      units_in(ranks) == units, "pipeline.cut is \"", config.pipeline.cut,
-      "\", a run of another model: this one has ", config.model.layers,
-      " layers. Trace a run of this model, or use facts.");
+  check_traced(config);
   const bool same_world = std::ssize(ranks) == mesh.world_size();
   TS_CHECK_CONFIG(same_world || !config.mesh.uneven(), "pipeline.cut is \"",
                   config.pipeline.cut, "\", a run of ", ranks.size(),
@@ -246,7 +269,7 @@ CutCosts costs_by_run(const RunConfig& config, const mesh::DeviceMesh& mesh) {
                   ": what its ranks took cannot be told from how fast they "
                   "are. Trace a run on this mesh, or use facts.");
   UnitSeconds seconds;
-  for (const auto& steps : ranks) seconds.push_back(seconds_of(steps, units));
+  for (const auto& steps : ranks) seconds.push_back(seconds_of(config, steps));
   CutCosts costs{.units = costs_by_facts(config, mesh),
                  .speeds = config.mesh.speeds};
   const auto operations = costs.units.time;
@@ -282,13 +305,22 @@ void choose_split(RunConfig& config, const mesh::DeviceMesh& mesh,
   of.is_split_chosen = true;
 }
 
+std::vector<int64_t> layers_of_parts(const RunConfig& config) {
+  const auto& of = config.pipeline;
+  const auto runs = pipeline::units_of_runs(
+      config.model.layers, of.pipeline(config.mesh.pp).num_runs(), of);
+  std::vector<int64_t> layers;
+  for (const auto& run : runs) layers.push_back(std::ssize(run));
+  --layers.front();
+  --layers.back();
+  return layers;
+}
+
 void choose_rows(RunConfig& config, const mesh::DeviceMesh& mesh,
                  const UnitCosts& costs) {
-  const auto of = config.pipeline.pipeline(mesh.degree(Axis::kPp));
   const auto loads = pipeline::loads_of(
-      costs, of,
-      pipeline::units_of_runs(config.model.layers, of.num_runs(),
-                              config.pipeline));
+      costs, config.pipeline.pipeline(mesh.degree(Axis::kPp)),
+      layers_of_parts(config));
   const auto speeds = Speeds(config.mesh.speeds, mesh).of_data_ranks(loads);
   auto rows = shares_by_speed(config.batch.micro * std::ssize(speeds), speeds);
   const bool is_even = std::ranges::all_of(
@@ -328,7 +360,8 @@ std::vector<int64_t> shares_by_speed(int64_t total,
   int64_t left =
       total - std::accumulate(shares.begin(), shares.end(), int64_t{0});
   const auto end_with_one_more = [&](size_t i) {
-    return std::pair(static_cast<double>(shares[i] + 1) / speeds[i], speeds[i]);
+    return std::pair(static_cast<double>(shares[i] + 1) / speeds[i],
+                     -speeds[i]);
   };
   for (; left > 0; --left) {
     size_t next = 0;
@@ -342,12 +375,6 @@ std::vector<int64_t> shares_by_speed(int64_t total,
 
 std::string split_text(const RunConfig& config) {
   const auto& of = config.pipeline;
-  const auto runs = pipeline::units_of_runs(
-      config.model.layers, of.pipeline(config.mesh.pp).num_runs(), of);
-  std::vector<int64_t> layers;
-  for (const auto& run : runs) layers.push_back(std::ssize(run));
-  --layers.front();
-  --layers.back();
   std::string by = "evenly";
   if (of.is_split_chosen) {
     by =
@@ -355,7 +382,7 @@ std::string split_text(const RunConfig& config) {
   } else if (!of.split.empty()) {
     by = "as pipeline.split says";
   }
-  return c10::str("layers ", c10::Join(", ", layers), " ", by);
+  return c10::str("layers ", c10::Join(", ", layers_of_parts(config)), " ", by);
 }
 
 std::string rows_text(const RunConfig& config) {
@@ -375,7 +402,16 @@ std::vector<std::string> idle_cuts(const RunConfig& config) {
         "pipeline.cut is not used: pipeline.split says how many layers each "
         "part has");
   }
-  if (config.mesh.speeds.empty() || config.mesh.measure_speeds) return found;
+  if (config.mesh.measure_speeds) {
+    if (is_given && data_parallel_degree(config) == 1) {
+      found.emplace_back(
+          "mesh.measure_speeds moves no layers: pipeline.split says how many "
+          "each part has, as the config.json of a run does. Take it out to "
+          "have them shared out again");
+    }
+    return found;
+  }
+  if (config.mesh.speeds.empty()) return found;
   if (!config.mesh.uneven()) {
     found.emplace_back("mesh.speeds changes nothing: all are alike");
   } else if (!of.is_split_chosen && config.batch.rows.empty()) {

@@ -202,6 +202,8 @@ TEST(SharesBySpeed, NobodyCouldBeDoneEarlier) {
       EXPECT_DOUBLE_EQ(most, least_of_all(total, speeds));
     }
   }
+  // Both ways end at 6: the slow one has fewer.
+  EXPECT_THAT(shares_by_speed(8, {1, 0.5}), ElementsAre(6, 2));
   EXPECT_THAT(shares_by_speed(1'000'000'000, {3, 1}),
               ElementsAre(750'000'000, 250'000'000));
 }

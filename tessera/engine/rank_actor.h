@@ -7,7 +7,8 @@
 // Comm: that of the model's strategies and of ShardedParameters; messages
 //       between stages, (B, T, D) of each micro-batch each way. Where one rank
 //       reads for others, BatchShare's of the next step, and before a program
-//       of this one, where nothing has moved it: in the first step.
+//       of this one, where nothing has moved it: in the first step, and in one
+//       that runs again.
 #pragma once
 
 #include <map>

@@ -12,7 +12,6 @@
 #include "tessera/engine/sample_shares.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/parallel/pipeline/pipeline_config.h"
-#include "tessera/program/schedules/schedule.h"
 #include "tessera/program/world.h"
 
 namespace tessera::engine {
@@ -21,6 +20,7 @@ using mesh::Axis;
 namespace passes = program::passes;
 using program::Purpose;
 using program::RankProgram;
+using program::schedules::kStepsTogether;
 
 namespace {
 

@@ -12,6 +12,7 @@
 #include "tessera/engine/run_config.h"
 #include "tessera/parallel/model_units.h"
 #include "tessera/program/passes/pass.h"
+#include "tessera/program/schedules/schedule.h"
 
 namespace tessera::engine {
 
@@ -25,19 +26,13 @@ struct RankKind {
 RankKind kind_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                  const mesh::Coord& coord);
 
-// Steps of a schedule that goes on from one to the next are lowered, proven and
-// simulated so many together: the first fills the pipeline, the last empties
-// it, and what lies between is alike.
-inline constexpr int64_t kStepsTogether = 4;
-
 // Of the ranks of one stage. `steps`: of a schedule that goes on; one of all
 // others.
-program::Program lowered_program(const RunConfig& config,
-                                 const mesh::DeviceMesh& mesh,
-                                 const parallel::ModelUnits& model,
-                                 int64_t stage, program::Purpose purpose,
-                                 const program::passes::Choice& choice = {},
-                                 int64_t steps = kStepsTogether);
+program::Program lowered_program(
+    const RunConfig& config, const mesh::DeviceMesh& mesh,
+    const parallel::ModelUnits& model, int64_t stage, program::Purpose purpose,
+    const program::passes::Choice& choice = {},
+    int64_t steps = program::schedules::kStepsTogether);
 
 // What the environment variables TESSERA_WITHOUT_PASSES and TESSERA_WITH_PASSES
 // name, separated by commas: to see what a pass is worth, and that it changes

@@ -11,6 +11,7 @@ namespace tessera::mesh {
 namespace {
 
 constexpr int64_t kMaxDegree = int64_t{1} << 20;
+constexpr double kMostTimesAsFast = 1e6;
 
 std::string complaint_about_order(const config::Value& value) {
   const auto& names = std::get<std::vector<std::string>>(value);
@@ -29,7 +30,13 @@ std::string complaint_about_speeds(const config::Value& value) {
   const auto& speeds = std::get<std::vector<double>>(value);
   const bool are_speeds = std::ranges::all_of(
       speeds, [](double each) { return std::isfinite(each) && each > 0; });
-  return are_speeds ? "" : "each is a number above 0, and finite";
+  if (!are_speeds) return "each is a number above 0, and finite";
+  if (speeds.empty()) return "";
+  const auto [slowest, fastest] = std::ranges::minmax(speeds);
+  return fastest / slowest <= kMostTimesAsFast
+             ? ""
+             : "the fastest is more than a million times as fast as the "
+               "slowest, which is no speed of a device";
 }
 
 struct DegreeKey {

@@ -97,6 +97,8 @@ TEST(MeshConfig, Keys) {
             "f:1:21: mesh.speeds is [1.0,0.0]: each is a number above 0, and "
             "finite.");
   EXPECT_NE(refusal("{\"speeds\": [1, -2]}"), "");
+  EXPECT_NE(refusal("{\"speeds\": [1, 1e-160]}"), "");
+  EXPECT_EQ(refusal("{\"speeds\": [1e-160, 1e-160]}"), "");
   EXPECT_NE(refusal("{\"speeds\": [1, 1e999]}"), "");
   EXPECT_NE(refusal("{\"speeds\": [1, \"fast\"]}"), "");
   EXPECT_EQ(refusal("{\"pp\": 2, \"dp_shard\": 2, \"cp\": 2, \"tp\": 2}"), "");

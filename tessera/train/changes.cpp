@@ -3,16 +3,17 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <functional>
 #include <string_view>
 
 #include "tessera/comm/agree.h"
+#include "tessera/core/config_changes.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 
 namespace tessera::train {
 namespace {
 
+using config::changes_in;
 using detail::Json;
 
 // A section ends with a dot.
@@ -38,32 +39,6 @@ bool is_among(const std::string& key, const std::string_view (&keys)[n]) {
   return std::ranges::any_of(keys, [&](std::string_view each) {
     return each.ends_with('.') ? key.starts_with(each) : key == each;
   });
-}
-
-using Asked = std::function<bool(const std::string& key)>;
-
-// A key that only one of them has is of another version: no change.
-void add_changes(const Json& before, const Json& now, const std::string& path,
-                 const Asked& asked, std::vector<std::string>& changes) {
-  for (const auto& item : now.items()) {
-    const std::string key = path + item.key();
-    if (!before.contains(item.key())) continue;
-    const Json& old = before[item.key()];
-    if (item.value().is_object() && old.is_object()) {
-      add_changes(old, item.value(), key + ".", asked, changes);
-    } else if (asked(key) && old != item.value()) {
-      changes.push_back(
-          c10::str(key, " ", old.dump(), " -> ", item.value().dump()));
-    }
-  }
-}
-
-std::vector<std::string> changes_in(const std::string& before,
-                                    const std::string& now,
-                                    const Asked& asked) {
-  std::vector<std::string> changes;
-  add_changes(Json::parse(before), Json::parse(now), "", asked, changes);
-  return changes;
 }
 
 // The schedule's steps where they decide a learning rate, as older versions

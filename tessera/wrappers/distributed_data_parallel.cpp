@@ -7,6 +7,7 @@
 
 #include "tessera/wrappers/detail/gradient_reducer.h"
 #include "tessera/wrappers/detail/same_parameters.h"
+#include "tessera/wrappers/sync_batch_norm.h"
 
 namespace tessera::wrappers {
 namespace {
@@ -54,6 +55,7 @@ void DistributedDataParallelCore::backward(const at::Tensor& loss) {
 }
 
 void DistributedDataParallelCore::join() {
+  require_joinable(module_);
   do {
     before_forward();
   } while (reducer_->stand_by() > 0);

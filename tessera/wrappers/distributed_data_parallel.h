@@ -20,11 +20,13 @@
 //          backward(loss) ends the step. The first of either in a step begins
 //          with zeros.
 // Uneven data: a rank whose data has ended calls join(), which takes part with
-//          zero weight until every rank has ended.
+//          zero weight until every rank has ended: not with SyncBatchNorm, whose
+//          statistics want every rank's forward.
 // Errors:  a parameter without gradient is named on every rank, and nobody
 //          hangs; allow_unused makes its gradient zero instead. forward()
 //          refuses a model whose last backward did not end, or whose parameters
-//          got another dtype or device, and so were not reduced.
+//          got another dtype or device, and so were not reduced; join() one
+//          with SyncBatchNorm.
 // Limits:  loss.backward() must reach a parameter, and run no other backward
 //          inside (reentrant checkpoints): model.backward(loss) need not.
 // Threads: as comm::Group: one thread a rank.

@@ -18,6 +18,7 @@
 #include "tessera/wrappers/detail/module_shards.h"
 #include "tessera/wrappers/detail/pass_follower.h"
 #include "tessera/wrappers/detail/same_parameters.h"
+#include "tessera/wrappers/sync_batch_norm.h"
 
 namespace tessera::wrappers {
 
@@ -320,6 +321,7 @@ void FullyShardedCore::join(const std::function<void()>& step) {
   TS_CHECK(!self.held.has_experts(),
            "fully_shard: join() with a MoE, whose experts the others need: "
            "give every rank as many batches.");
+  require_joinable(self.module);
   self.stands_by = true;
   const auto reset = c10::make_scope_exit([&self] { self.stands_by = false; });
   bool steps = false;  // the others do, once they have clipped

@@ -47,7 +47,8 @@
 //          backward; a backward reduce-scatters as much. A forward, a
 //          backward and its end each begin with one word from every rank.
 // Order:   ranks need not use the same units in a step, but go forward and
-//          backward equally often; a rank whose data has ended calls join().
+//          backward equally often; a rank whose data has ended calls join(),
+//          but for a module with SyncBatchNorm.
 //          Units are gathered in the order of the first forward where all
 //          ranks had the same, else in that of declaration. Another order is
 //          right too, on any rank, and slower.

@@ -65,8 +65,8 @@ void SyncBatchNormImpl::_check_input_dim(const at::Tensor& x) {
 double SyncBatchNormImpl::count_batch() {
   if (!is_training() || !options.track_running_stats()) return 0;
   num_batches_tracked += 1;
-  return options.momentum().value_or(
-      1.0 / static_cast<double>(num_batches_tracked.item<int64_t>()));
+  if (const auto momentum = options.momentum()) return *momentum;
+  return 1.0 / static_cast<double>(num_batches_tracked.item<int64_t>());
 }
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
@@ -90,6 +90,15 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
   at::Tensor y = (wide - by_channel(all.mean, x)) * by_channel(scale, x);
   if (options.affine()) y = y + by_channel(widened(bias), x);
   return y.to(x.scalar_type());
+}
+
+void wrappers::require_joinable(const torch::nn::Module& module) {
+  for (const auto& each : module.modules()) {
+    TS_CHECK(each->as<SyncBatchNormImpl>() == nullptr,
+             "join: the module has a SyncBatchNorm, for whose statistics every "
+             "rank goes forward as often as the others: a rank without data "
+             "cannot. Give every rank as many batches, or use BatchNorm.");
+  }
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {

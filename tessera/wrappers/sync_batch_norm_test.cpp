@@ -6,6 +6,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/wrappers/distributed_data_parallel.h"
 
 namespace tessera {
 namespace {
@@ -119,6 +120,16 @@ TEST(SyncBatchNorm, RefusesWhatHasNoStatistics) {
     EXPECT_THROW(norm->forward(at::ones({3, 4})), Error);
     EXPECT_THROW(norm->forward(at::ones({0, kChannels})), Error);
     EXPECT_THROW(norm->forward(at::ones({kChannels})), Error);
+  });
+}
+
+TEST(SyncBatchNorm, WantsDataOfEveryRank) {
+  comm::run_threads(2, "shm", [](comm::Communicator& ranks) {
+    const nn::Sequential net(
+        nn::Linear(2, kChannels),
+        SyncBatchNorm(nn::BatchNormOptions(kChannels), ranks.world()));
+    DistributedDataParallel model(net.ptr(), ranks.world());
+    EXPECT_THROW(model.join(), Error);
   });
 }
 

@@ -21,7 +21,8 @@ def weights_that_multiply():
     return MODEL["layers"] * (4 * width * width + 3 * width * ffn) + width * MODEL["vocab"]
 
 
-@pytest.mark.parametrize("flags, ranks", [((), 1), (("--mesh.tp=2",), 2), (("--mesh.pp=2",), 2)])
+@pytest.mark.parametrize("flags, ranks", [
+    ((), 1), (("--mesh.tp=2",), 2), (("--mesh.pp=2",), 2), (("--mesh.pp=2", "--pipeline.schedule=pipedream_2bw"), 2)])
 def test_figures_add_up(program, tmp_path, flags, ranks):
     done = bench(program, tmp_path, "--json", "step.json", "--plot", "step.svg", *flags)
     assert done.returncode == 0, done.stderr

@@ -128,7 +128,16 @@ def test_cut_by_a_traced_run(program, tokens, tmp_path):
     assert f" by {folder}\n" in shown(program, path)
     assert verify(program, path, "--steps", "2", "--precision", "fp64") == ""
     done = train(program, path, "--nproc", "2", "--model.layers=7", check=False)
-    assert done.returncode == 78 and "a run of another model: this one has 7 layers" in done.stderr
+    assert done.returncode == 78 and "a run of another model: model.layers 6 -> 7" in done.stderr
+    for change, words in (("--data.seq_len=8", "data.seq_len 16 -> 8"), ("--recompute.mode=minimal", "Use facts")):
+        done = train(program, path, "--nproc", "2", change, check=False)
+        assert done.returncode == 78 and words in done.stderr, done.stderr
+    trace = tmp_path / "traced" / "run" / "trace" / "rank-0.json"
+    text, changed = re.subn(r'"unit":1\b', '"unit":-1000000', trace.read_text())
+    assert changed > 0
+    trace.write_text(text)
+    done = train(program, path, "--nproc", "2", check=False)
+    assert done.returncode == 74 and "of unit -1000000" in done.stderr, (done.returncode, done.stderr)
     done = train(program, path, "--nproc", "2", "--pipeline.cut=nowhere", check=False)
     assert done.returncode == 78 and "neither layers nor facts, nor the folder of a run" in done.stderr
     done = train(program, path, "--nproc", "4", "--mesh.pp=4", "--mesh.speeds=1,1,1,0.5", check=False)

@@ -6,7 +6,6 @@
 #include <functional>
 #include <limits>
 #include <numeric>
-#include <tuple>
 
 namespace tessera::parallel::pipeline {
 namespace {
@@ -25,6 +24,13 @@ Sums sums_of(const std::vector<double>& numbers) {
   return sums;
 }
 
+std::vector<double> by_place(std::vector<double> numbers) {
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] *= static_cast<double>(i);
+  }
+  return numbers;
+}
+
 class Cut {
  public:
   Cut(const UnitCosts& costs, const CutRules& rules)
@@ -32,6 +38,8 @@ class Cut {
         runs_(rules.pipeline.num_runs()),
         layers_(std::ssize(costs.time) - 2),
         time_(sums_of(costs.time)),
+        replay_(sums_of(costs.replay)),
+        replay_by_place_(sums_of(by_place(costs.replay))),
         state_(sums_of(costs.state_bytes)),
         kept_(sums_of(costs.kept_bytes)) {
     TORCH_INTERNAL_ASSERT(runs_ <= layers_, runs_, " parts of ", layers_,
@@ -40,7 +48,21 @@ class Cut {
 
   // REQUIRES of all that follows: layers [first, last) are those of `run`.
   double time_of(int64_t run, int64_t first, int64_t last) const {
-    return sum(time_, run, first, last) / speed_of(run);
+    return work_of(run, first, last) / speed_of(run);
+  }
+
+  // By stage, at speed 1.
+  std::vector<double> loads(const std::vector<int64_t>& split) const {
+    std::vector<double> loads(rules_.pipeline.stages, 0.0);
+    int64_t first = 0;
+    for (int64_t run = 0; run < runs_; ++run) {
+      const int64_t last = first + split.at(run);
+      for (const int64_t holder : rules_.pipeline.holders_of(run)) {
+        loads.at(holder) += work_of(run, first, last);
+      }
+      first = last;
+    }
+    return loads;
   }
 
   // With as many micro-batches alive as in 1F1B.
@@ -101,18 +123,32 @@ class Cut {
     std::vector<int64_t> split;
   };
 
+  int64_t begin_of(int64_t run, int64_t first) const {
+    return run == 0 ? 0 : first + 1;
+  }
+  int64_t end_of(int64_t run, int64_t last) const {
+    return run == runs_ - 1 ? layers_ + 2 : last + 1;
+  }
   double sum(const Sums& sums, int64_t run, int64_t first, int64_t last) const {
-    const int64_t begin = run == 0 ? 0 : first + 1;
-    const int64_t end = run == runs_ - 1 ? layers_ + 2 : last + 1;
-    return sums.at(end) - sums.at(begin);
+    return sums.at(end_of(run, last)) - sums.at(begin_of(run, first));
   }
 
+  double work_of(int64_t run, int64_t first, int64_t last) const {
+    const double once = sum(time_, run, first, last);
+    if (replay_.size() != time_.size()) return once;
+    const int64_t behind = end_of(run, last) - (run == runs_ - 1 ? 1 : 0);
+    return once + static_cast<double>(behind) * sum(replay_, run, first, last) -
+           sum(replay_by_place_, run, first, last);
+  }
+
+  double speed_at(int64_t stage) const {
+    return rules_.speeds.empty() ? 1 : rules_.speeds.at(stage);
+  }
   // Of the slowest rank that holds it.
   double speed_of(int64_t run) const {
-    if (rules_.speeds.empty()) return 1;
     double slowest = kNone;
     for (const int64_t holder : rules_.pipeline.holders_of(run)) {
-      slowest = std::min(slowest, rules_.speeds.at(holder));
+      slowest = std::min(slowest, speed_at(holder));
     }
     return slowest;
   }
@@ -159,30 +195,28 @@ class Cut {
   struct Load {
     double rank = 0, part = 0, squares = 0;
     bool less_than(const Load& other) const {
-      return std::tie(rank, part, squares) <
-             std::tuple(other.rank * (1 - kRounding),
-                        other.part * (1 - kRounding),
-                        other.squares * (1 - kRounding));
+      for (const double Load::* each :
+           {&Load::rank, &Load::part, &Load::squares}) {
+        if (with_slack(this->*each) < other.*each) return true;
+        if (with_slack(other.*each) < this->*each) return false;
+      }
+      return false;
     }
   };
 
   Load load_of(const std::vector<int64_t>& split) const {
     Load load;
-    std::vector<double> of_ranks(rules_.pipeline.stages, 0.0);
     int64_t first = 0;
     for (int64_t run = 0; run < runs_; ++run) {
       const int64_t last = first + split.at(run);
       load.part = std::max(load.part, time_of(run, first, last));
-      for (const int64_t holder : rules_.pipeline.holders_of(run)) {
-        const double speed =
-            rules_.speeds.empty() ? 1 : rules_.speeds.at(holder);
-        of_ranks.at(holder) += sum(time_, run, first, last) / speed;
-      }
       first = last;
     }
-    for (const double each : of_ranks) {
-      load.rank = std::max(load.rank, each);
-      load.squares += each * each;
+    const auto work = loads(split);
+    for (int64_t stage = 0; stage < rules_.pipeline.stages; ++stage) {
+      const double time = work[stage] / speed_at(stage);
+      load.rank = std::max(load.rank, time);
+      load.squares += time * time;
     }
     return load;
   }
@@ -207,7 +241,7 @@ class Cut {
 
   const CutRules& rules_;
   const int64_t runs_, layers_;
-  const Sums time_, state_, kept_;
+  const Sums time_, replay_, replay_by_place_, state_, kept_;
 };
 
 }  // namespace
@@ -223,16 +257,9 @@ std::vector<int64_t> balanced_split(const UnitCosts& costs,
 
 std::vector<double> loads_of(const UnitCosts& costs,
                              const program::Pipeline& pipeline,
-                             const std::vector<std::vector<int64_t>>& runs) {
-  std::vector<double> loads(pipeline.stages, 0.0);
-  for (int64_t run = 0; run < std::ssize(runs); ++run) {
-    for (const int64_t holder : pipeline.holders_of(run)) {
-      for (const int64_t unit : runs[run]) {
-        loads.at(holder) += costs.time.at(unit);
-      }
-    }
-  }
-  return loads;
+                             const std::vector<int64_t>& split) {
+  const CutRules rules{.pipeline = pipeline};
+  return Cut(costs, rules).loads(split);
 }
 
 }  // namespace tessera::parallel::pipeline

@@ -21,6 +21,9 @@ namespace tessera::parallel::pipeline {
 // By unit: the embedding, the layers, the head with the loss.
 struct UnitCosts {
   std::vector<double> time;  // of a micro-batch, in any unit
+  // With recompute.mode minimal: its forward again, once for every unit of its
+  // part behind it, and once more where other stages follow; none: all once.
+  std::vector<double> replay = {};
   // Held all the time, and of each micro-batch that is alive; none: unknown.
   std::vector<double> state_bytes = {}, kept_bytes = {};
 };
@@ -37,9 +40,9 @@ struct CutRules {
 std::vector<int64_t> balanced_split(const UnitCosts& costs,
                                     const CutRules& rules);
 
-// By stage: the time of its parts.
+// By stage: the time of its parts, of so many layers each.
 std::vector<double> loads_of(const UnitCosts& costs,
                              const program::Pipeline& pipeline,
-                             const std::vector<std::vector<int64_t>>& runs);
+                             const std::vector<int64_t>& split);
 
 }  // namespace tessera::parallel::pipeline

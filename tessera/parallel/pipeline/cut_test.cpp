@@ -6,11 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <vector>
-
-#include "tessera/parallel/pipeline/stages.h"
 
 namespace tessera::parallel::pipeline {
 namespace {
@@ -26,15 +23,10 @@ UnitCosts even_costs(int64_t layers, double head = 0) {
   return costs;
 }
 
-std::vector<std::vector<int64_t>> runs_of(const Split& split) {
-  return units_of_runs(std::accumulate(split.begin(), split.end(), int64_t{0}),
-                       std::ssize(split), {.split = split});
-}
-
 // What the most loaded rank takes.
 double longest(const UnitCosts& costs, const CutRules& rules,
                const Split& split) {
-  auto loads = loads_of(costs, rules.pipeline, runs_of(split));
+  auto loads = loads_of(costs, rules.pipeline, split);
   for (size_t stage = 0; stage < rules.speeds.size(); ++stage) {
     loads[stage] /= rules.speeds[stage];
   }
@@ -163,9 +155,31 @@ TEST(Cut, RanksOfSeveralPartsAreEven) {
   }
 }
 
+// Where two ranks share the most, a layer that leaves one of them is no step
+// back.
+TEST(Cut, RanksOfSeveralPartsLeaveAPlateau) {
+  const CutRules rules{.pipeline = {3, 2, Placement::kRoundRobin},
+                       .speeds = {0.8, 0.8, 0.5}};
+  const auto costs = even_costs(18);
+  EXPECT_NEAR(longest(costs, rules, balanced_split(costs, rules)), 8.75, 1e-9);
+}
+
+// Of n units in a part n (n - 1) / 2 run again, and n more where other stages
+// follow.
+TEST(Cut, ReplaysGrowWithThePart) {
+  UnitCosts costs = even_costs(12, 36);
+  const CutRules rules{.pipeline = {.stages = 2}};
+  EXPECT_EQ(balanced_split(costs, rules), (Split{11, 1}));
+  costs.replay.assign(14, 1.0);
+  costs.replay.front() = costs.replay.back() = 0;
+  EXPECT_EQ(loads_of(costs, rules.pipeline, {8, 4}),
+            (std::vector<double>{8 + 36, 4 + 36 + 10}));
+  EXPECT_EQ(balanced_split(costs, rules), (Split{8, 4}));
+}
+
 TEST(Cut, LoadsAreOfAllPartsOfARank) {
   const auto loads =
-      loads_of(even_costs(6, 3), {2, 2, Placement::kV}, runs_of({2, 1, 1, 2}));
+      loads_of(even_costs(6, 3), {2, 2, Placement::kV}, {2, 1, 1, 2});
   EXPECT_EQ(loads, (std::vector<double>{2 + 2 + 3, 2}));
 }
 

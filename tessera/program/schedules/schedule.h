@@ -92,6 +92,11 @@ struct Tail {
 Program step(const Schedule& schedule, const Shape& shape, int64_t stage,
              const Tail& tail = {});
 
+// Steps of a schedule that goes on from one to the next are lowered, proven and
+// simulated so many together: the first fills the pipeline, the last empties
+// it, and what lies between is alike.
+inline constexpr int64_t kStepsTogether = 4;
+
 // So many steps one behind the other, without a flush between them: their
 // micro-batches are counted on, and the k-th reads version k. A rank ends a
 // step (kNextVersion) when all have done their backwards, of which the norm is

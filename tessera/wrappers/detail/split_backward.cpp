@@ -188,13 +188,14 @@ std::string_view reason_for_whole(const Graph& graph, const Split& split) {
   return "";
 }
 
+// Of each reason once, whichever stage has it.
 void tell_once(std::string_view reason) {
-  static std::once_flag told;
-  std::call_once(told, [&] {
-    log::info(
-        "pipeline: the backward of a stage is not split, but runs whole: ",
-        reason);
-  });
+  static std::mutex mutex;
+  static std::set<std::string_view> told;
+  const std::lock_guard lock(mutex);
+  if (!told.insert(reason).second) return;
+  log::info("pipeline: the backward of a stage is not split, but runs whole: ",
+            reason);
 }
 
 void erase_undefined(edge_list& roots, variable_list& gradients) {
