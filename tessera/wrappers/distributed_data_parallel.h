@@ -20,8 +20,8 @@
 //          backward(loss) ends the step. The first of either in a step begins
 //          with zeros.
 // Uneven data: a rank whose data has ended calls join(), which takes part with
-//          zero weight until every rank has ended: not with SyncBatchNorm, whose
-//          statistics want every rank's forward.
+//          zero weight until every rank has ended: not with SyncBatchNorm,
+//          whose statistics want every rank's forward.
 // Errors:  a parameter without gradient is named on every rank, and nobody
 //          hangs; allow_unused makes its gradient zero instead. forward()
 //          refuses a model whose last backward did not end, or whose parameters
