@@ -18,8 +18,8 @@ namespace {
 
 constexpr const char* kWhatMayHelp =
     "; the weights were not changed by this step. A smaller optimizer.lr, a "
-    "longer schedule.warmup or a lower optimizer.clip_norm may help; the last "
-    "checkpoint is whole.";
+    "longer schedule.warmup or optimizer.clip_norm, lower if there is one, may "
+    "help; a checkpoint that was written is whole.";
 
 // NaN without the sign that it happens to have.
 double shown(double number) {

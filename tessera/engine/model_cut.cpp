@@ -159,6 +159,9 @@ void check_traced(const RunConfig& config) {
   TS_CHECK_CONFIG(changes.empty(), "pipeline.cut is \"", run,
                   "\", a run of another model: ", c10::Join("; ", changes),
                   ". Trace a run of this model, or use facts.");
+  TS_CHECK_CONFIG(!traced.mesh.star(), "pipeline.cut is \"", run,
+                  "\", a run with mesh.data_parallel dp, whose steps are not "
+                  "traced by units. Trace one with ddp, or use facts.");
   TS_CHECK_CONFIG(!traced.mesh.uneven() || data_parallel_degree(traced) == 1,
                   "pipeline.cut is \"", run,
                   "\", a run whose data-parallel ranks had different numbers "

@@ -233,7 +233,9 @@ TEST(RankModel, DelayedStepsAreAsThePaperHasThem) {
                              next[i].norm().item<double>();
         EXPECT_LT(error, 1e-14) << given[i].name << " behind step " << step;
       }
-      EXPECT_EQ(model.actor().loss_sum(), teacher.actor().loss_sum());
+      // At weights that are as near as these.
+      EXPECT_NEAR(model.actor().loss_sum() / teacher.actor().loss_sum(), 1,
+                  1e-14);
     }
   });
 }

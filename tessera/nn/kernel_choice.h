@@ -15,6 +15,7 @@ enum class Kernel {
   kJointProducts,    // layers of one input sum its gradient where it lies
   kGradientInPlace,  // a weight's gradient is added where it lies
   kSwiGlu,           // silu(gate) * up in one pass, forward and backward
+  kGelu,             // GPT-2's activation by one exponential, not by tanh
   kAttention,        // causal attention by flash_attention.h, not by LibTorch
   kBf16Attention,    // its bf16 products by the processor's bf16 arithmetic
   kNormBranch,       // RMSNorm's gradient and the residual's in one pass
@@ -26,9 +27,13 @@ enum class Kernel {
 
 // Of each Kernel, in their order.
 inline constexpr std::array kKernelNames = {
-    "onednn_product", "widened_product", "joint_products", "gradient_in_place",
-    "swiglu",         "attention",       "bf16_attention", "norm_branch",
-    "cross_entropy",  "head_by_rows",    "inputs_again",   "adamw"};
+    "onednn_product", "widened_product",
+    "joint_products", "gradient_in_place",
+    "swiglu",         "gelu",
+    "attention",      "bf16_attention",
+    "norm_branch",    "cross_entropy",
+    "head_by_rows",   "inputs_again",
+    "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -77,6 +79,42 @@ TEST_P(KernelsOf, Swiglu) {
   expect_close(y, wanted.detach());
   expect_close(dgate, wide_gate.grad());
   expect_close(dup, wide_up.grad());
+}
+
+TEST_P(KernelsOf, Gelu) {
+  const Case& of = GetParam();
+  const at::Tensor x = random(), dy = random();
+  at::Tensor y = at::empty_like(x), dx = y.clone();
+  of.kernels->gelu(of.element, x.data_ptr(), y.data_ptr(), y.numel());
+  of.kernels->gelu_backward(of.element, dy.data_ptr(), x.data_ptr(),
+                            dx.data_ptr(), y.numel());
+  // By 1 / cosh^2: LibTorch's 1 - tanh^2 loses places.
+  const double root = std::sqrt(2 / std::numbers::pi);
+  const at::Tensor wide = x.to(at::kDouble);
+  const at::Tensor u = root * (wide + 0.044715 * wide.pow(3));
+  const at::Tensor slope = root * (1 + 3 * 0.044715 * wide.pow(2));
+  const at::Tensor s = at::sigmoid(2 * u);
+  expect_close(y, wide * s);
+  expect_close(
+      dx, dy.to(at::kDouble) * (s + wide / 2 * slope / at::cosh(u).pow(2)));
+}
+
+TEST_P(KernelsOf, GeluOfLargeNumbers) {
+  const Case& of = GetParam();
+  at::Tensor y = at::empty({kRows, of.width}, of.type), dx = y.clone();
+  const at::Tensor dy = at::ones_like(y);
+  for (const double number : {-1000.0, -10.0, 0.0, 10.0, 1000.0}) {
+    const at::Tensor x = at::full_like(y, number);
+    of.kernels->gelu(of.element, x.data_ptr(), y.data_ptr(), y.numel());
+    of.kernels->gelu_backward(of.element, dy.data_ptr(), x.data_ptr(),
+                              dx.data_ptr(), y.numel());
+    EXPECT_NEAR(y[0][0].item<double>(), number > 0 ? number : 0, 1e-20);
+    EXPECT_NEAR(dx[0][0].item<double>(),
+                number > 0    ? 1
+                : number == 0 ? 0.5
+                              : 0,
+                1e-20);
+  }
 }
 
 // The third row has no target.

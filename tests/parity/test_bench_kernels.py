@@ -5,8 +5,9 @@ import subprocess
 
 import pytest
 
-KERNELS = ["rms_norm", "rms_norm_backward", "rotary", "swiglu", "swiglu_backward", "attention", "attention_backward",
-           "product_forward", "product_dx", "product_dw", "embedding_backward", "cross_entropy", "head_loss", "adamw"]
+KERNELS = ["rms_norm", "rms_norm_backward", "rotary", "swiglu", "swiglu_backward", "gelu", "gelu_backward", "attention",
+           "attention_backward", "product_forward", "product_dx", "product_dw", "embedding_backward", "cross_entropy",
+           "head_loss", "adamw"]
 
 
 def run(program, *arguments, cwd=None):

@@ -137,8 +137,8 @@ Pair swiglu_pair(at::ScalarType dtype) {
           .libtorch = [](const auto& in) { return at::silu(in[0]) * in[1]; }};
 }
 
-Contest swiglu_contest(const char* kernel, at::ScalarType dtype,
-                       double passes) {
+Contest activation_contest(const char* kernel, at::ScalarType dtype,
+                           double passes) {
   return {.kernel = kernel,
           .dtype = dtype,
           .shape = c10::str(kRows, "x", kHidden),
@@ -148,7 +148,7 @@ Contest swiglu_contest(const char* kernel, at::ScalarType dtype,
 
 Contest swiglu(at::ScalarType dtype) {
   const Pair pair = swiglu_pair(dtype);
-  Contest contest = swiglu_contest("swiglu", dtype, 3);
+  Contest contest = activation_contest("swiglu", dtype, 3);
   contest.wanted = [in = pair.inputs]() -> std::vector<Reference> {
     const at::Tensor y = at::silu(wide(in[0])) * wide(in[1]);
     return {{y, y.abs()}};
@@ -160,7 +160,7 @@ Contest swiglu(at::ScalarType dtype) {
 Contest swiglu_backward(at::ScalarType dtype) {
   const Pair pair = swiglu_pair(dtype);
   const at::Tensor dy = random_tensor({kRows, kHidden}, dtype, 7);
-  Contest contest = swiglu_contest("swiglu_backward", dtype, 5);
+  Contest contest = activation_contest("swiglu_backward", dtype, 5);
   contest.wanted = [in = pair.inputs, dy]() -> std::vector<Reference> {
     const at::Tensor gate = wide(in[0]), s = at::sigmoid(gate);
     const at::Tensor g = wide(dy) * wide(in[1]) * s, inner = gate * (1 - s);
@@ -170,10 +170,42 @@ Contest swiglu_backward(at::ScalarType dtype) {
   return pair.backward(std::move(contest), dy);
 }
 
+Pair gelu_pair(at::ScalarType dtype) {
+  return {.inputs = {leaf({kRows, kHidden}, dtype, 5)},
+          .ours =
+              [](const auto& in) {
+                return nn::activated(nn::MlpKind::kGelu, {}, in[0]);
+              },
+          .libtorch = [](const auto& in) { return at::gelu(in[0], "tanh"); }};
+}
+
+// y = (x + x tanh u) / 2, whose terms differ where x is below 0.
+Contest gelu(at::ScalarType dtype) {
+  const Pair pair = gelu_pair(dtype);
+  Contest contest = activation_contest("gelu", dtype, 2);
+  contest.wanted = [in = pair.inputs]() -> std::vector<Reference> {
+    const at::Tensor x = wide(in[0]);
+    return {{at::gelu(x, "tanh"), x.abs()}};
+  };
+  return pair.forward(std::move(contest));
+}
+
+Contest gelu_backward(at::ScalarType dtype) {
+  const Pair pair = gelu_pair(dtype);
+  const at::Tensor dy = random_tensor({kRows, kHidden}, dtype, 7);
+  Contest contest = activation_contest("gelu_backward", dtype, 3);
+  contest.wanted = [in = pair.inputs, dy]() -> std::vector<Reference> {
+    const at::Tensor x = wide(in[0]), g = wide(dy);
+    return {{at::gelu_backward(g, x, "tanh"), g.abs() * (1 + x.abs())}};
+  };
+  return pair.backward(std::move(contest), dy);
+}
+
 }  // namespace
 
 std::vector<MakeContest> pointwise_contests() {
-  return {rms_norm, rms_norm_backward, rotary, swiglu, swiglu_backward};
+  return {rms_norm, rms_norm_backward, rotary, swiglu, swiglu_backward,
+          gelu,     gelu_backward};
 }
 
 }  // namespace tessera::benchmark::kernels

@@ -111,6 +111,27 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
   return {dgate, dup};
 }
 
+at::Tensor gelu_tanh(const at::Tensor& x) {
+  RECORD_FUNCTION("tessera::gelu", {});
+  at::Tensor y = at::empty_like(x);
+  parallel_for(0, x.numel(), kElementsPerPart, [&](int64_t begin, int64_t end) {
+    table().gelu(element_of(x), elements_from(x, begin),
+                 elements_from(y, begin), end - begin);
+  });
+  return y;
+}
+
+at::Tensor gelu_tanh_backward(const at::Tensor& gradient, const at::Tensor& x) {
+  RECORD_FUNCTION("tessera::gelu_backward", {});
+  at::Tensor dx = at::empty_like(x);
+  parallel_for(0, x.numel(), kElementsPerPart, [&](int64_t begin, int64_t end) {
+    table().gelu_backward(element_of(x), elements_from(gradient, begin),
+                          elements_from(x, begin), elements_from(dx, begin),
+                          end - begin);
+  });
+  return dx;
+}
+
 double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                      int64_t ignored, std::optional<double> scale) {
   RECORD_FUNCTION("tessera::cross_entropy", {});

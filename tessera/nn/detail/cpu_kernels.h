@@ -35,6 +35,10 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
                                                    const at::Tensor& gate,
                                                    const at::Tensor& up);
 
+// x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
+at::Tensor gelu_tanh(const at::Tensor& x);
+at::Tensor gelu_tanh_backward(const at::Tensor& gradient, const at::Tensor& x);
+
 // The sum of the rows' cross-entropies. logits: (N, V), which with a `scale`
 // become the gradient of scale * sum; targets: (N) of int64, `ignored` is none.
 // TS_CHECK on a target outside the vocabulary.

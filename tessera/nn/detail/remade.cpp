@@ -68,6 +68,15 @@ struct MadeBy : torch::CustomClassHolder {
 
 constexpr const char* kMadeBy = "made_by";
 
+// Where it is recorded it is LibTorch's, which has second derivatives.
+bool takes_our_gelu(const at::Tensor& x) {
+  return x.is_cpu() && uses(Kernel::kGelu) && !at::GradMode::is_enabled();
+}
+
+at::Tensor gelu_of(const at::Tensor& x) {
+  return takes_our_gelu(x) ? gelu_tanh(x.contiguous()) : at::gelu(x, "tanh");
+}
+
 }  // namespace
 
 at::Tensor RmsNorm::forward(AutogradContext* ctx, const at::Tensor& x,
@@ -157,17 +166,20 @@ at::Tensor SwiGlu::again(const AutogradContext& ctx) {
 
 at::Tensor Gelu::forward(AutogradContext* ctx, const at::Tensor& x) {
   ctx->save_for_backward({x});
-  return at::gelu(x, "tanh");
+  return gelu_of(x);
 }
 
 variable_list Gelu::backward(AutogradContext* ctx,
                              const variable_list& gradients) {
-  return {
-      at::gelu_backward(gradients[0], ctx->get_saved_variables()[0], "tanh")};
+  const at::Tensor x = ctx->get_saved_variables()[0];
+  if (!takes_our_gelu(x)) {
+    return {at::gelu_backward(gradients[0], x, "tanh")};
+  }
+  return {gelu_tanh_backward(gradients[0].contiguous(), x.contiguous())};
 }
 
 at::Tensor Gelu::again(const AutogradContext& ctx) {
-  return at::gelu(ctx.get_saved_variables()[0], "tanh");
+  return gelu_of(ctx.get_saved_variables()[0]);
 }
 
 // What was written to since is kept, also where autograd did not hear of it.

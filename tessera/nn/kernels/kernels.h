@@ -80,6 +80,10 @@ struct Kernels {
   void (*swiglu_backward)(Element element, const void* dy, const void* gate,
                           const void* up, void* dgate, void* dup,
                           int64_t count);
+  // GPT-2's form, by tanh.
+  void (*gelu)(Element element, const void* x, void* y, int64_t count);
+  void (*gelu_backward)(Element element, const void* dy, const void* x,
+                        void* dx, int64_t count);
   // losses[r] = log(sum e^z) - z[target], 0 where the target is negative. Then,
   // unless `scale` is null, z = (softmax(z) - onehot(target)) * scale, or 0.
   void (*cross_entropy)(Element element, void* z, const int64_t* targets,

@@ -122,7 +122,9 @@ void check(const models::ModelConfig& model, int64_t num_microbatches,
   if (config.split.empty()) return;
   TS_CHECK_CONFIG(static_cast<int64_t>(config.split.size()) == runs,
                   "pipeline.split names ", config.split.size(), " parts, but ",
-                  cut, " = ", runs, ". ", mesh::kStagesAreAlike, ".");
+                  cut, " = ", runs, ". ", mesh::kStagesAreAlike,
+                  ". Where a run chose it and left it in its config.json, take "
+                  "it out: --pipeline.split=[].");
   const int64_t layers =
       std::accumulate(config.split.begin(), config.split.end(), int64_t{0});
   TS_CHECK_CONFIG(
