@@ -112,6 +112,16 @@ TEST(ModelCut, AGivenSplitWins) {
               ElementsAre(HasSubstr("mesh.speeds changes nothing: ")));
 }
 
+TEST(ModelCut, AGivenSplitIsSaidToLeaveMeasuringNothing) {
+  RunConfig config = small();
+  config.mesh.pp = 2;
+  config.mesh.measure_speeds = true;
+  EXPECT_TRUE(idle_cuts(completed(config)).empty());
+  config.pipeline.split = {1, 5};
+  EXPECT_THAT(idle_cuts(completed(config)),
+              ElementsAre(HasSubstr("mesh.measure_speeds moves no layers")));
+}
+
 TEST(ModelCut, SamplesLeaveSlowRanks) {
   EXPECT_THAT(completed(on_data_ranks({1, 0.5})).batch.rows, ElementsAre(3, 1));
   EXPECT_THAT(completed(on_data_ranks({1, 0.001})).batch.rows,

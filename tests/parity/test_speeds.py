@@ -144,6 +144,16 @@ def test_cut_by_a_traced_run(program, tokens, tmp_path):
     assert done.returncode == 78 and "a run of 2 ranks, but mesh.speeds is of 4" in done.stderr
 
 
+def test_a_run_of_devices_is_no_trace_of_units(program, tokens, tmp_path):
+    sections = {"model": LLAMA, "batch": {"micro": 2, "global": 8}, "run": {"steps": 2}, "schedule": {"warmup": 0}}
+    train(program, configuration(tokens, tmp_path / "traced", **sections, mesh={"data_parallel": "dp", "dp": 2},
+                                 monitor={"trace": 1}))
+    path = configuration(tokens, tmp_path / "cut", **sections, mesh={"pp": 2},
+                         pipeline={"cut": str(tmp_path / "traced" / "run")})
+    done = train(program, path, "--nproc", "2", check=False)
+    assert done.returncode == 78 and "a run with mesh.data_parallel dp" in done.stderr, done.stderr
+
+
 def test_the_slow_rank_of_a_traced_run_gets_fewer_layers(program, tokens, tmp_path):
     """Every task of rank 0 is written to have taken 10 us, of rank 1 20: the head, with its loss, 30 at speed 1."""
     sections = {"model": LLAMA, "mesh": {"pp": 2}, "batch": {"micro": 2, "global": 8}, "run": {"steps": 2},

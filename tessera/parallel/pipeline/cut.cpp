@@ -54,14 +54,11 @@ class Cut {
   // By stage, at speed 1.
   std::vector<double> loads(const std::vector<int64_t>& split) const {
     std::vector<double> loads(rules_.pipeline.stages, 0.0);
-    int64_t first = 0;
-    for (int64_t run = 0; run < runs_; ++run) {
-      const int64_t last = first + split.at(run);
+    for_each_part(split, [&](int64_t run, int64_t first, int64_t last) {
       for (const int64_t holder : rules_.pipeline.holders_of(run)) {
         loads.at(holder) += work_of(run, first, last);
       }
-      first = last;
-    }
+    });
     return loads;
   }
 
@@ -123,14 +120,23 @@ class Cut {
     std::vector<int64_t> split;
   };
 
-  int64_t begin_of(int64_t run, int64_t first) const {
-    return run == 0 ? 0 : first + 1;
+  template <typename Visit>
+  void for_each_part(const std::vector<int64_t>& split,
+                     const Visit& visit) const {
+    int64_t first = 0;
+    for (int64_t run = 0; run < runs_; ++run) {
+      const int64_t last = first + split.at(run);
+      visit(run, first, last);
+      first = last;
+    }
   }
+
   int64_t end_of(int64_t run, int64_t last) const {
     return run == runs_ - 1 ? layers_ + 2 : last + 1;
   }
   double sum(const Sums& sums, int64_t run, int64_t first, int64_t last) const {
-    return sums.at(end_of(run, last)) - sums.at(begin_of(run, first));
+    const int64_t begin = run == 0 ? 0 : first + 1;
+    return sums.at(end_of(run, last)) - sums.at(begin);
   }
 
   double work_of(int64_t run, int64_t first, int64_t last) const {
@@ -206,12 +212,9 @@ class Cut {
 
   Load load_of(const std::vector<int64_t>& split) const {
     Load load;
-    int64_t first = 0;
-    for (int64_t run = 0; run < runs_; ++run) {
-      const int64_t last = first + split.at(run);
+    for_each_part(split, [&](int64_t run, int64_t first, int64_t last) {
       load.part = std::max(load.part, time_of(run, first, last));
-      first = last;
-    }
+    });
     const auto work = loads(split);
     for (int64_t stage = 0; stage < rules_.pipeline.stages; ++stage) {
       const double time = work[stage] / speed_at(stage);
