@@ -138,7 +138,9 @@ void add_bench_step(CLI::App& bench, int argc, char** argv) {
       "  tessera bench step run.json --plot step.svg\n"
       "  tessera bench step run.json --mesh.tp=2 --precision.compute=bf16");
   command->callback([command, flags, argc, argv] {
-    BenchStepCommand(*flags, command->remaining()).run(argc, argv);
+    run_as_rank([&] {
+      BenchStepCommand(*flags, command->remaining()).run(argc, argv);
+    });
   });
 }
 

@@ -274,7 +274,9 @@ void add_eval(CLI::App& program, int argc, char** argv) {
       "--mesh.pp=2");
   command->callback([command, flags, argc, argv] {
     set_up_libraries(argv, /*computes_here=*/true);
-    set_exit_code(EvalCommand(*flags, command->remaining()).run(argc, argv));
+    run_as_rank([&] {
+      set_exit_code(EvalCommand(*flags, command->remaining()).run(argc, argv));
+    });
   });
 }
 

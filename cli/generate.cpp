@@ -297,8 +297,10 @@ void add_generate(CLI::App& program, int argc, char** argv) {
       "--mesh.pp=2");
   command->callback([command, flags, argc, argv] {
     set_up_libraries(argv, /*computes_here=*/true);
-    set_exit_code(
-        run_generate(*flags, command->remaining(), {argv, argv + argc}));
+    run_as_rank([&] {
+      set_exit_code(
+          run_generate(*flags, command->remaining(), {argv, argv + argc}));
+    });
   });
 }
 

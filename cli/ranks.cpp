@@ -3,7 +3,8 @@
 #include <ATen/Parallel.h>
 #include <chrono>
 #include <cstdlib>
-#include <thread>
+#include <memory>
+#include <optional>
 
 #include "cli/flag_values.h"
 #include "tessera/comm/communicator.h"
@@ -29,55 +30,47 @@ std::chrono::milliseconds timeout_of(const comm::CommConfig& comm) {
   return std::chrono::seconds(comm.timeout_s);
 }
 
-// Ranks that another launcher started: the first of each host checks and
-// prepares what --nproc does before it starts any, and the others wait for it,
-// however long a text takes to tokenize.
-void prepare_on_host(const RankJob& job, const launch::Meeting& meeting) {
-  constexpr std::chrono::milliseconds kBetweenLooks{100};
-  const auto& place = meeting.environment;
-  const std::string key = c10::str("prepared/", place.node);
-  const auto tell = [&](const std::string& words) {
-    meeting.store->set(key, std::vector<uint8_t>(words.begin(), words.end()));
-  };
-  if (place.local_rank == 0) {
-    try {
-      job.prepare(place);
-    } catch (const std::exception& error) {
-      tell(message_of(error));
-      throw;
-    }
-    return tell("");
-  }
-  while (!meeting.store->check({key})) {
-    std::this_thread::sleep_for(kBetweenLooks);
-  }
-  const auto words = meeting.store->get(key);
-  TS_CHECK(words.empty(), "the first rank of this host could not prepare: ",
-           std::string(words.begin(), words.end()));
-}
+// Whether this process has begun to meet its peers.
+bool meets = false;
 
-// This process is one rank; its peers are elsewhere.
-int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
-  job.on_start();
-  const launch::Meeting meeting = launch::join(environment);
+std::unique_ptr<comm::Communicator> connect(const RankJob& job,
+                                            const launch::Meeting& meeting) {
   const auto& place = meeting.environment;
-  const bool is_prepared = place.source == "tessera" || place.source == "none";
-  if (!is_prepared) prepare_on_host(job, meeting);
-  RankContextGuard guard({.rank = static_cast<int>(place.rank),
-                          .world_size = static_cast<int>(place.world_size)});
   share_out_cores(job.threads, place.local_world_size);
   monitor::count_tensor_bytes();
   if (place.source != "none") log::info(place.describe());
-  const auto ranks =
-      comm::make_communicator({.backend = job.comm.backend,
-                               .algorithm = job.comm.algorithm,
-                               .rank = place.rank,
-                               .world_size = place.world_size,
-                               .local_world_size = place.local_world_size,
-                               .store = meeting.store,
-                               .timeout = timeout_of(job.comm),
-                               .address = meeting.address,
-                               .record_folder = job.record_folder});
+  return comm::make_communicator({.backend = job.comm.backend,
+                                  .algorithm = job.comm.algorithm,
+                                  .rank = place.rank,
+                                  .world_size = place.world_size,
+                                  .local_world_size = place.local_world_size,
+                                  .store = meeting.store,
+                                  .timeout = timeout_of(job.comm),
+                                  .address = meeting.address,
+                                  .record_folder = job.record_folder});
+}
+
+// This process is one rank; its peers are elsewhere. Where another launcher
+// started it, the first rank of each host does what --nproc does before it
+// starts any.
+int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
+  job.on_start();
+  meets = true;
+  const launch::Meeting meeting = launch::join(environment);
+  const auto& place = meeting.environment;
+  std::optional<RankContextGuard> guard;
+  std::unique_ptr<comm::Communicator> ranks;
+  const auto begin = [&] {
+    guard.emplace(
+        RankContext{.rank = static_cast<int>(place.rank),
+                    .world_size = static_cast<int>(place.world_size)});
+    ranks = connect(job, meeting);
+  };
+  if (place.source == "tessera" || place.source == "none") {
+    begin();
+  } else {
+    launch::begin_together(meeting, [&] { job.prepare(place); }, begin);
+  }
   return job.work(*ranks);
 }
 
@@ -149,6 +142,20 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
   return starts_processes(flags, place, world_size)
              ? run_rank_processes(job, world_size)
              : run_rank_threads(job, world_size);
+}
+
+void run_as_rank(const std::function<void()>& command) {
+  try {
+    command();
+  } catch (const std::exception& error) {
+    if (meets) throw;
+    try {
+      launch::refuse(launch::discover(launch::process_variables()), error);
+    } catch (const Error& none) {
+      log::debug("it is no rank that others wait for: ", message_of(none));
+    }
+    throw;
+  }
 }
 
 }  // namespace tessera::cli

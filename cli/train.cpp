@@ -14,6 +14,7 @@
 #include "tessera/engine/run_config.h"
 #include "tessera/launch/signals.h"
 #include "tessera/train/preflight.h"
+#include "tessera/launch/store.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trained_model.h"
 #include "tessera/train/trainer.h"
@@ -48,6 +49,8 @@ class TrainCommand {
     try {
       run_command(argc, argv);
     } catch (const Error& error) {
+    } catch (const launch::PeerRefused&) {
+      throw;
       if (error.exit_code() != ExitCode::kConfig) throw;
       throw Error(ExitCode::kConfig,
                   config::with_places(message_of(error), origins_));
@@ -179,7 +182,8 @@ void add_train(CLI::App& program, int argc, char** argv) {
       "  tessera train run.json --deepspeed ds.json --nproc 2\n"
       "  torchrun --no-python --nproc-per-node 2 tessera train run.json");
   command->callback([command, flags, argc, argv] {
-    TrainCommand(*flags, command->remaining()).run(argc, argv);
+    run_as_rank(
+        [&] { TrainCommand(*flags, command->remaining()).run(argc, argv); });
   });
 }
 

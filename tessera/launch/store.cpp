@@ -5,11 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <future>
 #include <memory>
-#include <random>
+#include <thread>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -21,13 +21,13 @@
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/launch/detail/deadline.h"
+#include "tessera/launch/detail/preparation.h"
+#include "tessera/launch/detail/roll_call.h"
 
 namespace tessera::launch {
 namespace {
 
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
-// What a deadline of ours gives c10d's own time-out, to name the cause itself.
-constexpr std::chrono::milliseconds kSlack = std::chrono::seconds(1);
+using detail::StorePtr;
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
 AddressList addresses_of(const Rendezvous& meet, int type) {
@@ -42,10 +42,6 @@ AddressList addresses_of(const Rendezvous& meet, int type) {
                  " is not known: ", gai_strerror(error),
                  ". Use an address or a name that every host resolves.");
   return AddressList(found, &freeaddrinfo);
-}
-
-double seconds(std::chrono::milliseconds time) {
-  return static_cast<double>(time.count()) / 1000;
 }
 
 // A socket bound to exactly the address that was asked for, or -1 when that
@@ -94,11 +90,11 @@ StorePtr make_tcp_store(const RankEnvironment& here) {
   }
   const std::string nobody =
       c10::str("launch: no rendezvous at ", meet.host, ":", meet.port,
-               " within ", seconds(here.join_timeout),
+               " within ", detail::in_seconds(here.join_timeout),
                " s. Rank 0 is absent, another program holds "
                "the port, or the network is closed between ",
                host_name(), " and that host.");
-  return detail::within(here.join_timeout + kSlack, nobody,
+  return detail::within(here.join_timeout + detail::kDeadlineSlack, nobody,
                         [host = meet.host, options, nobody]() -> StorePtr {
                           try {
                             return c10::make_intrusive<c10d::TCPStore>(host,
@@ -124,7 +120,7 @@ StorePtr make_store(const RankEnvironment& here) {
     // A file of something else is read again and again for ever.
     const std::string junk = c10::str(
         "launch: TESSERA_STORE=", meet.file, " gave no answer within ",
-        seconds(here.join_timeout),
+        detail::in_seconds(here.join_timeout),
         " s. Is it the file of a launcher, and not of something else?");
     // -1 worker: the launcher made the file, no rank removes it.
     store = detail::within(here.join_timeout, junk, [file = meet.file] {
@@ -135,94 +131,6 @@ StorePtr make_store(const RankEnvironment& here) {
   }
   return c10::make_intrusive<c10d::PrefixStore>("tessera/" + meet.attempt,
                                                 store);
-}
-
-std::string key_of(int64_t rank) { return "rank/" + std::to_string(rank); }
-
-// "HOST/BOOT pid NUMBER/NONCE": no two processes say the same.
-std::string introduce() {
-  std::random_device random;
-  return c10::str(host_identity(), " pid ", getpid(), "/", random());
-}
-
-std::string host_part(const std::string& introduction) {
-  return introduction.substr(0, introduction.rfind(" pid "));
-}
-
-// "HOST, process PID" for people.
-std::string readable(const std::string& introduction) {
-  const size_t pid = introduction.rfind(" pid ");
-  return c10::str(
-      introduction.substr(0, introduction.find('/')), ", process ",
-      introduction.substr(pid + 5, introduction.rfind('/') - pid - 5));
-}
-
-std::string absent_ranks(c10d::Store& store, int64_t world_size) {
-  constexpr int kMostNamed = 20;
-  std::string list;
-  int64_t absent = 0;
-  for (int64_t rank = 0; rank < world_size; ++rank) {
-    if (store.check({key_of(rank)})) continue;
-    if (++absent <= kMostNamed) {
-      list += c10::str(list.empty() ? "" : ", ", rank);
-    }
-  }
-  if (absent > kMostNamed)
-    list += c10::str(" and ", absent - kMostNamed, " more");
-  return c10::str(absent == 1 ? "rank " : "ranks ", list);
-}
-
-void call_the_roll(const RankEnvironment& here, c10d::Store& store) {
-  const std::string world = std::to_string(here.world_size);
-  const std::string agreed = store.compareSet("world", "", world);
-  TS_CHECK_CONFIG(agreed == world, "launch: rank ", here.rank,
-                  " was told of a world of ", world,
-                  " ranks, its peers of one of ", agreed,
-                  ". Start all ranks with the same world size.");
-  const std::string me = introduce();
-  const std::string holder = store.compareSet(key_of(here.rank), "", me);
-  TS_CHECK_CONFIG(holder == me, "launch: rank ", here.rank,
-                  " is there already (", readable(holder),
-                  "). Give each process a rank of its own.");
-  std::vector<std::string> everyone;
-  for (int64_t rank = 0; rank < here.world_size; ++rank) {
-    everyone.push_back(key_of(rank));
-  }
-  // Rank 0 serves: the others give up before it does, so that each can still
-  // read who is absent. c10d rounds its waits up to seconds.
-  auto patience = here.join_timeout;
-  if (here.rank != 0) patience -= std::min(patience / 2, kSlack);
-  try {
-    store.wait(everyone, patience);
-  } catch (const c10::DistError&) {
-    TS_CHECK_REACH(false, "launch: after ", seconds(patience), " s ",
-                   absent_ranks(store, here.world_size), " of ",
-                   here.world_size,
-                   " did not come. Look at the logs of those; "
-                   "for slow hosts set TESSERA_JOIN_TIMEOUT_S.");
-  }
-}
-
-// Fills in what the launcher did not say, from the hosts of all ranks.
-void complete_places(RankEnvironment& here, c10d::Store& store) {
-  if (here.local_rank >= 0 && here.local_world_size >= 0 && here.node >= 0) {
-    return;
-  }
-  const std::string my_host = host_part(store.get_to_str(key_of(here.rank)));
-  std::vector<std::string> hosts;  // in the order of their first rank
-  int64_t local_rank = 0, local_world_size = 0;
-  for (int64_t rank = 0; rank < here.world_size; ++rank) {
-    const std::string host = host_part(store.get_to_str(key_of(rank)));
-    if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) {
-      hosts.push_back(host);
-    }
-    if (host != my_host) continue;
-    ++local_world_size;
-    if (rank < here.rank) ++local_rank;
-  }
-  here.local_rank = local_rank;
-  here.local_world_size = local_world_size;
-  here.node = std::find(hosts.begin(), hosts.end(), my_host) - hosts.begin();
 }
 
 // The address of this host on the way to the rendezvous. Nothing is sent: to
@@ -249,6 +157,74 @@ std::string own_address(const Rendezvous& meet) {
   return {};
 }
 
+Error as_error(const std::exception& error) {
+  const auto* ours = dynamic_cast<const Error*>(&error);
+  return {ours ? ours->exit_code() : ExitCode::kFailed, message_of(error)};
+}
+
+// Leaves this rank's refusal at the store that `reach` gives. Peers that cannot
+// be told find out by themselves.
+void tell(const RankEnvironment& here, const Error& error,
+          const std::function<StorePtr()>& reach,
+          std::chrono::milliseconds patience) noexcept {
+  try {
+    detail::within(2 * patience + detail::kDeadlineSlack,
+                   "the rendezvous does not answer",
+                   [here, error, reach, patience] {
+                     const StorePtr store = reach();
+                     detail::leave_refusal(here, *store, error, patience);
+                   });
+  } catch (const std::exception& untold) {
+    log::debug("launch: the peers were not told: ", message_of(untold));
+  }
+}
+
+// The same to peers that are all there.
+void tell_all(const Meeting& meeting, const std::exception& error) noexcept {
+  constexpr std::chrono::milliseconds kHearing = std::chrono::seconds(3);
+  tell(
+      meeting.environment, as_error(error),
+      [store = meeting.store] { return store; }, kHearing);
+}
+
+// The same to peers that may not be there yet.
+void tell_who_may_come(const RankEnvironment& environment, const Error& why) {
+  std::promise<void> told;
+  std::thread waits([&environment, &why, end = told.get_future()] {
+    constexpr auto kSoon = std::chrono::seconds(1);
+    if (end.wait_for(kSoon) == std::future_status::ready) return;
+    log::warning("launch: rank ", environment.rank, " ends, and waits at most ",
+                 detail::in_seconds(environment.join_timeout),
+                 " s for the others, to tell them why: ", message_of(why));
+  });
+  tell(
+      environment, why,
+      [here = environment] {
+        StorePtr store = make_store(here);
+        detail::answer_the_roll(here, *store);
+        return store;
+      },
+      environment.join_timeout);
+  told.set_value();
+  waits.join();
+}
+
+// Once all ranks are there.
+RankEnvironment met(RankEnvironment here, c10d::Store& store) {
+  try {
+    detail::answer_the_roll(here, store);
+    detail::await_all(here, store);
+    detail::check_no_refusal(here, store);
+    detail::complete_places(here, store);
+  } catch (const c10::DistError& error) {
+    TS_CHECK_REACH(false, "launch: rank ", here.rank,
+                   " lost the rendezvous while ranks met: rank 0 gave up or "
+                   "died; its message says why. (",
+                   error.what_without_backtrace(), ")");
+  }
+  return here;
+}
+
 }  // namespace
 
 Meeting join(RankEnvironment environment) {
@@ -256,29 +232,66 @@ Meeting join(RankEnvironment environment) {
   RankEnvironment& here = meeting.environment;
   meeting.store = make_store(here);
   if (here.world_size == 1) return meeting;
-  here = detail::within(
-      here.join_timeout + kSlack,
-      c10::str("launch: rank ", here.rank,
-               " got no answer from the rendezvous while ranks met. Is rank 0 "
-               "stopped, or its host cut off?"),
-      [here, store = meeting.store]() mutable {
-        try {
-          call_the_roll(here, *store);
-          complete_places(here, *store);
-        } catch (const c10::DistError& error) {
-          TS_CHECK_REACH(false, "launch: rank ", here.rank,
-                         " lost the rendezvous while ranks met: rank 0 gave "
-                         "up or died; its message says why. (",
-                         error.what_without_backtrace(), ")");
-        }
-        return here;
-      });
+  try {
+    here = detail::within(
+        here.join_timeout + detail::kDeadlineSlack,
+        c10::str("launch: rank ", here.rank,
+                 " got no answer from the rendezvous while ranks met. Is rank "
+                 "0 stopped, or its host cut off?"),
+        [here, store = meeting.store] { return met(here, *store); });
+  } catch (const PeerRefused& error) {
+    tell_all(meeting, error);
+    throw;
+  }
   // From here on it is the communicator that says how long to wait.
   meeting.store->setTimeout(c10d::Store::kDefaultTimeout);
   if (here.local_world_size < here.world_size) {
     meeting.address = own_address(here.rendezvous);
   }
   return meeting;
+}
+
+void begin_together(const Meeting& meeting,
+                    const std::function<void()>& prepare,
+                    const std::function<void()>& begin) {
+  const RankEnvironment& here = meeting.environment;
+  if (here.world_size == 1) {
+    prepare();
+    return begin();
+  }
+  try {
+    if (here.local_rank == 0) {
+      const detail::Heartbeat beats(here, meeting.store);
+      prepare();
+      beats.check();
+    }
+    detail::say_ready(here, *meeting.store);
+    detail::await_decision(here, meeting.store);
+  } catch (const c10::DistError& error) {
+    TS_CHECK_REACH(false, "launch: rank ", here.rank,
+                   " lost the rendezvous while hosts prepared: rank 0, or "
+                   "what started it, was ended; its message says why. (",
+                   error.what_without_backtrace(), ")");
+  } catch (const std::exception& error) {
+    tell_all(meeting, error);
+    throw;
+  }
+  try {
+    begin();
+  } catch (const std::exception& error) {
+    tell_all(meeting, error);
+    throw;
+  }
+}
+
+void refuse(const RankEnvironment& environment,
+            const std::exception& error) noexcept {
+  if (environment.rendezvous.kind != Rendezvous::Kind::kTcp) return;
+  try {
+    tell_who_may_come(environment, as_error(error));
+  } catch (const std::exception& untold) {
+    log::debug("launch: the peers were not told: ", message_of(untold));
+  }
 }
 
 }  // namespace tessera::launch

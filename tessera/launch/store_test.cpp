@@ -8,8 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <fstream>
+#include <functional>
 #include <sstream>
+#include <thread>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -234,6 +238,121 @@ TEST(Store, RanksThatWereToldOfDifferentWorldsAreRefused) {
   EXPECT_THAT(outcomes[0].message + outcomes[1].message,
               AnyOf(HasSubstr("a world of 3 ranks, its peers of one of 2"),
                     HasSubstr("a world of 2 ranks, its peers of one of 3")));
+}
+
+// The first rank of a host of its own.
+RankEnvironment alone_on_host(int64_t rank, int64_t world_size, uint16_t port) {
+  RankEnvironment here = tcp(rank, world_size, port);
+  here.local_rank = 0;
+  here.local_world_size = 1;
+  here.node = rank;
+  here.join_timeout = std::chrono::seconds(1);
+  return here;
+}
+
+using Work = std::function<void(int64_t rank)>;
+
+Outcome try_to_begin(const RankEnvironment& here, const Work& prepare,
+                     const Work& begin) {
+  Outcome outcome = try_join(here);
+  if (!outcome.meeting) return outcome;
+  try {
+    begin_together(
+        *outcome.meeting, [&] { prepare(here.rank); },
+        [&] { begin(here.rank); });
+  } catch (const Error& error) {
+    outcome.message = error.what_without_backtrace();
+    outcome.code = error.exit_code();
+  }
+  return outcome;
+}
+
+std::vector<Outcome> begin_all(const std::vector<RankEnvironment>& all,
+                               const Work& prepare, const Work& begin) {
+  std::vector<Outcome> outcomes(all.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < all.size(); ++i) {
+    threads.emplace_back(
+        [&, i] { outcomes[i] = try_to_begin(all[i], prepare, begin); });
+  }
+  for (auto& thread : threads) thread.join();
+  return outcomes;
+}
+
+void nothing(int64_t) {}
+
+TEST(BeginTogether, AllWaitAsLongAsOneOfThemPrepares) {
+  const uint16_t port = free_port();
+  const std::vector<RankEnvironment> all = {alone_on_host(0, 3, port),
+                                            alone_on_host(1, 3, port),
+                                            alone_on_host(2, 3, port)};
+  std::atomic<bool> is_prepared = false;
+  std::atomic<int> begun_too_early = 0, begun = 0;
+  const auto outcomes = begin_all(
+      all,
+      [&](int64_t rank) {
+        if (rank != 1) return;
+        std::this_thread::sleep_for(2 * all[0].join_timeout);
+        is_prepared = true;
+      },
+      [&](int64_t) { ++(is_prepared ? begun : begun_too_early); });
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome.message, "");
+  EXPECT_EQ(begun, 3);
+  EXPECT_EQ(begun_too_early, 0);
+}
+
+TEST(BeginTogether, OneThatCannotPrepareEndsAllWithItsReason) {
+  for (const int64_t refused : {0, 2}) {
+    const uint16_t port = free_port();
+    const auto outcomes = begin_all(
+        {alone_on_host(0, 3, port), alone_on_host(1, 3, port),
+         alone_on_host(2, 3, port)},
+        [&](int64_t rank) {
+          TS_CHECK_CONFIG(rank != refused, "no text here.");
+        },
+        [](int64_t) { ADD_FAILURE() << "a rank began"; });
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(outcomes[rank].code, ExitCode::kConfig);
+      EXPECT_THAT(outcomes[rank].message, HasSubstr("no text here."));
+      if (rank == refused) continue;
+      EXPECT_THAT(outcomes[rank].message,
+                  HasSubstr(c10::str("rank ", refused, " (")));
+      EXPECT_THAT(outcomes[rank].message, HasSubstr(") could not begin: "));
+    }
+  }
+}
+
+TEST(BeginTogether, SoDoesOneThatEndsBeforeItJoins) {
+  for (const int64_t refused : {0, 1}) {
+    const uint16_t port = free_port();
+    const Error why(ExitCode::kInputOutput, "run.json cannot be read.");
+    Outcome other;
+    std::thread waits([&] {
+      other = try_to_begin(alone_on_host(1 - refused, 2, port), nothing,
+                           [](int64_t) { ADD_FAILURE() << "a rank began"; });
+    });
+    refuse(alone_on_host(refused, 2, port), why);
+    waits.join();
+    EXPECT_EQ(other.code, ExitCode::kInputOutput);
+    EXPECT_THAT(other.message, HasSubstr("run.json cannot be read."));
+  }
+}
+
+TEST(BeginTogether, OneThatStandsStillIsNamed) {
+  const uint16_t port = free_port();
+  const pid_t stopped = fork();
+  if (stopped == 0) {
+    try_to_begin(
+        alone_on_host(1, 2, port), [](int64_t) { raise(SIGSTOP); }, nothing);
+    _exit(0);
+  }
+  const Outcome outcome =
+      try_to_begin(alone_on_host(0, 2, port), nothing, nothing);
+  EXPECT_EQ(outcome.code, ExitCode::kUnreachable);
+  EXPECT_THAT(outcome.message, HasSubstr("rank 1 ("));
+  EXPECT_THAT(outcome.message, HasSubstr("was not heard of for 1 s"));
+  kill(stopped, SIGKILL);
+  waitpid(stopped, nullptr, 0);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 """Training over several hosts: network namespaces, slow links, cut links, a store behind a bad line."""
 
+import json
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from hosts import Hosts, end_of, places, start_ranks, why_not
@@ -114,6 +116,42 @@ def test_ranks_with_another_table_are_refused(program, tokens, tmp_path, namespa
         ends = end_of(ranks)
     assert [code for code, _ in ends] == [69, 78]
     assert "auto with table" in ends[1][1] and "no table on rank 0" in ends[1][1], ends[1][1]
+
+
+def start_apart(program, paths, *arguments):
+    """A rank on a host of its own for each configuration, as torchrun would start them."""
+    port = free_port()
+    return [subprocess.Popen([str(program), "train", path, *arguments], text=True, stderr=subprocess.PIPE,
+                             env={**os.environ, **variables})
+            for path, (_, variables) in zip(paths, places([1] * len(paths), port, "127.0.0.1"))]
+
+
+# What one host has otherwise: refused as it is read, as a whole, when the host prepares, when ranks connect.
+ALONE_WRONG = {
+    "no key": ({"mesh": {"pd": 3}}, "unknown key"),
+    "a batch": ({"batch": {"global": 13}}, "batch.global 13"),
+    "no data": ({"data": {"train": "nowhere.bin"}}, "'nowhere.bin' does not exist"),
+    "a backend": ({"comm": {"backend": "shm"}}, "comm.backend=shm serves one host"),
+}
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+@pytest.mark.parametrize("what", ALONE_WRONG, ids=str)
+def test_what_one_host_is_refused_for_ends_all(program, tokens, tmp_path, what, wrong):
+    sections, words = ALONE_WRONG[what]
+    common = {"mesh": {"dp": 3}, "comm": {"backend": "gloo"}}
+    paths = [configuration(tokens, tmp_path / str(rank), **common) for rank in range(3)]
+    config = json.loads(Path(paths[wrong]).read_text())
+    for section, values in sections.items():
+        config[section].update(values)
+    Path(paths[wrong]).write_text(json.dumps(config))
+    # Long before the time-out of ten minutes.
+    for rank, (code, errors) in enumerate(end_of(start_apart(program, paths), timeout=60)):
+        assert words in errors, (rank, errors)
+        assert rank == wrong or f"rank {wrong} " in errors, (rank, errors)
+        # Whose file it is, and no place in this one's.
+        assert what != "no key" or "mesh.dp: " not in errors, (rank, errors)
+        assert code == 78 or (what == "a backend" and rank != wrong and code == 69), (rank, code, errors)
 
 
 def wait_for_steps(folder, ranks):

@@ -81,17 +81,14 @@ class BackendCommunicator : public FailableCommunicator {
         backend_(resolve_backend(options)),
         exceptions_(std::uncaught_exceptions()),
         selection_(options.algorithm) {
-    check_options(options_, backend_);
     if (options_.store) store_ = own_part_of(*options_.store);
-    if (store_ && options_.world_size > 1) {
-      sentinel_ = std::make_shared<Sentinel>(
-          Rendezvous(store_, "sentinel/"), options_.rank,
-          options_.record_folder, [this] { return report(); });
+    try {
+      check_options(options_, backend_);
+      connect_world();
+    } catch (const std::exception& error) {
+      announce(message_of(error));
+      throw;
     }
-    if (store_ && options_.world_size > 1 && backend_ != "fake") meet();
-    std::vector<int64_t> all(options_.world_size);
-    std::iota(all.begin(), all.end(), 0);
-    world_ = make_group(all, "world");
   }
 
   ~BackendCommunicator() override {
@@ -197,19 +194,26 @@ class BackendCommunicator : public FailableCommunicator {
                 }};
   }
 
+  void connect_world() {
+    if (store_ && options_.world_size > 1) {
+      sentinel_ = std::make_shared<Sentinel>(
+          Rendezvous(store_, "sentinel/"), options_.rank,
+          options_.record_folder, [this] { return report(); });
+    }
+    if (store_ && options_.world_size > 1 && backend_ != "fake") meet();
+    std::vector<int64_t> all(options_.world_size);
+    std::iota(all.begin(), all.end(), 0);
+    world_ = make_group(all, "world");
+  }
+
   // What all ranks have to know of each other before they make groups.
   void meet() {
-    try {
-      selection_.agree(Rendezvous(store_, ""), options_.rank, options_.timeout);
-      hosts_ = options_.hosts;
-      if (is_hierarchical(backend_) && hosts_.empty()) {
-        hosts_ = algorithms::exchange_hosts(Rendezvous(store_, "host/"),
-                                            options_.rank, options_.world_size,
-                                            options_.timeout);
-      }
-    } catch (const std::exception& error) {
-      announce(message_of(error));
-      throw;
+    selection_.agree(Rendezvous(store_, ""), options_.rank, options_.timeout);
+    hosts_ = options_.hosts;
+    if (is_hierarchical(backend_) && hosts_.empty()) {
+      hosts_ =
+          algorithms::exchange_hosts(Rendezvous(store_, "host/"), options_.rank,
+                                     options_.world_size, options_.timeout);
     }
   }
 

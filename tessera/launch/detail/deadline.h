@@ -17,6 +17,14 @@
 
 namespace tessera::launch::detail {
 
+// What a deadline of ours gives c10d's own time-out, to name the cause itself.
+inline constexpr std::chrono::milliseconds kDeadlineSlack =
+    std::chrono::seconds(1);
+
+inline double in_seconds(std::chrono::milliseconds time) {
+  return static_cast<double>(time.count()) / 1000;
+}
+
 // While one lives, c10d keeps its own lines (with stack frames) to itself: the
 // errors here say it in one. TORCH_CPP_LOG_LEVEL brings them back.
 class QuietC10d {
