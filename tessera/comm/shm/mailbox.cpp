@@ -321,10 +321,12 @@ void Mailbox::check_peers() {
     const auto loss = segment_.loss_of(p);
     if (loss && !move()) C10_THROW_ERROR(DistBackendError, *loss);
     if (now - peers_[p].moved_at < segment_.place().timeout) continue;
+    // Of a group that has messages alone its collectives say nothing.
+    const auto last = segment_.last_call_of(p);
     throw TimedOut({__func__, __FILE__, __LINE__},
                    c10::str("timed out. Nothing moved to or from rank ",
-                            segment_.place().ranks[p], " (",
-                            segment_.last_call_of(p), ")"));
+                            segment_.place().ranks[p],
+                            last ? c10::str(" (", *last, ")") : ""));
   }
 }
 

@@ -130,9 +130,11 @@ std::string Meeting::missing_peers() const {
   std::string text;
   for (int64_t r = 0; r < size_; ++r) {
     if (r == rank_ || has_arrived(r)) continue;
-    text +=
-        c10::str(text.empty() ? "" : "; ", "rank ", segment_.place().ranks[r],
-                 " (", segment_.last_call_of(r), ")");
+    text += c10::str(text.empty() ? "" : "; ", "rank ",
+                     segment_.place().ranks[r], " (",
+                     segment_.last_call_of(r).value_or(
+                         "has called no collective on this group yet"),
+                     ")");
   }
   return text;
 }

@@ -322,9 +322,9 @@ std::optional<std::string> Segment::loss_of(int64_t rank) const {
                   ") has died");
 }
 
-std::string Segment::last_call_of(int64_t rank) const {
+std::optional<std::string> Segment::last_call_of(int64_t rank) const {
   const Lane& lane = this->lane(rank);
-  if (lane.begun == 0) return "has called no collective yet";
+  if (lane.begun == 0) return std::nullopt;
   const double ago = 1e-9 * static_cast<double>(monotonic_ns() - lane.since_ns);
   const Call call = lane.calls[lane.arrival.value % 2].load();
   return lane.begun == lane.finished

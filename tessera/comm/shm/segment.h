@@ -136,8 +136,9 @@ class Segment {
   std::optional<std::string> failure() const;
   // Why `rank` will not come any more ("rank 2 (pid 71) has died").
   std::optional<std::string> loss_of(int64_t rank) const;
-  // "last did barrier #15, 3.2 s ago"; "is in barrier #15, for 3.2 s".
-  std::string last_call_of(int64_t rank) const;
+  // Of collectives of this group: "last did barrier #15, 3.2 s ago"; "is in
+  // barrier #15, for 3.2 s"; none: it has called none.
+  std::optional<std::string> last_call_of(int64_t rank) const;
 
  private:
   void create(Rendezvous& rendezvous);
