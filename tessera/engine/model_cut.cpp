@@ -113,11 +113,25 @@ double again_of(const RunConfig& config, const program::UnitFacts& of,
   return again ? static_cast<double>(of.again.flops.total()) : 0;
 }
 
-// Operations and bytes: of the parameters that a unit computes with, and of
-// what it keeps for its backward.
+// Of the parameters that units compute with.
+std::vector<double> state_bytes_of(const RunConfig& config,
+                                   const program::Facts& facts) {
+  std::vector<double> bytes;
+  for (int64_t unit = 0; unit < config.model.layers + 2; ++unit) {
+    bytes.push_back(static_cast<double>(facts.units.at(unit).state_bytes()));
+  }
+  for (const auto& each : facts.units.front().parameters) {
+    if (each.tied) bytes.back() += static_cast<double>(each.state_bytes());
+  }
+  return bytes;
+}
+
+// Operations, and bytes: of parameters, in as many versions as a stage holds,
+// and of what a unit keeps for its backward.
 UnitCosts costs_by_facts(const RunConfig& config,
                          const mesh::DeviceMesh& mesh) {
-  const auto facts = facts_of(config, mesh, mesh.coord_of(0));
+  mesh::Coord coord = mesh.coord_of(0);
+  const auto facts = facts_of(config, mesh, coord);
   UnitCosts costs;
   for (int64_t unit = 0; unit < config.model.layers + 2; ++unit) {
     const program::UnitFacts& of = facts.units.at(unit);
@@ -125,14 +139,14 @@ UnitCosts costs_by_facts(const RunConfig& config,
     if (config.recompute.mode == "minimal") {
       costs.replay.push_back(static_cast<double>(of.forward.total()));
     }
-    costs.state_bytes.push_back(static_cast<double>(of.state_bytes()));
     costs.kept_bytes.push_back(static_cast<double>(of.kept_bytes));
   }
   costs.time.back() += flops_of(facts.loss);
-  for (const auto& each : facts.units.front().parameters) {
-    if (each.tied) {
-      costs.state_bytes.back() += static_cast<double>(each.state_bytes());
-    }
+  costs.state_bytes = state_bytes_of(config, facts);
+  if (config.pipeline.delayed() && mesh.degree(Axis::kPp) > 1) {
+    coord[Axis::kPp] = 1;
+    costs.later_state_bytes =
+        state_bytes_of(config, facts_of(config, mesh, coord));
   }
   return costs;
 }

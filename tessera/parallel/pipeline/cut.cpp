@@ -41,6 +41,7 @@ class Cut {
         replay_(sums_of(costs.replay)),
         replay_by_place_(sums_of(by_place(costs.replay))),
         state_(sums_of(costs.state_bytes)),
+        later_state_(sums_of(costs.later_state_bytes)),
         kept_(sums_of(costs.kept_bytes)) {
     TORCH_INTERNAL_ASSERT(runs_ <= layers_, runs_, " parts of ", layers_,
                           " layers");
@@ -62,15 +63,18 @@ class Cut {
     return loads;
   }
 
-  // With as many micro-batches alive as in 1F1B.
+  // With as many micro-batches alive as in 1F1B, and in PipeDream-2BW.
   double bytes_of(int64_t run, int64_t first, int64_t last) const {
     if (state_.size() != time_.size()) return 0;
     double alive = 1;
+    bool is_later = later_state_.size() == time_.size();
     for (const int64_t holder : rules_.pipeline.holders_of(run)) {
       alive =
           std::max(alive, static_cast<double>(rules_.pipeline.stages - holder));
+      is_later = is_later && holder > 0;
     }
-    return sum(state_, run, first, last) + alive * sum(kept_, run, first, last);
+    return sum(is_later ? later_state_ : state_, run, first, last) +
+           alive * sum(kept_, run, first, last);
   }
 
   std::vector<int64_t> best() const {
@@ -244,7 +248,7 @@ class Cut {
 
   const CutRules& rules_;
   const int64_t runs_, layers_;
-  const Sums time_, replay_, replay_by_place_, state_, kept_;
+  const Sums time_, replay_, replay_by_place_, state_, later_state_, kept_;
 };
 
 }  // namespace

@@ -26,6 +26,9 @@ struct UnitCosts {
   std::vector<double> replay = {};
   // Held all the time, and of each micro-batch that is alive; none: unknown.
   std::vector<double> state_bytes = {}, kept_bytes = {};
+  // The former on every stage but the first, where that holds less than others;
+  // none: all alike.
+  std::vector<double> later_state_bytes = {};
 };
 
 struct CutRules {

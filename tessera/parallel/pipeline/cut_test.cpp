@@ -122,8 +122,16 @@ TEST(Cut, EquallyGoodOnesLeaveTheFullestRankTheLeast) {
   costs.kept_bytes.assign(9, 1.0);
   const CutRules rules{.pipeline = {.stages = 3}, .bare_ends = true};
   EXPECT_EQ(balanced_split(costs, rules), (Split{2, 5, 0}));
+  // Where the stages behind the first hold more, or less.
+  costs.kept_bytes.assign(9, 0.0);
+  costs.later_state_bytes.assign(9, 3.0);
+  EXPECT_EQ(balanced_split(costs, rules), (Split{5, 2, 0}));
+  costs.later_state_bytes.assign(9, 1.0);
+  costs.state_bytes.assign(9, 2.0);
+  EXPECT_EQ(balanced_split(costs, rules), (Split{2, 5, 0}));
   costs.kept_bytes.clear();
   costs.state_bytes.clear();
+  costs.later_state_bytes.clear();
   EXPECT_EQ(balanced_split(costs, rules), (Split{4, 3, 0}));
 }
 
