@@ -10,7 +10,8 @@ namespace tessera::config {
 
 // The message, and behind it the place of each key in it that was given, by a
 // file or a flag, and whose place it does not say itself:
-// "... (zero.stage: run.json:3:14)".
+// "... (zero.stage: run.json:3:14)". What stands behind a place in another file
+// is about that one.
 std::string with_places(const std::string& message,
                         const Provenance& provenance);
 

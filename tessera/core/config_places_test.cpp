@@ -18,6 +18,10 @@ TEST(ConfigPlaces, AreOfTheKeysThatAMessageNames) {
   EXPECT_EQ(with_places("zero.stage and mesh.dp.", provenance),
             "zero.stage and mesh.dp. (mesh.dp: run.json:3:8; zero.stage: "
             "ds.json:9:4: zero.stage)");
+  EXPECT_EQ(
+      with_places("mesh.dp is 3: old.json:2:4: zero.stage is 9.", provenance),
+      "mesh.dp is 3: old.json:2:4: zero.stage is 9. (mesh.dp: "
+      "run.json:3:8)");
   for (const char* plain :
        {"mesh.dps", "a.mesh.dp", "mesh.dp.more", "--mesh.dp=4", "dp",
         "mesh.dp is 3 (run.json:3:8)"}) {

@@ -27,6 +27,12 @@ struct MegatronPaths {
   std::string index;
 };
 
+// One rule for all formats that people have.
+void require_any(const MappedFile& file) {
+  TS_CHECK_CONFIG(file.size() > 0, file.path(),
+                  ": has no tokens: it is empty.");
+}
+
 bool has_megatron_index(const std::string& path) {
   const MegatronPaths paths(path);
   return fs::is_regular_file(paths.bin) && fs::is_regular_file(paths.index) &&
@@ -89,10 +95,13 @@ TokenFile::TokenFile(const std::string& path, const std::string& format,
     const MegatronPaths paths(path);
     file_ = MappedFile(paths.bin);
     const MappedFile index(paths.index);
+    require_any(file_);
+    require_any(index);
     layout = detail::megatron_layout(file_, index);
     fingerprints_ = {fingerprint_of(file_), fingerprint_of(index)};
   } else {
     file_ = MappedFile(path);
+    if (format_ != "cache") require_any(file_);
     layout = layout_of(file_, format_);
     fingerprints_ = {fingerprint_of(file_)};
   }

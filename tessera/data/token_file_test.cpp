@@ -162,6 +162,25 @@ TEST_F(TokenFileTest, FilesThatChangeLaterAreRefused) {
   EXPECT_NO_THROW(file.read(1, ids));
 }
 
+TEST_F(TokenFileTest, OneThatIsEmptyIsRefusedAlikeWhateverItsFormat) {
+  const std::string empty = write("empty.bin", "");
+  write("pair.bin", "");
+  write("pair.idx", "");
+  for (const auto& [path, format] : {std::pair{empty, "auto"},
+                                     {empty, "tokens_u16"},
+                                     {empty, "tokens_u32"},
+                                     {empty, "llmc"},
+                                     {folder_.file("pair"), "megatron"}}) {
+    try {
+      const TokenFile file(path, format, 100);
+      ADD_FAILURE() << format;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_code(), ExitCode::kConfig) << format;
+      EXPECT_THAT(error.what(), HasSubstr(".bin: has no tokens: it is empty."));
+    }
+  }
+}
+
 TEST_F(TokenFileTest, SizesThatDoNotFitAreRefused) {
   EXPECT_THAT(complaint(write("odd.bin", "abc")),
               HasSubstr("3 bytes are not a whole number of ids of 2 bytes"));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -159,15 +160,31 @@ bool decides_times(const std::string& key) {
 }
 
 // That what units took there says what they will take here.
+// What the file says that a run left, as pipeline.cut's fault, whose value led
+// to it: nothing of it is the user's to change.
+RunConfig config_of_traced(const std::string& run) {
+  const auto path = std::filesystem::path(run) / "config.json";
+  TS_CHECK_CONFIG(std::filesystem::exists(path), "pipeline.cut is \"", run,
+                  "\", a folder without config.json, which every run has. "
+                  "Trace a run again, or use facts.");
+  try {
+    return run_config_from_text(tessera::detail::read_json_text(path), path);
+  } catch (const Error& error) {
+    throw Error(
+        error.exit_code(),
+        c10::str("pipeline.cut is \"", run,
+                 "\", whose configuration cannot be used: ", message_of(error),
+                 " Trace a run again, or use facts."));
+  }
+}
+
 void check_traced(const RunConfig& config) {
   const std::string& run = config.pipeline.cut;
   TS_CHECK_CONFIG(config.recompute.mode != "minimal", "pipeline.cut is \"", run,
                   "\", a run's folder, but with recompute.mode minimal how "
                   "often a unit is computed again hangs on the cut itself. Use "
                   "facts.");
-  const std::string path = run + "/config.json";
-  const RunConfig traced =
-      run_config_from_text(tessera::detail::read_json_text(path), path);
+  const RunConfig traced = config_of_traced(run);
   const auto changes = tessera::config::changes_in(
       to_json(traced), to_json(config), decides_times);
   TS_CHECK_CONFIG(changes.empty(), "pipeline.cut is \"", run,
@@ -197,11 +214,12 @@ std::vector<double> seconds_of(
       if (!is_loss && !program::is_compute(each->op)) continue;
       const int64_t unit = is_loss ? units - 1 : each->unit;
       const double taken_s = span.end_s - span.begin_s;
-      TS_CHECK_IO(unit >= 0 && unit < units && taken_s >= 0 && taken_s < kYear,
-                  config.pipeline.cut, ": its trace has \"", span.name,
-                  "\" of unit ", unit, " that took ", taken_s,
-                  " s. A unit is a number from 0 to ", units - 1,
-                  ": trace the run again.");
+      TS_CHECK_CONFIG(
+          unit >= 0 && unit < units && taken_s >= 0 && taken_s < kYear,
+          "pipeline.cut is \"", config.pipeline.cut, "\", whose trace has \"",
+          span.name, "\" of unit ", unit, " that took ", taken_s,
+          " s. A unit is a number from 0 to ", units - 1,
+          ": trace the run again.");
       seconds[unit] += taken_s;
       if (each->op == Op::kForward) forwards[unit] += 1;
     }
@@ -213,6 +231,14 @@ std::vector<double> seconds_of(
 }
 
 TracedRanks read_traced(const RunConfig& config) {
+bool can_be_read(const std::filesystem::path& folder) {
+  std::error_code error;
+  const std::filesystem::directory_iterator files(folder, error);
+  return !error && std::ranges::all_of(files, [](const auto& file) {
+    return file.is_regular_file() && std::ifstream(file.path()).good();
+  });
+}
+
   const std::string& run = config.pipeline.cut;
   const auto meant = config::nearest(run, {"layers", "facts"});
   TS_CHECK_CONFIG(
@@ -221,7 +247,14 @@ TracedRanks read_traced(const RunConfig& config) {
       "\": it is neither layers nor facts, nor the folder of a run whose steps "
       "were traced (monitor.trace)",
       meant ? ". Did you mean \"" + *meant + "\"?" : ".");
-  return monitor::report::read_trace(run);
+  try {
+    return monitor::report::read_trace(run);
+  } catch (const Error& error) {
+    // What cannot be read is no wrong input.
+    const bool is_read = can_be_read(std::filesystem::path(run) / "trace");
+    throw Error(is_read ? ExitCode::kConfig : error.exit_code(),
+                c10::str("pipeline.cut is \"", run, "\": ", message_of(error)));
+  }
 }
 
 // What a model is cut by.
@@ -250,8 +283,10 @@ std::vector<double> means_of_alike(const RunConfig& config,
   std::vector<double> means;
   for (const double each : operations) {
     const auto found = sums.find(each);
-    TS_CHECK_IO(found != sums.end(), config.pipeline.cut,
-                ": its trace has no span of some of the model's units.");
+    TS_CHECK_CONFIG(found != sums.end(), "pipeline.cut is \"",
+                    config.pipeline.cut,
+                    "\", whose trace has no span of some of the model's units: "
+                    "trace the run again.");
     means.push_back(found->second.first / found->second.second);
   }
   return means;

@@ -8,7 +8,8 @@
 //          time each data-parallel rank has one at least, the others such that
 //          the last one is done as early as can be: a data-parallel rank is as
 //          fast as the slowest of its stages, with the layers that it has.
-// Errors:  TS_CHECK_CONFIG.
+// Errors:  TS_CHECK_CONFIG, also of what is in the run that pipeline.cut names;
+//          TS_CHECK_IO where that cannot be read.
 #pragma once
 
 #include <string>

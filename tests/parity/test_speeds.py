@@ -137,7 +137,7 @@ def test_cut_by_a_traced_run(program, tokens, tmp_path):
     assert changed > 0
     trace.write_text(text)
     done = train(program, path, "--nproc", "2", check=False)
-    assert done.returncode == 74 and "of unit -1000000" in done.stderr, (done.returncode, done.stderr)
+    assert done.returncode == 78 and "of unit -1000000" in done.stderr, (done.returncode, done.stderr)
     done = train(program, path, "--nproc", "2", "--pipeline.cut=nowhere", check=False)
     assert done.returncode == 78 and "neither layers nor facts, nor the folder of a run" in done.stderr
     done = train(program, path, "--nproc", "4", "--mesh.pp=4", "--mesh.speeds=1,1,1,0.5", check=False)
@@ -164,6 +164,35 @@ def test_the_slow_rank_of_a_traced_run_gets_fewer_layers(program, tokens, tmp_pa
         file = folder / "trace" / f"rank-{rank}.json"
         text, changed = re.subn(r'"dur":[0-9.e+-]+', f'"dur":{10 * (rank + 1)}', file.read_text())
         assert changed > 0
+def test_what_is_wrong_in_a_traced_run_is_pipeline_cuts_fault(program, tokens, tmp_path):
+    sections = {"model": LLAMA, "mesh": {"pp": 2}, "batch": {"micro": 2, "global": 8}, "run": {"steps": 2},
+                "schedule": {"warmup": 0}}
+    train(program, configuration(tokens, tmp_path / "traced", **sections, monitor={"trace": 1}), "--nproc", "2")
+    run = tmp_path / "traced" / "run"
+    path = configuration(tokens, tmp_path / "cut", **sections, pipeline={"cut": str(run)})
+    config, trace = run / "config.json", run / "trace" / "rank-1.json"
+    whole = {config: config.read_text(), trace: trace.read_text()}
+    cases = [(config, whole[config].replace('"layers": 6', '"layers": 0'), 78, "model.layers is 0"),
+             (config, whole[config][:-9], 78, "config.json:"), (config, "", 78, "config.json:"), (config, None, 78, ""),
+             (trace, whole[trace].replace('"dur"', '"dura"', 3), 78, "rank-1.json:"), (trace, "", 78, "rank-1.json"),
+             (trace, "folder", 74, "rank-1.json")]
+    for file, text, code, words in cases:
+        file.unlink()
+        if text == "folder":
+            file.mkdir()
+        elif text is not None:
+            file.write_text(text)
+        done = train(program, path, "--nproc", "2", check=False)
+        assert done.returncode == code, (code, done.returncode, done.stderr)
+        assert f'pipeline.cut is "{run}"' in done.stderr and words in done.stderr, done.stderr
+        # The user's file is named for that key alone.
+        assert ("(pipeline.cut: " in done.stderr) == (code == 78) and "model.layers: " not in done.stderr, done.stderr
+        if text == "folder":
+            file.rmdir()
+        file.write_text(whole[file])
+    train(program, path, "--nproc", "2")
+
+
         file.write_text(text)
     path = configuration(tokens, tmp_path / "cut", **sections, pipeline={"cut": str(folder)})
     assert "stages      layers 5, 1 by " in shown(program, path)
