@@ -239,9 +239,12 @@ class PlanCommand {
       if (stage.peak_bytes > fullest->peak_bytes) fullest = &stage;
     }
     const auto mesh = config_.mesh.mesh(plan.world_size, config_.zero.stage);
-    const std::string stages =
-        config_.mesh.pp > 1 ? "\nstages      " + engine::split_text(config_)
-                            : "";
+    std::string stages;
+    if (config_.mesh.pp > 1) {
+      stages = "\nstages      " + engine::split_text(config_);
+    }
+    const std::string seen = engine::seen_text(config_);
+    if (!seen.empty()) stages += "\n            " + seen;
     return c10::str("mesh        ", mesh.describe(), stages, "\nschedule    ",
                     plan.schedule, "\ncosts       ", plan.costs,
                     "\nstep        ", engine::amount(plan.step, plan.unit),

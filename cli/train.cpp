@@ -11,10 +11,11 @@
 #include "tessera/core/log.h"
 #include "tessera/engine/bubble_hint.h"
 #include "tessera/engine/deepspeed.h"
+#include "tessera/engine/model_cut.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/launch/signals.h"
-#include "tessera/train/preflight.h"
 #include "tessera/launch/store.h"
+#include "tessera/train/preflight.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trained_model.h"
 #include "tessera/train/trainer.h"
@@ -48,9 +49,9 @@ class TrainCommand {
   void run(int argc, char** argv) {
     try {
       run_command(argc, argv);
-    } catch (const Error& error) {
     } catch (const launch::PeerRefused&) {
       throw;
+    } catch (const Error& error) {
       if (error.exit_code() != ExitCode::kConfig) throw;
       throw Error(ExitCode::kConfig,
                   config::with_places(message_of(error), origins_));
@@ -114,7 +115,11 @@ class TrainCommand {
       engine::RunConfig copy = config_;
       config::Section root;
       copy.declare(root);
-      std::cout << config::print(root, origins_);
+      config::Provenance origins = origins_;
+      if (config_.pipeline.is_split_chosen) {
+        origins["pipeline.split"] = "chosen " + engine::cut_text(config_);
+      }
+      std::cout << config::print(root, origins);
     }
     if (flags_.dry_run) {
       tell_of_keys();

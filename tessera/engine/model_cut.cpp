@@ -13,6 +13,7 @@
 #include "tessera/core/config_changes.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
+#include "tessera/core/units.h"
 #include "tessera/engine/measured_speeds.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/traced_steps.h"
@@ -159,7 +160,6 @@ bool decides_times(const std::string& key) {
          key.starts_with("recompute.") || key == "data.seq_len";
 }
 
-// That what units took there says what they will take here.
 // What the file says that a run left, as pipeline.cut's fault, whose value led
 // to it: nothing of it is the user's to change.
 RunConfig config_of_traced(const std::string& run) {
@@ -178,6 +178,7 @@ RunConfig config_of_traced(const std::string& run) {
   }
 }
 
+// That what units took there says what they will take here.
 void check_traced(const RunConfig& config) {
   const std::string& run = config.pipeline.cut;
   TS_CHECK_CONFIG(config.recompute.mode != "minimal", "pipeline.cut is \"", run,
@@ -230,7 +231,6 @@ std::vector<double> seconds_of(
   return seconds;
 }
 
-TracedRanks read_traced(const RunConfig& config) {
 bool can_be_read(const std::filesystem::path& folder) {
   std::error_code error;
   const std::filesystem::directory_iterator files(folder, error);
@@ -239,6 +239,7 @@ bool can_be_read(const std::filesystem::path& folder) {
   });
 }
 
+TracedRanks read_traced(const RunConfig& config) {
   const std::string& run = config.pipeline.cut;
   const auto meant = config::nearest(run, {"layers", "facts"});
   TS_CHECK_CONFIG(
@@ -355,6 +356,9 @@ void choose_split(RunConfig& config, const mesh::DeviceMesh& mesh,
   if (of.cut == "layers" && !mesh::differ(rules.speeds)) return;  // evenly
   of.split = pipeline::balanced_split(by.units, rules);
   of.is_split_chosen = true;
+  if (!of.cuts_by_run()) return;
+  of.seconds_seen = by.units.time;
+  if (config.mesh.speeds.empty()) of.speeds_seen = by.speeds;
 }
 
 std::vector<int64_t> layers_of_parts(const RunConfig& config) {
@@ -425,16 +429,34 @@ std::vector<int64_t> shares_by_speed(int64_t total,
   return shares;
 }
 
-std::string split_text(const RunConfig& config) {
+std::string cut_text(const RunConfig& config) {
   const auto& of = config.pipeline;
-  std::string by = "evenly";
   if (of.is_split_chosen) {
-    by =
-        c10::str("by ", of.cut, config.mesh.uneven() ? " and mesh.speeds" : "");
-  } else if (!of.split.empty()) {
-    by = "as pipeline.split says";
+    return c10::str("by ", of.cut,
+                    config.mesh.uneven() ? " and mesh.speeds" : "");
   }
-  return c10::str("layers ", c10::Join(", ", layers_of_parts(config)), " ", by);
+  return of.split.empty() ? "evenly" : "as pipeline.split says";
+}
+
+std::string split_text(const RunConfig& config) {
+  return c10::str("layers ", c10::Join(", ", layers_of_parts(config)), " ",
+                  cut_text(config));
+}
+
+std::string seen_text(const RunConfig& config) {
+  const auto& seconds = config.pipeline.seconds_seen;
+  if (seconds.empty()) return "";
+  const auto [least, most] =
+      std::minmax_element(seconds.begin() + 1, seconds.end() - 1);
+  const std::string shortest = seconds_text(*least);
+  const std::string longest = seconds_text(*most);
+  const auto& speeds = config.pipeline.speeds_seen;
+  return c10::str(
+      "embedding ", seconds_text(seconds.front()),
+      shortest == longest ? c10::str(", a layer ", shortest)
+                          : c10::str(", layers ", shortest, " to ", longest),
+      ", head ", seconds_text(seconds.back()), " of a micro-batch",
+      speeds.empty() ? "" : c10::str("; speeds ", c10::Join(", ", speeds)));
 }
 
 std::string rows_text(const RunConfig& config) {
@@ -442,6 +464,21 @@ std::string rows_text(const RunConfig& config) {
              ? std::to_string(config.batch.micro)
              : c10::str(c10::Join(", ", config.batch.rows));
 }
+
+namespace {
+
+// Whether a given split is what speeds would lead to, as the config.json of a
+// run keeps it. What a traced run says is not asked for again.
+bool is_cut_by_speeds(const RunConfig& config) {
+  RunConfig anew = config;
+  anew.pipeline.split.clear();
+  if (config.mesh.pp == 1 || config.pipeline.cuts_by_run()) return false;
+  share_out(anew,
+            config.mesh.mesh(implied_world_size(config), config.zero.stage));
+  return anew.pipeline.split == config.pipeline.split;
+}
+
+}  // namespace
 
 std::vector<std::string> idle_cuts(const RunConfig& config) {
   std::vector<std::string> found;
@@ -458,15 +495,15 @@ std::vector<std::string> idle_cuts(const RunConfig& config) {
     if (is_given && data_parallel_degree(config) == 1) {
       found.emplace_back(
           "mesh.measure_speeds moves no layers: pipeline.split says how many "
-          "each part has, as the config.json of a run does. Take it out to "
-          "have them shared out again");
+          "each part has. Take it out to have them shared out again");
     }
     return found;
   }
   if (config.mesh.speeds.empty()) return found;
   if (!config.mesh.uneven()) {
     found.emplace_back("mesh.speeds changes nothing: all are alike");
-  } else if (!of.is_split_chosen && config.batch.rows.empty()) {
+  } else if (!of.is_split_chosen && config.batch.rows.empty() &&
+             !(is_given && is_cut_by_speeds(config))) {
     found.push_back(c10::str(
         "mesh.speeds changes nothing: ",
         is_given ? "pipeline.split says how many layers each part has, "

@@ -32,6 +32,11 @@ std::vector<int64_t> shares_by_speed(int64_t total,
 // "layers 5, 3 by facts": of each part of the model. REQUIRES: a completed
 // configuration.
 std::string split_text(const RunConfig& config);
+// Where that is from: "evenly", "by facts and mesh.speeds".
+std::string cut_text(const RunConfig& config);
+// "embedding 1.2ms, a layer 3.4ms, head 9.8ms of a micro-batch; speeds 1, 0.5":
+// what the run that pipeline.cut names has shown. Empty: none was asked.
+std::string seen_text(const RunConfig& config);
 // "3, 1": of a micro-batch, by data-parallel rank; "2" where all have as many.
 std::string rows_text(const RunConfig& config);
 

@@ -112,6 +112,15 @@ TEST(ModelCut, AGivenSplitWins) {
               ElementsAre(HasSubstr("mesh.speeds changes nothing: ")));
 }
 
+// As a run's config.json has both.
+TEST(ModelCut, ASplitThatSpeedsLedToIsNoIdleOne) {
+  RunConfig kept = completed(on_stages({1, 0.5}));
+  kept.pipeline.is_split_chosen = false;
+  const auto again = completed(kept);
+  EXPECT_EQ(again.pipeline.split, kept.pipeline.split);
+  EXPECT_TRUE(idle_cuts(again).empty());
+}
+
 TEST(ModelCut, AGivenSplitIsSaidToLeaveMeasuringNothing) {
   RunConfig config = small();
   config.mesh.pp = 2;

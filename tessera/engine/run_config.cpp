@@ -71,6 +71,8 @@ void complete_batch(BatchConfig& batch, int64_t data_parallel,
 void forget_chosen_split(parallel::pipeline::PipelineConfig& config) {
   if (config.is_split_chosen) config.split.clear();
   config.is_split_chosen = false;
+  config.seconds_seen.clear();
+  config.speeds_seen.clear();
 }
 
 // Its devices are threads of one process, each with the whole model.

@@ -340,9 +340,12 @@ std::string describe_plan(const RunConfig& config) {
   here.zero = config.zero.resolved(
       share_memory(config, {.first = 0, .count = mesh.world_size()}));
   const auto memory = engine::memory_plan(here);
-  const std::string stages =
-      config.mesh.pp > 1 ? "stages      " + engine::split_text(config) + "\n"
-                         : "";
+  std::string stages;
+  if (config.mesh.pp > 1) {
+    stages = "stages      " + engine::split_text(config) + "\n";
+  }
+  const std::string seen = engine::seen_text(config);
+  if (!seen.empty()) stages += "            " + seen + "\n";
   std::ostringstream text;
   text << "model       " << config.model.family << ", "
        << count_text(parameters) << " parameters\n"

@@ -54,6 +54,8 @@ class Trainer {
   Trainer(const RunConfig& config, comm::Communicator& ranks,
           const TrainOptions& options)
       : config_(config), ranks_(ranks), options_(options), folder_(config) {}
+  // Before run(): the speeds in the configuration were measured just now.
+  void tell_measured_speeds() { tells_speeds_ = true; }
   ~Trainer() { log::close_rank_file(static_cast<int>(ranks_.rank())); }
 
   ExitCode run() {
@@ -103,6 +105,24 @@ class Trainer {
     if (ranks_.world_size() > 1) {
       log::info(ranks_.world_size(), " ranks, over ", ranks_.backend());
     }
+    tell_shares();
+  }
+
+  void tell_shares() const {
+    const auto& speeds = config_.mesh.speeds;
+    if (tells_speeds_) {
+      log::info("mesh.measure_speeds: ",
+                speeds.empty()
+                    ? "all ranks are as fast as each other, within a tenth"
+                    : c10::str("relative speeds ", c10::Join(", ", speeds)));
+    }
+    if (config_.mesh.pp > 1) log::info(engine::split_text(config_));
+    const std::string seen = engine::seen_text(config_);
+    if (!seen.empty()) log::info(config_.pipeline.cut, ": ", seen);
+    if (config_.batch.rows.empty()) return;
+    log::info(engine::rows_text(config_),
+              " samples of a micro-batch on the data-parallel ranks, by "
+              "mesh.speeds");
   }
 
   // Where other runs may write too. Not the run's own lock, whose folder it may
@@ -443,21 +463,17 @@ class Trainer {
   int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
   int64_t saved_at_ = -1;         // step of the last checkpoint
   bool stops_ = false;            // some rank was asked to stop
+  bool tells_speeds_ = false;
   std::optional<BestLoss> best_;  // none: not validated so far
 };
 
-// Alike on all ranks, which then cut the model by it.
+// Alike on all ranks, which then cut the model by it. Who starts from the
+// run's config.json gets these speeds, and does not measure again.
 RunConfig with_measured_speeds(const RunConfig& of, comm::Communicator& ranks) {
   RunConfig config = of;
   config.mesh.speeds = engine::measured_speeds(ranks);
+  config.mesh.measure_speeds = false;
   complete(config, ranks.world_size());
-  log::info(
-      "mesh.measure_speeds: ",
-      config.mesh.speeds.empty()
-          ? "all ranks are as fast as each other, within a tenth"
-          : c10::str("relative speeds ", c10::Join(", ", config.mesh.speeds)),
-      "; ", engine::split_text(config), "; samples of a micro-batch ",
-      engine::rows_text(config));
   return config;
 }
 
@@ -468,7 +484,9 @@ ExitCode train(const RunConfig& config, comm::Communicator& ranks,
   if (config.mesh.measure_speeds) {
     compare_across(ranks.world(), to_json(config));
     const RunConfig measured = with_measured_speeds(config, ranks);
-    return Trainer(measured, ranks, options).run();
+    Trainer trainer(measured, ranks, options);
+    trainer.tell_measured_speeds();
+    return trainer.run();
   }
   return Trainer(config, ranks, options).run();
 }

@@ -81,7 +81,12 @@ def test_what_was_chosen_is_shown(program, tokens, tmp_path):
     assert "stages      layers 4, 2 by layers and mesh.speeds\n" in plan
     assert "5, 1 samples of a micro-batch on the data-parallel ranks, by mesh.speeds" in plan
     printed = train(program, path, "--print-config").stdout
-    assert any("pipeline.split" in line and "[4,2]" in line for line in printed.splitlines()), printed
+    assert any(re.fullmatch(r"pipeline\.split +\[4,2\] +chosen by layers and mesh\.speeds", line)
+               for line in printed.splitlines()), printed
+    told = train(program, path, "--nproc", "4", "--run.steps=1", "--schedule.warmup=0", "--checkpoint.every=0").stderr
+    for text in (told, (tmp_path / "run" / "logs" / "rank-0.log").read_text()):
+        assert "layers 4, 2 by layers and mesh.speeds\n" in text
+        assert "5, 1 samples of a micro-batch on the data-parallel ranks, by mesh.speeds\n" in text
 
 
 def test_a_run_goes_on_at_other_speeds(program, tokens, tmp_path):
@@ -105,7 +110,18 @@ def test_validation_and_measured_speeds(program, tokens, tmp_path):
                          batch={"micro": 2, "global": 8}, run={"steps": 2}, schedule={"warmup": 0},
                          data={"valid": tokens["train"]}, validate={"every": 1, "samples": 7})
     done = train(program, path, "--nproc", "2")
-    assert "mesh.measure_speeds: " in done.stderr and "layers " in done.stderr
+    found = {}
+    for text in (done.stderr, (tmp_path / "run" / "logs" / "rank-0.log").read_text()):
+        assert re.search(r"mesh\.measure_speeds: (relative speeds [0-9., ]+|all ranks are as fast .*)\n", text), text
+        found = re.search(r"\] (layers (\d), (\d) .*)\n", text)
+        assert found, text
+    # What starts from the run's configuration does what the run did, and measures nothing.
+    kept = str(tmp_path / "run" / "config.json")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert not config["mesh"]["measure_speeds"]
+    again = train(program, kept, "--nproc", "2", "--run.steps=4")
+    assert "mesh.measure_speeds: " not in again.stderr and "resumed after step 2" in again.stderr
+    assert f"layers {found[2]}, {found[3]} " in again.stderr, again.stderr
     path = configuration(tokens, tmp_path / "given", model=LLAMA, mesh={"dp_replicate": 2, "speeds": HALF},
                          batch={"micro": 2, "global": 8}, run={"steps": 2}, schedule={"warmup": 0},
                          data={"valid": tokens["train"]}, validate={"every": 1, "samples": 7})
@@ -125,7 +141,11 @@ def test_cut_by_a_traced_run(program, tokens, tmp_path):
     train(program, traced, "--nproc", "2")
     folder = str(tmp_path / "traced" / "run")
     path = configuration(tokens, tmp_path / "cut", **sections, pipeline={"cut": folder})
-    assert f" by {folder}\n" in shown(program, path)
+    plan = shown(program, path)
+    assert re.search(f" by {re.escape(folder)}\n +embedding [0-9.]+[mu]?s, a layer [0-9.]+[mu]?s, head [0-9.]+[mu]?s "
+                     "of a micro-batch", plan), plan
+    told = train(program, path, "--nproc", "2").stderr
+    assert f" by {folder}\n" in told and f"{folder}: embedding " in told, told
     assert verify(program, path, "--steps", "2", "--precision", "fp64") == ""
     done = train(program, path, "--nproc", "2", "--model.layers=7", check=False)
     assert done.returncode == 78 and "a run of another model: model.layers 6 -> 7" in done.stderr
@@ -144,26 +164,6 @@ def test_cut_by_a_traced_run(program, tokens, tmp_path):
     assert done.returncode == 78 and "a run of 2 ranks, but mesh.speeds is of 4" in done.stderr
 
 
-def test_a_run_of_devices_is_no_trace_of_units(program, tokens, tmp_path):
-    sections = {"model": LLAMA, "batch": {"micro": 2, "global": 8}, "run": {"steps": 2}, "schedule": {"warmup": 0}}
-    train(program, configuration(tokens, tmp_path / "traced", **sections, mesh={"data_parallel": "dp", "dp": 2},
-                                 monitor={"trace": 1}))
-    path = configuration(tokens, tmp_path / "cut", **sections, mesh={"pp": 2},
-                         pipeline={"cut": str(tmp_path / "traced" / "run")})
-    done = train(program, path, "--nproc", "2", check=False)
-    assert done.returncode == 78 and "a run with mesh.data_parallel dp" in done.stderr, done.stderr
-
-
-def test_the_slow_rank_of_a_traced_run_gets_fewer_layers(program, tokens, tmp_path):
-    """Every task of rank 0 is written to have taken 10 us, of rank 1 20: the head, with its loss, 30 at speed 1."""
-    sections = {"model": LLAMA, "mesh": {"pp": 2}, "batch": {"micro": 2, "global": 8}, "run": {"steps": 2},
-                "schedule": {"warmup": 0}}
-    train(program, configuration(tokens, tmp_path / "traced", **sections, monitor={"trace": 1}), "--nproc", "2")
-    folder = tmp_path / "traced" / "run"
-    for rank in (0, 1):
-        file = folder / "trace" / f"rank-{rank}.json"
-        text, changed = re.subn(r'"dur":[0-9.e+-]+', f'"dur":{10 * (rank + 1)}', file.read_text())
-        assert changed > 0
 def test_what_is_wrong_in_a_traced_run_is_pipeline_cuts_fault(program, tokens, tmp_path):
     sections = {"model": LLAMA, "mesh": {"pp": 2}, "batch": {"micro": 2, "global": 8}, "run": {"steps": 2},
                 "schedule": {"warmup": 0}}
@@ -193,6 +193,26 @@ def test_what_is_wrong_in_a_traced_run_is_pipeline_cuts_fault(program, tokens, t
     train(program, path, "--nproc", "2")
 
 
+def test_a_run_of_devices_is_no_trace_of_units(program, tokens, tmp_path):
+    sections = {"model": LLAMA, "batch": {"micro": 2, "global": 8}, "run": {"steps": 2}, "schedule": {"warmup": 0}}
+    train(program, configuration(tokens, tmp_path / "traced", **sections, mesh={"data_parallel": "dp", "dp": 2},
+                                 monitor={"trace": 1}))
+    path = configuration(tokens, tmp_path / "cut", **sections, mesh={"pp": 2},
+                         pipeline={"cut": str(tmp_path / "traced" / "run")})
+    done = train(program, path, "--nproc", "2", check=False)
+    assert done.returncode == 78 and "a run with mesh.data_parallel dp" in done.stderr, done.stderr
+
+
+def test_the_slow_rank_of_a_traced_run_gets_fewer_layers(program, tokens, tmp_path):
+    """Every task of rank 0 is written to have taken 10 us, of rank 1 20: the head, with its loss, 30 at speed 1."""
+    sections = {"model": LLAMA, "mesh": {"pp": 2}, "batch": {"micro": 2, "global": 8}, "run": {"steps": 2},
+                "schedule": {"warmup": 0}}
+    train(program, configuration(tokens, tmp_path / "traced", **sections, monitor={"trace": 1}), "--nproc", "2")
+    folder = tmp_path / "traced" / "run"
+    for rank in (0, 1):
+        file = folder / "trace" / f"rank-{rank}.json"
+        text, changed = re.subn(r'"dur":[0-9.e+-]+', f'"dur":{10 * (rank + 1)}', file.read_text())
+        assert changed > 0
         file.write_text(text)
     path = configuration(tokens, tmp_path / "cut", **sections, pipeline={"cut": str(folder)})
     assert "stages      layers 5, 1 by " in shown(program, path)

@@ -21,6 +21,10 @@ struct PipelineConfig {
 
   // No key: the split is nobody's wish, but what `cut` and speeds led to.
   bool is_split_chosen = false;
+  // No keys: what the run that `cut` names has shown, for who is told: by unit
+  // the seconds of a micro-batch at speed 1, and ranks' speeds where it was not
+  // known that they differ.
+  std::vector<double> seconds_seen = {}, speeds_seen = {};
 
   bool cuts_by_run() const { return cut != "layers" && cut != "facts"; }
   int64_t num_chunks() const;
