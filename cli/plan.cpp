@@ -169,13 +169,14 @@ bool shows_colours() {
 }
 
 int64_t columns() {
+  const char* const said = std::getenv("COLUMNS");
+  const int64_t wide = said == nullptr ? 0 : std::strtoll(said, nullptr, 10);
+  if (wide > 0) return std::min<int64_t>(wide, 1000);
   winsize size{};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     return size.ws_col;
   }
-  const char* const said = std::getenv("COLUMNS");
-  const int64_t wide = said == nullptr ? 0 : std::strtoll(said, nullptr, 10);
-  return wide > 0 ? std::min<int64_t>(wide, 1000) : 120;
+  return 120;
 }
 
 class PlanCommand {
@@ -209,8 +210,9 @@ class PlanCommand {
     engine::TracedRanks traced;
     if (!flags_.trace.empty()) traced = report::read_trace(flags_.trace);
     const auto plan = engine::plan_step(config_, costs_of(flags_, traced));
-    report::Drawing drawing{.unit = plan.unit,
-                            .panels = {engine::panel_of(plan)}};
+    report::Drawing drawing{
+        .unit = plan.unit,
+        .panels = {engine::panel_of(plan, /*one_step=*/!traced.empty())}};
     if (!traced.empty()) {
       TS_CHECK_USAGE(plan.unit == "s",
                      "--times are in no unit that a measured step has. Leave "

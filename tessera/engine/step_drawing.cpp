@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -32,6 +33,10 @@ std::optional<report::BoxKind> kind_of(const Instruction& each) {
       return BoxKind::kBackwardInput;
     case Op::kBackwardWeight:
       return BoxKind::kBackwardWeight;
+    case Op::kLoadInputs:
+    case Op::kLoadTargets:
+    case Op::kLoadDocuments:
+      return BoxKind::kLoad;
     case Op::kSumNorm:
       return std::nullopt;
     default:
@@ -96,21 +101,54 @@ std::string amount(double time, const std::string& unit) {
   return report::short_number(time) + (unit.empty() ? "" : " " + unit);
 }
 
-report::Panel panel_of(const StepPlan& plan) {
+namespace {
+
+// What is drawn of a stage: all of its steps, or, of those that go on without a
+// flush, the one that the plan's numbers are of.
+program::Timing drawn_of(const StepPlan& plan, const PlannedStage& stage,
+                         bool one_of_many) {
+  if (!one_of_many) return {0, std::numeric_limits<double>::infinity()};
+  return {stage.times.step_ends.at(plan.steps - 3).time,
+          stage.times.step_ends.at(plan.steps - 2).time};
+}
+
+}  // namespace
+
+report::Panel panel_of(const StepPlan& plan, bool one_step) {
+  const bool goes_on = plan.steps > 1;
+  const bool one_of_many = goes_on && one_step;
   report::Panel panel;
   panel.title = c10::str(
       plan.schedule, ": predicted ", amount(plan.step, plan.unit), ", bubble ",
       percent(plan.bubble),
-      plan.steps > 1
-          ? c10::str(", drawn ", plan.steps, " steps from fill to flush")
-          : "");
+      one_of_many ? ", drawn one step between others"
+      : goes_on ? c10::str(", drawn ", plan.steps, " steps from fill to flush")
+                : "");
+  // Micro-batches are counted on from step to step.
+  int64_t last = 0;
+  for (const auto& each : plan.stages.front().program) {
+    last = std::max(last, each.microbatch);
+  }
+  const int64_t in_step = one_of_many ? (last + 1) / plan.steps : last + 1;
+  double start = std::numeric_limits<double>::infinity();
+  for (const PlannedStage& stage : plan.stages) {
+    start = std::min(start, drawn_of(plan, stage, one_of_many).begin);
+  }
   for (size_t i = 0; i < plan.stages.size(); ++i) {
     const PlannedStage& stage = plan.stages[i];
+    const auto drawn = drawn_of(plan, stage, one_of_many);
     report::Row row{.label = label_of(plan, i), .boxes = {}, .note = {}};
     for (size_t at = 0; at < stage.program.size(); ++at) {
-      if (waits_for_stages(stage.program[at], stage.units)) continue;
-      add_box(row.boxes, stage.program[at], stage.times.at[at],
-              kClosely * plan.step);
+      program::Timing time = stage.times.at[at];
+      if (waits_for_stages(stage.program[at], stage.units) ||
+          time.begin < drawn.begin || time.end > drawn.end) {
+        continue;
+      }
+      time.begin -= start;
+      time.end -= start;
+      Instruction each = stage.program[at];
+      if (each.microbatch >= 0) each.microbatch %= in_step;
+      add_box(row.boxes, each, time, kClosely * plan.step);
     }
     const double step = plan.step > 0 ? plan.step : 1;
     row.note = c10::str("bubble ", percent(stage.times.bubble / step), ", ",

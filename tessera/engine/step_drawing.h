@@ -13,7 +13,9 @@ std::string amount(double time, const std::string& unit);
 // "27.3 %".
 std::string percent(double share);
 
-monitor::report::Panel panel_of(const StepPlan& plan);
+// Of steps that go on without a flush all that the plan has, or `one_step`, as
+// a traced one is drawn.
+monitor::report::Panel panel_of(const StepPlan& plan, bool one_step = false);
 // Of the same stages, as they ran: the traced step of median length.
 monitor::report::Panel panel_of(const TracedRanks& traced,
                                 const StepPlan& plan);

@@ -1,8 +1,12 @@
 """tessera plan --draw: a step before it is run, and beside what ran."""
 
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
+import termios
 
 import pytest
 
@@ -85,6 +89,36 @@ def test_a_measured_step_lies_below(program, folder):
     assert (folder / "step.svg").read_text().count("stage 1: rank 1") == 2
     done = plan(program, folder, "--draw", "--trace", "runs/run", code=78)
     assert "2 ranks" in done.stderr
+
+
+def test_one_of_the_steps_that_go_on_lies_above_a_measured_one(program, folder):
+    bw = ["--mesh.pp=2", "--pipeline.schedule=pipedream_2bw"]
+    assert "drawn 4 steps from fill to flush\n" in plan(program, folder, "--draw", *bw).stdout
+    subprocess.run([program, "train", "run.json", *bw, "--monitor.trace=3", "--schedule.warmup=0"], cwd=folder, check=True,
+                   capture_output=True, timeout=120)
+    shown = plan(program, folder, "--draw", *bw, "--trace", "runs/run").stdout
+    assert ", drawn one step between others\n" in shown and "\nmeasured, step " in shown, shown
+    assert "L loading of samples" in shown, shown
+
+
+def test_columns_are_as_many_as_the_user_says(program, folder):
+    leader, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+
+    def widest(environment):
+        done = subprocess.Popen([program, "plan", "run.json", "--draw", "--mesh.pp=2"], cwd=folder, stdout=terminal,
+                                env={**environment, "NO_COLOR": "1"})
+        text = b""
+        while b"digits: micro-batch" not in text:
+            text += os.read(leader, 65536)
+        assert done.wait(timeout=60) == 0
+        return max(len(line) for line in text.decode().splitlines() if line.startswith("stage "))
+
+    without = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    assert 190 < widest(without) <= 200
+    assert 90 < widest({**without, "COLUMNS": "100"}) <= 100
+    os.close(leader)
+    os.close(terminal)
 
 
 def test_few_microbatches_are_told(program, folder):

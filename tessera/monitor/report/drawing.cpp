@@ -29,7 +29,8 @@ const Look& look_of(BoxKind kind) {
       Look{"gradients of weights", 'W', "#009e73", "#fff", 36, 16},
       Look{"recomputation", 'R', "#56b4e9", "#000", 74, 16},
       Look{"waits for communication", 'C', "#cc79a7", "#000", 175, 16},
-      Look{"loss, update", 'O', "#8a8a8a", "#fff", 245, 16},
+      Look{"loading of samples", 'L', "#f0e442", "#000", 227, 16},
+      Look{"loss, update, memory", 'O', "#8a8a8a", "#fff", 245, 16},
   };
   return kLooks.at(static_cast<size_t>(kind));
 }
@@ -282,7 +283,10 @@ class Terminal {
       text += colours_ ? "  underlined: every second chunk"
                        : "  small letters: every second chunk";
     }
-    return text + "\n";
+    if (text.empty()) return "\n";
+    return text + (colours_ ? "\nnumbers: micro-batches  blank: bubble\n"
+                            : "\ndigits: micro-batch  -: the same goes on  .: "
+                              "bubble\n");
   }
 
   const Drawing& drawing_;

@@ -18,7 +18,8 @@ enum class BoxKind {
   kBackwardWeight,
   kRecompute,
   kCommunication,  // that is waited for
-  kOther,          // losses, updates
+  kLoad,           // of samples
+  kOther,          // losses, updates, what makes and frees memory
 };
 
 struct Box {

@@ -32,6 +32,8 @@ TEST(Drawing, InATerminalLettersTellKinds) {
   EXPECT_TRUE(has(text, "rank 1 |....................| ")) << text;
   EXPECT_TRUE(has(text, "F forward  B backward"));
   EXPECT_TRUE(has(text, "small letters"));
+  EXPECT_TRUE(
+      has(text, "\ndigits: micro-batch  -: the same goes on  .: bubble\n"));
   EXPECT_FALSE(has(text, "\x1b"));
 }
 
@@ -39,6 +41,7 @@ TEST(Drawing, InATerminalWithColours) {
   const std::string text = text_of(two_rows(), 0, /*colours=*/true);
   EXPECT_TRUE(has(text, "\x1b[48;5;25;38;5;231m0   \x1b[0m")) << text;
   EXPECT_TRUE(has(text, ";4m1   \x1b[0m"));  // of the second chunk
+  EXPECT_TRUE(has(text, "\nnumbers: micro-batches  blank: bubble\n"));
 }
 
 TEST(Drawing, AsSvg) {
