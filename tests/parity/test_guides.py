@@ -119,6 +119,13 @@ def test_optimizers(variables, tmp_path):
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "AVERAGED")
 
 
+def test_pipelines(variables, tmp_path):
+    small_run(tmp_path)
+    carry_out("pipelines.md", tmp_path, variables)
+    kept = json.loads((tmp_path / "runs/measured/config.json").read_text())
+    assert not kept["mesh"]["measure_speeds"]
+
+
 def test_deepspeed(variables, program, tmp_path):
     carry_out("deepspeed.md", tmp_path, variables)
     page = (GUIDES / "deepspeed.md").read_text()
