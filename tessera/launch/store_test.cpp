@@ -338,6 +338,23 @@ TEST(BeginTogether, SoDoesOneThatEndsBeforeItJoins) {
   }
 }
 
+// Rank 0 serves, and is gone when the other one has prepared.
+TEST(BeginTogether, WhoPreparesHearsOfARefusalMeanwhile) {
+  const uint16_t port = free_port();
+  const pid_t refused = fork();
+  if (refused == 0) {
+    try_to_begin(
+        alone_on_host(0, 2, port),
+        [](int64_t) { TS_CHECK_CONFIG(false, "no text here."); }, nothing);
+    _exit(0);
+  }
+  const Outcome outcome = try_to_begin(
+      alone_on_host(1, 2, port), [&](int64_t) { waitpid(refused, nullptr, 0); },
+      nothing);
+  EXPECT_EQ(outcome.code, ExitCode::kConfig);
+  EXPECT_THAT(outcome.message, HasSubstr("no text here."));
+}
+
 TEST(BeginTogether, OneThatStandsStillIsNamed) {
   const uint16_t port = free_port();
   const pid_t stopped = fork();
