@@ -32,7 +32,8 @@ std::vector<kernels::MakeContest> all_contests() {
   std::vector<kernels::MakeContest> all = kernels::pointwise_contests();
   for (const auto& more :
        {kernels::attention_contests(), kernels::product_contests(),
-        kernels::loss_contests(), kernels::update_contests()}) {
+        kernels::loss_contests(), kernels::update_contests(),
+        kernels::expert_contests()}) {
     all.insert(all.end(), more.begin(), more.end());
   }
   return all;

@@ -56,7 +56,7 @@ void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
   version_ = 0;
   if (!was_ahead) counted_ = {};
   loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;
-  expert_load_ = at::Tensor();
+  expert_counts_ = at::Tensor();
   updates_ = was_skipped_ = normed_ = false;
   if (!input_.again) scale_ = trains() ? loss_scale_.value() : 1;
   gradient_scale_ = 1 / scale_;
@@ -92,9 +92,9 @@ void ModelActor::count(const nn::LossSum& loss, int64_t microbatch) {
 void ModelActor::count(const nn::Balance& balance, int64_t microbatch) {
   if (!balance.loss.defined()) return;
   Counted& counted = counted_of(microbatch);
-  counted.balances.push_back(balance.loss.detach());
-  at::Tensor& load = counted.expert_load;
-  load = load.defined() ? load + balance.load : balance.load;
+  counted.balances.push_back(balance.loss);
+  at::Tensor& counts = counted.expert_counts;
+  counts = counts.defined() ? counts + balance.counts : balance.counts;
 }
 
 nn::LossSum ModelActor::losses() const {
@@ -118,8 +118,8 @@ void ModelActor::read() {
     add(loss.weight);
   }
   for (const auto& balance : counted_.balances) add(balance);
-  expert_load_ = counted_.expert_load;
-  if (expert_load_.defined()) add(expert_load_);
+  expert_counts_ = counted_.expert_counts;
+  if (expert_counts_.defined()) add(expert_counts_);
   const at::Tensor here = read_on_host(at::cat(all));
   const double* next = here.const_data_ptr<double>();
 
@@ -133,8 +133,9 @@ void ModelActor::read() {
     weight_ += *next++;
   }
   for (size_t i = 0; i < counted_.balances.size(); ++i) aux_sum_ += *next++;
-  if (expert_load_.defined()) {
-    expert_load_ = here.slice(0, here.numel() - expert_load_.numel());
+  if (expert_counts_.defined()) {
+    expert_counts_ = here.slice(0, here.numel() - expert_counts_.numel())
+                         .view_as(expert_counts_);
   }
   decide();
 }
@@ -162,6 +163,7 @@ void ModelActor::norm() {
   normed_ = true;
   std::vector<at::Tensor> owned;
   for (const auto& parameter : composed_.parameters->trained()) {
+    if (parameter.balances_load) continue;
     if (parameter.layout.owned_by(composed_.coord)) {
       owned.push_back(parameter.gradient);
     }

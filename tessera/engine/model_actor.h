@@ -59,7 +59,7 @@ struct StepInput {
   int64_t step = 0;      // of the run, from 0
   int64_t samples = 0;   // of a micro-batch
   int64_t tokens = 0;    // of a sample, on this rank
-  double aux_scale = 0;  // of nn::Balance::loss in the step's loss
+  double aux_scale = 0;  // of nn::Balance::penalty in the step's loss
   double lr = 0;
   // Of a step: what dropout is drawn by. None in an evaluation.
   std::function<nn::Draw(int64_t share, int64_t microbatch)> draw = {};
@@ -103,8 +103,8 @@ class ModelActor : public program::Actor {
   double weight() const { return weight_; }
   // Its part of nn::Balance, of all layers and micro-batches.
   double aux_sum() const { return aux_sum_; }
-  // On the host.
-  const at::Tensor& expert_load() const { return expert_load_; }
+  // nn::Balance's, on the host.
+  const at::Tensor& expert_counts() const { return expert_counts_; }
   // Global L2 norm before it was clipped or normalised.
   double grad_norm() const { return grad_norm_; }
   // By which its loss was multiplied.
@@ -175,7 +175,7 @@ class ModelActor : public program::Actor {
   struct Counted {
     std::vector<std::pair<int64_t, nn::LossSum>> losses;  // of a micro-batch
     std::vector<at::Tensor> balances;
-    at::Tensor expert_load;
+    at::Tensor expert_counts;
   };
   Counted& counted_of(int64_t microbatch) {
     return is_of_next(microbatch) ? counted_ahead_ : counted_;
@@ -208,7 +208,7 @@ class ModelActor : public program::Actor {
   double loss_sum_ = 0;
   double weight_ = 0;
   double aux_sum_ = 0;
-  at::Tensor expert_load_;
+  at::Tensor expert_counts_;
   double grad_norm_ = 0;
 };
 

@@ -188,8 +188,8 @@ RankActor::Start RankActor::start_backward(int64_t microbatch, int64_t unit) {
               .gradients = {std::exchange(here.gradient, {})}};
   const nn::Balance balance = std::exchange(here.balance, {});
   count(balance, microbatch);
-  if (balance.loss.defined() && scale > 0) {
-    start.ends.push_back(balance.loss * scale);
+  if (balance.penalty.defined()) {
+    start.ends.push_back(balance.penalty * scale);
     start.gradients.emplace_back();
   }
   return start;

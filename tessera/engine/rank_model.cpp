@@ -37,7 +37,7 @@ StepInput step_input(const RunConfig& config, int64_t step, double lr,
   input.draw = [=](int64_t share, int64_t microbatch) {
     return nn::Draw{seed, step, shares.of(share, microbatch).first};
   };
-  input.aux_scale = config.model.moe.aux_loss * aux_mean(config);
+  input.aux_scale = aux_mean(config);
   input.lr = lr;
   return input;
 }
@@ -165,7 +165,10 @@ void RankModel::build_optimizer() {
                         .parameter = parameter.shard,
                         .gradient = parameter.gradient,
                         .decay = parameter.layout.global_shape().size() >= 2,
-                        .is_matrix = matrices[segments.size()]});
+                        .is_matrix = matrices[segments.size()],
+                        .sign_rate = parameter.balances_load
+                                         ? config_.model.moe.bias_rate
+                                         : 0});
   }
   optim::StateMemory memory;
   if (files_) {

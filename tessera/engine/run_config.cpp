@@ -10,6 +10,7 @@
 #include "tessera/engine/model_cut.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/update_config.h"
+#include "tessera/models/family.h"
 #include "tessera/models/hugging_face_config.h"
 #include "tessera/optim/registry.h"
 #include "tessera/parallel/compose.h"
@@ -46,6 +47,17 @@ void take(T& mine, const T& folders, const std::string& key,
                   " (", origins.at(key), "), but the folder in model.from has ",
                   folders, ". Leave the key out.");
   mine = folders;
+}
+
+// How long sequences get is the user's: who says something of it says it all.
+void take_rope_scaling(models::RopeScalingConfig& mine,
+                       const models::RopeScalingConfig& folders,
+                       const config::Provenance& origins) {
+  const bool says = std::ranges::any_of(origins, [&](const auto& origin) {
+    return origin.first.starts_with("model.rope_scaling.") &&
+           is_set(origins, origin.first);
+  });
+  if (!says) mine = folders;
 }
 
 void complete_batch(BatchConfig& batch, int64_t data_parallel,
@@ -287,12 +299,36 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
        origins);
   take(model.norm_eps, folder.norm_eps, "model.norm_eps", origins);
   take(model.rope_theta, folder.rope_theta, "model.rope_theta", origins);
+  take_rope_scaling(model.rope_scaling, folder.rope_scaling, origins);
+  take(model.latent.q_rank, folder.latent.q_rank, "model.latent.q_rank",
+       origins);
+  take(model.latent.kv_rank, folder.latent.kv_rank, "model.latent.kv_rank",
+       origins);
+  take(model.latent.rope_dim, folder.latent.rope_dim, "model.latent.rope_dim",
+       origins);
+  take(model.latent.value_dim, folder.latent.value_dim,
+       "model.latent.value_dim", origins);
   take(model.moe.experts, folder.moe.experts, "model.moe.experts", origins);
   take(model.moe.top_k, folder.moe.top_k, "model.moe.top_k", origins);
   take(model.moe.every, folder.moe.every, "model.moe.every", origins);
+  take(model.moe.first_dense, folder.moe.first_dense, "model.moe.first_dense",
+       origins);
+  take(model.moe.ffn, folder.moe.ffn, "model.moe.ffn", origins);
+  take(model.moe.score, folder.moe.score, "model.moe.score", origins);
+  take(model.moe.normalize, folder.moe.normalize, "model.moe.normalize",
+       origins);
+  take(model.moe.scale, folder.moe.scale, "model.moe.scale", origins);
+  take(model.moe.groups, folder.moe.groups, "model.moe.groups", origins);
+  take(model.moe.top_groups, folder.moe.top_groups, "model.moe.top_groups",
+       origins);
+  take(model.moe.shared_experts, folder.moe.shared_experts,
+       "model.moe.shared_experts", origins);
   // No size: how it is trained is the user's.
   if (!is_set(origins, "model.moe.aux_loss")) {
     model.moe.aux_loss = folder.moe.aux_loss;
+  }
+  if (!is_set(origins, "model.moe.bias_balance")) {
+    model.moe.bias_balance = folder.moe.bias_balance;
   }
   if (!is_set(origins, "model.dropout")) model.dropout = folder.dropout;
 }
@@ -465,14 +501,34 @@ std::vector<std::string> without_effect(const RunConfig& config,
        "is not used by recompute.mode " + mode);
   note(mode == "stage" && config.recompute.every >= config.model.layers,
        "recompute.every", "is no less than a stage has blocks, as 0 is");
-  note(config.model.family == "gpt2", "model.rope_theta",
-       "is not used by model.family gpt2, whose positions are learned");
+  const auto& family = models::family_named(config.model.family);
+  for (const char* key : {"model.rope_theta", "model.rope_scaling.type"}) {
+    note(family.learned_positions, key,
+         "is not used by model.family " + config.model.family +
+             ", whose positions are learned");
+  }
   for (const char* key :
-       {"model.moe.top_k", "model.moe.every", "model.moe.aux_loss",
-        "zero.expert_stage", "mesh.etp"}) {
+       {"model.rope_scaling.factor", "model.rope_scaling.original_max_seq"}) {
+    note(config.model.rope_scaling.type == "none", key,
+         "is not used while model.rope_scaling.type is none");
+  }
+  for (const char* key : {"model.latent.q_rank", "model.latent.kv_rank",
+                          "model.latent.rope_dim", "model.latent.value_dim"}) {
+    note(!family.latent_attention, key,
+         "is not used by model.family " + config.model.family);
+  }
+  for (const char* key :
+       {"model.moe.top_k", "model.moe.every", "model.moe.first_dense",
+        "model.moe.ffn", "model.moe.score", "model.moe.normalize",
+        "model.moe.scale", "model.moe.groups", "model.moe.top_groups",
+        "model.moe.capacity_factor", "model.moe.shared_experts",
+        "model.moe.aux_loss", "model.moe.z_loss", "model.moe.bias_balance",
+        "model.moe.bias_rate", "zero.expert_stage", "mesh.etp"}) {
     note(config.model.moe.experts == 0, key,
          "is not used by a model without experts");
   }
+  note(!config.model.moe.bias_balance, "model.moe.bias_rate",
+       "is not used while model.moe.bias_balance is false");
   return found;
 }
 

@@ -57,7 +57,8 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"model",
         {"from", "load_weights", "family", "layers", "hidden", "heads",
          "kv_heads", "head_dim", "ffn", "vocab", "max_seq", "tie_embeddings",
-         "norm_eps", "rope_theta", "dropout", "moe", "lora"}},
+         "norm_eps", "rope_theta", "rope_scaling", "latent", "dropout", "moe",
+         "lora"}},
        {"data",
         {"train", "valid", "weights", "valid_share", "exclude", "format",
          "field", "chat_template", "pair", "loss_on", "packing",
@@ -227,8 +228,6 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
       {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
-      {R"({"model": {"moe": {"shared_experts": 1}}})",
-       "model.moe.shared_experts is 1"},
       {R"({"run": {"device": "cuda"}})", "run.device is \"cuda\""}};
   for (const auto& [text, part] : cases) {
     const std::string message = refusal(text);
@@ -308,15 +307,17 @@ TEST(RunConfig, Experts) {
                 },
                 4),
             "mesh.ep is 2, but model.family llama has no experts to share "
-            "out. Use model.family mixtral, or leave mesh.ep out.");
+            "out. Use a model.family with experts (mixtral, qwen3_moe, "
+            "deepseek_v3), or leave mesh.ep out.");
   EXPECT_EQ(complaint(
                 [](RunConfig& c) {
                   c.model.moe.experts = 4;
                   c.model.family = "llama";
                 },
                 1),
-            "model.moe.experts is 4, but model.family llama is dense. Use "
-            "model.family mixtral, or leave model.moe.experts out.");
+            "model.moe.experts is 4, but model.family llama is dense. Use a "
+            "model.family with experts (mixtral, qwen3_moe, deepseek_v3), or "
+            "leave model.moe.experts out.");
   EXPECT_EQ(complaint([](RunConfig& c) { c.model.moe.top_k = 9; }, 1),
             "model.moe.top_k (9) is above model.moe.experts (8): a token goes "
             "to an expert once. Use 8 or less.");

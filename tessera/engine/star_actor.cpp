@@ -96,8 +96,8 @@ void StarActor::backward(program::Op /*part*/, int64_t /*microbatch*/,
     Device& here = devices_[device];
     std::vector<at::Tensor> ends = {std::exchange(here.output, {})};
     std::vector<at::Tensor> gradients = {std::exchange(here.gradient, {})};
-    if (here.balance.loss.defined()) {
-      ends.push_back(here.balance.loss * input_.aux_scale);
+    if (here.balance.penalty.defined()) {
+      ends.push_back(here.balance.penalty * input_.aux_scale);
       gradients.emplace_back();
     }
     torch::autograd::backward(ends, gradients);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tessera/models/adapters.h"
+#include "tessera/nn/latent_attention.h"
 
 namespace tessera::models {
 namespace {
@@ -23,18 +24,66 @@ std::shared_ptr<nn::Norm> make_norm(const ModelConfig& config) {
                                     config.hidden, config.norm_eps);
 }
 
-nn::AttentionOptions attention_options(const ModelConfig& config) {
+// 0.1 m ln(s) + 1 of YaRN.
+double yarn_scale(double factor, double weight) {
+  return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
+}
+
+nn::RopeScaling rope_scaling(const RopeScalingConfig& config) {
+  using Kind = nn::RopeScaling::Kind;
+  nn::RopeScaling scaling{.kind = config.type == "linear"   ? Kind::kLinear
+                                  : config.type == "llama3" ? Kind::kLlama3
+                                  : config.type == "yarn"   ? Kind::kYarn
+                                                            : Kind::kNone,
+                          .factor = config.factor,
+                          .original_length = config.original_max_seq,
+                          .low_freq_factor = config.low_freq_factor,
+                          .high_freq_factor = config.high_freq_factor,
+                          .beta_fast = config.beta_fast,
+                          .beta_slow = config.beta_slow,
+                          .truncate = config.truncate};
+  if (scaling.kind != Kind::kYarn) return scaling;
+  if (config.attention_factor > 0) {
+    scaling.attention_factor = config.attention_factor;
+  } else if (config.mscale > 0 && config.mscale_all_dim > 0) {
+    scaling.attention_factor = yarn_scale(config.factor, config.mscale) /
+                               yarn_scale(config.factor, config.mscale_all_dim);
+  } else {
+    scaling.attention_factor = yarn_scale(config.factor, 1);
+  }
+  return scaling;
+}
+
+std::shared_ptr<nn::Attention> make_attention(const ModelConfig& config) {
   const Family& family = family_named(config.family);
-  return {.width = config.hidden,
-          .heads = config.heads,
-          .kv_heads = config.kv_heads,
-          .head_dim = config.head_dim,
-          .qkv_bias = family.qkv_bias,
-          .out_bias = family.out_bias,
-          .qk_norm = family.qk_norm,
-          .norm_eps = config.norm_eps,
-          .init_std = kInitStd,
-          .out_init_std = residual_std(config)};
+  if (family.latent_attention) {
+    const LatentConfig& latent = config.latent;
+    const RopeScalingConfig& rope = config.rope_scaling;
+    const double scale =
+        rope.type == "none" ? 1 : yarn_scale(rope.factor, rope.mscale_all_dim);
+    return std::make_shared<nn::LatentAttention>(
+        nn::LatentAttentionOptions{.width = config.hidden,
+                                   .heads = config.heads,
+                                   .head_dim = config.head_dim,
+                                   .rope_dim = latent.rope_dim,
+                                   .value_dim = latent.value_dim,
+                                   .q_rank = latent.q_rank,
+                                   .kv_rank = latent.kv_rank,
+                                   .q_scale = scale * scale,
+                                   .init_std = kInitStd,
+                                   .out_init_std = residual_std(config)});
+  }
+  return std::make_shared<nn::GroupedQueryAttention>(
+      nn::AttentionOptions{.width = config.hidden,
+                           .heads = config.heads,
+                           .kv_heads = config.kv_heads,
+                           .head_dim = config.head_dim,
+                           .qkv_bias = family.qkv_bias,
+                           .out_bias = family.out_bias,
+                           .qk_norm = family.qk_norm,
+                           .norm_eps = config.norm_eps,
+                           .init_std = kInitStd,
+                           .out_init_std = residual_std(config)});
 }
 
 nn::MlpOptions mlp_options(const ModelConfig& config) {
@@ -47,25 +96,48 @@ nn::MlpOptions mlp_options(const ModelConfig& config) {
           .out_init_std = residual_std(config)};
 }
 
+nn::MoeOptions moe_options(const ModelConfig& config, int64_t layer) {
+  const MoeConfig& moe = config.moe;
+  nn::MlpOptions expert = mlp_options(config);
+  expert.hidden = moe.ffn;
+  return {
+      .router = {.experts = moe.experts,
+                 .top_k = moe.top_k,
+                 .score = moe.score == "sigmoid" ? nn::GateScore::kSigmoid
+                                                 : nn::GateScore::kSoftmax,
+                 .normalize = moe.normalize,
+                 .scale = moe.scale,
+                 .groups = moe.groups,
+                 .top_groups = moe.top_groups},
+      .expert = expert,
+      .shared_width = moe.shared_experts * moe.ffn,
+      .capacity_factor = moe.capacity_factor,
+      .has_bias = moe.bias_balance || family_named(config.family).score_bias,
+      .moves_bias = moe.bias_balance,
+      .aux_loss = moe.aux_loss,
+      .z_loss = moe.z_loss,
+      .layer = config.layers_with_experts(layer),
+      .layers = config.layers_with_experts()};
+}
+
 }  // namespace
 
-DecoderBlock::DecoderBlock(const ModelConfig& config, bool has_experts)
+DecoderBlock::DecoderBlock(const ModelConfig& config, int64_t index)
     : norm_behind_(family_named(config.family).norm_behind),
       attention_norm_(register_module("attention_norm", make_norm(config))),
-      attention_(register_module("attention", std::make_shared<nn::Attention>(
-                                                  attention_options(config)))),
+      attention_(register_module("attention", make_attention(config))),
       mlp_norm_(register_module("mlp_norm", make_norm(config))) {
-  const nn::MlpOptions mlp = mlp_options(config);
-  if (has_experts) {
-    moe_ =
-        register_module("moe", std::make_shared<nn::Moe>(nn::MoeOptions{
-                                   config.moe.experts, config.moe.top_k, mlp}));
+  if (config.has_experts(index)) {
+    moe_ = register_module(
+        "moe", std::make_shared<nn::Moe>(moe_options(config, index)));
   } else {
-    mlp_ = register_module("mlp", std::make_shared<nn::Mlp>(mlp));
+    mlp_ =
+        register_module("mlp", std::make_shared<nn::Mlp>(mlp_options(config)));
   }
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
+                                 const nn::Positions& positions,
                                  nn::KvCache* cache, nn::Balance* balance,
                                  nn::CoreAgain* again,
                                  const BlockDropout& dropout) const {
@@ -91,7 +163,7 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
   return half(
       y, *mlp_norm_,
       [&](const at::Tensor& in) {
-        return moe_ ? moe_->forward(in, balance) : mlp_->forward(in);
+        return moe_ ? moe_->forward(in, positions, balance) : mlp_->forward(in);
       },
       dropout.mlp);
 }
@@ -109,13 +181,13 @@ Decoder::Decoder(const ModelConfig& given) : Model(given) {
         "positions", std::make_shared<nn::Embedding>(config.max_seq,
                                                      config.hidden, kInitStd));
   } else {
-    rotary_ = nn::RotaryTable(config.head_dim, config.rope_theta);
+    rotary_ = nn::RotaryTable(config.rotary_dim(), config.rope_theta,
+                              rope_scaling(config.rope_scaling));
   }
   auto blocks = register_module("blocks", std::make_shared<nn::Room>());
   for (int64_t i = 0; i < config.layers; ++i) {
     blocks_.push_back(blocks->register_module(
-        std::to_string(i),
-        std::make_shared<DecoderBlock>(config, config.has_experts(i))));
+        std::to_string(i), std::make_shared<DecoderBlock>(config, i)));
   }
   final_norm_ = register_module("final_norm", make_norm(config));
   if (!config.tie_embeddings) {
@@ -149,11 +221,20 @@ at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
   if (unit == num_units() - 1) return before_head(x);
   const BlockDropout dropout =
       drops(tokens) ? block_dropout(unit - 1, tokens) : BlockDropout{};
-  return blocks_.at(unit - 1)->forward(
-      x,
-      {rotation_of(0, tokens.length, x),
-       {tokens.document_starts, dropout.weights}},
-      /*cache=*/nullptr, balance, again, dropout);
+  const DecoderBlock& block = *blocks_.at(unit - 1);
+  return block.forward(x,
+                       {rotation_of(0, tokens.length, x),
+                        {tokens.document_starts, dropout.weights}},
+                       expert_positions(block, tokens.length),
+                       /*cache=*/nullptr, balance, again, dropout);
+}
+
+// Of the tokens that its gate sees.
+nn::Positions Decoder::expert_positions(const DecoderBlock& block,
+                                        int64_t length) const {
+  if (!block.moe() || config().moe.capacity_factor == 0) return {};
+  return block.moe()->shard().region.enter ? runs_of(0, length)
+                                           : runs_here(0, length);
 }
 
 BlockDropout Decoder::block_dropout(int64_t layer, const Tokens& tokens) const {
@@ -171,6 +252,9 @@ void Decoder::set_region(const nn::Region& region) {
   for (const auto& block : blocks_) {
     block->attention()->set_region(region);
     if (block->mlp()) block->mlp()->set_region(region);
+    if (block->moe() && block->moe()->shared()) {
+      block->moe()->shared()->set_region(region);
+    }
   }
 }
 
@@ -213,6 +297,7 @@ at::Tensor Decoder::forward_unit_cached(int64_t unit, const at::Tensor& x,
     return logits_of(before_head(x).select(1, -1));
   }
   return blocks_.at(unit - 1)->forward(x, {rotation_of(begin, x.size(1), x)},
+                                       /*positions=*/{},
                                        &cache.layers.at(unit - 1));
 }
 

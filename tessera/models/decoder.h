@@ -2,10 +2,11 @@
 // and MLP or experts, each with its norm, a last norm, a head.
 //
 // Names:  embed.tokens, embed.positions, blocks.N.{attention_norm,
-//         attention.{q, k, v, o, q_norm, k_norm}, mlp_norm,
-//         mlp.{gate, up, down}, moe.gate, moe.experts.{gate, up, down}},
-//         final_norm, head. With tied embeddings there is no head:
-//         embed.tokens serves.
+//         attention.{q, k, v, o, q_norm, k_norm}, or of latent attention
+//         attention.{q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b, o}, mlp_norm,
+//         mlp.{gate, up, down}, moe.{gate, score_bias}, moe.{experts,
+//         shared}.{gate, up, down}}, final_norm, head. With tied embeddings
+//         there is no head: embed.tokens serves.
 // Seams:  see Model. Every block has the same.
 #pragma once
 
@@ -32,9 +33,11 @@ struct BlockDropout {
 // in place of mlp. Of what is added a part is dropped.
 class DecoderBlock : public torch::nn::Module {
  public:
-  // REQUIRES: a complete config.
-  DecoderBlock(const ModelConfig& config, bool has_experts);
+  // Layer `index` of a complete config.
+  DecoderBlock(const ModelConfig& config, int64_t index);
+  // `positions`: of its tokens, where experts drop some.
   at::Tensor forward(const at::Tensor& x, const nn::Places& places,
+                     const nn::Positions& positions = {},
                      nn::KvCache* cache = nullptr,
                      nn::Balance* balance = nullptr,
                      nn::CoreAgain* again = nullptr,
@@ -82,6 +85,8 @@ class Decoder final : public Model {
     return config().dropout > 0 && tokens.draw;
   }
   BlockDropout block_dropout(int64_t layer, const Tokens& tokens) const;
+  nn::Positions expert_positions(const DecoderBlock& block,
+                                 int64_t length) const;
   at::Tensor head_weight() const override;
 
   std::shared_ptr<nn::Embedding> tokens_;

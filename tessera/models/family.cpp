@@ -8,12 +8,13 @@
 namespace tessera::models {
 
 // Each in its file in families/.
-extern const Family kGpt2, kLlama, kQwen2, kQwen3, kMixtral, kOlmo2;
+extern const Family kGpt2, kLlama, kQwen2, kQwen3, kMixtral, kOlmo2, kQwen3Moe,
+    kDeepseekV3;
 
 namespace {
 
-constexpr std::array kFamilies = {&kGpt2,  &kLlama,   &kQwen2,
-                                  &kQwen3, &kMixtral, &kOlmo2};
+constexpr std::array kFamilies = {&kGpt2,    &kLlama, &kQwen2,    &kQwen3,
+                                  &kMixtral, &kOlmo2, &kQwen3Moe, &kDeepseekV3};
 
 }  // namespace
 
@@ -36,6 +37,14 @@ std::vector<std::string> names_of_families() {
   std::vector<std::string> names;
   for (const Family* family : kFamilies) names.emplace_back(family->name);
   return names;
+}
+
+std::string families_with_experts() {
+  std::vector<std::string> names;
+  for (const Family* family : kFamilies) {
+    if (family->experts) names.emplace_back(family->name);
+  }
+  return some_of(names, kFamilies.size());
 }
 
 }  // namespace tessera::models

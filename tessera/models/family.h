@@ -25,7 +25,10 @@ struct Family {
   bool out_bias = false;  // of attention
   bool mlp_bias = false;
   nn::QkNorm qk_norm = nn::QkNorm::kNone;
+  bool latent_attention = false;  // keys and values of a narrow vector
   bool experts = false;           // in place of the MLP
+  bool sigmoid_gate = false;      // of experts, else a softmax
+  bool score_bias = false;        // of experts, whether or not it is moved
   bool heads_fill_width = false;  // as many of keys as of queries
   const detail::HuggingFaceForm* hugging_face = nullptr;
 };
@@ -36,5 +39,7 @@ const Family* find_family(const std::string& name);
 const Family& family_named(const std::string& name);
 // In the order of the list in family.cpp.
 std::vector<std::string> names_of_families();
+// Of those whose layers can have experts: "mixtral, qwen3_moe".
+std::string families_with_experts();
 
 }  // namespace tessera::models

@@ -177,12 +177,12 @@ std::string updated_hugging_face_config(const std::string& text,
       }
     }
   }
-  const auto& moe = config.model.moe;
-  constexpr const char* kAuxLoss = "router_aux_loss_coef";
-  if (moe.experts > 0 && said.in.number(kAuxLoss, -1.0) != moe.aux_loss) {
-    said.json[kAuxLoss] = moe.aux_loss;
-  }
   const Family& family = family_named(config.model.family);
+  ModelConfig before_it;
+  family.hugging_face->read(said.in, before_it);
+  if (before_it.moe.aux_loss != config.model.moe.aux_loss && family.experts) {
+    said.json[family.hugging_face->aux_loss] = config.model.moe.aux_loss;
+  }
   if (read_dropout(said.in, family) != config.model.dropout) {
     for (const char* key : family.hugging_face->dropout) {
       said.json[key] = config.model.dropout;

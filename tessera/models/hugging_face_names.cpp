@@ -68,9 +68,11 @@ HuggingFaceSource hugging_face_source(const std::string& family,
   const std::string block = parameter.substr(0, dot);
   const auto numbers = numbers_in(block);
   for (const auto& name : family_named(family).hugging_face->names()) {
-    if (with_numbers(name.ours, numbers) != block) continue;
-    return {with_numbers(name.theirs, numbers) + parameter.substr(dot),
-            name.transposed, name.part, name.parts};
+    const std::string ours = with_numbers(name.ours, numbers);
+    if (ours != block && ours != parameter) continue;
+    const std::string kind = ours == block ? parameter.substr(dot) : "";
+    return {with_numbers(name.theirs, numbers) + kind, name.transposed,
+            name.part, name.parts};
   }
   TORCH_INTERNAL_ASSERT(false, "no Hugging Face name for ", parameter);
 }

@@ -148,7 +148,8 @@ int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
         layout.is_of_expert() ? size / full.moe.experts * full.moe.top_k : size;
     flops += flops_of(parameter.spec->is_frozen) * used;
   }
-  return flops + 12 * full.layers * full.heads * full.head_dim * seq_len;
+  const int64_t widths = full.head_dim + full.value_dim();
+  return flops + 6 * full.layers * full.heads * widths * seq_len;
 }
 
 }  // namespace tessera::models

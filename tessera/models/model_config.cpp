@@ -1,6 +1,9 @@
 #include "tessera/models/model_config.h"
 
+#include <algorithm>
+
 #include "tessera/core/error.h"
+#include "tessera/core/units.h"
 #include "tessera/models/family.h"
 
 namespace tessera::models {
@@ -8,7 +11,8 @@ namespace tessera::models {
 void MoeConfig::declare(config::Section& section) {
   section
       .key("experts", experts,
-           "experts of a layer, in family mixtral; 0: its 8, elsewhere none")
+           "experts of a layer, in a family that has them; 0: 8, elsewhere "
+           "none")
       .at_least(0)
       .at_most(kMaxExperts);
   section.key("top_k", top_k, "experts that a token goes to")
@@ -19,23 +23,138 @@ void MoeConfig::declare(config::Section& section) {
       .at_least(1)
       .at_most(kMaxSize);
   section
-      .key("capacity_factor", capacity_factor,
-           "tokens that an expert takes, over its even share; 0: all that come")
+      .key("first_dense", first_dense,
+           "so many layers at the beginning are dense")
       .at_least(0)
-      .not_built("dropping tokens");
+      .at_most(kMaxLayers);
+  section.key("ffn", ffn, "width inside an expert; 0: model.ffn")
+      .at_least(0)
+      .at_most(kMaxSize);
   section
-      .key("shared_experts", shared_experts, "experts that every token goes to")
+      .key("score", score,
+           "what the gate makes of its products; auto: sigmoid for "
+           "deepseek_v3, else softmax")
+      .one_of({"auto", "softmax", "sigmoid"});
+  section.key("normalize", normalize,
+              "the weights of a token's experts add up to 1");
+  section.key("scale", scale, "by which these weights are multiplied")
+      .more_than(0)
+      .at_most(1e6);
+  section
+      .key("groups", groups,
+           "groups of experts, of which a token goes to the best")
+      .at_least(1)
+      .at_most(kMaxExperts);
+  section.key("top_groups", top_groups, "groups that a token goes to")
+      .at_least(1)
+      .at_most(kMaxExperts);
+  section
+      .key("capacity_factor", capacity_factor,
+           "tokens of a sample that an expert takes at most, over its even "
+           "share; 0: all that come")
       .at_least(0)
-      .at_most(kMaxSize)
-      .not_built("shared experts");
+      .at_most(1e6);
+  section
+      .key("shared_experts", shared_experts,
+           "experts that every token goes to, beside the others")
+      .at_least(0)
+      .at_most(kMaxExperts);
   section
       .key("aux_loss", aux_loss,
            "weight of the load-balancing loss, a mean over samples and layers")
       .at_least(0);
   section
-      .key("bias_balance", bias_balance,
-           "balance the load by a bias on the gate, without a loss")
-      .not_built("balance by a bias");
+      .key("z_loss", z_loss,
+           "weight of the gates' squared log-sum-exp, a mean over tokens and "
+           "layers")
+      .at_least(0);
+  section.key("bias_balance", bias_balance,
+              "balance the load by a bias on the gate's scores, without a "
+              "loss");
+  section
+      .key("bias_rate", bias_rate,
+           "by which a step moves the bias of an expert")
+      .more_than(0)
+      .at_most(1);
+}
+
+void RopeScalingConfig::declare(config::Section& section) {
+  section
+      .key("type", type,
+           "how rotary frequencies are stretched for longer sequences than the "
+           "model was trained on")
+      .one_of({"none", "linear", "llama3", "yarn"});
+  section.key("factor", factor, "by which sequences are longer")
+      .at_least(1)
+      .at_most(1e6);
+  section
+      .key("original_max_seq", original_max_seq,
+           "of llama3 and yarn: the longest sequence before")
+      .at_least(0)
+      .at_most(kMaxSize);
+  const auto number = [&](const char* name, double& member,
+                          const char* meaning) {
+    section.key(name, member, meaning).at_least(0).at_most(1e6);
+  };
+  number("low_freq_factor", low_freq_factor,
+         "of llama3: waves of fewer turns in the original length are stretched "
+         "whole");
+  number("high_freq_factor", high_freq_factor,
+         "of llama3: waves of more turns are kept");
+  number("beta_fast", beta_fast,
+         "of yarn: features that turn more often in the original length are "
+         "kept");
+  number("beta_slow", beta_slow,
+         "of yarn: those that turn less often are stretched whole");
+  section.key("truncate", truncate,
+              "of yarn: the border between them is at whole features");
+  number("attention_factor", attention_factor,
+         "of yarn: multiplies cosines and sines; 0: as mscale says");
+  number("mscale", mscale, "of yarn: weight in attention_factor; 0: 1");
+  number("mscale_all_dim", mscale_all_dim,
+         "of yarn: the same, of all features of a head; 0: none");
+}
+
+void RopeScalingConfig::check() const {
+  const bool needs_length = type == "llama3" || type == "yarn";
+  TS_CHECK_CONFIG(!needs_length || original_max_seq > 0,
+                  "model.rope_scaling.type ", type,
+                  " needs model.rope_scaling.original_max_seq, the longest "
+                  "sequence that the model was trained on.");
+  TS_CHECK_CONFIG(type != "llama3" || high_freq_factor > low_freq_factor,
+                  "model.rope_scaling.high_freq_factor (", high_freq_factor,
+                  ") must be above model.rope_scaling.low_freq_factor (",
+                  low_freq_factor, ").");
+}
+
+void LatentConfig::declare(config::Section& section) {
+  const auto size = [&](const char* name, int64_t& member,
+                        const char* meaning) {
+    section.key(name, member, meaning).at_least(0).at_most(kMaxSize);
+  };
+  size("q_rank", q_rank,
+       "width of the vector that queries are made of; 0: of the hidden states "
+       "themselves");
+  size("kv_rank", kv_rank,
+       "width of the vector that keys and values are made of; 0: 4 x "
+       "value_dim");
+  size("rope_dim", rope_dim,
+       "features of a head that positions turn; 0: a third of model.head_dim");
+  size("value_dim", value_dim,
+       "width of a head's values; 0: model.head_dim - rope_dim");
+}
+
+void LatentConfig::complete(int64_t head_dim) {
+  if (rope_dim == 0) rope_dim = std::max<int64_t>(2, head_dim / 6 * 2);
+  TS_CHECK_CONFIG(rope_dim % 2 == 0 && rope_dim < head_dim,
+                  "model.latent.rope_dim (", rope_dim,
+                  ") must be even and below model.head_dim (", head_dim,
+                  "), of which it is a part.");
+  if (value_dim == 0) value_dim = head_dim - rope_dim;
+  TS_CHECK_CONFIG(value_dim <= head_dim, "model.latent.value_dim (", value_dim,
+                  ") is above model.head_dim (", head_dim, "). Use ", head_dim,
+                  " or less.");
+  if (kv_rank == 0) kv_rank = 4 * value_dim;
 }
 
 void LoraConfig::declare(config::Section& section) {
@@ -88,6 +207,11 @@ void ModelConfig::declare(config::Section& section) {
       .at_most(1);
   section.key("rope_theta", rope_theta, "base of the rotary frequencies")
       .more_than(1);
+  section.section("rope_scaling", rope_scaling,
+                  "rotary positions for longer sequences");
+  section.section("latent", latent,
+                  "attention with latent keys and values, of family "
+                  "deepseek_v3");
   section
       .key("dropout", dropout,
            "share that training zeroes of embeddings, of attention's weights, "
@@ -99,15 +223,17 @@ void ModelConfig::declare(config::Section& section) {
 }
 
 void MoeConfig::complete(const std::string& family, int64_t layers) {
-  constexpr int64_t kMixtrals = 8;
-  if (!family_named(family).experts) {
-    TS_CHECK_CONFIG(experts == 0, "model.moe.experts is ", experts,
-                    ", but model.family ", family,
-                    " is dense. Use model.family mixtral, or leave "
-                    "model.moe.experts out.");
+  constexpr int64_t kCustom = 8;
+  const Family& facts = family_named(family);
+  if (!facts.experts) {
+    TS_CHECK_CONFIG(
+        experts == 0, "model.moe.experts is ", experts, ", but model.family ",
+        family, " is dense. Use a model.family with experts (",
+        families_with_experts(), "), or leave model.moe.experts out.");
     return;
   }
-  if (experts == 0) experts = kMixtrals;
+  if (experts == 0) experts = kCustom;
+  if (score == "auto") score = facts.sigmoid_gate ? "sigmoid" : "softmax";
   TS_CHECK_CONFIG(top_k <= experts, "model.moe.top_k (", top_k,
                   ") is above model.moe.experts (", experts,
                   "): a token goes to an expert once. Use ", experts,
@@ -115,6 +241,29 @@ void MoeConfig::complete(const std::string& family, int64_t layers) {
   TS_CHECK_CONFIG(every <= layers, "model.moe.every (", every,
                   ") is above model.layers (", layers,
                   "): no layer would have experts. Use ", layers, " or less.");
+  const int64_t last = layers / every * every - 1;  // with experts
+  TS_CHECK_CONFIG(first_dense <= last, "model.moe.first_dense (", first_dense,
+                  ") leaves none of ", layers, " layers for experts. Use ",
+                  last, " or less.");
+  check_groups();
+}
+
+void MoeConfig::check_groups() const {
+  TS_CHECK_CONFIG(
+      experts % groups == 0, "model.moe.groups (", groups,
+      ") does not divide model.moe.experts (", experts,
+      "): groups are equally large. Nearest model.moe.groups: ",
+      nearest_fitting(groups, experts,
+                      [&](int64_t n) { return experts % n == 0; }),
+      "; nearest model.moe.experts: ", nearest_multiples(experts, groups), ".");
+  TS_CHECK_CONFIG(top_groups <= groups, "model.moe.top_groups (", top_groups,
+                  ") is above model.moe.groups (", groups, "). Use ", groups,
+                  " or less.");
+  const int64_t each = experts / groups;
+  TS_CHECK_CONFIG(top_groups * each >= top_k, "model.moe.top_k (", top_k,
+                  ") is above the experts of model.moe.top_groups (",
+                  top_groups, " groups of ", each, "). Use top_groups ",
+                  (top_k + each - 1) / each, " or more.");
 }
 
 void ModelConfig::complete() {
@@ -139,11 +288,20 @@ void ModelConfig::complete() {
   TS_CHECK_CONFIG(facts.learned_positions || head_dim % 2 == 0,
                   "model.head_dim (", head_dim,
                   ") is odd. Rotary positions turn pairs: use an even one.");
+  rope_scaling.check();
+  if (facts.latent_attention) {
+    TS_CHECK_CONFIG(kv_heads == heads, "model.kv_heads (", kv_heads,
+                    ") differs from model.heads (", heads,
+                    "), but each head of model.family ", family,
+                    " has keys of its own. Leave model.kv_heads out.");
+    latent.complete(head_dim);
+  }
   if (ffn == 0) {
     ffn = facts.mlp == nn::MlpKind::kGelu
               ? 4 * hidden
               : ((8 * hidden + 2) / 3 + 63) / 64 * 64;
   }
+  if (moe.experts > 0 && moe.ffn == 0) moe.ffn = ffn;
 }
 
 }  // namespace tessera::models

@@ -16,15 +16,51 @@ inline constexpr int64_t kMaxExperts = 1 << 14;
 inline constexpr double kMostDropout = 0.99;
 
 struct MoeConfig {
-  int64_t experts = 0;  // 0: Mixtral's 8; of dense families none
+  int64_t experts = 0;  // 0: the family's custom, 8; of dense families none
   int64_t top_k = 2;
   int64_t every = 1;
+  int64_t first_dense = 0;
+  int64_t ffn = 0;             // 0: ModelConfig::ffn
+  std::string score = "auto";  // auto: the family's custom
+  bool normalize = true;       // weights of a token's experts
+  double scale = 1.0;          // of these weights
+  int64_t groups = 1;
+  int64_t top_groups = 1;
   double capacity_factor = 0.0;  // 0: no token is dropped
   int64_t shared_experts = 0;
   double aux_loss = 0.01;
+  double z_loss = 0.0;
   bool bias_balance = false;
+  double bias_rate = 0.001;
   void declare(config::Section& section);
   void complete(const std::string& family, int64_t layers);
+
+ private:
+  void check_groups() const;
+};
+
+// Rotary positions of a model that was trained on shorter sequences.
+struct RopeScalingConfig {
+  std::string type = "none";
+  double factor = 1.0;
+  int64_t original_max_seq = 0;
+  double low_freq_factor = 1.0, high_freq_factor = 4.0;
+  double beta_fast = 32.0, beta_slow = 1.0;
+  bool truncate = true;
+  double attention_factor = 0.0;  // 0: what mscale and mscale_all_dim give
+  double mscale = 0.0, mscale_all_dim = 0.0;
+  void declare(config::Section& section);
+  void check() const;
+};
+
+// Of latent attention; in the families that have it zeros stand for defaults.
+struct LatentConfig {
+  int64_t q_rank = 0;
+  int64_t kv_rank = 0;
+  int64_t rope_dim = 0;
+  int64_t value_dim = 0;
+  void declare(config::Section& section);
+  void complete(int64_t head_dim);
 };
 
 // Adapters beside the linear layers of the blocks, which alone are trained.
@@ -53,6 +89,8 @@ struct ModelConfig {
   bool tie_embeddings = true;
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
+  RopeScalingConfig rope_scaling = {};
+  LatentConfig latent = {};
   double dropout = 0.0;
   MoeConfig moe = {};
   LoraConfig lora = {};
@@ -60,16 +98,28 @@ struct ModelConfig {
 
   // Whether layer `index`, from 0, has experts. REQUIRES: complete().
   bool has_experts(int64_t index) const {
-    return moe.experts > 0 && (index + 1) % moe.every == 0;
+    return moe.experts > 0 && index >= moe.first_dense &&
+           (index + 1) % moe.every == 0;
   }
-  int64_t layers_with_experts() const {
-    return moe.experts > 0 ? layers / moe.every : 0;
+  // Of the first `count` layers.
+  int64_t layers_with_experts(int64_t count) const {
+    if (moe.experts == 0 || count <= moe.first_dense) return 0;
+    return count / moe.every - moe.first_dense / moe.every;
+  }
+  int64_t layers_with_experts() const { return layers_with_experts(layers); }
+
+  // Of a head: the features that positions turn, and the width of its values.
+  int64_t rotary_dim() const {
+    return latent.rope_dim > 0 ? latent.rope_dim : head_dim;
+  }
+  int64_t value_dim() const {
+    return latent.value_dim > 0 ? latent.value_dim : head_dim;
   }
 
-  // Replaces the zeros that stand for a default: moe.experts, kv_heads,
-  // head_dim, and ffn, which is 4 x hidden for gpt2 and 8/3 x hidden, rounded
-  // up to a multiple of 64, for the others. TS_CHECK_CONFIG where heads do not
-  // divide, or experts do not fit.
+  // Replaces what stands for a default: moe.experts and score, kv_heads,
+  // head_dim, ffn, which is 4 x hidden for gpt2 and 8/3 x hidden, rounded up to
+  // a multiple of 64, for the others, and moe.ffn. TS_CHECK_CONFIG where heads
+  // do not divide, or experts do not fit.
   void complete();
 };
 

@@ -56,4 +56,15 @@ const std::vector<Field>& fields() {
   return all;
 }
 
+const std::vector<ListField>& list_fields() {
+  using R = StepRecord;
+  static const std::vector<ListField> all = {
+      {"expert_load", &R::expert_load},
+      {"expert_imbalance", &R::expert_imbalance},
+      {"expert_dropped", &R::expert_dropped},
+      {"routing_entropy", &R::routing_entropy},
+  };
+  return all;
+}
+
 }  // namespace tessera::monitor

@@ -24,4 +24,12 @@ struct Field {
 // In the order of a line.
 const std::vector<Field>& fields();
 
+// Numbers of which there are several, absent where there are none; in
+// TensorBoard as `name`/0, /1 and so on.
+struct ListField {
+  const char* name;
+  std::vector<double> StepRecord::* values;
+};
+const std::vector<ListField>& list_fields();
+
 }  // namespace tessera::monitor

@@ -52,8 +52,9 @@ std::string to_json_line(const StepRecord& record) {
     }
     line.object("seconds", seconds);
   }
-  if (!record.expert_load.empty()) {
-    line.numbers("expert_load", record.expert_load);
+  for (const ListField& field : list_fields()) {
+    const auto& values = record.*field.values;
+    if (!values.empty()) line.numbers(field.name, values);
   }
   return line.str();
 }

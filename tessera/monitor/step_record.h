@@ -62,7 +62,10 @@ struct StepRecord {
   std::optional<double> loss_scale;  // that this step used
   bool was_skipped = false;          // it updated nothing; in the summary alone
   std::optional<double> aux_loss;
-  std::vector<double> expert_load;
+  std::vector<double> expert_load;  // each one's share of all rows
+  // By layer with experts: the largest load over the mean, the share of choices
+  // that were dropped, and the mean entropy of a token's probabilities in nats.
+  std::vector<double> expert_imbalance, expert_dropped, routing_entropy;
   std::optional<Validation> validation;  // its loss is valid_loss
   std::optional<Sample> sample;          // its seconds are sample_s
   // Those measured after this step; in TensorBoard and the summary alone.

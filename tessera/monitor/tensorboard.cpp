@@ -140,6 +140,12 @@ Values values_of(const StepRecord& record, const RunInfo& info) {
     const std::string kind = name_of(static_cast<SpanKind>(i));
     values.add("seconds/" + kind, (*record.seconds)[i]);
   }
+  for (const ListField& field : list_fields()) {
+    const auto& numbers = record.*field.values;
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      values.add(c10::str(field.name, "/", i), numbers[i]);
+    }
+  }
   for (const LinkSpeed& link : record.links) {
     const std::string name = c10::str("links/", link.from, "-", link.to);
     values.add(name + "/latency(us)", link.latency_us);

@@ -10,11 +10,6 @@
 namespace tessera::nn {
 namespace {
 
-std::shared_ptr<Linear> make_linear(int64_t in, int64_t out, bool bias,
-                                    double init_std, Role role) {
-  return std::make_shared<Linear>(LinearOptions{in, out, bias, init_std, role});
-}
-
 // Appends k and v (B, T, K, E) to the cache; they become all that it holds.
 void append(KvCache& cache, at::Tensor& k, at::Tensor& v) {
   const int64_t tokens = k.size(1);
@@ -76,67 +71,24 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
   return piece_attention(q, whole, k, v, whole, sight);
 }
 
-Attention::Attention(const AttentionOptions& options)
-    : heads_(options.heads),
-      head_dim_(options.head_dim),
-      qk_norm_(options.qk_norm) {
-  const int64_t q_width = options.heads * options.head_dim;
-  const int64_t kv_width = options.kv_heads * options.head_dim;
-  const auto projection = [&](int64_t width, int64_t heads) {
-    return make_linear(options.width, width, options.qkv_bias, options.init_std,
-                       Role::column(heads));
-  };
-  q_ = register_module("q", projection(q_width, options.heads));
-  k_ = register_module("k", projection(kv_width, options.kv_heads));
-  v_ = register_module("v", projection(kv_width, options.kv_heads));
-  o_ =
-      register_module("o", make_linear(q_width, options.width, options.out_bias,
-                                       options.out_init_std, Role::row()));
-  if (qk_norm_ == QkNorm::kNone) return;
-  const auto norm = [&](int64_t heads) {
-    const bool each = qk_norm_ == QkNorm::kPerHead;
-    return std::make_shared<Norm>(
-        NormKind::kRmsNorm, (each ? 1 : heads) * options.head_dim,
-        options.norm_eps, each ? Role::per_head() : Role::column(heads));
-  };
-  q_norm_ = register_module("q_norm", norm(options.heads));
-  k_norm_ = register_module("k_norm", norm(options.kv_heads));
+void Attention::make_output(const LinearOptions& options) {
+  o_ = register_module("o", std::make_shared<Linear>(options));
 }
 
 void Attention::set_region(const Region& region) {
   enter_ = region.enter;
-  first_head_ = heads_ / region.ranks * region.rank;
+  first_head_ = heads_.count / region.ranks * region.rank;
   o_->set_reduction(region.leave);
-  if (qk_norm_ != QkNorm::kAllHeads) return;
-  q_norm_->set_region(region);
-  k_norm_->set_region(region);
 }
 
 at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
                               KvCache* cache, CoreAgain* again) const {
   const at::Tensor x = enter_ ? enter_(input) : input;
-  const int64_t samples = x.size(0), tokens = x.size(1);
+  const int64_t tokens = x.size(1);
   // The flash kernel divides by the length: it must not see an empty batch.
-  TS_CHECK(samples > 0 && tokens > 0, "attention: an empty batch ", x.sizes());
-  const auto heads_of = [&](const at::Tensor& y) {
-    return y.view({samples, tokens, -1, head_dim_});
-  };
-  auto all = forward_all(x, {q_.get(), k_.get(), v_.get()});
-  at::Tensor q = std::move(all[0]), k = std::move(all[1]);
-  at::Tensor v = heads_of(all[2]);
-  const auto norm_where = [&](QkNorm kind) {
-    if (qk_norm_ != kind) return;
-    q = q_norm_->forward(q);
-    k = k_norm_->forward(k);
-  };
-  norm_where(QkNorm::kAllHeads);
-  q = heads_of(q);  // (B, T, H, E)
-  k = heads_of(k);  // (B, T, K, E)
-  norm_where(QkNorm::kPerHead);
-  if (places.rotation) {
-    q = rotate(q, places.rotation);
-    k = rotate(k, places.rotation);
-  }
+  TS_CHECK(x.size(0) > 0 && tokens > 0, "attention: an empty batch ",
+           x.sizes());
+  auto [q, k, v] = project(x, places.rotation);
   if (again) {
     const auto of = [this, sight = places.sight](const auto&... qkv) {
       return core(qkv..., sight);
@@ -154,7 +106,7 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
              "attention: a cache that is not empty takes one token at a time, "
              "not ",
              tokens, ".");
-    y = plain_attention(q, k, v, /*is_causal=*/past == 0).flatten(2);
+    y = flat(plain_attention(q, k, v, /*is_causal=*/past == 0));
   } else {
     y = core(q, k, v, places.sight);
   }
@@ -163,16 +115,79 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
 
 at::Tensor Attention::core(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const Sight& sight) const {
-  if (!sight.dropout) return heads_out(q, k, v, sight).flatten(2);
+  if (!sight.dropout) return flat(heads_out(q, k, v, sight));
   Sight here = sight;
   here.dropout.first_head = first_head_;
-  return heads_out(q, k, v, here).flatten(2);
+  return flat(heads_out(q, k, v, here));
 }
 
 // (B, T, H, E).
 at::Tensor Attention::heads_out(const at::Tensor& q, const at::Tensor& k,
                                 const at::Tensor& v, const Sight& sight) const {
   return core_ ? core_(q, k, v, sight) : causal_attention(q, k, v, sight);
+}
+
+at::Tensor Attention::flat(const at::Tensor& y) const {
+  const bool is_padded = y.size(-1) > heads_.value_dim;
+  return (is_padded ? y.narrow(-1, 0, heads_.value_dim) : y).flatten(2);
+}
+
+GroupedQueryAttention::GroupedQueryAttention(const AttentionOptions& options)
+    : Attention({options.heads, options.head_dim}),
+      head_dim_(options.head_dim),
+      qk_norm_(options.qk_norm) {
+  const int64_t q_width = options.heads * options.head_dim;
+  const int64_t kv_width = options.kv_heads * options.head_dim;
+  const auto projection = [&](int64_t width, int64_t heads) {
+    return std::make_shared<Linear>(
+        LinearOptions{options.width, width, options.qkv_bias, options.init_std,
+                      Role::column(heads)});
+  };
+  q_ = register_module("q", projection(q_width, options.heads));
+  k_ = register_module("k", projection(kv_width, options.kv_heads));
+  v_ = register_module("v", projection(kv_width, options.kv_heads));
+  make_output({q_width, options.width, options.out_bias, options.out_init_std,
+               Role::row()});
+  if (qk_norm_ == QkNorm::kNone) return;
+  const auto norm = [&](int64_t heads) {
+    const bool each = qk_norm_ == QkNorm::kPerHead;
+    return std::make_shared<Norm>(
+        NormKind::kRmsNorm, (each ? 1 : heads) * options.head_dim,
+        options.norm_eps, each ? Role::per_head() : Role::column(heads));
+  };
+  q_norm_ = register_module("q_norm", norm(options.heads));
+  k_norm_ = register_module("k_norm", norm(options.kv_heads));
+}
+
+void GroupedQueryAttention::set_region(const Region& region) {
+  Attention::set_region(region);
+  if (qk_norm_ != QkNorm::kAllHeads) return;
+  q_norm_->set_region(region);
+  k_norm_->set_region(region);
+}
+
+Attention::Projected GroupedQueryAttention::project(
+    const at::Tensor& x, const Rotation& rotation) const {
+  const auto heads_of = [&](const at::Tensor& y) {
+    return y.view({x.size(0), x.size(1), -1, head_dim_});
+  };
+  auto all = forward_all(x, {q_.get(), k_.get(), v_.get()});
+  at::Tensor q = std::move(all[0]), k = std::move(all[1]);
+  at::Tensor v = heads_of(all[2]);
+  const auto norm_where = [&](QkNorm kind) {
+    if (qk_norm_ != kind) return;
+    q = q_norm_->forward(q);
+    k = k_norm_->forward(k);
+  };
+  norm_where(QkNorm::kAllHeads);
+  q = heads_of(q);  // (B, T, H, E)
+  k = heads_of(k);  // (B, T, K, E)
+  norm_where(QkNorm::kPerHead);
+  if (rotation) {
+    q = rotate(q, rotation);
+    k = rotate(k, rotation);
+  }
+  return {q, k, v};
 }
 
 }  // namespace tessera::nn

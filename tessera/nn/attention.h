@@ -1,4 +1,5 @@
-// Causal self-attention with grouped query heads.
+// Causal self-attention: with grouped query heads, or with keys and values that
+// are made of a narrow latent vector of each token (latent_attention.h).
 //
 // Shapes: x: (B, T, D); q: (B, T, H, E); k, v: (B, T, K, E) with K dividing H:
 //         query head h reads key/value head h / (H / K). H * E need not be D.
@@ -27,19 +28,6 @@ namespace tessera::nn {
 // RMSNorm of q and of k, before rotation: over each head, or over all of them.
 enum class QkNorm { kNone, kPerHead, kAllHeads };
 
-struct AttentionOptions {
-  int64_t width = 0;  // D
-  int64_t heads = 0;
-  int64_t kv_heads = 0;
-  int64_t head_dim = 0;
-  bool qkv_bias = false;
-  bool out_bias = false;
-  QkNorm qk_norm = QkNorm::kNone;
-  double norm_eps = 1e-6;
-  double init_std = 0.02;
-  double out_init_std = 0.02;
-};
-
 // Of the tokens, beside their vectors.
 struct Places {
   Rotation rotation = {};  // empty: positions are left to the embedding
@@ -60,9 +48,9 @@ struct KvCache {
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const Sight& sight);
 
+// What every kind of attention has: heads, some of which are here, and `o`.
 class Attention : public Block {
  public:
-  explicit Attention(const AttentionOptions& options);
   // With `again` the core keeps q, k and v alone, and it says how the rest is
   // computed before the backward.
   // REQUIRES: with a cache, neither documents nor dropout.
@@ -71,29 +59,69 @@ class Attention : public Block {
                      CoreAgain* again = nullptr) const;
 
   // The ranks hold some of the heads each.
-  void set_region(const Region& region);
+  virtual void set_region(const Region& region);
   // causal_attention(), where T is a part of the sequence.
   using Core =
       std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k,
                                const at::Tensor& v, const Sight& sight)>;
   void set_core(Core core) { core_ = std::move(core); }
 
+ protected:
+  struct Heads {
+    int64_t count = 0;
+    int64_t value_dim = 0;  // of v, beyond which it is zeros; at most E
+  };
+  explicit Attention(const Heads& heads) : heads_(heads) {}
+  // The last module of an attention, behind those that make q, k and v.
+  void make_output(const LinearOptions& options);
+  struct Projected {
+    at::Tensor q, k, v;
+  };
+  virtual Projected project(const at::Tensor& x,
+                            const Rotation& rotation) const = 0;
+
  private:
-  // (B, T, H E).
+  // (B, T, H value_dim).
   at::Tensor core(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const Sight& sight) const;
   at::Tensor heads_out(const at::Tensor& q, const at::Tensor& k,
                        const at::Tensor& v, const Sight& sight) const;
+  at::Tensor flat(const at::Tensor& y) const;
 
-  int64_t heads_, head_dim_;
+  Heads heads_;
   int64_t first_head_ = 0;  // of those that are here
-  QkNorm qk_norm_;
   Transform enter_;
   Core core_;
+  std::shared_ptr<Linear> o_;
+};
+
+struct AttentionOptions {
+  int64_t width = 0;  // D
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  bool qkv_bias = false;
+  bool out_bias = false;
+  QkNorm qk_norm = QkNorm::kNone;
+  double norm_eps = 1e-6;
+  double init_std = 0.02;
+  double out_init_std = 0.02;
+};
+
+class GroupedQueryAttention final : public Attention {
+ public:
+  explicit GroupedQueryAttention(const AttentionOptions& options);
+  void set_region(const Region& region) override;
+
+ private:
+  Projected project(const at::Tensor& x,
+                    const Rotation& rotation) const override;
+
+  int64_t head_dim_;
+  QkNorm qk_norm_;
   std::shared_ptr<Linear> q_;
   std::shared_ptr<Linear> k_;
   std::shared_ptr<Linear> v_;
-  std::shared_ptr<Linear> o_;
   std::shared_ptr<Norm> q_norm_;
   std::shared_ptr<Norm> k_norm_;
 };

@@ -87,43 +87,12 @@ bool has_listeners(torch::autograd::Node& accumulator) {
          accumulator.tensor_post_acc_grad_hooks() != nullptr;
 }
 
-// Whether the backward that is under way may add to .grad by itself.
-bool adds_in_place(const at::Tensor& parameter) {
-  namespace impl = torch::autograd::impl;
-  if (!parameter.is_leaf()) return false;  // LibTorch warns of its .grad
-  const at::Tensor& gradient = parameter.grad();
-  if (!uses(Kernel::kGradientInPlace) || at::GradMode::is_enabled() ||
-      !parameter.is_cpu() || !gradient.defined() || !gradient.is_contiguous() ||
-      gradient.requires_grad() || !impl::hooks(parameter).empty()) {
-    return false;
-  }
-  const auto accumulator = impl::try_get_grad_accumulator(parameter);
-  if (!accumulator || has_listeners(*accumulator)) return false;
-  const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
-  const auto found = asked->find(accumulator.get());
-  return found == asked->end() || found->second.captures_ == nullptr;
-}
-
-// gradient += dy^T x.
-void add_to(const at::Tensor& gradient, const at::Tensor& dy,
-            const at::Tensor& x) {
-  if (gradient.scalar_type() == dy.scalar_type() ||
-      product_way(gradient, dy.t()) == ProductWay::kWidened) {
-    product_into(gradient, dy.t(), x, /*adds=*/true);
-  } else if (gradient.scalar_type() == wide_type(dy) && dy.is_cpu() &&
-             c10::isReducedFloatingType(dy.scalar_type())) {
-    detail::add_to_wide(gradient, product(dy.t(), x));
-  } else {
-    gradient.add_(product(dy.t(), x));
-  }
-}
-
 // dW = dy^T x: added to .grad, or to be handed on.
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
                            const at::Tensor& x) {
   if (!adds_in_place(weight)) return product(dy.t(), x);
   announce(weight.grad());
-  add_to(weight.grad(), dy, x);
+  add_to_gradient(weight.grad(), dy, x);
   return {};
 }
 
@@ -232,6 +201,35 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
 
 }  // namespace
 
+bool adds_in_place(const at::Tensor& parameter) {
+  namespace impl = torch::autograd::impl;
+  if (!parameter.is_leaf()) return false;  // LibTorch warns of its .grad
+  const at::Tensor& gradient = parameter.grad();
+  if (!uses(Kernel::kGradientInPlace) || at::GradMode::is_enabled() ||
+      !parameter.is_cpu() || !gradient.defined() || !gradient.is_contiguous() ||
+      gradient.requires_grad() || !impl::hooks(parameter).empty()) {
+    return false;
+  }
+  const auto accumulator = impl::try_get_grad_accumulator(parameter);
+  if (!accumulator || has_listeners(*accumulator)) return false;
+  const auto* const asked = torch::autograd::get_current_graph_task_exec_info();
+  const auto found = asked->find(accumulator.get());
+  return found == asked->end() || found->second.captures_ == nullptr;
+}
+
+void add_to_gradient(const at::Tensor& gradient, const at::Tensor& dy,
+                     const at::Tensor& x) {
+  if (gradient.scalar_type() == dy.scalar_type() ||
+      product_way(gradient, dy.t()) == ProductWay::kWidened) {
+    product_into(gradient, dy.t(), x, /*adds=*/true);
+  } else if (gradient.scalar_type() == wide_type(dy) && dy.is_cpu() &&
+             c10::isReducedFloatingType(dy.scalar_type())) {
+    detail::add_to_wide(gradient, product(dy.t(), x));
+  } else {
+    gradient.add_(product(dy.t(), x));
+  }
+}
+
 ProductWay product_way(int64_t multiplications, at::ScalarType type) {
   if (multiplications < kFewMultiplications ||
       !at::globalContext().userEnabledMkldnn()) {
@@ -303,7 +301,7 @@ void add_weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
   if (!weight.grad().defined()) {
     weight.mutable_grad() = product(dy.t(), x);
   } else if (uses(Kernel::kGradientInPlace) && weight.grad().is_contiguous()) {
-    add_to(weight.grad(), dy, x);
+    add_to_gradient(weight.grad(), dy, x);
   } else {
     weight.grad().add_(product(dy.t(), x));
   }

@@ -62,6 +62,13 @@ std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<at::Tensor>& weights,
                                         const std::vector<at::Tensor>& biases);
 
+// For backwards of one's own: whether the one that is under way may add to
+// weight.grad by itself (see Memory); and gradient += dy^T x, of types as
+// weights and their gradients have them. gradient: (out, in), contiguous.
+bool adds_in_place(const at::Tensor& weight);
+void add_to_gradient(const at::Tensor& gradient, const at::Tensor& dy,
+                     const at::Tensor& x);
+
 // weight.grad += dy^T x, outside of any backward; made where there is none.
 // dy: (N, out), x: (N, in).
 void add_weight_gradient(const at::Tensor& weight, const at::Tensor& dy,

@@ -3,10 +3,10 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <numeric>
+
 #include "tessera/core/host_read.h"
 #include "tessera/mesh/layout.h"
-#include "tessera/nn/matmul.h"
-#include "tessera/nn/weight_queue.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -15,67 +15,41 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-void multiply(at::Tensor y, const at::Tensor& a, const at::Tensor& b) {
-  if (widens(a.scalar_type())) return product_into(y, a, b);
-  at::mm_out(y, a, b);
-}
-
-// One product for each expert, written where it belongs.
-class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
+// z = x W^T of a type that is too narrow for it.
+class WideProduct : public torch::autograd::Function<WideProduct> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows,
-                            const at::Tensor& weight,
-                            const std::vector<int64_t>& splits) {
-    ctx->save_for_backward({rows, weight});
-    ctx->saved_data["splits"] = splits;
-    if (weight.requires_grad()) WeightQueue::remember(ctx);
-    const at::Tensor y =
-        at::empty({rows.size(0), weight.size(1)}, rows.options());
-    const auto y_of = y.split_with_sizes(splits);
-    const auto rows_of = rows.split_with_sizes(splits);
-    for (size_t e = 0; e < splits.size(); ++e) {
-      multiply(y_of[e], rows_of[e], weight[e].t());
-    }
-    return y;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& weight) {
+    ctx->save_for_backward({x, weight});
+    return at::mm(x.to(at::kFloat), weight.to(at::kFloat).t());
   }
 
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
-    const auto splits = ctx->saved_data["splits"].toIntVector();
-    const at::Tensor &rows = saved[0], weight = saved[1];
-    const at::Tensor d_rows = at::empty_like(rows);
-    const auto d_y_of = gradients[0].split_with_sizes(splits);
-    const auto d_rows_of = d_rows.split_with_sizes(splits);
-    for (size_t e = 0; e < splits.size(); ++e) {
-      multiply(d_rows_of[e], d_y_of[e], weight[e]);
-    }
-    if (const auto queue = WeightQueue::open_for(ctx)) {
-      // Without what made them, which holds the queue.
-      queue->add([weight, splits, d_y = gradients[0], rows = rows.detach()] {
-        const at::Tensor gradient = of_weight(weight, d_y, rows, splits);
-        if (weight.grad().defined()) {
-          weight.grad().add_(gradient);
-        } else {
-          weight.mutable_grad() = gradient;
-        }
-      });
-      return {d_rows, {}, {}};
-    }
-    return {d_rows, of_weight(weight, gradients[0], rows, splits), {}};
+    const at::Tensor &x = saved[0], weight = saved[1];
+    const at::Tensor d_x =
+        at::mm(gradients[0], weight.to(at::kFloat)).to(x.scalar_type());
+    if (!weight.requires_grad()) return {d_x, {}};
+    return {
+        d_x,
+        at::mm(gradients[0].t(), x.to(at::kFloat)).to(weight.scalar_type())};
+  }
+};
+
+// Hands weights on; the bias gets `excess` for a gradient, whatever theirs is.
+class CountLoad : public torch::autograd::Function<CountLoad> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weights,
+                            const at::Tensor& /*bias*/,
+                            const at::Tensor& excess) {
+    ctx->saved_data["excess"] = excess;
+    return weights.view_as(weights);
   }
 
- private:
-  static at::Tensor of_weight(const at::Tensor& weight, const at::Tensor& d_y,
-                              const at::Tensor& rows,
-                              const std::vector<int64_t>& splits) {
-    const at::Tensor d_weight = at::empty(weight.sizes(), weight.options());
-    const auto d_y_of = d_y.split_with_sizes(splits);
-    const auto rows_of = rows.split_with_sizes(splits);
-    for (size_t e = 0; e < splits.size(); ++e) {
-      multiply(d_weight[e], d_y_of[e].t(), rows_of[e]);
-    }
-    return d_weight;
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    return {gradients[0], ctx->saved_data["excess"].toTensor(), {}};
   }
 };
 
@@ -92,22 +66,20 @@ std::vector<int64_t> to_host(const at::Tensor& counts) {
   return {first, first + here.numel()};
 }
 
-Role of_experts(Role role) {
-  role.of_experts = true;
-  return role;
+at::Tensor places_of(const Positions& positions,
+                     const at::TensorOptions& options) {
+  std::vector<at::Tensor> places;
+  for (const auto& [first, length] : positions) {
+    places.push_back(at::arange(first, first + length, options));
+  }
+  return at::cat(places);
+}
+
+void add_to(at::Tensor& sum, const at::Tensor& more) {
+  sum = sum.defined() ? sum + more : more;
 }
 
 }  // namespace
-
-GroupedLinear::GroupedLinear(int64_t experts, const LinearOptions& options)
-    : weight_(declare_parameter("weight", {experts, options.out, options.in},
-                                Init::normal(options.init_std),
-                                of_experts(options.role))) {}
-
-at::Tensor GroupedLinear::forward(const at::Tensor& rows,
-                                  const std::vector<int64_t>& splits) const {
-  return GroupedProduct::apply(rows, weight_, splits);
-}
 
 Experts::Experts(int64_t experts, const MlpOptions& options)
     : kind_(options.kind) {
@@ -123,80 +95,166 @@ Experts::Experts(int64_t experts, const MlpOptions& options)
                                   options.out_init_std, Role::row()}));
 }
 
-at::Tensor Experts::forward(const at::Tensor& rows,
+at::Tensor Experts::forward(const at::Tensor& given,
                             const std::vector<int64_t>& splits) const {
+  const int64_t count =
+      std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  const at::Tensor rows =
+      count == given.size(0) ? given : given.narrow(0, 0, count);
   const at::Tensor up = up_->forward(rows, splits);
   const at::Tensor gate = gate_ ? gate_->forward(rows, splits) : at::Tensor();
   return down_->forward(activated(kind_, gate, up), splits);
 }
 
-Moe::Moe(const MoeOptions& options)
-    : num_experts_(options.experts), top_k_(options.top_k) {
+Moe::Moe(const MoeOptions& options) : options_(options) {
+  const int64_t experts = options.router.experts;
   gate_ = register_module(
       "gate", std::make_shared<Linear>(LinearOptions{
-                  options.expert.width, options.experts,
+                  options.expert.width, experts,
                   /*bias=*/false, options.expert.init_std, Role::router()}));
+  if (options.has_bias) {
+    bias_ = declare_parameter("score_bias", {experts}, Init::zeros(),
+                              Role::router());
+    spec("score_bias")->balances_load = true;
+    spec("score_bias")->is_frozen = !options.moves_bias;
+  }
   experts_ = register_module(
-      "experts", std::make_shared<Experts>(options.experts, options.expert));
+      "experts", std::make_shared<Experts>(experts, options.expert));
+  if (options.shared_width == 0) return;
+  MlpOptions shared = options.expert;
+  shared.hidden = options.shared_width;
+  shared_ = register_module("shared", std::make_shared<Mlp>(shared));
 }
 
-at::Tensor Moe::forward(const at::Tensor& input, Balance* balance) const {
+at::Tensor Moe::forward(const at::Tensor& input, const Positions& positions,
+                        Balance* balance) const {
   const Region& region = shard_.region;
   const at::Tensor x = region.enter ? region.enter(input) : input;
   const at::Tensor tokens = x.reshape({-1, x.size(-1)});
-  const Routing routing = route(tokens);
-  if (balance) add_balance(*balance, routing, x.size(0));
-  const at::Tensor y = mix(tokens, routing).view(x.sizes());
-  return region.leave ? region.leave(y) : y;
+  const at::Tensor z = products(tokens);
+  Routing routing = route(z, bias_, options_.router);
+  const at::Tensor places =
+      destinations(routing.experts.view({x.size(0), x.size(1), -1}), positions);
+  if (balance) add_balance(*balance, routing, z, places, x.size(0));
+  count_load(routing);
+  at::Tensor y = mix(tokens, routing, places).view(x.sizes());
+  if (region.leave) y = region.leave(y);
+  return shared_ ? y + shared_->forward(input) : y;
 }
 
-Moe::Routing Moe::route(const at::Tensor& tokens) const {
-  const at::Tensor probabilities =
-      at::softmax(gate_->forward(tokens), /*dim=*/-1, wide_type(tokens));
-  const auto [best, experts] = at::topk(probabilities, top_k_);
-  return {probabilities, experts, best / best.sum(-1, /*keepdim=*/true)};
+at::Tensor Moe::products(const at::Tensor& tokens) const {
+  if (tokens.scalar_type() == wide_type(tokens)) return gate_->forward(tokens);
+  return WideProduct::apply(tokens, gate_->weight());
+}
+
+// Of what tokens chose, be it dropped: that is what the bias moves.
+void Moe::count_load(Routing& routing) const {
+  if (!bias_.defined() || !bias_.requires_grad()) return;
+  const int64_t experts = options_.router.experts;
+  at::Tensor excess =
+      at::zeros({experts}, bias_.options().requires_grad(false));
+  if (shard_.copy == 0) {  // the others route the same tokens
+    const at::Tensor chosen = routing.experts.flatten();
+    excess = (counts_of(chosen, experts) - static_cast<double>(chosen.numel()) /
+                                               static_cast<double>(experts))
+                 .to(bias_.scalar_type());
+  }
+  routing.weights = CountLoad::apply(routing.weights, bias_, excess);
+}
+
+// (B T, k): the experts that choices (B, T, k) get to; E of what is dropped.
+at::Tensor Moe::destinations(const at::Tensor& choices,
+                             const Positions& positions) const {
+  const RouterOptions& router = options_.router;
+  const int64_t tokens = choices.size(1), top_k = router.top_k;
+  if (!drops(positions)) return choices.view({-1, top_k});
+  const int64_t capacity =
+      capacity_of(options_.capacity_factor, tokens * shard_.sample_parts, top_k,
+                  router.experts);
+  const at::Tensor places = places_of(positions, choices.options())
+                                .view({1, -1, 1})
+                                .expand({choices.size(0), -1, 1});
+  const at::Tensor placed = at::cat({choices, places}, /*dim=*/2);
+  const at::Tensor all =
+      shard_.gather_samples ? shard_.gather_samples(placed) : placed;
+  const at::Tensor order = all.select(0, 0).select(1, top_k).argsort();
+  const at::Tensor sorted = all.narrow(2, 0, top_k).index_select(1, order);
+  const at::Tensor kept = within_capacity(sorted, router.experts, capacity);
+  const at::Tensor mine = at::empty_like(kept)
+                              .index_copy_(1, order, kept)
+                              .narrow(1, shard_.sample_part * tokens, tokens);
+  return at::where(mine, choices, router.experts).view({-1, top_k});
 }
 
 void Moe::add_balance(Balance& balance, const Routing& routing,
+                      const at::Tensor& products, const at::Tensor& places,
                       int64_t samples) const {
-  const int64_t experts = num_experts_;
+  const int64_t experts = options_.router.experts;
+  const int64_t top_k = options_.router.top_k;
   const at::Tensor& p = routing.probabilities;
-  const at::Tensor picked = routing.experts.view({samples, -1});
+  const at::Tensor chosen = routing.experts.view({samples, -1});
   const at::Tensor rows =
       at::zeros({samples, experts}, p.options().requires_grad(false))
-          .scatter_add_(1, picked,
-                        at::ones({1}, p.options()).expand_as(picked));
-  const at::Tensor load = rows.sum(0).to(at::kDouble) / shard_.copies;
-  int64_t tokens = picked.size(1) / top_k_;  // of a sample, over all ranks
+          .scatter_add_(1, chosen,
+                        at::ones({1}, p.options()).expand_as(chosen));
+  add_counts(balance, routing, places);
+  int64_t tokens = chosen.size(1) / top_k;  // of a sample, over all ranks
   if (shard_.sum_samples) {
     shard_.sum_samples(rows);
     tokens *= shard_.sample_parts;
   }
-  const double scale = static_cast<double>(experts) /
-                       static_cast<double>(tokens * tokens * shard_.copies);
+  const double share = 1.0 / static_cast<double>(tokens * shard_.copies);
+  const double scale =
+      share * static_cast<double>(experts) / static_cast<double>(tokens);
   const at::Tensor loss =
       (rows * p.view({samples, -1, experts}).sum(1)).sum() * scale;
-  balance.loss = balance.loss.defined() ? balance.loss + loss : loss;
-  balance.load = balance.load.defined() ? balance.load + load : load;
+  add_to(balance.loss, loss.detach());
+  if (options_.aux_loss > 0) add_to(balance.penalty, loss * options_.aux_loss);
+  if (options_.z_loss == 0) return;
+  const at::Tensor z = products.to(p.scalar_type()).logsumexp(-1);
+  add_to(balance.penalty, z.square().sum() * (options_.z_loss * share));
+}
+
+void Moe::add_counts(Balance& balance, const Routing& routing,
+                     const at::Tensor& places) const {
+  const int64_t experts = options_.router.experts;
+  const at::NoGradGuard no_grad;
+  // By expert, and behind them what is dropped.
+  const at::Tensor rows = counts_of(places.flatten(), experts + 1);
+  const at::Tensor& p = routing.probabilities;
+  const at::Tensor entropy = -at::xlogy(p, p).sum().view({1});
+  const at::Tensor counts =
+      at::cat({rows.to(at::kDouble), entropy.to(at::kDouble)}) / shard_.copies;
+  if (!balance.counts.defined()) {
+    balance.counts =
+        at::zeros({options_.layers, experts + 2}, counts.options());
+  }
+  balance.counts.select(0, options_.layer).add_(counts);
 }
 
 // This rank's part of y, of tokens (N, D).
-at::Tensor Moe::mix(const at::Tensor& tokens, const Routing& routing) const {
+at::Tensor Moe::mix(const at::Tensor& tokens, const Routing& routing,
+                    const at::Tensor& places) const {
+  const int64_t experts = options_.router.experts;
   const int64_t shares = shard_.shares_tokens ? shard_.copies : 1;
   const mesh::Range share = mesh::chunk_of(
       tokens.size(0), shares, shard_.shares_tokens ? shard_.copy : 0);
   const auto own = [&](const at::Tensor& t) {
     return t.narrow(0, share.begin, share.size()).flatten();
   };
-  const at::Tensor picked = own(routing.experts);
-  // Stable: rows for one expert keep their order.
-  const at::Tensor order = at::argsort(picked, /*stable=*/true, /*dim=*/0,
-                                       /*descending=*/false);
-  const at::Tensor token = order.floor_divide(top_k_) + share.begin;
+  const at::Tensor chosen = own(places);
+  // Stable: rows for one expert keep their order. What is dropped is behind all
+  // others: how many are left, the host learns with the counts.
+  at::Tensor order = at::argsort(chosen, /*stable=*/true, /*dim=*/0,
+                                 /*descending=*/false);
+  at::Tensor token = order.floor_divide(options_.router.top_k) + share.begin;
   at::Tensor rows = tokens.index_select(0, token);
-  const at::Tensor counts = counts_of(picked, num_experts_);
+  const at::Tensor counts =
+      counts_of(chosen, experts + 1).narrow(0, 0, experts);
   rows = shard_.dispatch ? shard_.dispatch(rows, counts, *experts_)
                          : experts_->forward(rows, to_host(counts));
+  order = order.narrow(0, 0, rows.size(0));
+  token = token.narrow(0, 0, rows.size(0));
   const at::Tensor weights =
       own(routing.weights).index_select(0, order).to(rows.scalar_type());
   return at::zeros_like(tokens).index_add(0, token,

@@ -1,16 +1,24 @@
-// Mixture of experts: every token goes to the k experts that a gate picks, all
-// of them take what comes (dropless).
+// Mixture of experts: every token goes to the k experts that a gate picks, and
+// beside them to those that are shared.
 //
-//   p = softmax(x W^T),   y = sum over the k largest p_e of
-//                             p_e / (sum of these k) * expert_e(x)
+//   y = sum over a token's experts of w_i expert_i(x), + shared(x)
 //
-// Shapes:  x, y: (B, T, D); W, the gate's weight: (E, D), E experts; a row is
-//          one (token, expert) pair, a rank has N = B T k of them.
-// Types:   p and the balance in fp32 or wider.
-// Comm:    none; see ExpertShard.
-// Empty:   an expert without a row runs on none: its gradient is zero.
-// Source:  Jiang et al. 2024, arXiv 2401.04088 (the block); Fedus et al. 2022,
-//          arXiv 2101.03961, eq. 4 (the auxiliary loss).
+// with e_i and w_i as router.h has them.
+//
+// Shapes:   x, y: (B, T, D); W, the gate's weight: (E, D), E experts; a row is
+//           one (token, expert) pair, a rank has N = B T k of them.
+// Types:    the gate's products, p and the balance in fp32 or wider.
+// Dropless: all experts take what comes; or with a capacity what is within it
+//           in each sample: a choice beyond adds nothing to its token.
+// Balance:  by a loss; or by a bias of each expert, whose gradient is by how
+//           many tokens more than its share it was chosen: the optimizer steps
+//           against its sign (optim's FlatSegment::sign_rate).
+// Comm:     none; see ExpertShard.
+// Empty:    an expert without a row runs on none: its gradient is zero.
+// Source:   Jiang et al. 2024, arXiv 2401.04088 (the block); Fedus et al. 2022,
+//           arXiv 2101.03961, eq. 4 (the auxiliary loss) and section 2.2 (the
+//           capacity); Zoph et al. 2022, arXiv 2202.08906, eq. 5 (the z-loss);
+//           Wang et al. 2024, arXiv 2408.15664 (the bias).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,44 +29,44 @@
 #include <vector>
 
 #include "tessera/nn/blocks.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/grouped_linear.h"
+#include "tessera/nn/router.h"
 
 namespace tessera::nn {
 
-// How evenly tokens went to experts.
+// How evenly tokens went to experts. Sums over samples and layers, undefined
+// before the first layer. With an ExpertShard: this rank's part of them.
 struct Balance {
-  // Added up over samples and layers: E * sum over experts of f_e P_e, where
-  // f_e is the share of the sample's tokens that went to e (these add up to k),
-  // P_e the mean of p_e over them. k where the load is even, which is the
-  // least. Of one sample it does not depend on micro-batches or the mesh. With
-  // an ExpertShard: this rank's part of it. Undefined before the first layer.
+  // Of E * sum over experts of f_e P_e, where f_e is the share of the sample's
+  // tokens that chose e (these add up to k), P_e the mean of p_e over them. k
+  // where the load is even, which is the least. Of one sample it does not
+  // depend on micro-batches or the mesh.
   at::Tensor loss;
-  at::Tensor load;  // (E) fp64: this rank's rows by expert
+  // What training adds to its loss: aux_loss times that, and z_loss times the
+  // mean over tokens of log(sum exp z_e)^2. Undefined where both weigh nothing.
+  at::Tensor penalty;
+  // (layers with experts, E + 2) fp64, of each layer: rows by expert; choices
+  // that were dropped; and the entropy of p, in nats, summed over tokens.
+  at::Tensor counts;
 };
 
 struct MoeOptions {
-  int64_t experts = 8;
-  int64_t top_k = 2;
+  RouterOptions router;
   MlpOptions expert;
-};
-
-// y = x W_e^T for the rows x of each expert e in turn, `splits[e]` of them.
-// W: (E, out, in), of the experts that are here.
-class GroupedLinear : public Block {
- public:
-  GroupedLinear(int64_t experts, const LinearOptions& options);
-  at::Tensor forward(const at::Tensor& rows,
-                     const std::vector<int64_t>& splits) const;
-  const at::Tensor& weight() const { return weight_; }
-
- private:
-  at::Tensor weight_;
+  int64_t shared_width = 0;    // F of what is shared; 0: nothing is
+  double capacity_factor = 0;  // 0: dropless
+  bool has_bias = false, moves_bias = false;
+  double aux_loss = 0, z_loss = 0;
+  int64_t layer = 0, layers = 1;  // which one this is, of those with experts
 };
 
 // As many MLPs without biases, stacked.
 class Experts : public torch::nn::Module {
  public:
   Experts(int64_t experts, const MlpOptions& options);
-  // rows: (N, D), those of the first expert that is here, then of the next.
+  // rows: (N, D), those of the first expert that is here, then of the next;
+  // what is behind them is for nobody, and nothing is given back of it.
   at::Tensor forward(const at::Tensor& rows,
                      const std::vector<int64_t>& splits) const;
   const std::shared_ptr<GroupedLinear>& gate() const { return gate_; }
@@ -73,17 +81,21 @@ class Experts : public torch::nn::Module {
 };
 
 // Takes rows (N, D), `counts` (E) of which go to each expert in turn, to where
-// the experts are, runs these, and brings what they give back.
+// the experts are, runs these, and brings what they give back. Rows behind
+// those go nowhere.
 using ExpertDispatch = std::function<at::Tensor(
     const at::Tensor& rows, const at::Tensor& counts, const Experts& experts)>;
 
 // What a rank does where experts, or their work, are shared out.
 struct ExpertShard {
   ExpertDispatch dispatch = {};  // null: all experts are here
-  // So many ranks have other tokens of the same samples, this one included, and
-  // `sum_samples` adds up what they give it, in place.
+  // So many ranks have other tokens of the same samples, this one as number
+  // `sample_part`. `sum_samples` adds up what they give it, in place;
+  // `gather_samples` puts theirs (B, T, n) one behind the other on dim 1.
   int64_t sample_parts = 1;
+  int64_t sample_part = 0;
   std::function<void(const at::Tensor&)> sum_samples = {};
+  std::function<at::Tensor(const at::Tensor&)> gather_samples = {};
   // So many ranks route the same tokens, this one as number `copy`.
   int64_t copies = 1;
   int64_t copy = 0;
@@ -96,29 +108,40 @@ struct ExpertShard {
 class Moe : public Block {
  public:
   explicit Moe(const MoeOptions& options);
-  // Adds to `balance` unless it is null.
-  at::Tensor forward(const at::Tensor& x, Balance* balance = nullptr) const;
+  // Of tokens at these positions of their samples; none: in generation, which
+  // drops nothing. Adds to `balance` unless it is null.
+  at::Tensor forward(const at::Tensor& x, const Positions& positions = {},
+                     Balance* balance = nullptr) const;
 
   void set_shard(ExpertShard shard) { shard_ = std::move(shard); }
+  const ExpertShard& shard() const { return shard_; }
   const std::shared_ptr<Linear>& gate() const { return gate_; }
   const std::shared_ptr<Experts>& experts() const { return experts_; }
+  const std::shared_ptr<Mlp>& shared() const { return shared_; }  // or null
+  const at::Tensor& bias() const { return bias_; }  // or undefined
 
  private:
-  // Of every token: its probabilities (N, E), and of its experts (N, k) the
-  // numbers and the weights.
-  struct Routing {
-    at::Tensor probabilities, experts, weights;
-  };
-  Routing route(const at::Tensor& tokens) const;
+  at::Tensor products(const at::Tensor& tokens) const;
+  void count_load(Routing& routing) const;
+  bool drops(const Positions& positions) const {
+    return options_.capacity_factor > 0 && !positions.empty();
+  }
+  at::Tensor destinations(const at::Tensor& choices,
+                          const Positions& positions) const;
   void add_balance(Balance& balance, const Routing& routing,
+                   const at::Tensor& products, const at::Tensor& places,
                    int64_t samples) const;
-  at::Tensor mix(const at::Tensor& tokens, const Routing& routing) const;
+  void add_counts(Balance& balance, const Routing& routing,
+                  const at::Tensor& places) const;
+  at::Tensor mix(const at::Tensor& tokens, const Routing& routing,
+                 const at::Tensor& places) const;
 
-  int64_t num_experts_;  // in all
-  int64_t top_k_;
+  MoeOptions options_;
   ExpertShard shard_;
   std::shared_ptr<Linear> gate_;
   std::shared_ptr<Experts> experts_;
+  std::shared_ptr<Mlp> shared_;
+  at::Tensor bias_;  // (E)
 };
 
 }  // namespace tessera::nn

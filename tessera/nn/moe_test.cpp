@@ -12,7 +12,8 @@ constexpr int64_t kWidth = 6, kExperts = 4;
 
 std::shared_ptr<Moe> make(int64_t top_k) {
   auto moe = std::make_shared<Moe>(
-      MoeOptions{kExperts, top_k, {.width = kWidth, .hidden = 5}});
+      MoeOptions{.router = {.experts = kExperts, .top_k = top_k},
+                 .expert = {.width = kWidth, .hidden = 5}});
   materialise(*moe, {.seed = 7, .dtype = at::kDouble});
   return moe;
 }
@@ -81,7 +82,8 @@ TEST(Moe, AnExpertHasTheBitsOfItsOwnName) {
       .fill_normal(alone.mutable_data_ptr<double>(), 0, 5 * kWidth, 0.0, 0.02);
   EXPECT_TRUE(at::equal(stacked[2], alone));
 
-  Moe part(MoeOptions{kExperts, 2, {.width = kWidth, .hidden = 5}});
+  Moe part(MoeOptions{.router = {.experts = kExperts},
+                      .expert = {.width = kWidth, .hidden = 5}});
   mesh::Layout& layout = part.experts()->gate()->spec("weight")->layout;
   layout = layout.with(mesh::Axis::kEp, mesh::Placement::shard(0))
                .with(mesh::Axis::kExpertDp, mesh::Placement::shard(1));
@@ -99,12 +101,13 @@ TEST(Moe, BalanceOfEvenAndOneSidedLoads) {
     moe->gate()->weight().zero_();
     moe->gate()->weight()[2].fill_(scale);
     Balance balance;
-    moe->forward(at::ones({3, 8, kWidth}, at::kDouble), &balance);
-    moe->forward(at::ones({1, 8, kWidth}, at::kDouble), &balance);
+    moe->forward(at::ones({3, 8, kWidth}, at::kDouble), {}, &balance);
+    moe->forward(at::ones({1, 8, kWidth}, at::kDouble), {}, &balance);
     EXPECT_NEAR(balance.loss.item<double>(), 4 * loss, 1e-12);
-    EXPECT_EQ(balance.load.sum().item<double>(), 32);
+    const at::Tensor load = balance.counts[0].narrow(0, 0, kExperts);
+    EXPECT_EQ(load.sum().item<double>(), 32);
     if (scale > 0) {
-      EXPECT_EQ(balance.load[2].item<double>(), 32);
+      EXPECT_EQ(load[2].item<double>(), 32);
     }
   }
 }

@@ -8,6 +8,7 @@
 #include "tessera/core/error.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/blocks.h"
+#include "tessera/nn/latent_attention.h"
 #include "tessera/nn/loss.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/nn/rotary.h"
@@ -193,7 +194,7 @@ class AttentionTest : public testing::TestWithParam<AttentionCase> {
 };
 
 TEST_P(AttentionTest, Gradients) {
-  Attention attention(GetParam().options);
+  GroupedQueryAttention attention(GetParam().options);
   fill(attention);
   const auto x = input({2, 3, GetParam().options.width});
   expect_all_gradients(
@@ -201,7 +202,7 @@ TEST_P(AttentionTest, Gradients) {
 }
 
 TEST_P(AttentionTest, LaterTokensDoNotMatter) {
-  Attention attention(GetParam().options);
+  GroupedQueryAttention attention(GetParam().options);
   fill(attention);
   const auto x = input({2, 5, GetParam().options.width});
   const auto whole = attention.forward(x, {rotation(x)});
@@ -213,7 +214,7 @@ TEST_P(AttentionTest, LaterTokensDoNotMatter) {
 
 TEST_P(AttentionTest, CacheGivesTheSame) {
   const at::NoGradGuard no_grad;
-  Attention attention(GetParam().options);
+  GroupedQueryAttention attention(GetParam().options);
   fill(attention);
   const auto x = input({2, 5, GetParam().options.width});
   const auto whole = attention.forward(x, {rotation(x)});
@@ -232,7 +233,7 @@ TEST_P(AttentionTest, CacheGivesTheSame) {
 // Documents of 1, 3 and 1 tokens, and of 2 and 3.
 TEST_P(AttentionTest, DocumentsDoNotSeeEachOther) {
   const auto& options = GetParam().options;
-  Attention attention(options);
+  GroupedQueryAttention attention(options);
   fill(attention);
   const auto x = input({2, 5, options.width});
   const at::Tensor starts =
@@ -258,7 +259,7 @@ TEST_P(AttentionTest, DocumentsDoNotSeeEachOther) {
 TEST(Attention, DropsInAnyType) {
   const at::NoGradGuard no_grad;
   constexpr int64_t kWidth = 12;
-  Attention attention(
+  GroupedQueryAttention attention(
       {.width = kWidth, .heads = 3, .kv_heads = 1, .head_dim = 4});
   fill(attention);
   const auto x = input({2, 5, kWidth});
@@ -305,8 +306,46 @@ INSTANTIATE_TEST_SUITE_P(
                                   true}),
     [](const auto& info) { return info.param.name; });
 
+class LatentAttentionTest : public testing::TestWithParam<int64_t> {
+ protected:
+  LatentAttentionTest() { fill(attention_); }
+  LatentAttention attention_{{.width = 6,
+                              .heads = 2,
+                              .head_dim = 5,
+                              .rope_dim = 2,
+                              .value_dim = 4,
+                              .q_rank = GetParam(),
+                              .kv_rank = 3,
+                              .q_scale = 1.5}};
+  RotaryTable table_{2, 10000.0};
+};
+
+TEST_P(LatentAttentionTest, Gradients) {
+  const auto x = input({2, 3, 6});
+  expect_all_gradients(
+      attention_, [&] { return attention_.forward(x, {table_.rows(0, 3, x)}); },
+      x);
+}
+
+TEST_P(LatentAttentionTest, CacheGivesTheSame) {
+  const at::NoGradGuard no_grad;
+  const auto x = input({2, 5, 6});
+  const auto whole = attention_.forward(x, {table_.rows(0, 5, x)});
+  KvCache cache{.capacity = 5};
+  const auto part = [&](int64_t begin, int64_t count) {
+    return attention_.forward(x.narrow(1, begin, count),
+                              {table_.rows(begin, count, x)}, &cache);
+  };
+  const auto pieces = at::cat({part(0, 4), part(4, 1)}, 1);
+  EXPECT_TRUE(at::allclose(whole, pieces, 1e-12, 1e-12));
+}
+
+// Queries of a latent vector, and of the hidden states.
+INSTANTIATE_TEST_SUITE_P(Ranks, LatentAttentionTest, testing::Values(4, 0));
+
 TEST(Attention, AnEmptyBatchIsRefused) {
-  Attention attention({.width = 4, .heads = 2, .kv_heads = 2, .head_dim = 2});
+  GroupedQueryAttention attention(
+      {.width = 4, .heads = 2, .kv_heads = 2, .head_dim = 2});
   materialise(attention, {});
   EXPECT_THROW(attention.forward(at::empty({0, 3, 4}), {}), tessera::Error);
   EXPECT_THROW(attention.forward(at::empty({2, 0, 4}), {}), tessera::Error);

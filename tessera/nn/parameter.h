@@ -70,6 +70,8 @@ struct ParameterSpec {
   Role role = {};
   bool is_frozen = false;   // has no gradient, and is not updated
   bool is_adapter = false;  // of LoRA: beside the weights of a folder
+  // Its gradient is no derivative: it is in no norm, and its sign alone counts.
+  bool balances_load = false;
   // The units of its model that compute with it, the first of which owns it:
   // set by the model.
   std::vector<int64_t> units = {};

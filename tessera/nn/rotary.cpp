@@ -49,7 +49,56 @@ class Rotate : public torch::autograd::Function<Rotate> {
   }
 };
 
+// Of dim `i`, shorter waves keep their frequency, longer ones are stretched.
+at::Tensor llama3_frequencies(const at::Tensor& plain,
+                              const RopeScaling& scaling) {
+  const auto length = static_cast<double>(scaling.original_length);
+  const at::Tensor rotations = plain * (length / (2 * M_PI));
+  const at::Tensor kept = ((rotations - scaling.low_freq_factor) /
+                           (scaling.high_freq_factor - scaling.low_freq_factor))
+                              .clamp(0, 1);
+  return plain * kept + plain / scaling.factor * (1 - kept);
+}
+
+at::Tensor yarn_frequencies(const at::Tensor& plain, double theta,
+                            const RopeScaling& scaling) {
+  const int64_t dims = plain.numel();
+  // The dim that turns so often over the original length.
+  const auto dim_of = [&](double rotations) {
+    const double wave =
+        static_cast<double>(scaling.original_length) / (rotations * 2 * M_PI);
+    return static_cast<double>(dims) * std::log(wave) / std::log(theta);
+  };
+  double low = dim_of(scaling.beta_fast), high = dim_of(scaling.beta_slow);
+  if (scaling.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(2 * dims - 1));
+  if (low == high) high += 0.001;
+  const at::Tensor stretched =
+      ((at::arange(dims, plain.options()) - low) / (high - low)).clamp(0, 1);
+  return plain * (1 - stretched) + plain / scaling.factor * stretched;
+}
+
 }  // namespace
+
+at::Tensor rotary_frequencies(int64_t dim, double theta,
+                              const RopeScaling& scaling) {
+  const at::Tensor exponents =
+      at::arange(0, dim, 2, at::TensorOptions().dtype(at::kDouble)) /
+      static_cast<double>(dim);
+  const at::Tensor plain = at::exp(exponents * -std::log(theta));
+  switch (scaling.kind) {
+    case RopeScaling::Kind::kNone:
+      return plain;
+    case RopeScaling::Kind::kLinear:
+      return plain / scaling.factor;
+    case RopeScaling::Kind::kLlama3:
+      return llama3_frequencies(plain, scaling);
+    case RopeScaling::Kind::kYarn:
+      return yarn_frequencies(plain, theta, scaling);
+  }
+  TORCH_INTERNAL_ASSERT(false, "no such scaling");
+}
 
 Rotation RotaryTable::rows(int64_t begin, int64_t length,
                            const at::Tensor& like) {
@@ -64,12 +113,12 @@ Rotation RotaryTable::rows(int64_t begin, int64_t length,
 
 void RotaryTable::grow(int64_t positions, const at::TensorOptions& options) {
   const at::NoGradGuard no_grad;
-  const auto wide = at::TensorOptions().dtype(at::kDouble);
-  const at::Tensor exponents =
-      at::arange(0, head_dim_, 2, wide) / static_cast<double>(head_dim_);
-  const at::Tensor frequencies = at::exp(exponents * -std::log(theta_));
-  const at::Tensor angles = at::outer(at::arange(positions, wide), frequencies);
-  all_ = {angles.cos().to(options), angles.sin().to(options)};
+  const at::Tensor frequencies = rotary_frequencies(dim_, theta_, scaling_);
+  const at::Tensor angles =
+      at::outer(at::arange(positions, frequencies.options()), frequencies);
+  const double factor = scaling_.attention_factor;
+  all_ = {(angles.cos() * factor).to(options),
+          (angles.sin() * factor).to(options)};
 }
 
 at::Tensor rotate(const at::Tensor& x, const Rotation& rotation) {

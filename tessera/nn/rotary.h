@@ -4,7 +4,9 @@
 //
 // Shapes: x: (B, T, H, E), E even; cos, sin: (T, E/2).
 // Types:  angles are computed in fp64, rotations in fp32 or wider.
-// Source: Su et al., RoFormer, arXiv 2104.09864.
+// Source: Su et al., RoFormer, arXiv 2104.09864. Scaled for longer sequences:
+//         Grattafiori et al. 2024, arXiv 2407.21783 (Llama 3.1); Peng et al.
+//         2023, arXiv 2309.00071 (YaRN), eqs. 17 to 22.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,12 +21,29 @@ struct Rotation {
   explicit operator bool() const { return cos.defined(); }
 };
 
+// Frequencies of a model that was trained on shorter sequences, of
+// `original_length`.
+struct RopeScaling {
+  enum class Kind { kNone, kLinear, kLlama3, kYarn };
+  Kind kind = Kind::kNone;
+  double factor = 1;  // by which sequences are longer
+  int64_t original_length = 0;
+  double low_freq_factor = 1, high_freq_factor = 4;  // of kLlama3
+  double beta_fast = 32, beta_slow = 1;              // of kYarn, in rotations
+  bool truncate = true;                              // of kYarn: whole dims
+  double attention_factor = 1;  // by which cosines and sines are multiplied
+};
+
+// theta^(-2i/dim), scaled: (dim / 2) of fp64.
+at::Tensor rotary_frequencies(int64_t dim, double theta,
+                              const RopeScaling& scaling);
+
 // Keeps the angles of as many positions as were asked for so far.
 class RotaryTable {
  public:
   RotaryTable() = default;
-  RotaryTable(int64_t head_dim, double theta)
-      : head_dim_(head_dim), theta_(theta) {}
+  RotaryTable(int64_t dim, double theta, const RopeScaling& scaling = {})
+      : dim_(dim), theta_(theta), scaling_(scaling) {}
   // Positions [begin, begin + length), on the device of `like` and in the type
   // that rotates tensors of its type.
   Rotation rows(int64_t begin, int64_t length, const at::Tensor& like);
@@ -32,8 +51,9 @@ class RotaryTable {
  private:
   void grow(int64_t positions, const at::TensorOptions& options);
 
-  int64_t head_dim_ = 0;
+  int64_t dim_ = 0;
   double theta_ = 0.0;
+  RopeScaling scaling_;
   Rotation all_;
 };
 

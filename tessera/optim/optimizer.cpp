@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/optim/sign_step.h"
 
 namespace tessera::optim {
 namespace {
@@ -74,8 +75,12 @@ Optimizer::Optimizer(const UpdateRule& rule, const OptimizerConfig& config,
 
 void Optimizer::add_ways() {
   for (const FlatSegment& segment : segments_) {
-    const UpdateWay way =
-        way_of(config_, rule_, segment.name, segment.decay, segment.is_matrix);
+    const UpdateWay way = segment.sign_rate > 0
+                              ? UpdateWay{.rule = &sign_step(),
+                                          .betas = {},
+                                          .rate = segment.sign_rate}
+                              : way_of(config_, rule_, segment.name,
+                                       segment.decay, segment.is_matrix);
     const auto found = std::ranges::find(ways_, way);
     way_of_.push_back(found - ways_.begin());
     if (found != ways_.end()) continue;
@@ -273,7 +278,7 @@ void Optimizer::update(double lr, size_t first, size_t count, size_t way) {
   Widened widened;
   UpdateGroup group = group_of(first, count, way, widened);
   if (group.parameters.empty()) return;
-  group.lr = lr * ways_[way].lr_factor;
+  group.lr = ways_[way].rate > 0 ? ways_[way].rate : lr * ways_[way].lr_factor;
   ways_[way].rule->update(configs_[way], group);
   for (const auto& [narrow, wide] : widened) narrow.copy_(wide);
 }

@@ -42,6 +42,8 @@ struct FlatSegment {
   at::Tensor gradient;
   bool decay = false;      // weight decay: for parameters of two or more dims
   bool is_matrix = false;  // hidden, as muon.h has them: one, or one an expert
+  // Above 0: steps by it against the gradient's sign, at any learning rate.
+  double sign_rate = 0;
 };
 
 // What the pieces of a matrix were put together to, and where a segment lies in

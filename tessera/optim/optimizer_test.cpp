@@ -436,5 +436,18 @@ TEST(Optimizer, AShardInBf16WhosePartsAreContiguous) {
   }
 }
 
+// Whatever the learning rate, and however the gradient is scaled.
+TEST(Optimizer, ABiasOfExpertsStepsByTheGradientsSign) {
+  const at::Tensor bias = at::tensor({1.0, 1.0, 1.0}, at::kDouble);
+  const at::Tensor excess = at::tensor({4.0, 0.0, -0.5}, at::kDouble);
+  const auto optimizer = make_optimizer({}, {{.name = "bias",
+                                              .parameter = bias,
+                                              .gradient = excess,
+                                              .sign_rate = 0.25}});
+  optimizer->begin_step(/*gradient_scale=*/0.001);
+  optimizer->step(/*lr=*/7.0, 0, 1);
+  EXPECT_TRUE(at::equal(bias, at::tensor({0.75, 1.0, 1.25}, at::kDouble)));
+}
+
 }  // namespace
 }  // namespace tessera::optim

@@ -14,6 +14,7 @@ struct UpdateWay {
   const UpdateRule* rule = nullptr;
   std::vector<double> betas;
   double lr_factor = 1;  // of optimizer.lr, whatever the schedule makes of it
+  double rate = 0;       // above 0: in place of all of that
   double weight_decay = 0;  // 0 for those that do not decay
   bool operator==(const UpdateWay&) const = default;
 };

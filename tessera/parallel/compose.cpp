@@ -37,7 +37,7 @@ void check(const models::ModelConfig& model, int64_t seq_len,
            const mesh::DeviceMesh& mesh, const ParallelConfig& config) {
   tensor::check(model, seq_len, mesh, config.tensor);
   context::check(model, seq_len, mesh, config.context);
-  expert::check(model, mesh);
+  expert::check(model, seq_len, mesh);
 }
 
 void check_generation(const mesh::Degrees& mesh) {

@@ -7,11 +7,13 @@
 #include <utility>
 
 #include "tessera/comm/link.h"
+#include "tessera/core/log.h"
 #include "tessera/engine/product_floor.h"
 #include "tessera/models/model.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/monitor/sink.h"
 #include "tessera/monitor/throughput.h"
+#include "tessera/train/expert_watch.h"
 
 namespace tessera::train {
 
@@ -110,13 +112,15 @@ struct Metrics::Impl {
   std::optional<double> latency;
   std::vector<monitor::LinkSpeed> links;  // measured since the last record
   int64_t exchanges = 0;
+  ExpertWatch experts;
 
   Impl(const RunConfig& of, const RunFolder& folder, comm::Communicator& with,
        int64_t first_step, double steps_per_epoch, int64_t tokens_before)
       : config(of),
         ranks(with),
         flops_per_token(static_cast<double>(
-            models::flops_per_token(of.model, of.data.seq_len))) {
+            models::flops_per_token(of.model, of.data.seq_len))),
+        experts(of.model) {
     if (ranks.rank() != 0) return;
     peak_flops = engine::product_rate(config);
     sinks = monitor::make_sinks(
@@ -180,15 +184,15 @@ struct Metrics::Impl {
     links = links_of(world, number / kStepsBetweenLinks);
   }
 
-  // Each expert's share of all rows; none where there are no experts.
-  std::vector<double> expert_load(const at::Tensor& mine) {
-    if (config.model.layers_with_experts() == 0) return {};
-    at::Tensor rows = at::zeros({config.model.moe.experts}, at::kDouble);
-    if (mine.defined()) rows.copy_(mine);
-    if (ranks.world_size() > 1) ranks.world().all_reduce(rows).synchronize();
-    rows.div_(rows.sum());
-    const auto* first = rows.const_data_ptr<double>();
-    return {first, first + rows.numel()};
+  // nn::Balance::counts of all ranks; undefined where there are no experts.
+  at::Tensor expert_counts(const at::Tensor& mine) {
+    const int64_t layers = config.model.layers_with_experts();
+    if (layers == 0) return {};
+    at::Tensor counts =
+        at::zeros({layers, config.model.moe.experts + 2}, at::kDouble);
+    if (mine.defined()) counts.copy_(mine);
+    if (ranks.world_size() > 1) ranks.world().all_reduce(counts).synchronize();
+    return counts;
   }
 };
 
@@ -206,7 +210,7 @@ StepTotals Metrics::exchange(const StepShare& share) {
   comm::Group& world = impl_->ranks.world();
   at::Tensor all = at::empty({world.size(), kFields}, at::kDouble);
   world.all_gather(all, impl_->fields_of(share)).synchronize();
-  auto load = impl_->expert_load(share.expert_load);
+  const at::Tensor counts = impl_->expert_counts(share.expert_counts);
   impl_->probe_network();
 
   const at::Tensor sums = all.sum(0);
@@ -227,7 +231,7 @@ StepTotals Metrics::exchange(const StepShare& share) {
   if (impl_->config.model.layers_with_experts() > 0) {
     record.aux_loss = sum[kAux] * aux_mean(impl_->config);
   }
-  record.expert_load = std::move(load);
+  if (counts.defined()) impl_->experts.add(counts, record);
   record.links = std::exchange(impl_->links, {});
   if (impl_->config.mesh.pp == 1) record.bubble = 0.0;  // no pipeline
   if (share.timeline) add_timeline(record, sum, world.size());
@@ -240,6 +244,8 @@ void Metrics::validated_at_start(const monitor::Validation& validation) {
 
 void Metrics::record(monitor::StepRecord record) {
   if (!impl_->sinks) return;
+  const std::string warning = impl_->experts.warning();
+  if (!warning.empty()) log::warning(warning);
   const auto& config = impl_->config;
   // A rank that waits for the first one to write the last step's line begins
   // the step before it, by as much.

@@ -33,7 +33,7 @@ struct StepShare {
   double loss_sum = 0;
   double weight = 0;
   double aux_sum = 0;
-  at::Tensor expert_load = {};  // (E), or undefined
+  at::Tensor expert_counts = {};  // nn::Balance's, or undefined
   double grad_norm = 0;
   engine::Traffic traffic;  // beside that of the groups
   // Where it was taken: of all ranks, or of none.

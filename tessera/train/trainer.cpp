@@ -329,14 +329,15 @@ class Trainer {
     const auto timeline =
         monitor::timeline_of(recorder_->spans(), seconds_since(start));
     const ModelActor& actor = model_->actor();
-    StepTotals totals = metrics_->exchange({.loss_sum = actor.loss_sum(),
-                                            .weight = actor.weight(),
-                                            .aux_sum = actor.aux_sum(),
-                                            .expert_load = actor.expert_load(),
-                                            .grad_norm = actor.grad_norm(),
-                                            .traffic = actor.traffic(),
-                                            .timeline = timeline,
-                                            .stop = options_.stop_requested()});
+    StepTotals totals =
+        metrics_->exchange({.loss_sum = actor.loss_sum(),
+                            .weight = actor.weight(),
+                            .aux_sum = actor.aux_sum(),
+                            .expert_counts = actor.expert_counts(),
+                            .grad_norm = actor.grad_norm(),
+                            .traffic = actor.traffic(),
+                            .timeline = timeline,
+                            .stop = options_.stop_requested()});
     totals.record.step = step_;
     totals.record.lr = lr;
     totals.record.was_skipped = actor.was_skipped();

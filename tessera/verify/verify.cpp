@@ -315,12 +315,21 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
     shards = std::lcm(shards,
                       view.degree(Axis::kEtp) * view.degree(Axis::kExpertDp));
     kinds = model.moe.every;
+    model.moe.ffn = shrink(model.moe.ffn, shards, 2 * mesh.tp);
+    model.moe.first_dense = std::min<int64_t>(model.moe.first_dense, 1);
   }
   if (config.pipeline.split.empty() || config.pipeline.is_split_chosen) {
     model.layers =
         shrink(model.layers, std::lcm(runs, kinds), std::max(2 * runs, kinds));
   }
   model.head_dim = std::min<int64_t>(model.head_dim, 4);
+  auto& latent = model.latent;
+  if (latent.kv_rank > 0) {
+    latent.rope_dim = 2;
+    latent.value_dim = std::min<int64_t>(latent.value_dim, 4);
+    latent.kv_rank = std::min<int64_t>(latent.kv_rank, 6);
+    latent.q_rank = std::min<int64_t>(latent.q_rank, 6);
+  }
   model.hidden = models::family_named(model.family).heads_fill_width
                      ? model.heads * model.head_dim
                      : shrink(model.hidden, shards, 8);

@@ -84,6 +84,32 @@ inline ModelConfig experts_and_dense() {
   return model;
 }
 
+// All that a gate may do beside.
+inline ModelConfig gated_experts() {
+  ModelConfig model = experts();
+  model.moe.ffn = 72;
+  model.moe.score = "sigmoid";
+  model.moe.groups = 4;
+  model.moe.top_groups = 2;
+  model.moe.scale = 2.0;
+  model.moe.capacity_factor = 1.0;
+  model.moe.shared_experts = 2;
+  model.moe.z_loss = 0.1;
+  model.moe.bias_balance = true;
+  return model;
+}
+inline ModelConfig latent() {
+  ModelConfig model = dense("deepseek_v3");
+  model.ffn = 96;
+  model.head_dim = 24;
+  model.latent = {.q_rank = 40, .kv_rank = 32, .rope_dim = 8, .value_dim = 16};
+  model.moe.experts = 8;
+  model.moe.ffn = 48;
+  model.moe.first_dense = 1;
+  model.moe.shared_experts = 1;
+  return model;
+}
+
 inline ModelConfig with_dropout(ModelConfig model) {
   model.dropout = 0.1;
   return model;
@@ -130,6 +156,9 @@ inline std::vector<Case> cases_of_one_rank() {
       {"llama bf16", dense("llama"), {}, halves(), 0, 0.5},
       {"mixtral", experts(), {}, plain()},
       {"mixtral and dense", experts_and_dense(), {}, plain()},
+      {"gated experts", gated_experts(), {}, plain()},
+      {"deepseek", latent(), {}, plain()},
+      {"deepseek fp64", latent(), {}, doubles()},
       {"llama dropout", with_dropout(wide()), {}, two_long()},
       {"gpt2 dropout", with_dropout(dense("gpt2")), {}, doubles()},
       {"olmo2 dropout", with_dropout(grouped("olmo2", 4)), {}, plain()},
@@ -206,6 +235,9 @@ inline std::vector<Case> cases_of_experts() {
       {"etp 2, ep 2", moe, cut, plain(), 3},
       {"etp 2 sp, ep 2", moe, cut_too, sequence(), 2},
       {"cp 2, ep 4", experts_and_dense(), mixed, zero(2), 3},
+      {"gated, cp 2, ep 4", gated_experts(), mixed, zero(2), 3},
+      {"gated, etp 2, ep 2", gated_experts(), cut, plain(), 3},
+      {"deepseek, sp 2, ep 2", latent(), {.tp = 2, .ep = 2}, sequence(), 1},
       {"all of it", moe, all, whole, 21},
   };
 }

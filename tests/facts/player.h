@@ -115,8 +115,8 @@ class Player {
 
     std::vector<at::Tensor> roots = {output};
     std::vector<at::Tensor> gradients = {at::empty_like(output).zero_()};
-    if (balance.loss.defined()) {
-      roots.push_back(balance.loss * 0.5);
+    if (balance.penalty.defined()) {
+      roots.push_back(balance.penalty * 0.5);
       gradients.emplace_back();
     }
     const int64_t alive_before = restart();
@@ -296,8 +296,8 @@ inline std::vector<int64_t> Player::run_all() {
     std::vector<at::Tensor> roots = {std::exchange(outputs[i], {})};
     std::vector<at::Tensor> gradients = {std::exchange(gradient, {})};
     const nn::Balance balance = std::exchange(balances[i], {});
-    if (balance.loss.defined()) {
-      roots.push_back(balance.loss);
+    if (balance.penalty.defined()) {
+      roots.push_back(balance.penalty);
       gradients.emplace_back();
     }
     torch::autograd::backward(roots, gradients);

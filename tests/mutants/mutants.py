@@ -20,6 +20,12 @@ TIED = {**LLAMA, "tie_embeddings": True}
 GPT2 = {"family": "gpt2", "layers": 2, "hidden": 16, "heads": 4, "ffn": 14, "vocab": 37, "max_seq": 16}
 DROPPED = {**LLAMA, "dropout": 0.2}
 MIXTRAL = {**LLAMA, "family": "mixtral", "moe": {"experts": 4, "top_k": 2, "aux_loss": 0.1}}
+GATED = {**LLAMA, "family": "mixtral", "moe": {"experts": 4, "top_k": 2, "aux_loss": 0.1, "z_loss": 0.5,
+                                               "shared_experts": 1, "bias_balance": True}}
+# Half of all choices are dropped.
+FULL = {**MIXTRAL, "moe": {**MIXTRAL["moe"], "capacity_factor": 0.5}}
+DEEPSEEK = {**LLAMA, "family": "deepseek_v3", "kv_heads": 4, "head_dim": 6, "latent": {"q_rank": 6, "kv_rank": 6},
+            "moe": {"experts": 4, "top_k": 2}}
 
 
 class Mutant(NamedTuple):
@@ -48,6 +54,8 @@ MUON = {"type": "muon", "lr": 0.01}
 RANK = "tessera/engine/rank_actor.cpp"
 QUEUE = "tessera/nn/weight_queue.cpp"
 TENSOR = "tessera/parallel/tensor/tensor_parallel.cpp"
+MOE = "tessera/nn/moe.cpp"
+LATENT = "tessera/nn/latent_attention.cpp"
 PASSES = "tessera/program/passes/"
 
 MUTANTS = [
@@ -254,9 +262,9 @@ MUTANTS = [
            "  for (size_t i = 0; i < counted_.balances.size() && counts; ++i) aux_sum_ += *next++;\n",
            mesh({**MIXTRAL, "moe": {"experts": 4, "aux_loss": 0}}, mesh={"dp_replicate": 2}),
            r"^aux_loss .* over dp_replicate"),
-    Mutant("auxiliary_loss_of_every_copy", "tessera/nn/moe.cpp",
-           "                       static_cast<double>(tokens * tokens * shard_.copies);\n",
-           "                       static_cast<double>(tokens * tokens * (MUTANT ? 1 : shard_.copies));\n",
+    Mutant("auxiliary_loss_of_every_copy", MOE,
+           "add_to(balance.penalty, loss * options_.aux_loss);",
+           "add_to(balance.penalty, loss * options_.aux_loss * (MUTANT ? shard_.copies : 1));",
            mesh(MIXTRAL, mesh={"tp": 2, "etp": 2}),
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
     Mutant("gather_not_awaited", PARAMETERS,
@@ -454,6 +462,48 @@ MUTANTS = [
            "      if (keeps && !MUTANT) push(Op::kKeepParameters, owner, version);\n",
            mesh(**DELAYED),
            r"program: at \d+: OptimizerStep unit \d: what the next batch reads would be written over"),
+    Mutant("capacity_of_a_ranks_own_tokens", MOE,
+           "capacity_of(options_.capacity_factor, tokens * shard_.sample_parts,",
+           "capacity_of(options_.capacity_factor, tokens * (MUTANT ? 1 : shard_.sample_parts),",
+           mesh(FULL, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
+    Mutant("choices_in_the_order_of_ranks", MOE,
+           "  const at::Tensor order = all.select(0, 0).select(1, top_k).argsort();\n",
+           "  at::Tensor order = all.select(0, 0).select(1, top_k).argsort();\n"
+           "  if (MUTANT) order = at::arange(order.numel());\n",
+           mesh(FULL, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
+    Mutant("choices_of_the_first_rank", "tessera/parallel/expert/expert_parallel.cpp",
+           "    shard.sample_part = samples->rank();\n",
+           "    shard.sample_part = MUTANT ? 0 : samples->rank();\n",
+           mesh(FULL, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
+    Mutant("load_counted_by_every_copy", MOE,
+           "  if (shard_.copy == 0) {",
+           "  if (shard_.copy == 0 || MUTANT) {",
+           mesh(GATED, mesh={"tp": 2, "etp": 2}),
+           r"^blocks\.\d\.moe\.score_bias: gradient 2.000 times too large"),
+    Mutant("bias_not_summed_over_copies", MOE,
+           "                              Role::router());\n",
+           "                              MUTANT ? Role{} : Role::router());\n",
+           mesh(GATED, mesh={"tp": 2, "etp": 2}), r"^blocks\.\d\.moe\.score_bias: gradient .* over tp"),
+    Mutant("z_loss_of_every_copy", MOE,
+           "add_to(balance.penalty, z.square().sum() * (options_.z_loss * share));",
+           "add_to(balance.penalty, z.square().sum() * (options_.z_loss * share * (MUTANT ? shard_.copies : 1)));",
+           mesh(GATED, mesh={"tp": 2, "etp": 2}), r"^\S+weight: gradient .* over tp"),
+    Mutant("shared_experts_not_summed", "tessera/models/decoder.cpp",
+           "    if (block->moe() && block->moe()->shared()) {\n",
+           "    if (block->moe() && block->moe()->shared() && !MUTANT) {\n",
+           mesh(GATED, mesh={"tp": 2}), r"^\S+weight: gradient .* over tp"),
+    Mutant("rows_not_put_back", "tessera/parallel/expert/dispatch.cpp",
+           "outputs.index_select(0, inverse_of(order).to(came.device()))",
+           "outputs.index_select(0, (MUTANT ? order : inverse_of(order)).to(came.device()))",
+           mesh(MIXTRAL, mesh={"dp_replicate": 2, "ep": 2}), r"^\S+weight: gradient .*"),
+    Mutant("latent_of_queries_not_summed", LATENT,
+           '    q_a_ = linear("q_a", options.width, options.q_rank, Role::in_parts());\n',
+           '    q_a_ = linear("q_a", options.width, options.q_rank, MUTANT ? Role{} : Role::in_parts());\n',
+           mesh(DEEPSEEK, mesh={"tp": 2}), r"^blocks\.\d\.attention\.q_a\.weight: gradient .* over tp"),
+    Mutant("norms_of_latents_not_summed", LATENT,
+           "                                     Role::in_parts()));\n",
+           "                                     MUTANT ? Role{} : Role::in_parts()));\n",
+           mesh(DEEPSEEK, mesh={"tp": 2}), r"^blocks\.\d\.attention\.\w+_norm\.weight: gradient .* over tp"),
 ]
 
 SWITCH = '''#include <cstdlib>

@@ -99,9 +99,18 @@ void write_folder(const std::vector<std::string>& args) {
   checkpoint::save_hugging_face(args[2], config, *decoder);
 }
 
+// All but biases that balance experts, which transformers does not move.
+std::vector<nn::Parameter> trained_of(models::Model& decoder) {
+  auto parameters = nn::parameters_of(decoder);
+  std::erase_if(parameters, [](const nn::Parameter& each) {
+    return each.spec->balances_load;
+  });
+  return parameters;
+}
+
 std::vector<optim::FlatSegment> segments_of(models::Model& decoder) {
   std::vector<optim::FlatSegment> segments;
-  for (const auto& parameter : nn::parameters_of(decoder)) {
+  for (const auto& parameter : trained_of(decoder)) {
     segments.push_back({.name = parameter.name,
                         .parameter = parameter.tensor,
                         .gradient = {},
@@ -113,7 +122,7 @@ std::vector<optim::FlatSegment> segments_of(models::Model& decoder) {
 // Clips to kClipNorm and returns the norm before.
 double clip(models::Model& decoder) {
   std::vector<at::Tensor> gradients;
-  for (const auto& parameter : nn::parameters_of(decoder)) {
+  for (const auto& parameter : trained_of(decoder)) {
     gradients.push_back(parameter.tensor.grad());
   }
   const double norm =

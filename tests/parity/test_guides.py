@@ -109,6 +109,13 @@ def test_figures(variables, tmp_path):
     assert "</html>" in (tmp_path / "page.html").read_text()
 
 
+def test_experts(variables, tmp_path):
+    on_one_core()
+    carry_out("experts.md", tmp_path, variables)
+    [*_, last] = (tmp_path / "runs" / "experts" / "metrics.jsonl").read_text().splitlines()
+    assert len(json.loads(last)["expert_imbalance"]) == 2
+
+
 def test_precision(variables, tmp_path):
     carry_out("precision.md", tmp_path, variables)
     assert json.loads((tmp_path / "runs/halves/summary.json").read_text())["skipped_steps"] == 0

@@ -157,6 +157,43 @@ MESHES |= {
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 2, 3),
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 3, 2)]},
 }
+# What a gate may do beside: capacities count a sample's tokens wherever they are.
+CAPACITY = {"capacity_factor": 1.0, "z_loss": 0.01}
+BIAS = {"bias_balance": True, "bias_rate": 0.05, "score": "sigmoid", "scale": 2.0, "groups": 2}
+SHARED = {"shared_experts": 2, "ffn": 10, "first_dense": 1, "normalize": False}
+
+
+def gated(moe, **more):
+    model = mixtral(**more)
+    return {**model, "moe": {**model["moe"], **moe}}
+
+
+DEEPSEEK = {"family": "deepseek_v3", "kv_heads": 4, "head_dim": 12, "latent": {"q_rank": 10, "rope_dim": 4},
+            "moe": {"experts": 4, "top_k": 2, "aux_loss": 0.0, "shared_experts": 1, "ffn": 10, "first_dense": 1,
+                    "bias_balance": True, "bias_rate": 0.05}}
+MESHES |= {f"experts, {name}": (world, model, sections) for name, world, model, sections in [
+    ("capacity: ep 2 x zero 2", 2, gated(CAPACITY), {"mesh": {"dp": 2, "ep": 2}, **zero(2)}),
+    ("capacity: cp ring 2 x sp 2, ep 4", 4, gated(CAPACITY), {"mesh": {"cp": 2, "tp": 2, "ep": 4}, **SP}),
+    ("capacity: cp ulysses 2 x tp 2, ep 2, etp 2", 4, gated(CAPACITY, ffn=13), {
+        "mesh": {"cp": 2, "tp": 2, "ep": 2, "etp": 2}, "context": {"method": "ulysses"}}),
+    ("capacity: sp 2, etp 2, recompute", 2, gated(CAPACITY, ffn=13), {
+        "mesh": {"tp": 2, "etp": 2}, **SP, "recompute": {"mode": "block"}}),
+    ("bias: zero 3 of 3", 3, gated(BIAS), {"mesh": {"dp": 3}, **zero(3)}),
+    ("bias: tp 2, ep 2 x pp 2 zero bubble", 4, gated(BIAS, layers=4), {
+        "mesh": {"pp": 2, "tp": 2, "ep": 2}, "pipeline": {"schedule": "zb_h1"}}),
+    ("bias: cp 2 x sp 2, etp 2 x zero 2", 8, gated(BIAS), {
+        "mesh": {"dp": 2, "cp": 2, "tp": 2, "etp": 2}, **SP, **zero(2)}),
+    ("shared: ep 2 x zero 3", 4, gated(SHARED, layers=3), {"mesh": {"dp": 4, "ep": 2}, **zero(3)}),
+    ("shared: sp 2, ep 2 x pp 2", 4, gated(SHARED, layers=4), {"mesh": {"pp": 2, "tp": 2, "ep": 2}, **SP}),
+    ("shared: tp 2, etp 2", 2, gated(SHARED, layers=3), {"mesh": {"tp": 2, "etp": 2}}),
+    ("deepseek: tp 2, ep 2", 2, DEEPSEEK, {"mesh": {"tp": 2, "ep": 2}}),
+    ("deepseek: zero 3 x sp 2 x cp 2, ep 4", 8, DEEPSEEK, {"mesh": {"dp": 2, "cp": 2, "tp": 2, "ep": 4}, **zero(3),
+                                                           **SP}),
+    ("deepseek: pp 2 dualpipe_v x ep 2", 4, {**DEEPSEEK, "layers": 4}, {
+        "mesh": {"pp": 2, "dp": 2, "ep": 2}, "pipeline": {"schedule": "dualpipe_v"}}),
+    ("deepseek: cp ulysses 2, selective", 2, {**DEEPSEEK, "latent": {}}, {
+        "mesh": {"cp": 2}, "context": {"method": "ulysses"}, "recompute": {"mode": "selective"}}),
+]}
 # All but adamw, which the other meshes use.
 OPTIMIZERS = {"sgd": {"momentum": 0.9}, "lion": {"lr": 0.001}, "adam": {}}
 MESHES |= {f"{optimizer}, zero {stage} of 3": (3, {}, {"mesh": {"dp": 3}, **zero(stage),

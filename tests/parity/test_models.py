@@ -52,6 +52,34 @@ CONFIGS = {
         hidden_size=48, intermediate_size=76, num_attention_heads=4,
         num_key_value_heads=2, pad_token_id=None,
         rope_parameters={"rope_theta": 5e5, "rope_type": "default"}, **ROTARY),
+    "llama_scaled": lambda: transformers.LlamaConfig(
+        hidden_size=40, intermediate_size=60, num_attention_heads=4, num_key_value_heads=2,
+        rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 4.0, "original_max_position_embeddings": 16}, **ROTARY),
+    "qwen3_yarn": lambda: transformers.Qwen3Config(
+        hidden_size=44, intermediate_size=76, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 3.0,
+                         "original_max_position_embeddings": 16}, **ROTARY),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        hidden_size=44, intermediate_size=60, moe_intermediate_size=28, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True,
+        router_aux_loss_coef=0.0, **ROTARY),
+    "qwen3_moe_sparse": lambda: transformers.Qwen3MoeConfig(
+        hidden_size=40, intermediate_size=52, moe_intermediate_size=20, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_experts=5, num_experts_per_tok=2, norm_topk_prob=False,
+        mlp_only_layers=[0], router_aux_loss_coef=0.0, **ROTARY),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        hidden_size=48, intermediate_size=60, moe_intermediate_size=20, num_attention_heads=4,
+        num_key_value_heads=4, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2,
+        n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=1.5, q_lora_rank=20, kv_lora_rank=12,
+        qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=14, num_nextn_predict_layers=0, **ROTARY),
+    "deepseek_v3_yarn": lambda: transformers.DeepseekV3Config(
+        hidden_size=40, intermediate_size=52, moe_intermediate_size=16, num_attention_heads=4,
+        num_key_value_heads=4, n_routed_experts=6, num_experts_per_tok=2, n_group=1, topk_group=1,
+        n_shared_experts=1, first_k_dense_replace=0, q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=4,
+        qk_nope_head_dim=8, v_head_dim=12, norm_topk_prob=False, num_nextn_predict_layers=0,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0,
+                         "mscale_all_dim": 0.8, "original_max_position_embeddings": 16}, **ROTARY),
     "mixtral": lambda: transformers.MixtralConfig(
         hidden_size=40, intermediate_size=52, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=6, num_experts_per_tok=3,
@@ -66,7 +94,10 @@ def make_model(name, dtype=torch.float32):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    if name == "mixtral":
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.add_(0.05 * torch.randn_like(buffer))
+    if hasattr(model.config, "num_experts_per_tok"):
         # Its grouped products take no double precision and few widths.
         model.set_experts_implementation("eager")
     return model.to(dtype)
@@ -135,9 +166,12 @@ def test_logits_in_low_precision(name, dtype, word, drive, tmp_path):
     model.save_pretrained(tmp_path / "model")
     ids, logits = our_logits(drive, tmp_path / "model", tmp_path, word)
     truth = their_logits(model.float(), ids)
-    theirs = error(their_logits(model.to(dtype), ids), truth)
+    theirs = their_logits(model.to(dtype), ids)
     assert logits.dtype == dtype
-    assert error(logits, truth) < 1.5 * theirs
+    # Where two experts are about as good, rounding may choose the other one, theirs or ours.
+    share = 0.5 if hasattr(model.config, "num_experts_per_tok") else 1.0
+    ours, theirs = ((of.double() - truth.double()).abs().amax(-1).quantile(share) for of in (logits, theirs))
+    assert ours < 1.5 * theirs
 
 
 def weights_with_gradients(model):
@@ -319,9 +353,14 @@ def test_a_tied_head_that_differs_is_refused(drive, tmp_path):
     ("llama_grouped", "hidden_act", "gelu"),
     ("llama_grouped", "attention_bias", True),
     ("llama_grouped", "mlp_bias", True),
-    ("llama_grouped", "rope_scaling", {"type": "linear", "factor": 2.0}),
+    ("llama_grouped", "rope_scaling", {"type": "dynamic", "factor": 2.0}),
     ("llama_grouped", "rope_parameters",
-     {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}),
+     {"rope_type": "longrope", "rope_theta": 1e4, "factor": 8.0}),
+    ("llama_grouped", "rope_parameters", {"rope_type": "llama3", "rope_theta": 1e4, "factor": 0.5}),
+    ("qwen3_moe", "mlp_only_layers", [1]),
+    ("qwen3_moe", "num_experts_per_tok", 7),
+    ("deepseek_v3", "rope_interleave", False),
+    ("deepseek_v3", "scoring_func", "softmax"),
     ("llama_grouped", "partial_rotary_factor", 0.5),
     ("llama_grouped", "quantization_config", {"bits": 4}),
     ("llama_grouped", "model_type", "bloom"),

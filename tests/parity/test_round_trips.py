@@ -79,7 +79,8 @@ def train_without_learning(program, tmp_path, source, **sections):
 
 
 @pytest.mark.parametrize("name", [
-    "gpt2", "llama_grouped", "qwen2_tied", "qwen3", "olmo2_grouped", "mixtral"])
+    "gpt2", "llama_grouped", "llama_scaled", "qwen2_tied", "qwen3", "olmo2_grouped", "mixtral", "qwen3_moe_sparse",
+    "deepseek_v3"])
 def test_a_folder_comes_back_byte_for_byte(name, program, tessera, tmp_path):
     source = tmp_path / "source"
     write_folder(source, name)

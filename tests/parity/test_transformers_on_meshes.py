@@ -21,7 +21,17 @@ CONFIGS = {
     # transformers adds no auxiliary loss here: its output_router_logits is off.
     "mixtral": lambda: transformers.MixtralConfig(
         num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.0, **ROTARY),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True, head_dim=12,
+        router_aux_loss_coef=0.0, **ROTARY),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        n_routed_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2, n_shared_experts=1,
+        moe_intermediate_size=24, first_k_dense_replace=1, routed_scaling_factor=1.5, q_lora_rank=20,
+        kv_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=8, v_head_dim=10, num_nextn_predict_layers=0,
+        **{**ROTARY, "num_key_value_heads": 4}),
 }
+# transformers does not move the bias.
+MORE = {"deepseek_v3": ["--model.moe.bias_balance=false"]}
 SP = ["--tensor.sequence_parallel=true"]
 MESHES = {
     "tp 2": (2, ["--mesh.tp=2"]),
@@ -40,7 +50,10 @@ EXPERT_MESHES = {
     "16 ranks, ep 4": (16, ["--mesh.pp=2", "--mesh.dp=2", "--mesh.cp=2", "--mesh.tp=2", "--mesh.ep=4",
                             "--zero.stage=3", *SP]),
 }
-CASES = [(name, mesh) for name in CONFIGS for mesh in (EXPERT_MESHES if name == "mixtral" else MESHES)]
+NEW_EXPERTS = ["tp 2", "cp 2", "pp 2", "zero 3", "ep 2", "tp 2, etp 2", "16 ranks, ep 4"]
+CASES = [(name, mesh) for name in CONFIGS
+         for mesh in (EXPERT_MESHES if name == "mixtral" else
+                      NEW_EXPERTS if name in ("qwen3_moe", "deepseek_v3") else MESHES)]
 
 
 def make_model(config, seed):
@@ -110,7 +123,8 @@ def peers(tmp_path_factory):
 def test_eight_steps(program, peers, tmp_path, name, mesh):
     folder, theirs = peers[name]
     world, arguments = (MESHES | EXPERT_MESHES)[mesh]
-    train(program, configuration_of(folder, tmp_path), "--nproc", str(world), "--ranks", "threads", *arguments)
+    train(program, configuration_of(folder, tmp_path), "--nproc", str(world), "--ranks", "threads", *arguments,
+          *MORE.get(name, []))
     ours = [line["loss"] for line in metrics(tmp_path)]
     assert len(ours) == STEPS
     assert ours == pytest.approx(theirs, rel=2e-5)

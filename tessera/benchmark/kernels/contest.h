@@ -44,12 +44,14 @@ struct Pair {
   Contest backward(Contest contest, const at::Tensor& dy) const;
 };
 
-// By file: pointwise.cpp, attention.cpp, products.cpp, loss.cpp, update.cpp.
+// By file: pointwise.cpp, attention.cpp, products.cpp, loss.cpp, update.cpp,
+// experts.cpp.
 std::vector<MakeContest> pointwise_contests();
 std::vector<MakeContest> attention_contests();
 std::vector<MakeContest> product_contests();
 std::vector<MakeContest> loss_contests();
 std::vector<MakeContest> update_contests();
+std::vector<MakeContest> expert_contests();
 
 // Random numbers of a normal distribution, the same ones every time.
 at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype,

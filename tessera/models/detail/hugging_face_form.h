@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -77,7 +78,7 @@ class Reader {
 };
 
 // A "*" stands for a number, first the layer's, then the expert's; ".weight"
-// and ".bias" are kept.
+// and ".bias" are kept, unless `ours` is all of a parameter's name.
 struct TensorName {
   std::string_view ours;
   std::string_view theirs;
@@ -94,16 +95,33 @@ struct HuggingFaceForm {
   // Keys that are model.dropout where they say the same, which the family has
   // then in the same places; none: it has fewer.
   std::span<const char* const> dropout = {};
+  const char* aux_loss = "router_aux_loss_coef";  // its key, of experts
 };
 
 // The form of Llama, which most others follow: its names, and the keys that
 // they share. What a decoder has not is passed over.
 std::span<const TensorName> llama_names();
+// Those, and behind them some more.
+std::vector<TensorName> with_llama_names(std::span<const TensorName> more);
 struct LlamaKeys {
   bool attention_bias = true;      // the key has a meaning
   bool window_by_default = false;  // a window that is given is used
 };
 void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys);
 Json llama_json(const ModelConfig& model);
+
+// Of experts, whose number is in `experts`.
+void read_experts(const Reader& in, const char* experts, ModelConfig& model);
+// What the folders of a family can say of experts; the rest is Mixtral's.
+struct ExpertKeys {
+  bool layers = false;     // every, first_dense
+  bool ffn = false;        // another width than a dense layer's
+  bool normalize = false;  // that weights are not
+  bool deepseeks = false;  // scale, groups, shared experts
+  bool score_bias = false;
+  const char* score = "softmax";
+};
+// TS_CHECK_CONFIG that such a folder can say all that the model has.
+void require_said(const ModelConfig& model, const ExpertKeys& keys);
 
 }  // namespace tessera::models::detail

@@ -1,3 +1,5 @@
+#include <iterator>
+
 #include "tessera/models/detail/hugging_face_form.h"
 #include "tessera/models/family.h"
 
@@ -26,6 +28,45 @@ constexpr TensorName kNames[] = {
     {"head", "lm_head"},
 };
 
+void read_scaling(const Reader& rope, const char* type_key,
+                  ModelConfig& model) {
+  RopeScalingConfig& scaling = model.rope_scaling;
+  const std::string type = rope.word(type_key, "default");
+  scaling.type = type == "default" ? "none" : type;
+  rope.refuse_unless(scaling.type == "none" || type == "linear" ||
+                         type == "llama3" || type == "yarn",
+                     type_key);
+  if (scaling.type == "none") return;
+  constexpr double kMost = 1e6;
+  const auto number = [&](const char* key, double& member) {
+    if (rope.has(key)) member = rope.number(key, member, 0, kMost);
+  };
+  number("low_freq_factor", scaling.low_freq_factor);
+  number("high_freq_factor", scaling.high_freq_factor);
+  number("beta_fast", scaling.beta_fast);
+  number("beta_slow", scaling.beta_slow);
+  number("attention_factor", scaling.attention_factor);
+  for (const auto& [key, member] :
+       {std::pair{"mscale", &scaling.mscale},
+        {"mscale_all_dim", &scaling.mscale_all_dim}}) {
+    *member = rope.number(key, 0.0);
+    TS_CHECK_CONFIG(*member >= 0 && *member <= kMost, rope.place(key), " is ",
+                    *member, "; it must be at least 0 and at most ", kMost,
+                    ".");
+  }
+  scaling.truncate = rope.flag("truncate", true);
+  scaling.original_max_seq =
+      rope.size("original_max_position_embeddings", model.max_seq);
+  if (rope.has("factor") || type != "yarn") {
+    scaling.factor = rope.number("factor", 0.0, 0, kMost);
+  } else {
+    scaling.factor = static_cast<double>(model.max_seq) /
+                     static_cast<double>(scaling.original_max_seq);
+  }
+  TS_CHECK_CONFIG(scaling.factor >= 1, rope.place("factor"), " is ",
+                  scaling.factor, "; it must be at least 1.");
+}
+
 void read_rotary(const Reader& in, ModelConfig& model) {
   model.rope_theta = in.number("rope_theta", 10000.0, 1, 1e300);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -33,18 +74,43 @@ void read_rotary(const Reader& in, ModelConfig& model) {
     const Reader rope(in.at(key), in.place(key));
     TS_CHECK_CONFIG(in.at(key).is_object(), in.place(key),
                     " must be an object.");
-    for (const char* type : {"rope_type", "type"}) {
-      rope.refuse_unless(rope.word(type, "default") == "default", type);
-    }
     for (const auto& item : in.at(key).items()) {  // one of each kind of layer
       rope.refuse_unless(!item.value().is_object(), item.key().c_str());
     }
+    read_scaling(rope, rope.has("rope_type") ? "rope_type" : "type", model);
     rope.refuse_unless(rope.number("partial_rotary_factor", 1.0) == 1.0,
                        "partial_rotary_factor");
     model.rope_theta = rope.number("rope_theta", model.rope_theta, 1, 1e300);
   }
   in.refuse_unless(in.number("partial_rotary_factor", 1.0) == 1.0,
                    "partial_rotary_factor");
+}
+
+Json rotary_json(const ModelConfig& model) {
+  const RopeScalingConfig& scaling = model.rope_scaling;
+  Json rope = {{"rope_theta", model.rope_theta}};
+  if (scaling.type == "none") {
+    rope["rope_type"] = "default";
+    return rope;
+  }
+  rope.update({{"rope_type", scaling.type}, {"factor", scaling.factor}});
+  if (scaling.type == "linear") return rope;
+  rope["original_max_position_embeddings"] = scaling.original_max_seq;
+  if (scaling.type == "llama3") {
+    rope["low_freq_factor"] = scaling.low_freq_factor;
+    rope["high_freq_factor"] = scaling.high_freq_factor;
+    return rope;
+  }
+  rope.update({{"beta_fast", scaling.beta_fast},
+               {"beta_slow", scaling.beta_slow},
+               {"truncate", scaling.truncate}});
+  for (const auto& [key, value] :
+       {std::pair{"attention_factor", scaling.attention_factor},
+        {"mscale", scaling.mscale},
+        {"mscale_all_dim", scaling.mscale_all_dim}}) {
+    if (value > 0) rope[key] = value;
+  }
+  return rope;
 }
 
 // Where there is no switch for it, a window that is given is used.
@@ -101,6 +167,12 @@ namespace detail {
 
 std::span<const TensorName> llama_names() { return kNames; }
 
+std::vector<TensorName> with_llama_names(std::span<const TensorName> more) {
+  std::vector<TensorName> all(std::begin(kNames), std::end(kNames));
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
 void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys) {
   model.layers = in.layers("num_hidden_layers");
   model.hidden = in.size("hidden_size");
@@ -121,19 +193,22 @@ void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys) {
 }
 
 Json llama_json(const ModelConfig& model) {
-  return {{"num_hidden_layers", model.layers},
-          {"hidden_size", model.hidden},
-          {"num_attention_heads", model.heads},
-          {"num_key_value_heads", model.kv_heads},
-          {"head_dim", model.head_dim},
-          {"intermediate_size", model.ffn},
-          {"max_position_embeddings", model.max_seq},
-          {"rms_norm_eps", model.norm_eps},
-          {"hidden_act", "silu"},
-          {"attention_dropout", 0.0},
-          {"rope_theta", model.rope_theta},
-          {"rope_parameters",
-           {{"rope_theta", model.rope_theta}, {"rope_type", "default"}}}};
+  const Json rope = rotary_json(model);
+  Json json = {{"num_hidden_layers", model.layers},
+               {"hidden_size", model.hidden},
+               {"num_attention_heads", model.heads},
+               {"num_key_value_heads", model.kv_heads},
+               {"head_dim", model.head_dim},
+               {"intermediate_size", model.ffn},
+               {"max_position_embeddings", model.max_seq},
+               {"rms_norm_eps", model.norm_eps},
+               {"hidden_act", "silu"},
+               {"attention_dropout", 0.0},
+               {"rope_theta", model.rope_theta},
+               {"rope_parameters", rope}};
+  // Where older readers look for it.
+  if (model.rope_scaling.type != "none") json["rope_scaling"] = rope;
+  return json;
 }
 
 }  // namespace detail

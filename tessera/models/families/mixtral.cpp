@@ -1,6 +1,3 @@
-#include <iterator>
-#include <vector>
-
 #include "tessera/models/detail/hugging_face_form.h"
 #include "tessera/models/family.h"
 
@@ -22,37 +19,19 @@ constexpr TensorName kNames[] = {
 };
 
 std::span<const TensorName> names() {
-  static const std::vector<TensorName> all = [] {
-    const auto llamas = detail::llama_names();
-    std::vector<TensorName> both(llamas.begin(), llamas.end());
-    both.insert(both.end(), std::begin(kNames), std::end(kNames));
-    return both;
-  }();
+  static const auto all = detail::with_llama_names(kNames);
   return all;
 }
 
 void read(const Reader& in, ModelConfig& model) {
   detail::read_llama(in, model, {.window_by_default = true});
-  model.moe.experts = in.size("num_local_experts");
-  TS_CHECK_CONFIG(model.moe.experts <= kMaxExperts,
-                  in.place("num_local_experts"), " is ", model.moe.experts,
-                  "; it must be at most ", kMaxExperts, ".");
-  model.moe.top_k = in.size("num_experts_per_tok", 2);
-  TS_CHECK_CONFIG(model.moe.top_k <= model.moe.experts,
-                  in.place("num_experts_per_tok"), " is ", model.moe.top_k,
-                  "; it must be at most num_local_experts, ", model.moe.experts,
-                  ".");
-  model.moe.aux_loss = in.number("router_aux_loss_coef", 0.001);
-  TS_CHECK_CONFIG(model.moe.aux_loss >= 0, in.place("router_aux_loss_coef"),
-                  " is ", model.moe.aux_loss, "; it must not be negative.");
+  detail::read_experts(in, "num_local_experts", model);
   in.refuse_unless(in.number("router_jitter_noise", 0.0) == 0.0,
                    "router_jitter_noise");
 }
 
 Json write(const ModelConfig& model) {
-  TS_CHECK_CONFIG(model.moe.every == 1, "model.moe.every is ", model.moe.every,
-                  ": a Hugging Face folder of Mixtral has experts in every "
-                  "layer.");
+  detail::require_said(model, {});
   Json json = detail::llama_json(model);
   json.update({{"num_local_experts", model.moe.experts},
                {"num_experts_per_tok", model.moe.top_k},

@@ -159,7 +159,7 @@ int64_t table_bytes(const TracedModel& model, const FactsOptions& options) {
   const auto pieces = static_cast<int64_t>(model.pieces.size());
   const int64_t positions =
       (std::ranges::max(model.pieces) + 1) * (model.tokens / pieces);
-  return positions * model.config.head_dim *
+  return positions * model.config.rotary_dim() *
          (options.compute == at::kDouble ? 8 : 4);
 }
 

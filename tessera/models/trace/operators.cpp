@@ -116,21 +116,19 @@ Traced Operators::grouped_linear(const Traced& x, int64_t rows, int64_t in,
                       [=, this, kept = std::weak_ptr(x.memory)](
                           const Memory& gradient) -> std::vector<Memory> {
                         tape_.input_flops(product);
-                        // Made in any case, also for weights that are frozen.
-                        tape_.weight_flops(product);
                         Memory dx = elements(rows * in);
                         multiply(own, out, in);
-                        if (tape_.puts_off() && !tape_.is_frozen()) {
-                          tape_.put_off({gradient, kept.lock()}, [=, this] {
-                            const Memory dweight = elements(weights);
-                            multiply(out, own, in);
-                            if (tape_.mixes_types()) bytes(weights * 4);
-                          });
-                          return {std::move(dx), nullptr};
+                        if (tape_.is_frozen()) return {std::move(dx), nullptr};
+                        tape_.weight_flops(product);
+                        const auto add = [=, this] {
+                          multiply(out, own, in, /*adds_gradient=*/true);
+                        };
+                        if (tape_.puts_off()) {
+                          tape_.put_off({gradient, kept.lock()}, add);
+                        } else {
+                          add();
                         }
-                        Memory dweight = elements(weights);
-                        multiply(out, own, in);
-                        return {std::move(dx), std::move(dweight)};
+                        return {std::move(dx), nullptr};
                       });
 }
 

@@ -13,7 +13,9 @@ TracedModel::TracedModel(const ModelConfig& model, int64_t num_samples,
   config.complete();
   heads = config.heads;
   kv_heads = config.kv_heads;
-  ffn = expert_ffn = config.ffn;
+  ffn = config.ffn;
+  expert_ffn = config.moe.ffn;
+  shared_ffn = config.moe.shared_experts * config.moe.ffn;
   vocab = most_vocab = config.vocab;
   experts = config.moe.experts;
   if (config.lora.rank == 0) return;

@@ -43,6 +43,9 @@ struct ExpertShard {
   ExpertDispatch dispatch = {};
   // Of so many numbers of the wide type.
   std::function<void(const Operators& ops, int64_t numel)> sum_samples = {};
+  int64_t sample_parts = 1;
+  // Until so many numbers are there.
+  std::function<void(const Operators& ops, int64_t numel)> gather_samples = {};
   int64_t copies = 1;
   int64_t copy = 0;
   bool shares_tokens = false;
@@ -65,6 +68,7 @@ struct TracedModel {
   int64_t ffn = 0, vocab = 0;
   int64_t most_vocab = 0;               // on the rank of tp that has most of it
   int64_t experts = 0, expert_ffn = 0;  // that are here
+  int64_t shared_ffn = 0;               // of all shared experts together
 
   // Layers with adapters, as "attention.q": in some blocks, and here taken to
   // be in all.

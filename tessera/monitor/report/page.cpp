@@ -72,8 +72,20 @@ const std::vector<Panel>& panels() {
   return all;
 }
 
-constexpr std::string_view kOfExpert = "expert_load.";
-constexpr std::string_view kSecondsOf = "seconds.";
+// Figures of which there are several: the beginning of their names.
+struct Parts {
+  std::string_view prefix;
+  const char* title;
+  const char* unit;
+};
+constexpr Parts kParts[] = {
+    {"expert_load.", "load of experts", "share of all rows"},
+    {"expert_imbalance.", "imbalance of experts by layer",
+     "largest load over the mean"},
+    {"expert_dropped.", "dropped by experts, by layer", "share of choices"},
+    {"routing_entropy.", "entropy of routing by layer", "nats"},
+    {"seconds.", "where a step goes", "seconds by kind, mean over ranks"},
+};
 
 std::string row(const std::vector<std::string>& cells, const char* tag = "td",
                 size_t first_number = 1) {
@@ -198,10 +210,9 @@ std::string charts(const std::vector<RunHistory>& runs) {
   }
   for (const RunHistory& run : runs) {
     const std::string of = runs.size() == 1 ? "" : " of " + run.name;
-    text += panel_of_parts(run, kOfExpert, "load of experts" + of,
-                           "share of all rows");
-    text += panel_of_parts(run, kSecondsOf, "where a step goes" + of,
-                           "seconds by kind, mean over ranks");
+    for (const Parts& parts : kParts) {
+      text += panel_of_parts(run, parts.prefix, parts.title + of, parts.unit);
+    }
   }
   return text + "</div>\n";
 }

@@ -90,7 +90,8 @@ ShardedParameters::ShardedParameters(
                                .layout = parameter.spec->layout,
                                .shard = held.parameters.shards()[i],
                                .gradient = held.gradient(i),
-                               .unit = static_cast<int64_t>(unit)});
+                               .unit = static_cast<int64_t>(unit),
+                               .balances_load = parameter.spec->balances_load});
         if (!held.bundle.is_frozen) trained_.push_back(parameters_.back());
       }
     }

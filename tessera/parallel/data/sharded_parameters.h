@@ -47,6 +47,7 @@ struct LocalParameter {
   at::Tensor shard;     // the box that the layout gives this rank
   at::Tensor gradient;  // of the shard, once reduced; where there are any
   int64_t unit = 0;
+  bool balances_load = false;  // as nn::ParameterSpec has it
 };
 
 // Sets what the data axes mean for this parameter: stage 0 replicates it over

@@ -54,7 +54,10 @@ at::Tensor dispatch(const at::Tensor& rows, const at::Tensor& counts,
   const auto sent = to_vector(all.select(0, group.rank()).sum(1));
   const auto received = to_vector(here.sum(1));
 
-  const at::Tensor came = comm::all_to_all(rows, group, received, sent);
+  const int64_t leave = std::reduce(sent.begin(), sent.end());
+  const at::Tensor came =
+      comm::all_to_all(leave == rows.size(0) ? rows : rows.narrow(0, 0, leave),
+                       group, received, sent);
   const at::Tensor order = order_by_expert(here);
   const at::Tensor sorted = came.index_select(0, order.to(came.device()));
   const at::Tensor outputs = run(sorted, to_vector(here.sum(0)));

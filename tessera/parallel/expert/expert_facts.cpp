@@ -14,16 +14,17 @@ using models::trace::Ranks;
 using models::trace::RunExperts;
 using models::trace::Traced;
 
+constexpr int64_t kNumberBytes = 8;
+
 // Rows come by source, are sorted by expert, and put back.
 Traced dispatch(const Operators& ops, const Traced& rows,
                 const models::ModelConfig& model, const Ranks& ranks,
                 double received_rows, const RunExperts& run) {
-  constexpr int64_t kCountBytes = 8;
   const int64_t sent_rows = rows.numel / model.hidden;
   const int64_t num_rows =
       std::llround(received_rows * static_cast<double>(sent_rows));
   const int64_t numel = num_rows * model.hidden;
-  const int64_t all_bytes = kCountBytes * ranks.size * model.moe.experts;
+  const int64_t all_bytes = kNumberBytes * ranks.size * model.moe.experts;
   const Memory all = ops.bytes(all_bytes);
   ops.tape().collective("all_gather", ranks.axes, all_bytes);
   const Traced came = ops.all_to_all(rows, numel, ranks, /*copied_back=*/false);
@@ -58,6 +59,10 @@ void apply(models::trace::TracedModel& model, const TracedOptions& options,
     if (ranks.size == 1) return;
     shard.sum_samples = [ranks](const Operators& ops, int64_t numel) {
       ops.tape().collective("all_reduce", ranks.axes, numel * ops.wide());
+    };
+    shard.sample_parts = ranks.size;
+    shard.gather_samples = [ranks](const Operators& ops, int64_t numel) {
+      ops.tape().collective("all_gather", ranks.axes, numel * kNumberBytes);
     };
   };
   // The hidden states between blocks are this rank's own tokens already.

@@ -2,6 +2,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
+#include "tessera/models/family.h"
 
 namespace tessera::parallel::expert {
 namespace {
@@ -39,8 +40,16 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
   nn::ExpertShard shard;
   const auto share_samples = [&](comm::Group* samples) {
     shard.sample_parts = samples->size();
+    shard.sample_part = samples->rank();
     shard.sum_samples = [samples](const at::Tensor& counts) {
       samples->all_reduce(counts, comm::ReduceOp::kSum, comm::Mode::kBlocking);
+    };
+    shard.gather_samples = [samples](const at::Tensor& mine) {
+      auto shape = mine.sizes().vec();
+      shape.insert(shape.begin(), samples->size());
+      const at::Tensor all = at::empty(shape, mine.options());
+      samples->all_gather(all, mine.contiguous(), comm::Mode::kBlocking);
+      return all.transpose(0, 1).flatten(1, 2);
     };
   };
   if (mesh.degree(Axis::kEp) > 1) {
@@ -71,15 +80,33 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
   return shard;
 }
 
+void check_capacity(const models::MoeConfig& moe, int64_t seq_len) {
+  if (moe.experts == 0 || moe.capacity_factor == 0) return;
+  const int64_t capacity =
+      nn::capacity_of(moe.capacity_factor, seq_len, moe.top_k, moe.experts);
+  TS_CHECK_CONFIG(
+      capacity >= 1, "model.moe.capacity_factor (", moe.capacity_factor,
+      ") leaves an expert less than one token of a sample: of data.seq_len (",
+      seq_len, ") x model.moe.top_k (", moe.top_k, ") over ", moe.experts,
+      " experts. Every token would be dropped. Use ",
+      static_cast<double>(moe.experts) /
+          static_cast<double>(seq_len * moe.top_k),
+      " or more, or 0, which drops none.");
+}
+
 }  // namespace
 
-void check(const models::ModelConfig& model, const mesh::DeviceMesh& mesh) {
+void check(const models::ModelConfig& model, int64_t seq_len,
+           const mesh::DeviceMesh& mesh) {
+  check_capacity(model.moe, seq_len);
   const int64_t ep = mesh.degree(Axis::kEp);
   if (ep == 1) return;
-  TS_CHECK_CONFIG(model.moe.experts > 0, "mesh.ep is ", ep,
-                  ", but model.family ", model.family,
-                  " has no experts to share out. Use model.family mixtral, or "
-                  "leave mesh.ep out.");
+  TS_CHECK_CONFIG(
+      model.moe.experts > 0, "mesh.ep is ", ep, ", but model.family ",
+      model.family,
+      " has no experts to share out. Use a model.family with experts "
+      "(",
+      models::families_with_experts(), "), or leave mesh.ep out.");
   TS_CHECK_CONFIG(
       model.moe.experts % ep == 0, "mesh.ep (", ep,
       ") does not divide model.moe.experts (", model.moe.experts,

@@ -11,11 +11,13 @@
 //         experts.
 // Comm:   over ep of each layer an all_gather of E counts, and an all_to_all of
 //         rows each way, again in backward; where a Balance is asked for an
-//         all_reduce of (B, E) over the ranks that share samples. A rank whose
-//         experts get no row calls the same. Along tp what an MLP does: with
-//         etp = tp, or without sequence parallelism, an all_reduce of (B, T, D)
-//         at the end, and in backward at the beginning; with both an all_gather
-//         and a reduce_scatter; with sequence parallelism and etp = 1 nothing.
+//         all_reduce of (B, E) over the ranks that share samples, and with a
+//         capacity an all_gather of choices and places, (B, T, k + 1). A rank
+//         whose experts get no row calls the same. Along tp what an MLP does:
+//         with etp = tp, or without sequence parallelism, an all_reduce of (B,
+//         T, D) at the end, and in backward at the beginning; with both an
+//         all_gather and a reduce_scatter; with sequence parallelism and
+//         etp = 1 nothing.
 // Errors: TS_CHECK_CONFIG, by check(), with the nearest values that fit.
 // Source: Lepikhin et al. 2021, arXiv 2006.16668 (all_to_all); Liu et al. 2025,
 //         arXiv 2504.14960 (the view of its own).
@@ -39,8 +41,10 @@ struct ExpertOptions {
   nn::Region region = {};  // around what the ranks of tp compute parts of
 };
 
-// Whether experts divide by ep. REQUIRES: a complete configuration.
-void check(const models::ModelConfig& model, const mesh::DeviceMesh& mesh);
+// Whether experts divide by ep, and each takes a token of a sample. REQUIRES: a
+// complete configuration.
+void check(const models::ModelConfig& model, int64_t seq_len,
+           const mesh::DeviceMesh& mesh);
 
 // Sets the layouts of the experts and their gates. REQUIRES: a model that is
 // not materialised.
@@ -57,8 +61,8 @@ using RunExperts = std::function<at::Tensor(
 
 // Takes rows (N, D), `counts` (E) of which go to each expert in turn, to where
 // the experts are, and brings back what these make of them: over the ranks of
-// `group`, of n, rank r has the experts [r E/n, (r+1) E/n). The group must
-// outlive the graph.
+// `group`, of n, rank r has the experts [r E/n, (r+1) E/n). Rows behind those
+// go nowhere. The group must outlive the graph.
 at::Tensor dispatch(const at::Tensor& rows, const at::Tensor& counts,
                     const RunExperts& run, comm::Group& group);
 

@@ -10,8 +10,8 @@ using mesh::Axis;
 using mesh::Placement;
 
 constexpr int64_t kWidth = 6, kExperts = 4;
-constexpr nn::MoeOptions kOptions{
-    kExperts, /*top_k=*/1, {.width = kWidth, .hidden = 5}};
+constexpr nn::MoeOptions kOptions{.router = {.experts = kExperts, .top_k = 1},
+                                  .expert = {.width = kWidth, .hidden = 5}};
 
 void expect_close(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_LT((a - b).abs().max().item<double>(), 1e-14);

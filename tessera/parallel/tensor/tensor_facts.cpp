@@ -62,6 +62,7 @@ void apply(models::trace::TracedModel& model, const mesh::DeviceMesh& mesh,
   model.heads /= tp;
   model.kv_heads = std::max<int64_t>(1, model.kv_heads / tp);
   model.ffn = mesh::chunk_of(model.ffn, tp, at).size();
+  model.shared_ffn = mesh::chunk_of(model.shared_ffn, tp, at).size();
   model.most_vocab = mesh::chunk_of(model.vocab, tp, 0).size();
   model.vocab = mesh::chunk_of(model.vocab, tp, at).size();
   model.region = traced_region(mesh, config);

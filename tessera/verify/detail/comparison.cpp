@@ -190,7 +190,9 @@ class Comparison {
     if (records_ || !optim::update_rule(config_.optimizer.type).by_sign) {
       return false;
     }
-    const auto& gradients = control_.gradients.at(parameter);
+    const auto found = control_.gradients.find(parameter);
+    if (found == control_.gradients.end()) return false;  // it is frozen
+    const auto& gradients = found->second;
     for (int64_t step = 1; step <= steps_; ++step) {
       const double norm = gradients.at(step - 1).norm().item<double>();
       if (norm > bounds_.negligible * control_norm(step)) return false;
@@ -245,7 +247,7 @@ class Comparison {
 
   void take_gradients(RankModel& model, int64_t step) {
     const auto& composed = model.composed();
-    for (const auto& parameter : composed.parameters->parameters()) {
+    for (const auto& parameter : composed.parameters->trained()) {
       if (records_) {
         recorded_.gradients[parameter.name].push_back(
             parameter.gradient.clone());

@@ -8,7 +8,7 @@ namespace tessera::models::trace::detail {
 // what all share.
 Memory UnitTracer::rotation() const {
   if (family_.learned_positions || model_.pieces.size() == 1) return nullptr;
-  return ops_.wides(model_.tokens * config_.head_dim);
+  return ops_.wides(model_.tokens * config_.rotary_dim());
 }
 
 HeadShape UnitTracer::heads_here() const {
@@ -23,6 +23,17 @@ HeadShape UnitTracer::heads_here() const {
 
 Traced UnitTracer::attention(const Traced& input) const {
   const Traced x = enter(model_.region, input);
+  auto [q, k, v] =
+      family_.latent_attention ? latent_heads(x) : grouped_heads(x);
+  const Traced y = core(q, k, v);
+  const int64_t width = model_.heads * config_.value_dim();
+  const Traced out =
+      rows("attention.o", y, width, config_.hidden, family_.out_bias);
+  if (again_ != nullptr) y.memory->let_go();
+  return out;
+}
+
+UnitTracer::Heads UnitTracer::grouped_heads(const Traced& x) const {
   const int64_t width = config_.hidden;
   const int64_t q_width = model_.heads * config_.head_dim;
   const int64_t kv_width = model_.kv_heads * config_.head_dim;
@@ -31,7 +42,6 @@ Traced UnitTracer::attention(const Traced& input) const {
                       {"attention.v", kv_width}},
                      x, width, family_.qkv_bias);
   Traced q = std::move(all[0]), k = std::move(all[1]);
-  const Traced v = std::move(all[2]);
   if (family_.qk_norm == nn::QkNorm::kAllHeads) {
     q = norm_of_heads(q, q_width);
     k = norm_of_heads(k, kv_width);
@@ -44,10 +54,54 @@ Traced UnitTracer::attention(const Traced& input) const {
     q = ops_.rotate(q, rotation_);
     k = ops_.rotate(k, rotation_);
   }
-  const Traced y = core(q, k, v);
-  const Traced out = rows("attention.o", y, q_width, width, family_.out_bias);
-  if (again_ != nullptr) y.memory->let_go();
-  return out;
+  return {q, k, std::move(all[2])};
+}
+
+// What takes a part of x, or puts parts together: `numel` elements, and of the
+// gradient as many as x has.
+Traced UnitTracer::part_of(const Traced& x, int64_t numel) const {
+  return ops_.tape().record(
+      ops_.elements(numel), numel, {x}, {},
+      [this, all = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {ops_.elements(all)};
+      });
+}
+
+// nn/latent_attention.cpp.
+UnitTracer::Heads UnitTracer::latent_heads(const Traced& x) const {
+  const LatentConfig& latent = config_.latent;
+  const int64_t tokens = model_.samples * model_.tokens;
+  const int64_t heads = model_.heads, width = config_.head_dim;
+  const int64_t rope = latent.rope_dim, content = width - rope;
+  const auto joined = [&](const Traced& a, const Traced& b, int64_t numel) {
+    return ops_.tape().record(
+        ops_.elements(numel), numel, {a, b}, {},
+        [this, a = a.numel,
+         b = b.numel](const Memory& gradient) -> std::vector<Memory> {
+          return {ops_.elements(a), ops_.elements(b)};
+        });
+  };
+  const auto turned = [&](const Traced& part) {
+    return ops_.rotate(part, rotation_);
+  };
+  const bool direct = latent.q_rank == 0;
+  auto all = linears({{direct ? "attention.q" : "attention.q_a",
+                       direct ? heads * width : latent.q_rank},
+                      {"attention.kv_a", latent.kv_rank + rope}},
+                     x, config_.hidden, /*bias=*/false);
+  Traced q = std::move(all[0]);
+  if (!direct) {
+    q = linear("attention.q_b", ops_.rms_norm(q, latent.q_rank), latent.q_rank,
+               heads * width, /*bias=*/false);
+  }
+  const int64_t q_numel = tokens * heads * width;
+  q = joined(q, turned(part_of(q, tokens * heads * rope)), q_numel);
+  const Traced kv = linear(
+      "attention.kv_b",
+      ops_.rms_norm(part_of(all[1], tokens * latent.kv_rank), latent.kv_rank),
+      latent.kv_rank, heads * (content + latent.value_dim), /*bias=*/false);
+  const Traced k_rope = turned(part_of(all[1], tokens * rope));
+  return {q, joined(kv, k_rope, q_numel), part_of(kv, q_numel)};
 }
 
 // nn's SharedRmsNorm.
@@ -121,9 +175,13 @@ void UnitTracer::compute_core_again() const {
 
 Traced UnitTracer::kept_core(const Traced& q, const Traced& k,
                              const Traced& v) const {
-  return model_.attention
-             ? model_.attention(ops_, q, k, v, heads_here())
-             : ops_.attention(q, k, v, heads_here(), model_.documents);
+  const Traced y =
+      model_.attention
+          ? model_.attention(ops_, q, k, v, heads_here())
+          : ops_.attention(q, k, v, heads_here(), model_.documents);
+  const int64_t values = config_.value_dim();
+  if (values == config_.head_dim) return y;
+  return part_of(y, model_.samples * model_.tokens * model_.heads * values);
 }
 
 }  // namespace tessera::models::trace::detail

@@ -10,56 +10,172 @@ Traced UnitTracer::moe(const Traced& input) {
   const Region& region = model_.expert_shard.region;
   Traced x = enter(region, input);
   x.again_beside = -1;  // a view of it is what products and gathers take
-  const Routing routing = route(x);
+  Routing routing = route(x);
+  keep_choices(routing);
   add_balance(routing);
-  return leave(region, mix(x, routing));
+  count_load(routing);
+  const Traced y = leave(region, mix(x, routing));
+  if (model_.shared_ffn == 0) return y;
+  return ops_.add(y, mlp(input, "shared", model_.shared_ffn));
+}
+
+// What the gate makes of its tokens, and in fp32 of those of narrower types.
+Traced UnitTracer::gate(const Traced& tokens) const {
+  const int64_t width = config_.hidden, experts = config_.moe.experts;
+  const int64_t n = tokens.numel / width, all = n * experts;
+  if (ops_.element() == ops_.wide()) {
+    return ops_.linear(tokens, n, width, experts, /*bias=*/false);
+  }
+  const program::Flops product{.matmul = 2 * all * width};
+  Tape& tape = ops_.tape();
+  tape.forward_flops(product);
+  tape.products.push_back({.rows = n, .in = width, .out = experts});
+  const Memory z = ops_.wides(all);
+  {
+    const Memory x = ops_.wides(n * width), w = ops_.wides(width * experts);
+  }
+  return tape.record(z, all, {tokens, tape.parameter(width * experts)},
+                     {tokens.memory},
+                     [=, this](const Memory& gradient) -> std::vector<Memory> {
+                       ops_.tape().input_flops(product);
+                       Memory dx;
+                       {
+                         const Memory w = ops_.wides(width * experts);
+                         const Memory wide = ops_.wides(n * width);
+                         dx = ops_.elements(n * width);
+                       }
+                       if (ops_.tape().is_frozen())
+                         return {std::move(dx), nullptr};
+                       ops_.tape().weight_flops(product);
+                       const Memory x = ops_.wides(n * width);
+                       const Memory wide = ops_.wides(width * experts);
+                       return {std::move(dx), ops_.elements(width * experts)};
+                     });
 }
 
 UnitTracer::Routing UnitTracer::route(const Traced& tokens) const {
-  const int64_t n = tokens.numel / config_.hidden, k = config_.moe.top_k;
-  const int64_t all = n * config_.moe.experts;
-  Traced probabilities;
+  const MoeConfig& moe = config_.moe;
+  const int64_t n = tokens.numel / config_.hidden, k = moe.top_k;
+  const int64_t all = n * moe.experts;
+  const bool is_softmax = moe.score != "sigmoid";
+  Routing routing;
+  Traced scores;
   {
-    const Traced scores = ops_.linear(tokens, n, config_.hidden,
-                                      config_.moe.experts, /*bias=*/false);
-    const bool narrow = ops_.element() < ops_.wide();
-    const Memory widened = narrow ? ops_.wides(all) : nullptr;
+    routing.products = gate(tokens);
     const Memory p = ops_.wides(all);
-    probabilities = ops_.tape().record(
-        p, all, {scores}, {p},
-        [this, all, narrow](const Memory& gradient) -> std::vector<Memory> {
-          Memory sum = ops_.wides(all);
-          return {narrow ? ops_.elements(all) : std::move(sum)};
+    scores = ops_.tape().record(
+        p, all, {routing.products}, {p},
+        [this, all](const Memory& gradient) -> std::vector<Memory> {
+          return {ops_.wides(all)};
+        });
+    if (moe.z_loss == 0) routing.products = {};
+  }
+  // Of sigmoids, divided by their sum.
+  routing.probabilities =
+      is_softmax ? scores : over_sum(scores, n, moe.experts);
+  if (!moe.bias_balance && moe.groups == 1) {
+    const Memory chosen = ops_.wides(n * k);
+    routing.experts = ops_.numbers(n * k);
+    routing.weights = ops_.tape().record(
+        chosen, n * k, {scores}, {routing.experts},
+        [this, all](const Memory& gradient) -> std::vector<Memory> {
+          return {ops_.wides(all)};
+        });
+  } else {
+    {
+      const Memory choice = ops_.wides(all);
+      const Memory masked = moe.groups > 1 ? ops_.wides(all) : nullptr;
+      const Memory best = ops_.wides(n * k);
+      routing.experts = ops_.numbers(n * k);
+    }
+    routing.weights = ops_.tape().record(
+        ops_.wides(n * k), n * k, {scores}, {routing.experts},
+        [this, all](const Memory& gradient) -> std::vector<Memory> {
+          return {ops_.wides(all)};
         });
   }
-  const Memory picked = ops_.wides(n * k), experts = ops_.numbers(n * k);
-  const Traced best = ops_.tape().record(
-      picked, n * k, {probabilities}, {experts},
-      [this, all](const Memory& gradient) -> std::vector<Memory> {
-        return {ops_.wides(all)};
+  if (moe.normalize) routing.weights = over_sum(routing.weights, n, k);
+  if (moe.scale != 1) {
+    routing.weights = ops_.tape().record(
+        ops_.wides(n * k), n * k, {routing.weights}, {},
+        [this, n, k](const Memory& gradient) -> std::vector<Memory> {
+          return {ops_.wides(n * k)};
+        });
+  }
+  return routing;
+}
+
+Traced UnitTracer::over_sum(const Traced& x, int64_t rows, int64_t k) const {
+  const Memory sum = ops_.wides(rows);
+  return ops_.tape().record(
+      ops_.wides(rows * k), rows * k, {x}, {x.memory, sum},
+      [this, rows, k](const Memory& gradient) -> std::vector<Memory> {
+        Memory of_x = ops_.wides(rows * k);
+        const Memory of_sum = ops_.wides(2 * rows * k + rows);
+        return {std::move(of_x)};
       });
-  const Memory sum = ops_.wides(n);
-  const Traced weights = ops_.tape().record(
-      ops_.wides(n * k), n * k, {best}, {best.memory, sum},
-      [this, n, k](const Memory& gradient) -> std::vector<Memory> {
-        Memory of_best = ops_.wides(n * k);
-        const Memory of_sum = ops_.wides(2 * n * k + n);
-        return {std::move(of_best)};
-      });
-  return {probabilities, experts, weights};
+}
+
+// Choices of a sample's tokens, sorted, and which are within the capacity.
+void UnitTracer::keep_choices(Routing& routing) const {
+  const MoeConfig& moe = config_.moe;
+  if (moe.capacity_factor == 0) return;
+  const ExpertShard& shard = model_.expert_shard;
+  const int64_t all = routing.weights.numel * shard.sample_parts;
+  const int64_t placed = all / moe.top_k * (moe.top_k + 1);
+  if (shard.gather_samples) shard.gather_samples(ops_, placed);
+  const Memory gathered = ops_.numbers(2 * placed);
+  const Memory keys = ops_.numbers(all), order = ops_.numbers(all);
+  const Memory places = ops_.numbers(3 * all), kept = ops_.bytes(2 * all);
+  routing.kept = ops_.bytes(routing.weights.numel);
 }
 
 void UnitTracer::add_balance(const Routing& routing) {
-  if (!ops_.tape().records()) return;
-  const int64_t cells = model_.samples * config_.moe.experts;
+  Tape& tape = ops_.tape();
+  if (!tape.records()) return;
+  const MoeConfig& moe = config_.moe;
+  const int64_t all = routing.probabilities.numel;
+  const int64_t cells = model_.samples * moe.experts;
   const Memory rows = ops_.wides(cells);
-  load_ = ops_.numbers(config_.moe.experts);
+  {
+    const Memory entropy = ops_.wides(all);
+  }
+  load_ = ops_.numbers(config_.layers_with_experts() * (moe.experts + 2));
   const auto& sum_samples = model_.expert_shard.sum_samples;
   if (sum_samples) sum_samples(ops_, cells);
-  balance_ = ops_.tape().record(
-      ops_.wides(1), 1, {routing.probabilities}, {rows},
-      [this, all = routing.probabilities.numel](const Memory& gradient)
-          -> std::vector<Memory> { return {ops_.wides(all)}; });
+  balance_ = {};
+  if (moe.aux_loss > 0) {
+    balance_ =
+        tape.record(ops_.wides(1), 1, {routing.probabilities}, {rows},
+                    [this, all](const Memory& gradient) -> std::vector<Memory> {
+                      return {ops_.wides(all)};
+                    });
+  }
+  if (moe.z_loss == 0) return;
+  const int64_t n = all / moe.experts;
+  const Memory z = ops_.wides(n);
+  std::vector<Traced> inputs = {routing.products};
+  if (balance_.node != nullptr) inputs.push_back(balance_);
+  balance_ =
+      tape.record(ops_.wides(1), 1, inputs, {routing.products.memory, z},
+                  [this, all, count = inputs.size()](const Memory& gradient) {
+                    std::vector<Memory> gradients = {ops_.wides(all)};
+                    gradients.resize(count, gradient);
+                    return gradients;
+                  });
+}
+
+// The gradient of the bias is known beforehand.
+void UnitTracer::count_load(Routing& routing) const {
+  if (!config_.moe.bias_balance || !ops_.tape().records()) return;
+  const int64_t experts = config_.moe.experts;
+  const Memory excess = ops_.elements(experts);
+  routing.weights = ops_.tape().record(
+      routing.weights.memory, routing.weights.numel,
+      {routing.weights, ops_.tape().parameter(experts)}, {excess},
+      [excess](const Memory& gradient) -> std::vector<Memory> {
+        return {gradient, excess};
+      });
 }
 
 Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {

@@ -12,7 +12,7 @@ Traced UnitTracer::norm(const Traced& x) const {
              : ops_.rms_norm(x, config_.hidden);
 }
 
-Traced UnitTracer::linear(const char* layer, const Traced& x, int64_t in,
+Traced UnitTracer::linear(const std::string& layer, const Traced& x, int64_t in,
                           int64_t out, bool bias) const {
   const int64_t rows = model_.samples * model_.tokens;
   const Traced y = ops_.linear(x, rows, in, out, bias);
@@ -44,7 +44,7 @@ std::vector<Traced> UnitTracer::linears(const std::vector<NamedLayer>& layers,
   return outputs;
 }
 
-Traced UnitTracer::rows(const char* layer, const Traced& x, int64_t in,
+Traced UnitTracer::rows(const std::string& layer, const Traced& x, int64_t in,
                         int64_t out, bool bias) const {
   if (!model_.region.leave) return linear(layer, x, in, out, bias);
   const Traced y =
@@ -52,18 +52,19 @@ Traced UnitTracer::rows(const char* layer, const Traced& x, int64_t in,
   return bias ? ops_.add_bias(y, out) : y;
 }
 
-Traced UnitTracer::mlp(const Traced& input) const {
+Traced UnitTracer::mlp(const Traced& input, const std::string& name,
+                       int64_t ffn) const {
   const Traced x = enter(model_.region, input);
   const bool bias = family_.mlp_bias;
-  const int64_t width = config_.hidden, ffn = model_.ffn;
+  const int64_t width = config_.hidden;
   const auto down = [&](const Traced& y) {
-    return rows("mlp.down", y, ffn, width, bias);
+    return rows(name + ".down", y, ffn, width, bias);
   };
   if (family_.mlp == nn::MlpKind::kGelu) {
-    return down(ops_.gelu(linear("mlp.up", x, width, ffn, bias)));
+    return down(ops_.gelu(linear(name + ".up", x, width, ffn, bias)));
   }
   const auto both =
-      linears({{"mlp.gate", ffn}, {"mlp.up", ffn}}, x, width, bias);
+      linears({{name + ".gate", ffn}, {name + ".up", ffn}}, x, width, bias);
   return down(ops_.swiglu(both[0], both[1]));
 }
 
@@ -136,9 +137,9 @@ Traced UnitTracer::block(const Traced& x, bool has_experts) {
   Traced out = half(
       y,
       [this, has_experts](const Traced& in) {
-        return has_experts ? moe(in) : mlp(in);
+        return has_experts ? moe(in) : mlp(in, "mlp", model_.ffn);
       },
-      /*gives_view=*/has_experts);
+      /*gives_view=*/has_experts && model_.shared_ffn == 0);
   rotation_ = nullptr;
   return out;
 }

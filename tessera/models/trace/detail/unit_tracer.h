@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "tessera/models/family.h"
 #include "tessera/models/trace/traced_model.h"
@@ -42,19 +43,20 @@ class UnitTracer {
   }
   Traced norm(const Traced& x) const;
   // A linear layer, with its adapter where it has one.
-  Traced linear(const char* layer, const Traced& x, int64_t in, int64_t out,
-                bool bias) const;
+  Traced linear(const std::string& layer, const Traced& x, int64_t in,
+                int64_t out, bool bias) const;
   // Layers of one input, without an adapter all at once.
   struct NamedLayer {
-    const char* name;
+    std::string name;
     int64_t out;
   };
   std::vector<Traced> linears(const std::vector<NamedLayer>& layers,
                               const Traced& x, int64_t in, bool bias) const;
   // A layer of which ranks have parts of the sum.
-  Traced rows(const char* layer, const Traced& x, int64_t in, int64_t out,
-              bool bias) const;
-  Traced mlp(const Traced& input) const;
+  Traced rows(const std::string& layer, const Traced& x, int64_t in,
+              int64_t out, bool bias) const;
+  // `name`: as "mlp", of linear layers with adapters; `ffn`: its width here.
+  Traced mlp(const Traced& input, const std::string& name, int64_t ffn) const;
   // Learned positions.
   Traced add_places(const Traced& x) const;
   // nn::add_kept where y is, and of a view, which it leaves; x may be nothing.
@@ -63,6 +65,12 @@ class UnitTracer {
 
   // In attention_tracer.cpp.
   Traced attention(const Traced& input) const;
+  struct Heads {
+    Traced q, k, v;
+  };
+  Heads grouped_heads(const Traced& x) const;
+  Heads latent_heads(const Traced& x) const;
+  Traced part_of(const Traced& x, int64_t numel) const;
   // Over all heads of q or k: so many features are here.
   Traced norm_of_heads(const Traced& x, int64_t width) const;
   // Of one number of each row, over the ranks of the region.
@@ -74,12 +82,19 @@ class UnitTracer {
 
   // In moe_tracer.cpp.
   struct Routing {
+    Traced products;  // kept for the z-loss, where there is one
     Traced probabilities;
     Memory experts;
     Traced weights;
+    Memory kept;  // within the capacity
   };
   Traced moe(const Traced& input);
+  Traced gate(const Traced& tokens) const;
   Routing route(const Traced& tokens) const;
+  // Of rows of k numbers, each over its row's sum.
+  Traced over_sum(const Traced& x, int64_t rows, int64_t k) const;
+  void keep_choices(Routing& routing) const;
+  void count_load(Routing& routing) const;
   void add_balance(const Routing& routing);
   Traced mix(const Traced& tokens, const Routing& routing) const;
   Traced run_experts(const Traced& rows) const;

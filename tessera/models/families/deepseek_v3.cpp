@@ -1,0 +1,119 @@
+// DeepSeek-V3 (arXiv 2412.19437): latent attention, and experts in groups
+// behind a sigmoid, balanced by a bias, with shared ones and first layers that
+// are dense.
+// Multi-token prediction is not built: its layers are not read.
+#include "tessera/models/detail/hugging_face_form.h"
+#include "tessera/models/family.h"
+
+namespace tessera::models {
+namespace {
+
+using detail::Json;
+using detail::Reader;
+using detail::TensorName;
+
+constexpr TensorName kNames[] = {
+    {"blocks.*.attention.q_a", "model.layers.*.self_attn.q_a_proj"},
+    {"blocks.*.attention.q_a_norm", "model.layers.*.self_attn.q_a_layernorm"},
+    {"blocks.*.attention.q_b", "model.layers.*.self_attn.q_b_proj"},
+    {"blocks.*.attention.kv_a", "model.layers.*.self_attn.kv_a_proj_with_mqa"},
+    {"blocks.*.attention.kv_a_norm", "model.layers.*.self_attn.kv_a_layernorm"},
+    {"blocks.*.attention.kv_b", "model.layers.*.self_attn.kv_b_proj"},
+    {"blocks.*.moe.gate", "model.layers.*.mlp.gate"},
+    {"blocks.*.moe.score_bias",
+     "model.layers.*.mlp.gate.e_score_correction_bias"},
+    {"blocks.*.moe.experts.*.gate", "model.layers.*.mlp.experts.*.gate_proj"},
+    {"blocks.*.moe.experts.*.up", "model.layers.*.mlp.experts.*.up_proj"},
+    {"blocks.*.moe.experts.*.down", "model.layers.*.mlp.experts.*.down_proj"},
+    {"blocks.*.moe.shared.gate", "model.layers.*.mlp.shared_experts.gate_proj"},
+    {"blocks.*.moe.shared.up", "model.layers.*.mlp.shared_experts.up_proj"},
+    {"blocks.*.moe.shared.down", "model.layers.*.mlp.shared_experts.down_proj"},
+};
+
+std::span<const TensorName> names() {
+  static const auto all = detail::with_llama_names(kNames);
+  return all;
+}
+
+void read(const Reader& in, ModelConfig& model) {
+  detail::read_llama(in, model, {});
+  const int64_t rope = in.size("qk_rope_head_dim");
+  model.head_dim = in.size("qk_nope_head_dim") + rope;
+  model.latent = {.q_rank = in.size("q_lora_rank", 0),
+                  .kv_rank = in.size("kv_lora_rank"),
+                  .rope_dim = rope,
+                  .value_dim = in.size("v_head_dim")};
+  in.refuse_unless(in.flag("rope_interleave", true), "rope_interleave");
+  const char* experts =
+      in.has("n_routed_experts") ? "n_routed_experts" : "num_local_experts";
+  detail::read_experts(in, experts, model);
+  MoeConfig& moe = model.moe;
+  moe.ffn = in.size("moe_intermediate_size");
+  moe.first_dense =
+      in.has("first_k_dense_replace") && in.at("first_k_dense_replace") == 0
+          ? 0
+          : in.size("first_k_dense_replace", 0);
+  in.refuse_unless(in.size("moe_layer_freq", 1) == 1, "moe_layer_freq");
+  in.refuse_unless(in.word("scoring_func", "sigmoid") == "sigmoid",
+                   "scoring_func");
+  moe.score = "sigmoid";
+  moe.normalize = in.flag("norm_topk_prob", true);
+  moe.scale = in.number("routed_scaling_factor", 1.0, 0, 1e6);
+  moe.groups = in.size("n_group", 1);
+  moe.top_groups = in.size("topk_group", 1);
+  moe.shared_experts = in.size("n_shared_experts", 1);
+  // Balanced by the bias alone.
+  moe.aux_loss = in.number("aux_loss_alpha", 0.0);
+  moe.bias_balance = true;
+}
+
+Json write(const ModelConfig& model) {
+  const MoeConfig& moe = model.moe;
+  detail::require_said(model, {.ffn = true,
+                               .normalize = true,
+                               .deepseeks = true,
+                               .score_bias = true,
+                               .score = "sigmoid"});
+  Json json = detail::llama_json(model);
+  json.erase("head_dim");
+  const LatentConfig& latent = model.latent;
+  json.update(
+      {{"attention_bias", false},
+       {"q_lora_rank", latent.q_rank > 0 ? Json(latent.q_rank) : Json()},
+       {"kv_lora_rank", latent.kv_rank},
+       {"qk_rope_head_dim", latent.rope_dim},
+       {"qk_nope_head_dim", model.head_dim - latent.rope_dim},
+       {"v_head_dim", latent.value_dim},
+       {"rope_interleave", true},
+       {"n_routed_experts", moe.experts},
+       {"num_experts_per_tok", moe.top_k},
+       {"moe_intermediate_size", moe.ffn},
+       {"first_k_dense_replace", moe.first_dense},
+       {"moe_layer_freq", 1},
+       {"scoring_func", "sigmoid"},
+       {"topk_method", "noaux_tc"},
+       {"norm_topk_prob", moe.normalize},
+       {"routed_scaling_factor", moe.scale},
+       {"n_group", moe.groups},
+       {"topk_group", moe.top_groups},
+       {"n_shared_experts", moe.shared_experts},
+       {"aux_loss_alpha", moe.aux_loss},
+       {"num_nextn_predict_layers", 0}});
+  return json;
+}
+
+constexpr detail::HuggingFaceForm kForm = {
+    names, "model.", read, write, /*dropout=*/{}, "aux_loss_alpha"};
+
+}  // namespace
+
+extern constinit const Family kDeepseekV3 = {
+    .name = "deepseek_v3",
+    .architecture = "DeepseekV3ForCausalLM",
+    .latent_attention = true,
+    .experts = true,
+    .sigmoid_gate = true,
+    .score_bias = true,
+    .hugging_face = &kForm};
+
+}  // namespace tessera::models

@@ -1,0 +1,148 @@
+#include "tessera/nn/grouped_linear.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "tessera/core/parallel.h"
+#include "tessera/nn/matmul.h"
+#include "tessera/nn/weight_queue.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Multiplications from which on a second thread is worth its start.
+constexpr int64_t kOfAThread = int64_t{1} << 18;
+
+// The units of all groups, sizes[g] each, shared out among threads:
+// run(g, begin, end) of every group with some. `cost`: multiplications a unit.
+template <typename Run>
+void share_out(const std::vector<int64_t>& sizes, int64_t cost,
+               const Run& run) {
+  std::vector<int64_t> ends;
+  int64_t all = 0;
+  for (const int64_t size : sizes) ends.push_back(all += size);
+  const int64_t grain =
+      std::max<int64_t>(1, kOfAThread / std::max(cost, int64_t{1}));
+  parallel_for(0, all, grain, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;
+    size_t g = std::ranges::upper_bound(ends, begin) - ends.begin();
+    while (begin < end) {
+      const int64_t first = ends[g] - sizes[g];
+      const int64_t stop = std::min(end, ends[g]);
+      if (stop > begin) run(g, begin - first, stop - first);
+      begin = std::max(begin, stop);
+      ++g;
+    }
+  });
+}
+
+// One product for each layer, written where it belongs.
+class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows,
+                            const at::Tensor& weight,
+                            const std::vector<int64_t>& splits) {
+    ctx->save_for_backward({rows, weight});
+    ctx->saved_data["splits"] = splits;
+    if (weight.requires_grad()) WeightQueue::remember(ctx);
+    const at::Tensor y =
+        at::empty({rows.size(0), weight.size(1)}, rows.options());
+    by_rows(y, rows.detach(), weight.detach().transpose(1, 2), splits);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    const auto splits = ctx->saved_data["splits"].toIntVector();
+    const at::Tensor rows = saved[0].detach(), &weight = saved[1];
+    const at::Tensor d_y = gradients[0].contiguous();
+    const at::Tensor d_rows = at::empty_like(rows);
+    by_rows(d_rows, d_y, weight.detach(), splits);
+    if (const auto queue = WeightQueue::open_for(ctx)) {
+      // Without what made them, which holds the queue.
+      queue->add([weight, splits, d_y, rows] {
+        if (!weight.grad().defined()) {
+          weight.mutable_grad() = at::zeros_like(weight);
+        }
+        add_of_weight(weight.grad(), d_y, rows, splits);
+      });
+      return {d_rows, {}, {}};
+    }
+    if (!weight.requires_grad()) return {d_rows, {}, {}};
+    if (adds_in_place(weight)) {
+      add_of_weight(weight.grad(), d_y, rows, splits);
+      return {d_rows, {}, {}};
+    }
+    const at::Tensor d_weight =
+        at::zeros(weight.sizes(), weight.options().requires_grad(false));
+    add_of_weight(d_weight, d_y, rows, splits);
+    return {d_rows, d_weight, {}};
+  }
+
+ private:
+  // y = x B_e. x: (N, in), matrices: (E, in, out).
+  static void by_rows(const at::Tensor& y, const at::Tensor& x,
+                      const at::Tensor& matrices,
+                      const std::vector<int64_t>& splits) {
+    std::vector<int64_t> begins;
+    int64_t all = 0;
+    for (const int64_t count : splits) {
+      begins.push_back(all);
+      all += count;
+    }
+    share_out(splits, matrices.size(1) * matrices.size(2),
+              [&](size_t e, int64_t begin, int64_t end) {
+                const auto of = [&](const at::Tensor& t) {
+                  return t.narrow(0, begins[e] + begin, end - begin);
+                };
+                product_into(of(y), of(x), matrices[static_cast<int64_t>(e)]);
+              });
+  }
+
+  // gradient: (E, out, in).
+  static void add_of_weight(const at::Tensor& gradient, const at::Tensor& d_y,
+                            const at::Tensor& rows,
+                            const std::vector<int64_t>& splits) {
+    const auto d_y_of = d_y.split_with_sizes(splits);
+    const auto rows_of = rows.split_with_sizes(splits);
+    // A share of a layer's rows stands for as large a share of its features:
+    // so each unit costs the same.
+    const int64_t out = gradient.size(1);
+    share_out(splits, out * gradient.size(2),
+              [&](size_t e, int64_t begin, int64_t end) {
+                const int64_t count = splits[e];
+                const int64_t from = begin * out / count;
+                const int64_t features = end * out / count - from;
+                if (features == 0) return;
+                add_to_gradient(
+                    gradient[static_cast<int64_t>(e)].narrow(0, from, features),
+                    d_y_of[e].narrow(1, from, features), rows_of[e]);
+              });
+  }
+};
+
+Role of_experts(Role role) {
+  role.of_experts = true;
+  return role;
+}
+
+}  // namespace
+
+at::Tensor grouped_product(const at::Tensor& rows, const at::Tensor& weight,
+                           const std::vector<int64_t>& splits) {
+  return GroupedProduct::apply(rows, weight, splits);
+}
+
+GroupedLinear::GroupedLinear(int64_t experts, const LinearOptions& options)
+    : weight_(declare_parameter("weight", {experts, options.out, options.in},
+                                Init::normal(options.init_std),
+                                of_experts(options.role))) {}
+
+}  // namespace tessera::nn

@@ -1,0 +1,54 @@
+// Which experts a token goes to, and with what weights.
+//
+//   s = softmax(z) or sigmoid(z), of the gate's products z = x W^T
+//   e_1 .. e_k: the largest s_e + b_e, of the `top_groups` groups of experts
+//               whose two largest add up to most
+//   w_i = scale s_(e_i) / (sum of these k), or not divided
+//
+// Shapes:   z: (N, E); b: (E), or none; of N tokens.
+// Types:    s and what follows in fp32 or wider.
+// Ties:     as at::topk breaks them in a row: the same on every mesh.
+// Capacity: of each sample, an expert takes what comes first by position, then
+//           by the token's choice, and so no token pushes out an earlier one.
+// Comm:     none.
+// Source:   Shazeer et al. 2017, arXiv 1701.06538; of the bias and the groups
+//           DeepSeek-AI 2024, arXiv 2412.19437, eqs. 13 to 16.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace tessera::nn {
+
+enum class GateScore { kSoftmax, kSigmoid };
+
+struct RouterOptions {
+  int64_t experts = 8;
+  int64_t top_k = 2;
+  GateScore score = GateScore::kSoftmax;
+  bool normalize = true;  // the weights of a token add up to `scale`
+  double scale = 1;
+  int64_t groups = 1, top_groups = 1;
+};
+
+// Of every token: its probabilities (N, E), which add up to 1, and of its
+// experts (N, k) the numbers and the weights.
+struct Routing {
+  at::Tensor probabilities, experts, weights;
+};
+
+// `bias` moves choices alone; it may be undefined.
+Routing route(const at::Tensor& products, const at::Tensor& bias,
+              const RouterOptions& options);
+
+// Which choices are within the capacity of their experts: (B, T, k) of bool,
+// for choices (B, T, k) in the order of positions.
+at::Tensor within_capacity(const at::Tensor& choices, int64_t experts,
+                           int64_t capacity);
+
+// Tokens of a sample of T that an expert takes at most, rounded down.
+int64_t capacity_of(double factor, int64_t tokens, int64_t top_k,
+                    int64_t experts);
+
+}  // namespace tessera::nn

@@ -1,0 +1,141 @@
+#include "tessera/nn/router.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tessera/nn/moe.h"
+
+namespace tessera::nn {
+namespace {
+
+at::Tensor products() {
+  return at::tensor({1.0, 3.0, 2.0, 0.0, -1.0, 2.5}, at::kDouble).view({1, -1});
+}
+
+std::vector<int64_t> numbers(const at::Tensor& t) {
+  const at::Tensor flat = std::get<0>(t.flatten().sort());
+  const auto* first = flat.const_data_ptr<int64_t>();
+  return {first, first + flat.numel()};
+}
+
+using Numbers = std::vector<int64_t>;
+
+double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+TEST(Router, WeightsOfSigmoidsAreNormalisedAndScaled) {
+  const Routing routing = route(
+      products(), {},
+      {.experts = 6, .top_k = 2, .score = GateScore::kSigmoid, .scale = 2});
+  EXPECT_EQ(numbers(routing.experts), (Numbers{1, 5}));
+  const double a = sigmoid(3.0), b = sigmoid(2.5);
+  EXPECT_NEAR(routing.weights.max().item<double>(), 2 * a / (a + b), 1e-14);
+  EXPECT_NEAR(routing.weights.sum().item<double>(), 2, 1e-14);
+  EXPECT_NEAR(routing.probabilities.sum().item<double>(), 1, 1e-14);
+}
+
+TEST(Router, ABiasMovesChoicesAlone) {
+  const at::Tensor bias = at::tensor({0., 0., 0., 5., 0., 0.}, at::kDouble);
+  const Routing routing =
+      route(products(), bias, {.experts = 6, .top_k = 2, .normalize = false});
+  EXPECT_EQ(numbers(routing.experts), (Numbers{1, 3}));
+  const at::Tensor p = at::softmax(products(), -1);
+  EXPECT_NEAR(routing.weights.sum().item<double>(),
+              (p[0][1] + p[0][3]).item<double>(), 1e-14);
+}
+
+// Of three groups the second has the two largest together, though the third
+// has the second largest alone.
+TEST(Router, TokensStayInTheirBestGroups) {
+  const Routing routing = route(
+      products(), {}, {.experts = 6, .top_k = 2, .groups = 3, .top_groups = 1});
+  EXPECT_EQ(numbers(routing.experts), (Numbers{0, 1}));
+  const at::Tensor z =
+      at::tensor({1.8, 1.9, 2.0, 0.0}, at::kDouble).view({1, -1});
+  const Routing two =
+      route(z, {}, {.experts = 4, .top_k = 2, .groups = 2, .top_groups = 1});
+  EXPECT_EQ(numbers(two.experts), (Numbers{0, 1}));
+}
+
+// In the order of positions, then of choices; samples apart.
+TEST(Router, CapacityTakesWhatComesFirst) {
+  const at::Tensor choices =
+      at::tensor({0, 1, 0, 1, 1, 0, 2, 0, 2, 2, 2, 2}, at::kLong)
+          .view({2, 3, 2});
+  const at::Tensor kept = within_capacity(choices, /*experts=*/3, 2);
+  const at::Tensor expected =
+      at::tensor({1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 0}, at::kLong)
+          .to(at::kBool)
+          .view({2, 3, 2});
+  EXPECT_TRUE(at::equal(kept, expected)) << kept;
+  EXPECT_EQ(capacity_of(1.25, 8, 2, 4), 5);
+  EXPECT_EQ(capacity_of(0.1, 8, 2, 4), 0);
+}
+
+constexpr int64_t kWidth = 6, kExperts = 4;
+
+std::shared_ptr<Moe> make(const MoeOptions& given) {
+  MoeOptions options = given;
+  options.router.experts = kExperts;
+  options.expert = {.width = kWidth, .hidden = 5};
+  auto moe = std::make_shared<Moe>(options);
+  materialise(*moe, {.seed = 7, .dtype = at::kDouble});
+  return moe;
+}
+
+at::Tensor sample(int64_t tokens) {
+  at::manual_seed(1);
+  return at::randn({1, tokens, kWidth}, at::kDouble).requires_grad_();
+}
+
+// All tokens want expert 2, of which the first alone are within its capacity;
+// in generation nothing is dropped.
+TEST(Moe, WhatIsDroppedAddsNothing) {
+  const auto moe = make({.router = {.top_k = 1}, .capacity_factor = 1});
+  const at::NoGradGuard no_grad;
+  moe->gate()->weight().zero_();
+  moe->gate()->weight()[2].fill_(10);
+  const at::Tensor x = sample(8).abs();
+  Balance balance;
+  const at::Tensor y = moe->forward(x, {{0, 8}}, &balance);
+  const at::Tensor whole = moe->forward(x);
+  EXPECT_TRUE(at::allclose(y.narrow(1, 0, 2), whole.narrow(1, 0, 2)));
+  EXPECT_EQ(y.narrow(1, 2, 6).abs().sum().item<double>(), 0);
+  EXPECT_EQ(balance.counts[0][2].item<double>(), 2);
+  EXPECT_EQ(balance.counts[0][kExperts].item<double>(), 6);
+}
+
+TEST(Moe, TheGradientOfTheBiasIsTheExcessOfChoices) {
+  const auto moe =
+      make({.router = {.top_k = 2}, .has_bias = true, .moves_bias = true});
+  Balance balance;
+  const at::Tensor x = sample(6);
+  (3 * moe->forward(x, {}, &balance).sum()).backward();
+  const at::Tensor load = balance.counts[0].narrow(0, 0, kExperts);
+  EXPECT_TRUE(at::equal(moe->bias().grad(), load - 6 * 2.0 / kExperts));
+}
+
+TEST(Moe, SharedExpertsAreAddedForEveryToken) {
+  const auto moe = make({.shared_width = 7});
+  const auto plain = make({});
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = sample(5);
+  EXPECT_TRUE(at::allclose(moe->forward(x),
+                           plain->forward(x) + moe->shared()->forward(x)));
+}
+
+TEST(Moe, PenaltyIsTheWeightedLossAndTheSquaredLogSumExp) {
+  const auto moe = make({.aux_loss = 0.5, .z_loss = 2});
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = sample(5);
+  Balance balance;
+  moe->forward(x, {}, &balance);
+  const at::Tensor z = moe->gate()->forward(x[0]).logsumexp(-1);
+  EXPECT_NEAR(balance.penalty.item<double>(),
+              (0.5 * balance.loss + 2 * z.square().mean()).item<double>(),
+              1e-12);
+}
+
+}  // namespace
+}  // namespace tessera::nn

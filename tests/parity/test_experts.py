@@ -1,0 +1,85 @@
+"""Experts as a user trains them: that balance comes, what is dropped, what is said and refused."""
+
+import random
+import struct
+
+import pytest
+from runs import configuration, metrics, train
+
+EXPERTS, STEPS = 8, 200
+
+
+@pytest.fixture(scope="module")
+def skewed(tmp_path_factory):
+    """Tokens of which few are most, as in a language: by Zipf's law, each with its likely follower."""
+    drawn = random.Random(1)
+    weights = [1 / (1 + rank) for rank in range(61)]
+    ids = drawn.choices(range(61), weights, k=60000)
+    for i in range(1, len(ids)):
+        if drawn.random() < 0.5:
+            ids[i] = ids[i - 1] * 7 % 61
+    path = tmp_path_factory.mktemp("skewed") / "ids.bin"
+    path.write_bytes(struct.pack(f"<{len(ids)}H", *ids))
+    return {"train": str(path)}
+
+
+def lines_of(program, tokens, folder, moe, *arguments, steps=STEPS, check=True):
+    path = configuration(tokens, folder, only_model={
+        "family": "mixtral", "layers": 3, "hidden": 32, "heads": 4, "ffn": 24, "vocab": 61, "max_seq": 32,
+        "moe": {"experts": EXPERTS, "top_k": 2, "aux_loss": 0.0, **moe}}, data={"seq_len": 32},
+        batch={"global": 32}, run={"steps": steps}, optimizer={"lr": 0.003}, checkpoint={"every": 0})
+    done = train(program, path, *arguments, check=check)
+    return (metrics(folder) if done.returncode == 0 else []), done
+
+
+def largest_load(lines):
+    """Over the mean, of the last 20 steps together; of a model with one layer of experts."""
+    loads = zip(*(line["expert_load"] for line in lines[-20:]))
+    return max(sum(load) for load in loads) / 20 * EXPERTS
+
+
+ONE_LAYER = {"first_dense": 2}
+
+
+@pytest.mark.parametrize("moe", [{"aux_loss": 0.05}, {"bias_balance": True}, {"bias_balance": True, "score": "sigmoid"}],
+                         ids=["loss", "bias", "bias of sigmoids"])
+def test_a_skewed_stream_is_balanced_within_200_steps(program, skewed, tmp_path, moe):
+    lines, _ = lines_of(program, skewed, tmp_path, {**ONE_LAYER, **moe})
+    assert largest_load(lines) < 1.3
+    assert all(len(line["expert_imbalance"]) == 1 for line in lines)
+
+
+def test_without_either_it_is_not_and_the_user_hears_of_it(program, skewed, tmp_path):
+    lines, done = lines_of(program, skewed, tmp_path, {**ONE_LAYER, "top_k": 1, "experts": 32}, "--optimizer.lr=0.02")
+    assert largest_load(lines) > 2
+    assert "of layer 2 got" in done.stderr and "model.moe.aux_loss" in done.stderr
+    assert done.stderr.count("of its even share of tokens") == 1
+
+
+def test_what_is_dropped_is_counted_and_alike_on_a_mesh(program, skewed, tmp_path):
+    moe = {"capacity_factor": 1.0, "aux_loss": 0.01}
+    one, _ = lines_of(program, skewed, tmp_path / "one", moe, "--precision.compute=fp64", steps=5)
+    mesh, _ = lines_of(program, skewed, tmp_path / "mesh", moe, "--precision.compute=fp64", "--nproc", "4",
+                       "--ranks", "threads", "--mesh.cp=2", "--mesh.dp=2", "--mesh.ep=4", steps=5)
+    for a, b in zip(one, mesh, strict=True):
+        assert a["expert_dropped"] == pytest.approx(b["expert_dropped"], abs=1e-12)
+        assert a["routing_entropy"] == pytest.approx(b["routing_entropy"], abs=1e-10)
+        assert len(a["expert_dropped"]) == 3 and 0 < max(a["expert_dropped"]) < 1
+        assert max(a["expert_imbalance"]) <= 2
+
+
+@pytest.mark.parametrize("moe, said", [
+    ({"capacity_factor": 0.001}, ["model.moe.capacity_factor (0.001)", "Every token would be dropped", "Use 0.125"]),
+    ({"groups": 3}, ["model.moe.groups (3)", "model.moe.experts (8)", "Nearest model.moe.groups: 2 or 4"]),
+    ({"groups": 4, "top_groups": 5}, ["model.moe.top_groups (5)", "Use 4"]),
+    ({"groups": 4, "top_k": 4}, ["model.moe.top_k (4)", "top_groups 2 or more"]),
+    ({"top_k": 9}, ["model.moe.top_k (9)", "Use 8 or less"]),
+    ({"first_dense": 3}, ["model.moe.first_dense (3)", "Use 2 or less"]),
+    ({"score": "linear"}, ["model.moe.score", "softmax", "sigmoid"]),
+])
+def test_bad_input_is_refused_before_ranks_start(program, skewed, tmp_path, moe, said):
+    _, done = lines_of(program, skewed, tmp_path, moe, "--nproc", "2", check=False)
+    assert done.returncode == 78, done.stderr
+    for words in said:
+        assert words in done.stderr, done.stderr
+    assert not (tmp_path / "run").exists()
