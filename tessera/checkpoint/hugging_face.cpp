@@ -279,10 +279,12 @@ std::shared_ptr<models::Model> model_from_hugging_face(
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
                        const WholeParameter& whole) {
+  // First of all refuses what such a folder cannot say.
+  const std::string json = hugging_face_config_json(config);
   const auto tensors = stored_tensors(config);
   std::vector<TensorSpec> specs;
   for (const auto& [name, stored] : tensors) specs.push_back(stored.spec);
-  write_file_atomic(folder + "/config.json", hugging_face_config_json(config));
+  write_file_atomic(folder + "/config.json", json);
   write_file_atomic(folder + "/generation_config.json",
                     generation_config_json(config));
   const std::string path = folder + "/" + kSingleFile;

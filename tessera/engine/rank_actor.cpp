@@ -188,7 +188,8 @@ RankActor::Start RankActor::start_backward(int64_t microbatch, int64_t unit) {
               .gradients = {std::exchange(here.gradient, {})}};
   const nn::Balance balance = std::exchange(here.balance, {});
   count(balance, microbatch);
-  if (balance.penalty.defined()) {
+  // Where nothing before it is trained, as beside adapters, it pulls at none.
+  if (balance.penalty.defined() && balance.penalty.requires_grad()) {
     start.ends.push_back(balance.penalty * scale);
     start.gradients.emplace_back();
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <map>
+#include <set>
 #include <sstream>
 
 #include "tessera/core/detail/json.h"
@@ -281,6 +283,15 @@ void read_model_folder(RunConfig& config, const config::Provenance& origins) {
   if (model.from.empty()) return;
   take_sizes(config, models::read_hugging_face_config(model.from).model,
              origins);
+  TS_CHECK_CONFIG(
+      !model.load_weights || !model.moe.bias_balance ||
+          models::family_named(model.family).score_bias,
+      "model.moe.bias_balance is true, but the weights of a Hugging Face "
+      "folder "
+      "of model.family ",
+      model.family,
+      " have no bias to load. Balance by model.moe.aux_loss, or train from the "
+      "beginning.");
 }
 
 void take_sizes(RunConfig& config, const models::ModelConfig& folder,
@@ -329,6 +340,12 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
   }
   if (!is_set(origins, "model.moe.bias_balance")) {
     model.moe.bias_balance = folder.moe.bias_balance;
+  }
+  for (double models::MoeConfig::* key :
+       {&models::MoeConfig::capacity_factor, &models::MoeConfig::z_loss,
+        &models::MoeConfig::bias_rate}) {
+    const bool says = model.moe.*key != models::MoeConfig().*key;
+    if (!says) model.moe.*key = folder.moe.*key;
   }
   if (!is_set(origins, "model.dropout")) model.dropout = folder.dropout;
 }
@@ -507,15 +524,19 @@ std::vector<std::string> without_effect(const RunConfig& config,
          "is not used by model.family " + config.model.family +
              ", whose positions are learned");
   }
-  for (const char* key :
-       {"model.rope_scaling.factor", "model.rope_scaling.original_max_seq"}) {
-    note(config.model.rope_scaling.type == "none", key,
-         "is not used while model.rope_scaling.type is none");
-  }
-  for (const char* key : {"model.latent.q_rank", "model.latent.kv_rank",
-                          "model.latent.rope_dim", "model.latent.value_dim"}) {
-    note(!family.latent_attention, key,
-         "is not used by model.family " + config.model.family);
+  const std::string& scaling = config.model.rope_scaling.type;
+  for (const auto& [key, types] : std::map<std::string, std::set<std::string>>{
+           {"factor", {"linear", "llama3", "yarn"}},
+           {"original_max_seq", {"llama3", "yarn"}},
+           {"low_freq_factor", {"llama3"}},
+           {"high_freq_factor", {"llama3"}},
+           {"beta_fast", {"yarn"}},
+           {"beta_slow", {"yarn"}},
+           {"truncate", {"yarn"}},
+           {"attention_factor", {"yarn"}},
+           {"mscale", {"yarn"}}}) {
+    note(!types.contains(scaling), "model.rope_scaling." + key,
+         "is not used by model.rope_scaling.type " + scaling);
   }
   for (const char* key :
        {"model.moe.top_k", "model.moe.every", "model.moe.first_dense",

@@ -96,8 +96,9 @@ void StarActor::backward(program::Op /*part*/, int64_t /*microbatch*/,
     Device& here = devices_[device];
     std::vector<at::Tensor> ends = {std::exchange(here.output, {})};
     std::vector<at::Tensor> gradients = {std::exchange(here.gradient, {})};
-    if (here.balance.penalty.defined()) {
-      ends.push_back(here.balance.penalty * input_.aux_scale);
+    const at::Tensor& penalty = here.balance.penalty;
+    if (penalty.defined() && penalty.requires_grad()) {
+      ends.push_back(penalty * input_.aux_scale);
       gradients.emplace_back();
     }
     torch::autograd::backward(ends, gradients);

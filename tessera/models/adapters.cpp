@@ -17,8 +17,9 @@ constexpr size_t kNamedAtMost = 16;  // layers in a message
 // Its name in Hugging Face folders.
 std::string their_name(const std::string& family, const std::string& name) {
   const std::string weight = ".weight";
-  const auto tensor = hugging_face_source(family, name + weight).tensor;
-  return tensor.substr(0, tensor.size() - weight.size());
+  const auto source = find_hugging_face_source(family, name + weight);
+  if (!source) return "";
+  return source->tensor.substr(0, source->tensor.size() - weight.size());
 }
 
 // A pattern is of a whole name, or of its end behind a dot.

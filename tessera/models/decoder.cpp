@@ -100,24 +100,23 @@ nn::MoeOptions moe_options(const ModelConfig& config, int64_t layer) {
   const MoeConfig& moe = config.moe;
   nn::MlpOptions expert = mlp_options(config);
   expert.hidden = moe.ffn;
-  return {
-      .router = {.experts = moe.experts,
-                 .top_k = moe.top_k,
-                 .score = moe.score == "sigmoid" ? nn::GateScore::kSigmoid
-                                                 : nn::GateScore::kSoftmax,
-                 .normalize = moe.normalize,
-                 .scale = moe.scale,
-                 .groups = moe.groups,
-                 .top_groups = moe.top_groups},
-      .expert = expert,
-      .shared_width = moe.shared_experts * moe.ffn,
-      .capacity_factor = moe.capacity_factor,
-      .has_bias = moe.bias_balance || family_named(config.family).score_bias,
-      .moves_bias = moe.bias_balance,
-      .aux_loss = moe.aux_loss,
-      .z_loss = moe.z_loss,
-      .layer = config.layers_with_experts(layer),
-      .layers = config.layers_with_experts()};
+  return {.router = {.experts = moe.experts,
+                     .top_k = moe.top_k,
+                     .score = moe.score == "sigmoid" ? nn::GateScore::kSigmoid
+                                                     : nn::GateScore::kSoftmax,
+                     .normalize = moe.normalize,
+                     .scale = moe.scale,
+                     .groups = moe.groups,
+                     .top_groups = moe.top_groups},
+          .expert = expert,
+          .shared_width = moe.shared_experts * moe.ffn,
+          .capacity_factor = moe.capacity_factor,
+          .has_bias = config.has_score_bias(),
+          .moves_bias = moe.bias_balance,
+          .aux_loss = moe.aux_loss,
+          .z_loss = moe.z_loss,
+          .layer = config.layers_with_experts(layer),
+          .layers = config.layers_with_experts()};
 }
 
 }  // namespace

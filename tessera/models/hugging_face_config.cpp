@@ -183,6 +183,13 @@ std::string updated_hugging_face_config(const std::string& text,
   if (before_it.moe.aux_loss != config.model.moe.aux_loss && family.experts) {
     said.json[family.hugging_face->aux_loss] = config.model.moe.aux_loss;
   }
+  if (before_it.rope_scaling != config.model.rope_scaling) {
+    const Json now = family.hugging_face->write(config.model);
+    said.json.erase("rope_scaling");
+    for (const char* key : {"rope_parameters", "rope_scaling"}) {
+      if (now.contains(key)) said.json[key] = now[key];
+    }
+  }
   if (read_dropout(said.in, family) != config.model.dropout) {
     for (const char* key : family.hugging_face->dropout) {
       said.json[key] = config.model.dropout;

@@ -62,8 +62,8 @@ at::Tensor HuggingFaceSource::turned(const at::Tensor& values) const {
   return transposed && values.dim() == 2 ? values.t() : values;
 }
 
-HuggingFaceSource hugging_face_source(const std::string& family,
-                                      const std::string& parameter) {
+std::optional<HuggingFaceSource> find_hugging_face_source(
+    const std::string& family, const std::string& parameter) {
   const size_t dot = parameter.rfind('.');
   const std::string block = parameter.substr(0, dot);
   const auto numbers = numbers_in(block);
@@ -71,10 +71,19 @@ HuggingFaceSource hugging_face_source(const std::string& family,
     const std::string ours = with_numbers(name.ours, numbers);
     if (ours != block && ours != parameter) continue;
     const std::string kind = ours == block ? parameter.substr(dot) : "";
-    return {with_numbers(name.theirs, numbers) + kind, name.transposed,
-            name.part, name.parts};
+    return HuggingFaceSource{with_numbers(name.theirs, numbers) + kind,
+                             name.transposed, name.part, name.parts};
   }
-  TORCH_INTERNAL_ASSERT(false, "no Hugging Face name for ", parameter);
+  return std::nullopt;
+}
+
+HuggingFaceSource hugging_face_source(const std::string& family,
+                                      const std::string& parameter) {
+  auto source = find_hugging_face_source(family, parameter);
+  TS_CHECK_CONFIG(source.has_value(), "a Hugging Face folder of model.family ",
+                  family, " has no place for ", parameter,
+                  ": leave out the key of model.moe that asks for it.");
+  return *std::move(source);
 }
 
 std::string hugging_face_prefix(const std::string& family) {

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,10 @@ struct HuggingFaceSource {
 
 // REQUIRES: `parameter` is a name of a Decoder of this family; of stacked
 //           experts one of nn::names_of_experts.
+// None: the family's folders have no place for it.
+std::optional<HuggingFaceSource> find_hugging_face_source(
+    const std::string& family, const std::string& parameter);
+// TS_CHECK_CONFIG that they have.
 HuggingFaceSource hugging_face_source(const std::string& family,
                                       const std::string& parameter);
 

@@ -96,23 +96,31 @@ void RopeScalingConfig::declare(config::Section& section) {
                           const char* meaning) {
     section.key(name, member, meaning).at_least(0).at_most(1e6);
   };
-  number("low_freq_factor", low_freq_factor,
-         "of llama3: waves of fewer turns in the original length are stretched "
-         "whole");
-  number("high_freq_factor", high_freq_factor,
-         "of llama3: waves of more turns are kept");
-  number("beta_fast", beta_fast,
-         "of yarn: features that turn more often in the original length are "
-         "kept");
-  number("beta_slow", beta_slow,
-         "of yarn: those that turn less often are stretched whole");
+  const auto rate = [&](const char* name, double& member, const char* meaning) {
+    section.key(name, member, meaning).more_than(0).at_most(1e6);
+  };
+  rate("low_freq_factor", low_freq_factor,
+       "of llama3: waves of fewer turns in the original length are stretched "
+       "whole");
+  rate("high_freq_factor", high_freq_factor,
+       "of llama3: waves of more turns are kept");
+  rate("beta_fast", beta_fast,
+       "of yarn: features that turn more often in the original length are "
+       "kept");
+  rate("beta_slow", beta_slow,
+       "of yarn: those that turn less often are stretched whole");
   section.key("truncate", truncate,
               "of yarn: the border between them is at whole features");
-  number("attention_factor", attention_factor,
-         "of yarn: multiplies cosines and sines; 0: as mscale says");
-  number("mscale", mscale, "of yarn: weight in attention_factor; 0: 1");
+  number(
+      "attention_factor", attention_factor,
+      "of yarn: multiplies cosines and sines; 0: 0.1 ln(factor) + 1, or what "
+      "mscale and mscale_all_dim give");
+  number("mscale", mscale,
+         "of yarn: where both are set, attention_factor is that of this weight "
+         "over that of mscale_all_dim");
   number("mscale_all_dim", mscale_all_dim,
-         "of yarn: the same, of all features of a head; 0: none");
+         "as mscale; and of deepseek_v3 the weight by which scores grow; 0: "
+         "they do not");
 }
 
 void RopeScalingConfig::check() const {
@@ -125,6 +133,10 @@ void RopeScalingConfig::check() const {
                   "model.rope_scaling.high_freq_factor (", high_freq_factor,
                   ") must be above model.rope_scaling.low_freq_factor (",
                   low_freq_factor, ").");
+  TS_CHECK_CONFIG(type != "yarn" || beta_fast > beta_slow,
+                  "model.rope_scaling.beta_fast (", beta_fast,
+                  ") must be above model.rope_scaling.beta_slow (", beta_slow,
+                  ").");
 }
 
 void LatentConfig::declare(config::Section& section) {
@@ -142,6 +154,18 @@ void LatentConfig::declare(config::Section& section) {
        "features of a head that positions turn; 0: a third of model.head_dim");
   size("value_dim", value_dim,
        "width of a head's values; 0: model.head_dim - rope_dim");
+}
+
+void LatentConfig::refuse(const std::string& family) const {
+  for (const auto& [key, value] : {std::pair{"q_rank", q_rank},
+                                   {"kv_rank", kv_rank},
+                                   {"rope_dim", rope_dim},
+                                   {"value_dim", value_dim}}) {
+    TS_CHECK_CONFIG(value == 0, "model.latent.", key, " is ", value,
+                    ", but model.family ", family,
+                    " has no latent attention. Use model.family deepseek_v3, "
+                    "or leave model.latent out.");
+  }
 }
 
 void LatentConfig::complete(int64_t head_dim) {
@@ -266,6 +290,10 @@ void MoeConfig::check_groups() const {
                   (top_k + each - 1) / each, " or more.");
 }
 
+bool ModelConfig::has_score_bias() const {
+  return moe.bias_balance || family_named(family).score_bias;
+}
+
 void ModelConfig::complete() {
   const Family& facts = family_named(family);
   moe.complete(family, layers);
@@ -295,6 +323,8 @@ void ModelConfig::complete() {
                     "), but each head of model.family ", family,
                     " has keys of its own. Leave model.kv_heads out.");
     latent.complete(head_dim);
+  } else {
+    latent.refuse(family);
   }
   if (ffn == 0) {
     ffn = facts.mlp == nn::MlpKind::kGelu

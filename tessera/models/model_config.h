@@ -51,6 +51,7 @@ struct RopeScalingConfig {
   double mscale = 0.0, mscale_all_dim = 0.0;
   void declare(config::Section& section);
   void check() const;
+  bool operator==(const RopeScalingConfig&) const = default;
 };
 
 // Of latent attention; in the families that have it zeros stand for defaults.
@@ -61,6 +62,8 @@ struct LatentConfig {
   int64_t value_dim = 0;
   void declare(config::Section& section);
   void complete(int64_t head_dim);
+  // TS_CHECK_CONFIG of a family that has none.
+  void refuse(const std::string& family) const;
 };
 
 // Adapters beside the linear layers of the blocks, which alone are trained.
@@ -108,6 +111,8 @@ struct ModelConfig {
   }
   int64_t layers_with_experts() const { return layers_with_experts(layers); }
 
+  // Experts have a bias on their scores, be it moved or not.
+  bool has_score_bias() const;
   // Of a head: the features that positions turn, and the width of its values.
   int64_t rotary_dim() const {
     return latent.rope_dim > 0 ? latent.rope_dim : head_dim;

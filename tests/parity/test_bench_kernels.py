@@ -7,7 +7,7 @@ import pytest
 
 KERNELS = ["rms_norm", "rms_norm_backward", "rotary", "swiglu", "swiglu_backward", "gelu", "gelu_backward", "attention",
            "attention_backward", "product_forward", "product_dx", "product_dw", "embedding_backward", "cross_entropy",
-           "head_loss", "adamw"]
+           "head_loss", "adamw", "small_experts", "small_experts_backward", "experts", "experts_backward"]
 
 
 def run(program, *arguments, cwd=None):
@@ -26,7 +26,7 @@ def test_every_kernel_is_right_and_timed(program, tmp_path):
     for row in figures["rows"]:
         assert row["shape"] and 0 <= row["ulps"] <= 64 and row["seconds"] > 0, row
         assert row["ratio"] == pytest.approx(row["libtorch_seconds"] / row["seconds"])
-        multiplies = row["kernel"].startswith(("product", "attention", "head"))
+        multiplies = row["kernel"].startswith(("product", "attention", "head", "small_experts", "experts"))
         assert (row["gflops"] is not None, row["gbps"] is not None) == (multiplies, not multiplies)
     assert "# 1 thread on " in done.stdout and figures["processor"] in done.stdout
     for kernel in KERNELS:

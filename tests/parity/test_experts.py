@@ -1,9 +1,12 @@
 """Experts as a user trains them: that balance comes, what is dropped, what is said and refused."""
 
+import json
 import random
 import struct
+import subprocess
 
 import pytest
+import transformers
 from runs import configuration, metrics, train
 
 EXPERTS, STEPS = 8, 200
@@ -83,3 +86,48 @@ def test_bad_input_is_refused_before_ranks_start(program, skewed, tmp_path, moe,
     for words in said:
         assert words in done.stderr, done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_latent_attention_is_of_its_families(program, skewed, tmp_path):
+    _, done = lines_of(program, skewed, tmp_path, {}, "--model.latent.rope_dim=2", check=False)
+    assert done.returncode == 78 and "model.latent.rope_dim is 2" in done.stderr, done.stderr
+
+
+def test_a_folder_of_its_own_has_what_the_run_had(program, tessera, skewed, tmp_path):
+    model = {"family": "deepseek_v3", "layers": 2, "hidden": 32, "heads": 4, "head_dim": 12, "ffn": 24, "vocab": 61,
+             "max_seq": 32, "moe": {"experts": 8, "top_k": 2, "bias_balance": True}}
+    path = configuration(skewed, tmp_path, only_model=model, run={"steps": 4}, checkpoint={"every": 4},
+                         data={"seq_len": 32}, schedule={"warmup": 1})
+    train(program, path)
+    tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["n_shared_experts"] == 0
+    source = {"from": str(tmp_path / "out"), "load_weights": True, "rope_scaling": {
+        "type": "yarn", "factor": 2.0, "original_max_seq": 32}}
+    again = configuration(skewed, tmp_path / "again", only_model=source, run={"steps": 2}, checkpoint={"every": 2},
+                          data={"seq_len": 32}, schedule={"warmup": 1})
+    train(program, again)
+    tessera("convert", "--from", tmp_path / "again" / "run", "--to", tmp_path / "longer")
+    said = transformers.AutoConfig.from_pretrained(tmp_path / "longer")
+    assert said.rope_parameters["rope_type"] == "yarn" and said.rope_parameters["factor"] == 2.0
+
+
+def test_another_balance_is_not_resumed(program, skewed, tmp_path):
+    path = configuration(skewed, tmp_path, only_model={
+        "family": "mixtral", "layers": 2, "hidden": 32, "heads": 4, "ffn": 24, "vocab": 61, "max_seq": 16},
+        run={"steps": 2}, checkpoint={"every": 2}, schedule={"warmup": 1})
+    train(program, path)
+    done = train(program, path, "--run.steps=4", "--model.moe.bias_balance=true", check=False)
+    assert done.returncode == 78 and "model.moe.bias_balance" in done.stderr, done.stderr
+
+
+def test_adapters_of_shared_experts_alone_are_trained(program, skewed, tmp_path):
+    _, done = lines_of(program, skewed, tmp_path, {"shared_experts": 1, "aux_loss": 0.1}, "--model.lora.rank=2",
+                       "--model.lora.targets=shared.up", steps=4)
+    assert len(metrics(tmp_path)) == 4, done.stderr
+
+
+def test_a_folder_that_cannot_say_it_is_refused_by_name(program, skewed, tmp_path):
+    lines_of(program, skewed, tmp_path, {"shared_experts": 1}, "--checkpoint.every=4", steps=4)
+    done = subprocess.run([program, "convert", "--from", tmp_path / "run", "--to", tmp_path / "out"],
+                          capture_output=True, text=True)
+    assert done.returncode == 78 and "model.moe.shared_experts is 1" in done.stderr, done.stderr

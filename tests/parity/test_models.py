@@ -261,6 +261,23 @@ def test_old_keys_of_config_json(name, drive, tmp_path):
     assert error(logits, their_logits(model, ids)) < 1e-5
 
 
+# As transformers has it: a length beside them counts before the one among them, and of both objects the older one.
+def test_where_scaled_positions_are_said(drive, tmp_path):
+    model = make_model("llama_scaled")
+    model.save_pretrained(tmp_path / "model")
+
+    def move(config):
+        rope = config["rope_parameters"]
+        config["rope_scaling"] = {**rope, "original_max_position_embeddings": 24}
+        config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+        config["rope_parameters"] = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+
+    rewrite_config(tmp_path / "model", move)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    ids, logits = our_logits(drive, tmp_path / "model", tmp_path)
+    assert error(logits, their_logits(theirs, ids)) < 1e-5
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_sharded_safetensors(name, drive, tmp_path):
     model = make_model(name)

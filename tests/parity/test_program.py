@@ -61,7 +61,6 @@ REFUSED = [
     ([MIXTRAL, "--mesh.tp=4", "--mesh.etp=2", "--nproc", "4"], 78, ["mesh.etp is 2", "mesh.tp, 4"]),
     ([MIXTRAL, "--mesh.tp=2", "--mesh.ep=2", "--mesh.etp=2", "--nproc", "2"], 78, ["mesh.ep is 2", "divisor of 1"]),
     ([MIXTRAL, "--model.moe.experts=2", "--model.moe.top_k=3"], 78, ["model.moe.top_k (3)", "model.moe.experts (2)"]),
-    ([MIXTRAL, "--model.moe.capacity_factor=1.25"], 78, ["model.moe.capacity_factor", "not built"]),
     (["--model.moe.experts=4"], 78, ["model.moe.experts is 4", "dense", "mixtral"]),
     (["--pipeline.schedule=pipedream_2bw", "--optimizer.skip_nonfinite=true"], 78,
      ["pipedream_2bw", "optimizer.skip_nonfinite is true", "1f1b"]),

@@ -88,7 +88,9 @@ def test_a_folder_comes_back_byte_for_byte(name, program, tessera, tmp_path):
     assert {"config.json", "generation_config.json", "model.safetensors",
             "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
             "special_tokens_map.json", "added_tokens.json"} <= before.keys()
-    train_without_learning(program, tmp_path, source)
+    # A step of the bias is no learning rate's.
+    still = {"model": {"moe": {"bias_balance": False}}} if name == "deepseek_v3" else {}
+    train_without_learning(program, tmp_path, source, **still)
     shutil.rmtree(source)  # the run has what it needs
     tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "out")
     after = contents(tmp_path / "out")

@@ -4,12 +4,13 @@
 
 namespace tessera::models::detail {
 
-void read_experts(const Reader& in, const char* experts, ModelConfig& model) {
+void read_experts(const Reader& in, const char* experts, int64_t top_k,
+                  ModelConfig& model) {
   MoeConfig& moe = model.moe;
   moe.experts = in.size(experts);
   TS_CHECK_CONFIG(moe.experts <= kMaxExperts, in.place(experts), " is ",
                   moe.experts, "; it must be at most ", kMaxExperts, ".");
-  moe.top_k = in.size("num_experts_per_tok", 2);
+  moe.top_k = in.size("num_experts_per_tok", top_k);
   TS_CHECK_CONFIG(moe.top_k <= moe.experts, in.place("num_experts_per_tok"),
                   " is ", moe.top_k, "; it must be at most ", experts, ", ",
                   moe.experts, ".");

@@ -40,6 +40,13 @@ class Reader {
                     "; it must be above 0 and at most ", kMaxSize, ".");
     return value;
   }
+  // A size that may be 0.
+  int64_t count(const char* key, int64_t fallback) const {
+    return has(key) && object_[key] == 0 ? 0 : size(key, fallback);
+  }
+  bool is_null(const char* key) const {
+    return object_.contains(key) && object_[key].is_null();
+  }
   int64_t layers(const char* key) const {
     const int64_t value = size(key);
     TS_CHECK_CONFIG(value <= kMaxLayers, place(key), " is ", value,
@@ -110,8 +117,10 @@ struct LlamaKeys {
 void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys);
 Json llama_json(const ModelConfig& model);
 
-// Of experts, whose number is in `experts`.
-void read_experts(const Reader& in, const char* experts, ModelConfig& model);
+// Of experts, whose number is in `experts`; where it is not said, a token goes
+// to `top_k`.
+void read_experts(const Reader& in, const char* experts, int64_t top_k,
+                  ModelConfig& model);
 // What the folders of a family can say of experts; the rest is Mixtral's.
 struct ExpertKeys {
   bool layers = false;     // every, first_dense

@@ -1,6 +1,6 @@
 // DeepSeek-V3 (arXiv 2412.19437): latent attention, and experts in groups
 // behind a sigmoid, balanced by a bias, with shared ones and first layers that
-// are dense.
+// are dense. Layers for multi-token prediction are not built.
 // Multi-token prediction is not built: its layers are not read.
 #include "tessera/models/detail/hugging_face_form.h"
 #include "tessera/models/family.h"
@@ -30,40 +30,45 @@ constexpr TensorName kNames[] = {
     {"blocks.*.moe.shared.down", "model.layers.*.mlp.shared_experts.down_proj"},
 };
 
+constexpr const char* kAuxLoss = "aux_loss_alpha";
+
 std::span<const TensorName> names() {
   static const auto all = detail::with_llama_names(kNames);
   return all;
 }
 
+// What is not said is as in DeepSeek-V3; null is none.
 void read(const Reader& in, ModelConfig& model) {
   detail::read_llama(in, model, {});
-  const int64_t rope = in.size("qk_rope_head_dim");
-  model.head_dim = in.size("qk_nope_head_dim") + rope;
-  model.latent = {.q_rank = in.size("q_lora_rank", 0),
-                  .kv_rank = in.size("kv_lora_rank"),
-                  .rope_dim = rope,
-                  .value_dim = in.size("v_head_dim")};
+  const int64_t rope = in.size("qk_rope_head_dim", 64);
+  model.head_dim = in.size("qk_nope_head_dim", 128) + rope;
+  model.latent = {
+      .q_rank = in.is_null("q_lora_rank") ? 0 : in.size("q_lora_rank", 1536),
+      .kv_rank = in.size("kv_lora_rank", 512),
+      .rope_dim = rope,
+      .value_dim = in.size("v_head_dim", 128)};
   in.refuse_unless(in.flag("rope_interleave", true), "rope_interleave");
   const char* experts =
-      in.has("n_routed_experts") ? "n_routed_experts" : "num_local_experts";
-  detail::read_experts(in, experts, model);
+      in.has("num_local_experts") ? "num_local_experts" : "n_routed_experts";
+  detail::read_experts(in, experts, /*top_k=*/8, model);
   MoeConfig& moe = model.moe;
-  moe.ffn = in.size("moe_intermediate_size");
-  moe.first_dense =
-      in.has("first_k_dense_replace") && in.at("first_k_dense_replace") == 0
-          ? 0
-          : in.size("first_k_dense_replace", 0);
+  moe.ffn = in.size("moe_intermediate_size", 2048);
+  moe.first_dense = in.count("first_k_dense_replace", 3);
   in.refuse_unless(in.size("moe_layer_freq", 1) == 1, "moe_layer_freq");
   in.refuse_unless(in.word("scoring_func", "sigmoid") == "sigmoid",
                    "scoring_func");
+  in.refuse_unless(in.word("topk_method", "noaux_tc") == "noaux_tc",
+                   "topk_method");
   moe.score = "sigmoid";
   moe.normalize = in.flag("norm_topk_prob", true);
-  moe.scale = in.number("routed_scaling_factor", 1.0, 0, 1e6);
-  moe.groups = in.size("n_group", 1);
-  moe.top_groups = in.size("topk_group", 1);
-  moe.shared_experts = in.size("n_shared_experts", 1);
-  // Balanced by the bias alone.
-  moe.aux_loss = in.number("aux_loss_alpha", 0.0);
+  moe.scale = in.number("routed_scaling_factor", 2.5, 0, 1e6);
+  moe.groups = in.size("n_group", 8);
+  moe.top_groups = in.size("topk_group", 4);
+  moe.shared_experts =
+      in.is_null("n_shared_experts") ? 0 : in.count("n_shared_experts", 1);
+  moe.aux_loss = in.number(kAuxLoss, 0.0);
+  TS_CHECK_CONFIG(moe.aux_loss >= 0, in.place(kAuxLoss), " is ", moe.aux_loss,
+                  "; it must not be negative.");
   moe.bias_balance = true;
 }
 
@@ -97,13 +102,13 @@ Json write(const ModelConfig& model) {
        {"n_group", moe.groups},
        {"topk_group", moe.top_groups},
        {"n_shared_experts", moe.shared_experts},
-       {"aux_loss_alpha", moe.aux_loss},
+       {kAuxLoss, moe.aux_loss},
        {"num_nextn_predict_layers", 0}});
   return json;
 }
 
-constexpr detail::HuggingFaceForm kForm = {
-    names, "model.", read, write, /*dropout=*/{}, "aux_loss_alpha"};
+constexpr detail::HuggingFaceForm kForm = {names, "model.",       read,
+                                           write, /*dropout=*/{}, kAuxLoss};
 
 }  // namespace
 

@@ -28,7 +28,7 @@ constexpr TensorName kNames[] = {
     {"head", "lm_head"},
 };
 
-void read_scaling(const Reader& rope, const char* type_key,
+void read_scaling(const Reader& in, const Reader& rope, const char* type_key,
                   ModelConfig& model) {
   RopeScalingConfig& scaling = model.rope_scaling;
   const std::string type = rope.word(type_key, "default");
@@ -55,8 +55,9 @@ void read_scaling(const Reader& rope, const char* type_key,
                     ".");
   }
   scaling.truncate = rope.flag("truncate", true);
+  constexpr const char* kLength = "original_max_position_embeddings";
   scaling.original_max_seq =
-      rope.size("original_max_position_embeddings", model.max_seq);
+      in.size(kLength, rope.size(kLength, model.max_seq));
   if (rope.has("factor") || type != "yarn") {
     scaling.factor = rope.number("factor", 0.0, 0, kMost);
   } else {
@@ -67,17 +68,18 @@ void read_scaling(const Reader& rope, const char* type_key,
                   scaling.factor, "; it must be at least 1.");
 }
 
+// Where both keys are there the older one counts, as in transformers.
 void read_rotary(const Reader& in, ModelConfig& model) {
   model.rope_theta = in.number("rope_theta", 10000.0, 1, 1e300);
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!in.has(key)) continue;
+  const char* key = in.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  if (in.has(key)) {
     const Reader rope(in.at(key), in.place(key));
     TS_CHECK_CONFIG(in.at(key).is_object(), in.place(key),
                     " must be an object.");
     for (const auto& item : in.at(key).items()) {  // one of each kind of layer
       rope.refuse_unless(!item.value().is_object(), item.key().c_str());
     }
-    read_scaling(rope, rope.has("rope_type") ? "rope_type" : "type", model);
+    read_scaling(in, rope, rope.has("rope_type") ? "rope_type" : "type", model);
     rope.refuse_unless(rope.number("partial_rotary_factor", 1.0) == 1.0,
                        "partial_rotary_factor");
     model.rope_theta = rope.number("rope_theta", model.rope_theta, 1, 1e300);
@@ -94,6 +96,11 @@ Json rotary_json(const ModelConfig& model) {
     return rope;
   }
   rope.update({{"rope_type", scaling.type}, {"factor", scaling.factor}});
+  for (const auto& [key, value] :
+       {std::pair{"mscale", scaling.mscale},
+        {"mscale_all_dim", scaling.mscale_all_dim}}) {
+    if (value > 0) rope[key] = value;
+  }
   if (scaling.type == "linear") return rope;
   rope["original_max_position_embeddings"] = scaling.original_max_seq;
   if (scaling.type == "llama3") {
@@ -104,11 +111,8 @@ Json rotary_json(const ModelConfig& model) {
   rope.update({{"beta_fast", scaling.beta_fast},
                {"beta_slow", scaling.beta_slow},
                {"truncate", scaling.truncate}});
-  for (const auto& [key, value] :
-       {std::pair{"attention_factor", scaling.attention_factor},
-        {"mscale", scaling.mscale},
-        {"mscale_all_dim", scaling.mscale_all_dim}}) {
-    if (value > 0) rope[key] = value;
+  if (scaling.attention_factor > 0) {
+    rope["attention_factor"] = scaling.attention_factor;
   }
   return rope;
 }

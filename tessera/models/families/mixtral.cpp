@@ -25,7 +25,7 @@ std::span<const TensorName> names() {
 
 void read(const Reader& in, ModelConfig& model) {
   detail::read_llama(in, model, {.window_by_default = true});
-  detail::read_experts(in, "num_local_experts", model);
+  detail::read_experts(in, "num_local_experts", /*top_k=*/2, model);
   in.refuse_unless(in.number("router_jitter_noise", 0.0) == 0.0,
                    "router_jitter_noise");
 }

@@ -36,9 +36,10 @@ int64_t read_first_dense(const Reader& in) {
 
 void read(const Reader& in, ModelConfig& model) {
   detail::read_llama(in, model, {});
+  model.kv_heads = in.size("num_key_value_heads", 4);
   const char* experts =
       in.has("num_local_experts") ? "num_local_experts" : "num_experts";
-  detail::read_experts(in, experts, model);
+  detail::read_experts(in, experts, /*top_k=*/8, model);
   model.moe.ffn = in.size("moe_intermediate_size");
   model.moe.every = in.size("decoder_sparse_step", 1);
   model.moe.first_dense = read_first_dense(in);

@@ -73,7 +73,7 @@ UnitTracer::Routing UnitTracer::route(const Traced& tokens) const {
   // Of sigmoids, divided by their sum.
   routing.probabilities =
       is_softmax ? scores : over_sum(scores, n, moe.experts);
-  if (!moe.bias_balance && moe.groups == 1) {
+  if (!config_.has_score_bias() && moe.groups == 1) {
     const Memory chosen = ops_.wides(n * k);
     routing.experts = ops_.numbers(n * k);
     routing.weights = ops_.tape().record(
