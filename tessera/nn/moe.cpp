@@ -131,11 +131,12 @@ at::Tensor Moe::forward(const at::Tensor& input, const Positions& positions,
   const Region& region = shard_.region;
   const at::Tensor x = region.enter ? region.enter(input) : input;
   const at::Tensor tokens = x.reshape({-1, x.size(-1)});
-  const at::Tensor z = products(tokens);
+  at::Tensor z = products(tokens);
   Routing routing = route(z, bias_, options_.router);
   const at::Tensor places =
       destinations(routing.experts.view({x.size(0), x.size(1), -1}), positions);
   if (balance) add_balance(*balance, routing, z, places, x.size(0));
+  z.reset();  // nobody needs it while experts run
   count_load(routing);
   at::Tensor y = mix(tokens, routing, places).view(x.sizes());
   if (region.leave) y = region.leave(y);
