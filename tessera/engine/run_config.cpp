@@ -334,20 +334,21 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
        origins);
   take(model.moe.shared_experts, folder.moe.shared_experts,
        "model.moe.shared_experts", origins);
-  // No size: how it is trained is the user's.
-  if (!is_set(origins, "model.moe.aux_loss")) {
-    model.moe.aux_loss = folder.moe.aux_loss;
-  }
-  if (!is_set(origins, "model.moe.bias_balance")) {
-    model.moe.bias_balance = folder.moe.bias_balance;
-  }
-  for (double models::MoeConfig::* key :
-       {&models::MoeConfig::capacity_factor, &models::MoeConfig::z_loss,
-        &models::MoeConfig::bias_rate}) {
-    const bool says = model.moe.*key != models::MoeConfig().*key;
-    if (!says) model.moe.*key = folder.moe.*key;
-  }
-  if (!is_set(origins, "model.dropout")) model.dropout = folder.dropout;
+  // No sizes: how it is trained is the user's, and else as it was.
+  const auto take_unless_set = [&](auto& mine, const auto& folders,
+                                   const char* key) {
+    if (!is_set(origins, key)) mine = folders;
+  };
+  take_unless_set(model.moe.aux_loss, folder.moe.aux_loss,
+                  "model.moe.aux_loss");
+  take_unless_set(model.moe.z_loss, folder.moe.z_loss, "model.moe.z_loss");
+  take_unless_set(model.moe.bias_balance, folder.moe.bias_balance,
+                  "model.moe.bias_balance");
+  take_unless_set(model.moe.bias_rate, folder.moe.bias_rate,
+                  "model.moe.bias_rate");
+  take_unless_set(model.moe.capacity_factor, folder.moe.capacity_factor,
+                  "model.moe.capacity_factor");
+  take_unless_set(model.dropout, folder.dropout, "model.dropout");
 }
 
 int64_t implied_world_size(const RunConfig& config) {
