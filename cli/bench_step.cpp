@@ -93,10 +93,7 @@ class BenchStepCommand {
                          ? flags_.ranks.ranks
                          : "processes of " + place.source,
         .build = version_line()};
-    step.model = c10::str(
-        config_.model.family, ", ",
-        count_text(static_cast<double>(models::num_parameters(config_.model))),
-        " parameters");
+    step.model = models::describe(config_.model);
     step.mesh = config_.mesh.mesh(world, config_.zero.stage).describe();
     step.compute = config_.precision.compute;
     step.samples = config_.batch.global;

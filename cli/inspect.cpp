@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/description.h"
 #include "cli/inspect_runs.h"
+#include "cli/parameter_words.h"
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/peft_folder.h"
@@ -17,6 +18,8 @@
 #include "tessera/data/token_file.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/engine/run_config.h"
+#include "tessera/models/hugging_face_config.h"
+#include "tessera/train/trained_model.h"
 
 namespace tessera::cli {
 namespace {
@@ -46,10 +49,21 @@ std::string complaint_about(const std::string& folder, const Manifest& manifest,
   return "";
 }
 
+// Of a checkpoint that a run wrote.
+void add_parameters_of_run(Json& json, const std::string& extra,
+                           const std::string& path) {
+  const Json said = Json::parse(extra, nullptr, /*allow_exceptions=*/false);
+  if (!said.is_object() || !said.contains("config")) return;
+  add_parameters(json, [&] {
+    return engine::run_config_from_text(said["config"].dump(), path).model;
+  });
+}
+
 Json describe_checkpoint(const std::string& path, bool verify) {
   const Manifest manifest = checkpoint::read_manifest(path);
   Json json = {{"kind", "checkpoint"}};
   json.update(words_of(manifest.extra));
+  add_parameters_of_run(json, manifest.extra, path);
   json.update({{"step", manifest.step},
                {"parent", manifest.parent ? Json(*manifest.parent) : Json()},
                {"ranks", manifest.world_size},
@@ -118,6 +132,9 @@ Json describe_hugging_face(const fs::path& path) {
       detail::parse_json(detail::read_json_text(config), config);
   json["model_type"] =
       detail::as_string(parsed["model_type"], config + ": model_type");
+  add_parameters(json, [&] {
+    return models::read_hugging_face_config(path.string()).model;
+  });
   json["tensors"] = Json::array();
   for (const auto& entry : fs::directory_iterator(path)) {
     if (entry.path().extension() != ".safetensors") continue;
@@ -213,9 +230,14 @@ Json describe_configuration(const std::string& path) {
   config.declare(root);
   const auto origins =
       config::resolve(root, detail::read_json_text(path), path, {});
-  return {{"kind", "configuration"},
-          {"values", detail::parse_json(config::to_json(root), path)},
-          {"text", config::print(root, origins)}};
+  Json json = {{"kind", "configuration"},
+               {"values", detail::parse_json(config::to_json(root), path)},
+               {"text", config::print(root, origins)}};
+  add_parameters(json, [&] {
+    train::read_model_source(config, origins);
+    return config.model;
+  });
+  return json;
 }
 
 // A JSON file with a "model" object that has merges.

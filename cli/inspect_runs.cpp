@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 
+#include "cli/parameter_words.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -160,6 +161,7 @@ Json describe_run(const fs::path& path, const Verify& verify) {
   Json json = {{"kind", "run"}};
   json["name"] = config.run.name;
   json["model"] = config.model.family;
+  add_parameters(json, [&] { return config.model; });
   json["steps"] = config.run.steps;
   const Json last = last_step_of(path);
   json["last step"] = last.is_null() ? Json("none yet") : last;

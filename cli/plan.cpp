@@ -23,6 +23,7 @@
 #include "tessera/engine/step_drawing.h"
 #include "tessera/engine/step_plan.h"
 #include "tessera/mesh/axis.h"
+#include "tessera/models/model.h"
 #include "tessera/monitor/report/drawing.h"
 #include "tessera/monitor/report/run_trace.h"
 #include "tessera/train/trained_model.h"
@@ -152,10 +153,12 @@ Json json_of(const engine::PlannedStage& stage) {
   return json;
 }
 
-Json json_of(const engine::StepPlan& plan) {
-  Json json = {{"unit", plan.unit},      {"costs", plan.costs},
-               {"step", plan.step},      {"bubble", plan.bubble},
-               {"steps", plan.steps},    {"ranks", plan.world_size},
+Json json_of(const engine::StepPlan& plan, const models::ModelConfig& model) {
+  const auto count = models::count_parameters(model);
+  Json json = {{"parameters", count.all}, {"active_parameters", count.active},
+               {"unit", plan.unit},       {"costs", plan.costs},
+               {"step", plan.step},       {"bubble", plan.bubble},
+               {"steps", plan.steps},     {"ranks", plan.world_size},
                {"stages", Json::array()}};
   for (const auto& stage : plan.stages) {
     json["stages"].push_back(json_of(stage));
@@ -228,7 +231,8 @@ class PlanCommand {
       write_file_atomic(flags_.svg, report::svg_of(drawing));
     }
     if (!flags_.json.empty()) {
-      write_file_atomic(flags_.json, json_of(plan).dump() + "\n");
+      write_file_atomic(flags_.json,
+                        json_of(plan, config_.model).dump() + "\n");
     }
   }
 
@@ -247,7 +251,8 @@ class PlanCommand {
     }
     const std::string seen = engine::seen_text(config_);
     if (!seen.empty()) stages += "\n            " + seen;
-    return c10::str("mesh        ", mesh.describe(), stages, "\nschedule    ",
+    return c10::str("model       ", models::describe(config_.model),
+                    "\nmesh        ", mesh.describe(), stages, "\nschedule    ",
                     plan.schedule, "\ncosts       ", plan.costs,
                     "\nstep        ", engine::amount(plan.step, plan.unit),
                     plan.steps > 1 ? " between others, without a flush" : "",

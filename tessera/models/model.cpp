@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/units.h"
 #include "tessera/models/decoder.h"
 #include "tessera/nn/matmul.h"
 
@@ -15,6 +16,13 @@ namespace {
 ModelConfig completed(ModelConfig config) {
   config.complete();
   return config;
+}
+
+// Elements of a parameter that one token goes through.
+int64_t active_of(const nn::ParameterSpec& spec, const ModelConfig& config) {
+  const int64_t all = spec.layout.global_numel();
+  if (!spec.layout.is_of_expert()) return all;
+  return all / config.moe.experts * config.moe.top_k;
 }
 
 }  // namespace
@@ -125,8 +133,24 @@ std::shared_ptr<Model> make_model(const ModelConfig& config) {
   return std::make_shared<Decoder>(config);
 }
 
-int64_t num_parameters(const ModelConfig& config) {
-  return nn::num_parameters(*make_model(config));
+ParameterCount count_parameters(const ModelConfig& config) {
+  const auto model = make_model(config);
+  ParameterCount count;
+  for (const auto& parameter : nn::parameters_of(*model)) {
+    count.all += parameter.spec->layout.global_numel();
+    count.active += active_of(*parameter.spec, model->config());
+  }
+  return count;
+}
+
+std::string describe(const ModelConfig& config) {
+  const ParameterCount count = count_parameters(config);
+  const std::string text =
+      c10::str(config.family, ", ", count_text(static_cast<double>(count.all)),
+               " parameters");
+  if (count.active == count.all) return text;
+  return c10::str(text, ", ", count_text(static_cast<double>(count.active)),
+                  " of them active");
 }
 
 int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
@@ -143,10 +167,8 @@ int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
     const bool is_weight = layout.global_shape().size() >= 2;
     const bool is_lookup = parameter.spec->units.front() == 0;
     if (!is_weight || is_lookup) continue;
-    const int64_t size = layout.global_numel();
-    const int64_t used =
-        layout.is_of_expert() ? size / full.moe.experts * full.moe.top_k : size;
-    flops += flops_of(parameter.spec->is_frozen) * used;
+    flops +=
+        flops_of(parameter.spec->is_frozen) * active_of(*parameter.spec, full);
   }
   const int64_t widths = full.head_dim + full.value_dim();
   return flops + 6 * full.layers * full.heads * widths * seq_len;

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tessera/models/model_config.h"
@@ -137,8 +138,18 @@ class Model : public torch::nn::Module {
 // The model of a configuration.
 std::shared_ptr<Model> make_model(const ModelConfig& config);
 
-// Elements of all parameters, a tied one once.
-int64_t num_parameters(const ModelConfig& config);
+// Elements of all parameters, a tied one once; and of those that one token goes
+// through: of experts the top_k that it is sent to.
+struct ParameterCount {
+  int64_t all = 0, active = 0;
+};
+ParameterCount count_parameters(const ModelConfig& config);
+inline int64_t num_parameters(const ModelConfig& config) {
+  return count_parameters(config).all;
+}
+// "mixtral, 46.7B parameters, 12.9B of them active"; of dense families without
+// the last.
+std::string describe(const ModelConfig& config);
 
 // Floating-point operations of forward and backward for one token of a sequence
 // of seq_len, as MFU counts them (Chowdhery et al., PaLM, arXiv 2204.02311,

@@ -241,6 +241,9 @@ TEST(Decoder, ExpertsOfMixtral) {
   EXPECT_EQ(num_expert_parameters(config), int64_t{32} * 8 * 3 * 4096 * 14336);
   const int64_t active = 46702792704 - int64_t{32} * 6 * 3 * 4096 * 14336;
   EXPECT_EQ(active, 12879925248);
+  EXPECT_EQ(count_parameters(config).active, active);
+  EXPECT_EQ(describe(config),
+            "mixtral, 46.7B parameters, 12.9B of them active");
   const int64_t norms = (2 * 32 + 1) * 4096, lookup = 32000 * 4096;
   EXPECT_EQ(flops_per_token(config, 0), 6 * (active - norms - lookup));
 

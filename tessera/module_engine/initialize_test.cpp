@@ -271,6 +271,18 @@ TEST(Initialize, LaysOutTheSecondExample) {
   for (const int64_t world : {1, 2, 4, 12, 24}) {
     EXPECT_THROW(detail::module_settings(json, world, {}), Error) << world;
   }
+  const auto first =
+      comm::make_communicator({.backend = "fake", .rank = 0, .world_size = 8});
+  const MoE wide(
+      2048, 32, 2, [] { return nn::Linear(2048, 2048); }, mesh_of(json, 8),
+      *first);
+  EXPECT_EQ(wide->num_parameters(), 134283264 + 65536);
+  EXPECT_EQ(wide->num_active_parameters(), 8458240);
+  int64_t held = 0;
+  for (const auto& each : wide->named_parameters()) {
+    if (each.key().starts_with("experts.")) held += each.value().numel();
+  }
+  EXPECT_EQ(held, 16785408);
   // The same on eight ranks, with experts that are narrower.
   comm::run_threads(8, "shm", [&](comm::Communicator& ranks) {
     const auto on = mesh_of(json, 8);

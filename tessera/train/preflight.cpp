@@ -333,7 +333,6 @@ std::string describe_plan(const RunConfig& config) {
   if (zero.offload != "none" && !zero.offload_folder.empty()) {
     check_offload_folder(config, zero.offload_folder);
   }
-  const int64_t parameters = models::num_parameters(config.model);
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
   RunConfig here = config;  // all ranks on this host
@@ -347,8 +346,7 @@ std::string describe_plan(const RunConfig& config) {
   const std::string seen = engine::seen_text(config);
   if (!seen.empty()) stages += "            " + seen + "\n";
   std::ostringstream text;
-  text << "model       " << config.model.family << ", "
-       << count_text(parameters) << " parameters\n"
+  text << "model       " << models::describe(config.model) << "\n"
        << "mesh        " << mesh.describe() << "\n"
        << groups_text(config, mesh) << stages << "batch       "
        << config.batch.global << " samples = micro " << config.batch.micro

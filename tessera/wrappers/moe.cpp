@@ -45,6 +45,11 @@ LocalExperts::LocalExperts(int64_t experts, int64_t ranks, int64_t rank,
     Expert expert = make();
     if (number / (experts / ranks) != rank) continue;
     register_module(std::to_string(experts_.size()), expert.module);
+    if (experts_.empty()) {
+      for (const auto& each : expert.module->parameters()) {
+        parameters_of_one_ += each.numel();
+      }
+    }
     experts_.push_back(std::move(expert));
   }
 }

@@ -81,9 +81,11 @@ class LocalExperts : public torch::nn::Module {
   int64_t ranks() const { return ranks_; }
   // The number, among all, of the first that is here.
   int64_t first() const { return first_; }
+  // As it was made: fully_shard() takes parts of it away.
+  int64_t parameters_of_one() const { return parameters_of_one_; }
 
  private:
-  int64_t ranks_, first_;
+  int64_t ranks_, first_, parameters_of_one_ = 0;
   std::vector<Expert> experts_;
 };
 
@@ -108,11 +110,19 @@ class MoEImpl : public torch::nn::Module {
   MoEOutput forward(const at::Tensor& x);
   int64_t experts() const { return num_experts_; }
   int64_t k() const { return k_; }
+  // Elements of the gate's and all experts' parameters, wherever these are; and
+  // of those that one token goes through.
+  int64_t num_parameters() const { return count(num_experts_); }
+  int64_t num_active_parameters() const { return count(k_); }
 
  private:
   at::Tensor balance(const at::Tensor& probabilities, const at::Tensor& picked,
                      int64_t samples) const;
   at::Tensor run(const at::Tensor& rows, const at::Tensor& counts);
+  int64_t count(int64_t experts) const {
+    return gate_->options.in_features() * num_experts_ +
+           experts * experts_->parameters_of_one();
+  }
 
   int64_t num_experts_, k_;
   std::vector<int64_t> peers_;  // along ep

@@ -72,6 +72,12 @@ def test_a_configuration(tessera, tmp_path):
     path.write_text('{"run": {"steps": 12}} // short\n')
     assert inspect(tessera, path)["values"]["run"]["steps"] == 12
     assert "run.json:1:19" in tessera("inspect", path)
+    path.write_text(json.dumps({"model": {
+        "family": "mixtral", "layers": 2, "hidden": 8, "heads": 2, "ffn": 10, "vocab": 20, "tie_embeddings": False,
+        "moe": {"experts": 4, "top_k": 1, "shared_experts": 1, "ffn": 6}}}))
+    expert, others = 3 * 8 * 6, 2 * 20 * 8 + 8 + 2 * (4 * 8 * 8 + 2 * 8 + 4 * 8)
+    seen = inspect(tessera, path)
+    assert seen["parameters"] == others + 2 * 5 * expert and seen["active_parameters"] == others + 2 * 2 * expert
     path.write_text('{"run": {"stepz": 12}}')
     tessera("inspect", path, code=78)
 
@@ -138,6 +144,7 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
 
     seen = inspect(tessera, tmp_path / "runs" / "one")
     assert {"step", "loss", "grad_norm"} < set(seen["last step"]) and "steps" in seen["summary"]
+    assert seen["parameters"] == seen["active_parameters"] > 0
     shown = tessera("inspect", tmp_path / "runs" / "one")
     lines = {line.split("  ")[0]: line for line in shown.splitlines()}
     assert re.fullmatch(r"last step +step 6, loss \d\.\d{1,5}, valid_loss \d\.\d{1,5}, .*tokens_per_s \d+.*",
@@ -147,6 +154,7 @@ def test_a_folder_of_runs_and_a_page_on_them(tessera, tmp_path):
 
     step = inspect(tessera, tmp_path / "runs" / "one" / "checkpoints" / "step-6")
     assert step["written by"] == 'tessera train, of the run "one"' and step["optimizer"] == "adamw", step
+    assert step["parameters"] == seen["parameters"]
     seen = inspect(tessera, "--verify", tmp_path / "runs" / "one")["checkpoints"]
     assert [(row["step"], row["state"]) for row in seen] == [(6, "good"), (3, "good")]
     assert all(row["bytes"] > 0 and row["loss"] > 0 and row["valid_loss"] > 0 for row in seen)

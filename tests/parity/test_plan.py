@@ -63,6 +63,15 @@ def test_what_is_shown(program, folder):
     assert not (folder / "runs").exists()
 
 
+def test_parameters_and_those_of_a_token(program, folder):
+    found = planned(program, folder)
+    assert found["parameters"] == found["active_parameters"] > 0
+    experts = ["--model.family=mixtral", "--model.ffn=16", "--model.moe.experts=8", "--model.moe.top_k=2"]
+    more = planned(program, folder, *experts)
+    assert more["parameters"] - more["active_parameters"] == 8 * 6 * 3 * 32 * 16
+    assert " of them active\n" in plan(program, folder, "--draw", *experts).stdout
+
+
 def test_any_world_without_ranks(program, folder):
     found = planned(program, folder, "--mesh.pp=4", "--mesh.dp=256", "--zero.stage=1", "--batch.global=2048",
                     "--device", "100,1000", "--link", "10,25", "--link", "dp_shard=5,100")
