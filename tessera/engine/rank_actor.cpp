@@ -83,8 +83,10 @@ data::Batch RankActor::local(const data::Batch& batch) const {
 }
 
 models::Tokens RankActor::tokens_of(int64_t microbatch) const {
-  return {input_.tokens, microbatches_.at(microbatch).batch.document_starts,
-          draw_of(composed_.data->rank(), microbatch)};
+  const Microbatch& mine = microbatches_.at(microbatch);
+  return {input_.tokens, mine.batch.document_starts,
+          draw_of(composed_.data->rank(), microbatch),
+          trains() ? mine.load : nullptr};
 }
 
 // All of it is one read of the token file.
@@ -182,11 +184,13 @@ void RankActor::loss(int64_t microbatch) {
 }
 
 RankActor::Start RankActor::start_backward(int64_t microbatch, int64_t unit) {
-  Passed& here = microbatches_.at(microbatch).units.at(unit);
+  Microbatch& mine = microbatches_.at(microbatch);
+  Passed& here = mine.units.at(unit);
   const double scale = input_of(microbatch).aux_scale;
   Start start{.ends = {std::exchange(here.output, {})},
               .gradients = {std::exchange(here.gradient, {})}};
-  const nn::Balance balance = std::exchange(here.balance, {});
+  nn::Balance balance = std::exchange(here.balance, {});
+  nn::settle(balance, *mine.load);
   count(balance, microbatch);
   // Where nothing before it is trained, as beside adapters, it pulls at none.
   if (balance.penalty.defined() && balance.penalty.requires_grad()) {

@@ -68,6 +68,7 @@ class RankActor final : public ModelActor {
   struct Microbatch {
     data::Batch batch;  // this rank's tokens
     std::vector<Passed> units;
+    std::shared_ptr<nn::BatchLoad> load = std::make_shared<nn::BatchLoad>();
   };
   // A message on its way, and its tensor.
   struct Message {

@@ -116,6 +116,12 @@ void check_star(const RunConfig& config) {
          "0");
   refuse(config.recompute.mode == "none", "recompute.mode",
          config.recompute.mode, "none");
+  const std::string& balance = config.model.moe.balance;
+  TS_CHECK_CONFIG(
+      balance == "sample", "model.moe.balance is ", balance,
+      ", but devices of mesh.data_parallel dp do not tell each other "
+      "what their samples chose. Use sample, or mesh.data_parallel "
+      "ddp.");
 }
 
 // A batch is in the middle of the pipeline while the update before it is made:
@@ -341,6 +347,7 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
   };
   take_unless_set(model.moe.aux_loss, folder.moe.aux_loss,
                   "model.moe.aux_loss");
+  take_unless_set(model.moe.balance, folder.moe.balance, "model.moe.balance");
   take_unless_set(model.moe.z_loss, folder.moe.z_loss, "model.moe.z_loss");
   take_unless_set(model.moe.bias_balance, folder.moe.bias_balance,
                   "model.moe.bias_balance");
@@ -544,11 +551,14 @@ std::vector<std::string> without_effect(const RunConfig& config,
         "model.moe.ffn", "model.moe.score", "model.moe.normalize",
         "model.moe.scale", "model.moe.groups", "model.moe.top_groups",
         "model.moe.capacity_factor", "model.moe.shared_experts",
-        "model.moe.aux_loss", "model.moe.z_loss", "model.moe.bias_balance",
-        "model.moe.bias_rate", "zero.expert_stage", "mesh.etp"}) {
+        "model.moe.balance", "model.moe.aux_loss", "model.moe.z_loss",
+        "model.moe.bias_balance", "model.moe.bias_rate", "zero.expert_stage",
+        "mesh.etp"}) {
     note(config.model.moe.experts == 0, key,
          "is not used by a model without experts");
   }
+  note(config.model.moe.aux_loss == 0, "model.moe.balance",
+       "is not used while model.moe.aux_loss is 0");
   note(!config.model.moe.bias_balance, "model.moe.bias_rate",
        "is not used while model.moe.bias_balance is false");
   return found;

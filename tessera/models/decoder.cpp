@@ -113,6 +113,9 @@ nn::MoeOptions moe_options(const ModelConfig& config, int64_t layer) {
           .capacity_factor = moe.capacity_factor,
           .has_bias = config.has_score_bias(),
           .moves_bias = moe.bias_balance,
+          .balance = moe.balance == "batch"   ? nn::BalanceOver::kBatch
+                     : moe.balance == "layer" ? nn::BalanceOver::kLayer
+                                              : nn::BalanceOver::kSample,
           .aux_loss = moe.aux_loss,
           .z_loss = moe.z_loss,
           .layer = config.layers_with_experts(layer),
@@ -136,9 +139,8 @@ DecoderBlock::DecoderBlock(const ModelConfig& config, int64_t index)
 }
 
 at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
-                                 const nn::Positions& positions,
-                                 nn::KvCache* cache, nn::Balance* balance,
-                                 nn::CoreAgain* again,
+                                 const nn::MoeTokens& experts,
+                                 nn::KvCache* cache, nn::CoreAgain* again,
                                  const BlockDropout& dropout) const {
   // Nobody keeps what a part or a norm gives: the sum takes its place. Not of a
   // view, as experts give one.
@@ -162,7 +164,7 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
   return half(
       y, *mlp_norm_,
       [&](const at::Tensor& in) {
-        return moe_ ? moe_->forward(in, positions, balance) : mlp_->forward(in);
+        return moe_ ? moe_->forward(in, experts) : mlp_->forward(in);
       },
       dropout.mlp);
 }
@@ -224,8 +226,10 @@ at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
   return block.forward(x,
                        {rotation_of(0, tokens.length, x),
                         {tokens.document_starts, dropout.weights}},
-                       expert_positions(block, tokens.length),
-                       /*cache=*/nullptr, balance, again, dropout);
+                       {.positions = expert_positions(block, tokens.length),
+                        .balance = balance,
+                        .load = tokens.load.get()},
+                       /*cache=*/nullptr, again, dropout);
 }
 
 // Of the tokens that its gate sees.
@@ -296,7 +300,7 @@ at::Tensor Decoder::forward_unit_cached(int64_t unit, const at::Tensor& x,
     return logits_of(before_head(x).select(1, -1));
   }
   return blocks_.at(unit - 1)->forward(x, {rotation_of(begin, x.size(1), x)},
-                                       /*positions=*/{},
+                                       /*experts=*/{},
                                        &cache.layers.at(unit - 1));
 }
 

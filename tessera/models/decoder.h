@@ -35,11 +35,9 @@ class DecoderBlock : public torch::nn::Module {
  public:
   // Layer `index` of a complete config.
   DecoderBlock(const ModelConfig& config, int64_t index);
-  // `positions`: of its tokens, where experts drop some.
   at::Tensor forward(const at::Tensor& x, const nn::Places& places,
-                     const nn::Positions& positions = {},
+                     const nn::MoeTokens& experts = {},
                      nn::KvCache* cache = nullptr,
-                     nn::Balance* balance = nullptr,
                      nn::CoreAgain* again = nullptr,
                      const BlockDropout& dropout = {}) const;
 

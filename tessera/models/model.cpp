@@ -42,9 +42,12 @@ nn::LossSum Model::loss_of(at::Tensor hidden, const at::Tensor& targets,
 
 at::Tensor Model::forward_units(const at::Tensor& ids, nn::Balance* balance) {
   at::Tensor x = ids;
+  const Tokens tokens{.length = ids.size(1),
+                      .load = std::make_shared<nn::BatchLoad>()};
   for (int64_t unit = 0; unit < num_units(); ++unit) {
-    x = forward_unit(unit, x, {ids.size(1)}, balance);
+    x = forward_unit(unit, x, tokens, balance);
   }
+  if (balance) nn::settle(*balance, *tokens.load);
   return x;
 }
 

@@ -52,6 +52,8 @@ struct Tokens {
   int64_t length = 0;                 // T
   at::Tensor document_starts = {};    // see nn::Sight
   std::optional<nn::Draw> draw = {};  // of a step; else nothing is dropped
+  // Of a step's micro-batch: what its layers tell each other.
+  std::shared_ptr<nn::BatchLoad> load = {};
 };
 
 class Model : public torch::nn::Module {
@@ -68,7 +70,8 @@ class Model : public torch::nn::Module {
   // The unit that gathers and reduces a parameter.
   int64_t owner_of(const nn::ParameterSpec& spec) const;
   // ids or hidden -> hidden; of the last unit, what the head takes, of all T.
-  // Adds what experts tell of their balance to `balance`, unless it is null.
+  // Adds what experts tell of their balance to `balance`, unless it is null: of
+  // one that asks for all layers, nn::settle() it when all have run.
   // With `again` a block's attention is as nn::Attention::forward says.
   virtual at::Tensor forward_unit(int64_t unit, const at::Tensor& x,
                                   const Tokens& tokens,

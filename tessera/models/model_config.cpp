@@ -60,6 +60,13 @@ void MoeConfig::declare(config::Section& section) {
       .at_least(0)
       .at_most(kMaxExperts);
   section
+      .key(
+          "balance", balance,
+          "tokens whose load the balancing loss is of: those of a sample, of a "
+          "micro-batch of all ranks in a layer, or of a batch of all layers, "
+          "as in transformers")
+      .one_of({"sample", "layer", "batch"});
+  section
       .key("aux_loss", aux_loss,
            "weight of the load-balancing loss, a mean over samples and layers")
       .at_least(0);

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
+#include <utility>
 
 #include "tessera/core/host_read.h"
 #include "tessera/mesh/layout.h"
@@ -81,6 +82,14 @@ void add_to(at::Tensor& sum, const at::Tensor& more) {
 
 }  // namespace
 
+void settle(Balance& balance, const BatchLoad& load) {
+  if (!balance.pulls.defined()) return;
+  const at::Tensor shares = at::stack(load.shares).mean(0);
+  const at::Tensor loss = (shares * std::exchange(balance.pulls, {})).sum();
+  add_to(balance.loss, loss.detach());
+  if (balance.weight > 0) add_to(balance.penalty, loss * balance.weight);
+}
+
 Experts::Experts(int64_t experts, const MlpOptions& options)
     : kind_(options.kind) {
   const auto linear = [&](const LinearOptions& each) {
@@ -126,16 +135,19 @@ Moe::Moe(const MoeOptions& options) : options_(options) {
   shared_ = register_module("shared", std::make_shared<Mlp>(shared));
 }
 
-at::Tensor Moe::forward(const at::Tensor& input, const Positions& positions,
-                        Balance* balance) const {
+at::Tensor Moe::forward(const at::Tensor& input, const MoeTokens& of) const {
   const Region& region = shard_.region;
   const at::Tensor x = region.enter ? region.enter(input) : input;
   const at::Tensor tokens = x.reshape({-1, x.size(-1)});
   at::Tensor z = products(tokens);
   Routing routing = route(z, bias_, options_.router);
-  const at::Tensor places =
-      destinations(routing.experts.view({x.size(0), x.size(1), -1}), positions);
-  if (balance) add_balance(*balance, routing, z, places, x.size(0));
+  const at::Tensor places = destinations(
+      routing.experts.view({x.size(0), x.size(1), -1}), of.positions);
+  if (of.load) count_batch(*of.load, routing);
+  if (of.balance) {
+    add_counts(*of.balance, routing, places);
+    add_balance(of, routing, z, x.size(0));
+  }
   z.reset();  // nobody needs it while experts run
   count_load(routing);
   at::Tensor y = mix(tokens, routing, places).view(x.sizes());
@@ -187,30 +199,63 @@ at::Tensor Moe::destinations(const at::Tensor& choices,
   return at::where(mine, choices, router.experts).view({-1, top_k});
 }
 
-void Moe::add_balance(Balance& balance, const Routing& routing,
-                      const at::Tensor& products, const at::Tensor& places,
-                      int64_t samples) const {
-  const int64_t experts = options_.router.experts;
-  const int64_t top_k = options_.router.top_k;
+// (samples, E): by how many tokens that are here each expert was chosen.
+at::Tensor Moe::rows_by_sample(const Routing& routing, int64_t samples) const {
   const at::Tensor& p = routing.probabilities;
   const at::Tensor chosen = routing.experts.view({samples, -1});
-  const at::Tensor rows =
-      at::zeros({samples, experts}, p.options().requires_grad(false))
-          .scatter_add_(1, chosen,
-                        at::ones({1}, p.options()).expand_as(chosen));
-  add_counts(balance, routing, places);
-  int64_t tokens = chosen.size(1) / top_k;  // of a sample, over all ranks
-  if (shard_.sum_samples) {
-    shard_.sum_samples(rows);
-    tokens *= shard_.sample_parts;
+  return at::zeros({samples, options_.router.experts},
+                   p.options().requires_grad(false))
+      .scatter_add_(1, chosen, at::ones({1}, p.options()).expand_as(chosen));
+}
+
+// (E): of the tokens of the micro-batch of all ranks, the shares that chose.
+at::Tensor Moe::shares_of_batch(const Routing& routing) const {
+  const at::Tensor rows = rows_by_sample(routing, 1).view({-1});
+  if (shard_.sum_batch) shard_.sum_batch(rows);
+  return rows * (static_cast<double>(options_.router.top_k) / rows.sum());
+}
+
+// Once, though a unit may run again.
+void Moe::count_batch(BatchLoad& load, const Routing& routing) const {
+  if (options_.balance != BalanceOver::kBatch) return;
+  load.shares.resize(options_.layers);
+  at::Tensor& mine = load.shares.at(options_.layer);
+  if (!mine.defined()) mine = shares_of_batch(routing);
+}
+
+// This rank's part, summed over samples: a mean over a micro-batch counts for
+// each of them.
+at::Tensor Moe::balance_loss(const Routing& routing, int64_t samples) const {
+  const auto experts = static_cast<double>(options_.router.experts);
+  const at::Tensor& p = routing.probabilities;
+  const double share = 1.0 / tokens_of_sample(p.size(0) / samples);
+  if (options_.balance == BalanceOver::kLayer) {
+    return (shares_of_batch(routing) * p.sum(0)).sum() * (experts * share);
   }
-  const double share = 1.0 / static_cast<double>(tokens * shard_.copies);
-  const double scale =
-      share * static_cast<double>(experts) / static_cast<double>(tokens);
-  const at::Tensor loss =
-      (rows * p.view({samples, -1, experts}).sum(1)).sum() * scale;
-  add_to(balance.loss, loss.detach());
-  if (options_.aux_loss > 0) add_to(balance.penalty, loss * options_.aux_loss);
+  const at::Tensor rows = rows_by_sample(routing, samples);
+  if (shard_.sum_samples) shard_.sum_samples(rows);
+  return (rows * p.view({samples, -1, p.size(1)}).sum(1)).sum() *
+         (experts * share * share * static_cast<double>(shard_.copies));
+}
+
+void Moe::add_balance(const MoeTokens& tokens, const Routing& routing,
+                      const at::Tensor& products, int64_t samples) const {
+  Balance& balance = *tokens.balance;
+  const at::Tensor& p = routing.probabilities;
+  const double share = 1.0 / tokens_of_sample(p.size(0) / samples);
+  if (options_.balance == BalanceOver::kBatch) {
+    TORCH_INTERNAL_ASSERT(tokens.load, "a balance over batches has their load");
+    const double scale = share * static_cast<double>(options_.router.experts);
+    const at::Tensor of = options_.aux_loss > 0 ? p : p.detach();
+    add_to(balance.pulls, of.sum(0) * scale);
+    balance.weight = options_.aux_loss;
+  } else {
+    const at::Tensor loss = balance_loss(routing, samples);
+    add_to(balance.loss, loss.detach());
+    if (options_.aux_loss > 0) {
+      add_to(balance.penalty, loss * options_.aux_loss);
+    }
+  }
   if (options_.z_loss == 0) return;
   const at::Tensor z = products.to(p.scalar_type()).logsumexp(-1);
   add_to(balance.penalty, z.square().sum() * (options_.z_loss * share));

@@ -10,9 +10,15 @@
 // Types:    the gate's products, p and the balance in fp32 or wider.
 // Dropless: all experts take what comes; or with a capacity what is within it
 //           in each sample: a choice beyond adds nothing to its token.
-// Balance:  by a loss; or by a bias of each expert, whose gradient is by how
-//           many tokens more than its share it was chosen: the optimizer steps
-//           against its sign (optim's FlatSegment::sign_rate).
+// Balance:  by a loss, E * sum over experts of f_e P_e, where f_e is the share
+//           of tokens that chose e (these add up to k), P_e the mean of p_e
+//           over them: k where the load is even, which is the least. The tokens
+//           are those of a sample (kSample), which depends on no mesh; those of
+//           a micro-batch of all ranks (kLayer); or those of all layers with
+//           experts together (kBatch), as transformers has it. Or by a bias of
+//           each expert, whose gradient is by how many tokens more than its
+//           share it was chosen: the optimizer steps against its sign (optim's
+//           FlatSegment::sign_rate).
 // Comm:     none; see ExpertShard.
 // Empty:    an expert without a row runs on none: its gradient is zero.
 // Source:   Jiang et al. 2024, arXiv 2401.04088 (the block); Fedus et al. 2022,
@@ -35,13 +41,13 @@
 
 namespace tessera::nn {
 
+enum class BalanceOver { kSample, kLayer, kBatch };
+
 // How evenly tokens went to experts. Sums over samples and layers, undefined
 // before the first layer. With an ExpertShard: this rank's part of them.
 struct Balance {
-  // Of E * sum over experts of f_e P_e, where f_e is the share of the sample's
-  // tokens that chose e (these add up to k), P_e the mean of p_e over them. k
-  // where the load is even, which is the least. Of one sample it does not
-  // depend on micro-batches or the mesh.
+  // Of the balance loss, which a mean over a micro-batch counts once for each
+  // of its samples.
   at::Tensor loss;
   // What training adds to its loss: aux_loss times that, and z_loss times the
   // mean over tokens of log(sum exp z_e)^2. Undefined where both weigh nothing.
@@ -49,7 +55,20 @@ struct Balance {
   // (layers with experts, E + 2) fp64, of each layer: rows by expert; choices
   // that were dropped; and the entropy of p, in nats, summed over tokens.
   at::Tensor counts;
+  // Of kBatch alone, until settle(): what shares by expert are multiplied with.
+  at::Tensor pulls = {};  // (E)
+  double weight = 0;      // of what comes of it, in the penalty
 };
+
+// Of kBatch: which tokens of a micro-batch chose what, in all layers. Forwards
+// fill it in; it is whole when the last layer's has run.
+struct BatchLoad {
+  std::vector<at::Tensor> shares = {};  // f of each layer: (E)
+};
+
+// With the loads of all layers: `loss` and `penalty` of what kBatch left open.
+// Does nothing elsewhere.
+void settle(Balance& balance, const BatchLoad& load);
 
 struct MoeOptions {
   RouterOptions router;
@@ -57,6 +76,7 @@ struct MoeOptions {
   int64_t shared_width = 0;    // F of what is shared; 0: nothing is
   double capacity_factor = 0;  // 0: dropless
   bool has_bias = false, moves_bias = false;
+  BalanceOver balance = BalanceOver::kSample;
   double aux_loss = 0, z_loss = 0;
   int64_t layer = 0, layers = 1;  // which one this is, of those with experts
 };
@@ -96,6 +116,8 @@ struct ExpertShard {
   int64_t sample_part = 0;
   std::function<void(const at::Tensor&)> sum_samples = {};
   std::function<at::Tensor(const at::Tensor&)> gather_samples = {};
+  // Adds up what all ranks with other tokens of the micro-batch give it.
+  std::function<void(const at::Tensor&)> sum_batch = {};
   // So many ranks route the same tokens, this one as number `copy`.
   int64_t copies = 1;
   int64_t copy = 0;
@@ -105,13 +127,17 @@ struct ExpertShard {
   Region region = {};  // before the gate; and y from the copies' parts of it
 };
 
+// What a mixture hears of its tokens.
+struct MoeTokens {
+  Positions positions = {};    // none: in generation, which drops nothing
+  Balance* balance = nullptr;  // is added to; null: nobody asks
+  BatchLoad* load = nullptr;   // of a training step
+};
+
 class Moe : public Block {
  public:
   explicit Moe(const MoeOptions& options);
-  // Of tokens at these positions of their samples; none: in generation, which
-  // drops nothing. Adds to `balance` unless it is null.
-  at::Tensor forward(const at::Tensor& x, const Positions& positions = {},
-                     Balance* balance = nullptr) const;
+  at::Tensor forward(const at::Tensor& x, const MoeTokens& of = {}) const;
 
   void set_shard(ExpertShard shard) { shard_ = std::move(shard); }
   const ExpertShard& shard() const { return shard_; }
@@ -128,9 +154,16 @@ class Moe : public Block {
   }
   at::Tensor destinations(const at::Tensor& choices,
                           const Positions& positions) const;
-  void add_balance(Balance& balance, const Routing& routing,
-                   const at::Tensor& products, const at::Tensor& places,
-                   int64_t samples) const;
+  at::Tensor rows_by_sample(const Routing& routing, int64_t samples) const;
+  void count_batch(BatchLoad& load, const Routing& routing) const;
+  at::Tensor shares_of_batch(const Routing& routing) const;
+  void add_balance(const MoeTokens& tokens, const Routing& routing,
+                   const at::Tensor& products, int64_t samples) const;
+  at::Tensor balance_loss(const Routing& routing, int64_t samples) const;
+  // Of all ranks, where so many are here; each copy has a part of their sum.
+  double tokens_of_sample(int64_t tokens) const {
+    return static_cast<double>(tokens * shard_.sample_parts * shard_.copies);
+  }
   void add_counts(Balance& balance, const Routing& routing,
                   const at::Tensor& places) const;
   at::Tensor mix(const at::Tensor& tokens, const Routing& routing,

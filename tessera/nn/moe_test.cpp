@@ -101,8 +101,8 @@ TEST(Moe, BalanceOfEvenAndOneSidedLoads) {
     moe->gate()->weight().zero_();
     moe->gate()->weight()[2].fill_(scale);
     Balance balance;
-    moe->forward(at::ones({3, 8, kWidth}, at::kDouble), {}, &balance);
-    moe->forward(at::ones({1, 8, kWidth}, at::kDouble), {}, &balance);
+    moe->forward(at::ones({3, 8, kWidth}, at::kDouble), {.balance = &balance});
+    moe->forward(at::ones({1, 8, kWidth}, at::kDouble), {.balance = &balance});
     EXPECT_NEAR(balance.loss.item<double>(), 4 * loss, 1e-12);
     const at::Tensor load = balance.counts[0].narrow(0, 0, kExperts);
     EXPECT_EQ(load.sum().item<double>(), 32);

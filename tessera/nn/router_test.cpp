@@ -98,7 +98,8 @@ TEST(Moe, WhatIsDroppedAddsNothing) {
   moe->gate()->weight()[2].fill_(10);
   const at::Tensor x = sample(8).abs();
   Balance balance;
-  const at::Tensor y = moe->forward(x, {{0, 8}}, &balance);
+  const at::Tensor y =
+      moe->forward(x, {.positions = {{0, 8}}, .balance = &balance});
   const at::Tensor whole = moe->forward(x);
   EXPECT_TRUE(at::allclose(y.narrow(1, 0, 2), whole.narrow(1, 0, 2)));
   EXPECT_EQ(y.narrow(1, 2, 6).abs().sum().item<double>(), 0);
@@ -111,7 +112,7 @@ TEST(Moe, TheGradientOfTheBiasIsTheExcessOfChoices) {
       make({.router = {.top_k = 2}, .has_bias = true, .moves_bias = true});
   Balance balance;
   const at::Tensor x = sample(6);
-  (3 * moe->forward(x, {}, &balance).sum()).backward();
+  (3 * moe->forward(x, {.balance = &balance}).sum()).backward();
   const at::Tensor load = balance.counts[0].narrow(0, 0, kExperts);
   EXPECT_TRUE(at::equal(moe->bias().grad(), load - 6 * 2.0 / kExperts));
 }
@@ -130,11 +131,38 @@ TEST(Moe, PenaltyIsTheWeightedLossAndTheSquaredLogSumExp) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = sample(5);
   Balance balance;
-  moe->forward(x, {}, &balance);
+  moe->forward(x, {.balance = &balance});
   const at::Tensor z = moe->gate()->forward(x[0]).logsumexp(-1);
   EXPECT_NEAR(balance.penalty.item<double>(),
               (0.5 * balance.loss + 2 * z.square().mean()).item<double>(),
               1e-12);
+}
+
+// As transformers has it: a product of means over all layers.
+TEST(Moe, ABalanceOfABatchIsOfAllLayersTogether) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = at::cat({sample(5), -sample(5)});
+  Balance balance;
+  BatchLoad load;
+  at::Tensor probabilities = at::zeros({kExperts}, at::kDouble);
+  at::Tensor chosen = at::zeros({kExperts}, at::kDouble);
+  for (int64_t layer = 0; layer < 2; ++layer) {
+    const auto moe = make({.balance = BalanceOver::kBatch,
+                           .aux_loss = 0.5,
+                           .layer = layer,
+                           .layers = 2});
+    moe->gate()->weight().mul_(static_cast<double>(1 + 40 * layer));
+    moe->forward(x, {.balance = &balance, .load = &load});
+    const at::Tensor p = at::softmax(moe->gate()->forward(x.flatten(0, 1)), -1);
+    probabilities += p.sum(0);
+    chosen += balance.counts[layer].narrow(0, 0, kExperts);
+  }
+  EXPECT_FALSE(balance.loss.defined());
+  settle(balance, load);
+  const at::Tensor loss = (probabilities / 20 * (chosen / 20)).sum() * kExperts;
+  // Once for each sample and layer, as a mean over these wants it.
+  EXPECT_NEAR(balance.loss.item<double>(), 4 * loss.item<double>(), 1e-12);
+  EXPECT_NEAR(balance.penalty.item<double>(), 2 * loss.item<double>(), 1e-12);
 }
 
 }  // namespace

@@ -29,11 +29,11 @@ using detail::Json;
 
 // Keys of the model that decide no tensor.
 constexpr std::string_view kOfNoTensor[] = {
-    "from",          "load_weights",        "dropout",       "norm_eps",
-    "rope_theta",    "lora.from",           "lora.alpha",    "moe.aux_loss",
-    "moe.top_k",     "moe.score",           "moe.normalize", "moe.scale",
-    "moe.groups",    "moe.capacity_factor", "moe.z_loss",    "moe.bias_rate",
-    "moe.top_groups"};
+    "from",           "load_weights",        "dropout",       "norm_eps",
+    "rope_theta",     "lora.from",           "lora.alpha",    "moe.aux_loss",
+    "moe.top_k",      "moe.score",           "moe.normalize", "moe.scale",
+    "moe.groups",     "moe.capacity_factor", "moe.z_loss",    "moe.bias_rate",
+    "moe.top_groups", "moe.balance"};
 
 // Each parameter's shape, and those that are trained.
 using Shapes = std::map<std::string, std::vector<int64_t>>;

@@ -32,7 +32,25 @@ parallel::pipeline::PipelineConfig without_stages(
   return {.schedule = pipeline.schedule};
 }
 
+// A balance over micro-batches wants the mesh's: one rank has these where each
+// is a run of samples.
+void check_microbatches(const RunConfig& config) {
+  const auto& balance = config.model.moe.balance;
+  TS_CHECK_CONFIG(balance == "sample" || accumulation(config) == 1 ||
+                      data_parallel_degree(config) == 1,
+                  "model.moe.balance ", balance,
+                  " is over the samples of a micro-batch, "
+                  "which on ",
+                  data_parallel_degree(config), " data-parallel ranks, ",
+                  accumulation(config),
+                  " times a step, are others than on one rank: there "
+                  "is nothing to compare with. Use batch.micro ",
+                  config.batch.global / data_parallel_degree(config),
+                  ", or model.moe.balance sample.");
+}
+
 RunConfig on_one_rank(RunConfig config) {
+  const int64_t samples = data_parallel_degree(config);
   const auto order = config.mesh.order;
   config.mesh = {};
   config.mesh.dp = config.mesh.dp_replicate = config.mesh.dp_shard = 1;
@@ -41,7 +59,11 @@ RunConfig on_one_rank(RunConfig config) {
   config.tensor = {};
   config.pipeline = without_stages(config.pipeline);
   config.recompute = {};
-  config.batch.micro = config.batch.global;  // nothing is accumulated
+  if (config.model.moe.balance == "sample") {
+    config.batch.micro = config.batch.global;  // nothing is accumulated
+  } else {
+    config.batch.micro *= samples;
+  }
   config.batch.rows = {};
   return config;
 }
@@ -110,6 +132,7 @@ Without without_reader(RunConfig config) {
 // A pipeline lives by its micro-batches.
 Without without_accumulation(RunConfig config) {
   if (accumulation(config) == 1 || config.mesh.pp > 1) return {};
+  if (config.model.moe.balance != "sample") return {};
   const int64_t count = accumulation(config);
   config.batch.micro *= count;
   for (int64_t& rows : config.batch.rows) rows *= count;
@@ -289,6 +312,7 @@ Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
   // In fp64 other orders of sums change no rounding to a narrow type.
   if (precision != "fp64") wide.optimizer.state_dtype = "auto";
   wide.orthogonalised_in_bf16 = false;
+  check_microbatches(wide);
   const RunConfig one = on_one_rank(wide);
   const Probe probe{.steps = steps, .passes = engine::passes_chosen()};
   const Control control = detail::record(one, probe);

@@ -98,6 +98,10 @@ inline ModelConfig gated_experts() {
   model.moe.bias_balance = true;
   return model;
 }
+inline ModelConfig balanced(ModelConfig model, const char* over) {
+  model.moe.balance = over;
+  return model;
+}
 inline ModelConfig latent() {
   ModelConfig model = dense("deepseek_v3");
   model.ffn = 96;
@@ -237,6 +241,16 @@ inline std::vector<Case> cases_of_experts() {
       {"cp 2, ep 4", experts_and_dense(), mixed, zero(2), 3},
       {"gated, cp 2, ep 4", gated_experts(), mixed, zero(2), 3},
       {"gated, etp 2, ep 2", gated_experts(), cut, plain(), 3},
+      {"layer, cp 2, ep 4", balanced(gated_experts(), "layer"), mixed, zero(2),
+       3},
+      {"layer, etp 2, ep 2", balanced(moe, "layer"), cut, plain(), 3},
+      {"batch, cp 2, ep 4", balanced(experts_and_dense(), "batch"), mixed,
+       zero(2), 3},
+      {"batch, sp 2, ep 2",
+       balanced(experts_and_dense(), "batch"),
+       {.tp = 2, .ep = 2},
+       sequence(),
+       1},
       {"deepseek, sp 2, ep 2", latent(), {.tp = 2, .ep = 2}, sequence(), 1},
       {"all of it", moe, all, whole, 21},
   };

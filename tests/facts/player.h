@@ -107,11 +107,12 @@ class Player {
     }
     int64_t before = restart();
     nn::Balance balance;
-    at::Tensor output =
-        model_->forward_unit(unit, input, step_tokens(), &balance);
+    models::Tokens tokens = step_tokens();
+    at::Tensor output = model_->forward_unit(unit, input, tokens, &balance);
     found.alive = monitor::tensor_bytes().now - before;
     found.forward_peak = monitor::tensor_bytes().peak - before;
     found.forward_calls = calls();
+    nn::settle(balance, *std::exchange(tokens.load, {}));
 
     std::vector<at::Tensor> roots = {output};
     std::vector<at::Tensor> gradients = {at::empty_like(output).zero_()};
@@ -208,7 +209,9 @@ class Player {
   int64_t samples() const { return case_.options.samples; }
   int64_t tokens() const { return case_.options.seq_len / case_.degrees.cp; }
 
-  models::Tokens step_tokens() const { return {tokens(), {}, nn::Draw{}}; }
+  models::Tokens step_tokens() const {
+    return {tokens(), {}, nn::Draw{}, std::make_shared<nn::BatchLoad>()};
+  }
 
   // Bytes alive; peak and counters begin again.
   int64_t restart() {
@@ -280,6 +283,7 @@ inline std::vector<int64_t> Player::run_all() {
   std::vector<int64_t> alive;
   std::vector<at::Tensor> inputs, outputs;
   std::vector<nn::Balance> balances(units.size());
+  const models::Tokens tokens = step_tokens();
   const int64_t before = restart();
   const auto note = [&] {
     alive.push_back(monitor::tensor_bytes().now - before);
@@ -287,15 +291,16 @@ inline std::vector<int64_t> Player::run_all() {
   for (size_t i = 0; i < units.size(); ++i) {
     inputs.push_back(i == 0 ? input_of(units[0]) : outputs.back().detach());
     if (units[i] > 0) inputs.back().requires_grad_();
-    outputs.push_back(model_->forward_unit(units[i], inputs.back(),
-                                           step_tokens(), &balances[i]));
+    outputs.push_back(
+        model_->forward_unit(units[i], inputs.back(), tokens, &balances[i]));
     note();
   }
   at::Tensor gradient = at::zeros_like(outputs.back());
   for (size_t i = units.size(); i-- > 0;) {
     std::vector<at::Tensor> roots = {std::exchange(outputs[i], {})};
     std::vector<at::Tensor> gradients = {std::exchange(gradient, {})};
-    const nn::Balance balance = std::exchange(balances[i], {});
+    nn::Balance balance = std::exchange(balances[i], {});
+    nn::settle(balance, *tokens.load);
     if (balance.penalty.defined()) {
       roots.push_back(balance.penalty);
       gradients.emplace_back();

@@ -79,6 +79,7 @@ def test_what_is_dropped_is_counted_and_alike_on_a_mesh(program, skewed, tmp_pat
     ({"top_k": 9}, ["model.moe.top_k (9)", "Use 8 or less"]),
     ({"first_dense": 3}, ["model.moe.first_dense (3)", "Use 2 or less"]),
     ({"score": "linear"}, ["model.moe.score", "softmax", "sigmoid"]),
+    ({"balance": "tokens"}, ["model.moe.balance", "sample", "layer", "batch"]),
 ])
 def test_bad_input_is_refused_before_ranks_start(program, skewed, tmp_path, moe, said):
     _, done = lines_of(program, skewed, tmp_path, moe, "--nproc", "2", check=False)
@@ -86,6 +87,17 @@ def test_bad_input_is_refused_before_ranks_start(program, skewed, tmp_path, moe,
     for words in said:
         assert words in done.stderr, done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--mesh.pp=2", "--nproc=2"], ["model.moe.balance batch", "all 3 layers", "Use mesh.pp 1"]),
+    (["--mesh.dp=2", "--mesh.data_parallel=dp"], ["model.moe.balance is batch", "Use sample"]),
+])
+def test_a_balance_that_a_mesh_cannot_have_is_refused(program, skewed, tmp_path, arguments, said):
+    _, done = lines_of(program, skewed, tmp_path, {"balance": "batch", "aux_loss": 0.1}, *arguments, check=False)
+    assert done.returncode == 78, done.stderr
+    for words in said:
+        assert words in done.stderr, done.stderr
 
 
 def test_latent_attention_is_of_its_families(program, skewed, tmp_path):

@@ -160,7 +160,13 @@ MESHES |= {
 # What a gate may do beside: capacities count a sample's tokens wherever they are.
 CAPACITY = {"capacity_factor": 1.0, "z_loss": 0.01}
 BIAS = {"bias_balance": True, "bias_rate": 0.05, "score": "sigmoid", "scale": 2.0, "groups": 2}
+LAYER, OF_BATCH = {"balance": "layer"}, {"balance": "batch"}
 SHARED = {"shared_experts": 2, "ffn": 10, "first_dense": 1, "normalize": False}
+
+
+def at_once(ranks):
+    """The batch is one micro-batch."""
+    return {"batch": {"global": 12, "micro": 12 // ranks}}
 
 
 def gated(moe, **more):
@@ -183,6 +189,12 @@ MESHES |= {f"experts, {name}": (world, model, sections) for name, world, model, 
         "mesh": {"pp": 2, "tp": 2, "ep": 2}, "pipeline": {"schedule": "zb_h1"}}),
     ("bias: cp 2 x sp 2, etp 2 x zero 2", 8, gated(BIAS), {
         "mesh": {"dp": 2, "cp": 2, "tp": 2, "etp": 2}, **SP, **zero(2)}),
+    ("layer: dp 3 x sp 2, ep 2", 6, gated(LAYER), {"mesh": {"dp": 3, "tp": 2, "ep": 2}, **SP, **at_once(3)}),
+    ("layer: pp 2 x dp 2 x cp 2, ep 4", 8, gated(LAYER), {"mesh": {"pp": 2, "dp": 2, "cp": 2, "ep": 4}, **at_once(2)}),
+    ("batch: zero 3 x tp 2, ep 4, recompute", 4, gated(OF_BATCH), {
+        "mesh": {"dp": 2, "tp": 2, "ep": 4}, **zero(3), "recompute": {"mode": "block"}, **at_once(2)}),
+    ("batch: dp 2 x cp 2 x sp 2, etp 2", 8, gated(OF_BATCH, ffn=13, layers=4), {
+        "mesh": {"dp": 2, "cp": 2, "tp": 2, "etp": 2}, **SP, **at_once(2)}),
     ("shared: ep 2 x zero 3", 4, gated(SHARED, layers=3), {"mesh": {"dp": 4, "ep": 2}, **zero(3)}),
     ("shared: sp 2, ep 2 x pp 2", 4, gated(SHARED, layers=4), {"mesh": {"pp": 2, "tp": 2, "ep": 2}, **SP}),
     ("shared: tp 2, etp 2", 2, gated(SHARED, layers=3), {"mesh": {"tp": 2, "etp": 2}}),

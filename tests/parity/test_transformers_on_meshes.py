@@ -130,7 +130,32 @@ def test_eight_steps(program, peers, tmp_path, name, mesh):
     assert ours == pytest.approx(theirs, rel=2e-5)
 
 
-# Theirs is of all samples and layers at once, ours a mean of one by one: with one of each they are the same.
+# Theirs is of all samples and layers at once: so is ours of a batch.
+@pytest.mark.parametrize("world, arguments", [
+    (1, []), (2, ["--mesh.dp=2"]), (2, ["--mesh.tp=2"]), (2, ["--mesh.cp=2"]), (2, ["--mesh.dp=2", "--mesh.ep=2"]),
+    (4, ["--mesh.dp=2", "--mesh.tp=2", "--mesh.ep=4", *SP, "--recompute.mode=block", "--zero.stage=3"])],
+    ids=["one rank", "dp 2", "tp 2", "cp 2", "ep 2", "dp 2 x sp 2, ep 4"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_eight_steps_with_the_auxiliary_loss_of_a_batch(program, tmp_path, name, world, arguments):
+    weight = 0.1
+    config = CONFIGS[name]()
+    config.router_aux_loss_coef, config.output_router_logits = weight, True
+    model = make_model(config, 3)
+    ids = made_folder(tmp_path, model)
+    path = configuration_of(tmp_path, tmp_path)
+    samples = SAMPLES // (2 if "--mesh.dp=2" in arguments else 1)
+    train(program, path, "--nproc", str(world), "--ranks", "threads", "--model.moe.balance=batch",
+          f"--batch.micro={samples}", *arguments)
+    theirs = []
+    for output, loss in steps_of_transformers(model, ids):
+        (loss + weight * output.aux_loss).backward()
+        theirs.append((loss.item(), output.aux_loss.item()))
+    lines = metrics(tmp_path)
+    assert [line["loss"] for line in lines] == pytest.approx([loss for loss, _ in theirs], rel=2e-5)
+    assert [line["aux_loss"] for line in lines] == pytest.approx([aux for _, aux in theirs], rel=2e-5)
+
+
+# Of a sample and a layer ours is a mean of one by one: with one of each they are the same.
 @pytest.mark.parametrize("world, arguments", [
     (1, []), (4, ["--mesh.cp=2", "--mesh.tp=2", "--mesh.ep=4", *SP]),
     (4, ["--mesh.cp=2", "--mesh.tp=2", "--mesh.ep=2", "--mesh.etp=2"])],

@@ -43,6 +43,7 @@ struct ExpertShard {
   ExpertDispatch dispatch = {};
   // Of so many numbers of the wide type.
   std::function<void(const Operators& ops, int64_t numel)> sum_samples = {};
+  std::function<void(const Operators& ops, int64_t numel)> sum_batch = {};
   int64_t sample_parts = 1;
   // Until so many numbers are there.
   std::function<void(const Operators& ops, int64_t numel)> gather_samples = {};

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "tessera/mesh/layout.h"
+#include "tessera/parallel/expert/expert_parallel.h"
 
 namespace tessera::parallel::expert {
 namespace {
@@ -54,12 +55,18 @@ void apply(models::trace::TracedModel& model, const TracedOptions& options,
           return dispatch(ops, rows, config, ep, received, run);
         };
   }
-  const auto share_samples = [&](const std::vector<Axis>& axes) {
-    const Ranks ranks = models::trace::along(mesh, axes);
-    if (ranks.size == 1) return;
-    shard.sum_samples = [ranks](const Operators& ops, int64_t numel) {
+  using Sum = std::function<void(const Operators& ops, int64_t numel)>;
+  const auto sum_over = [](const Ranks& ranks) -> Sum {
+    return [ranks](const Operators& ops, int64_t numel) {
       ops.tape().collective("all_reduce", ranks.axes, numel * ops.wide());
     };
+  };
+  const auto share_samples = [&](const std::vector<Axis>& axes) {
+    const Ranks batch = models::trace::along(mesh, axes_of_batch(axes));
+    if (batch.size > 1) shard.sum_batch = sum_over(batch);
+    const Ranks ranks = models::trace::along(mesh, axes);
+    if (ranks.size == 1) return;
+    shard.sum_samples = sum_over(ranks);
     shard.sample_parts = ranks.size;
     shard.gather_samples = [ranks](const Operators& ops, int64_t numel) {
       ops.tape().collective("all_gather", ranks.axes, numel * kNumberBytes);

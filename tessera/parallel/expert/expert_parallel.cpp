@@ -26,7 +26,7 @@ void set_layout(const nn::Parameter& parameter, const mesh::DeviceMesh& mesh) {
   }
 }
 
-nn::ExpertShard shard_of(const ExpertOptions& options,
+nn::ExpertShard shard_of(const ExpertOptions& options, bool balances_batch,
                          const mesh::DeviceMesh& mesh,
                          comm::Communicator& ranks) {
   const auto group = [&](const std::vector<Axis>& axes) {
@@ -64,15 +64,18 @@ nn::ExpertShard shard_of(const ExpertOptions& options,
       return dispatch(rows, counts, run, *exchange);
     };
   }
+  std::vector<Axis> axes = options.sample_axes;
   // The hidden states between blocks are this rank's own tokens already.
-  if (options.sequence_parallel && whole_experts) {
-    std::vector<Axis> axes = options.sample_axes;
-    axes.push_back(Axis::kTp);
-    share_samples(group(axes));
-    return shard;
+  const bool has_own_tokens = options.sequence_parallel && whole_experts;
+  if (has_own_tokens) axes.push_back(Axis::kTp);
+  if (!axes.empty()) share_samples(group(axes));
+  if (balances_batch) {
+    comm::Group* batch = group(axes_of_batch(axes));
+    shard.sum_batch = [batch](const at::Tensor& counts) {
+      batch->all_reduce(counts, comm::ReduceOp::kSum, comm::Mode::kBlocking);
+    };
   }
-  if (!options.sample_axes.empty()) share_samples(group(options.sample_axes));
-  if (mesh.degree(Axis::kTp) == 1) return shard;
+  if (has_own_tokens || mesh.degree(Axis::kTp) == 1) return shard;
   shard.copies = mesh.degree(Axis::kTp);
   shard.copy = mesh.coord_of(ranks.rank())[Axis::kTp];
   shard.shares_tokens = whole_experts;
@@ -94,11 +97,31 @@ void check_capacity(const models::MoeConfig& moe, int64_t seq_len) {
       " or more, or 0, which drops none.");
 }
 
+// What a layer behind another stage routes is not known here.
+void check_balance(const models::ModelConfig& model,
+                   const mesh::DeviceMesh& mesh) {
+  const int64_t layers = model.layers_with_experts();
+  TS_CHECK_CONFIG(model.moe.balance != "batch" || mesh.degree(Axis::kPp) == 1 ||
+                      layers <= 1,
+                  "model.moe.balance batch multiplies means over all ", layers,
+                  " layers with experts, which mesh.pp ",
+                  mesh.degree(Axis::kPp),
+                  " has on several stages. Use mesh.pp 1, or model.moe.balance "
+                  "layer, whose "
+                  "means are those of a layer, or sample.");
+}
+
 }  // namespace
+
+std::vector<mesh::Axis> axes_of_batch(std::vector<mesh::Axis> sample_axes) {
+  sample_axes.insert(sample_axes.begin(), {Axis::kDpReplicate, Axis::kDpShard});
+  return sample_axes;
+}
 
 void check(const models::ModelConfig& model, int64_t seq_len,
            const mesh::DeviceMesh& mesh) {
   check_capacity(model.moe, seq_len);
+  check_balance(model, mesh);
   const int64_t ep = mesh.degree(Axis::kEp);
   if (ep == 1) return;
   TS_CHECK_CONFIG(
@@ -127,7 +150,8 @@ void place(models::Model& model, const mesh::DeviceMesh& mesh) {
 void apply(models::Model& model, const ExpertOptions& options,
            const mesh::DeviceMesh& mesh, comm::Communicator& ranks) {
   if (model.config().layers_with_experts() == 0) return;
-  model.set_experts(shard_of(options, mesh, ranks));
+  const bool balances_batch = model.config().moe.balance != "sample";
+  model.set_experts(shard_of(options, balances_batch, mesh, ranks));
 }
 
 }  // namespace tessera::parallel::expert

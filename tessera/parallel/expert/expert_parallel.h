@@ -11,7 +11,8 @@
 //         experts.
 // Comm:   over ep of each layer an all_gather of E counts, and an all_to_all of
 //         rows each way, again in backward; where a Balance is asked for an
-//         all_reduce of (B, E) over the ranks that share samples, and with a
+//         all_reduce of (B, E) over the ranks that share samples, or of (E)
+//         over all that have other tokens of the micro-batch; and with a
 //         capacity an all_gather of choices and places, (B, T, k + 1). A rank
 //         whose experts get no row calls the same. Along tp what an MLP does:
 //         with etp = tp, or without sequence parallelism, an all_reduce of (B,
@@ -40,6 +41,10 @@ struct ExpertOptions {
   bool sequence_parallel = false;
   nn::Region region = {};  // around what the ranks of tp compute parts of
 };
+
+// Along which ranks have other tokens of a micro-batch of all ranks: those of
+// its samples, and other samples.
+std::vector<mesh::Axis> axes_of_batch(std::vector<mesh::Axis> sample_axes);
 
 // Whether experts divide by ep, and each takes a token of a sample. REQUIRES: a
 // complete configuration.

@@ -135,21 +135,25 @@ void UnitTracer::add_balance(const Routing& routing) {
   if (!tape.records()) return;
   const MoeConfig& moe = config_.moe;
   const int64_t all = routing.probabilities.numel;
-  const int64_t cells = model_.samples * moe.experts;
-  const Memory rows = ops_.wides(cells);
+  const ExpertShard& shard = model_.expert_shard;
+  const bool of_samples = moe.balance == "sample";
+  const bool of_batch = moe.balance == "batch";  // by expert, until all ran
+  const int64_t cells = (of_samples ? model_.samples : 1) * moe.experts;
+  Memory rows = ops_.wides(cells);
   {
     const Memory entropy = ops_.wides(all);
   }
   load_ = ops_.numbers(config_.layers_with_experts() * (moe.experts + 2));
-  const auto& sum_samples = model_.expert_shard.sum_samples;
-  if (sum_samples) sum_samples(ops_, cells);
+  const auto& sum = of_samples ? shard.sum_samples : shard.sum_batch;
+  if (sum) sum(ops_, cells);
+  if (!of_samples) rows = ops_.wides(cells);  // their shares
   balance_ = {};
   if (moe.aux_loss > 0) {
-    balance_ =
-        tape.record(ops_.wides(1), 1, {routing.probabilities}, {rows},
-                    [this, all](const Memory& gradient) -> std::vector<Memory> {
-                      return {ops_.wides(all)};
-                    });
+    balance_ = tape.record(
+        ops_.wides(of_batch ? moe.experts : 1), 1, {routing.probabilities},
+        {rows}, [this, all](const Memory& gradient) -> std::vector<Memory> {
+          return {ops_.wides(all)};
+        });
   }
   if (moe.z_loss == 0) return;
   const int64_t n = all / moe.experts;
