@@ -347,6 +347,7 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
   };
   take_unless_set(model.moe.aux_loss, folder.moe.aux_loss,
                   "model.moe.aux_loss");
+  take(model.moe.noise, folder.moe.noise, "model.moe.noise", origins);
   take_unless_set(model.moe.balance, folder.moe.balance, "model.moe.balance");
   take_unless_set(model.moe.z_loss, folder.moe.z_loss, "model.moe.z_loss");
   take_unless_set(model.moe.bias_balance, folder.moe.bias_balance,
@@ -551,9 +552,9 @@ std::vector<std::string> without_effect(const RunConfig& config,
         "model.moe.ffn", "model.moe.score", "model.moe.normalize",
         "model.moe.scale", "model.moe.groups", "model.moe.top_groups",
         "model.moe.capacity_factor", "model.moe.shared_experts",
-        "model.moe.balance", "model.moe.aux_loss", "model.moe.z_loss",
-        "model.moe.bias_balance", "model.moe.bias_rate", "zero.expert_stage",
-        "mesh.etp"}) {
+        "model.moe.noise", "model.moe.balance", "model.moe.aux_loss",
+        "model.moe.z_loss", "model.moe.bias_balance", "model.moe.bias_rate",
+        "zero.expert_stage", "mesh.etp"}) {
     note(config.model.moe.experts == 0, key,
          "is not used by a model without experts");
   }

@@ -113,6 +113,7 @@ nn::MoeOptions moe_options(const ModelConfig& config, int64_t layer) {
           .capacity_factor = moe.capacity_factor,
           .has_bias = config.has_score_bias(),
           .moves_bias = moe.bias_balance,
+          .has_noise = moe.noise,
           .balance = moe.balance == "batch"   ? nn::BalanceOver::kBatch
                      : moe.balance == "layer" ? nn::BalanceOver::kLayer
                                               : nn::BalanceOver::kSample,
@@ -228,14 +229,15 @@ at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
                         {tokens.document_starts, dropout.weights}},
                        {.positions = expert_positions(block, tokens.length),
                         .balance = balance,
-                        .load = tokens.load.get()},
+                        .load = tokens.load.get(),
+                        .draw = tokens.draw ? &*tokens.draw : nullptr},
                        /*cache=*/nullptr, again, dropout);
 }
 
 // Of the tokens that its gate sees.
 nn::Positions Decoder::expert_positions(const DecoderBlock& block,
                                         int64_t length) const {
-  if (!block.moe() || config().moe.capacity_factor == 0) return {};
+  if (!block.moe() || !block.moe()->needs_positions()) return {};
   return block.moe()->shard().region.enter ? runs_of(0, length)
                                            : runs_here(0, length);
 }

@@ -4,7 +4,7 @@
 // Names:  embed.tokens, embed.positions, blocks.N.{attention_norm,
 //         attention.{q, k, v, o, q_norm, k_norm}, or of latent attention
 //         attention.{q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b, o}, mlp_norm,
-//         mlp.{gate, up, down}, moe.{gate, score_bias}, moe.{experts,
+//         mlp.{gate, up, down}, moe.{gate, noise, score_bias}, moe.{experts,
 //         shared}.{gate, up, down}}, final_norm, head. With tied embeddings
 //         there is no head: embed.tokens serves.
 // Seams:  see Model. Every block has the same.

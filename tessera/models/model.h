@@ -49,9 +49,10 @@ struct VocabularyShard {
 
 // The tokens that the input of a unit is of.
 struct Tokens {
-  int64_t length = 0;                 // T
-  at::Tensor document_starts = {};    // see nn::Sight
-  std::optional<nn::Draw> draw = {};  // of a step; else nothing is dropped
+  int64_t length = 0;               // T
+  at::Tensor document_starts = {};  // see nn::Sight
+  // Of a step; else nothing is dropped, and gates have no noise.
+  std::optional<nn::Draw> draw = {};
   // Of a step's micro-batch: what its layers tell each other.
   std::shared_ptr<nn::BatchLoad> load = {};
 };

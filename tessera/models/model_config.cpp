@@ -59,12 +59,14 @@ void MoeConfig::declare(config::Section& section) {
            "experts that every token goes to, beside the others")
       .at_least(0)
       .at_most(kMaxExperts);
+  section.key("noise", noise,
+              "training adds normal noise to the gate's products, of a size "
+              "that it learns for each token and expert");
   section
-      .key(
-          "balance", balance,
-          "tokens whose load the balancing loss is of: those of a sample, of a "
-          "micro-batch of all ranks in a layer, or of a batch of all layers, "
-          "as in transformers")
+      .key("balance", balance,
+           "tokens whose load the balancing loss is of: those of a sample, of "
+           "a micro-batch in a layer, or of one in all layers, as in "
+           "transformers")
       .one_of({"sample", "layer", "batch"});
   section
       .key("aux_loss", aux_loss,

@@ -28,6 +28,7 @@ struct MoeConfig {
   int64_t top_groups = 1;
   double capacity_factor = 0.0;  // 0: no token is dropped
   int64_t shared_experts = 0;
+  bool noise = false;
   std::string balance = "sample";
   double aux_loss = 0.01;
   double z_loss = 0.0;

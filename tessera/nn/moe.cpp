@@ -121,6 +121,13 @@ Moe::Moe(const MoeOptions& options) : options_(options) {
       "gate", std::make_shared<Linear>(LinearOptions{
                   options.expert.width, experts,
                   /*bias=*/false, options.expert.init_std, Role::router()}));
+  if (options.has_noise) {
+    // From zeros, as in the paper: the same for every token at first.
+    noise_ =
+        register_module("noise", std::make_shared<Linear>(LinearOptions{
+                                     options.expert.width, experts,
+                                     /*bias=*/false, 0.0, Role::router()}));
+  }
   if (options.has_bias) {
     bias_ = declare_parameter("score_bias", {experts}, Init::zeros(),
                               Role::router());
@@ -139,7 +146,8 @@ at::Tensor Moe::forward(const at::Tensor& input, const MoeTokens& of) const {
   const Region& region = shard_.region;
   const at::Tensor x = region.enter ? region.enter(input) : input;
   const at::Tensor tokens = x.reshape({-1, x.size(-1)});
-  at::Tensor z = products(tokens);
+  at::Tensor z = products(tokens, *gate_);
+  if (noise_ && of.draw) z = noisy(z, tokens, of);
   Routing routing = route(z, bias_, options_.router);
   const at::Tensor places = destinations(
       routing.experts.view({x.size(0), x.size(1), -1}), of.positions);
@@ -155,9 +163,19 @@ at::Tensor Moe::forward(const at::Tensor& input, const MoeTokens& of) const {
   return shared_ ? y + shared_->forward(input) : y;
 }
 
-at::Tensor Moe::products(const at::Tensor& tokens) const {
-  if (tokens.scalar_type() == wide_type(tokens)) return gate_->forward(tokens);
-  return WideProduct::apply(tokens, gate_->weight());
+at::Tensor Moe::products(const at::Tensor& tokens, const Linear& gate) const {
+  if (tokens.scalar_type() == wide_type(tokens)) return gate.forward(tokens);
+  return WideProduct::apply(tokens, gate.weight());
+}
+
+at::Tensor Moe::noisy(const at::Tensor& products, const at::Tensor& tokens,
+                      const MoeTokens& of) const {
+  int64_t length = 0;
+  for (const auto& [first, count] : of.positions) length += count;
+  const at::Tensor normal = gate_noise(
+      *of.draw, options_.layer, of.positions, tokens.size(0) / length,
+      options_.router.experts, products.options());
+  return products + normal * at::softplus(this->products(tokens, *noise_));
 }
 
 // Of what tokens chose, be it dropped: that is what the bias moves.

@@ -76,6 +76,7 @@ struct MoeOptions {
   int64_t shared_width = 0;    // F of what is shared; 0: nothing is
   double capacity_factor = 0;  // 0: dropless
   bool has_bias = false, moves_bias = false;
+  bool has_noise = false;
   BalanceOver balance = BalanceOver::kSample;
   double aux_loss = 0, z_loss = 0;
   int64_t layer = 0, layers = 1;  // which one this is, of those with experts
@@ -132,6 +133,7 @@ struct MoeTokens {
   Positions positions = {};    // none: in generation, which drops nothing
   Balance* balance = nullptr;  // is added to; null: nobody asks
   BatchLoad* load = nullptr;   // of a training step
+  const Draw* draw = nullptr;  // of such a step: what noise is drawn by
 };
 
 class Moe : public Block {
@@ -139,15 +141,23 @@ class Moe : public Block {
   explicit Moe(const MoeOptions& options);
   at::Tensor forward(const at::Tensor& x, const MoeTokens& of = {}) const;
 
+  // Where in its sample a token is, decides what becomes of it.
+  bool needs_positions() const {
+    return options_.capacity_factor > 0 || options_.has_noise;
+  }
+
   void set_shard(ExpertShard shard) { shard_ = std::move(shard); }
   const ExpertShard& shard() const { return shard_; }
   const std::shared_ptr<Linear>& gate() const { return gate_; }
+  const std::shared_ptr<Linear>& noise() const { return noise_; }  // or null
   const std::shared_ptr<Experts>& experts() const { return experts_; }
   const std::shared_ptr<Mlp>& shared() const { return shared_; }  // or null
   const at::Tensor& bias() const { return bias_; }  // or undefined
 
  private:
-  at::Tensor products(const at::Tensor& tokens) const;
+  at::Tensor products(const at::Tensor& tokens, const Linear& gate) const;
+  at::Tensor noisy(const at::Tensor& products, const at::Tensor& tokens,
+                   const MoeTokens& of) const;
   void count_load(Routing& routing) const;
   bool drops(const Positions& positions) const {
     return options_.capacity_factor > 0 && !positions.empty();
@@ -171,7 +181,7 @@ class Moe : public Block {
 
   MoeOptions options_;
   ExpertShard shard_;
-  std::shared_ptr<Linear> gate_;
+  std::shared_ptr<Linear> gate_, noise_;
   std::shared_ptr<Experts> experts_;
   std::shared_ptr<Mlp> shared_;
   at::Tensor bias_;  // (E)

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "tessera/core/random.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -56,6 +57,33 @@ Routing route(const at::Tensor& products, const at::Tensor& bias,
   }
   if (options.scale != 1) routing.weights = routing.weights * options.scale;
   return routing;
+}
+
+at::Tensor gate_noise(const Draw& draw, int64_t layer,
+                      const Positions& positions, int64_t samples,
+                      int64_t experts, const at::TensorOptions& options) {
+  int64_t tokens = 0;
+  for (const auto& [first, length] : positions) tokens += length;
+  const at::Tensor noise =
+      at::empty({samples * tokens, experts},
+                options.device(at::kCPU).requires_grad(false));
+  const auto fill = [&](auto* next) {
+    for (int64_t b = 0; b < samples; ++b) {
+      const random::Stream stream(
+          draw.seed, c10::str("gate noise.", draw.step, ".", layer, ".",
+                              draw.first_sample + b));
+      for (const auto& [first, length] : positions) {
+        stream.fill_normal(next, first * experts, length * experts, 0, 1);
+        next += length * experts;
+      }
+    }
+  };
+  if (noise.scalar_type() == at::kDouble) {
+    fill(noise.mutable_data_ptr<double>());
+  } else {
+    fill(noise.mutable_data_ptr<float>());
+  }
+  return noise.to(options.device());
 }
 
 at::Tensor within_capacity(const at::Tensor& choices, int64_t experts,

@@ -7,17 +7,23 @@
 //
 // Shapes:   z: (N, E); b: (E), or none; of N tokens.
 // Types:    s and what follows in fp32 or wider.
+// Noise:    where a gate has it, in training z = x W^T + n softplus(x N^T): n
+//           is normal, a pure function of seed, step, layer, sample, position
+//           and expert, and so the same on every mesh and when computed again.
 // Ties:     as at::topk breaks them in a row: the same on every mesh.
 // Capacity: of each sample, an expert takes what comes first by position, then
 //           by the token's choice, and so no token pushes out an earlier one.
 // Comm:     none.
-// Source:   Shazeer et al. 2017, arXiv 1701.06538; of the bias and the groups
+// Source:   Shazeer et al. 2017, arXiv 1701.06538 (eqs. 3 to 5; the noise is eq.
+//           4's); of the bias and the groups
 //           DeepSeek-AI 2024, arXiv 2412.19437, eqs. 13 to 16.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+
+#include "tessera/nn/dropout.h"
 
 namespace tessera::nn {
 
@@ -41,6 +47,11 @@ struct Routing {
 // `bias` moves choices alone; it may be undefined.
 Routing route(const at::Tensor& products, const at::Tensor& bias,
               const RouterOptions& options);
+
+// n of tokens at `positions` of `samples` samples: (B T, E), of a wide type.
+at::Tensor gate_noise(const Draw& draw, int64_t layer,
+                      const Positions& positions, int64_t samples,
+                      int64_t experts, const at::TensorOptions& options);
 
 // Which choices are within the capacity of their experts: (B, T, k) of bool,
 // for choices (B, T, k) in the order of positions.

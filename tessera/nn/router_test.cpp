@@ -138,6 +138,48 @@ TEST(Moe, PenaltyIsTheWeightedLossAndTheSquaredLogSumExp) {
               1e-12);
 }
 
+// A part of the tokens, of later samples, has the bits that all have.
+TEST(Router, NoiseIsOfSampleAndPosition) {
+  const auto of = [](int64_t first_sample, const Positions& positions,
+                     int64_t samples, at::ScalarType type) {
+    return gate_noise({.seed = 3, .step = 5, .first_sample = first_sample},
+                      /*layer=*/1, positions, samples, /*experts=*/3, type);
+  };
+  const at::Tensor all = of(4, {{0, 16}}, 2, at::kDouble).view({2, 16, 3});
+  const at::Tensor part = of(5, {{2, 3}, {9, 4}}, 1, at::kDouble);
+  EXPECT_TRUE(at::equal(
+      part, at::cat({all[1].narrow(0, 2, 3), all[1].narrow(0, 9, 4)})));
+  const at::Tensor narrow = of(4, {{0, 16}}, 2, at::kFloat);
+  EXPECT_TRUE(at::equal(narrow, all.view({-1, 3}).to(at::kFloat)));
+  const at::Tensor many = of(0, {{0, 4096}}, 1, at::kDouble);
+  EXPECT_NEAR(many.mean().item<double>(), 0, 0.03);
+  EXPECT_NEAR(many.std().item<double>(), 1, 0.03);
+}
+
+TEST(Moe, NoiseIsAddedInTrainingAlone) {
+  const auto moe = make({.router = {.top_k = 2}, .has_noise = true});
+  const at::NoGradGuard no_grad;
+  moe->noise()->weight().normal_();
+  const at::Tensor x = sample(8);
+  const Draw draw{.seed = 1};
+  Balance balance, plain;
+  const Positions positions = {{0, 8}};
+  moe->forward(x, {.positions = positions, .balance = &balance, .draw = &draw});
+  moe->forward(x, {.positions = positions, .balance = &plain});
+  const auto z = [&](const Linear& gate) { return gate.forward(x[0]); };
+  const at::Tensor noisy = z(*moe->gate()) + gate_noise(draw, 0, positions, 1,
+                                                        kExperts, at::kDouble) *
+                                                 at::softplus(z(*moe->noise()));
+  const auto entropy = [](const at::Tensor& products) {
+    const at::Tensor p = at::softmax(products, -1);
+    return -(p * p.log()).sum().item<double>();
+  };
+  const int64_t last = kExperts + 1;
+  EXPECT_NEAR(balance.counts[0][last].item<double>(), entropy(noisy), 1e-12);
+  EXPECT_NEAR(plain.counts[0][last].item<double>(), entropy(z(*moe->gate())),
+              1e-12);
+}
+
 // As transformers has it: a product of means over all layers.
 TEST(Moe, ABalanceOfABatchIsOfAllLayersTogether) {
   const at::NoGradGuard no_grad;

@@ -98,6 +98,11 @@ inline ModelConfig gated_experts() {
   model.moe.bias_balance = true;
   return model;
 }
+inline ModelConfig noisy_experts() {
+  ModelConfig model = experts();
+  model.moe.noise = true;
+  return model;
+}
 inline ModelConfig balanced(ModelConfig model, const char* over) {
   model.moe.balance = over;
   return model;
@@ -161,6 +166,7 @@ inline std::vector<Case> cases_of_one_rank() {
       {"mixtral", experts(), {}, plain()},
       {"mixtral and dense", experts_and_dense(), {}, plain()},
       {"gated experts", gated_experts(), {}, plain()},
+      {"noisy experts", noisy_experts(), {}, plain()},
       {"deepseek", latent(), {}, plain()},
       {"deepseek fp64", latent(), {}, doubles()},
       {"llama dropout", with_dropout(wide()), {}, two_long()},
@@ -241,6 +247,7 @@ inline std::vector<Case> cases_of_experts() {
       {"cp 2, ep 4", experts_and_dense(), mixed, zero(2), 3},
       {"gated, cp 2, ep 4", gated_experts(), mixed, zero(2), 3},
       {"gated, etp 2, ep 2", gated_experts(), cut, plain(), 3},
+      {"noisy, cp 2, ep 4", noisy_experts(), mixed, zero(2), 3},
       {"layer, cp 2, ep 4", balanced(gated_experts(), "layer"), mixed, zero(2),
        3},
       {"layer, etp 2, ep 2", balanced(moe, "layer"), cut, plain(), 3},

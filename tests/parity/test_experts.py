@@ -138,8 +138,9 @@ def test_adapters_of_shared_experts_alone_are_trained(program, skewed, tmp_path)
     assert len(metrics(tmp_path)) == 4, done.stderr
 
 
-def test_a_folder_that_cannot_say_it_is_refused_by_name(program, skewed, tmp_path):
-    lines_of(program, skewed, tmp_path, {"shared_experts": 1}, "--checkpoint.every=4", steps=4)
+@pytest.mark.parametrize("key, value, said", [("shared_experts", 1, "1"), ("noise", True, "true")])
+def test_a_folder_that_cannot_say_it_is_refused_by_name(program, skewed, tmp_path, key, value, said):
+    lines_of(program, skewed, tmp_path, {key: value}, "--checkpoint.every=4", steps=4)
     done = subprocess.run([program, "convert", "--from", tmp_path / "run", "--to", tmp_path / "out"],
                           capture_output=True, text=True)
-    assert done.returncode == 78 and "model.moe.shared_experts is 1" in done.stderr, done.stderr
+    assert done.returncode == 78 and f"model.moe.{key} is {said}" in done.stderr, done.stderr

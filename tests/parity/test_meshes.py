@@ -160,6 +160,7 @@ MESHES |= {
 # What a gate may do beside: capacities count a sample's tokens wherever they are.
 CAPACITY = {"capacity_factor": 1.0, "z_loss": 0.01}
 BIAS = {"bias_balance": True, "bias_rate": 0.05, "score": "sigmoid", "scale": 2.0, "groups": 2}
+NOISE = {"noise": True, "capacity_factor": 1.25}
 LAYER, OF_BATCH = {"balance": "layer"}, {"balance": "batch"}
 SHARED = {"shared_experts": 2, "ffn": 10, "first_dense": 1, "normalize": False}
 
@@ -195,6 +196,12 @@ MESHES |= {f"experts, {name}": (world, model, sections) for name, world, model, 
         "mesh": {"dp": 2, "tp": 2, "ep": 4}, **zero(3), "recompute": {"mode": "block"}, **at_once(2)}),
     ("batch: dp 2 x cp 2 x sp 2, etp 2", 8, gated(OF_BATCH, ffn=13, layers=4), {
         "mesh": {"dp": 2, "cp": 2, "tp": 2, "etp": 2}, **SP, **at_once(2)}),
+    ("noise: tp 2, ep 2 x zero 3", 4, gated(NOISE), {"mesh": {"dp": 2, "tp": 2, "ep": 2}, **zero(3)}),
+    ("noise: cp ring 2 x sp 2, ep 4", 4, gated(NOISE), {"mesh": {"cp": 2, "tp": 2, "ep": 4}, **SP}),
+    ("noise: pp 2 x sp 2, etp 2, recompute", 4, gated(NOISE, ffn=13, layers=4), {
+        "mesh": {"pp": 2, "tp": 2, "etp": 2}, **SP, "recompute": {"mode": "block"}}),
+    ("noise: cp ulysses 2 x tp 2, etp 2", 4, gated(NOISE, ffn=13), {
+        "mesh": {"cp": 2, "tp": 2, "etp": 2}, "context": {"method": "ulysses"}}),
     ("shared: ep 2 x zero 3", 4, gated(SHARED, layers=3), {"mesh": {"dp": 4, "ep": 2}, **zero(3)}),
     ("shared: sp 2, ep 2 x pp 2", 4, gated(SHARED, layers=4), {"mesh": {"pp": 2, "tp": 2, "ep": 2}, **SP}),
     ("shared: tp 2, etp 2", 2, gated(SHARED, layers=3), {"mesh": {"tp": 2, "etp": 2}}),

@@ -39,6 +39,7 @@ void require_said(const ModelConfig& model, const ExpertKeys& keys) {
           moe.shared_experts);
   require(keys.score_bias || !moe.bias_balance, "model.moe.bias_balance",
           "true");
+  require(!moe.noise, "model.moe.noise", "true");
 }
 
 }  // namespace tessera::models::detail

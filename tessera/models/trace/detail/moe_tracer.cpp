@@ -53,6 +53,24 @@ Traced UnitTracer::gate(const Traced& tokens) const {
                      });
 }
 
+// Products, with normal numbers times the softplus of others.
+Traced UnitTracer::noisy(const Traced& products, const Traced& tokens) const {
+  const int64_t all = products.numel;
+  const auto like_it = [this, all](const Memory&) -> std::vector<Memory> {
+    return {ops_.wides(all)};
+  };
+  const Memory normal = ops_.wides(all);
+  const Traced of_noise = gate(tokens);
+  const Traced size = ops_.tape().record(ops_.wides(all), all, {of_noise},
+                                         {of_noise.memory}, like_it);
+  const Traced noise =
+      ops_.tape().record(ops_.wides(all), all, {size}, {normal}, like_it);
+  return ops_.tape().record(ops_.wides(all), all, {products, noise}, {},
+                            [](const Memory& gradient) -> std::vector<Memory> {
+                              return {gradient, gradient};
+                            });
+}
+
 UnitTracer::Routing UnitTracer::route(const Traced& tokens) const {
   const MoeConfig& moe = config_.moe;
   const int64_t n = tokens.numel / config_.hidden, k = moe.top_k;
@@ -62,6 +80,7 @@ UnitTracer::Routing UnitTracer::route(const Traced& tokens) const {
   Traced scores;
   {
     routing.products = gate(tokens);
+    if (moe.noise) routing.products = noisy(routing.products, tokens);
     const Memory p = ops_.wides(all);
     scores = ops_.tape().record(
         p, all, {routing.products}, {p},

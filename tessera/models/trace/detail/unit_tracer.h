@@ -90,6 +90,7 @@ class UnitTracer {
   };
   Traced moe(const Traced& input);
   Traced gate(const Traced& tokens) const;
+  Traced noisy(const Traced& products, const Traced& tokens) const;
   Routing route(const Traced& tokens) const;
   // Of rows of k numbers, each over its row's sum.
   Traced over_sum(const Traced& x, int64_t rows, int64_t k) const;
