@@ -347,6 +347,7 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
   };
   take_unless_set(model.moe.aux_loss, folder.moe.aux_loss,
                   "model.moe.aux_loss");
+  take_unless_set(model.moe.choice, folder.moe.choice, "model.moe.choice");
   take(model.moe.noise, folder.moe.noise, "model.moe.noise", origins);
   take_unless_set(model.moe.balance, folder.moe.balance, "model.moe.balance");
   take_unless_set(model.moe.z_loss, folder.moe.z_loss, "model.moe.z_loss");
@@ -548,18 +549,26 @@ std::vector<std::string> without_effect(const RunConfig& config,
          "is not used by model.rope_scaling.type " + scaling);
   }
   for (const char* key :
-       {"model.moe.top_k", "model.moe.every", "model.moe.first_dense",
-        "model.moe.ffn", "model.moe.score", "model.moe.normalize",
-        "model.moe.scale", "model.moe.groups", "model.moe.top_groups",
-        "model.moe.capacity_factor", "model.moe.shared_experts",
-        "model.moe.noise", "model.moe.balance", "model.moe.aux_loss",
-        "model.moe.z_loss", "model.moe.bias_balance", "model.moe.bias_rate",
-        "zero.expert_stage", "mesh.etp"}) {
+       {"model.moe.top_k",          "model.moe.every",
+        "model.moe.first_dense",    "model.moe.ffn",
+        "model.moe.score",          "model.moe.normalize",
+        "model.moe.scale",          "model.moe.groups",
+        "model.moe.top_groups",     "model.moe.capacity_factor",
+        "model.moe.shared_experts", "model.moe.choice",
+        "model.moe.noise",          "model.moe.balance",
+        "model.moe.aux_loss",       "model.moe.z_loss",
+        "model.moe.bias_balance",   "model.moe.bias_rate",
+        "zero.expert_stage",        "mesh.etp"}) {
     note(config.model.moe.experts == 0, key,
          "is not used by a model without experts");
   }
   note(config.model.moe.aux_loss == 0, "model.moe.balance",
        "is not used while model.moe.aux_loss is 0");
+  for (const char* key :
+       {"model.moe.aux_loss", "model.moe.balance", "model.moe.normalize"}) {
+    note(config.model.moe.experts_choose(), key,
+         "is not used by model.moe.choice experts");
+  }
   note(!config.model.moe.bias_balance, "model.moe.bias_rate",
        "is not used while model.moe.bias_balance is false");
   return found;

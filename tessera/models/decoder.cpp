@@ -102,6 +102,8 @@ nn::MoeOptions moe_options(const ModelConfig& config, int64_t layer) {
   expert.hidden = moe.ffn;
   return {.router = {.experts = moe.experts,
                      .top_k = moe.top_k,
+                     .choice = moe.experts_choose() ? nn::GateChoice::kExperts
+                                                    : nn::GateChoice::kTokens,
                      .score = moe.score == "sigmoid" ? nn::GateScore::kSigmoid
                                                      : nn::GateScore::kSoftmax,
                      .normalize = moe.normalize,

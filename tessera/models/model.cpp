@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -22,7 +23,10 @@ ModelConfig completed(ModelConfig config) {
 int64_t active_of(const nn::ParameterSpec& spec, const ModelConfig& config) {
   const int64_t all = spec.layout.global_numel();
   if (!spec.layout.is_of_expert()) return all;
-  return all / config.moe.experts * config.moe.top_k;
+  const int64_t chosen = all / config.moe.experts * config.moe.top_k;
+  if (!config.moe.experts_choose()) return chosen;
+  return std::llround(static_cast<double>(chosen) *
+                      config.moe.capacity_factor);  // on average
 }
 
 }  // namespace

@@ -59,6 +59,12 @@ void MoeConfig::declare(config::Section& section) {
            "experts that every token goes to, beside the others")
       .at_least(0)
       .at_most(kMaxExperts);
+  section
+      .key("choice", choice,
+           "who chooses: a token its top_k experts, or an expert those tokens "
+           "of a sample that it has the highest scores of, as many as its "
+           "capacity")
+      .one_of({"tokens", "experts"});
   section.key("noise", noise,
               "training adds normal noise to the gate's products, of a size "
               "that it learns for each token and expert");
@@ -279,6 +285,7 @@ void MoeConfig::complete(const std::string& family, int64_t layers) {
                   ") leaves none of ", layers, " layers for experts. Use ",
                   last, " or less.");
   check_groups();
+  check_choice(bias_balance || facts.score_bias);
 }
 
 void MoeConfig::check_groups() const {
@@ -297,6 +304,31 @@ void MoeConfig::check_groups() const {
                   ") is above the experts of model.moe.top_groups (",
                   top_groups, " groups of ", each, "). Use top_groups ",
                   (top_k + each - 1) / each, " or more.");
+}
+
+void MoeConfig::check_choice(bool has_bias) const {
+  if (!experts_choose()) return;
+  TS_CHECK_CONFIG(
+      capacity_factor > 0,
+      "model.moe.choice experts needs model.moe.capacity_factor: an "
+      "expert takes so many times its even share of a sample's "
+      "tokens. Use 1, and each token has model.moe.top_k (",
+      top_k, ") experts on average.");
+  const double most = static_cast<double>(experts) / static_cast<double>(top_k);
+  TS_CHECK_CONFIG(capacity_factor <= most, "model.moe.capacity_factor (",
+                  capacity_factor,
+                  ") gives an expert more than all tokens of a sample, with "
+                  "model.moe.choice experts. Use ",
+                  most, " or less.");
+  TS_CHECK_CONFIG(groups == 1, "model.moe.groups (", groups,
+                  ") are of tokens that choose. Use 1, or model.moe.choice "
+                  "tokens.");
+  TS_CHECK_CONFIG(
+      !has_bias,
+      "model.moe.choice experts has no use for a bias that balances "
+      "the load, which is even. Use model.moe.bias_balance false in "
+      "model.family mixtral or qwen3_moe, or model.moe.choice "
+      "tokens.");
 }
 
 bool ModelConfig::has_score_bias() const {

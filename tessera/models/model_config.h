@@ -28,6 +28,7 @@ struct MoeConfig {
   int64_t top_groups = 1;
   double capacity_factor = 0.0;  // 0: no token is dropped
   int64_t shared_experts = 0;
+  std::string choice = "tokens";
   bool noise = false;
   std::string balance = "sample";
   double aux_loss = 0.01;
@@ -37,8 +38,11 @@ struct MoeConfig {
   void declare(config::Section& section);
   void complete(const std::string& family, int64_t layers);
 
+  bool experts_choose() const { return choice == "experts"; }
+
  private:
   void check_groups() const;
+  void check_choice(bool has_bias) const;
 };
 
 // Rotary positions of a model that was trained on shorter sequences.

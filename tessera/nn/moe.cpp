@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -149,8 +150,14 @@ at::Tensor Moe::forward(const at::Tensor& input, const MoeTokens& of) const {
   at::Tensor z = products(tokens, *gate_);
   if (noise_ && of.draw) z = noisy(z, tokens, of);
   Routing routing = route(z, bias_, options_.router);
-  const at::Tensor places = destinations(
-      routing.experts.view({x.size(0), x.size(1), -1}), of.positions);
+  const auto by_sample = [&](const at::Tensor& t) {
+    return t.view({x.size(0), x.size(1), -1});
+  };
+  if (experts_choose()) {
+    routing.experts = takers(by_sample(routing.weights.detach()), of.positions);
+  }
+  const at::Tensor places =
+      destinations(by_sample(routing.experts), of.positions);
   if (of.load) count_batch(*of.load, routing);
   if (of.balance) {
     add_counts(*of.balance, routing, places);
@@ -158,7 +165,7 @@ at::Tensor Moe::forward(const at::Tensor& input, const MoeTokens& of) const {
   }
   z.reset();  // nobody needs it while experts run
   count_load(routing);
-  at::Tensor y = mix(tokens, routing, places).view(x.sizes());
+  at::Tensor y = mix(tokens, x.size(0), routing, places).view(x.sizes());
   if (region.leave) y = region.leave(y);
   return shared_ ? y + shared_->forward(input) : y;
 }
@@ -193,37 +200,77 @@ void Moe::count_load(Routing& routing) const {
   routing.weights = CountLoad::apply(routing.weights, bias_, excess);
 }
 
+// Tokens of a sample that an expert takes at most, so many of which are here.
+int64_t Moe::capacity_of_samples(int64_t tokens) const {
+  const RouterOptions& router = options_.router;
+  const int64_t all = tokens * shard_.sample_parts;
+  return std::min(all, capacity_of(options_.capacity_factor, all, router.top_k,
+                                   router.experts));
+}
+
+// Of whole samples, wherever their tokens are; gives back what is of those here.
+at::Tensor Moe::decide(const at::Tensor& values, const Positions& positions,
+                       const Decision& decision) const {
+  const int64_t tokens = values.size(1), n = values.size(2);
+  const at::Tensor places = places_of(positions, values.options())
+                                .view({1, -1, 1})
+                                .expand({values.size(0), -1, 1});
+  const at::Tensor placed = at::cat({values, places}, /*dim=*/2);
+  const at::Tensor all =
+      shard_.gather_samples ? shard_.gather_samples(placed) : placed;
+  const at::Tensor order = all.select(0, 0).select(1, n).argsort();
+  const at::Tensor decided =
+      decision(all.narrow(2, 0, n).index_select(1, order));
+  return at::empty_like(decided)
+      .index_copy_(1, order, decided)
+      .narrow(1, shard_.sample_part * tokens, tokens);
+}
+
 // (B T, k): the experts that choices (B, T, k) get to; E of what is dropped.
 at::Tensor Moe::destinations(const at::Tensor& choices,
                              const Positions& positions) const {
   const RouterOptions& router = options_.router;
-  const int64_t tokens = choices.size(1), top_k = router.top_k;
-  if (!drops(positions)) return choices.view({-1, top_k});
-  const int64_t capacity =
-      capacity_of(options_.capacity_factor, tokens * shard_.sample_parts, top_k,
-                  router.experts);
-  const at::Tensor places = places_of(positions, choices.options())
-                                .view({1, -1, 1})
-                                .expand({choices.size(0), -1, 1});
-  const at::Tensor placed = at::cat({choices, places}, /*dim=*/2);
-  const at::Tensor all =
-      shard_.gather_samples ? shard_.gather_samples(placed) : placed;
-  const at::Tensor order = all.select(0, 0).select(1, top_k).argsort();
-  const at::Tensor sorted = all.narrow(2, 0, top_k).index_select(1, order);
-  const at::Tensor kept = within_capacity(sorted, router.experts, capacity);
-  const at::Tensor mine = at::empty_like(kept)
-                              .index_copy_(1, order, kept)
-                              .narrow(1, shard_.sample_part * tokens, tokens);
-  return at::where(mine, choices, router.experts).view({-1, top_k});
+  if (!drops(positions)) return choices.view({-1, choices.size(2)});
+  const int64_t capacity = capacity_of_samples(choices.size(1));
+  const at::Tensor kept =
+      decide(choices, positions, [&](const at::Tensor& sorted) {
+        return within_capacity(sorted, router.experts, capacity);
+      });
+  return at::where(kept, choices, router.experts).view({-1, router.top_k});
+}
+
+// (B T, E): e where expert e takes the token, E where it does not, by scores
+// (B, T, E).
+at::Tensor Moe::takers(const at::Tensor& scores,
+                       const Positions& positions) const {
+  TORCH_INTERNAL_ASSERT(!positions.empty(), "experts choose of whole samples");
+  const int64_t experts = options_.router.experts;
+  const int64_t capacity = capacity_of_samples(scores.size(1));
+  const at::Tensor taken = decide(
+      scores, positions,
+      [&](const at::Tensor& sorted) { return taken_tokens(sorted, capacity); });
+  const at::Tensor numbers =
+      at::arange(experts, scores.options().dtype(at::kLong));
+  return at::where(taken, numbers, experts).view({-1, experts});
+}
+
+// That `share` of the tokens give, of so many samples with so many tokens here.
+int64_t Moe::most_rows(int64_t share, int64_t samples, int64_t tokens) const {
+  const RouterOptions& router = options_.router;
+  if (!experts_choose()) return share * router.top_k;
+  const int64_t of_sample = std::min(tokens, capacity_of_samples(tokens));
+  return router.experts * std::min(share, samples * of_sample);
 }
 
 // (samples, E): by how many tokens that are here each expert was chosen.
 at::Tensor Moe::rows_by_sample(const Routing& routing, int64_t samples) const {
+  const int64_t experts = options_.router.experts;
   const at::Tensor& p = routing.probabilities;
   const at::Tensor chosen = routing.experts.view({samples, -1});
-  return at::zeros({samples, options_.router.experts},
-                   p.options().requires_grad(false))
-      .scatter_add_(1, chosen, at::ones({1}, p.options()).expand_as(chosen));
+  return at::zeros({samples, experts + 1}, p.options().requires_grad(false))
+      .scatter_add_(1, chosen, at::ones({1}, p.options()).expand_as(chosen))
+      .narrow(1, 0, experts)
+      .contiguous();
 }
 
 // (E): of the tokens of the micro-batch of all ranks, the shares that chose.
@@ -270,7 +317,8 @@ void Moe::add_balance(const MoeTokens& tokens, const Routing& routing,
   } else {
     const at::Tensor loss = balance_loss(routing, samples);
     add_to(balance.loss, loss.detach());
-    if (options_.aux_loss > 0) {
+    // Where experts choose the load is even: it pulls at nothing.
+    if (options_.aux_loss > 0 && !experts_choose()) {
       add_to(balance.penalty, loss * options_.aux_loss);
     }
   }
@@ -285,6 +333,9 @@ void Moe::add_counts(Balance& balance, const Routing& routing,
   const at::NoGradGuard no_grad;
   // By expert, and behind them what is dropped.
   const at::Tensor rows = counts_of(places.flatten(), experts + 1);
+  if (experts_choose()) {  // no choice is dropped, but a token may be
+    rows.narrow(0, experts, 1).copy_((places == experts).all(1).sum());
+  }
   const at::Tensor& p = routing.probabilities;
   const at::Tensor entropy = -at::xlogy(p, p).sum().view({1});
   const at::Tensor counts =
@@ -297,8 +348,8 @@ void Moe::add_counts(Balance& balance, const Routing& routing,
 }
 
 // This rank's part of y, of tokens (N, D).
-at::Tensor Moe::mix(const at::Tensor& tokens, const Routing& routing,
-                    const at::Tensor& places) const {
+at::Tensor Moe::mix(const at::Tensor& tokens, int64_t samples,
+                    const Routing& routing, const at::Tensor& places) const {
   const int64_t experts = options_.router.experts;
   const int64_t shares = shard_.shares_tokens ? shard_.copies : 1;
   const mesh::Range share = mesh::chunk_of(
@@ -308,10 +359,14 @@ at::Tensor Moe::mix(const at::Tensor& tokens, const Routing& routing,
   };
   const at::Tensor chosen = own(places);
   // Stable: rows for one expert keep their order. What is dropped is behind all
-  // others: how many are left, the host learns with the counts.
+  // others: how many are left, the host learns with the counts. Where experts
+  // choose it knows before how many there are at most.
   at::Tensor order = at::argsort(chosen, /*stable=*/true, /*dim=*/0,
                                  /*descending=*/false);
-  at::Tensor token = order.floor_divide(options_.router.top_k) + share.begin;
+  const int64_t most =
+      most_rows(share.size(), samples, tokens.size(0) / samples);
+  order = order.narrow(0, 0, std::min(order.size(0), most));
+  at::Tensor token = order.floor_divide(routing.weights.size(1)) + share.begin;
   at::Tensor rows = tokens.index_select(0, token);
   const at::Tensor counts =
       counts_of(chosen, experts + 1).narrow(0, 0, experts);

@@ -8,6 +8,8 @@
 // Shapes:   x, y: (B, T, D); W, the gate's weight: (E, D), E experts; a row is
 //           one (token, expert) pair, a rank has N = B T k of them.
 // Types:    the gate's products, p and the balance in fp32 or wider.
+// Choice:   of tokens; or of experts, each of which takes its C of a sample, so
+//           that the load is even and some tokens get no expert, others many.
 // Dropless: all experts take what comes; or with a capacity what is within it
 //           in each sample: a choice beyond adds nothing to its token.
 // Balance:  by a loss, E * sum over experts of f_e P_e, where f_e is the share
@@ -53,7 +55,8 @@ struct Balance {
   // mean over tokens of log(sum exp z_e)^2. Undefined where both weigh nothing.
   at::Tensor penalty;
   // (layers with experts, E + 2) fp64, of each layer: rows by expert; choices
-  // that were dropped; and the entropy of p, in nats, summed over tokens.
+  // that were dropped, or tokens that no expert chose; and the entropy of p, in
+  // nats, summed over tokens.
   at::Tensor counts;
   // Of kBatch alone, until settle(): what shares by expert are multiplied with.
   at::Tensor pulls = {};  // (E)
@@ -143,7 +146,8 @@ class Moe : public Block {
 
   // Where in its sample a token is, decides what becomes of it.
   bool needs_positions() const {
-    return options_.capacity_factor > 0 || options_.has_noise;
+    return options_.capacity_factor > 0 || options_.has_noise ||
+           experts_choose();
   }
 
   void set_shard(ExpertShard shard) { shard_ = std::move(shard); }
@@ -155,15 +159,26 @@ class Moe : public Block {
   const at::Tensor& bias() const { return bias_; }  // or undefined
 
  private:
+  bool experts_choose() const {
+    return options_.router.choice == GateChoice::kExperts;
+  }
   at::Tensor products(const at::Tensor& tokens, const Linear& gate) const;
   at::Tensor noisy(const at::Tensor& products, const at::Tensor& tokens,
                    const MoeTokens& of) const;
   void count_load(Routing& routing) const;
   bool drops(const Positions& positions) const {
-    return options_.capacity_factor > 0 && !positions.empty();
+    return options_.capacity_factor > 0 && !positions.empty() &&
+           !experts_choose();
   }
+  int64_t capacity_of_samples(int64_t tokens) const;
+  // (B, T, n) of samples that are whole, in order -> of each as much.
+  using Decision = std::function<at::Tensor(const at::Tensor& values)>;
+  at::Tensor decide(const at::Tensor& values, const Positions& positions,
+                    const Decision& decision) const;
   at::Tensor destinations(const at::Tensor& choices,
                           const Positions& positions) const;
+  at::Tensor takers(const at::Tensor& scores, const Positions& positions) const;
+  int64_t most_rows(int64_t share, int64_t samples, int64_t tokens) const;
   at::Tensor rows_by_sample(const Routing& routing, int64_t samples) const;
   void count_batch(BatchLoad& load, const Routing& routing) const;
   at::Tensor shares_of_batch(const Routing& routing) const;
@@ -176,8 +191,8 @@ class Moe : public Block {
   }
   void add_counts(Balance& balance, const Routing& routing,
                   const at::Tensor& places) const;
-  at::Tensor mix(const at::Tensor& tokens, const Routing& routing,
-                 const at::Tensor& places) const;
+  at::Tensor mix(const at::Tensor& tokens, int64_t samples,
+                 const Routing& routing, const at::Tensor& places) const;
 
   MoeOptions options_;
   ExpertShard shard_;

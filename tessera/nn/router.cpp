@@ -40,6 +40,10 @@ Routing route(const at::Tensor& products, const at::Tensor& bias,
   Routing routing;
   routing.probabilities =
       is_softmax ? scores : scores / (scores.sum(-1, /*keepdim=*/true) + kTiny);
+  if (options.choice == GateChoice::kExperts) {
+    routing.weights = options.scale == 1 ? scores : scores * options.scale;
+    return routing;
+  }
   if (!bias.defined() && options.groups == 1) {
     std::tie(routing.weights, routing.experts) =
         at::topk(scores, options.top_k);
@@ -84,6 +88,11 @@ at::Tensor gate_noise(const Draw& draw, int64_t layer,
     fill(noise.mutable_data_ptr<float>());
   }
   return noise.to(options.device());
+}
+
+at::Tensor taken_tokens(const at::Tensor& scores, int64_t capacity) {
+  const at::Tensor best = std::get<1>(scores.topk(capacity, /*dim=*/1));
+  return at::zeros_like(scores, at::kBool).scatter_(1, best, true);
 }
 
 at::Tensor within_capacity(const at::Tensor& choices, int64_t experts,

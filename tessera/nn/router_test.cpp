@@ -138,6 +138,50 @@ TEST(Moe, PenaltyIsTheWeightedLossAndTheSquaredLogSumExp) {
               1e-12);
 }
 
+// By hand: of tokens (0.1, 0.5), (0.4, 0.2), (0.3, 0.9), and of another sample.
+TEST(Router, AnExpertTakesItsBestTokensOfASample) {
+  const at::Tensor scores =
+      at::tensor({0.1, 0.5, 0.4, 0.2, 0.3, 0.9, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4},
+                 at::kDouble)
+          .view({2, 3, 2});
+  const at::Tensor expected =
+      at::tensor({0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0}, at::kLong)
+          .to(at::kBool)
+          .view({2, 3, 2});
+  EXPECT_TRUE(at::equal(taken_tokens(scores, 2), expected));
+}
+
+TEST(Moe, ATokenThatNoExpertTakesGetsNothing) {
+  const auto moe = make({.router = {.top_k = 1, .choice = GateChoice::kExperts},
+                         .capacity_factor = 1});
+  const at::Tensor x = sample(8);
+  Balance balance;
+  const at::Tensor y =
+      moe->forward(x, {.positions = {{0, 8}}, .balance = &balance});
+  const at::Tensor p = at::softmax(moe->gate()->forward(x), -1);
+  const at::Tensor taken = taken_tokens(p, 2)[0];
+  at::Tensor sum = at::zeros_like(x[0]);
+  for (int64_t e = 0; e < kExperts; ++e) {
+    std::vector<int64_t> splits(kExperts, 0);
+    splits[e] = 8;
+    const at::Tensor weights = p[0].select(1, e) * taken.select(1, e);
+    sum = sum + moe->experts()->forward(x[0], splits) * weights.unsqueeze(1);
+  }
+  EXPECT_TRUE(at::allclose(y[0], sum, 1e-12, 1e-14));
+  const at::Tensor idle = taken.logical_not().all(1);
+  EXPECT_EQ(balance.counts[0][kExperts].item<double>(),
+            idle.sum().item<double>());
+  const at::Tensor load = balance.counts[0].narrow(0, 0, kExperts);
+  EXPECT_TRUE(at::equal(load, at::full_like(load, 2)));
+  const at::Tensor direction = at::randn_like(x).detach();
+  (y * direction).sum().backward();
+  const at::Tensor gradient = moe->gate()->weight().grad().clone();
+  moe->zero_grad();
+  (sum * direction[0]).sum().backward();
+  EXPECT_TRUE(
+      at::allclose(gradient, moe->gate()->weight().grad(), 1e-10, 1e-14));
+}
+
 // A part of the tokens, of later samples, has the bits that all have.
 TEST(Router, NoiseIsOfSampleAndPosition) {
   const auto of = [](int64_t first_sample, const Positions& positions,

@@ -23,23 +23,16 @@ constexpr std::string_view kDecideTheUpdates[] = {
     "data.pair",   "data.loss_on", "data.packing",     "batch.global",
     "precision.",  "model.moe.",   "model.dropout",    "model.max_seq",
     "optimizer.",  "schedule."};
-constexpr std::string_view kDecideTheModel[] = {"model.family",
-                                                "model.heads",
-                                                "model.kv_heads",
-                                                "model.head_dim",
-                                                "model.norm_eps",
-                                                "model.rope_theta",
-                                                "model.moe.top_k",
-                                                "model.moe.every",
-                                                "model.lora.alpha",
-                                                "model.moe.score",
-                                                "model.moe.scale",
-                                                "model.moe.normalize",
-                                                "model.moe.groups",
-                                                "model.moe.top_groups",
-                                                "model.moe.capacity_factor",
-                                                "model.moe.first_dense",
-                                                "model.rope_scaling."};
+constexpr std::string_view kDecideTheModel[] = {
+    "model.family",          "model.heads",
+    "model.kv_heads",        "model.head_dim",
+    "model.norm_eps",        "model.rope_theta",
+    "model.moe.top_k",       "model.moe.every",
+    "model.lora.alpha",      "model.moe.score",
+    "model.moe.scale",       "model.moe.normalize",
+    "model.moe.groups",      "model.moe.top_groups",
+    "model.moe.choice",      "model.moe.capacity_factor",
+    "model.moe.first_dense", "model.rope_scaling."};
 constexpr std::string_view kOfTheHost[] = {
     "run.dir",         "run.device",         "run.threads",
     "model.from",      "data.train",         "data.valid",

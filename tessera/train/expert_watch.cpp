@@ -27,13 +27,15 @@ void ExpertWatch::add(const at::Tensor& counts, monitor::StepRecord& record) {
   const int64_t experts = model_.moe.experts;
   const at::Tensor rows = counts.narrow(1, 0, experts);
   const at::Tensor dropped = counts.select(1, experts);
-  const at::Tensor chosen = rows.sum(1) + dropped;
+  const auto tokens = static_cast<double>(tokens_);
+  const double choices = model_.moe.experts_choose()
+                             ? tokens
+                             : tokens * static_cast<double>(model_.moe.top_k);
   record.expert_load = to_vector(rows.sum(0) / rows.sum());
   record.expert_imbalance =
       to_vector(std::get<0>(rows.max(1)) * experts / rows.sum(1));
-  record.expert_dropped = to_vector(dropped / chosen);
-  record.routing_entropy =
-      to_vector(counts.select(1, experts + 1) * model_.moe.top_k / chosen);
+  record.expert_dropped = to_vector(dropped / choices);
+  record.routing_entropy = to_vector(counts.select(1, experts + 1) / tokens);
   rows_ = rows_.defined() ? rows_ + rows : rows.clone();
   ++steps_;
 }

@@ -19,7 +19,9 @@ class ExpertWatch {
   static constexpr int64_t kSteps = 100;
   static constexpr double kShare = 0.05;
 
-  explicit ExpertWatch(const models::ModelConfig& model) : model_(model) {}
+  // Of steps of so many tokens.
+  ExpertWatch(const models::ModelConfig& model, int64_t tokens)
+      : model_(model), tokens_(tokens) {}
   // counts: (layers with experts, E + 2). Fills in the record's part.
   void add(const at::Tensor& counts, monitor::StepRecord& record);
   // Of the steps behind the last warning, once in `kSteps`, and once in a run;
@@ -28,6 +30,7 @@ class ExpertWatch {
 
  private:
   const models::ModelConfig model_;
+  const int64_t tokens_;
   at::Tensor rows_;  // (layers, E), since the last look
   int64_t steps_ = 0;
   bool has_warned_ = false;

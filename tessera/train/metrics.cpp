@@ -120,7 +120,7 @@ struct Metrics::Impl {
         ranks(with),
         flops_per_token(static_cast<double>(
             models::flops_per_token(of.model, of.data.seq_len))),
-        experts(of.model) {
+        experts(of.model, of.batch.global * of.data.seq_len) {
     if (ranks.rank() != 0) return;
     peak_flops = engine::product_rate(config);
     sinks = monitor::make_sinks(

@@ -98,6 +98,12 @@ inline ModelConfig gated_experts() {
   model.moe.bias_balance = true;
   return model;
 }
+inline ModelConfig choosing_experts() {
+  ModelConfig model = experts();
+  model.moe.choice = "experts";
+  model.moe.capacity_factor = 1.0;
+  return model;
+}
 inline ModelConfig noisy_experts() {
   ModelConfig model = experts();
   model.moe.noise = true;
@@ -167,6 +173,7 @@ inline std::vector<Case> cases_of_one_rank() {
       {"mixtral and dense", experts_and_dense(), {}, plain()},
       {"gated experts", gated_experts(), {}, plain()},
       {"noisy experts", noisy_experts(), {}, plain()},
+      {"choosing experts", choosing_experts(), {}, plain()},
       {"deepseek", latent(), {}, plain()},
       {"deepseek fp64", latent(), {}, doubles()},
       {"llama dropout", with_dropout(wide()), {}, two_long()},
@@ -247,6 +254,11 @@ inline std::vector<Case> cases_of_experts() {
       {"cp 2, ep 4", experts_and_dense(), mixed, zero(2), 3},
       {"gated, cp 2, ep 4", gated_experts(), mixed, zero(2), 3},
       {"gated, etp 2, ep 2", gated_experts(), cut, plain(), 3},
+      {"choosing, ep 4 zero3",
+       choosing_experts(),
+       {.dp_shard = 8, .ep = 4},
+       zero(3),
+       6},
       {"noisy, cp 2, ep 4", noisy_experts(), mixed, zero(2), 3},
       {"layer, cp 2, ep 4", balanced(gated_experts(), "layer"), mixed, zero(2),
        3},

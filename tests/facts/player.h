@@ -243,6 +243,8 @@ class Player {
       at::Tensor weight = parameter.tensor;
       if (weight.numel() == 0 || weight.storage().nbytes() == 0) continue;
       if (parameter.name.ends_with(".attention.o.weight")) weight.zero_();
+      // Noise of no size.
+      if (parameter.name.ends_with(".moe.noise.weight")) weight.fill_(-100.0);
       if (!parameter.name.ends_with(".moe.gate.weight")) continue;
       weight.zero_();
       for (int64_t e = 0; e < weight.size(0); ++e) weight[e][e] = 1.0;

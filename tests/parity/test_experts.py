@@ -79,6 +79,11 @@ def test_what_is_dropped_is_counted_and_alike_on_a_mesh(program, skewed, tmp_pat
     ({"top_k": 9}, ["model.moe.top_k (9)", "Use 8 or less"]),
     ({"first_dense": 3}, ["model.moe.first_dense (3)", "Use 2 or less"]),
     ({"score": "linear"}, ["model.moe.score", "softmax", "sigmoid"]),
+    ({"choice": "experts"}, ["model.moe.choice experts needs model.moe.capacity_factor", "Use 1"]),
+    ({"choice": "experts", "capacity_factor": 4.5}, ["model.moe.capacity_factor (4.5)", "Use 4 or less"]),
+    ({"choice": "experts", "capacity_factor": 1.0, "groups": 2}, ["model.moe.groups (2)", "Use 1"]),
+    ({"choice": "experts", "capacity_factor": 1.0, "bias_balance": True}, ["model.moe.bias_balance false"]),
+    ({"choice": "experts", "capacity_factor": 0.001}, ["Every token would be dropped", "Use 0.125"]),
     ({"balance": "tokens"}, ["model.moe.balance", "sample", "layer", "batch"]),
 ])
 def test_bad_input_is_refused_before_ranks_start(program, skewed, tmp_path, moe, said):
@@ -136,6 +141,22 @@ def test_adapters_of_shared_experts_alone_are_trained(program, skewed, tmp_path)
     _, done = lines_of(program, skewed, tmp_path, {"shared_experts": 1, "aux_loss": 0.1}, "--model.lora.rank=2",
                        "--model.lora.targets=shared.up", steps=4)
     assert len(metrics(tmp_path)) == 4, done.stderr
+
+
+def test_experts_choose_as_many_tokens_each(program, skewed, tmp_path):
+    lines, _ = lines_of(program, skewed, tmp_path, {"choice": "experts", "capacity_factor": 1.0}, "--checkpoint.every=6",
+                        steps=6)
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    for line in lines:
+        assert line["expert_load"] == pytest.approx([1 / EXPERTS] * EXPERTS)
+        assert line["expert_imbalance"] == pytest.approx([1.0] * 3)
+        assert len(line["expert_dropped"]) == 3 and 0 < max(line["expert_dropped"]) < 1
+    generated = subprocess.run([program, "generate", "--from", tmp_path / "run", "--prompt", "a"], capture_output=True,
+                               text=True)
+    assert generated.returncode == 78 and "model.moe.choice experts" in generated.stderr, generated.stderr
+    done = subprocess.run([program, "convert", "--from", tmp_path / "run", "--to", tmp_path / "out"],
+                          capture_output=True, text=True)
+    assert done.returncode == 78 and "model.moe.choice is experts" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("key, value, said", [("shared_experts", 1, "1"), ("noise", True, "true")])

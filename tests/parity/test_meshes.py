@@ -160,6 +160,7 @@ MESHES |= {
 # What a gate may do beside: capacities count a sample's tokens wherever they are.
 CAPACITY = {"capacity_factor": 1.0, "z_loss": 0.01}
 BIAS = {"bias_balance": True, "bias_rate": 0.05, "score": "sigmoid", "scale": 2.0, "groups": 2}
+CHOICE = {"choice": "experts", "capacity_factor": 1.0, "z_loss": 0.01}
 NOISE = {"noise": True, "capacity_factor": 1.25}
 LAYER, OF_BATCH = {"balance": "layer"}, {"balance": "batch"}
 SHARED = {"shared_experts": 2, "ffn": 10, "first_dense": 1, "normalize": False}
@@ -196,6 +197,14 @@ MESHES |= {f"experts, {name}": (world, model, sections) for name, world, model, 
         "mesh": {"dp": 2, "tp": 2, "ep": 4}, **zero(3), "recompute": {"mode": "block"}, **at_once(2)}),
     ("batch: dp 2 x cp 2 x sp 2, etp 2", 8, gated(OF_BATCH, ffn=13, layers=4), {
         "mesh": {"dp": 2, "cp": 2, "tp": 2, "etp": 2}, **SP, **at_once(2)}),
+    ("choice: ep 2 x zero 2", 2, gated(CHOICE), {"mesh": {"dp": 2, "ep": 2}, **zero(2)}),
+    ("choice: cp ring 2 x sp 2, ep 4", 4, gated(CHOICE), {"mesh": {"cp": 2, "tp": 2, "ep": 4}, **SP}),
+    ("choice: cp ulysses 2 x tp 2, ep 2, etp 2", 4, gated(CHOICE, ffn=13), {
+        "mesh": {"cp": 2, "tp": 2, "ep": 2, "etp": 2}, "context": {"method": "ulysses"}}),
+    ("choice: tp 2, ep 4 x zero 3, recompute", 4, gated({**CHOICE, "noise": True, "score": "sigmoid", "scale": 2.0}), {
+        "mesh": {"dp": 2, "tp": 2, "ep": 4}, **zero(3), "recompute": {"mode": "block"}}),
+    ("choice: pp 2 x sp 2, etp 2", 4, gated({**CHOICE, "shared_experts": 1}, ffn=13, layers=4), {
+        "mesh": {"pp": 2, "tp": 2, "etp": 2}, **SP}),
     ("noise: tp 2, ep 2 x zero 3", 4, gated(NOISE), {"mesh": {"dp": 2, "tp": 2, "ep": 2}, **zero(3)}),
     ("noise: cp ring 2 x sp 2, ep 4", 4, gated(NOISE), {"mesh": {"cp": 2, "tp": 2, "ep": 4}, **SP}),
     ("noise: pp 2 x sp 2, etp 2, recompute", 4, gated(NOISE, ffn=13, layers=4), {

@@ -40,6 +40,7 @@ void require_said(const ModelConfig& model, const ExpertKeys& keys) {
   require(keys.score_bias || !moe.bias_balance, "model.moe.bias_balance",
           "true");
   require(!moe.noise, "model.moe.noise", "true");
+  require(!moe.experts_choose(), "model.moe.choice", moe.choice);
 }
 
 }  // namespace tessera::models::detail

@@ -45,8 +45,8 @@ struct ExpertShard {
   std::function<void(const Operators& ops, int64_t numel)> sum_samples = {};
   std::function<void(const Operators& ops, int64_t numel)> sum_batch = {};
   int64_t sample_parts = 1;
-  // Until so many numbers are there.
-  std::function<void(const Operators& ops, int64_t numel)> gather_samples = {};
+  // Until so many bytes are there.
+  std::function<void(const Operators& ops, int64_t bytes)> gather_samples = {};
   int64_t copies = 1;
   int64_t copy = 0;
   bool shares_tokens = false;

@@ -68,8 +68,8 @@ void apply(models::trace::TracedModel& model, const TracedOptions& options,
     if (ranks.size == 1) return;
     shard.sum_samples = sum_over(ranks);
     shard.sample_parts = ranks.size;
-    shard.gather_samples = [ranks](const Operators& ops, int64_t numel) {
-      ops.tape().collective("all_gather", ranks.axes, numel * kNumberBytes);
+    shard.gather_samples = [ranks](const Operators& ops, int64_t bytes) {
+      ops.tape().collective("all_gather", ranks.axes, bytes);
     };
   };
   // The hidden states between blocks are this rank's own tokens already.

@@ -13,7 +13,8 @@
 //         rows each way, again in backward; where a Balance is asked for an
 //         all_reduce of (B, E) over the ranks that share samples, or of (E)
 //         over all that have other tokens of the micro-batch; and with a
-//         capacity an all_gather of choices and places, (B, T, k + 1). A rank
+//         capacity an all_gather of choices and places, (B, T, k + 1), or where
+//         experts choose of scores and places, (B, T, E + 1). A rank
 //         whose experts get no row calls the same. Along tp what an MLP does:
 //         with etp = tp, or without sequence parallelism, an all_reduce of (B,
 //         T, D) at the end, and in backward at the beginning; with both an

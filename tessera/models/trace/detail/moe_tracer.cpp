@@ -5,6 +5,11 @@
 #include "tessera/models/trace/detail/unit_tracer.h"
 
 namespace tessera::models::trace::detail {
+namespace {
+
+constexpr int64_t kNumberBytes = 8;
+
+}  // namespace
 
 Traced UnitTracer::moe(const Traced& input) {
   const Region& region = model_.expert_shard.region;
@@ -92,6 +97,17 @@ UnitTracer::Routing UnitTracer::route(const Traced& tokens) const {
   // Of sigmoids, divided by their sum.
   routing.probabilities =
       is_softmax ? scores : over_sum(scores, n, moe.experts);
+  if (moe.experts_choose()) {
+    routing.weights = scores;
+    if (moe.scale != 1) {
+      routing.weights = ops_.tape().record(
+          ops_.wides(all), all, {scores}, {},
+          [this, all](const Memory& gradient) -> std::vector<Memory> {
+            return {ops_.wides(all)};
+          });
+    }
+    return routing;
+  }
   if (!config_.has_score_bias() && moe.groups == 1) {
     const Memory chosen = ops_.wides(n * k);
     routing.experts = ops_.numbers(n * k);
@@ -135,18 +151,49 @@ Traced UnitTracer::over_sum(const Traced& x, int64_t rows, int64_t k) const {
       });
 }
 
-// Choices of a sample's tokens, sorted, and which are within the capacity.
+// Choices of a sample's tokens, or experts' scores of them, in the order of
+// positions, and which are within the capacity.
 void UnitTracer::keep_choices(Routing& routing) const {
   const MoeConfig& moe = config_.moe;
   if (moe.capacity_factor == 0) return;
   const ExpertShard& shard = model_.expert_shard;
+  const bool experts_choose = moe.experts_choose();
+  const int64_t slots = experts_choose ? moe.experts : moe.top_k;
   const int64_t all = routing.weights.numel * shard.sample_parts;
-  const int64_t placed = all / moe.top_k * (moe.top_k + 1);
-  if (shard.gather_samples) shard.gather_samples(ops_, placed);
+  const int64_t placed = all / slots * (slots + 1);
+  const int64_t size = experts_choose ? ops_.wide() : kNumberBytes;
+  if (shard.gather_samples) shard.gather_samples(ops_, placed * size);
+  if (experts_choose) {
+    const Memory gathered = ops_.wides(placed + all);
+    const Memory best = ops_.bytes((ops_.wide() + kNumberBytes) *
+                                   model_.samples * moe.experts * capacity());
+    const Memory taken = ops_.bytes(2 * all);
+    routing.experts = ops_.numbers(routing.weights.numel);
+    return;
+  }
   const Memory gathered = ops_.numbers(2 * placed);
   const Memory keys = ops_.numbers(all), order = ops_.numbers(all);
   const Memory places = ops_.numbers(3 * all), kept = ops_.bytes(2 * all);
   routing.kept = ops_.bytes(routing.weights.numel);
+}
+
+// Of an expert, in tokens of a sample.
+int64_t UnitTracer::capacity() const {
+  const MoeConfig& moe = config_.moe;
+  return std::min(model_.whole_tokens,
+                  nn::capacity_of(moe.capacity_factor, model_.whole_tokens,
+                                  moe.top_k, moe.experts));
+}
+
+// Room for those that `share` of the tokens give, and how many these are.
+UnitTracer::Rows UnitTracer::rows_of(int64_t share, int64_t tokens) const {
+  const MoeConfig& moe = config_.moe;
+  if (!moe.experts_choose()) return {share * moe.top_k, share * moe.top_k};
+  const int64_t parts = model_.expert_shard.sample_parts;
+  const int64_t of_sample = std::min(tokens / model_.samples, capacity());
+  const int64_t all = model_.samples * moe.experts * capacity();
+  return {moe.experts * std::min(share, model_.samples * of_sample),
+          all * share / (tokens * parts)};
 }
 
 void UnitTracer::add_balance(const Routing& routing) {
@@ -167,7 +214,7 @@ void UnitTracer::add_balance(const Routing& routing) {
   if (sum) sum(ops_, cells);
   if (!of_samples) rows = ops_.wides(cells);  // their shares
   balance_ = {};
-  if (moe.aux_loss > 0) {
+  if (moe.aux_loss > 0 && !moe.experts_choose()) {
     balance_ = tape.record(
         ops_.wides(of_batch ? moe.experts : 1), 1, {routing.probabilities},
         {rows}, [this, all](const Memory& gradient) -> std::vector<Memory> {
@@ -207,21 +254,30 @@ Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
   const int64_t share = shard.shares_tokens
                             ? mesh::chunk_of(n, shard.copies, shard.copy).size()
                             : n;
-  const int64_t k = config_.moe.top_k, sent = share * k;
-  const Memory order = ops_.numbers(sent), token = ops_.numbers(sent);
-  Traced rows = ops_.index_select(tokens, sent * width, token);
+  const int64_t slots = routing.weights.numel / n, placed = share * slots;
+  const auto [room, sent] = rows_of(share, n);
+  const Memory order = ops_.numbers(placed), token = ops_.numbers(room);
+  Traced rows = ops_.index_select(tokens, room * width, token);
+  if (sent < room) {
+    rows = ops_.tape().record(
+        rows.memory, sent * width, {rows}, {},
+        [this, all = room * width](const Memory&) -> std::vector<Memory> {
+          return {ops_.elements(all)};
+        });
+  }
   const Memory counts = ops_.numbers(config_.moe.experts);
   const RunExperts run = [this](const Traced& here) {
     return run_experts(here);
   };
   rows = shard.dispatch ? shard.dispatch(ops_, rows, run) : run(rows);
   // The weight of each row, and back to a place of zeros for each token.
-  const Traced weights = ops_.tape().record(
-      ops_.wides(sent), sent, {routing.weights}, {order},
-      [this, all = n * k, sent](const Memory& gradient) -> std::vector<Memory> {
-        const Memory of_share = ops_.wides(sent);
-        return {ops_.wides(all)};
-      });
+  const Traced weights =
+      ops_.tape().record(ops_.wides(sent), sent, {routing.weights}, {order},
+                         [this, all = n * slots, placed](
+                             const Memory& gradient) -> std::vector<Memory> {
+                           const Memory of_share = ops_.wides(placed);
+                           return {ops_.wides(all)};
+                         });
   const Traced weighted =
       ops_.tape().record(ops_.elements(rows.numel), rows.numel, {rows, weights},
                          {rows.memory, weights.memory},

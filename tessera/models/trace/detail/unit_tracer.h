@@ -95,6 +95,11 @@ class UnitTracer {
   // Of rows of k numbers, each over its row's sum.
   Traced over_sum(const Traced& x, int64_t rows, int64_t k) const;
   void keep_choices(Routing& routing) const;
+  int64_t capacity() const;
+  struct Rows {
+    int64_t room, sent;
+  };
+  Rows rows_of(int64_t share, int64_t tokens) const;
   void count_load(Routing& routing) const;
   void add_balance(const Routing& routing);
   Traced mix(const Traced& tokens, const Routing& routing) const;
