@@ -63,10 +63,21 @@ bool multiplies_bf16() {
 #endif
 }
 
+bool gains_by_bf16() {
+#if defined(__x86_64__)
+  const bool has_pairs_alone =
+      __builtin_cpu_is("intel") && !__builtin_cpu_supports("amx-bf16");
+  return multiplies_bf16() && !has_pairs_alone;
+#else
+  return true;
+#endif
+}
+
 std::string describe_vectors() {
-  return c10::str(name_of(widest_vectors()), multiplies_bf16()
-                                                 ? ", bf16 arithmetic"
-                                                 : ", no bf16 arithmetic");
+  return c10::str(name_of(widest_vectors()),
+                  gains_by_bf16()     ? ", bf16 arithmetic"
+                  : multiplies_bf16() ? ", bf16 arithmetic as fast as fp32's"
+                                      : ", no bf16 arithmetic");
 }
 
 }  // namespace tessera

@@ -20,6 +20,11 @@ Vectors widest_vectors();
 // Whether the processor multiplies bf16 itself, beside vectors that wide.
 bool multiplies_bf16();
 
+// Whether large products of bf16 are then faster than of fp32. On Intel they
+// are by tiles (AMX): pairs alone are multiplied no faster than floats, and a
+// virtual machine may hide tiles.
+bool gains_by_bf16();
+
 // "avx512, bf16 arithmetic".
 std::string describe_vectors();
 

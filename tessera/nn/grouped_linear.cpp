@@ -19,20 +19,13 @@ using torch::autograd::variable_list;
 // Multiplications from which on a second thread is worth its start.
 constexpr int64_t kOfAThread = int64_t{1} << 18;
 
-// y = a b, or y += a b, of one type. By LibTorch where that is no matter of
-// arithmetic: oneDNN makes code for every number of rows that it has not met,
-// and experts have others in every step.
-void multiply(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
-              bool adds) {
-  if (widens(a.scalar_type())) return product_into(y, a, b, adds);
-  product_into(y, a, b, adds, ProductWay::kLibTorch);
-}
-
 void add_features(const at::Tensor& gradient, const at::Tensor& d_y,
                   const at::Tensor& rows) {
-  const bool is_of_one_type = gradient.scalar_type() == d_y.scalar_type();
-  if (!is_of_one_type) return add_to_gradient(gradient, d_y, rows);
-  multiply(gradient, d_y.t(), rows, /*adds=*/true);
+  const at::Tensor across = d_y.t();
+  const bool takes_sums = gradient.scalar_type() == d_y.scalar_type() ||
+                          product_way(gradient, across) == ProductWay::kWidened;
+  if (!takes_sums) return add_to_gradient(gradient, d_y, rows);
+  product_of_new_size(gradient, across, rows, /*adds=*/true);
 }
 
 // The units of all groups, sizes[g] each, shared out among threads:
@@ -118,8 +111,9 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
                 const auto of = [&](const at::Tensor& t) {
                   return t.narrow(0, begins[e] + begin, end - begin);
                 };
-                multiply(of(y), of(x), matrices[static_cast<int64_t>(e)],
-                         /*adds=*/false);
+                product_of_new_size(of(y), of(x),
+                                    matrices[static_cast<int64_t>(e)],
+                                    /*adds=*/false);
               });
   }
 

@@ -38,20 +38,20 @@ ProductWay fp32_way() {
   return takes ? ProductWay::kOneDnn : ProductWay::kLibTorch;
 }
 
-// By rows of y.
+// By rows of y; `way` of fp32.
 void widened_product(const at::Tensor& y, const at::Tensor& a,
-                     const at::Tensor& b, bool adds) {
+                     const at::Tensor& b, bool adds, ProductWay way) {
   const at::Tensor wide_b = b.to(at::kFloat);
   for (int64_t begin = 0; begin < y.size(0); begin += kRowsAtOnce) {
     const int64_t count = std::min(kRowsAtOnce, y.size(0) - begin);
     const at::Tensor wide_a = a.narrow(0, begin, count).to(at::kFloat);
     const at::Tensor part = y.narrow(0, begin, count);
     if (y.scalar_type() == at::kFloat) {
-      product_into(part, wide_a, wide_b, adds, fp32_way());
+      product_into(part, wide_a, wide_b, adds, way);
       continue;
     }
     const at::Tensor sum = at::empty(part.sizes(), wide_b.options());
-    product_into(sum, wide_a, wide_b, /*adds=*/false, fp32_way());
+    product_into(sum, wide_a, wide_b, /*adds=*/false, way);
     adds ? part.add_(sum) : part.copy_(sum);
   }
 }
@@ -241,7 +241,7 @@ ProductWay product_way(int64_t multiplications, at::ScalarType type) {
 
 bool widens(at::ScalarType type) {
   const bool has_no_arithmetic =
-      type == at::kHalf || (type == at::kBFloat16 && !multiplies_bf16());
+      type == at::kHalf || (type == at::kBFloat16 && !gains_by_bf16());
   return has_no_arithmetic && at::globalContext().userEnabledMkldnn() &&
          uses(Kernel::kWidenedProduct);
 }
@@ -271,7 +271,7 @@ void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
       return at::native::mkldnn_matmul(a, b, y, adds ? 1.0F : 0.0F, 1.0F);
     }
     case ProductWay::kWidened:
-      return widened_product(y, a, b, adds);
+      return widened_product(y, a, b, adds, fp32_way());
     case ProductWay::kLibTorch: {
       at::Tensor into = y;
       if (adds) {
@@ -281,6 +281,15 @@ void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
       }
     }
   }
+}
+
+void product_of_new_size(const at::Tensor& y, const at::Tensor& a,
+                         const at::Tensor& b, bool adds) {
+  constexpr ProductWay kWay = ProductWay::kLibTorch;
+  if (product_way(y, a) == ProductWay::kWidened) {
+    return widened_product(y, a, b, adds, kWay);
+  }
+  product_into(y, a, b, adds, kWay);
 }
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,

@@ -3,9 +3,9 @@
 // Kernel: fp32 on a CPU goes through oneDNN, which LibTorch itself takes for
 //         narrower types alone: bench/results/step_*.md has what that is worth
 //         by processor. fp16, for which few processors have arithmetic, and
-//         bf16 on one that does not multiply it go through fp32: operands
-//         widened, sums in fp32, rounded once. All else, and what is too small
-//         to matter: at::mm.
+//         bf16 on one that multiplies it no faster (gains_by_bf16) go through
+//         fp32: operands widened, sums in fp32, rounded once. All else, and
+//         what is too small to matter: at::mm.
 //         Which one depends on shapes, types and the processor, never on a
 //         timing: the bits are the same in every run.
 // Memory: the gradient of a weight whose .grad is there is added to it by the
@@ -43,6 +43,11 @@ void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   bool adds = false);
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   bool adds, ProductWay way);
+
+// The same, where sizes are others in every step, as of experts: not by oneDNN,
+// which makes code for every size that it has not met.
+void product_of_new_size(const at::Tensor& y, const at::Tensor& a,
+                         const at::Tensor& b, bool adds);
 
 // Whether products of this type are widened here, but for small ones.
 bool widens(at::ScalarType type);
