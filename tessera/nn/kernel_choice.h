@@ -11,7 +11,7 @@ namespace tessera::nn {
 
 enum class Kernel {
   kOneDnnProduct,    // fp32 products of matrices by oneDNN, not by at::mm
-  kWidenedProduct,   // fp16 ones through fp32; bf16, where it is not multiplied
+  kWidenedProduct,   // fp16 ones through fp32; bf16, where it is no faster
   kJointProducts,    // layers of one input sum its gradient where it lies
   kGradientInPlace,  // a weight's gradient is added where it lies
   kSwiGlu,           // silu(gate) * up in one pass, forward and backward
@@ -22,6 +22,7 @@ enum class Kernel {
   kCrossEntropy,     // the loss and its gradient, row by row
   kHeadByRows,       // logits are there for some rows at a time
   kInputsAgain,      // products do not keep what a norm or activation made
+  kExpertRows,       // rows of experts weighed and added up in one pass
   kAdamW,            // optim: clipping, update and rounded copy in one pass
 };
 
@@ -33,7 +34,7 @@ inline constexpr std::array kKernelNames = {
     "attention",      "bf16_attention",
     "norm_branch",    "cross_entropy",
     "head_by_rows",   "inputs_again",
-    "adamw"};
+    "expert_rows",    "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

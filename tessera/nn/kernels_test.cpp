@@ -81,6 +81,33 @@ TEST_P(KernelsOf, Swiglu) {
   expect_close(dup, wide_up.grad());
 }
 
+// Two tokens of two choices; one of these has no row.
+TEST_P(KernelsOf, AddUpRows) {
+  const Case& of = GetParam();
+  const at::Tensor rows = random();
+  const at::Tensor dy = random().narrow(0, 0, 2).contiguous();
+  const at::Tensor weights = at::rand({2, 2}, wide());
+  const at::Tensor row = at::tensor(std::vector<int64_t>{2, 0, kRows, 1});
+  at::Tensor y = at::empty_like(dy), drows = at::empty_like(rows);
+  at::Tensor dweights = at::empty_like(weights);
+  of.kernels->add_up_rows(of.element, rows.data_ptr(),
+                          row.const_data_ptr<int64_t>(), weights.data_ptr(),
+                          y.data_ptr(), 2, 2, kRows, of.width);
+  of.kernels->add_up_rows_backward(of.element, dy.data_ptr(), rows.data_ptr(),
+                                   row.const_data_ptr<int64_t>(),
+                                   weights.data_ptr(), drows.data_ptr(),
+                                   dweights.data_ptr(), 2, 2, kRows, of.width);
+  const at::Tensor wide_rows = rows.to(at::kDouble).requires_grad_();
+  const at::Tensor wide_weights = weights.to(at::kDouble).requires_grad_();
+  const at::Tensor wanted = at::stack(
+      {wide_rows[2] * wide_weights[0][0] + wide_rows[0] * wide_weights[0][1],
+       wide_rows[1] * wide_weights[1][1]});
+  wanted.backward(dy.to(at::kDouble));
+  expect_close(y, wanted.detach());
+  expect_close(drows, wide_rows.grad());
+  expect_close(dweights, wide_weights.grad());
+}
+
 TEST_P(KernelsOf, Gelu) {
   const Case& of = GetParam();
   const at::Tensor x = random(), dy = random();

@@ -9,6 +9,7 @@
 
 #include "tessera/core/host_read.h"
 #include "tessera/mesh/layout.h"
+#include "tessera/nn/expert_rows.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -354,30 +355,20 @@ at::Tensor Moe::mix(const at::Tensor& tokens, int64_t samples,
   const int64_t shares = shard_.shares_tokens ? shard_.copies : 1;
   const mesh::Range share = mesh::chunk_of(
       tokens.size(0), shares, shard_.shares_tokens ? shard_.copy : 0);
-  const auto own = [&](const at::Tensor& t) {
-    return t.narrow(0, share.begin, share.size()).flatten();
-  };
-  const at::Tensor chosen = own(places);
-  // Stable: rows for one expert keep their order. What is dropped is behind all
-  // others: how many are left, the host learns with the counts. Where experts
-  // choose it knows before how many there are at most.
-  at::Tensor order = at::argsort(chosen, /*stable=*/true, /*dim=*/0,
-                                 /*descending=*/false);
-  const int64_t most =
-      most_rows(share.size(), samples, tokens.size(0) / samples);
-  order = order.narrow(0, 0, std::min(order.size(0), most));
-  at::Tensor token = order.floor_divide(routing.weights.size(1)) + share.begin;
-  at::Tensor rows = tokens.index_select(0, token);
+  // What is dropped is behind all others: how many rows are left, the host
+  // learns with the counts. Where experts choose it knows before how many there
+  // are at most.
+  const at::Tensor chosen =
+      places.narrow(0, share.begin, share.size()).flatten();
+  const RowOrder order =
+      order_of_rows(chosen, share.begin, places.sizes(),
+                    most_rows(share.size(), samples, tokens.size(0) / samples));
+  at::Tensor rows = rows_of_tokens(tokens, order);
   const at::Tensor counts =
       counts_of(chosen, experts + 1).narrow(0, 0, experts);
   rows = shard_.dispatch ? shard_.dispatch(rows, counts, *experts_)
                          : experts_->forward(rows, to_host(counts));
-  order = order.narrow(0, 0, rows.size(0));
-  token = token.narrow(0, 0, rows.size(0));
-  const at::Tensor weights =
-      own(routing.weights).index_select(0, order).to(rows.scalar_type());
-  return at::zeros_like(tokens).index_add(0, token,
-                                          rows * weights.unsqueeze(1));
+  return tokens_of_rows(rows, routing.weights, order);
 }
 
 }  // namespace tessera::nn

@@ -156,6 +156,41 @@ double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
   return sum;
 }
 
+at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,
+                       const at::Tensor& weights) {
+  RECORD_FUNCTION("tessera::add_up_rows", {});
+  const int64_t tokens = row.size(0), choices = row.size(1);
+  const int64_t count = rows.size(0), width = rows.size(1);
+  at::Tensor y = at::empty({tokens, width}, rows.options());
+  const int64_t* const from = row.const_data_ptr<int64_t>();
+  parallel_for(0, tokens, kRowsPerPart, [&](int64_t begin, int64_t end) {
+    table().add_up_rows(
+        element_of(rows), rows.data_ptr(), from + begin * choices,
+        weights.defined() ? elements_from(weights, begin * choices) : nullptr,
+        elements_from(y, begin * width), end - begin, choices, count, width);
+  });
+  return y;
+}
+
+std::tuple<at::Tensor, at::Tensor> add_up_rows_backward(
+    const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& row,
+    const at::Tensor& weights) {
+  RECORD_FUNCTION("tessera::add_up_rows_backward", {});
+  const int64_t tokens = row.size(0), choices = row.size(1);
+  const int64_t count = rows.size(0), width = rows.size(1);
+  at::Tensor drows = at::empty_like(rows), dweights = at::empty_like(weights);
+  const int64_t* const from = row.const_data_ptr<int64_t>();
+  parallel_for(0, tokens, kRowsPerPart, [&](int64_t begin, int64_t end) {
+    const int64_t choice = begin * choices;
+    table().add_up_rows_backward(
+        element_of(rows), elements_from(gradient, begin * width),
+        rows.data_ptr(), from + choice, elements_from(weights, choice),
+        drows.data_ptr(), elements_from(dweights, choice), end - begin, choices,
+        count, width);
+  });
+  return {drows, dweights};
+}
+
 void add_to_wide(const at::Tensor& sums, const at::Tensor& x) {
   RECORD_FUNCTION("tessera::add_to_wide", {});
   const Element element = element_of(x);

@@ -45,6 +45,16 @@ at::Tensor gelu_tanh_backward(const at::Tensor& gradient, const at::Tensor& x);
 double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                      int64_t ignored, std::optional<double> scale);
 
+// y_t = sum over c of weights[t, c] rows[row[t, c]], where row is below R.
+// rows: (R, D); row: (N, k) of int64; weights: (N, k) in fp64 for fp64, else in
+// fp32, or undefined: each is 1. y: (N, D).
+at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,
+                       const at::Tensor& weights);
+// The gradients of rows, each of which is of one choice, and weights.
+std::tuple<at::Tensor, at::Tensor> add_up_rows_backward(
+    const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& row,
+    const at::Tensor& weights);
+
 // sums += x, of one shape; sums are of fp64 for fp64, else of fp32.
 void add_to_wide(const at::Tensor& sums, const at::Tensor& x);
 

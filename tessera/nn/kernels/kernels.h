@@ -92,6 +92,17 @@ struct Kernels {
   // y = past + x, of which the mask's part is kept; past may be null, and y x.
   void (*drop)(Element element, Mask mask, int64_t row, const void* past,
                const void* x, void* y, int64_t width);
+  // Of each of `tokens`: y = sum over its `choices` of weight * rows[row], where
+  // row is below `count`; weights are of Wide, or null: each is 1.
+  void (*add_up_rows)(Element element, const void* rows, const int64_t* row,
+                      const void* weights, void* y, int64_t tokens,
+                      int64_t choices, int64_t count, int64_t width);
+  // The gradients of such rows and, of Wide, of all weights.
+  void (*add_up_rows_backward)(Element element, const void* dy,
+                               const void* rows, const int64_t* row,
+                               const void* weights, void* drows, void* dweights,
+                               int64_t tokens, int64_t choices, int64_t count,
+                               int64_t width);
   // sums += x; sums are of Wide.
   void (*add)(Element element, void* sums, const void* x, int64_t count);
   // kAttentionQueries queries from `first`, with a thread's scratch.

@@ -256,8 +256,9 @@ Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
                             : n;
   const int64_t slots = routing.weights.numel / n, placed = share * slots;
   const auto [room, sent] = rows_of(share, n);
-  const Memory order = ops_.numbers(placed), token = ops_.numbers(room);
-  Traced rows = ops_.index_select(tokens, room * width, token);
+  const Memory sorted = ops_.numbers(placed), token = ops_.numbers(room);
+  const Memory row = ops_.numbers(n * slots);
+  Traced rows = ops_.index_select(tokens, room * width, row);
   if (sent < room) {
     rows = ops_.tape().record(
         rows.memory, sent * width, {rows}, {},
@@ -270,30 +271,13 @@ Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
     return run_experts(here);
   };
   rows = shard.dispatch ? shard.dispatch(ops_, rows, run) : run(rows);
-  // The weight of each row, and back to a place of zeros for each token.
-  const Traced weights =
-      ops_.tape().record(ops_.wides(sent), sent, {routing.weights}, {order},
-                         [this, all = n * slots, placed](
-                             const Memory& gradient) -> std::vector<Memory> {
-                           const Memory of_share = ops_.wides(placed);
-                           return {ops_.wides(all)};
-                         });
-  const Traced weighted =
-      ops_.tape().record(ops_.elements(rows.numel), rows.numel, {rows, weights},
-                         {rows.memory, weights.memory},
-                         [this, numel = rows.numel,
-                          sent](const Memory& gradient) -> std::vector<Memory> {
-                           Memory of_rows = ops_.elements(numel);
-                           const Memory products = ops_.elements(numel);
-                           return {std::move(of_rows), ops_.wides(sent)};
-                         });
-  const Memory zeros = ops_.elements(tokens.numel);
-  return ops_.tape().record(ops_.elements(tokens.numel), tokens.numel,
-                            {weighted}, {token, weighted.memory},
-                            [this, numel = rows.numel](
-                                const Memory& gradient) -> std::vector<Memory> {
-                              return {ops_.elements(numel)};
-                            });
+  return ops_.tape().record(
+      ops_.elements(tokens.numel), tokens.numel, {rows, routing.weights},
+      {rows.memory, routing.weights.memory, row},
+      [this, numel = rows.numel,
+       all = n * slots](const Memory& gradient) -> std::vector<Memory> {
+        return {ops_.elements(numel), ops_.wides(all)};
+      });
 }
 
 // Of those that are here, whose rows come one expert's after the other's.

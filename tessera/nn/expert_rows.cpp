@@ -1,0 +1,88 @@
+#include "tessera/nn/expert_rows.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/kernel_choice.h"
+
+namespace tessera::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+bool takes_kernel(const at::Tensor& x) {
+  return x.is_cpu() && uses(Kernel::kExpertRows);
+}
+
+class RowsOfTokens : public torch::autograd::Function<RowsOfTokens> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& token, const at::Tensor& row) {
+    ctx->save_for_backward({row});
+    return x.index_select(0, token);
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const at::Tensor row = ctx->get_saved_variables()[0];
+    return {detail::add_up_rows(gradients[0].contiguous(), row, {}), {}, {}};
+  }
+};
+
+class TokensOfRows : public torch::autograd::Function<TokensOfRows> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows,
+                            const at::Tensor& weights, const at::Tensor& row) {
+    ctx->save_for_backward({rows, weights, row});
+    return detail::add_up_rows(rows, row, weights);
+  }
+
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients) {
+    const auto saved = ctx->get_saved_variables();
+    auto [d_rows, d_weights] = detail::add_up_rows_backward(
+        gradients[0].contiguous(), saved[0], saved[2], saved[1]);
+    return {d_rows, d_weights, {}};
+  }
+};
+
+}  // namespace
+
+RowOrder order_of_rows(const at::Tensor& experts_of, int64_t first,
+                       at::IntArrayRef sizes, int64_t most) {
+  const at::Tensor sorted = at::argsort(experts_of, /*stable=*/true, /*dim=*/0,
+                                        /*descending=*/false);
+  const int64_t count = std::min(sorted.size(0), most);
+  const at::Tensor choice = sorted.narrow(0, 0, count) + first * sizes[1];
+  const at::Tensor row =
+      at::full({sizes[0] * sizes[1]}, count, choice.options())
+          .scatter_(0, choice, at::arange(count, choice.options()));
+  return {choice, choice.floor_divide(sizes[1]), row.view(sizes)};
+}
+
+at::Tensor rows_of_tokens(const at::Tensor& x, const RowOrder& order) {
+  if (!takes_kernel(x)) return x.index_select(0, order.token);
+  return RowsOfTokens::apply(x.contiguous(), order.token, order.row);
+}
+
+at::Tensor tokens_of_rows(const at::Tensor& rows, const at::Tensor& weights,
+                          const RowOrder& order) {
+  if (takes_kernel(rows)) {
+    return TokensOfRows::apply(rows.contiguous(), weights.contiguous(),
+                               order.row);
+  }
+  const int64_t count = rows.size(0);
+  const at::Tensor weight =
+      weights.flatten()
+          .index_select(0, order.choice.narrow(0, 0, count))
+          .to(rows.scalar_type());
+  return at::zeros({weights.size(0), rows.size(1)}, rows.options())
+      .index_add(0, order.token.narrow(0, 0, count),
+                 rows * weight.unsqueeze(1));
+}
+
+}  // namespace tessera::nn
