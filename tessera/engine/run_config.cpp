@@ -317,6 +317,10 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
   take(model.norm_eps, folder.norm_eps, "model.norm_eps", origins);
   take(model.rope_theta, folder.rope_theta, "model.rope_theta", origins);
   take_rope_scaling(model.rope_scaling, folder.rope_scaling, origins);
+  take(model.window, folder.window, "model.window", origins);
+  take(model.window_every, folder.window_every, "model.window_every", origins);
+  take(model.window_first_full, folder.window_first_full,
+       "model.window_first_full", origins);
   take(model.latent.q_rank, folder.latent.q_rank, "model.latent.q_rank",
        origins);
   take(model.latent.kv_rank, folder.latent.kv_rank, "model.latent.kv_rank",
@@ -533,6 +537,10 @@ std::vector<std::string> without_effect(const RunConfig& config,
     note(family.learned_positions, key,
          "is not used by model.family " + config.model.family +
              ", whose positions are learned");
+  }
+  for (const char* key : {"model.window_every", "model.window_first_full"}) {
+    note(config.model.window == 0, key,
+         "is not used while model.window is 0: all layers see all");
   }
   const std::string& scaling = config.model.rope_scaling.type;
   for (const auto& [key, types] : std::map<std::string, std::set<std::string>>{

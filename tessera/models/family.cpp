@@ -16,6 +16,15 @@ namespace {
 constexpr std::array kFamilies = {&kGpt2,    &kLlama, &kQwen2,    &kQwen3,
                                   &kMixtral, &kOlmo2, &kQwen3Moe, &kDeepseekV3};
 
+template <typename Condition>
+std::string families_where(Condition condition) {
+  std::vector<std::string> names;
+  for (const Family* family : kFamilies) {
+    if (condition(*family)) names.emplace_back(family->name);
+  }
+  return some_of(names, kFamilies.size());
+}
+
 }  // namespace
 
 const Family* find_family(const std::string& name) {
@@ -40,11 +49,12 @@ std::vector<std::string> names_of_families() {
 }
 
 std::string families_with_experts() {
-  std::vector<std::string> names;
-  for (const Family* family : kFamilies) {
-    if (family->experts) names.emplace_back(family->name);
-  }
-  return some_of(names, kFamilies.size());
+  return families_where([](const Family& family) { return family.experts; });
+}
+
+std::string families_with_windows() {
+  return families_where(
+      [](const Family& family) { return family.windows != Windows::kNone; });
 }
 
 }  // namespace tessera::models

@@ -13,6 +13,9 @@ namespace detail {
 struct HuggingFaceForm;
 }  // namespace detail
 
+// Which layers may have model.window; a family's folders say as much.
+enum class Windows { kNone, kAllLayers, kByLayer };
+
 // What is left out is as in Llama.
 struct Family {
   const char* name;                // as in `model.family`
@@ -25,6 +28,7 @@ struct Family {
   bool out_bias = false;  // of attention
   bool mlp_bias = false;
   nn::QkNorm qk_norm = nn::QkNorm::kNone;
+  Windows windows = Windows::kNone;
   bool latent_attention = false;  // keys and values of a narrow vector
   bool experts = false;           // in place of the MLP
   bool sigmoid_gate = false;      // of experts, else a softmax
@@ -41,5 +45,7 @@ const Family& family_named(const std::string& name);
 std::vector<std::string> names_of_families();
 // Of those whose layers can have experts: "mixtral, qwen3_moe".
 std::string families_with_experts();
+// The same of those that can have a window.
+std::string families_with_windows();
 
 }  // namespace tessera::models

@@ -248,6 +248,15 @@ void ModelConfig::declare(config::Section& section) {
       .more_than(1);
   section.section("rope_scaling", rope_scaling,
                   "rotary positions for longer sequences");
+  size("window", window, 0,
+       "tokens that attention sees, itself the last of them; 0: all before it");
+  size("window_every", window_every, 0,
+       "every n-th layer sees all, the others have the window; 0: all have it");
+  section
+      .key("window_first_full", window_first_full,
+           "so many layers at the beginning see all")
+      .at_least(0)
+      .at_most(kMaxLayers);
   section.section("latent", latent,
                   "attention with latent keys and values, of family "
                   "deepseek_v3");
@@ -335,6 +344,29 @@ bool ModelConfig::has_score_bias() const {
   return moe.bias_balance || family_named(family).score_bias;
 }
 
+void ModelConfig::check_window() const {
+  if (window == 0) return;
+  const Family& facts = family_named(family);
+  TS_CHECK_CONFIG(facts.windows != Windows::kNone, "model.window is ", window,
+                  ", but attention of model.family ", family,
+                  " has no window. Use a model.family that has one (",
+                  families_with_windows(), "), or leave model.window out.");
+  const bool has_all = window_every == 0 && window_first_full == 0;
+  TS_CHECK_CONFIG(facts.windows == Windows::kByLayer || has_all,
+                  "all layers of model.family ", family,
+                  " have the window. Leave model.window_every (", window_every,
+                  ") and model.window_first_full (", window_first_full,
+                  ") out.");
+  bool has_some = false;
+  for (int64_t i = 0; i < layers; ++i) has_some |= window_of(i) > 0;
+  TS_CHECK_CONFIG(has_some, "model.window is ", window,
+                  ", but model.window_every (", window_every,
+                  ") and model.window_first_full (", window_first_full,
+                  ") leave it to none of ", layers,
+                  " layers. Leave model.window out, or use model.window_every "
+                  "of 2 or more and fewer first layers that see all.");
+}
+
 void ModelConfig::complete() {
   const Family& facts = family_named(family);
   moe.complete(family, layers);
@@ -358,6 +390,7 @@ void ModelConfig::complete() {
                   "model.head_dim (", head_dim,
                   ") is odd. Rotary positions turn pairs: use an even one.");
   rope_scaling.check();
+  check_window();
   if (facts.latent_attention) {
     TS_CHECK_CONFIG(kv_heads == heads, "model.kv_heads (", kv_heads,
                     ") differs from model.heads (", heads,

@@ -99,6 +99,9 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
   RopeScalingConfig rope_scaling = {};
+  int64_t window = 0;             // tokens that a token sees; 0: all before it
+  int64_t window_every = 0;       // 0: all layers have the window
+  int64_t window_first_full = 0;  // so many layers at the beginning have none
   LatentConfig latent = {};
   double dropout = 0.0;
   MoeConfig moe = {};
@@ -117,6 +120,14 @@ struct ModelConfig {
   }
   int64_t layers_with_experts() const { return layers_with_experts(layers); }
 
+  // Of layer `index`, from 0: tokens that a token sees, itself the last of
+  // them; 0: all before it.
+  int64_t window_of(int64_t index) const {
+    const bool is_full = index < window_first_full ||
+                         (window_every > 0 && (index + 1) % window_every == 0);
+    return is_full ? 0 : window;
+  }
+
   // Experts have a bias on their scores, be it moved or not.
   bool has_score_bias() const;
   // Of a head: the features that positions turn, and the width of its values.
@@ -130,8 +141,11 @@ struct ModelConfig {
   // Replaces what stands for a default: moe.experts and score, kv_heads,
   // head_dim, ffn, which is 4 x hidden for gpt2 and 8/3 x hidden, rounded up to
   // a multiple of 64, for the others, and moe.ffn. TS_CHECK_CONFIG where heads
-  // do not divide, or experts do not fit.
+  // do not divide, or experts or windows do not fit.
   void complete();
+
+ private:
+  void check_window() const;
 };
 
 }  // namespace tessera::models

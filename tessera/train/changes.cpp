@@ -32,7 +32,9 @@ constexpr std::string_view kDecideTheModel[] = {
     "model.moe.scale",       "model.moe.normalize",
     "model.moe.groups",      "model.moe.top_groups",
     "model.moe.choice",      "model.moe.capacity_factor",
-    "model.moe.first_dense", "model.rope_scaling."};
+    "model.moe.first_dense", "model.window",
+    "model.window_every",    "model.window_first_full",
+    "model.rope_scaling."};
 constexpr std::string_view kOfTheHost[] = {
     "run.dir",         "run.device",         "run.threads",
     "model.from",      "data.train",         "data.valid",

@@ -346,6 +346,11 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
     model.layers =
         shrink(model.layers, std::lcm(runs, kinds), std::max(2 * runs, kinds));
   }
+  model.window = std::min<int64_t>(model.window, 5);
+  const bool has_pattern = model.window_every > 0;
+  model.window_every = has_pattern ? 2 : 0;
+  model.window_first_full =
+      has_pattern ? 0 : std::min<int64_t>(model.window_first_full, 1);
   model.head_dim = std::min<int64_t>(model.head_dim, 4);
   auto& latent = model.latent;
   if (latent.kv_rank > 0) {
