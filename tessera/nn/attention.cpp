@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/nn/flash_attention.h"
@@ -29,14 +32,43 @@ void append(KvCache& cache, at::Tensor& k, at::Tensor& v) {
   v = cache.values.narrow(1, 0, cache.length);
 }
 
-// `is_causal` aligns the first query with the first key.
+// `is_causal` aligns the first query with the first key; a mask says the rest.
 at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, bool is_causal) {
+                           const at::Tensor& v, bool is_causal,
+                           const std::optional<at::Tensor>& mask = {}) {
   return at::scaled_dot_product_attention(
-             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-             /*attn_mask=*/{}, /*dropout_p=*/0.0, is_causal, /*scale=*/{},
+             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask,
+             /*dropout_p=*/0.0, is_causal, /*scale=*/{},
              /*enable_gqa=*/q.size(2) != k.size(2))
       .transpose(1, 2);
+}
+
+// What each query (T) sees of the keys.
+at::Tensor window_mask(const at::Tensor& q, int64_t window) {
+  const int64_t tokens = q.size(1);
+  return at::ones({tokens, tokens}, q.options().dtype(at::kBool))
+      .tril_()
+      .triu_(1 - window);
+}
+
+// Of tokens behind those that `k` and `v` begin with.
+at::Tensor cached_attention(const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, int64_t window) {
+  const int64_t tokens = k.size(1);
+  if (q.size(1) == tokens) {
+    return window == 0 ? plain_attention(q, k, v, /*is_causal=*/true)
+                       : causal_attention(q, k, v, {.window = window});
+  }
+  // A single query after a past sees every key, or the window's.
+  TS_CHECK(q.size(1) == 1,
+           "attention: a cache that is not empty takes one token at a time, "
+           "not ",
+           q.size(1), ".");
+  const int64_t seen = window == 0 ? tokens : std::min(window, tokens);
+  const auto last = [&](const at::Tensor& x) {
+    return x.narrow(1, tokens - seen, seen);
+  };
+  return plain_attention(q, last(k), last(v), /*is_causal=*/false);
 }
 
 // Said once: what has one shape has it at every step.
@@ -54,18 +86,17 @@ void say_who_attends(const at::Tensor& q) {
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, const Sight& sight) {
   if (!sight.document_starts.defined()) {
-    if (sight.dropout) {
-      TS_CHECK(takes_flash(q, k, v),
-               "attention with dropout: there are no "
-               "loops for ",
-               q.scalar_type(), " ", q.sizes(), " on ", q.device(), ".");
-      return flash_attention(q, k, v, sight.dropout);
+    const bool wants_own =
+        uses(Kernel::kAttention) || sight.dropout || sight.window > 0;
+    if (wants_own && takes_flash(q, k, v)) {
+      return flash_attention(q, k, v, sight.dropout, sight.window);
     }
-    if (uses(Kernel::kAttention)) {
-      if (takes_flash(q, k, v)) return flash_attention(q, k, v);
-      say_who_attends(q);
-    }
-    return plain_attention(q, k, v, /*is_causal=*/true);
+    TS_CHECK(!sight.dropout, "attention with dropout: there are no loops for ",
+             q.scalar_type(), " ", q.sizes(), " on ", q.device(), ".");
+    if (wants_own) say_who_attends(q);
+    if (sight.window == 0) return plain_attention(q, k, v, /*is_causal=*/true);
+    return plain_attention(q, k, v, /*is_causal=*/false,
+                           window_mask(q, sight.window));
   }
   const Pieces whole = {0};
   return piece_attention(q, whole, k, v, whole, sight);
@@ -84,9 +115,8 @@ void Attention::set_region(const Region& region) {
 at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
                               KvCache* cache, CoreAgain* again) const {
   const at::Tensor x = enter_ ? enter_(input) : input;
-  const int64_t tokens = x.size(1);
   // The flash kernel divides by the length: it must not see an empty batch.
-  TS_CHECK(x.size(0) > 0 && tokens > 0, "attention: an empty batch ",
+  TS_CHECK(x.size(0) > 0 && x.size(1) > 0, "attention: an empty batch ",
            x.sizes());
   auto [q, k, v] = project(x, places.rotation);
   if (again) {
@@ -99,14 +129,8 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
   }
   at::Tensor y;
   if (cache) {
-    const int64_t past = cache->length;
     append(*cache, k, v);
-    // A single query after a past sees every key.
-    TS_CHECK(past == 0 || tokens == 1,
-             "attention: a cache that is not empty takes one token at a time, "
-             "not ",
-             tokens, ".");
-    y = flat(plain_attention(q, k, v, /*is_causal=*/past == 0));
+    y = flat(cached_attention(q, k, v, places.sight.window));
   } else {
     y = core(q, k, v, places.sight);
   }

@@ -7,6 +7,7 @@
 //         attention of LibTorch: memory grows with T, not with its square. Of
 //         documents apart: piece_attention.h's, on the CPU. With dropout, which
 //         LibTorch's has not, always flash_attention.h's, which is of the CPU.
+//         With a window also, but elsewhere LibTorch's with a mask of T x T.
 // Cache:  with a KvCache the T tokens follow those already in it; the cache
 //         keeps their keys and values. For generation, without autograd.
 // Comm:   none. Heads are counted from the local weights, so a rank that holds

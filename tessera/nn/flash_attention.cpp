@@ -105,7 +105,8 @@ std::tuple<at::Tensor, at::Tensor> detail::flash_forward(
         .is_causal = runs.is_causal,
         .mask = mask_of(runs.dropout, b, head),
         .first_query = runs.first_query,
-        .first_key = runs.first_key};
+        .first_key = runs.first_key,
+        .window = runs.window};
     by.attend(element_of(q), one, group * kQueries, scratch);
   });
   return {out, lse};
@@ -142,7 +143,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> detail::flash_backward(
         .is_causal = runs.is_causal,
         .mask = mask_of(runs.dropout, b, head),
         .first_query = runs.first_query,
-        .first_key = runs.first_key};
+        .first_key = runs.first_key,
+        .window = runs.window};
     by.attend_backward(element_of(q), group, scratch);
   });
   return {dq, dk, dv};
@@ -154,11 +156,13 @@ namespace {
 struct Written {
   explicit Written(const FlashRuns& runs)
       : dropout(as_saved(runs.dropout).toIntVector()),
-        rest({runs.is_causal ? 1 : 0, runs.first_query, runs.first_key}) {}
+        rest({runs.is_causal ? 1 : 0, runs.first_query, runs.first_key,
+              runs.window}) {}
   std::vector<int64_t> dropout, rest;
 };
 FlashRuns as_runs(at::IntArrayRef dropout, at::IntArrayRef rest) {
-  return {rest[0] == 1, saved_dropout(dropout.vec()), rest[1], rest[2]};
+  return {rest[0] == 1, saved_dropout(dropout.vec()), rest[1], rest[2],
+          rest[3]};
 }
 
 // Operators, so that profilers and what counts operations see them.
@@ -235,10 +239,12 @@ class FlashAttention : public torch::autograd::Function<FlashAttention> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v,
-                            const Dropout& dropout) {
-    const auto [out, lse] = flash_forward(q, k, v, {.dropout = dropout});
+                            const Dropout& dropout, int64_t window) {
+    const auto [out, lse] =
+        flash_forward(q, k, v, {.dropout = dropout, .window = window});
     ctx->save_for_backward({q, k, v, out, lse});
     ctx->saved_data["dropout"] = as_saved(dropout);
+    ctx->saved_data["window"] = window;
     return out;
   }
 
@@ -249,8 +255,9 @@ class FlashAttention : public torch::autograd::Function<FlashAttention> {
         gradients[0].stride(3) == 1 ? gradients[0] : gradients[0].contiguous();
     const auto [dq, dk, dv] = flash_backward(
         gradient, saved[0], saved[1], saved[2], saved[3], saved[4],
-        {.dropout = saved_dropout(ctx->saved_data["dropout"])});
-    return {dq, dk, dv, {}};
+        {.dropout = saved_dropout(ctx->saved_data["dropout"]),
+         .window = ctx->saved_data["window"].toInt()});
+    return {dq, dk, dv, {}, {}};
   }
 };
 
@@ -268,8 +275,9 @@ bool takes_flash(const at::Tensor& q, const at::Tensor& k,
 }
 
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, const Dropout& dropout) {
-  return FlashAttention::apply(q, k, v, dropout);
+                           const at::Tensor& v, const Dropout& dropout,
+                           int64_t window) {
+  return FlashAttention::apply(q, k, v, dropout, window);
 }
 
 int64_t flash_scratch(const FlashShape& shape, int64_t threads) {

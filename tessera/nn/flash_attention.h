@@ -10,6 +10,9 @@
 //           dK = dS^T Q / sqrt(E). The products are summed block by block.
 // Causal:   blocks above the diagonal are passed over, and most tiles that are
 //           above it in the blocks on it.
+// Window:   of W tokens: query i sees the keys j of i - W < j <= i. Blocks that
+//           no query sees are passed over, forward and backward: of T tokens
+//           T W pairs are computed in place of T^2 / 2.
 // Dropout:  with D, 0 or 1 / (1 - rate), as nn/dropout.h has it, which is made
 //           where it is used: out = sum D P v, dV = (D P)^T dO,
 //           dP = D (dO V^T); lse is without.
@@ -40,7 +43,8 @@ struct FlashShape {
 
 // Differentiable. REQUIRES: takes_flash(q, k, v).
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k,
-                           const at::Tensor& v, const Dropout& dropout = {});
+                           const at::Tensor& v, const Dropout& dropout = {},
+                           int64_t window = 0);
 bool takes_flash(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 // A run of queries over one of keys, and where they begin in the sequence.
@@ -48,8 +52,10 @@ struct FlashRuns {
   bool is_causal = true;  // of the same tokens; else every query sees all keys
   Dropout dropout = {};
   int64_t first_query = 0, first_key = 0;
+  int64_t window = 0;  // 0: none
 };
-// (out, lse), without a graph; lse (B, H, T) may be a part along T.
+// (out, lse), without a graph; lse (B, H, T) may be a part along T. A query
+// that the window leaves no key has out 0 and an lse of -1e30.
 std::tuple<at::Tensor, at::Tensor> flash_forward(const at::Tensor& q,
                                                  const at::Tensor& k,
                                                  const at::Tensor& v,

@@ -64,6 +64,8 @@ Outputs of_libtorch(const Inputs& of) {
   return found;
 }
 
+constexpr double kNoLse = -1e30;  // lse of a query that sees no key
+
 // By the formulas, in fp64.
 Outputs exact(const Inputs& of, const FlashRuns& runs = {}) {
   const auto leaf = [](const at::Tensor& x) {
@@ -74,13 +76,17 @@ Outputs exact(const Inputs& of, const FlashRuns& runs = {}) {
   const auto wide = [&](const at::Tensor& x) {
     return by_head(x.repeat_interleave(repeats, 2));
   };
-  const at::Tensor future =
-      at::ones({q.size(1), k.size(1)}, at::TensorOptions(at::kBool))
-          .triu(runs.is_causal ? 1 : k.size(1));
+  const at::Tensor query = at::arange(q.size(1)).unsqueeze(1),
+                   key = at::arange(k.size(1));
+  at::Tensor hidden = key > (runs.is_causal ? query : query + k.size(1));
+  if (runs.window > 0) {
+    hidden = hidden.logical_or(key + runs.first_key <=
+                               query + runs.first_query - runs.window);
+  }
   const at::Tensor scores = (at::matmul(by_head(q), wide(k).transpose(2, 3)) /
                              std::sqrt(static_cast<double>(q.size(3))))
-                                .masked_fill(future, -INFINITY);
-  at::Tensor weights = scores.softmax(-1);
+                                .masked_fill(hidden, -1e300);
+  at::Tensor weights = scores.softmax(-1).masked_fill(hidden, 0);
   if (runs.dropout) {
     weights =
         weights * masks::mask_of(runs.dropout, q.size(0), q.size(2),
@@ -89,8 +95,9 @@ Outputs exact(const Inputs& of, const FlashRuns& runs = {}) {
   }
   const at::Tensor out = by_head(at::matmul(weights, wide(v)));
   out.backward(of.gradient.to(at::kDouble));
-  return {out.detach(), scores.logsumexp(-1).detach(), q.grad(), k.grad(),
-          v.grad()};
+  const at::Tensor lse = scores.logsumexp(-1).detach();
+  return {out.detach(), lse.masked_fill(hidden.all(-1), kNoLse), q.grad(),
+          k.grad(), v.grad()};
 }
 
 // In units of the largest wanted; of the inputs, where less is wanted: a single
@@ -227,24 +234,85 @@ TEST_P(FlashOf, LargeScoresDoNotOverflow) {
             8 * unit_of(found.lse.scalar_type()));
 }
 
+// Beside what the loops err without what is tried. Of few keys little is left of
+// dS, a difference of sums over E.
+void expect_close(const Outputs& found, const Outputs& wanted,
+                  const Outputs& plain, const Outputs& plain_wanted) {
+  const auto all = found.all(), exact = wanted.all();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const at::ScalarType type = all[i].scalar_type();
+    const double most = type == at::kDouble || type == at::kFloat ? 128 : 16;
+    EXPECT_LE(error_of(all[i], exact[i]),
+              std::max(3 * error_of(plain.all()[i], plain_wanted.all()[i]),
+                       most * unit_of(type)))
+        << i;
+  }
+}
+
+// Its edge lies within blocks of 64, and between them.
+TEST_P(FlashOf, KeepsToItsWindow) {
+  const Inputs of = inputs();
+  const int64_t tokens = of.q.size(1);
+  for (const int64_t window :
+       {int64_t{1}, int64_t{2}, int64_t{63}, int64_t{64}, int64_t{65},
+        int64_t{130}, tokens - 1, tokens, tokens + 7}) {
+    if (window < 1) continue;
+    const FlashRuns runs{.window = window};
+    expect_close(own(kernels(), of, runs), exact(of, runs), own(kernels(), of),
+                 exact(of));
+  }
+}
+
+// Runs of other tokens, which are partly or all too far behind.
+TEST_P(FlashOf, KeepsToItsWindowOverRuns) {
+  Inputs of = inputs();
+  const int64_t keys = (of.k.size(1) + 1) / 2;
+  of.k = of.k.narrow(1, 0, keys), of.v = of.v.narrow(1, 0, keys);
+  const FlashRuns plain{.is_causal = false};
+  for (const int64_t distance : {keys, keys + 5, keys + 70}) {
+    for (const int64_t window : {distance - keys + 1, distance - keys / 2,
+                                 distance + 3, distance + of.q.size(1) - 2}) {
+      if (window < 1) continue;
+      FlashRuns runs{.is_causal = false,
+                     .first_query = 11 + distance,
+                     .first_key = 11,
+                     .window = window};
+      Outputs found = own(kernels(), of, runs), wanted = exact(of, runs);
+      const at::Tensor sees_none = wanted.lse == kNoLse;
+      EXPECT_TRUE(at::equal(found.lse < kNoLse / 2, sees_none));
+      found.lse.masked_fill_(sees_none, 0);
+      wanted.lse.masked_fill_(sees_none, 0);
+      expect_close(found, wanted, own(kernels(), of, plain), exact(of, plain));
+    }
+  }
+}
+
+// Blocks that no query sees are not looked at.
+TEST_P(FlashOf, EarlierTokensDoNotMatter) {
+  Inputs of = inputs();
+  const int64_t tokens = of.q.size(1);
+  constexpr int64_t kHidden = 128, kWindow = 20;
+  if (tokens <= kHidden + kWindow) return;
+  const FlashRuns runs{.window = kWindow};
+  const Outputs wanted = own(kernels(), of, runs);
+  for (const at::Tensor& each : {of.k, of.v}) {
+    each.narrow(1, 0, kHidden - 64).fill_(NAN);
+  }
+  const Outputs found = own(kernels(), of, runs);
+  const auto behind = [&](const at::Tensor& x) {
+    return x.narrow(1, kHidden, tokens - kHidden);
+  };
+  EXPECT_TRUE(at::equal(behind(found.out), behind(wanted.out)));
+  EXPECT_TRUE(at::equal(behind(found.dq), behind(wanted.dq)));
+  EXPECT_TRUE(at::equal(behind(found.dk), behind(wanted.dk)));
+}
+
 constexpr int64_t kWithMasks = 300;  // tokens at most: they are made one by one
 
 FlashRuns with_dropout(bool is_causal, int64_t first_query, int64_t first_key) {
   Dropout dropout = dropout_named("blocks.0.attention.weights", 0.3, {5, 2, 6});
   dropout.first_head = 3;
   return {is_causal, dropout, first_query, first_key};
-}
-
-void expect_close(const Outputs& found, const Outputs& wanted,
-                  const Outputs& plain, const Outputs& plain_wanted) {
-  const auto all = found.all(), exact = wanted.all();
-  for (size_t i = 0; i < all.size(); ++i) {
-    const double unit = unit_of(all[i].scalar_type());
-    EXPECT_LE(error_of(all[i], exact[i]),
-              std::max(3 * error_of(plain.all()[i], plain_wanted.all()[i]),
-                       16 * unit))
-        << i;
-  }
 }
 
 // With the mask written out; it errs as it does without.
@@ -254,6 +322,17 @@ TEST_P(FlashOf, DropsWhatItsMaskSays) {
   const FlashRuns runs = with_dropout(true, 0, 0);
   expect_close(own(kernels(), of, runs), exact(of, runs), own(kernels(), of),
                exact(of));
+}
+
+TEST_P(FlashOf, DropsWithinItsWindow) {
+  const Inputs of = inputs();
+  if (of.q.size(1) > kWithMasks) return;
+  for (const int64_t window : {1, 5, 70}) {
+    FlashRuns runs = with_dropout(true, 0, 0);
+    runs.window = window;
+    expect_close(own(kernels(), of, runs), exact(of, runs), own(kernels(), of),
+                 exact(of));
+  }
 }
 
 // Runs that begin anywhere, of which each query sees all keys.
@@ -291,12 +370,14 @@ TEST(Flash, Gradients) {
   EXPECT_LE(error_of(of.v.grad(), wanted.dv), 1e-13);
 }
 
-TEST(Flash, GradientsWithDropout) {
+TEST(Flash, GradientsWithDropoutAndAWindow) {
   at::manual_seed(7);
   const Inputs of = random_inputs({2, 70, 4, 2, 6}, at::kDouble);
-  const FlashRuns runs = with_dropout(true, 0, 0);
+  FlashRuns runs = with_dropout(true, 0, 0);
+  runs.window = 9;
   for (const at::Tensor& each : {of.q, of.k, of.v}) each.requires_grad_();
-  flash_attention(of.q, of.k, of.v, runs.dropout).backward(of.gradient);
+  flash_attention(of.q, of.k, of.v, runs.dropout, runs.window)
+      .backward(of.gradient);
   const Outputs wanted =
       exact({of.q.detach(), of.k.detach(), of.v.detach(), of.gradient}, runs);
   EXPECT_LE(error_of(of.q.grad(), wanted.dq), 1e-13);

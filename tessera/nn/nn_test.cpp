@@ -230,6 +230,41 @@ TEST_P(AttentionTest, CacheGivesTheSame) {
   EXPECT_THROW(part(4, 1), tessera::Error);
 }
 
+TEST_P(AttentionTest, CacheGivesTheSameWithAWindow) {
+  const at::NoGradGuard no_grad;
+  GroupedQueryAttention attention(GetParam().options);
+  fill(attention);
+  const auto x = input({2, 6, GetParam().options.width});
+  for (const int64_t window : {1, 2, 4, 9}) {
+    const Sight sight{.window = window};
+    const auto whole = attention.forward(x, {rotation(x), sight});
+    KvCache cache{.capacity = 6};
+    std::vector<at::Tensor> parts;
+    for (const auto& [begin, count] :
+         {std::pair{0, 3}, {3, 1}, {4, 1}, {5, 1}}) {
+      const auto angles =
+          GetParam().rotary ? table_.rows(begin, count, x) : Rotation();
+      parts.push_back(attention.forward(x.narrow(1, begin, count),
+                                        {angles, sight}, &cache));
+    }
+    EXPECT_TRUE(at::allclose(whole, at::cat(parts, 1), 1e-12, 1e-12)) << window;
+  }
+}
+
+// By LibTorch's with a mask, which takes what the own loops do not.
+TEST(Attention, WindowsWithoutLoops) {
+  const auto q = input({2, 7, 4, 6});
+  const auto k = input({2, 7, 2, 6}), v = input({2, 7, 2, 6});
+  const auto apart = [](const at::Tensor& x) {
+    return x.transpose(2, 3).contiguous().transpose(2, 3);
+  };
+  for (const int64_t window : {1, 3, 7, 20}) {
+    const Sight sight{.window = window};
+    EXPECT_TRUE(at::allclose(causal_attention(apart(q), k, v, sight),
+                             causal_attention(q, k, v, sight), 1e-12, 1e-12));
+  }
+}
+
 // Documents of 1, 3 and 1 tokens, and of 2 and 3.
 TEST_P(AttentionTest, DocumentsDoNotSeeEachOther) {
   const auto& options = GetParam().options;

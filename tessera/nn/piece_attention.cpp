@@ -35,18 +35,20 @@ at::Tensor lse_of(const at::Tensor& lse, const Run& run) {
 struct Pair {
   Run queries, keys;
   bool is_causal;  // else every query sees every key
+  int64_t window;  // of which it sees a part; 0: all
 };
 
 // Pieces of queries and of keys that are here, and which pairs of them meet.
 class Meetings {
  public:
   Meetings(const at::Tensor& q, const Pieces& q_pieces, const Pieces& k_pieces,
-           const at::Tensor& starts)
+           const Sight& sight)
       : samples_(q.size(0)),
         length_(q.size(1) / static_cast<int64_t>(q_pieces.size())),
         q_pieces_(q_pieces),
         k_pieces_(k_pieces),
-        starts_(starts) {}
+        starts_(sight.document_starts),
+        window_(sight.window) {}
 
   template <typename Visit>
   void for_each(Visit visit) const {
@@ -57,8 +59,8 @@ class Meetings {
       }
       for (size_t j = 0; j < k_pieces_.size(); ++j) {
         if (k_pieces_[j] > q_pieces_[i]) continue;
-        visit(Pair{whole(i, q_pieces_), whole(j, k_pieces_),
-                   k_pieces_[j] == q_pieces_[i]});
+        meet(whole(i, q_pieces_), whole(j, k_pieces_),
+             k_pieces_[j] == q_pieces_[i], visit);
       }
     }
   }
@@ -84,23 +86,36 @@ class Meetings {
         const int64_t from = std::max(start, k_first);
         const int64_t to = is_own ? end : k_first + length_;
         if (k_first > first || from >= to) continue;
-        visit(Pair{queries,
-                   {b, 1, place_of(j) + from - k_first, to - from, from},
-                   is_own});
+        meet(queries, {b, 1, place_of(j) + from - k_first, to - from, from},
+             is_own, visit);
       }
     }
+  }
+
+  template <typename Visit>
+  void meet(const Run& queries, const Run& keys, bool is_causal,
+            Visit visit) const {
+    const Within seen = within_window({queries.position, queries.length},
+                                      {keys.position, keys.length}, window_);
+    if (seen == Within::kNone) return;
+    visit(Pair{queries, keys, is_causal, seen == Within::kPart ? window_ : 0});
   }
 
   int64_t samples_, length_;
   const Pieces &q_pieces_, &k_pieces_;
   const at::Tensor& starts_;
+  const int64_t window_;
 };
 
 FlashRuns runs_of(const Pair& pair, const Dropout& dropout) {
   FlashRuns runs{pair.is_causal, dropout, pair.queries.position,
-                 pair.keys.position};
+                 pair.keys.position, pair.window};
   runs.dropout.first_sample += pair.queries.sample;
   return runs;
+}
+
+bool is_of_libtorch(const FlashRuns& runs) {
+  return !runs.dropout && runs.window == 0;
 }
 
 // All (B', H, length, E), as run_of() gives them: out and log-sum-exp.
@@ -108,7 +123,7 @@ std::tuple<at::Tensor, at::Tensor> attend_pair(const at::Tensor& q,
                                                const at::Tensor& k,
                                                const at::Tensor& v,
                                                const FlashRuns& runs) {
-  if (!runs.dropout) {
+  if (is_of_libtorch(runs)) {
     return at::_scaled_dot_product_flash_attention_for_cpu(
         q, k, v, /*dropout_p=*/0.0, runs.is_causal);
   }
@@ -121,7 +136,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_pair_backward(
     const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
     const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
     const FlashRuns& runs) {
-  if (!runs.dropout) {
+  if (is_of_libtorch(runs)) {
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(
         gradient, q, k, v, out, lse, /*dropout_p=*/0.0, runs.is_causal);
   }
@@ -142,6 +157,7 @@ class PieceAttention : public torch::autograd::Function<PieceAttention> {
     const at::Tensor out = seen.out.to(q.scalar_type());
     ctx->save_for_backward({q, k, v, sight.document_starts, out, seen.lse});
     ctx->saved_data["dropout"] = as_saved(sight.dropout);
+    ctx->saved_data["window"] = sight.window;
     ctx->saved_data["q_pieces"] = q_pieces;
     ctx->saved_data["k_pieces"] = k_pieces;
     return out;
@@ -159,7 +175,8 @@ class PieceAttention : public torch::autograd::Function<PieceAttention> {
     attend_backward(gradients[0].contiguous(), q,
                     ctx->saved_data["q_pieces"].toIntVector(), k, v,
                     ctx->saved_data["k_pieces"].toIntVector(),
-                    {saved[3], saved_dropout(ctx->saved_data["dropout"])},
+                    {saved[3], saved_dropout(ctx->saved_data["dropout"]),
+                     ctx->saved_data["window"].toInt()},
                     saved[4], saved[5], sums);
     const auto type = q.scalar_type();
     return {sums.dq.to(type), sums.dk.to(type), sums.dv.to(type), {}, {}, {}};
@@ -167,6 +184,15 @@ class PieceAttention : public torch::autograd::Function<PieceAttention> {
 };
 
 }  // namespace
+
+Within within_window(const Stretch& queries, const Stretch& keys,
+                     int64_t window) {
+  if (window == 0) return Within::kAll;
+  const int64_t last_query = queries.begin + queries.length - 1;
+  const int64_t last_key = keys.begin + keys.length - 1;
+  if (queries.begin - last_key >= window) return Within::kNone;
+  return last_query - keys.begin < window ? Within::kAll : Within::kPart;
+}
 
 void attend(const at::Tensor& q, const Pieces& q_pieces, const at::Tensor& k,
             const at::Tensor& v, const Pieces& k_pieces, const Sight& sight,
@@ -178,7 +204,7 @@ void attend(const at::Tensor& q, const Pieces& q_pieces, const at::Tensor& k,
     seen.out = at::zeros(q.sizes(), options);
     seen.lse = at::full({q.size(0), q.size(2), q.size(1)}, -INFINITY, options);
   }
-  const Meetings meetings(q, q_pieces, k_pieces, sight.document_starts);
+  const Meetings meetings(q, q_pieces, k_pieces, sight);
   meetings.for_each([&](const Pair& pair) {
     const auto [out, lse] =
         attend_pair(run_of(q, pair.queries), run_of(k, pair.keys),
@@ -202,7 +228,7 @@ void attend_backward(const at::Tensor& gradient, const at::Tensor& q,
                      const at::Tensor& v, const Pieces& k_pieces,
                      const Sight& sight, const at::Tensor& out,
                      const at::Tensor& lse, AttentionGradients& sums) {
-  const Meetings meetings(q, q_pieces, k_pieces, sight.document_starts);
+  const Meetings meetings(q, q_pieces, k_pieces, sight);
   meetings.for_each([&](const Pair& pair) {
     const auto [dq, dk, dv] = attend_pair_backward(
         run_of(gradient, pair.queries), run_of(q, pair.queries),

@@ -8,6 +8,9 @@
 // Documents: where a sample is several, one behind the other, a token sees its
 //         own alone: pairs are then of each document's part of two pieces, and
 //         what no token sees costs nothing.
+// Window: of W tokens: a token sees itself and the W - 1 before it. Of pairs of
+//         pieces the near ones are seen whole and the far ones, which cost
+//         nothing, not at all; between them lie those that are masked.
 //
 // Shapes: q, out: (B, n S, H, E) of n pieces of S tokens; k, v: (B, m S, K, E),
 //         K divides H; log-sum-exp: (B, H, n S). starts: (B, T) of int64 on the
@@ -15,7 +18,8 @@
 //         undefined: a sample is one document.
 // Types:  merged and summed in fp32, or fp64 for fp64.
 // Kernel: LibTorch's flash attention for the CPU, forward and backward; with
-//         dropout, which it has not, flash_attention.h's.
+//         dropout and on the edge of a window, which it has not,
+//         flash_attention.h's.
 // Comm:   none.
 // Source: Liu et al. 2023, arXiv 2310.01889; Dao et al. 2022, arXiv 2205.14135;
 //         documents: Zhao et al. 2024, arXiv 2402.13991 (intra-document causal
@@ -36,7 +40,16 @@ struct Sight {
   // (B, T of the whole sequence): see above.
   at::Tensor document_starts = {};
   Dropout dropout = {};
+  int64_t window = 0;  // 0: all
 };
+
+// Of what a window leaves a run of queries of keys at or before them.
+enum class Within { kNone, kPart, kAll };
+struct Stretch {
+  int64_t begin, length;  // in the sequence
+};
+Within within_window(const Stretch& queries, const Stretch& keys,
+                     int64_t window);
 
 using Pieces = std::vector<int64_t>;  // their places in the sequence
 

@@ -36,7 +36,9 @@ struct Mask {
 };
 
 // One query head; lse (tokens) of Wide. Scores are scaled. Not causal: every
-// query sees all keys. `first_query`, `first_key`: places in the sequence.
+// query sees all keys. `window`: but of those so many before it alone, itself
+// the last; 0: all. A query that then sees none gives 0, and as lse a number
+// below every other. `first_query`, `first_key`: places in the sequence.
 struct AttentionHead {
   Rows q, k, v, out;
   void* lse;
@@ -44,7 +46,7 @@ struct AttentionHead {
   double scale;
   bool is_causal;
   Mask mask;
-  int64_t first_query, first_key;
+  int64_t first_query, first_key, window;
 };
 
 // The query heads that read one head of k and v; `mask` is that of the first.
@@ -57,7 +59,7 @@ struct AttentionGroup {
   double scale;
   bool is_causal;
   Mask mask;
-  int64_t first_query, first_key;
+  int64_t first_query, first_key, window;
 };
 
 struct Kernels {

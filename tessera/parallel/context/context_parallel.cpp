@@ -38,13 +38,9 @@ at::Tensor heads_here(const at::Tensor& x, comm::Group& group) {
 at::Tensor tokens_here(const at::Tensor& x, comm::Group& group) {
   const int64_t c = group.size(), samples = x.size(0), heads = x.size(2);
   const int64_t length = x.size(1) / (2 * c), width = x.size(3);
-  std::vector<int64_t> order;
-  for (int64_t rank = 0; rank < c; ++rank) {
-    for (int64_t piece : pieces_of(rank, c)) order.push_back(piece);
-  }
   const at::Tensor by_rank =
       x.reshape({samples, 2 * c, length, heads, width})
-          .index_select(1, at::tensor(order))
+          .index_select(1, at::tensor(pieces_of_all(c)))
           .reshape({samples, c, 2 * length, heads, width})
           .transpose(0, 1);
   return comm::all_to_all(by_rank.contiguous(), group)
@@ -56,6 +52,14 @@ at::Tensor tokens_here(const at::Tensor& x, comm::Group& group) {
 
 Pieces pieces_of(int64_t rank, int64_t degree) {
   return {rank, 2 * degree - 1 - rank};
+}
+
+Pieces pieces_of_all(int64_t degree) {
+  Pieces all;
+  for (int64_t rank = 0; rank < degree; ++rank) {
+    for (int64_t piece : pieces_of(rank, degree)) all.push_back(piece);
+  }
+  return all;
 }
 
 int64_t local_length(int64_t tokens, const mesh::DeviceMesh& mesh) {

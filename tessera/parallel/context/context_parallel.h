@@ -41,6 +41,8 @@ void place(models::Model& model);
 using nn::Pieces;
 // The pieces of the sequence that a rank of cp has.
 Pieces pieces_of(int64_t rank, int64_t degree);
+// Those of rank 0, then of rank 1, and so on.
+Pieces pieces_of_all(int64_t degree);
 
 // T -> T / cp.
 int64_t local_length(int64_t tokens, const mesh::DeviceMesh& mesh);

@@ -47,6 +47,9 @@ at::Tensor whole_attention(const at::Tensor& q, const at::Tensor& k,
                            const at::Tensor& v, const nn::Sight& sight) {
   const at::Tensor place = at::arange(kTokens);
   at::Tensor sees = (place <= place.unsqueeze(1)).unsqueeze(0);
+  if (sight.window > 0) {
+    sees = sees.logical_and(place > place.unsqueeze(1) - sight.window);
+  }
   if (sight.document_starts.defined()) {
     sees = sees.logical_and(place.view({1, 1, -1}) >=
                             sight.document_starts.unsqueeze(2));
@@ -161,6 +164,33 @@ TEST(Context, DropoutIsThatOfTheWhole) {
       }
       expect_parts_of_the_whole(method, 2, 4, 2, at::kFloat, 1e-5, sight);
       expect_parts_of_the_whole(method, 2, 4, 2, at::kBFloat16, 2e-2, sight);
+    }
+  }
+}
+
+// Windows that end within a piece, with one, and go over several.
+TEST(Context, WindowsAreThoseOfTheWhole) {
+  nn::Dropout dropout = nn::dropout_named("attention", 0.3, {7, 3, 5});
+  for (const Method method :
+       {ring_attention, gathered_attention, ulysses_attention}) {
+    for (const int64_t window : {1, 2, 3, 4, 6, 7, 13, 23, 24, 40}) {
+      for (const int64_t ranks : {1, 2, 4}) {
+        expect_parts_of_the_whole(method, ranks, 4, 2, at::kDouble, 1e-13,
+                                  {.window = window});
+      }
+    }
+    for (const int64_t window : {2, 5, 9}) {
+      for (const nn::Sight& sight :
+           {nn::Sight{{}, dropout, window},
+            nn::Sight{starts_of_documents(), {}, window},
+            nn::Sight{starts_of_documents(), dropout, window}}) {
+        expect_parts_of_the_whole(method, 2, 4, 2, at::kDouble, 1e-13, sight);
+        expect_parts_of_the_whole(method, 4, 4, 1, at::kDouble, 1e-13, sight);
+      }
+      const nn::Sight sight{.window = window};
+      expect_parts_of_the_whole(method, 2, 4, 2, at::kFloat, 1e-5, sight);
+      expect_parts_of_the_whole(method, 2, 4, 2, at::kBFloat16, 2e-2, sight);
+      expect_parts_of_the_whole(method, 2, 4, 2, at::kHalf, 3e-3, sight);
     }
   }
 }

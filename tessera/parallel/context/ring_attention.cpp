@@ -72,6 +72,7 @@ class RingAttention : public Function<RingAttention> {
     const at::Tensor out = seen.out.to(q.scalar_type());
     ctx->save_for_backward({q, own, sight.document_starts, out, seen.lse});
     ctx->saved_data["dropout"] = nn::as_saved(sight.dropout);
+    ctx->saved_data["window"] = sight.window;
     comm::save_group(ctx, *group);
     return out;
   }
@@ -82,7 +83,8 @@ class RingAttention : public Function<RingAttention> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &q = saved[0], &out = saved[3], &lse = saved[4];
     const nn::Sight sight{saved[2],
-                          nn::saved_dropout(ctx->saved_data["dropout"])};
+                          nn::saved_dropout(ctx->saved_data["dropout"]),
+                          ctx->saved_data["window"].toInt()};
     const Pieces mine = pieces_of(group->rank(), group->size());
     const at::Tensor gradient = gradients[0].contiguous();
     const auto wide = q.options().dtype(nn::wide_type(q));
@@ -119,16 +121,10 @@ at::Tensor ring_attention(const at::Tensor& q, const at::Tensor& k,
 at::Tensor gathered_attention(const at::Tensor& q, const at::Tensor& k,
                               const at::Tensor& v, const nn::Sight& sight,
                               comm::Group& group) {
-  Pieces everybodys;
-  for (int64_t rank = 0; rank < group.size(); ++rank) {
-    for (int64_t piece : pieces_of(rank, group.size())) {
-      everybodys.push_back(piece);
-    }
-  }
   return nn::piece_attention(q, pieces_of(group.rank(), group.size()),
                              comm::all_gather_with_reduce_scatter(k, 1, group),
                              comm::all_gather_with_reduce_scatter(v, 1, group),
-                             everybodys, sight);
+                             pieces_of_all(group.size()), sight);
 }
 
 }  // namespace tessera::parallel::context
