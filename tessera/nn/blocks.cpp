@@ -147,7 +147,10 @@ void Embedding::set_rows(int64_t first_row, Transform reduce) {
 Norm::Norm(NormKind kind, int64_t width, double eps, Role role)
     : kind_(kind),
       eps_(eps),
-      weight_(declare_parameter("weight", {width}, Init::ones(), role)) {
+      weight_(declare_parameter(
+          "weight", {width},
+          kind == NormKind::kRmsNormPlusOne ? Init::zeros() : Init::ones(),
+          role)) {
   if (kind_ == NormKind::kLayerNorm) {
     bias_ = declare_parameter("bias", {width}, Init::zeros(), role);
   }
@@ -158,15 +161,20 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
     return detail::LayerNorm::apply(x, weight_, bias_, eps_);
   }
   if (mean_) return SharedRmsNorm::apply(x, weight_, eps_, mean_);
-  if (!x.is_cpu()) return at::rms_norm(x, weight_.sizes(), weight_, eps_);
-  return detail::RmsNorm::apply(x, weight_, eps_);
+  if (x.is_cpu()) return detail::RmsNorm::apply(x, weight_, eps_, offset());
+  if (kind_ == NormKind::kRmsNorm) {
+    return at::rms_norm(x, weight_.sizes(), weight_, eps_);
+  }
+  const auto wide = wide_type(x);  // a sum with 1 is no weight of low precision
+  return at::rms_norm(x.to(wide), weight_.sizes(), weight_.to(wide) + 1, eps_)
+      .to(x.scalar_type());
 }
 
 std::pair<at::Tensor, at::Tensor> Norm::branch(const at::Tensor& x) const {
-  const bool fused = kind_ == NormKind::kRmsNorm && !mean_ && x.is_cpu() &&
+  const bool fused = kind_ != NormKind::kLayerNorm && !mean_ && x.is_cpu() &&
                      uses(Kernel::kNormBranch);
   if (!fused) return {x, forward(x)};
-  const auto both = detail::RmsNormBranch::apply(x, weight_, eps_);
+  const auto both = detail::RmsNormBranch::apply(x, weight_, eps_, offset());
   return {both[0], both[detail::RmsNormBranch::kNormed]};
 }
 
@@ -180,15 +188,19 @@ void Norm::set_region(const Region& region) {
 
 at::Tensor activated(MlpKind kind, const at::Tensor& gate,
                      const at::Tensor& up) {
+  using detail::Gate;
   if (kind == MlpKind::kGelu) return detail::Gelu::apply(up);
-  const bool fused = up.is_cpu() && uses(Kernel::kSwiGlu);
-  return fused ? detail::SwiGlu::apply(gate, up) : at::silu(gate) * up;
+  const bool is_silu = kind == MlpKind::kSwiGlu;
+  if (up.is_cpu() && uses(is_silu ? Kernel::kSwiGlu : Kernel::kGeGlu)) {
+    return detail::Glu::apply(is_silu ? Gate::kSilu : Gate::kGelu, gate, up);
+  }
+  return (is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;
 }
 
 Mlp::Mlp(const MlpOptions& options) : kind_(options.kind) {
   const LinearOptions in{options.width, options.hidden, options.bias,
                          options.init_std, Role::column()};
-  if (kind_ == MlpKind::kSwiGlu) {
+  if (has_gate(kind_)) {
     gate_ = register_module("gate", std::make_shared<Linear>(in));
   }
   up_ = register_module("up", std::make_shared<Linear>(in));

@@ -97,7 +97,11 @@ class Embedding : public Block {
   Transform reduce_;
 };
 
-enum class NormKind { kLayerNorm, kRmsNorm };
+enum class NormKind {
+  kLayerNorm,
+  kRmsNorm,
+  kRmsNormPlusOne,  // by 1 + weight, which begins at zero: Gemma's
+};
 
 // Over the last dim. LayerNorm has a bias, RMSNorm none.
 class Norm : public Block {
@@ -111,6 +115,8 @@ class Norm : public Block {
   void set_region(const Region& region);
 
  private:
+  double offset() const { return kind_ == NormKind::kRmsNormPlusOne ? 1 : 0; }
+
   NormKind kind_;
   double eps_;
   at::Tensor weight_;
@@ -121,7 +127,9 @@ class Norm : public Block {
 enum class MlpKind {
   kGelu,    // down(gelu_tanh(up(x)))             GPT-2's gelu_new
   kSwiGlu,  // down(silu(gate(x)) * up(x))        arXiv 2002.05202
+  kGeGlu,   // down(gelu_tanh(gate(x)) * up(x))   the same
 };
+inline bool has_gate(MlpKind kind) { return kind != MlpKind::kGelu; }
 
 struct MlpOptions {
   MlpKind kind = MlpKind::kSwiGlu;
@@ -132,7 +140,7 @@ struct MlpOptions {
   double out_init_std = 0.02;  // of `down`, which writes to the residual stream
 };
 
-// What `down` reads: of `up`, and in kSwiGlu of `gate`.
+// What `down` reads: of `up`, and where there is one of `gate`.
 at::Tensor activated(MlpKind kind, const at::Tensor& gate,
                      const at::Tensor& up);
 
@@ -148,7 +156,7 @@ class Mlp : public Block {
  private:
   MlpKind kind_;
   Transform enter_;
-  std::shared_ptr<Linear> gate_;  // of kSwiGlu
+  std::shared_ptr<Linear> gate_;  // where the kind has one
   std::shared_ptr<Linear> up_;
   std::shared_ptr<Linear> down_;
 };

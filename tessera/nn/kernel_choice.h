@@ -15,6 +15,7 @@ enum class Kernel {
   kJointProducts,    // layers of one input sum its gradient where it lies
   kGradientInPlace,  // a weight's gradient is added where it lies
   kSwiGlu,           // silu(gate) * up in one pass, forward and backward
+  kGeGlu,            // gelu_tanh(gate) * up likewise
   kGelu,             // GPT-2's activation by one exponential, not by tanh
   kAttention,        // causal attention by flash_attention.h, not by LibTorch
   kBf16Attention,    // its bf16 products by the processor's bf16 arithmetic
@@ -30,11 +31,12 @@ enum class Kernel {
 inline constexpr std::array kKernelNames = {
     "onednn_product", "widened_product",
     "joint_products", "gradient_in_place",
-    "swiglu",         "gelu",
-    "attention",      "bf16_attention",
-    "norm_branch",    "cross_entropy",
-    "head_by_rows",   "inputs_again",
-    "expert_rows",    "adamw"};
+    "swiglu",         "geglu",
+    "gelu",           "attention",
+    "bf16_attention", "norm_branch",
+    "cross_entropy",  "head_by_rows",
+    "inputs_again",   "expert_rows",
+    "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

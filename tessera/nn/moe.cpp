@@ -99,7 +99,7 @@ Experts::Experts(int64_t experts, const MlpOptions& options)
   };
   const LinearOptions in{options.width, options.hidden, /*bias=*/false,
                          options.init_std, Role::column()};
-  if (kind_ == MlpKind::kSwiGlu) gate_ = register_module("gate", linear(in));
+  if (has_gate(kind_)) gate_ = register_module("gate", linear(in));
   up_ = register_module("up", linear(in));
   down_ = register_module("down",
                           linear({options.hidden, options.width, /*bias=*/false,

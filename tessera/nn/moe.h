@@ -99,7 +99,7 @@ class Experts : public torch::nn::Module {
 
  private:
   MlpKind kind_;
-  std::shared_ptr<GroupedLinear> gate_;  // of kSwiGlu
+  std::shared_ptr<GroupedLinear> gate_;  // where the kind has one
   std::shared_ptr<GroupedLinear> up_;
   std::shared_ptr<GroupedLinear> down_;
 };

@@ -103,7 +103,7 @@ TEST(WeightQueue, InputsThatAreMadeAgain) {
         [](const at::Tensor& in, const std::vector<at::Tensor>& of) {
           const at::Tensor normed = detail::RmsNorm::apply(in, of[0], 1e-6);
           const auto both = linear_products(normed, {of[1], of[2]}, {});
-          const at::Tensor y = detail::SwiGlu::apply(both[0], both[1]);
+          const at::Tensor y = activated(MlpKind::kSwiGlu, both[0], both[1]);
           return in + linear_product(y, of[3]);
         },
         x,

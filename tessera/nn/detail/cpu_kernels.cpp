@@ -24,7 +24,7 @@ constexpr int64_t kElementsPerPart = int64_t{1} << 14;
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
                                                     const at::Tensor& weight,
-                                                    double eps) {
+                                                    double eps, double offset) {
   RECORD_FUNCTION("tessera::rms_norm_forward", {});
   const int64_t width = x.size(-1), rows = x.numel() / width;
   at::Tensor y = at::empty_like(x);
@@ -33,15 +33,15 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
   parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {
     table().rms_norm(element, elements_from(x, begin * width),
                      weight.data_ptr(), elements_from(y, begin * width),
-                     elements_from(inverse_rms, begin), end - begin, width,
-                     eps);
+                     elements_from(inverse_rms, begin), end - begin, width, eps,
+                     offset);
   });
   return {y, inverse_rms};
 }
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-    const at::Tensor& inverse_rms, const at::Tensor& past) {
+    const at::Tensor& inverse_rms, double offset, const at::Tensor& past) {
   RECORD_FUNCTION("tessera::rms_norm_backward", {});
   const int64_t width = x.size(-1), rows = x.numel() / width;
   const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
@@ -58,7 +58,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
           past.defined() ? elements_from(past, first * width) : nullptr,
           elements_from(dx, first * width),
           elements_from(partial, part * width),
-          std::min(kRowsPerPart, rows - first), width);
+          std::min(kRowsPerPart, rows - first), width, offset);
     }
   });
   return {dx, partial.sum(0).to(weight.scalar_type())};
@@ -82,32 +82,38 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
   return y;
 }
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  RECORD_FUNCTION("tessera::swiglu", {});
+at::Tensor glu(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
+  const bool is_silu = kind == Gate::kSilu;
+  RECORD_FUNCTION(is_silu ? "tessera::swiglu" : "tessera::geglu", {});
+  const auto loop = is_silu ? table().swiglu : table().geglu;
   at::Tensor y = at::empty_like(up);
   const Element element = element_of(up);
   parallel_for(0, up.numel(), kElementsPerPart,
                [&](int64_t begin, int64_t end) {
-                 table().swiglu(element, elements_from(gate, begin),
-                                elements_from(up, begin),
-                                elements_from(y, begin), end - begin);
+                 loop(element, elements_from(gate, begin),
+                      elements_from(up, begin), elements_from(y, begin),
+                      end - begin);
                });
   return y;
 }
 
-std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
-                                                   const at::Tensor& gate,
-                                                   const at::Tensor& up) {
-  RECORD_FUNCTION("tessera::swiglu_backward", {});
+std::tuple<at::Tensor, at::Tensor> glu_backward(Gate kind,
+                                                const at::Tensor& gradient,
+                                                const at::Tensor& gate,
+                                                const at::Tensor& up) {
+  const bool is_silu = kind == Gate::kSilu;
+  RECORD_FUNCTION(
+      is_silu ? "tessera::swiglu_backward" : "tessera::geglu_backward", {});
+  const auto loop = is_silu ? table().swiglu_backward : table().geglu_backward;
   at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
   const Element element = element_of(up);
-  parallel_for(
-      0, up.numel(), kElementsPerPart, [&](int64_t begin, int64_t end) {
-        table().swiglu_backward(
-            element, elements_from(gradient, begin), elements_from(gate, begin),
-            elements_from(up, begin), elements_from(dgate, begin),
-            elements_from(dup, begin), end - begin);
-      });
+  parallel_for(0, up.numel(), kElementsPerPart,
+               [&](int64_t begin, int64_t end) {
+                 loop(element, elements_from(gradient, begin),
+                      elements_from(gate, begin), elements_from(up, begin),
+                      elements_from(dgate, begin), elements_from(dup, begin),
+                      end - begin);
+               });
   return {dgate, dup};
 }
 

@@ -14,26 +14,29 @@
 
 namespace tessera::nn::detail {
 
-// x: (..., D), weight: (D). Gives y (..., D) and 1 / rms(x) of its N rows, in
-// fp32 or fp64.
+// x: (..., D), weight: (D). Gives y = x / rms(x) * (offset + weight) (..., D)
+// and 1 / rms(x) of its N rows, in fp32 or fp64.
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
                                                     const at::Tensor& weight,
-                                                    double eps);
+                                                    double eps, double offset);
 // The gradients of x, with `past` added where it is defined, and weight.
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
-    const at::Tensor& inverse_rms, const at::Tensor& past = {});
+    const at::Tensor& inverse_rms, double offset, const at::Tensor& past = {});
 
 // x: (B, T, H, E); cos, sin: (T, E/2). `direction` 1 turns on, -1 back.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
                   const at::Tensor& sin, double direction);
 
-// silu(gate) * up, of one shape.
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+// What a gate is made: x sigmoid(x), or gelu_tanh(x).
+enum class Gate { kSilu, kGelu };
+// That, times up, of one shape.
+at::Tensor glu(Gate kind, const at::Tensor& gate, const at::Tensor& up);
 // The gradients of gate and up.
-std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& gradient,
-                                                   const at::Tensor& gate,
-                                                   const at::Tensor& up);
+std::tuple<at::Tensor, at::Tensor> glu_backward(Gate kind,
+                                                const at::Tensor& gradient,
+                                                const at::Tensor& gate,
+                                                const at::Tensor& up);
 
 // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2.
 at::Tensor gelu_tanh(const at::Tensor& x);

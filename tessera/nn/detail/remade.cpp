@@ -5,7 +5,6 @@
 #include <array>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/detail/cpu_kernels.h"
 #include "tessera/nn/kernel_choice.h"
 
 namespace tessera::nn::detail {
@@ -28,8 +27,9 @@ variable_list rms_norm_gradients(const AutogradContext& ctx,
   const auto saved = ctx.get_saved_variables();
   const auto [dx, dweight] =
       rms_norm_backward(normed.contiguous(), saved[0].contiguous(), saved[1],
-                        saved[2], past.defined() ? past.contiguous() : past);
-  return {dx, dweight, at::Tensor()};
+                        saved[2], ctx.saved_data.at("offset").toDouble(),
+                        past.defined() ? past.contiguous() : past);
+  return {dx, dweight, at::Tensor(), at::Tensor()};
 }
 
 // Which output of which node can be made again, and how.
@@ -54,7 +54,7 @@ constexpr Maker maker(uint32_t output = 0) {
 
 constexpr std::array kMakers = {
     maker<RmsNorm>(), maker<RmsNormBranch>(RmsNormBranch::kNormed),
-    maker<LayerNorm>(), maker<SwiGlu>(), maker<Gelu>()};
+    maker<LayerNorm>(), maker<Glu>(), maker<Gelu>()};
 
 using NodePointer =
     std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
@@ -68,6 +68,10 @@ struct MadeBy : torch::CustomClassHolder {
 
 constexpr const char* kMadeBy = "made_by";
 
+Gate kind_of(const AutogradContext& ctx) {
+  return static_cast<Gate>(ctx.saved_data.at("kind").toInt());
+}
+
 // Where it is recorded it is LibTorch's, which has second derivatives.
 bool takes_our_gelu(const at::Tensor& x) {
   return x.is_cpu() && uses(Kernel::kGelu) && !at::GradMode::is_enabled();
@@ -80,10 +84,13 @@ at::Tensor gelu_of(const at::Tensor& x) {
 }  // namespace
 
 at::Tensor RmsNorm::forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& weight, double eps) {
-  const auto [y, inverse_rms] = rms_norm_forward(x.contiguous(), weight, eps);
+                            const at::Tensor& weight, double eps,
+                            double offset) {
+  const auto [y, inverse_rms] =
+      rms_norm_forward(x.contiguous(), weight, eps, offset);
   ctx->save_for_backward({x, weight, inverse_rms});
   ctx->saved_data["eps"] = eps;
+  ctx->saved_data["offset"] = offset;
   return y;
 }
 
@@ -96,18 +103,20 @@ at::Tensor RmsNorm::again(const AutogradContext& ctx) {
   refuse_second_derivatives("RMSNorm");
   const auto saved = ctx.get_saved_variables();
   return std::get<0>(rms_norm_forward(saved[0].contiguous(), saved[1],
-                                      ctx.saved_data.at("eps").toDouble()));
+                                      ctx.saved_data.at("eps").toDouble(),
+                                      ctx.saved_data.at("offset").toDouble()));
 }
 
 variable_list RmsNormBranch::forward(AutogradContext* ctx, const at::Tensor& x,
-                                     const at::Tensor& weight, double eps) {
-  return {x, RmsNorm::forward(ctx, x, weight, eps)};
+                                     const at::Tensor& weight, double eps,
+                                     double offset) {
+  return {x, RmsNorm::forward(ctx, x, weight, eps, offset)};
 }
 
 variable_list RmsNormBranch::backward(AutogradContext* ctx,
                                       const variable_list& gradients) {
   const at::Tensor &past = gradients[0], &normed = gradients[kNormed];
-  if (!normed.defined()) return {past, {}, {}};
+  if (!normed.defined()) return {past, {}, {}, {}};
   return rms_norm_gradients(*ctx, normed, past);
 }
 
@@ -143,25 +152,27 @@ at::Tensor LayerNorm::again(const AutogradContext& ctx) {
                             ctx.saved_data.at("eps").toDouble()));
 }
 
-at::Tensor SwiGlu::forward(AutogradContext* ctx, const at::Tensor& gate,
-                           const at::Tensor& up) {
+at::Tensor Glu::forward(AutogradContext* ctx, Gate kind, const at::Tensor& gate,
+                        const at::Tensor& up) {
   ctx->save_for_backward({gate, up});
-  return swiglu(gate.contiguous(), up.contiguous());
+  ctx->saved_data["kind"] = static_cast<int64_t>(kind);
+  return glu(kind, gate.contiguous(), up.contiguous());
 }
 
-variable_list SwiGlu::backward(AutogradContext* ctx,
-                               const variable_list& gradients) {
-  refuse_second_derivatives("SwiGLU");
+variable_list Glu::backward(AutogradContext* ctx,
+                            const variable_list& gradients) {
+  refuse_second_derivatives("A gated activation");
   const auto saved = ctx->get_saved_variables();
-  const auto [dgate, dup] = swiglu_backward(
-      gradients[0].contiguous(), saved[0].contiguous(), saved[1].contiguous());
-  return {dgate, dup};
+  const auto [dgate, dup] =
+      glu_backward(kind_of(*ctx), gradients[0].contiguous(),
+                   saved[0].contiguous(), saved[1].contiguous());
+  return {at::Tensor(), dgate, dup};
 }
 
-at::Tensor SwiGlu::again(const AutogradContext& ctx) {
-  refuse_second_derivatives("SwiGLU");
+at::Tensor Glu::again(const AutogradContext& ctx) {
+  refuse_second_derivatives("A gated activation");
   const auto saved = ctx.get_saved_variables();
-  return swiglu(saved[0].contiguous(), saved[1].contiguous());
+  return glu(kind_of(ctx), saved[0].contiguous(), saved[1].contiguous());
 }
 
 at::Tensor Gelu::forward(AutogradContext* ctx, const at::Tensor& x) {

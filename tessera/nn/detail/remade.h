@@ -13,16 +13,19 @@
 
 #include <utility>
 
+#include "tessera/nn/detail/cpu_kernels.h"
+
 namespace tessera::nn::detail {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// x: (..., D), weight: (D) -> (..., D).
+// x: (..., D), weight: (D) -> x / rms(x) * (offset + weight), (..., D).
 class RmsNorm : public torch::autograd::Function<RmsNorm> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& weight, double eps);
+                            const at::Tensor& weight, double eps,
+                            double offset = 0);
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients);
   static at::Tensor again(const AutogradContext& ctx);
@@ -34,7 +37,8 @@ class RmsNormBranch : public torch::autograd::Function<RmsNormBranch> {
  public:
   static constexpr uint32_t kNormed = 1;  // of the outputs
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
-                               const at::Tensor& weight, double eps);
+                               const at::Tensor& weight, double eps,
+                               double offset = 0);
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients);
   static at::Tensor again(const AutogradContext& ctx);
@@ -51,11 +55,11 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
   static at::Tensor again(const AutogradContext& ctx);
 };
 
-// silu(gate) * up, of one shape.
-class SwiGlu : public torch::autograd::Function<SwiGlu> {
+// What a gate is made, times up, of one shape.
+class Glu : public torch::autograd::Function<Glu> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate,
-                            const at::Tensor& up);
+  static at::Tensor forward(AutogradContext* ctx, Gate kind,
+                            const at::Tensor& gate, const at::Tensor& up);
   static variable_list backward(AutogradContext* ctx,
                                 const variable_list& gradients);
   static at::Tensor again(const AutogradContext& ctx);

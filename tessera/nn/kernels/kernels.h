@@ -64,14 +64,15 @@ struct AttentionGroup {
 
 struct Kernels {
   const char* name;
-  // y = x * scale * weight, scale[r] = 1 / rms(x[r]).
+  // y = x * scale * (offset + weight), scale[r] = 1 / rms(x[r]).
   void (*rms_norm)(Element element, const void* x, const void* weight, void* y,
-                   void* scales, int64_t rows, int64_t width, double eps);
+                   void* scales, int64_t rows, int64_t width, double eps,
+                   double offset);
   // dx, with `past` added unless it is null; adds to dweight (width), of Wide.
   void (*rms_norm_backward)(Element element, const void* dy, const void* x,
                             const void* weight, const void* scales,
                             const void* past, void* dx, void* dweight,
-                            int64_t rows, int64_t width);
+                            int64_t rows, int64_t width, double offset);
   // Heads of one token: cos, sin of Wide (width / 2); `direction` 1 or -1.
   void (*rotate)(Element element, const void* x, const void* cos,
                  const void* sin, void* y, int64_t heads, int64_t width,
@@ -82,6 +83,11 @@ struct Kernels {
   void (*swiglu_backward)(Element element, const void* dy, const void* gate,
                           const void* up, void* dgate, void* dup,
                           int64_t count);
+  // y = gelu(gate) * up.
+  void (*geglu)(Element element, const void* gate, const void* up, void* y,
+                int64_t count);
+  void (*geglu_backward)(Element element, const void* dy, const void* gate,
+                         const void* up, void* dgate, void* dup, int64_t count);
   // GPT-2's form, by tanh.
   void (*gelu)(Element element, const void* x, void* y, int64_t count);
   void (*gelu_backward)(Element element, const void* dy, const void* x,
