@@ -78,6 +78,17 @@ def add_speeds(rng, config):
     config["mesh"]["speeds"] = [rng.choice(slow) for _ in range(ranks)]
 
 
+def add_window(rng, model, seq_len):
+    """In all or some layers, now and then, of the families that have windows."""
+    if model["family"] in ("gpt2", "olmo2") or rng.random() < 0.6:
+        return
+    model["window"] = rng.randrange(1, seq_len + 2)
+    if model["family"] == "llama":
+        model["family"] = "mistral"
+    elif model["family"] != "mixtral":
+        model["window_every"] = rng.choice([0, 2, 3])
+
+
 def configuration(seed):
     rng = random.Random(seed)
     mesh = mesh_of(rng)
@@ -140,6 +151,7 @@ def configuration(seed):
     # Batches that overlap are read by every rank.
     config["data"]["reader"] = "every" if schedule == "pipedream_2bw" else rng.choice(["every", "first"])
     add_speeds(rng, config)
+    add_window(rng, config["model"], seq_len)
     if schedule == "pipedream_2bw":  # whose batches overlap
         precision = config["precision"]
         precision["loss_scale"] = 1024 if precision["loss_scale"] <= 0 else precision["loss_scale"]

@@ -226,14 +226,15 @@ at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
   const BlockDropout dropout =
       drops(tokens) ? block_dropout(unit - 1, tokens) : BlockDropout{};
   const DecoderBlock& block = *blocks_.at(unit - 1);
-  return block.forward(x,
-                       {rotation_of(0, tokens.length, x),
-                        {tokens.document_starts, dropout.weights}},
-                       {.positions = expert_positions(block, tokens.length),
-                        .balance = balance,
-                        .load = tokens.load.get(),
-                        .draw = tokens.draw ? &*tokens.draw : nullptr},
-                       /*cache=*/nullptr, again, dropout);
+  return block.forward(
+      x,
+      {rotation_of(0, tokens.length, x),
+       {tokens.document_starts, dropout.weights, config().window_of(unit - 1)}},
+      {.positions = expert_positions(block, tokens.length),
+       .balance = balance,
+       .load = tokens.load.get(),
+       .draw = tokens.draw ? &*tokens.draw : nullptr},
+      /*cache=*/nullptr, again, dropout);
 }
 
 // Of the tokens that its gate sees.
@@ -303,9 +304,10 @@ at::Tensor Decoder::forward_unit_cached(int64_t unit, const at::Tensor& x,
   if (unit == num_units() - 1) {
     return logits_of(before_head(x).select(1, -1));
   }
-  return blocks_.at(unit - 1)->forward(x, {rotation_of(begin, x.size(1), x)},
-                                       /*experts=*/{},
-                                       &cache.layers.at(unit - 1));
+  const nn::Sight sight{.window = config().window_of(unit - 1)};
+  return blocks_.at(unit - 1)->forward(
+      x, {rotation_of(begin, x.size(1), x), sight},
+      /*experts=*/{}, &cache.layers.at(unit - 1));
 }
 
 // Learned positions count from the document's begin. Rotary ones need not: only

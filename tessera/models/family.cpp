@@ -8,13 +8,14 @@
 namespace tessera::models {
 
 // Each in its file in families/.
-extern const Family kGpt2, kLlama, kQwen2, kQwen3, kMixtral, kOlmo2, kQwen3Moe,
-    kDeepseekV3;
+extern const Family kGpt2, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kOlmo2,
+    kQwen3Moe, kDeepseekV3;
 
 namespace {
 
-constexpr std::array kFamilies = {&kGpt2,    &kLlama, &kQwen2,    &kQwen3,
-                                  &kMixtral, &kOlmo2, &kQwen3Moe, &kDeepseekV3};
+constexpr std::array kFamilies = {&kGpt2,  &kLlama,    &kMistral,
+                                  &kQwen2, &kQwen3,    &kMixtral,
+                                  &kOlmo2, &kQwen3Moe, &kDeepseekV3};
 
 template <typename Condition>
 std::string families_where(Condition condition) {

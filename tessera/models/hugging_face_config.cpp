@@ -43,6 +43,16 @@ void read_tokens(const Reader& in, HuggingFaceConfig& config) {
   }
 }
 
+// Families that many ask for, with what they have that no decoder here has.
+void refuse_known(const Reader& in, const std::string& family) {
+  TS_CHECK_CONFIG(
+      family != "gpt_oss", in.place("model_type"),
+      " is \"gpt_oss\", which is not built: its softmax has a sink beside the "
+      "keys, its experts have biases and a gated activation of their own, and "
+      "its folders hold MXFP4. A model with windows and experts that is built "
+      "is \"mixtral\" or \"qwen3_moe\".");
+}
+
 // What the family's rates are in model.dropout: 0 where they differ, and it
 // cannot say them.
 double read_dropout(const Reader& in, const Family& family) {
@@ -118,6 +128,7 @@ HuggingFaceConfig parse_hugging_face_config(const std::string& text,
   HuggingFaceConfig config;
   config.model.family = in.word("model_type", "");
   const Family* family = find_family(config.model.family);
+  refuse_known(in, config.model.family);
   TS_CHECK_CONFIG(
       family != nullptr, in.place("model_type"), " is \"", config.model.family,
       "\". Supported: ", some_of(names_of_families(), kNamedAtMost), ".");

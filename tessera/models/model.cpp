@@ -178,7 +178,12 @@ int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
         flops_of(parameter.spec->is_frozen) * active_of(*parameter.spec, full);
   }
   const int64_t widths = full.head_dim + full.value_dim();
-  return flops + 6 * full.layers * full.heads * widths * seq_len;
+  int64_t keys = 0;  // of a token, in all layers
+  for (int64_t layer = 0; layer < full.layers; ++layer) {
+    const int64_t window = full.window_of(layer);
+    keys += window > 0 ? std::min(window, seq_len) : seq_len;
+  }
+  return flops + 6 * full.heads * widths * keys;
 }
 
 }  // namespace tessera::models

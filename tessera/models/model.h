@@ -160,8 +160,8 @@ std::string describe(const ModelConfig& config);
 // of seq_len, as MFU counts them (Chowdhery et al., PaLM, arXiv 2204.02311,
 // appendix B): 6 a weight that multiplies, the head's included, embedding
 // look-ups not, of experts the top_k that a token goes to, and for attention
-// 6 * layers * heads * (width of keys + width of values) * seq_len, of one
-// document a sample.
+// 6 * layers * heads * (width of keys + width of values) * seq_len, or where it
+// is less a layer's window, of one document a sample.
 int64_t flops_per_token(const ModelConfig& config, int64_t seq_len);
 
 }  // namespace tessera::models

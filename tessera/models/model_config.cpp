@@ -340,6 +340,13 @@ void MoeConfig::check_choice(bool has_bias) const {
       "tokens.");
 }
 
+bool ModelConfig::has_windows() const {
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    if (window_of(layer) > 0) return true;
+  }
+  return false;
+}
+
 bool ModelConfig::has_score_bias() const {
   return moe.bias_balance || family_named(family).score_bias;
 }
@@ -357,9 +364,7 @@ void ModelConfig::check_window() const {
                   " have the window. Leave model.window_every (", window_every,
                   ") and model.window_first_full (", window_first_full,
                   ") out.");
-  bool has_some = false;
-  for (int64_t i = 0; i < layers; ++i) has_some |= window_of(i) > 0;
-  TS_CHECK_CONFIG(has_some, "model.window is ", window,
+  TS_CHECK_CONFIG(has_windows(), "model.window is ", window,
                   ", but model.window_every (", window_every,
                   ") and model.window_first_full (", window_first_full,
                   ") leave it to none of ", layers,

@@ -128,6 +128,7 @@ struct ModelConfig {
     return is_full ? 0 : window;
   }
 
+  bool has_windows() const;  // some layer
   // Experts have a bias on their scores, be it moved or not.
   bool has_score_bias() const;
   // Of a head: the features that positions turn, and the width of its values.

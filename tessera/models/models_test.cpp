@@ -27,6 +27,7 @@ ModelConfig small(const std::string& family) {
   config.vocab = 31;
   config.max_seq = 16;
   config.tie_embeddings = family != "llama";
+  config.window = family == "mistral" ? 3 : 0;
   config.complete();
   return config;
 }
@@ -195,8 +196,8 @@ TEST_P(DecoderTest, ConfigJsonReadsBackTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, DecoderTest,
-                         testing::Values("gpt2", "llama", "qwen2", "qwen3",
-                                         "olmo2"),
+                         testing::Values("gpt2", "llama", "mistral", "qwen2",
+                                         "qwen3", "olmo2"),
                          [](const auto& info) { return info.param; });
 
 TEST(Decoder, NamesAreOurOwn) {
@@ -257,8 +258,106 @@ TEST(Decoder, ExpertsOfMixtral) {
 
 TEST(Decoder, UnknownFamiliesAreRefused) {
   ModelConfig config = small("llama");
-  config.family = "mistral";
+  config.family = "mystery";
   EXPECT_THROW(Decoder{config}, tessera::Error);
+}
+
+TEST(Decoder, WindowsOfLayers) {
+  ModelConfig config = small("qwen3");
+  config.layers = 12;
+  config.window = 5;
+  config.complete();
+  const auto full = [&] {
+    std::vector<int64_t> layers;
+    for (int64_t i = 0; i < config.layers; ++i) {
+      if (config.window_of(i) == 0) layers.push_back(i);
+    }
+    return layers;
+  };
+  EXPECT_THAT(full(), testing::IsEmpty());
+  config.window_every = 6;
+  EXPECT_THAT(full(), testing::ElementsAre(5, 11));
+  config.window_first_full = 2;
+  EXPECT_THAT(full(), testing::ElementsAre(0, 1, 5, 11));
+
+  const ModelConfig plain = small("qwen3");
+  const auto flops = [](ModelConfig of, int64_t window) {
+    of.window = window;
+    return flops_per_token(of, 16);
+  };
+  const int64_t each = 6 * plain.heads * 2 * plain.head_dim * plain.layers;
+  EXPECT_EQ(flops(plain, 0) - flops(plain, 5), 11 * each);
+  EXPECT_EQ(flops(plain, 0), flops(plain, 40));
+}
+
+TEST(Decoder, WindowsThatDoNotFitAreRefused) {
+  const auto refused = [](const char* family, int64_t window, int64_t every,
+                          int64_t first_full) {
+    ModelConfig config = small(family);
+    config.window = window;
+    config.window_every = every;
+    config.window_first_full = first_full;
+    EXPECT_THROW(config.complete(), tessera::Error) << family << every;
+  };
+  refused("llama", 4, 0, 0);
+  refused("mistral", 4, 2, 0);
+  refused("mistral", 4, 0, 1);
+  refused("qwen2", 4, 1, 0);
+  refused("qwen2", 4, 0, 2);
+  small("llama").complete();
+}
+
+// What says which layers have one, in config.json and back.
+TEST(Decoder, PatternsOfWindows) {
+  const auto read = [](const std::string& more, const char* family = "qwen3",
+                       int64_t layers = 6) {
+    ModelConfig config = small(family);
+    config.layers = layers;
+    const std::string plain = hugging_face_config_json({.model = config});
+    return parse_hugging_face_config(
+               plain.substr(0, plain.rfind('}')) + ", " + more + "}", "text")
+        .model;
+  };
+  const auto expect = [](const ModelConfig& found, int64_t window,
+                         int64_t every, int64_t first_full) {
+    EXPECT_EQ(found.window, window);
+    EXPECT_EQ(found.window_every, every);
+    EXPECT_EQ(found.window_first_full, first_full);
+    const auto back = parse_hugging_face_config(
+        hugging_face_config_json({.model = found}), "text");
+    EXPECT_EQ(back.model.window, window);
+    EXPECT_EQ(back.model.window_every, every);
+    EXPECT_EQ(back.model.window_first_full, first_full);
+  };
+  const std::string in_use = R"("use_sliding_window": true)";
+  const std::string four = in_use + R"(, "sliding_window": 4)";
+  expect(read(four), 0, 0, 0);  // behind 28 layers
+  expect(read(four + R"(, "max_window_layers": 2)"), 4, 0, 2);
+  expect(read(four + R"(, "max_window_layers": 0)"), 4, 0, 0);
+  expect(read(in_use + R"(, "max_window_layers": 0)"), 4096, 0, 0);
+  expect(read(R"("sliding_window": 4, "max_window_layers": 0)"), 0, 0, 0);
+  const auto listed = [&](const std::string& layers) {
+    std::string types;
+    for (const char layer : layers) {
+      types +=
+          std::string(types.empty() ? "" : ", ") +
+          (layer == 's' ? R"("sliding_attention")" : R"("full_attention")");
+    }
+    return four + R"(, "layer_types": [)" + types + "]";
+  };
+  expect(read(listed("ssssss")), 4, 0, 0);
+  expect(read(listed("sfsfsf")), 4, 2, 0);
+  expect(read(listed("sssssf")), 4, 6, 0);
+  expect(read(listed("ffssss")), 4, 0, 2);
+  expect(read(listed("ffsfss")), 4, 4, 2);
+  expect(read(listed("ffffff")), 0, 0, 0);
+  EXPECT_THROW(read(listed("sffsss")), tessera::Error);
+  EXPECT_THROW(read(listed("sss")), tessera::Error);
+  expect(read(R"("sliding_window": null)", "mistral"), 0, 0, 0);
+  expect(read(R"("sliding_window": 8)", "mistral"), 8, 0, 0);
+  expect(read(R"("sliding_window": 8)", "mixtral"), 8, 0, 0);
+  EXPECT_THROW(read(listed("sfsfsf"), "mistral"), tessera::Error);
+  EXPECT_THROW(read(four, "llama"), tessera::Error);
 }
 
 TEST(Generate, TheSameSeedGivesTheSameTextAndOptionsNarrowIt) {
@@ -387,6 +486,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "n_embd": 4, "n_head": 1, "n_positions": 4,
                       "layer_norm_epsilon": -1})",
                   "layer_norm_epsilon is -1; it must be above 0"},
+        BadConfig{"gpt_oss", R"({"model_type": "gpt_oss"})", "MXFP4"},
         BadConfig{"nul", std::string("{}\0{}", 5), "a NUL byte"},
         BadConfig{"not_json", "{\"model_type\": ", "config.json"}),
     [](const auto& info) { return info.param.name; });

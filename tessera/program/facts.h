@@ -25,7 +25,8 @@
 namespace tessera::program {
 
 // Attention counts every pair of a query and a key that its kernel is given,
-// masked or not; its backward is five products where its forward is two.
+// masked or not, but of a window those in it; its backward is five products
+// where its forward is two.
 struct Flops {
   int64_t matmul = 0;
   int64_t attention = 0;

@@ -125,6 +125,14 @@ inline ModelConfig latent() {
   return model;
 }
 
+// A layer with a window, and one that sees all.
+inline ModelConfig with_window(ModelConfig model, int64_t window) {
+  model.family = "qwen3";
+  model.window = window;
+  model.window_every = 2;
+  return model;
+}
+
 inline ModelConfig with_dropout(ModelConfig model) {
   model.dropout = 0.1;
   return model;
@@ -180,6 +188,9 @@ inline std::vector<Case> cases_of_one_rank() {
       {"gpt2 dropout", with_dropout(dense("gpt2")), {}, doubles()},
       {"olmo2 dropout", with_dropout(grouped("olmo2", 4)), {}, plain()},
       {"mixtral dropout", with_dropout(experts_and_dense()), {}, plain()},
+      {"window", with_window(grouped("qwen3", 4), 50), {}, plain()},
+      {"window of all", with_window(grouped("qwen3", 4), 128), {}, doubles()},
+      {"window long", with_window(wide(), 100), {}, long_one()},
   };
 }
 
@@ -203,6 +214,8 @@ inline std::vector<Case> cases_of_tensor_and_context() {
   const auto olmo = grouped("olmo2", 2);
   const auto dropped = with_dropout(grouped("llama", 4));
   const auto dropped_gpt2 = with_dropout(dense("gpt2"));
+  const auto window = with_window(grouped("qwen3", 4), 40);
+  const auto narrow = with_window(grouped("qwen3", 4), 10);
   const auto ulysses = method("ulysses");
   const auto long_ulysses = method("ulysses", long_one());
   const auto whole = sequence(zero(2, method("allgather")));
@@ -231,6 +244,11 @@ inline std::vector<Case> cases_of_tensor_and_context() {
       {"ring 2 dropout", dropped, {.cp = 2}, plain(), 1},
       {"allgather 4 dropout", dropped, {.cp = 4}, method("allgather"), 2},
       {"ulysses 2 x tp 2 dropout", dropped, {.cp = 2, .tp = 2}, ulysses, 3},
+      {"ring 2 window", window, {.cp = 2}, plain(), 1},
+      {"ring 4 window", narrow, {.cp = 4}, plain(), 0},
+      {"ring 4 window fp64", window, {.cp = 4}, doubles(), 3},
+      {"allgather 4 window", window, {.cp = 4}, method("allgather"), 2},
+      {"ulysses 2 window", narrow, {.cp = 2}, ulysses, 1},
   };
 }
 

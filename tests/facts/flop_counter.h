@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -47,13 +48,32 @@ class FlopCounter {
     } else if (name == flash + "_backward") {
       sum.attention += 10 * c10::multiply_integers(shape(1)) * shape(2)[2];
     } else if (name == "tessera::flash_attention") {
-      sum.attention += 4 * c10::multiply_integers(shape(0)) * shape(1)[1];
+      sum.attention += 4 * shape(0)[0] * shape(0)[2] * shape(0)[3] *
+                       pairs_of(shape(0)[1], shape(1)[1], inputs[4]);
     } else if (name == "tessera::flash_attention_backward") {
-      sum.attention += 10 * c10::multiply_integers(shape(1)) * shape(2)[1];
+      sum.attention += 10 * shape(1)[0] * shape(1)[2] * shape(1)[3] *
+                       pairs_of(shape(1)[1], shape(2)[1], inputs[7]);
     } else if (name.find("mm") != std::string::npos ||
                name.find("attention") != std::string::npos) {
       ADD_FAILURE() << name << " is not counted";
     }
+  }
+
+  // Of nn::FlashRuns. Of the same tokens the first see as many as the last.
+  static int64_t pairs_of(int64_t queries, int64_t keys,
+                          const c10::IValue& runs) {
+    const auto of = runs.toIntVector();
+    const bool is_causal = of[0] == 1;
+    const int64_t first_query = of[1], first_key = of[2], window = of[3];
+    if (window == 0) return queries * keys;
+    if (is_causal) return queries * std::min(window, keys);
+    int64_t pairs = 0;
+    for (int64_t q = first_query; q < first_query + queries; ++q) {
+      for (int64_t k = first_key; k < first_key + keys; ++k) {
+        if (k > q - window) ++pairs;
+      }
+    }
+    return pairs;
   }
 
   static thread_local program::Flops sum;

@@ -26,6 +26,7 @@ GATED = {**LLAMA, "family": "mixtral", "moe": {"experts": 4, "top_k": 2, "aux_lo
 FULL = {**MIXTRAL, "moe": {**MIXTRAL["moe"], "capacity_factor": 0.5}}
 DEEPSEEK = {**LLAMA, "family": "deepseek_v3", "kv_heads": 4, "head_dim": 6, "latent": {"q_rank": 6, "kv_rank": 6},
             "moe": {"experts": 4, "top_k": 2}}
+WINDOW = {**LLAMA, "family": "mistral", "window": 5}
 
 
 class Mutant(NamedTuple):
@@ -56,6 +57,7 @@ QUEUE = "tessera/nn/weight_queue.cpp"
 TENSOR = "tessera/parallel/tensor/tensor_parallel.cpp"
 MOE = "tessera/nn/moe.cpp"
 LATENT = "tessera/nn/latent_attention.cpp"
+PIECES = "tessera/nn/piece_attention.cpp"
 PASSES = "tessera/program/passes/"
 
 MUTANTS = [
@@ -219,7 +221,7 @@ MUTANTS = [
            "  return mesh.ranks_at(mine, along);\n",
            mesh(TIED, mesh={"pp": 2}),
            r"^embed\.tokens\.weight: gradient .* over pp"),
-    Mutant("mask_lost_in_the_ring", "tessera/nn/piece_attention.cpp",
+    Mutant("mask_lost_in_the_ring", PIECES,
            "        if (k_pieces_[j] > q_pieces_[i]) continue;\n",
            "        if (k_pieces_[j] > q_pieces_[i] && !MUTANT) continue;\n",
            mesh(mesh={"cp": 2}),
@@ -236,7 +238,7 @@ MUTANTS = [
            "    runs.emplace_back(begin + (MUTANT ? here : piece) * length, length);\n",
            mesh(mesh={"cp": 2}),
            r"^\S+attention\S+weight: gradient .* over cp"),
-    Mutant("dropout_of_local_positions", "tessera/nn/piece_attention.cpp",
+    Mutant("dropout_of_local_positions", PIECES,
            "  FlashRuns runs{pair.is_causal, dropout, pair.queries.position,\n",
            "  FlashRuns runs{pair.is_causal, dropout, MUTANT ? pair.queries.begin : pair.queries.position,\n",
            mesh(DROPPED, mesh={"cp": 2}),
@@ -504,6 +506,15 @@ MUTANTS = [
            "                                     Role::in_parts()));\n",
            "                                     MUTANT ? Role{} : Role::in_parts()));\n",
            mesh(DEEPSEEK, mesh={"tp": 2}), r"^blocks\.\d\.attention\.\w+_norm\.weight: gradient .* over tp"),
+    Mutant("window_ends_with_a_piece", PIECES,
+           "    visit(Pair{queries, keys, is_causal, seen == Within::kPart ? window_ : 0});\n",
+           "    const bool forgets = MUTANT && !is_causal;\n"
+           "    visit(Pair{queries, keys, is_causal, seen == Within::kPart && !forgets ? window_ : 0});\n",
+           mesh(WINDOW, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
+    Mutant("window_of_another_piece_is_longer", PIECES,
+           "                 pair.keys.position, pair.window};\n",
+           "                 pair.keys.position, pair.window + (MUTANT && !pair.is_causal && pair.window > 0 ? 1 : 0)};\n",
+           mesh(WINDOW, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
 ]
 
 SWITCH = '''#include <cstdlib>

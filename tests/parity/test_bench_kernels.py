@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 KERNELS = ["rms_norm", "rms_norm_backward", "rotary", "swiglu", "swiglu_backward", "gelu", "gelu_backward", "attention",
-           "attention_backward", "product_forward", "product_dx", "product_dw", "embedding_backward", "cross_entropy",
-           "head_loss", "adamw", "small_experts", "small_experts_backward", "experts", "experts_backward"]
+           "attention_backward", "attention_window", "attention_window_backward", "product_forward", "product_dx",
+           "product_dw", "embedding_backward", "cross_entropy", "head_loss", "adamw", "small_experts", "small_experts_backward", "experts", "experts_backward"]
 
 
 def run(program, *arguments, cwd=None):

@@ -285,6 +285,26 @@ MESHES |= {
         "mesh": {"pp": 2, "dp": 2, "cp": 2, "tp": 2}, **SP, **zero(3), "recompute": {"mode": "stage"}}),
     "dropout, devices": (1, DROPOUT, {"mesh": {"dp": 2, "data_parallel": "dp"}}),
 }
+# Pieces of a sequence are 4 tokens for cp 2 and 2 for cp 4: windows end within them, with them and beyond.
+WINDOW = {"family": "mistral", "window": 6}
+BY_LAYER = {**QWEN3, "layers": 4, "window": 3, "window_every": 2}
+MESHES |= {f"window, {name}": (world, model, sections) for name, world, model, sections in [
+    ("cp ring 2", 2, WINDOW, {"mesh": {"cp": 2}}),
+    ("cp ring 4, of one token", 4, {**WINDOW, "window": 1}, {"mesh": {"cp": 4}}),
+    ("cp allgather 4 x tp 2", 8, {**WINDOW, "window": 4}, {"mesh": {"cp": 4, "tp": 2},
+                                                          "context": {"method": "allgather"}}),
+    ("cp ulysses 2 x sp 2, zero 3", 8, WINDOW, {"mesh": {"dp": 2, "cp": 2, "tp": 2}, **zero(3), **SP,
+                                                "context": {"method": "ulysses"}}),
+    ("pp 2 interleaved, by layer", 2, BY_LAYER, {
+        "mesh": {"pp": 2}, "pipeline": {"schedule": "interleaved", "chunks": 2}}),
+    ("selective x cp ring 2, by layer", 2, BY_LAYER, {"mesh": {"cp": 2}, "recompute": {"mode": "selective"}}),
+    ("stage x zero 2, first full", 2, {**QWEN3, "layers": 3, "window": 3, "window_first_full": 1}, {
+        "mesh": {"dp": 2}, **zero(2), "recompute": {"mode": "stage"}}),
+    ("dropout, cp ring 2 x tp 2", 4, {**WINDOW, "window": 5, **DROPOUT}, {"mesh": {"cp": 2, "tp": 2}}),
+    ("experts: cp ring 2 x tp 2, ep 4", 4, {**mixtral(), "window": 5}, {"mesh": {"cp": 2, "tp": 2, "ep": 4}}),
+    ("pp 2 x dp 2 x cp 2 x sp 2, zero 3, by layer", 16, BY_LAYER, {
+        "mesh": {"pp": 2, "dp": 2, "cp": 2, "tp": 2}, **SP, **zero(3)}),
+]}
 # The batch divides by every degree of data parallelism in the list.
 BATCH = {"batch": {"global": 12, "micro": 1}}
 ONE_RANK = {}

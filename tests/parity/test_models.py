@@ -43,6 +43,26 @@ CONFIGS = {
         hidden_size=56, intermediate_size=88, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=True,
         rope_parameters={"rope_theta": 1e6, "rope_type": "default"}, **ROTARY),
+    "mistral": lambda: transformers.MistralConfig(
+        hidden_size=40, intermediate_size=60, num_attention_heads=4, num_key_value_heads=2, sliding_window=7,
+        **ROTARY),
+    "mistral_full": lambda: transformers.MistralConfig(
+        hidden_size=36, intermediate_size=56, num_attention_heads=3, num_key_value_heads=1, head_dim=16,
+        sliding_window=None, **ROTARY),
+    "qwen2_window": lambda: transformers.Qwen2Config(
+        hidden_size=48, intermediate_size=72, num_attention_heads=4, num_key_value_heads=2,
+        use_sliding_window=True, sliding_window=5, max_window_layers=1, **ROTARY),
+    "qwen3_window": lambda: transformers.Qwen3Config(
+        hidden_size=44, intermediate_size=76, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        use_sliding_window=True, sliding_window=9,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], **ROTARY),
+    "mixtral_window": lambda: transformers.MixtralConfig(
+        hidden_size=40, intermediate_size=52, num_attention_heads=4, num_key_value_heads=2, num_local_experts=6,
+        num_experts_per_tok=3, router_aux_loss_coef=0.0, sliding_window=6, **ROTARY),
+    "qwen3_moe_window": lambda: transformers.Qwen3MoeConfig(
+        hidden_size=44, intermediate_size=60, moe_intermediate_size=28, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_experts=6, num_experts_per_tok=3, norm_topk_prob=True,
+        router_aux_loss_coef=0.0, use_sliding_window=True, sliding_window=8, **ROTARY),
     "qwen3": lambda: transformers.Qwen3Config(
         hidden_size=44, intermediate_size=76, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, **ROTARY),
@@ -383,10 +403,13 @@ def test_a_tied_head_that_differs_is_refused(drive, tmp_path):
     ("llama_grouped", "model_type", "bloom"),
     ("llama_grouped", "num_attention_heads", 7),
     ("qwen3", "layer_types", ["sliding_attention"] * 3),
+    ("qwen3_window", "layer_types", ["chunked_attention"] * 3),
+    ("qwen3_window", "layer_types", ["sliding_attention"] * 2),
+    ("mistral", "layer_types", ["sliding_attention", "full_attention", "sliding_attention"]),
+    ("mistral", "model_type", "gpt_oss"),
     ("olmo2_grouped", "attention_bias", True),
     ("gpt2", "activation_function", "relu"),
     ("gpt2", "scale_attn_by_inverse_layer_idx", True),
-    ("mixtral", "sliding_window", 16),
     ("mixtral", "router_jitter_noise", 0.1),
     ("mixtral", "num_experts_per_tok", 7),
 ])

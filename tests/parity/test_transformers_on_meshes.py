@@ -16,6 +16,10 @@ CONFIGS = {
         attn_pdrop=0.0, bos_token_id=1, eos_token_id=2),
     "llama": lambda: transformers.LlamaConfig(rms_norm_eps=1e-5, **ROTARY),
     "qwen3": lambda: transformers.Qwen3Config(head_dim=12, tie_word_embeddings=True, **ROTARY),
+    "mistral": lambda: transformers.MistralConfig(sliding_window=6, **ROTARY),
+    "qwen3_window": lambda: transformers.Qwen3Config(
+        head_dim=12, use_sliding_window=True, sliding_window=5,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], **ROTARY),
     # Else token 1 pads: its embedding gets no gradient.
     "olmo2": lambda: transformers.Olmo2Config(pad_token_id=None, **ROTARY),
     # transformers adds no auxiliary loss here: its output_router_logits is off.
@@ -42,6 +46,7 @@ MESHES = {
     "zero 3": (2, ["--mesh.dp=2", "--zero.stage=3"]),
     "16 ranks": (16, ["--mesh.pp=2", "--mesh.dp=2", "--mesh.cp=2", "--mesh.tp=2", "--zero.stage=3", *SP]),
 }
+ULYSSES = {"cp ulysses 2": (2, ["--mesh.cp=2", "--context.method=ulysses"])}
 EXPERT_MESHES = {
     "ep 2": (2, ["--mesh.dp=2", "--mesh.ep=2"]),
     "ep 4": (4, ["--mesh.dp=4", "--mesh.ep=4"]),
@@ -53,6 +58,7 @@ EXPERT_MESHES = {
 NEW_EXPERTS = ["tp 2", "cp 2", "pp 2", "zero 3", "ep 2", "tp 2, etp 2", "16 ranks, ep 4"]
 CASES = [(name, mesh) for name in CONFIGS
          for mesh in (EXPERT_MESHES if name == "mixtral" else
+                      [*MESHES, *ULYSSES] if name in ("mistral", "qwen3_window") else
                       NEW_EXPERTS if name in ("qwen3_moe", "deepseek_v3") else MESHES)]
 
 
@@ -122,7 +128,7 @@ def peers(tmp_path_factory):
 @pytest.mark.parametrize("name, mesh", CASES)
 def test_eight_steps(program, peers, tmp_path, name, mesh):
     folder, theirs = peers[name]
-    world, arguments = (MESHES | EXPERT_MESHES)[mesh]
+    world, arguments = (MESHES | ULYSSES | EXPERT_MESHES)[mesh]
     train(program, configuration_of(folder, tmp_path), "--nproc", str(world), "--ranks", "threads", *arguments,
           *MORE.get(name, []))
     ours = [line["loss"] for line in metrics(tmp_path)]

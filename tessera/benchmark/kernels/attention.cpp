@@ -1,8 +1,11 @@
-// Causal attention, whose scores are never all in memory. B, T, H, E as in
-// nn/flash_attention.h.
+// Causal attention, whose scores are never all in memory, also of a window. B,
+// T, H, E as in nn/flash_attention.h.
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "tessera/benchmark/kernels/contest.h"
 #include "tessera/nn/flash_attention.h"
@@ -10,14 +13,31 @@
 namespace tessera::benchmark::kernels {
 namespace {
 
-constexpr int64_t kSamples = 8, kTokens = 256, kHeads = 8, kWidth = 64;
+constexpr int64_t kHeads = 8, kWidth = 64;
 
-at::Tensor by_operator(const Pair::Inputs& in) {
-  return at::scaled_dot_product_attention(
-             in[0].transpose(1, 2), in[1].transpose(1, 2),
-             in[2].transpose(1, 2), /*attn_mask=*/{}, /*dropout_p=*/0.0,
-             /*is_causal=*/true)
-      .transpose(1, 2);
+struct Size {
+  int64_t samples, tokens;
+  int64_t window = 0;  // 0: none
+};
+constexpr Size kWhole = {8, 256}, kWindow = {1, 1024, 128};
+
+// What each query sees of the keys.
+at::Tensor mask_of(const Size& size) {
+  const at::Tensor past =
+      at::ones({size.tokens, size.tokens}, at::TensorOptions(at::kBool)).tril();
+  return size.window > 0 ? past.triu(1 - size.window) : past;
+}
+
+Pair::Forward by_operator(const Size& size) {
+  std::optional<at::Tensor> mask;
+  if (size.window > 0) mask = mask_of(size);
+  return [mask](const Pair::Inputs& in) {
+    return at::scaled_dot_product_attention(
+               in[0].transpose(1, 2), in[1].transpose(1, 2),
+               in[2].transpose(1, 2), mask, /*dropout_p=*/0.0,
+               /*is_causal=*/!mask)
+        .transpose(1, 2);
+  };
 }
 
 at::Tensor heads_first(const at::Tensor& x) { return x.transpose(1, 2); }
@@ -26,14 +46,13 @@ at::Tensor across(const at::Tensor& x) { return x.transpose(2, 3); }
 // The formulas of nn/flash_attention.h in fp64, over (B, H, T, E), and with
 // absolute values where they sum.
 struct Exact {
-  explicit Exact(const Pair::Inputs& in)
+  Exact(const Pair::Inputs& in, const Size& size)
       : q(heads_first(wide(in[0])) / std::sqrt(double{kWidth})),
         k(heads_first(wide(in[1]))),
         v(heads_first(wide(in[2]))),
         weights(at::matmul(q, across(k))) {
-    const at::Tensor future =
-        at::ones({kTokens, kTokens}, at::TensorOptions(at::kBool)).triu(1);
-    weights = weights.masked_fill_(future, -INFINITY).softmax(-1);
+    weights = weights.masked_fill_(mask_of(size).logical_not(), -INFINITY)
+                  .softmax(-1);
   }
 
   std::vector<Reference> forward() const {
@@ -63,51 +82,75 @@ struct Exact {
 };
 
 struct AttentionNumbers {
-  explicit AttentionNumbers(at::ScalarType type)
-      : dtype(type), dy(random_tensor(kShape, type, 4)) {
+  AttentionNumbers(at::ScalarType type, const Size& of)
+      : dtype(type), size(of) {
+    const int64_t shape[] = {size.samples, size.tokens, kHeads, kWidth};
+    dy = random_tensor(shape, type, 4);
     for (const uint64_t seed : {1, 2, 3}) {
-      pair.inputs.push_back(leaf(kShape, type, seed));
+      pair.inputs.push_back(leaf(shape, type, seed));
     }
-    pair.ours = [](const Pair::Inputs& in) {
-      return nn::flash_attention(in[0], in[1], in[2]);
+    pair.ours = [window = size.window](const Pair::Inputs& in) {
+      return nn::flash_attention(in[0], in[1], in[2], /*dropout=*/{}, window);
     };
-    pair.libtorch = by_operator;
+    pair.libtorch = by_operator(size);
   }
 
   // Of `flops` for each pair of tokens that is seen and each of E.
-  Contest contest(const char* kernel, int64_t flops) const {
-    const int64_t pairs = kSamples * kHeads * kTokens * (kTokens + 1) / 2;
-    return {.kernel = kernel,
+  Contest contest(std::string kernel, int64_t flops) const {
+    const auto [samples, tokens, window] = size;
+    const int64_t unseen = window > 0 ? tokens - window : 0;  // by the last
+    const int64_t pairs =
+        (tokens * (tokens + 1) - unseen * (unseen + 1)) / 2 * samples * kHeads;
+    return {.kernel = std::move(kernel),
             .dtype = dtype,
-            .shape = c10::str(kSamples, "x", kTokens, "x", kHeads, "x", kWidth),
+            .shape =
+                c10::str(samples, "x", tokens, "x", kHeads, "x", kWidth,
+                         window > 0 ? c10::str(" of ", window) : std::string()),
             .flops = static_cast<double>(flops * pairs * kWidth),
             .most_ulps = dtype == at::kFloat ? 16.0 : 2.0};
   }
 
-  static constexpr int64_t kShape[] = {kSamples, kTokens, kHeads, kWidth};
   at::ScalarType dtype;
+  Size size;
   at::Tensor dy;
   Pair pair;
 };
 
-Contest attention(at::ScalarType dtype) {
-  const AttentionNumbers of(dtype);
-  Contest contest = of.contest("attention", 4);
-  contest.wanted = [of] { return Exact(of.pair.inputs).forward(); };
+Contest forward_of(const char* kernel, const Size& size, at::ScalarType dtype) {
+  const AttentionNumbers of(dtype, size);
+  Contest contest = of.contest(kernel, 4);
+  contest.wanted = [of] { return Exact(of.pair.inputs, of.size).forward(); };
   return of.pair.forward(std::move(contest));
 }
 
-Contest attention_backward(at::ScalarType dtype) {
-  const AttentionNumbers of(dtype);
-  Contest contest = of.contest("attention_backward", 10);
-  contest.wanted = [of] { return Exact(of.pair.inputs).backward(of.dy); };
+Contest backward_of(const char* kernel, const Size& size,
+                    at::ScalarType dtype) {
+  const AttentionNumbers of(dtype, size);
+  Contest contest = of.contest(kernel, 10);
+  contest.wanted = [of] {
+    return Exact(of.pair.inputs, of.size).backward(of.dy);
+  };
   return of.pair.backward(std::move(contest), of.dy);
+}
+
+Contest attention(at::ScalarType dtype) {
+  return forward_of("attention", kWhole, dtype);
+}
+Contest attention_backward(at::ScalarType dtype) {
+  return backward_of("attention_backward", kWhole, dtype);
+}
+Contest attention_window(at::ScalarType dtype) {
+  return forward_of("attention_window", kWindow, dtype);
+}
+Contest attention_window_backward(at::ScalarType dtype) {
+  return backward_of("attention_window_backward", kWindow, dtype);
 }
 
 }  // namespace
 
 std::vector<MakeContest> attention_contests() {
-  return {attention, attention_backward};
+  return {attention, attention_backward, attention_window,
+          attention_window_backward};
 }
 
 }  // namespace tessera::benchmark::kernels

@@ -110,12 +110,16 @@ struct HuggingFaceForm {
 std::span<const TensorName> llama_names();
 // Those, and behind them some more.
 std::vector<TensorName> with_llama_names(std::span<const TensorName> more);
+inline constexpr int64_t kUsualWindow = 4096;  // where it is not said
 struct LlamaKeys {
-  bool attention_bias = true;      // the key has a meaning
-  bool window_by_default = false;  // a window that is given is used
+  bool attention_bias = true;  // the key has a meaning
+  bool window_switch = true;   // use_sliding_window: else a window is not used
+  int64_t default_window = 0;  // where sliding_window is not said; 0: none
 };
 void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys);
 Json llama_json(const ModelConfig& model);
+// The window of all layers: a number, or null.
+Json window_json(const ModelConfig& model);
 
 // Of experts, whose number is in `experts`; where it is not said, a token goes
 // to `top_k`.

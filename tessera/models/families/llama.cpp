@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include "tessera/models/detail/hugging_face_form.h"
 #include "tessera/models/family.h"
@@ -7,10 +9,11 @@ namespace tessera::models {
 namespace {
 
 using detail::Json;
+using detail::LlamaKeys;
 using detail::Reader;
 using detail::TensorName;
 
-// Also of Qwen2 and Qwen3, and of Mixtral beside its experts.
+// Also of Mistral, Qwen2 and Qwen3, and of Mixtral beside its experts.
 constexpr TensorName kNames[] = {
     {"embed.tokens", "model.embed_tokens"},
     {"blocks.*.attention_norm", "model.layers.*.input_layernorm"},
@@ -117,17 +120,82 @@ Json rotary_json(const ModelConfig& model) {
   return rope;
 }
 
-// Where there is no switch for it, a window that is given is used.
-void refuse_sliding_window(const Reader& in, const ModelConfig& model,
-                           bool by_default) {
-  if (in.flag("use_sliding_window", by_default)) {
-    in.refuse_unless(in.size("sliding_window", model.max_seq) >= model.max_seq,
-                     "sliding_window");
-  }
-  if (!in.has("layer_types")) return;
+constexpr const char* kFull = "full_attention";
+constexpr const char* kSliding = "sliding_attention";
+
+// Of each layer, whether it has the window, where the folder lists them.
+std::vector<bool> listed_windows(const Reader& in, const ModelConfig& model) {
+  std::vector<bool> has_window;
+  if (!in.has("layer_types")) return has_window;
   for (const auto& type : in.at("layer_types")) {
-    in.refuse_unless(type == "full_attention", "layer_types");
+    in.refuse_unless(type == kFull || type == kSliding, "layer_types");
+    has_window.push_back(type == kSliding);
   }
+  in.refuse_unless(std::ssize(has_window) == model.layers, "layer_types");
+  return has_window;
+}
+
+// The pattern of window_every and window_first_full that gives these layers a
+// window, in `model`; false: none does.
+bool find_pattern(const std::vector<bool>& has_window, ModelConfig& model) {
+  const auto is_found = [&] {
+    for (int64_t i = 0; i < model.layers; ++i) {
+      if ((model.window_of(i) > 0) != has_window[i]) return false;
+    }
+    return true;
+  };
+  const auto first = std::ranges::find(has_window, true);
+  for (const int64_t full : {int64_t{0}, first - has_window.begin()}) {
+    model.window_first_full = full;
+    for (int64_t every = 0; every <= model.layers; ++every) {
+      model.window_every = every;
+      if (is_found()) return true;
+    }
+  }
+  return false;
+}
+
+// The layers that have the window: as they are listed, or behind so many.
+void read_windows(const Reader& in, const LlamaKeys& keys, ModelConfig& model) {
+  constexpr int64_t kQwensFullLayers = 28;
+  const bool is_used =
+      !keys.window_switch || in.flag("use_sliding_window", false);
+  model.window = is_used && !in.is_null("sliding_window")
+                     ? in.size("sliding_window", keys.default_window)
+                     : 0;
+  const Windows windows = family_named(model.family).windows;
+  if (windows == Windows::kNone) {  // but one in which all fits
+    in.refuse_unless(model.window == 0 || model.window >= model.max_seq,
+                     "sliding_window");
+    model.window = 0;
+  }
+  const auto listed = listed_windows(in, model);
+  const bool is_one = std::ranges::find(listed, true) != listed.end();
+  if (!listed.empty()) {
+    in.refuse_unless(!is_one || model.window > 0, "layer_types");
+    in.refuse_unless(
+        windows == Windows::kByLayer
+            ? find_pattern(listed, model)
+            : std::ranges::count(listed, model.window > 0) == model.layers,
+        "layer_types");
+  } else if (windows == Windows::kByLayer) {
+    model.window_first_full = in.count("max_window_layers", kQwensFullLayers);
+  }
+  if (model.has_windows()) return;
+  model.window = model.window_every = model.window_first_full = 0;
+}
+
+// As read_windows() reads them, of a family with layers of both kinds.
+void put_windows(const ModelConfig& model, Json& json) {
+  json["use_sliding_window"] = model.window > 0;
+  if (model.window == 0) return;
+  Json types = Json::array();
+  for (int64_t i = 0; i < model.layers; ++i) {
+    types.push_back(model.window_of(i) > 0 ? kSliding : kFull);
+  }
+  json.update({{"sliding_window", model.window},
+               {"max_window_layers", model.window_first_full},
+               {"layer_types", types}});
 }
 
 void read(const Reader& in, ModelConfig& model) {
@@ -136,7 +204,21 @@ void read(const Reader& in, ModelConfig& model) {
 
 // Its biases are there whatever the key says.
 void read_qwen2(const Reader& in, ModelConfig& model) {
-  detail::read_llama(in, model, {.attention_bias = false});
+  detail::read_llama(
+      in, model,
+      {.attention_bias = false, .default_window = detail::kUsualWindow});
+}
+
+void read_qwen3(const Reader& in, ModelConfig& model) {
+  detail::read_llama(in, model, {.default_window = detail::kUsualWindow});
+}
+
+void read_mistral(const Reader& in, ModelConfig& model) {
+  constexpr const char* kKvHeads = "num_key_value_heads";
+  detail::read_llama(
+      in, model,
+      {.window_switch = false, .default_window = detail::kUsualWindow});
+  if (!in.is_null(kKvHeads)) model.kv_heads = in.size(kKvHeads, 8);
 }
 
 Json write(const ModelConfig& model) {
@@ -148,7 +230,7 @@ Json write(const ModelConfig& model) {
 
 Json write_qwen2(const ModelConfig& model) {
   Json json = detail::llama_json(model);
-  json["use_sliding_window"] = false;
+  put_windows(model, json);
   return json;
 }
 
@@ -158,12 +240,20 @@ Json write_qwen3(const ModelConfig& model) {
   return json;
 }
 
+Json write_mistral(const ModelConfig& model) {
+  Json json = detail::llama_json(model);
+  json["sliding_window"] = detail::window_json(model);
+  return json;
+}
+
 constexpr detail::HuggingFaceForm kForm = {detail::llama_names, "model.", read,
                                            write};
 constexpr detail::HuggingFaceForm kQwen2Form = {detail::llama_names, "model.",
                                                 read_qwen2, write_qwen2};
 constexpr detail::HuggingFaceForm kQwen3Form = {detail::llama_names, "model.",
-                                                read, write_qwen3};
+                                                read_qwen3, write_qwen3};
+constexpr detail::HuggingFaceForm kMistralForm = {detail::llama_names, "model.",
+                                                  read_mistral, write_mistral};
 
 }  // namespace
 
@@ -193,7 +283,7 @@ void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys) {
   }
   in.refuse_unless(!in.flag("mlp_bias", false), "mlp_bias");
   read_rotary(in, model);
-  refuse_sliding_window(in, model, keys.window_by_default);
+  read_windows(in, keys, model);
 }
 
 Json llama_json(const ModelConfig& model) {
@@ -215,6 +305,10 @@ Json llama_json(const ModelConfig& model) {
   return json;
 }
 
+Json window_json(const ModelConfig& model) {
+  return model.window > 0 ? Json(model.window) : Json();
+}
+
 }  // namespace detail
 
 extern constinit const Family kLlama = {.name = "llama",
@@ -224,11 +318,18 @@ extern constinit const Family kLlama = {.name = "llama",
 extern constinit const Family kQwen2 = {.name = "qwen2",
                                         .architecture = "Qwen2ForCausalLM",
                                         .qkv_bias = true,
+                                        .windows = Windows::kByLayer,
                                         .hugging_face = &kQwen2Form};
 
 extern constinit const Family kQwen3 = {.name = "qwen3",
                                         .architecture = "Qwen3ForCausalLM",
                                         .qk_norm = nn::QkNorm::kPerHead,
+                                        .windows = Windows::kByLayer,
                                         .hugging_face = &kQwen3Form};
+
+extern constinit const Family kMistral = {.name = "mistral",
+                                          .architecture = "MistralForCausalLM",
+                                          .windows = Windows::kAllLayers,
+                                          .hugging_face = &kMistralForm};
 
 }  // namespace tessera::models

@@ -24,7 +24,7 @@ std::span<const TensorName> names() {
 }
 
 void read(const Reader& in, ModelConfig& model) {
-  detail::read_llama(in, model, {.window_by_default = true});
+  detail::read_llama(in, model, {.window_switch = false});
   detail::read_experts(in, "num_local_experts", /*top_k=*/2, model);
   in.refuse_unless(in.number("router_jitter_noise", 0.0) == 0.0,
                    "router_jitter_noise");
@@ -38,7 +38,7 @@ Json write(const ModelConfig& model) {
                {"router_aux_loss_coef", model.moe.aux_loss},
                {"router_jitter_noise", 0.0},
                {"output_router_logits", false},
-               {"sliding_window", nullptr}});
+               {"sliding_window", detail::window_json(model)}});
   return json;
 }
 
@@ -48,6 +48,7 @@ constexpr detail::HuggingFaceForm kForm = {names, "model.", read, write};
 
 extern constinit const Family kMixtral = {.name = "mixtral",
                                           .architecture = "MixtralForCausalLM",
+                                          .windows = Windows::kAllLayers,
                                           .experts = true,
                                           .hugging_face = &kForm};
 

@@ -35,7 +35,7 @@ int64_t read_first_dense(const Reader& in) {
 }
 
 void read(const Reader& in, ModelConfig& model) {
-  detail::read_llama(in, model, {});
+  detail::read_llama(in, model, {.default_window = detail::kUsualWindow});
   model.kv_heads = in.size("num_key_value_heads", 4);
   const char* experts =
       in.has("num_local_experts") ? "num_local_experts" : "num_experts";
@@ -55,7 +55,8 @@ Json write(const ModelConfig& model) {
     dense.push_back(layer);
   }
   json.update({{"attention_bias", false},
-               {"use_sliding_window", false},
+               {"use_sliding_window", model.window > 0},
+               {"sliding_window", detail::window_json(model)},
                {"num_experts", moe.experts},
                {"num_experts_per_tok", moe.top_k},
                {"moe_intermediate_size", moe.ffn},
@@ -75,6 +76,7 @@ extern constinit const Family kQwen3Moe = {
     .name = "qwen3_moe",
     .architecture = "Qwen3MoeForCausalLM",
     .qk_norm = nn::QkNorm::kPerHead,
+    .windows = Windows::kAllLayers,
     .experts = true,
     .hugging_face = &kForm};
 

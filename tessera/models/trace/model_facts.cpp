@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -168,10 +169,10 @@ int64_t table_bytes(const TracedModel& model, const FactsOptions& options) {
 program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
   const ModelConfig& config = model.config;
   const Meter meter(model, options);
-  const auto block = [&](bool has_experts) {
+  const auto block = [&](int64_t layer) {
     return meter.measure(model.hidden_numel(),
                          [&](UnitTracer& tracer, const Traced& x) {
-                           return tracer.block(x, has_experts);
+                           return tracer.block(x, layer);
                          });
   };
 
@@ -179,13 +180,12 @@ program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
   facts.units.resize(2 * config.layers + 2);
   facts.units.front() = meter.measure(
       0, [](UnitTracer& tracer, const Traced&) { return tracer.embed(); });
-  // All blocks of a kind are alike.
-  const bool any_experts = config.layers_with_experts() > 0;
-  const bool any_dense = config.layers_with_experts() < config.layers;
-  const UnitFacts dense = any_dense ? block(false) : UnitFacts{};
-  const UnitFacts gated = any_experts ? block(true) : UnitFacts{};
+  // All blocks of a kind are alike: with experts or dense, of one window.
+  std::map<std::pair<bool, int64_t>, UnitFacts> kinds;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    facts.units[1 + layer] = config.has_experts(layer) ? gated : dense;
+    const std::pair kind(config.has_experts(layer), config.window_of(layer));
+    if (!kinds.contains(kind)) kinds[kind] = block(layer);
+    facts.units[1 + layer] = kinds[kind];
   }
   facts.units[config.layers + 1] = meter.measure(
       model.hidden_numel(), [](UnitTracer& tracer, const Traced& x) {

@@ -346,8 +346,19 @@ Blocks blocks_of(const HeadShape& shape) {
   return {std::min(queries, t), std::min(kKeys, shape.kv_tokens)};
 }
 
+// Keys that are counted for a query: those of its window, if there is one. Of
+// the same tokens as many for each, as if some came before the first.
+int64_t keys_of(const HeadShape& shape, int64_t query) {
+  if (shape.window == 0) return shape.kv_tokens;
+  if (shape.behind == 0) return std::min(shape.window, shape.kv_tokens);
+  const int64_t first = shape.behind + query - shape.window + 1;
+  return std::clamp<int64_t>(shape.kv_tokens - first, 0, shape.kv_tokens);
+}
+
 int64_t pairs_of(const HeadShape& shape) {
-  return shape.samples * shape.heads * shape.q_tokens * shape.kv_tokens;
+  int64_t pairs = 0;
+  for (int64_t q = 0; q < shape.q_tokens; ++q) pairs += keys_of(shape, q);
+  return shape.samples * shape.heads * pairs;
 }
 
 }  // namespace
@@ -403,8 +414,16 @@ Memory Operators::narrowed(const Memory& sum, int64_t numel) const {
   return element_ == wide_ ? sum : elements(numel);
 }
 
+namespace {
+
+bool is_of_libtorch(const HeadShape& pair) {
+  return !pair.drops && pair.window == 0;
+}
+
+}  // namespace
+
 void Operators::attend(const HeadShape& pair, bool merges) const {
-  const auto seen = pair.drops ? own_flash(pair) : flash(pair);
+  const auto seen = is_of_libtorch(pair) ? flash(pair) : own_flash(pair);
   if (!merges) return;
   const Memory merged = wides(pair.lse_numel());
   const Memory scale = wides(pair.lse_numel());
@@ -412,14 +431,15 @@ void Operators::attend(const HeadShape& pair, bool merges) const {
 }
 
 void Operators::attend_backward(const HeadShape& pair) const {
-  pair.drops ? own_flash_backward(pair) : flash_backward(pair);
+  is_of_libtorch(pair) ? flash_backward(pair) : own_flash_backward(pair);
 }
 
 Traced Operators::piece_attention(const Traced& q, const Traced& k,
-                                  const Traced& v, const HeadShape& pair,
-                                  int64_t pairs) const {
-  const Memory sum = wides(q.numel), lse = wides(q.numel / pair.width);
-  for (int64_t i = 0; i < pairs; ++i) {
+                                  const Traced& v,
+                                  const std::vector<HeadShape>& pairs) const {
+  const int64_t width = pairs.front().width;
+  const Memory sum = wides(q.numel), lse = wides(q.numel / width);
+  for (const HeadShape& pair : pairs) {
     attend(pair, /*merges=*/k.numel > pair.kv_numel());
   }
   const Memory out = narrowed(sum, q.numel);
@@ -428,7 +448,7 @@ Traced Operators::piece_attention(const Traced& q, const Traced& k,
       [=, this, kv = k.numel,
        queries = q.numel](const Memory& gradient) -> std::vector<Memory> {
         const Memory dq = wides(queries), dk = wides(kv), dv = wides(kv);
-        for (int64_t i = 0; i < pairs; ++i) attend_backward(pair);
+        for (const HeadShape& pair : pairs) attend_backward(pair);
         return {narrowed(dq, queries), narrowed(dk, kv), narrowed(dv, kv)};
       });
 }
@@ -438,9 +458,11 @@ Traced Operators::attention(const Traced& q, const Traced& k, const Traced& v,
   if (documents) {
     HeadShape sample = shape;
     sample.samples = 1;
-    return piece_attention(q, k, v, sample, shape.samples);
+    if (shape.window >= shape.q_tokens) sample.window = 0;
+    return piece_attention(q, k, v, std::vector(shape.samples, sample));
   }
-  const bool is_own = shape.drops || nn::uses(nn::Kernel::kAttention);
+  const bool is_own =
+      !is_of_libtorch(shape) || nn::uses(nn::Kernel::kAttention);
   const auto seen = is_own ? own_flash(shape) : flash(shape);
   return tape_.record(seen[0], shape.q_numel(), {q, k, v},
                       {q.memory, k.memory, v.memory, seen[0], seen[1]},

@@ -27,6 +27,8 @@ Ranks along(const mesh::DeviceMesh& mesh, const std::vector<mesh::Axis>& axes);
 struct HeadShape {
   int64_t samples, q_tokens, kv_tokens, heads, kv_heads, width;
   bool drops = false;  // of its weights
+  int64_t window = 0;  // of which it sees a part; 0: all
+  int64_t behind = 0;  // so far the first query is behind the first key
   int64_t q_numel() const { return samples * q_tokens * heads * width; }
   int64_t kv_numel() const { return samples * kv_tokens * kv_heads * width; }
   int64_t lse_numel() const { return samples * q_tokens * heads; }
@@ -112,9 +114,9 @@ class Operators {
   // nn::causal_attention; `documents`: one in each sample.
   Traced attention(const Traced& q, const Traced& k, const Traced& v,
                    const HeadShape& shape, bool documents) const;
-  // nn::piece_attention of all pairs of pieces, which are of this shape.
+  // nn::piece_attention of these pairs of pieces.
   Traced piece_attention(const Traced& q, const Traced& k, const Traced& v,
-                         const HeadShape& pair, int64_t pairs) const;
+                         const std::vector<HeadShape>& pairs) const;
   // A sum as an element; of the same type it is handed on as it is.
   Memory narrowed(const Memory& sum, int64_t numel) const;
   // What nn::attend does with a pair, behind which nothing of it is left.

@@ -22,32 +22,36 @@ struct Place {
   bool documents = false;
 };
 
-// How many pieces of keys those of queries see: a rank of context parallelism
-// has the pieces r and 2 c - 1 - r of 2 c.
-int64_t pairs_seen(int64_t rank, int64_t other, int64_t degree) {
-  int64_t pairs = 0;
-  for (int64_t q : {rank, 2 * degree - 1 - rank}) {
-    for (int64_t k : {other, 2 * degree - 1 - other}) pairs += k <= q ? 1 : 0;
+// Each piece of queries over those of keys that it sees.
+std::vector<HeadShape> pairs_seen(const HeadShape& shape, const Pieces& queries,
+                                  const Pieces& keys) {
+  HeadShape pair = shape;
+  const int64_t length = shape.q_tokens / std::ssize(queries);
+  pair.q_tokens = pair.kv_tokens = length;
+  std::vector<HeadShape> pairs;
+  for (const int64_t q : queries) {
+    for (const int64_t k : keys) {
+      if (k > q) continue;
+      const nn::Within seen = nn::within_window(
+          {q * length, length}, {k * length, length}, shape.window);
+      if (seen == nn::Within::kNone) continue;
+      pair.behind = (q - k) * length;
+      pair.window = seen == nn::Within::kPart ? shape.window : 0;
+      pairs.push_back(pair);
+    }
   }
   return pairs;
-}
-
-// One piece of queries over one of keys.
-HeadShape piece_of(HeadShape shape) {
-  shape.q_tokens /= 2;
-  shape.kv_tokens = shape.q_tokens;
-  return shape;
 }
 
 // ring_attention: keys and values go round, and in the backward their gradients
 // with them. O(cp).
 Traced ring(const Operators& ops, const Place& place, const Traced& q,
             const Traced& k, const Traced& v, const HeadShape& shape) {
-  const HeadShape piece = piece_of(shape);
   const int64_t n = place.ranks.size, rank = place.rank;
   const int64_t kv = 2 * shape.kv_numel();
-  const auto pairs_at = [rank, n](int64_t step) {
-    return pairs_seen(rank, (rank - step + n) % n, n);
+  const auto pairs_at = [rank, n, shape](int64_t step) {
+    return pairs_seen(shape, pieces_of(rank, n),
+                      pieces_of((rank - step + n) % n, n));
   };
   const auto message = [&ops, ranks = place.ranks](int64_t bytes) {
     ops.tape().collective("send", ranks.axes, bytes);
@@ -63,8 +67,8 @@ Traced ring(const Operators& ops, const Place& place, const Traced& q,
       sum = ops.wides(shape.q_numel());
       lse = ops.wides(shape.lse_numel());
     }
-    for (int64_t i = 0; i < pairs_at(step); ++i) {
-      ops.attend(piece, /*merges=*/true);
+    for (const HeadShape& pair : pairs_at(step)) {
+      ops.attend(pair, /*merges=*/true);
     }
     if (!last) there = std::move(received);
   }
@@ -78,8 +82,8 @@ Traced ring(const Operators& ops, const Place& place, const Traced& q,
           const bool last = step + 1 == n;
           Memory received = last ? nullptr : message(kv * ops.element());
           of_step = sums;
-          for (int64_t i = 0; i < pairs_at(step); ++i) {
-            ops.attend_backward(piece);
+          for (const HeadShape& pair : pairs_at(step)) {
+            ops.attend_backward(pair);
           }
           if (!last) there = std::move(received);
           Memory home = message(kv * ops.wide());
@@ -92,15 +96,12 @@ Traced ring(const Operators& ops, const Place& place, const Traced& q,
 
 Traced gathered(const Operators& ops, const Place& place, const Traced& q,
                 const Traced& k, const Traced& v, const HeadShape& shape) {
-  const HeadShape piece = piece_of(shape);
   const int64_t n = place.ranks.size;
-  int64_t pairs = 0;
-  for (int64_t other = 0; other < n; ++other) {
-    pairs += pairs_seen(place.rank, other, n);
-  }
+  const auto pairs =
+      pairs_seen(shape, pieces_of(place.rank, n), pieces_of_all(n));
   const Traced all_v = ops.all_gather_with_reduce_scatter(v, place.ranks);
   const Traced all_k = ops.all_gather_with_reduce_scatter(k, place.ranks);
-  return ops.piece_attention(q, all_k, all_v, piece, pairs);
+  return ops.piece_attention(q, all_k, all_v, pairs);
 }
 
 // All tokens of a part of the heads.

@@ -18,7 +18,8 @@ HeadShape UnitTracer::heads_here() const {
           .heads = model_.heads,
           .kv_heads = model_.kv_heads,
           .width = config_.head_dim,
-          .drops = config_.dropout > 0};
+          .drops = config_.dropout > 0,
+          .window = window_};
 }
 
 Traced UnitTracer::attention(const Traced& input) const {

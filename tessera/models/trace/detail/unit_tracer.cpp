@@ -116,8 +116,10 @@ Traced UnitTracer::add_kept(const Traced& x, const Traced& y,
       });
 }
 
-Traced UnitTracer::block(const Traced& x, bool has_experts) {
+Traced UnitTracer::block(const Traced& x, int64_t layer) {
+  const bool has_experts = config_.has_experts(layer);
   rotation_ = rotation();
+  window_ = config_.window_of(layer);
   const auto add = [this](const Traced& past, const Traced& made,
                           bool of_view) {
     if (config_.dropout > 0) return add_kept(past, made, of_view);

@@ -24,7 +24,7 @@ class UnitTracer {
         family_(family_named(model.config.family)) {}
 
   Traced embed() const;
-  Traced block(const Traced& x, bool has_experts);
+  Traced block(const Traced& x, int64_t layer);
   // What the head takes.
   Traced before_head(const Traced& x) const;
   // Of the auxiliary loss, after a block with experts that records.
@@ -109,7 +109,9 @@ class UnitTracer {
   const TracedModel& model_;
   const ModelConfig& config_;
   const Family& family_;
-  Memory rotation_;  // of the block that runs
+  // Of the block that runs.
+  Memory rotation_;
+  int64_t window_ = 0;
   Traced balance_;
   Memory load_;
   struct CoreAgain {
