@@ -85,15 +85,17 @@ def add_window(rng, model, seq_len):
     model["window"] = rng.randrange(1, seq_len + 2)
     if model["family"] == "llama":
         model["family"] = "mistral"
-    elif model["family"] != "mixtral":
+    elif model["family"] not in ("mixtral", "phi3"):
         model["window_every"] = rng.choice([0, 2, 3])
+    if model["family"] == "gemma3_text":
+        model["rope_theta_local"] = rng.choice([0, 100.0])
 
 
 def configuration(seed):
     rng = random.Random(seed)
     mesh = mesh_of(rng)
     tp, cp, pp = mesh["tp"], mesh["cp"], mesh["pp"]
-    family = rng.choice(["gpt2", "llama", "qwen2", "qwen3", "olmo2", "mixtral", "mixtral"])
+    family = rng.choice(["gpt2", "llama", "qwen2", "qwen3", "olmo2", "gemma3_text", "phi3", "mixtral", "mixtral"])
     method = rng.choice(["ring", "ulysses", "allgather"])
     heads = tp * (cp if method == "ulysses" else 1) * rng.choice([1, 2])
     # One of tp and kv_heads divides the other, and so with cp for ulysses.
@@ -132,6 +134,8 @@ def configuration(seed):
         config["optimizer"]["momentum"] = 0.9
     if family == "mixtral":
         add_experts(rng, config)
+    if family == "gemma3_text":
+        config["model"]["query_pre_attn_scalar"] = rng.choice([0, 5])
     if config["zero"]["stage"] == 0:
         config["mesh"]["dp_replicate"] *= config["mesh"].pop("dp_shard")
     if rng.random() < 0.5:

@@ -17,8 +17,8 @@ struct Open {
 thread_local std::vector<Open> open;
 thread_local std::map<std::string, KernelTime> times;
 
-// "autograd::engine::evaluate_function: torch::autograd::CppNode<A::SwiGlu>"
-// becomes "backward of SwiGlu".
+// "autograd::engine::evaluate_function: torch::autograd::CppNode<A::Glu>"
+// becomes "backward of Glu".
 std::string short_name(const std::string& name) {
   const std::string node = "evaluate_function: ";
   const size_t begin = name.find(node);

@@ -87,11 +87,10 @@ class Weights {
          c10::str(at::IntArrayRef(shape)) + " of a floating type");
   }
 
-  at::Tensor read(const HuggingFaceSource& source, const mesh::Box& box,
-                  const std::vector<int64_t>& ours) const {
+  at::Tensor read(const HuggingFaceSource& source, const mesh::Box& box) const {
     const std::string name = stored_name(source.tensor);
     return source.turned(
-        by_name_.at(name).read_box(name, source.stored_box(box, ours)));
+        by_name_.at(name).read_box(name, source.stored_box(box)));
   }
 
   // A tied head may be stored as well; it must then be the embedding.
@@ -163,10 +162,10 @@ std::vector<Item> items_of(const nn::Parameter& parameter) {
 
 // The folder's weights, which are those that the model asks for.
 Weights checked_weights(const std::string& folder, models::Model& model) {
-  const std::string& family = model.config().family;
-  Weights weights(folder, models::hugging_face_prefix(family));
+  const models::ModelConfig& config = model.config();
+  Weights weights(folder, models::hugging_face_prefix(config.family));
   const auto source_of = [&](const std::string& name) {
-    return models::hugging_face_source(family, name);
+    return models::hugging_face_source(config, name);
   };
   for (const auto& parameter : nn::parameters_of(model)) {
     if (parameter.spec->is_adapter) continue;  // beside the folder's weights
@@ -174,7 +173,7 @@ Weights checked_weights(const std::string& folder, models::Model& model) {
       weights.expect(source_of(item.name), item.shape);
     }
   }
-  if (model.config().tie_embeddings) {
+  if (config.tie_embeddings) {
     weights.expect_copy(source_of("head.weight").tensor,
                         source_of("embed.tokens.weight").tensor);
   }
@@ -201,13 +200,13 @@ void fill(models::Model& model, const Weights& weights,
         part.size.erase(part.size.begin());
       }
       const auto source =
-          models::hugging_face_source(model.config().family, item.name);
-      here.copy_(weights.read(source, part, item.shape));
+          models::hugging_face_source(model.config(), item.name);
+      here.copy_(weights.read(source, part));
     }
   }
 }
 
-// One tensor of the file: what of our parameters it is made of, in order.
+// One tensor of the file: what of our parameters it is made of.
 struct Stored {
   struct Part {
     std::string parameter;
@@ -225,7 +224,7 @@ std::map<std::string, Stored> stored_tensors(
   for (const auto& parameter : nn::parameters_of(*model)) {
     for (const Item& item : items_of(parameter)) {
       const auto source =
-          models::hugging_face_source(config.model.family, item.name);
+          models::hugging_face_source(model->config(), item.name);
       auto& stored = tensors[source.tensor];
       stored.spec = {source.tensor, config.dtype,
                      source.stored_shape(item.shape)};
@@ -236,10 +235,10 @@ std::map<std::string, Stored> stored_tensors(
 }
 
 at::Tensor assemble(const Stored& stored, const WholeParameter& whole) {
-  std::vector<at::Tensor> parts;
+  std::vector<at::Tensor> parts(stored.parts.size());
   for (const auto& [parameter, item, source] : stored.parts) {
     const at::Tensor values = item.of(whole(parameter).detach());
-    parts.push_back(source.turned(values.to(stored.spec.dtype)));
+    parts.at(source.part) = source.turned(values.to(stored.spec.dtype));
   }
   if (parts.size() == 1) return parts[0];
   const bool transposed = stored.parts[0].source.transposed;

@@ -133,7 +133,7 @@ TEST_P(HuggingFaceTest, AnIndexDoesNotLeaveTheFolder) {
 
 INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceTest,
                          testing::Values("gpt2", "llama", "qwen2", "qwen3",
-                                         "olmo2"),
+                                         "olmo2", "gemma3_text", "phi3"),
                          [](const auto& info) { return info.param; });
 
 TEST(HuggingFaceFolder, WhatIsNoModelIsToldApart) {

@@ -27,12 +27,12 @@ constexpr const char* kPrefix = "base_model.model.";
 constexpr size_t kNamedAtMost = 8;  // tensors in a message
 
 // "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight".
-std::string tensor_name(const std::string& family,
+std::string tensor_name(const models::ModelConfig& model,
                         const std::string& parameter) {
-  const auto source = models::hugging_face_source(family, parameter);
+  const auto source = models::hugging_face_source(model, parameter);
   TS_CHECK_CONFIG(
-      source.parts == 1, "model.lora: PEFT has one adapter for ", source.tensor,
-      ", where this model has ", source.parts,
+      source.widths.empty(), "model.lora: PEFT has one adapter for ",
+      source.tensor, ", where this model has ", source.widths.size(),
       ": they are not the same. Merge the adapters (tessera convert "
       "--merge), or target other layers.");
   return kPrefix + source.tensor + ".weight";
@@ -117,9 +117,9 @@ void check_targets(const std::string& folder, const Json& config,
   }
   const std::set<std::string> has(held.begin(), held.end());
   for (const auto& each : models::adaptable_linears(model)) {
-    const std::string tensor = models::hugging_face_source(
-                                   model.config().family, each.name + ".weight")
-                                   .tensor;
+    const std::string tensor =
+        models::hugging_face_source(model.config(), each.name + ".weight")
+            .tensor;
     const std::string layer = tensor.substr(0, tensor.rfind(".weight"));
     if (is_named(layer) && !has.contains(layer)) {
       not_held.push_back('"' + layer + '"');
@@ -196,7 +196,7 @@ void check_peft(const std::string& folder, models::Model& model) {
   for (const auto& tensor : file.tensors()) unknown.insert(tensor.name);
   std::vector<std::string> complaints;
   for (const auto& parameter : adapters_of(model)) {
-    const std::string name = tensor_name(model.config().family, parameter.name);
+    const std::string name = tensor_name(model.config(), parameter.name);
     unknown.erase(name);
     const auto* found = file.find(name);
     const auto& shape = parameter.spec->layout.global_shape();
@@ -227,7 +227,7 @@ void load_peft(const std::string& folder, models::Model& model,
   for (auto& parameter : adapters_of(model)) {
     const mesh::Box box = parameter.spec->layout.local_box(mesh, coord);
     if (box.empty()) continue;
-    const std::string name = tensor_name(model.config().family, parameter.name);
+    const std::string name = tensor_name(model.config(), parameter.name);
     parameter.tensor.copy_(file.read_box(name, box));
   }
 }
@@ -239,15 +239,14 @@ void save_peft(const std::string& folder, models::Model& model,
   std::set<std::string> layers;
   bool is_transposed = false;
   for (const auto& parameter : adapters_of(model)) {
-    const std::string name = tensor_name(config.family, parameter.name);
+    const std::string name = tensor_name(config, parameter.name);
     tensors[name] = parameter.tensor.detach().to(dtype);
     const std::string layer = name.substr(std::string(kPrefix).size());
     layers.insert(layer.substr(0, layer.rfind(".lora_")));
     const size_t dot = parameter.name.rfind('.');
-    is_transposed |=
-        models::hugging_face_source(config.family,
-                                    parameter.name.substr(0, dot) + ".weight")
-            .transposed;
+    is_transposed |= models::hugging_face_source(
+                         config, parameter.name.substr(0, dot) + ".weight")
+                         .transposed;
   }
   std::vector<TensorSpec> specs;
   for (const auto& [name, tensor] : tensors) {

@@ -315,7 +315,11 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
   take(model.tie_embeddings, folder.tie_embeddings, "model.tie_embeddings",
        origins);
   take(model.norm_eps, folder.norm_eps, "model.norm_eps", origins);
+  take(model.query_pre_attn_scalar, folder.query_pre_attn_scalar,
+       "model.query_pre_attn_scalar", origins);
   take(model.rope_theta, folder.rope_theta, "model.rope_theta", origins);
+  take(model.rope_theta_local, folder.rope_theta_local,
+       "model.rope_theta_local", origins);
   take_rope_scaling(model.rope_scaling, folder.rope_scaling, origins);
   take(model.window, folder.window, "model.window", origins);
   take(model.window_every, folder.window_every, "model.window_every", origins);

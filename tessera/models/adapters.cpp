@@ -15,9 +15,9 @@ namespace {
 constexpr size_t kNamedAtMost = 16;  // layers in a message
 
 // Its name in Hugging Face folders.
-std::string their_name(const std::string& family, const std::string& name) {
+std::string their_name(const ModelConfig& model, const std::string& name) {
   const std::string weight = ".weight";
-  const auto source = find_hugging_face_source(family, name + weight);
+  const auto source = find_hugging_face_source(model, name + weight);
   if (!source) return "";
   return source->tensor.substr(0, source->tensor.size() - weight.size());
 }
@@ -70,7 +70,7 @@ void add_adapters(Model& model) {
   const auto layers = adaptable_linears(model);
   const auto is_meant = [&](const std::string& target, const auto& layer) {
     return matches(target, layer.name) ||
-           matches(target, their_name(model.config().family, layer.name));
+           matches(target, their_name(model.config(), layer.name));
   };
   for (const auto& target : lora.targets) {
     const bool names_one = std::ranges::any_of(

@@ -24,9 +24,19 @@ std::shared_ptr<nn::Norm> make_norm(const ModelConfig& config) {
                                     config.hidden, config.norm_eps);
 }
 
-// 0.1 m ln(s) + 1 of YaRN.
-double yarn_scale(double factor, double weight) {
-  return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
+// As tensors of the type have it.
+double rounded_to(at::ScalarType type, double number) {
+  const auto single = static_cast<float>(number);
+  switch (type) {
+    case at::kDouble:
+      return number;
+    case at::kBFloat16:
+      return static_cast<float>(c10::BFloat16(single));
+    case at::kHalf:
+      return static_cast<float>(c10::Half(single));
+    default:
+      return single;
+  }
 }
 
 nn::RopeScaling rope_scaling(const RopeScalingConfig& config) {
@@ -46,10 +56,10 @@ nn::RopeScaling rope_scaling(const RopeScalingConfig& config) {
   if (config.attention_factor > 0) {
     scaling.attention_factor = config.attention_factor;
   } else if (config.mscale > 0 && config.mscale_all_dim > 0) {
-    scaling.attention_factor = yarn_scale(config.factor, config.mscale) /
-                               yarn_scale(config.factor, config.mscale_all_dim);
+    scaling.attention_factor = config.yarn_scale(config.mscale) /
+                               config.yarn_scale(config.mscale_all_dim);
   } else {
-    scaling.attention_factor = yarn_scale(config.factor, 1);
+    scaling.attention_factor = config.yarn_scale(1);
   }
   return scaling;
 }
@@ -58,9 +68,6 @@ std::shared_ptr<nn::Attention> make_attention(const ModelConfig& config) {
   const Family& family = family_named(config.family);
   if (family.latent_attention) {
     const LatentConfig& latent = config.latent;
-    const RopeScalingConfig& rope = config.rope_scaling;
-    const double scale =
-        rope.type == "none" ? 1 : yarn_scale(rope.factor, rope.mscale_all_dim);
     return std::make_shared<nn::LatentAttention>(
         nn::LatentAttentionOptions{.width = config.hidden,
                                    .heads = config.heads,
@@ -69,7 +76,7 @@ std::shared_ptr<nn::Attention> make_attention(const ModelConfig& config) {
                                    .value_dim = latent.value_dim,
                                    .q_rank = latent.q_rank,
                                    .kv_rank = latent.kv_rank,
-                                   .q_scale = scale * scale,
+                                   .q_scale = config.query_scale(),
                                    .init_std = kInitStd,
                                    .out_init_std = residual_std(config)});
   }
@@ -81,7 +88,9 @@ std::shared_ptr<nn::Attention> make_attention(const ModelConfig& config) {
                            .qkv_bias = family.qkv_bias,
                            .out_bias = family.out_bias,
                            .qk_norm = family.qk_norm,
+                           .norm = family.norm,
                            .norm_eps = config.norm_eps,
+                           .q_scale = config.query_scale(),
                            .init_std = kInitStd,
                            .out_init_std = residual_std(config)});
 }
@@ -127,11 +136,19 @@ nn::MoeOptions moe_options(const ModelConfig& config, int64_t layer) {
 
 }  // namespace
 
+DecoderBlock::Norms DecoderBlock::make_norms(const ModelConfig& config,
+                                             const std::string& name) {
+  const NormPlaces places = family_named(config.family).norms;
+  const auto norm = register_module(name, make_norm(config));
+  if (places == NormPlaces::kBefore) return {norm, nullptr};
+  if (places == NormPlaces::kBehind) return {nullptr, norm};
+  return {norm, register_module(name + "_behind", make_norm(config))};
+}
+
 DecoderBlock::DecoderBlock(const ModelConfig& config, int64_t index)
-    : norm_behind_(family_named(config.family).norm_behind),
-      attention_norm_(register_module("attention_norm", make_norm(config))),
+    : attention_norms_(make_norms(config, "attention_norm")),
       attention_(register_module("attention", make_attention(config))),
-      mlp_norm_(register_module("mlp_norm", make_norm(config))) {
+      mlp_norms_(make_norms(config, "mlp_norm")) {
   if (config.has_experts(index)) {
     moe_ = register_module(
         "moe", std::make_shared<nn::Moe>(moe_options(config, index)));
@@ -152,20 +169,21 @@ at::Tensor DecoderBlock::forward(const at::Tensor& x, const nn::Places& places,
     if (of) return nn::add_kept(past, made, of, dropout.positions);
     return made.is_view() ? past + made : made.add_(past);
   };
-  const auto half = [&](const at::Tensor& in, const nn::Norm& norm,
+  const auto half = [&](const at::Tensor& in, const Norms& norms,
                         const auto& part, const nn::Dropout& of) {
-    if (norm_behind_) return add(in, norm.forward(part(in)), of);
-    const auto [past, normed] = norm.branch(in);
-    return add(past, part(normed), of);
+    const auto [past, normed] =
+        norms.before ? norms.before->branch(in) : std::pair(in, in);
+    const at::Tensor made = part(normed);
+    return add(past, norms.behind ? norms.behind->forward(made) : made, of);
   };
   const at::Tensor y = half(
-      x, *attention_norm_,
+      x, attention_norms_,
       [&](const at::Tensor& in) {
         return attention_->forward(in, places, cache, again);
       },
       dropout.attention);
   return half(
-      y, *mlp_norm_,
+      y, mlp_norms_,
       [&](const at::Tensor& in) {
         return moe_ ? moe_->forward(in, experts) : mlp_->forward(in);
       },
@@ -187,6 +205,8 @@ Decoder::Decoder(const ModelConfig& given) : Model(given) {
   } else {
     rotary_ = nn::RotaryTable(config.rotary_dim(), config.rope_theta,
                               rope_scaling(config.rope_scaling));
+    local_rotary_ =
+        nn::RotaryTable(config.rotary_dim(), config.rope_theta_local);
   }
   auto blocks = register_module("blocks", std::make_shared<nn::Room>());
   for (int64_t i = 0; i < config.layers; ++i) {
@@ -228,7 +248,7 @@ at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
   const DecoderBlock& block = *blocks_.at(unit - 1);
   return block.forward(
       x,
-      {rotation_of(0, tokens.length, x),
+      {rotation_of(unit - 1, 0, tokens.length, x),
        {tokens.document_starts, dropout.weights, config().window_of(unit - 1)}},
       {.positions = expert_positions(block, tokens.length),
        .balance = balance,
@@ -282,16 +302,17 @@ void Decoder::set_experts(const nn::ExpertShard& shard) {
   }
 }
 
-nn::Rotation Decoder::rotation_of(int64_t begin, int64_t tokens,
+nn::Rotation Decoder::rotation_of(int64_t layer, int64_t begin, int64_t tokens,
                                   const at::Tensor& like) {
   const auto runs = runs_of(begin, tokens);
   if (positions_) return {};
+  auto& table = config().turns_locally(layer) ? local_rotary_ : rotary_;
   if (runs.size() == 1) {
-    return rotary_.rows(runs[0].first, runs[0].second, like);
+    return table.rows(runs[0].first, runs[0].second, like);
   }
   std::vector<at::Tensor> cos, sin;
   for (const auto& [first, length] : runs) {
-    const nn::Rotation part = rotary_.rows(first, length, like);
+    const nn::Rotation part = table.rows(first, length, like);
     cos.push_back(part.cos);
     sin.push_back(part.sin);
   }
@@ -306,7 +327,7 @@ at::Tensor Decoder::forward_unit_cached(int64_t unit, const at::Tensor& x,
   }
   const nn::Sight sight{.window = config().window_of(unit - 1)};
   return blocks_.at(unit - 1)->forward(
-      x, {rotation_of(begin, x.size(1), x), sight},
+      x, {rotation_of(unit - 1, begin, x.size(1), x), sight},
       /*experts=*/{}, &cache.layers.at(unit - 1));
 }
 
@@ -314,7 +335,12 @@ at::Tensor Decoder::forward_unit_cached(int64_t unit, const at::Tensor& x,
 // distances are in what they give.
 at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin,
                           const at::Tensor& document_starts) const {
-  const at::Tensor x = tokens_->forward(ids);
+  at::Tensor x = tokens_->forward(ids);
+  if (family_named(config().family).scales_embedding) {
+    // By a number of its type, as transformers has it; nobody keeps x.
+    const auto width = static_cast<double>(config().hidden);
+    x.mul_(rounded_to(x.scalar_type(), std::sqrt(width)));
+  }
   if (!positions_) return x;
   at::Tensor places = positions_here(begin, ids.size(1), ids.options());
   if (document_starts.defined()) {

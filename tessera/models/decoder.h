@@ -5,8 +5,9 @@
 //         attention.{q, k, v, o, q_norm, k_norm}, or of latent attention
 //         attention.{q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b, o}, mlp_norm,
 //         mlp.{gate, up, down}, moe.{gate, noise, score_bias}, moe.{experts,
-//         shared}.{gate, up, down}}, final_norm, head. With tied embeddings
-//         there is no head: embed.tokens serves.
+//         shared}.{gate, up, down}}, final_norm, head. With norms before and
+//         behind, the latter are {attention, mlp}_norm_behind. With tied
+//         embeddings there is no head: embed.tokens serves.
 // Seams:  see Model. Every block has the same.
 #pragma once
 
@@ -29,8 +30,8 @@ struct BlockDropout {
 };
 
 // x + attention(norm(x)), then y + mlp(norm(y)), or with norms behind
-// x + norm(attention(x)), then y + norm(mlp(y)); a layer with experts has moe
-// in place of mlp. Of what is added a part is dropped.
+// x + norm(attention(x)), then y + norm(mlp(y)), or with both; a layer with
+// experts has moe in place of mlp. Of what is added a part is dropped.
 class DecoderBlock : public torch::nn::Module {
  public:
   // Layer `index` of a complete config.
@@ -46,10 +47,15 @@ class DecoderBlock : public torch::nn::Module {
   const std::shared_ptr<nn::Moe>& moe() const { return moe_; }  // or null
 
  private:
-  bool norm_behind_;
-  std::shared_ptr<nn::Norm> attention_norm_;
+  // Those of a part; null where it has none there.
+  struct Norms {
+    std::shared_ptr<nn::Norm> before, behind;
+  };
+  Norms make_norms(const ModelConfig& config, const std::string& name);
+
+  Norms attention_norms_;
   std::shared_ptr<nn::Attention> attention_;
-  std::shared_ptr<nn::Norm> mlp_norm_;
+  Norms mlp_norms_;
   std::shared_ptr<nn::Mlp> mlp_;
   std::shared_ptr<nn::Moe> moe_;
 };
@@ -73,7 +79,7 @@ class Decoder final : public Model {
   void set_experts(const nn::ExpertShard& shard) override;
 
  private:
-  nn::Rotation rotation_of(int64_t begin, int64_t tokens,
+  nn::Rotation rotation_of(int64_t layer, int64_t begin, int64_t tokens,
                            const at::Tensor& like);
   // Without documents, where `document_starts` is not defined.
   at::Tensor embed(const at::Tensor& ids, int64_t begin,
@@ -92,7 +98,7 @@ class Decoder final : public Model {
   std::vector<std::shared_ptr<DecoderBlock>> blocks_;
   std::shared_ptr<nn::Norm> final_norm_;
   std::shared_ptr<nn::Linear> head_;  // where it is not tied
-  nn::RotaryTable rotary_;
+  nn::RotaryTable rotary_, local_rotary_;
   nn::Transform enter_head_;
 };
 

@@ -9,13 +9,13 @@ namespace tessera::models {
 
 // Each in its file in families/.
 extern const Family kGpt2, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kOlmo2,
-    kQwen3Moe, kDeepseekV3;
+    kQwen3Moe, kDeepseekV3, kGemma3, kPhi3;
 
 namespace {
 
-constexpr std::array kFamilies = {&kGpt2,  &kLlama,    &kMistral,
-                                  &kQwen2, &kQwen3,    &kMixtral,
-                                  &kOlmo2, &kQwen3Moe, &kDeepseekV3};
+constexpr std::array kFamilies = {
+    &kGpt2,  &kLlama,    &kMistral,    &kQwen2,  &kQwen3, &kMixtral,
+    &kOlmo2, &kQwen3Moe, &kDeepseekV3, &kGemma3, &kPhi3};
 
 template <typename Condition>
 std::string families_where(Condition condition) {
@@ -49,13 +49,15 @@ std::vector<std::string> names_of_families() {
   return names;
 }
 
-std::string families_with_experts() {
-  return families_where([](const Family& family) { return family.experts; });
-}
+std::string families_with_experts() { return families_with(&Family::experts); }
 
 std::string families_with_windows() {
   return families_where(
       [](const Family& family) { return family.windows != Windows::kNone; });
+}
+
+std::string families_with(bool Family::* fact) {
+  return families_where([&](const Family& family) { return family.*fact; });
 }
 
 }  // namespace tessera::models

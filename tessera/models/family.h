@@ -13,6 +13,8 @@ namespace detail {
 struct HuggingFaceForm;
 }  // namespace detail
 
+// Where attention and MLP have their norms: norm(part(norm(x))) with both.
+enum class NormPlaces { kBefore, kBehind, kBoth };
 // Which layers may have model.window; a family's folders say as much.
 enum class Windows { kNone, kAllLayers, kByLayer };
 
@@ -22,13 +24,16 @@ struct Family {
   const char* architecture;        // as in config.json's `architectures`
   bool learned_positions = false;  // else rotary
   nn::NormKind norm = nn::NormKind::kRmsNorm;
-  bool norm_behind = false;  // of attention and MLP, else before them
+  NormPlaces norms = NormPlaces::kBefore;
+  bool scales_embedding = false;  // by the root of its width
   nn::MlpKind mlp = nn::MlpKind::kSwiGlu;
   bool qkv_bias = false;
   bool out_bias = false;  // of attention
   bool mlp_bias = false;
   nn::QkNorm qk_norm = nn::QkNorm::kNone;
+  bool query_scalar = false;  // model.query_pre_attn_scalar
   Windows windows = Windows::kNone;
+  bool local_theta = false;       // model.rope_theta_local
   bool latent_attention = false;  // keys and values of a narrow vector
   bool experts = false;           // in place of the MLP
   bool sigmoid_gate = false;      // of experts, else a softmax
@@ -45,7 +50,8 @@ const Family& family_named(const std::string& name);
 std::vector<std::string> names_of_families();
 // Of those whose layers can have experts: "mixtral, qwen3_moe".
 std::string families_with_experts();
-// The same of those that can have a window.
+// The same of those that can have a window, and of those with such a fact.
 std::string families_with_windows();
+std::string families_with(bool Family::* fact);
 
 }  // namespace tessera::models

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cctype>
+#include <numeric>
 #include <sstream>
 #include <string_view>
 
@@ -43,15 +44,18 @@ std::vector<std::string> numbers_in(const std::string& name) {
 
 std::vector<int64_t> HuggingFaceSource::stored_shape(
     std::vector<int64_t> ours) const {
-  ours[0] *= parts;
+  if (!widths.empty()) {
+    ours[0] = std::accumulate(widths.begin(), widths.end(), int64_t{0});
+  }
   if (transposed && ours.size() == 2) std::swap(ours[0], ours[1]);
   return ours;
 }
 
-mesh::Box HuggingFaceSource::stored_box(
-    mesh::Box box, const std::vector<int64_t>& ours) const {
-  box.offset[0] += part * ours[0];
-  if (transposed && ours.size() == 2) {
+mesh::Box HuggingFaceSource::stored_box(mesh::Box box) const {
+  const auto first = widths.begin();
+  box.offset[0] += std::accumulate(
+      first, first + static_cast<std::ptrdiff_t>(part), int64_t{0});
+  if (transposed && box.size.size() == 2) {
     std::swap(box.offset[0], box.offset[1]);
     std::swap(box.size[0], box.size[1]);
   }
@@ -63,25 +67,27 @@ at::Tensor HuggingFaceSource::turned(const at::Tensor& values) const {
 }
 
 std::optional<HuggingFaceSource> find_hugging_face_source(
-    const std::string& family, const std::string& parameter) {
+    const ModelConfig& model, const std::string& parameter) {
   const size_t dot = parameter.rfind('.');
   const std::string block = parameter.substr(0, dot);
   const auto numbers = numbers_in(block);
-  for (const auto& name : family_named(family).hugging_face->names()) {
+  for (const auto& name : family_named(model.family).hugging_face->names()) {
     const std::string ours = with_numbers(name.ours, numbers);
     if (ours != block && ours != parameter) continue;
     const std::string kind = ours == block ? parameter.substr(dot) : "";
-    return HuggingFaceSource{with_numbers(name.theirs, numbers) + kind,
-                             name.transposed, name.part, name.parts};
+    HuggingFaceSource source{with_numbers(name.theirs, numbers) + kind,
+                             name.transposed, name.part};
+    if (name.widths != nullptr) source.widths = name.widths(model);
+    return source;
   }
   return std::nullopt;
 }
 
-HuggingFaceSource hugging_face_source(const std::string& family,
+HuggingFaceSource hugging_face_source(const ModelConfig& model,
                                       const std::string& parameter) {
-  auto source = find_hugging_face_source(family, parameter);
+  auto source = find_hugging_face_source(model, parameter);
   TS_CHECK_CONFIG(source.has_value(), "a Hugging Face folder of model.family ",
-                  family, " has no place for ", parameter,
+                  model.family, " has no place for ", parameter,
                   ": leave out the key of model.moe that asks for it.");
   return *std::move(source);
 }

@@ -1,8 +1,8 @@
 // Where each parameter of a Decoder lies in a Hugging Face folder.
 //
-// A parameter of ours is one tensor of theirs, or one of several equal parts of
-// one along its output dim (GPT-2's c_attn holds q, k and v), possibly stored
-// transposed (GPT-2's Conv1D weights are (in, out)).
+// A parameter of ours is one tensor of theirs, or one of several parts of one
+// along its output dim (GPT-2's c_attn and Phi's qkv_proj hold q, k and v),
+// possibly stored transposed (GPT-2's Conv1D weights are (in, out)).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,25 +20,24 @@ namespace tessera::models {
 struct HuggingFaceSource {
   std::string tensor;       // "transformer.h.0.attn.c_attn.weight"
   bool transposed = false;  // stored as (in, out)
-  int64_t part = 0;         // of `parts` along the output dim
-  int64_t parts = 1;
+  size_t part = 0;          // of those of `widths`, along the output dim
+  std::vector<int64_t> widths = {};  // none: it is the whole tensor
 
   // The shape of the stored tensor, given that of our parameter.
   std::vector<int64_t> stored_shape(std::vector<int64_t> ours) const;
-  // The box of the stored tensor that holds `box` of our parameter, whose
-  // global shape is `ours`.
-  mesh::Box stored_box(mesh::Box box, const std::vector<int64_t>& ours) const;
+  // The box of the stored tensor that holds `box` of our parameter.
+  mesh::Box stored_box(mesh::Box box) const;
   // Between the values as stored and as ours; its own inverse, a view.
   at::Tensor turned(const at::Tensor& values) const;
 };
 
-// REQUIRES: `parameter` is a name of a Decoder of this family; of stacked
-//           experts one of nn::names_of_experts.
+// REQUIRES: `model` is complete, and `parameter` a name of its Decoder; of
+//           stacked experts one of nn::names_of_experts.
 // None: the family's folders have no place for it.
 std::optional<HuggingFaceSource> find_hugging_face_source(
-    const std::string& family, const std::string& parameter);
+    const ModelConfig& model, const std::string& parameter);
 // TS_CHECK_CONFIG that they have.
-HuggingFaceSource hugging_face_source(const std::string& family,
+HuggingFaceSource hugging_face_source(const ModelConfig& model,
                                       const std::string& parameter);
 
 // "transformer." or "model.": base models are also saved without it.

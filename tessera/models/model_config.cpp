@@ -1,6 +1,7 @@
 #include "tessera/models/model_config.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
@@ -154,6 +155,10 @@ void RopeScalingConfig::check() const {
                   ").");
 }
 
+double RopeScalingConfig::yarn_scale(double weight) const {
+  return factor <= 1 ? 1.0 : 0.1 * weight * std::log(factor) + 1.0;
+}
+
 void LatentConfig::declare(config::Section& section) {
   const auto size = [&](const char* name, int64_t& member,
                         const char* meaning) {
@@ -234,6 +239,8 @@ void ModelConfig::declare(config::Section& section) {
   size("heads", heads, 1, "query heads");
   size("kv_heads", kv_heads, 0, "key and value heads; 0: as many as heads");
   size("head_dim", head_dim, 0, "width of a head; 0: hidden / heads");
+  size("query_pre_attn_scalar", query_pre_attn_scalar, 0,
+       "of gemma3_text: scores are divided by its root; 0: head_dim");
   size("ffn", ffn, 0,
        "width inside the MLP; 0: 4 x hidden for gpt2, else 8/3 x hidden, "
        "rounded up to a multiple of 64");
@@ -246,6 +253,11 @@ void ModelConfig::declare(config::Section& section) {
       .at_most(1);
   section.key("rope_theta", rope_theta, "base of the rotary frequencies")
       .more_than(1);
+  section
+      .key("rope_theta_local", rope_theta_local,
+           "of gemma3_text: the base of layers that have the window, whose "
+           "frequencies are not scaled; 0: they turn as the others do")
+      .at_least(0);
   section.section("rope_scaling", rope_scaling,
                   "rotary positions for longer sequences");
   size("window", window, 0,
@@ -372,6 +384,47 @@ void ModelConfig::check_window() const {
                   "of 2 or more and fewer first layers that see all.");
 }
 
+void ModelConfig::check_local_theta() const {
+  if (rope_theta_local == 0) return;
+  TS_CHECK_CONFIG(family_named(family).local_theta,
+                  "model.rope_theta_local is ", rope_theta_local,
+                  ", but all layers of model.family ", family,
+                  " turn alike. Use a model.family whose layers differ (",
+                  families_with(&Family::local_theta),
+                  "), or leave model.rope_theta_local out.");
+  TS_CHECK_CONFIG(rope_theta_local > 1, "model.rope_theta_local is ",
+                  rope_theta_local,
+                  "; a base must be above 1. Use 0 for that of the other "
+                  "layers.");
+  TS_CHECK_CONFIG(window > 0, "model.rope_theta_local is ", rope_theta_local,
+                  ", but no layer has a window: set model.window, or leave "
+                  "model.rope_theta_local out.");
+}
+
+void ModelConfig::complete_query_scalar() {
+  if (family_named(family).query_scalar) {
+    if (query_pre_attn_scalar == 0) query_pre_attn_scalar = head_dim;
+    return;
+  }
+  TS_CHECK_CONFIG(query_pre_attn_scalar == 0, "model.query_pre_attn_scalar is ",
+                  query_pre_attn_scalar, ", but scores of model.family ",
+                  family,
+                  " are divided by the root of model.head_dim. Use a "
+                  "model.family that says otherwise (",
+                  families_with(&Family::query_scalar),
+                  "), or leave model.query_pre_attn_scalar out.");
+}
+
+double ModelConfig::query_scale() const {
+  if (query_pre_attn_scalar > 0) {
+    return std::sqrt(static_cast<double>(head_dim) /
+                     static_cast<double>(query_pre_attn_scalar));
+  }
+  if (latent.rope_dim == 0 || rope_scaling.type == "none") return 1;
+  const double scale = rope_scaling.yarn_scale(rope_scaling.mscale_all_dim);
+  return scale * scale;
+}
+
 void ModelConfig::complete() {
   const Family& facts = family_named(family);
   moe.complete(family, layers);
@@ -396,6 +449,8 @@ void ModelConfig::complete() {
                   ") is odd. Rotary positions turn pairs: use an even one.");
   rope_scaling.check();
   check_window();
+  check_local_theta();
+  complete_query_scalar();
   if (facts.latent_attention) {
     TS_CHECK_CONFIG(kv_heads == heads, "model.kv_heads (", kv_heads,
                     ") differs from model.heads (", heads,

@@ -57,6 +57,8 @@ struct RopeScalingConfig {
   double mscale = 0.0, mscale_all_dim = 0.0;
   void declare(config::Section& section);
   void check() const;
+  // 0.1 m ln(factor) + 1 of YaRN, of such a weight m.
+  double yarn_scale(double weight) const;
   bool operator==(const RopeScalingConfig&) const = default;
 };
 
@@ -90,14 +92,16 @@ struct ModelConfig {
   int64_t layers = 6;
   int64_t hidden = 320;
   int64_t heads = 8;
-  int64_t kv_heads = 0;  // 0: heads
-  int64_t head_dim = 0;  // 0: hidden / heads
-  int64_t ffn = 0;       // 0: the family's custom, see complete()
+  int64_t kv_heads = 0;               // 0: heads
+  int64_t head_dim = 0;               // 0: hidden / heads
+  int64_t query_pre_attn_scalar = 0;  // 0: head_dim
+  int64_t ffn = 0;                    // 0: the family's custom, see complete()
   int64_t vocab = 8192;
   int64_t max_seq = 1024;
   bool tie_embeddings = true;
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
+  double rope_theta_local = 0.0;  // of layers with a window; 0: as the others
   RopeScalingConfig rope_scaling = {};
   int64_t window = 0;             // tokens that a token sees; 0: all before it
   int64_t window_every = 0;       // 0: all layers have the window
@@ -129,6 +133,13 @@ struct ModelConfig {
   }
 
   bool has_windows() const;  // some layer
+  // Layer `index` turns by rope_theta_local, which is not scaled.
+  bool turns_locally(int64_t index) const {
+    return rope_theta_local > 0 && window_of(index) > 0;
+  }
+  // By which queries are multiplied, beyond the 1 / sqrt(head_dim) of scores.
+  double query_scale() const;
+
   // Experts have a bias on their scores, be it moved or not.
   bool has_score_bias() const;
   // Of a head: the features that positions turn, and the width of its values.
@@ -147,6 +158,8 @@ struct ModelConfig {
 
  private:
   void check_window() const;
+  void check_local_theta() const;
+  void complete_query_scalar();
 };
 
 }  // namespace tessera::models

@@ -28,6 +28,12 @@ ModelConfig small(const std::string& family) {
   config.max_seq = 16;
   config.tie_embeddings = family != "llama";
   config.window = family == "mistral" ? 3 : 0;
+  if (family == "gemma3_text") {
+    config.query_pre_attn_scalar = 6;
+    config.window = 3;
+    config.window_every = 2;
+    config.rope_theta_local = 50.0;
+  }
   config.complete();
   return config;
 }
@@ -173,7 +179,7 @@ TEST_P(DecoderTest, EveryParameterHasAPlaceOfItsOwnInTheFolder) {
   const auto decoder = make(GetParam());
   std::set<std::string> places;
   for (const auto& name : parameter_names(*decoder)) {
-    const auto source = hugging_face_source(GetParam(), name);
+    const auto source = hugging_face_source(decoder->config(), name);
     places.insert(source.tensor + "#" + std::to_string(source.part));
   }
   EXPECT_EQ(places.size(), parameter_names(*decoder).size());
@@ -197,7 +203,8 @@ TEST_P(DecoderTest, ConfigJsonReadsBackTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(Families, DecoderTest,
                          testing::Values("gpt2", "llama", "mistral", "qwen2",
-                                         "qwen3", "olmo2"),
+                                         "qwen3", "olmo2", "gemma3_text",
+                                         "phi3"),
                          [](const auto& info) { return info.param; });
 
 TEST(Decoder, NamesAreOurOwn) {
@@ -432,14 +439,78 @@ TEST(Generate, RefusesWhatCannotBe) {
 }
 
 TEST(HuggingFaceSource, BoxesOfAConv1dAreTurnedAndOffset) {
-  const auto v = hugging_face_source("gpt2", "blocks.11.attention.v.weight");
+  const ModelConfig gpt2 = small("gpt2");  // of width 12
+  const auto v = hugging_face_source(gpt2, "blocks.11.attention.v.weight");
   EXPECT_EQ(v.tensor, "transformer.h.11.attn.c_attn.weight");
-  EXPECT_THAT(v.stored_shape({6, 6}), testing::ElementsAre(6, 18));
-  const mesh::Box stored = v.stored_box({{2, 1}, {3, 4}}, {6, 6});
-  EXPECT_EQ(stored, (mesh::Box{{1, 14}, {4, 3}}));
-  const auto bias = hugging_face_source("gpt2", "blocks.11.attention.k.bias");
-  EXPECT_THAT(bias.stored_shape({6}), testing::ElementsAre(18));
-  EXPECT_EQ(bias.stored_box({{2}, {3}}, {6}), (mesh::Box{{8}, {3}}));
+  EXPECT_THAT(v.stored_shape({12, 12}), testing::ElementsAre(12, 36));
+  const mesh::Box stored = v.stored_box({{2, 1}, {3, 4}});
+  EXPECT_EQ(stored, (mesh::Box{{1, 26}, {4, 3}}));
+  const auto bias = hugging_face_source(gpt2, "blocks.11.attention.k.bias");
+  EXPECT_THAT(bias.stored_shape({12}), testing::ElementsAre(36));
+  EXPECT_EQ(bias.stored_box({{2}, {3}}), (mesh::Box{{14}, {3}}));
+}
+
+// q of 12 rows, k and v of 4 each; gate and up of 20.
+TEST(HuggingFaceSource, PartsMayBeUnequal) {
+  const ModelConfig phi = small("phi3");
+  const auto source = [&](const char* name) {
+    return hugging_face_source(phi, std::string("blocks.1.") + name);
+  };
+  const auto q = source("attention.q.weight"), v = source("attention.v.weight");
+  EXPECT_EQ(q.tensor, "model.layers.1.self_attn.qkv_proj.weight");
+  EXPECT_EQ(v.tensor, q.tensor);
+  EXPECT_THAT(q.stored_shape({12, 12}), testing::ElementsAre(20, 12));
+  EXPECT_THAT(v.stored_shape({4, 12}), testing::ElementsAre(20, 12));
+  EXPECT_EQ(q.stored_box({{2, 0}, {3, 12}}), (mesh::Box{{2, 0}, {3, 12}}));
+  EXPECT_EQ(v.stored_box({{2, 1}, {2, 4}}), (mesh::Box{{18, 1}, {2, 4}}));
+  const auto up = source("mlp.up.weight");
+  EXPECT_EQ(up.tensor, "model.layers.1.mlp.gate_up_proj.weight");
+  EXPECT_EQ(up.stored_box({{5, 0}, {5, 12}}), (mesh::Box{{25, 0}, {5, 12}}));
+}
+
+TEST(Decoder, LayersWithAWindowTurnByABaseOfTheirOwn) {
+  ModelConfig config = small("gemma3_text");
+  EXPECT_TRUE(config.turns_locally(0));
+  EXPECT_FALSE(config.turns_locally(1));
+  EXPECT_EQ(config.query_scale(), std::sqrt(4.0 / 6.0));
+  const auto logits = [](const ModelConfig& of) {
+    Decoder decoder(of);
+    nn::materialise(decoder, {.seed = 5, .dtype = at::kDouble});
+    return decoder.forward(at::arange(16).unsqueeze(0));
+  };
+  ModelConfig other = config;
+  other.rope_theta_local = 60.0;
+  EXPECT_FALSE(at::allclose(logits(config), logits(other)));
+  other.rope_theta_local = 0;
+  other.rope_theta = 50.0;
+  config.rope_theta = 50.0;
+  EXPECT_TRUE(at::equal(logits(config), logits(other)));
+}
+
+TEST(Decoder, KeysOfOtherFamiliesAreRefused) {
+  const auto expect_refused = [](const std::string& family, auto change,
+                                 const char* named) {
+    ModelConfig config = small(family);
+    change(config);
+    try {
+      config.complete();
+      FAIL() << named << " was accepted";
+    } catch (const tessera::Error& error) {
+      EXPECT_THAT(error.what_without_backtrace(), testing::HasSubstr(named));
+    }
+  };
+  expect_refused(
+      "llama", [](ModelConfig& of) { of.query_pre_attn_scalar = 5; },
+      "model.query_pre_attn_scalar is 5, but scores of model.family llama");
+  expect_refused(
+      "llama", [](ModelConfig& of) { of.rope_theta_local = 5; },
+      "model.rope_theta_local is 5, but all layers of model.family llama");
+  expect_refused(
+      "gemma3_text", [](ModelConfig& of) { of.rope_theta_local = 0.5; },
+      "model.rope_theta_local is 0.5; a base must be above 1");
+  expect_refused(
+      "gemma3_text", [](ModelConfig& of) { of.window = 0; },
+      "model.rope_theta_local is 50, but no layer has a window");
 }
 
 struct BadConfig {
@@ -447,6 +518,20 @@ struct BadConfig {
   std::string json;
   std::string named;  // in the message
 };
+
+// With one more key.
+std::string gemma3(const std::string& key) {
+  return R"({"model_type": "gemma3_text", "vocab_size": 5, "hidden_size": 8,
+             "num_hidden_layers": 4, "num_attention_heads": 4,
+             "intermediate_size": 4, "max_position_embeddings": 8, )" +
+         key + "}";
+}
+std::string phi3(const std::string& key) {
+  return R"({"model_type": "phi3", "vocab_size": 5, "hidden_size": 8,
+             "num_hidden_layers": 4, "num_attention_heads": 4,
+             "intermediate_size": 4, "max_position_embeddings": 8, )" +
+         key + "}";
+}
 
 class BadConfigTest : public testing::TestWithParam<BadConfig> {};
 
@@ -487,6 +572,40 @@ INSTANTIATE_TEST_SUITE_P(
                       "layer_norm_epsilon": -1})",
                   "layer_norm_epsilon is -1; it must be above 0"},
         BadConfig{"gpt_oss", R"({"model_type": "gpt_oss"})", "MXFP4"},
+        BadConfig{"softcapping", gemma3("\"attn_logit_softcapping\": 50.0"),
+                  "attn_logit_softcapping is 50.0, which is not supported"},
+        BadConfig{"softcapping_of_logits",
+                  gemma3("\"final_logit_softcapping\": 30.0"),
+                  "final_logit_softcapping is 30.0, which is not supported"},
+        BadConfig{"both_ways", gemma3("\"use_bidirectional_attention\": true"),
+                  "use_bidirectional_attention is true"},
+        BadConfig{"another_gate", gemma3("\"hidden_activation\": \"gelu\""),
+                  "hidden_activation is \"gelu\""},
+        BadConfig{"no_pattern", gemma3(R"("layer_types": ["sliding_attention",
+                            "full_attention", "full_attention",
+                            "sliding_attention"])"),
+                  "layer_types is [\"sliding_attention\",\"full"},
+        BadConfig{"unknown_layers",
+                  gemma3(R"("layer_types": ["linear_attention",
+                            "full_attention", "full_attention",
+                            "full_attention"])"),
+                  "layer_types is [\"linear_attention\""},
+        BadConfig{"too_few_layers",
+                  gemma3(R"("layer_types": ["full_attention"])"),
+                  "layer_types is [\"full_attention\"]"},
+        BadConfig{"scaled_windows", gemma3(R"("rope_parameters": {
+                      "sliding_attention": {"rope_type": "linear",
+                                            "factor": 2.0}})"),
+                  "sliding_attention: rope_type is \"linear\""},
+        BadConfig{"longrope", phi3(R"("rope_scaling": {"type": "longrope",
+                      "short_factor": [1.0], "long_factor": [1.0]})"),
+                  "rope_scaling: type is \"longrope\", whose frequencies "
+                  "change with the length"},
+        BadConfig{"scaled_phi", phi3(R"("rope_parameters":
+                      {"rope_type": "yarn", "factor": 2.0})"),
+                  "rope_parameters: rope_type is \"yarn\""},
+        BadConfig{"partial_rotary", phi3("\"partial_rotary_factor\": 0.75"),
+                  "partial_rotary_factor is 0.75, which is not supported"},
         BadConfig{"nul", std::string("{}\0{}", 5), "a NUL byte"},
         BadConfig{"not_json", "{\"model_type\": ", "config.json"}),
     [](const auto& info) { return info.param.name; });

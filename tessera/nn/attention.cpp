@@ -119,6 +119,7 @@ at::Tensor Attention::forward(const at::Tensor& input, const Places& places,
   TS_CHECK(x.size(0) > 0 && x.size(1) > 0, "attention: an empty batch ",
            x.sizes());
   auto [q, k, v] = project(x, places.rotation);
+  if (heads_.q_scale != 1) q = q * heads_.q_scale;
   if (again) {
     const auto of = [this, sight = places.sight](const auto&... qkv) {
       return core(qkv..., sight);
@@ -157,7 +158,7 @@ at::Tensor Attention::flat(const at::Tensor& y) const {
 }
 
 GroupedQueryAttention::GroupedQueryAttention(const AttentionOptions& options)
-    : Attention({options.heads, options.head_dim}),
+    : Attention({options.heads, options.head_dim, options.q_scale}),
       head_dim_(options.head_dim),
       qk_norm_(options.qk_norm) {
   const int64_t q_width = options.heads * options.head_dim;
@@ -176,8 +177,8 @@ GroupedQueryAttention::GroupedQueryAttention(const AttentionOptions& options)
   const auto norm = [&](int64_t heads) {
     const bool each = qk_norm_ == QkNorm::kPerHead;
     return std::make_shared<Norm>(
-        NormKind::kRmsNorm, (each ? 1 : heads) * options.head_dim,
-        options.norm_eps, each ? Role::per_head() : Role::column(heads));
+        options.norm, (each ? 1 : heads) * options.head_dim, options.norm_eps,
+        each ? Role::per_head() : Role::column(heads));
   };
   q_norm_ = register_module("q_norm", norm(options.heads));
   k_norm_ = register_module("k_norm", norm(options.kv_heads));

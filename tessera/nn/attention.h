@@ -71,6 +71,7 @@ class Attention : public Block {
   struct Heads {
     int64_t count = 0;
     int64_t value_dim = 0;  // of v, beyond which it is zeros; at most E
+    double q_scale = 1;     // of q, beyond the 1 / sqrt(E) of scores
   };
   explicit Attention(const Heads& heads) : heads_(heads) {}
   // The last module of an attention, behind those that make q, k and v.
@@ -104,7 +105,9 @@ struct AttentionOptions {
   bool qkv_bias = false;
   bool out_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
+  NormKind norm = NormKind::kRmsNorm;  // of them; kAllHeads: no other
   double norm_eps = 1e-6;
+  double q_scale = 1;
   double init_std = 0.02;
   double out_init_std = 0.02;
 };

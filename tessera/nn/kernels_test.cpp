@@ -61,6 +61,36 @@ class KernelsOf : public testing::TestWithParam<Case> {
     const double largest = exact.abs().max().item<double>();
     EXPECT_LE(worst, ulps * unit * largest);
   }
+  void expect_rms_norm(double offset) const {
+    const Case& of = GetParam();
+    const at::Tensor x = random(), dy = random(), past = random();
+    const at::Tensor weight = random()[0].contiguous();
+    at::Tensor y = at::empty_like(x), dx = at::empty_like(x);
+    at::Tensor scales = at::empty({kRows}, wide());
+    at::Tensor dweight = at::zeros({of.width}, wide());
+    of.kernels->rms_norm(of.element, x.data_ptr(), weight.data_ptr(),
+                         y.data_ptr(), scales.data_ptr(), kRows, of.width, 1e-5,
+                         offset);
+    const auto backward = [&](const at::Tensor& weight_gradient,
+                              const void* more) {
+      of.kernels->rms_norm_backward(of.element, dy.data_ptr(), x.data_ptr(),
+                                    weight.data_ptr(), scales.data_ptr(), more,
+                                    dx.data_ptr(), weight_gradient.data_ptr(),
+                                    kRows, of.width, offset);
+    };
+    backward(dweight, nullptr);
+    const at::Tensor wide_x = x.to(at::kDouble).requires_grad_();
+    const at::Tensor wide_weight = weight.to(at::kDouble).requires_grad_();
+    const at::Tensor wanted = wide_x *
+                              at::rsqrt(wide_x.square().mean(-1, true) + 1e-5) *
+                              (wide_weight + offset);
+    wanted.backward(dy.to(at::kDouble));
+    expect_close(y, wanted.detach());
+    expect_close(dx, wide_x.grad(), 16);
+    expect_close(dweight, wide_weight.grad(), 16);
+    backward(at::zeros_like(dweight), past.data_ptr());
+    expect_close(dx, wide_x.grad() + past.to(at::kDouble), 16);
+  }
 };
 
 TEST_P(KernelsOf, Swiglu) {
@@ -108,6 +138,35 @@ TEST_P(KernelsOf, AddUpRows) {
   expect_close(dweights, wide_weights.grad());
 }
 
+// The slope by 1 / cosh^2: LibTorch's 1 - tanh^2 loses places.
+struct WideGelu {
+  explicit WideGelu(const at::Tensor& x) {
+    const double root = std::sqrt(2 / std::numbers::pi);
+    const at::Tensor u = root * (x + 0.044715 * x.pow(3));
+    const at::Tensor s = at::sigmoid(2 * u);
+    value = x * s;
+    slope =
+        s + x / 2 * root * (1 + 3 * 0.044715 * x.pow(2)) / at::cosh(u).pow(2);
+  }
+  at::Tensor value, slope;
+};
+
+TEST_P(KernelsOf, Geglu) {
+  const Case& of = GetParam();
+  const at::Tensor gate = random(), up = random(), dy = random();
+  at::Tensor y = at::empty_like(gate), dgate = y.clone(), dup = y.clone();
+  of.kernels->geglu(of.element, gate.data_ptr(), up.data_ptr(), y.data_ptr(),
+                    y.numel());
+  of.kernels->geglu_backward(of.element, dy.data_ptr(), gate.data_ptr(),
+                             up.data_ptr(), dgate.data_ptr(), dup.data_ptr(),
+                             y.numel());
+  const WideGelu wanted(gate.to(at::kDouble));
+  const at::Tensor wide_up = up.to(at::kDouble), wide_dy = dy.to(at::kDouble);
+  expect_close(y, wanted.value * wide_up);
+  expect_close(dgate, wide_dy * wide_up * wanted.slope);
+  expect_close(dup, wide_dy * wanted.value);
+}
+
 TEST_P(KernelsOf, Gelu) {
   const Case& of = GetParam();
   const at::Tensor x = random(), dy = random();
@@ -115,15 +174,9 @@ TEST_P(KernelsOf, Gelu) {
   of.kernels->gelu(of.element, x.data_ptr(), y.data_ptr(), y.numel());
   of.kernels->gelu_backward(of.element, dy.data_ptr(), x.data_ptr(),
                             dx.data_ptr(), y.numel());
-  // By 1 / cosh^2: LibTorch's 1 - tanh^2 loses places.
-  const double root = std::sqrt(2 / std::numbers::pi);
-  const at::Tensor wide = x.to(at::kDouble);
-  const at::Tensor u = root * (wide + 0.044715 * wide.pow(3));
-  const at::Tensor slope = root * (1 + 3 * 0.044715 * wide.pow(2));
-  const at::Tensor s = at::sigmoid(2 * u);
-  expect_close(y, wide * s);
-  expect_close(
-      dx, dy.to(at::kDouble) * (s + wide / 2 * slope / at::cosh(u).pow(2)));
+  const WideGelu wanted(x.to(at::kDouble));
+  expect_close(y, wanted.value);
+  expect_close(dx, dy.to(at::kDouble) * wanted.slope);
 }
 
 TEST_P(KernelsOf, GeluOfLargeNumbers) {
@@ -193,32 +246,8 @@ TEST_P(KernelsOf, SwigluOfLargeGates) {
 }
 
 TEST_P(KernelsOf, RmsNorm) {
-  const Case& of = GetParam();
-  const at::Tensor x = random(), dy = random(), past = random();
-  const at::Tensor weight = random()[0].contiguous();
-  at::Tensor y = at::empty_like(x), dx = at::empty_like(x);
-  at::Tensor scales = at::empty({kRows}, wide());
-  at::Tensor dweight = at::zeros({of.width}, wide());
-  of.kernels->rms_norm(of.element, x.data_ptr(), weight.data_ptr(),
-                       y.data_ptr(), scales.data_ptr(), kRows, of.width, 1e-5);
-  const auto backward = [&](const at::Tensor& weight_gradient,
-                            const void* more) {
-    of.kernels->rms_norm_backward(of.element, dy.data_ptr(), x.data_ptr(),
-                                  weight.data_ptr(), scales.data_ptr(), more,
-                                  dx.data_ptr(), weight_gradient.data_ptr(),
-                                  kRows, of.width);
-  };
-  backward(dweight, nullptr);
-  const at::Tensor wide_x = x.to(at::kDouble).requires_grad_();
-  const at::Tensor wide_weight = weight.to(at::kDouble).requires_grad_();
-  const at::Tensor wanted =
-      wide_x * at::rsqrt(wide_x.square().mean(-1, true) + 1e-5) * wide_weight;
-  wanted.backward(dy.to(at::kDouble));
-  expect_close(y, wanted.detach());
-  expect_close(dx, wide_x.grad(), 16);
-  expect_close(dweight, wide_weight.grad(), 16);
-  backward(at::zeros_like(dweight), past.data_ptr());
-  expect_close(dx, wide_x.grad() + past.to(at::kDouble), 16);
+  expect_rms_norm(/*offset=*/0);
+  expect_rms_norm(/*offset=*/1);
 }
 
 TEST_P(KernelsOf, RotationsTurnBack) {

@@ -15,7 +15,8 @@ at::Tensor by_halves(const at::Tensor& x) {
 }  // namespace
 
 LatentAttention::LatentAttention(const LatentAttentionOptions& options)
-    : Attention({options.heads, options.value_dim}), options_(options) {
+    : Attention({options.heads, options.value_dim, options.q_scale}),
+      options_(options) {
   const auto linear = [&](const char* name, int64_t in, int64_t out,
                           Role role) {
     return register_module(
@@ -61,7 +62,6 @@ Attention::Projected LatentAttention::project(const at::Tensor& x,
   q = heads_of(q, options_.head_dim);
   q = at::cat({q.narrow(-1, 0, content), turned(q.narrow(-1, content, rope))},
               -1);
-  if (options_.q_scale != 1) q = q * options_.q_scale;
   const at::Tensor latent = all[1].narrow(-1, 0, options_.kv_rank);
   const at::Tensor kv =
       heads_of(kv_b_->forward(kv_a_norm_->forward(latent.contiguous())),

@@ -71,14 +71,33 @@ TEST(Linear, Gradients) {
   expect_all_gradients(linear, [&] { return linear.forward(x); }, x);
 }
 
-TEST(Norm, RmsNormIsItsFormulaAndHasItsGradients) {
-  Norm norm(NormKind::kRmsNorm, 5, 1e-5);
-  fill(norm);
-  const auto x = input({2, 3, 5});
-  const auto weight = parameters_of(norm)[0].tensor;
-  const auto expected = x * (x.pow(2).mean(-1, true) + 1e-5).rsqrt() * weight;
-  EXPECT_TRUE(at::allclose(norm.forward(x), expected, 1e-13, 1e-13));
-  expect_all_gradients(norm, [&] { return norm.forward(x); }, x);
+TEST(Norm, RmsNormsAreTheirFormulasAndHaveTheirGradients) {
+  for (const auto kind : {NormKind::kRmsNorm, NormKind::kRmsNormPlusOne}) {
+    Norm norm(kind, 5, 1e-5);
+    fill(norm);
+    const auto x = input({2, 3, 5});
+    const auto weight = parameters_of(norm)[0].tensor;
+    const auto by = kind == NormKind::kRmsNorm ? weight : weight + 1;
+    const auto expected = x * (x.pow(2).mean(-1, true) + 1e-5).rsqrt() * by;
+    EXPECT_TRUE(at::allclose(norm.forward(x), expected, 1e-13, 1e-13));
+    expect_all_gradients(norm, [&] { return norm.forward(x); }, x);
+    const auto both = [&] {
+      const auto [past, normed] = norm.branch(x);
+      return past * 3 + normed;
+    };
+    EXPECT_TRUE(at::allclose(both(), x * 3 + expected, 1e-13, 1e-13));
+    expect_all_gradients(norm, both, x);
+  }
+}
+
+TEST(Norm, BeginsAsThatOfAWeightOfOne) {
+  Norm norm(NormKind::kRmsNormPlusOne, 5, 1e-5);
+  materialise(norm, {.dtype = at::kDouble});
+  EXPECT_EQ(parameters_of(norm)[0].tensor.abs().max().item<double>(), 0);
+  Norm plain(NormKind::kRmsNorm, 5, 1e-5);
+  materialise(plain, {.dtype = at::kDouble});
+  const auto x = input({2, 5});
+  EXPECT_TRUE(at::equal(norm.forward(x), plain.forward(x)));
 }
 
 // As if another rank had the same part of the width.
@@ -107,7 +126,8 @@ TEST(Norm, LowPrecisionComputesInFloat) {
   // Half a unit at 4 is 0.016 and 0.002.
   for (const auto& [type, bound] :
        {std::pair{at::kBFloat16, 0.02}, {at::kHalf, 0.0025}}) {
-    for (const auto kind : {NormKind::kRmsNorm, NormKind::kLayerNorm}) {
+    for (const auto kind : {NormKind::kRmsNorm, NormKind::kRmsNormPlusOne,
+                            NormKind::kLayerNorm}) {
       Norm narrow(kind, 64, 1e-5), wide(kind, 64, 1e-5);
       materialise(narrow, {.dtype = type});
       materialise(wide, {.dtype = at::kDouble});
@@ -121,12 +141,29 @@ TEST(Norm, LowPrecisionComputesInFloat) {
   }
 }
 
-TEST(Mlp, GradientsOfBothKinds) {
-  for (const auto kind : {MlpKind::kGelu, MlpKind::kSwiGlu}) {
+TEST(Mlp, GradientsOfAllKinds) {
+  for (const auto kind : {MlpKind::kGelu, MlpKind::kSwiGlu, MlpKind::kGeGlu}) {
     Mlp mlp({.kind = kind, .width = 3, .hidden = 5, .bias = true});
     fill(mlp);
     const auto x = input({2, 2, 3});
     expect_all_gradients(mlp, [&] { return mlp.forward(x); }, x);
+  }
+}
+
+TEST(Mlp, GatesAreThoseOfLibTorch) {
+  const auto gate = input({3, 4}), up = input({3, 4});
+  const auto dy = at::randn({3, 4}, kWide);
+  for (const auto kind : {MlpKind::kSwiGlu, MlpKind::kGeGlu}) {
+    const auto plain =
+        (kind == MlpKind::kSwiGlu ? at::silu(gate) : at::gelu(gate, "tanh")) *
+        up;
+    const auto ours = activated(kind, gate, up);
+    EXPECT_TRUE(at::allclose(ours, plain, 1e-13, 1e-13));
+    const auto wanted = torch::autograd::grad({plain}, {gate, up}, {dy});
+    const auto found = torch::autograd::grad({ours}, {gate, up}, {dy});
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-12, 1e-12));
+    }
   }
 }
 
@@ -331,6 +368,15 @@ INSTANTIATE_TEST_SUITE_P(
                                    .kv_heads = 1,
                                    .head_dim = 4,
                                    .qk_norm = QkNorm::kPerHead},
+                                  true},
+                    AttentionCase{"gemma",
+                                  {.width = 5,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .head_dim = 4,
+                                   .qk_norm = QkNorm::kPerHead,
+                                   .norm = NormKind::kRmsNormPlusOne,
+                                   .q_scale = 0.7},
                                   true},
                     AttentionCase{"grouped_norm_of_all_heads",
                                   {.width = 5,

@@ -39,6 +39,14 @@ std::vector<Case> cases() {
        [row](const at::Tensor& x, const at::Tensor& other) {
          return detail::RmsNormBranch::apply(x, row(other), 1e-5)[1];
        }},
+      {"rms_norm_plus_one",
+       [row](const at::Tensor& x, const at::Tensor& other) {
+         return detail::RmsNorm::apply(x, row(other), 1e-5, 1.0);
+       }},
+      {"rms_norm_plus_one_branch",
+       [row](const at::Tensor& x, const at::Tensor& other) {
+         return detail::RmsNormBranch::apply(x, row(other), 1e-5, 1.0)[1];
+       }},
       {"layer_norm",
        [row](const at::Tensor& x, const at::Tensor& other) {
          return detail::LayerNorm::apply(x, row(other), row(other), 1e-5);
@@ -46,6 +54,10 @@ std::vector<Case> cases() {
       {"swiglu",
        [](const at::Tensor& x, const at::Tensor& other) {
          return activated(MlpKind::kSwiGlu, x, other);
+       }},
+      {"geglu",
+       [](const at::Tensor& x, const at::Tensor& other) {
+         return activated(MlpKind::kGeGlu, x, other);
        }},
       {"gelu",
        [](const at::Tensor& x, const at::Tensor& other) {
@@ -181,7 +193,7 @@ TEST(RemadeTwice, LoopsOfOurOwnRefuse) {
   const at::Tensor x = random({kRows, kWidth}, at::kDouble);
   const at::Tensor weight = random({kOut, kWidth}, at::kDouble);
   for (const at::Tensor& input :
-       {activated(MlpKind::kSwiGlu, x, x),
+       {activated(MlpKind::kSwiGlu, x, x), activated(MlpKind::kGeGlu, x, x),
         detail::RmsNorm::apply(x, at::ones({kWidth}, at::kDouble), 1e-5)}) {
     EXPECT_THROW(
         torch::autograd::grad({linear_product(input, weight).sum()}, {x}, {},

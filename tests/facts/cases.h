@@ -132,6 +132,16 @@ inline ModelConfig with_window(ModelConfig model, int64_t window) {
   model.window_every = 2;
   return model;
 }
+// Layers that turn by two bases, and scores of another scale.
+inline ModelConfig gemma() {
+  ModelConfig model = grouped("gemma3_text", 2);
+  model.head_dim = 16;
+  model.query_pre_attn_scalar = 24;
+  model.window = 64;
+  model.window_every = 2;
+  model.rope_theta_local = 100.0;
+  return model;
+}
 
 inline ModelConfig with_dropout(ModelConfig model) {
   model.dropout = 0.1;
@@ -173,6 +183,9 @@ inline std::vector<Case> cases_of_one_rank() {
       {"qwen2 odd", odd(), {}, plain()},
       {"qwen3 fp64", grouped("qwen3", 4), {}, doubles()},
       {"olmo2", grouped("olmo2", 4), {}, plain()},
+      {"gemma3", gemma(), {}, plain()},
+      {"gemma3 fp64", gemma(), {}, doubles()},
+      {"phi3", grouped("phi3", 4), {}, plain()},
       {"llama long", wide(), {}, long_one()},
       {"llama many entries", many_entries(), {}, two_long()},
       // oneDNN takes scratch of its own for bf16, which facts do not count.
@@ -186,6 +199,7 @@ inline std::vector<Case> cases_of_one_rank() {
       {"deepseek fp64", latent(), {}, doubles()},
       {"llama dropout", with_dropout(wide()), {}, two_long()},
       {"gpt2 dropout", with_dropout(dense("gpt2")), {}, doubles()},
+      {"gemma3 dropout", with_dropout(gemma()), {}, plain()},
       {"olmo2 dropout", with_dropout(grouped("olmo2", 4)), {}, plain()},
       {"mixtral dropout", with_dropout(experts_and_dense()), {}, plain()},
       {"window", with_window(grouped("qwen3", 4), 50), {}, plain()},
@@ -203,6 +217,7 @@ inline std::vector<Case> cases_of_data_and_stages() {
       {"zero3 4", llama, {.dp_shard = 4}, zero(3), 2},
       {"zero3 hybrid", odd(), {.dp_replicate = 2, .dp_shard = 4}, zero(3), 5},
       {"bf16 tp 2 zero3", llama, {.dp_shard = 2, .tp = 2}, halves(), 1, 0.5},
+      {"pp 2 gemma3", gemma(), {.pp = 2}, plain(), 1},
       {"pp 2 tied", llama, {.pp = 2}, plain(), 1},
       {"pp 2 tp 2 zero3", odd(), {.pp = 2, .dp_shard = 2, .tp = 2}, zero(3), 6},
   };
@@ -229,6 +244,9 @@ inline std::vector<Case> cases_of_tensor_and_context() {
       {"sp 4", qwen, {.tp = 4}, sequence(), 3},
       {"sp 2 gpt2", dense("gpt2"), {.tp = 2}, sequence(), 1},
       {"tp 4 olmo2, 2 kv heads", olmo, {.tp = 4}, plain(), 2},
+      {"tp 4 gemma3, 2 kv heads", gemma(), {.tp = 4}, plain(), 3},
+      {"sp 2 gemma3", gemma(), {.tp = 2}, sequence(), 1},
+      {"ring 2 gemma3", gemma(), {.cp = 2}, plain(), 1},
       {"sp 2 olmo2", olmo, {.tp = 2}, sequence(), 1},
       {"tp 2 olmo2 bf16", olmo, {.dp_shard = 2, .tp = 2}, halves(), 1, 0.5},
       {"sp 2 fp64", llama, {.tp = 2}, sequence(doubles()), 0},

@@ -27,6 +27,9 @@ FULL = {**MIXTRAL, "moe": {**MIXTRAL["moe"], "capacity_factor": 0.5}}
 DEEPSEEK = {**LLAMA, "family": "deepseek_v3", "kv_heads": 4, "head_dim": 6, "latent": {"q_rank": 6, "kv_rank": 6},
             "moe": {"experts": 4, "top_k": 2}}
 WINDOW = {**LLAMA, "family": "mistral", "window": 5}
+# Turned by 100 in the first layer, which has the window.
+GEMMA3 = {**LLAMA, "family": "gemma3_text", "tie_embeddings": True, "query_pre_attn_scalar": 9, "window": 5,
+          "window_every": 2, "rope_theta_local": 100.0}
 
 
 class Mutant(NamedTuple):
@@ -238,6 +241,16 @@ MUTANTS = [
            "    runs.emplace_back(begin + (MUTANT ? here : piece) * length, length);\n",
            mesh(mesh={"cp": 2}),
            r"^\S+attention\S+weight: gradient .* over cp"),
+    Mutant("base_of_windows_not_that_of_pieces", "tessera/models/decoder.cpp",
+           "    const nn::Rotation part = table.rows(first, length, like);\n",
+           "    const nn::Rotation part = (MUTANT ? rotary_ : table).rows(first, length, like);\n",
+           mesh(GEMMA3, mesh={"cp": 2}),
+           r"^\S+attention\S+weight: gradient .* over cp"),
+    Mutant("scores_not_scaled_where_they_are_computed_again", "tessera/nn/attention.cpp",
+           "  if (heads_.q_scale != 1) q = q * heads_.q_scale;\n",
+           "  if (heads_.q_scale != 1 && !(MUTANT && again)) q = q * heads_.q_scale;\n",
+           mesh(GEMMA3, mesh={"tp": 2}, recompute={"mode": "selective"}),
+           r"^\S+weight: gradient .* over recompute"),
     Mutant("dropout_of_local_positions", PIECES,
            "  FlashRuns runs{pair.is_causal, dropout, pair.queries.position,\n",
            "  FlashRuns runs{pair.is_causal, dropout, MUTANT ? pair.queries.begin : pair.queries.position,\n",

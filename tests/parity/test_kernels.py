@@ -3,9 +3,9 @@
 import pytest
 from runs import assert_equal_runs, configuration, run, train
 
-KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_place", "swiglu", "gelu", "attention",
-           "bf16_attention", "norm_branch", "cross_entropy", "head_by_rows", "inputs_again", "expert_rows",
-           "adamw"]
+KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_place", "swiglu", "geglu", "gelu",
+           "attention", "bf16_attention", "norm_branch", "cross_entropy", "head_by_rows", "inputs_again",
+           "expert_rows", "adamw"]
 # Large enough for each of them. The first steps of Adam are as long for a gradient that is all rounding as for
 # any other, but for eps: with 1e-8 they make 1e-4 of it, with 1e-5 what is left is rounding itself.
 SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4}, "optimizer": {"eps": 1e-5},
@@ -22,6 +22,8 @@ def setting(monkeypatch, name, value):
     *((name, "") for name in KERNELS), (",".join(KERNELS), ""), ("", "baseline"), ("", "avx2")])
 def test_training_goes_the_same_way(program, tokens, tmp_path, monkeypatch, without, vectors, precision, bound):
     sections = {**SECTIONS, "precision": {"compute": precision}}
+    if without == "geglu":
+        sections["model"] = {**SECTIONS["model"], "family": "gemma3_text"}
     fast = run(program, tokens, tmp_path / "fast", step=4, **sections)
     setting(monkeypatch, "TESSERA_WITHOUT_KERNELS", without)
     setting(monkeypatch, "TESSERA_VECTORS", vectors)

@@ -19,6 +19,9 @@ QWEN3 = {"family": "qwen3", "tie_embeddings": False, "head_dim": 6}
 # What its norms behind small outputs magnify: with an epsilon of 1e-6 one rank that adds up
 # another way is 7e-11 off after 20 steps.
 OLMO2 = {"family": "olmo2", "tie_embeddings": False, "norm_eps": 1e-3}
+# And Gemma's before them.
+GEMMA3 = {"family": "gemma3_text", "norm_eps": 1e-3, "head_dim": 6, "query_pre_attn_scalar": 8, "window": 5,
+          "window_every": 2, "rope_theta_local": 100.0}
 UNTIED = {"tie_embeddings": False}
 SP = {"tensor": {"sequence_parallel": True}}
 
@@ -51,11 +54,13 @@ MESHES = {
     "tp 4, fewer kv heads": (4, {}, {"mesh": {"tp": 4}}),
     "tp 4 qwen3": (4, QWEN3, {"mesh": {"tp": 4}}),
     "tp 4 olmo2, fewer kv heads": (4, OLMO2, {"mesh": {"tp": 4}}),
+    "tp 4 gemma3, fewer kv heads": (4, GEMMA3, {"mesh": {"tp": 4}}),
     "tp 4, one kv head": (4, {"kv_heads": 1}, {"mesh": {"tp": 4}}),
     "tp 8, empty shards": (8, {"heads": 8, "head_dim": 4, "ffn": 13, "vocab": 61}, {"mesh": {"tp": 8}}),
     "sp 2": (2, {}, {"mesh": {"tp": 2}, **SP}),
     "sp 2 gpt2": (2, GPT2, {"mesh": {"tp": 2}, **SP}),
     "sp 4 qwen3": (4, QWEN3, {"mesh": {"tp": 4}, **SP}),
+    "sp 4 gemma3": (4, GEMMA3, {"mesh": {"tp": 4}, **SP}),
     "sp 4, one kv head": (4, {"kv_heads": 1, **UNTIED}, {"mesh": {"tp": 4}, **SP}),
     "cp ulysses 2 x sp 2 olmo2, zero 3": (8, OLMO2, {"mesh": {"dp": 2, "cp": 2, "tp": 2}, **zero(3), **SP,
                                           "context": {"method": "ulysses"}}),
@@ -70,6 +75,7 @@ MESHES = {
     "cp ring 2": (2, {}, {"mesh": {"cp": 2}}),
     "cp ring 4, gpt2": (4, GPT2, {"mesh": {"cp": 4}}),
     "cp ulysses 2": (2, {}, {"mesh": {"cp": 2}, "context": {"method": "ulysses"}}),
+    "cp ring 2, gemma3": (2, GEMMA3, {"mesh": {"cp": 2}}),
     "cp ulysses 4": (4, QWEN3, {"mesh": {"cp": 4}, "context": {"method": "ulysses"}}),
     "cp allgather 4": (4, {}, {"mesh": {"cp": 4}, "context": {"method": "allgather"}}),
     "pp 2 naive": (2, {}, {"mesh": {"pp": 2}, "pipeline": {"schedule": "naive"}}),

@@ -54,7 +54,7 @@ def steps_of_half_model(model, ids, scale, dtype=torch.float16):
                 parameter.copy_(master)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "olmo2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "olmo2", "gemma3"])
 def test_fp16_equals_a_half_model_with_masters(program, tmp_path, name):
     model = make_model(CONFIGS[name](), len(name))
     ids = made_folder(tmp_path, model)

@@ -39,6 +39,8 @@ STRATEGIES = {
     "gpt2, dropout": {"model": {"family": "gpt2", "kv_heads": 4, "dropout": 0.3}},
     "qwen3": {"model": {"family": "qwen3", "head_dim": 6}},
     "olmo2": {"model": {"family": "olmo2", "norm_eps": 1e-3}},
+    "gemma3": {"model": {"family": "gemma3_text", "norm_eps": 1e-3, "window": 5, "window_every": 2,
+                         "rope_theta_local": 100.0}},
     "documents": {"data": {"intra_document_masking": True}},
     "muon of zero 2": {"mesh": {"dp_shard": 2}, "zero": {"stage": 2}, "optimizer": {"type": "muon"}},
     "offload": {"zero": {"offload": "all"}},

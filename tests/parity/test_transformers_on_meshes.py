@@ -22,6 +22,9 @@ CONFIGS = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"], **ROTARY),
     # Else token 1 pads: its embedding gets no gradient.
     "olmo2": lambda: transformers.Olmo2Config(pad_token_id=None, **ROTARY),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        head_dim=12, query_pre_attn_scalar=10, sliding_window=6, sliding_window_pattern=3, pad_token_id=None, **ROTARY),
+    "phi3": lambda: transformers.Phi3Config(pad_token_id=None, **ROTARY),
     # transformers adds no auxiliary loss here: its output_router_logits is off.
     "mixtral": lambda: transformers.MixtralConfig(
         num_local_experts=4, num_experts_per_tok=2, router_aux_loss_coef=0.0, **ROTARY),

@@ -90,9 +90,12 @@ struct TensorName {
   std::string_view ours;
   std::string_view theirs;
   bool transposed = false;
-  int64_t part = 0;
-  int64_t parts = 1;
+  // One of several parts of theirs along the output dim, which are so wide.
+  size_t part = 0;
+  std::vector<int64_t> (*widths)(const ModelConfig& model) = nullptr;
 };
+// Of q, k and v in one tensor.
+std::vector<int64_t> qkv_widths(const ModelConfig& model);
 
 struct HuggingFaceForm {
   std::span<const TensorName> (*names)();
@@ -115,11 +118,24 @@ struct LlamaKeys {
   bool attention_bias = true;  // the key has a meaning
   bool window_switch = true;   // use_sliding_window: else a window is not used
   int64_t default_window = 0;  // where sliding_window is not said; 0: none
+  int64_t window_pattern = 0;  // as that of sliding_window_pattern; 0: no key
 };
 void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys);
 Json llama_json(const ModelConfig& model);
 // The window of all layers: a number, or null.
 Json window_json(const ModelConfig& model);
+// Parts of it: sizes; layers with windows; rotary positions, by the keys of an
+// object.
+void read_llama_sizes(const Reader& in, ModelConfig& model,
+                      const LlamaKeys& keys);
+void read_windows(const Reader& in, const LlamaKeys& keys, ModelConfig& model);
+// "full_attention" or "sliding_attention", of each layer.
+Json layer_types_json(const ModelConfig& model);
+void read_rotary(const Reader& in, const Reader& rope, ModelConfig& model);
+inline const char* rope_type_key(const Reader& rope) {
+  return rope.has("rope_type") ? "rope_type" : "type";
+}
+Json rotary_json(const ModelConfig& model);
 
 // Of experts, whose number is in `experts`; where it is not said, a token goes
 // to `top_k`.

@@ -31,9 +31,9 @@ constexpr TensorName kNames[] = {
     {"head", "lm_head"},
 };
 
-void read_scaling(const Reader& in, const Reader& rope, const char* type_key,
-                  ModelConfig& model) {
+void read_scaling(const Reader& in, const Reader& rope, ModelConfig& model) {
   RopeScalingConfig& scaling = model.rope_scaling;
+  const char* type_key = detail::rope_type_key(rope);
   const std::string type = rope.word(type_key, "default");
   scaling.type = type == "default" ? "none" : type;
   rope.refuse_unless(scaling.type == "none" || type == "linear" ||
@@ -72,7 +72,7 @@ void read_scaling(const Reader& in, const Reader& rope, const char* type_key,
 }
 
 // Where both keys are there the older one counts, as in transformers.
-void read_rotary(const Reader& in, ModelConfig& model) {
+void read_rotary_of_all(const Reader& in, ModelConfig& model) {
   model.rope_theta = in.number("rope_theta", 10000.0, 1, 1e300);
   const char* key = in.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
   if (in.has(key)) {
@@ -82,42 +82,10 @@ void read_rotary(const Reader& in, ModelConfig& model) {
     for (const auto& item : in.at(key).items()) {  // one of each kind of layer
       rope.refuse_unless(!item.value().is_object(), item.key().c_str());
     }
-    read_scaling(in, rope, rope.has("rope_type") ? "rope_type" : "type", model);
-    rope.refuse_unless(rope.number("partial_rotary_factor", 1.0) == 1.0,
-                       "partial_rotary_factor");
-    model.rope_theta = rope.number("rope_theta", model.rope_theta, 1, 1e300);
+    detail::read_rotary(in, rope, model);
   }
   in.refuse_unless(in.number("partial_rotary_factor", 1.0) == 1.0,
                    "partial_rotary_factor");
-}
-
-Json rotary_json(const ModelConfig& model) {
-  const RopeScalingConfig& scaling = model.rope_scaling;
-  Json rope = {{"rope_theta", model.rope_theta}};
-  if (scaling.type == "none") {
-    rope["rope_type"] = "default";
-    return rope;
-  }
-  rope.update({{"rope_type", scaling.type}, {"factor", scaling.factor}});
-  for (const auto& [key, value] :
-       {std::pair{"mscale", scaling.mscale},
-        {"mscale_all_dim", scaling.mscale_all_dim}}) {
-    if (value > 0) rope[key] = value;
-  }
-  if (scaling.type == "linear") return rope;
-  rope["original_max_position_embeddings"] = scaling.original_max_seq;
-  if (scaling.type == "llama3") {
-    rope["low_freq_factor"] = scaling.low_freq_factor;
-    rope["high_freq_factor"] = scaling.high_freq_factor;
-    return rope;
-  }
-  rope.update({{"beta_fast", scaling.beta_fast},
-               {"beta_slow", scaling.beta_slow},
-               {"truncate", scaling.truncate}});
-  if (scaling.attention_factor > 0) {
-    rope["attention_factor"] = scaling.attention_factor;
-  }
-  return rope;
 }
 
 constexpr const char* kFull = "full_attention";
@@ -155,47 +123,13 @@ bool find_pattern(const std::vector<bool>& has_window, ModelConfig& model) {
   return false;
 }
 
-// The layers that have the window: as they are listed, or behind so many.
-void read_windows(const Reader& in, const LlamaKeys& keys, ModelConfig& model) {
-  constexpr int64_t kQwensFullLayers = 28;
-  const bool is_used =
-      !keys.window_switch || in.flag("use_sliding_window", false);
-  model.window = is_used && !in.is_null("sliding_window")
-                     ? in.size("sliding_window", keys.default_window)
-                     : 0;
-  const Windows windows = family_named(model.family).windows;
-  if (windows == Windows::kNone) {  // but one in which all fits
-    in.refuse_unless(model.window == 0 || model.window >= model.max_seq,
-                     "sliding_window");
-    model.window = 0;
-  }
-  const auto listed = listed_windows(in, model);
-  const bool is_one = std::ranges::find(listed, true) != listed.end();
-  if (!listed.empty()) {
-    in.refuse_unless(!is_one || model.window > 0, "layer_types");
-    in.refuse_unless(
-        windows == Windows::kByLayer
-            ? find_pattern(listed, model)
-            : std::ranges::count(listed, model.window > 0) == model.layers,
-        "layer_types");
-  } else if (windows == Windows::kByLayer) {
-    model.window_first_full = in.count("max_window_layers", kQwensFullLayers);
-  }
-  if (model.has_windows()) return;
-  model.window = model.window_every = model.window_first_full = 0;
-}
-
 // As read_windows() reads them, of a family with layers of both kinds.
 void put_windows(const ModelConfig& model, Json& json) {
   json["use_sliding_window"] = model.window > 0;
   if (model.window == 0) return;
-  Json types = Json::array();
-  for (int64_t i = 0; i < model.layers; ++i) {
-    types.push_back(model.window_of(i) > 0 ? kSliding : kFull);
-  }
   json.update({{"sliding_window", model.window},
                {"max_window_layers", model.window_first_full},
-               {"layer_types", types}});
+               {"layer_types", detail::layer_types_json(model)}});
 }
 
 void read(const Reader& in, ModelConfig& model) {
@@ -267,7 +201,14 @@ std::vector<TensorName> with_llama_names(std::span<const TensorName> more) {
   return all;
 }
 
-void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys) {
+std::vector<int64_t> qkv_widths(const ModelConfig& model) {
+  const int64_t q = model.heads * model.head_dim;
+  const int64_t kv = model.kv_heads * model.head_dim;
+  return {q, kv, kv};
+}
+
+void read_llama_sizes(const Reader& in, ModelConfig& model,
+                      const LlamaKeys& keys) {
   model.layers = in.layers("num_hidden_layers");
   model.hidden = in.size("hidden_size");
   model.heads = in.size("num_attention_heads");
@@ -277,13 +218,93 @@ void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys) {
   model.max_seq = in.size("max_position_embeddings");
   model.norm_eps = in.number("rms_norm_eps", 1e-6, 0, 1);
   model.tie_embeddings = in.flag("tie_word_embeddings", false);
-  in.refuse_unless(in.word("hidden_act", "silu") == "silu", "hidden_act");
   if (keys.attention_bias) {
     in.refuse_unless(!in.flag("attention_bias", false), "attention_bias");
   }
+}
+
+// The layers that have the window: as they are listed, or behind so many.
+void read_windows(const Reader& in, const LlamaKeys& keys, ModelConfig& model) {
+  constexpr int64_t kQwensFullLayers = 28;
+  const bool is_used =
+      !keys.window_switch || in.flag("use_sliding_window", false);
+  model.window = is_used && !in.is_null("sliding_window")
+                     ? in.size("sliding_window", keys.default_window)
+                     : 0;
+  const Windows windows = family_named(model.family).windows;
+  if (windows == Windows::kNone) {  // but one in which all fits
+    in.refuse_unless(model.window == 0 || model.window >= model.max_seq,
+                     "sliding_window");
+    model.window = 0;
+  }
+  const auto listed = listed_windows(in, model);
+  const bool is_one = std::ranges::find(listed, true) != listed.end();
+  if (!listed.empty()) {
+    in.refuse_unless(!is_one || model.window > 0, "layer_types");
+    in.refuse_unless(
+        windows == Windows::kByLayer
+            ? find_pattern(listed, model)
+            : std::ranges::count(listed, model.window > 0) == model.layers,
+        "layer_types");
+  } else if (keys.window_pattern > 0) {
+    model.window_every = in.size("sliding_window_pattern", keys.window_pattern);
+  } else if (windows == Windows::kByLayer) {
+    model.window_first_full = in.count("max_window_layers", kQwensFullLayers);
+  }
+  if (model.has_windows()) return;
+  model.window = model.window_every = model.window_first_full = 0;
+}
+
+Json layer_types_json(const ModelConfig& model) {
+  Json types = Json::array();
+  for (int64_t layer = 0; layer < model.layers; ++layer) {
+    types.push_back(model.window_of(layer) > 0 ? kSliding : kFull);
+  }
+  return types;
+}
+
+void read_rotary(const Reader& in, const Reader& rope, ModelConfig& model) {
+  read_scaling(in, rope, model);
+  rope.refuse_unless(rope.number("partial_rotary_factor", 1.0) == 1.0,
+                     "partial_rotary_factor");
+  model.rope_theta = rope.number("rope_theta", model.rope_theta, 1, 1e300);
+}
+
+void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys) {
+  read_llama_sizes(in, model, keys);
+  in.refuse_unless(in.word("hidden_act", "silu") == "silu", "hidden_act");
   in.refuse_unless(!in.flag("mlp_bias", false), "mlp_bias");
-  read_rotary(in, model);
+  read_rotary_of_all(in, model);
   read_windows(in, keys, model);
+}
+
+Json rotary_json(const ModelConfig& model) {
+  const RopeScalingConfig& scaling = model.rope_scaling;
+  Json rope = {{"rope_theta", model.rope_theta}};
+  if (scaling.type == "none") {
+    rope["rope_type"] = "default";
+    return rope;
+  }
+  rope.update({{"rope_type", scaling.type}, {"factor", scaling.factor}});
+  for (const auto& [key, value] :
+       {std::pair{"mscale", scaling.mscale},
+        {"mscale_all_dim", scaling.mscale_all_dim}}) {
+    if (value > 0) rope[key] = value;
+  }
+  if (scaling.type == "linear") return rope;
+  rope["original_max_position_embeddings"] = scaling.original_max_seq;
+  if (scaling.type == "llama3") {
+    rope["low_freq_factor"] = scaling.low_freq_factor;
+    rope["high_freq_factor"] = scaling.high_freq_factor;
+    return rope;
+  }
+  rope.update({{"beta_fast", scaling.beta_fast},
+               {"beta_slow", scaling.beta_slow},
+               {"truncate", scaling.truncate}});
+  if (scaling.attention_factor > 0) {
+    rope["attention_factor"] = scaling.attention_factor;
+  }
+  return rope;
 }
 
 Json llama_json(const ModelConfig& model) {

@@ -46,7 +46,7 @@ constexpr detail::HuggingFaceForm kForm = {names, "model.", read, write};
 
 extern constinit const Family kOlmo2 = {.name = "olmo2",
                                         .architecture = "Olmo2ForCausalLM",
-                                        .norm_behind = true,
+                                        .norms = NormPlaces::kBehind,
                                         .qk_norm = nn::QkNorm::kAllHeads,
                                         .hugging_face = &kForm};
 

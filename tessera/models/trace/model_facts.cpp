@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "tessera/models/trace/detail/unit_tracer.h"
@@ -157,10 +158,15 @@ class Meter {
 // Rotary cosines and sines of the positions that are asked for.
 int64_t table_bytes(const TracedModel& model, const FactsOptions& options) {
   if (family_named(model.config.family).learned_positions) return 0;
+  const ModelConfig& config = model.config;
+  std::set<bool> tables;
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    tables.insert(config.turns_locally(layer));
+  }
   const auto pieces = static_cast<int64_t>(model.pieces.size());
   const int64_t positions =
       (std::ranges::max(model.pieces) + 1) * (model.tokens / pieces);
-  return positions * model.config.rotary_dim() *
+  return static_cast<int64_t>(tables.size()) * positions * config.rotary_dim() *
          (options.compute == at::kDouble ? 8 : 4);
 }
 

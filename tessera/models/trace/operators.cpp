@@ -162,6 +162,14 @@ Traced Operators::add_to(const Traced& x, const Traced& y) const {
                       });
 }
 
+Traced Operators::scaled(const Traced& x, bool in_place) const {
+  return tape_.record(
+      in_place ? x.memory : elements(x.numel), x.numel, {x}, {},
+      [this, numel = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {elements(numel)};
+      });
+}
+
 Traced Operators::rms_norm(const Traced& x, int64_t width) const {
   return rms_norm_branch(x, width).second;
 }
@@ -212,7 +220,7 @@ Traced Operators::gelu(const Traced& x) const {
   return made_again(y, 0);
 }
 
-Traced Operators::swiglu(const Traced& gate, const Traced& up) const {
+Traced Operators::glu(const Traced& gate, const Traced& up) const {
   const Traced y = tape_.record(
       elements(up.numel), up.numel, {gate, up}, {gate.memory, up.memory},
       [this, numel = up.numel](const Memory& gradient) -> std::vector<Memory> {

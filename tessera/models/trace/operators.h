@@ -72,6 +72,8 @@ class Operators {
   Traced add(const Traced& x, const Traced& y) const;
   // The same where y is.
   Traced add_to(const Traced& x, const Traced& y) const;
+  // A number times x; `in_place`: where x is.
+  Traced scaled(const Traced& x, bool in_place) const;
   // x + number * y.
   Traced add_scaled(const Traced& x, const Traced& y) const;
   Traced rms_norm(const Traced& x, int64_t width) const;
@@ -80,8 +82,8 @@ class Operators {
                                             int64_t width) const;
   Traced layer_norm(const Traced& x, int64_t width) const;
   Traced gelu(const Traced& x) const;
-  // silu(gate) * up.
-  Traced swiglu(const Traced& gate, const Traced& up) const;
+  // What a gate is made, times up.
+  Traced glu(const Traced& gate, const Traced& up) const;
   // `kept`: cosines and sines of this call alone.
   Traced rotate(const Traced& x, const Memory& kept) const;
   // A copy in another order; `copied_back`: the gradient too.

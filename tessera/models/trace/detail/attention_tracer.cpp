@@ -26,6 +26,7 @@ Traced UnitTracer::attention(const Traced& input) const {
   const Traced x = enter(model_.region, input);
   auto [q, k, v] =
       family_.latent_attention ? latent_heads(x) : grouped_heads(x);
+  if (config_.query_scale() != 1) q = ops_.scaled(q, /*in_place=*/false);
   const Traced y = core(q, k, v);
   const int64_t width = model_.heads * config_.value_dim();
   const Traced out =

@@ -287,11 +287,11 @@ Traced UnitTracer::run_experts(const Traced& rows) const {
     return ops_.grouped_linear(x, rows.numel / width, in, out, model_.experts);
   };
   const Traced up = product(rows, width, ffn);
-  if (family_.mlp == nn::MlpKind::kGelu) {
+  if (!nn::has_gate(family_.mlp)) {
     return product(ops_.gelu(up), ffn, width);
   }
   const Traced gate = product(rows, width, ffn);
-  return product(ops_.swiglu(gate, up), ffn, width);
+  return product(ops_.glu(gate, up), ffn, width);
 }
 
 }  // namespace tessera::models::trace::detail

@@ -60,12 +60,12 @@ Traced UnitTracer::mlp(const Traced& input, const std::string& name,
   const auto down = [&](const Traced& y) {
     return rows(name + ".down", y, ffn, width, bias);
   };
-  if (family_.mlp == nn::MlpKind::kGelu) {
+  if (!nn::has_gate(family_.mlp)) {
     return down(ops_.gelu(linear(name + ".up", x, width, ffn, bias)));
   }
   const auto both =
       linears({{name + ".gate", ffn}, {name + ".up", ffn}}, x, width, bias);
-  return down(ops_.swiglu(both[0], both[1]));
+  return down(ops_.glu(both[0], both[1]));
 }
 
 Traced UnitTracer::embed() const {
@@ -85,6 +85,7 @@ Traced UnitTracer::embed() const {
         ops_.embedding(ops_.numbers(rows), rows * config_.hidden, table);
     x = leave(model_.region, ops_.masked_fill(found, elsewhere));
   }
+  if (family_.scales_embedding) x = ops_.scaled(x, /*in_place=*/true);
   if (family_.learned_positions) x = add_places(x);
   if (config_.dropout == 0) return x;
   return add_kept({}, x, /*of_view=*/false);
@@ -126,12 +127,17 @@ Traced UnitTracer::block(const Traced& x, int64_t layer) {
     return of_view ? ops_.add(past, made) : ops_.add_to(past, made);
   };
   const auto half = [&](const Traced& in, const auto& part, bool gives_view) {
-    if (family_.norm_behind) return add(in, norm(part(in)), /*of_view=*/false);
-    const bool is_rms = family_.norm == nn::NormKind::kRmsNorm;
-    const auto [past, normed] = is_rms
-                                    ? ops_.rms_norm_branch(in, config_.hidden)
-                                    : std::pair(in, norm(in));
-    return add(past, part(normed), gives_view);
+    const bool is_behind = family_.norms != NormPlaces::kBefore;
+    const auto behind = [&](const Traced& made, const Traced& past) {
+      return is_behind ? add(past, norm(made), /*of_view=*/false)
+                       : add(past, made, gives_view);
+    };
+    if (family_.norms == NormPlaces::kBehind) return behind(part(in), in);
+    const bool is_layer_norm = family_.norm == nn::NormKind::kLayerNorm;
+    const auto [past, normed] = is_layer_norm
+                                    ? std::pair(in, norm(in))
+                                    : ops_.rms_norm_branch(in, config_.hidden);
+    return behind(part(normed), past);
   };
   const Traced y = half(
       x, [this](const Traced& in) { return attention(in); },
