@@ -1,6 +1,5 @@
-// Phi-3 (arXiv 2404.14219) and Phi-4 (arXiv 2412.08905), which is the same
-// architecture: Llama, in whose folders q, k and v are one tensor, and the MLP's
-// gate and up.
+// Phi-3 (arXiv 2404.14219) and Phi-4 (arXiv 2412.08905), of one architecture:
+// Llama, in whose folders q, k and v are one tensor, and the MLP's gate and up.
 #include "tessera/models/detail/hugging_face_form.h"
 #include "tessera/models/family.h"
 
