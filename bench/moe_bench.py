@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Steps of models with experts: beside transformers' own, beside a dense model of as many active operations, and with
-experts shared out.
+"""Layers of experts beside transformers' own; steps of models with them beside its own and beside a dense model of as
+many active operations; and experts shared out.
 
-Usage: bench/moe_bench.py PROGRAM [--rounds 3] [--steps 6] [--case NAME]... [--dtype fp32 bf16] [--json FILE]
-In every round each of a case's sides runs in turn, with two threads or as two ranks of one; a figure is the median over
-rounds of the ratio of what a round's median step took. transformers trains the same weights, clips, and steps by fused
-AdamW; of its implementations of experts ("eager", "batched_mm", "grouped_mm") the fastest that runs counts.
+Usage: bench/moe_bench.py BUILD [--rounds 3] [--steps 6] [--case NAME]... [--dtype fp32 bf16] [--json FILE]
+BUILD is a build folder. In every round each of a case's sides runs in turn, with two threads or as two ranks of one; a
+figure is the median over rounds of the ratio of what a round's median step took. A layer goes forward and backward, of
+other tokens each time. Models have the same weights as transformers', which clips, and steps by fused AdamW. Of its
+implementations of experts ("eager", "batched_mm", "grouped_mm"; of layers without the second, which copies weights for
+every token) the fastest that runs counts.
 """
 
 import argparse
 import json
+import os
 import random
 import statistics
 import struct
@@ -38,6 +41,13 @@ PEERS = {
 MODEL = {"layers": 4, "hidden": 512, "heads": 8, "ffn": 1408, "vocab": VOCAB, "max_seq": LENGTH,
          "tie_embeddings": False}
 EXPERTS = {**MODEL, "family": "mixtral", "ffn": 704, "moe": {"experts": 8, "top_k": 2, "aux_loss": 0.01}}
+# Of layers: kind, tokens, width, width of an expert, experts, experts of a token.
+LAYERS = {
+    "mixtral layer": ("mixtral", 2048, 512, 704, 8, 2),
+    "wide mixtral layer": ("mixtral", 2048, 1024, 3584, 8, 2),
+    "deepseek layer": ("deepseek_v3", 2048, 512, 176, 32, 4),
+    "wide deepseek layer": ("deepseek_v3", 2048, 1024, 256, 64, 6),
+}
 # Name: (the first over the second, as (ranks, model, mesh) each).
 PAIRS = {
     "experts over dense": ((1, EXPERTS, {}), (1, MODEL, {})),
@@ -95,6 +105,54 @@ def torch_step(model_folder, implementation, steps, dtype):
     print(json.dumps(times[2:]))
 
 
+def torch_layer(kind, implementation, dtype, times, tokens, width, hidden, experts, top_k):
+    """Run in a process of its own: prints the seconds of each time."""
+    import torch
+    import transformers
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    torch.set_num_threads(2)
+    if kind == "mixtral":
+        layer, config = MixtralSparseMoeBlock, transformers.MixtralConfig(
+            hidden_size=width, intermediate_size=hidden, num_local_experts=experts, num_experts_per_tok=top_k)
+    else:
+        layer, config = DeepseekV3MoE, transformers.DeepseekV3Config(
+            hidden_size=width, moe_intermediate_size=hidden, n_routed_experts=experts, num_experts_per_tok=top_k,
+            n_group=4, topk_group=2, n_shared_experts=1)
+    config._experts_implementation = implementation
+    layer = layer(config)
+    for each in layer.parameters():
+        torch.nn.init.normal_(each, 0, 0.02)
+    layer = layer.to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+    dy = torch.randn(1, tokens, width).to(next(layer.parameters()).dtype)
+    took = []
+    for _ in range(times):
+        x = torch.randn_like(dy).requires_grad_()
+        start = time.perf_counter()
+        layer(x).backward(dy)
+        took.append(time.perf_counter() - start)
+    print(json.dumps(took))
+
+
+def beside_a_layer(options, name, dtype, _folder):
+    kind, *sizes = LAYERS[name]
+    words = [str(size) for size in sizes]
+
+    def once(command):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ,
+                                                                                       "OMP_NUM_THREADS": "2"})
+        return statistics.median(json.loads(done.stdout.splitlines()[-1])[2:])
+
+    sides = {"tessera": []}
+    for _ in range(options.rounds):
+        sides["tessera"].append(once([options.build / "bench" / "moe_layer", kind, *words, dtype, str(options.steps)]))
+        for implementation in ("eager", "grouped_mm"):
+            sides.setdefault(implementation, []).append(once(
+                [sys.executable, __file__, "--torch-layer", kind, implementation, dtype, str(options.steps), *words]))
+    return compared(name, dtype, sides)
+
+
 def of_transformers(folder, implementation, options, dtype):
     done = subprocess.run([sys.executable, __file__, "--torch-step", folder / "model", implementation,
                            str(options.steps), dtype], capture_output=True, text=True)
@@ -115,6 +173,10 @@ def beside_transformers(options, name, dtype, folder):
         sides["tessera"].append(of_tessera(options, folder, 1, source, {}, dtype))
         for implementation in ("eager", "batched_mm", "grouped_mm"):
             sides.setdefault(implementation, []).append(of_transformers(folder, implementation, options, dtype))
+    return compared(name, dtype, sides)
+
+
+def compared(name, dtype, sides):
     theirs = {each: times for each, times in sides.items() if each != "tessera" and None not in times}
     best = min(theirs, key=lambda each: statistics.median(theirs[each]))
     ratio = statistics.median(b / a for a, b in zip(sides["tessera"], theirs[best]))
@@ -138,19 +200,22 @@ def pair(options, name, dtype, folder):
 def main():
     if sys.argv[1:2] == ["--torch-step"]:
         return torch_step(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    if sys.argv[1:2] == ["--torch-layer"]:
+        return torch_layer(*sys.argv[2:5], *(int(number) for number in sys.argv[5:]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", type=lambda text: str(Path(text).resolve()))
+    parser.add_argument("build", type=lambda text: Path(text).resolve())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--case", action="append", choices=[*PEERS, *PAIRS])
+    parser.add_argument("--case", action="append", choices=[*LAYERS, *PEERS, *PAIRS])
     parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--json")
     options = parser.parse_args()
+    options.program = options.build / "cli" / "tessera"
     rows = []
-    for name in options.case or [*PEERS, *PAIRS]:
+    for name in options.case or [*LAYERS, *PEERS, *PAIRS]:
         for dtype in options.dtype:
             with tempfile.TemporaryDirectory() as folder:
-                act = beside_transformers if name in PEERS else pair
+                act = beside_a_layer if name in LAYERS else beside_transformers if name in PEERS else pair
                 rows.append(act(options, name, dtype, Path(folder)))
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=1))
