@@ -190,6 +190,7 @@ std::string updated_hugging_face_config(const std::string& text,
   }
   const Family& family = family_named(config.model.family);
   ModelConfig before_it;
+  before_it.family = family.name;
   family.hugging_face->read(said.in, before_it);
   if (before_it.moe.aux_loss != config.model.moe.aux_loss && family.experts) {
     said.json[family.hugging_face->aux_loss] = config.model.moe.aux_loss;

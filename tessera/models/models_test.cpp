@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 
+#include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/models/decoder.h"
 #include "tessera/models/generate.h"
@@ -320,10 +321,10 @@ TEST(Decoder, PatternsOfWindows) {
                        int64_t layers = 6) {
     ModelConfig config = small(family);
     config.layers = layers;
-    const std::string plain = hugging_face_config_json({.model = config});
-    return parse_hugging_face_config(
-               plain.substr(0, plain.rfind('}')) + ", " + more + "}", "text")
-        .model;
+    auto said = tessera::detail::parse_json(
+        hugging_face_config_json({.model = config}), "text");
+    said.update(tessera::detail::parse_json("{" + more + "}", "more"));
+    return parse_hugging_face_config(said.dump(), "text").model;
   };
   const auto expect = [](const ModelConfig& found, int64_t window,
                          int64_t every, int64_t first_full) {
@@ -511,6 +512,56 @@ TEST(Decoder, KeysOfOtherFamiliesAreRefused) {
   expect_refused(
       "gemma3_text", [](ModelConfig& of) { of.window = 0; },
       "model.rope_theta_local is 50, but no layer has a window");
+}
+
+// The keys of folders as they are published, from before rope_parameters.
+TEST(HuggingFaceConfigOf, Gemma3) {
+  const auto read = [](const std::string& more) {
+    return parse_hugging_face_config(
+               R"({"model_type": "gemma3_text", "attention_bias": false,
+                   "attn_logit_softcapping": null,
+                   "final_logit_softcapping": null, "head_dim": 256,
+                   "hidden_activation": "gelu_pytorch_tanh",
+                   "hidden_size": 1152, "intermediate_size": 6912,
+                   "max_position_embeddings": 32768,
+                   "num_attention_heads": 4, "num_hidden_layers": 26,
+                   "num_key_value_heads": 1, "query_pre_attn_scalar": 256,
+                   "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+                   "rope_theta": 1000000, "sliding_window": 512,
+                   "sliding_window_pattern": 6, "vocab_size": 262144, )" +
+                   more + "}",
+               "config.json")
+        .model;
+  };
+  const ModelConfig one = read(R"("rope_scaling": null)");
+  EXPECT_EQ(num_parameters(one), 999885952);  // of 1 billion
+  EXPECT_EQ(one.window_of(4), 512);
+  EXPECT_EQ(one.window_of(5), 0);
+  EXPECT_EQ(one.rope_theta, 1e6);
+  EXPECT_EQ(one.rope_theta_local, 1e4);
+  EXPECT_TRUE(one.tie_embeddings);
+  EXPECT_EQ(one.query_scale(), 1);
+  const ModelConfig longer =
+      read(R"("rope_scaling": {"factor": 8.0, "rope_type": "linear"})");
+  EXPECT_EQ(longer.rope_scaling.type, "linear");
+  EXPECT_EQ(longer.rope_scaling.factor, 8);
+  EXPECT_EQ(longer.rope_theta_local, 1e4);
+}
+
+TEST(HuggingFaceConfigOf, Phi4) {
+  const auto config = parse_hugging_face_config(
+      R"({"model_type": "phi3", "attention_bias": false, "embd_pdrop": 0.0,
+          "hidden_act": "silu", "hidden_size": 5120,
+          "intermediate_size": 17920, "max_position_embeddings": 16384,
+          "num_attention_heads": 40, "num_hidden_layers": 40,
+          "num_key_value_heads": 10, "original_max_position_embeddings": 16384,
+          "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": null,
+          "rope_theta": 250000, "sliding_window": null,
+          "tie_word_embeddings": false, "vocab_size": 100352})",
+      "config.json");
+  EXPECT_EQ(num_parameters(config.model), 14659507200);
+  EXPECT_EQ(config.model.rope_theta, 250000);
+  EXPECT_EQ(config.model.window, 0);
 }
 
 struct BadConfig {

@@ -234,8 +234,8 @@ TEST_P(FlashOf, LargeScoresDoNotOverflow) {
             8 * unit_of(found.lse.scalar_type()));
 }
 
-// Beside what the loops err without what is tried. Of few keys little is left of
-// dS, a difference of sums over E.
+// Beside what the loops err without what is tried. Of few keys little is left
+// of dS, a difference of sums over E.
 void expect_close(const Outputs& found, const Outputs& wanted,
                   const Outputs& plain, const Outputs& plain_wanted) {
   const auto all = found.all(), exact = wanted.all();

@@ -52,7 +52,7 @@ CONFIGS = {
     "qwen2_window": lambda: transformers.Qwen2Config(
         hidden_size=48, intermediate_size=72, num_attention_heads=4, num_key_value_heads=2,
         use_sliding_window=True, sliding_window=5, max_window_layers=1, **ROTARY),
-    "qwen3_window": lambda: transformers.Qwen3Config(
+    "qwen3_by_layer": lambda: transformers.Qwen3Config(
         hidden_size=44, intermediate_size=76, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
         use_sliding_window=True, sliding_window=9,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"], **ROTARY),
@@ -423,8 +423,8 @@ def test_a_tied_head_that_differs_is_refused(drive, tmp_path):
     ("llama_grouped", "model_type", "bloom"),
     ("llama_grouped", "num_attention_heads", 7),
     ("qwen3", "layer_types", ["sliding_attention"] * 3),
-    ("qwen3_window", "layer_types", ["chunked_attention"] * 3),
-    ("qwen3_window", "layer_types", ["sliding_attention"] * 2),
+    ("qwen3_by_layer", "layer_types", ["chunked_attention"] * 3),
+    ("qwen3_by_layer", "layer_types", ["sliding_attention"] * 2),
     ("mistral", "layer_types", ["sliding_attention", "full_attention", "sliding_attention"]),
     ("mistral", "model_type", "gpt_oss"),
     ("olmo2_grouped", "attention_bias", True),

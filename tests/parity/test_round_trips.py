@@ -80,7 +80,7 @@ def train_without_learning(program, tmp_path, source, **sections):
 
 @pytest.mark.parametrize("name", [
     "gpt2", "llama_grouped", "llama_scaled", "qwen2_tied", "qwen3", "olmo2_grouped", "mixtral", "qwen3_moe_sparse",
-    "deepseek_v3", "mistral", "mistral_full", "qwen2_window", "qwen3_window", "mixtral_window", "qwen3_moe_window",
+    "deepseek_v3", "mistral", "mistral_full", "qwen2_window", "qwen3_by_layer", "mixtral_window", "qwen3_moe_window",
     "gemma3", "gemma3_scaled", "phi3", "phi3_tied_window"])
 def test_a_folder_comes_back_byte_for_byte(name, program, tessera, tmp_path):
     source = tmp_path / "source"

@@ -1,7 +1,9 @@
 #include "tessera/parallel/context/context_facts.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "tessera/parallel/context/context_parallel.h"
 
