@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Random configurations beside one rank: fuzz.py --program TESSERA [--count N] [--seed FIRST]
+"""Random configurations beside one rank: fuzz.py --program TESSERA [--count N] [--seed FIRST] [--experts]
 
 A seed makes a legal configuration: a small model of odd sizes, of experts one in
-three, a mesh of up to 16 ranks, of uneven speed one in two, stages of ZeRO, a
-schedule, a batch. `tessera verify` must find it equal to one rank; a
-configuration that it refuses is a fault as well. Prints what fails, with its
-seed and the command that shows it again.
+three (all with --experts), routed in any way there is, a mesh of up to 16 ranks,
+of uneven speed one in two, stages of ZeRO, a schedule, a batch. `tessera verify`
+must find it equal to one rank; a configuration that it refuses is a fault as
+well. Prints what fails, with its seed and the command that shows it again.
 """
 
 import argparse
@@ -40,9 +40,36 @@ def add_experts(rng, config):
     mesh["ep"] = rng.choice([n for n in range(1, ranks + 1) if ranks % n == 0])
     experts = mesh["ep"] * rng.randint(1, max(1, 6 // mesh["ep"]))
     fewer = min(2, config["model"]["layers"])
-    config["model"]["moe"] = {"experts": experts, "top_k": rng.randint(1, min(experts, 4)),
+    top_k = rng.choice([experts, rng.randint(1, min(experts, 4))])
+    config["model"]["moe"] = {"experts": experts, "top_k": top_k,
                               "every": rng.choice([1, 1, fewer]), "aux_loss": rng.choice([0, 0.01, 0.3])}
     config["zero"]["expert_stage"] = rng.randrange(-1, 4)
+
+
+def add_routing(rng, config):
+    """What a gate may do beside. REQUIRES: experts, and the batch as it stays."""
+    moe, batch, mesh = config["model"]["moe"], config["batch"], config["mesh"]
+    experts, top_k = moe["experts"], moe["top_k"]
+    moe |= {"score": rng.choice(["softmax", "sigmoid"]), "normalize": rng.random() < 0.7, "scale": rng.choice([1.0, 2.5]),
+            "z_loss": rng.choice([0, 0, 0.05]), "noise": rng.random() < 0.3, "shared_experts": rng.choice([0, 0, 1, 2])}
+    if mesh["cp"] == 1 and not config["tensor"]["sequence_parallel"] and rng.random() < 0.1:
+        config["data"]["seq_len"] = 1
+    # So much that an expert takes a token of a sample.
+    least = experts / (top_k * config["data"]["seq_len"])
+    if rng.random() < 0.3:
+        moe |= {"choice": "experts", "capacity_factor": min(experts / top_k, max(least, rng.choice([0.5, 1.0, 2.0])))}
+    else:
+        moe["capacity_factor"] = rng.choice([0, 0, max(least, 0.5), max(least, 1.25)])
+        moe["bias_balance"] = rng.random() < 0.3
+        moe["groups"] = rng.choice([n for n in range(1, experts + 1) if experts % n == 0])
+        moe["top_groups"] = rng.randint(-(-top_k * moe["groups"] // experts), moe["groups"])
+    # These are of micro-batches: one rank has those of the mesh, or all of the batch at once.
+    data_ranks = mesh["dp_shard"] * mesh["dp_replicate"]
+    balance = rng.choice(["sample", "sample", "layer", "batch"])
+    if balance == "batch" and mesh["pp"] > 1:
+        balance = "layer"
+    if data_ranks == 1 or batch["micro"] * data_ranks == batch["global"]:
+        moe["balance"] = balance
 
 
 def add_optimizer(rng, optimizer):
@@ -91,11 +118,12 @@ def add_window(rng, model, seq_len):
         model["rope_theta_local"] = rng.choice([0, 100.0])
 
 
-def configuration(seed):
+def configuration(seed, experts=False):
     rng = random.Random(seed)
     mesh = mesh_of(rng)
     tp, cp, pp = mesh["tp"], mesh["cp"], mesh["pp"]
     family = rng.choice(["gpt2", "llama", "qwen2", "qwen3", "olmo2", "gemma3_text", "phi3", "mixtral", "mixtral"])
+    family = "mixtral" if experts else family
     method = rng.choice(["ring", "ulysses", "allgather"])
     heads = tp * (cp if method == "ulysses" else 1) * rng.choice([1, 2])
     # One of tp and kv_heads divides the other, and so with cp for ulysses.
@@ -134,6 +162,7 @@ def configuration(seed):
         config["optimizer"]["momentum"] = 0.9
     if family == "mixtral":
         add_experts(rng, config)
+        add_routing(rng, config)
     if family == "gemma3_text":
         config["model"]["query_pre_attn_scalar"] = rng.choice([0, 5])
     if config["zero"]["stage"] == 0:
@@ -171,10 +200,10 @@ def verify(program, path, *arguments):
     return "" if done.returncode == 0 else f"ended with {done.returncode}\n{done.stdout}{done.stderr}"
 
 
-def fault_of(program, seed, folder):
+def fault_of(program, seed, folder, experts=False):
     """What verify says against the configuration of this seed; "" if nothing."""
     path = Path(folder, f"fuzz-{seed}.json")
-    path.write_text(json.dumps(configuration(seed), indent=1))
+    path.write_text(json.dumps(configuration(seed, experts), indent=1))
     fault = verify(program, path)
     return fault and f"seed {seed}\n{path.read_text()}\n{fault}"
 
@@ -184,15 +213,16 @@ def main(arguments):
     parser.add_argument("--program", required=True)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="the first; the others follow it")
+    parser.add_argument("--experts", action="store_true", help="of models with experts alone")
     options = parser.parse_args(arguments)
     faults = 0
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(options.seed, options.seed + options.count):
-            fault = fault_of(options.program, seed, folder)
+            fault = fault_of(options.program, seed, folder, options.experts)
             if fault:
                 faults += 1
                 print(fault)
-                print(f"again: ./dev fuzz --seed {seed} --count 1", flush=True)
+                print(f"again: ./dev fuzz --seed {seed} --count 1{' --experts' * options.experts}", flush=True)
     last = options.seed + options.count - 1
     print(f"fuzz: seeds {options.seed} to {last}: {faults} of {options.count} differ from one rank")
     return 1 if faults else 0

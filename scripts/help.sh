@@ -13,7 +13,7 @@ usage: ./dev VERB
                         runs each where it is alone
   examples              builds and runs examples/
   bench [NAME]          builds and runs bench/
-  fuzz [--count N] [--seed FIRST]
+  fuzz [--count N] [--seed FIRST] [--experts]
                         random models and meshes beside one rank
   fmt [FILE...]         formats
   lint [FILE...]        clang-tidy

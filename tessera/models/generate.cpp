@@ -21,15 +21,18 @@ random::Stream draws(const GenerateOptions& options) {
 
 }  // namespace
 
+void check_writes(const ModelConfig& config) {
+  TS_CHECK_CONFIG(
+      !config.moe.experts_choose(),
+      "generate: with model.moe.choice experts which tokens an expert takes "
+      "depends on later ones, which a text that is being written has not yet. "
+      "Train with model.moe.choice tokens to write.");
+}
+
 void check_generation(const ModelConfig& config,
                       const std::vector<int64_t>& prompt,
                       const GenerateOptions& options) {
-  TS_CHECK_CONFIG(
-      !config.moe.experts_choose(),
-      "generate: with model.moe.choice experts which tokens an expert "
-      "takes depends on later ones, which a text that is being "
-      "written has not yet. Train with model.moe.choice tokens to "
-      "write.");
+  check_writes(config);
   const int64_t max_seq = config.max_seq;
   const auto length = static_cast<int64_t>(prompt.size());
   TS_CHECK_CONFIG(length > 0, "generate: the prompt has no token.");

@@ -34,6 +34,9 @@ using Draw = std::function<int64_t(const at::Tensor& logits)>;
 using NextToken =
     std::function<int64_t(const std::vector<int64_t>& ids, const Draw& draw)>;
 
+// TS_CHECK_CONFIG where a model can write no text at all.
+void check_writes(const ModelConfig& config);
+
 // TS_CHECK_CONFIG where no text can follow the prompt with these options.
 void check_generation(const ModelConfig& config,
                       const std::vector<int64_t>& prompt,

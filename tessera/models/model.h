@@ -143,8 +143,8 @@ class Model : public torch::nn::Module {
 std::shared_ptr<Model> make_model(const ModelConfig& config);
 
 // Elements of all parameters, a tied one once; and of those that one token goes
-// through: of experts the top_k that it is sent to, or where these choose as many
-// as take it on average.
+// through: of experts the top_k that it is sent to, or where these choose as
+// many as take it on average.
 struct ParameterCount {
   int64_t all = 0, active = 0;
 };

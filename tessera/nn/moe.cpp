@@ -193,10 +193,14 @@ void Moe::count_load(Routing& routing) const {
   at::Tensor excess =
       at::zeros({experts}, bias_.options().requires_grad(false));
   if (shard_.copy == 0) {  // the others route the same tokens
+    // In whole numbers, whose sums over ranks are exact: rounding moves no
+    // expert that has just its share.
     const at::Tensor chosen = routing.experts.flatten();
-    excess = (counts_of(chosen, experts) - static_cast<double>(chosen.numel()) /
-                                               static_cast<double>(experts))
-                 .to(bias_.scalar_type());
+    excess = counts_of(chosen, experts) * experts - chosen.numel();
+    if (wide_type(bias_) != bias_.scalar_type()) {  // which they might overflow
+      excess = excess.to(at::kFloat) / static_cast<double>(experts);
+    }
+    excess = excess.to(bias_.scalar_type());
   }
   routing.weights = CountLoad::apply(routing.weights, bias_, excess);
 }
@@ -209,7 +213,8 @@ int64_t Moe::capacity_of_samples(int64_t tokens) const {
                                    router.experts));
 }
 
-// Of whole samples, wherever their tokens are; gives back what is of those here.
+// Of whole samples, wherever their tokens are; gives back what is of those
+// here.
 at::Tensor Moe::decide(const at::Tensor& values, const Positions& positions,
                        const Decision& decision) const {
   const int64_t tokens = values.size(1), n = values.size(2);

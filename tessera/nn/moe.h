@@ -19,8 +19,8 @@
 //           a micro-batch of all ranks (kLayer); or those of all layers with
 //           experts together (kBatch), as transformers has it. Or by a bias of
 //           each expert, whose gradient is by how many tokens more than its
-//           share it was chosen: the optimizer steps against its sign (optim's
-//           FlatSegment::sign_rate).
+//           share it was chosen, in Eths of one: the optimizer steps against
+//           its sign (optim's FlatSegment::sign_rate).
 // Comm:     none; see ExpertShard.
 // Empty:    an expert without a row runs on none: its gradient is zero.
 // Source:   Jiang et al. 2024, arXiv 2401.04088 (the block); Fedus et al. 2022,

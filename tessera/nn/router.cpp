@@ -12,6 +12,14 @@ namespace {
 
 constexpr double kTiny = 1e-20;  // sigmoids may all be zero
 
+// Tokens with one history, as the same word twice at a sample's begin, have
+// equal scores but for rounding, which is another on every mesh.
+at::Tensor without_rounding(const at::Tensor& scores) {
+  const double kept = scores.scalar_type() == at::kDouble ? 0x1p30 : 0x1p14;
+  const auto [mantissa, exponent] = at::frexp(scores);
+  return at::ldexp((mantissa * kept).round(), exponent);
+}
+
 // -inf where a token's groups are not among its best.
 at::Tensor of_best_groups(const at::Tensor& choice,
                           const RouterOptions& options) {
@@ -91,8 +99,11 @@ at::Tensor gate_noise(const Draw& draw, int64_t layer,
 }
 
 at::Tensor taken_tokens(const at::Tensor& scores, int64_t capacity) {
-  const at::Tensor best = std::get<1>(scores.topk(capacity, /*dim=*/1));
-  return at::zeros_like(scores, at::kBool).scatter_(1, best, true);
+  const at::Tensor order =
+      at::argsort(without_rounding(scores), /*stable=*/true, /*dim=*/1,
+                  /*descending=*/true);
+  return at::zeros_like(scores, at::kBool)
+      .scatter_(1, order.narrow(1, 0, capacity), true);
 }
 
 at::Tensor within_capacity(const at::Tensor& choices, int64_t experts,

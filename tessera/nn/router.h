@@ -10,17 +10,17 @@
 // Noise:    where a gate has it, in training z = x W^T + n softplus(x N^T): n
 //           is normal, a pure function of seed, step, layer, sample, position
 //           and expert, and so the same on every mesh and when computed again.
-// Ties:     as at::topk breaks them in a row: the same on every mesh.
+// Ties:     as at::topk breaks them in a row: the same on every mesh. Of an
+//           expert's tokens, with scores alike but for rounding: the first.
 // Choice:   of experts (GateChoice::kExperts): each takes the C tokens of a
-//           sample that it has the largest s_e of, C as its capacity is, and
-//           w_e = scale s_e. A token may go to any number of them. What an
-//           expert takes depends on later tokens: no text can be written so.
-// Capacity: where tokens choose, of each sample, an expert takes what comes first by position, then
-//           by the token's choice: so no token pushes out an earlier one.
+//           sample with the largest s_e, C its capacity, and w_e = scale s_e. A
+//           token has any number of them, and what an expert takes depends on
+//           later tokens: no text can be written so.
+// Capacity: where tokens choose an expert takes what comes first in a sample by
+//           position, then by choice: no token pushes out an earlier one.
 // Comm:     none.
-// Source:   Shazeer et al. 2017, arXiv 1701.06538 (eqs. 3 to 5; the noise is eq.
-//           4's); of experts that choose Zhou et al. 2022, arXiv 2202.09368; of
-//           the bias and the groups
+// Source:   Shazeer et al. 2017, arXiv 1701.06538 (noise: eq. 4); Zhou et al.
+//           2022, arXiv 2202.09368 (experts choose); of the bias and the groups
 //           DeepSeek-AI 2024, arXiv 2412.19437, eqs. 13 to 16.
 #pragma once
 
@@ -46,7 +46,7 @@ struct RouterOptions {
 };
 
 // Of every token: its probabilities (N, E), which add up to 1, and of its
-// experts (N, k) the numbers and the weights. Where experts choose k is E: their
+// experts (N, k) the numbers and the weights. Where experts choose, k is E; the
 // numbers are the caller's to know, by taken_tokens(), E where one takes not.
 struct Routing {
   at::Tensor probabilities, experts, weights;
@@ -61,7 +61,7 @@ at::Tensor gate_noise(const Draw& draw, int64_t layer,
                       const Positions& positions, int64_t samples,
                       int64_t experts, const at::TensorOptions& options);
 
-// The `capacity` largest of each expert: (B, T, E) of bool, of scores (B, T, E).
+// The `capacity` largest of each expert: (B, T, E) of bool; scores: (B, T, E).
 at::Tensor taken_tokens(const at::Tensor& scores, int64_t capacity);
 
 // Which choices are within the capacity of their experts: (B, T, k) of bool,

@@ -114,7 +114,7 @@ TEST(Moe, TheGradientOfTheBiasIsTheExcessOfChoices) {
   const at::Tensor x = sample(6);
   (3 * moe->forward(x, {.balance = &balance}).sum()).backward();
   const at::Tensor load = balance.counts[0].narrow(0, 0, kExperts);
-  EXPECT_TRUE(at::equal(moe->bias().grad(), load - 6 * 2.0 / kExperts));
+  EXPECT_TRUE(at::equal(moe->bias().grad(), load * kExperts - 6 * 2));
 }
 
 TEST(Moe, SharedExpertsAreAddedForEveryToken) {
@@ -149,6 +149,10 @@ TEST(Router, AnExpertTakesItsBestTokensOfASample) {
           .to(at::kBool)
           .view({2, 3, 2});
   EXPECT_TRUE(at::equal(taken_tokens(scores, 2), expected));
+  // The first of those that rounding alone tells apart.
+  const at::Tensor alike =
+      at::tensor({0.3, 0.3 + 1e-15, 0.3 - 1e-15}, at::kDouble).view({1, 3, 1});
+  EXPECT_TRUE(taken_tokens(alike, 1)[0][0].item<bool>());
 }
 
 TEST(Moe, ATokenThatNoExpertTakesGetsNothing) {

@@ -105,6 +105,7 @@ std::vector<int64_t> stops_of(const RunConfig& config,
 
 void check_samples(const RunConfig& config, const RunFolder& folder) {
   if (config.monitor.sample == 0) return;
+  models::check_writes(config.model);
   TS_CHECK_CONFIG(config.data.seq_len > 1, "monitor.sample is ",
                   config.monitor.sample,
                   ", but data.seq_len 1 has no room for a text. Nearest: 2.");

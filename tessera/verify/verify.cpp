@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "tessera/core/error.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/engine/update_config.h"

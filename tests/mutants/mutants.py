@@ -24,6 +24,9 @@ GATED = {**LLAMA, "family": "mixtral", "moe": {"experts": 4, "top_k": 2, "aux_lo
                                                "shared_experts": 1, "bias_balance": True}}
 # Half of all choices are dropped.
 FULL = {**MIXTRAL, "moe": {**MIXTRAL["moe"], "capacity_factor": 0.5}}
+NOISY = {**MIXTRAL, "moe": {**MIXTRAL["moe"], "noise": True}}
+BALANCED = {**MIXTRAL, "moe": {**MIXTRAL["moe"], "aux_loss": 1.0, "balance": "batch"}}
+CHOOSING = {**MIXTRAL, "moe": {**MIXTRAL["moe"], "choice": "experts", "capacity_factor": 1.0}}
 DEEPSEEK = {**LLAMA, "family": "deepseek_v3", "kv_heads": 4, "head_dim": 6, "latent": {"q_rank": 6, "kv_rank": 6},
             "moe": {"experts": 4, "top_k": 2}}
 WINDOW = {**LLAMA, "family": "mistral", "window": 5}
@@ -230,9 +233,9 @@ MUTANTS = [
            mesh(mesh={"cp": 2}),
            r"^\S+attention\S+weight: gradient .* over cp"),
     Mutant("documents_forgotten_behind_the_first_stage", "tessera/engine/rank_actor.cpp",
-           "  return {input_.tokens, microbatches_.at(microbatch).batch.document_starts,\n",
+           "  return {input_.tokens, mine.batch.document_starts,\n",
            "  const bool forgets = MUTANT && composed_.coord[mesh::Axis::kPp] > 0;\n"
-           "  return {input_.tokens, forgets ? at::Tensor() : microbatches_.at(microbatch).batch.document_starts,\n",
+           "  return {input_.tokens, forgets ? at::Tensor() : mine.batch.document_starts,\n",
            mesh(mesh={"pp": 2}, data={"seq_len": 16, "intra_document_masking": True}),
            r"^\S+attention\S+weight: gradient .* over pp"),
     Mutant("positions_not_those_of_the_pieces", "tessera/models/model.cpp",
@@ -478,14 +481,29 @@ MUTANTS = [
            mesh(**DELAYED),
            r"program: at \d+: OptimizerStep unit \d: what the next batch reads would be written over"),
     Mutant("capacity_of_a_ranks_own_tokens", MOE,
-           "capacity_of(options_.capacity_factor, tokens * shard_.sample_parts,",
-           "capacity_of(options_.capacity_factor, tokens * (MUTANT ? 1 : shard_.sample_parts),",
+           "  const int64_t all = tokens * shard_.sample_parts;\n",
+           "  const int64_t all = tokens * (MUTANT ? 1 : shard_.sample_parts);\n",
            mesh(FULL, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
     Mutant("choices_in_the_order_of_ranks", MOE,
-           "  const at::Tensor order = all.select(0, 0).select(1, top_k).argsort();\n",
-           "  at::Tensor order = all.select(0, 0).select(1, top_k).argsort();\n"
+           "  const at::Tensor order = all.select(0, 0).select(1, n).argsort();\n",
+           "  at::Tensor order = all.select(0, 0).select(1, n).argsort();\n"
            "  if (MUTANT) order = at::arange(order.numel());\n",
            mesh(FULL, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
+    Mutant("noise_of_each_copy", MOE,
+           "      *of.draw, options_.layer, of.positions,",
+           "      {of.draw->seed + (MUTANT ? shard_.copy : 0), of.draw->step, of.draw->first_sample}, options_.layer,\n"
+           "      of.positions,",
+           mesh(NOISY, mesh={"tp": 2}), r"^\S+weight: gradient .* over tp"),
+    Mutant("batch_of_one_rank", MOE,
+           "  if (shard_.sum_batch) shard_.sum_batch(rows);\n",
+           "  if (shard_.sum_batch && !MUTANT) shard_.sum_batch(rows);\n",
+           mesh(BALANCED, mesh={"dp_replicate": 2}, batch={"global": 8, "micro": 4}),
+           r"^\S+weight: gradient .* over dp_replicate"),
+    Mutant("experts_choose_of_a_part", MOE,
+           "      [&](const at::Tensor& sorted) { return taken_tokens(sorted, capacity); });\n",
+           "      [&](const at::Tensor& sorted) { return taken_tokens(sorted, capacity); });\n"
+           "  if (MUTANT) taken.copy_(taken_tokens(scores, capacity / shard_.sample_parts));\n",
+           mesh(CHOOSING, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
     Mutant("choices_of_the_first_rank", "tessera/parallel/expert/expert_parallel.cpp",
            "    shard.sample_part = samples->rank();\n",
            "    shard.sample_part = MUTANT ? 0 : samples->rank();\n",

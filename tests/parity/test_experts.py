@@ -143,6 +143,19 @@ def test_adapters_of_shared_experts_alone_are_trained(program, skewed, tmp_path)
     assert len(metrics(tmp_path)) == 4, done.stderr
 
 
+def test_a_model_whose_experts_choose_writes_no_text(program, tmp_path):
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    path = configuration({"train": str(tmp_path / "text.txt")}, tmp_path, only_model={
+        "family": "mixtral", "layers": 1, "hidden": 32, "heads": 4, "ffn": 24, "vocab": 300, "max_seq": 16,
+        "moe": {"choice": "experts", "capacity_factor": 1.0}}, data={"format": "auto"}, run={"steps": 2},
+        checkpoint={"every": 2}, schedule={"warmup": 1})
+    train(program, path)
+    for arguments in (["generate", "--model", tmp_path / "run", "--prompt", "the"],
+                      ["train", path, "--run.name=other", "--monitor.sample=1"]):
+        done = subprocess.run([program, *arguments], capture_output=True, text=True)
+        assert done.returncode == 78 and "with model.moe.choice experts" in done.stderr, done.stderr
+
+
 def test_experts_choose_as_many_tokens_each(program, skewed, tmp_path):
     lines, _ = lines_of(program, skewed, tmp_path, {"choice": "experts", "capacity_factor": 1.0}, "--checkpoint.every=6",
                         steps=6)
@@ -151,9 +164,6 @@ def test_experts_choose_as_many_tokens_each(program, skewed, tmp_path):
         assert line["expert_load"] == pytest.approx([1 / EXPERTS] * EXPERTS)
         assert line["expert_imbalance"] == pytest.approx([1.0] * 3)
         assert len(line["expert_dropped"]) == 3 and 0 < max(line["expert_dropped"]) < 1
-    generated = subprocess.run([program, "generate", "--from", tmp_path / "run", "--prompt", "a"], capture_output=True,
-                               text=True)
-    assert generated.returncode == 78 and "model.moe.choice experts" in generated.stderr, generated.stderr
     done = subprocess.run([program, "convert", "--from", tmp_path / "run", "--to", tmp_path / "out"],
                           capture_output=True, text=True)
     assert done.returncode == 78 and "model.moe.choice is experts" in done.stderr, done.stderr

@@ -220,6 +220,17 @@ MESHES |= {f"experts, {name}": (world, model, sections) for name, world, model, 
     ("shared: ep 2 x zero 3", 4, gated(SHARED, layers=3), {"mesh": {"dp": 4, "ep": 2}, **zero(3)}),
     ("shared: sp 2, ep 2 x pp 2", 4, gated(SHARED, layers=4), {"mesh": {"pp": 2, "tp": 2, "ep": 2}, **SP}),
     ("shared: tp 2, etp 2", 2, gated(SHARED, layers=3), {"mesh": {"tp": 2, "etp": 2}}),
+    ("capacity: dp 4 x sp 2, ep 8", 8, gated(CAPACITY, experts=8), {"mesh": {"dp": 4, "tp": 2, "ep": 8}, **SP}),
+    ("bias: dp 2 x cp 2 x tp 2, ep 8, zero 3", 8, gated({**BIAS, **CAPACITY}, experts=8), {
+        "mesh": {"dp": 2, "cp": 2, "tp": 2, "ep": 8}, **zero(3)}),
+    ("shared: cp 4 x tp 2, ep 8", 8, gated(SHARED, experts=16, layers=3), {"mesh": {"cp": 4, "tp": 2, "ep": 8}}),
+    ("choice: dp 2 x cp 2 x sp 2, ep 8, zero 2", 8, gated({**CHOICE, "noise": True}, experts=8), {
+        "mesh": {"dp": 2, "cp": 2, "tp": 2, "ep": 8}, **SP, **zero(2)}),
+    ("batch: dp 4 x sp 2, ep 8", 8, gated(OF_BATCH, experts=8), {
+        "mesh": {"dp": 4, "tp": 2, "ep": 8}, **SP, **at_once(4)}),
+    # Two tokens a sample, each to all experts.
+    ("k = E: dp 4 x tp 2, ep 8, sequences of 2", 8, gated(CAPACITY, experts=8, top_k=8), {
+        "mesh": {"dp": 4, "tp": 2, "ep": 8}, "data": {"seq_len": 2}}),
     ("deepseek: tp 2, ep 2", 2, DEEPSEEK, {"mesh": {"tp": 2, "ep": 2}}),
     ("deepseek: zero 3 x sp 2 x cp 2, ep 4", 8, DEEPSEEK, {"mesh": {"dp": 2, "cp": 2, "tp": 2, "ep": 4}, **zero(3),
                                                            **SP}),
@@ -296,7 +307,7 @@ WINDOW = {"family": "mistral", "window": 6}
 BY_LAYER = {**QWEN3, "layers": 4, "window": 3, "window_every": 2}
 MESHES |= {f"window, {name}": (world, model, sections) for name, world, model, sections in [
     ("cp ring 2", 2, WINDOW, {"mesh": {"cp": 2}}),
-    ("cp ring 4, of one token", 4, {**WINDOW, "window": 1}, {"mesh": {"cp": 4}}),
+    ("cp ring 4, of two tokens", 4, {**WINDOW, "window": 2}, {"mesh": {"cp": 4}}),
     ("cp allgather 4 x tp 2", 8, {**WINDOW, "window": 4}, {"mesh": {"cp": 4, "tp": 2},
                                                           "context": {"method": "allgather"}}),
     ("cp ulysses 2 x sp 2, zero 3", 8, WINDOW, {"mesh": {"dp": 2, "cp": 2, "tp": 2}, **zero(3), **SP,

@@ -44,3 +44,8 @@ def test_a_mesh_that_cannot_be_is_refused(tessera, run_json):
 @pytest.mark.parametrize("seed", range(1000, 1036))
 def test_random_configurations_are_equal(program, tmp_path, seed):
     assert fuzz.fault_of(program, seed, tmp_path) == ""
+
+
+@pytest.mark.parametrize("seed", range(2000, 2020))
+def test_random_routing_is_equal(program, tmp_path, seed):
+    assert fuzz.fault_of(program, seed, tmp_path, experts=True) == ""

@@ -12,7 +12,6 @@ using mesh::Axis;
 using models::trace::Memory;
 using models::trace::Operators;
 using models::trace::Ranks;
-using models::trace::RunExperts;
 using models::trace::Traced;
 
 constexpr int64_t kNumberBytes = 8;
@@ -20,7 +19,7 @@ constexpr int64_t kNumberBytes = 8;
 // Rows come by source, are sorted by expert, and put back.
 Traced dispatch(const Operators& ops, const Traced& rows,
                 const models::ModelConfig& model, const Ranks& ranks,
-                double received_rows, const RunExperts& run) {
+                double received_rows, const models::trace::RunExperts& run) {
   const int64_t sent_rows = rows.numel / model.hidden;
   const int64_t num_rows =
       std::llround(received_rows * static_cast<double>(sent_rows));
@@ -49,11 +48,12 @@ void apply(models::trace::TracedModel& model, const TracedOptions& options,
       mesh::chunk_of(model.expert_ffn, etp, coord[Axis::kEtp]).size();
   models::trace::ExpertShard& shard = model.expert_shard;
   if (ep.size > 1) {
-    shard.dispatch =
-        [ep, config = model.config, received = options.received_rows](
-            const Operators& ops, const Traced& rows, const RunExperts& run) {
-          return dispatch(ops, rows, config, ep, received, run);
-        };
+    shard.dispatch = [ep, config = model.config,
+                      received = options.received_rows](
+                         const Operators& ops, const Traced& rows,
+                         const models::trace::RunExperts& run) {
+      return dispatch(ops, rows, config, ep, received, run);
+    };
   }
   using Sum = std::function<void(const Operators& ops, int64_t numel)>;
   const auto sum_over = [](const Ranks& ranks) -> Sum {

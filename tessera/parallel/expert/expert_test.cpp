@@ -10,16 +10,19 @@ using mesh::Axis;
 using mesh::Placement;
 
 constexpr int64_t kWidth = 6, kExperts = 4;
-constexpr nn::MoeOptions kOptions{.router = {.experts = kExperts, .top_k = 1},
-                                  .expert = {.width = kWidth, .hidden = 5}};
+
+nn::MoeOptions options_of(int64_t top_k) {
+  return {.router = {.experts = kExperts, .top_k = top_k},
+          .expert = {.width = kWidth, .hidden = 5}};
+}
 
 void expect_close(const at::Tensor& a, const at::Tensor& b) {
   EXPECT_LT((a - b).abs().max().item<double>(), 1e-14);
 }
 
-// Each of two ranks holds its two experts alone.
-std::shared_ptr<nn::Moe> make(int64_t ranks, int64_t rank) {
-  auto moe = std::make_shared<nn::Moe>(kOptions);
+// Each of the ranks holds its experts alone; most tokens go to the last one.
+std::shared_ptr<nn::Moe> make(int64_t top_k, int64_t ranks, int64_t rank) {
+  auto moe = std::make_shared<nn::Moe>(options_of(top_k));
   for (const auto& parameter : nn::parameters_of(*moe)) {
     mesh::Layout& layout = parameter.spec->layout;
     if (!layout.is_of_expert()) continue;
@@ -34,37 +37,64 @@ std::shared_ptr<nn::Moe> make(int64_t ranks, int64_t rank) {
   return moe;
 }
 
-// Both ranks' tokens all go to expert 3, which rank 1 has: rank 0 gets none.
-TEST(Dispatch, ARankWithoutAToken) {
+struct Case {
+  int64_t ranks, tokens, top_k;
+  bool shares_tokens;  // each rank sends some of them, else all
+};
+
+// With top_k 1 all go to expert 3, which the last rank has: the others get
+// none. Of one token that ranks share out all but one have none to send.
+class DispatchTest : public testing::TestWithParam<Case> {};
+
+TEST_P(DispatchTest, IsAsOnOneRank) {
+  const Case& c = GetParam();
   at::manual_seed(1);
-  const at::Tensor x = at::randn({1, 4, kWidth}, at::kDouble).abs();
-  const auto whole = make(1, 0);
+  const at::Tensor x = at::randn({1, c.tokens, kWidth}, at::kDouble).abs();
+  const auto whole = make(c.top_k, 1, 0);
   const at::Tensor y = whole->forward(x);
-  (2 * y.sum()).backward();
-  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+  const double times = c.shares_tokens ? 1.0 : static_cast<double>(c.ranks);
+  (times * y.sum()).backward();
+  comm::run_threads(c.ranks, "shm", [&](comm::Communicator& ranks) {
     comm::Group& group = ranks.world();
-    const auto moe = make(2, group.rank());
+    const auto moe = make(c.top_k, c.ranks, group.rank());
     moe->set_shard(
-        {.dispatch = [&group](const at::Tensor& rows, const at::Tensor& counts,
-                              const nn::Experts& experts) {
-          const auto run = [&experts](const at::Tensor& at_experts,
-                                      const std::vector<int64_t>& splits) {
-            return experts.forward(at_experts, splits);
-          };
-          return dispatch(rows, counts, run, group);
-        }});
-    const at::Tensor mine = x.clone().requires_grad_();
-    const at::Tensor z = moe->forward(mine);
-    expect_close(z, y);
+        {.dispatch =
+             [&group](const at::Tensor& rows, const at::Tensor& counts,
+                      const nn::Experts& experts) {
+               const auto run = [&experts](const at::Tensor& at_experts,
+                                           const std::vector<int64_t>& splits) {
+                 return experts.forward(at_experts, splits);
+               };
+               return dispatch(rows, counts, run, group);
+             },
+         .copies = c.ranks,
+         .copy = group.rank(),
+         .shares_tokens = c.shares_tokens});
+    const at::Tensor z = moe->forward(x.clone().requires_grad_());
     z.sum().backward();
-    const auto here = [&](const at::Tensor& all) {
-      return all.narrow(0, group.rank() * kExperts / 2, kExperts / 2);
-    };
+    at::Tensor sum = z.detach().clone();
+    group.all_reduce(sum, comm::ReduceOp::kSum, comm::Mode::kBlocking);
+    expect_close(sum, times * y);
+    const int64_t here = kExperts / c.ranks;
     const at::Tensor grad = moe->experts()->up()->weight().grad();
-    expect_close(grad, here(whole->experts()->up()->weight().grad()));
-    EXPECT_EQ(grad.abs().sum().item<double>() > 0, group.rank() == 1);
+    expect_close(grad, whole->experts()->up()->weight().grad().narrow(
+                           0, group.rank() * here, here));
+    const bool gets_rows = c.top_k == kExperts || group.rank() == c.ranks - 1;
+    EXPECT_EQ(grad.abs().sum().item<double>() > 0, gets_rows);
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Loads, DispatchTest,
+    testing::Values(Case{2, 4, 1, false}, Case{4, 4, 1, false},
+                    Case{4, 1, 1, false}, Case{4, 1, 1, true},
+                    Case{4, 1, kExperts, true}, Case{4, 5, kExperts, true},
+                    Case{4, 5, kExperts, false}),
+    [](const auto& info) {
+      const Case& c = info.param;
+      return c10::str("Ranks", c.ranks, "Tokens", c.tokens, "TopK", c.top_k,
+                      c.shares_tokens ? "Shared" : "");
+    });
 
 }  // namespace
 }  // namespace tessera::parallel::expert

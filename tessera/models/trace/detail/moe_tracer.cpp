@@ -1,8 +1,10 @@
 // nn/moe.cpp on a tape.
+#include <algorithm>
 #include <utility>
 
 #include "tessera/mesh/layout.h"
 #include "tessera/models/trace/detail/unit_tracer.h"
+#include "tessera/nn/router.h"
 
 namespace tessera::models::trace::detail {
 namespace {
