@@ -100,8 +100,8 @@ struct Kernels {
   // y = past + x, of which the mask's part is kept; past may be null, and y x.
   void (*drop)(Element element, Mask mask, int64_t row, const void* past,
                const void* x, void* y, int64_t width);
-  // Of each of `tokens`: y = sum over its `choices` of weight * rows[row], where
-  // row is below `count`; weights are of Wide, or null: each is 1.
+  // Of each token: y = sum over its choices of weight * rows[row], where row is
+  // below `count`; weights are of Wide, or null: each is 1.
   void (*add_up_rows)(Element element, const void* rows, const int64_t* row,
                       const void* weights, void* y, int64_t tokens,
                       int64_t choices, int64_t count, int64_t width);
