@@ -88,12 +88,11 @@ at::Tensor glu(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
   const auto loop = is_silu ? table().swiglu : table().geglu;
   at::Tensor y = at::empty_like(up);
   const Element element = element_of(up);
-  parallel_for(0, up.numel(), kElementsPerPart,
-               [&](int64_t begin, int64_t end) {
-                 loop(element, elements_from(gate, begin),
-                      elements_from(up, begin), elements_from(y, begin),
-                      end - begin);
-               });
+  parallel_for(
+      0, up.numel(), kElementsPerPart, [&](int64_t begin, int64_t end) {
+        loop(element, elements_from(gate, begin), elements_from(up, begin),
+             elements_from(y, begin), end - begin);
+      });
   return y;
 }
 
