@@ -33,6 +33,7 @@ namespace {
 using namespace tessera;
 
 constexpr double kClipNorm = 1.0;
+constexpr double kEps = 1e-5;  // of AdamW
 
 at::ScalarType dtype_of(const std::string& word) {
   return checkpoint::dtype_named(word).value();
@@ -135,7 +136,8 @@ void train(const std::vector<std::string>& args) {
   auto config = models::read_hugging_face_config(args[1]);
   auto decoder =
       checkpoint::model_from_hugging_face(args[1], dtype_of(args[4]));
-  const auto optimizer = optim::make_optimizer({}, segments_of(*decoder));
+  const auto optimizer =
+      optim::make_optimizer({.eps = kEps}, segments_of(*decoder));
   const at::Tensor ids = ids_of(args[2]);
   const int64_t tokens = ids.size(2) - 1;
   for (int64_t step = 0; step < ids.size(0); ++step) {

@@ -224,7 +224,10 @@ def weights_with_gradients(model):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_eight_training_steps(name, drive, tmp_path):
-    steps, learning_rate = 8, 1e-2
+    # With these transformers itself ends up within 3e-6 of where it does from weights that differ by a rounding, in
+    # every case; with a rate of 1e-2 and an eps of 1e-8, where Adam's first steps are as long for a gradient that is
+    # all rounding as for any other, up to 4e-4 away.
+    steps, learning_rate, eps = 8, 3e-3, 1e-5
     model = make_model(name)
     model.save_pretrained(tmp_path / "model")
     ids = write_ids(tmp_path / "ids.safetensors", 2, 4, 33, repeat=steps // 2)
@@ -237,7 +240,7 @@ def test_eight_training_steps(name, drive, tmp_path):
     optimizer = torch.optim.AdamW(
         [{"params": decay, "weight_decay": 0.1},
          {"params": plain, "weight_decay": 0.0}],
-        lr=learning_rate, betas=(0.9, 0.95), eps=1e-8)
+        lr=learning_rate, betas=(0.9, 0.95), eps=eps)
     model.train()
     for batch in ids:
         optimizer.zero_grad()

@@ -36,7 +36,9 @@ def of_torch():
     ("ddp", "ddp", "fp32"), ("0", "ddp", "fp32"), ("1", "fsdp2", "bf16"), ("2", "fsdp2", "fp32"), ("3", "fsdp2", "fp64"),
     ("3", "fsdp2", "fp32"), ("3", "fsdp2", "bf16"), ("engine0", "ddp", "fp32"), ("engine2", "fsdp2", "fp32"),
     ("engine2", "fsdp2", "bf16"), ("engine3", "fsdp2", "fp32"), ("engine3", "fsdp2", "bf16")])
-def test_ten_steps_are_those_of_pytorch(program, of_torch, kind, peer, dtype):
+def test_ten_steps_are_those_of_pytorch(program, of_torch, kind, peer, dtype, monkeypatch):
+    # What goes through fp32, where bf16 is no faster, is rounded later than PyTorch rounds it.
+    monkeypatch.setenv("TESSERA_WITHOUT_KERNELS", "widened_product")
     driver = program.parents[1] / "tests" / "module_driver"
     found = numbers(printed([program, "launch", "-n", 2, "--", driver, kind, dtype]))
     wanted = of_torch(peer, dtype, 2)
