@@ -81,7 +81,7 @@ void print_table(const Json& rows) {
 }
 
 void print_line(const std::string& key, const std::string& text) {
-  std::cout << std::left << std::setw(12) << key << text << "\n";
+  std::cout << std::left << std::setw(12) << key + " " << text << "\n";
 }
 
 }  // namespace
