@@ -29,14 +29,10 @@ enum class Kernel {
 
 // Of each Kernel, in their order.
 inline constexpr std::array kKernelNames = {
-    "onednn_product", "widened_product",
-    "joint_products", "gradient_in_place",
-    "swiglu",         "geglu",
-    "gelu",           "attention",
-    "bf16_attention", "norm_branch",
-    "cross_entropy",  "head_by_rows",
-    "inputs_again",   "expert_rows",
-    "adamw"};
+    "onednn_product", "widened_product", "joint_products", "gradient_in_place",
+    "swiglu",         "geglu",           "gelu",           "attention",
+    "bf16_attention", "norm_branch",     "cross_entropy",  "head_by_rows",
+    "inputs_again",   "expert_rows",     "adamw"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);
