@@ -127,9 +127,10 @@ TEST(Offload, WhatIsResidentIsWhatTheFactsSay) {
       }
       return bytes;
     };
-    // Pages are whole.
+    // Pages are whole, and each core of a busy system may hold on to a batch of
+    // 15 that are on their way: the states of a block are more than 500.
     const auto is_near = [](int64_t found, int64_t said) {
-      return std::abs(found - said) <= said / 20 + 4096;
+      return std::abs(found - said) <= said / 20 + int64_t{2} * 15 * 4096;
     };
     EXPECT_PRED2(is_near, model.files()->bytes(), memory_plan(config).in_files);
     EXPECT_LT(monitor::tensor_bytes(MemoryKind::kOptimizer).now, 64);
