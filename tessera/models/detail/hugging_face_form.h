@@ -98,7 +98,7 @@ struct TensorName {
 std::vector<int64_t> qkv_widths(const ModelConfig& model);
 
 struct HuggingFaceForm {
-  std::span<const TensorName> (*names)();
+  std::span<const TensorName> (*names)();  // the first of a parameter counts
   const char* prefix;  // base models are also saved without it
   void (*read)(const Reader& in, ModelConfig& model);
   Json (*write)(const ModelConfig& model);
@@ -111,7 +111,7 @@ struct HuggingFaceForm {
 // The form of Llama, which most others follow: its names, and the keys that
 // they share. What a decoder has not is passed over.
 std::span<const TensorName> llama_names();
-// Those, and behind them some more.
+// Those, but for parameters that `more` names, and some more.
 std::vector<TensorName> with_llama_names(std::span<const TensorName> more);
 inline constexpr int64_t kUsualWindow = 4096;  // where it is not said
 struct LlamaKeys {
@@ -129,7 +129,9 @@ Json window_json(const ModelConfig& model);
 void read_llama_sizes(const Reader& in, ModelConfig& model,
                       const LlamaKeys& keys);
 void read_windows(const Reader& in, const LlamaKeys& keys, ModelConfig& model);
-// "full_attention" or "sliding_attention", of each layer.
+// Kinds of layers, and that of each.
+inline constexpr const char *kFull = "full_attention",
+                            *kSliding = "sliding_attention";
 Json layer_types_json(const ModelConfig& model);
 void read_rotary(const Reader& in, const Reader& rope, ModelConfig& model);
 inline const char* rope_type_key(const Reader& rope) {

@@ -9,34 +9,24 @@ namespace tessera::models {
 namespace {
 
 using detail::Json;
+using detail::kFull;
+using detail::kSliding;
 using detail::Reader;
 using detail::TensorName;
 
 constexpr TensorName kNames[] = {
-    {"embed.tokens", "model.embed_tokens"},
-    {"blocks.*.attention_norm", "model.layers.*.input_layernorm"},
-    {"blocks.*.attention.q", "model.layers.*.self_attn.q_proj"},
-    {"blocks.*.attention.k", "model.layers.*.self_attn.k_proj"},
-    {"blocks.*.attention.v", "model.layers.*.self_attn.v_proj"},
-    {"blocks.*.attention.o", "model.layers.*.self_attn.o_proj"},
-    {"blocks.*.attention.q_norm", "model.layers.*.self_attn.q_norm"},
-    {"blocks.*.attention.k_norm", "model.layers.*.self_attn.k_norm"},
     {"blocks.*.attention_norm_behind",
      "model.layers.*.post_attention_layernorm"},
     {"blocks.*.mlp_norm", "model.layers.*.pre_feedforward_layernorm"},
-    {"blocks.*.mlp.gate", "model.layers.*.mlp.gate_proj"},
-    {"blocks.*.mlp.up", "model.layers.*.mlp.up_proj"},
-    {"blocks.*.mlp.down", "model.layers.*.mlp.down_proj"},
     {"blocks.*.mlp_norm_behind", "model.layers.*.post_feedforward_layernorm"},
-    {"final_norm", "model.norm"},
-    {"head", "lm_head"},
 };
 
 constexpr const char* kActivation = "gelu_pytorch_tanh";
-constexpr const char* kFull = "full_attention";
-constexpr const char* kSliding = "sliding_attention";
 
-std::span<const TensorName> names() { return kNames; }
+std::span<const TensorName> names() {
+  static const auto all = detail::with_llama_names(kNames);
+  return all;
+}
 
 // Puts what `key` says over what `rope` says.
 void put_over(const Reader& in, const char* key, Json& rope) {

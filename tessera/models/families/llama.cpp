@@ -9,6 +9,8 @@ namespace tessera::models {
 namespace {
 
 using detail::Json;
+using detail::kFull;
+using detail::kSliding;
 using detail::LlamaKeys;
 using detail::Reader;
 using detail::TensorName;
@@ -87,9 +89,6 @@ void read_rotary_of_all(const Reader& in, ModelConfig& model) {
   in.refuse_unless(in.number("partial_rotary_factor", 1.0) == 1.0,
                    "partial_rotary_factor");
 }
-
-constexpr const char* kFull = "full_attention";
-constexpr const char* kSliding = "sliding_attention";
 
 // Of each layer, whether it has the window, where the folder lists them.
 std::vector<bool> listed_windows(const Reader& in, const ModelConfig& model) {
@@ -196,8 +195,8 @@ namespace detail {
 std::span<const TensorName> llama_names() { return kNames; }
 
 std::vector<TensorName> with_llama_names(std::span<const TensorName> more) {
-  std::vector<TensorName> all(std::begin(kNames), std::end(kNames));
-  all.insert(all.end(), more.begin(), more.end());
+  std::vector<TensorName> all(more.begin(), more.end());
+  all.insert(all.end(), std::begin(kNames), std::end(kNames));
   return all;
 }
 

@@ -11,23 +11,14 @@ using detail::Reader;
 using detail::TensorName;
 
 constexpr TensorName kNames[] = {
-    {"embed.tokens", "model.embed_tokens"},
-    {"blocks.*.attention.q", "model.layers.*.self_attn.q_proj"},
-    {"blocks.*.attention.k", "model.layers.*.self_attn.k_proj"},
-    {"blocks.*.attention.v", "model.layers.*.self_attn.v_proj"},
-    {"blocks.*.attention.o", "model.layers.*.self_attn.o_proj"},
-    {"blocks.*.attention.q_norm", "model.layers.*.self_attn.q_norm"},
-    {"blocks.*.attention.k_norm", "model.layers.*.self_attn.k_norm"},
     {"blocks.*.attention_norm", "model.layers.*.post_attention_layernorm"},
-    {"blocks.*.mlp.gate", "model.layers.*.mlp.gate_proj"},
-    {"blocks.*.mlp.up", "model.layers.*.mlp.up_proj"},
-    {"blocks.*.mlp.down", "model.layers.*.mlp.down_proj"},
     {"blocks.*.mlp_norm", "model.layers.*.post_feedforward_layernorm"},
-    {"final_norm", "model.norm"},
-    {"head", "lm_head"},
 };
 
-std::span<const TensorName> names() { return kNames; }
+std::span<const TensorName> names() {
+  static const auto all = detail::with_llama_names(kNames);
+  return all;
+}
 
 void read(const Reader& in, ModelConfig& model) {
   detail::read_llama(in, model, {});

@@ -18,21 +18,17 @@ std::vector<int64_t> gate_up_widths(const ModelConfig& model) {
 }
 
 constexpr TensorName kNames[] = {
-    {"embed.tokens", "model.embed_tokens"},
-    {"blocks.*.attention_norm", "model.layers.*.input_layernorm"},
     {"blocks.*.attention.q", kQkv, false, 0, detail::qkv_widths},
     {"blocks.*.attention.k", kQkv, false, 1, detail::qkv_widths},
     {"blocks.*.attention.v", kQkv, false, 2, detail::qkv_widths},
-    {"blocks.*.attention.o", "model.layers.*.self_attn.o_proj"},
-    {"blocks.*.mlp_norm", "model.layers.*.post_attention_layernorm"},
     {"blocks.*.mlp.gate", kGateUp, false, 0, gate_up_widths},
     {"blocks.*.mlp.up", kGateUp, false, 1, gate_up_widths},
-    {"blocks.*.mlp.down", "model.layers.*.mlp.down_proj"},
-    {"final_norm", "model.norm"},
-    {"head", "lm_head"},
 };
 
-std::span<const TensorName> names() { return kNames; }
+std::span<const TensorName> names() {
+  static const auto all = detail::with_llama_names(kNames);
+  return all;
+}
 
 // transformers takes any other type for longrope.
 void refuse_scaling(const Reader& in) {
