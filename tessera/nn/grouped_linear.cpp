@@ -19,15 +19,6 @@ using torch::autograd::variable_list;
 // Multiplications from which on a second thread is worth its start.
 constexpr int64_t kOfAThread = int64_t{1} << 18;
 
-void add_features(const at::Tensor& gradient, const at::Tensor& d_y,
-                  const at::Tensor& rows) {
-  const at::Tensor across = d_y.t();
-  const bool takes_sums = gradient.scalar_type() == d_y.scalar_type() ||
-                          product_way(gradient, across) == ProductWay::kWidened;
-  if (!takes_sums) return add_to_gradient(gradient, d_y, rows);
-  product_of_new_size(gradient, across, rows, /*adds=*/true);
-}
-
 // The units of all groups, sizes[g] each, shared out among threads:
 // run(g, begin, end) of every group with some. `cost`: multiplications a unit.
 template <typename Run>
@@ -111,9 +102,8 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
                 const auto of = [&](const at::Tensor& t) {
                   return t.narrow(0, begins[e] + begin, end - begin);
                 };
-                product_of_new_size(of(y), of(x),
-                                    matrices[static_cast<int64_t>(e)],
-                                    /*adds=*/false);
+                product_into(of(y), of(x), matrices[static_cast<int64_t>(e)],
+                             /*adds=*/false, Sizes::kNew);
               });
   }
 
@@ -132,9 +122,10 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
                 const int64_t from = begin * out / count;
                 const int64_t features = end * out / count - from;
                 if (features == 0) return;
-                add_features(
+                add_to_gradient(
                     gradient[static_cast<int64_t>(e)].narrow(0, from, features),
-                    d_y_of[e].narrow(1, from, features), rows_of[e]);
+                    d_y_of[e].narrow(1, from, features), rows_of[e],
+                    Sizes::kNew);
               });
   }
 };

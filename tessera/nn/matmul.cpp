@@ -218,10 +218,10 @@ bool adds_in_place(const at::Tensor& parameter) {
 }
 
 void add_to_gradient(const at::Tensor& gradient, const at::Tensor& dy,
-                     const at::Tensor& x) {
+                     const at::Tensor& x, Sizes sizes) {
   if (gradient.scalar_type() == dy.scalar_type() ||
       product_way(gradient, dy.t()) == ProductWay::kWidened) {
-    product_into(gradient, dy.t(), x, /*adds=*/true);
+    product_into(gradient, dy.t(), x, /*adds=*/true, sizes);
   } else if (gradient.scalar_type() == wide_type(dy) && dy.is_cpu() &&
              c10::isReducedFloatingType(dy.scalar_type())) {
     detail::add_to_wide(gradient, product(dy.t(), x));
@@ -259,8 +259,12 @@ ProductWay product_way(const at::Tensor& y, const at::Tensor& a) {
 }
 
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
-                  bool adds) {
-  product_into(y, a, b, adds, product_way(y, a));
+                  bool adds, Sizes sizes) {
+  const ProductWay way = product_way(y, a);
+  if (sizes == Sizes::kSame) return product_into(y, a, b, adds, way);
+  constexpr ProductWay kWay = ProductWay::kLibTorch;
+  if (way == ProductWay::kWidened) return widened_product(y, a, b, adds, kWay);
+  product_into(y, a, b, adds, kWay);
 }
 
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
@@ -281,15 +285,6 @@ void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
       }
     }
   }
-}
-
-void product_of_new_size(const at::Tensor& y, const at::Tensor& a,
-                         const at::Tensor& b, bool adds) {
-  constexpr ProductWay kWay = ProductWay::kLibTorch;
-  if (product_way(y, a) == ProductWay::kWidened) {
-    return widened_product(y, a, b, adds, kWay);
-  }
-  product_into(y, a, b, adds, kWay);
 }
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,

@@ -37,17 +37,16 @@ inline constexpr std::array kProductWayNames = {"at::mm", "oneDNN", "widened"};
 ProductWay product_way(const at::Tensor& y, const at::Tensor& a);
 ProductWay product_way(int64_t multiplications, at::ScalarType type);
 
+// Those of other steps, or others in every step, as of experts: then not by
+// oneDNN, which makes code for every size that it has not met.
+enum class Sizes { kSame, kNew };
+
 // y = a b, or y += a b. a: (N, K), b: (K, M), each a matrix or its transpose;
 // y: (N, M), contiguous; of the operands' type, or fp32 where they are widened.
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
-                  bool adds = false);
+                  bool adds = false, Sizes sizes = Sizes::kSame);
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   bool adds, ProductWay way);
-
-// The same, where sizes are others in every step, as of experts: not by oneDNN,
-// which makes code for every size that it has not met.
-void product_of_new_size(const at::Tensor& y, const at::Tensor& a,
-                         const at::Tensor& b, bool adds);
 
 // Whether products of this type are widened here, but for small ones.
 bool widens(at::ScalarType type);
@@ -72,7 +71,7 @@ std::vector<at::Tensor> linear_products(const at::Tensor& x,
 // weights and their gradients have them. gradient: (out, in), contiguous.
 bool adds_in_place(const at::Tensor& weight);
 void add_to_gradient(const at::Tensor& gradient, const at::Tensor& dy,
-                     const at::Tensor& x);
+                     const at::Tensor& x, Sizes sizes = Sizes::kSame);
 
 // weight.grad += dy^T x, outside of any backward; made where there is none.
 // dy: (N, out), x: (N, in).
