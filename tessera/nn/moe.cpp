@@ -149,7 +149,7 @@ at::Tensor Moe::forward(const at::Tensor& input, const MoeTokens& of) const {
   const at::Tensor x = region.enter ? region.enter(input) : input;
   const at::Tensor tokens = x.reshape({-1, x.size(-1)});
   at::Tensor z = products(tokens, *gate_);
-  if (noise_ && of.draw) z = noisy(z, tokens, of);
+  if (noise_ && of.draw) z = noisy(z, tokens, x.size(0), of);
   Routing routing = route(z, bias_, options_.router);
   const auto by_sample = [&](const at::Tensor& t) {
     return t.view({x.size(0), x.size(1), -1});
@@ -177,12 +177,10 @@ at::Tensor Moe::products(const at::Tensor& tokens, const Linear& gate) const {
 }
 
 at::Tensor Moe::noisy(const at::Tensor& products, const at::Tensor& tokens,
-                      const MoeTokens& of) const {
-  int64_t length = 0;
-  for (const auto& [first, count] : of.positions) length += count;
-  const at::Tensor normal = gate_noise(
-      *of.draw, options_.layer, of.positions, tokens.size(0) / length,
-      options_.router.experts, products.options());
+                      int64_t samples, const MoeTokens& of) const {
+  const at::Tensor normal =
+      gate_noise(*of.draw, options_.layer, of.positions, samples,
+                 options_.router.experts, products.options());
   return products + normal * at::softplus(this->products(tokens, *noise_));
 }
 

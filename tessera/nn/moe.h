@@ -164,7 +164,7 @@ class Moe : public Block {
   }
   at::Tensor products(const at::Tensor& tokens, const Linear& gate) const;
   at::Tensor noisy(const at::Tensor& products, const at::Tensor& tokens,
-                   const MoeTokens& of) const;
+                   int64_t samples, const MoeTokens& of) const;
   void count_load(Routing& routing) const;
   bool drops(const Positions& positions) const {
     return options_.capacity_factor > 0 && !positions.empty() &&

@@ -490,9 +490,9 @@ MUTANTS = [
            "  if (MUTANT) order = at::arange(order.numel());\n",
            mesh(FULL, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
     Mutant("noise_of_each_copy", MOE,
-           "      *of.draw, options_.layer, of.positions,",
-           "      {of.draw->seed + (MUTANT ? shard_.copy : 0), of.draw->step, of.draw->first_sample}, options_.layer,\n"
-           "      of.positions,",
+           "      gate_noise(*of.draw, options_.layer, of.positions, samples,",
+           "      gate_noise({of.draw->seed + (MUTANT ? shard_.copy : 0), of.draw->step, of.draw->first_sample}, options_.layer,\n"
+           "                 of.positions, samples,",
            mesh(NOISY, mesh={"tp": 2}), r"^\S+weight: gradient .* over tp"),
     Mutant("batch_of_one_rank", MOE,
            "  if (shard_.sum_batch) shard_.sum_batch(rows);\n",
