@@ -4,8 +4,8 @@ about as long as compute.
 
 Usage: bench/overlap_bench.py PROGRAM [--steps 6] [--rounds 3] [--share 0.9] [--only NAME]
 Of each kind of parallelism on two hosts of one rank: the seconds of a step over a fast link (compute
-alone), and over the slowed one with the passes that overlap and without, alternating. Communication
-alone is what a rank sends at the link's rate. Losses must be the same bits. Needs root, ip and tc.
+alone), and over the slowed one with what overlaps and without (passes; of experts their dispatch in
+chunks), alternating. Communication alone is what a rank sends at the link's rate. Losses must be the same bits. Needs root, ip and tc.
 """
 
 import argparse
@@ -23,6 +23,8 @@ from hosts import Hosts, end_of, start_ranks  # noqa: E402
 
 FAST = "100gbit"
 PASSES = "prefetch,reductions,messages"
+EXPERTS = ["--mesh.dp=2", "--mesh.ep=2", "--batch.micro=4", "--model.family=mixtral", "--model.moe.experts=16",
+           "--model.moe.ffn=256"]
 KINDS = {
     "ddp": ["--mesh.dp=2"],
     "zero1": ["--mesh.dp=2", "--zero.stage=1"],
@@ -30,6 +32,9 @@ KINDS = {
     "zero3": ["--mesh.dp=2", "--zero.stage=3", "--zero.prefetch=2"],
     "1f1b": ["--mesh.pp=2", "--batch.micro=1"],
     "eager_1f1b": ["--mesh.pp=2", "--batch.micro=1", "--pipeline.schedule=eager_1f1b"],
+    "experts": EXPERTS,
+    "experts, shared": [*EXPERTS, "--model.moe.shared_experts=2"],
+    "experts, 4 chunks": [*EXPERTS, "--expert.dispatch_chunks=4"],
 }
 
 
@@ -49,14 +54,15 @@ def configuration(folder, kind, steps):
     return path
 
 
-def measure(options, kind, rate, without=""):
+def measure(options, kind, rate, overlaps=True):
     """Seconds of each step but the first two, bytes out of a host a step, and the losses."""
-    os.environ["TESSERA_WITHOUT_PASSES"] = without
+    os.environ["TESSERA_WITHOUT_PASSES"] = "" if overlaps or "experts" in kind else PASSES
+    at_once = ["--expert.dispatch_chunks=0"] if "experts" in kind and not overlaps else []
     with tempfile.TemporaryDirectory() as name, Hosts(2, rate) as hosts:
         folder = Path(name)
         path = configuration(folder, kind, options.steps)
         for code, errors in end_of(start_ranks(hosts, options.program, [1, 1], path, f"--run.dir={folder}",
-                                               *KINDS[kind])):
+                                               *KINDS[kind], *at_once)):
             if code != 0:
                 sys.exit(errors)
         lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -68,16 +74,16 @@ def row(options, kind):
     compute, sent, losses = measure(options, kind, FAST)
     mbit = max(1, round(sent * 8 / (options.share * statistics.median(compute)) / 1e6))
     rate = f"{mbit}mbit"
-    seconds = {"": [], PASSES: []}
+    seconds = {True: [], False: []}
     for _ in range(options.rounds):
         compute += measure(options, kind, FAST)[0]
-        for without, times in seconds.items():
-            more, _, same = measure(options, kind, rate, without)
+        for overlaps, times in seconds.items():
+            more, _, same = measure(options, kind, rate, overlaps)
             times += more
             if same != losses:
-                sys.exit(f"{kind}: other losses without '{without}'")
+                sys.exit(f"{kind}: other losses with{'' if overlaps else 'out'} overlap")
     alone = statistics.median(compute)
-    off, on = statistics.median(seconds[PASSES]), statistics.median(seconds[""])
+    off, on = statistics.median(seconds[False]), statistics.median(seconds[True])
     communication = sent * 8 / mbit / 1e6
     longer = max(alone, communication)
     print(f"| {kind} | {rate} | {alone:.3f} | {communication:.3f} | {off:.3f} | {on:.3f} | {on / longer:.2f} |",

@@ -44,6 +44,7 @@ def add_experts(rng, config):
     config["model"]["moe"] = {"experts": experts, "top_k": top_k,
                               "every": rng.choice([1, 1, fewer]), "aux_loss": rng.choice([0, 0.01, 0.3])}
     config["zero"]["expert_stage"] = rng.randrange(-1, 4)
+    config["expert"] = {"dispatch_chunks": rng.choice([0, 0, 1, 2, 3])}
 
 
 def add_routing(rng, config):

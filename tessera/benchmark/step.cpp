@@ -72,7 +72,7 @@ class StepBench {
     times_.floor = spread_of(floors);
     times_.over_floor = spread_of(over).median;
     times_.peak_bytes = monitor::tensor_bytes().peak - floor_bytes_;
-    times_.planned_bytes = engine::memory_plan(config_).total();
+    times_.planned_bytes = engine::memory_plan(here()).total();
     times_.products = floor_.products();
     times_.floor_flops = floor_.flops();
     times_.threads = at::get_num_threads();
@@ -87,11 +87,18 @@ class StepBench {
   }
 
  private:
+  // With nothing left open.
+  engine::RunConfig here() const {
+    engine::RunConfig config = config_;
+    config.strategies() = model_.composed().model.config;
+    return config;
+  }
+
   std::vector<program::MatrixProduct> products() const {
     const auto& composed = model_.composed();
     return engine::products_of(
         model_.program(), composed.units,
-        engine::facts_of(config_, composed.mesh, composed.coord));
+        engine::facts_of(here(), composed.mesh, composed.coord));
   }
 
   engine::StepInput input_of(int64_t step) const {

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "tessera/core/error.h"
 
@@ -31,14 +33,34 @@ at::Tensor summed(const at::Tensor& x, Group& group) {
   return sum;
 }
 
-at::Tensor gathered(const at::Tensor& x, int64_t dim, Group& group) {
-  const at::Tensor piece = x.contiguous();
+// Of a piece of rank 0, which none is longer than.
+int64_t longest_piece(int64_t whole, const Group& group) {
+  return (whole + group.size() - 1) / group.size();
+}
+
+// Pieces of a dim of `whole`.
+at::Tensor gathered(const at::Tensor& x, int64_t dim, int64_t whole,
+                    Group& group) {
+  at::Tensor piece = x.contiguous();
+  const int64_t longest = longest_piece(whole, group);
+  if (x.size(dim) < longest) {
+    std::vector<int64_t> padded = x.sizes().vec();
+    padded[dim] = longest;
+    piece = at::zeros(padded, x.options());
+    piece.narrow(dim, 0, x.size(dim)).copy_(x);
+  }
   std::vector<int64_t> shape = piece.sizes().vec();
   shape.insert(shape.begin(), group.size());
   const at::Tensor pieces = at::empty(shape, piece.options());
   group.all_gather(pieces, piece, Mode::kBlocking);
-  if (dim == 0) return pieces.flatten(0, 1);
-  return at::cat(pieces.unbind(0), dim);
+  const at::Tensor all =
+      dim == 0 ? pieces.flatten(0, 1) : at::cat(pieces.unbind(0), dim);
+  // What is padded is at the end.
+  return all.size(dim) == whole ? all : all.narrow(dim, 0, whole);
+}
+
+at::Tensor gathered(const at::Tensor& x, int64_t dim, Group& group) {
+  return gathered(x, dim, x.size(dim) * group.size(), group);
 }
 
 void check_divides(const at::Tensor& x, int64_t dim, const Group& group) {
@@ -48,8 +70,10 @@ void check_divides(const at::Tensor& x, int64_t dim, const Group& group) {
 }
 
 at::Tensor own_piece(const at::Tensor& x, int64_t dim, Group& group) {
-  check_divides(x, dim, group);
-  return x.chunk(group.size(), dim)[group.rank()].contiguous();
+  const int64_t longest = longest_piece(x.size(dim), group);
+  const int64_t begin = std::min(x.size(dim), group.rank() * longest);
+  const int64_t size = std::min(x.size(dim) - begin, longest);
+  return x.narrow(dim, begin, size).contiguous();
 }
 
 at::Tensor scattered_sum(const at::Tensor& x, int64_t dim, Group& group) {
@@ -63,15 +87,19 @@ at::Tensor scattered_sum(const at::Tensor& x, int64_t dim, Group& group) {
   return piece;
 }
 
+// Room for what all_to_all brings for x.
+at::Tensor room_for(const at::Tensor& x, const std::vector<int64_t>& splits) {
+  std::vector<int64_t> shape = x.sizes().vec();
+  if (!splits.empty()) {
+    shape[0] = std::accumulate(splits.begin(), splits.end(), int64_t{0});
+  }
+  return at::empty(shape, x.options());
+}
+
 at::Tensor exchanged(const at::Tensor& x, Group& group,
                      const std::vector<int64_t>& output_splits,
                      const std::vector<int64_t>& input_splits) {
-  std::vector<int64_t> shape = x.sizes().vec();
-  if (!output_splits.empty()) {
-    shape[0] =
-        std::accumulate(output_splits.begin(), output_splits.end(), int64_t{0});
-  }
-  at::Tensor output = at::empty(shape, x.options());
+  at::Tensor output = room_for(x, output_splits);
   group.all_to_all(output, x.contiguous(), output_splits, input_splits,
                    Mode::kBlocking);
   return output;
@@ -134,14 +162,19 @@ struct ReduceScatterWithAllGather : Function<ReduceScatterWithAllGather> {
 // forward: all_gather along dim; backward: this rank's piece.
 struct AllGatherWithSplit : Function<AllGatherWithSplit> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
-                            int64_t dim, Group& group) {
+                            int64_t dim, int64_t whole, Group& group) {
     save_group(context, group);
     context->saved_data["dim"] = dim;
-    return gathered(x, dim, group);
+    TS_CHECK(x.size(dim) <= longest_piece(whole, group), "a piece of ",
+             x.size(dim), " of dim ", dim, " is longer than 1/", group.size(),
+             " of ", whole, ", in group '", group.name(), "'.");
+    return gathered(x, dim, whole, group);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    return {
-        own_piece(grads[0], saved_dim(context), saved_group(context)), {}, {}};
+    return {own_piece(grads[0], saved_dim(context), saved_group(context)),
+            {},
+            {},
+            {}};
   }
 };
 
@@ -151,11 +184,15 @@ struct SplitWithAllGather : Function<SplitWithAllGather> {
                             int64_t dim, Group& group) {
     save_group(context, group);
     context->saved_data["dim"] = dim;
+    context->saved_data["whole"] = x.size(dim);
     return own_piece(x, dim, group);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     return {
-        gathered(grads[0], saved_dim(context), saved_group(context)), {}, {}};
+        gathered(grads[0], saved_dim(context),
+                 context->saved_data["whole"].toInt(), saved_group(context)),
+        {},
+        {}};
   }
 };
 
@@ -177,6 +214,79 @@ struct AllToAll : Function<AllToAll> {
             {},
             {},
             {}};
+  }
+};
+
+}  // namespace
+
+// An all_to_all under way, forward or backward.
+struct Journey {
+  at::Tensor start(const at::Tensor& x, const std::vector<int64_t>& to,
+                   const std::vector<int64_t>& from) {
+    sent = x.contiguous();
+    at::Tensor output = room_for(x, to);
+    work = group.all_to_all(output, sent, to, from, Mode::kAsync);
+    return output;
+  }
+  void finish() {
+    work.wait();
+    work = {};
+    sent.reset();
+  }
+
+  Group& group;
+  const std::vector<int64_t> output_splits, input_splits;
+  Work work = {};
+  at::Tensor sent = {};  // until it is there
+  at::Tensor came_back = {};
+};
+
+namespace {
+
+using SharedJourney = std::shared_ptr<Journey>;
+
+struct JourneyReference : torch::CustomClassHolder {
+  explicit JourneyReference(SharedJourney of) : journey(std::move(of)) {}
+  SharedJourney journey;
+};
+
+void save(AutogradContext* context, const SharedJourney& journey) {
+  context->saved_data["journey"] =
+      c10::IValue::make_capsule(c10::make_intrusive<JourneyReference>(journey));
+}
+
+Journey& saved_journey(AutogradContext* context) {
+  const auto holder = context->saved_data["journey"].toCapsule();
+  return *static_cast<JourneyReference&>(*holder).journey;
+}
+
+// forward: starts an all_to_all; backward: awaits the one of the gradients, which
+// FinishAllToAll started. What comes from there says when, no more.
+struct StartAllToAll : Function<StartAllToAll> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x,
+                            const SharedJourney& journey) {
+    save(context, journey);
+    return journey->start(x, journey->output_splits, journey->input_splits);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    Journey& journey = saved_journey(context);
+    journey.finish();
+    return {std::exchange(journey.came_back, {}), {}};
+  }
+};
+
+struct FinishAllToAll : Function<FinishAllToAll> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
+                            const SharedJourney& journey) {
+    save(context, journey);
+    journey->finish();
+    return rows.view_as(rows);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    Journey& journey = saved_journey(context);
+    journey.came_back =
+        journey.start(grads[0], journey.input_splits, journey.output_splits);
+    return {grads[0], {}};
   }
 };
 
@@ -216,10 +326,12 @@ at::Tensor reduce_scatter_with_all_gather(const at::Tensor& x, int64_t dim,
   return ReduceScatterWithAllGather::apply(x, wrapped(dim, x), group);
 }
 
-at::Tensor all_gather_with_split(const at::Tensor& x, int64_t dim,
-                                 Group& group) {
+at::Tensor all_gather_with_split(const at::Tensor& x, int64_t dim, Group& group,
+                                 std::optional<int64_t> whole) {
   if (group.size() == 1) return x;
-  return AllGatherWithSplit::apply(x, wrapped(dim, x), group);
+  dim = wrapped(dim, x);
+  return AllGatherWithSplit::apply(
+      x, dim, whole.value_or(x.size(dim) * group.size()), group);
 }
 
 at::Tensor split_with_all_gather(const at::Tensor& x, int64_t dim,
@@ -233,6 +345,18 @@ at::Tensor all_to_all(const at::Tensor& x, Group& group,
                       const std::vector<int64_t>& input_splits) {
   if (group.size() == 1) return x;
   return AllToAll::apply(x, group, output_splits, input_splits);
+}
+
+Travelling start_all_to_all(const at::Tensor& x, Group& group,
+                            const std::vector<int64_t>& output_splits,
+                            const std::vector<int64_t>& input_splits) {
+  auto journey =
+      std::make_shared<Journey>(Journey{group, output_splits, input_splits});
+  return {StartAllToAll::apply(x, journey), journey};
+}
+
+at::Tensor finish_all_to_all(const Travelling& travelling) {
+  return FinishAllToAll::apply(travelling.rows, travelling.journey);
 }
 
 }  // namespace tessera::comm

@@ -6,7 +6,10 @@
 //   sum of what ranks computed, used alike by all, passes its gradient on as it
 //   is (all_reduce_with_identity).
 // Shapes:  n = group.size(); "piece" is 1/n of dim `dim`, piece r is rank r's.
-// Comm:    the verbs named, on `group`, awaited; of a group of one rank none.
+//          Where it says so pieces may be shorter, those behind others alone:
+//          of a dim of N, [r c, (r + 1) c) within it, with c = ceil(N / n).
+// Comm:    the verbs named, on `group`, awaited but where it says otherwise; of
+//          a group of one rank none.
 // Errors:  TS_CHECK where `dim` does not divide by n, and the group's own.
 // Threads: `group` must outlive the graph.
 #pragma once
@@ -14,6 +17,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/comm/group.h"
@@ -41,8 +46,9 @@ at::Tensor reduce_scatter_with_all_gather(const at::Tensor& x, int64_t dim,
 
 // x: a piece -> whole, used alike by every rank, with the same gradients; and
 // back: x is whole and the same on every rank, which goes on with its piece.
-at::Tensor all_gather_with_split(const at::Tensor& x, int64_t dim,
-                                 Group& group);
+// Pieces may be shorter; `whole`: N, where they do. Shorter ones travel padded.
+at::Tensor all_gather_with_split(const at::Tensor& x, int64_t dim, Group& group,
+                                 std::optional<int64_t> whole = {});
 at::Tensor split_with_all_gather(const at::Tensor& x, int64_t dim,
                                  Group& group);
 
@@ -51,5 +57,18 @@ at::Tensor split_with_all_gather(const at::Tensor& x, int64_t dim,
 at::Tensor all_to_all(const at::Tensor& x, Group& group,
                       const std::vector<int64_t>& output_splits = {},
                       const std::vector<int64_t>& input_splits = {});
+
+// The same in two calls: rows travel while the rank computes between them, and
+// so do their gradients in backward. What the first gives is for the second
+// alone.
+struct Journey;
+struct Travelling {
+  at::Tensor rows;  // not there yet
+  std::shared_ptr<Journey> journey;
+};
+Travelling start_all_to_all(const at::Tensor& x, Group& group,
+                            const std::vector<int64_t>& output_splits,
+                            const std::vector<int64_t>& input_splits);
+at::Tensor finish_all_to_all(const Travelling& rows);
 
 }  // namespace tessera::comm

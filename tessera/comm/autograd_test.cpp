@@ -82,7 +82,10 @@ std::vector<Case> cases(int64_t n) {
     all.push_back({"reduce_scatter_with_all_gather",
                    with_dim(reduce_scatter_with_all_gather), false, false,
                    whole});
-    all.push_back({"all_gather_with_split", with_dim(all_gather_with_split),
+    all.push_back({"all_gather_with_split",
+                   [dim](const at::Tensor& x, Group& g) {
+                     return all_gather_with_split(x, dim, g);
+                   },
                    false, true, piece});
     all.push_back({"split_with_all_gather", with_dim(split_with_all_gather),
                    true, false, whole});
@@ -116,7 +119,54 @@ TEST_P(AutogradTest, UnevenAllToAll) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, AutogradTest, ::testing::Values(1, 2, 3));
+// As one call does it, though others come between, forward and backward.
+TEST_P(AutogradTest, RowsTravelWhileOthersDo) {
+  run_threads(GetParam(), "shm", [](Communicator& communicator) {
+    Group& world = communicator.world();
+    const int64_t n = world.size(), rows = n * (world.rank() + 1);
+    const std::vector<int64_t> in(n, world.rank() + 1);
+    std::vector<int64_t> out(n);
+    std::iota(out.begin(), out.end(), 1);
+    const auto run = [&](const auto& exchange) {
+      at::Tensor x = numbers({rows, 2}, world.rank()).requires_grad_();
+      const std::vector<at::Tensor> y = exchange(x * 2, x * 3);
+      (y[0].sin() * y[1]).sum().backward();
+      return std::vector<at::Tensor>{y[0].detach(), y[1].detach(), x.grad()};
+    };
+    const auto at_once = run([&](const at::Tensor& a, const at::Tensor& b) {
+      return std::vector<at::Tensor>{all_to_all(a, world, out, in),
+                                     all_to_all(b, world, out, in)};
+    });
+    const auto travelled = run([&](const at::Tensor& a, const at::Tensor& b) {
+      const auto first = start_all_to_all(a, world, out, in);
+      const auto second = start_all_to_all(b, world, out, in);
+      return std::vector<at::Tensor>{finish_all_to_all(first),
+                                     finish_all_to_all(second)};
+    });
+    for (size_t i = 0; i < at_once.size(); ++i) {
+      EXPECT_TRUE(at::equal(travelled[i], at_once[i])) << i;
+    }
+  });
+}
+
+// 5 tokens over ranks: the last ones have fewer, or none.
+TEST_P(AutogradTest, PiecesMayBeShorter) {
+  run_threads(GetParam(), "shm", [](Communicator& communicator) {
+    Group& world = communicator.world();
+    for (const int64_t dim : {0, 1}) {
+      const at::Tensor whole = numbers({5, 5, 2}, 1).requires_grad_();
+      const at::Tensor weight = numbers({5, 5, 2}, 9);
+      const at::Tensor piece = split_with_all_gather(whole, dim, world);
+      EXPECT_EQ(piece.size(dim) == 0, world.rank() > 2);
+      const at::Tensor y = all_gather_with_split(piece.sin(), dim, world, 5);
+      EXPECT_TRUE(at::equal(y, whole.sin()));
+      (y * weight).sum().backward();
+      EXPECT_TRUE(at::allclose(whole.grad(), whole.cos() * weight, 0, 1e-15));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, AutogradTest, ::testing::Values(1, 2, 3, 4));
 
 TEST(Autograd, RefusesADimThatDoesNotDivide) {
   run_threads(2, "shm", [](Communicator& communicator) {

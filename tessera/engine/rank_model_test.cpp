@@ -371,6 +371,17 @@ TEST(RankModel, BytesByAxis) {
   expect(
       experts, "ep",
       m * layers * f * (4 * hidden / kRanks * kRanks + 8.0 * kRanks * kRanks));
+  experts.expert.dispatch_chunks = 2;  // of one expert each: one chunk
+  expect(
+      experts, "ep",
+      m * layers * f * (4 * hidden / kRanks * kRanks + 8.0 * kRanks * kRanks));
+  // Ranks route a piece of the tokens each, and gather what they became.
+  experts.tensor.sequence_parallel = false;
+  const double gates = 4 * kRanks * static_cast<double>(base.model.hidden);
+  const double balance = 4.0 * 2 * kRanks;
+  expect(experts, "tp",
+         m * f * ((6 * layers + 4) * hidden + 2 * 3 * 4 * tokens) +
+             2 * f * layers * (gates + m * balance));
 }
 
 }  // namespace

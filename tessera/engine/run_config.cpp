@@ -574,6 +574,8 @@ std::vector<std::string> without_effect(const RunConfig& config,
     note(config.model.moe.experts == 0, key,
          "is not used by a model without experts");
   }
+  note(config.mesh.ep == 1, "expert.dispatch_chunks",
+       "is not used while mesh.ep is 1: tokens stay where their experts are");
   note(config.model.moe.aux_loss == 0, "model.moe.balance",
        "is not used while model.moe.aux_loss is 0");
   for (const char* key :

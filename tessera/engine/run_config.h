@@ -70,6 +70,7 @@ struct RunConfig : parallel::ParallelConfig {
   monitor::MonitorConfig monitor;
   // What is composed with a model.
   const parallel::ParallelConfig& strategies() const { return *this; }
+  parallel::ParallelConfig& strategies() { return *this; }
   void declare(config::Section& section);
 };
 

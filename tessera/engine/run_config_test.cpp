@@ -93,6 +93,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
          "prefetch", "offload", "offload_folder"}},
        {"tensor", {"sequence_parallel"}},
        {"context", {"method"}},
+       {"expert", {"dispatch_chunks"}},
        {"pipeline", {"schedule", "chunks", "split", "cut", "order"}},
        {"precision",
         {"compute", "reduce", "loss_scale", "initial_loss_scale",

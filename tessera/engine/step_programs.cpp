@@ -183,7 +183,9 @@ program::RankProgram transfers_of(const RunConfig& config,
   const mesh::Coord coord = mesh.coord_of(rank);
   RankProgram program;
   program.units = model.transfers_of(mesh, rank, lanes);
-  add_inner(facts_of(config, mesh, coord), lanes, program);
+  RunConfig here = config;
+  here.strategies() = model.config;  // with nothing left open
+  add_inner(facts_of(here, mesh, coord), lanes, program);
   program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
   const int64_t samples =
       SampleShares(config).rows_of(mesh.data_rank_of(coord));

@@ -110,15 +110,7 @@ nn::Positions Model::runs_of(int64_t begin, int64_t tokens) const {
 
 nn::Positions Model::runs_here(int64_t begin, int64_t tokens) const {
   const int64_t length = tokens / sequence_size_;
-  int64_t past = sequence_rank_ * length, left = length;
-  nn::Positions here;
-  for (const auto& [first, all] : runs_of(begin, tokens)) {
-    const int64_t skipped = std::min(past, all);
-    const int64_t taken = std::min(left, all - skipped);
-    if (taken > 0) here.emplace_back(first + skipped, taken);
-    past -= skipped, left -= taken;
-  }
-  return here;
+  return nn::part_of(runs_of(begin, tokens), sequence_rank_ * length, length);
 }
 
 at::Tensor Model::positions_here(int64_t begin, int64_t tokens,

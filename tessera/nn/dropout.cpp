@@ -1,7 +1,9 @@
 #include "tessera/nn/dropout.h"
 
 #include <ATen/ATen.h>
+
 #include <ATen/record_function.h>
+#include <algorithm>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <bit>
@@ -116,6 +118,18 @@ Dropout saved_dropout(const c10::IValue& saved) {
                   static_cast<uint32_t>(numbers[2])},
           .first_sample = numbers[3],
           .first_head = numbers[4]};
+}
+
+Positions part_of(const Positions& positions, int64_t begin, int64_t length) {
+  int64_t past = begin, left = length;
+  Positions part;
+  for (const auto& [first, all] : positions) {
+    const int64_t skipped = std::min(past, all);
+    const int64_t taken = std::min(left, all - skipped);
+    if (taken > 0) part.emplace_back(first + skipped, taken);
+    past -= skipped, left -= taken;
+  }
+  return part;
 }
 
 at::Tensor add_kept(const at::Tensor& past, const at::Tensor& x,

@@ -52,16 +52,17 @@ class TokensOfRows : public torch::autograd::Function<TokensOfRows> {
 
 }  // namespace
 
-RowOrder order_of_rows(const at::Tensor& experts_of, int64_t first,
-                       at::IntArrayRef sizes, int64_t most) {
-  const at::Tensor sorted = at::argsort(experts_of, /*stable=*/true, /*dim=*/0,
-                                        /*descending=*/false);
+RowOrder order_of_rows(const at::Tensor& experts_of, int64_t most) {
+  const at::Tensor sorted =
+      at::argsort(experts_of.flatten(), /*stable=*/true, /*dim=*/0,
+                  /*descending=*/false);
   const int64_t count = std::min(sorted.size(0), most);
-  const at::Tensor choice = sorted.narrow(0, 0, count) + first * sizes[1];
+  const at::Tensor choice = sorted.narrow(0, 0, count);
   const at::Tensor row =
-      at::full({sizes[0] * sizes[1]}, count, choice.options())
+      at::full({experts_of.numel()}, count, choice.options())
           .scatter_(0, choice, at::arange(count, choice.options()));
-  return {choice, choice.floor_divide(sizes[1]), row.view(sizes)};
+  return {choice, choice.floor_divide(experts_of.size(1)),
+          row.view(experts_of.sizes())};
 }
 
 at::Tensor rows_of_tokens(const at::Tensor& x, const RowOrder& order) {

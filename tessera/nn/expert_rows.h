@@ -24,11 +24,10 @@ struct RowOrder {
   at::Tensor row;     // (N, k): of each choice its row; R or more: it has none
 };
 
-// Of the tokens from `first` on, whose choices go to these experts, each by its
-// number: one expert's rows, in the order of choices, behind the other's; the
-// first `most` of them. experts_of: (n k); sizes: N and k.
-RowOrder order_of_rows(const at::Tensor& experts_of, int64_t first,
-                       at::IntArrayRef sizes, int64_t most);
+// Of tokens whose choices go to these experts (N, k), each by its number: one
+// expert's rows, in the order of choices, behind the other's; the first `most`
+// of them.
+RowOrder order_of_rows(const at::Tensor& experts_of, int64_t most);
 
 // For autograd: (N, D) -> (R, D).
 at::Tensor rows_of_tokens(const at::Tensor& x, const RowOrder& order);

@@ -15,7 +15,7 @@ struct Case {
   int64_t rows;  // that go somewhere
 };
 
-// Of the tokens from `first` on.
+// Those before `first` choose nothing.
 Case make(int64_t first, bool drops) {
   at::manual_seed(3);
   Case of;
@@ -23,10 +23,9 @@ Case make(int64_t first, bool drops) {
   of.weights = at::rand({kTokens, kChoices}, at::kDouble).requires_grad_();
   of.experts = at::randint(drops ? kExperts + 1 : kExperts, {kTokens, kChoices},
                            at::kLong);
-  const at::Tensor own = of.experts.narrow(0, first, kTokens - first).flatten();
-  of.order = order_of_rows(own, first, of.experts.sizes(), own.numel());
-  of.rows = (own < kExperts).sum().item<int64_t>();
   of.experts.narrow(0, 0, first).fill_(kExperts);
+  of.order = order_of_rows(of.experts, (kTokens - first) * kChoices);
+  of.rows = (of.experts < kExperts).sum().item<int64_t>();
   return of;
 }
 

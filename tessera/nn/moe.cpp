@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -71,7 +72,7 @@ std::vector<int64_t> to_host(const at::Tensor& counts) {
 
 at::Tensor places_of(const Positions& positions,
                      const at::TensorOptions& options) {
-  std::vector<at::Tensor> places;
+  std::vector<at::Tensor> places = {at::empty({0}, options)};
   for (const auto& [first, length] : positions) {
     places.push_back(at::arange(first, first + length, options));
   }
@@ -146,29 +147,62 @@ Moe::Moe(const MoeOptions& options) : options_(options) {
 
 at::Tensor Moe::forward(const at::Tensor& input, const MoeTokens& of) const {
   const Region& region = shard_.region;
-  const at::Tensor x = region.enter ? region.enter(input) : input;
-  const at::Tensor tokens = x.reshape({-1, x.size(-1)});
+  const TokenSplit& split = shard_.split;
+  at::Tensor x = region.enter ? region.enter(input) : input;
+  // In generation nobody asks of which sample a token is.
+  if (split.split && of.positions.empty() && !of.balance) {
+    x = x.reshape({1, -1, x.size(2)});
+  }
+  const Here here = this->here(x, of.positions);
+  const int64_t whole = x.size(1);
+  if (split.split) x = split.split(x);
+  at::Tensor shared;
+  const auto run_shared = [&] {
+    if (shared_ && !shared.defined()) shared = shared_->forward(input);
+  };
+  at::Tensor y = of_experts(x, here, of, run_shared);
+  if (split.join) y = split.join(y, whole).reshape(input.sizes());
+  if (region.leave) y = region.leave(y);
+  run_shared();
+  return shared_ ? y + shared : y;
+}
+
+// This rank's part of y, of the tokens that it routes.
+at::Tensor Moe::of_experts(const at::Tensor& x, const Here& here,
+                           const MoeTokens& of,
+                           const std::function<void()>& beside) const {
+  const at::Tensor tokens = x.reshape({-1, x.size(2)});
   at::Tensor z = products(tokens, *gate_);
-  if (noise_ && of.draw) z = noisy(z, tokens, x.size(0), of);
+  if (noise_ && of.draw) z = noisy(z, tokens, here, *of.draw);
   Routing routing = route(z, bias_, options_.router);
   const auto by_sample = [&](const at::Tensor& t) {
-    return t.view({x.size(0), x.size(1), -1});
+    return t.view({here.samples, here.tokens, t.size(1)});
   };
   if (experts_choose()) {
-    routing.experts = takers(by_sample(routing.weights.detach()), of.positions);
+    routing.experts = takers(by_sample(routing.weights.detach()), here);
   }
-  const at::Tensor places =
-      destinations(by_sample(routing.experts), of.positions);
+  const at::Tensor places = destinations(by_sample(routing.experts), here);
   if (of.load) count_batch(*of.load, routing);
   if (of.balance) {
     add_counts(*of.balance, routing, places);
-    add_balance(of, routing, z, x.size(0));
+    add_balance(of, routing, z, here);
   }
   z.reset();  // nobody needs it while experts run
   count_load(routing);
-  at::Tensor y = mix(tokens, x.size(0), routing, places).view(x.sizes());
-  if (region.leave) y = region.leave(y);
-  return shared_ ? y + shared_->forward(input) : y;
+  return mix(tokens, here, routing, places, beside).view(x.sizes());
+}
+
+// Of x (B, T, D), before tokens are split.
+Moe::Here Moe::here(const at::Tensor& x, const Positions& positions) const {
+  const TokenSplit& split = shard_.split;
+  const int64_t tokens = x.size(1);
+  const mesh::Range piece = mesh::chunk_of(tokens, split.ranks, split.rank);
+  return {.samples = x.size(0),
+          .tokens = piece.size(),
+          .most = mesh::chunk_of(tokens, split.ranks, 0).size(),
+          .of_sample = tokens * (shard_.sample_parts / split.ranks),
+          .in_samples = !positions.empty(),
+          .positions = part_of(positions, piece.begin, piece.size())};
 }
 
 at::Tensor Moe::products(const at::Tensor& tokens, const Linear& gate) const {
@@ -177,9 +211,9 @@ at::Tensor Moe::products(const at::Tensor& tokens, const Linear& gate) const {
 }
 
 at::Tensor Moe::noisy(const at::Tensor& products, const at::Tensor& tokens,
-                      int64_t samples, const MoeTokens& of) const {
+                      const Here& here, const Draw& draw) const {
   const at::Tensor normal =
-      gate_noise(*of.draw, options_.layer, of.positions, samples,
+      gate_noise(draw, options_.layer, here.positions, here.samples,
                  options_.router.experts, products.options());
   return products + normal * at::softplus(this->products(tokens, *noise_));
 }
@@ -203,67 +237,69 @@ void Moe::count_load(Routing& routing) const {
   routing.weights = CountLoad::apply(routing.weights, bias_, excess);
 }
 
-// Tokens of a sample that an expert takes at most, so many of which are here.
-int64_t Moe::capacity_of_samples(int64_t tokens) const {
+// Tokens of a sample that an expert takes at most.
+int64_t Moe::capacity(const Here& here) const {
   const RouterOptions& router = options_.router;
-  const int64_t all = tokens * shard_.sample_parts;
-  return std::min(all, capacity_of(options_.capacity_factor, all, router.top_k,
-                                   router.experts));
+  return std::min(here.of_sample,
+                  capacity_of(options_.capacity_factor, here.of_sample,
+                              router.top_k, router.experts));
 }
 
 // Of whole samples, wherever their tokens are; gives back what is of those
 // here.
-at::Tensor Moe::decide(const at::Tensor& values, const Positions& positions,
+at::Tensor Moe::decide(const at::Tensor& values, const Here& here,
                        const Decision& decision) const {
-  const int64_t tokens = values.size(1), n = values.size(2);
-  const at::Tensor places = places_of(positions, values.options())
+  const int64_t n = values.size(2);
+  const at::Tensor places = places_of(here.positions, values.options())
                                 .view({1, -1, 1})
-                                .expand({values.size(0), -1, 1});
-  const at::Tensor placed = at::cat({values, places}, /*dim=*/2);
+                                .expand({here.samples, -1, 1});
+  at::Tensor placed = at::cat({values, places}, /*dim=*/2);
+  if (here.tokens < here.most) {  // what is padded is behind all tokens
+    placed = at::constant_pad_nd(placed, {0, 0, 0, here.most - here.tokens},
+                                 std::numeric_limits<int32_t>::max());
+  }
   const at::Tensor all =
       shard_.gather_samples ? shard_.gather_samples(placed) : placed;
-  const at::Tensor order = all.select(0, 0).select(1, n).argsort();
+  const at::Tensor order =
+      all.select(0, 0).select(1, n).argsort().narrow(0, 0, here.of_sample);
   const at::Tensor decided =
       decision(all.narrow(2, 0, n).index_select(1, order));
-  return at::empty_like(decided)
+  return at::empty({here.samples, all.size(1), n}, decided.options())
       .index_copy_(1, order, decided)
-      .narrow(1, shard_.sample_part * tokens, tokens);
+      .narrow(1, shard_.sample_part * here.most, here.tokens);
 }
 
 // (B T, k): the experts that choices (B, T, k) get to; E of what is dropped.
 at::Tensor Moe::destinations(const at::Tensor& choices,
-                             const Positions& positions) const {
+                             const Here& here) const {
   const RouterOptions& router = options_.router;
-  if (!drops(positions)) return choices.view({-1, choices.size(2)});
-  const int64_t capacity = capacity_of_samples(choices.size(1));
-  const at::Tensor kept =
-      decide(choices, positions, [&](const at::Tensor& sorted) {
-        return within_capacity(sorted, router.experts, capacity);
-      });
+  const bool drops =
+      options_.capacity_factor > 0 && here.in_samples && !experts_choose();
+  if (!drops) return choices.view({-1, choices.size(2)});
+  const at::Tensor kept = decide(choices, here, [&](const at::Tensor& sorted) {
+    return within_capacity(sorted, router.experts, capacity(here));
+  });
   return at::where(kept, choices, router.experts).view({-1, router.top_k});
 }
 
 // (B T, E): e where expert e takes the token, E where it does not, by scores
 // (B, T, E).
-at::Tensor Moe::takers(const at::Tensor& scores,
-                       const Positions& positions) const {
-  TORCH_INTERNAL_ASSERT(!positions.empty(), "experts choose of whole samples");
+at::Tensor Moe::takers(const at::Tensor& scores, const Here& here) const {
+  TORCH_INTERNAL_ASSERT(here.in_samples, "experts choose of whole samples");
   const int64_t experts = options_.router.experts;
-  const int64_t capacity = capacity_of_samples(scores.size(1));
-  const at::Tensor taken = decide(
-      scores, positions,
-      [&](const at::Tensor& sorted) { return taken_tokens(sorted, capacity); });
+  const at::Tensor taken = decide(scores, here, [&](const at::Tensor& sorted) {
+    return taken_tokens(sorted, capacity(here));
+  });
   const at::Tensor numbers =
       at::arange(experts, scores.options().dtype(at::kLong));
   return at::where(taken, numbers, experts).view({-1, experts});
 }
 
-// That `share` of the tokens give, of so many samples with so many tokens here.
-int64_t Moe::most_rows(int64_t share, int64_t samples, int64_t tokens) const {
+// That the tokens here give.
+int64_t Moe::most_rows(const Here& here) const {
   const RouterOptions& router = options_.router;
-  if (!experts_choose()) return share * router.top_k;
-  const int64_t of_sample = std::min(tokens, capacity_of_samples(tokens));
-  return router.experts * std::min(share, samples * of_sample);
+  if (!experts_choose()) return here.samples * here.tokens * router.top_k;
+  return router.experts * here.samples * std::min(here.tokens, capacity(here));
 }
 
 // (samples, E): by how many tokens that are here each expert was chosen.
@@ -294,24 +330,24 @@ void Moe::count_batch(BatchLoad& load, const Routing& routing) const {
 
 // This rank's part, summed over samples: a mean over a micro-batch counts for
 // each of them.
-at::Tensor Moe::balance_loss(const Routing& routing, int64_t samples) const {
+at::Tensor Moe::balance_loss(const Routing& routing, const Here& here) const {
   const auto experts = static_cast<double>(options_.router.experts);
   const at::Tensor& p = routing.probabilities;
-  const double share = 1.0 / tokens_of_sample(p.size(0) / samples);
+  const double share = share_of_token(here);
   if (options_.balance == BalanceOver::kLayer) {
     return (shares_of_batch(routing) * p.sum(0)).sum() * (experts * share);
   }
-  const at::Tensor rows = rows_by_sample(routing, samples);
+  const at::Tensor rows = rows_by_sample(routing, here.samples);
   if (shard_.sum_samples) shard_.sum_samples(rows);
-  return (rows * p.view({samples, -1, p.size(1)}).sum(1)).sum() *
+  return (rows * p.view({here.samples, here.tokens, p.size(1)}).sum(1)).sum() *
          (experts * share * share * static_cast<double>(shard_.copies));
 }
 
 void Moe::add_balance(const MoeTokens& tokens, const Routing& routing,
-                      const at::Tensor& products, int64_t samples) const {
+                      const at::Tensor& products, const Here& here) const {
   Balance& balance = *tokens.balance;
   const at::Tensor& p = routing.probabilities;
-  const double share = 1.0 / tokens_of_sample(p.size(0) / samples);
+  const double share = share_of_token(here);
   if (options_.balance == BalanceOver::kBatch) {
     TORCH_INTERNAL_ASSERT(tokens.load, "a balance over batches has their load");
     const double scale = share * static_cast<double>(options_.router.experts);
@@ -319,7 +355,7 @@ void Moe::add_balance(const MoeTokens& tokens, const Routing& routing,
     add_to(balance.pulls, of.sum(0) * scale);
     balance.weight = options_.aux_loss;
   } else {
-    const at::Tensor loss = balance_loss(routing, samples);
+    const at::Tensor loss = balance_loss(routing, here);
     add_to(balance.loss, loss.detach());
     // Where experts choose the load is even: it pulls at nothing.
     if (options_.aux_loss > 0 && !experts_choose()) {
@@ -351,25 +387,19 @@ void Moe::add_counts(Balance& balance, const Routing& routing,
   balance.counts.select(0, options_.layer).add_(counts);
 }
 
-// This rank's part of y, of tokens (N, D).
-at::Tensor Moe::mix(const at::Tensor& tokens, int64_t samples,
-                    const Routing& routing, const at::Tensor& places) const {
+// Of tokens (N, D).
+at::Tensor Moe::mix(const at::Tensor& tokens, const Here& here,
+                    const Routing& routing, const at::Tensor& places,
+                    const std::function<void()>& beside) const {
   const int64_t experts = options_.router.experts;
-  const int64_t shares = shard_.shares_tokens ? shard_.copies : 1;
-  const mesh::Range share = mesh::chunk_of(
-      tokens.size(0), shares, shard_.shares_tokens ? shard_.copy : 0);
   // What is dropped is behind all others: how many rows are left, the host
   // learns with the counts. Where experts choose it knows before how many there
   // are at most.
-  const at::Tensor chosen =
-      places.narrow(0, share.begin, share.size()).flatten();
-  const RowOrder order =
-      order_of_rows(chosen, share.begin, places.sizes(),
-                    most_rows(share.size(), samples, tokens.size(0) / samples));
+  const RowOrder order = order_of_rows(places, most_rows(here));
   at::Tensor rows = rows_of_tokens(tokens, order);
   const at::Tensor counts =
-      counts_of(chosen, experts + 1).narrow(0, 0, experts);
-  rows = shard_.dispatch ? shard_.dispatch(rows, counts, *experts_)
+      counts_of(places.flatten(), experts + 1).narrow(0, 0, experts);
+  rows = shard_.dispatch ? shard_.dispatch(rows, counts, *experts_, beside)
                          : experts_->forward(rows, to_host(counts));
   return tokens_of_rows(rows, routing.weights, order);
 }

@@ -106,29 +106,39 @@ class Experts : public torch::nn::Module {
 
 // Takes rows (N, D), `counts` (E) of which go to each expert in turn, to where
 // the experts are, runs these, and brings what they give back. Rows behind
-// those go nowhere.
+// those go nowhere. Calls `beside`, if at all, while they travel.
 using ExpertDispatch = std::function<at::Tensor(
-    const at::Tensor& rows, const at::Tensor& counts, const Experts& experts)>;
+    const at::Tensor& rows, const at::Tensor& counts, const Experts& experts,
+    const std::function<void()>& beside)>;
+
+// Ranks that hold the same tokens go on with a piece of each sample's: of T
+// tokens, as mesh::chunk_of has them.
+struct TokenSplit {
+  int64_t ranks = 1, rank = 0;
+  std::function<at::Tensor(const at::Tensor& x)> split = {};  // null: none
+  // (B, piece, D) -> (B, tokens, D)
+  std::function<at::Tensor(const at::Tensor& y, int64_t tokens)> join = {};
+};
 
 // What a rank does where experts, or their work, are shared out.
 struct ExpertShard {
   ExpertDispatch dispatch = {};  // null: all experts are here
-  // So many ranks have other tokens of the same samples, this one as number
-  // `sample_part`. `sum_samples` adds up what they give it, in place;
-  // `gather_samples` puts theirs (B, T, n) one behind the other on dim 1.
+  // So many ranks have other tokens of the same samples, behind `split`, this
+  // one as number `sample_part`. `sum_samples` adds up what they give it, in
+  // place; `gather_samples` puts theirs (B, most of a rank's tokens, n) one
+  // behind the other on dim 1.
   int64_t sample_parts = 1;
   int64_t sample_part = 0;
   std::function<void(const at::Tensor&)> sum_samples = {};
   std::function<at::Tensor(const at::Tensor&)> gather_samples = {};
   // Adds up what all ranks with other tokens of the micro-batch give it.
   std::function<void(const at::Tensor&)> sum_batch = {};
-  // So many ranks route the same tokens, this one as number `copy`.
+  // So many ranks route the same tokens, this one as number `copy`, and send
+  // them all, to their parts of every expert: their outputs add up to y.
   int64_t copies = 1;
   int64_t copy = 0;
-  // Of these, each sends a share of the tokens; else each sends them all, to
-  // its part of every expert. Either way the copies' outputs add up to y.
-  bool shares_tokens = false;
   Region region = {};  // before the gate; and y from the copies' parts of it
+  TokenSplit split = {};
 };
 
 // What a mixture hears of its tokens.
@@ -162,37 +172,46 @@ class Moe : public Block {
   bool experts_choose() const {
     return options_.router.choice == GateChoice::kExperts;
   }
+  // The tokens that are routed here.
+  struct Here {
+    int64_t samples = 0;
+    int64_t tokens = 0;  // of each, and on the rank that has most of them
+    int64_t most = 0;
+    int64_t of_sample = 0;   // on all ranks
+    bool in_samples = true;  // of known positions: not in generation
+    Positions positions = {};
+  };
+  Here here(const at::Tensor& x, const Positions& positions) const;
+  at::Tensor of_experts(const at::Tensor& x, const Here& here,
+                        const MoeTokens& of,
+                        const std::function<void()>& beside) const;
   at::Tensor products(const at::Tensor& tokens, const Linear& gate) const;
   at::Tensor noisy(const at::Tensor& products, const at::Tensor& tokens,
-                   int64_t samples, const MoeTokens& of) const;
+                   const Here& here, const Draw& draw) const;
   void count_load(Routing& routing) const;
-  bool drops(const Positions& positions) const {
-    return options_.capacity_factor > 0 && !positions.empty() &&
-           !experts_choose();
-  }
-  int64_t capacity_of_samples(int64_t tokens) const;
+  int64_t capacity(const Here& here) const;
   // (B, T, n) of samples that are whole, in order -> of each as much.
   using Decision = std::function<at::Tensor(const at::Tensor& values)>;
-  at::Tensor decide(const at::Tensor& values, const Positions& positions,
+  at::Tensor decide(const at::Tensor& values, const Here& here,
                     const Decision& decision) const;
-  at::Tensor destinations(const at::Tensor& choices,
-                          const Positions& positions) const;
-  at::Tensor takers(const at::Tensor& scores, const Positions& positions) const;
-  int64_t most_rows(int64_t share, int64_t samples, int64_t tokens) const;
+  at::Tensor destinations(const at::Tensor& choices, const Here& here) const;
+  at::Tensor takers(const at::Tensor& scores, const Here& here) const;
+  int64_t most_rows(const Here& here) const;
   at::Tensor rows_by_sample(const Routing& routing, int64_t samples) const;
   void count_batch(BatchLoad& load, const Routing& routing) const;
   at::Tensor shares_of_batch(const Routing& routing) const;
   void add_balance(const MoeTokens& tokens, const Routing& routing,
-                   const at::Tensor& products, int64_t samples) const;
-  at::Tensor balance_loss(const Routing& routing, int64_t samples) const;
-  // Of all ranks, where so many are here; each copy has a part of their sum.
-  double tokens_of_sample(int64_t tokens) const {
-    return static_cast<double>(tokens * shard_.sample_parts * shard_.copies);
+                   const at::Tensor& products, const Here& here) const;
+  at::Tensor balance_loss(const Routing& routing, const Here& here) const;
+  // Of a token in the mean of its sample: of each copy, a part of it.
+  double share_of_token(const Here& here) const {
+    return 1.0 / static_cast<double>(here.of_sample * shard_.copies);
   }
   void add_counts(Balance& balance, const Routing& routing,
                   const at::Tensor& places) const;
-  at::Tensor mix(const at::Tensor& tokens, int64_t samples,
-                 const Routing& routing, const at::Tensor& places) const;
+  at::Tensor mix(const at::Tensor& tokens, const Here& here,
+                 const Routing& routing, const at::Tensor& places,
+                 const std::function<void()>& beside) const;
 
   MoeOptions options_;
   ExpertShard shard_;

@@ -84,7 +84,7 @@ ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
   units.placement = config.pipeline.placement();
   units.num_units = model.num_units();
   units.config = config;
-  units.config.zero = config.zero.resolved(/*ranks_share_memory=*/false);
+  units.config.resolve(/*ranks_share_memory=*/false);
   units.zero_stages.assign(units.reads.size(), 0);
   units.parameters.resize(units.reads.size());
   for (auto& parameter : nn::parameters_of(model)) {
@@ -135,7 +135,7 @@ std::unique_ptr<data::WholeUpdates> whole_updates(const Composed& composed,
 Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
                  comm::Communicator& ranks, const ComposeOptions& options) {
   ParallelConfig config = options.config;
-  config.zero = config.zero.resolved(ranks.backend() == "shm");
+  config.resolve(ranks.backend() == "shm");
   Composed composed;
   composed.mesh = mesh;
   composed.coord = mesh.coord_of(ranks.rank());
@@ -148,8 +148,9 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
 
   // 2. What ranks of tp do together. Which tokens are here changes no
   //    parameter, only how they see others.
-  expert::ExpertOptions experts{.sequence_parallel =
-                                    config.tensor.sequence_parallel};
+  expert::ExpertOptions experts{
+      .sequence_parallel = config.tensor.sequence_parallel,
+      .dispatch_chunks = config.expert.dispatch_chunks};
   if (mesh.degree(Axis::kTp) > 1) {
     comm::Group& tp = *group({Axis::kTp}, "tp");
     tensor::apply(model, config.tensor, tp);

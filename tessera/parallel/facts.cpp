@@ -25,7 +25,9 @@ models::trace::TracedModel traced_model(const models::ModelConfig& of,
   model.attention_again = config.recompute.mode == "selective";
   expert::TracedOptions experts{
       .sequence_parallel = config.tensor.sequence_parallel,
-      .received_rows = batch.received_rows};
+      .received_rows = batch.received_rows,
+      .dispatch_chunks =
+          config.expert.resolved(/*ranks_share_memory=*/false).dispatch_chunks};
   if (mesh.degree(Axis::kTp) > 1) {
     tensor::apply(model, mesh, coord, config.tensor);
     experts.region = tensor::traced_region(mesh, config.tensor);

@@ -2,6 +2,11 @@
 
 namespace tessera::parallel {
 
+void ParallelConfig::resolve(bool ranks_share_memory) {
+  zero = zero.resolved(ranks_share_memory);
+  expert = expert.resolved(ranks_share_memory);
+}
+
 data::UpdateOptions ParallelConfig::updates() const {
   const at::ScalarType compute = precision.compute_dtype();
   const bool narrow = orthogonalised_in_bf16 ||

@@ -9,6 +9,7 @@
 #include "tessera/parallel/context/context_config.h"
 #include "tessera/parallel/data/matrix_pieces.h"
 #include "tessera/parallel/data/zero_config.h"
+#include "tessera/parallel/expert/expert_config.h"
 #include "tessera/parallel/pipeline/pipeline_config.h"
 #include "tessera/parallel/precision_config.h"
 #include "tessera/parallel/recompute_config.h"
@@ -20,6 +21,7 @@ struct ParallelConfig {
   data::ZeroConfig zero;
   tensor::TensorConfig tensor;
   context::ContextConfig context;
+  expert::ExpertConfig expert;
   pipeline::PipelineConfig pipeline;
   PrecisionConfig precision;
   RecomputeConfig recompute;
@@ -27,12 +29,15 @@ struct ParallelConfig {
   // updated whole, and whether in bf16, whatever precision.compute is.
   bool whole_matrices = false, orthogonalised_in_bf16 = false;
   data::UpdateOptions updates() const;
+  // Puts what -1 stands for in its place.
+  void resolve(bool ranks_share_memory);
 
   // For whoever has sections beside these.
   void declare_sections(config::Section& section) {
     section.section("zero", zero, "sharded data parallelism");
     section.section("tensor", tensor, "tensor parallelism");
     section.section("context", context, "context parallelism");
+    section.section("expert", expert, "expert parallelism");
     section.section("pipeline", pipeline, "pipeline parallelism");
     section.section("precision", precision, "number types");
     section.section("recompute", recompute,
@@ -47,6 +52,7 @@ struct ParallelConfig {
             "zero.prefetch",
             "tensor.sequence_parallel",
             "context.method",
+            "expert.dispatch_chunks",
             "pipeline.split"};
   }
 };

@@ -297,7 +297,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks,
 void check_memory(const RunConfig& of, const HostRanks& ranks,
                   int64_t host_bytes, program::Purpose purpose) {
   RunConfig config = of;
-  config.zero = config.zero.resolved(share_memory(config, ranks));
+  config.resolve(share_memory(config, ranks));
   const Need need = need_of(config, ranks, host_bytes, purpose);
   if (need.fits()) return;
   const std::string found =
@@ -336,8 +336,7 @@ std::string describe_plan(const RunConfig& config) {
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
   RunConfig here = config;  // all ranks on this host
-  here.zero = config.zero.resolved(
-      share_memory(config, {.first = 0, .count = mesh.world_size()}));
+  here.resolve(share_memory(config, {.first = 0, .count = mesh.world_size()}));
   const auto memory = engine::memory_plan(here);
   std::string stages;
   if (config.mesh.pp > 1) {

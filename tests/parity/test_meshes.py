@@ -228,6 +228,26 @@ MESHES |= {f"experts, {name}": (world, model, sections) for name, world, model, 
         "mesh": {"dp": 2, "cp": 2, "tp": 2, "ep": 8}, **SP, **zero(2)}),
     ("batch: dp 4 x sp 2, ep 8", 8, gated(OF_BATCH, experts=8), {
         "mesh": {"dp": 4, "tp": 2, "ep": 8}, **SP, **at_once(4)}),
+    # Ranks of tp have pieces of unequal size of a sample, one of them none.
+    ("capacity: tp 2, ep 2, sequences of 7", 2, gated(CAPACITY), {
+        "mesh": {"tp": 2, "ep": 2}, "data": {"seq_len": 7}}),
+    ("bias: cp 2 x tp 4, ep 8, sequences of 12", 8, gated({**BIAS, **CAPACITY}, experts=8), {
+        "mesh": {"cp": 2, "tp": 4, "ep": 8}, "data": {"seq_len": 12}}),
+    ("choice: cp 2 x tp 4, ep 4, sequences of 12", 8, gated({**CHOICE, "noise": True}), {
+        "mesh": {"cp": 2, "tp": 4, "ep": 4}, "data": {"seq_len": 12}}),
+    ("batch: dp 2 x tp 2, sequences of 9", 4, gated(OF_BATCH), {
+        "mesh": {"dp": 2, "tp": 2}, "data": {"seq_len": 9}, **at_once(2)}),
+    # Rows go in chunks, while shared experts are computed.
+    ("shared: ep 2 x zero 3, chunks", 4, gated(SHARED, experts=6, layers=3), {
+        "mesh": {"dp": 4, "ep": 2}, **zero(3), "expert": {"dispatch_chunks": 2}}),
+    ("shared: pp 2 zero bubble x sp 2, ep 2, chunks", 4, gated(SHARED, layers=4), {
+        "mesh": {"pp": 2, "tp": 2, "ep": 2}, **SP, "pipeline": {"schedule": "zb_h1"},
+        "expert": {"dispatch_chunks": 3}}),
+    ("noise: dp 2 x tp 2, ep 2, etp 2, chunks, recompute", 4, gated({**NOISE, "shared_experts": 1}, experts=6, ffn=13), {
+        "mesh": {"dp": 2, "tp": 2, "ep": 2, "etp": 2}, "recompute": {"mode": "block"},
+        "expert": {"dispatch_chunks": 2}}),
+    ("deepseek: dp 2 x tp 2, ep 4, shared beside one chunk", 4, DEEPSEEK, {
+        "mesh": {"dp": 2, "tp": 2, "ep": 4}, "expert": {"dispatch_chunks": 1}}),
     # Two tokens a sample, each to all experts.
     ("k = E: dp 4 x tp 2, ep 8, sequences of 2", 8, gated(CAPACITY, experts=8, top_k=8), {
         "mesh": {"dp": 4, "tp": 2, "ep": 8}, "data": {"seq_len": 2}}),

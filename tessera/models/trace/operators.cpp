@@ -1,6 +1,8 @@
 #include "tessera/models/trace/operators.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "tessera/nn/flash_attention.h"
 #include "tessera/nn/kernel_choice.h"
@@ -325,6 +327,38 @@ Traced Operators::reduce_scatter_with_all_gather(const Traced& x,
       });
 }
 
+// Of one sample it lies in one: nothing is copied.
+Memory Operators::split(const Memory& whole, const TokenPiece& piece) const {
+  if (piece.samples == 1) return whole;
+  return elements(piece.samples * piece.here * piece.width);
+}
+
+Memory Operators::joined(const TokenPiece& piece, const Ranks& ranks) const {
+  const int64_t most = piece.samples * piece.most * piece.width;
+  const Memory padded = piece.here < piece.most ? elements(most) : nullptr;
+  return gathered(most, ranks);
+}
+
+Traced Operators::split_with_all_gather(const Traced& x,
+                                        const TokenPiece& piece,
+                                        const Ranks& ranks) const {
+  return tape_.record(
+      split(x.memory, piece), piece.samples * piece.here * piece.width, {x}, {},
+      [this, piece, ranks](const Memory& gradient) -> std::vector<Memory> {
+        return {joined(piece, ranks)};
+      });
+}
+
+Traced Operators::all_gather_with_split(const Traced& x,
+                                        const TokenPiece& piece,
+                                        const Ranks& ranks) const {
+  return tape_.record(
+      joined(piece, ranks), piece.samples * piece.whole * piece.width, {x}, {},
+      [this, piece](const Memory& gradient) -> std::vector<Memory> {
+        return {split(gradient, piece)};
+      });
+}
+
 Traced Operators::all_to_all(const Traced& x, int64_t numel, const Ranks& ranks,
                              bool copied_back) const {
   const int64_t bytes = std::max(numel, x.numel) * element_;
@@ -338,6 +372,59 @@ Traced Operators::all_to_all(const Traced& x, int64_t numel, const Ranks& ranks,
         tape_.collective("all_to_all", ranks.axes, bytes);
         return {std::move(home)};
       });
+}
+
+Operators::Travelling Operators::start_all_to_all(const Traced& x,
+                                                  int64_t numel,
+                                                  const Ranks& ranks) const {
+  Memory output = elements(numel);
+  tape_.collective("all_to_all", ranks.axes,
+                   std::max(numel, x.numel) * element_);
+  const auto came_back = std::make_shared<Memory>();
+  return {tape_.record(std::move(output), numel, {x}, {},
+                       [came_back](const Memory&) -> std::vector<Memory> {
+                         return {std::exchange(*came_back, nullptr)};
+                       }),
+          x.memory, came_back, x.numel};
+}
+
+Traced Operators::finish_all_to_all(const Travelling& travelling,
+                                    const Ranks& ranks) const {
+  const Traced& rows = travelling.rows;
+  return tape_.record(
+      rows.memory, rows.numel, {rows}, {},
+      [=, this, came_back = travelling.came_back, from = travelling.from,
+       numel = rows.numel](const Memory& gradient) -> std::vector<Memory> {
+        *came_back = elements(from);
+        tape_.collective("all_to_all", ranks.axes,
+                         std::max(numel, from) * element_);
+        return {gradient};
+      });
+}
+
+std::vector<Traced> Operators::parted(
+    const Traced& x, const std::vector<int64_t>& numels) const {
+  std::vector<Output> outputs;
+  for (const int64_t numel : numels)
+    outputs.push_back({elements(numel), numel});
+  return tape_.record_all(
+      outputs, {x}, {},
+      [this, from = x.numel](const std::vector<Memory>&)
+          -> std::vector<Memory> { return {elements(from)}; });
+}
+
+Traced Operators::put_together(const std::vector<Traced>& parts) const {
+  std::vector<int64_t> numels;
+  for (const Traced& part : parts) numels.push_back(part.numel);
+  const int64_t all = std::reduce(numels.begin(), numels.end());
+  return tape_.record(elements(all), all, parts, {},
+                      [this, numels](const Memory&) -> std::vector<Memory> {
+                        std::vector<Memory> gradients;
+                        for (const int64_t numel : numels) {
+                          gradients.push_back(elements(numel));
+                        }
+                        return gradients;
+                      });
 }
 
 namespace {

@@ -34,6 +34,11 @@ struct HeadShape {
   int64_t lse_numel() const { return samples * q_tokens * heads; }
 };
 
+// Some of a sample's tokens: these, and on the rank that has most of them.
+struct TokenPiece {
+  int64_t samples, width, whole, here, most;
+};
+
 class Operators {
  public:
   Operators(Tape& tape, int64_t element, int64_t wide, int64_t threads)
@@ -103,9 +108,30 @@ class Operators {
                                         const Ranks& ranks) const;
   Traced reduce_scatter_with_all_gather(const Traced& x,
                                         const Ranks& ranks) const;
+  // Of pieces of a sample's tokens, of so many samples of `width` elements a
+  // token.
+  Traced split_with_all_gather(const Traced& x, const TokenPiece& piece,
+                               const Ranks& ranks) const;
+  Traced all_gather_with_split(const Traced& x, const TokenPiece& piece,
+                               const Ranks& ranks) const;
   // `copied_back`: the gradient comes in an order that cannot be sent.
   Traced all_to_all(const Traced& x, int64_t numel, const Ranks& ranks,
                     bool copied_back) const;
+  // Of one that goes on, the rows that come; until it is awaited also `sent`.
+  struct Travelling {
+    Traced rows;
+    Memory sent;
+    std::shared_ptr<Memory> came_back;  // in backward
+    int64_t from = 0;
+  };
+  Travelling start_all_to_all(const Traced& x, int64_t numel,
+                              const Ranks& ranks) const;
+  Traced finish_all_to_all(const Travelling& travelling,
+                           const Ranks& ranks) const;
+  // Copies of parts of x, of so many elements; and of whole ones out of parts.
+  std::vector<Traced> parted(const Traced& x,
+                             const std::vector<int64_t>& numels) const;
+  Traced put_together(const std::vector<Traced>& parts) const;
 
   // The flash kernels, LibTorch's and nn's: (output, logsumexp), and gradients
   // of q, k and v.
@@ -131,6 +157,8 @@ class Operators {
   Memory all_reduced(int64_t numel, const Ranks& ranks) const;
   Memory gathered(int64_t numel, const Ranks& ranks) const;
   Memory scattered(int64_t numel, const Ranks& ranks) const;
+  Memory split(const Memory& whole, const TokenPiece& piece) const;
+  Memory joined(const TokenPiece& piece, const Ranks& ranks) const;
   // Elements of the wide type that each thread has in flash attention.
   int64_t flash_rows(const HeadShape& shape) const;
 

@@ -34,9 +34,11 @@ using AttentionCore =
                          const Traced& v, const HeadShape& shape)>;
 
 // nn::ExpertDispatch: takes rows to the experts, runs these, and home.
-using RunExperts = std::function<Traced(const Traced& rows)>;
+// `experts`: of so many of those here.
+using RunExperts = std::function<Traced(const Traced& rows, int64_t experts)>;
 using ExpertDispatch = std::function<Traced(
-    const Operators& ops, const Traced& rows, const RunExperts& run)>;
+    const Operators& ops, const Traced& rows, const RunExperts& run,
+    const std::function<void()>& beside)>;
 
 // nn::ExpertShard.
 struct ExpertShard {
@@ -47,10 +49,10 @@ struct ExpertShard {
   int64_t sample_parts = 1;
   // Until so many bytes are there.
   std::function<void(const Operators& ops, int64_t bytes)> gather_samples = {};
-  int64_t copies = 1;
-  int64_t copy = 0;
-  bool shares_tokens = false;
   Region region = {};
+  // nn::TokenSplit.
+  Ranks split = {};
+  int64_t split_rank = 0;
 };
 
 struct TracedModel {

@@ -1,10 +1,13 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/autograd.h"
 #include "tessera/core/host_read.h"
+#include "tessera/mesh/layout.h"
 #include "tessera/parallel/expert/expert_parallel.h"
 
 namespace tessera::parallel::expert {
@@ -42,28 +45,125 @@ at::Tensor inverse_of(const at::Tensor& order) {
       0, order, at::arange(order.numel(), order.options()));
 }
 
+// Some of the experts that each rank has, by their number there; and the rows
+// that go to them, by rank.
+struct Chunk {
+  mesh::Range experts;
+  std::vector<int64_t> sent, received;
+  at::Tensor here;  // received, by source and expert
+
+  // The rows of each expert here.
+  std::vector<int64_t> splits(int64_t experts_here) const {
+    std::vector<int64_t> all(experts_here, 0);
+    std::ranges::copy(to_vector(here.sum(0)), all.begin() + experts.begin);
+    return all;
+  }
+};
+
+// counts: by source, rank and its experts, on the host.
+std::vector<Chunk> chunks_of(const at::Tensor& counts, int64_t chunks,
+                             int64_t rank) {
+  const int64_t experts = counts.size(2);
+  std::vector<Chunk> all;
+  for (int64_t i = 0; i < chunks; ++i) {
+    const mesh::Range range = mesh::chunk_of(experts, chunks, i);
+    if (range.size() == 0) break;
+    const at::Tensor of = counts.narrow(2, range.begin, range.size());
+    const at::Tensor here = of.select(1, rank);
+    all.push_back({.experts = range,
+                   .sent = to_vector(of.select(0, rank).sum(1)),
+                   .received = to_vector(here.sum(1)),
+                   .here = here});
+  }
+  return all;
+}
+
+// What experts make of rows that came by source, in their order.
+at::Tensor run_sorted(const at::Tensor& came, const Chunk& chunk,
+                      int64_t experts_here, const RunExperts& run) {
+  const at::Tensor order = order_by_expert(chunk.here);
+  const at::Tensor sorted = came.index_select(0, order.to(came.device()));
+  const at::Tensor outputs = run(sorted, chunk.splits(experts_here));
+  return outputs.index_select(0, inverse_of(order).to(came.device()));
+}
+
+// Rows of each rank's experts in turn -> by chunk, of each by rank; and back.
+std::vector<at::Tensor> by_chunk(const at::Tensor& rows,
+                                 const std::vector<Chunk>& chunks) {
+  std::vector<int64_t> sizes;
+  for (size_t rank = 0; rank < chunks[0].sent.size(); ++rank) {
+    for (const Chunk& chunk : chunks) sizes.push_back(chunk.sent[rank]);
+  }
+  const auto parts = rows.split_with_sizes(sizes);
+  std::vector<at::Tensor> all;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    std::vector<at::Tensor> own;
+    for (size_t at = i; at < parts.size(); at += chunks.size()) {
+      own.push_back(parts[at]);
+    }
+    all.push_back(at::cat(own));
+  }
+  return all;
+}
+
+at::Tensor by_rank(const std::vector<at::Tensor>& rows,
+                   const std::vector<Chunk>& chunks) {
+  std::vector<std::vector<at::Tensor>> parts;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    parts.push_back(rows[i].split_with_sizes(chunks[i].sent));
+  }
+  std::vector<at::Tensor> all;
+  for (size_t rank = 0; rank < chunks[0].sent.size(); ++rank) {
+    for (const auto& of_chunk : parts) all.push_back(of_chunk[rank]);
+  }
+  return at::cat(all);
+}
+
 }  // namespace
 
-at::Tensor dispatch(const at::Tensor& rows, const at::Tensor& counts,
-                    const RunExperts& run, comm::Group& group) {
+at::Tensor dispatch(const at::Tensor& given, const at::Tensor& counts,
+                    const RunExperts& run, comm::Group& group,
+                    const DispatchOptions& options) {
   const int64_t n = group.size();
   at::Tensor all = at::empty({n, counts.size(0)}, counts.options());
   group.all_gather(all, counts, comm::Mode::kBlocking);
   all = read_on_host(all).view({n, n, -1});  // by source, rank, its experts
-  const at::Tensor here = all.select(1, group.rank());
-  const auto sent = to_vector(all.select(0, group.rank()).sum(1));
-  const auto received = to_vector(here.sum(1));
+  const int64_t experts_here = all.size(2);
+  const int64_t leave = all.select(0, group.rank()).sum().item<int64_t>();
+  const at::Tensor rows =
+      leave == given.size(0) ? given : given.narrow(0, 0, leave);
 
-  const int64_t leave = std::reduce(sent.begin(), sent.end());
-  const at::Tensor came =
-      comm::all_to_all(leave == rows.size(0) ? rows : rows.narrow(0, 0, leave),
-                       group, received, sent);
-  const at::Tensor order = order_by_expert(here);
-  const at::Tensor sorted = came.index_select(0, order.to(came.device()));
-  const at::Tensor outputs = run(sorted, to_vector(here.sum(0)));
-  return comm::all_to_all(
-      outputs.index_select(0, inverse_of(order).to(came.device())), group, sent,
-      received);
+  if (options.chunks == 0) {
+    const Chunk whole = chunks_of(all, 1, group.rank()).front();
+    const at::Tensor came =
+        comm::all_to_all(rows, group, whole.received, whole.sent);
+    return comm::all_to_all(run_sorted(came, whole, experts_here, run), group,
+                            whole.sent, whole.received);
+  }
+
+  // Autograd runs the youngest first: what is begun here before others is
+  // awaited behind them there, and the other way round.
+  const auto chunks = chunks_of(all, options.chunks, group.rank());
+  std::vector<comm::Travelling> leaving, returning;
+  auto parts = by_chunk(rows, chunks);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    leaving.push_back(comm::start_all_to_all(std::exchange(parts[i], {}), group,
+                                             chunks[i].received,
+                                             chunks[i].sent));
+  }
+  if (options.beside) options.beside();
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const at::Tensor came =
+        comm::finish_all_to_all(std::exchange(leaving[i], {}));
+    returning.push_back(
+        comm::start_all_to_all(run_sorted(came, chunks[i], experts_here, run),
+                               group, chunks[i].sent, chunks[i].received));
+  }
+  std::vector<at::Tensor> home;
+  for (auto& rows_of : returning) {
+    home.push_back(comm::finish_all_to_all(std::exchange(rows_of, {})));
+  }
+  return by_rank(home, chunks);
 }
 
 }  // namespace tessera::parallel::expert

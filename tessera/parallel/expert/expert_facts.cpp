@@ -1,6 +1,8 @@
 #include "tessera/parallel/expert/expert_facts.h"
 
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "tessera/mesh/layout.h"
 #include "tessera/parallel/expert/expert_parallel.h"
@@ -17,22 +19,67 @@ using models::trace::Traced;
 constexpr int64_t kNumberBytes = 8;
 
 // Rows come by source, are sorted by expert, and put back.
+Traced run_sorted(const Operators& ops, const Traced& came,
+                  const models::ModelConfig& model, int64_t experts,
+                  const models::trace::RunExperts& run) {
+  const int64_t rows = came.numel / model.hidden;
+  const Memory order = ops.numbers(rows);
+  const Traced sorted = ops.index_select(came, came.numel, order);
+  const Traced outputs = run(sorted, experts);
+  return ops.index_select(outputs, came.numel, ops.numbers(rows));
+}
+
+// Of so many rows those that are for these of a rank's experts, in elements.
+int64_t part_of(int64_t rows, const mesh::Range& range, int64_t experts,
+                int64_t width) {
+  return (rows * range.end / experts - rows * range.begin / experts) * width;
+}
+
 Traced dispatch(const Operators& ops, const Traced& rows,
                 const models::ModelConfig& model, const Ranks& ranks,
-                double received_rows, const models::trace::RunExperts& run) {
-  const int64_t sent_rows = rows.numel / model.hidden;
-  const int64_t num_rows =
-      std::llround(received_rows * static_cast<double>(sent_rows));
-  const int64_t numel = num_rows * model.hidden;
+                const TracedOptions& options,
+                const models::trace::RunExperts& run,
+                const std::function<void()>& beside) {
+  const int64_t sent = rows.numel / model.hidden;
+  const int64_t received =
+      std::llround(options.received_rows * static_cast<double>(sent));
   const int64_t all_bytes = kNumberBytes * ranks.size * model.moe.experts;
   const Memory all = ops.bytes(all_bytes);
   ops.tape().collective("all_gather", ranks.axes, all_bytes);
-  const Traced came = ops.all_to_all(rows, numel, ranks, /*copied_back=*/false);
-  const Memory order = ops.numbers(num_rows);
-  const Traced sorted = ops.index_select(came, numel, order);
-  const Traced outputs = run(sorted);
-  const Traced back = ops.index_select(outputs, numel, ops.numbers(num_rows));
-  return ops.all_to_all(back, rows.numel, ranks, /*copied_back=*/false);
+  const int64_t here = model.moe.experts / ranks.size;
+  if (options.dispatch_chunks == 0) {
+    const Traced came = ops.all_to_all(rows, received * model.hidden, ranks,
+                                       /*copied_back=*/false);
+    const Traced back = run_sorted(ops, came, model, here, run);
+    return ops.all_to_all(back, rows.numel, ranks, /*copied_back=*/false);
+  }
+  std::vector<mesh::Range> chunks;
+  std::vector<int64_t> leave, come;
+  for (int64_t i = 0; i < options.dispatch_chunks; ++i) {
+    const mesh::Range range = mesh::chunk_of(here, options.dispatch_chunks, i);
+    if (range.size() == 0) break;
+    chunks.push_back(range);
+    leave.push_back(part_of(sent, range, here, model.hidden));
+    come.push_back(part_of(received, range, here, model.hidden));
+  }
+  std::vector<Operators::Travelling> leaving, returning;
+  auto parts = ops.parted(rows, leave);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    leaving.push_back(
+        ops.start_all_to_all(std::exchange(parts[i], {}), come[i], ranks));
+  }
+  beside();
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const Traced came =
+        ops.finish_all_to_all(std::exchange(leaving[i], {}), ranks);
+    returning.push_back(ops.start_all_to_all(
+        run_sorted(ops, came, model, chunks[i].size(), run), leave[i], ranks));
+  }
+  std::vector<Traced> home;
+  for (auto& each : returning) {
+    home.push_back(ops.finish_all_to_all(std::exchange(each, {}), ranks));
+  }
+  return ops.put_together(home);
 }
 
 }  // namespace
@@ -48,11 +95,11 @@ void apply(models::trace::TracedModel& model, const TracedOptions& options,
       mesh::chunk_of(model.expert_ffn, etp, coord[Axis::kEtp]).size();
   models::trace::ExpertShard& shard = model.expert_shard;
   if (ep.size > 1) {
-    shard.dispatch = [ep, config = model.config,
-                      received = options.received_rows](
+    shard.dispatch = [ep, config = model.config, options](
                          const Operators& ops, const Traced& rows,
-                         const models::trace::RunExperts& run) {
-      return dispatch(ops, rows, config, ep, received, run);
+                         const models::trace::RunExperts& run,
+                         const std::function<void()>& beside) {
+      return dispatch(ops, rows, config, ep, options, run, beside);
     };
   }
   using Sum = std::function<void(const Operators& ops, int64_t numel)>;
@@ -72,19 +119,17 @@ void apply(models::trace::TracedModel& model, const TracedOptions& options,
       ops.tape().collective("all_gather", ranks.axes, bytes);
     };
   };
-  // The hidden states between blocks are this rank's own tokens already.
-  if (options.sequence_parallel && whole_experts) {
-    std::vector<Axis> axes = options.sample_axes;
+  std::vector<Axis> axes = options.sample_axes;
+  const bool over_tp = mesh.degree(Axis::kTp) > 1;
+  if (over_tp && whole_experts) {
     axes.push_back(Axis::kTp);
-    share_samples(axes);
-    return;
+    if (!options.sequence_parallel) {
+      shard.split = models::trace::along(mesh, {Axis::kTp});
+      shard.split_rank = coord[Axis::kTp];
+    }
   }
-  share_samples(options.sample_axes);
-  if (mesh.degree(Axis::kTp) == 1) return;
-  shard.copies = mesh.degree(Axis::kTp);
-  shard.copy = coord[Axis::kTp];
-  shard.shares_tokens = whole_experts;
-  shard.region = options.region;
+  share_samples(axes);
+  if (over_tp && !whole_experts) shard.region = options.region;
 }
 
 }  // namespace tessera::parallel::expert

@@ -16,6 +16,7 @@ struct TracedOptions {
   models::trace::Region region = {};
   // That come to the experts of this rank, over those that it sends.
   double received_rows = 1;
+  int64_t dispatch_chunks = 0;
 };
 
 // Of the rank at `coord`.

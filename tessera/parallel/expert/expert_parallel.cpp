@@ -1,5 +1,6 @@
 #include "tessera/parallel/expert/expert_parallel.h"
 
+#include "tessera/comm/autograd.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
 #include "tessera/models/family.h"
@@ -54,20 +55,24 @@ nn::ExpertShard shard_of(const ExpertOptions& options, bool balances_batch,
   };
   if (mesh.degree(Axis::kEp) > 1) {
     comm::Group* exchange = group({Axis::kEp});
-    shard.dispatch = [exchange](const at::Tensor& rows,
-                                const at::Tensor& counts,
-                                const nn::Experts& experts) {
+    shard.dispatch = [exchange, chunks = options.dispatch_chunks](
+                         const at::Tensor& rows, const at::Tensor& counts,
+                         const nn::Experts& experts,
+                         const std::function<void()>& beside) {
       const auto run = [&experts](const at::Tensor& at_experts,
                                   const std::vector<int64_t>& splits) {
         return experts.forward(at_experts, splits);
       };
-      return dispatch(rows, counts, run, *exchange);
+      return dispatch(rows, counts, run, *exchange, {chunks, beside});
     };
   }
   std::vector<Axis> axes = options.sample_axes;
-  // The hidden states between blocks are this rank's own tokens already.
-  const bool has_own_tokens = options.sequence_parallel && whole_experts;
-  if (has_own_tokens) axes.push_back(Axis::kTp);
+  const bool over_tp = mesh.degree(Axis::kTp) > 1;
+  if (over_tp && whole_experts) {  // each rank has tokens of its own
+    axes.push_back(Axis::kTp);
+    if (!options.sequence_parallel)
+      shard.split = split_over(*group({Axis::kTp}));
+  }
   if (!axes.empty()) share_samples(group(axes));
   if (balances_batch) {
     comm::Group* batch = group(axes_of_batch(axes));
@@ -75,10 +80,9 @@ nn::ExpertShard shard_of(const ExpertOptions& options, bool balances_batch,
       batch->all_reduce(counts, comm::ReduceOp::kSum, comm::Mode::kBlocking);
     };
   }
-  if (has_own_tokens || mesh.degree(Axis::kTp) == 1) return shard;
+  if (!over_tp || whole_experts) return shard;
   shard.copies = mesh.degree(Axis::kTp);
   shard.copy = mesh.coord_of(ranks.rank())[Axis::kTp];
-  shard.shares_tokens = whole_experts;
   shard.region = options.region;
   return shard;
 }
@@ -112,6 +116,22 @@ void check_balance(const models::ModelConfig& model,
 }
 
 }  // namespace
+
+nn::TokenSplit split_over(comm::Group& ranks) {
+  constexpr int64_t kTokenDim = 1;  // of (B, T, D)
+  comm::Group* group = &ranks;
+  return {.ranks = ranks.size(),
+          .rank = ranks.rank(),
+          .split =
+              [group](const at::Tensor& x) {
+                return comm::split_with_all_gather(x, kTokenDim, *group);
+              },
+          .join =
+              [group](const at::Tensor& y, int64_t tokens) {
+                return comm::all_gather_with_split(y, kTokenDim, *group,
+                                                   tokens);
+              }};
+}
 
 std::vector<mesh::Axis> axes_of_batch(std::vector<mesh::Axis> sample_axes) {
   sample_axes.insert(sample_axes.begin(), {Axis::kDpReplicate, Axis::kDpShard});

@@ -6,20 +6,20 @@
 //         by output features, down by input features. The gate is whole on
 //         every rank.
 // Tokens: the ranks of ep and etp = 1 each route their own. Where the ranks of
-//         tp hold the same tokens (no sequence parallelism) each sends a share
-//         of them. With etp = tp all of them send all, to their parts of the
-//         experts.
+//         tp hold the same tokens (no sequence parallelism) each routes a piece
+//         of every sample's. With etp = tp all of them route and send all, to
+//         their parts of the experts.
 // Comm:   over ep of each layer an all_gather of E counts, and an all_to_all of
-//         rows each way, again in backward; where a Balance is asked for an
+//         rows each way, again in backward, or as many as there are chunks; where a Balance is asked for an
 //         all_reduce of (B, E) over the ranks that share samples, or of (E)
 //         over all that have other tokens of the micro-batch; and with a
 //         capacity an all_gather of choices and places, (B, T, k + 1), or where
 //         experts choose of scores and places, (B, T, E + 1). A rank
-//         whose experts get no row calls the same. Along tp what an MLP does:
-//         with etp = tp, or without sequence parallelism, an all_reduce of (B,
-//         T, D) at the end, and in backward at the beginning; with both an
-//         all_gather and a reduce_scatter; with sequence parallelism and
-//         etp = 1 nothing.
+//         whose experts get no row calls the same. Along tp with etp = tp
+//         what an MLP does: an all_reduce of (B, T, D) at the end, and in
+//         backward at the beginning, or with sequence parallelism an all_gather
+//         and a reduce_scatter. With etp = 1 an all_gather of (B, T, D) in
+//         their places, or with sequence parallelism nothing.
 // Errors: TS_CHECK_CONFIG, by check(), with the nearest values that fit.
 // Source: Lepikhin et al. 2021, arXiv 2006.16668 (all_to_all); Liu et al. 2025,
 //         arXiv 2504.14960 (the view of its own).
@@ -40,7 +40,8 @@ struct ExpertOptions {
   // Along which ranks have other tokens of the same samples, whatever tp does.
   std::vector<mesh::Axis> sample_axes = {};
   bool sequence_parallel = false;
-  nn::Region region = {};  // around what the ranks of tp compute parts of
+  nn::Region region = {};       // around what the ranks of tp compute parts of
+  int64_t dispatch_chunks = 0;  // see DispatchOptions
 };
 
 // Along which ranks have other tokens of a micro-batch of all ranks: those of
@@ -60,16 +61,30 @@ void place(models::Model& model, const mesh::DeviceMesh& mesh);
 void apply(models::Model& model, const ExpertOptions& options,
            const mesh::DeviceMesh& mesh, comm::Communicator& ranks);
 
+// Ranks that hold the same tokens go on with a piece each, and all_gather what
+// these became, as in backward the gradients. The group must outlive the graph.
+nn::TokenSplit split_over(comm::Group& ranks);
+
 // The experts that are here, of rows (N, D): those of the first expert, then of
 // the next, splits[e] of them.
 using RunExperts = std::function<at::Tensor(
     const at::Tensor& rows, const std::vector<int64_t>& splits)>;
 
+struct DispatchOptions {
+  // 0: rows go all at once, and the rank waits for them. Else they go in so
+  // many parts, or as many as a rank has experts, each to as many of these:
+  // while one travels, the rank computes with those before it.
+  int64_t chunks = 0;
+  // With chunks: what the rank does while the first travels.
+  std::function<void()> beside = {};
+};
+
 // Takes rows (N, D), `counts` (E) of which go to each expert in turn, to where
 // the experts are, and brings back what these make of them: over the ranks of
 // `group`, of n, rank r has the experts [r E/n, (r+1) E/n). Rows behind those
-// go nowhere. The group must outlive the graph.
+// go nowhere. Chunks change no bit. The group must outlive the graph.
 at::Tensor dispatch(const at::Tensor& rows, const at::Tensor& counts,
-                    const RunExperts& run, comm::Group& group);
+                    const RunExperts& run, comm::Group& group,
+                    const DispatchOptions& options = {});
 
 }  // namespace tessera::parallel::expert

@@ -1,5 +1,6 @@
 // nn/moe.cpp on a tape.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "tessera/mesh/layout.h"
@@ -14,16 +15,36 @@ constexpr int64_t kNumberBytes = 8;
 }  // namespace
 
 Traced UnitTracer::moe(const Traced& input) {
-  const Region& region = model_.expert_shard.region;
-  Traced x = enter(region, input);
+  const ExpertShard& shard = model_.expert_shard;
+  Traced x = enter(shard.region, input);
   x.again_beside = -1;  // a view of it is what products and gathers take
+  const TokenPiece piece = piece_of_tokens(x);
+  const bool splits = shard.split.size > 1;
+  if (splits) x = ops_.split_with_all_gather(x, piece, shard.split);
   Routing routing = route(x);
-  keep_choices(routing);
+  keep_choices(routing, piece);
   add_balance(routing);
   count_load(routing);
-  const Traced y = leave(region, mix(x, routing));
-  if (model_.shared_ffn == 0) return y;
-  return ops_.add(y, mlp(input, "shared", model_.shared_ffn));
+  std::optional<Traced> shared;
+  const auto run_shared = [&] {
+    if (model_.shared_ffn == 0 || shared) return;
+    shared = mlp(input, "shared", model_.shared_ffn);
+  };
+  Traced y = mix(x, routing, run_shared);
+  if (splits) y = ops_.all_gather_with_split(y, piece, shard.split);
+  y = leave(shard.region, y);
+  run_shared();
+  return shared ? ops_.add(y, *shared) : y;
+}
+
+TokenPiece UnitTracer::piece_of_tokens(const Traced& x) const {
+  const ExpertShard& shard = model_.expert_shard;
+  const int64_t whole = x.numel / config_.hidden / model_.samples;
+  const auto size = [&](int64_t rank) {
+    return mesh::chunk_of(whole, shard.split.size, rank).size();
+  };
+  return {model_.samples, config_.hidden, whole, size(shard.split_rank),
+          size(0)};
 }
 
 // What the gate makes of its tokens, and in fp32 of those of narrower types.
@@ -155,13 +176,13 @@ Traced UnitTracer::over_sum(const Traced& x, int64_t rows, int64_t k) const {
 
 // Choices of a sample's tokens, or experts' scores of them, in the order of
 // positions, and which are within the capacity.
-void UnitTracer::keep_choices(Routing& routing) const {
+void UnitTracer::keep_choices(Routing& routing, const TokenPiece& piece) const {
   const MoeConfig& moe = config_.moe;
   if (moe.capacity_factor == 0) return;
   const ExpertShard& shard = model_.expert_shard;
   const bool experts_choose = moe.experts_choose();
   const int64_t slots = experts_choose ? moe.experts : moe.top_k;
-  const int64_t all = routing.weights.numel * shard.sample_parts;
+  const int64_t all = piece.samples * piece.most * slots * shard.sample_parts;
   const int64_t placed = all / slots * (slots + 1);
   const int64_t size = experts_choose ? ops_.wide() : kNumberBytes;
   if (shard.gather_samples) shard.gather_samples(ops_, placed * size);
@@ -187,15 +208,14 @@ int64_t UnitTracer::capacity() const {
                                   moe.top_k, moe.experts));
 }
 
-// Room for those that `share` of the tokens give, and how many these are.
-UnitTracer::Rows UnitTracer::rows_of(int64_t share, int64_t tokens) const {
+// Room for those that so many tokens give, and how many these are.
+UnitTracer::Rows UnitTracer::rows_of(int64_t tokens) const {
   const MoeConfig& moe = config_.moe;
-  if (!moe.experts_choose()) return {share * moe.top_k, share * moe.top_k};
-  const int64_t parts = model_.expert_shard.sample_parts;
+  if (!moe.experts_choose()) return {tokens * moe.top_k, tokens * moe.top_k};
   const int64_t of_sample = std::min(tokens / model_.samples, capacity());
-  const int64_t all = model_.samples * moe.experts * capacity();
-  return {moe.experts * std::min(share, model_.samples * of_sample),
-          all * share / (tokens * parts)};
+  return {moe.experts * model_.samples * of_sample,
+          moe.experts * model_.samples * capacity() /
+              model_.expert_shard.sample_parts};
 }
 
 void UnitTracer::add_balance(const Routing& routing) {
@@ -250,14 +270,14 @@ void UnitTracer::count_load(Routing& routing) const {
       });
 }
 
-Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
+Traced UnitTracer::mix(const Traced& tokens, const Routing& routing,
+                       const std::function<void()>& beside) const {
   const int64_t width = config_.hidden, n = tokens.numel / width;
   const ExpertShard& shard = model_.expert_shard;
-  const int64_t share = shard.shares_tokens
-                            ? mesh::chunk_of(n, shard.copies, shard.copy).size()
-                            : n;
-  const int64_t slots = routing.weights.numel / n, placed = share * slots;
-  const auto [room, sent] = rows_of(share, n);
+  const MoeConfig& moe = config_.moe;
+  const int64_t slots = moe.experts_choose() ? moe.experts : moe.top_k;
+  const int64_t placed = n * slots;
+  const auto [room, sent] = rows_of(n);
   const Memory sorted = ops_.numbers(placed), token = ops_.numbers(room);
   const Memory row = ops_.numbers(n * slots);
   Traced rows = ops_.index_select(tokens, room * width, row);
@@ -269,10 +289,11 @@ Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
         });
   }
   const Memory counts = ops_.numbers(config_.moe.experts);
-  const RunExperts run = [this](const Traced& here) {
-    return run_experts(here);
+  const RunExperts run = [this](const Traced& here, int64_t experts) {
+    return run_experts(here, experts);
   };
-  rows = shard.dispatch ? shard.dispatch(ops_, rows, run) : run(rows);
+  rows = shard.dispatch ? shard.dispatch(ops_, rows, run, beside)
+                        : run(rows, model_.experts);
   return ops_.tape().record(
       ops_.elements(tokens.numel), tokens.numel, {rows, routing.weights},
       {rows.memory, routing.weights.memory, row},
@@ -282,11 +303,11 @@ Traced UnitTracer::mix(const Traced& tokens, const Routing& routing) const {
       });
 }
 
-// Of those that are here, whose rows come one expert's after the other's.
-Traced UnitTracer::run_experts(const Traced& rows) const {
+// Of so many of those here, whose rows come one expert's after the other's.
+Traced UnitTracer::run_experts(const Traced& rows, int64_t experts) const {
   const int64_t width = config_.hidden, ffn = model_.expert_ffn;
   const auto product = [&](const Traced& x, int64_t in, int64_t out) {
-    return ops_.grouped_linear(x, rows.numel / width, in, out, model_.experts);
+    return ops_.grouped_linear(x, rows.numel / width, in, out, experts);
   };
   const Traced up = product(rows, width, ffn);
   if (!nn::has_gate(family_.mlp)) {

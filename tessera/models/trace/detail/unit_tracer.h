@@ -94,16 +94,18 @@ class UnitTracer {
   Routing route(const Traced& tokens) const;
   // Of rows of k numbers, each over its row's sum.
   Traced over_sum(const Traced& x, int64_t rows, int64_t k) const;
-  void keep_choices(Routing& routing) const;
+  TokenPiece piece_of_tokens(const Traced& x) const;
+  void keep_choices(Routing& routing, const TokenPiece& piece) const;
   int64_t capacity() const;
   struct Rows {
     int64_t room, sent;
   };
-  Rows rows_of(int64_t share, int64_t tokens) const;
+  Rows rows_of(int64_t tokens) const;
   void count_load(Routing& routing) const;
   void add_balance(const Routing& routing);
-  Traced mix(const Traced& tokens, const Routing& routing) const;
-  Traced run_experts(const Traced& rows) const;
+  Traced mix(const Traced& tokens, const Routing& routing,
+             const std::function<void()>& beside) const;
+  Traced run_experts(const Traced& rows, int64_t experts) const;
 
   const Operators& ops_;
   const TracedModel& model_;
