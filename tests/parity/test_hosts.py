@@ -12,6 +12,8 @@ from proxy import Proxy
 from runs import configuration, free_port, metrics, train
 
 FP64 = {"precision": {"compute": "fp64"}}
+# Twelve: a share for each of 4 or 6 ranks.
+EXPERTS = {"model": {"family": "mixtral", "moe": {"experts": 12, "top_k": 2, "aux_loss": 0.1}}}
 # Meshes of 4 ranks: what goes between hosts is a sum, shards, or activations.
 MESHES = {
     "ddp": {"mesh": {"dp": 4}},
@@ -59,6 +61,25 @@ def test_two_hosts_train_the_model_of_one(program, tokens, wanted, tmp_path, nam
     assert_equal_losses(tmp_path / "two", wanted)
 
 
+@pytest.fixture(scope="session")
+def wanted_of_experts(program, tokens, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts")
+    train(program, configuration(tokens, folder, **FP64, **EXPERTS))
+    return metrics(folder)
+
+
+# Rows go to experts in the form that their size asks for, and in each; of hosts that are not equal, straight.
+@pytest.mark.parametrize("per_host, algorithm", [
+    ([2, 2], "auto"), ([2, 2], "straight"), ([2, 2], "aggregated"), ([2, 2, 2], "aggregated"), ([1, 3], "aggregated")],
+    ids=str)
+def test_experts_of_several_hosts_train_the_model_of_one(program, tokens, wanted_of_experts, tmp_path, namespaces,
+                                                         per_host, algorithm):
+    ranks = sum(per_host)
+    on_hosts(program, tokens, tmp_path / "more", per_host, f"--comm.algorithm={algorithm}", **FP64, **EXPERTS,
+             mesh={"dp": ranks, "ep": ranks})
+    assert_equal_losses(tmp_path / "more", wanted_of_experts)
+
+
 @pytest.mark.parametrize("per_host", [[2, 2, 2], [1, 3], [3, 2, 1]], ids=str)
 def test_so_do_three_and_uneven_ones_over_a_slow_link(program, tokens, wanted, tmp_path, namespaces, per_host):
     mesh = {"mesh": {"dp": sum(per_host)}, "zero": {"stage": 2}}
@@ -72,7 +93,7 @@ def test_so_do_two_whose_line_delays_and_loses_frames(program, tokens, wanted, t
     assert_equal_losses(tmp_path / "two", wanted)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "tree", "hierarchical"])
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "tree", "hierarchical", "aggregated"])
 def test_every_algorithm_trains_the_same_model(program, tokens, wanted, tmp_path, algorithm):
     path = configuration(tokens, tmp_path / "run", mesh={"dp": 3}, zero={"stage": 1}, **FP64)
     train(program, path, "--nproc", "3", "--comm.backend=gloo", f"--comm.algorithm={algorithm}")

@@ -326,6 +326,9 @@ TEST(Algorithms, RefuseWhatTheyDoNot) {
   EXPECT_THROW(broadcast(network.end_of(0), Algorithm::kRing, {}, 0), Error);
   EXPECT_FALSE(implements(Algorithm::kTree, Verb::kAllGather));
   EXPECT_FALSE(implements(Algorithm::kRing, Verb::kAllToAll));
+  EXPECT_FALSE(implements(Algorithm::kAggregated, Verb::kAllReduce));
+  EXPECT_TRUE(implements(Algorithm::kAggregated, Verb::kAllToAll));
+  EXPECT_THROW(cost_of(Verb::kAllToAll, Algorithm::kStraight, 4, 64), Error);
   EXPECT_EQ(algorithm_of("ring"), Algorithm::kRing);
   EXPECT_EQ(algorithm_of("star"), std::nullopt);
 }

@@ -10,7 +10,8 @@
 namespace tessera::comm::algorithms {
 namespace {
 
-constexpr std::array kNames = {"auto", "ring", "recursive_doubling", "tree"};
+constexpr std::array kNames = {"auto", "ring",     "recursive_doubling",
+                               "tree", "straight", "aggregated"};
 
 void check_implemented(Algorithm algorithm, Verb verb) {
   TS_CHECK(algorithm != Algorithm::kOwn && implements(algorithm, verb),
@@ -64,6 +65,11 @@ std::optional<Algorithm> algorithm_of(const std::string& name) {
 
 bool implements(Algorithm algorithm, Verb verb) {
   if (algorithm == Algorithm::kOwn) return true;
+  const bool is_of_all_to_all =
+      algorithm == Algorithm::kStraight || algorithm == Algorithm::kAggregated;
+  if (is_of_all_to_all || verb == Verb::kAllToAll) {
+    return is_of_all_to_all && verb == Verb::kAllToAll;
+  }
   switch (verb) {
     case Verb::kAllReduce:
       return true;
@@ -121,6 +127,8 @@ void broadcast(Transport& transport, Algorithm algorithm,
 
 Cost cost_of(Verb verb, Algorithm algorithm, int64_t ranks, int64_t bytes) {
   check_implemented(algorithm, verb);
+  TS_CHECK(verb != Verb::kAllToAll, "the cost of all_to_all by ",
+           name_of(algorithm), " is not one of ranks alone.");
   const bool is_ring = algorithm == Algorithm::kRing;
   if (verb == Verb::kAllReduce) return all_reduce_cost(algorithm, ranks, bytes);
   if (verb == Verb::kBroadcast) return tree_broadcast_cost(ranks, bytes);

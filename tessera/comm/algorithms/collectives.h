@@ -6,6 +6,7 @@
 //   reduce_scatter yes            by halving           -
 //   broadcast      -              -                    yes
 //
+// all_to_all is straight or aggregated, between hosts: see hierarchical.h.
 // Every rank must ask for the same. The result is the same bits on every rank
 // and in every run; see elements.h for its precision. Any number of ranks and
 // any size, 0 included. Costs are in the algorithms' own headers.
@@ -26,6 +27,8 @@ enum class Algorithm {
   kRing,
   kRecursiveDoubling,
   kTree,
+  kStraight,
+  kAggregated,
 };
 
 const char* name_of(Algorithm algorithm);
@@ -34,7 +37,8 @@ std::vector<std::string> algorithm_names();
 // Whether there is a way to do `verb` by it; kOwn does everything.
 bool implements(Algorithm algorithm, Verb verb);
 
-// REQUIRES, of all: implements(algorithm, verb), and not kOwn.
+// REQUIRES, of all: implements(algorithm, verb), and not kOwn; cost_of: nor
+// all_to_all, whose cost is not one of ranks alone.
 
 // `partial`: partial_dtype() of `result`; the two may be one.
 void all_reduce(Transport& transport, Algorithm algorithm,

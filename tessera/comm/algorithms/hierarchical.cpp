@@ -7,13 +7,9 @@ namespace {
 
 // Across hosts a step costs as much as this many bytes, or more.
 constexpr int64_t kSmallBytes = 64 << 10;
-
-// Where each rank's bytes begin.
-Bounds begins_of(const std::vector<int64_t>& splits) {
-  Bounds bounds{0};
-  for (int64_t bytes : splits) bounds.push_back(bounds.back() + bytes);
-  return bounds;
-}
+// Up to here from a host to a rank of another, one message is faster than one
+// from each rank, though its bytes go through memory first.
+constexpr int64_t kAggregatedBytes = 512 << 10;
 
 }  // namespace
 
@@ -34,6 +30,10 @@ Hierarchical::Hierarchical(Hierarchy hierarchy, Chooser choose)
 Algorithm Hierarchical::choose(Verb verb, int64_t bytes) const {
   const Algorithm chosen = choose_(verb, bytes);
   if (chosen != Algorithm::kOwn && implements(chosen, verb)) return chosen;
+  if (verb == Verb::kAllToAll) {
+    return bytes <= kAggregatedBytes ? Algorithm::kAggregated
+                                     : Algorithm::kStraight;
+  }
   return bytes <= kSmallBytes ? Algorithm::kRecursiveDoubling
                               : Algorithm::kRing;
 }
@@ -118,49 +118,6 @@ void Hierarchical::all_gather_by_leaders(const at::Tensor& output,
   for (int64_t rank : by_host()) {
     copy(from.part(at, at + piece), to.part(rank * piece, (rank + 1) * piece));
     at += piece;
-  }
-}
-
-void Hierarchical::all_to_all(const at::Tensor& output, const at::Tensor& input,
-                              std::vector<int64_t> output_splits,
-                              std::vector<int64_t> input_splits) {
-  const Elements out = elements_of(bytes_of(output));
-  const Elements in = elements_of(bytes_of(input));
-  const Bounds to = begins_of(output_splits), from = begins_of(input_splits);
-  std::vector<int64_t> in_inside, out_inside;
-  for (int64_t rank : map_.locals()) {
-    in_inside.push_back(input_splits[rank]);
-    out_inside.push_back(output_splits[rank]);
-  }
-  const at::Tensor sent = empty_of(begins_of(in_inside).back(), at::kByte);
-  const at::Tensor received = empty_of(begins_of(out_inside).back(), at::kByte);
-  int64_t at = 0;
-  for (int64_t rank : map_.locals()) {
-    copy(pieces_of(in, from, rank, rank + 1),
-         elements_of(sent).part(at, at + input_splits[rank]));
-    at += input_splits[rank];
-  }
-  call_all_to_all(*inside_.backend, received, sent, out_inside, in_inside);
-  at = 0;
-  for (int64_t rank : map_.locals()) {
-    copy(elements_of(received).part(at, at + output_splits[rank]),
-         pieces_of(out, to, rank, rank + 1));
-    at += output_splits[rank];
-  }
-
-  // In step s every rank sends to the one s places on: no link is asked twice.
-  const int64_t size = everyone_.size(), rank = everyone_.rank();
-  for (int64_t step = 1; step < size; ++step) {
-    const int64_t next = (rank + step) % size;
-    const int64_t before = (rank + size - step) % size;
-    const auto bytes_for = [&](int64_t peer, const Elements& whole,
-                               const Bounds& bounds) {
-      const bool is_inside = map_.place_of(peer).host == map_.host;
-      return is_inside ? std::span<std::byte>()
-                       : pieces_of(whole, bounds, peer, peer + 1).bytes();
-    };
-    exchange(everyone_, bytes_for(next, in, from), next,
-             bytes_for(before, out, to), before);
   }
 }
 

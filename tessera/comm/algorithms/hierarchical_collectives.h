@@ -62,6 +62,16 @@ class Hierarchical : public BlockingCollectives {
   void reduce_scatter_by_leaders(const at::Tensor& output,
                                  const at::Tensor& input, ReduceOp op);
 
+  struct Moves;
+  struct HandedOver;
+  void choose_ways(Moves& moves, const std::vector<int64_t>& input_splits);
+  // Appends to `splits` how many bytes are for each.
+  at::Tensor packed_inside(const Moves& moves,
+                           std::vector<int64_t>& splits) const;
+  HandedOver move_inside(const Moves& moves);
+  void move_between(const Moves& moves, const HandedOver& handed);
+  void move_straight(const Moves& moves);
+
   // The algorithm of the part of `bytes` that goes across.
   Algorithm choose(Verb verb, int64_t bytes) const;
   Reduction reduction(ReduceOp op) const { return {op, everyone_.size()}; }

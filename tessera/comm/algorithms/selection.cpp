@@ -4,15 +4,26 @@
 
 namespace tessera::comm::algorithms {
 
+namespace {
+
+constexpr std::string_view kHierarchical = "hierarchical";
+
+}  // namespace
+
+bool goes_by_hosts(const std::string& name) {
+  return name == kHierarchical || name == name_of(Algorithm::kStraight) ||
+         name == name_of(Algorithm::kAggregated);
+}
+
 Selection::Selection(std::string name) : name_(std::move(name)) {
-  if (is_hierarchical() || name_ == name_of(Algorithm::kOwn)) {
+  if (goes_by_hosts(name_) || name_ == name_of(Algorithm::kOwn)) {
     table_ = TuningTable::from_environment();
-    return;
   }
+  if (name_ == kHierarchical) return;
   const auto algorithm = algorithm_of(name_);
   TS_CHECK_CONFIG(algorithm.has_value(), "comm.algorithm=", name_,
-                  " is not known. Use auto, ring, recursive_doubling, tree or "
-                  "hierarchical.");
+                  " is not known. Use auto, ring, recursive_doubling, tree, "
+                  "hierarchical, straight or aggregated.");
   fixed_ = *algorithm;
 }
 
@@ -29,19 +40,17 @@ void Selection::agree(Rendezvous rendezvous, int64_t rank,
 }
 
 Chooser Selection::chooser(const std::string& backend, int64_t ranks) const {
-  if (fixed_ != Algorithm::kOwn) {
-    return [fixed = fixed_](Verb verb, int64_t) {
-      return implements(fixed, verb) ? fixed : Algorithm::kOwn;
-    };
-  }
-  return [table = table_, backend, ranks](Verb verb, int64_t bytes) {
+  return [fixed = fixed_, table = table_, backend, ranks](Verb verb,
+                                                          int64_t bytes) {
+    if (fixed != Algorithm::kOwn && implements(fixed, verb)) return fixed;
     return table.algorithm_for(verb, backend, ranks, bytes);
   };
 }
 
 Connection Selection::apply(Connection connection,
                             const std::string& backend) const {
-  if (fixed_ == Algorithm::kOwn && !table_.knows(backend)) return connection;
+  const bool is_flat = fixed_ != Algorithm::kOwn && !goes_by_hosts(name_);
+  if (!is_flat && !table_.knows(backend)) return connection;
   const int ranks = connection.backend->getSize();
   return make_flat(std::move(connection), chooser(backend, ranks));
 }

@@ -10,6 +10,10 @@
 
 namespace tessera::comm::algorithms {
 
+// Whether comm.algorithm of this name has groups over several hosts go by
+// hosts: hierarchical, or one of the forms of its all_to_all.
+bool goes_by_hosts(const std::string& name);
+
 class Selection {
  public:
   // TS_CHECK_CONFIG where comm.algorithm is not known, or the table is wrong.
@@ -20,7 +24,6 @@ class Selection {
   void agree(Rendezvous rendezvous, int64_t rank,
              std::chrono::milliseconds timeout) const;
 
-  bool is_hierarchical() const { return name_ == kHierarchical; }
   // For messages over `backend` among `ranks` ranks.
   Chooser chooser(const std::string& backend, int64_t ranks) const;
   // `connection` of `backend` with these algorithms, or as it is where they are
@@ -28,10 +31,9 @@ class Selection {
   Connection apply(Connection connection, const std::string& backend) const;
 
  private:
-  static constexpr const char* kHierarchical = "hierarchical";
   std::string name_;
-  Algorithm fixed_ = Algorithm::kOwn;
-  TuningTable table_;  // of auto
+  Algorithm fixed_ = Algorithm::kOwn;  // for what it implements
+  TuningTable table_;                  // for the rest; empty: not asked
 };
 
 }  // namespace tessera::comm::algorithms

@@ -18,7 +18,8 @@ using detail::Json;
 constexpr const char* kFormat = "tessera-comm-table";
 constexpr int64_t kVersion = 1;
 constexpr std::array kVerbs = {Verb::kAllReduce, Verb::kAllGather,
-                               Verb::kReduceScatter, Verb::kBroadcast};
+                               Verb::kReduceScatter, Verb::kBroadcast,
+                               Verb::kAllToAll};
 constexpr std::array kKeys = {"verb",      "backend",   "ranks",
                               "min_bytes", "max_bytes", "algorithm"};
 

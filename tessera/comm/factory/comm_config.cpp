@@ -38,7 +38,8 @@ void CommConfig::declare(config::Section& section) {
       .key("algorithm", algorithm,
            "how a collective goes through its ranks; auto: hierarchical over "
            "several hosts, else what TESSERA_COMM_TABLE has for its size, else "
-           "the backend's own")
+           "the backend's own; straight, aggregated: hierarchical, and between "
+           "hosts every all_to_all in that form")
       .one_of(algorithm_choices());
   section
       .key("timeout_s", timeout_s,

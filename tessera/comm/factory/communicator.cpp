@@ -37,7 +37,7 @@ bool is_hierarchical(const std::string& backend) {
 
 std::string resolve_backend(const CommunicatorOptions& options) {
   const bool one_host = options.local_world_size == options.world_size;
-  const bool asked_for = options.algorithm == "hierarchical";
+  const bool asked_for = algorithms::goes_by_hosts(options.algorithm);
   std::string across = options.backend;
   if (across == "auto") {
     if (one_host) return "shm";
