@@ -46,6 +46,14 @@ class BenchCommand {
     const int64_t wanted = flags_.nproc > 0 ? flags_.nproc : kDefaultBenchRanks;
     const int64_t ranks = is_rank ? place.world_size : wanted;
     TS_CHECK_USAGE(ranks > 1, "one rank has nobody to talk to. Start two.");
+    if (is_rank) {
+      hosts_ = ranks / std::max<int64_t>(1, place.local_world_size);
+    }
+    TS_CHECK_USAGE(
+        !tunes_forms(flags_) || (hosts_ > 1 && hosts_ < ranks &&
+                                 hosts_ * place.local_world_size == ranks),
+        "--tune of all_to_all compares its forms between hosts, each of the "
+        "same number of ranks, two or more. Start them there by a launcher.");
     if (place.source != "tessera") {  // else its launcher has done it
       check_memory(
           plan_, ranks,
@@ -129,13 +137,23 @@ class BenchCommand {
                           auto its = options;
                           its.backend = series.backend;
                           its.algorithm = series.algorithm;
-                          return comm::make_communicator(its);
+                          return communicator_of(its);
                         }},
                    [&](const std::vector<bench::Row>& rows) {
                      if (shows) std::cout << bench::tables(rows) << std::flush;
                      all.insert(all.end(), rows.begin(), rows.end());
                    });
     if (shows) conclude(all);
+  }
+
+  std::unique_ptr<comm::Communicator> communicator_of(
+      const comm::CommunicatorOptions& options) const {
+    auto made = comm::make_communicator(options);
+    TS_CHECK_USAGE(
+        !tunes_forms(flags_) || made->world().backend() != "shm",
+        "--tune of all_to_all: all ranks are on one host, which has no forms "
+        "of it. Start them on several.");
+    return made;
   }
 
   void conclude(const std::vector<bench::Row>& rows) const {
@@ -160,13 +178,16 @@ class BenchCommand {
 
   void write_table(const std::vector<bench::Row>& rows) const {
     const auto table =
-        bench::tuning_table(rows, c10::str(around_.host, ", ", around_.cores,
-                                           " cores, ", around_.processor));
+        bench::tuning_table(rows,
+                            c10::str(around_.host, ", ", around_.cores,
+                                     " cores, ", around_.processor),
+                            hosts_);
     table.write(flags_.tune);
     std::cout << "\n# " << flags_.tune << ": " << table.entries().size()
-              << " ranges in which another algorithm is faster than the "
-                 "backend's own; TESSERA_COMM_TABLE="
-              << flags_.tune << " uses them\n";
+              << (tunes_forms(flags_) ? " ranges, each with the faster form"
+                                      : " ranges in which another algorithm is "
+                                        "faster than the backend's own")
+              << "; TESSERA_COMM_TABLE=" << flags_.tune << " uses them\n";
   }
 
   const BenchFlags& flags_;
@@ -174,6 +195,7 @@ class BenchCommand {
   const int argc_;
   char** const argv_;
   bench::Circumstances around_;
+  int64_t hosts_ = 1;
 };
 
 }  // namespace

@@ -69,8 +69,9 @@ std::vector<bench::Series> series_of(const BenchFlags& flags) {
                  "memory. Add --backend shm.");
   std::vector<std::string> algorithms = flags.algorithms;
   if (algorithms.empty()) {
-    algorithms = flags.tune.empty() ? std::vector<std::string>{"auto"}
-                                    : bench::tunable_algorithms();
+    algorithms = flags.tune.empty()   ? std::vector<std::string>{"auto"}
+                 : tunes_forms(flags) ? bench::forms_of_all_to_all()
+                                      : bench::tunable_algorithms();
   }
   std::vector<bench::Series> series;
   for (const std::string& backend : flags.backends) {
@@ -96,11 +97,26 @@ void check_served(const bench::Plan& plan) {
   }
 }
 
-void check_tune(const bench::Plan& plan) {
-  TS_CHECK_USAGE(plan.dtypes.size() == 1 && plan.redops.size() == 1,
-                 "--tune chooses by the times of one type and one reduction. "
-                 "Name one --dtype and one --redop.");
+// Whether each backend is measured with each form, and with nothing else.
+void check_forms(const bench::Plan& plan) {
+  for (const bench::Series& series : plan.series) {
+    bool all = holds(bench::forms_of_all_to_all(), series.algorithm);
+    for (const std::string& form : bench::forms_of_all_to_all()) {
+      all &= std::ranges::any_of(plan.series, [&](const auto& other) {
+        return other.backend == series.backend && other.algorithm == form;
+      });
+    }
+    TS_CHECK_USAGE(all,
+                   "--tune of all_to_all compares its forms. Use --algorithm "
+                   "straight,aggregated, or leave it out.");
+  }
+}
+
+void check_algorithms(const bench::Plan& plan) {
   for (const bench::Operation operation : plan.operations) {
+    TS_CHECK_USAGE(operation != bench::Operation::kAllToAll,
+                   "--tune: all_to_all has a table of its own, of its forms "
+                   "between hosts. Leave it out of --op, or name it alone.");
     TS_CHECK_USAGE(holds(bench::tunable_operations(), operation),
                    "--tune: ", bench::name_of(operation),
                    " has one algorithm only. Leave it out of --op.");
@@ -114,6 +130,13 @@ void check_tune(const bench::Plan& plan) {
   }
   TS_CHECK_USAGE(has_own,
                  "--tune needs what it compares with. Add --algorithm auto.");
+}
+
+void check_tune(const bench::Plan& plan, bool of_forms) {
+  TS_CHECK_USAGE(plan.dtypes.size() == 1 && plan.redops.size() == 1,
+                 "--tune chooses by the times of one type and one reduction. "
+                 "Name one --dtype and one --redop.");
+  of_forms ? check_forms(plan) : check_algorithms(plan);
   TS_CHECK_USAGE(std::getenv("TESSERA_COMM_TABLE") == nullptr,
                  "--tune compares with each backend's own algorithm, but "
                  "TESSERA_COMM_TABLE puts others in its place. Unset it.");
@@ -216,6 +239,11 @@ void check_output(const char* option, const std::string& path) {
 
 }  // namespace
 
+bool tunes_forms(const BenchFlags& flags) {
+  return !flags.tune.empty() && flags.operations.size() == 1 &&
+         flags.operations[0] == bench::name_of(bench::Operation::kAllToAll);
+}
+
 CLI::Validator is_number() {
   return {[](const std::string& text) {
             return std::isnan(std::strtod(text.c_str(), nullptr))
@@ -261,7 +289,7 @@ bench::Plan plan_of(const BenchFlags& flags) {
                  " is more than --max-bytes ", flags.max_bytes, ".");
   plan.sizes = bench::sizes_between(first, last, flags.step_factor);
   check_served(plan);
-  if (!flags.tune.empty()) check_tune(plan);
+  if (!flags.tune.empty()) check_tune(plan, tunes_forms(flags));
   return plan;
 }
 

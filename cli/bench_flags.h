@@ -42,6 +42,10 @@ void add_bench_flags(CLI::App& command, BenchFlags& flags);
 // not go together.
 benchmark::Plan plan_of(const BenchFlags& flags);
 
+// Whether --tune is to write a table of the forms of all_to_all, which there
+// are between hosts alone, and not one of algorithms.
+bool tunes_forms(const BenchFlags& flags);
+
 // Found out before any rank starts, and not after minutes of measuring:
 // buffers that the host cannot hold, files that cannot be written.
 void check_memory(const benchmark::Plan& plan, int64_t ranks,

@@ -28,6 +28,8 @@ std::optional<comm::Verb> verb_of(Operation operation) {
       return comm::Verb::kReduceScatter;
     case Operation::kBroadcast:
       return comm::Verb::kBroadcast;
+    case Operation::kAllToAll:
+      return comm::Verb::kAllToAll;
     default:
       return std::nullopt;
   }

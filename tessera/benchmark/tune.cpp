@@ -29,10 +29,14 @@ const Cell& own_of(const Row& row, const std::string& backend) {
   TORCH_INTERNAL_ASSERT(false, backend, "'s own algorithm was not measured");
 }
 
+bool has_forms(const Row& row) {
+  return row.what.operation == Operation::kAllToAll;
+}
+
 Algorithm fastest(const Row& row, const std::string& backend) {
-  const Cell& own = own_of(row, backend);
   Algorithm best = Algorithm::kOwn;
-  double limit_us = kWorthIt * own.time_us;
+  double limit_us = has_forms(row) ? std::numeric_limits<double>::infinity()
+                                   : kWorthIt * own_of(row, backend).time_us;
   for (const Cell& cell : row.cells) {
     const bool right = cell.wrong.value_or(0) == 0;
     if (cell.series.backend != backend || !right) continue;
@@ -52,17 +56,21 @@ int64_t border_between(int64_t smaller, int64_t larger) {
 
 // The rows of one operation on one backend, in the order of their sizes.
 std::vector<TuningEntry> entries_of(const std::vector<const Row*>& rows,
-                                    const std::string& backend) {
+                                    const std::string& backend, int64_t hosts) {
   std::vector<TuningEntry> entries;
   int64_t border = 0;
+  const auto bytes_of = [&](const Row& row) {
+    return has_forms(row) ? row.bytes / hosts : row.bytes;
+  };
   for (size_t i = 0; i < rows.size(); ++i) {
     const Row& row = *rows[i];
     TuningEntry entry{.verb = *verb_of(row.what.operation),
                       .backend = backend,
-                      .ranks = row.ranks,
+                      .ranks = has_forms(row) ? hosts : row.ranks,
                       .min_bytes = border};
-    border = i + 1 < rows.size() ? border_between(row.bytes, rows[i + 1]->bytes)
-                                 : kNoEnd;
+    border = i + 1 < rows.size()
+                 ? border_between(bytes_of(row), bytes_of(*rows[i + 1]))
+                 : kNoEnd;
     entry.max_bytes = border;
     entry.algorithm = fastest(row, backend);
     if (!entries.empty() && entries.back().algorithm == entry.algorithm) {
@@ -98,20 +106,33 @@ const std::vector<Operation>& tunable_operations() {
 }
 
 std::vector<std::string> tunable_algorithms() {
-  return comm::algorithms::algorithm_names();
+  std::vector<std::string> names = comm::algorithms::algorithm_names();
+  std::erase_if(names, [](const std::string& name) {
+    return std::ranges::find(forms_of_all_to_all(), name) !=
+           forms_of_all_to_all().end();
+  });
+  return names;
+}
+
+const std::vector<std::string>& forms_of_all_to_all() {
+  static const std::vector<std::string> kForms = {
+      name_of(Algorithm::kStraight), name_of(Algorithm::kAggregated)};
+  return kForms;
 }
 
 comm::algorithms::TuningTable tuning_table(const std::vector<Row>& rows,
-                                           const std::string& machine) {
+                                           const std::string& machine,
+                                           int64_t hosts) {
   std::vector<TuningEntry> all;
-  for (const Operation operation : tunable_operations()) {
+  for (const Operation operation : all_operations()) {
+    if (!verb_of(operation)) continue;
     std::vector<const Row*> its;
     for (const Row& row : rows) {
       if (row.what.operation == operation) its.push_back(&row);
     }
     if (its.empty()) continue;
     for (const std::string& backend : backends_in(*its.front())) {
-      const auto entries = entries_of(its, backend);
+      const auto entries = entries_of(its, backend, hosts);
       all.insert(all.end(), entries.begin(), entries.end());
     }
   }

@@ -80,6 +80,27 @@ TEST(BenchTune, BackendsAndOperationsAreApart) {
             Algorithm::kRing);
 }
 
+// 4 ranks on 2 hosts: of the bytes of a rank half are for a rank from a host.
+TEST(BenchTune, AllToAllHasTheFasterFormBetweenHosts) {
+  const auto timed = [](int64_t bytes, double straight, double aggregated) {
+    return row(Operation::kAllToAll, bytes,
+               {cell("gloo", "straight", straight),
+                cell("gloo", "aggregated", aggregated)});
+  };
+  const TuningTable table = tuning_table(
+      {timed(1024, 100, 60), timed(4096, 100, 99), timed(65536, 100, 101)},
+      "a machine", /*hosts=*/2);
+  ASSERT_EQ(table.entries().size(), 2);
+  const auto form = [&](int64_t bytes) {
+    return table.algorithm_for(comm::Verb::kAllToAll, "gloo", 2, bytes);
+  };
+  EXPECT_EQ(form(0), Algorithm::kAggregated);
+  EXPECT_EQ(form(8191), Algorithm::kAggregated);  // sqrt(2 Ki * 32 Ki)
+  EXPECT_EQ(form(8192), Algorithm::kStraight);
+  EXPECT_EQ(TuningTable::parse(table.to_json(), "t").entries(),
+            table.entries());
+}
+
 TEST(BenchTune, ASeriesServesWhatItsAlgorithmHas) {
   const Series ring{.backend = "gloo", .algorithm = "ring"};
   EXPECT_EQ(ring.name(), "gloo:ring");
@@ -90,6 +111,9 @@ TEST(BenchTune, ASeriesServesWhatItsAlgorithmHas) {
   EXPECT_TRUE(ring.serves(Operation::kAllReduce));
   EXPECT_FALSE(ring.serves(Operation::kBroadcast));
   EXPECT_FALSE(ring.serves(Operation::kAllToAll));
+  const Series straight{.backend = "gloo", .algorithm = "straight"};
+  EXPECT_TRUE(straight.serves(Operation::kAllToAll));
+  EXPECT_FALSE(straight.serves(Operation::kAllReduce));
   EXPECT_TRUE(Series{.backend = "gloo"}.serves(Operation::kAllToAll));
 }
 

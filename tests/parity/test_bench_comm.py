@@ -6,6 +6,7 @@ import subprocess
 import xml.etree.ElementTree as xml
 
 import pytest
+from hosts import Hosts, end_of, places, why_not
 from runs import free_port
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -99,6 +100,47 @@ def test_ranks_of_another_launcher(program, tmp_path):
     assert json.loads((tmp_path / "figures.json").read_text())["ranks_are"] == "processes of torchrun"
 
 
+def on_hosts(program, folder, per_host, *arguments, variables=None):
+    """The ends of the ranks of `bench comm` on hosts that are network namespaces."""
+    command = [program, "bench", "comm", "--op", "all_to_all", "--backend", "gloo", "--iters", "3", "--max-bytes", "64K",
+               *arguments]
+    with Hosts(len(per_host)) as hosts:
+        return end_of([hosts.start(host, command, {**place, **(variables or {})}, cwd=folder,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                       for host, place in places(per_host)])
+
+
+def test_the_forms_of_all_to_all_between_hosts(program, tmp_path):
+    if why_not():
+        pytest.skip(why_not())
+    forms = ["--algorithm", "straight,aggregated", "--json", "figures.json"]
+    for code, errors in on_hosts(program, tmp_path, [2, 2], "--tune", "forms.json", *forms):
+        assert code == 0, errors
+    cells = json.loads((tmp_path / "figures.json").read_text())["cells"]
+    assert [(cell["algorithm"], cell["size_bytes"], cell["wrong"]) for cell in cells] == [
+        (form, size, 0) for size in SIZES for form in ("straight", "aggregated")]
+    entries = json.loads((tmp_path / "forms.json").read_text())["entries"]
+    assert {(entry["verb"], entry["backend"], entry["ranks"]) for entry in entries} == {("all_to_all", "gloo", 2)}
+    assert {entry["algorithm"] for entry in entries} <= {"straight", "aggregated"}
+    for code, errors in on_hosts(program, tmp_path, [2, 2], "--algorithm", "hierarchical",
+                                 variables={"TESSERA_COMM_TABLE": str(tmp_path / "forms.json")}):
+        assert code == 0, errors
+    for code, errors in on_hosts(program, tmp_path, [1, 1], "--tune", "none.json"):
+        assert code == 2 and "two or more" in errors, errors
+
+
+def test_hosts_that_are_one_have_no_forms(program, tmp_path):
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [subprocess.Popen([str(program), "bench", "comm", "--op", "all_to_all", "--backend", "gloo", "--tune",
+                               "none.json"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                              env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)})
+             for rank in range(4)]
+    for code, errors in end_of(ranks):
+        assert code in (2, 69), errors
+        assert "all ranks are on one host" in errors, errors
+    assert not (tmp_path / "none.json").exists()
+
+
 # Arguments, the exit code, and words of the message.
 REFUSED = [
     (["--backend", "smh"], 2, ["smh", "shm", "gloo"]),
@@ -120,6 +162,10 @@ REFUSED = [
     (["--algorithm", "tree", "--op", "all_gather"], 2, ["tree", "all_gather", "--algorithm auto"]),
     (["--tune", "t.json", "--dtype", "fp32,bf16"], 2, ["--tune", "one --dtype"]),
     (["--tune", "t.json", "--op", "barrier"], 2, ["--tune", "barrier"]),
+    (["--tune", "t.json", "--op", "all_to_all"], 2, ["--tune of all_to_all", "between hosts", "launcher"]),
+    (["--tune", "t.json", "--op", "all_to_all", "--algorithm", "straight"], 2, ["--algorithm straight,aggregated"]),
+    (["--tune", "t.json", "--op", "all_to_all,broadcast"], 2, ["a table of its own", "name it alone"]),
+    (["--algorithm", "aggregated", "--op", "all_reduce"], 2, ["aggregated", "all_reduce", "--algorithm auto"]),
     (["--tune", "t.json", "--algorithm", "ring", "--op", "all_reduce"], 2, ["--tune", "--algorithm auto"]),
     (["--tune", "absent/t.json"], 74, ["--tune", "absent"]),
     (["--backend", "gloo", "--registered"], 2, ["--registered", "--backend shm"]),
