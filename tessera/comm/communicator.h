@@ -23,8 +23,8 @@ namespace tessera::comm {
 
 struct CommunicatorOptions {
   std::string backend = "auto";  // auto | shm | gloo | mpi | fake
-  // auto | ring | recursive_doubling | tree | hierarchical; auto: as the table
-  // says that TESSERA_COMM_TABLE names, else the backend's own.
+  // As comm.algorithm has it. auto: as the table says that TESSERA_COMM_TABLE
+  // names, else the backend's own.
   std::string algorithm = "auto";
   int64_t rank = 0;  // global
   int64_t world_size = 1;
