@@ -4,8 +4,8 @@
 // An axis is a factor of the world; its degree is its size; a coord is a
 // position along it. (A tensor has dims, never axes.) Sequence parallelism has
 // no axis: it lives on tp. Experts see the ranks of a stage re-folded into
-// expert_dp x ep x etp: a second view of the same ranks, never further factors
-// of the world.
+// expert_replicate x expert_dp x ep x etp: a second view of the same ranks,
+// never further factors of the world.
 #pragma once
 
 #include <array>
@@ -14,7 +14,17 @@
 
 namespace tessera::mesh {
 
-enum class Axis { kPp, kDpReplicate, kDpShard, kCp, kTp, kExpertDp, kEp, kEtp };
+enum class Axis {
+  kPp,
+  kDpReplicate,
+  kDpShard,
+  kCp,
+  kTp,
+  kExpertReplicate,
+  kExpertDp,
+  kEp,
+  kEtp
+};
 
 struct Degrees {
   int64_t pp = 1;
@@ -24,6 +34,9 @@ struct Degrees {
   int64_t tp = 1;
   int64_t ep = 1;   // expert view only
   int64_t etp = 1;  // expert view only: 1 or tp
+  // Expert view only: 1, or dp_replicate, whose replicas are then apart there
+  // too.
+  int64_t expert_replicate = 1;
 };
 
 struct AxisEntry {
@@ -37,6 +50,7 @@ inline constexpr std::array kAxisTable = {
     AxisEntry{"dp_shard", &Degrees::dp_shard},
     AxisEntry{"cp", &Degrees::cp},
     AxisEntry{"tp", &Degrees::tp},
+    AxisEntry{"expert_replicate", &Degrees::expert_replicate},
     AxisEntry{"expert_dp", nullptr},
     AxisEntry{"ep", &Degrees::ep},
     AxisEntry{"etp", &Degrees::etp}};
@@ -45,8 +59,8 @@ inline constexpr size_t kNumAxes = kAxisTable.size();
 // The factors of the world, and the view that experts have of it.
 inline constexpr std::array kAxes = {Axis::kPp, Axis::kDpReplicate,
                                      Axis::kDpShard, Axis::kCp, Axis::kTp};
-inline constexpr std::array kExpertAxes = {Axis::kPp, Axis::kExpertDp,
-                                           Axis::kEp, Axis::kEtp};
+inline constexpr std::array kExpertAxes = {
+    Axis::kPp, Axis::kExpertReplicate, Axis::kExpertDp, Axis::kEp, Axis::kEtp};
 
 constexpr const AxisEntry& entry_of(Axis axis) {
   return kAxisTable.at(static_cast<size_t>(axis));

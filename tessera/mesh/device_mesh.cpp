@@ -90,11 +90,41 @@ void DeviceMesh::check_experts() const {
                   equation(factors, std::to_string(world_size_ / degrees_.pp)),
                   " ranks of a stage over etp ", etp, ". Use a divisor of ",
                   foldable, ".");
+  if (degrees_.expert_replicate != 1) check_replicas();
+}
+
+// Experts that stay inside a replica: its ranks are neighbours in their view.
+void DeviceMesh::check_replicas() const {
+  const int64_t replicas = degrees_.dp_replicate;
+  TS_CHECK_CONFIG(degrees_.expert_replicate == replicas,
+                  "mesh: expert_replicate is ", degrees_.expert_replicate,
+                  ". It is 1 (experts are sharded over all replicas) or "
+                  "mesh.dp_replicate, ",
+                  replicas, ".");
+  const int64_t ranks = world_size_ / degrees_.pp / replicas;
+  const int64_t foldable = ranks / degrees_.etp;
+  TS_CHECK_CONFIG(foldable % degrees_.ep == 0, "mesh.ep is ", degrees_.ep,
+                  ", but with zero.expert_shard dp_shard experts stay inside "
+                  "one of the ",
+                  replicas, " replicas (mesh.dp_replicate), which has ", ranks,
+                  " ranks of a stage, over etp ", degrees_.etp,
+                  ". Use a divisor of ", foldable,
+                  ", or zero.expert_shard all.");
+  for (Axis axis : order_) {
+    if (axis == Axis::kDpReplicate) break;
+    TS_CHECK_CONFIG(!is_folded(axis) || degree(axis) == 1, "mesh.order has ",
+                    name_of(axis),
+                    " before dp_replicate, but with zero.expert_shard dp_shard "
+                    "experts stay inside a replica, whose ranks of a stage are "
+                    "neighbours then. Put dp_replicate before ",
+                    name_of(axis), ", or use zero.expert_shard all.");
+  }
 }
 
 int64_t DeviceMesh::degree(Axis axis) const {
   if (axis == Axis::kExpertDp) {
-    return world_size_ / (degrees_.pp * degrees_.ep * degrees_.etp);
+    return world_size_ / (degrees_.pp * degrees_.expert_replicate *
+                          degrees_.ep * degrees_.etp);
   }
   return degrees_.*entry_of(axis).degree;
 }
@@ -117,13 +147,15 @@ bool DeviceMesh::is_folded(Axis axis) const {
   return axis != Axis::kPp && (axis != Axis::kTp || degrees_.etp == 1);
 }
 
-// ep takes the innermost axes first.
+// ep takes the innermost axes first, and expert_replicate has the outermost.
 void DeviceMesh::fold(Coord& coord) const {
   int64_t folded = 0;
   for (Axis axis : order_) {
     if (is_folded(axis)) folded = folded * degree(axis) + coord[axis];
   }
-  coord[Axis::kExpertDp] = folded / degrees_.ep;
+  const int64_t same_experts = folded / degrees_.ep;
+  coord[Axis::kExpertReplicate] = same_experts / degree(Axis::kExpertDp);
+  coord[Axis::kExpertDp] = same_experts % degree(Axis::kExpertDp);
   coord[Axis::kEp] = folded % degrees_.ep;
   coord[Axis::kEtp] = is_folded(Axis::kTp) ? 0 : coord[Axis::kTp];
 }
@@ -141,7 +173,10 @@ int64_t DeviceMesh::rank_at(const Coord& coord) const {
 
 // The way back from the experts' view.
 void DeviceMesh::unfold(Coord& coord) const {
-  int64_t folded = coord[Axis::kExpertDp] * degrees_.ep + coord[Axis::kEp];
+  const int64_t same_experts =
+      coord[Axis::kExpertReplicate] * degree(Axis::kExpertDp) +
+      coord[Axis::kExpertDp];
+  int64_t folded = same_experts * degrees_.ep + coord[Axis::kEp];
   for (auto axis = order_.rbegin(); axis != order_.rend(); ++axis) {
     if (!is_folded(*axis)) continue;
     coord[*axis] = folded % degree(*axis);
@@ -250,11 +285,16 @@ std::string DeviceMesh::describe() const {
   std::string text =
       equation(factors, fits ? std::to_string(product) : "over 2^63");
   const bool is_folded =
-      product == world_size_ && degrees_.ep * degrees_.etp > 1;
+      product == world_size_ &&
+      degrees_.expert_replicate * degrees_.ep * degrees_.etp > 1;
   if (!is_folded) return text;
-  for (Axis axis : {Axis::kExpertDp, Axis::kEp, Axis::kEtp}) {
-    text += (axis == Axis::kExpertDp ? ", experts " : " x ") +
-            std::string(name_of(axis)) + " " + std::to_string(degree(axis));
+  std::string separator = ", experts ";
+  for (Axis axis : kExpertAxes) {
+    const bool is_told = axis != Axis::kPp &&
+                         (axis != Axis::kExpertReplicate || degree(axis) > 1);
+    if (!is_told) continue;
+    text += separator + name_of(axis) + " " + std::to_string(degree(axis));
+    separator = " x ";
   }
   return text;
 }

@@ -6,9 +6,11 @@
 // rank = ((pp * dp_replicate + ...) * tp) + tp's coord.
 //
 // The expert view re-folds the axes of a stage (in the order of the mesh) into
-// expert_dp x ep x etp, etp innermost. With etp = 1 an expert is whole on its
-// rank and ep takes the tp ranks first; with etp = tp every expert is split as
-// the other layers are.
+// expert_replicate x expert_dp x ep x etp, etp innermost. With etp = 1 an
+// expert is whole on its rank and ep takes the tp ranks first; with etp = tp
+// every expert is split as the other layers are. With expert_replicate =
+// dp_replicate it is that axis, and expert_dp and ep stay inside a replica;
+// with 1 they go on over replicas.
 //
 // Errors: a world that is not the product, or an expert view that does not
 //         fold, is TS_CHECK_CONFIG with all factors named.
@@ -74,12 +76,14 @@ class DeviceMesh {
   // Axes of degree > 1: "dp_shard=1 tp=0"; "" where there is none.
   std::string describe(int64_t rank) const;
   // "pp 1 x dp_replicate 2 x ... x tp 1 = 2", and where they are folded
-  // ", experts expert_dp 1 x ep 2 x etp 1".
+  // ", experts expert_dp 1 x ep 2 x etp 1", of which expert_replicate is the
+  // first where it is above 1.
   std::string describe() const;
 
  private:
   void check_world() const;
   void check_experts() const;
+  void check_replicas() const;
   bool is_folded(Axis axis) const;
   void fold(Coord& coord) const;
   void unfold(Coord& coord) const;

@@ -57,9 +57,10 @@ void expect_partition(const Groups& groups, int64_t world, int64_t size) {
   EXPECT_EQ(static_cast<int64_t>(seen.size()), world);
 }
 
-std::string refusal(const Degrees& degrees, int64_t world) {
+std::string refusal(const Degrees& degrees, int64_t world,
+                    std::vector<Axis> order = {}) {
   try {
-    DeviceMesh mesh(degrees, world);
+    DeviceMesh mesh(degrees, world, std::move(order));
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
     return error.what_without_backtrace();
@@ -160,6 +161,98 @@ TEST(DeviceMesh, ExpertViewsOfEveryMeshUpTo16RanksInEveryOrder) {
   EXPECT_GT(checked, 2000);
 }
 
+// Where dp_replicate is outermost of what is folded, experts may stay inside a
+// replica: then the axis is the same in both views, and all others are those
+// that the replica has by itself.
+TEST(DeviceMesh, ExpertViewsByReplicaOfEveryMeshUpTo16Ranks) {
+  size_t checked = 0;
+  for (int64_t world = 1; world <= 16; ++world) {
+    for (Degrees degrees : meshes_of(world)) {
+      for (int64_t etp : std::set<int64_t>{1, degrees.tp}) {
+        const int64_t folded = world / degrees.pp / degrees.dp_replicate / etp;
+        for (int64_t ep = 1; ep <= folded; ++ep) {
+          degrees.ep = ep;
+          degrees.etp = etp;
+          degrees.expert_replicate = degrees.dp_replicate;
+          if (folded % ep != 0) {
+            EXPECT_NE(refusal(degrees, world), "");
+            continue;
+          }
+          const DeviceMesh mesh(degrees, world);
+          EXPECT_EQ(mesh.degree(Axis::kExpertReplicate), degrees.dp_replicate);
+          EXPECT_EQ(mesh.degree(Axis::kExpertDp), folded / ep);
+          EXPECT_EQ(groups_of(mesh, {Axis::kExpertReplicate}),
+                    groups_of(mesh, {Axis::kDpReplicate}));
+          Degrees one = degrees;
+          one.dp_replicate = one.expert_replicate = 1;
+          const int64_t ranks = world / degrees.dp_replicate;
+          const DeviceMesh replica(one, ranks);
+          std::set<std::array<int64_t, 5>> places;
+          for (int64_t rank = 0; rank < world; ++rank) {
+            const Coord coord = mesh.coord_of(rank);
+            ASSERT_EQ(coord[Axis::kExpertReplicate], coord[Axis::kDpReplicate]);
+            Coord at = coord;
+            at[Axis::kDpReplicate] = 0;
+            const Coord inside = replica.coord_of(replica.rank_at(at));
+            std::array<int64_t, 5> place = {};
+            for (size_t i = 0; i < kExpertAxes.size(); ++i) {
+              const Axis axis = kExpertAxes.at(i);
+              place.at(i) = coord[axis];
+              if (axis == Axis::kExpertReplicate) continue;
+              ASSERT_EQ(coord[axis], inside[axis]);
+            }
+            places.insert(place);
+            for (int64_t peer :
+                 mesh.peers(rank, {Axis::kExpertDp, Axis::kEp, Axis::kEtp})) {
+              ASSERT_EQ(mesh.coord_of(peer)[Axis::kDpReplicate],
+                        coord[Axis::kDpReplicate]);
+            }
+          }
+          ASSERT_EQ(static_cast<int64_t>(places.size()), world);
+          ++checked;
+        }
+      }
+    }
+  }
+  EXPECT_GT(checked, 800);
+}
+
+TEST(DeviceMesh, ExpertsByReplicaAskForReplicasThatAreNeighbours) {
+  const Degrees degrees{
+      .dp_replicate = 2, .dp_shard = 2, .tp = 2, .expert_replicate = 2};
+  const std::vector<Axis> tp_first = {Axis::kTp, Axis::kDpReplicate, Axis::kPp,
+                                      Axis::kDpShard, Axis::kCp};
+  EXPECT_EQ(refusal(degrees, 8, tp_first),
+            "mesh.order has tp before dp_replicate, but with zero.expert_shard "
+            "dp_shard experts stay inside a replica, whose ranks of a stage "
+            "are neighbours then. Put dp_replicate before tp, or use "
+            "zero.expert_shard all.");
+  // An expert that is cut stays on its tp ranks; an axis of one rank, and
+  // stages, keep nobody apart.
+  Degrees cut = degrees;
+  cut.etp = 2;
+  EXPECT_EQ(refusal(cut, 8, tp_first), "");
+  EXPECT_EQ(refusal(degrees, 8,
+                    {Axis::kCp, Axis::kPp, Axis::kDpReplicate, Axis::kTp,
+                     Axis::kDpShard}),
+            "");
+
+  Degrees wide = degrees;
+  wide.ep = 8;
+  EXPECT_EQ(refusal(wide, 8),
+            "mesh.ep is 8, but with zero.expert_shard dp_shard experts stay "
+            "inside one of the 2 replicas (mesh.dp_replicate), which has 4 "
+            "ranks of a stage, over etp 1. Use a divisor of 4, or "
+            "zero.expert_shard all.");
+  Degrees other = degrees;
+  other.expert_replicate = 4;
+  EXPECT_EQ(refusal(other, 8),
+            "mesh: expert_replicate is 4. It is 1 (experts are sharded over "
+            "all replicas) or mesh.dp_replicate, 2.");
+  other.expert_replicate = 0;
+  EXPECT_NE(refusal(other, 8), "");
+}
+
 // Layouts 1 to 4 of data, expert and tensor parallelism on four devices, with
 // their groups.
 TEST(DeviceMesh, LayoutOfExpertsAndData) {
@@ -257,6 +350,14 @@ TEST(DeviceMesh, Describes) {
   EXPECT_EQ(mesh.describe(),
             "pp 1 x dp_replicate 1 x dp_shard 2 x cp 1 x tp 4 = 8");
   EXPECT_EQ(mesh.describe(6), "dp_shard=1 tp=2");
+  Degrees degrees{.dp_replicate = 2, .dp_shard = 2, .ep = 2};
+  const std::string ranks =
+      "pp 1 x dp_replicate 2 x dp_shard 2 x cp 1 x tp 1 = 4, experts ";
+  EXPECT_EQ(DeviceMesh(degrees, 4).describe(),
+            ranks + "expert_dp 2 x ep 2 x etp 1");
+  degrees.expert_replicate = 2;
+  EXPECT_EQ(DeviceMesh(degrees, 4).describe(),
+            ranks + "expert_replicate 2 x expert_dp 1 x ep 2 x etp 1");
   EXPECT_EQ(DeviceMesh().describe(0), "");
   EXPECT_EQ(DeviceMesh().world_size(), 1);
 }

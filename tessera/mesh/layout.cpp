@@ -14,7 +14,8 @@ constexpr std::array kCutOrder = [] {
   std::reverse_copy(kAxes.begin() + 1, kAxes.end(), order.begin());
   return order;
 }();
-constexpr std::array kExpertCutOrder = {Axis::kEp, Axis::kEtp, Axis::kExpertDp};
+constexpr std::array kExpertCutOrder = {Axis::kEp, Axis::kEtp, Axis::kExpertDp,
+                                        Axis::kExpertReplicate};
 
 int64_t product_of(const std::vector<int64_t>& sizes) {
   int64_t product = 1;

@@ -12,7 +12,8 @@
 // order of the mesh: tp cuts the tensor, and dp_shard cuts dim 0 inside the box
 // that tp left, as FSDP2 does. A dim of n over d pieces goes in chunks of
 // ceil(n/d): the last pieces may be shorter or empty. Stacked experts, counted
-// by dim 0, are placed on the axes of the experts' view: ep, etp, expert_dp.
+// by dim 0, are placed on the axes of the experts' view: ep, etp, expert_dp,
+// expert_replicate.
 //
 // Shapes: elements, never bytes. No communication, no process, no global.
 #pragma once
@@ -87,6 +88,10 @@ class Layout {
     return is_of_expert() ? Axis::kExpertDp : Axis::kDpShard;
   }
   int64_t data_dim() const { return is_of_expert() ? 1 : 0; }
+  // The axis over which there are copies of what ZeRO cuts.
+  Axis replica_axis() const {
+    return is_of_expert() ? Axis::kExpertReplicate : Axis::kDpReplicate;
+  }
   // Held by these pipeline stages (coords of pp, ascending) alone; one that
   // several hold is used by each in its own way: its gradient is their sum.
   Layout on_stages(std::vector<int64_t> stages) const;

@@ -213,7 +213,8 @@ Shape peers_by_walk(const Layout& layout, const DeviceMesh& mesh,
     const Coord other = mesh.coord_of(each);
     bool is_peer = layout.held_by(other);
     for (Axis axis : layout.is_of_expert()
-                         ? std::vector{Axis::kEp, Axis::kEtp, Axis::kExpertDp}
+                         ? std::vector{Axis::kEp, Axis::kEtp, Axis::kExpertDp,
+                                       Axis::kExpertReplicate}
                          : std::vector{Axis::kTp, Axis::kCp, Axis::kDpShard,
                                        Axis::kDpReplicate}) {
       is_peer = is_peer && holds(other, axis);
@@ -271,7 +272,11 @@ void for_each_mesh(Act act) {
               const int64_t foldable = world / pp / etp;
               for (int64_t ep = 1; ep <= foldable; ++ep) {
                 if (foldable % ep != 0) continue;
-                act(DeviceMesh({pp, r, s, cp, tp, ep, etp}, world));
+                Degrees degrees{pp, r, s, cp, tp, ep, etp};
+                act(DeviceMesh(degrees, world));
+                if (r == 1 || foldable / r % ep != 0) continue;
+                degrees.expert_replicate = r;
+                act(DeviceMesh(degrees, world));
               }
             }
           }
@@ -293,14 +298,18 @@ TEST(Layout, GradientPeersAreThoseOfAWalkOverTheWorld) {
         ++cases;
       }
     };
-    const bool first = mesh.degree(Axis::kEp) * mesh.degree(Axis::kEtp) == 1;
+    const bool first = mesh.degree(Axis::kEp) * mesh.degree(Axis::kEtp) *
+                           mesh.degree(Axis::kExpertReplicate) ==
+                       1;
     if (first) {  // the other views of these ranks are the same to it
       for_each_layout(
           mesh, Layout({32, 2}),
           {Axis::kTp, Axis::kCp, Axis::kDpShard, Axis::kDpReplicate}, compare);
     }
-    for_each_layout(mesh, Layout({32, 2}, View::kExperts),
-                    {Axis::kEp, Axis::kEtp, Axis::kExpertDp}, compare);
+    for_each_layout(
+        mesh, Layout({32, 2}, View::kExperts),
+        {Axis::kEp, Axis::kEtp, Axis::kExpertDp, Axis::kExpertReplicate},
+        compare);
   });
   EXPECT_GT(cases, 100000);
 }
@@ -350,6 +359,30 @@ TEST(Layout, OfAnExpert) {
   EXPECT_EQ(cut.gradient_peers(mesh, 3), (Shape{3}));
   EXPECT_EQ(cut.describe(),
             "[2, 6, 2] ep: shard(0), etp: shard(1), expert_dp: shard(1)");
+}
+
+// As dense parameters under hybrid sharding: cut inside a replica, and a copy
+// in each.
+TEST(Layout, OfAnExpertInsideItsReplica) {
+  const DeviceMesh mesh(
+      {.dp_replicate = 2, .dp_shard = 4, .ep = 2, .expert_replicate = 2}, 8);
+  const Layout whole =
+      Layout({2, 6, 2}, View::kExperts).with(Axis::kEp, Placement::shard(0));
+  EXPECT_EQ(whole.replica_axis(), Axis::kExpertReplicate);
+  EXPECT_EQ(Layout({6, 2}).replica_axis(), Axis::kDpReplicate);
+  const Layout cut =
+      whole.with(whole.data_axis(), Placement::shard(whole.data_dim()))
+          .with(whole.replica_axis(), Placement::replicate_summed());
+  // Of the first replica, ranks 0 to 3, 1 and 3 have the second expert.
+  EXPECT_EQ(cut.local_box(mesh, mesh.coord_of(3)), (Box{{1, 3, 0}, {1, 3, 2}}));
+  EXPECT_EQ(cut.local_box(mesh, mesh.coord_of(7)), (Box{{1, 3, 0}, {1, 3, 2}}));
+  EXPECT_EQ(mesh.peers(3, {cut.data_axis()}), (Shape{1, 3}));
+  EXPECT_EQ(cut.gradient_peers(mesh, 3), (Shape{3, 7}));
+  EXPECT_TRUE(cut.owned_by(mesh.coord_of(3)));
+  EXPECT_FALSE(cut.owned_by(mesh.coord_of(7)));
+  EXPECT_EQ(cut.describe(),
+            "[2, 6, 2] ep: shard(0), expert_dp: shard(1), expert_replicate: "
+            "replicate summed");
 }
 
 TEST(Box, Intersections) {

@@ -64,11 +64,18 @@ constexpr DegreeKey kDegreeKeys[] = {
     {"etp", &MeshConfig::etp, 1,
      "ranks among which an expert is cut: 1 or tp"}};
 
-int64_t MeshConfig::* member_of(Axis axis) {
+// Null where it follows from other keys.
+int64_t MeshConfig::* key_of(Axis axis) {
   for (const DegreeKey& key : kDegreeKeys) {
     if (name_of(axis) == std::string_view(key.name)) return key.member;
   }
-  TORCH_INTERNAL_ASSERT(false, "mesh.", name_of(axis), " is no key");
+  return nullptr;
+}
+
+int64_t MeshConfig::* member_of(Axis axis) {
+  const auto member = key_of(axis);
+  TORCH_INTERNAL_ASSERT(member, "mesh.", name_of(axis), " is no key");
+  return member;
 }
 
 }  // namespace
@@ -138,18 +145,21 @@ Degrees MeshConfig::degrees(int64_t world_size, int64_t zero_stage) const {
   Degrees degrees;
   for (size_t i = 0; i < kNumAxes; ++i) {
     const auto axis = static_cast<Axis>(i);
-    const auto member = entry_of(axis).degree;
-    if (member) degrees.*member = degree(axis);
+    const auto key = key_of(axis);
+    if (key) degrees.*entry_of(axis).degree = this->*key;
   }
   degrees.dp_replicate = replicate;
   degrees.dp_shard = shard;
   return degrees;
 }
 
-DeviceMesh MeshConfig::mesh(int64_t world_size, int64_t zero_stage) const {
+DeviceMesh MeshConfig::mesh(int64_t world_size, int64_t zero_stage,
+                            bool experts_by_replica) const {
   std::vector<Axis> axes;
   for (const auto& name : order) axes.push_back(axis_named(name));
-  return DeviceMesh(degrees(world_size, zero_stage), world_size, axes);
+  Degrees all = degrees(world_size, zero_stage);
+  if (experts_by_replica) all.expert_replicate = all.dp_replicate;
+  return DeviceMesh(all, world_size, axes);
 }
 
 }  // namespace tessera::mesh

@@ -47,8 +47,10 @@ struct MeshConfig {
   // `world_size`. TS_CHECK_CONFIG where `dp` contradicts its two axes.
   Degrees degrees(int64_t world_size, int64_t zero_stage) const;
   // Also TS_CHECK_CONFIG, with all factors named, where their product is not
-  // the world.
-  DeviceMesh mesh(int64_t world_size, int64_t zero_stage) const;
+  // the world. `experts_by_replica`: their view keeps the replicas of
+  // dp_replicate apart.
+  DeviceMesh mesh(int64_t world_size, int64_t zero_stage,
+                  bool experts_by_replica = false) const;
 };
 
 // The keys of this section that say who is where: "mesh.pp", ...

@@ -40,6 +40,19 @@ TEST(MeshConfig, DpIsShorthand) {
             "out, or the other two.");
 }
 
+TEST(MeshConfig, ExpertsMayKeepReplicasApart) {
+  const MeshConfig config{.dp_replicate = 2, .dp_shard = 2};
+  EXPECT_EQ(config.mesh(4, 3).degree(Axis::kExpertReplicate), 1);
+  EXPECT_EQ(config.mesh(4, 3).degree(Axis::kExpertDp), 4);
+  const DeviceMesh apart = config.mesh(4, 3, /*experts_by_replica=*/true);
+  EXPECT_EQ(apart.degree(Axis::kExpertReplicate), 2);
+  EXPECT_EQ(apart.degree(Axis::kExpertDp), 2);
+  EXPECT_EQ(MeshConfig{.dp = 4}
+                .mesh(4, 3, /*experts_by_replica=*/true)
+                .degree(Axis::kExpertReplicate),
+            1);
+}
+
 TEST(MeshConfig, RefusesAnotherWorldWithAllFactorsNamed) {
   EXPECT_EQ(found({.dp = 2}, 3, 0),
             "mesh: pp 1 x dp_replicate 2 x dp_shard 1 x cp 1 x tp 1 = 2, but "
