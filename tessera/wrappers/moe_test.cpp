@@ -64,14 +64,17 @@ using Values = std::map<std::string, at::Tensor>;
 
 struct Case {
   int64_t ep = 1, world = 1, stage = 3, replicate = 1;
+  bool by_replica = false;  // experts are sharded inside each
 };
 
 // Steps of AdamW, clipped: the values of all parameters, of all experts.
 Values trained(const Case& c, int64_t k) {
-  const mesh::DeviceMesh mesh({.dp_replicate = c.replicate,
-                               .dp_shard = c.world / c.replicate,
-                               .ep = c.ep},
-                              c.world);
+  const mesh::DeviceMesh mesh(
+      {.dp_replicate = c.replicate,
+       .dp_shard = c.world / c.replicate,
+       .ep = c.ep,
+       .expert_replicate = c.by_replica ? c.replicate : 1},
+      c.world);
   Values all;
   std::mutex mutex;
   comm::run_threads(c.world, "shm", [&](comm::Communicator& ranks) {
@@ -124,9 +127,11 @@ TEST(MoE, EqualsOneRank) {
     const Values wanted = trained({}, k);
     EXPECT_EQ(wanted.size(), 4 + 2 + 2 * kExperts + 4 * 4);
     for (const int64_t stage : {0, 1, 2, 3}) {
-      for (Case c : {Case{.ep = 2, .world = 2}, Case{.ep = 4, .world = 4},
-                     Case{.ep = 2, .world = 4}, Case{.ep = 1, .world = 2},
-                     Case{.ep = 2, .world = 4, .replicate = 2}}) {
+      for (Case c :
+           {Case{.ep = 2, .world = 2}, Case{.ep = 4, .world = 4},
+            Case{.ep = 2, .world = 4}, Case{.ep = 1, .world = 2},
+            Case{.ep = 2, .world = 4, .replicate = 2},
+            Case{.ep = 2, .world = 8, .replicate = 2, .by_replica = true}}) {
         c.stage = stage;
         SCOPED_TRACE(c10::str("k ", k, " stage ", stage, " ep ", c.ep,
                               " ranks ", c.world, " replicate ", c.replicate));

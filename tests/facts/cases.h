@@ -277,6 +277,18 @@ inline std::vector<Case> cases_of_experts() {
   const Degrees cut{.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2};
   const Degrees cut_too{.dp_shard = 2, .tp = 2, .ep = 2, .etp = 2};
   const Degrees mixed{.dp_shard = 2, .cp = 2, .ep = 4};
+  const Degrees inside{.dp_replicate = 2,
+                       .dp_shard = 4,
+                       .tp = 2,
+                       .ep = 2,
+                       .expert_replicate = 2};
+  const Degrees cut_inside{.dp_replicate = 2,
+                           .dp_shard = 2,
+                           .tp = 2,
+                           .etp = 2,
+                           .expert_replicate = 2};
+  const Degrees alone{
+      .dp_replicate = 2, .dp_shard = 4, .ep = 4, .expert_replicate = 2};
   const Degrees all{
       .pp = 2, .dp_replicate = 2, .dp_shard = 2, .cp = 2, .tp = 2, .ep = 4};
   return {
@@ -306,6 +318,10 @@ inline std::vector<Case> cases_of_experts() {
        {.tp = 2, .ep = 2},
        sequence(),
        1},
+      {"ep 2 zero1 by replica", moe, inside, zero(1), 13},
+      {"ep 2 zero3 by replica", moe, inside, zero(3), 6},
+      {"etp 2 zero2 by replica", moe, cut_inside, zero(2), 5},
+      {"all of a replica", moe, alone, zero(3), 5},
       {"deepseek, sp 2, ep 2", latent(), {.tp = 2, .ep = 2}, sequence(), 1},
       {"all of it", moe, all, whole, 21},
   };

@@ -79,12 +79,12 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over dp_replicate"),
     Mutant("reduction_on_the_wrong_axis", LAYOUTS,
-           "  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed());\n",
-           "  if (MUTANT && !layout.on(Axis::kTp).is_shard()) {\n"
-           "    layout = layout.with(Axis::kTp, Placement::replicate_summed());\n"
+           "  layout = layout.with(layout.replica_axis(), Placement::replicate_summed());\n",
+           "  if (MUTANT && !layout.on(mesh::Axis::kTp).is_shard()) {\n"
+           "    layout = layout.with(mesh::Axis::kTp, Placement::replicate_summed());\n"
            "    return;\n"
            "  }\n"
-           "  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed());\n",
+           "  layout = layout.with(layout.replica_axis(), Placement::replicate_summed());\n",
            mesh(mesh={"dp_replicate": 2, "tp": 2}),
            r"^(blocks\.\d\.|final_)\w*norm\.weight: gradient .* over dp_replicate"),
     Mutant("reduced_micro_batch_lost", GRADIENTS,

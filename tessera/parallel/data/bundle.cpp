@@ -12,8 +12,13 @@ using mesh::Placement;
 std::string name_of_peers(const Bundle& bundle, const mesh::DeviceMesh& mesh) {
   if (bundle.peers.size() == 1) return "self";
   const auto& layout = bundle.parameters.front().spec->layout;
-  return layout.is_of_expert() ? mesh::name_of(bundle.axis)
-                               : mesh.axes_of(bundle.peers);
+  if (!layout.is_of_expert()) return mesh.axes_of(bundle.peers);
+  std::string name;
+  for (mesh::Axis axis : {layout.replica_axis(), layout.data_axis()}) {
+    if (mesh.degree(axis) == 1 || !layout.on(axis).summed) continue;
+    name += std::string(name.empty() ? "" : "+") + mesh::name_of(axis);
+  }
+  return name.empty() ? mesh::name_of(bundle.axis) : name;
 }
 
 Cut cut_of(const std::vector<nn::Parameter>& parameters,

@@ -132,7 +132,9 @@ std::vector<Axis> sum_axes_of(const nn::ParameterSpec& spec,
   for (Axis axis : mesh::kAxes) {
     if (axis != Axis::kPp) add(axis);
   }
-  add(Axis::kExpertDp);
+  for (Axis axis : mesh::kExpertAxes) {
+    if (axis != Axis::kPp) add(axis);
+  }
   return axes;
 }
 

@@ -6,7 +6,6 @@
 
 namespace tessera::parallel::data {
 
-using mesh::Axis;
 using mesh::Placement;
 
 // What a rank holds of a bundle.
@@ -59,8 +58,7 @@ void set_layout(const nn::Parameter& parameter, int64_t stage) {
                  : Placement::shard(parameter.spec->layout.data_dim());
   mesh::Layout& layout = parameter.spec->layout;
   layout = layout.with(layout.data_axis(), own);
-  if (layout.is_of_expert()) return;
-  layout = layout.with(Axis::kDpReplicate, Placement::replicate_summed());
+  layout = layout.with(layout.replica_axis(), Placement::replicate_summed());
 }
 
 ShardedParameters::ShardedParameters(

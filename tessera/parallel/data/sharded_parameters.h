@@ -2,9 +2,10 @@
 // stage of ZeRO: stage 0 is plain data parallelism.
 //
 // Layouts: what is sharded on dp_shard (of experts: on expert_dp, here always
-//          meant too) is cut in boxes on dim 0 inside what tensor parallelism
-//          left (cut.h; FSDP2's cut). This rank updates its box, the "shard";
-//          layers compute with the whole, "full", parameter.
+//          meant too, as expert_replicate is with dp_replicate) is cut in boxes
+//          on dim 0 inside what tensor parallelism left (cut.h; FSDP2's cut).
+//          This rank updates its box, the "shard"; layers compute with the
+//          whole, "full", parameter.
 // Where:   stage    full parameters      gradients
 //          0        always               whole; reduced once a step
 //          1        once gathered, until whole; reduced once a step
@@ -52,7 +53,7 @@ struct LocalParameter {
 
 // Sets what the data axes mean for this parameter: stage 0 replicates it over
 // dp_replicate and dp_shard, whose gradients are summed; from stage 1 on
-// dp_shard cuts it. The data axis of an expert is expert_dp.
+// dp_shard cuts it.
 void set_layout(const nn::Parameter& parameter, int64_t stage);
 
 using UnitMemory = std::function<at::Tensor(int64_t unit, at::IntArrayRef sizes,

@@ -23,11 +23,12 @@ class Values {
       : mesh_(mesh),
         coord_(mesh.coord_of(ranks.rank())),
         data_(data),
-        peers_(
-            mesh.degree(Axis::kEp) > 1
-                ? *ranks.make_group(mesh.peers(ranks.rank(), {Axis::kExpertDp}),
-                                    mesh::name_of(Axis::kExpertDp))
-                : data) {}
+        peers_(mesh.degree(Axis::kEp) > 1
+                   ? *ranks.make_group(
+                         mesh.peers(ranks.rank(),
+                                    {Axis::kExpertReplicate, Axis::kExpertDp}),
+                         mesh::name_of(Axis::kExpertDp))
+                   : data) {}
 
   // Of which the first has the values.
   comm::Group& group_of(const nn::Parameter& parameter) const {
