@@ -40,8 +40,7 @@ using Post = bench::Post<Key>;
 class Ranks {
  public:
   Ranks(const RunConfig& config, const program::Device& device)
-      : config_(config),
-        mesh_(config.mesh.mesh(implied_world_size(config), config.zero.stage)) {
+      : config_(config), mesh_(mesh_of(config, implied_world_size(config))) {
     const auto model = models::make_model(config.model);
     parallel::place(*model, mesh_, config);
     const auto units = parallel::model_units(*model, mesh_, config);

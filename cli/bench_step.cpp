@@ -94,7 +94,7 @@ class BenchStepCommand {
                          : "processes of " + place.source,
         .build = version_line()};
     step.model = models::describe(config_.model);
-    step.mesh = config_.mesh.mesh(world, config_.zero.stage).describe();
+    step.mesh = engine::mesh_of(config_, world).describe();
     step.compute = config_.precision.compute;
     step.samples = config_.batch.global;
     step.tokens = config_.data.seq_len;

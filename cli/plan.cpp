@@ -80,7 +80,7 @@ std::pair<std::string, program::Link> link_of(const std::string& text) {
   for (const auto& entry : mesh::kAxisTable) known |= axis == entry.name;
   TS_CHECK_USAGE(known, "--link: there is no axis ", axis, ". Use one of ",
                  mesh::names_of_axes(),
-                 ", expert_dp, ep, etp, or none for all.");
+                 ", expert_replicate, expert_dp, ep, etp, or none for all.");
   const auto numbers = numbers_of(
       "--link", equals == std::string::npos ? text : text.substr(equals + 1), 2,
       2);
@@ -244,7 +244,7 @@ class PlanCommand {
       exposed = std::max(exposed, stage.times.exposed);
       if (stage.peak_bytes > fullest->peak_bytes) fullest = &stage;
     }
-    const auto mesh = config_.mesh.mesh(plan.world_size, config_.zero.stage);
+    const auto mesh = engine::mesh_of(config_, plan.world_size);
     std::string stages;
     if (config_.mesh.pp > 1) {
       stages = "\nstages      " + engine::split_text(config_);

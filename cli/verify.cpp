@@ -73,8 +73,7 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
             << models::num_parameters(config.model) << " parameters, layers "
             << config.model.layers << ", hidden " << config.model.hidden
             << ", vocab " << config.model.vocab << "\n"
-            << "mesh        "
-            << config.mesh.mesh(world, config.zero.stage).describe()
+            << "mesh        " << engine::mesh_of(config, world).describe()
             << " ranks as threads, in " << flags.precision << std::endl;
   const auto found =
       verify::verify(config, world, flags.steps, flags.precision);

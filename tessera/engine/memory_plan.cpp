@@ -128,8 +128,7 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of,
   // A device around device 0 holds what a rank of plain data parallelism does.
   RunConfig config = of;
   config.mesh.data_parallel = "ddp";
-  const auto mesh =
-      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  const auto mesh = mesh_of(config, implied_world_size(config));
   const auto model = models::make_model(config.model);
   parallel::place(*model, mesh, config);
   const auto units = parallel::model_units(*model, mesh, config);

@@ -473,8 +473,7 @@ bool is_cut_by_speeds(const RunConfig& config) {
   RunConfig anew = config;
   anew.pipeline.split.clear();
   if (config.mesh.pp == 1 || config.pipeline.cuts_by_run()) return false;
-  share_out(anew,
-            config.mesh.mesh(implied_world_size(config), config.zero.stage));
+  share_out(anew, mesh_of(config, implied_world_size(config)));
   return anew.pipeline.split == config.pipeline.split;
 }
 

@@ -138,8 +138,7 @@ double product_rate(const RunConfig& of) {
   constexpr int64_t kMost = 768;
   RunConfig config = of;
   config.mesh.data_parallel = "ddp";  // what a device around another does too
-  const auto mesh =
-      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  const auto mesh = mesh_of(config, implied_world_size(config));
   auto facts = facts_of(config, mesh, mesh.coord_of(0));
   facts.units.push_back(facts.loss);
   std::vector<MatrixProduct> products;

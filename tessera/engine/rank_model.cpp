@@ -123,7 +123,7 @@ void RankModel::build_model() {
   mesh::DeviceMesh mesh;
   // Devices around device 0 are no ranks: their mesh has one.
   if (!config_.mesh.star()) {
-    mesh = config_.mesh.mesh(ranks_.world_size(), config_.zero.stage);
+    mesh = mesh_of(config_, ranks_.world_size());
   }
   rank_context().coords = mesh.describe(ranks_.rank());
   parallel::ComposeOptions options{

@@ -317,6 +317,69 @@ std::map<std::string, double> bytes_out(const RunConfig& config,
   return bytes;
 }
 
+// Bytes out of rank 0 in a step to ranks of other replicas, in groups that have
+// such ranks.
+double bytes_between_replicas(const RunConfig& config, int64_t num_ranks) {
+  const auto mesh = mesh_of(config, num_ranks);
+  const auto replica_of = [&](int64_t rank) {
+    return mesh.coord_of(rank)[mesh::Axis::kDpReplicate];
+  };
+  double bytes = 0;
+  comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    const auto input = step_input(config, /*step=*/0, 1e-3,
+                                  [&](int64_t, int64_t, int64_t count) {
+                                    return zeros(count, config.data.seq_len);
+                                  });
+    model.step(input);
+    for (auto* group : ranks.groups()) group->reset_stats();
+    model.step(input);
+    if (ranks.rank() != 0) return;
+    for (auto* group : ranks.groups()) {
+      const bool crosses = std::ranges::any_of(
+          group->ranks(),
+          [&](int64_t rank) { return replica_of(rank) != replica_of(0); });
+      if (!crosses) continue;
+      const auto n = static_cast<double>(group->size());
+      for (const auto& verb : group->stats()) {
+        const double times = verb.verb == "all_reduce" ? 2 : 1;
+        bytes += times * (n - 1) / n * static_cast<double>(verb.bytes);
+      }
+    }
+  });
+  return bytes;
+}
+
+// Of P bytes of this rank's experts and D of all else, on 2 replicas of 4 ranks
+// each: shards of D over 4 are summed over 2, and so are those of P over 2; but
+// over all 4 that hold an expert P itself is gathered and reduced.
+TEST(RankModel, ExpertsByReplicaMoveLessBetweenReplicas) {
+  for (const int64_t stage : {1, 2, 3}) {
+    RunConfig config = small_run(1, 0);
+    config.model.family = "mixtral";
+    config.model.ffn = 64;
+    config.model.moe.experts = 4;
+    config.mesh = {};
+    config.mesh.dp_replicate = 2;
+    config.mesh.dp_shard = 4;
+    config.mesh.ep = 2;
+    config.batch = {.global = 8};
+    config.zero.stage = stage;
+    complete(config, 8);
+    const auto experts =
+        static_cast<double>(models::num_expert_parameters(config.model));
+    const auto all = static_cast<double>(models::num_parameters(config.model));
+    const double p = 4 * experts / 2, d = 4 * (all - experts);
+    const double dense = d / 4;
+    const double over_all = dense + (stage == 3 ? 3 : 2) * 0.75 * p;
+    EXPECT_NEAR(bytes_between_replicas(config, 8), over_all, 0.01 * over_all);
+    config.zero.expert_shard = "dp_shard";
+    complete(config, 8);
+    const double inside = dense + p / 2;
+    EXPECT_NEAR(bytes_between_replicas(config, 8), inside, 0.01 * inside);
+  }
+}
+
 TEST(RankModel, BytesByAxis) {
   constexpr int64_t kRanks = 4, kMicrobatches = 2;
   RunConfig base = small_run(1, 0);

@@ -17,8 +17,7 @@ bool reads_for_others(const RunConfig& config) {
 
 int64_t reader_of(const RunConfig& config, int64_t rank) {
   if (!reads_for_others(config)) return rank;
-  const auto mesh =
-      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  const auto mesh = mesh_of(config, implied_world_size(config));
   return mesh.peers(rank, axes_of_readers()).front();
 }
 

@@ -163,6 +163,20 @@ void check_trace(const RunConfig& config) {
                   config.run.steps, ". Nearest: ", traceable, ".");
 }
 
+// Why zero.expert_shard changes nothing; "" where it does.
+std::string idle_expert_shard(const RunConfig& config) {
+  if (config.model.moe.experts == 0) {
+    return "is not used by a model without experts";
+  }
+  if (config.zero.stage_of_experts() == 0) {
+    return "is not used while zero.expert_stage is 0: experts are not sharded";
+  }
+  return config.mesh.dp_replicate > 1
+             ? ""
+             : "changes nothing where mesh.dp_replicate is 1: there is one "
+               "replica";
+}
+
 // Whether the model fits the mesh, which it returns.
 mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
   config.model.complete();
@@ -170,7 +184,7 @@ mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
                   config.data.seq_len, ") is above model.max_seq (",
                   config.model.max_seq,
                   "), the longest sequence of the model.");
-  const auto mesh = config.mesh.mesh(world_size, config.zero.stage);
+  const auto mesh = mesh_of(config, world_size);
   config.mesh.dp_replicate = mesh.degree(mesh::Axis::kDpReplicate);
   config.mesh.dp_shard = mesh.degree(mesh::Axis::kDpShard);
   parallel::check(config.model, config.data.seq_len, mesh, config);
@@ -376,6 +390,16 @@ int64_t implied_world_size(const RunConfig& config) {
   return data * mesh.ranks_of_model();
 }
 
+bool shards_experts_by_replica(const RunConfig& config) {
+  return config.model.moe.experts > 0 &&
+         config.zero.shards_experts_by_replica();
+}
+
+mesh::DeviceMesh mesh_of(const RunConfig& config, int64_t world_size) {
+  return config.mesh.mesh(world_size, config.zero.stage,
+                          shards_experts_by_replica(config));
+}
+
 void complete(RunConfig& config, int64_t world_size) {
   TS_CHECK_CONFIG(!config.data.train.empty(),
                   "data.train is missing: a run needs something to train on. "
@@ -576,6 +600,8 @@ std::vector<std::string> without_effect(const RunConfig& config,
   }
   note(config.mesh.ep == 1, "expert.dispatch_chunks",
        "is not used while mesh.ep is 1: tokens stay where their experts are");
+  const std::string idle = idle_expert_shard(config);
+  note(!idle.empty(), "zero.expert_shard", idle);
   note(config.model.moe.aux_loss == 0, "model.moe.balance",
        "is not used while model.moe.aux_loss is 0");
   for (const char* key :

@@ -98,6 +98,10 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
 
 // The ranks that the mesh asks for by itself; degrees that are left open are 1.
 int64_t implied_world_size(const RunConfig& config);
+// So many ranks as the run has them, in both views. Errors: MeshConfig::mesh().
+mesh::DeviceMesh mesh_of(const RunConfig& config, int64_t world_size);
+// Its experts are sharded inside each replica of mesh.dp_replicate.
+bool shards_experts_by_replica(const RunConfig& config);
 
 // Replaces every value that stands for "what fits" by the value, and checks
 // what concerns several sections.

@@ -89,8 +89,8 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
         {"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp",
          "order", "data_parallel", "speeds", "measure_speeds"}},
        {"zero",
-        {"stage", "expert_stage", "reshard_after_forward", "bucket_mb",
-         "prefetch", "offload", "offload_folder"}},
+        {"stage", "expert_stage", "expert_shard", "reshard_after_forward",
+         "bucket_mb", "prefetch", "offload", "offload_folder"}},
        {"tensor", {"sequence_parallel"}},
        {"context", {"method"}},
        {"expert", {"dispatch_chunks"}},
@@ -367,6 +367,41 @@ TEST(RunConfig, Experts) {
             "mesh.tp, 4.");
 }
 
+TEST(RunConfig, ExpertsAreShardedInsideAReplicaWhereTheyAreSharded) {
+  RunConfig config = minimal();
+  config.model.family = "mixtral";
+  config.mesh.dp_replicate = config.mesh.dp_shard = config.mesh.ep = 2;
+  config.zero.stage = 3;
+  complete(config, 4);
+  const auto replicas = [](const RunConfig& of) {
+    return mesh_of(of, 4).degree(mesh::Axis::kExpertReplicate);
+  };
+  EXPECT_EQ(replicas(config), 1);
+  config.zero.expert_shard = "dp_shard";
+  EXPECT_EQ(replicas(config), 2);
+  EXPECT_EQ(refusal_of([&] { complete(config, 4); }), "");
+  config.mesh.ep = 4;
+  EXPECT_EQ(refusal_of([&] { complete(config, 4); }),
+            "mesh.ep is 4, but with zero.expert_shard dp_shard experts stay "
+            "inside one of the 2 replicas (mesh.dp_replicate), which has 2 "
+            "ranks of a stage, over etp 1. Use a divisor of 2, or "
+            "zero.expert_shard all.");
+  // Where nothing is sharded there is nothing to keep inside.
+  config.zero.expert_stage = 0;
+  EXPECT_EQ(refusal_of([&] { complete(config, 4); }), "");
+  EXPECT_EQ(replicas(config), 1);
+  config.zero.expert_stage = -1;
+  config.mesh.ep = 1;
+  config.mesh.order = {"pp", "dp_shard", "dp_replicate", "cp", "tp"};
+  EXPECT_EQ(refusal_of([&] { complete(config, 4); }),
+            "mesh.order has dp_shard before dp_replicate, but with "
+            "zero.expert_shard dp_shard experts stay inside a replica, whose "
+            "ranks of a stage are neighbours then. Put dp_replicate before "
+            "dp_shard, or use zero.expert_shard all.");
+  config.model = minimal().model;
+  EXPECT_EQ(refusal_of([&] { complete(config, 4); }), "");
+}
+
 TEST(RunConfig, BatchEquation) {
   RunConfig config = minimal();
   config.batch = {.global = 32};
@@ -539,6 +574,22 @@ TEST(RunConfig, SettingsWithoutEffectAreTold) {
                 "pipeline.order is not used by pipeline.schedule 1f1b"});
   EXPECT_TRUE(idle(R"({"pipeline": {"schedule": "gpipe", "order": "forward"}})")
                   .empty());
+  const std::string sharded =
+      R"({"zero": {"expert_shard": "dp_shard", "stage": 1)";
+  EXPECT_EQ(idle(sharded + "}}"),
+            std::vector<std::string>{
+                "zero.expert_shard is not used by a model without experts"});
+  const std::string experts = R"(}, "model": {"moe": {"experts": 4}})";
+  EXPECT_EQ(idle(sharded + R"(, "expert_stage": 0)" + experts + "}"),
+            std::vector<std::string>{
+                "zero.expert_shard is not used while zero.expert_stage is 0: "
+                "experts are not sharded"});
+  EXPECT_EQ(idle(sharded + experts + R"(, "mesh": {"dp_replicate": 1}})"),
+            std::vector<std::string>{
+                "zero.expert_shard changes nothing where mesh.dp_replicate is "
+                "1: there is one replica"});
+  EXPECT_TRUE(
+      idle(sharded + experts + R"(, "mesh": {"dp_replicate": 2}})").empty());
   EXPECT_EQ(idle(R"({"recompute": {"mode": "stage", "every": 99}})"),
             std::vector<std::string>{"recompute.every is no less than a stage "
                                      "has blocks, as 0 is"});

@@ -27,7 +27,7 @@ class PlannedWorld {
  public:
   explicit PlannedWorld(const RunConfig& config)
       : config_(config),
-        mesh_(config.mesh.mesh(implied_world_size(config), config.zero.stage)),
+        mesh_(mesh_of(config, implied_world_size(config))),
         lanes_(mesh_) {
     const auto model = models::make_model(config.model);
     parallel::place(*model, mesh_, config);

@@ -48,6 +48,7 @@ struct ParallelConfig {
   static std::vector<std::string> keys_of_evaluation() {
     return {"zero.stage",
             "zero.expert_stage",
+            "zero.expert_shard",
             "zero.reshard_after_forward",
             "zero.prefetch",
             "tensor.sequence_parallel",

@@ -58,7 +58,9 @@ std::string groups_text(const RunConfig& config, const mesh::DeviceMesh& mesh) {
   for (Axis axis : mesh.order()) axis_line(axis);
   const int64_t experts = config.model.moe.experts;
   if (experts == 0) return text;
-  for (Axis axis : {Axis::kExpertDp, Axis::kEp, Axis::kEtp}) axis_line(axis);
+  for (Axis axis : mesh::kExpertAxes) {
+    if (axis != Axis::kPp) axis_line(axis);
+  }
   if (mesh.degree(Axis::kEp) == 1) return text;
   const int64_t each = experts / mesh.degree(Axis::kEp);
   constexpr size_t kNamedAtMost = 16;  // ranks, and lines
@@ -71,7 +73,8 @@ std::string groups_text(const RunConfig& config, const mesh::DeviceMesh& mesh) {
     const int64_t first = mesh.coord_of(holders[i])[Axis::kEp] * each;
     std::vector<std::string> ranks;
     for (int64_t peer :
-         mesh.peers(holders[i], {Axis::kPp, Axis::kExpertDp, Axis::kEtp})) {
+         mesh.peers(holders[i], {Axis::kPp, Axis::kExpertReplicate,
+                                 Axis::kExpertDp, Axis::kEtp})) {
       ranks.push_back(std::to_string(peer));
     }
     line("experts", std::to_string(first) + "-" +
@@ -100,8 +103,7 @@ template <typename Of>
 int64_t bytes_together(const RunConfig& config, const HostRanks& ranks,
                        const std::vector<engine::MemoryPlan>& plans,
                        const Of& of) {
-  const auto mesh =
-      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  const auto mesh = mesh_of(config, implied_world_size(config));
   int64_t bytes = 0;
   for (int64_t i = 0; i < ranks.count; ++i) {
     const mesh::Coord coord = mesh.coord_of(ranks.first + i);
@@ -333,8 +335,7 @@ std::string describe_plan(const RunConfig& config) {
   if (zero.offload != "none" && !zero.offload_folder.empty()) {
     check_offload_folder(config, zero.offload_folder);
   }
-  const auto mesh =
-      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  const auto mesh = mesh_of(config, implied_world_size(config));
   RunConfig here = config;  // all ranks on this host
   here.resolve(share_memory(config, {.first = 0, .count = mesh.world_size()}));
   const auto memory = engine::memory_plan(here);

@@ -76,10 +76,27 @@ const std::vector<Mesh>& expert_meshes() {
          c.mesh.pp = 3;
          c.zero.expert_stage = 3;
        }},
-      {"pp 2 x zero 2 x tp 2, ep 4", 8, [](RunConfig& c) {
+      {"pp 2 x zero 2 x tp 2, ep 4", 8,
+       [](RunConfig& c) {
          c.mesh.pp = c.mesh.tp = 2;
          c.mesh.ep = 4;
          c.zero.stage = 2;
+       }},
+      {"zero 3 by replica x tp 2, ep 2", 8,
+       [](RunConfig& c) {
+         c.mesh.dp_replicate = c.mesh.tp = c.mesh.ep = 2;
+         c.zero.stage = 3;
+         c.zero.expert_shard = "dp_shard";
+       }},
+      {"zero 3 over replicas x tp 2, ep 2", 8,
+       [](RunConfig& c) {
+         c.mesh.dp_replicate = c.mesh.tp = c.mesh.ep = 2;
+         c.zero.stage = 3;
+       }},
+      {"of experts 2, by replica of tp 2", 4, [](RunConfig& c) {
+         c.mesh.tp = 2;
+         c.zero.expert_stage = 2;
+         c.zero.expert_shard = "dp_shard";
        }}};
   return meshes;
 }
@@ -196,10 +213,10 @@ void load_on(const Mesh& mesh, const char* family, const std::string& folder,
 
 class State : public testing::TestWithParam<const char*> {};
 
-TEST_P(State, SavedOnEachOfTenMeshesAndLoadedOnEach) {
+TEST_P(State, SavedOnEachMeshAndLoadedOnEach) {
   const bool dense = std::string(GetParam()) == "llama";
   const auto& meshes = dense ? dense_meshes() : expert_meshes();
-  ASSERT_EQ(meshes.size(), 10U);
+  ASSERT_GE(meshes.size(), 10U);
   for (const Mesh& from : meshes) {
     const TemporaryFolder folder;
     const Saved saved = save_on(from, GetParam(), folder.path().string());

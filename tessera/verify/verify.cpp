@@ -86,7 +86,10 @@ Without without_axis(RunConfig config, Axis axis) {
     mesh.etp = 1;
   }
   // What is left of the ranks that ep folds.
-  mesh.ep = std::gcd(mesh.ep, implied_world_size(config) / mesh.pp / mesh.etp);
+  const int64_t replicas =
+      shards_experts_by_replica(config) ? mesh.dp_replicate : 1;
+  mesh.ep = std::gcd(
+      mesh.ep, implied_world_size(config) / mesh.pp / mesh.etp / replicas);
   return config;
 }
 
@@ -103,6 +106,12 @@ Without without_zero(RunConfig config) {
   config.mesh.dp = 0;
   config.mesh.dp_replicate *= config.mesh.dp_shard;
   config.mesh.dp_shard = 1;
+  return config;
+}
+
+Without without_expert_shard(RunConfig config) {
+  if (!shards_experts_by_replica(config)) return {};
+  config.zero.expert_shard = "all";
   return config;
 }
 
@@ -150,6 +159,7 @@ std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
   }
   all.emplace_back("speeds", without_speeds(config));
   all.emplace_back("zero", without_zero(config));
+  all.emplace_back("expert_shard", without_expert_shard(config));
   all.emplace_back("offload", without_offload(config));
   all.emplace_back("sequence_parallel", without_sequence_parallel(config));
   all.emplace_back("recompute", without_recompute(config));
@@ -336,7 +346,7 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
   int64_t shards = mesh.tp * mesh.dp_shard;
   int64_t kinds = 1;  // of layers, one after the other
   if (model.moe.experts > 0) {
-    const auto view = mesh.mesh(world_size, config.zero.stage);
+    const auto view = mesh_of(config, world_size);
     shards = std::lcm(shards,
                       view.degree(Axis::kEtp) * view.degree(Axis::kExpertDp));
     kinds = model.moe.every;

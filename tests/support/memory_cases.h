@@ -123,6 +123,12 @@ inline void wide(RunConfig& config) {
   config.model.head_dim = 64;
   config.model.ffn = 1030;
 }
+inline Change by_replica(int64_t stage) {
+  return [=](RunConfig& config) {
+    config.zero.stage = stage;
+    config.zero.expert_shard = "dp_shard";
+  };
+}
 inline void experts(RunConfig& config) {
   config.model.family = "mixtral";
   config.model.kv_heads = 4;
@@ -292,6 +298,18 @@ inline std::vector<Case> cases() {
       {"ep", {.dp_shard = 2, .ep = 2}, also(experts, zero(1)), 2},
       {"ep fp16", {.dp_shard = 2, .ep = 2}, also(experts, type("fp16"))},
       {"ep zero3", {.dp_shard = 4, .ep = 2}, also(experts, zero(3))},
+      {"ep zero1 by replica",
+       {.dp_replicate = 2, .dp_shard = 2, .ep = 2},
+       also(experts, by_replica(1)),
+       2},
+      {"ep tp zero2 by replica",
+       {.dp_replicate = 2, .dp_shard = 2, .tp = 2, .ep = 2},
+       also(experts, by_replica(2)),
+       2},
+      {"zero3 by replica",
+       {.dp_replicate = 2, .dp_shard = 2},
+       also(experts, by_replica(3)),
+       2},
       {"ep tp", {.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2}, experts},
       {"ep pp", {.pp = 2, .dp_replicate = 2, .ep = 2}, experts, 2},
       {"dropout", {}, dropout, 2},
@@ -318,6 +336,9 @@ inline std::vector<Case> cases() {
       {"muon ep zero3",
        {.dp_shard = 4, .ep = 2},
        also(also(experts, muon), zero(3))},
+      {"muon zero2 by replica",
+       {.dp_replicate = 2, .dp_shard = 2},
+       also(also(experts, muon), by_replica(2))},
       {"muon ep tp",
        {.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2},
        also(experts, muon)},

@@ -27,6 +27,8 @@ struct ExpertLayout {
   int64_t experts, dp, tp, ep, zero_stage, expert_stage;
   const char* groups;        // which ranks are in which
   double trunk, of_experts;  // bytes on a device of each of its parameters
+  // Of dp; each has all experts, and shards them by itself.
+  int64_t replicas = 1;
 };
 
 inline constexpr ExpertLayout kExpertLayouts[] = {
@@ -66,7 +68,21 @@ inline constexpr ExpertLayout kExpertLayouts[] = {
      "            experts 2-3 on ranks 1\n"
      "            experts 4-5 on ranks 2\n"
      "            experts 6-7 on ranks 3\n",
-     16, 4}};
+     16, 4},
+    {4, 4, 1, 1, 3, -1,
+     "groups      dp_replicate {0,2} {1,3}\n"
+     "            dp_shard {0,1} {2,3}\n"
+     "            expert_replicate {0,2} {1,3}\n"
+     "            expert_dp {0,1} {2,3}\n",
+     8, 8, 2},
+    {4, 4, 1, 2, 3, -1,
+     "groups      dp_replicate {0,2} {1,3}\n"
+     "            dp_shard {0,1} {2,3}\n"
+     "            expert_replicate {0,2} {1,3}\n"
+     "            ep {0,1} {2,3}\n"
+     "            experts 0-1 on ranks 0, 2\n"
+     "            experts 2-3 on ranks 1, 3\n",
+     8, 8, 2}};
 
 inline engine::RunConfig run_of_experts(const ExpertLayout& layout) {
   engine::RunConfig config = small_run(1, 0);
@@ -80,6 +96,10 @@ inline engine::RunConfig run_of_experts(const ExpertLayout& layout) {
   config.batch = {.global = 4};
   config.zero.stage = layout.zero_stage;
   config.zero.expert_stage = layout.expert_stage;
+  if (layout.replicas > 1) {
+    config.mesh.dp_replicate = layout.replicas;
+    config.zero.expert_shard = "dp_shard";
+  }
   complete(config, 4);
   return config;
 }

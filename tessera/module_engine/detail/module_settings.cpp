@@ -108,7 +108,7 @@ void settle(engine::DeepSpeed& file, int64_t world_size, Provenance& origins,
   if (c10::isReducedFloatingType(config.precision.compute_dtype())) {
     config.zero.stage = std::max<int64_t>(1, config.zero.stage);
   }
-  found.mesh = config.mesh.mesh(world_size, config.zero.stage);
+  found.mesh = engine::mesh_of(config, world_size);
   file.apply_batch(config, world_size, origins);
   TS_CHECK_CONFIG(is_set(origins, "batch.global"),
                   "initialize: the batch is not known: give train_batch_size, "

@@ -14,6 +14,11 @@ void ZeroConfig::declare(config::Section& section) {
   section.key("expert_stage", expert_stage, "of experts; -1: as stage")
       .at_least(-1)
       .at_most(3);
+  section
+      .key("expert_shard", expert_shard,
+           "which ranks share out an expert: all that hold it; dp_shard: of "
+           "these the ones inside a replica of dp_replicate")
+      .one_of({"all", "dp_shard"});
   section.key("reshard_after_forward", reshard_after_forward,
               "stage 3: free the gathered parameters between forward and "
               "backward");
