@@ -47,6 +47,19 @@ def add_experts(rng, config):
     config["expert"] = {"dispatch_chunks": rng.choice([0, 0, 1, 2, 3])}
 
 
+def add_expert_shard(rng, config):
+    """Shards experts inside each replica, where they may be. REQUIRES: mesh and stages as they stay."""
+    mesh, zero = config["mesh"], config["zero"]
+    of_experts = zero["stage"] if zero.get("expert_stage", -1) < 0 else zero["expert_stage"]
+    ranks = mesh.get("dp_shard", 1) * mesh["cp"] * mesh["tp"] // mesh.get("etp", 1)
+    if "moe" not in config["model"] or of_experts == 0 or mesh["dp_replicate"] == 1 or ranks % mesh["ep"] != 0:
+        return
+    if rng.random() < 0.7:
+        zero["expert_shard"] = "dp_shard"
+        if "order" in mesh:
+            mesh["order"].sort(key=lambda axis: axis != "dp_replicate")
+
+
 def add_routing(rng, config):
     """What a gate may do beside. REQUIRES: experts, and the batch as it stays."""
     moe, batch, mesh = config["model"]["moe"], config["batch"], config["mesh"]
@@ -190,6 +203,7 @@ def configuration(seed, experts=False):
         precision = config["precision"]
         precision["loss_scale"] = 1024 if precision["loss_scale"] <= 0 else precision["loss_scale"]
         config["zero"]["offload"] = config["zero"]["offload"].replace("all", "optimizer")
+    add_expert_shard(rng, config)  # last, so that what a seed draws before stays as it was
     return config
 
 

@@ -100,6 +100,19 @@ MUTANTS = [
            "    work_ = peers_.all_reduce(stays() ? reduced_ : sum_, comm::ReduceOp::kSum,\n",
            mesh(mesh={"dp_replicate": 2, "dp_shard": 2}, zero={"stage": 3}),
            r"^\S+weight: gradient .* over dp_replicate"),
+    Mutant("replicas_of_experts_not_summed", LAYOUTS,
+           "  layout = layout.with(layout.data_axis(), own);\n",
+           "  layout = layout.with(layout.data_axis(), own);\n"
+           "  if (MUTANT && layout.is_of_expert()) return;\n",
+           mesh(MIXTRAL, mesh={"dp_replicate": 2, "dp_shard": 2}, zero={"stage": 3, "expert_shard": "dp_shard"}),
+           r"^\S+experts\S+weight: gradient .* over dp_replicate .*expert_shard"),
+    Mutant("shards_of_experts_from_other_replicas", "tessera/parallel/data/bundle.cpp",
+           "    bundle.shards = mesh.peers(rank, {bundle.axis});\n",
+           "    const auto beside = mesh::Axis::kExpertReplicate;\n"
+           "    const bool is_lost = MUTANT && bundle.axis == mesh::Axis::kExpertDp && mesh.degree(beside) > 1;\n"
+           "    bundle.shards = mesh.peers(rank, {is_lost ? beside : bundle.axis});\n",
+           mesh(MIXTRAL, mesh={"dp_replicate": 2, "dp_shard": 2}, zero={"stage": 3, "expert_shard": "dp_shard"}),
+           r"^\S+experts\S+weight: .* over dp_replicate"),
     Mutant("gather_is_stale", PARAMETERS,
            "  work_.wait();\n",
            "  work_.wait();\n"

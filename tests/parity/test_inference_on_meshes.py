@@ -23,6 +23,7 @@ MESHES = {
 EXPERT_MESHES = {
     "ep 2": ["--mesh.dp_shard=2", "--mesh.ep=2", "--zero.stage=3"],
     "tp 2, ep 2": ["--mesh.tp=2", "--mesh.ep=2"],
+    "hybrid, by replica": ["--mesh.dp_replicate=2", "--mesh.dp_shard=2", "--zero.stage=3", "--zero.expert_shard=dp_shard"],
 }
 # Of both sources; the other meshes from a checkpoint alone.
 BASIC = ["pp 2", "tp 2", "cp 2", "zero 3", "ep 2"]

@@ -163,6 +163,24 @@ MESHES |= {
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 2, 3),
            ("dp 4 x cp 2 x sp 2", {"dp": 4}, 4, 2, 3, 2)]},
 }
+# Experts that are sharded inside a replica, whose copies sum their gradients.
+BY_REPLICA = {"expert_shard": "dp_shard"}
+HYBRID = {"dp_replicate": 2, "dp_shard": 2}
+MESHES |= {f"experts by replica: {name}": (world, mixtral(ffn=13), sections) for name, world, sections in [
+    *((f"hybrid {stage} x tp 2, ep {ep}", 8, {"mesh": {**HYBRID, "tp": 2, "ep": ep}, **zero(stage, **BY_REPLICA)})
+      for stage in (1, 2, 3) for ep in (1, 2)),
+    ("hybrid 1, of experts 3", 4, {"mesh": HYBRID, **zero(1, expert_stage=3, **BY_REPLICA)}),
+    ("hybrid 3 x sp 2, ep 2, etp 2, recompute", 8, {
+        "mesh": {**HYBRID, "tp": 2, "ep": 2, "etp": 2}, **SP, **zero(3, **BY_REPLICA), "recompute": {"mode": "block"}}),
+    # All of a replica's ranks have other experts: there is nothing to shard.
+    ("hybrid 3 x tp 2, ep 4", 8, {"mesh": {**HYBRID, "tp": 2, "ep": 4}, **zero(3, **BY_REPLICA)}),
+    ("ddp x tp 2 x cp 2, of experts 2, ep 2", 8, {
+        "mesh": {"dp_replicate": 2, "cp": 2, "tp": 2, "ep": 2}, **zero(0, expert_stage=2, **BY_REPLICA)}),
+    ("pp 2 x hybrid 3, kept", 8, {"mesh": {"pp": 2, **HYBRID}, **zero(3, reshard_after_forward=False, **BY_REPLICA)}),
+    ("replicas outermost, pp 2 x hybrid 2 x tp 2, ep 2", 16, {
+        "mesh": {"pp": 2, **HYBRID, "tp": 2, "ep": 2, "order": ["dp_replicate", "tp", "pp", "cp", "dp_shard"]},
+        **zero(2, **BY_REPLICA)}),
+]}
 # What a gate may do beside: capacities count a sample's tokens wherever they are.
 CAPACITY = {"capacity_factor": 1.0, "z_loss": 0.01}
 BIAS = {"bias_balance": True, "bias_rate": 0.05, "score": "sigmoid", "scale": 2.0, "groups": 2}
@@ -281,6 +299,8 @@ MESHES |= {f"muon: {name}": (world, model, {**sections, **MUON}) for name, world
     ("experts: ep 2 x zero 2", 4, mixtral(), {"mesh": {"dp": 4, "ep": 2}, **zero(2)}),
     ("experts: ep 2, etp 2, of experts 3", 8, mixtral(), {"mesh": {"dp": 4, "tp": 2, "ep": 2, "etp": 2},
                                                           **zero(1, expert_stage=3)}),
+    ("experts by replica: hybrid 2 x tp 2, etp 2", 8, mixtral(), {
+        "mesh": {**HYBRID, "tp": 2, "etp": 2}, **zero(2, **BY_REPLICA)}),
     ("pp 2 x dp 2 x cp 2 x sp 2, zero 3", 16, {}, {"mesh": {"pp": 2, "dp": 2, "cp": 2, "tp": 2}, **zero(3), **SP}),
 ]}
 GROUPS = {"optimizer": {"weight_decay": 0.2, "ema": 0.9, "groups": [
@@ -509,7 +529,8 @@ def test_saved_on_one_mesh_and_resumed_on_others(program, tokens, tmp_path, name
 
 
 EXPERTS_SAVED_ON = ["one", "experts: zero 3 over 4, of experts 0", "experts: sp 2, etp 2",
-                    "experts: pp 2 x dp 2 x cp 2 x sp 2, ep 4, etp 1, zero 2, of experts 1"]
+                    "experts: pp 2 x dp 2 x cp 2 x sp 2, ep 4, etp 1, zero 2, of experts 1",
+                    "experts by replica: hybrid 3 x tp 2, ep 2"]
 
 
 @pytest.mark.parametrize("name", EXPERTS_SAVED_ON)

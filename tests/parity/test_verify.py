@@ -28,6 +28,8 @@ def run_json(tmp_path):
     ["--mesh.dp=2", "--mesh.tp=2", "--zero.stage=2", "--optimizer.normalize_grad=true", "--optimizer.type=sgd"],
     # Experts' reductions waited for the tied embedding's, whose other stage waited for them.
     ["--mesh.pp=2", "--mesh.dp=2", "--model.family=mixtral", "--zero.expert_stage=2"],
+    ["--mesh.dp_replicate=2", "--mesh.dp_shard=2", "--mesh.tp=2", "--mesh.ep=2", "--model.family=mixtral",
+     "--zero.stage=3", "--zero.expert_shard=dp_shard"],
     ["--mesh.pp=2", "--mesh.dp=2", "--zero.stage=3", "--zero.offload=all"],
 ])
 @pytest.mark.parametrize("shrink", [[], ["--shrink"]], ids=["whole", "shrunk"])
