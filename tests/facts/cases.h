@@ -98,6 +98,13 @@ inline ModelConfig gated_experts() {
   model.moe.bias_balance = true;
   return model;
 }
+// Of whose width the last of four ranks has nothing.
+inline ModelConfig narrow_shared() {
+  ModelConfig model = gated_experts();
+  model.moe.ffn = 6;
+  model.moe.shared_experts = 1;
+  return model;
+}
 inline ModelConfig choosing_experts() {
   ModelConfig model = experts();
   model.moe.choice = "experts";
@@ -302,6 +309,11 @@ inline std::vector<Case> cases_of_experts() {
       {"cp 2, ep 4", experts_and_dense(), mixed, zero(2), 3},
       {"gated, cp 2, ep 4", gated_experts(), mixed, zero(2), 3},
       {"gated, etp 2, ep 2", gated_experts(), cut, plain(), 3},
+      {"shared narrow, ep 2 of tp 4",
+       narrow_shared(),
+       {.tp = 4, .ep = 2},
+       plain(),
+       3},
       {"choosing, ep 4 zero3",
        choosing_experts(),
        {.dp_shard = 8, .ep = 4},

@@ -27,7 +27,7 @@ Traced UnitTracer::moe(const Traced& input) {
   count_load(routing);
   std::optional<Traced> shared;
   const auto run_shared = [&] {
-    if (model_.shared_ffn == 0 || shared) return;
+    if (config_.moe.shared_experts == 0 || shared) return;
     shared = mlp(input, "shared", model_.shared_ffn);
   };
   Traced y = mix(x, routing, run_shared);

@@ -147,7 +147,7 @@ Traced UnitTracer::block(const Traced& x, int64_t layer) {
       [this, has_experts](const Traced& in) {
         return has_experts ? moe(in) : mlp(in, "mlp", model_.ffn);
       },
-      /*gives_view=*/has_experts && model_.shared_ffn == 0);
+      /*gives_view=*/has_experts && config_.moe.shared_experts == 0);
   rotation_ = nullptr;
   return out;
 }
