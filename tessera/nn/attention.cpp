@@ -152,9 +152,11 @@ at::Tensor Attention::heads_out(const at::Tensor& q, const at::Tensor& k,
   return core_ ? core_(q, k, v, sight) : causal_attention(q, k, v, sight);
 }
 
+// Of one head that is padded a part would be a view, of memory of another size.
 at::Tensor Attention::flat(const at::Tensor& y) const {
   const bool is_padded = y.size(-1) > heads_.value_dim;
-  return (is_padded ? y.narrow(-1, 0, heads_.value_dim) : y).flatten(2);
+  return (is_padded ? y.narrow(-1, 0, heads_.value_dim).contiguous() : y)
+      .flatten(2);
 }
 
 GroupedQueryAttention::GroupedQueryAttention(const AttentionOptions& options)

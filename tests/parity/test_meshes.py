@@ -277,6 +277,8 @@ MESHES |= {f"experts, {name}": (world, model, sections) for name, world, model, 
     ("deepseek: cp ulysses 2, selective", 2, {**DEEPSEEK, "latent": {}}, {
         "mesh": {"cp": 2}, "context": {"method": "ulysses"}, "recompute": {"mode": "selective"}}),
 ]}
+MESHES["experts, deepseek: tp 4, a head each, selective"] = (4, DEEPSEEK, {
+    "mesh": {"tp": 4}, "recompute": {"mode": "selective"}})
 # All but adamw, which the other meshes use.
 OPTIMIZERS = {"sgd": {"momentum": 0.9}, "lion": {"lr": 0.001}, "adam": {}}
 MESHES |= {f"{optimizer}, zero {stage} of 3": (3, {}, {"mesh": {"dp": 3}, **zero(stage),
