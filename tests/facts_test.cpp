@@ -199,7 +199,7 @@ TEST_P(FactsOf, AttentionsCoreIsComputedAgain) {
   Errors errors;
   for (const auto& chunk : composed.units.chunks) {
     for (int64_t unit : chunk) {
-      if (unit == 0 || unit == each.model.layers + 1) continue;
+      if (unit == 0 || unit == each.model.num_blocks() + 1) continue;
       player.run_core_again(unit);  // what is made at the first use
       const Measured found = player.run_core_again(unit);
       const UnitFacts& said = facts.units[unit];

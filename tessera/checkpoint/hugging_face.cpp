@@ -93,22 +93,24 @@ class Weights {
         by_name_.at(name).read_box(name, source.stored_box(box)));
   }
 
-  // A tied head may be stored as well; it must then be the embedding.
-  void expect_copy(const std::string& copy, const std::string& original) {
+  // What is shared may be stored once more; it must then be the same.
+  void expect_copy(const std::string& of, const std::string& original,
+                   const char* why) {
+    const std::string copy = stored_name(of);
     if (!by_name_.contains(copy)) return;
     asked_.insert(copy);
     const std::string name = stored_name(original);
     if (!by_name_.contains(name)) return;
     if (!at::equal(by_name_.at(copy).tensor(copy),
                    by_name_.at(name).tensor(name))) {
-      note("\"" + copy + "\" differs from \"" + name +
-           "\", although config.json ties them");
+      note("\"" + copy + "\" differs from \"" + name + "\", although " + why);
     }
   }
 
-  void throw_complaints() {
+  void throw_complaints(const models::ModelConfig& config) {
     for (const auto& [name, file] : by_name_) {
-      if (!asked_.contains(name) && !models::is_hugging_face_buffer(name)) {
+      if (!asked_.contains(name) && !models::is_hugging_face_buffer(name) &&
+          !models::is_of_module_left_out(config, name)) {
         note("unexpected \"" + name + "\"");
       }
     }
@@ -118,7 +120,11 @@ class Weights {
     }
     if (complaints_.size() > kNamedAtMost) list += "\n  ...";
     TS_CHECK_IO(complaints_.empty(), folder_, ": ", complaints_.size(),
-                " tensors do not fit config.json:", list);
+                " tensors do not fit config.json:", list,
+                config.mtp.layers > 0
+                    ? "\nmodel.mtp.layers 0 reads it without what predicts "
+                      "further ahead."
+                    : "");
   }
 
  private:
@@ -175,9 +181,14 @@ Weights checked_weights(const std::string& folder, models::Model& model) {
   }
   if (config.tie_embeddings) {
     weights.expect_copy(source_of("head.weight").tensor,
-                        source_of("embed.tokens.weight").tensor);
+                        source_of("embed.tokens.weight").tensor,
+                        "config.json ties them");
   }
-  weights.throw_complaints();
+  for (const auto& copy : models::hugging_face_copies(config)) {
+    weights.expect_copy(copy.tensor, source_of(copy.parameter).tensor,
+                        "modules of multi-token prediction share it");
+  }
+  weights.throw_complaints(config);
   return weights;
 }
 
@@ -221,7 +232,14 @@ std::map<std::string, Stored> stored_tensors(
     const models::HuggingFaceConfig& config) {
   const auto model = models::make_model(config.model);
   std::map<std::string, Stored> tensors;
+  const auto copies = models::hugging_face_copies(model->config());
   for (const auto& parameter : nn::parameters_of(*model)) {
+    for (const auto& copy : copies) {
+      if (copy.parameter != parameter.name) continue;
+      const Item whole{parameter.name, parameter.spec->layout.global_shape()};
+      tensors[copy.tensor] = {{copy.tensor, config.dtype, whole.shape},
+                              {{parameter.name, whole, {copy.tensor}}}};
+    }
     for (const Item& item : items_of(parameter)) {
       const auto source =
           models::hugging_face_source(model->config(), item.name);

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "tessera/core/error.h"
+#include "tessera/data/ahead.h"
 
 namespace tessera::data {
 
@@ -96,21 +97,34 @@ Batch Dataset::in_order(int64_t first, int64_t count) const {
   return gather(samples);
 }
 
-int64_t Dataset::num_targets(int64_t step) const {
+int64_t Dataset::num_targets(int64_t step, int64_t depth) const {
   const SamplerOptions& options = sampler_.options();
-  const bool all_count = std::ranges::all_of(
-      sources_, [](const Source& one) { return one.tokens->all_count(); });
-  if (all_count) return options.global_batch * options.seq_len;
+  const bool all_count = std::ranges::all_of(sources_, [&](const Source& one) {
+    return one.tokens->all_count() &&
+           (depth == 0 || !one.tokens->documents_apart());
+  });
+  if (all_count) {
+    return options.global_batch * std::max<int64_t>(0, options.seq_len - depth);
+  }
   int64_t count = 0;
-  std::vector<int64_t> targets(options.seq_len);
   for (const int64_t sample : sampler_.sample_indices(step)) {
-    const Mixture::Place place = place_of(sample);
-    std::ranges::fill(targets, 0);  // whichever they are
-    sources_[place.source].tokens->hide_uncounted(
-        sampler_.first_token(place.index) + 1, targets);
-    count += options.seq_len - std::ranges::count(targets, kNoTarget);
+    count += num_targets_of(sample, depth);
   }
   return count;
+}
+
+int64_t Dataset::num_targets_of(int64_t sample, int64_t depth) const {
+  std::vector<int64_t> targets(sampler_.options().seq_len);  // any tokens
+  if (depth == 0) {
+    const Mixture::Place place = place_of(sample);
+    sources_[place.source].tokens->hide_uncounted(
+        sampler_.first_token(place.index) + 1, targets);
+  } else {
+    const at::Tensor all = targets_ahead(gather({sample}), depth);
+    std::copy_n(all[depth - 1].const_data_ptr<int64_t>(), targets.size(),
+                targets.begin());
+  }
+  return std::ssize(targets) - std::ranges::count(targets, kNoTarget);
 }
 
 Mixture::Place Dataset::place_of(int64_t sample) const {

@@ -71,14 +71,16 @@ class Dataset {
   // sampler().num_samples().
   Batch in_order(int64_t first, int64_t count) const;
 
-  // Targets of the step's global batch that count.
-  int64_t num_targets(int64_t step) const;
+  // Targets of the step's global batch that count; of those `depth` tokens
+  // behind them (ahead.h).
+  int64_t num_targets(int64_t step, int64_t depth = 0) const;
 
   const Sampler& sampler() const { return sampler_; }
   // See Sampler::go_on().
   void go_on(int64_t step, int64_t taken) { sampler_.go_on(step, taken); }
 
  private:
+  int64_t num_targets_of(int64_t sample, int64_t depth) const;
   Batch gather(const std::vector<int64_t>& samples) const;
   // The source of a sample, and the sample in it.
   Mixture::Place place_of(int64_t sample) const;

@@ -8,8 +8,8 @@ namespace tessera::engine {
 namespace {
 
 constexpr int64_t kReader = 0;  // of a group
-// In front: targets that count, and whether documents are told apart.
-constexpr int64_t kHead = 2;
+// In front: whether documents are told apart, and targets that count, by depth.
+int64_t head_of(const BatchExtent& extent) { return 2 + extent.depths; }
 
 int64_t num_parts(const BatchExtent& extent) {
   return extent.documents ? 3 : 2;
@@ -17,7 +17,8 @@ int64_t num_parts(const BatchExtent& extent) {
 
 // (parts, M, B, T).
 at::Tensor body(const at::Tensor& tensor, const BatchExtent& extent) {
-  return tensor.narrow(0, kHead, tensor.numel() - kHead)
+  const int64_t head = head_of(extent);
+  return tensor.narrow(0, head, tensor.numel() - head)
       .view({num_parts(extent), extent.microbatches, extent.samples,
              extent.tokens});
 }
@@ -25,8 +26,10 @@ at::Tensor body(const at::Tensor& tensor, const BatchExtent& extent) {
 void fill(const at::Tensor& tensor, const BatchExtent& extent,
           const Reading& reading) {
   auto* const head = tensor.mutable_data_ptr<int64_t>();
-  head[0] = reading.num_targets ? reading.num_targets() : 0;
-  head[1] = 0;
+  head[0] = 0;
+  for (int64_t depth = 0; depth <= extent.depths; ++depth) {
+    head[1 + depth] = reading.num_targets ? reading.num_targets(depth) : 0;
+  }
   const at::Tensor parts = body(tensor, extent);
   for (int64_t m = 0; m < extent.microbatches; ++m) {
     const data::Batch batch = reading.microbatch(m);
@@ -35,21 +38,22 @@ void fill(const at::Tensor& tensor, const BatchExtent& extent,
     if (!batch.document_starts.defined()) continue;
     TORCH_INTERNAL_ASSERT(extent.documents, "documents that nobody awaits");
     parts[2][m].copy_(batch.document_starts);
-    head[1] = 1;
+    head[0] = 1;
   }
 }
 
 }  // namespace
 
 int64_t BatchExtent::elements() const {
-  return kHead + num_parts(*this) * microbatches * samples * tokens;
+  return head_of(*this) + num_parts(*this) * microbatches * samples * tokens;
 }
 
 BatchExtent extent_of_step(const RunConfig& config, int64_t samples) {
   return {.microbatches = accumulation(config),
           .samples = samples,
           .tokens = config.data.seq_len,
-          .documents = config.data.documents_apart()};
+          .documents = config.data.documents_apart(),
+          .depths = config.model.mtp.layers};
 }
 
 void BatchShare::begin(int64_t key, const BatchExtent& extent,
@@ -70,14 +74,15 @@ void BatchShare::turn() { held_ = std::exchange(coming_, std::nullopt); }
 data::Batch BatchShare::microbatch(int64_t microbatch) const {
   const at::Tensor parts = body(held_->tensor, held_->extent);
   data::Batch batch{parts[0][microbatch], parts[1][microbatch]};
-  if (held_->tensor.const_data_ptr<int64_t>()[1] == 1) {
+  if (held_->tensor.const_data_ptr<int64_t>()[0] == 1) {
     batch.document_starts = parts[2][microbatch];
   }
   return batch;
 }
 
-int64_t BatchShare::num_targets() const {
-  return held_->tensor.const_data_ptr<int64_t>()[0];
+std::vector<int64_t> BatchShare::num_targets() const {
+  const auto* counts = held_->tensor.const_data_ptr<int64_t>() + 1;
+  return {counts, counts + 1 + held_->extent.depths};
 }
 
 }  // namespace tessera::engine

@@ -1,10 +1,10 @@
 // Batches that the first rank of a group reads and all of it get.
 //
 // One is held, while another may be on its way: begin (await turn begin)*
-// await turn. A batch travels as one tensor of int64: how many of the global
-// batch's tokens are targets, whether documents begin is known, then inputs,
-// targets and, where documents are kept apart, where they begin, each
-// (M, B, T): M micro-batches of B samples.
+// await turn. A batch travels as one tensor of int64: whether documents begin
+// is known, how many of the global batch's tokens are targets, by depth of
+// prediction, then inputs, targets and, where documents are kept apart, where
+// they begin, each (M, B, T): M micro-batches of B samples.
 // Comm:    one broadcast over the group a batch.
 // Threads: as comm::Group: one thread a rank.
 #pragma once
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "tessera/comm/group.h"
 #include "tessera/data/dataset.h"
@@ -26,6 +27,7 @@ struct BatchExtent {
   int64_t samples = 1;  // of a micro-batch
   int64_t tokens = 1;   // of a sample, on all ranks of cp
   bool documents = false;
+  int64_t depths = 0;        // of prediction, beyond the next token
   int64_t elements() const;  // of the tensor that travels
 };
 
@@ -36,7 +38,8 @@ BatchExtent extent_of_step(const RunConfig& config, int64_t samples);
 // What a rank that reads has to read.
 struct Reading {
   std::function<data::Batch(int64_t microbatch)> microbatch;
-  std::function<int64_t()> num_targets = {};  // of the global batch; or none
+  // Of the global batch; or none.
+  std::function<int64_t(int64_t depth)> num_targets = {};
 };
 
 class BatchShare {
@@ -57,7 +60,7 @@ class BatchShare {
 
   // Of what is held: views, which live as long as it is.
   data::Batch microbatch(int64_t microbatch) const;
-  int64_t num_targets() const;
+  std::vector<int64_t> num_targets() const;  // by depth
 
  private:
   struct Moved {

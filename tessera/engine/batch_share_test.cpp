@@ -29,8 +29,11 @@ void expect_equal(const data::Batch& one, const data::Batch& other) {
 
 // One is held while the next one travels; the first rank alone reads.
 TEST(BatchShare, AllGetWhatTheFirstReads) {
-  const BatchExtent extent{
-      .microbatches = 3, .samples = 2, .tokens = 5, .documents = true};
+  const BatchExtent extent{.microbatches = 3,
+                           .samples = 2,
+                           .tokens = 5,
+                           .documents = true,
+                           .depths = 1};
   comm::run_threads(3, "shm", [&](comm::Communicator& ranks) {
     BatchShare share(ranks.world());
     const auto documents = [](int64_t key) { return key != 2; };
@@ -43,9 +46,9 @@ TEST(BatchShare, AllGetWhatTheFirstReads) {
                          return batch_of(key, m, extent, documents(key));
                        },
                    .num_targets =
-                       [&] {
+                       [&](int64_t depth) {
                          require_first();
-                         return 7 * key;
+                         return 7 * key + depth;
                        }},
                   comm::Mode::kAsync);
       EXPECT_EQ(share.coming(), key);
@@ -57,7 +60,8 @@ TEST(BatchShare, AllGetWhatTheFirstReads) {
       share.turn();
       EXPECT_EQ(share.coming(), std::nullopt);
       begin(key + 1);
-      EXPECT_EQ(share.num_targets(), 7 * key);
+      EXPECT_EQ(share.num_targets(),
+                (std::vector<int64_t>{7 * key, 7 * key + 1}));
       for (int64_t m = 0; m < extent.microbatches; ++m) {
         expect_equal(share.microbatch(m),
                      batch_of(key, m, extent, documents(key)));

@@ -78,7 +78,8 @@ Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
        .documents = config.data.documents_apart(),
        .received_rows = received_rows(config, mesh, coord, samples),
        .kept = kept_by(config.optimizer),
-       .threads = std::max<int64_t>(1, config.run.threads)});
+       .threads = std::max<int64_t>(1, config.run.threads),
+       .depths = trains ? model.mtp.layers : 0});
   if (trains) share_batch(config, mesh, samples, facts);
   return facts;
 }
@@ -107,7 +108,9 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
         (trains ? held.state_bytes() : held.parameter_bytes) - in_files;
     plan.optimizer += optimizer;
   }
-  plan.work = program::memory_of(program, units, facts).peak();
+  plan.work =
+      program::memory_of(program, model.units_of(mesh, rank, purpose), facts)
+          .peak();
   return plan;
 }
 

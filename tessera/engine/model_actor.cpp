@@ -21,6 +21,15 @@ constexpr const char* kWhatMayHelp =
     "longer schedule.warmup or optimizer.clip_norm, lower if there is one, may "
     "help; a checkpoint that was written is whole.";
 
+// Of a step's global batch, by depth.
+std::vector<int64_t> targets_of(const StepInput& input) {
+  std::vector<int64_t> counts;
+  for (int64_t depth = 0; depth <= input.depths; ++depth) {
+    counts.push_back(input.read.num_targets(depth));
+  }
+  return counts;
+}
+
 // NaN without the sign that it happens to have.
 double shown(double number) {
   return std::isnan(number) ? std::fabs(number) : number;
@@ -55,7 +64,7 @@ void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
   purpose_ = purpose;
   version_ = 0;
   if (!was_ahead) counted_ = {};
-  loss_sum_ = weight_ = aux_sum_ = grad_norm_ = 0;
+  loss_sum_ = weight_ = aux_sum_ = ahead_loss_ = grad_norm_ = 0;
   expert_counts_ = at::Tensor();
   updates_ = was_skipped_ = normed_ = false;
   if (!input_.again) scale_ = trains() ? loss_scale_.value() : 1;
@@ -63,16 +72,28 @@ void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
   input_.aux_scale *= scale_;
   next_.aux_scale *= scale_;
   if (!trains()) return;
-  target_tokens_ =
-      was_ahead ? next_target_tokens_ : static_cast<double>(open_batch());
-  if (is_ahead_) {
-    next_target_tokens_ = static_cast<double>(next_.read.num_targets());
-  }
+  target_tokens_ = was_ahead ? next_target_tokens_ : open_batch();
+  if (is_ahead_) next_target_tokens_ = targets_of(next_);
 }
+
+std::vector<int64_t> ModelActor::open_batch() { return targets_of(input_); }
 
 std::optional<double> ModelActor::gradient_factor(int64_t microbatch) const {
   if (!trains()) return std::nullopt;
-  return scale_ / target_tokens_of(microbatch);
+  return scale_ / target_tokens_of(microbatch, /*depth=*/0);
+}
+
+// Of a depth's summed loss in the mean over depths. A batch may have no target
+// so far ahead.
+double ModelActor::share_of_depth(int64_t microbatch, int64_t depth) const {
+  const double tokens = target_tokens_of(microbatch, depth);
+  const auto depths = static_cast<double>(input_of(microbatch).depths);
+  return tokens > 0 ? 1 / (depths * tokens) : 0;
+}
+
+double ModelActor::ahead_factor(int64_t microbatch, int64_t depth) const {
+  return scale_ * input_of(microbatch).ahead_weight *
+         share_of_depth(microbatch, depth);
 }
 
 bool ModelActor::may_skip() const {
@@ -87,6 +108,12 @@ void ModelActor::count(const nn::LossSum& loss, int64_t microbatch) {
   counted_of(microbatch)
       .losses.push_back(
           {in_batch(microbatch), {loss.sum.detach(), loss.weight.detach()}});
+}
+
+void ModelActor::count_ahead(const nn::LossSum& loss, int64_t microbatch,
+                             int64_t depth) {
+  counted_of(microbatch)
+      .ahead.push_back(loss.sum.detach() * share_of_depth(microbatch, depth));
 }
 
 void ModelActor::count(const nn::Balance& balance, int64_t microbatch) {
@@ -118,6 +145,7 @@ void ModelActor::read() {
     add(loss.weight);
   }
   for (const auto& balance : counted_.balances) add(balance);
+  for (const auto& loss : counted_.ahead) add(loss);
   expert_counts_ = counted_.expert_counts;
   if (expert_counts_.defined()) add(expert_counts_);
   const at::Tensor here = read_on_host(at::cat(all));
@@ -133,6 +161,7 @@ void ModelActor::read() {
     weight_ += *next++;
   }
   for (size_t i = 0; i < counted_.balances.size(); ++i) aux_sum_ += *next++;
+  for (size_t i = 0; i < counted_.ahead.size(); ++i) ahead_loss_ += *next++;
   if (expert_counts_.defined()) {
     expert_counts_ = here.slice(0, here.numel() - expert_counts_.numel())
                          .view_as(expert_counts_);
@@ -172,6 +201,9 @@ void ModelActor::norm() {
   squares_ = optim::sum_of_squares(owned).reshape({1}).to(like.device());
   for (const auto& [microbatch, loss] : counted_.losses) {
     if (may_skip()) squares_ = squares_ + loss.sum * 0;  // NaN unless finite
+  }
+  for (const auto& loss : counted_.ahead) {
+    if (may_skip()) squares_ = squares_ + loss * 0;
   }
   if (world_.size() == 1) read();
 }

@@ -4,7 +4,8 @@
 // Loss:   the sum of cross-entropies over the target tokens of the global
 //         batch, divided once by their number: gradients need no scale of
 //         micro-batch or rank. So with the auxiliary loss of experts, over
-//         samples and layers.
+//         samples and layers, and with the loss of each depth of multi-token
+//         prediction, over its own targets.
 // Host:   losses, their counts, the norm and the balance of experts stay on the
 //         device until the norm is known: then the host reads them, all at
 //         once, and decides by them whether anything is updated, and clips.
@@ -47,7 +48,8 @@ namespace tessera::engine {
 // devices.
 struct StepRead {
   std::function<data::Batch(int64_t share, int64_t microbatch)> load;
-  std::function<int64_t()> num_targets = {};  // of the global batch
+  // Of the global batch: of the next token, and `depth` tokens behind it.
+  std::function<int64_t(int64_t depth)> num_targets = {};
 };
 
 // What a step needs beside the model.
@@ -60,6 +62,10 @@ struct StepInput {
   int64_t samples = 0;   // of a micro-batch
   int64_t tokens = 0;    // of a sample, on this rank
   double aux_scale = 0;  // of nn::Balance::penalty in the step's loss
+  // Of a step: depths of prediction beyond the next token, and what the mean of
+  // their losses weighs in its loss.
+  int64_t depths = 0;
+  double ahead_weight = 0;
   double lr = 0;
   // Of a step: what dropout is drawn by. None in an evaluation.
   std::function<nn::Draw(int64_t share, int64_t microbatch)> draw = {};
@@ -103,6 +109,8 @@ class ModelActor : public program::Actor {
   double weight() const { return weight_; }
   // Its part of nn::Balance, of all layers and micro-batches.
   double aux_sum() const { return aux_sum_; }
+  // Its part of the mean over depths of the losses of multi-token prediction.
+  double ahead_loss() const { return ahead_loss_; }
   // nn::Balance's, on the host.
   const at::Tensor& expert_counts() const { return expert_counts_; }
   // Global L2 norm before it was clipped or normalised.
@@ -138,6 +146,7 @@ class ModelActor : public program::Actor {
   // Keep them until the host reads.
   void count(const nn::LossSum& loss, int64_t microbatch);
   void count(const nn::Balance& balance, int64_t microbatch);
+  void count_ahead(const nn::LossSum& loss, int64_t microbatch, int64_t depth);
   std::optional<nn::Draw> draw_of(int64_t share, int64_t microbatch) const {
     const StepInput& input = input_of(microbatch);
     if (!input.draw) return std::nullopt;
@@ -150,8 +159,11 @@ class ModelActor : public program::Actor {
   const StepInput& input_of(int64_t microbatch) const {
     return is_of_next(microbatch) ? next_ : input_;
   }
-  double target_tokens_of(int64_t microbatch) const {
-    return is_of_next(microbatch) ? next_target_tokens_ : target_tokens_;
+  // Of the global batch, `depth` tokens behind the next one.
+  double target_tokens_of(int64_t microbatch, int64_t depth) const {
+    const auto& all =
+        is_of_next(microbatch) ? next_target_tokens_ : target_tokens_;
+    return static_cast<double>(all.at(depth));
   }
   int64_t in_batch(int64_t microbatch) const {
     return microbatch % num_microbatches_;
@@ -160,9 +172,11 @@ class ModelActor : public program::Actor {
   // Of a micro-batch's summed loss in the step's, and scaled; of an evaluation,
   // which asks for no gradient, none.
   std::optional<double> gradient_factor(int64_t microbatch) const;
+  // Of that of a depth of multi-token prediction, from 1, in a step.
+  double ahead_factor(int64_t microbatch, int64_t depth) const;
   // Makes the step's samples ready to be loaded, and counts the targets of the
-  // global batch.
-  virtual int64_t open_batch() { return input_.read.num_targets(); }
+  // global batch, by depth.
+  virtual std::vector<int64_t> open_batch();
 
   parallel::Composed& composed_;
   StepInput input_;
@@ -175,12 +189,14 @@ class ModelActor : public program::Actor {
   struct Counted {
     std::vector<std::pair<int64_t, nn::LossSum>> losses;  // of a micro-batch
     std::vector<at::Tensor> balances;
+    std::vector<at::Tensor> ahead;  // parts of ahead_loss()
     at::Tensor expert_counts;
   };
   Counted& counted_of(int64_t microbatch) {
     return is_of_next(microbatch) ? counted_ahead_ : counted_;
   }
   bool may_skip() const;
+  double share_of_depth(int64_t microbatch, int64_t depth) const;
   void decide();
   void read();
   // Segments [first, last) of the optimizer: all of a unit, or of the model.
@@ -199,8 +215,9 @@ class ModelActor : public program::Actor {
   bool is_ahead_ = false;
   at::Tensor squares_;  // this rank's part of the squared norm; then the sum
   comm::Work norm_work_;
-  double target_tokens_ = 0, next_target_tokens_ = 0;  // of global batches
-  bool normed_ = false;                                // the norm is taken
+  // Of global batches, by depth.
+  std::vector<int64_t> target_tokens_, next_target_tokens_;
+  bool normed_ = false;        // the norm is taken
   bool updates_ = false;       // the optimizer's step has begun
   double gradient_scale_ = 1;  // in it, as the norm says
   double scale_ = 1;           // of the loss
@@ -208,6 +225,7 @@ class ModelActor : public program::Actor {
   double loss_sum_ = 0;
   double weight_ = 0;
   double aux_sum_ = 0;
+  double ahead_loss_ = 0;
   at::Tensor expert_counts_;
   double grad_norm_ = 0;
 };

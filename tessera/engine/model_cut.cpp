@@ -108,20 +108,30 @@ double flops_of(const program::UnitFacts& unit) {
 double again_of(const RunConfig& config, const program::UnitFacts& of,
                 int64_t unit) {
   const std::string& mode = config.recompute.mode;
-  const bool is_block = unit > 0 && unit <= config.model.layers;
+  const bool is_block = unit > 0 && unit <= config.model.num_blocks();
   const bool again =
       mode == "stage" || (mode == "selective" && is_block) ||
       (mode == "block" && is_block && config.recompute.covers(unit - 1));
   return again ? static_cast<double>(of.again.flops.total()) : 0;
 }
 
+// By embedding, layer and head, of numbers by unit: what predicts further ahead
+// goes with the head.
+std::vector<double> with_head(std::vector<double> by_unit, int64_t layers) {
+  const auto ahead = by_unit.begin() + layers + 1;
+  by_unit.back() = std::accumulate(ahead, by_unit.end(), 0.0);
+  by_unit.erase(ahead, by_unit.end() - 1);
+  return by_unit;
+}
+
 // Of the parameters that units compute with.
 std::vector<double> state_bytes_of(const RunConfig& config,
                                    const program::Facts& facts) {
   std::vector<double> bytes;
-  for (int64_t unit = 0; unit < config.model.layers + 2; ++unit) {
+  for (int64_t unit = 0; unit < config.model.num_blocks() + 2; ++unit) {
     bytes.push_back(static_cast<double>(facts.units.at(unit).state_bytes()));
   }
+  bytes = with_head(std::move(bytes), config.model.layers);
   for (const auto& each : facts.units.front().parameters) {
     if (each.tied) bytes.back() += static_cast<double>(each.state_bytes());
   }
@@ -135,13 +145,16 @@ UnitCosts costs_by_facts(const RunConfig& config,
   mesh::Coord coord = mesh.coord_of(0);
   const auto facts = facts_of(config, mesh, coord);
   UnitCosts costs;
-  for (int64_t unit = 0; unit < config.model.layers + 2; ++unit) {
+  for (int64_t unit = 0; unit < config.model.num_blocks() + 2; ++unit) {
     const program::UnitFacts& of = facts.units.at(unit);
     costs.time.push_back(flops_of(of) + again_of(config, of, unit));
     if (config.recompute.mode == "minimal") {
       costs.replay.push_back(static_cast<double>(of.forward.total()));
     }
     costs.kept_bytes.push_back(static_cast<double>(of.kept_bytes));
+  }
+  for (auto* each : {&costs.time, &costs.replay, &costs.kept_bytes}) {
+    if (!each->empty()) *each = with_head(*each, config.model.layers);
   }
   costs.time.back() += flops_of(facts.loss);
   costs.state_bytes = state_bytes_of(config, facts);
@@ -205,7 +218,7 @@ void check_traced(const RunConfig& config) {
 std::vector<double> seconds_of(
     const RunConfig& config,
     const std::vector<monitor::report::TracedStep>& steps) {
-  const int64_t units = config.model.layers + 2;
+  const int64_t units = config.model.num_blocks() + 2;
   std::vector<double> seconds(units, 0), forwards(units, 0);
   for (const auto& step : steps) {
     for (const auto& span : step.spans) {
@@ -228,7 +241,7 @@ std::vector<double> seconds_of(
   for (int64_t unit = 0; unit < units; ++unit) {
     seconds[unit] /= std::max(1.0, forwards[unit]);
   }
-  return seconds;
+  return with_head(std::move(seconds), config.model.layers);
 }
 
 bool can_be_read(const std::filesystem::path& folder) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/data/ahead.h"
 #include "tessera/engine/wire.h"
 #include "tessera/nn/loss.h"
 
@@ -45,7 +46,7 @@ Reading RankActor::reading_of(const StepRead& read) const {
 
 // What the step before had moved is this one's, but for the first one, and one
 // that runs again.
-int64_t RankActor::open_batch() {
+std::vector<int64_t> RankActor::open_batch() {
   if (!steps_) return ModelActor::open_batch();
   BatchShare& share = steps_->share;
   if (share.coming() != input_.step) {
@@ -82,21 +83,35 @@ data::Batch RankActor::local(const data::Batch& batch) const {
           composed_.local_tokens(batch.targets), batch.document_starts};
 }
 
+at::Tensor RankActor::local_ahead(const at::Tensor& tokens) const {
+  return composed_.local_tokens(tokens.flatten(0, 1))
+      .unflatten(0, {tokens.size(0), -1});
+}
+
 models::Tokens RankActor::tokens_of(int64_t microbatch) const {
   const Microbatch& mine = microbatches_.at(microbatch);
   return {input_.tokens, mine.batch.document_starts,
           draw_of(composed_.data->rank(), microbatch),
-          trains() ? mine.load : nullptr};
+          trains() ? mine.load : nullptr, mine.inputs_ahead};
 }
 
-// All of it is one read of the token file.
+data::Batch RankActor::whole_batch(int64_t microbatch) const {
+  if (steps_ && trains()) return steps_->share.microbatch(microbatch);
+  return input_of(microbatch)
+      .read.load(composed_.data->rank(), in_batch(microbatch));
+}
+
+// All of it is one read of the token file. What is ahead of a rank's tokens may
+// be another's.
 void RankActor::load(int64_t microbatch) {
-  data::Batch& batch = microbatches_.at(microbatch).batch;
-  if (batch.inputs.defined()) return;
-  batch = local(steps_ && trains() ? steps_->share.microbatch(microbatch)
-                                   : input_of(microbatch)
-                                         .read.load(composed_.data->rank(),
-                                                    in_batch(microbatch)));
+  Microbatch& mine = microbatches_.at(microbatch);
+  if (mine.batch.inputs.defined()) return;
+  const data::Batch whole = whole_batch(microbatch);
+  mine.batch = local(whole);
+  const int64_t depths = input_of(microbatch).depths;
+  if (depths == 0) return;
+  mine.inputs_ahead = local_ahead(data::inputs_ahead(whole, depths));
+  mine.targets_ahead = local_ahead(data::targets_ahead(whole, depths));
 }
 
 void RankActor::load_inputs(int64_t microbatch) { load(microbatch); }
@@ -112,6 +127,16 @@ at::Tensor RankActor::hidden() const {
                    like.options().requires_grad(false));
 }
 
+int64_t RankActor::unit_before(int64_t unit) const {
+  const bool is_last = unit == model_.num_units() - 1;
+  return unit - 1 - (is_last && !trains() ? model_.num_ahead() : 0);
+}
+
+int64_t RankActor::first_of(const std::vector<int64_t>& chunk) const {
+  const bool passes = !trains() && model_.is_ahead(chunk.front());
+  return passes ? model_.num_units() - 1 : chunk.front();
+}
+
 // From the unit before, or as it was received. An output without a graph is for
 // the unit behind it alone.
 void RankActor::take_input(Microbatch& mine, int64_t unit) {
@@ -120,7 +145,7 @@ void RankActor::take_input(Microbatch& mine, int64_t unit) {
     here.input = mine.batch.inputs;
     return;
   }
-  Passed& before = mine.units.at(unit - 1);
+  Passed& before = mine.units.at(unit_before(unit));
   if (!here.input.defined()) here.input = before.output.detach();
   if (!before.keeps) before.output = at::Tensor();
   here.input.requires_grad_(trains());
@@ -174,13 +199,28 @@ void RankActor::loss(int64_t microbatch) {
   const at::Tensor hidden = last.output.variable_data();
   if (!last.keeps) last.output = at::Tensor();
   if (input_.on_logits) input_.on_logits(model_.logits_of(hidden));
+  const int64_t samples = mine.batch.targets.size(0);
   const nn::LossSum loss =
-      model_.loss_of(hidden, mine.batch.targets, gradient_factor(microbatch));
+      model_.loss_of(hidden.narrow(0, 0, samples), mine.batch.targets,
+                     gradient_factor(microbatch));
+  if (mine.inputs_ahead.defined()) predict_ahead(mine, microbatch, hidden);
   // The ranks of tp all have the same: in an evaluation the first one counts.
   if (trains() || composed_.coord[mesh::Axis::kTp] == 0) {
     count(loss, microbatch);
   }
   if (trains()) last.gradient = hidden;
+}
+
+// What each depth gave lies behind what the head took of the model.
+void RankActor::predict_ahead(Microbatch& mine, int64_t microbatch,
+                              const at::Tensor& hidden) {
+  const int64_t samples = mine.batch.targets.size(0);
+  for (int64_t depth = 1; depth <= mine.targets_ahead.size(0); ++depth) {
+    count_ahead(model_.loss_of(hidden.narrow(0, depth * samples, samples),
+                               mine.targets_ahead[depth - 1],
+                               ahead_factor(microbatch, depth)),
+                microbatch, depth);
+  }
 }
 
 RankActor::Start RankActor::start_backward(int64_t microbatch, int64_t unit) {
@@ -249,7 +289,7 @@ void RankActor::hand_activations(int64_t microbatch, int64_t chunk) {
   Microbatch& mine = microbatches_.at(microbatch);
   Passed& last = mine.units.at(composed_.units.chunks.at(chunk).back());
   const auto& next = composed_.units.chunks.at(chunk + 1);
-  mine.units.at(next.front()).input = last.output.detach();
+  mine.units.at(first_of(next)).input = last.output.detach();
   if (!last.keeps) last.output = at::Tensor();
 }
 
@@ -266,7 +306,7 @@ void RankActor::begin_message(const Instruction& message) {
   const Wire wire = wire_of(composed_, in_step);
   const auto& units = composed_.units.chunks.at(message.chunk);
   Microbatch& mine = microbatches_.at(message.microbatch);
-  Passed& first = mine.units.at(units.front());
+  Passed& first = mine.units.at(first_of(units));
   Passed& last = mine.units.at(units.back());
   Message& sent = messages_[{message.op, message.microbatch, message.chunk}];
   if (wire.sends) {

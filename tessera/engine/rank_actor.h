@@ -67,6 +67,8 @@ class RankActor final : public ModelActor {
   };
   struct Microbatch {
     data::Batch batch;  // this rank's tokens
+    // (D, B, T): of depths of prediction beyond the next token.
+    at::Tensor inputs_ahead = {}, targets_ahead = {};
     std::vector<Passed> units;
     std::shared_ptr<nn::BatchLoad> load = std::make_shared<nn::BatchLoad>();
   };
@@ -76,12 +78,20 @@ class RankActor final : public ModelActor {
     at::Tensor tensor;
   };
 
-  int64_t open_batch() override;
+  std::vector<int64_t> open_batch() override;
   Reading reading_of(const StepRead& read) const;
+  data::Batch whole_batch(int64_t microbatch) const;
   data::Batch local(const data::Batch& batch) const;
+  at::Tensor local_ahead(const at::Tensor& tokens) const;
   void load(int64_t microbatch);
   models::Tokens tokens_of(int64_t microbatch) const;
+  // In front of a unit, and the first of a chunk's: what runs in steps alone is
+  // passed over elsewhere.
+  int64_t unit_before(int64_t unit) const;
+  int64_t first_of(const std::vector<int64_t>& chunk) const;
   void take_input(Microbatch& mine, int64_t unit);
+  void predict_ahead(Microbatch& mine, int64_t microbatch,
+                     const at::Tensor& hidden);
   void run(int64_t microbatch, int64_t unit, bool keeps);
   // (B, T, D) between blocks, uninitialised.
   at::Tensor hidden() const;

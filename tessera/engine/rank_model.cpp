@@ -21,7 +21,8 @@ namespace tessera::engine {
 StepInput step_input(const RunConfig& config, int64_t step, double lr,
                      const StepBatch& batch, const StepTargets& targets) {
   const SampleShares shares(config);
-  const int64_t all = config.batch.global * config.data.seq_len;
+  const auto all = [global = config.batch.global, length = config.data.seq_len](
+                       int64_t depth) { return global * (length - depth); };
   const auto read_of = [&](int64_t of) {
     return StepRead{.load =
                         [=](int64_t share, int64_t microbatch) {
@@ -29,9 +30,15 @@ StepInput step_input(const RunConfig& config, int64_t step, double lr,
                               shares.of(share, microbatch);
                           return batch(of, samples.first, samples.count);
                         },
-                    .num_targets = [=] { return targets ? targets(of) : all; }};
+                    .num_targets =
+                        [=](int64_t depth) {
+                          return targets ? targets(of, depth) : all(depth);
+                        }};
   };
-  StepInput input{.read = read_of(step), .step = step};
+  StepInput input{.read = read_of(step),
+                  .step = step,
+                  .depths = config.model.mtp.layers,
+                  .ahead_weight = config.model.mtp.weight};
   if (reads_for_others(config)) input.next = read_of(step + 1);
   const auto seed = static_cast<uint64_t>(config.run.seed);
   input.draw = [=](int64_t share, int64_t microbatch) {

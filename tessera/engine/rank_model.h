@@ -22,11 +22,12 @@
 namespace tessera::engine {
 
 // What steps take from the data: samples first .. first + count - 1 of a step's
-// global batch, and how many of its tokens are targets. Asked of ranks that
-// read (engine/reader.h) alone, of the step behind this one too.
+// global batch, and how many of its tokens are targets, and those `depth`
+// tokens behind them. Asked of ranks that read (engine/reader.h) alone, of the
+// step behind this one too.
 using StepBatch =
     std::function<data::Batch(int64_t step, int64_t first, int64_t count)>;
-using StepTargets = std::function<int64_t(int64_t step)>;
+using StepTargets = std::function<int64_t(int64_t step, int64_t depth)>;
 // The input of the run's step-th step: a share takes its samples as
 // sample_shares.h has them. By its number dropout is drawn. Without `targets`
 // every token is one.

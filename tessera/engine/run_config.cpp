@@ -114,6 +114,8 @@ void check_star(const RunConfig& config) {
          "none");
   refuse(config.model.lora.rank == 0, "model.lora.rank", config.model.lora.rank,
          "0");
+  refuse(config.model.mtp.layers == 0, "model.mtp.layers",
+         config.model.mtp.layers, "0");
   refuse(config.recompute.mode == "none", "recompute.mode",
          config.recompute.mode, "none");
   const std::string& balance = config.model.moe.balance;
@@ -184,6 +186,11 @@ mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
                   config.data.seq_len, ") is above model.max_seq (",
                   config.model.max_seq,
                   "), the longest sequence of the model.");
+  TS_CHECK_CONFIG(config.model.mtp.layers < config.data.seq_len,
+                  "model.mtp.layers (", config.model.mtp.layers,
+                  ") leaves no token of data.seq_len (", config.data.seq_len,
+                  ") a target that far ahead. Nearest model.mtp.layers: ",
+                  config.data.seq_len - 1, ".");
   const auto mesh = mesh_of(config, world_size);
   config.mesh.dp_replicate = mesh.degree(mesh::Axis::kDpReplicate);
   config.mesh.dp_shard = mesh.degree(mesh::Axis::kDpShard);
@@ -301,8 +308,17 @@ void read_model_folder(RunConfig& config, const config::Provenance& origins) {
                   "model.load_weights is true, but model.from is empty. Set "
                   "model.from to the folder that holds the weights.");
   if (model.from.empty()) return;
-  take_sizes(config, models::read_hugging_face_config(model.from).model,
-             origins);
+  const auto folder = models::read_hugging_face_config(model.from).model;
+  take_sizes(config, folder, origins);
+  const int64_t depths = folder.mtp.layers;
+  TS_CHECK_CONFIG(!model.load_weights || model.mtp.layers == 0 ||
+                      model.mtp.layers == depths,
+                  "model.mtp.layers is ", model.mtp.layers,
+                  ", but the folder in "
+                  "model.from has the weights of ",
+                  depths, " modules. Use model.mtp.layers ",
+                  depths > 0 ? c10::str(depths, " or ") : "",
+                  "0, or train from the beginning (model.load_weights false).");
   TS_CHECK_CONFIG(
       !model.load_weights || !model.moe.bias_balance ||
           models::family_named(model.family).score_bias,
@@ -347,6 +363,10 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
        origins);
   take(model.latent.value_dim, folder.latent.value_dim,
        "model.latent.value_dim", origins);
+  // A folder's modules may be left out, and a model begin with new ones.
+  if (!is_set(origins, "model.mtp.layers")) {
+    model.mtp.layers = folder.mtp.layers;
+  }
   take(model.moe.experts, folder.moe.experts, "model.moe.experts", origins);
   take(model.moe.top_k, folder.moe.top_k, "model.moe.top_k", origins);
   take(model.moe.every, folder.moe.every, "model.moe.every", origins);
@@ -423,6 +443,7 @@ void complete(RunConfig& config, int64_t world_size) {
 }
 
 void complete_for_evaluation(RunConfig& config, int64_t world_size) {
+  config.model.mtp.layers = 0;  // it is trained with them alone
   const auto mesh = complete_place(config, world_size);
   config.batch.global = config.batch.micro * data_parallel_degree(config);
   parallel::pipeline::check(config.model, accumulation(config), mesh,
@@ -609,6 +630,8 @@ std::vector<std::string> without_effect(const RunConfig& config,
     note(config.model.moe.experts_choose(), key,
          "is not used by model.moe.choice experts");
   }
+  note(config.model.mtp.layers == 0, "model.mtp.weight",
+       "is not used while model.mtp.layers is 0");
   note(!config.model.moe.bias_balance, "model.moe.bias_rate",
        "is not used while model.moe.bias_balance is false");
   return found;

@@ -78,6 +78,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
          "latent",
          "dropout",
          "moe",
+         "mtp",
          "lora"}},
        {"data",
         {"train", "valid", "weights", "valid_share", "exclude", "format",

@@ -134,7 +134,7 @@ program::Program lowered_program(const RunConfig& config,
   } else {
     mesh::Coord coord = mesh.coord_of(0);
     coord[Axis::kPp] = stage;
-    units = model.units_of(mesh, mesh.rank_at(coord));
+    units = model.units_of(mesh, mesh.rank_at(coord), purpose);
   }
   units.documents = config.data.documents_apart();
   units.shares_batch = trains && reads_for_others(config);
@@ -147,6 +147,7 @@ program::Program lowered_program(const RunConfig& config,
       .chunks = pipeline.num_chunks(),
       .num_microbatches = trains ? accumulation(config) : 1,
       .documents = units.documents,
+      .ahead = trains && config.model.mtp.layers > 0,
       .reversed = pipeline.order == "reverse"};
   const auto& schedule = program::schedules::named(pipeline.schedule);
   const program::schedules::Tail tail{

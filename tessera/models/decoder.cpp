@@ -209,9 +209,13 @@ Decoder::Decoder(const ModelConfig& given) : Model(given) {
         nn::RotaryTable(config.rotary_dim(), config.rope_theta_local);
   }
   auto blocks = register_module("blocks", std::make_shared<nn::Room>());
-  for (int64_t i = 0; i < config.layers; ++i) {
+  for (int64_t i = 0; i < config.num_blocks(); ++i) {
     blocks_.push_back(blocks->register_module(
         std::to_string(i), std::make_shared<DecoderBlock>(config, i)));
+    if (i < config.layers) continue;
+    ahead_.push_back(blocks_.back()->register_module(
+        "mtp", std::make_shared<AheadModule>(AheadOptions{
+                   family.norm, config.hidden, config.norm_eps, kInitStd})));
   }
   final_norm_ = register_module("final_norm", make_norm(config));
   if (!config.tie_embeddings) {
@@ -221,40 +225,87 @@ Decoder::Decoder(const ModelConfig& given) : Model(given) {
                                     kInitStd, nn::Role::vocabulary()}));
   }
   add_adapters(*this);
+  assign_units(*embed);
+}
+
+// The first module ahead takes what the head does, and each embeds tokens.
+void Decoder::assign_units(torch::nn::Module& embed) {
   const int64_t last = num_units() - 1;
-  assign(*embed, {0});
-  for (int64_t i = 0; i < config.layers; ++i) assign(*blocks_[i], {i + 1});
-  assign(*final_norm_, {last});
+  assign(embed, {0});
+  std::vector<int64_t> of_tokens = {0}, of_norm = {last};
+  for (int64_t unit = 1; unit < last; ++unit) {
+    assign(*blocks_[unit - 1], {unit});
+    if (is_ahead(unit)) of_tokens.push_back(unit);
+  }
+  if (num_ahead() > 0) of_norm.push_back(last - num_ahead());
+  assign(*final_norm_, of_norm);
   if (head_) {
     assign(*head_, {last});
   } else {
-    assign(*tokens_, {0, last});
+    of_tokens.push_back(last);
   }
+  assign(*tokens_, of_tokens);
 }
 
 at::Tensor Decoder::forward_unit(int64_t unit, const at::Tensor& x,
                                  const Tokens& tokens, nn::Balance* balance,
                                  nn::CoreAgain* again) {
-  if (unit == 0) {
-    const at::Tensor found = embed(x, /*begin=*/0, tokens.document_starts);
-    if (!drops(tokens)) return found;
-    return nn::add_kept(
-        {}, found, nn::dropout_named("embed", config().dropout, *tokens.draw),
-        runs_here(0, tokens.length));
+  if (unit == 0) return embed_dropped(x, tokens, "embed");
+  if (unit == num_units() - 1) {
+    return before_head(x, tokens.ahead.defined() ? num_ahead() : 0);
   }
-  if (unit == num_units() - 1) return before_head(x);
+  if (is_ahead(unit)) return predict_ahead(unit, x, tokens, balance, again);
+  return run_block(unit - 1, x, tokens, balance, again);
+}
+
+at::Tensor Decoder::embed_dropped(const at::Tensor& ids, const Tokens& tokens,
+                                  const std::string& name) {
+  const at::Tensor found = embed(ids, /*begin=*/0, tokens.document_starts);
+  if (!drops(tokens)) return found;
+  return nn::add_kept({}, found,
+                      nn::dropout_named(name, config().dropout, *tokens.draw),
+                      runs_here(0, tokens.length));
+}
+
+at::Tensor Decoder::run_block(int64_t layer, const at::Tensor& x,
+                              const Tokens& tokens, nn::Balance* balance,
+                              nn::CoreAgain* again) {
   const BlockDropout dropout =
-      drops(tokens) ? block_dropout(unit - 1, tokens) : BlockDropout{};
-  const DecoderBlock& block = *blocks_.at(unit - 1);
+      drops(tokens) ? block_dropout(layer, tokens) : BlockDropout{};
+  const DecoderBlock& block = *blocks_.at(layer);
   return block.forward(
       x,
-      {rotation_of(unit - 1, 0, tokens.length, x),
-       {tokens.document_starts, dropout.weights, config().window_of(unit - 1)}},
+      {rotation_of(layer, 0, tokens.length, x),
+       {tokens.document_starts, dropout.weights, config().window_of(layer)}},
       {.positions = expert_positions(block, tokens.length),
        .balance = balance,
        .load = tokens.load.get(),
        .draw = tokens.draw ? &*tokens.draw : nullptr},
       /*cache=*/nullptr, again, dropout);
+}
+
+// Each depth takes what the head takes of the one before (eq. 21 to 23).
+at::Tensor Decoder::enter_ahead(int64_t depth, const at::Tensor& x,
+                                const Tokens& tokens) {
+  TORCH_INTERNAL_ASSERT(tokens.ahead.defined(),
+                        "the tokens ahead are not there");
+  const int64_t samples = x.size(0) / depth;
+  at::Tensor before = x.narrow(0, (depth - 1) * samples, samples);
+  if (depth == 1) before = final_norm_->forward(before);
+  const std::string name =
+      c10::str("blocks.", config().layers + depth - 1, ".mtp.embed");
+  const at::Tensor embedded =
+      embed_dropped(tokens.ahead[depth - 1], tokens, name);
+  return ahead_.at(depth - 1)->enter(embedded, before);
+}
+
+at::Tensor Decoder::predict_ahead(int64_t unit, const at::Tensor& x,
+                                  const Tokens& tokens, nn::Balance* balance,
+                                  nn::CoreAgain* again) {
+  const int64_t depth = unit - config().layers;
+  const at::Tensor y = run_block(unit - 1, enter_ahead(depth, x, tokens),
+                                 tokens, balance, again);
+  return ahead_.at(depth - 1)->leave(x, y);
 }
 
 // Of the tokens that its gate sees.
@@ -322,6 +373,7 @@ nn::Rotation Decoder::rotation_of(int64_t layer, int64_t begin, int64_t tokens,
 at::Tensor Decoder::forward_unit_cached(int64_t unit, const at::Tensor& x,
                                         int64_t begin, Cache& cache) {
   if (unit == 0) return embed(x, begin);
+  if (is_ahead(unit)) return x;
   if (unit == num_units() - 1) {
     return logits_of(before_head(x).select(1, -1));
   }
@@ -349,8 +401,12 @@ at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin,
   return x + positions_->forward(places);
 }
 
-at::Tensor Decoder::before_head(const at::Tensor& x) const {
-  const at::Tensor normed = final_norm_->forward(x);
+at::Tensor Decoder::before_head(const at::Tensor& x, int64_t ahead) const {
+  const int64_t samples = x.size(0) / (1 + ahead);
+  const at::Tensor normed =
+      ahead == 0 ? final_norm_->forward(x)
+                 : at::cat({final_norm_->forward(x.narrow(0, 0, samples)),
+                            x.narrow(0, samples, ahead * samples)});
   return enter_head_ ? enter_head_(normed) : normed;
 }
 

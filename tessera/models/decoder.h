@@ -7,7 +7,8 @@
 //         mlp.{gate, up, down}, moe.{gate, noise, score_bias}, moe.{experts,
 //         shared}.{gate, up, down}}, final_norm, head. With norms before and
 //         behind, the latter are {attention, mlp}_norm_behind. With tied
-//         embeddings there is no head: embed.tokens serves.
+//         embeddings there is no head: embed.tokens serves. Blocks behind the
+//         layers have blocks.N.mtp.{token_norm, hidden_norm, proj, norm} too.
 // Seams:  see Model. Every block has the same.
 #pragma once
 
@@ -15,8 +16,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "tessera/models/ahead_module.h"
 #include "tessera/models/family.h"
 #include "tessera/models/model.h"
 #include "tessera/nn/rotary.h"
@@ -79,12 +82,25 @@ class Decoder final : public Model {
   void set_experts(const nn::ExpertShard& shard) override;
 
  private:
+  void assign_units(torch::nn::Module& embed);
   nn::Rotation rotation_of(int64_t layer, int64_t begin, int64_t tokens,
                            const at::Tensor& like);
   // Without documents, where `document_starts` is not defined.
   at::Tensor embed(const at::Tensor& ids, int64_t begin,
                    const at::Tensor& document_starts = {}) const;
-  at::Tensor before_head(const at::Tensor& x) const;
+  // The first unit, and what modules ahead take of their tokens; `name`: of
+  // its dropout.
+  at::Tensor embed_dropped(const at::Tensor& ids, const Tokens& tokens,
+                           const std::string& name);
+  at::Tensor run_block(int64_t layer, const at::Tensor& x, const Tokens& tokens,
+                       nn::Balance* balance, nn::CoreAgain* again);
+  at::Tensor enter_ahead(int64_t depth, const at::Tensor& x,
+                         const Tokens& tokens);
+  at::Tensor predict_ahead(int64_t unit, const at::Tensor& x,
+                           const Tokens& tokens, nn::Balance* balance,
+                           nn::CoreAgain* again);
+  // Of x whose part ahead, so many on dim 0 behind the others, has its norms.
+  at::Tensor before_head(const at::Tensor& x, int64_t ahead = 0) const;
   bool drops(const Tokens& tokens) const {
     return config().dropout > 0 && tokens.draw;
   }
@@ -96,6 +112,7 @@ class Decoder final : public Model {
   std::shared_ptr<nn::Embedding> tokens_;
   std::shared_ptr<nn::Embedding> positions_;  // of learned positions
   std::vector<std::shared_ptr<DecoderBlock>> blocks_;
+  std::vector<std::shared_ptr<AheadModule>> ahead_;  // of the last blocks
   std::shared_ptr<nn::Norm> final_norm_;
   std::shared_ptr<nn::Linear> head_;  // where it is not tied
   nn::RotaryTable rotary_, local_rotary_;

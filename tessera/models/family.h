@@ -38,6 +38,7 @@ struct Family {
   bool experts = false;           // in place of the MLP
   bool sigmoid_gate = false;      // of experts, else a softmax
   bool score_bias = false;        // of experts, whether or not it is moved
+  bool predicts_ahead = false;    // model.mtp
   bool heads_fill_width = false;  // as many of keys as of queries
   const detail::HuggingFaceForm* hugging_face = nullptr;
 };

@@ -195,6 +195,9 @@ std::string updated_hugging_face_config(const std::string& text,
   if (before_it.moe.aux_loss != config.model.moe.aux_loss && family.experts) {
     said.json[family.hugging_face->aux_loss] = config.model.moe.aux_loss;
   }
+  if (before_it.mtp.layers != config.model.mtp.layers) {
+    said.json[family.hugging_face->ahead] = config.model.mtp.layers;
+  }
   if (before_it.rope_scaling != config.model.rope_scaling) {
     const Json now = family.hugging_face->write(config.model);
     said.json.erase("rope_scaling");

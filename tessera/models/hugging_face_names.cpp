@@ -92,6 +92,35 @@ HuggingFaceSource hugging_face_source(const ModelConfig& model,
   return *std::move(source);
 }
 
+std::vector<HuggingFaceCopy> hugging_face_copies(const ModelConfig& model) {
+  std::vector<HuggingFaceCopy> copies;
+  const auto& form = *family_named(model.family).hugging_face;
+  for (int64_t block = model.layers; block < model.num_blocks(); ++block) {
+    for (const auto& copy : form.copies) {
+      const bool is_tied = copy.ours == "head" && model.tie_embeddings;
+      copies.push_back(
+          {with_numbers(copy.theirs, {std::to_string(block)}) + ".weight",
+           std::string(is_tied ? "embed.tokens" : copy.ours) + ".weight"});
+    }
+  }
+  return copies;
+}
+
+bool is_of_module_left_out(const ModelConfig& model,
+                           const std::string& tensor) {
+  if (model.mtp.layers > 0 || !family_named(model.family).predicts_ahead) {
+    return false;
+  }
+  const auto numbers = numbers_in(tensor);
+  if (numbers.empty() || numbers[0].size() > 9) return false;
+  for (const std::string prefix : {"layers.", "model.layers."}) {
+    if (tensor.starts_with(prefix + numbers[0] + ".")) {
+      return std::stoll(numbers[0]) >= model.layers;
+    }
+  }
+  return false;
+}
+
 std::string hugging_face_prefix(const std::string& family) {
   return family_named(family).hugging_face->prefix;
 }

@@ -40,6 +40,17 @@ std::optional<HuggingFaceSource> find_hugging_face_source(
 HuggingFaceSource hugging_face_source(const ModelConfig& model,
                                       const std::string& parameter);
 
+// A tensor of the folder that is another one once more.
+struct HuggingFaceCopy {
+  std::string tensor;
+  std::string parameter;  // "embed.tokens.weight", of which it is a copy
+};
+// Of modules of multi-token prediction: the embedding and the head that they
+// share. REQUIRES: `model` is complete.
+std::vector<HuggingFaceCopy> hugging_face_copies(const ModelConfig& model);
+// Is of such a module, of a model without them.
+bool is_of_module_left_out(const ModelConfig& model, const std::string& tensor);
+
 // "transformer." or "model.": base models are also saved without it.
 std::string hugging_face_prefix(const std::string& family);
 // Tensors that hold no weights (masks, rotary frequencies) and are passed over.

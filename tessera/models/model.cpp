@@ -49,7 +49,7 @@ at::Tensor Model::forward_units(const at::Tensor& ids, nn::Balance* balance) {
   const Tokens tokens{.length = ids.size(1),
                       .load = std::make_shared<nn::BatchLoad>()};
   for (int64_t unit = 0; unit < num_units(); ++unit) {
-    x = forward_unit(unit, x, tokens, balance);
+    if (!is_ahead(unit)) x = forward_unit(unit, x, tokens, balance);
   }
   if (balance) nn::settle(*balance, *tokens.load);
   return x;
@@ -158,9 +158,10 @@ int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
   // Forward and the input's gradient take two each a weight, and its own
   // gradient two, where it has one.
   const auto flops_of = [](bool is_frozen) { return is_frozen ? 4 : 6; };
-  int64_t flops = full.tie_embeddings
-                      ? flops_of(full.lora.rank > 0) * full.vocab * full.hidden
-                      : 0;
+  // The head goes over the tokens once for each depth.
+  const int64_t heads = full.mtp.layers + (full.tie_embeddings ? 1 : 0);
+  int64_t flops =
+      heads * flops_of(full.lora.rank > 0) * full.vocab * full.hidden;
   for (const auto& parameter : nn::parameters_of(*model)) {
     const auto& layout = parameter.spec->layout;
     const bool is_weight = layout.global_shape().size() >= 2;
@@ -171,7 +172,7 @@ int64_t flops_per_token(const ModelConfig& config, int64_t seq_len) {
   }
   const int64_t widths = full.head_dim + full.value_dim();
   int64_t keys = 0;  // of a token, in all layers
-  for (int64_t layer = 0; layer < full.layers; ++layer) {
+  for (int64_t layer = 0; layer < full.num_blocks(); ++layer) {
     const int64_t window = full.window_of(layer);
     keys += window > 0 ? std::min(window, seq_len) : seq_len;
   }

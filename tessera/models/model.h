@@ -8,6 +8,9 @@
 //         one has the final norm and the head, those between are blocks. Every
 //         ParameterSpec says which of them compute with it. The head itself is
 //         run with the loss, so that logits need never be whole.
+// Ahead:  units of multi-token prediction, the last of the blocks, run in steps
+//         alone. The k-th adds what the head takes of depth k behind its input,
+//         which has k such (B, T, D) on dim 0; the last unit gives them all.
 // Use:    construct; strategies set layouts by roles, and seams;
 //         nn::materialise; then run, whole or unit by unit.
 // Comm:   none of its own: what strategies put into the seams. Empty ones are
@@ -55,6 +58,10 @@ struct Tokens {
   std::optional<nn::Draw> draw = {};
   // Of a step's micro-batch: what its layers tell each other.
   std::shared_ptr<nn::BatchLoad> load = {};
+  // (D, B, T) of a step with D units of multi-token prediction: of depth k, at
+  // k - 1, the tokens k behind those of the input. Not defined: none of these
+  // units has run.
+  at::Tensor ahead = {};
 };
 
 class Model : public torch::nn::Module {
@@ -65,6 +72,12 @@ class Model : public torch::nn::Module {
 
   virtual int64_t num_units() const = 0;
   int64_t num_blocks() const { return num_units() - 2; }
+  // Units of multi-token prediction, in front of the last one.
+  int64_t num_ahead() const { return config_.mtp.layers; }
+  bool is_ahead(int64_t unit) const {
+    const int64_t last = num_units() - 1;
+    return unit >= last - num_ahead() && unit < last;
+  }
   // Units that own parameters: those that run, and behind them one for the
   // experts of each block, which go apart from the block that runs them.
   int64_t num_owners() const { return num_units() + num_blocks(); }
@@ -84,8 +97,8 @@ class Model : public torch::nn::Module {
   nn::LossSum loss_of(at::Tensor hidden, const at::Tensor& targets,
                       std::optional<double> scale = {}) const;
 
-  // All units: (B, T) -> logits (B, T, V), and the sum of their cross-entropy
-  // over the targets.
+  // All units but those ahead: (B, T) -> logits (B, T, V), and the sum of their
+  // cross-entropy over the targets.
   at::Tensor forward(const at::Tensor& ids, nn::Balance* balance = nullptr);
   nn::LossSum loss(const at::Tensor& ids, const at::Tensor& targets,
                    nn::Balance* balance = nullptr);
@@ -158,7 +171,7 @@ std::string describe(const ModelConfig& config);
 
 // Floating-point operations of forward and backward for one token of a sequence
 // of seq_len, as MFU counts them (Chowdhery et al., PaLM, arXiv 2204.02311,
-// appendix B): 6 a weight that multiplies, the head's included, embedding
+// appendix B): 6 a weight that multiplies, the head's for each depth, embedding
 // look-ups not, of experts the top_k that a token goes to, and for attention
 // 6 * layers * heads * (width of keys + width of values) * seq_len, or where it
 // is less a layer's window, of one document a sample.

@@ -201,6 +201,29 @@ void LatentConfig::complete(int64_t head_dim) {
   if (kv_rank == 0) kv_rank = 4 * value_dim;
 }
 
+void MtpConfig::declare(config::Section& section) {
+  section
+      .key("layers", layers,
+           "modules behind the last layer, the k-th of which predicts the "
+           "token k + 1 ahead, of family deepseek_v3; 0: none")
+      .at_least(0)
+      .at_most(kMaxMtpLayers);
+  section
+      .key("weight", weight,
+           "of the mean of their losses, which training adds to its loss")
+      .at_least(0)
+      .at_most(1e6);
+}
+
+void MtpConfig::refuse(const std::string& family) const {
+  TS_CHECK_CONFIG(layers == 0, "model.mtp.layers is ", layers,
+                  ", but model.family ", family,
+                  " has no multi-token prediction. Use a model.family that has "
+                  "it (",
+                  families_with(&Family::predicts_ahead),
+                  "), or leave model.mtp out.");
+}
+
 void LoraConfig::declare(config::Section& section) {
   section
       .key("rank", rank,
@@ -279,6 +302,7 @@ void ModelConfig::declare(config::Section& section) {
       .at_least(0)
       .at_most(kMostDropout);
   section.section("moe", moe, "mixture of experts");
+  section.section("mtp", mtp, "prediction of more than the next token");
   section.section("lora", lora, "fine-tuning by adapters of low rank");
 }
 
@@ -401,6 +425,16 @@ void ModelConfig::check_local_theta() const {
                   "model.rope_theta_local out.");
 }
 
+void ModelConfig::check_mtp() const {
+  if (mtp.layers == 0) return;
+  if (!family_named(family).predicts_ahead) mtp.refuse(family);
+  TS_CHECK_CONFIG(lora.rank == 0, "model.lora.rank is ", lora.rank,
+                  ", but modules of multi-token prediction (model.mtp.layers ",
+                  mtp.layers,
+                  ") are trained whole, and adapters alone are trained beside "
+                  "them. Use model.mtp.layers 0, or model.lora.rank 0.");
+}
+
 void ModelConfig::complete_query_scalar() {
   if (family_named(family).query_scalar) {
     if (query_pre_attn_scalar == 0) query_pre_attn_scalar = head_dim;
@@ -450,6 +484,7 @@ void ModelConfig::complete() {
   rope_scaling.check();
   check_window();
   check_local_theta();
+  check_mtp();
   complete_query_scalar();
   if (facts.latent_attention) {
     TS_CHECK_CONFIG(kv_heads == heads, "model.kv_heads (", kv_heads,

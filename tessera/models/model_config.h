@@ -1,6 +1,7 @@
 // The section model of the configuration: the sizes of a decoder.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@ namespace tessera::models {
 inline constexpr int64_t kMaxSize = 1 << 24;  // a width, a length, a vocabulary
 inline constexpr int64_t kMaxLayers = 10000;
 inline constexpr int64_t kMaxExperts = 1 << 14;
+inline constexpr int64_t kMaxMtpLayers = 64;
 inline constexpr double kMostDropout = 0.99;
 
 struct MoeConfig {
@@ -74,6 +76,17 @@ struct LatentConfig {
   void refuse(const std::string& family) const;
 };
 
+// Multi-token prediction: so many modules behind the last layer, of which the
+// k-th predicts the token k + 1 ahead (DeepSeek-V3, arXiv 2412.19437, section
+// 2.2). They are trained beside the model, which does without them elsewhere.
+struct MtpConfig {
+  int64_t layers = 0;   // D
+  double weight = 0.3;  // lambda: of the mean of their losses
+  void declare(config::Section& section);
+  // TS_CHECK_CONFIG of a family that has none.
+  void refuse(const std::string& family) const;
+};
+
 // Adapters beside the linear layers of the blocks, which alone are trained.
 struct LoraConfig {
   int64_t rank = 0;  // 0: none
@@ -109,20 +122,32 @@ struct ModelConfig {
   LatentConfig latent = {};
   double dropout = 0.0;
   MoeConfig moe = {};
+  MtpConfig mtp = {};
   LoraConfig lora = {};
   void declare(config::Section& section);
 
-  // Whether layer `index`, from 0, has experts. REQUIRES: complete().
+  // Behind the layers each module of multi-token prediction has a block, like
+  // that of the last layer.
+  int64_t num_blocks() const { return layers + mtp.layers; }
+
+  // Whether block `index`, from 0, has experts. REQUIRES: complete().
   bool has_experts(int64_t index) const {
-    return moe.experts > 0 && index >= moe.first_dense &&
-           (index + 1) % moe.every == 0;
+    const int64_t layer = std::min(index, layers - 1);
+    return moe.experts > 0 && layer >= moe.first_dense &&
+           (layer + 1) % moe.every == 0;
   }
-  // Of the first `count` layers.
+  // Of the first `count` blocks.
   int64_t layers_with_experts(int64_t count) const {
+    const int64_t more = std::max<int64_t>(0, count - layers);
+    if (more > 0) {
+      return layers_with_experts(layers) + (has_experts(layers) ? more : 0);
+    }
     if (moe.experts == 0 || count <= moe.first_dense) return 0;
     return count / moe.every - moe.first_dense / moe.every;
   }
-  int64_t layers_with_experts() const { return layers_with_experts(layers); }
+  int64_t layers_with_experts() const {
+    return layers_with_experts(num_blocks());
+  }
 
   // Of layer `index`, from 0: tokens that a token sees, itself the last of
   // them; 0: all before it.
@@ -159,6 +184,7 @@ struct ModelConfig {
  private:
   void check_window() const;
   void check_local_theta() const;
+  void check_mtp() const;
   void complete_query_scalar();
 };
 

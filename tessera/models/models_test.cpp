@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -23,7 +24,7 @@ ModelConfig small(const std::string& family) {
   config.layers = 2;
   config.hidden = 12;
   config.heads = 3;
-  config.kv_heads = family == "gpt2" ? 3 : 1;
+  config.kv_heads = family == "gpt2" || family == "deepseek_v3" ? 3 : 1;
   config.ffn = 20;
   config.vocab = 31;
   config.max_seq = 16;
@@ -262,6 +263,73 @@ TEST(Decoder, ExpertsOfMixtral) {
   EXPECT_EQ(config.layers_with_experts(), 2);
   EXPECT_FALSE(config.has_experts(0));
   EXPECT_TRUE(config.has_experts(3));
+}
+
+// A module is a layer more, with a way into it and the head's products; the
+// first stage's embedding is read where it is, and what the head takes.
+TEST(Decoder, ModulesAhead) {
+  ModelConfig model = small("deepseek_v3");
+  model.layers = 3;
+  const ModelConfig longer = model;
+  model.layers = 2;
+  model.mtp.layers = 1;
+  const int64_t width = model.hidden, way = 2 * width * width;
+  EXPECT_EQ(num_parameters(model), num_parameters(longer) + way + 3 * width);
+  EXPECT_EQ(flops_per_token(model, 16),
+            flops_per_token(longer, 16) + 6 * (way + model.vocab * width));
+
+  Decoder decoder(model);
+  EXPECT_EQ(decoder.num_blocks(), 3);
+  EXPECT_FALSE(decoder.is_ahead(2));
+  EXPECT_TRUE(decoder.is_ahead(3));
+  EXPECT_FALSE(decoder.is_ahead(4));
+  std::map<std::string, std::vector<int64_t>> units;
+  for (const auto& parameter : nn::parameters_of(decoder)) {
+    units[parameter.name] = parameter.spec->units;
+  }
+  using Units = std::vector<int64_t>;
+  EXPECT_EQ(units["embed.tokens.weight"], (Units{0, 3, 4}));
+  EXPECT_EQ(units["final_norm.weight"], (Units{4, 3}));
+  for (const char* name : {"token_norm", "hidden_norm", "proj", "norm"}) {
+    EXPECT_EQ(units[c10::str("blocks.2.mtp.", name, ".weight")], Units{3});
+  }
+}
+
+TEST(Decoder, ModulesAheadAreLikeTheLastLayer) {
+  ModelConfig model = small("deepseek_v3");
+  model.layers = 4;
+  model.moe.every = 2;
+  model.mtp.layers = 2;
+  model.complete();
+  EXPECT_TRUE(model.has_experts(4));
+  EXPECT_TRUE(model.has_experts(5));
+  EXPECT_EQ(model.layers_with_experts(), 4);
+  EXPECT_EQ(model.layers_with_experts(4), 2);
+  EXPECT_EQ(model.layers_with_experts(5), 3);
+  model.layers = 3;
+  EXPECT_FALSE(model.has_experts(4));
+  EXPECT_EQ(model.layers_with_experts(), 1);
+}
+
+TEST(Decoder, ModulesAheadInFolders) {
+  ModelConfig model = small("deepseek_v3");
+  model.mtp.layers = 1;
+  model.complete();
+  const auto place = [&](const char* name) {
+    return hugging_face_source(model, name).tensor;
+  };
+  EXPECT_EQ(place("blocks.2.mtp.proj.weight"), "model.layers.2.eh_proj.weight");
+  EXPECT_EQ(place("blocks.2.mtp.norm.weight"),
+            "model.layers.2.shared_head.norm.weight");
+  const auto copies = hugging_face_copies(model);
+  ASSERT_EQ(copies.size(), 2U);
+  EXPECT_EQ(copies[0].tensor, "model.layers.2.embed_tokens.weight");
+  EXPECT_EQ(copies[1].tensor, "model.layers.2.shared_head.head.weight");
+  EXPECT_EQ(copies[1].parameter, "embed.tokens.weight");  // tied
+  EXPECT_FALSE(is_of_module_left_out(model, copies[0].tensor));
+  model.mtp.layers = 0;
+  EXPECT_TRUE(is_of_module_left_out(model, copies[0].tensor));
+  EXPECT_FALSE(is_of_module_left_out(model, "model.layers.1.enorm.weight"));
 }
 
 TEST(Decoder, UnknownFamiliesAreRefused) {

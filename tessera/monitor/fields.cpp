@@ -50,6 +50,7 @@ const std::vector<Field>& fields() {
        "time_metrics/exposed_communication(s)"},
       {"loss_scale", of<&R::loss_scale>, kIfKnown, "loss_scale"},
       {"aux_loss", of<&R::aux_loss>, kIfKnown, "aux_loss"},
+      {"mtp_loss", of<&R::mtp_loss>, kIfKnown, "mtp_loss"},
       {"valid_loss", valid_loss, kIfKnown, kValidLossTag},
       {"sample_s", sample_s, kIfKnown, "time_metrics/sample(s)"},
   };

@@ -62,6 +62,7 @@ struct StepRecord {
   std::optional<double> loss_scale;  // that this step used
   bool was_skipped = false;          // it updated nothing; in the summary alone
   std::optional<double> aux_loss;
+  std::optional<double> mtp_loss;   // mean over depths
   std::vector<double> expert_load;  // each one's share of all rows
   // By layer with experts: the largest load over the mean, the share of choices
   // that were dropped, and the mean entropy of a token's probabilities in nats.

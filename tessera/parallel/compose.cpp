@@ -83,6 +83,9 @@ ModelUnits model_units(models::Model& model, const mesh::DeviceMesh& mesh,
   units.chunks = pipeline::apply(model, mesh, config.pipeline);
   units.placement = config.pipeline.placement();
   units.num_units = model.num_units();
+  for (int64_t unit = 0; unit < model.num_units(); ++unit) {
+    if (model.is_ahead(unit)) units.ahead.insert(unit);
+  }
   units.config = config;
   units.config.resolve(/*ranks_share_memory=*/false);
   units.zero_stages.assign(units.reads.size(), 0);

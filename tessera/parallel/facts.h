@@ -22,6 +22,7 @@ struct FactsOptions {
   double received_rows = 1;
   data::KeptStates kept = {};
   int64_t threads = 1;  // of an operator
+  int64_t depths = 0;   // of prediction beyond the next token: of a step
 };
 
 // Of units that other stages hold too.

@@ -79,13 +79,18 @@ std::vector<data::Bundle> ModelUnits::bundles(int64_t unit,
   return data::bundles_of(held, mesh, rank, zero_stages.at(unit));
 }
 
-program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
-                                    int64_t rank) const {
+program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh, int64_t rank,
+                                    program::Purpose purpose) const {
   const int64_t stage = mesh.coord_of(rank)[Axis::kPp];
   const auto item =
       static_cast<int64_t>(c10::elementSize(config.precision.compute_dtype()));
   program::Units units;
   units.chunks = chunks.at(stage);
+  if (purpose == program::Purpose::kEvaluation) {
+    for (auto& chunk : units.chunks) {
+      std::erase_if(chunk, [&](int64_t unit) { return ahead.contains(unit); });
+    }
+  }
   units.reshard_after_forward = config.zero.reshard_after_forward;
   units.prefetch = config.zero.prefetch;
   units.alone = mesh.world_size() == 1;
@@ -98,7 +103,8 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh,
     program::Unit each{.reads = reads[unit],
                        .zero_stage = zero_stages[unit],
                        .reduced = false,
-                       .trained = false};
+                       .trained = false,
+                       .ahead = ahead.contains(id)};
     for (const auto& bundle : bundles(id, mesh, rank)) {
       // Who holds a shard of what is frozen takes part, with nothing to give.
       each.reduced |= bundle.is_reduced() || bundle.is_sharded();

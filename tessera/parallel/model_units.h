@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,13 +49,16 @@ struct ModelUnits {
   // By stage and chunk: the units that run there.
   std::vector<std::vector<std::vector<int64_t>>> chunks;
   program::Placement placement = program::Placement::kRoundRobin;
-  int64_t num_units = 0;  // that run: the first embeds, the last is the head
+  int64_t num_units = 0;    // that run: the first embeds, the last is the head
+  std::set<int64_t> ahead;  // that run in steps alone
   ParallelConfig config;
 
   // Those of a unit's parameters that `rank` holds, as they travel.
   std::vector<data::Bundle> bundles(int64_t unit, const mesh::DeviceMesh& mesh,
                                     int64_t rank) const;
-  program::Units units_of(const mesh::DeviceMesh& mesh, int64_t rank) const;
+  program::Units units_of(
+      const mesh::DeviceMesh& mesh, int64_t rank,
+      program::Purpose purpose = program::Purpose::kTraining) const;
   // Of a unit's matrices, where they are updated whole, those that are cut.
   std::vector<data::MatrixPieces> matrices_in_pieces(
       int64_t unit, const mesh::DeviceMesh& mesh, int64_t rank) const;

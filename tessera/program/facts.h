@@ -56,7 +56,7 @@ struct ParameterFacts {
   mesh::Axis data_axis = mesh::Axis::kDpShard;  // along which ZeRO cuts
   int64_t zero_stage = 0;                       // 0 where nothing is cut
   std::vector<mesh::Axis> sum_axes;  // over which gradients are summed besides
-  bool tied = false;                 // the last unit reads them too
+  bool tied = false;                 // units of the last stage read them too
   int64_t elements = 0;              // as the unit reads them on this rank
   int64_t shard_elements = 0;        // that this rank updates
   // Between steps, on this rank.

@@ -30,7 +30,8 @@ enum class Op {
                  // the others: begin, await
   kLoadInputs,   // of a micro-batch
   kLoadTargets,  // of a micro-batch
-  kLoadDocuments,  // where those of a micro-batch begin, for a chunk between
+  kLoadDocuments,  // where those of a micro-batch begin, and the tokens ahead
+                   // of its own, for a chunk without its inputs
   kForward,        // of a micro-batch through a unit
   kRecompute,      // the same again, for a backward that needs it
   kReplay,         // the same again, for the input of the unit behind it alone

@@ -103,6 +103,13 @@ class Walk {
     return facts_.units.at(units_.chunks.at(each.chunk).back());
   }
 
+  // The unit in front of one that is not the first of its chunk: an evaluation
+  // passes some over.
+  int64_t before(const Instruction& each) const {
+    const auto& chunk = units_.chunks.at(each.chunk);
+    return *std::prev(std::ranges::find(chunk, each.unit));
+  }
+
   void use(int64_t beside) { during_ = std::max(during_, alive_ + beside); }
 
   // What keeps nothing lets go of its input, unless the forward will start
@@ -129,7 +136,7 @@ class Walk {
   // The output of the unit before, or what was received.
   void let_go_of_input(const Instruction& each) {
     if (each.unit == 0) return;
-    if (!is_first(each)) return let_go_of_output(each, each.unit - 1);
+    if (!is_first(each)) return let_go_of_output(each, before(each));
     alive_ -= facts_.units.at(each.unit).input_bytes;
   }
 

@@ -44,6 +44,7 @@ struct Unit {
   bool whole_updates = false;  // pieces of its updates are gathered first
   int64_t bytes = 0;           // of its parameters, gathered
   bool trained = true;         // some parameter is: it has optimizer states
+  bool ahead = false;          // it needs the tokens ahead of its input's
   // Its activations are not kept, but computed again from the input of this
   // unit of its chunk. Units that share one follow each other, from it on.
   std::optional<int64_t> recomputed_from = {};

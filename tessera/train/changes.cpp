@@ -18,11 +18,13 @@ using detail::Json;
 
 // A section ends with a dot.
 constexpr std::string_view kDecideTheUpdates[] = {
-    "run.seed",    "data.seq_len", "data.shuffle",     "data.field",
-    "data.format", "data.weights", "data.valid_share", "data.chat_template",
-    "data.pair",   "data.loss_on", "data.packing",     "batch.global",
-    "precision.",  "model.moe.",   "model.dropout",    "model.max_seq",
-    "optimizer.",  "schedule."};
+    "run.seed",         "data.seq_len",       "data.shuffle",
+    "data.field",       "data.format",        "data.weights",
+    "data.valid_share", "data.chat_template", "data.pair",
+    "data.loss_on",     "data.packing",       "batch.global",
+    "precision.",       "model.moe.",         "model.dropout",
+    "model.max_seq",    "model.mtp.weight",   "optimizer.",
+    "schedule."};
 constexpr std::string_view kDecideTheModel[] = {"model.family",
                                                 "model.heads",
                                                 "model.kv_heads",

@@ -36,6 +36,7 @@ enum Field {
   kCommSeconds,
   kCommBytes,
   kAux,
+  kAhead,
   kBubble,
   kExposed,
   kSeconds,  // by kind
@@ -166,6 +167,7 @@ struct Metrics::Impl {
     field[kCommSeconds] = traffic.seconds;
     field[kCommBytes] = static_cast<double>(traffic.bytes);
     field[kAux] = share.aux_sum;
+    field[kAhead] = share.ahead_loss;
     if (share.timeline) {
       field[kBubble] = share.timeline->bubble;
       field[kExposed] = share.timeline->exposed_comm_s();
@@ -230,6 +232,9 @@ StepTotals Metrics::exchange(const StepShare& share) {
   record.comm_latency_us = impl_->latency;
   if (impl_->config.model.layers_with_experts() > 0) {
     record.aux_loss = sum[kAux] * aux_mean(impl_->config);
+  }
+  if (impl_->config.model.mtp.layers > 0) {  // each rank of tp has the same
+    record.mtp_loss = sum[kAhead] / static_cast<double>(impl_->config.mesh.tp);
   }
   if (counts.defined()) impl_->experts.add(counts, record);
   record.links = std::exchange(impl_->links, {});

@@ -33,6 +33,7 @@ struct StepShare {
   double loss_sum = 0;
   double weight = 0;
   double aux_sum = 0;
+  double ahead_loss = 0;
   at::Tensor expert_counts = {};  // nn::Balance's, or undefined
   double grad_norm = 0;
   engine::Traffic traffic;  // beside that of the groups

@@ -128,7 +128,7 @@ int64_t fitting_prefetch(RunConfig config, const HostRanks& ranks,
     config.zero.prefetch = prefetch;
     return need_of(config, ranks, host_bytes, purpose).fits();
   };
-  const int64_t units = 2 * config.model.layers + 2;
+  const int64_t units = 2 * config.model.num_blocks() + 2;
   int64_t too_many = std::min(config.zero.prefetch, units);
   if (too_many <= 0 || !fits(0)) return -1;
   int64_t fitting = 0;

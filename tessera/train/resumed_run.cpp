@@ -33,7 +33,7 @@ constexpr std::string_view kOfNoTensor[] = {
     "rope_theta",     "lora.from",           "lora.alpha",    "moe.aux_loss",
     "moe.top_k",      "moe.score",           "moe.normalize", "moe.scale",
     "moe.groups",     "moe.capacity_factor", "moe.z_loss",    "moe.bias_rate",
-    "moe.top_groups", "moe.balance",         "moe.choice"};
+    "moe.top_groups", "moe.balance",         "moe.choice",    "mtp.weight"};
 
 // Each parameter's shape, and those that are trained.
 using Shapes = std::map<std::string, std::vector<int64_t>>;

@@ -333,6 +333,7 @@ class Trainer {
         metrics_->exchange({.loss_sum = actor.loss_sum(),
                             .weight = actor.weight(),
                             .aux_sum = actor.aux_sum(),
+                            .ahead_loss = actor.ahead_loss(),
                             .expert_counts = actor.expert_counts(),
                             .grad_norm = actor.grad_norm(),
                             .traffic = actor.traffic(),
@@ -356,7 +357,9 @@ class Trainer {
           data_.train->will_need(step + 1, first, count);
           return data_.train->batch(step, first, count);
         },
-        [this](int64_t step) { return data_.train->num_targets(step); });
+        [this](int64_t step, int64_t depth) {
+          return data_.train->num_targets(step, depth);
+        });
     if (of + 1 == config_.run.steps) input.next.reset();
     return input;
   }

@@ -357,6 +357,7 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
     model.layers =
         shrink(model.layers, std::lcm(runs, kinds), std::max(2 * runs, kinds));
   }
+  model.mtp.layers = std::min<int64_t>(model.mtp.layers, 2);
   model.window = std::min<int64_t>(model.window, 5);
   const bool has_pattern = model.window_every > 0;
   model.window_every = has_pattern ? 2 : 0;

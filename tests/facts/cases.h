@@ -132,6 +132,12 @@ inline ModelConfig latent() {
   return model;
 }
 
+inline ModelConfig ahead(int64_t depths) {
+  ModelConfig model = latent();
+  model.mtp.layers = depths;
+  return model;
+}
+
 // A layer with a window, and one that sees all.
 inline ModelConfig with_window(ModelConfig model, int64_t window) {
   model.family = "qwen3";
@@ -204,6 +210,8 @@ inline std::vector<Case> cases_of_one_rank() {
       {"choosing experts", choosing_experts(), {}, plain()},
       {"deepseek", latent(), {}, plain()},
       {"deepseek fp64", latent(), {}, doubles()},
+      {"deepseek ahead", ahead(2), {}, plain()},
+      {"deepseek ahead dropout", with_dropout(ahead(1)), {}, doubles()},
       {"llama dropout", with_dropout(wide()), {}, two_long()},
       {"gpt2 dropout", with_dropout(dense("gpt2")), {}, doubles()},
       {"gemma3 dropout", with_dropout(gemma()), {}, plain()},
@@ -335,6 +343,18 @@ inline std::vector<Case> cases_of_experts() {
       {"etp 2 zero2 by replica", moe, cut_inside, zero(2), 5},
       {"all of a replica", moe, alone, zero(3), 5},
       {"deepseek, sp 2, ep 2", latent(), {.tp = 2, .ep = 2}, sequence(), 1},
+      {"deepseek ahead, tp 2", ahead(1), {.tp = 2}, plain(), 1},
+      {"deepseek ahead, sp 2, ep 2",
+       ahead(2),
+       {.tp = 2, .ep = 2},
+       sequence(),
+       1},
+      {"deepseek ahead, cp 2", ahead(2), {.cp = 2}, plain(), 1},
+      {"deepseek ahead, pp 2 x zero3",
+       ahead(2),
+       {.pp = 2, .dp_shard = 2},
+       zero(3),
+       2},
       {"all of it", moe, all, whole, 21},
   };
 }

@@ -7,8 +7,10 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,9 +57,10 @@ class Player {
   program::Facts facts(const char* recompute = "none") const {
     parallel::ParallelConfig config = config_;
     config.recompute.mode = recompute;
-    return parallel::facts_of(
-        case_.model, mesh_, composed_.coord, config,
-        {.samples = samples(), .seq_len = case_.options.seq_len});
+    return parallel::facts_of(case_.model, mesh_, composed_.coord, config,
+                              {.samples = samples(),
+                               .seq_len = case_.options.seq_len,
+                               .depths = case_.model.mtp.layers});
   }
 
   // A micro-batch through all units that are here and back: what is alive
@@ -174,16 +177,22 @@ class Player {
   // The head and its loss, as a step and as an evaluation have them.
   Measured run_loss() {
     Measured found;
-    const at::Tensor hidden =
-        at::zeros({samples(), tokens(), model_->config().hidden}, type());
+    const int64_t depths = 1 + model_->num_ahead();
+    const at::Tensor hidden = at::zeros(
+        {depths, samples(), tokens(), model_->config().hidden}, type());
     const at::Tensor targets = at::zeros({samples(), tokens()}, at::kLong);
     const at::NoGradGuard no_grad;
+    const auto losses = [&](std::optional<double> scale) {
+      for (const at::Tensor& each : hidden.unbind()) {
+        model_->loss_of(each, targets, scale);
+      }
+    };
     int64_t before = restart();
-    model_->loss_of(hidden, targets);
+    losses({});
     found.plain_peak = monitor::tensor_bytes().peak - before;
     before = restart();
     const FlopCounter flops;
-    const nn::LossSum loss = model_->loss_of(hidden, targets, 1.0);
+    losses(1.0);
     found.forward = FlopCounter::take();
     found.alive = monitor::tensor_bytes().now - before;
     found.forward_peak = monitor::tensor_bytes().peak - before;
@@ -210,7 +219,21 @@ class Player {
   int64_t tokens() const { return case_.options.seq_len / case_.degrees.cp; }
 
   models::Tokens step_tokens() const {
-    return {tokens(), {}, nn::Draw{}, std::make_shared<nn::BatchLoad>()};
+    return {
+        tokens(), {}, nn::Draw{}, std::make_shared<nn::BatchLoad>(), ahead_};
+  }
+
+  // The numbers of the vocabulary's entries, over and over.
+  at::Tensor ids() const {
+    return at::arange(samples() * tokens())
+        .remainder(case_.model.vocab)
+        .view({samples(), tokens()});
+  }
+  at::Tensor ids_ahead() const {
+    const int64_t depths = case_.model.mtp.layers;
+    return depths == 0 ? at::Tensor()
+                       : at::stack(at::TensorList(
+                             std::vector<at::Tensor>(depths, ids())));
   }
 
   // Bytes alive; peak and counters begin again.
@@ -245,6 +268,11 @@ class Player {
       if (parameter.name.ends_with(".attention.o.weight")) weight.zero_();
       // Noise of no size.
       if (parameter.name.ends_with(".moe.noise.weight")) weight.fill_(-100.0);
+      // What is ahead of a token is not seen.
+      if (parameter.name.ends_with(".mtp.proj.weight")) {
+        const int64_t width = weight.size(0);
+        weight.zero_().narrow(1, width, width).fill_diagonal_(1.0);
+      }
       if (!parameter.name.ends_with(".moe.gate.weight")) continue;
       weight.zero_();
       for (int64_t e = 0; e < weight.size(0); ++e) weight[e][e] = 1.0;
@@ -252,11 +280,7 @@ class Player {
   }
 
   at::Tensor input_of(int64_t unit) const {
-    if (unit == 0) {
-      return at::arange(samples() * tokens())
-          .remainder(case_.model.vocab)
-          .view({samples(), tokens()});
-    }
+    if (unit == 0) return ids();
     const int64_t length = tokens() / model_->sequence_shards();
     const int64_t width = model_->config().hidden;
     at::Tensor x = at::full({samples() * length, width}, 0.01, type());
@@ -265,7 +289,11 @@ class Player {
     for (int64_t t = 0; experts > 0 && t < x.size(0); ++t) {
       for (int64_t j = 0; j < top_k; ++j) x[t][(t * top_k + j) % experts] = 5.0;
     }
-    x = x.view({samples(), length, width}).contiguous();
+    // What is ahead lies behind it.
+    const int64_t last = model_->num_units() - 1;
+    const int64_t depth = std::clamp<int64_t>(
+        unit - (last - model_->num_ahead()) + 1, 1, model_->num_ahead() + 1);
+    x = x.view({samples(), length, width}).repeat({depth, 1, 1});
     return x.requires_grad_();
   }
 
@@ -274,6 +302,7 @@ class Player {
   std::unique_ptr<comm::Communicator> ranks_;
   std::shared_ptr<models::Model> model_;
   const parallel::ParallelConfig config_;
+  const at::Tensor ahead_ = ids_ahead();
   parallel::Composed composed_;
 };
 
@@ -311,6 +340,7 @@ inline std::vector<int64_t> Player::run_all() {
     if (units[i] > 0) gradient = std::exchange(inputs[i], {}).grad();
     roots.clear();
     gradients.clear();
+    balance = {};
     note();
   }
   return alive;

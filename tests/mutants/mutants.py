@@ -29,6 +29,7 @@ BALANCED = {**MIXTRAL, "moe": {**MIXTRAL["moe"], "aux_loss": 1.0, "balance": "ba
 CHOOSING = {**MIXTRAL, "moe": {**MIXTRAL["moe"], "choice": "experts", "capacity_factor": 1.0}}
 DEEPSEEK = {**LLAMA, "family": "deepseek_v3", "kv_heads": 4, "head_dim": 6, "latent": {"q_rank": 6, "kv_rank": 6},
             "moe": {"experts": 4, "top_k": 2}}
+AHEAD = {**DEEPSEEK, "mtp": {"layers": 2}}
 WINDOW = {**LLAMA, "family": "mistral", "window": 5}
 # Turned by 100 in the first layer, which has the window.
 GEMMA3 = {**LLAMA, "family": "gemma3_text", "tie_embeddings": True, "query_pre_attn_scalar": 9, "window": 5,
@@ -121,9 +122,9 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}),
            r"^\S+weight: the layers see another value .* stale, over dp_shard"),
     Mutant("scale_off_by_an_axis", ACTOR,
-           "  return scale_ / target_tokens_of(microbatch);\n",
+           "  return scale_ / target_tokens_of(microbatch, /*depth=*/0);\n",
            "  return scale_ * (MUTANT ? composed_.mesh.degree(mesh::Axis::kCp) : 1) /\n"
-           "         target_tokens_of(microbatch);\n",
+           "         target_tokens_of(microbatch, /*depth=*/0);\n",
            mesh(mesh={"cp": 2}),
            r"^\S+weight: gradient 2.000 times too large: summed twice over cp"),
     Mutant("expert_gradients_divided_by_ep", ACTOR,
@@ -381,11 +382,11 @@ MUTANTS = [
            mesh(mesh={"dp_replicate": 2, "speeds": [1, 0.5]}, batch={"global": 8, "micro": 2}),
            r"^\S+weight: gradient .* over dp_replicate or speeds"),
     Mutant("loss_weighed_by_even_shares", ACTOR,
-           "      was_ahead ? next_target_tokens_ : static_cast<double>(open_batch());\n",
-           "      was_ahead ? next_target_tokens_ : static_cast<double>(open_batch());\n"
+           "  target_tokens_ = was_ahead ? next_target_tokens_ : open_batch();\n",
+           "  target_tokens_ = was_ahead ? next_target_tokens_ : open_batch();\n"
            "  if (MUTANT && composed_.data->size() > 1) {\n"
-           "    target_tokens_ = static_cast<double>(input_.samples * input_.tokens * num_microbatches *\n"
-           "                                         composed_.data->size());\n"
+           "    target_tokens_ = {input_.samples * input_.tokens * num_microbatches *\n"
+           "                      composed_.data->size()};\n"
            "  }\n",
            mesh(mesh={"dp_replicate": 2, "speeds": [1, 0.5]}, batch={"global": 8, "micro": 2}),
            r"^\S+weight: gradient .* over dp_replicate or speeds"),
@@ -560,6 +561,15 @@ MUTANTS = [
            "                                     Role::in_parts()));\n",
            "                                     MUTANT ? Role{} : Role::in_parts()));\n",
            mesh(DEEPSEEK, mesh={"tp": 2}), r"^blocks\.\d\.attention\.\w+_norm\.weight: gradient .* over tp"),
+    Mutant("tokens_ahead_end_with_a_part", RANK,
+           "  mine.inputs_ahead = local_ahead(data::inputs_ahead(whole, depths));\n",
+           "  mine.inputs_ahead = MUTANT ? data::inputs_ahead(mine.batch, depths)\n"
+           "                             : local_ahead(data::inputs_ahead(whole, depths));\n",
+           mesh(AHEAD, mesh={"cp": 2}), r"^(mtp_loss|\S+weight: gradient) .*"),
+    Mutant("targets_ahead_counted_as_the_next", ACTOR,
+           "  const double tokens = target_tokens_of(microbatch, depth);\n",
+           "  const double tokens = target_tokens_of(microbatch, MUTANT && composed_.mesh.world_size() > 1 ? 0 : depth);\n",
+           mesh(AHEAD, mesh={"pp": 2}), r"^(mtp_loss|\S+weight: gradient) .*"),
     Mutant("window_ends_with_a_piece", PIECES,
            "    visit(Pair{queries, keys, is_causal, seen == Within::kPart ? window_ : 0});\n",
            "    const bool forgets = MUTANT && !is_causal;\n"

@@ -121,7 +121,7 @@ def assert_equal_runs(one, other, bound, state_bound, what=""):
     other_losses, other_state = other
     assert len(losses) == len(other_losses)
     for a, b in zip(losses, other_losses):
-        for key in {"loss", "grad_norm", "aux_loss"} & a.keys():
+        for key in {"loss", "grad_norm", "aux_loss", "mtp_loss"} & a.keys():
             assert abs(a[key] - b[key]) <= bound * abs(a[key]), (what, key, a["step"], a[key], b[key])
         assert a.get("expert_load") == pytest.approx(b.get("expert_load"), abs=bound), (what, a["step"])
     # A softmax does not see k's bias: its gradient is zero, and what is there is rounding.

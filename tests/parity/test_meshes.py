@@ -279,6 +279,33 @@ MESHES |= {f"experts, {name}": (world, model, sections) for name, world, model, 
 ]}
 MESHES["experts, deepseek: tp 4, a head each, selective"] = (4, DEEPSEEK, {
     "mesh": {"tp": 4}, "recompute": {"mode": "selective"}})
+AHEAD = {**DEEPSEEK, "mtp": {"layers": 2, "weight": 0.5}, **UNTIED}
+AHEAD_TIED = {**AHEAD, "tie_embeddings": True}
+MESHES |= {f"ahead: {name}": (world, model, sections) for name, world, model, sections in [
+    ("recompute", 1, AHEAD, {"recompute": {"mode": "block"}}),
+    ("tp 2", 2, AHEAD, {"mesh": {"tp": 2}}),
+    ("sp 2, tied", 2, AHEAD_TIED, {"mesh": {"tp": 2}, **SP}),
+    ("sp 2, selective", 2, AHEAD, {"mesh": {"tp": 2}, **SP, "recompute": {"mode": "selective"}}),
+    ("cp ring 2", 2, AHEAD, {"mesh": {"cp": 2}}),
+    ("cp ulysses 2, tied", 2, AHEAD_TIED, {"mesh": {"cp": 2}, "context": {"method": "ulysses"}}),
+    ("pp 2", 2, AHEAD, {"mesh": {"pp": 2}}),
+    ("pp 2, tied, stage", 2, AHEAD_TIED, {"mesh": {"pp": 2}, "recompute": {"mode": "stage"}}),
+    ("pp 2, all layers first", 2, AHEAD, {"mesh": {"pp": 2}, "pipeline": {"split": [2, 0]}}),
+    ("pp 2 zero bubble", 2, {**AHEAD, "layers": 4}, {"mesh": {"pp": 2}, "pipeline": {"schedule": "zb_h1"}}),
+    ("pp 2 dualpipe_v, tied", 2, {**AHEAD_TIED, "layers": 4}, {"mesh": {"pp": 2},
+                                                              "pipeline": {"schedule": "dualpipe_v"}}),
+    ("pp 2 interleaved x zero 3", 4, {**AHEAD, "layers": 4}, {
+        "mesh": {"pp": 2, "dp": 2}, **zero(3), "pipeline": {"schedule": "interleaved", "chunks": 2}}),
+    ("ep 2", 2, AHEAD, {"mesh": {"dp": 2, "ep": 2}}),
+    ("zero 3, block", 2, AHEAD, {"mesh": {"dp": 2}, **zero(3), "recompute": {"mode": "block"}}),
+    ("zero 3 of 3, tied, minimal", 3, AHEAD_TIED, {"mesh": {"dp": 3}, **zero(3), "recompute": {"mode": "minimal"}}),
+    ("tp 2, one reads", 2, AHEAD, {"mesh": {"tp": 2}, "data": {"reader": "first"}}),
+    ("pp 2 x dp 2 x cp 2 x sp 2, ep 4, zero 3", 16, AHEAD, {
+        "mesh": {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 4}, **SP, **zero(3), "recompute": {"mode": "block"}}),
+    ("dropout, pp 2 x sp 2, tied", 4, {**AHEAD_TIED, "dropout": 0.3}, {"mesh": {"pp": 2, "tp": 2}, **SP}),
+    ("balance, cp 2 x tp 2, ep 4", 4, {**AHEAD, "moe": {**AHEAD["moe"], "aux_loss": 0.1}}, {
+        "mesh": {"cp": 2, "tp": 2, "ep": 4}}),
+]}
 # All but adamw, which the other meshes use.
 OPTIMIZERS = {"sgd": {"momentum": 0.9}, "lion": {"lr": 0.001}, "adam": {}}
 MESHES |= {f"{optimizer}, zero {stage} of 3": (3, {}, {"mesh": {"dp": 3}, **zero(stage),

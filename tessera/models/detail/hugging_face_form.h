@@ -106,6 +106,10 @@ struct HuggingFaceForm {
   // then in the same places; none: it has fewer.
   std::span<const char* const> dropout = {};
   const char* aux_loss = "router_aux_loss_coef";  // its key, of experts
+  // What each module of multi-token prediction has for itself, of whole
+  // parameters of the model; and their number's key. None: there are none.
+  std::span<const TensorName> copies = {};
+  const char* ahead = nullptr;
 };
 
 // The form of Llama, which most others follow: its names, and the keys that

@@ -1,7 +1,6 @@
-// DeepSeek-V3 (arXiv 2412.19437): latent attention, and experts in groups
-// behind a sigmoid, balanced by a bias, with shared ones and first layers that
-// are dense. Layers for multi-token prediction are not built.
-// Multi-token prediction is not built: its layers are not read.
+// DeepSeek-V3 (arXiv 2412.19437): latent attention, experts in groups behind a
+// sigmoid, balanced by a bias, with shared ones and first layers that are
+// dense, and multi-token prediction, whose modules follow the layers as layers.
 #include "tessera/models/detail/hugging_face_form.h"
 #include "tessera/models/family.h"
 
@@ -28,9 +27,19 @@ constexpr TensorName kNames[] = {
     {"blocks.*.moe.shared.gate", "model.layers.*.mlp.shared_experts.gate_proj"},
     {"blocks.*.moe.shared.up", "model.layers.*.mlp.shared_experts.up_proj"},
     {"blocks.*.moe.shared.down", "model.layers.*.mlp.shared_experts.down_proj"},
+    {"blocks.*.mtp.token_norm", "model.layers.*.enorm"},
+    {"blocks.*.mtp.hidden_norm", "model.layers.*.hnorm"},
+    {"blocks.*.mtp.proj", "model.layers.*.eh_proj"},
+    {"blocks.*.mtp.norm", "model.layers.*.shared_head.norm"},
+};
+// That each module has for itself.
+constexpr TensorName kCopies[] = {
+    {"embed.tokens", "model.layers.*.embed_tokens"},
+    {"head", "model.layers.*.shared_head.head"},
 };
 
 constexpr const char* kAuxLoss = "aux_loss_alpha";
+constexpr const char* kAhead = "num_nextn_predict_layers";
 
 std::span<const TensorName> names() {
   static const auto all = detail::with_llama_names(kNames);
@@ -70,6 +79,10 @@ void read(const Reader& in, ModelConfig& model) {
   TS_CHECK_CONFIG(moe.aux_loss >= 0, in.place(kAuxLoss), " is ", moe.aux_loss,
                   "; it must not be negative.");
   moe.bias_balance = true;
+  model.mtp.layers = in.count(kAhead, 0);
+  TS_CHECK_CONFIG(model.mtp.layers <= kMaxMtpLayers, in.place(kAhead), " is ",
+                  model.mtp.layers, "; it must be at most ", kMaxMtpLayers,
+                  ".");
 }
 
 Json write(const ModelConfig& model) {
@@ -103,12 +116,17 @@ Json write(const ModelConfig& model) {
        {"topk_group", moe.top_groups},
        {"n_shared_experts", moe.shared_experts},
        {kAuxLoss, moe.aux_loss},
-       {"num_nextn_predict_layers", 0}});
+       {kAhead, model.mtp.layers}});
   return json;
 }
 
-constexpr detail::HuggingFaceForm kForm = {names, "model.",       read,
-                                           write, /*dropout=*/{}, kAuxLoss};
+constexpr detail::HuggingFaceForm kForm = {.names = names,
+                                           .prefix = "model.",
+                                           .read = read,
+                                           .write = write,
+                                           .aux_loss = kAuxLoss,
+                                           .copies = kCopies,
+                                           .ahead = kAhead};
 
 }  // namespace
 
@@ -119,6 +137,7 @@ extern constinit const Family kDeepseekV3 = {
     .experts = true,
     .sigmoid_gate = true,
     .score_bias = true,
+    .predicts_ahead = true,
     .hugging_face = &kForm};
 
 }  // namespace tessera::models

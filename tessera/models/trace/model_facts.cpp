@@ -183,7 +183,8 @@ program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
   };
 
   program::Facts facts;
-  facts.units.resize(2 * config.layers + 2);
+  const int64_t blocks = config.num_blocks();
+  facts.units.resize(2 * blocks + 2);
   facts.units.front() = meter.measure(
       0, [](UnitTracer& tracer, const Traced&) { return tracer.embed(); });
   // All blocks of a kind are alike: with experts or dense, of one window.
@@ -193,16 +194,26 @@ program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
     if (!kinds.contains(kind)) kinds[kind] = block(layer);
     facts.units[1 + layer] = kinds[kind];
   }
-  facts.units[config.layers + 1] = meter.measure(
-      model.hidden_numel(), [](UnitTracer& tracer, const Traced& x) {
-        return tracer.before_head(x);
-      });
+  for (int64_t depth = 1; depth <= model.depths; ++depth) {
+    facts.units[config.layers + depth] =
+        meter.measure(depth * model.hidden_numel(),
+                      [depth](UnitTracer& tracer, const Traced& x) {
+                        return tracer.predict_ahead(x, depth);
+                      });
+  }
+  facts.units[blocks + 1] =
+      meter.measure((1 + model.depths) * model.hidden_numel(),
+                    [](UnitTracer& tracer, const Traced& x) {
+                      return tracer.before_head(x);
+                    });
   facts.loss = meter.loss();
   facts.shared_bytes = table_bytes(model, options);
   constexpr int64_t kIdBytes = 8;
-  facts.batch_bytes = 2 * model.samples * model.tokens * kIdBytes;
-  if (model.tokens < model.whole_tokens) {
-    facts.whole_batch_bytes = 2 * model.samples * model.whole_tokens * kIdBytes;
+  const int64_t ids_bytes = model.samples * model.tokens * kIdBytes;
+  facts.batch_bytes = 2 * (1 + model.depths) * ids_bytes;
+  if (model.tokens < model.whole_tokens) {  // ids ahead, then targets
+    facts.whole_batch_bytes =
+        (2 + model.depths) * model.samples * model.whole_tokens * kIdBytes;
   }
   if (model.documents) {
     facts.batch_bytes += model.samples * model.whole_tokens * kIdBytes;

@@ -65,6 +65,8 @@ struct TracedModel {
   int64_t whole_tokens = 0;  // of a sample, on all ranks
   // Attention is of each sample's documents apart; one a sample costs most.
   bool documents = false;
+  // Of prediction beyond the next token, in a step.
+  int64_t depths = 0;
   // Its core keeps q, k and v alone: nn::CoreAgain.
   bool attention_again = false;
   int64_t heads = 0, kv_heads = 0;
@@ -90,8 +92,10 @@ struct TracedModel {
   int64_t hidden_numel() const {
     return samples * hidden_tokens() * config.hidden;
   }
-  // Of what the head takes.
-  int64_t head_numel() const { return samples * tokens * config.hidden; }
+  // Of what the head takes, of all depths.
+  int64_t head_numel() const {
+    return (1 + depths) * samples * tokens * config.hidden;
+  }
 };
 
 }  // namespace tessera::models::trace

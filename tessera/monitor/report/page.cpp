@@ -68,6 +68,9 @@ const std::vector<Panel>& panels() {
       {"memory", "MiB, peak of the worst rank", {{"mem_peak_mib", ""}}},
       {"communication", "GB a second", {{"comm_gbps", ""}}},
       {"auxiliary loss of experts", "", {{"aux_loss", ""}}},
+      {"multi-token prediction",
+       "nats a token, mean over depths",
+       {{"mtp_loss", ""}}},
   };
   return all;
 }

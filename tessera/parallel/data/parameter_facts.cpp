@@ -16,7 +16,10 @@ using mesh::Axis;
 using mesh::Placement;
 using program::ParameterFacts;
 
-bool is_tied(const nn::ParameterSpec& spec) { return spec.units.size() > 1; }
+// Units of the last stage read it too.
+bool is_tied(const nn::ParameterSpec& spec) {
+  return spec.units.size() > 1 && spec.units.front() == 0;
+}
 
 // Elements of parameters that travel alike.
 struct Sizes {

@@ -89,7 +89,8 @@ void check_microbatches(const program::schedules::Schedule& schedule, int64_t p,
 }  // namespace
 
 std::vector<std::vector<int64_t>> units_of_runs(int64_t layers, int64_t count,
-                                                const PipelineConfig& config) {
+                                                const PipelineConfig& config,
+                                                int64_t ahead) {
   std::vector<std::vector<int64_t>> runs(count);
   int64_t unit = 0;
   runs.front().push_back(unit++);
@@ -99,7 +100,7 @@ std::vector<std::vector<int64_t>> units_of_runs(int64_t layers, int64_t count,
                                : config.split[run];
     for (int64_t i = 0; i < length; ++i) runs[run].push_back(unit++);
   }
-  runs.back().push_back(unit);
+  for (int64_t i = 0; i <= ahead; ++i) runs.back().push_back(unit++);
   return runs;
 }
 
@@ -143,10 +144,11 @@ void check(const models::ModelConfig& model, int64_t num_microbatches,
 std::vector<std::vector<std::vector<int64_t>>> apply(
     models::Model& model, const mesh::DeviceMesh& mesh,
     const PipelineConfig& config) {
-  const int64_t layers = model.num_blocks();
+  const int64_t layers = model.num_blocks() - model.num_ahead();
   const int64_t stages = mesh.degree(mesh::Axis::kPp);
   const auto pipeline = config.pipeline(stages);
-  const auto runs = units_of_runs(layers, pipeline.num_runs(), config);
+  const auto runs =
+      units_of_runs(layers, pipeline.num_runs(), config, model.num_ahead());
   std::vector<std::vector<std::vector<int64_t>>> chunks(stages);
   for (int64_t stage = 0; stage < stages; ++stage) {
     for (int64_t chunk = 0; chunk < pipeline.chunks; ++chunk) {

@@ -126,6 +126,8 @@ void MicrobatchRules::forward(const Instruction& instruction, State& state) {
   require(state.inputs == Progress::kDone, "forward: behind its inputs");
   require(!units_.documents || state.documents,
           "forward: behind where documents begin");
+  require(!names_units() || !unit_at(unit).ahead || state.documents,
+          "forward: behind the tokens ahead of its input's");
   if (state.forward++ == 0) peak_alive_ = std::max(peak_alive_, ++alive_);
   const bool keeps = !names_units() || !unit_at(unit).recomputed_from;
   if (keeps) state.whole.insert(unit);

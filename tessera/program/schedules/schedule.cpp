@@ -103,7 +103,7 @@ class Writer {
     const bool is_last = pipeline_.is_last(here);
     if (forward && pipeline_.is_first(here)) {
       push(Op::kLoadInputs, task);
-    } else if (forward && shape_.documents) {
+    } else if (forward && (shape_.documents || (shape_.ahead && is_last))) {
       push(Op::kLoadDocuments, task);
     }
     // A loss that is trained on comes right before its backward.

@@ -27,6 +27,8 @@ struct Shape {
   int64_t num_microbatches = 1;  // m
   // Whether attention needs to know where documents begin, on every stage.
   bool documents = false;
+  // Whether the last chunk's forward needs the tokens ahead of its input's.
+  bool ahead = false;
   bool reversed = true;  // gpipe's backwards: the last micro-batch first
 };
 

@@ -47,7 +47,7 @@ int64_t reads_needed(const program::Program& step, const RunConfig& config) {
            const bool forward = each.op == program::Op::kForward ||
                                 (whole && program::is_again(each.op));
            const int64_t layer = each.unit - 1;  // the first unit embeds
-           return forward && layer >= 0 && layer < model.layers &&
+           return forward && layer >= 0 && layer < model.num_blocks() &&
                   model.has_experts(layer);
          });
 }
@@ -208,21 +208,29 @@ class Comparison {
   void take_loss(RankModel& model, comm::Group& world, int64_t step) {
     at::Tensor sums =
         at::tensor({model.actor().loss_sum(), model.actor().weight(),
-                    model.actor().aux_sum()},
+                    model.actor().aux_sum(), model.actor().ahead_loss()},
                    at::kDouble);
     world.all_reduce(sums).synchronize();
     const double loss = sums[0].item<double>() / sums[1].item<double>();
     const double norm = model.actor().grad_norm();
     const double aux = sums[2].item<double>();
+    const double ahead =
+        sums[3].item<double>() /
+        static_cast<double>(model.mesh().degree(mesh::Axis::kTp));
     if (world.rank() != 0) return;
     if (records_) {
       recorded_.losses.push_back(loss);
       recorded_.norms.push_back(norm);
       recorded_.aux_losses.push_back(aux);
+      recorded_.mtp_losses.push_back(ahead);
       return;
     }
     if (config_.model.layers_with_experts() > 0) {
       compare_number("aux_loss", aux, control_.aux_losses.at(step - 1), step,
+                     result_.loss);
+    }
+    if (config_.model.mtp.layers > 0) {
+      compare_number("mtp_loss", ahead, control_.mtp_losses.at(step - 1), step,
                      result_.loss);
     }
     compare_number("loss", loss, control_.losses.at(step - 1), step,

@@ -33,7 +33,7 @@ std::string kind_of(const std::string& parameter);
 // gradients; at the end weights and the optimizer's tensors, these as
 // "exp_avg.NAME".
 struct Control {
-  std::vector<double> losses, norms, aux_losses;
+  std::vector<double> losses, norms, aux_losses, mtp_losses;
   std::map<std::string, std::vector<at::Tensor>> before, gradients;
   std::map<std::string, at::Tensor> weights, optimizer;
 };

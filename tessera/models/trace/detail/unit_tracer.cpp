@@ -152,11 +152,68 @@ Traced UnitTracer::block(const Traced& x, int64_t layer) {
   return out;
 }
 
+Traced UnitTracer::samples_of(const Traced& x, int64_t numel) const {
+  return ops_.tape().record(
+      x.memory, numel, {x}, {},
+      [this, all = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {ops_.elements(all)};
+      });
+}
+
+Traced UnitTracer::joined(const Traced& x, const Traced& y) const {
+  const int64_t numel = x.numel + y.numel;
+  return ops_.tape().record(ops_.elements(numel), numel, {x, y}, {},
+                            [](const Memory& gradient) -> std::vector<Memory> {
+                              return {gradient, gradient};
+                            });
+}
+
+// AheadModule::leave.
+Traced UnitTracer::put_behind(const Traced& x, const Traced& y) const {
+  const int64_t numel = x.numel + y.numel;
+  return ops_.tape().record(
+      ops_.elements(numel), numel, {x, y}, {},
+      [this, before = x.numel](const Memory& gradient) -> std::vector<Memory> {
+        return {ops_.elements(before), gradient};
+      });
+}
+
+// Decoder::enter_ahead.
+Traced UnitTracer::enter_ahead(const Traced& x, int64_t depth) const {
+  const int64_t width = config_.hidden;
+  Traced before = samples_of(x, model_.hidden_numel());
+  if (depth == 1) before = norm(before);
+  const Traced embedded = embed();
+  Traced both;
+  {
+    const Traced of_tokens = norm(embedded);
+    both = joined(of_tokens, norm(before));
+  }
+  return ops_.linear(both, model_.hidden_numel() / width, 2 * width, width,
+                     /*bias=*/false);
+}
+
+Traced UnitTracer::predict_ahead(const Traced& x, int64_t depth) {
+  const Traced y = block(enter_ahead(x, depth), config_.layers + depth - 1);
+  return put_behind(x, norm(y));
+}
+
 Traced UnitTracer::before_head(const Traced& x) const {
-  return enter(model_.region, norm(x));
+  if (model_.depths == 0) return enter(model_.region, norm(x));
+  const int64_t numel = model_.hidden_numel();
+  Traced normed;
+  {
+    const Traced of_model = norm(samples_of(x, numel));
+    normed = joined(of_model, samples_of(x, x.numel - numel));
+  }
+  return enter(model_.region, normed);
 }
 
 void UnitTracer::loss() const {
+  for (int64_t depth = 0; depth <= model_.depths; ++depth) loss_of_depth();
+}
+
+void UnitTracer::loss_of_depth() const {
   const int64_t rows = model_.samples * model_.tokens;
   const int64_t step = nn::head_rows(rows, model_.most_vocab);
   const int64_t width = config_.hidden, vocab = model_.vocab;

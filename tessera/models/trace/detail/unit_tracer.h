@@ -25,6 +25,8 @@ class UnitTracer {
 
   Traced embed() const;
   Traced block(const Traced& x, int64_t layer);
+  // Of a depth, from 1, of multi-token prediction.
+  Traced predict_ahead(const Traced& x, int64_t depth);
   // What the head takes.
   Traced before_head(const Traced& x) const;
   // Of the auxiliary loss, after a block with experts that records.
@@ -61,6 +63,12 @@ class UnitTracer {
   Traced add_places(const Traced& x) const;
   // nn::add_kept where y is, and of a view, which it leaves; x may be nothing.
   Traced add_kept(const Traced& x, const Traced& y, bool of_view) const;
+  // Some samples of x, where they are; and x with y behind it.
+  Traced samples_of(const Traced& x, int64_t numel) const;
+  Traced joined(const Traced& x, const Traced& y) const;
+  Traced put_behind(const Traced& x, const Traced& y) const;
+  Traced enter_ahead(const Traced& x, int64_t depth) const;
+  void loss_of_depth() const;
   void cross_entropy(int64_t rows) const;
 
   // In attention_tracer.cpp.
