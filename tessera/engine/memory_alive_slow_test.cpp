@@ -57,7 +57,11 @@ void route_evenly(const RunConfig& config, RankModel& model) {
     const bool is_embedding = each.name == "embed.tokens.weight";
     const bool adds = each.name.ends_with("attention.o.weight") ||
                       each.name.ends_with("down.weight");
-    if (is_gate || is_embedding || adds) shard.zero_();
+    // What is ahead of a token is not seen.
+    const bool leads_ahead = each.name.ends_with("mtp.proj.weight");
+    if (is_gate || is_embedding || adds || leads_ahead) shard.zero_();
+    const int64_t width = config.model.hidden;
+    for (int64_t i = 0; leads_ahead && i < width; ++i) set(each, i, width + i);
     for (int64_t e = 0; is_gate && e < experts; ++e) set(each, e, e);
     for (int64_t t = 0; is_embedding && t < kVocab; ++t) {
       for (int64_t j = 0; j < top_k; ++j) {
@@ -82,7 +86,7 @@ class Watch {
         program_(lowered_program(config, composed_.mesh, composed_.model,
                                  composed_.coord[mesh::Axis::kPp], purpose)),
         said_(program::memory_of(
-            program_, composed_.units,
+            program_, composed_.model.units_of(composed_.mesh, rank, purpose),
             facts_of(config, composed_.mesh, composed_.mesh.coord_of(rank),
                      purpose))) {
     for (const auto& step : steps_of(program_, accumulation(config))) {

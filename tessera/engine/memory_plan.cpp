@@ -32,18 +32,21 @@ parallel::data::KeptStates kept_by(const optim::OptimizerConfig& config) {
 }
 
 // Of what one rank reads for several the others have views, but for the part
-// of a rank of cp.
+// of a rank of cp, and for what is ahead of it, which each makes itself.
 void share_batch(const RunConfig& config, const mesh::DeviceMesh& mesh,
                  int64_t samples, Facts& facts) {
   if (!reads_for_others(config)) return;
   facts.shared_batch_bytes = extent_of_step(config, samples).elements() *
                              static_cast<int64_t>(sizeof(int64_t));
-  const int64_t part =
-      samples * parallel::local_length(config.data.seq_len, mesh);
+  const auto bytes_of = [&](int64_t tokens) {
+    return samples * tokens * static_cast<int64_t>(sizeof(int64_t));
+  };
   const bool is_cut = mesh.degree(mesh::Axis::kCp) > 1;
+  const int64_t depths = config.model.mtp.layers;
   facts.batch_bytes =
-      is_cut ? 2 * part * static_cast<int64_t>(sizeof(int64_t)) : 0;
-  facts.whole_batch_bytes = 0;
+      2 * (depths + (is_cut ? 1 : 0)) *
+      bytes_of(parallel::local_length(config.data.seq_len, mesh));
+  facts.whole_batch_bytes = is_cut ? depths * bytes_of(config.data.seq_len) : 0;
 }
 
 // What comes to a rank's experts, over what it sends to experts: as many rows

@@ -136,6 +136,13 @@ inline void experts(RunConfig& config) {
   config.model.ffn = 96;
 }
 
+inline void ahead(RunConfig& config) {
+  experts(config);
+  config.model.family = "deepseek_v3";
+  config.model.kv_heads = 0;
+  config.model.mtp.layers = 2;
+}
+
 inline void dropout(RunConfig& config) { config.model.dropout = 0.1; }
 
 inline Change offload(const char* what) {
@@ -312,6 +319,13 @@ inline std::vector<Case> cases() {
        2},
       {"ep tp", {.dp_replicate = 2, .tp = 2, .ep = 2, .etp = 2}, experts},
       {"ep pp", {.pp = 2, .dp_replicate = 2, .ep = 2}, experts, 2},
+      {"ahead", {}, ahead, 2},
+      {"ahead tp one reads", {.tp = 2}, also(ahead, one_reads), 2},
+      {"ahead ring", {.cp = 2}, ahead, 2},
+      {"ahead ring one reads", {.cp = 2}, also(ahead, one_reads), 2},
+      {"ahead stage", {}, also(ahead, whole_stage()), 2},
+      {"ahead pp zero3", {.pp = 2, .dp_shard = 2}, also(ahead, zero(3)), 2},
+      {"ahead zb_h1", {.pp = 2}, also(ahead, schedule("zb_h1")), 4},
       {"dropout", {}, dropout, 2},
       {"dropout gpt2 bf16",
        {},
