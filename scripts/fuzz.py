@@ -86,6 +86,18 @@ def add_routing(rng, config):
         moe["balance"] = balance
 
 
+def add_depths(rng, config):
+    """Latent attention and multi-token prediction, of one model with experts in three."""
+    model = config["model"]
+    depths = rng.choice([n for n in (1, 2) if n < config["data"]["seq_len"]] or [0])
+    if rng.random() < 0.67 or model["moe"].get("choice") == "experts":
+        return
+    model.pop("window", None)  # which Mixtral may have
+    model |= {"family": "deepseek_v3", "kv_heads": model["heads"], "head_dim": max(4, model["head_dim"]),
+              "mtp": {"layers": depths, "weight": rng.choice([0.1, 1.0])}}
+    model["latent"] = {"kv_rank": rng.randrange(1, 9), "q_rank": rng.choice([0, 5])}
+
+
 def add_optimizer(rng, optimizer):
     """Muon, parameter groups and an average of the weights, each now and then."""
     if rng.random() < 0.25:
@@ -199,6 +211,9 @@ def configuration(seed, experts=False):
     config["data"]["reader"] = "every" if schedule == "pipedream_2bw" else rng.choice(["every", "first"])
     add_speeds(rng, config)
     add_window(rng, config["model"], seq_len)
+    # Drawn behind all else, which a seed has as before.
+    if family == "mixtral":
+        add_depths(rng, config)
     if schedule == "pipedream_2bw":  # whose batches overlap
         precision = config["precision"]
         precision["loss_scale"] = 1024 if precision["loss_scale"] <= 0 else precision["loss_scale"]
