@@ -260,7 +260,7 @@ Journey& saved_journey(AutogradContext* context) {
   return *static_cast<JourneyReference&>(*holder).journey;
 }
 
-// forward: starts an all_to_all; backward: awaits the one of the gradients, which
+// forward: starts an all_to_all; backward: awaits that of the gradients, which
 // FinishAllToAll started. What comes from there says when, no more.
 struct StartAllToAll : Function<StartAllToAll> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x,

@@ -46,14 +46,10 @@ struct ParallelConfig {
 
   // The keys that mean something where nothing is trained.
   static std::vector<std::string> keys_of_evaluation() {
-    return {"zero.stage",
-            "zero.expert_stage",
-            "zero.expert_shard",
-            "zero.reshard_after_forward",
-            "zero.prefetch",
-            "tensor.sequence_parallel",
-            "context.method",
-            "expert.dispatch_chunks",
+    return {"zero.stage",        "zero.expert_stage",
+            "zero.expert_shard", "zero.reshard_after_forward",
+            "zero.prefetch",     "tensor.sequence_parallel",
+            "context.method",    "expert.dispatch_chunks",
             "pipeline.split"};
   }
 };

@@ -10,16 +10,16 @@
 //         of every sample's. With etp = tp all of them route and send all, to
 //         their parts of the experts.
 // Comm:   over ep of each layer an all_gather of E counts, and an all_to_all of
-//         rows each way, again in backward, or as many as there are chunks; where a Balance is asked for an
-//         all_reduce of (B, E) over the ranks that share samples, or of (E)
-//         over all that have other tokens of the micro-batch; and with a
-//         capacity an all_gather of choices and places, (B, T, k + 1), or where
-//         experts choose of scores and places, (B, T, E + 1). A rank
-//         whose experts get no row calls the same. Along tp with etp = tp
-//         what an MLP does: an all_reduce of (B, T, D) at the end, and in
-//         backward at the beginning, or with sequence parallelism an all_gather
-//         and a reduce_scatter. With etp = 1 an all_gather of (B, T, D) in
-//         their places, or with sequence parallelism nothing.
+//         rows each way, again in backward, or as many as there are chunks;
+//         where a Balance is asked for an all_reduce of (B, E) over the ranks
+//         that share samples, or of (E) over all that have other tokens of the
+//         micro-batch; and with a capacity an all_gather of choices and places,
+//         (B, T, k + 1), or where experts choose of scores and places,
+//         (B, T, E + 1). A rank whose experts get no row calls the same. Along
+//         tp with etp = tp what an MLP does: an all_reduce of (B, T, D) at the
+//         end, and in backward at the beginning, or with sequence parallelism
+//         an all_gather and a reduce_scatter. With etp = 1 an all_gather of
+//         (B, T, D) in their places, or with sequence parallelism nothing.
 // Errors: TS_CHECK_CONFIG, by check(), with the nearest values that fit.
 // Source: Lepikhin et al. 2021, arXiv 2006.16668 (all_to_all); Liu et al. 2025,
 //         arXiv 2504.14960 (the view of its own).
