@@ -476,6 +476,7 @@ RECOMPUTED_ON = {
     "dropout, zero 2 x sp 2, gpt2": (4, {**GPT2, **DROPOUT}, {"mesh": {"dp": 2, "tp": 2}, **zero(2), **SP}),
     "dropout, pp 2 x cp ring 2": (4, {"layers": 4, **DROPOUT}, {"mesh": {"pp": 2, "cp": 2}}),
     "experts: tp 2, ep 2": (2, mixtral(), {"mesh": {"tp": 2, "ep": 2}}),
+    "ahead: pp 2 x zero 3": (4, AHEAD_TIED, {"mesh": {"pp": 2, "dp": 2}, **zero(3)}),
     "experts: hybrid 3, ep 2": (4, mixtral(), {"mesh": {"dp_replicate": 2, "dp_shard": 2, "ep": 2}, **zero(3)}),
 }
 
