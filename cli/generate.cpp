@@ -111,7 +111,9 @@ class GenerateCommand {
       const models::GenerateOptions&, const models::OnToken&)>;
 
   int write_alone() const {
-    const auto model = train::open_whole(source_, dtype_of(flags_.dtype));
+    train::ModelSource source = source_;
+    source.config.model.mtp.layers = config_.model.mtp.layers;  // none
+    const auto model = train::open_whole(source, dtype_of(flags_.dtype));
     write_samples(/*shows=*/true,
                   [&](const auto& options, const auto& on_token) {
                     return models::generate(*model, prompt_, options, on_token);

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -61,6 +63,11 @@ class Weights {
                     "\" is also in another file of the folder.");
       }
     }
+  }
+
+  bool has_any(const std::function<bool(const std::string&)>& is_one) const {
+    return std::ranges::any_of(
+        by_name_, [&](const auto& entry) { return is_one(entry.first); });
   }
 
   // A base model's files carry names without the prefix.
@@ -273,6 +280,23 @@ bool is_hugging_face_folder(const std::string& folder) {
   return json.is_object() && json.contains("model_type");
 }
 
+models::HuggingFaceConfig hugging_face_config(const std::string& folder) {
+  auto config = models::read_hugging_face_config(folder);
+  const bool has_weights = fs::exists(folder + "/" + kSingleFile) ||
+                           fs::exists(folder + "/" + kIndexFile);
+  if (config.model.mtp.layers == 0 || !has_weights) return config;
+  models::ModelConfig alone = config.model;
+  alone.mtp.layers = 0;
+  const Weights weights(folder,
+                        models::hugging_face_prefix(config.model.family));
+  if (!weights.has_any([&](const std::string& name) {
+        return models::is_of_module_left_out(alone, name);
+      })) {
+    config.model.mtp.layers = 0;
+  }
+  return config;
+}
+
 void check_hugging_face(const std::string& folder, models::Model& model) {
   checked_weights(folder, model);
 }
@@ -284,8 +308,14 @@ void load_hugging_face(const std::string& folder, models::Model& model,
 
 std::shared_ptr<models::Model> model_from_hugging_face(
     const std::string& folder, at::ScalarType dtype, at::Device device) {
-  const auto config = models::read_hugging_face_config(folder);
-  auto model = models::make_model(config.model);
+  return model_from_hugging_face(folder, hugging_face_config(folder).model,
+                                 dtype, device);
+}
+
+std::shared_ptr<models::Model> model_from_hugging_face(
+    const std::string& folder, const models::ModelConfig& config,
+    at::ScalarType dtype, at::Device device) {
+  auto model = models::make_model(config);
   // Sizes that the files do not bear out are refused before memory is taken.
   const Weights weights = checked_weights(folder, *model);
   nn::materialise(*model, {.dtype = dtype, .device = device, .fill = false});

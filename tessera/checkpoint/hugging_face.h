@@ -23,6 +23,11 @@ namespace tessera::checkpoint {
 // True where `folder` holds a config.json of a model.
 bool is_hugging_face_folder(const std::string& folder);
 
+// The folder's configuration; of multi-token prediction no modules where its
+// weights have no tensor of them, as those that transformers writes have none,
+// whatever config.json says. Without weights as config.json says.
+models::HuggingFaceConfig hugging_face_config(const std::string& folder);
+
 // That the folder's weights are those of the model, which needs no memory.
 void check_hugging_face(const std::string& folder, models::Model& model);
 
@@ -35,6 +40,10 @@ void load_hugging_face(const std::string& folder, models::Model& model,
 std::shared_ptr<models::Model> model_from_hugging_face(
     const std::string& folder, at::ScalarType dtype,
     at::Device device = at::kCPU);
+// Of that one, which may leave modules of multi-token prediction out.
+std::shared_ptr<models::Model> model_from_hugging_face(
+    const std::string& folder, const models::ModelConfig& config,
+    at::ScalarType dtype, at::Device device = at::kCPU);
 
 // The whole of the parameter of that name, of any dtype, on any device. Asked
 // for one parameter at a time, in the order of the file.

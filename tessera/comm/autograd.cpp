@@ -69,11 +69,20 @@ void check_divides(const at::Tensor& x, int64_t dim, const Group& group) {
            " ranks of group '", group.name(), "'.");
 }
 
+int64_t begin_of_piece(int64_t whole, const Group& group) {
+  return std::min(whole, group.rank() * longest_piece(whole, group));
+}
+
+int64_t size_of_piece(int64_t whole, const Group& group) {
+  return std::min(whole - begin_of_piece(whole, group),
+                  longest_piece(whole, group));
+}
+
 at::Tensor own_piece(const at::Tensor& x, int64_t dim, Group& group) {
-  const int64_t longest = longest_piece(x.size(dim), group);
-  const int64_t begin = std::min(x.size(dim), group.rank() * longest);
-  const int64_t size = std::min(x.size(dim) - begin, longest);
-  return x.narrow(dim, begin, size).contiguous();
+  const int64_t whole = x.size(dim);
+  return x
+      .narrow(dim, begin_of_piece(whole, group), size_of_piece(whole, group))
+      .contiguous();
 }
 
 at::Tensor scattered_sum(const at::Tensor& x, int64_t dim, Group& group) {
@@ -165,9 +174,10 @@ struct AllGatherWithSplit : Function<AllGatherWithSplit> {
                             int64_t dim, int64_t whole, Group& group) {
     save_group(context, group);
     context->saved_data["dim"] = dim;
-    TS_CHECK(x.size(dim) <= longest_piece(whole, group), "a piece of ",
-             x.size(dim), " of dim ", dim, " is longer than 1/", group.size(),
-             " of ", whole, ", in group '", group.name(), "'.");
+    TS_CHECK(x.size(dim) == size_of_piece(whole, group), "dim ", dim, " of a ",
+             "tensor ", x.sizes(), " is not the piece of ",
+             size_of_piece(whole, group), " that rank ", group.rank(),
+             " of group '", group.name(), "' has of ", whole, ".");
     return gathered(x, dim, whole, group);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {

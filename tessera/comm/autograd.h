@@ -10,7 +10,8 @@
 //          of a dim of N, [r c, (r + 1) c) within it, with c = ceil(N / n).
 // Comm:    the verbs named, on `group`, awaited but where it says otherwise; of
 //          a group of one rank none.
-// Errors:  TS_CHECK where `dim` does not divide by n, and the group's own.
+// Errors:  TS_CHECK where `dim` does not divide by n and pieces are equal, or is
+//          not this rank's piece; and the group's own.
 // Threads: `group` must outlive the graph.
 #pragma once
 
@@ -59,8 +60,10 @@ at::Tensor all_to_all(const at::Tensor& x, Group& group,
                       const std::vector<int64_t>& input_splits = {});
 
 // The same in two calls: rows travel while the rank computes between them, and
-// so do their gradients in backward. What the first gives is for the second
-// alone.
+// so do their gradients in backward. Both go through the group, also of one
+// rank. REQUIRES: what the first gives is for the second alone, once, and until
+// then nobody reads it: neither the rows nor, in backward, their gradient is
+// there. One that is dropped brings its rows to nobody.
 struct Journey;
 struct Travelling {
   at::Tensor rows;  // not there yet

@@ -113,18 +113,30 @@ int64_t Dataset::num_targets(int64_t step, int64_t depth) const {
   return count;
 }
 
+// Without its tokens, which may be far away: any stand for them.
 int64_t Dataset::num_targets_of(int64_t sample, int64_t depth) const {
-  std::vector<int64_t> targets(sampler_.options().seq_len);  // any tokens
-  if (depth == 0) {
-    const Mixture::Place place = place_of(sample);
-    sources_[place.source].tokens->hide_uncounted(
-        sampler_.first_token(place.index) + 1, targets);
-  } else {
-    const at::Tensor all = targets_ahead(gather({sample}), depth);
-    std::copy_n(all[depth - 1].const_data_ptr<int64_t>(), targets.size(),
-                targets.begin());
+  const Mixture::Place place = place_of(sample);
+  const TokenStream& from = *sources_[place.source].tokens;
+  const int64_t first = sampler_.first_token(place.index);
+  const auto length = static_cast<size_t>(sampler_.options().seq_len);
+  const auto values_of = [length](const at::Tensor& of) {
+    return std::span(of.mutable_data_ptr<int64_t>(), length);
+  };
+  const auto row = [&] {
+    return at::zeros({1, sampler_.options().seq_len}, at::kLong);
+  };
+  Batch batch{{}, row()};
+  from.hide_uncounted(first + 1, values_of(batch.targets));
+  at::Tensor targets = batch.targets;
+  if (depth > 0) {
+    if (from.documents_apart()) {
+      batch.document_starts = row();
+      from.document_starts(first, values_of(batch.document_starts));
+    }
+    targets = targets_ahead(batch, depth)[depth - 1];
   }
-  return std::ssize(targets) - std::ranges::count(targets, kNoTarget);
+  const std::span<int64_t> values = values_of(targets);
+  return std::ssize(values) - std::ranges::count(values, kNoTarget);
 }
 
 Mixture::Place Dataset::place_of(int64_t sample) const {

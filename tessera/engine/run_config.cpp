@@ -7,13 +7,13 @@
 #include <set>
 #include <sstream>
 
+#include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/model_cut.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/update_config.h"
 #include "tessera/models/family.h"
-#include "tessera/models/hugging_face_config.h"
 #include "tessera/optim/registry.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/parallel/pipeline/stages.h"
@@ -302,23 +302,36 @@ std::string to_json(const RunConfig& config) {
   return config::to_json(root);
 }
 
+namespace {
+
+// A folder's modules may be left out, as they are where nothing trains them,
+// and a model begin with new ones.
+void take_mtp(RunConfig& config, int64_t depths,
+              const config::Provenance& origins) {
+  auto& model = config.model;
+  if (!is_set(origins, "model.mtp.layers")) {
+    const bool has_adapters = model.lora.rank > 0 || !model.lora.from.empty();
+    model.mtp.layers = has_adapters || config.mesh.star() ? 0 : depths;
+  }
+  TS_CHECK_CONFIG(!model.load_weights || model.mtp.layers == 0 ||
+                      model.mtp.layers == depths,
+                  "model.mtp.layers is ", model.mtp.layers,
+                  ", but model.from has the weights of ", depths,
+                  " modules. Use model.mtp.layers ",
+                  depths > 0 ? c10::str(depths, " or ") : "",
+                  "0, or train from the beginning (model.load_weights false).");
+}
+
+}  // namespace
+
 void read_model_folder(RunConfig& config, const config::Provenance& origins) {
   auto& model = config.model;
   TS_CHECK_CONFIG(!model.load_weights || !model.from.empty(),
                   "model.load_weights is true, but model.from is empty. Set "
                   "model.from to the folder that holds the weights.");
   if (model.from.empty()) return;
-  const auto folder = models::read_hugging_face_config(model.from).model;
-  take_sizes(config, folder, origins);
-  const int64_t depths = folder.mtp.layers;
-  TS_CHECK_CONFIG(!model.load_weights || model.mtp.layers == 0 ||
-                      model.mtp.layers == depths,
-                  "model.mtp.layers is ", model.mtp.layers,
-                  ", but the folder in "
-                  "model.from has the weights of ",
-                  depths, " modules. Use model.mtp.layers ",
-                  depths > 0 ? c10::str(depths, " or ") : "",
-                  "0, or train from the beginning (model.load_weights false).");
+  take_sizes(config, checkpoint::hugging_face_config(model.from).model,
+             origins);
   TS_CHECK_CONFIG(
       !model.load_weights || !model.moe.bias_balance ||
           models::family_named(model.family).score_bias,
@@ -363,10 +376,7 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
        origins);
   take(model.latent.value_dim, folder.latent.value_dim,
        "model.latent.value_dim", origins);
-  // A folder's modules may be left out, and a model begin with new ones.
-  if (!is_set(origins, "model.mtp.layers")) {
-    model.mtp.layers = folder.mtp.layers;
-  }
+  take_mtp(config, folder.mtp.layers, origins);
   take(model.moe.experts, folder.moe.experts, "model.moe.experts", origins);
   take(model.moe.top_k, folder.moe.top_k, "model.moe.top_k", origins);
   take(model.moe.every, folder.moe.every, "model.moe.every", origins);
@@ -579,7 +589,7 @@ std::vector<std::string> without_effect(const RunConfig& config,
   const std::string& mode = config.recompute.mode;
   note(mode != "block" && mode != "stage", "recompute.every",
        "is not used by recompute.mode " + mode);
-  note(mode == "stage" && config.recompute.every >= config.model.layers,
+  note(mode == "stage" && config.recompute.every >= config.model.num_blocks(),
        "recompute.every", "is no less than a stage has blocks, as 0 is");
   const auto& family = models::family_named(config.model.family);
   for (const char* key : {"model.rope_theta", "model.rope_scaling.type"}) {

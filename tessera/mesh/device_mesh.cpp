@@ -103,13 +103,13 @@ void DeviceMesh::check_replicas() const {
                   replicas, ".");
   const int64_t ranks = world_size_ / degrees_.pp / replicas;
   const int64_t foldable = ranks / degrees_.etp;
-  TS_CHECK_CONFIG(foldable % degrees_.ep == 0, "mesh.ep is ", degrees_.ep,
-                  ", but with zero.expert_shard dp_shard experts stay inside "
-                  "one of the ",
-                  replicas, " replicas (mesh.dp_replicate), which has ", ranks,
-                  " ranks of a stage, over etp ", degrees_.etp,
-                  ". Use a divisor of ", foldable,
-                  ", or zero.expert_shard all.");
+  TS_CHECK_CONFIG(
+      foldable % degrees_.ep == 0, "mesh.ep is ", degrees_.ep,
+      ", but with expert_replicate ", replicas,
+      " (zero.expert_shard dp_shard) experts stay inside one of the ", replicas,
+      " replicas (mesh.dp_replicate), which has ", ranks,
+      " ranks of a stage, over etp ", degrees_.etp, ". Use a divisor of ",
+      foldable, ", or zero.expert_shard all.");
   for (Axis axis : order_) {
     if (axis == Axis::kDpReplicate) break;
     TS_CHECK_CONFIG(!is_folded(axis) || degree(axis) == 1, "mesh.order has ",

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -87,7 +88,10 @@ void add_to(at::Tensor& sum, const at::Tensor& more) {
 
 void settle(Balance& balance, const BatchLoad& load) {
   if (!balance.pulls.defined()) return;
-  const at::Tensor shares = at::stack(load.shares).mean(0);
+  std::vector<at::Tensor> ran;  // units ahead may not have
+  std::ranges::copy_if(load.shares, std::back_inserter(ran),
+                       [](const at::Tensor& each) { return each.defined(); });
+  const at::Tensor shares = at::stack(ran).mean(0);
   const at::Tensor loss = (shares * std::exchange(balance.pulls, {})).sum();
   add_to(balance.loss, loss.detach());
   if (balance.weight > 0) add_to(balance.penalty, loss * balance.weight);
@@ -149,8 +153,9 @@ at::Tensor Moe::forward(const at::Tensor& input, const MoeTokens& of) const {
   const Region& region = shard_.region;
   const TokenSplit& split = shard_.split;
   at::Tensor x = region.enter ? region.enter(input) : input;
-  // In generation nobody asks of which sample a token is.
-  if (split.split && of.positions.empty() && !of.balance) {
+  // A step of generation has a token of each sample: nobody asks of which.
+  const bool counts = of.balance || of.load || !of.positions.empty();
+  if (split.split && x.size(1) == 1 && !counts) {
     x = x.reshape({1, -1, x.size(2)});
   }
   const Here here = this->here(x, of.positions);

@@ -177,7 +177,7 @@ ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
               "one (checkpoints/latest), nor a Hugging Face folder "
               "(config.json of a model).");
   ModelSource source{.path = path,
-                     .config = models::read_hugging_face_config(path),
+                     .config = checkpoint::hugging_face_config(path),
                      .tokenizer_folder = path,
                      .model_files = path};
   source.config.model.from = path;
@@ -310,9 +310,9 @@ void load_first_weights(const RunConfig& config, engine::RankModel& model,
 
 std::shared_ptr<models::Model> open_whole(const ModelSource& source,
                                           c10::ScalarType dtype) {
-  return source.is_checkpoint
-             ? open_checkpoint(source, dtype)
-             : checkpoint::model_from_hugging_face(source.path, dtype);
+  return source.is_checkpoint ? open_checkpoint(source, dtype)
+                              : checkpoint::model_from_hugging_face(
+                                    source.path, source.config.model, dtype);
 }
 
 std::unique_ptr<engine::RankModel> open_for_evaluation(

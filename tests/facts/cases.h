@@ -19,6 +19,7 @@ struct CaseOptions {
   bool sequence_parallel = false;
   std::string context_method = "ring";
   int64_t zero_stage = 0;
+  int64_t dispatch_chunks = 0;
 };
 
 struct Case {
@@ -172,6 +173,10 @@ inline CaseOptions zero(int64_t stage, CaseOptions options = plain()) {
   options.zero_stage = stage;
   return options;
 }
+inline CaseOptions in_chunks(CaseOptions options = plain()) {
+  options.dispatch_chunks = 2;
+  return options;
+}
 inline CaseOptions sequence(CaseOptions options = plain()) {
   options.sequence_parallel = true;
   return options;
@@ -317,6 +322,11 @@ inline std::vector<Case> cases_of_experts() {
       {"cp 2, ep 4", experts_and_dense(), mixed, zero(2), 3},
       {"gated, cp 2, ep 4", gated_experts(), mixed, zero(2), 3},
       {"gated, etp 2, ep 2", gated_experts(), cut, plain(), 3},
+      {"gated in chunks, tp 2, ep 2",
+       gated_experts(),
+       {.tp = 2, .ep = 2},
+       in_chunks(),
+       1},
       {"shared narrow, ep 2 of tp 4",
        narrow_shared(),
        {.tp = 4, .ep = 2},

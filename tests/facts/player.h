@@ -207,6 +207,8 @@ class Player {
     config.tensor.sequence_parallel = of.options.sequence_parallel;
     config.context.method = of.options.context_method;
     config.zero.stage = of.options.zero_stage;
+    config.expert.dispatch_chunks = of.options.dispatch_chunks;
+    config.resolve(/*ranks_share_memory=*/true);
     return config;
   }
   int64_t num_owners() const {

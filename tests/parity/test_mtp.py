@@ -5,6 +5,7 @@ Megatron-Core read them.
 """
 
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -204,6 +205,35 @@ def test_without_modules_a_published_folder_is_the_model_alone(program, publishe
     line = metrics(tmp_path)[0]
     assert "mtp_loss" not in line
     assert line["loss"] == pytest.approx(reference.losses(batch(ids))[0].item(), rel=1e-6)
+
+
+# As transformers writes one, whose config.json names modules that it does not keep.
+def test_a_folder_whose_modules_are_not_there_is_the_model_alone(program, tessera, published, tmp_path):
+    folder, reference, ids = published
+    other = tmp_path / "other"
+    shutil.copytree(folder / "model", other)
+    kept = {name: tensor for name, tensor in load_file(other / "model.safetensors").items()
+            if not any(name.startswith(f"model.layers.{LAYERS + k}.") for k in range(DEPTHS))}
+    save_file(kept, other / "model.safetensors", {"format": "pt"})
+    train(program, configuration_of(folder, tmp_path), *ONE_STEP, f"--model.from={other}")
+    line = metrics(tmp_path)[0]
+    assert "mtp_loss" not in line
+    assert line["loss"] == pytest.approx(reference.losses(batch(ids))[0].item(), rel=1e-6)
+    tessera("convert", "--from", other, "--to", tmp_path / "out")
+    back = load_file(tmp_path / "out" / "model.safetensors")
+    assert back.keys() == kept.keys() and all(torch.equal(back[name], kept[name]) for name in kept)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_nextn_predict_layers"] == 0
+    # Asked for, they are missed.
+    done = train(program, configuration_of(folder, tmp_path / "asked"), *ONE_STEP, f"--model.from={other}",
+                 f"--model.mtp.layers={DEPTHS}", check=False)
+    assert done.returncode != 0 and "model.from has the weights of 0 modules" in done.stderr, done.stderr
+
+
+# Adapters are beside the layers of the model alone.
+def test_adapters_leave_a_folders_modules_out(program, published, tmp_path):
+    folder, _, _ = published
+    train(program, configuration_of(folder, tmp_path), *ONE_STEP, "--model.lora.rank=2")
+    assert "mtp_loss" not in metrics(tmp_path)[0]
 
 
 # Validation and `tessera eval` of a run with modules, which may begin a stage of their own.

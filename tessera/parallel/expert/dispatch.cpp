@@ -129,7 +129,8 @@ at::Tensor dispatch(const at::Tensor& given, const at::Tensor& counts,
   group.all_gather(all, counts, comm::Mode::kBlocking);
   all = read_on_host(all).view({n, n, -1});  // by source, rank, its experts
   const int64_t experts_here = all.size(2);
-  const int64_t leave = all.select(0, group.rank()).sum().item<int64_t>();
+  const auto sent = to_vector(all.select(0, group.rank()));
+  const int64_t leave = std::reduce(sent.begin(), sent.end());
   const at::Tensor rows =
       leave == given.size(0) ? given : given.narrow(0, 0, leave);
 

@@ -72,8 +72,8 @@ using RunExperts = std::function<at::Tensor(
 
 struct DispatchOptions {
   // 0: rows go all at once, and the rank waits for them. Else they go in so
-  // many parts, or as many as a rank has experts, each to as many of these:
-  // while one travels, the rank computes with those before it.
+  // many parts at most, each to as many of a rank's experts, the last to what
+  // is left: while one travels, the rank computes with those before it.
   int64_t chunks = 0;
   // With chunks: what the rank does while the first travels.
   std::function<void()> beside = {};
