@@ -10,8 +10,8 @@
 //          of a dim of N, [r c, (r + 1) c) within it, with c = ceil(N / n).
 // Comm:    the verbs named, on `group`, awaited but where it says otherwise; of
 //          a group of one rank none.
-// Errors:  TS_CHECK where `dim` does not divide by n and pieces are equal, or is
-//          not this rank's piece; and the group's own.
+// Errors:  TS_CHECK where `dim` does not divide by n and pieces are equal, or
+//          is not this rank's piece; and the group's own.
 // Threads: `group` must outlive the graph.
 #pragma once
 
