@@ -103,11 +103,13 @@ class Walk {
     return facts_.units.at(units_.chunks.at(each.chunk).back());
   }
 
-  // The unit in front of one that is not the first of its chunk: an evaluation
-  // passes some over.
+  // The unit in front of one whose input was not received: it is here too, in
+  // this chunk or at the end of the one before. An evaluation passes some over.
   int64_t before(const Instruction& each) const {
     const auto& chunk = units_.chunks.at(each.chunk);
-    return *std::prev(std::ranges::find(chunk, each.unit));
+    const auto own = std::ranges::find(chunk, each.unit);
+    return own == chunk.begin() ? units_.chunks.at(each.chunk - 1).back()
+                                : *std::prev(own);
   }
 
   void use(int64_t beside) { during_ = std::max(during_, alive_ + beside); }

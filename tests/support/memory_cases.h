@@ -45,6 +45,7 @@ inline RunConfig run_of(const Case& of) {
   config.mesh.ep = degrees.ep;
   config.mesh.etp = degrees.etp;
   config.zero.prefetch = 1;
+  config.expert.dispatch_chunks = 0;
   config.batch.micro = 2;
   config.batch.global = degrees.dp_replicate * degrees.dp_shard *
                         of.microbatches * config.batch.micro;
