@@ -278,7 +278,8 @@ struct StartAllToAll : Function<StartAllToAll> {
     save(context, journey);
     return journey->start(x, journey->output_splits, journey->input_splits);
   }
-  static variable_list backward(AutogradContext* context, variable_list grads) {
+  static variable_list backward(AutogradContext* context,
+                                const variable_list&) {
     Journey& journey = saved_journey(context);
     journey.finish();
     return {std::exchange(journey.came_back, {}), {}};

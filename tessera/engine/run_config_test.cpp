@@ -383,7 +383,8 @@ TEST(RunConfig, ExpertsAreShardedInsideAReplicaWhereTheyAreSharded) {
   EXPECT_EQ(refusal_of([&] { complete(config, 4); }), "");
   config.mesh.ep = 4;
   EXPECT_EQ(refusal_of([&] { complete(config, 4); }),
-            "mesh.ep is 4, but with zero.expert_shard dp_shard experts stay "
+            "mesh.ep is 4, but with expert_replicate 2 (zero.expert_shard "
+            "dp_shard) experts stay "
             "inside one of the 2 replicas (mesh.dp_replicate), which has 2 "
             "ranks of a stage, over etp 1. Use a divisor of 2, or "
             "zero.expert_shard all.");

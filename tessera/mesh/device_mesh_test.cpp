@@ -240,7 +240,8 @@ TEST(DeviceMesh, ExpertsByReplicaAskForReplicasThatAreNeighbours) {
   Degrees wide = degrees;
   wide.ep = 8;
   EXPECT_EQ(refusal(wide, 8),
-            "mesh.ep is 8, but with zero.expert_shard dp_shard experts stay "
+            "mesh.ep is 8, but with expert_replicate 2 (zero.expert_shard "
+            "dp_shard) experts stay "
             "inside one of the 2 replicas (mesh.dp_replicate), which has 4 "
             "ranks of a stage, over etp 1. Use a divisor of 4, or "
             "zero.expert_shard all.");
