@@ -246,9 +246,12 @@ RankEnvironment alone_on_host(int64_t rank, int64_t world_size, uint16_t port) {
   here.local_rank = 0;
   here.local_world_size = 1;
   here.node = rank;
-  here.join_timeout = std::chrono::seconds(1);
   return here;
 }
+
+// Of ranks that have met: to meet within it would be chance, as c10d asks a
+// rendezvous that is not there yet again after up to 1.5 s.
+constexpr auto kPatience = std::chrono::seconds(1);
 
 using Work = std::function<void(int64_t rank)>;
 
@@ -256,6 +259,7 @@ Outcome try_to_begin(const RankEnvironment& here, const Work& prepare,
                      const Work& begin) {
   Outcome outcome = try_join(here);
   if (!outcome.meeting) return outcome;
+  outcome.meeting->environment.join_timeout = kPatience;
   try {
     begin_together(
         *outcome.meeting, [&] { prepare(here.rank); },
@@ -292,7 +296,7 @@ TEST(BeginTogether, AllWaitAsLongAsOneOfThemPrepares) {
       all,
       [&](int64_t rank) {
         if (rank != 1) return;
-        std::this_thread::sleep_for(2 * all[0].join_timeout);
+        std::this_thread::sleep_for(2 * kPatience);
         is_prepared = true;
       },
       [&](int64_t) { ++(is_prepared ? begun : begun_too_early); });
