@@ -89,9 +89,7 @@ class StepBench {
  private:
   // With nothing left open.
   engine::RunConfig here() const {
-    engine::RunConfig config = config_;
-    config.strategies() = model_.composed().model.config;
-    return config;
+    return config_.with(model_.composed().model.config);
   }
 
   std::vector<program::MatrixProduct> products() const {

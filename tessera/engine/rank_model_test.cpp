@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include "tessera/monitor/memory.h"
 #include "tests/support/experts.h"
@@ -289,9 +291,11 @@ TEST(RankModel, ReadsWhereSomethingIsNeededOrForAll) {
   EXPECT_EQ(reads_of("first", true), (Reads{6, 0, 0, 0}));
 }
 
-// Bytes out of rank 0 in a step, by group: what docs/parallelism.md says.
-std::map<std::string, double> bytes_out(const RunConfig& config,
-                                        int64_t num_ranks) {
+// Bytes out of rank 0 in a step, by group: what docs/parallelism.md says. Of
+// those that `counts`; null: of all.
+std::map<std::string, double> bytes_out(
+    const RunConfig& config, int64_t num_ranks,
+    const std::function<bool(const comm::Group&)>& counts = nullptr) {
   std::map<std::string, double> bytes;
   comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
     RankModel model(config, ranks);
@@ -304,6 +308,7 @@ std::map<std::string, double> bytes_out(const RunConfig& config,
     model.step(input);
     if (ranks.rank() != 0) return;
     for (auto* group : ranks.groups()) {
+      if (counts && !counts(*group)) continue;
       const auto n = static_cast<double>(group->size());
       for (const auto& verb : group->stats()) {
         const double share = verb.verb == "all_reduce" ? 2 * (n - 1) / n
@@ -324,30 +329,14 @@ double bytes_between_replicas(const RunConfig& config, int64_t num_ranks) {
   const auto replica_of = [&](int64_t rank) {
     return mesh.coord_of(rank)[mesh::Axis::kDpReplicate];
   };
-  double bytes = 0;
-  comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
-    RankModel model(config, ranks);
-    const auto input = step_input(config, /*step=*/0, 1e-3,
-                                  [&](int64_t, int64_t, int64_t count) {
-                                    return zeros(count, config.data.seq_len);
-                                  });
-    model.step(input);
-    for (auto* group : ranks.groups()) group->reset_stats();
-    model.step(input);
-    if (ranks.rank() != 0) return;
-    for (auto* group : ranks.groups()) {
-      const bool crosses = std::ranges::any_of(
-          group->ranks(),
-          [&](int64_t rank) { return replica_of(rank) != replica_of(0); });
-      if (!crosses) continue;
-      const auto n = static_cast<double>(group->size());
-      for (const auto& verb : group->stats()) {
-        const double times = verb.verb == "all_reduce" ? 2 : 1;
-        bytes += times * (n - 1) / n * static_cast<double>(verb.bytes);
-      }
-    }
+  const auto by_group = bytes_out(config, num_ranks, [&](const auto& group) {
+    return std::ranges::any_of(group.ranks(), [&](int64_t rank) {
+      return replica_of(rank) != replica_of(0);
+    });
   });
-  return bytes;
+  return std::accumulate(
+      by_group.begin(), by_group.end(), 0.0,
+      [](double sum, const auto& each) { return sum + each.second; });
 }
 
 // Of P bytes of this rank's experts and D of all else, on 2 replicas of 4 ranks

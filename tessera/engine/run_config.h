@@ -70,7 +70,12 @@ struct RunConfig : parallel::ParallelConfig {
   monitor::MonitorConfig monitor;
   // What is composed with a model.
   const parallel::ParallelConfig& strategies() const { return *this; }
-  parallel::ParallelConfig& strategies() { return *this; }
+  // The same run with these.
+  RunConfig with(const parallel::ParallelConfig& strategies) const {
+    RunConfig config = *this;
+    static_cast<parallel::ParallelConfig&>(config) = strategies;
+    return config;
+  }
   void declare(config::Section& section);
 };
 

@@ -184,9 +184,8 @@ program::RankProgram transfers_of(const RunConfig& config,
   const mesh::Coord coord = mesh.coord_of(rank);
   RankProgram program;
   program.units = model.transfers_of(mesh, rank, lanes);
-  RunConfig here = config;
-  here.strategies() = model.config;  // with nothing left open
-  add_inner(facts_of(here, mesh, coord), lanes, program);
+  // Nothing is left open in the model's.
+  add_inner(facts_of(config.with(model.config), mesh, coord), lanes, program);
   program.norm = {{"all_reduce", lanes.world(), at::kDouble, 1}};
   const int64_t samples =
       SampleShares(config).rows_of(mesh.data_rank_of(coord));

@@ -12,6 +12,14 @@ std::string names_of_axes() {
   return names;
 }
 
+std::string group_name_of(const std::vector<Axis>& axes) {
+  std::string name;
+  for (Axis axis : axes) {
+    name += (name.empty() ? "" : "+") + std::string(name_of(axis));
+  }
+  return name;
+}
+
 Axis axis_named(const std::string& name) {
   for (Axis axis : kAxes) {
     if (name == name_of(axis)) return axis;

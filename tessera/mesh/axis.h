@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace tessera::mesh {
 
@@ -77,6 +78,8 @@ inline constexpr const char* kStagesAreAlike =
     "alone";
 // "pp, dp_replicate, ...": of kAxes.
 std::string names_of_axes();
+// "dp_replicate+tp": of a group whose ranks differ along these.
+std::string group_name_of(const std::vector<Axis>& axes);
 // Of kAxes. Throws TS_CHECK_CONFIG on another name.
 Axis axis_named(const std::string& name);
 

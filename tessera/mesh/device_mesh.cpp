@@ -253,14 +253,14 @@ std::string DeviceMesh::describe_groups(Axis axis) const {
 }
 
 std::string DeviceMesh::axes_of(const std::vector<int64_t>& ranks) const {
-  std::string text;
+  std::vector<Axis> along;
   for (Axis axis : order_) {
     const bool differ = std::ranges::any_of(ranks, [&](int64_t rank) {
       return coord_of(rank)[axis] != coord_of(ranks.front())[axis];
     });
-    if (differ) text += (text.empty() ? "" : "+") + std::string(name_of(axis));
+    if (differ) along.push_back(axis);
   }
-  return text;
+  return group_name_of(along);
 }
 
 std::string DeviceMesh::describe(int64_t rank) const {

@@ -394,7 +394,7 @@ at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin,
     x.mul_(rounded_to(x.scalar_type(), std::sqrt(width)));
   }
   if (!positions_) return x;
-  at::Tensor places = positions_here(begin, ids.size(1), ids.options());
+  at::Tensor places = nn::each_of(runs_here(begin, ids.size(1)), ids.options());
   if (document_starts.defined()) {
     places = places - document_starts.index_select(1, places);
   }

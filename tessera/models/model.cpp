@@ -113,16 +113,6 @@ nn::Positions Model::runs_here(int64_t begin, int64_t tokens) const {
   return nn::part_of(runs_of(begin, tokens), sequence_rank_ * length, length);
 }
 
-at::Tensor Model::positions_here(int64_t begin, int64_t tokens,
-                                 const at::TensorOptions& options) const {
-  std::vector<at::Tensor> places;
-  for (const auto& [first, length] : runs_of(begin, tokens)) {
-    places.push_back(at::arange(first, first + length, options));
-  }
-  const int64_t length = tokens / sequence_size_;
-  return at::cat(places).narrow(0, sequence_rank_ * length, length);
-}
-
 int64_t Model::owner_of(const nn::ParameterSpec& spec) const {
   const int64_t unit = spec.units.front();
   return spec.role.of_experts ? num_units() + unit - 1 : unit;

@@ -133,8 +133,6 @@ class Model : public torch::nn::Module {
   nn::Positions runs_of(int64_t begin, int64_t tokens) const;
   // Those of them that are here between blocks, T / sequence_shards().
   nn::Positions runs_here(int64_t begin, int64_t tokens) const;
-  at::Tensor positions_here(int64_t begin, int64_t tokens,
-                            const at::TensorOptions& options) const;
   // (V, D), as it is at the time.
   virtual at::Tensor head_weight() const = 0;
   void set_loss(nn::SummedLoss loss, int64_t most_columns) {

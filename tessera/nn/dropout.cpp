@@ -132,6 +132,15 @@ Positions part_of(const Positions& positions, int64_t begin, int64_t length) {
   return part;
 }
 
+at::Tensor each_of(const Positions& positions,
+                   const at::TensorOptions& options) {
+  std::vector<at::Tensor> runs = {at::empty({0}, options)};
+  for (const auto& [first, length] : positions) {
+    runs.push_back(at::arange(first, first + length, options));
+  }
+  return at::cat(runs);
+}
+
 at::Tensor add_kept(const at::Tensor& past, const at::Tensor& x,
                     const Dropout& dropout, const Positions& positions) {
   return AddKept::apply(std::optional(past), x, dropout, positions);

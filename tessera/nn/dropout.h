@@ -58,6 +58,9 @@ Dropout saved_dropout(const c10::IValue& saved);
 using Positions = std::vector<std::pair<int64_t, int64_t>>;
 // Of these, `length` tokens from number `begin` on; of none, none.
 Positions part_of(const Positions& positions, int64_t begin, int64_t length);
+// Each position, in their order: (T).
+at::Tensor each_of(const Positions& positions,
+                   const at::TensorOptions& options);
 
 // What is kept of x (B, T, D), with `past` added to it where that is defined:
 // in x's place, unless x is a view. REQUIRES: a dropout.

@@ -71,15 +71,6 @@ std::vector<int64_t> to_host(const at::Tensor& counts) {
   return {first, first + here.numel()};
 }
 
-at::Tensor places_of(const Positions& positions,
-                     const at::TensorOptions& options) {
-  std::vector<at::Tensor> places = {at::empty({0}, options)};
-  for (const auto& [first, length] : positions) {
-    places.push_back(at::arange(first, first + length, options));
-  }
-  return at::cat(places);
-}
-
 void add_to(at::Tensor& sum, const at::Tensor& more) {
   sum = sum.defined() ? sum + more : more;
 }
@@ -255,7 +246,7 @@ int64_t Moe::capacity(const Here& here) const {
 at::Tensor Moe::decide(const at::Tensor& values, const Here& here,
                        const Decision& decision) const {
   const int64_t n = values.size(2);
-  const at::Tensor places = places_of(here.positions, values.options())
+  const at::Tensor places = each_of(here.positions, values.options())
                                 .view({1, -1, 1})
                                 .expand({here.samples, -1, 1});
   at::Tensor placed = at::cat({values, places}, /*dim=*/2);

@@ -13,12 +13,12 @@ std::string name_of_peers(const Bundle& bundle, const mesh::DeviceMesh& mesh) {
   if (bundle.peers.size() == 1) return "self";
   const auto& layout = bundle.parameters.front().spec->layout;
   if (!layout.is_of_expert()) return mesh.axes_of(bundle.peers);
-  std::string name;
+  std::vector<mesh::Axis> summed;
   for (mesh::Axis axis : {layout.replica_axis(), layout.data_axis()}) {
-    if (mesh.degree(axis) == 1 || !layout.on(axis).summed) continue;
-    name += std::string(name.empty() ? "" : "+") + mesh::name_of(axis);
+    if (mesh.degree(axis) > 1 && layout.on(axis).summed) summed.push_back(axis);
   }
-  return name.empty() ? mesh::name_of(bundle.axis) : name;
+  return summed.empty() ? mesh::name_of(bundle.axis)
+                        : mesh::group_name_of(summed);
 }
 
 Cut cut_of(const std::vector<nn::Parameter>& parameters,

@@ -10,18 +10,6 @@
 #include "tessera/optim/optimizer.h"
 
 namespace tessera::parallel::data {
-namespace {
-
-// Of one axis the name that its group has anyway.
-std::string name_of(const std::vector<mesh::Axis>& axes) {
-  std::string name;
-  for (mesh::Axis axis : axes) {
-    name += std::string(name.empty() ? "" : "+") + mesh::name_of(axis);
-  }
-  return name;
-}
-
-}  // namespace
 
 WholeUpdates::WholeUpdates(const std::vector<Matrix>& matrices,
                            const mesh::DeviceMesh& mesh,
@@ -31,8 +19,9 @@ WholeUpdates::WholeUpdates(const std::vector<Matrix>& matrices,
     MatrixPieces pieces = pieces_of(matrix.layout, mesh, ranks.rank());
     if (!pieces.is_cut()) continue;
     auto& bundles = units_[matrix.unit];
+    // Of one axis the name that its group has anyway.
     comm::Group* const group =
-        ranks.make_group(pieces.ranks, name_of(pieces.axes));
+        ranks.make_group(pieces.ranks, mesh::group_name_of(pieces.axes));
     auto bundle = std::ranges::find(bundles, group, &Bundle::group);
     if (bundle == bundles.end()) {
       bundles.push_back({.group = group});

@@ -63,11 +63,8 @@ struct Chunk {
 // counts: by source, rank and its experts, on the host.
 std::vector<Chunk> chunks_of(const at::Tensor& counts, int64_t chunks,
                              int64_t rank) {
-  const int64_t experts = counts.size(2);
   std::vector<Chunk> all;
-  for (int64_t i = 0; i < chunks; ++i) {
-    const mesh::Range range = mesh::chunk_of(experts, chunks, i);
-    if (range.size() == 0) break;
+  for (const mesh::Range& range : expert_chunks(counts.size(2), chunks)) {
     const at::Tensor of = counts.narrow(2, range.begin, range.size());
     const at::Tensor here = of.select(1, rank);
     all.push_back({.experts = range,
@@ -119,6 +116,35 @@ at::Tensor by_rank(const std::vector<at::Tensor>& rows,
   return at::cat(all);
 }
 
+// Autograd runs the youngest first: what is begun here before others is awaited
+// behind them there, and the other way round.
+at::Tensor dispatch_in_chunks(const at::Tensor& rows,
+                              const std::vector<Chunk>& chunks,
+                              int64_t experts_here, const RunExperts& run,
+                              comm::Group& group,
+                              const std::function<void()>& beside) {
+  std::vector<comm::Travelling> leaving, returning;
+  auto parts = by_chunk(rows, chunks);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    leaving.push_back(comm::start_all_to_all(std::exchange(parts[i], {}), group,
+                                             chunks[i].received,
+                                             chunks[i].sent));
+  }
+  if (beside) beside();
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const at::Tensor came =
+        comm::finish_all_to_all(std::exchange(leaving[i], {}));
+    returning.push_back(
+        comm::start_all_to_all(run_sorted(came, chunks[i], experts_here, run),
+                               group, chunks[i].sent, chunks[i].received));
+  }
+  std::vector<at::Tensor> home;
+  for (auto& rows_of : returning) {
+    home.push_back(comm::finish_all_to_all(std::exchange(rows_of, {})));
+  }
+  return by_rank(home, chunks);
+}
+
 }  // namespace
 
 at::Tensor dispatch(const at::Tensor& given, const at::Tensor& counts,
@@ -133,38 +159,16 @@ at::Tensor dispatch(const at::Tensor& given, const at::Tensor& counts,
   const int64_t leave = std::reduce(sent.begin(), sent.end());
   const at::Tensor rows =
       leave == given.size(0) ? given : given.narrow(0, 0, leave);
-
-  if (options.chunks == 0) {
-    const Chunk whole = chunks_of(all, 1, group.rank()).front();
-    const at::Tensor came =
-        comm::all_to_all(rows, group, whole.received, whole.sent);
-    return comm::all_to_all(run_sorted(came, whole, experts_here, run), group,
-                            whole.sent, whole.received);
+  if (options.chunks > 0) {
+    return dispatch_in_chunks(rows,
+                              chunks_of(all, options.chunks, group.rank()),
+                              experts_here, run, group, options.beside);
   }
-
-  // Autograd runs the youngest first: what is begun here before others is
-  // awaited behind them there, and the other way round.
-  const auto chunks = chunks_of(all, options.chunks, group.rank());
-  std::vector<comm::Travelling> leaving, returning;
-  auto parts = by_chunk(rows, chunks);
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    leaving.push_back(comm::start_all_to_all(std::exchange(parts[i], {}), group,
-                                             chunks[i].received,
-                                             chunks[i].sent));
-  }
-  if (options.beside) options.beside();
-  for (size_t i = 0; i < chunks.size(); ++i) {
-    const at::Tensor came =
-        comm::finish_all_to_all(std::exchange(leaving[i], {}));
-    returning.push_back(
-        comm::start_all_to_all(run_sorted(came, chunks[i], experts_here, run),
-                               group, chunks[i].sent, chunks[i].received));
-  }
-  std::vector<at::Tensor> home;
-  for (auto& rows_of : returning) {
-    home.push_back(comm::finish_all_to_all(std::exchange(rows_of, {})));
-  }
-  return by_rank(home, chunks);
+  const Chunk whole = chunks_of(all, 1, group.rank()).front();
+  const at::Tensor came =
+      comm::all_to_all(rows, group, whole.received, whole.sent);
+  return comm::all_to_all(run_sorted(came, whole, experts_here, run), group,
+                          whole.sent, whole.received);
 }
 
 }  // namespace tessera::parallel::expert

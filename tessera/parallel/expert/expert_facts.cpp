@@ -35,31 +35,18 @@ int64_t part_of(int64_t rows, const mesh::Range& range, int64_t experts,
   return (rows * range.end / experts - rows * range.begin / experts) * width;
 }
 
-Traced dispatch(const Operators& ops, const Traced& rows,
-                const models::ModelConfig& model, const Ranks& ranks,
-                const TracedOptions& options,
-                const models::trace::RunExperts& run,
-                const std::function<void()>& beside) {
-  const int64_t sent = rows.numel / model.hidden;
-  const int64_t received =
-      std::llround(options.received_rows * static_cast<double>(sent));
-  const int64_t all_bytes = kNumberBytes * ranks.size * model.moe.experts;
-  const Memory all = ops.bytes(all_bytes);
-  ops.tape().collective("all_gather", ranks.axes, all_bytes);
+// Of rows, of which so many come.
+Traced dispatch_in_chunks(const Operators& ops, const Traced& rows,
+                          int64_t received, const models::ModelConfig& model,
+                          const Ranks& ranks,
+                          const std::vector<mesh::Range>& chunks,
+                          const models::trace::RunExperts& run,
+                          const std::function<void()>& beside) {
   const int64_t here = model.moe.experts / ranks.size;
-  if (options.dispatch_chunks == 0) {
-    const Traced came = ops.all_to_all(rows, received * model.hidden, ranks,
-                                       /*copied_back=*/false);
-    const Traced back = run_sorted(ops, came, model, here, run);
-    return ops.all_to_all(back, rows.numel, ranks, /*copied_back=*/false);
-  }
-  std::vector<mesh::Range> chunks;
   std::vector<int64_t> leave, come;
-  for (int64_t i = 0; i < options.dispatch_chunks; ++i) {
-    const mesh::Range range = mesh::chunk_of(here, options.dispatch_chunks, i);
-    if (range.size() == 0) break;
-    chunks.push_back(range);
-    leave.push_back(part_of(sent, range, here, model.hidden));
+  for (const mesh::Range& range : chunks) {
+    leave.push_back(
+        part_of(rows.numel / model.hidden, range, here, model.hidden));
     come.push_back(part_of(received, range, here, model.hidden));
   }
   std::vector<Operators::Travelling> leaving, returning;
@@ -80,6 +67,29 @@ Traced dispatch(const Operators& ops, const Traced& rows,
     home.push_back(ops.finish_all_to_all(std::exchange(each, {}), ranks));
   }
   return ops.put_together(home);
+}
+
+Traced dispatch(const Operators& ops, const Traced& rows,
+                const models::ModelConfig& model, const Ranks& ranks,
+                const TracedOptions& options,
+                const models::trace::RunExperts& run,
+                const std::function<void()>& beside) {
+  const int64_t sent = rows.numel / model.hidden;
+  const int64_t received =
+      std::llround(options.received_rows * static_cast<double>(sent));
+  const int64_t all_bytes = kNumberBytes * ranks.size * model.moe.experts;
+  const Memory all = ops.bytes(all_bytes);
+  ops.tape().collective("all_gather", ranks.axes, all_bytes);
+  const int64_t here = model.moe.experts / ranks.size;
+  if (options.dispatch_chunks > 0) {
+    return dispatch_in_chunks(ops, rows, received, model, ranks,
+                              expert_chunks(here, options.dispatch_chunks), run,
+                              beside);
+  }
+  const Traced came = ops.all_to_all(rows, received * model.hidden, ranks,
+                                     /*copied_back=*/false);
+  const Traced back = run_sorted(ops, came, model, here, run);
+  return ops.all_to_all(back, rows.numel, ranks, /*copied_back=*/false);
 }
 
 }  // namespace

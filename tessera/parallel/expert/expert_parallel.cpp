@@ -31,11 +31,8 @@ nn::ExpertShard shard_of(const ExpertOptions& options, bool balances_batch,
                          const mesh::DeviceMesh& mesh,
                          comm::Communicator& ranks) {
   const auto group = [&](const std::vector<Axis>& axes) {
-    std::string name;
-    for (Axis axis : axes) {
-      name += (name.empty() ? "" : "+") + std::string(mesh::name_of(axis));
-    }
-    return ranks.make_group(mesh.peers(ranks.rank(), axes), name);
+    return ranks.make_group(mesh.peers(ranks.rank(), axes),
+                            mesh::group_name_of(axes));
   };
   const bool whole_experts = mesh.degree(Axis::kEtp) == 1;
   nn::ExpertShard shard;
@@ -70,8 +67,9 @@ nn::ExpertShard shard_of(const ExpertOptions& options, bool balances_batch,
   const bool over_tp = mesh.degree(Axis::kTp) > 1;
   if (over_tp && whole_experts) {  // each rank has tokens of its own
     axes.push_back(Axis::kTp);
-    if (!options.sequence_parallel)
+    if (!options.sequence_parallel) {
       shard.split = split_over(*group({Axis::kTp}));
+    }
   }
   if (!axes.empty()) share_samples(group(axes));
   if (balances_batch) {
@@ -131,6 +129,15 @@ nn::TokenSplit split_over(comm::Group& ranks) {
                 return comm::all_gather_with_split(y, kTokenDim, *group,
                                                    tokens);
               }};
+}
+
+std::vector<mesh::Range> expert_chunks(int64_t experts, int64_t chunks) {
+  std::vector<mesh::Range> all;
+  for (int64_t i = 0; i < chunks; ++i) {
+    const mesh::Range range = mesh::chunk_of(experts, chunks, i);
+    if (range.size() > 0) all.push_back(range);
+  }
+  return all;
 }
 
 std::vector<mesh::Axis> axes_of_batch(std::vector<mesh::Axis> sample_axes) {

@@ -31,6 +31,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/layout.h"
 #include "tessera/models/model.h"
 
 namespace tessera::parallel::expert {
@@ -70,10 +71,14 @@ nn::TokenSplit split_over(comm::Group& ranks);
 using RunExperts = std::function<at::Tensor(
     const at::Tensor& rows, const std::vector<int64_t>& splits)>;
 
+// The experts of each part in which rows go to a rank with so many: `chunks` at
+// most, each of as many, the last of what is left.
+std::vector<mesh::Range> expert_chunks(int64_t experts, int64_t chunks);
+
 struct DispatchOptions {
-  // 0: rows go all at once, and the rank waits for them. Else they go in so
-  // many parts at most, each to as many of a rank's experts, the last to what
-  // is left: while one travels, the rank computes with those before it.
+  // 0: rows go all at once, and the rank waits for them. Else they go in the
+  // parts of expert_chunks(): while one travels, the rank computes with those
+  // before it.
   int64_t chunks = 0;
   // With chunks: what the rank does while the first travels.
   std::function<void()> beside = {};
