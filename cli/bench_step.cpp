@@ -59,6 +59,7 @@ class BenchStepCommand {
     if (place.source != "tessera" && place.rank == 0) warn_of_load();
     const RankJob job{
         .comm = config_.comm,
+        .device = config_.run.device_type,
         .threads = config_.run.threads,
         .prepare =
             [this](const launch::RankEnvironment& first) {

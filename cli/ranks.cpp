@@ -9,6 +9,7 @@
 #include "cli/flag_values.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/broken_pipe.h"
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/launch/local.h"
@@ -64,6 +65,7 @@ int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
     guard.emplace(
         RankContext{.rank = static_cast<int>(place.rank),
                     .world_size = static_cast<int>(place.world_size)});
+    take_device(job.device, place.local_rank);
     ranks = connect(job, meeting);
   };
   if (place.source == "tessera" || place.source == "none") {
@@ -88,6 +90,7 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
                     [&](comm::Communicator& ranks) {
                       const monitor::RankMemory memory;
                       share_out_cores(job.threads, world_size);
+                      take_device(job.device, ranks.rank());
                       codes[ranks.rank()] = job.work(ranks);
                     });
   return codes[0];

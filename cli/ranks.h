@@ -5,6 +5,8 @@
 #include <functional>
 #include <string>
 
+#include <c10/core/DeviceType.h>
+
 #include "cli/commands.h"
 #include "tessera/comm/comm_config.h"
 #include "tessera/launch/environment.h"
@@ -27,6 +29,7 @@ bool starts_processes(const RankFlags& flags,
 
 struct RankJob {
   comm::CommConfig comm;
+  c10::DeviceType device = c10::kCPU;
   int64_t threads = 0;             // of a rank; 0: the cores, shared out
   std::string record_folder = "";  // of flight recorders; "": none
   // Once a host, before its ranks start: what they share. `first`: where the

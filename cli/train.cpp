@@ -77,6 +77,7 @@ class TrainCommand {
     std::optional<launch::StopRequest> stop;
     const RankJob job{
         .comm = config_.comm,
+        .device = config_.run.device_type,
         .threads = config_.run.threads,
         .record_folder = train::RunFolder(config_).logs(),
         .prepare =

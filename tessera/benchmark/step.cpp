@@ -45,7 +45,8 @@ class StepBench {
         ranks_(ranks),
         model_(config, ranks),
         recorder_(model_.composed(), ranks.rank()),
-        floor_(products(), config.precision.compute_dtype()) {}
+        floor_(products(), at::TensorOptions(config.precision.compute_dtype())
+                               .device(config.run.device_type)) {}
 
   StepTimes measure(int64_t rounds) {
     for (int64_t i = 0; i < kWarmUps; ++i) step();

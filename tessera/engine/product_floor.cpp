@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 
+#include "tessera/core/device.h"
 #include "tessera/engine/memory_plan.h"
 
 namespace tessera::engine {
@@ -19,20 +20,23 @@ double seconds_of(const FloorProduct& product, const at::Tensor& y,
                   const at::Tensor& a, const at::Tensor& b) {
   const auto start = std::chrono::steady_clock::now();
   nn::product_into(y, a, b, /*adds=*/false, product.way);
+  wait_for_device(y.device());
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
       .count();
 }
 
-bool takes(nn::ProductWay way, at::ScalarType type) {
-  return way == nn::ProductWay::kLibTorch ||
-         (way == nn::ProductWay::kOneDnn ? type == at::kFloat
-                                         : c10::isReducedFloatingType(type));
+// Others than LibTorch's are of the CPU.
+bool takes(nn::ProductWay way, const at::Tensor& a) {
+  if (way == nn::ProductWay::kLibTorch) return true;
+  return a.is_cpu() && (way == nn::ProductWay::kOneDnn
+                            ? a.scalar_type() == at::kFloat
+                            : c10::isReducedFloatingType(a.scalar_type()));
 }
 
 }  // namespace
 
 ProductFloor::ProductFloor(const std::vector<MatrixProduct>& products,
-                           at::ScalarType type) {
+                           const at::TensorOptions& options) {
   const at::NoGradGuard no_grad;
   std::map<std::pair<MatrixProduct, Part>, int64_t> counts;
   for (const MatrixProduct& each : products) {
@@ -44,8 +48,8 @@ ProductFloor::ProductFloor(const std::vector<MatrixProduct>& products,
   }
   for (const auto& [key, count] : counts) {
     const auto& [shape, part] = key;
-    const auto matrix = [type](int64_t rows, int64_t columns) {
-      return at::full({rows, columns}, 0.5, type);
+    const auto matrix = [options](int64_t rows, int64_t columns) {
+      return at::full({rows, columns}, 0.5, options);
     };
     const at::Tensor x = matrix(shape.rows, shape.in);
     const at::Tensor weight = matrix(shape.out, shape.in);
@@ -67,7 +71,7 @@ void ProductFloor::choose(FloorProduct& product, const Operands& operands) {
   FloorProduct fastest = product;
   for (const auto way : {nn::ProductWay::kLibTorch, nn::ProductWay::kOneDnn,
                          nn::ProductWay::kWidened}) {
-    if (!takes(way, operands.a.scalar_type())) continue;
+    if (!takes(way, operands.a)) continue;
     product.way = way;
     // What is made at the first call is no part of the product.
     seconds_of(product, operands.y, operands.a, operands.b);
@@ -135,7 +139,8 @@ std::vector<MatrixProduct> products_of(const program::Program& program,
 }
 
 double product_rate(const RunConfig& of) {
-  constexpr int64_t kMost = 768;
+  // A device is not filled by what takes a core long enough.
+  const int64_t most = of.run.device_type == at::kCPU ? 768 : 8192;
   RunConfig config = of;
   config.mesh.data_parallel = "ddp";  // what a device around another does too
   const auto mesh = mesh_of(config, implied_world_size(config));
@@ -145,12 +150,15 @@ double product_rate(const RunConfig& of) {
   for (const auto& unit : facts.units) {
     for (MatrixProduct each : unit.products) {
       for (int64_t* size : {&each.rows, &each.in, &each.out}) {
-        *size = std::min(*size, kMost);
+        *size = std::min(*size, most);
       }
       products.push_back(each);
     }
   }
-  return ProductFloor(products, config.precision.compute_dtype()).flops_per_s();
+  return ProductFloor(products,
+                      at::TensorOptions(config.precision.compute_dtype())
+                          .device(config.run.device_type))
+      .flops_per_s();
 }
 
 }  // namespace tessera::engine

@@ -35,9 +35,10 @@ struct FloorProduct {
 
 class ProductFloor {
  public:
-  // `products`: of a step. Chooses each one's way.
+  // `products`: of a step. `options`: type and device of the numbers. Chooses
+  // each one's way.
   ProductFloor(const std::vector<program::MatrixProduct>& products,
-               at::ScalarType type);
+               const at::TensorOptions& options);
 
   // All products of the step, once: its seconds.
   double run();
@@ -62,8 +63,9 @@ std::vector<program::MatrixProduct> products_of(const program::Program& program,
                                                 const program::Facts& facts);
 
 // FLOP/s that the products of a rank's model reach on this process's threads,
-// each cut to 768 rows and columns: some tenths of a second, in which nothing
-// else should compute here. REQUIRES: a completed configuration.
+// each cut to 768 rows and columns, on a device to 8192: some tenths of a
+// second, in which nothing else should compute here. REQUIRES: a completed
+// configuration.
 double product_rate(const RunConfig& config);
 
 }  // namespace tessera::engine

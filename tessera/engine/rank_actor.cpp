@@ -79,12 +79,17 @@ void RankActor::use_parameters(int64_t unit) {
 
 // Where the documents of a sample begin every rank knows of all of it.
 data::Batch RankActor::local(const data::Batch& batch) const {
-  return {composed_.local_tokens(batch.inputs),
-          composed_.local_tokens(batch.targets), batch.document_starts};
+  return {there(composed_.local_tokens(batch.inputs)),
+          there(composed_.local_tokens(batch.targets)), batch.document_starts};
+}
+
+// On the device of this rank's parameters.
+at::Tensor RankActor::there(const at::Tensor& tokens) const {
+  return tokens.to(composed_.parameters->parameters().front().shard.device());
 }
 
 at::Tensor RankActor::local_ahead(const at::Tensor& tokens) const {
-  return composed_.local_tokens(tokens.flatten(0, 1))
+  return there(composed_.local_tokens(tokens.flatten(0, 1)))
       .unflatten(0, {tokens.size(0), -1});
 }
 

@@ -82,6 +82,7 @@ class RankActor final : public ModelActor {
   Reading reading_of(const StepRead& read) const;
   data::Batch whole_batch(int64_t microbatch) const;
   data::Batch local(const data::Batch& batch) const;
+  at::Tensor there(const at::Tensor& tokens) const;
   at::Tensor local_ahead(const at::Tensor& tokens) const;
   void load(int64_t microbatch);
   models::Tokens tokens_of(int64_t microbatch) const;

@@ -1,6 +1,7 @@
 #include "tessera/engine/rank_model.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/AutogradState.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -17,6 +18,26 @@
 #include "tessera/engine/star_actor.h"
 
 namespace tessera::engine {
+namespace {
+
+// LibTorch's engine gives each device a thread for its backwards, which is
+// shared by all ranks of a process and knows none. Collectives inside of a
+// backward are this thread's.
+class BackwardHere {
+ public:
+  BackwardHere() { state().set_multithreading_enabled(false); }
+  ~BackwardHere() { state().set_multithreading_enabled(before_); }
+  BackwardHere(const BackwardHere&) = delete;
+  BackwardHere& operator=(const BackwardHere&) = delete;
+
+ private:
+  static c10::AutogradState& state() {
+    return c10::AutogradState::get_tls_state();
+  }
+  const bool before_ = state().get_multithreading_enabled();
+};
+
+}  // namespace
 
 StepInput step_input(const RunConfig& config, int64_t step, double lr,
                      const StepBatch& batch, const StepTargets& targets) {
@@ -88,6 +109,7 @@ void RankModel::step(StepInput input, const program::Observer& observer,
   if (goes_on_ && optimizer_->steps() == 0 && !actor_->is_ahead()) {
     composed_.parameters->make_versions_alike();
   }
+  const BackwardHere backward_here;
   program_ = &programs_.step.of(actor_->is_ahead(), next.has_value());
   actor_->begin_program(std::move(input), accumulation(config_),
                         program::Purpose::kTraining, std::move(next));
@@ -136,7 +158,8 @@ void RankModel::build_model() {
   parallel::ComposeOptions options{
       .config = config_.strategies(),
       .seed = static_cast<uint64_t>(config_.run.seed),
-      .trains = trains()};
+      .trains = trains(),
+      .device = config_.run.device_type};
   if (config_.zero.offload == "all") {
     options.memory = [&](int64_t unit, at::IntArrayRef sizes,
                          at::ScalarType type) {

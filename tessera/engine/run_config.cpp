@@ -9,6 +9,7 @@
 
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/detail/json.h"
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/model_cut.h"
 #include "tessera/engine/reader.h"
@@ -215,8 +216,7 @@ void RunSection::declare(config::Section& section) {
       .at_least(1)
       .at_most(kMaxSteps);
   section.key("device", device, "that the ranks compute on")
-      .one_of({"auto", "cpu", "cuda"})
-      .not_built({"cuda"}, "training on a GPU", "auto or cpu");
+      .one_of({"auto", "cpu", "cuda"});
   section
       .key("threads", threads,
            "of a rank; 0: the cores, shared out among the ranks")
@@ -435,6 +435,7 @@ void complete(RunConfig& config, int64_t world_size) {
                   "data.train is missing: a run needs something to train on. "
                   "Give files, folders or globs: --data.train='texts/*.txt'.");
   config.data.check();
+  config.run.device_type = device_type_of(config.run.device);
   config.optimizer.complete();
   ask_for_whole_matrices(config);
   const auto mesh = complete_place(config, world_size);
@@ -445,6 +446,7 @@ void complete(RunConfig& config, int64_t world_size) {
   config.precision.complete();
   check_delays(config);
   check_star(config);
+  check_device(config);
   check_updates(config);
   config.precision.check();
   check_schedule(config);
@@ -458,6 +460,20 @@ void complete_for_evaluation(RunConfig& config, int64_t world_size) {
   config.batch.global = config.batch.micro * data_parallel_degree(config);
   parallel::pipeline::check(config.model, accumulation(config), mesh,
                             config.pipeline);
+}
+
+void check_device(const RunConfig& config) {
+  if (config.run.device_type == at::kCPU) return;
+  const auto refuse = [](bool holds, const std::string& what,
+                         const char* instead) {
+    TS_CHECK_CONFIG(holds, what, ", which no GPU is built for. Use ", instead,
+                    ", or run.device cpu.");
+  };
+  refuse(!config.mesh.star(), "mesh.data_parallel is dp", "ddp");
+  refuse(config.zero.offload == "none",
+         "zero.offload is " + config.zero.offload, "none");
+  refuse(config.model.dropout == 0,
+         c10::str("model.dropout is ", config.model.dropout), "0");
 }
 
 void check_schedule(const RunConfig& config) {

@@ -32,6 +32,8 @@ struct RunSection {
   int64_t steps = 1000;
   std::string device = "auto";
   int64_t threads = 0;  // 0: the cores, shared out among the ranks
+  // No key: what `device` is here.
+  at::DeviceType device_type = at::kCPU;
   void declare(config::Section& section);
 };
 
@@ -115,6 +117,8 @@ void complete(RunConfig& config, int64_t world_size);
 // batch.micro sequences at a time.
 void complete_for_evaluation(RunConfig& config, int64_t world_size);
 
+// That all of it is built for run.device_type.
+void check_device(const RunConfig& config);
 // That the learning rate rises to optimizer.lr and falls from it, in as many
 // steps as there are.
 void check_schedule(const RunConfig& config);

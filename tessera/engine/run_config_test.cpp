@@ -249,14 +249,46 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
       {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
-      {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"},
-      {R"({"run": {"device": "cuda"}})", "run.device is \"cuda\""}};
+      {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"}};
   for (const auto& [text, part] : cases) {
     const std::string message = refusal(text);
     EXPECT_NE(message.find(part), std::string::npos) << text << message;
     EXPECT_NE(message.find("is not built yet. Use "), std::string::npos)
         << message;
   }
+}
+
+TEST(RunConfig, WithoutAGpuOneIsRefusedAndAutoIsTheCpu) {
+  if (at::hasCUDA()) GTEST_SKIP() << "there is a GPU";
+  RunConfig config = minimal();
+  complete(config, 1);
+  EXPECT_EQ(config.run.device_type, at::kCPU);
+  config.run.device = "cuda";
+  try {
+    complete(config, 1);
+    ADD_FAILURE() << "cuda was taken";
+  } catch (const Error& error) {
+    const std::string said = error.what_without_backtrace();
+    EXPECT_TRUE(said.starts_with("run.device is cuda, but ")) << said;
+    EXPECT_TRUE(said.ends_with("set run.device to cpu.")) << said;
+  }
+}
+
+TEST(RunConfig, AGpuIsRefusedWhereItsPartIsNotBuilt) {
+  const auto refused = [](const auto& set) {
+    RunConfig config = minimal();
+    set(config);
+    complete(config, 1);
+    config.run.device_type = at::kCUDA;
+    return refusal_of([&] { check_device(config); });
+  };
+  EXPECT_EQ(refused([](RunConfig&) {}), "");
+  EXPECT_EQ(refused([](RunConfig& config) { config.model.dropout = 0.5; }),
+            "model.dropout is 0.5, which no GPU is built for. Use 0, or "
+            "run.device cpu.");
+  EXPECT_EQ(refused([](RunConfig& config) { config.zero.offload = "all"; }),
+            "zero.offload is all, which no GPU is built for. Use none, or "
+            "run.device cpu.");
 }
 
 TEST(RunConfig, TheLossIsScaledWithFp16UnlessTheUserSays) {

@@ -396,7 +396,7 @@ at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin,
   if (!positions_) return x;
   at::Tensor places = nn::each_of(runs_here(begin, ids.size(1)), ids.options());
   if (document_starts.defined()) {
-    places = places - document_starts.index_select(1, places);
+    places = places - document_starts.to(ids.device()).index_select(1, places);
   }
   return x + positions_->forward(places);
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "tessera/nn/composed_attention.h"
 #include "tessera/nn/flash_attention.h"
 #include "tessera/nn/wide_type.h"
 
@@ -123,6 +124,7 @@ std::tuple<at::Tensor, at::Tensor> attend_pair(const at::Tensor& q,
                                                const at::Tensor& k,
                                                const at::Tensor& v,
                                                const FlashRuns& runs) {
+  if (!q.is_cpu()) return composed_attention(q, k, v, runs);
   if (is_of_libtorch(runs)) {
     return at::_scaled_dot_product_flash_attention_for_cpu(
         q, k, v, /*dropout_p=*/0.0, runs.is_causal);
@@ -136,6 +138,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attend_pair_backward(
     const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
     const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
     const FlashRuns& runs) {
+  if (!q.is_cpu()) {
+    return composed_attention_backward(gradient, q, k, v, out, lse, runs);
+  }
   if (is_of_libtorch(runs)) {
     return at::_scaled_dot_product_flash_attention_for_cpu_backward(
         gradient, q, k, v, out, lse, /*dropout_p=*/0.0, runs.is_causal);

@@ -117,9 +117,9 @@ std::vector<bool> hidden_matrices(const Composed& composed) {
 
 namespace {
 
-std::unique_ptr<data::WholeUpdates> whole_updates(const Composed& composed,
-                                                  comm::Communicator& ranks,
-                                                  at::ScalarType dtype) {
+std::unique_ptr<data::WholeUpdates> whole_updates(
+    const Composed& composed, comm::Communicator& ranks,
+    const at::TensorOptions& numbers) {
   // By name: in bundles they lie as each rank's peers have it.
   std::map<std::string, data::WholeUpdates::Matrix> by_name;
   const auto are = hidden_matrices(composed);
@@ -130,7 +130,7 @@ std::unique_ptr<data::WholeUpdates> whole_updates(const Composed& composed,
   std::vector<data::WholeUpdates::Matrix> matrices;
   for (const auto& [name, matrix] : by_name) matrices.push_back(matrix);
   return std::make_unique<data::WholeUpdates>(matrices, composed.mesh, ranks,
-                                              dtype);
+                                              numbers);
 }
 
 }  // namespace
@@ -189,6 +189,7 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   nn::materialise(model, mesh, composed.coord,
                   {.seed = options.seed,
                    .dtype = config.precision.compute_dtype(),
+                   .device = options.device,
                    .fill = options.load == nullptr,
                    .memory = memory});
   if (options.load) options.load();
@@ -208,7 +209,9 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
       std::move(bundles), ranks, gradients, std::nullopt, options.memory,
       options.trains ? composed.units.versions : program::Versions{});
   if (options.trains && config.whole_matrices) {
-    composed.updates = whole_updates(composed, ranks, config.updates().dtype);
+    composed.updates = whole_updates(
+        composed, ranks,
+        at::TensorOptions(config.updates().dtype).device(options.device));
   }
   return composed;
 }

@@ -26,7 +26,8 @@ struct ComposeOptions {
   uint64_t seed = 0;  // of initial values
   // Fills the materialised boxes in their stead; null: they stay.
   std::function<void()> load = {};
-  bool trains = true;  // else no gradients are stored
+  bool trains = true;            // else no gradients are stored
+  at::Device device = at::kCPU;  // that parameters lie on
   // For what stays between steps of a unit's parameters, and, of unit -1, for
   // what stays until they are cut; null: LibTorch's and the groups'.
   data::UnitMemory memory = nullptr;

@@ -14,6 +14,7 @@
 #include "tessera/verify/detail/late_communicator.h"
 #include "tessera/verify/random_batch.h"
 #include "tests/support/small_run.h"
+#include "tests/support/test_device.h"
 
 namespace tessera::verify {
 namespace {
@@ -162,19 +163,21 @@ Counts waits_of(const program::Program& program,
 }
 
 // Steps of every rank, on operations that are late or on time.
-std::vector<Ran> run(const Mesh& mesh, bool late) {
+std::vector<Ran> run(const Mesh& mesh, bool late,
+                     at::DeviceType device = at::kCPU) {
   std::vector<Ran> all(mesh.ranks);
+  RunConfig config = mesh.config;
+  config.run.device_type = device;
   comm::run_threads(mesh.ranks, "shm", [&](comm::Communicator& in_time) {
     LateCommunicator delayed(in_time);
     comm::Communicator& ranks = late ? delayed : in_time;
-    RankModel model(mesh.config, ranks);
+    RankModel model(config, ranks);
     Ran& mine = all.at(ranks.rank());
     for (int64_t step = 1; step <= kSteps; ++step) {
-      const auto input =
-          step_input(mesh.config, step, 1e-3,
-                     [&](int64_t of, int64_t first, int64_t count) {
-                       return random_batch(mesh.config, of, first, count);
-                     });
+      const auto input = step_input(
+          config, step, 1e-3, [&](int64_t of, int64_t first, int64_t count) {
+            return random_batch(config, of, first, count);
+          });
       delayed.take_waits();
       const HostReads reads;
       model.step(input);
@@ -191,13 +194,14 @@ std::vector<Ran> run(const Mesh& mesh, bool late) {
     }
     if (late) delayed.expect_all_awaited();
     for (const auto& each : model.composed().parameters->parameters()) {
-      mine.shards.push_back(each.shard.clone());
+      mine.shards.push_back(each.shard.to(at::kCPU, /*non_blocking=*/false,
+                                          /*copy=*/true));
     }
     const auto& composed = model.composed();
     parallel::Lanes lanes(composed.mesh);
     mine.expected = waits_of(model.program(),
-                             transfers_of(mesh.config, composed.mesh,
-                                          composed.model, ranks.rank(), lanes));
+                             transfers_of(config, composed.mesh, composed.model,
+                                          ranks.rank(), lanes));
   });
   return all;
 }
@@ -233,6 +237,23 @@ TEST(DeviceSemantics, TheHostReadsOnceAStep) {
     for (const Ran& rank : run(mesh, true)) {
       for (const int64_t reads : rank.reads) {
         EXPECT_EQ(reads, 1 + layers * accumulation(mesh.config)) << mesh.name;
+      }
+    }
+  }
+}
+
+// Whose memory nobody reaches from the host.
+TEST(DeviceSemantics, ADeviceComputesTheSame) {
+  for (const Mesh& mesh : meshes()) {
+    const auto here = run(mesh, true);
+    const auto there = run(mesh, true, testing::test_device().type());
+    for (size_t rank = 0; rank < here.size(); ++rank) {
+      EXPECT_EQ(there[rank].reads, here[rank].reads) << mesh.name;
+      EXPECT_EQ(there[rank].waits, here[rank].waits) << mesh.name;
+      for (size_t i = 0; i < here[rank].numbers.size(); ++i) {
+        const double number = here[rank].numbers[i];
+        EXPECT_NEAR(there[rank].numbers[i], number, 1e-4 * std::abs(number))
+            << mesh.name << ", rank " << rank << ", number " << i;
       }
     }
   }

@@ -240,9 +240,12 @@ void BackendGroup::check_tensor(Verb verb, const char* what,
   TS_CHECK(tensor.layout() == at::kStrided && tensor.is_contiguous(),
            where(verb), what, " ", tensor.sizes(), " with strides ",
            tensor.strides(), " is not contiguous. Pass .contiguous().");
-  TS_CHECK(tensor.is_cpu() || backend() == "fake", where(verb), what,
-           " lies on ", tensor.device(), "; ", backend(),
-           " carries CPU tensors.");
+  TS_CHECK(carries(tensor), where(verb), what, " lies on ", tensor.device(),
+           "; ", backend(), " carries CPU tensors.");
+}
+
+bool BackendGroup::carries(const at::Tensor& tensor) const {
+  return !tensor.defined() || tensor.is_cpu() || connection_.any_device;
 }
 
 void BackendGroup::check_pieces(Verb verb, const at::Tensor& whole,

@@ -23,6 +23,8 @@ struct Connection {
   std::function<void(const std::string& why)> fail = [](const std::string&) {};
   // Whether its own errors name the peers that are dead or missing.
   bool names_peers = false;
+  // Whether it carries tensors of any device, and not the CPU's alone.
+  bool any_device = false;
   // The debug mode: compares what the ranks are about to call.
   std::function<void(const Operation&)> compare = {};
   // Memory that it moves without staging it; not initialised.
@@ -84,6 +86,10 @@ class BackendGroup : public Group {
   void fail(const std::string& why);
   // Of its last operations; for any thread.
   std::function<GroupReport()> reporter() const;
+
+ protected:
+  // Whether the backend moves such a tensor; an undefined one is checked later.
+  bool carries(const at::Tensor& tensor) const;
 
  private:
   using Pending = c10::intrusive_ptr<c10d::Work>;

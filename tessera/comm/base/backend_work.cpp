@@ -1,10 +1,10 @@
 #include "tessera/comm/base/backend_work.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "tessera/comm/base/blocked_time.h"
 #include "tessera/comm/base/timed_out.h"
+#include "tessera/core/device.h"
 
 namespace tessera::comm {
 namespace {
@@ -73,8 +73,7 @@ void BackendWork::synchronize() {
   wait();
   if (operation.device.is_cpu()) return;
   const BlockedTime blocked;
-  const c10::impl::VirtualGuardImpl device(operation.device.type());
-  device.synchronizeStream(device.getStream(operation.device));
+  wait_for_device(operation.device);
 }
 
 void BackendWork::watch_completion() {

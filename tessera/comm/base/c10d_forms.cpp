@@ -241,7 +241,7 @@ C10dForms::Pending C10dForms::reduce_scatter_tensor_coalesced(
   for (size_t k = 0; k < inputs.size(); ++k) {
     parts.push_back(_reduce_scatter_base(outputs[k], inputs[k], options));
   }
-  return join(OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, parts);
+  return join(OpType::_REDUCE_SCATTER_BASE, outputs, parts);
 }
 
 }  // namespace tessera::comm

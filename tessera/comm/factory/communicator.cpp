@@ -16,6 +16,7 @@
 #include "tessera/comm/base/fingerprints.h"
 #include "tessera/comm/base/rendezvous.h"
 #include "tessera/comm/base/sentinel.h"
+#include "tessera/comm/base/staged_group.h"
 #include "tessera/comm/factory/failable_communicator.h"
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/comm/gloo/gloo_backend.h"
@@ -124,7 +125,7 @@ class BackendCommunicator : public FailableCommunicator {
                    .timeout = options_.timeout};
     if (ranks.size() > 1) info.busy = busy_;
     groups_.push_back(
-        std::make_unique<BackendGroup>(info, connect(info, key), judge()));
+        std::make_unique<StagedGroup>(info, connect(info, key), judge()));
     Group* group = groups_.back().get();
     by_ranks_.emplace(std::pair(ranks, name), group);
     const std::lock_guard lock(reporters_mutex_);
@@ -300,7 +301,8 @@ class BackendCommunicator : public FailableCommunicator {
     const auto rank = static_cast<int>(info.rank);
     const auto size = static_cast<int>(info.ranks.size());
     if (info.backend == "fake" || size == 1) {
-      return {.backend = c10::make_intrusive<fake::FakeBackend>(rank, size)};
+      return {.backend = c10::make_intrusive<fake::FakeBackend>(rank, size),
+              .any_device = true};
     }
     Rendezvous rendezvous(store_, key);
     if (info.backend == "gloo") {

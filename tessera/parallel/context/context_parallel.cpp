@@ -11,6 +11,11 @@
 namespace tessera::parallel::context {
 namespace {
 
+at::Tensor on_device_of(const at::Tensor& x,
+                        const std::vector<int64_t>& places) {
+  return at::tensor(places, x.options().dtype(at::kLong).requires_grad(false));
+}
+
 // (B, T/c, H, E) -> (B, T, H/c, E): all tokens, in their order, of this rank's
 // heads.
 at::Tensor heads_here(const at::Tensor& x, comm::Group& group) {
@@ -30,7 +35,7 @@ at::Tensor heads_here(const at::Tensor& x, comm::Group& group) {
     place[theirs[0]] = 2 * rank;
     place[theirs[1]] = 2 * rank + 1;
   }
-  return pieces.index_select(1, at::tensor(place))
+  return pieces.index_select(1, on_device_of(x, place))
       .reshape({samples, 2 * c * length, heads, width});
 }
 
@@ -40,7 +45,7 @@ at::Tensor tokens_here(const at::Tensor& x, comm::Group& group) {
   const int64_t length = x.size(1) / (2 * c), width = x.size(3);
   const at::Tensor by_rank =
       x.reshape({samples, 2 * c, length, heads, width})
-          .index_select(1, at::tensor(pieces_of_all(c)))
+          .index_select(1, on_device_of(x, pieces_of_all(c)))
           .reshape({samples, c, 2 * length, heads, width})
           .transpose(0, 1);
   return comm::all_to_all(by_rank.contiguous(), group)

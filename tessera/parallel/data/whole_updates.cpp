@@ -13,8 +13,9 @@ namespace tessera::parallel::data {
 
 WholeUpdates::WholeUpdates(const std::vector<Matrix>& matrices,
                            const mesh::DeviceMesh& mesh,
-                           comm::Communicator& ranks, at::ScalarType dtype)
-    : dtype_(dtype) {
+                           comm::Communicator& ranks,
+                           const at::TensorOptions& numbers)
+    : numbers_(numbers) {
   for (const Matrix& matrix : matrices) {
     MatrixPieces pieces = pieces_of(matrix.layout, mesh, ranks.rank());
     if (!pieces.is_cut()) continue;
@@ -42,9 +43,8 @@ void WholeUpdates::begin_gather(int64_t unit, const PieceOf& piece_of,
                                 comm::Mode mode) {
   const at::NoGradGuard no_grad;
   for (Bundle& bundle : units_.at(unit)) {
-    const auto options = at::TensorOptions(dtype_);
-    bundle.sent = comm::zeros(*bundle.group, {bundle.numel}, options);
-    bundle.gathered = at::empty({bundle.group->size(), bundle.numel}, options);
+    bundle.sent = comm::zeros(*bundle.group, {bundle.numel}, numbers_);
+    bundle.gathered = at::empty({bundle.group->size(), bundle.numel}, numbers_);
     for (const Piece& matrix : bundle.matrices) {
       const at::Tensor piece = piece_of(matrix.parameter);
       bundle.sent.narrow(0, matrix.offset, piece.numel())
@@ -77,7 +77,7 @@ at::Tensor WholeUpdates::whole(size_t parameter) const {
   const Place& place = cut_.at(parameter);
   const Bundle& bundle = units_.at(place.unit).at(place.bundle);
   const Piece& matrix = at(place);
-  at::Tensor whole = at::empty(matrix.pieces.shape, at::TensorOptions(dtype_));
+  at::Tensor whole = at::empty(matrix.pieces.shape, numbers_);
   for (size_t i = 0; i < matrix.pieces.boxes.size(); ++i) {
     const mesh::Box& box = matrix.pieces.boxes[i];
     mesh::slice(whole, box)

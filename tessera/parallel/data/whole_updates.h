@@ -36,7 +36,7 @@ class WholeUpdates {
   // REQUIRES: the matrices of a unit in the same order on all of its ranks.
   WholeUpdates(const std::vector<Matrix>& matrices,
                const mesh::DeviceMesh& mesh, comm::Communicator& ranks,
-               at::ScalarType dtype);
+               const at::TensorOptions& numbers);
 
   // `piece_of`: this rank's piece of a parameter.
   using PieceOf = std::function<at::Tensor(size_t parameter)>;
@@ -74,7 +74,7 @@ class WholeUpdates {
   };
   const Piece& at(const Place& place) const;
 
-  const at::ScalarType dtype_;
+  const at::TensorOptions numbers_;
   std::map<int64_t, std::vector<Bundle>> units_;
   std::map<size_t, Place> cut_;  // by parameter
 };

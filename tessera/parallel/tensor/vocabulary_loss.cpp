@@ -30,7 +30,7 @@ at::Tensor summed_over_ranks(at::Tensor logits, const at::Tensor& targets,
                              std::optional<double> scale) {
   comm::Group& group = *shard.group;
   const int64_t rows = logits.size(0), columns = logits.size(1);
-  const int64_t step = nn::rows_at_once(columns);
+  const int64_t step = nn::rows_at_once(columns, logits.is_cpu());
   const auto type = nn::wide_type(logits);
   const auto options = logits.options().dtype(type);
   const at::Tensor own = targets - shard.first;

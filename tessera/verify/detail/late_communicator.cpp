@@ -51,9 +51,10 @@ struct Buffer {
   }
   bool holds(const at::Tensor& expected) const {
     if (tensor.numel() == 0) return true;
-    return tensor.storage().nbytes() > 0 &&
-           std::memcmp(tensor.const_data_ptr(), expected.const_data_ptr(),
-                       tensor.nbytes()) == 0;
+    if (tensor.storage().nbytes() == 0) return false;
+    const at::Tensor here = tensor.to(at::kCPU);
+    return std::memcmp(here.const_data_ptr(), expected.const_data_ptr(),
+                       here.nbytes()) == 0;
   }
 };
 

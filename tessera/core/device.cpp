@@ -1,0 +1,46 @@
+#include "tessera/core/device.h"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/version.h>
+
+#include "tessera/core/error.h"
+
+namespace tessera {
+namespace {
+
+// Throws nothing: without a driver there are none.
+int num_gpus() { return at::detail::getCUDAHooks().getNumGPUs(); }
+
+}  // namespace
+
+c10::DeviceType device_type_of(const std::string& name) {
+  if (name != "cuda") return c10::kCPU;
+  TS_CHECK_CONFIG(at::detail::getCUDAHooks().hasCUDART(),
+                  "run.device is cuda, but this program was built with "
+                  "a LibTorch ",
+                  TORCH_VERSION,
+                  " without CUDA. Build it with "
+                  "'./dev build --cuda', or set run.device to cpu.");
+  TS_CHECK_REACH(num_gpus() > 0,
+                 "run.device is cuda, but no GPU is found. "
+                 "'nvidia-smi' says whether there is a driver, and "
+                 "CUDA_VISIBLE_DEVICES may hide them all. Or set run.device to "
+                 "cpu.");
+  return c10::kCUDA;
+}
+
+void take_device(c10::DeviceType type, int64_t rank_on_host) {
+  if (type == c10::kCPU) return;
+  const c10::impl::VirtualGuardImpl devices(type);
+  devices.setDevice({type, static_cast<c10::DeviceIndex>(
+                               rank_on_host % devices.deviceCount())});
+}
+
+void wait_for_device(c10::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl devices(device.type());
+  devices.synchronizeStream(devices.getStream(device));
+}
+
+}  // namespace tessera

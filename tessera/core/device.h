@@ -1,0 +1,27 @@
+// The devices that ranks compute with.
+//
+// Index:  each rank has one device of its host: the GPUs in turn, so that ranks
+//         share one where there are fewer. It is the thread's current one, on
+//         which tensors are made whose device names no index.
+// Errors: TS_CHECK_CONFIG where this LibTorch cannot, TS_CHECK_REACH where it
+//         finds no GPU.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+
+namespace tessera {
+
+// What run.device names. auto: the CPU, also where there is a GPU, until steps
+// on GPUs are as proven as its own.
+c10::DeviceType device_type_of(const std::string& name);
+
+// This thread's device is that of such a rank of its host.
+void take_device(c10::DeviceType type, int64_t rank_on_host);
+
+// Until the device has done what this thread asked of it. Of the CPU: at once.
+void wait_for_device(c10::Device device);
+
+}  // namespace tessera

@@ -1,0 +1,317 @@
+// Steps on a device whose memory the host cannot reach, a GPU's or the test
+// device's, beside the same steps on the CPU.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/core/detail/json.h"
+#include "tessera/core/files.h"
+#include "tessera/core/host_read.h"
+#include "tessera/engine/rank_model.h"
+#include "tessera/train/run_folder.h"
+#include "tessera/train/trainer.h"
+#include "tessera/verify/random_batch.h"
+#include "tests/support/test_device.h"
+
+namespace tessera {
+namespace {
+
+TEST(TestDevice, ComputesAsTheCpuDoes) {
+  const at::Tensor a = at::randn({4, 6}), b = at::randn({6, 3});
+  const at::Device there = testing::test_device();
+  const at::Tensor x = a.to(there).requires_grad_();
+  const at::Tensor y = at::matmul(x, b.to(there)).relu();
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(y.cpu(), at::matmul(a, b).relu()));
+  EXPECT_EQ(x.grad().device(), there);
+  EXPECT_GT(testing::reads_of_device(), 0);
+}
+
+TEST(TestDeviceDeathTest, CannotBeReachedByTheHost) {
+  const at::Tensor x = at::ones({3}, testing::test_device());
+  EXPECT_DEATH(std::printf("%f", *x.const_data_ptr<float>()), "");
+  EXPECT_THROW(x.add(at::ones({3})), std::exception);
+}
+
+using Keys = std::vector<std::pair<const char*, const char*>>;
+
+struct Case {
+  std::string name;
+  int64_t ranks;
+  Keys set;
+  double bound = 1e-9;
+};
+
+// A GPU, where there is one.
+at::Device device() {
+  return at::hasCUDA() ? at::Device(at::kCUDA, 0) : testing::test_device();
+}
+
+// Of each step: this rank's loss, the norm; then its parameters.
+struct Ran {
+  std::vector<double> numbers;
+  std::vector<at::Tensor> parameters;
+  int64_t reads_a_step = 0;
+};
+
+constexpr int64_t kSteps = 3;
+
+Ran run_rank(const engine::RunConfig& config, comm::Communicator& ranks) {
+  engine::RankModel model(config, ranks);
+  Ran ran;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const int64_t before = host_reads();
+    model.step(engine::step_input(
+        config, step, /*lr=*/1e-2, [&](int64_t of, int64_t first, int64_t n) {
+          return verify::random_batch(config, of, first, n);
+        }));
+    ran.reads_a_step = host_reads() - before;
+    ran.numbers.push_back(model.actor().loss_sum());
+    ran.numbers.push_back(model.actor().grad_norm());
+  }
+  for (const auto& each : model.composed().parameters->parameters()) {
+    EXPECT_EQ(each.shard.device().type(), config.run.device_type) << each.name;
+    ran.parameters.push_back(each.shard.to(at::kCPU, /*non_blocking=*/false,
+                                           /*copy=*/true));
+  }
+  return ran;
+}
+
+constexpr const char* kBase = R"({
+  "model": {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48,
+            "vocab": 61, "max_seq": 16},
+  "data": {"train": "tokens made here", "seq_len": 16},
+  "batch": {"global": 8},
+  "precision": {"compute": "fp64"}})";
+
+engine::RunConfig configuration(const Keys& keys, int64_t ranks,
+                                at::Device device) {
+  std::vector<config::Override> overrides;
+  for (const auto& [key, value] : keys) {
+    overrides.push_back({.key = key, .value = value, .flag = key});
+  }
+  engine::RunConfig config =
+      engine::run_config_from_text(kBase, "base", overrides);
+  engine::complete(config, ranks);
+  config.run.device_type = device.type();
+  engine::check_device(config);
+  return config;
+}
+
+std::vector<Ran> run(const Case& what, at::Device device) {
+  const auto config = configuration(what.set, what.ranks, device);
+  std::vector<Ran> all(what.ranks);
+  comm::run_threads(what.ranks, "shm", [&](comm::Communicator& ranks) {
+    all[ranks.rank()] = run_rank(config, ranks);
+  });
+  return all;
+}
+
+class OnADevice : public ::testing::TestWithParam<Case> {};
+
+TEST_P(OnADevice, StepsAreThoseOfTheCpu) {
+  const auto here = run(GetParam(), at::kCPU);
+  const auto there = run(GetParam(), device());
+  const double bound = GetParam().bound;
+  for (size_t rank = 0; rank < here.size(); ++rank) {
+    for (size_t i = 0; i < here[rank].numbers.size(); ++i) {
+      EXPECT_NEAR(there[rank].numbers[i], here[rank].numbers[i],
+                  bound * std::abs(here[rank].numbers[i]));
+    }
+    ASSERT_EQ(there[rank].parameters.size(), here[rank].parameters.size());
+    // An update by the sign of a gradient makes much of its rounding.
+    const bool is_exact = bound < 1e-8;
+    for (size_t i = 0; is_exact && i < here[rank].parameters.size(); ++i) {
+      EXPECT_TRUE(at::allclose(there[rank].parameters[i],
+                               here[rank].parameters[i], 10 * bound,
+                               bound / 10));
+    }
+    EXPECT_EQ(there[rank].reads_a_step, here[rank].reads_a_step);
+  }
+}
+
+const Case kCases[] = {
+    {"one_rank", 1, {}},
+    {"accumulated", 1, {{"batch.micro", "2"}}},
+    {"gpt2", 1, {{"model.family", "gpt2"}, {"model.kv_heads", "4"}}},
+    {"qwen3", 1, {{"model.family", "qwen3"}}},
+    {"olmo2", 1, {{"model.family", "olmo2"}}},
+    {"gemma3",
+     1,
+     {{"model.family", "gemma3_text"},
+      {"model.window", "5"},
+      {"model.window_every", "2"}}},
+    {"mixtral", 1, {{"model.family", "mixtral"}, {"model.moe.experts", "4"}}},
+    {"capacity",
+     1,
+     {{"model.family", "mixtral"},
+      {"model.moe.experts", "4"},
+      {"model.moe.capacity_factor", "1.0"}}},
+    {"deepseek",
+     1,
+     {{"model.family", "deepseek_v3"},
+      {"model.kv_heads", "4"},
+      {"model.moe.experts", "4"},
+      {"model.moe.groups", "2"},
+      {"model.mtp.layers", "1"},
+      {"model.moe.shared_experts", "1"},
+      {"model.moe.bias_balance", "true"}}},
+    {"dp_2", 2, {{"mesh.dp", "2"}}},
+    {"zero_1", 2, {{"mesh.dp", "2"}, {"zero.stage", "1"}}},
+    {"zero_2", 2, {{"mesh.dp", "2"}, {"zero.stage", "2"}}},
+    {"zero_3", 2, {{"mesh.dp", "2"}, {"zero.stage", "3"}}},
+    {"hybrid",
+     4,
+     {{"mesh.dp_replicate", "2"}, {"mesh.dp_shard", "2"}, {"zero.stage", "3"}}},
+    {"tp_2", 2, {{"mesh.tp", "2"}}},
+    {"sp_2", 2, {{"mesh.tp", "2"}, {"tensor.sequence_parallel", "true"}}},
+    {"ring", 2, {{"mesh.cp", "2"}}},
+    {"ulysses", 2, {{"mesh.cp", "2"}, {"context.method", "ulysses"}}},
+    {"pp_2", 2, {{"mesh.pp", "2"}, {"batch.micro", "2"}}},
+    {"zb_h1",
+     2,
+     {{"mesh.pp", "2"}, {"batch.micro", "2"}, {"pipeline.schedule", "zb_h1"}}},
+    {"pipedream",
+     2,
+     {{"mesh.pp", "2"},
+      {"batch.micro", "2"},
+      {"pipeline.schedule", "pipedream_2bw"}}},
+    {"ep_2",
+     2,
+     {{"mesh.dp", "2"},
+      {"mesh.ep", "2"},
+      {"model.family", "mixtral"},
+      {"model.moe.experts", "4"}}},
+    {"ep_2_chunks",
+     2,
+     {{"mesh.dp", "2"},
+      {"mesh.ep", "2"},
+      {"model.family", "mixtral"},
+      {"model.moe.experts", "4"},
+      {"expert.dispatch_chunks", "2"}}},
+    {"all",
+     8,
+     {{"mesh.dp", "2"},
+      {"mesh.tp", "2"},
+      {"mesh.pp", "2"},
+      {"mesh.ep", "2"},
+      {"zero.stage", "2"},
+      {"model.family", "mixtral"},
+      {"batch.micro", "2"},
+      {"model.moe.experts", "4"}}},
+    {"recomputed", 1, {{"recompute.mode", "block"}}},
+    {"recomputed_cores", 1, {{"recompute.mode", "selective"}}},
+    {"muon",
+     2,
+     {{"mesh.dp", "2"}, {"zero.stage", "1"}, {"optimizer.type", "muon"}}},
+    {"fp32", 1, {{"precision.compute", "fp32"}}, 1e-4},
+    {"bf16",
+     2,
+     {{"precision.compute", "bf16"}, {"mesh.dp", "2"}, {"zero.stage", "3"}},
+     2e-2},
+    {"averages", 1, {{"optimizer.ema", "0.9"}}},
+};
+
+INSTANTIATE_TEST_SUITE_P(, OnADevice, ::testing::ValuesIn(kCases),
+                         [](const auto& info) { return info.param.name; });
+
+// What each verb gives on rank 0 of three, of this rank's numbers.
+std::vector<at::Tensor> verbs(at::Device device) {
+  std::vector<at::Tensor> given;
+  comm::run_threads(3, "shm", [&](comm::Communicator& ranks) {
+    comm::Group& group = ranks.world();
+    const int64_t rank = group.rank(), next = (rank + 1) % 3;
+    const at::Tensor mine = (at::arange(6, at::kDouble) + 10 * rank).to(device);
+    std::vector<at::Tensor> all(6);
+    all[0] = mine.clone();
+    group.all_reduce(all[0]).wait();
+    all[1] = at::zeros({18}, mine.options());
+    group.all_gather(all[1], mine).wait();
+    all[2] = at::zeros({2}, mine.options());
+    group.reduce_scatter(all[2], mine, comm::ReduceOp::kMean).wait();
+    const std::vector<int64_t> to = {2, 2, 2};
+    all[3] = at::zeros({6}, mine.options());
+    group.all_to_all(all[3], mine, to, to).wait();
+    all[4] = mine.clone();
+    group.broadcast(all[4], /*root=*/1, comm::Mode::kBlocking).wait();
+    all[5] = at::zeros({6}, mine.options());
+    comm::Work sent = group.send(mine, next);
+    group.recv(all[5], (rank + 2) % 3).wait();
+    sent.wait();
+    if (rank != 0) return;
+    for (const at::Tensor& each : all) {
+      EXPECT_EQ(each.device(), mine.device());
+      given.push_back(each.cpu());
+    }
+  });
+  return given;
+}
+
+TEST(GroupOnADevice, EveryVerbGivesWhatItGivesOnTheCpu) {
+  const auto here = verbs(at::kCPU), there = verbs(device());
+  for (size_t i = 0; i < here.size(); ++i) {
+    EXPECT_TRUE(at::equal(there[i], here[i])) << i;
+  }
+}
+
+// Losses by step of a run that stops behind `steps` of four.
+std::vector<double> train(const TemporaryFolder& folder, const Keys& more,
+                          int64_t steps, at::Device device) {
+  const std::string file = folder.file("tokens");
+  const std::string place = folder.path().string();
+  Keys keys = {{"data.train", file.c_str()},
+               {"data.valid", file.c_str()},
+               {"data.format", "tokens_u16"},
+               {"run.dir", place.c_str()},
+               {"run.steps", "4"},
+               {"checkpoint.every", "2"},
+               {"monitor.tensorboard", "false"}};
+  keys.insert(keys.end(), more.begin(), more.end());
+  const auto config = configuration(keys, /*ranks=*/2, device);
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    int64_t polls = 0;
+    train::train(config, ranks,
+                 {.stop_requested = [&] { return ++polls >= steps; }});
+  });
+  std::vector<double> losses;
+  std::istringstream lines(
+      read_file(train::RunFolder(config).path() + "/metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto values = tessera::detail::parse_json(line, "metrics");
+    for (const char* name : {"loss", "valid_loss"}) {
+      if (values.contains(name)) losses.push_back(values[name]);
+    }
+  }
+  return losses;
+}
+
+// Half of a run on the one, and half on the other: its checkpoints are alike.
+TEST(RunOnADevice, TrainsAndGoesOnFromTheOthersCheckpoint) {
+  std::vector<uint16_t> tokens(4000);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = i * i % 61;
+  const auto with_tokens = [&](const TemporaryFolder& folder) {
+    write_file_atomic(folder.file("tokens"),
+                      std::string(reinterpret_cast<const char*>(tokens.data()),
+                                  2 * tokens.size()));
+  };
+  const Keys zero = {{"mesh.dp", "2"}, {"zero.stage", "3"}};
+  const TemporaryFolder plain, mixed;
+  with_tokens(plain);
+  with_tokens(mixed);
+  const auto expected = train(plain, zero, /*steps=*/4, at::kCPU);
+  train(mixed, zero, /*steps=*/2, device());
+  const auto found = train(mixed, zero, /*steps=*/4, at::kCPU);
+  ASSERT_GE(expected.size(), 4u);
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(found[i], expected[i], 1e-9);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
