@@ -73,8 +73,11 @@ if(NOT _tessera_openmp)
 endif()
 list(APPEND TESSERA_TORCH_LINK_FLAGS ${_tessera_openmp} "-Wl,--pop-state" "${_tessera_torch_place}")
 # A CUDA wheel's libraries come from its nvidia packages beside torch.
-file(GLOB _tessera_nvidia_dirs LIST_DIRECTORIES true
-  "${TESSERA_TORCH}/../nvidia/*/lib" "${TESSERA_TORCH}/../nvidia/*/lib64")
+set(_tessera_nvidia_dirs "")
+if(EXISTS "${TESSERA_TORCH}/lib/libtorch_cuda.so")
+  file(GLOB _tessera_nvidia_dirs LIST_DIRECTORIES true
+    "${TESSERA_TORCH}/../nvidia/*/lib" "${TESSERA_TORCH}/../nvidia/*/lib64")
+endif()
 foreach(_dir IN LISTS _tessera_nvidia_dirs)
   list(APPEND TESSERA_TORCH_LINK_FLAGS "-Wl,-rpath,${_dir}" "-Wl,-rpath-link,${_dir}")
 endforeach()

@@ -161,7 +161,8 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
     return detail::LayerNorm::apply(x, weight_, bias_, eps_);
   }
   if (mean_) return SharedRmsNorm::apply(x, weight_, eps_, mean_);
-  if (x.is_cpu()) return detail::RmsNorm::apply(x, weight_, eps_, offset());
+  if (detail::has_loops(x))
+    return detail::RmsNorm::apply(x, weight_, eps_, offset());
   if (kind_ == NormKind::kRmsNorm) {
     return at::rms_norm(x, weight_.sizes(), weight_, eps_);
   }
@@ -171,8 +172,8 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
 }
 
 std::pair<at::Tensor, at::Tensor> Norm::branch(const at::Tensor& x) const {
-  const bool fused = kind_ != NormKind::kLayerNorm && !mean_ && x.is_cpu() &&
-                     uses(Kernel::kNormBranch);
+  const bool fused = kind_ != NormKind::kLayerNorm && !mean_ &&
+                     detail::has_loops(x) && uses(Kernel::kNormBranch);
   if (!fused) return {x, forward(x)};
   const auto both = detail::RmsNormBranch::apply(x, weight_, eps_, offset());
   return {both[0], both[detail::RmsNormBranch::kNormed]};
@@ -191,7 +192,8 @@ at::Tensor activated(MlpKind kind, const at::Tensor& gate,
   using detail::Gate;
   if (kind == MlpKind::kGelu) return detail::Gelu::apply(up);
   const bool is_silu = kind == MlpKind::kSwiGlu;
-  if (up.is_cpu() && uses(is_silu ? Kernel::kSwiGlu : Kernel::kGeGlu)) {
+  if (detail::has_loops(up) &&
+      uses(is_silu ? Kernel::kSwiGlu : Kernel::kGeGlu)) {
     return detail::Glu::apply(is_silu ? Gate::kSilu : Gate::kGelu, gate, up);
   }
   return (is_silu ? at::silu(gate) : at::gelu(gate, "tanh")) * up;

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/detail/one_pass.h"
 #include "tessera/nn/kernel_choice.h"
 
 namespace tessera::nn {

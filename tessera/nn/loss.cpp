@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "tessera/core/error.h"
-#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/detail/one_pass.h"
+#include "tessera/nn/gpu/one_pass.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/wide_type.h"
@@ -18,7 +20,8 @@ namespace {
 at::Tensor summed_by_tensors(at::Tensor logits, const at::Tensor& targets,
                              const at::Tensor& is_target,
                              std::optional<double> scale) {
-  const int64_t rows = logits.size(0), step = rows_at_once(logits.size(1));
+  const int64_t rows = logits.size(0);
+  const int64_t step = rows_at_once(logits.size(1), logits.is_cpu());
   const auto type = wide_type(logits);
   const at::Tensor column = targets.masked_fill(~is_target, 0).unsqueeze(1);
   const at::Tensor weight = is_target.to(type).unsqueeze(1);
@@ -42,10 +45,15 @@ at::Tensor summed_by_tensors(at::Tensor logits, const at::Tensor& targets,
 at::Tensor summed_here(const at::Tensor& logits, const at::Tensor& targets,
                        const at::Tensor& is_target,
                        std::optional<double> scale) {
-  const bool in_one_pass =
-      logits.is_cpu() && logits.is_contiguous() && uses(Kernel::kCrossEntropy);
+  const bool in_one_pass = detail::has_loops(logits) &&
+                           logits.is_contiguous() &&
+                           uses(Kernel::kCrossEntropy);
   if (!in_one_pass) {
     return summed_by_tensors(logits, targets, is_target, scale);
+  }
+  if (!logits.is_cpu()) {
+    return gpu::cross_entropy(logits, targets.contiguous(), kIgnoreIndex,
+                              scale);
   }
   const double sum =
       detail::cross_entropy(logits, targets.contiguous(), kIgnoreIndex, scale);
@@ -80,7 +88,8 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
 
 }  // namespace
 
-int64_t rows_at_once(int64_t columns) {
+int64_t rows_at_once(int64_t columns, bool on_cpu) {
+  if (!on_cpu) return std::numeric_limits<int32_t>::max();
   constexpr int64_t kElements = int64_t{1} << 18;
   return std::max<int64_t>(1, kElements / std::max<int64_t>(1, columns));
 }
@@ -108,11 +117,13 @@ LossSum cross_entropy(at::Tensor logits, const at::Tensor& targets,
   return {sum, is_target.sum().to(at::kDouble)};
 }
 
-int64_t head_rows(int64_t rows, int64_t columns) {
+int64_t head_rows(int64_t rows, int64_t columns, bool on_cpu) {
   constexpr int64_t kLogits = int64_t{1} << 22, kFewRows = 512;
+  constexpr int64_t kDeviceLogits = int64_t{1} << 28;
   if (!uses(Kernel::kHeadByRows)) return std::max<int64_t>(1, rows);
+  const int64_t logits = on_cpu ? kLogits : kDeviceLogits;
   const int64_t most =
-      std::max(kFewRows, kLogits / std::max<int64_t>(1, columns));
+      std::max(kFewRows, logits / std::max<int64_t>(1, columns));
   const int64_t lots = std::max<int64_t>(1, (rows + most - 1) / most);
   return std::max<int64_t>(1, (rows + lots - 1) / lots);
 }
@@ -126,7 +137,8 @@ LossSum head_loss(const Head& head, at::Tensor hidden,
   const at::NoGradGuard no_grad;
   const at::Tensor all = hidden.detach().view({-1, weight.size(1)});
   const at::Tensor flat = targets.reshape({-1});
-  const int64_t rows = all.size(0), step = head_rows(rows, head.columns);
+  const int64_t rows = all.size(0);
+  const int64_t step = head_rows(rows, head.columns, all.is_cpu());
   const at::Tensor logits = at::empty({step, weight.size(0)}, all.options());
   const auto sums = all.options().dtype(at::kDouble);
   LossSum loss{at::zeros({}, sums), at::zeros({}, sums)};

@@ -58,11 +58,11 @@ LossSum head_loss(const Head& head, at::Tensor hidden,
                   const at::Tensor& targets, std::optional<double> scale = {});
 
 // Of so many rows, those whose logits are there at once: products go through W
-// once for each lot of them.
-int64_t head_rows(int64_t rows, int64_t columns);
+// once for each lot of them. More on a device, which few would leave idle.
+int64_t head_rows(int64_t rows, int64_t columns, bool on_cpu = true);
 
 // Rows of so many logits that stay in the cache while several passes go over
-// them: as many as SummedLoss should take at once.
-int64_t rows_at_once(int64_t columns);
+// them: as many as SummedLoss should take at once. On a device all.
+int64_t rows_at_once(int64_t columns, bool on_cpu = true);
 
 }  // namespace tessera::nn

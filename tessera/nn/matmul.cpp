@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "tessera/core/vectors.h"
-#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/detail/one_pass.h"
 #include "tessera/nn/detail/remade.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/weight_queue.h"

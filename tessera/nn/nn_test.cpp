@@ -515,6 +515,7 @@ TEST(HeadLoss, LotsAreEven) {
   EXPECT_EQ(head_rows(512, 200'000), 512);
   EXPECT_EQ(head_rows(5000, 100), 5000);
   EXPECT_EQ(head_rows(0, 100), 1);
+  EXPECT_EQ(head_rows(65536, 50257, /*on_cpu=*/false), 5042);
 }
 
 TEST(CrossEntropy, LeavesLogitsAloneWithoutGradients) {

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/detail/one_pass.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -26,7 +26,7 @@ at::Tensor rotated_by_tensors(const at::Tensor& x, const Rotation& rotation,
 // x: (B, T, H, E). `direction` -1 rotates back.
 at::Tensor rotated(const at::Tensor& x, const Rotation& rotation,
                    double direction) {
-  if (!x.is_cpu()) return rotated_by_tensors(x, rotation, direction);
+  if (!detail::has_loops(x)) return rotated_by_tensors(x, rotation, direction);
   return detail::rotate(x.contiguous(), rotation.cos, rotation.sin, direction);
 }
 

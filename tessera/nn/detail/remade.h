@@ -13,7 +13,7 @@
 
 #include <utility>
 
-#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/detail/one_pass.h"
 
 namespace tessera::nn::detail {
 

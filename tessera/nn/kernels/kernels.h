@@ -1,4 +1,4 @@
-// The loops of detail/cpu_kernels.h, compiled once for each set of vectors:
+// The loops of detail/one_pass.h, compiled once for each set of vectors:
 // over rows of one thread.
 //
 // Sources that include this are compiled for machines that may not be the one

@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/cpu_kernels.h"
+#include "tessera/nn/detail/one_pass.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
@@ -9,6 +9,8 @@
 #include "tessera/core/error.h"
 #include "tessera/core/parallel.h"
 #include "tessera/nn/detail/kernel_table.h"
+#include "tessera/nn/gpu/one_pass.h"
+#include "tessera/nn/gpu/program.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn::detail {
@@ -22,9 +24,12 @@ constexpr int64_t kElementsPerPart = int64_t{1} << 14;
 
 }  // namespace
 
+bool has_loops(const at::Tensor& x) { return x.is_cpu() || gpu::runs(x); }
+
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     double eps, double offset) {
+  if (!x.is_cpu()) return gpu::rms_norm_forward(x, weight, eps, offset);
   RECORD_FUNCTION("tessera::rms_norm_forward", {});
   const int64_t width = x.size(-1), rows = x.numel() / width;
   at::Tensor y = at::empty_like(x);
@@ -42,6 +47,10 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
     const at::Tensor& inverse_rms, double offset, const at::Tensor& past) {
+  if (!x.is_cpu()) {
+    return gpu::rms_norm_backward(gradient, x, weight, inverse_rms, offset,
+                                  past);
+  }
   RECORD_FUNCTION("tessera::rms_norm_backward", {});
   const int64_t width = x.size(-1), rows = x.numel() / width;
   const int64_t parts = (rows + kRowsPerPart - 1) / kRowsPerPart;
@@ -66,6 +75,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
                   const at::Tensor& sin, double direction) {
+  if (!x.is_cpu()) return gpu::rotate(x, cos, sin, direction);
   RECORD_FUNCTION("tessera::rotate", {});
   const int64_t tokens = x.size(1), heads = x.size(2), width = x.size(3);
   at::Tensor y = at::empty_like(x);
@@ -84,6 +94,7 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
 
 at::Tensor glu(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
   const bool is_silu = kind == Gate::kSilu;
+  if (!up.is_cpu()) return gpu::glu(is_silu, gate, up);
   RECORD_FUNCTION(is_silu ? "tessera::swiglu" : "tessera::geglu", {});
   const auto loop = is_silu ? table().swiglu : table().geglu;
   at::Tensor y = at::empty_like(up);
@@ -101,6 +112,7 @@ std::tuple<at::Tensor, at::Tensor> glu_backward(Gate kind,
                                                 const at::Tensor& gate,
                                                 const at::Tensor& up) {
   const bool is_silu = kind == Gate::kSilu;
+  if (!up.is_cpu()) return gpu::glu_backward(is_silu, gradient, gate, up);
   RECORD_FUNCTION(
       is_silu ? "tessera::swiglu_backward" : "tessera::geglu_backward", {});
   const auto loop = is_silu ? table().swiglu_backward : table().geglu_backward;

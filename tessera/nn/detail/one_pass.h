@@ -1,6 +1,7 @@
 // One pass over memory where a chain of tensor operations takes several.
 //
-// Shapes:  all tensors contiguous, on the CPU, of fp64, fp32, bf16 or fp16.
+// Shapes:  all tensors contiguous, of fp64, fp32, bf16 or fp16.
+// Devices: the CPU; and norms, rotations and gates on GPUs: has_loops().
 // Types:   arithmetic in fp64 for fp64, else in fp32.
 // Bits:    they do not depend on the number of threads.
 // Threads: work is shared out by core/parallel.h.
@@ -13,6 +14,9 @@
 #include <tuple>
 
 namespace tessera::nn::detail {
+
+// Whether norms, rotations, gates and losses of such tensors have them.
+bool has_loops(const at::Tensor& x);
 
 // x: (..., D), weight: (D). Gives y = x / rms(x) * (offset + weight) (..., D)
 // and 1 / rms(x) of its N rows, in fp32 or fp64.

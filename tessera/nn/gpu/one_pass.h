@@ -1,0 +1,29 @@
+// The functions of detail/one_pass.h on a GPU: same shapes, types and rules.
+// REQUIRES: runs(x) (program.h), of each tensor's device and type.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <tuple>
+
+namespace tessera::nn::gpu {
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
+                                                    const at::Tensor& weight,
+                                                    double eps, double offset);
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
+    const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+    const at::Tensor& inverse_rms, double offset, const at::Tensor& past);
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
+                  const at::Tensor& sin, double direction);
+at::Tensor glu(bool is_silu, const at::Tensor& gate, const at::Tensor& up);
+std::tuple<at::Tensor, at::Tensor> glu_backward(bool is_silu,
+                                                const at::Tensor& gradient,
+                                                const at::Tensor& gate,
+                                                const at::Tensor& up);
+// The sum stays on the device; a target outside the vocabulary makes it NaN.
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                         int64_t ignored, std::optional<double> scale);
+
+}  // namespace tessera::nn::gpu

@@ -1,0 +1,235 @@
+#include "tessera/nn/gpu/program.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <initializer_list>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/hash.h"
+#include "tessera/core/log.h"
+#include "tessera/nn/gpu/source.h"
+
+namespace tessera::nn::gpu {
+namespace {
+
+constexpr unsigned kThreads = 256;  // of loops.cu
+
+class Library {
+ public:
+  explicit Library(std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      if (handle_ == nullptr) handle_ = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    }
+    TS_CHECK(handle_ != nullptr, "no ", *names.begin(), ": ", dlerror());
+  }
+  template <typename Function>
+  Function* find(const char* name) const {
+    void* const found = dlsym(handle_, name);
+    TS_CHECK(found != nullptr, "no ", name, ": ", dlerror());
+    return reinterpret_cast<Function*>(found);
+  }
+
+ private:
+  void* handle_ = nullptr;  // for good
+};
+
+// As nvrtc.h has them, of CUDA 12 and 13.
+struct Nvrtc {
+  using Program = void*;
+
+  // What NVRTC loads by itself it does not look for where itself is.
+  static Library library() {
+    dlopen("libnvrtc-builtins.so.13.0", RTLD_NOW | RTLD_GLOBAL);
+    return Library{"libnvrtc.so.13", "libnvrtc.so.12"};
+  }
+  const Library from = library();
+  int (*create)(Program*, const char* source, const char* name, int,
+                const char* const*, const char* const*) =
+      from.find<std::remove_pointer_t<decltype(create)>>("nvrtcCreateProgram");
+  int (*compile)(Program, int count, const char* const* options) =
+      from.find<std::remove_pointer_t<decltype(compile)>>(
+          "nvrtcCompileProgram");
+  int (*log_size)(Program, size_t*) =
+      from.find<std::remove_pointer_t<decltype(log_size)>>(
+          "nvrtcGetProgramLogSize");
+  int (*log)(Program, char*) =
+      from.find<std::remove_pointer_t<decltype(log)>>("nvrtcGetProgramLog");
+  int (*code_size)(Program, size_t*) =
+      from.find<std::remove_pointer_t<decltype(code_size)>>(
+          "nvrtcGetCUBINSize");
+  int (*code)(Program, char*) =
+      from.find<std::remove_pointer_t<decltype(code)>>("nvrtcGetCUBIN");
+  int (*destroy)(Program*) =
+      from.find<std::remove_pointer_t<decltype(destroy)>>(
+          "nvrtcDestroyProgram");
+};
+
+// As cuda.h has them.
+struct Driver {
+  const Library from{"libcuda.so.1"};
+  int (*attribute)(int*, int which, int device) =
+      from.find<std::remove_pointer_t<decltype(attribute)>>(
+          "cuDeviceGetAttribute");
+  int (*load)(void** module, const void* image) =
+      from.find<std::remove_pointer_t<decltype(load)>>("cuModuleLoadData");
+  int (*function)(void**, void* module, const char* name) =
+      from.find<std::remove_pointer_t<decltype(function)>>(
+          "cuModuleGetFunction");
+  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned,
+                unsigned, unsigned shared, void* stream, void** arguments,
+                void** extra) =
+      from.find<std::remove_pointer_t<decltype(launch)>>("cuLaunchKernel");
+};
+
+void check(int status, const char* what) {
+  TS_CHECK(status == 0, what, " gave ", status);
+}
+
+std::filesystem::path cache_folder() {
+  const char* const cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache != '\0') {
+    return std::filesystem::path(cache) / "tessera";
+  }
+  const char* const home = std::getenv("HOME");
+  if (home == nullptr) return {};
+  return std::filesystem::path(home) / ".cache" / "tessera";
+}
+
+// Compiled before, or now.
+std::string code_for(const std::string& architecture) {
+  const std::filesystem::path folder = cache_folder();
+  const std::filesystem::path file =
+      folder / c10::str(architecture, "-", hash64(kSource), ".cubin");
+  std::error_code none;
+  if (!folder.empty() && std::filesystem::exists(file, none)) {
+    return read_file(file);
+  }
+  std::string code = compile(architecture);
+  if (folder.empty()) return code;
+  try {
+    std::filesystem::create_directories(folder);
+    write_file_atomic(file, code);
+  } catch (const std::exception& error) {
+    log::debug("loops for the GPU are not kept: ", message_of(error));
+  }
+  return code;
+}
+
+// Those of one GPU.
+class Loops {
+ public:
+  explicit Loops(int device) {
+    constexpr int kMajor = 75, kMinor = 76;  // of its compute capability
+    int major = 0, minor = 0;
+    check(driver_.attribute(&major, kMajor, device), "cuDeviceGetAttribute");
+    check(driver_.attribute(&minor, kMinor, device), "cuDeviceGetAttribute");
+    const std::string code = code_for(c10::str("sm_", major, minor));
+    check(driver_.load(&module_, code.data()), "cuModuleLoadData");
+  }
+
+  void launch(const std::string& name, Grid grid, void* stream,
+              void** arguments) {
+    const std::lock_guard lock(mutex_);
+    void*& function = functions_[name];
+    if (function == nullptr) {
+      check(driver_.function(&function, module_, name.c_str()),
+            "cuModuleGetFunction");
+    }
+    check(driver_.launch(function, static_cast<unsigned>(grid.x),
+                         static_cast<unsigned>(grid.y), 1, kThreads, 1, 1, 0,
+                         stream, arguments, nullptr),
+          name.c_str());
+  }
+
+ private:
+  const Driver driver_;
+  void* module_ = nullptr;
+  std::mutex mutex_;
+  std::map<std::string, void*> functions_;
+};
+
+// Null where they cannot be made.
+Loops* loops_of(const at::Device& device) {
+  static auto* const all =
+      new std::map<int, std::optional<Loops>>();  // for good
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = all->try_emplace(device.index());
+  if (is_new) {
+    try {
+      found->second.emplace(device.index());
+    } catch (const std::exception& error) {
+      log::warning(
+          "there are no loops for the GPU, LibTorch's operators are in "
+          "their place: ",
+          message_of(error));
+    }
+  }
+  return found->second ? &*found->second : nullptr;
+}
+
+const char* type_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return "f64";
+    case at::kFloat:
+      return "f32";
+    case at::kBFloat16:
+      return "bf16";
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+std::string compile(const std::string& architecture) {
+  static const Nvrtc nvrtc;
+  Nvrtc::Program program = nullptr;
+  check(nvrtc.create(&program, kSource, "loops.cu", 0, nullptr, nullptr),
+        "nvrtcCreateProgram");
+  const std::string target = "--gpu-architecture=" + architecture;
+  const std::array options = {target.c_str(), "--std=c++17"};
+  const int status =
+      nvrtc.compile(program, static_cast<int>(options.size()), options.data());
+  std::string text;
+  const auto take = [&](auto size_of, auto content_of) {
+    size_t size = 0;
+    size_of(program, &size);
+    text.resize(size);
+    content_of(program, text.data());
+    return text;
+  };
+  if (status != 0) {
+    const std::string words = take(nvrtc.log_size, nvrtc.log);
+    nvrtc.destroy(&program);
+    TS_CHECK(false, "NVRTC refuses loops.cu for ", architecture, ": ", words);
+  }
+  std::string code = take(nvrtc.code_size, nvrtc.code);
+  nvrtc.destroy(&program);
+  return code;
+}
+
+bool runs(const at::Tensor& x) {
+  return x.is_cuda() && type_of(x) != nullptr &&
+         loops_of(x.device()) != nullptr;
+}
+
+void launch(const std::string& loop, const at::Tensor& x, Grid grid,
+            void** arguments) {
+  if (grid.x == 0 || grid.y == 0) return;
+  const c10::impl::VirtualGuardImpl devices(x.device().type());
+  void* const stream = devices.getStream(x.device()).native_handle();
+  loops_of(x.device())
+      ->launch(c10::str(loop, "_", type_of(x)), grid, stream, arguments);
+}
+
+}  // namespace tessera::nn::gpu

@@ -1,0 +1,42 @@
+// The loops of loops.cu on GPUs: compiled by NVRTC at first use, and kept in
+// files for the next time.
+//
+// Libraries: NVRTC's and the driver's are found when they are needed; nothing
+//            is linked, so that one program serves machines with and without.
+// Files:     $XDG_CACHE_HOME/tessera, else ~/.cache/tessera, by what they are
+//            made of; where none can be written, none is.
+// Threads:   any may ask; the first one compiles.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace tessera::nn::gpu {
+
+// Machine code for "sm_90". Errors: TS_CHECK, without NVRTC, or with its words.
+std::string compile(const std::string& architecture);
+
+// Whether x's device has the loops, for its type. Where they cannot be made it
+// is said once, and operators of LibTorch go on in their place.
+bool runs(const at::Tensor& x);
+
+struct Grid {
+  int64_t x = 1, y = 1;
+};
+
+// Puts a loop for x's type on the current stream of its device. `arguments`:
+// the address of each. REQUIRES: runs(x).
+void launch(const std::string& loop, const at::Tensor& x, Grid grid,
+            void** arguments);
+
+template <typename... Arguments>
+void launch(const std::string& loop, const at::Tensor& x, Grid grid,
+            Arguments... given) {
+  std::array<void*, sizeof...(given)> addresses{&given...};
+  launch(loop, x, grid, addresses.data());
+}
+
+}  // namespace tessera::nn::gpu
