@@ -39,8 +39,18 @@ CASES = {
              ["floor", "eager", "compile"]),
     "gpt2": (1, ["--model.family=gpt2", "--model.layers=12", "--model.hidden=768", "--model.heads=12",
                  "--model.ffn=3072", "--model.vocab=50257", "--batch.global=4", "--batch.micro=4"], ["eager", "compile"]),
+    # Those of a GPU, for who asks for them by name.
+    "gpt2 gpu": (1, ["--run.device=cuda", "--model.family=gpt2", "--model.layers=12", "--model.hidden=768",
+                     "--model.heads=12", "--model.ffn=3072", "--model.vocab=50257", "--model.max_seq=1024",
+                     "--data.seq_len=1024", "--batch.global=64", "--batch.micro=64"], ["eager", "compile"]),
+    "1 b gpu": (1, ["--run.device=cuda", "--model.layers=16", "--model.hidden=2048", "--model.heads=16",
+                    "--model.ffn=5632", "--model.vocab=32000", "--model.max_seq=4096", "--data.seq_len=4096",
+                    "--batch.global=4", "--batch.micro=4"], ["eager", "compile"]),
     "small batch": (1, ["--data.seq_len=128", "--batch.global=1", "--batch.micro=1"], ["floor", "eager", "compile"]),
 }
+
+
+BY_DEFAULT = [name for name in CASES if not name.endswith("gpu")]
 
 
 def configuration(folder, flags, steps, dtype):
@@ -153,7 +163,7 @@ def main():
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
     print(model.split(": ")[1] + ",", *(flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
                                         if flag in flags.split()), f"load {os.getloadavg()[0]:.1f}", flush=True)
-    rows = [case_of(options, name, dtype) for name in options.case or CASES for dtype in options.dtype]
+    rows = [case_of(options, name, dtype) for name in options.case or BY_DEFAULT for dtype in options.dtype]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

@@ -1,6 +1,7 @@
 """A step of the same model by PyTorch alone: bench/step_bench.py's peer.
 
-Usage: torch_step.py floor|eager|compile|ddp|fsdp2|tp|pp RUN.json; several ranks under torchrun.
+Usage: torch_step.py floor|eager|compile|ddp|fsdp2|tp|pp RUN.json; several ranks under torchrun. With run.device cuda
+eager and compile run on a GPU.
 """
 
 import json
@@ -194,6 +195,12 @@ def tensor_parallel(model, mesh):
     return model
 
 
+def now(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def alike(parameters):
     """Those that are DTensors and those that are not: clipping takes no mixture, and two norms cost what one does."""
     groups = {}
@@ -222,6 +229,8 @@ def main():
         return print(json.dumps({"step_s": times[2:]}))
     if world > 1:
         dist.init_process_group("gloo")
+    device = config["run"]["device"]
+    torch.set_default_device(device)
     torch.manual_seed(1)
     if kind == "pp":
         ids = torch.randint(config["model"]["vocab"], (config["batch"]["global"], length + 1))
@@ -251,8 +260,8 @@ def main():
     casts = dtype != torch.float32 and kind != "fsdp2"
     times = []
     for _ in range(steps):
-        start = time.perf_counter()
-        with torch.autocast("cpu", dtype, enabled=casts):
+        start = now(device)
+        with torch.autocast(device, dtype, enabled=casts):
             logits = forward(ids[:, :-1])
             loss = loss_of(logits, ids[:, 1:])
         loss.backward()
@@ -260,7 +269,7 @@ def main():
             nn.utils.clip_grad_norm_(group, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        times.append(time.perf_counter() - start)
+        times.append(now(device) - start)
     if rank == 0:
         print(json.dumps({"step_s": times[2:], "loss": loss.item()}))
     if world > 1:

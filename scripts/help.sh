@@ -11,8 +11,12 @@ usage: ./dev VERB
   build --package [--check]
                         a .deb, a .tar.gz and a wheel, into dist/; --check installs and
                         runs each where it is alone
+  build --cuda [TARGET...]
+                        the program beside a LibTorch with CUDA, into build/cuda
   examples              builds and runs examples/
   bench [NAME]          builds and runs bench/
+  gpu-check [--pack]    tests and measures on a GPU, with one report; --pack: what that
+                        needs on a machine without a network, into build/gpu-check
   fuzz [--count N] [--seed FIRST] [--experts]
                         random models and meshes beside one rank
   fmt [FILE...]         formats

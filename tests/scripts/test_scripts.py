@@ -253,11 +253,11 @@ class Quickstart(unittest.TestCase):
 
 
 class Dev(unittest.TestCase):
-    def test_help_lists_at_most_twelve_verbs_and_each_has_a_script(self):
+    def test_help_lists_at_most_thirteen_verbs_and_each_has_a_script(self):
         root = Path(__file__).resolve().parents[2]
         text = (root / "dev").read_text()
         verbs = text.split('verbs="')[1].split('"')[0].split()
-        self.assertLessEqual(len(verbs), 12)
+        self.assertLessEqual(len(verbs), 13)
         told = subprocess.run([root / "dev", "help"], check=True,
                               capture_output=True, text=True).stdout
         for verb in verbs:

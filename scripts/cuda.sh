@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# ./dev build --cuda [target...]: the program, or targets, beside a LibTorch with
+# CUDA, into build/cuda. No toolkit and no driver is needed to build: what the program links
+# comes with LibTorch's CUDA wheel, into .venv-cuda/ (4.5 GB). TESSERA_TORCH names
+# such a LibTorch that is there: none is fetched.
+export TESSERA_PRESET=cuda
+source scripts/common.sh
+
+venv=.venv-cuda
+log=build/cuda-wheel.log
+
+fetch_wheel() {
+  echo "build: fetching $(grep -v '^#' requirements-cuda.txt | tr '\n' ' ')and CUDA's libraries into $venv/ (progress in $log)"
+  { python3 -m venv --clear "$venv" && "$venv/bin/python" -m pip install --retries 2 \
+    --disable-pip-version-check --no-compile -r requirements-cuda.txt; } >"$log" 2>&1 ||
+    fail "build: pip could not fetch what requirements-cuda.txt names; is there a network? $(grep -m1 '^ERROR' "$log" | cut -c1-160) (all in $log)"
+}
+
+set_up_first
+if [[ -z ${TESSERA_TORCH:-} ]]; then
+  once "$venv/.done" "$PWD $(<requirements-cuda.txt)" fetch_wheel
+  TESSERA_TORCH=$(echo "$PWD/$venv"/lib/python3*/site-packages/torch)
+  export TESSERA_TORCH
+fi
+[[ -f $TESSERA_TORCH/lib/libtorch_cuda.so ]] ||
+  fail "build: TESSERA_TORCH=$TESSERA_TORCH has no CUDA (lib/libtorch_cuda.so). Leave TESSERA_TORCH out, to have a build that has it fetched."
+[[ $# -gt 0 ]] || set -- tessera
+build "$@"

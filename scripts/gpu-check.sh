@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# ./dev gpu-check [--pack]: builds with CUDA, packs into build/gpu-check, and runs
+# what is packed on this machine's GPU: tests beside the CPU, runs of several ranks,
+# steps beside PyTorch's. One report: build/gpu-check/report.md. --pack: no further
+# than that; the folder then runs elsewhere, as bash FOLDER/run, beside the
+# LibTorch 2.11 with CUDA of the python3 there, without a network.
+set -euo pipefail
+
+# has LIBRARY: whether every Linux, or LibTorch, brings it.
+is_brought() {
+  case $1 in
+    */torch/lib/* | */nvidia/* | */libc.so* | */libm.so* | */libstdc++* | */libgcc_s* | */ld-linux* | \
+      */libpthread* | */libdl.so* | */librt.so*) return 0 ;;
+  esac
+  return 1
+}
+
+pack() {
+  local folder=$1 each library
+  ./dev build --cuda tessera device_test
+  rm -rf "$folder"
+  mkdir -p "$folder/lib"
+  for each in cli/tessera tests/device_test; do
+    strip -o "$folder/${each#*/}" "build/cuda/$each"
+    while read -r library; do
+      is_brought "$library" || cp -L "$library" "$folder/lib/"
+    done < <(ldd "build/cuda/$each" | awk '$3 ~ /^\// { print $3 }')
+  done
+  cp bench/step_bench.py bench/torch_step.py "$folder/"
+  cp "${BASH_SOURCE[0]}" "$folder/run"
+  echo "gpu-check: packed into $folder ($(du -sh "$folder" | cut -f1))"
+}
+
+# check NAME COMMAND...: one line of the report, with the command's last words.
+check() {
+  local name=$1 log=$report.log started=$SECONDS verdict=ok
+  shift
+  timeout 200 "$@" >"$log" 2>&1 </dev/null || { verdict=FAILED failed=yes; }
+  { echo "## $name: $verdict, $((SECONDS - started)) s"; echo '```'; tail -n 25 "$log"; echo '```'; } >>"$report"
+  printf '%-7s %-32s %4d s\n' "$verdict" "$name" $((SECONDS - started))
+}
+
+# Runs of so many ranks on the GPU, and the same on the CPU: their last losses.
+same_losses() {
+  local ranks=$1 folder device
+  shift
+  folder=$(mktemp -d)
+  python3 -c "import struct; open('$folder/tokens', 'wb').write(struct.pack('<9000H', *(i * i % 251 for i in range(9000))))"
+  for device in cpu cuda; do
+    "$here/tessera" train /dev/stdin --nproc "$ranks" "$@" <<JSON
+{"run": {"name": "$device", "dir": "$folder", "steps": 10, "device": "$device"},
+ "model": {"layers": 4, "hidden": 128, "heads": 4, "vocab": 256, "max_seq": 64},
+ "data": {"train": "$folder/tokens", "format": "tokens_u16", "seq_len": 64},
+ "batch": {"global": 8}, "precision": {"compute": "fp32"}, "monitor": {"tensorboard": false}}
+JSON
+  done
+  python3 - "$folder" <<'PYTHON'
+import json, sys
+last = [json.loads(open(f"{sys.argv[1]}/{device}/metrics.jsonl").readlines()[-1])["loss"] for device in ("cpu", "cuda")]
+print("cpu", last[0], "cuda", last[1])
+sys.exit(abs(last[0] - last[1]) > 1e-3 * last[0])
+PYTHON
+}
+
+run() {
+  here=$1 report=$1/report.md failed=
+  local torch
+  torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))') ||
+    { echo "gpu-check: python3 has no torch; put one with CUDA first in PATH." >&2; exit 69; }
+  export LD_LIBRARY_PATH=$here/lib:$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >"$report.gpu" 2>&1 ||
+    { echo "gpu-check: no GPU is found (nvidia-smi: $(head -n 1 "$report.gpu")); what needs one was not run." >&2; exit 69; }
+  { echo "# $("$here/tessera" --version)"; cat "$report.gpu"; nproc; } >"$report"
+  check "a device beside the CPU" "$here/device_test"
+  check "1 rank" same_losses 1
+  check "2 ranks, dp" same_losses 2 --mesh.dp=2
+  check "4 ranks, tp 2 x pp 2" same_losses 4 --mesh.tp=2 --mesh.pp=2 --batch.micro=2
+  check "GPT-2 124M, 64 x 1024" python3 "$here/step_bench.py" "$here/tessera" --rounds 1 --steps 8 --case "gpt2 gpu" --dtype bf16
+  check "Llama 1 b, 4 x 4096" python3 "$here/step_bench.py" "$here/tessera" --rounds 1 --steps 6 --case "1 b gpu" --dtype bf16
+  rm -f "$report.log" "$report.gpu"
+  echo "gpu-check: $report"
+  [[ -z $failed ]]
+}
+
+if [[ $(basename "${BASH_SOURCE[0]}") == run ]]; then
+  run "$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+  exit
+fi
+case ${1:-} in
+  '') ;;
+  --pack) pack build/gpu-check; exit ;;
+  *) echo "usage: ./dev gpu-check [--pack]" >&2; exit 2 ;;
+esac
+pack build/gpu-check
+PATH=$PWD/.venv-cuda/bin:$PATH run "$PWD/build/gpu-check"
