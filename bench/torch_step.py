@@ -105,7 +105,7 @@ class Gpt2(nn.Module):
         nn.init.normal_(self.tokens.weight, std=0.02)
 
     def forward(self, ids):
-        x = self.tokens(ids) + self.positions(torch.arange(ids.size(1)))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.size(1), device=ids.device))
         for block in self.blocks:
             x = block(x)
         return F.linear(self.norm(x), self.tokens.weight)
@@ -230,7 +230,6 @@ def main():
     if world > 1:
         dist.init_process_group("gloo")
     device = config["run"]["device"]
-    torch.set_default_device(device)
     torch.manual_seed(1)
     if kind == "pp":
         ids = torch.randint(config["model"]["vocab"], (config["batch"]["global"], length + 1))
@@ -238,7 +237,7 @@ def main():
         if rank == 0:
             print(json.dumps({"step_s": times[2:]}))
         return dist.destroy_process_group()
-    model = Gpt2(config["model"]) if config["model"].get("family") == "gpt2" else Llama(config["model"])
+    model = (Gpt2(config["model"]) if config["model"].get("family") == "gpt2" else Llama(config["model"])).to(device)
     forward = model
     if kind == "compile":
         forward = torch.compile(model)
@@ -256,7 +255,7 @@ def main():
         forward = tensor_parallel(model, dist.init_device_mesh("cpu", (world,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1,
                                   fused=kind != "tp")  # of DTensors and others: not together
-    ids = torch.randint(config["model"]["vocab"], (samples, length + 1))
+    ids = torch.randint(config["model"]["vocab"], (samples, length + 1)).to(device)
     casts = dtype != torch.float32 and kind != "fsdp2"
     times = []
     for _ in range(steps):

@@ -63,8 +63,9 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
   TS_CHECK_CONFIG(!config.mesh.star(),
                   "verify compares ranks; mesh.data_parallel dp has one. Use "
                   "ddp.");
-  // It trains on random tokens.
+  // It trains on random tokens, on the CPU whatever the run's device.
   config.data.train = {"random tokens"};
+  config.run.device = "cpu";
   const int64_t world =
       flags.nproc > 0 ? flags.nproc : engine::implied_world_size(config);
   engine::complete(config, world);

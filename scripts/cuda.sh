@@ -16,9 +16,15 @@ fetch_wheel() {
     fail "build: pip could not fetch what requirements-cuda.txt names; is there a network? $(grep -m1 '^ERROR' "$log" | cut -c1-160) (all in $log)"
 }
 
+fetch_cuda() {
+  fetch_wheel
+  compgen -G "$venv/lib/python3*/site-packages/torch/lib/libtorch_cuda.so" >/dev/null ||
+    fail "build: pip gave a torch without CUDA: its index (PIP_INDEX_URL, pip config list) has CPU builds. Take another, or name a LibTorch with CUDA in TESSERA_TORCH."
+}
+
 set_up_first
 if [[ -z ${TESSERA_TORCH:-} ]]; then
-  once "$venv/.done" "$PWD $(<requirements-cuda.txt)" fetch_wheel
+  once "$venv/.done" "$PWD $(<requirements-cuda.txt)" fetch_cuda
   TESSERA_TORCH=$(echo "$PWD/$venv"/lib/python3*/site-packages/torch)
   export TESSERA_TORCH
 fi

@@ -6,7 +6,7 @@
 # LibTorch 2.11 with CUDA of the python3 there, without a network.
 set -euo pipefail
 
-# has LIBRARY: whether every Linux, or LibTorch, brings it.
+# is_brought LIBRARY: by every Linux, or by LibTorch.
 is_brought() {
   case $1 in
     */torch/lib/* | */nvidia/* | */libc.so* | */libm.so* | */libstdc++* | */libgcc_s* | */ld-linux* | \
@@ -31,28 +31,35 @@ pack() {
   echo "gpu-check: packed into $folder ($(du -sh "$folder" | cut -f1))"
 }
 
-# check NAME COMMAND...: one line of the report, with the command's last words.
+find_gpu() {
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader ||
+    { echo "gpu-check: nvidia-smi finds no GPU; what needs one was not run." >&2; exit 69; }
+}
+
+# check NAME COMMAND...: one part of the report, with the command's last words.
 check() {
   local name=$1 log=$report.log started=$SECONDS verdict=ok
   shift
-  timeout 200 "$@" >"$log" 2>&1 </dev/null || { verdict=FAILED failed=yes; }
+  timeout 200 "$@" >"$log" 2>&1 </dev/null || verdict=FAILED failed=yes
   { echo "## $name: $verdict, $((SECONDS - started)) s"; echo '```'; tail -n 25 "$log"; echo '```'; } >>"$report"
   printf '%-7s %-32s %4d s\n' "$verdict" "$name" $((SECONDS - started))
 }
 
-# Runs of so many ranks on the GPU, and the same on the CPU: their last losses.
+# Ten steps of so many ranks on the CPU and on the GPU: their last losses.
 same_losses() {
   local ranks=$1 folder device
   shift
   folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
   python3 -c "import struct; open('$folder/tokens', 'wb').write(struct.pack('<9000H', *(i * i % 251 for i in range(9000))))"
   for device in cpu cuda; do
-    "$here/tessera" train /dev/stdin --nproc "$ranks" "$@" <<JSON
+    cat >"$folder/$device.json" <<JSON
 {"run": {"name": "$device", "dir": "$folder", "steps": 10, "device": "$device"},
  "model": {"layers": 4, "hidden": 128, "heads": 4, "vocab": 256, "max_seq": 64},
  "data": {"train": "$folder/tokens", "format": "tokens_u16", "seq_len": 64},
  "batch": {"global": 8}, "precision": {"compute": "fp32"}, "monitor": {"tensorboard": false}}
 JSON
+    "$here/tessera" train "$folder/$device.json" --nproc "$ranks" "$@"
   done
   python3 - "$folder" <<'PYTHON'
 import json, sys
@@ -63,21 +70,25 @@ PYTHON
 }
 
 run() {
-  here=$1 report=$1/report.md failed=
-  local torch
+  here=$1
+  report=$1/report.md failed=
+  local torch each same
   torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))') ||
     { echo "gpu-check: python3 has no torch; put one with CUDA first in PATH." >&2; exit 69; }
-  export LD_LIBRARY_PATH=$here/lib:$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >"$report.gpu" 2>&1 ||
-    { echo "gpu-check: no GPU is found (nvidia-smi: $(head -n 1 "$report.gpu")); what needs one was not run." >&2; exit 69; }
-  { echo "# $("$here/tessera" --version)"; cat "$report.gpu"; nproc; } >"$report"
+  export here LD_LIBRARY_PATH=$here/lib:$torch/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  for each in "$torch"/../nvidia/*/lib; do
+    LD_LIBRARY_PATH+=:$each  # NVRTC's, which LibTorch looks for by itself
+  done
+  { echo "# $("$here/tessera" --version)"; find_gpu; echo "$(nproc) cores"; } >"$report"
+  export -f same_losses
+  same=(bash -euo pipefail -c 'same_losses "$@"' same_losses)
   check "a device beside the CPU" "$here/device_test"
-  check "1 rank" same_losses 1
-  check "2 ranks, dp" same_losses 2 --mesh.dp=2
-  check "4 ranks, tp 2 x pp 2" same_losses 4 --mesh.tp=2 --mesh.pp=2 --batch.micro=2
+  check "1 rank" "${same[@]}" 1
+  check "2 ranks, dp" "${same[@]}" 2 --mesh.dp=2
+  check "4 ranks, tp 2 x pp 2" "${same[@]}" 4 --mesh.tp=2 --mesh.pp=2 --batch.micro=2
   check "GPT-2 124M, 64 x 1024" python3 "$here/step_bench.py" "$here/tessera" --rounds 1 --steps 8 --case "gpt2 gpu" --dtype bf16
   check "Llama 1 b, 4 x 4096" python3 "$here/step_bench.py" "$here/tessera" --rounds 1 --steps 6 --case "1 b gpu" --dtype bf16
-  rm -f "$report.log" "$report.gpu"
+  rm -f "$report.log"
   echo "gpu-check: $report"
   [[ -z $failed ]]
 }
@@ -87,9 +98,9 @@ if [[ $(basename "${BASH_SOURCE[0]}") == run ]]; then
   exit
 fi
 case ${1:-} in
-  '') ;;
-  --pack) pack build/gpu-check; exit ;;
+  '') find_gpu ;;
+  --pack) ;;
   *) echo "usage: ./dev gpu-check [--pack]" >&2; exit 2 ;;
 esac
 pack build/gpu-check
-PATH=$PWD/.venv-cuda/bin:$PATH run "$PWD/build/gpu-check"
+[[ ${1:-} == --pack ]] || PATH=$PWD/.venv-cuda/bin:$PATH run "$PWD/build/gpu-check"

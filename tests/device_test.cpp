@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/host_read.h"
 #include "tessera/engine/rank_model.h"
+#include "tessera/nn/gpu/program.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trainer.h"
 #include "tessera/verify/random_batch.h"
@@ -21,7 +23,17 @@
 namespace tessera {
 namespace {
 
+constexpr const char* kNoDevice = "needs a GPU, beside a LibTorch with CUDA";
+
+// A GPU, where there is one; none: see has_test_device().
+std::optional<at::Device> device() {
+  if (at::hasCUDA()) return at::Device(at::kCUDA, 0);
+  if (testing::has_test_device()) return testing::test_device();
+  return std::nullopt;
+}
+
 TEST(TestDevice, ComputesAsTheCpuDoes) {
+  if (!testing::has_test_device()) GTEST_SKIP() << kNoDevice;
   const at::Tensor a = at::randn({4, 6}), b = at::randn({6, 3});
   const at::Device there = testing::test_device();
   const at::Tensor x = a.to(there).requires_grad_();
@@ -33,6 +45,7 @@ TEST(TestDevice, ComputesAsTheCpuDoes) {
 }
 
 TEST(TestDeviceDeathTest, CannotBeReachedByTheHost) {
+  if (!testing::has_test_device()) GTEST_SKIP() << kNoDevice;
   const at::Tensor x = at::ones({3}, testing::test_device());
   EXPECT_DEATH(std::printf("%f", *x.const_data_ptr<float>()), "");
   EXPECT_THROW(x.add(at::ones({3})), std::exception);
@@ -40,17 +53,21 @@ TEST(TestDeviceDeathTest, CannotBeReachedByTheHost) {
 
 using Keys = std::vector<std::pair<const char*, const char*>>;
 
+// Else LibTorch's operators would stand in for them, and nothing would fail.
+TEST(Gpu, HasLoopsOfItsOwn) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU";
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    EXPECT_TRUE(
+        nn::gpu::runs(at::ones({1}, at::TensorOptions(at::kCUDA).dtype(type))));
+  }
+}
+
 struct Case {
   std::string name;
   int64_t ranks;
   Keys set;
   double bound = 1e-9;
 };
-
-// A GPU, where there is one.
-at::Device device() {
-  return at::hasCUDA() ? at::Device(at::kCUDA, 0) : testing::test_device();
-}
 
 // Of each step: this rank's loss, the norm; then its parameters.
 struct Ran {
@@ -115,8 +132,9 @@ std::vector<Ran> run(const Case& what, at::Device device) {
 class OnADevice : public ::testing::TestWithParam<Case> {};
 
 TEST_P(OnADevice, StepsAreThoseOfTheCpu) {
+  if (!device()) GTEST_SKIP() << kNoDevice;
   const auto here = run(GetParam(), at::kCPU);
-  const auto there = run(GetParam(), device());
+  const auto there = run(GetParam(), *device());
   const double bound = GetParam().bound;
   for (size_t rank = 0; rank < here.size(); ++rank) {
     for (size_t i = 0; i < here[rank].numbers.size(); ++i) {
@@ -253,7 +271,8 @@ std::vector<at::Tensor> verbs(at::Device device) {
 }
 
 TEST(GroupOnADevice, EveryVerbGivesWhatItGivesOnTheCpu) {
-  const auto here = verbs(at::kCPU), there = verbs(device());
+  if (!device()) GTEST_SKIP() << kNoDevice;
+  const auto here = verbs(at::kCPU), there = verbs(*device());
   for (size_t i = 0; i < here.size(); ++i) {
     EXPECT_TRUE(at::equal(there[i], here[i])) << i;
   }
@@ -292,6 +311,7 @@ std::vector<double> train(const TemporaryFolder& folder, const Keys& more,
 
 // Half of a run on the one, and half on the other: its checkpoints are alike.
 TEST(RunOnADevice, TrainsAndGoesOnFromTheOthersCheckpoint) {
+  if (!device()) GTEST_SKIP() << kNoDevice;
   std::vector<uint16_t> tokens(4000);
   for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = i * i % 61;
   const auto with_tokens = [&](const TemporaryFolder& folder) {
@@ -304,7 +324,7 @@ TEST(RunOnADevice, TrainsAndGoesOnFromTheOthersCheckpoint) {
   with_tokens(plain);
   with_tokens(mixed);
   const auto expected = train(plain, zero, /*steps=*/4, at::kCPU);
-  train(mixed, zero, /*steps=*/2, device());
+  train(mixed, zero, /*steps=*/2, *device());
   const auto found = train(mixed, zero, /*steps=*/4, at::kCPU);
   ASSERT_GE(expected.size(), 4u);
   ASSERT_EQ(found.size(), expected.size());

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/core/device.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/recorder.h"
@@ -123,6 +124,8 @@ class StepBench {
           last_.emplace_back(instruction, end_s - begin_s);
         },
         std::move(next));
+    // What instructions took is then the time to ask a device for it.
+    wait_for_device(config_.run.device_type);
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
 

@@ -470,6 +470,7 @@ void check_device(const RunConfig& config) {
                     ", or run.device cpu.");
   };
   refuse(!config.mesh.star(), "mesh.data_parallel is dp", "ddp");
+  refuse(!config.mesh.measure_speeds, "mesh.measure_speeds is true", "false");
   refuse(config.zero.offload == "none",
          "zero.offload is " + config.zero.offload, "none");
   refuse(config.model.dropout == 0,

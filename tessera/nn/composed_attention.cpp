@@ -1,6 +1,7 @@
 #include "tessera/nn/composed_attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 

@@ -21,9 +21,17 @@ constexpr int64_t kOfAThread = int64_t{1} << 18;
 
 // The units of all groups, sizes[g] each, shared out among threads:
 // run(g, begin, end) of every group with some. `cost`: multiplications a unit.
+// Those of a device are whole, from this thread.
 template <typename Run>
-void share_out(const std::vector<int64_t>& sizes, int64_t cost,
+void share_out(const std::vector<int64_t>& sizes, int64_t cost, bool on_cpu,
                const Run& run) {
+  if (!on_cpu) {
+    const at::NoGradGuard no_grad;
+    for (size_t g = 0; g < sizes.size(); ++g) {
+      if (sizes[g] > 0) run(g, 0, sizes[g]);
+    }
+    return;
+  }
   std::vector<int64_t> ends;
   int64_t all = 0;
   for (const int64_t size : sizes) ends.push_back(all += size);
@@ -97,7 +105,7 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
       begins.push_back(all);
       all += count;
     }
-    share_out(splits, matrices.size(1) * matrices.size(2),
+    share_out(splits, matrices.size(1) * matrices.size(2), y.is_cpu(),
               [&](size_t e, int64_t begin, int64_t end) {
                 const auto of = [&](const at::Tensor& t) {
                   return t.narrow(0, begins[e] + begin, end - begin);
@@ -116,7 +124,7 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
     // A share of a layer's rows stands for as large a share of its features:
     // so each unit costs the same.
     const int64_t out = gradient.size(1);
-    share_out(splits, out * gradient.size(2),
+    share_out(splits, out * gradient.size(2), gradient.is_cpu(),
               [&](size_t e, int64_t begin, int64_t end) {
                 const int64_t count = splits[e];
                 const int64_t from = begin * out / count;

@@ -298,6 +298,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks,
 
 void check_memory(const RunConfig& of, const HostRanks& ranks,
                   int64_t host_bytes, program::Purpose purpose) {
+  if (of.run.device_type != at::kCPU) return;  // a device has its own
   RunConfig config = of;
   config.resolve(share_memory(config, ranks));
   const Need need = need_of(config, ranks, host_bytes, purpose);

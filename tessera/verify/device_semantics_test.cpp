@@ -244,6 +244,9 @@ TEST(DeviceSemantics, TheHostReadsOnceAStep) {
 
 // Whose memory nobody reaches from the host.
 TEST(DeviceSemantics, ADeviceComputesTheSame) {
+  if (!testing::has_test_device()) {
+    GTEST_SKIP() << "needs a GPU, beside a LibTorch with CUDA";
+  }
   for (const Mesh& mesh : meshes()) {
     const auto here = run(mesh, true);
     const auto there = run(mesh, true, testing::test_device().type());

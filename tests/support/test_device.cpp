@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/HPUHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -127,9 +128,9 @@ C10_REGISTER_GUARD_IMPL(HPU, Guard)
 
 struct Hooks final : at::HPUHooksInterface {
   void init() const override {}
-  bool hasHPU() const override { return true; }
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool hasHPU() const override { return has_test_device(); }
+  bool isBuilt() const override { return has_test_device(); }
+  bool isAvailable() const override { return has_test_device(); }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
 };
 [[maybe_unused]] const bool is_registered = [] {
@@ -277,6 +278,8 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
 }
 
 }  // namespace
+
+bool has_test_device() { return !at::detail::getCUDAHooks().hasCUDART(); }
 
 at::Device test_device() { return {kType, 0}; }
 

@@ -15,7 +15,10 @@
 
 namespace tessera::testing {
 
-// Registers it where it is not there.
+// Not beside a LibTorch with CUDA, which lets no other device be.
+bool has_test_device();
+
+// REQUIRES: has_test_device().
 at::Device test_device();
 
 // How often this thread read something of it.

@@ -1,7 +1,9 @@
 #include "tessera/comm/base/staged_group.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
+#include <memory>
 #include <utility>
 
 #include "tessera/comm/base/keep_for_ever.h"
@@ -9,26 +11,28 @@
 namespace tessera::comm {
 namespace {
 
-// The host's tensors live as long as the backend may use them.
+// Of an operation, on the host: alive as long as the backend may use them.
+struct Staged {
+  at::Tensor sent, came;
+};
+
 struct StagedWork final : Work::Impl {
   Work on_host;
-  at::Tensor sent, came, to;
+  std::unique_ptr<Staged> staged;
+  at::Tensor to;  // what came goes there
 
   StagedWork() = default;
   ~StagedWork() override {
-    if (on_host.done()) return;
-    for (const at::Tensor& used : {sent, came}) {
-      keep_for_ever(new at::Tensor(used));
-    }
+    if (!on_host.done()) keep_for_ever(staged.release());
   }
   StagedWork(const StagedWork&) = delete;
   StagedWork& operator=(const StagedWork&) = delete;
 
   void wait() override {
     on_host.wait();
-    if (!came.defined()) return;
+    if (!staged->came.defined()) return;
     const at::NoGradGuard no_grad;
-    to.copy_(std::exchange(came, {}));
+    to.copy_(std::exchange(staged->came, {}));
   }
   bool done() const override { return on_host.done(); }
 };
@@ -51,8 +55,8 @@ Work staged(Work on_host, at::Tensor sent, at::Tensor came, at::Tensor to,
             Mode mode) {
   auto work = std::make_shared<StagedWork>();
   work->on_host = std::move(on_host);
-  work->sent = std::move(sent);
-  work->came = std::move(came);
+  work->staged =
+      std::make_unique<Staged>(Staged{std::move(sent), std::move(came)});
   work->to = std::move(to);
   if (mode == Mode::kBlocking) work->wait();
   return Work(std::move(work));

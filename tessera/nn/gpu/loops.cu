@@ -8,10 +8,7 @@
 //         has a block for each; what is of elements goes on by whole grids.
 // Bits:   they do not depend on the GPU, nor on the size of the grid.
 
-#ifndef TESSERA_GPU_THREADS  // tests have fewer
-#define TESSERA_GPU_THREADS 256
-#endif
-
+// TESSERA_GPU_THREADS: of a block, whole warps; whoever compiles says it.
 constexpr int kThreads = TESSERA_GPU_THREADS, kWarp = 32,
               kWarps = kThreads / kWarp;
 

@@ -13,7 +13,7 @@ namespace {
 
 // Blocks that go over so many elements: some for each multiprocessor.
 Grid blocks_for(int64_t elements) {
-  constexpr int64_t kThreads = 256, kMost = 4096;
+  constexpr int64_t kMost = 4096;
   return {std::min(kMost, (elements + kThreads - 1) / kThreads)};
 }
 
@@ -36,9 +36,11 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
     const at::Tensor& inverse_rms, double offset, const at::Tensor& past) {
   RECORD_FUNCTION("tessera::rms_norm_backward", {});
-  constexpr int64_t kRowsAPart = 256, kColumns = 32;
+  constexpr int64_t kRowsAPart = 256, kMostParts = 65535;
   const int64_t width = x.size(-1), rows = x.numel() / width;
-  const int64_t parts = (rows + kRowsAPart - 1) / kRowsAPart;
+  const int64_t rows_a_part =
+      std::max(kRowsAPart, (rows + kMostParts - 1) / kMostParts);
+  const int64_t parts = (rows + rows_a_part - 1) / rows_a_part;
   at::Tensor dx = at::empty_like(x);
   launch("rms_norm_backward", x, {rows}, gradient.const_data_ptr(),
          x.const_data_ptr(), weight.const_data_ptr(),
@@ -46,10 +48,10 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
          past.defined() ? past.const_data_ptr() : nullptr,
          dx.mutable_data_ptr(), width, offset);
   at::Tensor partial = at::empty({parts, width}, inverse_rms.options());
-  launch("rms_norm_weight", x, {(width + kColumns - 1) / kColumns, parts},
+  launch("rms_norm_weight", x, {(width + kWarp - 1) / kWarp, parts},
          gradient.const_data_ptr(), x.const_data_ptr(),
          inverse_rms.const_data_ptr(), partial.mutable_data_ptr(), rows,
-         kRowsAPart, width);
+         rows_a_part, width);
   return {dx, partial.sum(0).to(weight.scalar_type())};
 }
 

@@ -1,4 +1,5 @@
-// The functions of detail/one_pass.h on a GPU: same shapes, types and rules.
+// The functions of detail/one_pass.h on a GPU: same shapes and rules, but no
+// fp16.
 // REQUIRES: runs(x) (program.h), of each tensor's device and type.
 #pragma once
 

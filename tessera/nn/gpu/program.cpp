@@ -20,8 +20,6 @@
 namespace tessera::nn::gpu {
 namespace {
 
-constexpr unsigned kThreads = 256;  // of loops.cu
-
 class Library {
  public:
   explicit Library(std::initializer_list<const char*> names) {
@@ -46,11 +44,19 @@ struct Nvrtc {
   using Program = void*;
 
   // What NVRTC loads by itself it does not look for where itself is.
-  static Library library() {
-    dlopen("libnvrtc-builtins.so.13.0", RTLD_NOW | RTLD_GLOBAL);
-    return Library{"libnvrtc.so.13", "libnvrtc.so.12"};
+  Nvrtc() {
+    int major = 0, minor = 0;
+    from.find<int(int*, int*)>("nvrtcVersion")(&major, &minor);
+    version = c10::str(major, ".", minor);
+    dlopen(c10::str("libnvrtc-builtins.so.", version).c_str(),
+           RTLD_NOW | RTLD_GLOBAL);
   }
-  const Library from = library();
+  static const Nvrtc& get() {
+    static const Nvrtc all;
+    return all;
+  }
+  const Library from{"libnvrtc.so.13", "libnvrtc.so.12"};
+  std::string version;
   int (*create)(Program*, const char* source, const char* name, int,
                 const char* const*, const char* const*) =
       from.find<std::remove_pointer_t<decltype(create)>>("nvrtcCreateProgram");
@@ -103,24 +109,22 @@ std::filesystem::path cache_folder() {
   return std::filesystem::path(home) / ".cache" / "tessera";
 }
 
-// Compiled before, or now.
-std::string code_for(const std::string& architecture) {
+// Where the code for an architecture is kept; empty: nowhere.
+std::filesystem::path file_for(const std::string& architecture) {
   const std::filesystem::path folder = cache_folder();
-  const std::filesystem::path file =
-      folder / c10::str(architecture, "-", hash64(kSource), ".cubin");
-  std::error_code none;
-  if (!folder.empty() && std::filesystem::exists(file, none)) {
-    return read_file(file);
-  }
-  std::string code = compile(architecture);
-  if (folder.empty()) return code;
+  if (folder.empty()) return {};
+  return folder / c10::str(architecture, "-nvrtc", Nvrtc::get().version, "-",
+                           hash64(kSource, kThreads), ".cubin");
+}
+
+void keep(const std::filesystem::path& file, const std::string& code) {
+  if (file.empty()) return;
   try {
-    std::filesystem::create_directories(folder);
+    std::filesystem::create_directories(file.parent_path());
     write_file_atomic(file, code);
   } catch (const std::exception& error) {
     log::debug("loops for the GPU are not kept: ", message_of(error));
   }
-  return code;
 }
 
 // Those of one GPU.
@@ -131,8 +135,16 @@ class Loops {
     int major = 0, minor = 0;
     check(driver_.attribute(&major, kMajor, device), "cuDeviceGetAttribute");
     check(driver_.attribute(&minor, kMinor, device), "cuDeviceGetAttribute");
-    const std::string code = code_for(c10::str("sm_", major, minor));
-    check(driver_.load(&module_, code.data()), "cuModuleLoadData");
+    const std::string architecture = c10::str("sm_", major, minor);
+    const std::filesystem::path file = file_for(architecture);
+    std::error_code none;
+    if (std::filesystem::exists(file, none) &&
+        driver_.load(&module_, read_file(file).c_str()) == 0) {
+      return;
+    }
+    const std::string code = compile(architecture);
+    check(driver_.load(&module_, code.c_str()), "cuModuleLoadData");
+    keep(file, code);
   }
 
   void launch(const std::string& name, Grid grid, void* stream,
@@ -144,8 +156,9 @@ class Loops {
             "cuModuleGetFunction");
     }
     check(driver_.launch(function, static_cast<unsigned>(grid.x),
-                         static_cast<unsigned>(grid.y), 1, kThreads, 1, 1, 0,
-                         stream, arguments, nullptr),
+                         static_cast<unsigned>(grid.y), 1,
+                         static_cast<unsigned>(kThreads), 1, 1, 0, stream,
+                         arguments, nullptr),
           name.c_str());
   }
 
@@ -192,12 +205,13 @@ const char* type_of(const at::Tensor& x) {
 }  // namespace
 
 std::string compile(const std::string& architecture) {
-  static const Nvrtc nvrtc;
+  const Nvrtc& nvrtc = Nvrtc::get();
   Nvrtc::Program program = nullptr;
   check(nvrtc.create(&program, kSource, "loops.cu", 0, nullptr, nullptr),
         "nvrtcCreateProgram");
   const std::string target = "--gpu-architecture=" + architecture;
-  const std::array options = {target.c_str(), "--std=c++17"};
+  const std::string threads = c10::str("-DTESSERA_GPU_THREADS=", kThreads);
+  const std::array options = {target.c_str(), threads.c_str(), "--std=c++17"};
   const int status =
       nvrtc.compile(program, static_cast<int>(options.size()), options.data());
   std::string text;

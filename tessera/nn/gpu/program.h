@@ -23,6 +23,10 @@ std::string compile(const std::string& architecture);
 // is said once, and operators of LibTorch go on in their place.
 bool runs(const at::Tensor& x);
 
+// Threads of a block, as loops.cu is compiled; of a warp.
+inline constexpr int64_t kThreads = 256, kWarp = 32;
+
+// Blocks. y: at most 65535, which is CUDA's limit.
 struct Grid {
   int64_t x = 1, y = 1;
 };
@@ -35,7 +39,7 @@ void launch(const std::string& loop, const at::Tensor& x, Grid grid,
 template <typename... Arguments>
 void launch(const std::string& loop, const at::Tensor& x, Grid grid,
             Arguments... given) {
-  std::array<void*, sizeof...(given)> addresses{&given...};
+  std::array<void*, sizeof...(given)> addresses{static_cast<void*>(&given)...};
   launch(loop, x, grid, addresses.data());
 }
 
