@@ -50,7 +50,7 @@ same_losses() {
   local ranks=$1 folder device
   shift
   folder=$(mktemp -d)
-  trap 'rm -rf "$folder"' EXIT
+  trap "rm -rf '$folder'" EXIT
   python3 -c "import struct; open('$folder/tokens', 'wb').write(struct.pack('<9000H', *(i * i % 251 for i in range(9000))))"
   for device in cpu cuda; do
     cat >"$folder/$device.json" <<JSON
