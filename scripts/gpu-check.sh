@@ -10,7 +10,7 @@ set -euo pipefail
 is_brought() {
   case $1 in
     */torch/lib/* | */nvidia/* | */libc.so* | */libm.so* | */libstdc++* | */libgcc_s* | */ld-linux* | \
-      */libpthread* | */libdl.so* | */librt.so*) return 0 ;;
+      */libpthread* | */libdl.so* | */librt.so* | */libutil.so*) return 0 ;;
   esac
   return 1
 }
