@@ -48,8 +48,6 @@ CASES = {
                     "--batch.global=4", "--batch.micro=4"], ["eager", "compile"]),
     "small batch": (1, ["--data.seq_len=128", "--batch.global=1", "--batch.micro=1"], ["floor", "eager", "compile"]),
 }
-
-
 BY_DEFAULT = [name for name in CASES if not name.endswith("gpu")]
 
 

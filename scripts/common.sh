@@ -35,6 +35,17 @@ locked() {
   exec {lock_fd}>&-
 }
 
+# fetch FILE: what a requirements file names, for $python. Where it says so, without
+# what those packages need themselves. Its words go to $log.
+fetch() {
+  local alone=()
+  grep -q '^# Without what they need' "$1" && alone=(--no-deps)
+  echo "setup: fetching $(grep -v '^[#-]' "$1" | tr '\n' ' ')into ${python%/bin/python}/ (progress in $log)"
+  $python -m pip install --retries 2 --disable-pip-version-check "${alone[@]}" -r "$1" \
+    >>"$log" 2>&1 ||
+    fail "setup: pip could not fetch what $1 names; is there a network? $(grep -m1 '^ERROR' "$log" | cut -c1-160) (all in $log)"
+}
+
 # What a verb needs before it starts: see scripts/setup.sh.
 set_up_first() { bash scripts/setup.sh --quiet "$@"; }
 

@@ -77,17 +77,6 @@ make_venv() {
   echo "$PWD" >.venv/.made
 }
 
-# fetch FILE: what a requirements file names, into .venv/. Where it says so, without
-# what those packages need themselves.
-fetch() {
-  local alone=()
-  grep -q '^# Without what they need' "$1" && alone=(--no-deps)
-  echo "setup: fetching $(grep -v '^[#-]' "$1" | tr '\n' ' ')into .venv/ (progress in $log)"
-  $python -m pip install --retries 2 --disable-pip-version-check "${alone[@]}" -r "$1" \
-    >>"$log" 2>&1 ||
-    fail "setup: pip could not fetch what $1 names; is there a network? $(grep -m1 '^ERROR' "$log" | cut -c1-160) (all in $log)"
-}
-
 fetch_once() {
   once ".venv/.done-$(basename "$1")" "$(cat requirements.txt "$1"; readlink -f $python)" fetch "$1"
 }

@@ -258,12 +258,16 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   }
 }
 
-TEST(RunConfig, WithoutAGpuOneIsRefusedAndAutoIsTheCpu) {
-  if (at::hasCUDA()) GTEST_SKIP() << "there is a GPU";
+TEST(RunConfig, AGpuIsTakenWhereItIsAndAutoIsTheCpu) {
   RunConfig config = minimal();
   complete(config, 1);
   EXPECT_EQ(config.run.device_type, at::kCPU);
   config.run.device = "cuda";
+  if (at::hasCUDA()) {
+    complete(config, 1);
+    EXPECT_EQ(config.run.device_type, at::kCUDA);
+    return;
+  }
   try {
     complete(config, 1);
     ADD_FAILURE() << "cuda was taken";

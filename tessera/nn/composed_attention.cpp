@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "tessera/nn/dropout.h"
 #include "tessera/nn/wide_type.h"
 
 namespace tessera::nn {
@@ -23,11 +24,9 @@ at::Tensor unseen(const at::Tensor& q, const at::Tensor& k,
                   const FlashRuns& runs) {
   if (!runs.is_causal && runs.window == 0) return {};
   const auto places = q.options().dtype(at::kLong).requires_grad(false);
-  const auto run = [&](int64_t first, int64_t length) {
-    return at::arange(first, first + length, places);
-  };
-  const at::Tensor distance = run(runs.first_query, q.size(2)).unsqueeze(1) -
-                              run(runs.first_key, k.size(2));
+  const at::Tensor distance =
+      each_of({{runs.first_query, q.size(2)}}, places).unsqueeze(1) -
+      each_of({{runs.first_key, k.size(2)}}, places);
   at::Tensor mask =
       runs.is_causal ? distance < 0 : at::zeros_like(distance, at::kBool);
   if (runs.window > 0) mask = mask.logical_or(distance >= runs.window);

@@ -143,7 +143,8 @@ TYPED_TEST(GpuLoops, LossesAndTheirGradients) {
     const auto expected = logits.clone(), found = logits.clone();
     const double sum =
         detail::cross_entropy(expected, targets, kIgnored,
-                              scaled ? std::optional(0.25) : std::nullopt);
+                              scaled ? std::optional(0.25) : std::nullopt)
+            .template item<double>();
     const auto losses = at::empty({kRows}, at::kDouble);
     this->run({kRows, 1}, [&] {
       cuda::cross_entropy(

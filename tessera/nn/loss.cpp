@@ -9,7 +9,6 @@
 
 #include "tessera/core/error.h"
 #include "tessera/nn/detail/one_pass.h"
-#include "tessera/nn/gpu/one_pass.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/wide_type.h"
@@ -51,13 +50,8 @@ at::Tensor summed_here(const at::Tensor& logits, const at::Tensor& targets,
   if (!in_one_pass) {
     return summed_by_tensors(logits, targets, is_target, scale);
   }
-  if (!logits.is_cpu()) {
-    return gpu::cross_entropy(logits, targets.contiguous(), kIgnoreIndex,
-                              scale);
-  }
-  const double sum =
-      detail::cross_entropy(logits, targets.contiguous(), kIgnoreIndex, scale);
-  return at::scalar_tensor(sum, at::kDouble);
+  return detail::cross_entropy(logits, targets.contiguous(), kIgnoreIndex,
+                               scale);
 }
 
 using LossOf =

@@ -149,8 +149,11 @@ at::Tensor gelu_tanh_backward(const at::Tensor& gradient, const at::Tensor& x) {
   return dx;
 }
 
-double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
-                     int64_t ignored, std::optional<double> scale) {
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                         int64_t ignored, std::optional<double> scale) {
+  if (!logits.is_cpu()) {
+    return gpu::cross_entropy(logits, targets, ignored, scale);
+  }
   RECORD_FUNCTION("tessera::cross_entropy", {});
   constexpr int64_t kRows = 4;
   const int64_t rows = logits.size(0), width = logits.size(1);
@@ -170,7 +173,7 @@ double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
   });
   double sum = 0;
   for (int64_t r = 0; r < rows; ++r) sum += loss[r];
-  return sum;
+  return at::scalar_tensor(sum, at::kDouble);
 }
 
 at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,

@@ -1,7 +1,8 @@
 // One pass over memory where a chain of tensor operations takes several.
 //
 // Shapes:  all tensors contiguous, of fp64, fp32, bf16 or fp16.
-// Devices: the CPU; and norms, rotations and gates on GPUs: has_loops().
+// Devices: the CPU; and norms, rotations, gates and losses on GPUs:
+//          has_loops().
 // Types:   arithmetic in fp64 for fp64, else in fp32.
 // Bits:    they do not depend on the number of threads.
 // Threads: work is shared out by core/parallel.h.
@@ -48,9 +49,9 @@ at::Tensor gelu_tanh_backward(const at::Tensor& gradient, const at::Tensor& x);
 
 // The sum of the rows' cross-entropies. logits: (N, V), which with a `scale`
 // become the gradient of scale * sum; targets: (N) of int64, `ignored` is none.
-// TS_CHECK on a target outside the vocabulary.
-double cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
-                     int64_t ignored, std::optional<double> scale);
+// TS_CHECK on a target outside the vocabulary, which a GPU makes NaN of.
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                         int64_t ignored, std::optional<double> scale);
 
 // y_t = sum over c of weights[t, c] rows[row[t, c]], where row is below R.
 // rows: (R, D); row: (N, k) of int64; weights: (N, k) in fp64 for fp64, else in
