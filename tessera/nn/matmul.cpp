@@ -9,8 +9,10 @@
 #include <algorithm>
 
 #include "tessera/core/vectors.h"
+#include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/detail/one_pass.h"
 #include "tessera/nn/detail/remade.h"
+#include "tessera/nn/detail/wide_product.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/weight_queue.h"
 #include "tessera/nn/wide_type.h"
@@ -30,32 +32,6 @@ using torch::autograd::variable_list;
 
 // Below it what oneDNN does around a product takes longer than the product.
 constexpr int64_t kFewMultiplications = int64_t{1} << 18;
-// Of a product that is widened: the copies stay small beside the operands.
-constexpr int64_t kRowsAtOnce = 512;
-
-ProductWay fp32_way() {
-  const bool takes = at::hasMKLDNN() && uses(Kernel::kOneDnnProduct);
-  return takes ? ProductWay::kOneDnn : ProductWay::kLibTorch;
-}
-
-// By rows of y; `way` of fp32.
-void widened_product(const at::Tensor& y, const at::Tensor& a,
-                     const at::Tensor& b, bool adds, ProductWay way) {
-  const at::Tensor wide_b = b.to(at::kFloat);
-  for (int64_t begin = 0; begin < y.size(0); begin += kRowsAtOnce) {
-    const int64_t count = std::min(kRowsAtOnce, y.size(0) - begin);
-    const at::Tensor wide_a = a.narrow(0, begin, count).to(at::kFloat);
-    const at::Tensor part = y.narrow(0, begin, count);
-    if (y.scalar_type() == at::kFloat) {
-      product_into(part, wide_a, wide_b, adds, way);
-      continue;
-    }
-    const at::Tensor sum = at::empty(part.sizes(), wide_b.options());
-    product_into(sum, wide_a, wide_b, /*adds=*/false, way);
-    adds ? part.add_(sum) : part.copy_(sum);
-  }
-}
-
 at::Tensor rows_of(const at::Tensor& x) {
   const auto leading = x.sizes().slice(0, x.dim() - 1);
   return x.reshape({c10::multiply_integers(leading), x.size(-1)});
@@ -220,7 +196,8 @@ bool adds_in_place(const at::Tensor& parameter) {
 void add_to_gradient(const at::Tensor& gradient, const at::Tensor& dy,
                      const at::Tensor& x, Sizes sizes) {
   if (gradient.scalar_type() == dy.scalar_type() ||
-      product_way(gradient, dy.t()) == ProductWay::kWidened) {
+      (gradient.scalar_type() == at::kFloat &&
+       product_way(gradient, dy.t()) == ProductWay::kWidened)) {
     product_into(gradient, dy.t(), x, /*adds=*/true, sizes);
   } else if (gradient.scalar_type() == wide_type(dy) && dy.is_cpu() &&
              c10::isReducedFloatingType(dy.scalar_type())) {
@@ -235,7 +212,9 @@ ProductWay product_way(int64_t multiplications, at::ScalarType type) {
       !at::globalContext().userEnabledMkldnn()) {
     return ProductWay::kLibTorch;
   }
-  if (type == at::kFloat) return fp32_way();
+  if (type == at::kFloat && at::hasMKLDNN() && uses(Kernel::kOneDnnProduct)) {
+    return ProductWay::kOneDnn;
+  }
   return widens(type) ? ProductWay::kWidened : ProductWay::kLibTorch;
 }
 
@@ -247,10 +226,9 @@ bool widens(at::ScalarType type) {
 }
 
 int64_t widened_numbers(at::ScalarType type, int64_t rows, int64_t in,
-                        int64_t out, bool into_wide) {
+                        int64_t out, bool into_wide, int64_t threads) {
   if (!widens(type) || rows * in * out < kFewMultiplications) return 0;
-  const int64_t at_once = std::min(kRowsAtOnce, rows);
-  return in * out + at_once * (in + (into_wide ? 0 : out));
+  return detail::wide_product_numbers(rows, in, out, into_wide, threads);
 }
 
 ProductWay product_way(const at::Tensor& y, const at::Tensor& a) {
@@ -261,10 +239,8 @@ ProductWay product_way(const at::Tensor& y, const at::Tensor& a) {
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
                   bool adds, Sizes sizes) {
   const ProductWay way = product_way(y, a);
-  if (sizes == Sizes::kSame) return product_into(y, a, b, adds, way);
-  constexpr ProductWay kWay = ProductWay::kLibTorch;
-  if (way == ProductWay::kWidened) return widened_product(y, a, b, adds, kWay);
-  product_into(y, a, b, adds, kWay);
+  const bool is_new = sizes == Sizes::kNew && way == ProductWay::kOneDnn;
+  product_into(y, a, b, adds, is_new ? ProductWay::kLibTorch : way);
 }
 
 void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
@@ -274,8 +250,10 @@ void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
       RECORD_FUNCTION("tessera::product", {});
       return at::native::mkldnn_matmul(a, b, y, adds ? 1.0F : 0.0F, 1.0F);
     }
-    case ProductWay::kWidened:
-      return widened_product(y, a, b, adds, fp32_way());
+    case ProductWay::kWidened: {
+      RECORD_FUNCTION("tessera::product", {});
+      return detail::wide_product(detail::table(), y, a, b, adds);
+    }
     case ProductWay::kLibTorch: {
       at::Tensor into = y;
       if (adds) {

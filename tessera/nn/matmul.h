@@ -4,8 +4,9 @@
 //         narrower types alone: bench/results/step_*.md has what that is worth
 //         by processor. fp16, for which few processors have arithmetic, and
 //         bf16 on one that multiplies it no faster (gains_by_bf16) go through
-//         fp32: operands widened, sums in fp32, rounded once. All else, and
-//         what is too small to matter: at::mm.
+//         fp32: operands are widened as they are packed (detail/wide_product),
+//         sums are fp32, rounded once. All else, and what is too small to
+//         matter: at::mm.
 //         Which one depends on shapes, types and the processor, never on a
 //         timing: the bits are the same in every run.
 // Memory: the gradient of a weight whose .grad is there is added to it by the
@@ -53,7 +54,7 @@ bool widens(at::ScalarType type);
 // Numbers of fp32 that product_into() then holds meanwhile, for a: (rows, in)
 // and b: (in, out) of this type, with y of it too or, `into_wide`, of fp32.
 int64_t widened_numbers(at::ScalarType type, int64_t rows, int64_t in,
-                        int64_t out, bool into_wide);
+                        int64_t out, bool into_wide, int64_t threads);
 
 // y = x W^T + b, for autograd. x: (..., in), weight: (out, in), bias: (out) or
 // undefined -> (..., out).

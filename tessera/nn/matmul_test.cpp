@@ -1,8 +1,14 @@
 #include "tessera/nn/matmul.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+
+#include <limits>
+
+#include "tessera/nn/detail/kernel_table.h"
+#include "tessera/nn/detail/wide_product.h"
 
 namespace tessera::nn {
 namespace {
@@ -52,10 +58,93 @@ TEST(MatmulWidened, RoundsOnce) {
     product_into(narrow, a, b, /*adds=*/false, ProductWay::kWidened);
     EXPECT_LT(relative(wide, exact), 1e-6);
     EXPECT_TRUE(narrow.equal(wide.to(type)));
-    product_into(wide, a.t().contiguous().t(), b, /*adds=*/true,
-                 ProductWay::kWidened);
+    product_into(wide, a, b, /*adds=*/true, ProductWay::kWidened);
     EXPECT_LT(relative(wide, 2 * exact), 1e-6);
   }
+}
+
+// Over the edges of panels and blocks, by every set of vectors that runs here.
+TEST(WideProduct, EveryShapeAndLayoutIsThatOfDoublePrecision) {
+  struct Shape {
+    int64_t rows, inner, columns;
+  };
+  const auto turned = [](const at::Tensor& t) {
+    return t.t().contiguous().t();
+  };
+  for (const auto& [rows, inner, columns] :
+       {Shape{1, 1, 1}, Shape{1, 300, 70}, Shape{13, 17, 31}, Shape{14, 16, 32},
+        Shape{15, 257, 33}, Shape{230, 520, 97}, Shape{449, 256, 1030},
+        Shape{3, 900, 1029}, Shape{300, 1100, 40}, Shape{40, 2100, 70}}) {
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      const at::Tensor a = at::randn({rows, inner}).to(type);
+      const at::Tensor b = at::randn({inner, columns}).to(type);
+      const at::Tensor exact = a.to(at::kDouble).mm(b.to(at::kDouble));
+      for (const auto* table : detail::tables_that_run_here()) {
+        SCOPED_TRACE(c10::str(table->name, " ", rows, " x ", inner, " x ",
+                              columns, " ", type));
+        at::Tensor first;
+        for (const auto& left : {a, turned(a)}) {
+          for (const auto& right : {b, turned(b)}) {
+            const at::Tensor wide = at::full({rows, columns}, 7.0);
+            detail::wide_product(*table, wide, left, right, /*adds=*/false);
+            EXPECT_LT(relative(wide, exact), 1e-6);
+            if (!first.defined()) first = wide;
+            EXPECT_TRUE(wide.equal(first));  // however the memory lies
+            const at::Tensor sums = at::full({rows, columns}, 2.0);
+            detail::wide_product(*table, sums, left, right, /*adds=*/true);
+            EXPECT_LT(relative(sums, exact + 2), 1e-6);
+            if (type == at::kFloat) continue;
+            const at::Tensor narrow = at::full({rows, columns}, 2.0).to(type);
+            detail::wide_product(*table, narrow, left, right, /*adds=*/false);
+            // Sums of deep products are taken in parts where y is fp32.
+            if (inner > kernels::kProductInner) {
+              EXPECT_LT(relative(narrow, exact), bound_of(type));
+              detail::wide_product(*table, narrow, left, right, /*adds=*/true);
+              EXPECT_LT(relative(narrow, 2 * exact), bound_of(type));
+              continue;
+            }
+            EXPECT_TRUE(narrow.equal(wide.to(type)));
+            detail::wide_product(*table, narrow, left, right, /*adds=*/true);
+            const at::Tensor twice = wide.to(type).to(at::kFloat) + wide;
+            EXPECT_TRUE(narrow.equal(twice.to(type)));
+          }
+        }
+      }
+    }
+  }
+}
+
+// And writes nothing beside a part of y's rows.
+TEST(WideProduct, ThreadsAndPartsChangeNoBit) {
+  const at::Tensor a = at::randn({500, 300}).to(at::kBFloat16);
+  const at::Tensor b = at::randn({300, 200}).to(at::kBFloat16);
+  const int before = at::get_num_threads();
+  const auto product = [&](int threads) {
+    at::set_num_threads(threads);
+    const at::Tensor whole = at::full({500, 210}, 3.0, at::kBFloat16);
+    detail::wide_product(detail::table(), whole.narrow(1, 5, 200), a, b, false);
+    at::set_num_threads(before);
+    return whole;
+  };
+  const at::Tensor one = product(1);
+  EXPECT_TRUE(product(2).equal(one));
+  EXPECT_TRUE(product(3).equal(one));
+  for (const int64_t beside : {0, 205}) {
+    EXPECT_TRUE(one.narrow(1, beside, 5).eq(3).all().item<bool>());
+  }
+}
+
+// Bits that are no number, and infinities, are those of the sums.
+TEST(WideProduct, WhatIsNoNumberStays) {
+  at::Tensor a = at::ones({40, 64}, at::kBFloat16);
+  a[3][5] = std::numeric_limits<float>::infinity();
+  a[4][6] = std::numeric_limits<float>::quiet_NaN();
+  const at::Tensor b = at::ones({64, 40}, at::kBFloat16);
+  const at::Tensor y = at::zeros({40, 40}, at::kBFloat16);
+  detail::wide_product(detail::table(), y, a, b, /*adds=*/false);
+  EXPECT_TRUE(at::isinf(y[3]).all().item<bool>());
+  EXPECT_TRUE(at::isnan(y[4]).all().item<bool>());
+  EXPECT_TRUE(y[5].eq(64).all().item<bool>());
 }
 
 // Sums beyond fp16's range are infinite, not wrapped or cut.

@@ -37,13 +37,14 @@ void Operators::multiply(int64_t rows, int64_t in, int64_t out,
   const bool mixes = adds_gradient && tape_.mixes_types();
   const bool into_wide = mixes && tape_.gradient() == at::kFloat;
   const int64_t widened =
-      nn::widened_numbers(tape_.compute(), rows, in, out, into_wide);
-  if (widened > 0) {
+      nn::widened_numbers(tape_.compute(), rows, in, out, into_wide, threads_);
+  if (!mixes || (widened > 0 && into_wide)) {
     wides(widened);
-  } else if (mixes) {
-    const Memory product = elements(rows * out);
-    if (!into_wide) wides(rows * out);
+    return;
   }
+  const Memory product = elements(rows * out);
+  wides(widened);
+  if (!into_wide) wides(rows * out);
 }
 
 std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,

@@ -62,6 +62,42 @@ struct AttentionGroup {
   int64_t first_query, first_key, window;
 };
 
+// A factor of a product of matrices: its lines, rows of the left one and
+// columns of the right one, are `line` elements apart, and what is summed over
+// `k`; one of both is 1.
+struct Factor {
+  const void* data;
+  int64_t line, k;
+};
+
+// y (rows, columns) = left right, or added, over `inner`; sums are fp32.
+// `right`: as pack_right() wrote it. `into_wide`: y is fp32; else it is of the
+// factors' type, and `inner` at most 2 * kProductInner.
+struct WideProduct {
+  Factor left;
+  const float* right;
+  int64_t inner, columns;
+  void* y;
+  int64_t y_row;
+  bool into_wide, adds;
+};
+// What columns of the right factor are padded to; how deep panels are that are
+// multiplied at once; and a block of the left one, in a thread's scratch: so
+// many rows where they are up to kProductInner long, else fewer.
+inline constexpr int64_t kProductColumns = 32, kProductDepth = 256,
+                         kProductRows = 224, kProductInner = 1024;
+// Numbers of it: sums and the block, each panel with a vector behind it.
+constexpr int64_t product_scratch(int64_t rows, int64_t inner) {
+  constexpr int64_t kPanel = 16;  // rows of one, at most
+  const int64_t depths = (inner + kProductDepth - 1) / kProductDepth;
+  const int64_t lines =
+      rows + kPanel < kProductRows ? rows + kPanel : kProductRows;
+  const int64_t whole = lines * depths * kProductDepth;
+  constexpr int64_t kMost = kProductRows * kProductInner;
+  const int64_t block = whole < kMost ? whole : kMost;
+  return kProductRows * kProductColumns + block + block / 32;
+}
+
 struct Kernels {
   const char* name;
   // y = x * scale * (offset + weight), scale[r] = 1 / rms(x[r]).
@@ -113,6 +149,14 @@ struct Kernels {
                                int64_t width);
   // sums += x; sums are of Wide.
   void (*add)(Element element, void* sums, const void* x, int64_t count);
+  // Of fp32, bf16 and fp16. Panels of kProductColumns columns of the right
+  // factor (inner, columns): `count` from `first`, to packed + first * inner *
+  // kProductColumns.
+  void (*pack_right)(Element element, Factor of, int64_t inner, int64_t columns,
+                     int64_t first, int64_t count, float* packed);
+  // `count` rows of y, with a thread's product_scratch().
+  void (*multiply_rows)(Element element, WideProduct of, int64_t first,
+                        int64_t count, float* scratch);
   // kAttentionQueries queries from `first`, with a thread's scratch.
   void (*attend)(Element element, AttentionHead head, int64_t first,
                  void* scratch);
