@@ -37,11 +37,10 @@ Numbers numbers_of(int64_t rows, int64_t inner, int64_t columns, bool into_wide,
                    int64_t threads) {
   const bool by_parts = is_deep(inner) && !into_wide;
   const int64_t at_once = columns_at_once(inner, columns);
-  return {
-      .packed = inner * at_once,
-      .sums = by_parts ? rows * at_once : 0,
-      .scratch = kernels::product_scratch(rows, inner),
-      .threads = std::clamp(rows / kRowsOfAThread, int64_t{1}, threads)};
+  return {.packed = inner * at_once,
+          .sums = by_parts ? rows * at_once : 0,
+          .scratch = kernels::product_scratch(rows, inner),
+          .threads = std::clamp(rows / kRowsOfAThread, int64_t{1}, threads)};
 }
 
 at::Tensor along_memory(const at::Tensor& x) {
