@@ -7,7 +7,6 @@
 
 #include "cli/bench_flags.h"
 #include "cli/commands.h"
-#include "cli/libraries.h"
 #include "tessera/benchmark/kernels/report.h"
 #include "tessera/core/files.h"
 #include "tessera/core/host.h"
@@ -86,10 +85,8 @@ void add_bench_kernels(CLI::App& bench, int argc, char** argv) {
       "off is refused by name.\n"
       "Example:\n"
       "  tessera bench kernels --threads 2 --json kernels.json");
-  command->callback([flags, argc, argv] {
-    set_up_libraries(argv, /*computes_here=*/true);  // as in training
-    run(*flags, command_line(argc, argv));
-  });
+  command->callback(
+      [flags, argc, argv] { run(*flags, command_line(argc, argv)); });
 }
 
 }  // namespace tessera::cli

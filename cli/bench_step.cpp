@@ -4,7 +4,6 @@
 #include "cli/bench_flags.h"
 #include "cli/commands.h"
 #include "cli/flag_values.h"
-#include "cli/libraries.h"
 #include "cli/overrides.h"
 #include "cli/ranks.h"
 #include "tessera/benchmark/step_report.h"
@@ -55,7 +54,6 @@ class BenchStepCommand {
                                : engine::implied_world_size(config_);
     const int64_t world = place.source == "none" ? wanted : place.world_size;
     engine::complete(config_, world);
-    set_up_libraries(argv, !starts_processes(flags_.ranks, place, world));
     if (place.source != "tessera" && place.rank == 0) warn_of_load();
     const RankJob job{
         .comm = config_.comm,

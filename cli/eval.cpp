@@ -7,7 +7,6 @@
 
 #include "cli/commands.h"
 #include "cli/flag_values.h"
-#include "cli/libraries.h"
 #include "cli/model_folder.h"
 #include "cli/overrides.h"
 #include "tessera/core/detail/json.h"
@@ -273,7 +272,6 @@ void add_eval(CLI::App& program, int argc, char** argv) {
       "  tessera eval --model FOLDER --data book.txt --nproc 4 --mesh.tp=2 "
       "--mesh.pp=2");
   command->callback([command, flags, argc, argv] {
-    set_up_libraries(argv, /*computes_here=*/true);
     run_as_rank([&] {
       set_exit_code(EvalCommand(*flags, command->remaining()).run(argc, argv));
     });

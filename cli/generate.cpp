@@ -12,7 +12,6 @@
 #include "cli/commands.h"
 #include "cli/flag_values.h"
 #include "cli/generated_text.h"
-#include "cli/libraries.h"
 #include "cli/model_folder.h"
 #include "cli/overrides.h"
 #include "tessera/core/error.h"
@@ -298,7 +297,6 @@ void add_generate(CLI::App& program, int argc, char** argv) {
       "  tessera generate --model FOLDER --prompt 'Once' --nproc 2 "
       "--mesh.pp=2");
   command->callback([command, flags, argc, argv] {
-    set_up_libraries(argv, /*computes_here=*/true);
     run_as_rank([&] {
       set_exit_code(
           run_generate(*flags, command->remaining(), {argv, argv + argc}));

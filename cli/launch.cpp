@@ -4,7 +4,6 @@
 
 #include "cli/commands.h"
 #include "cli/flag_values.h"
-#include "cli/libraries.h"
 #include "tessera/core/error.h"
 #include "tessera/launch/environment.h"
 #include "tessera/launch/local.h"
@@ -38,7 +37,6 @@ void add_launch(CLI::App& program) {
     TS_CHECK_USAGE(place.source == "none",
                    "tessera launch: this process is a rank itself, started by ",
                    place.source, ". Start the program without it.");
-    set_up_libraries(/*argv=*/nullptr, /*computes_here=*/false);
     set_exit_code(launch::run_local({.nproc = flags->ranks,
                                      .argv = flags->command,
                                      .environment = {},

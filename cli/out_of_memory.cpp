@@ -14,27 +14,15 @@
 #include <new>
 #include <tuple>
 
+#include "cli/sanitizers.h"
 #include "tessera/core/error.h"
-
-// Sanitizers have an operator new of their own.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TS_OWN_NEW 0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
-    __has_feature(memory_sanitizer)
-#define TS_OWN_NEW 0
-#endif
-#endif
-#ifndef TS_OWN_NEW
-#define TS_OWN_NEW 1
-#endif
 
 namespace tessera::cli {
 namespace {
 
 std::atomic<bool> throws = false;
 
-#if TS_OWN_NEW
+#if !TS_SANITIZED
 
 using Words = std::array<char, 320>;
 
@@ -98,7 +86,7 @@ void begin_to_throw_out_of_memory() { throws = true; }
 
 }  // namespace tessera::cli
 
-#if TS_OWN_NEW
+#if !TS_SANITIZED
 
 // The other forms, arrays' and those that do not throw, call these.
 void* operator new(size_t bytes) {

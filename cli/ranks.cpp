@@ -31,6 +31,11 @@ std::chrono::milliseconds timeout_of(const comm::CommConfig& comm) {
   return std::chrono::seconds(comm.timeout_s);
 }
 
+std::unique_ptr<monitor::DeviceMemory> memory_of(c10::DeviceType device) {
+  if (device == c10::kCPU) return nullptr;
+  return std::make_unique<monitor::DeviceMemory>();
+}
+
 // Whether this process has begun to meet its peers.
 bool meets = false;
 
@@ -73,6 +78,7 @@ int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
   } else {
     launch::begin_together(meeting, [&] { job.prepare(place); }, begin);
   }
+  const auto memory = memory_of(job.device);
   return job.work(*ranks);
 }
 
@@ -91,6 +97,7 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
                       const monitor::RankMemory memory;
                       share_out_cores(job.threads, world_size);
                       take_device(job.device, ranks.rank());
+                      const auto there = memory_of(job.device);
                       codes[ranks.rank()] = job.work(ranks);
                     });
   return codes[0];
@@ -123,12 +130,6 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
   return place;
 }
 
-bool starts_processes(const RankFlags& flags,
-                      const launch::RankEnvironment& place,
-                      int64_t world_size) {
-  return place.source == "none" && world_size > 1 && flags.ranks == "processes";
-}
-
 int run_ranks(const RankJob& job, const RankFlags& flags,
               const launch::RankEnvironment& place, int64_t world_size) {
   ignore_broken_pipes();  // who reads along may stop before the ranks do
@@ -142,9 +143,8 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
   first.world_size = first.local_world_size = world_size;
   job.prepare(first);
   if (world_size == 1) return run_rank(job, place);
-  return starts_processes(flags, place, world_size)
-             ? run_rank_processes(job, world_size)
-             : run_rank_threads(job, world_size);
+  return flags.ranks == "processes" ? run_rank_processes(job, world_size)
+                                    : run_rank_threads(job, world_size);
 }
 
 void run_as_rank(const std::function<void()>& command) {

@@ -23,10 +23,6 @@ void add_rank_flags(CLI::App& command, RankFlags& flags);
 // Where this process is. TS_CHECK_USAGE on --nproc below another launcher.
 launch::RankEnvironment find_place(const RankFlags& flags);
 
-// Whether run_ranks() starts the ranks as processes, and is none itself.
-bool starts_processes(const RankFlags& flags,
-                      const launch::RankEnvironment& place, int64_t world_size);
-
 struct RankJob {
   comm::CommConfig comm;
   c10::DeviceType device = c10::kCPU;

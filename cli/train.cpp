@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "cli/commands.h"
-#include "cli/libraries.h"
 #include "cli/overrides.h"
 #include "cli/ranks.h"
 #include "tessera/core/config_places.h"
@@ -71,7 +70,6 @@ class TrainCommand {
     complete(config_.mesh.star() ? engine::implied_world_size(config_)
                                  : world_size);
     if (show_only()) return;
-    set_up_libraries(argv, !starts_processes(flags_.ranks, place, world_size));
     // The ranks that this program starts have heard of it from their launcher.
     if (place.source != "tessera" && place.rank == 0) tell_of_keys();
     std::optional<launch::StopRequest> stop;

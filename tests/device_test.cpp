@@ -1,6 +1,7 @@
 // Steps on a device whose memory the host cannot reach, a GPU's or the test
 // device's, beside the same steps on the CPU.
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -14,6 +15,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/host_read.h"
 #include "tessera/engine/rank_model.h"
+#include "tessera/monitor/memory.h"
 #include "tessera/nn/gpu/program.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trainer.h"
@@ -78,15 +80,20 @@ struct Ran {
 
 constexpr int64_t kSteps = 3;
 
+void step(engine::RankModel& model, const engine::RunConfig& config,
+          int64_t number) {
+  model.step(engine::step_input(
+      config, number, /*lr=*/1e-2, [&](int64_t of, int64_t first, int64_t n) {
+        return verify::random_batch(config, of, first, n);
+      }));
+}
+
 Ran run_rank(const engine::RunConfig& config, comm::Communicator& ranks) {
   engine::RankModel model(config, ranks);
   Ran ran;
-  for (int64_t step = 0; step < kSteps; ++step) {
+  for (int64_t number = 0; number < kSteps; ++number) {
     const int64_t before = host_reads();
-    model.step(engine::step_input(
-        config, step, /*lr=*/1e-2, [&](int64_t of, int64_t first, int64_t n) {
-          return verify::random_batch(config, of, first, n);
-        }));
+    step(model, config, number);
     ran.reads_a_step = host_reads() - before;
     ran.numbers.push_back(model.actor().loss_sum());
     ran.numbers.push_back(model.actor().grad_norm());
@@ -293,6 +300,8 @@ std::vector<double> train(const TemporaryFolder& folder, const Keys& more,
   keys.insert(keys.end(), more.begin(), more.end());
   const auto config = configuration(keys, /*ranks=*/2, device);
   comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    const monitor::RankMemory memory;
+    const monitor::DeviceMemory there;
     int64_t polls = 0;
     train::train(config, ranks,
                  {.stop_requested = [&] { return ++polls >= steps; }});
@@ -309,16 +318,77 @@ std::vector<double> train(const TemporaryFolder& folder, const Keys& more,
   return losses;
 }
 
+void with_tokens(const TemporaryFolder& folder) {
+  std::vector<uint16_t> tokens(4000);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = i * i % 61;
+  write_file_atomic(folder.file("tokens"),
+                    std::string(reinterpret_cast<const char*>(tokens.data()),
+                                2 * tokens.size()));
+}
+
+// What the states take, by kind; and that nothing is left of it.
+TEST(MemoryOfADevice, IsBookedAsTheCpusIs) {
+  if (!device()) GTEST_SKIP() << kNoDevice;
+  monitor::count_tensor_bytes();
+  using Bytes = std::vector<int64_t>;
+  const auto held = [] {
+    Bytes bytes;
+    for (const auto kind : {MemoryKind::kParameters, MemoryKind::kGradients,
+                            MemoryKind::kOptimizer}) {
+      bytes.push_back(monitor::tensor_bytes(kind).now);
+    }
+    return bytes;
+  };
+  for (const auto* stage : {"0", "1", "3"}) {
+    const auto states = [&](at::Device device) {
+      const auto config =
+          configuration({{"mesh.dp", "2"}, {"zero.stage", stage}}, 2, device);
+      Bytes bytes;
+      comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+        const monitor::RankMemory memory;
+        const monitor::DeviceMemory there;
+        {
+          engine::RankModel model(config, ranks);
+          step(model, config, 0);
+          if (ranks.rank() == 0) bytes = held();
+          EXPECT_GT(monitor::tensor_bytes(MemoryKind::kWork).peak, 0);
+        }
+        EXPECT_EQ(held(), Bytes({0, 0, 0}));
+      });
+      return bytes;
+    };
+    EXPECT_EQ(states(*device()), states(at::kCPU)) << "zero.stage " << stage;
+  }
+}
+
+TEST(MemoryOfADevice, WhereThereIsTooLittleItSaysWhatIsHeldAndWhatHelps) {
+  if (!testing::has_test_device()) GTEST_SKIP() << kNoDevice;
+  monitor::count_tensor_bytes();
+  const TemporaryFolder folder;
+  with_tokens(folder);
+  std::string said;
+  try {
+    testing::limit_test_device(1'300'000);
+    train(folder, {{"mesh.dp", "2"}, {"batch.micro", "4"}}, /*steps=*/2,
+          *device());
+  } catch (const Error& error) {
+    said = message_of(error);
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+  }
+  testing::limit_test_device(0);
+  EXPECT_THAT(
+      said,
+      ::testing::MatchesRegex(
+          ".*memory of the device: the test device is out of memory: [0-9]+ "
+          "bytes more. This rank holds .* of parameters, .* of gradients and "
+          ".* of the optimizer's states, and had up to .* beside them. Use a "
+          "higher zero.stage or a smaller batch.micro or recompute.mode block "
+          "or a device with more memory.*"));
+}
+
 // Half of a run on the one, and half on the other: its checkpoints are alike.
 TEST(RunOnADevice, TrainsAndGoesOnFromTheOthersCheckpoint) {
   if (!device()) GTEST_SKIP() << kNoDevice;
-  std::vector<uint16_t> tokens(4000);
-  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = i * i % 61;
-  const auto with_tokens = [&](const TemporaryFolder& folder) {
-    write_file_atomic(folder.file("tokens"),
-                      std::string(reinterpret_cast<const char*>(tokens.data()),
-                                  2 * tokens.size()));
-  };
   const Keys zero = {{"mesh.dp", "2"}, {"zero.stage", "3"}};
   const TemporaryFolder plain, mixed;
   with_tokens(plain);

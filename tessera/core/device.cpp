@@ -1,5 +1,6 @@
 #include "tessera/core/device.h"
 
+#include <ATen/ATen.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
@@ -35,6 +36,13 @@ void take_device(c10::DeviceType type, int64_t rank_on_host) {
   const c10::impl::VirtualGuardImpl devices(type);
   devices.setDevice({type, static_cast<c10::DeviceIndex>(
                                rank_on_host % devices.deviceCount())});
+}
+
+at::Tensor sent_to(const at::Tensor& tensor, c10::Device device) {
+  if (!device.is_cuda() || !tensor.is_cpu()) return tensor.to(device);
+  // LibTorch holds the pinned copy until it has been read.
+  return tensor.pin_memory().to(device, /*dtype=*/tensor.scalar_type(),
+                                /*non_blocking=*/true);
 }
 
 void wait_for_device(c10::Device device) {

@@ -7,6 +7,7 @@
 //         finds no GPU.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -20,6 +21,10 @@ c10::DeviceType device_type_of(const std::string& name);
 
 // This thread's device is that of such a rank of its host.
 void take_device(c10::DeviceType type, int64_t rank_on_host);
+
+// Of a tensor of the host, on that device; a GPU's stream gets it when it is
+// that far, and the host waits for nothing. Of another device: as to().
+at::Tensor sent_to(const at::Tensor& tensor, c10::Device device);
 
 // Until the device has done what this thread asked of it. Of the CPU: at once.
 void wait_for_device(c10::Device device);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/core/device.h"
 #include "tessera/data/ahead.h"
 #include "tessera/engine/wire.h"
 #include "tessera/nn/loss.h"
@@ -85,7 +86,8 @@ data::Batch RankActor::local(const data::Batch& batch) const {
 
 // On the device of this rank's parameters.
 at::Tensor RankActor::there(const at::Tensor& tokens) const {
-  return tokens.to(composed_.parameters->parameters().front().shard.device());
+  return sent_to(tokens,
+                 composed_.parameters->parameters().front().shard.device());
 }
 
 at::Tensor RankActor::local_ahead(const at::Tensor& tokens) const {

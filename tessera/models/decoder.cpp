@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "tessera/core/device.h"
 #include "tessera/models/adapters.h"
 #include "tessera/nn/latent_attention.h"
 
@@ -396,7 +397,8 @@ at::Tensor Decoder::embed(const at::Tensor& ids, int64_t begin,
   if (!positions_) return x;
   at::Tensor places = nn::each_of(runs_here(begin, ids.size(1)), ids.options());
   if (document_starts.defined()) {
-    places = places - document_starts.to(ids.device()).index_select(1, places);
+    places =
+        places - sent_to(document_starts, ids.device()).index_select(1, places);
   }
   return x + positions_->forward(places);
 }

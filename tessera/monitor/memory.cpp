@@ -5,10 +5,12 @@
 #include <array>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <string>
+#include <utility>
 
 namespace tessera::monitor {
 
@@ -119,6 +121,37 @@ class CountingAllocator : public c10::Allocator {
   c10::Allocator* base_ = c10::GetDefaultCPUAllocator();
 };
 
+// Blocks of devices, which are told by address. One that a thread without
+// DeviceMemory let go of is found out when its address is given again.
+class DeviceBlocks : public c10::MemoryReportingInfoBase {
+ public:
+  bool memoryProfilingEnabled() const override { return true; }
+  void reportMemoryUsage(void* block, int64_t bytes, size_t /*allocated*/,
+                         size_t /*reserved*/, c10::Device device) override {
+    if (device.is_cpu()) return;
+    const std::lock_guard lock(mutex_);
+    const auto found = blocks_.find({device.index(), block});
+    if (found != blocks_.end()) {
+      unbook(found->second);
+      blocks_.erase(found);
+    }
+    if (bytes <= 0) return;
+    const Header header{bytes, own, memory_kind()};
+    book(header);
+    blocks_.emplace(std::pair(device.index(), block), header);
+  }
+
+  static const std::shared_ptr<DeviceBlocks>& instance() {
+    static auto* const instance =
+        new std::shared_ptr(std::make_shared<DeviceBlocks>());  // for good
+    return *instance;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<c10::DeviceIndex, void*>, Header> blocks_;
+};
+
 // Accounts are never freed (a tensor may outlive its rank), but used again.
 class Accounts {
  public:
@@ -205,6 +238,9 @@ RankMemory::~RankMemory() {
   Accounts::instance().give_back(own);
   own = before_;
 }
+
+DeviceMemory::DeviceMemory()
+    : listens_(c10::DebugInfoKind::PROFILER_STATE, DeviceBlocks::instance()) {}
 
 int64_t host_memory_bytes() {
   const int64_t kib = read_number("/proc/meminfo", "MemTotal:");

@@ -7,9 +7,13 @@
 // ranks are threads, to the rank whose RankMemory was alive on the thread that
 // allocated, by what they are for (core/memory_kind.h); a free goes to the same
 // account from any thread.
+// Tensors of a device are booked the same way on a thread where a DeviceMemory
+// is alive, from what LibTorch's allocator says of it.
 // Units:  bytes.
 // Threads: all functions from any thread.
 #pragma once
+
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <atomic>
 #include <cstdint>
@@ -46,6 +50,16 @@ class RankMemory {
 
  private:
   Account* before_;
+};
+
+// Books what this thread allocates on devices, and threads that go on with its
+// state, while it lives. Beside it LibTorch's profiler of memory hears nothing.
+class DeviceMemory {
+ public:
+  DeviceMemory();
+
+ private:
+  c10::DebugInfoGuard listens_;
 };
 
 // What the host has, or what the cgroup allows of it. 0: unknown.

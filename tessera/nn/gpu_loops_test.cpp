@@ -159,6 +159,19 @@ TYPED_TEST(GpuLoops, LossesAndTheirGradients) {
   }
 }
 
+TYPED_TEST(GpuLoops, SquaresAreSummedInDouble) {
+  constexpr int64_t kCount = 517;
+  constexpr unsigned kBlocks = 3;
+  const auto x = this->random({kCount});
+  const auto parts = at::empty({kBlocks}, at::kDouble);
+  this->run({kBlocks, 1}, [&] {
+    cuda::squares(this->data(x), parts.template mutable_data_ptr<double>(),
+                  kCount);
+  });
+  const auto wanted = x.to(at::kDouble).square().sum().template item<double>();
+  EXPECT_NEAR(parts.sum().template item<double>(), wanted, 1e-12 * wanted);
+}
+
 TYPED_TEST(GpuLoops, ATargetThatIsNoneMakesNoNumber) {
   const auto logits = this->random({2, 9});
   const auto targets = at::tensor({int64_t{9}, int64_t{-1}});

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "tessera/core/device.h"
 #include "tessera/core/random.h"
 #include "tessera/nn/wide_type.h"
 
@@ -95,7 +96,7 @@ at::Tensor gate_noise(const Draw& draw, int64_t layer,
   } else {
     fill(noise.mutable_data_ptr<float>());
   }
-  return noise.to(options.device());
+  return sent_to(noise, options.device());
 }
 
 at::Tensor taken_tokens(const at::Tensor& scores, int64_t capacity) {

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -11,9 +12,17 @@
 #include "tessera/core/vectors.h"
 #include "tessera/optim/kernels/kernels.h"
 #include "tessera/optim/optimizer.h"
+#include "tests/support/cuda_on_host.h"
+
+namespace tessera::testing::cuda {
+#define TESSERA_GPU_THREADS 64
+#include "tessera/nn/gpu/loops.cu"
+}  // namespace tessera::testing::cuda
 
 namespace tessera::optim {
 namespace {
+
+namespace cuda = testing::cuda;
 
 using kernels::AdamNumbers;
 using kernels::Copy;
@@ -155,6 +164,37 @@ TEST(AdamKernels, AnElementsBitsDependOnNeitherVectorsNorItsPlace) {
       ASSERT_EQ(first, kCount);
       parts.expect_same_bits(whole, std::string(by->name) + ", " + of.name);
     }
+  }
+}
+
+template <typename Type>
+Type* data_of(const at::Tensor& tensor) {
+  return static_cast<Type*>(tensor.defined() ? tensor.data_ptr() : nullptr);
+}
+
+// By threads of this host.
+template <typename T>
+void update_as_a_gpu(Tensors& of) {
+  using W = cuda::Wide<T>;
+  const auto numbers = std::bit_cast<cuda::AdamNumbers>(kNumbers);
+  cuda::launch({2, 1}, cuda::kThreads, [&] {
+    cuda::adam(data_of<W>(of.parameter), data_of<const T>(of.gradient),
+               data_of<W>(of.exp_avg), data_of<W>(of.exp_avg_sq),
+               data_of<cuda::Bf16>(of.rounded), kCount, numbers);
+  });
+}
+
+TEST(AdamKernels, TheLoopForGpusIsWithinUlpsOfFp64) {
+  for (const Case& of : kCases) {
+    if (of.gradient == Gradient::kF16 || of.copy == Copy::kF16) continue;
+    Tensors after(of);
+    if (of.gradient == Gradient::kF64) update_as_a_gpu<double>(after);
+    if (of.gradient == Gradient::kF32) update_as_a_gpu<float>(after);
+    if (of.gradient == Gradient::kBF16) update_as_a_gpu<cuda::Bf16>(after);
+    expect_updated(Tensors(of), after, of.name);
+    if (of.copy == Copy::kNone) continue;
+    EXPECT_TRUE(at::equal(after.rounded, after.parameter.to(of.copy_type())))
+        << of.name;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "tessera/core/parallel.h"
+#include "tessera/nn/gpu/program.h"
 #include "tessera/optim/detail/kernel_table.h"
 
 namespace tessera::optim {
@@ -45,6 +46,19 @@ double sum_of_squares_here(const std::vector<at::Tensor>& gradients) {
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
+// Of one tensor of a device, where it stays.
+at::Tensor sum_of_squares_there(const at::Tensor& gradient) {
+  if (!nn::gpu::runs(gradient)) {
+    return gradient.to(at::kDouble).square().sum();
+  }
+  const at::Tensor of = gradient.contiguous();
+  const nn::gpu::Grid grid = nn::gpu::blocks_for(of.numel());
+  const at::Tensor parts = at::empty({grid.x}, of.options().dtype(at::kDouble));
+  nn::gpu::launch("squares", of, grid, of.const_data_ptr(),
+                  parts.mutable_data_ptr(), of.numel());
+  return parts.sum();
+}
+
 }  // namespace
 
 at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients) {
@@ -54,7 +68,7 @@ at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients) {
   at::Tensor sum =
       at::zeros({}, gradients.front().options().dtype(at::kDouble));
   for (const at::Tensor& gradient : gradients) {
-    sum = sum + gradient.detach().to(at::kDouble).square().sum();
+    sum = sum + sum_of_squares_there(gradient.detach());
   }
   return sum;
 }

@@ -154,11 +154,13 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
   add(trains && config.batch.micro > 1, "a smaller batch.micro");
   add(!trains && config.batch.micro > 1, "a smaller --batch");
   add(trains && config.recompute.mode == "none", "recompute.mode block");
-  add(trains && config.zero.offload != "all" && !config.mesh.star(),
+  const bool on_cpu = config.run.device_type == at::kCPU;
+  add(trains && config.zero.offload != "all" && !config.mesh.star() && on_cpu,
       config.zero.offload == "none" ? "zero.offload optimizer or all"
                                     : "zero.offload all");
   add(!trains && config.precision.compute != "bf16", "--dtype bf16");
-  ways.emplace_back("a host with more memory");
+  ways.emplace_back(on_cpu ? "a host with more memory"
+                           : "a device with more memory");
   return ways;
 }
 
@@ -314,6 +316,25 @@ void check_memory(const RunConfig& of, const HostRanks& ranks,
   TS_CHECK_CONFIG(false, "memory: ", found, ". Use ",
                   c10::Join(" or ", ways_to_need_less(config, ranks, purpose)),
                   ".");
+}
+
+void refuse_out_of_memory(const RunConfig& config,
+                          const c10::OutOfMemoryError& error) {
+  const auto held = [](MemoryKind kind) {
+    return bytes_text(monitor::tensor_bytes(kind).now);
+  };
+  const int64_t work = monitor::tensor_bytes(MemoryKind::kWork).peak;
+  const std::string words = message_of(error);
+  TS_CHECK_CONFIG(
+      false, "memory of the device: ", words.substr(0, words.find('\n')),
+      " This rank holds ", held(MemoryKind::kParameters), " of parameters, ",
+      held(MemoryKind::kGradients), " of gradients and ",
+      held(MemoryKind::kOptimizer),
+      " of the optimizer's states, and had up to ", bytes_text(work),
+      " beside them. Use ",
+      c10::Join(" or ",
+                ways_to_need_less(config, {}, program::Purpose::kTraining)),
+      ".");
 }
 
 int64_t memory_of_host() {

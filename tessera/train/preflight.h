@@ -6,6 +6,8 @@
 //         for files that are damaged.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <cstdint>
 #include <string>
 
@@ -32,6 +34,12 @@ void preflight(const engine::RunConfig& config, const HostRanks& ranks,
 void check_memory(const engine::RunConfig& config, const HostRanks& ranks,
                   int64_t host_bytes,
                   program::Purpose purpose = program::Purpose::kTraining);
+
+// Ends a training whose rank's device has no more memory: TS_CHECK_CONFIG, with
+// what this rank holds, by kind, and what would need less. Where all that the
+// rank has made is still there.
+[[noreturn]] void refuse_out_of_memory(const engine::RunConfig& config,
+                                       const c10::OutOfMemoryError& error);
 
 // What TESSERA_HOST_MEMORY says ("16G"), else what the host has; 0: unknown.
 int64_t memory_of_host();

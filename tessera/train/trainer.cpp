@@ -27,6 +27,7 @@
 #include "tessera/train/evaluate.h"
 #include "tessera/train/metrics.h"
 #include "tessera/train/model_files.h"
+#include "tessera/train/preflight.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/shared_folder.h"
 #include "tessera/train/skipped_step.h"
@@ -59,6 +60,15 @@ class Trainer {
   ~Trainer() { log::close_rank_file(static_cast<int>(ranks_.rank())); }
 
   ExitCode run() {
+    try {
+      return run_to_its_end();
+    } catch (const c10::OutOfMemoryError& error) {
+      refuse_out_of_memory(config_, error);
+    }
+  }
+
+ private:
+  ExitCode run_to_its_end() {
     compare_across(ranks_.world(), to_json(config_));
     open_folder();
     open_data();
@@ -83,7 +93,6 @@ class Trainer {
     return loop_and_close();
   }
 
- private:
   bool leads() const { return ranks_.rank() == 0; }
 
   // The folder and this rank's log.

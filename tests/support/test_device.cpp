@@ -41,11 +41,15 @@ class Memory {
   void* allocate(size_t bytes) {
     const size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     const std::lock_guard lock(mutex_);
+    TORCH_CHECK_WITH(OutOfMemoryError, limit_ == 0 || in_use_ + size <= limit_,
+                     "the test device is out of memory: ", size,
+                     " bytes more.\nIts allocator says more.");
     for (auto [begin, length] : free_) {
       if (length < size) continue;
       free_.erase(begin);
       if (length > size) free_.emplace(begin + size, length - size);
       used_.emplace(begin, size);
+      in_use_ += size;
       return far_ + begin;
     }
     TS_CHECK(false, "the test device is out of memory");
@@ -57,6 +61,7 @@ class Memory {
     const auto used = used_.find(static_cast<char*>(at) - far_);
     size_t begin = used->first, length = used->second;
     used_.erase(used);
+    in_use_ -= length;
     auto next = free_.lower_bound(begin);
     if (next != free_.end() && next->first == begin + length) {
       length += next->second;
@@ -68,6 +73,11 @@ class Memory {
       return;
     }
     free_.emplace(begin, length);
+  }
+
+  void limit(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    limit_ = bytes;
   }
 
   void* near(const void* far) const {
@@ -88,6 +98,7 @@ class Memory {
   char* far_ = nullptr;
   char* near_ = nullptr;
   std::mutex mutex_;
+  size_t limit_ = 0, in_use_ = 0;
   std::map<size_t, size_t> free_, used_;  // length by begin
 };
 
@@ -102,13 +113,21 @@ struct Allocator final : c10::Allocator {
     const c10::Device device(kType, 0);
     if (bytes == 0) return {nullptr, device};
     void* const at = memory().allocate(bytes);
+    tell(at, static_cast<int64_t>(bytes));
     return {at, at, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     std::memcpy(memory().near(to), memory().near(from), bytes);
   }
-  static void release(void* at) { memory().release(at); }
+  static void release(void* at) {
+    tell(at, -1);  // before another gets it
+    memory().release(at);
+  }
+  // As CUDA's does.
+  static void tell(void* at, int64_t bytes) {
+    c10::reportMemoryUsageToProfiler(at, bytes, 0, 0, {kType, 0});
+  }
 };
 
 Allocator allocator;
@@ -282,6 +301,10 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
 bool has_test_device() { return !at::detail::getCUDAHooks().hasCUDART(); }
 
 at::Device test_device() { return {kType, 0}; }
+
+void limit_test_device(int64_t bytes) {
+  memory().limit(static_cast<size_t>(bytes));
+}
 
 int64_t reads_of_device() { return reads; }
 

@@ -21,6 +21,10 @@ bool has_test_device();
 // REQUIRES: has_test_device().
 at::Device test_device();
 
+// As if it had so many bytes, from now on; 0: as many as there are. What is
+// beyond them is refused as a GPU refuses it.
+void limit_test_device(int64_t bytes);
+
 // How often this thread read something of it.
 int64_t reads_of_device();
 

@@ -1,4 +1,5 @@
-// The loops of detail/one_pass.h for GPUs: one pass over memory each.
+// The loops of detail/one_pass.h for GPUs, and those of optim/kernels: one pass
+// over memory each.
 //
 // Compiled at run time by NVRTC (program.h), of which it includes nothing; and by
 // the compiler of the tests, where a block's threads are threads (gpu_loops_test).
@@ -269,6 +270,53 @@ __device__ void cross_entropy(T* logits, const long long* targets,
   }
 }
 
+// The numbers of Adam's step, alike for all elements: AdamNumbers of
+// optim/kernels/kernels.h.
+struct AdamNumbers {
+  double gradient_scale, decay_in_gradient, kept, beta1, beta2, of_gradient,
+      of_square, step_size, root_scale, eps;
+};
+
+// rounded may be null.
+template <typename T>
+__device__ void adam(Wide<T>* parameter, const T* gradient, Wide<T>* exp_avg,
+                     Wide<T>* exp_avg_sq, Bf16* rounded, long long count,
+                     const AdamNumbers& of) {
+  using W = Wide<T>;
+  const W scale = static_cast<W>(of.gradient_scale),
+          decay = static_cast<W>(of.decay_in_gradient),
+          kept = static_cast<W>(of.kept), beta1 = static_cast<W>(of.beta1),
+          beta2 = static_cast<W>(of.beta2),
+          of_gradient = static_cast<W>(of.of_gradient),
+          of_square = static_cast<W>(of.of_square),
+          step_size = static_cast<W>(of.step_size),
+          root_scale = static_cast<W>(of.root_scale),
+          eps = static_cast<W>(of.eps);
+  for_each_element(count, [&](long long i) {
+    const W p = parameter[i];
+    const W g = wide(gradient[i]) * scale + decay * p;
+    const W m = beta1 * exp_avg[i] + of_gradient * g;
+    const W v = beta2 * exp_avg_sq[i] + of_square * (g * g);
+    const W updated = p * kept - step_size * m / (sqrt(v) * root_scale + eps);
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
+    parameter[i] = updated;
+    if (rounded != nullptr) store(rounded + i, static_cast<float>(updated));
+  });
+}
+
+// parts[block] = the sum of squares of what the block goes over.
+template <typename T>
+__device__ void squares(const T* x, double* parts, long long count) {
+  double sum = 0;
+  for_each_element(count, [&](long long i) {
+    const double value = static_cast<double>(wide(x[i]));
+    sum += value * value;
+  });
+  sum = sum_of_block(sum);
+  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
 // What is launched, of each type; its arguments in this order.
 #define TESSERA_GPU_LOOPS(T, type)                                             \
   extern "C" __global__ void __launch_bounds__(kThreads) rms_norm_##type(      \
@@ -306,6 +354,15 @@ __device__ void cross_entropy(T* logits, const long long* targets,
       T* logits, const long long* targets, long long ignored, double* losses,  \
       long long width, int scaled, double scale) {                             \
     cross_entropy<T>(logits, targets, ignored, losses, width, scaled, scale);  \
+  }                                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads) adam_##type(          \
+      Wide<T>* parameter, const T* gradient, Wide<T>* exp_avg,                 \
+      Wide<T>* exp_avg_sq, Bf16* rounded, long long count, AdamNumbers of) {   \
+    adam<T>(parameter, gradient, exp_avg, exp_avg_sq, rounded, count, of);     \
+  }                                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads) squares_##type(       \
+      const T* x, double* parts, long long count) {                            \
+    squares<T>(x, parts, count);                                               \
   }
 
 TESSERA_GPU_LOOPS(double, f64)

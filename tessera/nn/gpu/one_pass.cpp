@@ -9,16 +9,6 @@
 #include "tessera/nn/gpu/program.h"
 
 namespace tessera::nn::gpu {
-namespace {
-
-// Blocks that go over so many elements: some for each multiprocessor.
-Grid blocks_for(int64_t elements) {
-  constexpr int64_t kMost = 4096;
-  return {std::min(kMost, (elements + kThreads - 1) / kThreads)};
-}
-
-}  // namespace
-
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     double eps, double offset) {

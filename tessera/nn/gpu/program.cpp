@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
@@ -235,6 +236,11 @@ std::string compile(const std::string& architecture) {
 bool runs(const at::Tensor& x) {
   return x.is_cuda() && type_of(x) != nullptr &&
          loops_of(x.device()) != nullptr;
+}
+
+Grid blocks_for(int64_t elements) {
+  constexpr int64_t kMost = 4096;
+  return {std::min(kMost, (elements + kThreads - 1) / kThreads)};
 }
 
 void launch(const std::string& loop, const at::Tensor& x, Grid grid,

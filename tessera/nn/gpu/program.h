@@ -30,6 +30,9 @@ inline constexpr int64_t kThreads = 256, kWarp = 32;
 struct Grid {
   int64_t x = 1, y = 1;
 };
+// That go over so many elements: some for each multiprocessor, the same number
+// on every GPU.
+Grid blocks_for(int64_t elements);
 
 // Puts a loop for x's type on the current stream of its device. `arguments`:
 // the address of each. REQUIRES: runs(x).

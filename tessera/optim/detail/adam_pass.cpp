@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tessera/core/parallel.h"
+#include "tessera/nn/gpu/program.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/optim/detail/kernel_table.h"
 
@@ -65,6 +66,15 @@ class Update {
                  count);
   }
 
+  // The same loop (nn/gpu/loops.cu) over all of it.
+  void run_on_gpu(const kernels::AdamNumbers& numbers) const {
+    const int64_t count = parameter_.numel();
+    nn::gpu::launch(
+        "adam", gradient_, nn::gpu::blocks_for(count), parameter_.data_ptr(),
+        gradient_.const_data_ptr(), exp_avg_.data_ptr(), exp_avg_sq_.data_ptr(),
+        rounded_.defined() ? rounded_.data_ptr() : nullptr, count, numbers);
+  }
+
  private:
   static at::Tensor readable(const at::Tensor& gradient,
                              at::ScalarType parameter) {
@@ -79,7 +89,14 @@ class Update {
 }  // namespace
 
 bool runs_in_one_pass(const UpdateGroup& group) {
-  return group.parameters.front().is_cpu() && nn::uses(nn::Kernel::kAdamW);
+  if (!nn::uses(nn::Kernel::kAdamW)) return false;
+  if (group.parameters.front().is_cpu()) return true;
+  const auto is_fp16 = [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.scalar_type() == at::kHalf;
+  };
+  return nn::gpu::runs(group.parameters.front()) &&
+         std::ranges::none_of(group.gradients, is_fp16) &&
+         std::ranges::none_of(group.copies, is_fp16);
 }
 
 void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
@@ -91,6 +108,10 @@ void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
     updates.emplace_back(group, i);
     const int64_t before = ends.empty() ? 0 : ends.back();
     ends.push_back(before + group.parameters[i].numel());
+  }
+  if (!group.parameters.front().is_cpu()) {
+    for (const Update& update : updates) update.run_on_gpu(numbers);
+    return;
   }
   parallel_for(
       0, ends.back(), kElementsPerPart, [&](int64_t begin, int64_t end) {

@@ -6,6 +6,7 @@
 //          others are converted before. Copies in bf16 or fp16.
 // Bits:    an element's depend on its own numbers alone, not on where it lies,
 //          how many threads there are, or which vectors.
+//          A GPU fuses products into sums: its own.
 // Threads: work is shared out by core/parallel.h, all tensors as one range.
 #pragma once
 
@@ -16,7 +17,8 @@ namespace tessera::optim::detail {
 
 enum class Decay { kInGradient, kDecoupled };
 
-// On the CPU, and not left out by name.
+// On the CPU, or on a GPU that has its loop (of which there is none for fp16);
+// and not left out by name.
 bool runs_in_one_pass(const UpdateGroup& group);
 
 // REQUIRES: runs_in_one_pass().

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/comm/autograd.h"
+#include "tessera/core/device.h"
 #include "tessera/core/host_read.h"
 #include "tessera/mesh/layout.h"
 #include "tessera/parallel/expert/expert_parallel.h"
@@ -79,9 +80,9 @@ std::vector<Chunk> chunks_of(const at::Tensor& counts, int64_t chunks,
 at::Tensor run_sorted(const at::Tensor& came, const Chunk& chunk,
                       int64_t experts_here, const RunExperts& run) {
   const at::Tensor order = order_by_expert(chunk.here);
-  const at::Tensor sorted = came.index_select(0, order.to(came.device()));
+  const at::Tensor sorted = came.index_select(0, sent_to(order, came.device()));
   const at::Tensor outputs = run(sorted, chunk.splits(experts_here));
-  return outputs.index_select(0, inverse_of(order).to(came.device()));
+  return outputs.index_select(0, sent_to(inverse_of(order), came.device()));
 }
 
 // Rows of each rank's experts in turn -> by chunk, of each by rank; and back.
