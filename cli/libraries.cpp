@@ -65,7 +65,7 @@ void start_again(int argc, char** argv, char** environment) {
 }
 
 [[gnu::section(".preinit_array"),
-  gnu::used]] void (*const first_of_all)(int, char**, char**) = &start_again;
+  gnu::used]] void (*const kFirstOfAll)(int, char**, char**) = &start_again;
 
 }  // namespace
 }  // namespace tessera::cli

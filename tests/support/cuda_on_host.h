@@ -14,6 +14,8 @@
 #include <thread>
 #include <vector>
 
+// The names are CUDA's.
+// NOLINTBEGIN(readability-identifier-naming,bugprone-reserved-identifier)
 #define __global__
 #define __device__
 #define __shared__ static
@@ -84,3 +86,4 @@ inline void launch(Place grid, int threads, const std::function<void()>& body) {
 }
 
 }  // namespace tessera::testing::cuda
+// NOLINTEND(readability-identifier-naming,bugprone-reserved-identifier)
