@@ -35,6 +35,7 @@ bool computes(int argc, char** argv) {
 
 // Neither the C library's environment nor streams are there yet.
 void start_again(int argc, char** argv, char** environment) {
+  if (!computes(argc, argv)) return;
   std::vector<char*> all;
   for (char** each = environment; *each != nullptr; ++each) {
     all.push_back(*each);
@@ -44,8 +45,7 @@ void start_again(int argc, char** argv, char** environment) {
       return each.starts_with(name + "=");
     });
   };
-  std::string done = "TESSERA_LIBRARIES_SET_UP=1";
-  if (!computes(argc, argv) || has("TESSERA_LIBRARIES_SET_UP")) return;
+  if (has("TESSERA_LIBRARIES_SET_UP")) return;
   std::string spins = "GOMP_SPINCOUNT=10000";
   if (!has("GOMP_SPINCOUNT") && !has("OMP_WAIT_POLICY")) {
     all.push_back(spins.data());
@@ -58,6 +58,7 @@ void start_again(int argc, char** argv, char** environment) {
       std::to_string(kKeptMemory.trim_threshold) +
       ":glibc.malloc.top_pad=" + std::to_string(kKeptMemory.top_pad);
   if (!has("GLIBC_TUNABLES")) all.push_back(tunables.data());
+  std::string done = "TESSERA_LIBRARIES_SET_UP=1";
   all.push_back(done.data());
   all.push_back(nullptr);
   // Where it cannot, it goes on as it is.

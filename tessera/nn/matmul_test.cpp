@@ -58,7 +58,8 @@ TEST(MatmulWidened, RoundsOnce) {
     product_into(narrow, a, b, /*adds=*/false, ProductWay::kWidened);
     EXPECT_LT(relative(wide, exact), 1e-6);
     EXPECT_TRUE(narrow.equal(wide.to(type)));
-    product_into(wide, a, b, /*adds=*/true, ProductWay::kWidened);
+    product_into(wide, a.t().contiguous().t(), b, /*adds=*/true,
+                 ProductWay::kWidened);
     EXPECT_LT(relative(wide, 2 * exact), 1e-6);
   }
 }

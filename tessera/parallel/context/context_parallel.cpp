@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tessera/comm/autograd.h"
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 at::Tensor on_device_of(const at::Tensor& x,
                         const std::vector<int64_t>& places) {
-  return at::tensor(places, x.options().dtype(at::kLong).requires_grad(false));
+  return sent_to(at::tensor(places, at::kLong), x.device());
 }
 
 // (B, T/c, H, E) -> (B, T, H/c, E): all tokens, in their order, of this rank's
