@@ -128,7 +128,7 @@ endfunction()
 
 # The sources of a folder below tessera/, each for a set of vectors.
 function(tessera_vectors folder)
-  set(avx2_flags -mavx2 -mf16c -mfma)
+  set(avx2_flags -mavx2 -mf16c -mfma -mprfchw)
   set(avx512_flags ${avx2_flags} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
   set(avx512_bf16_flags ${avx512_flags} -mavx512bf16)
   foreach(vectors IN ITEMS baseline avx2 avx512 avx512_bf16)

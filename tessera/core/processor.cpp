@@ -90,6 +90,14 @@ std::string processor_name() {
   return "an unknown processor";
 }
 
+bool is_intel() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("intel") != 0;
+#else
+  return false;
+#endif
+}
+
 std::optional<double> cache_line_round_trip_ns() {
   const std::vector<int> cores = two_cores();
   if (cores.size() < 2) return std::nullopt;

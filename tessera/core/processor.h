@@ -11,6 +11,9 @@ namespace tessera {
 // As /proc/cpuinfo has it; "an unknown processor" where it has nothing.
 std::string processor_name();
 
+// Of Intel's make: what is fastest there was measured there (bench/results).
+bool is_intel();
+
 // From one core to another and back. Two threads, pinned to the first two cores
 // that this process may use, hand a line back and forth for some
 // milliseconds; the fastest of several batches counts, so that a busy core does

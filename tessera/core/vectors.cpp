@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tessera/core/error.h"
+#include "tessera/core/processor.h"
 
 namespace tessera {
 namespace {
@@ -66,7 +67,7 @@ bool multiplies_bf16() {
 bool gains_by_bf16() {
 #if defined(__x86_64__)
   const bool has_pairs_alone =
-      __builtin_cpu_is("intel") && !__builtin_cpu_supports("amx-bf16");
+      is_intel() && !__builtin_cpu_supports("amx-bf16");
   return multiplies_bf16() && !has_pairs_alone;
 #else
   return true;

@@ -86,7 +86,8 @@ void reduce(std::span<const void* const> inputs, std::span<void* const> outputs,
       .outputs = reinterpret_cast<char* const*>(outputs.data()),
       .num_outputs = static_cast<int64_t>(outputs.size()),
       .numel = numel,
-      .streaming = stores == Stores::kStreaming && can_stream(outputs)};
+      .streaming = stores == Stores::kStreaming && can_stream(outputs),
+      .asks_ahead = stores == Stores::kAskedAhead};
   machine_kernels().reduce(job, *kind_of(dtype), op_of(op));
 }
 
@@ -100,7 +101,10 @@ void copy_bytes(void* to, const void* from, int64_t bytes, Stores stores) {
   char* out = static_cast<char*>(to);
   const char* in = static_cast<const char*>(from);
   if (stores == Stores::kStreaming) {
-    return machine_kernels().copy(out, in, bytes);
+    return machine_kernels().copy_streaming(out, in, bytes);
+  }
+  if (stores == Stores::kAskedAhead) {
+    return machine_kernels().copy_ahead(out, in, bytes);
   }
   for (int64_t done = 0; done < bytes; done += kCopyBytes) {
     std::memcpy(out + done, in + done,

@@ -19,8 +19,10 @@ namespace tessera::comm {
 
 // How results are written. kStreaming goes past the caches: right for lines
 // that a far core holds or will read, wrong for those that this core reads
-// next. A hint: where addresses do not allow it, stores are ordinary.
-enum class Stores { kOrdinary, kStreaming };
+// next. kAskedAhead has the core ask for a line to write to before it comes to
+// it, for those that another core holds. Hints: where addresses or the
+// processor do not allow it, stores are ordinary.
+enum class Stores { kOrdinary, kStreaming, kAskedAhead };
 
 // Throws TS_CHECK where `op` is not defined for `dtype`.
 void check_reducible(at::ScalarType dtype, ReduceOp op);

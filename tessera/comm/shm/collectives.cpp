@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "tessera/core/processor.h"
+
 namespace tessera::comm::shm {
 namespace {
 
@@ -286,8 +288,8 @@ Share Collectives::share_of(const void* data, int64_t bytes, Use use) const {
 }
 
 Stores Collectives::stores_for(int64_t bytes) const {
-  return bytes > kStreamBytes && meeting_.is_far() ? Stores::kStreaming
-                                                   : Stores::kOrdinary;
+  if (bytes > kStreamBytes && meeting_.is_far()) return Stores::kStreaming;
+  return is_intel() ? Stores::kAskedAhead : Stores::kOrdinary;
 }
 
 char* Collectives::own_stage() const { return segment_.stage(rank_, half_); }

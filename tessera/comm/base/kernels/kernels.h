@@ -21,12 +21,14 @@ struct Job {
   int64_t num_outputs;
   int64_t numel;
   bool streaming;
+  bool asks_ahead;  // for lines of the outputs
 };
 
 struct Kernels {
   const char* name;
   void (*reduce)(const Job& job, Kind kind, Op op);
-  void (*copy)(char* to, const char* from, int64_t bytes);  // streaming
+  void (*copy_streaming)(char* to, const char* from, int64_t bytes);
+  void (*copy_ahead)(char* to, const char* from, int64_t bytes);
 };
 
 // Elsewhere than on x86-64 all three are the first.
