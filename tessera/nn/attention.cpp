@@ -211,8 +211,8 @@ Attention::Projected GroupedQueryAttention::project(
   k = heads_of(k);  // (B, T, K, E)
   norm_where(QkNorm::kPerHead);
   if (rotation) {
-    q = rotate(q, rotation);
-    k = rotate(k, rotation);
+    q = rotate_in_place(q, rotation);
+    k = rotate_in_place(k, rotation);
   }
   return {q, k, v};
 }

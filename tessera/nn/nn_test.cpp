@@ -204,6 +204,32 @@ TEST(Rotary, Gradient) {
   expect_gradient([&] { return rotate(x, table.rows(1, 3, x)); }, x);
 }
 
+// Also of its gradient, which nobody else has; of one that somebody has not.
+TEST(Rotary, InPlaceGivesTheSame) {
+  RotaryTable table(40, 10000.0);
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    const auto x = at::randn({2, 5, 3, 40}).to(type).requires_grad_();
+    const auto dy = at::randn({2, 5, 3, 40}).to(type);
+    const auto kept = dy.clone();
+    const auto rotation = table.rows(0, 5, x);
+    const auto gradient_of = [&](const auto& by) {
+      const auto y = by(x * 1, rotation) * 1;
+      return std::pair{
+          y, torch::autograd::grad({y}, {x}, {dy}, /*retain_graph=*/false)[0]};
+    };
+    const auto [y, dx] = gradient_of(rotate);
+    const auto [in_place, dx_in_place] = gradient_of(rotate_in_place);
+    EXPECT_TRUE(at::equal(in_place, y));
+    EXPECT_TRUE(at::equal(dx_in_place, dx));
+    const auto memory = x.detach().clone();
+    EXPECT_TRUE(at::equal(rotate_in_place(memory, rotation), y));
+    EXPECT_TRUE(at::equal(memory, y));
+    const auto direct = rotate(x, rotation);
+    torch::autograd::backward({direct}, {dy});
+    EXPECT_TRUE(at::equal(dy, kept));
+  }
+}
+
 TEST(Rotary, StridedInputAndGradientGiveTheSame) {
   RotaryTable table(8, 10000.0);
   for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {

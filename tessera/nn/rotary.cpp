@@ -25,19 +25,27 @@ at::Tensor rotated_by_tensors(const at::Tensor& x, const Rotation& rotation,
 
 // x: (B, T, H, E). `direction` -1 rotates back.
 at::Tensor rotated(const at::Tensor& x, const Rotation& rotation,
-                   double direction) {
+                   double direction, bool in_place) {
   if (!detail::has_loops(x)) return rotated_by_tensors(x, rotation, direction);
-  return detail::rotate(x.contiguous(), rotation.cos, rotation.sin, direction);
+  const at::Tensor rows = x.contiguous();
+  return detail::rotate(rows, rotation.cos, rotation.sin, direction,
+                        in_place || !rows.is_same(x));
+}
+
+// Of a gradient that LibTorch handed in.
+bool is_ours_alone(const at::Tensor& gradient) {
+  return !at::GradMode::is_enabled() && gradient.use_count() == 1 &&
+         gradient.storage().use_count() == 1;
 }
 
 class Rotate : public torch::autograd::Function<Rotate> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx,
                             const at::Tensor& x, const at::Tensor& cos,
-                            const at::Tensor& sin) {
+                            const at::Tensor& sin, bool in_place) {
     ctx->saved_data["cos"] = cos;
     ctx->saved_data["sin"] = sin;
-    return rotated(x, {cos, sin}, 1.0);
+    return rotated(x, {cos, sin}, 1.0, in_place);
   }
 
   static torch::autograd::variable_list backward(
@@ -45,7 +53,8 @@ class Rotate : public torch::autograd::Function<Rotate> {
       const torch::autograd::variable_list& gradients) {
     const Rotation rotation{ctx->saved_data["cos"].toTensor(),
                             ctx->saved_data["sin"].toTensor()};
-    return {rotated(gradients[0], rotation, -1.0), {}, {}};
+    const bool in_place = is_ours_alone(gradients[0]);
+    return {rotated(gradients[0], rotation, -1.0, in_place), {}, {}, {}};
   }
 };
 
@@ -122,7 +131,11 @@ void RotaryTable::grow(int64_t positions, const at::TensorOptions& options) {
 }
 
 at::Tensor rotate(const at::Tensor& x, const Rotation& rotation) {
-  return Rotate::apply(x, rotation.cos, rotation.sin);
+  return Rotate::apply(x, rotation.cos, rotation.sin, /*in_place=*/false);
+}
+
+at::Tensor rotate_in_place(const at::Tensor& x, const Rotation& rotation) {
+  return Rotate::apply(x, rotation.cos, rotation.sin, /*in_place=*/true);
 }
 
 }  // namespace tessera::nn

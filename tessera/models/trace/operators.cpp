@@ -232,11 +232,12 @@ Traced Operators::glu(const Traced& gate, const Traced& up) const {
   return made_again(y, 0);
 }
 
-Traced Operators::rotate(const Traced& x, const Memory& kept) const {
+Traced Operators::rotate(const Traced& x, const Memory& kept,
+                         bool in_place) const {
   return tape_.record(
-      elements(x.numel), x.numel, {x}, {kept},
+      in_place ? x.memory : elements(x.numel), x.numel, {x}, {kept},
       [this, numel = x.numel](const Memory& gradient) -> std::vector<Memory> {
-        return {elements(numel)};
+        return {gradient.use_count() == 1 ? gradient : elements(numel)};
       });
 }
 

@@ -89,8 +89,8 @@ class Operators {
   Traced gelu(const Traced& x) const;
   // What a gate is made, times up.
   Traced glu(const Traced& gate, const Traced& up) const;
-  // `kept`: cosines and sines of this call alone.
-  Traced rotate(const Traced& x, const Memory& kept) const;
+  // `kept`: cosines and sines of this call alone. `in_place`: where x is.
+  Traced rotate(const Traced& x, const Memory& kept, bool in_place) const;
   // A copy in another order; `copied_back`: the gradient too.
   Traced reorder(const Traced& x, bool copied_back) const;
   // Rows by number, which are kept; `rows` of so many elements each.

@@ -74,11 +74,11 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
-                  const at::Tensor& sin, double direction) {
+                  const at::Tensor& sin, double direction, bool in_place) {
   if (!x.is_cpu()) return gpu::rotate(x, cos, sin, direction);
   RECORD_FUNCTION("tessera::rotate", {});
   const int64_t tokens = x.size(1), heads = x.size(2), width = x.size(3);
-  at::Tensor y = at::empty_like(x);
+  at::Tensor y = in_place ? x.variable_data() : at::empty_like(x);
   const Element element = element_of(x);
   const int64_t rows = x.size(0) * tokens, half = width / 2;
   parallel_for(0, rows, kRowsPerPart, [&](int64_t begin, int64_t end) {

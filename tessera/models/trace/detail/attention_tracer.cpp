@@ -53,8 +53,8 @@ UnitTracer::Heads UnitTracer::grouped_heads(const Traced& x) const {
     k = ops_.rms_norm(k, config_.head_dim);
   }
   if (!family_.learned_positions) {
-    q = ops_.rotate(q, rotation_);
-    k = ops_.rotate(k, rotation_);
+    q = ops_.rotate(q, rotation_, /*in_place=*/true);
+    k = ops_.rotate(k, rotation_, /*in_place=*/true);
   }
   return {q, k, std::move(all[2])};
 }
@@ -84,7 +84,7 @@ UnitTracer::Heads UnitTracer::latent_heads(const Traced& x) const {
         });
   };
   const auto turned = [&](const Traced& part) {
-    return ops_.rotate(part, rotation_);
+    return ops_.rotate(part, rotation_, /*in_place=*/false);
   };
   const bool direct = latent.q_rank == 0;
   auto all = linears({{direct ? "attention.q" : "attention.q_a",
