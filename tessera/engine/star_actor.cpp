@@ -105,6 +105,9 @@ void StarActor::backward(program::Op /*part*/, int64_t /*microbatch*/,
   });
 }
 
-void StarActor::reduce_replicas() { replicas_.reduce_gradients(); }
+void StarActor::reduce_replicas() {
+  composed_.parameters->complete_gradients();
+  replicas_.reduce_gradients();
+}
 
 }  // namespace tessera::engine

@@ -8,6 +8,7 @@
 
 #include "tessera/core/parallel.h"
 #include "tessera/nn/matmul.h"
+#include "tessera/nn/unwritten_gradients.h"
 #include "tessera/nn/weight_queue.h"
 
 namespace tessera::nn {
@@ -79,18 +80,18 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
         if (!weight.grad().defined()) {
           weight.mutable_grad() = at::zeros_like(weight);
         }
-        add_of_weight(weight.grad(), d_y, rows, splits);
+        add_to_weight(weight, d_y, rows, splits);
       });
       return {d_rows, {}, {}};
     }
     if (!weight.requires_grad()) return {d_rows, {}, {}};
     if (adds_in_place(weight)) {
-      add_of_weight(weight.grad(), d_y, rows, splits);
+      add_to_weight(weight, d_y, rows, splits);
       return {d_rows, {}, {}};
     }
     const at::Tensor d_weight =
         at::zeros(weight.sizes(), weight.options().requires_grad(false));
-    add_of_weight(d_weight, d_y, rows, splits);
+    add_to_gradients(d_weight, d_y, rows, splits, /*adds=*/true);
     return {d_rows, d_weight, {}};
   }
 
@@ -115,10 +116,21 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
               });
   }
 
-  // gradient: (E, out, in).
-  static void add_of_weight(const at::Tensor& gradient, const at::Tensor& d_y,
+  // Experts without a row have no product that would write.
+  static void add_to_weight(const at::Tensor& weight, const at::Tensor& d_y,
                             const at::Tensor& rows,
                             const std::vector<int64_t>& splits) {
+    const bool adds = !take_unwritten(weight);
+    for (size_t e = 0; e < splits.size() && !adds; ++e) {
+      if (splits[e] == 0) weight.grad()[static_cast<int64_t>(e)].zero_();
+    }
+    add_to_gradients(weight.grad(), d_y, rows, splits, adds);
+  }
+
+  // gradient: (E, out, in).
+  static void add_to_gradients(const at::Tensor& gradient,
+                               const at::Tensor& d_y, const at::Tensor& rows,
+                               const std::vector<int64_t>& splits, bool adds) {
     const auto d_y_of = d_y.split_with_sizes(splits);
     const auto rows_of = rows.split_with_sizes(splits);
     // A share of a layer's rows stands for as large a share of its features:
@@ -132,7 +144,7 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
                 if (features == 0) return;
                 add_to_gradient(
                     gradient[static_cast<int64_t>(e)].narrow(0, from, features),
-                    d_y_of[e].narrow(1, from, features), rows_of[e],
+                    d_y_of[e].narrow(1, from, features), rows_of[e], adds,
                     Sizes::kNew);
               });
   }

@@ -8,12 +8,14 @@
 
 #include <algorithm>
 
+#include "tessera/core/processor.h"
 #include "tessera/core/vectors.h"
 #include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/detail/one_pass.h"
 #include "tessera/nn/detail/remade.h"
 #include "tessera/nn/detail/wide_product.h"
 #include "tessera/nn/kernel_choice.h"
+#include "tessera/nn/unwritten_gradients.h"
 #include "tessera/nn/weight_queue.h"
 #include "tessera/nn/wide_type.h"
 
@@ -32,6 +34,7 @@ using torch::autograd::variable_list;
 
 // Below it what oneDNN does around a product takes longer than the product.
 constexpr int64_t kFewMultiplications = int64_t{1} << 18;
+
 at::Tensor rows_of(const at::Tensor& x) {
   const auto leading = x.sizes().slice(0, x.dim() - 1);
   return x.reshape({c10::multiply_integers(leading), x.size(-1)});
@@ -57,8 +60,10 @@ void announce(const at::Tensor& tensor) {
 }
 
 bool has_listeners(torch::autograd::Node& accumulator) {
-  return !accumulator.pre_hooks().empty() ||
-         !accumulator.tensor_pre_hooks().empty() ||
+  const bool is_heard = std::ranges::any_of(
+      accumulator.pre_hooks(),
+      [](const auto& hook) { return !is_of_unwritten(*hook); });
+  return is_heard || !accumulator.tensor_pre_hooks().empty() ||
          !accumulator.post_hooks().empty() ||
          accumulator.tensor_post_acc_grad_hooks() != nullptr;
 }
@@ -68,7 +73,7 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
                            const at::Tensor& x) {
   if (!adds_in_place(weight)) return product(dy.t(), x);
   announce(weight.grad());
-  add_to_gradient(weight.grad(), dy, x);
+  add_to_gradient(weight.grad(), dy, x, /*adds=*/!take_unwritten(weight));
   return {};
 }
 
@@ -169,6 +174,7 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
               {}};
     }
     announce(table.grad());
+    fill_unwritten(table);
     detail::add_rows(table.grad(), ids.reshape({-1}).contiguous(),
                      rows_of(gradients[0]).contiguous());
     return {{}, {}};
@@ -194,11 +200,13 @@ bool adds_in_place(const at::Tensor& parameter) {
 }
 
 void add_to_gradient(const at::Tensor& gradient, const at::Tensor& dy,
-                     const at::Tensor& x, Sizes sizes) {
+                     const at::Tensor& x, bool adds, Sizes sizes) {
   if (gradient.scalar_type() == dy.scalar_type() ||
       (gradient.scalar_type() == at::kFloat &&
        product_way(gradient, dy.t()) == ProductWay::kWidened)) {
-    product_into(gradient, dy.t(), x, /*adds=*/true, sizes);
+    product_into(gradient, dy.t(), x, adds, sizes);
+  } else if (!adds) {
+    at::Tensor(gradient).copy_(product(dy.t(), x));
   } else if (gradient.scalar_type() == wide_type(dy) && dy.is_cpu() &&
              c10::isReducedFloatingType(dy.scalar_type())) {
     detail::add_to_wide(gradient, product(dy.t(), x));
@@ -212,7 +220,10 @@ ProductWay product_way(int64_t multiplications, at::ScalarType type) {
       !at::globalContext().userEnabledMkldnn()) {
     return ProductWay::kLibTorch;
   }
-  if (type == at::kFloat && at::hasMKLDNN() && uses(Kernel::kOneDnnProduct)) {
+  // MKL is behind at::mm, and has its best code for processors of its maker.
+  const bool mkl_is_faster = at::hasMKL() && is_intel();
+  if (type == at::kFloat && at::hasMKLDNN() && !mkl_is_faster &&
+      uses(Kernel::kOneDnnProduct)) {
     return ProductWay::kOneDnn;
   }
   return widens(type) ? ProductWay::kWidened : ProductWay::kLibTorch;
@@ -283,8 +294,9 @@ void add_weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
   if (!weight.grad().defined()) {
     weight.mutable_grad() = product(dy.t(), x);
   } else if (uses(Kernel::kGradientInPlace) && weight.grad().is_contiguous()) {
-    add_to_gradient(weight.grad(), dy, x);
+    add_to_gradient(weight.grad(), dy, x, /*adds=*/!take_unwritten(weight));
   } else {
+    fill_unwritten(weight);
     weight.grad().add_(product(dy.t(), x));
   }
 }

@@ -1,8 +1,8 @@
 // Products of matrices: the one place where layers compute them.
 //
 // Kernel: fp32 on a CPU goes through oneDNN, which LibTorch itself takes for
-//         narrower types alone: bench/results/step_*.md has what that is worth
-//         by processor. fp16, for which few processors have arithmetic, and
+//         narrower types alone, but for Intel's, where MKL is faster:
+//         bench/results/step_*.md has what that is worth by processor. fp16, for which few processors have arithmetic, and
 //         bf16 on one that multiplies it no faster (gains_by_bf16) go through
 //         fp32: operands are widened as they are packed (detail/wide_product),
 //         sums are fp32, rounded once. All else, and what is too small to
@@ -10,7 +10,9 @@
 //         Which one depends on shapes, types and the processor, never on a
 //         timing: the bits are the same in every run.
 // Memory: the gradient of a weight whose .grad is there is added to it by the
-//         product itself: no temporary of the weight's size, no second pass.
+//         product itself, or written if it is the step's first
+//         (unwritten_gradients.h): no temporary of the weight's size, no second
+//         pass.
 //         Not where somebody listens to that gradient (a hook, as of
 //         DistributedDataParallel), asks for it by autograd::grad or records
 //         the backward itself. An input that a norm or an activation of nn
@@ -68,11 +70,13 @@ std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<at::Tensor>& biases);
 
 // For backwards of one's own: whether the one that is under way may add to
-// weight.grad by itself (see Memory); and gradient += dy^T x, of types as
-// weights and their gradients have them. gradient: (out, in), contiguous.
+// weight.grad by itself (see Memory); and gradient += dy^T x, or = where it
+// does not add, of types as weights and their gradients have them. gradient:
+// (out, in), contiguous.
 bool adds_in_place(const at::Tensor& weight);
 void add_to_gradient(const at::Tensor& gradient, const at::Tensor& dy,
-                     const at::Tensor& x, Sizes sizes = Sizes::kSame);
+                     const at::Tensor& x, bool adds,
+                     Sizes sizes = Sizes::kSame);
 
 // weight.grad += dy^T x, outside of any backward; made where there is none.
 // dy: (N, out), x: (N, in).

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/core/log.h"
+#include "tessera/nn/unwritten_gradients.h"
 
 namespace tessera::nn {
 namespace {
@@ -34,6 +35,7 @@ void tell_of(const at::Tensor& parameter) {
 
 void add_to_gradient(const at::Tensor& parameter, const at::Tensor& gradient) {
   if (parameter.grad().defined()) {
+    fill_unwritten(parameter);
     parameter.grad().add_(gradient);
   } else {
     parameter.mutable_grad() = gradient;

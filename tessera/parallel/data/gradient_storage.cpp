@@ -34,13 +34,20 @@ class ReplicatedGradients final : public GradientStorage {
     for (size_t i = 0; i < bundle.parameters.size(); ++i) {
       local_.push_back(whole_.view(i));
     }
+    if (options.may_be_unwritten) {
+      unwritten_.emplace(parameters_of(bundle), local_);
+    }
   }
 
   void use() override { whole_.attach(); }
-  void zero() override { whole_.zero(); }
+  void zero() override {
+    use();
+    zero_or_leave(whole_.flat());
+  }
   void allocate() override {}
 
   void begin_reduction(comm::Mode mode) override {
+    complete();
     if (peers_.size() == 1) return;
     whole_.begin_all_reduce(peers_, mode, bucket_bytes_);
   }
@@ -78,6 +85,9 @@ class ScatteredGradients final : public GradientStorage {
                   : cut.in_piece(sum_, i, shards.rank()));
     }
     if (!stays()) resize_storage(whole_.flat(), 0);
+    if (options.may_be_unwritten) {
+      unwritten_.emplace(parameters_of(bundle), views_);
+    }
   }
 
   // The memory may be away meanwhile.
@@ -89,21 +99,22 @@ class ScatteredGradients final : public GradientStorage {
   }
 
   void zero() override {
-    stays() ? whole_.flat().zero_() : sum_.zero_();
     use();
+    stays() ? zero_or_leave(whole_.flat()) : void(sum_.zero_());
   }
 
   void allocate() override {
     if (stays()) return;
     const MemoryScope scope(MemoryKind::kGradients);
     resize_storage(whole_.flat(), whole_bytes_);
-    whole_.flat().zero_();
+    zero_or_leave(whole_.flat());
   }
 
   void begin_reduction(comm::Mode mode) override {
     const at::NoGradGuard no_grad;
     const MemoryScope scope(MemoryKind::kGradients);
     const Cut& cut = bundle_.cut;
+    complete();
     direct_ ? take_where_it_lies() : pack();
     reduced_ = at::empty({cut.numel()}, packed_.options());
     work_ =

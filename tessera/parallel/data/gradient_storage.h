@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/nn/unwritten_gradients.h"
 #include "tessera/parallel/data/bundle.h"
 
 namespace tessera::parallel::data {
@@ -29,6 +30,9 @@ struct GradientOptions {
   // parameter's own.
   std::optional<at::ScalarType> dtype = at::kFloat;
   int64_t bucket_bytes = 0;  // of an all_reduce, at most; 0: all at once
+  // Zeros are left out where a backward writes (nn/unwritten_gradients.h): only
+  // nn's layers and LibTorch's accumulation may add to these gradients.
+  bool may_be_unwritten = false;
 };
 
 class GradientStorage {
@@ -40,6 +44,10 @@ class GradientStorage {
   // Backwards add to these from here on, where there are several.
   virtual void use() = 0;
   virtual void zero() = 0;
+  // Before anybody reads what may be unwritten; reductions do so themselves.
+  void complete() {
+    if (unwritten_) unwritten_->complete();
+  }
   // Whole gradients for a backward, where they do not live.
   virtual void allocate() = 0;
   virtual void begin_reduction(comm::Mode mode) = 0;
@@ -49,7 +57,13 @@ class GradientStorage {
   virtual void await_sum() = 0;
 
  protected:
+  // `all`: the memory of all whole gradients.
+  void zero_or_leave(const at::Tensor& all) {
+    unwritten_ ? unwritten_->begin(all) : void(all.zero_());
+  }
+
   std::vector<at::Tensor> local_;
+  std::optional<nn::UnwrittenGradients> unwritten_;
 };
 
 // `peers`: the bundle's.

@@ -209,6 +209,12 @@ void ShardedParameters::zero_gradients(int64_t version) {
   });
 }
 
+void ShardedParameters::complete_gradients(int64_t version) {
+  for_all([&](Held& held) {
+    held.for_gradients(steps_ + version, [](auto& all) { all.complete(); });
+  });
+}
+
 void ShardedParameters::allocate_gradients(int64_t unit, int64_t version) {
   for (auto& held : units_.at(unit)) {
     held->for_gradients(steps_ + version, [](auto& all) { all.allocate(); });

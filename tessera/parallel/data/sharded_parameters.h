@@ -107,6 +107,8 @@ class ShardedParameters {
   void take(const std::vector<at::Tensor>& full_masters);
 
   void zero_gradients(int64_t version = 0);
+  // Before anybody reads gradients of which no reduction was begun.
+  void complete_gradients(int64_t version = 0);
   // Whole gradients of the unit, before a backward that adds to them.
   void allocate_gradients(int64_t unit, int64_t version = 0);
   void begin_reduction(int64_t unit, comm::Mode mode, int64_t version = 0);
