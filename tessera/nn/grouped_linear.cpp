@@ -91,7 +91,7 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
     }
     const at::Tensor d_weight =
         at::zeros(weight.sizes(), weight.options().requires_grad(false));
-    add_to_gradients(d_weight, d_y, rows, splits, /*adds=*/true);
+    gradients_into(d_weight, d_y, rows, splits, /*adds=*/true);
     return {d_rows, d_weight, {}};
   }
 
@@ -124,13 +124,13 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
     for (size_t e = 0; e < splits.size() && !adds; ++e) {
       if (splits[e] == 0) weight.grad()[static_cast<int64_t>(e)].zero_();
     }
-    add_to_gradients(weight.grad(), d_y, rows, splits, adds);
+    gradients_into(weight.grad(), d_y, rows, splits, adds);
   }
 
   // gradient: (E, out, in).
-  static void add_to_gradients(const at::Tensor& gradient,
-                               const at::Tensor& d_y, const at::Tensor& rows,
-                               const std::vector<int64_t>& splits, bool adds) {
+  static void gradients_into(const at::Tensor& gradient, const at::Tensor& d_y,
+                             const at::Tensor& rows,
+                             const std::vector<int64_t>& splits, bool adds) {
     const auto d_y_of = d_y.split_with_sizes(splits);
     const auto rows_of = rows.split_with_sizes(splits);
     // A share of a layer's rows stands for as large a share of its features:
@@ -142,7 +142,7 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
                 const int64_t from = begin * out / count;
                 const int64_t features = end * out / count - from;
                 if (features == 0) return;
-                add_to_gradient(
+                gradient_into(
                     gradient[static_cast<int64_t>(e)].narrow(0, from, features),
                     d_y_of[e].narrow(1, from, features), rows_of[e], adds,
                     Sizes::kNew);

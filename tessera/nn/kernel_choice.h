@@ -10,10 +10,10 @@
 namespace tessera::nn {
 
 enum class Kernel {
-  kOneDnnProduct,    // fp32 products of matrices by oneDNN, not by at::mm
+  kOneDnnProduct,    // fp32 products by oneDNN, where at::mm is slower
   kWidenedProduct,   // fp16 ones through fp32; bf16, where it is no faster
   kJointProducts,    // layers of one input sum its gradient where it lies
-  kGradientInPlace,  // a weight's gradient is added where it lies
+  kGradientInPlace,  // a weight's gradient is added, or written, where it lies
   kSwiGlu,           // silu(gate) * up in one pass, forward and backward
   kGeGlu,            // gelu_tanh(gate) * up likewise
   kGelu,             // GPT-2's activation by one exponential, not by tanh

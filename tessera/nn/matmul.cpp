@@ -73,7 +73,7 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
                            const at::Tensor& x) {
   if (!adds_in_place(weight)) return product(dy.t(), x);
   announce(weight.grad());
-  add_to_gradient(weight.grad(), dy, x, /*adds=*/!take_unwritten(weight));
+  gradient_into(weight.grad(), dy, x, /*adds=*/!take_unwritten(weight));
   return {};
 }
 
@@ -199,14 +199,14 @@ bool adds_in_place(const at::Tensor& parameter) {
   return found == asked->end() || found->second.captures_ == nullptr;
 }
 
-void add_to_gradient(const at::Tensor& gradient, const at::Tensor& dy,
-                     const at::Tensor& x, bool adds, Sizes sizes) {
+void gradient_into(const at::Tensor& gradient, const at::Tensor& dy,
+                   const at::Tensor& x, bool adds, Sizes sizes) {
   if (gradient.scalar_type() == dy.scalar_type() ||
       (gradient.scalar_type() == at::kFloat &&
        product_way(gradient, dy.t()) == ProductWay::kWidened)) {
     product_into(gradient, dy.t(), x, adds, sizes);
   } else if (!adds) {
-    at::Tensor(gradient).copy_(product(dy.t(), x));
+    gradient.copy_(product(dy.t(), x));
   } else if (gradient.scalar_type() == wide_type(dy) && dy.is_cpu() &&
              c10::isReducedFloatingType(dy.scalar_type())) {
     detail::add_to_wide(gradient, product(dy.t(), x));
@@ -227,6 +227,14 @@ ProductWay product_way(int64_t multiplications, at::ScalarType type) {
     return ProductWay::kOneDnn;
   }
   return widens(type) ? ProductWay::kWidened : ProductWay::kLibTorch;
+}
+
+bool gains_by_linear_product(int64_t multiplications, at::ScalarType type) {
+  const bool adds_large = type == at::kFloat &&
+                          multiplications >= kFewMultiplications &&
+                          uses(Kernel::kGradientInPlace);
+  return adds_large ||
+         product_way(multiplications, type) != ProductWay::kLibTorch;
 }
 
 bool widens(at::ScalarType type) {
@@ -294,7 +302,7 @@ void add_weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
   if (!weight.grad().defined()) {
     weight.mutable_grad() = product(dy.t(), x);
   } else if (uses(Kernel::kGradientInPlace) && weight.grad().is_contiguous()) {
-    add_to_gradient(weight.grad(), dy, x, /*adds=*/!take_unwritten(weight));
+    gradient_into(weight.grad(), dy, x, /*adds=*/!take_unwritten(weight));
   } else {
     fill_unwritten(weight);
     weight.grad().add_(product(dy.t(), x));

@@ -1,12 +1,12 @@
 // Products of matrices: the one place where layers compute them.
 //
 // Kernel: fp32 on a CPU goes through oneDNN, which LibTorch itself takes for
-//         narrower types alone, but for Intel's, where MKL is faster:
-//         bench/results/step_*.md has what that is worth by processor. fp16, for which few processors have arithmetic, and
-//         bf16 on one that multiplies it no faster (gains_by_bf16) go through
-//         fp32: operands are widened as they are packed (detail/wide_product),
-//         sums are fp32, rounded once. All else, and what is too small to
-//         matter: at::mm.
+//         narrower types alone; on Intel's processors MKL, behind at::mm, is
+//         faster (bench/results/step_*.md). fp16, for which few processors
+//         have arithmetic, and bf16 on one that multiplies it no faster
+//         (gains_by_bf16) go through fp32: operands are widened as they are
+//         packed (detail/wide_product), sums are fp32, rounded once. All else,
+//         and what is too small to matter: at::mm.
 //         Which one depends on shapes, types and the processor, never on a
 //         timing: the bits are the same in every run.
 // Memory: the gradient of a weight whose .grad is there is added to it by the
@@ -63,6 +63,10 @@ int64_t widened_numbers(at::ScalarType type, int64_t rows, int64_t in,
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& bias = {});
 
+// Whether it gains over LibTorch's own where x and weight are of this type on a
+// CPU: by the product, or by the weight's gradient (see Memory).
+bool gains_by_linear_product(int64_t multiplications, at::ScalarType type);
+
 // Several of one x, whose gradient is then one sum. A bias for each weight, or
 // none at all.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
@@ -74,9 +78,8 @@ std::vector<at::Tensor> linear_products(const at::Tensor& x,
 // does not add, of types as weights and their gradients have them. gradient:
 // (out, in), contiguous.
 bool adds_in_place(const at::Tensor& weight);
-void add_to_gradient(const at::Tensor& gradient, const at::Tensor& dy,
-                     const at::Tensor& x, bool adds,
-                     Sizes sizes = Sizes::kSame);
+void gradient_into(const at::Tensor& gradient, const at::Tensor& dy,
+                   const at::Tensor& x, bool adds, Sizes sizes = Sizes::kSame);
 
 // weight.grad += dy^T x, outside of any backward; made where there is none.
 // dy: (N, out), x: (N, in).

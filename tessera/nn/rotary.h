@@ -60,8 +60,8 @@ class RotaryTable {
 // Differentiable in x; backward is the rotation by the opposite angle, in place
 // where nobody else has the gradient.
 at::Tensor rotate(const at::Tensor& x, const Rotation& rotation);
-// The same, on the CPU in x's memory. REQUIRES: nobody else uses x, nor what x
-// is a view of: autograd does not see it change.
+// The same, in x's memory where it is contiguous. REQUIRES: nobody else uses x,
+// nor what x is a view of: autograd does not see it change.
 at::Tensor rotate_in_place(const at::Tensor& x, const Rotation& rotation);
 
 }  // namespace tessera::nn

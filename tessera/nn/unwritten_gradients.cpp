@@ -14,7 +14,7 @@ namespace {
 
 namespace impl = torch::autograd::impl;
 
-bool may_be_left(const at::Tensor& parameter) {
+bool may_be_unwritten(const at::Tensor& parameter) {
   return parameter.is_cpu() && parameter.dim() >= 2 && parameter.is_leaf() &&
          parameter.requires_grad() && uses(Kernel::kGradientInPlace);
 }
@@ -24,8 +24,10 @@ bool may_be_left(const at::Tensor& parameter) {
 // On a parameter's accumulator, where whoever adds to .grad finds it.
 class UnwrittenGradients::Hook final : public torch::autograd::FunctionPreHook {
  public:
+  explicit Hook(at::Tensor parameter) : parameter_(std::move(parameter)) {}
+
   // By memory: .grad may be another tensor of it meanwhile.
-  void leave(const void* memory) { unwritten_ = memory; }
+  void mark(const void* memory) { unwritten_ = memory; }
   bool take(const at::Tensor& gradient) {
     if (unwritten_ == nullptr || !gradient.defined() ||
         gradient.const_data_ptr() != unwritten_) {
@@ -35,7 +37,6 @@ class UnwrittenGradients::Hook final : public torch::autograd::FunctionPreHook {
     return true;
   }
 
-  explicit Hook(at::Tensor parameter) : parameter_(std::move(parameter)) {}
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
     if (gradients[0].defined() && take(parameter_.grad())) {
@@ -53,7 +54,7 @@ UnwrittenGradients::UnwrittenGradients(
     const std::vector<at::Tensor>& parameters,
     std::vector<at::Tensor> gradients) {
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!may_be_left(parameters[i])) {
+    if (!may_be_unwritten(parameters[i])) {
       filled_.push_back(std::move(gradients[i]));
       continue;
     }
@@ -61,31 +62,31 @@ UnwrittenGradients::UnwrittenGradients(
     auto hook = std::make_unique<Hook>(parameters[i]);
     Hook* const found = hook.get();
     accumulator->add_pre_hook(std::move(hook));
-    left_.push_back({std::move(gradients[i]), std::move(accumulator), found});
+    hooked_.push_back({std::move(gradients[i]), std::move(accumulator), found});
   }
 }
 
 // A graph may keep the accumulators.
 UnwrittenGradients::~UnwrittenGradients() {
-  for (const Left& left : left_) left.hook->leave(nullptr);
+  for (const Hooked& each : hooked_) each.hook->mark(nullptr);
 }
 
 void UnwrittenGradients::begin(const at::Tensor& all) {
   const at::NoGradGuard no_grad;
-  if (left_.empty()) {
+  if (hooked_.empty()) {
     all.zero_();
     return;
   }
   for (const at::Tensor& gradient : filled_) gradient.zero_();
-  for (const Left& left : left_) {
-    left.hook->leave(left.gradient.const_data_ptr());
+  for (const Hooked& each : hooked_) {
+    each.hook->mark(each.gradient.const_data_ptr());
   }
 }
 
-void UnwrittenGradients::complete() {
+void UnwrittenGradients::fill() {
   const at::NoGradGuard no_grad;
-  for (const Left& left : left_) {
-    if (left.hook->take(left.gradient)) left.gradient.zero_();
+  for (const Hooked& each : hooked_) {
+    if (each.hook->take(each.gradient)) each.gradient.zero_();
   }
 }
 

@@ -4,9 +4,11 @@
 // Knows:   products and tables of this room (matmul.h, grouped_linear.h) and
 //          weight queues; LibTorch's own accumulation, before which a hook
 //          fills the gradient with zeros.
-// For:     matrices on the CPU. All else is filled at once, and so is all with
-//          TESSERA_WITHOUT_KERNELS=gradient_in_place.
-// Readers: complete() first.
+// For:     matrices and stacks of them, on the CPU. All else is filled at once,
+//          and so is all with TESSERA_WITHOUT_KERNELS=gradient_in_place.
+// Memory:  a gradient is contiguous, and known by its address: it stays where
+//          it is from begin() until it is written or filled.
+// Readers: fill() first.
 // Threads: as backward of one model: one at a time.
 #pragma once
 
@@ -30,11 +32,11 @@ class UnwrittenGradients {
   // From here on all count as zero. `all`: the memory of all of them.
   void begin(const at::Tensor& all);
   // Zeros, where nobody has written since.
-  void complete();
+  void fill();
 
  private:
   class Hook;
-  struct Left {
+  struct Hooked {
     at::Tensor gradient;
     // Has the hook.
     decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
@@ -44,7 +46,7 @@ class UnwrittenGradients {
   friend bool is_of_unwritten(const torch::autograd::FunctionPreHook&);
 
   std::vector<at::Tensor> filled_;
-  std::vector<Left> left_;
+  std::vector<Hooked> hooked_;
 };
 
 // Whether parameter.grad is unwritten; it is not from here on: the caller

@@ -35,8 +35,8 @@ Tensors gradients_of(const Layer& layer, const Tensors& parameters,
         flat.narrow(0, before, each.numel()).view(each.sizes()));
     each.mutable_grad() = gradients.back().variable_data();
   }
-  std::optional<UnwrittenGradients> left;
-  if (unwritten) left.emplace(parameters, gradients).begin(flat);
+  std::optional<UnwrittenGradients> all;
+  if (unwritten) all.emplace(parameters, gradients).begin(flat);
   for (int i = 0; i < 2; ++i) {
     const auto queue = c10::make_intrusive<WeightQueue>();
     at::Tensor y;
@@ -52,7 +52,7 @@ Tensors gradients_of(const Layer& layer, const Tensors& parameters,
       torch::autograd::backward({y}, {dy});
     }
   }
-  if (left) left->complete();
+  if (all) all->fill();
   return gradients;
 }
 
@@ -121,7 +121,7 @@ TEST(UnwrittenGradients, ThoseOfAnotherBufferStay) {
   torch::autograd::backward({y}, {at::ones_like(y)});
   EXPECT_TRUE(at::isfinite(one).all().item<bool>());
   EXPECT_TRUE(at::isnan(other).all().item<bool>());
-  of_other.complete();
+  of_other.fill();
   EXPECT_TRUE(other.eq(0).all().item<bool>());
 }
 
@@ -131,10 +131,10 @@ TEST(UnwrittenGradients, VectorsAreFilledAtOnce) {
   const at::Tensor all = at::full({8}, kJunk, at::kDouble);
   const at::Tensor of_w = all.narrow(0, 0, 6).view({2, 3});
   const at::Tensor of_b = all.narrow(0, 6, 2);
-  UnwrittenGradients left({w, b}, {of_w, of_b});
-  left.begin(all);
+  UnwrittenGradients both({w, b}, {of_w, of_b});
+  both.begin(all);
   EXPECT_TRUE(of_b.eq(0).all().item<bool>());
-  left.complete();
+  both.fill();
   EXPECT_TRUE(all.eq(0).all().item<bool>());
 }
 

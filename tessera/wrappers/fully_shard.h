@@ -35,8 +35,9 @@
 //          The loss's type is what forward() gives.
 // Products: of Linear with a weight that is gathered, in fp32, and in bf16
 //          where the processor does not multiply it, are nn/matmul.h's, which
-//          are faster than LibTorch's: TESSERA_WITHOUT_KERNELS=onednn_product
-//          (or widened_product) leaves them to it.
+//          are faster than LibTorch's, or add gradients where they lie:
+//          TESSERA_WITHOUT_KERNELS=onednn_product,gradient_in_place (or
+//          widened_product) leaves them to it.
 // Accumulate: accumulate(loss) is a micro-batch before the last: stages 2 and 3
 //          reduce it into shards, stage 1 and replicas wait for the last.
 // Values:  rank 0's. A module that DeferredInit made (deferred_init.h) gets its

@@ -31,6 +31,23 @@ def test_training_goes_the_same_way(program, tokens, tmp_path, monkeypatch, with
     assert_equal_runs(fast, plain, bound, 1e-10 if precision == "fp64" else 1e-5)
 
 
+@pytest.mark.parametrize("sections", [
+    {}, *({"mesh": {"dp_shard": 2}, "zero": {"stage": stage}} for stage in (1, 2, 3)),
+    {"mesh": {"pp": 2}, "pipeline": {"schedule": "zb_h1"}},
+    {"mesh": {"dp_shard": 2}, "zero": {"stage": 3},
+     "model": {**SECTIONS["model"], "family": "mixtral", "moe": {"experts": 8, "top_k": 1}}}],
+    ids=["one rank", "zero 1", "zero 2", "zero 3", "zb_h1", "experts of zero 3"])
+def test_gradients_do_not_see_what_their_memory_held(program, tokens, tmp_path, monkeypatch, sections):
+    sections = {**SECTIONS, "precision": {"compute": "fp64"}, "batch": {"micro": 1}, **sections}
+    ranks = ("--nproc", "2" if "mesh" in sections else "1")
+    setting(monkeypatch, "TESSERA_WITHOUT_KERNELS", "gradient_in_place")
+    filled = run(program, tokens, tmp_path / "filled", *ranks, step=4, **sections)
+    monkeypatch.delenv("TESSERA_WITHOUT_KERNELS")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=1")  # what is allocated is -7e303
+    unwritten = run(program, tokens, tmp_path / "unwritten", *ranks, step=4, **sections)
+    assert_equal_runs(unwritten, filled, 1e-12, 1e-10)
+
+
 def test_bf16_attention_differs_by_its_rounding(program, tokens, tmp_path, monkeypatch):
     sections = {**SECTIONS, "precision": {"compute": "bf16"}}
     fast = run(program, tokens, tmp_path / "fast", step=4, **sections)

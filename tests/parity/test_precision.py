@@ -171,7 +171,9 @@ def bad_token(tmp_path_factory):
 
 @pytest.mark.parametrize("arguments, log", [
     ([], "rank-0.log"), (["--nproc", "2", "--mesh.dp=2", "--zero.stage=3"], "rank-1.log"),
-    (["--nproc", "2", "--mesh.pp=2"], "rank-1.log")], ids=["one rank", "zero 3", "pp 2"])
+    (["--nproc", "2", "--mesh.pp=2"], "rank-1.log"),
+    (["--nproc", "2", "--mesh.pp=2", "--pipeline.schedule=zb_h1"], "rank-1.log")],
+                         ids=["one rank", "zero 3", "pp 2", "pp 2, zb_h1"])
 def test_a_step_without_a_finite_gradient_is_skipped_by_choice(program, bad_token, tmp_path, arguments, log):
     train(program, configuration_of(bad_token, tmp_path), "--optimizer.skip_nonfinite=true", *arguments)
     lines = metrics(tmp_path)

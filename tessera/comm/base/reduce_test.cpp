@@ -78,7 +78,8 @@ TEST(Reduce, IsLibTorchsBitForBitWithEveryVector) {
         }
         const at::Tensor expected = expected_of(inputs, reduction);
         for (const Kernels* vectors : that_run_here(kernels::kByVectors)) {
-          for (const bool streaming : {false, true}) {
+          for (const auto stores :
+               {Stores::kOrdinary, Stores::kStreaming, Stores::kAskedAhead}) {
             std::vector<at::Tensor> outputs = {at::zeros_like(inputs[0]),
                                                at::zeros_like(inputs[0])};
             std::vector<char*> to = {static_cast<char*>(outputs[0].data_ptr()),
@@ -88,12 +89,13 @@ TEST(Reduce, IsLibTorchsBitForBitWithEveryVector) {
                              .outputs = to.data(),
                              .num_outputs = 2,
                              .numel = numel,
-                             .streaming = streaming},
+                             .streaming = stores == Stores::kStreaming,
+                             .asks_ahead = stores == Stores::kAskedAhead},
                             kind, static_cast<kernels::Op>(op));
             for (const at::Tensor& output : outputs) {
               EXPECT_TRUE(same_bytes(output, expected))
                   << vectors->name << ' ' << dtype << ' ' << name_of(reduction)
-                  << ' ' << numel << (streaming ? " streaming" : "");
+                  << ' ' << numel << " stores " << static_cast<int>(stores);
             }
           }
         }
@@ -145,16 +147,20 @@ TEST(Reduce, ANaNWinsInMinAndMax) {
   }
 }
 
-TEST(CopyBytes, StreamsFromAndToAnyAddress) {
+TEST(CopyBytes, FromAndToAnyAddress) {
   const at::Tensor from = at::randint(0, 255, {5000}, at::kByte);
-  for (const int64_t begin : {0, 1, 31, 64}) {
-    for (const int64_t bytes : {0, 1, 63, 64, 300, 4096}) {
-      at::Tensor to = at::zeros({5000}, at::kByte);
-      copy_bytes(to.data_ptr<uint8_t>() + begin + 7,
-                 from.data_ptr<uint8_t>() + begin, bytes, Stores::kStreaming);
-      at::Tensor expected = at::zeros({5000}, at::kByte);
-      expected.narrow(0, begin + 7, bytes).copy_(from.narrow(0, begin, bytes));
-      EXPECT_TRUE(at::equal(to, expected)) << begin << ' ' << bytes;
+  for (const auto stores :
+       {Stores::kOrdinary, Stores::kStreaming, Stores::kAskedAhead}) {
+    for (const int64_t begin : {0, 1, 31, 64}) {
+      for (const int64_t bytes : {0, 1, 63, 64, 300, 4096}) {
+        at::Tensor to = at::zeros({5000}, at::kByte);
+        copy_bytes(to.data_ptr<uint8_t>() + begin + 7,
+                   from.data_ptr<uint8_t>() + begin, bytes, stores);
+        at::Tensor expected = at::zeros({5000}, at::kByte);
+        expected.narrow(0, begin + 7, bytes)
+            .copy_(from.narrow(0, begin, bytes));
+        EXPECT_TRUE(at::equal(to, expected)) << begin << ' ' << bytes;
+      }
     }
   }
 }

@@ -75,7 +75,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
                   const at::Tensor& sin, double direction, bool in_place) {
-  if (!x.is_cpu()) return gpu::rotate(x, cos, sin, direction);
+  if (!x.is_cpu()) return gpu::rotate(x, cos, sin, direction, in_place);
   RECORD_FUNCTION("tessera::rotate", {});
   const int64_t tokens = x.size(1), heads = x.size(2), width = x.size(3);
   at::Tensor y = in_place ? x.variable_data() : at::empty_like(x);

@@ -29,11 +29,10 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
     const at::Tensor& inverse_rms, double offset, const at::Tensor& past = {});
 
-// x: (B, T, H, E); cos, sin: (T, E/2). `direction` 1 turns on, -1 back. On the
-// CPU `in_place` writes to x's memory.
+// x: (B, T, H, E); cos, sin: (T, E/2). `direction` 1 turns on, -1 back;
+// `in_place` in x's memory.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
-                  const at::Tensor& sin, double direction,
-                  bool in_place = false);
+                  const at::Tensor& sin, double direction, bool in_place);
 
 // What a gate is made: x sigmoid(x), or gelu_tanh(x).
 enum class Gate { kSilu, kGelu };

@@ -46,11 +46,11 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
-                  const at::Tensor& sin, double direction) {
+                  const at::Tensor& sin, double direction, bool in_place) {
   RECORD_FUNCTION("tessera::rotate", {});
   const int64_t tokens = x.size(1), heads = x.size(2), half = x.size(3) / 2;
   const int64_t pairs = x.numel() / 2;
-  at::Tensor y = at::empty_like(x);
+  at::Tensor y = in_place ? x.variable_data() : at::empty_like(x);
   launch("rotate", x, blocks_for(pairs), x.const_data_ptr(),
          cos.const_data_ptr(), sin.const_data_ptr(), y.mutable_data_ptr(),
          pairs, tokens, heads, half, direction);

@@ -17,7 +17,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
     const at::Tensor& inverse_rms, double offset, const at::Tensor& past);
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
-                  const at::Tensor& sin, double direction);
+                  const at::Tensor& sin, double direction, bool in_place);
 at::Tensor glu(bool is_silu, const at::Tensor& gate, const at::Tensor& up);
 std::tuple<at::Tensor, at::Tensor> glu_backward(bool is_silu,
                                                 const at::Tensor& gradient,

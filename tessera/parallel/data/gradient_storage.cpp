@@ -47,7 +47,7 @@ class ReplicatedGradients final : public GradientStorage {
   void allocate() override {}
 
   void begin_reduction(comm::Mode mode) override {
-    complete();
+    fill_unwritten();
     if (peers_.size() == 1) return;
     whole_.begin_all_reduce(peers_, mode, bucket_bytes_);
   }
@@ -100,7 +100,11 @@ class ScatteredGradients final : public GradientStorage {
 
   void zero() override {
     use();
-    stays() ? zero_or_leave(whole_.flat()) : void(sum_.zero_());
+    if (stays()) {
+      zero_or_leave(whole_.flat());
+    } else {
+      sum_.zero_();
+    }
   }
 
   void allocate() override {
@@ -108,13 +112,14 @@ class ScatteredGradients final : public GradientStorage {
     const MemoryScope scope(MemoryKind::kGradients);
     resize_storage(whole_.flat(), whole_bytes_);
     zero_or_leave(whole_.flat());
+    if (direct_) behind().zero_();
   }
 
   void begin_reduction(comm::Mode mode) override {
     const at::NoGradGuard no_grad;
     const MemoryScope scope(MemoryKind::kGradients);
     const Cut& cut = bundle_.cut;
-    complete();
+    fill_unwritten();
     direct_ ? take_where_it_lies() : pack();
     reduced_ = at::empty({cut.numel()}, packed_.options());
     work_ =
@@ -150,6 +155,12 @@ class ScatteredGradients final : public GradientStorage {
  private:
   // Whole gradients, all the time: stage 1.
   bool stays() const { return bundle_.gradients_are_whole(); }
+
+  // What is reduced with the one parameter, and read by nobody.
+  at::Tensor behind() const {
+    const int64_t numel = views_.front().numel();
+    return whole_.flat().narrow(0, numel, whole_.flat().numel() - numel);
+  }
 
   // Behind the parameter, so that pieces of all ranks have room.
   int64_t extra() const {

@@ -45,8 +45,8 @@ class GradientStorage {
   virtual void use() = 0;
   virtual void zero() = 0;
   // Before anybody reads what may be unwritten; reductions do so themselves.
-  void complete() {
-    if (unwritten_) unwritten_->complete();
+  void fill_unwritten() {
+    if (unwritten_) unwritten_->fill();
   }
   // Whole gradients for a backward, where they do not live.
   virtual void allocate() = 0;
@@ -59,7 +59,11 @@ class GradientStorage {
  protected:
   // `all`: the memory of all whole gradients.
   void zero_or_leave(const at::Tensor& all) {
-    unwritten_ ? unwritten_->begin(all) : void(all.zero_());
+    if (unwritten_) {
+      unwritten_->begin(all);
+    } else {
+      all.zero_();
+    }
   }
 
   std::vector<at::Tensor> local_;

@@ -40,8 +40,8 @@ bool fits(const at::Tensor& x, const at::Tensor& weight,
 bool goes_another_way(const at::Tensor& x, const at::Tensor& weight,
                       const at::Tensor& bias) {
   return fits(x, weight, bias) &&
-         nn::product_way(x.numel() * weight.size(0), x.scalar_type()) !=
-             nn::ProductWay::kLibTorch;
+         nn::gains_by_linear_product(x.numel() * weight.size(0),
+                                     x.scalar_type());
 }
 
 bool is_one(const c10::IValue& scalar) { return scalar.toScalar().equal(1); }

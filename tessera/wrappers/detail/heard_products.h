@@ -1,7 +1,7 @@
 // The products of Linear with a parameter that is heard, by nn/matmul.h where
-// that does not take LibTorch's own way: fp32 by oneDNN, bf16 on processors
-// that do not multiply it. Gradients of weights are then added up where they
-// lie. All others, and those that are small, keep LibTorch's bits.
+// that gains: fp32, and bf16 on processors that do not multiply it. Gradients
+// of weights are then added up where they lie. All others, and those that are
+// small, keep LibTorch's bits.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
