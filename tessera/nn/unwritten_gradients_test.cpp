@@ -28,12 +28,11 @@ Tensors gradients_of(const Layer& layer, const Tensors& parameters,
   const at::Tensor flat =
       at::full({numel}, unwritten ? kJunk : 0.0, at::TensorOptions(type));
   Tensors gradients;
+  int64_t begin = 0;
   for (const auto& each : parameters) {
-    int64_t before = 0;
-    for (const auto& given : gradients) before += given.numel();
-    gradients.push_back(
-        flat.narrow(0, before, each.numel()).view(each.sizes()));
+    gradients.push_back(flat.narrow(0, begin, each.numel()).view_as(each));
     each.mutable_grad() = gradients.back().variable_data();
+    begin += each.numel();
   }
   std::optional<UnwrittenGradients> all;
   if (unwritten) all.emplace(parameters, gradients).begin(flat);
