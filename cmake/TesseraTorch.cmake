@@ -60,7 +60,9 @@ if(TESSERA_PACKAGE)
   set(_tessera_torch_libraries torch_cpu c10)
   set(_tessera_torch_place "-Wl,-rpath-link,${TESSERA_TORCH}/lib")
 endif()
-set(TESSERA_TORCH_LINK_FLAGS "-Wl,--push-state,--no-as-needed")
+# libstdc++ first: LibTorch's libraries export a part of it that they carry, and the
+# std::filesystem::remove_all of the CUDA build's libtorch.so ends a program.
+set(TESSERA_TORCH_LINK_FLAGS "-Wl,--push-state,--no-as-needed" "-lstdc++")
 foreach(_lib IN LISTS _tessera_torch_libraries)
   if(EXISTS "${TESSERA_TORCH}/lib/lib${_lib}.so")
     list(APPEND TESSERA_TORCH_LINK_FLAGS "${TESSERA_TORCH}/lib/lib${_lib}.so")

@@ -49,14 +49,22 @@ fetch() {
 # What a verb needs before it starts: see scripts/setup.sh.
 set_up_first() { bash scripts/setup.sh --quiet "$@"; }
 
+# Whether warnings are errors: as TESSERA_WERROR says, else as the build folder has it.
+werror() {
+  local given=${TESSERA_WERROR:-}
+  [[ -n $given || ! -f $build/CMakeCache.txt ]] ||
+    given=$(sed -n 's/^TESSERA_WERROR:BOOL=//p' "$build/CMakeCache.txt")
+  echo "${given:-0}"
+}
+
 # The compiler, LibTorch and options that a build folder is configured for.
 configuration() {
-  echo "torch=${TESSERA_TORCH:-.venv} cxx=${CXX:-} werror=${TESSERA_WERROR:-0}"
+  echo "torch=${TESSERA_TORCH:-.venv} cxx=${CXX:-} werror=$(werror)"
   sha256sum requirements.txt CMakePresets.json
 }
 
 configure() {
-  cmake --preset "$preset" --fresh -DTESSERA_WERROR="${TESSERA_WERROR:-0}" \
+  cmake --preset "$preset" --fresh -DTESSERA_WERROR="$(werror)" \
     ${TESSERA_TORCH:+-DTESSERA_TORCH="$TESSERA_TORCH"}
 }
 

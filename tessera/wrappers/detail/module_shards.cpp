@@ -149,7 +149,7 @@ bool ModuleShards::is_of_expert(const std::string& name) const {
 void ModuleShards::describe(const nn::Parameter& parameter,
                             int64_t stage) const {
   std::vector<int64_t> shape = parameter.tensor.sizes().vec();
-  if (shape.empty()) shape.assign(1, 1);
+  if (shape.empty()) shape.push_back(1);
   mesh::Layout layout(shape);
   if (is_of_expert(parameter.name)) {
     std::vector<int64_t> stacked = {experts_.begin()->second.ranks};
