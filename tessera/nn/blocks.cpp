@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tessera/nn/detail/remade.h"
+#include "tessera/nn/gpu/program.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/wide_type.h"
@@ -172,9 +173,14 @@ at::Tensor Norm::forward(const at::Tensor& x) const {
 }
 
 std::pair<at::Tensor, at::Tensor> Norm::branch(const at::Tensor& x) const {
-  const bool fused = kind_ != NormKind::kLayerNorm && !mean_ &&
-                     detail::has_loops(x) && uses(Kernel::kNormBranch);
-  if (!fused) return {x, forward(x)};
+  const bool is_layer_norm = kind_ == NormKind::kLayerNorm;
+  const bool has_loop =
+      is_layer_norm ? gpu::runs(x) : !mean_ && detail::has_loops(x);
+  if (!has_loop || !uses(Kernel::kNormBranch)) return {x, forward(x)};
+  if (is_layer_norm) {
+    const auto both = detail::LayerNormBranch::apply(x, weight_, bias_, eps_);
+    return {both[0], both[detail::LayerNormBranch::kNormed]};
+  }
   const auto both = detail::RmsNormBranch::apply(x, weight_, eps_, offset());
   return {both[0], both[detail::RmsNormBranch::kNormed]};
 }

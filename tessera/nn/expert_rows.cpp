@@ -15,7 +15,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 bool takes_kernel(const at::Tensor& x) {
-  return x.is_cpu() && uses(Kernel::kExpertRows);
+  return detail::has_loops(x) && uses(Kernel::kExpertRows);
 }
 
 class RowsOfTokens : public torch::autograd::Function<RowsOfTokens> {

@@ -59,38 +59,154 @@ class GpuLoops : public ::testing::Test {
 using Types = ::testing::Types<F64, F32, BF16>;
 TYPED_TEST_SUITE(GpuLoops, Types);
 
-TYPED_TEST(GpuLoops, NormsAndTheirGradients) {
-  constexpr int64_t kRows = 5, kWidth = 150, kRowsAPart = 3;
-  const auto x = this->random({kRows, kWidth}), weight = this->random({kWidth});
-  const auto dy = this->random({kRows, kWidth}),
-             past = this->random({kRows, kWidth});
-  for (const double offset : {0.0, 1.0}) {
-    const auto [y, scales] = detail::rms_norm_forward(x, weight, 1e-5, offset);
-    const auto found = this->like(y), found_scales = this->like(scales);
-    this->run({kRows, 1}, [&] {
-      cuda::rms_norm(this->data(x), this->data(weight), this->data(found),
-                     this->wide(found_scales), kWidth, 1e-5, offset);
-    });
-    this->expect_close(found, y);
-    this->expect_close(found_scales, scales);
-    for (const bool adds : {false, true}) {
-      const auto [dx, dweight] = detail::rms_norm_backward(
-          dy, x, weight, scales, offset, adds ? past : at::Tensor());
-      const auto found_dx = this->like(dx);
-      this->run({kRows, 1}, [&] {
-        cuda::rms_norm_backward(this->data(dy), this->data(x),
-                                this->data(weight), this->wide(scales),
-                                adds ? this->data(past) : nullptr,
-                                this->data(found_dx), kWidth, offset);
+// Of rows in packs or not, by a warp or a block; and wider than what a thread
+// keeps the sums of itself.
+struct Rows {
+  int64_t width;
+  int teams;
+};
+constexpr Rows kShapes[] = {{150, 1}, {150, 2}, {152, 1}, {152, 2}, {2064, 1}};
+constexpr int64_t kRows = 5, kRowsAPart = 3;
+
+TYPED_TEST(GpuLoops, RmsNormsAndTheirGradients) {
+  for (const auto [width, teams] : kShapes) {
+    const auto x = this->random({kRows, width}), weight = this->random({width});
+    const auto dy = this->random({kRows, width}),
+               past = this->random({kRows, width});
+    const unsigned each = (kRows + teams - 1) / teams;
+    for (const double offset : {0.0, 1.0}) {
+      const cuda::NormOf<typename TestFixture::T> by = {
+          this->data(weight), nullptr, offset, kRows, width};
+      const auto [y, scales] =
+          detail::rms_norm_forward(x, weight, 1e-5, offset);
+      const auto found = this->like(y), found_scales = this->like(scales);
+      this->run({each, 1}, [&, teams = teams] {
+        cuda::norm<false>(this->data(x), by, this->data(found),
+                          this->wide(found_scales), this->wide(found_scales),
+                          1e-5, teams);
       });
-      this->expect_close(found_dx, dx);
-      const auto parts = at::empty({2, kWidth}, scales.options());
-      this->run({(kWidth + 31) / 32, 2}, [&] {
-        cuda::rms_norm_weight(this->data(dy), this->data(x), this->wide(scales),
-                              this->wide(parts), kRows, kRowsAPart, kWidth);
-      });
-      this->expect_close(parts.sum(0).to(dweight.scalar_type()), dweight);
+      this->expect_close(found, y);
+      this->expect_close(found_scales, scales);
+      for (const bool adds : {false, true}) {
+        const auto [dx, dweight] = detail::rms_norm_backward(
+            dy, x, weight, scales, offset, adds ? past : at::Tensor());
+        const auto found_dx = this->like(dx);
+        const auto parts = at::full({2, width}, NAN, scales.options());
+        this->run({static_cast<unsigned>(2 / teams), 1},
+                  [&, teams = teams, adds] {
+                    cuda::norm_backward<false>(
+                        this->data(dy), this->data(x), by, this->wide(scales),
+                        this->wide(scales), adds ? this->data(past) : nullptr,
+                        this->data(found_dx), this->wide(parts),
+                        this->wide(parts), kRowsAPart, teams);
+                  });
+        this->expect_close(found_dx, dx);
+        this->expect_close(parts.sum(0).to(dweight.scalar_type()), dweight);
+      }
     }
+  }
+}
+
+TYPED_TEST(GpuLoops, LayerNormsAndTheirGradients) {
+  for (const auto [width, teams] : kShapes) {
+    const auto x = this->random({kRows, width}), weight = this->random({width}),
+               bias = this->random({width});
+    const auto dy = this->random({kRows, width}),
+               past = this->random({kRows, width});
+    const cuda::NormOf<typename TestFixture::T> by = {
+        this->data(weight), this->data(bias), 0, kRows, width};
+    const at::Tensor wide_x = x.to(at::kDouble);
+    const auto wide_y = at::native_layer_norm(
+        wide_x, {width}, weight.to(at::kDouble), bias.to(at::kDouble), 1e-5);
+    const auto y = this->like(x);
+    const auto means = at::empty({kRows, 1}, wide_type(x));
+    const auto scales = this->like(means);
+    this->run({static_cast<unsigned>((kRows + teams - 1) / teams), 1},
+              [&, teams = teams] {
+                cuda::norm<true>(this->data(x), by, this->data(y),
+                                 this->wide(means), this->wide(scales), 1e-5,
+                                 teams);
+              });
+    this->expect_close(y, std::get<0>(wide_y).to(y.scalar_type()));
+    this->expect_close(means, std::get<1>(wide_y).to(means.scalar_type()));
+    this->expect_close(scales, std::get<2>(wide_y).to(means.scalar_type()));
+    const auto [dx, dweight, dbias] = at::native_layer_norm_backward(
+        dy.to(at::kDouble), wide_x, {width}, std::get<1>(wide_y),
+        std::get<2>(wide_y), weight.to(at::kDouble), bias.to(at::kDouble),
+        {true, true, true});
+    for (const bool adds : {false, true}) {
+      const auto found = this->like(x);
+      const auto parts = at::full({2, 2, width}, NAN, means.options());
+      this->run(
+          {static_cast<unsigned>(2 / teams), 1}, [&, teams = teams, adds] {
+            cuda::norm_backward<true>(this->data(dy), this->data(x), by,
+                                      this->wide(means), this->wide(scales),
+                                      adds ? this->data(past) : nullptr,
+                                      this->data(found), this->wide(parts[0]),
+                                      this->wide(parts[1]), kRowsAPart, teams);
+          });
+      const at::Tensor expected = adds ? dx + past.to(at::kDouble) : dx;
+      this->expect_close(found, expected.to(x.scalar_type()));
+      this->expect_close(parts[0].sum(0), dweight.to(parts.scalar_type()));
+      this->expect_close(parts[1].sum(0), dbias.to(parts.scalar_type()));
+    }
+  }
+}
+
+// Two choices of five tokens, of which one is dropped; in packs or not, by a
+// warp or a block.
+TYPED_TEST(GpuLoops, RowsOfExpertsAndTheirGradients) {
+  constexpr int64_t kTokens = 5, kChoices = 2, kCount = 9;
+  const at::Tensor row =
+      at::tensor({3, 0, 8, 1, 9, 4, 2, 7, 6, 5}, at::kLong).view({5, 2});
+  const auto* const row_data =
+      reinterpret_cast<const long long*>(row.const_data_ptr<int64_t>());
+  for (const int64_t width : {45, 48}) {
+    for (const int teams : {1, 2}) {
+      const auto rows = this->random({kCount, width});
+      const auto dy = this->random({kTokens, width});
+      const auto weights =
+          at::rand({kTokens, kChoices}, at::kDouble).to(wide_type(rows));
+      const unsigned blocks = (kTokens + teams - 1) / teams;
+      for (const bool weighs : {false, true}) {
+        const auto y = this->like(dy);
+        this->run({blocks, 1}, [&, weighs, teams] {
+          cuda::add_up_rows(this->data(rows), row_data,
+                            weighs ? this->wide(weights) : nullptr,
+                            this->data(y), kTokens, kChoices, kCount, width,
+                            teams);
+        });
+        this->expect_close(
+            y, detail::add_up_rows(rows, row, weighs ? weights : at::Tensor()));
+      }
+      const auto drows = this->like(rows), dweights = this->like(weights);
+      this->run({blocks, 1}, [&, teams] {
+        cuda::add_up_rows_backward(this->data(dy), this->data(rows), row_data,
+                                   this->wide(weights), this->data(drows),
+                                   this->wide(dweights), kTokens, kChoices,
+                                   kCount, width, teams);
+      });
+      const auto [expected_rows, expected_weights] =
+          detail::add_up_rows_backward(dy, rows, row, weights);
+      this->expect_close(drows, expected_rows);
+      this->expect_close(dweights, expected_weights);
+    }
+  }
+}
+
+TYPED_TEST(GpuLoops, SumsOfColumns) {
+  for (const int64_t width : {45, 600}) {
+    const auto x = this->random({11, width});
+    const bool in_packs = width % 8 == 0;
+    const int64_t columns = in_packs ? width * x.itemsize() / 16 : width;
+    const auto lots = static_cast<unsigned>((columns + 31) / 32);
+    const auto parts = at::full({3, width}, NAN, wide_type(x));
+    this->run({3 * lots, 1}, [&] {
+      cuda::column_sums(this->data(x), this->wide(parts), 11, 5, width,
+                        in_packs);
+    });
+    this->expect_close(parts.sum(0).to(x.scalar_type()),
+                       x.to(wide_type(x)).sum(0).to(x.scalar_type()));
   }
 }
 
@@ -118,45 +234,55 @@ TYPED_TEST(GpuLoops, GatesAndTheirGradients) {
 }
 
 TYPED_TEST(GpuLoops, RotationsAndBack) {
-  constexpr int64_t kTokens = 5, kHeads = 3, kHalf = 4;
-  const auto x = this->random({2, kTokens, kHeads, 2 * kHalf});
-  const auto angles = at::randn({kTokens, kHalf}, at::kDouble);
-  const auto cos = angles.cos().to(wide_type(x));
-  const auto sin = angles.sin().to(wide_type(x));
-  for (const double direction : {1.0, -1.0}) {
-    const auto y = this->like(x);
-    this->run({2, 1}, [&] {
-      cuda::rotate(this->data(x), this->wide(cos), this->wide(sin),
-                   this->data(y), x.numel() / 2, kTokens, kHeads, kHalf,
-                   direction);
-    });
-    this->expect_close(
-        y, detail::rotate(x, cos, sin, direction, /*in_place=*/false));
+  constexpr int64_t kTokens = 5, kHeads = 3;
+  for (const int64_t half : {3, 16}) {
+    const auto x = this->random({2, kTokens, kHeads, 2 * half});
+    const auto angles = at::randn({kTokens, half}, at::kDouble);
+    const auto cos = angles.cos().to(wide_type(x));
+    const auto sin = angles.sin().to(wide_type(x));
+    for (const double direction : {1.0, -1.0}) {
+      const auto y = this->like(x);
+      this->run({2 * kTokens, 1}, [&] {
+        cuda::rotate(this->data(x), this->wide(cos), this->wide(sin),
+                     this->data(y), kTokens, kHeads, static_cast<int>(half),
+                     direction);
+      });
+      this->expect_close(
+          y, detail::rotate(x, cos, sin, direction, /*in_place=*/false));
+    }
   }
 }
 
 TYPED_TEST(GpuLoops, LossesAndTheirGradients) {
   constexpr int64_t kRows = 4, kWidth = 131, kIgnored = -100;
-  const auto logits = this->random({kRows, kWidth}) * 4;
-  const auto targets =
-      at::tensor({int64_t{7}, kIgnored, int64_t{130}, int64_t{0}});
-  for (const bool scaled : {false, true}) {
-    const auto expected = logits.clone(), found = logits.clone();
-    const double sum =
-        detail::cross_entropy(expected, targets, kIgnored,
-                              scaled ? std::optional(0.25) : std::nullopt)
-            .template item<double>();
-    const auto losses = at::empty({kRows}, at::kDouble);
-    this->run({kRows, 1}, [&] {
-      cuda::cross_entropy(
-          this->data(found),
-          reinterpret_cast<const long long*>(targets.const_data_ptr<int64_t>()),
-          kIgnored, losses.template mutable_data_ptr<double>(), kWidth, scaled,
-          0.25);
-    });
-    EXPECT_NEAR(losses.sum().template item<double>(), sum, 1e-5 * sum);
-    EXPECT_EQ(losses[1].template item<double>(), 0);
-    this->expect_close(found, expected);
+  // Rows apart from each other as they are to be in packs, or not.
+  for (const int64_t kStride : {131, 136}) {
+    const auto logits =
+        (this->random({kRows, kStride}) * 4).narrow(1, 0, kWidth);
+    const auto targets =
+        at::tensor({int64_t{7}, kIgnored, int64_t{130}, int64_t{0}});
+    for (const bool scaled : {false, true}) {
+      const auto expected = logits.contiguous().clone();
+      const auto found =
+          at::empty({kRows, kStride}, logits.options()).narrow(1, 0, kWidth);
+      found.copy_(logits);
+      const double sum =
+          detail::cross_entropy(expected, targets, kIgnored,
+                                scaled ? std::optional(0.25) : std::nullopt)
+              .template item<double>();
+      const auto losses = at::empty({kRows}, at::kDouble);
+      this->run({kRows, 1}, [&] {
+        cuda::cross_entropy(this->data(found),
+                            reinterpret_cast<const long long*>(
+                                targets.const_data_ptr<int64_t>()),
+                            kIgnored,
+                            losses.template mutable_data_ptr<double>(), kWidth,
+                            kStride, scaled, 0.25);
+      });
+      EXPECT_NEAR(losses.sum().template item<double>(), sum, 1e-5 * sum);
+      EXPECT_EQ(losses[1].template item<double>(), 0);
+      this->expect_close(found, expected);
+    }
   }
 }
 
@@ -181,7 +307,7 @@ TYPED_TEST(GpuLoops, ATargetThatIsNoneMakesNoNumber) {
     cuda::cross_entropy(
         this->data(logits),
         reinterpret_cast<const long long*>(targets.const_data_ptr<int64_t>()),
-        -100LL, losses.template mutable_data_ptr<double>(), 9, 1, 1.0);
+        -100LL, losses.template mutable_data_ptr<double>(), 9, 9, 1, 1.0);
   });
   EXPECT_TRUE(at::isnan(losses).all().template item<bool>());
   EXPECT_TRUE(at::isnan(logits).all().template item<bool>());

@@ -4,7 +4,11 @@
 //         (E, out, in) -> (N, out).
 // Kernel: one product for each layer, as matmul.h multiplies them; the threads
 //         of a rank share rows out (of a weight's gradient its output
-//         features), so that all end together, whichever layers have them.
+//         features), so that all end together, whichever layers have them. On a
+//         GPU, of bf16, at::_grouped_mm: one kernel for all, where a product of
+//         a size that cuBLAS has not met costs it a third of a millisecond to
+//         choose for; a weight's gradient is then rounded to bf16 before it is
+//         added, as LibTorch's own is.
 // Empty:  a layer without a row has a zero gradient.
 #pragma once
 

@@ -5,6 +5,8 @@
 // then is what they stand for, by operators of LibTorch.
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <array>
 
 namespace tessera::nn {
@@ -25,6 +27,7 @@ enum class Kernel {
   kInputsAgain,      // products do not keep what a norm or activation made
   kExpertRows,       // rows of experts weighed and added up in one pass
   kAdamW,            // optim: clipping, update and rounded copy in one pass
+  kGroupedProduct,   // on a GPU all experts' bf16 products in one kernel
 };
 
 // Of each Kernel, in their order.
@@ -32,10 +35,17 @@ inline constexpr std::array kKernelNames = {
     "onednn_product", "widened_product", "joint_products", "gradient_in_place",
     "swiglu",         "geglu",           "gelu",           "attention",
     "bf16_attention", "norm_branch",     "cross_entropy",  "head_by_rows",
-    "inputs_again",   "expert_rows",     "adamw"};
+    "inputs_again",   "expert_rows",     "adamw",          "grouped_product"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);
+
+// Whether products on such a device do not keep what norms and activations
+// made (detail/remade.h). A GPU has the memory, and loses 2 to 4% of a step by
+// making it again (bench/results/gpu_h100_2026-11-26.md).
+inline bool makes_inputs_again(c10::DeviceType device) {
+  return device == c10::kCPU && uses(Kernel::kInputsAgain);
+}
 
 // Refuses what names no kernel, before ranks start.
 inline void check_kernels_chosen() { uses(Kernel::kOneDnnProduct); }

@@ -14,6 +14,8 @@
 #include "tessera/nn/detail/one_pass.h"
 #include "tessera/nn/detail/remade.h"
 #include "tessera/nn/detail/wide_product.h"
+#include "tessera/nn/gpu/one_pass.h"
+#include "tessera/nn/gpu/program.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/unwritten_gradients.h"
 #include "tessera/nn/weight_queue.h"
@@ -51,6 +53,17 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
   product_into(y, a, b);
   return y;
+}
+
+// y = a b + bias: on a GPU cuBLAS adds it where the product ends.
+void product_onto_bias(at::Tensor y, const at::Tensor& bias,
+                       const at::Tensor& a, const at::Tensor& b) {
+  if (y.is_cuda()) {
+    at::addmm_out(y, bias, a, b);
+    return;
+  }
+  y.copy_(bias.expand_as(y));
+  product_into(y, a, b, /*adds=*/true);
 }
 
 // Products read and write by pointers. Who listens to memory is told by
@@ -96,8 +109,12 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
       // No view: what follows may overwrite it.
       const at::Tensor y =
           at::empty(with_features(x, weights[i].size(0)), x.options());
-      if (!biases.empty()) y.copy_(biases[i].expand_as(y));
-      product_into(rows_of(y), rows, weights[i].t(), /*adds=*/!biases.empty());
+      const at::Tensor into = rows_of(y);
+      if (biases.empty()) {
+        product_into(into, rows, weights[i].t());
+      } else {
+        product_onto_bias(into, biases[i], rows, weights[i].t());
+      }
       outputs.push_back(y);
     }
     return outputs;
@@ -132,7 +149,10 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
         }
       }
       const size_t bias = 1 + count + i;
-      if (has_bias && ctx->needs_input_grad(bias)) to[bias] = dy.sum(0);
+      if (has_bias && ctx->needs_input_grad(bias)) {
+        const bool by_loop = gpu::runs(dy) && !at::GradMode::is_enabled();
+        to[bias] = by_loop ? gpu::column_sums(dy) : dy.sum(0);
+      }
     }
     if (to[0].defined()) {
       const auto& like = *std::ranges::find_if(
@@ -167,7 +187,7 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
                                 const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &table = saved[0], &ids = saved[1];
-    if (!adds_in_place(table)) {
+    if (!table.is_cpu() || !adds_in_place(table)) {
       return {at::embedding_dense_backward(gradients[0], ids, table.size(0),
                                            /*padding_idx=*/-1,
                                            /*scale_grad_by_freq=*/false),
@@ -188,7 +208,7 @@ bool adds_in_place(const at::Tensor& parameter) {
   if (!parameter.is_leaf()) return false;  // LibTorch warns of its .grad
   const at::Tensor& gradient = parameter.grad();
   if (!uses(Kernel::kGradientInPlace) || at::GradMode::is_enabled() ||
-      !parameter.is_cpu() || !gradient.defined() || !gradient.is_contiguous() ||
+      !gradient.defined() || !gradient.is_contiguous() ||
       gradient.requires_grad() || !impl::hooks(parameter).empty()) {
     return false;
   }
@@ -205,6 +225,10 @@ void gradient_into(const at::Tensor& gradient, const at::Tensor& dy,
       (gradient.scalar_type() == at::kFloat &&
        product_way(gradient, dy.t()) == ProductWay::kWidened)) {
     product_into(gradient, dy.t(), x, adds, sizes);
+  } else if (dy.is_cuda() && gradient.scalar_type() == at::kFloat) {
+    // cuBLAS sums in fp32 where bf16 and fp16 are multiplied.
+    at::Tensor into = gradient;
+    at::addmm_out(into, into, dy.t(), x, at::kFloat, /*beta=*/adds ? 1 : 0);
   } else if (!adds) {
     gradient.copy_(product(dy.t(), x));
   } else if (gradient.scalar_type() == wide_type(dy) && dy.is_cpu() &&

@@ -15,7 +15,7 @@ namespace {
 namespace impl = torch::autograd::impl;
 
 bool may_be_unwritten(const at::Tensor& parameter) {
-  return parameter.is_cpu() && parameter.dim() >= 2 && parameter.is_leaf() &&
+  return parameter.dim() >= 2 && parameter.is_leaf() &&
          parameter.requires_grad() && uses(Kernel::kGradientInPlace);
 }
 

@@ -4,8 +4,8 @@
 // Knows:   products and tables of this room (matmul.h, grouped_linear.h) and
 //          weight queues; LibTorch's own accumulation, before which a hook
 //          fills the gradient with zeros.
-// For:     matrices and stacks of them, on the CPU. All else is filled at once,
-//          and so is all with TESSERA_WITHOUT_KERNELS=gradient_in_place.
+// For:     matrices and stacks of them. All else is filled at once, and so is
+//          all with TESSERA_WITHOUT_KERNELS=gradient_in_place.
 // Memory:  a gradient is contiguous, and known by its address: it stays where
 //          it is from begin() until it is written or filled.
 // Readers: fill() first.

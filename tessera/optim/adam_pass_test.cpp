@@ -172,15 +172,15 @@ Type* data_of(const at::Tensor& tensor) {
   return static_cast<Type*>(tensor.defined() ? tensor.data_ptr() : nullptr);
 }
 
-// By threads of this host.
+// By threads of this host. `there`: a factor of gradients beside their scale.
 template <typename T>
-void update_as_a_gpu(Tensors& of) {
+void update_as_a_gpu(Tensors& of, const double* there = nullptr) {
   using W = cuda::Wide<T>;
   const auto numbers = std::bit_cast<cuda::AdamNumbers>(kNumbers);
   cuda::launch({2, 1}, cuda::kThreads, [&] {
     cuda::adam(data_of<W>(of.parameter), data_of<const T>(of.gradient),
                data_of<W>(of.exp_avg), data_of<W>(of.exp_avg_sq),
-               data_of<cuda::Bf16>(of.rounded), kCount, numbers);
+               data_of<cuda::Bf16>(of.rounded), kCount, numbers, there);
   });
 }
 
@@ -196,6 +196,19 @@ TEST(AdamKernels, TheLoopForGpusIsWithinUlpsOfFp64) {
     EXPECT_TRUE(at::equal(after.rounded, after.parameter.to(of.copy_type())))
         << of.name;
   }
+}
+
+TEST(AdamKernels, TheLoopForGpusHeedsAFactorThatLiesThere) {
+  const double half = 0.5, none = std::nan("");
+  Tensors scaled(kCases[3]), by_half(kCases[3]), before(kCases[3]);
+  scaled.gradient.mul_(half);
+  update_as_a_gpu<float>(scaled);
+  update_as_a_gpu<float>(by_half, &half);
+  EXPECT_TRUE(at::allclose(by_half.parameter, scaled.parameter, 1e-6, 0));
+  EXPECT_TRUE(at::allclose(by_half.exp_avg, scaled.exp_avg, 1e-6, 0));
+  Tensors kept(kCases[3]);
+  update_as_a_gpu<float>(kept, &none);
+  kept.expect_same_bits(before, "none");
 }
 
 TEST(AdamKernels, ANumberThatIsNoneStaysNone) {

@@ -46,16 +46,28 @@ double sum_of_squares_here(const std::vector<at::Tensor>& gradients) {
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-// Of one tensor of a device, where it stays.
-at::Tensor sum_of_squares_there(const at::Tensor& gradient) {
-  if (!nn::gpu::runs(gradient)) {
-    return gradient.to(at::kDouble).square().sum();
+// Of a device's tensors, where it stays: parts of all of them, then one sum.
+at::Tensor sum_of_squares_there(const std::vector<at::Tensor>& gradients) {
+  const auto options = gradients.front().options().dtype(at::kDouble);
+  if (!std::ranges::all_of(gradients, nn::gpu::runs)) {
+    at::Tensor sum = at::zeros({}, options);
+    for (const at::Tensor& gradient : gradients) {
+      sum = sum + gradient.detach().to(at::kDouble).square().sum();
+    }
+    return sum;
   }
-  const at::Tensor of = gradient.contiguous();
-  const nn::gpu::Grid grid = nn::gpu::blocks_for(of.numel());
-  const at::Tensor parts = at::empty({grid.x}, of.options().dtype(at::kDouble));
-  nn::gpu::launch("squares", of, grid, of.const_data_ptr(),
-                  parts.mutable_data_ptr(), of.numel());
+  int64_t blocks = 0;
+  for (const at::Tensor& gradient : gradients) {
+    blocks += nn::gpu::blocks_for(gradient.numel()).x;
+  }
+  const at::Tensor parts = at::empty({blocks}, options);
+  auto* part = parts.mutable_data_ptr<double>();
+  for (const at::Tensor& gradient : gradients) {
+    const at::Tensor of = gradient.detach().contiguous();
+    const nn::gpu::Grid grid = nn::gpu::blocks_for(of.numel());
+    nn::gpu::launch("squares", of, grid, of.const_data_ptr(), part, of.numel());
+    part += grid.x;
+  }
   return parts.sum();
 }
 
@@ -65,17 +77,21 @@ at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients) {
   if (gradients.empty() || gradients.front().is_cpu()) {
     return at::scalar_tensor(sum_of_squares_here(gradients), at::kDouble);
   }
-  at::Tensor sum =
-      at::zeros({}, gradients.front().options().dtype(at::kDouble));
-  for (const at::Tensor& gradient : gradients) {
-    sum = sum + sum_of_squares_there(gradient.detach());
-  }
-  return sum;
+  return sum_of_squares_there(gradients);
 }
 
 double clip_scale(double norm, double clip_norm) {
   if (clip_norm == 0.0) return 1.0;
   return std::min(1.0, clip_norm / (norm + kEpsilon));
+}
+
+at::Tensor clip_scale_there(const at::Tensor& squares, double factor,
+                            double clip_norm) {
+  const at::Tensor norm = squares.sqrt() * factor;
+  // NaN, unless the norm is a number that has an end.
+  const at::Tensor none = norm - norm;
+  if (clip_norm == 0.0) return none + 1;
+  return (clip_norm / (norm + kEpsilon)).clamp_max_(1).add_(none);
 }
 
 double normalize_scale(double norm, double clip_norm) {

@@ -71,6 +71,21 @@ TEST(ClipScale, IsBelowOneOnlyAboveTheLimit) {
   EXPECT_EQ(clip_scale(std::numeric_limits<double>::quiet_NaN(), 1.0), 1.0);
 }
 
+TEST(ClipScale, ThereIsTheHostsUnlessTheNormIsNone) {
+  const auto there = [](double squares, double clip) {
+    return clip_scale_there(at::tensor({squares}, at::kDouble),
+                            /*factor=*/0.5, clip)
+        .item<double>();
+  };
+  for (const double clip : {0.0, 1.0, 3.0}) {
+    for (const double norm : {0.0, 0.5, 1.0, 4.0}) {
+      EXPECT_DOUBLE_EQ(there(4 * norm * norm, clip), clip_scale(norm, clip));
+    }
+    EXPECT_TRUE(std::isnan(there(std::nan(""), clip)));
+    EXPECT_TRUE(std::isnan(there(INFINITY, clip)));
+  }
+}
+
 TEST(NormalizeScale, BringsEveryNormToOneAndClipsThat) {
   for (const double norm : {1e-3, 1.0, 4.0, 1e5}) {
     EXPECT_EQ(normalize_scale(norm, 0.0), 1.0 / (norm + 1e-6));

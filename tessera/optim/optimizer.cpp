@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/optim/detail/adam_pass.h"
 #include "tessera/optim/sign_step.h"
 
 namespace tessera::optim {
@@ -198,6 +199,7 @@ UpdateGroup Optimizer::group_of(size_t first, size_t count, size_t way,
   group.step = steps();
   group.weight_decay = ways_[way].weight_decay;
   group.gradient_scale = gradient_scale_;
+  group.scale_there = scale_there_;
   for (size_t i = first; i < first + count; ++i) {
     if (way_of_[i] == way) append_segment(i, group, widened);
   }
@@ -210,7 +212,19 @@ void Optimizer::step(double lr) {
   step(lr, 0, segments_.size());
 }
 
-void Optimizer::begin_step(double gradient_scale) {
+bool Optimizer::reads_scale_there() const {
+  return std::ranges::all_of(ways_,
+                             [](const UpdateWay& way) {
+                               return way.rule->reads_scale_there;
+                             }) &&
+         std::ranges::all_of(masters_, detail::reads_scale_there) &&
+         std::ranges::none_of(segments_, [](const FlatSegment& segment) {
+           return segment.parameter.scalar_type() == at::kHalf ||
+                  gradient_as_given(segment).scalar_type() == at::kHalf;
+         });
+}
+
+void Optimizer::begin_step(double gradient_scale, at::Tensor scale_there) {
   TS_CHECK(!swapped_, "optim: a step begins with averages for parameters.");
   for (size_t i = 0; i < segments_.size(); ++i) {
     TS_CHECK(updated_[i], "optim: a step begins, but parameter '",
@@ -218,6 +232,7 @@ void Optimizer::begin_step(double gradient_scale) {
   }
   updated_.assign(segments_.size(), false);
   gradient_scale_ = gradient_scale;
+  scale_there_ = std::move(scale_there);
   steps_.add_(1);
 }
 

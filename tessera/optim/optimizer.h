@@ -80,7 +80,11 @@ class Optimizer {
   // The same in parts, to the bit: begin_step() once, then step() of ranges of
   // segments in any order, which together are all segments, each once.
   // Gradients count times `gradient_scale` in all of it.
-  void begin_step(double gradient_scale = 1.0);
+  // So they do times `scale_there` (update_group.h). REQUIRES: that it is not
+  // defined, or reads_scale_there().
+  void begin_step(double gradient_scale = 1.0, at::Tensor scale_there = {});
+  // Whether all updates heed a factor that is on their device.
+  bool reads_scale_there() const;
   void step(double lr, size_t first, size_t count);
   // Of a segment that is a piece of a matrix, whose rule needs it whole: what
   // is to be gathered, once begin_step() was called; then whole_of(i) gives the
@@ -131,6 +135,7 @@ class Optimizer {
   std::vector<NamedTensor> state_;
   at::Tensor steps_;           // int64, on the CPU
   double gradient_scale_ = 1;  // of the step that has begun
+  at::Tensor scale_there_;     // likewise
   std::vector<bool> updated_;  // in this step, by segment
 };
 

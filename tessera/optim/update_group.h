@@ -20,8 +20,11 @@ struct Direction {
 struct UpdateGroup {
   int64_t step = 1;  // the one that is being taken, over all runs, from 1
   double lr = 0;
-  double weight_decay = 0;             // 0 for those that do not decay
-  double gradient_scale = 1;           // gradients count times it
+  double weight_decay = 0;    // 0 for those that do not decay
+  double gradient_scale = 1;  // gradients count times it
+  // And times this number of their device, (1) of fp64; is it none, nothing is
+  // updated. Of rules that read it there; undefined: no other factor.
+  at::Tensor scale_there = {};
   std::vector<at::Tensor> parameters;  // or their masters: all fp32 or all fp64
   std::vector<at::Tensor> gradients;   // as they were reduced: of any type
   std::vector<std::vector<at::Tensor>> moments;  // as the rule lists them

@@ -51,7 +51,10 @@ program::Facts facts_of(const models::ModelConfig& model_config,
   const at::ScalarType gradient = config.precision.gradient_dtype();
   program::Facts facts = models::trace::facts_of(
       traced_model(model_config, mesh, coord, config, batch),
-      {.compute = compute, .gradient = gradient, .threads = batch.threads});
+      {.compute = compute,
+       .gradient = gradient,
+       .threads = batch.threads,
+       .device = batch.device});
   const auto model = models::make_model(model_config);
   place(*model, mesh, config);
   const auto reads = reads_of(*model);

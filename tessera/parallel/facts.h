@@ -23,6 +23,7 @@ struct FactsOptions {
   data::KeptStates kept = {};
   int64_t threads = 1;  // of an operator
   int64_t depths = 0;   // of prediction beyond the next token: of a step
+  at::DeviceType device = at::kCPU;
 };
 
 // Of units that other stages hold too.

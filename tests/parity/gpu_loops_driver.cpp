@@ -9,8 +9,11 @@
 int main(int argc, char** argv) {
   try {
     for (int i = 1; i < argc; ++i) {
-      std::printf("%s %zu\n", argv[i],
-                  tessera::nn::gpu::compile(argv[i]).size());
+      size_t size = 0;
+      for (const int bits : {64, 32, 16}) {
+        size += tessera::nn::gpu::compile(argv[i], bits).size();
+      }
+      std::printf("%s %zu\n", argv[i], size);
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", tessera::message_of(error).c_str());

@@ -59,6 +59,9 @@ inline double __longlong_as_double(long long bits) {
   return std::bit_cast<double>(bits);
 }
 
+inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+
 using std::exp;
 using std::log;
 using std::sqrt;

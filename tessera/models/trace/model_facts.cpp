@@ -109,8 +109,7 @@ class Meter {
   }
 
   UnitFacts loss() const {
-    Tape plain(/*records=*/false), tape = tape_of_a_step();
-    plain.set_types(options_.compute, options_.gradient);
+    Tape plain = tape_of(/*records=*/false), tape = tape_of_a_step();
     for (Tape* each : {&plain, &tape}) {
       const Operators ops(*each, element_, wide_, options_.threads);
       UnitTracer(ops, model_).loss();
@@ -129,9 +128,15 @@ class Meter {
 
  private:
   Tape tape_of_a_step() const {
-    Tape tape(/*records=*/true);
-    tape.set_types(options_.compute, options_.gradient);
+    Tape tape = tape_of(/*records=*/true);
     tape.set_frozen(model_.config.lora.rank > 0);
+    return tape;
+  }
+
+  Tape tape_of(bool records) const {
+    Tape tape(records);
+    tape.set_types(options_.compute, options_.gradient);
+    tape.set_device(options_.device);
     return tape;
   }
 
@@ -140,8 +145,7 @@ class Meter {
   }
 
   int64_t plain_peak(int64_t input_numel, const Unit& unit) const {
-    Tape tape(/*records=*/false);
-    tape.set_types(options_.compute, options_.gradient);
+    Tape tape = tape_of(/*records=*/false);
     const Operators ops(tape, element_, wide_, options_.threads);
     UnitTracer tracer(ops, model_);
     const Traced input = input_of(tape, input_numel);

@@ -20,6 +20,7 @@ struct FactsOptions {
   at::ScalarType compute = at::kFloat;
   at::ScalarType gradient = at::kFloat;
   int64_t threads = 1;  // of an operator
+  at::DeviceType device = at::kCPU;
 };
 
 // Of all units, without their parameters: those that strategies place are told

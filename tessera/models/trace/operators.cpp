@@ -55,7 +55,7 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
   // What is kept of the input is for the weights' gradients alone.
   const bool is_frozen = tape_.is_frozen();
   const bool is_remade = x.node != nullptr && x.again_beside >= 0 &&
-                         nn::uses(nn::Kernel::kInputsAgain);
+                         nn::makes_inputs_again(tape_.device());
   const size_t count = outs.size();
   std::vector<Traced> inputs = {x};
   std::vector<Output> outputs;

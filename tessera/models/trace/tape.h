@@ -88,6 +88,9 @@ class Tape {
     compute_ = compute;
     gradient_ = gradient;
   }
+  // That all of it lies on.
+  void set_device(at::DeviceType device) { device_ = device; }
+  at::DeviceType device() const { return device_; }
   at::ScalarType compute() const { return compute_; }
   at::ScalarType gradient() const { return gradient_; }
   bool mixes_types() const { return compute_ != gradient_; }
@@ -146,6 +149,7 @@ class Tape {
   int64_t now_ = 0, peak_ = 0;
   int64_t nodes_ = 0;
   at::ScalarType compute_ = at::kFloat, gradient_ = at::kFloat;
+  at::DeviceType device_ = at::kCPU;
 };
 
 }  // namespace tessera::models::trace

@@ -178,6 +178,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
 
 at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,
                        const at::Tensor& weights) {
+  if (!rows.is_cpu()) return gpu::add_up_rows(rows, row, weights);
   RECORD_FUNCTION("tessera::add_up_rows", {});
   const int64_t tokens = row.size(0), choices = row.size(1);
   const int64_t count = rows.size(0), width = rows.size(1);
@@ -195,6 +196,9 @@ at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,
 std::tuple<at::Tensor, at::Tensor> add_up_rows_backward(
     const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& row,
     const at::Tensor& weights) {
+  if (!rows.is_cpu()) {
+    return gpu::add_up_rows_backward(gradient, rows, row, weights);
+  }
   RECORD_FUNCTION("tessera::add_up_rows_backward", {});
   const int64_t tokens = row.size(0), choices = row.size(1);
   const int64_t count = rows.size(0), width = rows.size(1);

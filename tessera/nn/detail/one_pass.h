@@ -1,8 +1,8 @@
 // One pass over memory where a chain of tensor operations takes several.
 //
 // Shapes:  all tensors contiguous, of fp64, fp32, bf16 or fp16.
-// Devices: the CPU; and norms, rotations, gates and losses on GPUs:
-//          has_loops().
+// Devices: the CPU; and norms, rotations, gates, losses and experts' rows on
+//          GPUs: has_loops().
 // Types:   arithmetic in fp64 for fp64, else in fp32.
 // Bits:    they do not depend on the number of threads.
 // Threads: work is shared out by core/parallel.h.
@@ -16,7 +16,7 @@
 
 namespace tessera::nn::detail {
 
-// Whether norms, rotations, gates and losses of such tensors have them.
+// Whether those of such tensors have them.
 bool has_loops(const at::Tensor& x);
 
 // x: (..., D), weight: (D). Gives y = x / rms(x) * (offset + weight) (..., D)

@@ -5,6 +5,8 @@
 #include <array>
 
 #include "tessera/core/error.h"
+#include "tessera/nn/gpu/one_pass.h"
+#include "tessera/nn/gpu/program.h"
 #include "tessera/nn/kernel_choice.h"
 
 namespace tessera::nn::detail {
@@ -32,6 +34,35 @@ variable_list rms_norm_gradients(const AutogradContext& ctx,
   return {dx, dweight, at::Tensor(), at::Tensor()};
 }
 
+// The CPU's is LibTorch's.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(
+    const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+    double eps) {
+  if (gpu::runs(x)) {
+    return gpu::layer_norm_forward(x.contiguous(), weight, bias, eps);
+  }
+  return at::native_layer_norm(x, weight.sizes(), weight, bias, eps);
+}
+
+// Of x, to which what comes past the norm is added, weight and bias.
+variable_list layer_norm_gradients(const AutogradContext& ctx,
+                                   const at::Tensor& normed,
+                                   const at::Tensor& past) {
+  const auto saved = ctx.get_saved_variables();
+  const at::Tensor &x = saved[0], &weight = saved[1];
+  if (gpu::runs(x) && !at::GradMode::is_enabled()) {
+    const auto [dx, dweight, dbias] = gpu::layer_norm_backward(
+        normed.contiguous(), x.contiguous(), weight, saved[3], saved[4],
+        past.defined() ? past.contiguous() : past);
+    return {dx, dweight, dbias, at::Tensor()};
+  }
+  const auto [dx, dweight, dbias] = at::native_layer_norm_backward(
+      normed, x, weight.sizes(), saved[3], saved[4], weight, saved[2],
+      {ctx.needs_input_grad(0), ctx.needs_input_grad(1),
+       ctx.needs_input_grad(2)});
+  return {past.defined() ? dx + past : dx, dweight, dbias, at::Tensor()};
+}
+
 // Which output of which node can be made again, and how.
 using Node = torch::autograd::Node;
 struct Maker {
@@ -53,8 +84,9 @@ constexpr Maker maker(uint32_t output = 0) {
 }
 
 constexpr std::array kMakers = {
-    maker<RmsNorm>(), maker<RmsNormBranch>(RmsNormBranch::kNormed),
-    maker<LayerNorm>(), maker<Glu>(), maker<Gelu>()};
+    maker<RmsNorm>(),   maker<RmsNormBranch>(RmsNormBranch::kNormed),
+    maker<LayerNorm>(), maker<LayerNormBranch>(LayerNormBranch::kNormed),
+    maker<Glu>(),       maker<Gelu>()};
 
 using NodePointer =
     std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
@@ -127,8 +159,7 @@ at::Tensor RmsNormBranch::again(const AutogradContext& ctx) {
 at::Tensor LayerNorm::forward(AutogradContext* ctx, const at::Tensor& x,
                               const at::Tensor& weight, const at::Tensor& bias,
                               double eps) {
-  const auto [y, mean, rstd] =
-      at::native_layer_norm(x, weight.sizes(), weight, bias, eps);
+  const auto [y, mean, rstd] = layer_norm(x, weight, bias, eps);
   ctx->save_for_backward({x, weight, bias, mean, rstd});
   ctx->saved_data["eps"] = eps;
   return y;
@@ -136,20 +167,31 @@ at::Tensor LayerNorm::forward(AutogradContext* ctx, const at::Tensor& x,
 
 variable_list LayerNorm::backward(AutogradContext* ctx,
                                   const variable_list& gradients) {
-  const auto saved = ctx->get_saved_variables();
-  const auto [dx, dweight, dbias] = at::native_layer_norm_backward(
-      gradients[0], saved[0], saved[1].sizes(), saved[3], saved[4], saved[1],
-      saved[2],
-      {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
-       ctx->needs_input_grad(2)});
-  return {dx, dweight, dbias, at::Tensor()};
+  return layer_norm_gradients(*ctx, gradients[0], {});
 }
 
 at::Tensor LayerNorm::again(const AutogradContext& ctx) {
   const auto saved = ctx.get_saved_variables();
-  return std::get<0>(
-      at::native_layer_norm(saved[0], saved[1].sizes(), saved[1], saved[2],
-                            ctx.saved_data.at("eps").toDouble()));
+  return std::get<0>(layer_norm(saved[0], saved[1], saved[2],
+                                ctx.saved_data.at("eps").toDouble()));
+}
+
+variable_list LayerNormBranch::forward(AutogradContext* ctx,
+                                       const at::Tensor& x,
+                                       const at::Tensor& weight,
+                                       const at::Tensor& bias, double eps) {
+  return {x, LayerNorm::forward(ctx, x, weight, bias, eps)};
+}
+
+variable_list LayerNormBranch::backward(AutogradContext* ctx,
+                                        const variable_list& gradients) {
+  const at::Tensor &past = gradients[0], &normed = gradients[kNormed];
+  if (!normed.defined()) return {past, {}, {}, {}};
+  return layer_norm_gradients(*ctx, normed, past);
+}
+
+at::Tensor LayerNormBranch::again(const AutogradContext& ctx) {
+  return LayerNorm::again(ctx);
 }
 
 at::Tensor Glu::forward(AutogradContext* ctx, Gate kind, const at::Tensor& gate,
@@ -197,7 +239,7 @@ at::Tensor Gelu::again(const AutogradContext& ctx) {
 void keep_input(AutogradContext* ctx, variable_list& saved,
                 const at::Tensor& x) {
   const NodePointer node = x.defined() ? x.grad_fn() : nullptr;
-  if (node && x._version() == 0 && uses(Kernel::kInputsAgain)) {
+  if (node && x._version() == 0 && makes_inputs_again(x.device().type())) {
     for (const Maker& each : kMakers) {
       if (x.output_nr() != each.output || !each.is(*node)) continue;
       ctx->saved_data[kMadeBy] =

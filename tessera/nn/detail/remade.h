@@ -55,6 +55,18 @@ class LayerNorm : public torch::autograd::Function<LayerNorm> {
   static at::Tensor again(const AutogradContext& ctx);
 };
 
+// The same beside x itself, as RmsNormBranch.
+class LayerNormBranch : public torch::autograd::Function<LayerNormBranch> {
+ public:
+  static constexpr uint32_t kNormed = 1;  // of the outputs
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
+                               const at::Tensor& weight, const at::Tensor& bias,
+                               double eps);
+  static variable_list backward(AutogradContext* ctx,
+                                const variable_list& gradients);
+  static at::Tensor again(const AutogradContext& ctx);
+};
+
 // What a gate is made, times up, of one shape.
 class Glu : public torch::autograd::Function<Glu> {
  public:

@@ -1,15 +1,23 @@
 // The loops of detail/one_pass.h for GPUs, and those of optim/kernels: one pass
 // over memory each.
 //
-// Compiled at run time by NVRTC (program.h), of which it includes nothing; and by
-// the compiler of the tests, where a block's threads are threads (gpu_loops_test).
+// Compiled at run time by NVRTC (program.h), of which it includes nothing; and
+// by the tests' compiler, where a block's threads are threads (gpu_loops_test).
 // Types:  T is that of memory, fp64, fp32 or bf16; arithmetic and sums are of
 //         Wide<T>: fp64 for fp64, else fp32.
-// Blocks: of kThreads threads, a warp of which sums by shuffles. What is of rows
-//         has a block for each; what is of elements goes on by whole grids.
+// Blocks: of kThreads threads, a warp of which sums by shuffles. What is of
+//         rows has a block for each, or a warp where they are short; what is
+//         of elements goes on by whole grids.
+// Moves:  16 bytes at a time where rows begin and end so (Pack).
 // Bits:   they do not depend on the GPU, nor on the size of the grid.
 
 // TESSERA_GPU_THREADS: of a block, whole warps; whoever compiles says it.
+#ifdef __CUDACC__
+#define TESSERA_UNROLL _Pragma("unroll")
+#else
+#define TESSERA_UNROLL
+#endif
+
 constexpr int kThreads = TESSERA_GPU_THREADS, kWarp = 32,
               kWarps = kThreads / kWarp;
 
@@ -84,73 +92,345 @@ __device__ W largest_of_block(W x) {
   return most;
 }
 
-// y = x scale (offset + weight), scale = 1 / sqrt(mean(x^2) + eps).
+// So many elements side by side, in one move of 16 bytes where they are more
+// than one and that is their size.
+template <typename T, int N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
+  T of[N];
+};
 template <typename T>
-__device__ void rms_norm(const T* x, const T* weight, T* y, Wide<T>* scales,
-                         long long width, double eps, double offset) {
-  using W = Wide<T>;
-  const T* const row = x + blockIdx.x * width;
-  W squares = 0;
-  for (long long i = threadIdx.x; i < width; i += kThreads) {
-    const W value = wide(row[i]);
-    squares += value * value;
-  }
-  const W scale =
-      1 / sqrt(sum_of_block(squares) / static_cast<W>(width) +
-               static_cast<W>(eps));
-  for (long long i = threadIdx.x; i < width; i += kThreads) {
-    store(y + blockIdx.x * width + i,
-          wide(row[i]) * scale * (static_cast<W>(offset) + wide(weight[i])));
-  }
-  if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+constexpr int kPack = 16 / sizeof(T);
+template <int N>
+struct Size {};  // of a pack, as a type
+
+template <int N, typename T>
+__device__ Pack<T, N> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, N>*>(from);
+}
+template <int N, typename T>
+__device__ void store_pack(T* to, const Pack<T, N>& pack) {
+  *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
 
-// With g = dy (offset + weight): dx = scale g - scale^3 x mean(g x), with `past`
-// added unless it is null.
 template <typename T>
-__device__ void rms_norm_backward(const T* dy, const T* x, const T* weight,
-                                  const Wide<T>* scales, const T* past, T* dx,
-                                  long long width, double offset) {
-  using W = Wide<T>;
-  const long long first = blockIdx.x * width;
-  const auto g = [&](long long i) {
-    return wide(dy[first + i]) * (static_cast<W>(offset) + wide(weight[i]));
-  };
-  W along = 0;
-  for (long long i = threadIdx.x; i < width; i += kThreads) {
-    along += g(i) * wide(x[first + i]);
+__device__ bool is_aligned(const T* at) {
+  return reinterpret_cast<unsigned long long>(at) % 16 == 0;
+}
+
+// Whether rows of `width` from here on can be read in packs; null can.
+template <typename T, typename... More>
+__device__ bool takes_packs(long long width, const T* first,
+                            const More*... more) {
+  return width % kPack<T> == 0 && is_aligned(first) &&
+         (is_aligned(more) && ...);
+}
+
+// Who has a row together: a block, or a warp where rows are short; threads.
+template <int of>
+struct Team {
+  static constexpr int kSize = of, kInBlock = kThreads / of;
+  __device__ static int member() { return threadIdx.x % of; }
+  __device__ static long long number() {
+    return blockIdx.x * static_cast<long long>(kInBlock) + threadIdx.x / of;
   }
-  const W scale = scales[blockIdx.x];
-  const W back =
-      scale * scale * scale * sum_of_block(along) / static_cast<W>(width);
-  for (long long i = threadIdx.x; i < width; i += kThreads) {
-    W value = scale * g(i) - back * wide(x[first + i]);
-    if (past) value += wide(past[first + i]);
-    store(dx + first + i, value);
+  template <typename W>
+  __device__ static W sum(W x) {
+    if constexpr (of == kWarp) {
+      return sum_of_warp(x);
+    } else {
+      return sum_of_block(x);
+    }
+  }
+};
+
+// What a norm reads of its layer; of RMSNorm there is no bias, and of LayerNorm
+// no offset.
+template <typename T>
+struct NormOf {
+  const T *weight, *bias;
+  double offset;
+  long long rows, width;
+};
+
+// RMSNorm:   y = x' (offset + weight), x' = x scale,
+//            scale = 1 / sqrt(mean(x^2) + eps).
+// LayerNorm: y = x' weight + bias, x' = (x - mean) scale,
+//            scale = 1 / sqrt(mean((x - mean)^2) + eps).
+template <bool centred, int N, typename Of, typename T>
+__device__ void norm_by(const T* x, const NormOf<T>& by, T* y, Wide<T>* means,
+                        Wide<T>* scales, double eps) {
+  using W = Wide<T>;
+  const long long r = Of::number();
+  if (r >= by.rows) return;
+  const T* const row = x + r * by.width;
+  const int count = static_cast<int>(by.width) / N;
+  const W width = static_cast<W>(by.width);
+  W mean = 0, squares = 0;
+  if constexpr (centred) {
+    for (int p = Of::member(); p < count; p += Of::kSize) {
+      const auto pack = load<N>(row + p * N);
+      for (int i = 0; i < N; ++i) mean += wide(pack.of[i]);
+    }
+    mean = Of::sum(mean) / width;
+  }
+  for (int p = Of::member(); p < count; p += Of::kSize) {
+    const auto pack = load<N>(row + p * N);
+    for (int i = 0; i < N; ++i) {
+      const W value = wide(pack.of[i]) - mean;
+      squares += value * value;
+    }
+  }
+  const W scale = 1 / sqrt(Of::sum(squares) / width + static_cast<W>(eps));
+  for (int p = Of::member(); p < count; p += Of::kSize) {
+    const auto pack = load<N>(row + p * N), weight = load<N>(by.weight + p * N);
+    Pack<T, N> out, bias = {};
+    if (centred) bias = load<N>(by.bias + p * N);
+    for (int i = 0; i < N; ++i) {
+      const W normed = (wide(pack.of[i]) - mean) * scale;
+      store(out.of + i, centred ? normed * wide(weight.of[i]) + wide(bias.of[i])
+                                : normed * (static_cast<W>(by.offset) +
+                                            wide(weight.of[i])));
+    }
+    store_pack(y + r * by.width + p * N, out);
+  }
+  if (Of::member() > 0) return;
+  scales[r] = scale;
+  if (centred) means[r] = mean;
+}
+
+// With g = dy (offset + weight): dx = scale (g - x' mean(g x')), of LayerNorm
+// also less mean(g); and `past` added unless it is null. And sums over rows of
+// dy x' and, of LayerNorm, of dy: a team has `rows_a_part` rows and a row of
+// `parts` (parts, width), of `bias_parts` too, for their sums, of which a
+// thread keeps the first kOwn packs itself.
+template <bool centred, int N, typename Of, typename T>
+__device__ void norm_backward_by(const T* dy, const T* x, const NormOf<T>& by,
+                                 const Wide<T>* means, const Wide<T>* scales,
+                                 const T* past, T* dx, Wide<T>* parts,
+                                 Wide<T>* bias_parts, long long rows_a_part) {
+  using W = Wide<T>;
+  constexpr int kOwn = (centred ? 24 : 32) / N;
+  const int count = static_cast<int>(by.width) / N;
+  const W width = static_cast<W>(by.width), offset = static_cast<W>(by.offset);
+  const long long begin = Of::number() * rows_a_part;
+  const long long end =
+      begin + rows_a_part < by.rows ? begin + rows_a_part : by.rows;
+  if (begin >= by.rows) return;
+  W* const part = parts + Of::number() * by.width;
+  W* const bias_part = bias_parts + Of::number() * by.width;
+  W sums[kOwn][N] = {}, bias_sums[centred ? kOwn : 1][N] = {};
+  const int first_far = Of::member() + kOwn * Of::kSize;
+  for (int p = first_far; p < count; p += Of::kSize) {
+    for (int i = 0; i < N; ++i) {
+      part[p * N + i] = 0;
+      if (centred) bias_part[p * N + i] = 0;
+    }
+  }
+  for (long long r = begin; r < end; ++r) {
+    const T *const from = dy + r * by.width, *const row = x + r * by.width;
+    const W scale = scales[r], mean = centred ? means[r] : 0;
+    W along = 0, all = 0;
+    for (int p = Of::member(); p < count; p += Of::kSize) {
+      const auto d = load<N>(from + p * N), value = load<N>(row + p * N),
+                 weight = load<N>(by.weight + p * N);
+      for (int i = 0; i < N; ++i) {
+        const W g = wide(d.of[i]) * (offset + wide(weight.of[i]));
+        along += g * ((wide(value.of[i]) - mean) * scale);
+        all += g;
+      }
+    }
+    along = Of::sum(along) / width;
+    if constexpr (centred) all = Of::sum(all) / width;
+    const auto each = [&](int p, W* sum, W* bias_sum) {
+      const auto d = load<N>(from + p * N), value = load<N>(row + p * N),
+                 weight = load<N>(by.weight + p * N);
+      Pack<T, N> add = {}, out;
+      if (past) add = load<N>(past + r * by.width + p * N);
+      for (int i = 0; i < N; ++i) {
+        const W g = wide(d.of[i]);
+        const W normed = (wide(value.of[i]) - mean) * scale;
+        W to = g * (offset + wide(weight.of[i])) - normed * along;
+        if (centred) to -= all;
+        to *= scale;
+        if (past) to += wide(add.of[i]);
+        store(out.of + i, to);
+        sum[i] += g * normed;
+        if (centred) bias_sum[i] += g;
+      }
+      store_pack(dx + r * by.width + p * N, out);
+    };
+    TESSERA_UNROLL for (int c = 0; c < kOwn; ++c) {
+      const int p = Of::member() + c * Of::kSize;
+      if (p < count) each(p, sums[c], bias_sums[centred ? c : 0]);
+    }
+    for (int p = first_far; p < count; p += Of::kSize) {
+      each(p, part + p * N, bias_part + p * N);
+    }
+  }
+  TESSERA_UNROLL for (int c = 0; c < kOwn; ++c) {
+    const int p = Of::member() + c * Of::kSize;
+    for (int i = 0; i < N && p < count; ++i) {
+      part[p * N + i] = sums[c][i];
+      if (centred) bias_part[p * N + i] = bias_sums[centred ? c : 0][i];
+    }
   }
 }
 
-// Sums over rows of dy x scale, by parts of `rows_a_part` rows: (parts, width).
-// A block has kWarp columns of a part (blockIdx.y).
-template <typename T>
-__device__ void rms_norm_weight(const T* dy, const T* x, const Wide<T>* scales,
-                                Wide<T>* parts, long long rows,
-                                long long rows_a_part, long long width) {
+// body(pack's size, team) as types, as they are for rows of which a block has
+// `teams` at a time.
+template <typename T, typename Body>
+__device__ void for_rows(bool in_packs, int teams, Body body) {
+  if (teams > 1) {
+    if (in_packs) body(Size<kPack<T>>(), Team<kWarp>());
+    else body(Size<1>(), Team<kWarp>());
+  } else {
+    if (in_packs) body(Size<kPack<T>>(), Team<kThreads>());
+    else body(Size<1>(), Team<kThreads>());
+  }
+}
+
+template <bool centred, typename T>
+__device__ void norm(const T* x, const NormOf<T>& by, T* y, Wide<T>* means,
+                     Wide<T>* scales, double eps, int teams) {
+  for_rows<T>(takes_packs(by.width, x, by.weight, by.bias, y), teams,
+              [&]<int N, int of>(Size<N>, Team<of>) {
+                norm_by<centred, N, Team<of>>(x, by, y, means, scales, eps);
+              });
+}
+
+template <bool centred, typename T>
+__device__ void norm_backward(const T* dy, const T* x, const NormOf<T>& by,
+                              const Wide<T>* means, const Wide<T>* scales,
+                              const T* past, T* dx, Wide<T>* parts,
+                              Wide<T>* bias_parts, long long rows_a_part,
+                              int teams) {
+  for_rows<T>(takes_packs(by.width, dy, x, by.weight, past, dx), teams,
+              [&]<int N, int of>(Size<N>, Team<of>) {
+                norm_backward_by<centred, N, Team<of>>(dy, x, by, means, scales,
+                                                       past, dx, parts,
+                                                       bias_parts, rows_a_part);
+              });
+}
+
+// Of each token: y = sum over its choices of weight rows[row], where row is
+// below `count`; weights may be null: each is 1.
+template <int N, typename Of, typename T>
+__device__ void add_up_rows_by(const T* rows, const long long* row,
+                               const Wide<T>* weights, T* y, long long tokens,
+                               long long choices, long long count,
+                               long long width) {
   using W = Wide<T>;
-  __shared__ W sums[kWarps][kWarp];
+  const long long t = Of::number();
+  if (t >= tokens) return;
+  const int packs = static_cast<int>(width) / N;
+  for (int p = Of::member(); p < packs; p += Of::kSize) {
+    W sum[N] = {};
+    for (long long c = t * choices; c < (t + 1) * choices; ++c) {
+      if (row[c] >= count) continue;
+      const auto pack = load<N>(rows + row[c] * width + p * N);
+      const W weight = weights ? weights[c] : 1;
+      for (int i = 0; i < N; ++i) sum[i] += weight * wide(pack.of[i]);
+    }
+    Pack<T, N> out;
+    for (int i = 0; i < N; ++i) store(out.of + i, sum[i]);
+    store_pack(y + t * width + p * N, out);
+  }
+}
+
+// The gradients of such rows, each of which is of one choice, and of weights.
+template <int N, typename Of, typename T>
+__device__ void add_up_rows_backward_by(const T* dy, const T* rows,
+                                        const long long* row,
+                                        const Wide<T>* weights, T* drows,
+                                        Wide<T>* dweights, long long tokens,
+                                        long long choices, long long count,
+                                        long long width) {
+  using W = Wide<T>;
+  const long long t = Of::number();
+  if (t >= tokens) return;
+  const int packs = static_cast<int>(width) / N;
+  for (long long c = t * choices; c < (t + 1) * choices; ++c) {
+    const bool is_there = row[c] < count;
+    W along = 0;
+    for (int p = Of::member(); is_there && p < packs; p += Of::kSize) {
+      const auto d = load<N>(dy + t * width + p * N),
+                 of = load<N>(rows + row[c] * width + p * N);
+      Pack<T, N> out;
+      for (int i = 0; i < N; ++i) {
+        along += wide(d.of[i]) * wide(of.of[i]);
+        store(out.of + i, weights[c] * wide(d.of[i]));
+      }
+      store_pack(drows + row[c] * width + p * N, out);
+    }
+    along = Of::sum(along);
+    if (Of::member() == 0) dweights[c] = along;
+  }
+}
+
+template <typename T>
+__device__ void add_up_rows(const T* rows, const long long* row,
+                            const Wide<T>* weights, T* y, long long tokens,
+                            long long choices, long long count, long long width,
+                            int teams) {
+  for_rows<T>(takes_packs(width, rows, y), teams,
+              [&]<int N, int of>(Size<N>, Team<of>) {
+                add_up_rows_by<N, Team<of>>(rows, row, weights, y, tokens,
+                                            choices, count, width);
+              });
+}
+
+template <typename T>
+__device__ void add_up_rows_backward(const T* dy, const T* rows,
+                                     const long long* row,
+                                     const Wide<T>* weights, T* drows,
+                                     Wide<T>* dweights, long long tokens,
+                                     long long choices, long long count,
+                                     long long width, int teams) {
+  for_rows<T>(takes_packs(width, dy, rows, drows), teams,
+              [&]<int N, int of>(Size<N>, Team<of>) {
+                add_up_rows_backward_by<N, Team<of>>(dy, rows, row, weights,
+                                                     drows, dweights, tokens,
+                                                     choices, count, width);
+              });
+}
+
+// parts[p, c] = the sum of x[r, c] over the `rows_a_part` rows r of part p.
+// A block has kWarp packs of columns of a part, a warp every kWarps-th row.
+template <int N, typename T>
+__device__ void column_sums_by(const T* x, Wide<T>* parts, long long rows,
+                               long long rows_a_part, long long width) {
+  using W = Wide<T>;
+  __shared__ W sums[kWarps][kWarp * N];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const long long column = blockIdx.x * static_cast<long long>(kWarp) + lane;
-  const long long begin = blockIdx.y * rows_a_part;
+  const long long packs = width / N, lots = (packs + kWarp - 1) / kWarp;
+  const long long part = blockIdx.x / lots;
+  const long long p = blockIdx.x % lots * kWarp + lane;
+  const long long begin = part * rows_a_part;
   const long long end = begin + rows_a_part < rows ? begin + rows_a_part : rows;
-  W sum = 0;
-  for (long long r = begin + warp; r < end && column < width; r += kWarps) {
-    sum += wide(dy[r * width + column]) * wide(x[r * width + column]) * scales[r];
+  W sum[N] = {};
+  for (long long r = begin + warp; r < end && p < packs; r += kWarps) {
+    const auto pack = load<N>(x + r * width + p * N);
+    for (int i = 0; i < N; ++i) sum[i] += wide(pack.of[i]);
   }
-  sums[warp][lane] = sum;
+  for (int i = 0; i < N; ++i) sums[warp][lane * N + i] = sum[i];
   __syncthreads();
-  if (warp > 0 || column >= width) return;
-  for (int i = 1; i < kWarps; ++i) sum += sums[i][lane];
-  parts[blockIdx.y * width + column] = sum;
+  if (warp > 0 || p >= packs) return;
+  for (int i = 0; i < N; ++i) {
+    for (int w = 1; w < kWarps; ++w) sum[i] += sums[w][lane * N + i];
+    parts[part * width + p * N + i] = sum[i];
+  }
+}
+
+// `in_packs`: whoever launches counts blocks by it.
+template <typename T>
+__device__ void column_sums(const T* x, Wide<T>* parts, long long rows,
+                            long long rows_a_part, long long width,
+                            int in_packs) {
+  if (in_packs) {
+    column_sums_by<kPack<T>>(x, parts, rows, rows_a_part, width);
+  } else {
+    column_sums_by<1>(x, parts, rows, rows_a_part, width);
+  }
 }
 
 // Elements of this thread, of `count`.
@@ -163,9 +443,20 @@ __device__ void for_each_element(long long count, Each each) {
   }
 }
 
-template <typename W>
-__device__ W sigmoid(W x) {
-  return 1 / (1 + exp(-x));
+// e^x and a / b of what is rounded to bf16: to 2^-21, by the processor's own.
+__device__ inline float exp_for(Bf16, float x) { return __expf(x); }
+__device__ inline float exp_for(float, float x) { return exp(x); }
+__device__ inline double exp_for(double, double x) { return exp(x); }
+__device__ inline float inverse_for(Bf16, float x) {
+  return __fdividef(1.0f, x);
+}
+__device__ inline float inverse_for(float, float x) { return 1 / x; }
+__device__ inline double inverse_for(double, double x) { return 1 / x; }
+
+template <typename T>
+__device__ Wide<T> sigmoid(Wide<T> x) {
+  const Wide<T> power = exp_for(T(), -x);
+  return inverse_for(T(), 1 + power);
 }
 
 // tanh(sqrt(2 / pi) (x + 0.044715 x^3)), and its argument's slope.
@@ -176,82 +467,143 @@ __device__ W gelu_tanh(W x, W* slope) {
   return tanh(a * (x + b * x * x * x));
 }
 
+// silu(x), or gelu(x); and its slope.
+template <typename T>
+__device__ Wide<T> gated(bool is_silu, Wide<T> x, Wide<T>* slope) {
+  using W = Wide<T>;
+  if (is_silu) {
+    const W s = sigmoid<T>(x);
+    *slope = s * (1 + x * (1 - s));
+    return x * s;
+  }
+  W inner = 0;
+  const W t = gelu_tanh(x, &inner);
+  *slope = (1 + t + x * (1 - t * t) * inner) / 2;
+  return x * (1 + t) / 2;
+}
+
+// each(i, pack's size as a type) for the packs of this thread, of `count`
+// elements, all of which begin where packs can.
+template <typename T, typename Each>
+__device__ void for_each_pack(bool in_packs, long long count, Each each) {
+  constexpr int kMost = kPack<T>;
+  const long long packs = in_packs ? count / kMost : 0;
+  for_each_element(packs, [&](long long p) { each(p * kMost, Size<kMost>()); });
+  const long long rest = packs * kMost;
+  for_each_element(count - rest,
+                   [&](long long i) { each(rest + i, Size<1>()); });
+}
+
 // y = silu(gate) up, or gelu(gate) up.
 template <typename T>
 __device__ void glu(bool is_silu, const T* gate, const T* up, T* y,
                     long long count) {
   using W = Wide<T>;
-  for_each_element(count, [&](long long i) {
-    const W x = wide(gate[i]);
-    W slope = 0;
-    const W gated = is_silu ? x * sigmoid(x)
-                            : x * (1 + gelu_tanh(x, &slope)) / 2;
-    store(y + i, gated * wide(up[i]));
-  });
+  const auto each = [&]<int N>(long long at, Size<N>) {
+    const auto x = load<N>(gate + at), by = load<N>(up + at);
+    Pack<T, N> out;
+    for (int i = 0; i < N; ++i) {
+      W slope = 0;
+      store(out.of + i,
+            gated<T>(is_silu, wide(x.of[i]), &slope) * wide(by.of[i]));
+    }
+    store_pack(y + at, out);
+  };
+  for_each_pack<T>(takes_packs(0, gate, up, y), count, each);
 }
 
 template <typename T>
 __device__ void glu_backward(bool is_silu, const T* dy, const T* gate,
                              const T* up, T* dgate, T* dup, long long count) {
   using W = Wide<T>;
-  for_each_element(count, [&](long long i) {
-    const W x = wide(gate[i]), g = wide(dy[i]);
-    W gated = 0, slope = 0;
-    if (is_silu) {
-      const W s = sigmoid(x);
-      gated = x * s;
-      slope = s * (1 + x * (1 - s));
-    } else {
-      W inner = 0;
-      const W t = gelu_tanh(x, &inner);
-      gated = x * (1 + t) / 2;
-      slope = (1 + t + x * (1 - t * t) * inner) / 2;
+  const auto each = [&]<int N>(long long at, Size<N>) {
+    const auto from = load<N>(dy + at), x = load<N>(gate + at),
+               by = load<N>(up + at);
+    Pack<T, N> to_gate, to_up;
+    for (int i = 0; i < N; ++i) {
+      const W g = wide(from.of[i]);
+      W slope = 0;
+      const W value = gated<T>(is_silu, wide(x.of[i]), &slope);
+      store(to_gate.of + i, g * wide(by.of[i]) * slope);
+      store(to_up.of + i, g * value);
     }
-    store(dgate + i, g * wide(up[i]) * slope);
-    store(dup + i, g * gated);
-  });
+    store_pack(dgate + at, to_gate);
+    store_pack(dup + at, to_up);
+  };
+  for_each_pack<T>(takes_packs(0, dy, gate, up, dgate, dup), count, each);
 }
 
 // Pairs of x (B, T, H, E), half a head apart, turned by the angles of their
-// token: cos, sin (T, E / 2).
-template <typename T>
-__device__ void rotate(const T* x, const Wide<T>* cos, const Wide<T>* sin, T* y,
-                       long long count, long long tokens, long long heads,
-                       long long half, double direction) {
+// token: cos, sin (T, E / 2). A block has the heads of one token.
+template <int N, typename T>
+__device__ void rotate_by(const T* x, const Wide<T>* cos, const Wide<T>* sin,
+                          T* y, long long tokens, int heads, int half,
+                          double direction) {
   using W = Wide<T>;
-  for_each_element(count, [&](long long pair) {
-    const long long lane = pair % half, head = pair / half;
-    const long long at = head * 2 * half + lane;
-    const long long angle = head / heads % tokens * half + lane;
-    const W a = wide(x[at]), b = wide(x[at + half]);
-    const W c = cos[angle], s = sin[angle] * static_cast<W>(direction);
-    store(y + at, a * c - b * s);
-    store(y + at + half, b * c + a * s);
-  });
+  const long long row = blockIdx.x * 2LL * heads * half;
+  const long long angle = blockIdx.x % tokens * half;
+  const int packs = half / N, count = heads * packs;
+  for (int p = threadIdx.x; p < count; p += kThreads) {
+    const int head = p / packs, lane = (p - head * packs) * N;
+    const long long at = row + 2LL * head * half + lane;
+    const auto a = load<N>(x + at), b = load<N>(x + at + half);
+    const auto c = load<N>(cos + angle + lane), s = load<N>(sin + angle + lane);
+    Pack<T, N> first, second;
+    for (int i = 0; i < N; ++i) {
+      const W turn = s.of[i] * static_cast<W>(direction);
+      const W l = wide(a.of[i]), r = wide(b.of[i]);
+      store(first.of + i, l * c.of[i] - r * turn);
+      store(second.of + i, r * c.of[i] + l * turn);
+    }
+    store_pack(y + at, first);
+    store_pack(y + at + half, second);
+  }
 }
 
-// Of a row of logits its cross-entropy, which is 0 where nothing is the target;
-// where it is `scaled` they become the gradient of `scale` times it. A target
-// outside of the row makes both no number.
+template <typename T>
+__device__ void rotate(const T* x, const Wide<T>* cos, const Wide<T>* sin, T* y,
+                       long long tokens, int heads, int half,
+                       double direction) {
+  if (takes_packs(half, x, y) && is_aligned(cos) && is_aligned(sin)) {
+    rotate_by<kPack<T>>(x, cos, sin, y, tokens, heads, half, direction);
+  } else {
+    rotate_by<1>(x, cos, sin, y, tokens, heads, half, direction);
+  }
+}
+
+// Of a row of logits, `stride` apart, its cross-entropy, which is 0 where
+// nothing is the target; where it is `scaled` they become the gradient of
+// `scale` times it. A target outside of the row makes both no number.
 template <typename T>
 __device__ void cross_entropy(T* logits, const long long* targets,
                               long long ignored, double* losses,
-                              long long width, int scaled, double scale) {
+                              long long width, long long stride, int scaled,
+                              double scale) {
   using W = Wide<T>;
-  T* const row = logits + blockIdx.x * width;
+  constexpr int N = kPack<T>;
+  T* const row = logits + blockIdx.x * stride;
+  const int packs = is_aligned(row) ? static_cast<int>(width / N) : 0;
+  const int rest = packs * N, count = static_cast<int>(width);
   const long long target = targets[blockIdx.x];
   const bool counts = target != ignored;
   const bool is_there = target >= 0 && target < width;
-  W most = wide(row[0]);
-  for (long long i = threadIdx.x; i < width; i += kThreads) {
-    most = larger(most, wide(row[i]));
+  // The largest that this thread has seen, and its sum of e^(x - it).
+  W own_most = static_cast<W>(-3e38), own_sum = 0;
+  const auto see = [&]<int M>(const Pack<T, M>& pack) {
+    W now = own_most;
+    for (int i = 0; i < M; ++i) now = larger(now, wide(pack.of[i]));
+    if (now != own_most) own_sum *= exp_for(T(), own_most - now);
+    for (int i = 0; i < M; ++i) own_sum += exp_for(T(), wide(pack.of[i]) - now);
+    own_most = now;
+  };
+  for (int p = threadIdx.x; p < packs; p += kThreads) {
+    see(load<N>(row + p * N));
   }
-  most = largest_of_block(most);
-  W sum = 0;
-  for (long long i = threadIdx.x; i < width; i += kThreads) {
-    sum += exp(wide(row[i]) - most);
+  for (int i = rest + threadIdx.x; i < count; i += kThreads) {
+    see(load<1>(row + i));
   }
-  sum = sum_of_block(sum);
+  const W most = largest_of_block(own_most);
+  const W sum = sum_of_block(own_sum * exp_for(T(), own_most - most));
   if (threadIdx.x == 0) {
     losses[blockIdx.x] =
         !counts    ? 0.0
@@ -262,11 +614,22 @@ __device__ void cross_entropy(T* logits, const long long* targets,
   if (!scaled) return;
   __syncthreads();  // the target's logit was read
   const W by = counts ? static_cast<W>(scale) : 0;
-  for (long long i = threadIdx.x; i < width; i += kThreads) {
-    const W p = counts ? exp(wide(row[i]) - most) / sum : 0;
-    W value = (p - (i == target ? 1 : 0)) * by;
-    if (counts && !is_there) value = static_cast<W>(losses[blockIdx.x]);
-    store(row + i, value);
+  const W part = counts ? by / sum : 0;
+  const bool is_nan = counts && !is_there;
+  const auto gradient = [&](W x, int i) {
+    if (is_nan) return static_cast<W>(losses[blockIdx.x]);
+    const W p = counts ? exp_for(T(), x - most) * part : 0;
+    return i == target ? p - by : p;
+  };
+  for (int p = threadIdx.x; p < packs; p += kThreads) {
+    auto pack = load<N>(row + p * N);
+    for (int i = 0; i < N; ++i) {
+      store(pack.of + i, gradient(wide(pack.of[i]), p * N + i));
+    }
+    store_pack(row + p * N, pack);
+  }
+  for (int i = rest + threadIdx.x; i < count; i += kThreads) {
+    store(row + i, gradient(wide(row[i]), i));
   }
 }
 
@@ -277,13 +640,16 @@ struct AdamNumbers {
       of_square, step_size, root_scale, eps;
 };
 
-// rounded may be null.
+// rounded and there may be null. `there`: by which gradients count too; where
+// it is no number nothing changes.
 template <typename T>
 __device__ void adam(Wide<T>* parameter, const T* gradient, Wide<T>* exp_avg,
                      Wide<T>* exp_avg_sq, Bf16* rounded, long long count,
-                     const AdamNumbers& of) {
+                     const AdamNumbers& of, const double* there) {
   using W = Wide<T>;
-  const W scale = static_cast<W>(of.gradient_scale),
+  const double more = there == nullptr ? 1.0 : *there;
+  if (more != more) return;
+  const W scale = static_cast<W>(of.gradient_scale * more),
           decay = static_cast<W>(of.decay_in_gradient),
           kept = static_cast<W>(of.kept), beta1 = static_cast<W>(of.beta1),
           beta2 = static_cast<W>(of.beta2),
@@ -320,20 +686,52 @@ __device__ void squares(const T* x, double* parts, long long count) {
 // What is launched, of each type; its arguments in this order.
 #define TESSERA_GPU_LOOPS(T, type)                                             \
   extern "C" __global__ void __launch_bounds__(kThreads) rms_norm_##type(      \
-      const T* x, const T* weight, T* y, Wide<T>* scales, long long width,     \
-      double eps, double offset) {                                             \
-    rms_norm<T>(x, weight, y, scales, width, eps, offset);                     \
+      const T* x, NormOf<T> by, T* y, Wide<T>* scales, double eps,             \
+      int teams) {                                                             \
+    norm<false>(x, by, y, static_cast<Wide<T>*>(nullptr), scales, eps, teams); \
+  }                                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads) layer_norm_##type(    \
+      const T* x, NormOf<T> by, T* y, Wide<T>* means, Wide<T>* scales,         \
+      double eps, int teams) {                                                 \
+    norm<true>(x, by, y, means, scales, eps, teams);                           \
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads)                       \
-      rms_norm_backward_##type(const T* dy, const T* x, const T* weight,       \
+      rms_norm_backward_##type(const T* dy, const T* x, NormOf<T> by,          \
                                const Wide<T>* scales, const T* past, T* dx,    \
-                               long long width, double offset) {               \
-    rms_norm_backward<T>(dy, x, weight, scales, past, dx, width, offset);      \
+                               Wide<T>* parts, long long rows_a_part,          \
+                               int teams) {                                    \
+    norm_backward<false>(dy, x, by, static_cast<const Wide<T>*>(nullptr),      \
+                         scales, past, dx, parts, parts, rows_a_part, teams);  \
   }                                                                            \
-  extern "C" __global__ void __launch_bounds__(kThreads) rms_norm_weight_##type( \
-      const T* dy, const T* x, const Wide<T>* scales, Wide<T>* parts,          \
-      long long rows, long long rows_a_part, long long width) {                \
-    rms_norm_weight<T>(dy, x, scales, parts, rows, rows_a_part, width);        \
+  extern "C" __global__ void __launch_bounds__(kThreads)                       \
+      layer_norm_backward_##type(const T* dy, const T* x, NormOf<T> by,        \
+                                 const Wide<T>* means, const Wide<T>* scales,  \
+                                 const T* past, T* dx, Wide<T>* parts,         \
+                                 Wide<T>* bias_parts, long long rows_a_part,   \
+                                 int teams) {                                  \
+    norm_backward<true>(dy, x, by, means, scales, past, dx, parts, bias_parts, \
+                        rows_a_part, teams);                                   \
+  }                                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads) add_up_rows_##type(   \
+      const T* rows, const long long* row, const Wide<T>* weights, T* y,       \
+      long long tokens, long long choices, long long count, long long width,   \
+      int teams) {                                                             \
+    add_up_rows<T>(rows, row, weights, y, tokens, choices, count, width,       \
+                   teams);                                                     \
+  }                                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads)                       \
+      add_up_rows_backward_##type(                                             \
+          const T* dy, const T* rows, const long long* row,                    \
+          const Wide<T>* weights, T* drows, Wide<T>* dweights,                 \
+          long long tokens, long long choices, long long count,                \
+          long long width, int teams) {                                        \
+    add_up_rows_backward<T>(dy, rows, row, weights, drows, dweights, tokens,   \
+                            choices, count, width, teams);                     \
+  }                                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads) column_sums_##type(   \
+      const T* x, Wide<T>* parts, long long rows, long long rows_a_part,       \
+      long long width, int in_packs) {                                         \
+    column_sums<T>(x, parts, rows, rows_a_part, width, in_packs);              \
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads) glu_##type(           \
       int is_silu, const T* gate, const T* up, T* y, long long count) {        \
@@ -346,25 +744,37 @@ __device__ void squares(const T* x, double* parts, long long count) {
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads) rotate_##type(        \
       const T* x, const Wide<T>* cos, const Wide<T>* sin, T* y,                \
-      long long count, long long tokens, long long heads, long long half,      \
-      double direction) {                                                      \
-    rotate<T>(x, cos, sin, y, count, tokens, heads, half, direction);          \
+      long long tokens, int heads, int half, double direction) {               \
+    rotate<T>(x, cos, sin, y, tokens, heads, half, direction);                 \
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads) cross_entropy_##type( \
       T* logits, const long long* targets, long long ignored, double* losses,  \
-      long long width, int scaled, double scale) {                             \
-    cross_entropy<T>(logits, targets, ignored, losses, width, scaled, scale);  \
+      long long width, long long stride, int scaled, double scale) {           \
+    cross_entropy<T>(logits, targets, ignored, losses, width, stride, scaled,  \
+                     scale);                                                   \
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads) adam_##type(          \
       Wide<T>* parameter, const T* gradient, Wide<T>* exp_avg,                 \
-      Wide<T>* exp_avg_sq, Bf16* rounded, long long count, AdamNumbers of) {   \
-    adam<T>(parameter, gradient, exp_avg, exp_avg_sq, rounded, count, of);     \
+      Wide<T>* exp_avg_sq, Bf16* rounded, long long count, AdamNumbers of,     \
+      const double* there) {                                                   \
+    adam<T>(parameter, gradient, exp_avg, exp_avg_sq, rounded, count, of,      \
+            there);                                                            \
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads) squares_##type(       \
       const T* x, double* parts, long long count) {                            \
     squares<T>(x, parts, count);                                               \
   }
 
+// TESSERA_GPU_TYPE: for whoever compiles one of them alone, its bits.
+#ifndef TESSERA_GPU_TYPE
+#define TESSERA_GPU_TYPE 0
+#endif
+#if TESSERA_GPU_TYPE == 0 || TESSERA_GPU_TYPE == 64
 TESSERA_GPU_LOOPS(double, f64)
+#endif
+#if TESSERA_GPU_TYPE == 0 || TESSERA_GPU_TYPE == 32
 TESSERA_GPU_LOOPS(float, f32)
+#endif
+#if TESSERA_GPU_TYPE == 0 || TESSERA_GPU_TYPE == 16
 TESSERA_GPU_LOOPS(Bf16, bf16)
+#endif

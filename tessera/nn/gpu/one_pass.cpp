@@ -9,16 +9,56 @@
 #include "tessera/nn/gpu/program.h"
 
 namespace tessera::nn::gpu {
+namespace {
+
+// NormOf of loops.cu.
+struct NormOf {
+  const void *weight, *bias;
+  double offset;
+  int64_t rows, width;
+};
+
+NormOf norm_of(const at::Tensor& x, const at::Tensor& weight, const void* bias,
+               double offset) {
+  const int64_t width = x.size(-1);
+  return {weight.const_data_ptr(), bias, offset, x.numel() / width, width};
+}
+
+// Rows that a block has at a time: what a warp keeps of one is 1024 numbers.
+int teams_for(int64_t width) {
+  constexpr int64_t kOfWarp = 1024;
+  return width <= kOfWarp ? static_cast<int>(kThreads / kWarp) : 1;
+}
+
+Grid blocks_of(int64_t tasks, int64_t in_block) {
+  return {(tasks + in_block - 1) / in_block};
+}
+
+// Rows whose sums a team keeps: so many that all multiprocessors have some.
+int64_t rows_a_part(int64_t rows, int teams) {
+  return std::clamp<int64_t>(rows / (teams > 1 ? 2048 : 1024), 4, 64);
+}
+
+at::TensorOptions wide_options(const at::Tensor& x) {
+  return x.options().dtype(at::toOpMathType(x.scalar_type()));
+}
+
+const void* data_or_null(const at::Tensor& x) {
+  return x.defined() ? x.const_data_ptr() : nullptr;
+}
+
+}  // namespace
+
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
                                                     const at::Tensor& weight,
                                                     double eps, double offset) {
   RECORD_FUNCTION("tessera::rms_norm_forward", {});
-  const int64_t width = x.size(-1), rows = x.numel() / width;
+  const NormOf by = norm_of(x, weight, nullptr, offset);
+  const int teams = teams_for(by.width);
   at::Tensor y = at::empty_like(x);
-  at::Tensor scales =
-      at::empty({rows}, x.options().dtype(at::toOpMathType(x.scalar_type())));
-  launch("rms_norm", x, {rows}, x.const_data_ptr(), weight.const_data_ptr(),
-         y.mutable_data_ptr(), scales.mutable_data_ptr(), width, eps, offset);
+  at::Tensor scales = at::empty({by.rows}, wide_options(x));
+  launch("rms_norm", x, blocks_of(by.rows, teams), x.const_data_ptr(), by,
+         y.mutable_data_ptr(), scales.mutable_data_ptr(), eps, teams);
   return {y, scales};
 }
 
@@ -26,34 +66,109 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
     const at::Tensor& inverse_rms, double offset, const at::Tensor& past) {
   RECORD_FUNCTION("tessera::rms_norm_backward", {});
-  constexpr int64_t kRowsAPart = 256, kMostParts = 65535;
-  const int64_t width = x.size(-1), rows = x.numel() / width;
-  const int64_t rows_a_part =
-      std::max(kRowsAPart, (rows + kMostParts - 1) / kMostParts);
-  const int64_t parts = (rows + rows_a_part - 1) / rows_a_part;
+  const NormOf by = norm_of(x, weight, nullptr, offset);
+  const int teams = teams_for(by.width);
+  const int64_t each = rows_a_part(by.rows, teams);
+  const int64_t parts = blocks_of(by.rows, each).x;
   at::Tensor dx = at::empty_like(x);
-  launch("rms_norm_backward", x, {rows}, gradient.const_data_ptr(),
-         x.const_data_ptr(), weight.const_data_ptr(),
-         inverse_rms.const_data_ptr(),
-         past.defined() ? past.const_data_ptr() : nullptr,
-         dx.mutable_data_ptr(), width, offset);
-  at::Tensor partial = at::empty({parts, width}, inverse_rms.options());
-  launch("rms_norm_weight", x, {(width + kWarp - 1) / kWarp, parts},
-         gradient.const_data_ptr(), x.const_data_ptr(),
-         inverse_rms.const_data_ptr(), partial.mutable_data_ptr(), rows,
-         rows_a_part, width);
+  const at::Tensor partial = at::empty({parts, by.width}, wide_options(x));
+  launch("rms_norm_backward", x, blocks_of(parts, teams),
+         gradient.const_data_ptr(), x.const_data_ptr(), by,
+         inverse_rms.const_data_ptr(), data_or_null(past),
+         dx.mutable_data_ptr(), partial.mutable_data_ptr(), each, teams);
   return {dx, partial.sum(0).to(weight.scalar_type())};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_forward(
+    const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+    double eps) {
+  RECORD_FUNCTION("tessera::layer_norm_forward", {});
+  const NormOf by = norm_of(x, weight, bias.const_data_ptr(), /*offset=*/0);
+  const int teams = teams_for(by.width);
+  auto of_rows = x.sizes().vec();
+  of_rows.back() = 1;
+  at::Tensor y = at::empty_like(x);
+  at::Tensor means = at::empty(of_rows, wide_options(x));
+  at::Tensor scales = at::empty_like(means);
+  launch("layer_norm", x, blocks_of(by.rows, teams), x.const_data_ptr(), by,
+         y.mutable_data_ptr(), means.mutable_data_ptr(),
+         scales.mutable_data_ptr(), eps, teams);
+  return {y, means, scales};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
+    const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+    const at::Tensor& means, const at::Tensor& scales, const at::Tensor& past) {
+  RECORD_FUNCTION("tessera::layer_norm_backward", {});
+  const NormOf by = norm_of(x, weight, nullptr, /*offset=*/0);
+  const int teams = teams_for(by.width);
+  const int64_t each = rows_a_part(by.rows, teams);
+  const int64_t parts = blocks_of(by.rows, each).x;
+  at::Tensor dx = at::empty_like(x);
+  const at::Tensor partial = at::empty({2, parts, by.width}, wide_options(x));
+  launch("layer_norm_backward", x, blocks_of(parts, teams),
+         gradient.const_data_ptr(), x.const_data_ptr(), by,
+         means.const_data_ptr(), scales.const_data_ptr(), data_or_null(past),
+         dx.mutable_data_ptr(), partial[0].mutable_data_ptr(),
+         partial[1].mutable_data_ptr(), each, teams);
+  const at::Tensor sums = partial.sum(1).to(weight.scalar_type());
+  return {dx, sums[0], sums[1]};
+}
+
+at::Tensor column_sums(const at::Tensor& x) {
+  RECORD_FUNCTION("tessera::column_sums", {});
+  constexpr int64_t kRows = 256;
+  const int64_t rows = x.size(0), width = x.size(1);
+  const int64_t parts = blocks_of(rows, kRows).x;
+  const int64_t pack = 16 / static_cast<int64_t>(x.itemsize());
+  const bool in_packs =
+      width % pack == 0 &&
+      reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  const Grid lots = blocks_of(in_packs ? width / pack : width, kWarp);
+  const at::Tensor partial = at::empty({parts, width}, wide_options(x));
+  launch("column_sums", x, {parts * lots.x}, x.const_data_ptr(),
+         partial.mutable_data_ptr(), rows, kRows, width,
+         static_cast<int>(in_packs));
+  return partial.sum(0).to(x.scalar_type());
+}
+
+at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,
+                       const at::Tensor& weights) {
+  RECORD_FUNCTION("tessera::add_up_rows", {});
+  const int64_t tokens = row.size(0), width = rows.size(1);
+  const int teams = teams_for(width);
+  at::Tensor y = at::empty({tokens, width}, rows.options());
+  launch("add_up_rows", rows, blocks_of(tokens, teams), rows.const_data_ptr(),
+         row.const_data_ptr(), data_or_null(weights), y.mutable_data_ptr(),
+         tokens, row.size(1), rows.size(0), width, teams);
+  return y;
+}
+
+std::tuple<at::Tensor, at::Tensor> add_up_rows_backward(
+    const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& row,
+    const at::Tensor& weights) {
+  RECORD_FUNCTION("tessera::add_up_rows_backward", {});
+  const int64_t tokens = row.size(0), width = rows.size(1);
+  const int teams = teams_for(width);
+  at::Tensor drows = at::empty_like(rows), dweights = at::empty_like(weights);
+  launch("add_up_rows_backward", rows, blocks_of(tokens, teams),
+         gradient.const_data_ptr(), rows.const_data_ptr(), row.const_data_ptr(),
+         weights.const_data_ptr(), drows.mutable_data_ptr(),
+         dweights.mutable_data_ptr(), tokens, row.size(1), rows.size(0), width,
+         teams);
+  return {drows, dweights};
 }
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
                   const at::Tensor& sin, double direction, bool in_place) {
   RECORD_FUNCTION("tessera::rotate", {});
-  const int64_t tokens = x.size(1), heads = x.size(2), half = x.size(3) / 2;
-  const int64_t pairs = x.numel() / 2;
+  const int64_t tokens = x.size(1);
+  const auto heads = static_cast<int>(x.size(2));
+  const auto half = static_cast<int>(x.size(3) / 2);
   at::Tensor y = in_place ? x.variable_data() : at::empty_like(x);
-  launch("rotate", x, blocks_for(pairs), x.const_data_ptr(),
+  launch("rotate", x, {x.size(0) * tokens}, x.const_data_ptr(),
          cos.const_data_ptr(), sin.const_data_ptr(), y.mutable_data_ptr(),
-         pairs, tokens, heads, half, direction);
+         tokens, heads, half, direction);
   return y;
 }
 
@@ -87,7 +202,8 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
       at::empty({rows}, logits.options().dtype(at::kDouble));
   launch("cross_entropy", logits, {rows}, logits.mutable_data_ptr(),
          targets.const_data_ptr(), ignored, losses.mutable_data_ptr(), width,
-         static_cast<int>(scale.has_value()), scale.value_or(0.0));
+         logits.stride(0), static_cast<int>(scale.has_value()),
+         scale.value_or(0.0));
   return losses.sum();
 }
 

@@ -1,5 +1,5 @@
-// The functions of detail/one_pass.h on a GPU: same shapes and rules, but no
-// fp16.
+// The functions of detail/one_pass.h on a GPU, of the same shapes and rules but
+// no fp16; and those for which the CPU's are LibTorch's.
 // REQUIRES: runs(x) (program.h), of each tensor's device and type.
 #pragma once
 
@@ -16,6 +16,25 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
     const at::Tensor& inverse_rms, double offset, const at::Tensor& past);
+
+// x: (..., D), weight and bias: (D). Gives y, and mean and 1 / deviation of the
+// rows, (..., 1) as at::native_layer_norm does.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_forward(
+    const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+    double eps);
+// The gradients of x, with `past` added where it is defined, weight and bias.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
+    const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+    const at::Tensor& means, const at::Tensor& scales, const at::Tensor& past);
+
+// x: (N, D) -> its sum over rows, (D).
+at::Tensor column_sums(const at::Tensor& x);
+
+at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,
+                       const at::Tensor& weights);
+std::tuple<at::Tensor, at::Tensor> add_up_rows_backward(
+    const at::Tensor& gradient, const at::Tensor& rows, const at::Tensor& row,
+    const at::Tensor& weights);
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
                   const at::Tensor& sin, double direction, bool in_place);
 at::Tensor glu(bool is_silu, const at::Tensor& gate, const at::Tensor& up);

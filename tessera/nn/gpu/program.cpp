@@ -111,11 +111,12 @@ std::filesystem::path cache_folder() {
 }
 
 // Where the code for an architecture is kept; empty: nowhere.
-std::filesystem::path file_for(const std::string& architecture) {
+std::filesystem::path file_for(const std::string& architecture, int bits) {
   const std::filesystem::path folder = cache_folder();
   if (folder.empty()) return {};
-  return folder / c10::str(architecture, "-nvrtc", Nvrtc::get().version, "-",
-                           hash64(kSource, kThreads), ".cubin");
+  return folder / c10::str(architecture, "-", bits, "-nvrtc",
+                           Nvrtc::get().version, "-", hash64(kSource, kThreads),
+                           ".cubin");
 }
 
 void keep(const std::filesystem::path& file, const std::string& code) {
@@ -128,22 +129,22 @@ void keep(const std::filesystem::path& file, const std::string& code) {
   }
 }
 
-// Those of one GPU.
+// Those of one GPU and one type.
 class Loops {
  public:
-  explicit Loops(int device) {
+  Loops(int device, int bits) {
     constexpr int kMajor = 75, kMinor = 76;  // of its compute capability
     int major = 0, minor = 0;
     check(driver_.attribute(&major, kMajor, device), "cuDeviceGetAttribute");
     check(driver_.attribute(&minor, kMinor, device), "cuDeviceGetAttribute");
     const std::string architecture = c10::str("sm_", major, minor);
-    const std::filesystem::path file = file_for(architecture);
+    const std::filesystem::path file = file_for(architecture, bits);
     std::error_code none;
     if (std::filesystem::exists(file, none) &&
         driver_.load(&module_, read_file(file).c_str()) == 0) {
       return;
     }
-    const std::string code = compile(architecture);
+    const std::string code = compile(architecture, bits);
     check(driver_.load(&module_, code.c_str()), "cuModuleLoadData");
     keep(file, code);
   }
@@ -156,8 +157,7 @@ class Loops {
       check(driver_.function(&function, module_, name.c_str()),
             "cuModuleGetFunction");
     }
-    check(driver_.launch(function, static_cast<unsigned>(grid.x),
-                         static_cast<unsigned>(grid.y), 1,
+    check(driver_.launch(function, static_cast<unsigned>(grid.x), 1, 1,
                          static_cast<unsigned>(kThreads), 1, 1, 0, stream,
                          arguments, nullptr),
           name.c_str());
@@ -171,15 +171,17 @@ class Loops {
 };
 
 // Null where they cannot be made.
-Loops* loops_of(const at::Device& device) {
+Loops* loops_of(const at::Tensor& x) {
   static auto* const all =
-      new std::map<int, std::optional<Loops>>();  // for good
+      new std::map<std::pair<int, int>, std::optional<Loops>>();  // for good
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  const auto [found, is_new] = all->try_emplace(device.index());
+  const int device = x.device().index();
+  const int bits = 8 * static_cast<int>(x.itemsize());
+  const auto [found, is_new] = all->try_emplace({device, bits});
   if (is_new) {
     try {
-      found->second.emplace(device.index());
+      found->second.emplace(device, bits);
     } catch (const std::exception& error) {
       log::warning(
           "there are no loops for the GPU, LibTorch's operators are in "
@@ -205,14 +207,17 @@ const char* type_of(const at::Tensor& x) {
 
 }  // namespace
 
-std::string compile(const std::string& architecture) {
+std::string compile(const std::string& architecture, int bits) {
   const Nvrtc& nvrtc = Nvrtc::get();
   Nvrtc::Program program = nullptr;
   check(nvrtc.create(&program, kSource, "loops.cu", 0, nullptr, nullptr),
         "nvrtcCreateProgram");
   const std::string target = "--gpu-architecture=" + architecture;
   const std::string threads = c10::str("-DTESSERA_GPU_THREADS=", kThreads);
-  const std::array options = {target.c_str(), threads.c_str(), "--std=c++17"};
+  const std::string type = c10::str("-DTESSERA_GPU_TYPE=", bits);
+  const std::array options = {target.c_str(), threads.c_str(), type.c_str(),
+                              "--std=c++20",
+                              "--device-as-default-execution-space"};
   const int status =
       nvrtc.compile(program, static_cast<int>(options.size()), options.data());
   std::string text;
@@ -234,8 +239,7 @@ std::string compile(const std::string& architecture) {
 }
 
 bool runs(const at::Tensor& x) {
-  return x.is_cuda() && type_of(x) != nullptr &&
-         loops_of(x.device()) != nullptr;
+  return x.is_cuda() && type_of(x) != nullptr && loops_of(x) != nullptr;
 }
 
 Grid blocks_for(int64_t elements) {
@@ -245,11 +249,10 @@ Grid blocks_for(int64_t elements) {
 
 void launch(const std::string& loop, const at::Tensor& x, Grid grid,
             void** arguments) {
-  if (grid.x == 0 || grid.y == 0) return;
+  if (grid.x == 0) return;
   const c10::impl::VirtualGuardImpl devices(x.device().type());
   void* const stream = devices.getStream(x.device()).native_handle();
-  loops_of(x.device())
-      ->launch(c10::str(loop, "_", type_of(x)), grid, stream, arguments);
+  loops_of(x)->launch(c10::str(loop, "_", type_of(x)), grid, stream, arguments);
 }
 
 }  // namespace tessera::nn::gpu

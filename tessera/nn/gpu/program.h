@@ -1,5 +1,5 @@
-// The loops of loops.cu on GPUs: compiled by NVRTC at first use, and kept in
-// files for the next time.
+// The loops of loops.cu on GPUs: compiled by NVRTC at the first use of each
+// type, in 5 s or so, and kept in files for the next time.
 //
 // Libraries: NVRTC's and the driver's are found when they are needed; nothing
 //            is linked, so that one program serves machines with and without.
@@ -16,8 +16,9 @@
 
 namespace tessera::nn::gpu {
 
-// Machine code for "sm_90". Errors: TS_CHECK, without NVRTC, or with its words.
-std::string compile(const std::string& architecture);
+// Machine code for "sm_90", of the type that has so many bits; bf16 has 16.
+// Errors: TS_CHECK, without NVRTC, or with its words.
+std::string compile(const std::string& architecture, int bits);
 
 // Whether x's device has the loops, for its type. Where they cannot be made it
 // is said once, and operators of LibTorch go on in their place.
@@ -26,9 +27,9 @@ bool runs(const at::Tensor& x);
 // Threads of a block, as loops.cu is compiled; of a warp.
 inline constexpr int64_t kThreads = 256, kWarp = 32;
 
-// Blocks. y: at most 65535, which is CUDA's limit.
+// Blocks.
 struct Grid {
-  int64_t x = 1, y = 1;
+  int64_t x = 1;
 };
 // That go over so many elements: some for each multiprocessor, the same number
 // on every GPU.

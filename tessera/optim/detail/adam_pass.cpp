@@ -67,12 +67,14 @@ class Update {
   }
 
   // The same loop (nn/gpu/loops.cu) over all of it.
-  void run_on_gpu(const kernels::AdamNumbers& numbers) const {
+  void run_on_gpu(const kernels::AdamNumbers& numbers,
+                  const at::Tensor& scale) const {
     const int64_t count = parameter_.numel();
     nn::gpu::launch(
         "adam", gradient_, nn::gpu::blocks_for(count), parameter_.data_ptr(),
         gradient_.const_data_ptr(), exp_avg_.data_ptr(), exp_avg_sq_.data_ptr(),
-        rounded_.defined() ? rounded_.data_ptr() : nullptr, count, numbers);
+        rounded_.defined() ? rounded_.data_ptr() : nullptr, count, numbers,
+        scale.defined() ? scale.const_data_ptr() : nullptr);
   }
 
  private:
@@ -87,6 +89,10 @@ class Update {
 };
 
 }  // namespace
+
+bool reads_scale_there(const at::Tensor& parameter) {
+  return nn::uses(nn::Kernel::kAdamW) && nn::gpu::runs(parameter);
+}
 
 bool runs_in_one_pass(const UpdateGroup& group) {
   if (!nn::uses(nn::Kernel::kAdamW)) return false;
@@ -110,7 +116,9 @@ void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
     ends.push_back(before + group.parameters[i].numel());
   }
   if (!group.parameters.front().is_cpu()) {
-    for (const Update& update : updates) update.run_on_gpu(numbers);
+    for (const Update& update : updates) {
+      update.run_on_gpu(numbers, group.scale_there);
+    }
     return;
   }
   parallel_for(

@@ -17,6 +17,10 @@ namespace tessera::optim::detail {
 
 enum class Decay { kInGradient, kDecoupled };
 
+// Whether such a parameter's update heeds UpdateGroup::scale_there; none of
+// fp16 does.
+bool reads_scale_there(const at::Tensor& parameter);
+
 // On the CPU, or on a GPU that has its loop (of which there is none for fp16);
 // and not left out by name.
 bool runs_in_one_pass(const UpdateGroup& group);

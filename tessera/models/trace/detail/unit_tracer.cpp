@@ -215,9 +215,10 @@ void UnitTracer::loss() const {
 
 void UnitTracer::loss_of_depth() const {
   const int64_t rows = model_.samples * model_.tokens;
-  const int64_t step = nn::head_rows(rows, model_.most_vocab);
   const int64_t width = config_.hidden, vocab = model_.vocab;
   Tape& tape = ops_.tape();
+  const int64_t step =
+      nn::head_rows(rows, model_.most_vocab, tape.device() == at::kCPU);
   const program::Flops product{.matmul = 2 * rows * width * vocab};
   const bool adds = tape.records() && !tape.is_frozen();
   tape.forward_flops(product);
