@@ -57,7 +57,10 @@ class BenchStepCommand {
     if (place.source != "tessera" && place.rank == 0) warn_of_load();
     const RankJob job{
         .comm = config_.comm,
-        .device = config_.run.device_type,
+        .device =
+            [this](int64_t rank) {
+              return engine::device_of_rank(config_, rank);
+            },
         .threads = config_.run.threads,
         .prepare =
             [this](const launch::RankEnvironment& first) {

@@ -70,7 +70,7 @@ int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
     guard.emplace(
         RankContext{.rank = static_cast<int>(place.rank),
                     .world_size = static_cast<int>(place.world_size)});
-    take_device(job.device, place.local_rank);
+    take_device(job.device(place.rank), place.local_rank);
     ranks = connect(job, meeting);
   };
   if (place.source == "tessera" || place.source == "none") {
@@ -78,7 +78,7 @@ int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
   } else {
     launch::begin_together(meeting, [&] { job.prepare(place); }, begin);
   }
-  const auto memory = memory_of(job.device);
+  const auto memory = memory_of(job.device(place.rank));
   return job.work(*ranks);
 }
 
@@ -96,8 +96,9 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
                     [&](comm::Communicator& ranks) {
                       const monitor::RankMemory memory;
                       share_out_cores(job.threads, world_size);
-                      take_device(job.device, ranks.rank());
-                      const auto there = memory_of(job.device);
+                      const auto device = job.device(ranks.rank());
+                      take_device(device, ranks.rank());
+                      const auto there = memory_of(device);
                       codes[ranks.rank()] = job.work(ranks);
                     });
   return codes[0];

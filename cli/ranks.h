@@ -25,7 +25,10 @@ launch::RankEnvironment find_place(const RankFlags& flags);
 
 struct RankJob {
   comm::CommConfig comm;
-  c10::DeviceType device = c10::kCPU;
+  // Of a rank.
+  std::function<c10::DeviceType(int64_t rank)> device = [](int64_t) {
+    return c10::kCPU;
+  };
   int64_t threads = 0;             // of a rank; 0: the cores, shared out
   std::string record_folder = "";  // of flight recorders; "": none
   // Once a host, before its ranks start: what they share. `first`: where the

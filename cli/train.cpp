@@ -75,7 +75,10 @@ class TrainCommand {
     std::optional<launch::StopRequest> stop;
     const RankJob job{
         .comm = config_.comm,
-        .device = config_.run.device_type,
+        .device =
+            [this](int64_t rank) {
+              return engine::device_of_rank(config_, rank);
+            },
         .threads = config_.run.threads,
         .record_folder = train::RunFolder(config_).logs(),
         .prepare =

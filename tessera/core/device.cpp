@@ -31,6 +31,10 @@ c10::DeviceType device_type_of(const std::string& name) {
   return c10::kCUDA;
 }
 
+bool has_gpu() {
+  return at::detail::getCUDAHooks().hasCUDART() && num_gpus() > 0;
+}
+
 void take_device(c10::DeviceType type, int64_t rank_on_host) {
   if (type == c10::kCPU) return;
   const c10::impl::VirtualGuardImpl devices(type);

@@ -15,9 +15,11 @@
 
 namespace tessera {
 
-// What run.device names. auto: the CPU, also where there is a GPU, until steps
-// on GPUs are as proven as its own.
+// What "cpu" or "cuda" names.
 c10::DeviceType device_type_of(const std::string& name);
+
+// Whether LibTorch has CUDA and finds a GPU.
+bool has_gpu();
 
 // This thread's device is that of such a rank of its host.
 void take_device(c10::DeviceType type, int64_t rank_on_host);

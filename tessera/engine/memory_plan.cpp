@@ -82,7 +82,8 @@ Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
        .received_rows = received_rows(config, mesh, coord, samples),
        .kept = kept_by(config.optimizer),
        .threads = std::max<int64_t>(1, config.run.threads),
-       .depths = trains ? model.mtp.layers : 0});
+       .depths = trains ? model.mtp.layers : 0,
+       .device = config.run.device_of_stage(coord[mesh::Axis::kPp])});
   if (trains) share_batch(config, mesh, samples, facts);
   return facts;
 }

@@ -48,6 +48,8 @@ ModelActor::ModelActor(parallel::Composed& composed,
       optimizer_(optimizer),
       world_(world),
       files_(files),
+      updates_read_there_(optimizer != nullptr &&
+                          optimizer->reads_scale_there()),
       rules_(rules),
       loss_scale_(rules.loss_scale) {}
 
@@ -133,7 +135,12 @@ nn::LossSum ModelActor::losses() const {
   return all;
 }
 
-// The one read of a step.
+bool ModelActor::reads_behind() const {
+  return !may_skip() && !input_.again && files_ == nullptr &&
+         !composed_.updates && !rules_.scaling.normalizes &&
+         updates_read_there_;
+}
+
 void ModelActor::read() {
   std::vector<at::Tensor> all;
   const auto add = [&](const at::Tensor& numbers) {
@@ -148,7 +155,14 @@ void ModelActor::read() {
   for (const auto& loss : counted_.ahead) add(loss);
   expert_counts_ = counted_.expert_counts;
   if (expert_counts_.defined()) add(expert_counts_);
-  const at::Tensor here = read_on_host(at::cat(all));
+  unread_ = at::cat(all);
+  if (!reads_behind()) settle();
+}
+
+// The one read of a step.
+void ModelActor::settle() {
+  if (!unread_.defined()) return;
+  const at::Tensor here = read_on_host(std::exchange(unread_, {}));
   const double* next = here.const_data_ptr<double>();
 
   grad_norm_ = shown(std::sqrt(*next++)) / scale_;
@@ -200,11 +214,12 @@ void ModelActor::norm() {
   }
   const auto& like = composed_.parameters->parameters().front().shard;
   squares_ = optim::sum_of_squares(owned).reshape({1}).to(like.device());
+  const bool is_guarded = may_skip() || reads_behind();
   for (const auto& [microbatch, loss] : counted_.losses) {
-    if (may_skip()) squares_ = squares_ + loss.sum * 0;  // NaN unless finite
+    if (is_guarded) squares_ = squares_ + loss.sum * 0;  // NaN unless finite
   }
   for (const auto& loss : counted_.ahead) {
-    if (may_skip()) squares_ = squares_ + loss * 0;
+    if (is_guarded) squares_ = squares_ + loss * 0;
   }
   if (world_.size() == 1) read();
 }
@@ -262,11 +277,16 @@ void ModelActor::await(const Instruction& instruction) {
 
 // The updates that follow read gradients so: no pass over them.
 void ModelActor::clip_gradients() {
+  if (reads_behind()) return;  // see begin_updates()
   gradient_scale_ = rules_.scaling.of(grad_norm_) / scale_;
 }
 
 void ModelActor::begin_updates() {
-  if (!std::exchange(updates_, true)) optimizer_->begin_step(gradient_scale_);
+  if (std::exchange(updates_, true)) return;
+  if (!reads_behind()) return optimizer_->begin_step(gradient_scale_);
+  optimizer_->begin_step(
+      1 / scale_,
+      optim::clip_scale_there(squares_, 1 / scale_, rules_.scaling.clip_norm));
 }
 
 // Parameters lie unit by unit, and so do the optimizer's segments.
@@ -321,6 +341,7 @@ void ModelActor::keep_parameters(int64_t unit) {
 }
 
 void ModelActor::next_version() {
+  settle();
   composed_.parameters->next_version();
   counted_ = std::exchange(counted_ahead_, {});
 }

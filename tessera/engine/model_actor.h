@@ -103,6 +103,10 @@ class ModelActor : public program::Actor {
   // A batch has begun whose step is still to come.
   bool is_ahead() const { return is_ahead_; }
 
+  // Behind a program: the host's read of it, if that was not yet. Throws where
+  // a loss or the norm is not finite; no weight has changed by it.
+  void settle();
+
   // Of the step that ran: this rank's part of the loss, and of the target
   // tokens that it is a sum over; each rank of tp has the same.
   double loss_sum() const { return loss_sum_; }
@@ -197,6 +201,8 @@ class ModelActor : public program::Actor {
   }
   bool may_skip() const;
   double share_of_depth(int64_t microbatch, int64_t depth) const;
+  // Where updates heed the norm on their device, the host reads it behind them.
+  bool reads_behind() const;
   void decide();
   void read();
   // Segments [first, last) of the optimizer: all of a unit, or of the model.
@@ -208,11 +214,13 @@ class ModelActor : public program::Actor {
   optim::Optimizer* optimizer_;
   comm::Group& world_;
   FileMemory* files_;
+  const bool updates_read_there_;
   const GradientRules rules_;
   optim::LossScale loss_scale_;
   program::Purpose purpose_ = program::Purpose::kTraining;
   Counted counted_, counted_ahead_;
   bool is_ahead_ = false;
+  at::Tensor unread_;   // of a step, for settle()
   at::Tensor squares_;  // this rank's part of the squared norm; then the sum
   comm::Work norm_work_;
   // Of global batches, by depth.

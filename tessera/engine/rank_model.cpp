@@ -114,6 +114,7 @@ void RankModel::step(StepInput input, const program::Observer& observer,
   actor_->begin_program(std::move(input), accumulation(config_),
                         program::Purpose::kTraining, std::move(next));
   program::execute(*program_, *actor_, observer);
+  actor_->settle();
 }
 
 nn::LossSum RankModel::evaluate(
@@ -159,7 +160,7 @@ void RankModel::build_model() {
       .config = config_.strategies(),
       .seed = static_cast<uint64_t>(config_.run.seed),
       .trains = trains(),
-      .device = config_.run.device_type};
+      .device = device_of_rank(config_, ranks_.rank())};
   if (config_.zero.offload == "all") {
     options.memory = [&](int64_t unit, at::IntArrayRef sizes,
                          at::ScalarType type) {

@@ -1,9 +1,11 @@
 #include "tessera/engine/run_config.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -23,6 +25,24 @@ namespace tessera::engine {
 namespace {
 
 constexpr double kMaxSteps = 1e12;
+
+// "cuda,cpu": {"cuda", "cpu"}.
+std::vector<std::string> devices_in(const std::string& text) {
+  std::vector<std::string> names;
+  std::istringstream list(text + ",");
+  for (std::string name; std::getline(list, name, ',');) names.push_back(name);
+  return names;
+}
+
+std::string complaint_about_devices(const config::Value& value) {
+  constexpr std::array kNames = {"auto", "cpu", "cuda"};
+  for (const auto& name : devices_in(std::get<std::string>(value))) {
+    if (std::ranges::find(kNames, name) == kNames.end()) {
+      return "\"" + name + "\" is none of auto, cpu, cuda";
+    }
+  }
+  return "";
+}
 
 std::string complaint_about_name(const config::Value& value) {
   const auto& name = std::get<std::string>(value);
@@ -201,6 +221,16 @@ mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
 
 }  // namespace
 
+at::DeviceType RunSection::device_of_stage(int64_t stage) const {
+  return device_types.size() == 1 ? device_types.front()
+                                  : device_types.at(stage);
+}
+
+bool RunSection::is_on_cpu() const {
+  return std::ranges::all_of(
+      device_types, [](at::DeviceType type) { return type == at::kCPU; });
+}
+
 void RunSection::declare(config::Section& section) {
   section.key("name", name, "of the run, and of its folder in `dir`")
       .check(complaint_about_name);
@@ -215,8 +245,11 @@ void RunSection::declare(config::Section& section) {
   section.key("steps", steps, "updates of the weights, in all")
       .at_least(1)
       .at_most(kMaxSteps);
-  section.key("device", device, "that the ranks compute on")
-      .one_of({"auto", "cpu", "cuda"});
+  section
+      .key("device", device,
+           "that the ranks compute on: cpu, cuda or auto; several, separated "
+           "by commas, are those of the pipeline's stages")
+      .check(complaint_about_devices);
   section
       .key("threads", threads,
            "of a rank; 0: the cores, shared out among the ranks")
@@ -435,10 +468,10 @@ void complete(RunConfig& config, int64_t world_size) {
                   "data.train is missing: a run needs something to train on. "
                   "Give files, folders or globs: --data.train='texts/*.txt'.");
   config.data.check();
-  config.run.device_type = device_type_of(config.run.device);
   config.optimizer.complete();
   ask_for_whole_matrices(config);
   const auto mesh = complete_place(config, world_size);
+  find_devices(config, mesh.degree(mesh::Axis::kPp));
   complete_batch(config.batch, data_parallel_degree(config), world_size);
   forget_chosen_split(config.pipeline);
   parallel::pipeline::check(config.model, accumulation(config), mesh,
@@ -462,19 +495,57 @@ void complete_for_evaluation(RunConfig& config, int64_t world_size) {
                             config.pipeline);
 }
 
+at::DeviceType device_of_rank(const RunConfig& config, int64_t rank) {
+  const auto& run = config.run;
+  if (run.device_types.size() == 1) return run.device_types.front();
+  const auto mesh = mesh_of(config, implied_world_size(config));
+  return run.device_of_stage(mesh.coord_of(rank)[mesh::Axis::kPp]);
+}
+
+namespace {
+
+// What is asked for and no GPU is built for, and what to use instead.
+struct NotOnGpus {
+  std::string what;
+  const char* instead;
+};
+std::optional<NotOnGpus> not_on_gpus(const RunConfig& config) {
+  if (config.mesh.star()) return {{"mesh.data_parallel is dp", "ddp"}};
+  if (config.mesh.measure_speeds) {
+    return {{"mesh.measure_speeds is true", "false"}};
+  }
+  if (config.zero.offload != "none") {
+    return {{"zero.offload is " + config.zero.offload, "none"}};
+  }
+  if (config.model.dropout != 0) {
+    return {{c10::str("model.dropout is ", config.model.dropout), "0"}};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void find_devices(RunConfig& config, int64_t stages) {
+  auto& types = config.run.device_types;
+  types.clear();
+  for (const auto& name : devices_in(config.run.device)) {
+    const bool takes_gpu =
+        name == "auto" && has_gpu() && !not_on_gpus(config).has_value();
+    types.push_back(takes_gpu ? at::kCUDA : device_type_of(name));
+  }
+  const auto given = static_cast<int64_t>(types.size());
+  TS_CHECK_CONFIG(given == 1 || given == stages, "run.device is ",
+                  config.run.device, ", for ", given,
+                  " stages, but mesh.pp is ", stages,
+                  ". Give one for all ranks, or one for each stage.");
+}
+
 void check_device(const RunConfig& config) {
-  if (config.run.device_type == at::kCPU) return;
-  const auto refuse = [](bool holds, const std::string& what,
-                         const char* instead) {
-    TS_CHECK_CONFIG(holds, what, ", which no GPU is built for. Use ", instead,
-                    ", or run.device cpu.");
-  };
-  refuse(!config.mesh.star(), "mesh.data_parallel is dp", "ddp");
-  refuse(!config.mesh.measure_speeds, "mesh.measure_speeds is true", "false");
-  refuse(config.zero.offload == "none",
-         "zero.offload is " + config.zero.offload, "none");
-  refuse(config.model.dropout == 0,
-         c10::str("model.dropout is ", config.model.dropout), "0");
+  if (config.run.is_on_cpu()) return;
+  const auto found = not_on_gpus(config);
+  if (!found) return;
+  TS_CHECK_CONFIG(false, found->what, ", which no GPU is built for. Use ",
+                  found->instead, ", or run.device cpu.");
 }
 
 void check_schedule(const RunConfig& config) {

@@ -30,10 +30,12 @@ struct RunSection {
   std::string dir = "runs";
   int64_t seed = 0;
   int64_t steps = 1000;
-  std::string device = "auto";
-  int64_t threads = 0;  // 0: the cores, shared out among the ranks
-  // No key: what `device` is here.
-  at::DeviceType device_type = at::kCPU;
+  std::string device = "auto";  // one, or one for each stage: "cuda,cpu"
+  int64_t threads = 0;          // 0: the cores, shared out among the ranks
+  // No key: what `device` is here, of all or by stage.
+  std::vector<at::DeviceType> device_types = {at::kCPU};
+  at::DeviceType device_of_stage(int64_t stage) const;
+  bool is_on_cpu() const;  // all of it
   void declare(config::Section& section);
 };
 
@@ -117,7 +119,13 @@ void complete(RunConfig& config, int64_t world_size);
 // batch.micro sequences at a time.
 void complete_for_evaluation(RunConfig& config, int64_t world_size);
 
-// That all of it is built for run.device_type.
+// The kind of device that a rank of the run computes with.
+at::DeviceType device_of_rank(const RunConfig& config, int64_t rank);
+
+// What run.device names, of so many stages. auto: the GPU, where there is one
+// and all that is asked for is built for it, else the CPU.
+void find_devices(RunConfig& config, int64_t stages);
+// That all of it is built for the devices of run.device.
 void check_device(const RunConfig& config);
 // That the learning rate rises to optimizer.lr and falls from it, in as many
 // steps as there are.

@@ -258,14 +258,31 @@ TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   }
 }
 
-TEST(RunConfig, AGpuIsTakenWhereItIsAndAutoIsTheCpu) {
+TEST(RunConfig, EachStageMayHaveADeviceOfItsOwn) {
+  RunConfig config = minimal();
+  config.mesh.pp = 2;
+  config.run.device = "cpu,cpu";
+  complete(config, 2);
+  EXPECT_EQ(config.run.device_types,
+            std::vector<at::DeviceType>({at::kCPU, at::kCPU}));
+  config.run.device_types = {at::kCUDA, at::kCPU};
+  EXPECT_EQ(device_of_rank(config, 0), at::kCUDA);
+  EXPECT_EQ(device_of_rank(config, 1), at::kCPU);
+  EXPECT_FALSE(config.run.is_on_cpu());
+  config.run.device = "cpu,cpu,cpu";
+  EXPECT_EQ(refusal_of([&] { complete(config, 2); }),
+            "run.device is cpu,cpu,cpu, for 3 stages, but mesh.pp is 2. Give "
+            "one for all ranks, or one for each stage.");
+}
+
+TEST(RunConfig, AGpuIsTakenWhereItIsAndAutoTakesIt) {
   RunConfig config = minimal();
   complete(config, 1);
-  EXPECT_EQ(config.run.device_type, at::kCPU);
+  EXPECT_EQ(config.run.is_on_cpu(), !at::hasCUDA());
   config.run.device = "cuda";
   if (at::hasCUDA()) {
     complete(config, 1);
-    EXPECT_EQ(config.run.device_type, at::kCUDA);
+    EXPECT_EQ(config.run.device_of_stage(0), at::kCUDA);
     return;
   }
   try {
@@ -283,7 +300,7 @@ TEST(RunConfig, AGpuIsRefusedWhereItsPartIsNotBuilt) {
     RunConfig config = minimal();
     set(config);
     complete(config, 1);
-    config.run.device_type = at::kCUDA;
+    config.run.device_types = {at::kCUDA};
     return refusal_of([&] { check_device(config); });
   };
   EXPECT_EQ(refused([](RunConfig&) {}), "");

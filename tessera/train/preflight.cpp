@@ -154,7 +154,7 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
   add(trains && config.batch.micro > 1, "a smaller batch.micro");
   add(!trains && config.batch.micro > 1, "a smaller --batch");
   add(trains && config.recompute.mode == "none", "recompute.mode block");
-  const bool on_cpu = config.run.device_type == at::kCPU;
+  const bool on_cpu = config.run.is_on_cpu();
   add(trains && config.zero.offload != "all" && !config.mesh.star() && on_cpu,
       config.zero.offload == "none" ? "zero.offload optimizer or all"
                                     : "zero.offload all");
@@ -300,7 +300,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks,
 
 void check_memory(const RunConfig& of, const HostRanks& ranks,
                   int64_t host_bytes, program::Purpose purpose) {
-  if (of.run.device_type != at::kCPU) return;  // a device has its own
+  if (!of.run.is_on_cpu()) return;  // a device has its own
   RunConfig config = of;
   config.resolve(share_memory(config, ranks));
   const Need need = need_of(config, ranks, host_bytes, purpose);

@@ -114,7 +114,19 @@ class Trainer {
     if (ranks_.world_size() > 1) {
       log::info(ranks_.world_size(), " ranks, over ", ranks_.backend());
     }
+    tell_devices();
     tell_shares();
+  }
+
+  void tell_devices() const {
+    if (config_.run.is_on_cpu()) return;
+    std::string names;
+    for (const auto type : config_.run.device_types) {
+      names += (names.empty() ? "" : ", ") +
+               c10::DeviceTypeName(type, /*lower_case=*/true);
+    }
+    log::info("run.device ", config_.run.device, ": ", names,
+              config_.run.device_types.size() > 1 ? ", stage by stage" : "");
   }
 
   void tell_shares() const {

@@ -167,7 +167,7 @@ std::vector<Ran> run(const Mesh& mesh, bool late,
                      at::DeviceType device = at::kCPU) {
   std::vector<Ran> all(mesh.ranks);
   RunConfig config = mesh.config;
-  config.run.device_type = device;
+  config.run.device_types = {device};
   comm::run_threads(mesh.ranks, "shm", [&](comm::Communicator& in_time) {
     LateCommunicator delayed(in_time);
     comm::Communicator& ranks = late ? delayed : in_time;
