@@ -111,6 +111,21 @@ class Gpt2(nn.Module):
         return F.linear(self.norm(x), self.tokens.weight)
 
 
+def mixtral(model):
+    """transformers' own, with the experts that it takes by default."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    class Logits(MixtralForCausalLM):
+        def forward(self, ids):
+            return super().forward(input_ids=ids, use_cache=False).logits
+
+    return Logits(MixtralConfig(
+        vocab_size=model["vocab"], hidden_size=model["hidden"], intermediate_size=model["ffn"],
+        num_hidden_layers=model["layers"], num_attention_heads=model["heads"], num_key_value_heads=model["kv_heads"],
+        num_local_experts=model["moe"]["experts"], num_experts_per_tok=model["moe"]["top_k"],
+        max_position_embeddings=model["max_seq"], output_router_logits=True))
+
+
 class Stage(nn.Module):
     """A part of a Llama, for a pipeline of two: `first` layers are the first rank's."""
 
@@ -237,7 +252,8 @@ def main():
         if rank == 0:
             print(json.dumps({"step_s": times[2:]}))
         return dist.destroy_process_group()
-    model = (Gpt2(config["model"]) if config["model"].get("family") == "gpt2" else Llama(config["model"])).to(device)
+    make = {"gpt2": Gpt2, "mixtral": mixtral}.get(config["model"].get("family"), Llama)
+    model = make(config["model"]).to(device)
     forward = model
     if kind == "compile":
         forward = torch.compile(model)
@@ -256,21 +272,25 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1,
                                   fused=kind != "tp")  # of DTensors and others: not together
     ids = torch.randint(config["model"]["vocab"], (samples, length + 1)).to(device)
+    parts = ids.split(min(samples, config["batch"]["micro"]))
     casts = dtype != torch.float32 and kind != "fsdp2"
     times = []
     for _ in range(steps):
         start = now(device)
-        with torch.autocast(device, dtype, enabled=casts):
-            logits = forward(ids[:, :-1])
-            loss = loss_of(logits, ids[:, 1:])
-        loss.backward()
+        for part in parts:
+            with torch.autocast(device, dtype, enabled=casts):
+                logits = forward(part[:, :-1])
+                loss = loss_of(logits, part[:, 1:])
+            del logits
+            (loss / len(parts)).backward()
         for group in alike(model.parameters()):
             nn.utils.clip_grad_norm_(group, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         times.append(now(device) - start)
     if rank == 0:
-        print(json.dumps({"step_s": times[2:], "loss": loss.item()}))
+        memory = {"device_bytes": torch.cuda.max_memory_allocated()} if device == "cuda" else {}
+        print(json.dumps({"step_s": times[2:], "loss": loss.item()} | memory))
     if world > 1:
         dist.destroy_process_group()
 

@@ -47,7 +47,7 @@ class StepBench {
         model_(config, ranks),
         recorder_(model_.composed(), ranks.rank()),
         floor_(products(), at::TensorOptions(config.precision.compute_dtype())
-                               .device(config.run.device_type)) {}
+                               .device(device_)) {}
 
   StepTimes measure(int64_t rounds) {
     for (int64_t i = 0; i < kWarmUps; ++i) step();
@@ -111,10 +111,17 @@ class StepBench {
 
   // Where the schedule goes on, between two others but for the last one.
   double step(bool is_last = false) {
+    const auto start = Clock::now();
+    begin(is_last);
+    // What instructions took is then the time to ask a device for it.
+    wait_for_device(device_);
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  void begin(bool is_last) {
     recorder_.begin_step(++steps_, engine::accumulation(config_));
     std::optional<engine::StepInput> next;
     if (model_.goes_on() && !is_last) next = input_of(steps_ + 1);
-    const auto start = Clock::now();
     model_.step(
         input_of(steps_),
         [this, observer = recorder_.observer()](
@@ -124,9 +131,6 @@ class StepBench {
           last_.emplace_back(instruction, end_s - begin_s);
         },
         std::move(next));
-    // What instructions took is then the time to ask a device for it.
-    wait_for_device(config_.run.device_type);
-    return std::chrono::duration<double>(Clock::now() - start).count();
   }
 
   // Means over the rounds of what the last step was.
@@ -149,6 +153,13 @@ class StepBench {
   }
 
   void profile() {
+    if (device_ != at::kCPU) {
+      DeviceTrace trace;
+      begin(/*is_last=*/false);
+      times_.device = trace.taken();
+      times_.kernels = times_.device.kernels;
+      return;
+    }
     const KernelTimes times;
     step();
     times_.kernels = KernelTimes::taken();
@@ -175,6 +186,7 @@ class StepBench {
 
   const RunConfig& config_;
   comm::Communicator& ranks_;
+  const at::DeviceType device_ = engine::device_of_rank(config_, ranks_.rank());
   RankModel model_;
   engine::Recorder recorder_;
   const int64_t before_floor_ = monitor::tensor_bytes().now;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/benchmark/device_times.h"
 #include "tessera/benchmark/kernel_times.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/memory_kind.h"
@@ -46,7 +47,9 @@ struct StepTimes {
   // Means over the rounds.
   monitor::Timeline timeline;
   std::vector<InstructionTime> instructions;
-  std::vector<KernelTime> kernels;  // of one step more
+  // Of one step more. On a GPU its own kernels, not the host's operators.
+  std::vector<KernelTime> kernels;
+  DeviceTimes device;  // nothing on a CPU
   std::vector<engine::FloorProduct> products;
   double floor_flops = 0;
   // In tensors when a step begins, by what they are for; and at most.

@@ -83,6 +83,21 @@ std::string instructions_table(const StepTimes& times) {
   return aligned(lines);
 }
 
+// Of the step whose kernels are listed.
+std::string device_line(const StepTimes& times) {
+  const DeviceTimes& device = times.device;
+  if (device.launches() == 0) return {};
+  std::string text = c10::str(
+      "device      ", device.launches(), " kernels and copies, none running ",
+      fixed(100 * (1 - device.busy_s / device.span_s), 1), "% of ",
+      fixed(1e3 * device.span_s, 2), " ms; inside of it the host waited ",
+      device.num_waits(), device.num_waits() == 1 ? " time" : " times");
+  for (const auto& each : device.waits) {
+    text += c10::str(" (", each.name, " ", each.calls, ")");
+  }
+  return text + "\n";
+}
+
 std::string kernels_table(const StepTimes& times) {
   Lines lines = {{"kernel", "calls", "ms", "share"}};
   KernelTime rest{.name = "all others"};
@@ -189,7 +204,7 @@ std::string step_text(const MeasuredStep& step) {
        << fixed(times.floor_flops / times.floor.median / 1e9, 1) << " GFLOP/s\n"
        << "step/floor  " << fixed(times.over_floor, 3)
        << ", the median of rounds in which both alternate\n"
-       << bytes_line(times) << "\n"
+       << bytes_line(times) << device_line(times) << "\n"
        << parts_table(times) << "\n"
        << instructions_table(times) << "\n"
        << kernels_table(times) << "\n"
@@ -243,6 +258,11 @@ std::string step_json(const MeasuredStep& step) {
                                         {"calls", each.calls},
                                         {"seconds", each.seconds}};
                           })},
+      {"device",
+       {{"launches", times.device.launches()},
+        {"span_s", times.device.span_s},
+        {"busy_s", times.device.busy_s},
+        {"host_waits", times.device.num_waits()}}},
       {"products",
        list_of(times.products,
                [](const engine::FloorProduct& each) {

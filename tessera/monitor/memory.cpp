@@ -1,6 +1,7 @@
 #include "tessera/monitor/memory.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <array>
 #include <fstream>
@@ -123,8 +124,16 @@ class CountingAllocator : public c10::Allocator {
 
 // Blocks of devices, which are told by address. One that a thread without
 // DeviceMemory let go of is found out when its address is given again.
-class DeviceBlocks : public c10::MemoryReportingInfoBase {
+// LibTorch takes who listens for its profiler: this is one that is off.
+namespace profiler = torch::profiler::impl;
+class DeviceBlocks : public profiler::ProfilerStateBase {
  public:
+  DeviceBlocks()
+      : ProfilerStateBase(
+            profiler::ProfilerConfig(profiler::ProfilerState::Disabled)) {}
+  profiler::ActiveProfilerType profilerType() override {
+    return profiler::ActiveProfilerType::NONE;
+  }
   bool memoryProfilingEnabled() const override { return true; }
   void reportMemoryUsage(void* block, int64_t bytes, size_t /*allocated*/,
                          size_t /*reserved*/, c10::Device device) override {

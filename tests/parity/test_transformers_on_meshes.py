@@ -1,5 +1,9 @@
-"""Meshes against transformers: eight steps on the same samples, loss by loss, in fp32."""
+"""Meshes against transformers: eight steps on the same samples, loss by loss, in fp32.
 
+TESSERA_DEVICE=cuda: both on a GPU, which ranks share.
+"""
+
+import os
 import struct
 
 import pytest
@@ -7,6 +11,7 @@ import torch
 import transformers
 from runs import configuration, metrics, train
 
+DEVICE = os.environ.get("TESSERA_DEVICE", "cpu")
 STEPS, SAMPLES, LENGTH, VOCAB, RATE = 8, 4, 16, 101, 1e-2
 ROTARY = dict(vocab_size=VOCAB, max_position_embeddings=32, num_hidden_layers=3, bos_token_id=1, eos_token_id=2,
               hidden_size=40, intermediate_size=92, num_attention_heads=4, num_key_value_heads=2)
@@ -76,6 +81,7 @@ def make_model(config, seed):
 
 def steps_of_transformers(model, ids, samples=SAMPLES):
     """Each step's output and loss. Step s takes samples from s * samples on; sample k the tokens from k * LENGTH on."""
+    model, ids = model.to(DEVICE), ids.to(DEVICE)
     decay = [p for p in model.parameters() if p.dim() >= 2]
     plain = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
@@ -111,7 +117,7 @@ def made_folder(folder, model):
 def configuration_of(folder, run_folder, samples=SAMPLES, **sections):
     source = {"from": str(folder / "model"), "load_weights": True}
     return configuration({"train": str(folder / "ids.bin")}, run_folder, only_model=source,
-                         run={"steps": STEPS}, data={"seq_len": LENGTH, "shuffle": False},
+                         run={"steps": STEPS, "device": DEVICE}, data={"seq_len": LENGTH, "shuffle": False},
                          batch={"global": samples, "micro": 1}, optimizer={"lr": RATE, "clip_norm": 1.0},
                          schedule={"type": "constant", "warmup": 0}, **{"checkpoint": {"every": 0}, **sections})
 
