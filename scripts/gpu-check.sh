@@ -43,7 +43,7 @@ find_gpu() {
 check() {
   local name=$1 log="$here/logs/${1//[^a-zA-Z0-9]/_}" started=$SECONDS verdict=ok
   shift
-  timeout 200 "$@" >"$log" 2>&1 </dev/null || verdict=FAILED failed=yes
+  timeout 200 "$@" >"$log" 2>&1 </dev/null || verdict=$([[ $? == 124 ]] && echo "LATE, ended" || echo FAILED) failed=yes
   { echo "## $name: $verdict, $((SECONDS - started)) s"; echo '```'; tail -n 45 "$log"; echo '```'; } >>"$report"
   printf '%-7s %-32s %4d s\n' "$verdict" "$name" $((SECONDS - started))
 }

@@ -262,7 +262,8 @@ const Case kCases[] = {
 INSTANTIATE_TEST_SUITE_P(, OnADevice, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
-// A GPU's updates read the norm where it lies, before the host does.
+// On a GPU, whose updates read it where it lies, and on the test device, whose
+// host reads it before.
 TEST(OfADevice, ANormThatIsNoNumberChangesNoWeight) {
   if (!device()) GTEST_SKIP() << kNoDevice;
   const auto config = configuration({}, 1, *device());

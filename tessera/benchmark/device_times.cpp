@@ -82,9 +82,10 @@ DeviceTrace::~DeviceTrace() {
 }
 
 DeviceTimes DeviceTrace::taken() {
-  if (!std::exchange(is_open_, false)) return {};
+  if (!is_open_) return {};
   wait_for_device(c10::kCUDA);
   const auto result = profiler::disableProfiler();
+  is_open_ = false;
   c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(listened_);
   DeviceTimes times;
   ByName kernels, waits;

@@ -67,7 +67,7 @@ void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
   version_ = 0;
   if (!was_ahead) counted_ = {};
   loss_sum_ = weight_ = aux_sum_ = ahead_loss_ = grad_norm_ = 0;
-  expert_counts_ = at::Tensor();
+  expert_counts_ = unread_ = at::Tensor();
   updates_ = was_skipped_ = normed_ = false;
   if (!input_.again) scale_ = trains() ? loss_scale_.value() : 1;
   gradient_scale_ = 1 / scale_;
@@ -214,7 +214,7 @@ void ModelActor::norm() {
   }
   const auto& like = composed_.parameters->parameters().front().shard;
   squares_ = optim::sum_of_squares(owned).reshape({1}).to(like.device());
-  const bool is_guarded = may_skip() || reads_behind();
+  const bool is_guarded = may_skip() || rules_.guards_losses;
   for (const auto& [microbatch, loss] : counted_.losses) {
     if (is_guarded) squares_ = squares_ + loss.sum * 0;  // NaN unless finite
   }

@@ -81,6 +81,9 @@ struct GradientRules {
   optim::GradientScaling scaling = {};
   optim::LossScaleRule loss_scale = {};
   bool skips_nonfinite = false;  // also where the loss is not scaled
+  // A loss that is not finite makes the norm so on all ranks: where some of
+  // them update before the host has read.
+  bool guards_losses = false;
 };
 
 // The part of a unit that a fetch is of.

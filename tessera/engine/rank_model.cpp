@@ -218,7 +218,8 @@ void RankModel::build_actor() {
       .scaling = {.clip_norm = config_.optimizer.clip_norm,
                   .normalizes = config_.optimizer.normalize_grad},
       .loss_scale = loss_scale_rule(config_.precision),
-      .skips_nonfinite = config_.optimizer.skip_nonfinite};
+      .skips_nonfinite = config_.optimizer.skip_nonfinite,
+      .guards_losses = !config_.run.is_on_cpu()};
   if (config_.mesh.star()) {
     actor_ = std::make_unique<StarActor>(
         replicas(), composed_, optimizer_.get(), ranks_.world(), rules);

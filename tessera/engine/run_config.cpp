@@ -463,6 +463,40 @@ mesh::DeviceMesh mesh_of(const RunConfig& config, int64_t world_size) {
                           shards_experts_by_replica(config));
 }
 
+std::optional<NotOnGpus> why_not_on_gpus(const RunConfig& config) {
+  if (config.mesh.star()) return {{"mesh.data_parallel is dp", "ddp"}};
+  if (config.mesh.measure_speeds) {
+    return {{"mesh.measure_speeds is true", "false"}};
+  }
+  if (config.zero.offload != "none") {
+    return {{"zero.offload is " + config.zero.offload, "none"}};
+  }
+  if (config.model.dropout != 0) {
+    return {{c10::str("model.dropout is ", config.model.dropout), "0"}};
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+void find_devices(RunConfig& config, int64_t stages) {
+  auto& types = config.run.device_types;
+  types.clear();
+  for (std::string name : devices_in(config.run.device)) {
+    if (name == "auto") {
+      name = has_gpu() && !why_not_on_gpus(config) ? "cuda" : "cpu";
+    }
+    types.push_back(device_type_of(name));
+  }
+  const auto given = static_cast<int64_t>(types.size());
+  TS_CHECK_CONFIG(given == 1 || given == stages, "run.device is ",
+                  config.run.device, ", for ", given,
+                  " stages, but mesh.pp is ", stages,
+                  ". Give one for all ranks, or one for each stage.");
+}
+
+}  // namespace
+
 void complete(RunConfig& config, int64_t world_size) {
   TS_CHECK_CONFIG(!config.data.train.empty(),
                   "data.train is missing: a run needs something to train on. "
@@ -502,47 +536,9 @@ at::DeviceType device_of_rank(const RunConfig& config, int64_t rank) {
   return run.device_of_stage(mesh.coord_of(rank)[mesh::Axis::kPp]);
 }
 
-namespace {
-
-// What is asked for and no GPU is built for, and what to use instead.
-struct NotOnGpus {
-  std::string what;
-  const char* instead;
-};
-std::optional<NotOnGpus> not_on_gpus(const RunConfig& config) {
-  if (config.mesh.star()) return {{"mesh.data_parallel is dp", "ddp"}};
-  if (config.mesh.measure_speeds) {
-    return {{"mesh.measure_speeds is true", "false"}};
-  }
-  if (config.zero.offload != "none") {
-    return {{"zero.offload is " + config.zero.offload, "none"}};
-  }
-  if (config.model.dropout != 0) {
-    return {{c10::str("model.dropout is ", config.model.dropout), "0"}};
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
-void find_devices(RunConfig& config, int64_t stages) {
-  auto& types = config.run.device_types;
-  types.clear();
-  for (const auto& name : devices_in(config.run.device)) {
-    const bool takes_gpu =
-        name == "auto" && has_gpu() && !not_on_gpus(config).has_value();
-    types.push_back(takes_gpu ? at::kCUDA : device_type_of(name));
-  }
-  const auto given = static_cast<int64_t>(types.size());
-  TS_CHECK_CONFIG(given == 1 || given == stages, "run.device is ",
-                  config.run.device, ", for ", given,
-                  " stages, but mesh.pp is ", stages,
-                  ". Give one for all ranks, or one for each stage.");
-}
-
 void check_device(const RunConfig& config) {
   if (config.run.is_on_cpu()) return;
-  const auto found = not_on_gpus(config);
+  const auto found = why_not_on_gpus(config);
   if (!found) return;
   TS_CHECK_CONFIG(false, found->what, ", which no GPU is built for. Use ",
                   found->instead, ", or run.device cpu.");

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -122,9 +123,13 @@ void complete_for_evaluation(RunConfig& config, int64_t world_size);
 // The kind of device that a rank of the run computes with.
 at::DeviceType device_of_rank(const RunConfig& config, int64_t rank);
 
-// What run.device names, of so many stages. auto: the GPU, where there is one
-// and all that is asked for is built for it, else the CPU.
-void find_devices(RunConfig& config, int64_t stages);
+// What is asked for and no GPU is built for, and what to use instead. Then
+// run.device auto is the CPU; else the GPU, where there is one.
+struct NotOnGpus {
+  std::string what;
+  const char* instead;
+};
+std::optional<NotOnGpus> why_not_on_gpus(const RunConfig& config);
 // That all of it is built for the devices of run.device.
 void check_device(const RunConfig& config);
 // That the learning rate rises to optimizer.lr and falls from it, in as many

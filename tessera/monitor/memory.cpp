@@ -17,6 +17,8 @@ namespace tessera::monitor {
 
 namespace {
 
+namespace profiler = torch::profiler::impl;
+
 struct Count {
   std::atomic<int64_t> now{0};
   std::atomic<int64_t> peak{0};
@@ -124,10 +126,9 @@ class CountingAllocator : public c10::Allocator {
 
 // Blocks of devices, which are told by address. One that a thread without
 // DeviceMemory let go of is found out when its address is given again.
-// LibTorch takes who listens for its profiler: this is one that is off.
-namespace profiler = torch::profiler::impl;
 class DeviceBlocks : public profiler::ProfilerStateBase {
  public:
+  // LibTorch takes who listens for its profiler: this is one that is off.
   DeviceBlocks()
       : ProfilerStateBase(
             profiler::ProfilerConfig(profiler::ProfilerState::Disabled)) {}

@@ -65,7 +65,8 @@ struct Rows {
   int64_t width;
   int teams;
 };
-constexpr Rows kShapes[] = {{150, 1}, {150, 2}, {152, 1}, {152, 2}, {2064, 1}};
+constexpr Rows kShapes[] = {{150, 1}, {150, 2},  {152, 1},
+                            {152, 2}, {1032, 2}, {2064, 1}};
 constexpr int64_t kRows = 5, kRowsAPart = 3;
 
 TYPED_TEST(GpuLoops, RmsNormsAndTheirGradients) {
@@ -254,34 +255,37 @@ TYPED_TEST(GpuLoops, RotationsAndBack) {
 }
 
 TYPED_TEST(GpuLoops, LossesAndTheirGradients) {
-  constexpr int64_t kRows = 4, kWidth = 131, kIgnored = -100;
+  constexpr int64_t kLogits = 4, kWidth = 131, kIgnored = -100;
   // Rows apart from each other as they are to be in packs, or not.
-  for (const int64_t kStride : {131, 136}) {
+  for (const int64_t stride : {131, 136}) {
     const auto logits =
-        (this->random({kRows, kStride}) * 4).narrow(1, 0, kWidth);
+        (this->random({kLogits, stride}) * 4).narrow(1, 0, kWidth);
     const auto targets =
         at::tensor({int64_t{7}, kIgnored, int64_t{130}, int64_t{0}});
     for (const bool scaled : {false, true}) {
       const auto expected = logits.contiguous().clone();
-      const auto found =
-          at::empty({kRows, kStride}, logits.options()).narrow(1, 0, kWidth);
+      const auto whole = at::full({kLogits, stride}, 7, logits.options());
+      const auto found = whole.narrow(1, 0, kWidth);
       found.copy_(logits);
       const double sum =
           detail::cross_entropy(expected, targets, kIgnored,
                                 scaled ? std::optional(0.25) : std::nullopt)
               .template item<double>();
-      const auto losses = at::empty({kRows}, at::kDouble);
-      this->run({kRows, 1}, [&] {
+      const auto losses = at::empty({kLogits}, at::kDouble);
+      this->run({kLogits, 1}, [&] {
         cuda::cross_entropy(this->data(found),
                             reinterpret_cast<const long long*>(
                                 targets.const_data_ptr<int64_t>()),
                             kIgnored,
                             losses.template mutable_data_ptr<double>(), kWidth,
-                            kStride, scaled, 0.25);
+                            stride, scaled, 0.25);
       });
       EXPECT_NEAR(losses.sum().template item<double>(), sum, 1e-5 * sum);
       EXPECT_EQ(losses[1].template item<double>(), 0);
       this->expect_close(found, expected);
+      EXPECT_TRUE((whole.narrow(1, kWidth, stride - kWidth) == 7)
+                      .all()
+                      .template item<bool>());
     }
   }
 }

@@ -8,6 +8,7 @@
 
 #include "tessera/core/device.h"
 #include "tessera/core/parallel.h"
+#include "tessera/nn/gpu/program.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"
 #include "tessera/nn/unwritten_gradients.h"
@@ -53,14 +54,19 @@ void share_out(const std::vector<int64_t>& sizes, int64_t cost, bool on_cpu,
   });
 }
 
-// Of a GPU's rows of bf16 one kernel takes all groups, of whole multiples of 16
-// bytes.
+// From Hopper on one kernel takes all groups of bf16, where rows begin at whole
+// multiples of 16 bytes; before, LibTorch multiplies group by group.
 bool takes_grouped(const at::Tensor& rows, const at::Tensor& weight) {
   constexpr int64_t kElements = 8;
+  constexpr int kHopper = 9;
+  const auto is_aligned = [](const at::Tensor& x) {
+    return reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  };
   return rows.is_cuda() && rows.scalar_type() == at::kBFloat16 &&
          weight.scalar_type() == at::kBFloat16 && rows.size(0) > 0 &&
          weight.size(1) % kElements == 0 && weight.size(2) % kElements == 0 &&
-         uses(Kernel::kGroupedProduct);
+         uses(Kernel::kGroupedProduct) && is_aligned(rows) &&
+         is_aligned(weight) && gpu::capability_of(rows) >= kHopper;
 }
 
 // Where each group ends, on the device.

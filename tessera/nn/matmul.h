@@ -15,9 +15,9 @@
 //         pass.
 //         Not where somebody listens to that gradient (a hook, as of
 //         DistributedDataParallel), asks for it by autograd::grad or records
-//         the backward itself. An input that a norm or an activation of nn
-//         made is not kept for the backward but made again there, with the same
-//         bits (detail/remade.h).
+//         the backward itself. On a CPU an input that a norm or an activation
+//         of nn made is not kept for the backward but made again there, with
+//         the same bits (detail/remade.h).
 // Later:  inside of a WeightQueue (weight_queue.h) gradients of weights are
 //         left to it.
 // Heard:  who listens to parameters' memory (wrappers' fully_shard) is told

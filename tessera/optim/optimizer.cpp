@@ -213,7 +213,8 @@ void Optimizer::step(double lr) {
 }
 
 bool Optimizer::reads_scale_there() const {
-  return std::ranges::all_of(ways_,
+  return !masters_.empty() &&
+         std::ranges::all_of(ways_,
                              [](const UpdateWay& way) {
                                return way.rule->reads_scale_there;
                              }) &&

@@ -12,6 +12,8 @@ void update_in_passes(const UpdateGroup& group,
   for (at::Tensor& gradient : plain.gradients) {
     gradient = gradient.to(group.parameters.front().scalar_type());
   }
+  TORCH_INTERNAL_ASSERT(!group.scale_there.defined(),
+                        "operators heed no scale that is on the device");
   scale_gradients(plain.gradients, group.gradient_scale);
   update(plain);
   for (size_t i = 0; i < group.copies.size(); ++i) {

@@ -114,7 +114,11 @@ int64_t bytes_together(const RunConfig& config, const HostRanks& ranks,
 
 Need need_of(const RunConfig& config, const HostRanks& ranks,
              int64_t host_bytes, program::Purpose purpose) {
-  const auto plans = engine::memory_plans(config, purpose);
+  auto plans = engine::memory_plans(config, purpose);
+  for (size_t stage = 0; stage < plans.size(); ++stage) {
+    const auto device = config.run.device_of_stage(static_cast<int64_t>(stage));
+    if (device != at::kCPU) plans[stage] = {};  // it has memory of its own
+  }
   return {*std::ranges::max_element(plans, {}, &engine::MemoryPlan::total),
           bytes_together(config, ranks, plans, &engine::MemoryPlan::total),
           host_bytes};
@@ -300,7 +304,6 @@ void preflight(const RunConfig& config, const HostRanks& ranks,
 
 void check_memory(const RunConfig& of, const HostRanks& ranks,
                   int64_t host_bytes, program::Purpose purpose) {
-  if (!of.run.is_on_cpu()) return;  // a device has its own
   RunConfig config = of;
   config.resolve(share_memory(config, ranks));
   const Need need = need_of(config, ranks, host_bytes, purpose);

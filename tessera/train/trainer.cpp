@@ -10,6 +10,9 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/agree.h"
+#include "tessera/core/device.h"
+#include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/host.h"
@@ -70,6 +73,7 @@ class Trainer {
  private:
   ExitCode run_to_its_end() {
     compare_across(ranks_.world(), to_json(config_));
+    compare_devices();
     open_folder();
     open_data();
     model_ = std::make_unique<RankModel>(config_, ranks_);
@@ -118,15 +122,41 @@ class Trainer {
     tell_shares();
   }
 
-  void tell_devices() const {
-    if (config_.run.is_on_cpu()) return;
+  std::string devices() const {
     std::string names;
     for (const auto type : config_.run.device_types) {
-      names += (names.empty() ? "" : ", ") +
+      names += (names.empty() ? "" : ",") +
                c10::DeviceTypeName(type, /*lower_case=*/true);
     }
-    log::info("run.device ", config_.run.device, ": ", names,
-              config_.run.device_types.size() > 1 ? ", stage by stage" : "");
+    return names;
+  }
+
+  // Each host finds its own, but plans are made of all.
+  void compare_devices() const {
+    comm::Group& world = ranks_.world();
+    const std::string here = devices();
+    const std::string there = comm::text_of_rank_0(world, here);
+    const std::string complaint = comm::first_complaint(
+        world, here == there
+                   ? ""
+                   : c10::str("run.device is ", config_.run.device,
+                              ", which is ", here, " on the host of rank ",
+                              ranks_.rank(), " and ", there,
+                              " on that of rank 0. Say which: cpu, cuda, or "
+                              "one for each stage of the pipeline."));
+    TS_CHECK_CONFIG(complaint.empty(), complaint);
+  }
+
+  void tell_devices() const {
+    const auto why = engine::why_not_on_gpus(config_);
+    const bool is_left = config_.run.is_on_cpu() && has_gpu() &&
+                         config_.run.device.find("auto") != std::string::npos;
+    if (is_left && why) {
+      log::info("run.device ", config_.run.device, ": cpu, for ", why->what,
+                ", which no GPU is built for");
+    } else if (!config_.run.is_on_cpu()) {
+      log::info("run.device ", config_.run.device, ": ", devices());
+    }
   }
 
   void tell_shares() const {
@@ -498,6 +528,7 @@ RunConfig with_measured_speeds(const RunConfig& of, comm::Communicator& ranks) {
   RunConfig config = of;
   config.mesh.speeds = engine::measured_speeds(ranks);
   config.mesh.measure_speeds = false;
+  config.run.device = "cpu";  // whose speeds these are: auto took nothing else
   complete(config, ranks.world_size());
   return config;
 }

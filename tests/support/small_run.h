@@ -8,6 +8,7 @@ namespace tessera::testing {
 
 inline engine::RunConfig small_run(int64_t ranks, int64_t zero_stage) {
   engine::RunConfig config;
+  config.run.device = "cpu";
   config.data.train = {"random tokens"};
   config.data.seq_len = 16;
   config.model.layers = 4;

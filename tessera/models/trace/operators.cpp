@@ -38,7 +38,9 @@ void Operators::multiply(int64_t rows, int64_t in, int64_t out,
   const bool into_wide = mixes && tape_.gradient() == at::kFloat;
   const int64_t widened =
       nn::widened_numbers(tape_.compute(), rows, in, out, into_wide, threads_);
-  if (!mixes || (widened > 0 && into_wide)) {
+  // cuBLAS sums in fp32 where the gradient lies.
+  const bool sums_there = into_wide && tape_.device() == at::kCUDA;
+  if (!mixes || sums_there || (widened > 0 && into_wide)) {
     wides(widened);
     return;
   }
@@ -123,8 +125,14 @@ Traced Operators::grouped_linear(const Traced& x, int64_t rows, int64_t in,
                         multiply(own, out, in);
                         if (tape_.is_frozen()) return {std::move(dx), nullptr};
                         tape_.weight_flops(product);
+                        const bool at_once = tape_.device() == at::kCUDA &&
+                                             tape_.compute() == at::kBFloat16;
                         const auto add = [=, this] {
-                          multiply(out, own, in, /*adds_gradient=*/true);
+                          if (at_once) {
+                            elements(weights);
+                          } else {
+                            multiply(out, own, in, /*adds_gradient=*/true);
+                          }
                         };
                         if (tape_.puts_off()) {
                           tape_.put_off({gradient, kept.lock()}, add);
@@ -260,9 +268,13 @@ Traced Operators::index_select(const Traced& x, int64_t numel,
 
 Traced Operators::embedding(const Memory& index, int64_t numel,
                             int64_t table_numel) const {
-  return tape_.record(
-      elements(numel), numel, {tape_.parameter(table_numel)}, {index},
-      [](const Memory& gradient) -> std::vector<Memory> { return {nullptr}; });
+  return tape_.record(elements(numel), numel, {tape_.parameter(table_numel)},
+                      {index},
+                      [=, this](const Memory& gradient) -> std::vector<Memory> {
+                        // A device has it by itself before it is added.
+                        if (tape_.device() != at::kCPU) elements(table_numel);
+                        return {nullptr};
+                      });
 }
 
 Traced Operators::masked_fill(const Traced& x, const Memory& mask) const {

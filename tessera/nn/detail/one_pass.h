@@ -1,6 +1,7 @@
 // One pass over memory where a chain of tensor operations takes several.
 //
-// Shapes:  all tensors contiguous, of fp64, fp32, bf16 or fp16.
+// Shapes:  all tensors contiguous, of fp64, fp32, bf16 or fp16; rows of a GPU's
+//          logits may lie further apart.
 // Devices: the CPU; and norms, rotations, gates, losses and experts' rows on
 //          GPUs: has_loops().
 // Types:   arithmetic in fp64 for fp64, else in fp32.

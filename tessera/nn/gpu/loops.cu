@@ -9,7 +9,7 @@
 //         rows has a block for each, or a warp where they are short; what is
 //         of elements goes on by whole grids.
 // Moves:  16 bytes at a time where rows begin and end so (Pack).
-// Bits:   they do not depend on the GPU, nor on the size of the grid.
+// Bits:   the same from run to run on one kind of GPU.
 
 // TESSERA_GPU_THREADS: of a block, whole warps; whoever compiles says it.
 #ifdef __CUDACC__
@@ -443,7 +443,8 @@ __device__ void for_each_element(long long count, Each each) {
   }
 }
 
-// e^x and a / b of what is rounded to bf16: to 2^-21, by the processor's own.
+// e^x and 1 / x of what is rounded to bf16: by the processor's own, to far less
+// than that rounds.
 __device__ inline float exp_for(Bf16, float x) { return __expf(x); }
 __device__ inline float exp_for(float, float x) { return exp(x); }
 __device__ inline double exp_for(double, double x) { return exp(x); }

@@ -24,10 +24,11 @@ NormOf norm_of(const at::Tensor& x, const at::Tensor& weight, const void* bias,
   return {weight.const_data_ptr(), bias, offset, x.numel() / width, width};
 }
 
-// Rows that a block has at a time: what a warp keeps of one is 1024 numbers.
-int teams_for(int64_t width) {
-  constexpr int64_t kOfWarp = 1024;
-  return width <= kOfWarp ? static_cast<int>(kThreads / kWarp) : 1;
+// Rows that a block has at a time: a warp each, where that keeps all sums of a
+// row's columns itself, which are two of LayerNorm's.
+int teams_for(int64_t width, bool centred = false) {
+  const int64_t of_warp = centred ? 768 : 1024;
+  return width <= of_warp ? static_cast<int>(kThreads / kWarp) : 1;
 }
 
 Grid blocks_of(int64_t tasks, int64_t in_block) {
@@ -84,7 +85,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_forward(
     double eps) {
   RECORD_FUNCTION("tessera::layer_norm_forward", {});
   const NormOf by = norm_of(x, weight, bias.const_data_ptr(), /*offset=*/0);
-  const int teams = teams_for(by.width);
+  const int teams = teams_for(by.width, /*centred=*/true);
   auto of_rows = x.sizes().vec();
   of_rows.back() = 1;
   at::Tensor y = at::empty_like(x);
@@ -101,7 +102,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
     const at::Tensor& means, const at::Tensor& scales, const at::Tensor& past) {
   RECORD_FUNCTION("tessera::layer_norm_backward", {});
   const NormOf by = norm_of(x, weight, nullptr, /*offset=*/0);
-  const int teams = teams_for(by.width);
+  const int teams = teams_for(by.width, /*centred=*/true);
   const int64_t each = rows_a_part(by.rows, teams);
   const int64_t parts = blocks_of(by.rows, each).x;
   at::Tensor dx = at::empty_like(x);

@@ -110,7 +110,7 @@ std::filesystem::path cache_folder() {
   return std::filesystem::path(home) / ".cache" / "tessera";
 }
 
-// Where the code for an architecture is kept; empty: nowhere.
+// Where the code for an architecture and a type is kept; empty: nowhere.
 std::filesystem::path file_for(const std::string& architecture, int bits) {
   const std::filesystem::path folder = cache_folder();
   if (folder.empty()) return {};
@@ -134,10 +134,10 @@ class Loops {
  public:
   Loops(int device, int bits) {
     constexpr int kMajor = 75, kMinor = 76;  // of its compute capability
-    int major = 0, minor = 0;
-    check(driver_.attribute(&major, kMajor, device), "cuDeviceGetAttribute");
+    int minor = 0;
+    check(driver_.attribute(&major_, kMajor, device), "cuDeviceGetAttribute");
     check(driver_.attribute(&minor, kMinor, device), "cuDeviceGetAttribute");
-    const std::string architecture = c10::str("sm_", major, minor);
+    const std::string architecture = c10::str("sm_", major_, minor);
     const std::filesystem::path file = file_for(architecture, bits);
     std::error_code none;
     if (std::filesystem::exists(file, none) &&
@@ -163,8 +163,11 @@ class Loops {
           name.c_str());
   }
 
+  int major() const { return major_; }
+
  private:
   const Driver driver_;
+  int major_ = 0;
   void* module_ = nullptr;
   std::mutex mutex_;
   std::map<std::string, void*> functions_;
@@ -240,6 +243,10 @@ std::string compile(const std::string& architecture, int bits) {
 
 bool runs(const at::Tensor& x) {
   return x.is_cuda() && type_of(x) != nullptr && loops_of(x) != nullptr;
+}
+
+int capability_of(const at::Tensor& x) {
+  return runs(x) ? loops_of(x)->major() : 0;
 }
 
 Grid blocks_for(int64_t elements) {

@@ -20,6 +20,9 @@ namespace tessera::nn::gpu {
 // Errors: TS_CHECK, without NVRTC, or with its words.
 std::string compile(const std::string& architecture, int bits);
 
+// The first number of the compute capability of x's GPU: 9 is Hopper's.
+int capability_of(const at::Tensor& x);
+
 // Whether x's device has the loops, for its type. Where they cannot be made it
 // is said once, and operators of LibTorch go on in their place.
 bool runs(const at::Tensor& x);

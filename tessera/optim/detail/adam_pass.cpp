@@ -90,8 +90,8 @@ class Update {
 
 }  // namespace
 
-bool reads_scale_there(const at::Tensor& parameter) {
-  return nn::uses(nn::Kernel::kAdamW) && nn::gpu::runs(parameter);
+bool reads_scale_there(const at::Tensor& tensor) {
+  return nn::uses(nn::Kernel::kAdamW) && nn::gpu::runs(tensor);
 }
 
 bool runs_in_one_pass(const UpdateGroup& group) {

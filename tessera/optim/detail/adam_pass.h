@@ -17,9 +17,9 @@ namespace tessera::optim::detail {
 
 enum class Decay { kInGradient, kDecoupled };
 
-// Whether such a parameter's update heeds UpdateGroup::scale_there; none of
-// fp16 does.
-bool reads_scale_there(const at::Tensor& parameter);
+// Whether the update of such a parameter, or by such a gradient, heeds
+// UpdateGroup::scale_there; none of fp16 does.
+bool reads_scale_there(const at::Tensor& tensor);
 
 // On the CPU, or on a GPU that has its loop (of which there is none for fp16);
 // and not left out by name.

@@ -245,7 +245,8 @@ void UnitTracer::cross_entropy(int64_t rows) const {
     ops_.numbers(rows);  // of each row its loss, in fp64
     return;
   }
-  const int64_t chunk = std::min(rows, nn::rows_at_once(columns));
+  const int64_t chunk = std::min(
+      rows, nn::rows_at_once(columns, ops_.tape().device() == at::kCPU));
   const Memory column = ops_.numbers(rows), weight = ops_.wides(rows);
   model_.loss(ops_, {rows, chunk, columns});
 }
