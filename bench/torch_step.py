@@ -289,8 +289,7 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         times.append(now(device) - start)
     if rank == 0:
-        memory = {"device_bytes": torch.cuda.max_memory_allocated()} if device == "cuda" else {}
-        print(json.dumps({"step_s": times[2:], "loss": loss.item()} | memory))
+        print(json.dumps({"step_s": times[2:], "loss": loss.item()}))
     if world > 1:
         dist.destroy_process_group()
 

@@ -48,16 +48,6 @@ void add(ByName& all, const profiler::KinetoEvent& event) {
   time.seconds += 1e-9 * static_cast<double>(event.durationNs());
 }
 
-std::vector<KernelTime> sorted(const ByName& all) {
-  std::vector<KernelTime> times;
-  for (const auto& [name, time] : all) {
-    times.push_back(time);
-    times.back().name = name;
-  }
-  std::ranges::sort(times, std::ranges::greater{}, &KernelTime::seconds);
-  return times;
-}
-
 }  // namespace
 
 int64_t DeviceTimes::launches() const { return calls_of(kernels); }
@@ -110,8 +100,8 @@ DeviceTimes DeviceTrace::taken() {
       add(waits, *event);
     }
   }
-  times.kernels = sorted(kernels);
-  times.waits = sorted(waits);
+  times.kernels = by_length(kernels);
+  times.waits = by_length(waits);
   std::ranges::sort(spans);
   int64_t busy = 0, until = 0;
   for (const auto& [begin, end] : spans) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 
 namespace tessera::benchmark {
 namespace {
@@ -60,10 +59,17 @@ KernelTimes::KernelTimes()
 KernelTimes::~KernelTimes() { at::removeCallback(handle_); }
 
 std::vector<KernelTime> KernelTimes::taken() {
+  std::vector<KernelTime> all = by_length(times);
+  for (KernelTime& each : all) each.name = short_name(each.name);
+  return all;
+}
+
+std::vector<KernelTime> by_length(
+    const std::map<std::string, KernelTime>& by_name) {
   std::vector<KernelTime> all;
-  for (const auto& [name, time] : times) {
+  for (const auto& [name, time] : by_name) {
     all.push_back(time);
-    all.back().name = short_name(name);
+    all.back().name = name;
   }
   std::ranges::sort(all, std::ranges::greater{}, &KernelTime::seconds);
   return all;

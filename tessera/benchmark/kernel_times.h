@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,10 @@ struct KernelTime {
   int64_t calls = 0;
   double seconds = 0;
 };
+
+// The longest first.
+std::vector<KernelTime> by_length(
+    const std::map<std::string, KernelTime>& by_name);
 
 class KernelTimes {
  public:

@@ -58,15 +58,15 @@ at::Tensor sum_of_squares_there(const std::vector<at::Tensor>& gradients) {
   }
   int64_t blocks = 0;
   for (const at::Tensor& gradient : gradients) {
-    blocks += nn::gpu::blocks_for(gradient.numel()).x;
+    blocks += nn::gpu::blocks_for(gradient.numel());
   }
   const at::Tensor parts = at::empty({blocks}, options);
   auto* part = parts.mutable_data_ptr<double>();
   for (const at::Tensor& gradient : gradients) {
     const at::Tensor of = gradient.detach().contiguous();
-    const nn::gpu::Grid grid = nn::gpu::blocks_for(of.numel());
-    nn::gpu::launch("squares", of, grid, of.const_data_ptr(), part, of.numel());
-    part += grid.x;
+    const int64_t own = nn::gpu::blocks_for(of.numel());
+    nn::gpu::launch("squares", of, own, of.const_data_ptr(), part, of.numel());
+    part += own;
   }
   return parts.sum();
 }

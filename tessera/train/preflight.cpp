@@ -304,6 +304,8 @@ void preflight(const RunConfig& config, const HostRanks& ranks,
 
 void check_memory(const RunConfig& of, const HostRanks& ranks,
                   int64_t host_bytes, program::Purpose purpose) {
+  // Devices have memory of their own.
+  if (std::ranges::count(of.run.device_types, at::kCPU) == 0) return;
   RunConfig config = of;
   config.resolve(share_memory(config, ranks));
   const Need need = need_of(config, ranks, host_bytes, purpose);

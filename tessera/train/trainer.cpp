@@ -134,6 +134,7 @@ class Trainer {
   // Each host finds its own, but plans are made of all.
   void compare_devices() const {
     comm::Group& world = ranks_.world();
+    if (world.size() == 1) return;
     const std::string here = devices();
     const std::string there = comm::text_of_rank_0(world, here);
     const std::string complaint = comm::first_complaint(

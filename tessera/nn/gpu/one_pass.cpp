@@ -31,8 +31,8 @@ int teams_for(int64_t width, bool centred = false) {
   return width <= of_warp ? static_cast<int>(kThreads / kWarp) : 1;
 }
 
-Grid blocks_of(int64_t tasks, int64_t in_block) {
-  return {(tasks + in_block - 1) / in_block};
+int64_t blocks_of(int64_t tasks, int64_t in_block) {
+  return (tasks + in_block - 1) / in_block;
 }
 
 // Rows whose sums a team keeps: so many that all multiprocessors have some.
@@ -70,7 +70,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
   const NormOf by = norm_of(x, weight, nullptr, offset);
   const int teams = teams_for(by.width);
   const int64_t each = rows_a_part(by.rows, teams);
-  const int64_t parts = blocks_of(by.rows, each).x;
+  const int64_t parts = blocks_of(by.rows, each);
   at::Tensor dx = at::empty_like(x);
   const at::Tensor partial = at::empty({parts, by.width}, wide_options(x));
   launch("rms_norm_backward", x, blocks_of(parts, teams),
@@ -104,7 +104,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
   const NormOf by = norm_of(x, weight, nullptr, /*offset=*/0);
   const int teams = teams_for(by.width, /*centred=*/true);
   const int64_t each = rows_a_part(by.rows, teams);
-  const int64_t parts = blocks_of(by.rows, each).x;
+  const int64_t parts = blocks_of(by.rows, each);
   at::Tensor dx = at::empty_like(x);
   const at::Tensor partial = at::empty({2, parts, by.width}, wide_options(x));
   launch("layer_norm_backward", x, blocks_of(parts, teams),
@@ -120,14 +120,14 @@ at::Tensor column_sums(const at::Tensor& x) {
   RECORD_FUNCTION("tessera::column_sums", {});
   constexpr int64_t kRows = 256;
   const int64_t rows = x.size(0), width = x.size(1);
-  const int64_t parts = blocks_of(rows, kRows).x;
+  const int64_t parts = blocks_of(rows, kRows);
   const int64_t pack = 16 / static_cast<int64_t>(x.itemsize());
   const bool in_packs =
       width % pack == 0 &&
       reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
-  const Grid lots = blocks_of(in_packs ? width / pack : width, kWarp);
+  const int64_t lots = blocks_of(in_packs ? width / pack : width, kWarp);
   const at::Tensor partial = at::empty({parts, width}, wide_options(x));
-  launch("column_sums", x, {parts * lots.x}, x.const_data_ptr(),
+  launch("column_sums", x, parts * lots, x.const_data_ptr(),
          partial.mutable_data_ptr(), rows, kRows, width,
          static_cast<int>(in_packs));
   return partial.sum(0).to(x.scalar_type());
@@ -167,7 +167,7 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
   const auto heads = static_cast<int>(x.size(2));
   const auto half = static_cast<int>(x.size(3) / 2);
   at::Tensor y = in_place ? x.variable_data() : at::empty_like(x);
-  launch("rotate", x, {x.size(0) * tokens}, x.const_data_ptr(),
+  launch("rotate", x, x.size(0) * tokens, x.const_data_ptr(),
          cos.const_data_ptr(), sin.const_data_ptr(), y.mutable_data_ptr(),
          tokens, heads, half, direction);
   return y;
@@ -201,7 +201,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
   const int64_t rows = logits.size(0), width = logits.size(1);
   const at::Tensor losses =
       at::empty({rows}, logits.options().dtype(at::kDouble));
-  launch("cross_entropy", logits, {rows}, logits.mutable_data_ptr(),
+  launch("cross_entropy", logits, rows, logits.mutable_data_ptr(),
          targets.const_data_ptr(), ignored, losses.mutable_data_ptr(), width,
          logits.stride(0), static_cast<int>(scale.has_value()),
          scale.value_or(0.0));

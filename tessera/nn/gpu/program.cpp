@@ -149,7 +149,7 @@ class Loops {
     keep(file, code);
   }
 
-  void launch(const std::string& name, Grid grid, void* stream,
+  void launch(const std::string& name, int64_t blocks, void* stream,
               void** arguments) {
     const std::lock_guard lock(mutex_);
     void*& function = functions_[name];
@@ -157,7 +157,7 @@ class Loops {
       check(driver_.function(&function, module_, name.c_str()),
             "cuModuleGetFunction");
     }
-    check(driver_.launch(function, static_cast<unsigned>(grid.x), 1, 1,
+    check(driver_.launch(function, static_cast<unsigned>(blocks), 1, 1,
                          static_cast<unsigned>(kThreads), 1, 1, 0, stream,
                          arguments, nullptr),
           name.c_str());
@@ -249,17 +249,18 @@ int capability_of(const at::Tensor& x) {
   return runs(x) ? loops_of(x)->major() : 0;
 }
 
-Grid blocks_for(int64_t elements) {
+int64_t blocks_for(int64_t elements) {
   constexpr int64_t kMost = 4096;
-  return {std::min(kMost, (elements + kThreads - 1) / kThreads)};
+  return std::min(kMost, (elements + kThreads - 1) / kThreads);
 }
 
-void launch(const std::string& loop, const at::Tensor& x, Grid grid,
+void launch(const std::string& loop, const at::Tensor& x, int64_t blocks,
             void** arguments) {
-  if (grid.x == 0) return;
+  if (blocks == 0) return;
   const c10::impl::VirtualGuardImpl devices(x.device().type());
   void* const stream = devices.getStream(x.device()).native_handle();
-  loops_of(x)->launch(c10::str(loop, "_", type_of(x)), grid, stream, arguments);
+  loops_of(x)->launch(c10::str(loop, "_", type_of(x)), blocks, stream,
+                      arguments);
 }
 
 }  // namespace tessera::nn::gpu

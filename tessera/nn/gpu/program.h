@@ -30,24 +30,20 @@ bool runs(const at::Tensor& x);
 // Threads of a block, as loops.cu is compiled; of a warp.
 inline constexpr int64_t kThreads = 256, kWarp = 32;
 
-// Blocks.
-struct Grid {
-  int64_t x = 1;
-};
-// That go over so many elements: some for each multiprocessor, the same number
-// on every GPU.
-Grid blocks_for(int64_t elements);
+// Blocks that go over so many elements: some for each multiprocessor, the same
+// number on every GPU.
+int64_t blocks_for(int64_t elements);
 
 // Puts a loop for x's type on the current stream of its device. `arguments`:
 // the address of each. REQUIRES: runs(x).
-void launch(const std::string& loop, const at::Tensor& x, Grid grid,
+void launch(const std::string& loop, const at::Tensor& x, int64_t blocks,
             void** arguments);
 
 template <typename... Arguments>
-void launch(const std::string& loop, const at::Tensor& x, Grid grid,
+void launch(const std::string& loop, const at::Tensor& x, int64_t blocks,
             Arguments... given) {
   std::array<void*, sizeof...(given)> addresses{static_cast<void*>(&given)...};
-  launch(loop, x, grid, addresses.data());
+  launch(loop, x, blocks, addresses.data());
 }
 
 }  // namespace tessera::nn::gpu
