@@ -190,7 +190,8 @@ class StepBench {
 
   const RunConfig& config_;
   comm::Communicator& ranks_;
-  const at::DeviceType device_ = engine::device_of_rank(config_, ranks_.rank());
+  const c10::DeviceType device_ =
+      engine::device_of_rank(config_, ranks_.rank());
   RankModel model_;
   engine::Recorder recorder_;
   const int64_t before_floor_ = monitor::tensor_bytes().now;

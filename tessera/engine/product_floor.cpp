@@ -152,7 +152,7 @@ std::vector<MatrixProduct> products_of(const program::Program& program,
 
 double product_rate(const RunConfig& of) {
   // A device is not filled by what takes a core long enough.
-  const at::DeviceType device = of.run.device_of_stage(0);
+  const c10::DeviceType device = of.run.device_of_stage(0);
   const int64_t most = device == at::kCPU ? 768 : 8192;
   RunConfig config = of;
   config.mesh.data_parallel = "ddp";  // what a device around another does too

@@ -221,14 +221,14 @@ mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
 
 }  // namespace
 
-at::DeviceType RunSection::device_of_stage(int64_t stage) const {
+c10::DeviceType RunSection::device_of_stage(int64_t stage) const {
   return device_types.size() == 1 ? device_types.front()
                                   : device_types.at(stage);
 }
 
 bool RunSection::is_on_cpu() const {
   return std::ranges::all_of(
-      device_types, [](at::DeviceType type) { return type == at::kCPU; });
+      device_types, [](c10::DeviceType type) { return type == at::kCPU; });
 }
 
 void RunSection::declare(config::Section& section) {
@@ -529,7 +529,7 @@ void complete_for_evaluation(RunConfig& config, int64_t world_size) {
                             config.pipeline);
 }
 
-at::DeviceType device_of_rank(const RunConfig& config, int64_t rank) {
+c10::DeviceType device_of_rank(const RunConfig& config, int64_t rank) {
   const auto& run = config.run;
   if (run.device_types.size() == 1) return run.device_types.front();
   const auto mesh = mesh_of(config, implied_world_size(config));

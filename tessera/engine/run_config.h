@@ -9,6 +9,8 @@
 //         their values, the rule and the nearest values that fit.
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,8 +36,8 @@ struct RunSection {
   std::string device = "auto";  // one, or one for each stage: "cuda,cpu"
   int64_t threads = 0;          // 0: the cores, shared out among the ranks
   // No key: what `device` is here, of all or by stage.
-  std::vector<at::DeviceType> device_types = {at::kCPU};
-  at::DeviceType device_of_stage(int64_t stage) const;
+  std::vector<c10::DeviceType> device_types = {c10::kCPU};
+  c10::DeviceType device_of_stage(int64_t stage) const;
   bool is_on_cpu() const;  // all of it
   void declare(config::Section& section);
 };
@@ -121,7 +123,7 @@ void complete(RunConfig& config, int64_t world_size);
 void complete_for_evaluation(RunConfig& config, int64_t world_size);
 
 // The kind of device that a rank of the run computes with.
-at::DeviceType device_of_rank(const RunConfig& config, int64_t rank);
+c10::DeviceType device_of_rank(const RunConfig& config, int64_t rank);
 
 // What is asked for and no GPU is built for, and what to use instead. Then
 // run.device auto is the CPU; else the GPU, where there is one.

@@ -264,7 +264,7 @@ TEST(RunConfig, EachStageMayHaveADeviceOfItsOwn) {
   config.run.device = "cpu,cpu";
   complete(config, 2);
   EXPECT_EQ(config.run.device_types,
-            std::vector<at::DeviceType>({at::kCPU, at::kCPU}));
+            std::vector<c10::DeviceType>({at::kCPU, at::kCPU}));
   config.run.device_types = {at::kCUDA, at::kCPU};
   EXPECT_EQ(device_of_rank(config, 0), at::kCUDA);
   EXPECT_EQ(device_of_rank(config, 1), at::kCPU);

@@ -6,6 +6,8 @@
 // parameters are those of the layouts that place() sets.
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/model_config.h"
 #include "tessera/parallel/data/parameter_facts.h"
@@ -23,7 +25,7 @@ struct FactsOptions {
   data::KeptStates kept = {};
   int64_t threads = 1;  // of an operator
   int64_t depths = 0;   // of prediction beyond the next token: of a step
-  at::DeviceType device = at::kCPU;
+  c10::DeviceType device = c10::kCPU;
 };
 
 // Of units that other stages hold too.

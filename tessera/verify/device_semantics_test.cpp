@@ -164,7 +164,7 @@ Counts waits_of(const program::Program& program,
 
 // Steps of every rank, on operations that are late or on time.
 std::vector<Ran> run(const Mesh& mesh, bool late,
-                     at::DeviceType device = at::kCPU) {
+                     c10::DeviceType device = at::kCPU) {
   std::vector<Ran> all(mesh.ranks);
   RunConfig config = mesh.config;
   config.run.device_types = {device};

@@ -7,6 +7,7 @@
 // Routing: of experts even: as many rows for each, from every rank.
 #pragma once
 
+#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct FactsOptions {
   at::ScalarType compute = at::kFloat;
   at::ScalarType gradient = at::kFloat;
   int64_t threads = 1;  // of an operator
-  at::DeviceType device = at::kCPU;
+  c10::DeviceType device = c10::kCPU;
 };
 
 // Of all units, without their parameters: those that strategies place are told

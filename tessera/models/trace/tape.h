@@ -9,6 +9,7 @@
 // Beside bytes, floating-point operations and collectives, by direction.
 #pragma once
 
+#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -89,8 +90,8 @@ class Tape {
     gradient_ = gradient;
   }
   // That all of it lies on.
-  void set_device(at::DeviceType device) { device_ = device; }
-  at::DeviceType device() const { return device_; }
+  void set_device(c10::DeviceType device) { device_ = device; }
+  c10::DeviceType device() const { return device_; }
   at::ScalarType compute() const { return compute_; }
   at::ScalarType gradient() const { return gradient_; }
   bool mixes_types() const { return compute_ != gradient_; }
@@ -149,7 +150,7 @@ class Tape {
   int64_t now_ = 0, peak_ = 0;
   int64_t nodes_ = 0;
   at::ScalarType compute_ = at::kFloat, gradient_ = at::kFloat;
-  at::DeviceType device_ = at::kCPU;
+  c10::DeviceType device_ = c10::kCPU;
 };
 
 }  // namespace tessera::models::trace
