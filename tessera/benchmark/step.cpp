@@ -46,8 +46,7 @@ class StepBench {
         ranks_(ranks),
         model_(config, ranks),
         recorder_(model_.composed(), ranks.rank()),
-        floor_(products(), at::TensorOptions(config.precision.compute_dtype())
-                               .device(device_)) {}
+        floor_(floor_of_a_step()) {}
 
   StepTimes measure(int64_t rounds) {
     for (int64_t i = 0; i < kWarmUps; ++i) step();
@@ -94,11 +93,13 @@ class StepBench {
     return config_.with(model_.composed().model.config);
   }
 
-  std::vector<program::MatrixProduct> products() const {
+  engine::ProductFloor floor_of_a_step() const {
     const auto& composed = model_.composed();
-    return engine::products_of(
-        model_.program(), composed.units,
-        engine::facts_of(here(), composed.mesh, composed.coord));
+    const auto facts = engine::facts_of(here(), composed.mesh, composed.coord);
+    return {
+        engine::products_of(model_.program(), composed.units, facts),
+        at::TensorOptions(config_.precision.compute_dtype()).device(device_),
+        facts.batches};
   }
 
   engine::StepInput input_of(int64_t step) const {

@@ -66,6 +66,10 @@ double received_rows(const RunConfig& config, const mesh::DeviceMesh& mesh,
 
 }  // namespace
 
+int64_t batches_that_wait(const RunConfig& config) {
+  return config.mesh.star() ? 1 : accumulation(config);
+}
+
 Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                const mesh::Coord& coord, program::Purpose purpose) {
   models::ModelConfig model = config.model;
@@ -83,6 +87,7 @@ Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
        .kept = kept_by(config.optimizer),
        .threads = std::max<int64_t>(1, config.run.threads),
        .depths = trains ? model.mtp.layers : 0,
+       .micro_batches = trains ? batches_that_wait(config) : 1,
        .device = config.run.device_of_stage(coord[mesh::Axis::kPp])});
   if (trains) share_batch(config, mesh, samples, facts);
   return facts;
@@ -148,11 +153,13 @@ std::vector<MemoryPlan> memory_plans(const RunConfig& of,
     plans.push_back(
         plan_of(config, mesh, program, units, mesh.rank_at(coord), purpose));
     if (config.batch.rows.empty()) continue;
-    // The largest parts are there, but the most samples may be elsewhere.
-    const int64_t fullest = rank_with_most_samples(config, mesh, coord);
-    plans.back().work =
-        std::max(plans.back().work,
-                 plan_of(config, mesh, program, units, fullest, purpose).work);
+    // The largest parts are there, but more samples may be elsewhere, or so few
+    // that their rows wait.
+    for (const int64_t other : ranks_by_samples(config, mesh, coord)) {
+      plans.back().work =
+          std::max(plans.back().work,
+                   plan_of(config, mesh, program, units, other, purpose).work);
+    }
   }
   if (of.mesh.star()) {
     return {plan_of_devices(plans.front(), mesh.world_size())};

@@ -18,6 +18,10 @@ program::Facts facts_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
                         const mesh::Coord& coord,
                         program::Purpose purpose = program::Purpose::kTraining);
 
+// Micro-batches of a step whose rows may wait for each other
+// (nn/waiting_rows.h): devices around one multiply each's by themselves.
+int64_t batches_that_wait(const RunConfig& config);
+
 struct MemoryPlan {
   // Between steps: parameters, gradients, optimizer; of an evaluation the
   // parameters alone. Without what lies in files.

@@ -204,7 +204,7 @@ std::vector<std::string> ModelActor::nonfinite_parameters() const {
 // Every element of the model counts on one rank.
 void ModelActor::norm() {
   normed_ = true;
-  composed_.parameters->fill_unwritten_gradients(version_);
+  composed_.parameters->complete_gradients(version_);
   std::vector<at::Tensor> owned;
   for (const auto& parameter : composed_.parameters->trained()) {
     if (parameter.balances_load) continue;

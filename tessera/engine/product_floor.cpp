@@ -39,15 +39,35 @@ bool takes(nn::ProductWay way, const at::Tensor& a) {
 }  // namespace
 
 ProductFloor::ProductFloor(const std::vector<MatrixProduct>& products,
-                           const at::TensorOptions& options) {
+                           const at::TensorOptions& options, int64_t batches) {
   const at::NoGradGuard no_grad;
   std::map<std::pair<MatrixProduct, Part>, int64_t> counts;
+  std::map<MatrixProduct, int64_t> waiting;
   for (const MatrixProduct& each : products) {
     if (each.rows * each.in * each.out == 0) continue;
     const MatrixProduct shape{each.rows, each.in, each.out};
     ++counts[{shape, Part::kForward}];
     if (each.input_gradient) ++counts[{shape, Part::kInputGradient}];
-    if (each.weight_gradient) ++counts[{shape, Part::kWeightGradient}];
+    if (each.weight_gradient && each.together == 1) {
+      ++counts[{shape, Part::kWeightGradient}];
+    } else if (each.weight_gradient) {
+      ++waiting[each];
+    }
+  }
+  // Each weight's by themselves, so many at once as a step has.
+  for (const auto& [each, count] : waiting) {
+    const auto add = [&, &each = each](int64_t weights, int64_t of) {
+      const auto products = [&](int64_t together, int64_t times) {
+        const MatrixProduct shape{each.rows * together, each.in, each.out};
+        if (times * together > 0) {
+          counts[{shape, Part::kWeightGradient}] += times;
+        }
+      };
+      products(each.together, weights * (of / each.together));
+      products(of % each.together, weights);
+    };
+    add(count / batches, batches);
+    add(1, count % batches);
   }
   for (const auto& [key, count] : counts) {
     const auto& [shape, part] = key;
@@ -160,17 +180,24 @@ double product_rate(const RunConfig& of) {
   auto facts = facts_of(config, mesh, mesh.coord_of(0));
   facts.units.push_back(facts.loss);
   std::vector<MatrixProduct> products;
+  int64_t batches = 1;  // as many as are multiplied together
   for (const auto& unit : facts.units) {
     for (MatrixProduct each : unit.products) {
       for (int64_t* size : {&each.rows, &each.in, &each.out}) {
         *size = std::min(*size, most);
       }
       products.push_back(each);
+      batches = std::max(batches, each.together);
     }
+  }
+  const std::vector<MatrixProduct> of_one = products;
+  for (int64_t i = 1; i < batches; ++i) {
+    products.insert(products.end(), of_one.begin(), of_one.end());
   }
   return ProductFloor(
              products,
-             at::TensorOptions(config.precision.compute_dtype()).device(device))
+             at::TensorOptions(config.precision.compute_dtype()).device(device),
+             batches)
       .flops_per_s();
 }
 

@@ -35,10 +35,10 @@ struct FloorProduct {
 
 class ProductFloor {
  public:
-  // `products`: of a step. `options`: type and device of the numbers. Chooses
-  // each one's way.
+  // `products`: of a step, of so many micro-batches. `options`: type and device
+  // of the numbers. Chooses each one's way.
   ProductFloor(const std::vector<program::MatrixProduct>& products,
-               const at::TensorOptions& options);
+               const at::TensorOptions& options, int64_t batches = 1);
 
   // All products of the step, once: its seconds.
   double run();

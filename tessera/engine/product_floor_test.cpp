@@ -1,5 +1,6 @@
 #include "tessera/engine/product_floor.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/engine/memory_plan.h"
@@ -45,7 +46,8 @@ Found found_of(const RunConfig& config, int64_t rank) {
   const auto facts = facts_of(config, mesh, mesh.coord_of(rank));
   const auto here = units.units_of(mesh, rank);
   Found found;
-  const ProductFloor floor(products_of(program, here, facts), at::kFloat);
+  const ProductFloor floor(products_of(program, here, facts), at::kFloat,
+                           facts.batches);
   found.products = floor.flops();
   const auto add = [&](const program::UnitFacts& of) {
     found.facts +=
@@ -72,6 +74,23 @@ TEST(ProductFloor, HasTheProductsOfTheFacts) {
       }
     }
   }
+}
+
+TEST(ProductFloor, MultipliesRowsThatWaitAtOnce) {
+  const program::MatrixProduct layer{
+      .rows = 8, .in = 32, .out = 48, .together = 4};
+  // Two weights, seven micro-batches.
+  const ProductFloor floor(std::vector(14, layer), at::kFloat, /*batches=*/7);
+  std::vector<std::pair<int64_t, int64_t>> gradients;
+  double flops = 0;
+  for (const auto& each : floor.products()) {
+    flops += static_cast<double>(each.count) * each.flops();
+    if (each.part != FloorProduct::kWeightGradient) continue;
+    gradients.emplace_back(each.shape.rows, each.count);
+  }
+  EXPECT_THAT(gradients, ::testing::UnorderedElementsAre(std::pair(32, 2),
+                                                         std::pair(24, 2)));
+  EXPECT_DOUBLE_EQ(flops, 3 * 14 * 2 * 8.0 * 32 * 48);
 }
 
 TEST(ProductFloor, TakesTimeForEachProduct) {

@@ -12,6 +12,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/memory_kind.h"
+#include "tessera/engine/memory_plan.h"
 #include "tessera/engine/rank_actor.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/sample_shares.h"
@@ -160,6 +161,7 @@ void RankModel::build_model() {
       .config = config_.strategies(),
       .seed = static_cast<uint64_t>(config_.run.seed),
       .trains = trains(),
+      .micro_batches = batches_that_wait(config_),
       .device = device_of_rank(config_, ranks_.rank())};
   if (config_.zero.offload == "all") {
     options.memory = [&](int64_t unit, at::IntArrayRef sizes,

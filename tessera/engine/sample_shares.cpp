@@ -1,7 +1,9 @@
 #include "tessera/engine/sample_shares.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <ranges>
 
 namespace tessera::engine {
 
@@ -12,6 +14,18 @@ SampleRun SampleShares::of(int64_t share, int64_t microbatch) const {
           ? share * micro_
           : std::accumulate(rows_.begin(), rows_.begin() + share, int64_t{0});
   return {before * microbatches_ + microbatch * rows, rows};
+}
+
+std::vector<int64_t> ranks_by_samples(const RunConfig& config,
+                                      const mesh::DeviceMesh& mesh,
+                                      const mesh::Coord& coord) {
+  const auto& rows = config.batch.rows;
+  const auto peers = mesh.peers(
+      mesh.rank_at(coord), {mesh::Axis::kDpReplicate, mesh::Axis::kDpShard});
+  std::map<int64_t, int64_t> ranks;
+  for (size_t i = 0; i < rows.size(); ++i) ranks.try_emplace(rows[i], peers[i]);
+  const auto found = ranks | std::views::values;
+  return {found.begin(), found.end()};
 }
 
 int64_t rank_with_most_samples(const RunConfig& config,

@@ -123,6 +123,7 @@ program::Observer plant_in(RankModel& model) {
         const bool is_backward =
             done.op == Op::kBackward || done.op == Op::kBackwardWeight;
         if (!is_backward || is_planted) return;
+        model.composed().parameters->complete_gradients(done.version);
         for (const auto& parameter : nn::parameters_of(model.decoder())) {
           const at::Tensor& gradient = parameter.tensor.grad();
           const bool is_its =

@@ -106,7 +106,7 @@ void StarActor::backward(program::Op /*part*/, int64_t /*microbatch*/,
 }
 
 void StarActor::reduce_replicas() {
-  composed_.parameters->fill_unwritten_gradients();
+  composed_.parameters->complete_gradients();
   replicas_.reduce_gradients();
 }
 

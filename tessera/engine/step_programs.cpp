@@ -1,5 +1,6 @@
 #include "tessera/engine/step_programs.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <sstream>
@@ -10,8 +11,10 @@
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/sample_shares.h"
+#include "tessera/nn/waiting_rows.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/parallel/pipeline/pipeline_config.h"
+#include "tessera/program/schedules/file.h"
 #include "tessera/program/world.h"
 
 namespace tessera::engine {
@@ -48,7 +51,8 @@ void add_inner(const program::Facts& facts, parallel::Lanes& lanes,
 }
 
 // The passes that an environment variable names, all of them with this choice.
-std::vector<std::string> named_in(const char* variable, passes::Use use,
+std::vector<std::string> named_in(const char* variable,
+                                  const std::vector<passes::Use>& uses,
                                   const char* choice) {
   const char* const value = std::getenv(variable);
   std::vector<std::string> names;
@@ -57,7 +61,7 @@ std::vector<std::string> named_in(const char* variable, passes::Use use,
     std::string with_choice;
     bool known = false;
     for (const auto& pass : passes::all()) {
-      if (pass.use != use) continue;
+      if (std::ranges::count(uses, pass.use) == 0) continue;
       known |= name == pass.name;
       with_choice += std::string(with_choice.empty() ? "" : ", ") + pass.name;
     }
@@ -100,6 +104,20 @@ void prove(const RunConfig& config, const mesh::DeviceMesh& mesh,
   }
 }
 
+// Whether rows of micro-batches wait for each other, as the first data-parallel
+// rank of a stage has them.
+bool rows_wait(const RunConfig& config, const mesh::DeviceMesh& mesh,
+               const parallel::ModelUnits& model, const mesh::Coord& coord) {
+  const int64_t rows = SampleShares(config).rows_of(mesh.data_rank_of(coord)) *
+                       parallel::local_length(config.data.seq_len, mesh);
+  constexpr int64_t kLarge = int64_t{1} << 20;  // of a weight that limits none
+  if (nn::batches_together(rows, kLarge, kLarge, accumulation(config)) == 1) {
+    return false;
+  }
+  const auto facts = facts_of(config.with(model.config), mesh, coord);
+  return std::ranges::any_of(facts.units, &program::UnitFacts::waiting_bytes);
+}
+
 // `together`: kStepsTogether.
 StepPrograms cut(program::Program alone, const program::Program& together,
                  int64_t num_microbatches) {
@@ -127,12 +145,12 @@ program::Program lowered_program(const RunConfig& config,
   TS_CHECK_CONFIG(!config.mesh.star() || choice.with.empty(),
                   "TESSERA_WITH_PASSES: devices of mesh.data_parallel dp run "
                   "whole models; they have no such passes.");
+  mesh::Coord coord = mesh.coord_of(0);
   program::Units units;
   if (config.mesh.star()) {  // whole chunks on every device
     units.alone = true;
     units.devices = trains ? data_parallel_degree(config) : 1;
   } else {
-    mesh::Coord coord = mesh.coord_of(0);
     coord[Axis::kPp] = stage;
     units = model.units_of(mesh, mesh.rank_at(coord), purpose);
   }
@@ -153,10 +171,19 @@ program::Program lowered_program(const RunConfig& config,
   const program::schedules::Tail tail{
       .clip = config.optimizer.scales_gradients(), .alone = units.alone};
   if (trains) {
+    // A backward that multiplies what waited is long: the stage before goes on
+    // meanwhile (bench/results/waiting_rows_2core_2026-11-26.md). A schedule of
+    // the user's is run as it stands.
+    passes::Choice chosen = choice;
+    if (shape.stages > 1 &&
+        !program::schedules::names_file(pipeline.schedule) &&
+        rows_wait(config, mesh, model, coord)) {
+      chosen.with.emplace_back("split_backward");
+    }
     return passes::lower(
         program::schedules::steps(schedule, shape, stage,
                                   schedule.delayed ? steps : 1, tail),
-        units, purpose, choice);
+        units, purpose, chosen);
   }
   auto evaluation =
       program::schedules::evaluation(shape, stage, schedule.placement);
@@ -171,9 +198,11 @@ const program::Program& StepPrograms::of(bool is_begun,
 }
 
 passes::Choice passes_chosen() {
-  return {.without = named_in("TESSERA_WITHOUT_PASSES",
-                              passes::Use::kUnlessLeftOut, "left out"),
-          .with = named_in("TESSERA_WITH_PASSES", passes::Use::kIfAskedFor,
+  return {.without =
+              named_in("TESSERA_WITHOUT_PASSES",
+                       {passes::Use::kUnlessLeftOut, passes::Use::kIfAskedFor},
+                       "left out"),
+          .with = named_in("TESSERA_WITH_PASSES", {passes::Use::kIfAskedFor},
                            "asked for")};
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "tessera/engine/rank_model.h"
@@ -48,6 +49,52 @@ TEST(StepPrograms, WholeStepsOfFourThousandRanksAreProved) {
     std::printf("ZeRO stage %d: %.2f s\n", static_cast<int>(zero_stage),
                 passed.count());
   }
+}
+
+// Four micro-batches of one sample on the first of two stages.
+RunConfig run_of_small_batches(int64_t seq_len) {
+  RunConfig config;
+  config.data.train = {"random tokens"};
+  config.data.seq_len = seq_len;
+  config.model.layers = 4;
+  config.model.hidden = 512;
+  config.model.heads = 8;
+  config.model.vocab = 64;
+  config.model.max_seq = 256;
+  config.mesh.pp = 2;
+  config.zero.stage = 0;
+  config.batch = {.global = 4, .micro = 1};
+  return config;
+}
+
+bool splits(RunConfig config, const program::passes::Choice& choice = {}) {
+  complete(config, implied_world_size(config));
+  const auto mesh =
+      config.mesh.mesh(implied_world_size(config), config.zero.stage);
+  const auto model = models::make_model(config.model);
+  parallel::place(*model, mesh, config);
+  const auto units = parallel::model_units(*model, mesh, config);
+  const auto program = lowered_program(config, mesh, units, /*stage=*/0,
+                                       program::Purpose::kTraining, choice);
+  return std::ranges::any_of(program, [](const auto& each) {
+    return each.op == program::Op::kBackwardWeight;
+  });
+}
+
+TEST(StepPrograms, BackwardsOfPipelinesComeInPartsWhereRowsWait) {
+  RunConfig config = run_of_small_batches(/*seq_len=*/128);
+  EXPECT_TRUE(splits(config));
+  EXPECT_FALSE(splits(config, {.without = {"split_backward"}}));
+  EXPECT_FALSE(splits(run_of_small_batches(/*seq_len=*/129)));
+  config.mesh.dp_shard = 2;
+  config.batch.global = 8;
+  for (const int64_t stage : {1, 2, 3}) {
+    config.zero.stage = stage;
+    EXPECT_EQ(splits(config), stage == 1) << stage;
+  }
+  config = run_of_small_batches(/*seq_len=*/128);
+  config.mesh.pp = 1;
+  EXPECT_FALSE(splits(config));
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ enum class Kernel {
   kExpertRows,       // rows of experts weighed and added up in one pass
   kAdamW,            // optim: clipping, update and rounded copy in one pass
   kGroupedProduct,   // on a GPU all experts' bf16 products in one kernel
+  kWaitingRows,  // a weight's gradient of several small micro-batches at once
 };
 
 // Of each Kernel, in their order.
@@ -35,7 +36,8 @@ inline constexpr std::array kKernelNames = {
     "onednn_product", "widened_product", "joint_products", "gradient_in_place",
     "swiglu",         "geglu",           "gelu",           "attention",
     "bf16_attention", "norm_branch",     "cross_entropy",  "head_by_rows",
-    "inputs_again",   "expert_rows",     "adamw",          "grouped_product"};
+    "inputs_again",   "expert_rows",     "adamw",          "grouped_product",
+    "waiting_rows"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

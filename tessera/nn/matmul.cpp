@@ -81,12 +81,21 @@ bool has_listeners(torch::autograd::Node& accumulator) {
          accumulator.tensor_post_acc_grad_hooks() != nullptr;
 }
 
+// REQUIRES: .grad may be added to where it lies.
+void add_or_wait(const at::Tensor& weight, const at::Tensor& dy,
+                 const at::Tensor& x) {
+  if (const auto rows = rows_to_multiply(weight, dy, x)) {
+    gradient_into(weight.grad(), rows->dy, rows->x,
+                  /*adds=*/!take_unwritten(weight));
+  }
+}
+
 // dW = dy^T x: added to .grad, or to be handed on.
 at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
                            const at::Tensor& x) {
   if (!adds_in_place(weight)) return product(dy.t(), x);
   announce(weight.grad());
-  gradient_into(weight.grad(), dy, x, /*adds=*/!take_unwritten(weight));
+  add_or_wait(weight, dy, x);
   return {};
 }
 
@@ -180,6 +189,7 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& table,
                             const at::Tensor& ids) {
     ctx->save_for_backward({table, ids});
+    if (table.requires_grad()) WeightQueue::remember(ctx);
     return at::embedding(table, ids);
   }
 
@@ -187,6 +197,11 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
                                 const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &table = saved[0], &ids = saved[1];
+    const auto queue = WeightQueue::open_for(ctx);
+    if (queue && has_place(table)) {
+      queue->add([table, ids, dy = gradients[0]] { add(table, ids, dy); });
+      return {{}, {}};
+    }
     if (!table.is_cpu() || !adds_in_place(table)) {
       return {at::embedding_dense_backward(gradients[0], ids, table.size(0),
                                            /*padding_idx=*/-1,
@@ -194,10 +209,20 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
               {}};
     }
     announce(table.grad());
+    add(table, ids, gradients[0]);
+    return {{}, {}};
+  }
+
+ private:
+  static bool has_place(const at::Tensor& table) {
+    return table.is_cpu() && uses(Kernel::kGradientInPlace) &&
+           table.grad().defined() && table.grad().is_contiguous();
+  }
+  static void add(const at::Tensor& table, const at::Tensor& ids,
+                  const at::Tensor& dy) {
     fill_unwritten(table);
     detail::add_rows(table.grad(), ids.reshape({-1}).contiguous(),
-                     rows_of(gradients[0]).contiguous());
-    return {{}, {}};
+                     rows_of(dy).contiguous());
   }
 };
 
@@ -326,7 +351,7 @@ void add_weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
   if (!weight.grad().defined()) {
     weight.mutable_grad() = product(dy.t(), x);
   } else if (uses(Kernel::kGradientInPlace) && weight.grad().is_contiguous()) {
-    gradient_into(weight.grad(), dy, x, /*adds=*/!take_unwritten(weight));
+    add_or_wait(weight, dy, x);
   } else {
     fill_unwritten(weight);
     weight.grad().add_(product(dy.t(), x));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tessera/nn/kernel_choice.h"
+#include "tessera/nn/matmul.h"
 
 namespace tessera::nn {
 namespace {
@@ -24,17 +25,32 @@ bool may_be_unwritten(const at::Tensor& parameter) {
 // On a parameter's accumulator, where whoever adds to .grad finds it.
 class UnwrittenGradients::Hook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit Hook(at::Tensor parameter) : parameter_(std::move(parameter)) {}
+  Hook(at::Tensor parameter, int64_t batches)
+      : parameter_(std::move(parameter)), waiting_(batches) {}
 
-  // By memory: .grad may be another tensor of it meanwhile.
-  void mark(const void* memory) { unwritten_ = memory; }
+  // By memory: .grad may be another tensor of it meanwhile. Null: none.
+  void mark(const void* memory) {
+    memory_ = memory;
+    is_unwritten_ = memory != nullptr;
+    waiting_.reset();
+  }
+  bool is_of(const at::Tensor& gradient) const {
+    return memory_ != nullptr && gradient.defined() &&
+           gradient.const_data_ptr() == memory_;
+  }
   bool take(const at::Tensor& gradient) {
-    if (unwritten_ == nullptr || !gradient.defined() ||
-        gradient.const_data_ptr() != unwritten_) {
-      return false;
+    return is_of(gradient) && std::exchange(is_unwritten_, false);
+  }
+  WaitingRows& waiting() { return waiting_; }
+
+  void complete(const at::Tensor& gradient) {
+    const auto rows = waiting_.take();
+    const bool is_unwritten = take(gradient);
+    if (rows) {
+      gradient_into(gradient, rows->dy, rows->x, /*adds=*/!is_unwritten);
+    } else if (is_unwritten) {
+      gradient.zero_();
     }
-    unwritten_ = nullptr;
-    return true;
   }
 
   torch::autograd::variable_list operator()(
@@ -47,19 +63,21 @@ class UnwrittenGradients::Hook final : public torch::autograd::FunctionPreHook {
 
  private:
   at::Tensor parameter_;
-  const void* unwritten_ = nullptr;
+  const void* memory_ = nullptr;
+  bool is_unwritten_ = false;
+  WaitingRows waiting_;
 };
 
 UnwrittenGradients::UnwrittenGradients(
     const std::vector<at::Tensor>& parameters,
-    std::vector<at::Tensor> gradients) {
+    std::vector<at::Tensor> gradients, int64_t batches) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!may_be_unwritten(parameters[i])) {
       filled_.push_back(std::move(gradients[i]));
       continue;
     }
     auto accumulator = impl::grad_accumulator(parameters[i]);
-    auto hook = std::make_unique<Hook>(parameters[i]);
+    auto hook = std::make_unique<Hook>(parameters[i], batches);
     Hook* const found = hook.get();
     accumulator->add_pre_hook(std::move(hook));
     hooked_.push_back({std::move(gradients[i]), std::move(accumulator), found});
@@ -83,24 +101,36 @@ void UnwrittenGradients::begin(const at::Tensor& all) {
   }
 }
 
-void UnwrittenGradients::fill() {
+void UnwrittenGradients::complete() {
   const at::NoGradGuard no_grad;
-  for (const Hooked& each : hooked_) {
-    if (each.hook->take(each.gradient)) each.gradient.zero_();
-  }
+  for (const Hooked& each : hooked_) each.hook->complete(each.gradient);
 }
 
 bool is_of_unwritten(const torch::autograd::FunctionPreHook& hook) {
   return dynamic_cast<const UnwrittenGradients::Hook*>(&hook) != nullptr;
 }
 
-bool take_unwritten(const at::Tensor& parameter) {
+UnwrittenGradients::Hook* UnwrittenGradients::hook_of(
+    const at::Tensor& parameter) {
   const auto accumulator = impl::try_get_grad_accumulator(parameter);
-  if (!accumulator) return false;
-  return std::ranges::any_of(accumulator->pre_hooks(), [&](const auto& each) {
-    auto* const hook = dynamic_cast<UnwrittenGradients::Hook*>(each.get());
-    return hook != nullptr && hook->take(parameter.grad());
-  });
+  if (!accumulator) return nullptr;
+  for (const auto& each : accumulator->pre_hooks()) {
+    auto* const hook = dynamic_cast<Hook*>(each.get());
+    if (hook != nullptr && hook->is_of(parameter.grad())) return hook;
+  }
+  return nullptr;
+}
+
+bool take_unwritten(const at::Tensor& parameter) {
+  auto* const hook = UnwrittenGradients::hook_of(parameter);
+  return hook != nullptr && hook->take(parameter.grad());
+}
+
+std::optional<Rows> rows_to_multiply(const at::Tensor& parameter,
+                                     const at::Tensor& dy,
+                                     const at::Tensor& x) {
+  auto* const hook = UnwrittenGradients::hook_of(parameter);
+  return hook == nullptr ? Rows{dy, x} : hook->waiting().add(dy, x);
 }
 
 void fill_unwritten(const at::Tensor& parameter) {

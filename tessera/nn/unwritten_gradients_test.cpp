@@ -51,7 +51,7 @@ Tensors gradients_of(const Layer& layer, const Tensors& parameters,
       torch::autograd::backward({y}, {dy});
     }
   }
-  if (all) all->fill();
+  if (all) all->complete();
   return gradients;
 }
 
@@ -120,7 +120,7 @@ TEST(UnwrittenGradients, ThoseOfAnotherBufferStay) {
   torch::autograd::backward({y}, {at::ones_like(y)});
   EXPECT_TRUE(at::isfinite(one).all().item<bool>());
   EXPECT_TRUE(at::isnan(other).all().item<bool>());
-  of_other.fill();
+  of_other.complete();
   EXPECT_TRUE(other.eq(0).all().item<bool>());
 }
 
@@ -133,7 +133,7 @@ TEST(UnwrittenGradients, VectorsAreFilledAtOnce) {
   UnwrittenGradients both({w, b}, {of_w, of_b});
   both.begin(all);
   EXPECT_TRUE(of_b.eq(0).all().item<bool>());
-  both.fill();
+  both.complete();
   EXPECT_TRUE(all.eq(0).all().item<bool>());
 }
 

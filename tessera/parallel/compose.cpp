@@ -202,9 +202,11 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   }
   std::optional<data::GradientOptions> gradients;
   if (options.trains) {
-    gradients = {.dtype = config.precision.gradient_dtype(),
-                 .bucket_bytes = config.zero.bucket_bytes(),
-                 .may_be_unwritten = true};
+    gradients = {
+        .dtype = config.precision.gradient_dtype(),
+        .bucket_bytes = config.zero.bucket_bytes(),
+        .may_be_unwritten = true,
+        .batches = config.pipeline.batches_of_a_unit(options.micro_batches)};
   }
   composed.parameters = std::make_unique<data::ShardedParameters>(
       std::move(bundles), ranks, gradients, std::nullopt, options.memory,

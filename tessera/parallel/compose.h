@@ -27,6 +27,7 @@ struct ComposeOptions {
   // Fills the materialised boxes in their stead; null: they stay.
   std::function<void()> load = {};
   bool trains = true;            // else no gradients are stored
+  int64_t micro_batches = 1;     // of a step
   at::Device device = at::kCPU;  // that parameters lie on
   // For what stays between steps of a unit's parameters, and, of unit -1, for
   // what stays until they are cut; null: LibTorch's and the groups'.

@@ -49,14 +49,21 @@ program::Facts facts_of(const models::ModelConfig& model_config,
                         const FactsOptions& batch) {
   const at::ScalarType compute = config.precision.compute_dtype();
   const at::ScalarType gradient = config.precision.gradient_dtype();
+  const auto model = models::make_model(model_config);
+  place(*model, mesh, config);
+  // Those of stages 2 and 3 are reduced with each micro-batch.
+  const bool are_whole =
+      zero_stage_of(nn::parameters_of(*model).front().spec->layout, mesh,
+                    config) < 2;
   program::Facts facts = models::trace::facts_of(
       traced_model(model_config, mesh, coord, config, batch),
       {.compute = compute,
        .gradient = gradient,
        .threads = batch.threads,
+       .batches = are_whole
+                      ? config.pipeline.batches_of_a_unit(batch.micro_batches)
+                      : 1,
        .device = batch.device});
-  const auto model = models::make_model(model_config);
-  place(*model, mesh, config);
   const auto reads = reads_of(*model);
   std::vector<std::vector<const nn::ParameterSpec*>> owned(reads.size());
   for (const auto& parameter : nn::parameters_of(*model)) {

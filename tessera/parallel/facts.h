@@ -23,8 +23,9 @@ struct FactsOptions {
   // What comes to its experts, over what it sends to experts.
   double received_rows = 1;
   data::KeptStates kept = {};
-  int64_t threads = 1;  // of an operator
-  int64_t depths = 0;   // of prediction beyond the next token: of a step
+  int64_t threads = 1;        // of an operator
+  int64_t depths = 0;         // of prediction beyond the next token: of a step
+  int64_t micro_batches = 1;  // of a step
   c10::DeviceType device = c10::kCPU;
 };
 

@@ -39,6 +39,8 @@ struct Flops {
 struct MatrixProduct {
   int64_t rows = 0, in = 0, out = 0;
   bool input_gradient = true, weight_gradient = true;
+  // Micro-batches whose dW is one product (nn/waiting_rows.h).
+  int64_t together = 1;
   auto operator<=>(const MatrixProduct&) const = default;
 };
 
@@ -104,6 +106,12 @@ struct UnitFacts {
   // the second beside the input's gradient (nn/weight_queue.h).
   int64_t input_part_peak_bytes = 0, weight_part_peak_bytes = 0;
   int64_t put_off_bytes = 0;
+  // Rows of a step's micro-batches that wait for each other, from its first
+  // backward to its last (nn/waiting_rows.h).
+  int64_t waiting_bytes = 0;
+  // The most inside of that first backward (of the loss, of its forward, which
+  // is both), or of its second part: with what comes to wait there.
+  int64_t first_backward_peak_bytes = 0, first_weight_part_peak_bytes = 0;
   // Of a forward that records no graph: evaluation, and before recomputation.
   int64_t plain_forward_peak_bytes = 0;
   std::vector<InnerCollective> forward_collectives, backward_collectives;
@@ -124,6 +132,8 @@ struct Facts {
   UnitFacts loss;
   // For as long as the model lives, of all units: tables.
   int64_t shared_bytes = 0;
+  // Micro-batches of a step that go through each unit.
+  int64_t batches = 1;
   // Inputs and targets of a micro-batch, from their load to the step's end.
   int64_t batch_bytes = 0;
   // Those of all ranks of cp, of which a rank takes its part: while it loads.

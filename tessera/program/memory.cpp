@@ -156,9 +156,14 @@ class Walk {
   // What the head takes becomes its own gradient: that of the output, which is
   // computed again where its activations are.
   void loss(const Instruction& each) {
-    use(trains_ ? facts_.loss.forward_peak_bytes
-                : facts_.loss.plain_forward_peak_bytes);
-    if (!trains_) alive_ -= facts_.loss.input_bytes;
+    const UnitFacts& loss = facts_.loss;
+    if (trains_) {
+      add_gradients(kOfLoss, loss,
+                    {loss.forward_peak_bytes, loss.first_backward_peak_bytes});
+    } else {
+      use(loss.plain_forward_peak_bytes);
+      alive_ -= loss.input_bytes;
+    }
     if (!has_graph(each, each.unit)) {
       outputs_.erase({each.microbatch, each.unit});
     }
@@ -170,8 +175,23 @@ class Walk {
   // or was received and stays until its gradient is sent.
   void backward(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
-    use(unit.backward_peak_bytes);
+    add_gradients(each.unit, unit,
+                  {unit.backward_peak_bytes, unit.first_backward_peak_bytes});
     go_back(each);
+  }
+
+  // Rows that wait come to be in a step's first micro-batch, and go with its
+  // last.
+  struct Peaks {
+    int64_t any, first;
+  };
+  void add_gradients(int64_t unit, const UnitFacts& of, const Peaks& peaks) {
+    const bool is_first = added_[unit]++ == 0 && of.waiting_bytes > 0;
+    use(is_first ? peaks.first : peaks.any);
+    if (is_first) alive_ += of.waiting_bytes;
+    if (added_[unit] < facts_.batches) return;
+    alive_ -= of.waiting_bytes;
+    added_[unit] = 0;
   }
 
   void go_back(const Instruction& each) {
@@ -203,7 +223,9 @@ class Walk {
   void split_backward(const Instruction& each) {
     const UnitFacts& unit = facts_.units.at(each.unit);
     if (each.op == Op::kBackwardWeight) {
-      use(unit.weight_part_peak_bytes);
+      add_gradients(
+          each.unit, unit,
+          {unit.weight_part_peak_bytes, unit.first_weight_part_peak_bytes});
       alive_ -= unit.put_off_bytes;
       return;
     }
@@ -362,6 +384,9 @@ class Walk {
   // Inputs that were received, until their gradients are sent; outputs that are
   // being sent, and those of them that nothing else holds.
   std::set<Place> received_, sent_, outlived_;
+  // Of each unit, micro-batches whose gradients of weights were added.
+  static constexpr int64_t kOfLoss = -1;
+  std::map<int64_t, int64_t> added_;
   std::set<Place> handed_;  // whose input is the output of the chunk before
   // By micro-batch and unit: outputs that the unit, or the one behind it,
   // holds; and units whose activations are there.

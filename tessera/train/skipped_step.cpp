@@ -45,7 +45,7 @@ std::optional<Origin> find_origin(engine::RankModel& model,
   input.again = true;
   model.step(std::move(input), [&](const Instruction& done, double, double) {
     if (found || !is_backward(done.op)) return;
-    model.composed().parameters->fill_unwritten_gradients(done.version);
+    model.composed().parameters->complete_gradients(done.version);
     for (const auto& [name, spec, tensor] : parameters) {
       const bool is_its = std::ranges::count(spec->units, done.unit) > 0;
       if (!is_its || !tensor.grad().defined()) continue;

@@ -173,11 +173,14 @@ std::vector<std::pair<std::string, Probe>> without_passes(const Probe& probe) {
   using program::passes::Use;
   std::vector<std::pair<std::string, Probe>> all;
   for (const auto& pass : program::passes::all()) {
-    if (pass.use == Use::kAlways || !runs(pass, probe.passes)) continue;
+    // One that nobody asked for may run where rows wait.
+    const auto& left_out = probe.passes.without;
+    if (pass.use == Use::kAlways ||
+        std::ranges::count(left_out, pass.name) > 0) {
+      continue;
+    }
     all.emplace_back(pass.name, probe);
-    auto& [without, with] = all.back().second.passes;
-    if (pass.use == Use::kIfAskedFor) std::erase(with, pass.name);
-    if (pass.use == Use::kUnlessLeftOut) without.emplace_back(pass.name);
+    all.back().second.passes.without.emplace_back(pass.name);
   }
   return all;
 }

@@ -1,15 +1,17 @@
 """What can be left out by name, kernels and wide vectors, changes nothing but time."""
 
 import pytest
+import torch
 from runs import assert_equal_runs, configuration, run, train
 
 KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_place", "swiglu", "geglu", "gelu",
            "attention", "bf16_attention", "norm_branch", "cross_entropy", "head_by_rows", "inputs_again",
-           "expert_rows", "adamw", "grouped_product"]
+           "expert_rows", "adamw", "grouped_product", "waiting_rows"]
 # Large enough for each of them. The first steps of Adam are as long for a gradient that is all rounding as for
 # any other, but for eps: with 1e-8 they make 1e-4 of it, with 1e-5 what is left is rounding itself.
 SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4}, "optimizer": {"eps": 1e-5},
-            "model": {"hidden": 128, "ffn": 352, "layers": 2}, "schedule": {"warmup": 0}}
+            "model": {"hidden": 128, "ffn": 352, "layers": 2}, "schedule": {"warmup": 0},
+            "batch": {"micro": 1}}
 
 
 def setting(monkeypatch, name, value):
@@ -46,6 +48,48 @@ def test_gradients_do_not_see_what_their_memory_held(program, tokens, tmp_path, 
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.perturb=1")  # what is allocated is -7e303
     unwritten = run(program, tokens, tmp_path / "unwritten", *ranks, step=4, **sections)
     assert_equal_runs(unwritten, filled, 1e-12, 1e-10)
+
+
+# Micro-batches of 16 tokens, whose rows wait for each other where gradients stay whole.
+WAITING = {
+    "llama": {}, "gpt2": {"model": {"family": "gpt2", "kv_heads": 4}}, "tied": {"model": {"tie_embeddings": True}},
+    "seven micro-batches": {"batch": {"global": 7}}, "recompute": {"recompute": {"mode": "stage"}},
+    "muon": {"optimizer": {"type": "muon"}}, "adapters": {"model": {"lora": {"rank": 64}}},
+    **{f"zero {stage}": {"mesh": {"dp_shard": 2}, "zero": {"stage": stage}} for stage in (0, 1, 2, 3)},
+    "uneven": {"mesh": {"dp": 2, "speeds": [1, 2]}, "batch": {"micro": 3, "global": 24}},
+    "tp": {"mesh": {"tp": 2}, "tensor": {"sequence_parallel": True}}, "cp": {"mesh": {"cp": 2}},
+    **{schedule: {"mesh": {"pp": 2}, "pipeline": {"schedule": schedule}}
+       for schedule in ("gpipe", "1f1b", "zb_h1", "pipedream_2bw")},
+    "dualpipe": {"mesh": {"pp": 2}, "pipeline": {"schedule": "dualpipe", "chunks": 2}},
+    "pp and zero 1": {"mesh": {"pp": 2, "dp_shard": 2}, "zero": {"stage": 1}},
+    "experts": {"mesh": {"dp_shard": 2, "ep": 2},
+                "model": {"family": "mixtral", "moe": {"experts": 4, "top_k": 2}}},
+    **{f"tokens ahead, {pp} stages": {
+        "mesh": {"pp": pp}, "model": {"family": "deepseek_v3", "kv_heads": 4, "mtp": {"layers": 1},
+                                      "moe": {"experts": 4, "top_k": 2}}} for pp in (1, 2)},
+}
+
+
+@pytest.mark.parametrize("precision, bound", [("fp64", 1e-12), ("fp16", 1e-2)])
+@pytest.mark.parametrize("name", WAITING)
+def test_rows_that_wait_change_sums_by_rounding_alone(program, tokens, tmp_path, monkeypatch, name, precision, bound):
+    said = WAITING[name]
+    ranks = 1
+    for degree in ("dp", "dp_shard", "tp", "cp", "pp"):
+        ranks *= said.get("mesh", {}).get(degree, 1)
+    sections = {**SECTIONS, "precision": {"compute": precision}, "batch": {"micro": 1, "global": 16}}
+    sections = {key: {**sections.get(key, {}), **said.get(key, {})} for key in {**sections, **said}}
+    if name == "pipedream_2bw" and precision == "fp16":  # which refuses a scale that is found
+        sections["precision"]["loss_scale"] = 128
+    waited = run(program, tokens, tmp_path / "waited", "--nproc", str(ranks), step=4, **sections)
+    monkeypatch.setenv("TESSERA_WITHOUT_KERNELS", "waiting_rows")
+    plain = run(program, tokens, tmp_path / "plain", "--nproc", str(ranks), step=4, **sections)
+    assert_equal_runs(waited, plain, bound, 100 * bound, name)
+    are_same = all(torch.equal(value, plain[1][key]) for key, value in waited[1].items())
+    if name in {"zero 2", "zero 3"}:
+        assert are_same, "gradients that are reduced with each micro-batch wait for none"
+    elif precision == "fp16":  # fp64's sums may have the same bits
+        assert not are_same, "no rows waited"
 
 
 def test_bf16_attention_differs_by_its_rounding(program, tokens, tmp_path, monkeypatch):

@@ -144,6 +144,13 @@ inline void ahead(RunConfig& config) {
   config.model.mtp.layers = 2;
 }
 
+// Micro-batches so small, beside weights so large, that their rows wait.
+inline void waiting(RunConfig& config) {
+  config.model.hidden = 512;
+  config.model.ffn = 768;
+  config.batch.micro = 1;
+}
+
 inline void dropout(RunConfig& config) { config.model.dropout = 0.1; }
 
 inline Change offload(const char* what) {
@@ -327,6 +334,36 @@ inline std::vector<Case> cases() {
       {"ahead stage", {}, also(ahead, whole_stage()), 2},
       {"ahead pp zero3", {.pp = 2, .dp_shard = 2}, also(ahead, zero(3)), 2},
       {"ahead zb_h1", {.pp = 2}, also(ahead, schedule("zb_h1")), 4},
+      {"waiting", {}, waiting, 2},
+      {"waiting gpt2 bf16",
+       {},
+       also(also(waiting, family("gpt2")), type("bf16")),
+       2},
+      {"waiting fp16", {}, also(waiting, type("fp16")), 2},
+      {"waiting zero1 ring",
+       {.dp_shard = 2, .cp = 2},
+       also(also(waiting, zero(1)), context("ring")),
+       2},
+      {"waiting zero2", {.dp_shard = 2}, also(waiting, zero(2)), 2},
+      {"waiting tp sequence", {.tp = 2}, also(waiting, sequence), 2},
+      {"waiting 1f1b", {.pp = 2}, also(waiting, schedule("1f1b")), 2},
+      {"waiting zb_h1", {.pp = 2}, also(waiting, schedule("zb_h1")), 2},
+      {"waiting dualpipe",
+       {.pp = 2},
+       also(waiting, schedule("dualpipe", 2)),
+       3},
+      {"waiting pipedream",
+       {.pp = 2},
+       also(waiting, schedule("pipedream_2bw")),
+       2},
+      {"waiting stage recompute", {}, also(waiting, whole_stage()), 2},
+      {"waiting ahead", {}, also(ahead, waiting), 2},
+      {"waiting ahead pp", {.pp = 2}, also(ahead, waiting), 2},
+      {"waiting interleaved",
+       {.pp = 2},
+       also(waiting, schedule("interleaved", 2)),
+       3},
+      {"waiting pp zero1", {.pp = 2, .dp_shard = 2}, also(waiting, zero(1)), 2},
       {"dropout", {}, dropout, 2},
       {"dropout gpt2 bf16",
        {},

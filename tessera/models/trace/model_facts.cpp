@@ -27,9 +27,21 @@ class Meter {
   using Unit = std::function<Traced(UnitTracer&, const Traced&)>;
   // A unit with so many elements of input, whose gradient is asked for.
   UnitFacts measure(int64_t input_numel, const Unit& unit) const {
-    UnitFacts facts;
+    UnitFacts facts = measure(input_numel, unit, /*is_first=*/false);
     facts.plain_forward_peak_bytes = plain_peak(input_numel, unit);
-    Tape tape = tape_of_a_step();
+    if (facts.waiting_bytes > 0) {
+      const UnitFacts first = measure(input_numel, unit, /*is_first=*/true);
+      facts.first_backward_peak_bytes = first.backward_peak_bytes;
+      facts.first_weight_part_peak_bytes = first.weight_part_peak_bytes;
+    }
+    return facts;
+  }
+
+  // `is_first`: of a step's micro-batches.
+  UnitFacts measure(int64_t input_numel, const Unit& unit,
+                    bool is_first) const {
+    UnitFacts facts;
+    Tape tape = tape_of_a_step(is_first);
     const Operators ops(tape, element_, wide_, options_.threads);
     UnitTracer tracer(ops, model_);
     const Traced input = input_of(tape, input_numel);
@@ -55,15 +67,16 @@ class Meter {
     facts.backward_peak_bytes = tape.peak() - before;
     facts.backward_input = tape.backward_input;
     facts.backward_weight = tape.backward_weight;
+    facts.waiting_bytes = waiting_of(tape.products);
     facts.backward_collectives = tape.backward_collectives;
-    if (input_numel > 0) measure_parts(input_numel, unit, facts);
+    if (input_numel > 0) measure_parts(input_numel, unit, is_first, facts);
     return facts;
   }
 
   // Of a backward in two parts.
-  void measure_parts(int64_t input_numel, const Unit& unit,
+  void measure_parts(int64_t input_numel, const Unit& unit, bool is_first,
                      UnitFacts& facts) const {
-    Tape tape = tape_of_a_step();
+    Tape tape = tape_of_a_step(is_first);
     const Operators ops(tape, element_, wide_, options_.threads);
     std::optional<UnitTracer> tracer(std::in_place, ops, model_);
     Traced input = input_of(tape, input_numel);
@@ -109,8 +122,10 @@ class Meter {
   }
 
   UnitFacts loss() const {
-    Tape plain = tape_of(/*records=*/false), tape = tape_of_a_step();
-    for (Tape* each : {&plain, &tape}) {
+    Tape plain = tape_of(/*records=*/false);
+    Tape tape = tape_of_a_step(/*is_first=*/false);
+    Tape first = tape_of_a_step(/*is_first=*/true);
+    for (Tape* each : {&plain, &tape, &first}) {
       const Operators ops(*each, element_, wide_, options_.threads);
       UnitTracer(ops, model_).loss();
     }
@@ -118,17 +133,32 @@ class Meter {
     facts.input_bytes = model_.head_numel() * element_;
     facts.forward_peak_bytes = tape.peak();
     facts.plain_forward_peak_bytes = plain.peak();
+    facts.first_backward_peak_bytes = first.peak();
     facts.forward = tape.forward;
     facts.backward_input = tape.backward_input;
     facts.backward_weight = tape.backward_weight;
     facts.products = tape.products;
+    // One weight, whichever depth's rows.
+    facts.waiting_bytes = waiting_of({tape.products.front()});
     facts.forward_collectives = tape.forward_collectives;
     return facts;
   }
 
  private:
-  Tape tape_of_a_step() const {
+  // dy and x of each weight whose rows wait.
+  int64_t waiting_of(
+      const std::vector<program::MatrixProduct>& products) const {
+    int64_t numbers = 0;
+    for (const auto& each : products) {
+      if (each.together == 1) continue;
+      numbers += each.together * each.rows * (each.in + each.out);
+    }
+    return numbers * element_;
+  }
+
+  Tape tape_of_a_step(bool is_first) const {
     Tape tape = tape_of(/*records=*/true);
+    if (is_first) tape.set_first();
     tape.set_frozen(model_.config.lora.rank > 0);
     return tape;
   }
@@ -137,6 +167,7 @@ class Meter {
     Tape tape(records);
     tape.set_types(options_.compute, options_.gradient);
     tape.set_device(options_.device);
+    tape.set_batches(options_.batches);
     return tape;
   }
 
@@ -211,6 +242,7 @@ program::Facts facts_of(const TracedModel& model, const FactsOptions& options) {
                       return tracer.before_head(x);
                     });
   facts.loss = meter.loss();
+  facts.batches = options.batches;
   facts.shared_bytes = table_bytes(model, options);
   constexpr int64_t kIdBytes = 8;
   const int64_t ids_bytes = model.samples * model.tokens * kIdBytes;

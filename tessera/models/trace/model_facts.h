@@ -21,6 +21,7 @@ struct FactsOptions {
   at::ScalarType compute = at::kFloat;
   at::ScalarType gradient = at::kFloat;
   int64_t threads = 1;  // of an operator
+  int64_t batches = 1;  // that go through each unit in a step
   c10::DeviceType device = c10::kCPU;
 };
 

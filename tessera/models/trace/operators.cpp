@@ -7,6 +7,7 @@
 #include "tessera/nn/flash_attention.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"
+#include "tessera/nn/waiting_rows.h"
 
 namespace tessera::models::trace {
 namespace {
@@ -49,6 +50,22 @@ void Operators::multiply(int64_t rows, int64_t in, int64_t out,
   if (!into_wide) wides(rows * out);
 }
 
+int64_t Operators::batches_together(int64_t rows, int64_t in,
+                                    int64_t out) const {
+  const bool may_wait = !tape_.is_frozen() && tape_.device() == at::kCPU &&
+                        uses(nn::Kernel::kGradientInPlace);
+  return may_wait ? nn::batches_together(rows, in, out, tape_.batches()) : 1;
+}
+
+void Operators::add_gradient(int64_t rows, int64_t in, int64_t out,
+                             int64_t together) const {
+  if (together > 1 && tape_.is_first()) {
+    tape_.keep(elements(together * rows * (in + out)));
+  } else {
+    multiply(out, together * rows, in, /*adds_gradient=*/true);
+  }
+}
+
 std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
                                        int64_t in,
                                        const std::vector<int64_t>& outs,
@@ -61,9 +78,12 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
   const size_t count = outs.size();
   std::vector<Traced> inputs = {x};
   std::vector<Output> outputs;
+  std::vector<int64_t> together;
   for (const int64_t out : outs) {
+    together.push_back(batches_together(rows, in, out));
     tape_.forward_flops({.matmul = 2 * rows * in * out});
-    tape_.products.push_back({rows, in, out, has_input_gradient, !is_frozen});
+    tape_.products.push_back(
+        {rows, in, out, has_input_gradient, !is_frozen, together.back()});
     inputs.push_back(tape_.parameter(in * out));
     outputs.push_back({elements(rows * out), rows * out});
     multiply(rows, in, out);
@@ -92,7 +112,7 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
           }
           tape_.weight_flops(product);
           const auto add = [=, this] {
-            multiply(outs[i], rows, in, /*adds_gradient=*/true);
+            add_gradient(rows, in, outs[i], together[i]);
           };
           if (tape_.puts_off()) {
             tape_.put_off({arrived[i], is_remade ? again : kept.lock()}, add);
@@ -273,6 +293,7 @@ Traced Operators::embedding(const Memory& index, int64_t numel,
                       [=, this](const Memory& gradient) -> std::vector<Memory> {
                         // A device has it by itself before it is added.
                         if (tape_.device() != at::kCPU) elements(table_numel);
+                        if (tape_.puts_off()) tape_.put_off({gradient}, [] {});
                         return {nullptr};
                       });
 }

@@ -65,6 +65,11 @@ class Operators {
   // weight.
   void multiply(int64_t rows, int64_t in, int64_t out,
                 bool adds_gradient = false) const;
+  // Micro-batches whose gradients of such a weight are one product.
+  int64_t batches_together(int64_t rows, int64_t in, int64_t out) const;
+  // A weight's gradient is added to, or its rows wait for those of others.
+  void add_gradient(int64_t rows, int64_t in, int64_t out,
+                    int64_t together) const;
   // Several of one input.
   std::vector<Traced> linears(const Traced& x, int64_t rows, int64_t in,
                               const std::vector<int64_t>& outs,

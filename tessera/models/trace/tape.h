@@ -109,6 +109,14 @@ class Tape {
   void backward(const std::vector<Traced>& roots,
                 const std::vector<Memory>& gradients);
 
+  // Micro-batches of a step, whose rows may wait for each other.
+  void set_batches(int64_t batches) { batches_ = batches; }
+  int64_t batches() const { return batches_; }
+  // The first of them: its rows wait from here on, and are not multiplied.
+  void set_first() { is_first_ = true; }
+  bool is_first() const { return is_first_; }
+  void keep(Memory waiting) { waiting_.push_back(std::move(waiting)); }
+
   // From now on a backward leaves weights' gradients to a second part.
   void set_puts_off(bool puts_off) { puts_off_ = puts_off; }
   bool puts_off() const { return puts_off_; }
@@ -142,13 +150,15 @@ class Tape {
 
   bool records_;
   bool in_backward_ = false, frozen_ = false, puts_off_ = false;
+  bool is_first_ = false;
   struct PutOff {
     std::vector<Memory> held;
     std::function<void()> product;
   };
   std::vector<PutOff> put_off_;
+  std::vector<Memory> waiting_;
   int64_t now_ = 0, peak_ = 0;
-  int64_t nodes_ = 0;
+  int64_t nodes_ = 0, batches_ = 1;
   at::ScalarType compute_ = at::kFloat, gradient_ = at::kFloat;
   c10::DeviceType device_ = c10::kCPU;
 };

@@ -35,7 +35,7 @@ class ReplicatedGradients final : public GradientStorage {
       local_.push_back(whole_.view(i));
     }
     if (options.may_be_unwritten) {
-      unwritten_.emplace(parameters_of(bundle), local_);
+      unwritten_.emplace(parameters_of(bundle), local_, options.batches);
     }
   }
 
@@ -47,7 +47,7 @@ class ReplicatedGradients final : public GradientStorage {
   void allocate() override {}
 
   void begin_reduction(comm::Mode mode) override {
-    fill_unwritten();
+    complete();
     if (peers_.size() == 1) return;
     whole_.begin_all_reduce(peers_, mode, bucket_bytes_);
   }
@@ -86,7 +86,8 @@ class ScatteredGradients final : public GradientStorage {
     }
     if (!stays()) resize_storage(whole_.flat(), 0);
     if (options.may_be_unwritten) {
-      unwritten_.emplace(parameters_of(bundle), views_);
+      unwritten_.emplace(parameters_of(bundle), views_,
+                         stays() ? options.batches : 1);
     }
   }
 
@@ -119,7 +120,7 @@ class ScatteredGradients final : public GradientStorage {
     const at::NoGradGuard no_grad;
     const MemoryScope scope(MemoryKind::kGradients);
     const Cut& cut = bundle_.cut;
-    fill_unwritten();
+    complete();
     direct_ ? take_where_it_lies() : pack();
     reduced_ = at::empty({cut.numel()}, packed_.options());
     work_ =

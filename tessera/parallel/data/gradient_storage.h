@@ -15,6 +15,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -33,6 +34,9 @@ struct GradientOptions {
   // Zeros are left out where a backward writes (nn/unwritten_gradients.h): only
   // nn's layers and LibTorch's accumulation may add to these gradients.
   bool may_be_unwritten = false;
+  // Micro-batches that add to a gradient in a step: rows of small ones wait for
+  // each other there (nn/waiting_rows.h) where gradients stay whole meanwhile.
+  int64_t batches = 1;
 };
 
 class GradientStorage {
@@ -45,8 +49,8 @@ class GradientStorage {
   virtual void use() = 0;
   virtual void zero() = 0;
   // Before anybody reads what may be unwritten; reductions do so themselves.
-  void fill_unwritten() {
-    if (unwritten_) unwritten_->fill();
+  void complete() {
+    if (unwritten_) unwritten_->complete();
   }
   // Whole gradients for a backward, where they do not live.
   virtual void allocate() = 0;

@@ -209,10 +209,9 @@ void ShardedParameters::zero_gradients(int64_t version) {
   });
 }
 
-void ShardedParameters::fill_unwritten_gradients(int64_t version) {
+void ShardedParameters::complete_gradients(int64_t version) {
   for_all([&](Held& held) {
-    held.for_gradients(steps_ + version,
-                       [](auto& all) { all.fill_unwritten(); });
+    held.for_gradients(steps_ + version, [](auto& all) { all.complete(); });
   });
 }
 

@@ -108,7 +108,7 @@ class ShardedParameters {
 
   void zero_gradients(int64_t version = 0);
   // Before anybody reads gradients of which no reduction was begun.
-  void fill_unwritten_gradients(int64_t version = 0);
+  void complete_gradients(int64_t version = 0);
   // Whole gradients of the unit, before a backward that adds to them.
   void allocate_gradients(int64_t unit, int64_t version = 0);
   void begin_reduction(int64_t unit, comm::Mode mode, int64_t version = 0);

@@ -18,6 +18,11 @@ program::Placement PipelineConfig::placement() const {
   return schedules::named(schedule).placement;
 }
 
+int64_t PipelineConfig::batches_of_a_unit(int64_t micro_batches) const {
+  return placement() == program::Placement::kMirrored ? micro_batches / 2
+                                                      : micro_batches;
+}
+
 program::Pipeline PipelineConfig::pipeline(int64_t stages) const {
   return {stages, num_chunks(), placement()};
 }

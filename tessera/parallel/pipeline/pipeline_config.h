@@ -29,6 +29,8 @@ struct PipelineConfig {
   bool cuts_by_run() const { return cut != "layers" && cut != "facts"; }
   int64_t num_chunks() const;
   program::Placement placement() const;
+  // Of a step's, those that go through each unit: two replicas share them.
+  int64_t batches_of_a_unit(int64_t micro_batches) const;
   // Of p ranks: where its virtual stages lie.
   program::Pipeline pipeline(int64_t stages) const;
   // Gradients are taken at the weights of one update before.

@@ -26,12 +26,12 @@ const std::vector<Pass>& all() {
 bool runs(const Pass& pass, const Choice& choice) {
   const bool left_out = std::ranges::count(choice.without, pass.name) > 0;
   const bool asked_for = std::ranges::count(choice.with, pass.name) > 0;
-  TORCH_INTERNAL_ASSERT(!left_out || pass.use == Use::kUnlessLeftOut,
+  TORCH_INTERNAL_ASSERT(!left_out || pass.use != Use::kAlways,
                         "program: the pass ", pass.name, " cannot be left out");
   TORCH_INTERNAL_ASSERT(!asked_for || pass.use == Use::kIfAskedFor,
                         "program: the pass ", pass.name,
                         " need not be asked for");
-  return pass.use == Use::kIfAskedFor ? asked_for : !left_out;
+  return !left_out && (pass.use != Use::kIfAskedFor || asked_for);
 }
 
 Program lower(Program program, const Units& units, Purpose purpose,

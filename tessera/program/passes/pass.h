@@ -4,7 +4,8 @@
 //   devices        what goes to devices around device 0, and comes back
 //   batches        the next step's samples are read by one rank of a group, and
 //                  moved to the others while this step runs
-//   split_backward a backward becomes its two parts, where it is asked for
+//   split_backward a backward becomes its two parts, where it is asked for: in
+//                  pipelines whose rows wait (nn/waiting_rows.h), always
 //   units          a chunk becomes its units, one after the other
 //   recompute      what was not kept is computed again before its backward, by
 //                  units.h's rule
@@ -53,7 +54,8 @@ struct Pass {
 // In the order in which they run.
 const std::vector<Pass>& all();
 
-// Passes by name: those that are left out, and those that are asked for.
+// Passes by name: those that are left out, whoever asks, and those that are
+// asked for.
 struct Choice {
   std::vector<std::string> without = {}, with = {};
 };

@@ -103,7 +103,8 @@ Traced UnitTracer::add_places(const Traced& x) const {
   return ops_.tape().record(
       ops_.elements(x.numel), x.numel, {x, position}, {},
       [this, numel](const Memory& gradient) -> std::vector<Memory> {
-        const bool is_summed = numel < model_.hidden_numel();
+        // Over samples, also where there is one.
+        const bool is_summed = !model_.documents;
         return {gradient, is_summed ? ops_.elements(numel) : gradient};
       });
 }
@@ -210,10 +211,12 @@ Traced UnitTracer::before_head(const Traced& x) const {
 }
 
 void UnitTracer::loss() const {
-  for (int64_t depth = 0; depth <= model_.depths; ++depth) loss_of_depth();
+  for (int64_t depth = 0; depth <= model_.depths; ++depth) {
+    loss_of_depth(depth);
+  }
 }
 
-void UnitTracer::loss_of_depth() const {
+void UnitTracer::loss_of_depth(int64_t depth) const {
   const int64_t rows = model_.samples * model_.tokens;
   const int64_t width = config_.hidden, vocab = model_.vocab;
   Tape& tape = ops_.tape();
@@ -221,19 +224,23 @@ void UnitTracer::loss_of_depth() const {
       nn::head_rows(rows, model_.most_vocab, tape.device() == at::kCPU);
   const program::Flops product{.matmul = 2 * rows * width * vocab};
   const bool adds = tape.records() && !tape.is_frozen();
+  const int64_t together = ops_.batches_together(step, width, vocab);
+  // One weight, where the rows of one depth wait for those of the next.
+  const bool has_come = depth > 0 && tape.is_first() && together > 1;
   tape.forward_flops(product);
   if (tape.records()) tape.input_flops(product);
   if (adds) tape.weight_flops(product);
   tape.products.push_back({.rows = rows,
                            .in = width,
                            .out = vocab,
-                           .weight_gradient = !tape.is_frozen()});
+                           .weight_gradient = !tape.is_frozen(),
+                           .together = together});
   const Memory logits = ops_.elements(step * vocab);
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t count = std::min(step, rows - begin);
     ops_.multiply(count, width, vocab);
     cross_entropy(count);
-    if (adds) ops_.multiply(vocab, count, width, /*adds_gradient=*/true);
+    if (adds && !has_come) ops_.add_gradient(count, width, vocab, together);
     if (tape.records()) ops_.multiply(count, vocab, width);
   }
 }

@@ -68,7 +68,7 @@ class UnitTracer {
   Traced joined(const Traced& x, const Traced& y) const;
   Traced put_behind(const Traced& x, const Traced& y) const;
   Traced enter_ahead(const Traced& x, int64_t depth) const;
-  void loss_of_depth() const;
+  void loss_of_depth(int64_t depth) const;
   void cross_entropy(int64_t rows) const;
 
   // In attention_tracer.cpp.
