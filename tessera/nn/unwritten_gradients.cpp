@@ -97,6 +97,11 @@ void UnwrittenGradients::begin(const at::Tensor& all) {
   }
   for (const at::Tensor& gradient : filled_) gradient.zero_();
   for (const Hooked& each : hooked_) {
+    // Where another gradient of it was freed, its memory may be this one's now.
+    for (const auto& other : each.accumulator->pre_hooks()) {
+      auto* const hook = dynamic_cast<Hook*>(other.get());
+      if (hook != nullptr && hook->is_of(each.gradient)) hook->mark(nullptr);
+    }
     each.hook->mark(each.gradient.const_data_ptr());
   }
 }

@@ -124,6 +124,22 @@ TEST(UnwrittenGradients, ThoseOfAnotherBufferStay) {
   EXPECT_TRUE(other.eq(0).all().item<bool>());
 }
 
+// As where gradients live for a backward, and the next one's have the memory
+// that the last one's were freed from.
+TEST(UnwrittenGradients, MemoryIsThatOfTheLastThatBegan) {
+  const at::Tensor w = leaf({2, 3}), x = at::randn({4, 3}, at::kDouble);
+  const at::Tensor memory = at::full({2, 3}, kJunk, at::kDouble);
+  UnwrittenGradients of_one({w}, {memory}), of_other({w}, {memory});
+  w.mutable_grad() = memory;
+  for (UnwrittenGradients* each : {&of_one, &of_other, &of_one}) {
+    memory.fill_(kJunk);
+    each->begin(memory);
+    const at::Tensor y = linear_product(x, w);
+    torch::autograd::backward({y}, {at::ones_like(y)});
+    EXPECT_TRUE(at::isfinite(memory).all().item<bool>());
+  }
+}
+
 // Vectors are few numbers, for which a product would be no gain.
 TEST(UnwrittenGradients, VectorsAreFilledAtOnce) {
   const at::Tensor w = leaf({2, 3}), b = leaf({2});

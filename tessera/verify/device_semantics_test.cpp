@@ -139,6 +139,7 @@ Counts waits_of(const program::Program& program,
       case Op::kRecompute:
         return std::ssize(moves.units.at(of.unit).again);
       case Op::kBackward:
+      case Op::kBackwardInput:
         return std::ssize(moves.units.at(of.unit).backward);
       case Op::kLoss:
         return std::ssize(moves.loss);
@@ -252,7 +253,10 @@ TEST(DeviceSemantics, ADeviceComputesTheSame) {
     const auto there = run(mesh, true, testing::test_device().type());
     for (size_t rank = 0; rank < here.size(); ++rank) {
       EXPECT_EQ(there[rank].reads, here[rank].reads) << mesh.name;
-      EXPECT_EQ(there[rank].waits, here[rank].waits) << mesh.name;
+      // Its own program's: on a CPU backwards may be in parts.
+      for (const Counts& waits : there[rank].waits) {
+        EXPECT_EQ(waits, there[rank].expected) << mesh.name;
+      }
       for (size_t i = 0; i < here[rank].numbers.size(); ++i) {
         const double number = here[rank].numbers[i];
         EXPECT_NEAR(there[rank].numbers[i], number, 1e-4 * std::abs(number))

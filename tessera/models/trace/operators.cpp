@@ -292,8 +292,11 @@ Traced Operators::embedding(const Memory& index, int64_t numel,
                       {index},
                       [=, this](const Memory& gradient) -> std::vector<Memory> {
                         // A device has it by itself before it is added.
-                        if (tape_.device() != at::kCPU) elements(table_numel);
-                        if (tape_.puts_off()) tape_.put_off({gradient}, [] {});
+                        if (tape_.device() != at::kCPU) {
+                          elements(table_numel);
+                        } else if (tape_.puts_off()) {
+                          tape_.put_off({gradient}, [] {});
+                        }
                         return {nullptr};
                       });
 }
