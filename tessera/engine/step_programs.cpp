@@ -111,7 +111,8 @@ bool rows_wait(const RunConfig& config, const mesh::DeviceMesh& mesh,
   const int64_t rows = SampleShares(config).rows_of(mesh.data_rank_of(coord)) *
                        parallel::local_length(config.data.seq_len, mesh);
   constexpr int64_t kLarge = int64_t{1} << 20;  // of a weight that limits none
-  if (nn::batches_together(rows, kLarge, kLarge, accumulation(config)) == 1) {
+  if (nn::batches_together(rows, kLarge, kLarge, accumulation(config),
+                           config.precision.compute_dtype()) == 1) {
     return false;
   }
   const auto facts = facts_of(config.with(model.config), mesh, coord);

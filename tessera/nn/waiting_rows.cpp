@@ -6,14 +6,19 @@
 #include <utility>
 
 #include "tessera/nn/kernel_choice.h"
+#include "tessera/nn/matmul.h"
 
 namespace tessera::nn {
 
-int64_t batches_together(int64_t rows, int64_t in, int64_t out,
-                         int64_t batches) {
+int64_t batches_together(int64_t rows, int64_t in, int64_t out, int64_t batches,
+                         at::ScalarType type) {
   constexpr int64_t kFew = 128, kEnough = 512;
   if (rows < 1 || rows > kFew || in < 1 || out < 1 ||
       !uses(Kernel::kWaitingRows)) {
+    return 1;
+  }
+  if (type == at::kHalf &&
+      product_way(rows * in * out, type) != ProductWay::kWidened) {
     return 1;
   }
   const int64_t no_more_than_the_gradient = in * out / (in + out);
@@ -31,8 +36,10 @@ bool WaitingRows::fit(const at::Tensor& dy, const at::Tensor& x) const {
 std::optional<Rows> WaitingRows::add(const at::Tensor& dy,
                                      const at::Tensor& x) {
   const int64_t rows = dy.size(0);
-  const int64_t together =
-      dy.is_cpu() ? batches_together(rows, x.size(1), dy.size(1), batches_) : 1;
+  const int64_t together = dy.is_cpu()
+                               ? batches_together(rows, x.size(1), dy.size(1),
+                                                  batches_, dy.scalar_type())
+                               : 1;
   const bool is_last = ++seen_ >= batches_;
   if (together > 1 && !dy_.defined()) {
     dy_ = at::empty({together * rows, dy.size(1)}, dy.options());

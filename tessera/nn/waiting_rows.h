@@ -12,6 +12,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <optional>
@@ -19,9 +20,11 @@
 namespace tessera::nn {
 
 // Of how many micro-batches, of so many rows and of `batches` in a step, the
-// gradients of a weight (out, in) are one product. 1: each is its own.
-int64_t batches_together(int64_t rows, int64_t in, int64_t out,
-                         int64_t batches);
+// gradients of a weight (out, in) of this type are one product. 1: each is its
+// own, as of fp16 where a product is rounded to it: sums of several may not
+// fit.
+int64_t batches_together(int64_t rows, int64_t in, int64_t out, int64_t batches,
+                         at::ScalarType type);
 
 // dy: (N, out), x: (N, in).
 struct Rows {

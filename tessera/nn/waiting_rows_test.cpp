@@ -18,16 +18,26 @@ constexpr double kJunk = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kRows = 8, kIn = 96, kOut = 64;
 
 TEST(BatchesTogether, AreSoManyThatRowsAreEnoughAndNoMoreThanTheGradient) {
-  EXPECT_EQ(batches_together(64, 512, 8192, 100), 7);  // 448 of 481 rows
-  EXPECT_EQ(batches_together(64, 512, 512, 100), 4);
-  EXPECT_EQ(batches_together(64, 4096, 4096, 100), 8);
-  EXPECT_EQ(batches_together(64, 4096, 4096, 5), 5);
-  EXPECT_EQ(batches_together(128, 4096, 4096, 100), 4);
-  EXPECT_EQ(batches_together(129, 4096, 4096, 100), 1);
-  EXPECT_EQ(batches_together(128, 64, 64, 100), 1);
-  EXPECT_EQ(batches_together(1, 4096, 4096, 1), 1);
-  EXPECT_EQ(batches_together(0, 4096, 4096, 100), 1);
-  EXPECT_EQ(batches_together(16, 0, 64, 100), 1);
+  const auto of = [](int64_t rows, int64_t in, int64_t out, int64_t batches) {
+    return batches_together(rows, in, out, batches, at::kFloat);
+  };
+  EXPECT_EQ(of(64, 512, 8192, 100), 7);  // 448 of 481 rows
+  EXPECT_EQ(of(64, 512, 512, 100), 4);
+  EXPECT_EQ(of(64, 4096, 4096, 100), 8);
+  EXPECT_EQ(of(64, 4096, 4096, 5), 5);
+  EXPECT_EQ(of(128, 4096, 4096, 100), 4);
+  EXPECT_EQ(of(129, 4096, 4096, 100), 1);
+  EXPECT_EQ(of(128, 64, 64, 100), 1);
+  EXPECT_EQ(of(1, 4096, 4096, 1), 1);
+  EXPECT_EQ(of(0, 4096, 4096, 100), 1);
+  EXPECT_EQ(of(16, 0, 64, 100), 1);
+}
+
+// Small products of fp16 are rounded to it before they are added.
+TEST(BatchesTogether, OfHalfAreThoseOfProductsThatAreSummedWider) {
+  EXPECT_EQ(batches_together(8, 64, 64, 4, at::kHalf), 1);
+  EXPECT_EQ(batches_together(8, 64, 64, 4, at::kBFloat16), 4);
+  EXPECT_EQ(batches_together(64, 512, 512, 4, at::kHalf), 4);
 }
 
 TEST(WaitingRows, AreGivenOutWhenTheyAreEnoughOrTheLast) {

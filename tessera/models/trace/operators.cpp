@@ -54,7 +54,9 @@ int64_t Operators::batches_together(int64_t rows, int64_t in,
                                     int64_t out) const {
   const bool may_wait = !tape_.is_frozen() && tape_.device() == at::kCPU &&
                         uses(nn::Kernel::kGradientInPlace);
-  return may_wait ? nn::batches_together(rows, in, out, tape_.batches()) : 1;
+  return may_wait ? nn::batches_together(rows, in, out, tape_.batches(),
+                                         tape_.compute())
+                  : 1;
 }
 
 void Operators::add_gradient(int64_t rows, int64_t in, int64_t out,
