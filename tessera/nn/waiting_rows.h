@@ -4,7 +4,7 @@
 //
 // For:    at most 128 rows of a micro-batch, on a CPU, until they are 512:
 //         eight times 64 rows take 1.25 to 1.8 times as long one by one, more
-//         than 128 no longer (bench/results/waiting_rows_*.md).
+//         than 128 no longer (bench/results/waiting_rows_2core_2026-11-26.md).
 // Memory: copies of dy and x; never more numbers than dW has.
 // Bits:   sums differ by rounding from those of one micro-batch at a time.
 //         Which are multiplied together follows from shapes, their number and
