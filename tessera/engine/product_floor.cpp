@@ -55,19 +55,18 @@ ProductFloor::ProductFloor(const std::vector<MatrixProduct>& products,
     }
   }
   // Each weight's by themselves, so many at once as a step has.
+  const auto add = [&](const MatrixProduct& of, int64_t together,
+                       int64_t times) {
+    if (together * times == 0) return;
+    const MatrixProduct shape{of.rows * together, of.in, of.out};
+    counts[{shape, Part::kWeightGradient}] += times;
+  };
   for (const auto& [each, count] : waiting) {
-    const auto add = [&, &each = each](int64_t weights, int64_t of) {
-      const auto products = [&](int64_t together, int64_t times) {
-        const MatrixProduct shape{each.rows * together, each.in, each.out};
-        if (times * together > 0) {
-          counts[{shape, Part::kWeightGradient}] += times;
-        }
-      };
-      products(each.together, weights * (of / each.together));
-      products(of % each.together, weights);
-    };
-    add(count / batches, batches);
-    add(1, count % batches);
+    const int64_t weights = count / batches, rest = count % batches;
+    add(each, each.together,
+        weights * (batches / each.together) + rest / each.together);
+    add(each, batches % each.together, weights);
+    add(each, rest % each.together, 1);
   }
   for (const auto& [key, count] : counts) {
     const auto& [shape, part] = key;

@@ -19,9 +19,11 @@ SampleRun SampleShares::of(int64_t share, int64_t microbatch) const {
 std::vector<int64_t> ranks_by_samples(const RunConfig& config,
                                       const mesh::DeviceMesh& mesh,
                                       const mesh::Coord& coord) {
+  const int64_t rank = mesh.rank_at(coord);
   const auto& rows = config.batch.rows;
-  const auto peers = mesh.peers(
-      mesh.rank_at(coord), {mesh::Axis::kDpReplicate, mesh::Axis::kDpShard});
+  if (rows.empty()) return {rank};
+  const auto peers =
+      mesh.peers(rank, {mesh::Axis::kDpReplicate, mesh::Axis::kDpShard});
   std::map<int64_t, int64_t> ranks;
   for (size_t i = 0; i < rows.size(); ++i) ranks.try_emplace(rows[i], peers[i]);
   const auto found = ranks | std::views::values;
@@ -31,12 +33,7 @@ std::vector<int64_t> ranks_by_samples(const RunConfig& config,
 int64_t rank_with_most_samples(const RunConfig& config,
                                const mesh::DeviceMesh& mesh,
                                const mesh::Coord& coord) {
-  const auto& rows = config.batch.rows;
-  if (rows.empty()) return mesh.rank_at(coord);
-  return mesh
-      .peers(mesh.rank_at(coord),
-             {mesh::Axis::kDpReplicate, mesh::Axis::kDpShard})
-      .at(std::ranges::max_element(rows) - rows.begin());
+  return ranks_by_samples(config, mesh, coord).back();
 }
 
 }  // namespace tessera::engine

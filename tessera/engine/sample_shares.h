@@ -41,7 +41,7 @@ int64_t rank_with_most_samples(const RunConfig& config,
                                const mesh::DeviceMesh& mesh,
                                const mesh::Coord& coord);
 
-// Of the same ranks one for each number of samples that batch.rows says.
+// Of the same ranks the first one of each number of samples, fewest first.
 std::vector<int64_t> ranks_by_samples(const RunConfig& config,
                                       const mesh::DeviceMesh& mesh,
                                       const mesh::Coord& coord);

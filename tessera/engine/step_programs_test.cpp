@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "tessera/engine/rank_model.h"
+#include "tests/support/memory_cases.h"
 
 namespace tessera::engine {
 namespace {
@@ -51,24 +52,8 @@ TEST(StepPrograms, WholeStepsOfFourThousandRanksAreProved) {
   }
 }
 
-// Four micro-batches of one sample on the first of two stages.
-RunConfig run_of_small_batches(int64_t seq_len) {
-  RunConfig config;
-  config.data.train = {"random tokens"};
-  config.data.seq_len = seq_len;
-  config.model.layers = 4;
-  config.model.hidden = 512;
-  config.model.heads = 8;
-  config.model.vocab = 64;
-  config.model.max_seq = 256;
-  config.mesh.pp = 2;
-  config.zero.stage = 0;
-  config.batch = {.global = 4, .micro = 1};
-  return config;
-}
-
-bool splits(RunConfig config, const program::passes::Choice& choice = {}) {
-  complete(config, implied_world_size(config));
+bool splits(const RunConfig& config,
+            const program::passes::Choice& choice = {}) {
   const auto mesh =
       config.mesh.mesh(implied_world_size(config), config.zero.stage);
   const auto model = models::make_model(config.model);
@@ -82,19 +67,20 @@ bool splits(RunConfig config, const program::passes::Choice& choice = {}) {
 }
 
 TEST(StepPrograms, BackwardsOfPipelinesComeInPartsWhereRowsWait) {
-  RunConfig config = run_of_small_batches(/*seq_len=*/128);
-  EXPECT_TRUE(splits(config));
-  EXPECT_FALSE(splits(config, {.without = {"split_backward"}}));
-  EXPECT_FALSE(splits(run_of_small_batches(/*seq_len=*/129)));
-  config.mesh.dp_shard = 2;
-  config.batch.global = 8;
+  const auto run = [](const mesh::Degrees& degrees, int64_t stage,
+                      int64_t seq_len = 128) {
+    const Change length = [=](RunConfig& c) { c.data.seq_len = seq_len; };
+    return run_of(
+        {"waiting", degrees, also(also(waiting, zero(stage)), length), 2});
+  };
+  EXPECT_TRUE(splits(run({.pp = 2}, 0)));
+  EXPECT_FALSE(splits(run({.pp = 2}, 0), {.without = {"split_backward"}}));
+  EXPECT_FALSE(splits(run({.pp = 2}, 0, /*seq_len=*/129)));
   for (const int64_t stage : {1, 2, 3}) {
-    config.zero.stage = stage;
-    EXPECT_EQ(splits(config), stage == 1) << stage;
+    EXPECT_EQ(splits(run({.pp = 2, .dp_shard = 2}, stage)), stage == 1)
+        << stage;
   }
-  config = run_of_small_batches(/*seq_len=*/128);
-  config.mesh.pp = 1;
-  EXPECT_FALSE(splits(config));
+  EXPECT_FALSE(splits(run({}, 0)));
 }
 
 }  // namespace

@@ -81,6 +81,12 @@ bool has_listeners(torch::autograd::Node& accumulator) {
          accumulator.tensor_post_acc_grad_hooks() != nullptr;
 }
 
+// Whether .grad is there, as a product can add to it.
+bool has_place(const at::Tensor& parameter) {
+  return uses(Kernel::kGradientInPlace) && parameter.grad().defined() &&
+         parameter.grad().is_contiguous();
+}
+
 // REQUIRES: .grad may be added to where it lies.
 void add_or_wait(const at::Tensor& weight, const at::Tensor& dy,
                  const at::Tensor& x) {
@@ -198,7 +204,7 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor &table = saved[0], &ids = saved[1];
     const auto queue = WeightQueue::open_for(ctx);
-    if (queue && has_place(table)) {
+    if (queue && table.is_cpu() && has_place(table)) {
       queue->add([table, ids, dy = gradients[0]] { add(table, ids, dy); });
       return {{}, {}};
     }
@@ -214,10 +220,6 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
   }
 
  private:
-  static bool has_place(const at::Tensor& table) {
-    return table.is_cpu() && uses(Kernel::kGradientInPlace) &&
-           table.grad().defined() && table.grad().is_contiguous();
-  }
   static void add(const at::Tensor& table, const at::Tensor& ids,
                   const at::Tensor& dy) {
     fill_unwritten(table);
@@ -231,10 +233,8 @@ class EmbeddingRows : public torch::autograd::Function<EmbeddingRows> {
 bool adds_in_place(const at::Tensor& parameter) {
   namespace impl = torch::autograd::impl;
   if (!parameter.is_leaf()) return false;  // LibTorch warns of its .grad
-  const at::Tensor& gradient = parameter.grad();
-  if (!uses(Kernel::kGradientInPlace) || at::GradMode::is_enabled() ||
-      !gradient.defined() || !gradient.is_contiguous() ||
-      gradient.requires_grad() || !impl::hooks(parameter).empty()) {
+  if (!has_place(parameter) || at::GradMode::is_enabled() ||
+      parameter.grad().requires_grad() || !impl::hooks(parameter).empty()) {
     return false;
   }
   const auto accumulator = impl::try_get_grad_accumulator(parameter);
@@ -350,7 +350,7 @@ void add_weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
                          const at::Tensor& x) {
   if (!weight.grad().defined()) {
     weight.mutable_grad() = product(dy.t(), x);
-  } else if (uses(Kernel::kGradientInPlace) && weight.grad().is_contiguous()) {
+  } else if (has_place(weight)) {
     add_or_wait(weight, dy, x);
   } else {
     fill_unwritten(weight);

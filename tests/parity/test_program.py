@@ -110,7 +110,8 @@ def test_bad_input_is_refused_before_any_rank_starts(program, folder, arguments,
 @pytest.mark.parametrize("variable, value, arguments, words", [
     ("TESSERA_WITH_PASSES", "split_backwards", [], ["split_backwards", "can be asked for: split_backward."]),
     ("TESSERA_WITH_PASSES", "prefetch", [], ["prefetch", "asked for"]),
-    ("TESSERA_WITHOUT_PASSES", "prefetch,units", [], ["units", "can be left out: split_backward, prefetch, reductions, messages."]),
+    ("TESSERA_WITHOUT_PASSES", "prefetch,units", [],
+     ["units", "can be left out: split_backward, prefetch, reductions, messages."]),
     ("TESSERA_WITH_PASSES", "split_backward", ["--mesh.data_parallel=dp"], ["mesh.data_parallel dp"]),
 ])
 def test_passes_that_have_no_choice_are_refused(program, folder, variable, value, arguments, words):
