@@ -75,8 +75,18 @@ if(NOT _tessera_openmp)
 endif()
 list(APPEND TESSERA_TORCH_LINK_FLAGS ${_tessera_openmp} "-Wl,--pop-state" "${_tessera_torch_place}")
 # A CUDA wheel's libraries come from its nvidia packages beside torch.
+# TESSERA_CUDA_INCLUDE: for the few sources that call CUDA themselves; of an older LibTorch
+# empty, and what they do left out.
 set(_tessera_nvidia_dirs "")
+set(TESSERA_CUDA_INCLUDE "")
 if(EXISTS "${TESSERA_TORCH}/lib/libtorch_cuda.so")
+  file(GLOB _tessera_crt "${TESSERA_TORCH}/../nvidia/cu*/include/crt/host_config.h")
+  if(_tessera_crt)
+    cmake_path(GET _tessera_crt PARENT_PATH TESSERA_CUDA_INCLUDE)
+    cmake_path(GET TESSERA_CUDA_INCLUDE PARENT_PATH TESSERA_CUDA_INCLUDE)
+  else()
+    message(STATUS "No headers of CUDA beside LibTorch (nvidia-cuda-crt): no graphs of steps")
+  endif()
   file(GLOB _tessera_nvidia_dirs LIST_DIRECTORIES true
     "${TESSERA_TORCH}/../nvidia/*/lib" "${TESSERA_TORCH}/../nvidia/*/lib64")
 endif()

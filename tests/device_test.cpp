@@ -262,6 +262,41 @@ const Case kCases[] = {
 INSTANTIATE_TEST_SUITE_P(, OnADevice, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
+// With other rates and tokens in each; a step for which nothing was recorded,
+// of another number of targets, and an evaluation between.
+std::vector<double> steps_of(at::Device device) {
+  const auto config = configuration({{"batch.micro", "2"}}, 1, device);
+  std::vector<double> numbers;
+  comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+    engine::RankModel model(config, ranks);
+    for (int64_t number = 0; number < 7; ++number) {
+      const double lr = 1e-2 / static_cast<double>(number + 1);
+      auto input = engine::step_input(
+          config, number, lr, [&](int64_t of, int64_t first, int64_t n) {
+            return verify::random_batch(config, of, first, n);
+          });
+      if (number == 3) input.read.num_targets = [](int64_t) { return 77; };
+      model.step(std::move(input));
+      numbers.push_back(model.actor().loss_sum());
+      numbers.push_back(model.actor().grad_norm());
+      if (number != 4) continue;
+      const auto loss = model.evaluate(verify::random_batch(config, 0, 0, 2));
+      numbers.push_back(read_on_host(loss.sum).item<double>());
+    }
+    EXPECT_EQ(model.repeats_steps(), device.is_cuda());
+  });
+  return numbers;
+}
+
+TEST(StepGraph, RepeatsWhatTheCpuRuns) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU";
+  const auto here = steps_of(at::kCPU), there = steps_of(*device());
+  ASSERT_EQ(there.size(), here.size());
+  for (size_t i = 0; i < here.size(); ++i) {
+    EXPECT_NEAR(there[i], here[i], 1e-9 * std::abs(here[i])) << i;
+  }
+}
+
 // On a GPU, whose updates read it where it lies, and on the test device, whose
 // host reads it before.
 TEST(OfADevice, ANormThatIsNoNumberChangesNoWeight) {

@@ -42,6 +42,13 @@ void take_device(c10::DeviceType type, int64_t rank_on_host) {
                                rank_on_host % devices.deviceCount())});
 }
 
+void take_stream(c10::Device device) {
+  if (device.is_cpu()) return;
+  wait_for_device(device);
+  const c10::impl::VirtualGuardImpl devices(device.type());
+  devices.exchangeStream(devices.getStreamFromGlobalPool(device));
+}
+
 at::Tensor sent_to(const at::Tensor& tensor, c10::Device device) {
   if (!device.is_cuda() || !tensor.is_cpu()) return tensor.to(device);
   // LibTorch holds the pinned copy until it has been read.

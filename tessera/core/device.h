@@ -24,6 +24,10 @@ bool has_gpu();
 // This thread's device is that of such a rank of its host.
 void take_device(c10::DeviceType type, int64_t rank_on_host);
 
+// What this thread asks of the device from here on goes on a stream of its own,
+// behind what it has asked so far. Of the CPU: nothing.
+void take_stream(c10::Device device);
+
 // Of a tensor of the host, on that device; a GPU's stream gets it when it is
 // that far, and the host waits for nothing. Of another device: as to().
 at::Tensor sent_to(const at::Tensor& tensor, c10::Device device);

@@ -48,8 +48,7 @@ ModelActor::ModelActor(parallel::Composed& composed,
       optimizer_(optimizer),
       world_(world),
       files_(files),
-      updates_read_there_(optimizer != nullptr &&
-                          optimizer->reads_scale_there()),
+      updates_read_there_(optimizer != nullptr && optimizer->reads_there()),
       rules_(rules),
       loss_scale_(rules.loss_scale) {}
 
@@ -286,7 +285,42 @@ void ModelActor::begin_updates() {
   if (!reads_behind()) return optimizer_->begin_step(gradient_scale_);
   optimizer_->begin_step(
       1 / scale_,
-      optim::clip_scale_there(squares_, 1 / scale_, rules_.scaling.clip_norm));
+      optim::clip_scale_there(squares_, 1 / scale_, rules_.scaling.clip_norm),
+      is_recorded_);
+}
+
+bool ModelActor::can_repeat() const {
+  return trains() && reads_behind() && !is_ahead_;
+}
+
+bool ModelActor::repeats(const Repeated& recorded) const {
+  return can_repeat() && recorded.scale == scale_ &&
+         recorded.target_tokens == target_tokens_;
+}
+
+void ModelActor::begin_recording() {
+  is_recorded_ = true;
+  optimizer_->send_pace(input_.lr);
+}
+
+ModelActor::Repeated ModelActor::end_recording() {
+  is_recorded_ = false;
+  return {.counted = counted_,
+          .unread = unread_,
+          .target_tokens = target_tokens_,
+          .scale = scale_};
+}
+
+void ModelActor::give_up_recording() {
+  is_recorded_ = false;
+  if (updates_) optimizer_->take_back_step();
+}
+
+void ModelActor::begin_repeated(const Repeated& recorded) {
+  counted_ = recorded.counted;
+  unread_ = recorded.unread;
+  optimizer_->send_pace(input_.lr);
+  optimizer_->count_repeated_step();
 }
 
 // Parameters lie unit by unit, and so do the optimizer's segments.

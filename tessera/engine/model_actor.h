@@ -135,6 +135,23 @@ class ModelActor : public program::Actor {
   // token counts on one of the ranks that hold a model.
   nn::LossSum losses() const;
 
+  // Steps that a device repeats as it recorded one (step_graph.h): between
+  // begin_program() and settle(), in place of a program's run.
+  //
+  // What of a step lies where the device puts it again, and what was as in it.
+  struct Repeated;
+  // Whether the host decides nothing in the step that has begun; and whether it
+  // asks for the same as a recorded one.
+  bool can_repeat() const;
+  bool repeats(const Repeated& recorded) const;
+  // Its micro-batches, where those of other such steps have lain.
+  virtual void load_in_place() {}
+  void begin_recording();
+  Repeated end_recording();
+  // The step is to be begun again.
+  void give_up_recording();
+  void begin_repeated(const Repeated& recorded);
+
   void use_version(int64_t version) override { version_ = version; }
   void zero_gradients() override;
   void norm() override;
@@ -230,6 +247,7 @@ class ModelActor : public program::Actor {
   std::vector<int64_t> target_tokens_, next_target_tokens_;
   bool normed_ = false;        // the norm is taken
   bool updates_ = false;       // the optimizer's step has begun
+  bool is_recorded_ = false;   // what the device is asked for
   double gradient_scale_ = 1;  // in it, as the norm says
   double scale_ = 1;           // of the loss
   bool was_skipped_ = false;
@@ -239,6 +257,13 @@ class ModelActor : public program::Actor {
   double ahead_loss_ = 0;
   at::Tensor expert_counts_;
   double grad_norm_ = 0;
+};
+
+struct ModelActor::Repeated {
+  Counted counted;
+  at::Tensor unread;
+  std::vector<int64_t> target_tokens;
+  double scale = 1;
 };
 
 }  // namespace tessera::engine

@@ -121,6 +121,21 @@ void RankActor::load(int64_t microbatch) {
   mine.targets_ahead = local_ahead(data::targets_ahead(whole, depths));
 }
 
+void RankActor::load_in_place() {
+  const bool is_first = places_.empty();
+  for (int64_t i = 0; i < num_microbatches_; ++i) {
+    load(i);
+    data::Batch& batch = microbatches_[i].batch;
+    if (is_first) {
+      places_.push_back(batch);
+      continue;
+    }
+    places_[i].inputs.copy_(batch.inputs);
+    places_[i].targets.copy_(batch.targets);
+    batch = places_[i];
+  }
+}
+
 void RankActor::load_inputs(int64_t microbatch) { load(microbatch); }
 
 void RankActor::load_targets(int64_t microbatch) { load(microbatch); }

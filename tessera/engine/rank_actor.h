@@ -38,6 +38,7 @@ class RankActor final : public ModelActor {
   void begin_program(StepInput input, int64_t num_microbatches,
                      program::Purpose purpose,
                      std::optional<StepInput> next = {}) override;
+  void load_in_place() override;
   void load_inputs(int64_t microbatch) override;
   void load_targets(int64_t microbatch) override;
   void load_documents(int64_t microbatch) override;
@@ -110,6 +111,7 @@ class RankActor final : public ModelActor {
   models::Model& model_;
   std::unique_ptr<SharedSteps> steps_;  // null: this rank reads for itself
   std::vector<Microbatch> microbatches_;
+  std::vector<data::Batch> places_;  // of micro-batches, see load_in_place()
   using Key = std::tuple<program::Op, int64_t, int64_t>;  // micro-batch, chunk
   std::map<Key, Message> messages_;
 };

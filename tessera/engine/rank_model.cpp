@@ -84,6 +84,10 @@ optim::LossScaleRule loss_scale_rule(parallel::PrecisionConfig precision) {
 RankModel::RankModel(const RunConfig& config, comm::Communicator& ranks,
                      program::Purpose use, program::passes::Choice passes)
     : config_(config), ranks_(ranks), use_(use), passes_(std::move(passes)) {
+  const at::Device device(device_of_rank(config_, ranks_.rank()));
+  if (trains() && StepGraph::is_for(config_, ranks_.world_size(), device)) {
+    graph_ = std::make_unique<StepGraph>(device);
+  }
   build_files();
   build_model();
   if (trains()) build_optimizer();
@@ -112,9 +116,17 @@ void RankModel::step(StepInput input, const program::Observer& observer,
   }
   const BackwardHere backward_here;
   program_ = &programs_.step.of(actor_->is_ahead(), next.has_value());
-  actor_->begin_program(std::move(input), accumulation(config_),
-                        program::Purpose::kTraining, std::move(next));
-  program::execute(*program_, *actor_, observer);
+  const auto begin = [&] {
+    actor_->begin_program(input, accumulation(config_),
+                          program::Purpose::kTraining, next);
+  };
+  const auto run = [&] { program::execute(*program_, *actor_, observer); };
+  begin();
+  if (graph_) {
+    graph_->take(*actor_, run, begin);
+  } else {
+    run();
+  }
   actor_->settle();
 }
 

@@ -14,6 +14,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/engine/model_actor.h"
 #include "tessera/engine/run_config.h"
+#include "tessera/engine/step_graph.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
@@ -58,6 +59,8 @@ class RankModel {
             std::optional<StepInput> next = {});
   // Whether a step may be given the next one's input.
   bool goes_on() const { return goes_on_; }
+  // A GPU has recorded a step, and repeats it (step_graph.h).
+  bool repeats_steps() const { return graph_ && graph_->has_recorded(); }
   // Sum of the cross-entropy of one batch, without gradients: each token counts
   // on one of the ranks that hold a model together, for which it is collective.
   // `on_logits`: see StepInput.
@@ -113,6 +116,7 @@ class RankModel {
   bool goes_on_ = false;
   RankPrograms programs_;
   const program::Program* program_ = &programs_.step.alone;
+  std::unique_ptr<StepGraph> graph_;  // null: every step is run
 };
 
 }  // namespace tessera::engine

@@ -59,18 +59,27 @@ class GpuLoops : public ::testing::Test {
 using Types = ::testing::Types<F64, F32, BF16>;
 TYPED_TEST_SUITE(GpuLoops, Types);
 
-// Of rows in packs or not, by a warp or a block; and wider than what a thread
-// keeps the sums of itself.
+// Of rows in packs or not, by a warp or a block; of packs that a thread keeps
+// all or some.
+template <int64_t of_row, int of, int kept>
 struct Rows {
-  int64_t width;
-  int teams;
+  static constexpr int64_t width = of_row;
+  static constexpr int team = of, near = kept, teams = cuda::kThreads / of;
 };
-constexpr Rows kShapes[] = {{150, 1}, {150, 2},  {152, 1},
-                            {152, 2}, {1032, 2}, {2064, 1}};
+const auto for_shapes = [](auto check) {
+  check(Rows<150, cuda::kThreads, 1>());
+  check(Rows<150, cuda::kWarp, 2>());
+  check(Rows<152, cuda::kThreads, 4>());
+  check(Rows<152, cuda::kWarp, 2>());
+  check(Rows<1032, cuda::kWarp, 2>());
+  check(Rows<2064, cuda::kThreads, 2>());
+};
 constexpr int64_t kRows = 5, kRowsAPart = 3;
 
 TYPED_TEST(GpuLoops, RmsNormsAndTheirGradients) {
-  for (const auto [width, teams] : kShapes) {
+  for_shapes([&](auto shape) {
+    using Of = decltype(shape);
+    constexpr int64_t width = Of::width, teams = Of::teams;
     const auto x = this->random({kRows, width}), weight = this->random({width});
     const auto dy = this->random({kRows, width}),
                past = this->random({kRows, width});
@@ -81,10 +90,10 @@ TYPED_TEST(GpuLoops, RmsNormsAndTheirGradients) {
       const auto [y, scales] =
           detail::rms_norm_forward(x, weight, 1e-5, offset);
       const auto found = this->like(y), found_scales = this->like(scales);
-      this->run({each, 1}, [&, teams = teams] {
-        cuda::norm<false>(this->data(x), by, this->data(found),
-                          this->wide(found_scales), this->wide(found_scales),
-                          1e-5, teams);
+      this->run({each, 1}, [&] {
+        cuda::norm<false, Of::team, Of::near>(
+            this->data(x), by, this->data(found), this->wide(found_scales),
+            this->wide(found_scales), 1e-5);
       });
       this->expect_close(found, y);
       this->expect_close(found_scales, scales);
@@ -93,23 +102,24 @@ TYPED_TEST(GpuLoops, RmsNormsAndTheirGradients) {
             dy, x, weight, scales, offset, adds ? past : at::Tensor());
         const auto found_dx = this->like(dx);
         const auto parts = at::full({2, width}, NAN, scales.options());
-        this->run({static_cast<unsigned>(2 / teams), 1},
-                  [&, teams = teams, adds] {
-                    cuda::norm_backward<false>(
-                        this->data(dy), this->data(x), by, this->wide(scales),
-                        this->wide(scales), adds ? this->data(past) : nullptr,
-                        this->data(found_dx), this->wide(parts),
-                        this->wide(parts), kRowsAPart, teams);
-                  });
+        this->run({static_cast<unsigned>(2 / teams), 1}, [&, adds] {
+          cuda::norm_backward<false, Of::team, Of::near>(
+              this->data(dy), this->data(x), by, this->wide(scales),
+              this->wide(scales), adds ? this->data(past) : nullptr,
+              this->data(found_dx), this->wide(parts), this->wide(parts),
+              kRowsAPart);
+        });
         this->expect_close(found_dx, dx);
         this->expect_close(parts.sum(0).to(dweight.scalar_type()), dweight);
       }
     }
-  }
+  });
 }
 
 TYPED_TEST(GpuLoops, LayerNormsAndTheirGradients) {
-  for (const auto [width, teams] : kShapes) {
+  for_shapes([&](auto shape) {
+    using Of = decltype(shape);
+    constexpr int64_t width = Of::width, teams = Of::teams;
     const auto x = this->random({kRows, width}), weight = this->random({width}),
                bias = this->random({width});
     const auto dy = this->random({kRows, width}),
@@ -122,12 +132,11 @@ TYPED_TEST(GpuLoops, LayerNormsAndTheirGradients) {
     const auto y = this->like(x);
     const auto means = at::empty({kRows, 1}, wide_type(x));
     const auto scales = this->like(means);
-    this->run({static_cast<unsigned>((kRows + teams - 1) / teams), 1},
-              [&, teams = teams] {
-                cuda::norm<true>(this->data(x), by, this->data(y),
-                                 this->wide(means), this->wide(scales), 1e-5,
-                                 teams);
-              });
+    this->run({static_cast<unsigned>((kRows + teams - 1) / teams), 1}, [&] {
+      cuda::norm<true, Of::team, Of::near>(this->data(x), by, this->data(y),
+                                           this->wide(means),
+                                           this->wide(scales), 1e-5);
+    });
     this->expect_close(y, std::get<0>(wide_y).to(y.scalar_type()));
     this->expect_close(means, std::get<1>(wide_y).to(means.scalar_type()));
     this->expect_close(scales, std::get<2>(wide_y).to(means.scalar_type()));
@@ -138,20 +147,19 @@ TYPED_TEST(GpuLoops, LayerNormsAndTheirGradients) {
     for (const bool adds : {false, true}) {
       const auto found = this->like(x);
       const auto parts = at::full({2, 2, width}, NAN, means.options());
-      this->run(
-          {static_cast<unsigned>(2 / teams), 1}, [&, teams = teams, adds] {
-            cuda::norm_backward<true>(this->data(dy), this->data(x), by,
-                                      this->wide(means), this->wide(scales),
-                                      adds ? this->data(past) : nullptr,
-                                      this->data(found), this->wide(parts[0]),
-                                      this->wide(parts[1]), kRowsAPart, teams);
-          });
+      this->run({static_cast<unsigned>(2 / teams), 1}, [&, adds] {
+        cuda::norm_backward<true, Of::team, Of::near>(
+            this->data(dy), this->data(x), by, this->wide(means),
+            this->wide(scales), adds ? this->data(past) : nullptr,
+            this->data(found), this->wide(parts[0]), this->wide(parts[1]),
+            kRowsAPart);
+      });
       const at::Tensor expected = adds ? dx + past.to(at::kDouble) : dx;
       this->expect_close(found, expected.to(x.scalar_type()));
       this->expect_close(parts[0].sum(0), dweight.to(parts.scalar_type()));
       this->expect_close(parts[1].sum(0), dbias.to(parts.scalar_type()));
     }
-  }
+  });
 }
 
 // Two choices of five tokens, of which one is dropped; in packs or not, by a
@@ -216,7 +224,8 @@ TYPED_TEST(GpuLoops, GatesAndTheirGradients) {
   const auto dy = this->random({7, 45});
   for (const auto kind : {detail::Gate::kSilu, detail::Gate::kGelu}) {
     const bool is_silu = kind == detail::Gate::kSilu;
-    const auto y = this->like(up), dgate = this->like(up), dup = this->like(up);
+    const auto y = this->like(up), both = at::empty({7, 90}, up.options());
+    const auto dgate = both.narrow(1, 0, 45), dup = both.narrow(1, 45, 45);
     this->run({3, 1}, [&] {
       cuda::glu(is_silu, this->data(gate), this->data(up), this->data(y),
                 up.numel());
@@ -225,7 +234,7 @@ TYPED_TEST(GpuLoops, GatesAndTheirGradients) {
     this->run({3, 1}, [&] {
       cuda::glu_backward(is_silu, this->data(dy), this->data(gate),
                          this->data(up), this->data(dgate), this->data(dup),
-                         up.numel());
+                         up.numel(), 45);
     });
     const auto [expected_dgate, expected_dup] =
         detail::glu_backward(kind, dy, gate, up);
@@ -245,8 +254,8 @@ TYPED_TEST(GpuLoops, RotationsAndBack) {
       const auto y = this->like(x);
       this->run({2 * kTokens, 1}, [&] {
         cuda::rotate(this->data(x), this->wide(cos), this->wide(sin),
-                     this->data(y), kTokens, kHeads, static_cast<int>(half),
-                     direction);
+                     this->data(y), 2 * kTokens, kTokens, kHeads,
+                     static_cast<int>(half), direction);
       });
       this->expect_close(
           y, detail::rotate(x, cos, sin, direction, /*in_place=*/false));

@@ -29,6 +29,7 @@ enum class Kernel {
   kAdamW,            // optim: clipping, update and rounded copy in one pass
   kGroupedProduct,   // on a GPU all experts' bf16 products in one kernel
   kWaitingRows,  // a weight's gradient of several small micro-batches at once
+  kStepGraph,    // engine: a GPU repeats a step that it has recorded
 };
 
 // Of each Kernel, in their order.
@@ -37,7 +38,7 @@ inline constexpr std::array kKernelNames = {
     "swiglu",         "geglu",           "gelu",           "attention",
     "bf16_attention", "norm_branch",     "cross_entropy",  "head_by_rows",
     "inputs_again",   "expert_rows",     "adamw",          "grouped_product",
-    "waiting_rows"};
+    "waiting_rows",   "step_graph"};
 
 // Read once. Errors: TS_CHECK_CONFIG for a name that is none.
 bool uses(Kernel kernel);

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "tessera/core/processor.h"
 #include "tessera/core/vectors.h"
@@ -46,6 +47,12 @@ std::vector<int64_t> with_features(const at::Tensor& x, int64_t features) {
   auto shape = x.sizes().vec();
   shape.back() = features;
   return shape;
+}
+
+// As products read it: on a GPU also columns of a wider matrix, where they lie.
+at::Tensor matrix_of(const at::Tensor& x) {
+  const at::Tensor rows = rows_of(x);
+  return rows.is_cuda() && rows.stride(1) == 1 ? rows : rows.contiguous();
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
@@ -105,6 +112,44 @@ at::Tensor weight_gradient(const at::Tensor& weight, const at::Tensor& dy,
   return {};
 }
 
+// Of weights of one x on a GPU, whose gradients lie one behind the other, and
+// those of their products side by side, as a gated activation writes them
+// (gpu/one_pass.h): all of dW = dy^T x at once, of which cuBLAS shares out the
+// work better. False where it is not so, and nothing is done.
+bool add_joined(const variable_list& weights, const variable_list& dys,
+                const at::Tensor& x) {
+  const at::Tensor &first = weights.front(), &dy = dys.front();
+  if (weights.size() < 2 || !dy.is_cuda()) return false;
+  const auto end_of = [](const at::Tensor& columns) {
+    return static_cast<const char*>(columns.const_data_ptr()) +
+           columns.size(1) * static_cast<int64_t>(columns.itemsize());
+  };
+  int64_t out = 0;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (!adds_in_place(weights[i])) return false;
+    const at::Tensor& gradient = weights[i].grad();
+    out += gradient.size(0);
+    if (i == 0) continue;
+    const at::Tensor& before = weights[i - 1].grad();
+    const bool are_joined =
+        gradient.const_data_ptr() ==
+            static_cast<const char*>(before.const_data_ptr()) +
+                before.nbytes() &&
+        gradient.storage().is_alias_of(before.storage()) &&
+        dys[i].const_data_ptr() == end_of(dys[i - 1]) &&
+        dys[i].storage().is_alias_of(dy.storage());
+    if (!are_joined || dys[i].stride(0) != dy.stride(0)) return false;
+  }
+  variable_list fresh;
+  std::ranges::copy_if(weights, std::back_inserter(fresh), take_unwritten);
+  const bool adds = fresh.size() < weights.size();
+  for (size_t i = 0; adds && i < fresh.size(); ++i) fresh[i].grad().zero_();
+  const int64_t in = first.size(1);
+  gradient_into(first.grad().as_strided({out, in}, {in, 1}),
+                dy.as_strided({dy.size(0), out}, {dy.stride(0), 1}), x, adds);
+  return true;
+}
+
 // As many products as weights; as many biases, or none.
 class LinearProducts : public torch::autograd::Function<LinearProducts> {
  public:
@@ -144,10 +189,12 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
     const auto queue = WeightQueue::open_for(ctx);
     variable_list to(1 + (has_bias ? 2 : 1) * count);  // x, weights, biases
     at::Tensor x;
+    variable_list wanted, dys;  // weights of which gradients are, and of what
+    std::vector<size_t> places;
     for (size_t i = 0; i < count; ++i) {
       if (!gradients[i].defined()) continue;
       const at::Tensor& weight = saved[1 + i];
-      const at::Tensor dy = rows_of(gradients[i]).contiguous();
+      const at::Tensor dy = matrix_of(gradients[i]);
       if (ctx->needs_input_grad(0)) {
         announce(weight);
         add_product(to[0], dy, weight);
@@ -160,13 +207,20 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
             add_weight_gradient(weight, dy, x);
           });
         } else {
-          to[1 + i] = weight_gradient(weight, dy, x);
+          wanted.push_back(weight);
+          dys.push_back(dy);
+          places.push_back(1 + i);
         }
       }
       const size_t bias = 1 + count + i;
       if (has_bias && ctx->needs_input_grad(bias)) {
         const bool by_loop = gpu::runs(dy) && !at::GradMode::is_enabled();
-        to[bias] = by_loop ? gpu::column_sums(dy) : dy.sum(0);
+        to[bias] = by_loop ? gpu::column_sums(dy.contiguous()) : dy.sum(0);
+      }
+    }
+    if (!wanted.empty() && !add_joined(wanted, dys, x)) {
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        to[places[i]] = weight_gradient(wanted[i], dys[i], x);
       }
     }
     if (to[0].defined()) {

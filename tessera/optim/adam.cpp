@@ -29,4 +29,8 @@ void adam(const OptimizerConfig& config, const UpdateGroup& group) {
       group, [&](const UpdateGroup& plain) { by_libtorch(config, plain); });
 }
 
+Pace adam_pace(const OptimizerConfig& config, const UpdateGroup& group) {
+  return detail::pace_of(config, group, detail::Decay::kInGradient);
+}
+
 }  // namespace tessera::optim

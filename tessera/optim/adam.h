@@ -17,5 +17,6 @@
 namespace tessera::optim {
 
 void adam(const OptimizerConfig& config, const UpdateGroup& group);
+Pace adam_pace(const OptimizerConfig& config, const UpdateGroup& group);
 
 }  // namespace tessera::optim

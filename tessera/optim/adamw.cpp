@@ -29,4 +29,8 @@ void adamw(const OptimizerConfig& config, const UpdateGroup& group) {
       group, [&](const UpdateGroup& plain) { by_libtorch(config, plain); });
 }
 
+Pace adamw_pace(const OptimizerConfig& config, const UpdateGroup& group) {
+  return detail::pace_of(config, group, detail::Decay::kDecoupled);
+}
+
 }  // namespace tessera::optim

@@ -16,5 +16,6 @@
 namespace tessera::optim {
 
 void adamw(const OptimizerConfig& config, const UpdateGroup& group);
+Pace adamw_pace(const OptimizerConfig& config, const UpdateGroup& group);
 
 }  // namespace tessera::optim

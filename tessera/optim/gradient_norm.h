@@ -6,7 +6,7 @@
 //
 // Device:  the sum stays on the gradients' device. The scale is the host's, who
 //          knows the norm before anything is updated; or stays there too, for
-//          updates that heed it there (Optimizer::reads_scale_there).
+//          updates that heed it there (Optimizer::reads_there).
 // Order:   squares are summed in double, tensor by tensor, in an order that
 //          depends on the sizes alone, not on the number of threads.
 // Comm:    none: the sum over ranks is the caller's.

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/optim/detail/adam_pass.h"
 #include "tessera/optim/sign_step.h"
@@ -200,6 +201,7 @@ UpdateGroup Optimizer::group_of(size_t first, size_t count, size_t way,
   group.weight_decay = ways_[way].weight_decay;
   group.gradient_scale = gradient_scale_;
   group.scale_there = scale_there_;
+  if (is_paced_) group.pace_there = paces_[static_cast<int64_t>(way)];
   for (size_t i = first; i < first + count; ++i) {
     if (way_of_[i] == way) append_segment(i, group, widened);
   }
@@ -212,20 +214,50 @@ void Optimizer::step(double lr) {
   step(lr, 0, segments_.size());
 }
 
-bool Optimizer::reads_scale_there() const {
+bool Optimizer::reads_there() const {
   return !masters_.empty() &&
-         std::ranges::all_of(ways_,
-                             [](const UpdateWay& way) {
-                               return way.rule->reads_scale_there;
-                             }) &&
-         std::ranges::all_of(masters_, detail::reads_scale_there) &&
+         std::ranges::all_of(
+             ways_,
+             [](const UpdateWay& way) { return way.rule->pace != nullptr; }) &&
+         std::ranges::all_of(masters_, detail::reads_there) &&
          std::ranges::none_of(segments_, [](const FlatSegment& segment) {
            return segment.parameter.scalar_type() == at::kHalf ||
                   gradient_as_given(segment).scalar_type() == at::kHalf;
          });
 }
 
-void Optimizer::begin_step(double gradient_scale, at::Tensor scale_there) {
+// In the same memory in every step.
+void Optimizer::send_pace(double lr) {
+  const auto numbers = static_cast<int64_t>(kPaceNumbers);
+  const at::Tensor here =
+      at::empty({static_cast<int64_t>(ways_.size()), numbers}, at::kDouble);
+  auto* next = here.mutable_data_ptr<double>();
+  for (size_t way = 0; way < ways_.size(); ++way) {
+    UpdateGroup group;
+    group.step = steps() + 1;
+    group.lr = lr_of(way, lr);
+    group.weight_decay = ways_[way].weight_decay;
+    next = std::ranges::copy(ways_[way].rule->pace(configs_[way], group), next)
+               .out;
+  }
+  const at::Device device = masters_.front().device();
+  if (!paces_.defined()) {
+    paces_ = at::empty(here.sizes(), here.options().device(device));
+  }
+  paces_.copy_(sent_to(here, device));
+}
+
+void Optimizer::take_back_step() {
+  steps_.sub_(1);
+  updated_.assign(segments_.size(), true);
+}
+
+double Optimizer::lr_of(size_t way, double lr) const {
+  return ways_[way].rate > 0 ? ways_[way].rate : lr * ways_[way].lr_factor;
+}
+
+void Optimizer::begin_step(double gradient_scale, at::Tensor scale_there,
+                           bool paced) {
   TS_CHECK(!swapped_, "optim: a step begins with averages for parameters.");
   for (size_t i = 0; i < segments_.size(); ++i) {
     TS_CHECK(updated_[i], "optim: a step begins, but parameter '",
@@ -234,6 +266,7 @@ void Optimizer::begin_step(double gradient_scale, at::Tensor scale_there) {
   updated_.assign(segments_.size(), false);
   gradient_scale_ = gradient_scale;
   scale_there_ = std::move(scale_there);
+  is_paced_ = paced;
   steps_.add_(1);
 }
 
@@ -294,7 +327,7 @@ void Optimizer::update(double lr, size_t first, size_t count, size_t way) {
   Widened widened;
   UpdateGroup group = group_of(first, count, way, widened);
   if (group.parameters.empty()) return;
-  group.lr = ways_[way].rate > 0 ? ways_[way].rate : lr * ways_[way].lr_factor;
+  group.lr = lr_of(way, lr);
   ways_[way].rule->update(configs_[way], group);
   for (const auto& [narrow, wide] : widened) narrow.copy_(wide);
 }

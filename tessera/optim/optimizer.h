@@ -80,11 +80,20 @@ class Optimizer {
   // The same in parts, to the bit: begin_step() once, then step() of ranges of
   // segments in any order, which together are all segments, each once.
   // Gradients count times `gradient_scale` in all of it.
-  // So they do times `scale_there` (update_group.h). REQUIRES: that it is not
-  // defined, or reads_scale_there().
-  void begin_step(double gradient_scale = 1.0, at::Tensor scale_there = {});
-  // Whether all updates heed a factor that is on their device.
-  bool reads_scale_there() const;
+  // So they do times `scale_there` (update_group.h). `paced`: with what
+  // send_pace() has sent, in place of the step's number and lr. REQUIRES: both
+  // only where updates read there.
+  void begin_step(double gradient_scale = 1.0, at::Tensor scale_there = {},
+                  bool paced = false);
+  // Whether all updates heed numbers that are on their device.
+  bool reads_there() const;
+  // For a step that a device repeats as it has recorded it
+  // (core/device_graph.h): what is not as in that one, of the next step; and
+  // that it was taken. REQUIRES: reads_there().
+  void send_pace(double lr);
+  void count_repeated_step() { steps_.add_(1); }
+  // A step that has begun, and has updated nothing on the device, is none.
+  void take_back_step();
   void step(double lr, size_t first, size_t count);
   // Of a segment that is a piece of a matrix, whose rule needs it whole: what
   // is to be gathered, once begin_step() was called; then whole_of(i) gives the
@@ -117,6 +126,7 @@ class Optimizer {
   at::Tensor gradient_of(size_t segment, bool in_parts) const;
   void append_segment(size_t segment, UpdateGroup& group,
                       Widened& widened) const;
+  double lr_of(size_t way, double lr) const;
   UpdateGroup group_of(size_t first, size_t count, size_t way,
                        Widened& widened) const;
   void update(double lr, size_t first, size_t count, size_t way);
@@ -136,6 +146,8 @@ class Optimizer {
   at::Tensor steps_;           // int64, on the CPU
   double gradient_scale_ = 1;  // of the step that has begun
   at::Tensor scale_there_;     // likewise
+  bool is_paced_ = false;      // likewise
+  at::Tensor paces_;           // by way, on the masters' device
   std::vector<bool> updated_;  // in this step, by segment
 };
 

@@ -37,8 +37,11 @@ struct UpdateRule {
   // Its steps do not shrink with the gradient: where that is zero but for
   // rounding, they are whole, and their direction is chance.
   bool by_sign = false;
-  // It heeds UpdateGroup::scale_there, where detail::reads_scale_there().
-  bool reads_scale_there = false;
+  // Of one that heeds UpdateGroup::scale_there and pace_there, where
+  // detail::reads_there(): the latter's numbers, of a group's step, lr and
+  // weight decay.
+  Pace (*pace)(const OptimizerConfig& config,
+               const UpdateGroup& group) = nullptr;
   // Of a rule for whole matrices, which the pieces of a step's `piece` are put
   // together to; and by whom all other parameters are updated.
   at::Tensor (*piece)(const OptimizerConfig& config,

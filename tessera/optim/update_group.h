@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -15,6 +17,10 @@ struct Direction {
   double scale = 1;
 };
 
+// Numbers of a rule that change from step to step.
+inline constexpr size_t kPaceNumbers = 3;
+using Pace = std::array<double, kPaceNumbers>;
+
 // No gradient is missing; all tensors of a parameter have its shape, and all of
 // them are contiguous.
 struct UpdateGroup {
@@ -25,6 +31,10 @@ struct UpdateGroup {
   // And times this number of their device, (1) of fp64; is it none, nothing is
   // updated. Of rules that read it there; undefined: no other factor.
   at::Tensor scale_there = {};
+  // What of a rule's numbers changes from step to step (UpdateRule::pace),
+  // (kPaceNumbers) of fp64 on their device, in place of step and lr; undefined:
+  // these.
+  at::Tensor pace_there = {};
   std::vector<at::Tensor> parameters;  // or their masters: all fp32 or all fp64
   std::vector<at::Tensor> gradients;   // as they were reduced: of any type
   std::vector<std::vector<at::Tensor>> moments;  // as the rule lists them

@@ -6,7 +6,7 @@ from runs import assert_equal_runs, configuration, run, train
 
 KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_place", "swiglu", "geglu", "gelu",
            "attention", "bf16_attention", "norm_branch", "cross_entropy", "head_by_rows", "inputs_again",
-           "expert_rows", "adamw", "grouped_product", "waiting_rows"]
+           "expert_rows", "adamw", "grouped_product", "waiting_rows", "step_graph"]
 # Large enough for each of them. The first steps of Adam are as long for a gradient that is all rounding as for
 # any other, but for eps: with 1e-8 they make 1e-4 of it, with 1e-5 what is left is rounding itself.
 SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4}, "optimizer": {"eps": 1e-5},

@@ -65,17 +65,29 @@ __device__ W larger(W a, W b) {
   return a > b ? a : b;
 }
 
-// Of all threads of the block, for each of them.
+// Of each of these numbers over so many warps side by side, for each of their
+// threads. All of the block's come here.
+template <int warps, typename W, int count>
+__device__ void sum_of_warps(W (&x)[count]) {
+  __shared__ W parts[count][kWarps];
+  for (int i = 0; i < count; ++i) x[i] = sum_of_warp(x[i]);
+  __syncthreads();  // who reads the sums before has read them
+  const int warp = threadIdx.x / kWarp, first = warp / warps * warps;
+  if (threadIdx.x % kWarp == 0) {
+    for (int i = 0; i < count; ++i) parts[i][warp] = x[i];
+  }
+  __syncthreads();
+  for (int i = 0; i < count; ++i) {
+    x[i] = 0;
+    for (int w = 0; w < warps; ++w) x[i] += parts[i][first + w];
+  }
+}
+
 template <typename W>
 __device__ W sum_of_block(W x) {
-  __shared__ W parts[kWarps];
-  x = sum_of_warp(x);
-  __syncthreads();  // who reads the sum before has read it
-  if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  W sum = 0;
-  for (int i = 0; i < kWarps; ++i) sum += parts[i];
-  return sum;
+  W sum[1] = {x};
+  sum_of_warps<kWarps>(sum);
+  return sum[0];
 }
 
 template <typename W>
@@ -107,9 +119,35 @@ template <int N, typename T>
 __device__ Pack<T, N> load(const T* from) {
   return *reinterpret_cast<const Pack<T, N>*>(from);
 }
+
+// 16 bytes in one move, which the compiler may take apart where it makes them of
+// narrower numbers.
+__device__ inline void store_words(void* to, unsigned a, unsigned b, unsigned c,
+                                   unsigned d) {
+#ifdef __CUDACC__
+  asm volatile("st.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+#else
+  const unsigned words[] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) static_cast<unsigned*>(to)[i] = words[i];
+#endif
+}
+
+__device__ inline unsigned word_of(Bf16 first, Bf16 second) {
+  return first.bits | static_cast<unsigned>(second.bits) << 16;
+}
 template <int N, typename T>
 __device__ void store_pack(T* to, const Pack<T, N>& pack) {
-  *reinterpret_cast<Pack<T, N>*>(to) = pack;
+  if constexpr (sizeof(T) == sizeof(Bf16) && N == kPack<Bf16>) {
+    store_words(to, word_of(pack.of[0], pack.of[1]),
+                word_of(pack.of[2], pack.of[3]),
+                word_of(pack.of[4], pack.of[5]),
+                word_of(pack.of[6], pack.of[7]));
+  } else {
+    *reinterpret_cast<Pack<T, N>*>(to) = pack;
+  }
 }
 
 template <typename T>
@@ -125,7 +163,8 @@ __device__ bool takes_packs(long long width, const T* first,
          (is_aligned(more) && ...);
 }
 
-// Who has a row together: a block, or a warp where rows are short; threads.
+// Who has a row together: a block, a part of one, or a warp; threads. Where it
+// is no warp all teams of a block sum as often.
 template <int of>
 struct Team {
   static constexpr int kSize = of, kInBlock = kThreads / of;
@@ -133,15 +172,35 @@ struct Team {
   __device__ static long long number() {
     return blockIdx.x * static_cast<long long>(kInBlock) + threadIdx.x / of;
   }
-  template <typename W>
-  __device__ static W sum(W x) {
+  template <typename W, int count>
+  __device__ static void sum(W (&x)[count]) {
     if constexpr (of == kWarp) {
-      return sum_of_warp(x);
+      for (int i = 0; i < count; ++i) x[i] = sum_of_warp(x[i]);
     } else {
-      return sum_of_block(x);
+      sum_of_warps<of / kWarp>(x);
     }
   }
+  template <typename W>
+  __device__ static W sum(W x) {
+    W all[1] = {x};
+    sum(all);
+    return all[0];
+  }
 };
+
+// A member's packs of a row that has `count`: near(place, i) of the first
+// kNear, which may keep something of each in a register, far(place) of the
+// others.
+template <typename Of, int kNear, typename Near, typename Far>
+__device__ void for_packs(int count, Near near, Far far) {
+  TESSERA_UNROLL for (int i = 0; i < kNear; ++i) {
+    const int p = Of::member() + i * Of::kSize;
+    if (p < count) near(p, i);
+  }
+  for (int p = Of::member() + kNear * Of::kSize; p < count; p += Of::kSize) {
+    far(p);
+  }
+}
 
 // What a norm reads of its layer; of RMSNorm there is no bias, and of LayerNorm
 // no offset.
@@ -156,44 +215,48 @@ struct NormOf {
 //            scale = 1 / sqrt(mean(x^2) + eps).
 // LayerNorm: y = x' weight + bias, x' = (x - mean) scale,
 //            scale = 1 / sqrt(mean((x - mean)^2) + eps).
-template <bool centred, int N, typename Of, typename T>
+template <bool centred, int N, typename Of, int kNear, typename T>
 __device__ void norm_by(const T* x, const NormOf<T>& by, T* y, Wide<T>* means,
                         Wide<T>* scales, double eps) {
   using W = Wide<T>;
   const long long r = Of::number();
-  if (r >= by.rows) return;
-  const T* const row = x + r * by.width;
-  const int count = static_cast<int>(by.width) / N;
-  const W width = static_cast<W>(by.width);
-  W mean = 0, squares = 0;
-  if constexpr (centred) {
-    for (int p = Of::member(); p < count; p += Of::kSize) {
-      const auto pack = load<N>(row + p * N);
-      for (int i = 0; i < N; ++i) mean += wide(pack.of[i]);
-    }
-    mean = Of::sum(mean) / width;
-  }
-  for (int p = Of::member(); p < count; p += Of::kSize) {
-    const auto pack = load<N>(row + p * N);
-    for (int i = 0; i < N; ++i) {
-      const W value = wide(pack.of[i]) - mean;
-      squares += value * value;
-    }
-  }
-  const W scale = 1 / sqrt(Of::sum(squares) / width + static_cast<W>(eps));
-  for (int p = Of::member(); p < count; p += Of::kSize) {
-    const auto pack = load<N>(row + p * N), weight = load<N>(by.weight + p * N);
+  const bool is_row = r < by.rows;
+  const long long begin = is_row ? r * by.width : 0;
+  const int count = is_row ? static_cast<int>(by.width) / N : 0;
+  const W width = static_cast<W>(by.width), offset = static_cast<W>(by.offset);
+  Pack<T, N> row[kNear];
+  for_packs<Of, kNear>(
+      count, [&](int p, int i) { row[i] = load<N>(x + begin + p * N); },
+      [](int) {});
+  const auto mean_of = [&](auto number) {
+    W sum = 0;
+    const auto add = [&](const Pack<T, N>& pack) {
+      for (int i = 0; i < N; ++i) sum += number(wide(pack.of[i]));
+    };
+    for_packs<Of, kNear>(
+        count, [&](int, int i) { add(row[i]); },
+        [&](int p) { add(load<N>(x + begin + p * N)); });
+    return Of::sum(sum) / width;
+  };
+  const W mean = centred ? mean_of([](W value) { return value; }) : 0;
+  const W square =
+      mean_of([&](W value) { return (value - mean) * (value - mean); });
+  const W scale = 1 / sqrt(square + static_cast<W>(eps));
+  const auto give = [&](int p, const Pack<T, N>& pack) {
+    const auto weight = load<N>(by.weight + p * N);
     Pack<T, N> out, bias = {};
-    if (centred) bias = load<N>(by.bias + p * N);
+    if constexpr (centred) bias = load<N>(by.bias + p * N);
     for (int i = 0; i < N; ++i) {
       const W normed = (wide(pack.of[i]) - mean) * scale;
       store(out.of + i, centred ? normed * wide(weight.of[i]) + wide(bias.of[i])
-                                : normed * (static_cast<W>(by.offset) +
-                                            wide(weight.of[i])));
+                                : normed * (offset + wide(weight.of[i])));
     }
-    store_pack(y + r * by.width + p * N, out);
-  }
-  if (Of::member() > 0) return;
+    store_pack(y + begin + p * N, out);
+  };
+  for_packs<Of, kNear>(
+      count, [&](int p, int i) { give(p, row[i]); },
+      [&](int p) { give(p, load<N>(x + begin + p * N)); });
+  if (!is_row || Of::member() > 0) return;
   scales[r] = scale;
   if (centred) means[r] = mean;
 }
@@ -202,55 +265,68 @@ __device__ void norm_by(const T* x, const NormOf<T>& by, T* y, Wide<T>* means,
 // also less mean(g); and `past` added unless it is null. And sums over rows of
 // dy x' and, of LayerNorm, of dy: a team has `rows_a_part` rows and a row of
 // `parts` (parts, width), of `bias_parts` too, for their sums, of which a
-// thread keeps the first kOwn packs itself.
-template <bool centred, int N, typename Of, typename T>
+// thread keeps those of its near packs itself.
+template <bool centred, int N, typename Of, int kNear, typename T>
 __device__ void norm_backward_by(const T* dy, const T* x, const NormOf<T>& by,
                                  const Wide<T>* means, const Wide<T>* scales,
                                  const T* past, T* dx, Wide<T>* parts,
                                  Wide<T>* bias_parts, long long rows_a_part) {
   using W = Wide<T>;
-  constexpr int kOwn = (centred ? 24 : 32) / N;
-  const int count = static_cast<int>(by.width) / N;
   const W width = static_cast<W>(by.width), offset = static_cast<W>(by.offset);
   const long long begin = Of::number() * rows_a_part;
-  const long long end =
-      begin + rows_a_part < by.rows ? begin + rows_a_part : by.rows;
-  if (begin >= by.rows) return;
+  const int packs = begin < by.rows ? static_cast<int>(by.width) / N : 0;
   W* const part = parts + Of::number() * by.width;
   W* const bias_part = bias_parts + Of::number() * by.width;
-  W sums[kOwn][N] = {}, bias_sums[centred ? kOwn : 1][N] = {};
-  const int first_far = Of::member() + kOwn * Of::kSize;
-  for (int p = first_far; p < count; p += Of::kSize) {
-    for (int i = 0; i < N; ++i) {
-      part[p * N + i] = 0;
-      if (centred) bias_part[p * N + i] = 0;
-    }
-  }
-  for (long long r = begin; r < end; ++r) {
-    const T *const from = dy + r * by.width, *const row = x + r * by.width;
-    const W scale = scales[r], mean = centred ? means[r] : 0;
-    W along = 0, all = 0;
-    for (int p = Of::member(); p < count; p += Of::kSize) {
-      const auto d = load<N>(from + p * N), value = load<N>(row + p * N),
-                 weight = load<N>(by.weight + p * N);
+  W sums[kNear][N] = {}, bias_sums[centred ? kNear : 1][N] = {};
+  Pack<T, N> weights[kNear];
+  for_packs<Of, kNear>(
+      packs, [&](int p, int i) { weights[i] = load<N>(by.weight + p * N); },
+      [&](int p) {
+        for (int i = 0; i < N; ++i) {
+          part[p * N + i] = 0;
+          if (centred) bias_part[p * N + i] = 0;
+        }
+      });
+  for (long long r = begin; r < begin + rows_a_part; ++r) {
+    const bool is_row = r < by.rows;
+    const int count = is_row ? packs : 0;
+    const T *const from = dy + r * by.width, *const row = x + r * by.width,
+                  *const beside = past + r * by.width;
+    const W scale = is_row ? scales[r] : 0,
+            mean = centred && is_row ? means[r] : 0;
+    Pack<T, N> ds[kNear], values[kNear], adds[kNear] = {};
+    const auto take = [&](int p, int i) {
+      ds[i] = load<N>(from + p * N);
+      values[i] = load<N>(row + p * N);
+      if (past) adds[i] = load<N>(beside + p * N);
+    };
+    for_packs<Of, kNear>(count, take, [](int) {});
+    W means_of[centred ? 2 : 1] = {};  // of g x', of g
+    const auto add_up = [&](const Pack<T, N>& d, const Pack<T, N>& value,
+                            const Pack<T, N>& weight) {
       for (int i = 0; i < N; ++i) {
         const W g = wide(d.of[i]) * (offset + wide(weight.of[i]));
-        along += g * ((wide(value.of[i]) - mean) * scale);
-        all += g;
+        means_of[0] += g * ((wide(value.of[i]) - mean) * scale);
+        if constexpr (centred) means_of[1] += g;
       }
-    }
-    along = Of::sum(along) / width;
-    if constexpr (centred) all = Of::sum(all) / width;
-    const auto each = [&](int p, W* sum, W* bias_sum) {
-      const auto d = load<N>(from + p * N), value = load<N>(row + p * N),
-                 weight = load<N>(by.weight + p * N);
-      Pack<T, N> add = {}, out;
-      if (past) add = load<N>(past + r * by.width + p * N);
+    };
+    for_packs<Of, kNear>(
+        count, [&](int, int i) { add_up(ds[i], values[i], weights[i]); },
+        [&](int p) {
+          add_up(load<N>(from + p * N), load<N>(row + p * N),
+                 load<N>(by.weight + p * N));
+        });
+    Of::sum(means_of);
+    for (W& each : means_of) each /= width;
+    const auto give = [&](int p, const Pack<T, N>& d, const Pack<T, N>& value,
+                          const Pack<T, N>& weight, const Pack<T, N>& add,
+                          W* sum, W* bias_sum) {
+      Pack<T, N> out;
       for (int i = 0; i < N; ++i) {
         const W g = wide(d.of[i]);
         const W normed = (wide(value.of[i]) - mean) * scale;
-        W to = g * (offset + wide(weight.of[i])) - normed * along;
-        if (centred) to -= all;
+        W to = g * (offset + wide(weight.of[i])) - normed * means_of[0];
+        if constexpr (centred) to -= means_of[1];
         to *= scale;
         if (past) to += wide(add.of[i]);
         store(out.of + i, to);
@@ -259,21 +335,27 @@ __device__ void norm_backward_by(const T* dy, const T* x, const NormOf<T>& by,
       }
       store_pack(dx + r * by.width + p * N, out);
     };
-    TESSERA_UNROLL for (int c = 0; c < kOwn; ++c) {
-      const int p = Of::member() + c * Of::kSize;
-      if (p < count) each(p, sums[c], bias_sums[centred ? c : 0]);
-    }
-    for (int p = first_far; p < count; p += Of::kSize) {
-      each(p, part + p * N, bias_part + p * N);
-    }
+    for_packs<Of, kNear>(
+        count,
+        [&](int p, int i) {
+          give(p, ds[i], values[i], weights[i], adds[i], sums[i],
+               bias_sums[centred ? i : 0]);
+        },
+        [&](int p) {
+          Pack<T, N> add = {};
+          if (past) add = load<N>(beside + p * N);
+          give(p, load<N>(from + p * N), load<N>(row + p * N),
+               load<N>(by.weight + p * N), add, part + p * N,
+               bias_part + p * N);
+        });
   }
-  TESSERA_UNROLL for (int c = 0; c < kOwn; ++c) {
-    const int p = Of::member() + c * Of::kSize;
-    for (int i = 0; i < N && p < count; ++i) {
-      part[p * N + i] = sums[c][i];
-      if (centred) bias_part[p * N + i] = bias_sums[centred ? c : 0][i];
+  const auto keep = [&](int p, int i) {
+    for (int k = 0; k < N; ++k) {
+      part[p * N + k] = sums[i][k];
+      if (centred) bias_part[p * N + k] = bias_sums[centred ? i : 0][k];
     }
-  }
+  };
+  for_packs<Of, kNear>(packs, keep, [](int) {});
 }
 
 // body(pack's size, team) as types, as they are for rows of which a block has
@@ -289,27 +371,29 @@ __device__ void for_rows(bool in_packs, int teams, Body body) {
   }
 }
 
-template <bool centred, typename T>
+// By teams of `of` threads, who keep kNear packs of a row each.
+template <bool centred, int of, int kNear, typename T>
 __device__ void norm(const T* x, const NormOf<T>& by, T* y, Wide<T>* means,
-                     Wide<T>* scales, double eps, int teams) {
-  for_rows<T>(takes_packs(by.width, x, by.weight, by.bias, y), teams,
-              [&]<int N, int of>(Size<N>, Team<of>) {
-                norm_by<centred, N, Team<of>>(x, by, y, means, scales, eps);
-              });
+                     Wide<T>* scales, double eps) {
+  if (takes_packs(by.width, x, by.weight, by.bias, y)) {
+    norm_by<centred, kPack<T>, Team<of>, kNear>(x, by, y, means, scales, eps);
+  } else {
+    norm_by<centred, 1, Team<of>, kNear>(x, by, y, means, scales, eps);
+  }
 }
 
-template <bool centred, typename T>
+template <bool centred, int of, int kNear, typename T>
 __device__ void norm_backward(const T* dy, const T* x, const NormOf<T>& by,
                               const Wide<T>* means, const Wide<T>* scales,
                               const T* past, T* dx, Wide<T>* parts,
-                              Wide<T>* bias_parts, long long rows_a_part,
-                              int teams) {
-  for_rows<T>(takes_packs(by.width, dy, x, by.weight, past, dx), teams,
-              [&]<int N, int of>(Size<N>, Team<of>) {
-                norm_backward_by<centred, N, Team<of>>(dy, x, by, means, scales,
-                                                       past, dx, parts,
-                                                       bias_parts, rows_a_part);
-              });
+                              Wide<T>* bias_parts, long long rows_a_part) {
+  if (takes_packs(by.width, dy, x, by.weight, past, dx)) {
+    norm_backward_by<centred, kPack<T>, Team<of>, kNear>(
+        dy, x, by, means, scales, past, dx, parts, bias_parts, rows_a_part);
+  } else {
+    norm_backward_by<centred, 1, Team<of>, kNear>(
+        dy, x, by, means, scales, past, dx, parts, bias_parts, rows_a_part);
+  }
 }
 
 // Of each token: y = sum over its choices of weight rows[row], where row is
@@ -513,10 +597,17 @@ __device__ void glu(bool is_silu, const T* gate, const T* up, T* y,
   for_each_pack<T>(takes_packs(0, gate, up, y), count, each);
 }
 
+// dgate and dup: rows of `width`, twice that apart.
 template <typename T>
 __device__ void glu_backward(bool is_silu, const T* dy, const T* gate,
-                             const T* up, T* dgate, T* dup, long long count) {
+                             const T* up, T* dgate, T* dup, long long count,
+                             long long width) {
   using W = Wide<T>;
+  const bool is_small = count <= 0xffffffffLL;  // divided by 32 bits
+  const auto row_of = [&](long long at) {
+    return is_small ? static_cast<unsigned>(at) / static_cast<unsigned>(width)
+                    : at / width;
+  };
   const auto each = [&]<int N>(long long at, Size<N>) {
     const auto from = load<N>(dy + at), x = load<N>(gate + at),
                by = load<N>(up + at);
@@ -528,47 +619,56 @@ __device__ void glu_backward(bool is_silu, const T* dy, const T* gate,
       store(to_gate.of + i, g * wide(by.of[i]) * slope);
       store(to_up.of + i, g * value);
     }
-    store_pack(dgate + at, to_gate);
-    store_pack(dup + at, to_up);
+    const long long to = at + row_of(at) * width;
+    store_pack(dgate + to, to_gate);
+    store_pack(dup + to, to_up);
   };
-  for_each_pack<T>(takes_packs(0, dy, gate, up, dgate, dup), count, each);
+  for_each_pack<T>(takes_packs(width, dy, gate, up, dgate, dup), count, each);
 }
 
 // Pairs of x (B, T, H, E), half a head apart, turned by the angles of their
-// token: cos, sin (T, E / 2). A block has the heads of one token.
+// token: cos, sin (T, E / 2). A block has the heads of one token, or of several
+// where these are few.
 template <int N, typename T>
 __device__ void rotate_by(const T* x, const Wide<T>* cos, const Wide<T>* sin,
-                          T* y, long long tokens, int heads, int half,
-                          double direction) {
+                          T* y, long long rows, long long tokens, int heads,
+                          int half, double direction) {
   using W = Wide<T>;
-  const long long row = blockIdx.x * 2LL * heads * half;
-  const long long angle = blockIdx.x % tokens * half;
   const int packs = half / N, count = heads * packs;
-  for (int p = threadIdx.x; p < count; p += kThreads) {
-    const int head = p / packs, lane = (p - head * packs) * N;
-    const long long at = row + 2LL * head * half + lane;
-    const auto a = load<N>(x + at), b = load<N>(x + at + half);
-    const auto c = load<N>(cos + angle + lane), s = load<N>(sin + angle + lane);
-    Pack<T, N> first, second;
-    for (int i = 0; i < N; ++i) {
-      const W turn = s.of[i] * static_cast<W>(direction);
-      const W l = wide(a.of[i]), r = wide(b.of[i]);
-      store(first.of + i, l * c.of[i] - r * turn);
-      store(second.of + i, r * c.of[i] + l * turn);
+  const int in_block = count < kThreads ? kThreads / count : 1;
+  const int mine = threadIdx.x / count % in_block;
+  if (in_block > 1 && threadIdx.x >= in_block * count) return;
+  const long long stride = static_cast<long long>(gridDim.x) * in_block;
+  for (long long r = static_cast<long long>(blockIdx.x) * in_block + mine;
+       r < rows; r += stride) {
+    const long long row = r * 2 * heads * half, angle = r % tokens * half;
+    for (int p = threadIdx.x - mine * count; p < count; p += kThreads) {
+      const int head = p / packs, lane = (p - head * packs) * N;
+      const long long at = row + 2LL * head * half + lane;
+      const auto a = load<N>(x + at), b = load<N>(x + at + half);
+      const auto c = load<N>(cos + angle + lane),
+                 s = load<N>(sin + angle + lane);
+      Pack<T, N> first, second;
+      for (int i = 0; i < N; ++i) {
+        const W turn = s.of[i] * static_cast<W>(direction);
+        const W l = wide(a.of[i]), r = wide(b.of[i]);
+        store(first.of + i, l * c.of[i] - r * turn);
+        store(second.of + i, r * c.of[i] + l * turn);
+      }
+      store_pack(y + at, first);
+      store_pack(y + at + half, second);
     }
-    store_pack(y + at, first);
-    store_pack(y + at + half, second);
   }
 }
 
 template <typename T>
 __device__ void rotate(const T* x, const Wide<T>* cos, const Wide<T>* sin, T* y,
-                       long long tokens, int heads, int half,
+                       long long rows, long long tokens, int heads, int half,
                        double direction) {
   if (takes_packs(half, x, y) && is_aligned(cos) && is_aligned(sin)) {
-    rotate_by<kPack<T>>(x, cos, sin, y, tokens, heads, half, direction);
+    rotate_by<kPack<T>>(x, cos, sin, y, rows, tokens, heads, half, direction);
   } else {
-    rotate_by<1>(x, cos, sin, y, tokens, heads, half, direction);
+    rotate_by<1>(x, cos, sin, y, rows, tokens, heads, half, direction);
   }
 }
 
@@ -642,22 +742,26 @@ struct AdamNumbers {
 };
 
 // rounded and there may be null. `there`: by which gradients count too; where
-// it is no number nothing changes.
+// it is no number nothing changes. `pace`: kept, step_size and root_scale, in
+// place of those of `of`.
 template <typename T>
 __device__ void adam(Wide<T>* parameter, const T* gradient, Wide<T>* exp_avg,
                      Wide<T>* exp_avg_sq, Bf16* rounded, long long count,
-                     const AdamNumbers& of, const double* there) {
+                     const AdamNumbers& of, const double* there,
+                     const double* pace) {
   using W = Wide<T>;
   const double more = there == nullptr ? 1.0 : *there;
   if (more != more) return;
   const W scale = static_cast<W>(of.gradient_scale * more),
           decay = static_cast<W>(of.decay_in_gradient),
-          kept = static_cast<W>(of.kept), beta1 = static_cast<W>(of.beta1),
-          beta2 = static_cast<W>(of.beta2),
+          kept = static_cast<W>(pace == nullptr ? of.kept : pace[0]),
+          beta1 = static_cast<W>(of.beta1), beta2 = static_cast<W>(of.beta2),
           of_gradient = static_cast<W>(of.of_gradient),
           of_square = static_cast<W>(of.of_square),
-          step_size = static_cast<W>(of.step_size),
-          root_scale = static_cast<W>(of.root_scale),
+          step_size =
+              static_cast<W>(pace == nullptr ? of.step_size : pace[1]),
+          root_scale =
+              static_cast<W>(pace == nullptr ? of.root_scale : pace[2]),
           eps = static_cast<W>(of.eps);
   for_each_element(count, [&](long long i) {
     const W p = parameter[i];
@@ -684,35 +788,52 @@ __device__ void squares(const T* x, double* parts, long long count) {
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-// What is launched, of each type; its arguments in this order.
+// What is launched, of each type; its arguments in this order. Norms: by teams
+// that fit a row (one_pass.cpp), each a kernel, that none has the registers of
+// another.
+#define TESSERA_GPU_NORMS(T, type, team, of, near)                             \
+  extern "C" __global__ void __launch_bounds__(kThreads)                       \
+      rms_norm_##team##_##near##_##type(const T* x, NormOf<T> by, T* y,        \
+                                      Wide<T>* scales, double eps) {           \
+    norm<false, of, near>(x, by, y, static_cast<Wide<T>*>(nullptr), scales,    \
+                          eps);                                                \
+  }                                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads)                       \
+      layer_norm_##team##_##near##_##type(const T* x, NormOf<T> by, T* y,      \
+                                        Wide<T>* means, Wide<T>* scales,       \
+                                        double eps) {                          \
+    norm<true, of, near>(x, by, y, means, scales, eps);                        \
+  }
+
+#define TESSERA_GPU_NORM_GRADIENTS(T, type, team, of, near)                    \
+  extern "C" __global__ void __launch_bounds__(kThreads)                       \
+      rms_norm_backward_##team##_##near##_##type(                              \
+          const T* dy, const T* x, NormOf<T> by, const Wide<T>* scales,        \
+          const T* past, T* dx, Wide<T>* parts, long long rows_a_part) {       \
+    norm_backward<false, of, near>(                                            \
+        dy, x, by, static_cast<const Wide<T>*>(nullptr), scales, past, dx,     \
+        parts, parts, rows_a_part);                                            \
+  }                                                                            \
+  extern "C" __global__ void __launch_bounds__(kThreads)                       \
+      layer_norm_backward_##team##_##near##_##type(                            \
+          const T* dy, const T* x, NormOf<T> by, const Wide<T>* means,         \
+          const Wide<T>* scales, const T* past, T* dx, Wide<T>* parts,         \
+          Wide<T>* bias_parts, long long rows_a_part) {                        \
+    norm_backward<true, of, near>(dy, x, by, means, scales, past, dx, parts,   \
+                                  bias_parts, rows_a_part);                    \
+  }
+
 #define TESSERA_GPU_LOOPS(T, type)                                             \
-  extern "C" __global__ void __launch_bounds__(kThreads) rms_norm_##type(      \
-      const T* x, NormOf<T> by, T* y, Wide<T>* scales, double eps,             \
-      int teams) {                                                             \
-    norm<false>(x, by, y, static_cast<Wide<T>*>(nullptr), scales, eps, teams); \
-  }                                                                            \
-  extern "C" __global__ void __launch_bounds__(kThreads) layer_norm_##type(    \
-      const T* x, NormOf<T> by, T* y, Wide<T>* means, Wide<T>* scales,         \
-      double eps, int teams) {                                                 \
-    norm<true>(x, by, y, means, scales, eps, teams);                           \
-  }                                                                            \
-  extern "C" __global__ void __launch_bounds__(kThreads)                       \
-      rms_norm_backward_##type(const T* dy, const T* x, NormOf<T> by,          \
-                               const Wide<T>* scales, const T* past, T* dx,    \
-                               Wide<T>* parts, long long rows_a_part,          \
-                               int teams) {                                    \
-    norm_backward<false>(dy, x, by, static_cast<const Wide<T>*>(nullptr),      \
-                         scales, past, dx, parts, parts, rows_a_part, teams);  \
-  }                                                                            \
-  extern "C" __global__ void __launch_bounds__(kThreads)                       \
-      layer_norm_backward_##type(const T* dy, const T* x, NormOf<T> by,        \
-                                 const Wide<T>* means, const Wide<T>* scales,  \
-                                 const T* past, T* dx, Wide<T>* parts,         \
-                                 Wide<T>* bias_parts, long long rows_a_part,   \
-                                 int teams) {                                  \
-    norm_backward<true>(dy, x, by, means, scales, past, dx, parts, bias_parts, \
-                        rows_a_part, teams);                                   \
-  }                                                                            \
+  TESSERA_GPU_NORMS(T, type, warp, kWarp, 2)                                   \
+  TESSERA_GPU_NORMS(T, type, warp, kWarp, 4)                                   \
+  TESSERA_GPU_NORMS(T, type, block, kThreads, 1)                               \
+  TESSERA_GPU_NORMS(T, type, block, kThreads, 2)                               \
+  TESSERA_GPU_NORMS(T, type, block, kThreads, 4)                               \
+  TESSERA_GPU_NORM_GRADIENTS(T, type, warp, kWarp, 2)                          \
+  TESSERA_GPU_NORM_GRADIENTS(T, type, half, kThreads / 2, 1)                   \
+  TESSERA_GPU_NORM_GRADIENTS(T, type, block, kThreads, 1)                      \
+  TESSERA_GPU_NORM_GRADIENTS(T, type, block, kThreads, 2)                      \
+  TESSERA_GPU_NORM_GRADIENTS(T, type, block, kThreads, 4)                      \
   extern "C" __global__ void __launch_bounds__(kThreads) add_up_rows_##type(   \
       const T* rows, const long long* row, const Wide<T>* weights, T* y,       \
       long long tokens, long long choices, long long count, long long width,   \
@@ -740,13 +861,14 @@ __device__ void squares(const T* x, double* parts, long long count) {
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads) glu_backward_##type(  \
       int is_silu, const T* dy, const T* gate, const T* up, T* dgate, T* dup,  \
-      long long count) {                                                       \
-    glu_backward<T>(is_silu != 0, dy, gate, up, dgate, dup, count);            \
+      long long count, long long width) {                                      \
+    glu_backward<T>(is_silu != 0, dy, gate, up, dgate, dup, count, width);     \
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads) rotate_##type(        \
       const T* x, const Wide<T>* cos, const Wide<T>* sin, T* y,                \
-      long long tokens, int heads, int half, double direction) {               \
-    rotate<T>(x, cos, sin, y, tokens, heads, half, direction);                 \
+      long long rows, long long tokens, int heads, int half,                   \
+      double direction) {                                                      \
+    rotate<T>(x, cos, sin, y, rows, tokens, heads, half, direction);           \
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads) cross_entropy_##type( \
       T* logits, const long long* targets, long long ignored, double* losses,  \
@@ -757,9 +879,9 @@ __device__ void squares(const T* x, double* parts, long long count) {
   extern "C" __global__ void __launch_bounds__(kThreads) adam_##type(          \
       Wide<T>* parameter, const T* gradient, Wide<T>* exp_avg,                 \
       Wide<T>* exp_avg_sq, Bf16* rounded, long long count, AdamNumbers of,     \
-      const double* there) {                                                   \
+      const double* there, const double* pace) {                               \
     adam<T>(parameter, gradient, exp_avg, exp_avg_sq, rounded, count, of,      \
-            there);                                                            \
+            there, pace);                                                      \
   }                                                                            \
   extern "C" __global__ void __launch_bounds__(kThreads) squares_##type(       \
       const T* x, double* parts, long long count) {                            \

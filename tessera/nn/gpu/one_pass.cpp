@@ -24,20 +24,52 @@ NormOf norm_of(const at::Tensor& x, const at::Tensor& weight, const void* bias,
   return {weight.const_data_ptr(), bias, offset, x.numel() / width, width};
 }
 
-// Rows that a block has at a time: a warp each, where that keeps all sums of a
-// row's columns itself, which are two of LayerNorm's.
-int teams_for(int64_t width, bool centred = false) {
-  const int64_t of_warp = centred ? 768 : 1024;
-  return width <= of_warp ? static_cast<int>(kThreads / kWarp) : 1;
+// Rows that a block has at a time: a warp each, where they are short.
+int teams_for(int64_t width) {
+  return width <= 1024 ? static_cast<int>(kThreads / kWarp) : 1;
 }
 
 int64_t blocks_of(int64_t tasks, int64_t in_block) {
   return (tasks + in_block - 1) / in_block;
 }
 
-// Rows whose sums a team keeps: so many that all multiprocessors have some.
-int64_t rows_a_part(int64_t rows, int teams) {
-  return std::clamp<int64_t>(rows / (teams > 1 ? 2048 : 1024), 4, 64);
+// How norms are shared out: loops.cu has a kernel for each.
+struct NormTeams {
+  const char* team;
+  int64_t in_block;  // teams
+  int near;          // packs of a row that a thread keeps
+  std::string loop(const char* name) const {
+    return c10::str(name, "_", team, "_", near);
+  }
+};
+
+int64_t packs_of_row(const at::Tensor& x) {
+  return x.size(-1) * static_cast<int64_t>(x.itemsize()) / 16;
+}
+
+// So that a row's packs are near. A warp waits for nobody else; of gradients a
+// thread keeps sums beside.
+NormTeams teams_of_norm(const at::Tensor& x) {
+  const int64_t packs = packs_of_row(x);
+  if (packs <= 2 * kWarp) return {"warp", kThreads / kWarp, 2};
+  if (packs <= 4 * kWarp) return {"warp", kThreads / kWarp, 4};
+  if (packs <= kThreads) return {"block", 1, 1};
+  return {"block", 1, packs <= 2 * kThreads ? 2 : 4};
+}
+
+NormTeams teams_of_gradient(const at::Tensor& x) {
+  const int64_t packs = packs_of_row(x);
+  if (packs <= 2 * kWarp) return {"warp", kThreads / kWarp, 2};
+  if (packs <= kThreads / 2) return {"half", 2, 1};
+  if (packs <= kThreads) return {"block", 1, 1};
+  return {"block", 1, packs <= 2 * kThreads ? 2 : 4};
+}
+
+// Rows whose sums a team keeps: so many that all multiprocessors have some at
+// the same time.
+int64_t rows_a_part(int64_t rows, const NormTeams& teams) {
+  constexpr int64_t kBlocks = 396;
+  return std::max<int64_t>(blocks_of(rows, kBlocks * teams.in_block), 4);
 }
 
 at::TensorOptions wide_options(const at::Tensor& x) {
@@ -55,11 +87,12 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
                                                     double eps, double offset) {
   RECORD_FUNCTION("tessera::rms_norm_forward", {});
   const NormOf by = norm_of(x, weight, nullptr, offset);
-  const int teams = teams_for(by.width);
+  const NormTeams teams = teams_of_norm(x);
   at::Tensor y = at::empty_like(x);
   at::Tensor scales = at::empty({by.rows}, wide_options(x));
-  launch("rms_norm", x, blocks_of(by.rows, teams), x.const_data_ptr(), by,
-         y.mutable_data_ptr(), scales.mutable_data_ptr(), eps, teams);
+  launch(teams.loop("rms_norm"), x, blocks_of(by.rows, teams.in_block),
+         x.const_data_ptr(), by, y.mutable_data_ptr(),
+         scales.mutable_data_ptr(), eps);
   return {y, scales};
 }
 
@@ -68,15 +101,15 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
     const at::Tensor& inverse_rms, double offset, const at::Tensor& past) {
   RECORD_FUNCTION("tessera::rms_norm_backward", {});
   const NormOf by = norm_of(x, weight, nullptr, offset);
-  const int teams = teams_for(by.width);
+  const NormTeams teams = teams_of_gradient(x);
   const int64_t each = rows_a_part(by.rows, teams);
   const int64_t parts = blocks_of(by.rows, each);
   at::Tensor dx = at::empty_like(x);
   const at::Tensor partial = at::empty({parts, by.width}, wide_options(x));
-  launch("rms_norm_backward", x, blocks_of(parts, teams),
+  launch(teams.loop("rms_norm_backward"), x, blocks_of(parts, teams.in_block),
          gradient.const_data_ptr(), x.const_data_ptr(), by,
          inverse_rms.const_data_ptr(), data_or_null(past),
-         dx.mutable_data_ptr(), partial.mutable_data_ptr(), each, teams);
+         dx.mutable_data_ptr(), partial.mutable_data_ptr(), each);
   return {dx, partial.sum(0).to(weight.scalar_type())};
 }
 
@@ -85,15 +118,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_forward(
     double eps) {
   RECORD_FUNCTION("tessera::layer_norm_forward", {});
   const NormOf by = norm_of(x, weight, bias.const_data_ptr(), /*offset=*/0);
-  const int teams = teams_for(by.width, /*centred=*/true);
+  const NormTeams teams = teams_of_norm(x);
   auto of_rows = x.sizes().vec();
   of_rows.back() = 1;
   at::Tensor y = at::empty_like(x);
   at::Tensor means = at::empty(of_rows, wide_options(x));
   at::Tensor scales = at::empty_like(means);
-  launch("layer_norm", x, blocks_of(by.rows, teams), x.const_data_ptr(), by,
-         y.mutable_data_ptr(), means.mutable_data_ptr(),
-         scales.mutable_data_ptr(), eps, teams);
+  launch(teams.loop("layer_norm"), x, blocks_of(by.rows, teams.in_block),
+         x.const_data_ptr(), by, y.mutable_data_ptr(), means.mutable_data_ptr(),
+         scales.mutable_data_ptr(), eps);
   return {y, means, scales};
 }
 
@@ -102,16 +135,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
     const at::Tensor& means, const at::Tensor& scales, const at::Tensor& past) {
   RECORD_FUNCTION("tessera::layer_norm_backward", {});
   const NormOf by = norm_of(x, weight, nullptr, /*offset=*/0);
-  const int teams = teams_for(by.width, /*centred=*/true);
+  const NormTeams teams = teams_of_gradient(x);
   const int64_t each = rows_a_part(by.rows, teams);
   const int64_t parts = blocks_of(by.rows, each);
   at::Tensor dx = at::empty_like(x);
   const at::Tensor partial = at::empty({2, parts, by.width}, wide_options(x));
-  launch("layer_norm_backward", x, blocks_of(parts, teams),
+  launch(teams.loop("layer_norm_backward"), x, blocks_of(parts, teams.in_block),
          gradient.const_data_ptr(), x.const_data_ptr(), by,
          means.const_data_ptr(), scales.const_data_ptr(), data_or_null(past),
          dx.mutable_data_ptr(), partial[0].mutable_data_ptr(),
-         partial[1].mutable_data_ptr(), each, teams);
+         partial[1].mutable_data_ptr(), each);
   const at::Tensor sums = partial.sum(1).to(weight.scalar_type());
   return {dx, sums[0], sums[1]};
 }
@@ -167,8 +200,9 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
   const auto heads = static_cast<int>(x.size(2));
   const auto half = static_cast<int>(x.size(3) / 2);
   at::Tensor y = in_place ? x.variable_data() : at::empty_like(x);
-  launch("rotate", x, x.size(0) * tokens, x.const_data_ptr(),
-         cos.const_data_ptr(), sin.const_data_ptr(), y.mutable_data_ptr(),
+  const int64_t rows = x.size(0) * tokens;
+  launch("rotate", x, std::min(rows, blocks_for(x.numel())), x.const_data_ptr(),
+         cos.const_data_ptr(), sin.const_data_ptr(), y.mutable_data_ptr(), rows,
          tokens, heads, half, direction);
   return y;
 }
@@ -188,10 +222,16 @@ std::tuple<at::Tensor, at::Tensor> glu_backward(bool is_silu,
                                                 const at::Tensor& up) {
   RECORD_FUNCTION(
       is_silu ? "tessera::swiglu_backward" : "tessera::geglu_backward", {});
-  at::Tensor dgate = at::empty_like(gate), dup = at::empty_like(up);
+  // A row of both, side by side.
+  auto shape = up.sizes().vec();
+  const int64_t width = shape.back();
+  shape.back() = 2 * width;
+  const at::Tensor both = at::empty(shape, up.options());
+  const at::Tensor dgate = both.narrow(-1, 0, width),
+                   dup = both.narrow(-1, width, width);
   launch("glu_backward", up, blocks_for(up.numel()), static_cast<int>(is_silu),
          gradient.const_data_ptr(), gate.const_data_ptr(), up.const_data_ptr(),
-         dgate.mutable_data_ptr(), dup.mutable_data_ptr(), up.numel());
+         dgate.mutable_data_ptr(), dup.mutable_data_ptr(), up.numel(), width);
   return {dgate, dup};
 }
 

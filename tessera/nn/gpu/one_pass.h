@@ -38,6 +38,7 @@ std::tuple<at::Tensor, at::Tensor> add_up_rows_backward(
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos,
                   const at::Tensor& sin, double direction, bool in_place);
 at::Tensor glu(bool is_silu, const at::Tensor& gate, const at::Tensor& up);
+// The gradients lie side by side: columns of one matrix.
 std::tuple<at::Tensor, at::Tensor> glu_backward(bool is_silu,
                                                 const at::Tensor& gradient,
                                                 const at::Tensor& gate,

@@ -67,14 +67,17 @@ class Update {
   }
 
   // The same loop (nn/gpu/loops.cu) over all of it.
-  void run_on_gpu(const kernels::AdamNumbers& numbers,
-                  const at::Tensor& scale) const {
+  void run_on_gpu(const kernels::AdamNumbers& numbers, const at::Tensor& scale,
+                  const at::Tensor& pace) const {
     const int64_t count = parameter_.numel();
-    nn::gpu::launch(
-        "adam", gradient_, nn::gpu::blocks_for(count), parameter_.data_ptr(),
-        gradient_.const_data_ptr(), exp_avg_.data_ptr(), exp_avg_sq_.data_ptr(),
-        rounded_.defined() ? rounded_.data_ptr() : nullptr, count, numbers,
-        scale.defined() ? scale.const_data_ptr() : nullptr);
+    const auto from = [](const at::Tensor& there) {
+      return there.defined() ? there.const_data_ptr() : nullptr;
+    };
+    nn::gpu::launch("adam", gradient_, nn::gpu::blocks_for(count),
+                    parameter_.data_ptr(), gradient_.const_data_ptr(),
+                    exp_avg_.data_ptr(), exp_avg_sq_.data_ptr(),
+                    rounded_.defined() ? rounded_.data_ptr() : nullptr, count,
+                    numbers, from(scale), from(pace));
   }
 
  private:
@@ -90,7 +93,13 @@ class Update {
 
 }  // namespace
 
-bool reads_scale_there(const at::Tensor& tensor) {
+Pace pace_of(const OptimizerConfig& config, const UpdateGroup& group,
+             Decay decay) {
+  const auto numbers = numbers_of(config, group, decay);
+  return {numbers.kept, numbers.step_size, numbers.root_scale};
+}
+
+bool reads_there(const at::Tensor& tensor) {
   return nn::uses(nn::Kernel::kAdamW) && nn::gpu::runs(tensor);
 }
 
@@ -117,7 +126,7 @@ void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
   }
   if (!group.parameters.front().is_cpu()) {
     for (const Update& update : updates) {
-      update.run_on_gpu(numbers, group.scale_there);
+      update.run_on_gpu(numbers, group.scale_there, group.pace_there);
     }
     return;
   }

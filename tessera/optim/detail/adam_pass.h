@@ -18,8 +18,12 @@ namespace tessera::optim::detail {
 enum class Decay { kInGradient, kDecoupled };
 
 // Whether the update of such a parameter, or by such a gradient, heeds
-// UpdateGroup::scale_there; none of fp16 does.
-bool reads_scale_there(const at::Tensor& tensor);
+// UpdateGroup::scale_there and pace_there; none of fp16 does.
+bool reads_there(const at::Tensor& tensor);
+
+// kept, step_size and root_scale of kernels::AdamNumbers.
+Pace pace_of(const OptimizerConfig& config, const UpdateGroup& group,
+             Decay decay);
 
 // On the CPU, or on a GPU that has its loop (of which there is none for fp16);
 // and not left out by name.

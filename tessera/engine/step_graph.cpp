@@ -1,0 +1,67 @@
+#include "tessera/engine/step_graph.h"
+
+#include <utility>
+
+#include "tessera/core/device.h"
+#include "tessera/core/error.h"
+#include "tessera/core/log.h"
+#include "tessera/core/memory_kind.h"
+#include "tessera/monitor/memory.h"
+#include "tessera/nn/kernel_choice.h"
+
+namespace tessera::engine {
+
+bool StepGraph::is_for(const RunConfig& config, int64_t ranks,
+                       c10::Device device) {
+  const models::ModelConfig& model = config.model;
+  return DeviceGraph::can_record(device) && nn::uses(nn::Kernel::kStepGraph) &&
+         ranks == 1 && !config.mesh.star() && !config.pipeline.delayed() &&
+         model.moe.experts == 0 && model.mtp.layers == 0 &&
+         model.dropout == 0 && !config.data.documents_apart() &&
+         config.zero.offload == "none";
+}
+
+StepGraph::StepGraph(c10::Device device) { take_stream(device); }
+
+StepGraph::~StepGraph() { give_back_memory_receipt(memory_); }
+
+void StepGraph::take(ModelActor& actor, const std::function<void()>& run,
+                     const std::function<void()>& begin) {
+  // The first one finds the memory that stays, and compiles.
+  const bool may = actor.can_repeat() && !gave_up_ && runs_++ > 0;
+  if (!may) return run();
+  if (recorded_ && !actor.repeats(*recorded_)) return run();
+  actor.load_in_place();
+  if (recorded_) {
+    actor.begin_repeated(*recorded_);
+  } else if (!record(actor, run)) {
+    begin();
+    return run();
+  }
+  graph_->repeat();
+}
+
+bool StepGraph::record(ModelActor& actor, const std::function<void()>& run) {
+  actor.begin_recording();
+  const int64_t before = monitor::tensor_bytes().now;
+  monitor::reset_tensor_peak();
+  auto graph = std::make_unique<DeviceGraph>();
+  try {
+    graph->record(run);
+  } catch (const std::exception& error) {
+    gave_up_ = true;
+    actor.give_up_recording();
+    log::warning(
+        "steps are not recorded as a graph of the GPU, and run one by "
+        "one as before: ",
+        message_of(error));
+    return false;
+  }
+  graph_ = std::move(graph);
+  recorded_ = std::make_unique<ModelActor::Repeated>(actor.end_recording());
+  const MemoryScope scope(MemoryKind::kWork);
+  memory_ = take_memory_receipt(monitor::tensor_bytes().peak - before);
+  return true;
+}
+
+}  // namespace tessera::engine

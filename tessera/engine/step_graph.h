@@ -1,0 +1,57 @@
+// Steps of one GPU as one launch: the second is recorded, and from there on the
+// device repeats it.
+//
+// For:     a rank by itself whose host decides nothing inside of a step
+//          (ModelActor::can_repeat) and hands it no number but what
+//          Optimizer::send_pace() and load_in_place() put where the device
+//          reads it: no experts, dropout, documents, predictions further ahead,
+//          states in files. Else, and for a step that asks for something else
+//          than the recorded one, nothing happens here: it is run as ever.
+// Bits:    those of a step that is run.
+// Memory:  what a step needs at most is the graph's for good, and is booked so
+//          beside its tensors.
+// Heard:   an observer hears of the instructions of a recorded step as they are
+//          recorded, of a repeated one nothing.
+// Choice:  TESSERA_WITHOUT_KERNELS=step_graph.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "tessera/core/device_graph.h"
+#include "tessera/engine/model_actor.h"
+#include "tessera/engine/run_config.h"
+
+namespace tessera::engine {
+
+class StepGraph {
+ public:
+  // Whether steps of such a run may be repeated, on such a device.
+  static bool is_for(const RunConfig& config, int64_t ranks,
+                     c10::Device device);
+
+  // REQUIRES: is_for(). This thread's stream from here on is its own.
+  explicit StepGraph(c10::Device device);
+  ~StepGraph();
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+
+  // The step that the actor has begun, of which `run` is all of it, and `begin`
+  // begins it again where it could not be recorded.
+  void take(ModelActor& actor, const std::function<void()>& run,
+            const std::function<void()>& begin);
+
+  // Whether steps are repeated from here on.
+  bool has_recorded() const { return recorded_ != nullptr; }
+
+ private:
+  bool record(ModelActor& actor, const std::function<void()>& run);
+
+  bool gave_up_ = false;
+  int64_t runs_ = 0;  // of steps that may be repeated, before
+  std::unique_ptr<DeviceGraph> graph_;
+  std::unique_ptr<ModelActor::Repeated> recorded_;
+  void* memory_ = nullptr;  // its receipt
+};
+
+}  // namespace tessera::engine
