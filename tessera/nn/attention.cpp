@@ -71,6 +71,13 @@ at::Tensor cached_attention(const at::Tensor& q, const at::Tensor& k,
   return plain_attention(q, last(k), last(v), /*is_causal=*/false);
 }
 
+// By pieces, of which there is one.
+at::Tensor attention_of_all(const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const Sight& sight) {
+  const Pieces whole = {0};
+  return piece_attention(q, whole, k, v, whole, sight);
+}
+
 // Said once: what has one shape has it at every step.
 void say_who_attends(const at::Tensor& q) {
   static const bool said = [&] {
@@ -91,15 +98,16 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k,
     if (wants_own && takes_flash(q, k, v)) {
       return flash_attention(q, k, v, sight.dropout, sight.window);
     }
-    TS_CHECK(!sight.dropout, "attention with dropout: there are no loops for ",
-             q.scalar_type(), " ", q.sizes(), " on ", q.device(), ".");
+    TS_CHECK(!sight.dropout || !q.is_cpu(),
+             "attention with dropout: there are no loops for ", q.scalar_type(),
+             " ", q.sizes(), " on ", q.device(), ".");
+    if (sight.dropout) return attention_of_all(q, k, v, sight);
     if (wants_own) say_who_attends(q);
     if (sight.window == 0) return plain_attention(q, k, v, /*is_causal=*/true);
     return plain_attention(q, k, v, /*is_causal=*/false,
                            window_mask(q, sight.window));
   }
-  const Pieces whole = {0};
-  return piece_attention(q, whole, k, v, whole, sight);
+  return attention_of_all(q, k, v, sight);
 }
 
 void Attention::make_output(const LinearOptions& options) {

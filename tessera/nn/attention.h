@@ -5,9 +5,10 @@
 //         query head h reads key/value head h / (H / K). H * E need not be D.
 // Kernel: on the CPU flash_attention.h's; elsewhere, and with a cache, flash
 //         attention of LibTorch: memory grows with T, not with its square. Of
-//         documents apart: piece_attention.h's, on the CPU. With dropout, which
-//         LibTorch's has not, always flash_attention.h's, which is of the CPU.
-//         With a window also, but elsewhere LibTorch's with a mask of T x T.
+//         documents apart: piece_attention.h's. With dropout, whose masks
+//         LibTorch's has not, always flash_attention.h's, or elsewhere
+//         composed_attention.h's. With a window also, but elsewhere LibTorch's
+//         with a mask of T x T.
 // Cache:  with a KvCache the T tokens follow those already in it; the cache
 //         keeps their keys and values. For generation, without autograd.
 // Comm:   none. Heads are counted from the local weights, so a rank that holds

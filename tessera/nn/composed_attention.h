@@ -5,8 +5,9 @@
 //         (B, H, T).
 // Types:  scores, exponents and sums in the wide type (wide_type.h); out is of
 //         it too.
-// Memory: the scores, B H T S, are whole.
-// REQUIRES: no dropout.
+// Dropout: as flash_attention.h has it.
+// Memory: the scores of some samples, and as much again: see
+//         samples_at_once().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,5 +30,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> composed_attention_backward(
     const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
     const at::Tensor& v, const at::Tensor& out, const at::Tensor& lse,
     const FlashRuns& runs);
+
+// Samples whose scores are there at once, of `scores` each: as many as have
+// 2^26 together, but one at least.
+int64_t samples_at_once(int64_t samples, int64_t scores);
 
 }  // namespace tessera::nn

@@ -1,7 +1,7 @@
 #include "tessera/nn/dropout.h"
 
 #include <ATen/ATen.h>
-
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <algorithm>
 #include <torch/csrc/autograd/custom_function.h>
@@ -11,6 +11,7 @@
 
 #include "tessera/core/hash.h"
 #include "tessera/core/parallel.h"
+#include "tessera/nn/detail/drop.h"
 #include "tessera/nn/detail/kernel_table.h"
 #include "tessera/nn/detail/mask.h"
 
@@ -39,30 +40,49 @@ Positions saved_positions(const c10::IValue& saved) {
   return positions;
 }
 
+// y = past + what is kept of x, of a run of tokens (B, T, D) on the CPU, of
+// which samples may lie apart; the first is at `first`.
+void keep_run(const at::Tensor& past, const at::Tensor& x, const at::Tensor& y,
+              const Dropout& dropout, int64_t first) {
+  const int64_t length = x.size(1), width = x.size(2);
+  const kernels::Element element = detail::element_of(x);
+  parallel_for(
+      0, x.size(0) * length, kRowsPerPart, [&](int64_t from, int64_t to) {
+        for (int64_t i = from; i < to; ++i) {
+          const int64_t b = i / length, t = i % length;
+          const int64_t at = b * x.stride(0) + t * width;
+          detail::table().drop(
+              element, detail::mask_of(dropout, b, 0), first + t,
+              past.defined() ? detail::elements_from(past, at) : nullptr,
+              detail::elements_from(x, at), detail::elements_from(y, at),
+              width);
+        }
+      });
+}
+
 // y = past + what is kept of x; y may be x. All contiguous.
 void keep(const at::Tensor& past, const at::Tensor& x, const at::Tensor& y,
           const Dropout& dropout, const Positions& positions) {
   RECORD_FUNCTION("tessera::dropout", {});
-  const int64_t tokens = x.size(1), width = x.size(2);
-  const kernels::Element element = detail::element_of(x);
+  const at::NoGradGuard no_grad;
   int64_t begin = 0;  // of the run, among the tokens that are here
   for (const auto& [first, length] : positions) {
-    parallel_for(
-        0, x.size(0) * length, kRowsPerPart, [&](int64_t from, int64_t to) {
-          for (int64_t i = from; i < to; ++i) {
-            const int64_t b = i / length, t = i % length;
-            const int64_t at = (b * tokens + begin + t) * width;
-            detail::table().drop(
-                element, detail::mask_of(dropout, b, 0), first + t,
-                past.defined() ? detail::elements_from(past, at) : nullptr,
-                detail::elements_from(x, at), detail::elements_from(y, at),
-                width);
-          }
-        });
+    const auto run = [from = begin, of = length](const at::Tensor& all) {
+      return all.defined() ? all.narrow(1, from, of) : all;
+    };
+    if (x.is_cpu()) {
+      keep_run(run(past), run(x), run(y), dropout, first);
+    } else {
+      const auto of_one_head = [&](const at::Tensor& all) {
+        return all.defined() ? run(all).unsqueeze(1) : all;
+      };
+      detail::drop_there(of_one_head(past), of_one_head(x), of_one_head(y),
+                         dropout, {.first_row = first});
+    }
     begin += length;
   }
-  TORCH_INTERNAL_ASSERT(begin == tokens, "positions of ", begin, " tokens of ",
-                        tokens);
+  TORCH_INTERNAL_ASSERT(begin == x.size(1), "positions of ", begin,
+                        " tokens of ", x.size(1));
 }
 
 class AddKept : public torch::autograd::Function<AddKept> {

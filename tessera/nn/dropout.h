@@ -12,7 +12,8 @@
 //          all of the model and of the step; head is 0 of what has none.
 //          Elements whose word is below rate * 2^32 become 0, the others are
 //          divided by 1 - rate.
-// Types:   fp64, fp32 and bf16 on the CPU; others go through fp32.
+// Types:   fp64, fp32, bf16 and fp16, which goes through fp32. Elsewhere than
+//          on the CPU as detail/drop.h has it, by the same masks.
 // Comm:    none.
 // Threads: any.
 // Source:  Srivastava et al. 2014, JMLR 15 (dropout); Salmon et al., SC 2011

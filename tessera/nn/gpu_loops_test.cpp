@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tessera/nn/detail/kernel_table.h"
+#include "tessera/nn/detail/mask.h"
 #include "tessera/nn/detail/one_pass.h"
+#include "tessera/nn/dropout.h"
 #include "tessera/nn/wide_type.h"
 #include "tests/support/cuda_on_host.h"
 
@@ -295,6 +298,62 @@ TYPED_TEST(GpuLoops, LossesAndTheirGradients) {
       EXPECT_TRUE((whole.narrow(1, kWidth, stride - kWidth) == 7)
                       .all()
                       .template item<bool>());
+    }
+  }
+}
+
+// Of three samples that lie apart, two heads each; masks from any column on.
+TYPED_TEST(GpuLoops, MasksKeepWhatTheCpusKeep) {
+  constexpr int64_t kSamples = 3, kHeads = 2, kTokens = 4, kFirstRow = 9;
+  Dropout dropout = dropout_named("a part", 0.3, {7, 3, 5});
+  dropout.first_head = 6;
+  const kernels::Mask whole = detail::mask_of(dropout, 0, 0);
+  const cuda::Mask mask = {{whole.key[0], whole.key[1]},
+                           whole.drops,
+                           whole.sample,
+                           whole.head,
+                           whole.scale};
+  for (const int64_t width : {5, 64, 150}) {
+    for (const int64_t first : {0, 33, 128}) {
+      const auto all = this->random({kSamples, kHeads + 1, kTokens, width});
+      const auto x = all.narrow(1, 0, kHeads);
+      const cuda::DroppedRows of = {kSamples * kHeads * kTokens,
+                                    kHeads,
+                                    kTokens,
+                                    width,
+                                    x.stride(0),
+                                    kFirstRow,
+                                    first};
+      const auto keep = [&](const at::Tensor& past, const at::Tensor& y) {
+        this->run({3, 1}, [&] {
+          cuda::drop(past.defined() ? this->data(past) : nullptr, this->data(x),
+                     this->data(y), mask, of);
+        });
+      };
+      // The CPU's, in whole rows from the first column on.
+      const at::Tensor rows =
+          at::zeros({x.size(0), kHeads, kTokens, first + width}, x.options());
+      const at::Tensor behind = rows.narrow(3, first, width);
+      behind.copy_(x);
+      for (int64_t b = 0; b < kSamples; ++b) {
+        for (int64_t h = 0; h < kHeads; ++h) {
+          for (int64_t t = 0; t < kTokens; ++t) {
+            const at::Tensor row = rows[b][h][t];
+            detail::table().drop(detail::element_of(row),
+                                 detail::mask_of(dropout, b, h), kFirstRow + t,
+                                 nullptr, row.data_ptr(), row.data_ptr(),
+                                 row.numel());
+          }
+        }
+      }
+      const auto y = this->like(all), past = this->random(all.sizes());
+      const at::Tensor here = y.narrow(1, 0, kHeads);
+      keep({}, y);
+      EXPECT_TRUE(at::equal(here, behind)) << width << " from " << first;
+      keep(past, y);
+      this->expect_close(here, past.narrow(1, 0, kHeads) + behind);
+      keep({}, all);  // in place
+      EXPECT_TRUE(at::equal(x, behind)) << width << " from " << first;
     }
   }
 }

@@ -19,7 +19,7 @@
 // Types:  merged and summed in fp32, or fp64 for fp64.
 // Kernel: LibTorch's flash attention for the CPU, forward and backward; with
 //         dropout and on the edge of a window, which it has not,
-//         flash_attention.h's.
+//         flash_attention.h's. Elsewhere composed_attention.h's.
 // Comm:   none.
 // Source: Liu et al. 2023, arXiv 2310.01889; Dao et al. 2022, arXiv 2205.14135;
 //         documents: Zhao et al. 2024, arXiv 2402.13991 (intra-document causal

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "tessera/nn/composed_attention.h"
 #include "tessera/nn/flash_attention.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"
@@ -557,8 +558,37 @@ bool is_of_libtorch(const HeadShape& pair) {
 
 }  // namespace
 
+// Beside the scores lie as many numbers: what of them logsumexp sums, or in the
+// backward the gradients of weights.
+std::vector<Memory> Operators::composed(const HeadShape& shape) const {
+  tape_.forward_flops({.attention = 4 * pairs_of(shape) * shape.width});
+  const int64_t scores = shape.heads * shape.q_tokens * shape.kv_tokens;
+  const int64_t most = nn::samples_at_once(shape.samples, scores);
+  const int64_t parts = most < shape.samples ? 2 : 1;  // and put together
+  Memory out = wides(parts * shape.q_numel());
+  Memory lse = wides(parts * shape.lse_numel());
+  const Memory all = wides(2 * most * scores);
+  return {std::move(out), std::move(lse)};
+}
+
+std::vector<Memory> Operators::composed_backward(const HeadShape& shape) const {
+  tape_.input_flops({.attention = 10 * pairs_of(shape) * shape.width});
+  const int64_t scores = shape.heads * shape.q_tokens * shape.kv_tokens;
+  const int64_t most = nn::samples_at_once(shape.samples, scores);
+  const int64_t parts = most < shape.samples ? 2 : 1;
+  Memory dq = wides(parts * shape.q_numel());
+  Memory dk = wides(parts * shape.kv_numel());
+  Memory dv = wides(parts * shape.kv_numel());
+  const Memory all = wides(2 * most * scores);
+  // The gradient and a factor, in the wide type and in order.
+  const Memory copies = wides(2 * most * (shape.q_numel() / shape.samples));
+  return {std::move(dq), std::move(dk), std::move(dv)};
+}
+
 void Operators::attend(const HeadShape& pair, bool merges) const {
-  const auto seen = is_of_libtorch(pair) ? flash(pair) : own_flash(pair);
+  const auto seen = is_composed()          ? composed(pair)
+                    : is_of_libtorch(pair) ? flash(pair)
+                                           : own_flash(pair);
   if (!merges) return;
   const Memory merged = wides(pair.lse_numel());
   const Memory scale = wides(pair.lse_numel());
@@ -566,6 +596,10 @@ void Operators::attend(const HeadShape& pair, bool merges) const {
 }
 
 void Operators::attend_backward(const HeadShape& pair) const {
+  if (is_composed()) {
+    composed_backward(pair);
+    return;
+  }
   is_of_libtorch(pair) ? flash_backward(pair) : own_flash_backward(pair);
 }
 
@@ -596,6 +630,7 @@ Traced Operators::attention(const Traced& q, const Traced& k, const Traced& v,
     if (shape.window >= shape.q_tokens) sample.window = 0;
     return piece_attention(q, k, v, std::vector(shape.samples, sample));
   }
+  if (shape.drops && is_composed()) return piece_attention(q, k, v, {shape});
   const bool is_own =
       !is_of_libtorch(shape) || nn::uses(nn::Kernel::kAttention);
   const auto seen = is_own ? own_flash(shape) : flash(shape);

@@ -144,6 +144,9 @@ class Operators {
   std::vector<Memory> flash_backward(const HeadShape& shape) const;
   std::vector<Memory> own_flash(const HeadShape& shape) const;
   std::vector<Memory> own_flash_backward(const HeadShape& shape) const;
+  // nn::composed_attention, and its backward.
+  std::vector<Memory> composed(const HeadShape& shape) const;
+  std::vector<Memory> composed_backward(const HeadShape& shape) const;
   // nn::causal_attention; `documents`: one in each sample.
   Traced attention(const Traced& q, const Traced& k, const Traced& v,
                    const HeadShape& shape, bool documents) const;
@@ -157,6 +160,8 @@ class Operators {
   void attend_backward(const HeadShape& pair) const;
 
  private:
+  // Pairs of pieces, wherever nn has no loops for them.
+  bool is_composed() const { return tape_.device() != at::kCPU; }
   // Of x and the weight of an RMSNorm.
   std::vector<Memory> norm_gradients(int64_t rows, int64_t width) const;
   Memory all_reduced(int64_t numel, const Ranks& ranks) const;

@@ -18,6 +18,11 @@ struct NormOf {
   int64_t rows, width;
 };
 
+// DroppedRows of loops.cu.
+struct DroppedRows {
+  int64_t rows, heads, tokens, width, stride, first_row, first_column;
+};
+
 NormOf norm_of(const at::Tensor& x, const at::Tensor& weight, const void* bias,
                double offset) {
   const int64_t width = x.size(-1);
@@ -246,6 +251,21 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
          logits.stride(0), static_cast<int>(scale.has_value()),
          scale.value_or(0.0));
   return losses.sum();
+}
+
+void drop(const at::Tensor& past, const at::Tensor& x, const at::Tensor& y,
+          const kernels::Mask& mask, int64_t first_row, int64_t first_column) {
+  const DroppedRows of = {.rows = x.size(0) * x.size(1) * x.size(2),
+                          .heads = x.size(1),
+                          .tokens = x.size(2),
+                          .width = x.size(3),
+                          .stride = x.stride(0),
+                          .first_row = first_row,
+                          .first_column = first_column};
+  constexpr int64_t kColumnsOfOne = 4;  // counter
+  launch("drop", x, blocks_for(x.numel() / kColumnsOfOne + of.rows),
+         data_or_null(past), x.const_data_ptr(), y.mutable_data_ptr(), mask,
+         of);
 }
 
 }  // namespace tessera::nn::gpu

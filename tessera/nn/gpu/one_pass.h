@@ -8,6 +8,8 @@
 #include <optional>
 #include <tuple>
 
+#include "tessera/nn/kernels/kernels.h"
+
 namespace tessera::nn::gpu {
 
 std::tuple<at::Tensor, at::Tensor> rms_norm_forward(const at::Tensor& x,
@@ -46,5 +48,11 @@ std::tuple<at::Tensor, at::Tensor> glu_backward(bool is_silu,
 // The sum stays on the device; a target outside the vocabulary makes it NaN.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                          int64_t ignored, std::optional<double> scale);
+
+// As detail::drop_there() of drop.h. x: (B, H, T, D), of which samples alone
+// may lie apart; past, where it is defined, and y, which may be x, lie as x
+// does. mask: that of the first sample and head.
+void drop(const at::Tensor& past, const at::Tensor& x, const at::Tensor& y,
+          const kernels::Mask& mask, int64_t first_row, int64_t first_column);
 
 }  // namespace tessera::nn::gpu
