@@ -14,8 +14,12 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/files.h"
 #include "tessera/core/host_read.h"
+#include "tessera/engine/memory_plan.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/monitor/memory.h"
+#include "tessera/nn/composed_attention.h"
+#include "tessera/nn/dropout.h"
+#include "tessera/nn/flash_attention.h"
 #include "tessera/nn/gpu/program.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trainer.h"
@@ -62,6 +66,64 @@ TEST(Gpu, HasLoopsOfItsOwn) {
     EXPECT_TRUE(
         nn::gpu::runs(at::ones({1}, at::TensorOptions(at::kCUDA).dtype(type))));
   }
+}
+
+// What one mask keeps of ones, and the gradient that goes back through another.
+TEST(DropoutOnADevice, MasksAreThoseOfTheCpu) {
+  if (!device()) GTEST_SKIP() << kNoDevice;
+  const nn::Dropout dropout = nn::dropout_named("a part", 0.3, {7, 3, 5});
+  // Two pieces of a longer sequence, of odd lengths.
+  const nn::Positions positions = {{5, 7}, {40, 6}};
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t width : {1, 63, 64, 65, 200}) {
+      const auto kept = [&](at::Device where) {
+        const at::Tensor x =
+            at::ones({3, 13, width}, type).to(where).requires_grad_();
+        const at::Tensor y = nn::add_kept({}, x.view_as(x), dropout, positions);
+        y.sum().backward();
+        return at::stack({y.detach(), x.grad()}).cpu();
+      };
+      EXPECT_TRUE(at::equal(kept(*device()), kept(at::kCPU))) << type << width;
+    }
+  }
+}
+
+// Of some heads of some samples, over keys behind the first ones; in parts of
+// the samples where their scores are many.
+TEST(DropoutOnADevice, AttentionDropsWhatTheCpusDrops) {
+  if (!device()) GTEST_SKIP() << kNoDevice;
+  const auto random = [](int64_t heads, int64_t tokens) {
+    return at::randn({2, heads, tokens, 8}, at::kDouble);
+  };
+  nn::FlashRuns runs = {.is_causal = false,
+                        .dropout = nn::dropout_named("weights", 0.4, {1, 2, 3}),
+                        .first_query = 130,
+                        .first_key = 37,
+                        .window = 150};
+  runs.dropout.first_head = 4;
+  const at::Tensor q = random(4, 30), k = random(2, 90), v = random(2, 90);
+  const at::Tensor gradient = random(4, 30);
+  const auto there = [](const at::Tensor& x) { return x.to(*device()); };
+  const auto by_token = [](const at::Tensor& x) {
+    return x.transpose(1, 2).contiguous();
+  };
+  const auto [out, lse] =
+      nn::composed_attention(there(q), there(k), there(v), runs);
+  const auto [wanted, wanted_lse] =
+      nn::flash_forward(by_token(q), by_token(k), by_token(v), runs);
+  const auto is_near = [](const at::Tensor& a, const at::Tensor& b) {
+    return at::allclose(a.cpu(), b, 1e-12, 1e-12);
+  };
+  EXPECT_TRUE(is_near(out, wanted.transpose(1, 2)));
+  EXPECT_TRUE(is_near(lse, wanted_lse));
+  const auto [dq, dk, dv] = nn::composed_attention_backward(
+      there(gradient), there(q), there(k), there(v), out, lse, runs);
+  const auto [wanted_dq, wanted_dk, wanted_dv] =
+      nn::flash_backward(by_token(gradient), by_token(q), by_token(k),
+                         by_token(v), wanted, wanted_lse, runs);
+  EXPECT_TRUE(is_near(dq, wanted_dq.transpose(1, 2)));
+  EXPECT_TRUE(is_near(dk, wanted_dk.transpose(1, 2)));
+  EXPECT_TRUE(is_near(dv, wanted_dv.transpose(1, 2)));
 }
 
 struct Case {
@@ -244,6 +306,72 @@ const Case kCases[] = {
      {{"precision.compute", "bf16"}, {"mesh.dp", "2"}, {"zero.stage", "3"}},
      2e-2},
     {"averages", 1, {{"optimizer.ema", "0.9"}}},
+    {"dropout", 1, {{"model.dropout", "0.2"}, {"batch.micro", "2"}}},
+    {"dropout_gpt2",
+     1,
+     {{"model.dropout", "0.2"},
+      {"model.family", "gpt2"},
+      {"model.kv_heads", "4"}}},
+    {"dropout_window",
+     1,
+     {{"model.dropout", "0.2"},
+      {"model.family", "gemma3_text"},
+      {"model.window", "5"},
+      {"model.window_every", "2"}}},
+    {"dropout_tp_2", 2, {{"model.dropout", "0.2"}, {"mesh.tp", "2"}}},
+    {"dropout_sp_2",
+     2,
+     {{"model.dropout", "0.2"},
+      {"mesh.tp", "2"},
+      {"tensor.sequence_parallel", "true"}}},
+    {"dropout_ring", 2, {{"model.dropout", "0.2"}, {"mesh.cp", "2"}}},
+    {"dropout_pp_2",
+     2,
+     {{"model.dropout", "0.2"},
+      {"mesh.pp", "2"},
+      {"batch.micro", "2"},
+      {"recompute.mode", "block"}}},
+    {"dropout_bf16",
+     1,
+     {{"model.dropout", "0.2"}, {"precision.compute", "bf16"}},
+     2e-2},
+    {"offload", 1, {{"zero.offload", "optimizer"}}},
+    {"offload_zero_2",
+     2,
+     {{"zero.offload", "optimizer"}, {"mesh.dp", "2"}, {"zero.stage", "2"}}},
+    {"offload_zero_3",
+     2,
+     {{"zero.offload", "optimizer"}, {"mesh.dp", "2"}, {"zero.stage", "3"}}},
+    {"offload_pp_2",
+     2,
+     {{"zero.offload", "optimizer"},
+      {"mesh.pp", "2"},
+      {"batch.micro", "2"},
+      {"optimizer.ema", "0.9"}}},
+    {"offload_mixed",
+     2,
+     {{"zero.offload", "optimizer"}, {"mesh.pp", "2"}, {"batch.micro", "2"}},
+     1e-9,
+     /*is_mixed=*/true},
+    {"offload_sgd",
+     1,
+     {{"zero.offload", "optimizer"}, {"optimizer.type", "sgd"}}},
+    {"offload_lion",
+     1,
+     {{"zero.offload", "optimizer"}, {"optimizer.type", "lion"}}},
+    {"offload_muon",
+     2,
+     {{"zero.offload", "optimizer"},
+      {"mesh.dp", "2"},
+      {"zero.stage", "1"},
+      {"optimizer.type", "muon"}}},
+    {"offload_bf16",
+     2,
+     {{"zero.offload", "optimizer"},
+      {"precision.compute", "bf16"},
+      {"mesh.dp", "2"},
+      {"zero.stage", "3"}},
+     2e-2},
     {"mixed",
      4,
      {{"mesh.pp", "2"}, {"mesh.dp", "2"}, {"batch.micro", "2"}},
@@ -417,10 +545,15 @@ TEST(MemoryOfADevice, IsBookedAsTheCpusIs) {
     }
     return bytes;
   };
-  for (const auto* stage : {"0", "1", "3"}) {
-    const auto states = [&](at::Device device) {
-      const auto config =
-          configuration({{"mesh.dp", "2"}, {"zero.stage", stage}}, 2, device);
+  for (const auto& [stage, offload] : {std::pair{"0", "none"},
+                                       {"1", "none"},
+                                       {"3", "none"},
+                                       {"3", "optimizer"}}) {
+    const auto states = [&, stage = stage,
+                         offload = offload](at::Device device) {
+      const auto config = configuration(
+          {{"mesh.dp", "2"}, {"zero.stage", stage}, {"zero.offload", offload}},
+          2, device);
       Bytes bytes;
       comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
         const monitor::RankMemory memory;
@@ -439,10 +572,32 @@ TEST(MemoryOfADevice, IsBookedAsTheCpusIs) {
     const int64_t rounding = at::hasCUDA() ? 16 * 512 : 0;
     const Bytes there = states(*device()), here = states(at::kCPU);
     for (size_t kind = 0; kind < here.size(); ++kind) {
-      EXPECT_GE(there[kind], here[kind]) << "zero.stage " << stage;
-      EXPECT_LE(there[kind], here[kind] + rounding) << "zero.stage " << stage;
+      EXPECT_GE(there[kind], here[kind]) << "zero.stage " << stage << offload;
+      EXPECT_LE(there[kind], here[kind] + rounding)
+          << "zero.stage " << stage << offload;
     }
   }
+}
+
+// Scores are most of it. On a GPU, whose loops make masks in their place.
+TEST(MemoryOfADevice, OfAttentionWithDropoutIsWhatTheFactsSay) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU";
+  monitor::count_tensor_bytes();
+  const auto config = configuration({{"model.dropout", "0.1"},
+                                     {"model.max_seq", "384"},
+                                     {"data.seq_len", "384"},
+                                     {"precision.compute", "fp32"}},
+                                    1, *device());
+  comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+    const monitor::RankMemory memory;
+    const monitor::DeviceMemory there;
+    engine::RankModel model(config, ranks);
+    step(model, config, 0);
+    const auto found =
+        static_cast<double>(monitor::tensor_bytes(MemoryKind::kWork).peak);
+    const auto said = static_cast<double>(engine::memory_plan(config).work);
+    EXPECT_NEAR(said, found, 0.1 * found);
+  });
 }
 
 TEST(MemoryOfADevice, WhereThereIsTooLittleItSaysWhatIsHeldAndWhatHelps) {
@@ -467,7 +622,7 @@ TEST(MemoryOfADevice, WhereThereIsTooLittleItSaysWhatIsHeldAndWhatHelps) {
           "bytes more. This rank holds .* of parameters, .* of gradients and "
           ".* of the optimizer's states, and had up to .* beside them. Use a "
           "higher zero.stage or a smaller batch.micro or recompute.mode block "
-          "or a device with more memory.*"));
+          "or zero.offload optimizer or a device with more memory.*"));
 }
 
 // Half of a run on the one, and half on the other: its checkpoints are alike.

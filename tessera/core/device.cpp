@@ -56,6 +56,17 @@ at::Tensor sent_to(const at::Tensor& tensor, c10::Device device) {
                                 /*non_blocking=*/true);
 }
 
+at::Tensor host_memory_for(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options()
+                                       .device(at::kCPU)
+                                       .pinned_memory(tensor.is_cuda())
+                                       .requires_grad(false));
+}
+
+at::Tensor begin_to_host(const at::Tensor& tensor) {
+  return host_memory_for(tensor).copy_(tensor.detach(), /*non_blocking=*/true);
+}
+
 void wait_for_device(c10::Device device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl devices(device.type());

@@ -32,6 +32,12 @@ void take_stream(c10::Device device);
 // that far, and the host waits for nothing. Of another device: as to().
 at::Tensor sent_to(const at::Tensor& tensor, c10::Device device);
 
+// Of a device's tensor, contiguous memory of the host for as much, not
+// initialised: a GPU copies there and from there by itself.
+at::Tensor host_memory_for(const at::Tensor& tensor);
+// The same with the tensor's numbers, once wait_for_device() was called.
+at::Tensor begin_to_host(const at::Tensor& tensor);
+
 // Until the device has done what this thread asked of it. Of the CPU: at once.
 void wait_for_device(c10::Device device);
 

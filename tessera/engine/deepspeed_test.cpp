@@ -512,8 +512,9 @@ TEST(DeepSpeed, WhatHasNoEffectIsNamedOnceWithItsReason) {
       "ds has keys without effect here: moe.num_experts (moe.enabled is not "
       "true); zero_optimization.overlap_comm (communication runs behind "
       "computation wherever it can); "
-      "zero_optimization.offload_optimizer.pin_memory (ranks compute on the "
-      "CPU: nothing is copied to a device and back); wall_clock_breakdown, "
+      "zero_optimization.offload_optimizer.pin_memory (what goes to a "
+      "device and back is pinned, and on the CPU nothing goes); "
+      "wall_clock_breakdown, "
       "wandb (metrics.jsonl, summary.json and monitor.trace have it always); "
       "zero_optimization.offload_optimizer.device (ranks compute on the CPU, "
       "whose memory holds all states already)");

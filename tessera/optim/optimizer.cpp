@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <optional>
+#include <ranges>
 #include <set>
 #include <utility>
 
@@ -50,6 +52,11 @@ at::ScalarType state_type_of(const OptimizerConfig& config,
                              at::ScalarType master) {
   if (config.state_dtype == "bf16") return at::kBFloat16;
   return config.state_dtype == "fp32" ? at::kFloat : master;
+}
+
+// What was updated elsewhere; of a device without waiting.
+void put_back(const std::vector<std::pair<at::Tensor, at::Tensor>>& updated) {
+  for (const auto& [to, from] : updated) to.copy_(from, /*non_blocking=*/true);
 }
 
 at::Tensor gradient_as_given(const FlatSegment& segment) {
@@ -162,21 +169,36 @@ void Optimizer::require_gradient(size_t i) const {
            " and its gradient ", gradient.sizes(), ".");
 }
 
+bool Optimizer::is_updated_on_host(size_t i) const {
+  const at::Tensor& state =
+      moments_[i].empty() ? masters_[i] : moments_[i].front();
+  return state.is_cpu() && !segments_[i].parameter.is_cpu();
+}
+
 // As it was reduced: the rule reads it, whatever its type.
 at::Tensor Optimizer::gradient_of(size_t i, bool in_parts) const {
-  const at::Tensor gradient =
-      gradient_as_given(segments_[i]).detach().to(masters_[i].device());
+  const at::Tensor given = gradient_as_given(segments_[i]).detach();
+  if (is_updated_on_host(i)) return begin_to_host(given);
+  const at::Tensor gradient = given.to(masters_[i].device());
   const bool as_it_lies = in_parts && is_contiguous_by_parts(gradient);
   return as_it_lies ? gradient : gradient.contiguous();
 }
 
 void Optimizer::append_segment(size_t i, UpdateGroup& group,
                                Widened& widened) const {
-  const at::Tensor parameter = segments_[i].parameter.detach();
+  at::Tensor parameter = segments_[i].parameter.detach();
+  at::Tensor master = masters_[i];
   // A matrix that is needed whole is updated by operators, as it lies.
-  const bool in_parts = !needs_whole(i) && (!parameter.is_contiguous() ||
-                                            !masters_[i].is_contiguous());
-  append(masters_[i], in_parts, group.parameters);
+  if (is_updated_on_host(i) && !needs_whole(i)) {
+    const bool is_master = !master.is_cpu();
+    const at::Tensor here =
+        is_master ? begin_to_host(parameter) : host_memory_for(parameter);
+    widened.emplace_back(std::exchange(parameter, here), here);
+    if (is_master) master = here;
+  }
+  const bool in_parts = !needs_whole(i) &&
+                        (!parameter.is_contiguous() || !master.is_contiguous());
+  append(master, in_parts, group.parameters);
   append(gradient_of(i, in_parts), in_parts, group.gradients);
   group.moments.resize(moments_[i].size());
   for (size_t m = 0; m < moments_[i].size(); ++m) {
@@ -202,9 +224,13 @@ UpdateGroup Optimizer::group_of(size_t first, size_t count, size_t way,
   group.gradient_scale = gradient_scale_;
   group.scale_there = scale_there_;
   if (is_paced_) group.pace_there = paces_[static_cast<int64_t>(way)];
+  std::optional<at::Device> there;
   for (size_t i = first; i < first + count; ++i) {
-    if (way_of_[i] == way) append_segment(i, group, widened);
+    if (way_of_[i] != way) continue;
+    append_segment(i, group, widened);
+    if (is_updated_on_host(i)) there = segments_[i].parameter.device();
   }
+  if (there) wait_for_device(*there);
   return group;
 }
 
@@ -220,6 +246,9 @@ bool Optimizer::reads_there() const {
              ways_,
              [](const UpdateWay& way) { return way.rule->pace != nullptr; }) &&
          std::ranges::all_of(masters_, detail::reads_there) &&
+         std::ranges::none_of(
+             std::views::iota(size_t{0}, segments_.size()),
+             [this](size_t i) { return is_updated_on_host(i); }) &&
          std::ranges::none_of(segments_, [](const FlatSegment& segment) {
            return segment.parameter.scalar_type() == at::kHalf ||
                   gradient_as_given(segment).scalar_type() == at::kHalf;
@@ -280,8 +309,8 @@ at::Tensor Optimizer::piece(size_t i) {
   Widened widened;
   const UpdateGroup group = group_of(i, 1, way_of_[i], widened);
   at::Tensor piece = way(i).rule->piece(configs_[way_of_[i]], group);
-  for (const auto& [narrow, wide] : widened) narrow.copy_(wide);
-  return piece;
+  put_back(widened);
+  return piece.to(segments_[i].parameter.device());
 }
 
 WholePiece Optimizer::piece_as_whole(size_t i) {
@@ -318,7 +347,10 @@ void Optimizer::step(double lr, size_t first, size_t count,
   }
   for (size_t i = first; i < first + count; ++i) {
     if (needs_whole(i)) update_matrix(lr, i, whole_of);
-    if (!averages_.empty()) averages_[i].lerp_(masters_[i], 1 - config_.ema);
+    if (!averages_.empty()) {
+      averages_[i].lerp_(masters_[i].to(averages_[i].device()),
+                         1 - config_.ema);
+    }
     updated_[i] = true;
   }
 }
@@ -329,7 +361,7 @@ void Optimizer::update(double lr, size_t first, size_t count, size_t way) {
   if (group.parameters.empty()) return;
   group.lr = lr_of(way, lr);
   ways_[way].rule->update(configs_[way], group);
-  for (const auto& [narrow, wide] : widened) narrow.copy_(wide);
+  put_back(widened);
 }
 
 // Its momentum was moved on by piece().
@@ -341,6 +373,7 @@ void Optimizer::update_matrix(double lr, size_t i, const WholeOf& whole_of) {
     direction.tensor = direction.tensor.narrow(dim, piece.offset.at(dim),
                                                masters_[i].size(dim));
   }
+  direction.tensor = direction.tensor.to(masters_[i].device());
   UpdateGroup group;
   group.lr = lr * way(i).lr_factor;
   group.weight_decay = way(i).weight_decay;

@@ -9,6 +9,11 @@
 //          make the optimizer when the parameters hold their values. Moments
 //          may be kept in a narrower type: they are widened for an update and
 //          rounded behind it.
+// Place:   a segment is updated where its states lie: on the host where these
+//          do, whatever device its parameter is on. Its gradient comes there,
+//          and so does a parameter without a master; what is new goes back. Of
+//          directions that are made of whole matrices the momentum alone is
+//          there, they themselves are the device's.
 // Average: of the masters over the steps, beginning with what they are before
 //          the first: m <- ema m + (1 - ema) p behind each update.
 // Clips:   by a factor that a step is given: a rule multiplies gradients by it
@@ -53,7 +58,8 @@ struct WholePiece {
   std::vector<int64_t> offset;  // by dim
 };
 
-// Zeros for a state of a segment; they may lie anywhere on the CPU.
+// Zeros for a state of a segment; they may lie anywhere on the CPU, of whatever
+// device the segment is.
 using StateMemory = std::function<at::Tensor(
     size_t segment, at::IntArrayRef sizes, at::ScalarType type)>;
 
@@ -116,13 +122,16 @@ class Optimizer {
   const std::vector<FlatSegment>& segments() const { return segments_; }
 
  private:
-  // Moments as a rule has them, in the masters' type, and what they are of.
+  // What an update reads and writes in place of what lies there, which is put
+  // back behind it: first what lies there. Moments in the masters' type,
+  // parameters on the host.
   using Widened = std::vector<std::pair<at::Tensor, at::Tensor>>;
   void add_ways();
   void make_states(size_t segment, const StateMemory& memory);
   void name_states();
   const UpdateWay& way(size_t segment) const { return ways_[way_of_[segment]]; }
   void require_gradient(size_t segment) const;
+  bool is_updated_on_host(size_t segment) const;  // and lies elsewhere
   at::Tensor gradient_of(size_t segment, bool in_parts) const;
   void append_segment(size_t segment, UpdateGroup& group,
                       Widened& widened) const;

@@ -159,9 +159,11 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
   add(!trains && config.batch.micro > 1, "a smaller --batch");
   add(trains && config.recompute.mode == "none", "recompute.mode block");
   const bool on_cpu = config.run.is_on_cpu();
-  add(trains && config.zero.offload != "all" && !config.mesh.star() && on_cpu,
-      config.zero.offload == "none" ? "zero.offload optimizer or all"
-                                    : "zero.offload all");
+  const bool has_files = trains && !config.mesh.star();
+  const std::string& offload = config.zero.offload;
+  add(has_files && offload != "all" && on_cpu,
+      offload == "none" ? "zero.offload optimizer or all" : "zero.offload all");
+  add(has_files && offload == "none" && !on_cpu, "zero.offload optimizer");
   add(!trains && config.precision.compute != "bf16", "--dtype bf16");
   ways.emplace_back(on_cpu ? "a host with more memory"
                            : "a device with more memory");

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/comm/base/keep_for_ever.h"
+#include "tessera/core/device.h"
 
 namespace tessera::comm {
 namespace {
@@ -37,17 +38,9 @@ struct StagedWork final : Work::Impl {
   bool done() const override { return on_host.done(); }
 };
 
-// Not initialised.
-at::Tensor beside(const at::Tensor& tensor) {
-  return at::empty(tensor.sizes(), tensor.options()
-                                       .device(at::kCPU)
-                                       .pinned_memory(tensor.is_cuda())
-                                       .requires_grad(false));
-}
-
 // Blocks until the device has computed it.
 at::Tensor on_host(const at::Tensor& tensor) {
-  return beside(tensor).copy_(tensor.detach());
+  return host_memory_for(tensor).copy_(tensor.detach());
 }
 
 // `sent` and what `came` for `to`, which may be not defined.
@@ -81,7 +74,7 @@ Work StagedGroup::all_gather(at::Tensor output, at::Tensor input, Mode mode) {
   if (is_plain(output)) {
     return BackendGroup::all_gather(std::move(output), std::move(input), mode);
   }
-  const at::Tensor here = beside(output), sent = on_host(input);
+  const at::Tensor here = host_memory_for(output), sent = on_host(input);
   return staged(BackendGroup::all_gather(here, sent, mode), sent, here, output,
                 mode);
 }
@@ -92,7 +85,7 @@ Work StagedGroup::reduce_scatter(at::Tensor output, at::Tensor input,
     return BackendGroup::reduce_scatter(std::move(output), std::move(input), op,
                                         mode);
   }
-  const at::Tensor here = beside(output), sent = on_host(input);
+  const at::Tensor here = host_memory_for(output), sent = on_host(input);
   return staged(BackendGroup::reduce_scatter(here, sent, op, mode), sent, here,
                 output, mode);
 }
@@ -105,7 +98,7 @@ Work StagedGroup::all_to_all(at::Tensor output, at::Tensor input,
                                     std::move(output_splits),
                                     std::move(input_splits), mode);
   }
-  const at::Tensor here = beside(output), sent = on_host(input);
+  const at::Tensor here = host_memory_for(output), sent = on_host(input);
   return staged(BackendGroup::all_to_all(here, sent, std::move(output_splits),
                                          std::move(input_splits), mode),
                 sent, here, output, mode);
@@ -114,7 +107,8 @@ Work StagedGroup::all_to_all(at::Tensor output, at::Tensor input,
 Work StagedGroup::broadcast(at::Tensor tensor, int64_t root, Mode mode) {
   if (is_plain(tensor))
     return BackendGroup::broadcast(std::move(tensor), root, mode);
-  const at::Tensor here = root == rank() ? on_host(tensor) : beside(tensor);
+  const at::Tensor here =
+      root == rank() ? on_host(tensor) : host_memory_for(tensor);
   return staged(BackendGroup::broadcast(here, root, mode), {}, here, tensor,
                 mode);
 }
@@ -128,7 +122,7 @@ Work StagedGroup::send(at::Tensor tensor, int64_t peer, int64_t tag) {
 
 Work StagedGroup::recv(at::Tensor tensor, int64_t peer, int64_t tag) {
   if (is_plain(tensor)) return BackendGroup::recv(std::move(tensor), peer, tag);
-  const at::Tensor here = beside(tensor);
+  const at::Tensor here = host_memory_for(tensor);
   return staged(BackendGroup::recv(here, peer, tag), {}, here, tensor,
                 Mode::kAsync);
 }

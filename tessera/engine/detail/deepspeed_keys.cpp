@@ -84,7 +84,7 @@ constexpr const char* kMean =
 constexpr const char* kOnCpu =
     "ranks compute on the CPU, whose memory holds all states already";
 constexpr const char* kNoDevice =
-    "ranks compute on the CPU: nothing is copied to a device and back";
+    "what goes to a device and back is pinned, and on the CPU nothing goes";
 constexpr const char* kByUnit =
     "files are mapped: the system reads and writes them, one unit ahead";
 constexpr const char* kQuantized =
