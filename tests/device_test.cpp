@@ -7,6 +7,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "tessera/nn/composed_attention.h"
 #include "tessera/nn/dropout.h"
 #include "tessera/nn/flash_attention.h"
+#include "tessera/nn/fp8_product.h"
 #include "tessera/nn/gpu/program.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trainer.h"
@@ -126,6 +128,58 @@ TEST(DropoutOnADevice, AttentionDropsWhatTheCpusDrops) {
   EXPECT_TRUE(is_near(dv, wanted_dv.transpose(1, 2)));
 }
 
+constexpr const char* kNoFp8 = "needs a GPU of compute capability 8.9";
+
+bool multiplies_fp8() {
+  return !at::hasCUDA() ||
+         nn::gpu::least_capability() >= nn::kLeastFp8Capability;
+}
+
+// The same bits in fp8; products as far apart as their sums, rounded to bf16.
+// Of rows by a warp and by a block, in packs and not, and of one row alone.
+TEST(OfADevice, Fp8ProductsAreThoseOfTheCpu) {
+  if (!device()) GTEST_SKIP() << kNoDevice;
+  if (!multiplies_fp8()) GTEST_SKIP() << kNoFp8;
+  const auto there = [](const at::Tensor& x) { return x.to(*device()); };
+  const auto expect_same = [](const nn::Fp8Rows& found,
+                              const nn::Fp8Rows& wanted) {
+    EXPECT_TRUE(found.values.view(at::kByte).cpu().equal(
+        wanted.values.view(at::kByte)));
+    EXPECT_TRUE(found.scales.cpu().equal(wanted.scales));
+  };
+  for (const auto& [rows, in, out, begin] :
+       {std::tuple{1, 16, 32, 0}, {300, 144, 96, 1}, {64, 2048, 528, 0}}) {
+    const at::Tensor x =
+        (at::randn({rows, in}) * at::logspace(-4, 2, in)).to(at::kBFloat16);
+    const at::Tensor bias = at::randn({out}).to(at::kBFloat16);
+    // Not where moves of 16 bytes can begin.
+    const at::Tensor memory = at::randn({out * in + begin}).to(at::kBFloat16);
+    const auto weight_of = [&, in = in, out = out,
+                            begin = begin](const at::Tensor& from) {
+      return from.narrow(0, begin, out * in).view({out, in});
+    };
+    const at::Tensor weight = weight_of(memory);
+    const at::Tensor weight_there = weight_of(there(memory));
+    const auto a = nn::fp8_rows(x), b = nn::fp8_rows(weight);
+    const auto a_there = nn::fp8_rows(there(x));
+    const auto b_there = nn::fp8_rows(weight_there);
+    expect_same(a_there, a);
+    expect_same(b_there, b);
+    expect_same(nn::fp8_columns(weight_there), nn::fp8_columns(weight));
+    for (const auto sums : {nn::Sums::kExact, nn::Sums::kFast}) {
+      for (const at::Tensor& added : {at::Tensor(), bias}) {
+        const at::Tensor y = at::empty({rows, out}, x.options());
+        const at::Tensor found = at::empty({rows, out}, weight_there.options());
+        nn::fp8_product_into(y, a, b, added, sums);
+        nn::fp8_product_into(found, a_there, b_there,
+                             added.defined() ? there(added) : added, sums);
+        const auto error = (found.cpu().to(at::kDouble) - y).norm() / y.norm();
+        EXPECT_LT(error.item<double>(), 5e-3) << rows << " rows";
+      }
+    }
+  }
+}
+
 struct Case {
   std::string name;
   int64_t ranks;
@@ -206,6 +260,8 @@ class OnADevice : public ::testing::TestWithParam<Case> {};
 
 TEST_P(OnADevice, StepsAreThoseOfTheCpu) {
   if (!device()) GTEST_SKIP() << kNoDevice;
+  const bool is_fp8 = GetParam().name.starts_with("fp8");
+  if (is_fp8 && !multiplies_fp8()) GTEST_SKIP() << kNoFp8;
   const auto here = run(GetParam(), at::kCPU);
   const auto there = run(GetParam(), *device());
   const double bound = GetParam().bound;
@@ -304,6 +360,31 @@ const Case kCases[] = {
     {"bf16",
      2,
      {{"precision.compute", "bf16"}, {"mesh.dp", "2"}, {"zero.stage", "3"}},
+     2e-2},
+    {"fp8",
+     2,
+     {{"precision.compute", "bf16"},
+      {"precision.products", "fp8"},
+      {"mesh.dp", "2"},
+      {"zero.stage", "3"}},
+     2e-2},
+    {"fp8_gpt2",
+     2,
+     {{"precision.compute", "bf16"},
+      {"precision.products", "fp8"},
+      {"model.family", "gpt2"},
+      {"model.kv_heads", "4"},
+      {"batch.micro", "4"},
+      {"recompute.mode", "block"},
+      {"mesh.tp", "2"}},
+     2e-2},
+    {"fp8_zb_h1",
+     2,
+     {{"precision.compute", "bf16"},
+      {"precision.products", "fp8"},
+      {"mesh.pp", "2"},
+      {"batch.micro", "2"},
+      {"pipeline.schedule", "zb_h1"}},
      2e-2},
     {"averages", 1, {{"optimizer.ema", "0.9"}}},
     {"dropout", 1, {{"model.dropout", "0.2"}, {"batch.micro", "2"}}},

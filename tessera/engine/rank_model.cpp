@@ -17,6 +17,7 @@
 #include "tessera/engine/reader.h"
 #include "tessera/engine/sample_shares.h"
 #include "tessera/engine/star_actor.h"
+#include "tessera/models/product_types.h"
 
 namespace tessera::engine {
 namespace {
@@ -265,6 +266,7 @@ std::vector<std::shared_ptr<models::Model>> RankModel::replicas() const {
   while (static_cast<int64_t>(decoders.size()) <
          data_parallel_degree(config_)) {
     decoders.push_back(models::make_model(config_.model));
+    models::set_products(*decoders.back(), config_.precision.product_type());
     nn::materialise(
         *decoders.back(),
         {.dtype = config_.precision.compute_dtype(), .fill = false});

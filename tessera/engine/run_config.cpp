@@ -17,6 +17,8 @@
 #include "tessera/engine/reader.h"
 #include "tessera/engine/update_config.h"
 #include "tessera/models/family.h"
+#include "tessera/nn/fp8_product.h"
+#include "tessera/nn/gpu/program.h"
 #include "tessera/optim/registry.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/parallel/pipeline/stages.h"
@@ -535,10 +537,22 @@ c10::DeviceType device_of_rank(const RunConfig& config, int64_t rank) {
 
 void check_device(const RunConfig& config) {
   if (config.run.is_on_cpu()) return;
-  const auto found = why_not_on_gpus(config);
-  if (!found) return;
-  TS_CHECK_CONFIG(false, found->what, ", which no GPU is built for. Use ",
-                  found->instead, ", or run.device cpu.");
+  if (const auto found = why_not_on_gpus(config)) {
+    TS_CHECK_CONFIG(false, found->what, ", which no GPU is built for. Use ",
+                    found->instead, ", or run.device cpu.");
+  }
+  const bool is_fp8 = config.precision.product_type() == nn::ProductType::kFp8;
+  if (is_fp8 && has_gpu()) check_products(config, nn::gpu::least_capability());
+}
+
+void check_products(const RunConfig& config, int capability) {
+  const bool is_fp8 = config.precision.product_type() == nn::ProductType::kFp8;
+  TS_CHECK_CONFIG(!is_fp8 || capability >= nn::kLeastFp8Capability,
+                  "precision.products is fp8, but a GPU of this host has "
+                  "compute capability ",
+                  capability / 10, ".", capability % 10,
+                  ": 8.9 and later ones multiply it. Use precision.products "
+                  "same, or run.device cpu, which emulates it.");
 }
 
 void check_schedule(const RunConfig& config) {

@@ -134,6 +134,9 @@ struct NotOnGpus {
 std::optional<NotOnGpus> why_not_on_gpus(const RunConfig& config);
 // That all of it is built for the devices of run.device.
 void check_device(const RunConfig& config);
+// That GPUs of this compute capability, as 89 for 8.9, multiply as
+// precision.products asks for.
+void check_products(const RunConfig& config, int capability);
 // That the learning rate rises to optimizer.lr and falls from it, in as many
 // steps as there are.
 void check_schedule(const RunConfig& config);

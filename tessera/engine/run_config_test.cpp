@@ -97,7 +97,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"expert", {"dispatch_chunks"}},
        {"pipeline", {"schedule", "chunks", "split", "cut", "order"}},
        {"precision",
-        {"compute", "reduce", "loss_scale", "initial_loss_scale",
+        {"compute", "products", "reduce", "loss_scale", "initial_loss_scale",
          "scale_growth_interval", "scale_hysteresis", "consecutive_hysteresis",
          "min_loss_scale"}},
        {"recompute", {"mode", "every"}},
@@ -358,6 +358,29 @@ TEST(RunConfig, TypesOfGradients) {
     const std::string message = refusal_of([&] { complete(config, 1); });
     EXPECT_EQ(message.empty(), fits) << message;
   }
+}
+
+TEST(RunConfig, Fp8ProductsAreOfBf16AndOfGpusThatHaveThem) {
+  RunConfig config = minimal();
+  config.precision = {.compute = "fp16", .products = "fp8"};
+  EXPECT_EQ(completed(config, 1),
+            "precision.products is fp8 and precision.compute fp16, but what is "
+            "rounded to fp8 is bf16. Use precision.compute bf16, or "
+            "precision.products same.");
+  config.precision.compute = "bf16";
+  config.run.device = "cpu";  // emulated
+  EXPECT_EQ(completed(config, 1), "");
+  const auto refused = [&](int capability) {
+    return refusal_of([&] { check_products(config, capability); });
+  };
+  EXPECT_EQ(refused(86),
+            "precision.products is fp8, but a GPU of this host has compute "
+            "capability 8.6: 8.9 and later ones multiply it. Use "
+            "precision.products same, or run.device cpu, which emulates it.");
+  EXPECT_EQ(refused(89), "");
+  EXPECT_EQ(refused(120), "");
+  config.precision.products = "same";
+  EXPECT_EQ(refused(80), "");
 }
 
 TEST(RunConfig, Experts) {

@@ -79,7 +79,7 @@ at::Tensor Linear::forward(const at::Tensor& x) const {
 // An adapter is inside of the sum that ranks compute parts of: what is whole on
 // all of them is used in parts.
 at::Tensor Linear::product(const at::Tensor& x, const at::Tensor& bias) const {
-  const at::Tensor y = linear_product(x, weight_, bias);
+  const at::Tensor y = linear_product(x, weight_, bias, products_);
   if (!has_adapter()) return y;
   return at::add(y, linear_product(linear_product(x, lora_a_), lora_b_),
                  scale_);
@@ -90,12 +90,15 @@ std::vector<at::Tensor> forward_all(const at::Tensor& x,
   std::vector<at::Tensor> weights, biases, outputs;
   bool are_plain = uses(Kernel::kJointProducts);
   for (const Linear* layer : layers) {
-    are_plain = are_plain && !layer->has_adapter() && !layer->reduce_;
+    are_plain = are_plain && !layer->has_adapter() && !layer->reduce_ &&
+                layer->products_ == layers.front()->products_;
     weights.push_back(layer->weight_);
     if (layer->bias_.defined()) biases.push_back(layer->bias_);
   }
   are_plain &= biases.empty() || biases.size() == weights.size();
-  if (are_plain) return linear_products(x, weights, biases);
+  if (are_plain) {
+    return linear_products(x, weights, biases, layers.front()->products_);
+  }
   for (const Linear* layer : layers) outputs.push_back(layer->forward(x));
   return outputs;
 }

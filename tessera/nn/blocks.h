@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/nn/fp8_product.h"
 #include "tessera/nn/parameter.h"
 
 namespace tessera::nn {
@@ -62,6 +63,8 @@ class Linear : public Block {
   // The ranks hold parts of `in`, each computes a part of the sum x W^T:
   // `reduce` makes it whole. The bias is added after it, once.
   void set_reduction(Transform reduce) { reduce_ = std::move(reduce); }
+  // Of x and the weight; an adapter's stay as they are.
+  void set_products(ProductType type) { products_ = type; }
 
  private:
   at::Tensor product(const at::Tensor& x, const at::Tensor& bias) const;
@@ -72,6 +75,7 @@ class Linear : public Block {
   at::Tensor lora_a_, lora_b_;  // of an adapter, or undefined
   double scale_ = 0.0;
   Transform reduce_;
+  ProductType products_ = ProductType::kSame;
 
   friend std::vector<at::Tensor> forward_all(
       const at::Tensor& x, const std::vector<const Linear*>& layers);

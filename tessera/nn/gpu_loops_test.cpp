@@ -7,6 +7,7 @@
 #include "tessera/nn/detail/mask.h"
 #include "tessera/nn/detail/one_pass.h"
 #include "tessera/nn/dropout.h"
+#include "tessera/nn/fp8_product.h"
 #include "tessera/nn/wide_type.h"
 #include "tests/support/cuda_on_host.h"
 
@@ -219,6 +220,62 @@ TYPED_TEST(GpuLoops, SumsOfColumns) {
     });
     this->expect_close(parts.sum(0).to(x.scalar_type()),
                        x.to(wide_type(x)).sum(0).to(x.scalar_type()));
+  }
+}
+
+// Of rows in packs or not, by a warp or a block; with numbers that are small
+// beside the largest of their row, and none at all. Bit by bit.
+TEST(GpuLoopsOfFp8, RowsAndColumnsAreThoseOfTheCpu) {
+  const auto data = [](const at::Tensor& x) {
+    return static_cast<cuda::Bf16*>(x.data_ptr());
+  };
+  const auto bytes = [](const at::Tensor& x) {
+    return static_cast<unsigned char*>(x.data_ptr());
+  };
+  constexpr int64_t kRows = 80;
+  for (const int64_t width : {45, 48, 144}) {
+    const auto x =
+        (at::randn({kRows, width}) * at::logspace(-7, 2, width).unsqueeze(0))
+            .to(at::kBFloat16);
+    x[2].zero_();
+    x[3][4] = NAN;
+    const Fp8Rows wanted = fp8_rows(x.nan_to_num(0.0));
+    for (const int teams : {1, 2}) {
+      const auto values = at::empty_like(wanted.values);
+      const auto scales = at::empty_like(wanted.scales);
+      cuda::launch({static_cast<unsigned>(kRows / teams), 1}, cuda::kThreads,
+                   [&, teams, width = width] {
+                     cuda::fp8_rows(data(x), bytes(values),
+                                    scales.mutable_data_ptr<float>(), kRows,
+                                    width, width, teams);
+                   });
+      const auto found = values.view(at::kByte).clone();
+      EXPECT_EQ(found[3][4].item<uint8_t>(), 0x7f);
+      found[3][4] = 0;
+      EXPECT_TRUE(found.equal(wanted.values.view(at::kByte)));
+      EXPECT_TRUE(scales.equal(wanted.scales));
+    }
+    if (width % 16 != 0) continue;
+    const auto numbers = x.nan_to_num(0.0);
+    const auto most = numbers.abs().amax(0).to(at::kFloat);
+    const auto parts = at::full({3, width}, NAN);
+    const auto lots = static_cast<unsigned>((width / 8 + 31) / 32);
+    cuda::launch({3 * lots, 1}, cuda::kThreads, [&, width = width] {
+      cuda::largest_of_columns(data(numbers), parts.mutable_data_ptr<float>(),
+                               kRows, 30LL, width, /*in_packs=*/1);
+    });
+    EXPECT_TRUE(parts.amax(0).equal(most));
+    const Fp8Rows columns = fp8_columns(numbers);
+    const auto values = at::empty_like(columns.values);
+    const auto scales = at::empty_like(columns.scales);
+    const auto squares = static_cast<unsigned>(2 * ((width + 63) / 64));
+    cuda::launch({squares, 1}, cuda::kThreads, [&, width = width] {
+      cuda::fp8_columns(data(numbers), most.const_data_ptr<float>(),
+                        bytes(values), scales.mutable_data_ptr<float>(), kRows,
+                        width);
+    });
+    EXPECT_TRUE(values.view(at::kByte).equal(columns.values.view(at::kByte)));
+    EXPECT_TRUE(scales.equal(columns.scales));
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "tessera/core/processor.h"
 #include "tessera/core/vectors.h"
@@ -154,7 +155,8 @@ bool add_joined(const variable_list& weights, const variable_list& dys,
 class LinearProducts : public torch::autograd::Function<LinearProducts> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
-                               at::TensorList weights, at::TensorList biases) {
+                               at::TensorList weights, at::TensorList biases,
+                               ProductType type) {
     const bool trains = std::ranges::any_of(
         weights, [](const at::Tensor& w) { return w.requires_grad(); });
     variable_list saved;
@@ -162,15 +164,22 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
     saved.insert(saved.end(), weights.begin(), weights.end());
     ctx->save_for_backward(saved);
     ctx->saved_data["has_bias"] = !biases.empty();
+    ctx->saved_data["is_fp8"] = type == ProductType::kFp8;
     if (trains) WeightQueue::remember(ctx);
     const at::Tensor rows = rows_of(x);
+    std::optional<Fp8Rows> rounded;
     variable_list outputs;
     for (size_t i = 0; i < weights.size(); ++i) {
       // No view: what follows may overwrite it.
       const at::Tensor y =
           at::empty(with_features(x, weights[i].size(0)), x.options());
       const at::Tensor into = rows_of(y);
-      if (biases.empty()) {
+      if (type == ProductType::kFp8 && takes_fp8(weights[i])) {
+        if (!rounded) rounded = fp8_rows(rows);
+        fp8_product_into(into, *rounded, fp8_rows(weights[i]),
+                         biases.empty() ? at::Tensor() : biases[i],
+                         Sums::kFast);
+      } else if (biases.empty()) {
         product_into(into, rows, weights[i].t());
       } else {
         product_onto_bias(into, biases[i], rows, weights[i].t());
@@ -186,8 +195,10 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
     const auto saved = ctx->get_saved_variables();
     const size_t count = gradients.size();
     const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    const bool is_fp8 = ctx->saved_data["is_fp8"].toBool();
     const auto queue = WeightQueue::open_for(ctx);
-    variable_list to(1 + (has_bias ? 2 : 1) * count);  // x, weights, biases
+    // x, weights, biases, the type
+    variable_list to(2 + (has_bias ? 2 : 1) * count);
     at::Tensor x;
     variable_list wanted, dys;  // weights of which gradients are, and of what
     std::vector<size_t> places;
@@ -197,7 +208,11 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
       const at::Tensor dy = matrix_of(gradients[i]);
       if (ctx->needs_input_grad(0)) {
         announce(weight);
-        add_product(to[0], dy, weight);
+        if (is_fp8 && takes_fp8(weight) && !at::GradMode::is_enabled()) {
+          add_fp8_product(to[0], dy, weight);
+        } else {
+          add_product(to[0], dy, weight);
+        }
       }
       if (ctx->needs_input_grad(1 + i)) {
         if (!x.defined()) x = rows_of(detail::input_of(ctx, saved));
@@ -240,6 +255,17 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
       sum = sum + at::mm(a, b);
     } else {
       product_into(sum, a, b, /*adds=*/true);
+    }
+  }
+
+  static void add_fp8_product(at::Tensor& sum, const at::Tensor& a,
+                              const at::Tensor& b) {
+    const at::Tensor y = at::empty({a.size(0), b.size(1)}, a.options());
+    fp8_product_into(y, fp8_rows(a), fp8_columns(b), /*bias=*/{}, Sums::kExact);
+    if (sum.defined()) {
+      sum.add_(y);
+    } else {
+      sum = y;
     }
   }
 };
@@ -388,16 +414,17 @@ void product_into(const at::Tensor& y, const at::Tensor& a, const at::Tensor& b,
 }
 
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,
-                          const at::Tensor& bias) {
+                          const at::Tensor& bias, ProductType type) {
   return linear_products(x, {weight},
-                         bias.defined() ? variable_list{bias} : variable_list())
+                         bias.defined() ? variable_list{bias} : variable_list(),
+                         type)
       .front();
 }
 
 variable_list linear_products(const at::Tensor& x, const variable_list& weights,
-                              const variable_list& biases) {
+                              const variable_list& biases, ProductType type) {
   return LinearProducts::apply(x, at::TensorList(weights),
-                               at::TensorList(biases));
+                               at::TensorList(biases), type);
 }
 
 void add_weight_gradient(const at::Tensor& weight, const at::Tensor& dy,

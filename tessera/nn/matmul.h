@@ -18,6 +18,9 @@
 //         the backward itself. On a CPU an input that a norm or an activation
 //         of nn made is not kept for the backward but made again there, with
 //         the same bits (detail/remade.h).
+// fp8:    y and dx by choice, of weights that take it (fp8_product.h): what is
+//         kept and the gradients of weights stay as they are; a backward that is
+//         itself recorded takes the weights as they are.
 // Later:  inside of a WeightQueue (weight_queue.h) gradients of weights are
 //         left to it.
 // Heard:  who listens to parameters' memory (wrappers' fully_shard) is told
@@ -29,6 +32,8 @@
 
 #include <array>
 #include <vector>
+
+#include "tessera/nn/fp8_product.h"
 
 namespace tessera::nn {
 
@@ -61,7 +66,8 @@ int64_t widened_numbers(at::ScalarType type, int64_t rows, int64_t in,
 // y = x W^T + b, for autograd. x: (..., in), weight: (out, in), bias: (out) or
 // undefined -> (..., out).
 at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight,
-                          const at::Tensor& bias = {});
+                          const at::Tensor& bias = {},
+                          ProductType type = ProductType::kSame);
 
 // Whether it gains over LibTorch's own where x and weight are of this type on a
 // CPU: by the product, or by the weight's gradient (see Memory).
@@ -71,7 +77,8 @@ bool gains_by_linear_product(int64_t multiplications, at::ScalarType type);
 // none at all.
 std::vector<at::Tensor> linear_products(const at::Tensor& x,
                                         const std::vector<at::Tensor>& weights,
-                                        const std::vector<at::Tensor>& biases);
+                                        const std::vector<at::Tensor>& biases,
+                                        ProductType type = ProductType::kSame);
 
 // For backwards of one's own: whether the one that is under way may add to
 // weight.grad by itself (see Memory); and gradient += dy^T x, or = where it

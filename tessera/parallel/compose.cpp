@@ -10,6 +10,7 @@
 
 #include "tessera/core/memory_kind.h"
 #include "tessera/models/hidden_matrix.h"
+#include "tessera/models/product_types.h"
 #include "tessera/parallel/context/context_parallel.h"
 #include "tessera/parallel/expert/expert_parallel.h"
 #include "tessera/parallel/pipeline/stages.h"
@@ -146,8 +147,9 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
     return ranks.make_group(mesh.peers(ranks.rank(), axes), name);
   };
 
-  // 1. Where parameters are.
+  // 1. Where parameters are, and how they are multiplied.
   place(model, mesh, config);
+  models::set_products(model, config.precision.product_type());
 
   // 2. What ranks of tp do together. Which tokens are here changes no
   //    parameter, only how they see others.

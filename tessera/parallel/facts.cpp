@@ -23,6 +23,7 @@ models::trace::TracedModel traced_model(const models::ModelConfig& of,
   models::trace::TracedModel model(of, batch.samples, batch.seq_len);
   model.documents = batch.documents;
   model.depths = batch.depths;
+  model.products = config.precision.product_type();
   model.attention_again = config.recompute.mode == "selective";
   expert::TracedOptions experts{
       .sequence_parallel = config.tensor.sequence_parallel,

@@ -21,6 +21,13 @@ void PrecisionConfig::declare(config::Section& section) {
   section.key("compute", compute, "type of parameters and activations")
       .one_of({"fp64", "fp32", "bf16", "fp16"});
   section
+      .key(
+          "products", products,
+          "of the linear layers of blocks, forward and for the gradient of "
+          "what goes in; same: in precision.compute; fp8: of operands that are "
+          "rounded to e4m3, each row by a scale of its own")
+      .one_of({"same", "fp8"});
+  section
       .key("reduce", reduce,
            "type in which gradients are accumulated and summed over ranks; "
            "auto: fp32, or fp64 with precision.compute fp64")
@@ -65,6 +72,11 @@ void PrecisionConfig::check() const {
                   reduce,
                   " and precision.compute fp64, whose gradients are kept in "
                   "fp64. Use auto.");
+  TS_CHECK_CONFIG(products == "same" || compute == "bf16",
+                  "precision.products is ", products, " and precision.compute ",
+                  compute,
+                  ", but what is rounded to fp8 is bf16. Use "
+                  "precision.compute bf16, or precision.products same.");
   TS_CHECK_CONFIG(loss_scale != 0 || initial_loss_scale >= min_loss_scale,
                   "precision.initial_loss_scale (", initial_loss_scale,
                   ") is below precision.min_loss_scale (", min_loss_scale,

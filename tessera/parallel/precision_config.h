@@ -7,11 +7,13 @@
 #include <string>
 
 #include "tessera/core/config.h"
+#include "tessera/nn/fp8_product.h"
 
 namespace tessera::parallel {
 
 struct PrecisionConfig {
   std::string compute = "fp32";
+  std::string products = "same";
   std::string reduce = "auto";  // auto: fp32, or fp64 where that computes
   double loss_scale = -1;       // 0: found while training; -1: see complete()
   double initial_loss_scale = 65536;
@@ -23,10 +25,14 @@ struct PrecisionConfig {
 
   // The loss is scaled with fp16, where the user does not say.
   void complete();
-  // Whether gradients can be kept in the type that is asked for.
+  // Whether gradients can be kept, and matrices multiplied, in the types that
+  // are asked for.
   void check() const;
   at::ScalarType compute_dtype() const;   // of parameters and activations
   at::ScalarType gradient_dtype() const;  // as they are kept and reduced
+  nn::ProductType product_type() const {
+    return products == "fp8" ? nn::ProductType::kFp8 : nn::ProductType::kSame;
+  }
 };
 
 }  // namespace tessera::parallel

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -24,6 +25,7 @@
 #include "tessera/engine/reader.h"
 #include "tessera/engine/recorder.h"
 #include "tessera/monitor/timeline.h"
+#include "tessera/nn/fp8_product.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/train/changes.h"
 #include "tessera/train/data_setup.h"
@@ -157,6 +159,13 @@ class Trainer {
                 ", which no GPU is built for");
     } else if (!config_.run.is_on_cpu()) {
       log::info("run.device ", config_.run.device, ": ", devices());
+    }
+    const bool is_fp8 =
+        config_.precision.product_type() == nn::ProductType::kFp8;
+    if (is_fp8 && std::ranges::count(config_.run.device_types, at::kCPU) > 0) {
+      log::info(
+          "precision.products fp8 is emulated on the CPU: its products are "
+          "those of the rounded numbers, in fp32, and slower than bf16's");
     }
   }
 

@@ -321,6 +321,7 @@ Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
   RunConfig wide = config;
   // Its loss is scaled as it would be.
   wide.precision.compute = precision;
+  wide.precision.products = "same";
   wide.precision.reduce = "auto";
   wide.optimizer.muon.dtype = "auto";
   // In fp64 other orders of sums change no rounding to a narrow type.

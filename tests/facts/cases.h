@@ -15,7 +15,7 @@ using models::ModelConfig;
 struct CaseOptions {
   int64_t samples = 1;
   int64_t seq_len = 1;
-  std::string compute = "fp32";
+  std::string compute = "fp32", products = "same";
   bool sequence_parallel = false;
   std::string context_method = "ring";
   int64_t zero_stage = 0;
@@ -193,6 +193,11 @@ inline CaseOptions halves() {
   options.samples = 4;
   return options;
 }
+inline CaseOptions fp8() {
+  CaseOptions options = halves();
+  options.products = "fp8";
+  return options;
+}
 
 inline std::vector<Case> cases_of_one_rank() {
   return {
@@ -208,6 +213,8 @@ inline std::vector<Case> cases_of_one_rank() {
       {"llama many entries", many_entries(), {}, two_long()},
       // oneDNN takes scratch of its own for bf16, which facts do not count.
       {"llama bf16", dense("llama"), {}, halves(), 0, 0.5},
+      {"llama fp8", dense("llama"), {}, fp8(), 0, 0.1},
+      {"tp 2 gpt2 fp8", dense("gpt2"), {.tp = 2}, fp8(), 1, 0.1},
       {"mixtral", experts(), {}, plain()},
       {"mixtral and dense", experts_and_dense(), {}, plain()},
       {"gated experts", gated_experts(), {}, plain()},

@@ -204,6 +204,7 @@ class Player {
   static parallel::ParallelConfig config_of(const Case& of) {
     parallel::ParallelConfig config;
     config.precision.compute = of.options.compute;
+    config.precision.products = of.options.products;
     config.tensor.sequence_parallel = of.options.sequence_parallel;
     config.context.method = of.options.context_method;
     config.zero.stage = of.options.zero_stage;

@@ -72,13 +72,17 @@ void Operators::add_gradient(int64_t rows, int64_t in, int64_t out,
 std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
                                        int64_t in,
                                        const std::vector<int64_t>& outs,
-                                       bool bias) const {
+                                       bool bias, nn::ProductType type) const {
   const bool has_input_gradient = x.node != nullptr;
   // What is kept of the input is for the weights' gradients alone.
   const bool is_frozen = tape_.is_frozen();
   const bool is_remade = x.node != nullptr && x.again_beside >= 0 &&
                          nn::makes_inputs_again(tape_.device());
   const size_t count = outs.size();
+  const auto is_fp8 = [in, type](int64_t out) {
+    return type == nn::ProductType::kFp8 && nn::takes_fp8(out, in);
+  };
+  Memory rounded;
   std::vector<Traced> inputs = {x};
   std::vector<Output> outputs;
   std::vector<int64_t> together;
@@ -89,8 +93,14 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
         {rows, in, out, has_input_gradient, !is_frozen, together.back()});
     inputs.push_back(tape_.parameter(in * out));
     outputs.push_back({elements(rows * out), rows * out});
-    multiply(rows, in, out);
+    if (is_fp8(out)) {
+      if (!rounded) rounded = fp8_rows(rows, in);
+      multiply_fp8(rows, in, out);
+    } else {
+      multiply(rows, in, out);
+    }
   }
+  rounded = nullptr;
   for (const int64_t out : outs) {
     if (bias) inputs.push_back(tape_.parameter(out));
   }
@@ -106,7 +116,13 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
           if (has_input_gradient) {
             tape_.input_flops(product);
             if (i == 0) gradients[0] = elements(rows * in);
-            multiply(rows, outs[i], in);
+            if (is_fp8(outs[i])) {
+              const Memory part = i == 0 ? nullptr : elements(rows * in);
+              const Memory dy = fp8_rows(rows, outs[i]);
+              multiply_fp8(rows, outs[i], in);
+            } else {
+              multiply(rows, outs[i], in);
+            }
           }
           if (is_frozen) continue;
           if (is_remade && !again) {
@@ -126,6 +142,21 @@ std::vector<Traced> Operators::linears(const Traced& x, int64_t rows,
         }
         return gradients;
       });
+}
+
+// Where loops of a GPU do not write them at once, they are fp32 before.
+Memory Operators::fp8_rows(int64_t rows, int64_t width) const {
+  const Memory wide =
+      tape_.device() == at::kCUDA ? nullptr : wides(rows * width);
+  return bytes(rows * width + rows * wide_);
+}
+
+// Emulated: both operands and the product in fp32.
+void Operators::multiply_fp8(int64_t rows, int64_t in, int64_t out) const {
+  const Memory weight = fp8_rows(out, in);
+  if (tape_.device() == at::kCUDA) return;
+  const Memory wide = wides(rows * in), wide_weight = wides(out * in);
+  wides(rows * out);
 }
 
 Traced Operators::grouped_linear(const Traced& x, int64_t rows, int64_t in,

@@ -12,6 +12,7 @@
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/trace/tape.h"
+#include "tessera/nn/fp8_product.h"
 
 namespace tessera::models::trace {
 
@@ -58,8 +59,9 @@ class Operators {
 
   // x: (rows, in), where `in` may be 0: a shard without features.
   Traced linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
-                bool bias) const {
-    return linears(x, rows, in, {out}, bias).front();
+                bool bias,
+                nn::ProductType type = nn::ProductType::kSame) const {
+    return linears(x, rows, in, {out}, bias, type).front();
   }
   // What a product holds while it runs; `adds_gradient`: added to that of a
   // weight.
@@ -72,8 +74,11 @@ class Operators {
                     int64_t together) const;
   // Several of one input.
   std::vector<Traced> linears(const Traced& x, int64_t rows, int64_t in,
-                              const std::vector<int64_t>& outs,
-                              bool bias) const;
+                              const std::vector<int64_t>& outs, bool bias,
+                              nn::ProductType type) const;
+  // nn's fp8_rows(), and what its product with (out, in) holds.
+  Memory fp8_rows(int64_t rows, int64_t width) const;
+  void multiply_fp8(int64_t rows, int64_t in, int64_t out) const;
   // One product for each of the experts, of all rows together.
   Traced grouped_linear(const Traced& x, int64_t rows, int64_t in, int64_t out,
                         int64_t experts) const;

@@ -11,6 +11,7 @@
 
 #include "tessera/models/model_config.h"
 #include "tessera/models/trace/operators.h"
+#include "tessera/nn/fp8_product.h"
 
 namespace tessera::models::trace {
 
@@ -78,6 +79,7 @@ struct TracedModel {
   // Layers with adapters, as "attention.q": in some blocks, and here taken to
   // be in all.
   std::set<std::string> adapted;
+  nn::ProductType products = nn::ProductType::kSame;  // see set_products()
 
   // Seams: see models::Model.
   Region region;  // around attention, dense MLPs, and the vocabulary

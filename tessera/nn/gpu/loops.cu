@@ -84,6 +84,15 @@ __device__ void sum_of_warps(W (&x)[count]) {
 }
 
 template <typename W>
+__device__ W largest_of_warp(W x) {
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    x = larger(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  }
+  return x;
+}
+
+// Of all threads of the block, for each of them.
+template <typename W>
 __device__ W sum_of_block(W x) {
   W sum[1] = {x};
   sum_of_warps<kWarps>(sum);
@@ -93,9 +102,7 @@ __device__ W sum_of_block(W x) {
 template <typename W>
 __device__ W largest_of_block(W x) {
   __shared__ W parts[kWarps];
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
-    x = larger(x, __shfl_xor_sync(0xffffffffu, x, mask));
-  }
+  x = largest_of_warp(x);
   __syncthreads();
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = x;
   __syncthreads();
@@ -185,6 +192,15 @@ struct Team {
     W all[1] = {x};
     sum(all);
     return all[0];
+  }
+  template <typename W>
+  __device__ static W largest(W x) {
+    if constexpr (of == kWarp) {
+      return largest_of_warp(x);
+    } else {
+      static_assert(of == kThreads, "asked of whole blocks alone");
+      return largest_of_block(x);
+    }
   }
 };
 
@@ -478,11 +494,13 @@ __device__ void add_up_rows_backward(const T* dy, const T* rows,
               });
 }
 
-// parts[p, c] = the sum of x[r, c] over the `rows_a_part` rows r of part p.
-// A block has kWarp packs of columns of a part, a warp every kWarps-th row.
-template <int N, typename T>
-__device__ void column_sums_by(const T* x, Wide<T>* parts, long long rows,
-                               long long rows_a_part, long long width) {
+// parts[p, c] = what `join` makes, from 0, of x[r, c] over the `rows_a_part`
+// rows r of part p. A block has kWarp packs of columns of a part, a warp every
+// kWarps-th row.
+template <int N, typename T, typename Join>
+__device__ void join_columns_by(const T* x, Wide<T>* parts, long long rows,
+                                long long rows_a_part, long long width,
+                                Join join) {
   using W = Wide<T>;
   __shared__ W sums[kWarps][kWarp * N];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -494,26 +512,167 @@ __device__ void column_sums_by(const T* x, Wide<T>* parts, long long rows,
   W sum[N] = {};
   for (long long r = begin + warp; r < end && p < packs; r += kWarps) {
     const auto pack = load<N>(x + r * width + p * N);
-    for (int i = 0; i < N; ++i) sum[i] += wide(pack.of[i]);
+    for (int i = 0; i < N; ++i) sum[i] = join(sum[i], wide(pack.of[i]));
   }
   for (int i = 0; i < N; ++i) sums[warp][lane * N + i] = sum[i];
   __syncthreads();
   if (warp > 0 || p >= packs) return;
   for (int i = 0; i < N; ++i) {
-    for (int w = 1; w < kWarps; ++w) sum[i] += sums[w][lane * N + i];
+    for (int w = 1; w < kWarps; ++w) {
+      sum[i] = join(sum[i], sums[w][lane * N + i]);
+    }
     parts[part * width + p * N + i] = sum[i];
   }
 }
 
 // `in_packs`: whoever launches counts blocks by it.
+template <typename T, typename Join>
+__device__ void join_columns(const T* x, Wide<T>* parts, long long rows,
+                             long long rows_a_part, long long width,
+                             int in_packs, Join join) {
+  if (in_packs) {
+    join_columns_by<kPack<T>>(x, parts, rows, rows_a_part, width, join);
+  } else {
+    join_columns_by<1>(x, parts, rows, rows_a_part, width, join);
+  }
+}
+
 template <typename T>
 __device__ void column_sums(const T* x, Wide<T>* parts, long long rows,
                             long long rows_a_part, long long width,
                             int in_packs) {
-  if (in_packs) {
-    column_sums_by<kPack<T>>(x, parts, rows, rows_a_part, width);
+  join_columns(x, parts, rows, rows_a_part, width, in_packs,
+               [](Wide<T> a, Wide<T> b) { return a + b; });
+}
+
+// Of their numbers without sign.
+template <typename T>
+__device__ void largest_of_columns(const T* x, Wide<T>* parts, long long rows,
+                                   long long rows_a_part, long long width,
+                                   int in_packs) {
+  join_columns(x, parts, rows, rows_a_part, width, in_packs,
+               [](Wide<T> a, Wide<T> b) { return larger(a, b < 0 ? -b : b); });
+}
+
+// fp8_product.h's rounding. Of a row whose largest number is `most`: what its
+// numbers are divided by, and what they are multiplied with instead.
+constexpr float kFp8Largest = 448.0f, kFp8LeastOfRow = 0x1p-100f;
+__device__ inline float fp8_scale(float most) {
+  return larger(most, kFp8LeastOfRow) / kFp8Largest;
+}
+__device__ inline float fp8_inverse(float most) {
+  return kFp8Largest / larger(most, kFp8LeastOfRow);
+}
+
+// e4m3 of what is below 464: to the nearest, ties to even; what is no number
+// stays none.
+__device__ inline unsigned char fp8_of(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  unsigned short two;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+      : "=h"(two)
+      : "f"(0.0f), "f"(x));
+  return static_cast<unsigned char>(two & 0xffu);
+#else
+  const unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+  const unsigned sign = (bits >> 24) & 0x80u;
+  if (size > 0x7f800000u) return 0x7f;
+  if (size < 0x3c800000u) {  // below 2^-6: in steps of 2^-9, as of 2^14 in fp32
+    const float in_steps = __uint_as_float(size) + 0x1p14f;
+    return static_cast<unsigned char>(
+        sign | (__float_as_uint(in_steps) - __float_as_uint(0x1p14f)));
+  }
+  const unsigned rounded = size + 0x7ffffu + ((size >> 20) & 1u);
+  // An exponent of 4 bits around 7 in place of 8 around 127.
+  return static_cast<unsigned char>(sign | ((rounded - 0x3c000000u) >> 20));
+#endif
+}
+
+// x: rows of `width`, `stride` apart; values: (rows, width), scales: one of each
+// row.
+template <int N, typename Of, typename T>
+__device__ void fp8_rows_by(const T* x, unsigned char* values, float* scales,
+                            long long rows, long long width,
+                            long long stride) {
+  const long long r = Of::number();
+  if (r >= rows) return;
+  const T* const row = x + r * stride;
+  const int packs = static_cast<int>(width) / N;
+  float most = 0;
+  for (int p = Of::member(); p < packs; p += Of::kSize) {
+    const auto pack = load<N>(row + p * N);
+    for (int i = 0; i < N; ++i) {
+      const float value = wide(pack.of[i]);
+      most = larger(most, value < 0 ? -value : value);
+    }
+  }
+  most = Of::largest(most);
+  const float inverse = fp8_inverse(most);
+  for (int p = Of::member(); p < packs; p += Of::kSize) {
+    const auto pack = load<N>(row + p * N);
+    Pack<unsigned char, N> out;
+    for (int i = 0; i < N; ++i) out.of[i] = fp8_of(wide(pack.of[i]) * inverse);
+    store_pack(values + r * width + p * N, out);
+  }
+  if (Of::member() == 0) scales[r] = fp8_scale(most);
+}
+
+template <typename T>
+__device__ void fp8_rows(const T* x, unsigned char* values, float* scales,
+                         long long rows, long long width, long long stride,
+                         int teams) {
+  for_rows<T>(takes_packs(width, x) && takes_packs(stride, x), teams,
+              [&]<int N, int of>(Size<N>, Team<of>) {
+                fp8_rows_by<N, Team<of>>(x, values, scales, rows, width,
+                                         stride);
+              });
+}
+
+// The columns of x as rows: values (width, rows), scales and `most`, the
+// largest of each, (width). A block has a square of kFp8Square numbers a side,
+// which goes through memory of the block, so that all moves are of packs.
+// REQUIRES: rows and width are multiples of 16.
+constexpr int kFp8Square = 64;
+template <int N, typename T>
+__device__ void fp8_columns_by(const T* x, const float* most,
+                               unsigned char* values, float* scales,
+                               long long rows, long long width) {
+  constexpr int kOut = 16, kRow = kFp8Square + kOut;
+  using Move = Pack<unsigned char, kOut>;
+  __shared__ Move moves[kFp8Square * kRow / kOut];
+  unsigned char* const square = moves[0].of;
+  const long long across = (width + kFp8Square - 1) / kFp8Square;
+  const long long r0 = blockIdx.x / across * kFp8Square;
+  const long long c0 = blockIdx.x % across * kFp8Square;
+  for (int t = threadIdx.x; t < kFp8Square * kFp8Square / N; t += kThreads) {
+    const int r = t % kFp8Square, c = t / kFp8Square * N;
+    if (r0 + r >= rows || c0 + c >= width) continue;
+    const auto pack = load<N>(x + (r0 + r) * width + c0 + c);
+    for (int i = 0; i < N; ++i) {
+      square[(c + i) * kRow + r] =
+          fp8_of(wide(pack.of[i]) * fp8_inverse(most[c0 + c + i]));
+    }
+  }
+  __syncthreads();
+  for (int t = threadIdx.x; t < kFp8Square * kFp8Square / kOut; t += kThreads) {
+    const int c = t / (kFp8Square / kOut), r = t % (kFp8Square / kOut) * kOut;
+    if (r0 + r >= rows || c0 + c >= width) continue;
+    store_pack(values + (c0 + c) * rows + r0 + r,
+               load<kOut>(square + c * kRow + r));
+  }
+  for (int c = threadIdx.x; c < kFp8Square && r0 == 0; c += kThreads) {
+    if (c0 + c < width) scales[c0 + c] = fp8_scale(most[c0 + c]);
+  }
+}
+
+template <typename T>
+__device__ void fp8_columns(const T* x, const float* most,
+                            unsigned char* values, float* scales,
+                            long long rows, long long width) {
+  if (takes_packs(width, x)) {
+    fp8_columns_by<kPack<T>>(x, most, values, scales, rows, width);
   } else {
-    column_sums_by<1>(x, parts, rows, rows_a_part, width);
+    fp8_columns_by<1>(x, most, values, scales, rows, width);
   }
 }
 
@@ -967,4 +1126,22 @@ TESSERA_GPU_LOOPS(float, f32)
 #endif
 #if TESSERA_GPU_TYPE == 0 || TESSERA_GPU_TYPE == 16
 TESSERA_GPU_LOOPS(Bf16, bf16)
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    fp8_rows_bf16(const Bf16* x, unsigned char* values, float* scales,
+                  long long rows, long long width, long long stride,
+                  int teams) {
+  fp8_rows(x, values, scales, rows, width, stride, teams);
+}
+extern "C" __global__ void __launch_bounds__(kThreads)
+    largest_of_columns_bf16(const Bf16* x, float* parts, long long rows,
+                            long long rows_a_part, long long width,
+                            int in_packs) {
+  largest_of_columns(x, parts, rows, rows_a_part, width, in_packs);
+}
+extern "C" __global__ void __launch_bounds__(kThreads)
+    fp8_columns_bf16(const Bf16* x, const float* most, unsigned char* values,
+                     float* scales, long long rows, long long width) {
+  fp8_columns(x, most, values, scales, rows, width);
+}
 #endif

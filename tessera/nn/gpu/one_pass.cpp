@@ -154,21 +154,59 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
   return {dx, sums[0], sums[1]};
 }
 
-at::Tensor column_sums(const at::Tensor& x) {
-  RECORD_FUNCTION("tessera::column_sums", {});
-  constexpr int64_t kRows = 256;
+namespace {
+
+// What a loop over columns makes of x: (N, D), of each `rows_a_part` rows a row.
+at::Tensor parts_of_columns(const char* loop, const at::Tensor& x,
+                            int64_t rows_a_part) {
   const int64_t rows = x.size(0), width = x.size(1);
-  const int64_t parts = blocks_of(rows, kRows);
+  const int64_t parts = blocks_of(rows, rows_a_part);
   const int64_t pack = 16 / static_cast<int64_t>(x.itemsize());
   const bool in_packs =
       width % pack == 0 &&
       reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
   const int64_t lots = blocks_of(in_packs ? width / pack : width, kWarp);
-  const at::Tensor partial = at::empty({parts, width}, wide_options(x));
-  launch("column_sums", x, parts * lots, x.const_data_ptr(),
-         partial.mutable_data_ptr(), rows, kRows, width,
-         static_cast<int>(in_packs));
-  return partial.sum(0).to(x.scalar_type());
+  at::Tensor partial = at::empty({parts, width}, wide_options(x));
+  launch(loop, x, parts * lots, x.const_data_ptr(), partial.mutable_data_ptr(),
+         rows, rows_a_part, width, static_cast<int>(in_packs));
+  return partial;
+}
+
+}  // namespace
+
+at::Tensor column_sums(const at::Tensor& x) {
+  RECORD_FUNCTION("tessera::column_sums", {});
+  return parts_of_columns("column_sums", x, /*rows_a_part=*/256)
+      .sum(0)
+      .to(x.scalar_type());
+}
+
+std::tuple<at::Tensor, at::Tensor> fp8_rows(const at::Tensor& x) {
+  RECORD_FUNCTION("tessera::fp8_rows", {});
+  const int64_t rows = x.size(0), width = x.size(1);
+  const int teams = teams_for(width);
+  at::Tensor values =
+      at::empty({rows, width}, x.options().dtype(at::kFloat8_e4m3fn));
+  at::Tensor scales = at::empty({rows, 1}, wide_options(x));
+  launch("fp8_rows", x, blocks_of(rows, teams), x.const_data_ptr(),
+         values.mutable_data_ptr(), scales.mutable_data_ptr(), rows, width,
+         x.stride(0), teams);
+  return {values, scales};
+}
+
+std::tuple<at::Tensor, at::Tensor> fp8_columns(const at::Tensor& x) {
+  RECORD_FUNCTION("tessera::fp8_columns", {});
+  constexpr int64_t kSquare = 64;  // kFp8Square of loops.cu
+  const int64_t rows = x.size(0), width = x.size(1);
+  const at::Tensor most =
+      parts_of_columns("largest_of_columns", x, /*rows_a_part=*/64).amax(0);
+  at::Tensor values =
+      at::empty({width, rows}, x.options().dtype(at::kFloat8_e4m3fn));
+  at::Tensor scales = at::empty({width, 1}, wide_options(x));
+  launch("fp8_columns", x, blocks_of(rows, kSquare) * blocks_of(width, kSquare),
+         x.const_data_ptr(), most.const_data_ptr(), values.mutable_data_ptr(),
+         scales.mutable_data_ptr(), rows, width);
+  return {values, scales};
 }
 
 at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,

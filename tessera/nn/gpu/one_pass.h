@@ -32,6 +32,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
 // x: (N, D) -> its sum over rows, (D).
 at::Tensor column_sums(const at::Tensor& x);
 
+// Fp8Rows of fp8_product.h: of the rows and of the columns of x, of bf16.
+std::tuple<at::Tensor, at::Tensor> fp8_rows(const at::Tensor& x);
+std::tuple<at::Tensor, at::Tensor> fp8_columns(const at::Tensor& x);
+
 at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,
                        const at::Tensor& weights);
 std::tuple<at::Tensor, at::Tensor> add_up_rows_backward(

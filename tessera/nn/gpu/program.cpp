@@ -82,6 +82,10 @@ struct Nvrtc {
 // As cuda.h has them.
 struct Driver {
   const Library from{"libcuda.so.1"};
+  int (*init)(unsigned flags) =
+      from.find<std::remove_pointer_t<decltype(init)>>("cuInit");
+  int (*count)(int*) =
+      from.find<std::remove_pointer_t<decltype(count)>>("cuDeviceGetCount");
   int (*attribute)(int*, int which, int device) =
       from.find<std::remove_pointer_t<decltype(attribute)>>(
           "cuDeviceGetAttribute");
@@ -98,6 +102,15 @@ struct Driver {
 
 void check(int status, const char* what) {
   TS_CHECK(status == 0, what, " gave ", status);
+}
+
+// As 89 for 8.9.
+int capability_of(const Driver& driver, int device) {
+  constexpr int kMajor = 75, kMinor = 76;
+  int major = 0, minor = 0;
+  check(driver.attribute(&major, kMajor, device), "cuDeviceGetAttribute");
+  check(driver.attribute(&minor, kMinor, device), "cuDeviceGetAttribute");
+  return 10 * major + minor;
 }
 
 std::filesystem::path cache_folder() {
@@ -132,12 +145,8 @@ void keep(const std::filesystem::path& file, const std::string& code) {
 // Those of one GPU and one type.
 class Loops {
  public:
-  Loops(int device, int bits) {
-    constexpr int kMajor = 75, kMinor = 76;  // of its compute capability
-    int minor = 0;
-    check(driver_.attribute(&major_, kMajor, device), "cuDeviceGetAttribute");
-    check(driver_.attribute(&minor, kMinor, device), "cuDeviceGetAttribute");
-    const std::string architecture = c10::str("sm_", major_, minor);
+  Loops(int device, int bits) : capability_(capability_of(driver_, device)) {
+    const std::string architecture = c10::str("sm_", capability_);
     const std::filesystem::path file = file_for(architecture, bits);
     std::error_code none;
     if (std::filesystem::exists(file, none) &&
@@ -163,11 +172,11 @@ class Loops {
           name.c_str());
   }
 
-  int major() const { return major_; }
+  int major() const { return capability_ / 10; }
 
  private:
   const Driver driver_;
-  int major_ = 0;
+  const int capability_;
   void* module_ = nullptr;
   std::mutex mutex_;
   std::map<std::string, void*> functions_;
@@ -247,6 +256,18 @@ bool runs(const at::Tensor& x) {
 
 int capability_of(const at::Tensor& x) {
   return runs(x) ? loops_of(x)->major() : 0;
+}
+
+int least_capability() {
+  const Driver driver;
+  check(driver.init(0), "cuInit");
+  int count = 0, least = 0;
+  check(driver.count(&count), "cuDeviceGetCount");
+  for (int device = 0; device < count; ++device) {
+    const int one = capability_of(driver, device);
+    least = device == 0 ? one : std::min(least, one);
+  }
+  return least;
 }
 
 int64_t blocks_for(int64_t elements) {

@@ -23,6 +23,10 @@ std::string compile(const std::string& architecture, int bits);
 // The first number of the compute capability of x's GPU: 9 is Hopper's.
 int capability_of(const at::Tensor& x);
 
+// The least compute capability of the GPUs here, as 89 for 8.9. REQUIRES:
+// has_gpu() (core/device.h). Errors: TS_CHECK, of the driver.
+int least_capability();
+
 // Whether x's device has the loops, for its type. Where they cannot be made it
 // is said once, and operators of LibTorch go on in their place.
 bool runs(const at::Tensor& x);

@@ -15,7 +15,7 @@ Traced UnitTracer::norm(const Traced& x) const {
 Traced UnitTracer::linear(const std::string& layer, const Traced& x, int64_t in,
                           int64_t out, bool bias) const {
   const int64_t rows = model_.samples * model_.tokens;
-  const Traced y = ops_.linear(x, rows, in, out, bias);
+  const Traced y = ops_.linear(x, rows, in, out, bias, model_.products);
   if (!model_.adapted.contains(layer)) return y;
   const int64_t rank = config_.lora.rank;
   ops_.tape().set_frozen(false);
@@ -35,7 +35,8 @@ std::vector<Traced> UnitTracer::linears(const std::vector<NamedLayer>& layers,
   if (are_plain) {
     std::vector<int64_t> outs;
     for (const auto& layer : layers) outs.push_back(layer.out);
-    return ops_.linears(x, model_.samples * model_.tokens, in, outs, bias);
+    return ops_.linears(x, model_.samples * model_.tokens, in, outs, bias,
+                        model_.products);
   }
   std::vector<Traced> outputs;
   for (const auto& [name, out] : layers) {
