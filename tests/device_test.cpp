@@ -26,6 +26,7 @@
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trainer.h"
 #include "tessera/verify/random_batch.h"
+#include "tests/support/disk.h"
 #include "tests/support/test_device.h"
 
 namespace tessera {
@@ -399,6 +400,9 @@ const Case kCases[] = {
       {"model.family", "gemma3_text"},
       {"model.window", "5"},
       {"model.window_every", "2"}}},
+    {"dropout_cores",
+     1,
+     {{"model.dropout", "0.2"}, {"recompute.mode", "selective"}}},
     {"dropout_tp_2", 2, {{"model.dropout", "0.2"}, {"mesh.tp", "2"}}},
     {"dropout_sp_2",
      2,
@@ -709,17 +713,24 @@ TEST(MemoryOfADevice, WhereThereIsTooLittleItSaysWhatIsHeldAndWhatHelps) {
 // Half of a run on the one, and half on the other: its checkpoints are alike.
 TEST(RunOnADevice, TrainsAndGoesOnFromTheOthersCheckpoint) {
   if (!device()) GTEST_SKIP() << kNoDevice;
-  const Keys zero = {{"mesh.dp", "2"}, {"zero.stage", "3"}};
-  const TemporaryFolder plain, mixed;
-  with_tokens(plain);
-  with_tokens(mixed);
-  const auto expected = train(plain, zero, /*steps=*/4, at::kCPU);
-  train(mixed, zero, /*steps=*/2, *device());
-  const auto found = train(mixed, zero, /*steps=*/4, at::kCPU);
-  ASSERT_GE(expected.size(), 4u);
-  ASSERT_EQ(found.size(), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_NEAR(found[i], expected[i], 1e-9);
+  const TemporaryFolder files = tests::folder_on_disk();
+  const std::string folder = files.path().string();
+  for (const char* const offload : {"none", "optimizer"}) {
+    const Keys zero = {{"mesh.dp", "2"},
+                       {"zero.stage", "3"},
+                       {"zero.offload", offload},
+                       {"zero.offload_folder", folder.c_str()}};
+    const TemporaryFolder plain, mixed;
+    with_tokens(plain);
+    with_tokens(mixed);
+    const auto expected = train(plain, zero, /*steps=*/4, at::kCPU);
+    train(mixed, zero, /*steps=*/2, *device());
+    const auto found = train(mixed, zero, /*steps=*/4, at::kCPU);
+    ASSERT_GE(expected.size(), 4u);
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(found[i], expected[i], 1e-9) << offload;
+    }
   }
 }
 
