@@ -26,7 +26,7 @@ pack() {
       is_brought "$library" || cp -L "$library" "$folder/lib/"
     done < <(ldd "build/cuda/$each" | awk '$3 ~ /^\// { print $3 }')
   done
-  cp bench/step_bench.py bench/torch_step.py "$folder/"
+  cp bench/{fp8_bench,step_bench,torch_step}.py "$folder/"
   mkdir "$folder/parity"
   cp tests/parity/{conftest.py,runs.py,pytest.ini,test_transformers_on_meshes.py} "$folder/parity/"
   cp "${BASH_SOURCE[0]}" "$folder/run"
@@ -109,6 +109,7 @@ run() {
   check "2 stages, on the GPU and on the CPU" "${same[@]}" 2 cuda,cpu --mesh.pp=2 --batch.micro=2
   check "meshes beside transformers" env TESSERA_DEVICE=cuda TESSERA_PROGRAM="$here/tessera" \
     python3 -m pytest "$here/parity" -q -n 8 -p no:cacheprovider -k "test_eight_steps and not auxiliary and not 16 and (tp or pp or zero or ep)"
+  check "fp8 products beside bf16" python3 "$here/fp8_bench.py" "$here/tessera" --json "$here/logs/fp8.json"
   local -a cases=("gpt2 gpu" "1 b gpu" "mixtral gpu")
   for each in "${cases[@]}"; do
     check "where a step of $each goes" bash -euo pipefail -c 'where_it_goes "$@"' where_it_goes "$each"

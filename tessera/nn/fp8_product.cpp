@@ -18,7 +18,7 @@ constexpr double kLargest = 448, kLeastOfRow = 0x1p-100;
 }  // namespace
 
 bool takes_fp8(const at::Tensor& weight) {
-  return weight.scalar_type() == at::kBFloat16 &&
+  return weight.scalar_type() == at::kBFloat16 && weight.numel() > 0 &&
          takes_fp8(weight.size(0), weight.size(1));
 }
 

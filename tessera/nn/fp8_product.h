@@ -26,8 +26,8 @@ enum class ProductType { kSame, kFp8 };
 // Least compute capability, as 89 for 8.9.
 inline constexpr int kLeastFp8Capability = 89;
 
-// Whether products with such a weight can be of fp8, which GPUs ask multiples of
-// 16 for; of a weight also that it is bf16.
+// Whether products with such a weight can be of fp8, for which GPUs ask for
+// multiples of 16; of a weight also that it is bf16, and not empty.
 constexpr bool takes_fp8(int64_t out, int64_t in) {
   return out % 16 == 0 && in % 16 == 0;
 }

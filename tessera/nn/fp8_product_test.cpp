@@ -145,6 +145,7 @@ TEST(Fp8Product, OfSizesThatTakeNoneIsThatWithout) {
                     .equal(linear_product(x, weight)));
   }
   EXPECT_FALSE(takes_fp8(at::ones({16, 16})));
+  EXPECT_FALSE(takes_fp8(random({16, 0})));  // a shard without features
 }
 
 // Its second derivative is that of the weights as they are.

@@ -175,6 +175,7 @@ class LinearProducts : public torch::autograd::Function<LinearProducts> {
           at::empty(with_features(x, weights[i].size(0)), x.options());
       const at::Tensor into = rows_of(y);
       if (type == ProductType::kFp8 && takes_fp8(weights[i])) {
+        announce(weights[i]);
         if (!rounded) rounded = fp8_rows(rows);
         fp8_product_into(into, *rounded, fp8_rows(weights[i]),
                          biases.empty() ? at::Tensor() : biases[i],

@@ -19,8 +19,8 @@
 //         of nn made is not kept for the backward but made again there, with
 //         the same bits (detail/remade.h).
 // fp8:    y and dx by choice, of weights that take it (fp8_product.h): what is
-//         kept and the gradients of weights stay as they are; a backward that is
-//         itself recorded takes the weights as they are.
+//         kept and the gradients of weights stay as they are; a backward that
+//         is itself recorded takes the weights as they are.
 // Later:  inside of a WeightQueue (weight_queue.h) gradients of weights are
 //         left to it.
 // Heard:  who listens to parameters' memory (wrappers' fully_shard) is told

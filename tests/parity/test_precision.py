@@ -1,4 +1,4 @@
-"""fp16 with a scaled loss: beside PyTorch's half model, masters and GradScaler; over meshes; resumed; at its end."""
+"""fp16 with a scaled loss: beside PyTorch's half model, masters and GradScaler; over meshes; resumed; at its end. fp8."""
 
 import copy
 import json
@@ -212,3 +212,46 @@ def test_a_run_that_updates_nothing_any_more_ends(program, tokens, tmp_path):
     done = train(program, path, "--nproc", "2", check=False)
     assert done.returncode == 1, done.stderr
     assert "step 11 is the 11th in a row that updated nothing" in done.stderr, done.stderr
+
+
+FP8 = {"compute": "bf16", "products": "fp8"}
+
+
+@pytest.fixture(scope="module")
+def fp8_rank(program, tokens, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fp8")
+    done = train(program, configuration(tokens, folder, precision=FP8))
+    assert done.stderr.count("precision.products fp8 is emulated on the CPU") == 1
+    return folder
+
+
+def losses(folder):
+    return [line["loss"] for line in metrics(folder)]
+
+
+def test_fp8_products_train_as_bf16_does(program, tokens, tmp_path, fp8_rank):
+    train(program, configuration(tokens, tmp_path, precision={"compute": "bf16"}))
+    bf16, fp8 = losses(tmp_path), losses(fp8_rank)
+    assert fp8 != bf16
+    assert fp8 == pytest.approx(bf16, rel=2e-2)
+    assert fp8[-1] < 0.95 * fp8[0]
+
+
+@pytest.mark.parametrize("name", ["dp 2", "tp 2 with sp", "cp 2", "pp 2", "recomputed", "split backward"])
+def test_fp8_products_on_a_mesh_are_those_of_one_rank(program, tokens, tmp_path, fp8_rank, name):
+    world, sections = {**MESHES, "recomputed": (1, {"recompute": {"mode": "block"}}),
+                       "split backward": (2, {"mesh": {"pp": 2}, "batch": {"micro": 3},
+                                              "pipeline": {"schedule": "zb_h1"}})}[name]
+    train(program, configuration(tokens, tmp_path, **sections, precision=FP8), "--nproc", str(world), *THREADS)
+    assert losses(tmp_path) == pytest.approx(losses(fp8_rank), rel=1e-2)
+    if name == "recomputed":
+        assert losses(tmp_path) == losses(fp8_rank)
+
+
+@pytest.mark.parametrize("precision, said", [
+    ({"compute": "fp32", "products": "fp8"}, "precision.products is fp8 and precision.compute fp32"),
+    ({"compute": "bf16", "products": "fp4"}, 'precision.products')])
+def test_products_that_are_refused_before_ranks_start(program, tokens, tmp_path, precision, said):
+    done = train(program, configuration(tokens, tmp_path, precision=precision), "--nproc", "2", check=False)
+    assert done.returncode == 78 and said in done.stderr, done.stderr
+    assert "rank 1" not in done.stderr

@@ -27,6 +27,7 @@ struct Idle {
 };
 constexpr std::array kIdle = {
     Idle{"zero.bucket_mb", "the gradients of a unit are reduced as one"},
+    Idle{"precision.products", "the module's code says what it multiplies"},
     Idle{"recompute.mode", "the module's code says what it computes again"},
     Idle{"monitor.every", "the loop is the user's, who prints what he likes"},
     Idle{"monitor.tensorboard", "no run folder is written"},

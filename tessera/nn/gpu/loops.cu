@@ -60,6 +60,7 @@ __device__ W sum_of_warp(W x) {
   return x;
 }
 
+// b where a is no number.
 template <typename W>
 __device__ W larger(W a, W b) {
   return a > b ? a : b;
@@ -545,13 +546,13 @@ __device__ void column_sums(const T* x, Wide<T>* parts, long long rows,
                [](Wide<T> a, Wide<T> b) { return a + b; });
 }
 
-// Of their numbers without sign.
+// Of |x|, where it is a number.
 template <typename T>
 __device__ void largest_of_columns(const T* x, Wide<T>* parts, long long rows,
                                    long long rows_a_part, long long width,
                                    int in_packs) {
   join_columns(x, parts, rows, rows_a_part, width, in_packs,
-               [](Wide<T> a, Wide<T> b) { return larger(a, b < 0 ? -b : b); });
+               [](Wide<T> a, Wide<T> b) { return larger(b < 0 ? -b : b, a); });
 }
 
 // fp8_product.h's rounding. Of a row whose largest number is `most`: what its
@@ -603,7 +604,7 @@ __device__ void fp8_rows_by(const T* x, unsigned char* values, float* scales,
     const auto pack = load<N>(row + p * N);
     for (int i = 0; i < N; ++i) {
       const float value = wide(pack.of[i]);
-      most = larger(most, value < 0 ? -value : value);
+      most = larger(value < 0 ? -value : value, most);
     }
   }
   most = Of::largest(most);

@@ -156,7 +156,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
 
 namespace {
 
-// What a loop over columns makes of x: (N, D), of each `rows_a_part` rows a row.
+// What a loop over columns makes of x: (N, D), of `rows_a_part` rows a row.
 at::Tensor parts_of_columns(const char* loop, const at::Tensor& x,
                             int64_t rows_a_part) {
   const int64_t rows = x.size(0), width = x.size(1);
