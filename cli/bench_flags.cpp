@@ -50,6 +50,9 @@ void check_backends(const std::vector<std::string>& names) {
       TS_CHECK_CONFIG(info.name != name || info.built, "--backend ", name, ": ",
                       info.note);
     }
+    TS_CHECK_CONFIG(name != "nccl",
+                    "--backend nccl: it carries no tensors of the CPU, which "
+                    "are what is measured. Leave it out.");
     TS_CHECK_USAGE(std::find(built.begin(), built.end(), name) != built.end(),
                    "--backend ", name, " is not known. Use ",
                    some_of(built, built.size()),

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "cli/flag_values.h"
 #include "tessera/comm/communicator.h"
@@ -31,6 +32,15 @@ std::chrono::milliseconds timeout_of(const comm::CommConfig& comm) {
   return std::chrono::seconds(comm.timeout_s);
 }
 
+std::vector<c10::DeviceType> devices_of(const RankJob& job,
+                                        int64_t world_size) {
+  std::vector<c10::DeviceType> devices;
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    devices.push_back(job.device(rank));
+  }
+  return devices;
+}
+
 std::unique_ptr<monitor::DeviceMemory> memory_of(c10::DeviceType device) {
   if (device == c10::kCPU) return nullptr;
   return std::make_unique<monitor::DeviceMemory>();
@@ -50,6 +60,7 @@ std::unique_ptr<comm::Communicator> connect(const RankJob& job,
                                   .rank = place.rank,
                                   .world_size = place.world_size,
                                   .local_world_size = place.local_world_size,
+                                  .devices = devices_of(job, place.world_size),
                                   .store = meeting.store,
                                   .timeout = timeout_of(job.comm),
                                   .address = meeting.address,
@@ -91,14 +102,13 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
                      .algorithm = job.comm.algorithm,
                      .world_size = world_size,
                      .local_world_size = world_size,
+                     .devices = devices_of(job, world_size),
                      .timeout = timeout_of(job.comm),
                      .record_folder = job.record_folder},
                     [&](comm::Communicator& ranks) {
                       const monitor::RankMemory memory;
                       share_out_cores(job.threads, world_size);
-                      const auto device = job.device(ranks.rank());
-                      take_device(device, ranks.rank());
-                      const auto there = memory_of(device);
+                      const auto there = memory_of(job.device(ranks.rank()));
                       codes[ranks.rank()] = job.work(ranks);
                     });
   return codes[0];
@@ -140,6 +150,7 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
                   "Use mpirun -np ",
                   world_size, " tessera ", job.arguments.at(1),
                   " ..., without --nproc.");
+  job.comm.check_gpus(devices_of(job, world_size), num_gpus());
   launch::RankEnvironment first = place;
   first.world_size = first.local_world_size = world_size;
   job.prepare(first);

@@ -7,12 +7,15 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/detail/json.h"
+#include "tessera/core/device.h"
+#include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/host_read.h"
 #include "tessera/engine/memory_plan.h"
@@ -573,6 +576,89 @@ TEST(GroupOnADevice, EveryVerbGivesWhatItGivesOnTheCpu) {
   const auto here = verbs(at::kCPU), there = verbs(*device());
   for (size_t i = 0; i < here.size(); ++i) {
     EXPECT_TRUE(at::equal(there[i], here[i])) << i;
+  }
+}
+
+// A world of one rank, over NCCL where that is built.
+TEST(Nccl, AWorldOfOneRankGoesOverIt) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU";
+  comm::run_threads(
+      {.backend = "nccl", .devices = {at::kCUDA}},
+      [](comm::Communicator& ranks) {
+        EXPECT_EQ(ranks.backend(), "nccl+shm");
+        comm::Group& group = ranks.world();
+        for (const auto type : {at::kFloat, at::kBFloat16, at::kLong}) {
+          const at::Tensor x =
+              at::arange(6, at::TensorOptions(at::kCUDA).dtype(type));
+          const at::Tensor sum = x.clone(), gathered = at::empty_like(x),
+                           part = at::empty_like(x), moved = at::empty_like(x);
+          comm::Work work = group.all_reduce(sum);
+          work.wait();
+          group.all_gather(gathered, sum).wait();
+          group.reduce_scatter(part, gathered).wait();
+          group.all_to_all(moved, part, {6}, {6}).wait();
+          group.broadcast(moved, 0, comm::Mode::kBlocking).synchronize();
+          EXPECT_TRUE(at::equal(moved, x));
+        }
+        const at::Tensor mean = at::ones({3}, at::kCUDA);
+        group.all_reduce(mean, comm::ReduceOp::kMean).wait();
+        const at::Tensor flags = at::ones({3}, at::kCUDA).to(at::kBool);
+        group.broadcast(flags, 0).wait();
+        const at::Tensor none = at::empty({0}, at::kCUDA);
+        group.all_reduce(none).synchronize();
+        const at::Tensor here = at::ones({3});
+        group.all_reduce(here).wait();
+        group.barrier();
+        EXPECT_TRUE(at::equal(mean.cpu(), here));
+        // Its watch sees within moments what the GPU has done.
+        while (group.flight_record().find("pending") != std::string::npos) {
+          std::this_thread::yield();
+        }
+        for (const auto& verb : group.stats()) {
+          EXPECT_GE(verb.seconds, 0) << verb.verb;
+          EXPECT_LT(verb.seconds, 60) << verb.verb;
+        }
+      });
+}
+
+TEST(Nccl, RanksThatShareAGpuAreRefused) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU";
+  if (num_gpus() > 1) GTEST_SKIP() << "needs a GPU that ranks share";
+  const auto made = [](const char* backend) {
+    std::string found;
+    comm::run_threads({.backend = backend,
+                       .world_size = 2,
+                       .local_world_size = 2,
+                       .devices = {at::kCUDA, at::kCUDA}},
+                      [&](comm::Communicator& ranks) {
+                        if (ranks.rank() == 0) found = ranks.backend();
+                      });
+    return found;
+  };
+  try {
+    made("nccl");
+    ADD_FAILURE() << "was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    EXPECT_THAT(message_of(error),
+                ::testing::HasSubstr("ranks 0 and 1 share GPU-"));
+  }
+  EXPECT_EQ(made("auto"), "shm");
+}
+
+// As over the host: a rank that is alone has the same numbers.
+TEST(Nccl, StepsOfOneRankAreTheSame) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU";
+  const auto config = configuration({}, 1, *device());
+  std::vector<std::vector<double>> numbers;
+  for (const char* backend : {"shm", "nccl"}) {
+    comm::run_threads({.backend = backend, .devices = {at::kCUDA}},
+                      [&](comm::Communicator& ranks) {
+                        numbers.push_back(run_rank(config, ranks).numbers);
+                      });
+  }
+  for (size_t i = 0; i < numbers[0].size(); ++i) {
+    EXPECT_NEAR(numbers[1][i], numbers[0][i], 1e-9);
   }
 }
 

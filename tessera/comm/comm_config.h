@@ -1,6 +1,8 @@
 // The section comm of the configuration.
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -16,6 +18,11 @@ struct CommConfig {
   std::string algorithm = CommunicatorOptions().algorithm;
   int64_t timeout_s = CommunicatorOptions().timeout / std::chrono::seconds(1);
   void declare(config::Section& section);
+  // Of the ranks that this process starts on its host, which has `num_gpus`:
+  // throws TS_CHECK_CONFIG where backend nccl has a rank without a GPU of its
+  // own.
+  void check_gpus(const std::vector<c10::DeviceType>& devices,
+                  int64_t num_gpus) const;
 };
 
 // Throws where TESSERA_COMM_TABLE is set and names no table: for those who are

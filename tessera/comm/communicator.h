@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/DeviceType.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/comm/group.h"
@@ -22,13 +23,19 @@
 namespace tessera::comm {
 
 struct CommunicatorOptions {
-  std::string backend = "auto";  // auto | shm | gloo | mpi | fake
+  // auto | shm | gloo | mpi | nccl | fake. nccl: tensors of GPUs go over it,
+  // those of the CPU as with auto.
+  std::string backend = "auto";
   // As comm.algorithm has it. auto: as the table says that TESSERA_COMM_TABLE
   // names, else the backend's own.
   std::string algorithm = "auto";
   int64_t rank = 0;  // global
   int64_t world_size = 1;
   int64_t local_world_size = 1;  // ranks on this host; shm needs all of them
+  // What each rank computes on; empty: the CPU, all of them. auto takes nccl
+  // where every rank has a GPU of its own. A rank of a GPU has taken it
+  // (core/device.h).
+  std::vector<c10::DeviceType> devices = {};
   // Where ranks find each other: HashStore among threads, FileStore among the
   // processes of one host, TCPStore across hosts. Unused with one rank.
   c10::intrusive_ptr<c10d::Store> store = {};
@@ -47,7 +54,8 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int64_t rank() const = 0;
   virtual int64_t world_size() const = 0;
-  virtual const std::string& backend() const = 0;  // as resolved: "shm+gloo"
+  // As resolved: "shm+gloo", "nccl+shm" ...
+  virtual const std::string& backend() const = 0;
   // The group of all ranks.
   virtual Group& world() = 0;
   // The group of these global ranks (ascending), or nullptr when this rank is
@@ -77,7 +85,7 @@ std::vector<BackendInfo> backends();
 // Runs `body(communicator)` on `world_size` ranks as threads of this process,
 // and joins them. The first failure is rethrown when all have ended; a rank
 // that fails makes the others' pending operations fail too. Sets each thread's
-// RankContext and shares the cores out among them.
+// RankContext and device, and shares the cores out among them.
 void run_threads(int64_t world_size, const std::string& backend,
                  const std::function<void(Communicator&)>& body,
                  std::chrono::milliseconds timeout = std::chrono::minutes(1));

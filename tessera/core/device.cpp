@@ -8,12 +8,6 @@
 #include "tessera/core/error.h"
 
 namespace tessera {
-namespace {
-
-// Throws nothing: without a driver there are none.
-int num_gpus() { return at::detail::getCUDAHooks().getNumGPUs(); }
-
-}  // namespace
 
 c10::DeviceType device_type_of(const std::string& name) {
   if (name != "cuda") return c10::kCPU;
@@ -31,8 +25,10 @@ c10::DeviceType device_type_of(const std::string& name) {
   return c10::kCUDA;
 }
 
-bool has_gpu() {
-  return at::detail::getCUDAHooks().hasCUDART() && num_gpus() > 0;
+int64_t num_gpus() {
+  const auto& hooks = at::detail::getCUDAHooks();
+  // Throws nothing: without a driver there are none.
+  return hooks.hasCUDART() ? hooks.getNumGPUs() : 0;
 }
 
 void take_device(c10::DeviceType type, int64_t rank_on_host) {

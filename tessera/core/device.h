@@ -18,8 +18,8 @@ namespace tessera {
 // What "cpu" or "cuda" names.
 c10::DeviceType device_type_of(const std::string& name);
 
-// Whether LibTorch has CUDA and finds a GPU.
-bool has_gpu();
+// Those that LibTorch finds; 0 where it has no CUDA.
+int64_t num_gpus();
 
 // This thread's device is that of such a rank of its host.
 void take_device(c10::DeviceType type, int64_t rank_on_host);

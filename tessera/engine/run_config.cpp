@@ -483,7 +483,7 @@ void find_devices(RunConfig& config, int64_t stages) {
   types.clear();
   for (std::string name : devices_in(config.run.device)) {
     if (name == "auto") {
-      name = has_gpu() && !why_not_on_gpus(config) ? "cuda" : "cpu";
+      name = num_gpus() > 0 && !why_not_on_gpus(config) ? "cuda" : "cpu";
     }
     types.push_back(device_type_of(name));
   }

@@ -248,7 +248,6 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
 TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
-      {R"({"comm": {"backend": "nccl"}})", "comm.backend is \"nccl\""},
       {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"}};
   for (const auto& [text, part] : cases) {
     const std::string message = refusal(text);

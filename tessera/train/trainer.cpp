@@ -152,7 +152,7 @@ class Trainer {
 
   void tell_devices() const {
     const auto why = engine::why_not_on_gpus(config_);
-    const bool is_left = config_.run.is_on_cpu() && has_gpu() &&
+    const bool is_left = config_.run.is_on_cpu() && num_gpus() > 0 &&
                          config_.run.device.find("auto") != std::string::npos;
     if (is_left && why) {
       log::info("run.device ", config_.run.device, ": cpu, for ", why->what,

@@ -144,7 +144,7 @@ def test_hosts_that_are_one_have_no_forms(program, tmp_path):
 # Arguments, the exit code, and words of the message.
 REFUSED = [
     (["--backend", "smh"], 2, ["smh", "shm", "gloo"]),
-    (["--backend", "shm,nccl"], 78, ["nccl", "not built"]),
+    (["--backend", "shm,nccl"], 78, ["nccl", "CPU"]),
     (["--backend", "shm,mpi"], 2, ["--backend mpi", "mpirun -np 2"]),
     (["--op", "allreduce"], 2, ["allreduce", "all_reduce"]),
     (["--dtype", "float"], 2, ["float", "fp32"]),

@@ -224,9 +224,9 @@ BackendGroup::Pending BackendGroup::called(const std::function<Pending()>& call,
 }
 
 void BackendGroup::check_usable() const {
-  std::lock_guard lock(state_->mutex);
-  TS_CHECK_REACH(state_->failure.empty(), "group '", name(),
-                 "' cannot go on after an earlier failure: ", state_->failure);
+  const std::string failure = state_->failure_so_far();
+  TS_CHECK_REACH(failure.empty(), "group '", name(),
+                 "' cannot go on after an earlier failure: ", failure);
 }
 
 std::string BackendGroup::where(Verb verb) const {
@@ -245,7 +245,8 @@ void BackendGroup::check_tensor(Verb verb, const char* what,
 }
 
 bool BackendGroup::carries(const at::Tensor& tensor) const {
-  return !tensor.defined() || tensor.is_cpu() || connection_.any_device;
+  return !tensor.defined() || tensor.is_cpu() || connection_.any_device ||
+         tensor.device().type() == connection_.device;
 }
 
 void BackendGroup::check_pieces(Verb verb, const at::Tensor& whole,

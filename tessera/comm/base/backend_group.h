@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/base/failure_note.h"
 #include "tessera/comm/base/flight_recorder.h"
 #include "tessera/comm/base/report.h"
 #include "tessera/comm/group.h"
@@ -25,6 +26,8 @@ struct Connection {
   bool names_peers = false;
   // Whether it carries tensors of any device, and not the CPU's alone.
   bool any_device = false;
+  // The kind of device whose tensors it carries beside those; kCPU: none.
+  c10::DeviceType device = c10::kCPU;
   // The debug mode: compares what the ranks are about to call.
   std::function<void(const Operation&)> compare = {};
   // Memory that it moves without staging it; not initialised.
@@ -41,6 +44,8 @@ struct GroupInfo {
   int64_t rank = 0;            // within the group
   std::chrono::milliseconds timeout;
   std::shared_ptr<BusyTime> busy = {};  // of the rank; none: not counted
+  // Of the rank: operations of a device fail while nobody waits for them.
+  std::shared_ptr<FailureNote> rank_failure = {};
 };
 
 // What outlives the group while an operation is pending.

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <optional>
+
 #include "tessera/comm/base/blocked_time.h"
 #include "tessera/comm/base/timed_out.h"
 #include "tessera/core/device.h"
@@ -18,11 +20,30 @@ std::string verdict_of(GroupState& state, const Operation& operation,
                        const Failure& failure) {
   const bool peers_are_missing = failure.code == ExitCode::kUnreachable;
   if (!state.judge.verdict || !peers_are_missing) return "";
-  if (state.names_peers && !failure.timed_out) {
+  const bool names_peers = state.names_peers && operation.device.is_cpu();
+  if (names_peers && !failure.timed_out) {
     state.judge.record();
     return "";
   }
   return state.judge.verdict(state.report(), operation, failure.text);
+}
+
+// The end of an operation that failed, in words that the group keeps.
+std::string judged(GroupState& state, const Operation& operation,
+                   uint64_t ticket, const Failure& failure) {
+  std::string text = explain(state.info, operation, failure.text);
+  const std::string verdict = verdict_of(state, operation, failure);
+  if (!verdict.empty()) text += ". Verdict: " + verdict;
+  state.recorder.end(ticket, true);
+  state.failure.note(text);
+  return text;
+}
+
+// Of a device, on its backend's thread: the rank hears of it at its next call.
+void judge_of_device(GroupState& state, const Operation& operation,
+                     uint64_t ticket, const Failure& failure) {
+  const std::string text = judged(state, operation, ticket, failure);
+  if (state.info.rank_failure) state.info.rank_failure->note(text);
 }
 
 }  // namespace
@@ -51,20 +72,19 @@ std::string explain(const GroupInfo& info, const Operation& operation,
 void rethrow_explained(GroupState& state, const Operation& operation,
                        uint64_t ticket) {
   const Failure failure = failure_of(std::current_exception());
-  std::string text = explain(state.info, operation, failure.text);
-  const std::string verdict = verdict_of(state, operation, failure);
-  if (!verdict.empty()) text += ". Verdict: " + verdict;
-  state.recorder.end(ticket, true);
-  state.note_failure(text);
-  detail::throw_error(failure.code, text, {__func__, __FILE__, __LINE__});
+  detail::throw_error(failure.code, judged(state, operation, ticket, failure),
+                      {__func__, __FILE__, __LINE__});
 }
 
 void BackendWork::wait() {
   const BlockedTime blocked;
   try {
     work->wait();
-    state->recorder.end(ticket, false);
+    // A device may have it to do still.
+    if (work->isCompleted()) state->recorder.end(ticket, false);
   } catch (const std::exception&) {
+    const std::string told = state->failure_so_far();
+    TS_CHECK_REACH(operation.device.is_cpu() || told.empty(), told);
     rethrow_explained(*state, operation, ticket);
   }
 }
@@ -72,19 +92,31 @@ void BackendWork::wait() {
 void BackendWork::synchronize() {
   wait();
   if (operation.device.is_cpu()) return;
-  const BlockedTime blocked;
-  wait_for_device(operation.device);
+  {
+    const BlockedTime blocked;
+    wait_for_device(operation.device);
+  }
+  wait();  // throws where the device went on because it was given up
 }
 
 void BackendWork::watch_completion() {
-  work->getFuture()->addCallback(
-      [state = state, operation = operation,
-       ticket = ticket](c10::ivalue::Future& future) {
-        state->recorder.end(ticket, future.hasError());
-        if (!future.hasError()) return;
-        state->note_failure(explain(state->info, operation,
-                                    failure_of(future.exception_ptr()).text));
-      });
+  // The future belongs to the work.
+  const auto* timed = dynamic_cast<const TimedWork*>(work.get());
+  work->getFuture()->addCallback([state = state, operation = operation,
+                                  ticket = ticket,
+                                  timed](c10::ivalue::Future& future) {
+    if (!future.hasError()) {
+      return state->recorder.end(
+          ticket, false,
+          timed ? std::optional(timed->seconds()) : std::nullopt);
+    }
+    const Failure failure = failure_of(future.exception_ptr());
+    if (!operation.device.is_cpu()) {
+      return judge_of_device(*state, operation, ticket, failure);
+    }
+    state->recorder.end(ticket, true);
+    state->failure.note(explain(state->info, operation, failure.text));
+  });
 }
 
 void Work::wait() {

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "tessera/comm/base/backend_group.h"
+#include "tessera/comm/base/failure_note.h"
 #include "tessera/comm/base/flight_recorder.h"
 #include "tessera/core/error.h"
 
@@ -22,18 +22,25 @@ struct GroupState {
   bool names_peers = false;
   BackendGroup::Judge judge;
   FlightRecorder recorder;
-  std::mutex mutex;
-  std::string failure;  // the first one
+  FailureNote failure;
 
   GroupReport report() const {
     return {
         .name = info.name, .ranks = info.ranks, .records = recorder.records()};
   }
-
-  void note_failure(const std::string& text) {
-    std::lock_guard lock(mutex);
-    if (failure.empty()) failure = text;
+  // Of the group, or of another one of the rank; "": none.
+  std::string failure_so_far() const {
+    const auto& whole = info.rank_failure;
+    std::string text = whole ? whole->text() : "";
+    return text.empty() ? failure.text() : text;
   }
+};
+
+// A Work whose backend knows how long the operation itself took.
+class TimedWork {
+ public:
+  virtual ~TimedWork() = default;
+  virtual double seconds() const = 0;  // REQUIRES: it is done
 };
 
 struct Failure {
@@ -61,7 +68,8 @@ struct BackendWork final : Work::Impl {
   bool done() const override { return work->isCompleted(); }
   void wait() override;
   void synchronize() override;
-  // The backend's thread tells when it is done, also where nobody waits.
+  // The backend's thread tells when it is done, also where nobody waits. Of a
+  // device nobody does: that thread comes to the verdict then.
   void watch_completion();
 };
 

@@ -48,13 +48,14 @@ uint64_t FlightRecorder::begin(Operation& operation) {
   return ticket;
 }
 
-void FlightRecorder::end(uint64_t ticket, bool failed) {
+void FlightRecorder::end(uint64_t ticket, bool failed,
+                         std::optional<double> seconds) {
   std::lock_guard lock(mutex_);
   Entry& entry = entries_[ticket % kEntries];
   if (entry.ticket != ticket || entry.state != State::kPending) return;
   leave(entry);
   entry.state = failed ? State::kFailed : State::kDone;
-  entry.seconds = entry.operation.seconds_so_far();
+  entry.seconds = seconds ? *seconds : entry.operation.seconds_so_far();
   VerbStats& sum = stats_[static_cast<size_t>(entry.operation.verb)];
   sum.calls += 1;
   sum.bytes += entry.operation.bytes;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,7 +62,8 @@ class FlightRecorder {
 
   // Gives the operation its sequence number and its begin; returns its ticket.
   uint64_t begin(Operation& operation);
-  void end(uint64_t ticket, bool failed);
+  // `seconds`: that it took; none: since it began.
+  void end(uint64_t ticket, bool failed, std::optional<double> seconds = {});
 
   std::vector<VerbStats> stats() const;  // of the verbs that were called
   void reset_stats();

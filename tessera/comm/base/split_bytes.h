@@ -1,12 +1,19 @@
-// Rows of an all_to_all as bytes.
+// Tensors, and rows of an all_to_all, as bytes: for what only moves them.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
 
 namespace tessera::comm {
+
+// The memory of a contiguous tensor.
+inline at::Tensor bytes_of(const at::Tensor& tensor) {
+  at::AutoDispatchBelowAutograd guard;
+  return tensor.view(-1).view(at::kByte);
+}
 
 // Bytes of the rows of dim 0 that go to, or come from, each rank.
 inline std::vector<int64_t> split_bytes(const at::Tensor& tensor,

@@ -2,6 +2,8 @@
 
 #include "tessera/comm/algorithms/collectives.h"
 #include "tessera/comm/algorithms/tuning_table.h"
+#include "tessera/comm/nccl/gpus.h"
+#include "tessera/core/error.h"
 
 namespace tessera::comm {
 namespace {
@@ -27,10 +29,11 @@ std::vector<std::string> algorithm_choices() {
 void CommConfig::declare(config::Section& section) {
   section
       .key("backend", backend,
-           "what carries the collectives; auto: shm inside one host, and "
-           "between hosts gloo; mpi: the ranks that mpirun started")
+           "what carries the collectives; auto: shm inside one host, between "
+           "hosts gloo, and nccl for tensors of GPUs where every rank has one "
+           "of its own; nccl: refused where one has not; mpi: the ranks that "
+           "mpirun started")
       .one_of({"auto", "shm", "gloo", "mpi", "nccl"})
-      .not_built({"nccl"}, "the backend", "auto, shm, gloo or mpi")
       .check([](const config::Value& value) {
         return reason_against(std::get<std::string>(value));
       });
@@ -46,6 +49,21 @@ void CommConfig::declare(config::Section& section) {
            "seconds after which an operation that waits for a peer fails")
       .at_least(1)
       .at_most(7 * 24 * 3600);
+}
+
+void CommConfig::check_gpus(const std::vector<c10::DeviceType>& devices,
+                            int64_t num_gpus) const {
+  if (backend != "nccl") return;
+  std::string against = nccl::against_devices(devices);
+  if (against.empty()) {
+    std::vector<std::string> gpus;
+    for (size_t rank = 0; rank < devices.size(); ++rank) {
+      gpus.push_back(c10::str("GPU ", rank % num_gpus, " of the ", num_gpus,
+                              " of this host"));
+    }
+    against = nccl::against_sharing(gpus);
+  }
+  TS_CHECK_CONFIG(against.empty(), "comm.backend is nccl: ", against);
 }
 
 }  // namespace tessera::comm

@@ -1,5 +1,6 @@
 #include "tessera/comm/communicator.h"
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
@@ -13,14 +14,19 @@
 #include "tessera/comm/algorithms/hierarchical.h"
 #include "tessera/comm/algorithms/selection.h"
 #include "tessera/comm/base/backend_group.h"
+#include "tessera/comm/base/failure_note.h"
 #include "tessera/comm/base/fingerprints.h"
 #include "tessera/comm/base/rendezvous.h"
+#include "tessera/comm/base/routed_backend.h"
 #include "tessera/comm/base/sentinel.h"
 #include "tessera/comm/base/staged_group.h"
 #include "tessera/comm/factory/failable_communicator.h"
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/comm/gloo/gloo_backend.h"
 #include "tessera/comm/mpi/mpi_backend.h"
+#include "tessera/comm/nccl/gpus.h"
+#include "tessera/comm/nccl/lane.h"
+#include "tessera/comm/nccl/nccl_backend.h"
 #include "tessera/comm/shm/shm_backend.h"
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
@@ -36,11 +42,14 @@ bool is_hierarchical(const std::string& backend) {
   return backend.starts_with(kInside);
 }
 
+constexpr std::string_view kNccl = "nccl";
+
+// Of tensors of the CPU.
 std::string resolve_backend(const CommunicatorOptions& options) {
   const bool one_host = options.local_world_size == options.world_size;
   const bool asked_for = algorithms::goes_by_hosts(options.algorithm);
   std::string across = options.backend;
-  if (across == "auto") {
+  if (across == "auto" || across == kNccl) {
     if (one_host) return "shm";
     across = "gloo";
     if (options.algorithm != "auto" && !asked_for) return across;
@@ -72,7 +81,12 @@ void check_options(const CommunicatorOptions& options,
     return;
   }
   TS_CHECK_CONFIG(false, "comm.backend=", backend,
-                  " is not known. Use auto, shm, gloo, mpi or fake.");
+                  " is not known. Use auto, shm, gloo, mpi, nccl or fake.");
+}
+
+void check_nccl(bool built, const std::string& against) {
+  TS_CHECK_CONFIG(built, "comm.backend=nccl: ", nccl::note());
+  TS_CHECK_CONFIG(against.empty(), "comm.backend=nccl: ", against);
 }
 
 class BackendCommunicator : public FailableCommunicator {
@@ -81,9 +95,15 @@ class BackendCommunicator : public FailableCommunicator {
       : options_(options),
         backend_(resolve_backend(options)),
         exceptions_(std::uncaught_exceptions()),
+        name_(backend_),
         selection_(options.algorithm) {
     if (options_.store) store_ = own_part_of(*options_.store);
     try {
+      if (options_.backend == kNccl) {
+        check_nccl(nccl::is_built(), nccl::against_devices(options_.devices));
+        // A rank that is alone goes over it too.
+        if (!store_) store_ = c10::make_intrusive<c10d::HashStore>();
+      }
       check_options(options_, backend_);
       connect_world();
     } catch (const std::exception& error) {
@@ -102,7 +122,7 @@ class BackendCommunicator : public FailableCommunicator {
 
   int64_t rank() const override { return options_.rank; }
   int64_t world_size() const override { return options_.world_size; }
-  const std::string& backend() const override { return backend_; }
+  const std::string& backend() const override { return name_; }
   Group& world() override { return *world_; }
 
   Group* make_group(const std::vector<int64_t>& ranks,
@@ -122,10 +142,13 @@ class BackendCommunicator : public FailableCommunicator {
                    .backend = backend_of(ranks),
                    .ranks = ranks,
                    .rank = at - ranks.begin(),
-                   .timeout = options_.timeout};
+                   .timeout = options_.timeout,
+                   .rank_failure = rank_failure_};
     if (ranks.size() > 1) info.busy = busy_;
+    Connection connection = connect(info, key);
+    if (connection.device != c10::kCPU) info.backend = over_nccl(info.backend);
     groups_.push_back(
-        std::make_unique<StagedGroup>(info, connect(info, key), judge()));
+        std::make_unique<StagedGroup>(info, std::move(connection), judge()));
     Group* group = groups_.back().get();
     by_ranks_.emplace(std::pair(ranks, name), group);
     const std::lock_guard lock(reporters_mutex_);
@@ -202,6 +225,10 @@ class BackendCommunicator : public FailableCommunicator {
           options_.record_folder, [this] { return report(); });
     }
     if (store_ && options_.world_size > 1 && backend_ != "fake") meet();
+    if (goes_over_nccl()) {
+      watch_ = std::make_shared<nccl::Watch>(options_.timeout);
+      name_ = over_nccl(backend_);
+    }
     std::vector<int64_t> all(options_.world_size);
     std::iota(all.begin(), all.end(), 0);
     world_ = make_group(all, "world");
@@ -216,6 +243,33 @@ class BackendCommunicator : public FailableCommunicator {
           algorithms::exchange_hosts(Rendezvous(store_, "host/"), options_.rank,
                                      options_.world_size, options_.timeout);
     }
+  }
+
+  // Where it is asked for, or every rank has a GPU of its own.
+  bool goes_over_nccl() const {
+    const bool is_asked_for = options_.backend == kNccl;
+    const bool may = options_.backend == "auto" && options_.world_size > 1 &&
+                     nccl::is_built() &&
+                     nccl::against_devices(options_.devices).empty();
+    if (!is_asked_for && !may) return false;
+    const std::string against = nccl::against_sharing(exchange_gpus());
+    if (is_asked_for) check_nccl(/*built=*/true, against);
+    return against.empty();
+  }
+
+  std::vector<std::string> exchange_gpus() const {
+    Rendezvous rendezvous(store_, "gpu/");
+    rendezvous.set(c10::str(options_.rank), nccl::gpu_of_this_thread());
+    std::vector<std::string> gpus;
+    for (int64_t rank = 0; rank < options_.world_size; ++rank) {
+      gpus.push_back(rendezvous.get(c10::str(rank), options_.timeout,
+                                    c10::str("the GPU of rank ", rank)));
+    }
+    return gpus;
+  }
+
+  static std::string over_nccl(const std::string& backend) {
+    return c10::str(kNccl, "+", backend);
   }
 
   // The hosts of these ranks, where collectives are hierarchical.
@@ -245,8 +299,19 @@ class BackendCommunicator : public FailableCommunicator {
   Connection connect(const GroupInfo& info, const std::string& key) const {
     try {
       Connection connection = connection_of(info, key);
-      const bool compares = connection.names_peers || info.ranks.size() == 1 ||
-                            info.backend == "fake";
+      bool compares = connection.names_peers || info.ranks.size() == 1 ||
+                      info.backend == "fake";
+      if (watch_ && (info.ranks.size() > 1 || options_.world_size == 1)) {
+        compares = info.ranks.size() == 1;
+        connection =
+            make_routed(std::move(connection),
+                        nccl::connect(Rendezvous(store_, key + "nccl/"),
+                                      {.rank = info.rank,
+                                       .ranks = info.ranks,
+                                       .timeout = options_.timeout},
+                                      watch_),
+                        c10::kCUDA);
+      }
       if (!compares && fingerprints_are_on()) {
         auto prints = std::make_shared<Fingerprints>(
             Rendezvous(store_, key + "prints/"), info.ranks, info.rank,
@@ -333,13 +398,17 @@ class BackendCommunicator : public FailableCommunicator {
   }
 
   const CommunicatorOptions options_;
-  const std::string backend_;
-  const int exceptions_;  // in flight when it was made
+  const std::string backend_;  // of tensors of the CPU
+  const int exceptions_;       // in flight when it was made
+  std::string name_;
   const algorithms::Selection selection_;
   std::vector<std::string> hosts_;  // of all ranks, or empty: not needed
   c10::intrusive_ptr<c10d::Store> store_;
   std::map<std::pair<std::vector<int64_t>, std::string>, Group*> by_ranks_;
   const std::shared_ptr<BusyTime> busy_ = std::make_shared<BusyTime>();
+  const std::shared_ptr<FailureNote> rank_failure_ =
+      std::make_shared<FailureNote>();
+  std::shared_ptr<nccl::Watch> watch_;  // none: NCCL is not used
   std::vector<std::unique_ptr<BackendGroup>> groups_;
   Group* world_ = nullptr;
   std::mutex reporters_mutex_;
@@ -366,7 +435,7 @@ std::vector<BackendInfo> backends() {
           {"gloo", true, "LibTorch's, over TCP"},
           {"fake", true, "one process as any rank of any world"},
           {"mpi", mpi::is_built(), mpi::note()},
-          {"nccl", false, "not built in this version. Use shm or gloo."}};
+          {"nccl", nccl::is_built(), nccl::note()}};
 }
 
 }  // namespace tessera::comm

@@ -8,6 +8,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/factory/failable_communicator.h"
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 
 namespace tessera::comm {
@@ -37,6 +38,9 @@ void run_rank(const CommunicatorOptions& options,
                           .coords = {}});
   std::unique_ptr<FailableCommunicator> communicator;
   try {
+    if (!options.devices.empty()) {
+      take_device(options.devices.at(options.rank), options.rank);
+    }
     communicator = make_failable_communicator(options);
     body(*communicator);
   } catch (const std::exception& error) {

@@ -21,12 +21,6 @@ using Tensors = std::vector<at::Tensor>;
 using Pending = c10::intrusive_ptr<c10d::Work>;
 using c10d::ProcessGroupGloo;
 
-// The memory of a contiguous tensor as bytes: for what only moves them.
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  at::AutoDispatchBelowAutograd guard;
-  return tensor.view(-1).view(at::kByte);
-}
-
 // Calls `then` once the operation succeeded, before its wait() returns.
 void on_success(const Pending& work, std::function<void()> then) {
   work->getFuture()->addCallback(

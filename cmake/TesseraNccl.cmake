@@ -1,0 +1,37 @@
+# Looks for what the backend nccl is built with: LibTorch's own NCCL, in a CUDA
+# build of it, and the headers that its declaration includes, of the packages
+# that come with its wheel or of a CUDA toolkit. What is linked is LibTorch's.
+#
+# Sets TESSERA_HAS_NCCL (yes or no).
+include_guard(GLOBAL)
+
+set(TESSERA_HAS_NCCL no)
+if(EXISTS "${TESSERA_TORCH}/lib/libtorch_cuda.so")
+  file(GLOB _nvidia_includes LIST_DIRECTORIES true "${TESSERA_TORCH}/../nvidia/*/include")
+  find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${_nvidia_includes})
+  # A folder with crt/ has what CUDA's own headers include (nvidia-cuda-crt).
+  find_path(TESSERA_NCCL_CUDA_INCLUDE crt/host_config.h
+    HINTS ${_nvidia_includes} /usr/local/cuda/include)
+  if(TESSERA_NCCL_INCLUDE AND TESSERA_NCCL_CUDA_INCLUDE)
+    set(TESSERA_HAS_NCCL yes)
+  endif()
+endif()
+message(STATUS "Backend nccl: ${TESSERA_HAS_NCCL} ${TESSERA_NCCL_INCLUDE} ${TESSERA_NCCL_CUDA_INCLUDE}")
+
+# Picks the backend or its stub; what is not picked is not compiled.
+function(tessera_nccl_sources)
+  set(folder "${PROJECT_SOURCE_DIR}/tessera/comm/nccl")
+  if(NOT TESSERA_HAS_NCCL)
+    set_property(SOURCE "${folder}/nccl_backend.cpp" PROPERTY HEADER_FILE_ONLY ON)
+    return()
+  endif()
+  set_property(SOURCE "${folder}/no_nccl.cpp" PROPERTY HEADER_FILE_ONLY ON)
+  # Seen by this source alone. A wheel lacks some: see comm/nccl/stubs/README.md.
+  set(includes "-isystem${TESSERA_NCCL_CUDA_INCLUDE}" "-isystem${TESSERA_NCCL_INCLUDE}")
+  if(NOT EXISTS "${TESSERA_NCCL_CUDA_INCLUDE}/nv/target")
+    list(PREPEND includes "-isystem${folder}/stubs")
+  endif()
+  set_source_files_properties("${folder}/nccl_backend.cpp" PROPERTIES
+    COMPILE_DEFINITIONS USE_C10D_NCCL COMPILE_OPTIONS "${includes}"
+    SKIP_PRECOMPILE_HEADERS ON)
+endfunction()
