@@ -9,14 +9,11 @@ set(TESSERA_HAS_NCCL no)
 if(EXISTS "${TESSERA_TORCH}/lib/libtorch_cuda.so")
   file(GLOB _nvidia_includes LIST_DIRECTORIES true "${TESSERA_TORCH}/../nvidia/*/include")
   find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${_nvidia_includes})
-  # A folder with crt/ has what CUDA's own headers include (nvidia-cuda-crt).
-  find_path(TESSERA_NCCL_CUDA_INCLUDE crt/host_config.h
-    HINTS ${_nvidia_includes} /usr/local/cuda/include)
-  if(TESSERA_NCCL_INCLUDE AND TESSERA_NCCL_CUDA_INCLUDE)
+  if(TESSERA_NCCL_INCLUDE AND TESSERA_CUDA_INCLUDE)
     set(TESSERA_HAS_NCCL yes)
   endif()
 endif()
-message(STATUS "Backend nccl: ${TESSERA_HAS_NCCL} ${TESSERA_NCCL_INCLUDE} ${TESSERA_NCCL_CUDA_INCLUDE}")
+message(STATUS "Backend nccl: ${TESSERA_HAS_NCCL} ${TESSERA_NCCL_INCLUDE} ${TESSERA_CUDA_INCLUDE}")
 
 # Picks the backend or its stub; what is not picked is not compiled.
 function(tessera_nccl_sources)
@@ -27,8 +24,8 @@ function(tessera_nccl_sources)
   endif()
   set_property(SOURCE "${folder}/no_nccl.cpp" PROPERTY HEADER_FILE_ONLY ON)
   # Seen by this source alone. A wheel lacks some: see comm/nccl/stubs/README.md.
-  set(includes "-isystem${TESSERA_NCCL_CUDA_INCLUDE}" "-isystem${TESSERA_NCCL_INCLUDE}")
-  if(NOT EXISTS "${TESSERA_NCCL_CUDA_INCLUDE}/nv/target")
+  set(includes "-isystem${TESSERA_CUDA_INCLUDE}" "-isystem${TESSERA_NCCL_INCLUDE}")
+  if(NOT EXISTS "${TESSERA_CUDA_INCLUDE}/nv/target")
     list(PREPEND includes "-isystem${folder}/stubs")
   endif()
   set_source_files_properties("${folder}/nccl_backend.cpp" PROPERTIES

@@ -75,17 +75,18 @@ if(NOT _tessera_openmp)
 endif()
 list(APPEND TESSERA_TORCH_LINK_FLAGS ${_tessera_openmp} "-Wl,--pop-state" "${_tessera_torch_place}")
 # A CUDA wheel's libraries come from its nvidia packages beside torch.
-# TESSERA_CUDA_INCLUDE: for the few sources that call CUDA themselves; of an older LibTorch
-# empty, and what they do left out.
+# TESSERA_CUDA_INCLUDE: for the few sources that call CUDA themselves; where there is none it
+# is empty, and what they do left out.
 set(_tessera_nvidia_dirs "")
 set(TESSERA_CUDA_INCLUDE "")
 if(EXISTS "${TESSERA_TORCH}/lib/libtorch_cuda.so")
-  file(GLOB _tessera_crt "${TESSERA_TORCH}/../nvidia/cu*/include/crt/host_config.h")
+  # A folder with crt/ has what CUDA's own headers include (nvidia-cuda-crt).
+  file(GLOB _tessera_crt "${TESSERA_TORCH}/../nvidia/*/include/crt" "/usr/local/cuda/include/crt")
   if(_tessera_crt)
+    list(GET _tessera_crt 0 _tessera_crt)
     cmake_path(GET _tessera_crt PARENT_PATH TESSERA_CUDA_INCLUDE)
-    cmake_path(GET TESSERA_CUDA_INCLUDE PARENT_PATH TESSERA_CUDA_INCLUDE)
   else()
-    message(STATUS "No headers of CUDA beside LibTorch (nvidia-cuda-crt): no graphs of steps")
+    message(STATUS "No headers of CUDA beside LibTorch (nvidia-cuda-crt): no graphs of steps, no NCCL")
   endif()
   file(GLOB _tessera_nvidia_dirs LIST_DIRECTORIES true
     "${TESSERA_TORCH}/../nvidia/*/lib" "${TESSERA_TORCH}/../nvidia/*/lib64")
