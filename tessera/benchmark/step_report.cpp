@@ -83,6 +83,14 @@ std::string instructions_table(const StepTimes& times) {
   return aligned(lines);
 }
 
+std::string instructions_text(const StepTimes& times) {
+  if (!times.instructions.empty()) {
+    return parts_table(times) + "\n" + instructions_table(times);
+  }
+  return "# a GPU repeats the step that it has recorded, and no instruction is "
+         "run: TESSERA_WITHOUT_KERNELS=step_graph shows what each takes\n";
+}
+
 // Of the step whose kernels are listed.
 std::string device_line(const StepTimes& times) {
   const DeviceTimes& device = times.device;
@@ -205,8 +213,7 @@ std::string step_text(const MeasuredStep& step) {
        << "step/floor  " << fixed(times.over_floor, 3)
        << ", the median of rounds in which both alternate\n"
        << bytes_line(times) << device_line(times) << "\n"
-       << parts_table(times) << "\n"
-       << instructions_table(times) << "\n"
+       << instructions_text(times) << "\n"
        << kernels_table(times) << "\n"
        << products_table(times);
   if (times.ranks.size() > 1) text << "\n" << ranks_table(times);

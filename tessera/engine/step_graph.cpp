@@ -18,7 +18,7 @@ bool StepGraph::is_for(const RunConfig& config, int64_t ranks,
          ranks == 1 && !config.mesh.star() && !config.pipeline.delayed() &&
          model.moe.experts == 0 && model.mtp.layers == 0 &&
          model.dropout == 0 && !config.data.documents_apart() &&
-         config.zero.offload == "none";
+         config.zero.offload == "none" && config.monitor.trace == 0;
 }
 
 StepGraph::StepGraph(c10::Device device) { take_stream(device); }

@@ -5,7 +5,7 @@
 //          (ModelActor::can_repeat) and hands it no number but what
 //          Optimizer::send_pace() and load_in_place() put where the device
 //          reads it: no experts, dropout, documents, predictions further ahead,
-//          states in files. Else, and for a step that asks for something else
+//          states in files; nor where a trace is to have each instruction. Else, and for a step that asks for something else
 //          than the recorded one, nothing happens here: it is run as ever.
 // Bits:    those of a step that is run.
 // Memory:  what a step needs at most is the graph's for good, and is booked so
