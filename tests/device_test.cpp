@@ -151,8 +151,11 @@ TEST(OfADevice, Fp8ProductsAreThoseOfTheCpu) {
         wanted.values.view(at::kByte)));
     EXPECT_TRUE(found.scales.cpu().equal(wanted.scales));
   };
+  struct Shape {
+    int64_t rows, in, out, begin;
+  };
   for (const auto& [rows, in, out, begin] :
-       {std::tuple{1, 16, 32, 0}, {300, 144, 96, 1}, {64, 2048, 528, 0}}) {
+       {Shape{1, 16, 32, 0}, {300, 144, 96, 1}, {64, 2048, 528, 0}}) {
     const at::Tensor x =
         (at::randn({rows, in}) * at::logspace(-4, 2, in)).to(at::kBFloat16);
     const at::Tensor bias = at::randn({out}).to(at::kBFloat16);
