@@ -542,7 +542,9 @@ void check_device(const RunConfig& config) {
                     found->instead, ", or run.device cpu.");
   }
   const bool is_fp8 = config.precision.product_type() == nn::ProductType::kFp8;
-  if (is_fp8 && has_gpu()) check_products(config, nn::gpu::least_capability());
+  if (is_fp8 && num_gpus() > 0) {
+    check_products(config, nn::gpu::least_capability());
+  }
 }
 
 void check_products(const RunConfig& config, int capability) {

@@ -24,7 +24,7 @@ std::string compile(const std::string& architecture, int bits);
 int capability_of(const at::Tensor& x);
 
 // The least compute capability of the GPUs here, as 89 for 8.9. REQUIRES:
-// has_gpu() (core/device.h). Errors: TS_CHECK, of the driver.
+// num_gpus() > 0 (core/device.h). Errors: TS_CHECK, of the driver.
 int least_capability();
 
 // Whether x's device has the loops, for its type. Where they cannot be made it
