@@ -1,16 +1,21 @@
 # Looks for what the backend nccl is built with: LibTorch's own NCCL, in a CUDA
 # build of it, and the headers that its declaration includes, of the packages
-# that come with its wheel or of a CUDA toolkit. What is linked is LibTorch's.
+# that come with its wheel or of a CUDA toolkit. What is linked is LibTorch's, and
+# the runtime of CUDA that it brings.
 #
-# Sets TESSERA_HAS_NCCL (yes or no).
+# Sets TESSERA_HAS_NCCL (yes or no) and TESSERA_NCCL_LIBRARIES.
 include_guard(GLOBAL)
 
 set(TESSERA_HAS_NCCL no)
+set(TESSERA_NCCL_LIBRARIES "")
 if(EXISTS "${TESSERA_TORCH}/lib/libtorch_cuda.so")
   file(GLOB _nvidia_includes LIST_DIRECTORIES true "${TESSERA_TORCH}/../nvidia/*/include")
   find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${_nvidia_includes})
-  if(TESSERA_NCCL_INCLUDE AND TESSERA_CUDA_INCLUDE)
+  file(GLOB _cudart "${TESSERA_TORCH}/../nvidia/*/lib/libcudart.so.*"
+    "${TESSERA_TORCH}/lib/libcudart*.so*")
+  if(TESSERA_NCCL_INCLUDE AND TESSERA_CUDA_INCLUDE AND _cudart)
     set(TESSERA_HAS_NCCL yes)
+    list(GET _cudart 0 TESSERA_NCCL_LIBRARIES)
   endif()
 endif()
 message(STATUS "Backend nccl: ${TESSERA_HAS_NCCL} ${TESSERA_NCCL_INCLUDE} ${TESSERA_CUDA_INCLUDE}")
