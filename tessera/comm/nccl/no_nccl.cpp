@@ -7,9 +7,9 @@ namespace tessera::comm::nccl {
 bool is_built() { return false; }
 
 std::string note() {
-  return "this program was built beside a LibTorch without CUDA, which has no "
-         "NCCL. Build it with './dev build --cuda', or use auto, shm or gloo "
-         "for the CPU.";
+  return "this program was built beside a LibTorch without CUDA, or without "
+         "the headers of CUDA and NCCL. Build it with './dev build --cuda', or "
+         "use auto, shm or gloo, which go through the CPU.";
 }
 
 std::string gpu_of_this_thread() { return ""; }
