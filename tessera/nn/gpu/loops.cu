@@ -986,27 +986,41 @@ __device__ void adam(Wide<T>* parameter, const T* gradient, Wide<T>* exp_avg,
           root_scale =
               static_cast<W>(pace == nullptr ? of.root_scale : pace[2]),
           eps = static_cast<W>(of.eps);
-  for_each_element(count, [&](long long i) {
-    const W p = parameter[i];
-    const W g = wide(gradient[i]) * scale + decay * p;
-    const W m = beta1 * exp_avg[i] + of_gradient * g;
-    const W v = beta2 * exp_avg_sq[i] + of_square * (g * g);
-    const W updated = p * kept - step_size * m / (sqrt(v) * root_scale + eps);
-    exp_avg[i] = m;
-    exp_avg_sq[i] = v;
-    parameter[i] = updated;
-    if (rounded != nullptr) store(rounded + i, static_cast<float>(updated));
-  });
+  const auto each = [&]<int N>(long long at, Size<N>) {
+    auto p = load<N>(parameter + at), m = load<N>(exp_avg + at),
+         v = load<N>(exp_avg_sq + at);
+    const auto from = load<N>(gradient + at);
+    Pack<Bf16, N> copy = {};
+    for (int i = 0; i < N; ++i) {
+      const W g = wide(from.of[i]) * scale + decay * p.of[i];
+      m.of[i] = beta1 * m.of[i] + of_gradient * g;
+      v.of[i] = beta2 * v.of[i] + of_square * (g * g);
+      p.of[i] = p.of[i] * kept -
+                step_size * m.of[i] / (sqrt(v.of[i]) * root_scale + eps);
+      store(copy.of + i, static_cast<float>(p.of[i]));
+    }
+    store_pack(exp_avg + at, m);
+    store_pack(exp_avg_sq + at, v);
+    store_pack(parameter + at, p);
+    if (rounded != nullptr) store_pack(rounded + at, copy);
+  };
+  const bool in_packs = takes_packs(0, gradient, rounded, parameter) &&
+                        is_aligned(exp_avg) && is_aligned(exp_avg_sq);
+  for_each_pack<T>(in_packs, count, each);
 }
 
 // parts[block] = the sum of squares of what the block goes over.
 template <typename T>
 __device__ void squares(const T* x, double* parts, long long count) {
   double sum = 0;
-  for_each_element(count, [&](long long i) {
-    const double value = static_cast<double>(wide(x[i]));
-    sum += value * value;
-  });
+  const auto each = [&]<int N>(long long at, Size<N>) {
+    const auto pack = load<N>(x + at);
+    for (int i = 0; i < N; ++i) {
+      const double value = static_cast<double>(wide(pack.of[i]));
+      sum += value * value;
+    }
+  };
+  for_each_pack<T>(takes_packs(0, x), count, each);
   sum = sum_of_block(sum);
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
