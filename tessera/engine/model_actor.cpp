@@ -293,11 +293,6 @@ bool ModelActor::can_repeat() const {
   return trains() && reads_behind() && !is_ahead_;
 }
 
-bool ModelActor::repeats(const Repeated& recorded) const {
-  return can_repeat() && recorded.scale == scale_ &&
-         recorded.target_tokens == target_tokens_;
-}
-
 void ModelActor::begin_recording() {
   is_recorded_ = true;
   optimizer_->send_pace(input_.lr);
@@ -305,10 +300,7 @@ void ModelActor::begin_recording() {
 
 ModelActor::Repeated ModelActor::end_recording() {
   is_recorded_ = false;
-  return {.counted = counted_,
-          .unread = unread_,
-          .target_tokens = target_tokens_,
-          .scale = scale_};
+  return {.counted = counted_, .unread = unread_};
 }
 
 void ModelActor::give_up_recording() {

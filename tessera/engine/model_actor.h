@@ -138,12 +138,18 @@ class ModelActor : public program::Actor {
   // Steps that a device repeats as it recorded one (step_graph.h): between
   // begin_program() and settle(), in place of a program's run.
   //
-  // What of a step lies where the device puts it again, and what was as in it.
+  // What of a step lies where the device puts it again.
   struct Repeated;
-  // Whether the host decides nothing in the step that has begun; and whether it
-  // asks for the same as a recorded one.
+  // Whether the host decides nothing in the step that has begun.
   bool can_repeat() const;
-  bool repeats(const Repeated& recorded) const;
+  // What of its numbers the device does not read from memory: steps of others
+  // are others.
+  struct Numbers {
+    std::vector<int64_t> target_tokens;
+    double scale = 1;
+    bool operator==(const Numbers&) const = default;
+  };
+  Numbers numbers() const { return {target_tokens_, scale_}; }
   // Its micro-batches, where those of other such steps have lain.
   virtual void load_in_place() {}
   void begin_recording();
@@ -262,8 +268,6 @@ class ModelActor : public program::Actor {
 struct ModelActor::Repeated {
   Counted counted;
   at::Tensor unread;
-  std::vector<int64_t> target_tokens;
-  double scale = 1;
 };
 
 }  // namespace tessera::engine

@@ -23,14 +23,27 @@ bool StepGraph::is_for(const RunConfig& config, int64_t ranks,
 
 StepGraph::StepGraph(c10::Device device) { take_stream(device); }
 
-StepGraph::~StepGraph() { give_back_memory_receipt(memory_); }
+StepGraph::~StepGraph() { let_go(); }
+
+void StepGraph::let_go() {
+  recorded_.reset();
+  graph_.reset();
+  give_back_memory_receipt(std::exchange(memory_, nullptr));
+}
 
 void StepGraph::take(ModelActor& actor, const std::function<void()>& run,
                      const std::function<void()>& begin) {
+  if (!actor.can_repeat() || tries_left_ == 0) return run();
   // The first one finds the memory that stays, and compiles.
-  const bool may = actor.can_repeat() && !gave_up_ && runs_++ > 0;
-  if (!may) return run();
-  if (recorded_ && !actor.repeats(*recorded_)) return run();
+  const bool is_alike = last_ == actor.numbers();
+  last_ = actor.numbers();
+  if (!is_alike) {
+    if (recorded_) {
+      let_go();
+      --tries_left_;
+    }
+    return run();
+  }
   actor.load_in_place();
   if (recorded_) {
     actor.begin_repeated(*recorded_);
@@ -49,7 +62,7 @@ bool StepGraph::record(ModelActor& actor, const std::function<void()>& run) {
   try {
     graph->record(run);
   } catch (const std::exception& error) {
-    gave_up_ = true;
+    tries_left_ = 0;
     actor.give_up_recording();
     log::warning(
         "steps are not recorded as a graph of the GPU, and run one by "

@@ -1,15 +1,18 @@
-// Steps of one GPU as one launch: the second is recorded, and from there on the
-// device repeats it.
+// Steps of one GPU as one launch: one is recorded, and from there on the device
+// repeats it.
 //
 // For:     a rank by itself whose host decides nothing inside of a step
 //          (ModelActor::can_repeat) and hands it no number but what
 //          Optimizer::send_pace() and load_in_place() put where the device
 //          reads it: no experts, dropout, documents, predictions further ahead,
-//          states in files; nor where a trace is to have each instruction. Else, and for a step that asks for something else
-//          than the recorded one, nothing happens here: it is run as ever.
+//          states in files; nor where a trace is to have each instruction. Else
+//          nothing happens here: steps are run as ever.
+// When:    the second of two steps of the same numbers (ModelActor::Numbers) is
+//          recorded. One of others lets go of it, for two alike to come; behind
+//          the third time no step is recorded any more.
 // Bits:    those of a step that is run.
-// Memory:  what a step needs at most is the graph's for good, and is booked so
-//          beside its tensors.
+// Memory:  what a step needs at most is the graph's as long as there is one, and
+//          is booked so beside its tensors.
 // Heard:   an observer hears of the instructions of a recorded step as they are
 //          recorded, of a repeated one nothing.
 // Choice:  TESSERA_WITHOUT_KERNELS=step_graph.
@@ -17,6 +20,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "tessera/core/device_graph.h"
 #include "tessera/engine/model_actor.h"
@@ -46,9 +50,11 @@ class StepGraph {
 
  private:
   bool record(ModelActor& actor, const std::function<void()>& run);
+  void let_go();
 
-  bool gave_up_ = false;
-  int64_t runs_ = 0;  // of steps that may be repeated, before
+  int64_t tries_left_ = 3;
+  // Of the step before, and of that which was recorded.
+  std::optional<ModelActor::Numbers> last_;
   std::unique_ptr<DeviceGraph> graph_;
   std::unique_ptr<ModelActor::Repeated> recorded_;
   void* memory_ = nullptr;  // its receipt
