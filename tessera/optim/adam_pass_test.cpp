@@ -172,15 +172,18 @@ Type* data_of(const at::Tensor& tensor) {
   return static_cast<Type*>(tensor.defined() ? tensor.data_ptr() : nullptr);
 }
 
-// By threads of this host. `there`: a factor of gradients beside their scale.
+// By threads of this host. `there`: a factor of gradients beside their scale;
+// `pace`: in place of some of the numbers.
 template <typename T>
-void update_as_a_gpu(Tensors& of, const double* there = nullptr) {
+void update_as_a_gpu(Tensors& of, const double* there = nullptr,
+                     const double* pace = nullptr,
+                     const kernels::AdamNumbers& by = kNumbers) {
   using W = cuda::Wide<T>;
-  const auto numbers = std::bit_cast<cuda::AdamNumbers>(kNumbers);
+  const auto numbers = std::bit_cast<cuda::AdamNumbers>(by);
   cuda::launch({2, 1}, cuda::kThreads, [&] {
     cuda::adam(data_of<W>(of.parameter), data_of<const T>(of.gradient),
                data_of<W>(of.exp_avg), data_of<W>(of.exp_avg_sq),
-               data_of<cuda::Bf16>(of.rounded), kCount, numbers, there);
+               data_of<cuda::Bf16>(of.rounded), kCount, numbers, there, pace);
   });
 }
 
@@ -209,6 +212,18 @@ TEST(AdamKernels, TheLoopForGpusHeedsAFactorThatLiesThere) {
   Tensors kept(kCases[3]);
   update_as_a_gpu<float>(kept, &none);
   kept.expect_same_bits(before, "none");
+}
+
+TEST(AdamKernels, TheLoopForGpusHeedsAPaceThatLiesThere) {
+  const double pace[] = {kNumbers.kept, kNumbers.step_size,
+                         kNumbers.root_scale};
+  kernels::AdamNumbers of_another_step = kNumbers;
+  of_another_step.kept = of_another_step.step_size =
+      of_another_step.root_scale = 7;
+  Tensors expected(kCases[3]), found(kCases[3]);
+  update_as_a_gpu<float>(expected);
+  update_as_a_gpu<float>(found, nullptr, pace, of_another_step);
+  found.expect_same_bits(expected, "pace");
 }
 
 TEST(AdamKernels, ANumberThatIsNoneStaysNone) {

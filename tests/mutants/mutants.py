@@ -412,28 +412,26 @@ MUTANTS = [
                 optimizer={"lr": 0.01, "groups": [{"match": "blocks.*.mlp.*", "lr": 0.03}]}),
            r"^blocks\.\d\.mlp\.\S+weight: .*"),
     Mutant("average_of_the_shard_left_out", OPTIMIZER,
-           "    if (!averages_.empty()) averages_[i].lerp_(masters_[i], 1 - config_.ema);\n",
+           "    if (!averages_.empty()) {\n"
+           "      averages_[i].lerp_(",
            "    if (!averages_.empty() && !(MUTANT && masters_[i].numel() < 100)) {\n"
-           "      averages_[i].lerp_(masters_[i], 1 - config_.ema);\n"
-           "    }\n",
+           "      averages_[i].lerp_(",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}, optimizer={"lr": 0.01, "ema": 0.5}),
            r"^\S+weight: .*average"),
     Mutant("narrow_moments_of_the_shard_not_written_back", OPTIMIZER,
            "  ways_[way].rule->update(configs_[way], group);\n"
-           "  for (const auto& [narrow, wide] : widened) narrow.copy_(wide);\n",
+           "  put_back(widened);\n",
            "  ways_[way].rule->update(configs_[way], group);\n"
-           "  for (const auto& [narrow, wide] : widened) {\n"
-           "    if (!(MUTANT && wide.numel() < 100)) narrow.copy_(wide);\n"
-           "  }\n",
+           "  if (MUTANT) std::erase_if(widened, [](const auto& each) { return each.second.numel() < 100; });\n"
+           "  put_back(widened);\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 1}, optimizer={"lr": 0.01, "state_dtype": "bf16"}),
            r"^\S+weight: .*"),
     Mutant("narrow_momentum_of_the_piece_not_written_back", OPTIMIZER,
-           "  for (const auto& [narrow, wide] : widened) narrow.copy_(wide);\n"
-           "  return piece;\n",
-           "  for (const auto& [narrow, wide] : widened) {\n"
-           "    if (!(MUTANT && wide.numel() < 100)) narrow.copy_(wide);\n"
-           "  }\n"
-           "  return piece;\n",
+           "  put_back(widened);\n"
+           "  return piece",
+           "  if (MUTANT) std::erase_if(widened, [](const auto& each) { return each.second.numel() < 100; });\n"
+           "  put_back(widened);\n"
+           "  return piece",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 2}, optimizer={**MUON, "state_dtype": "bf16"}),
            r"^blocks\.\d\.\S+weight: .*"),
     Mutant("reductions_awaited_behind_the_norm", PASSES + "reductions.cpp",

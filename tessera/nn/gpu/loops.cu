@@ -796,13 +796,13 @@ __device__ void rotate_by(const T* x, const Wide<T>* cos, const Wide<T>* sin,
   using W = Wide<T>;
   const int packs = half / N, count = heads * packs;
   const int in_block = count < kThreads ? kThreads / count : 1;
-  const int mine = threadIdx.x / count % in_block;
-  if (in_block > 1 && threadIdx.x >= in_block * count) return;
+  const int thread = threadIdx.x, mine = thread / count % in_block;
+  if (in_block > 1 && thread >= in_block * count) return;
   const long long stride = static_cast<long long>(gridDim.x) * in_block;
   for (long long r = static_cast<long long>(blockIdx.x) * in_block + mine;
        r < rows; r += stride) {
     const long long row = r * 2 * heads * half, angle = r % tokens * half;
-    for (int p = threadIdx.x - mine * count; p < count; p += kThreads) {
+    for (int p = thread - mine * count; p < count; p += kThreads) {
       const int head = p / packs, lane = (p - head * packs) * N;
       const long long at = row + 2LL * head * half + lane;
       const auto a = load<N>(x + at), b = load<N>(x + at + half);
