@@ -1,11 +1,15 @@
 // tessera train: from a configuration file to a trained model.
+#include <c10/core/DeviceType.h>
+
 #include <iostream>
 #include <optional>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/overrides.h"
 #include "cli/ranks.h"
 #include "tessera/core/config_places.h"
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/bubble_hint.h"
@@ -127,16 +131,21 @@ class TrainCommand {
       tell_of_keys();
       train::check_paths(config_);
       std::cout << train::describe_plan(config_);
-      warn_of_memory();
+      warn_of_this_host();
     }
     return flags_.print_config || flags_.dry_run;
   }
 
   // Of this host, which may not be the one that the plan is for.
-  void warn_of_memory() const {
+  void warn_of_this_host() const {
+    const int64_t ranks =
+        config_.mesh.star() ? 1 : engine::implied_world_size(config_);
+    std::vector<c10::DeviceType> devices;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      devices.push_back(engine::device_of_rank(config_, rank));
+    }
     try {
-      const int64_t ranks =
-          config_.mesh.star() ? 1 : engine::implied_world_size(config_);
+      config_.comm.check_gpus(devices, num_gpus());
       train::check_memory(config_, {.count = ranks}, train::memory_of_host());
     } catch (const Error& error) {
       log::warning("on this host alone: ", message_of(error));

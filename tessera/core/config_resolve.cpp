@@ -104,9 +104,10 @@ class Resolver {
     for (const auto& name : names_) {
       const Value value = keys_[name]->get();
       const auto complaint = detail::complaint_about(value, *keys_[name]);
-      TS_CHECK_CONFIG(complaint.empty(), origins_[name], ": ", name, " is ",
-                      shown(detail::json_of(value)), ": ", complaint,
-                      complaint.ends_with('?') ? "" : ".");
+      TS_CHECK_CONFIG(
+          complaint.empty(), origins_[name], ": ", name, " is ",
+          shown(detail::json_of(value)), ": ", complaint,
+          complaint.ends_with('?') || complaint.ends_with('.') ? "" : ".");
     }
     return std::move(origins_);
   }

@@ -1,5 +1,6 @@
 #include "tessera/engine/run_config.h"
 
+#include <ATen/Context.h>
 #include <gtest/gtest.h>
 
 #include "tessera/core/detail/json.h"

@@ -5,14 +5,14 @@
 //          (ModelActor::can_repeat) and hands it no number but what
 //          Optimizer::send_pace() and load_in_place() put where the device
 //          reads it: no experts, dropout, documents, predictions further ahead,
-//          states in files; nor where a trace is to have each instruction. Else
-//          nothing happens here: steps are run as ever.
+//          states in files; nor where a trace is to have each instruction.
+//          Else nothing happens here: steps are run as ever.
 // When:    the second of two steps of the same numbers (ModelActor::Numbers) is
 //          recorded. One of others lets go of it, for two alike to come; behind
 //          the third time no step is recorded any more.
 // Bits:    those of a step that is run.
-// Memory:  what a step needs at most is the graph's as long as there is one, and
-//          is booked so beside its tensors.
+// Memory:  what a step needs at most is the graph's as long as there is one,
+//          and is booked so beside its tensors.
 // Heard:   an observer hears of the instructions of a recorded step as they are
 //          recorded, of a repeated one nothing.
 // Choice:  TESSERA_WITHOUT_KERNELS=step_graph.

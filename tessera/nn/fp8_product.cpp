@@ -24,7 +24,8 @@ bool takes_fp8(const at::Tensor& weight) {
 
 Fp8Rows fp8_rows(const at::Tensor& x) {
   if (gpu::runs(x)) {
-    const auto [values, scales] = gpu::fp8_rows(x.stride(1) == 1 ? x : x.contiguous());
+    const auto [values, scales] =
+        gpu::fp8_rows(x.stride(1) == 1 ? x : x.contiguous());
     return {values, scales};
   }
   RECORD_FUNCTION("tessera::fp8_rows", {});

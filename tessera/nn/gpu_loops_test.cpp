@@ -67,23 +67,24 @@ TYPED_TEST_SUITE(GpuLoops, Types);
 // all or some.
 template <int64_t of_row, int of, int kept>
 struct Rows {
-  static constexpr int64_t width = of_row;
-  static constexpr int team = of, near = kept, teams = cuda::kThreads / of;
+  static constexpr int64_t kWidth = of_row;
+  static constexpr int kTeam = of, kNear = kept, kTeams = cuda::kThreads / of;
 };
-const auto for_shapes = [](auto check) {
+template <typename Check>
+void for_shapes(Check check) {
   check(Rows<150, cuda::kThreads, 1>());
   check(Rows<150, cuda::kWarp, 2>());
   check(Rows<152, cuda::kThreads, 4>());
   check(Rows<152, cuda::kWarp, 2>());
   check(Rows<1032, cuda::kWarp, 2>());
   check(Rows<2064, cuda::kThreads, 2>());
-};
+}
 constexpr int64_t kRows = 5, kRowsAPart = 3;
 
 TYPED_TEST(GpuLoops, RmsNormsAndTheirGradients) {
   for_shapes([&](auto shape) {
     using Of = decltype(shape);
-    constexpr int64_t width = Of::width, teams = Of::teams;
+    constexpr int64_t width = Of::kWidth, teams = Of::kTeams;
     const auto x = this->random({kRows, width}), weight = this->random({width});
     const auto dy = this->random({kRows, width}),
                past = this->random({kRows, width});
@@ -95,7 +96,7 @@ TYPED_TEST(GpuLoops, RmsNormsAndTheirGradients) {
           detail::rms_norm_forward(x, weight, 1e-5, offset);
       const auto found = this->like(y), found_scales = this->like(scales);
       this->run({each, 1}, [&] {
-        cuda::norm<false, Of::team, Of::near>(
+        cuda::norm<false, Of::kTeam, Of::kNear>(
             this->data(x), by, this->data(found), this->wide(found_scales),
             this->wide(found_scales), 1e-5);
       });
@@ -107,7 +108,7 @@ TYPED_TEST(GpuLoops, RmsNormsAndTheirGradients) {
         const auto found_dx = this->like(dx);
         const auto parts = at::full({2, width}, NAN, scales.options());
         this->run({static_cast<unsigned>(2 / teams), 1}, [&, adds] {
-          cuda::norm_backward<false, Of::team, Of::near>(
+          cuda::norm_backward<false, Of::kTeam, Of::kNear>(
               this->data(dy), this->data(x), by, this->wide(scales),
               this->wide(scales), adds ? this->data(past) : nullptr,
               this->data(found_dx), this->wide(parts), this->wide(parts),
@@ -123,7 +124,7 @@ TYPED_TEST(GpuLoops, RmsNormsAndTheirGradients) {
 TYPED_TEST(GpuLoops, LayerNormsAndTheirGradients) {
   for_shapes([&](auto shape) {
     using Of = decltype(shape);
-    constexpr int64_t width = Of::width, teams = Of::teams;
+    constexpr int64_t width = Of::kWidth, teams = Of::kTeams;
     const auto x = this->random({kRows, width}), weight = this->random({width}),
                bias = this->random({width});
     const auto dy = this->random({kRows, width}),
@@ -137,9 +138,9 @@ TYPED_TEST(GpuLoops, LayerNormsAndTheirGradients) {
     const auto means = at::empty({kRows, 1}, wide_type(x));
     const auto scales = this->like(means);
     this->run({static_cast<unsigned>((kRows + teams - 1) / teams), 1}, [&] {
-      cuda::norm<true, Of::team, Of::near>(this->data(x), by, this->data(y),
-                                           this->wide(means),
-                                           this->wide(scales), 1e-5);
+      cuda::norm<true, Of::kTeam, Of::kNear>(this->data(x), by, this->data(y),
+                                             this->wide(means),
+                                             this->wide(scales), 1e-5);
     });
     this->expect_close(y, std::get<0>(wide_y).to(y.scalar_type()));
     this->expect_close(means, std::get<1>(wide_y).to(means.scalar_type()));
@@ -152,7 +153,7 @@ TYPED_TEST(GpuLoops, LayerNormsAndTheirGradients) {
       const auto found = this->like(x);
       const auto parts = at::full({2, 2, width}, NAN, means.options());
       this->run({static_cast<unsigned>(2 / teams), 1}, [&, adds] {
-        cuda::norm_backward<true, Of::team, Of::near>(
+        cuda::norm_backward<true, Of::kTeam, Of::kNear>(
             this->data(dy), this->data(x), by, this->wide(means),
             this->wide(scales), adds ? this->data(past) : nullptr,
             this->data(found), this->wide(parts[0]), this->wide(parts[1]),

@@ -18,10 +18,10 @@ std::string against_devices(const std::vector<c10::DeviceType>& devices) {
       devices, [](c10::DeviceType type) { return type != c10::kCUDA; });
   if (!devices.empty() && other == devices.end()) return "";
   const auto type = devices.empty() ? c10::kCPU : *other;
-  return c10::str("it carries tensors of GPUs alone, but rank ",
-                  other - devices.begin(), " computes on ",
-                  c10::DeviceTypeName(type, /*lower_case=*/true),
-                  ". Set run.device to cuda for all ranks, or ", kWayOut);
+  return c10::str(
+      "it carries tensors of GPUs alone, but rank ", other - devices.begin(),
+      " computes on ", c10::DeviceTypeName(type, /*lower_case=*/true),
+      ". Where all ranks train on cuda (run.device) it does; else ", kWayOut);
 }
 
 std::string against_sharing(const std::vector<std::string>& gpus) {

@@ -25,7 +25,8 @@ TEST(Gpus, EachRankNeedsOneOfItsOwn) {
 TEST(Gpus, AllRanksComputeOnGpus) {
   EXPECT_EQ(against_devices({kGpu, kGpu}), "");
   EXPECT_THAT(against_devices({kGpu, kCpu, kGpu}),
-              HasSubstr("rank 1 computes on cpu. Set run.device to cuda"));
+              HasSubstr("rank 1 computes on cpu. Where all ranks train on "
+                        "cuda"));
   EXPECT_THAT(against_devices({}), HasSubstr("rank 0 computes on cpu"));
 }
 
