@@ -32,15 +32,6 @@ std::chrono::milliseconds timeout_of(const comm::CommConfig& comm) {
   return std::chrono::seconds(comm.timeout_s);
 }
 
-std::vector<c10::DeviceType> devices_of(const RankJob& job,
-                                        int64_t world_size) {
-  std::vector<c10::DeviceType> devices;
-  for (int64_t rank = 0; rank < world_size; ++rank) {
-    devices.push_back(job.device(rank));
-  }
-  return devices;
-}
-
 std::unique_ptr<monitor::DeviceMemory> memory_of(c10::DeviceType device) {
   if (device == c10::kCPU) return nullptr;
   return std::make_unique<monitor::DeviceMemory>();
@@ -55,16 +46,17 @@ std::unique_ptr<comm::Communicator> connect(const RankJob& job,
   share_out_cores(job.threads, place.local_world_size);
   monitor::count_tensor_bytes();
   if (place.source != "none") log::info(place.describe());
-  return comm::make_communicator({.backend = job.comm.backend,
-                                  .algorithm = job.comm.algorithm,
-                                  .rank = place.rank,
-                                  .world_size = place.world_size,
-                                  .local_world_size = place.local_world_size,
-                                  .devices = devices_of(job, place.world_size),
-                                  .store = meeting.store,
-                                  .timeout = timeout_of(job.comm),
-                                  .address = meeting.address,
-                                  .record_folder = job.record_folder});
+  return comm::make_communicator(
+      {.backend = job.comm.backend,
+       .algorithm = job.comm.algorithm,
+       .rank = place.rank,
+       .world_size = place.world_size,
+       .local_world_size = place.local_world_size,
+       .devices = devices_of(job.device, place.world_size),
+       .store = meeting.store,
+       .timeout = timeout_of(job.comm),
+       .address = meeting.address,
+       .record_folder = job.record_folder});
 }
 
 // This process is one rank; its peers are elsewhere. Where another launcher
@@ -102,7 +94,7 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
                      .algorithm = job.comm.algorithm,
                      .world_size = world_size,
                      .local_world_size = world_size,
-                     .devices = devices_of(job, world_size),
+                     .devices = devices_of(job.device, world_size),
                      .timeout = timeout_of(job.comm),
                      .record_folder = job.record_folder},
                     [&](comm::Communicator& ranks) {
@@ -141,6 +133,15 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
   return place;
 }
 
+std::vector<c10::DeviceType> devices_of(const DeviceOfRank& device,
+                                        int64_t world_size) {
+  std::vector<c10::DeviceType> devices;
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    devices.push_back(device(rank));
+  }
+  return devices;
+}
+
 int run_ranks(const RankJob& job, const RankFlags& flags,
               const launch::RankEnvironment& place, int64_t world_size) {
   ignore_broken_pipes();  // who reads along may stop before the ranks do
@@ -150,7 +151,7 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
                   "Use mpirun -np ",
                   world_size, " tessera ", job.arguments.at(1),
                   " ..., without --nproc.");
-  job.comm.check_gpus(devices_of(job, world_size), num_gpus());
+  job.comm.check_gpus(devices_of(job.device, world_size), num_gpus());
   launch::RankEnvironment first = place;
   first.world_size = first.local_world_size = world_size;
   job.prepare(first);

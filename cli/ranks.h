@@ -2,8 +2,10 @@
 // by another launcher, of whose ranks this process is one.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include <c10/core/DeviceType.h>
 
@@ -23,12 +25,14 @@ void add_rank_flags(CLI::App& command, RankFlags& flags);
 // Where this process is. TS_CHECK_USAGE on --nproc below another launcher.
 launch::RankEnvironment find_place(const RankFlags& flags);
 
+using DeviceOfRank = std::function<c10::DeviceType(int64_t rank)>;
+// By rank.
+std::vector<c10::DeviceType> devices_of(const DeviceOfRank& device,
+                                        int64_t world_size);
+
 struct RankJob {
   comm::CommConfig comm;
-  // Of a rank.
-  std::function<c10::DeviceType(int64_t rank)> device = [](int64_t) {
-    return c10::kCPU;
-  };
+  DeviceOfRank device = [](int64_t) { return c10::kCPU; };
   int64_t threads = 0;             // of a rank; 0: the cores, shared out
   std::string record_folder = "";  // of flight recorders; "": none
   // Once a host, before its ranks start: what they share. `first`: where the

@@ -1,9 +1,6 @@
 // tessera train: from a configuration file to a trained model.
-#include <c10/core/DeviceType.h>
-
 #include <iostream>
 #include <optional>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/overrides.h"
@@ -79,10 +76,7 @@ class TrainCommand {
     std::optional<launch::StopRequest> stop;
     const RankJob job{
         .comm = config_.comm,
-        .device =
-            [this](int64_t rank) {
-              return engine::device_of_rank(config_, rank);
-            },
+        .device = device_of_rank(),
         .threads = config_.run.threads,
         .record_folder = train::RunFolder(config_).logs(),
         .prepare =
@@ -136,16 +130,17 @@ class TrainCommand {
     return flags_.print_config || flags_.dry_run;
   }
 
+  DeviceOfRank device_of_rank() const {
+    return
+        [this](int64_t rank) { return engine::device_of_rank(config_, rank); };
+  }
+
   // Of this host, which may not be the one that the plan is for.
   void warn_of_this_host() const {
     const int64_t ranks =
         config_.mesh.star() ? 1 : engine::implied_world_size(config_);
-    std::vector<c10::DeviceType> devices;
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      devices.push_back(engine::device_of_rank(config_, rank));
-    }
     try {
-      config_.comm.check_gpus(devices, num_gpus());
+      config_.comm.check_gpus(devices_of(device_of_rank(), ranks), num_gpus());
       train::check_memory(config_, {.count = ranks}, train::memory_of_host());
     } catch (const Error& error) {
       log::warning("on this host alone: ", message_of(error));
