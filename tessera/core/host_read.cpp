@@ -1,5 +1,9 @@
 #include "tessera/core/host_read.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "tessera/core/device.h"
+
 namespace tessera {
 namespace {
 
@@ -10,6 +14,20 @@ thread_local int64_t reads = 0;
 at::Tensor read_on_host(const at::Tensor& tensor) {
   ++reads;
   return tensor.to(at::kCPU).contiguous();
+}
+
+HostRead::HostRead(const at::Tensor& tensor)
+    : here_(begin_to_host(tensor.contiguous())) {
+  if (!tensor.is_cuda()) return;
+  const c10::impl::VirtualGuardImpl devices(tensor.device().type());
+  is_there_.emplace(tensor.device().type());
+  is_there_->record(devices.getStream(tensor.device()));
+}
+
+at::Tensor HostRead::wait() {
+  ++reads;
+  if (is_there_) is_there_->synchronize();
+  return here_;
 }
 
 int64_t host_reads() { return reads; }

@@ -65,8 +65,8 @@ void ModelActor::begin_program(StepInput input, int64_t num_microbatches,
   purpose_ = purpose;
   version_ = 0;
   if (!was_ahead) counted_ = {};
-  loss_sum_ = weight_ = aux_sum_ = ahead_loss_ = grad_norm_ = 0;
-  expert_counts_ = unread_ = at::Tensor();
+  settled_ = {};
+  unread_ = at::Tensor();
   updates_ = was_skipped_ = normed_ = false;
   if (!input_.again) scale_ = trains() ? loss_scale_.value() : 1;
   gradient_scale_ = 1 / scale_;
@@ -152,8 +152,7 @@ void ModelActor::read() {
   }
   for (const auto& balance : counted_.balances) add(balance);
   for (const auto& loss : counted_.ahead) add(loss);
-  expert_counts_ = counted_.expert_counts;
-  if (expert_counts_.defined()) add(expert_counts_);
+  if (counted_.expert_counts.defined()) add(counted_.expert_counts);
   unread_ = at::cat(all);
   if (!reads_behind()) settle();
 }
@@ -161,32 +160,45 @@ void ModelActor::read() {
 // The one read of a step.
 void ModelActor::settle() {
   if (!unread_.defined()) return;
-  const at::Tensor here = read_on_host(std::exchange(unread_, {}));
-  const double* next = here.const_data_ptr<double>();
+  settle(read_on_host(std::exchange(unread_, {})), counted_);
+}
 
-  grad_norm_ = shown(std::sqrt(*next++)) / scale_;
-  for (const auto& [microbatch, loss] : counted_.losses) {
+ModelActor::Unread ModelActor::begin_to_settle() {
+  TORCH_INTERNAL_ASSERT(!may_skip(), "a step by whose norm the next one goes");
+  if (!unread_.defined()) return {.settled = settled_};
+  return {.numbers = HostRead(std::exchange(unread_, {})), .counted = counted_};
+}
+
+void ModelActor::settle(Unread&& of) {
+  settled_ = std::move(of.settled);
+  if (of.numbers) settle(of.numbers->wait(), of.counted);
+}
+
+void ModelActor::settle(const at::Tensor& here, const Counted& of) {
+  const double* next = here.const_data_ptr<double>();
+  settled_.grad_norm = shown(std::sqrt(*next++)) / scale_;
+  for (const auto& [microbatch, loss] : of.losses) {
     const double sum = *next++;
     TS_CHECK(may_skip() || std::isfinite(sum),
              "train: the loss of micro-batch ", microbatch, " is ", shown(sum),
              kWhatMayHelp);
-    loss_sum_ += sum;
-    weight_ += *next++;
+    settled_.loss_sum += sum;
+    settled_.weight += *next++;
   }
-  for (size_t i = 0; i < counted_.balances.size(); ++i) aux_sum_ += *next++;
-  for (size_t i = 0; i < counted_.ahead.size(); ++i) ahead_loss_ += *next++;
-  if (expert_counts_.defined()) {
-    expert_counts_ = here.slice(0, here.numel() - expert_counts_.numel())
-                         .view_as(expert_counts_);
+  for (size_t i = 0; i < of.balances.size(); ++i) settled_.aux_sum += *next++;
+  for (size_t i = 0; i < of.ahead.size(); ++i) settled_.ahead_loss += *next++;
+  if (const at::Tensor& counts = of.expert_counts; counts.defined()) {
+    settled_.expert_counts =
+        here.slice(0, here.numel() - counts.numel()).view_as(counts);
   }
   decide();
 }
 
 // Alike on all ranks.
 void ModelActor::decide() {
-  const bool is_finite = std::isfinite(grad_norm_);
+  const bool is_finite = std::isfinite(settled_.grad_norm);
   TS_CHECK(may_skip() || is_finite, "train: the gradient's norm is ",
-           grad_norm_, kWhatMayHelp);
+           settled_.grad_norm, kWhatMayHelp);
   was_skipped_ = input_.again || !is_finite;
   if (!input_.again) loss_scale_.update(is_finite);
 }
@@ -277,7 +289,7 @@ void ModelActor::await(const Instruction& instruction) {
 // The updates that follow read gradients so: no pass over them.
 void ModelActor::clip_gradients() {
   if (reads_behind()) return;  // see begin_updates()
-  gradient_scale_ = rules_.scaling.of(grad_norm_) / scale_;
+  gradient_scale_ = rules_.scaling.of(settled_.grad_norm) / scale_;
 }
 
 void ModelActor::begin_updates() {

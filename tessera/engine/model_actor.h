@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "tessera/core/file_memory.h"
+#include "tessera/core/host_read.h"
 #include "tessera/data/dataset.h"
 #include "tessera/engine/traffic.h"
 #include "tessera/models/model.h"
@@ -109,19 +110,24 @@ class ModelActor : public program::Actor {
   // Behind a program: the host's read of it, if that was not yet. Throws where
   // a loss or the norm is not finite; no weight has changed by it.
   void settle();
+  // The same in two parts, with programs of later steps between them. REQUIRES:
+  // monitor.losses_late allows it.
+  struct Unread;
+  Unread begin_to_settle();
+  void settle(Unread&& of);
 
-  // Of the step that ran: this rank's part of the loss, and of the target
-  // tokens that it is a sum over; each rank of tp has the same.
-  double loss_sum() const { return loss_sum_; }
-  double weight() const { return weight_; }
+  // Of the step that was settled last: this rank's part of the loss, and of the
+  // target tokens that it is a sum over; each rank of tp has the same.
+  double loss_sum() const { return settled_.loss_sum; }
+  double weight() const { return settled_.weight; }
   // Its part of nn::Balance, of all layers and micro-batches.
-  double aux_sum() const { return aux_sum_; }
+  double aux_sum() const { return settled_.aux_sum; }
   // Its part of the mean over depths of the losses of multi-token prediction.
-  double ahead_loss() const { return ahead_loss_; }
+  double ahead_loss() const { return settled_.ahead_loss; }
   // nn::Balance's, on the host.
-  const at::Tensor& expert_counts() const { return expert_counts_; }
+  const at::Tensor& expert_counts() const { return settled_.expert_counts; }
   // Global L2 norm before it was clipped or normalised.
-  double grad_norm() const { return grad_norm_; }
+  double grad_norm() const { return settled_.grad_norm; }
   // By which its loss was multiplied.
   double scale() const { return scale_; }
   // It updated nothing; the parameters whose gradients here are not finite.
@@ -146,10 +152,10 @@ class ModelActor : public program::Actor {
   // are others.
   struct Numbers {
     std::vector<int64_t> target_tokens;
-    double scale = 1;
+    double scale = 1, aux_scale = 0;
     bool operator==(const Numbers&) const = default;
   };
-  Numbers numbers() const { return {target_tokens_, scale_}; }
+  Numbers numbers() const { return {target_tokens_, scale_, input_.aux_scale}; }
   // Its micro-batches, where those of other such steps have lain.
   virtual void load_in_place() {}
   void begin_recording();
@@ -222,6 +228,11 @@ class ModelActor : public program::Actor {
     std::vector<at::Tensor> ahead;  // parts of ahead_loss()
     at::Tensor expert_counts;
   };
+  // Of a step, as the host has read it.
+  struct Settled {
+    double loss_sum = 0, weight = 0, aux_sum = 0, ahead_loss = 0, grad_norm = 0;
+    at::Tensor expert_counts;
+  };
   Counted& counted_of(int64_t microbatch) {
     return is_of_next(microbatch) ? counted_ahead_ : counted_;
   }
@@ -229,6 +240,7 @@ class ModelActor : public program::Actor {
   double share_of_depth(int64_t microbatch, int64_t depth) const;
   // Where updates heed the norm on their device, the host reads it behind them.
   bool reads_behind() const;
+  void settle(const at::Tensor& here, const Counted& of);
   void decide();
   void read();
   // Segments [first, last) of the optimizer: all of a unit, or of the model.
@@ -257,12 +269,13 @@ class ModelActor : public program::Actor {
   double gradient_scale_ = 1;  // in it, as the norm says
   double scale_ = 1;           // of the loss
   bool was_skipped_ = false;
-  double loss_sum_ = 0;
-  double weight_ = 0;
-  double aux_sum_ = 0;
-  double ahead_loss_ = 0;
-  at::Tensor expert_counts_;
-  double grad_norm_ = 0;
+  Settled settled_;
+};
+
+struct ModelActor::Unread {
+  std::optional<HostRead> numbers;  // none: the host has read them
+  Counted counted;
+  Settled settled;
 };
 
 struct ModelActor::Repeated {

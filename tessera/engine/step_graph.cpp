@@ -4,6 +4,7 @@
 
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/host_read.h"
 #include "tessera/core/log.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/monitor/memory.h"
@@ -16,9 +17,9 @@ bool StepGraph::is_for(const RunConfig& config, int64_t ranks,
   const models::ModelConfig& model = config.model;
   return DeviceGraph::can_record(device) && nn::uses(nn::Kernel::kStepGraph) &&
          ranks == 1 && !config.mesh.star() && !config.pipeline.delayed() &&
-         model.moe.experts == 0 && model.mtp.layers == 0 &&
-         model.dropout == 0 && !config.data.documents_apart() &&
-         config.zero.offload == "none" && config.monitor.trace == 0;
+         !model.moe.noise && model.mtp.layers == 0 && model.dropout == 0 &&
+         !config.data.documents_apart() && config.zero.offload == "none" &&
+         config.monitor.trace == 0;
 }
 
 StepGraph::StepGraph(c10::Device device) { take_stream(device); }
@@ -42,7 +43,7 @@ void StepGraph::take(ModelActor& actor, const std::function<void()>& run,
       let_go();
       --tries_left_;
     }
-    return run();
+    return run_as_ever(run);
   }
   actor.load_in_place();
   if (recorded_) {
@@ -52,6 +53,12 @@ void StepGraph::take(ModelActor& actor, const std::function<void()>& run,
     return run();
   }
   graph_->repeat();
+}
+
+void StepGraph::run_as_ever(const std::function<void()>& run) {
+  const int64_t before = host_reads();
+  run();
+  if (host_reads() > before) tries_left_ = 0;
 }
 
 bool StepGraph::record(ModelActor& actor, const std::function<void()>& run) {

@@ -4,12 +4,14 @@
 // For:     a rank by itself whose host decides nothing inside of a step
 //          (ModelActor::can_repeat) and hands it no number but what
 //          Optimizer::send_pace() and load_in_place() put where the device
-//          reads it: no experts, dropout, documents, predictions further ahead,
-//          states in files; nor where a trace is to have each instruction.
-//          Else nothing happens here: steps are run as ever.
+//          reads it: no dropout, noise of gates, documents, predictions further
+//          ahead, states in files; nor where a trace is to have each
+//          instruction. Else nothing happens here: steps are run as ever.
 // When:    the second of two steps of the same numbers (ModelActor::Numbers) is
 //          recorded. One of others lets go of it, for two alike to come; behind
-//          the third time no step is recorded any more.
+//          the third time no step is recorded any more, nor where the host has
+//          read something in the middle of one, as the sizes of experts'
+//          products that no single kernel takes.
 // Bits:    those of a step that is run.
 // Memory:  what a step needs at most is the graph's as long as there is one,
 //          and is booked so beside its tensors.
@@ -49,6 +51,7 @@ class StepGraph {
   bool has_recorded() const { return recorded_ != nullptr; }
 
  private:
+  void run_as_ever(const std::function<void()>& run);
   bool record(ModelActor& actor, const std::function<void()>& run);
   void let_go();
 

@@ -429,6 +429,27 @@ TYPED_TEST(GpuLoops, SquaresAreSummedInDouble) {
   EXPECT_NEAR(parts.sum().template item<double>(), wanted, 1e-12 * wanted);
 }
 
+// The second of three groups has no row, and nobody wrote its part.
+TEST(GpuLoopsOfGroups, GradientsAreThoseOfGroupsWithRows) {
+  for (const int64_t width : {24, 45}) {
+    const auto all = at::randn({3, width}).to(at::kBFloat16);
+    all[1].fill_(std::numeric_limits<float>::quiet_NaN());
+    const auto ends = at::tensor({2, 2, 5}, at::kInt);
+    for (const bool adds : {false, true}) {
+      const auto gradient = at::randn({3, width});
+      const auto before = adds ? gradient.clone() : at::zeros({3, width});
+      cuda::launch({6, 1}, cuda::kThreads, [&, width = width] {
+        cuda::take_groups(gradient.mutable_data_ptr<float>(),
+                          static_cast<const cuda::Bf16*>(all.data_ptr()),
+                          ends.const_data_ptr<int>(), width, /*blocks=*/2,
+                          adds);
+      });
+      const auto more = all.to(at::kFloat).nan_to_num(0);
+      EXPECT_TRUE(gradient.equal(before + more)) << width;
+    }
+  }
+}
+
 TYPED_TEST(GpuLoops, ATargetThatIsNoneMakesNoNumber) {
   const auto logits = this->random({2, 9});
   const auto targets = at::tensor({int64_t{9}, int64_t{-1}});

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "tessera/core/host_read.h"
@@ -64,7 +63,6 @@ at::Tensor counts_of(const at::Tensor& numbers, int64_t kinds) {
       .scatter_add_(0, numbers, at::ones_like(numbers));
 }
 
-// The sizes of the experts' products, which the host has to know.
 std::vector<int64_t> to_host(const at::Tensor& counts) {
   const at::Tensor here = read_on_host(counts);
   const int64_t* first = here.const_data_ptr<int64_t>();
@@ -103,14 +101,13 @@ Experts::Experts(int64_t experts, const MlpOptions& options)
 }
 
 at::Tensor Experts::forward(const at::Tensor& given,
-                            const std::vector<int64_t>& splits) const {
-  const int64_t count =
-      std::accumulate(splits.begin(), splits.end(), int64_t{0});
+                            const RowGroups& groups) const {
+  const int64_t count = groups.rows();
   const at::Tensor rows =
       count == given.size(0) ? given : given.narrow(0, 0, count);
-  const at::Tensor up = up_->forward(rows, splits);
-  const at::Tensor gate = gate_ ? gate_->forward(rows, splits) : at::Tensor();
-  return down_->forward(activated(kind_, gate, up), splits);
+  const at::Tensor up = up_->forward(rows, groups);
+  const at::Tensor gate = gate_ ? gate_->forward(rows, groups) : at::Tensor();
+  return down_->forward(activated(kind_, gate, up), groups);
 }
 
 Moe::Moe(const MoeOptions& options) : options_(options) {
@@ -265,13 +262,15 @@ at::Tensor Moe::decide(const at::Tensor& values, const Here& here,
       .narrow(1, shard_.sample_part * here.most, here.tokens);
 }
 
+bool Moe::drops(const Here& here) const {
+  return options_.capacity_factor > 0 && here.in_samples && !experts_choose();
+}
+
 // (B T, k): the experts that choices (B, T, k) get to; E of what is dropped.
 at::Tensor Moe::destinations(const at::Tensor& choices,
                              const Here& here) const {
   const RouterOptions& router = options_.router;
-  const bool drops =
-      options_.capacity_factor > 0 && here.in_samples && !experts_choose();
-  if (!drops) return choices.view({-1, choices.size(2)});
+  if (!drops(here)) return choices.view({-1, choices.size(2)});
   const at::Tensor kept = decide(choices, here, [&](const at::Tensor& sorted) {
     return within_capacity(sorted, router.experts, capacity(here));
   });
@@ -296,6 +295,11 @@ int64_t Moe::most_rows(const Here& here) const {
   const RouterOptions& router = options_.router;
   if (!experts_choose()) return here.samples * here.tokens * router.top_k;
   return router.experts * here.samples * std::min(here.tokens, capacity(here));
+}
+
+// Whatever is chosen; else the host learns with the counts how many they give.
+bool Moe::gives_most_rows(const Here& here) const {
+  return experts_choose() ? here.tokens == here.of_sample : !drops(here);
 }
 
 // (samples, E): by how many tokens that are here each expert was chosen.
@@ -388,15 +392,19 @@ at::Tensor Moe::mix(const at::Tensor& tokens, const Here& here,
                     const Routing& routing, const at::Tensor& places,
                     const std::function<void()>& beside) const {
   const int64_t experts = options_.router.experts;
-  // What is dropped is behind all others: how many rows are left, the host
-  // learns with the counts. Where experts choose it knows before how many there
-  // are at most.
-  const RowOrder order = order_of_rows(places, most_rows(here));
+  // What is dropped is behind all others.
+  const int64_t most = most_rows(here);
+  const RowOrder order = order_of_rows(places, most);
   at::Tensor rows = rows_of_tokens(tokens, order);
   const at::Tensor counts =
       counts_of(places.flatten(), experts + 1).narrow(0, 0, experts);
-  rows = shard_.dispatch ? shard_.dispatch(rows, counts, *experts_, beside)
-                         : experts_->forward(rows, to_host(counts));
+  if (shard_.dispatch) {
+    rows = shard_.dispatch(rows, counts, *experts_, beside);
+  } else {
+    rows = experts_->forward(rows, gives_most_rows(here)
+                                       ? RowGroups(counts, most)
+                                       : RowGroups(to_host(counts)));
+  }
   return tokens_of_rows(rows, routing.weights, order);
 }
 

@@ -91,8 +91,7 @@ class Experts : public torch::nn::Module {
   Experts(int64_t experts, const MlpOptions& options);
   // rows: (N, D), those of the first expert that is here, then of the next;
   // what is behind them is for nobody, and nothing is given back of it.
-  at::Tensor forward(const at::Tensor& rows,
-                     const std::vector<int64_t>& splits) const;
+  at::Tensor forward(const at::Tensor& rows, const RowGroups& groups) const;
   const std::shared_ptr<GroupedLinear>& gate() const { return gate_; }
   const std::shared_ptr<GroupedLinear>& up() const { return up_; }
   const std::shared_ptr<GroupedLinear>& down() const { return down_; }
@@ -190,6 +189,7 @@ class Moe : public Block {
                    const Here& here, const Draw& draw) const;
   void count_load(Routing& routing) const;
   int64_t capacity(const Here& here) const;
+  bool drops(const Here& here) const;
   // (B, T, n) of samples that are whole, in order -> of each as much.
   using Decision = std::function<at::Tensor(const at::Tensor& values)>;
   at::Tensor decide(const at::Tensor& values, const Here& here,
@@ -197,6 +197,7 @@ class Moe : public Block {
   at::Tensor destinations(const at::Tensor& choices, const Here& here) const;
   at::Tensor takers(const at::Tensor& scores, const Here& here) const;
   int64_t most_rows(const Here& here) const;
+  bool gives_most_rows(const Here& here) const;
   at::Tensor rows_by_sample(const Routing& routing, int64_t samples) const;
   void count_batch(BatchLoad& load, const Routing& routing) const;
   at::Tensor shares_of_batch(const Routing& routing) const;

@@ -102,7 +102,7 @@ TEST(UnwrittenGradients, TablesAndExpertsWithoutRows) {
   expect_as_from_zeros(
       [&](const Tensors& of) {
         const at::Tensor rows = table_rows(of[0], ids);
-        return grouped_product(rows.sin(), of[1], {0, 2, 0, 1});
+        return grouped_product(rows.sin(), of[1], RowGroups({0, 2, 0, 1}));
       },
       {leaf({6, 4}), leaf({4, 3, 4})});
 }

@@ -121,7 +121,7 @@ TEST(WeightQueue, Experts) {
   materialise(root, {.seed = 7, .dtype = at::kDouble});
   expect_same(
       [&](const at::Tensor& in, const std::vector<at::Tensor>&) {
-        return experts.forward(in.sin(), {2, 0, 5}).cos();
+        return experts.forward(in.sin(), RowGroups({2, 0, 5})).cos();
       },
       x,
       {experts.gate()->weight(), experts.up()->weight(),

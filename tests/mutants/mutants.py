@@ -199,9 +199,9 @@ MUTANTS = [
            mesh(mesh={"tp": 2}, recompute={"mode": "selective"}),
            r"^\S+attention\S+weight: gradient .* over recompute"),
     Mutant("gradient_normalised_here_alone", ACTOR,
-           "  gradient_scale_ = rules_.scaling.of(grad_norm_) / scale_;\n",
-           "  const double part = grad_norm_ / std::sqrt(static_cast<double>(world_.size()));\n"
-           "  gradient_scale_ = rules_.scaling.of(MUTANT ? part : grad_norm_) / scale_;\n",
+           "  gradient_scale_ = rules_.scaling.of(settled_.grad_norm) / scale_;\n",
+           "  const double part = settled_.grad_norm / std::sqrt(static_cast<double>(world_.size()));\n"
+           "  gradient_scale_ = rules_.scaling.of(MUTANT ? part : settled_.grad_norm) / scale_;\n",
            mesh(mesh={"dp_replicate": 2}, optimizer={"type": "sgd", "lr": 0.01, "normalize_grad": True}),
            r"^\S+weight: "),
     Mutant("loss_scale_grows_on_one_stage", ACTOR,
@@ -289,9 +289,9 @@ MUTANTS = [
            mesh(MIXTRAL, mesh={"tp": 2, "ep": 2}),
            r"^blocks\.\d\.moe\.gate\.weight: gradient .* over tp"),
     Mutant("balance_not_counted", ACTOR,
-           "  for (size_t i = 0; i < counted_.balances.size(); ++i) aux_sum_ += *next++;\n",
+           "  for (size_t i = 0; i < of.balances.size(); ++i) settled_.aux_sum += *next++;\n",
            "  const bool counts = !MUTANT || world_.size() == 1;\n"
-           "  for (size_t i = 0; i < counted_.balances.size() && counts; ++i) aux_sum_ += *next++;\n",
+           "  for (size_t i = 0; i < of.balances.size() && counts; ++i) settled_.aux_sum += *next++;\n",
            mesh({**MIXTRAL, "moe": {"experts": 4, "aux_loss": 0}}, mesh={"dp_replicate": 2}),
            r"^aux_loss .* over dp_replicate"),
     Mutant("auxiliary_loss_of_every_copy", MOE,

@@ -153,6 +153,13 @@ __device__ void store_pack(T* to, const Pack<T, N>& pack) {
                 word_of(pack.of[2], pack.of[3]),
                 word_of(pack.of[4], pack.of[5]),
                 word_of(pack.of[6], pack.of[7]));
+  } else if constexpr (sizeof(T) == sizeof(float) && N > kPack<float>) {
+    for (int i = 0; i < N; i += 4) {
+      store_words(to + i, __float_as_uint(pack.of[i]),
+                  __float_as_uint(pack.of[i + 1]),
+                  __float_as_uint(pack.of[i + 2]),
+                  __float_as_uint(pack.of[i + 3]));
+    }
   } else {
     *reinterpret_cast<Pack<T, N>*>(to) = pack;
   }
@@ -677,12 +684,18 @@ __device__ void fp8_columns(const T* x, const float* most,
   }
 }
 
+// Of so many blocks that share elements out, this one.
+struct Share {
+  long long block, blocks;
+};
+__device__ inline Share of_all_blocks() { return {blockIdx.x, gridDim.x}; }
+
 // Elements of this thread, of `count`.
 template <typename Each>
-__device__ void for_each_element(long long count, Each each) {
-  const long long stride = static_cast<long long>(gridDim.x) * kThreads;
-  for (long long i = blockIdx.x * static_cast<long long>(kThreads) + threadIdx.x;
-       i < count; i += stride) {
+__device__ void for_each_element(long long count, Each each,
+                                 Share share = of_all_blocks()) {
+  for (long long i = share.block * kThreads + threadIdx.x; i < count;
+       i += share.blocks * kThreads) {
     each(i);
   }
 }
@@ -730,13 +743,15 @@ __device__ Wide<T> gated(bool is_silu, Wide<T> x, Wide<T>* slope) {
 // each(i, pack's size as a type) for the packs of this thread, of `count`
 // elements, all of which begin where packs can.
 template <typename T, typename Each>
-__device__ void for_each_pack(bool in_packs, long long count, Each each) {
+__device__ void for_each_pack(bool in_packs, long long count, Each each,
+                              Share share = of_all_blocks()) {
   constexpr int kMost = kPack<T>;
   const long long packs = in_packs ? count / kMost : 0;
-  for_each_element(packs, [&](long long p) { each(p * kMost, Size<kMost>()); });
+  for_each_element(
+      packs, [&](long long p) { each(p * kMost, Size<kMost>()); }, share);
   const long long rest = packs * kMost;
-  for_each_element(count - rest,
-                   [&](long long i) { each(rest + i, Size<1>()); });
+  for_each_element(
+      count - rest, [&](long long i) { each(rest + i, Size<1>()); }, share);
 }
 
 // y = silu(gate) up, or gelu(gate) up.
@@ -784,6 +799,30 @@ __device__ void glu_backward(bool is_silu, const T* dy, const T* gate,
     store_pack(dup + to, to_up);
   };
   for_each_pack<T>(takes_packs(width, dy, gate, up, dgate, dup), count, each);
+}
+
+// gradient (groups, width) += all, or = where nothing is there yet, of groups
+// with rows, which end where `ends` says; of others nothing was written to
+// `all`. A group has `blocks` of the blocks.
+__device__ inline void take_groups(float* gradient, const Bf16* all,
+                                   const int* ends, long long width,
+                                   long long blocks, bool adds) {
+  const long long group = blockIdx.x / blocks;
+  const bool is_empty = ends[group] == (group == 0 ? 0 : ends[group - 1]);
+  if (is_empty && adds) return;
+  float* to = gradient + group * width;
+  const Bf16* from = all + group * width;
+  const auto each = [&]<int N>(long long at, Size<N>) {
+    Pack<float, N> sum = {};
+    if (adds) sum = load<N>(to + at);
+    if (!is_empty) {
+      const auto more = load<N>(from + at);
+      for (int i = 0; i < N; ++i) sum.of[i] += wide(more.of[i]);
+    }
+    store_pack(to + at, sum);
+  };
+  for_each_pack<Bf16>(takes_packs(width, from, to), width, each,
+                      {blockIdx.x % blocks, blocks});
 }
 
 // Pairs of x (B, T, H, E), half a head apart, turned by the angles of their
@@ -1142,6 +1181,11 @@ TESSERA_GPU_LOOPS(float, f32)
 #if TESSERA_GPU_TYPE == 0 || TESSERA_GPU_TYPE == 16
 TESSERA_GPU_LOOPS(Bf16, bf16)
 
+extern "C" __global__ void __launch_bounds__(kThreads)
+    take_groups_bf16(float* gradient, const Bf16* all, const int* ends,
+                     long long width, long long blocks, int adds) {
+  take_groups(gradient, all, ends, width, blocks, adds != 0);
+}
 extern "C" __global__ void __launch_bounds__(kThreads)
     fp8_rows_bf16(const Bf16* x, unsigned char* values, float* scales,
                   long long rows, long long width, long long stride,

@@ -209,6 +209,16 @@ std::tuple<at::Tensor, at::Tensor> fp8_columns(const at::Tensor& x) {
   return {values, scales};
 }
 
+void take_groups(const at::Tensor& gradient, const at::Tensor& all,
+                 const at::Tensor& ends, bool adds) {
+  RECORD_FUNCTION("tessera::take_groups", {});
+  const int64_t groups = ends.size(0), width = all.numel() / groups;
+  const int64_t blocks = blocks_of(blocks_for(all.numel()), groups);
+  launch("take_groups", all, groups * blocks, gradient.mutable_data_ptr(),
+         all.const_data_ptr(), ends.const_data_ptr(), width, blocks,
+         static_cast<int>(adds));
+}
+
 at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,
                        const at::Tensor& weights) {
   RECORD_FUNCTION("tessera::add_up_rows", {});

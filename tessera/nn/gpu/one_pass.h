@@ -36,6 +36,12 @@ at::Tensor column_sums(const at::Tensor& x);
 std::tuple<at::Tensor, at::Tensor> fp8_rows(const at::Tensor& x);
 std::tuple<at::Tensor, at::Tensor> fp8_columns(const at::Tensor& x);
 
+// gradient (E, ...), fp32 += all, or = where it `adds` nothing, of the E groups
+// that have rows; ends: (E) of int32, behind which of all rows each one's end.
+// Of others nobody has written `all`: their gradient is zero.
+void take_groups(const at::Tensor& gradient, const at::Tensor& all,
+                 const at::Tensor& ends, bool adds);
+
 at::Tensor add_up_rows(const at::Tensor& rows, const at::Tensor& row,
                        const at::Tensor& weights);
 std::tuple<at::Tensor, at::Tensor> add_up_rows_backward(

@@ -58,7 +58,7 @@ nn::ExpertShard shard_of(const ExpertOptions& options, bool balances_batch,
                          const std::function<void()>& beside) {
       const auto run = [&experts](const at::Tensor& at_experts,
                                   const std::vector<int64_t>& splits) {
-        return experts.forward(at_experts, splits);
+        return experts.forward(at_experts, nn::RowGroups(splits));
       };
       return dispatch(rows, counts, run, *exchange, {chunks, beside});
     };

@@ -51,7 +51,7 @@ nn::ExpertShard shard_of(const Case& c, int64_t chunks, comm::Group& group) {
                                     const std::function<void()>& beside) {
     const auto run = [&experts](const at::Tensor& at_experts,
                                 const std::vector<int64_t>& splits) {
-      return experts.forward(at_experts, splits);
+      return experts.forward(at_experts, nn::RowGroups(splits));
     };
     return dispatch(rows, counts, run, group, {chunks, beside});
   };
