@@ -104,6 +104,12 @@ int64_t RankModel::samples_a_microbatch() const {
 
 void RankModel::step(StepInput input, const program::Observer& observer,
                      std::optional<StepInput> next) {
+  run_step(std::move(input), observer, std::move(next));
+  actor_->settle();
+}
+
+void RankModel::run_step(StepInput input, const program::Observer& observer,
+                         std::optional<StepInput> next) {
   TORCH_INTERNAL_ASSERT(goes_on_ || !next, "this schedule flushes");
   input.samples = samples_a_microbatch();
   input.tokens = parallel::local_length(config_.data.seq_len, composed_.mesh);
@@ -128,7 +134,6 @@ void RankModel::step(StepInput input, const program::Observer& observer,
   } else {
     run();
   }
-  actor_->settle();
 }
 
 nn::LossSum RankModel::evaluate(

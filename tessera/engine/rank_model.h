@@ -57,6 +57,10 @@ class RankModel {
   // REQUIRES: behind a step with a next one, that step is the next thing done.
   void step(StepInput input, const program::Observer& observer = nullptr,
             std::optional<StepInput> next = {});
+  // The same, until the caller has the actor settle it: at once, or behind
+  // later steps.
+  void run_step(StepInput input, const program::Observer& observer = nullptr,
+                std::optional<StepInput> next = {});
   // Whether a step may be given the next one's input.
   bool goes_on() const { return goes_on_; }
   // A GPU has recorded a step, and repeats it (step_graph.h).

@@ -188,6 +188,23 @@ void check_trace(const RunConfig& config) {
                   config.run.steps, ". Nearest: ", traceable, ".");
 }
 
+// Where the host decides by a step's numbers what the next does, none is late.
+void check_losses_late(const RunConfig& config) {
+  if (config.monitor.losses_late == 0) return;
+  const auto refuse = [&](bool holds, const std::string& key, const char* why) {
+    TS_CHECK_CONFIG(holds, "monitor.losses_late is ",
+                    config.monitor.losses_late, ", but ", key, " ", why,
+                    ". Use monitor.losses_late 0.");
+  };
+  refuse(!config.optimizer.skip_nonfinite, "optimizer.skip_nonfinite is true",
+         "has the host look at each step before the next one begins");
+  refuse(config.precision.loss_scale == 1, "precision.loss_scale is not 1",
+         "has the host look at each step before the next one begins");
+  refuse(!config.pipeline.delayed(),
+         "pipeline.schedule is " + config.pipeline.schedule,
+         "begins a step in the one before and ends that by its norm");
+}
+
 // Why zero.expert_shard changes nothing; "" where it does.
 std::string idle_expert_shard(const RunConfig& config) {
   if (config.model.moe.experts == 0) {
@@ -517,6 +534,7 @@ void complete(RunConfig& config, int64_t world_size) {
   config.precision.check();
   check_schedule(config);
   check_trace(config);
+  check_losses_late(config);
   share_out(config, mesh);
 }
 

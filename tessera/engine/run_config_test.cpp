@@ -113,8 +113,8 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"comm", {"backend", "algorithm", "timeout_s"}},
        {"checkpoint", {"every", "keep", "keep_best", "async", "dir"}},
        {"monitor",
-        {"every", "tensorboard", "trace", "sample", "sample_prompt",
-         "sample_tokens", "sample_temperature"}}};
+        {"every", "losses_late", "tensorboard", "trace", "sample",
+         "sample_prompt", "sample_tokens", "sample_temperature"}}};
   std::vector<std::pair<std::string, std::vector<std::string>>> found;
   const Json sections = schema_properties();
   for (const auto& [name, section] : sections.items()) {
@@ -549,6 +549,18 @@ TEST(RunConfig, SectionsThatDoNotFitTogether) {
          "schedule.warmup is 2000, longer than the run: run.steps is 1000");
   expect(with([](auto& c) { c.schedule.min_lr = 1.0; }),
          "schedule.min_lr (1) is above optimizer.lr");
+  expect(with([](auto& c) {
+           c.monitor.losses_late = 2;
+           c.optimizer.skip_nonfinite = true;
+         }),
+         "monitor.losses_late is 2, but optimizer.skip_nonfinite is true has "
+         "the host look at each step before the next one begins. Use "
+         "monitor.losses_late 0.");
+  expect(with([](auto& c) {
+           c.monitor.losses_late = 2;
+           c.precision.compute = "fp16";
+         }),
+         "precision.loss_scale is not 1");
   const auto falls = [](auto& c) {
     c.schedule.warmup = 10;
     c.schedule.start_lr = 1.0;

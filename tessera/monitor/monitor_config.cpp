@@ -8,6 +8,13 @@ void MonitorConfig::declare(config::Section& section) {
            "steps between progress lines; metrics.jsonl has every step")
       .at_least(1)
       .at_most(1e12);
+  section
+      .key("losses_late", losses_late,
+           "steps that run on a GPU before the host reads a step's loss and "
+           "norm, so that it waits for none: metrics.jsonl and progress lines "
+           "have it so much later")
+      .at_least(0)
+      .at_most(100);
   section.key("tensorboard", tensorboard, "write events for TensorBoard");
   section
       .key("trace", trace,

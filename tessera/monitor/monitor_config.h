@@ -10,6 +10,7 @@ namespace tessera::monitor {
 
 struct MonitorConfig {
   int64_t every = 10;
+  int64_t losses_late = 0;
   bool tensorboard = true;
   int64_t trace = 0;
   int64_t sample = 0;

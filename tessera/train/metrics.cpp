@@ -155,7 +155,6 @@ struct Metrics::Impl {
   }
 
   at::Tensor fields_of(const StepShare& share) {
-    const Traffic traffic = share.traffic + traffic_of(ranks) - before;
     const auto memory = monitor::tensor_bytes().peak;
     monitor::reset_tensor_peak();
     at::Tensor fields = at::zeros({kFields}, at::kDouble);
@@ -164,8 +163,8 @@ struct Metrics::Impl {
     field[kWeight] = share.weight;
     field[kStop] = share.stop ? 1 : 0;
     field[kMemory] = static_cast<double>(memory) / kMib;
-    field[kCommSeconds] = traffic.seconds;
-    field[kCommBytes] = static_cast<double>(traffic.bytes);
+    field[kCommSeconds] = share.traffic.seconds;
+    field[kCommBytes] = static_cast<double>(share.traffic.bytes);
     field[kAux] = share.aux_sum;
     field[kAhead] = share.ahead_loss;
     if (share.timeline) {
@@ -207,6 +206,10 @@ Metrics::Metrics(const RunConfig& config, const RunFolder& folder,
 Metrics::~Metrics() = default;
 
 void Metrics::begin_step() { impl_->before = traffic_of(impl_->ranks); }
+
+Traffic Metrics::traffic() const {
+  return traffic_of(impl_->ranks) - impl_->before;
+}
 
 StepTotals Metrics::exchange(const StepShare& share) {
   comm::Group& world = impl_->ranks.world();

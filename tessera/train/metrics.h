@@ -36,7 +36,7 @@ struct StepShare {
   double ahead_loss = 0;
   at::Tensor expert_counts = {};  // nn::Balance's, or undefined
   double grad_norm = 0;
-  engine::Traffic traffic;  // beside that of the groups
+  engine::Traffic traffic;
   // Where it was taken: of all ranks, or of none.
   std::optional<monitor::Timeline> timeline = {};
   bool stop = false;
@@ -53,6 +53,8 @@ class Metrics {
 
   // What ranks sent until here (a validation, a checkpoint) is not the step's.
   void begin_step();
+  // What groups have moved of it since.
+  engine::Traffic traffic() const;
   StepTotals exchange(const StepShare& share);
   void validated_at_start(const monitor::Validation& validation);
   // The trainer's part is in it by now; rates follow here.

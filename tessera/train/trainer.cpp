@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -24,6 +26,7 @@
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/recorder.h"
+#include "tessera/models/product_types.h"
 #include "tessera/monitor/timeline.h"
 #include "tessera/nn/fp8_product.h"
 #include "tessera/optim/schedule.h"
@@ -79,6 +82,7 @@ class Trainer {
     open_folder();
     open_data();
     model_ = std::make_unique<RankModel>(config_, ranks_);
+    tell_fp8_layers();
     recorder_ =
         std::make_unique<engine::Recorder>(model_->composed(), ranks_.rank());
     resume();
@@ -160,13 +164,26 @@ class Trainer {
     } else if (!config_.run.is_on_cpu()) {
       log::info("run.device ", config_.run.device, ": ", devices());
     }
-    const bool is_fp8 =
-        config_.precision.product_type() == nn::ProductType::kFp8;
-    if (is_fp8 && std::ranges::count(config_.run.device_types, at::kCPU) > 0) {
+    if (multiplies_fp8() &&
+        std::ranges::count(config_.run.device_types, at::kCPU) > 0) {
       log::info(
           "precision.products fp8 is emulated on the CPU: its products are "
           "those of the rounded numbers, in fp32, and slower than bf16's");
     }
+  }
+
+  bool multiplies_fp8() const {
+    return config_.precision.product_type() == nn::ProductType::kFp8;
+  }
+
+  void tell_fp8_layers() const {
+    if (!multiplies_fp8() || !leads()) return;
+    const auto layers = models::fp8_layers(model_->decoder());
+    if (layers.taken == layers.all) return;
+    log::warning("precision.products is fp8, by which ", layers.taken, " of ",
+                 layers.all,
+                 " linear layers of rank 0 multiply: the weights of the others "
+                 "have a side that is no multiple of 16, and stay bf16");
   }
 
   void tell_shares() const {
@@ -308,8 +325,10 @@ class Trainer {
       metrics_->validated_at_start(validate());
     }
     while (step_ < config_.run.steps) {
-      rank_context().step = step_ + 1;
-      StepTotals totals = train_one_step();
+      begin_step();
+      std::optional<StepTotals> done = finish_steps();
+      if (!done) continue;
+      StepTotals& totals = *done;
       const bool last = step_ == config_.run.steps;
       const bool due = saves_at(step_);
       if (validates_at(step_)) {
@@ -322,8 +341,7 @@ class Trainer {
         model_->release_files();
       }
       metrics_->record(totals.record);
-      // A step that has begun is done first.
-      stops_ |= totals.stop;
+      // A batch that has begun is done first.
       const bool stops = stops_ && !model_->actor().is_ahead();
       const bool saves = ends && config_.checkpoint.saves();
       if (due || saves || stops || is_best()) save();
@@ -349,11 +367,16 @@ class Trainer {
            (every == 0 ? saves_at(step) : step % every == 0);
   }
 
-  // Nothing behind this step looks at the model: the next one may begin in it.
-  bool goes_on_behind(int64_t step) const {
-    if (!model_->goes_on() || stops_ || step == config_.run.steps) return false;
+  // Behind this step someone looks at the model, or the run ends.
+  bool is_looked_at(int64_t step) const {
     const bool samples = samples_ && step % config_.monitor.sample == 0;
-    return !samples && !saves_at(step) && !validates_at(step);
+    return stops_ || step == config_.run.steps || samples || saves_at(step) ||
+           validates_at(step);
+  }
+
+  // The next step may begin in this one.
+  bool goes_on_behind(int64_t step) const {
+    return model_->goes_on() && !is_looked_at(step);
   }
 
   // This step's loss is the lowest, and its checkpoint is wanted.
@@ -370,44 +393,87 @@ class Trainer {
     return true;
   }
 
-  StepTotals train_one_step() {
-    const auto start = Clock::now();
+  // A step that has run here, or will on the device.
+  struct Begun {
+    int64_t step = 0;  // from 1
+    double lr = 0;
+    Clock::time_point start;
+    engine::Traffic traffic;
+    std::vector<monitor::Span> spans;
+    // None: the actor has read its numbers.
+    std::optional<ModelActor::Unread> unread;
+  };
+
+  void begin_step() {
+    rank_context().step = step_ + 1;
+    Begun begun{.step = step_ + 1, .start = Clock::now()};
     // A step that updates nothing does not move the schedule on.
-    const double lr = optim::lr_at({step_ - skipped_, config_.run.steps},
-                                   config_.optimizer.lr, config_.schedule);
+    begun.lr = optim::lr_at({step_ - skipped_, config_.run.steps},
+                            config_.optimizer.lr, config_.schedule);
     metrics_->begin_step();
-    recorder_->begin_step(step_ + 1, accumulation(config_));
+    recorder_->begin_step(begun.step, accumulation(config_));
     std::optional<engine::StepInput> next;
-    if (goes_on_behind(step_ + 1)) next = input_of_step(step_ + 1, /*lr=*/0);
-    model_->step(input_of_step(step_, lr), recorder_->observer(),
-                 std::move(next));
-    if (model_->actor().was_skipped()) {
-      tell_skipped();
+    if (goes_on_behind(begun.step)) next = input_of_step(begun.step, /*lr=*/0);
+    model_->run_step(input_of_step(step_, begun.lr), recorder_->observer(),
+                     std::move(next));
+    ModelActor& actor = model_->actor();
+    if (config_.monitor.losses_late > 0) {
+      begun.unread = actor.begin_to_settle();
+    } else {
+      actor.settle();
+    }
+    begun.traffic = actor.traffic() + metrics_->traffic();
+    begun.spans = recorder_->spans();
+    begun_.push_back(std::move(begun));
+    ++step_;
+  }
+
+  // Those that have begun and may be late no more; of the last of all, where it
+  // is among them, what it was.
+  std::optional<StepTotals> finish_steps() {
+    while (is_looked_at(step_) ||
+           std::ssize(begun_) > config_.monitor.losses_late) {
+      StepTotals totals = finish_step();
+      stops_ |= totals.stop;
+      if (begun_.empty()) return totals;
+      metrics_->record(totals.record);
+    }
+    return std::nullopt;
+  }
+
+  StepTotals finish_step() {
+    Begun begun = std::move(begun_.front());
+    begun_.pop_front();
+    rank_context().step = begun.step;
+    ModelActor& actor = model_->actor();
+    if (begun.unread) actor.settle(*std::move(begun.unread));
+    if (actor.was_skipped()) {
+      tell_skipped(begun.step);
     } else {
       skipped_in_a_row_ = 0;
     }
-    ++step_;
-    const auto timeline =
-        monitor::timeline_of(recorder_->spans(), seconds_since(start));
-    const ModelActor& actor = model_->actor();
-    StepTotals totals =
-        metrics_->exchange({.loss_sum = actor.loss_sum(),
-                            .weight = actor.weight(),
-                            .aux_sum = actor.aux_sum(),
-                            .ahead_loss = actor.ahead_loss(),
-                            .expert_counts = actor.expert_counts(),
-                            .grad_norm = actor.grad_norm(),
-                            .traffic = actor.traffic(),
-                            .timeline = timeline,
-                            .stop = options_.stop_requested()});
-    totals.record.step = step_;
-    totals.record.lr = lr;
+    // Of steps that overlap, what each adds.
+    const auto start = std::max(begun.start, finished_at_);
+    StepTotals totals = metrics_->exchange(
+        {.loss_sum = actor.loss_sum(),
+         .weight = actor.weight(),
+         .aux_sum = actor.aux_sum(),
+         .ahead_loss = actor.ahead_loss(),
+         .expert_counts = actor.expert_counts(),
+         .grad_norm = actor.grad_norm(),
+         .traffic = begun.traffic,
+         .timeline = monitor::timeline_of(begun.spans, seconds_since(start)),
+         .stop = options_.stop_requested()});
+    totals.record.step = begun.step;
+    totals.record.lr = begun.lr;
     totals.record.was_skipped = actor.was_skipped();
-    if (model_->actor().loss_scale().scales()) {
+    if (actor.loss_scale().scales()) {
       totals.record.loss_scale = actor.scale();
     }
-    totals.record.step_s = seconds_since(start);
-    trace_.add(step_ - first_step_, model_->mesh(), recorder_->spans());
+    finished_at_ = Clock::now();
+    totals.record.step_s =
+        std::chrono::duration<double>(finished_at_ - start).count();
+    trace_.add(begun.step - first_step_, model_->mesh(), begun.spans);
     return totals;
   }
 
@@ -427,25 +493,25 @@ class Trainer {
 
   // Where it comes from only if it is asked for: while a scale is being found,
   // gradients overflow now and then.
-  void tell_skipped() {
+  void tell_skipped(int64_t step) {
     ++skipped_;
-    if (leads()) tell_of_skipped_step(model_->actor(), step_ + 1, skipped_);
+    if (leads()) tell_of_skipped_step(model_->actor(), step, skipped_);
     if (config_.optimizer.skip_nonfinite) {
-      name_nonfinite(config_, *model_, *data_.train, ranks_.world(), step_,
-                     input_of_step(step_, 0));
+      name_nonfinite(config_, *model_, *data_.train, ranks_.world(), step - 1,
+                     input_of_step(step - 1, 0));
     }
-    require_progress();
+    require_progress(step);
   }
 
   // A scale that is found while training moves, or ends the run by itself.
-  void require_progress() {
+  void require_progress(int64_t step) {
     constexpr int64_t kMost = 10;
     ModelActor& actor = model_->actor();
     const bool moves = actor.loss_scale().value() != actor.scale();
     skipped_in_a_row_ = moves ? 0 : skipped_in_a_row_ + 1;
     const int64_t most = std::max(kMost, config_.precision.scale_hysteresis);
-    TS_CHECK(skipped_in_a_row_ <= most, "step ", step_ + 1, " is the ",
-             most + 1, "th in a row that updated nothing, its gradient's norm ",
+    TS_CHECK(skipped_in_a_row_ <= most, "step ", step, " is the ", most + 1,
+             "th in a row that updated nothing, its gradient's norm ",
              actor.grad_norm(),
              ": what would train on is lost. Go on from an earlier checkpoint "
              "(--resume PATH) with a lower optimizer.lr, or another "
@@ -522,8 +588,10 @@ class Trainer {
   std::unique_ptr<TextSamples> samples_;  // where they are asked for
   std::unique_ptr<engine::Recorder> recorder_;
   StepTrace trace_{config_, folder_, ranks_};
-  int64_t first_step_ = 0;        // updates done before this run
-  int64_t step_ = 0;              // steps done
+  int64_t first_step_ = 0;   // updates done before this run
+  int64_t step_ = 0;         // steps done, or begun
+  std::deque<Begun> begun_;  // and not told of, by step
+  Clock::time_point finished_at_;
   int64_t skipped_ = 0;           // that updated nothing
   int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
   int64_t saved_at_ = -1;         // step of the last checkpoint

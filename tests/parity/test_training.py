@@ -87,6 +87,17 @@ def test_validation_has_steps_of_its_own_and_ends_a_run(program, tokens, tmp_pat
     assert again.returncode == 0 and len(metrics(tmp_path)) == steps[-1], again.stderr
 
 
+def test_losses_read_late_are_those_of_their_steps(program, tokens, tmp_path):
+    sections = {"model": EXPERTS, "mesh": {"dp": 2}, "data": {"valid": tokens["valid"]}, "validate": {"every": 7}}
+    runs = [run(program, tokens, tmp_path / str(late), "--nproc", "2", **sections, monitor={"losses_late": late})
+            for late in (0, 3, 100)]
+    told = ("step", "loss", "grad_norm", "lr", "aux_loss", "expert_load", "valid_loss", "comm_bytes")
+    for lines, state in runs[1:]:
+        assert [{key: line.get(key) for key in told} for line in lines] == [
+            {key: line.get(key) for key in told} for line in runs[0][0]]
+        assert_same_bits(state, runs[0][1])
+
+
 def test_validation_on_a_mesh_equals_one_rank(program, tokens, tmp_path):
     sections = {"precision": {"compute": "fp64"}, "data": {"valid": tokens["valid"]},
                 "run": {"steps": 4}, "checkpoint": {"every": 2}}
@@ -170,9 +181,10 @@ def until(steps):
 ENDLESS = until(100_000)
 
 
-@pytest.mark.parametrize(("nproc", "number"), [(1, signal.SIGHUP), (2, signal.SIGTERM)])
-def test_a_signal_writes_a_checkpoint_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path, nproc, number):
-    mesh = {"mesh": {"dp": nproc}}
+@pytest.mark.parametrize(("nproc", "number", "late"), [(1, signal.SIGHUP, 0), (2, signal.SIGTERM, 3)])
+def test_a_signal_writes_a_checkpoint_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path, nproc, number,
+                                                                            late):
+    mesh = {"mesh": {"dp": nproc}, "monitor": {"losses_late": late}}
     arguments = ("--nproc", str(nproc))
     folder = tmp_path / "stopped"
     path = configuration(tokens, folder, **mesh, **ENDLESS)
