@@ -5,7 +5,7 @@ Usage: lint.py BUILD [FILE...]. FILEs are checked one by one. Without any, all
 sources but tests are, and faster: most of the time goes into LibTorch's headers,
 which are the same for all, so the sources of a room that have the same options
 are read as one. Where that has a finding, or where two of them use one name for
-two things, each is checked by itself, and that counts.
+two things, each is checked by itself, and that counts; what kept them apart is said.
 
 What passed is not read again: BUILD/lint/passed.json holds of each source a hash of all that its verdict
 follows from, itself, the headers of the project that it includes, its options, .clang-tidy, and the versions
@@ -115,7 +115,8 @@ def tidy(folder, file):
         capture_output=True, text=True)
 
 
-def passes_as_one(lint, number, files, compiled):
+def why_not_as_one(lint, number, files, compiled):
+    """What is found where the files are read as one: "" where nothing is."""
     folder = lint / str(number)
     folder.mkdir(exist_ok=True)
     whole = folder / "sources.cpp"
@@ -124,7 +125,11 @@ def passes_as_one(lint, number, files, compiled):
     command = compiled[files[0]]["command"].replace(files[0], str(whole))
     (folder / "compile_commands.json").write_text(json.dumps(
         [{**compiled[files[0]], "file": str(whole), "command": command}]))
-    return tidy(folder, whole).returncode == 0
+    done = tidy(folder, whole)
+    if done.returncode == 0:
+        return ""
+    found = re.search(r"^.*(?:error|warning): .*$", done.stdout + done.stderr, re.M)
+    return found[0] if found else f"clang-tidy ended with {done.returncode}"
 
 
 def main(build, *named):
@@ -141,9 +146,12 @@ def main(build, *named):
         alone = files
         if not named:
             parts = sorted(groups(files, compiled), key=len, reverse=True)
-            good = list(pool.map(lambda number, part: len(part) > 1 and passes_as_one(
+            why = list(pool.map(lambda number, part: len(part) > 1 and why_not_as_one(
                 lint, number, part, compiled), range(len(parts)), parts))
-            alone = [file for part, passes in zip(parts, good) if not passes for file in part]
+            for part, reason in zip(parts, why):
+                if reason:
+                    print(f"{len(part)} sources are not read as one: {reason}")
+            alone = [file for part, reason in zip(parts, why) if reason != "" for file in part]
             passed |= {file: wanted[file] for file in files if file not in alone}
         faulty = 0
         for file, done in zip(alone, pool.map(lambda file: tidy(lint, file), alone)):

@@ -17,6 +17,7 @@ Kernels left_out() {
   Kernels kernels;
   std::istringstream list(value ? value : "");
   for (std::string name; std::getline(list, name, ',');) {
+    std::erase(name, ' ');
     const auto* const found = std::ranges::find(kKernelNames, name);
     std::ostringstream all;
     for (const char* each : kKernelNames) all << ' ' << each;

@@ -222,7 +222,15 @@ def fp8_rank(program, tokens, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fp8")
     done = train(program, configuration(tokens, folder, precision=FP8))
     assert done.stderr.count("precision.products fp8 is emulated on the CPU") == 1
+    assert "linear layers of rank 0" not in done.stderr
     return folder
+
+
+def test_fp8_says_which_layers_it_leaves(program, tokens, tmp_path):
+    model = {"ffn": 24}
+    done = train(program, configuration(tokens, tmp_path, model=model, precision=FP8, run={"steps": 1},
+                                        checkpoint={"every": 1}, schedule={"warmup": 0}))
+    assert done.stderr.count("by which 8 of 14 linear layers of rank 0 multiply") == 1
 
 
 def losses(folder):
