@@ -11,14 +11,14 @@
 namespace tessera::nn::gpu {
 namespace {
 
-// NormOf of loops.cu.
+// NormOf of loops/norms.cuh.
 struct NormOf {
   const void *weight, *bias;
   double offset;
   int64_t rows, width;
 };
 
-// DroppedRows of loops.cu.
+// DroppedRows of loops/dropout.cuh.
 struct DroppedRows {
   int64_t rows, heads, tokens, width, stride, first_row, first_column;
 };
@@ -196,7 +196,7 @@ std::tuple<at::Tensor, at::Tensor> fp8_rows(const at::Tensor& x) {
 
 std::tuple<at::Tensor, at::Tensor> fp8_columns(const at::Tensor& x) {
   RECORD_FUNCTION("tessera::fp8_columns", {});
-  constexpr int64_t kSquare = 64;  // kFp8Square of loops.cu
+  constexpr int64_t kSquare = 64;  // kFp8Square of loops/fp8.cuh
   const int64_t rows = x.size(0), width = x.size(1);
   const at::Tensor most =
       parts_of_columns("largest_of_columns", x, /*rows_a_part=*/64).amax(0);

@@ -123,12 +123,18 @@ std::filesystem::path cache_folder() {
   return std::filesystem::path(home) / ".cache" / "tessera";
 }
 
+uint64_t hash_of_source() {
+  uint64_t hash = kThreads;
+  for (const auto& [name, text] : kSource) hash = hash64(text, hash);
+  return hash;
+}
+
 // Where the code for an architecture and a type is kept; empty: nowhere.
 std::filesystem::path file_for(const std::string& architecture, int bits) {
   const std::filesystem::path folder = cache_folder();
   if (folder.empty()) return {};
   return folder / c10::str(architecture, "-", bits, "-nvrtc",
-                           Nvrtc::get().version, "-", hash64(kSource, kThreads),
+                           Nvrtc::get().version, "-", hash_of_source(),
                            ".cubin");
 }
 
@@ -222,7 +228,14 @@ const char* type_of(const at::Tensor& x) {
 std::string compile(const std::string& architecture, int bits) {
   const Nvrtc& nvrtc = Nvrtc::get();
   Nvrtc::Program program = nullptr;
-  check(nvrtc.create(&program, kSource, "loops.cu", 0, nullptr, nullptr),
+  constexpr auto kIncluded = kSource.size() - 1;
+  std::array<const char*, kIncluded> names{}, texts{};
+  for (size_t i = 0; i < kIncluded; ++i) {
+    names[i] = kSource[i + 1].name;
+    texts[i] = kSource[i + 1].text;
+  }
+  check(nvrtc.create(&program, kSource[0].text, kSource[0].name,
+                     static_cast<int>(kIncluded), texts.data(), names.data()),
         "nvrtcCreateProgram");
   const std::string target = "--gpu-architecture=" + architecture;
   const std::string threads = c10::str("-DTESSERA_GPU_THREADS=", kThreads);
