@@ -146,12 +146,14 @@ def main(build, *named):
         alone = files
         if not named:
             parts = sorted(groups(files, compiled), key=len, reverse=True)
-            why = list(pool.map(lambda number, part: len(part) > 1 and why_not_as_one(
-                lint, number, part, compiled), range(len(parts)), parts))
-            for part, reason in zip(parts, why):
+            together = [part for part in parts if len(part) > 1]
+            why = list(pool.map(lambda number, part: why_not_as_one(lint, number, part, compiled),
+                                range(len(together)), together))
+            alone = [part[0] for part in parts if len(part) == 1]
+            for part, reason in zip(together, why):
                 if reason:
                     print(f"{len(part)} sources are not read as one: {reason}")
-            alone = [file for part, reason in zip(parts, why) if reason != "" for file in part]
+                    alone += part
             passed |= {file: wanted[file] for file in files if file not in alone}
         faulty = 0
         for file, done in zip(alone, pool.map(lambda file: tidy(lint, file), alone)):

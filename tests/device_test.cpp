@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -539,12 +540,22 @@ INSTANTIATE_TEST_SUITE_P(, OnADevice, ::testing::ValuesIn(cases()),
 
 // With other rates and tokens in each; a step for which nothing was recorded,
 // of another number of targets, and an evaluation between.
-std::vector<double> steps_of(at::Device device, Keys keys = {}) {
+std::vector<double> steps_of(at::Device device, Keys keys = {},
+                             size_t late = 0) {
   keys.push_back({"batch.micro", "2"});
   const auto config = configuration(keys, 1, device);
   std::vector<double> numbers;
   comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
     engine::RankModel model(config, ranks);
+    std::deque<engine::ModelActor::Unread> unread;
+    const auto settle = [&](size_t but) {
+      while (unread.size() > but) {
+        model.actor().settle(std::move(unread.front()));
+        unread.pop_front();
+        numbers.push_back(model.actor().loss_sum());
+        numbers.push_back(model.actor().grad_norm());
+      }
+    };
     for (int64_t number = 0; number < 7; ++number) {
       const double lr = 1e-2 / static_cast<double>(number + 1);
       auto input = engine::step_input(
@@ -552,13 +563,15 @@ std::vector<double> steps_of(at::Device device, Keys keys = {}) {
             return verify::random_batch(config, of, first, n);
           });
       if (number == 3) input.read.num_targets = [](int64_t) { return 77; };
-      model.step(std::move(input));
-      numbers.push_back(model.actor().loss_sum());
-      numbers.push_back(model.actor().grad_norm());
+      model.run_step(std::move(input));
+      unread.push_back(model.actor().begin_to_settle());
+      settle(late);
       if (number != 4) continue;
+      settle(0);
       const auto loss = model.evaluate(verify::random_batch(config, 0, 0, 2));
       numbers.push_back(read_on_host(loss.sum).item<double>());
     }
+    settle(0);
     EXPECT_EQ(model.repeats_steps(), device.is_cuda());
   });
   return numbers;
@@ -566,10 +579,22 @@ std::vector<double> steps_of(at::Device device, Keys keys = {}) {
 
 TEST(StepGraph, RepeatsWhatTheCpuRuns) {
   if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU";
-  const auto here = steps_of(at::kCPU), there = steps_of(*device());
-  ASSERT_EQ(there.size(), here.size());
-  for (size_t i = 0; i < here.size(); ++i) {
-    EXPECT_NEAR(there[i], here[i], 1e-9 * std::abs(here[i])) << i;
+  const auto here = steps_of(at::kCPU);
+  for (const size_t late : {0, 2}) {
+    const auto there = steps_of(*device(), {}, late);
+    ASSERT_EQ(there.size(), here.size());
+    for (size_t i = 0; i < here.size(); ++i) {
+      EXPECT_NEAR(there[i], here[i], 1e-9 * std::abs(here[i]))
+          << i << ", late " << late;
+    }
+  }
+}
+
+TEST(OfADevice, StepsThatAreReadLateAreTheSame) {
+  if (!device()) GTEST_SKIP() << kNoDevice;
+  EXPECT_EQ(steps_of(at::kCPU, {}, 2), steps_of(at::kCPU));
+  if (!at::hasCUDA()) {
+    EXPECT_EQ(steps_of(*device(), {}, 2), steps_of(*device()));
   }
 }
 

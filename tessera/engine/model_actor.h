@@ -152,10 +152,10 @@ class ModelActor : public program::Actor {
   // are others.
   struct Numbers {
     std::vector<int64_t> target_tokens;
-    double scale = 1, aux_scale = 0;
+    double scale = 1;
     bool operator==(const Numbers&) const = default;
   };
-  Numbers numbers() const { return {target_tokens_, scale_, input_.aux_scale}; }
+  Numbers numbers() const { return {target_tokens_, scale_}; }
   // Its micro-batches, where those of other such steps have lain.
   virtual void load_in_place() {}
   void begin_recording();

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "tessera/monitor/span.h"
@@ -27,6 +28,7 @@ class Recorder {
   void begin_step(int64_t step, int64_t num_microbatches = INT64_MAX);
   program::Observer observer();
   const std::vector<monitor::Span>& spans() const { return spans_; }
+  std::vector<monitor::Span> take_spans() { return std::exchange(spans_, {}); }
 
   static std::vector<std::string> lanes();
 

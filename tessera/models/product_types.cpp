@@ -29,6 +29,7 @@ Fp8Layers fp8_layers(Model& model) {
   Fp8Layers layers;
   for_each_linear(model, [&layers](const nn::Linear& linear) {
     const at::Tensor& weight = linear.weight();
+    if (weight.numel() == 0) return;  // another stage's
     ++layers.all;
     if (nn::takes_fp8(weight.size(0), weight.size(1))) ++layers.taken;
   });

@@ -10,11 +10,11 @@ void MonitorConfig::declare(config::Section& section) {
       .at_most(1e12);
   section
       .key("losses_late", losses_late,
-           "steps that run on a GPU before the host reads a step's loss and "
-           "norm, so that it waits for none: metrics.jsonl and progress lines "
-           "have it so much later")
+           "steps that have begun behind one before the host reads its loss "
+           "and norm, that a GPU with AdamW has work meanwhile: it is told, "
+           "and a signal heard, so many steps later")
       .at_least(0)
-      .at_most(100);
+      .at_most(8);
   section.key("tensorboard", tensorboard, "write events for TensorBoard");
   section
       .key("trace", trace,

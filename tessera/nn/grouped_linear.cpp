@@ -61,7 +61,7 @@ void share_out(const std::vector<int64_t>& sizes, int64_t cost, bool on_cpu,
 
 // Whether one kernel takes all groups: on a GPU from Hopper on, of bf16, where
 // rows begin at whole multiples of 16 bytes; before, LibTorch multiplies group
-// by group.
+// by group. The device of tests has it, to go the same way.
 bool takes_grouped(const at::Tensor& rows, const at::Tensor& weight) {
   constexpr int64_t kElements = 8;
   constexpr int kHopper = 9;
@@ -217,7 +217,7 @@ Role of_experts(Role role) {
 }  // namespace
 
 struct RowGroups::Known {
-  int64_t rows = 0;
+  std::optional<int64_t> rows;
   std::optional<std::vector<int64_t>> sizes;
   at::Tensor counts;  // where `sizes` are not known from the start
   at::Tensor ends;    // once they are asked for
@@ -229,13 +229,18 @@ RowGroups::RowGroups(std::vector<int64_t> sizes)
   known_->sizes = std::move(sizes);
 }
 
-RowGroups::RowGroups(const at::Tensor& counts, int64_t rows)
+RowGroups::RowGroups(const at::Tensor& counts, std::optional<int64_t> rows)
     : known_(std::make_shared<Known>()) {
   known_->rows = rows;
   known_->counts = counts;
 }
 
-int64_t RowGroups::rows() const { return known_->rows; }
+int64_t RowGroups::rows() const {
+  if (!known_->rows) {
+    known_->rows = std::reduce(sizes().begin(), sizes().end());
+  }
+  return *known_->rows;
+}
 
 const std::vector<int64_t>& RowGroups::sizes() const {
   if (!known_->sizes) {

@@ -5,11 +5,11 @@
 // Kernel: one product for each layer, as matmul.h multiplies them; the threads
 //         of a rank share rows out (of a weight's gradient its output
 //         features), so that all end together, whichever layers have them. On a
-//         device, of bf16, at::_grouped_mm: one kernel for all, which reads
-//         there whose rows are whose, where a product of a size that cuBLAS has
-//         not met costs it a third of a millisecond to choose for; a weight's
-//         gradient is then rounded to bf16 before it is added, as LibTorch's
-//         own is.
+//         GPU from Hopper on, of bf16, at::_grouped_mm: one kernel for all,
+//         which reads there whose rows are whose, where a product of a size
+//         that cuBLAS has not met costs it a third of a millisecond to choose
+//         for; a weight's gradient is then rounded to bf16 before it is added,
+//         as LibTorch's own is.
 // Empty:  a layer without a row has a zero gradient.
 #pragma once
 
@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/nn/blocks.h"
@@ -24,16 +25,16 @@
 namespace tessera::nn {
 
 // How many rows each layer has. What a device has counted the host reads where
-// a product of each layer needs its size, and once. Copies share what is known.
+// it needs the numbers, and once. Copies share what is known.
 // Threads: one at a time.
 class RowGroups {
  public:
   explicit RowGroups(std::vector<int64_t> sizes);
-  // counts: (E) of int64, which add up to `rows`.
-  RowGroups(const at::Tensor& counts, int64_t rows);
+  // counts: (E) of int64, which add up to `rows`, where the host knows it.
+  RowGroups(const at::Tensor& counts, std::optional<int64_t> rows);
 
+  // Both may block until the device has counted.
   int64_t rows() const;
-  // May block until the device has counted.
   const std::vector<int64_t>& sizes() const;
   // Behind which of all rows each layer's end: (E) of int32.
   const at::Tensor& ends_on(at::Device device) const;

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <utility>
 
-#include "tessera/core/host_read.h"
 #include "tessera/mesh/layout.h"
 #include "tessera/nn/expert_rows.h"
 #include "tessera/nn/wide_type.h"
@@ -61,12 +61,6 @@ class CountLoad : public torch::autograd::Function<CountLoad> {
 at::Tensor counts_of(const at::Tensor& numbers, int64_t kinds) {
   return at::zeros({kinds}, numbers.options())
       .scatter_add_(0, numbers, at::ones_like(numbers));
-}
-
-std::vector<int64_t> to_host(const at::Tensor& counts) {
-  const at::Tensor here = read_on_host(counts);
-  const int64_t* first = here.const_data_ptr<int64_t>();
-  return {first, first + here.numel()};
 }
 
 void add_to(at::Tensor& sum, const at::Tensor& more) {
@@ -398,13 +392,10 @@ at::Tensor Moe::mix(const at::Tensor& tokens, const Here& here,
   at::Tensor rows = rows_of_tokens(tokens, order);
   const at::Tensor counts =
       counts_of(places.flatten(), experts + 1).narrow(0, 0, experts);
-  if (shard_.dispatch) {
-    rows = shard_.dispatch(rows, counts, *experts_, beside);
-  } else {
-    rows = experts_->forward(rows, gives_most_rows(here)
-                                       ? RowGroups(counts, most)
-                                       : RowGroups(to_host(counts)));
-  }
+  std::optional<int64_t> count;
+  if (gives_most_rows(here)) count = most;
+  rows = shard_.dispatch ? shard_.dispatch(rows, counts, *experts_, beside)
+                         : experts_->forward(rows, RowGroups(counts, count));
   return tokens_of_rows(rows, routing.weights, order);
 }
 

@@ -138,13 +138,15 @@ struct Metrics::Impl {
   }
 
   // A step that was faster than the floor: that was measured while something
-  // else computed here.
+  // else computed here. What one took that is told late is known on average
+  // alone.
   monitor::Throughput throughput(const monitor::StepRecord& record) {
     const auto found = [&] {
       return monitor::throughput(record.tokens, record.step_s,
                                  ranks.world_size(), flops_per_token,
                                  peak_flops);
     };
+    if (config.monitor.losses_late > 0) return found();
     if (found().mfu.value_or(0) > 1 && peak_tries < kPeakTries) {
       ++peak_tries;
       peak_flops = std::max(peak_flops, engine::product_rate(config));
@@ -155,16 +157,14 @@ struct Metrics::Impl {
   }
 
   at::Tensor fields_of(const StepShare& share) {
-    const auto memory = monitor::tensor_bytes().peak;
-    monitor::reset_tensor_peak();
     at::Tensor fields = at::zeros({kFields}, at::kDouble);
     double* field = fields.mutable_data_ptr<double>();
     field[kLoss] = share.loss_sum;
     field[kWeight] = share.weight;
     field[kStop] = share.stop ? 1 : 0;
-    field[kMemory] = static_cast<double>(memory) / kMib;
-    field[kCommSeconds] = share.traffic.seconds;
-    field[kCommBytes] = static_cast<double>(share.traffic.bytes);
+    field[kMemory] = share.usage.mem_peak_mib;
+    field[kCommSeconds] = share.usage.traffic.seconds;
+    field[kCommBytes] = static_cast<double>(share.usage.traffic.bytes);
     field[kAux] = share.aux_sum;
     field[kAhead] = share.ahead_loss;
     if (share.timeline) {
@@ -207,8 +207,12 @@ Metrics::~Metrics() = default;
 
 void Metrics::begin_step() { impl_->before = traffic_of(impl_->ranks); }
 
-Traffic Metrics::traffic() const {
-  return traffic_of(impl_->ranks) - impl_->before;
+Usage Metrics::take_usage() {
+  const Traffic now = traffic_of(impl_->ranks);
+  const Traffic traffic = now - std::exchange(impl_->before, now);
+  const auto bytes = static_cast<double>(monitor::tensor_bytes().peak);
+  monitor::reset_tensor_peak();
+  return {.traffic = traffic, .mem_peak_mib = bytes / kMib};
 }
 
 StepTotals Metrics::exchange(const StepShare& share) {

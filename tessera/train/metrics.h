@@ -28,6 +28,12 @@ struct StepTotals {
   bool stop = false;  // some rank was asked to stop
 };
 
+// Of a rank, in some time.
+struct Usage {
+  engine::Traffic traffic;
+  double mem_peak_mib = 0;
+};
+
 // This rank's part of a step.
 struct StepShare {
   double loss_sum = 0;
@@ -36,7 +42,7 @@ struct StepShare {
   double ahead_loss = 0;
   at::Tensor expert_counts = {};  // nn::Balance's, or undefined
   double grad_norm = 0;
-  engine::Traffic traffic;
+  Usage usage;
   // Where it was taken: of all ranks, or of none.
   std::optional<monitor::Timeline> timeline = {};
   bool stop = false;
@@ -53,8 +59,9 @@ class Metrics {
 
   // What ranks sent until here (a validation, a checkpoint) is not the step's.
   void begin_step();
-  // What groups have moved of it since.
-  engine::Traffic traffic() const;
+  // What groups have moved since then, or since it was asked for last, and the
+  // most that tensors had of memory since that.
+  Usage take_usage();
   StepTotals exchange(const StepShare& share);
   void validated_at_start(const monitor::Validation& validation);
   // The trainer's part is in it by now; rates follow here.

@@ -393,15 +393,17 @@ class Trainer {
     return true;
   }
 
-  // A step that has run here, or will on the device.
+  // A step that the host is done with, and a device perhaps not.
   struct Begun {
     int64_t step = 0;  // from 1
     double lr = 0;
-    Clock::time_point start;
-    engine::Traffic traffic;
+    Clock::time_point start, end;
+    Usage usage;
     std::vector<monitor::Span> spans;
-    // None: the actor has read its numbers.
-    std::optional<ModelActor::Unread> unread;
+    std::optional<ModelActor::Unread> unread;  // none: the actor knows it
+
+    // Its numbers are still to come.
+    bool is_under_way() const { return unread && unread->numbers; }
   };
 
   void begin_step() {
@@ -410,7 +412,7 @@ class Trainer {
     // A step that updates nothing does not move the schedule on.
     begun.lr = optim::lr_at({step_ - skipped_, config_.run.steps},
                             config_.optimizer.lr, config_.schedule);
-    metrics_->begin_step();
+    if (begun_.empty() || !begun_.back().is_under_way()) metrics_->begin_step();
     recorder_->begin_step(begun.step, accumulation(config_));
     std::optional<engine::StepInput> next;
     if (goes_on_behind(begun.step)) next = input_of_step(begun.step, /*lr=*/0);
@@ -422,14 +424,16 @@ class Trainer {
     } else {
       actor.settle();
     }
-    begun.traffic = actor.traffic() + metrics_->traffic();
-    begun.spans = recorder_->spans();
+    begun.end = Clock::now();
+    begun.usage = metrics_->take_usage();
+    begun.usage.traffic = begun.usage.traffic + actor.traffic();
+    begun.spans = recorder_->take_spans();
     begun_.push_back(std::move(begun));
     ++step_;
   }
 
-  // Those that have begun and may be late no more; of the last of all, where it
-  // is among them, what it was.
+  // Tells of steps that may be late no longer; gives back the newest one's
+  // totals, untold, once none is left.
   std::optional<StepTotals> finish_steps() {
     while (is_looked_at(step_) ||
            std::ssize(begun_) > config_.monitor.losses_late) {
@@ -446,14 +450,25 @@ class Trainer {
     begun_.pop_front();
     rank_context().step = begun.step;
     ModelActor& actor = model_->actor();
+    const bool was_under_way = begun.is_under_way();
+    const bool has_waited = begun.unread && !was_under_way;
     if (begun.unread) actor.settle(*std::move(begun.unread));
+    if (was_under_way) {
+      const Usage more = metrics_->take_usage();
+      begun.usage.traffic = begun.usage.traffic + more.traffic;
+    }
     if (actor.was_skipped()) {
       tell_skipped(begun.step);
     } else {
       skipped_in_a_row_ = 0;
     }
     // Of steps that overlap, what each adds.
-    const auto start = std::max(begun.start, finished_at_);
+    const auto start =
+        was_under_way ? std::max(begun.start, told_at_) : begun.start;
+    const auto step_s = [&] {
+      const auto end = has_waited ? begun.end : Clock::now();
+      return std::chrono::duration<double>(end - start).count();
+    };
     StepTotals totals = metrics_->exchange(
         {.loss_sum = actor.loss_sum(),
          .weight = actor.weight(),
@@ -461,8 +476,8 @@ class Trainer {
          .ahead_loss = actor.ahead_loss(),
          .expert_counts = actor.expert_counts(),
          .grad_norm = actor.grad_norm(),
-         .traffic = begun.traffic,
-         .timeline = monitor::timeline_of(begun.spans, seconds_since(start)),
+         .usage = begun.usage,
+         .timeline = monitor::timeline_of(begun.spans, step_s()),
          .stop = options_.stop_requested()});
     totals.record.step = begun.step;
     totals.record.lr = begun.lr;
@@ -470,9 +485,8 @@ class Trainer {
     if (actor.loss_scale().scales()) {
       totals.record.loss_scale = actor.scale();
     }
-    finished_at_ = Clock::now();
-    totals.record.step_s =
-        std::chrono::duration<double>(finished_at_ - start).count();
+    totals.record.step_s = step_s();
+    told_at_ = Clock::now();
     trace_.add(begun.step - first_step_, model_->mesh(), begun.spans);
     return totals;
   }
@@ -591,7 +605,7 @@ class Trainer {
   int64_t first_step_ = 0;   // updates done before this run
   int64_t step_ = 0;         // steps done, or begun
   std::deque<Begun> begun_;  // and not told of, by step
-  Clock::time_point finished_at_;
+  Clock::time_point told_at_;
   int64_t skipped_ = 0;           // that updated nothing
   int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
   int64_t saved_at_ = -1;         // step of the last checkpoint

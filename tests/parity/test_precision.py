@@ -227,10 +227,11 @@ def fp8_rank(program, tokens, tmp_path_factory):
 
 
 def test_fp8_says_which_layers_it_leaves(program, tokens, tmp_path):
-    model = {"ffn": 24}
-    done = train(program, configuration(tokens, tmp_path, model=model, precision=FP8, run={"steps": 1},
-                                        checkpoint={"every": 1}, schedule={"warmup": 0}))
-    assert done.stderr.count("by which 8 of 14 linear layers of rank 0 multiply") == 1
+    for stages, layers in ((1, "8 of 14"), (2, "4 of 7")):
+        path = configuration(tokens, tmp_path / str(stages), model={"ffn": 24}, precision=FP8, run={"steps": 1},
+                             mesh={"pp": stages}, checkpoint={"every": 1}, schedule={"warmup": 0})
+        done = train(program, path, "--nproc", str(stages), *THREADS)
+        assert done.stderr.count(f"by which {layers} linear layers of rank 0 multiply") == 1
 
 
 def losses(folder):
