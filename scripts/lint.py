@@ -5,7 +5,7 @@ Usage: lint.py BUILD [FILE...]. FILEs are checked one by one. Without any, all
 sources but tests are, and faster: most of the time goes into LibTorch's headers,
 which are the same for all, so the sources of a room that have the same options
 are read as one. Where that has a finding, or where two of them use one name for
-two things, each is checked by itself, and that counts; what kept them apart is said.
+two things, each half is, and so on: what one has by itself counts.
 
 What passed is not read again: BUILD/lint/passed.json holds of each source a hash of all that its verdict
 follows from, itself, the headers of the project that it includes, its options, .clang-tidy, and the versions
@@ -15,6 +15,7 @@ of clang-tidy and of what lies outside.
 import concurrent.futures
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -115,9 +116,7 @@ def tidy(folder, file):
         capture_output=True, text=True)
 
 
-def why_not_as_one(lint, number, files, compiled):
-    """What is found where the files are read as one: "" where nothing is."""
-    folder = lint / str(number)
+def tidy_as_one(folder, files, compiled):
     folder.mkdir(exist_ok=True)
     whole = folder / "sources.cpp"
     whole.write_text("".join(
@@ -125,11 +124,26 @@ def why_not_as_one(lint, number, files, compiled):
     command = compiled[files[0]]["command"].replace(files[0], str(whole))
     (folder / "compile_commands.json").write_text(json.dumps(
         [{**compiled[files[0]], "file": str(whole), "command": command}]))
-    done = tidy(folder, whole)
-    if done.returncode == 0:
-        return ""
-    found = re.search(r"^.*(?:error|warning): .*$", done.stdout + done.stderr, re.M)
-    return found[0] if found else f"clang-tidy ended with {done.returncode}"
+    return tidy(folder, whole)
+
+
+def read_in_parts(parts, read):
+    """Reads parts, halves of those with findings, and so on: gives what passed together, and what is found by itself."""
+    readings = 0
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        while parts:
+            readings += len(parts)
+            smaller = []
+            for part, done in zip(parts, pool.map(read, parts)):
+                if done.returncode == 0:
+                    yield part, None
+                elif len(part) == 1:
+                    yield part, done.stdout + done.stderr
+                else:
+                    half = len(part) // 2
+                    smaller += [part[:half], part[half:]]
+            parts = smaller
+    print(f"{readings} readings")
 
 
 def main(build, *named):
@@ -142,30 +156,24 @@ def main(build, *named):
     before = known(lint)
     passed = {file: key for file, key in before.items() if wanted.get(file, key) == key and Path(file).is_file()}
     files = [file for file in wanted if file not in passed]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        alone = files
-        if not named:
-            parts = sorted(groups(files, compiled), key=len, reverse=True)
-            together = [part for part in parts if len(part) > 1]
-            why = list(pool.map(lambda number, part: why_not_as_one(lint, number, part, compiled),
-                                range(len(together)), together))
-            alone = [part[0] for part in parts if len(part) == 1]
-            for part, reason in zip(together, why):
-                if reason:
-                    print(f"{len(part)} sources are not read as one: {reason}")
-                    alone += part
-            passed |= {file: wanted[file] for file in files if file not in alone}
-        faulty = 0
-        for file, done in zip(alone, pool.map(lambda file: tidy(lint, file), alone)):
-            if done.returncode != 0:
-                faulty += 1
-                print(f"{file}:\n{done.stdout}{done.stderr}")
-            else:
-                passed[file] = wanted[file]
+    parts = [[file] for file in files] if named else sorted(groups(files, compiled), key=len, reverse=True)
+    numbers = itertools.count()
+
+    def read(part):
+        if len(part) == 1:
+            return tidy(lint, part[0])
+        return tidy_as_one(lint / str(next(numbers)), part, compiled)
+
+    faulty = 0
+    for part, findings in read_in_parts(parts, read):
+        if findings is None:
+            passed |= {file: wanted[file] for file in part}
+        else:
+            faulty += 1
+            print(f"{part[0]}:\n{findings}")
     (lint / "passed.new").write_text(json.dumps(passed, indent=0))
     (lint / "passed.new").replace(lint / "passed.json")
-    print(f"{len(wanted) - len(files)} sources passed before as they are, {len(files)} were read, "
-          f"{len(alone)} of them by themselves, {faulty} with findings")
+    print(f"{len(wanted) - len(files)} sources passed before as they are, {len(files)} were read, {faulty} with findings")
     return 1 if faulty else 0
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import check_docs  # noqa: E402
@@ -151,6 +152,18 @@ class CheckDocs(unittest.TestCase):
 
 
 class Lint(unittest.TestCase):
+    def test_parts_with_findings_are_read_in_halves(self):
+        def read(part):
+            alike = {"b", "g"} <= set(part)  # names of one are names of the other
+            return SimpleNamespace(returncode=int(alike or "d" in part), stdout="found", stderr="")
+
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            done = list(lint.read_in_parts([list("abcdefg"), ["x", "y"]], read))
+        self.assertEqual([part for part, findings in done if findings], [["d"]])
+        self.assertEqual(sorted(file for part, findings in done if not findings for file in part), sorted("abcefgxy"))
+        self.assertIn(["x", "y"], [part for part, _ in done])
+        self.assertEqual(said.getvalue(), "8 readings\n")
+
     def test_sources_of_a_room_with_the_same_options_are_read_as_one(self):
         def compiled(file, options):
             return {"command": f"c++ {options} -o {file}.o -c {file}"}
