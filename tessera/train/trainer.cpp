@@ -453,9 +453,9 @@ class Trainer {
     const bool was_under_way = begun.is_under_way();
     const bool has_waited = begun.unread && !was_under_way;
     if (begun.unread) actor.settle(*std::move(begun.unread));
-    if (was_under_way) {
-      const Usage more = metrics_->take_usage();
-      begun.usage.traffic = begun.usage.traffic + more.traffic;
+    if (was_under_way) {  // what ended since
+      begun.usage.traffic =
+          begun.usage.traffic + metrics_->take_usage().traffic;
     }
     if (actor.was_skipped()) {
       tell_skipped(begun.step);

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "tessera/core/error.h"
-#include "tessera/core/host_read.h"
+#include "tessera/nn/grouped_linear.h"
 #include "tessera/nn/wide_type.h"
 #include "tessera/parallel/expert/expert_parallel.h"
 
@@ -27,11 +27,6 @@ void check(int64_t experts, int64_t k, const mesh::DeviceMesh& mesh) {
                   "MoE: ", mesh.describe(),
                   ": an expert of one's own is whole on its rank, and ranks "
                   "see other tokens: etp and tp are 1.");
-}
-
-std::vector<int64_t> to_vector(const at::Tensor& numbers) {
-  const auto* first = numbers.const_data_ptr<int64_t>();
-  return {first, first + numbers.numel()};
 }
 
 }  // namespace
@@ -116,7 +111,9 @@ at::Tensor MoEImpl::run(const at::Tensor& rows, const at::Tensor& counts) {
                            const std::vector<int64_t>& splits) {
     return experts_->forward(of, splits);
   };
-  if (peers_.size() == 1) return here(rows, to_vector(read_on_host(counts)));
+  if (peers_.size() == 1) {
+    return here(rows, nn::RowGroups(counts, rows.size(0)).sizes());
+  }
   // Not in the constructor, which ranks that are threads run in turn.
   if (!exchange_) {
     exchange_ = ranks_.make_group(peers_, mesh::name_of(Axis::kEp));
