@@ -10,10 +10,12 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/host.h"
+#include "tessera/core/log.h"
 #include "tessera/core/processor.h"
 #include "tessera/core/units.h"
 #include "tessera/core/vectors.h"
 #include "tessera/core/version.h"
+#include "tessera/engine/model_sizes.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/launch/local.h"
 #include "tessera/models/model.h"
@@ -54,13 +56,14 @@ class BenchStepCommand {
                                : engine::implied_world_size(config_);
     const int64_t world = place.source == "none" ? wanted : place.world_size;
     engine::complete(config_, world);
-    if (place.source != "tessera" && place.rank == 0) warn_of_load();
+    if (place.source != "tessera" && place.rank == 0) {
+      warn_of_load();
+      const std::string emulation = engine::emulation_text(config_);
+      if (!emulation.empty()) log::info(emulation);
+    }
     const RankJob job{
         .comm = config_.comm,
-        .device =
-            [this](int64_t rank) {
-              return engine::device_of_rank(config_, rank);
-            },
+        .device = device_of_rank(config_),
         .threads = config_.run.threads,
         .prepare =
             [this](const launch::RankEnvironment& first) {

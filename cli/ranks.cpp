@@ -133,6 +133,11 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
   return place;
 }
 
+DeviceOfRank device_of_rank(const engine::RunConfig& config) {
+  return
+      [&config](int64_t rank) { return engine::device_of_rank(config, rank); };
+}
+
 std::vector<c10::DeviceType> devices_of(const DeviceOfRank& device,
                                         int64_t world_size) {
   std::vector<c10::DeviceType> devices;

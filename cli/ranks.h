@@ -11,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "tessera/comm/comm_config.h"
+#include "tessera/engine/run_config.h"
 #include "tessera/launch/environment.h"
 
 namespace tessera::cli {
@@ -26,6 +27,8 @@ void add_rank_flags(CLI::App& command, RankFlags& flags);
 launch::RankEnvironment find_place(const RankFlags& flags);
 
 using DeviceOfRank = std::function<c10::DeviceType(int64_t rank)>;
+// REQUIRES: a completed configuration, that outlives it.
+DeviceOfRank device_of_rank(const engine::RunConfig& config);
 // By rank.
 std::vector<c10::DeviceType> devices_of(const DeviceOfRank& device,
                                         int64_t world_size);

@@ -11,6 +11,7 @@
 #include "tessera/core/log.h"
 #include "tessera/engine/bubble_hint.h"
 #include "tessera/engine/deepspeed.h"
+#include "tessera/engine/idle_keys.h"
 #include "tessera/engine/model_cut.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/launch/signals.h"
@@ -76,7 +77,7 @@ class TrainCommand {
     std::optional<launch::StopRequest> stop;
     const RankJob job{
         .comm = config_.comm,
-        .device = device_of_rank(),
+        .device = device_of_rank(config_),
         .threads = config_.run.threads,
         .record_folder = train::RunFolder(config_).logs(),
         .prepare =
@@ -130,17 +131,13 @@ class TrainCommand {
     return flags_.print_config || flags_.dry_run;
   }
 
-  DeviceOfRank device_of_rank() const {
-    return
-        [this](int64_t rank) { return engine::device_of_rank(config_, rank); };
-  }
-
   // Of this host, which may not be the one that the plan is for.
   void warn_of_this_host() const {
     const int64_t ranks =
         config_.mesh.star() ? 1 : engine::implied_world_size(config_);
     try {
-      config_.comm.check_gpus(devices_of(device_of_rank(), ranks), num_gpus());
+      config_.comm.check_gpus(devices_of(device_of_rank(config_), ranks),
+                              num_gpus());
       train::check_memory(config_, {.count = ranks}, train::memory_of_host());
     } catch (const Error& error) {
       log::warning("on this host alone: ", message_of(error));

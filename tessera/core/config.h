@@ -148,6 +148,9 @@ struct Override {
 // Where each key's value came from: "default", "run.json:3:14", "--set ...".
 using Provenance = std::map<std::string, std::string>;
 
+// Whether the user set the key, and it was not left at its default.
+bool is_set(const Provenance& provenance, const std::string& key);
+
 // Sets the members bound in `root` from the file's text (JSON with // comments)
 // and then the overrides, last wins; checks every value.
 Provenance resolve(Section& root, const std::string& text,

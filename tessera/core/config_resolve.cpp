@@ -288,6 +288,11 @@ class Resolver {
 
 }  // namespace
 
+bool is_set(const Provenance& provenance, const std::string& key) {
+  const auto origin = provenance.find(key);
+  return origin != provenance.end() && origin->second != "default";
+}
+
 Provenance resolve(Section& root, const std::string& text,
                    const std::string& file_name,
                    const std::vector<Override>& overrides) {

@@ -15,11 +15,6 @@ namespace {
 using detail::DeepSpeedSetting;
 using detail::Json;
 
-bool is_set(const config::Provenance& origins, const std::string& key) {
-  const auto origin = origins.find(key);
-  return origin != origins.end() && origin->second != "default";
-}
-
 Json values_of(const RunConfig& config) {
   return tessera::detail::parse_json(to_json(config), "the configuration");
 }
@@ -48,7 +43,7 @@ std::vector<DeepSpeedSetting> set(const std::vector<DeepSpeedSetting>& settings,
     for (const auto& setting : settings) {
       if (setting.yields != yielding) continue;
       const Json runs = value_at(values_of(config), setting.key);
-      if (is_set(origins, setting.key)) {
+      if (config::is_set(origins, setting.key)) {
         TS_CHECK_CONFIG(
             yielding || agree(runs, setting), setting.key, " is ", runs.dump(),
             " (", origins.at(setting.key), "), but ", setting.value.dump(),

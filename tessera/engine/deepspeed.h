@@ -4,7 +4,7 @@
 //   RunConfig config = read_run_config("run.json", overrides, &origins);
 //   DeepSpeed deepspeed("ds.json");
 //   deepspeed.apply(config, origins);
-//   read_model_folder(config, origins);
+//   read_model_folder(config, origins);  // model_sizes.h
 //   deepspeed.apply_batch(config, world_size, origins);
 //   complete(config, world_size);
 //

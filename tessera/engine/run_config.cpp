@@ -3,23 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <iterator>
-#include <map>
 #include <optional>
-#include <set>
 #include <sstream>
 
-#include "tessera/checkpoint/hugging_face.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/model_cut.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/update_config.h"
-#include "tessera/models/family.h"
 #include "tessera/nn/fp8_product.h"
 #include "tessera/nn/gpu/program.h"
-#include "tessera/optim/registry.h"
 #include "tessera/parallel/compose.h"
 #include "tessera/parallel/pipeline/stages.h"
 
@@ -57,32 +51,6 @@ std::string complaint_about_name(const config::Value& value) {
   return is_folder_name ? ""
                         : "it names a folder: 1 to 255 bytes, no '/', no "
                           "control characters";
-}
-
-// A key was set by the user, not left at its default.
-bool is_set(const config::Provenance& origins, const std::string& key) {
-  const auto origin = origins.find(key);
-  return origin != origins.end() && origin->second != "default";
-}
-
-template <typename T>
-void take(T& mine, const T& folders, const std::string& key,
-          const config::Provenance& origins) {
-  TS_CHECK_CONFIG(!is_set(origins, key) || mine == folders, key, " is ", mine,
-                  " (", origins.at(key), "), but the folder in model.from has ",
-                  folders, ". Leave the key out.");
-  mine = folders;
-}
-
-// How long sequences get is the user's: who says something of it says it all.
-void take_rope_scaling(models::RopeScalingConfig& mine,
-                       const models::RopeScalingConfig& folders,
-                       const config::Provenance& origins) {
-  const bool says = std::ranges::any_of(origins, [&](const auto& origin) {
-    return origin.first.starts_with("model.rope_scaling.") &&
-           is_set(origins, origin.first);
-  });
-  if (!says) mine = folders;
 }
 
 void complete_batch(BatchConfig& batch, int64_t data_parallel,
@@ -205,20 +173,6 @@ void check_losses_late(const RunConfig& config) {
          "begins a step in the one before and ends that by its norm");
 }
 
-// Why zero.expert_shard changes nothing; "" where it does.
-std::string idle_expert_shard(const RunConfig& config) {
-  if (config.model.moe.experts == 0) {
-    return "is not used by a model without experts";
-  }
-  if (config.zero.stage_of_experts() == 0) {
-    return "is not used while zero.expert_stage is 0: experts are not sharded";
-  }
-  return config.mesh.dp_replicate > 1
-             ? ""
-             : "changes nothing where mesh.dp_replicate is 1: there is one "
-               "replica";
-}
-
 // Whether the model fits the mesh, which it returns.
 mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
   config.model.complete();
@@ -248,6 +202,15 @@ c10::DeviceType RunSection::device_of_stage(int64_t stage) const {
 bool RunSection::is_on_cpu() const {
   return std::ranges::all_of(
       device_types, [](c10::DeviceType type) { return type == at::kCPU; });
+}
+
+std::string RunSection::device_text() const {
+  std::string names;
+  for (const auto type : device_types) {
+    names += (names.empty() ? "" : ",") +
+             c10::DeviceTypeName(type, /*lower_case=*/true);
+  }
+  return names;
 }
 
 void RunSection::declare(config::Section& section) {
@@ -354,116 +317,6 @@ std::string to_json(const RunConfig& config) {
   return config::to_json(root);
 }
 
-namespace {
-
-// A folder's modules may be left out, as they are where nothing trains them,
-// and a model begin with new ones.
-void take_mtp(RunConfig& config, int64_t depths,
-              const config::Provenance& origins) {
-  auto& model = config.model;
-  if (!is_set(origins, "model.mtp.layers")) {
-    const bool has_adapters = model.lora.rank > 0 || !model.lora.from.empty();
-    model.mtp.layers = has_adapters || config.mesh.star() ? 0 : depths;
-  }
-  TS_CHECK_CONFIG(!model.load_weights || model.mtp.layers == 0 ||
-                      model.mtp.layers == depths,
-                  "model.mtp.layers is ", model.mtp.layers,
-                  ", but model.from has the weights of ", depths,
-                  " modules. Use model.mtp.layers ",
-                  depths > 0 ? c10::str(depths, " or ") : "",
-                  "0, or train from the beginning (model.load_weights false).");
-}
-
-}  // namespace
-
-void read_model_folder(RunConfig& config, const config::Provenance& origins) {
-  auto& model = config.model;
-  TS_CHECK_CONFIG(!model.load_weights || !model.from.empty(),
-                  "model.load_weights is true, but model.from is empty. Set "
-                  "model.from to the folder that holds the weights.");
-  if (model.from.empty()) return;
-  take_sizes(config, checkpoint::hugging_face_config(model.from).model,
-             origins);
-  TS_CHECK_CONFIG(
-      !model.load_weights || !model.moe.bias_balance ||
-          models::family_named(model.family).score_bias,
-      "model.moe.bias_balance is true, but the weights of a Hugging Face "
-      "folder "
-      "of model.family ",
-      model.family,
-      " have no bias to load. Balance by model.moe.aux_loss, or train from the "
-      "beginning.");
-}
-
-void take_sizes(RunConfig& config, const models::ModelConfig& folder,
-                const config::Provenance& origins) {
-  auto& model = config.model;
-  take(model.family, folder.family, "model.family", origins);
-  take(model.layers, folder.layers, "model.layers", origins);
-  take(model.hidden, folder.hidden, "model.hidden", origins);
-  take(model.heads, folder.heads, "model.heads", origins);
-  take(model.kv_heads, folder.kv_heads, "model.kv_heads", origins);
-  take(model.head_dim, folder.head_dim, "model.head_dim", origins);
-  take(model.ffn, folder.ffn, "model.ffn", origins);
-  take(model.vocab, folder.vocab, "model.vocab", origins);
-  take(model.max_seq, folder.max_seq, "model.max_seq", origins);
-  take(model.tie_embeddings, folder.tie_embeddings, "model.tie_embeddings",
-       origins);
-  take(model.norm_eps, folder.norm_eps, "model.norm_eps", origins);
-  take(model.query_pre_attn_scalar, folder.query_pre_attn_scalar,
-       "model.query_pre_attn_scalar", origins);
-  take(model.rope_theta, folder.rope_theta, "model.rope_theta", origins);
-  take(model.rope_theta_local, folder.rope_theta_local,
-       "model.rope_theta_local", origins);
-  take_rope_scaling(model.rope_scaling, folder.rope_scaling, origins);
-  take(model.window, folder.window, "model.window", origins);
-  take(model.window_every, folder.window_every, "model.window_every", origins);
-  take(model.window_first_full, folder.window_first_full,
-       "model.window_first_full", origins);
-  take(model.latent.q_rank, folder.latent.q_rank, "model.latent.q_rank",
-       origins);
-  take(model.latent.kv_rank, folder.latent.kv_rank, "model.latent.kv_rank",
-       origins);
-  take(model.latent.rope_dim, folder.latent.rope_dim, "model.latent.rope_dim",
-       origins);
-  take(model.latent.value_dim, folder.latent.value_dim,
-       "model.latent.value_dim", origins);
-  take_mtp(config, folder.mtp.layers, origins);
-  take(model.moe.experts, folder.moe.experts, "model.moe.experts", origins);
-  take(model.moe.top_k, folder.moe.top_k, "model.moe.top_k", origins);
-  take(model.moe.every, folder.moe.every, "model.moe.every", origins);
-  take(model.moe.first_dense, folder.moe.first_dense, "model.moe.first_dense",
-       origins);
-  take(model.moe.ffn, folder.moe.ffn, "model.moe.ffn", origins);
-  take(model.moe.score, folder.moe.score, "model.moe.score", origins);
-  take(model.moe.normalize, folder.moe.normalize, "model.moe.normalize",
-       origins);
-  take(model.moe.scale, folder.moe.scale, "model.moe.scale", origins);
-  take(model.moe.groups, folder.moe.groups, "model.moe.groups", origins);
-  take(model.moe.top_groups, folder.moe.top_groups, "model.moe.top_groups",
-       origins);
-  take(model.moe.shared_experts, folder.moe.shared_experts,
-       "model.moe.shared_experts", origins);
-  // No sizes: how it is trained is the user's, and else as it was.
-  const auto take_unless_set = [&](auto& mine, const auto& folders,
-                                   const char* key) {
-    if (!is_set(origins, key)) mine = folders;
-  };
-  take_unless_set(model.moe.aux_loss, folder.moe.aux_loss,
-                  "model.moe.aux_loss");
-  take_unless_set(model.moe.choice, folder.moe.choice, "model.moe.choice");
-  take(model.moe.noise, folder.moe.noise, "model.moe.noise", origins);
-  take_unless_set(model.moe.balance, folder.moe.balance, "model.moe.balance");
-  take_unless_set(model.moe.z_loss, folder.moe.z_loss, "model.moe.z_loss");
-  take_unless_set(model.moe.bias_balance, folder.moe.bias_balance,
-                  "model.moe.bias_balance");
-  take_unless_set(model.moe.bias_rate, folder.moe.bias_rate,
-                  "model.moe.bias_rate");
-  take_unless_set(model.moe.capacity_factor, folder.moe.capacity_factor,
-                  "model.moe.capacity_factor");
-  take_unless_set(model.dropout, folder.dropout, "model.dropout");
-}
-
 int64_t implied_world_size(const RunConfig& config) {
   const auto& mesh = config.mesh;
   const auto open = [](int64_t degree) { return std::max<int64_t>(degree, 1); };
@@ -484,9 +337,6 @@ mesh::DeviceMesh mesh_of(const RunConfig& config, int64_t world_size) {
 
 std::optional<NotOnGpus> why_not_on_gpus(const RunConfig& config) {
   if (config.mesh.star()) return {{"mesh.data_parallel is dp", "ddp"}};
-  if (config.mesh.measure_speeds) {
-    return {{"mesh.measure_speeds is true", "false"}};
-  }
   if (config.zero.offload == "all") {
     return {{"zero.offload is all", "optimizer or none"}};
   }
@@ -541,6 +391,8 @@ void complete(RunConfig& config, int64_t world_size) {
 void complete_for_evaluation(RunConfig& config, int64_t world_size) {
   config.model.mtp.layers = 0;  // it is trained with them alone
   const auto mesh = complete_place(config, world_size);
+  find_devices(config, mesh.degree(mesh::Axis::kPp));
+  check_device(config);
   config.batch.global = config.batch.micro * data_parallel_degree(config);
   parallel::pipeline::check(config.model, accumulation(config), mesh,
                             config.pipeline);
@@ -573,6 +425,16 @@ void check_products(const RunConfig& config, int capability) {
                   capability / 10, ".", capability % 10,
                   ": 8.9 and later ones multiply it. Use precision.products "
                   "same, or run.device cpu, which emulates it.");
+}
+
+std::string emulation_text(const RunConfig& config) {
+  const bool is_fp8 = config.precision.product_type() == nn::ProductType::kFp8;
+  const bool emulates =
+      is_fp8 && std::ranges::count(config.run.device_types, c10::kCPU) > 0;
+  return emulates ? "precision.products fp8 is emulated on the CPU: its "
+                    "products are those of the rounded numbers, in fp32, and "
+                    "slower than bf16's"
+                  : "";
 }
 
 void check_schedule(const RunConfig& config) {
@@ -621,145 +483,6 @@ int64_t accumulation(const RunConfig& config) {
 std::string offload_folder(const RunConfig& config) {
   if (!config.zero.offload_folder.empty()) return config.zero.offload_folder;
   return (std::filesystem::path(config.run.dir) / config.run.name).string();
-}
-
-std::vector<std::string> without_effect(const RunConfig& config,
-                                        const config::Provenance& origins) {
-  std::vector<std::string> found;
-  const auto values = tessera::detail::parse_json(to_json(config), "");
-  const auto defaults = tessera::detail::parse_json(to_json(RunConfig()), "");
-  // A default that is written out, as a run's own config.json has them, wants
-  // nothing.
-  const auto is_asked_for = [&](const std::string& key) {
-    tessera::detail::Json::json_pointer at;
-    std::istringstream parts(key);
-    for (std::string part; std::getline(parts, part, '.');) at /= part;
-    return is_set(origins, key) && values.at(at) != defaults.at(at);
-  };
-  const auto note = [&](bool idle, const std::string& key,
-                        const std::string& why) {
-    if (idle && is_asked_for(key)) found.push_back(key + " " + why);
-  };
-  const auto& optimizer = optim::update_rule(config.optimizer.type);
-  for (const std::string key : {"betas", "eps", "momentum"}) {
-    note(!optimizer.uses(key), "optimizer." + key,
-         "is not used by optimizer.type " + optimizer.name);
-  }
-  std::ranges::copy(betas_without_effect(config), std::back_inserter(found));
-  for (const std::string key : {"momentum", "nesterov", "steps", "eps",
-                                "adjust_lr", "dtype", "adamw_lr"}) {
-    note(!config.whole_matrices, "optimizer.muon." + key,
-         "is not used by optimizer.type " + optimizer.name);
-  }
-  note(config.optimizer.normalize_grad && config.optimizer.clip_norm >= 1,
-       "optimizer.clip_norm",
-       "has nothing to do: optimizer.normalize_grad gives every gradient the "
-       "norm 1");
-  for (const char* key :
-       {"precision.initial_loss_scale", "precision.scale_growth_interval",
-        "precision.scale_hysteresis", "precision.consecutive_hysteresis",
-        "precision.min_loss_scale"}) {
-    note(config.precision.loss_scale != 0, key,
-         "is not used unless precision.loss_scale is 0");
-  }
-  for (const char* key : {"schedule.warmup_type", "schedule.start_lr"}) {
-    note(config.schedule.warmup == 0 && config.schedule.convention == "tessera",
-         key, "is not used while schedule.warmup is 0");
-  }
-  note(config.mesh.star(), "data.reader",
-       "is not used by mesh.data_parallel dp, which is one rank");
-  note(!config.mesh.star() && config.mesh.ranks_of_model() == 1, "data.reader",
-       "changes nothing where mesh.pp, cp and tp are 1: every rank trains on "
-       "samples of its own");
-  note(config.pipeline.schedule != "gpipe", "pipeline.order",
-       "is not used by pipeline.schedule " + config.pipeline.schedule);
-  std::ranges::copy(idle_cuts(config), std::back_inserter(found));
-  note(config.schedule.type == "constant", "schedule.min_lr",
-       "is not used by schedule.type constant");
-  note(config.schedule.type != "wsd", "schedule.decay",
-       "is not used by schedule.type " + config.schedule.type);
-  note(config.schedule.type == "constant", "schedule.steps",
-       "is not used by schedule.type constant");
-  const bool validates =
-      !config.data.valid.empty() || config.data.valid_share > 0;
-  for (const char* key :
-       {"validate.every", "validate.samples", "validate.at_start",
-        "validate.patience", "validate.ema", "checkpoint.keep_best"}) {
-    note(!validates, key, "is not used without data.valid or data.valid_share");
-  }
-  for (const char* key : {"monitor.sample_prompt", "monitor.sample_tokens",
-                          "monitor.sample_temperature"}) {
-    note(config.monitor.sample == 0, key,
-         "is not used while monitor.sample is 0: no text is written");
-  }
-  for (const char* key : {"model.lora.alpha", "model.lora.targets"}) {
-    note(config.model.lora.rank == 0, key,
-         "is not used while model.lora.rank is 0: all weights are trained");
-  }
-  note(config.model.lora.rank > 0 && !config.model.load_weights,
-       "model.lora.rank",
-       "freezes weights that are random: model.load_weights is false");
-  note(config.zero.offload == "none", "zero.offload_folder",
-       "is not used while zero.offload is none");
-  const std::string& mode = config.recompute.mode;
-  note(mode != "block" && mode != "stage", "recompute.every",
-       "is not used by recompute.mode " + mode);
-  note(mode == "stage" && config.recompute.every >= config.model.num_blocks(),
-       "recompute.every", "is no less than a stage has blocks, as 0 is");
-  const auto& family = models::family_named(config.model.family);
-  for (const char* key : {"model.rope_theta", "model.rope_scaling.type"}) {
-    note(family.learned_positions, key,
-         "is not used by model.family " + config.model.family +
-             ", whose positions are learned");
-  }
-  for (const char* key : {"model.window_every", "model.window_first_full"}) {
-    note(config.model.window == 0, key,
-         "is not used while model.window is 0: all layers see all");
-  }
-  const std::string& scaling = config.model.rope_scaling.type;
-  for (const auto& [key, types] : std::map<std::string, std::set<std::string>>{
-           {"factor", {"linear", "llama3", "yarn"}},
-           {"original_max_seq", {"llama3", "yarn"}},
-           {"low_freq_factor", {"llama3"}},
-           {"high_freq_factor", {"llama3"}},
-           {"beta_fast", {"yarn"}},
-           {"beta_slow", {"yarn"}},
-           {"truncate", {"yarn"}},
-           {"attention_factor", {"yarn"}},
-           {"mscale", {"yarn"}}}) {
-    note(!types.contains(scaling), "model.rope_scaling." + key,
-         "is not used by model.rope_scaling.type " + scaling);
-  }
-  for (const char* key :
-       {"model.moe.top_k",          "model.moe.every",
-        "model.moe.first_dense",    "model.moe.ffn",
-        "model.moe.score",          "model.moe.normalize",
-        "model.moe.scale",          "model.moe.groups",
-        "model.moe.top_groups",     "model.moe.capacity_factor",
-        "model.moe.shared_experts", "model.moe.choice",
-        "model.moe.noise",          "model.moe.balance",
-        "model.moe.aux_loss",       "model.moe.z_loss",
-        "model.moe.bias_balance",   "model.moe.bias_rate",
-        "zero.expert_stage",        "mesh.etp"}) {
-    note(config.model.moe.experts == 0, key,
-         "is not used by a model without experts");
-  }
-  note(config.mesh.ep == 1, "expert.dispatch_chunks",
-       "is not used while mesh.ep is 1: tokens stay where their experts are");
-  const std::string idle = idle_expert_shard(config);
-  note(!idle.empty(), "zero.expert_shard", idle);
-  note(config.model.moe.aux_loss == 0, "model.moe.balance",
-       "is not used while model.moe.aux_loss is 0");
-  for (const char* key :
-       {"model.moe.aux_loss", "model.moe.balance", "model.moe.normalize"}) {
-    note(config.model.moe.experts_choose(), key,
-         "is not used by model.moe.choice experts");
-  }
-  note(config.model.mtp.layers == 0, "model.mtp.weight",
-       "is not used while model.mtp.layers is 0");
-  note(!config.model.moe.bias_balance, "model.moe.bias_rate",
-       "is not used while model.moe.bias_balance is false");
-  return found;
 }
 
 }  // namespace tessera::engine

@@ -2,7 +2,7 @@
 //
 //   config::Provenance origins;
 //   RunConfig config = read_run_config("run.json", overrides, &origins);
-//   read_model_folder(config, origins);
+//   read_model_folder(config, origins);  // model_sizes.h
 //   complete(config, world_size);
 //
 // Errors: TS_CHECK_CONFIG, before any rank starts: a message names the keys,
@@ -39,6 +39,8 @@ struct RunSection {
   std::vector<c10::DeviceType> device_types = {c10::kCPU};
   c10::DeviceType device_of_stage(int64_t stage) const;
   bool is_on_cpu() const;  // all of it
+  // As `device` would have them: "cuda", "cuda,cpu".
+  std::string device_text() const;
   void declare(config::Section& section);
 };
 
@@ -101,13 +103,6 @@ RunConfig run_config_from_text(
 // As config.json of the run folder has it.
 std::string to_json(const RunConfig& config);
 
-// Where model.from is set: takes the sizes in its config.json. A size that was
-// also given as a key (`origins` tells) must be the same there.
-void read_model_folder(RunConfig& config, const config::Provenance& origins);
-// The same of sizes that are known.
-void take_sizes(RunConfig& config, const models::ModelConfig& folder,
-                const config::Provenance& origins);
-
 // The ranks that the mesh asks for by itself; degrees that are left open are 1.
 int64_t implied_world_size(const RunConfig& config);
 // So many ranks as the run has them, in both views. Errors: MeshConfig::mesh().
@@ -118,8 +113,8 @@ bool shards_experts_by_replica(const RunConfig& config);
 // Replaces every value that stands for "what fits" by the value, and checks
 // what concerns several sections.
 void complete(RunConfig& config, int64_t world_size);
-// The same for evaluations alone: model, mesh, the longest sequence, and
-// batch.micro sequences at a time.
+// The same for evaluations alone: model, mesh, devices, the longest sequence,
+// and batch.micro sequences at a time.
 void complete_for_evaluation(RunConfig& config, int64_t world_size);
 
 // The kind of device that a rank of the run computes with.
@@ -137,6 +132,9 @@ void check_device(const RunConfig& config);
 // That GPUs of this compute capability, as 89 for 8.9, multiply as
 // precision.products asks for.
 void check_products(const RunConfig& config, int capability);
+// That its products are emulated where a rank computes on the CPU, in words; ""
+// where none are. REQUIRES: a completed configuration.
+std::string emulation_text(const RunConfig& config);
 // That the learning rate rises to optimizer.lr and falls from it, in as many
 // steps as there are.
 void check_schedule(const RunConfig& config);
@@ -151,10 +149,5 @@ int64_t data_parallel_degree(const RunConfig& config);
 
 // Where zero.offload puts its files: where it says, or in the run's folder.
 std::string offload_folder(const RunConfig& config);
-
-// Keys that were set and have no effect, each with the reason, for a warning.
-// REQUIRES: a completed configuration.
-std::vector<std::string> without_effect(const RunConfig& config,
-                                        const config::Provenance& origins);
 
 }  // namespace tessera::engine

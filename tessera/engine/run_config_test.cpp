@@ -7,7 +7,6 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/random.h"
-#include "tessera/models/hugging_face_config.h"
 
 namespace tessera::engine {
 namespace {
@@ -578,115 +577,6 @@ TEST(RunConfig, ModelSizesThatFollow) {
   gpt2.family = "gpt2";
   gpt2.complete();
   EXPECT_EQ(gpt2.ffn, 1280);
-}
-
-class ModelFolder : public testing::Test {
- protected:
-  ModelFolder() {
-    models::HuggingFaceConfig config;
-    config.model.layers = 3;
-    config.model.hidden = 64;
-    config.model.complete();
-    write_file_atomic(folder_.path() / "config.json",
-                      models::hugging_face_config_json(config));
-  }
-  // A run with `model` beside the folder's name.
-  RunConfig with(const std::string& model) {
-    config::Provenance origins;
-    RunConfig config = read(R"({"model": {"from": ")" +
-                                folder_.path().string() + "\"" + model + "}}",
-                            &origins);
-    read_model_folder(config, origins);
-    return config;
-  }
-  TemporaryFolder folder_;
-};
-
-TEST_F(ModelFolder, GivesTheSizes) {
-  const RunConfig config = with("");
-  EXPECT_EQ(config.model.layers, 3);
-  EXPECT_EQ(config.model.hidden, 64);
-  EXPECT_EQ(config.model.head_dim, 8);
-  // Written out, the sizes stand beside the folder and agree with it.
-  config::Provenance origins;
-  RunConfig again = run_config_from_text(to_json(config), "f", {}, &origins);
-  read_model_folder(again, origins);
-  EXPECT_EQ(to_json(again), to_json(config));
-}
-
-TEST_F(ModelFolder, RefusesAKeyThatContradictsIt) {
-  EXPECT_EQ(with(", \"layers\": 3").model.layers, 3);
-  const auto message = refusal_of([&] { with(", \"layers\": 4"); });
-  EXPECT_NE(message.find("model.layers is 4 (f:1:"), std::string::npos)
-      << message;
-  EXPECT_NE(message.find("has 3. Leave the key out."), std::string::npos);
-}
-
-TEST(RunConfig, WeightsNeedAFolder) {
-  config::Provenance origins;
-  RunConfig config = read(R"({"model": {"load_weights": true}})", &origins);
-  const auto message = refusal_of([&] { read_model_folder(config, origins); });
-  EXPECT_NE(message.find("model.from is empty"), std::string::npos) << message;
-}
-
-TEST(RunConfig, SettingsWithoutEffectAreTold) {
-  const auto idle = [](const std::string& text) {
-    config::Provenance origins;
-    const RunConfig config = read(text, &origins);
-    return without_effect(config, origins);
-  };
-  EXPECT_EQ(idle("{}").size(), 0);
-  EXPECT_EQ(idle(R"({"optimizer": {"momentum": 0.5}})"),
-            std::vector<std::string>{
-                "optimizer.momentum is not used by optimizer.type adamw"});
-  EXPECT_EQ(idle(R"({"optimizer": {"type": "sgd", "eps": 1e-6},
-                     "schedule": {"type": "constant", "min_lr": 1e-5},
-                     "recompute": {"mode": "minimal", "every": 2},
-                     "model": {"family": "gpt2", "rope_theta": 5.0}})")
-                .size(),
-            4);
-  EXPECT_EQ(idle(R"({"optimizer": {"normalize_grad": true, "clip_norm": 2}})"),
-            std::vector<std::string>{
-                "optimizer.clip_norm has nothing to do: "
-                "optimizer.normalize_grad gives every gradient the norm 1"});
-  EXPECT_EQ(idle(R"({"optimizer": {"type": "sgd", "groups": [
-                      {"match": "*.bias", "weight_decay": 0},
-                      {"match": "*", "betas": [0.5, 0.9]}]}})"),
-            std::vector<std::string>{"optimizer.groups[1].betas is not used by "
-                                     "optimizer.type sgd"});
-  EXPECT_EQ(
-      idle(R"({"model": {"vocab": 64}, "optimizer": {"type": "muon", "groups": [
-                      {"match": "embed.*", "betas": [0.5, 0.9]},
-                      {"match": "blocks.*.q.weight", "betas": [0.5, 0.9]}]}})"),
-      std::vector<std::string>{"optimizer.groups[1].betas is not used by "
-                               "optimizer.type muon: the group has "
-                               "hidden matrices alone"});
-  EXPECT_EQ(idle(R"({"pipeline": {"order": "forward"}})"),
-            std::vector<std::string>{
-                "pipeline.order is not used by pipeline.schedule 1f1b"});
-  EXPECT_TRUE(idle(R"({"pipeline": {"schedule": "gpipe", "order": "forward"}})")
-                  .empty());
-  const std::string sharded =
-      R"({"zero": {"expert_shard": "dp_shard", "stage": 1)";
-  EXPECT_EQ(idle(sharded + "}}"),
-            std::vector<std::string>{
-                "zero.expert_shard is not used by a model without experts"});
-  const std::string experts = R"(}, "model": {"moe": {"experts": 4}})";
-  EXPECT_EQ(idle(sharded + R"(, "expert_stage": 0)" + experts + "}"),
-            std::vector<std::string>{
-                "zero.expert_shard is not used while zero.expert_stage is 0: "
-                "experts are not sharded"});
-  EXPECT_EQ(idle(sharded + experts + R"(, "mesh": {"dp_replicate": 1}})"),
-            std::vector<std::string>{
-                "zero.expert_shard changes nothing where mesh.dp_replicate is "
-                "1: there is one replica"});
-  EXPECT_TRUE(
-      idle(sharded + experts + R"(, "mesh": {"dp_replicate": 2}})").empty());
-  EXPECT_EQ(idle(R"({"recompute": {"mode": "stage", "every": 99}})"),
-            std::vector<std::string>{"recompute.every is no less than a stage "
-                                     "has blocks, as 0 is"});
-  // The file that a run wrote has every key, and asks for nothing.
-  EXPECT_TRUE(idle(to_json(RunConfig())).empty());
 }
 
 TEST(RunConfig, FilesAndOverrides) {

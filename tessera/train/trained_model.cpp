@@ -13,6 +13,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/units.h"
 #include "tessera/data/tokenizer.h"
+#include "tessera/engine/model_sizes.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/models/adapters.h"
 #include "tessera/nn/parameter.h"
@@ -244,18 +245,14 @@ void read_adapters(RunConfig& config, const config::Provenance& origins) {
   const auto theirs = checkpoint::read_peft_config(model.lora.from);
   const auto refuse = [&](const char* key, const auto& mine,
                           const auto& given) {
-    const auto origin = origins.find(key);
-    const bool is_set = origin != origins.end() && origin->second != "default";
-    TS_CHECK_CONFIG(!is_set || mine == given, key, " is ", mine,
-                    ", but the folder in model.lora.from has ", given,
+    TS_CHECK_CONFIG(!config::is_set(origins, key) || mine == given, key, " is ",
+                    mine, ", but the folder in model.lora.from has ", given,
                     ". Leave the key out.");
   };
   refuse("model.lora.rank", model.lora.rank, theirs.rank);
   refuse("model.lora.alpha", model.lora.alpha, theirs.alpha);
-  const auto own_targets = origins.find("model.lora.targets");
-  if (own_targets != origins.end() && own_targets->second != "default") {
+  if (config::is_set(origins, "model.lora.targets"))
     check_own_targets(model, theirs);
-  }
   try {
     model.lora = theirs;
     checkpoint::check_peft(theirs.from, *models::make_model(model));

@@ -34,10 +34,8 @@ class Equation {
         degree_of(mesh::Axis::kDpReplicate) * degree_of(mesh::Axis::kDpShard);
     ranks_of_model_ = world_size / degree_;
     const auto of_run = [&](const char* key, int64_t value) {
-      const auto origin = origins.find(key);
-      const bool is_set =
-          origin != origins.end() && origin->second != "default" && value > 0;
-      return is_set ? Number{value, origin->second} : Number{};
+      const bool counts = config::is_set(origins, key) && value > 0;
+      return counts ? Number{value, origins.at(key)} : Number{};
     };
     batch_ = of_run("batch.global", config.batch.global);
     micro_ = of_run("batch.micro", config.batch.micro);

@@ -7,6 +7,7 @@
 #include "tessera/core/config_places.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/deepspeed.h"
+#include "tessera/engine/idle_keys.h"
 #include "tessera/engine/update_config.h"
 #include "tessera/wrappers/moe.h"
 
@@ -14,11 +15,6 @@ namespace tessera::detail {
 namespace {
 
 using config::Provenance;
-
-bool is_set(const Provenance& origins, const std::string& key) {
-  const auto origin = origins.find(key);
-  return origin != origins.end() && origin->second != "default";
-}
 
 // Keys that a module of one's own has no use for, and why.
 struct Idle {
@@ -79,7 +75,7 @@ std::vector<std::string> warnings_of(const engine::DeepSpeed& file,
   }
   for (const auto& [key, why] : kIdle) {
     const std::string name(key);
-    if (!is_set(origins, name)) continue;
+    if (!config::is_set(origins, name)) continue;
     found.push_back(origins.at(name) +
                     " has no effect on a module of one's own: " + why + ".");
   }
@@ -111,7 +107,7 @@ void settle(engine::DeepSpeed& file, int64_t world_size, Provenance& origins,
   }
   found.mesh = engine::mesh_of(config, world_size);
   file.apply_batch(config, world_size, origins);
-  TS_CHECK_CONFIG(is_set(origins, "batch.global"),
+  TS_CHECK_CONFIG(config::is_set(origins, "batch.global"),
                   "initialize: the batch is not known: give train_batch_size, "
                   "or train_micro_batch_size_per_gpu.");
   config.optimizer.complete();
@@ -148,7 +144,7 @@ ModuleSettings module_settings(const std::string& json, int64_t world_size,
   found.text = config::print(root, origins);
   found.notes = file.left_open(config);
   found.warnings = warnings_of(file, config, options, origins);
-  found.has_experts = is_set(origins, "model.moe.experts");
+  found.has_experts = config::is_set(origins, "model.moe.experts");
   return found;
 }
 

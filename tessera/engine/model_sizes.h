@@ -1,0 +1,16 @@
+// Sizes of the model that model.from names.
+#pragma once
+
+#include "tessera/core/config.h"
+#include "tessera/engine/run_config.h"
+
+namespace tessera::engine {
+
+// Where model.from is set: takes the sizes in its config.json. A size that was
+// also given as a key (`origins` tells) must be the same there.
+void read_model_folder(RunConfig& config, const config::Provenance& origins);
+// The same of sizes that are known.
+void take_sizes(RunConfig& config, const models::ModelConfig& folder,
+                const config::Provenance& origins);
+
+}  // namespace tessera::engine
