@@ -161,6 +161,7 @@ class EvalCommand {
     const int64_t world_size = world_of(config_, flags_.ranks, place);
     engine::complete_for_evaluation(config_, world_size);
     RankJob job{.comm = config_.comm,
+                .device = device_of_rank(config_),
                 .work =
                     [this](comm::Communicator& ranks) {
                       evaluate(ranks);
@@ -172,17 +173,12 @@ class EvalCommand {
       flags_.cache = own_cache_->path().string();
       job.arguments.insert(job.arguments.end(), {"--cache", flags_.cache});
     }
-    // One rank alone has all cores, and nobody to share with.
     job.prepare = [this](const launch::RankEnvironment& first) {
       train::check_memory(config_, {first.rank, first.local_world_size},
                           train::memory_of_host(),
                           program::Purpose::kEvaluation);
       tokens();
     };
-    if (place.source == "none" && world_size == 1) {
-      job.prepare(place);
-      return job.work(*comm::make_communicator({}));
-    }
     return run_ranks(job, flags_.ranks, place, world_size);
   }
 
@@ -197,16 +193,19 @@ class EvalCommand {
   void evaluate(comm::Communicator& ranks) const {
     const auto tokens = this->tokens();
     data::compare_across(ranks.world(), tokens.fingerprints());
-    const auto model = train::open_for_evaluation(source_, config_, ranks);
     const int64_t seq_len = config_.data.seq_len;
-    log::info("evaluating ", tokens.size(), " tokens in windows of ", seq_len);
-    const auto& mesh = model->composed().mesh;
-    const bool cut = parallel::local_length(seq_len, mesh) < seq_len ||
-                     config_.tensor.sequence_parallel;
-    const Windows windows(tokens, seq_len, flags_.batch, cut);
-    const auto mean = train::mean_loss(
-        [&](const data::Batch& batch) { return model->evaluate(batch); },
-        windows.batches(), *model->composed().data, ranks.world());
+    train::MeanLoss mean;
+    with_model(source_, config_, ranks, [&](engine::RankModel& model) {
+      log::info("evaluating ", tokens.size(), " tokens in windows of ",
+                seq_len);
+      const bool cut =
+          parallel::local_length(seq_len, model.mesh()) < seq_len ||
+          config_.tensor.sequence_parallel;
+      const Windows windows(tokens, seq_len, flags_.batch, cut);
+      mean = train::mean_loss(
+          [&](const data::Batch& batch) { return model.evaluate(batch); },
+          windows.batches(), *model.composed().data, ranks.world());
+    });
     TS_CHECK(std::isfinite(mean.loss), "eval: the loss is ", mean.loss,
              ": weights or configuration of ", flags_.model,
              " are no sound model.");
@@ -265,8 +264,9 @@ void add_eval(CLI::App& program, int argc, char** argv) {
   add_rank_flags(*command, flags->ranks);
   take_keys(*command, keys_of_evaluation());
   command->footer(
-      "Where the ranks are, and how they talk, are keys of the configuration:\n"
-      "mesh.*, zero.*, tensor.*, context.*, pipeline.split, comm.*.\n"
+      "Where the ranks are, what they compute on and how they talk, are keys "
+      "of the\nconfiguration: run.device, mesh.*, zero.*, tensor.*, "
+      "context.*, pipeline.split, comm.*.\n"
       "Examples:\n"
       "  tessera eval --model runs/NAME --data book.txt\n"
       "  tessera eval --model FOLDER --data book.txt --nproc 4 --mesh.tp=2 "

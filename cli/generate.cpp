@@ -89,12 +89,8 @@ class GenerateCommand {
                           train::memory_of_host(),
                           program::Purpose::kEvaluation);
     };
-    // One rank alone has all cores, and nobody to talk to.
-    if (place.source == "none" && world_size == 1) {
-      prepare(place);
-      return write_alone();
-    }
     const RankJob job{.comm = config_.comm,
+                      .device = device_of_rank(config_),
                       .prepare = prepare,
                       .work =
                           [this](comm::Communicator& ranks) {
@@ -109,27 +105,21 @@ class GenerateCommand {
   using Sampler = std::function<std::vector<int64_t>(
       const models::GenerateOptions&, const models::OnToken&)>;
 
-  int write_alone() const {
-    train::ModelSource source = source_;
-    source.config.model.mtp.layers = config_.model.mtp.layers;  // none
-    const auto model = train::open_whole(source, dtype_of(flags_.dtype));
-    write_samples(/*shows=*/true,
-                  [&](const auto& options, const auto& on_token) {
-                    return models::generate(*model, prompt_, options, on_token);
-                  });
-    return static_cast<int>(ExitCode::kOk);
-  }
-
   void write(comm::Communicator& ranks) const {
-    const auto model = train::open_for_evaluation(source_, config_, ranks);
-    write_samples(
-        ranks.rank() == 0, [&](const auto& options, const auto& on_token) {
-          return engine::generate(*model, ranks, prompt_, options, on_token);
-        });
+    with_model(source_, config_, ranks, [&](engine::RankModel& model) {
+      write_samples(ranks, [&](const auto& options, const auto& on_token) {
+        return engine::generate(model, ranks, prompt_, options, on_token);
+      });
+    });
   }
 
   // All ranks follow the text, and so end it at the same token; one shows it.
-  void write_samples(bool shows, const Sampler& sampler) const {
+  // A rank by itself ends where nobody reads along any more.
+  void write_samples(comm::Communicator& ranks, const Sampler& sampler) const {
+    const bool shows = ranks.rank() == 0;
+    const auto is_heard = [&] {
+      return ranks.world_size() > 1 || std::cout.good();
+    };
     for (int64_t sample = 0; sample < flags_.samples; ++sample) {
       auto options = flags_.options;
       options.sample = sample;
@@ -146,8 +136,9 @@ class GenerateCommand {
       const auto tokens = sampler(options, [&](int64_t id) {
         const bool goes_on = text.add(id);
         show(text.take());
-        return goes_on;
+        return goes_on && is_heard();
       });
+      if (!is_heard()) return;
       show(text.take_rest() + "\n");
       if (shows && !text.has_stopped()) tell_where_cut(tokens.size());
     }
@@ -289,8 +280,8 @@ void add_generate(CLI::App& program, int argc, char** argv) {
   add_rank_flags(*command, flags->ranks);
   take_keys(*command, keys_of_generation());
   command->footer(
-      "Where the ranks are, and how they talk, are keys of the configuration:\n"
-      "mesh.*, pipeline.split, comm.*.\n"
+      "Where the ranks are, what they compute on and how they talk, are keys "
+      "of the\nconfiguration: run.device, mesh.*, pipeline.split, comm.*.\n"
       "Examples:\n"
       "  tessera generate --model runs/NAME --prompt 'In the beginning' \\\n"
       "    --temperature 0.7\n"

@@ -1,4 +1,6 @@
 // tessera: the program. Results go to stdout, everything else to stderr.
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -76,7 +78,7 @@ int run(int argc, char** argv) {
       return static_cast<int>(ExitCode::kUsage);
     }
     program.parse(argc, argv);
-    TS_CHECK_IO(std::cout.flush().good(),
+    TS_CHECK_IO(std::cout.flush().good() || is_broken_pipe(STDOUT_FILENO),
                 "standard output cannot be written. Is the disk full?");
     return exit_code;
   } catch (const CLI::ParseError& error) {

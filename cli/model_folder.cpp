@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 
 #include "cli/overrides.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
+#include "tessera/train/preflight.h"
 
 namespace tessera::cli {
 at::ScalarType dtype_of(const std::string& word) {
@@ -59,10 +61,23 @@ engine::RunConfig mesh_config(const train::ModelSource& model,
 std::vector<std::string> keys_of_placement(
     const std::vector<std::string>& of_strategies) {
   auto keys = mesh::keys_of_degrees();
+  keys.insert(keys.begin(), "run.device");
   keys.emplace_back("mesh.order");
   keys.insert(keys.end(), of_strategies.begin(), of_strategies.end());
   keys.insert(keys.end(), {"comm.backend", "comm.algorithm", "comm.timeout_s"});
   return keys;
+}
+
+void with_model(const train::ModelSource& source,
+                const engine::RunConfig& config, comm::Communicator& ranks,
+                const std::function<void(engine::RankModel&)>& use) {
+  std::unique_ptr<engine::RankModel> model;
+  try {
+    model = train::open_for_evaluation(source, config, ranks);
+    use(*model);
+  } catch (const c10::OutOfMemoryError& error) {
+    train::refuse_out_of_memory(config, error, program::Purpose::kEvaluation);
+  }
 }
 
 int64_t world_of(const engine::RunConfig& config, const RankFlags& flags,

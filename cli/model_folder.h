@@ -2,6 +2,7 @@
 // mesh that it is to run on.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,10 +33,16 @@ engine::RunConfig mesh_config(const train::ModelSource& model,
                               const std::vector<std::string>& extras,
                               const std::vector<std::string>& keys);
 
-// The keys that say where a model is and how ranks talk, with these of the
-// strategies' sections.
+// The keys that say where a model is, on what devices, and how ranks talk, with
+// these of the strategies' sections.
 std::vector<std::string> keys_of_placement(
     const std::vector<std::string>& of_strategies);
+
+// Opens this rank's part of the model, for `use`. What the device has no memory
+// for is TS_CHECK_CONFIG, with what this rank holds.
+void with_model(const train::ModelSource& source,
+                const engine::RunConfig& config, comm::Communicator& ranks,
+                const std::function<void(engine::RankModel&)>& use);
 
 // The ranks that take part.
 int64_t world_of(const engine::RunConfig& config, const RankFlags& flags,

@@ -1,5 +1,7 @@
 #include "tessera/core/broken_pipe.h"
 
+#include <poll.h>
+
 #include <csignal>
 
 namespace tessera {
@@ -15,6 +17,12 @@ void ignore_unless_handled(int signal) {
 }  // namespace
 
 void ignore_broken_pipes() { ignore_unless_handled(SIGPIPE); }
+
+bool is_broken_pipe(int descriptor) {
+  pollfd watched{.fd = descriptor, .events = POLLOUT, .revents = 0};
+  return ::poll(&watched, 1, /*timeout=*/0) > 0 &&
+         (watched.revents & (POLLERR | POLLHUP)) != 0;
+}
 
 void ignore_file_size_limits() { ignore_unless_handled(SIGXFSZ); }
 

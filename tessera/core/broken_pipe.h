@@ -8,6 +8,10 @@ namespace tessera {
 // sockets that strangers reach, or trains while somebody reads along.
 void ignore_broken_pipes();
 
+// Whether nobody reads any more what is written there: a pipe or a socket whose
+// other end is closed.
+bool is_broken_pipe(int descriptor);
+
 // Ignores SIGXFSZ, likewise: a write beyond the limit of a file's size (ulimit
 // -f) fails as one on a full disk does, by an error that names the file.
 void ignore_file_size_limits();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/mesh/layout.h"
 
@@ -42,9 +43,11 @@ class Generation {
     const at::NoGradGuard no_grad;
     const int64_t stage = pipeline_.rank(), tokens = ids.size(1);
     const auto& composed = model_.composed();
-    at::Tensor x = ids;
-    if (stage > 0) {
-      const auto& like = composed.parameters->parameters().front().shard;
+    const auto& like = composed.parameters->parameters().front().shard;
+    at::Tensor x;
+    if (stage == 0) {
+      x = sent_to(ids, like.device());
+    } else {
       x = at::empty({1, tokens, model_.decoder().config().hidden},
                     like.options().requires_grad(false));
       pipeline_.recv(x, stage - 1).wait();

@@ -326,22 +326,25 @@ void check_memory(const RunConfig& of, const HostRanks& ranks,
 }
 
 void refuse_out_of_memory(const RunConfig& config,
-                          const c10::OutOfMemoryError& error) {
+                          const c10::OutOfMemoryError& error,
+                          program::Purpose purpose) {
+  // What it was making when it ended may be gone by now.
   const auto held = [](MemoryKind kind) {
-    return bytes_text(monitor::tensor_bytes(kind).now);
+    return bytes_text(monitor::tensor_bytes(kind).peak);
   };
-  const int64_t work = monitor::tensor_bytes(MemoryKind::kWork).peak;
   const std::string words = message_of(error);
+  const bool trains = purpose == program::Purpose::kTraining;
+  const std::string beside_parameters =
+      trains
+          ? c10::str(", ", held(MemoryKind::kGradients), " of gradients and ",
+                     held(MemoryKind::kOptimizer), " of the optimizer's states")
+          : "";
   TS_CHECK_CONFIG(
       false, "memory of the device: ", words.substr(0, words.find('\n')),
-      " This rank holds ", held(MemoryKind::kParameters), " of parameters, ",
-      held(MemoryKind::kGradients), " of gradients and ",
-      held(MemoryKind::kOptimizer),
-      " of the optimizer's states, and had up to ", bytes_text(work),
+      " This rank held ", held(MemoryKind::kParameters), " of parameters",
+      beside_parameters, ", and up to ", held(MemoryKind::kWork),
       " beside them. Use ",
-      c10::Join(" or ",
-                ways_to_need_less(config, {}, program::Purpose::kTraining)),
-      ".");
+      c10::Join(" or ", ways_to_need_less(config, {}, purpose)), ".");
 }
 
 int64_t memory_of_host() {

@@ -35,11 +35,11 @@ void check_memory(const engine::RunConfig& config, const HostRanks& ranks,
                   int64_t host_bytes,
                   program::Purpose purpose = program::Purpose::kTraining);
 
-// Ends a training whose rank's device has no more memory: TS_CHECK_CONFIG, with
-// what this rank holds, by kind, and what would need less. Where all that the
-// rank has made is still there.
-[[noreturn]] void refuse_out_of_memory(const engine::RunConfig& config,
-                                       const c10::OutOfMemoryError& error);
+// Ends the work of a rank whose device has no more memory: TS_CHECK_CONFIG,
+// with the most that this rank has held, by kind, and what would need less.
+[[noreturn]] void refuse_out_of_memory(
+    const engine::RunConfig& config, const c10::OutOfMemoryError& error,
+    program::Purpose purpose = program::Purpose::kTraining);
 
 // What TESSERA_HOST_MEMORY says ("16G"), else what the host has; 0: unknown.
 int64_t memory_of_host();

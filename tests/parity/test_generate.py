@@ -154,6 +154,30 @@ def test_bad_flags_are_refused_before_anything_is_loaded(flags, named, program):
     assert done.stdout == ""
 
 
+# Of a LibTorch without CUDA; a rank by itself is refused as several are.
+@pytest.mark.parametrize("flag, named", [
+    ("--run.device=cuda", ["run.device is cuda", "./dev build --cuda"]),
+    ("--run.device=tpu", ['"tpu" is none of auto, cpu, cuda']),
+    ("--comm.backend=nccl", ["comm.backend", "nccl"]),
+])
+def test_devices_that_are_not_there_are_refused(flag, named, generate, folder, program, tmp_path):
+    done = [generate(flag, code=78)]
+    (tmp_path / "text.txt").write_text(PROMPT)
+    done.append(subprocess.run([program, "eval", "--model", folder, "--data", tmp_path / "text.txt", flag],
+                               capture_output=True, text=True, timeout=60))
+    for each in done:
+        assert each.returncode == 78 and each.stdout == ""
+        assert all(words in each.stderr for words in named), each.stderr
+
+
+def test_a_text_ends_where_nobody_reads_it(program, folder):
+    command = [program, "generate", "--model", folder, "--prompt", PROMPT, "--max-tokens", "4", "-n", "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        assert reader.stdout.read(1)
+        reader.stdout.close()
+        assert reader.wait(60) == 0, reader.stderr.read()
+
+
 def test_nothing_is_printed_of_a_prompt_that_is_refused(generate):
     done = generate(code=78, prompt=("--prompt", PROMPT * 20))
     assert done.stdout == "" and "max_seq 64" in done.stderr
