@@ -6,6 +6,8 @@
 #include "cli/flag_values.h"
 #include "cli/overrides.h"
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
+#include "tessera/engine/model_sizes.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/models/model.h"
 #include "tessera/verify/verify.h"
@@ -63,9 +65,15 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
   TS_CHECK_CONFIG(!config.mesh.star(),
                   "verify compares ranks; mesh.data_parallel dp has one. Use "
                   "ddp.");
-  // It trains on random tokens, on the CPU whatever the run's device.
+  // It trains on random tokens, on the CPU whatever the run's device, but where
+  // the command line says one.
   config.data.train = {"random tokens"};
-  config.run.device = "cpu";
+  if (!origins.at("run.device").starts_with("--")) config.run.device = "cpu";
+  if (config.precision.products != "same") {
+    log::info("precision.products is ", config.precision.products,
+              ", which is left out: products are in ", flags.precision);
+    config.precision.products = "same";
+  }
   const int64_t world =
       flags.nproc > 0 ? flags.nproc : engine::implied_world_size(config);
   engine::complete(config, world);
@@ -75,7 +83,11 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
             << config.model.layers << ", hidden " << config.model.hidden
             << ", vocab " << config.model.vocab << "\n"
             << "mesh        " << engine::mesh_of(config, world).describe()
-            << " ranks as threads, in " << flags.precision << std::endl;
+            << " ranks as threads, in " << flags.precision
+            << (config.run.is_on_cpu() ? ""
+                                       : ", on " + config.run.device_text() +
+                                             ", beside one rank on the CPU")
+            << std::endl;
   const auto found =
       verify::verify(config, world, flags.steps, flags.precision);
   print(found);
@@ -103,7 +115,10 @@ void add_verify(CLI::App& program) {
   command->add_flag("--shrink", flags->shrink,
                     "a small model of the same kind: seconds, not hours");
   take_keys(*command);
-  command->footer("Example:\n  tessera verify run.json --shrink --mesh.tp=2");
+  command->footer(
+      "With --run.device=cuda the mesh computes on GPUs, beside one rank on "
+      "the CPU.\n"
+      "Example:\n  tessera verify run.json --shrink --mesh.tp=2");
   command->callback([command, flags] { run(*flags, command->remaining()); });
 }
 

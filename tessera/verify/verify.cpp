@@ -52,6 +52,7 @@ void check_microbatches(const RunConfig& config) {
 
 RunConfig on_one_rank(RunConfig config) {
   const int64_t samples = data_parallel_degree(config);
+  config.run.device_types = {c10::kCPU};
   const auto order = config.mesh.order;
   config.mesh = {};
   config.mesh.dp = config.mesh.dp_replicate = config.mesh.dp_shard = 1;
@@ -327,6 +328,7 @@ Verification verify(const RunConfig& config, int64_t world_size, int64_t steps,
   // In fp64 other orders of sums change no rounding to a narrow type.
   if (precision != "fp64") wide.optimizer.state_dtype = "auto";
   wide.orthogonalised_in_bf16 = false;
+  wide.monitor.trace = 1;  // no step of a GPU is repeated without a word
   check_microbatches(wide);
   const RunConfig one = on_one_rank(wide);
   const Probe probe{.steps = steps, .passes = engine::passes_chosen()};

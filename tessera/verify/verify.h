@@ -1,11 +1,11 @@
 // Proof that a mesh trains the model that one rank trains.
 //
 // A few steps of the configuration with ranks as threads, and the same on one
-// rank with the whole batch at once, in double precision, on the same random
-// tokens. Compared are every step's loss and gradient norm, every parameter as
-// the layers see it, every gradient on every rank that holds a part of it,
-// before clipping, and at the end every weight and every tensor of the
-// optimizer. A wrong formula shows as a factor or a missing part; rounding
+// rank with the whole batch at once, on the CPU, in double precision, on the
+// same random tokens. Compared are every step's loss and gradient norm, every
+// parameter as the layers see it, every gradient on every rank that holds a
+// part of it, before clipping, and at the end every weight and every tensor of
+// the optimizer. A wrong formula shows as a factor or a missing part; rounding
 // stays below the bound.
 //
 // Where it differs, the same is run without each thing that it has in turn, an
@@ -15,7 +15,8 @@
 // Comm:   ranks as threads of this process, over shm. What is begun arrives
 //         when it is awaited, not before: no difference depends on time.
 // Errors: TS_CHECK where what is under way is changed, never awaited, or waited
-//         for where nothing needs it; and where the host reads more than once.
+//         for where nothing needs it; and on the CPU, whose kernels show it on
+//         every machine, where the host reads more than once.
 // Memory: the whole model, its weights and gradients of every step and its
 //         optimizer, once on one rank and once over the mesh, in fp64: see
 //         shrunk().
@@ -57,8 +58,9 @@ struct Verification {
   bool equal() const { return differences.empty(); }
 };
 
-// REQUIRES: a completed configuration. `precision` is fp64, or fp32, in which
-// rounding alone gives losses within 1e-5 and tensors within 1e-4.
+// REQUIRES: a completed configuration, whose devices the mesh computes on.
+// `precision` is fp64, or fp32, in which rounding alone gives losses within
+// 1e-5 and tensors within 1e-4.
 Verification verify(const engine::RunConfig& config, int64_t world_size,
                     int64_t steps = 3, const std::string& precision = "fp64");
 

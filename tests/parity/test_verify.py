@@ -41,6 +41,7 @@ def test_meshes_are_equal(tessera, run_json, mesh, shrink):
 def test_a_mesh_that_cannot_be_is_refused(tessera, run_json):
     tessera("verify", run_json, "--mesh.tp=3", code=78)
     tessera("verify", run_json, "--mesh.data_parallel=dp", code=78)
+    tessera("verify", run_json, "--run.device=cuda", code=78)  # of a LibTorch without CUDA
 
 
 @pytest.mark.parametrize("seed", range(1000, 1036))

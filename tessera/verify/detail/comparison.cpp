@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "tessera/core/error.h"
 #include "tessera/core/random.h"
@@ -89,9 +90,16 @@ class Comparison {
   }
 
   Verification run(int64_t world_size) {
-    comm::run_threads(
-        world_size, "shm", [&](comm::Communicator& ranks) { run_rank(ranks); },
-        std::chrono::minutes(5));
+    std::vector<c10::DeviceType> devices;
+    for (int64_t rank = 0; rank < world_size; ++rank) {
+      devices.push_back(engine::device_of_rank(config_, rank));
+    }
+    comm::run_threads({.backend = "shm",
+                       .world_size = world_size,
+                       .local_world_size = world_size,
+                       .devices = devices,
+                       .timeout = std::chrono::minutes(5)},
+                      [&](comm::Communicator& ranks) { run_rank(ranks); });
     keep_the_first();
     return std::move(result_);
   }
@@ -122,7 +130,7 @@ class Comparison {
             take_gradients(model, step);
           },
           std::move(next));
-      expect_needed(reads.count(), model);
+      if (config_.run.is_on_cpu()) expect_needed(reads.count(), model);
       take_loss(model, ranks.world(), step);
     }
     take_state(model);
@@ -159,8 +167,9 @@ class Comparison {
           .fill_normal(noise.mutable_data_ptr<double>(), 0,
                        static_cast<uint64_t>(noise.numel()), 0.0, kNudge);
       at::Tensor shard = parameter.shard;
-      shard.add_(mesh::slice(
-          noise, layout.local_box(model.mesh(), model.composed().coord)));
+      shard.add_(mesh::slice(noise, layout.local_box(model.mesh(),
+                                                     model.composed().coord))
+                     .to(shard.device()));
     }
   }
 
@@ -337,8 +346,8 @@ class Comparison {
     const auto& coord = model.composed().coord;
     const at::Tensor control =
         mesh::slice(whole, layout.local_box(mesh, coord));
-    const Distance found =
-        distance(mine, control, whole.norm().item<double>(), floor);
+    const Distance found = distance(mine.to(at::kCPU), control,
+                                    whole.norm().item<double>(), floor);
     const std::scoped_lock lock(mutex_);
     largest = std::max(largest, found.relative);
     if (found.relative <= bounds_.tensor) return;
