@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <deque>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -27,9 +25,9 @@
 #include "tessera/engine/reader.h"
 #include "tessera/engine/recorder.h"
 #include "tessera/models/product_types.h"
-#include "tessera/monitor/timeline.h"
 #include "tessera/nn/fp8_product.h"
 #include "tessera/optim/schedule.h"
+#include "tessera/train/begun_steps.h"
 #include "tessera/train/changes.h"
 #include "tessera/train/data_setup.h"
 #include "tessera/train/evaluate.h"
@@ -68,15 +66,6 @@ class Trainer {
   ~Trainer() { log::close_rank_file(static_cast<int>(ranks_.rank())); }
 
   ExitCode run() {
-    try {
-      return run_to_its_end();
-    } catch (const c10::OutOfMemoryError& error) {
-      refuse_out_of_memory(config_, error);
-    }
-  }
-
- private:
-  ExitCode run_to_its_end() {
     compare_across(ranks_.world(), to_json(config_));
     compare_devices();
     open_folder();
@@ -103,6 +92,7 @@ class Trainer {
     return loop_and_close();
   }
 
+ private:
   bool leads() const { return ranks_.rank() == 0; }
 
   // The folder and this rank's log.
@@ -128,20 +118,11 @@ class Trainer {
     tell_shares();
   }
 
-  std::string devices() const {
-    std::string names;
-    for (const auto type : config_.run.device_types) {
-      names += (names.empty() ? "" : ",") +
-               c10::DeviceTypeName(type, /*lower_case=*/true);
-    }
-    return names;
-  }
-
   // Each host finds its own, but plans are made of all.
   void compare_devices() const {
     comm::Group& world = ranks_.world();
     if (world.size() == 1) return;
-    const std::string here = devices();
+    const std::string here = config_.run.device_text();
     const std::string there = comm::text_of_rank_0(world, here);
     const std::string complaint = comm::first_complaint(
         world, here == there
@@ -162,22 +143,17 @@ class Trainer {
       log::info("run.device ", config_.run.device, ": cpu, for ", why->what,
                 ", which no GPU is built for");
     } else if (!config_.run.is_on_cpu()) {
-      log::info("run.device ", config_.run.device, ": ", devices());
+      log::info("run.device ", config_.run.device, ": ",
+                config_.run.device_text());
     }
-    if (multiplies_fp8() &&
-        std::ranges::count(config_.run.device_types, at::kCPU) > 0) {
-      log::info(
-          "precision.products fp8 is emulated on the CPU: its products are "
-          "those of the rounded numbers, in fp32, and slower than bf16's");
-    }
-  }
-
-  bool multiplies_fp8() const {
-    return config_.precision.product_type() == nn::ProductType::kFp8;
+    const std::string emulation = engine::emulation_text(config_);
+    if (!emulation.empty()) log::info(emulation);
   }
 
   void tell_fp8_layers() const {
-    if (!multiplies_fp8() || !leads()) return;
+    const bool is_fp8 =
+        config_.precision.product_type() == nn::ProductType::kFp8;
+    if (!is_fp8 || !leads()) return;
     const auto layers = models::fp8_layers(model_->decoder());
     if (layers.taken == layers.all) return;
     log::warning("precision.products is fp8, by which ", layers.taken, " of ",
@@ -275,6 +251,8 @@ class Trainer {
     ranks_.world().barrier();
     metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_,
                                          steps_per_epoch(), tokens_before());
+    begun_ = std::make_unique<BegunSteps>(config_, *model_, *recorder_,
+                                          *metrics_, options_.stop_requested);
     ranks_.world().barrier();
   }
 
@@ -393,102 +371,35 @@ class Trainer {
     return true;
   }
 
-  // A step that the host is done with, and a device perhaps not.
-  struct Begun {
-    int64_t step = 0;  // from 1
-    double lr = 0;
-    Clock::time_point start, end;
-    Usage usage;
-    std::vector<monitor::Span> spans;
-    std::optional<ModelActor::Unread> unread;  // none: the actor knows it
-
-    // Its numbers are still to come.
-    bool is_under_way() const { return unread && unread->numbers; }
-  };
-
   void begin_step() {
-    rank_context().step = step_ + 1;
-    Begun begun{.step = step_ + 1, .start = Clock::now()};
+    const int64_t step = step_ + 1;
+    rank_context().step = step;
     // A step that updates nothing does not move the schedule on.
-    begun.lr = optim::lr_at({step_ - skipped_, config_.run.steps},
-                            config_.optimizer.lr, config_.schedule);
-    if (begun_.empty() || !begun_.back().is_under_way()) metrics_->begin_step();
-    recorder_->begin_step(begun.step, accumulation(config_));
+    const double lr = optim::lr_at({step_ - skipped_, config_.run.steps},
+                                   config_.optimizer.lr, config_.schedule);
     std::optional<engine::StepInput> next;
-    if (goes_on_behind(begun.step)) next = input_of_step(begun.step, /*lr=*/0);
-    model_->run_step(input_of_step(step_, begun.lr), recorder_->observer(),
-                     std::move(next));
-    ModelActor& actor = model_->actor();
-    if (config_.monitor.losses_late > 0) {
-      begun.unread = actor.begin_to_settle();
-    } else {
-      actor.settle();
-    }
-    begun.end = Clock::now();
-    begun.usage = metrics_->take_usage();
-    begun.usage.traffic = begun.usage.traffic + actor.traffic();
-    begun.spans = recorder_->take_spans();
-    begun_.push_back(std::move(begun));
-    ++step_;
+    if (goes_on_behind(step)) next = input_of_step(step, /*lr=*/0);
+    begun_->begin({step, lr}, input_of_step(step_, lr), std::move(next));
+    step_ = step;
   }
 
   // Tells of steps that may be late no longer; gives back the newest one's
   // totals, untold, once none is left.
   std::optional<StepTotals> finish_steps() {
     while (is_looked_at(step_) ||
-           std::ssize(begun_) > config_.monitor.losses_late) {
-      StepTotals totals = finish_step();
-      stops_ |= totals.stop;
-      if (begun_.empty()) return totals;
-      metrics_->record(totals.record);
+           begun_->count() > config_.monitor.losses_late) {
+      BegunSteps::Finished done = begun_->finish();
+      if (model_->actor().was_skipped()) {
+        tell_skipped(done.step);
+      } else {
+        skipped_in_a_row_ = 0;
+      }
+      trace_.add(done.step - first_step_, model_->mesh(), done.spans);
+      stops_ |= done.totals.stop;
+      if (begun_->count() == 0) return std::move(done.totals);
+      metrics_->record(done.totals.record);
     }
     return std::nullopt;
-  }
-
-  StepTotals finish_step() {
-    Begun begun = std::move(begun_.front());
-    begun_.pop_front();
-    rank_context().step = begun.step;
-    ModelActor& actor = model_->actor();
-    const bool was_under_way = begun.is_under_way();
-    const bool has_waited = begun.unread && !was_under_way;
-    if (begun.unread) actor.settle(*std::move(begun.unread));
-    if (was_under_way) {  // what ended since
-      begun.usage.traffic =
-          begun.usage.traffic + metrics_->take_usage().traffic;
-    }
-    if (actor.was_skipped()) {
-      tell_skipped(begun.step);
-    } else {
-      skipped_in_a_row_ = 0;
-    }
-    // Of steps that overlap, what each adds.
-    const auto start =
-        was_under_way ? std::max(begun.start, told_at_) : begun.start;
-    const auto step_s = [&] {
-      const auto end = has_waited ? begun.end : Clock::now();
-      return std::chrono::duration<double>(end - start).count();
-    };
-    StepTotals totals = metrics_->exchange(
-        {.loss_sum = actor.loss_sum(),
-         .weight = actor.weight(),
-         .aux_sum = actor.aux_sum(),
-         .ahead_loss = actor.ahead_loss(),
-         .expert_counts = actor.expert_counts(),
-         .grad_norm = actor.grad_norm(),
-         .usage = begun.usage,
-         .timeline = monitor::timeline_of(begun.spans, step_s()),
-         .stop = options_.stop_requested()});
-    totals.record.step = begun.step;
-    totals.record.lr = begun.lr;
-    totals.record.was_skipped = actor.was_skipped();
-    if (actor.loss_scale().scales()) {
-      totals.record.loss_scale = actor.scale();
-    }
-    totals.record.step_s = step_s();
-    told_at_ = Clock::now();
-    trace_.add(begun.step - first_step_, model_->mesh(), begun.spans);
-    return totals;
   }
 
   engine::StepInput input_of_step(int64_t of, double lr) {
@@ -601,11 +512,10 @@ class Trainer {
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<TextSamples> samples_;  // where they are asked for
   std::unique_ptr<engine::Recorder> recorder_;
+  std::unique_ptr<BegunSteps> begun_;
   StepTrace trace_{config_, folder_, ranks_};
-  int64_t first_step_ = 0;   // updates done before this run
-  int64_t step_ = 0;         // steps done, or begun
-  std::deque<Begun> begun_;  // and not told of, by step
-  Clock::time_point told_at_;
+  int64_t first_step_ = 0;        // updates done before this run
+  int64_t step_ = 0;              // steps done, or begun
   int64_t skipped_ = 0;           // that updated nothing
   int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
   int64_t saved_at_ = -1;         // step of the last checkpoint
@@ -618,9 +528,10 @@ class Trainer {
 // run's config.json gets these speeds, and does not measure again.
 RunConfig with_measured_speeds(const RunConfig& of, comm::Communicator& ranks) {
   RunConfig config = of;
-  config.mesh.speeds = engine::measured_speeds(ranks);
+  config.mesh.speeds = engine::measured_speeds(
+      ranks, at::Device(engine::device_of_rank(config, ranks.rank())));
   config.mesh.measure_speeds = false;
-  config.run.device = "cpu";  // whose speeds these are: auto took nothing else
+  config.run.device = config.run.device_text();  // whose speeds these are
   complete(config, ranks.world_size());
   return config;
 }
@@ -629,14 +540,18 @@ RunConfig with_measured_speeds(const RunConfig& of, comm::Communicator& ranks) {
 
 ExitCode train(const RunConfig& config, comm::Communicator& ranks,
                const TrainOptions& options) {
-  if (config.mesh.measure_speeds) {
+  try {
+    if (!config.mesh.measure_speeds) {
+      return Trainer(config, ranks, options).run();
+    }
     compare_across(ranks.world(), to_json(config));
     const RunConfig measured = with_measured_speeds(config, ranks);
     Trainer trainer(measured, ranks, options);
     trainer.tell_measured_speeds();
     return trainer.run();
+  } catch (const c10::OutOfMemoryError& error) {
+    refuse_out_of_memory(config, error);
   }
-  return Trainer(config, ranks, options).run();
 }
 
 }  // namespace tessera::train
