@@ -151,9 +151,10 @@ def check_usings(text):
 def check_test(name):
     parts = name.split("/")
     in_room = parts[0] == "tessera" and len(parts) > 2 and parts[1] in ROOMS
-    in_tests = parts[0] == "tests" and len(parts) == 2
+    in_tests = parts[0] == "tests" and (
+        len(parts) == 2 or (parts[1] == "device" and len(parts) == 3))
     if name.endswith("_test.cpp") and not in_room and not in_tests:
-        yield "is built by no target: tests lie in a room or right in tests/"
+        yield "is built by no target: tests lie in a room, right in tests/ or in tests/device/"
     if name.endswith("_test.py") or (parts[-1].startswith("test_")
                                      and name.endswith(".py")):
         if not name.startswith(("tests/parity/", "tests/scripts/")):
