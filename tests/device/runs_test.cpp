@@ -174,7 +174,7 @@ TEST(RunOnADevice, TrainsAndGoesOnFromTheOthersCheckpoint) {
     with_tokens(mixed);
     const auto expected = train(plain, zero, /*steps=*/4, at::kCPU);
     Keys late = zero;
-    late.push_back({"monitor.losses_late", "1"});
+    late.emplace_back("monitor.losses_late", "1");
     train(mixed, late, /*steps=*/2, *device());
     const auto found = train(mixed, zero, /*steps=*/4, at::kCPU);
     ASSERT_GE(expected.size(), 4u);

@@ -308,7 +308,7 @@ INSTANTIATE_TEST_SUITE_P(, OnADevice, ::testing::ValuesIn(cases()),
 // of another number of targets, and an evaluation between.
 std::vector<double> steps_of(at::Device device, Keys keys = {},
                              size_t late = 0) {
-  keys.push_back({"batch.micro", "2"});
+  keys.emplace_back("batch.micro", "2");
   const auto config = configuration(keys, 1, device);
   std::vector<double> numbers;
   comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
