@@ -107,6 +107,9 @@ run() {
   check "2 ranks, dp" "${same[@]}" 2 cuda --mesh.dp=2
   check "4 ranks, tp 2 x pp 2" "${same[@]}" 4 cuda --mesh.tp=2 --mesh.pp=2 --batch.micro=2
   check "2 stages, on the GPU and on the CPU" "${same[@]}" 2 cuda,cpu --mesh.pp=2 --batch.micro=2
+  echo '{}' >"$here/logs/verify.json"
+  check "a mesh of the GPU beside one rank of the CPU" "$here/tessera" verify "$here/logs/verify.json" --shrink \
+    --mesh.dp=2 --mesh.tp=2 --zero.stage=2 --run.device=cuda
   check "meshes beside transformers" env TESSERA_DEVICE=cuda TESSERA_PROGRAM="$here/tessera" \
     python3 -m pytest "$here/parity" -q -n 8 -p no:cacheprovider -k "test_eight_steps and not auxiliary and not 16 and (tp or pp or zero or ep)"
   check "fp8 products beside bf16" python3 "$here/fp8_bench.py" "$here/tessera" --json "$here/logs/fp8.json"
