@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 
 #include "cli/overrides.h"
 #include "tessera/core/error.h"
@@ -71,9 +70,8 @@ std::vector<std::string> keys_of_placement(
 void with_model(const train::ModelSource& source,
                 const engine::RunConfig& config, comm::Communicator& ranks,
                 const std::function<void(engine::RankModel&)>& use) {
-  std::unique_ptr<engine::RankModel> model;
   try {
-    model = train::open_for_evaluation(source, config, ranks);
+    const auto model = train::open_for_evaluation(source, config, ranks);
     use(*model);
   } catch (const c10::OutOfMemoryError& error) {
     train::refuse_out_of_memory(config, error, program::Purpose::kEvaluation);
