@@ -23,7 +23,7 @@ if(PROJECT_IS_TOP_LEVEL)
   find_program(TESSERA_CCACHE ccache)
   if(TESSERA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
     set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
-      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime,file_stat_matches
       "${TESSERA_CCACHE}")
   endif()
   find_program(TESSERA_MOLD mold)

@@ -28,11 +28,12 @@ set_target_properties(tessera_options PROPERTIES EXPORT_NAME options)
 add_library(tessera_private INTERFACE)
 # Not those warnings that g++ 12 has of the standard library and of its own
 # headers of vectors, nor of members that a designated initialiser leaves to
-# their defaults.
+# their defaults, nor of what is a header's fault alone: sources are included too.
 target_compile_options(tessera_private INTERFACE
   -fPIC -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers
   -Wno-stringop-overflow -Wno-stringop-overread -Wno-array-bounds -Wno-restrict
-  -Wno-maybe-uninitialized -Werror=return-type -Werror=unused-result)
+  -Wno-maybe-uninitialized -Wno-subobject-linkage -Werror=return-type
+  -Werror=unused-result)
 if(TESSERA_WERROR)
   target_compile_options(tessera_private INTERFACE -Werror)
 endif()
@@ -70,6 +71,31 @@ function(tessera_target target)
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_private>)
   target_precompile_headers(${target} REUSE_FROM ${pch})
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  tessera_unity(${target})
+endfunction()
+
+# Compiles several sources of a target as one: a third of the time. Those that
+# share a name of their own are kept apart, so that each means what it says.
+# Without Python each source is compiled by itself.
+find_program(TESSERA_PYTHON3 python3)
+function(tessera_unity target)
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources EXCLUDE REGEX "[$]<")
+  list(REMOVE_ITEM sources "" ${TESSERA_MUTATED})
+  list(LENGTH sources count)
+  if(count LESS 2 OR NOT TESSERA_PYTHON3)
+    return()
+  endif()
+  set(script "${PROJECT_SOURCE_DIR}/cmake/unity_groups.py")
+  execute_process(COMMAND "${TESSERA_PYTHON3}" "${script}" ${sources}
+    WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}" OUTPUT_VARIABLE groups COMMAND_ERROR_IS_FATAL ANY)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${script}")
+  string(REGEX MATCHALL "[^\n]+" groups "${groups}")
+  foreach(line IN LISTS groups)
+    string(REGEX MATCH "^([0-9]+) (.*)$" line "${line}")
+    set_source_files_properties("${CMAKE_MATCH_2}" PROPERTIES UNITY_GROUP "${target}_${CMAKE_MATCH_1}")
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
 endfunction()
 
 function(tessera_room name)

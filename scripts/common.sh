@@ -70,6 +70,7 @@ configure() {
 
 build_now() {
   once "$build/.configured" "$(configuration)" configure
+  python3 cmake/unity_groups.py --check "$build" || cmake "$build"
   cmake --build "$build" ${1:+--target "$@"}
 }
 

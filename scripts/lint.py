@@ -4,8 +4,8 @@
 Usage: lint.py BUILD [FILE...]. FILEs are checked one by one. Without any, all
 sources but tests are, and faster: most of the time goes into LibTorch's headers,
 which are the same for all, so the sources of a room that have the same options
-are read as one. Where that has a finding, or where two of them use one name for
-two things, each half is, and so on: what one has by itself counts.
+are read as one. Where that has a finding each half is, and so on: what one has by
+itself counts.
 
 What passed is not read again: BUILD/lint/passed.json holds of each source a hash of all that its verdict
 follows from, itself, the headers of the project that it includes, its options, .clang-tidy, and the versions
@@ -17,7 +17,6 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 import subprocess
@@ -25,6 +24,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "cmake"))
+import unity_groups  # noqa: E402
 TIDY = ROOT / ".venv/bin/clang-tidy"
 INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.M)
 AT_ONCE = 16  # sources read as one: enough that the headers no longer count
@@ -39,11 +40,14 @@ def commands(build):
     longer than what a source itself includes; it has no omp.h. Nor does it know all of gcc's
     warnings: .clang-tidy says what is asked here.
     """
-    entries = json.loads((build / "compile_commands.json").read_text())
-    for entry in entries:
-        entry["command"] = re.sub(
-            r" -W\S*| -include \S*cmake_pch\.hxx| -fuse-ld=mold| -fopenmp", "", entry["command"])
-    return {entry["file"]: entry for entry in entries}
+    compiled = {}
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        command = re.sub(r" -W\S*| -include \S*cmake_pch\.hxx| -fuse-ld=mold| -fopenmp", "", entry["command"])
+        built = Path(entry["file"])
+        together = "Unity" in built.parts and INCLUDE.findall(built.read_bytes())
+        for file in [name.decode() for name in together or []] or [entry["file"]]:
+            compiled[file] = {**entry, "file": file, "command": command.replace(entry["file"], file)}
+    return compiled
 
 
 def sources():
@@ -96,7 +100,7 @@ def known(lint):
 
 
 def groups(files, compiled):
-    """The files of a room with the same options, at most AT_ONCE together."""
+    """The files of a room with the same options, at most AT_ONCE together, none of them with a name of another's."""
     alike = {}
     for file in files:
         room = Path(file).relative_to(ROOT).parent.parts[:2]
@@ -106,8 +110,8 @@ def groups(files, compiled):
             options = re.sub(r" -o \S+", "", compiled[file]["command"].replace(file, ""))
         alike.setdefault((room, options), []).append(file)
     for same in alike.values():
-        size = math.ceil(len(same) / math.ceil(len(same) / AT_ONCE))
-        yield from (same[at:at + size] for at in range(0, len(same), size))
+        for group in unity_groups.groups(map(Path, same), AT_ONCE):
+            yield list(map(str, group))
 
 
 def tidy(folder, file):

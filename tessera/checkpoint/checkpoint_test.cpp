@@ -20,8 +20,8 @@ namespace {
 namespace fs = std::filesystem;
 using comm::Communicator;
 using comm::run_threads;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // The message of the Error that `work` ends in; "" if it does not.
 std::string refusal(ExitCode code, const std::function<void()>& work) {
@@ -34,7 +34,7 @@ std::string refusal(ExitCode code, const std::function<void()>& work) {
   return "";
 }
 
-class CheckpointTest : public testing::Test {
+class CheckpointTest : public ::testing::Test {
  protected:
   static constexpr uint64_t kSeed = 7;  // of the layout that tests save with
 
@@ -150,7 +150,7 @@ TEST_F(CheckpointTest, AnyLayoutLoadsOnAnyOther) {
 
 TEST_F(CheckpointTest, TheFolderHoldsWhatTheFormatSays) {
   save_on(2, 3, kSeed, {.keep = 2, .mesh = "dp_shard 2"});
-  EXPECT_THAT(names_in(folder_), testing::ElementsAre("latest", "step-3"));
+  EXPECT_THAT(names_in(folder_), ::testing::ElementsAre("latest", "step-3"));
   EXPECT_EQ(read_file(folder_ + "/latest"), "step-3\n");
   const Manifest manifest = read_manifest(step_path(3));
   EXPECT_EQ(manifest.step, 3);
@@ -178,13 +178,13 @@ TEST_F(CheckpointTest, NoCheckpointIsNoError) {
 TEST_F(CheckpointTest, OldOnesGoWhenTheNewOneIsThere) {
   for (const int64_t step : {2, 4, 6, 8}) save_on(1, step);
   EXPECT_THAT(names_in(folder_),
-              testing::ElementsAre("latest", "step-6", "step-8"));
+              ::testing::ElementsAre("latest", "step-6", "step-8"));
   EXPECT_EQ(read_manifest(step_path(8)).parent, 6);
   fs::create_directories(folder_ + "/step-9.tmp");
   std::ofstream(folder_ + "/step-9.tmp/shard") << "half";
   save_on(1, 10, kSeed, {.keep = 0});
   EXPECT_THAT(names_in(folder_),
-              testing::ElementsAre("latest", "step-10", "step-6", "step-8"));
+              ::testing::ElementsAre("latest", "step-10", "step-6", "step-8"));
 }
 
 TEST_F(CheckpointTest, AStepThatIsThereIsReplacedWholeAndBecomesTheNewest) {
@@ -197,7 +197,7 @@ TEST_F(CheckpointTest, AStepThatIsThereIsReplacedWholeAndBecomesTheNewest) {
   EXPECT_EQ(read_manifest(step_path(4)).world_size, 1);
   EXPECT_EQ(latest_on(2), 4);
   EXPECT_THAT(names_in(folder_),
-              testing::ElementsAre("latest", "step-4", "step-6", "step-8"));
+              ::testing::ElementsAre("latest", "step-4", "step-6", "step-8"));
 }
 
 TEST_F(CheckpointTest, EveryFlippedBitIsFoundAndItsTensorNamed) {
@@ -357,7 +357,7 @@ TEST_F(CheckpointTest, ATensorThatNobodyOwnsOrTwoDoIsNeverSaved) {
                   AllOf(HasSubstr("model.norm.weight"),
                         HasSubstr("step 1 was not saved")));
     });
-    EXPECT_THAT(names_in(folder_), testing::IsEmpty());
+    EXPECT_THAT(names_in(folder_), ::testing::IsEmpty());
   }
 }
 

@@ -124,7 +124,7 @@ namespace {
 namespace fs = std::filesystem;
 using comm::Communicator;
 using comm::run_threads;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kRanks = 2;
 constexpr uint64_t kSeed = 3;
@@ -149,7 +149,7 @@ std::optional<int64_t> loaded_step(const std::string& folder) {
   return step;
 }
 
-class CrashTest : public testing::Test {
+class CrashTest : public ::testing::Test {
  protected:
   CrashTest() { save_step(base_, 1); }
   ~CrashTest() override { disarm(); }

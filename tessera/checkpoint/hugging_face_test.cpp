@@ -33,7 +33,7 @@ models::HuggingFaceConfig small(const std::string& family) {
   return config;
 }
 
-class HuggingFaceTest : public testing::TestWithParam<std::string> {
+class HuggingFaceTest : public ::testing::TestWithParam<std::string> {
  protected:
   HuggingFaceTest() : config_(small(GetParam())), decoder_(config_.model) {
     nn::materialise(decoder_, {.seed = 3});
@@ -117,7 +117,8 @@ TEST_P(HuggingFaceTest, SizesThatTheFilesDoNotBearOutAreRefused) {
     FAIL() << "was accepted";
   } catch (const tessera::Error& error) {
     EXPECT_EQ(error.exit_code(), ExitCode::kInputOutput);
-    EXPECT_THAT(error.what_without_backtrace(), testing::HasSubstr("16000000"));
+    EXPECT_THAT(error.what_without_backtrace(),
+                ::testing::HasSubstr("16000000"));
   }
 }
 
@@ -132,8 +133,8 @@ TEST_P(HuggingFaceTest, AnIndexDoesNotLeaveTheFolder) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceTest,
-                         testing::Values("gpt2", "llama", "qwen2", "qwen3",
-                                         "olmo2", "gemma3_text", "phi3"),
+                         ::testing::Values("gpt2", "llama", "qwen2", "qwen3",
+                                           "olmo2", "gemma3_text", "phi3"),
                          [](const auto& info) { return info.param; });
 
 TEST(HuggingFaceFolder, WhatIsNoModelIsToldApart) {

@@ -16,14 +16,14 @@ namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::span<const std::byte> bytes_of(std::string_view file, int64_t begin,
                                     int64_t size) {
   return std::as_bytes(std::span(file.substr(begin, size)));
 }
 
-class SafetensorsTest : public testing::Test {
+class SafetensorsTest : public ::testing::Test {
  protected:
   // A file of this header text and so many bytes of data.
   void write(const std::string& header, size_t data_bytes) {

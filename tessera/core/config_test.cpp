@@ -107,7 +107,7 @@ struct Refused {
   const char* message;
 };
 
-class RefusedKey : public testing::TestWithParam<Refused> {};
+class RefusedKey : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(RefusedKey, NamesPlaceValueRuleAndWayOut) {
   EXPECT_EQ(refusal_in(GetParam().body), GetParam().message);
@@ -115,7 +115,7 @@ TEST_P(RefusedKey, NamesPlaceValueRuleAndWayOut) {
 
 INSTANTIATE_TEST_SUITE_P(
     Table, RefusedKey,
-    testing::Values(
+    ::testing::Values(
         Refused{"\"cuont\": 1",
                 "f:1:12: unknown key \"outer.cuont\". Did you mean "
                 "\"outer.count\"?"},
@@ -265,7 +265,7 @@ TEST(Config, AListIsWrittenWithCommasOrAsJson) {
   EXPECT_EQ(root.outer.free, "a,b");
   for (const char* value : {"a,,b", "a,", ",a"}) {
     EXPECT_THAT(refusal("{}", {{"outer.words", value, "--w"}}),
-                testing::HasSubstr("nothing between two commas"));
+                ::testing::HasSubstr("nothing between two commas"));
   }
 }
 

@@ -13,11 +13,11 @@
 namespace tessera::data {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
-class ChatData : public testing::Test {
+class ChatData : public ::testing::Test {
  protected:
   ChatData()
       : tokenizer_(train_tokenizer(

@@ -1,8 +1,8 @@
 #include "tessera/data/chat_template.h"
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/detail/jinja/json.h"

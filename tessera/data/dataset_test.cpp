@@ -13,8 +13,8 @@
 namespace tessera::data {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr int64_t kLength = 4;
 
@@ -45,7 +45,7 @@ void append(const Batch& batch, std::vector<int64_t>& samples) {
 
 constexpr int64_t kFar = 1'000'000;  // between the ids of two sources
 
-class MixedTest : public testing::Test {
+class MixedTest : public ::testing::Test {
  protected:
   // 1,000 steps of 8 samples, on so many ranks; after `stop` steps by another
   // data set, as after a resume.

@@ -15,9 +15,9 @@
 namespace tessera::data {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string gzip(const std::string& text) {
   std::string packed(compressBound(text.size()) + 64, '\0');
@@ -45,7 +45,7 @@ std::string zstd(const std::string& text) {
   return packed;
 }
 
-class DocumentsTest : public testing::Test {
+class DocumentsTest : public ::testing::Test {
  protected:
   std::string write(const std::string& name, const std::string& content) {
     std::ofstream(folder_.file(name), std::ios::binary) << content;
@@ -161,7 +161,7 @@ TEST_F(DocumentsTest, TwoTextsMayBeAPair) {
                         "the two with a prompt and its answer, as "
                         "--data.pair=ask,say."));
   EXPECT_THAT(message("a.jsonl", "{\"body\": \"a\", \"n\": 1}"),
-              testing::Not(HasSubstr("data.pair")));
+              ::testing::Not(HasSubstr("data.pair")));
 }
 
 TEST_F(DocumentsTest, LinesMayBeLongerThanWhatIsReadAtOnce) {

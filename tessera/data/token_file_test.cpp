@@ -12,8 +12,8 @@
 namespace tessera::data {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 template <typename T>
 std::string bytes_of(const std::vector<T>& values) {
@@ -57,7 +57,7 @@ std::vector<int64_t> all_of(const TokenFile& file) {
   return ids;
 }
 
-class TokenFileTest : public testing::Test {
+class TokenFileTest : public ::testing::Test {
  protected:
   std::string write(const std::string& name, const std::string& bytes) {
     // Not synced to the disk, as write_file_atomic() does: there are many.

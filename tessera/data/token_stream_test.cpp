@@ -18,9 +18,9 @@ namespace tessera::data {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string message_of(const std::function<void()>& call) {
   try {
@@ -37,7 +37,7 @@ std::vector<int64_t> all_of(const TokenStream& stream) {
   return ids;
 }
 
-class TokenStreamTest : public testing::Test {
+class TokenStreamTest : public ::testing::Test {
  protected:
   TokenStreamTest()
       : tokenizer_(train_tokenizer({"some words to learn from, and some more"},

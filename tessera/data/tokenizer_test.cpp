@@ -15,8 +15,8 @@
 namespace tessera::data {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // The 256 bytes in order as ids 0-255, then "th", "the", " the".
 TokenizerSpec small_spec() {

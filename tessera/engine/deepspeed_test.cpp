@@ -10,10 +10,10 @@
 namespace tessera::engine {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::StartsWith;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 struct Translated {
   RunConfig config;
@@ -393,7 +393,7 @@ struct Refused {
   const char* message;
 };
 
-class RefusedByDeepSpeed : public testing::TestWithParam<Refused> {};
+class RefusedByDeepSpeed : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(RefusedByDeepSpeed, NamesPlaceAndWayOut) {
   EXPECT_THAT(refusal(GetParam().deepspeeds), StartsWith(GetParam().message));
@@ -401,7 +401,7 @@ TEST_P(RefusedByDeepSpeed, NamesPlaceAndWayOut) {
 
 INSTANTIATE_TEST_SUITE_P(
     Table, RefusedByDeepSpeed,
-    testing::Values(
+    ::testing::Values(
         Refused{R"({"train_batchsize": 3})",
                 "ds:1:2: unknown key \"train_batchsize\". Did you mean "
                 "\"train_batch_size\"?"},
@@ -567,7 +567,7 @@ TEST(DeepSpeed, EveryKeyBecomesOneThatThereIs) {
   for (const auto& key : detail::deepspeed_keys()) {
     EXPECT_EQ(detail::deepspeed_key(key.name), &key) << key.name << " twice";
     if (key.effect != detail::DeepSpeedEffect::kBecomes) continue;
-    EXPECT_THAT(names, testing::Contains(std::string(key.to))) << key.name;
+    EXPECT_THAT(names, ::testing::Contains(std::string(key.to))) << key.name;
   }
 }
 

@@ -179,7 +179,7 @@ class Watch {
 
 // oneDNN takes scratch inside of products, which facts do not count: what is
 // alive inside of an instruction is compared without it.
-class MemoryAlive : public ::testing::TestWithParam<Case> {
+class MemoryAlive : public ::testing::TestWithParam<MemoryCase> {
  protected:
   void SetUp() override { at::globalContext().setUserEnabledMkldnn(false); }
   void TearDown() override { at::globalContext().setUserEnabledMkldnn(true); }
@@ -187,7 +187,7 @@ class MemoryAlive : public ::testing::TestWithParam<Case> {
 };
 
 void MemoryAlive::expect_told(program::Purpose purpose) const {
-  const RunConfig config = run_of(GetParam());
+  const RunConfig config = memory_run(GetParam());
   const bool trains = purpose == program::Purpose::kTraining;
   monitor::count_tensor_bytes();
   std::mutex mutex;

@@ -17,8 +17,8 @@
 namespace tessera::engine {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 RunConfig small() {
   RunConfig config;

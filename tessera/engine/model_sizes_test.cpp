@@ -14,7 +14,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-class ModelFolder : public testing::Test {
+class ModelFolder : public ::testing::Test {
  protected:
   ModelFolder() {
     models::HuggingFaceConfig config;

@@ -53,11 +53,11 @@ std::map<std::string, at::Tensor> trained(const RunConfig& config) {
   return all;
 }
 
-class OffloadOn : public ::testing::TestWithParam<Case> {};
+class OffloadOn : public ::testing::TestWithParam<MemoryCase> {};
 
 TEST_P(OffloadOn, ChangesNoBit) {
   const TemporaryFolder folder = tests::folder_on_disk();
-  RunConfig config = run_of(GetParam());
+  RunConfig config = memory_run(GetParam());
   config.optimizer.lr = 0.01;
   const auto expected = trained(config);
   config.zero.offload_folder = folder.path();
@@ -71,7 +71,7 @@ TEST_P(OffloadOn, ChangesNoBit) {
   }
 }
 
-std::vector<Case> meshes() {
+std::vector<MemoryCase> meshes() {
   return {
       {"one rank"},
       {"accumulation", {}, [](RunConfig&) {}, 2},
@@ -110,10 +110,10 @@ INSTANTIATE_TEST_SUITE_P(Meshes, OffloadOn, ::testing::ValuesIn(meshes()),
 // as the system counts pages.
 TEST(Offload, WhatIsResidentIsWhatTheFactsSay) {
   const TemporaryFolder folder = tests::folder_on_disk();
-  RunConfig config = run_of({"", {}, [](RunConfig& of) {
-                               of.model.hidden = 256;
-                               of.zero.offload = "optimizer";
-                             }});
+  RunConfig config = memory_run({"", {}, [](RunConfig& of) {
+                                   of.model.hidden = 256;
+                                   of.zero.offload = "optimizer";
+                                 }});
   config.zero.offload_folder = folder.path();
   monitor::count_tensor_bytes();
   comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {

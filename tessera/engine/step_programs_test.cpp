@@ -70,7 +70,7 @@ TEST(StepPrograms, BackwardsOfPipelinesComeInPartsWhereRowsWait) {
   const auto run = [](const mesh::Degrees& degrees, int64_t stage,
                       int64_t seq_len = 128) {
     const Change length = [=](RunConfig& c) { c.data.seq_len = seq_len; };
-    return run_of(
+    return memory_run(
         {"waiting", degrees, also(also(waiting, zero(stage)), length), 2});
   };
   EXPECT_TRUE(splits(run({.pp = 2}, 0)));

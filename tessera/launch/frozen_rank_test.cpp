@@ -93,7 +93,7 @@ TEST(FrozenRank, IsLeftBehindByName) {
   }
   EXPECT_EQ(code, 3);
   EXPECT_THAT(read_file(said),
-              testing::ContainsRegex(
+              ::testing::ContainsRegex(
                   "rank 1 \\(process [0-9]+\\) does not end, not even by "
                   "SIGKILL"));
 }

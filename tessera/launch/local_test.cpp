@@ -20,10 +20,10 @@
 namespace tessera::launch {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
-class Local : public testing::Test {
+class Local : public ::testing::Test {
  protected:
   // Ranks that run `script` in the test's folder.
   LocalOptions shell(int64_t nproc, const std::string& script) const {
@@ -363,9 +363,10 @@ TEST_F(Local, AnAbortIsNotBlamedForAPeersEnd) {
   const auto options = shell(2, R"(
     if [ "$TESSERA_RANK" = 0 ]; then kill -ABRT $$; fi
     sleep 0.1; exit 3)");
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(run_local(options), 3);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("rank 1 of 2"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("rank 1 of 2"));
 }
 
 TEST_F(Local, ARankThatSigkillDoesNotEndIsLeftBehindByName) {
@@ -373,9 +374,9 @@ TEST_F(Local, ARankThatSigkillDoesNotEndIsLeftBehindByName) {
     if [ "$TESSERA_RANK" = 0 ]; then exit 3; fi
     trap '' TERM; sleep 60)");
   options.grace = options.give_up = std::chrono::milliseconds(0);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(run_local(options), 3);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               HasSubstr("rank 1 (process "));
 }
 

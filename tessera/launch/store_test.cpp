@@ -21,8 +21,8 @@
 namespace tessera::launch {
 namespace {
 
-using testing::AnyOf;
-using testing::HasSubstr;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
 
 // A socket on 127.0.0.1 and a port that was free.
 struct Listener {
@@ -146,7 +146,7 @@ TEST(Store, ListensOnTheAddressThatWasAskedForAlone) {
   ASSERT_TRUE(outcomes[0].meeting) << outcomes[0].message;
   char expected[16];
   std::snprintf(expected, sizeof expected, "0100007F:%04X", port);
-  EXPECT_THAT(listening_at(port), testing::ElementsAre(expected));
+  EXPECT_THAT(listening_at(port), ::testing::ElementsAre(expected));
 }
 
 TEST(Store, RanksOfOneHostMeetInAFileWithoutAName) {

@@ -69,7 +69,7 @@ std::vector<std::string> parameter_names(Decoder& decoder) {
   return names;
 }
 
-class DecoderTest : public testing::TestWithParam<std::string> {};
+class DecoderTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DecoderTest, LossIsTheSumOverAllTargets) {
   const auto decoder = make(GetParam());
@@ -200,13 +200,13 @@ TEST_P(DecoderTest, ConfigJsonReadsBackTheSame) {
   EXPECT_EQ(back.model.rope_theta, config.model.rope_theta);
   EXPECT_EQ(back.dtype, at::kBFloat16);
   EXPECT_EQ(back.bos_token, 1);
-  EXPECT_THAT(back.eos_tokens, testing::ElementsAre(2, 3));
+  EXPECT_THAT(back.eos_tokens, ::testing::ElementsAre(2, 3));
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, DecoderTest,
-                         testing::Values("gpt2", "llama", "mistral", "qwen2",
-                                         "qwen3", "olmo2", "gemma3_text",
-                                         "phi3"),
+                         ::testing::Values("gpt2", "llama", "mistral", "qwen2",
+                                           "qwen3", "olmo2", "gemma3_text",
+                                           "phi3"),
                          [](const auto& info) { return info.param; });
 
 TEST(Decoder, NamesAreOurOwn) {
@@ -350,11 +350,11 @@ TEST(Decoder, WindowsOfLayers) {
     }
     return layers;
   };
-  EXPECT_THAT(full(), testing::IsEmpty());
+  EXPECT_THAT(full(), ::testing::IsEmpty());
   config.window_every = 6;
-  EXPECT_THAT(full(), testing::ElementsAre(5, 11));
+  EXPECT_THAT(full(), ::testing::ElementsAre(5, 11));
   config.window_first_full = 2;
-  EXPECT_THAT(full(), testing::ElementsAre(0, 1, 5, 11));
+  EXPECT_THAT(full(), ::testing::ElementsAre(0, 1, 5, 11));
 
   const ModelConfig plain = small("qwen3");
   const auto flops = [](ModelConfig of, int64_t window) {
@@ -511,11 +511,11 @@ TEST(HuggingFaceSource, BoxesOfAConv1dAreTurnedAndOffset) {
   const ModelConfig gpt2 = small("gpt2");  // of width 12
   const auto v = hugging_face_source(gpt2, "blocks.11.attention.v.weight");
   EXPECT_EQ(v.tensor, "transformer.h.11.attn.c_attn.weight");
-  EXPECT_THAT(v.stored_shape({12, 12}), testing::ElementsAre(12, 36));
+  EXPECT_THAT(v.stored_shape({12, 12}), ::testing::ElementsAre(12, 36));
   const mesh::Box stored = v.stored_box({{2, 1}, {3, 4}});
   EXPECT_EQ(stored, (mesh::Box{{1, 26}, {4, 3}}));
   const auto bias = hugging_face_source(gpt2, "blocks.11.attention.k.bias");
-  EXPECT_THAT(bias.stored_shape({12}), testing::ElementsAre(36));
+  EXPECT_THAT(bias.stored_shape({12}), ::testing::ElementsAre(36));
   EXPECT_EQ(bias.stored_box({{2}, {3}}), (mesh::Box{{14}, {3}}));
 }
 
@@ -528,8 +528,8 @@ TEST(HuggingFaceSource, PartsMayBeUnequal) {
   const auto q = source("attention.q.weight"), v = source("attention.v.weight");
   EXPECT_EQ(q.tensor, "model.layers.1.self_attn.qkv_proj.weight");
   EXPECT_EQ(v.tensor, q.tensor);
-  EXPECT_THAT(q.stored_shape({12, 12}), testing::ElementsAre(20, 12));
-  EXPECT_THAT(v.stored_shape({4, 12}), testing::ElementsAre(20, 12));
+  EXPECT_THAT(q.stored_shape({12, 12}), ::testing::ElementsAre(20, 12));
+  EXPECT_THAT(v.stored_shape({4, 12}), ::testing::ElementsAre(20, 12));
   EXPECT_EQ(q.stored_box({{2, 0}, {3, 12}}), (mesh::Box{{2, 0}, {3, 12}}));
   EXPECT_EQ(v.stored_box({{2, 1}, {2, 4}}), (mesh::Box{{18, 1}, {2, 4}}));
   const auto up = source("mlp.up.weight");
@@ -565,7 +565,7 @@ TEST(Decoder, KeysOfOtherFamiliesAreRefused) {
       config.complete();
       FAIL() << named << " was accepted";
     } catch (const tessera::Error& error) {
-      EXPECT_THAT(error.what_without_backtrace(), testing::HasSubstr(named));
+      EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr(named));
     }
   };
   expect_refused(
@@ -652,7 +652,7 @@ std::string phi3(const std::string& key) {
          key + "}";
 }
 
-class BadConfigTest : public testing::TestWithParam<BadConfig> {};
+class BadConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
 TEST_P(BadConfigTest, IsRefusedByName) {
   try {
@@ -660,13 +660,13 @@ TEST_P(BadConfigTest, IsRefusedByName) {
     FAIL() << "was accepted";
   } catch (const tessera::Error& error) {
     EXPECT_THAT(error.what_without_backtrace(),
-                testing::HasSubstr(GetParam().named));
+                ::testing::HasSubstr(GetParam().named));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, BadConfigTest,
-    testing::Values(
+    ::testing::Values(
         BadConfig{"no_object", "[]", "object"},
         BadConfig{"no_type", "{}", "model_type"},
         BadConfig{"no_size", R"({"model_type": "gpt2", "vocab_size": 5})",

@@ -27,10 +27,10 @@ namespace {
 
 using tessera::detail::Json;
 using tessera::detail::parse_json;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 StepRecord record_of(int64_t step) {
   StepRecord record;

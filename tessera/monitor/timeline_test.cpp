@@ -8,7 +8,7 @@
 namespace tessera::monitor {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 Span on(int64_t lane, SpanKind kind, double begin, double end,
         SpanKind awaited = SpanKind::kWait) {

@@ -14,7 +14,7 @@ namespace {
 
 using tessera::detail::Json;
 using tessera::detail::parse_json;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using testing::ThrowsMessage;
 
 // An uptime with which microseconds have no room left for small numbers in

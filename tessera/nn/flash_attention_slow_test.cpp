@@ -143,7 +143,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-class FlashOf : public testing::TestWithParam<Case> {
+class FlashOf : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override { at::manual_seed(7); }
   const Kernels& kernels() const { return *GetParam().kernels; }
@@ -349,7 +349,7 @@ TEST_P(FlashOf, DropsFromAnyRunOfKeys) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Vectors, FlashOf, testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Vectors, FlashOf, ::testing::ValuesIn(cases()),
                          [](const auto& info) {
                            const FlashShape& shape = info.param.shape;
                            return std::string(info.param.kernels->name) + "_" +

@@ -37,7 +37,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-class KernelsOf : public testing::TestWithParam<Case> {
+class KernelsOf : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override { at::manual_seed(7); }
   static constexpr int64_t kRows = 3;
@@ -272,7 +272,7 @@ TEST_P(KernelsOf, RotationsTurnBack) {
   expect_close(back, x, 8);
 }
 
-INSTANTIATE_TEST_SUITE_P(Vectors, KernelsOf, testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Vectors, KernelsOf, ::testing::ValuesIn(cases()),
                          [](const auto& info) {
                            return std::string(info.param.kernels->name) + "_" +
                                   c10::toString(info.param.type) + "_" +

@@ -22,7 +22,7 @@ double bound_of(at::ScalarType type) {
   return type == at::kDouble ? 1e-13 : type == at::kFloat ? 2e-6 : 1e-2;
 }
 
-class Matmul : public testing::TestWithParam<at::ScalarType> {};
+class Matmul : public ::testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(Matmul, ProductsOfEveryFormAreThoseOfDoublePrecision) {
   const at::ScalarType type = GetParam();
@@ -223,8 +223,8 @@ TEST_P(Matmul, RowsOfATableAddUpAsThoseOfLibTorch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Matmul,
-                         testing::Values(at::kDouble, at::kFloat, at::kBFloat16,
-                                         at::kHalf),
+                         ::testing::Values(at::kDouble, at::kFloat,
+                                           at::kBFloat16, at::kHalf),
                          [](const auto& info) {
                            return std::string(c10::toString(info.param));
                          });

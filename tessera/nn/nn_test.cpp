@@ -248,7 +248,7 @@ struct AttentionCase {
   bool rotary;
 };
 
-class AttentionTest : public testing::TestWithParam<AttentionCase> {
+class AttentionTest : public ::testing::TestWithParam<AttentionCase> {
  protected:
   Rotation rotation(const at::Tensor& x) {
     return GetParam().rotary ? table_.rows(0, x.size(1), x) : Rotation();
@@ -376,44 +376,44 @@ TEST(Attention, DropsInAnyType) {
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, AttentionTest,
-    testing::Values(AttentionCase{"gpt2",
-                                  {.width = 4,
-                                   .heads = 2,
-                                   .kv_heads = 2,
-                                   .head_dim = 2,
-                                   .qkv_bias = true,
-                                   .out_bias = true},
-                                  false},
-                    AttentionCase{
-                        "grouped",
-                        {.width = 6, .heads = 4, .kv_heads = 2, .head_dim = 2},
-                        true},
-                    AttentionCase{"one_kv_head_qk_norm_wide_heads",
-                                  {.width = 5,
-                                   .heads = 3,
-                                   .kv_heads = 1,
-                                   .head_dim = 4,
-                                   .qk_norm = QkNorm::kPerHead},
-                                  true},
-                    AttentionCase{"gemma",
-                                  {.width = 5,
-                                   .heads = 4,
-                                   .kv_heads = 2,
-                                   .head_dim = 4,
-                                   .qk_norm = QkNorm::kPerHead,
-                                   .norm = NormKind::kRmsNormPlusOne,
-                                   .q_scale = 0.7},
-                                  true},
-                    AttentionCase{"grouped_norm_of_all_heads",
-                                  {.width = 5,
-                                   .heads = 4,
-                                   .kv_heads = 2,
-                                   .head_dim = 2,
-                                   .qk_norm = QkNorm::kAllHeads},
-                                  true}),
+    ::testing::Values(
+        AttentionCase{"gpt2",
+                      {.width = 4,
+                       .heads = 2,
+                       .kv_heads = 2,
+                       .head_dim = 2,
+                       .qkv_bias = true,
+                       .out_bias = true},
+                      false},
+        AttentionCase{"grouped",
+                      {.width = 6, .heads = 4, .kv_heads = 2, .head_dim = 2},
+                      true},
+        AttentionCase{"one_kv_head_qk_norm_wide_heads",
+                      {.width = 5,
+                       .heads = 3,
+                       .kv_heads = 1,
+                       .head_dim = 4,
+                       .qk_norm = QkNorm::kPerHead},
+                      true},
+        AttentionCase{"gemma",
+                      {.width = 5,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 4,
+                       .qk_norm = QkNorm::kPerHead,
+                       .norm = NormKind::kRmsNormPlusOne,
+                       .q_scale = 0.7},
+                      true},
+        AttentionCase{"grouped_norm_of_all_heads",
+                      {.width = 5,
+                       .heads = 4,
+                       .kv_heads = 2,
+                       .head_dim = 2,
+                       .qk_norm = QkNorm::kAllHeads},
+                      true}),
     [](const auto& info) { return info.param.name; });
 
-class LatentAttentionTest : public testing::TestWithParam<int64_t> {
+class LatentAttentionTest : public ::testing::TestWithParam<int64_t> {
  protected:
   LatentAttentionTest() { fill(attention_); }
   LatentAttention attention_{{.width = 6,
@@ -448,7 +448,7 @@ TEST_P(LatentAttentionTest, CacheGivesTheSame) {
 }
 
 // Queries of a latent vector, and of the hidden states.
-INSTANTIATE_TEST_SUITE_P(Ranks, LatentAttentionTest, testing::Values(4, 0));
+INSTANTIATE_TEST_SUITE_P(Ranks, LatentAttentionTest, ::testing::Values(4, 0));
 
 TEST(Attention, AnEmptyBatchIsRefused) {
   GroupedQueryAttention attention(

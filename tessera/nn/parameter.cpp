@@ -11,7 +11,7 @@
 namespace tessera::nn {
 namespace {
 
-using Seen = std::unordered_set<const c10::TensorImpl*>;
+using SeenTensors = std::unordered_set<const c10::TensorImpl*>;
 
 std::shared_ptr<ParameterSpec> spec_of(const torch::nn::Module& module,
                                        const std::string& name,
@@ -23,8 +23,8 @@ std::shared_ptr<ParameterSpec> spec_of(const torch::nn::Module& module,
       ParameterSpec{mesh::Layout(tensor.sizes().vec()), Init::zeros()});
 }
 
-void collect(torch::nn::Module& module, const std::string& prefix, Seen& seen,
-             std::vector<Parameter>& found) {
+void collect(torch::nn::Module& module, const std::string& prefix,
+             SeenTensors& seen, std::vector<Parameter>& found) {
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
     found.push_back({prefix + item.key(),
@@ -154,7 +154,7 @@ std::vector<std::string> names_of_experts(const std::string& parameter,
 
 std::vector<Parameter> parameters_of(torch::nn::Module& root) {
   std::vector<Parameter> found;
-  Seen seen;
+  SeenTensors seen;
   collect(root, "", seen, found);
   return found;
 }

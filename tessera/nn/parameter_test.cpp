@@ -34,8 +34,9 @@ std::vector<std::string> names_of(torch::nn::Module& module) {
 
 TEST(Parameters, AreInOrderOfDeclaration) {
   Pair pair;
-  EXPECT_THAT(names_of(pair), testing::ElementsAre("first.weight", "first.bias",
-                                                   "second.weight"));
+  EXPECT_THAT(
+      names_of(pair),
+      ::testing::ElementsAre("first.weight", "first.bias", "second.weight"));
   EXPECT_EQ(num_parameters(pair), 35 + 7 + 35);
 }
 

@@ -66,7 +66,8 @@ std::vector<Case> cases() {
   };
 }
 
-class Remade : public testing::TestWithParam<std::pair<Case, at::ScalarType>> {
+class Remade
+    : public ::testing::TestWithParam<std::pair<Case, at::ScalarType>> {
  protected:
   void SetUp() override {
     at::manual_seed(11);
@@ -136,7 +137,7 @@ std::vector<std::pair<Case, at::ScalarType>> of_types() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Makers, Remade, testing::ValuesIn(of_types()),
+INSTANTIATE_TEST_SUITE_P(Makers, Remade, ::testing::ValuesIn(of_types()),
                          [](const auto& each) {
                            return std::string(each.param.first.name) + "_" +
                                   c10::toString(each.param.second);

@@ -83,7 +83,7 @@ TEST(WaitingRows, AreForgottenByAReset) {
   EXPECT_FALSE(rows.take());
 }
 
-class GradientOfSmallBatches : public testing::TestWithParam<bool> {
+class GradientOfSmallBatches : public ::testing::TestWithParam<bool> {
  protected:
   // Of so many backwards, through one layer that is used `uses` times in each.
   void run(int64_t backwards, int64_t uses = 1) {
@@ -186,7 +186,7 @@ TEST_P(GradientOfSmallBatches, HasWhatLibTorchAddsToo) {
   EXPECT_TRUE(is_whole());
 }
 
-INSTANTIATE_TEST_SUITE_P(Backward, GradientOfSmallBatches, testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Backward, GradientOfSmallBatches, ::testing::Bool(),
                          [](const auto& each) {
                            return each.param ? "in_parts" : "whole";
                          });

@@ -211,7 +211,7 @@ void load_on(const Mesh& mesh, const char* family, const std::string& folder,
   });
 }
 
-class State : public testing::TestWithParam<const char*> {};
+class State : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(State, SavedOnEachMeshAndLoadedOnEach) {
   const bool dense = std::string(GetParam()) == "llama";
@@ -239,7 +239,8 @@ TEST(OlderState, HasExpertsOneByOne) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, State, testing::Values("llama", "mixtral"));
+INSTANTIATE_TEST_SUITE_P(Families, State,
+                         ::testing::Values("llama", "mixtral"));
 
 }  // namespace
 }  // namespace tessera::train

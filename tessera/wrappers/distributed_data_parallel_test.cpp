@@ -233,7 +233,7 @@ TEST(DistributedDataParallel, NamesParametersWithoutGradientOnEveryRank) {
       own_backward ? loss.backward() : ddp.backward(loss);
     });
     for (const auto& message : messages) {
-      EXPECT_THAT(message, testing::HasSubstr("unused.weight, unused.bias"));
+      EXPECT_THAT(message, ::testing::HasSubstr("unused.weight, unused.bias"));
     }
   }
 }
@@ -275,9 +275,9 @@ TEST(DistributedDataParallel, RefusesAModelThatWasNotReduced) {
         .backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   });
   for (size_t rank = 0; rank < 2; ++rank) {
-    EXPECT_THAT(failed[rank], testing::HasSubstr("did not end"));
-    EXPECT_THAT(moved[rank], testing::HasSubstr("another dtype or device"));
-    EXPECT_THAT(recorded[rank], testing::HasSubstr("create_graph"));
+    EXPECT_THAT(failed[rank], ::testing::HasSubstr("did not end"));
+    EXPECT_THAT(moved[rank], ::testing::HasSubstr("another dtype or device"));
+    EXPECT_THAT(recorded[rank], ::testing::HasSubstr("create_graph"));
   }
 }
 
@@ -324,8 +324,8 @@ TEST(DistributedDataParallel, AParameterUnusedOnOneRankHangsNobody) {
             at::allclose(gradients[rank], at::full({2}, 2.0 / 3, at::kDouble)));
       } else {
         EXPECT_THAT(messages[rank],
-                    testing::HasSubstr(rank == 1 ? "unused.bias"
-                                                 : "missing on other ranks"));
+                    ::testing::HasSubstr(rank == 1 ? "unused.bias"
+                                                   : "missing on other ranks"));
       }
     }
   }
@@ -400,7 +400,7 @@ TEST(DistributedDataParallel, RefusesAnotherModuleOnAnotherRank) {
     }
   });
   for (const auto& message : messages) {
-    EXPECT_THAT(message, testing::HasSubstr("is another one"));
+    EXPECT_THAT(message, ::testing::HasSubstr("is another one"));
   }
 }
 

@@ -236,7 +236,7 @@ TEST(FullyShard, FreesBehindForwardAndBackward) {
     const Net net = make_in_turn(ranks, kind_of("gpt"));
     auto model = fully_shard(net, mesh, ranks);
     EXPECT_THAT(model.units(),
-                testing::ElementsAre("", "blocks.0", "blocks.1", "blocks.2"));
+                ::testing::ElementsAre("", "blocks.0", "blocks.1", "blocks.2"));
     EXPECT_EQ(bytes_of_whole(net), 0);
     const auto loss = loss_of(model.forward(rows_of(net, 0)));
     EXPECT_EQ(bytes_of_whole(net), 0);
@@ -475,7 +475,7 @@ TEST(FullyShard, AGlobNamesOneLevel) {
 }
 
 TEST(FullyShard, RefusesWhatWouldBeWrong) {
-  using testing::HasSubstr;
+  using ::testing::HasSubstr;
   const auto error_of =
       [](const std::function<void(FullySharded<Net>&, const Net&, int64_t)>&
              use,
@@ -545,7 +545,7 @@ TEST(FullyShard, AnOptimizerMadeBeforeIsRefused) {
                    loss_of(model.forward(rows_of(net, 0))).backward();
                    before.step();
                  }),
-        testing::HasSubstr("made before fully_shard()"));
+        ::testing::HasSubstr("made before fully_shard()"));
   }
 }
 

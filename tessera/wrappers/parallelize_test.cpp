@@ -297,9 +297,9 @@ TEST(ParallelLinear, AreModules) {
     // The same numbers on both, which are threads and make them together.
     up = ColumnParallelLinear(nn::LinearOptions(6, 8), group);
     down = RowParallelLinear(nn::LinearOptions(8, 6).bias(false), group);
-    EXPECT_THAT(up->weight.sizes(), testing::ElementsAre(4, 6));
-    EXPECT_THAT(up->bias.sizes(), testing::ElementsAre(4));
-    EXPECT_THAT(down->weight.sizes(), testing::ElementsAre(6, 4));
+    EXPECT_THAT(up->weight.sizes(), ::testing::ElementsAre(4, 6));
+    EXPECT_THAT(up->bias.sizes(), ::testing::ElementsAre(4));
+    EXPECT_THAT(down->weight.sizes(), ::testing::ElementsAre(6, 4));
     const auto x = at::arange(12).to(at::kFloat).view({2, 6}).requires_grad_();
     const auto y = down->forward(at::relu(up->forward(x)));
     y.sum().backward();
@@ -327,7 +327,7 @@ std::string error_of(const ParallelPlan& with,
 }
 
 TEST(Parallelize, RefusesWhatWouldBeWrong) {
-  using testing::HasSubstr;
+  using ::testing::HasSubstr;
   EXPECT_THAT(error_of({{"block.*.up", Style::column()}}),
               HasSubstr("\"block.*.up\" names no child module that has "
                         "parameters; the nearest is \"blocks."));
@@ -395,7 +395,7 @@ TEST(Parallelize, RefusesUnevenSharesByName) {
     }
     return message;
   };
-  using testing::HasSubstr;
+  using ::testing::HasSubstr;
   const std::string rule = " does not divide by the ";
   EXPECT_THAT(error_on(3, {{"blocks.1.q", Style::column()}}),
               HasSubstr("dim 0 of blocks.1.q.weight [16, 16]" + rule + "3 "));

@@ -11,10 +11,9 @@
 namespace tessera {
 namespace {
 
-namespace nn = torch::nn;
 namespace schedules = program::schedules;
 
-std::vector<int64_t> costs_of(const nn::Sequential& whole, CutBy by) {
+std::vector<int64_t> costs_of(const torch::nn::Sequential& whole, CutBy by) {
   std::vector<int64_t> costs;
   for (const auto& child : whole->children()) {
     int64_t cost = 1;
@@ -61,9 +60,9 @@ std::vector<int64_t> even_lengths(const std::vector<int64_t>& costs,
   return lengths_within(costs, parts, low);
 }
 
-void check_untied(const std::vector<nn::Sequential>& parts) {
+void check_untied(const std::vector<torch::nn::Sequential>& parts) {
   std::set<const void*> seen;
-  for (const nn::Sequential& part : parts) {
+  for (const torch::nn::Sequential& part : parts) {
     std::set<const void*> here;
     for (const auto& named : part->named_parameters()) {
       const void* const which = named.value().unsafeGetTensorImpl();
@@ -77,11 +76,11 @@ void check_untied(const std::vector<nn::Sequential>& parts) {
   }
 }
 
-std::vector<nn::Sequential> own_parts(const nn::Sequential& whole,
-                                      const program::Pipeline& pipeline,
-                                      int64_t rank, CutBy by) {
+std::vector<torch::nn::Sequential> own_parts(const torch::nn::Sequential& whole,
+                                             const program::Pipeline& pipeline,
+                                             int64_t rank, CutBy by) {
   const auto parts = split(whole, pipeline.num_runs(), by);
-  std::vector<nn::Sequential> own;
+  std::vector<torch::nn::Sequential> own;
   for (int64_t chunk = 0; chunk < pipeline.chunks; ++chunk) {
     own.push_back(parts[pipeline.run_of({rank, chunk})]);
   }
@@ -97,9 +96,9 @@ program::Pipeline pipeline_of(const std::string& name, int64_t stages,
                    : program::Placement::kRoundRobin};
 }
 
-std::vector<PipelineStage> stages_of(const std::vector<nn::Sequential>& parts,
-                                     const program::Pipeline& pipeline,
-                                     int64_t rank) {
+std::vector<PipelineStage> stages_of(
+    const std::vector<torch::nn::Sequential>& parts,
+    const program::Pipeline& pipeline, int64_t rank) {
   std::vector<PipelineStage> stages;
   for (size_t chunk = 0; chunk < parts.size(); ++chunk) {
     const int64_t run = pipeline.run_of({rank, static_cast<int64_t>(chunk)});
@@ -110,8 +109,8 @@ std::vector<PipelineStage> stages_of(const std::vector<nn::Sequential>& parts,
 
 }  // namespace
 
-std::vector<nn::Sequential> split(const nn::Sequential& whole, int64_t parts,
-                                  CutBy by) {
+std::vector<torch::nn::Sequential> split(const torch::nn::Sequential& whole,
+                                         int64_t parts, CutBy by) {
   const auto costs = costs_of(whole, by);
   TS_CHECK_CONFIG(parts >= 1 && parts <= std::ssize(costs), "split: ", parts,
                   " parts of ", costs.size(),
@@ -119,8 +118,8 @@ std::vector<nn::Sequential> split(const nn::Sequential& whole, int64_t parts,
   return split(whole, even_lengths(costs, parts));
 }
 
-std::vector<nn::Sequential> split(const nn::Sequential& whole,
-                                  const std::vector<int64_t>& lengths) {
+std::vector<torch::nn::Sequential> split(const torch::nn::Sequential& whole,
+                                         const std::vector<int64_t>& lengths) {
   const auto count = static_cast<int64_t>(whole->size());
   const bool all_have_some =
       std::ranges::all_of(lengths, [](int64_t n) { return n > 0; });
@@ -131,11 +130,11 @@ std::vector<nn::Sequential> split(const nn::Sequential& whole,
       " children do not add up to the ", count,
       " that there are, with one or more in each.");
   const auto children = whole->named_children();
-  std::vector<nn::Sequential> parts;
+  std::vector<torch::nn::Sequential> parts;
   auto next = whole->begin();
   size_t child = 0;
   for (const int64_t length : lengths) {
-    nn::Sequential part;
+    torch::nn::Sequential part;
     for (int64_t i = 0; i < length; ++i) {
       part->push_back(children[child++].key(), *next++);
     }
@@ -146,7 +145,7 @@ std::vector<nn::Sequential> split(const nn::Sequential& whole,
   return parts;
 }
 
-Pipe::Pipe(const nn::Sequential& whole, comm::Group& ranks,
+Pipe::Pipe(const torch::nn::Sequential& whole, comm::Group& ranks,
            const ScheduleOptions& options, int64_t chunks, CutBy by)
     : parts_(own_parts(whole,
                        pipeline_of(options.schedule, ranks.size(), chunks),
@@ -158,7 +157,7 @@ Pipe::Pipe(const nn::Sequential& whole, comm::Group& ranks,
 
 std::vector<at::Tensor> Pipe::parameters() const {
   std::vector<at::Tensor> all;
-  for (const nn::Sequential& part : parts_) {
+  for (const torch::nn::Sequential& part : parts_) {
     for (const at::Tensor& each : part->parameters()) all.push_back(each);
   }
   return all;

@@ -17,7 +17,7 @@ namespace tessera {
 namespace {
 
 namespace nn = torch::nn;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr int64_t kRows = 24, kSteps = 3;
 

@@ -175,8 +175,31 @@ class Lint(unittest.TestCase):
         known = {file: compiled(file, "-mavx" if "avx" in file else "-O2")
                  for file in files if "not_built" not in file}
         groups = list(lint.groups(files, known))
-        self.assertEqual(sorted(map(len, groups)), [1, 1, 1, 1, 9, 9])
+        self.assertEqual(sorted(map(len, groups)), [1, 1, 1, 1, 2, lint.AT_ONCE])
         self.assertEqual(sorted(sum(groups, [])), sorted(files))
+
+    def test_sources_that_share_a_name_are_not_compiled_as_one(self):
+        texts = {
+            "a": "namespace x {\nnamespace {\nstruct Case {};\nusing Clock = Steady;\n}  // namespace\n}  // namespace x",
+            "b": "namespace x {\nnamespace {\nvoid f(const\n       Case& c) {\n}\nusing Clock = Steady;\n"
+                 "constexpr int kOne = 1, kTwo = 2;\n}  // namespace\nstruct Case {};\n}  // namespace x",
+            "c": "namespace x {\nnamespace {\nenum class Case { kA };\n}  // namespace\n}  // namespace x",
+            "d": "namespace y {\nnamespace {\nstruct Case {};\n}  // namespace\n}  // namespace y",
+            "e": "namespace x {\nnamespace {\nint f;\nusing Clock = Other;\n}  // namespace\n}  // namespace x",
+            "f": "namespace x {\nnamespace {\nint kTwo = 3;\n}  // namespace\n}  // namespace x\n#define F 1",
+            "g": "#define F 2"}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in texts.items():
+                Path(folder, name).write_text(text)
+            sources = [Path(folder, name) for name in texts]
+            made = [[source.name for source in group] for group in lint.unity_groups.groups(sources)]
+            self.assertEqual(made, [["a", "b", "d", "g"], ["c", "e", "f"]])
+            unity = Path(folder, "build/Unity/unity_0_cxx.cxx")
+            unity.parent.mkdir(parents=True)
+            unity.write_text("".join(f'#include "{source}"\n' for source in sources if source.name in {"a", "b", "d"}))
+            self.assertTrue(lint.unity_groups.holds(Path(folder, "build")))
+            Path(folder, "d").write_text(texts["c"])
+            self.assertFalse(lint.unity_groups.holds(Path(folder, "build")))
 
     def test_a_verdict_is_of_a_source_its_headers_its_options_and_the_versions(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -14,20 +14,20 @@ namespace tessera::engine {
 
 using Change = std::function<void(RunConfig&)>;
 
-struct Case {
+struct MemoryCase {
   const char* name;
   mesh::Degrees degrees = {};
   Change change = [](RunConfig&) {};
   int64_t microbatches = 1;
 };
 
-inline std::ostream& operator<<(std::ostream& out, const Case& each) {
+inline std::ostream& operator<<(std::ostream& out, const MemoryCase& each) {
   return out << each.name;
 }
 
 inline constexpr int64_t kSeqLen = 128, kVocab = 512;
 
-inline RunConfig run_of(const Case& of) {
+inline RunConfig memory_run(const MemoryCase& of) {
   RunConfig config;
   config.data.train = {"random tokens"};
   config.data.seq_len = kSeqLen;
@@ -159,7 +159,7 @@ inline Change offload(const char* what) {
 
 inline void one_reads(RunConfig& config) { config.data.reader = "first"; }
 
-inline std::vector<Case> cases() {
+inline std::vector<MemoryCase> cases() {
   return {
       {"one rank"},
       {"accumulation", {}, zero(0), 3},

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
 
+#include "tessera/core/detail/json.h"
 #include "tessera/core/host.h"
 
 namespace tessera::comm {

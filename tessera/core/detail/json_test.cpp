@@ -22,7 +22,7 @@ struct Hostile {
   const char* complaint;  // starts with the place
 };
 
-class HostileJson : public testing::TestWithParam<Hostile> {};
+class HostileJson : public ::testing::TestWithParam<Hostile> {};
 
 TEST_P(HostileJson, IsRefusedWithItsPlace) {
   EXPECT_EQ(refusal(GetParam().text).substr(0, strlen(GetParam().complaint)),
@@ -32,7 +32,7 @@ TEST_P(HostileJson, IsRefusedWithItsPlace) {
 
 INSTANTIATE_TEST_SUITE_P(
     Table, HostileJson,
-    testing::Values(
+    ::testing::Values(
         Hostile{"", "f:1:1: attempting to parse an empty input"},
         Hostile{" \n", "f:2:1: syntax"}, Hostile{"{", "f:1:2: syntax error"},
         Hostile{"}", "f:1:1: syntax"}, Hostile{"[1,]", "f:1:4: syntax error"},

@@ -14,13 +14,13 @@
 namespace tessera::data {
 namespace {
 
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Letters are tokens of their own; "</s>" ends and fills.
-class ChatSamples : public testing::Test {
+class ChatSamples : public ::testing::Test {
  protected:
   ChatSamples()
       : tokenizer_(train_tokenizer(
@@ -125,8 +125,8 @@ TEST_F(ChatSamples, TargetsOfAStepAreCounted) {
 }
 
 TEST_F(ChatSamples, ATemplateThatWritesTheDateIsSaid) {
-  using testing::internal::CaptureStderr;
-  using testing::internal::GetCapturedStderr;
+  using ::testing::internal::CaptureStderr;
+  using ::testing::internal::GetCapturedStderr;
   const std::string body =
       "{% for each in messages %}{{ each.content }}{% endfor %}";
   const std::string dated = folder_.file("dated.jinja");
@@ -139,7 +139,7 @@ TEST_F(ChatSamples, ATemplateThatWritesTheDateIsSaid) {
               HasSubstr("dated.jinja: the chat template may write today's"));
   CaptureStderr();
   prepare_tokens(source({.chat_template = plain}));
-  EXPECT_THAT(GetCapturedStderr(), testing::Not(HasSubstr("strftime_now")));
+  EXPECT_THAT(GetCapturedStderr(), ::testing::Not(HasSubstr("strftime_now")));
 }
 
 TEST_F(ChatSamples, OtherKindsOfFilesAreRefusedByName) {

@@ -301,9 +301,9 @@ std::vector<std::string> orthogonalised(const InitializeOptions& options) {
 }
 
 TEST(ModuleUpdates, OrthogonaliseHiddenMatrices) {
-  EXPECT_THAT(orthogonalised({}), testing::ElementsAre("up.weight"));
+  EXPECT_THAT(orthogonalised({}), ::testing::ElementsAre("up.weight"));
   EXPECT_THAT(orthogonalised({.hidden_matrices = {"up.*", "lm_head.*"}}),
-              testing::UnorderedElementsAre("up.weight", "lm_head.weight"));
+              ::testing::UnorderedElementsAre("up.weight", "lm_head.weight"));
 }
 
 std::string refused(const Kind& kind) {

@@ -19,9 +19,9 @@ using models::trace::Traced;
 constexpr int64_t kNumberBytes = 8;
 
 // Rows come by source, are sorted by expert, and put back.
-Traced run_sorted(const Operators& ops, const Traced& came,
-                  const models::ModelConfig& model, int64_t experts,
-                  const models::trace::RunExperts& run) {
+Traced traced_sorted(const Operators& ops, const Traced& came,
+                     const models::ModelConfig& model, int64_t experts,
+                     const models::trace::RunExperts& run) {
   const int64_t rows = came.numel / model.hidden;
   const Memory order = ops.numbers(rows);
   const Traced sorted = ops.index_select(came, came.numel, order);
@@ -36,12 +36,12 @@ int64_t part_of(int64_t rows, const mesh::Range& range, int64_t experts,
 }
 
 // Of rows, of which so many come.
-Traced dispatch_in_chunks(const Operators& ops, const Traced& rows,
-                          int64_t received, const models::ModelConfig& model,
-                          const Ranks& ranks,
-                          const std::vector<mesh::Range>& chunks,
-                          const models::trace::RunExperts& run,
-                          const std::function<void()>& beside) {
+Traced traced_in_chunks(const Operators& ops, const Traced& rows,
+                        int64_t received, const models::ModelConfig& model,
+                        const Ranks& ranks,
+                        const std::vector<mesh::Range>& chunks,
+                        const models::trace::RunExperts& run,
+                        const std::function<void()>& beside) {
   const int64_t here = model.moe.experts / ranks.size;
   std::vector<int64_t> leave, come;
   for (const mesh::Range& range : chunks) {
@@ -60,7 +60,8 @@ Traced dispatch_in_chunks(const Operators& ops, const Traced& rows,
     const Traced came =
         ops.finish_all_to_all(std::exchange(leaving[i], {}), ranks);
     returning.push_back(ops.start_all_to_all(
-        run_sorted(ops, came, model, chunks[i].size(), run), leave[i], ranks));
+        traced_sorted(ops, came, model, chunks[i].size(), run), leave[i],
+        ranks));
   }
   std::vector<Traced> home;
   for (auto& each : returning) {
@@ -69,11 +70,11 @@ Traced dispatch_in_chunks(const Operators& ops, const Traced& rows,
   return ops.put_together(home);
 }
 
-Traced dispatch(const Operators& ops, const Traced& rows,
-                const models::ModelConfig& model, const Ranks& ranks,
-                const TracedOptions& options,
-                const models::trace::RunExperts& run,
-                const std::function<void()>& beside) {
+Traced traced_dispatch(const Operators& ops, const Traced& rows,
+                       const models::ModelConfig& model, const Ranks& ranks,
+                       const TracedOptions& options,
+                       const models::trace::RunExperts& run,
+                       const std::function<void()>& beside) {
   const int64_t sent = rows.numel / model.hidden;
   const int64_t received =
       std::llround(options.received_rows * static_cast<double>(sent));
@@ -82,13 +83,13 @@ Traced dispatch(const Operators& ops, const Traced& rows,
   ops.tape().collective("all_gather", ranks.axes, all_bytes);
   const int64_t here = model.moe.experts / ranks.size;
   if (options.dispatch_chunks > 0) {
-    return dispatch_in_chunks(ops, rows, received, model, ranks,
-                              expert_chunks(here, options.dispatch_chunks), run,
-                              beside);
+    return traced_in_chunks(ops, rows, received, model, ranks,
+                            expert_chunks(here, options.dispatch_chunks), run,
+                            beside);
   }
   const Traced came = ops.all_to_all(rows, received * model.hidden, ranks,
                                      /*copied_back=*/false);
-  const Traced back = run_sorted(ops, came, model, here, run);
+  const Traced back = traced_sorted(ops, came, model, here, run);
   return ops.all_to_all(back, rows.numel, ranks, /*copied_back=*/false);
 }
 
@@ -109,7 +110,7 @@ void apply(models::trace::TracedModel& model, const TracedOptions& options,
                          const Operators& ops, const Traced& rows,
                          const models::trace::RunExperts& run,
                          const std::function<void()>& beside) {
-      return dispatch(ops, rows, config, ep, options, run, beside);
+      return traced_dispatch(ops, rows, config, ep, options, run, beside);
     };
   }
   using Sum = std::function<void(const Operators& ops, int64_t numel)>;

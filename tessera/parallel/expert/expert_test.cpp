@@ -68,7 +68,7 @@ nn::ExpertShard shard_of(const Case& c, int64_t chunks, comm::Group& group) {
 
 // With top_k 1 all go to expert 3, which the last rank has: the others get
 // none. Of one token that ranks share out all but one have none to send.
-class DispatchTest : public testing::TestWithParam<Case> {};
+class DispatchTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(DispatchTest, IsAsOnOneRank) {
   const Case& c = GetParam();
@@ -131,11 +131,11 @@ TEST_P(DispatchTest, ChunksChangeNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(
     Loads, DispatchTest,
-    testing::Values(Case{1, 4, kExperts, true}, Case{2, 4, 1, false},
-                    Case{2, 5, kExperts, true}, Case{4, 4, 1, false},
-                    Case{4, 1, 1, false}, Case{4, 1, 1, true},
-                    Case{4, 1, kExperts, true}, Case{4, 5, kExperts, true},
-                    Case{4, 5, kExperts, false}),
+    ::testing::Values(Case{1, 4, kExperts, true}, Case{2, 4, 1, false},
+                      Case{2, 5, kExperts, true}, Case{4, 4, 1, false},
+                      Case{4, 1, 1, false}, Case{4, 1, 1, true},
+                      Case{4, 1, kExperts, true}, Case{4, 5, kExperts, true},
+                      Case{4, 5, kExperts, false}),
     [](const auto& info) {
       const Case& c = info.param;
       return c10::str("Ranks", c.ranks, "Tokens", c.tokens, "TopK", c.top_k,

@@ -58,7 +58,7 @@ TEST(Schedules, ActivationsAlive) {
 }
 
 // Times of a task of a chunk; a whole backward takes its parts'.
-struct Times {
+struct UnitTimes {
   int64_t forward = 1, input = 1, weight = 1;
   int64_t of(Op op) const {
     return op == Op::kForward         ? forward
@@ -77,7 +77,7 @@ struct Bubble {
 };
 
 Bubble bubble_of(const std::string& name, const Shape& shape,
-                 const Times& times = {}, bool together = false) {
+                 const UnitTimes& times = {}, bool together = false) {
   const Schedule& schedule = named(name);
   const Pipeline pipeline = pipeline_of(schedule, shape);
   std::map<std::tuple<bool, int64_t, int64_t, int64_t>, int64_t> ends;
@@ -155,8 +155,8 @@ TEST(Schedules, Bubbles) {
       const auto shape = [&](int64_t v) {
         return Shape{.stages = p, .chunks = v, .num_microbatches = m};
       };
-      for (const Times& t :
-           {Times{1, 1, 1}, Times{2, 3, 2}, Times{3, 4, 2}, Times{4, 5, 3}}) {
+      for (const UnitTimes& t : {UnitTimes{1, 1, 1}, UnitTimes{2, 3, 2},
+                                 UnitTimes{3, 4, 2}, UnitTimes{4, 5, 3}}) {
         const int64_t f = t.forward, b = t.input, w = t.weight;
         const auto where = c10::str(" p ", p, " m ", m, " ", f, b, w);
         EXPECT_EQ(bubble_of("1f1b", shape(1), t).of_step, (p - 1) * (f + b + w))
@@ -300,8 +300,8 @@ TEST(Schedules, StepsThatGoOnAreAlike) {
 TEST(Schedules, StepsThatGoOnHaveNoBubble) {
   for (int64_t p = 2; p <= 6; ++p) {
     for (int64_t m = p; m <= 2 * p; ++m) {
-      for (const Times& t :
-           {Times{1, 1, 1}, Times{1, 0, 1}, Times{2, 3, 2}, Times{3, 1, 0}}) {
+      for (const UnitTimes& t : {UnitTimes{1, 1, 1}, UnitTimes{1, 0, 1},
+                                 UnitTimes{2, 3, 2}, UnitTimes{3, 1, 0}}) {
         const int64_t steps = 6;
         const Stages all =
             stages_of("pipedream_2bw", {.stages = p, .num_microbatches = m}, 1,

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "tessera/core/detail/json.h"
 #include "tessera/data/detail/jinja/budget.h"
 #include "tessera/data/detail/jinja/text.h"
 #include "tessera/data/detail/utf8.h"

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Which sources of a target are compiled as one: unity_groups.py SOURCE..., or --check BUILD
+
+Most of what a source costs to compile is LibTorch's headers, over and over. But
+sources that are read as one must not use one name for two things: two go together
+whose unnamed namespaces, aliases and macros share no name. Prints the number of
+its group before each source; a group has at most AT_ONCE. --check ends with 1 where
+edits since BUILD was configured gave two of a group one name.
+"""
+
+import itertools
+import re
+import sys
+from pathlib import Path
+
+AT_ONCE = 8  # enough that the headers no longer count
+# As clang-format leaves them: what a namespace declares begins its line.
+NAMESPACE = re.compile(r"namespace([\w: ]*) \{$")
+ALIAS = re.compile(r"(?:using|namespace) (?:(\w+) =|[\w:]+::(\w+);)")
+CONSTANT = re.compile(r"\b(k[A-Z]\w*)(?:\[.*?\])* = ")
+DECLARED = [ALIAS, *map(re.compile, (
+    r"(?:struct|class|union|enum(?: class)?)(?: alignas\(.*?\))? (\w+)",
+    r"TORCH_MODULE\((\w+)\)",
+    r"#define (\w+)",
+    r"(?!TEST|INSTANTIATE|TYPED_TEST|template|static_assert|using)[^(={;]*?(\w+)(?:\[[^\]]*\])*(?: = |\{|;|\()"))]
+
+
+def names(source):
+    """What a source declares for itself: in which namespace what name, with the line that does."""
+    found, inside = {}, []
+    lines = source.read_text().splitlines() if source.is_file() else []
+    for line, following in zip(lines, [*lines[1:], ""]):
+        if opened := NAMESPACE.match(line):
+            inside.append(opened[1].strip())
+        elif line.startswith("}  // namespace") and inside:
+            inside.pop()
+        elif line[:1].isalpha() and ("" in inside or line.startswith(("namespace ", "static "))) or line[:1] == "#":
+            # A long declaration goes on in the next line.
+            whole = line if re.search(r"[({;]", line) else f"{line} {following.strip()}"
+            match = next(filter(None, (pattern.match(whole) for pattern in DECLARED)), None)
+            for name in filter(None, [*(match.groups() if match else []), *CONSTANT.findall(whole)]):
+                found["" if line[0] == "#" else "::".join(inside), name] = line
+    return found
+
+
+def go_together(one, other):
+    return all(other.get(name, line) == line and (name not in other or ALIAS.match(line)) for name, line in one.items())
+
+
+def groups(sources, at_once=AT_ONCE):
+    """Each source goes into the first group in which there is room for it."""
+    made = []
+    for source in sources:
+        own = names(source)
+        fitting = [group for group in made
+                   if len(group) < at_once and all(go_together(own, other) for _, other in group)]
+        if not fitting:
+            made.append([])
+        (fitting or made[-1:])[0].append((source, own))
+    return [[source for source, _ in group] for group in made]
+
+
+def holds(build):
+    """Whether what a build folder compiles as one still goes together, after edits."""
+    for unity in build.rglob("Unity/*.cxx"):
+        own = [names(Path(name)) for name in re.findall(r'#include "(.*)"', unity.read_text())]
+        if not all(go_together(one, other) for one, other in itertools.combinations(own, 2)):
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--check":
+        sys.exit(not holds(Path(sys.argv[2])))
+    for number, group in enumerate(groups([Path(name) for name in sys.argv[1:]])):
+        for source in group:
+            print(f"{number} {source}")
