@@ -63,7 +63,7 @@ class BenchStepCommand {
     }
     const RankJob job{
         .comm = config_.comm,
-        .device = device_of_rank(config_),
+        .devices = engine::devices_of_ranks(config_, world),
         .threads = config_.run.threads,
         .prepare =
             [this](const launch::RankEnvironment& first) {

@@ -161,7 +161,7 @@ class EvalCommand {
     const int64_t world_size = world_of(config_, flags_.ranks, place);
     engine::complete_for_evaluation(config_, world_size);
     RankJob job{.comm = config_.comm,
-                .device = device_of_rank(config_),
+                .devices = engine::devices_of_ranks(config_, world_size),
                 .work =
                     [this](comm::Communicator& ranks) {
                       evaluate(ranks);

@@ -90,7 +90,7 @@ class GenerateCommand {
                           program::Purpose::kEvaluation);
     };
     const RankJob job{.comm = config_.comm,
-                      .device = device_of_rank(config_),
+                      .devices = engine::devices_of_ranks(config_, world_size),
                       .prepare = prepare,
                       .work =
                           [this](comm::Communicator& ranks) {

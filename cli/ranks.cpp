@@ -46,17 +46,16 @@ std::unique_ptr<comm::Communicator> connect(const RankJob& job,
   share_out_cores(job.threads, place.local_world_size);
   monitor::count_tensor_bytes();
   if (place.source != "none") log::info(place.describe());
-  return comm::make_communicator(
-      {.backend = job.comm.backend,
-       .algorithm = job.comm.algorithm,
-       .rank = place.rank,
-       .world_size = place.world_size,
-       .local_world_size = place.local_world_size,
-       .devices = devices_of(job.device, place.world_size),
-       .store = meeting.store,
-       .timeout = timeout_of(job.comm),
-       .address = meeting.address,
-       .record_folder = job.record_folder});
+  return comm::make_communicator({.backend = job.comm.backend,
+                                  .algorithm = job.comm.algorithm,
+                                  .rank = place.rank,
+                                  .world_size = place.world_size,
+                                  .local_world_size = place.local_world_size,
+                                  .devices = job.devices,
+                                  .store = meeting.store,
+                                  .timeout = timeout_of(job.comm),
+                                  .address = meeting.address,
+                                  .record_folder = job.record_folder});
 }
 
 // This process is one rank; its peers are elsewhere. Where another launcher
@@ -73,7 +72,7 @@ int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
     guard.emplace(
         RankContext{.rank = static_cast<int>(place.rank),
                     .world_size = static_cast<int>(place.world_size)});
-    take_device(job.device(place.rank), place.local_rank);
+    take_device(job.devices.at(place.rank), place.local_rank);
     ranks = connect(job, meeting);
   };
   if (place.source == "tessera" || place.source == "none") {
@@ -81,7 +80,7 @@ int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
   } else {
     launch::begin_together(meeting, [&] { job.prepare(place); }, begin);
   }
-  const auto memory = memory_of(job.device(place.rank));
+  const auto memory = memory_of(job.devices.at(place.rank));
   return job.work(*ranks);
 }
 
@@ -94,13 +93,14 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
                      .algorithm = job.comm.algorithm,
                      .world_size = world_size,
                      .local_world_size = world_size,
-                     .devices = devices_of(job.device, world_size),
+                     .devices = job.devices,
                      .timeout = timeout_of(job.comm),
                      .record_folder = job.record_folder},
                     [&](comm::Communicator& ranks) {
                       const monitor::RankMemory memory;
                       share_out_cores(job.threads, world_size);
-                      const auto there = memory_of(job.device(ranks.rank()));
+                      const auto there =
+                          memory_of(job.devices.at(ranks.rank()));
                       codes[ranks.rank()] = job.work(ranks);
                     });
   return codes[0];
@@ -133,20 +133,6 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
   return place;
 }
 
-DeviceOfRank device_of_rank(const engine::RunConfig& config) {
-  return
-      [&config](int64_t rank) { return engine::device_of_rank(config, rank); };
-}
-
-std::vector<c10::DeviceType> devices_of(const DeviceOfRank& device,
-                                        int64_t world_size) {
-  std::vector<c10::DeviceType> devices;
-  for (int64_t rank = 0; rank < world_size; ++rank) {
-    devices.push_back(device(rank));
-  }
-  return devices;
-}
-
 int run_ranks(const RankJob& job, const RankFlags& flags,
               const launch::RankEnvironment& place, int64_t world_size) {
   ignore_broken_pipes();  // who reads along may stop before the ranks do
@@ -156,7 +142,7 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
                   "Use mpirun -np ",
                   world_size, " tessera ", job.arguments.at(1),
                   " ..., without --nproc.");
-  job.comm.check_gpus(devices_of(job.device, world_size), num_gpus());
+  job.comm.check_gpus(job.devices, num_gpus());
   launch::RankEnvironment first = place;
   first.world_size = first.local_world_size = world_size;
   job.prepare(first);

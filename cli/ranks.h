@@ -11,7 +11,6 @@
 
 #include "cli/commands.h"
 #include "tessera/comm/comm_config.h"
-#include "tessera/engine/run_config.h"
 #include "tessera/launch/environment.h"
 
 namespace tessera::cli {
@@ -26,18 +25,11 @@ void add_rank_flags(CLI::App& command, RankFlags& flags);
 // Where this process is. TS_CHECK_USAGE on --nproc below another launcher.
 launch::RankEnvironment find_place(const RankFlags& flags);
 
-using DeviceOfRank = std::function<c10::DeviceType(int64_t rank)>;
-// REQUIRES: a completed configuration, that outlives it.
-DeviceOfRank device_of_rank(const engine::RunConfig& config);
-// By rank.
-std::vector<c10::DeviceType> devices_of(const DeviceOfRank& device,
-                                        int64_t world_size);
-
 struct RankJob {
   comm::CommConfig comm;
-  DeviceOfRank device = [](int64_t) { return c10::kCPU; };
-  int64_t threads = 0;             // of a rank; 0: the cores, shared out
-  std::string record_folder = "";  // of flight recorders; "": none
+  std::vector<c10::DeviceType> devices;  // by rank
+  int64_t threads = 0;                   // of a rank; 0: the cores, shared out
+  std::string record_folder = "";        // of flight recorders; "": none
   // Once a host, before its ranks start: what they share. `first`: where the
   // first of them is.
   std::function<void(const launch::RankEnvironment& first)> prepare =

@@ -77,7 +77,7 @@ class TrainCommand {
     std::optional<launch::StopRequest> stop;
     const RankJob job{
         .comm = config_.comm,
-        .device = device_of_rank(config_),
+        .devices = engine::devices_of_ranks(config_, world_size),
         .threads = config_.run.threads,
         .record_folder = train::RunFolder(config_).logs(),
         .prepare =
@@ -136,7 +136,7 @@ class TrainCommand {
     const int64_t ranks =
         config_.mesh.star() ? 1 : engine::implied_world_size(config_);
     try {
-      config_.comm.check_gpus(devices_of(device_of_rank(config_), ranks),
+      config_.comm.check_gpus(engine::devices_of_ranks(config_, ranks),
                               num_gpus());
       train::check_memory(config_, {.count = ranks}, train::memory_of_host());
     } catch (const Error& error) {

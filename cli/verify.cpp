@@ -1,4 +1,5 @@
 // tessera verify: does this mesh train the model that one rank trains?
+#include <c10/util/Exception.h>
 #include <iomanip>
 #include <iostream>
 
@@ -57,6 +58,22 @@ constexpr const char* kFp32Hint =
     "in fp32 this may be rounding: without --precision fp32 it is told from a "
     "fault\n";
 
+// A model too large for a GPU is the user's to make smaller.
+verify::Verification compare(const engine::RunConfig& config, int64_t world,
+                             const VerifyFlags& flags) {
+  try {
+    return verify::verify(config, world, flags.steps, flags.precision);
+  } catch (const c10::OutOfMemoryError& error) {
+    const std::string words = message_of(error);
+    TS_CHECK_CONFIG(false,
+                    "memory of the device: ", words.substr(0, words.find('\n')),
+                    " verify computes in ", flags.precision,
+                    ", its ranks on the GPUs of this host. Use "
+                    "--shrink, a model of the same kind that is small, or "
+                    "--run.device=cpu.");
+  }
+}
+
 void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
   config::Provenance origins;
   auto config = engine::read_run_config(
@@ -88,8 +105,7 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
                                        : ", on " + config.run.device_text() +
                                              ", beside one rank on the CPU")
             << std::endl;
-  const auto found =
-      verify::verify(config, world, flags.steps, flags.precision);
+  const auto found = compare(config, world, flags);
   print(found);
   if (!found.equal() && flags.precision == "fp32") std::cout << kFp32Hint;
   set_exit_code(

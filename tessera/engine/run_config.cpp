@@ -405,32 +405,40 @@ c10::DeviceType device_of_rank(const RunConfig& config, int64_t rank) {
   return run.device_of_stage(mesh.coord_of(rank)[mesh::Axis::kPp]);
 }
 
+std::vector<c10::DeviceType> devices_of_ranks(const RunConfig& config,
+                                              int64_t world_size) {
+  std::vector<c10::DeviceType> devices;
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    devices.push_back(device_of_rank(config, rank));
+  }
+  return devices;
+}
+
 void check_device(const RunConfig& config) {
   if (config.run.is_on_cpu()) return;
   if (const auto found = why_not_on_gpus(config)) {
     TS_CHECK_CONFIG(false, found->what, ", which no GPU is built for. Use ",
                     found->instead, ", or run.device cpu.");
   }
-  const bool is_fp8 = config.precision.product_type() == nn::ProductType::kFp8;
-  if (is_fp8 && num_gpus() > 0) {
+  if (config.precision.is_fp8() && num_gpus() > 0) {
     check_products(config, nn::gpu::least_capability());
   }
 }
 
 void check_products(const RunConfig& config, int capability) {
-  const bool is_fp8 = config.precision.product_type() == nn::ProductType::kFp8;
-  TS_CHECK_CONFIG(!is_fp8 || capability >= nn::kLeastFp8Capability,
-                  "precision.products is fp8, but a GPU of this host has "
-                  "compute capability ",
-                  capability / 10, ".", capability % 10,
-                  ": 8.9 and later ones multiply it. Use precision.products "
-                  "same, or run.device cpu, which emulates it.");
+  TS_CHECK_CONFIG(
+      !config.precision.is_fp8() || capability >= nn::kLeastFp8Capability,
+      "precision.products is fp8, but a GPU of this host has "
+      "compute capability ",
+      capability / 10, ".", capability % 10,
+      ": 8.9 and later ones multiply it. Use precision.products "
+      "same, or run.device cpu, which emulates it.");
 }
 
 std::string emulation_text(const RunConfig& config) {
-  const bool is_fp8 = config.precision.product_type() == nn::ProductType::kFp8;
   const bool emulates =
-      is_fp8 && std::ranges::count(config.run.device_types, c10::kCPU) > 0;
+      config.precision.is_fp8() &&
+      std::ranges::count(config.run.device_types, c10::kCPU) > 0;
   return emulates ? "precision.products fp8 is emulated on the CPU: its "
                     "products are those of the rounded numbers, in fp32, and "
                     "slower than bf16's"

@@ -117,8 +117,10 @@ void complete(RunConfig& config, int64_t world_size);
 // and batch.micro sequences at a time.
 void complete_for_evaluation(RunConfig& config, int64_t world_size);
 
-// The kind of device that a rank of the run computes with.
+// The kind of device that a rank of the run computes with, and those of all.
 c10::DeviceType device_of_rank(const RunConfig& config, int64_t rank);
+std::vector<c10::DeviceType> devices_of_ranks(const RunConfig& config,
+                                              int64_t world_size);
 
 // What is asked for and no GPU is built for, and what to use instead. Then
 // run.device auto is the CPU; else the GPU, where there is one.

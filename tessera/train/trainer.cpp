@@ -151,9 +151,7 @@ class Trainer {
   }
 
   void tell_fp8_layers() const {
-    const bool is_fp8 =
-        config_.precision.product_type() == nn::ProductType::kFp8;
-    if (!is_fp8 || !leads()) return;
+    if (!config_.precision.is_fp8() || !leads()) return;
     const auto layers = models::fp8_layers(model_->decoder());
     if (layers.taken == layers.all) return;
     log::warning("precision.products is fp8, by which ", layers.taken, " of ",

@@ -90,14 +90,10 @@ class Comparison {
   }
 
   Verification run(int64_t world_size) {
-    std::vector<c10::DeviceType> devices;
-    for (int64_t rank = 0; rank < world_size; ++rank) {
-      devices.push_back(engine::device_of_rank(config_, rank));
-    }
     comm::run_threads({.backend = "shm",
                        .world_size = world_size,
                        .local_world_size = world_size,
-                       .devices = devices,
+                       .devices = engine::devices_of_ranks(config_, world_size),
                        .timeout = std::chrono::minutes(5)},
                       [&](comm::Communicator& ranks) { run_rank(ranks); });
     keep_the_first();
