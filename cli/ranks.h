@@ -27,7 +27,7 @@ launch::RankEnvironment find_place(const RankFlags& flags);
 
 struct RankJob {
   comm::CommConfig comm;
-  std::vector<c10::DeviceType> devices;  // by rank
+  std::vector<c10::DeviceType> devices;  // of every rank, in their order
   int64_t threads = 0;                   // of a rank; 0: the cores, shared out
   std::string record_folder = "";        // of flight recorders; "": none
   // Once a host, before its ranks start: what they share. `first`: where the

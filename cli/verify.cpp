@@ -65,12 +65,12 @@ verify::Verification compare(const engine::RunConfig& config, int64_t world,
     return verify::verify(config, world, flags.steps, flags.precision);
   } catch (const c10::OutOfMemoryError& error) {
     const std::string words = message_of(error);
-    TS_CHECK_CONFIG(false,
-                    "memory of the device: ", words.substr(0, words.find('\n')),
-                    " verify computes in ", flags.precision,
-                    ", its ranks on the GPUs of this host. Use "
-                    "--shrink, a model of the same kind that is small, or "
-                    "--run.device=cpu.");
+    TS_CHECK_CONFIG(
+        false, "memory of the device: ", words.substr(0, words.find('\n')),
+        " verify computes in ", flags.precision,
+        ", its ranks on the GPUs of this host. Use ",
+        flags.shrink ? "" : "--shrink, a small model of the same kind, or ",
+        "--run.device=cpu.");
   }
 }
 

@@ -9,6 +9,7 @@ edits since BUILD was configured gave two of a group one name.
 """
 
 import itertools
+import json
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ AT_ONCE = 8  # enough that the headers no longer count
 # As clang-format leaves them: what a namespace declares begins its line.
 NAMESPACE = re.compile(r"namespace([\w: ]*) \{$")
 ALIAS = re.compile(r"(?:using|namespace) (?:(\w+) =|[\w:]+::(\w+);)")
+ATTRIBUTES = re.compile(r"(?:\[\[.*?\]\]|__attribute__\(\(.*?\)\)|::)\s*")
 CONSTANT = re.compile(r"\b(k[A-Z]\w*)(?:\[.*?\])* = ")
 DECLARED = [ALIAS, *map(re.compile, (
     r"(?:struct|class|union|enum(?: class)?)(?: alignas\(.*?\))? (\w+)",
@@ -34,17 +36,20 @@ def names(source):
             inside.append(opened[1].strip())
         elif line.startswith("}  // namespace") and inside:
             inside.pop()
-        elif line[:1].isalpha() and ("" in inside or line.startswith(("namespace ", "static "))) or line[:1] == "#":
+        elif re.match(r"[\w[:]", line) and ("" in inside or line.startswith(("namespace ", "static "))) or line[:1] == "#":
             # A long declaration goes on in the next line.
             whole = line if re.search(r"[({;]", line) else f"{line} {following.strip()}"
+            whole = ATTRIBUTES.sub("", whole, count=1) if line[0] in "[:_" else whole
+            while whole != (whole := re.sub(r"(?<=\w)<[^<>]*>", "", whole)):
+                pass  # arguments of templates, with parentheses of their own
             match = next(filter(None, (pattern.match(whole) for pattern in DECLARED)), None)
             for name in filter(None, [*(match.groups() if match else []), *CONSTANT.findall(whole)]):
-                found["" if line[0] == "#" else "::".join(inside), name] = line
+                found["" if line[0] == "#" else "::".join(inside), name] = whole if ALIAS.match(line) else line
     return found
 
 
 def go_together(one, other):
-    return all(other.get(name, line) == line and (name not in other or ALIAS.match(line)) for name, line in one.items())
+    return all(name not in other or other[name] == line and ALIAS.match(line) for name, line in one.items())
 
 
 def groups(sources, at_once=AT_ONCE):
@@ -60,9 +65,15 @@ def groups(sources, at_once=AT_ONCE):
     return [[source for source, _ in group] for group in made]
 
 
+def is_unity(file):
+    """Whether CMake made this file of others."""
+    return file.suffix == ".cxx" and file.parent.name == "Unity"
+
+
 def holds(build):
     """Whether what a build folder compiles as one still goes together, after edits."""
-    for unity in build.rglob("Unity/*.cxx"):
+    compiled = [Path(entry["file"]) for entry in json.loads((build / "compile_commands.json").read_text())]
+    for unity in filter(is_unity, compiled):
         own = [names(Path(name)) for name in re.findall(r'#include "(.*)"', unity.read_text())]
         if not all(go_together(one, other) for one, other in itertools.combinations(own, 2)):
             return False

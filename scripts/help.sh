@@ -5,7 +5,7 @@ usage: ./dev VERB
   quickstart [FOLDER]   trains a small model on two ranks: on prose from Debian,
                         or on your own text
   test [--fast] [--sanitize]
-                        builds and checks everything; --fast: less than a minute
+                        builds and checks everything; --fast: under two minutes
   setup                 Debian packages and LibTorch (into .venv/), where missing
   build [TARGET...]     into build/dev (TESSERA_PRESET=release|asan|tsan: there)
   build --package [--check]

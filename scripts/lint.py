@@ -42,10 +42,10 @@ def commands(build):
     """
     compiled = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
-        command = re.sub(r" -W\S*| -include \S*cmake_pch\.hxx| -fuse-ld=mold| -fopenmp", "", entry["command"])
+        command = re.sub(r" -o \S+| -W\S*| -include \S*cmake_pch\.hxx| -fuse-ld=mold| -fopenmp", "", entry["command"])
         built = Path(entry["file"])
-        together = "Unity" in built.parts and INCLUDE.findall(built.read_bytes())
-        for file in [name.decode() for name in together or []] or [entry["file"]]:
+        together = INCLUDE.findall(built.read_bytes()) if unity_groups.is_unity(built) else []
+        for file in [name.decode() for name in together] or [entry["file"]]:
             compiled[file] = {**entry, "file": file, "command": command.replace(entry["file"], file)}
     return compiled
 
@@ -107,7 +107,7 @@ def groups(files, compiled):
         # What is not built here stays alone: clang-tidy guesses its options.
         options = file
         if file in compiled:
-            options = re.sub(r" -o \S+", "", compiled[file]["command"].replace(file, ""))
+            options = compiled[file]["command"].replace(file, "")
         alike.setdefault((room, options), []).append(file)
     for same in alike.values():
         for group in unity_groups.groups(map(Path, same), AT_ONCE):

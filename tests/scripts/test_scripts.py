@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import math
 import subprocess
 import sys
@@ -187,16 +188,21 @@ class Lint(unittest.TestCase):
             "d": "namespace y {\nnamespace {\nstruct Case {};\n}  // namespace\n}  // namespace y",
             "e": "namespace x {\nnamespace {\nint f;\nusing Clock = Other;\n}  // namespace\n}  // namespace x",
             "f": "namespace x {\nnamespace {\nint kTwo = 3;\n}  // namespace\n}  // namespace x\n#define F 1",
-            "g": "#define F 2"}
+            "g": "#define F 2",
+            "h": "namespace x {\nnamespace {\n[[noreturn]] void g() {\n}\nstd::function<void()> g2();\n}  // namespace\n}  // namespace x",
+            "i": "namespace x {\nnamespace {\nvoid g(int i) {\n}\n}  // namespace\n}  // namespace x",
+            "j": "namespace x {\nnamespace {\nusing A =\n    B;\nint g2;\n}  // namespace\n}  // namespace x",
+            "k": "namespace x {\nnamespace {\nusing A =\n    C;\n}  // namespace\n}  // namespace x"}
         with tempfile.TemporaryDirectory() as folder:
             for name, text in texts.items():
                 Path(folder, name).write_text(text)
             sources = [Path(folder, name) for name in texts]
             made = [[source.name for source in group] for group in lint.unity_groups.groups(sources)]
-            self.assertEqual(made, [["a", "b", "d", "g"], ["c", "e", "f"]])
+            self.assertEqual(made, [["a", "b", "d", "g", "h", "k"], ["c", "e", "f", "i", "j"]])
             unity = Path(folder, "build/Unity/unity_0_cxx.cxx")
             unity.parent.mkdir(parents=True)
             unity.write_text("".join(f'#include "{source}"\n' for source in sources if source.name in {"a", "b", "d"}))
+            Path(folder, "build/compile_commands.json").write_text(json.dumps([{"file": str(unity)}]))
             self.assertTrue(lint.unity_groups.holds(Path(folder, "build")))
             Path(folder, "d").write_text(texts["c"])
             self.assertFalse(lint.unity_groups.holds(Path(folder, "build")))
