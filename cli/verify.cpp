@@ -11,6 +11,7 @@
 #include "tessera/engine/model_sizes.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/models/model.h"
+#include "tessera/train/preflight.h"
 #include "tessera/verify/verify.h"
 
 namespace tessera::cli {
@@ -64,11 +65,9 @@ verify::Verification compare(const engine::RunConfig& config, int64_t world,
   try {
     return verify::verify(config, world, flags.steps, flags.precision);
   } catch (const c10::OutOfMemoryError& error) {
-    const std::string words = message_of(error);
     TS_CHECK_CONFIG(
-        false, "memory of the device: ", words.substr(0, words.find('\n')),
-        " verify computes in ", flags.precision,
-        ", its ranks on the GPUs of this host. Use ",
+        false, train::out_of_memory_text(error), " verify computes in ",
+        flags.precision, ", its ranks on the GPUs of this host. Use ",
         flags.shrink ? "" : "--shrink, a small model of the same kind, or ",
         "--run.device=cpu.");
   }

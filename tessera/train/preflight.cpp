@@ -325,6 +325,11 @@ void check_memory(const RunConfig& of, const HostRanks& ranks,
                   ".");
 }
 
+std::string out_of_memory_text(const c10::OutOfMemoryError& error) {
+  const std::string words = message_of(error);
+  return "memory of the device: " + words.substr(0, words.find('\n'));
+}
+
 void refuse_out_of_memory(const RunConfig& config,
                           const c10::OutOfMemoryError& error,
                           program::Purpose purpose) {
@@ -332,7 +337,6 @@ void refuse_out_of_memory(const RunConfig& config,
   const auto held = [](MemoryKind kind) {
     return bytes_text(monitor::tensor_bytes(kind).peak);
   };
-  const std::string words = message_of(error);
   const bool trains = purpose == program::Purpose::kTraining;
   const std::string beside_parameters =
       trains
@@ -340,10 +344,9 @@ void refuse_out_of_memory(const RunConfig& config,
                      held(MemoryKind::kOptimizer), " of the optimizer's states")
           : "";
   TS_CHECK_CONFIG(
-      false, "memory of the device: ", words.substr(0, words.find('\n')),
-      " This rank held ", held(MemoryKind::kParameters), " of parameters",
-      beside_parameters, ", and up to ", held(MemoryKind::kWork),
-      " beside them. Use ",
+      false, out_of_memory_text(error), " This rank held ",
+      held(MemoryKind::kParameters), " of parameters", beside_parameters,
+      ", and up to ", held(MemoryKind::kWork), " beside them. Use ",
       c10::Join(" or ", ways_to_need_less(config, {}, purpose)), ".");
 }
 

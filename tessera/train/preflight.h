@@ -35,6 +35,9 @@ void check_memory(const engine::RunConfig& config, const HostRanks& ranks,
                   int64_t host_bytes,
                   program::Purpose purpose = program::Purpose::kTraining);
 
+// "memory of the device: " and the line in which its allocator says so.
+std::string out_of_memory_text(const c10::OutOfMemoryError& error);
+
 // Ends the work of a rank whose device has no more memory: TS_CHECK_CONFIG,
 // with the most that this rank has held, by kind, and what would need less.
 [[noreturn]] void refuse_out_of_memory(

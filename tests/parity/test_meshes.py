@@ -394,9 +394,6 @@ MESHES |= {f"window, {name}": (world, model, sections) for name, world, model, s
 # The batch divides by every degree of data parallelism in the list.
 BATCH = {"batch": {"global": 12, "micro": 1}}
 ONE_RANK = {}
-# The warm-up's four, and well into the schedule's fall.
-STEPS = 10
-RUN = {"run": {"steps": STEPS}, "checkpoint": {"every": STEPS}}
 
 
 def one_rank(program, tokens, folder, model, precision, sections):
@@ -405,15 +402,15 @@ def one_rank(program, tokens, folder, model, precision, sections):
              **{name: sections[name] for name in ("data", "optimizer") if name in sections}}
     key = json.dumps(alike, sort_keys=True)
     if key not in ONE_RANK:
-        ONE_RANK[key] = run(program, tokens, folder, "--nproc", "1", step=STEPS, batch={"global": 12}, **RUN, **alike)
+        ONE_RANK[key] = run(program, tokens, folder, "--nproc", "1", batch={"global": 12}, **alike)
     return ONE_RANK[key]
 
 
 def compare(program, tokens, tmp_path, name, precision, bound, state_bound):
     world, model, sections = MESHES[name]
     one = one_rank(program, tokens, tmp_path / "one", model, precision, sections)
-    other = run(program, tokens, tmp_path / "mesh", "--nproc", str(world), "--ranks", "threads", step=STEPS,
-                model=model, precision={"compute": precision}, **{**BATCH, **RUN, **sections})
+    other = run(program, tokens, tmp_path / "mesh", "--nproc", str(world), "--ranks", "threads",
+                model=model, precision={"compute": precision}, **{**BATCH, **sections})
     assert_equal_runs(one, other, bound, state_bound, name)
 
 
@@ -438,7 +435,7 @@ def test_a_mesh_equals_one_rank_in_fp32(program, tokens, tmp_path, name):
 def test_processes_equal_one_rank(program, tokens, tmp_path, backend, name):
     world, model, sections = MESHES[name]
     one = one_rank(program, tokens, tmp_path / "one", model, "fp64", sections)
-    other = run(program, tokens, tmp_path / "mesh", "--nproc", str(world), step=STEPS, **BATCH, **RUN, model=model,
+    other = run(program, tokens, tmp_path / "mesh", "--nproc", str(world), **BATCH, model=model,
                 precision={"compute": "fp64"}, comm={"backend": backend}, **sections)
     assert_equal_runs(one, other, 1e-10, 1e-10, name)
 

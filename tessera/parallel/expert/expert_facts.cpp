@@ -19,9 +19,9 @@ using models::trace::Traced;
 constexpr int64_t kNumberBytes = 8;
 
 // Rows come by source, are sorted by expert, and put back.
-Traced traced_sorted(const Operators& ops, const Traced& came,
-                     const models::ModelConfig& model, int64_t experts,
-                     const models::trace::RunExperts& run) {
+Traced run_sorted(const Operators& ops, const Traced& came,
+                  const models::ModelConfig& model, int64_t experts,
+                  const models::trace::RunExperts& run) {
   const int64_t rows = came.numel / model.hidden;
   const Memory order = ops.numbers(rows);
   const Traced sorted = ops.index_select(came, came.numel, order);
@@ -36,12 +36,12 @@ int64_t part_of(int64_t rows, const mesh::Range& range, int64_t experts,
 }
 
 // Of rows, of which so many come.
-Traced traced_in_chunks(const Operators& ops, const Traced& rows,
-                        int64_t received, const models::ModelConfig& model,
-                        const Ranks& ranks,
-                        const std::vector<mesh::Range>& chunks,
-                        const models::trace::RunExperts& run,
-                        const std::function<void()>& beside) {
+Traced dispatch_in_chunks(const Operators& ops, const Traced& rows,
+                          int64_t received, const models::ModelConfig& model,
+                          const Ranks& ranks,
+                          const std::vector<mesh::Range>& chunks,
+                          const models::trace::RunExperts& run,
+                          const std::function<void()>& beside) {
   const int64_t here = model.moe.experts / ranks.size;
   std::vector<int64_t> leave, come;
   for (const mesh::Range& range : chunks) {
@@ -60,8 +60,7 @@ Traced traced_in_chunks(const Operators& ops, const Traced& rows,
     const Traced came =
         ops.finish_all_to_all(std::exchange(leaving[i], {}), ranks);
     returning.push_back(ops.start_all_to_all(
-        traced_sorted(ops, came, model, chunks[i].size(), run), leave[i],
-        ranks));
+        run_sorted(ops, came, model, chunks[i].size(), run), leave[i], ranks));
   }
   std::vector<Traced> home;
   for (auto& each : returning) {
@@ -83,13 +82,13 @@ Traced traced_dispatch(const Operators& ops, const Traced& rows,
   ops.tape().collective("all_gather", ranks.axes, all_bytes);
   const int64_t here = model.moe.experts / ranks.size;
   if (options.dispatch_chunks > 0) {
-    return traced_in_chunks(ops, rows, received, model, ranks,
-                            expert_chunks(here, options.dispatch_chunks), run,
-                            beside);
+    return dispatch_in_chunks(ops, rows, received, model, ranks,
+                              expert_chunks(here, options.dispatch_chunks), run,
+                              beside);
   }
   const Traced came = ops.all_to_all(rows, received * model.hidden, ranks,
                                      /*copied_back=*/false);
-  const Traced back = traced_sorted(ops, came, model, here, run);
+  const Traced back = run_sorted(ops, came, model, here, run);
   return ops.all_to_all(back, rows.numel, ranks, /*copied_back=*/false);
 }
 
