@@ -199,10 +199,14 @@ std::string describe(const Instruction& instruction) {
   if (instruction.microbatch >= 0) {
     text += " " + std::to_string(instruction.microbatch);
   }
-  if (instruction.chunk > 0) text += c10::str(" chunk ", instruction.chunk);
-  if (instruction.unit >= 0) text += c10::str(" unit ", instruction.unit);
+  if (instruction.chunk > 0) {
+    text += " chunk " + std::to_string(instruction.chunk);
+  }
+  if (instruction.unit >= 0) {
+    text += " unit " + std::to_string(instruction.unit);
+  }
   if (instruction.version > 0) {
-    text += c10::str(" version ", instruction.version);
+    text += " version " + std::to_string(instruction.version);
   }
   return text;
 }

@@ -5,7 +5,8 @@ namespace tessera::program::detail {
 void FileRules::take(const Instruction& instruction) {
   for (const Instruction& fetch : fetched_for(instruction, units_)) {
     const Progress state = fetched_[{fetch.op, fetch.unit}];
-    require(state == Progress::kDone, "needs ", describe(fetch),
+    if (state == Progress::kDone) continue;
+    require(false, "needs ", describe(fetch),
             state == Progress::kNone ? ", which was not begun"
                                      : ", which is not awaited yet");
   }

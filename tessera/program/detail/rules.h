@@ -27,13 +27,13 @@ class Rules {
   Rules(const Rules&) = delete;
   Rules& operator=(const Rules&) = delete;
 
-  // `place`: "at 12: Forward 3 unit 1".
-  void see(const Instruction& instruction, const std::string& place) {
-    place_ = &place;
+  void see(const Instruction& instruction, size_t place) {
+    seen_ = &instruction;
+    place_ = place;
     take(instruction);
   }
-  void end(const std::string& place) {
-    place_ = &place;
+  void end() {
+    seen_ = nullptr;
     finish();
   }
 
@@ -43,7 +43,12 @@ class Rules {
 
   template <typename... Args>
   void require(bool holds, const Args&... rule) const {
-    TORCH_INTERNAL_ASSERT(holds, "program: ", *place_, ": ", c10::str(rule...));
+    TORCH_INTERNAL_ASSERT(holds, "program: ", place(), ": ", c10::str(rule...));
+  }
+  // "at 12: Forward 3 unit 1".
+  std::string place() const {
+    return seen_ ? c10::str("at ", place_, ": ", describe(*seen_))
+                 : "at the end";
   }
   bool names_units() const { return !units_.chunks.empty(); }
   const Unit& unit_at(int64_t unit) const {
@@ -79,7 +84,8 @@ class Rules {
   const Purpose purpose_;
 
  private:
-  const std::string* place_ = nullptr;
+  const Instruction* seen_ = nullptr;
+  size_t place_ = 0;
 };
 
 class MicrobatchRules : public Rules {
