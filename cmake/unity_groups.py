@@ -3,9 +3,10 @@
 
 Most of what a source costs to compile is LibTorch's headers, over and over. But
 sources that are read as one must not use one name for two things: two go together
-whose unnamed namespaces, aliases and macros share no name. Prints the number of
-its group before each source; a group has at most AT_ONCE. --check ends with 1 where
-edits since BUILD was configured gave two of a group one name.
+whose unnamed namespaces, aliases and macros share no name, and of which neither
+calls a function by a name that is the other's own. Prints the number of its group
+before each source; a group has at most AT_ONCE. --check ends with 1 where edits since
+BUILD was configured made two of a group use one name.
 """
 
 import itertools
@@ -25,6 +26,9 @@ DECLARED = [ALIAS, *map(re.compile, (
     r"TORCH_MODULE\((\w+)\)",
     r"#define (\w+)",
     r"(?!TEST|INSTANTIATE|TYPED_TEST|template|static_assert|using)[^(={;]*?(\w+)(?:\[[^\]]*\])*(?: = |\{|;|\()"))]
+
+
+CALL = re.compile(r"(?<![\w.>:~])(\w+)\(")
 
 
 def names(source):
@@ -48,20 +52,33 @@ def names(source):
     return found
 
 
+class Uses:
+    """What a source calls its own, and what it calls: by a name of its own it may mean a header's."""
+
+    def __init__(self, source):
+        self.names = names(source)
+        self.own = {name for (space, name), line in self.names.items() if space and not ALIAS.match(line)}
+        self.calls = set(CALL.findall(source.read_text())) if source.is_file() else set()
+
+
 def go_together(one, other):
-    return all(name not in other or other[name] == line and ALIAS.match(line) for name, line in one.items())
+    return (all(name not in other.names or other.names[name] == line and ALIAS.match(line)
+                for name, line in one.names.items())
+            and one.own.isdisjoint(other.calls) and other.own.isdisjoint(one.calls))
 
 
-def groups(sources, at_once=AT_ONCE):
+def groups(sources, at_once=AT_ONCE, heeds_calls=True):
     """Each source goes into the first group in which there is room for it."""
     made = []
     for source in sources:
-        own = names(source)
+        uses = Uses(source)
+        if not heeds_calls:
+            uses.calls.clear()
         fitting = [group for group in made
-                   if len(group) < at_once and all(go_together(own, other) for _, other in group)]
+                   if len(group) < at_once and all(go_together(uses, other) for _, other in group)]
         if not fitting:
             made.append([])
-        (fitting or made[-1:])[0].append((source, own))
+        (fitting or made[-1:])[0].append((source, uses))
     return [[source for source, _ in group] for group in made]
 
 
@@ -74,8 +91,8 @@ def holds(build):
     """Whether what a build folder compiles as one still goes together, after edits."""
     compiled = [Path(entry["file"]) for entry in json.loads((build / "compile_commands.json").read_text())]
     for unity in filter(is_unity, compiled):
-        own = [names(Path(name)) for name in re.findall(r'#include "(.*)"', unity.read_text())]
-        if not all(go_together(one, other) for one, other in itertools.combinations(own, 2)):
+        used = [Uses(Path(name)) for name in re.findall(r'#include "(.*)"', unity.read_text())]
+        if not all(itertools.starmap(go_together, itertools.combinations(used, 2))):
             return False
     return True
 

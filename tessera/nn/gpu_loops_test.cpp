@@ -66,18 +66,18 @@ TYPED_TEST_SUITE(GpuLoops, Types);
 // Of rows in packs or not, by a warp or a block; of packs that a thread keeps
 // all or some.
 template <int64_t of_row, int of, int kept>
-struct Rows {
+struct RowShape {
   static constexpr int64_t kWidth = of_row;
   static constexpr int kTeam = of, kNear = kept, kTeams = cuda::kThreads / of;
 };
 template <typename Check>
 void for_shapes(Check check) {
-  check(Rows<150, cuda::kThreads, 1>());
-  check(Rows<150, cuda::kWarp, 2>());
-  check(Rows<152, cuda::kThreads, 4>());
-  check(Rows<152, cuda::kWarp, 2>());
-  check(Rows<1032, cuda::kWarp, 2>());
-  check(Rows<2064, cuda::kThreads, 2>());
+  check(RowShape<150, cuda::kThreads, 1>());
+  check(RowShape<150, cuda::kWarp, 2>());
+  check(RowShape<152, cuda::kThreads, 4>());
+  check(RowShape<152, cuda::kWarp, 2>());
+  check(RowShape<1032, cuda::kWarp, 2>());
+  check(RowShape<2064, cuda::kThreads, 2>());
 }
 constexpr int64_t kRows = 5, kRowsAPart = 3;
 

@@ -192,13 +192,16 @@ class Lint(unittest.TestCase):
             "h": "namespace x {\nnamespace {\n[[noreturn]] void g() {\n}\nstd::function<void()> g2();\n}  // namespace\n}  // namespace x",
             "i": "namespace x {\nnamespace {\nvoid g(int i) {\n}\n}  // namespace\n}  // namespace x",
             "j": "namespace x {\nnamespace {\nusing A =\n    B;\nint g2;\n}  // namespace\n}  // namespace x",
-            "k": "namespace x {\nnamespace {\nusing A =\n    C;\n}  // namespace\n}  // namespace x"}
+            "k": "namespace x {\nnamespace {\nusing A =\n    C;\n}  // namespace\n}  // namespace x",
+            "l": "int of_a_header = f2();",
+            "m": "namespace x {\nnamespace {\nint f2(int i) {\n}\n}  // namespace\nint i = of.f3();\n}  // namespace x",
+            "n": "namespace x {\nnamespace {\nint f3(int i) {\n}\n}  // namespace\n}  // namespace x"}
         with tempfile.TemporaryDirectory() as folder:
             for name, text in texts.items():
                 Path(folder, name).write_text(text)
             sources = [Path(folder, name) for name in texts]
             made = [[source.name for source in group] for group in lint.unity_groups.groups(sources)]
-            self.assertEqual(made, [["a", "b", "d", "g", "h", "k"], ["c", "e", "f", "i", "j"]])
+            self.assertEqual(made, [["a", "b", "d", "g", "h", "k", "l", "n"], ["c", "e", "f", "i", "j", "m"]])
             unity = Path(folder, "build/Unity/unity_0_cxx.cxx")
             unity.parent.mkdir(parents=True)
             unity.write_text("".join(f'#include "{source}"\n' for source in sources if source.name in {"a", "b", "d"}))

@@ -44,14 +44,14 @@ summary { cursor: pointer }
 )";
 
 // A figure of metrics.jsonl, or several on one chart.
-struct Panel {
+struct ChartPanel {
   const char* title;
   const char* unit;
   std::vector<std::pair<const char*, const char*>> figures;  // key, name
 };
 
-const std::vector<Panel>& panels() {
-  static const std::vector<Panel> all = {
+const std::vector<ChartPanel>& panels() {
+  static const std::vector<ChartPanel> all = {
       {"loss",
        "nats a token",
        {{"loss", "training"}, {"valid_loss", "validation"}}},
@@ -171,7 +171,7 @@ void add_line(const RunHistory& run, const char* key, const std::string& name,
 }
 
 // Of one run, its figures on one chart.
-std::string panel_of(const Panel& panel, const RunHistory& run) {
+std::string panel_of(const ChartPanel& panel, const RunHistory& run) {
   Chart chart{.title = panel.title,
               .unit = panel.unit,
               .series = {},
@@ -181,7 +181,8 @@ std::string panel_of(const Panel& panel, const RunHistory& run) {
 }
 
 // Of several, each figure on a chart of its own, where a colour is a run.
-std::string panels_of(const Panel& panel, const std::vector<RunHistory>& runs) {
+std::string panels_of(const ChartPanel& panel,
+                      const std::vector<RunHistory>& runs) {
   std::string text;
   for (const auto& [key, name] : panel.figures) {
     Chart chart{.title = *name == '\0' ? panel.title
@@ -207,7 +208,7 @@ std::string panel_of_parts(const RunHistory& run, std::string_view prefix,
 
 std::string charts(const std::vector<RunHistory>& runs) {
   std::string text = "<h2>Figures by step</h2><div class=\"charts\">";
-  for (const Panel& panel : panels()) {
+  for (const ChartPanel& panel : panels()) {
     text += runs.size() == 1 ? panel_of(panel, runs.front())
                              : panels_of(panel, runs);
   }

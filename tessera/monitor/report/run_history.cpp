@@ -15,7 +15,7 @@ namespace tessera::monitor::report {
 namespace {
 
 namespace fs = std::filesystem;
-using detail::Json;
+using tessera::detail::Json;
 
 void add_settings(const Json& section, const std::string& path,
                   std::map<std::string, std::string>& settings) {
@@ -57,10 +57,10 @@ void for_each_record(const std::string& path, const char* what,
   int64_t number = 0;
   for_each_line(path, [&](const std::string& line) {
     const std::string where = c10::str(path, ": line ", ++number);
-    const Json json = detail::parse_json(line, where);
+    const Json json = tessera::detail::parse_json(line, where);
     TS_CHECK_IO(json.is_object() && json.contains("step"), where, ": is no ",
                 what, " of a run.");
-    detail::reading(where, [&] { take(json); });
+    tessera::detail::reading(where, [&] { take(json); });
     return true;
   });
 }
@@ -79,7 +79,7 @@ void read_samples(const std::string& path, RunHistory& history) {
 }
 
 void read_summary(const std::string& path, RunHistory& history) {
-  const Json json = detail::parse_json(read_file(path), path);
+  const Json json = tessera::detail::parse_json(read_file(path), path);
   for (const auto& [key, value] : json.items()) {
     if (value.is_structured() || value.is_null()) continue;
     history.summary[key] =
@@ -138,14 +138,14 @@ RunHistory read_history(const std::string& folder) {
                                       : named.parent_path().filename().string();
   if (fs::exists(path / "config.json")) {
     const std::string config = (path / "config.json").string();
-    add_settings(detail::parse_json(read_file(config), config), "",
+    add_settings(tessera::detail::parse_json(read_file(config), config), "",
                  history.settings);
   }
   read_metrics((path / "metrics.jsonl").string(), history);
   read_samples((path / "samples.jsonl").string(), history);
   if (fs::exists(path / "summary.json")) {
     const std::string summary = (path / "summary.json").string();
-    detail::reading(summary, [&] { read_summary(summary, history); });
+    tessera::detail::reading(summary, [&] { read_summary(summary, history); });
   }
   read_log((path / "logs" / "rank-0.log").string(), history);
   return history;
