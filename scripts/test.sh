@@ -28,7 +28,7 @@ step() {
   [[ $verdict == ok ]] || tail -n 60 "$results/$name.log"
 }
 
-tests_labelled() { ctest --test-dir "$build" -L "$1" -j 2 --output-on-failure --no-tests=ignore; }
+tests_labelled() { ctest --test-dir "$build" -L "$1" -j 3 --output-on-failure --no-tests=ignore; }
 
 room_check() { python3 scripts/check_rooms.py && python3 scripts/check_docs.py && python3 -m unittest discover -s tests/scripts; }
 
