@@ -107,6 +107,7 @@ run() {
   check "2 ranks, dp" "${same[@]}" 2 cuda --mesh.dp=2
   check "4 ranks, tp 2 x pp 2" "${same[@]}" 4 cuda --mesh.tp=2 --mesh.pp=2 --batch.micro=2
   check "2 stages, on the GPU and on the CPU" "${same[@]}" 2 cuda,cpu --mesh.pp=2 --batch.micro=2
+  check "1 rank, weights and states in files" "${same[@]}" 1 cuda --zero.stage=3 --zero.offload=all --zero.offload_folder="$here/logs"
   echo '{}' >"$here/logs/verify.json"
   check "a mesh of the GPU beside one rank of the CPU" "$here/tessera" verify "$here/logs/verify.json" --shrink \
     --mesh.dp=2 --mesh.tp=2 --zero.stage=2 --run.device=cuda

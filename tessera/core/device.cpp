@@ -52,6 +52,11 @@ at::Tensor sent_to(const at::Tensor& tensor, c10::Device device) {
                                 /*non_blocking=*/true);
 }
 
+void send_to(const at::Tensor& to, const at::Tensor& tensor) {
+  const bool crosses = to.is_cuda() && tensor.is_cpu();
+  to.copy_(crosses ? tensor.pin_memory() : tensor, /*non_blocking=*/crosses);
+}
+
 at::Tensor host_memory_for(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options()
                                        .device(at::kCPU)

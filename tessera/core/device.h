@@ -31,6 +31,8 @@ void take_stream(c10::Device device);
 // Of a tensor of the host, on that device; a GPU's stream gets it when it is
 // that far, and the host waits for nothing. Of another device: as to().
 at::Tensor sent_to(const at::Tensor& tensor, c10::Device device);
+// The same into memory that is there.
+void send_to(const at::Tensor& to, const at::Tensor& tensor);
 
 // Of a device's tensor, contiguous memory of the host for as much, not
 // initialised: a GPU copies there and from there by itself.

@@ -43,13 +43,12 @@ class Generation {
     const at::NoGradGuard no_grad;
     const int64_t stage = pipeline_.rank(), tokens = ids.size(1);
     const auto& composed = model_.composed();
-    const auto& like = composed.parameters->parameters().front().shard;
     at::Tensor x;
     if (stage == 0) {
-      x = sent_to(ids, like.device());
+      x = sent_to(ids, composed.numbers.device());
     } else {
       x = at::empty({1, tokens, model_.decoder().config().hidden},
-                    like.options().requires_grad(false));
+                    composed.numbers);
       pipeline_.recv(x, stage - 1).wait();
     }
     for (int64_t unit : composed.units.chunks.front()) {

@@ -84,10 +84,9 @@ data::Batch RankActor::local(const data::Batch& batch) const {
           there(composed_.local_tokens(batch.targets)), batch.document_starts};
 }
 
-// On the device of this rank's parameters.
+// Where this rank computes.
 at::Tensor RankActor::there(const at::Tensor& tokens) const {
-  return sent_to(tokens,
-                 composed_.parameters->parameters().front().shard.device());
+  return sent_to(tokens, composed_.numbers.device());
 }
 
 at::Tensor RankActor::local_ahead(const at::Tensor& tokens) const {
@@ -143,10 +142,9 @@ void RankActor::load_targets(int64_t microbatch) { load(microbatch); }
 void RankActor::load_documents(int64_t microbatch) { load(microbatch); }
 
 at::Tensor RankActor::hidden() const {
-  const auto& like = composed_.parameters->parameters().front().shard;
   return at::empty({input_.samples, input_.tokens / model_.sequence_shards(),
                     model_.config().hidden},
-                   like.options().requires_grad(false));
+                   composed_.numbers);
 }
 
 int64_t RankActor::unit_before(int64_t unit) const {

@@ -308,8 +308,21 @@ TEST(RunConfig, AGpuIsRefusedWhereItsPartIsNotBuilt) {
               config.zero.offload = "optimizer";
             }),
             "");
+  EXPECT_EQ(refused([](RunConfig& config) {
+              config.zero = {.stage = 3, .offload = "all"};
+            }),
+            "");
   EXPECT_EQ(refused([](RunConfig& config) { config.zero.offload = "all"; }),
-            "zero.offload is all, which no GPU is built for. Use optimizer or "
+            "zero.offload is all with zero.stage 0, which no GPU is built for. "
+            "Use zero.stage 3, with which weights are brought to it for each "
+            "use, or zero.offload optimizer or none, or run.device cpu.");
+  EXPECT_EQ(refused([](RunConfig& config) {
+              config.model.family = "mixtral";
+              config.model.moe.experts = 4;
+              config.zero = {.stage = 3, .expert_stage = 1, .offload = "all"};
+            }),
+            "zero.offload is all with zero.expert_stage 1, which no GPU is "
+            "built for. Use zero.expert_stage 3, or zero.offload optimizer or "
             "none, or run.device cpu.");
 }
 

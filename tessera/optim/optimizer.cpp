@@ -172,7 +172,7 @@ void Optimizer::require_gradient(size_t i) const {
 bool Optimizer::is_updated_on_host(size_t i) const {
   const at::Tensor& state =
       moments_[i].empty() ? masters_[i] : moments_[i].front();
-  return state.is_cpu() && !segments_[i].parameter.is_cpu();
+  return state.is_cpu() && !gradient_as_given(segments_[i]).is_cpu();
 }
 
 // As it was reduced: the rule reads it, whatever its type.
@@ -189,7 +189,7 @@ void Optimizer::append_segment(size_t i, UpdateGroup& group,
   at::Tensor parameter = segments_[i].parameter.detach();
   at::Tensor master = masters_[i];
   // A matrix that is needed whole is updated by operators, as it lies.
-  if (is_updated_on_host(i) && !needs_whole(i)) {
+  if (is_updated_on_host(i) && !needs_whole(i) && !parameter.is_cpu()) {
     const bool is_master = !master.is_cpu();
     const at::Tensor here =
         is_master ? begin_to_host(parameter) : host_memory_for(parameter);
@@ -228,7 +228,7 @@ UpdateGroup Optimizer::group_of(size_t first, size_t count, size_t way,
   for (size_t i = first; i < first + count; ++i) {
     if (way_of_[i] != way) continue;
     append_segment(i, group, widened);
-    if (is_updated_on_host(i)) there = segments_[i].parameter.device();
+    if (is_updated_on_host(i)) there = gradient_as_given(segments_[i]).device();
   }
   if (there) wait_for_device(*there);
   return group;
@@ -310,7 +310,7 @@ at::Tensor Optimizer::piece(size_t i) {
   const UpdateGroup group = group_of(i, 1, way_of_[i], widened);
   at::Tensor piece = way(i).rule->piece(configs_[way_of_[i]], group);
   put_back(widened);
-  return piece.to(segments_[i].parameter.device());
+  return piece.to(gradient_as_given(segments_[i]).device());
 }
 
 WholePiece Optimizer::piece_as_whole(size_t i) {

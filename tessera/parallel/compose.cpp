@@ -56,9 +56,10 @@ at::Tensor Composed::local_tokens(const at::Tensor& tokens) const {
 
 int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
                       const ParallelConfig& config) {
-  if (mesh.degree(layout.data_axis()) == 1) return 0;
-  return layout.is_of_expert() ? config.zero.stage_of_experts()
-                               : config.zero.stage;
+  const int64_t stage = layout.is_of_expert() ? config.zero.stage_of_experts()
+                                              : config.zero.stage;
+  const bool gathers_alone = stage == 3 && config.zero.offload == "all";
+  return mesh.degree(layout.data_axis()) > 1 || gathers_alone ? stage : 0;
 }
 
 void place(models::Model& model, const mesh::DeviceMesh& mesh,
@@ -143,6 +144,8 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   Composed composed;
   composed.mesh = mesh;
   composed.coord = mesh.coord_of(ranks.rank());
+  composed.numbers = at::TensorOptions(config.precision.compute_dtype())
+                         .device(options.device);
   const auto group = [&](std::initializer_list<Axis> axes, const char* name) {
     return ranks.make_group(mesh.peers(ranks.rank(), axes), name);
   };
@@ -211,7 +214,8 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
         .batches = config.pipeline.batches_of_a_unit(options.micro_batches)};
   }
   composed.parameters = std::make_unique<data::ShardedParameters>(
-      std::move(bundles), ranks, gradients, std::nullopt, options.memory,
+      std::move(bundles), ranks, gradients, composed.numbers.device(),
+      options.memory,
       options.trains ? composed.units.versions : program::Versions{});
   if (options.trains && config.whole_matrices) {
     composed.updates = whole_updates(

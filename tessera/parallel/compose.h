@@ -28,7 +28,7 @@ struct ComposeOptions {
   std::function<void()> load = {};
   bool trains = true;            // else no gradients are stored
   int64_t micro_batches = 1;     // of a step
-  at::Device device = at::kCPU;  // that parameters lie on
+  at::Device device = at::kCPU;  // that layers compute on
   // For what stays between steps of a unit's parameters, and, of unit -1, for
   // what stays until they are cut; null: LibTorch's and the groups'.
   data::UnitMemory memory = nullptr;
@@ -78,6 +78,7 @@ struct Composed {
   mesh::Coord coord;
   comm::Group* data = nullptr;      // ranks that see other samples
   comm::Group* pipeline = nullptr;  // ranks that hold the other stages
+  at::TensorOptions numbers;        // type and device of what layers compute
   std::unique_ptr<data::ShardedParameters> parameters;
   // Of those that are trained, where matrices are updated whole.
   std::unique_ptr<data::WholeUpdates> updates;

@@ -76,7 +76,9 @@ std::vector<data::Bundle> ModelUnits::bundles(int64_t unit,
       held.push_back(parameter);
     }
   }
-  return data::bundles_of(held, mesh, rank, zero_stages.at(unit));
+  auto bundles = data::bundles_of(held, mesh, rank, zero_stages.at(unit));
+  for (auto& each : bundles) each.in_files = config.zero.offload == "all";
+  return bundles;
 }
 
 program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh, int64_t rank,
@@ -179,8 +181,9 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
     program::UnitTransfers& each = all[unit];
     for (const auto& bundle : bundles(static_cast<int64_t>(unit), mesh, rank)) {
       const int64_t piece = bundle.cut.numel();
+      const bool travels = bundle.is_sharded() && bundle.cut.ranks() > 1;
       if (bundle.is_frozen) {
-        if (!bundle.is_sharded()) continue;
+        if (!travels) continue;
         each.gather.push_back(
             {"all_gather", lanes.along({bundle.axis}), weight, piece});
         continue;
@@ -197,10 +200,12 @@ std::vector<program::UnitTransfers> ModelUnits::transfers_of(
         }
         continue;
       }
-      const int64_t shards = lanes.along({bundle.axis});
-      each.gather.push_back({"all_gather", shards, weight, piece});
-      each.reduce.push_back(
-          {"reduce_scatter", shards, reduced, piece * bundle.cut.ranks()});
+      if (travels) {
+        const int64_t shards = lanes.along({bundle.axis});
+        each.gather.push_back({"all_gather", shards, weight, piece});
+        each.reduce.push_back(
+            {"reduce_scatter", shards, reduced, piece * bundle.cut.ranks()});
+      }
       if (bundle.is_summed()) {
         each.sum.push_back({"all_reduce", peers, reduced, piece});
       }

@@ -163,7 +163,9 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
   const std::string& offload = config.zero.offload;
   add(has_files && offload != "all" && on_cpu,
       offload == "none" ? "zero.offload optimizer or all" : "zero.offload all");
-  add(has_files && offload == "none" && !on_cpu, "zero.offload optimizer");
+  add(has_files && offload != "all" && !on_cpu,
+      offload == "none" ? "zero.offload optimizer, or all with zero.stage 3,"
+                        : "zero.offload all with zero.stage 3");
   add(!trains && config.precision.compute != "bf16", "--dtype bf16");
   ways.emplace_back(on_cpu ? "a host with more memory"
                            : "a device with more memory");

@@ -82,7 +82,8 @@ TEST(MemoryOfADevice, IsBookedAsTheCpusIs) {
   for (const auto& [stage, offload] : {std::pair{"0", "none"},
                                        {"1", "none"},
                                        {"3", "none"},
-                                       {"3", "optimizer"}}) {
+                                       {"3", "optimizer"},
+                                       {"3", "all"}}) {
     const auto states = [&, stage = stage,
                          offload = offload](at::Device device) {
       const auto config = configuration(
@@ -156,7 +157,8 @@ TEST(MemoryOfADevice, WhereThereIsTooLittleItSaysWhatIsHeldAndWhatHelps) {
           "bytes more. This rank held .* of parameters, .* of gradients and "
           ".* of the optimizer's states, and up to .* beside them. Use a "
           "higher zero.stage or a smaller batch.micro or recompute.mode block "
-          "or zero.offload optimizer or a device with more memory.*"));
+          "or zero.offload optimizer, or all with zero.stage 3, or a device "
+          "with more memory.*"));
 }
 
 // Half of a run on the one, and half on the other: its checkpoints are alike.
@@ -164,7 +166,7 @@ TEST(RunOnADevice, TrainsAndGoesOnFromTheOthersCheckpoint) {
   if (!device()) GTEST_SKIP() << kNoDevice;
   const TemporaryFolder files = tests::folder_on_disk();
   const std::string folder = files.path().string();
-  for (const char* const offload : {"none", "optimizer"}) {
+  for (const char* const offload : {"none", "optimizer", "all"}) {
     const Keys zero = {{"mesh.dp", "2"},
                        {"zero.stage", "3"},
                        {"zero.offload", offload},

@@ -41,10 +41,15 @@ Ran run_rank(const engine::RunConfig& config, comm::Communicator& ranks) {
     ran.numbers.push_back(model.actor().loss_sum());
     ran.numbers.push_back(model.actor().grad_norm());
   }
-  for (const auto& each : model.composed().parameters->parameters()) {
-    EXPECT_EQ(each.shard.device().type(),
-              engine::device_of_rank(config, ranks.rank()))
+  const auto& parameters = *model.composed().parameters;
+  const auto there = engine::device_of_rank(config, ranks.rank());
+  const bool in_files = config.zero.offload == "all";
+  for (const auto& each : parameters.parameters()) {
+    EXPECT_EQ(each.shard.device().type(), in_files ? at::kCPU : there)
         << each.name;
+    for (const auto& full : parameters.full(each.unit)) {
+      EXPECT_EQ(full.device().type(), there) << each.name;
+    }
     ran.parameters.push_back(each.shard.to(at::kCPU, /*non_blocking=*/false,
                                            /*copy=*/true));
   }
@@ -283,6 +288,68 @@ std::vector<Case> cases() {
        {{"zero.offload", "optimizer"},
         {"precision.compute", "bf16"},
         {"mesh.dp", "2"},
+        {"zero.stage", "3"}},
+       2e-2},
+      {"files", 1, {{"zero.offload", "all"}, {"zero.stage", "3"}}},
+      {"files_kept",
+       1,
+       {{"zero.offload", "all"},
+        {"zero.stage", "3"},
+        {"zero.reshard_after_forward", "false"},
+        {"optimizer.ema", "0.9"}}},
+      {"files_zero_3",
+       2,
+       {{"zero.offload", "all"}, {"mesh.dp", "2"}, {"zero.stage", "3"}}},
+      {"files_hybrid",
+       4,
+       {{"zero.offload", "all"},
+        {"mesh.dp_replicate", "2"},
+        {"mesh.dp_shard", "2"},
+        {"zero.stage", "3"}}},
+      {"files_replicas",
+       2,
+       {{"zero.offload", "all"},
+        {"mesh.dp_replicate", "2"},
+        {"zero.stage", "3"}}},
+      {"files_pp_2",
+       2,
+       {{"zero.offload", "all"},
+        {"zero.stage", "3"},
+        {"mesh.pp", "2"},
+        {"batch.micro", "2"}}},
+      {"files_mixed",
+       2,
+       {{"zero.offload", "all"},
+        {"zero.stage", "3"},
+        {"mesh.pp", "2"},
+        {"model.family", "gpt2"},
+        {"model.kv_heads", "4"},
+        {"batch.micro", "2"}},
+       1e-9,
+       /*is_mixed=*/true},
+      {"files_muon",
+       2,
+       {{"zero.offload", "all"},
+        {"mesh.dp", "2"},
+        {"zero.stage", "3"},
+        {"optimizer.type", "muon"}}},
+      {"files_adapters",
+       1,
+       {{"zero.offload", "all"},
+        {"zero.stage", "3"},
+        {"model.lora.rank", "4"}}},
+      {"files_experts",
+       2,
+       {{"zero.offload", "all"},
+        {"zero.stage", "3"},
+        {"mesh.dp", "2"},
+        {"mesh.ep", "2"},
+        {"model.family", "mixtral"},
+        {"model.moe.experts", "4"}}},
+      {"files_bf16",
+       1,
+       {{"zero.offload", "all"},
+        {"precision.compute", "bf16"},
         {"zero.stage", "3"}},
        2e-2},
       {"mixed",

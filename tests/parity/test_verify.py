@@ -31,6 +31,7 @@ def run_json(tmp_path):
     ["--mesh.dp_replicate=2", "--mesh.dp_shard=2", "--mesh.tp=2", "--mesh.ep=2", "--model.family=mixtral",
      "--zero.stage=3", "--zero.expert_shard=dp_shard"],
     ["--mesh.pp=2", "--mesh.dp=2", "--zero.stage=3", "--zero.offload=all"],
+    ["--zero.stage=3", "--zero.offload=all"],
 ])
 @pytest.mark.parametrize("shrink", [[], ["--shrink"]], ids=["whole", "shrunk"])
 def test_meshes_are_equal(tessera, run_json, mesh, shrink):

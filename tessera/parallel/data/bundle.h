@@ -25,8 +25,13 @@ struct Bundle {
   std::string peers_name;             // the axes along which they lie
   Cut cut;                            // of the full parameters into shards
   bool is_frozen = false;             // without gradients
+  bool in_files = false;              // what stays of the parameters
 
-  bool is_sharded() const { return stage > 0 && shards.size() > 1; }
+  // Of stage 3 in files also by one rank: it has apart from its piece what is
+  // gathered, where and while it computes.
+  bool is_sharded() const {
+    return (stage > 0 && shards.size() > 1) || (stage == 3 && in_files);
+  }
   // Gradients live whole between instructions; else as shards.
   bool gradients_are_whole() const { return !is_sharded() || stage == 1; }
   // Some other rank takes part in reducing them.

@@ -122,6 +122,10 @@ class ScatteredGradients final : public GradientStorage {
     const Cut& cut = bundle_.cut;
     complete();
     direct_ ? take_where_it_lies() : pack();
+    if (shards_.size() == 1) {
+      reduced_ = packed_[0];
+      return;
+    }
     reduced_ = at::empty({cut.numel()}, packed_.options());
     work_ =
         shards_.reduce_scatter(reduced_, packed_, comm::ReduceOp::kSum, mode);

@@ -35,6 +35,8 @@ struct StateOptions {
   UpdateOptions updates = {};
   int64_t num_units = 0;  // of the model
   program::Versions versions = {};
+  // Shards are the host's, what is gathered a device's.
+  bool crosses = false;
   // Every stage is there twice: all gradients are summed over its two ranks.
   bool two_replicas = false;
 };

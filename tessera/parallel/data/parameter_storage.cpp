@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "tessera/core/device.h"
 #include "tessera/core/memory_kind.h"
 
 namespace tessera::parallel::data {
@@ -59,11 +60,14 @@ void point(const at::Tensor& pointer, const at::Tensor& to) {
 }
 
 ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
-                                   std::optional<at::ScalarType> full,
+                                   const at::TensorOptions& full,
                                    const KeptMemory& memory, int64_t versions)
     : bundle_(bundle),
       group_(shards),
-      full_type_(full.value_or(bundle.dtype)),
+      full_type_(full.has_dtype() ? at::typeMetaToScalarType(full.dtype())
+                                  : bundle.dtype),
+      full_device_(full.has_device() ? full.device()
+                                     : bundle.parameters[0].tensor.device()),
       apart_((bundle.is_sharded() && bundle.stage == 3) ||
              full_type_ != bundle.dtype),
       direct_(bundle.is_sharded() && travels_alone(bundle.cut)),
@@ -87,7 +91,10 @@ ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
 
 at::TensorOptions ParameterStorage::full_options() const {
   const at::Tensor& like = bundle_.parameters[0].tensor;
-  return like.options().requires_grad(false).dtype(full_type_);
+  return like.options()
+      .requires_grad(false)
+      .dtype(full_type_)
+      .device(full_device_);
 }
 
 at::Tensor ParameterStorage::kept(const KeptMemory& memory,
@@ -192,8 +199,9 @@ void ParameterStorage::begin_gather(comm::Mode mode, int64_t version) {
     }
   }
   pieces_ = direct_ ? from.all_pieces.view({group_.size(), cut.numel()})
-                    : at::empty({group_.size(), cut.numel()}, sent_.options());
-  work_ = group_.all_gather(pieces_, sent_, mode);
+                    : at::empty({group_.size(), cut.numel()}, full_options());
+  if (group_.size() == 1) return send_to(pieces_[0], sent_);
+  work_ = group_.all_gather(pieces_, sent_to(sent_, full_device_), mode);
 }
 
 void ParameterStorage::await_gather(int64_t version) {

@@ -10,6 +10,9 @@
 // newest, the one that is updated.
 // Types:  full parameters may have another type than shards, which are then
 //         apart in every stage: a gather rounds, and moves the rounded.
+// Place:  in stage 3 full parameters may be a device's, whose shards lie on the
+//         host: a gather sends this rank's there first. One rank of its own
+//         gathers so too, and nothing travels (Bundle::in_files).
 // Comm:   a gather is one all_gather over the shards' ranks, to where the full
 //         parameter lies where its pieces lie so (Cut::lies_in_pieces()), else
 //         with a copy. With P bytes and N ranks a rank sends (N-1)/N P.
@@ -20,7 +23,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "tessera/comm/flat_buffer.h"
@@ -49,10 +51,10 @@ using KeptMemory =
 class ParameterStorage {
  public:
   // Takes over the memory of the parameters; of those that are cut it makes new
-  // memory. `full`: the type of the full ones; none: their own.
+  // memory. `full`: type and device of the full ones, where not their own.
   // What is frozen has one version, whatever `versions`.
   ParameterStorage(const Bundle& bundle, comm::Group& shards,
-                   std::optional<at::ScalarType> full = {},
+                   const at::TensorOptions& full = {},
                    const KeptMemory& memory = nullptr, int64_t versions = 1);
 
   // This rank's boxes, in the order of the bundle: those that are updated.
@@ -108,6 +110,7 @@ class ParameterStorage {
   const Bundle& bundle_;
   comm::Group& group_;
   const at::ScalarType full_type_;
+  const at::Device full_device_;
   const bool apart_;         // shards are no views of the full parameters
   const bool direct_;        // a gather goes to where the full parameter lies
   std::vector<Slot> slots_;  // by version, from first_ on

@@ -11,7 +11,7 @@ using mesh::Placement;
 // What a rank holds of a bundle.
 struct ShardedParameters::Held {
   Held(Bundle of, const std::optional<GradientOptions>& options,
-       std::optional<at::ScalarType> full, const KeptMemory& memory,
+       const at::TensorOptions& full, const KeptMemory& memory,
        comm::Group& shards, comm::Group& peers,
        const program::Versions& versions)
       : bundle(std::move(of)),
@@ -64,7 +64,7 @@ void set_layout(const nn::Parameter& parameter, int64_t stage) {
 ShardedParameters::ShardedParameters(
     std::vector<std::vector<Bundle>> units, comm::Communicator& ranks,
     const std::optional<GradientOptions>& options,
-    std::optional<at::ScalarType> full, const UnitMemory& memory,
+    const at::TensorOptions& full, const UnitMemory& memory,
     const program::Versions& versions)
     : versions_(versions), used_(units.size()) {
   for (size_t unit = 0; unit < units.size(); ++unit) {

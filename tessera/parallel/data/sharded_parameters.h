@@ -64,12 +64,13 @@ class ShardedParameters {
   // Takes over memory and .grad of the parameters, which are materialised as
   // their layouts say. units[u]: those of unit u that this rank holds. Without
   // options there are no gradients, and nothing of theirs is to be called.
-  // `full`: the type of full parameters; none: that of the shards. `memory`:
-  // for what stays of a unit's parameters that are cut; null: the groups'.
+  // `full`: type and device of full parameters, where they are others than the
+  // shards'. `memory`: for what stays of a unit's parameters that are cut;
+  // null: the groups'.
   ShardedParameters(std::vector<std::vector<Bundle>> units,
                     comm::Communicator& ranks,
                     const std::optional<GradientOptions>& options,
-                    std::optional<at::ScalarType> full = {},
+                    const at::TensorOptions& full = {},
                     const UnitMemory& memory = nullptr,
                     const program::Versions& versions = {});
   ~ShardedParameters();

@@ -210,7 +210,7 @@ void ModuleShards::lay_out(torch::nn::Module& module,
   parameters_ = std::make_unique<parallel::data::ShardedParameters>(
       std::move(bundles), ranks,
       parallel::data::GradientOptions{.dtype = options.reduce_dtype},
-      options.compute_dtype);
+      at::TensorOptions().dtype(options.compute_dtype));
   for (auto& [tensor, shape] : reshaped) {
     const at::Tensor gradient = tensor.grad();
     tensor.mutable_grad() = at::Tensor();
