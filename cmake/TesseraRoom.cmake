@@ -74,8 +74,9 @@ function(tessera_target target)
   tessera_unity(${target})
 endfunction()
 
-# Compiles several sources of a target as one: a third of the time. Those that
-# share a name of their own are kept apart, so that each means what it says.
+# Compiles several sources of a target as one: a third of the time. Those of
+# which one uses a name that the other has of its own are kept apart, so that
+# each means what it says.
 # Without Python each source is compiled by itself.
 find_program(TESSERA_PYTHON3 python3)
 function(tessera_unity target)

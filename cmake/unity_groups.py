@@ -28,7 +28,7 @@ DECLARED = [ALIAS, *map(re.compile, (
     r"(?!TEST|INSTANTIATE|TYPED_TEST|template|static_assert|using)[^(={;]*?(\w+)(?:\[[^\]]*\])*(?: = |\{|;|\()"))]
 
 
-CALL = re.compile(r"(?<![\w.>:~])(\w+)\(")
+CALL = re.compile(r"(?<![\w.>:~])(\w+)(?:<[^<>()]*>)?\(")
 
 
 def names(source):
@@ -57,7 +57,7 @@ class Uses:
 
     def __init__(self, source):
         self.names = names(source)
-        self.own = {name for (space, name), line in self.names.items() if space and not ALIAS.match(line)}
+        self.own = {name for (_, name), line in self.names.items() if line[0] != "#" and not ALIAS.match(line)}
         self.calls = set(CALL.findall(source.read_text())) if source.is_file() else set()
 
 

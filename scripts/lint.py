@@ -110,6 +110,7 @@ def groups(files, compiled):
             options = compiled[file]["command"].replace(file, "")
         alike.setdefault((room, options), []).append(file)
     for same in alike.values():
+        # Which overload a call means is the compiler's matter.
         for group in unity_groups.groups(map(Path, same), AT_ONCE, heeds_calls=False):
             yield list(map(str, group))
 

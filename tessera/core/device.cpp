@@ -52,11 +52,6 @@ at::Tensor sent_to(const at::Tensor& tensor, c10::Device device) {
                                 /*non_blocking=*/true);
 }
 
-void send_to(const at::Tensor& to, const at::Tensor& tensor) {
-  const bool crosses = to.is_cuda() && tensor.is_cpu();
-  to.copy_(crosses ? tensor.pin_memory() : tensor, /*non_blocking=*/crosses);
-}
-
 at::Tensor host_memory_for(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options()
                                        .device(at::kCPU)
@@ -72,6 +67,22 @@ void wait_for_device(c10::Device device) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl devices(device.type());
   devices.synchronizeStream(devices.getStream(device));
+}
+
+void SentCopies::copy(const at::Tensor& to, const at::Tensor& tensor) {
+  if (!to.is_cuda() || !tensor.is_cpu()) {
+    to.copy_(tensor);
+    return;
+  }
+  constexpr size_t kMost = 2;
+  if (under_way_.size() == kMost) {
+    under_way_.front().synchronize();
+    under_way_.pop_front();
+  }
+  to.copy_(tensor.pin_memory(), /*non_blocking=*/true);
+  const c10::impl::VirtualGuardImpl devices(to.device().type());
+  under_way_.emplace_back(to.device().type());
+  under_way_.back().record(devices.getStream(to.device()));
 }
 
 }  // namespace tessera

@@ -9,8 +9,10 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/Event.h>
 
 #include <cstdint>
+#include <deque>
 #include <string>
 
 namespace tessera {
@@ -31,8 +33,6 @@ void take_stream(c10::Device device);
 // Of a tensor of the host, on that device; a GPU's stream gets it when it is
 // that far, and the host waits for nothing. Of another device: as to().
 at::Tensor sent_to(const at::Tensor& tensor, c10::Device device);
-// The same into memory that is there.
-void send_to(const at::Tensor& to, const at::Tensor& tensor);
 
 // Of a device's tensor, contiguous memory of the host for as much, not
 // initialised: a GPU copies there and from there by itself.
@@ -42,5 +42,16 @@ at::Tensor begin_to_host(const at::Tensor& tensor);
 
 // Until the device has done what this thread asked of it. Of the CPU: at once.
 void wait_for_device(c10::Device device);
+
+// What goes from the host to a GPU, so much that its pinned copies are to be
+// few: two are there at most, and who sends a third waits for the first.
+class SentCopies {
+ public:
+  // Into memory that is there, as sent_to() has it.
+  void copy(const at::Tensor& to, const at::Tensor& tensor);
+
+ private:
+  std::deque<c10::Event> under_way_;
+};
 
 }  // namespace tessera

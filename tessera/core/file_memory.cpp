@@ -70,9 +70,11 @@ FileMemory::FileMemory(std::string folder, std::string way_out)
               ": no file can be made in it: ", std::strerror(errno), ". ",
               way_out_);
   ::unlink(path.c_str());
-  constexpr int64_t kBeside = int64_t{1} << 30;  // what may become free
+  // Addresses alone, which nothing takes a second time: the disk's bytes, of
+  // what is moved inside of the file twice, and what may become free.
+  constexpr int64_t kBeside = int64_t{1} << 30;
   file_->reserved = rounded_up(
-      static_cast<int64_t>(free_bytes(folder_)) + kBeside, page_size());
+      2 * static_cast<int64_t>(free_bytes(folder_)) + kBeside, page_size());
   void* const base =
       ::mmap(nullptr, file_->reserved, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, 0);

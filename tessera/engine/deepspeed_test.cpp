@@ -516,8 +516,9 @@ TEST(DeepSpeed, WhatHasNoEffectIsNamedOnceWithItsReason) {
       "device and back is pinned, and on the CPU nothing goes); "
       "wall_clock_breakdown, "
       "wandb (metrics.jsonl, summary.json and monitor.trace have it always); "
-      "zero_optimization.offload_optimizer.device (ranks compute on the CPU, "
-      "whose memory holds all states already)");
+      "zero_optimization.offload_optimizer.device (the CPU's memory holds all "
+      "states of its ranks, and those of GPUs go to files alone, as nvme "
+      "says)");
 }
 
 TEST(DeepSpeed, StatesGoToFilesWhereTheyGoToNvme) {

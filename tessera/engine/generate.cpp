@@ -45,10 +45,10 @@ class Generation {
     const auto& composed = model_.composed();
     at::Tensor x;
     if (stage == 0) {
-      x = sent_to(ids, composed.numbers.device());
+      x = sent_to(ids, composed.activations.device());
     } else {
       x = at::empty({1, tokens, model_.decoder().config().hidden},
-                    composed.numbers);
+                    composed.activations);
       pipeline_.recv(x, stage - 1).wait();
     }
     for (int64_t unit : composed.units.chunks.front()) {

@@ -223,8 +223,8 @@ void ModelActor::norm() {
       owned.push_back(parameter.gradient);
     }
   }
-  squares_ =
-      optim::sum_of_squares(owned).reshape({1}).to(composed_.numbers.device());
+  squares_ = optim::sum_of_squares(owned).reshape({1}).to(
+      composed_.activations.device());
   const bool is_guarded = may_skip() || rules_.guards_losses;
   for (const auto& [microbatch, loss] : counted_.losses) {
     if (is_guarded) squares_ = squares_ + loss.sum * 0;  // NaN unless finite

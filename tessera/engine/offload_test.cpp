@@ -89,7 +89,7 @@ std::vector<MemoryCase> meshes() {
       {"alone adapters", {}, also(zero(3), adapters())},
       {"alone muon", {}, also(zero(3), muon)},
       {"replicas zero 3", {.dp_replicate = 2}, zero(3)},
-      {"stages zero 3", {.pp = 2}, also(zero(3), schedule("1f1b")), 2},
+      {"stages zero 3", {.pp = 2}, also(zero(3), schedule("1f1b"))},
       {"tp", {.tp = 2}, sequence},
       {"pp", {.pp = 2}, schedule("1f1b"), 2},
       {"pp tied",

@@ -86,7 +86,7 @@ data::Batch RankActor::local(const data::Batch& batch) const {
 
 // Where this rank computes.
 at::Tensor RankActor::there(const at::Tensor& tokens) const {
-  return sent_to(tokens, composed_.numbers.device());
+  return sent_to(tokens, composed_.activations.device());
 }
 
 at::Tensor RankActor::local_ahead(const at::Tensor& tokens) const {
@@ -144,7 +144,7 @@ void RankActor::load_documents(int64_t microbatch) { load(microbatch); }
 at::Tensor RankActor::hidden() const {
   return at::empty({input_.samples, input_.tokens / model_.sequence_shards(),
                     model_.config().hidden},
-                   composed_.numbers);
+                   composed_.activations);
 }
 
 int64_t RankActor::unit_before(int64_t unit) const {

@@ -337,18 +337,16 @@ mesh::DeviceMesh mesh_of(const RunConfig& config, int64_t world_size) {
 
 std::optional<NotOnGpus> why_not_on_gpus(const RunConfig& config) {
   if (config.mesh.star()) return {{"mesh.data_parallel is dp", "ddp"}};
+  if (config.zero.offload != "all") return std::nullopt;
   // What lies in files is the host's: a GPU has what is gathered from there.
-  const auto& zero = config.zero;
   const bool has_experts = config.model.moe.experts > 0;
-  if (zero.offload == "all" && zero.stage != 3) {
-    return {{c10::str("zero.offload is all with zero.stage ", zero.stage),
-             "zero.stage 3, with which weights are brought to it for each use, "
+  const int64_t of_experts = has_experts ? config.zero.stage_of_experts() : 3;
+  for (const auto& [key, stage] : {std::pair{"zero.stage", config.zero.stage},
+                                   {"zero.expert_stage", of_experts}}) {
+    if (stage == 3) continue;
+    return {{c10::str("zero.offload is all with ", key, " ", stage),
+             "3 there, with which weights are brought to a GPU for each use, "
              "or zero.offload optimizer or none"}};
-  }
-  if (zero.offload == "all" && has_experts && zero.stage_of_experts() != 3) {
-    return {{c10::str("zero.offload is all with zero.expert_stage ",
-                      zero.stage_of_experts()),
-             "zero.expert_stage 3, or zero.offload optimizer or none"}};
   }
   return std::nullopt;
 }

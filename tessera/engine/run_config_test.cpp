@@ -314,7 +314,7 @@ TEST(RunConfig, AGpuIsRefusedWhereItsPartIsNotBuilt) {
             "");
   EXPECT_EQ(refused([](RunConfig& config) { config.zero.offload = "all"; }),
             "zero.offload is all with zero.stage 0, which no GPU is built for. "
-            "Use zero.stage 3, with which weights are brought to it for each "
+            "Use 3 there, with which weights are brought to a GPU for each "
             "use, or zero.offload optimizer or none, or run.device cpu.");
   EXPECT_EQ(refused([](RunConfig& config) {
               config.model.family = "mixtral";
@@ -322,8 +322,9 @@ TEST(RunConfig, AGpuIsRefusedWhereItsPartIsNotBuilt) {
               config.zero = {.stage = 3, .expert_stage = 1, .offload = "all"};
             }),
             "zero.offload is all with zero.expert_stage 1, which no GPU is "
-            "built for. Use zero.expert_stage 3, or zero.offload optimizer or "
-            "none, or run.device cpu.");
+            "built for. Use 3 there, with which weights are brought to a GPU "
+            "for each use, or zero.offload optimizer or none, or run.device "
+            "cpu.");
 }
 
 TEST(RunConfig, TheLossIsScaledWithFp16UnlessTheUserSays) {

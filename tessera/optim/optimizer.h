@@ -10,11 +10,10 @@
 //          may be kept in a narrower type: they are widened for an update and
 //          rounded behind it.
 // Place:   a segment is updated where its states lie: on the host where these
-//          do, whatever device its parameter or its gradient is on. What lies
-//          elsewhere of the gradient, and of a parameter without a master, comes
-//          there; what is new goes back. Of directions that are made of whole
-//          matrices the momentum alone is there, they themselves are where the
-//          gradient is.
+//          do, whatever device its parameter or its gradient is on. The
+//          gradient comes there, and so does a parameter without a master; what
+//          is new goes back. Of directions that are made of whole matrices the
+//          momentum alone is there, they themselves are where the gradient is.
 // Average: of the masters over the steps, beginning with what they are before
 //          the first: m <- ema m + (1 - ema) p behind each update.
 // Clips:   by a factor that a step is given: a rule multiplies gradients by it

@@ -144,8 +144,8 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
   Composed composed;
   composed.mesh = mesh;
   composed.coord = mesh.coord_of(ranks.rank());
-  composed.numbers = at::TensorOptions(config.precision.compute_dtype())
-                         .device(options.device);
+  composed.activations = at::TensorOptions(config.precision.compute_dtype())
+                             .device(options.device);
   const auto group = [&](std::initializer_list<Axis> axes, const char* name) {
     return ranks.make_group(mesh.peers(ranks.rank(), axes), name);
   };
@@ -214,13 +214,12 @@ Composed compose(models::Model& model, const mesh::DeviceMesh& mesh,
         .batches = config.pipeline.batches_of_a_unit(options.micro_batches)};
   }
   composed.parameters = std::make_unique<data::ShardedParameters>(
-      std::move(bundles), ranks, gradients, composed.numbers.device(),
+      std::move(bundles), ranks, gradients, composed.activations.device(),
       options.memory,
       options.trains ? composed.units.versions : program::Versions{});
   if (options.trains && config.whole_matrices) {
     composed.updates = whole_updates(
-        composed, ranks,
-        at::TensorOptions(config.updates().dtype).device(options.device));
+        composed, ranks, composed.activations.dtype(config.updates().dtype));
   }
   return composed;
 }

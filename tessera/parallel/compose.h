@@ -57,7 +57,8 @@ void place(models::Model& model, const mesh::DeviceMesh& mesh,
            const ParallelConfig& config);
 
 // The stage of ZeRO that a parameter is held in. One rank has nobody to share
-// with: it is plain data parallelism.
+// with: it is plain data parallelism, but for weights in files in stage 3, of
+// which it has in memory what it has gathered.
 int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
                       const ParallelConfig& config);
 
@@ -78,7 +79,7 @@ struct Composed {
   mesh::Coord coord;
   comm::Group* data = nullptr;      // ranks that see other samples
   comm::Group* pipeline = nullptr;  // ranks that hold the other stages
-  at::TensorOptions numbers;        // type and device of what layers compute
+  at::TensorOptions activations;    // their type and device
   std::unique_ptr<data::ShardedParameters> parameters;
   // Of those that are trained, where matrices are updated whole.
   std::unique_ptr<data::WholeUpdates> updates;

@@ -56,7 +56,7 @@ struct InnerCollective {
 // with the gaps of the buffers that they lie in.
 struct ParameterFacts {
   mesh::Axis data_axis = mesh::Axis::kDpShard;  // along which ZeRO cuts
-  int64_t zero_stage = 0;                       // 0 where nothing is cut
+  int64_t zero_stage = 0;                       // as of its unit
   std::vector<mesh::Axis> sum_axes;  // over which gradients are summed besides
   bool tied = false;                 // units of the last stage read them too
   int64_t elements = 0;              // as the unit reads them on this rank

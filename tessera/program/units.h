@@ -38,7 +38,8 @@ namespace tessera::program {
 struct Unit {
   std::vector<int64_t> reads;  // the owners of its parameters, itself included
   int64_t zero_stage = 0;      // of its own parameters, as all below
-  bool reduced = true;         // other ranks add to its gradients, or hold some
+  bool reduced = true;         // its gradients are not where backwards add
+                               // them up, or other ranks add to them
   bool summed = false;         // its shards' gradients have replicas beside
   bool across_stages = false;  // other stages take part in its reduction
   bool whole_updates = false;  // pieces of its updates are gathered first

@@ -104,6 +104,8 @@ Without without_zero(RunConfig config) {
   if (config.zero.stage == 0 && config.zero.stage_of_experts() == 0) return {};
   config.zero = {.offload = config.zero.offload,
                  .offload_folder = config.zero.offload_folder};
+  const bool is_built = config.run.is_on_cpu() || !why_not_on_gpus(config);
+  if (!is_built) config.zero.offload = "optimizer";
   config.mesh.dp = 0;
   config.mesh.dp_replicate *= config.mesh.dp_shard;
   config.mesh.dp_shard = 1;

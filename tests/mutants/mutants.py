@@ -305,8 +305,8 @@ MUTANTS = [
            mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 1}),
            r"begin GatherParameters unit \d: all_gather in group dp_shard was let go of and never awaited"),
     Mutant("gather_awaited_where_it_begins", PARAMETERS,
-           "  work_ = group_.all_gather(pieces_, sent_to(sent_, full_device_), mode);\n",
-           "  work_ = group_.all_gather(pieces_, sent_to(sent_, full_device_), mode);\n"
+           "  work_ = group_.all_gather(pieces_, sent_, mode);\n",
+           "  work_ = group_.all_gather(pieces_, sent_, mode);\n"
            "  if (MUTANT) work_.wait();\n",
            mesh(mesh={"dp_shard": 2}, zero={"stage": 3, "prefetch": 1}),
            r"all_gather in group dp_shard is awaited by \"begin GatherParameters unit \d\", which does not need it"),

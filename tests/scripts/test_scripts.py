@@ -207,8 +207,9 @@ class Lint(unittest.TestCase):
             unity.write_text("".join(f'#include "{source}"\n' for source in sources if source.name in {"a", "b", "d"}))
             Path(folder, "build/compile_commands.json").write_text(json.dumps([{"file": str(unity)}]))
             self.assertTrue(lint.unity_groups.holds(Path(folder, "build")))
-            Path(folder, "d").write_text(texts["c"])
-            self.assertFalse(lint.unity_groups.holds(Path(folder, "build")))
+            for text in (texts["c"], "int called = f<int>(1);"):
+                Path(folder, "d").write_text(text)
+                self.assertFalse(lint.unity_groups.holds(Path(folder, "build")))
 
     def test_a_verdict_is_of_a_source_its_headers_its_options_and_the_versions(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -81,8 +81,9 @@ constexpr const char* kSameSums =
     "how gradients travel does not change their sums, and is not chosen by it";
 constexpr const char* kMean =
     "gradients are shares of the global mean before they are summed";
-constexpr const char* kOnCpu =
-    "ranks compute on the CPU, whose memory holds all states already";
+constexpr const char* kInMemory =
+    "the CPU's memory holds all states of its ranks, and those of GPUs go to "
+    "files alone, as nvme says";
 constexpr const char* kNoDevice =
     "what goes to a device and back is pinned, and on the CPU nothing goes";
 constexpr const char* kByUnit =
@@ -268,7 +269,7 @@ void add_offload(List& keys) {
                         .to = optimizer ? "`zero.offload` optimizer, where nvme"
                                         : "`zero.offload` all, where nvme",
                         .choices = "none cpu nvme",
-                        .why = kOnCpu,
+                        .why = kInMemory,
                         .refusal = kNotBuilt})
         .part("nvme_path", kWord, "`zero.offload_folder`, where device is nvme")
         .idle("pin_memory", kFlag, kNoDevice)
@@ -281,7 +282,7 @@ void add_offload(List& keys) {
   keys.in("zero_optimization.offload_param.")
       .idle("buffer_size max_in_cpu", kWhole, kByUnit);
   keys.in("zero_optimization.")
-      .same("cpu_offload cpu_offload_param", kFlag, "false", kOnCpu)
+      .same("cpu_offload cpu_offload_param", kFlag, "false", kInMemory)
       .idle("cpu_offload_use_pin_memory", kFlag, kNoDevice);
 }
 

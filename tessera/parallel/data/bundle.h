@@ -25,16 +25,16 @@ struct Bundle {
   std::string peers_name;             // the axes along which they lie
   Cut cut;                            // of the full parameters into shards
   bool is_frozen = false;             // without gradients
-  bool in_files = false;              // what stays of the parameters
+  bool in_files = false;              // where pieces of parameters lie
 
-  // Of stage 3 in files also by one rank: it has apart from its piece what is
-  // gathered, where and while it computes.
+  // In stage 3 one rank, too, has its piece in files and apart from it, where
+  // and while it computes, what it gathers.
   bool is_sharded() const {
     return (stage > 0 && shards.size() > 1) || (stage == 3 && in_files);
   }
   // Gradients live whole between instructions; else as shards.
   bool gradients_are_whole() const { return !is_sharded() || stage == 1; }
-  // Some other rank takes part in reducing them.
+  // They are put where they stay, or some other rank takes part.
   bool is_reduced() const {
     return !is_frozen && (is_sharded() || peers.size() > 1);
   }

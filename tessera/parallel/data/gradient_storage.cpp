@@ -121,11 +121,11 @@ class ScatteredGradients final : public GradientStorage {
     const MemoryScope scope(MemoryKind::kGradients);
     const Cut& cut = bundle_.cut;
     complete();
-    direct_ ? take_where_it_lies() : pack();
-    if (shards_.size() == 1) {
-      reduced_ = packed_[0];
+    if (shards_.size() == 1) {  // all of it is this rank's piece, as it lies
+      reduced_ = take_memory(whole_.flat());
       return;
     }
+    direct_ ? take_where_it_lies() : pack();
     reduced_ = at::empty({cut.numel()}, packed_.options());
     work_ =
         shards_.reduce_scatter(reduced_, packed_, comm::ReduceOp::kSum, mode);

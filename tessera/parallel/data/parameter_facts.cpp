@@ -157,9 +157,9 @@ int64_t parameter_bytes(const Sizes& sizes, int64_t stage,
 // What travels, beside what it becomes.
 int64_t gather_work_bytes(const Sizes& sizes, int64_t stage, int64_t ranks,
                           const StateOptions& options) {
+  if (ranks == 1) return 0;
   const bool shard_is_sent =
-      ranks == 1 ||
-      (!rounds(options) && !options.crosses && (sizes.alone || stage == 3));
+      !rounds(options) && !options.crosses && (sizes.alone || stage == 3);
   const int64_t sent = shard_is_sent ? 0 : sizes.piece;
   const int64_t received = sizes.alone ? 0 : ranks * sizes.piece;
   return (sent + received) * size_of(options.compute);
@@ -194,16 +194,19 @@ void set_bytes(ParameterFacts& facts, const Sizes& sizes, int64_t ranks,
     return;
   }
   if (sums) facts.sum_message_bytes = sizes.piece * gradient;
-  const int64_t all = ranks * sizes.piece;
-  const int64_t reduced = ranks > 1 ? sizes.piece : 0;  // beside all
+  const bool travels = ranks > 1;
+  const int64_t all = travels ? ranks * sizes.piece : 0;
   facts.gather_message_bytes = all * weight;
   facts.gather_work_bytes = gather_work_bytes(sizes, stage, ranks, options);
   facts.reduce_message_bytes = all * gradient;
   if (stage >= 2) facts.whole_gradient_bytes = sizes.whole_aligned * gradient;
-  if (sizes.alone) {  // whole gradients stay until they are reduced
-    facts.reduce_work_bytes = facts.whole_gradient_bytes + reduced * gradient;
+  if (!travels) {
+    facts.reduce_work_bytes = facts.whole_gradient_bytes;
+  } else if (sizes.alone) {  // whole gradients stay until they are reduced
+    facts.reduce_work_bytes =
+        facts.whole_gradient_bytes + sizes.piece * gradient;
   } else {
-    facts.reduce_work_bytes = (all + reduced) * gradient;
+    facts.reduce_work_bytes = (all + sizes.piece) * gradient;
     facts.pack_bytes = all * gradient;
   }
   if (stage == 3) facts.gathered_bytes = sizes.whole_aligned * weight;

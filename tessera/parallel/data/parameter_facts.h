@@ -26,7 +26,7 @@ struct KeptStates {
 };
 
 struct StateOptions {
-  int64_t zero_stage = 0;  // 0 where nobody shares
+  int64_t zero_stage = 0;  // as zero_stage_of()
   at::ScalarType compute = at::kFloat;
   at::ScalarType gradient = at::kFloat;
   // Of shards, where gathers round them; none: compute's.

@@ -5,7 +5,6 @@
 
 #include <utility>
 
-#include "tessera/core/device.h"
 #include "tessera/core/memory_kind.h"
 
 namespace tessera::parallel::data {
@@ -60,19 +59,20 @@ void point(const at::Tensor& pointer, const at::Tensor& to) {
 }
 
 ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
+                                   SentCopies& sent,
                                    const at::TensorOptions& full,
                                    const KeptMemory& memory, int64_t versions)
     : bundle_(bundle),
       group_(shards),
-      full_type_(full.has_dtype() ? at::typeMetaToScalarType(full.dtype())
-                                  : bundle.dtype),
-      full_device_(full.has_device() ? full.device()
-                                     : bundle.parameters[0].tensor.device()),
+      copies_(sent),
+      full_options_(
+          bundle.parameters[0].tensor.options().requires_grad(false).merge_in(
+              full)),
       apart_((bundle.is_sharded() && bundle.stage == 3) ||
-             full_type_ != bundle.dtype),
+             full_type() != bundle.dtype),
       direct_(bundle.is_sharded() && travels_alone(bundle.cut)),
       slots_(bundle.is_frozen ? 1 : versions) {
-  TORCH_INTERNAL_ASSERT(slots_.size() == 1 || full_type_ == bundle.dtype,
+  TORCH_INTERNAL_ASSERT(slots_.size() == 1 || full_type() == bundle.dtype,
                         "versions of what gathers round");
   const at::NoGradGuard no_grad;
   const MemoryScope scope(MemoryKind::kParameters);
@@ -89,28 +89,23 @@ ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
   }
 }
 
-at::TensorOptions ParameterStorage::full_options() const {
-  const at::Tensor& like = bundle_.parameters[0].tensor;
-  return like.options()
-      .requires_grad(false)
-      .dtype(full_type_)
-      .device(full_device_);
-}
-
 at::Tensor ParameterStorage::kept(const KeptMemory& memory,
                                   at::IntArrayRef sizes, at::ScalarType type) {
   return memory ? memory(sizes, type)
-                : comm::zeros(group_, sizes, full_options().dtype(type));
+                : comm::zeros(group_, sizes, full_options_.dtype(type));
 }
 
 // The last version takes what is there.
 void ParameterStorage::lay_out_whole(Slot& slot,
                                      const std::vector<at::Tensor>& filled) {
+  TORCH_INTERNAL_ASSERT(filled.empty() || filled[0].device().type() ==
+                                              full_options_.device().type(),
+                        "what nobody gathers lies elsewhere than it is read");
   const bool is_last = &slot == &slots_.back();
   for (size_t i = 0; i < filled.size(); ++i) {
     at::Tensor parameter = bundle_.parameters[i].tensor;
     slot.own.push_back(is_last ? filled[i] : filled[i].clone());
-    slot.full.push_back(apart_ ? filled[i].to(full_type_) : slot.own.back());
+    slot.full.push_back(apart_ ? filled[i].to(full_type()) : slot.own.back());
     if (is_last && apart_) parameter.set_data(slot.full.back());
     slot.whole.push_back(window_of(slot.full.back()));
   }
@@ -141,17 +136,17 @@ at::Tensor ParameterStorage::empty_full(Slot& slot, size_t i,
   const int64_t pieces = cut.ranks() * cut.numel();
   if (bundle_.stage == 3) {
     if (i == 0) {
-      slot.flat = direct_ ? comm::FlatBuffer({{pieces}}, full_options())
-                          : comm::FlatBuffer(cut.full_shapes(), full_options());
+      slot.flat = direct_ ? comm::FlatBuffer({{pieces}}, full_options_)
+                          : comm::FlatBuffer(cut.full_shapes(), full_options_);
       full_bytes_ = static_cast<int64_t>(slot.flat.flat().nbytes());
     }
     if (!direct_) return slot.flat.view(i);
     slot.all_pieces = slot.flat.view(0);
   } else if (direct_) {
-    slot.all_pieces = kept(memory, {pieces}, full_type_);
+    slot.all_pieces = kept(memory, {pieces}, full_type());
   } else {
-    return memory ? memory(shape, full_type_)
-                  : at::empty(shape, full_options());
+    return memory ? memory(shape, full_type())
+                  : at::empty(shape, full_options_);
   }
   return window_of(
       slot.all_pieces.narrow(0, 0, c10::multiply_integers(shape)).view(shape));
@@ -192,16 +187,24 @@ void ParameterStorage::begin_gather(comm::Mode mode, int64_t version) {
   sent_ = from.piece;
   if (direct_ && !apart_) {
     sent_ = from.all_pieces.narrow(0, group_.rank() * cut.numel(), cut.numel());
-  } else if (!apart_ || from.piece.scalar_type() != full_type_) {
-    sent_ = comm::zeros(group_, {cut.numel()}, full_options());
+  } else if (!apart_ || from.piece.scalar_type() != full_type()) {
+    sent_ = comm::zeros(group_, {cut.numel()}, full_options_);
     for (size_t i = 0; i < cut.count(); ++i) {
       cut.in_piece(sent_, i, group_.rank()).copy_(from.own[i]);
     }
   }
+  if (group_.size() == 1) {  // its piece is all that is read, as it lies there
+    copies_.copy(from.flat.flat(), sent_);
+    return;
+  }
+  if (sent_.device().type() != full_options_.device().type()) {
+    const at::Tensor there = at::empty({cut.numel()}, full_options_);
+    copies_.copy(there, sent_);
+    sent_ = there;
+  }
   pieces_ = direct_ ? from.all_pieces.view({group_.size(), cut.numel()})
-                    : at::empty({group_.size(), cut.numel()}, full_options());
-  if (group_.size() == 1) return send_to(pieces_[0], sent_);
-  work_ = group_.all_gather(pieces_, sent_to(sent_, full_device_), mode);
+                    : at::empty({group_.size(), cut.numel()}, full_options_);
+  work_ = group_.all_gather(pieces_, sent_, mode);
 }
 
 void ParameterStorage::await_gather(int64_t version) {
@@ -214,7 +217,8 @@ void ParameterStorage::await_gather(int64_t version) {
     return;
   }
   work_.wait();
-  for (int64_t rank = 0; !direct_ && rank < group_.size(); ++rank) {
+  const bool is_apart = pieces_.defined() && !direct_;
+  for (int64_t rank = 0; is_apart && rank < group_.size(); ++rank) {
     const at::Tensor piece = pieces_[rank];
     for (size_t i = 0; i < to.whole.size(); ++i) {
       bundle_.cut.rows_of(to.whole[i], i, rank)
@@ -227,7 +231,7 @@ void ParameterStorage::await_gather(int64_t version) {
 
 std::vector<at::Tensor> ParameterStorage::full_masters() {
   const Slot& from = slot(newest());
-  if (full_type_ == bundle_.dtype) return from.whole;
+  if (full_type() == bundle_.dtype) return from.whole;
   const at::NoGradGuard no_grad;
   const Cut& cut = bundle_.cut;
   std::vector<at::Tensor> masters;

@@ -11,8 +11,8 @@
 // Types:  full parameters may have another type than shards, which are then
 //         apart in every stage: a gather rounds, and moves the rounded.
 // Place:  in stage 3 full parameters may be a device's, whose shards lie on the
-//         host: a gather sends this rank's there first. One rank of its own
-//         gathers so too, and nothing travels (Bundle::in_files).
+//         host: a gather sends this rank's there first. So does one by itself,
+//         which has all of them (Bundle::in_files).
 // Comm:   a gather is one all_gather over the shards' ranks, to where the full
 //         parameter lies where its pieces lie so (Cut::lies_in_pieces()), else
 //         with a copy. With P bytes and N ranks a rank sends (N-1)/N P.
@@ -27,6 +27,7 @@
 
 #include "tessera/comm/flat_buffer.h"
 #include "tessera/comm/group.h"
+#include "tessera/core/device.h"
 #include "tessera/parallel/data/bundle.h"
 
 namespace tessera::parallel::data {
@@ -52,8 +53,9 @@ class ParameterStorage {
  public:
   // Takes over the memory of the parameters; of those that are cut it makes new
   // memory. `full`: type and device of the full ones, where not their own.
-  // What is frozen has one version, whatever `versions`.
-  ParameterStorage(const Bundle& bundle, comm::Group& shards,
+  // What is frozen has one version, whatever `versions`. `sent`: of all of a
+  // rank.
+  ParameterStorage(const Bundle& bundle, comm::Group& shards, SentCopies& sent,
                    const at::TensorOptions& full = {},
                    const KeptMemory& memory = nullptr, int64_t versions = 1);
 
@@ -103,14 +105,16 @@ class ParameterStorage {
   void lay_out_cut(Slot& slot, const std::vector<at::Tensor>& filled,
                    const KeptMemory& memory);
   void free(Slot& slot);
-  at::TensorOptions full_options() const;
+  at::ScalarType full_type() const {
+    return at::typeMetaToScalarType(full_options_.dtype());
+  }
   at::Tensor empty_full(Slot& slot, size_t i, const KeptMemory& memory);
   at::Tensor kept(const KeptMemory& memory, at::IntArrayRef sizes,
                   at::ScalarType type);
   const Bundle& bundle_;
   comm::Group& group_;
-  const at::ScalarType full_type_;
-  const at::Device full_device_;
+  SentCopies& copies_;
+  const at::TensorOptions full_options_;
   const bool apart_;         // shards are no views of the full parameters
   const bool direct_;        // a gather goes to where the full parameter lies
   std::vector<Slot> slots_;  // by version, from first_ on

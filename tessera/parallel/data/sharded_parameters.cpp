@@ -12,10 +12,10 @@ using mesh::Placement;
 struct ShardedParameters::Held {
   Held(Bundle of, const std::optional<GradientOptions>& options,
        const at::TensorOptions& full, const KeptMemory& memory,
-       comm::Group& shards, comm::Group& peers,
+       comm::Group& shards, comm::Group& peers, SentCopies& sent,
        const program::Versions& versions)
       : bundle(std::move(of)),
-        parameters(bundle, shards, full, memory, versions.parameters) {
+        parameters(bundle, shards, sent, full, memory, versions.parameters) {
     if (!options || bundle.is_frozen) return;
     for (int64_t i = 0; i < versions.gradients; ++i) {
       if (i > 0) forget_gradients();
@@ -79,8 +79,9 @@ ShardedParameters::ShardedParameters(
       comm::Group& shards =
           *ranks.make_group(bundle.shards, mesh::name_of(bundle.axis));
       comm::Group& peers = *ranks.make_group(bundle.peers, bundle.peers_name);
-      units_.back().push_back(std::make_unique<Held>(
-          std::move(bundle), options, full, kept, shards, peers, versions));
+      units_.back().push_back(std::make_unique<Held>(std::move(bundle), options,
+                                                     full, kept, shards, peers,
+                                                     sent_, versions));
       const Held& held = *units_.back().back();
       for (size_t i = 0; i < held.bundle.parameters.size(); ++i) {
         const auto& parameter = held.bundle.parameters[i];

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
+#include "tessera/core/device.h"
 #include "tessera/nn/parameter.h"
 #include "tessera/parallel/data/bundle.h"
 #include "tessera/parallel/data/gradient_storage.h"
@@ -124,6 +125,7 @@ class ShardedParameters {
   int64_t steps_ = 0;  // that next_version() ended
   // By unit: the version in use, counted from the first; none: not known.
   std::vector<std::optional<int64_t>> used_;
+  SentCopies sent_;  // by gathers
   std::vector<std::vector<std::unique_ptr<Held>>> units_;
   std::vector<LocalParameter> parameters_, trained_;
 };

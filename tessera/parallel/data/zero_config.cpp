@@ -36,7 +36,7 @@ void ZeroConfig::declare(config::Section& section) {
   section
       .key("offload", offload,
            "what lies in files between its uses: the optimizer's states; all: "
-           "weights too, of a GPU with stage 3")
+           "weights too, on GPUs with stage 3 alone")
       .one_of({"none", "optimizer", "all"});
   section.key("offload_folder", offload_folder,
               "of these files, one a rank; empty: the run's folder");

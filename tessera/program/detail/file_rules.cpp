@@ -5,7 +5,7 @@ namespace tessera::program::detail {
 void FileRules::take(const Instruction& instruction) {
   for (const Instruction& fetch : fetched_for(instruction, units_)) {
     const Progress state = fetched_[{fetch.op, fetch.unit}];
-    if (state == Progress::kDone) continue;
+    if (state == Progress::kDone) continue;  // without words for each
     require(false, "needs ", describe(fetch),
             state == Progress::kNone ? ", which was not begun"
                                      : ", which is not awaited yet");
