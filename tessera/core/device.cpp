@@ -69,6 +69,13 @@ void wait_for_device(c10::Device device) {
   devices.synchronizeStream(devices.getStream(device));
 }
 
+c10::Event record_event(c10::Device device) {
+  const c10::impl::VirtualGuardImpl devices(device.type());
+  c10::Event event(device.type());
+  event.record(devices.getStream(device));
+  return event;
+}
+
 void SentCopies::copy(const at::Tensor& to, const at::Tensor& tensor) {
   if (!to.is_cuda() || !tensor.is_cpu()) {
     to.copy_(tensor);
@@ -80,9 +87,7 @@ void SentCopies::copy(const at::Tensor& to, const at::Tensor& tensor) {
     under_way_.pop_front();
   }
   to.copy_(tensor.pin_memory(), /*non_blocking=*/true);
-  const c10::impl::VirtualGuardImpl devices(to.device().type());
-  under_way_.emplace_back(to.device().type());
-  under_way_.back().record(devices.getStream(to.device()));
+  under_way_.push_back(record_event(to.device()));
 }
 
 }  // namespace tessera

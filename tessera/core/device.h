@@ -42,6 +42,8 @@ at::Tensor begin_to_host(const at::Tensor& tensor);
 
 // Until the device has done what this thread asked of it. Of the CPU: at once.
 void wait_for_device(c10::Device device);
+// Behind what this thread asked of the device, which is none of the CPU.
+c10::Event record_event(c10::Device device);
 
 // What goes from the host to a GPU, so much that its pinned copies are to be
 // few: two are there at most, and who sends a third waits for the first.

@@ -1,7 +1,5 @@
 #include "tessera/core/host_read.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include "tessera/core/device.h"
 
 namespace tessera {
@@ -18,10 +16,7 @@ at::Tensor read_on_host(const at::Tensor& tensor) {
 
 HostRead::HostRead(const at::Tensor& tensor)
     : here_(begin_to_host(tensor.contiguous())) {
-  if (!tensor.is_cuda()) return;
-  const c10::impl::VirtualGuardImpl devices(tensor.device().type());
-  is_there_.emplace(tensor.device().type());
-  is_there_->record(devices.getStream(tensor.device()));
+  if (tensor.is_cuda()) is_there_ = record_event(tensor.device());
 }
 
 at::Tensor HostRead::wait() {

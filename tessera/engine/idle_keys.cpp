@@ -107,7 +107,7 @@ std::vector<std::string> without_effect(const RunConfig& config,
   note(config.model.lora.rank > 0 && !config.model.load_weights,
        "model.lora.rank",
        "freezes weights that are random: model.load_weights is false");
-  note(config.zero.offload == "none", "zero.offload_folder",
+  note(!config.zero.offloads(), "zero.offload_folder",
        "is not used while zero.offload is none");
   const std::string& mode = config.recompute.mode;
   note(mode != "block" && mode != "stage", "recompute.every",

@@ -150,7 +150,7 @@ nn::LossSum RankModel::evaluate(
 }
 
 void RankModel::build_files() {
-  if (config_.zero.offload == "none") return;
+  if (!config_.zero.offloads()) return;
   std::string folder = offload_folder(config_);
   std::error_code error;
   // No run's folder, as of 'tessera verify': among the temporary ones
@@ -181,7 +181,7 @@ void RankModel::build_model() {
       .trains = trains(),
       .micro_batches = batches_that_wait(config_),
       .device = device_of_rank(config_, ranks_.rank())};
-  if (config_.zero.offload == "all") {
+  if (config_.zero.offloads_parameters()) {
     options.memory = [&](int64_t unit, at::IntArrayRef sizes,
                          at::ScalarType type) {
       return files_->zeros(part_in_files(program::Op::kFetchParameters, unit),

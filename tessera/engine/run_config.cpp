@@ -101,8 +101,7 @@ void check_star(const RunConfig& config) {
   refuse(config.zero.stage == 0, "zero.stage", config.zero.stage, "0");
   refuse(config.zero.expert_stage <= 0, "zero.expert_stage",
          config.zero.expert_stage, "0");
-  refuse(config.zero.offload == "none", "zero.offload", config.zero.offload,
-         "none");
+  refuse(!config.zero.offloads(), "zero.offload", config.zero.offload, "none");
   refuse(config.model.lora.rank == 0, "model.lora.rank", config.model.lora.rank,
          "0");
   refuse(config.model.mtp.layers == 0, "model.mtp.layers",
@@ -139,7 +138,7 @@ void check_delays(const RunConfig& config) {
   refuse(config.precision.loss_scale != 0,
          "precision.loss_scale is 0, by which each update may change the scale",
          "has begun the next batch by then", "a fixed precision.loss_scale");
-  refuse(config.zero.offload != "all", "zero.offload is all",
+  refuse(!config.zero.offloads_parameters(), "zero.offload is all",
          "reads two versions of the weights in turn, of which files hold one",
          "none or optimizer");
   refuse(!reads_for_others(config), "data.reader is first",
@@ -337,7 +336,7 @@ mesh::DeviceMesh mesh_of(const RunConfig& config, int64_t world_size) {
 
 std::optional<NotOnGpus> why_not_on_gpus(const RunConfig& config) {
   if (config.mesh.star()) return {{"mesh.data_parallel is dp", "ddp"}};
-  if (config.zero.offload != "all") return std::nullopt;
+  if (!config.zero.offloads_parameters()) return std::nullopt;
   // What lies in files is the host's: a GPU has what is gathered from there.
   const bool has_experts = config.model.moe.experts > 0;
   const int64_t of_experts = has_experts ? config.zero.stage_of_experts() : 3;

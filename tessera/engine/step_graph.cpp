@@ -18,7 +18,7 @@ bool StepGraph::is_for(const RunConfig& config, int64_t ranks,
   return DeviceGraph::can_record(device) && nn::uses(nn::Kernel::kStepGraph) &&
          ranks == 1 && !config.mesh.star() && !config.pipeline.delayed() &&
          !model.moe.noise && model.mtp.layers == 0 && model.dropout == 0 &&
-         !config.data.documents_apart() && config.zero.offload == "none" &&
+         !config.data.documents_apart() && !config.zero.offloads() &&
          config.monitor.trace == 0;
 }
 

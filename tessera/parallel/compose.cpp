@@ -58,7 +58,7 @@ int64_t zero_stage_of(const mesh::Layout& layout, const mesh::DeviceMesh& mesh,
                       const ParallelConfig& config) {
   const int64_t stage = layout.is_of_expert() ? config.zero.stage_of_experts()
                                               : config.zero.stage;
-  const bool gathers_alone = stage == 3 && config.zero.offload == "all";
+  const bool gathers_alone = stage == 3 && config.zero.offloads_parameters();
   return mesh.degree(layout.data_axis()) > 1 || gathers_alone ? stage : 0;
 }
 

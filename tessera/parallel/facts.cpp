@@ -83,7 +83,8 @@ program::Facts facts_of(const models::ModelConfig& model_config,
          .num_units = model->num_units(),
          .versions =
              config.pipeline.versions(mesh.degree(Axis::kPp), coord[Axis::kPp]),
-         .crosses = config.zero.offload == "all" && batch.device != c10::kCPU,
+         .crosses =
+             config.zero.offloads_parameters() && batch.device != c10::kCPU,
          .two_replicas =
              config.pipeline.placement() == program::Placement::kMirrored});
   }

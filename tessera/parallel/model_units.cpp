@@ -77,7 +77,7 @@ std::vector<data::Bundle> ModelUnits::bundles(int64_t unit,
     }
   }
   auto bundles = data::bundles_of(held, mesh, rank, zero_stages.at(unit));
-  for (auto& each : bundles) each.in_files = config.zero.offload == "all";
+  for (auto& each : bundles) each.in_files = config.zero.offloads_parameters();
   return bundles;
 }
 
@@ -98,8 +98,8 @@ program::Units ModelUnits::units_of(const mesh::DeviceMesh& mesh, int64_t rank,
   units.alone = mesh.world_size() == 1;
   units.minimal = config.recompute.mode == "minimal";
   units.versions = config.pipeline.versions(mesh.degree(Axis::kPp), stage);
-  units.offloads_states = config.zero.offload != "none";
-  units.offloads_parameters = config.zero.offload == "all";
+  units.offloads_states = config.zero.offloads();
+  units.offloads_parameters = config.zero.offloads_parameters();
   for (size_t unit = 0; unit < parameters.size(); ++unit) {
     const auto id = static_cast<int64_t>(unit);
     program::Unit each{.reads = reads[unit],

@@ -161,9 +161,9 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
   const bool on_cpu = config.run.is_on_cpu();
   const bool has_files = trains && !config.mesh.star();
   const std::string& offload = config.zero.offload;
-  add(has_files && offload != "all" && on_cpu,
+  add(has_files && !config.zero.offloads_parameters() && on_cpu,
       offload == "none" ? "zero.offload optimizer or all" : "zero.offload all");
-  add(has_files && offload != "all" && !on_cpu,
+  add(has_files && !config.zero.offloads_parameters() && !on_cpu,
       offload == "none" ? "zero.offload optimizer, or all with zero.stage 3,"
                         : "zero.offload all with zero.stage 3");
   add(!trains && config.precision.compute != "bf16", "--dtype bf16");
@@ -214,7 +214,7 @@ void check_offload(const RunConfig& config, int64_t needed) {
       bytes_text(needed),
       ". Free some, set zero.offload_folder to a folder on another "
       "disk, or zero.offload to ",
-      config.zero.offload == "all" ? "optimizer or none" : "none", ".");
+      config.zero.offloads_parameters() ? "optimizer or none" : "none", ".");
 }
 
 // The ranks of a host that read the data.
@@ -255,7 +255,7 @@ void check_data_of(const RunConfig& config, const HostRanks& ranks) {
 // What needs the run's folder.
 void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
                        const RunFolder& folder) {
-  const bool offloads = config.zero.offload != "none";
+  const bool offloads = config.zero.offloads();
   const int64_t in_files =
       offloads ? bytes_together(config, ranks, engine::memory_plans(config),
                                 &engine::MemoryPlan::in_files)
@@ -369,7 +369,7 @@ void check_paths(const RunConfig& config) {
 std::string describe_plan(const RunConfig& config) {
   check_choices();
   const auto& zero = config.zero;
-  if (zero.offload != "none" && !zero.offload_folder.empty()) {
+  if (zero.offloads() && !zero.offload_folder.empty()) {
     check_offload_folder(config, zero.offload_folder);
   }
   const auto mesh = mesh_of(config, implied_world_size(config));

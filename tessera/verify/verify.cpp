@@ -119,7 +119,7 @@ Without without_expert_shard(RunConfig config) {
 }
 
 Without without_offload(RunConfig config) {
-  if (config.zero.offload == "none") return {};
+  if (!config.zero.offloads()) return {};
   config.zero.offload = "none";
   return config;
 }

@@ -26,6 +26,9 @@ struct ZeroConfig {
   bool shards_experts_by_replica() const {
     return expert_shard == "dp_shard" && stage_of_experts() > 0;
   }
+  // States of the optimizer lie in files; parameters do, too.
+  bool offloads() const { return offload != "none"; }
+  bool offloads_parameters() const { return offload == "all"; }
   // With what -1 stands for in its place.
   ZeroConfig resolved(bool ranks_share_memory) const;
   // Of an all_reduce, at most.
