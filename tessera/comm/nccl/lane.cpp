@@ -8,6 +8,7 @@
 
 #include "tessera/comm/base/in_time.h"
 #include "tessera/comm/base/timed_out.h"
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 
@@ -33,7 +34,8 @@ bool LaneWork::wait(std::chrono::milliseconds /*timeout*/) {
   std::shared_ptr<OnDevice> there;
   {
     std::unique_lock lock(mutex_);
-    cv_.wait(lock, [&] { return there_ != nullptr || completed_; });
+    cv_.wait(lock,
+             [&] { return completed_ || (there_ != nullptr && !is_failing_); });
     if (exception_) std::rethrow_exception(exception_);
     there = there_;
   }
@@ -81,6 +83,7 @@ void LaneWork::complete(const std::exception_ptr& error) {
   {
     const std::lock_guard lock(mutex_);
     if (std::exchange(settled_, true)) return;
+    is_failing_ = error != nullptr;
   }
   try {
     if (error) {
@@ -104,11 +107,7 @@ void Lane::submit(const c10::intrusive_ptr<LaneWork>& work, const Call& call) {
     if (state_ == State::kGivenUp) return work->complete(why_);
     if (state_ != State::kOpen) {
       Kept kept{.work = work, .call = call, .ready = std::nullopt};
-      if (!device_.is_cpu()) {
-        const c10::impl::VirtualGuardImpl devices(device_.type());
-        kept.ready.emplace(device_.type());
-        kept.ready->record(devices.getStream(device_));
-      }
+      if (!device_.is_cpu()) kept.ready = record_event(device_);
       kept_.push_back(std::move(kept));
       pending_.push_back(work);
       if (std::exchange(state_, State::kOpening) == State::kNew) {

@@ -82,7 +82,7 @@ class LaneWork final : public c10d::Work, public TimedWork {
   bool has_begun_ = false;
   Clock::time_point since_ = Clock::now();  // it was called, or has begun
   double seconds_ = 0;
-  bool settled_ = false;
+  bool settled_ = false, is_failing_ = false;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

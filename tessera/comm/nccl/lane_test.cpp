@@ -153,6 +153,18 @@ TEST(Lane, OneThatIsTooLateEndsAllLanesOfTheRank) {
   EXPECT_EQ(other->aborted, 1);
 }
 
+TEST(Lane, WhoWaitsWhileItsFutureFailsHearsOfIt) {
+  const auto work = work_of();
+  work->put(std::make_shared<Task>());
+  std::future<std::string> heard;
+  work->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    heard = std::async(std::launch::async, [&] { return failure_of(*work); });
+    EXPECT_EQ(heard.wait_for(milliseconds(50)), std::future_status::timeout);
+  });
+  work->complete(std::make_exception_ptr(Error(ExitCode::kFailed, "it broke")));
+  EXPECT_THAT(heard.get(), HasSubstr("it broke"));
+}
+
 // All reductions of a device's tensors.
 class LaneBackend final : public c10d::Backend {
  public:
