@@ -19,10 +19,13 @@ set(CMAKE_SKIP_RPATH ON)
 
 if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+  # Where a checkout lies is no part of what is built, nor of what ccache knows.
+  add_compile_options("-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=")
   # With a precompiled header ccache must not look at macros and times in it.
   find_program(TESSERA_CCACHE ccache)
   if(TESSERA_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
     set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
+      "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}"
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime,file_stat_matches
       "${TESSERA_CCACHE}")
   endif()
