@@ -7,9 +7,9 @@ which are the same for all, so the sources of a room that have the same options
 are read as one. Where that has a finding each half is, and so on: what one has by
 itself counts.
 
-What passed is not read again: BUILD/lint/passed.json holds of each source a hash of all that its verdict
-follows from, itself, the headers of the project that it includes, its options, .clang-tidy, and the versions
-of clang-tidy and of what lies outside.
+What passed is not read again, in no checkout: the user's cache holds of each source a hash of all that its
+verdict follows from, itself, the headers of the project that it includes, its options, .clang-tidy, and the
+versions of clang-tidy and of what lies outside.
 """
 
 import concurrent.futures
@@ -28,6 +28,8 @@ sys.path.insert(0, str(ROOT / "cmake"))
 import unity_groups  # noqa: E402
 TIDY = ROOT / ".venv/bin/clang-tidy"
 INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.M)
+PASSED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tessera" / "lint-passed.json"
+MOST_PASSED = 10000  # verdicts that are kept: a megabyte
 AT_ONCE = 16  # sources read as one: enough that the headers no longer count
 # Includes headers of CUDA, which a LibTorch without has not.
 BESIDE_CUDA = ["tessera/comm/nccl/nccl_backend.cpp"]
@@ -61,7 +63,7 @@ class Fingerprints:
     """Hashes of what a source's verdict follows from."""
 
     def __init__(self, root, generated, compiled, versions):
-        self.folders, self.compiled, self.versions = [root, generated], compiled, versions
+        self.root, self.folders, self.compiled, self.versions = root, [root, generated], compiled, versions
 
     @functools.cache
     def read(self, file):
@@ -79,24 +81,36 @@ class Fingerprints:
                 seen[now], included = self.read(now)
                 ahead += included
         command = self.compiled.get(file, {}).get("command", "")
-        words = [self.versions, command, *(f"{path} {seen[path]}" for path in sorted(seen))]
-        return hashlib.sha256("\n".join(words).encode()).hexdigest()
+        words = [self.versions, file, command, *(f"{path} {seen[path]}" for path in sorted(seen))]
+        # Where the checkout lies is no part of it.
+        return hashlib.sha256("\n".join(words).replace(str(self.root), ".").encode()).hexdigest()
 
 
 def versions(compiled):
-    """Of what is no part of the project: pinned, or as it was installed."""
+    """Of what is no part of the project: pinned, as all in .venv is, or as it was installed."""
     pinned = [ROOT / name for name in (".clang-tidy", "requirements.txt", "requirements-lint.txt", "scripts/lint.py")]
     outside = {folder for entry in compiled.values() for folder in re.findall(r"-isystem (\S+)", entry["command"])}
-    installed = [TIDY, *Path("/usr/include/c++").glob("*"), *map(Path, sorted(outside))]
+    installed = [*Path("/usr/include/c++").glob("*"),
+                 *(Path(folder) for folder in sorted(outside) if not folder.startswith(f"{ROOT}/.venv/"))]
     return "\n".join([*(path.read_text() for path in pinned),
                       *(f"{path} {path.stat().st_mtime_ns}" for path in installed if path.exists())])
 
 
-def known(lint):
+def known(cache):
+    """Of hashes that passed, whose they are; the oldest first."""
     try:
-        return json.loads((lint / "passed.json").read_text())
+        return json.loads(cache.read_text())
     except (OSError, ValueError):
         return {}
+
+
+def note(cache, passed):
+    """Adds to what is known, beside others who do."""
+    all_of_them = {**known(cache), **passed}
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    new = cache.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(dict(list(all_of_them.items())[-MOST_PASSED:]), indent=0))
+    new.replace(cache)
 
 
 def groups(files, compiled):
@@ -158,9 +172,8 @@ def main(build, *named):
     (lint / "compile_commands.json").write_text(json.dumps(list(compiled.values())))
     prints = Fingerprints(ROOT, build / "generated", compiled, versions(compiled))
     wanted = {file: prints.of(file) for file in (str(Path(name).resolve()) for name in named or sources())}
-    before = known(lint)
-    passed = {file: key for file, key in before.items() if wanted.get(file, key) == key and Path(file).is_file()}
-    files = [file for file in wanted if file not in passed]
+    before = known(PASSED)
+    files = [file for file, key in wanted.items() if key not in before]
     parts = [[file] for file in files] if named else sorted(groups(files, compiled), key=len, reverse=True)
     numbers = itertools.count()
 
@@ -169,15 +182,14 @@ def main(build, *named):
             return tidy(lint, part[0])
         return tidy_as_one(lint / str(next(numbers)), part, compiled)
 
-    faulty = 0
+    passed, faulty = {}, 0
     for part, findings in read_in_parts(parts, read):
         if findings is None:
-            passed |= {file: wanted[file] for file in part}
+            passed |= {wanted[file]: str(Path(file).relative_to(ROOT)) for file in part}
         else:
             faulty += 1
             print(f"{part[0]}:\n{findings}")
-    (lint / "passed.new").write_text(json.dumps(passed, indent=0))
-    (lint / "passed.new").replace(lint / "passed.json")
+    note(PASSED, passed)
     print(f"{len(wanted) - len(files)} sources passed before as they are, {len(files)} were read, {faulty} with findings")
     return 1 if faulty else 0
 

@@ -4,12 +4,14 @@ import contextlib
 import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import check_docs  # noqa: E402
@@ -237,6 +239,21 @@ class Lint(unittest.TestCase):
             (root / source).write_text(files["tessera/core/x.cpp"] + "int y;")
             known.append(key())
             self.assertEqual(len(set(known)), 6)
+            # And no matter of where the checkout lies.
+            elsewhere = Path(shutil.copytree(root, root / "elsewhere", ignore=shutil.ignore_patterns("elsewhere")))
+            moved = str(elsewhere / "tessera/core/x.cpp")
+            self.assertEqual(key(f"c++ {source}"), lint.Fingerprints(
+                elsewhere, elsewhere / "generated", {moved: {"command": f"c++ {moved}"}}, "1").of(moved))
+
+    def test_what_passed_is_known_in_every_checkout_the_newest_of_it(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(lint, "MOST_PASSED", 3):
+            cache = Path(folder, "deep", "passed.json")
+            self.assertEqual(lint.known(cache), {})
+            lint.note(cache, {"1": "a.cpp", "2": "b.cpp"})
+            lint.note(cache, {"3": "a.cpp", "4": "b.cpp"})
+            self.assertEqual(lint.known(cache), {"2": "b.cpp", "3": "a.cpp", "4": "b.cpp"})
+            cache.write_text("{")
+            self.assertEqual(lint.known(cache), {})
 
 
 class SummarizeTests(unittest.TestCase):
