@@ -7,6 +7,7 @@
 
 #include "cli/bench_flags.h"
 #include "cli/commands.h"
+#include "cli/ranks.h"
 #include "tessera/benchmark/measure.h"
 #include "tessera/benchmark/plot.h"
 #include "tessera/benchmark/report.h"
@@ -76,11 +77,7 @@ class BenchCommand {
                      ranks, " tessera bench comm ..., without --nproc.");
     }
     if (flags_.ranks == "threads") return run_threads(ranks);
-    launch::LocalOptions options;
-    options.nproc = ranks;
-    options.argv.assign(argv_, argv_ + argc_);
-    options.argv[0] = "/proc/self/exe";
-    set_exit_code(launch::run_local(options));
+    set_exit_code(run_rank_processes({argv_, argv_ + argc_}, ranks));
   }
 
  private:

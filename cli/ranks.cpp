@@ -1,5 +1,6 @@
 #include "cli/ranks.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <chrono>
 #include <cstdlib>
@@ -106,15 +107,6 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
   return codes[0];
 }
 
-// Starts the ranks as processes of this same command.
-int run_rank_processes(const RankJob& job, int64_t world_size) {
-  launch::LocalOptions options;
-  options.nproc = world_size;
-  options.argv = job.arguments;
-  options.argv[0] = "/proc/self/exe";
-  return launch::run_local(options);
-}
-
 }  // namespace
 
 void add_rank_flags(CLI::App& command, RankFlags& flags) {
@@ -133,6 +125,21 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
   return place;
 }
 
+int run_rank_processes(std::vector<std::string> arguments, int64_t world_size) {
+  arguments.at(0) = "/proc/self/exe";
+  launch::LocalOptions options{.nproc = world_size, .argv = arguments};
+  // What CUDA's driver has done is of no use to a copy.
+  if (!at::Context::hasCUDART()) {
+    options.as_copy = [&] {
+      std::vector<char*> argv;
+      for (auto& each : arguments) argv.push_back(each.data());
+      argv.push_back(nullptr);
+      return run_program(static_cast<int>(arguments.size()), argv.data());
+    };
+  }
+  return launch::run_local(options);
+}
+
 int run_ranks(const RankJob& job, const RankFlags& flags,
               const launch::RankEnvironment& place, int64_t world_size) {
   ignore_broken_pipes();  // who reads along may stop before the ranks do
@@ -147,8 +154,9 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
   first.world_size = first.local_world_size = world_size;
   job.prepare(first);
   if (world_size == 1) return run_rank(job, place);
-  return flags.ranks == "processes" ? run_rank_processes(job, world_size)
-                                    : run_rank_threads(job, world_size);
+  return flags.ranks == "processes"
+             ? run_rank_processes(job.arguments, world_size)
+             : run_rank_threads(job, world_size);
 }
 
 void run_as_rank(const std::function<void()>& command) {

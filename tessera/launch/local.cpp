@@ -1,5 +1,6 @@
 #include "tessera/launch/local.h"
 
+#include <malloc.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -32,6 +33,8 @@ using Clock = std::chrono::steady_clock;
 using detail::Fd;
 using detail::RankEnd;
 
+namespace fs = std::filesystem;
+
 // Milliseconds until what nobody read is shown once more.
 constexpr int kShowAgain = 200;
 
@@ -39,6 +42,11 @@ struct Rank {
   detail::RankProcess process;
   detail::RankOutput output;
 };
+
+bool can_be_copied() {
+  const fs::directory_iterator threads("/proc/self/task");
+  return std::distance(begin(threads), end(threads)) == 1 && show_kept();
+}
 
 class LocalRun {
  public:
@@ -56,7 +64,7 @@ class LocalRun {
 
  private:
   void start();
-  std::vector<std::string> variables_of(int64_t rank) const;
+  std::vector<std::string> variables_of(int64_t rank, bool is_copy) const;
   int64_t num_running() const;
   void wait_for_events();
   int poll_timeout_ms() const;
@@ -88,34 +96,41 @@ class LocalRun {
 };
 
 void LocalRun::start() {
+#ifdef __GLIBC__
+  malloc_trim(0);  // what was freed here (core/kept_memory.h) is the ranks' now
+#endif
   store_ = Fd(memfd_create("tessera-store", MFD_CLOEXEC));
   TS_CHECK(store_.open(), "launch: no file in memory for the ranks' store: ",
            std::strerror(errno), ".");
   if (!options_.log_dir.empty()) {
     std::error_code error;
-    std::filesystem::create_directories(options_.log_dir, error);
+    fs::create_directories(options_.log_dir, error);
     TS_CHECK_IO(!error, "launch: cannot make the folder of the logs, ",
                 options_.log_dir, ": ", error.message(), ".");
   }
   detail::RankProgram program;
   program.argv = options_.argv;
   program.inherited_fd = store_.get();
+  if (options_.as_copy && can_be_copied()) program.as_copy = options_.as_copy;
   for (int64_t rank = 0; rank < options_.nproc; ++rank) {
     const std::string log =
         options_.log_dir.empty()
             ? ""
             : c10::str(options_.log_dir, "/rank-", rank, ".log");
     detail::RankOutput output(rank, log);
-    program.environment = variables_of(rank);
+    program.environment = variables_of(rank, program.as_copy != nullptr);
     ranks_.push_back({detail::RankProcess(program), std::move(output)});
   }
 }
 
-std::vector<std::string> LocalRun::variables_of(int64_t rank) const {
+std::vector<std::string> LocalRun::variables_of(int64_t rank,
+                                                bool is_copy) const {
   Variables all = process_variables();
-  const int64_t share =
-      std::max<int64_t>(1, available_cores() / options_.nproc);
-  all.emplace("OMP_NUM_THREADS", std::to_string(share));  // unless set
+  if (!is_copy) {  // in which OpenMP has read it
+    const int64_t share =
+        std::max<int64_t>(1, available_cores() / options_.nproc);
+    all.emplace("OMP_NUM_THREADS", std::to_string(share));  // unless set
+  }
   if (isatty(STDERR_FILENO)) all[monitor::kTerminalVariable] = "1";
   for (const auto& [name, value] : options_.environment) all[name] = value;
   const std::string number = std::to_string(rank);

@@ -18,6 +18,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -27,6 +28,11 @@ namespace tessera::launch {
 struct LocalOptions {
   int64_t nproc = 1;
   std::vector<std::string> argv;  // the program is looked up in PATH
+  // Does what argv does, where that is this program: ranks are copies of this
+  // process then (fork) and load no libraries, which takes 0.3 s of a core each
+  // with LibTorch's. Where a copy would not be whole, since this process has
+  // other threads or text on stderr that nobody has read, argv is executed.
+  std::function<int()> as_copy = nullptr;
   // Added to the launcher's own variables, for every rank.
   std::map<std::string, std::string> environment;
   // Each rank's stderr also goes to log_dir/rank-N.log; "": nowhere. Leave it

@@ -10,12 +10,14 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <sstream>
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/launch/detail/rank_process.h"
 #include "tessera/launch/detail/verdict.h"
+#include "tessera/launch/environment.h"
 
 namespace tessera::launch {
 namespace {
@@ -139,6 +141,51 @@ TEST_F(Local, TellsEachRankItsPlaceAndSharesTheCoresOut) {
           : std::to_string(std::max<int64_t>(1, available_cores() / 3));
   EXPECT_EQ(content("place0"), "0 3 0 3 0 hello " + threads + "\n");
   EXPECT_EQ(content("place2"), "2 3 2 3 0 hello " + threads + "\n");
+}
+
+TEST_F(Local, ACopyHasWhatAProgramWouldHave) {
+  const detail::Fd of_launcher(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const detail::Fd of_ranks(open("/dev/null", O_RDONLY));
+  LocalOptions options = shell(3, "exit 9");
+  options.environment["WORD"] = "hello";
+  options.as_copy = [&] {
+    const auto variables = process_variables();
+    struct sigaction action{};
+    sigaction(SIGTERM, nullptr, &action);
+    std::stringstream found;
+    found << variables.at("TESSERA_WORLD_SIZE") << variables.at("WORD") << " "
+          << (fcntl(of_launcher.get(), F_GETFD) < 0)
+          << (fcntl(of_ranks.get(), F_GETFD) == 0)
+          << (access(variables.at("TESSERA_STORE").c_str(), W_OK) == 0)
+          << (action.sa_handler == SIG_DFL) << (getpgrp() == getpid());
+    std::ofstream(folder_ + "/place" + variables.at("TESSERA_RANK"))
+        << found.str();
+    std::cerr << "said\n";
+    return 0;
+  };
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.finish(), 0);
+  EXPECT_THAT(launcher.shown(), HasSubstr("[rank 1] said\n"));
+  EXPECT_EQ(content("place0"), "3hello 11111");
+  EXPECT_EQ(content("place2"), "3hello 11111");
+}
+
+TEST_F(Local, IsNotCopiedWhereItHasThreads) {
+  LocalOptions options = shell(2, "exit 9");
+  options.as_copy = [] { return 8; };
+  EXPECT_EQ(Launcher(options).finish(), 8);
+  EXPECT_EQ(Launcher(options, /*with_a_thread=*/true).finish(), 9);
+}
+
+TEST_F(Local, WhatACopyThrowsEndsItAlone) {
+  LocalOptions options = shell(2, "exit 9");
+  options.as_copy = []() -> int {
+    TS_CHECK(false, "at once");
+    return 0;
+  };
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.finish(), 128 + SIGABRT);
+  EXPECT_THAT(launcher.shown(), HasSubstr("at once"));
 }
 
 TEST_F(Local, ReturnsTheFirstFailureAndShowsItLast) {

@@ -7,7 +7,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iostream>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -44,6 +48,7 @@ struct ChildPlan {
   const sigset_t* signal_mask;
   char* const* argv;
   char* const* environment;
+  const std::function<int()>& as_copy;
 };
 
 // All signals are held back: after a fork, the launcher's handlers would write
@@ -74,6 +79,29 @@ void reset_signals(const sigset_t& mask) {
   sigprocmask(SIG_SETMASK, &mask, nullptr);
 }
 
+void close_what_exec_closes() {
+  std::vector<int> numbers;
+  for (const auto& each :
+       std::filesystem::directory_iterator("/proc/self/fd")) {
+    numbers.push_back(std::stoi(each.path().filename()));
+  }
+  for (const int number : numbers) {
+    const int flags = fcntl(number, F_GETFD);
+    if (flags >= 0 && (flags & FD_CLOEXEC) != 0) close(number);
+  }
+}
+
+// What is static ends as in any process; what the launcher has on its stack
+// stays, come what may.
+[[noreturn]] void go_on_as_copy(const ChildPlan& plan) noexcept {
+  clearenv();
+  for (char* const* each = plan.environment; *each != nullptr; ++each) {
+    putenv(*each);
+  }
+  close_what_exec_closes();
+  std::exit(plan.as_copy());
+}
+
 // Between fork and exec: async-signal-safe calls alone.
 [[noreturn]] void become_the_program(const ChildPlan& plan) {
   setpgid(0, 0);
@@ -83,6 +111,7 @@ void reset_signals(const sigset_t& mask) {
   dup2(plan.stderr_end, STDERR_FILENO);
   if (plan.inherited_fd >= 0) fcntl(plan.inherited_fd, F_SETFD, 0);
   reset_signals(*plan.signal_mask);
+  if (plan.as_copy) go_on_as_copy(plan);
   execvpe(plan.argv[0], plan.argv, plan.environment);
   const int error = errno;
   [[maybe_unused]] auto told = write(plan.status_end, &error, sizeof error);
@@ -128,6 +157,10 @@ RankProcess::RankProcess(const RankProgram& program) {
   Pipe errors = make_pipe();
   Pipe status = make_pipe();
   const Fd empty(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (program.as_copy) {  // what is not written yet would be by both
+    std::cout.flush();
+    std::fflush(nullptr);
+  }
   {
     const SignalsHeld held;
     const ChildPlan plan{.parent = getpid(),
@@ -137,7 +170,8 @@ RankProcess::RankProcess(const RankProgram& program) {
                          .inherited_fd = program.inherited_fd,
                          .signal_mask = &held.before(),
                          .argv = argv.data(),
-                         .environment = environment.data()};
+                         .environment = environment.data(),
+                         .as_copy = program.as_copy};
     pid_ = fork();
     if (pid_ == 0) become_the_program(plan);
   }

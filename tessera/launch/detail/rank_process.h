@@ -8,6 +8,7 @@
 #pragma once
 
 #include <csignal>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,10 @@ struct RankProgram {
   std::vector<std::string> argv;
   std::vector<std::string> environment;  // "NAME=value"
   int inherited_fd = -1;                 // stays open in the rank
+  // Else what a copy of this process does instead of argv, until its exit code.
+  // It has what exec() would leave: these variables, no handlers, and of what
+  // is open that without O_CLOEXEC. REQUIRES: this process has one thread.
+  std::function<int()> as_copy = nullptr;
 };
 
 class RankProcess {
