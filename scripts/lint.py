@@ -86,18 +86,22 @@ class Fingerprints:
         return hashlib.sha256("\n".join(words).replace(str(self.root), ".").encode()).hexdigest()
 
 
+def tidy_version():
+    return subprocess.run([TIDY, "--version"], check=True, capture_output=True, text=True).stdout
+
+
 def versions(compiled):
     """Of what is no part of the project: pinned, as all in .venv is, or as it was installed."""
     pinned = [ROOT / name for name in (".clang-tidy", "requirements.txt", "requirements-lint.txt", "scripts/lint.py")]
     outside = {folder for entry in compiled.values() for folder in re.findall(r"-isystem (\S+)", entry["command"])}
     installed = [*Path("/usr/include/c++").glob("*"),
                  *(Path(folder) for folder in sorted(outside) if not folder.startswith(f"{ROOT}/.venv/"))]
-    return "\n".join([*(path.read_text() for path in pinned),
+    return "\n".join([tidy_version(), *(path.read_text() for path in pinned),
                       *(f"{path} {path.stat().st_mtime_ns}" for path in installed if path.exists())])
 
 
 def known(cache):
-    """Of hashes that passed, whose they are; the oldest first."""
+    """Of hashes that passed, whose they are; what was asked for last comes last."""
     try:
         return json.loads(cache.read_text())
     except (OSError, ValueError):
@@ -106,11 +110,14 @@ def known(cache):
 
 def note(cache, passed):
     """Adds to what is known, beside others who do."""
-    all_of_them = {**known(cache), **passed}
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    new = cache.with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps(dict(list(all_of_them.items())[-MOST_PASSED:]), indent=0))
-    new.replace(cache)
+    older = {key: file for key, file in known(cache).items() if key not in passed}
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        new = cache.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(dict([*older.items(), *passed.items()][-MOST_PASSED:]), indent=0))
+        new.replace(cache)
+    except OSError as error:
+        print(f"All is read again next time: {error}")
 
 
 def groups(files, compiled):
@@ -182,14 +189,15 @@ def main(build, *named):
             return tidy(lint, part[0])
         return tidy_as_one(lint / str(next(numbers)), part, compiled)
 
-    passed, faulty = {}, 0
+    passed, faulty = set(wanted) - set(files), 0
     for part, findings in read_in_parts(parts, read):
         if findings is None:
-            passed |= {wanted[file]: str(Path(file).relative_to(ROOT)) for file in part}
+            passed |= set(part)
         else:
             faulty += 1
             print(f"{part[0]}:\n{findings}")
-    note(PASSED, passed)
+    # Of what this build does not compile the options are guessed, by what it does.
+    note(PASSED, {wanted[file]: os.path.relpath(file, ROOT) for file in passed if file in compiled})
     print(f"{len(wanted) - len(files)} sources passed before as they are, {len(files)} were read, {faulty} with findings")
     return 1 if faulty else 0
 

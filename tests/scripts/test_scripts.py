@@ -252,6 +252,8 @@ class Lint(unittest.TestCase):
             lint.note(cache, {"1": "a.cpp", "2": "b.cpp"})
             lint.note(cache, {"3": "a.cpp", "4": "b.cpp"})
             self.assertEqual(lint.known(cache), {"2": "b.cpp", "3": "a.cpp", "4": "b.cpp"})
+            lint.note(cache, {"2": "b.cpp"})
+            self.assertEqual(list(lint.known(cache)), ["3", "4", "2"])
             cache.write_text("{")
             self.assertEqual(lint.known(cache), {})
 
