@@ -22,7 +22,8 @@ void add_verify(CLI::App& program);
 void add_launch(CLI::App& program);
 void add_plan(CLI::App& program);
 
-// All of main(), for a process or a copy of it. The exit code.
+// What main() does with a command line, in a copy of the process too. The exit
+// code.
 int run_program(int argc, char** argv);
 // The code with which a command that did not throw ends the program.
 void set_exit_code(int code);

@@ -43,9 +43,12 @@ struct Rank {
   detail::RankOutput output;
 };
 
+// Where it cannot be told, it is not.
 bool can_be_copied() {
-  const fs::directory_iterator threads("/proc/self/task");
-  return std::distance(begin(threads), end(threads)) == 1 && show_kept();
+  std::error_code error;
+  const fs::directory_iterator threads("/proc/self/task", error);
+  return !error && std::distance(begin(threads), end(threads)) == 1 &&
+         show_kept();
 }
 
 class LocalRun {
@@ -64,7 +67,7 @@ class LocalRun {
 
  private:
   void start();
-  std::vector<std::string> variables_of(int64_t rank, bool is_copy) const;
+  std::vector<std::string> variables_of(int64_t rank) const;
   int64_t num_running() const;
   void wait_for_events();
   int poll_timeout_ms() const;
@@ -96,9 +99,6 @@ class LocalRun {
 };
 
 void LocalRun::start() {
-#ifdef __GLIBC__
-  malloc_trim(0);  // what was freed here (core/kept_memory.h) is the ranks' now
-#endif
   store_ = Fd(memfd_create("tessera-store", MFD_CLOEXEC));
   TS_CHECK(store_.open(), "launch: no file in memory for the ranks' store: ",
            std::strerror(errno), ".");
@@ -111,22 +111,26 @@ void LocalRun::start() {
   detail::RankProgram program;
   program.argv = options_.argv;
   program.inherited_fd = store_.get();
-  if (options_.as_copy && can_be_copied()) program.as_copy = options_.as_copy;
+  if (options_.as_copy && can_be_copied()) {
+    program.as_copy = options_.as_copy;
+#ifdef __GLIBC__
+    malloc_trim(0);  // what was freed (core/kept_memory.h) is not to be shared
+#endif
+  }
   for (int64_t rank = 0; rank < options_.nproc; ++rank) {
     const std::string log =
         options_.log_dir.empty()
             ? ""
             : c10::str(options_.log_dir, "/rank-", rank, ".log");
     detail::RankOutput output(rank, log);
-    program.environment = variables_of(rank, program.as_copy != nullptr);
+    program.environment = variables_of(rank);
     ranks_.push_back({detail::RankProcess(program), std::move(output)});
   }
 }
 
-std::vector<std::string> LocalRun::variables_of(int64_t rank,
-                                                bool is_copy) const {
+std::vector<std::string> LocalRun::variables_of(int64_t rank) const {
   Variables all = process_variables();
-  if (!is_copy) {  // in which OpenMP has read it
+  if (!options_.as_copy) {
     const int64_t share =
         std::max<int64_t>(1, available_cores() / options_.nproc);
     all.emplace("OMP_NUM_THREADS", std::to_string(share));  // unless set

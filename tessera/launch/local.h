@@ -29,9 +29,11 @@ struct LocalOptions {
   int64_t nproc = 1;
   std::vector<std::string> argv;  // the program is looked up in PATH
   // Does what argv does, where that is this program: ranks are copies of this
-  // process then (fork) and load no libraries, which takes 0.3 s of a core each
+  // process then (fork) and load no libraries, which takes 0.2 s of a core each
   // with LibTorch's. Where a copy would not be whole, since this process has
   // other threads or text on stderr that nobody has read, argv is executed.
+  // OMP_NUM_THREADS is left as it is: such ranks share out the cores by
+  // themselves.
   std::function<int()> as_copy = nullptr;
   // Added to the launcher's own variables, for every rank.
   std::map<std::string, std::string> environment;

@@ -98,11 +98,16 @@ void close_what_exec_closes() {
   for (char* const* each = plan.environment; *each != nullptr; ++each) {
     putenv(*each);
   }
+  // Listing them needs a descriptor, of which there may be no more.
+  for (const int end : {plan.empty_input, plan.stderr_end, plan.status_end}) {
+    close(end);
+  }
   close_what_exec_closes();
   std::exit(plan.as_copy());
 }
 
-// Between fork and exec: async-signal-safe calls alone.
+// Between fork and exec: async-signal-safe calls alone. A copy is of a process
+// with one thread.
 [[noreturn]] void become_the_program(const ChildPlan& plan) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -118,7 +123,7 @@ void close_what_exec_closes() {
   _exit(127);
 }
 
-// Empty when exec worked: the pipe closed without a word.
+// Empty when exec worked, or a copy goes on: the pipe closed without a word.
 std::optional<int> error_of_exec(int status_pipe) {
   int error = 0;
   ssize_t got = 0;
