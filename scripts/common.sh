@@ -44,6 +44,20 @@ fetch() {
   $python -m pip install --retries 2 --disable-pip-version-check "${alone[@]}" -r "$1" \
     >>"$log" 2>&1 ||
     fail "setup: pip could not fetch what $1 names; is there a network? $(grep -m1 '^ERROR' "$log" | cut -c1-160) (all in $log)"
+  date_headers
+}
+
+# gcc takes headers of the same text, size and time for one (#pragma once). By when
+# pip wrote them, what it reads would differ from checkout to checkout, and ccache
+# know none of it: each has a time of its own, the same everywhere.
+date_headers() {
+  $python - <<'EOF'
+import os, pathlib, sysconfig
+packages = pathlib.Path(sysconfig.get_path("purelib"))
+headers = sorted(path for name in ("torch", "nlohmann_json") for path in (packages / name / "include").rglob("*.h*"))
+for second, path in enumerate(headers, start=10**9):
+    os.utime(path, (second, second))
+EOF
 }
 
 # What a verb needs before it starts: see scripts/setup.sh.
