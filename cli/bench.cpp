@@ -1,5 +1,4 @@
 // tessera bench, and bench comm: what the collectives of each backend take.
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <iostream>
@@ -20,8 +19,8 @@
 #include "tessera/core/log.h"
 #include "tessera/core/processor.h"
 #include "tessera/core/version.h"
+#include "tessera/launch/cores.h"
 #include "tessera/launch/environment.h"
-#include "tessera/launch/local.h"
 #include "tessera/launch/store.h"
 
 namespace tessera::cli {
@@ -92,9 +91,7 @@ class BenchCommand {
     const auto& place = meeting.environment;
     RankContextGuard guard({.rank = static_cast<int>(place.rank),
                             .world_size = static_cast<int>(place.world_size)});
-    at::set_num_threads(static_cast<int>(std::max<int64_t>(
-        1, launch::available_cores() /
-               std::max<int64_t>(1, place.local_world_size))));
+    launch::take_cores(/*threads=*/0, place.local_world_size);
     const comm::CommunicatorOptions options{
         .backend = "auto",
         .rank = place.rank,

@@ -13,7 +13,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
-#include "tessera/launch/local.h"
+#include "tessera/launch/cores.h"
 #include "tessera/monitor/memory.h"
 
 namespace tessera::cli {

@@ -13,7 +13,7 @@
 #include "tessera/core/processor.h"
 #include "tessera/core/vectors.h"
 #include "tessera/core/version.h"
-#include "tessera/launch/local.h"
+#include "tessera/launch/cores.h"
 #include "tessera/nn/kernel_choice.h"
 
 namespace tessera::cli {

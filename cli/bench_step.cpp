@@ -17,7 +17,8 @@
 #include "tessera/core/version.h"
 #include "tessera/engine/model_sizes.h"
 #include "tessera/engine/run_config.h"
-#include "tessera/launch/local.h"
+#include "tessera/engine/run_devices.h"
+#include "tessera/launch/cores.h"
 #include "tessera/models/model.h"
 #include "tessera/train/preflight.h"
 

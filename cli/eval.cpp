@@ -16,6 +16,7 @@
 #include "tessera/data/file_list.h"
 #include "tessera/data/fingerprint.h"
 #include "tessera/data/token_stream.h"
+#include "tessera/engine/run_devices.h"
 #include "tessera/train/evaluate.h"
 #include "tessera/train/preflight.h"
 

@@ -18,6 +18,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/generate.h"
+#include "tessera/engine/run_devices.h"
 #include "tessera/train/preflight.h"
 
 namespace tessera::cli {

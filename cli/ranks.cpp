@@ -1,9 +1,6 @@
 #include "cli/ranks.h"
 
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -14,20 +11,13 @@
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
+#include "tessera/launch/cores.h"
 #include "tessera/launch/local.h"
 #include "tessera/launch/store.h"
 #include "tessera/monitor/memory.h"
 
 namespace tessera::cli {
 namespace {
-
-// run.threads, else OMP_NUM_THREADS, else this rank's share of the cores.
-void share_out_cores(int64_t threads, int64_t local_ranks) {
-  if (threads == 0 && std::getenv("OMP_NUM_THREADS") != nullptr) return;
-  const int64_t share = std::max<int64_t>(
-      1, launch::available_cores() / std::max<int64_t>(1, local_ranks));
-  at::set_num_threads(static_cast<int>(threads > 0 ? threads : share));
-}
 
 std::chrono::milliseconds timeout_of(const comm::CommConfig& comm) {
   return std::chrono::seconds(comm.timeout_s);
@@ -44,7 +34,7 @@ bool meets = false;
 std::unique_ptr<comm::Communicator> connect(const RankJob& job,
                                             const launch::Meeting& meeting) {
   const auto& place = meeting.environment;
-  share_out_cores(job.threads, place.local_world_size);
+  launch::take_cores(job.threads, place.local_world_size);
   monitor::count_tensor_bytes();
   if (place.source != "none") log::info(place.describe());
   return comm::make_communicator({.backend = job.comm.backend,
@@ -99,7 +89,7 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
                      .record_folder = job.record_folder},
                     [&](comm::Communicator& ranks) {
                       const monitor::RankMemory memory;
-                      share_out_cores(job.threads, world_size);
+                      launch::take_cores(job.threads, world_size);
                       const auto there =
                           memory_of(job.devices.at(ranks.rank()));
                       codes[ranks.rank()] = job.work(ranks);
@@ -129,7 +119,7 @@ int run_rank_processes(std::vector<std::string> arguments, int64_t world_size) {
   arguments.at(0) = "/proc/self/exe";
   launch::LocalOptions options{.nproc = world_size, .argv = arguments};
   // What CUDA's driver has done is of no use to a copy.
-  if (!at::Context::hasCUDART()) {
+  if (!has_cuda()) {
     options.as_copy = [&] {
       std::vector<char*> argv;
       for (auto& each : arguments) argv.push_back(each.data());

@@ -14,6 +14,7 @@
 #include "tessera/engine/idle_keys.h"
 #include "tessera/engine/model_cut.h"
 #include "tessera/engine/run_config.h"
+#include "tessera/engine/run_devices.h"
 #include "tessera/launch/signals.h"
 #include "tessera/launch/store.h"
 #include "tessera/train/preflight.h"

@@ -14,6 +14,7 @@
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/recorder.h"
+#include "tessera/engine/run_devices.h"
 #include "tessera/monitor/memory.h"
 #include "tessera/verify/random_batch.h"
 

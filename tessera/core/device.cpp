@@ -9,9 +9,11 @@
 
 namespace tessera {
 
+bool has_cuda() { return at::detail::getCUDAHooks().hasCUDART(); }
+
 c10::DeviceType device_type_of(const std::string& name) {
   if (name != "cuda") return c10::kCPU;
-  TS_CHECK_CONFIG(at::detail::getCUDAHooks().hasCUDART(),
+  TS_CHECK_CONFIG(has_cuda(),
                   "run.device is cuda, but this program was built with "
                   "a LibTorch ",
                   TORCH_VERSION,
@@ -26,9 +28,8 @@ c10::DeviceType device_type_of(const std::string& name) {
 }
 
 int64_t num_gpus() {
-  const auto& hooks = at::detail::getCUDAHooks();
   // Throws nothing: without a driver there are none.
-  return hooks.hasCUDART() ? hooks.getNumGPUs() : 0;
+  return has_cuda() ? at::detail::getCUDAHooks().getNumGPUs() : 0;
 }
 
 void take_device(c10::DeviceType type, int64_t rank_on_host) {

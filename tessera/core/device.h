@@ -20,6 +20,9 @@ namespace tessera {
 // What "cpu" or "cuda" names.
 c10::DeviceType device_type_of(const std::string& name);
 
+// Whether this LibTorch has CUDA, with or without a GPU.
+bool has_cuda();
+
 // Those that LibTorch finds; 0 where it has no CUDA.
 int64_t num_gpus();
 

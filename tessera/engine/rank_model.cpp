@@ -15,6 +15,7 @@
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/rank_actor.h"
 #include "tessera/engine/reader.h"
+#include "tessera/engine/run_devices.h"
 #include "tessera/engine/sample_shares.h"
 #include "tessera/engine/star_actor.h"
 #include "tessera/models/product_types.h"

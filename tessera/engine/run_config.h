@@ -12,7 +12,6 @@
 #include <c10/core/DeviceType.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -117,26 +116,6 @@ void complete(RunConfig& config, int64_t world_size);
 // and batch.micro sequences at a time.
 void complete_for_evaluation(RunConfig& config, int64_t world_size);
 
-// The kind of device that a rank of the run computes with, and those of all.
-c10::DeviceType device_of_rank(const RunConfig& config, int64_t rank);
-std::vector<c10::DeviceType> devices_of_ranks(const RunConfig& config,
-                                              int64_t world_size);
-
-// What is asked for and no GPU is built for, and what to use instead. Then
-// run.device auto is the CPU; else the GPU, where there is one.
-struct NotOnGpus {
-  std::string what;
-  const char* instead;
-};
-std::optional<NotOnGpus> why_not_on_gpus(const RunConfig& config);
-// That all of it is built for the devices of run.device.
-void check_device(const RunConfig& config);
-// That GPUs of this compute capability, as 89 for 8.9, multiply as
-// precision.products asks for.
-void check_products(const RunConfig& config, int capability);
-// That its products are emulated where a rank computes on the CPU, in words; ""
-// where none are. REQUIRES: a completed configuration.
-std::string emulation_text(const RunConfig& config);
 // That the learning rate rises to optimizer.lr and falls from it, in as many
 // steps as there are.
 void check_schedule(const RunConfig& config);

@@ -7,6 +7,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/random.h"
+#include "tessera/engine/run_devices.h"
 
 namespace tessera::engine {
 namespace {

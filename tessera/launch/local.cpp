@@ -2,22 +2,20 @@
 
 #include <malloc.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 
 #include "tessera/core/error.h"
 #include "tessera/core/screen.h"
+#include "tessera/launch/cores.h"
 #include "tessera/launch/detail/rank_output.h"
 #include "tessera/launch/detail/rank_process.h"
 #include "tessera/launch/detail/signal_queue.h"
@@ -131,9 +129,8 @@ void LocalRun::start() {
 std::vector<std::string> LocalRun::variables_of(int64_t rank) const {
   Variables all = process_variables();
   if (!options_.as_copy) {
-    const int64_t share =
-        std::max<int64_t>(1, available_cores() / options_.nproc);
-    all.emplace("OMP_NUM_THREADS", std::to_string(share));  // unless set
+    all.emplace("OMP_NUM_THREADS",  // unless set
+                std::to_string(share_of_cores(options_.nproc)));
   }
   if (isatty(STDERR_FILENO)) all[monitor::kTerminalVariable] = "1";
   for (const auto& [name, value] : options_.environment) all[name] = value;
@@ -299,19 +296,6 @@ int LocalRun::conclude() {
   return detail::exit_code_of(failure_->status);
 }
 
-// The quota of this process's cgroup (version 2) in cores, or nothing.
-std::optional<double> cgroup_quota() {
-  std::ifstream groups("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(groups, line)) {
-    if (!line.starts_with("0::")) continue;
-    std::ifstream limit("/sys/fs/cgroup" + line.substr(3) + "/cpu.max");
-    double quota = 0, period = 0;
-    if (limit >> quota >> period && period > 0) return quota / period;
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 int run_local(const LocalOptions& options) {
@@ -320,18 +304,6 @@ int run_local(const LocalOptions& options) {
                  " is not between 1 and 4096.");
   TS_CHECK_USAGE(!options.argv.empty(), "launch: no program to start.");
   return LocalRun(options).run();
-}
-
-int64_t available_cores() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  int64_t cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0
-                      ? CPU_COUNT(&allowed)
-                      : sysconf(_SC_NPROCESSORS_ONLN);
-  if (const auto quota = cgroup_quota()) {
-    cores = std::min(cores, int64_t{std::lround(*quota)});
-  }
-  return std::max<int64_t>(1, cores);
 }
 
 }  // namespace tessera::launch

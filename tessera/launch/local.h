@@ -53,7 +53,4 @@ struct LocalOptions {
 // when the program cannot be started.
 int run_local(const LocalOptions& options);
 
-// Cores that this process may use: its affinity and its cgroup's quota.
-int64_t available_cores();
-
 }  // namespace tessera::launch

@@ -15,6 +15,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/launch/cores.h"
 #include "tessera/launch/detail/rank_process.h"
 #include "tessera/launch/detail/verdict.h"
 #include "tessera/launch/environment.h"
@@ -136,9 +137,7 @@ TEST_F(Local, TellsEachRankItsPlaceAndSharesTheCoresOut) {
   EXPECT_EQ(launcher.shown(), "");
   const char* given = std::getenv("OMP_NUM_THREADS");
   const std::string threads =
-      given != nullptr
-          ? given
-          : std::to_string(std::max<int64_t>(1, available_cores() / 3));
+      given != nullptr ? given : std::to_string(share_of_cores(3));
   EXPECT_EQ(content("place0"), "0 3 0 3 0 hello " + threads + "\n");
   EXPECT_EQ(content("place2"), "2 3 2 3 0 hello " + threads + "\n");
 }

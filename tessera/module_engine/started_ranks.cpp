@@ -1,14 +1,9 @@
 #include "tessera/module_engine/started_ranks.h"
 
-#include <ATen/Parallel.h>
-
-#include <algorithm>
-#include <cstdlib>
-
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
+#include "tessera/launch/cores.h"
 #include "tessera/launch/environment.h"
-#include "tessera/launch/local.h"
 #include "tessera/launch/store.h"
 
 namespace tessera {
@@ -20,10 +15,7 @@ struct StartedRanks::Impl {
             {.rank = static_cast<int>(meeting.environment.rank),
              .world_size = static_cast<int>(meeting.environment.world_size)}) {
     const launch::RankEnvironment& here = meeting.environment;
-    if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-      const auto share = launch::available_cores() / here.local_world_size;
-      at::set_num_threads(static_cast<int>(std::max<int64_t>(1, share)));
-    }
+    launch::take_cores(/*threads=*/0, here.local_world_size);
     if (here.source != "none") log::info(here.describe());
     ranks = comm::make_communicator({.rank = here.rank,
                                      .world_size = here.world_size,

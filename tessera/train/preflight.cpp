@@ -160,12 +160,12 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
   add(trains && config.recompute.mode == "none", "recompute.mode block");
   const bool on_cpu = config.run.is_on_cpu();
   const bool has_files = trains && !config.mesh.star();
-  const std::string& offload = config.zero.offload;
+  const bool offloads = config.zero.offloads();
   add(has_files && !config.zero.offloads_parameters() && on_cpu,
-      offload == "none" ? "zero.offload optimizer or all" : "zero.offload all");
+      offloads ? "zero.offload all" : "zero.offload optimizer or all");
   add(has_files && !config.zero.offloads_parameters() && !on_cpu,
-      offload == "none" ? "zero.offload optimizer, or all with zero.stage 3,"
-                        : "zero.offload all with zero.stage 3");
+      offloads ? "zero.offload all with zero.stage 3"
+               : "zero.offload optimizer, or all with zero.stage 3,");
   add(!trains && config.precision.compute != "bf16", "--dtype bf16");
   ways.emplace_back(on_cpu ? "a host with more memory"
                            : "a device with more memory");

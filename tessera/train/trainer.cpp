@@ -24,6 +24,7 @@
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/recorder.h"
+#include "tessera/engine/run_devices.h"
 #include "tessera/models/product_types.h"
 #include "tessera/nn/fp8_product.h"
 #include "tessera/optim/schedule.h"

@@ -10,6 +10,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/engine/reader.h"
+#include "tessera/engine/run_devices.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/engine/update_config.h"
 #include "tessera/models/family.h"

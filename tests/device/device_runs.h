@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/engine/rank_model.h"
+#include "tessera/engine/run_devices.h"
 #include "tessera/nn/fp8_product.h"
 #include "tessera/nn/gpu/program.h"
 #include "tessera/verify/random_batch.h"

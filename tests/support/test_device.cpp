@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/HPUHooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -16,6 +15,7 @@
 #include <map>
 #include <mutex>
 
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 
 namespace tessera::testing {
@@ -298,7 +298,7 @@ TORCH_LIBRARY_IMPL(aten, HPU, m) {
 
 }  // namespace
 
-bool has_test_device() { return !at::detail::getCUDAHooks().hasCUDART(); }
+bool has_test_device() { return !has_cuda(); }
 
 at::Device test_device() { return {kType, 0}; }
 

@@ -108,7 +108,7 @@ void close_what_exec_closes() {
 
 // Between fork and exec: async-signal-safe calls alone. A copy is of a process
 // with one thread.
-[[noreturn]] void become_the_program(const ChildPlan& plan) {
+[[noreturn]] void go_on_as_rank(const ChildPlan& plan) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != plan.parent) _exit(127);  // it died before the line above
@@ -178,7 +178,7 @@ RankProcess::RankProcess(const RankProgram& program) {
                          .environment = environment.data(),
                          .as_copy = program.as_copy};
     pid_ = fork();
-    if (pid_ == 0) become_the_program(plan);
+    if (pid_ == 0) go_on_as_rank(plan);
   }
   TS_CHECK(pid_ > 0,
            "launch: cannot start another process: ", std::strerror(errno),

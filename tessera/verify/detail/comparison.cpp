@@ -14,6 +14,7 @@
 #include "tessera/core/random.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/engine/reader.h"
+#include "tessera/engine/run_devices.h"
 #include "tessera/mesh/slice.h"
 #include "tessera/optim/registry.h"
 #include "tessera/optim/schedule.h"
