@@ -31,9 +31,10 @@ double seconds_of(const FloorProduct& product, const at::Tensor& y,
 // Others than LibTorch's are of the CPU.
 bool takes(nn::ProductWay way, const at::Tensor& a) {
   if (way == nn::ProductWay::kLibTorch) return true;
-  return a.is_cpu() && (way == nn::ProductWay::kOneDnn
-                            ? a.scalar_type() == at::kFloat
-                            : c10::isReducedFloatingType(a.scalar_type()));
+  if (!a.is_cpu()) return false;
+  return way == nn::ProductWay::kOneDnn
+             ? a.scalar_type() == at::kFloat && nn::has_one_dnn_products()
+             : c10::isReducedFloatingType(a.scalar_type());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "tessera/nn/matmul.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -345,6 +346,15 @@ void gradient_into(const at::Tensor& gradient, const at::Tensor& dy,
   }
 }
 
+bool has_one_dnn_products() {
+  static const bool has = [] {
+    const auto asked = c10::Dispatcher::singleton().findSchema(
+        {"mkldnn::_is_mkldnn_bf16_supported", ""});
+    return at::hasMKLDNN() && asked && asked->typed<bool()>().call();
+  }();
+  return has;
+}
+
 ProductWay product_way(int64_t multiplications, at::ScalarType type) {
   if (multiplications < kFewMultiplications ||
       !at::globalContext().userEnabledMkldnn()) {
@@ -352,8 +362,8 @@ ProductWay product_way(int64_t multiplications, at::ScalarType type) {
   }
   // MKL is behind at::mm, and has its best code for processors of its maker.
   const bool mkl_is_faster = at::hasMKL() && is_intel();
-  if (type == at::kFloat && at::hasMKLDNN() && !mkl_is_faster &&
-      uses(Kernel::kOneDnnProduct)) {
+  if (type == at::kFloat && !mkl_is_faster && uses(Kernel::kOneDnnProduct) &&
+      has_one_dnn_products()) {
     return ProductWay::kOneDnn;
   }
   return widens(type) ? ProductWay::kWidened : ProductWay::kLibTorch;

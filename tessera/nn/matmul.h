@@ -2,7 +2,8 @@
 //
 // Kernel: fp32 on a CPU goes through oneDNN, which LibTorch itself takes for
 //         narrower types alone; on Intel's processors MKL, behind at::mm, is
-//         faster (bench/results/step_*.md). fp16, for which few processors
+//         faster (bench/results/step_*.md), and without AVX-512 it is the one
+//         there is. fp16, for which few processors
 //         have arithmetic, and bf16 on one that multiplies it no faster
 //         (gains_by_bf16) go through fp32: operands are widened as they are
 //         packed (detail/wide_product), sums are fp32, rounded once. All else,
@@ -39,6 +40,10 @@ namespace tessera::nn {
 
 enum class ProductWay { kLibTorch, kOneDnn, kWidened };
 inline constexpr std::array kProductWayNames = {"at::mm", "oneDNN", "widened"};
+
+// Whether oneDNN's products of fp32 can be called on this processor: LibTorch
+// asks of them what it asks of those of bf16, AVX-512 or its like.
+bool has_one_dnn_products();
 
 // What product_into() takes for such operands; and for those of a CPU, of a
 // type and so many multiplications.
