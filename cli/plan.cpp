@@ -1,4 +1,5 @@
-// tessera plan: a step before it is run, simulated and drawn.
+// tessera plan: the fastest layouts of a run on a cluster, and a step before it
+// is run, simulated and drawn.
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/flag_values.h"
 #include "cli/overrides.h"
+#include "cli/plan_search.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -26,6 +28,7 @@
 #include "tessera/models/model.h"
 #include "tessera/monitor/report/drawing.h"
 #include "tessera/monitor/report/run_trace.h"
+#include "tessera/planner/cluster.h"
 #include "tessera/train/trained_model.h"
 
 namespace tessera::cli {
@@ -42,6 +45,9 @@ struct PlanFlags {
   std::string svg, json, trace;
   std::string times, device;
   std::vector<std::string> links;
+  std::string cluster;  // its description; "": none
+  int64_t top = 5;
+  std::string emit;
 };
 
 // "1,2.5": positive numbers, between `least` and `most` of them.
@@ -186,18 +192,20 @@ class PlanCommand {
  public:
   PlanCommand(const PlanFlags& flags, const std::vector<std::string>& extras)
       : flags_(flags) {
-    TS_CHECK_USAGE(flags.draw,
-                   "the search for a plan is not built yet: of a mesh that "
-                   "RUN.json names, --draw shows the step.");
+    check_usage();
     config_ = engine::read_run_config(
         flags.file, overrides_of(flags.sets, extras), &origins_);
     if (!flags.deepspeed.empty()) {
       deepspeed_.emplace(flags.deepspeed);
       deepspeed_->apply(config_, origins_);
     }
-    check_output_files({{"--svg", flags.svg}, {"--json", flags.json}});
-    for (const auto& output : {flags.svg, flags.json}) check_unread(output);
+    const std::vector<OutputFile> outputs = {
+        {"--svg", flags.svg}, {"--json", flags.json}, {"--emit", flags.emit}};
+    check_output_files(outputs);
+    for (const auto& output : outputs) check_unread(output);
     train::read_model_source(config_, origins_);
+    if (!flags.cluster.empty()) cluster_ = planner::read_cluster(flags.cluster);
+    if (!flags.draw) return;
     // Nothing is read of it.
     if (config_.data.train.empty()) config_.data.train = {"any text"};
     const int64_t world =
@@ -209,10 +217,50 @@ class PlanCommand {
                     "ddp.");
   }
 
-  void run() const {
+  void run() {
+    if (flags_.draw) return draw();
+    const int64_t world =
+        flags_.world > 0 ? flags_.world : cluster_->num_devices();
+    if (deepspeed_) deepspeed_->apply_batch(config_, world, origins_);
+    search_plans(config_, origins_, *cluster_,
+                 {.world = world,
+                  .top = flags_.top,
+                  .emit = flags_.emit,
+                  .json = flags_.json});
+  }
+
+ private:
+  void check_usage() const {
+    TS_CHECK_USAGE(flags_.draw || !flags_.cluster.empty(),
+                   "plan searches for the fastest layout on a cluster "
+                   "(--cluster C.json), or shows the step of the mesh that "
+                   "RUN.json names (--draw). Give one of them.");
+    TS_CHECK_USAGE(
+        flags_.draw || (flags_.svg.empty() && flags_.trace.empty() &&
+                        flags_.times.empty() && flags_.device.empty() &&
+                        flags_.links.empty()),
+        "--svg, --trace, --times, --device and --link are of a step "
+        "that is drawn: give --draw too.");
+    TS_CHECK_USAGE(!flags_.draw || flags_.emit.empty(),
+                   "--emit writes what a search found, and --draw searches "
+                   "nothing. Leave one of them out.");
+    TS_CHECK_USAGE(flags_.cluster.empty() ||
+                       (flags_.times.empty() && flags_.device.empty() &&
+                        flags_.links.empty()),
+                   "--cluster says how fast devices and links are, and so do "
+                   "--times, --device and --link. Leave these out.");
+  }
+
+  engine::PlanCosts costs(const engine::TracedRanks& traced) const {
+    if (!cluster_) return costs_of(flags_, traced);
+    return cluster_->costs(
+        engine::mesh_of(config_, engine::implied_world_size(config_)));
+  }
+
+  void draw() const {
     engine::TracedRanks traced;
     if (!flags_.trace.empty()) traced = report::read_trace(flags_.trace);
-    const auto plan = engine::plan_step(config_, costs_of(flags_, traced));
+    const auto plan = engine::plan_step(config_, costs(traced));
     report::Drawing drawing{
         .unit = plan.unit,
         .panels = {engine::panel_of(plan, /*one_step=*/!traced.empty())}};
@@ -236,7 +284,6 @@ class PlanCommand {
     }
   }
 
- private:
   std::string text_of(const engine::StepPlan& plan) const {
     double exposed = 0;
     const engine::PlannedStage* fullest = &plan.stages.front();
@@ -266,11 +313,12 @@ class PlanCommand {
   }
 
   // What is read is not written.
-  void check_unread(const std::string& output) const {
+  void check_unread(const OutputFile& output) const {
     std::error_code none;  // equivalent() asks for files that are there
-    for (const std::string& input : {flags_.file, flags_.deepspeed}) {
-      TS_CHECK_USAGE(!std::filesystem::equivalent(output, input, none),
-                     "--svg or --json names ", output,
+    for (const std::string& input :
+         {flags_.file, flags_.deepspeed, flags_.cluster}) {
+      TS_CHECK_USAGE(!std::filesystem::equivalent(output.path, input, none),
+                     output.flag, " names ", output.path,
                      ", which this command reads. Name another file.");
     }
   }
@@ -279,6 +327,7 @@ class PlanCommand {
   engine::RunConfig config_;
   config::Provenance origins_;
   std::optional<engine::DeepSpeed> deepspeed_;
+  std::optional<planner::Cluster> cluster_;
 };
 
 void add_costs(CLI::App& command, PlanFlags& flags) {
@@ -289,10 +338,11 @@ void add_costs(CLI::App& command, PlanFlags& flags) {
   command.add_option("--device", flags.device,
                      "TFLOPS[,GB_PER_S]: the rates of a device and of its "
                      "memory; times are seconds");
-  command.add_option("--link", flags.links,
-                     "[AXIS=]MICROSECONDS,GB_PER_S: latency and bandwidth of "
-                     "an axis of the mesh, or of all others; none: they take "
-                     "no time");
+  command
+      .add_option("--link", flags.links,
+                  "[AXIS=]MICROSECONDS,GB_PER_S: latency and bandwidth of an "
+                  "axis of the mesh, or of all others; none: they take no time")
+      ->allow_extra_args(false);
   command.add_option("--trace", flags.trace,
                      "a run's folder with monitor.trace: its measured step is "
                      "drawn below; without --device its times are taken");
@@ -302,28 +352,40 @@ void add_costs(CLI::App& command, PlanFlags& flags) {
 
 void add_plan(CLI::App& program) {
   CLI::App* command = program.add_subcommand(
-      "plan", "Show a step before it is run: time, bubble, memory, a drawing");
+      "plan",
+      "Find the fastest layout on a cluster, or show a step before it is run: "
+      "time, bubble, memory, a drawing");
   auto flags = std::make_shared<PlanFlags>();
   command->add_option("RUN.json", flags->file, "the configuration")->required();
-  command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
+  add_sets(*command, flags->sets);
   command->add_option(
       "--deepspeed", flags->deepspeed,
       "DeepSpeed's JSON, as it is, for what the run's leaves out");
   command
       ->add_option("--world", flags->world,
-                   "ranks; none: as many as the mesh asks for")
+                   "ranks; none: as many as the mesh asks for, or the cluster "
+                   "has devices")
       ->check(whole_number(1, 1 << 24));
   command->add_flag("--draw", flags->draw,
                     "draw the step of the mesh that RUN.json names");
   command->add_option("--svg", flags->svg, "the drawing, to this file");
   command->add_option("--json", flags->json,
                       "every instruction's times, and bytes, to this file");
+  command->add_option(
+      "--cluster", flags->cluster,
+      "a description of nodes, devices and links (JSON): search "
+      "for the fastest layout there, or draw with its rates");
+  command->add_option("--top", flags->top, "layouts that are shown")
+      ->check(whole_number(1, 1000));
+  command->add_option("--emit", flags->emit,
+                      "the first layout's configuration, to this file");
   add_costs(*command, *flags);
   take_keys(*command);
   command->footer(
-      "No rank is started. Without --times, --device or --trace a step is "
-      "counted in operations. To search for a plan is not built yet.\n"
+      "No rank is started. Without --cluster, --times, --device or --trace a "
+      "step is counted in operations. A search keeps the keys that are set.\n"
       "Examples:\n"
+      "  tessera plan run.json --cluster c.json --top 3 --emit fast.json\n"
       "  tessera plan run.json --draw --mesh.pp=4 --batch.micro=1\n"
       "  tessera plan run.json --draw --times 1,1,1 --svg step.svg\n"
       "  tessera plan run.json --draw --device 300,2000 --link pp=5,25\n"

@@ -8,9 +8,11 @@
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/model_cut.h"
+#include "tessera/engine/reader.h"
 #include "tessera/engine/sample_shares.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/models/model.h"
+#include "tessera/nn/parameter.h"
 #include "tessera/parallel/compose.h"
 
 namespace tessera::engine {
@@ -20,6 +22,19 @@ using program::Op;
 using program::Purpose;
 
 namespace {
+
+// The first ranks of tp have what is left over of a dim.
+bool cuts_evenly(models::Model& model, const mesh::DeviceMesh& mesh) {
+  const mesh::Coord first = mesh.coord_of(0);
+  mesh::Coord last = first;
+  last[Axis::kTp] = mesh.degree(Axis::kTp) - 1;
+  last = mesh.coord_of(mesh.rank_at(last));
+  return std::ranges::all_of(nn::parameters_of(model), [&](const auto& each) {
+    const mesh::Layout& layout = each.spec->layout;
+    return layout.local_box(mesh, first).size ==
+           layout.local_box(mesh, last).size;
+  });
+}
 
 // The ranks of a mesh as a world of programs. Ranks of a stage run one program;
 // what it moves depends on their kind, and how long it takes on their speed.
@@ -31,6 +46,7 @@ class PlannedWorld {
         lanes_(mesh_) {
     const auto model = models::make_model(config.model);
     parallel::place(*model, mesh_, config);
+    is_even_ = !reads_for_others(config) && cuts_evenly(*model, mesh_);
     units_ = parallel::model_units(*model, mesh_, config);
     for (int64_t stage = 0; stage < stages(); ++stage) {
       programs_by_stage_.push_back(lowered_program(
@@ -67,8 +83,9 @@ class PlannedWorld {
  private:
   using Key = std::pair<RankKind, double>;  // and speed
   Key key_of(int64_t rank) const {
-    return {kind_of(config_, mesh_, mesh_.coord_of(rank)),
-            config_.mesh.speed_of(rank)};
+    RankKind kind = kind_of(config_, mesh_, mesh_.coord_of(rank));
+    if (is_even_) kind.tp = 0;
+    return {kind, config_.mesh.speed_of(rank)};
   }
 
   void add(int64_t rank) {
@@ -84,6 +101,7 @@ class PlannedWorld {
 
   const RunConfig& config_;
   const mesh::DeviceMesh mesh_;
+  bool is_even_ = false;  // ranks of tp have as much, and do the same
   parallel::Lanes lanes_;
   parallel::ModelUnits units_;
   std::vector<program::Program> programs_by_stage_;
@@ -273,6 +291,8 @@ StepPlan plan_step(const RunConfig& config, const PlanCosts& of) {
     each.memory = program::memory_of(each.program, facts.units, facts.facts);
     each.state_bytes = memory.at(stage).states;
     each.peak_bytes = each.state_bytes + each.memory.peak();
+    each.moved_bytes = program::moved_bytes(*ranks.world().programs.at(rank),
+                                            costs.message_element_bytes);
   }
   if (config.pipeline.delayed()) take_one_step(plan);
   return plan;

@@ -39,7 +39,8 @@ struct PlannedStage {
   program::RankTimes times;
   program::Memory memory;  // beyond the states
   int64_t state_bytes = 0;
-  int64_t peak_bytes = 0;  // with the states
+  int64_t peak_bytes = 0;   // with the states
+  int64_t moved_bytes = 0;  // through groups, as comm::VerbStats counts them
 };
 
 struct StepPlan {

@@ -285,4 +285,19 @@ class Check {
 
 WorldProof check(const World& world) { return Check(world).run(); }
 
+int64_t moved_bytes(const RankProgram& of, int64_t message_element_bytes) {
+  int64_t bytes = 0;
+  for (const Instruction& each : of.program) {
+    if (each.phase == Phase::kAwait) continue;
+    if (each.op == Op::kSendActivations || each.op == Op::kSendGradients) {
+      bytes += of.message_elements * message_element_bytes;
+    }
+    for (const Transfer& transfer : detail::transfers_of(of, each)) {
+      bytes += transfer.elements *
+               static_cast<int64_t>(c10::elementSize(transfer.dtype));
+    }
+  }
+  return bytes;
+}
+
 }  // namespace tessera::program

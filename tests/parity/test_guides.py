@@ -234,3 +234,8 @@ def test_several_hosts(variables, nodes, tmp_path):
     lines = [(tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines() for name in ("four", "slurm")]
     losses, of_slurm = [[json.loads(line)["loss"] for line in each] for each in lines]
     assert losses == of_slurm and len(losses) == 20
+
+
+def test_planning(variables, tmp_path):
+    carry_out("planning.md", tmp_path, variables)
+    assert json.loads((tmp_path / "fast.json").read_text())["mesh"]["pp"] == 2

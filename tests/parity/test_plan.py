@@ -1,4 +1,4 @@
-"""tessera plan --draw: a step before it is run, and beside what ran."""
+"""tessera plan: a step before it is run, and beside what ran; the fastest layout on a cluster."""
 
 import fcntl
 import json
@@ -15,9 +15,14 @@ RUN = {"run": {"name": "run", "steps": 4}, "model": MODEL, "data": {"train": "te
        "batch": {"global": 8, "micro": 1}, "monitor": {"tensorboard": False}, "checkpoint": {"every": 0}}
 
 
+CLUSTER = {"nodes": 2, "devices_per_node": 4, "device": {"kind": "cpu", "tflops": 0.05, "memory_gib": 1},
+           "in_node": {"latency_us": 2, "gb_per_s": 4}, "between_nodes": {"latency_us": 20, "gb_per_s": 0.5}}
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(RUN))
+    (tmp_path / "cluster.json").write_text(json.dumps(CLUSTER))
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     return tmp_path
 
@@ -130,6 +135,53 @@ def test_columns_are_as_many_as_the_user_says(program, folder):
     os.close(terminal)
 
 
+def searched(program, folder, *flags):
+    shown = plan(program, folder, "--cluster", "cluster.json", "--json", "found.json", *flags).stdout
+    return json.loads((folder / "found.json").read_text()), shown
+
+
+def test_the_fastest_layout_is_found_and_trains(program, folder):
+    found, shown = searched(program, folder, "--world", "2", "--top", "3", "--emit", "fast.json")
+    steps = [each["step_s"] for each in found["plans"]]
+    assert len(steps) == 3 and steps == sorted(steps)
+    counts = ["simulated", "too_large", "refused", "ruled_out", "left"]
+    assert found["layouts"] == sum(found[name] for name in counts)
+    assert found["plans"][0]["layout"] in shown and "why 1" in shown
+    again = json.loads(subprocess.run(
+        [program, "plan", "fast.json", "--draw", "--cluster", "cluster.json", "--json", "/dev/stdout"], cwd=folder,
+        check=True, capture_output=True, text=True, timeout=120).stdout.splitlines()[-1])
+    assert again["step"] == pytest.approx(steps[0])
+    done = subprocess.run([program, "train", "fast.json"], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "runs" / "run" / "summary.json").read_text())
+    assert (summary["world_size"], summary["steps"]) == (2, 4)
+
+
+def test_a_search_keeps_what_is_set(program, folder):
+    found, _ = searched(program, folder, "--mesh.pp=2", "--recompute.mode=block")
+    assert all("pp 2 " in each["layout"] and "recompute block" in each["layout"] for each in found["plans"])
+
+
+def test_a_trillion_parameters_on_four_thousand_devices(program, folder):
+    """The usual layout, tp 8 x pp 8 x data 64 with the experts over the data ranks, fits; with another tp it is faster."""
+    flags = ["--model.family=mixtral", "--model.layers=64", "--model.hidden=8192", "--model.heads=64",
+             "--model.kv_heads=8", "--model.ffn=10240", "--model.vocab=128000", "--model.max_seq=4096",
+             "--model.moe.experts=64", "--model.moe.top_k=2", "--data.seq_len=4096", "--batch.global=1024",
+             "--batch.micro=1", "--precision.compute=bf16", "--mesh.pp=8", "--mesh.cp=1", "--mesh.ep=64",
+             "--zero.stage=1", "--pipeline.schedule=1f1b", "--recompute.mode=none"]
+    (folder / "cluster.json").write_text(json.dumps({
+        "nodes": 512, "devices_per_node": 8,
+        "device": {"tflops": 600, "memory_gib": 72, "memory_gb_per_s": 3000},
+        "in_node": {"latency_us": 5, "gb_per_s": 400}, "between_nodes": {"latency_us": 15, "gb_per_s": 50}}))
+    usual, shown = searched(program, folder, *flags, "--mesh.tp=8", "--mesh.dp_replicate=1", "--mesh.dp_shard=64")
+    assert "1.04T parameters" in shown and "ranks       4096" in shown, shown
+    assert [each["mesh"].split(" = ")[0] for each in usual["plans"]] == [
+        "pp 8 x dp_replicate 1 x dp_shard 64 x cp 1 x tp 8"]
+    best, _ = searched(program, folder, *flags)
+    assert best["plans"][0]["step_s"] < usual["plans"][0]["step_s"]
+    assert "pp 8" in best["plans"][0]["layout"] and "tp 8" not in best["plans"][0]["layout"]
+
+
 def test_few_microbatches_are_told(program, folder):
     done = plan(program, folder, "--draw", "--mesh.pp=4", "--batch.micro=2", "--batch.global=8")
     assert done.stderr.count("4 micro-batches for 4 stages") == 1
@@ -142,7 +194,16 @@ def test_few_microbatches_are_told(program, folder):
 
 
 @pytest.mark.parametrize("flags, code, words", [
-    ([], 2, ["search for a plan is not built"]),
+    ([], 2, ["--cluster C.json", "--draw"]),
+    (["--cluster", "absent.json"], 78, ["absent.json: there is no such description"]),
+    (["--cluster", "run.json"], 78, ["run.json", "unknown key"]),
+    (["--cluster", "cluster.json", "--world", "9"], 78, ["--world 9", "nodes 2 x devices_per_node 4 = 8"]),
+    (["--cluster", "cluster.json", "--batch.global=3", "--mesh.tp=8", "--mesh.pp=1"], 78, ["no mesh of 8 ranks"]),
+    (["--cluster", "cluster.json", "--emit", "cluster.json"], 2, ["--emit names cluster.json"]),
+    (["--cluster", "cluster.json", "--times", "1,1,1"], 2, ["--draw"]),
+    (["--cluster", "cluster.json", "--draw", "--device", "1"], 2, ["--cluster", "--device"]),
+    (["--cluster", "cluster.json", "--draw", "--emit", "fast.json"], 2, ["--emit"]),
+    (["--cluster", "cluster.json", "--top", "0"], 2, ["--top"]),
     (["--draw", "--times", "1,1"], 2, ["--times 1,1", "3 to 4"]),
     (["--draw", "--times", "1,x,1"], 2, ["--times 1,x,1"]),
     (["--draw", "--device", "0"], 2, ["--device 0"]),

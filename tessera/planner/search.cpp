@@ -1,0 +1,347 @@
+#include "tessera/planner/search.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <future>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "tessera/core/error.h"
+#include "tessera/core/units.h"
+#include "tessera/engine/memory_plan.h"
+#include "tessera/engine/run_devices.h"
+#include "tessera/engine/step_plan.h"
+#include "tessera/models/model.h"
+
+namespace tessera::planner {
+namespace {
+
+using engine::RunConfig;
+
+// A layout's value of each key that is searched.
+std::vector<std::pair<std::string, std::string>> values_of(
+    const RunConfig& config) {
+  const auto& mesh = config.mesh;
+  std::vector<std::pair<std::string, std::string>> values = {
+      {"mesh.pp", std::to_string(mesh.pp)},
+      {"mesh.tp", std::to_string(mesh.tp)},
+      {"mesh.cp", std::to_string(mesh.cp)},
+      {"mesh.ep", std::to_string(mesh.ep)},
+      {"zero.stage", std::to_string(config.zero.stage)},
+      {"batch.micro", std::to_string(config.batch.micro)},
+      {"recompute.mode", config.recompute.mode}};
+  if (mesh.pp > 1) {
+    std::string schedule = config.pipeline.schedule;
+    if (config.pipeline.chunks > 1) {
+      schedule += c10::str(" of ", config.pipeline.chunks, " chunks");
+    }
+    values.emplace_back("pipeline.schedule", std::move(schedule));
+  }
+  return values;
+}
+
+double step_of(const RunConfig& config, const Cluster& cluster) {
+  const auto mesh = mesh_of(config, implied_world_size(config));
+  return engine::plan_step(config, cluster.costs(mesh)).step;
+}
+
+// What came of a layout.
+struct Tried {
+  std::optional<Plan> plan;
+  std::string refusal;  // by a rule of the configuration
+  double bound = 0;     // by which one of its forms was ruled out
+  RunConfig config;     // of its last form
+  int64_t bytes = 0;    // of that; 0: it was not looked at
+};
+
+class Searching {
+ public:
+  Searching(const RunConfig& base, const Cluster& cluster,
+            const SearchOptions& options, const IsSet& is_set)
+      : base_(base), cluster_(cluster), options_(options), is_set_(is_set) {}
+
+  Search run() {
+    const auto layouts =
+        layouts_of(base_, cluster_, options_.world_size, is_set_);
+    found_.layouts = std::ssize(layouts);
+    auto next = layouts.begin();
+    while (next != layouts.end()) {
+      std::vector<std::future<Tried>> wave;
+      for (; next != layouts.end() && std::ssize(wave) < kAtOnce; ++next) {
+        if (is_ruled_out(*next)) continue;
+        wave.push_back(std::async(
+            std::launch::async,
+            [this, &layout = *next, slowest = slowest_of_the_best()] {
+              return tried(layout, slowest);
+            }));
+      }
+      for (auto& each : wave) take(each.get());
+    }
+    if (found_.plans.empty()) refuse();
+    return std::move(found_);
+  }
+
+ private:
+  static constexpr int64_t kAtOnce = 8;
+
+  // Also where as many as may be were looked at.
+  bool is_ruled_out(const Layout& layout) {
+    if (layout.bound >= slowest_of_the_best()) {
+      ++found_.ruled_out;
+      note(layout.of(base_, is_set_),
+           [&](Outcome& outcome) { lower(outcome.bound_s, layout.bound); });
+      return true;
+    }
+    if (laid_out_ == options_.most) {
+      ++found_.left;
+      return true;
+    }
+    ++laid_out_;
+    return false;
+  }
+
+  Tried tried(const Layout& layout, double slowest) const {
+    Tried result;
+    const std::vector<std::string> all = {"none", "selective", "block"};
+    const std::vector<std::string> own = {base_.recompute.mode};
+    for (const auto& mode : is_set_("recompute.mode") ? own : all) {
+      const double bound = layout.bound * recompute_factor(base_, mode);
+      if (bound >= slowest) {
+        result.bound = bound;
+        break;
+      }
+      RunConfig config = layout.of(base_, is_set_);
+      config.recompute.mode = mode;
+      try {
+        complete(config, options_.world_size);
+        config.run.device_types = {cluster_.device.kind == "cuda" ? c10::kCUDA
+                                                                  : c10::kCPU};
+        check_device(config);
+      } catch (const Error& error) {
+        result.refusal = message_of(error);
+        break;
+      }
+      result.bytes = engine::memory_plan(config).total();
+      if (result.bytes <= cluster_.memory_bytes()) {
+        result.plan = simulated(std::move(config), result.bytes);
+        break;
+      }
+      result.config = std::move(config);
+    }
+    return result;
+  }
+
+  void take(Tried result) {
+    if (result.plan) {
+      ++found_.simulated;
+      keep(*std::move(result.plan));
+    } else if (result.bytes > 0) {
+      ++found_.too_large;
+      note(result.config,
+           [&](Outcome& outcome) { lower(outcome.least_bytes, result.bytes); });
+      if (nearest_bytes_ == 0 || result.bytes < nearest_bytes_) {
+        nearest_bytes_ = result.bytes;
+        nearest_ = mesh_of(result.config, options_.world_size).describe();
+      }
+    } else if (!result.refusal.empty()) {
+      ++found_.refused;
+      if (refusal_.empty()) refusal_ = result.refusal;
+    } else {
+      ++found_.ruled_out;
+    }
+  }
+
+  Plan simulated(RunConfig config, int64_t bytes) const {
+    const auto mesh = mesh_of(config, options_.world_size);
+    const auto step = engine::plan_step(config, cluster_.costs(mesh));
+    const auto tokens =
+        static_cast<double>(config.batch.global * config.data.seq_len);
+    Plan plan{.config = {},
+              .mesh = mesh.describe(),
+              .step_s = step.step,
+              .tokens_per_s = tokens / step.step,
+              .bubble = step.bubble,
+              .peak_bytes = bytes};
+    plan.mfu = plan.tokens_per_s *
+               static_cast<double>(
+                   models::flops_per_token(config.model, config.data.seq_len)) /
+               (static_cast<double>(options_.world_size) * cluster_.flops());
+    for (const auto& stage : step.stages) {
+      plan.exposed = std::max(plan.exposed, stage.times.exposed / step.step);
+      plan.moved_bytes = std::max(plan.moved_bytes, stage.moved_bytes);
+    }
+    plan.config = std::move(config);
+    return plan;
+  }
+
+  // Of each mesh the fastest, and of those the fastest; of equals the one that
+  // holds less.
+  void keep(Plan plan) {
+    note(plan.config,
+         [&](Outcome& outcome) { lower(outcome.best_s, plan.step_s); });
+    const auto is_better = [](const Plan& one, const Plan& other) {
+      return std::pair(one.step_s, one.peak_bytes) <
+             std::pair(other.step_s, other.peak_bytes);
+    };
+    auto& plans = found_.plans;
+    const auto same = std::ranges::find(plans, plan.mesh, &Plan::mesh);
+    if (same == plans.end()) {
+      plans.push_back(std::move(plan));
+    } else if (is_better(plan, *same)) {
+      *same = std::move(plan);
+    }
+    std::ranges::stable_sort(plans, is_better);
+    if (std::ssize(plans) > options_.top) plans.resize(options_.top);
+  }
+
+  double slowest_of_the_best() const {
+    return std::ssize(found_.plans) < options_.top
+               ? std::numeric_limits<double>::infinity()
+               : found_.plans.back().step_s;
+  }
+
+  template <typename Number>
+  static void lower(Number& least, Number to) {
+    if (least == 0 || to < least) least = to;
+  }
+
+  template <typename Change>
+  void note(const RunConfig& config, const Change& change) {
+    for (const auto& [key, value] : values_of(config)) {
+      change(found_.outcomes[key][value]);
+    }
+  }
+
+  [[noreturn]] void refuse() const {
+    TS_CHECK_CONFIG(found_.layouts > 0, "plan: no mesh of ",
+                    options_.world_size,
+                    " ranks fits the model and batch.global: its data-parallel "
+                    "degree must divide that, mesh.tp model.heads, mesh.cp "
+                    "half of data.seq_len. Use another --world or "
+                    "batch.global, or set fewer keys.");
+    TS_CHECK_CONFIG(
+        nearest_bytes_ > 0, "plan: each of the ", found_.layouts,
+        " layouts of ", options_.world_size,
+        " ranks is refused by a rule of the configuration, the first one by: ",
+        refusal_);
+    TS_CHECK_CONFIG(false, "plan: no layout of ", options_.world_size,
+                    " ranks fits: the fullest rank would hold ",
+                    bytes_text(nearest_bytes_), " at least (", nearest_,
+                    "), and device.memory_gib is ", cluster_.device.memory_gib,
+                    ". Use more devices (--world), a smaller batch.global or "
+                    "data.seq_len, or a device with more memory.");
+  }
+
+  const RunConfig& base_;
+  const Cluster& cluster_;
+  const SearchOptions& options_;
+  const IsSet& is_set_;
+  Search found_;
+  int64_t laid_out_ = 0;
+  std::string refusal_;  // the first
+  int64_t nearest_bytes_ = 0;
+  std::string nearest_;
+};
+
+// "1.08".
+std::string ratio_text(double ratio) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f", ratio);
+  return text;
+}
+
+// Numbers by their size, words behind them.
+bool is_before(const std::string& one, const std::string& other) {
+  const auto key = [](const std::string& value) {
+    const bool is_number = !value.empty() && value[0] >= '0' && value[0] <= '9';
+    return std::tuple(!is_number, is_number ? std::stoll(value) : 0, value);
+  };
+  return key(one) < key(other);
+}
+
+// "2: 1.08, 8: at least 1.21, 1: does not fit (96 GiB)".
+std::string others_text(const std::map<std::string, Outcome>& outcomes,
+                        const std::string& own, double best) {
+  std::vector<std::string> values;
+  for (const auto& [value, outcome] : outcomes) {
+    if (value != own) values.push_back(value);
+  }
+  std::ranges::sort(values, is_before);
+  std::vector<std::string> parts;
+  for (const auto& value : values) {
+    const Outcome& outcome = outcomes.at(value);
+    parts.push_back(value + ": " +
+                    (outcome.best_s > 0 ? ratio_text(outcome.best_s / best)
+                     : outcome.bound_s > 0
+                         ? "at least " + ratio_text(outcome.bound_s / best)
+                         : c10::str("does not fit (",
+                                    bytes_text(outcome.least_bytes), ")")));
+  }
+  return c10::Join(", ", parts);
+}
+
+}  // namespace
+
+Search search(const RunConfig& base, const Cluster& cluster,
+              const SearchOptions& options, const IsSet& is_set) {
+  TS_CHECK_CONFIG(options.world_size <= cluster.num_devices(), "--world ",
+                  options.world_size, " is more than the cluster has: nodes ",
+                  cluster.nodes, " x devices_per_node ",
+                  cluster.devices_per_node, " = ", cluster.num_devices(), ".");
+  return Searching(base, cluster, options, is_set).run();
+}
+
+std::vector<std::string> reasons_of(const Search& search,
+                                    const Cluster& cluster) {
+  const Plan& best = search.plans.front();
+  std::vector<std::string> reasons;
+  const auto& mesh = best.config.mesh;
+  if (mesh.tp > 1) {
+    reasons.push_back(
+        c10::str("mesh.tp ", mesh.tp, " lies in a node, which has ",
+                 cluster.devices_per_node,
+                 " devices: every layer waits for what it moves"));
+  }
+  for (const auto& [key, own] : values_of(best.config)) {
+    const auto found = search.outcomes.find(key);
+    if (found == search.outcomes.end() || found->second.size() < 2) continue;
+    reasons.push_back(c10::str(key, " ", own, ". With ",
+                               others_text(found->second, own, best.step_s),
+                               " times as long"));
+  }
+  return reasons;
+}
+
+std::vector<Change> changes_of(const Plan& plan, const Cluster& cluster) {
+  std::vector<Change> changes;
+  const auto add = [&](const char* what, const auto& change) {
+    Cluster other = cluster;
+    change(other);
+    changes.push_back({what, step_of(plan.config, other) / plan.step_s});
+  };
+  add("device.tflops twice as high", [](Cluster& c) { c.device.tflops *= 2; });
+  if (cluster.device.memory_gb_per_s > 0) {
+    add("device.memory_gb_per_s twice as high",
+        [](Cluster& c) { c.device.memory_gb_per_s *= 2; });
+  }
+  if (cluster.devices_per_node > 1) {
+    add("in_node.gb_per_s twice as high",
+        [](Cluster& c) { c.in_node.gb_per_s *= 2; });
+  }
+  if (cluster.nodes > 1) {
+    add("between_nodes.gb_per_s twice as high",
+        [](Cluster& c) { c.between_nodes.gb_per_s *= 2; });
+  }
+  add("latencies half as long", [](Cluster& c) {
+    c.in_node.latency_us /= 2;
+    c.between_nodes.latency_us /= 2;
+  });
+  std::ranges::stable_sort(changes, {}, &Change::step);
+  return changes;
+}
+
+}  // namespace tessera::planner

@@ -1,0 +1,185 @@
+#include "tessera/planner/search.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "tessera/core/error.h"
+#include "tessera/engine/memory_plan.h"
+
+namespace tessera::planner {
+namespace {
+
+constexpr int64_t kWorld = 4;
+
+Cluster small_cluster() {
+  Cluster cluster;
+  cluster.nodes = 2;
+  cluster.devices_per_node = 2;
+  cluster.device = {.kind = "cpu", .tflops = 0.05, .memory_gib = 1};
+  cluster.in_node = {.latency_us = 2, .gb_per_s = 4};
+  cluster.between_nodes = {.latency_us = 20, .gb_per_s = 0.5};
+  return cluster;
+}
+
+engine::RunConfig run(bool has_experts = false) {
+  engine::RunConfig config;
+  config.run.device = "cpu";
+  config.data.train = {"random tokens"};
+  config.data.seq_len = 64;
+  config.model.layers = 4;
+  config.model.hidden = 64;
+  config.model.heads = 4;
+  config.model.vocab = 512;
+  config.model.max_seq = 64;
+  config.model.tie_embeddings = false;
+  config.batch.global = 16;
+  config.precision.compute = "fp32";
+  if (has_experts) {
+    config.model.family = "mixtral";
+    config.model.moe.experts = 4;
+  }
+  config.model.complete();
+  return config;
+}
+
+bool is_never_set(const std::string& /*key*/) { return false; }
+const IsSet kNothingIsSet = is_never_set;
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+std::string refusal(const engine::RunConfig& config, const Cluster& cluster,
+                    const SearchOptions& options) {
+  try {
+    search(config, cluster, options, kNothingIsSet);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    return message_of(error);
+  }
+  return "";
+}
+
+class EachModelTest : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Models, EachModelTest, ::testing::Bool(),
+                         [](const auto& of) {
+                           return of.param ? "Experts" : "Dense";
+                         });
+
+// By the simulator alone, of every layout: what the search may rule nothing
+// out against.
+TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
+  const Cluster cluster = small_cluster();
+  const auto config = run(GetParam());
+  double fastest = std::numeric_limits<double>::infinity();
+  int64_t simulated = 0, refused = 0;
+  for (const Layout& layout :
+       layouts_of(config, cluster, kWorld, kNothingIsSet)) {
+    for (const char* mode : {"none", "selective", "block"}) {
+      engine::RunConfig completed = layout.of(config, kNothingIsSet);
+      completed.recompute.mode = mode;
+      try {
+        complete(completed, kWorld);
+      } catch (const Error&) {
+        ++refused;
+        break;
+      }
+      const auto mesh = mesh_of(completed, kWorld);
+      const double step =
+          engine::plan_step(completed, cluster.costs(mesh)).step;
+      const double bound = layout.bound * recompute_factor(config, mode);
+      EXPECT_GE(step, bound * (1 - 1e-9))
+          << mesh.describe() << " " << completed.pipeline.schedule << " "
+          << completed.batch.micro << " " << mode;
+      fastest = std::min(fastest, step);
+    }
+    ++simulated;
+  }
+  EXPECT_GT(simulated, 60);
+  const Search found =
+      search(config, cluster, {.world_size = kWorld, .top = 1, .most = kAll},
+             kNothingIsSet);
+  ASSERT_EQ(found.plans.size(), 1);
+  EXPECT_EQ(found.plans[0].step_s, fastest);
+  EXPECT_EQ(found.layouts, simulated);
+  EXPECT_EQ(found.layouts, found.simulated + found.too_large + found.refused +
+                               found.ruled_out + found.left);
+  EXPECT_EQ(found.left, 0);
+  EXPECT_LT(found.simulated, simulated - refused);
+}
+
+TEST(Search, TheBestAreOfMeshesOfTheirOwn) {
+  const Search found =
+      search(run(), small_cluster(),
+             {.world_size = kWorld, .top = 4, .most = kAll}, kNothingIsSet);
+  ASSERT_EQ(found.plans.size(), 4);
+  for (size_t i = 1; i < found.plans.size(); ++i) {
+    EXPECT_GE(found.plans[i].step_s, found.plans[i - 1].step_s);
+    EXPECT_NE(found.plans[i].mesh, found.plans[i - 1].mesh);
+  }
+  const Plan& best = found.plans[0];
+  EXPECT_DOUBLE_EQ(best.tokens_per_s * best.step_s, 16 * 64);
+  EXPECT_GT(best.mfu, 0);
+  EXPECT_LE(best.mfu, 1);
+  EXPECT_EQ(best.peak_bytes, engine::memory_plan(best.config).total());
+  EXPECT_GT(best.moved_bytes, 0);
+  const auto reasons = reasons_of(found, small_cluster());
+  EXPECT_TRUE(std::ranges::any_of(reasons, [](const std::string& reason) {
+    return reason.starts_with("mesh.pp ") &&
+           reason.find(" times as long") != std::string::npos;
+  })) << c10::Join("; ", reasons);
+  const auto changes = changes_of(best, small_cluster());
+  EXPECT_EQ(changes.size(), 4);
+  EXPECT_LT(changes[0].step, 1);
+  for (const Change& change : changes) EXPECT_GE(change.step, 0.5);
+}
+
+TEST(Search, WhatTheUserHasSetIsKept) {
+  auto config = run();
+  config.mesh.tp = 2;
+  config.recompute.mode = "block";
+  const IsSet is_set = [](const std::string& key) {
+    return key == "mesh.tp" || key == "recompute.mode";
+  };
+  const Search found =
+      search(config, small_cluster(), {.world_size = kWorld, .top = 3}, is_set);
+  for (const Plan& plan : found.plans) {
+    EXPECT_EQ(plan.config.mesh.tp, 2);
+    EXPECT_EQ(plan.config.recompute.mode, "block");
+  }
+}
+
+// On less memory the search goes where the model is cut up more.
+TEST(Search, WhatIsTooLargeIsNotTaken) {
+  Cluster cluster = small_cluster();
+  const SearchOptions options{.world_size = kWorld, .top = 1, .most = kAll};
+  const int64_t free =
+      search(run(), cluster, options, kNothingIsSet).plans[0].peak_bytes;
+  cluster.device.memory_gib =
+      static_cast<double>(free - 1) / static_cast<double>(int64_t{1} << 30);
+  const Search found = search(run(), cluster, options, kNothingIsSet);
+  EXPECT_LT(found.plans[0].peak_bytes, free);
+  EXPECT_GT(found.too_large, 0);
+  cluster.device.memory_gib = 1e-5;
+  const std::string said = refusal(run(), cluster, options);
+  EXPECT_NE(said.find("plan: no layout of 4 ranks fits: the fullest rank would "
+                      "hold "),
+            std::string::npos)
+      << said;
+}
+
+TEST(Search, WhatHasNoMeshIsRefused) {
+  EXPECT_NE(refusal(run(), small_cluster(), {.world_size = 16})
+                .find("--world 16 is more than the cluster has: nodes 2 x "
+                      "devices_per_node 2 = 4."),
+            std::string::npos);
+  auto config = run();
+  config.batch.global = 1;
+  config.model.layers = 2;
+  config.data.seq_len = 63;
+  EXPECT_NE(refusal(config, small_cluster(), {.world_size = 3})
+                .find("plan: no mesh of 3 ranks fits the model"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::planner
