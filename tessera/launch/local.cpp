@@ -33,12 +33,15 @@ using detail::RankEnd;
 
 namespace fs = std::filesystem;
 
-// Milliseconds until what nobody read is shown once more.
+// Milliseconds until what nobody read is shown once more, and until ranks are
+// looked at.
 constexpr int kShowAgain = 200;
+constexpr int kLookAgain = 500;
 
 struct Rank {
   detail::RankProcess process;
   detail::RankOutput output;
+  bool is_stopped = false;
 };
 
 // Where it cannot be told, it is not.
@@ -71,6 +74,7 @@ class LocalRun {
   int poll_timeout_ms() const;
   void read_output(Rank& rank);
   void note_ends(std::vector<RankEnd> ends);
+  void tell_stops();
   void obey(int signal);
   void send_all(int signal);
   void terminate_all();
@@ -122,7 +126,8 @@ void LocalRun::start() {
             : c10::str(options_.log_dir, "/rank-", rank, ".log");
     detail::RankOutput output(rank, log);
     program.environment = variables_of(rank);
-    ranks_.push_back({detail::RankProcess(program), std::move(output)});
+    ranks_.push_back(
+        {.process = detail::RankProcess(program), .output = std::move(output)});
   }
 }
 
@@ -166,6 +171,7 @@ void LocalRun::wait_for_events() {
     ends.push_back({static_cast<int64_t>(i), status});
   }
   note_ends(std::move(ends));
+  tell_stops();
   while (const int signal = signals_.next()) obey(signal);
 }
 
@@ -174,12 +180,11 @@ int LocalRun::poll_timeout_ms() const {
   for (const auto& other : {kill_at_, give_up_at_}) {
     if (other && (!next || *other < *next)) next = other;
   }
-  const bool all_is_shown = show_kept();
-  if (!next) return all_is_shown ? -1 : kShowAgain;
+  const int64_t most = show_kept() ? kLookAgain : kShowAgain;
+  if (!next) return static_cast<int>(most);
   const auto left =
       std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
-  const int64_t most = all_is_shown ? left.count() : kShowAgain;
-  return static_cast<int>(std::max<int64_t>(0, std::min(left.count(), most)));
+  return static_cast<int>(std::clamp<int64_t>(left.count(), 0, most));
 }
 
 void LocalRun::read_output(Rank& rank) {
@@ -209,6 +214,25 @@ void LocalRun::note_ends(std::vector<RankEnd> ends) {
     } else {
       terminate_all();
     }
+  }
+}
+
+// Those that wait for it would say so only when their time is out.
+void LocalRun::tell_stops() {
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    const auto is_stopped = rank.process.take_stop();
+    if (!is_stopped || *is_stopped == rank.is_stopped) continue;
+    rank.is_stopped = *is_stopped;
+    const std::string name =
+        c10::str("tessera: rank ", i, " (process ", rank.process.pid(), ")");
+    show_on_screen(
+        *is_stopped
+            ? c10::str(name,
+                       " is stopped, by SIGSTOP or a debugger: the other ranks "
+                       "wait for it. It goes on by 'kill -CONT ",
+                       rank.process.pid(), "'\n")
+            : name + " goes on\n");
   }
 }
 

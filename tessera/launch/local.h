@@ -7,12 +7,13 @@
 // Failure: when a rank ends badly, the others get SIGTERM, and SIGKILL after
 //         `grace`. The first cause is the last thing on stderr: last lines,
 //         rank, host, signal or exit code, hint.
+// Stopped: a rank that is stopped (SIGSTOP) is named within a second.
 // Signals: SIGTERM, SIGINT, SIGHUP (as SIGTERM) and SIGUSR1 are passed on once,
 //         for as long as the ranks take to write a checkpoint; a second one
 //         ends all at once.
 // Output: stderr that nobody reads does not stop the ranks (core/screen.h).
-// Left over: nothing. A rank takes what it started with it, and dies when the
-//         launcher is killed.
+// Left over: nothing. A rank that is ended takes what it started with it. Ranks
+//         die when the launcher is killed, but not what they have started.
 // Threads: one at a time; the calling thread must live until it returns.
 #pragma once
 

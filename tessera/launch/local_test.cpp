@@ -426,6 +426,29 @@ TEST_F(Local, ARankThatSigkillDoesNotEndIsLeftBehindByName) {
               HasSubstr("rank 1 (process "));
 }
 
+TEST_F(Local, AStoppedRankIsNamedAtOnce) {
+  const auto options = shell(2, R"(
+    [ "$TESSERA_RANK" = 1 ] || exit 0
+    (sleep 1.5; kill -CONT $$) & kill -STOP $$; exit 0)");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_local(options), 0);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("tessera: rank 1 (process "));
+  EXPECT_THAT(said, HasSubstr(") is stopped, by SIGSTOP or a debugger: the "
+                              "other ranks wait for it. It goes on by 'kill "
+                              "-CONT "));
+}
+
+TEST_F(Local, ARankThatFloodsStderrDoesNotHoldUpTheOthers) {
+  const auto options = shell(2, R"(
+    if [ "$TESSERA_RANK" = 0 ]; then exec yes warning >&2; fi
+    sleep 0.3; exit 7)");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_local(options), 7);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("rank 1 of 2"));
+}
+
 TEST_F(Local, StderrThatNobodyReadsDoesNotStopTheRanks) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);

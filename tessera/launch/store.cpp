@@ -44,11 +44,35 @@ AddressList addresses_of(const Rendezvous& meet, int type) {
   return AddressList(found, &freeaddrinfo);
 }
 
+// "10.0.0.7", or "" of what is no address.
+std::string in_numbers(const sockaddr* address, socklen_t size) {
+  char text[NI_MAXHOST] = "";
+  const int error =
+      getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? text : "";
+}
+
+// Whether MASTER_ADDR is a name that means the loopback on its own host (as by
+// Debian's 127.0.1.1 in /etc/hosts), while ranks are elsewhere. Who writes
+// localhost or a number asks for just that.
+bool misleads(const RankEnvironment& here, const addrinfo& found) {
+  const std::string& host = here.rendezvous.host;
+  if (here.local_world_size == here.world_size || host == "localhost" ||
+      host == "::1" || host.starts_with("127.")) {
+    return false;
+  }
+  const std::string number = in_numbers(found.ai_addr, found.ai_addrlen);
+  return number == "::1" || number.starts_with("127.");
+}
+
 // A socket bound to exactly the address that was asked for, or -1 when that
-// address is none of this host's (behind a translation of addresses).
-int bind_exactly(const Rendezvous& meet) {
+// address is none of this host's (behind a translation of addresses) or none
+// that others reach.
+int bind_exactly(const RankEnvironment& here) {
+  const Rendezvous& meet = here.rendezvous;
   const AddressList list = addresses_of(meet, SOCK_STREAM);
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
+    if (misleads(here, *a)) continue;
     const int fd =
         socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
     if (fd < 0) continue;
@@ -79,13 +103,13 @@ StorePtr make_tcp_store(const RankEnvironment& here) {
   if (options.isServer) {
     // Who asks and does not wait for the answer must not end this rank.
     ignore_broken_pipes();
-    const int fd = bind_exactly(meet);
+    const int fd = bind_exactly(here);
     if (fd >= 0) {
       options.masterListenFd = fd;
     } else {
       log::warning("launch: MASTER_ADDR=", meet.host,
-                   " is no address of this host; the rendezvous listens on "
-                   "all of its addresses.");
+                   " is no address of this host that others reach; the "
+                   "rendezvous listens on all of its addresses.");
     }
   }
   const std::string nobody =
@@ -133,28 +157,49 @@ StorePtr make_store(const RankEnvironment& here) {
                                                 store);
 }
 
-// The address of this host on the way to the rendezvous. Nothing is sent: to
-// connect a datagram socket only chooses a route.
-std::string own_address(const Rendezvous& meet) {
+// The address of this host on the way to another, or "" where there is no way.
+// Nothing is sent: to connect a datagram socket only chooses a route.
+std::string address_towards(const addrinfo& other) {
+  const int fd = socket(other.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return "";
+  sockaddr_storage own{};
+  socklen_t size = sizeof own;
+  const bool routed =
+      connect(fd, other.ai_addr, other.ai_addrlen) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0;
+  close(fd);
+  return routed ? in_numbers(reinterpret_cast<sockaddr*>(&own), size) : "";
+}
+
+// On the way out of this host. The address is one of RFC 5737, nobody's.
+std::string outward_address() {
+  Rendezvous nobody;
+  nobody.host = "192.0.2.1";
+  nobody.port = 9;
+  return address_towards(*addresses_of(nobody, SOCK_DGRAM));
+}
+
+// On the way to the rendezvous.
+std::string own_address(const RankEnvironment& here) {
+  const Rendezvous& meet = here.rendezvous;
   const AddressList list = addresses_of(meet, SOCK_DGRAM);
+  bool is_misled = false;
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
-    const int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) continue;
-    sockaddr_storage own{};
-    socklen_t size = sizeof own;
-    const bool routed =
-        connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
-        getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0;
-    close(fd);
-    char text[NI_MAXHOST];
-    if (routed && getnameinfo(reinterpret_cast<sockaddr*>(&own), size, text,
-                              sizeof text, nullptr, 0, NI_NUMERICHOST) == 0) {
-      return text;
-    }
+    const bool skipped = misleads(here, *a);
+    is_misled |= skipped;
+    const std::string own = skipped ? "" : address_towards(*a);
+    if (!own.empty()) return own;
   }
-  TS_CHECK_REACH(false, "launch: ", host_name(), " has no route to ", meet.host,
-                 ".");
-  return {};
+  const std::string outward = is_misled ? outward_address() : "";
+  TS_CHECK_CONFIG(!is_misled || !outward.empty(),
+                  "launch: MASTER_ADDR=", meet.host,
+                  " is a loopback address on ", host_name(),
+                  " itself (as 127.0.1.1 in /etc/hosts is), and no route leads "
+                  "out of this host. Set MASTER_ADDR to an address of it that "
+                  "the other hosts reach.");
+  TS_CHECK_REACH(!outward.empty(), "launch: ", host_name(), " has no route to ",
+                 meet.host, ".");
+  return outward;
 }
 
 Error as_error(const std::exception& error) {
@@ -246,7 +291,7 @@ Meeting join(RankEnvironment environment) {
   // From here on it is the communicator that says how long to wait.
   meeting.store->setTimeout(c10d::Store::kDefaultTimeout);
   if (here.local_world_size < here.world_size) {
-    meeting.address = own_address(here.rendezvous);
+    meeting.address = own_address(here);
   }
   return meeting;
 }

@@ -2,15 +2,17 @@
 //
 // join() makes the c10d store (a FileStore among the ranks of run_local, which
 // opens no network port; a TCPStore across hosts, listening on exactly the
-// address of MASTER_ADDR where that address is this host's own), then waits
-// until every rank has said that it is there. begin_together() goes on from
-// there to whatever connects the ranks. A rank that is refused or fails on this
-// way, or before it (refuse()), ends all others with its reason.
+// address of MASTER_ADDR where that address is this host's own and not its
+// loopback by a name that means another one elsewhere), then waits until every
+// rank has said that it is there. begin_together() goes on from there to
+// whatever connects the ranks. A rank that is refused or fails on this way, or
+// before it (refuse()), ends all others with its reason.
 // Comm:   a handful of keys per rank; no group exists yet. A look at one key
 //         every 100 ms by who waits; a beat a second by who prepares.
 // Errors: 69 (TS_CHECK_REACH) a rendezvous that does not answer, a port that is
 //         held by another process, absent ranks (listed) after join_timeout;
-//         78 a rank number that is taken, a world size that peers do not share;
+//         78 a rank number that is taken, a world size that peers do not share,
+//         a MASTER_ADDR that hides this host's address from it;
 //         PeerRefused, with the code of that rank, its name and its words.
 #pragma once
 

@@ -22,7 +22,10 @@ namespace tessera::launch {
 namespace {
 
 using ::testing::AnyOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 // A socket on 127.0.0.1 and a port that was free.
 struct Listener {
@@ -247,6 +250,24 @@ RankEnvironment alone_on_host(int64_t rank, int64_t world_size, uint16_t port) {
   here.local_world_size = 1;
   here.node = rank;
   return here;
+}
+
+// In /etc/hosts upper and lower case are one: a name for 127.0.0.1 that is not
+// "localhost". Where no route leads out of this host, there is no address.
+TEST(Store, ANameOfTheLoopbackHidesNoHost) {
+  const uint16_t port = free_port();
+  std::vector<RankEnvironment> all = {alone_on_host(0, 2, port),
+                                      alone_on_host(1, 2, port)};
+  for (auto& here : all) here.rendezvous.host = "LOCALHOST";
+  const Outcome rank0 = join_all(all)[0];
+  if (!rank0.meeting) {
+    EXPECT_EQ(rank0.code, ExitCode::kConfig);
+    EXPECT_THAT(rank0.message, HasSubstr("MASTER_ADDR=LOCALHOST is a loopback "
+                                         "address on "));
+    return;
+  }
+  EXPECT_THAT(rank0.meeting->address, Not(StartsWith("127.")));
+  EXPECT_THAT(listening_at(port), Each(StartsWith("00000000")));
 }
 
 // Of ranks that have met: to meet within it would be chance, as c10d asks a

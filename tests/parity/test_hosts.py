@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, end_of, places, start_ranks, why_not
+from hosts import Hosts, end_of, ip, places, start_ranks, why_not
 from proxy import Proxy
 from runs import configuration, free_port, metrics, train
 
@@ -58,6 +59,27 @@ def on_hosts(program, tokens, folder, per_host, *arguments, rate=None, line=None
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_two_hosts_train_the_model_of_one(program, tokens, wanted, tmp_path, namespaces, mesh):
     on_hosts(program, tokens, tmp_path / "two", [2, 2], **FP64, **MESHES[mesh])
+    assert_equal_losses(tmp_path / "two", wanted)
+
+
+def test_so_do_two_of_which_one_takes_its_own_name_for_its_loopback(program, tokens, wanted, tmp_path, namespaces):
+    path = configuration(tokens, tmp_path / "two", mesh={"dp": 2}, **FP64)
+    with Hosts(2) as hosts:
+        names = [hosts.name(f"host{host}") for host in range(2)]
+        folders = [Path("/etc/netns") / name for name in names]
+        try:
+            # As Debian writes it on node0 itself.
+            for name, folder, address in zip(names, folders, ["127.0.1.1", hosts.address(0)]):
+                folder.mkdir(parents=True)
+                (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} node0\n")
+                ip("-n", name, "route", "add", "default", "dev", "eth0")
+            ranks = [hosts.start(host, [program, "train", path], variables, stderr=subprocess.PIPE, text=True)
+                     for host, variables in places([1, 1], master="node0")]
+            for code, errors in end_of(ranks):
+                assert code == 0, errors[-3000:]
+        finally:
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
     assert_equal_losses(tmp_path / "two", wanted)
 
 

@@ -1,6 +1,7 @@
 #include "tessera/launch/detail/rank_output.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -49,8 +50,12 @@ RankOutput::RankOutput(int64_t rank, const std::string& log_file)
 }
 
 bool RankOutput::drain(int pipe) {
+  // What comes meanwhile waits for the next call: a rank may write faster than
+  // its lines are shown. What a rank that ended has left is there already.
+  int there = 0;
+  ioctl(pipe, FIONREAD, &there);
   char bytes[16384];
-  for (;;) {
+  for (ssize_t done = 0;;) {
     const ssize_t n = read(pipe, bytes, sizeof bytes);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno == EAGAIN;
@@ -63,6 +68,8 @@ bool RankOutput::drain(int pipe) {
         show(std::exchange(pending_, {}));
       }
     }
+    done += n;
+    if (done >= there) return true;
   }
 }
 

@@ -19,7 +19,8 @@ class RankOutput {
   // `log_file`: "" for none; else every byte is appended there too.
   RankOutput(int64_t rank, const std::string& log_file);
 
-  // Reads what is there. False: the pipe is closed, nothing more will come.
+  // Reads what is there, without waiting for what a rank still writes. False:
+  // the pipe is closed, nothing more will come.
   bool drain(int pipe);
   void flush();  // shows a last line that has no end
   const std::deque<std::string>& last_lines() const { return last_lines_; }

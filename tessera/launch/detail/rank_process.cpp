@@ -219,6 +219,16 @@ void RankProcess::send(int signal) const {
   if (signal != SIGKILL) kill(-pid_, SIGCONT);
 }
 
+std::optional<bool> RankProcess::take_stop() const {
+  siginfo_t info{};
+  constexpr int kHow = WSTOPPED | WCONTINUED | WNOHANG;
+  if (!running() || waitid(P_PID, static_cast<id_t>(pid_), &info, kHow) != 0 ||
+      info.si_pid == 0) {
+    return std::nullopt;
+  }
+  return info.si_code != CLD_CONTINUED;
+}
+
 int RankProcess::reap() {
   // While the leader is not reaped, its number cannot name another group.
   kill(-pid_, SIGKILL);
