@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <new>
+#include <system_error>
 
 #include "tessera/core/error.h"
 
@@ -13,7 +13,7 @@ namespace tessera::comm {
 namespace {
 
 constexpr int64_t kMaxComplaint = 4096;
-constexpr int64_t kTag = 0x636b7074;  // "ckpt"
+constexpr int64_t kTag = 32766;  // every MPI has tags up to 32767
 
 at::Tensor to_tensor(const std::string& text) {
   at::Tensor bytes = at::empty({std::ssize(text)}, at::kByte);
@@ -38,7 +38,7 @@ std::string complaint_of(const std::function<void()>& work) {
     work();
   } catch (const Error& error) {
     return without_prefix(error.what_without_backtrace());
-  } catch (const std::filesystem::filesystem_error& error) {
+  } catch (const std::system_error& error) {  // of files, or no more threads
     return error.what();
   } catch (const std::bad_alloc& error) {
     return message_of(error);

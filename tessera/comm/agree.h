@@ -14,7 +14,7 @@
 namespace tessera::comm {
 
 // What `work` complained of (the message of a tessera::Error, of the standard
-// library's file errors or of a failed allocation); "" if of nothing.
+// library's system errors or of a failed allocation); "" if of nothing.
 std::string complaint_of(const std::function<void()>& work);
 
 // The complaint of the first rank that has one, the same on every rank; ""

@@ -363,6 +363,19 @@ TEST(Failure, BadArgumentsNameTheCall) {
   });
 }
 
+TEST(Failure, GlooRefusesToReduceInt16) {
+  run_threads(2, "gloo", [](Communicator& c) {
+    const at::Tensor one = at::ones({1}, at::kShort);
+    const at::Tensor two = at::ones({2}, at::kShort);
+    const auto refused =
+        HasSubstr("Gloo does not reduce int16. Convert it to int32.");
+    EXPECT_THAT(failure_of([&] { c.world().all_reduce(two); }), refused);
+    EXPECT_THAT(failure_of([&] { c.world().reduce_scatter(one, two); }),
+                refused);
+    c.world().barrier();
+  });
+}
+
 TEST_P(AnyBackend, ADroppedSendArrives) {
   run_threads(2, GetParam(), [](Communicator& c) {
     if (c.rank() == 0) c.world().send(at::ones({300000}), 1);

@@ -2,6 +2,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <cstdint>
+
 #include "tessera/comm/algorithms/backend_transport.h"
 #include "tessera/comm/base/c10d_reduce_op.h"
 #include "tessera/comm/base/reduce.h"
@@ -15,9 +17,12 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Pending = c10::intrusive_ptr<c10d::Work>;
 
-void check_tag(int tag) {
-  TS_CHECK(tag != BackendTransport::kTag, "tag ", tag,
-           " belongs to the algorithms of comm.algorithm here. Use another.");
+// One tag is the algorithms' own: those of messages go around it.
+int tag_below(int tag) {
+  if (tag < BackendTransport::kTag) return tag;
+  TS_CHECK(tag < INT32_MAX, "tag ", tag, " is not below ", INT32_MAX,
+           ", the largest that comm.algorithm leaves. Use a smaller one.");
+  return tag + 1;
 }
 
 class QueuedBackend : public c10d::Backend {
@@ -85,13 +90,11 @@ class QueuedBackend : public c10d::Backend {
   }
 
   Pending send(Tensors& tensors, int peer, int tag) override {
-    check_tag(tag);
-    return collectives_->send(tensors, peer, tag);
+    return collectives_->send(tensors, peer, tag_below(tag));
   }
 
   Pending recv(Tensors& tensors, int peer, int tag) override {
-    check_tag(tag);
-    return collectives_->recv(tensors, peer, tag);
+    return collectives_->recv(tensors, peer, tag_below(tag));
   }
 
  private:

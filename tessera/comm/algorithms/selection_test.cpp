@@ -127,14 +127,31 @@ TEST(Selection, OfAnotherTableThanRankZeroIsRefused) {
                           HasSubstr("failed")));
 }
 
-TEST(Selection, KeepsATagForItself) {
+// A message that is awaited meanwhile is none of the algorithms' own.
+TEST(Selection, LeavesEveryTagToMessages) {
   run_threads(on_one_host("gloo", 2, "ring"), [](Communicator& communicator) {
-    EXPECT_THAT(failure_of([&] {
-                  communicator.world().send(at::ones({1}),
-                                            1 - communicator.rank(), 32767);
-                }),
-                HasSubstr("tag 32767 belongs to the algorithms"));
-    communicator.world().barrier();
+    Group& world = communicator.world();
+    const int64_t peer = 1 - communicator.rank();
+    const std::vector<int64_t> tags = {32766, 32767, 32768};
+    std::vector<at::Tensor> got;
+    std::vector<Work> works;
+    for (const int64_t tag : tags) {
+      got.push_back(at::zeros({1}, at::kLong));
+      works.push_back(world.recv(got.back(), peer, tag));
+    }
+    at::Tensor sum = at::ones({300});
+    world.all_reduce(sum).wait();
+    EXPECT_TRUE(at::equal(sum, at::full({300}, 2.0)));
+    for (const int64_t tag : tags) {
+      world.send(at::full({1}, tag, at::kLong), peer, tag).wait();
+    }
+    for (size_t i = 0; i < tags.size(); ++i) {
+      works[i].wait();
+      EXPECT_EQ(got[i].item<int64_t>(), tags[i]);
+    }
+    EXPECT_THAT(failure_of([&] { world.send(at::ones({1}), peer, INT32_MAX); }),
+                HasSubstr("is not below 2147483647"));
+    world.barrier();
   });
 }
 

@@ -23,6 +23,16 @@ Operation operation_of(Verb verb, const at::Tensor& tensor) {
           .bytes = static_cast<int64_t>(tensor.nbytes())};
 }
 
+// Of arguments: ours, or c10d's own checks. All else, as what Gloo throws where
+// a peer has gone, is a failure.
+bool is_refusal(const std::exception& error) {
+  if (const auto* ours = dynamic_cast<const Error*>(&error)) {
+    return ours->exit_code() != ExitCode::kUnreachable;
+  }
+  return dynamic_cast<const c10::Error*>(&error) != nullptr &&
+         dynamic_cast<const c10::DistError*>(&error) == nullptr;
+}
+
 }  // namespace
 
 BackendGroup::BackendGroup(GroupInfo info, Connection connection, Judge judge)
@@ -214,7 +224,8 @@ BackendGroup::Pending BackendGroup::called(const std::function<Pending()>& call,
                                            uint64_t ticket) {
   try {
     return call();
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    if (!is_refusal(error)) rethrow_explained(*state_, operation, ticket);
     state_->recorder.end(ticket, true);
     const Failure failure = failure_of(std::current_exception());
     TS_CHECK_CODE(false, failure.code,

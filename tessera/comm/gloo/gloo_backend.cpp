@@ -111,6 +111,7 @@ class GlooBackend : public c10d::Backend {
 
   Pending allreduce(Tensors& tensors,
                     const c10d::AllreduceOptions& options) override {
+    check_summed(tensors.at(0));
     const at::Tensor tensor = tensors.at(0);
     if (tensor.numel() == 0) return group_->barrier();
     c10d::AllreduceOptions sum = options;
@@ -140,6 +141,7 @@ class GlooBackend : public c10d::Backend {
   Pending _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input,
       const c10d::ReduceScatterOptions& options) override {
+    check_summed(input);
     if (output.numel() == 0) return group_->barrier();
     Tensors whole{input.detach().clone()};
     c10d::AllreduceOptions reduce_options;
@@ -189,6 +191,11 @@ class GlooBackend : public c10d::Backend {
   }
 
  private:
+  static void check_summed(const at::Tensor& tensor) {
+    TS_CHECK(tensor.scalar_type() != at::kShort,
+             "Gloo does not reduce int16. Convert it to int32.");
+  }
+
   // A message that its caller drops is under way still.
   Pending kept(Pending message, c10d::OpType type, const Tensors& tensors) {
     std::lock_guard lock(mutex_);

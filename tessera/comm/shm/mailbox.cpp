@@ -37,12 +37,12 @@ Mailbox::Mailbox(Segment& segment, OnDone on_done, int64_t lend_bytes)
 void Mailbox::take(Transfer transfer) {
   if (failure_) return on_done_(std::move(transfer), failure_);
   if (transfer.peer == kAnyPeer) {
-    any_since_ = Clock::now();
+    waited_for_any_.reset();
     from_any_.push_back(std::move(transfer));
     return;
   }
   Peer& peer = peers_[transfer.peer];
-  peer.moved_at = Clock::now();
+  peer.waited.reset();
   (transfer.sends ? peer.sends : peer.receives).push_back(std::move(transfer));
 }
 
@@ -72,7 +72,7 @@ bool Mailbox::move() {
     const bool pulled = pull(p);
     const bool pushed = push(p);
     if (!pushed && !pulled) continue;
-    peers_[p].moved_at = Clock::now();
+    peers_[p].waited.reset();
     moved = true;
     std::atomic<bool>& wants_room = segment_.channel(p, rank_).wants_room;
     const bool made_room = wants_room.load() && wants_room.exchange(false);
@@ -320,7 +320,7 @@ void Mailbox::check_peers() {
     // A peer may send and leave: look for its bytes after its end.
     const auto loss = segment_.loss_of(p);
     if (loss && !move()) C10_THROW_ERROR(DistBackendError, *loss);
-    if (now - peers_[p].moved_at < segment_.place().timeout) continue;
+    if (peers_[p].waited.look(now) < segment_.place().timeout) continue;
     // Of a group that has messages alone its collectives say nothing.
     const auto last = segment_.last_call_of(p);
     throw TimedOut({__func__, __FILE__, __LINE__},
@@ -342,7 +342,7 @@ void Mailbox::check_any(Clock::time_point now) {
   if (num_lost == segment_.place().size() - 1 && !move()) {
     C10_THROW_ERROR(DistBackendError, losses);
   }
-  if (now - any_since_ < segment_.place().timeout) return;
+  if (waited_for_any_.look(now) < segment_.place().timeout) return;
   throw TimedOut({__func__, __FILE__, __LINE__},
                  c10::str("timed out. No rank sent a message with tag ",
                           from_any_.front().tag));

@@ -118,7 +118,7 @@ class Mailbox {
     uint64_t num_lent = 0;
     std::deque<Transfer> receives;
     std::list<Arrival> arrivals;  // in the order sent; the last may be moving
-    Clock::time_point moved_at;
+    Waited waited;                // since something moved
     bool has_to_send() const { return !taken.empty() || !sends.empty(); }
     bool pending() const;
   };
@@ -150,7 +150,7 @@ class Mailbox {
   PeerMemory memory_;
   std::vector<Peer> peers_;
   std::deque<Transfer> from_any_;
-  Clock::time_point any_since_;
+  Waited waited_for_any_;
   static constexpr int64_t kNever = std::chrono::nanoseconds::max().count();
   std::atomic<int64_t> aside_at_ns_ = kNever;  // the first Arrival::aside_at
   // When it failed, peers may have been copying them.

@@ -63,7 +63,7 @@ void Meeting::meet() {
   Lane& lane = segment_.own_lane();
   lane.calls[meeting_ % 2].store(call_);
   post(lane.arrival, meeting_);
-  arrived_ = {};
+  waited_.reset();
   for (int64_t k = 1; k < size_; ++k) wait_for((rank_ + k) % size_);
 }
 
@@ -109,9 +109,7 @@ void Meeting::check_peers() {
       C10_THROW_ERROR(DistBackendError, *loss);
     }
   }
-  const auto now = std::chrono::steady_clock::now();
-  if (arrived_ == std::chrono::steady_clock::time_point()) arrived_ = now;
-  if (now - arrived_ > segment_.place().timeout) {
+  if (waited_.look(Waited::Clock::now()) > segment_.place().timeout) {
     throw TimedOut({__func__, __FILE__, __LINE__},
                    c10::str("timed out. Not arrived: ", missing_peers()));
   }

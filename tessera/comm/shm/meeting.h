@@ -13,7 +13,6 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -78,7 +77,7 @@ class Meeting {
   uint64_t sequence_ = 0;
   uint32_t looks_ = 0;
   uint32_t meeting_ = 0;
-  std::chrono::steady_clock::time_point arrived_;  // when first looked at
+  Waited waited_;  // since this rank arrived
 };
 
 }  // namespace tessera::comm::shm

@@ -7,6 +7,7 @@
 // Posting costs no system call when nobody sleeps.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -67,6 +68,28 @@ class Waiter {
 
   const int most_spins_;
   std::atomic<int> spins_;
+};
+
+// How long something has been waited for, by looks at it about every slice.
+// Where two lie further apart, the job may have been stopped as a whole, and
+// goes on: little of that time counts.
+class Waited {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void reset() { *this = Waited(); }
+  // From the first look to this one.
+  Clock::duration look(Clock::time_point now) {
+    if (looked_at_ != Clock::time_point()) {
+      sum_ += std::min<Clock::duration>(now - looked_at_, 2 * Waiter::kSlice);
+    }
+    looked_at_ = now;
+    return sum_;
+  }
+
+ private:
+  Clock::time_point looked_at_ = {};
+  Clock::duration sum_ = {};
 };
 
 }  // namespace tessera::comm::shm
