@@ -98,6 +98,7 @@ class Windows {
     pad(batch.inputs, 0);
     pad(batch.targets, data::kNoTarget);
     pad(batch.document_starts, length);  // what fills the row
+    batch.unpadded = length;
     return batch;
   }
 

@@ -76,6 +76,7 @@ class GenerateCommand {
     }
     config_.data.seq_len = config_.batch.micro = 1;
     models::check_generation(config_.model, prompt_, flags_.options);
+    config_.model.moe.capacity_factor = 0;  // of samples: a text drops nothing
   }
 
   int run(const launch::RankEnvironment& place,

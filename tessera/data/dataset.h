@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,6 +29,7 @@ struct Batch {
   at::Tensor inputs;   // (B, T)
   at::Tensor targets;  // (B, T)
   at::Tensor document_starts = {};
+  int64_t unpadded = 0;  // tokens of each before what fills it up; 0: all
 };
 
 struct Source {

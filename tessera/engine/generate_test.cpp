@@ -36,11 +36,20 @@ models::GenerateOptions options() {
   return {.max_new_tokens = 20, .seed = 7, .sample = 5, .stop_tokens = {60}};
 }
 
+// Weights so large that what experts add is heard in the text.
+void enlarge(RankModel& model, double factor) {
+  for (const auto& each : nn::parameters_of(model.decoder())) {
+    each.tensor.detach().mul_(factor);
+  }
+}
+
 // Until seq_len, 16 tokens, are there.
-std::vector<int64_t> text_of(const RunConfig& config, int64_t ranks) {
+std::vector<int64_t> text_of(const RunConfig& config, int64_t ranks,
+                             double factor = 1) {
   std::vector<std::vector<int64_t>> texts(ranks);
   const auto write = [&](comm::Communicator& communicator) {
     RankModel model(config, communicator);
+    if (factor != 1) enlarge(model, factor);
     texts[communicator.rank()] = generate_by_evaluations(
         model, communicator, config.data.seq_len, prompt(), options());
   };
@@ -50,11 +59,12 @@ std::vector<int64_t> text_of(const RunConfig& config, int64_t ranks) {
 }
 
 // By one rank and a cache, which knows nothing of programs.
-std::vector<int64_t> expected(const char* family) {
+std::vector<int64_t> expected(const char* family, double factor = 1) {
   const RunConfig config = configuration(family, 1, [](RunConfig&) {});
   std::vector<int64_t> text;
   comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
     RankModel model(config, ranks);
+    if (factor != 1) enlarge(model, factor);
     text = models::generate(model.decoder(), prompt(), options());
   });
   constexpr size_t kRoom = 16 - 3;
@@ -110,6 +120,30 @@ TEST(GenerateByEvaluations, IsTheTextOfOneRankOnAnyMesh) {
         configuration(each.family, each.ranks, each.change);
     EXPECT_EQ(text_of(config, each.ranks), expected(each.family))
         << each.family << " " << to_json(config);
+  }
+}
+
+// What is written so far is less than a sample, and is filled up where ranks
+// cut it: a capacity would be of another number of tokens each time.
+TEST(GenerateByEvaluations, ExpertsDropNothing) {
+  const std::vector<Case> cases = {
+      {"mixtral", 1, [](auto&) {}},
+      {"mixtral", 2, [](auto& c) { c.mesh.cp = 2; }},
+      {"mixtral", 2,
+       [](auto& c) { c.mesh.tp = 2, c.tensor.sequence_parallel = true; }},
+      {"mixtral", 1,
+       [](auto& c) { c.mesh.dp = 2, c.mesh.data_parallel = "dp"; }},
+  };
+  constexpr double kFactor = 8;
+  const auto text = expected("mixtral", kFactor);
+  EXPECT_FALSE(text.empty());
+  for (const Case& each : cases) {
+    const RunConfig config =
+        configuration(each.family, each.ranks, [&](RunConfig& c) {
+          c.model.moe.capacity_factor = 0.25;
+          each.change(c);
+        });
+    EXPECT_EQ(text_of(config, each.ranks, kFactor), text) << to_json(config);
   }
 }
 

@@ -73,7 +73,9 @@ struct StepInput {
   // The step before once more, with the same scale of the loss, to see what it
   // does: nothing is updated.
   bool again = false;
-  // Of an evaluation: hears the logits (B, T, V) that are here.
+  int64_t unpadded = 0;  // of an evaluation: see data::Batch
+  // Of an evaluation of a text that is being written, of which experts drop
+  // nothing: hears the logits (B, T, V) that are here.
   std::function<void(const at::Tensor& logits)> on_logits = {};
 };
 

@@ -96,9 +96,13 @@ at::Tensor RankActor::local_ahead(const at::Tensor& tokens) const {
 
 models::Tokens RankActor::tokens_of(int64_t microbatch) const {
   const Microbatch& mine = microbatches_.at(microbatch);
-  return {input_.tokens, mine.batch.document_starts,
+  return {input_.tokens,
+          mine.batch.document_starts,
           draw_of(composed_.data->rank(), microbatch),
-          trains() ? mine.load : nullptr, mine.inputs_ahead};
+          trains() ? mine.load : nullptr,
+          mine.inputs_ahead,
+          /*drops_none=*/static_cast<bool>(input_.on_logits),
+          input_.unpadded};
 }
 
 data::Batch RankActor::whole_batch(int64_t microbatch) const {

@@ -143,6 +143,7 @@ nn::LossSum RankModel::evaluate(
   StepInput input;
   input.on_logits = on_logits;
   input.read.load = [&](int64_t, int64_t) { return batch; };
+  input.unpadded = batch.unpadded;
   input.samples = batch.inputs.size(0);
   input.tokens = parallel::local_length(batch.inputs.size(1), composed_.mesh);
   actor_->begin_program(std::move(input), 1, program::Purpose::kEvaluation);

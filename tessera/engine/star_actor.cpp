@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "tessera/nn/loss.h"
@@ -15,7 +17,18 @@ StarActor::StarActor(std::vector<std::shared_ptr<models::Model>> models,
     : ModelActor(composed, optimizer, world, rules),
       models_(std::move(models)),
       replicas_({models_.begin(), models_.end()},
-                std::vector<at::Device>(models_.size(), at::kCPU)) {}
+                std::vector<at::Device>(models_.size(), at::kCPU)) {
+  if (optimizer == nullptr) return;
+  const auto& of_first = composed.parameters->trained().front().gradient;
+  for (size_t device = 1; device < models_.size(); ++device) {
+    std::vector<at::Tensor> trained;
+    std::ranges::copy_if(
+        replicas_.parameters(device), std::back_inserter(trained),
+        [](const at::Tensor& each) { return each.requires_grad(); });
+    gradients_.emplace_back(std::move(trained), of_first.scalar_type(),
+                            /*extra=*/0, /*group=*/nullptr);
+  }
+}
 
 // Device 0 is the busiest: what it sends and receives.
 Traffic StarActor::so_far() const {
@@ -42,6 +55,13 @@ void StarActor::on_devices(const std::function<void(size_t)>& work) {
 
 void StarActor::replicate_parameters() { replicas_.replicate(); }
 
+void StarActor::zero_gradients() {
+  ModelActor::zero_gradients();
+  on_devices([&](size_t device) {
+    if (device > 0) gradients_[device - 1].zero();
+  });
+}
+
 void StarActor::load_inputs(int64_t microbatch) {
   for (size_t device = 0; device < devices_.size(); ++device) {
     auto& batch = devices_[device].batch;
@@ -61,8 +81,10 @@ void StarActor::forward(int64_t microbatch, int64_t /*unit*/) {
     Device& here = devices_[device];
     const at::AutoGradMode records(trains());
     const models::Tokens tokens{
-        here.batch.inputs.size(1), here.batch.document_starts,
-        draw_of(static_cast<int64_t>(device), microbatch)};
+        .length = here.batch.inputs.size(1),
+        .document_starts = here.batch.document_starts,
+        .draw = draw_of(static_cast<int64_t>(device), microbatch),
+        .drops_none = static_cast<bool>(input_.on_logits)};
     at::Tensor x = here.batch.inputs;
     here.balance = {};
     for (int64_t unit = 0; unit < models_[device]->num_units(); ++unit) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/comm/flat_gradients.h"
 #include "tessera/engine/model_actor.h"
 #include "tessera/wrappers/replicas.h"
 
@@ -25,6 +26,7 @@ class StarActor final : public ModelActor {
                      std::optional<StepInput> next = {}) override;
 
   void replicate_parameters() override;
+  void zero_gradients() override;
   void load_inputs(int64_t microbatch) override;
   void load_targets(int64_t microbatch) override;
   void load_documents(int64_t /*microbatch*/) override {}  // with the inputs
@@ -48,6 +50,9 @@ class StarActor final : public ModelActor {
 
   std::vector<std::shared_ptr<models::Model>> models_;
   wrappers::Replicas replicas_;
+  // Of a step, of the devices behind the first: in the type of its gradients,
+  // where autograd would take the parameters'.
+  std::vector<comm::FlatGradients> gradients_;
   Traffic before_;  // of the steps before
   std::vector<Device> devices_;
 };

@@ -278,10 +278,11 @@ at::Tensor Decoder::run_block(int64_t layer, const at::Tensor& x,
       x,
       {rotation_of(layer, 0, tokens.length, x),
        {tokens.document_starts, dropout.weights, config().window_of(layer)}},
-      {.positions = expert_positions(block, tokens.length),
+      {.positions = expert_positions(block, tokens),
        .balance = balance,
        .load = tokens.load.get(),
-       .draw = tokens.draw ? &*tokens.draw : nullptr},
+       .draw = tokens.draw ? &*tokens.draw : nullptr,
+       .unpadded = tokens.unpadded},
       /*cache=*/nullptr, again, dropout);
 }
 
@@ -311,10 +312,11 @@ at::Tensor Decoder::predict_ahead(int64_t unit, const at::Tensor& x,
 
 // Of the tokens that its gate sees.
 nn::Positions Decoder::expert_positions(const DecoderBlock& block,
-                                        int64_t length) const {
+                                        const Tokens& tokens) const {
   if (!block.moe() || !block.moe()->needs_positions()) return {};
-  return block.moe()->shard().region.enter ? runs_of(0, length)
-                                           : runs_here(0, length);
+  if (tokens.drops_none) return {};
+  return block.moe()->shard().region.enter ? runs_of(0, tokens.length)
+                                           : runs_here(0, tokens.length);
 }
 
 BlockDropout Decoder::block_dropout(int64_t layer, const Tokens& tokens) const {

@@ -106,7 +106,7 @@ class Decoder final : public Model {
   }
   BlockDropout block_dropout(int64_t layer, const Tokens& tokens) const;
   nn::Positions expert_positions(const DecoderBlock& block,
-                                 int64_t length) const;
+                                 const Tokens& tokens) const;
   at::Tensor head_weight() const override;
 
   std::shared_ptr<nn::Embedding> tokens_;

@@ -62,6 +62,9 @@ struct Tokens {
   // k - 1, the tokens k behind those of the input. Not defined: none of these
   // units has run.
   at::Tensor ahead = {};
+  // Of a text that is being written: experts take whatever comes.
+  bool drops_none = false;
+  int64_t unpadded = 0;  // of each sample, see nn::MoeTokens
 };
 
 class Model : public torch::nn::Module {

@@ -140,7 +140,7 @@ at::Tensor Moe::forward(const at::Tensor& input, const MoeTokens& of) const {
   if (split.split && x.size(1) == 1 && !counts) {
     x = x.reshape({1, -1, x.size(2)});
   }
-  const Here here = this->here(x, of.positions);
+  const Here here = this->here(x, of);
   const int64_t whole = x.size(1);
   if (split.split) x = split.split(x);
   at::Tensor shared;
@@ -180,16 +180,18 @@ at::Tensor Moe::of_experts(const at::Tensor& x, const Here& here,
 }
 
 // Of x (B, T, D), before tokens are split.
-Moe::Here Moe::here(const at::Tensor& x, const Positions& positions) const {
+Moe::Here Moe::here(const at::Tensor& x, const MoeTokens& of) const {
   const TokenSplit& split = shard_.split;
   const int64_t tokens = x.size(1);
   const mesh::Range piece = mesh::chunk_of(tokens, split.ranks, split.rank);
+  const int64_t of_sample = tokens * (shard_.sample_parts / split.ranks);
   return {.samples = x.size(0),
           .tokens = piece.size(),
           .most = mesh::chunk_of(tokens, split.ranks, 0).size(),
-          .of_sample = tokens * (shard_.sample_parts / split.ranks),
-          .in_samples = !positions.empty(),
-          .positions = part_of(positions, piece.begin, piece.size())};
+          .of_sample = of_sample,
+          .unpadded = of.unpadded > 0 ? of.unpadded : of_sample,
+          .in_samples = !of.positions.empty(),
+          .positions = part_of(of.positions, piece.begin, piece.size())};
 }
 
 at::Tensor Moe::products(const at::Tensor& tokens, const Linear& gate) const {
@@ -227,13 +229,13 @@ void Moe::count_load(Routing& routing) const {
 // Tokens of a sample that an expert takes at most.
 int64_t Moe::capacity(const Here& here) const {
   const RouterOptions& router = options_.router;
-  return std::min(here.of_sample,
-                  capacity_of(options_.capacity_factor, here.of_sample,
+  return std::min(here.unpadded,
+                  capacity_of(options_.capacity_factor, here.unpadded,
                               router.top_k, router.experts));
 }
 
 // Of whole samples, wherever their tokens are; gives back what is of those
-// here.
+// here, zeros of what fills samples up.
 at::Tensor Moe::decide(const at::Tensor& values, const Here& here,
                        const Decision& decision) const {
   const int64_t n = values.size(2);
@@ -248,10 +250,10 @@ at::Tensor Moe::decide(const at::Tensor& values, const Here& here,
   const at::Tensor all =
       shard_.gather_samples ? shard_.gather_samples(placed) : placed;
   const at::Tensor order =
-      all.select(0, 0).select(1, n).argsort().narrow(0, 0, here.of_sample);
+      all.select(0, 0).select(1, n).argsort().narrow(0, 0, here.unpadded);
   const at::Tensor decided =
       decision(all.narrow(2, 0, n).index_select(1, order));
-  return at::empty({here.samples, all.size(1), n}, decided.options())
+  return at::zeros({here.samples, all.size(1), n}, decided.options())
       .index_copy_(1, order, decided)
       .narrow(1, shard_.sample_part * here.most, here.tokens);
 }

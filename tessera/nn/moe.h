@@ -146,6 +146,9 @@ struct MoeTokens {
   Balance* balance = nullptr;  // is added to; null: nobody asks
   BatchLoad* load = nullptr;   // of a training step
   const Draw* draw = nullptr;  // of such a step: what noise is drawn by
+  // Of a sample's tokens on all ranks, those before what fills it up: they have
+  // the capacity that they had alone. 0: all.
+  int64_t unpadded = 0;
 };
 
 class Moe : public Block {
@@ -177,10 +180,11 @@ class Moe : public Block {
     int64_t tokens = 0;  // of each, and on the rank that has most of them
     int64_t most = 0;
     int64_t of_sample = 0;   // on all ranks
+    int64_t unpadded = 0;    // of these, before what fills it up
     bool in_samples = true;  // of known positions: not in generation
     Positions positions = {};
   };
-  Here here(const at::Tensor& x, const Positions& positions) const;
+  Here here(const at::Tensor& x, const MoeTokens& of) const;
   at::Tensor of_experts(const at::Tensor& x, const Here& here,
                         const MoeTokens& of,
                         const std::function<void()>& beside) const;

@@ -138,6 +138,22 @@ TEST(Moe, PenaltyIsTheWeightedLossAndTheSquaredLogSumExp) {
               1e-12);
 }
 
+// Larger ones behind the sample, which experts would rather take.
+TEST(Moe, WhatFillsASampleUpTakesNoPlace) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = sample(6);
+  const at::Tensor padded = at::cat({x, 5 * x.narrow(1, 0, 2)}, /*dim=*/1);
+  for (const auto choice : {GateChoice::kTokens, GateChoice::kExperts}) {
+    const auto moe =
+        make({.router = {.top_k = 1, .choice = choice}, .capacity_factor = 1});
+    const at::Tensor alone = moe->forward(x, {.positions = {{0, 6}}});
+    const at::Tensor y =
+        moe->forward(padded, {.positions = {{0, 8}}, .unpadded = 6});
+    EXPECT_TRUE(at::allclose(y.narrow(1, 0, 6), alone, 1e-12, 1e-14));
+    EXPECT_EQ(y.narrow(1, 6, 2).abs().sum().item<double>(), 0);
+  }
+}
+
 // By hand: of tokens (0.1, 0.5), (0.4, 0.2), (0.3, 0.9), and of another sample.
 TEST(Router, AnExpertTakesItsBestTokensOfASample) {
   const at::Tensor scores =

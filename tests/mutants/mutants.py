@@ -247,9 +247,9 @@ MUTANTS = [
            mesh(mesh={"cp": 2}),
            r"^\S+attention\S+weight: gradient .* over cp"),
     Mutant("documents_forgotten_behind_the_first_stage", "tessera/engine/rank_actor.cpp",
-           "  return {input_.tokens, mine.batch.document_starts,\n",
-           "  const bool forgets = MUTANT && composed_.coord[mesh::Axis::kPp] > 0;\n"
-           "  return {input_.tokens, forgets ? at::Tensor() : mine.batch.document_starts,\n",
+           "          mine.batch.document_starts,\n          draw_of(",
+           "          MUTANT && composed_.coord[mesh::Axis::kPp] > 0 ? at::Tensor() : mine.batch.document_starts,\n"
+           "          draw_of(",
            mesh(mesh={"pp": 2}, data={"seq_len": 16, "intra_document_masking": True}),
            r"^\S+attention\S+weight: gradient .* over pp"),
     Mutant("positions_not_those_of_the_pieces", "tessera/models/model.cpp",
@@ -493,13 +493,13 @@ MUTANTS = [
            mesh(**DELAYED),
            r"program: at \d+: OptimizerStep unit \d: what the next batch reads would be written over"),
     Mutant("capacity_of_a_ranks_own_tokens", MOE,
-           "          .of_sample = tokens * (shard_.sample_parts / split.ranks),\n",
-           "          .of_sample = tokens * (MUTANT ? 1 : shard_.sample_parts / split.ranks),\n",
+           "  const int64_t of_sample = tokens * (shard_.sample_parts / split.ranks);\n",
+           "  const int64_t of_sample = tokens * (MUTANT ? 1 : shard_.sample_parts / split.ranks);\n",
            mesh(FULL, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
     Mutant("choices_in_the_order_of_ranks", MOE,
-           "      all.select(0, 0).select(1, n).argsort().narrow(0, 0, here.of_sample);\n",
-           "      MUTANT ? at::arange(here.of_sample)\n"
-           "             : all.select(0, 0).select(1, n).argsort().narrow(0, 0, here.of_sample);\n",
+           "      all.select(0, 0).select(1, n).argsort().narrow(0, 0, here.unpadded);\n",
+           "      MUTANT ? at::arange(here.unpadded)\n"
+           "             : all.select(0, 0).select(1, n).argsort().narrow(0, 0, here.unpadded);\n",
            mesh(FULL, mesh={"cp": 2}), r"^\S+weight: gradient .* over cp"),
     Mutant("noise_of_each_copy", MOE,
            "      gate_noise(draw, options_.layer, here.positions, here.samples,",

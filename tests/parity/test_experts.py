@@ -156,6 +156,24 @@ def test_a_model_whose_experts_choose_writes_no_text(program, tmp_path):
         assert done.returncode == 78 and "with model.moe.choice experts" in done.stderr, done.stderr
 
 
+def test_a_text_drops_nothing(program, tessera, tmp_path):
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    path = configuration({"train": str(tmp_path / "text.txt")}, tmp_path, only_model={
+        "family": "mixtral", "layers": 2, "hidden": 32, "heads": 4, "ffn": 24, "vocab": 300, "max_seq": 16,
+        "moe": {"experts": EXPERTS, "top_k": 2, "capacity_factor": 1.0}}, data={"format": "auto"}, run={"steps": 30},
+        precision={"compute": "fp64"}, checkpoint={"every": 30}, schedule={"warmup": 1},
+        monitor={"sample": 30, "sample_tokens": 9, "sample_temperature": 0, "sample_prompt": "the fox"})
+    train(program, path)
+    words = ["generate", "--model", tmp_path / "run", "--prompt", "the fox", "--temperature", 0, "--dtype", "fp64",
+             "--max-tokens", 9]
+    written = tessera(*words)
+    assert tessera(*words, "--ranks", "threads", "--mesh.tp=2") == written
+    assert tessera(*words, "--ranks", "threads", "--mesh.tp=2", "--mesh.ep=2") == written
+    # What the run wrote, of itself.
+    (line,) = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    assert written.startswith("the fox" + json.loads(line)["text"].split("\n")[0])
+
+
 def test_experts_choose_as_many_tokens_each(program, skewed, tmp_path):
     lines, _ = lines_of(program, skewed, tmp_path, {"choice": "experts", "capacity_factor": 1.0}, "--checkpoint.every=6",
                         steps=6)

@@ -82,6 +82,22 @@ def test_eval_of_tokens_that_experts_share_unevenly(tessera, models):
     assert meshed["loss"] == pytest.approx(result(tessera(*odd))["loss"], rel=1e-10)
 
 
+@pytest.mark.parametrize("choice", ["tokens", "experts"])
+def test_eval_of_experts_with_a_capacity(program, tessera, tokens, tmp_path, choice):
+    """The last window has that of its 5 tokens, also where they are filled up for ranks to cut."""
+    model = {"family": "mixtral", "layers": 2, "hidden": 32, "heads": 4, "ffn": 48, "vocab": VOCAB, "max_seq": LENGTH,
+             "moe": {"experts": 4, "top_k": 2, "capacity_factor": 1.0, "choice": choice}}
+    train(program, configuration(tokens, tmp_path, only_model=model, run={"steps": STEPS}, schedule={"warmup": 0},
+                                 precision={"compute": "fp64"}, checkpoint={"every": STEPS}))
+    with open(tokens["valid"], "rb") as file:
+        (tmp_path / "ids.bin").write_bytes(file.read(2 * (LENGTH + 6)))
+    said = ("eval", "--model", tmp_path / "run", "--data", tmp_path / "ids.bin", "--format", "tokens_u16", "--dtype",
+            "fp64")
+    one = result(tessera(*said))["loss"]
+    for mesh in (MESHES["cp 2"], MESHES["tp 2 with sp"], ["--mesh.pp=2", "--mesh.cp=2"]):
+        assert result(tessera(*said, "--ranks", "threads", *mesh))["loss"] == pytest.approx(one, rel=1e-10), mesh
+
+
 def test_eval_of_processes(tessera, models, alone):
     output = tessera(*words(models, "llama", "checkpoint"), "--nproc", 2, "--mesh.pp=2")
     assert len(output.splitlines()) == 1
