@@ -26,14 +26,13 @@ constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr size_t kNamedAtMost = 20;  // tensors in one message
 
-// The names of the folder's weight files, without repetition.
+// The names of the folder's weight files, without repetition. What saves a
+// single file over several may leave their index behind.
 std::set<std::string> weight_files(const std::string& folder) {
+  if (fs::exists(folder + "/" + kSingleFile)) return {kSingleFile};
   const std::string index = folder + "/" + kIndexFile;
-  if (!fs::exists(index)) {
-    TS_CHECK_IO(fs::exists(folder + "/" + kSingleFile), folder,
-                ": holds neither ", kSingleFile, " nor ", kIndexFile, ".");
-    return {kSingleFile};
-  }
+  TS_CHECK_IO(fs::exists(index), folder, ": holds neither ", kSingleFile,
+              " nor ", kIndexFile, ".");
   const auto json = tessera::detail::parse_json(
       tessera::detail::read_json_text(index), index);
   TS_CHECK_IO(json.is_object() && json.contains("weight_map") &&

@@ -1,7 +1,8 @@
 // Weights to and from a Hugging Face folder.
 //
-// Reads:  model.safetensors, or the files of model.safetensors.index.json, of
-//         any floating dtype. Every rank reads its own boxes alone.
+// Reads:  model.safetensors, or where there is none the files of
+//         model.safetensors.index.json, of any floating dtype. Every rank reads
+//         its own boxes alone.
 // Writes: config.json, generation_config.json and one model.safetensors with
 //         {"format": "pt"}; tokenizer files are the caller's.
 // Comm:   none; whoever writes is handed whole tensors.

@@ -15,6 +15,7 @@
 namespace tessera::checkpoint {
 namespace {
 
+namespace fs = std::filesystem;
 using mesh::Axis;
 using mesh::Placement;
 
@@ -43,6 +44,18 @@ class HuggingFaceTest : public ::testing::TestWithParam<std::string> {
     }
   }
 
+  // That what the folder holds is the decoder.
+  void expect_loaded() {
+    const auto back = model_from_hugging_face(folder_.path(), at::kFloat);
+    const auto expected = nn::parameters_of(decoder_);
+    const auto found = nn::parameters_of(*back);
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(at::equal(found[i].tensor, expected[i].tensor))
+          << found[i].name;
+    }
+  }
+
   TemporaryFolder folder_;
   models::HuggingFaceConfig config_;
   models::Decoder decoder_;
@@ -51,14 +64,7 @@ class HuggingFaceTest : public ::testing::TestWithParam<std::string> {
 TEST_P(HuggingFaceTest, WhatIsSavedIsLoaded) {
   save_hugging_face(folder_.path(), config_, decoder_);
   EXPECT_TRUE(is_hugging_face_folder(folder_.path()));
-  const auto back = model_from_hugging_face(folder_.path(), at::kFloat);
-  const auto expected = nn::parameters_of(decoder_);
-  const auto found = nn::parameters_of(*back);
-  ASSERT_EQ(found.size(), expected.size());
-  for (size_t i = 0; i < found.size(); ++i) {
-    EXPECT_TRUE(at::equal(found[i].tensor, expected[i].tensor))
-        << found[i].name;
-  }
+  expect_loaded();
 }
 
 TEST_P(HuggingFaceTest, SavingAgainReplacesTheFolder) {
@@ -122,8 +128,25 @@ TEST_P(HuggingFaceTest, SizesThatTheFilesDoNotBearOutAreRefused) {
   }
 }
 
+// As transformers leaves a folder that had several files before; of an older
+// version those are still there.
+TEST_P(HuggingFaceTest, ASingleFileCountsBeforeAnIndex) {
+  models::Decoder older(config_.model);
+  nn::materialise(older, {.seed = 4});
+  save_hugging_face(folder_.path(), config_, older);
+  const std::string shard = "model-00001-of-00001.safetensors";
+  fs::rename(folder_.file("model.safetensors"), folder_.file(shard));
+  save_hugging_face(folder_.path(), config_, decoder_);
+  write_file_atomic(folder_.file("model.safetensors.index.json"),
+                    R"({"weight_map": {"x": ")" + shard + R"("}})");
+  expect_loaded();
+  fs::remove(folder_.file(shard));
+  expect_loaded();
+}
+
 TEST_P(HuggingFaceTest, AnIndexDoesNotLeaveTheFolder) {
   save_hugging_face(folder_.path(), config_, decoder_);
+  fs::remove(folder_.file("model.safetensors"));
   for (const std::string file : {"../model.safetensors", "/etc/passwd", ".."}) {
     write_file_atomic(folder_.file("model.safetensors.index.json"),
                       R"({"weight_map": {"x": ")" + file + R"("}})");

@@ -2,9 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include "tessera/checkpoint/safetensors.h"
 #include "tessera/core/detail/json.h"
@@ -25,6 +28,33 @@ constexpr const char* kWeightFile = "/adapter_model.safetensors";
 constexpr const char* kBase = "base_model_name_or_path";
 constexpr const char* kPrefix = "base_model.model.";
 constexpr size_t kNamedAtMost = 8;  // tensors in a message
+// Keys that may say anything: what is told apart here by a line of its own, of
+// whom and for whom the adapters are, and what only counts beside another key
+// that is refused, or before adapters are trained. Any other key may make them
+// adapters of another kind.
+constexpr std::string_view kHarmless[] = {"peft_type",
+                                          "init_lora_weights",
+                                          "bias",
+                                          "r",
+                                          "lora_alpha",
+                                          "lora_dropout",
+                                          "target_modules",
+                                          "task_type",
+                                          "auto_mapping",
+                                          kBase,
+                                          "revision",
+                                          "peft_version",
+                                          "inference_mode",
+                                          "fan_in_fan_out",
+                                          "merge_weights",
+                                          "runtime_config",
+                                          "layers_pattern",
+                                          "megatron_core",
+                                          "qalora_group_size",
+                                          "loftq_config",
+                                          "eva_config",
+                                          "corda_config",
+                                          "lora_ga_config"};
 
 // "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight".
 std::string tensor_name(const models::ModelConfig& model,
@@ -53,7 +83,7 @@ Json config_of(const std::string& folder) {
   return json;
 }
 
-// Null, false, 0, "", [] and {} all say that there is none.
+// Null, false, "", [] and {} all say that there is none.
 bool is_nothing(const Json& json, const char* key) {
   if (!json.contains(key)) return true;
   const Json& value = json[key];
@@ -65,7 +95,7 @@ void refuse_other_kinds(const Json& json, const std::string& path) {
   const auto refuse = [&](bool holds, const char* key) {
     TS_CHECK_CONFIG(holds, path, ": ", key, " is ",
                     json.contains(key) ? json[key].dump() : "absent",
-                    ", which is not supported.");
+                    ", which is not supported. Use adapters of plain LoRA.");
   };
   refuse(json.contains("peft_type") && json["peft_type"] == "LORA",
          "peft_type");
@@ -75,11 +105,11 @@ void refuse_other_kinds(const Json& json, const std::string& path) {
                            json["init_lora_weights"] == "gaussian";
   refuse(plain_start, "init_lora_weights");
   refuse(is_nothing(json, "bias") || json["bias"] == "none", "bias");
-  for (const char* key :
-       {"use_dora", "use_rslora", "modules_to_save", "rank_pattern",
-        "alpha_pattern", "layers_to_transform", "layer_replication",
-        "lora_bias", "target_parameters", "exclude_modules"}) {
-    refuse(is_nothing(json, key), key);
+  for (const auto& item : json.items()) {
+    const bool is_harmless =
+        std::ranges::find(kHarmless, item.key()) != std::end(kHarmless);
+    refuse(is_harmless || is_nothing(json, item.key().c_str()),
+           item.key().c_str());
   }
 }
 

@@ -19,7 +19,15 @@ void take(T& mine, const T& folders, const std::string& key,
   mine = folders;
 }
 
-// How long sequences get is the user's: who says something of it says it all.
+// How long sequences get is the user's, unless each position is a parameter.
+void take_length(models::ModelConfig& mine, const models::ModelConfig& folder,
+                 const config::Provenance& origins) {
+  const bool is_users = config::is_set(origins, "model.max_seq") &&
+                        !models::family_named(folder.family).learned_positions;
+  if (!is_users) take(mine.max_seq, folder.max_seq, "model.max_seq", origins);
+}
+
+// Who says something of it says it all.
 void take_rope_scaling(models::RopeScalingConfig& mine,
                        const models::RopeScalingConfig& folders,
                        const config::Provenance& origins) {
@@ -80,7 +88,7 @@ void take_sizes(RunConfig& config, const models::ModelConfig& folder,
   take(model.head_dim, folder.head_dim, "model.head_dim", origins);
   take(model.ffn, folder.ffn, "model.ffn", origins);
   take(model.vocab, folder.vocab, "model.vocab", origins);
-  take(model.max_seq, folder.max_seq, "model.max_seq", origins);
+  take_length(model, folder, origins);
   take(model.tie_embeddings, folder.tie_embeddings, "model.tie_embeddings",
        origins);
   take(model.norm_eps, folder.norm_eps, "model.norm_eps", origins);

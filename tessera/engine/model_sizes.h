@@ -7,7 +7,9 @@
 namespace tessera::engine {
 
 // Where model.from is set: takes the sizes in its config.json. A size that was
-// also given as a key (`origins` tells) must be the same there.
+// also given as a key (`origins` tells) must be the same there; but
+// model.max_seq, where positions are not learned, and model.rope_scaling are
+// then the user's.
 void read_model_folder(RunConfig& config, const config::Provenance& origins);
 // The same of sizes that are known.
 void take_sizes(RunConfig& config, const models::ModelConfig& folder,

@@ -57,6 +57,27 @@ TEST_F(ModelFolder, RefusesAKeyThatContradictsIt) {
                                                    "out."))));
 }
 
+TEST_F(ModelFolder, SequencesAreAsLongAsTheUserHasThem) {
+  EXPECT_EQ(with("").model.max_seq, 1024);
+  EXPECT_EQ(with(", \"max_seq\": 512").model.max_seq, 512);
+  const auto longer =
+      with(R"(, "max_seq": 4096, "rope_scaling": {"type": "yarn", "factor": 4.0,
+              "original_max_seq": 1024})");
+  EXPECT_EQ(longer.model.max_seq, 4096);
+  EXPECT_EQ(longer.model.rope_scaling.type, "yarn");
+  EXPECT_EQ(longer.model.rope_scaling.original_max_seq, 1024);
+}
+
+TEST(ModelSizes, LearnedPositionsAreThoseOfTheFolder) {
+  config::Provenance origins;
+  RunConfig config = run_config_from_text(
+      R"({"model": {"family": "gpt2", "max_seq": 64}})", "f", {}, &origins);
+  models::ModelConfig folder = config.model;
+  folder.max_seq = 32;
+  EXPECT_THAT([&] { take_sizes(config, folder, origins); },
+              ThrowsMessage<Error>(HasSubstr("model.max_seq is 64 (f:1:")));
+}
+
 TEST(ModelSizes, WeightsNeedAFolder) {
   RunConfig config;
   config.model.load_weights = true;

@@ -100,6 +100,18 @@ void put_tokens(const HuggingFaceConfig& config, Json& json) {
   }
 }
 
+// How long sequences get, all that `now` says of it: a factor, or the length
+// before, that went by max_position_embeddings would be another one.
+void put_length(const Json& now, Json& json) {
+  constexpr const char* kBefore = "original_max_position_embeddings";
+  json.erase("rope_scaling");
+  json.erase(kBefore);
+  for (const char* key : {"max_position_embeddings", kBefore, "rope_parameters",
+                          "rope_scaling"}) {
+    if (now.contains(key)) json[key] = now[key];
+  }
+}
+
 // A text and what it says, for changes.
 struct Said {
   Said(const std::string& text, const std::string& source)
@@ -198,12 +210,9 @@ std::string updated_hugging_face_config(const std::string& text,
   if (before_it.mtp.layers != config.model.mtp.layers) {
     said.json[family.hugging_face->ahead] = config.model.mtp.layers;
   }
-  if (before_it.rope_scaling != config.model.rope_scaling) {
-    const Json now = family.hugging_face->write(config.model);
-    said.json.erase("rope_scaling");
-    for (const char* key : {"rope_parameters", "rope_scaling"}) {
-      if (now.contains(key)) said.json[key] = now[key];
-    }
+  if (before_it.rope_scaling != config.model.rope_scaling ||
+      before_it.max_seq != config.model.max_seq) {
+    put_length(family.hugging_face->write(config.model), said.json);
   }
   if (read_dropout(said.in, family) != config.model.dropout) {
     for (const char* key : family.hugging_face->dropout) {

@@ -41,7 +41,8 @@ bool has_tokens_of(const std::string& text, const std::string& source,
                    const HuggingFaceConfig& config);
 // A config.json of the same sizes: its own text, in which only what `config`
 // has otherwise is changed: type of the weights, tokens, balance of experts,
-// scaling of positions, dropout where the family has it as model.dropout says.
+// length of sequences and scaling of positions, dropout where the family has it
+// as model.dropout says.
 std::string updated_hugging_face_config(const std::string& text,
                                         const std::string& source,
                                         const HuggingFaceConfig& config);

@@ -632,6 +632,49 @@ TEST(HuggingFaceConfigOf, Phi4) {
   EXPECT_EQ(config.model.window, 0);
 }
 
+// A folder that others made, with one more key, whose sequences get longer.
+TEST(HuggingFaceConfigOf, LongerSequences) {
+  const auto text = [](const std::string& key) {
+    return R"({"model_type": "llama", "vocab_size": 5, "hidden_size": 8,
+               "num_hidden_layers": 4, "num_attention_heads": 4,
+               "intermediate_size": 4, "max_position_embeddings": 32,
+               "house_key": 7, )" +
+           key + "}";
+  };
+  const auto updated = [](const std::string& before,
+                          const HuggingFaceConfig& config) {
+    return updated_hugging_face_config(before, "config.json", config);
+  };
+  const std::string plain = text(R"("rope_theta": 50.0)");
+  auto config = parse_hugging_face_config(plain, "config.json");
+  EXPECT_EQ(updated(plain, config), plain);
+  config.model.max_seq = 64;
+  config.model.rope_scaling.type = "yarn";
+  config.model.rope_scaling.factor = 2;
+  config.model.rope_scaling.original_max_seq = 32;
+  const std::string longer = updated(plain, config);
+  EXPECT_THAT(longer, ::testing::HasSubstr("\"house_key\": 7"));
+  const auto back = parse_hugging_face_config(longer, "config.json").model;
+  EXPECT_EQ(back.max_seq, 64);
+  EXPECT_EQ(back.rope_theta, 50);
+  EXPECT_EQ(back.rope_scaling, config.model.rope_scaling);
+
+  // A factor, and a length before, that max_position_embeddings gave.
+  for (const std::string key :
+       {R"("original_max_position_embeddings": 16,
+           "rope_scaling": {"type": "yarn"})",
+        R"("rope_scaling": {"type": "yarn", "factor": 4.0})",
+        R"("rope_parameters": {"rope_type": "llama3", "factor": 4.0})"}) {
+    config = parse_hugging_face_config(text(key), "config.json");
+    config.model.max_seq = 48;
+    const auto again =
+        parse_hugging_face_config(updated(text(key), config), "config.json")
+            .model;
+    EXPECT_EQ(again.max_seq, 48) << key;
+    EXPECT_EQ(again.rope_scaling, config.model.rope_scaling) << key;
+  }
+}
+
 struct BadConfig {
   std::string name;
   std::string json;

@@ -190,6 +190,7 @@ def test_adapters_in_one_layer(program, peers, tmp_path, arguments):
     (["--model.lora.from={llama}", "--model.lora.rank=5"], ["model.lora.rank is 5", "has 4"]),
     (["--model.lora.from={llama}", "--model.load_weights=false"], ["model.lora.from", "model.load_weights"]),
     (["--model.lora.from={dora}"], ["use_dora", "not supported"]),
+    (["--model.lora.from={alora}"], ["{alora}/adapter_config.json", "alora_invocation_tokens is [5,6]"]),
     (["--model.lora.from={llama}", "--model.lora.targets=[\"q_proj\"]"],
      ["model.lora.targets", "q_proj", "{llama}", "Leave the key out"]),
     (["--model.lora.from={fewer}"], ["{fewer}/adapter_config.json", "target_modules", "up_proj", "adapter_model"]),
@@ -208,6 +209,7 @@ def test_what_does_not_fit_is_refused(program, peers, tmp_path, flags, words):
     without_up = [module for module in config["target_modules"] if module != "up_proj"]
     for name, changed, kept in [
             ("dora", {"use_dora": True}, tensors),
+            ("alora", {"alora_invocation_tokens": [5, 6]}, tensors),
             ("fewer", {"target_modules": without_up}, tensors),
             ("more", {}, {key: value for key, value in tensors.items() if "up_proj" not in key}),
             ("nan", {}, broken)]:

@@ -5,7 +5,9 @@ import math
 
 import pytest
 import torch
+import transformers
 import year_model
+from runs import configuration, train
 from year_model import PROMPT, TEXT
 
 
@@ -38,6 +40,27 @@ def test_eval(tessera, folder, tmp_path, window):
     assert result["tokens"] == len(ids) - 1
     assert result["loss"] == pytest.approx(expected, rel=1e-5)
     assert result["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_a_model_that_was_made_longer(program, tessera, folder, tmp_path):
+    path, _, tokenizer = folder
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    longer = {"from": str(path), "load_weights": True, "max_seq": 128,
+              "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_seq": 64}}
+    train(program, configuration(
+        {"train": str(text)}, tmp_path, only_model=longer, run={"steps": 1}, data={"format": "auto", "seq_len": 128},
+        batch={"global": 2}, optimizer={"lr": 0.0}, schedule={"type": "constant", "warmup": 0},
+        checkpoint={"every": 1}))
+    tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    rope = model.config.rope_parameters
+    assert model.config.max_position_embeddings == 128
+    assert (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 2.0, 64)
+    expected = mean_loss(model, tokenizer.encode(TEXT).ids, 128)
+    for source in (tmp_path / "run", tmp_path / "out"):
+        said = tessera("eval", "--model", source, "--data", text, "--seq-len", 128)
+        assert json.loads(said.splitlines()[-1])["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_greedy_text(tessera, folder):

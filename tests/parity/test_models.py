@@ -330,6 +330,19 @@ def test_sharded_safetensors(name, drive, tmp_path):
     assert error(logits, their_logits(model, ids)) < 1e-5
 
 
+# It removes the shards and leaves their index.
+def test_a_single_file_that_transformers_saves_over_shards(drive, tmp_path):
+    model = make_model("llama_grouped")
+    model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "model")
+    assert (tmp_path / "model" / "model.safetensors.index.json").exists()
+    ids, logits = our_logits(drive, tmp_path / "model", tmp_path)
+    assert error(logits, their_logits(model, ids)) < 1e-5
+
+
 EXPERT_MESH = ["--nproc", "4", "--ranks", "threads", "--mesh.dp=2",
                "--mesh.tp=2", "--mesh.ep=2", "--mesh.etp=2"]
 
