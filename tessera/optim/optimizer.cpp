@@ -333,9 +333,13 @@ void Optimizer::step(double lr, size_t first, size_t count,
              "' was updated already in step ", steps(), ".");
   }
   // Weights may have been read since the optimizer was made.
-  if (steps() == 1 && !averages_.empty()) {
+  if (steps() == 1) {
     for (size_t i = first; i < first + count; ++i) {
-      averages_[i].copy_(masters_[i]);
+      const at::Tensor& parameter = segments_[i].parameter;
+      if (is_low_precision(parameter.scalar_type())) {
+        masters_[i].copy_(parameter);
+      }
+      if (!averages_.empty()) averages_[i].copy_(masters_[i]);
     }
   }
   // Copies of narrow moments are there of one segment at a time.

@@ -291,6 +291,7 @@ GatheredParameters FullyShardedCore::gather() {
   TS_CHECK(!self.goes_back && !self.is_gathered,
            "fully_shard: gather() in a backward, or twice.");
   self.is_gathered = true;
+  self.follower.free_all();  // shards may be others since a forward
   self.follower.gather_all();
   const Unheard unheard;
   // The members of classes, but in the type of the masters and their shapes.
