@@ -7,6 +7,7 @@
 // Saving: files and manifest are written to step-N.tmp and synced, then
 //         renamed; older ones go only after that. A save that fails on one rank
 //         fails on all, leaves nothing, and touches no earlier checkpoint.
+//         Files are written by the caller, or beside it (BackgroundSave).
 // Loading: every byte that a rank reads is verified first, every file by some
 //         rank; ranks vote, and fall back together. A box is put together from
 //         whatever boxes were saved.
@@ -20,6 +21,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,6 +60,33 @@ struct SaveOptions {
 //           meanwhile.
 void save(const std::string& folder, int64_t step, const State& state,
           comm::Group& world, const SaveOptions& options = {});
+
+// The same, beside what the caller does: what this rank saves is copied to the
+// host's memory, and a thread of its own writes it from there. One at a time in
+// a folder.
+class BackgroundSave {
+ public:
+  // On return the tensors may change.
+  // Comm: a few numbers, as every function here that all ranks call.
+  BackgroundSave(const std::string& folder, int64_t step, const State& state,
+                 comm::Group& world, const SaveOptions& options = {});
+  // Gives a checkpoint up that was not finished: it is none, and the next save
+  // removes what is there of it.
+  ~BackgroundSave();
+  BackgroundSave(const BackgroundSave&) = delete;
+  BackgroundSave& operator=(const BackgroundSave&) = delete;
+
+  int64_t step() const;
+  // This rank's file is on the disk, or failed; ranks differ in when.
+  bool is_written() const;
+  // Once: waits for every rank's file. On return the checkpoint stands; throws
+  // as save() does. Comm: as save().
+  void finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 // `extra` of the checkpoint in that folder, before a tensor is read or
 // compared: may set the state's tensors by what it says.

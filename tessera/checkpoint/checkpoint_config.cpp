@@ -12,8 +12,8 @@ void CheckpointConfig::declare(config::Section& section) {
   section.key("keep_best", keep_best,
               "that of the lowest validation loss is written and stays too: "
               "the file `best` names it");
-  section.key("async", async, "write while training goes on")
-      .not_built("writing while training goes on");
+  section.key("async", async,
+              "training goes on while they are written, from a copy in memory");
   section.key("dir", dir, "their folder; none: checkpoints/ in the run folder");
 }
 

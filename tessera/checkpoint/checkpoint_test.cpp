@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/detail/test_state.h"
@@ -166,6 +167,36 @@ TEST_F(CheckpointTest, TheFolderHoldsWhatTheFormatSays) {
   EXPECT_EQ(shard.metadata().at("format"), "pt");
   EXPECT_THAT(shard.metadata().at("DCP_SHARDING_INFO"),
               HasSubstr("\"saved_offsets\":[0"));
+}
+
+TEST_F(CheckpointTest, BesideTrainingWhatWasThereAtTheCallIsSaved) {
+  save_on(3, 1);
+  run_threads(3, "shm", [&](Communicator& all) {
+    State state = detail::test_state(2, kSeed, all.rank(), 3);
+    BackgroundSave beside(folder_, 2, state, all.world(), {.keep = 1});
+    for (TensorEntry& entry : state.tensors) entry.local.fill_(77);
+    while (!beside.is_written()) std::this_thread::yield();
+    EXPECT_EQ(beside.step(), 2);
+    all.world().barrier();
+    EXPECT_EQ(read_file(folder_ + "/latest"), "step-1\n");
+    all.world().barrier();
+    beside.finish();
+  });
+  EXPECT_THAT(names_in(folder_), ::testing::ElementsAre("latest", "step-2"));
+  EXPECT_EQ(latest_on(2), 2);
+  EXPECT_EQ(read_manifest(step_path(2)).parent, 1);
+}
+
+TEST_F(CheckpointTest, BesideTrainingWhatIsNotFinishedIsNone) {
+  save_on(2, 1);
+  run_threads(2, "shm", [&](Communicator& all) {
+    const State state = detail::test_state(2, kSeed, all.rank(), 2);
+    const BackgroundSave given_up(folder_, 2, state, all.world());
+  });
+  EXPECT_EQ(latest_on(2), 1);
+  save_on(2, 3);
+  EXPECT_THAT(names_in(folder_),
+              ::testing::ElementsAre("latest", "step-1", "step-3"));
 }
 
 TEST_F(CheckpointTest, NoCheckpointIsNoError) {
@@ -421,6 +452,18 @@ TEST_F(CheckpointTest, RoomForCheckpointsIsAskedForBeforeARun) {
       refusal(ExitCode::kConfig,
               [&] { require_space(folder_, INT64_MAX / 2, {.keep = 9}); }),
       HasSubstr("fit on no disk"));
+}
+
+// Those beyond `keep` go behind the next save, for which there must be room.
+TEST_F(CheckpointTest, TheNextOneNeedsRoomBeforeOlderOnesGo) {
+  for (const int64_t step : {1, 2, 3, 4, 5})
+    save_on(1, step, kSeed, {.keep = 0});
+  const auto all = static_cast<int64_t>(free_bytes(folder_)) + (1 << 20);
+  const auto said = refusal(ExitCode::kConfig, [&] {
+    require_space(folder_, 1000, {.keep = 1}, /*others=*/all);
+  });
+  EXPECT_THAT(said, HasSubstr("but the next checkpoint needs 1000 B before an "
+                              "older one goes. Free some, remove checkpoints"));
 }
 
 // Of a save that was killed: the next one removes it first.

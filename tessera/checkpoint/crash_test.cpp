@@ -136,6 +136,14 @@ void save_step(const std::string& folder, int64_t step, int64_t keep = 1) {
   });
 }
 
+// The same, beside other work.
+void save_step_beside(const std::string& folder, int64_t step) {
+  run_threads(kRanks, "shm", [&](Communicator& all) {
+    const State state = detail::test_state(step, kSeed, all.rank(), kRanks);
+    BackgroundSave(folder, step, state, all.world(), {.keep = 1}).finish();
+  });
+}
+
 // The step that loads, with all its bits.
 std::optional<int64_t> loaded_step(const std::string& folder) {
   std::optional<int64_t> step;
@@ -201,9 +209,21 @@ int in_child(const std::function<void()>& work) {
   return status;
 }
 
-TEST_F(CrashTest, KilledAtAnyCallTheNewOrTheOldOneLoads) {
+// How step 2 is saved.
+class EachCallTest : public CrashTest,
+                     public ::testing::WithParamInterface<void (*)(
+                         const std::string&, int64_t)> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Saves, EachCallTest,
+    ::testing::Values([](const std::string& folder,
+                         int64_t step) { save_step(folder, step); },
+                      save_step_beside),
+    [](const auto& of) { return of.index == 0 ? "Plain" : "Beside"; });
+
+TEST_P(EachCallTest, KilledAtItTheNewOrTheOldOneLoads) {
   fresh_folder();
-  const int64_t calls = count_calls([&] { save_step(folder_, 2); });
+  const int64_t calls = count_calls([&] { GetParam()(folder_, 2); });
   ASSERT_GT(calls, 20);
   int64_t olds = 0;
   int64_t news = 0;
@@ -211,7 +231,7 @@ TEST_F(CrashTest, KilledAtAnyCallTheNewOrTheOldOneLoads) {
     fresh_folder();
     const int status = in_child([&] {
       arm(at, 0);
-      save_step(folder_, 2);
+      GetParam()(folder_, 2);
     });
     ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << at;
     const auto step = loaded_step(folder_);
@@ -260,16 +280,16 @@ TEST_F(CrashTest, AStepIsNotLostWhereReplacingItFails) {
   }
 }
 
-TEST_F(CrashTest, AnyCallMayFailAndEarlierCheckpointsStay) {
+TEST_P(EachCallTest, MayFailAndEarlierCheckpointsStay) {
   fresh_folder();
-  const int64_t calls = count_calls([&] { save_step(folder_, 2); });
+  const int64_t calls = count_calls([&] { GetParam()(folder_, 2); });
   for (const int code : {ENOSPC, EIO}) {
     for (int64_t at = 1; at <= calls; ++at) {
       fresh_folder();
       arm(at, code);
       std::string said;
       try {
-        save_step(folder_, 2);
+        GetParam()(folder_, 2);
       } catch (const Error& error) {
         said = error.what_without_backtrace();
         EXPECT_EQ(error.exit_code(), ExitCode::kInputOutput);

@@ -1,9 +1,13 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
+#include <functional>
+#include <future>
 #include <map>
 #include <set>
+#include <stop_token>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/detail/posix_file.h"
@@ -11,6 +15,7 @@
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/detail/json.h"
+#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
@@ -67,9 +72,21 @@ Metadata dcp_metadata(const std::vector<const TensorEntry*>& entries) {
           {"DCP_SHARDING_INFO", info + "}"}};
 }
 
+// The same state, of which what this rank writes changes no longer.
+State copy_of(const State& state) {
+  State copy = state;
+  for (TensorEntry& entry : copy.tensors) {
+    if (is_written(entry)) entry.local = begin_to_host(entry.local);
+  }
+  for (const TensorEntry& entry : state.tensors) {
+    wait_for_device(entry.local.device());
+  }
+  return copy;
+}
+
 // Writes this rank's file. Returns a manifest of it alone.
-Manifest write_part(const std::string& folder, const State& state,
-                    int64_t rank) {
+Manifest write_part(const std::string& folder, const State& state, int64_t rank,
+                    const std::stop_token& stop) {
   std::map<std::string, const TensorEntry*> by_name;
   std::vector<const TensorEntry*> entries;
   std::vector<TensorSpec> specs;
@@ -83,7 +100,10 @@ Manifest write_part(const std::string& folder, const State& state,
   if (entries.empty()) return part;
   FileSums sums = write_safetensors(
       folder + "/" + shard_name(rank), specs, dcp_metadata(entries),
-      [&](const std::string& name) { return by_name.at(name)->local; });
+      [&](const std::string& name) {
+        TS_CHECK_IO(!stop.stop_requested(), folder, ": it was given up");
+        return by_name.at(name)->local;
+      });
 
   for (const auto& [name, entry] : by_name) {
     part.tensors.push_back(
@@ -188,13 +208,26 @@ class Save {
         step_(step),
         world_(world) {}
 
-  void run(const State& state, const SaveOptions& options) {
+  int64_t step() const { return step_; }
+
+  // There is room, and a folder.
+  void begin(const State& state) {
     check_entries(state);
     at::Tensor bytes = at::full({1}, bytes_written(state), at::kLong);
     world_.all_reduce(bytes).synchronize();
     on_rank_0([&] { prepare(folder_, temporary_, bytes.item<int64_t>()); });
+  }
+
+  // This rank's file; without a word to the others.
+  Manifest write(const State& state, const std::stop_token& stop = {}) const {
+    return write_part(temporary_, state, world_.rank(), stop);
+  }
+
+  // From the files of all ranks, of which `written` gives this one's.
+  void end(const std::function<Manifest()>& written, const State& state,
+           const SaveOptions& options) {
     Manifest part;
-    on_every_rank([&] { part = write_part(temporary_, state, world_.rank()); });
+    on_every_rank([&] { part = written(); });
     const auto parts = comm::gather_texts(world_, format_manifest(part));
     on_rank_0([&] {
       write_manifest(temporary_, whole(parts, state.extra, options.mesh));
@@ -209,14 +242,6 @@ class Save {
     world_.barrier();
   }
 
- private:
-  template <typename Work>
-  void on_rank_0(const Work& work) {
-    on_every_rank([&] {
-      if (world_.rank() == 0) work();
-    });
-  }
-
   template <typename Work>
   void on_every_rank(const Work& work) {
     const std::string complaint =
@@ -229,6 +254,14 @@ class Save {
     TS_CHECK_IO(false, "checkpoint: step ", step_,
                 " was not saved: ", complaint, ". Earlier checkpoints in ",
                 folder_, " are untouched.");
+  }
+
+ private:
+  template <typename Work>
+  void on_rank_0(const Work& work) {
+    on_every_rank([&] {
+      if (world_.rank() == 0) work();
+    });
   }
 
   Manifest whole(const std::vector<std::string>& parts,
@@ -257,7 +290,47 @@ class Save {
 
 void save(const std::string& folder, int64_t step, const State& state,
           comm::Group& world, const SaveOptions& options) {
-  Save(folder, step, world).run(state, options);
+  Save save(folder, step, world);
+  save.begin(state);
+  save.end([&] { return save.write(state); }, state, options);
+}
+
+struct BackgroundSave::Impl {
+  Save save;
+  SaveOptions options;
+  State state = {};
+  std::stop_source gives_up = {};
+  std::future<Manifest> part = {};  // its end is the thread's
+
+  ~Impl() { gives_up.request_stop(); }
+};
+
+BackgroundSave::BackgroundSave(const std::string& folder, int64_t step,
+                               const State& state, comm::Group& world,
+                               const SaveOptions& options)
+    : impl_(new Impl{.save = {folder, step, world}, .options = options}) {
+  Impl& impl = *impl_;
+  impl.save.begin(state);
+  impl.save.on_every_rank([&] {
+    impl.state = copy_of(state);
+    impl.part = std::async(std::launch::async, [&impl] {
+      return impl.save.write(impl.state, impl.gives_up.get_token());
+    });
+  });
+}
+
+BackgroundSave::~BackgroundSave() = default;
+
+int64_t BackgroundSave::step() const { return impl_->save.step(); }
+
+bool BackgroundSave::is_written() const {
+  return impl_->part.wait_for(std::chrono::seconds(0)) ==
+         std::future_status::ready;
+}
+
+void BackgroundSave::finish() {
+  impl_->save.end([this] { return impl_->part.get(); }, impl_->state,
+                  impl_->options);
 }
 
 void require_space(const std::string& folder, int64_t checkpoint_bytes,
@@ -275,9 +348,18 @@ void require_space(const std::string& folder, int64_t checkpoint_bytes,
         read_manifest(folder + "/" + detail::step_name(found.step)).bytes();
   }
   // The first save removes them.
-  needed -= detail::bytes_of_leftovers(folder);
+  const int64_t leftovers = detail::bytes_of_leftovers(folder);
+  needed -= leftovers;
   const uint64_t free = free_bytes(folder);
   const uint64_t room = free - std::min<uint64_t>(free, others);
+  const int64_t next = checkpoint_bytes - leftovers;
+  TS_CHECK_CONFIG(next <= 0 || static_cast<uint64_t>(next) <= room,
+                  "checkpoint: ", folder, " has ", bytes_text(room), " free",
+                  others > 0 ? " beside what zero.offload keeps" : "",
+                  ", but the next checkpoint needs ", bytes_text(next),
+                  " before an older one goes. Free some, remove checkpoints "
+                  "that nobody needs, set checkpoint.dir to another disk, or "
+                  "set checkpoint.every to 0.");
   TS_CHECK_CONFIG(needed <= 0 || static_cast<uint64_t>(needed) <= room,
                   "checkpoint: ", folder, " has ", bytes_text(room), " free",
                   others > 0 ? " beside what zero.offload keeps" : "",

@@ -95,6 +95,8 @@ std::vector<std::string> without_effect(const RunConfig& config,
         "validate.patience", "validate.ema", "checkpoint.keep_best"}) {
     note(!validates, key, "is not used without data.valid or data.valid_share");
   }
+  note(!config.checkpoint.saves(), "checkpoint.async",
+       "is not used while checkpoint.every is 0");
   for (const char* key : {"monitor.sample_prompt", "monitor.sample_tokens",
                           "monitor.sample_temperature"}) {
     note(config.monitor.sample == 0, key,

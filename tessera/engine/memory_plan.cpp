@@ -116,6 +116,10 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
     plan.states +=
         (trains ? held.state_bytes() : held.parameter_bytes) - in_files;
     plan.optimizer += optimizer;
+    if (trains && config.checkpoint.async && config.checkpoint.saves()) {
+      plan.copies +=
+          held.parameter_bytes * units.versions.parameters + optimizer;
+    }
   }
   plan.work =
       program::memory_of(program, model.units_of(mesh, rank, purpose), facts)
@@ -128,6 +132,7 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
 MemoryPlan plan_of_devices(const MemoryPlan& device, int64_t devices) {
   MemoryPlan plan;
   plan.optimizer = device.optimizer;
+  plan.copies = device.copies;
   plan.states = devices * (device.states - device.optimizer) + device.optimizer;
   plan.work = devices * device.work;
   return plan;
@@ -177,10 +182,11 @@ int64_t checkpoint_bytes(const RunConfig& config) {
   alone.tensor.sequence_parallel = false;
   const mesh::DeviceMesh one;
   const Facts facts = facts_of(alone, one, one.coord_of(0));
+  const int64_t versions = config.pipeline.delayed() ? 2 : 1;
   int64_t bytes = 0;
   for (const auto& unit : facts.units) {
     for (const auto& each : unit.parameters) {
-      bytes += each.parameter_bytes + each.optimizer_bytes;
+      bytes += each.parameter_bytes * versions + each.optimizer_bytes;
     }
   }
   return bytes;

@@ -30,7 +30,9 @@ struct MemoryPlan {
   int64_t in_files = 0;
   // At most, beyond these, while micro-batches go forward and backward.
   int64_t work = 0;
-  int64_t total() const { return states + work; }
+  // Of the host, whatever the device: what checkpoint.async is written from.
+  int64_t copies = 0;
+  int64_t total() const { return states + work + copies; }
 };
 // By stage of the pipeline, of those of its ranks with the largest parts; of
 // data parallelism on threads, of the one rank with all its devices.

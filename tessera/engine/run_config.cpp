@@ -124,6 +124,15 @@ void check_delays(const RunConfig& config) {
          "every");
 }
 
+void check_background(const RunConfig& config) {
+  TS_CHECK_CONFIG(!config.checkpoint.async || !config.zero.offloads(),
+                  "checkpoint.async is true, which copies what is saved into "
+                  "memory, but zero.offload is ",
+                  config.zero.offload,
+                  ", by which it lies in files. Use checkpoint.async false, or "
+                  "zero.offload none.");
+}
+
 void check_trace(const RunConfig& config) {
   const int64_t traceable = config.run.steps - 1;
   TS_CHECK_CONFIG(config.monitor.trace <= traceable, "monitor.trace is ",
@@ -155,7 +164,10 @@ mesh::DeviceMesh complete_place(RunConfig& config, int64_t world_size) {
   TS_CHECK_CONFIG(config.data.seq_len <= config.model.max_seq, "data.seq_len (",
                   config.data.seq_len, ") is above model.max_seq (",
                   config.model.max_seq,
-                  "), the longest sequence of the model.");
+                  "), the longest sequence of the model. Use data.seq_len ",
+                  config.model.max_seq,
+                  " or less, or where positions are not learned a larger "
+                  "model.max_seq.");
   TS_CHECK_CONFIG(config.model.mtp.layers < config.data.seq_len,
                   "model.mtp.layers (", config.model.mtp.layers,
                   ") leaves no token of data.seq_len (", config.data.seq_len,
@@ -331,6 +343,7 @@ void complete(RunConfig& config, int64_t world_size) {
   check_updates(config);
   config.precision.check();
   check_schedule(config);
+  check_background(config);
   check_trace(config);
   check_losses_late(config);
   share_out(config, mesh);

@@ -248,14 +248,24 @@ TEST(RunConfig, DamagedTextIsReadOrRefused) {
 
 TEST(RunConfig, WhatIsNotBuiltIsRefusedByName) {
   const std::vector<std::pair<const char*, const char*>> cases = {
-      {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"},
-      {R"({"checkpoint": {"async": true}})", "checkpoint.async is true"}};
+      {R"({"precision": {"reduce": "fp64"}})", "precision.reduce"}};
   for (const auto& [text, part] : cases) {
     const std::string message = refusal(text);
     EXPECT_NE(message.find(part), std::string::npos) << text << message;
     EXPECT_NE(message.find("is not built yet. Use "), std::string::npos)
         << message;
   }
+}
+
+TEST(RunConfig, WhatLiesInFilesIsNotCopiedForCheckpoints) {
+  RunConfig config = minimal();
+  config.checkpoint.async = true;
+  EXPECT_EQ(completed(config, 1), "");
+  config.zero.offload = "optimizer";
+  EXPECT_EQ(completed(config, 1),
+            "checkpoint.async is true, which copies what is saved into memory, "
+            "but zero.offload is optimizer, by which it lies in files. Use "
+            "checkpoint.async false, or zero.offload none.");
 }
 
 TEST(RunConfig, EachStageMayHaveADeviceOfItsOwn) {

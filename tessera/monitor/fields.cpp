@@ -5,8 +5,13 @@ namespace {
 
 template <auto member>
 std::optional<double> of(const StepRecord& record) {
-  if constexpr (std::is_same_v<decltype(member), int64_t StepRecord::*>) {
+  using Member = decltype(member);
+  if constexpr (std::is_same_v<Member, int64_t StepRecord::*>) {
     return static_cast<double>(record.*member);
+  } else if constexpr (std::is_same_v<Member,
+                                      std::optional<int64_t> StepRecord::*>) {
+    if (!(record.*member)) return std::nullopt;
+    return static_cast<double>(*(record.*member));
   } else {
     return record.*member;
   }
@@ -53,6 +58,8 @@ const std::vector<Field>& fields() {
       {"mtp_loss", of<&R::mtp_loss>, kIfKnown, "mtp_loss"},
       {"valid_loss", valid_loss, kIfKnown, kValidLossTag},
       {"sample_s", sample_s, kIfKnown, "time_metrics/sample(s)"},
+      {"checkpoint_failed", of<&R::checkpoint_failed>, kIfKnown,
+       "checkpoint_failed", 1, kWhole},
   };
   return all;
 }

@@ -69,6 +69,8 @@ struct StepRecord {
   std::vector<double> expert_imbalance, expert_dropped, routing_entropy;
   std::optional<Validation> validation;  // its loss is valid_loss
   std::optional<Sample> sample;          // its seconds are sample_s
+  // The step whose checkpoint could not be written: told once it is known.
+  std::optional<int64_t> checkpoint_failed;
   // Those measured after this step; in TensorBoard and the summary alone.
   std::vector<LinkSpeed> links;
 };

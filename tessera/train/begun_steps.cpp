@@ -10,12 +10,13 @@ namespace tessera::train {
 
 BegunSteps::BegunSteps(const engine::RunConfig& config,
                        engine::RankModel& model, engine::Recorder& recorder,
-                       Metrics& metrics,
+                       Metrics& metrics, const RunCheckpoints& checkpoints,
                        const std::function<bool()>& stop_requested)
     : config_(config),
       model_(model),
       recorder_(recorder),
       metrics_(metrics),
+      checkpoints_(checkpoints),
       stop_requested_(stop_requested) {}
 
 void BegunSteps::begin(const Place& place, engine::StepInput input,
@@ -64,7 +65,8 @@ BegunSteps::Finished BegunSteps::finish() {
        .grad_norm = actor.grad_norm(),
        .usage = begun.usage,
        .timeline = monitor::timeline_of(begun.spans, step_s()),
-       .stop = stop_requested_()});
+       .stop = stop_requested_(),
+       .is_saving = checkpoints_.is_writing()});
   totals.record.step = step;
   totals.record.lr = lr;
   totals.record.was_skipped = actor.was_skipped();

@@ -20,6 +20,7 @@
 #include "tessera/engine/run_config.h"
 #include "tessera/monitor/span.h"
 #include "tessera/train/metrics.h"
+#include "tessera/train/run_checkpoints.h"
 
 namespace tessera::train {
 
@@ -28,6 +29,7 @@ class BegunSteps {
   // All of these outlive it. `stop_requested`: of this rank.
   BegunSteps(const engine::RunConfig& config, engine::RankModel& model,
              engine::Recorder& recorder, Metrics& metrics,
+             const RunCheckpoints& checkpoints,
              const std::function<bool()>& stop_requested);
 
   // Which step, from 1, and its learning rate.
@@ -67,6 +69,7 @@ class BegunSteps {
   engine::RankModel& model_;
   engine::Recorder& recorder_;
   Metrics& metrics_;
+  const RunCheckpoints& checkpoints_;
   const std::function<bool()>& stop_requested_;
   std::deque<Begun> begun_;
   Clock::time_point told_at_;

@@ -32,6 +32,7 @@ enum Field {
   kLoss,
   kWeight,
   kStop,
+  kSaving,
   kMemory,
   kCommSeconds,
   kCommBytes,
@@ -162,6 +163,7 @@ struct Metrics::Impl {
     field[kLoss] = share.loss_sum;
     field[kWeight] = share.weight;
     field[kStop] = share.stop ? 1 : 0;
+    field[kSaving] = share.is_saving ? 1 : 0;
     field[kMemory] = share.usage.mem_peak_mib;
     field[kCommSeconds] = share.usage.traffic.seconds;
     field[kCommBytes] = static_cast<double>(share.usage.traffic.bytes);
@@ -226,7 +228,7 @@ StepTotals Metrics::exchange(const StepShare& share) {
   const at::Tensor worsts = std::get<0>(all.max(0));
   const auto* sum = sums.const_data_ptr<double>();
   const auto* worst = worsts.const_data_ptr<double>();
-  StepTotals totals{.stop = worst[kStop] > 0};
+  StepTotals totals{.stop = worst[kStop] > 0, .is_saving = worst[kSaving] > 0};
   monitor::StepRecord& record = totals.record;
   record.loss = sum[kLoss] / sum[kWeight];
   record.grad_norm = share.grad_norm;

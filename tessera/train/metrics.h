@@ -25,7 +25,8 @@ namespace tessera::train {
 struct StepTotals {
   // But for what the trainer knows: step, lr, step_s and validation.
   monitor::StepRecord record = {};
-  bool stop = false;  // some rank was asked to stop
+  bool stop = false;       // some rank was asked to stop
+  bool is_saving = false;  // some rank is writing a checkpoint
 };
 
 // Of a rank, in some time.
@@ -46,6 +47,7 @@ struct StepShare {
   // Where it was taken: of all ranks, or of none.
   std::optional<monitor::Timeline> timeline = {};
   bool stop = false;
+  bool is_saving = false;
 };
 
 class Metrics {

@@ -117,11 +117,17 @@ Need need_of(const RunConfig& config, const HostRanks& ranks,
   auto plans = engine::memory_plans(config, purpose);
   for (size_t stage = 0; stage < plans.size(); ++stage) {
     const auto device = config.run.device_of_stage(static_cast<int64_t>(stage));
-    if (device != at::kCPU) plans[stage] = {};  // it has memory of its own
+    if (device == at::kCPU) continue;
+    plans[stage] = {.copies = plans[stage].copies};  // else memory of its own
   }
+  const auto bytes_of = [&](const auto& of) {
+    return bytes_together(config, ranks, plans, of);
+  };
+  // What several ranks hold alike one of them copies.
+  const int64_t copies_twice = std::max<int64_t>(
+      0, bytes_of(&engine::MemoryPlan::copies) - checkpoint_bytes(config));
   return {*std::ranges::max_element(plans, {}, &engine::MemoryPlan::total),
-          bytes_together(config, ranks, plans, &engine::MemoryPlan::total),
-          host_bytes};
+          bytes_of(&engine::MemoryPlan::total) - copies_twice, host_bytes};
 }
 
 // The largest zero.prefetch below the configured one that fits, -1: none. From
@@ -158,6 +164,7 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
   add(trains && config.batch.micro > 1, "a smaller batch.micro");
   add(!trains && config.batch.micro > 1, "a smaller --batch");
   add(trains && config.recompute.mode == "none", "recompute.mode block");
+  add(trains && config.checkpoint.async, "checkpoint.async false");
   const bool on_cpu = config.run.is_on_cpu();
   const bool has_files = trains && !config.mesh.star();
   const bool offloads = config.zero.offloads();
@@ -254,7 +261,7 @@ void check_data_of(const RunConfig& config, const HostRanks& ranks) {
 
 // What needs the run's folder.
 void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
-                       const RunFolder& folder) {
+                       const RunFolder& folder, const std::string& resume) {
   const bool offloads = config.zero.offloads();
   const int64_t in_files =
       offloads ? bytes_together(config, ranks, engine::memory_plans(config),
@@ -270,8 +277,7 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
   check_memory(config, ranks, memory_of_host());
   check_choices();
   if (readers_on(config, ranks).empty()) return;
-  prepare_data(config, folder);
-  check_samples(config, folder);
+  check_samples(config, prepare_data(config, folder, resume));
 }
 
 void check_other_paths(const RunConfig& config) {
@@ -299,7 +305,7 @@ void preflight(const RunConfig& config, const HostRanks& ranks,
   const auto made = folder.missing();
   try {
     folder.create();
-    check_and_prepare(config, ranks, folder);
+    check_and_prepare(config, ranks, folder, resume);
   } catch (...) {
     remove_made(made);
     throw;
@@ -309,16 +315,22 @@ void preflight(const RunConfig& config, const HostRanks& ranks,
 void check_memory(const RunConfig& of, const HostRanks& ranks,
                   int64_t host_bytes, program::Purpose purpose) {
   // Devices have memory of their own.
-  if (std::ranges::count(of.run.device_types, at::kCPU) == 0) return;
+  const bool needs_host =
+      of.checkpoint.async || std::ranges::count(of.run.device_types, at::kCPU);
+  if (!needs_host) return;
   RunConfig config = of;
   config.resolve(share_memory(config, ranks));
   const Need need = need_of(config, ranks, host_bytes, purpose);
   if (need.fits()) return;
-  const std::string found =
-      c10::str("the ranks of this host hold at most ", bytes_text(need.bytes),
-               ", the fullest ", bytes_text(need.fullest.states),
-               " of model states and ", bytes_text(need.fullest.work),
-               " beside them, but the host has ", bytes_text(need.limit));
+  const std::string found = c10::str(
+      "the ranks of this host hold at most ", bytes_text(need.bytes),
+      ", the fullest ", bytes_text(need.fullest.states),
+      " of model states and ", bytes_text(need.fullest.work), " beside them",
+      need.fullest.copies == 0
+          ? ""
+          : c10::str(", and ", bytes_text(need.fullest.copies),
+                     " copied for each checkpoint"),
+      ", but the host has ", bytes_text(need.limit));
   const int64_t prefetch = fitting_prefetch(config, ranks, host_bytes, purpose);
   TS_CHECK_CONFIG(prefetch < 0, "zero.prefetch is ", config.zero.prefetch, ": ",
                   found, ". Nearest: ", prefetch, ".");
@@ -398,7 +410,12 @@ std::string describe_plan(const RunConfig& config) {
     text << "files       " << bytes_text(memory.in_files)
          << " of its states lie in " << engine::offload_folder(config) << "\n";
   }
-  text << "checkpoint  " << bytes_text(checkpoint_bytes(config)) << "\n";
+  text << "checkpoint  " << bytes_text(checkpoint_bytes(config));
+  if (memory.copies > 0) {
+    text << ", of which the fullest rank copies at most "
+         << bytes_text(memory.copies) << " into memory";
+  }
+  text << "\n";
   return text.str();
 }
 

@@ -124,6 +124,26 @@ TEST(Preflight, StagesOfAHostAreAddedUp) {
   EXPECT_NE(complaint(config, sum - 1), "");
 }
 
+// Ranks that hold the same write, and copy, a part of it each or none.
+TEST(Preflight, CopiesOfACheckpointAreCounted) {
+  auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/0);
+  const int64_t bytes = 2 * engine::memory_plan(config).total();
+  const int64_t copies = checkpoint_bytes(config);
+  config.checkpoint.async = true;
+  EXPECT_EQ(engine::memory_plan(config).copies, copies);
+  EXPECT_EQ(complaint(config, bytes + copies), "");
+  const std::string said = complaint(config, bytes + copies - 1);
+  EXPECT_NE(said.find(" copied for each checkpoint"), std::string::npos)
+      << said;
+  EXPECT_NE(said.find("checkpoint.async false"), std::string::npos) << said;
+
+  config.run.device_types = {c10::kCUDA};
+  EXPECT_EQ(complaint(config, copies), "");
+  EXPECT_NE(complaint(config, copies - 1), "");
+  config.checkpoint.every = 0;
+  EXPECT_EQ(complaint(config, 1), "");
+}
+
 // The second host of two has no reader, and needs no files.
 TEST(Preflight, FilesAreNeededWhereTheyAreRead) {
   const TemporaryFolder runs("tessera-preflight");

@@ -1,0 +1,68 @@
+// The checkpoints that a run writes as it goes on.
+//
+// A checkpoint that is due while the run goes on may fail, as by a full disk:
+// that is told, in words and in the next line of metrics.jsonl, and the next
+// one is tried when it is due. The last one, of a run that ends or is stopped,
+// must stand. None is left half: checkpoint/checkpoint.h.
+// With checkpoint.async what is due is written beside the steps that follow. It
+// stands after the first of them that no rank began still writing, or before
+// the next checkpoint, which waits for it.
+//
+// Comm:   collective over `world`: every rank calls alike.
+// Errors: TS_CHECK_IO on every rank, of the last one alone.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/group.h"
+
+namespace tessera::train {
+
+class RunCheckpoints {
+ public:
+  // What a checkpoint is of, asked for when it is taken.
+  struct Content {
+    checkpoint::State state;
+    checkpoint::SaveOptions options = {};
+  };
+  using TakeContent = std::function<Content()>;
+
+  RunCheckpoints(std::string folder, comm::Group& world, bool in_background)
+      : folder_(std::move(folder)),
+        world_(world),
+        in_background_(in_background) {}
+
+  // The run goes on from this one.
+  void found(int64_t step) { newest_ = step; }
+
+  // Of the step that is due, and goes on; nothing where it is the newest.
+  void save_due(int64_t step, const TakeContent& take);
+  // Of the last one; what is being written stands too, or was told.
+  void save_last(int64_t step, const TakeContent& take);
+
+  // This rank's part of one.
+  bool is_writing() const { return under_way_ && !under_way_->is_written(); }
+  // Behind a step in which no rank was: what was under way stands.
+  void finish();
+  // The step of one that failed since this was asked for last.
+  std::optional<int64_t> take_failed();
+
+ private:
+  // A failed one is told, and is not the newest.
+  void try_to(int64_t step, const std::function<void()>& work);
+  void tell(int64_t step) const;
+
+  const std::string folder_;
+  comm::Group& world_;
+  const bool in_background_;
+  std::unique_ptr<checkpoint::BackgroundSave> under_way_;
+  int64_t newest_ = -1;  // -1: none; it stands, or is under way
+  std::optional<int64_t> failed_;
+};
+
+}  // namespace tessera::train
