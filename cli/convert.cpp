@@ -30,9 +30,11 @@ at::ScalarType written_type(const std::string& word,
   return dtype_of(word);
 }
 
-// The chat template that the run was trained with, whoever gave it.
+// The chat template that the run was trained with, whoever gave it. The file
+// that names special tokens, and may have the template, goes with the
+// tokenizer.
 void keep_chat_files(const std::filesystem::path& run,
-                     const std::filesystem::path& to) {
+                     const std::filesystem::path& to, bool has_tokenizer) {
   const auto keep = [&](const char* name) {
     const auto file = run / name;
     if (std::filesystem::exists(file)) {
@@ -40,7 +42,7 @@ void keep_chat_files(const std::filesystem::path& run,
     }
   };
   keep("chat_template.jinja");
-  if (!std::filesystem::exists(to / "tokenizer_config.json")) {
+  if (has_tokenizer || !std::filesystem::exists(to / "tokenizer_config.json")) {
     keep("tokenizer_config.json");
   }
 }
@@ -56,11 +58,10 @@ void write_model(const std::string& to, const train::ModelSource& source,
         to, {source.model_files, source.has_files_tokenizer}, config);
   }
   const fs::path tokenizer = source.tokenizer_folder;
-  if (!fs::exists(fs::path(to) / "tokenizer.json") &&
-      fs::exists(tokenizer / "tokenizer.json")) {
-    data::Tokenizer::load(tokenizer.string()).save(to);
-  }
-  keep_chat_files(tokenizer, to);
+  const bool is_run_s = !fs::exists(fs::path(to) / "tokenizer.json") &&
+                        fs::exists(tokenizer / "tokenizer.json");
+  if (is_run_s) data::Tokenizer::load(tokenizer.string()).save(to);
+  keep_chat_files(tokenizer, to, is_run_s);
 }
 
 void run_convert(const ConvertFlags& flags) {

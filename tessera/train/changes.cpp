@@ -21,10 +21,10 @@ constexpr std::string_view kDecideTheUpdates[] = {
     "run.seed",         "data.seq_len",       "data.shuffle",
     "data.field",       "data.format",        "data.weights",
     "data.valid_share", "data.chat_template", "data.pair",
-    "data.loss_on",     "data.packing",       "batch.global",
-    "precision.",       "model.moe.",         "model.dropout",
-    "model.max_seq",    "model.mtp.weight",   "optimizer.",
-    "schedule."};
+    "data.loss_on",     "data.packing",       "data.intra_document_masking",
+    "batch.global",     "precision.",         "model.moe.",
+    "model.dropout",    "model.max_seq",      "model.mtp.weight",
+    "optimizer.",       "schedule."};
 constexpr std::string_view kDecideTheModel[] = {"model.family",
                                                 "model.heads",
                                                 "model.kv_heads",
@@ -48,6 +48,17 @@ constexpr std::string_view kDecideTheModel[] = {"model.family",
                                                 "model.window_every",
                                                 "model.window_first_full",
                                                 "model.rope_scaling."};
+// What the loss on held-out data is of.
+constexpr std::string_view kDecideTheValidation[] = {
+    "data.valid",   "data.valid_share",
+    "data.exclude", "data.format",
+    "data.field",   "data.chat_template",
+    "data.pair",    "data.loss_on",
+    "data.packing", "data.intra_document_masking",
+    "data.seq_len", "validate.samples",
+    "validate.ema"};
+// And where it is a share of the training data.
+constexpr std::string_view kDecideTheShare[] = {"data.train", "data.weights"};
 constexpr std::string_view kOfTheHost[] = {
     "run.dir",         "run.device",         "run.threads",
     "model.from",      "data.train",         "data.valid",
@@ -95,9 +106,11 @@ std::vector<std::string> trained_otherwise(const std::string& saved,
 }
 
 bool validated_otherwise(const std::string& saved, const std::string& now) {
-  const auto changes = changes_in(saved, now, [](const std::string& key) {
-    return key == "data.valid" || key == "data.valid_share" ||
-           key == "validate.samples";
+  const Json after = Json::parse(now);
+  const bool is_share = after["data"]["valid_share"].get<double>() > 0;
+  const auto changes = changes_in(saved, now, [&](const std::string& key) {
+    return is_among(key, kDecideTheValidation) ||
+           (is_share && is_among(key, kDecideTheShare));
   });
   return !changes.empty();
 }

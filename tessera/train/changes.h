@@ -17,7 +17,8 @@ namespace tessera::train {
 std::vector<std::string> trained_otherwise(const std::string& saved,
                                            const std::string& now);
 
-// Their losses on held-out data cannot be compared.
+// Their losses on held-out data cannot be compared: of other samples, or of
+// averages of the weights.
 bool validated_otherwise(const std::string& saved, const std::string& now);
 
 // TS_CHECK_CONFIG where the weights of `saved` would be another model here,

@@ -49,6 +49,44 @@ TEST(Changes, ALongerRunBendsTheLearningRateUnlessItsScheduleStays) {
   EXPECT_THAT(trained_otherwise(before, to_json(config)), IsEmpty());
 }
 
+TEST(Changes, DocumentsThatAreKeptApartAreAnotherTraining) {
+  auto config = small();
+  const std::string before = to_json(config);
+  config.data.intra_document_masking = true;
+  EXPECT_THAT(trained_otherwise(before, to_json(config)),
+              ElementsAre("data.intra_document_masking false -> true"));
+}
+
+// Else patience and checkpoint.keep_best would go by two measures.
+TEST(Changes, LossesOfOtherSamplesOrWeightsAreNotCompared) {
+  const auto is_other =
+      [](const std::function<void(engine::RunConfig&)>& change,
+         double valid_share = 0) {
+        auto config = small();
+        config.data.valid_share = valid_share;
+        const std::string before = to_json(config);
+        change(config);
+        return validated_otherwise(before, to_json(config));
+      };
+  EXPECT_TRUE(is_other([](auto& config) { config.data.valid = {"other"}; }));
+  EXPECT_TRUE(is_other([](auto& config) { config.data.seq_len = 8; }));
+  EXPECT_TRUE(is_other([](auto& config) { config.data.loss_on = "all"; }));
+  EXPECT_TRUE(is_other(
+      [](auto& config) { config.data.intra_document_masking = true; }));
+  EXPECT_TRUE(is_other([](auto& config) { config.validate.samples = 7; }));
+  EXPECT_TRUE(is_other([](auto& config) { config.validate.ema = true; }));
+  EXPECT_FALSE(is_other([](auto& config) {
+    config.optimizer.lr = 0.25;
+    config.data.shuffle = false;
+    config.validate.every = 3;
+  }));
+  const auto trains_on_others = [](auto& config) {
+    config.data.train = {"other"};
+  };
+  EXPECT_FALSE(is_other(trains_on_others));
+  EXPECT_TRUE(is_other(trains_on_others, 0.25));
+}
+
 TEST(Changes, ACheckpointFolderHasOneRun) {
   auto config = small();
   const std::string before = to_json(config);

@@ -9,12 +9,15 @@
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/hash.h"
 #include "tessera/core/log.h"
 #include "tessera/data/file_list.h"
 #include "tessera/data/mixture.h"
 #include "tessera/data/token_stream.h"
 #include "tessera/data/tokenizer_trainer.h"
 #include "tessera/engine/reader.h"
+#include "tessera/train/resumed_run.h"
+#include "tessera/train/state.h"
 #include "tessera/train/trained_model.h"
 
 namespace tessera::train {
@@ -23,7 +26,7 @@ using engine::RunConfig;
 
 namespace {
 
-// Where the run's tokenizer is to be found; "": it must be trained.
+// Of the tokenizer that the configuration names; "": it names none.
 std::string tokenizer_path(const RunConfig& config) {
   if (!config.data.tokenizer.empty()) return config.data.tokenizer;
   if (config.model.from.empty()) return "";
@@ -32,26 +35,58 @@ std::string tokenizer_path(const RunConfig& config) {
   return std::filesystem::exists(with_model) ? with_model : "";
 }
 
-void prepare_tokenizer(const RunConfig& config, const RunFolder& folder,
-                       const std::vector<std::string>& train_files) {
-  const std::string given = tokenizer_path(config);
-  if (!given.empty()) {
-    data::Tokenizer::load(given).save(folder.tokenizer());
-    return;
+// Whether the run goes on from a checkpoint of its own.
+bool goes_on(const std::string& resume, const RunFolder& folder) {
+  if (resume == "auto") return has_checkpoint(folder.checkpoints());
+  std::error_code none;  // "never" is no folder
+  return std::filesystem::equivalent(std::filesystem::path(resume) / "..",
+                                     folder.checkpoints(), none);
+}
+
+// The one whose ids the weights know that the run goes on with; "": it begins
+// anew. What a run left that never saved may be of other text, or other keys.
+std::string resumed_tokenizer(const RunFolder& folder,
+                              const std::string& resume) {
+  if (goes_on(resume, folder) && std::filesystem::exists(folder.tokenizer())) {
+    return folder.tokenizer();
   }
-  // What a run left that never saved may be of other text, or of other keys.
-  const auto latest = std::filesystem::path(folder.checkpoints()) / "latest";
-  if (std::filesystem::exists(latest) &&
-      std::filesystem::exists(folder.tokenizer())) {
-    return;
+  const std::string checkpoint = resumed_folder(resume, folder.checkpoints());
+  if (checkpoint.empty()) return "";
+  const auto model = find_trained_model(checkpoint, at::kFloat);
+  std::string theirs = model.tokenizer_folder + "/tokenizer.json";
+  TS_CHECK_CONFIG(std::filesystem::exists(theirs),
+                  "data.tokenizer is empty, and the run goes on from ",
+                  checkpoint,
+                  ", whose weights know the ids of one tokenizer: ", theirs,
+                  " is not there, and a new one would give the text other "
+                  "ids. Set data.tokenizer to the one that it was trained "
+                  "with.");
+  return theirs;
+}
+
+// Among the tokens of all runs, by what it is learned from: every rank that
+// reads finds it there.
+std::string learned_tokenizer(const RunConfig& config, const RunFolder& folder,
+                              const std::vector<std::string>& files) {
+  std::string text = c10::str(config.model.vocab, ' ', config.data.format, ' ',
+                              config.data.field);
+  for (const std::string& path : files) {
+    const auto file = data::fingerprint_of(MappedFile(path));
+    text += c10::str(' ', std::filesystem::path(path).filename().string(), ' ',
+                     file.bytes, ' ', file.xxh3);
   }
+  return folder.tokens() + "/tokenizer-" + to_hex(hash128(text)) + ".json";
+}
+
+void learn_tokenizer(const RunConfig& config,
+                     const std::vector<std::string>& files,
+                     const std::string& path) {
   log::info("training a tokenizer of ", config.model.vocab, " tokens on ",
-            train_files.size(), train_files.size() == 1 ? " file" : " files");
+            files.size(), files.size() == 1 ? " file" : " files");
   data::train_tokenizer_on_files(
-      train_files,
-      {.vocab_size = config.model.vocab, .threads = config.run.threads},
+      files, {.vocab_size = config.model.vocab, .threads = config.run.threads},
       {config.data.format, config.data.field})
-      .save(folder.tokenizer());
+      .save(path);
 }
 
 data::ChatForm chat_form_of(const RunConfig& config) {
@@ -147,20 +182,10 @@ bool any_text(const std::vector<Named*>& sources) {
       sources, [](const Named* source) { return source->is_text; });
 }
 
-// Text does; of token files, who has to know what their tokens mean.
-bool needs_tokenizer(const RunConfig& config,
-                     const std::vector<Named*>& sources) {
-  const bool asks =
-      config.data.intra_document_masking || config.monitor.sample > 0;
-  return any_text(sources) || (asks && !tokenizer_path(config).empty());
-}
-
-// REQUIRES: prepare_tokenizer(), where one is needed.
-std::optional<data::Tokenizer> tokenizer_for(
-    const RunConfig& config, const RunFolder& folder,
-    const std::vector<Named*>& sources) {
-  if (!needs_tokenizer(config, sources)) return std::nullopt;
-  return data::Tokenizer::load(folder.tokenizer());
+// REQUIRES: it is there, where there is one.
+std::optional<data::Tokenizer> load_tokenizer(const std::string& path) {
+  if (path.empty()) return std::nullopt;
+  return data::Tokenizer::load(path);
 }
 
 // The files of text to learn a vocabulary from. Tokens were made by a tokenizer
@@ -186,6 +211,28 @@ std::vector<std::string> files_to_learn_from(const RunConfig& config,
     }
   }
   return files;
+}
+
+// Where the run's tokenizer lies until keep_tokenizer(): a start that is
+// refused, or kept out by the lock, leaves the run's own as it was.
+struct TokenizerPlace {
+  std::string path = "";                     // "": there is none
+  std::vector<std::string> learned_of = {};  // none: it is there already
+};
+
+// Of token files it is kept for who reads what the model writes.
+TokenizerPlace place_of_tokenizer(const RunConfig& config,
+                                  const RunFolder& folder,
+                                  const std::string& resume, Inputs& inputs) {
+  std::string given = tokenizer_path(config);
+  if (!given.empty() || !any_text(all_of(inputs))) {
+    return {.path = std::move(given)};
+  }
+  auto files = files_to_learn_from(config, inputs);
+  std::string resumed = resumed_tokenizer(folder, resume);
+  if (!resumed.empty()) return {.path = std::move(resumed)};
+  std::string learned = learned_tokenizer(config, folder, files);
+  return {.path = std::move(learned), .learned_of = std::move(files)};
 }
 
 // Before ranks start, as far as the sizes of files tell.
@@ -262,20 +309,27 @@ void warn_of_idle_keys(const RunConfig& config,
 
 }  // namespace
 
-void prepare_data(const RunConfig& config, const RunFolder& folder) {
+std::string prepare_data(const RunConfig& config, const RunFolder& folder,
+                         const std::string& resume) {
   Inputs inputs = inputs_of(config, folder);
   const auto all = all_of(inputs);
   warn_of_idle_keys(config, all);
-  // Of token files it is kept for who reads what the model writes.
-  if (needs_tokenizer(config, all) || !tokenizer_path(config).empty()) {
-    prepare_tokenizer(config, folder, files_to_learn_from(config, inputs));
+  TokenizerPlace place = place_of_tokenizer(config, folder, resume, inputs);
+  if (!place.learned_of.empty()) {
+    learn_tokenizer(config, place.learned_of, place.path);
   }
-  const auto tokenizer = tokenizer_for(config, folder, all);
+  const auto tokenizer = load_tokenizer(place.path);
   for (Named* source : all) {
     source->tokens.tokenizer = tokenizer ? &*tokenizer : nullptr;
     source->num_tokens = prepare_tokens(source->tokens);
   }
   check_sizes(config, inputs);
+  return std::move(place.path);
+}
+
+void keep_tokenizer(const std::string& path, const RunFolder& folder) {
+  if (path.empty() || path == folder.tokenizer()) return;
+  data::Tokenizer::load(path).save(folder.tokenizer());
 }
 
 void keep_chat_template(const RunConfig& config, const RunFolder& folder) {
@@ -298,23 +352,23 @@ void keep_chat_template(const RunConfig& config, const RunFolder& folder) {
        "chat_template.jinja");
 }
 
-std::optional<data::Tokenizer> find_tokenizer(const RunConfig& config,
-                                              const RunFolder& folder) {
-  Inputs inputs = inputs_of(config, folder);
-  return tokenizer_for(config, folder, all_of(inputs));
-}
-
 namespace {
 
 struct Opened {
   std::vector<data::Source> train, valid;
   std::vector<data::FileFingerprint> fingerprints = {};
+  std::string tokenizer = "";
 };
 
-Opened open_sources(const RunConfig& config, const RunFolder& folder) {
+Opened open_sources(const RunConfig& config, const RunFolder& folder,
+                    const std::string& resume) {
   Inputs inputs = inputs_of(config, folder);
-  const auto tokenizer = tokenizer_for(config, folder, all_of(inputs));
   Opened opened;
+  opened.tokenizer = place_of_tokenizer(config, folder, resume, inputs).path;
+  // Of token files, who keeps documents apart has to know what ends one.
+  const bool asks =
+      config.data.intra_document_masking || any_text(all_of(inputs));
+  const auto tokenizer = load_tokenizer(asks ? opened.tokenizer : "");
   const auto open = [&](std::vector<Named>& named) {
     std::vector<data::Source> sources;
     for (Named& source : named) {
@@ -362,15 +416,16 @@ void share_sizes(Opened& opened, comm::Group& world) {
 }  // namespace
 
 Datasets open_datasets(const RunConfig& config, const RunFolder& folder,
-                       comm::Group& world) {
+                       const std::string& resume, comm::Group& world) {
   Datasets sets;
   const int64_t reader = engine::reader_of(config, world.rank());
   sets.reads = reader == world.rank();
-  Opened opened =
-      sets.reads ? open_sources(config, folder) : unread_sources(config);
+  Opened opened = sets.reads ? open_sources(config, folder, resume)
+                             : unread_sources(config);
   data::compare_across(world, opened.fingerprints, sets.reads);
   if (engine::reads_for_others(config)) share_sizes(opened, world);
   sets.fingerprints = std::move(opened.fingerprints);
+  sets.tokenizer = std::move(opened.tokenizer);
   const double share = config.data.valid_share;
   sets.train = std::make_unique<data::Dataset>(
       opened.train, sampler_options(config, config.data.shuffle),

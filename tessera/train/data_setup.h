@@ -1,25 +1,26 @@
 // The training and validation sets of a run, from the configuration's paths.
 //
 // Text gets the tokenizer of data.tokenizer, else the one of model.from, else
-// one that is trained on the training text, with model.vocab tokens. The run
-// folder keeps the tokenizer; tokenized text lies beside the runs, for all that
-// have the same tokenizer and files.
+// that of the checkpoint which the run goes on from, else one that is trained
+// on the training text, with model.vocab tokens. The run folder keeps the
+// tokenizer; tokenized text, and a tokenizer that is trained, lie beside the
+// runs, for all that have the same tokenizer and files.
 // Entries of data.train are one source, or with data.weights one each.
 //
 // Use:    prepare_data() once, by one rank or before there are ranks; then
-//         open_datasets() on every rank, which says what each source has.
+//         open_datasets() on every rank, which says what each source has; then
+//         keep_tokenizer(), once nothing refuses the run.
 // Comm:   open_datasets(): two gathers, and where some ranks read for others
 //         two broadcasts of what they have to know.
 // Errors: as data/token_stream.h and data/dataset.h.
 #pragma once
 
 #include <memory>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "tessera/data/dataset.h"
 #include "tessera/data/fingerprint.h"
-#include "tessera/data/tokenizer.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/train/run_folder.h"
 
@@ -31,24 +32,28 @@ struct Datasets {
   bool reads = true;                     // else another rank does, for this one
   // Of every file that this rank reads.
   std::vector<data::FileFingerprint> fingerprints;
+  // As prepare_data() gives it back; "" on a rank that does not read.
+  std::string tokenizer;
 };
 
-// Idempotent: what is there already is not made again.
-void prepare_data(const engine::RunConfig& config, const RunFolder& folder);
+// Where the tokenizer lies: that of text or, of token files, the one that is
+// given; "": there is none. Nothing in the run folder changes. `resume` is
+// TrainOptions::resume, here and below. TS_CHECK_CONFIG where text needs the
+// tokenizer of a checkpoint that has none. Idempotent: tokens that are there
+// already are not made again.
+std::string prepare_data(const engine::RunConfig& config,
+                         const RunFolder& folder, const std::string& resume);
+
+// Makes the tokenizer that lies there the run's own.
+void keep_tokenizer(const std::string& path, const RunFolder& folder);
 
 // For who talks to the model of this run: the template that it is trained with,
 // and the special tokens that the template names.
 void keep_chat_template(const engine::RunConfig& config,
                         const RunFolder& folder);
 
-// That of the run's text or, of token files of which something has to be known
-// (data.intra_document_masking, monitor.sample), the one that is given; none:
-// there is none. REQUIRES: prepare_data().
-std::optional<data::Tokenizer> find_tokenizer(const engine::RunConfig& config,
-                                              const RunFolder& folder);
-
 // TS_CHECK_IO on every rank where two that read have other files.
 Datasets open_datasets(const engine::RunConfig& config, const RunFolder& folder,
-                       comm::Group& world);
+                       const std::string& resume, comm::Group& world);
 
 }  // namespace tessera::train

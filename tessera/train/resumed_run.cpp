@@ -104,7 +104,18 @@ class Differences {
   bool is_model_ = false;
 };
 
-// As resume() chooses it, but for what tensors tell; "": none.
+// As far as this version knows its keys: else the ranks compare tensors.
+std::optional<RunConfig> config_of(const SavedRun& saved,
+                                   const std::string& source) {
+  try {
+    return engine::run_config_from_text(saved.config, source);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
 std::string resumed_folder(const std::string& resume,
                            const std::string& folder) {
   if (resume == "never") return "";
@@ -121,18 +132,6 @@ std::string resumed_folder(const std::string& resume,
               "or a folder RUN_DIR/checkpoints/step-N.");
   return resume;
 }
-
-// As far as this version knows its keys: else the ranks compare tensors.
-std::optional<RunConfig> config_of(const SavedRun& saved,
-                                   const std::string& source) {
-  try {
-    return engine::run_config_from_text(saved.config, source);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
-
-}  // namespace
 
 void refuse_other_states(const RunConfig& saved, const RunConfig& now,
                          const std::string& source) {

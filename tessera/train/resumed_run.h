@@ -14,8 +14,14 @@
 namespace tessera::train {
 
 // `resume`: TrainOptions::resume; `folder`: of the run's checkpoints, which may
-// be missing. REQUIRES: a completed configuration. What no manifest tells, as
-// damaged tensors, the ranks find.
+// be missing.
+
+// The checkpoint as resume() chooses it, but for what tensors tell; "": none.
+std::string resumed_folder(const std::string& resume,
+                           const std::string& folder);
+
+// REQUIRES: a completed configuration. What no manifest tells, as damaged
+// tensors, the ranks find.
 void check_resumed(const engine::RunConfig& config, const std::string& resume,
                    const std::string& folder);
 

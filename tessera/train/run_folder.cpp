@@ -24,7 +24,6 @@ std::vector<std::string> RunFolder::below() const {
 std::vector<std::string> RunFolder::missing() const {
   std::vector<std::string> all = below();
   all.push_back(tokens());
-  all.push_back(tokenizer());
   std::vector<std::string> missing;
   for (const std::string& each : all) {
     const auto first = std::ssize(missing);

@@ -10,7 +10,8 @@
 //   trace/           where monitor.trace asks for it
 //   .lock            held by the run that writes here
 //
-// Beside the runs, RUN_DIR/token_cache/ holds text as tokens, for all of them.
+// Beside the runs, RUN_DIR/token_cache/ holds text as tokens, and tokenizers
+// that were trained on it, for all of them.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,8 @@ class RunFolder {
     return logs() + "/rank-" + std::to_string(rank) + ".log";
   }
 
-  // Of the folder, those below it, that of tokens, and the tokenizer: which are
-  // not there, with what they lie in, each before what lies in it.
+  // Of the folder, those below it, and that of tokens: which are not there,
+  // with what they lie in, each before what lies in it.
   std::vector<std::string> missing() const;
   // Makes the folder and those below it. TS_CHECK_IO where that is impossible.
   void create() const;

@@ -60,15 +60,6 @@ uint64_t hash_from(const std::string& digits, const std::string& where) {
   return hash;
 }
 
-bool has_checkpoint(const std::string& folder) {
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
-    const std::string name = entry.path().filename();
-    if (name.starts_with("step-") && !name.ends_with(".tmp")) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 checkpoint::State weights_of(const parallel::Composed& composed) {
@@ -189,6 +180,15 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
                          ? detail::as_int(json["skipped"], source + ": skipped")
                          : 0,
           .loss_scale = loss_scale_from(json, source)};
+}
+
+bool has_checkpoint(const std::string& folder) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("step-") && !name.ends_with(".tmp")) return true;
+  }
+  return false;
 }
 
 void check_resume(const std::string& resume, const std::string& folder) {

@@ -43,6 +43,9 @@ std::string to_json(const SavedRun& run);
 // TS_CHECK_IO on text that is not a SavedRun; `source` names it.
 SavedRun saved_run_from(const std::string& text, const std::string& source);
 
+// By names alone. The folder may be missing.
+bool has_checkpoint(const std::string& folder);
+
 // --resume never wants a `folder` without checkpoints.
 void check_resume(const std::string& resume, const std::string& folder);
 

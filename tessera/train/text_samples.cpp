@@ -24,14 +24,12 @@ namespace {
 constexpr size_t kPromptTokens = 16;  // of text
 
 data::Tokenizer tokenizer_for(const RunConfig& config,
-                              const RunFolder& folder) {
-  auto tokenizer = find_tokenizer(config, folder);
-  TS_CHECK_CONFIG(tokenizer.has_value(), "monitor.sample is ",
-                  config.monitor.sample,
+                              const std::string& path) {
+  TS_CHECK_CONFIG(!path.empty(), "monitor.sample is ", config.monitor.sample,
                   ", but the data is token files, and nothing tells what their "
                   "tokens mean. Set data.tokenizer to the tokenizer.json that "
                   "made them, or monitor.sample to 0.");
-  return std::move(*tokenizer);
+  return data::Tokenizer::load(path);
 }
 
 // Of monitor.sample_prompt.
@@ -103,23 +101,23 @@ std::vector<int64_t> stops_of(const RunConfig& config,
 
 }  // namespace
 
-void check_samples(const RunConfig& config, const RunFolder& folder) {
+void check_samples(const RunConfig& config, const std::string& tokenizer_path) {
   if (config.monitor.sample == 0) return;
   models::check_writes(config.model);
   TS_CHECK_CONFIG(config.data.seq_len > 1, "monitor.sample is ",
                   config.monitor.sample,
                   ", but data.seq_len 1 has no room for a text. Nearest: 2.");
-  const data::Tokenizer tokenizer = tokenizer_for(config, folder);
+  const data::Tokenizer tokenizer = tokenizer_for(config, tokenizer_path);
   if (!config.monitor.sample_prompt.empty()) prompt_given(config, tokenizer);
 }
 
 // A tokenizer may lie on each host by itself, and the data on some alone: what
 // ranks draw together follows from what rank 0 has.
-TextSamples::TextSamples(const RunConfig& config, const RunFolder& folder,
-                         const Datasets& data, comm::Group& world)
+TextSamples::TextSamples(const RunConfig& config, const Datasets& data,
+                         comm::Group& world)
     : config_(config) {
   if (world.rank() == 0) {
-    tokenizer_ = tokenizer_for(config, folder);
+    tokenizer_ = tokenizer_for(config, data.tokenizer);
     const auto sample = beginning_of(data.valid ? *data.valid : *data.train);
     prompt_ = config.monitor.sample_prompt.empty()
                   ? sample.prompt

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "tessera/comm/communicator.h"
@@ -21,14 +22,15 @@
 
 namespace tessera::train {
 
-// REQUIRES: prepare_data().
-void check_samples(const engine::RunConfig& config, const RunFolder& folder);
+// `tokenizer_path`: what prepare_data() gave back.
+void check_samples(const engine::RunConfig& config,
+                   const std::string& tokenizer_path);
 
 class TextSamples {
  public:
   // Collective. REQUIRES: monitor.sample > 0, and what outlives it.
-  TextSamples(const engine::RunConfig& config, const RunFolder& folder,
-              const Datasets& data, comm::Group& world);
+  TextSamples(const engine::RunConfig& config, const Datasets& data,
+              comm::Group& world);
 
   // Collective over the world; the texts are rank 0's.
   monitor::Sample write(engine::RankModel& model, comm::Communicator& ranks,

@@ -11,7 +11,9 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/log.h"
 #include "tessera/core/units.h"
+#include "tessera/data/chat_template.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/engine/model_sizes.h"
 #include "tessera/engine/run_config.h"
@@ -36,19 +38,28 @@ bool is_checkpoint(const fs::path& path) {
   return fs::exists(path / "manifest.json");
 }
 
-// Where the run in this folder keeps its checkpoints.
+// Where the run in this folder keeps its checkpoints: where its configuration
+// says, which may have changed, else in the folder.
 fs::path checkpoints_of(const fs::path& run) {
+  const fs::path own = run / "checkpoints";
   const fs::path config = run / "config.json";
-  if (fs::exists(run / "checkpoints" / "latest") || !fs::exists(config)) {
-    return run / "checkpoints";
-  }
+  if (!fs::exists(config)) return own;
   const std::string text = tessera::detail::read_json_text(config);
-  if (checkpoint::is_hugging_face_folder(run.string())) return {};
-  return RunFolder(run_config_from_text(text, config.string())).checkpoints();
+  const RunConfig saved = run_config_from_text(text, config.string());
+  if (saved.checkpoint.dir.empty()) return own;  // wherever the run lies now
+  const fs::path elsewhere = RunFolder(saved).checkpoints();
+  if (fs::exists(elsewhere / "latest")) return elsewhere;
+  if (fs::exists(own / "latest")) {
+    log::warning(config.string(), " has the run's checkpoints in ",
+                 elsewhere.string(), ", where none is: those of ", own.string(),
+                 " are taken, which may be older");
+  }
+  return own;
 }
 
 // The newest step-N of a run folder; "" where there is none.
 fs::path newest_checkpoint(const fs::path& run) {
+  if (checkpoint::is_hugging_face_folder(run.string())) return {};
   const fs::path checkpoints = checkpoints_of(run);
   const fs::path latest = checkpoints / "latest";
   if (!fs::exists(latest)) return {};
@@ -64,17 +75,19 @@ fs::path newest_checkpoint(const fs::path& run) {
 // the model's files: above the checkpoint, or where the run's configuration has
 // it.
 fs::path run_folder_of(const fs::path& checkpoint, const RunConfig& run) {
-  const fs::path above =
-      fs::absolute(checkpoint).lexically_normal().parent_path().parent_path();
+  const fs::path itself =  // with a slash or without
+      fs::absolute(checkpoint / "").lexically_normal().parent_path();
+  const fs::path above = itself.parent_path().parent_path();
   const fs::path configured = RunFolder(run).path();
-  const auto keeps = [](const fs::path& folder) {
-    return fs::exists(folder / "tokenizer.json") ||
-           fs::exists(kept_model_files(folder.string()));
+  const auto keeps = [](const fs::path& run_folder) {
+    return fs::exists(run_folder / "tokenizer.json") ||
+           fs::exists(kept_model_files(run_folder.string()));
   };
   return !keeps(above) && keeps(configured) ? configured : above;
 }
 
-// By the tokenizer, where there is one: what begins a text, and what ends it.
+// By the tokenizer, where there is one: what begins a text, and what ends it,
+// as a chat's turn and as a document.
 void take_tokens(models::HuggingFaceConfig& config,
                  const fs::path& tokenizer_folder) {
   if (!fs::exists(tokenizer_folder / "tokenizer.json")) return;
@@ -83,7 +96,14 @@ void take_tokens(models::HuggingFaceConfig& config,
   const auto& before = tokenizer.spec().before;
   config.bos_token = before.empty() ? end : std::optional(before[0]);
   config.eos_tokens.clear();
-  if (end) config.eos_tokens = {*end};
+  for (const auto& [name, token] :
+       data::special_tokens_of(tokenizer_folder.string())) {
+    if (name != "eos_token") continue;
+    if (const auto id = tokenizer.id_of(token)) config.eos_tokens = {*id};
+  }
+  if (end && std::ranges::count(config.eos_tokens, *end) == 0) {
+    config.eos_tokens.push_back(*end);
+  }
 }
 
 ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
@@ -279,6 +299,12 @@ void read_model_source(RunConfig& config, const config::Provenance& origins) {
         ", which was trained with model.lora: its weights are in "
         "two parts. Start from what tessera convert --merge makes "
         "of it.");
+    TS_CHECK_CONFIG(
+        !config.model.load_weights || !config.model.moe.bias_balance ||
+            source.config.model.has_score_bias(),
+        "model.moe.bias_balance is true, but the run in model.from, ", from,
+        ", has no bias to load. Balance by model.moe.aux_loss, or train from "
+        "the beginning (model.load_weights false).");
   }
   read_adapters(config, origins);
 }

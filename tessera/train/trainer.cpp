@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -35,6 +36,7 @@
 #include "tessera/train/metrics.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/preflight.h"
+#include "tessera/train/run_checkpoints.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/shared_folder.h"
 #include "tessera/train/skipped_step.h"
@@ -61,7 +63,12 @@ class Trainer {
  public:
   Trainer(const RunConfig& config, comm::Communicator& ranks,
           const TrainOptions& options)
-      : config_(config), ranks_(ranks), options_(options), folder_(config) {}
+      : config_(config),
+        ranks_(ranks),
+        options_(options),
+        folder_(config),
+        checkpoints_(folder_.checkpoints(), ranks.world(),
+                     config.checkpoint.async) {}
   // Before run(): the speeds in the configuration were measured just now.
   void tell_measured_speeds() { tells_speeds_ = true; }
   ~Trainer() { log::close_rank_file(static_cast<int>(ranks_.rank())); }
@@ -77,12 +84,7 @@ class Trainer {
         std::make_unique<engine::Recorder>(model_->composed(), ranks_.rank());
     resume();
     model_->release_files();
-    // What was refused until here has left the one before as it was.
-    if (leads()) {
-      write_file_atomic(folder_.config(), to_json(config_));
-      keep_model_files(config_, folder_, saved_at_ >= 0);
-      keep_chat_template(config_, folder_);
-    }
+    keep_files();
     if (step_ >= config_.run.steps) {
       log::info("nothing to do: ", step_, " steps are done, and run.steps is ",
                 config_.run.steps);
@@ -191,9 +193,11 @@ class Trainer {
 
   // One rank prepares what the others then open.
   void open_data() {
-    if (leads() && !options_.is_prepared) prepare_data(config_, folder_);
+    if (leads() && !options_.is_prepared) {
+      prepare_data(config_, folder_, options_.resume);
+    }
     ranks_.world().barrier();
-    data_ = open_datasets(config_, folder_, ranks_.world());
+    data_ = open_datasets(config_, folder_, options_.resume, ranks_.world());
   }
 
   void resume() {
@@ -203,7 +207,8 @@ class Trainer {
     if (!saved) return load_first_weights(config_, *model_, ranks_.world());
     step_ = saved->step;
     data_.train->go_on(step_, saved->samples);
-    saved_at_ = step_;
+    is_resumed_ = true;
+    checkpoints_.found(step_);
     best_ = saved->best;
     skipped_ = saved->skipped;
     if (saved->loss_scale)
@@ -233,6 +238,21 @@ class Trainer {
     }
   }
 
+  // What was refused until here has left the one before as it was.
+  void keep_files() {
+    if (leads()) {
+      write_file_atomic(folder_.config(), to_json(config_));
+      keep_model_files(config_, folder_, is_resumed_);
+      keep_tokenizer(data_.tokenizer, folder_);
+      keep_chat_template(config_, folder_);
+    }
+    ranks_.world().barrier();
+    // Hosts may have run folders of their own, and one checkpoint.dir.
+    if (!std::filesystem::exists(folder_.tokenizer())) {
+      keep_tokenizer(data_.tokenizer, folder_);
+    }
+  }
+
   uint64_t data_hash() const {
     std::vector<uint64_t> hashes;
     for (const auto& file : data_.fingerprints) hashes.push_back(file.xxh3);
@@ -242,16 +262,16 @@ class Trainer {
   void open_monitor() {
     first_step_ = step_;
     if (config_.monitor.sample > 0) {
-      samples_ = std::make_unique<TextSamples>(config_, folder_, data_,
-                                               ranks_.world());
+      samples_ = std::make_unique<TextSamples>(config_, data_, ranks_.world());
     }
     // Rank 0 measures what the machine can do while no other rank computes, and
     // in the first step nobody should wait for what it opens.
     ranks_.world().barrier();
     metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_,
                                          steps_per_epoch(), tokens_before());
-    begun_ = std::make_unique<BegunSteps>(config_, *model_, *recorder_,
-                                          *metrics_, options_.stop_requested);
+    begun_ =
+        std::make_unique<BegunSteps>(config_, *model_, *recorder_, *metrics_,
+                                     checkpoints_, options_.stop_requested);
     ranks_.world().barrier();
   }
 
@@ -317,11 +337,15 @@ class Trainer {
         totals.record.sample = samples_->write(*model_, ranks_, step_);
         model_->release_files();
       }
-      metrics_->record(totals.record);
+      record(std::move(totals.record));
       // A batch that has begun is done first.
       const bool stops = stops_ && !model_->actor().is_ahead();
       const bool saves = ends && config_.checkpoint.saves();
-      if (due || saves || stops || is_best()) save();
+      if (saves || stops) {
+        save_last();
+      } else if (due || is_best()) {
+        save_due();
+      }
       if (stops && !ends) {
         log::info("stopped on request after step ", step_,
                   ", with a checkpoint; the same command goes on from there");
@@ -395,10 +419,16 @@ class Trainer {
       }
       trace_.add(done.step - first_step_, model_->mesh(), done.spans);
       stops_ |= done.totals.stop;
+      if (!done.totals.is_saving) checkpoints_.finish();
       if (begun_->count() == 0) return std::move(done.totals);
-      metrics_->record(done.totals.record);
+      record(std::move(done.totals.record));
     }
     return std::nullopt;
+  }
+
+  void record(monitor::StepRecord record) {
+    record.checkpoint_failed = checkpoints_.take_failed();
+    metrics_->record(std::move(record));
   }
 
   engine::StepInput input_of_step(int64_t of, double lr) {
@@ -476,11 +506,7 @@ class Trainer {
     return scale.state();
   }
 
-  void save() {
-    if (saved_at_ == step_) return;
-    if (!config_.checkpoint.saves()) {  // a run that is stopped
-      require_shared(folder_.checkpoints(), ranks_.world());
-    }
+  RunCheckpoints::Content content() {
     checkpoint::State state = state_of(model_->composed(), model_->optimizer());
     state.extra =
         to_json(SavedRun{.step = step_,
@@ -493,11 +519,20 @@ class Trainer {
     checkpoint::SaveOptions options{.keep = config_.checkpoint.keep,
                                     .mesh = model_->mesh().describe()};
     if (config_.checkpoint.keep_best && best_) options.best = best_->step;
-    checkpoint::save(folder_.checkpoints(), step_, state, ranks_.world(),
-                     options);
+    return {.state = std::move(state), .options = std::move(options)};
+  }
+
+  void save_due() {
+    checkpoints_.save_due(step_, [this] { return content(); });
     model_->release_files();
-    saved_at_ = step_;
-    log::info("checkpoint of step ", step_, " is in ", folder_.checkpoints());
+  }
+
+  void save_last() {
+    if (!config_.checkpoint.saves()) {  // a run that is stopped
+      require_shared(folder_.checkpoints(), ranks_.world());
+    }
+    checkpoints_.save_last(step_, [this] { return content(); });
+    model_->release_files();
   }
 
   const RunConfig& config_;
@@ -505,6 +540,7 @@ class Trainer {
   TrainOptions options_;
   RunFolder folder_;
   std::unique_ptr<FileLock> lock_, checkpoints_lock_;  // of rank 0
+  RunCheckpoints checkpoints_;
   Datasets data_;
   std::unique_ptr<RankModel> model_;
   std::unique_ptr<engine::BatchShare> validated_;  // that one rank reads
@@ -517,7 +553,7 @@ class Trainer {
   int64_t step_ = 0;              // steps done, or begun
   int64_t skipped_ = 0;           // that updated nothing
   int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
-  int64_t saved_at_ = -1;         // step of the last checkpoint
+  bool is_resumed_ = false;       // from a checkpoint
   bool stops_ = false;            // some rank was asked to stop
   bool tells_speeds_ = false;
   std::optional<BestLoss> best_;  // none: not validated so far
