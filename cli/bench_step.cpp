@@ -124,7 +124,7 @@ void add_bench_step(CLI::App& bench, int argc, char** argv) {
       "step", "Where a step's time goes, beside its matrix products alone");
   auto flags = std::make_shared<StepFlags>();
   command->add_option("RUN.json", flags->file, "the configuration")->required();
-  command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
+  add_sets(*command, flags->sets);
   add_rank_flags(*command, flags->ranks);
   command
       ->add_option("--rounds", flags->rounds,

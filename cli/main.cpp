@@ -1,4 +1,5 @@
 // tessera: the program. Results go to stdout, everything else to stderr.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -133,9 +134,19 @@ void leave_libraries_as_they_are() {
 #endif
 }
 
+// Else a file that is opened next would be one of them, and be written to as
+// such.
+void open_standard_files() {
+  for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(number, F_GETFD) != -1) continue;
+    if (::open("/dev/null", O_RDWR) != number) ::_exit(EXIT_FAILURE);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_files();
   leave_libraries_as_they_are();
   tessera::cli::begin_to_throw_out_of_memory();
   return tessera::cli::run_program(argc, argv);

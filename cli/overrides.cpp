@@ -29,6 +29,13 @@ void take_keys(CLI::App& command, std::vector<std::string> keys) {
   keys_by_command()[&command] = std::move(keys);
 }
 
+void add_sets(CLI::App& command, std::vector<std::string>& sets) {
+  command
+      .add_option("--set", sets,
+                  "key=value, as in batch.global=64; as often as needed")
+      ->allow_extra_args(false);
+}
+
 bool takes_key(const CLI::App& command, const std::string& key) {
   const auto found = keys_by_command().find(&command);
   if (found == keys_by_command().end()) return false;

@@ -15,6 +15,9 @@ void take_keys(CLI::App& command, std::vector<std::string> keys = {});
 // Whether that was said of it.
 bool takes_key(const CLI::App& command, const std::string& key);
 
+// The command takes --set key=value, one value each, before its file too.
+void add_sets(CLI::App& command, std::vector<std::string>& sets);
+
 // What `--set a.b=v` gave, then "--a.b=v" and "--a.b v" among the words that no
 // option took, as they come. TS_CHECK_USAGE on any other word.
 std::vector<config::Override> overrides_of(

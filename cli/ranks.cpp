@@ -1,6 +1,7 @@
 #include "cli/ranks.h"
 
 #include <chrono>
+#include <csignal>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
+#include "tessera/core/screen.h"
 #include "tessera/launch/cores.h"
 #include "tessera/launch/local.h"
 #include "tessera/launch/store.h"
@@ -97,6 +99,41 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
   return codes[0];
 }
 
+// Whether another start may go better: not where somebody ended it, and not
+// where the same would be refused again.
+bool may_go_better(int code) {
+  for (const int asked : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
+    if (code == 128 + asked) return false;
+  }
+  return code > 128 || code == static_cast<int>(ExitCode::kFailed) ||
+         code == static_cast<int>(ExitCode::kUnreachable);
+}
+
+int run_with_restarts(const RankJob& job, int64_t world_size) {
+  const Restarts& restarts = job.restarts;
+  if (restarts.most == 0) return run_rank_processes(job.arguments, world_size);
+  const std::string first = restarts.progress();
+  std::string newest = first;
+  for (int64_t in_a_row = 1;; ++in_a_row) {
+    const int code = run_rank_processes(
+        newest == first ? job.arguments : restarts.arguments, world_size);
+    if (!may_go_better(code)) return code;
+    if (const std::string now = restarts.progress(); now != newest) {
+      newest = now;
+      in_a_row = 1;
+    }
+    if (in_a_row > restarts.most) {
+      show_on_screen(c10::str("tessera: ended: all ranks were started again ",
+                              restarts.most,
+                              " times in a row without a new checkpoint\n"));
+      return code;
+    }
+    show_on_screen(c10::str("tessera: all ranks are started again, ", in_a_row,
+                            " of ", restarts.most,
+                            " times without a new checkpoint\n"));
+  }
+}
+
 }  // namespace
 
 void add_rank_flags(CLI::App& command, RankFlags& flags) {
@@ -143,10 +180,9 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
   launch::RankEnvironment first = place;
   first.world_size = first.local_world_size = world_size;
   job.prepare(first);
-  if (world_size == 1) return run_rank(job, place);
-  return flags.ranks == "processes"
-             ? run_rank_processes(job.arguments, world_size)
-             : run_rank_threads(job, world_size);
+  if (world_size == 1 && job.restarts.most == 0) return run_rank(job, place);
+  return flags.ranks == "processes" ? run_with_restarts(job, world_size)
+                                    : run_rank_threads(job, world_size);
 }
 
 void run_as_rank(const std::function<void()>& command) {

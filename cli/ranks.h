@@ -25,6 +25,15 @@ void add_rank_flags(CLI::App& command, RankFlags& flags);
 // Where this process is. TS_CHECK_USAGE on --nproc below another launcher.
 launch::RankEnvironment find_place(const RankFlags& flags);
 
+// Of ranks that are processes of this host: all are started again where one has
+// failed.
+struct Restarts {
+  int64_t most = 0;  // in a row, while `progress` says the same
+  std::function<std::string()> progress = nullptr;
+  // The command's, once it has said something new; else as they were.
+  std::vector<std::string> arguments = {};
+};
+
 struct RankJob {
   comm::CommConfig comm;
   std::vector<c10::DeviceType> devices;  // of every rank, in their order
@@ -40,6 +49,7 @@ struct RankJob {
   std::function<int(comm::Communicator&)> work;
   // Of the command, for the ranks that are started with it.
   std::vector<std::string> arguments = {};
+  Restarts restarts = {};
 };
 
 // The exit code. REQUIRES: `place` of find_place(); world_size is its, where it

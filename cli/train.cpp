@@ -1,6 +1,8 @@
 // tessera train: from a configuration file to a trained model.
+#include <filesystem>
 #include <iostream>
 #include <optional>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "cli/overrides.h"
@@ -8,6 +10,7 @@
 #include "tessera/core/config_places.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/bubble_hint.h"
 #include "tessera/engine/deepspeed.h"
@@ -31,6 +34,7 @@ struct TrainFlags {
   std::string deepspeed;  // "": none
   RankFlags ranks;
   std::string resume = "auto";
+  int64_t max_restarts = 0;
   bool dry_run = false;
   bool print_config = false;
 };
@@ -68,6 +72,7 @@ class TrainCommand {
                    " with mesh.data_parallel dp, "
                    "whose devices are threads of one process. Set mesh.dp to "
                    "their number and leave --nproc out.");
+    check_restarts(place);
     const int64_t world_size =
         place.source == "none" ? wanted_world() : place.world_size;
     complete(config_.mesh.star() ? engine::implied_world_size(config_)
@@ -97,8 +102,35 @@ class TrainCommand {
                    .resume = flags_.resume,
                    .stop_requested = [&] { return stop->requested(); }}));
             },
-        .arguments = {argv, argv + argc}};
+        .arguments = {argv, argv + argc},
+        .restarts = restarts({argv, argv + argc})};
     set_exit_code(run_ranks(job, flags_.ranks, place, world_size));
+  }
+
+  void check_restarts(const launch::RankEnvironment& place) const {
+    if (flags_.max_restarts == 0 || place.source == "tessera") return;
+    TS_CHECK_USAGE(place.source == "none", "--max-restarts is of ranks that ",
+                   "tessera train starts, but ", place.source,
+                   " has started these. Have it start them again, or leave "
+                   "--max-restarts out.");
+    TS_CHECK_USAGE(flags_.ranks.ranks == "processes" && !config_.mesh.star(),
+                   "--max-restarts starts processes again, but these ranks are "
+                   "threads of one. Use --ranks processes.");
+  }
+
+  Restarts restarts(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.end(), {"--resume", "auto"});
+    const std::string latest =
+        train::RunFolder(config_).checkpoints() + "/latest";
+    return {.most = flags_.max_restarts,
+            .progress =
+                [latest] {
+                  std::error_code none;
+                  return std::filesystem::exists(latest, none)
+                             ? read_file(latest)
+                             : std::string();
+                },
+            .arguments = std::move(arguments)};
   }
 
   int64_t wanted_world() const {
@@ -172,13 +204,21 @@ void add_train(CLI::App& program, int argc, char** argv) {
   CLI::App* command = program.add_subcommand("train", "Train a model");
   auto flags = std::make_shared<TrainFlags>();
   command->add_option("RUN.json", flags->file, "the configuration")->required();
-  command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
+  add_sets(*command, flags->sets);
   command->add_option(
       "--deepspeed", flags->deepspeed,
       "DeepSpeed's JSON, as it is, for what the run's leaves out");
   add_rank_flags(*command, flags->ranks);
-  command->add_option("--resume", flags->resume,
-                      "auto, never, or a checkpoint folder");
+  command
+      ->add_option("--resume", flags->resume,
+                   "auto, never, or a checkpoint folder")
+      ->take_last();
+  command
+      ->add_option("--max-restarts", flags->max_restarts,
+                   "how often in a row, without a new checkpoint, all ranks of "
+                   "this host are started again when one has failed; they go "
+                   "on from the newest one")
+      ->check(whole_number(0, 1000));
   command->add_flag("--dry-run", flags->dry_run,
                     "check the configuration, show the plan, and stop");
   command->add_flag("--print-config", flags->print_config,

@@ -118,7 +118,7 @@ void add_verify(CLI::App& program) {
       "verify", "Prove that a mesh trains the same model as one rank");
   auto flags = std::make_shared<VerifyFlags>();
   command->add_option("RUN.json", flags->file, "the configuration")->required();
-  command->add_option("--set", flags->sets, "key=value, as in batch.global=64");
+  add_sets(*command, flags->sets);
   command->add_option("--nproc", flags->nproc, "ranks, as threads")
       ->check(whole_number(1, 4096));
   command->add_option("--steps", flags->steps, "steps to compare")

@@ -202,7 +202,7 @@ def test_exit_codes(program, folder, arguments, code):
     if arguments == ["trian"]:
         assert "train" in done.stderr
     if arguments[:1] == ["plan"]:
-        assert "not built" in done.stderr
+        assert "--cluster" in done.stderr
 
 
 def test_a_full_disk_behind_stdout_is_told(program, folder):
@@ -451,6 +451,72 @@ def test_two_runs_do_not_share_a_folder(program, folder):
     assert run(program, folder, "train", "run.json").returncode == 0
 
 
+def of_other_text(folder):
+    """Flags by which a run on text learns another tokenizer."""
+    (folder / "other.txt").write_text("pack my box with five dozen liquor jugs, and so on. " * 200)
+    return ["--data.train=other.txt"]
+
+
+def test_a_start_that_is_refused_leaves_the_tokenizer_of_the_run(program, folder, tessera):
+    saved = ["--checkpoint.every=3"]
+    assert run(program, folder, "train", "run.json", *saved).returncode == 0
+    own = folder / "runs" / "run" / "tokenizer.json"
+    before = own.read_bytes()
+    (folder / "cats.txt").write_text("".join(f"There were {n} cats, who slept.\n" for n in range(2000)))
+    for size in (270, 400):  # refused for too little data, and for too many ids
+        run(program, folder, "tokenize", "train", "--input", "cats.txt", "--vocab-size", str(size), "--output", f"{size}")
+    (folder / "short.txt").write_text("abc")
+    for flags, words in ((["--data.tokenizer=270", "--data.train=short.txt"], "Give more data"),
+                         (["--data.tokenizer=400"], "the tokenizer has 400 ids"), (["--data.tokenizer=absent"], "absent")):
+        done = run(program, folder, "train", "run.json", *saved, *flags)
+        assert done.returncode in (74, 78) and words in done.stderr and "step:" not in done.stderr, done.stderr
+        assert own.read_bytes() == before, flags
+    assert "the" in tessera("generate", "--model", folder / "runs" / "run", "--prompt", "the", "--max-tokens", 3)
+
+
+def test_a_second_start_leaves_the_tokenizer_of_the_running_run(program, folder):
+    first = subprocess.Popen([str(program), "train", "run.json", "--run.steps=100000"], cwd=folder,
+                             stderr=subprocess.PIPE, text=True)
+    try:
+        own = folder / "runs" / "run" / "tokenizer.json"
+        deadline = time.monotonic() + 60
+        while not own.is_file() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        before = own.read_bytes()
+        second = run(program, folder, "train", "run.json", *of_other_text(folder))
+        assert second.returncode == 74 and f"process {first.pid}" in second.stderr, second.stderr
+        assert own.read_bytes() == before
+    finally:
+        first.kill()
+        first.communicate()
+    # What was killed before it saved has no say.
+    assert run(program, folder, "train", "run.json", *of_other_text(folder)).returncode == 0
+    assert own.read_bytes() != before
+
+
+def test_weights_of_another_run_keep_their_tokenizer(program, folder):
+    saved = ["--checkpoint.every=3"]
+    assert run(program, folder, "train", "run.json", *saved).returncode == 0
+    own = folder / "runs" / "run" / "tokenizer.json"
+    before = own.read_bytes()
+    step = ["--resume", "runs/run/checkpoints/step-3", "--run.steps=4", *of_other_text(folder)]
+    named = run(program, folder, "train", "run.json", *saved, *step, "--run.name=named", "--nproc", "2")
+    assert named.returncode == 0 and "resumed after step 3" in named.stderr, named.stderr
+    assert (folder / "runs" / "named" / "tokenizer.json").read_bytes() == before
+    moved = run(program, folder, "train", "run.json", *saved, *step, "--checkpoint.dir=elsewhere")
+    assert moved.returncode == 0 and own.read_bytes() == before, moved.stderr
+    own.unlink()
+    # From another's checkpoint, and from its own: the text would get other ids.
+    for name, flags in ("lost", step), ("run", step[2:]):
+        command = ["train", "run.json", *saved, *flags, f"--run.name={name}"]
+        done = run(program, folder, *command)
+        assert done.returncode == 78 and "data.tokenizer is empty" in done.stderr, done.stderr
+        assert not (folder / "runs" / name / "tokenizer.json").exists() and "rank 0" not in done.stderr
+        done = run(program, folder, *command, "--data.tokenizer=runs/named")
+        assert done.returncode == 0 and "resumed after step 3" in done.stderr, done.stderr
+        assert (folder / "runs" / name / "tokenizer.json").read_bytes() == before
+
+
 @pytest.mark.parametrize("arguments", [["train", "run.json", "--data.train=pipe"],
                                        ["tokenize", "encode", "--tokenizer", "pipe", "--input", "text.txt",
                                         "--output", "out.bin"]], ids=["data", "tokenizer"])
@@ -518,3 +584,17 @@ def test_launch_refuses(program, folder, arguments, words):
 def test_launch_refuses_to_be_a_rank(program, folder):
     done = launch(program, folder, "-n", "2", "--", str(program), "launch", "-n", "2", "--", "true")
     assert done.returncode == 2 and "this process is a rank itself, started by tessera" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-"])
+def test_closed_standard_files_are_nobodys(program, folder, closed):
+    command = f"exec {program} train run.json --nproc 2 --batch.global=8 {closed}"
+    assert subprocess.run(["bash", "-c", command], cwd=folder, timeout=120).returncode == 0
+    again = run(program, folder, "train", "run.json", "--run.name=again")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_set_key_may_come_before_the_file(program, folder):
+    done = run(program, folder, "train", "--set", "run.steps=2", "--set", "run.seed=5", "run.json", "--print-config")
+    assert done.returncode == 0, done.stderr
+    assert "--set run.steps=2" in done.stdout and "--set run.seed=5" in done.stdout

@@ -6,12 +6,13 @@ Every test drives `tessera train` as a user does and reads the run folder.
 import math
 import os
 import re
+import resource
 import signal
 import subprocess
 import time
 
 import pytest
-from runs import (MODEL, STEPS, assert_close, assert_equal_runs, assert_same_bits, configuration,
+from runs import (MODEL, STEPS, assert_close, assert_equal_runs, assert_same_bits, checkpoint, configuration,
                   metrics, run, train)
 
 
@@ -54,6 +55,17 @@ def test_data_parallel_on_threads_equals_one_rank(program, tokens, tmp_path, mod
     star = run(program, tokens, tmp_path / "star", **sections, mesh={"dp": 3, "data_parallel": "dp"})
     assert len(one[0]) == len(star[0]) == STEPS
     assert_equal_runs(one, star, 1e-10, 1e-10)
+
+
+# In the first step both have the same weights, and all else alike.
+def test_threads_keep_gradients_as_ranks_do(program, tokens, tmp_path):
+    norms = []
+    for way, ranks in (("dp", []), ("ddp", ["--nproc", "3", "--ranks", "threads"])):
+        path = configuration(tokens, tmp_path / way, mesh={"dp": 3, "data_parallel": way}, run={"steps": 1},
+                             precision={"compute": "bf16"}, schedule={"warmup": 0}, checkpoint={"every": 0})
+        train(program, path, *ranks)
+        norms.append(metrics(tmp_path / way)[0]["grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
 # Every stage, and experts over the data ranks; 62 samples of 16 tokens share out unevenly.
@@ -211,9 +223,9 @@ def children_of(pid):
         return [int(word) for word in file.read().split()]
 
 
-@pytest.mark.parametrize("victim", ["a rank", "everything"])
-def test_kill_9_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path, victim):
-    sections = {"mesh": {"dp": 2}, "checkpoint": {"every": 3}}
+@pytest.mark.parametrize(("victim", "beside"), [("a rank", False), ("everything", True)])
+def test_kill_9_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path, victim, beside):
+    sections = {"mesh": {"dp": 2}, "checkpoint": {"every": 3, "async": beside}}
     folder = tmp_path / "killed"
     path = configuration(tokens, folder, **sections, **ENDLESS)
 
@@ -234,3 +246,113 @@ def test_kill_9_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path,
     else:
         assert code == -9
     assert_the_same_bits_as_one_run(program, tokens, tmp_path, "killed", steps_written(folder), "--nproc", "2", **sections)
+
+
+@pytest.mark.parametrize("sections", [
+    {"mesh": {"dp": 2}, "zero": {"stage": 2}, "monitor": {"losses_late": 2}},
+    {"mesh": {"pp": 2, "dp": 2}, "pipeline": {"schedule": "pipedream_2bw"}, "batch": {"micro": 1}},
+])
+def test_checkpoints_written_beside_the_steps_have_the_same_bits(program, tokens, tmp_path, sections):
+    nproc = str(math.prod(sections["mesh"].values()))
+    runs = {beside: run(program, tokens, tmp_path / str(beside), "--nproc", nproc, **sections,
+                        checkpoint={"every": 3, "keep": 0, "async": beside})[0] for beside in (False, True)}
+    assert [line["loss"] for line in runs[True]] == [line["loss"] for line in runs[False]]
+    for step in (3, 6, 9, 12, 15, 18, STEPS):
+        assert_same_bits(checkpoint(tmp_path / "False", step), checkpoint(tmp_path / "True", step))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_checkpoint_that_fails_is_told_and_the_run_goes_on(program, tokens, tmp_path, beside):
+    """A limit of the files' size that comes and goes, as a full disk does."""
+    path = configuration(tokens, tmp_path, checkpoint={"every": 5, "async": beside}, **ENDLESS)
+    latest = tmp_path / "run" / "checkpoints" / "latest"
+    said = tmp_path / "stderr"
+
+    def wait_for(what):
+        deadline = time.monotonic() + 60
+        while not what():
+            assert process.poll() is None and time.monotonic() < deadline, said.read_text()[-3000:]
+            time.sleep(0.002)
+
+    def limit_files(size):
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    with open(said, "w") as stderr:
+        process = subprocess.Popen([str(program), "train", path], stderr=stderr)
+        wait_for(latest.exists)
+        limit_files(100 << 10)
+        wait_for(lambda: "EFBIG" in said.read_text())
+        failed = int(re.search(r"step (\d+) was not saved: .*EFBIG.*The run goes on", said.read_text())[1])
+        limit_files(resource.RLIM_INFINITY)
+        wait_for(lambda: int(latest.read_text().removeprefix("step-")) > failed)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 75, said.read_text()[-3000:]
+    told = {line["checkpoint_failed"]: line["step"] for line in metrics(tmp_path) if "checkpoint_failed" in line}
+    assert failed in told and all(step % 5 == 0 for step in told)
+    assert beside or told[failed] == failed + 1
+    assert set(os.listdir(latest.parent)) == {"latest", *(path.name for path in latest.parent.glob("step-*[0-9]"))}
+    assert train(program, path, f"--run.steps={steps_written(tmp_path) + 1}").returncode == 0
+
+
+def test_the_last_checkpoint_must_stand(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path, checkpoint={"every": 5, "async": True})
+    done = subprocess.run(["bash", "-c", f"ulimit -f 100; exec {program} train {path}"], capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 74, done.stderr
+    assert done.stderr.count("The run goes on") == STEPS // 5 - 1
+    assert f"step {STEPS} was not saved" in done.stderr
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp16"])
+def test_weights_of_a_run_are_those_that_narrow_ones_begin_from(program, tokens, tmp_path, compute):
+    """Without learning, the weights stay what they were, rounded: also the wide ones that are updated."""
+    _, base = run(program, tokens, tmp_path / "base")
+    _, other = run(program, tokens, tmp_path / "other", only_model={"from": str(tmp_path / "base" / "run"),
+                                                                  "load_weights": True},
+                   precision={"compute": compute, "loss_scale": 1}, optimizer={"lr": 1e-30, "ema": 0.5})
+    for name, value in base.items():
+        if name.startswith("model."):
+            assert other[name].equal(value.to(other[name].dtype)), name
+            average = other[f"optimizer.average.{name.removeprefix('model.')}"]
+            assert average.allclose(other[name].to(average.dtype), rtol=1e-6, atol=0), name
+
+
+def test_a_balance_that_a_run_was_not_trained_with_is_refused_first(program, tokens, tmp_path):
+    experts = dict(MODEL, family="mixtral", moe={"experts": 4, "top_k": 2})
+    run(program, tokens, tmp_path / "base", only_model=experts)
+    path = configuration(tokens, tmp_path / "other", only_model={"from": str(tmp_path / "base" / "run"),
+                                                                 "load_weights": True, "moe": {"bias_balance": True}})
+    done = train(program, path, check=False)
+    assert done.returncode == 78 and "has no bias to load" in done.stderr, done.stderr
+    assert not (tmp_path / "other" / "run").exists()
+
+
+def test_a_killed_rank_is_started_again_and_the_run_has_the_same_bits(program, tokens, tmp_path):
+    steps = 2000
+    sections = {"mesh": {"dp": 2}, "checkpoint": {"every": 100}}
+    path = configuration(tokens, tmp_path / "killed", **sections, **until(steps))
+    killed = []
+
+    def kill_one(process):
+        killed.append(children_of(process.pid)[1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    code, errors = stop_after(program, path, tmp_path / "killed", 150, kill_one, "--nproc", "2", "--max-restarts", "1")
+    assert code == 0, errors
+    assert errors.count("all ranks are started again, 1 of 1 times without a new checkpoint") == 1
+    assert errors.count("resumed after step") == 1 and "rank 1 of 2" in errors
+    _, whole = run(program, tokens, tmp_path / "whole", "--nproc", "2", step=steps, **sections, **until(steps))
+    assert [line["step"] for line in metrics(tmp_path / "killed")] == list(range(1, steps + 1))
+    assert_same_bits(whole, checkpoint(tmp_path / "killed", steps))
+
+
+def test_what_fails_again_and_again_ends(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path, mesh={"dp": 2}, optimizer={"lr": 1000, "weight_decay": 1, "clip_norm": 0},
+                         checkpoint={"every": 0}, **until(1000))
+    done = train(program, path, "--nproc", "2", "--max-restarts", "2", check=False)
+    assert done.returncode == 1, done.stderr
+    assert "1 of 2 times" in done.stderr and "2 of 2 times" in done.stderr
+    assert "started again 2 times in a row without a new checkpoint" in done.stderr.splitlines()[-1]
+    for flag, word in (("--ranks=threads", "--ranks processes"), ("--mesh.data_parallel=dp", "threads of one")):
+        refused = train(program, path, flag, "--max-restarts", "1", check=False)
+        assert refused.returncode == 2 and word in refused.stderr, refused.stderr
