@@ -33,11 +33,14 @@ class Descriptor {
             ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode)) {
     TS_CHECK_IO(descriptor_ >= 0, path_, ": cannot be opened: ", reason(), ".");
   }
+  // A new file beside `path`, of a name that no other process or thread uses.
+  static Descriptor beside(const fs::path& path);
   ~Descriptor() {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
+  const std::string& path() const { return path_; }
   int get() const { return descriptor_; }
   int release() { return std::exchange(descriptor_, -1); }
 
@@ -63,15 +66,29 @@ class Descriptor {
   }
 
  private:
+  struct Opened {
+    int descriptor;
+  };
+  Descriptor(std::string path, Opened opened)
+      : path_(std::move(path)), descriptor_(opened.descriptor) {
+    TS_CHECK_IO(descriptor_ >= 0, path_, ": cannot be opened: ", reason(), ".");
+  }
+
   std::string path_;
   int descriptor_;
 };
 
-// A name beside `path` that no other process or thread uses.
-fs::path temporary_beside(const fs::path& path) {
+Descriptor Descriptor::beside(const fs::path& path) {
   static std::atomic<uint64_t> count{0};
-  return path.string() + ".tmp-" + std::to_string(::getpid()) + "-" +
-         std::to_string(count++);
+  for (;;) {
+    std::string name = path.string() + ".tmp-" + std::to_string(::getpid()) +
+                       "-" + std::to_string(count++);
+    const int descriptor =
+        ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    // Of an earlier process: in containers all have the same number.
+    if (descriptor < 0 && errno == EEXIST) continue;
+    return {std::move(name), Opened{descriptor}};
+  }
 }
 
 }  // namespace
@@ -110,17 +127,14 @@ void write_file_atomic(const fs::path& to, std::string_view content) {
   fs::create_directories(folder, failed);
   TS_CHECK_IO(!failed, folder.string(), ": cannot be made: ", failed.message(),
               ".");
-  const fs::path temporary = temporary_beside(path);
+  const Descriptor file = Descriptor::beside(path);
   try {
-    {
-      const Descriptor file(temporary, O_WRONLY | O_CREAT | O_EXCL, 0666);
-      file.write_all(content);
-      file.sync();
-    }
-    TS_CHECK_IO(::rename(temporary.c_str(), path.c_str()) == 0, path.string(),
+    file.write_all(content);
+    file.sync();
+    TS_CHECK_IO(::rename(file.path().c_str(), path.c_str()) == 0, path.string(),
                 ": cannot be replaced: ", reason(), ".");
   } catch (...) {
-    ::unlink(temporary.c_str());
+    ::unlink(file.path().c_str());
     throw;
   }
   sync_path(folder);

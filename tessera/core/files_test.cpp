@@ -99,6 +99,39 @@ TEST(Files, AFailedWriteLeavesTheOldFile) {
       "file: cannot be made");
 }
 
+// The number of the next temporary file: a name that is too long for one is
+// refused by all of it.
+int next_temporary(const fs::path& folder) {
+  try {
+    write_file_atomic(folder / std::string(250, 'x'), "");
+  } catch (const Error& error) {
+    const std::string said = error.what();
+    const std::string before = ".tmp-" + std::to_string(::getpid()) + "-";
+    const size_t at = said.find(before);
+    if (at == std::string::npos) return -1;
+    return std::stoi(said.substr(at + before.size())) + 1;
+  }
+  return -1;
+}
+
+// As a container's next process finds them, whose number is the same.
+TEST(Files, LeftoversOfAnEarlierProcessAreNeitherUsedNorRemoved) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("data");
+  const int next = next_temporary(folder.path());
+  ASSERT_GE(next, 0);
+  std::vector<std::string> left;
+  for (int i = next; i < next + 3; ++i) {
+    left.push_back(file + ".tmp-" + std::to_string(::getpid()) + "-" +
+                   std::to_string(i));
+    std::ofstream(left.back()) << "left";
+  }
+  write_file_atomic(file, "new");
+  EXPECT_EQ(read_file(file), "new");
+  for (const auto& each : left) EXPECT_EQ(read_file(each), "left");
+  EXPECT_EQ(entries_in(folder.path()), 4);
+}
+
 TEST(Files, RefusesWhatCannotBeRead) {
   const TemporaryFolder folder;
   expect_refused([&] { read_file(folder.file("none")); },
