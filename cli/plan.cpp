@@ -46,7 +46,7 @@ struct PlanFlags {
   std::string times, device;
   std::vector<std::string> links;
   std::string cluster;  // its description; "": none
-  int64_t top = 5;
+  int64_t top = 0;      // 0: 5
   std::string emit;
 };
 
@@ -212,6 +212,10 @@ class PlanCommand {
         flags.world > 0 ? flags.world : engine::implied_world_size(config_);
     if (deepspeed_) deepspeed_->apply_batch(config_, world, origins_);
     engine::complete(config_, world);
+    if (cluster_) {
+      cluster_->check_world(world);
+      config_.run.device_types = {cluster_->device_type()};
+    }
     TS_CHECK_CONFIG(!config_.mesh.star(),
                     "plan draws ranks; mesh.data_parallel dp has one. Use "
                     "ddp.");
@@ -224,7 +228,7 @@ class PlanCommand {
     if (deepspeed_) deepspeed_->apply_batch(config_, world, origins_);
     search_plans(config_, origins_, *cluster_,
                  {.world = world,
-                  .top = flags_.top,
+                  .top = flags_.top > 0 ? flags_.top : 5,
                   .emit = flags_.emit,
                   .json = flags_.json});
   }
@@ -241,9 +245,9 @@ class PlanCommand {
                         flags_.links.empty()),
         "--svg, --trace, --times, --device and --link are of a step "
         "that is drawn: give --draw too.");
-    TS_CHECK_USAGE(!flags_.draw || flags_.emit.empty(),
-                   "--emit writes what a search found, and --draw searches "
-                   "nothing. Leave one of them out.");
+    TS_CHECK_USAGE(!flags_.draw || (flags_.emit.empty() && flags_.top == 0),
+                   "--emit and --top are of a search, and --draw searches "
+                   "nothing. Leave it or them out.");
     TS_CHECK_USAGE(flags_.cluster.empty() ||
                        (flags_.times.empty() && flags_.device.empty() &&
                         flags_.links.empty()),
@@ -369,13 +373,16 @@ void add_plan(CLI::App& program) {
   command->add_flag("--draw", flags->draw,
                     "draw the step of the mesh that RUN.json names");
   command->add_option("--svg", flags->svg, "the drawing, to this file");
-  command->add_option("--json", flags->json,
-                      "every instruction's times, and bytes, to this file");
+  command->add_option(
+      "--json", flags->json,
+      "what is drawn, each instruction with its times, or what was found, to "
+      "this file");
   command->add_option(
       "--cluster", flags->cluster,
       "a description of nodes, devices and links (JSON): search "
       "for the fastest layout there, or draw with its rates");
-  command->add_option("--top", flags->top, "layouts that are shown")
+  command
+      ->add_option("--top", flags->top, "layouts that are shown; without it 5")
       ->check(whole_number(1, 1000));
   command->add_option("--emit", flags->emit,
                       "the first layout's configuration, to this file");

@@ -2,11 +2,14 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <chrono>
 #include <cstdio>
+#include <functional>
 #include <iostream>
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/files.h"
+#include "tessera/core/log.h"
 #include "tessera/core/units.h"
 #include "tessera/engine/step_drawing.h"
 #include "tessera/models/model.h"
@@ -120,6 +123,19 @@ Json json_of(const Search& search, const std::vector<std::string>& reasons,
   return json;
 }
 
+// Every ten seconds.
+std::function<void(const Search&)> progress() {
+  using Clock = std::chrono::steady_clock;
+  return [told_at = Clock::now()](const Search& found) mutable {
+    if (Clock::now() - told_at < std::chrono::seconds(10)) return;
+    told_at = Clock::now();
+    log::info("plan: ", text_of(found), "; the fastest so far: ",
+              found.plans.empty()
+                  ? "none that fits"
+                  : engine::amount(found.plans.front().step_s, "s"));
+  };
+}
+
 }  // namespace
 
 void search_plans(const engine::RunConfig& config,
@@ -129,9 +145,10 @@ void search_plans(const engine::RunConfig& config,
   if (base.data.train.empty()) base.data.train = {"any text"};  // none is read
   base.run.device = "cpu";  // of this host; the cluster has its own
   base.model.complete();
-  const int64_t world = flags.world > 0 ? flags.world : cluster.num_devices();
+  const int64_t world = flags.world;
   const Search found = planner::search(
-      base, cluster, {.world_size = world, .top = flags.top},
+      base, cluster,
+      {.world_size = world, .top = flags.top, .progress = progress()},
       [&](const std::string& key) { return config::is_set(origins, key); });
   const auto reasons = planner::reasons_of(found, cluster);
   const auto changes = planner::changes_of(found.plans.front(), cluster);

@@ -11,10 +11,9 @@
 namespace tessera::cli {
 
 struct SearchFlags {
-  int64_t world = 0;  // 0: all of the cluster's devices
+  int64_t world = 1;  // ranks
   int64_t top = 5;
-  std::string
-      emit;  // the first plan's configuration goes to this file; "": none
+  std::string emit;  // the first plan's configuration goes there; "": nowhere
   std::string json;
 };
 

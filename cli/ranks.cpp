@@ -1,7 +1,6 @@
 #include "cli/ranks.h"
 
 #include <chrono>
-#include <csignal>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -99,12 +98,9 @@ int run_rank_threads(const RankJob& job, int64_t world_size) {
   return codes[0];
 }
 
-// Whether another start may go better: not where somebody ended it, and not
-// where the same would be refused again.
+// Whether another start may go better: not where the same would be refused
+// again.
 bool may_go_better(int code) {
-  for (const int asked : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
-    if (code == 128 + asked) return false;
-  }
   return code > 128 || code == static_cast<int>(ExitCode::kFailed) ||
          code == static_cast<int>(ExitCode::kUnreachable);
 }
@@ -115,9 +111,11 @@ int run_with_restarts(const RankJob& job, int64_t world_size) {
   const std::string first = restarts.progress();
   std::string newest = first;
   for (int64_t in_a_row = 1;; ++in_a_row) {
-    const int code = run_rank_processes(
-        newest == first ? job.arguments : restarts.arguments, world_size);
-    if (!may_go_better(code)) return code;
+    bool was_asked = false;
+    const int code =
+        run_rank_processes(newest == first ? job.arguments : restarts.arguments,
+                           world_size, &was_asked);
+    if (was_asked || !may_go_better(code)) return code;
     if (const std::string now = restarts.progress(); now != newest) {
       newest = now;
       in_a_row = 1;
@@ -152,9 +150,11 @@ launch::RankEnvironment find_place(const RankFlags& flags) {
   return place;
 }
 
-int run_rank_processes(std::vector<std::string> arguments, int64_t world_size) {
+int run_rank_processes(std::vector<std::string> arguments, int64_t world_size,
+                       bool* was_asked) {
   arguments.at(0) = "/proc/self/exe";
-  launch::LocalOptions options{.nproc = world_size, .argv = arguments};
+  launch::LocalOptions options{
+      .nproc = world_size, .argv = arguments, .was_asked = was_asked};
   // What CUDA's driver has done is of no use to a copy.
   if (!has_cuda()) {
     options.as_copy = [&] {

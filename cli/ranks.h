@@ -58,7 +58,9 @@ int run_ranks(const RankJob& job, const RankFlags& flags,
               const launch::RankEnvironment& place, int64_t world_size);
 
 // Starts ranks as processes of this same command. The exit code.
-int run_rank_processes(std::vector<std::string> arguments, int64_t world_size);
+// `was_asked`: see launch::LocalOptions.
+int run_rank_processes(std::vector<std::string> arguments, int64_t world_size,
+                       bool* was_asked = nullptr);
 
 // Runs a command that calls run_ranks(). What ends it before then is told to
 // the ranks that another launcher started with it.

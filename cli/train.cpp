@@ -1,4 +1,7 @@
 // tessera train: from a configuration file to a trained model.
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <optional>
@@ -10,7 +13,6 @@
 #include "tessera/core/config_places.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
-#include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/bubble_hint.h"
 #include "tessera/engine/deepspeed.h"
@@ -38,6 +40,21 @@ struct TrainFlags {
   bool dry_run = false;
   bool print_config = false;
 };
+
+// Which checkpoints there are, and since when: another text once one is new.
+std::string checkpoints_text(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> all;
+  std::error_code none;
+  for (const auto& each : fs::directory_iterator(folder, none)) {
+    const std::string name = each.path().filename();
+    if (!name.starts_with("step-") || name.ends_with(".tmp")) continue;
+    const auto since = fs::last_write_time(each.path(), none);
+    all.push_back(c10::str(name, " ", since.time_since_epoch().count()));
+  }
+  std::ranges::sort(all);
+  return c10::Join(" ", all);
+}
 
 class TrainCommand {
  public:
@@ -120,16 +137,9 @@ class TrainCommand {
 
   Restarts restarts(std::vector<std::string> arguments) const {
     arguments.insert(arguments.end(), {"--resume", "auto"});
-    const std::string latest =
-        train::RunFolder(config_).checkpoints() + "/latest";
+    const std::string folder = train::RunFolder(config_).checkpoints();
     return {.most = flags_.max_restarts,
-            .progress =
-                [latest] {
-                  std::error_code none;
-                  return std::filesystem::exists(latest, none)
-                             ? read_file(latest)
-                             : std::string();
-                },
+            .progress = [folder] { return checkpoints_text(folder); },
             .arguments = std::move(arguments)};
   }
 

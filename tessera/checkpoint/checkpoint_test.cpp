@@ -199,6 +199,19 @@ TEST_F(CheckpointTest, BesideTrainingWhatIsNotFinishedIsNone) {
               ::testing::ElementsAre("latest", "step-1", "step-3"));
 }
 
+// Of a best one that could not be saved.
+TEST_F(CheckpointTest, TheBestThatStandsStaysUntilABetterOneDoes) {
+  save_on(1, 1, kSeed, {.keep = 1, .best = 1});
+  save_on(1, 3, kSeed, {.keep = 1, .best = 2});
+  save_on(1, 4, kSeed, {.keep = 1, .best = 2});
+  EXPECT_THAT(names_in(folder_),
+              ::testing::ElementsAre("best", "latest", "step-1", "step-4"));
+  EXPECT_EQ(read_file(folder_ + "/best"), "step-1\n");
+  save_on(1, 5, kSeed, {.keep = 1, .best = 5});
+  save_on(1, 6, kSeed, {.keep = 1});
+  EXPECT_THAT(names_in(folder_), ::testing::ElementsAre("latest", "step-6"));
+}
+
 TEST_F(CheckpointTest, NoCheckpointIsNoError) {
   EXPECT_EQ(latest_on(2), std::nullopt);
   fs::create_directories(folder_ + "/step-5.tmp");

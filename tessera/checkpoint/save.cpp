@@ -179,21 +179,29 @@ void prepare(const std::string& folder, const std::string& temporary,
   fs::create_directory(temporary);
 }
 
+// The step that the file names, where it is there.
+std::optional<int64_t> best_of(const std::string& file) {
+  if (!fs::exists(file)) return std::nullopt;
+  std::string name = read_file(file);
+  while (name.ends_with('\n')) name.pop_back();
+  return detail::step_of_name(name);
+}
+
 // What is left to do once the checkpoint stands: failing does not undo it.
 void tidy(const std::string& folder, int64_t step, const SaveOptions& options) {
   write_file_atomic(folder + "/latest", detail::step_name(step) + "\n");
-  if (options.best &&
-      fs::exists(folder + "/" + detail::step_name(*options.best))) {
-    write_file_atomic(folder + "/best",
-                      detail::step_name(*options.best) + "\n");
-  } else {
-    fs::remove(folder + "/best");
-  }
+  const std::string best_file = folder + "/best";
+  if (!options.best) {
+    fs::remove(best_file);
+  } else if (fs::exists(folder + "/" + detail::step_name(*options.best))) {
+    write_file_atomic(best_file, detail::step_name(*options.best) + "\n");
+  }  // else it could not be saved: the one before it is there still
   if (options.keep == 0) return;
+  const auto best = best_of(best_file);
   int64_t good = 0;
   for (const auto& found : list_checkpoints(folder)) {
     if (!found.complaint.empty()) continue;
-    if (++good > options.keep && found.step != options.best) {
+    if (++good > options.keep && found.step != best) {
       detail::remove_step(folder, found.step);
     }
   }
@@ -311,8 +319,8 @@ BackgroundSave::BackgroundSave(const std::string& folder, int64_t step,
     : impl_(new Impl{.save = {folder, step, world}, .options = options}) {
   Impl& impl = *impl_;
   impl.save.begin(state);
+  impl.save.on_every_rank([&] { impl.state = copy_of(state); });
   impl.save.on_every_rank([&] {
-    impl.state = copy_of(state);
     impl.part = std::async(std::launch::async, [&impl] {
       return impl.save.write(impl.state, impl.gives_up.get_token());
     });

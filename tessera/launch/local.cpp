@@ -228,15 +228,17 @@ void LocalRun::tell_stops() {
         c10::str("tessera: rank ", i, " (process ", rank.process.pid(), ")");
     show_on_screen(
         *is_stopped
-            ? c10::str(name,
-                       " is stopped, by SIGSTOP or a debugger: the other ranks "
-                       "wait for it. It goes on by 'kill -CONT ",
-                       rank.process.pid(), "'\n")
+            ? c10::str(
+                  name,
+                  " is stopped, by SIGSTOP: the other ranks wait for it. It "
+                  "goes on by 'kill -CONT ",
+                  rank.process.pid(), "'\n")
             : name + " goes on\n");
   }
 }
 
 void LocalRun::obey(int signal) {
+  if (options_.was_asked != nullptr) *options_.was_asked = true;
   // A terminal, a batch system and `timeout` send one signal to a launcher and
   // to its group: the same one at once is the same request.
   const int request = signal == SIGHUP ? SIGTERM : signal;
@@ -299,6 +301,10 @@ void LocalRun::abandon() {
 
 int LocalRun::conclude() {
   abandon();
+  // What came while the last rank ended.
+  if (signals_.next() != 0 && options_.was_asked != nullptr) {
+    *options_.was_asked = true;
+  }
   for (Rank& rank : ranks_) {
     read_output(rank);
     rank.output.flush();

@@ -45,6 +45,8 @@ struct LocalOptions {
   // A rank that lost a peer (exit code 69) or aborted may be no first cause:
   // for so long the peers' own ends are waited for.
   std::chrono::milliseconds settle = std::chrono::milliseconds(250);
+  // Set where a signal asked for the end, whatever the code is then.
+  bool* was_asked = nullptr;
   // A rank that SIGKILL has not ended for so long is left behind, by name.
   std::chrono::milliseconds give_up = std::chrono::seconds(10);
 };

@@ -434,9 +434,8 @@ TEST_F(Local, AStoppedRankIsNamedAtOnce) {
   EXPECT_EQ(run_local(options), 0);
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("tessera: rank 1 (process "));
-  EXPECT_THAT(said, HasSubstr(") is stopped, by SIGSTOP or a debugger: the "
-                              "other ranks wait for it. It goes on by 'kill "
-                              "-CONT "));
+  EXPECT_THAT(said, HasSubstr(") is stopped, by SIGSTOP: the other ranks wait "
+                              "for it. It goes on by 'kill -CONT "));
 }
 
 TEST_F(Local, ARankThatFloodsStderrDoesNotHoldUpTheOthers) {

@@ -9,12 +9,14 @@ namespace tessera::planner {
 namespace {
 
 constexpr double kGiga = 1e9, kMicro = 1e-6;
-constexpr int64_t kMostDevices = int64_t{1} << 20;
+constexpr int64_t kMostDevices = int64_t{1} << 17;
+constexpr double kMost = 1e9, kLeast = 1e-6;  // of any rate
 
 // What has no default.
 void require(bool is_there, const std::string& path, const char* key,
              const char* meaning) {
-  TS_CHECK_CONFIG(is_there, path, ": ", key, " is missing: ", meaning, ".");
+  TS_CHECK_CONFIG(is_there, path, ": ", key, " is missing or 0: ", meaning,
+                  ".");
 }
 
 }  // namespace
@@ -30,23 +32,27 @@ void ClusterDevice::declare(config::Section& section) {
       .key(
           "tflops", tflops,
           "10^12 operations a second that the run's products reach in its type")
-      .at_least(0);
+      .at_least(0)
+      .at_most(kMost);
   section.key("memory_gib", memory_gib, "2^30 bytes that a rank may hold")
       .at_least(0)
       .at_most(1e9);
   section
       .key("memory_gb_per_s", memory_gb_per_s,
            "10^9 bytes a second of its memory; 0: that takes no time")
-      .at_least(0);
+      .at_least(0)
+      .at_most(kMost);
 }
 
 void ClusterLink::declare(config::Section& section) {
   section.key("latency_us", latency_us, "microseconds of a small message")
-      .at_least(0);
+      .at_least(0)
+      .at_most(kMost);
   section
       .key("gb_per_s", gb_per_s,
            "10^9 bytes a second from a device, in one direction")
-      .at_least(0);
+      .at_least(0)
+      .at_most(kMost);
 }
 
 void Cluster::declare(config::Section& section) {
@@ -58,15 +64,30 @@ void Cluster::declare(config::Section& section) {
   section.section("between_nodes", between_nodes, "between those of two");
 }
 
+c10::DeviceType Cluster::device_type() const {
+  return device.kind == "cuda" ? c10::kCUDA : c10::kCPU;
+}
+
+void Cluster::check_world(int64_t ranks) const {
+  TS_CHECK_CONFIG(ranks <= num_devices(), "--world ", ranks,
+                  " is more than the cluster has: nodes ", nodes,
+                  " x devices_per_node ", devices_per_node, " = ",
+                  num_devices(), ".");
+}
+
 int64_t Cluster::memory_bytes() const {
   return static_cast<int64_t>(device.memory_gib * (int64_t{1} << 30));
 }
 
 const ClusterLink& Cluster::link_along(mesh::Axis axis,
                                        const mesh::DeviceMesh& mesh) const {
-  // Groups along an axis lie alike; where one crosses nodes, so do others.
+  // The groups along an axis lie in blocks of ranks, one behind the other.
   const auto peers = mesh.peers(0, {axis});
-  return peers.back() < devices_per_node ? in_node : between_nodes;
+  const auto count = static_cast<int64_t>(peers.size());
+  const int64_t block = count > 1 ? peers[1] * count : 1;
+  const bool is_in_nodes =
+      mesh.world_size() <= devices_per_node || devices_per_node % block == 0;
+  return is_in_nodes ? in_node : between_nodes;
 }
 
 engine::PlanCosts Cluster::costs(const mesh::DeviceMesh& mesh) const {
@@ -93,13 +114,13 @@ Cluster read_cluster(const std::string& path) {
   config::resolve(root, tessera::detail::read_json_text(path), path, {});
   require(cluster.devices_per_node > 0, path, "devices_per_node",
           "how many devices a node has");
-  require(cluster.device.tflops > 0, path, "device.tflops",
+  require(cluster.device.tflops >= kLeast, path, "device.tflops",
           "10^12 operations a second that products reach");
   require(cluster.device.memory_gib > 0, path, "device.memory_gib",
           "what a rank may hold");
-  require(cluster.devices_per_node == 1 || cluster.in_node.gb_per_s > 0, path,
-          "in_node.gb_per_s", "how fast devices of a node talk");
-  require(cluster.nodes == 1 || cluster.between_nodes.gb_per_s > 0, path,
+  require(cluster.devices_per_node == 1 || cluster.in_node.gb_per_s >= kLeast,
+          path, "in_node.gb_per_s", "how fast devices of a node talk");
+  require(cluster.nodes == 1 || cluster.between_nodes.gb_per_s >= kLeast, path,
           "between_nodes.gb_per_s", "how fast nodes talk");
   TS_CHECK_CONFIG(cluster.nodes <= kMostDevices / cluster.devices_per_node,
                   path, ": nodes ", cluster.nodes, " x devices_per_node ",

@@ -10,8 +10,10 @@
 //        direction, of each device. Memory: what a rank may hold, in 2^30
 //        bytes.
 // Ranks: node after node; a rank has one device.
-// Errors: TS_CHECK_CONFIG, with file, line and key.
+// Errors: TS_CHECK_CONFIG, with file and key, and the line of what is there.
 #pragma once
+
+#include <c10/core/DeviceType.h>
 
 #include <cstdint>
 #include <string>
@@ -45,7 +47,10 @@ struct Cluster {
   ClusterLink in_node, between_nodes;
   void declare(config::Section& section);
 
+  c10::DeviceType device_type() const;
   int64_t num_devices() const { return nodes * devices_per_node; }
+  // TS_CHECK_CONFIG where it has fewer devices.
+  void check_world(int64_t ranks) const;
   int64_t memory_bytes() const;                          // of a device
   double flops() const { return device.tflops * 1e12; }  // a second, of one
   // The link over which ranks that differ along an axis talk.

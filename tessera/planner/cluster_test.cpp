@@ -35,21 +35,22 @@ class ClusterTest : public ::testing::Test {
 
 TEST_F(ClusterTest, WhatIsNotSaidIsAskedFor) {
   EXPECT_EQ(complaint(R"({"nodes": 2})"),
-            ": devices_per_node is missing: how many devices a node has.");
+            ": devices_per_node is missing or 0: how many devices a node has.");
   EXPECT_EQ(complaint(R"({"devices_per_node": 1})"),
-            ": device.tflops is missing: 10^12 operations a second that "
+            ": device.tflops is missing or 0: 10^12 operations a second that "
             "products reach.");
   const std::string device = R"("device": {"tflops": 1, "memory_gib": 2})";
   EXPECT_EQ(complaint(R"({"devices_per_node": 1, )" + device + "}"), "");
-  EXPECT_EQ(complaint(R"({"devices_per_node": 2, )" + device + "}"),
-            ": in_node.gb_per_s is missing: how fast devices of a node talk.");
+  EXPECT_EQ(
+      complaint(R"({"devices_per_node": 2, )" + device + "}"),
+      ": in_node.gb_per_s is missing or 0: how fast devices of a node talk.");
   EXPECT_EQ(complaint(R"({"nodes": 2, "devices_per_node": 1, )" + device + "}"),
-            ": between_nodes.gb_per_s is missing: how fast nodes talk.");
+            ": between_nodes.gb_per_s is missing or 0: how fast nodes talk.");
   const std::string links =
       R"("in_node": {"gb_per_s": 1}, "between_nodes": {"gb_per_s": 1}, )";
-  EXPECT_EQ(complaint(R"({"nodes": 1048576, "devices_per_node": 2, )" + links +
+  EXPECT_EQ(complaint(R"({"nodes": 131072, "devices_per_node": 2, )" + links +
                       device + "}"),
-            ": nodes 1048576 x devices_per_node 2 are more than the 1048576 "
+            ": nodes 131072 x devices_per_node 2 are more than the 131072 "
             "devices that plans are made for.");
   EXPECT_NE(complaint(R"({"devices_per_nod": 1})").find("devices_per_node"),
             std::string::npos);
@@ -72,6 +73,17 @@ TEST_F(ClusterTest, AGroupThatLeavesANodeIsAsFastAsTheLinkBetweenNodes) {
   EXPECT_EQ(costs.links.at("pp").latency, 7e-6);
   const mesh::DeviceMesh small({.dp_shard = 2, .tp = 2}, 4);
   EXPECT_EQ(cluster.costs(small).links.at("dp_shard").bytes_per_time, 100e9);
+}
+
+// Of three ranks on nodes of four the second group lies on two of them.
+TEST_F(ClusterTest, GroupsThatDoNotFillNodesCrossThem) {
+  const Cluster cluster = read_cluster(file(R"({"nodes": 3,
+      "devices_per_node": 4, "device": {"tflops": 3, "memory_gib": 2},
+      "in_node": {"gb_per_s": 100}, "between_nodes": {"gb_per_s": 10}})"));
+  const mesh::DeviceMesh mesh({.dp_shard = 4, .tp = 3}, 12);
+  EXPECT_EQ(&cluster.link_along(mesh::Axis::kTp, mesh), &cluster.between_nodes);
+  const mesh::DeviceMesh alone({.tp = 3}, 3);
+  EXPECT_EQ(&cluster.link_along(mesh::Axis::kTp, alone), &cluster.in_node);
 }
 
 }  // namespace

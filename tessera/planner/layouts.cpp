@@ -39,6 +39,18 @@ double flops_per_token(const RunConfig& base) {
       models::flops_per_token(base.model, base.data.seq_len));
 }
 
+// Of these, what attention need not do where its sequence is cut: pieces know
+// which keys lie ahead of all their queries.
+double spared_by_pieces(const RunConfig& base, int64_t cp) {
+  if (cp == 1) return 0;
+  const auto tokens = static_cast<double>(base.data.seq_len);
+  const double attention =
+      (flops_per_token(base) -
+       static_cast<double>(models::flops_per_token(base.model, 1))) *
+      tokens / (tokens - 1);
+  return attention * (1 - 1 / (2.0 * static_cast<double>(cp))) / 2;
+}
+
 class Layouts {
  public:
   Layouts(const RunConfig& base, const Cluster& cluster, int64_t world_size,
@@ -49,9 +61,9 @@ class Layouts {
         is_set_(is_set),
         parameters_(
             static_cast<double>(models::count_parameters(base.model).all)),
-        compute_(static_cast<double>(base.batch.global * base.data.seq_len) *
-                 flops_per_token(base) /
-                 (static_cast<double>(world_size) * cluster.flops())),
+        seconds_per_flop_(
+            static_cast<double>(base.batch.global * base.data.seq_len) /
+            (static_cast<double>(world_size) * cluster.flops())),
         element_bytes_(static_cast<double>(
             c10::elementSize(base.precision.compute_dtype()))) {}
 
@@ -180,7 +192,14 @@ class Layouts {
       layout.chunks = base_.pipeline.chunks;
       return add(layout, micro_batches, groups, 0);
     }
-    for (const Schedule& each : kSchedules) {
+    for (Schedule each : kSchedules) {
+      if (is_set_("pipeline.chunks") && base_.pipeline.chunks > 1) {
+        if (each.chunks == 1) continue;
+        each.chunks = base_.pipeline.chunks;
+        if (each.bubble_divisor > 0) {
+          each.bubble_divisor = static_cast<double>(each.chunks);
+        }
+      }
       if (base_.model.num_blocks() < layout.pp * each.chunks) continue;
       // Interleaved schedules go round by whole stages of micro-batches.
       if (each.chunks > 1 && micro_batches % layout.pp != 0) continue;
@@ -207,8 +226,11 @@ class Layouts {
     // Attention is summed over tp forward and backward, and so are MLPs;
     // experts' rows go ways of their own.
     const double sums = base_.model.moe.experts > 0 ? 2 : 4;
-    layout.bound = compute_ + sums * blocks *
-                                  time_of("all_reduce", groups.tp, activations);
+    const double flops =
+        flops_per_token(base_) - spared_by_pieces(base_, layout.cp);
+    layout.bound =
+        seconds_per_flop_ * flops +
+        sums * blocks * time_of("all_reduce", groups.tp, activations);
     if (bubble_divisor > 0) {
       layout.bound *=
           1 + static_cast<double>(layout.pp - 1) / (bubble_divisor * count);
@@ -232,8 +254,9 @@ class Layouts {
   const Cluster& cluster_;
   const int64_t world_size_;
   const IsSet& is_set_;
-  // Of the model; seconds of all operations, shared out; of an activation.
-  const double parameters_, compute_, element_bytes_;
+  // Of the model; seconds of a step for each operation a token, shared out; of
+  // an activation.
+  const double parameters_, seconds_per_flop_, element_bytes_;
   std::vector<Layout> found_;
 };
 
@@ -253,7 +276,7 @@ RunConfig Layout::of(const RunConfig& base, const IsSet& is_set) const {
   config.zero.stage = zero_stage;
   config.batch.micro = micro;
   if (tp > 1 && !is_set("tensor.sequence_parallel")) {
-    config.tensor.sequence_parallel = true;
+    config.tensor.sequence_parallel = base.data.seq_len / cp % tp == 0;
   }
   if (!schedule.empty()) config.pipeline.schedule = schedule;
   config.pipeline.chunks = chunks;

@@ -3,10 +3,10 @@
 // a step takes.
 //
 // Keys:  mesh.pp, tp, cp, ep, dp_replicate, dp_shard; zero.stage;
-//        tensor.sequence_parallel (where tp is cut); batch.micro, powers of 2;
-//        pipeline.schedule, chunks and cut. recompute.mode costs time, and is
-//        the search's to choose by memory. A key that the user has set keeps
-//        its value.
+//        tensor.sequence_parallel (where tp cuts it evenly); batch.micro,
+//        powers of 2; pipeline.schedule, chunks and cut. recompute.mode costs
+//        time, and is the search's to choose by memory. A key that the user
+//        has set keeps its value.
 // Left:  ranks of tp beyond a node, which every layer would wait for; of
 //        several data-parallel ranks zero.stage 0, which holds more than stage
 //        1 and moves as much; hybrid shards but for those of a node.

@@ -3,10 +3,12 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <future>
 #include <limits>
 #include <optional>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -53,7 +55,7 @@ double step_of(const RunConfig& config, const Cluster& cluster) {
 struct Tried {
   std::optional<Plan> plan;
   std::string refusal;  // by a rule of the configuration
-  double bound = 0;     // by which one of its forms was ruled out
+  double bound = 0;     // by which its last form was ruled out
   RunConfig config;     // of its last form
   int64_t bytes = 0;    // of that; 0: it was not looked at
 };
@@ -70,22 +72,19 @@ class Searching {
     found_.layouts = std::ssize(layouts);
     auto next = layouts.begin();
     while (next != layouts.end()) {
-      std::vector<std::future<Tried>> wave;
+      std::vector<const Layout*> wave;
       for (; next != layouts.end() && std::ssize(wave) < kAtOnce; ++next) {
-        if (is_ruled_out(*next)) continue;
-        wave.push_back(std::async(
-            std::launch::async,
-            [this, &layout = *next, slowest = slowest_of_the_best()] {
-              return tried(layout, slowest);
-            }));
+        if (!is_ruled_out(*next)) wave.push_back(&*next);
       }
-      for (auto& each : wave) take(each.get());
+      for (Tried& each : all_tried(wave)) take(std::move(each));
+      if (options_.progress) options_.progress(found_);
     }
     if (found_.plans.empty()) refuse();
     return std::move(found_);
   }
 
  private:
+  // Of any number of cores: what is ruled out must not depend on it.
   static constexpr int64_t kAtOnce = 8;
 
   // Also where as many as may be were looked at.
@@ -96,12 +95,31 @@ class Searching {
            [&](Outcome& outcome) { lower(outcome.bound_s, layout.bound); });
       return true;
     }
-    if (laid_out_ == options_.most) {
+    // Nothing is said of what fits before all was looked at.
+    if (laid_out_ >= options_.most && !found_.plans.empty()) {
       ++found_.left;
       return true;
     }
     ++laid_out_;
     return false;
+  }
+
+  std::vector<Tried> all_tried(const std::vector<const Layout*>& wave) const {
+    std::vector<Tried> results(wave.size());
+    const double slowest = slowest_of_the_best();
+    std::atomic<size_t> next = 0;
+    const auto work = [&] {
+      for (size_t i = next++; i < wave.size(); i = next++) {
+        results[i] = tried(*wave[i], slowest);
+      }
+    };
+    const size_t cores = std::max(1U, std::thread::hardware_concurrency());
+    std::vector<std::future<void>> workers;
+    for (size_t i = 0; i < std::min(cores, wave.size()); ++i) {
+      workers.push_back(std::async(std::launch::async, work));
+    }
+    for (auto& each : workers) each.get();
+    return results;
   }
 
   Tried tried(const Layout& layout, double slowest) const {
@@ -110,22 +128,22 @@ class Searching {
     const std::vector<std::string> own = {base_.recompute.mode};
     for (const auto& mode : is_set_("recompute.mode") ? own : all) {
       const double bound = layout.bound * recompute_factor(base_, mode);
-      if (bound >= slowest) {
-        result.bound = bound;
-        break;
-      }
       RunConfig config = layout.of(base_, is_set_);
       config.recompute.mode = mode;
+      if (bound >= slowest) {
+        result.bound = bound;
+        result.config = std::move(config);
+        break;
+      }
       try {
         complete(config, options_.world_size);
-        config.run.device_types = {cluster_.device.kind == "cuda" ? c10::kCUDA
-                                                                  : c10::kCPU};
+        config.run.device_types = {cluster_.device_type()};
         check_device(config);
       } catch (const Error& error) {
         result.refusal = message_of(error);
         break;
       }
-      result.bytes = engine::memory_plan(config).total();
+      result.bytes = bytes_of(config);
       if (result.bytes <= cluster_.memory_bytes()) {
         result.plan = simulated(std::move(config), result.bytes);
         break;
@@ -135,10 +153,25 @@ class Searching {
     return result;
   }
 
+  // Of a device, of the rank that needs the most.
+  int64_t bytes_of(const RunConfig& config) const {
+    int64_t most = 0;
+    for (const auto& stage : engine::memory_plans(config)) {
+      const bool is_host = cluster_.device_type() == c10::kCPU;
+      most = std::max(most,
+                      stage.states + stage.work + (is_host ? stage.copies : 0));
+    }
+    return most;
+  }
+
   void take(Tried result) {
     if (result.plan) {
       ++found_.simulated;
       keep(*std::move(result.plan));
+    } else if (result.bound > 0) {
+      ++found_.ruled_out;
+      note(result.config,
+           [&](Outcome& outcome) { lower(outcome.bound_s, result.bound); });
     } else if (result.bytes > 0) {
       ++found_.too_large;
       note(result.config,
@@ -147,11 +180,9 @@ class Searching {
         nearest_bytes_ = result.bytes;
         nearest_ = mesh_of(result.config, options_.world_size).describe();
       }
-    } else if (!result.refusal.empty()) {
+    } else {
       ++found_.refused;
       if (refusal_.empty()) refusal_ = result.refusal;
-    } else {
-      ++found_.ruled_out;
     }
   }
 
@@ -220,8 +251,9 @@ class Searching {
     TS_CHECK_CONFIG(found_.layouts > 0, "plan: no mesh of ",
                     options_.world_size,
                     " ranks fits the model and batch.global: its data-parallel "
-                    "degree must divide that, mesh.tp model.heads, mesh.cp "
-                    "half of data.seq_len. Use another --world or "
+                    "degree must divide that and batch.micro a rank's share, "
+                    "mesh.tp model.heads, mesh.cp half of data.seq_len, and "
+                    "all together the ranks. Use another --world or "
                     "batch.global, or set fewer keys.");
     TS_CHECK_CONFIG(
         nearest_bytes_ > 0, "plan: each of the ", found_.layouts,
@@ -288,10 +320,7 @@ std::string others_text(const std::map<std::string, Outcome>& outcomes,
 
 Search search(const RunConfig& base, const Cluster& cluster,
               const SearchOptions& options, const IsSet& is_set) {
-  TS_CHECK_CONFIG(options.world_size <= cluster.num_devices(), "--world ",
-                  options.world_size, " is more than the cluster has: nodes ",
-                  cluster.nodes, " x devices_per_node ",
-                  cluster.devices_per_node, " = ", cluster.num_devices(), ".");
+  cluster.check_world(options.world_size);
   return Searching(base, cluster, options, is_set).run();
 }
 
@@ -300,7 +329,9 @@ std::vector<std::string> reasons_of(const Search& search,
   const Plan& best = search.plans.front();
   std::vector<std::string> reasons;
   const auto& mesh = best.config.mesh;
-  if (mesh.tp > 1) {
+  const auto& link = cluster.link_along(
+      mesh::Axis::kTp, mesh_of(best.config, implied_world_size(best.config)));
+  if (mesh.tp > 1 && &link == &cluster.in_node) {
     reasons.push_back(
         c10::str("mesh.tp ", mesh.tp, " lies in a node, which has ",
                  cluster.devices_per_node,

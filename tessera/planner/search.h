@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -61,6 +62,8 @@ struct SearchOptions {
   int64_t world_size = 1;
   int64_t top = 5;
   int64_t most = 400;  // are laid out
+  // Hears what is found so far, now and then.
+  std::function<void(const Search&)> progress = nullptr;
 };
 
 Search search(const engine::RunConfig& base, const Cluster& cluster,

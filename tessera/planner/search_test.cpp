@@ -1,5 +1,6 @@
 #include "tessera/planner/search.h"
 
+#include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/engine/memory_plan.h"
+#include "tessera/engine/step_plan.h"
 
 namespace tessera::planner {
 namespace {
@@ -59,6 +61,21 @@ std::string refusal(const engine::RunConfig& config, const Cluster& cluster,
   return "";
 }
 
+// Attention is most of what these do.
+TEST(Search, PiecesOfALongSequenceHaveABoundToo) {
+  auto config = run();
+  config.data.seq_len = config.model.max_seq = 4096;
+  config.batch.global = 4;
+  const IsSet is_set = [](const std::string& key) { return key == "mesh.pp"; };
+  const auto first = [&](int64_t top) {
+    return search(config, small_cluster(),
+                  {.world_size = kWorld, .top = top, .most = kAll}, is_set)
+        .plans.at(0)
+        .step_s;
+  };
+  EXPECT_EQ(first(1), first(1000));
+}
+
 class EachModelTest : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Models, EachModelTest, ::testing::Bool(),
                          [](const auto& of) {
@@ -71,7 +88,7 @@ TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
   const Cluster cluster = small_cluster();
   const auto config = run(GetParam());
   double fastest = std::numeric_limits<double>::infinity();
-  int64_t simulated = 0, refused = 0;
+  int64_t layouts = 0, refused = 0;
   for (const Layout& layout :
        layouts_of(config, cluster, kWorld, kNothingIsSet)) {
     for (const char* mode : {"none", "selective", "block"}) {
@@ -92,19 +109,19 @@ TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
           << completed.batch.micro << " " << mode;
       fastest = std::min(fastest, step);
     }
-    ++simulated;
+    ++layouts;
   }
-  EXPECT_GT(simulated, 60);
+  EXPECT_GT(layouts, 60);
   const Search found =
       search(config, cluster, {.world_size = kWorld, .top = 1, .most = kAll},
              kNothingIsSet);
   ASSERT_EQ(found.plans.size(), 1);
   EXPECT_EQ(found.plans[0].step_s, fastest);
-  EXPECT_EQ(found.layouts, simulated);
+  EXPECT_EQ(found.layouts, layouts);
   EXPECT_EQ(found.layouts, found.simulated + found.too_large + found.refused +
                                found.ruled_out + found.left);
   EXPECT_EQ(found.left, 0);
-  EXPECT_LT(found.simulated, simulated - refused);
+  EXPECT_LT(found.simulated, layouts - refused);
 }
 
 TEST(Search, TheBestAreOfMeshesOfTheirOwn) {
@@ -142,10 +159,49 @@ TEST(Search, WhatTheUserHasSetIsKept) {
   };
   const Search found =
       search(config, small_cluster(), {.world_size = kWorld, .top = 3}, is_set);
+  ASSERT_FALSE(found.plans.empty());
   for (const Plan& plan : found.plans) {
     EXPECT_EQ(plan.config.mesh.tp, 2);
     EXPECT_EQ(plan.config.recompute.mode, "block");
   }
+}
+
+TEST(Search, ChunksThatTheUserHasSetAreKept) {
+  auto config = run();
+  config.mesh.pp = 2;
+  config.pipeline.chunks = 2;
+  const IsSet is_set = [](const std::string& key) {
+    return key == "mesh.pp" || key == "pipeline.chunks";
+  };
+  for (const Layout& layout :
+       layouts_of(config, small_cluster(), kWorld, is_set)) {
+    EXPECT_EQ(layout.chunks, 2) << layout.schedule;
+  }
+}
+
+// Behind as many as are looked at, while nothing fits.
+TEST(Search, WhatFitsIsFoundHoweverFarBehind) {
+  Cluster cluster = small_cluster();
+  const auto all = [&](int64_t most) {
+    return search(run(), cluster,
+                  {.world_size = kWorld, .top = 1, .most = most},
+                  kNothingIsSet);
+  };
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (const Layout& layout :
+       layouts_of(run(), cluster, kWorld, kNothingIsSet)) {
+    engine::RunConfig config = layout.of(run(), kNothingIsSet);
+    config.recompute.mode = "block";
+    try {
+      complete(config, kWorld);
+    } catch (const Error&) {
+      continue;
+    }
+    least = std::min(least, engine::memory_plan(config).total());
+  }
+  cluster.device.memory_gib =
+      static_cast<double>(least) / static_cast<double>(int64_t{1} << 30);
+  EXPECT_EQ(all(/*most=*/1).plans.at(0).peak_bytes, least);
 }
 
 // On less memory the search goes where the model is cut up more.

@@ -329,7 +329,10 @@ std::string prepare_data(const RunConfig& config, const RunFolder& folder,
 
 void keep_tokenizer(const std::string& path, const RunFolder& folder) {
   if (path.empty() || path == folder.tokenizer()) return;
-  data::Tokenizer::load(path).save(folder.tokenizer());
+  const auto tokenizer = data::Tokenizer::load(path);
+  const bool is_there = std::filesystem::exists(folder.tokenizer()) &&
+                        read_file(folder.tokenizer()) == tokenizer.to_json();
+  if (!is_there) tokenizer.save(folder.tokenizer());
 }
 
 void keep_chat_template(const RunConfig& config, const RunFolder& folder) {

@@ -1,9 +1,9 @@
 // The checkpoints that a run writes as it goes on.
 //
 // A checkpoint that is due while the run goes on may fail, as by a full disk:
-// that is told, in words and in the next line of metrics.jsonl, and the next
-// one is tried when it is due. The last one, of a run that ends or is stopped,
-// must stand. None is left half: checkpoint/checkpoint.h.
+// that is told, in words and in the next line of metrics.jsonl where there is
+// one, and the next one is tried when it is due. The last one, of a run that
+// ends or is stopped, must stand. None is left half: checkpoint/checkpoint.h.
 // With checkpoint.async what is due is written beside the steps that follow. It
 // stands after the first of them that no rank began still writing, or before
 // the next checkpoint, which waits for it.

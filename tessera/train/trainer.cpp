@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -248,9 +247,7 @@ class Trainer {
     }
     ranks_.world().barrier();
     // Hosts may have run folders of their own, and one checkpoint.dir.
-    if (!std::filesystem::exists(folder_.tokenizer())) {
-      keep_tokenizer(data_.tokenizer, folder_);
-    }
+    if (!leads()) keep_tokenizer(data_.tokenizer, folder_);
   }
 
   uint64_t data_hash() const {
