@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "cli/commands.h"
+#include "cli/flag_values.h"
 #include "cli/overrides.h"
 #include "cli/ranks.h"
 #include "tessera/core/config_places.h"
