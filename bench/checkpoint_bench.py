@@ -8,7 +8,7 @@ among them. --folder: a folder on the disk that is meant.
 """
 
 import argparse
-import json
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -31,20 +31,18 @@ def main():
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as text:
         folder = Path(text)
-        path = configuration(folder, [f"--mesh.dp={options.nproc}", "--zero.stage=1"], options.steps, "fp32")
-        config = json.loads(path.read_text())
-        config["checkpoint"] = {"every": options.every, "keep": 1}
-        path.write_text(json.dumps(config))
+        flags = [f"--mesh.dp={options.nproc}", "--zero.stage=1", f"--checkpoint.every={options.every}", "--checkpoint.keep=1"]
+        path = configuration(folder, flags, options.steps, "fp32")
         times = {way: [] for way in WAYS}
         size = 0
         for _ in range(options.rounds):
-            for way, flags in WAYS.items():
+            for way, more in WAYS.items():
                 began = time.perf_counter()
-                subprocess.run([options.program, "train", str(path), *flags], cwd=folder, check=True, capture_output=True)
+                subprocess.run([options.program, "train", str(path), *more], cwd=folder, check=True, capture_output=True)
                 times[way].append(time.perf_counter() - began)
                 saved = list((folder / "run" / "checkpoints").glob("step-*/*.safetensors"))
                 size = sum(each.stat().st_size for each in saved) or size
-                subprocess.run(["rm", "-rf", str(folder / "run")], check=True)
+                shutil.rmtree(folder / "run")
         count = options.steps // options.every
         print(f"{options.nproc} ranks, {count} checkpoints of {size / 2**20:.0f} MiB in {options.steps} steps")
         without = times["none"]

@@ -63,12 +63,7 @@ std::string layout_text(const engine::RunConfig& config) {
   add("ep", mesh.ep);
   if (text.empty()) text = "one rank ";
   text += c10::str("zero ", config.zero.stage, " micro ", config.batch.micro);
-  if (mesh.pp > 1) {
-    text += " " + config.pipeline.schedule;
-    if (config.pipeline.chunks > 1) {
-      text += c10::str(" of ", config.pipeline.chunks, " chunks");
-    }
-  }
+  if (mesh.pp > 1) text += " " + planner::schedule_text(config);
   if (config.recompute.mode != "none") {
     text += " recompute " + config.recompute.mode;
   }

@@ -29,7 +29,7 @@ launch::RankEnvironment find_place(const RankFlags& flags);
 // failed.
 struct Restarts {
   int64_t most = 0;  // in a row, while `progress` says the same
-  std::function<std::string()> progress = nullptr;
+  std::function<int64_t()> progress = nullptr;
   // The command's, once it has said something new; else as they were.
   std::vector<std::string> arguments = {};
 };

@@ -1,16 +1,12 @@
 // tessera train: from a configuration file to a trained model.
-#include <c10/util/StringUtil.h>
-
-#include <algorithm>
-#include <filesystem>
 #include <iostream>
 #include <optional>
-#include <system_error>
 
 #include "cli/commands.h"
 #include "cli/flag_values.h"
 #include "cli/overrides.h"
 #include "cli/ranks.h"
+#include "tessera/checkpoint/manifest.h"
 #include "tessera/core/config_places.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
@@ -42,19 +38,12 @@ struct TrainFlags {
   bool print_config = false;
 };
 
-// Which checkpoints there are, and since when: another text once one is new.
-std::string checkpoints_text(const std::string& folder) {
-  namespace fs = std::filesystem;
-  std::vector<std::string> all;
-  std::error_code none;
-  for (const auto& each : fs::directory_iterator(folder, none)) {
-    const std::string name = each.path().filename();
-    if (!name.starts_with("step-") || name.ends_with(".tmp")) continue;
-    const auto since = fs::last_write_time(each.path(), none);
-    all.push_back(c10::str(name, " ", since.time_since_epoch().count()));
+// What only a new checkpoint changes.
+int64_t newest_commit(const std::string& folder) {
+  for (const auto& found : checkpoint::list_checkpoints(folder)) {
+    if (found.complaint.empty()) return found.sequence;
   }
-  std::ranges::sort(all);
-  return c10::Join(" ", all);
+  return -1;  // there is none
 }
 
 class TrainCommand {
@@ -140,7 +129,7 @@ class TrainCommand {
     arguments.insert(arguments.end(), {"--resume", "auto"});
     const std::string folder = train::RunFolder(config_).checkpoints();
     return {.most = flags_.max_restarts,
-            .progress = [folder] { return checkpoints_text(folder); },
+            .progress = [folder] { return newest_commit(folder); },
             .arguments = std::move(arguments)};
   }
 

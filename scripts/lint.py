@@ -63,7 +63,7 @@ class Fingerprints:
     """Hashes of what a source's verdict follows from."""
 
     def __init__(self, root, generated, compiled, versions):
-        self.folders, self.compiled, self.versions = [root, generated], compiled, versions
+        self.root, self.folders, self.compiled, self.versions = root, [root, generated], compiled, versions
 
     @functools.cache
     def read(self, file):
@@ -83,7 +83,7 @@ class Fingerprints:
         command = self.compiled.get(file, {}).get("command", "")
         words = [self.versions, file, command, *(f"{path} {seen[path]}" for path in sorted(seen))]
         # Where the checkout lies is no part of it.
-        return hashlib.sha256("\n".join(words).replace(str(self.folders[0]), ".").encode()).hexdigest()
+        return hashlib.sha256("\n".join(words).replace(str(self.root), ".").encode()).hexdigest()
 
 
 def tidy_version():

@@ -74,8 +74,7 @@ class StepBench {
     times_.floor = spread_of(floors);
     times_.over_floor = spread_of(over).median;
     times_.peak_bytes = monitor::tensor_bytes().peak - floor_bytes_;
-    const engine::MemoryPlan plan = engine::memory_plan(here());
-    times_.planned_bytes = plan.states + plan.work;
+    times_.planned_bytes = engine::memory_plan(here()).on_device();
     times_.products = floor_.products();
     times_.floor_flops = floor_.flops();
     times_.threads = at::get_num_threads();

@@ -7,21 +7,13 @@
 
 #include "tessera/comm/nccl/nccl_backend.h"
 #include "tessera/core/error.h"
+#include "tests/support/failure_of.h"
 
 namespace tessera::comm {
 namespace {
 
+using testing::failure_of;
 using ::testing::HasSubstr;
-
-template <typename Action>
-std::string failure_of(Action action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 TEST(Communicator, OfOneRankNeedsNoStore) {
   for (const char* backend : {"auto", "shm", "gloo", "fake"}) {

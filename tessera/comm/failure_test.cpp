@@ -10,24 +10,16 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tests/support/failure_of.h"
 #include "tests/support/ranks.h"
 
 namespace tessera::comm {
 namespace {
 
 using ::testing::AllOf;
+using testing::failure_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// What `action` fails with; "" when it does not fail.
-std::string failure_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 // What run_threads fails with.
 std::string failure_of_threads(const std::string& backend, int64_t world,

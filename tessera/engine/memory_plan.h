@@ -32,7 +32,8 @@ struct MemoryPlan {
   int64_t work = 0;
   // Of the host, whatever the device: what checkpoint.async is written from.
   int64_t copies = 0;
-  int64_t total() const { return states + work + copies; }
+  int64_t on_device() const { return states + work; }
+  int64_t total() const { return on_device() + copies; }
 };
 // By stage of the pipeline, of those of its ranks with the largest parts; of
 // data parallelism on threads, of the one rank with all its devices.

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/engine/memory_plan.h"
 #include "tessera/engine/model_cut.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/sample_shares.h"
@@ -269,6 +268,11 @@ void take_one_step(StepPlan& plan) {
 }  // namespace
 
 StepPlan plan_step(const RunConfig& config, const PlanCosts& of) {
+  return plan_step(config, of, memory_plans(config));
+}
+
+StepPlan plan_step(const RunConfig& config, const PlanCosts& of,
+                   const std::vector<MemoryPlan>& memory) {
   const PlannedWorld ranks(config);
   StepPlan plan;
   plan.world_size = ranks.mesh().world_size();
@@ -278,7 +282,6 @@ StepPlan plan_step(const RunConfig& config, const PlanCosts& of) {
   const auto simulation = program::simulate(ranks.world(), costs);
   plan.step = simulation.step;
   plan.bubble = simulation.bubble();
-  const auto memory = memory_plans(config);
   for (int64_t stage = 0; stage < ranks.stages(); ++stage) {
     const int64_t rank = ranks.fullest_rank_of(stage);
     const auto& facts = ranks.facts_of(rank);

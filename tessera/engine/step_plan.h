@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/engine/memory_plan.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/engine/traced_steps.h"
 #include "tessera/program/simulator.h"
@@ -59,5 +60,8 @@ struct StepPlan {
 // REQUIRES: a completed configuration of ranks (not of mesh.data_parallel dp).
 // TS_CHECK_CONFIG where a trace is of another mesh, or of other programs.
 StepPlan plan_step(const RunConfig& config, const PlanCosts& costs);
+// The same; `memory`: the configuration's, where it is known.
+StepPlan plan_step(const RunConfig& config, const PlanCosts& costs,
+                   const std::vector<MemoryPlan>& memory);
 
 }  // namespace tessera::engine

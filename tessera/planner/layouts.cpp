@@ -1,5 +1,7 @@
 #include "tessera/planner/layouts.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -34,23 +36,6 @@ constexpr Schedule kSchedules[] = {
     {"zb_h1", 1, 0}, {"zb_v", 2, 0},
 };
 
-double flops_per_token(const RunConfig& base) {
-  return static_cast<double>(
-      models::flops_per_token(base.model, base.data.seq_len));
-}
-
-// Of these, what attention need not do where its sequence is cut: pieces know
-// which keys lie ahead of all their queries.
-double spared_by_pieces(const RunConfig& base, int64_t cp) {
-  if (cp == 1) return 0;
-  const auto tokens = static_cast<double>(base.data.seq_len);
-  const double attention =
-      (flops_per_token(base) -
-       static_cast<double>(models::flops_per_token(base.model, 1))) *
-      tokens / (tokens - 1);
-  return attention * (1 - 1 / (2.0 * static_cast<double>(cp))) / 2;
-}
-
 class Layouts {
  public:
   Layouts(const RunConfig& base, const Cluster& cluster, int64_t world_size,
@@ -61,6 +46,7 @@ class Layouts {
         is_set_(is_set),
         parameters_(
             static_cast<double>(models::count_parameters(base.model).all)),
+        flops_(base),
         seconds_per_flop_(
             static_cast<double>(base.batch.global * base.data.seq_len) /
             (static_cast<double>(world_size) * cluster.flops())),
@@ -226,10 +212,8 @@ class Layouts {
     // Attention is summed over tp forward and backward, and so are MLPs;
     // experts' rows go ways of their own.
     const double sums = base_.model.moe.experts > 0 ? 2 : 4;
-    const double flops =
-        flops_per_token(base_) - spared_by_pieces(base_, layout.cp);
     layout.bound =
-        seconds_per_flop_ * flops +
+        seconds_per_flop_ * flops_.of_pieces(layout.cp) +
         sums * blocks * time_of("all_reduce", groups.tp, activations);
     if (bubble_divisor > 0) {
       layout.bound *=
@@ -254,9 +238,10 @@ class Layouts {
   const Cluster& cluster_;
   const int64_t world_size_;
   const IsSet& is_set_;
-  // Of the model; seconds of a step for each operation a token, shared out; of
-  // an activation.
-  const double parameters_, seconds_per_flop_, element_bytes_;
+  const double parameters_;
+  const TokenFlops flops_;
+  // Of a step for each operation a token, shared out; of an activation.
+  const double seconds_per_flop_, element_bytes_;
   std::vector<Layout> found_;
 };
 
@@ -291,15 +276,37 @@ std::vector<Layout> layouts_of(const RunConfig& base, const Cluster& cluster,
   return Layouts(base, cluster, world_size, is_set).all();
 }
 
-double recompute_factor(const RunConfig& base, const std::string& mode) {
+std::string schedule_text(const RunConfig& config) {
+  const auto& pipeline = config.pipeline;
+  if (pipeline.chunks <= 1) return pipeline.schedule;
+  return c10::str(pipeline.schedule, " of ", pipeline.chunks, " chunks");
+}
+
+TokenFlops::TokenFlops(const RunConfig& base) {
+  const auto flops_at = [&](int64_t seq_len) {
+    return static_cast<double>(models::flops_per_token(base.model, seq_len));
+  };
+  const int64_t tokens = base.data.seq_len;
+  all = flops_at(tokens);
+  if (tokens > 1) {
+    attention = (all - flops_at(1)) * static_cast<double>(tokens) /
+                static_cast<double>(tokens - 1);
+  }
+  head = 6.0 * static_cast<double>(base.model.hidden) *
+         static_cast<double>(base.model.vocab);
+}
+
+double TokenFlops::of_pieces(int64_t cp) const {
+  if (cp == 1) return all;
+  return all - attention * (1 - 1 / (2.0 * static_cast<double>(cp))) / 2;
+}
+
+double TokenFlops::recompute_factor(const std::string& mode,
+                                    int64_t every) const {
   if (mode != "block") return 1;
   // The head is not computed again.
-  const double head = 6.0 * static_cast<double>(base.model.hidden) *
-                      static_cast<double>(base.model.vocab);
-  const double blocks = std::max(0.0, 1 - head / flops_per_token(base));
-  const auto every =
-      static_cast<double>(std::max<int64_t>(1, base.recompute.every));
-  return 1 + blocks / 3 / every;
+  const double blocks = std::max(0.0, 1 - head / all);
+  return 1 + blocks / 3 / static_cast<double>(std::max<int64_t>(1, every));
 }
 
 }  // namespace tessera::planner

@@ -28,6 +28,21 @@ namespace tessera::planner {
 // Whether the user has set this key.
 using IsSet = std::function<bool(const std::string& key)>;
 
+// Operations of a token, forward and backward. To be counted once: a model is
+// made for it.
+struct TokenFlops {
+  explicit TokenFlops(const engine::RunConfig& base);
+  double all = 0;
+  double attention = 0, head = 0;  // of these
+
+  // Where the sequence is cut into pieces, which know the keys that lie ahead
+  // of all their queries.
+  double of_pieces(int64_t cp) const;
+  // By what a layout takes longer, at least, where recompute.mode is `mode`;
+  // `every`: recompute.every.
+  double recompute_factor(const std::string& mode, int64_t every) const;
+};
+
 struct Layout {
   int64_t pp = 1, tp = 1, cp = 1, ep = 1;
   int64_t dp_replicate = 0, dp_shard = 0;  // 0, both: as the user has set them
@@ -49,7 +64,7 @@ std::vector<Layout> layouts_of(const engine::RunConfig& base,
                                const Cluster& cluster, int64_t world_size,
                                const IsSet& is_set);
 
-// By what a layout takes longer, at least, where blocks are computed again.
-double recompute_factor(const engine::RunConfig& base, const std::string& mode);
+// "interleaved of 4 chunks". REQUIRES: a pipeline.
+std::string schedule_text(const engine::RunConfig& config);
 
 }  // namespace tessera::planner

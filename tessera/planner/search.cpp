@@ -17,7 +17,6 @@
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/run_devices.h"
 #include "tessera/engine/step_plan.h"
-#include "tessera/models/model.h"
 
 namespace tessera::planner {
 namespace {
@@ -37,18 +36,9 @@ std::vector<std::pair<std::string, std::string>> values_of(
       {"batch.micro", std::to_string(config.batch.micro)},
       {"recompute.mode", config.recompute.mode}};
   if (mesh.pp > 1) {
-    std::string schedule = config.pipeline.schedule;
-    if (config.pipeline.chunks > 1) {
-      schedule += c10::str(" of ", config.pipeline.chunks, " chunks");
-    }
-    values.emplace_back("pipeline.schedule", std::move(schedule));
+    values.emplace_back("pipeline.schedule", schedule_text(config));
   }
   return values;
-}
-
-double step_of(const RunConfig& config, const Cluster& cluster) {
-  const auto mesh = mesh_of(config, implied_world_size(config));
-  return engine::plan_step(config, cluster.costs(mesh)).step;
 }
 
 // What came of a layout.
@@ -64,7 +54,11 @@ class Searching {
  public:
   Searching(const RunConfig& base, const Cluster& cluster,
             const SearchOptions& options, const IsSet& is_set)
-      : base_(base), cluster_(cluster), options_(options), is_set_(is_set) {}
+      : base_(base),
+        cluster_(cluster),
+        options_(options),
+        is_set_(is_set),
+        flops_(base) {}
 
   Search run() {
     const auto layouts =
@@ -127,7 +121,8 @@ class Searching {
     const std::vector<std::string> all = {"none", "selective", "block"};
     const std::vector<std::string> own = {base_.recompute.mode};
     for (const auto& mode : is_set_("recompute.mode") ? own : all) {
-      const double bound = layout.bound * recompute_factor(base_, mode);
+      const double bound =
+          layout.bound * flops_.recompute_factor(mode, base_.recompute.every);
       RunConfig config = layout.of(base_, is_set_);
       config.recompute.mode = mode;
       if (bound >= slowest) {
@@ -143,9 +138,10 @@ class Searching {
         result.refusal = message_of(error);
         break;
       }
-      result.bytes = bytes_of(config);
+      const auto memory = engine::memory_plans(config);
+      result.bytes = bytes_of(memory);
       if (result.bytes <= cluster_.memory_bytes()) {
-        result.plan = simulated(std::move(config), result.bytes);
+        result.plan = simulated(std::move(config), memory, result.bytes);
         break;
       }
       result.config = std::move(config);
@@ -154,12 +150,11 @@ class Searching {
   }
 
   // Of a device, of the rank that needs the most.
-  int64_t bytes_of(const RunConfig& config) const {
+  int64_t bytes_of(const std::vector<engine::MemoryPlan>& stages) const {
+    const bool is_host = cluster_.device_type() == c10::kCPU;
     int64_t most = 0;
-    for (const auto& stage : engine::memory_plans(config)) {
-      const bool is_host = cluster_.device_type() == c10::kCPU;
-      most = std::max(most,
-                      stage.states + stage.work + (is_host ? stage.copies : 0));
+    for (const auto& stage : stages) {
+      most = std::max(most, is_host ? stage.total() : stage.on_device());
     }
     return most;
   }
@@ -186,9 +181,11 @@ class Searching {
     }
   }
 
-  Plan simulated(RunConfig config, int64_t bytes) const {
+  Plan simulated(RunConfig config,
+                 const std::vector<engine::MemoryPlan>& memory,
+                 int64_t bytes) const {
     const auto mesh = mesh_of(config, options_.world_size);
-    const auto step = engine::plan_step(config, cluster_.costs(mesh));
+    const auto step = engine::plan_step(config, cluster_.costs(mesh), memory);
     const auto tokens =
         static_cast<double>(config.batch.global * config.data.seq_len);
     Plan plan{.config = {},
@@ -197,9 +194,7 @@ class Searching {
               .tokens_per_s = tokens / step.step,
               .bubble = step.bubble,
               .peak_bytes = bytes};
-    plan.mfu = plan.tokens_per_s *
-               static_cast<double>(
-                   models::flops_per_token(config.model, config.data.seq_len)) /
+    plan.mfu = plan.tokens_per_s * flops_.all /
                (static_cast<double>(options_.world_size) * cluster_.flops());
     for (const auto& stage : step.stages) {
       plan.exposed = std::max(plan.exposed, stage.times.exposed / step.step);
@@ -272,6 +267,7 @@ class Searching {
   const Cluster& cluster_;
   const SearchOptions& options_;
   const IsSet& is_set_;
+  const TokenFlops flops_;
   Search found_;
   int64_t laid_out_ = 0;
   std::string refusal_;  // the first
@@ -349,10 +345,13 @@ std::vector<std::string> reasons_of(const Search& search,
 
 std::vector<Change> changes_of(const Plan& plan, const Cluster& cluster) {
   std::vector<Change> changes;
+  const auto mesh = mesh_of(plan.config, implied_world_size(plan.config));
+  const auto memory = engine::memory_plans(plan.config);
   const auto add = [&](const char* what, const auto& change) {
     Cluster other = cluster;
     change(other);
-    changes.push_back({what, step_of(plan.config, other) / plan.step_s});
+    const auto step = engine::plan_step(plan.config, other.costs(mesh), memory);
+    changes.push_back({what, step.step / plan.step_s});
   };
   add("device.tflops twice as high", [](Cluster& c) { c.device.tflops *= 2; });
   if (cluster.device.memory_gb_per_s > 0) {

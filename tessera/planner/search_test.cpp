@@ -87,6 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Models, EachModelTest, ::testing::Bool(),
 TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
   const Cluster cluster = small_cluster();
   const auto config = run(GetParam());
+  const TokenFlops flops(config);
   double fastest = std::numeric_limits<double>::infinity();
   int64_t layouts = 0, refused = 0;
   for (const Layout& layout :
@@ -103,7 +104,8 @@ TEST_P(EachModelTest, NothingIsFasterThanItsBoundAndTheFastestIsFound) {
       const auto mesh = mesh_of(completed, kWorld);
       const double step =
           engine::plan_step(completed, cluster.costs(mesh)).step;
-      const double bound = layout.bound * recompute_factor(config, mode);
+      const double bound =
+          layout.bound * flops.recompute_factor(mode, /*every=*/0);
       EXPECT_GE(step, bound * (1 - 1e-9))
           << mesh.describe() << " " << completed.pipeline.schedule << " "
           << completed.batch.micro << " " << mode;

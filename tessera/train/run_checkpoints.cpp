@@ -1,7 +1,5 @@
 #include "tessera/train/run_checkpoints.h"
 
-#include <utility>
-
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 

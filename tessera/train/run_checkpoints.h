@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/group.h"

@@ -12,11 +12,13 @@
 #include <functional>
 
 #include "tessera/core/error.h"
+#include "tests/support/failure_of.h"
 
 namespace tessera {
 namespace {
 
 using comm::Communicator;
+using testing::failure_of;
 using ::testing::HasSubstr;
 using Values = std::vector<at::Tensor>;
 
@@ -256,15 +258,6 @@ TEST(DistributedOptimizer, TwoOfThemDoNotMeet) {
     inner->step();
     EXPECT_LT(largest_difference(values_of(*two), values_of(*alone)), 1e-12);
   });
-}
-
-std::string failure_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 TEST(DistributedOptimizer, RefusesMoreBackwardPassesThanAnnounced) {

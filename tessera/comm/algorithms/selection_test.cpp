@@ -9,6 +9,7 @@
 
 #include "tessera/comm/algorithms/host_map.h"
 #include "tessera/core/error.h"
+#include "tests/support/failure_of.h"
 #include "tests/support/layouts.h"
 #include "tests/support/ranks.h"
 
@@ -17,6 +18,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using testing::failure_of;
 using ::testing::HasSubstr;
 using testing::on_hosts;
 using testing::on_one_host;
@@ -57,15 +59,6 @@ TEST(HostMap, PutsRanksIntoPlaces) {
   const auto even = algorithms::make_host_map({"b", "a", "b", "a"}, 2);
   EXPECT_TRUE(even.is_even());
   EXPECT_EQ(even.column(), (std::vector<int64_t>{2, 3}));
-}
-
-std::string failure_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 // A failure on one side of a host is heard on the other, long before the

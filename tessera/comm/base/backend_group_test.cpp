@@ -9,11 +9,13 @@
 
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/core/error.h"
+#include "tests/support/failure_of.h"
 
 namespace tessera::comm {
 namespace {
 
 using ::testing::AllOf;
+using testing::failure_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -38,15 +40,6 @@ BackendGroup group_over(std::exception_ptr thrown) {
       {.verdict = [](const auto&, const auto&,
                      const auto&) { return std::string("rank 1 is gone"); },
        .record = [] {}});
-}
-
-std::string failure_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 TEST(BackendGroup, AFailureAtTheCallHasItsVerdict) {
