@@ -52,14 +52,15 @@ void run(const KernelFlags& flags, const std::string& command) {
       .threads = flags.threads > 0 ? flags.threads : cores,
       .build = version_line()};
   at::set_num_threads(static_cast<int>(around.threads));
-  std::cout << kernels::heading(around) << std::flush;
+  std::cout << kernels::heading(around) << kernels::column_names()
+            << std::flush;
   std::vector<kernels::Row> rows;
   for (const auto& make : all_contests()) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       rows.push_back(kernels::measure(make(dtype), flags.seconds));
+      std::cout << kernels::line(rows.back()) << std::flush;
     }
   }
-  std::cout << kernels::table(rows) << std::flush;
   if (flags.json.empty()) return;
   write_file_atomic(flags.json, kernels::json(around, rows));
 }

@@ -15,13 +15,20 @@ std::string aligned(const Lines& lines) {
   std::string text;
   for (size_t n = 0; n < lines.size(); ++n) {
     text += n == 0 ? "#" : " ";
-    for (size_t i = 0; i < lines[n].size(); ++i) {
-      text.append(2 + widths[i] - lines[n][i].size(), ' ');
-      text += lines[n][i];
-    }
-    text += "\n";
+    text += in_columns(lines[n], widths);
   }
   return text;
+}
+
+std::string in_columns(const std::vector<std::string>& words,
+                       const std::vector<size_t>& widths) {
+  std::string text;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const size_t width = std::max(widths[i], words[i].size());
+    text.append(2 + width - words[i].size(), ' ');
+    text += words[i];
+  }
+  return text + "\n";
 }
 
 std::string fixed(double value, int decimals) {

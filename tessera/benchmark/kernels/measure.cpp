@@ -16,6 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kFewestTimings = 3;
 constexpr double kShortestTiming = 1e-3;
+constexpr double kLongCall = 0.5;     // beside which a first use is nothing
 constexpr int64_t kMostCalls = 1000;  // in a timing
 
 double seconds_since(Clock::time_point start) {
@@ -24,15 +25,22 @@ double seconds_since(Clock::time_point start) {
 
 class Side {
  public:
-  explicit Side(const std::function<void()>& run) : run_(run) {
-    run_();  // what is made on first use
+  Side(const std::function<void()>& run, double seconds) : run_(run) {
+    const double first = timed(1);  // with what is made on first use
+    if (first >= std::max(seconds, kLongCall)) {
+      times_ = {first};
+      calls_ = 0;
+      return;
+    }
     const double one = timed(1);
     calls_ = std::clamp<int64_t>(
         static_cast<int64_t>(std::ceil(kShortestTiming / std::max(one, 1e-9))),
         1, kMostCalls);
   }
 
-  void take() { times_.push_back(timed(calls_)); }
+  void take() {
+    if (calls_ > 0) times_.push_back(timed(calls_));
+  }
 
   double median() const {
     auto sorted = times_;
@@ -42,6 +50,8 @@ class Side {
     return *middle;
   }
 
+  int64_t timings() const { return static_cast<int64_t>(times_.size()); }
+
  private:
   double timed(int64_t calls) const {
     const auto start = Clock::now();
@@ -50,7 +60,7 @@ class Side {
   }
 
   const std::function<void()>& run_;
-  int64_t calls_ = 1;
+  int64_t calls_ = 1;          // in a timing; 0: no other is taken
   std::vector<double> times_;  // of a call
 };
 
@@ -91,17 +101,17 @@ Row measure(const Contest& contest, double seconds) {
            " units of the last place, where ", contest.most_ulps,
            " are the most.");
   const auto start = Clock::now();
-  Side ours(contest.ours), libtorch(contest.libtorch);
+  Side ours(contest.ours, seconds), libtorch(contest.libtorch, seconds);
   for (size_t turn = 0; turn < kFewestTimings || seconds_since(start) < seconds;
        ++turn) {
     Side& first = turn % 2 == 0 ? ours : libtorch;
     Side& second = turn % 2 == 0 ? libtorch : ours;
     first.take();
     second.take();
-    ++row.timings;
   }
   row.seconds = ours.median();
   row.libtorch_seconds = libtorch.median();
+  row.timings = ours.timings();
   return row;
 }
 

@@ -8,6 +8,9 @@ namespace {
 
 using tessera::detail::Json;
 
+// Of the widest kernel's name, its shape, and figures of seconds.
+const std::vector<size_t> kWidths = {25, 4, 27, 5, 10, 12, 6, 7, 6};
+
 // 1e9 a second, or "-".
 std::string rate(double of_a_call, double seconds) {
   return of_a_call > 0 ? fixed(of_a_call / seconds / 1e9, 2) : "-";
@@ -44,17 +47,19 @@ std::string heading(const Circumstances& around) {
       "place\n\n");
 }
 
-std::string table(const std::vector<Row>& rows) {
-  Lines lines = {{"kernel", "type", "shape", "ulps", "time(us)", "libtorch(us)",
-                  "GB/s", "GFLOP/s", "ratio"}};
-  for (const Row& row : rows) {
-    lines.push_back({row.kernel, row.dtype, row.shape, fixed(row.ulps, 2),
-                     fixed(row.seconds * 1e6, 1),
-                     fixed(row.libtorch_seconds * 1e6, 1),
-                     rate(row.bytes, row.seconds), rate(row.flops, row.seconds),
-                     fixed(row.ratio(), 2)});
-  }
-  return aligned(lines);
+std::string column_names() {
+  return "#" + in_columns({"kernel", "type", "shape", "ulps", "time(us)",
+                           "libtorch(us)", "GB/s", "GFLOP/s", "ratio"},
+                          kWidths);
+}
+
+std::string line(const Row& row) {
+  return " " + in_columns({row.kernel, row.dtype, row.shape, fixed(row.ulps, 2),
+                           fixed(row.seconds * 1e6, 1),
+                           fixed(row.libtorch_seconds * 1e6, 1),
+                           rate(row.bytes, row.seconds),
+                           rate(row.flops, row.seconds), fixed(row.ratio(), 2)},
+                          kWidths);
 }
 
 std::string json(const Circumstances& around, const std::vector<Row>& rows) {

@@ -21,8 +21,9 @@ struct Circumstances {
 };
 
 std::string heading(const Circumstances& around);
-// Rows of one kernel or of several, below the names of the columns.
-std::string table(const std::vector<Row>& rows);
+// The table's first line and a line of it, each shown when it is known.
+std::string column_names();
+std::string line(const Row& row);
 std::string json(const Circumstances& around, const std::vector<Row>& rows);
 
 }  // namespace tessera::benchmark::kernels
