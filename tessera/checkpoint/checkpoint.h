@@ -37,8 +37,9 @@ struct TensorEntry {
   std::string name;
   std::vector<int64_t> global_shape;
   mesh::Box box;
-  at::Tensor local;   // of box.size, any strides, any device
-  bool owned = true;  // true on exactly one of the ranks that hold this box
+  at::Tensor local;     // of box.size, any strides, any device
+  bool owned = true;    // true on exactly one of the ranks that hold this box
+  int64_t holders = 1;  // how many these are
   // Of a tensor that older checkpoints have in slices along dim 0: their names.
   std::vector<std::string> slices = {};
 };

@@ -113,7 +113,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"comm", {"backend", "algorithm", "timeout_s"}},
        {"checkpoint", {"every", "keep", "keep_best", "async", "dir"}},
        {"monitor",
-        {"every", "losses_late", "tensorboard", "trace", "sample",
+        {"every", "losses_late", "tensorboard", "trace", "replicas", "sample",
          "sample_prompt", "sample_tokens", "sample_temperature"}}};
   std::vector<std::pair<std::string, std::vector<std::string>>> found;
   const Json sections = schema_properties();

@@ -129,6 +129,15 @@ bool Layout::owned_by(const Coord& coord) const {
   });
 }
 
+int64_t Layout::num_holders(const DeviceMesh& mesh) const {
+  int64_t holders =
+      stages_.empty() ? mesh.degree(Axis::kPp) : std::ssize(stages_);
+  for (Axis axis : axes()) {
+    holders *= on(axis).is_shard() ? on(axis).copies : mesh.degree(axis);
+  }
+  return holders;
+}
+
 std::vector<int64_t> Layout::gradient_peers(const DeviceMesh& mesh,
                                             int64_t rank) const {
   const Coord mine = mesh.coord_of(rank);

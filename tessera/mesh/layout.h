@@ -106,6 +106,8 @@ class Layout {
   // True on exactly one of the ranks that hold the same box, the first of them
   // along every axis. It counts in norms and writes the checkpoint.
   bool owned_by(const Coord& coord) const;
+  // How many ranks hold the same box, of any that is not empty.
+  int64_t num_holders(const DeviceMesh& mesh) const;
 
   // The ranks, ascending, over which the gradient of `rank`'s elements is
   // summed, itself included; data_axis() is left to a reduce_scatter where it

@@ -23,6 +23,14 @@ void MonitorConfig::declare(config::Section& section) {
       .at_least(0)
       .at_most(1e6);
   section
+      .key(
+          "replicas", replicas,
+          "steps between comparisons, byte by byte, of the weights and states "
+          "that several ranks hold alike, and before each checkpoint; one that "
+          "differs ends the run; 0: none")
+      .at_least(0)
+      .at_most(1e12);
+  section
       .key("sample", sample,
            "steps between texts that the model writes, and at the last step; "
            "0: none")

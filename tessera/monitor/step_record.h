@@ -59,6 +59,10 @@ struct StepRecord {
   // Only where they apply; absent from the line else.
   std::optional<double> exposed_comm_s;
   std::optional<SecondsByKind> seconds;
+  // In which a rank's computing thread worked, without its waits: mean over
+  // ranks, and of the one that worked longest.
+  std::optional<double> work_s, work_max_s;
+  std::optional<int64_t> slowest_rank;
   std::optional<double> loss_scale;  // that this step used
   bool was_skipped = false;          // it updated nothing; in the summary alone
   std::optional<double> aux_loss;
@@ -97,11 +101,21 @@ struct GroupTraffic {
   double seconds = 0;  // from the calls until they were done
 };
 
+// What one rank did in the steps of this start.
+struct RankWork {
+  int64_t rank = 0;
+  double work_s = 0;       // of the computing thread, without its waits
+  double wait_s = 0;       // for others
+  int64_t slowest_in = 0;  // steps in which it worked longest of all
+  double mem_peak_mib = 0;
+};
+
 struct RunEnd {
   std::string reason = "done";  // done | stopped | failed
   int exit_code = 0;
   std::string message = {};                // of the error, where it failed
   std::vector<GroupTraffic> traffic = {};  // of rank 0
+  std::vector<RankWork> ranks = {};        // none of a run of one
   std::optional<double> peak_tflops = {};  // of a rank: what mfu compares with
 };
 

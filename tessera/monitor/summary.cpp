@@ -51,6 +51,15 @@ void Summary::close(const RunEnd& end) {
                         .number("latency_us", link.latency_us)
                         .number("gbps", link.gbps));
   }
+  std::vector<detail::JsonText> ranks;
+  for (const RankWork& of : end.ranks) {
+    ranks.push_back(detail::JsonText()
+                        .number("rank", of.rank)
+                        .number("work_s", of.work_s)
+                        .number("wait_s", of.wait_s)
+                        .number("slowest_in", of.slowest_in)
+                        .number("mem_peak_mib", of.mem_peak_mib));
+  }
   detail::JsonText json;
   json.text("name", info_.name)
       .text("reason", end.reason)
@@ -72,7 +81,8 @@ void Summary::close(const RunEnd& end) {
       .number("mem_peak_mib", mem_peak_mib_)
       .number("peak_tflops", end.peak_tflops)
       .objects("communication", traffic)
-      .objects("links", links);
+      .objects("links", links)
+      .objects("ranks", ranks);
   write_file_atomic(info_.folder + "/summary.json", json.str() + "\n");
 }
 

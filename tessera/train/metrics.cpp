@@ -14,6 +14,7 @@
 #include "tessera/monitor/sink.h"
 #include "tessera/monitor/throughput.h"
 #include "tessera/train/expert_watch.h"
+#include "tessera/train/straggler_watch.h"
 
 namespace tessera::train {
 
@@ -115,6 +116,8 @@ struct Metrics::Impl {
   std::vector<monitor::LinkSpeed> links;  // measured since the last record
   int64_t exchanges = 0;
   ExpertWatch experts;
+  StragglerWatch stragglers;
+  at::Tensor peaks_mib;  // so far, by rank
 
   Impl(const RunConfig& of, const RunFolder& folder, comm::Communicator& with,
        int64_t first_step, double steps_per_epoch, int64_t tokens_before)
@@ -122,7 +125,8 @@ struct Metrics::Impl {
         ranks(with),
         flops_per_token(static_cast<double>(
             models::flops_per_token(of.model, of.data.seq_len))),
-        experts(of.model, of.batch.global * of.data.seq_len) {
+        experts(of.model, of.batch.global * of.data.seq_len),
+        stragglers(mesh_of(of, with.world_size()), with.rank()) {
     if (ranks.rank() != 0) return;
     peak_flops = engine::product_rate(config);
     sinks = monitor::make_sinks(
@@ -187,6 +191,21 @@ struct Metrics::Impl {
     links = links_of(world, number / kStepsBetweenLinks);
   }
 
+  // This rank of itself: it knows its host.
+  void tell_of_stragglers() {
+    const auto news = stragglers.take_news();
+    if (!news) return;
+    if (news->is_straggler) {
+      log::warning(news->text);
+    } else {
+      log::info(news->text);
+    }
+  }
+
+  void keep_peaks(const at::Tensor& mib) {
+    peaks_mib = peaks_mib.defined() ? at::maximum(peaks_mib, mib) : mib.clone();
+  }
+
   // nn::Balance::counts of all ranks; undefined where there are no experts.
   at::Tensor expert_counts(const at::Tensor& mine) {
     const int64_t layers = config.model.layers_with_experts();
@@ -233,6 +252,7 @@ StepTotals Metrics::exchange(const StepShare& share) {
   record.loss = sum[kLoss] / sum[kWeight];
   record.grad_norm = share.grad_norm;
   record.mem_peak_mib = worst[kMemory];
+  impl_->keep_peaks(all.select(1, kMemory));
   record.comm_s = worst[kCommSeconds];
   record.comm_bytes = static_cast<int64_t>(worst[kCommBytes]);
   if (record.comm_s > 0) {
@@ -248,7 +268,12 @@ StepTotals Metrics::exchange(const StepShare& share) {
   if (counts.defined()) impl_->experts.add(counts, record);
   record.links = std::exchange(impl_->links, {});
   if (impl_->config.mesh.pp == 1) record.bubble = 0.0;  // no pipeline
-  if (share.timeline) add_timeline(record, sum, world.size());
+  if (share.timeline) {
+    add_timeline(record, sum, world.size());
+    impl_->stragglers.add(
+        all.narrow(1, kSeconds, monitor::kNumSpanKinds).contiguous(), record);
+    impl_->tell_of_stragglers();
+  }
   return totals;
 }
 
@@ -287,6 +312,11 @@ void Metrics::close(const monitor::RunEnd& end) {
                                .bytes = verb.bytes,
                                .seconds = verb.seconds});
     }
+  }
+  whole.ranks = impl_->stragglers.ranks();
+  for (auto& of : whole.ranks) {
+    if (!impl_->peaks_mib.defined()) break;  // no step was told
+    of.mem_peak_mib = impl_->peaks_mib[of.rank].item<double>();
   }
   impl_->sinks->close(whole);
 }

@@ -21,6 +21,7 @@ checkpoint::TensorEntry entry_of(const std::string& name,
           .box = layout.local_box(composed.mesh, composed.coord),
           .local = local,
           .owned = layout.owned_by(composed.coord),
+          .holders = layout.num_holders(composed.mesh),
           .slices = nn::names_of_experts(name, layout)};
 }
 
@@ -46,7 +47,8 @@ checkpoint::TensorEntry scalar_entry(const std::string& name,
       .global_shape = shape,
       .box = {.offset = std::vector<int64_t>(shape.size(), 0), .size = shape},
       .local = value,
-      .owned = composed.mesh.rank_at(composed.coord) == 0};
+      .owned = composed.mesh.rank_at(composed.coord) == 0,
+      .holders = composed.mesh.world_size()};
 }
 
 // Written as text: JSON's numbers of 64 bits are not safe in every reader.

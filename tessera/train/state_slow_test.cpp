@@ -1,8 +1,10 @@
 #include "tessera/train/state.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -10,12 +12,14 @@
 #include "tessera/core/files.h"
 #include "tessera/engine/rank_model.h"
 #include "tessera/mesh/slice.h"
+#include "tessera/train/replicas.h"
 #include "tessera/verify/random_batch.h"
 
 namespace tessera::train {
 
 using engine::RankModel;
 using engine::RunConfig;
+using ::testing::HasSubstr;
 
 namespace {
 
@@ -163,6 +167,30 @@ checkpoint::State one_by_one(const checkpoint::State& state) {
   return old;
 }
 
+// Of one number, on the last rank that holds something others do too.
+void expect_a_change_is_found(const checkpoint::State& state,
+                              const mesh::DeviceMesh& mesh,
+                              comm::Group& world) {
+  const auto shared = std::ranges::find_if(state.tensors, [](const auto& each) {
+    return each.holders > 1 && !each.box.empty();
+  });
+  const bool has = shared != state.tensors.end();
+  at::Tensor last = at::full({1}, has ? world.rank() : -1, at::kLong);
+  if (world.size() > 1) world.all_reduce(last, comm::ReduceOp::kMax).wait();
+  const auto rank = last.item<int64_t>();
+  if (rank < 0) return;
+  const bool is_mine = rank == world.rank();
+  const at::Tensor before = is_mine ? shared->local.clone() : at::Tensor();
+  if (is_mine) shared->local.flatten()[-1].add_(1);
+  const std::string found = differing_replicas(state, mesh, world);
+  EXPECT_THAT(found, HasSubstr(std::to_string(rank) + " ("));
+  if (is_mine) {
+    EXPECT_THAT(found, HasSubstr(shared->name));
+    shared->local.copy_(before);
+  }
+  EXPECT_EQ(differing_replicas(state, mesh, world), "");
+}
+
 Saved save_on(const Mesh& mesh, const char* family, const std::string& folder,
               bool old_form = false) {
   const RunConfig config = configuration(mesh, family);
@@ -175,6 +203,8 @@ Saved save_on(const Mesh& mesh, const char* family, const std::string& folder,
     }
     checkpoint::State state = state_of(model.composed(), model.optimizer());
     state.extra = "{}";
+    EXPECT_EQ(differing_replicas(state, model.mesh(), ranks.world()), "");
+    expect_a_change_is_found(state, model.mesh(), ranks.world());
     checkpoint::save(folder, 2, old_form ? one_by_one(state) : state,
                      ranks.world());
     {

@@ -35,6 +35,7 @@
 #include "tessera/train/metrics.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/preflight.h"
+#include "tessera/train/replicas.h"
 #include "tessera/train/run_checkpoints.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/shared_folder.h"
@@ -266,6 +267,9 @@ class Trainer {
     ranks_.world().barrier();
     metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_,
                                          steps_per_epoch(), tokens_before());
+    replicas_ = std::make_unique<ReplicaWatch>(
+        config_.monitor.replicas, step_, ranks_.world(),
+        model_->composed().activations.device());
     begun_ =
         std::make_unique<BegunSteps>(config_, *model_, *recorder_, *metrics_,
                                      checkpoints_, options_.stop_requested);
@@ -335,6 +339,7 @@ class Trainer {
         model_->release_files();
       }
       record(std::move(totals.record));
+      if (replicas_->is_due(step_)) compare_replicas();
       // A batch that has begun is done first.
       const bool stops = stops_ && !model_->actor().is_ahead();
       const bool saves = ends && config_.checkpoint.saves();
@@ -369,7 +374,7 @@ class Trainer {
   bool is_looked_at(int64_t step) const {
     const bool samples = samples_ && step % config_.monitor.sample == 0;
     return stops_ || step == config_.run.steps || samples || saves_at(step) ||
-           validates_at(step);
+           validates_at(step) || replicas_->is_due(step);
   }
 
   // The next step may begin in this one.
@@ -519,12 +524,20 @@ class Trainer {
     return {.state = std::move(state), .options = std::move(options)};
   }
 
+  void compare_replicas() {
+    replicas_->compare(step_, state_of(model_->composed(), model_->optimizer()),
+                       model_->mesh());
+    model_->release_files();
+  }
+
   void save_due() {
+    compare_replicas();
     checkpoints_.save_due(step_, [this] { return content(); });
     model_->release_files();
   }
 
   void save_last() {
+    compare_replicas();
     if (!config_.checkpoint.saves()) {  // a run that is stopped
       require_shared(folder_.checkpoints(), ranks_.world());
     }
@@ -544,6 +557,7 @@ class Trainer {
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<TextSamples> samples_;  // where they are asked for
   std::unique_ptr<engine::Recorder> recorder_;
+  std::unique_ptr<ReplicaWatch> replicas_;
   std::unique_ptr<BegunSteps> begun_;
   StepTrace trace_{config_, folder_, ranks_};
   int64_t first_step_ = 0;        // updates done before this run

@@ -3,6 +3,7 @@
 Every test drives `tessera train` as a user does and reads the run folder.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -10,6 +11,7 @@ import resource
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from runs import (MODEL, STEPS, assert_close, assert_equal_runs, assert_same_bits, checkpoint, configuration,
@@ -174,14 +176,17 @@ def stop_after(program, path, folder, step, stop, *arguments):
 
     process = subprocess.Popen([str(program), "train", path, *arguments], stderr=subprocess.PIPE, text=True,
                                preexec_fn=heeds_hangups)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if steps_written(folder) >= step:
-            break
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.002)
-    stop(process)
-    _, errors = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if steps_written(folder) >= step:
+                break
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.002)
+        stop(process)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     return process.returncode, errors
 
 
@@ -246,6 +251,45 @@ def test_kill_9_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path,
     else:
         assert code == -9
     assert_the_same_bits_as_one_run(program, tokens, tmp_path, "killed", steps_written(folder), "--nproc", "2", **sections)
+
+
+def flip_a_bit_of(pid, pattern):
+    """Where these bytes are in a process's memory: the lowest bit of the first."""
+    places = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    found = 0
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory, contextlib.suppress(OSError):  # once it has ended
+        for begin, end in (place[0].split("-") for place in places if place[1].startswith("rw")):
+            memory.seek(int(begin, 16))
+            at = memory.read(int(end, 16) - int(begin, 16)).find(pattern)
+            if at >= 0:
+                memory.seek(int(begin, 16) + at)
+                memory.write(bytes([pattern[0] ^ 1]))
+                found += 1
+    assert found > 0
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_bit_that_flips_in_one_replica_ends_the_run_before_a_checkpoint_has_it(program, tokens, tmp_path, late):
+    import torch
+
+    # Weights that stay where they are can be found.
+    path = configuration(tokens, tmp_path, mesh={"dp": 2}, checkpoint={"every": 50, "keep": 0}, optimizer={"lr": 0},
+                         monitor={"replicas": 20, "losses_late": late}, **ENDLESS)
+    name = "model.blocks.1.mlp.down.weight"
+
+    def flip(process):
+        weight = checkpoint(tmp_path, 50)[name]
+        flip_a_bit_of(children_of(process.pid)[1], weight[0].numpy().tobytes())
+        process.wait(timeout=60)
+
+    code, errors = stop_after(program, path, tmp_path, 51, flip, "--nproc", "2")
+    assert code == 1, errors
+    assert re.search(rf"after step \d+ ranks 0 \(dp_replicate=0\), 1 \(dp_replicate=1\) differ in '{name}', which each "
+                     r"of them computes alike. They were alike after step \d+: ", errors), errors
+    end = steps_written(tmp_path) + 1
+    assert train(program, path, "--nproc", "2", f"--run.steps={end}").returncode == 0
+    assert [line["step"] for line in metrics(tmp_path)] == list(range(1, end + 1))
+    assert torch.equal(checkpoint(tmp_path, end)[name], checkpoint(tmp_path, 50)[name])
 
 
 @pytest.mark.parametrize("sections", [

@@ -1,0 +1,131 @@
+#include "tessera/train/straggler_watch.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/core/host.h"
+
+namespace tessera::train {
+
+using monitor::SecondsByKind;
+using monitor::SpanKind;
+
+namespace {
+
+// On the computing thread, but for what it waits for.
+constexpr std::array kWork = {SpanKind::kForward,   SpanKind::kBackward,
+                              SpanKind::kRecompute, SpanKind::kLoss,
+                              SpanKind::kOptimizer, SpanKind::kNorm,
+                              SpanKind::kLoad};
+
+double at(const SecondsByKind& seconds, SpanKind kind) {
+  return seconds[static_cast<size_t>(kind)];
+}
+
+double work_in(const SecondsByKind& seconds) {
+  return std::accumulate(
+      kWork.begin(), kWork.end(), 0.0,
+      [&](double sum, SpanKind kind) { return sum + at(seconds, kind); });
+}
+
+SecondsByKind row_of(const at::Tensor& seconds, int64_t rank) {
+  const auto* first = seconds.const_data_ptr<double>() + rank * seconds.size(1);
+  SecondsByKind row{};
+  std::copy_n(first, row.size(), row.begin());
+  return row;
+}
+
+// Of two the smaller one.
+double lower_median(std::vector<double> of) {
+  const auto middle = of.begin() + (std::ssize(of) - 1) / 2;
+  std::ranges::nth_element(of, middle);
+  return *middle;
+}
+
+}  // namespace
+
+StragglerWatch::StragglerWatch(const mesh::DeviceMesh& mesh, int64_t rank)
+    : mesh_(mesh), rank_(rank) {
+  if (mesh.world_size() == 1) return;
+  const mesh::Coord here = mesh.coord_of(rank);
+  for (int64_t other = 0; other < mesh.world_size(); ++other) {
+    ranks_.push_back({.rank = other});
+    if (mesh.coord_of(other)[mesh::Axis::kPp] == here[mesh::Axis::kPp]) {
+      beside_.push_back(other);
+    }
+  }
+}
+
+void StragglerWatch::add(const at::Tensor& seconds,
+                         monitor::StepRecord& record) {
+  if (ranks_.empty()) return;
+  std::vector<double> works;
+  for (int64_t rank = 0; rank < std::ssize(ranks_); ++rank) {
+    const SecondsByKind row = row_of(seconds, rank);
+    works.push_back(work_in(row));
+    ranks_[rank].work_s += works.back();
+    ranks_[rank].wait_s += at(row, SpanKind::kWait);
+  }
+  const auto slowest = std::ranges::max_element(works);
+  record.slowest_rank = slowest - works.begin();
+  record.work_max_s = *slowest;
+  record.work_s = std::accumulate(works.begin(), works.end(), 0.0) /
+                  static_cast<double>(works.size());
+  ++ranks_[*record.slowest_rank].slowest_in;
+  if (beside_.size() > 1) compare(seconds, works);
+}
+
+void StragglerWatch::compare(const at::Tensor& seconds,
+                             const std::vector<double>& works) {
+  std::vector<double> beside;
+  for (const int64_t rank : beside_) beside.push_back(works[rank]);
+  if (works[rank_] > kTimes * lower_median(beside)) ++slow_steps_;
+  const SecondsByKind mine = row_of(seconds, rank_);
+  step_s_ += works[rank_] + at(mine, SpanKind::kWait);
+  for (const SpanKind kind : kWork) {
+    const auto i = static_cast<size_t>(kind);
+    std::vector<double> of_kind;
+    for (const int64_t rank : beside_) {
+      of_kind.push_back(seconds[rank][static_cast<int64_t>(i)].item<double>());
+    }
+    mine_[i] += mine[i];
+    theirs_[i] += lower_median(std::move(of_kind));
+  }
+  if (++steps_ == kSteps) judge();
+}
+
+void StragglerWatch::judge() {
+  const double more = work_in(mine_) - work_in(theirs_);
+  const bool was = std::exchange(
+      is_straggler_, slow_steps_ >= kMost && more > kPartOfStep * step_s_);
+  if (is_straggler_ && !was) {
+    news_ = {true, straggler_text()};
+  } else if (was && !is_straggler_) {
+    news_ = {false, c10::str("stragglers: over the last ", kSteps,
+                             " steps this rank kept up with the others")};
+  }
+  steps_ = slow_steps_ = 0;
+  mine_ = theirs_ = {};
+  step_s_ = 0;
+}
+
+std::string StragglerWatch::straggler_text() const {
+  const auto excess = [&](SpanKind kind) {
+    return at(mine_, kind) - at(theirs_, kind);
+  };
+  const SpanKind most = *std::ranges::max_element(kWork, {}, excess);
+  const double mine = work_in(mine_) / kSteps;
+  const double theirs = work_in(theirs_) / kSteps;
+  return c10::str(
+      "stragglers: over the last ", kSteps, " steps this rank (",
+      mesh_.describe(rank_), ", on ", host_name(), ") worked ", mine,
+      " s a step, the ranks beside it ", theirs, " s: ", mine / theirs,
+      " times as long, most of it in '", name_of(most),
+      "'. They wait for it. Other load on its cores, or a processor that is "
+      "slower or throttled, does this; mesh.measure_speeds gives a slow rank "
+      "less to do.");
+}
+
+}  // namespace tessera::train
