@@ -1,6 +1,9 @@
 #include "tessera/data/data_config.h"
 
 #include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
 
 #include "tessera/core/error.h"
 
@@ -11,6 +14,38 @@ std::string complaint_about_pair(const config::Value& value) {
   const auto& keys = std::get<std::vector<std::string>>(value);
   if (keys.empty() || keys.size() == 2) return "";
   return "it must be two keys, of the prompt and of the answer";
+}
+
+constexpr int64_t kMostBatches = 1'000'000'000;
+
+// "101:150", or "101" for one; std::nullopt: it is no such range.
+std::optional<Skip> batches_of(std::string_view text) {
+  Skip batches;
+  const char* end = text.data() + text.size();
+  auto read = std::from_chars(text.data(), end, batches.begin);
+  batches.end = batches.begin;
+  if (read.ec == std::errc() && read.ptr != end && *read.ptr == ':') {
+    read = std::from_chars(read.ptr + 1, end, batches.end);
+  }
+  const bool is_range = read.ec == std::errc() && read.ptr == end &&
+                        batches.begin >= 1 && batches.end >= batches.begin &&
+                        batches.end <= kMostBatches;
+  if (!is_range) return std::nullopt;
+  --batches.begin;
+  return batches;
+}
+
+std::string complaint_about_skip(const config::Value& value) {
+  int64_t behind = 0;
+  for (const auto& text : std::get<std::vector<std::string>>(value)) {
+    const auto batches = batches_of(text);
+    if (!batches) {
+      return "each is a first and a last batch, from 1, as 101:150";
+    }
+    if (batches->begin < behind) return "each begins behind the one before";
+    behind = batches->end;
+  }
+  return "";
 }
 
 std::string complaint_about_weights(const config::Value& value) {
@@ -75,6 +110,12 @@ void DataConfig::declare(config::Section& section) {
               "attention and learned positions within a document alone: a "
               "token does not see the documents before its own in a sample; "
               "the tokenizer must have a token that ends a document");
+  section
+      .key("skip", skip,
+           "batches of train that are left out, each as 101:150, numbered from "
+           "1 as steps are that leave out none: of a run that goes on from a "
+           "checkpoint before them, to get past what it fails at")
+      .check(complaint_about_skip);
   section.key("tokenizer", tokenizer,
               "tokenizer.json, or a folder with it; none: one is trained on "
               "the text");
@@ -89,6 +130,21 @@ void DataConfig::declare(config::Section& section) {
            "along pp, cp and tp alone) read the files: every one that needs "
            "them, or the first, for all of them: the others need no files")
       .one_of({"every", "first"});
+}
+
+std::vector<Skip> DataConfig::skips(int64_t global_batch) const {
+  std::vector<Skip> all;
+  for (const std::string& text : skip) {
+    const Skip batches = *batches_of(text);
+    const Skip range = {batches.begin * global_batch,
+                        batches.end * global_batch};
+    if (!all.empty() && all.back().end == range.begin) {
+      all.back().end = range.end;
+    } else {
+      all.push_back(range);
+    }
+  }
+  return all;
 }
 
 void DataConfig::check() const {

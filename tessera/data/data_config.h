@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/core/config.h"
+#include "tessera/data/sampler.h"
 
 namespace tessera::data {
 
@@ -23,12 +24,15 @@ struct DataConfig {
   bool packing = false;                // of conversations
   bool intra_document_masking = false;
   std::string tokenizer = "";  // tokenizer.json; "": one is trained on the text
+  std::vector<std::string> skip = {};  // batches, as "101:150"
   int64_t seq_len = 256;
   bool shuffle = true;
   std::string reader = "every";
   void declare(config::Section& section);
   // Whether samples may be several documents that do not see each other.
   bool documents_apart() const { return intra_document_masking || packing; }
+  // The positions of `skip`, ascending; neighbours are one range.
+  std::vector<Skip> skips(int64_t global_batch) const;
   // What several keys say together; TS_CHECK_CONFIG.
   void check() const;
 };

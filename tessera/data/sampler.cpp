@@ -82,6 +82,15 @@ Mixture::Place Sampler::place_of(int64_t sample) const {
   return {source, sample - starts_[source]};
 }
 
+int64_t Sampler::position_of(int64_t taken) const {
+  int64_t position = taken;
+  for (const Skip& skip : options_.skips) {
+    if (position < skip.begin) break;
+    position += skip.end - skip.begin;
+  }
+  return position;
+}
+
 std::vector<int64_t> Sampler::sample_indices(int64_t step) const {
   return sample_indices(step, 0, options_.global_batch);
 }
@@ -96,7 +105,7 @@ std::vector<int64_t> Sampler::sample_indices(int64_t step, int64_t first,
   std::vector<int64_t> permuted_epochs(num_sources(), -1);
   std::vector<int64_t> samples;
   for (int64_t i = first; i < first + count; ++i) {
-    const int64_t position = taken_before(step) + i;
+    const int64_t position = position_of(taken_before(step) + i);
     const auto place =
         mixture_ ? (*mixture_)(position) : Mixture::Place{0, position};
     const int64_t size = starts_[place.source + 1] - starts_[place.source];

@@ -11,6 +11,8 @@
 //         mixture says (see mixture.h), and that source's next one: each has
 //         epochs and permutations of its own. Sample k of source s is number k
 //         behind the samples of the sources before s.
+// Skips:  ranges of positions that are left out: what is taken next comes from
+//         behind them, as if the data's order had not had them.
 // Resume: the step is all that there is to remember.
 // Errors: TS_CHECK_CONFIG where the data has no whole sample.
 // Source: the permutation is a Feistel network with cycle walking: Black and
@@ -41,11 +43,18 @@ class Permutation {
   std::array<uint64_t, kRounds> keys_;
 };
 
+// Positions begin .. end - 1.
+struct Skip {
+  int64_t begin = 0, end = 0;
+  bool operator==(const Skip&) const = default;
+};
+
 struct SamplerOptions {
   int64_t seq_len = 256;
   int64_t global_batch = 8;  // samples a step, over all ranks
   bool shuffle = true;
   uint64_t seed = 0;
+  std::vector<Skip> skips = {};  // ascending, apart
 };
 
 // Of a source with so many tokens; TS_CHECK_CONFIG where it has none. `name`:
@@ -73,6 +82,8 @@ class Sampler {
   int64_t taken_before(int64_t step) const {
     return offset_ + step * options_.global_batch;
   }
+  // Where in the order the sample lies before which so many were taken.
+  int64_t position_of(int64_t taken) const;
   int64_t first_token(int64_t sample) const {
     return sample * options_.seq_len;
   }

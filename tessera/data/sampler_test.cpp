@@ -132,6 +132,25 @@ TEST(SamplerTest, GoesOnBehindWhatOtherBatchesTook) {
   EXPECT_EQ(found, wanted);
 }
 
+TEST(SamplerTest, WhatIsSkippedIsAsIfItWereNotThere) {
+  const SamplerOptions options = {.seq_len = 8, .global_batch = 4, .seed = 7};
+  const Sampler whole(1000, options);
+  Sampler sampler(1000, {.seq_len = 8,
+                         .global_batch = 4,
+                         .seed = 7,
+                         .skips = {{8, 12}, {20, 28}, {28, 32}}});
+  // Steps 2, 5 and 6, 7 of the whole order.
+  const std::vector<int64_t> taken = {0, 1, 3, 4, 8, 9};
+  for (size_t step = 0; step < taken.size(); ++step) {
+    EXPECT_EQ(sampler.sample_indices(static_cast<int64_t>(step)),
+              whole.sample_indices(taken[step]))
+        << step;
+  }
+  sampler.go_on(3, 14);  // within a batch
+  EXPECT_EQ(sampler.sample_indices(3, 0, 2), whole.sample_indices(4, 2, 2));
+  EXPECT_EQ(sampler.sample_indices(3, 2, 2), whole.sample_indices(8, 0, 2));
+}
+
 TEST(SamplerTest, DataWithoutAWholeSampleIsRefused) {
   EXPECT_EQ(Sampler(9, {.seq_len = 8}).num_samples(), 1);
   for (const int64_t tokens : {0, 1, 8}) {

@@ -84,7 +84,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
        {"data",
         {"train", "valid", "weights", "valid_share", "exclude", "format",
          "field", "chat_template", "pair", "loss_on", "packing",
-         "intra_document_masking", "tokenizer", "seq_len", "shuffle",
+         "intra_document_masking", "skip", "tokenizer", "seq_len", "shuffle",
          "reader"}},
        {"batch", {"global", "micro"}},
        {"mesh",

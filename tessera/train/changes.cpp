@@ -9,6 +9,7 @@
 #include "tessera/core/config_changes.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
+#include "tessera/data/data_config.h"
 
 namespace tessera::train {
 namespace {
@@ -17,14 +18,27 @@ using config::changes_in;
 using detail::Json;
 
 // A section ends with a dot.
-constexpr std::string_view kDecideTheUpdates[] = {
-    "run.seed",         "data.seq_len",       "data.shuffle",
-    "data.field",       "data.format",        "data.weights",
-    "data.valid_share", "data.chat_template", "data.pair",
-    "data.loss_on",     "data.packing",       "data.intra_document_masking",
-    "batch.global",     "precision.",         "model.moe.",
-    "model.dropout",    "model.max_seq",      "model.mtp.weight",
-    "optimizer.",       "schedule."};
+constexpr std::string_view kDecideTheUpdates[] = {"run.seed",
+                                                  "data.seq_len",
+                                                  "data.shuffle",
+                                                  "data.field",
+                                                  "data.format",
+                                                  "data.weights",
+                                                  "data.valid_share",
+                                                  "data.chat_template",
+                                                  "data.pair",
+                                                  "data.skip",
+                                                  "data.loss_on",
+                                                  "data.packing",
+                                                  "data.intra_document_masking",
+                                                  "batch.global",
+                                                  "precision.",
+                                                  "model.moe.",
+                                                  "model.dropout",
+                                                  "model.max_seq",
+                                                  "model.mtp.weight",
+                                                  "optimizer.",
+                                                  "schedule."};
 constexpr std::string_view kDecideTheModel[] = {"model.family",
                                                 "model.heads",
                                                 "model.kv_heads",
@@ -135,6 +149,39 @@ void refuse_another_run(const std::string& saved, const std::string& now) {
       " holds checkpoints of the run ", owner.dump(), ", not of ", own.dump(),
       ". Give each run a checkpoint.dir of its own; --resume PATH "
       "goes on from another run's checkpoint.");
+}
+
+void refuse_skipping_what_was_taken(const std::string& saved,
+                                    const std::string& now, int64_t step,
+                                    int64_t samples) {
+  const auto skip_of = [](const std::string& config) {
+    return Json::parse(config)["data"].value("skip",
+                                             std::vector<std::string>());
+  };
+  const auto before = skip_of(saved), after = skip_of(now);
+  if (before.empty() && after.empty()) return;
+  const auto batch = Json::parse(now)["batch"]["global"].get<int64_t>();
+  TS_CHECK_CONFIG(samples == step * batch, "data.skip counts batches of ",
+                  batch, " samples (batch.global), but the ", step,
+                  " steps of the checkpoint ", "took ", samples,
+                  " samples. Go on with the batch.global of all of them.");
+  // Those before the last sample that was taken.
+  const auto left_out = [&](const std::vector<std::string>& skip) {
+    int64_t last = samples - 1;
+    std::vector<data::Skip> all;
+    for (const auto& each : data::DataConfig{.skip = skip}.skips(batch)) {
+      if (last < each.begin) break;
+      last += each.end - each.begin;
+      all.push_back(each);
+    }
+    return all;
+  };
+  TS_CHECK_CONFIG(
+      left_out(before) == left_out(after), "data.skip is ",
+      c10::Join(", ", after), ", but the checkpoint after step ", step,
+      " was trained with ", before.empty() ? "none" : c10::Join(", ", before),
+      ", and what it has taken cannot be left out any more. Go on from a "
+      "checkpoint before it (--resume PATH), or set data.skip back.");
 }
 
 void compare_across(comm::Group& world, const std::string& config) {

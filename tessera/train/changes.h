@@ -4,6 +4,7 @@
 // Texts: configurations as config.json has them, resolved.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,13 @@ void refuse_another_model(const std::string& saved, const std::string& now,
 // TS_CHECK_CONFIG where the run of `saved` has another name: both would write
 // to one checkpoint.dir.
 void refuse_another_run(const std::string& saved, const std::string& now);
+
+// TS_CHECK_CONFIG where data.skip names other batches than `saved` among those
+// that were taken in its `step` steps of `samples` samples together, or counts
+// them by another batch.global than all steps had.
+void refuse_skipping_what_was_taken(const std::string& saved,
+                                    const std::string& now, int64_t step,
+                                    int64_t samples);
 
 // That every rank has what rank 0 has, but for what is its host's own: paths,
 // device, threads. TS_CHECK_CONFIG on every rank, with the same words: ranks

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <mutex>
+#include <utility>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tests/support/failure_of.h"
 #include "tests/support/small_run.h"
 
 namespace tessera::train {
@@ -126,6 +128,33 @@ std::vector<std::string> said(
     }
   });
   return all;
+}
+
+TEST(Changes, WhatWasTakenCannotBeSkippedAnyMore) {
+  const auto skipping = [](std::vector<std::string> batches) {
+    auto config = small();
+    config.data.skip = std::move(batches);
+    return to_json(config);
+  };
+  const int64_t batch = small().batch.global;
+  const auto refused = [&](const std::string& before, const std::string& now,
+                           int64_t step, int64_t samples) {
+    return testing::failure_of(
+        [&] { refuse_skipping_what_was_taken(before, now, step, samples); });
+  };
+  const std::string none = skipping({}), behind = skipping({"11:20"});
+  EXPECT_EQ(refused(none, none, 10, 7), "");
+  EXPECT_EQ(refused(none, behind, 10, 10 * batch), "");
+  EXPECT_EQ(refused(behind, none, 10, 10 * batch), "");
+  EXPECT_EQ(refused(behind, behind, 15, 15 * batch), "");
+  EXPECT_EQ(refused(behind, skipping({"11:20", "26"}), 15, 15 * batch), "");
+  EXPECT_THAT(refused(none, behind, 11, 11 * batch),
+              HasSubstr("data.skip is 11:20, but the checkpoint after step 11 "
+                        "was trained with none"));
+  EXPECT_THAT(refused(behind, skipping({"11:20", "25"}), 15, 15 * batch),
+              HasSubstr("was trained with 11:20"));
+  EXPECT_THAT(refused(none, behind, 10, 10 * batch + 4),
+              HasSubstr("Go on with the batch.global of all of them"));
 }
 
 TEST(Changes, RanksThatTrainDifferentlyAllSaySo) {

@@ -255,7 +255,8 @@ data::SamplerOptions sampler_options(const RunConfig& config, bool shuffle) {
   return {.seq_len = config.data.seq_len,
           .global_batch = config.batch.global,
           .shuffle = shuffle,
-          .seed = static_cast<uint64_t>(config.run.seed)};
+          .seed = static_cast<uint64_t>(config.run.seed),
+          .skips = config.data.skips(config.batch.global)};
 }
 
 // What each source has, and what is taken of it.

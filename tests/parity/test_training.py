@@ -253,6 +253,23 @@ def test_kill_9_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path,
     assert_the_same_bits_as_one_run(program, tokens, tmp_path, "killed", steps_written(folder), "--nproc", "2", **sections)
 
 
+def test_batches_that_are_skipped_are_as_if_they_had_never_been(program, tokens, tmp_path):
+    """A run that goes back to before them has the bits of one that never saw them, on any mesh."""
+    sections = {"mesh": {"dp": 2}, "checkpoint": {"every": 5, "keep": 0}, **until(STEPS)}
+    _, whole = run(program, tokens, tmp_path / "never", "--nproc", "2", "--data.skip=8:11", **sections)
+    lines, other = run(program, tokens, tmp_path / "back", "--nproc", "2", **sections)
+    path, back = str(tmp_path / "back" / "run.json"), tmp_path / "back" / "run" / "checkpoints"
+    refused = train(program, path, "--nproc=2", f"--resume={back / 'step-10'}", "--data.skip=8:11", check=False)
+    assert refused.returncode == 78 and "what it has taken cannot be left out" in refused.stderr
+    assert metrics(tmp_path / "back") == lines
+    train(program, path, "--nproc=2", f"--resume={back / 'step-5'}", "--data.skip=8:11")
+    again = metrics(tmp_path / "back")
+    assert [line["step"] for line in again] == list(range(1, STEPS + 1))
+    assert [line["loss"] for line in again[:7]] == [line["loss"] for line in lines[:7]]
+    assert again[7]["loss"] != lines[7]["loss"]
+    assert_same_bits(whole, checkpoint(tmp_path / "back"))
+
+
 def flip_a_bit_of(pid, pattern):
     """Where these bytes are in a process's memory: the lowest bit of the first."""
     places = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
