@@ -53,6 +53,10 @@ TEST(Simulator, StepsOfTheUsualExample) {
     EXPECT_DOUBLE_EQ(step(schedule, 4, 4), 21);
     EXPECT_DOUBLE_EQ(step(schedule, 8, 64), 213);
   }
+  // GPipe whose stages compute their forward again.
+  EXPECT_DOUBLE_EQ(
+      simulated("gpipe", {.stages = 4, .num_microbatches = 8}, {1, 2, 1}).step,
+      44);
   // Rank 0 with stages 1 and 4, and without chunks.
   EXPECT_DOUBLE_EQ(step("interleaved", 3, 6, 2), 21);
   EXPECT_DOUBLE_EQ(step("1f1b", 3, 6), 24);
@@ -97,17 +101,20 @@ TEST(Simulator, BubblesAreThoseOfTheFormulas) {
 // Of worked example 9: a stage's instructions, without those of the norm and
 // the loss, which are apart here.
 TEST(Simulator, InstructionsOfTheUsualExample) {
+  const auto counted = [](const Instruction& each) {
+    return each.op != Op::kNorm && each.op != Op::kSumNorm &&
+           each.op != Op::kLoss;
+  };
   for (int64_t m : {4, 8}) {
     for (int64_t stage : {0, 1, 2}) {
       const Program program = schedules::step(
           schedules::named("gpipe"), {.stages = 3, .num_microbatches = m},
           stage, {.clip = false, .alone = true});
-      const auto counted = [](const Instruction& each) {
-        return each.op != Op::kNorm && each.op != Op::kLoss;
-      };
       EXPECT_EQ(std::ranges::count_if(program, counted),
                 (stage == 1 ? 6 : 5) * m + 2);
     }
+    EXPECT_EQ(std::ranges::count_if(accumulation(m, /*clip=*/false), counted),
+              4 * m + 2);
   }
 }
 

@@ -120,13 +120,14 @@ struct Metrics::Impl {
   at::Tensor peaks_mib;  // so far, by rank
 
   Impl(const RunConfig& of, const RunFolder& folder, comm::Communicator& with,
-       int64_t first_step, double steps_per_epoch, int64_t tokens_before)
+       const mesh::DeviceMesh& mesh, int64_t first_step, double steps_per_epoch,
+       int64_t tokens_before)
       : config(of),
         ranks(with),
         flops_per_token(static_cast<double>(
             models::flops_per_token(of.model, of.data.seq_len))),
         experts(of.model, of.batch.global * of.data.seq_len),
-        stragglers(mesh_of(of, with.world_size()), with.rank()) {
+        stragglers(mesh, with.rank()) {
     if (ranks.rank() != 0) return;
     peak_flops = engine::product_rate(config);
     sinks = monitor::make_sinks(
@@ -219,9 +220,10 @@ struct Metrics::Impl {
 };
 
 Metrics::Metrics(const RunConfig& config, const RunFolder& folder,
-                 comm::Communicator& ranks, int64_t first_step,
-                 double steps_per_epoch, int64_t tokens_before)
-    : impl_(std::make_unique<Impl>(config, folder, ranks, first_step,
+                 comm::Communicator& ranks, const mesh::DeviceMesh& mesh,
+                 int64_t first_step, double steps_per_epoch,
+                 int64_t tokens_before)
+    : impl_(std::make_unique<Impl>(config, folder, ranks, mesh, first_step,
                                    steps_per_epoch, tokens_before)) {}
 
 Metrics::~Metrics() = default;

@@ -15,6 +15,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/engine/traffic.h"
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/monitor/step_record.h"
 #include "tessera/monitor/timeline.h"
 #include "tessera/train/run_folder.h"
@@ -55,8 +56,8 @@ class Metrics {
   // `first_step`: updates done before; lines of later steps, left by a run that
   // was killed, are dropped.
   Metrics(const engine::RunConfig& config, const RunFolder& folder,
-          comm::Communicator& ranks, int64_t first_step, double steps_per_epoch,
-          int64_t tokens_before);
+          comm::Communicator& ranks, const mesh::DeviceMesh& mesh,
+          int64_t first_step, double steps_per_epoch, int64_t tokens_before);
   ~Metrics();
 
   // What ranks sent until here (a validation, a checkpoint) is not the step's.

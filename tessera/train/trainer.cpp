@@ -221,6 +221,7 @@ class Trainer {
     refuse_another_model(
         saved->config, now,
         options_.resume == "auto" ? folder_.checkpoints() : options_.resume);
+    refuse_skipping_what_was_taken(saved->config, now, step_, saved->samples);
     if (best_ && validated_otherwise(saved->config, now)) {
       log::info("validation is another one now: the lowest loss so far, ",
                 best_->loss, " after step ", best_->step, ", does not count");
@@ -265,8 +266,9 @@ class Trainer {
     // Rank 0 measures what the machine can do while no other rank computes, and
     // in the first step nobody should wait for what it opens.
     ranks_.world().barrier();
-    metrics_ = std::make_unique<Metrics>(config_, folder_, ranks_, step_,
-                                         steps_per_epoch(), tokens_before());
+    metrics_ =
+        std::make_unique<Metrics>(config_, folder_, ranks_, model_->mesh(),
+                                  step_, steps_per_epoch(), tokens_before());
     replicas_ = std::make_unique<ReplicaWatch>(
         config_.monitor.replicas, step_, ranks_.world(),
         model_->composed().activations.device());

@@ -16,6 +16,7 @@
 #include "tessera/engine/measured_speeds.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/monitor/memory.h"
+#include "tessera/train/replicas.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/trainer.h"
 #include "tessera/verify/verify.h"
@@ -211,6 +212,21 @@ Written written(const Keys& keys, int64_t ranks,
     if (world.rank() == 0) result = {sum.item<double>(), tokens};
   });
   return result;
+}
+
+// Of any size, and where one byte of a word changes.
+TEST(ReplicasOnADevice, AByteThatChangesShows) {
+  if (!device()) GTEST_SKIP() << kNoDevice;
+  for (const int64_t size : {1, 7, 64}) {
+    const at::Tensor here = at::arange(size, at::kByte);
+    const uint64_t hash = train::hash_of_bytes(here.to(*device()));
+    EXPECT_EQ(train::hash_of_bytes(here.clone().to(*device())), hash);
+    for (int64_t i = 0; i < size; ++i) {
+      at::Tensor changed = here.clone();
+      changed[i].bitwise_xor_(4);
+      EXPECT_NE(train::hash_of_bytes(changed.to(*device())), hash) << i;
+    }
+  }
 }
 
 TEST(RunOnADevice, EvaluatesAndWritesWhatTheCpuDoes) {

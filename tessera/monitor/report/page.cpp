@@ -259,6 +259,27 @@ std::string samples(const RunHistory& run) {
                          ": all are in samples.jsonl.</p>\n");
 }
 
+// Of many those that worked longest.
+std::string ranks_of(const RunHistory& run) {
+  constexpr size_t kShown = 64;
+  if (run.ranks.empty()) return "";
+  std::vector<Rank> ranks = run.ranks;
+  if (ranks.size() > kShown) {
+    std::ranges::sort(ranks, std::ranges::greater{}, &Rank::work_s);
+    ranks.resize(kShown);
+  }
+  std::string text =
+      "<h2>Ranks, " + escaped(run.name) + "</h2><table>" +
+      row({"rank", "worked, s", "waited, s", "slowest in steps", "memory, MiB"},
+          "th");
+  for (const Rank& of : ranks) {
+    text += row({std::to_string(of.rank), short_number(of.work_s),
+                 short_number(of.wait_s), std::to_string(of.slowest_in),
+                 short_number(of.mem_peak_mib)});
+  }
+  return text + "</table>\n";
+}
+
 std::string communication(const RunHistory& run) {
   std::string text;
   if (!run.traffic.empty()) {
@@ -378,7 +399,7 @@ std::string page_of(const std::vector<RunHistory>& runs) {
     text += "<p class=\"soft\">A red line: the run was resumed there.</p>\n";
   }
   for (const RunHistory& run : runs) text += samples(run);
-  for (const RunHistory& run : runs) text += communication(run);
+  for (const RunHistory& run : runs) text += ranks_of(run) + communication(run);
   for (const RunHistory& run : runs) text += events(run);
   return text + configurations(runs) + "</html>\n";
 }

@@ -34,10 +34,12 @@ std::string a_run(const TemporaryFolder& folder, const std::string& name) {
         R"({"step":2,"loss":null,"valid_loss":6.5})"
         "\n"
         R"({"step":3,"lo)");
-  write(run + "/summary.json",
-        R"({"reason": "done", "steps": 2, "total_steps": 2, "communication":)"
-        R"([{"group": "dp", "verb": "all_reduce", "calls": 3, "bytes": 4096,)"
-        R"("seconds": 0.5}], "links": []})");
+  write(
+      run + "/summary.json",
+      R"({"reason": "done", "steps": 2, "total_steps": 2, "communication":)"
+      R"([{"group": "dp", "verb": "all_reduce", "calls": 3, "bytes": 4096,)"
+      R"("seconds": 0.5}], "links": [], "ranks": [{"rank": 0, "work_s": 1.25,)"
+      R"("wait_s": 0.5, "slowest_in": 17, "mem_peak_mib": 3}]})");
   write(run + "/samples.jsonl",
         R"({"step":2,"prompt":"in <the","text":" beginning","tokens":2})"
         "\n");
@@ -57,6 +59,8 @@ TEST(Report, ReadsWhatARunFolderTells) {
   EXPECT_THAT(run.resumed_after, ElementsAre(1));
   ASSERT_EQ(run.traffic.size(), 1);
   EXPECT_EQ(run.traffic[0].bytes, 4096);
+  ASSERT_EQ(run.ranks.size(), 1);
+  EXPECT_EQ(run.ranks[0].slowest_in, 17);
   EXPECT_EQ(run.settings.at("model.layers"), "2");
 }
 
@@ -78,6 +82,7 @@ TEST(Report, ThePageNeedsNothingElse) {
   EXPECT_THAT(
       page,
       AllOf(HasSubstr("<svg"), HasSubstr("all_reduce"),
+            HasSubstr("slowest in steps"), HasSubstr(">17<"),
             HasSubstr("resumed after step 1"), HasSubstr("warning: &lt;b&gt;"),
             HasSubstr("step 2</td><td><i>in &lt;the</i> beginning"),
             Not(HasSubstr("<script")), Not(HasSubstr("http")),

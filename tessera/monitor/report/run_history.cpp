@@ -100,6 +100,14 @@ void read_summary(const std::string& path, RunHistory& history) {
          .latency_us = value_of(of.value("latency_us", Json())),
          .gbps = value_of(of.value("gbps", Json()))});
   }
+  for (const Json& of : json.value("ranks", Json::array())) {
+    history.ranks.push_back(
+        {.rank = of.value("rank", int64_t{0}),
+         .work_s = value_of(of.value("work_s", Json())),
+         .wait_s = value_of(of.value("wait_s", Json())),
+         .slowest_in = of.value("slowest_in", int64_t{0}),
+         .mem_peak_mib = value_of(of.value("mem_peak_mib", Json()))});
+  }
 }
 
 // "12:30:01 [rank 0/2 ...] resumed after step 40": what is told and is not of

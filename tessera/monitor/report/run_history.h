@@ -30,6 +30,14 @@ struct Link {
   double latency_us = 0, gbps = 0;
 };
 
+// What a rank did in the last start's steps.
+struct Rank {
+  int64_t rank = 0;
+  double work_s = 0, wait_s = 0;
+  int64_t slowest_in = 0;  // steps
+  double mem_peak_mib = 0;
+};
+
 // What the model wrote after a step.
 struct WrittenText {
   int64_t step = 0;
@@ -43,6 +51,7 @@ struct RunHistory {
   std::map<std::string, std::string> summary;   // its single values, as text
   std::vector<Traffic> traffic;                 // of rank 0
   std::vector<Link> links;
+  std::vector<Rank> ranks;  // of two or more
   // By name in metrics.jsonl; "seconds.wait" and "expert_load.0" too.
   std::map<std::string, Points> figures;
   std::vector<WrittenText> samples;   // of samples.jsonl

@@ -29,10 +29,11 @@ TEST(Schedules, OneStageIsAccumulation) {
 
 // Figures of the usual example: four stages, eight micro-batches.
 TEST(Schedules, ActivationsAlive) {
-  const auto alive = [](const char* schedule, int64_t chunks) {
+  const auto alive = [](const char* schedule, int64_t chunks, int64_t p = 4,
+                        int64_t m = 8) {
     std::vector<int64_t> peaks;
-    const Shape shape{.stages = 4, .chunks = chunks, .num_microbatches = 8};
-    for (int64_t stage = 0; stage < 4; ++stage) {
+    const Shape shape{.stages = p, .chunks = chunks, .num_microbatches = m};
+    for (int64_t stage = 0; stage < p; ++stage) {
       const Schedule of = named(schedule);
       Units units;
       units.versions = versions_of(of, shape.stages, stage);
@@ -47,6 +48,7 @@ TEST(Schedules, ActivationsAlive) {
   EXPECT_EQ(alive("1f1b", 1), (Peaks{4, 3, 2, 1}));
   EXPECT_EQ(alive("eager_1f1b", 1), (Peaks{7, 5, 3, 1}));
   EXPECT_EQ(alive("interleaved", 2), (Peaks{11, 9, 7, 5}));
+  EXPECT_EQ(alive("interleaved", 2, 3, 6), (Peaks{8, 6, 4}));
   EXPECT_EQ(alive("bfs", 2), (Peaks{16, 16, 16, 16}));
   EXPECT_EQ(alive("zb_h1", 1), (Peaks{4, 4, 4, 4}));
   EXPECT_EQ(alive("zb_h2", 1), (Peaks{7, 7, 7, 7}));
