@@ -272,8 +272,8 @@ StepTotals Metrics::exchange(const StepShare& share) {
   if (impl_->config.mesh.pp == 1) record.bubble = 0.0;  // no pipeline
   if (share.timeline) {
     add_timeline(record, sum, world.size());
-    impl_->stragglers.add(
-        all.narrow(1, kSeconds, monitor::kNumSpanKinds).contiguous(), record);
+    impl_->stragglers.add(all.narrow(1, kSeconds, monitor::kNumSpanKinds),
+                          record);
     impl_->tell_of_stragglers();
   }
   return totals;

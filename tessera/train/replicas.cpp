@@ -185,9 +185,8 @@ std::string differing_replicas(const checkpoint::State& state,
   return comm::first_complaint(world, complaint);
 }
 
-ReplicaWatch::ReplicaWatch(int64_t every, int64_t step, comm::Group& world,
-                           at::Device device)
-    : every_(world.size() > 1 ? every : 0), compared_(step), world_(world) {
+ReplicaWatch::ReplicaWatch(int64_t every, comm::Group& world, at::Device device)
+    : every_(world.size() > 1 ? every : 0), world_(world) {
   if (every_ == 0) return;
   const std::string here = processor_of(device);
   const std::string there = comm::text_of_rank_0(world, here);
@@ -207,11 +206,14 @@ void ReplicaWatch::compare(int64_t step, const checkpoint::State& state,
                            const mesh::DeviceMesh& mesh) {
   if (every_ == 0 || step == compared_) return;
   const std::string complaint = differing_replicas(state, mesh, world_);
-  TS_CHECK(complaint.empty(), "after step ", step, " ", complaint,
-           ". They were alike after step ", compared_,
-           ": since then memory or a processor failed, or the program. No "
-           "checkpoint was written of it; the same command goes on from the "
-           "newest one. Where it happens again, leave that host out.");
+  const std::string since = compared_ < 0
+                                ? "Memory"
+                                : c10::str("They were alike after step ",
+                                           compared_, ": since then memory");
+  TS_CHECK(complaint.empty(), "after step ", step, " ", complaint, ". ", since,
+           " or a processor failed, or the program. No checkpoint was written "
+           "of it; the same command goes on from the newest one. Where it "
+           "happens again, leave that host out.");
   compared_ = step;
 }
 

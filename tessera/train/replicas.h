@@ -34,9 +34,8 @@ std::string differing_replicas(const checkpoint::State& state,
 
 class ReplicaWatch {
  public:
-  // Compares every so many steps, from `step` on; 0: never.
-  ReplicaWatch(int64_t every, int64_t step, comm::Group& world,
-               at::Device device);
+  // Compares every so many steps; 0: never.
+  ReplicaWatch(int64_t every, comm::Group& world, at::Device device);
   bool is_due(int64_t step) const { return every_ > 0 && step % every_ == 0; }
   // Of the state behind this step; once a step.
   void compare(int64_t step, const checkpoint::State& state,
@@ -44,7 +43,7 @@ class ReplicaWatch {
 
  private:
   int64_t every_ = 0;
-  int64_t compared_ = 0;  // the last step
+  int64_t compared_ = -1;  // the last step
   comm::Group& world_;
 };
 

@@ -198,6 +198,9 @@ Saved save_on(const Mesh& mesh, const char* family, const std::string& folder,
   std::mutex mutex;
   comm::run_threads(mesh.world, "shm", [&](comm::Communicator& ranks) {
     RankModel model(config, ranks);
+    EXPECT_EQ(differing_replicas(state_of(model.composed(), model.optimizer()),
+                                 model.mesh(), ranks.world()),
+              "");
     for (int64_t step = 0; step < 2; ++step) {
       loss_of_step(model, config, ranks.world(), step);
     }

@@ -30,14 +30,18 @@ double work_in(const SecondsByKind& seconds) {
       [&](double sum, SpanKind kind) { return sum + at(seconds, kind); });
 }
 
-SecondsByKind row_of(const at::Tensor& seconds, int64_t rank) {
-  const auto* first = seconds.const_data_ptr<double>() + rank * seconds.size(1);
-  SecondsByKind row{};
-  std::copy_n(first, row.size(), row.begin());
-  return row;
+std::vector<SecondsByKind> rows_of(const at::Tensor& seconds) {
+  const at::Tensor whole = seconds.contiguous();
+  std::vector<SecondsByKind> rows(whole.size(0));
+  const auto* next = whole.const_data_ptr<double>();
+  for (SecondsByKind& row : rows) {
+    std::copy_n(next, row.size(), row.begin());
+    next += row.size();
+  }
+  return rows;
 }
 
-// Of two the smaller one.
+// Of two the smaller one. REQUIRES: one at least.
 double lower_median(std::vector<double> of) {
   const auto middle = of.begin() + (std::ssize(of) - 1) / 2;
   std::ranges::nth_element(of, middle);
@@ -61,12 +65,13 @@ StragglerWatch::StragglerWatch(const mesh::DeviceMesh& mesh, int64_t rank)
 void StragglerWatch::add(const at::Tensor& seconds,
                          monitor::StepRecord& record) {
   if (ranks_.empty()) return;
+  const std::vector<SecondsByKind> rows = rows_of(seconds);
   std::vector<double> works;
-  for (int64_t rank = 0; rank < std::ssize(ranks_); ++rank) {
-    const SecondsByKind row = row_of(seconds, rank);
+  for (monitor::RankWork& of : ranks_) {
+    const SecondsByKind& row = rows[of.rank];
     works.push_back(work_in(row));
-    ranks_[rank].work_s += works.back();
-    ranks_[rank].wait_s += at(row, SpanKind::kWait);
+    of.work_s += works.back();
+    of.wait_s += at(row, SpanKind::kWait);
   }
   const auto slowest = std::ranges::max_element(works);
   record.slowest_rank = slowest - works.begin();
@@ -74,23 +79,20 @@ void StragglerWatch::add(const at::Tensor& seconds,
   record.work_s = std::accumulate(works.begin(), works.end(), 0.0) /
                   static_cast<double>(works.size());
   ++ranks_[*record.slowest_rank].slowest_in;
-  if (beside_.size() > 1) compare(seconds, works);
+  if (beside_.size() > 1) compare(rows, works);
 }
 
-void StragglerWatch::compare(const at::Tensor& seconds,
+void StragglerWatch::compare(const std::vector<SecondsByKind>& seconds,
                              const std::vector<double>& works) {
   std::vector<double> beside;
   for (const int64_t rank : beside_) beside.push_back(works[rank]);
   if (works[rank_] > kTimes * lower_median(beside)) ++slow_steps_;
-  const SecondsByKind mine = row_of(seconds, rank_);
-  step_s_ += works[rank_] + at(mine, SpanKind::kWait);
+  step_s_ += works[rank_] + at(seconds[rank_], SpanKind::kWait);
   for (const SpanKind kind : kWork) {
     const auto i = static_cast<size_t>(kind);
     std::vector<double> of_kind;
-    for (const int64_t rank : beside_) {
-      of_kind.push_back(seconds[rank][static_cast<int64_t>(i)].item<double>());
-    }
-    mine_[i] += mine[i];
+    for (const int64_t rank : beside_) of_kind.push_back(seconds[rank][i]);
+    mine_[i] += seconds[rank_][i];
     theirs_[i] += lower_median(std::move(of_kind));
   }
   if (++steps_ == kSteps) judge();

@@ -43,7 +43,8 @@ class StragglerWatch {
   const std::vector<monitor::RankWork>& ranks() const { return ranks_; }
 
  private:
-  void compare(const at::Tensor& seconds, const std::vector<double>& works);
+  void compare(const std::vector<monitor::SecondsByKind>& seconds,
+               const std::vector<double>& works);
   void judge();
   std::string straggler_text() const;
 

@@ -269,9 +269,10 @@ class Trainer {
     metrics_ =
         std::make_unique<Metrics>(config_, folder_, ranks_, model_->mesh(),
                                   step_, steps_per_epoch(), tokens_before());
-    replicas_ = std::make_unique<ReplicaWatch>(
-        config_.monitor.replicas, step_, ranks_.world(),
-        model_->composed().activations.device());
+    replicas_ =
+        std::make_unique<ReplicaWatch>(config_.monitor.replicas, ranks_.world(),
+                                       model_->composed().activations.device());
+    compare_replicas();  // what ranks begin with
     begun_ =
         std::make_unique<BegunSteps>(config_, *model_, *recorder_, *metrics_,
                                      checkpoints_, options_.stop_requested);
