@@ -21,7 +21,7 @@ std::string aligned(const Lines& lines) {
 }
 
 std::string in_columns(const std::vector<std::string>& words,
-                       const std::vector<size_t>& widths) {
+                       std::span<const size_t> widths) {
   std::string text;
   for (size_t i = 0; i < words.size(); ++i) {
     const size_t width = std::max(widths[i], words[i].size());

@@ -1,6 +1,7 @@
 // Tables for people.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ std::string aligned(const Lines& lines);
 // One line of a table whose widths are known beforehand: a word that is wider
 // than its column takes what it needs.
 std::string in_columns(const std::vector<std::string>& words,
-                       const std::vector<size_t>& widths);
+                       std::span<const size_t> widths);
 
 std::string fixed(double value, int decimals);
 

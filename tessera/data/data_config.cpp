@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <string_view>
 
 #include "tessera/core/error.h"
 
@@ -19,7 +18,7 @@ std::string complaint_about_pair(const config::Value& value) {
 constexpr int64_t kMostBatches = 1'000'000'000;
 
 // "101:150", or "101" for one; std::nullopt: it is no such range.
-std::optional<Skip> batches_of(std::string_view text) {
+std::optional<Skip> batches_of(const std::string& text) {
   Skip batches;
   const char* end = text.data() + text.size();
   auto read = std::from_chars(text.data(), end, batches.begin);

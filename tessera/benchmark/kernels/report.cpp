@@ -1,5 +1,7 @@
 #include "tessera/benchmark/kernels/report.h"
 
+#include <array>
+
 #include "tessera/benchmark/columns.h"
 #include "tessera/core/detail/json.h"
 
@@ -9,7 +11,7 @@ namespace {
 using tessera::detail::Json;
 
 // Of the widest kernel's name, its shape, and figures of seconds.
-const std::vector<size_t> kWidths = {25, 4, 27, 5, 10, 12, 6, 7, 6};
+constexpr std::array<size_t, 9> kWidths = {25, 4, 27, 5, 10, 12, 6, 7, 6};
 
 // 1e9 a second, or "-".
 std::string rate(double of_a_call, double seconds) {
