@@ -146,7 +146,7 @@ def start_ranks(hosts, program, per_host, *arguments):
             for host, variables in places(per_host)]
 
 
-def end_of(ranks, timeout=120):
+def end_of(ranks, timeout=300):
     """The exit code and the last words of each rank; ends those that are late."""
     ends = []
     try:

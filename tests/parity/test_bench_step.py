@@ -13,7 +13,7 @@ def bench(program, folder, *flags, run=RUN):
     path = folder / "run.json"
     path.write_text(json.dumps(run))
     return subprocess.run([program, "bench", "step", path, "--rounds", "2", *flags], cwd=folder, capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=300)
 
 
 def weights_that_multiply():

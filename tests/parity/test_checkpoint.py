@@ -42,7 +42,7 @@ def driver(program):
 
 def save(driver, folder, ranks, seed):
     subprocess.run([driver, "save", folder, str(ranks), str(seed)], check=True,
-                   timeout=120)
+                   timeout=300)
     return folder / f"step-{STEP}"
 
 

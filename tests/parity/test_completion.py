@@ -84,7 +84,7 @@ def offered(program, shell, folder, lines):
     if shell == "fish":
         script = f"{program} completion fish | source; for line in $argv; complete -C $line; echo =; end"
         done = subprocess.run(["fish", "--no-config", "-c", script, *lines], cwd=folder, capture_output=True, text=True,
-                              timeout=60, env={**os.environ, "HOME": str(folder)})
+                              timeout=120, env={**os.environ, "HOME": str(folder)})
         assert not done.stderr
         found = [[word.split("\t")[0] for word in part.split("\n") if word] for part in done.stdout.split("\n=\n")]
     else:
@@ -153,7 +153,7 @@ def test_what_is_taken_is_offered(program, shell, folder):
 
 def test_zsh_finds_it_in_fpath(program, folder):
     (folder / "functions").mkdir()
-    text = subprocess.run([program, "completion", "zsh"], capture_output=True, text=True, timeout=60).stdout
+    text = subprocess.run([program, "completion", "zsh"], capture_output=True, text=True, timeout=120).stdout
     (folder / "functions" / "_tessera").write_text(text)
     begin = ["fpath=($PWD/functions $fpath)", "autoload -U compinit && compinit -D -u", "bindkey '^I' complete-word",
              BEGIN["zsh"][-1]]

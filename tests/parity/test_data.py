@@ -202,7 +202,7 @@ def test_runs_share_the_tokens_of_their_text(program, tessera, tmp_path):
     path = run_json(tmp_path, str(tmp_path / "a.txt"))
     first, second = [subprocess.Popen([program, "train", path, f"--run.name={name}"], stderr=subprocess.PIPE, text=True)
                      for name in ("run", "second")]
-    errors = [each.communicate(timeout=60)[1] for each in (first, second)]
+    errors = [each.communicate(timeout=120)[1] for each in (first, second)]
     assert first.returncode == second.returncode == 0, errors
     assert cache_of(tmp_path).parent == tmp_path / "token_cache"
     assert "tokenized" not in train(program, path, "--run.name=third").stderr
@@ -229,7 +229,7 @@ def test_many_token_files_take_few_descriptors(program, tokens, tmp_path):
     for number in range(400):
         (tmp_path / "d" / f"{number:03}.u16").write_bytes(bytes([number % 61, 0] * 20))
     path = configuration({"train": str(tmp_path / "d")}, tmp_path, run={"steps": 1}, schedule={"warmup": 0})
-    done = subprocess.run([program, "train", path], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([program, "train", path], capture_output=True, text=True, timeout=120,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)))
     assert done.returncode == 0, done.stderr[-2000:]
     assert "8000 tokens" in done.stderr

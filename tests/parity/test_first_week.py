@@ -16,7 +16,7 @@ SECTIONS = {"model": {**MODEL, "vocab": 300}, "run": {"steps": 2}, "schedule": {
 
 
 def run(program, *arguments, cwd=None):
-    return subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=cwd)
+    return subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, timeout=300, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_no_output_replaces_what_is_no_such_output(program, tokenizer, tmp_path)
 def test_a_convert_that_fails_leaves_nothing(program, tokenizer, tmp_path):
     train(program, configuration({"train": str(tokenizer / "a.txt")}, tmp_path, **SECTIONS))
     full = subprocess.run(["bash", "-c", f"ulimit -f 4; exec {program} convert --from {tmp_path}/run --to {tmp_path}/hf"],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=120)
     assert full.returncode == 74, full.stderr
     assert not (tmp_path / "hf").exists()
     assert run(program, "convert", "--from", tmp_path / "run", "--to", tmp_path / "hf").returncode == 0

@@ -21,7 +21,7 @@ def generate(program, folder):
     def run(*arguments, code=0, prompt=("--prompt", PROMPT), **options):
         done = subprocess.run(
             [program, "generate", "--model", folder, *prompt, *map(str, arguments)],
-            capture_output=True, text=True, timeout=120, **options)
+            capture_output=True, text=True, timeout=300, **options)
         assert done.returncode == code, done.stderr[-2000:]
         return done
 
@@ -148,7 +148,7 @@ def test_it_is_said_where_the_model_cuts(mesh, generate):
 def test_bad_flags_are_refused_before_anything_is_loaded(flags, named, program):
     # The model is not looked for: there is none.
     done = subprocess.run([program, "generate", "--model", "nowhere", "--prompt", "a", *flags],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert named in done.stderr and len(done.stderr) < 400
     assert done.stdout == ""
@@ -164,7 +164,7 @@ def test_devices_that_are_not_there_are_refused(flag, named, generate, folder, p
     done = [generate(flag, code=78)]
     (tmp_path / "text.txt").write_text(PROMPT)
     done.append(subprocess.run([program, "eval", "--model", folder, "--data", tmp_path / "text.txt", flag],
-                               capture_output=True, text=True, timeout=60))
+                               capture_output=True, text=True, timeout=120))
     for each in done:
         assert each.returncode == 78 and each.stdout == ""
         assert all(words in each.stderr for words in named), each.stderr
@@ -192,6 +192,6 @@ def test_weights_that_are_no_numbers_are_named(mesh, folder, program, tmp_path):
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     for temperature in (0, 1):
         done = subprocess.run([program, "generate", "--model", tmp_path, "--prompt", "a", *mesh,
-                               "--temperature", str(temperature)], capture_output=True, text=True, timeout=60)
+                               "--temperature", str(temperature)], capture_output=True, text=True, timeout=120)
         assert done.returncode == 1, done.stderr
         assert "logits are no numbers" in done.stderr

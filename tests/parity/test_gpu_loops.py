@@ -15,7 +15,7 @@ def compiled(program):
     def run(*architectures, found=True):
         environment = {**os.environ, "LD_LIBRARY_PATH": str(folder) if found else ""}
         return subprocess.run([program.parents[1] / "tests" / "gpu_loops_driver", *architectures], env=environment,
-                              capture_output=True, text=True, timeout=120, check=False)
+                              capture_output=True, text=True, timeout=600, check=False)
 
     return run
 

@@ -57,7 +57,7 @@ def carry_out(page, folder, variables):
         if name:
             (folder / name).write_text(text)
         elif language == "sh":
-            done = subprocess.run(["bash", "-eu", "-c", text], cwd=folder, env=variables, timeout=120,
+            done = subprocess.run(["bash", "-eu", "-c", text], cwd=folder, env=variables, timeout=300,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                   preexec_fn=on_one_core)
             assert done.returncode == 0, f"{text}\nended with {done.returncode}:\n{done.stdout[-3000:]}"
@@ -195,7 +195,7 @@ def assert_all_end(ranks):
     outputs = []
     try:
         for rank in ranks:
-            outputs.append(rank.communicate(timeout=120)[0])
+            outputs.append(rank.communicate(timeout=300)[0])
             assert rank.returncode == 0, outputs[-1][-3000:]
     finally:
         for rank in ranks:

@@ -189,7 +189,7 @@ def test_what_one_host_is_refused_for_ends_all(program, tokens, tmp_path, what, 
         config[section].update(values)
     Path(paths[wrong]).write_text(json.dumps(config))
     # Long before the time-out of ten minutes.
-    for rank, (code, errors) in enumerate(end_of(start_apart(program, paths), timeout=60)):
+    for rank, (code, errors) in enumerate(end_of(start_apart(program, paths), timeout=120)):
         assert words in errors, (rank, errors)
         assert rank == wrong or f"rank {wrong} " in errors, (rank, errors)
         # Whose file it is, and no place in this one's.
@@ -215,7 +215,7 @@ def test_a_cut_link_ends_all_ranks_and_is_named(program, tokens, tmp_path, names
         except BaseException:
             end_of(ranks, timeout=0)
             raise
-        ends = end_of(ranks, timeout=60)
+        ends = end_of(ranks, timeout=120)
     for rank, (code, errors) in enumerate(ends):
         assert code == 69, (rank, errors)
         assert "on group" in errors and "shm+gloo" in errors and "time-out 3 s" in errors, errors
@@ -232,7 +232,7 @@ def test_a_killed_host_ends_the_other(program, tokens, tmp_path, namespaces):
             for rank in ranks[2:]:
                 rank.kill()
         # Long before the time-out of ten minutes.
-        ends = end_of(ranks, timeout=60)
+        ends = end_of(ranks, timeout=120)
     for code, errors in ends[:2]:
         assert code == 69, errors
         assert "on group" in errors, errors

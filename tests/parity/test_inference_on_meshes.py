@@ -180,7 +180,7 @@ def test_generate_refuses(tessera_error, writer, arguments, told):
 def tessera_error(program):
     """What the program says on its way out with 78."""
     def run(*arguments):
-        done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=120)
         assert done.returncode == 78, done.stderr[-2000:]
         return done.stderr
 

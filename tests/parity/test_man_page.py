@@ -60,5 +60,5 @@ def test_every_command_and_flag_has_an_entry(tessera, page):
 
 def test_groff_has_nothing_to_say(page):
     done = subprocess.run(["groff", "-man", "-ww", "-Tutf8", "-rCHECKSTYLE=3", "-z"], input=page, capture_output=True,
-                          text=True, timeout=60)
+                          text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -17,7 +17,7 @@ def verify(program, tmp_path_factory):
     def run(mutant, switched_on):
         path = folder / f"{mutant.name}.json"
         path.write_text(json.dumps(mutant.config))
-        return subprocess.run([driver, path], capture_output=True, text=True, timeout=120,
+        return subprocess.run([driver, path], capture_output=True, text=True, timeout=300,
                               env={**os.environ, "TESSERA_MUTANT": mutant.name if switched_on else "",
                                    "TESSERA_WITH_PASSES": mutant.with_passes})
 

@@ -155,7 +155,7 @@ def evaluate(program, tokens, folder, *arguments):
 
     done = subprocess.run([str(program), "eval", "--model", os.path.join(folder, "run"), "--data", tokens["train"],
                            "--format", "tokens_u16", "--seq-len", "16", "--dtype", "fp64", *arguments],
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 or arguments, done.stderr
     return json.loads(done.stdout) if done.returncode == 0 else done.stderr
 
@@ -184,7 +184,7 @@ def test_averages_are_evaluated_and_converted(program, tokens, tmp_path):
     import subprocess
 
     done = subprocess.run([str(program), "convert", "--from", str(folder / "run"), "--to", str(hf), "--dtype", "fp64",
-                           "--ema"], capture_output=True, text=True, timeout=120)
+                           "--ema"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     from safetensors.torch import load_file
     weights = load_file(next(hf.glob("*.safetensors")))

@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 def run(program, folder, *arguments, env=None):
     return subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True,
-                          timeout=120, env={**os.environ, **(env or {})})
+                          timeout=300, env={**os.environ, **(env or {})})
 
 
 def ids(*values):
@@ -207,7 +207,7 @@ def test_exit_codes(program, folder, arguments, code):
 
 def test_a_full_disk_behind_stdout_is_told(program, folder):
     with open("/dev/full", "w") as full:
-        done = subprocess.run([str(program), "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        done = subprocess.run([str(program), "schema"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == 74, done.stderr
     assert "standard output" in done.stderr
 
@@ -217,7 +217,7 @@ def test_the_summary_of_a_failed_run_has_its_exit_code(program, folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 
     # SIGXFSZ stays ignored, as Python has it: the write fails instead.
-    done = subprocess.run([str(program), "train", "run.json", "--checkpoint.every=3"], cwd=folder, timeout=120,
+    done = subprocess.run([str(program), "train", "run.json", "--checkpoint.every=3"], cwd=folder, timeout=300,
                           capture_output=True, text=True, restore_signals=False, preexec_fn=small_files)
     assert done.returncode == 74, done.stderr
     summary = json.loads((folder / "runs" / "run" / "summary.json").read_text())
@@ -245,7 +245,7 @@ def test_torchrun_starts_it(program, folder):
     wanted = expected_losses(program, folder)
     torchrun = os.path.join(os.path.dirname(sys.executable), "torchrun")
     done = subprocess.run([torchrun, "--no-python", "--standalone", "--nproc-per-node", "2", str(program),
-                           "train", "run.json"], cwd=folder, capture_output=True, text=True, timeout=120)
+                           "train", "run.json"], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert losses(folder) == pytest.approx(wanted, rel=1e-5)
 
@@ -269,7 +269,7 @@ def test_the_environments_of_mpi_and_slurm(program, folder, variables):
                               stderr=subprocess.PIPE, text=True,
                               env={**os.environ, **address, **variables(rank)}) for rank in ("0", "1")]
     for number, rank in enumerate(ranks):
-        _, errors = rank.communicate(timeout=120)
+        _, errors = rank.communicate(timeout=300)
         assert rank.returncode == 0, errors
         assert ("optimizer.momentum is not used by" in errors) == (number == 0)
     assert losses(folder) == pytest.approx(wanted, rel=1e-5)
@@ -280,7 +280,7 @@ def test_a_reader_who_leaves_ends_no_run(program, folder, arguments):
     started = subprocess.Popen([str(program), "train", "run.json", "--monitor.every=1", *arguments], cwd=folder,
                                stderr=subprocess.PIPE)
     started.stderr.close()
-    assert started.wait(timeout=120) == 0
+    assert started.wait(timeout=300) == 0
     assert len(losses(folder)) == SMALL["run"]["steps"]
 
 
@@ -309,7 +309,7 @@ def test_a_stranger_at_the_rendezvous_ends_no_rank(program, folder):
         stranger.close()
         time.sleep(0.02)
     for rank in (first, start("1")):
-        _, errors = rank.communicate(timeout=120)
+        _, errors = rank.communicate(timeout=300)
         assert rank.returncode == 0, errors
 
 
@@ -324,7 +324,7 @@ def test_ranks_that_were_started_otherwise_are_refused(program, folder, key, bac
                               text=True, env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank})
              for rank, flags in (("0", []), ("1", [f"--{key}"]))]
     for rank in ranks:
-        _, errors = rank.communicate(timeout=120)
+        _, errors = rank.communicate(timeout=300)
         assert rank.returncode == 78, errors
         assert f"rank 1 was started otherwise than rank 0: {key.split('=')[0]} " in errors
 
@@ -339,7 +339,7 @@ def test_bash_completes(program, folder, line, words):
         compopt() {{ :; }}
         COMP_LINE=$1; COMP_POINT=${{#1}}; COMP_WORDS=($1); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
         _tessera; printf '%s\\n' "${{COMPREPLY[@]}}\""""
-    done = subprocess.run(["bash", "-c", script, "bash", line], cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", script, "bash", line], cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == words, done.stderr
 
 
@@ -362,7 +362,7 @@ def test_metrics_wait_for_room(program, folder):
     assert done.returncode == 0
     whole = (folder / "runs" / "run" / "metrics.jsonl").stat().st_size
     command = f"ulimit -f {whole // 2 // 1024}; exec {program} train run.json --run.name=full --run.steps=40"
-    full = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120)
+    full = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=300)
     assert full.returncode == 74, full.stderr
     assert "The run goes on; lines are kept" in full.stderr and "step: 40/40" in full.stderr
 
@@ -371,7 +371,7 @@ def test_a_limit_of_the_files_size_is_an_error_of_the_write(program, folder):
     for command, name in ((f"{program} train run.json --run.name=small --checkpoint.every=3", "step-"),
                           (f"{program} schema > out.json", "standard output")):
         done = subprocess.run(["bash", "-c", f"ulimit -f 8; {command}"], cwd=folder, capture_output=True, text=True,
-                              timeout=120)
+                              timeout=300)
         assert done.returncode == 74, (done.returncode, done.stderr)
         assert name in done.stderr and "error" in done.stderr, done.stderr
 
@@ -394,12 +394,12 @@ def test_a_local_run_opens_no_network_port(program, folder):
         if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
             pytest.skip("neither strace nor user namespaces")
         command = [*unshare, str(program), "train", "run.json", "--nproc", "2"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return
     log = folder / "calls"
     subprocess.run([strace, "-f", "-e", "trace=bind,listen", "-o", str(log), str(program), "train", "run.json",
-                    "--nproc", "2"], cwd=folder, check=True, capture_output=True, timeout=120)
+                    "--nproc", "2"], cwd=folder, check=True, capture_output=True, timeout=300)
     assert "AF_INET" not in log.read_text()
 
 
@@ -536,7 +536,7 @@ def test_a_token_file_that_is_cut_short_during_the_run_is_named(program, folder)
     while not (lines.is_file() and lines.stat().st_size > 0) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.truncate(folder / "cut.bin", 0)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 74, errors
     assert "cut.bin" in errors and "shorter" in errors
 
@@ -552,7 +552,7 @@ def test_external_launchers_check_first(program, folder):
 
 
 def launch(program, folder, *arguments):
-    return subprocess.run([program, "launch", *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run([program, "launch", *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 def test_launch_starts_ranks_of_any_program(program, folder):
@@ -589,7 +589,7 @@ def test_launch_refuses_to_be_a_rank(program, folder):
 @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-"])
 def test_closed_standard_files_are_nobodys(program, folder, closed):
     command = f"exec {program} train run.json --nproc 2 --batch.global=8 {closed}"
-    assert subprocess.run(["bash", "-c", command], cwd=folder, timeout=120).returncode == 0
+    assert subprocess.run(["bash", "-c", command], cwd=folder, timeout=300).returncode == 0
     again = run(program, folder, "train", "run.json", "--run.name=again")
     assert again.returncode == 0, again.stderr
 

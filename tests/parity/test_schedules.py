@@ -145,7 +145,7 @@ def test_a_delayed_run_that_is_stopped_ends_the_batch_that_has_begun(program, to
     while running.poll() is None and not (lines.exists() and lines.read_text().count("\n") > 5):
         time.sleep(0.05)
     running.terminate()
-    assert "with a checkpoint" in running.communicate(timeout=60)[1]
+    assert "with a checkpoint" in running.communicate(timeout=120)[1]
     assert running.returncode == 75
     steps = [line["step"] for line in metrics(tmp_path)]
     assert steps == list(range(1, len(steps) + 1))

@@ -269,7 +269,7 @@ def test_a_plan_knows_of_speeds(program, tokens, tmp_path):
     def step(*flags):
         plan = tmp_path / "plan.json"
         done = subprocess.run([str(program), "plan", path, "--draw", "--json", str(plan), *flags],
-                              capture_output=True, text=True, timeout=120)
+                              capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         assert "stages      layers " in done.stdout
         return json.loads(plan.read_text())["step"]

@@ -562,7 +562,7 @@ def test_refused_by_name(program, llama3_json, words, tmp_path):
         input="text",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 74, done.stderr
     assert (
@@ -586,7 +586,7 @@ def test_text_that_is_not_utf8(program, peer, tmp_path):
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 74
     assert f"{text}: the byte 0xe9 at offset 3 is not UTF-8" in done.stderr

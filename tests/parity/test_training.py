@@ -184,7 +184,7 @@ def stop_after(program, path, folder, step, stop, *arguments):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.002)
         stop(process)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     return process.returncode, errors
@@ -297,7 +297,7 @@ def test_a_bit_that_flips_in_one_replica_ends_the_run_before_a_checkpoint_has_it
     def flip(process):
         weight = checkpoint(tmp_path, 50)[name]
         flip_a_bit_of(children_of(process.pid)[1], weight[0].numpy().tobytes())
-        process.wait(timeout=60)
+        process.wait(timeout=120)
 
     code, errors = stop_after(program, path, tmp_path, 51, flip, "--nproc", "2")
     assert code == 1, errors
@@ -347,7 +347,7 @@ def test_a_checkpoint_that_fails_is_told_and_the_run_goes_on(program, tokens, tm
         limit_files(resource.RLIM_INFINITY)
         wait_for(lambda: int(latest.read_text().removeprefix("step-")) > failed)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 75, said.read_text()[-3000:]
+        assert process.wait(timeout=120) == 75, said.read_text()[-3000:]
     told = {line["checkpoint_failed"]: line["step"] for line in metrics(tmp_path) if "checkpoint_failed" in line}
     assert failed in told and all(step % 5 == 0 for step in told)
     assert beside or told[failed] == failed + 1
@@ -358,7 +358,7 @@ def test_a_checkpoint_that_fails_is_told_and_the_run_goes_on(program, tokens, tm
 def test_the_last_checkpoint_must_stand(program, tokens, tmp_path):
     path = configuration(tokens, tmp_path, checkpoint={"every": 5, "async": True})
     done = subprocess.run(["bash", "-c", f"ulimit -f 100; exec {program} train {path}"], capture_output=True, text=True,
-                          timeout=120)
+                          timeout=300)
     assert done.returncode == 74, done.stderr
     assert done.stderr.count("The run goes on") == STEPS // 5 - 1
     assert f"step {STEPS} was not saved" in done.stderr
