@@ -202,10 +202,11 @@ ReplicaWatch::ReplicaWatch(int64_t every, comm::Group& world, at::Device device)
   }
 }
 
-void ReplicaWatch::compare(int64_t step, const checkpoint::State& state,
+bool ReplicaWatch::compare(int64_t step,
+                           const std::function<checkpoint::State()>& take,
                            const mesh::DeviceMesh& mesh) {
-  if (every_ == 0 || step == compared_) return;
-  const std::string complaint = differing_replicas(state, mesh, world_);
+  if (every_ == 0 || step == compared_) return false;
+  const std::string complaint = differing_replicas(take(), mesh, world_);
   const std::string since = compared_ < 0
                                 ? "Memory"
                                 : c10::str("They were alike after step ",
@@ -215,6 +216,7 @@ void ReplicaWatch::compare(int64_t step, const checkpoint::State& state,
            "of it; the same command goes on from the newest one. Where it "
            "happens again, leave that host out.");
   compared_ = step;
+  return true;
 }
 
 }  // namespace tessera::train

@@ -16,6 +16,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "tessera/checkpoint/checkpoint.h"
@@ -37,8 +38,9 @@ class ReplicaWatch {
   // Compares every so many steps; 0: never.
   ReplicaWatch(int64_t every, comm::Group& world, at::Device device);
   bool is_due(int64_t step) const { return every_ > 0 && step % every_ == 0; }
-  // Of the state behind this step; once a step.
-  void compare(int64_t step, const checkpoint::State& state,
+  // The state behind this step, which is taken where it is compared: once a
+  // step. True: it was.
+  bool compare(int64_t step, const std::function<checkpoint::State()>& take,
                const mesh::DeviceMesh& mesh);
 
  private:

@@ -528,9 +528,12 @@ class Trainer {
   }
 
   void compare_replicas() {
-    replicas_->compare(step_, state_of(model_->composed(), model_->optimizer()),
-                       model_->mesh());
-    model_->release_files();
+    const auto take = [this] {
+      return state_of(model_->composed(), model_->optimizer());
+    };
+    if (replicas_->compare(step_, take, model_->mesh())) {
+      model_->release_files();
+    }
   }
 
   void save_due() {
