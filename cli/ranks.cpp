@@ -109,8 +109,8 @@ int run_with_restarts(const RankJob& job, int64_t world_size) {
   const Restarts& restarts = job.restarts;
   if (restarts.most == 0) return run_rank_processes(job.arguments, world_size);
   const int64_t first = restarts.progress();
-  int64_t newest = first;
-  for (int64_t in_a_row = 1;; ++in_a_row) {
+  int64_t newest = first, in_a_row = 0;
+  while (true) {
     bool was_asked = false;
     const int code =
         run_rank_processes(newest == first ? job.arguments : restarts.arguments,
@@ -118,17 +118,25 @@ int run_with_restarts(const RankJob& job, int64_t world_size) {
     if (was_asked || !may_go_better(code)) return code;
     if (const int64_t now = restarts.progress(); now != newest) {
       newest = now;
-      in_a_row = 1;
+      in_a_row = 0;
     }
-    if (in_a_row > restarts.most) {
-      show_on_screen(c10::str("tessera: ended: all ranks were started again ",
-                              restarts.most,
-                              " times in a row without a new checkpoint\n"));
+    if (++in_a_row <= restarts.most) {
+      show_on_screen(c10::str("tessera: all ranks are started again, ",
+                              in_a_row, " of ", restarts.most,
+                              " times without a new checkpoint\n"));
+      continue;
+    }
+    const auto failed = c10::str("all ranks were started again ", restarts.most,
+                                 " times in a row without a new checkpoint");
+    const int64_t fewer = restarts.fewer(world_size);
+    if (fewer == 0) {
+      show_on_screen(c10::str("tessera: ended: ", failed, "\n"));
       return code;
     }
-    show_on_screen(c10::str("tessera: all ranks are started again, ", in_a_row,
-                            " of ", restarts.most,
-                            " times without a new checkpoint\n"));
+    show_on_screen(c10::str("tessera: ", failed, ": ", fewer,
+                            " ranks go on in place of ", world_size, "\n"));
+    world_size = fewer;
+    in_a_row = 0;
   }
 }
 

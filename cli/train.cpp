@@ -34,6 +34,7 @@ struct TrainFlags {
   RankFlags ranks;
   std::string resume = "auto";
   int64_t max_restarts = 0;
+  int64_t min_nproc = 0;  // 0: as many as at the start
   bool dry_run = false;
   bool print_config = false;
 };
@@ -82,8 +83,11 @@ class TrainCommand {
     check_restarts(place);
     const int64_t world_size =
         place.source == "none" ? wanted_world() : place.world_size;
-    complete(config_.mesh.star() ? engine::implied_world_size(config_)
-                                 : world_size);
+    asked_ = config_;
+    complete(
+        config_, origins_,
+        config_.mesh.star() ? engine::implied_world_size(config_) : world_size);
+    check_fewer(place, world_size);
     if (show_only()) return;
     // The ranks that this program starts have heard of it from their launcher.
     if (place.source != "tessera" && place.rank == 0) tell_of_keys();
@@ -115,6 +119,10 @@ class TrainCommand {
   }
 
   void check_restarts(const launch::RankEnvironment& place) const {
+    TS_CHECK_USAGE(flags_.min_nproc == 0 || flags_.max_restarts > 0,
+                   "--min-nproc ", flags_.min_nproc,
+                   " is of ranks that are started again. Give --max-restarts "
+                   "too, or leave it out.");
     if (flags_.max_restarts == 0 || place.source == "tessera") return;
     TS_CHECK_USAGE(place.source == "none", "--max-restarts is of ranks that ",
                    "tessera train starts, but ", place.source,
@@ -125,12 +133,46 @@ class TrainCommand {
                    "threads of one. Use --ranks processes.");
   }
 
-  Restarts restarts(std::vector<std::string> arguments) const {
+  Restarts restarts(std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--resume", "auto"});
     const std::string folder = train::RunFolder(config_).checkpoints();
     return {.most = flags_.max_restarts,
             .progress = [folder] { return newest_commit(folder); },
+            .fewer = [this](int64_t ranks) { return fewer_than(ranks, true); },
             .arguments = std::move(arguments)};
+  }
+
+  // The most ranks below `ranks` that can train this, on this host where they
+  // are `here`; 0: --min-nproc has none.
+  int64_t fewer_than(int64_t ranks, bool here) {
+    why_not_fewer_.clear();
+    while (flags_.min_nproc > 0 && --ranks >= flags_.min_nproc) {
+      try {
+        engine::RunConfig config = asked_;
+        config::Provenance origins = origins_;
+        complete(config, origins, ranks);
+        if (here) train::preflight(config, {.count = ranks}, "auto");
+        return ranks;
+      } catch (const Error& error) {
+        if (error.exit_code() != ExitCode::kConfig) throw;
+        why_not_fewer_ = c10::str("on ", ranks, ": ", message_of(error));
+        if (here) log::warning(why_not_fewer_);
+      }
+    }
+    return 0;
+  }
+
+  void check_fewer(const launch::RankEnvironment& place, int64_t world_size) {
+    if (flags_.min_nproc == 0 || place.source == "tessera") return;
+    TS_CHECK_USAGE(flags_.min_nproc <= world_size, "--min-nproc ",
+                   flags_.min_nproc, " is more than the ", world_size,
+                   " ranks of the run. Give fewer, or a larger --nproc.");
+    TS_CHECK_CONFIG(
+        flags_.min_nproc == world_size || fewer_than(world_size, false) > 0,
+        "--min-nproc ", flags_.min_nproc, ": no fewer ranks than ", world_size,
+        " can train this. Where mesh.dp, dp_replicate and dp_shard are left "
+        "out, data parallelism takes what ranks there are. But ",
+        why_not_fewer_);
   }
 
   int64_t wanted_world() const {
@@ -139,9 +181,10 @@ class TrainCommand {
                                   : engine::implied_world_size(config_);
   }
 
-  void complete(int64_t world_size) {
-    if (deepspeed_) deepspeed_->apply_batch(config_, world_size, origins_);
-    engine::complete(config_, world_size);
+  void complete(engine::RunConfig& config, config::Provenance& origins,
+                int64_t world_size) {
+    if (deepspeed_) deepspeed_->apply_batch(config, world_size, origins);
+    engine::complete(config, world_size);
   }
 
   bool show_only() const {
@@ -194,6 +237,8 @@ class TrainCommand {
 
   TrainFlags flags_;
   engine::RunConfig config_;
+  engine::RunConfig asked_;    // what of it hangs on the world is open
+  std::string why_not_fewer_;  // the last one that was tried
   config::Provenance origins_;
   std::optional<engine::DeepSpeed> deepspeed_;
 };
@@ -219,6 +264,12 @@ void add_train(CLI::App& program, int argc, char** argv) {
                    "this host are started again when one has failed; they go "
                    "on from the newest one")
       ->check(whole_number(0, 1000));
+  command
+      ->add_option("--min-nproc", flags->min_nproc,
+                   "when --max-restarts is not enough, that many ranks at "
+                   "least go on, the most below those that failed whose number "
+                   "the mesh and the batch allow")
+      ->check(whole_number(1, 4096));
   command->add_flag("--dry-run", flags->dry_run,
                     "check the configuration, show the plan, and stop");
   command->add_flag("--print-config", flags->print_config,

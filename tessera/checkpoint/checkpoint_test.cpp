@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/detail/test_state.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/reshard.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -147,6 +148,32 @@ TEST_F(CheckpointTest, AnyLayoutLoadsOnAnyOther) {
     EXPECT_EQ(latest_on(loading, random() % 100 + 1), trial)
         << saving << " ranks to " << loading;
   }
+}
+
+TEST_F(CheckpointTest, AsOtherRanksWouldHaveWrittenItItHoldsTheSame) {
+  save_on(3, 5);
+  const auto rewritten = [&](int64_t ranks) {
+    const std::string folder = temporary_.file(std::to_string(ranks));
+    run_threads(ranks, "shm", [&](Communicator& all) {
+      EXPECT_EQ(reshard(step_path(5), folder, all.world()), 5);
+      State state = detail::empty_state(11, all.rank(), ranks);
+      EXPECT_EQ(load_latest(folder, state, all.world()), 5);
+      EXPECT_EQ(detail::first_difference(state, 5), "");
+    });
+    return read_manifest(folder + "/step-5");
+  };
+  const Manifest before = read_manifest(step_path(5));
+  for (const int64_t ranks : {1, 2, 5}) {
+    const Manifest manifest = rewritten(ranks);
+    EXPECT_EQ(manifest.tensors, before.tensors);
+    EXPECT_EQ(manifest.extra, before.extra);
+    EXPECT_LE(std::ssize(manifest.files), ranks);
+    EXPECT_EQ(manifest.world_size, ranks);
+  }
+  const std::string file = step_path(5) + "/" + before.files[0].name;
+  flip_bit(file, 8 * (before.files[0].bytes - 1));
+  EXPECT_NE(refusal(ExitCode::kInputOutput, [&] { rewritten(4); }), "");
+  EXPECT_FALSE(fs::exists(temporary_.file("4") + "/step-5"));
 }
 
 TEST_F(CheckpointTest, TheFolderHoldsWhatTheFormatSays) {

@@ -37,7 +37,8 @@ std::string halving_batch(const RunConfig& config, const Schedule& schedule,
   const double ideal = static_cast<double>(now) / (1 - bubble);
   const auto least = static_cast<int64_t>(std::ceil(now + ideal - 1e-9));
   for (int64_t m = least; m <= samples; ++m) {
-    if (samples % m == 0 && is_enough(schedule, shape, m, bubble / 2)) {
+    if (config.batch.global % (replicas * m) == 0 &&
+        is_enough(schedule, shape, m, bubble / 2)) {
       return c10::str(m, " micro-batches (batch.micro ", samples / m, ")");
     }
   }

@@ -385,13 +385,23 @@ std::vector<int64_t> layers_of_parts(const RunConfig& config) {
   return layers;
 }
 
-void choose_rows(RunConfig& config, const mesh::DeviceMesh& mesh,
-                 const UnitCosts& costs) {
+// Of data-parallel ranks.
+std::vector<double> speeds_with(const RunConfig& config,
+                                const mesh::DeviceMesh& mesh,
+                                const UnitCosts& costs) {
   const auto loads = pipeline::loads_of(
       costs, config.pipeline.pipeline(mesh.degree(Axis::kPp)),
       layers_of_parts(config));
-  const auto speeds = Speeds(config.mesh.speeds, mesh).of_data_ranks(loads);
-  auto rows = shares_by_speed(config.batch.micro * std::ssize(speeds), speeds);
+  return Speeds(config.mesh.speeds, mesh).of_data_ranks(loads);
+}
+
+// `speeds`: of data-parallel ranks; none: all alike.
+void choose_rows(RunConfig& config, std::vector<double> speeds) {
+  const int64_t degree = data_parallel_degree(config);
+  const int64_t samples = config.batch.global / accumulation(config);
+  if (speeds.empty() && samples % degree == 0) return;
+  if (speeds.empty()) speeds.assign(degree, 1);
+  auto rows = shares_by_speed(samples, speeds);
   const bool is_even = std::ranges::all_of(
       rows, [&](int64_t each) { return each == config.batch.micro; });
   if (!is_even) config.batch.rows = std::move(rows);
@@ -405,13 +415,16 @@ void share_out(RunConfig& config, const mesh::DeviceMesh& mesh) {
   const bool cuts = mesh.degree(Axis::kPp) > 1 && config.pipeline.split.empty();
   const bool shares = data_parallel_degree(config) > 1 && config.mesh.uneven();
   const bool is_even = config.pipeline.cut == "layers" && !config.mesh.uneven();
-  if ((!cuts && !shares) || is_even) return;
-  // What no part is chosen by is not asked for: a given split has its layers.
-  RunConfig alone = config;
-  if (!cuts) alone.pipeline.cut = "layers";
-  const CutCosts by = costs_of(alone, mesh);
-  if (cuts) choose_split(config, mesh, by);
-  if (shares) choose_rows(config, mesh, by.units);
+  std::vector<double> speeds;
+  if ((cuts || shares) && !is_even) {
+    // What no part is chosen by is not asked for: a given split has its layers.
+    RunConfig alone = config;
+    if (!cuts) alone.pipeline.cut = "layers";
+    const CutCosts by = costs_of(alone, mesh);
+    if (cuts) choose_split(config, mesh, by);
+    if (shares) speeds = speeds_with(config, mesh, by.units);
+  }
+  choose_rows(config, std::move(speeds));
 }
 
 std::vector<int64_t> shares_by_speed(int64_t total,
@@ -476,6 +489,13 @@ std::string rows_text(const RunConfig& config) {
   return config.batch.rows.empty()
              ? std::to_string(config.batch.micro)
              : c10::str(c10::Join(", ", config.batch.rows));
+}
+
+std::string shares_text(const RunConfig& config) {
+  if (config.batch.rows.empty()) return "";
+  return c10::str(rows_text(config),
+                  " samples of a micro-batch on the data-parallel ranks, ",
+                  config.mesh.uneven() ? "by mesh.speeds" : "by batch.uneven");
 }
 
 namespace {

@@ -4,10 +4,10 @@
 // Layers:  pipeline.cut says what a part costs, mesh.speeds by what that is
 //          divided: a stage is as fast as the slowest of its ranks.
 //          pipeline.split wins over both. See parallel/pipeline/cut.h.
-// Samples: of the batch.micro x data-parallel degree samples that all take at a
-//          time each data-parallel rank has one at least, the others such that
-//          the last one is done as early as can be: a data-parallel rank is as
-//          fast as the slowest of its stages, with the layers that it has.
+// Samples: of those of a micro-batch (batch_config.h) each data-parallel rank
+//          has one at least, the others such that the last one is done as early
+//          as can be: a data-parallel rank is as fast as the slowest of its
+//          stages, with the layers that it has.
 // Errors:  TS_CHECK_CONFIG, also of what is in the run that pipeline.cut names;
 //          TS_CHECK_IO where that cannot be read.
 #pragma once
@@ -39,6 +39,8 @@ std::string cut_text(const RunConfig& config);
 std::string seen_text(const RunConfig& config);
 // "3, 1": of a micro-batch, by data-parallel rank; "2" where all have as many.
 std::string rows_text(const RunConfig& config);
+// The same as a sentence, with the reason; "" where all have as many.
+std::string shares_text(const RunConfig& config);
 
 // Speeds and cuts that were asked for and change nothing, each with the reason.
 std::vector<std::string> idle_cuts(const RunConfig& config);

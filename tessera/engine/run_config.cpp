@@ -30,25 +30,6 @@ std::string complaint_about_name(const config::Value& value) {
                           "control characters";
 }
 
-void complete_batch(BatchConfig& batch, int64_t data_parallel,
-                    int64_t world_size) {
-  const bool known_micro = batch.micro > 0;
-  const std::string micro = known_micro ? std::to_string(batch.micro) : "?";
-  const int64_t multiple = data_parallel * std::max<int64_t>(batch.micro, 1);
-  const int64_t below = batch.global / multiple * multiple;
-  TS_CHECK_CONFIG(
-      batch.global % multiple == 0, "batch: batch.global ", batch.global,
-      " = batch.micro ", micro, " x accumulation ? x data-parallel degree ",
-      data_parallel, " (", world_size, world_size == 1 ? " rank" : " ranks",
-      world_size > data_parallel
-          ? c10::str(", ", world_size / data_parallel, " to a replica")
-          : "",
-      ") has no solution: ", batch.global, " is no multiple of ", multiple,
-      ". Nearest batch.global: ", below > 0 ? c10::str(below, " or ") : "",
-      below + multiple, ".");
-  if (!known_micro) batch.micro = batch.global / data_parallel;
-}
-
 // It was chosen for what the keys were before.
 void forget_chosen_split(parallel::pipeline::PipelineConfig& config) {
   if (config.is_split_chosen) config.split.clear();
@@ -85,6 +66,10 @@ void check_star(const RunConfig& config) {
          config.model.mtp.layers, "0");
   refuse(config.recompute.mode == "none", "recompute.mode",
          config.recompute.mode, "none");
+  TS_CHECK_CONFIG(!config.batch.uneven,
+                  "batch.uneven is true, but devices of mesh.data_parallel dp "
+                  "have shares of a size. Leave it out, or use "
+                  "mesh.data_parallel ddp.");
   const std::string& balance = config.model.moe.balance;
   TS_CHECK_CONFIG(
       balance == "sample", "model.moe.balance is ", balance,
@@ -227,18 +212,6 @@ void RunSection::declare(config::Section& section) {
       .at_most(4096);
 }
 
-void BatchConfig::declare(config::Section& section) {
-  section.key("global", global, "samples a step, over all ranks")
-      .at_least(1)
-      .at_most(1e9);
-  section
-      .key("micro", micro,
-           "samples a micro-batch on a rank, in the mean where mesh.speeds are "
-           "uneven; 0: a rank's whole share of global")
-      .at_least(0)
-      .at_most(1e9);
-}
-
 void ValidateConfig::declare(config::Section& section) {
   section
       .key("every", every,
@@ -332,7 +305,7 @@ void complete(RunConfig& config, int64_t world_size) {
   ask_for_whole_matrices(config);
   const auto mesh = complete_place(config, world_size);
   find_devices(config, mesh.degree(mesh::Axis::kPp));
-  complete_batch(config.batch, data_parallel_degree(config), world_size);
+  config.batch.complete(data_parallel_degree(config), world_size);
   forget_chosen_split(config.pipeline);
   parallel::pipeline::check(config.model, accumulation(config), mesh,
                             config.pipeline);
@@ -398,8 +371,7 @@ int64_t data_parallel_degree(const RunConfig& config) {
 }
 
 int64_t accumulation(const RunConfig& config) {
-  return config.batch.global /
-         (config.batch.micro * data_parallel_degree(config));
+  return config.batch.microbatches(data_parallel_degree(config));
 }
 
 std::string offload_folder(const RunConfig& config) {

@@ -19,6 +19,7 @@
 #include "tessera/comm/comm_config.h"
 #include "tessera/core/config.h"
 #include "tessera/data/data_config.h"
+#include "tessera/engine/batch_config.h"
 #include "tessera/mesh/mesh_config.h"
 #include "tessera/models/model_config.h"
 #include "tessera/monitor/monitor_config.h"
@@ -40,16 +41,6 @@ struct RunSection {
   bool is_on_cpu() const;  // all of it
   // As `device` would have them: "cuda", "cuda,cpu".
   std::string device_text() const;
-  void declare(config::Section& section);
-};
-
-// global = micro x accumulation x data-parallel degree.
-struct BatchConfig {
-  int64_t global = 16;
-  int64_t micro = 0;  // 0: accumulation 1
-  // No key: of a micro-batch, by data-parallel rank, where speeds are uneven;
-  // micro is then their mean. Empty: all have micro. See sample_shares.h.
-  std::vector<int64_t> rows = {};
   void declare(config::Section& section);
 };
 

@@ -86,7 +86,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
          "field", "chat_template", "pair", "loss_on", "packing",
          "intra_document_masking", "skip", "tokenizer", "seq_len", "shuffle",
          "reader"}},
-       {"batch", {"global", "micro"}},
+       {"batch", {"global", "micro", "uneven"}},
        {"mesh",
         {"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp",
          "order", "data_parallel", "speeds", "measure_speeds"}},
@@ -524,12 +524,14 @@ TEST(RunConfig, BatchEquation) {
   EXPECT_EQ(completed(config, 3),
             "batch: batch.global 32 = batch.micro ? x accumulation ? x "
             "data-parallel degree 3 (3 ranks) has no solution: 32 is no "
-            "multiple of 3. Nearest batch.global: 30 or 33.");
+            "multiple of 3. Nearest batch.global: 30 or 33. With batch.uneven "
+            "true some ranks take fewer samples than others.");
   config.batch = {.global = 10, .micro = 4};
   EXPECT_EQ(completed(config, 2),
             "batch: batch.global 10 = batch.micro 4 x accumulation ? x "
             "data-parallel degree 2 (2 ranks) has no solution: 10 is no "
-            "multiple of 8. Nearest batch.global: 8 or 16.");
+            "multiple of 8. Nearest batch.global: 8 or 16. With batch.uneven "
+            "true some ranks take fewer samples than others.");
   config.batch = {.global = 3, .micro = 4};
   EXPECT_NE(completed(config, 1).find("Nearest batch.global: 4."),
             std::string::npos);

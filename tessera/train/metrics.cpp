@@ -127,7 +127,8 @@ struct Metrics::Impl {
         flops_per_token(static_cast<double>(
             models::flops_per_token(of.model, of.data.seq_len))),
         experts(of.model, of.batch.global * of.data.seq_len),
-        stragglers(mesh, with.rank()) {
+        stragglers(mesh, with.rank(),
+                   of.mesh.uneven() ? std::vector<int64_t>{} : of.batch.rows) {
     if (ranks.rank() != 0) return;
     peak_flops = engine::product_rate(config);
     sinks = monitor::make_sinks(

@@ -84,11 +84,21 @@ std::string groups_text(const RunConfig& config, const mesh::DeviceMesh& mesh) {
   return text;
 }
 
-std::string shares_text(const RunConfig& config) {
-  if (config.batch.rows.empty()) return "";
-  return "            " + engine::rows_text(config) +
-         " samples of a micro-batch on the data-parallel ranks, by "
-         "mesh.speeds\n";
+std::string batch_text(const RunConfig& config) {
+  const int64_t degree = data_parallel_degree(config);
+  const int64_t count = accumulation(config);
+  const int64_t samples = config.batch.global / count;
+  const std::string whole = c10::str(config.batch.global, " samples = ");
+  return samples % degree == 0
+             ? c10::str(whole, "micro ", samples / degree, " x accumulation ",
+                        count, " x data-parallel degree ", degree)
+             : c10::str(whole, samples, " on data-parallel degree ", degree,
+                        " x accumulation ", count);
+}
+
+std::string shares_line(const RunConfig& config) {
+  const std::string shares = engine::shares_text(config);
+  return shares.empty() ? "" : "            " + shares + "\n";
 }
 
 // What the ranks of a host hold at most, against what it has.
@@ -398,12 +408,10 @@ std::string describe_plan(const RunConfig& config) {
   text << "model       " << models::describe(config.model) << "\n"
        << "mesh        " << mesh.describe() << "\n"
        << groups_text(config, mesh) << stages << "batch       "
-       << config.batch.global << " samples = micro " << config.batch.micro
-       << " x accumulation " << accumulation(config)
-       << " x data-parallel degree " << data_parallel_degree(config) << "; "
+       << batch_text(config) << "; "
        << count_text(config.batch.global * config.data.seq_len)
        << " tokens a step\n"
-       << shares_text(config) << "memory      " << bytes_text(memory.states)
+       << shares_line(config) << "memory      " << bytes_text(memory.states)
        << " of model states and at most " << bytes_text(memory.work)
        << " of activations on the fullest rank\n";
   if (memory.in_files > 0) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "tessera/core/host.h"
 
@@ -50,15 +51,18 @@ double lower_median(std::vector<double> of) {
 
 }  // namespace
 
-StragglerWatch::StragglerWatch(const mesh::DeviceMesh& mesh, int64_t rank)
+StragglerWatch::StragglerWatch(const mesh::DeviceMesh& mesh, int64_t rank,
+                               const std::vector<int64_t>& rows)
     : mesh_(mesh), rank_(rank) {
   if (mesh.world_size() == 1) return;
-  const mesh::Coord here = mesh.coord_of(rank);
+  const auto work_of = [&](int64_t of) {
+    const mesh::Coord coord = mesh.coord_of(of);
+    return std::pair(coord[mesh::Axis::kPp],
+                     rows.empty() ? 0 : rows.at(mesh.data_rank_of(coord)));
+  };
   for (int64_t other = 0; other < mesh.world_size(); ++other) {
     ranks_.push_back({.rank = other});
-    if (mesh.coord_of(other)[mesh::Axis::kPp] == here[mesh::Axis::kPp]) {
-      beside_.push_back(other);
-    }
+    if (work_of(other) == work_of(rank)) beside_.push_back(other);
   }
 }
 

@@ -6,7 +6,8 @@
 // kSteps steps it worked kTimes as long as the lower median of its stage, and
 // the difference is a good part of its step. A stage of one rank has nobody
 // beside it. Unlike shares of work look alike: experts that are chosen more
-// often, mesh.speeds that are not so.
+// often, mesh.speeds that are not so; but for those of batch.uneven, where only
+// ranks of as many samples are compared.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +30,9 @@ class StragglerWatch {
   static constexpr double kTimes = 4.0 / 3;  // as long as the others
   static constexpr double kPartOfStep = 0.05;
 
-  StragglerWatch(const mesh::DeviceMesh& mesh, int64_t rank);
+  // `rows`: samples, by data-parallel rank; none: all have as many.
+  StragglerWatch(const mesh::DeviceMesh& mesh, int64_t rank,
+                 const std::vector<int64_t>& rows = {});
 
   // seconds: (ranks, kinds) of a step. Fills in the record's part.
   void add(const at::Tensor& seconds, monitor::StepRecord& record);
@@ -50,7 +53,7 @@ class StragglerWatch {
 
   const mesh::DeviceMesh mesh_;
   const int64_t rank_;
-  std::vector<int64_t> beside_;  // the ranks of this one's stage, with it
+  std::vector<int64_t> beside_;  // those with the same work, this one too
   std::vector<monitor::RankWork> ranks_;
   int64_t steps_ = 0, slow_steps_ = 0;  // of kSteps
   // Of these steps: this rank's seconds by kind, those of the others at their

@@ -46,6 +46,22 @@ struct Steps {
   }
 };
 
+TEST(Stragglers, RanksOfAsManySamplesAreCompared) {
+  const auto mesh = two_stages_of_three();
+  const std::vector<int64_t> rows = {3, 3, 2};
+  const auto by_samples = [](int64_t) {
+    return std::vector{1.5, 1.5, 1.0, 1.5, 1.5, 1.0};
+  };
+  for (int64_t rank = 0; rank < 6; ++rank) {
+    EXPECT_FALSE((Steps{{mesh, rank, rows}}.go(by_samples))) << rank;
+  }
+  const auto slow = [](int64_t) {
+    return std::vector{1.0, 1.5, 1.5, 1.0, 1.0, 1.0};
+  };
+  EXPECT_TRUE((Steps{{mesh, 1, rows}}.go(slow)));
+  EXPECT_FALSE((Steps{{mesh, 2, rows}}.go(slow)));  // nobody has as many
+}
+
 TEST(Stragglers, ARankIsHeldAgainstItsStage) {
   const auto mesh = two_stages_of_three();
   Steps slow{{mesh, 4}}, beside{{mesh, 5}}, other_stage{{mesh, 0}};

@@ -174,10 +174,8 @@ class Trainer {
     if (config_.mesh.pp > 1) log::info(engine::split_text(config_));
     const std::string seen = engine::seen_text(config_);
     if (!seen.empty()) log::info(config_.pipeline.cut, ": ", seen);
-    if (config_.batch.rows.empty()) return;
-    log::info(engine::rows_text(config_),
-              " samples of a micro-batch on the data-parallel ranks, by "
-              "mesh.speeds");
+    const std::string shares = engine::shares_text(config_);
+    if (!shares.empty()) log::info(shares);
   }
 
   // Where other runs may write too. Not the run's own lock, whose folder it may

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/engine/model_cut.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/run_devices.h"
 #include "tessera/engine/step_programs.h"
@@ -52,7 +53,7 @@ void check_microbatches(const RunConfig& config) {
 }
 
 RunConfig on_one_rank(RunConfig config) {
-  const int64_t samples = data_parallel_degree(config);
+  const int64_t samples = config.batch.global / accumulation(config);
   config.run.device_types = {c10::kCPU};
   const auto order = config.mesh.order;
   config.mesh = {};
@@ -65,7 +66,7 @@ RunConfig on_one_rank(RunConfig config) {
   if (config.model.moe.balance == "sample") {
     config.batch.micro = config.batch.global;  // nothing is accumulated
   } else {
-    config.batch.micro *= samples;
+    config.batch.micro = samples;
   }
   config.batch.rows = {};
   return config;
@@ -78,6 +79,7 @@ using Without = std::optional<RunConfig>;
 Without without_axis(RunConfig config, Axis axis) {
   mesh::MeshConfig& mesh = config.mesh;
   if (mesh.degree(axis) == 1) return {};
+  const int64_t samples = config.batch.global / accumulation(config);
   mesh.degree(axis) = 1;
   mesh.dp = 0;
   mesh.speeds = {};  // they were of other ranks
@@ -92,11 +94,17 @@ Without without_axis(RunConfig config, Axis axis) {
       shards_experts_by_replica(config) ? mesh.dp_replicate : 1;
   mesh.ep = std::gcd(
       mesh.ep, implied_world_size(config) / mesh.pp / mesh.etp / replicas);
+  if (config.batch.uneven) {
+    const int64_t degree = data_parallel_degree(config);
+    config.batch.micro = (samples + degree - 1) / degree;
+    engine::share_out(config, mesh_of(config, implied_world_size(config)));
+  }
   return config;
 }
 
 Without without_speeds(RunConfig config) {
-  if (config.batch.rows.empty()) return {};
+  const int64_t share = config.batch.micro * data_parallel_degree(config);
+  if (config.batch.rows.empty() || config.batch.global % share != 0) return {};
   config.batch.rows = {};
   return config;
 }
@@ -391,12 +399,13 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
       std::min(config.data.seq_len, (16 + pieces - 1) / pieces * pieces);
   model.max_seq =
       std::max(config.data.seq_len, std::min<int64_t>(model.max_seq, 64));
-  const int64_t share = config.batch.micro * data_parallel_degree(config);
-  const int64_t count = config.batch.global / share;
+  const int64_t degree = data_parallel_degree(config);
+  const int64_t count = accumulation(config);
+  const int64_t missing =
+      config.batch.micro * degree - config.batch.global / count;
   config.batch.micro = std::min<int64_t>(config.batch.micro, 2);
   const int64_t fewer = shrink(count, mesh.pp, 2 * mesh.pp);
-  config.batch.global =
-      config.batch.micro * data_parallel_degree(config) * fewer;
+  config.batch.global = (config.batch.micro * degree - missing) * fewer;
   optim::drop_idle_groups(config.optimizer, engine::trained_names(config));
   complete(config, world_size);
   return config;

@@ -407,6 +407,57 @@ def test_a_killed_rank_is_started_again_and_the_run_has_the_same_bits(program, t
     assert_same_bits(whole, checkpoint(tmp_path / "killed", steps))
 
 
+def test_a_checkpoint_in_other_files_goes_on_with_the_same_bits(program, tokens, tmp_path):
+    sections = {"mesh": {"dp": 3}, "zero": {"stage": 3}, "optimizer": {"ema": 0.9}}
+    _, whole = run(program, tokens, tmp_path / "whole", "--nproc", "3", step=20, **sections, **until(20))
+    run(program, tokens, tmp_path / "half", "--nproc", "3", step=10, **sections, **until(10))
+    moved = tmp_path / "moved" / "run"
+    convert = [str(program), "convert", "--from", str(tmp_path / "half" / "run"), "--to", str(moved), "--shards", "2"]
+    done = subprocess.run(convert, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{moved}\n" and sorted(os.listdir(moved)) == ["checkpoints", "config.json"]
+    assert len(list((moved / "checkpoints" / "step-10").glob("*.safetensors"))) == 2
+    train(program, moved / "config.json", "--nproc", "3", "--run.steps=20")
+    assert_same_bits(whole, checkpoint(tmp_path / "moved", 20))
+    again = subprocess.run(convert, capture_output=True, text=True)
+    assert again.returncode == 74 and "not empty" in again.stderr
+
+
+def test_a_rank_that_fails_for_good_leaves_the_run_to_fewer(program, tokens, tmp_path):
+    """7 samples on 3 ranks and then on 2: the steps are those of one rank."""
+    sections = {"precision": {"compute": "fp64"}, "batch": {"global": 7, "uneven": True}, **until(200)}
+    folder = tmp_path / "fewer"
+    path = configuration(tokens, folder, **sections, zero={"stage": 2}, checkpoint={"every": 20})
+
+    def kill_the_third(process):
+        while process.poll() is None:
+            with contextlib.suppress(OSError):  # it has just ended
+                if len(ranks := children_of(process.pid)) == 3:
+                    os.kill(ranks[-1], signal.SIGKILL)
+            time.sleep(0.02)
+
+    code, errors = stop_after(program, path, folder, 25, kill_the_third, "--nproc", "3", "--max-restarts", "1",
+                              "--min-nproc", "2")
+    assert code == 0, errors
+    assert "1 times in a row without a new checkpoint: 2 ranks go on in place of 3" in errors, errors
+    assert "3, 2, 2 samples" in errors and "4, 3 samples" in errors, errors
+    assert re.search(r"\[rank 0/2 .*resumed after step [2-9]0\n", errors), errors
+    one, _ = run(program, tokens, tmp_path / "one", step=200, **sections)
+    for a, b in zip(one, metrics(folder), strict=True):
+        assert math.isclose(a["loss"], b["loss"], rel_tol=1e-8), (a, b)
+
+
+def test_fewer_ranks_than_can_train_are_refused_first(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path, batch={"global": 7})
+    for flags, code, words in (
+            (("--min-nproc", "2"), 2, "Give --max-restarts too"),
+            (("--min-nproc", "8", "--max-restarts", "1"), 2, "--min-nproc 8 is more than the 7 ranks"),
+            (("--min-nproc", "2", "--max-restarts", "1"), 78, "no fewer ranks than 7 can train this"),
+            (("--min-nproc", "1", "--max-restarts", "1", "--mesh.dp=7"), 78, "Start 7 ranks, or change mesh.dp")):
+        done = train(program, path, "--nproc", "7", *flags, check=False)
+        assert done.returncode == code and words in done.stderr, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_fails_again_and_again_ends(program, tokens, tmp_path):
     path = configuration(tokens, tmp_path, mesh={"dp": 2}, optimizer={"lr": 1000, "weight_decay": 1, "clip_norm": 0},
                          checkpoint={"every": 0}, **until(1000))

@@ -1,0 +1,96 @@
+#include "tessera/engine/batch_config.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "tessera/core/error.h"
+
+namespace tessera::engine {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// In how many micro-batches of a size, as few as can be, `samples` are cut of
+// which each has `fewest` to `most`.
+std::optional<int64_t> cut_evenly(int64_t samples, int64_t fewest,
+                                  int64_t most) {
+  std::optional<int64_t> best;
+  const auto consider = [&](int64_t count) {
+    const int64_t each = samples / count;
+    if (each < fewest || each > most) return;
+    best = std::min(best.value_or(count), count);
+  };
+  for (int64_t count = 1; count * count <= samples; ++count) {
+    if (samples % count != 0) continue;
+    consider(count);
+    consider(samples / count);
+  }
+  return best;
+}
+
+// The least batch.micro, from `micro` on, with which they can be cut.
+int64_t nearest_micro(int64_t samples, int64_t degree, int64_t micro) {
+  while (!cut_evenly(samples, degree, micro * degree)) ++micro;
+  return micro;
+}
+
+}  // namespace
+
+void BatchConfig::declare(config::Section& section) {
+  section.key("global", global, "samples a step, over all ranks")
+      .at_least(1)
+      .at_most(1e9);
+  section
+      .key("micro", micro,
+           "samples a micro-batch on a rank, in the mean where mesh.speeds are "
+           "uneven; 0: a rank's whole share of global")
+      .at_least(0)
+      .at_most(1e9);
+  section.key("uneven", uneven,
+              "where global is no multiple of micro x data-parallel degree, "
+              "some ranks take fewer samples than micro; else it is refused");
+}
+
+void BatchConfig::complete(int64_t degree, int64_t world_size) {
+  const bool known_micro = micro > 0;
+  const int64_t multiple = degree * std::max<int64_t>(micro, 1);
+  if (uneven && global % multiple != 0) {
+    TS_CHECK_CONFIG(global >= degree, "batch.global ", global,
+                    " leaves some of ", degree,
+                    " data-parallel ranks without a sample, also with "
+                    "batch.uneven. Nearest batch.global: ",
+                    degree, ".");
+    if (!known_micro) micro = ceil_div(global, degree);
+    const auto count = cut_evenly(global, degree, micro * degree);
+    TS_CHECK_CONFIG(
+        count, "batch.global ", global,
+        " cannot be cut into micro-batches of a size that have a sample for "
+        "each of ",
+        degree, " data-parallel ranks and at most batch.micro ", micro,
+        " for one. Nearest batch.micro: ", nearest_micro(global, degree, micro),
+        ".");
+    micro = ceil_div(global / *count, degree);
+    return;
+  }
+  const int64_t below = global / multiple * multiple;
+  TS_CHECK_CONFIG(
+      global % multiple == 0, "batch: batch.global ", global, " = batch.micro ",
+      known_micro ? std::to_string(micro) : "?",
+      " x accumulation ? x data-parallel degree ", degree, " (", world_size,
+      world_size == 1 ? " rank" : " ranks",
+      world_size > degree ? c10::str(", ", world_size / degree, " to a replica")
+                          : "",
+      ") has no solution: ", global, " is no multiple of ", multiple,
+      ". Nearest batch.global: ", below > 0 ? c10::str(below, " or ") : "",
+      below + multiple,
+      ". With batch.uneven true some ranks take fewer samples than others.");
+  if (!known_micro) micro = global / degree;
+}
+
+int64_t BatchConfig::microbatches(int64_t degree) const {
+  const int64_t most = micro * degree;
+  return global % most == 0 ? global / most
+                            : cut_evenly(global, degree, most).value();
+}
+
+}  // namespace tessera::engine

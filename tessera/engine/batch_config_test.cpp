@@ -1,0 +1,57 @@
+#include "tessera/engine/batch_config.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/core/error.h"
+
+namespace tessera::engine {
+namespace {
+
+struct Cut {
+  int64_t global, micro, degree;     // asked for
+  int64_t microbatches, of_fullest;  // found
+};
+
+TEST(BatchConfig, MicroBatchesAreOfASizeWithASampleForEachRank) {
+  for (const Cut& each :
+       {Cut{8, 0, 3, 1, 3}, Cut{8, 2, 3, 2, 2}, Cut{10, 2, 3, 2, 2},
+        Cut{20, 2, 3, 4, 2}, Cut{12, 5, 5, 1, 3}, Cut{7, 0, 7, 1, 1},
+        Cut{1'000'000'000, 3, 7, 50'000'000, 3},
+        // What is even stays as it is.
+        Cut{24, 3, 2, 4, 3}, Cut{32, 0, 4, 1, 8}}) {
+    BatchConfig batch{
+        .global = each.global, .micro = each.micro, .uneven = true};
+    batch.complete(each.degree, each.degree);
+    EXPECT_EQ(batch.microbatches(each.degree), each.microbatches)
+        << each.global;
+    EXPECT_EQ(batch.micro, each.of_fullest) << each.global;
+    // As a run's config.json has it.
+    batch.complete(each.degree, each.degree);
+    EXPECT_EQ(batch.microbatches(each.degree), each.microbatches)
+        << each.global;
+  }
+}
+
+std::string refusal(BatchConfig batch, int64_t degree) {
+  try {
+    batch.complete(degree, degree);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), ExitCode::kConfig);
+    return message_of(error);
+  }
+  return "";
+}
+
+TEST(BatchConfig, WhatCannotBeCutNamesTheNearest) {
+  EXPECT_EQ(refusal({.global = 3, .uneven = true}, 4),
+            "batch.global 3 leaves some of 4 data-parallel ranks without a "
+            "sample, also with batch.uneven. Nearest batch.global: 4.");
+  EXPECT_EQ(refusal({.global = 12, .micro = 1, .uneven = true}, 5),
+            "batch.global 12 cannot be cut into micro-batches of a size that "
+            "have a sample for each of 5 data-parallel ranks and at most "
+            "batch.micro 1 for one. Nearest batch.micro: 2.");
+  EXPECT_EQ(refusal({.global = 12, .micro = 2, .uneven = true}, 5), "");
+}
+
+}  // namespace
+}  // namespace tessera::engine
