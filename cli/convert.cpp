@@ -1,5 +1,6 @@
 // tessera convert: a trained model as a Hugging Face folder, or a checkpoint in
 // other files.
+#include <chrono>
 #include <filesystem>
 #include <iostream>
 
@@ -73,6 +74,16 @@ void write_model(const std::string& to, const train::ModelSource& source,
   keep_chat_files(tokenizer, to, is_run_s);
 }
 
+// As `to` has it, relative to the same folder: "a/b" of "a/b/".
+std::filesystem::path folder_named(const std::string& to) {
+  const auto plain =
+      (std::filesystem::path(to) / "").lexically_normal().parent_path();
+  const auto name = plain.filename();
+  return name.empty() || name == "." || name == ".."
+             ? std::filesystem::weakly_canonical(to)
+             : plain;
+}
+
 // As a run folder of its own with that checkpoint alone: `tessera train` of its
 // config.json goes on from there.
 void write_run(const ConvertFlags& flags, const train::ModelSource& source) {
@@ -82,18 +93,30 @@ void write_run(const ConvertFlags& flags, const train::ModelSource& source) {
                   "Leave --shards out; a run begins from it as it is: "
                   "model.from.");
   const fs::path run = source.tokenizer_folder;
-  const fs::path to = fs::absolute(fs::path(flags.to) / "").lexically_normal();
+  const fs::path to = folder_named(flags.to);
   const auto saved = train::saved_run_from(
       checkpoint::read_manifest(source.path).extra, source.path);
   auto config = engine::run_config_from_text(saved.config, source.path);
-  config.run.name = to.parent_path().filename();
-  config.run.dir = to.parent_path().parent_path();
+  config.run.name = to.filename();
+  config.run.dir = to.has_parent_path() ? to.parent_path() : fs::path(".");
   config.checkpoint.dir.clear();
+  const std::string text = engine::to_json(config);
+  engine::run_config_from_text(text, flags.to);  // or it could not be used
   const train::RunFolder folder(config);
-  comm::run_threads(flags.shards, "shm", [&](comm::Communicator& ranks) {
-    checkpoint::reshard(source.path, folder.checkpoints(), ranks.world());
-  });
-  write_file_atomic(folder.config(), engine::to_json(config));
+  std::error_code error;
+  fs::create_directories(folder.logs(), error);  // by which it is a run's
+  TS_CHECK_IO(!error, "--to ", flags.to, ": cannot be made: ", error.message(),
+              ".");
+  // One waits for another as long as that reads and writes.
+  comm::run_threads({.backend = "shm",
+                     .world_size = flags.shards,
+                     .local_world_size = flags.shards,
+                     .timeout = std::chrono::hours(24)},
+                    [&](comm::Communicator& ranks) {
+                      checkpoint::reshard(source.path, folder.checkpoints(),
+                                          ranks.world());
+                    });
+  write_file_atomic(folder.config(), text);
   if (fs::exists(run / "tokenizer.json")) {
     write_file_atomic(folder.tokenizer(), read_file(run / "tokenizer.json"));
   }
@@ -104,8 +127,7 @@ void write_run(const ConvertFlags& flags, const train::ModelSource& source) {
   }
 }
 
-void write_folder(const ConvertFlags& flags, train::ModelSource source) {
-  if (flags.shards > 0) return write_run(flags, source);
+void write_hugging_face(const ConvertFlags& flags, train::ModelSource source) {
   if (flags.averaged) train::read_averages(source);
   auto& config = source.config;
   config.dtype = written_type(flags.dtype, source);
@@ -131,17 +153,28 @@ void run_convert(const ConvertFlags& flags) {
   TS_CHECK_IO(!fs::exists(flags.to) || fs::is_empty(flags.to), "--to ",
               flags.to,
               " is there already and not empty; nothing was written.");
+  TS_CHECK_IO(fs::exists(flags.to) || !fs::is_symlink(flags.to), "--to ",
+              flags.to, " is a link to nothing; nothing was written.");
   auto source = train::find_trained_model(flags.from, at::kFloat);
-  const bool was_there = fs::exists(flags.to);
+  // The first folder on the way to it that is not there.
+  fs::path made;
+  for (fs::path each = fs::absolute(fs::path(flags.to) / "").parent_path();
+       !fs::exists(each); each = each.parent_path()) {
+    made = each;
+  }
   try {
-    write_folder(flags, std::move(source));
+    if (flags.shards > 0) {
+      write_run(flags, source);
+    } else {
+      write_hugging_face(flags, std::move(source));
+    }
   } catch (...) {  // half a folder would refuse the next try
     std::error_code error;
+    if (!made.empty()) fs::remove_all(made, error);
     for (fs::directory_iterator each(flags.to, error), end; each != end;
          each.increment(error)) {
       fs::remove_all(each->path(), error);
     }
-    if (!was_there) fs::remove(flags.to, error);
     throw;
   }
   std::cout << flags.to << std::endl;
@@ -182,7 +215,7 @@ void add_convert(CLI::App& program) {
                    "in place of a Hugging Face folder a run folder with the "
                    "checkpoint alone, the optimizer's states too, in as many "
                    "files as so many ranks write; training goes on from it")
-      ->check(whole_number(1, 4096))
+      ->check(whole_number(1, 64))
       ->excludes(dtype, merge, averages);
   command->callback([flags] { run_convert(*flags); });
 }

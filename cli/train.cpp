@@ -1,4 +1,5 @@
 // tessera train: from a configuration file to a trained model.
+#include <filesystem>
 #include <iostream>
 #include <optional>
 
@@ -21,6 +22,7 @@
 #include "tessera/launch/store.h"
 #include "tessera/train/preflight.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/state.h"
 #include "tessera/train/trained_model.h"
 #include "tessera/train/trainer.h"
 
@@ -84,13 +86,17 @@ class TrainCommand {
     const int64_t world_size =
         place.source == "none" ? wanted_world() : place.world_size;
     asked_ = config_;
+    asked_origins_ = origins_;
     complete(
         config_, origins_,
         config_.mesh.star() ? engine::implied_world_size(config_) : world_size);
     check_fewer(place, world_size);
     if (show_only()) return;
     // The ranks that this program starts have heard of it from their launcher.
-    if (place.source != "tessera" && place.rank == 0) tell_of_keys();
+    if (place.source != "tessera" && place.rank == 0) {
+      tell_of_keys();
+      warn_of_moved_run();
+    }
     std::optional<launch::StopRequest> stop;
     const RankJob job{
         .comm = config_.comm,
@@ -119,60 +125,87 @@ class TrainCommand {
   }
 
   void check_restarts(const launch::RankEnvironment& place) const {
-    TS_CHECK_USAGE(flags_.min_nproc == 0 || flags_.max_restarts > 0,
-                   "--min-nproc ", flags_.min_nproc,
+    const bool restarts = flags_.max_restarts > 0;
+    if ((!restarts && flags_.min_nproc == 0) || place.source == "tessera") {
+      return;
+    }
+    const char* const flag = restarts ? "--max-restarts" : "--min-nproc";
+    TS_CHECK_USAGE(place.source == "none", flag, " is of ranks that ",
+                   "tessera train starts, but ", place.source,
+                   " has started these. Have it start them again, or leave ",
+                   flag, " out.");
+    TS_CHECK_USAGE(!config_.mesh.star(), flag,
+                   " is of processes that are started again, but with "
+                   "mesh.data_parallel dp ranks are threads of one. Use "
+                   "mesh.data_parallel ddp, or leave it out.");
+    TS_CHECK_USAGE(flags_.ranks.ranks == "processes", flag,
+                   " starts processes again, but these ranks are threads of "
+                   "one. Use --ranks processes.");
+    TS_CHECK_USAGE(restarts, "--min-nproc ", flags_.min_nproc,
                    " is of ranks that are started again. Give --max-restarts "
                    "too, or leave it out.");
-    if (flags_.max_restarts == 0 || place.source == "tessera") return;
-    TS_CHECK_USAGE(place.source == "none", "--max-restarts is of ranks that ",
-                   "tessera train starts, but ", place.source,
-                   " has started these. Have it start them again, or leave "
-                   "--max-restarts out.");
-    TS_CHECK_USAGE(flags_.ranks.ranks == "processes" && !config_.mesh.star(),
-                   "--max-restarts starts processes again, but these ranks are "
-                   "threads of one. Use --ranks processes.");
   }
 
   Restarts restarts(std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--resume", "auto"});
     const std::string folder = train::RunFolder(config_).checkpoints();
+    const auto progress = [folder] { return newest_commit(folder); };
+    const auto fewer = [this, progress, first = progress()](int64_t ranks) {
+      const std::string resume = progress() == first ? flags_.resume : "auto";
+      while (flags_.min_nproc > 0 && --ranks >= flags_.min_nproc) {
+        const auto why = why_not_on(ranks, [&](const auto& config) {
+          train::preflight(config, {.count = ranks}, resume);
+        });
+        if (why.empty()) return ranks;
+        log::warning("not on ", ranks, " ranks: ", why);
+      }
+      return int64_t{0};
+    };
     return {.most = flags_.max_restarts,
-            .progress = [folder] { return newest_commit(folder); },
-            .fewer = [this](int64_t ranks) { return fewer_than(ranks, true); },
+            .progress = progress,
+            .fewer = fewer,
             .arguments = std::move(arguments)};
   }
 
-  // The most ranks below `ranks` that can train this, on this host where they
-  // are `here`; 0: --min-nproc has none.
-  int64_t fewer_than(int64_t ranks, bool here) {
-    why_not_fewer_.clear();
-    while (flags_.min_nproc > 0 && --ranks >= flags_.min_nproc) {
-      try {
-        engine::RunConfig config = asked_;
-        config::Provenance origins = origins_;
-        complete(config, origins, ranks);
-        if (here) train::preflight(config, {.count = ranks}, "auto");
-        return ranks;
-      } catch (const Error& error) {
-        if (error.exit_code() != ExitCode::kConfig) throw;
-        why_not_fewer_ = c10::str("on ", ranks, ": ", message_of(error));
-        if (here) log::warning(why_not_fewer_);
-      }
+  // Why so many ranks cannot train this, or what else `check` complains of; "":
+  // they can.
+  std::string why_not_on(
+      int64_t ranks,
+      const std::function<void(const engine::RunConfig&)>& check) {
+    engine::RunConfig config = asked_;
+    config::Provenance origins = asked_origins_;
+    try {
+      complete(config, origins, ranks);
+      TS_CHECK_CONFIG(config.batch.global == config_.batch.global,
+                      "batch.global would be ", config.batch.global,
+                      " in place of ", config_.batch.global,
+                      ", and the steps others. Set it, or DeepSpeed's "
+                      "train_batch_size.");
+      check(config);
+    } catch (const Error& error) {
+      if (error.exit_code() != ExitCode::kConfig) throw;
+      return message_of(error);
     }
-    return 0;
+    return "";
   }
 
+  // That --min-nproc can be kept to.
   void check_fewer(const launch::RankEnvironment& place, int64_t world_size) {
     if (flags_.min_nproc == 0 || place.source == "tessera") return;
-    TS_CHECK_USAGE(flags_.min_nproc <= world_size, "--min-nproc ",
-                   flags_.min_nproc, " is more than the ", world_size,
+    TS_CHECK_USAGE(flags_.min_nproc < world_size, "--min-nproc ",
+                   flags_.min_nproc, " is no fewer than the ", world_size,
                    " ranks of the run. Give fewer, or a larger --nproc.");
-    TS_CHECK_CONFIG(
-        flags_.min_nproc == world_size || fewer_than(world_size, false) > 0,
-        "--min-nproc ", flags_.min_nproc, ": no fewer ranks than ", world_size,
-        " can train this. Where mesh.dp, dp_replicate and dp_shard are left "
-        "out, data parallelism takes what ranks there are. But ",
-        why_not_fewer_);
+    std::string nearest;
+    for (int64_t ranks = world_size - 1; ranks >= flags_.min_nproc; --ranks) {
+      const std::string why = why_not_on(ranks, [](const auto&) {});
+      if (why.empty()) return;
+      if (nearest.empty()) nearest = why;
+    }
+    TS_CHECK_CONFIG(false, "--min-nproc ", flags_.min_nproc,
+                    ": no fewer ranks than ", world_size,
+                    " can train this; mesh.dp, dp_replicate and dp_shard that "
+                    "are left out follow their number. With ",
+                    world_size - 1, ": ", nearest);
   }
 
   int64_t wanted_world() const {
@@ -220,6 +253,29 @@ class TrainCommand {
     }
   }
 
+  // The configuration that a run kept says where that was.
+  void warn_of_moved_run() const {
+    namespace fs = std::filesystem;
+    const fs::path file = fs::absolute(flags_.file), here = file.parent_path();
+    const fs::path goes = train::RunFolder(config_).path();
+    const auto is_chosen = [&](const char* key) {
+      const auto origin = origins_.find(key);
+      return origin != origins_.end() && origin->second.starts_with("--");
+    };
+    std::error_code none;
+    if (file.filename() != "config.json" || is_chosen("run.name") ||
+        is_chosen("run.dir") || fs::equivalent(here, goes, none) ||
+        !train::has_checkpoint((here / "checkpoints").string())) {
+      return;
+    }
+    log::warning(flags_.file, " is of the run in ", here.string(),
+                 ", but run.dir and run.name in it lead to ", goes.string(),
+                 ": the checkpoints beside it are not gone on from. Give "
+                 "--run.dir=",
+                 here.parent_path().string(),
+                 " --run.name=", here.filename().string(), " to go on there.");
+  }
+
   // Those without effect, what is meant where DeepSpeed's are left out, and
   // too few micro-batches.
   void tell_of_keys() const {
@@ -237,9 +293,10 @@ class TrainCommand {
 
   TrainFlags flags_;
   engine::RunConfig config_;
-  engine::RunConfig asked_;    // what of it hangs on the world is open
-  std::string why_not_fewer_;  // the last one that was tried
   config::Provenance origins_;
+  // What hangs on the number of ranks is open in these.
+  engine::RunConfig asked_;
+  config::Provenance asked_origins_;
   std::optional<engine::DeepSpeed> deepspeed_;
 };
 

@@ -11,11 +11,13 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Of a tensor of that shape, on one of so many ranks. A scalar is the first's.
+constexpr const char* kTrainedOn = "rewritten; trained on ";
+
+// Of a tensor of that shape, on one of so many ranks.
 mesh::Box part_of(const std::vector<int64_t>& shape, int64_t ranks,
                   int64_t rank) {
   mesh::Box box{std::vector<int64_t>(shape.size(), 0), shape};
-  if (shape.empty()) return box;
+  if (shape.empty()) return box;  // a scalar is whole
   const mesh::Range rows = mesh::chunk_of(shape[0], ranks, rank);
   box.offset[0] = rows.begin;
   box.size[0] = rows.size();
@@ -29,18 +31,17 @@ int64_t reshard(const std::string& step_folder, const std::string& folder,
   const Manifest manifest = read_manifest(step_folder);
   State state;
   for (const TensorSpec& tensor : manifest.tensors) {
+    if (tensor.shape.empty() && world.rank() > 0) continue;  // the first's
     const mesh::Box box = part_of(tensor.shape, world.size(), world.rank());
-    if (tensor.shape.empty() && world.rank() > 0) continue;
     state.tensors.push_back({.name = tensor.name,
                              .global_shape = tensor.shape,
                              .box = box,
                              .local = at::empty(box.size, tensor.dtype)});
   }
   const int64_t step = load(step_folder, state, world);
-  save(folder, step, state, world,
-       {.keep = 0,
-        .mesh = c10::str(world.size(), world.size() == 1 ? " rank" : " ranks",
-                         ", rewritten; trained on ", manifest.mesh)});
+  std::string mesh = manifest.mesh;
+  if (!mesh.starts_with(kTrainedOn)) mesh = kTrainedOn + mesh;
+  save(folder, step, state, world, {.keep = 0, .mesh = mesh});
   return step;
 }
 

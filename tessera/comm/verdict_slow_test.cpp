@@ -29,6 +29,15 @@ void end_later(std::chrono::seconds after) {
   _exit(0);
 }
 
+[[gnu::noinline]] void computes_for(std::chrono::seconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  volatile double sum = 0;
+  while (true) {
+    for (int i = 0; i < 1'000'000; ++i) sum = sum + i;
+    if (std::chrono::steady_clock::now() > end) break;
+  }
+}
+
 struct Fault {
   std::string name;
   // What the guilty rank does instead of its second collective.
@@ -55,6 +64,9 @@ std::vector<Fault> faults() {
          ranks.world().all_reduce(t).wait();
        },
        {"rank 2 has not come to it: it last did"}},
+      {"busy_elsewhere",
+       [](Communicator&) { computes_for(std::chrono::seconds(3)); },
+       {"it stands in tessera::comm::computes_for, called by "}},
       {"another_shape",
        [](Communicator& ranks) {
          at::Tensor t = at::ones({6});
@@ -74,7 +86,7 @@ class FaultOnBackend
     : public ::testing::TestWithParam<std::tuple<std::string, size_t>> {};
 INSTANTIATE_TEST_SUITE_P(Verdict, FaultOnBackend,
                          ::testing::Combine(::testing::Values("shm", "gloo"),
-                                            ::testing::Range<size_t>(0, 6)),
+                                            ::testing::Range<size_t>(0, 7)),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" +
                                   faults()[std::get<1>(info.param)].name;

@@ -1,11 +1,16 @@
 #include "tessera/engine/batch_config.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/core/error.h"
 
 namespace tessera::engine {
 namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Cut {
   int64_t global, micro, degree;     // asked for
@@ -49,8 +54,16 @@ TEST(BatchConfig, WhatCannotBeCutNamesTheNearest) {
   EXPECT_EQ(refusal({.global = 12, .micro = 1, .uneven = true}, 5),
             "batch.global 12 cannot be cut into micro-batches of a size that "
             "have a sample for each of 5 data-parallel ranks and at most "
-            "batch.micro 1 for one. Nearest batch.micro: 2.");
+            "batch.micro 1 in the mean. Nearest batch.micro: 2.");
+  EXPECT_THAT(refusal({.global = 999'999'937, .micro = 1, .uneven = true}, 3),
+              EndsWith("Nearest batch.micro: 333333313."));  // it is a prime
   EXPECT_EQ(refusal({.global = 12, .micro = 2, .uneven = true}, 5), "");
+  // What is no way out is not offered.
+  const auto offered = HasSubstr("With batch.uneven true");
+  EXPECT_THAT(refusal({.global = 12}, 5), offered);
+  EXPECT_THAT(refusal({.global = 12, .micro = 1}, 5), Not(offered));
+  EXPECT_THAT(refusal({.global = 3}, 4), Not(offered));
+  EXPECT_THAT(refusal({.global = 3, .micro = 4}, 1), Not(offered));
 }
 
 }  // namespace

@@ -33,13 +33,17 @@ std::string halving_batch(const RunConfig& config, const Schedule& schedule,
                           const Shape& shape, double bubble) {
   const int64_t now = shape.num_microbatches;
   const int64_t replicas = data_parallel_degree(config);
-  const int64_t samples = config.batch.global / replicas;
+  const int64_t global = config.batch.global;
   const double ideal = static_cast<double>(now) / (1 - bubble);
   const auto least = static_cast<int64_t>(std::ceil(now + ideal - 1e-9));
-  for (int64_t m = least; m <= samples; ++m) {
-    if (config.batch.global % (replicas * m) == 0 &&
+  for (int64_t m = least; m <= global / replicas; ++m) {
+    const bool is_even = global % (m * replicas) == 0;
+    if (!is_even && !(config.batch.uneven && global % m == 0)) continue;
+    BatchConfig cut = config.batch;
+    cut.micro = (global / m + replicas - 1) / replicas;
+    if (cut.microbatches(replicas) == m &&
         is_enough(schedule, shape, m, bubble / 2)) {
-      return c10::str(m, " micro-batches (batch.micro ", samples / m, ")");
+      return c10::str(m, " micro-batches (batch.micro ", cut.micro, ")");
     }
   }
   for (int64_t m = least; m <= least + 2 * shape.stages; ++m) {

@@ -162,6 +162,10 @@ TEST(DeepSpeed, AnyTwoOfTheBatchGiveTheThird) {
        R"({"batch": {"global": 24}})", 2, 24, 3},
       {R"({"gradient_accumulation_steps": 4})", "{}", 2, 16, 2},
       {"{}", R"({"batch": {"global": 24}})", 2, 24, 12},
+      // What ranks do not divide is the run's to share out.
+      {R"({"train_batch_size": 8})", R"({"batch": {"uneven": true}})", 3, 8, 3},
+      {R"({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 2})",
+       R"({"batch": {"uneven": true}})", 3, 10, 2},
       // Ranks of one replica are no further factor.
       {R"({"train_batch_size": 24})", R"({"mesh": {"tp": 2}})", 4, 24, 12}};
   for (const Batch& each : cases) {

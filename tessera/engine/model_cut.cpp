@@ -207,11 +207,14 @@ void check_traced(const RunConfig& config) {
   TS_CHECK_CONFIG(!traced.mesh.star(), "pipeline.cut is \"", run,
                   "\", a run with mesh.data_parallel dp, whose steps are not "
                   "traced by units. Trace one with ddp, or use facts.");
-  TS_CHECK_CONFIG(!traced.mesh.uneven() || data_parallel_degree(traced) == 1,
-                  "pipeline.cut is \"", run,
+  const bool by_speed =
+      traced.mesh.uneven() && data_parallel_degree(traced) > 1;
+  TS_CHECK_CONFIG(!by_speed && !has_uneven_batch(traced), "pipeline.cut is \"",
+                  run,
                   "\", a run whose data-parallel ranks had different numbers "
-                  "of samples, by mesh.speeds. Trace one without, or use "
-                  "facts.");
+                  "of samples, by ",
+                  by_speed ? "mesh.speeds" : "batch.uneven",
+                  ". Trace one without, or use facts.");
 }
 
 // What a rank was seen to take for a micro-batch, by unit; 0: never seen.
@@ -493,9 +496,12 @@ std::string rows_text(const RunConfig& config) {
 
 std::string shares_text(const RunConfig& config) {
   if (config.batch.rows.empty()) return "";
+  std::vector<std::string> reasons;
+  if (config.mesh.uneven()) reasons.emplace_back("mesh.speeds");
+  if (has_uneven_batch(config)) reasons.emplace_back("batch.uneven");
   return c10::str(rows_text(config),
-                  " samples of a micro-batch on the data-parallel ranks, ",
-                  config.mesh.uneven() ? "by mesh.speeds" : "by batch.uneven");
+                  " samples of a micro-batch on the data-parallel ranks, by ",
+                  c10::Join(" and ", reasons));
 }
 
 namespace {

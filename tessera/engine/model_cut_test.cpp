@@ -142,6 +142,27 @@ TEST(ModelCut, SamplesLeaveSlowRanks) {
               ElementsAre(HasSubstr("of batch.micro 1 x 2 samples")));
 }
 
+TEST(ModelCut, SamplesThatRanksDoNotDivideAreSharedOut) {
+  RunConfig config = small();
+  config.mesh.dp_replicate = 3;
+  config.batch = {.global = 8, .uneven = true};
+  EXPECT_THAT(completed(config).batch.rows, ElementsAre(3, 3, 2));
+  EXPECT_EQ(shares_text(completed(config)),
+            "3, 3, 2 samples of a micro-batch on the data-parallel ranks, by "
+            "batch.uneven");
+  // Completed once more on other ranks.
+  config = completed(config);
+  config.mesh.dp_replicate = 2;
+  config.batch.micro = 0;
+  EXPECT_TRUE(completed(config).batch.rows.empty());
+  config.batch = {.global = 10, .micro = 2, .uneven = true};
+  config.mesh.dp_replicate = 3;
+  config.mesh.speeds = {0.2, 1, 1};
+  EXPECT_THAT(completed(config).batch.rows, ElementsAre(1, 2, 2));
+  EXPECT_THAT(shares_text(completed(config)),
+              HasSubstr("by mesh.speeds and batch.uneven"));
+}
+
 // Layers move by the slowest rank of a stage; what is left is for samples.
 TEST(ModelCut, LayersFirstThenSamples) {
   RunConfig config = small();

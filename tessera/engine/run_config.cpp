@@ -237,8 +237,7 @@ void RunConfig::declare(config::Section& section) {
   section.section("run", run, "the run as a whole");
   section.section("model", model, "what is trained");
   section.section("data", data, "what it is trained on");
-  section.section("batch", batch,
-                  "global = micro x accumulation x data-parallel degree");
+  section.section("batch", batch, "how the samples of a step are cut");
   section.section("mesh", mesh, "how the ranks are laid out");
   declare_sections(section);
   section.section("optimizer", optimizer, "how weights are updated");
@@ -372,6 +371,11 @@ int64_t data_parallel_degree(const RunConfig& config) {
 
 int64_t accumulation(const RunConfig& config) {
   return config.batch.microbatches(data_parallel_degree(config));
+}
+
+bool has_uneven_batch(const RunConfig& config) {
+  const int64_t samples = config.batch.global / accumulation(config);
+  return samples % data_parallel_degree(config) != 0;
 }
 
 std::string offload_folder(const RunConfig& config) {

@@ -113,6 +113,9 @@ void check_schedule(const RunConfig& config);
 
 // Micro-batches that a rank accumulates. REQUIRES: a completed configuration.
 int64_t accumulation(const RunConfig& config);
+// Data-parallel ranks do not divide a micro-batch (batch.uneven). REQUIRES: a
+// completed configuration.
+bool has_uneven_batch(const RunConfig& config);
 // What a sum over the step's samples and the layers with experts is multiplied
 // by for a mean; 0 where there are none.
 double aux_mean(const RunConfig& config);

@@ -246,7 +246,8 @@ class Searching {
     TS_CHECK_CONFIG(found_.layouts > 0, "plan: no mesh of ",
                     options_.world_size,
                     " ranks fits the model and batch.global: its data-parallel "
-                    "degree must divide that and batch.micro a rank's share, "
+                    "degree must divide that (batch.uneven is not searched) "
+                    "and batch.micro a rank's share, "
                     "mesh.tp model.heads, mesh.cp half of data.seq_len, and "
                     "all together the ranks. Use another --world or "
                     "batch.global, or set fewer keys.");

@@ -128,7 +128,8 @@ struct Metrics::Impl {
             models::flops_per_token(of.model, of.data.seq_len))),
         experts(of.model, of.batch.global * of.data.seq_len),
         stragglers(mesh, with.rank(),
-                   of.mesh.uneven() ? std::vector<int64_t>{} : of.batch.rows) {
+                   engine::has_uneven_batch(of) ? of.batch.rows
+                                                : std::vector<int64_t>{}) {
     if (ranks.rank() != 0) return;
     peak_flops = engine::product_rate(config);
     sinks = monitor::make_sinks(

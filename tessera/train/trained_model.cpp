@@ -32,8 +32,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kLongestName = 4096;  // in `latest`
-
 bool is_checkpoint(const fs::path& path) {
   return fs::exists(path / "manifest.json");
 }
@@ -48,8 +46,8 @@ fs::path checkpoints_of(const fs::path& run) {
   const RunConfig saved = run_config_from_text(text, config.string());
   if (saved.checkpoint.dir.empty()) return own;  // wherever the run lies now
   const fs::path elsewhere = RunFolder(saved).checkpoints();
-  if (fs::exists(elsewhere / "latest")) return elsewhere;
-  if (fs::exists(own / "latest")) {
+  if (has_checkpoint(elsewhere.string())) return elsewhere;
+  if (has_checkpoint(own.string())) {
     log::warning(config.string(), " has the run's checkpoints in ",
                  elsewhere.string(), ", where none is: those of ", own.string(),
                  " are taken, which may be older");
@@ -57,18 +55,20 @@ fs::path checkpoints_of(const fs::path& run) {
   return own;
 }
 
-// The newest step-N of a run folder; "" where there is none.
+// The newest step-N of a run folder, of which the manifest is good; "" where
+// there is none. `latest` is not asked: a kill may have left it behind.
 fs::path newest_checkpoint(const fs::path& run) {
   if (checkpoint::is_hugging_face_folder(run.string())) return {};
   const fs::path checkpoints = checkpoints_of(run);
-  const fs::path latest = checkpoints / "latest";
-  if (!fs::exists(latest)) return {};
-  std::string name = read_file(latest, kLongestName);
-  while (!name.empty() &&
-         std::isspace(static_cast<unsigned char>(name.back()))) {
-    name.pop_back();
+  const auto all = checkpoint::list_checkpoints(checkpoints.string());
+  for (const auto& found : all) {
+    const fs::path step = checkpoints / c10::str("step-", found.step);
+    if (found.complaint.empty()) return step;
+    log::warning(found.complaint, ": ", step.string(), " is passed over");
   }
-  return checkpoints / fs::path(name).filename();
+  TS_CHECK_IO(all.empty(), "none of the checkpoints in ", checkpoints.string(),
+              " can be read: ", all.front().complaint);
+  return {};
 }
 
 // The run folder of RUN/checkpoints/step-N, where it keeps its tokenizer and
@@ -195,7 +195,7 @@ ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
   refuse_adapters(path);
   TS_CHECK_IO(checkpoint::is_hugging_face_folder(path), path,
               ": neither a checkpoint (manifest.json), nor a run folder with "
-              "one (checkpoints/latest), nor a Hugging Face folder "
+              "one (checkpoints/step-N), nor a Hugging Face folder "
               "(config.json of a model).");
   ModelSource source{.path = path,
                      .config = checkpoint::hugging_face_config(path),

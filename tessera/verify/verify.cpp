@@ -39,6 +39,8 @@ parallel::pipeline::PipelineConfig without_stages(
 // is a run of samples.
 void check_microbatches(const RunConfig& config) {
   const auto& balance = config.model.moe.balance;
+  const int64_t degree = data_parallel_degree(config);
+  const int64_t share = (config.batch.global + degree - 1) / degree;
   TS_CHECK_CONFIG(balance == "sample" || accumulation(config) == 1 ||
                       data_parallel_degree(config) == 1,
                   "model.moe.balance ", balance,
@@ -48,8 +50,7 @@ void check_microbatches(const RunConfig& config) {
                   accumulation(config),
                   " times a step, are others than on one rank: there "
                   "is nothing to compare with. Use batch.micro ",
-                  config.batch.global / data_parallel_degree(config),
-                  ", or model.moe.balance sample.");
+                  share, ", or model.moe.balance sample.");
 }
 
 RunConfig on_one_rank(RunConfig config) {
@@ -285,6 +286,22 @@ int64_t shrink(int64_t size, int64_t modulus, int64_t at_least) {
   return std::min(size, smaller);
 }
 
+// Fewer samples, in fewer micro-batches of as many that ranks do not divide.
+void shrink_batch(engine::BatchConfig& batch, int64_t degree, int64_t stages) {
+  const int64_t count = batch.microbatches(degree);
+  const int64_t missing = batch.micro * degree - batch.global / count;
+  engine::BatchConfig smaller = batch;
+  smaller.micro = std::min<int64_t>(batch.micro, 2);
+  const int64_t samples = smaller.micro * degree - missing;
+  for (int64_t fewer = shrink(count, stages, 2 * stages); fewer <= count;
+       fewer += stages) {
+    smaller.global = samples * fewer;
+    if (smaller.microbatches(degree) != fewer) continue;  // cut otherwise
+    batch = std::move(smaller);
+    return;
+  }
+}
+
 }  // namespace
 
 std::string Difference::describe() const {
@@ -399,13 +416,7 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
       std::min(config.data.seq_len, (16 + pieces - 1) / pieces * pieces);
   model.max_seq =
       std::max(config.data.seq_len, std::min<int64_t>(model.max_seq, 64));
-  const int64_t degree = data_parallel_degree(config);
-  const int64_t count = accumulation(config);
-  const int64_t missing =
-      config.batch.micro * degree - config.batch.global / count;
-  config.batch.micro = std::min<int64_t>(config.batch.micro, 2);
-  const int64_t fewer = shrink(count, mesh.pp, 2 * mesh.pp);
-  config.batch.global = (config.batch.micro * degree - missing) * fewer;
+  shrink_batch(config.batch, data_parallel_degree(config), mesh.pp);
   optim::drop_idle_groups(config.optimizer, engine::trained_names(config));
   complete(config, world_size);
   return config;

@@ -66,6 +66,20 @@ TEST(Verify, AnyLayoutOfExpertsEqualsOneRank) {
   }
 }
 
+TEST(Verify, ShrinkKeepsABatchThatRanksDoNotDivide) {
+  RunConfig config = small_run(3, 1);
+  config.mesh.pp = 2;
+  for (const auto& [global, micro] :
+       {std::pair(28, 2), {28, 4}, {30, 4}, {60, 4}, {40, 0}}) {
+    config.batch = {.global = global, .micro = micro, .uneven = true};
+    complete(config, 6);
+    const RunConfig small = shrunk(config, 6);
+    EXPECT_EQ(has_uneven_batch(small), has_uneven_batch(config)) << global;
+    EXPECT_EQ(accumulation(small) % 2, accumulation(config) % 2) << global;
+    EXPECT_LE(small.batch.global, global);
+  }
+}
+
 // Layers with experts stay, and widths that experts' shards do not divide.
 TEST(Verify, ShrinkKeepsExperts) {
   RunConfig config = small_run(1, 0);

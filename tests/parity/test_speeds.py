@@ -168,6 +168,15 @@ def test_cut_by_a_traced_run(program, tokens, tmp_path):
     for change, words in (("--data.seq_len=8", "data.seq_len 16 -> 8"), ("--recompute.mode=minimal", "Use facts")):
         done = train(program, path, "--nproc", "2", change, check=False)
         assert done.returncode == 78 and words in done.stderr, done.stderr
+    kept = tmp_path / "traced" / "run" / "config.json"
+    text = kept.read_text()
+    uneven = json.loads(text)
+    uneven["mesh"]["dp_replicate"] = 2
+    uneven["batch"] = {"global": 7, "micro": 4, "uneven": True}
+    kept.write_text(json.dumps(uneven))
+    done = train(program, path, "--nproc", "2", check=False)
+    assert done.returncode == 78 and "numbers of samples, by batch.uneven. Trace one without" in done.stderr, done.stderr
+    kept.write_text(text)
     trace = tmp_path / "traced" / "run" / "trace" / "rank-0.json"
     text, changed = re.subn(r'"unit":1\b', '"unit":-1000000', trace.read_text())
     assert changed > 0

@@ -4,6 +4,7 @@ Every test drives `tessera train` as a user does and reads the run folder.
 """
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -414,19 +415,46 @@ def test_a_checkpoint_in_other_files_goes_on_with_the_same_bits(program, tokens,
     moved = tmp_path / "moved" / "run"
     convert = [str(program), "convert", "--from", str(tmp_path / "half" / "run"), "--to", str(moved), "--shards", "2"]
     done = subprocess.run(convert, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{moved}\n" and sorted(os.listdir(moved)) == ["checkpoints", "config.json"]
+    assert done.stdout == f"{moved}\n" and sorted(os.listdir(moved)) == ["checkpoints", "config.json", "logs"]
     assert len(list((moved / "checkpoints" / "step-10").glob("*.safetensors"))) == 2
     train(program, moved / "config.json", "--nproc", "3", "--run.steps=20")
     assert_same_bits(whole, checkpoint(tmp_path / "moved", 20))
     again = subprocess.run(convert, capture_output=True, text=True)
     assert again.returncode == 74 and "not empty" in again.stderr
+    # Whoever moves it is told that its configuration is of the place before.
+    elsewhere = tmp_path / "elsewhere"
+    moved.rename(elsewhere)
+    told = train(program, elsewhere / "config.json", "--nproc", "3", "--run.steps=21").stderr
+    assert f"--run.dir={tmp_path} --run.name=elsewhere to go on there" in told, told
+    told = train(program, elsewhere / "config.json", "--nproc", "3", "--run.steps=21", f"--run.dir={tmp_path}",
+                 "--run.name=elsewhere").stderr
+    assert "resumed after step 20" in told and "warning: " not in told, told
+    # Without `latest`, as a kill may leave it.
+    (elsewhere / "checkpoints" / "latest").unlink()
+    done = subprocess.run([*convert[:2], "--from", str(elsewhere), "--to", str(tmp_path / "hf")], capture_output=True)
+    assert done.returncode == 0
+
+
+def test_a_convert_to_other_files_that_fails_leaves_nothing(program, tokens, tmp_path):
+    run(program, tokens, tmp_path, step=4, **until(4))
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "file").write_text("")
+    for to, code, words in (("link", 74, "is a link to nothing"), ("file/x", 74, "cannot be made: Not a directory"),
+                            ("a/b\nc", 78, "no control characters"), ("over/there", 74, "")):
+        if to == "over/there":
+            damaged = next((tmp_path / "run" / "checkpoints" / "step-4").glob("*.safetensors"))
+            damaged.write_bytes(damaged.read_bytes()[:-8])
+        done = subprocess.run([str(program), "convert", "--from", str(tmp_path / "run"), "--to", str(tmp_path / to),
+                               "--shards", "2"], capture_output=True, text=True)
+        assert done.returncode == code and words in done.stderr, done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["file", "link", "run", "run.json"]
 
 
 def test_a_rank_that_fails_for_good_leaves_the_run_to_fewer(program, tokens, tmp_path):
     """7 samples on 3 ranks and then on 2: the steps are those of one rank."""
-    sections = {"precision": {"compute": "fp64"}, "batch": {"global": 7, "uneven": True}, **until(200)}
+    sections = {"precision": {"compute": "fp64"}, "batch": {"global": 7, "uneven": True}, **until(2000)}
     folder = tmp_path / "fewer"
-    path = configuration(tokens, folder, **sections, zero={"stage": 2}, checkpoint={"every": 20})
+    path = configuration(tokens, folder, **sections, zero={"stage": 2}, checkpoint={"every": 50})
 
     def kill_the_third(process):
         while process.poll() is None:
@@ -435,14 +463,16 @@ def test_a_rank_that_fails_for_good_leaves_the_run_to_fewer(program, tokens, tmp
                     os.kill(ranks[-1], signal.SIGKILL)
             time.sleep(0.02)
 
-    code, errors = stop_after(program, path, folder, 25, kill_the_third, "--nproc", "3", "--max-restarts", "1",
+    code, errors = stop_after(program, path, folder, 60, kill_the_third, "--nproc", "3", "--max-restarts", "1",
                               "--min-nproc", "2")
     assert code == 0, errors
     assert "1 times in a row without a new checkpoint: 2 ranks go on in place of 3" in errors, errors
     assert "3, 2, 2 samples" in errors and "4, 3 samples" in errors, errors
-    assert re.search(r"\[rank 0/2 .*resumed after step [2-9]0\n", errors), errors
-    one, _ = run(program, tokens, tmp_path / "one", step=200, **sections)
-    for a, b in zip(one, metrics(folder), strict=True):
+    assert re.search(r"\[rank 0/2 .*resumed after step \d+\n", errors), errors
+    steps = metrics(folder)
+    assert [line["step"] for line in steps] == list(range(1, 2001))
+    one, _ = run(program, tokens, tmp_path / "one", step=200, **{**sections, **until(200)})
+    for a, b in zip(one, steps[:200], strict=True):
         assert math.isclose(a["loss"], b["loss"], rel_tol=1e-8), (a, b)
 
 
@@ -450,12 +480,29 @@ def test_fewer_ranks_than_can_train_are_refused_first(program, tokens, tmp_path)
     path = configuration(tokens, tmp_path, batch={"global": 7})
     for flags, code, words in (
             (("--min-nproc", "2"), 2, "Give --max-restarts too"),
-            (("--min-nproc", "8", "--max-restarts", "1"), 2, "--min-nproc 8 is more than the 7 ranks"),
+            (("--min-nproc", "7", "--max-restarts", "1"), 2, "--min-nproc 7 is no fewer than the 7 ranks"),
             (("--min-nproc", "2", "--max-restarts", "1"), 78, "no fewer ranks than 7 can train this"),
-            (("--min-nproc", "1", "--max-restarts", "1", "--mesh.dp=7"), 78, "Start 7 ranks, or change mesh.dp")):
+            (("--min-nproc", "1", "--max-restarts", "1", "--mesh.dp=7"), 78, "Start 7 ranks, or change mesh.dp"),
+            (("--min-nproc", "2", "--max-restarts", "1", "--batch.uneven=true", "--dry-run"), 0, "")):
         done = train(program, path, "--nproc", "7", *flags, check=False)
         assert done.returncode == code and words in done.stderr, done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_fewer_ranks_have_the_batch_that_deepspeeds_json_says(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path)
+    without_batch = json.loads(Path(path).read_text())
+    del without_batch["batch"]
+    Path(path).write_text(json.dumps(without_batch))
+    for ds, flags, code, words in (
+            ({"train_micro_batch_size_per_gpu": 1}, (), 78, "With 3: batch.global would be 3 in place of 4"),
+            ({"train_batch_size": 4}, (), 78, "With 3: batch: 4 = 3 x ? x ? has no solution"),
+            ({"train_batch_size": 4}, ("--batch.uneven=true",), 0, ""),
+            ({"train_batch_size": 12}, (), 0, "")):
+        (tmp_path / "ds.json").write_text(json.dumps(ds))
+        done = train(program, path, "--nproc", "4", "--min-nproc", "3", "--max-restarts", "1", "--deepspeed",
+                     tmp_path / "ds.json", "--dry-run", *flags, check=False)
+        assert done.returncode == code and words in done.stderr, done.stderr
 
 
 def test_what_fails_again_and_again_ends(program, tokens, tmp_path):
@@ -465,6 +512,6 @@ def test_what_fails_again_and_again_ends(program, tokens, tmp_path):
     assert done.returncode == 1, done.stderr
     assert "1 of 2 times" in done.stderr and "2 of 2 times" in done.stderr
     assert "started again 2 times in a row without a new checkpoint" in done.stderr.splitlines()[-1]
-    for flag, word in (("--ranks=threads", "--ranks processes"), ("--mesh.data_parallel=dp", "threads of one")):
+    for flag, word in (("--ranks=threads", "--ranks processes"), ("--mesh.data_parallel=dp", "mesh.data_parallel ddp")):
         refused = train(program, path, flag, "--max-restarts", "1", check=False)
         assert refused.returncode == 2 and word in refused.stderr, refused.stderr

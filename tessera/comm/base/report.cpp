@@ -16,6 +16,8 @@ using nlohmann::json;
 using Record = FlightRecorder::Record;
 using State = FlightRecorder::State;
 
+constexpr size_t kFramesNamed = 5;
+
 constexpr std::array<const char*, 3> kStates = {"pending", "done", "failed"};
 
 json json_of(const Record& record) {
@@ -115,9 +117,23 @@ const Record* wait_in(const GroupReport& group) {
   return nullptr;
 }
 
+// Of a rank that waits for nobody: "; it stands in read, called by ...". The
+// innermost functions, but for those that only call others.
+std::string stand_of(const RankReport& report) {
+  std::vector<std::string> named;
+  for (const std::string& each : report.stack) {
+    if (each.starts_with("std::") || each.find("+0x") != each.npos) continue;
+    if (!named.empty() && named.back() == each) continue;
+    named.push_back(each);
+    if (named.size() == kFramesNamed) break;
+  }
+  return named.empty() ? ""
+                       : "; it stands in " + c10::Join(", called by ", named);
+}
+
 std::string absence_of(const RankReport& report, const GroupReport& group) {
   const GroupReport* own = group_in(report, group);
-  if (own == nullptr) return "has not made this group";
+  if (own == nullptr) return "has not made this group" + stand_of(report);
   std::string text;
   if (own->records.empty()) {
     text = "has called nothing on it yet";
@@ -125,13 +141,15 @@ std::string absence_of(const RankReport& report, const GroupReport& group) {
     const Record* wait = wait_in(*own);
     text = last_of(wait != nullptr ? *wait : own->records.back());
   }
+  bool waits = wait_in(*own) != nullptr;
   // It may be busy in another group.
   for (const GroupReport& other : report.groups) {
     const Record* wait = &other == own ? nullptr : wait_in(other);
     if (wait == nullptr) continue;
+    waits = true;
     text += c10::str("; on group '", other.name, "' it ", last_of(*wait));
   }
-  return text;
+  return waits ? text : text + stand_of(report);
 }
 
 }  // namespace
@@ -147,13 +165,17 @@ std::string to_json(const RankReport& report) {
                       {"ranks", group.ranks},
                       {"operations", std::move(records)}});
   }
-  return json{{"rank", report.rank}, {"groups", std::move(groups)}}.dump();
+  json all = {{"rank", report.rank}, {"groups", std::move(groups)}};
+  if (!report.stack.empty()) all["stack"] = report.stack;
+  return all.dump();
 }
 
 std::optional<RankReport> report_of_json(const std::string& text) {
   try {
     const json all = json::parse(text);
-    RankReport report{.rank = all.at("rank"), .groups = {}};
+    RankReport report{.rank = all.at("rank"),
+                      .groups = {},
+                      .stack = all.value("stack", std::vector<std::string>())};
     for (const json& group : all.at("groups")) {
       GroupReport one{
           .name = group.at("name"), .ranks = group.at("ranks"), .records = {}};

@@ -21,6 +21,9 @@ struct GroupReport {
 struct RankReport {
   int64_t rank = 0;
   std::vector<GroupReport> groups;
+  // Functions that the rank's thread is in, the innermost first; none: not
+  // known.
+  std::vector<std::string> stack = {};
 };
 
 std::string to_json(const RankReport& report);
@@ -36,12 +39,12 @@ struct Whereabouts {
 // The other ranks of the groups in which this one stands still, or failed.
 std::vector<int64_t> awaited_by(const RankReport& report);
 
-// Of the ranks of `group` at a collective that failed: who has not come to it
-// and what it did last, who calls something else there, and who does not answer
-// ("is stopped", "has died", where its host is this one). "" when all came and
-// called the same. Of a message that failed: who does not answer; if all do,
-// what its peer did last. Ranks outside of the group that were asked too (those
-// with whereabouts) are named where they do not answer.
+// Of the ranks of `group` at a collective that failed: who has not come to it,
+// what it did last and what it stands in, who calls something else there, and
+// who does not answer ("is stopped", "has died", where its host is this one).
+// "" when all came and called the same. Of a message that failed: who does not
+// answer; if all do, what its peer did last. Ranks outside of the group that
+// were asked too (those with whereabouts) are named where they do not answer.
 std::string verdict_on(const GroupReport& group, const Operation& failed,
                        const std::map<int64_t, RankReport>& reports,
                        const std::map<int64_t, Whereabouts>& whereabouts);

@@ -65,6 +65,24 @@ TEST(Verdict, NamesWhoHasNotComeAndWhatItDidLast) {
             "stage 0 micro-batch 3 of step 12, 3 s ago");
 }
 
+TEST(Verdict, SaysWhatARankStandsInThatWaitsForNobody) {
+  RankReport busy = report(1, {call(1, "barrier #1")});
+  busy.stack = {"read",     "std::invoke", "lib.so+0x12", "a::Reader::next",
+                "a::train", "a::train",    "main"};
+  const RankReport waiting =
+      report(2, {call(1, "all_reduce #1", State::kPending)});
+  std::map<int64_t, RankReport> reports = {
+      {0, report(0, {call(2, "all_reduce #2", State::kPending)})},
+      {1, *report_of_json(to_json(busy))},
+      {2, waiting}};
+  reports[2].stack = busy.stack;
+  const std::string said = verdict_on(world({}), collective(2), reports, {});
+  EXPECT_THAT(said, HasSubstr("3 s ago; it stands in read, called by "
+                              "a::Reader::next, called by a::train, called by "
+                              "main; rank 2"));
+  EXPECT_THAT(said, ::testing::EndsWith("for 0.5 s"));
+}
+
 TEST(Verdict, NamesWhoCallsSomethingElse) {
   const std::string said =
       verdict_on(world({}), collective(2),

@@ -16,6 +16,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/core/thread_stack.h"
 
 namespace tessera::comm {
 namespace {
@@ -55,7 +56,8 @@ struct Sentinel::State {
         report(std::move(reporter)) {}
 
   void loop();
-  void answer();
+  // With the stack, where another rank has `asked`.
+  void answer(bool asked);
   void write_record(const RankReport& own) const;
   void look_up_host_of_store(c10d::Store& store);
   std::string judge(const GroupReport& group, const Operation& failed,
@@ -67,6 +69,7 @@ struct Sentinel::State {
 
   Rendezvous rendezvous;
   const int64_t rank;
+  const pid_t thread = this_thread();  // of the rank
   const std::string record_folder;
   const std::function<RankReport()> report;
   std::mutex mutex;
@@ -148,7 +151,7 @@ void Sentinel::State::loop() {
       lock.unlock();
       look_up_host_of_store(*store);
       const bool asked = store->check({kAskKey});
-      if (asked) answer();
+      if (asked) answer(true);
       lock.lock();
       if (asked) break;
     }
@@ -161,13 +164,14 @@ void Sentinel::State::loop() {
   changed.notify_all();
 }
 
-void Sentinel::State::answer() {
+void Sentinel::State::answer(bool asked) {
   RankReport own;
   {
     const std::lock_guard lock(mutex);
     if (closing || std::exchange(answered, true)) return;
     own = report();
   }
+  if (asked) own.stack = stack_of(thread);
   write_record(own);
   rendezvous.set(report_key(rank), to_json(own));
 }
@@ -198,7 +202,7 @@ std::string Sentinel::State::judge(const GroupReport& group,
     if (std::exchange(judged, true)) return "";
   }
   const auto store = rendezvous.group_store();
-  answer();  // first: its record needs no store
+  answer(false);  // first: its record needs no store
   store->set(kAskKey, why);
   const auto end = Clock::now() + kPatience;
   std::map<int64_t, RankReport> reports;

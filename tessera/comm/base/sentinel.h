@@ -1,14 +1,15 @@
 // A rank's answer to the failure of another one.
 //
 // A thread looks at the store now and then; when a rank has said there that it
-// failed, it puts this rank's report beside it, whatever the rank is doing. The
-// rank that failed gathers the reports and comes to one verdict: who is
-// missing, what it did last, who does something else.
+// failed, it puts this rank's report beside it, whatever the rank is doing,
+// with what its thread stands in. The rank that failed gathers the reports and
+// comes to one verdict: who is missing, what it did last, who does something
+// else.
 //
 // Comm:    a key a rank when it is made, one look every kLook; a report a rank
 //          when one has failed.
 // Files:   flight-rank-N.json in the record folder: the last operations of each
-//          rank, when one has failed.
+//          rank, when one has failed, and the stacks of the others.
 // Threads: any.
 #pragma once
 
@@ -24,8 +25,9 @@ namespace tessera::comm {
 
 class Sentinel {
  public:
-  // `report` is called on the sentinel's thread, and never after the sentinel
-  // has ended. `record_folder`: see CommunicatorOptions.
+  // Made by the thread whose stack is told. `report` is called on the
+  // sentinel's thread, and never after the sentinel has ended. `record_folder`:
+  // see CommunicatorOptions.
   Sentinel(Rendezvous rendezvous, int64_t rank,
            const std::string& record_folder,
            std::function<RankReport()> report);

@@ -33,6 +33,7 @@ class Equation {
     degree_ =
         degree_of(mesh::Axis::kDpReplicate) * degree_of(mesh::Axis::kDpShard);
     ranks_of_model_ = world_size / degree_;
+    uneven_ = config.batch.uneven;
     const auto of_run = [&](const char* key, int64_t value) {
       const bool counts = config::is_set(origins, key) && value > 0;
       return counts ? Number{value, origins.at(key)} : Number{};
@@ -57,6 +58,7 @@ class Equation {
     const int64_t batch = *batch_.value;
     const bool is_full = micro_.value && steps_.value;
     const bool holds = is_full ? batch == known : batch % known == 0;
+    if (!holds && uneven_ && !steps_.value) return {};  // the run shares it out
     if (!holds) refuse(batch, known, is_full);
     if (micro_.value) return {};
     return {set("batch.micro", batch / known,
@@ -121,6 +123,7 @@ class Equation {
   std::string source_;
   int64_t degree_ = 1;
   int64_t ranks_of_model_ = 1;
+  bool uneven_ = false;
   Number batch_, micro_, steps_;
 };
 

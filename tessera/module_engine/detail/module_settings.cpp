@@ -22,6 +22,7 @@ struct Idle {
   const char* why;
 };
 constexpr std::array kIdle = {
+    Idle{"batch.uneven", "each rank's loop takes what samples it takes"},
     Idle{"zero.bucket_mb", "the gradients of a unit are reduced as one"},
     Idle{"precision.products", "the module's code says what it multiplies"},
     Idle{"recompute.mode", "the module's code says what it computes again"},
