@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <semaphore>
 #include <thread>
@@ -40,13 +41,18 @@ TEST(ThreadStack, NamesWhatAThreadIsIn) {
   const auto stack = stack_of(id);
   goes_on = false;
   busy.join();
-  ASSERT_GT(stack.size(), 2U);
-  EXPECT_EQ(stack[0], "tessera::spins_here");
-  EXPECT_EQ(stack[1], "tessera::calls_it");
+  // In front of them may be a sanitizer's own.
+  const auto inner = std::ranges::find(stack, "tessera::spins_here");
+  ASSERT_NE(inner, stack.end());
+  ASSERT_NE(inner + 1, stack.end());
+  EXPECT_EQ(inner[1], "tessera::calls_it");
   EXPECT_THAT(stack_of(id), IsEmpty());  // it has ended
 }
 
 TEST(ThreadStack, WhatWaitsIsNamedAndGoesOnWaiting) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "a thread that waits is given no signal there";
+#endif
   std::binary_semaphore done(0);
   std::atomic<pid_t> id{0};
   std::atomic<bool> has_ended{false};
