@@ -158,7 +158,7 @@ void run_convert(const ConvertFlags& flags) {
   auto source = train::find_trained_model(flags.from, at::kFloat);
   // The first folder on the way to it that is not there.
   fs::path made;
-  for (fs::path each = fs::absolute(fs::path(flags.to) / "").parent_path();
+  for (fs::path each = (fs::absolute(flags.to) / "").lexically_normal();
        !fs::exists(each); each = each.parent_path()) {
     made = each;
   }
@@ -186,8 +186,7 @@ void add_convert(CLI::App& program) {
   CLI::App* command =
       program.add_subcommand("convert",
                              "Write a trained model as a Hugging Face folder, "
-                             "or a checkpoint in other "
-                             "files");
+                             "or a checkpoint in other files");
   auto flags = std::make_shared<ConvertFlags>();
   command
       ->add_option("--from", flags->from,
