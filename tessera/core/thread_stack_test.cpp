@@ -32,6 +32,8 @@ std::atomic<int> rounds{0};
 }
 
 TEST(ThreadStack, NamesWhatAThreadIsIn) {
+  goes_on = true;
+  rounds = 0;
   std::atomic<pid_t> id{0};
   std::thread busy([&] {
     id = this_thread();
@@ -62,8 +64,12 @@ TEST(ThreadStack, WhatWaitsIsNamedAndGoesOnWaiting) {
     has_ended = true;
   });
   while (id == 0) std::this_thread::yield();
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_THAT(stack_of(id), Contains("tessera::waits_here"));
+  std::vector<std::string> stack;
+  for (int tries = 0; tries < 1000; ++tries) {  // it may be on its way there
+    stack = stack_of(id);
+    if (std::ranges::count(stack, "tessera::waits_here") > 0) break;
+  }
+  EXPECT_THAT(stack, Contains("tessera::waits_here"));
   EXPECT_FALSE(has_ended);
   done.release();
   waiting.join();
