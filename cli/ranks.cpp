@@ -128,7 +128,7 @@ int run_with_restarts(const RankJob& job, int64_t world_size) {
     }
     const auto failed = c10::str("all ranks were started again ", restarts.most,
                                  " times in a row without a new checkpoint");
-    const int64_t fewer = restarts.fewer(world_size);
+    const int64_t fewer = restarts.fewer(world_size, newest != first);
     if (fewer == 0) {
       show_on_screen(c10::str("tessera: ended: ", failed, "\n"));
       return code;

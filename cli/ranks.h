@@ -31,8 +31,9 @@ struct Restarts {
   int64_t most = 0;  // in a row, while `progress` says the same
   std::function<int64_t()> progress = nullptr;
   // When these have failed, of so many ranks: how many are tried next, as often
-  // again; 0: it is over.
-  std::function<int64_t(int64_t)> fewer = [](int64_t) { return 0; };
+  // again; 0: it is over. `progressed`: there was any since the start.
+  std::function<int64_t(int64_t ranks, bool progressed)> fewer =
+      [](int64_t, bool) { return 0; };
   // The command's, once it has said something new; else as they were.
   std::vector<std::string> arguments = {};
 };

@@ -149,22 +149,25 @@ class TrainCommand {
   Restarts restarts(std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--resume", "auto"});
     const std::string folder = train::RunFolder(config_).checkpoints();
-    const auto progress = [folder] { return newest_commit(folder); };
-    const auto fewer = [this, progress, first = progress()](int64_t ranks) {
-      const std::string resume = progress() == first ? flags_.resume : "auto";
-      while (flags_.min_nproc > 0 && --ranks >= flags_.min_nproc) {
-        const auto why = why_not_on(ranks, [&](const auto& config) {
-          train::preflight(config, {.count = ranks}, resume);
-        });
-        if (why.empty()) return ranks;
-        log::warning("not on ", ranks, " ranks: ", why);
-      }
-      return int64_t{0};
-    };
     return {.most = flags_.max_restarts,
-            .progress = progress,
-            .fewer = fewer,
+            .progress = [folder] { return newest_commit(folder); },
+            .fewer =
+                [this](int64_t ranks, bool progressed) {
+                  return fewer_than(ranks, progressed ? "auto" : flags_.resume);
+                },
             .arguments = std::move(arguments)};
+  }
+
+  // The most ranks below `ranks` that can go on here; 0: --min-nproc has none.
+  int64_t fewer_than(int64_t ranks, const std::string& resume) {
+    while (flags_.min_nproc > 0 && --ranks >= flags_.min_nproc) {
+      const auto why = why_not_on(ranks, [&](const auto& config) {
+        train::preflight(config, {.count = ranks}, resume);
+      });
+      if (why.empty()) return ranks;
+      log::warning("not on ", ranks, " ranks: ", why);
+    }
+    return 0;
   }
 
   // Why so many ranks cannot train this, or what else `check` complains of; "":

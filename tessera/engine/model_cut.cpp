@@ -402,7 +402,7 @@ std::vector<double> speeds_with(const RunConfig& config,
 void choose_rows(RunConfig& config, std::vector<double> speeds) {
   const int64_t degree = data_parallel_degree(config);
   const int64_t samples = config.batch.global / accumulation(config);
-  if (speeds.empty() && samples % degree == 0) return;
+  if (speeds.empty() && !has_uneven_batch(config)) return;
   if (speeds.empty()) speeds.assign(degree, 1);
   auto rows = shares_by_speed(samples, speeds);
   const bool is_even = std::ranges::all_of(

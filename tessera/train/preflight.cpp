@@ -89,11 +89,11 @@ std::string batch_text(const RunConfig& config) {
   const int64_t count = accumulation(config);
   const int64_t samples = config.batch.global / count;
   const std::string whole = c10::str(config.batch.global, " samples = ");
-  return samples % degree == 0
-             ? c10::str(whole, "micro ", samples / degree, " x accumulation ",
-                        count, " x data-parallel degree ", degree)
-             : c10::str(whole, samples, " on data-parallel degree ", degree,
-                        " x accumulation ", count);
+  return has_uneven_batch(config)
+             ? c10::str(whole, samples, " on data-parallel degree ", degree,
+                        " x accumulation ", count)
+             : c10::str(whole, "micro ", config.batch.micro, " x accumulation ",
+                        count, " x data-parallel degree ", degree);
 }
 
 std::string shares_line(const RunConfig& config) {

@@ -134,14 +134,11 @@ std::string stand_of(const RankReport& report) {
 std::string absence_of(const RankReport& report, const GroupReport& group) {
   const GroupReport* own = group_in(report, group);
   if (own == nullptr) return "has not made this group" + stand_of(report);
-  std::string text;
-  if (own->records.empty()) {
-    text = "has called nothing on it yet";
-  } else {
-    const Record* wait = wait_in(*own);
-    text = last_of(wait != nullptr ? *wait : own->records.back());
-  }
-  bool waits = wait_in(*own) != nullptr;
+  const Record* own_wait = wait_in(*own);
+  bool waits = own_wait != nullptr;
+  std::string text = own->records.empty()
+                         ? "has called nothing on it yet"
+                         : last_of(waits ? *own_wait : own->records.back());
   // It may be busy in another group.
   for (const GroupReport& other : report.groups) {
     const Record* wait = &other == own ? nullptr : wait_in(other);
