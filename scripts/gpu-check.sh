@@ -17,10 +17,10 @@ is_brought() {
 
 pack() {
   local folder=$1 each library
-  ./dev build --cuda tessera device_test
+  ./dev build --cuda tessera device_slow_test
   rm -rf "$folder"
   mkdir -p "$folder/lib"
-  for each in cli/tessera tests/device_test; do
+  for each in cli/tessera tests/device_slow_test; do
     cp "build/cuda/$each" "$folder/"
     while read -r library; do
       is_brought "$library" || cp -L "$library" "$folder/lib/"
@@ -102,7 +102,7 @@ run() {
   { echo "# $("$here/tessera" --version)"; find_gpu; echo "$(nproc) cores"; } >"$report"
   export -f same_losses where_it_goes
   same=(bash -euo pipefail -c 'same_losses "$@"' same_losses)
-  check "a device beside the CPU" "$here/device_test"
+  check "a device beside the CPU" "$here/device_slow_test"
   check "1 rank" "${same[@]}" 1 auto
   check "2 ranks, dp" "${same[@]}" 2 cuda --mesh.dp=2
   check "4 ranks, tp 2 x pp 2" "${same[@]}" 4 cuda --mesh.tp=2 --mesh.pp=2 --batch.micro=2

@@ -28,12 +28,13 @@ step() {
   [[ $verdict == ok ]] || tail -n 60 "$results/$name.log"
 }
 
-tests_labelled() { ctest --test-dir "$build" -L "$1" -j 3 --output-on-failure --no-tests=ignore; }
+# More than cores: ranks wait for each other.
+tests_labelled() { ctest --test-dir "$build" -L "$1" -j "${2:-3}" --output-on-failure --no-tests=ignore; }
 
 room_check() { python3 scripts/check_rooms.py && python3 scripts/check_docs.py && python3 -m unittest discover -s tests/scripts; }
 
 format_check() {
-  git ls-files '*.h' '*.cpp' | xargs -r .venv/bin/clang-format --dry-run --Werror &&
+  git ls-files '*.h' '*.cpp' | xargs -r -n 100 -P 2 .venv/bin/clang-format --dry-run --Werror &&
     git ls-files | xargs -r .venv/bin/codespell
 }
 
@@ -64,7 +65,7 @@ fi
 
 step rooms room_check
 step format format_check
-step fast tests_labelled fast
+step fast tests_labelled fast 4
 if [[ -z $fast ]]; then
   step slow tests_labelled slow
   step examples tests_labelled example

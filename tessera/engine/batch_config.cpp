@@ -1,5 +1,7 @@
 #include "tessera/engine/batch_config.h"
 
+#include <ATen/ceil_div.h>
+
 #include <algorithm>
 #include <optional>
 
@@ -7,8 +9,6 @@
 
 namespace tessera::engine {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Calls `consider` with each number of parts of a size, in no order.
 template <typename Consider>
@@ -40,7 +40,7 @@ int64_t least_micro(int64_t samples, int64_t degree) {
   each_cut(samples, [&](int64_t count) {
     if (samples / count >= degree) least = std::min(least, samples / count);
   });
-  return ceil_div(least, degree);
+  return at::ceil_div(least, degree);
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ void BatchConfig::complete_unevenly(int64_t degree) {
                   " data-parallel ranks without a sample, also with "
                   "batch.uneven. Nearest batch.global: ",
                   degree, ".");
-  if (micro == 0) micro = ceil_div(global, degree);
+  if (micro == 0) micro = at::ceil_div(global, degree);
   const auto count = cut_evenly(global, degree, micro * degree);
   TS_CHECK_CONFIG(
       count, "batch.global ", global,
@@ -99,7 +99,7 @@ void BatchConfig::complete_unevenly(int64_t degree) {
       "of ",
       degree, " data-parallel ranks and at most batch.micro ", micro,
       " in the mean. Nearest batch.micro: ", least_micro(global, degree), ".");
-  micro = ceil_div(global / *count, degree);
+  micro = at::ceil_div(global / *count, degree);
 }
 
 int64_t BatchConfig::microbatches(int64_t degree) const {

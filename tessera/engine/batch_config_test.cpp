@@ -17,6 +17,22 @@ struct Cut {
   int64_t microbatches, of_fullest;  // found
 };
 
+BatchConfig completed(BatchConfig batch, int64_t degree) {
+  batch.complete(degree, degree);
+  return batch;
+}
+
+TEST(BatchConfig, IsMicroTimesAccumulationTimesDegree) {
+  EXPECT_EQ(completed({.global = 32}, 4).micro, 8);
+  EXPECT_EQ(completed({.global = 32}, 4).microbatches(4), 1);
+  EXPECT_EQ(completed({.global = 24, .micro = 3}, 2).microbatches(2), 4);
+  // One step of 32 samples on 1 to 32 ranks (worked example 3).
+  for (int64_t world : {1, 2, 4, 8, 16, 32}) {
+    EXPECT_EQ(completed({.global = 32}, world).micro, 32 / world);
+    EXPECT_EQ(completed({.global = 32}, world).microbatches(world), 1);
+  }
+}
+
 TEST(BatchConfig, MicroBatchesAreOfASizeWithASampleForEachRank) {
   for (const Cut& each :
        {Cut{8, 0, 3, 1, 3}, Cut{8, 2, 3, 2, 2}, Cut{10, 2, 3, 2, 2},
@@ -45,6 +61,21 @@ std::string refusal(BatchConfig batch, int64_t degree) {
     return message_of(error);
   }
   return "";
+}
+
+TEST(BatchConfig, WhatHasNoSolutionNamesTheNearest) {
+  EXPECT_EQ(refusal({.global = 32}, 3),
+            "batch: batch.global 32 = batch.micro ? x accumulation ? x "
+            "data-parallel degree 3 (3 ranks) has no solution: 32 is no "
+            "multiple of 3. Nearest batch.global: 30 or 33. With batch.uneven "
+            "true some ranks take fewer samples than others.");
+  EXPECT_EQ(refusal({.global = 10, .micro = 4}, 2),
+            "batch: batch.global 10 = batch.micro 4 x accumulation ? x "
+            "data-parallel degree 2 (2 ranks) has no solution: 10 is no "
+            "multiple of 8. Nearest batch.global: 8 or 16. With batch.uneven "
+            "true some ranks take fewer samples than others.");
+  EXPECT_THAT(refusal({.global = 3, .micro = 4}, 1),
+              HasSubstr("Nearest batch.global: 4."));
 }
 
 TEST(BatchConfig, WhatCannotBeCutNamesTheNearest) {

@@ -1,5 +1,6 @@
 #include "tessera/engine/bubble_hint.h"
 
+#include <ATen/ceil_div.h>
 #include <c10/util/StringUtil.h>
 
 #include <cmath>
@@ -40,7 +41,7 @@ std::string halving_batch(const RunConfig& config, const Schedule& schedule,
     const bool is_even = global % (m * replicas) == 0;
     if (!is_even && !(config.batch.uneven && global % m == 0)) continue;
     BatchConfig cut = config.batch;
-    cut.micro = (global / m + replicas - 1) / replicas;
+    cut.micro = at::ceil_div(global / m, replicas);
     if (cut.microbatches(replicas) == m &&
         is_enough(schedule, shape, m, bubble / 2)) {
       return c10::str(m, " micro-batches (batch.micro ", cut.micro, ")");

@@ -400,11 +400,9 @@ std::vector<double> speeds_with(const RunConfig& config,
 
 // `speeds`: of data-parallel ranks; none: all alike.
 void choose_rows(RunConfig& config, std::vector<double> speeds) {
-  const int64_t degree = data_parallel_degree(config);
-  const int64_t samples = config.batch.global / accumulation(config);
   if (speeds.empty() && !has_uneven_batch(config)) return;
-  if (speeds.empty()) speeds.assign(degree, 1);
-  auto rows = shares_by_speed(samples, speeds);
+  if (speeds.empty()) speeds.assign(data_parallel_degree(config), 1);
+  auto rows = shares_by_speed(samples_of_microbatch(config), speeds);
   const bool is_even = std::ranges::all_of(
       rows, [&](int64_t each) { return each == config.batch.micro; });
   if (!is_even) config.batch.rows = std::move(rows);

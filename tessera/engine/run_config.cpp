@@ -373,9 +373,12 @@ int64_t accumulation(const RunConfig& config) {
   return config.batch.microbatches(data_parallel_degree(config));
 }
 
+int64_t samples_of_microbatch(const RunConfig& config) {
+  return config.batch.global / accumulation(config);
+}
+
 bool has_uneven_batch(const RunConfig& config) {
-  const int64_t samples = config.batch.global / accumulation(config);
-  return samples % data_parallel_degree(config) != 0;
+  return samples_of_microbatch(config) % data_parallel_degree(config) != 0;
 }
 
 std::string offload_folder(const RunConfig& config) {

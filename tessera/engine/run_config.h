@@ -113,6 +113,8 @@ void check_schedule(const RunConfig& config);
 
 // Micro-batches that a rank accumulates. REQUIRES: a completed configuration.
 int64_t accumulation(const RunConfig& config);
+// Samples of one, on all data-parallel ranks together.
+int64_t samples_of_microbatch(const RunConfig& config);
 // Data-parallel ranks do not divide a micro-batch (batch.uneven). REQUIRES: a
 // completed configuration.
 bool has_uneven_batch(const RunConfig& config);

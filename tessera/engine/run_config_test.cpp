@@ -506,48 +506,6 @@ TEST(RunConfig, ExpertsAreShardedInsideAReplicaWhereTheyAreSharded) {
   EXPECT_EQ(refusal_of([&] { complete(config, 4); }), "");
 }
 
-TEST(RunConfig, BatchEquation) {
-  RunConfig config = minimal();
-  config.batch = {.global = 32};
-  complete(config, 4);
-  EXPECT_EQ(config.batch.micro, 8);
-  EXPECT_EQ(accumulation(config), 1);
-  EXPECT_EQ(data_parallel_degree(config), 4);
-
-  config = minimal();
-  config.batch = {.global = 24, .micro = 3};
-  complete(config, 2);
-  EXPECT_EQ(accumulation(config), 4);
-
-  config = minimal();
-  config.batch = {.global = 32};
-  EXPECT_EQ(completed(config, 3),
-            "batch: batch.global 32 = batch.micro ? x accumulation ? x "
-            "data-parallel degree 3 (3 ranks) has no solution: 32 is no "
-            "multiple of 3. Nearest batch.global: 30 or 33. With batch.uneven "
-            "true some ranks take fewer samples than others.");
-  config.batch = {.global = 10, .micro = 4};
-  EXPECT_EQ(completed(config, 2),
-            "batch: batch.global 10 = batch.micro 4 x accumulation ? x "
-            "data-parallel degree 2 (2 ranks) has no solution: 10 is no "
-            "multiple of 8. Nearest batch.global: 8 or 16. With batch.uneven "
-            "true some ranks take fewer samples than others.");
-  config.batch = {.global = 3, .micro = 4};
-  EXPECT_NE(completed(config, 1).find("Nearest batch.global: 4."),
-            std::string::npos);
-}
-
-// One step of 32 samples on 1 to 32 ranks.
-TEST(RunConfig, BatchOfTheWorkedExample) {
-  for (int64_t world : {1, 2, 4, 8, 16, 32}) {
-    RunConfig config = minimal();
-    config.batch.global = 32;
-    complete(config, world);
-    EXPECT_EQ(config.batch.micro, 32 / world);
-    EXPECT_EQ(accumulation(config), 1);
-  }
-}
-
 TEST(RunConfig, SectionsThatDoNotFitTogether) {
   const auto with = [](const std::function<void(RunConfig&)>& change) {
     RunConfig config = minimal();

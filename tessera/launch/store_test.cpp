@@ -182,9 +182,14 @@ TEST(Store, ListsTheRanksThatDidNotCome) {
   const uint16_t port = free_port();
   std::vector<RankEnvironment> all = {tcp(0, 5, port), tcp(3, 5, port)};
   for (auto& here : all) here.join_timeout = std::chrono::seconds(2);
-  for (const Outcome& outcome : join_all(all)) {
+  ::testing::internal::CaptureStderr();
+  const auto outcomes = join_all(all);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("ranks 1, 2, 4 of 5 did not come yet"));
+  for (const Outcome& outcome : outcomes) {
     EXPECT_EQ(outcome.code, ExitCode::kUnreachable);
-    EXPECT_THAT(outcome.message, HasSubstr("ranks 1, 2, 4 of 5 did not come"));
+    EXPECT_THAT(outcome.message,
+                HasSubstr("s ranks 1, 2, 4 of 5 did not come."));
   }
 }
 

@@ -87,11 +87,11 @@ std::string groups_text(const RunConfig& config, const mesh::DeviceMesh& mesh) {
 std::string batch_text(const RunConfig& config) {
   const int64_t degree = data_parallel_degree(config);
   const int64_t count = accumulation(config);
-  const int64_t samples = config.batch.global / count;
   const std::string whole = c10::str(config.batch.global, " samples = ");
   return has_uneven_batch(config)
-             ? c10::str(whole, samples, " on data-parallel degree ", degree,
-                        " x accumulation ", count)
+             ? c10::str(whole, samples_of_microbatch(config),
+                        " on data-parallel degree ", degree, " x accumulation ",
+                        count)
              : c10::str(whole, "micro ", config.batch.micro, " x accumulation ",
                         count, " x data-parallel degree ", degree);
 }

@@ -1,5 +1,7 @@
 #include "tessera/verify/verify.h"
 
+#include <ATen/ceil_div.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -40,7 +42,7 @@ parallel::pipeline::PipelineConfig without_stages(
 void check_microbatches(const RunConfig& config) {
   const auto& balance = config.model.moe.balance;
   const int64_t degree = data_parallel_degree(config);
-  const int64_t share = (config.batch.global + degree - 1) / degree;
+  const int64_t share = at::ceil_div(config.batch.global, degree);
   TS_CHECK_CONFIG(balance == "sample" || accumulation(config) == 1 ||
                       data_parallel_degree(config) == 1,
                   "model.moe.balance ", balance,
@@ -54,7 +56,9 @@ void check_microbatches(const RunConfig& config) {
 }
 
 RunConfig on_one_rank(RunConfig config) {
-  const int64_t samples = config.batch.global / accumulation(config);
+  config.batch.micro = config.model.moe.balance == "sample"
+                           ? config.batch.global  // nothing is accumulated
+                           : samples_of_microbatch(config);
   config.run.device_types = {c10::kCPU};
   const auto order = config.mesh.order;
   config.mesh = {};
@@ -64,11 +68,6 @@ RunConfig on_one_rank(RunConfig config) {
   config.tensor = {};
   config.pipeline = without_stages(config.pipeline);
   config.recompute = {};
-  if (config.model.moe.balance == "sample") {
-    config.batch.micro = config.batch.global;  // nothing is accumulated
-  } else {
-    config.batch.micro = samples;
-  }
   config.batch.rows = {};
   return config;
 }
@@ -80,7 +79,7 @@ using Without = std::optional<RunConfig>;
 Without without_axis(RunConfig config, Axis axis) {
   mesh::MeshConfig& mesh = config.mesh;
   if (mesh.degree(axis) == 1) return {};
-  const int64_t samples = config.batch.global / accumulation(config);
+  const int64_t samples = samples_of_microbatch(config);
   mesh.degree(axis) = 1;
   mesh.dp = 0;
   mesh.speeds = {};  // they were of other ranks
@@ -97,7 +96,7 @@ Without without_axis(RunConfig config, Axis axis) {
       mesh.ep, implied_world_size(config) / mesh.pp / mesh.etp / replicas);
   if (config.batch.uneven) {
     const int64_t degree = data_parallel_degree(config);
-    config.batch.micro = (samples + degree - 1) / degree;
+    config.batch.micro = at::ceil_div(samples, degree);
     engine::share_out(config, mesh_of(config, implied_world_size(config)));
   }
   return config;

@@ -123,6 +123,25 @@ TEST(DataParallel, EqualsOneDeviceForAnyBatchAndNumberOfDevices) {
   }
 }
 
+// Worked example: [1000, 512] in chunks, each times the same [512, 256].
+TEST(DataParallel, ChunksOfAProductAreItsRows) {
+  at::manual_seed(7);
+  const nn::Linear product(nn::LinearOptions(512, 256).bias(false));
+  const at::Tensor a = at::randn({1000, 512});
+  for (const std::vector<int64_t>& rows :
+       {std::vector<int64_t>{500, 500}, std::vector<int64_t>{334, 334, 332}}) {
+    DataParallel model(product, cpu_devices(rows.size()));
+    const at::Tensor output = model.forward(a);
+    EXPECT_EQ(output.sizes(), (std::vector<int64_t>{1000, 256}));
+    EXPECT_LT(relative_error(output, product->weight.mm(a.t()).t()), 1e-6);
+    for (size_t device = 1; device < rows.size(); ++device) {
+      const auto& moved = model.traffic()[device];
+      EXPECT_EQ(moved.batch_in, rows[device] * 512 * 4);
+      EXPECT_EQ(moved.batch_out, rows[device] * 256 * 4);
+    }
+  }
+}
+
 // Two tensors, a number and a mask that is not there; two outputs, one of them
 // without gradient; a parameter that is tied, one unused, one frozen.
 struct OddImpl : nn::Cloneable<OddImpl> {

@@ -1,5 +1,7 @@
 """What can be left out by name, kernels and wide vectors, changes nothing but time."""
 
+import json
+
 import pytest
 import torch
 from runs import assert_equal_runs, configuration, run, train
@@ -14,6 +16,17 @@ SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4}, "optimizer": {"eps"
             "batch": {"micro": 1}}
 
 
+FAST_RUNS = {}
+
+
+def fast_run(program, tokens, folder, sections):
+    """The run with all of them, made once for each configuration."""
+    key = json.dumps(sections, sort_keys=True)
+    if key not in FAST_RUNS:
+        FAST_RUNS[key] = run(program, tokens, folder, step=4, **sections)
+    return FAST_RUNS[key]
+
+
 def setting(monkeypatch, name, value):
     if value:
         monkeypatch.setenv(name, value)
@@ -26,7 +39,7 @@ def test_training_goes_the_same_way(program, tokens, tmp_path, monkeypatch, with
     sections = {**SECTIONS, "precision": {"compute": precision}}
     if without == "geglu":
         sections["model"] = {**SECTIONS["model"], "family": "gemma3_text", "norm_eps": 1e-3}
-    fast = run(program, tokens, tmp_path / "fast", step=4, **sections)
+    fast = fast_run(program, tokens, tmp_path / "fast", sections)
     setting(monkeypatch, "TESSERA_WITHOUT_KERNELS", without)
     setting(monkeypatch, "TESSERA_VECTORS", vectors)
     plain = run(program, tokens, tmp_path / "plain", step=4, **sections)

@@ -13,12 +13,21 @@ import pytest
 def verify(program, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mutants")
     driver = program.parents[1] / "tests" / "verify_driver"
+    without = {}  # faults, of each configuration
 
     def run(mutant, switched_on):
+        if switched_on:
+            return verified(mutant, mutant.name)
+        key = json.dumps([mutant.config, mutant.with_passes], sort_keys=True)
+        if key not in without:
+            without[key] = verified(mutant, "")
+        return without[key]
+
+    def verified(mutant, switch):
         path = folder / f"{mutant.name}.json"
         path.write_text(json.dumps(mutant.config))
         return subprocess.run([driver, path], capture_output=True, text=True, timeout=300,
-                              env={**os.environ, "TESSERA_MUTANT": mutant.name if switched_on else "",
+                              env={**os.environ, "TESSERA_MUTANT": switch,
                                    "TESSERA_WITH_PASSES": mutant.with_passes})
 
     return run

@@ -390,7 +390,7 @@ def test_a_balance_that_a_run_was_not_trained_with_is_refused_first(program, tok
 
 
 def test_a_killed_rank_is_started_again_and_the_run_has_the_same_bits(program, tokens, tmp_path):
-    steps = 2000
+    steps = 800
     sections = {"mesh": {"dp": 2}, "checkpoint": {"every": 100}}
     path = configuration(tokens, tmp_path / "killed", **sections, **until(steps))
     killed = []
@@ -452,7 +452,7 @@ def test_a_convert_to_other_files_that_fails_leaves_nothing(program, tokens, tmp
 
 def test_a_rank_that_fails_for_good_leaves_the_run_to_fewer(program, tokens, tmp_path):
     """7 samples on 3 ranks and then on 2: the steps are those of one rank."""
-    sections = {"precision": {"compute": "fp64"}, "batch": {"global": 7, "uneven": True}, **until(2000)}
+    sections = {"precision": {"compute": "fp64"}, "batch": {"global": 7, "uneven": True}, **until(800)}
     folder = tmp_path / "fewer"
     path = configuration(tokens, folder, **sections, zero={"stage": 2}, checkpoint={"every": 50})
 
@@ -470,7 +470,7 @@ def test_a_rank_that_fails_for_good_leaves_the_run_to_fewer(program, tokens, tmp
     assert "3, 2, 2 samples" in errors and "4, 3 samples" in errors, errors
     assert re.search(r"\[rank 0/2 .*resumed after step \d+\n", errors), errors
     steps = metrics(folder)
-    assert [line["step"] for line in steps] == list(range(1, 2001))
+    assert [line["step"] for line in steps] == list(range(1, 801))
     one, _ = run(program, tokens, tmp_path / "one", step=200, **{**sections, **until(200)})
     for a, b in zip(one, steps[:200], strict=True):
         assert math.isclose(a["loss"], b["loss"], rel_tol=1e-8), (a, b)

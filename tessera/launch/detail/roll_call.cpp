@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/core/host.h"
+#include "tessera/core/log.h"
 #include "tessera/launch/detail/deadline.h"
 #include "tessera/launch/store.h"
 
@@ -20,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kRefusal = "refusal";
 constexpr auto kLook = std::chrono::milliseconds(50);
+// How often rank 0 says whom it waits for.
+constexpr auto kSay = std::chrono::seconds(5);
 
 std::string key_of(int64_t rank) { return "rank/" + std::to_string(rank); }
 std::string heard_key(int64_t rank) { return "heard/" + std::to_string(rank); }
@@ -49,6 +52,16 @@ std::string readable(const std::string& introduction) {
   return c10::str(
       introduction.substr(0, introduction.find('/')), ", process ",
       introduction.substr(pid + 5, introduction.rfind('/') - pid - 5));
+}
+
+bool are_there(c10d::Store& store, const std::vector<std::string>& keys,
+               std::chrono::milliseconds patience) {
+  try {
+    store.wait(keys, patience);
+    return true;
+  } catch (const c10::DistError&) {
+    return false;
+  }
 }
 
 std::string absent_ranks(c10d::Store& store, int64_t world_size) {
@@ -91,20 +104,33 @@ void answer_the_roll(const RankEnvironment& here, c10d::Store& store) {
 }
 
 void await_all(const RankEnvironment& here, c10d::Store& store) {
+  using std::chrono::seconds;
   // Rank 0 serves: the others give up before it does, so that each can still
-  // read who is absent. c10d rounds its waits up to seconds.
+  // read who is absent, and it says so meanwhile. c10d rounds its waits up to
+  // seconds.
   auto patience = here.join_timeout;
-  if (here.rank != 0) patience -= std::min(patience / 2, kDeadlineSlack);
-  try {
-    store.wait(keys_of_all(here, key_of), patience);
-  } catch (const c10::DistError&) {
+  auto say = patience;
+  if (here.rank == 0) {
+    say = std::clamp(std::chrono::duration_cast<seconds>(patience / 3),
+                     seconds(1), kSay);
+  } else {
+    patience -= std::min(patience / 2, kDeadlineSlack);
+  }
+  const auto keys = keys_of_all(here, key_of);
+  auto left = patience;
+  while (!are_there(store, keys, std::min(say, left))) {
+    left -= std::min(say, left);
+    const std::string absent =
+        c10::str(absent_ranks(store, here.world_size), " of ", here.world_size);
+    if (left.count() > 0) {
+      log::warning("launch: ", absent, " did not come yet.");
+      continue;
+    }
     // One that was refused is the cause, where others did not come at all.
     check_no_refusal(here, store);
-    TS_CHECK_REACH(false, "launch: after ", in_seconds(patience), " s ",
-                   absent_ranks(store, here.world_size), " of ",
-                   here.world_size,
-                   " did not come. Look at the logs of those; "
-                   "for slow hosts set TESSERA_JOIN_TIMEOUT_S.");
+    TS_CHECK_REACH(false, "launch: after ", in_seconds(patience), " s ", absent,
+                   " did not come. Look at the logs of those; for slow hosts "
+                   "set TESSERA_JOIN_TIMEOUT_S.");
   }
 }
 

@@ -164,6 +164,45 @@ TEST(MoE, CountsWhatItRoutes) {
   });
 }
 
+// Worked example, with fewer features: k x d elements of a token in each of the
+// two all-to-alls there and back. Of even rows 7/8 leave each of 8 ranks.
+TEST(MoE, EvenlyRoutedTokensTravelByTheFormula) {
+  static constexpr int64_t kEp = 8, kWide = 32, kTwo = 2;
+  comm::run_threads(kEp, "shm", [](comm::Communicator& ranks) {
+    const mesh::DeviceMesh mesh({.dp_shard = kEp, .ep = kEp}, kEp);
+    MoE moe{nullptr};
+    comm::in_turn(ranks.world(), [&] {
+      moe = MoE(
+          kWide, kWide, kTwo, [] { return nn::Linear(kWide, kWide); }, mesh,
+          ranks);
+    });
+    // A token to each expert, and to the one behind the next three.
+    const at::Tensor tokens = at::eye(kWide);
+    {
+      const at::NoGradGuard no_grad;
+      moe->parameters()[0].copy_(tokens * 2 + tokens.roll(4, 0));
+    }
+    const auto exchanged = [&] {
+      std::vector<int64_t> bytes;
+      for (auto* group : ranks.groups()) {
+        for (const auto& verb : group->stats()) {
+          if (verb.verb != "all_to_all") continue;
+          bytes.insert(bytes.end(), verb.calls, verb.bytes / verb.calls);
+        }
+        group->reset_stats();
+      }
+      return bytes;
+    };
+    const std::vector<int64_t> twice(2, kWide * kTwo * kWide * 4);
+    exchanged();
+    const auto found = moe->forward(tokens.clone().requires_grad_());
+    EXPECT_TRUE(at::equal(found.counts, at::full({kWide}, kTwo, at::kLong)));
+    EXPECT_EQ(exchanged(), twice);
+    found.output.sum().backward();
+    EXPECT_EQ(exchanged(), twice);
+  });
+}
+
 TEST(MoE, RefusesWhatDoesNotFit) {
   const auto refused = [](int64_t experts, int64_t k, int64_t ep) {
     try {
