@@ -19,7 +19,7 @@ constexpr int kSequencesPerGroups = 25;
 constexpr int kOperations = 12;
 
 // Small integers: every sum and product of four ranks is exact in each dtype.
-// Five in a row, again and again, tell a rank, a seed and a place from another.
+// Five in a row, again and again.
 at::Tensor values(int64_t rank, int64_t seed, int64_t numel,
                   at::ScalarType dtype) {
   constexpr int64_t kPeriod = 5;

@@ -178,6 +178,31 @@ TEST(Store, RanksOfOneHostMeetInAFileWithoutAName) {
   close(fd);
 }
 
+// Longer than rank 0 waits in one piece.
+TEST(Store, ARankThatComesLateToAFileIsWaitedFor) {
+  const int fd = memfd_create("store", 0);
+  RankEnvironment first = tcp(0, 2, 0);
+  first.rendezvous.kind = Rendezvous::Kind::kFile;
+  first.rendezvous.file = "/proc/self/fd/" + std::to_string(fd);
+  first.join_timeout = std::chrono::seconds(6);
+  const pid_t late = fork();
+  if (late == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3500));
+    RankEnvironment second = first;
+    second.rank = 1;
+    _exit(static_cast<int>(try_join(second).code));
+  }
+  ::testing::internal::CaptureStderr();
+  const Outcome outcome = try_join(first);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("rank 1 of 2 did not come yet"));
+  EXPECT_TRUE(outcome.meeting) << outcome.message;
+  int status = -1;
+  EXPECT_EQ(waitpid(late, &status, 0), late);
+  EXPECT_EQ(status, 0);
+  close(fd);
+}
+
 TEST(Store, ListsTheRanksThatDidNotCome) {
   const uint16_t port = free_port();
   std::vector<RankEnvironment> all = {tcp(0, 5, port), tcp(3, 5, port)};

@@ -396,11 +396,11 @@ BATCH = {"batch": {"global": 12, "micro": 1}}
 
 
 def batch_of(sections):
-    """Two samples at a time where a rank still has two micro-batches or more, and groups of mesh.pp; else one."""
+    """Two samples at a time where a rank still has three micro-batches or more, and groups of mesh.pp; else one."""
     mesh = sections.get("mesh", {})
     degree = mesh.get("dp", mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1))
-    at_least = max(2, mesh.get("pp", 1))
-    return {"batch": {"global": 12, "micro": 2 if 6 % (degree * at_least) == 0 else 1}}
+    twos = 6 // degree
+    return {"batch": {"global": 12, "micro": 2 if twos >= 3 and twos % mesh.get("pp", 1) == 0 else 1}}
 
 
 ONE_RANK = {}

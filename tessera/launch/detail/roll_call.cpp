@@ -59,8 +59,8 @@ bool are_there(c10d::Store& store, const std::vector<std::string>& keys,
   try {
     store.wait(keys, patience);
     return true;
-  } catch (const c10::DistError&) {
-    return false;
+  } catch (const c10::Error&) {  // of each kind of store another one
+    return store.check(keys);
   }
 }
 
@@ -104,12 +104,11 @@ void answer_the_roll(const RankEnvironment& here, c10d::Store& store) {
 }
 
 void await_all(const RankEnvironment& here, c10d::Store& store) {
-  using std::chrono::seconds;
+  using std::chrono::milliseconds, std::chrono::seconds;
   // Rank 0 serves: the others give up before it does, so that each can still
   // read who is absent, and it says so meanwhile. c10d rounds its waits up to
   // seconds.
-  auto patience = here.join_timeout;
-  auto say = patience;
+  auto patience = here.join_timeout, say = patience;
   if (here.rank == 0) {
     say = std::clamp(std::chrono::duration_cast<seconds>(patience / 3),
                      seconds(1), kSay);
@@ -117,12 +116,17 @@ void await_all(const RankEnvironment& here, c10d::Store& store) {
     patience -= std::min(patience / 2, kDeadlineSlack);
   }
   const auto keys = keys_of_all(here, key_of);
-  auto left = patience;
-  while (!are_there(store, keys, std::min(say, left))) {
-    left -= std::min(say, left);
+  const auto end = Clock::now() + patience;
+  while (true) {
+    const auto left = std::chrono::ceil<milliseconds>(end - Clock::now());
+    const bool is_last = left <= say;
+    if (are_there(store, keys,
+                  is_last ? std::max(left, milliseconds(1)) : say)) {
+      return;
+    }
     const std::string absent =
         c10::str(absent_ranks(store, here.world_size), " of ", here.world_size);
-    if (left.count() > 0) {
+    if (!is_last) {
       log::warning("launch: ", absent, " did not come yet.");
       continue;
     }
