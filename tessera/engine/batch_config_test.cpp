@@ -26,7 +26,7 @@ TEST(BatchConfig, IsMicroTimesAccumulationTimesDegree) {
   EXPECT_EQ(completed({.global = 32}, 4).micro, 8);
   EXPECT_EQ(completed({.global = 32}, 4).microbatches(4), 1);
   EXPECT_EQ(completed({.global = 24, .micro = 3}, 2).microbatches(2), 4);
-  // One step of 32 samples on 1 to 32 ranks (worked example 3).
+  // One step of 32 samples on 1 to 32 ranks.
   for (int64_t world : {1, 2, 4, 8, 16, 32}) {
     EXPECT_EQ(completed({.global = 32}, world).micro, 32 / world);
     EXPECT_EQ(completed({.global = 32}, world).microbatches(world), 1);
