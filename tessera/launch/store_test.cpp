@@ -59,6 +59,14 @@ RankEnvironment tcp(int64_t rank, int64_t world_size, uint16_t port) {
   return here;
 }
 
+RankEnvironment in_file(int64_t rank, int64_t world_size,
+                        const std::string& file) {
+  RankEnvironment here = tcp(rank, world_size, /*port=*/0);
+  here.rendezvous.kind = Rendezvous::Kind::kFile;
+  here.rendezvous.file = file;
+  return here;
+}
+
 struct Outcome {
   std::optional<Meeting> meeting;
   std::string message;
@@ -159,10 +167,7 @@ TEST(Store, RanksOfOneHostMeetInAFileWithoutAName) {
   for (int64_t rank = 0; rank < 3; ++rank) {
     children.push_back(fork());
     if (children.back() != 0) continue;
-    RankEnvironment here = tcp(rank, 3, 0);
-    here.rendezvous.kind = Rendezvous::Kind::kFile;
-    here.rendezvous.file = path;
-    Outcome outcome = try_join(here);
+    Outcome outcome = try_join(in_file(rank, 3, path));
     if (!outcome.meeting) _exit(1);
     auto& store = *outcome.meeting->store;
     store.set("said/" + std::to_string(rank), std::to_string(10 * rank));
@@ -181,9 +186,7 @@ TEST(Store, RanksOfOneHostMeetInAFileWithoutAName) {
 // Longer than rank 0 waits in one piece.
 TEST(Store, ARankThatComesLateToAFileIsWaitedFor) {
   const int fd = memfd_create("store", 0);
-  RankEnvironment first = tcp(0, 2, 0);
-  first.rendezvous.kind = Rendezvous::Kind::kFile;
-  first.rendezvous.file = "/proc/self/fd/" + std::to_string(fd);
+  RankEnvironment first = in_file(0, 2, "/proc/self/fd/" + std::to_string(fd));
   first.join_timeout = std::chrono::seconds(6);
   const pid_t late = fork();
   if (late == 0) {

@@ -43,16 +43,15 @@ void check_microbatches(const RunConfig& config) {
   const auto& balance = config.model.moe.balance;
   const int64_t degree = data_parallel_degree(config);
   const int64_t share = at::ceil_div(config.batch.global, degree);
-  TS_CHECK_CONFIG(balance == "sample" || accumulation(config) == 1 ||
-                      data_parallel_degree(config) == 1,
-                  "model.moe.balance ", balance,
-                  " is over the samples of a micro-batch, "
-                  "which on ",
-                  data_parallel_degree(config), " data-parallel ranks, ",
-                  accumulation(config),
-                  " times a step, are others than on one rank: there "
-                  "is nothing to compare with. Use batch.micro ",
-                  share, ", or model.moe.balance sample.");
+  TS_CHECK_CONFIG(
+      balance == "sample" || accumulation(config) == 1 || degree == 1,
+      "model.moe.balance ", balance,
+      " is over the samples of a micro-batch, "
+      "which on ",
+      degree, " data-parallel ranks, ", accumulation(config),
+      " times a step, are others than on one rank: there "
+      "is nothing to compare with. Use batch.micro ",
+      share, ", or model.moe.balance sample.");
 }
 
 RunConfig on_one_rank(RunConfig config) {

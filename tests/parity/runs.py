@@ -107,6 +107,17 @@ def run(program, tokens, folder, *arguments, step=STEPS, **sections):
     return metrics(folder), checkpoint(folder, step)
 
 
+RUNS = {}
+
+
+def run_once(program, tokens, folder, *arguments, step=STEPS, **sections):
+    """run(), made once for all tests of the same: of one that no environment changes."""
+    key = json.dumps([tokens, arguments, step, sections], sort_keys=True, default=str)
+    if key not in RUNS:
+        RUNS[key] = run(program, tokens, folder, *arguments, step=step, **sections)
+    return RUNS[key]
+
+
 def assert_same_bits(one, other):
     import torch
 

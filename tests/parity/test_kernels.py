@@ -1,10 +1,8 @@
 """What can be left out by name, kernels and wide vectors, changes nothing but time."""
 
-import json
-
 import pytest
 import torch
-from runs import assert_equal_runs, configuration, run, train
+from runs import assert_equal_runs, configuration, run, run_once, train
 
 KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_place", "swiglu", "geglu", "gelu",
            "attention", "bf16_attention", "norm_branch", "cross_entropy", "head_by_rows", "inputs_again",
@@ -14,17 +12,6 @@ KERNELS = ["onednn_product", "widened_product", "joint_products", "gradient_in_p
 SECTIONS = {"run": {"steps": 4}, "checkpoint": {"every": 4}, "optimizer": {"eps": 1e-5},
             "model": {"hidden": 128, "ffn": 352, "layers": 2}, "schedule": {"warmup": 0},
             "batch": {"micro": 1}}
-
-
-FAST_RUNS = {}
-
-
-def fast_run(program, tokens, folder, sections):
-    """The run with all of them, made once for each configuration."""
-    key = json.dumps(sections, sort_keys=True)
-    if key not in FAST_RUNS:
-        FAST_RUNS[key] = run(program, tokens, folder, step=4, **sections)
-    return FAST_RUNS[key]
 
 
 def setting(monkeypatch, name, value):
@@ -39,7 +26,7 @@ def test_training_goes_the_same_way(program, tokens, tmp_path, monkeypatch, with
     sections = {**SECTIONS, "precision": {"compute": precision}}
     if without == "geglu":
         sections["model"] = {**SECTIONS["model"], "family": "gemma3_text", "norm_eps": 1e-3}
-    fast = fast_run(program, tokens, tmp_path / "fast", sections)
+    fast = run_once(program, tokens, tmp_path / "fast", step=4, **sections)
     setting(monkeypatch, "TESSERA_WITHOUT_KERNELS", without)
     setting(monkeypatch, "TESSERA_VECTORS", vectors)
     plain = run(program, tokens, tmp_path / "plain", step=4, **sections)

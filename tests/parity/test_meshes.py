@@ -5,14 +5,13 @@ The sizes are odd on purpose: 61 entries of the vocabulary, 2 key/value heads an
 """
 
 import itertools
-import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fuzz import verify
-from runs import assert_equal_runs, assert_same_bits, checkpoint, configuration, run, train
+from runs import assert_equal_runs, assert_same_bits, checkpoint, configuration, run, run_once, train
 
 GPT2 = {"family": "gpt2", "kv_heads": 4}
 QWEN3 = {"family": "qwen3", "tie_embeddings": False, "head_dim": 6}
@@ -403,17 +402,11 @@ def batch_of(sections):
     return {"batch": {"global": 12, "micro": 2 if twos >= 3 and twos % mesh.get("pp", 1) == 0 else 1}}
 
 
-ONE_RANK = {}
-
-
 def one_rank(program, tokens, folder, model, precision, sections):
     """The run of one rank, the batch at once, made once for each model, precision, data and optimizer."""
     alike = {"model": model, "precision": {"compute": precision},
              **{name: sections[name] for name in ("data", "optimizer") if name in sections}}
-    key = json.dumps(alike, sort_keys=True)
-    if key not in ONE_RANK:
-        ONE_RANK[key] = run(program, tokens, folder, "--nproc", "1", batch={"global": 12}, **alike)
-    return ONE_RANK[key]
+    return run_once(program, tokens, folder, "--nproc", "1", batch={"global": 12}, **alike)
 
 
 def compare(program, tokens, tmp_path, name, precision, bound, state_bound):
@@ -548,20 +541,10 @@ def sections_of(name):
     return ("--nproc", str(world), "--ranks", "threads"), sections
 
 
-WHOLE_RUNS = {}
-
-
-def whole_run(program, tokens, folder, moving):
-    key = json.dumps(moving, sort_keys=True)
-    if key not in WHOLE_RUNS:
-        WHOLE_RUNS[key] = run(program, tokens, folder, "--nproc", "1", step=6, **moving)
-    return WHOLE_RUNS[key]
-
-
 def save_and_resume(program, tokens, tmp_path, name, others, model):
     """Half the steps on one mesh, the rest on another: what one rank would have done."""
     moving = {**MOVING, "model": {"layers": 4, **model}}
-    whole = whole_run(program, tokens, tmp_path / "whole", moving)
+    whole = run_once(program, tokens, tmp_path / "whole", "--nproc", "1", step=6, **moving)
     arguments, sections = sections_of(name)
     half = {**moving, "run": {"steps": 3}, "checkpoint": {"every": 3}}
     train(program, configuration(tokens, tmp_path / "saved", **{**half, **sections}), *arguments)

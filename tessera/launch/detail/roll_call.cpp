@@ -119,14 +119,10 @@ void await_all(const RankEnvironment& here, c10d::Store& store) {
   const auto end = Clock::now() + patience;
   while (true) {
     const auto left = std::chrono::ceil<milliseconds>(end - Clock::now());
-    const bool is_last = left <= say;
-    if (are_there(store, keys,
-                  is_last ? std::max(left, milliseconds(1)) : say)) {
-      return;
-    }
+    if (are_there(store, keys, std::clamp(left, milliseconds(1), say))) return;
     const std::string absent =
         c10::str(absent_ranks(store, here.world_size), " of ", here.world_size);
-    if (!is_last) {
+    if (left > say) {
       log::warning("launch: ", absent, " did not come yet.");
       continue;
     }

@@ -2,7 +2,8 @@
 // over memory each.
 //
 // Compiled at run time by NVRTC (program.h), of which it includes nothing; and
-// by the tests' compiler, where a block's threads are threads (gpu_loops_slow_test).
+// by the tests' compiler, where a block's threads are threads
+// (gpu_loops_slow_test).
 // Types:  T is that of memory, fp64, fp32 or bf16; arithmetic and sums are of
 //         Wide<T>: fp64 for fp64, else fp32.
 // Blocks: of kThreads threads, a warp of which sums by shuffles. What is of
