@@ -89,6 +89,17 @@ TEST_F(Mpirun, AMessageThatDoesNotFitIsNamed) {
   }
 }
 
+TEST_F(Mpirun, RanksThatDifferInWhatTheyReduceAreNamed) {
+  const Ended ended = ranks(3, "misordered");
+  EXPECT_EQ(ended.code, 3) << ended.said;
+  EXPECT_THAT(
+      ended.said,
+      AllOf(HasSubstr("the ranks disagree: their first 64 collectives on this "
+                      "group are not the same"),
+            HasSubstr("ranks 0, 2 call all_reduce(sum) #1 float32[4]; rank 1 "
+                      "calls all_reduce(max) #1 float32[4]")));
+}
+
 TEST_F(Mpirun, ARankThatIsKilledEndsAll) {
   const Ended ended = ranks(3, "killed");
   EXPECT_NE(ended.code, 0);

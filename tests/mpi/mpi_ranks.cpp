@@ -221,6 +221,17 @@ int fails() {
   return 0;
 }
 
+// Rank 1 takes a maximum where the others sum.
+int misordered() {
+  join(std::chrono::seconds(30));
+  return fail_with([] {
+    Group& world = ranks->world();
+    world.all_reduce(at::ones({4}),
+                     world.rank() == 1 ? ReduceOp::kMax : ReduceOp::kSum);
+    while (true) world.barrier();
+  });
+}
+
 // Rank 0 of the world asks to be another one.
 int other_number() {
   auto place = launch::discover(launch::process_variables());
@@ -236,9 +247,13 @@ int other_number() {
 
 const std::map<std::string, int (*)()>& faults() {
   static const std::map<std::string, int (*)()> all = {
-      {"sends_less", sends_less}, {"sends_more", sends_more},
-      {"time_out", time_out},     {"killed", killed},
-      {"fails", fails},           {"other_number", other_number}};
+      {"sends_less", sends_less},
+      {"sends_more", sends_more},
+      {"time_out", time_out},
+      {"killed", killed},
+      {"fails", fails},
+      {"misordered", misordered},
+      {"other_number", other_number}};
   return all;
 }
 

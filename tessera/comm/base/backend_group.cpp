@@ -191,20 +191,23 @@ Work BackendGroup::start(Operation operation, Mode mode,
   const BlockedTime blocked(done_here);
   check_usable();
   const uint64_t ticket = state_->recorder.begin(operation);
-  if (connection_.compare && !is_point_to_point(operation.verb)) {
+  const auto explained = [&](const auto& part) {
     try {
-      connection_.compare(operation);
+      part();
     } catch (const std::exception&) {
       rethrow_explained(*state_, operation, ticket);
     }
+  };
+  const bool is_collective = !is_point_to_point(operation.verb);
+  if (is_collective && connection_.compare) {
+    explained([&] { connection_.compare(operation); });
   }
   Pending work = called(call, operation, ticket);
+  if (is_collective && connection_.taken) {
+    explained([&] { connection_.taken(operation); });
+  }
   if (done_here) {
-    try {
-      work->wait();
-    } catch (const std::exception&) {
-      rethrow_explained(*state_, operation, ticket);
-    }
+    explained([&] { work->wait(); });
     state_->recorder.end(ticket, false);
     return {};
   }

@@ -28,8 +28,10 @@ struct Connection {
   bool any_device = false;
   // The kind of device whose tensors it carries beside those; kCPU: none.
   c10::DeviceType device = c10::kCPU;
-  // The debug mode: compares what the ranks are about to call.
+  // The debug mode: compares the collective that the ranks are about to call.
   std::function<void(const Operation&)> compare = {};
+  // Hears of every collective that the backend has taken.
+  std::function<void(const Operation&)> taken = {};
   // Memory that it moves without staging it; not initialised.
   std::function<at::Tensor(at::IntArrayRef, at::ScalarType)> empty =
       [](at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -55,9 +57,7 @@ class BackendGroup : public Group {
  public:
   struct Judge {
     // What the ranks together say of an operation that failed, or "".
-    std::function<std::string(const GroupReport& group, const Operation& failed,
-                              const std::string& why)>
-        verdict;
+    std::function<std::string(const Question& question)> verdict;
     // Keeps this rank's last operations, where there is nothing to ask.
     std::function<void()> record;
   };

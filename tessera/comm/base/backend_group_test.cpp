@@ -37,8 +37,7 @@ BackendGroup group_over(std::exception_ptr thrown) {
        .rank = 0,
        .timeout = std::chrono::seconds(1)},
       {.backend = c10::make_intrusive<ThrowingBackend>(std::move(thrown))},
-      {.verdict = [](const auto&, const auto&,
-                     const auto&) { return std::string("rank 1 is gone"); },
+      {.verdict = [](const auto&) { return std::string("rank 1 is gone"); },
        .record = [] {}});
 }
 

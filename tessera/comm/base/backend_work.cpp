@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "tessera/comm/base/blocked_time.h"
+#include "tessera/comm/base/histories.h"
 #include "tessera/comm/base/timed_out.h"
 #include "tessera/core/device.h"
 
@@ -19,13 +20,17 @@ double seconds(std::chrono::milliseconds time) {
 std::string verdict_of(GroupState& state, const Operation& operation,
                        const Failure& failure) {
   const bool peers_are_missing = failure.code == ExitCode::kUnreachable;
-  if (!state.judge.verdict || !peers_are_missing) return "";
+  const bool is_of_peers = peers_are_missing || failure.ranks_differ;
+  if (!state.judge.verdict || !is_of_peers) return "";
   const bool names_peers = state.names_peers && operation.device.is_cpu();
   if (names_peers && !failure.timed_out) {
     state.judge.record();
     return "";
   }
-  return state.judge.verdict(state.report(), operation, failure.text);
+  return state.judge.verdict({.group = state.report(),
+                              .failed = operation,
+                              .why = failure.text,
+                              .ranks_differ = failure.ranks_differ});
 }
 
 // The end of an operation that failed, in words that the group keeps.
@@ -55,6 +60,9 @@ Failure failure_of(const std::exception_ptr& error) {
     return {.code = e.exit_code(), .text = message_of(e)};
   } catch (const TimedOut& e) {
     return {.text = message_of(e), .timed_out = true};
+  } catch (const RanksDiffer& e) {
+    return {
+        .code = ExitCode::kFailed, .text = message_of(e), .ranks_differ = true};
   } catch (const std::exception& e) {
     const std::string text = message_of(e);
     return {.text = text, .timed_out = tells_of_time_out(text)};

@@ -47,6 +47,7 @@ struct Failure {
   ExitCode code = ExitCode::kUnreachable;
   std::string text;
   bool timed_out = false;
+  bool ranks_differ = false;  // in what they called before
 };
 
 Failure failure_of(const std::exception_ptr& error);

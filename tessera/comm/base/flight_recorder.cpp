@@ -2,11 +2,14 @@
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <span>
 #include <sstream>
 
 #include "tessera/core/error.h"
+#include "tessera/core/hash.h"
 
 namespace tessera::comm {
 
@@ -28,6 +31,15 @@ std::string Operation::describe() const {
   for (size_t d = 0; d < shape.size(); ++d) text << (d ? ", " : "") << shape[d];
   text << ']';
   return text.str();
+}
+
+uint64_t Operation::signature() const {
+  const bool has_sizes_of_its_own = verb == Verb::kAllToAll;
+  const std::array<int64_t, 5> parts = {
+      static_cast<int64_t>(verb), reduces(verb) ? static_cast<int64_t>(op) : 0,
+      static_cast<int64_t>(dtype), peer,
+      has_sizes_of_its_own ? 0 : c10::multiply_integers(shape)};
+  return hash64(std::as_bytes(std::span(parts)));
 }
 
 uint64_t FlightRecorder::begin(Operation& operation) {
@@ -101,6 +113,7 @@ std::vector<FlightRecorder::Record> FlightRecorder::records(size_t most) const {
         {.sequence = operation.sequence,
          .collective = !is_point_to_point(operation.verb),
          .what = operation.describe(),
+         .signature = to_hex(operation.signature()),
          .state = entry.state,
          .seconds = entry.state == State::kPending ? since : entry.seconds,
          .seconds_ago = since,

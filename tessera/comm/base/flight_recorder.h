@@ -39,6 +39,9 @@ struct Operation {
   double seconds_so_far() const;
   // "all_reduce(sum) #17 float32[4, 8]", "send #3 to rank 2 tag 0 int64[5]"
   std::string describe() const;
+  // Of a collective: a hash of what its ranks must call alike (verb, reduction,
+  // dtype, root and elements; to all_to_all each brings its own number).
+  uint64_t signature() const;
 };
 
 class FlightRecorder {
@@ -48,7 +51,8 @@ class FlightRecorder {
   struct Record {
     uint64_t sequence = 0;
     bool collective = true;
-    std::string what;  // Operation::describe()
+    std::string what;       // Operation::describe()
+    std::string signature;  // Operation::signature(), in hex
     State state = State::kPending;
     double seconds = 0.0;      // that it took, or has taken so far
     double seconds_ago = 0.0;  // since it began

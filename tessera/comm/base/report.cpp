@@ -24,6 +24,7 @@ json json_of(const Record& record) {
   json one = {{"sequence", record.sequence},
               {"collective", record.collective},
               {"what", record.what},
+              {"signature", record.signature},
               {"state", kStates.at(static_cast<size_t>(record.state))},
               {"seconds", record.seconds},
               {"seconds_ago", record.seconds_ago}};
@@ -38,6 +39,7 @@ Record record_of(const json& one) {
   return {.sequence = one.at("sequence"),
           .collective = one.at("collective"),
           .what = one.at("what"),
+          .signature = one.at("signature"),
           .state = static_cast<State>(state - kStates.begin()),
           .seconds = one.at("seconds"),
           .seconds_ago = one.at("seconds_ago"),
@@ -98,12 +100,66 @@ const GroupReport* group_in(const RankReport& report,
   return nullptr;
 }
 
-// What the rank called as number `sequence`, without its number.
-const Record* record_at(const GroupReport& group, uint64_t sequence) {
-  for (const Record& record : group.records) {
+// What the rank called there as number `sequence`; nullptr: nothing, or it is
+// not kept any more.
+const Record* record_at(const RankReport& report, const GroupReport& group,
+                        uint64_t sequence) {
+  const GroupReport* own = group_in(report, group);
+  if (own == nullptr) return nullptr;
+  for (const Record& record : own->records) {
     if (record.collective && record.sequence == sequence) return &record;
   }
   return nullptr;
+}
+
+// "the ranks differ: ranks 0, 2 call <this>; rank 1 calls <that>"; "" where
+// those that have come to it call the same.
+std::string difference_at(uint64_t sequence, const GroupReport& group,
+                          const std::map<int64_t, RankReport>& reports) {
+  struct Callers {
+    const Record* call = nullptr;  // of the first of them
+    std::vector<std::string> ranks;
+  };
+  std::vector<Callers> all;
+  for (const int64_t rank : group.ranks) {
+    const auto found = reports.find(rank);
+    if (found == reports.end()) continue;
+    const Record* call = record_at(found->second, group, sequence);
+    if (call == nullptr) continue;
+    auto same = std::ranges::find_if(all, [&](const Callers& callers) {
+      return callers.call->signature == call->signature;
+    });
+    if (same == all.end()) same = all.insert(all.end(), {.call = call});
+    same->ranks.push_back(c10::str(rank));
+  }
+  if (all.size() < 2) return "";
+  std::vector<std::string> calls;
+  for (const auto& [call, ranks] : all) {
+    calls.push_back(
+        c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks),
+                 ranks.size() == 1 ? " calls " : " call ", call->what));
+  }
+  return "the ranks differ: " + c10::Join("; ", calls);
+}
+
+// At the first collective that they differ at, of those that are kept.
+std::string first_difference(const GroupReport& group, const Operation& failed,
+                             const std::map<int64_t, RankReport>& reports) {
+  std::set<uint64_t> kept;
+  for (const auto& [rank, report] : reports) {
+    const GroupReport* own = group_in(report, group);
+    if (own == nullptr) continue;
+    for (const Record& record : own->records) {
+      if (record.collective && record.sequence <= failed.sequence) {
+        kept.insert(record.sequence);
+      }
+    }
+  }
+  for (const uint64_t sequence : kept) {
+    std::string difference = difference_at(sequence, group, reports);
+    if (!difference.empty()) return difference;
+  }
+  return "";
 }
 
 // What the rank stands still in on this group: the first that is not done, for
@@ -209,52 +265,43 @@ std::optional<std::string> fate_of(const Whereabouts& where) {
   return std::nullopt;
 }
 
-std::string verdict_on(const GroupReport& group, const Operation& failed,
+std::string verdict_on(const Question& question,
                        const std::map<int64_t, RankReport>& reports,
                        const std::map<int64_t, Whereabouts>& whereabouts) {
+  const GroupReport& group = question.group;
+  const Operation& failed = question.failed;
+  if (question.ranks_differ) return first_difference(group, failed, reports);
   const bool is_message = is_point_to_point(failed.verb);
-  std::vector<std::string> absent;
-  std::map<std::string, std::vector<std::string>> callers;  // by what they call
+  std::vector<std::string> parts;
+  if (!is_message) {
+    const std::string here = difference_at(failed.sequence, group, reports);
+    if (!here.empty()) parts.push_back(here);
+  }
+  bool all_answer = true;
   for (const int64_t rank : group.ranks) {
     const auto found = reports.find(rank);
     if (found == reports.end()) {
-      absent.push_back(
+      all_answer = false;
+      parts.push_back(
           c10::str("rank ", rank, ' ', silence_of(rank, whereabouts)));
-      continue;
-    }
-    if (is_message) continue;
-    const GroupReport* own = group_in(found->second, group);
-    const Record* there = own ? record_at(*own, failed.sequence) : nullptr;
-    if (there == nullptr) {
-      absent.push_back(c10::str("rank ", rank, " has not come to it: it ",
-                                absence_of(found->second, group)));
-    } else {
-      callers[there->what].push_back(c10::str(rank));
+    } else if (!is_message &&
+               record_at(found->second, group, failed.sequence) == nullptr) {
+      parts.push_back(c10::str("rank ", rank, " has not come to it: it ",
+                               absence_of(found->second, group)));
     }
   }
   const auto peer = reports.find(failed.peer);
-  if (is_message && absent.empty() && peer != reports.end()) {
-    absent.push_back(
+  if (is_message && all_answer && peer != reports.end()) {
+    parts.push_back(
         c10::str("rank ", failed.peer, ' ', absence_of(peer->second, group)));
   }
   for (const auto& [rank, where] : whereabouts) {
     if (reports.contains(rank) || std::ranges::count(group.ranks, rank) > 0) {
       continue;
     }
-    absent.push_back(c10::str("behind that, rank ", rank, ' ',
-                              silence_of(rank, whereabouts)));
+    parts.push_back(c10::str("behind that, rank ", rank, ' ',
+                             silence_of(rank, whereabouts)));
   }
-  std::vector<std::string> parts;
-  if (callers.size() > 1) {
-    std::vector<std::string> calls;
-    for (const auto& [what, ranks] : callers) {
-      calls.push_back(c10::str(ranks.size() == 1 ? "rank " : "ranks ",
-                               c10::Join(", ", ranks),
-                               ranks.size() == 1 ? " calls " : " call ", what));
-    }
-    parts.push_back("the ranks differ: " + c10::Join("; ", calls));
-  }
-  parts.insert(parts.end(), absent.begin(), absent.end());
   return c10::Join("; ", parts);
 }
 

@@ -36,16 +36,26 @@ struct Whereabouts {
   int64_t pid = 0;
 };
 
+// What a rank asks when an operation of it has failed.
+struct Question {
+  GroupReport group;  // as this rank knows it
+  Operation failed;
+  std::string why;
+  bool ranks_differ = false;  // in what they called until then
+};
+
 // The other ranks of the groups in which this one stands still, or failed.
 std::vector<int64_t> awaited_by(const RankReport& report);
 
-// Of the ranks of `group` at a collective that failed: who has not come to it,
-// what it did last and what it stands in, who calls something else there, and
-// who does not answer ("is stopped", "has died", where its host is this one).
-// "" when all came and called the same. Of a message that failed: who does not
-// answer; if all do, what its peer did last. Ranks outside of the group that
-// were asked too (those with whereabouts) are named where they do not answer.
-std::string verdict_on(const GroupReport& group, const Operation& failed,
+// Of the ranks of the group at a collective that failed: who has not come to
+// it, what it did last and what it stands in, who calls something else there,
+// and who does not answer ("is stopped", "has died", where its host is this
+// one). "" when all came and called the same. Where the ranks differ: what they
+// called at the first at which they do; "" where that is not kept any more. Of a message that failed: who
+// does not answer; if all do, what its peer did last. Ranks outside of the
+// group that were asked too (those with whereabouts) are named where they do
+// not answer.
+std::string verdict_on(const Question& question,
                        const std::map<int64_t, RankReport>& reports,
                        const std::map<int64_t, Whereabouts>& whereabouts);
 

@@ -60,8 +60,7 @@ struct Sentinel::State {
   void answer(bool asked);
   void write_record(const RankReport& own) const;
   void look_up_host_of_store(c10d::Store& store);
-  std::string judge(const GroupReport& group, const Operation& failed,
-                    const std::string& why);
+  std::string judge(const Question& question);
   std::string silence_of_store();
   std::optional<std::string> wait_for(c10d::Store& store,
                                       const std::string& key,
@@ -106,13 +105,12 @@ Sentinel::~Sentinel() {
   ended ? thread_.join() : thread_.detach();
 }
 
-std::string Sentinel::judge(const GroupReport& group, const Operation& failed,
-                            const std::string& why) {
+std::string Sentinel::judge(const Question& question) {
   try {
     const auto verdict = std::make_shared<std::string>();
     const bool answered =
-        ask_in_time([state = state_, verdict, group, failed,
-                     why] { *verdict = state->judge(group, failed, why); },
+        ask_in_time([state = state_, verdict,
+                     question] { *verdict = state->judge(question); },
                     kPatience + kStorePatience);
     if (answered) return *verdict;
   } catch (const std::exception& error) {
@@ -194,20 +192,18 @@ void Sentinel::State::write_record(const RankReport& own) const {
   }
 }
 
-std::string Sentinel::State::judge(const GroupReport& group,
-                                   const Operation& failed,
-                                   const std::string& why) {
+std::string Sentinel::State::judge(const Question& question) {
   {
     const std::lock_guard lock(mutex);
     if (std::exchange(judged, true)) return "";
   }
   const auto store = rendezvous.group_store();
   answer(false);  // first: its record needs no store
-  store->set(kAskKey, why);
+  store->set(kAskKey, question.why);
   const auto end = Clock::now() + kPatience;
   std::map<int64_t, RankReport> reports;
   std::map<int64_t, Whereabouts> whereabouts;
-  std::vector<int64_t> asked = group.ranks;
+  std::vector<int64_t> asked = question.group.ranks;
   const auto ask = [&](int64_t peer) {
     const auto text = wait_for(*store, report_key(peer), end);
     const auto read = text ? report_of_json(*text) : std::nullopt;
@@ -215,7 +211,7 @@ std::string Sentinel::State::judge(const GroupReport& group,
     if (!store->check({where_key(peer)})) return;
     whereabouts[peer] = whereabouts_of(store->get_to_str(where_key(peer)));
   };
-  for (const int64_t peer : group.ranks) ask(peer);
+  for (const int64_t peer : question.group.ranks) ask(peer);
   // Where all of them answer, whom they wait for in other groups, until one
   // does not: on a mesh of two axes the cause is seldom a rank of this group.
   for (size_t i = 0; i < asked.size(); ++i) {
@@ -226,7 +222,7 @@ std::string Sentinel::State::judge(const GroupReport& group,
       ask(peer);
     }
   }
-  return verdict_on(group, failed, reports, whereabouts);
+  return verdict_on(question, reports, whereabouts);
 }
 
 std::optional<std::string> Sentinel::State::wait_for(c10d::Store& store,

@@ -35,10 +35,9 @@ class Sentinel {
   Sentinel(const Sentinel&) = delete;
   Sentinel& operator=(const Sentinel&) = delete;
 
-  // This rank failed in an operation of `group`: writes its record, tells the
-  // others, waits at most a second for what they report, and judges.
-  std::string judge(const GroupReport& group, const Operation& failed,
-                    const std::string& why);
+  // This rank failed in an operation: writes its record, tells the others,
+  // waits at most a second for what they report, and judges.
+  std::string judge(const Question& question);
   // Writes this rank's record, where there is nothing to judge.
   void record();
   // Whether judge() has waited for the store in vain: others need not.

@@ -16,6 +16,7 @@
 #include "tessera/comm/base/backend_group.h"
 #include "tessera/comm/base/failure_note.h"
 #include "tessera/comm/base/fingerprints.h"
+#include "tessera/comm/base/histories.h"
 #include "tessera/comm/base/rendezvous.h"
 #include "tessera/comm/base/routed_backend.h"
 #include "tessera/comm/base/sentinel.h"
@@ -207,10 +208,9 @@ class BackendCommunicator : public FailableCommunicator {
     // Work may outlive the communicator: then nobody judges.
     const std::weak_ptr weak(sentinel_);
     return {.verdict =
-                [weak](const GroupReport& group, const Operation& failed,
-                       const std::string& why) {
+                [weak](const Question& question) {
                   const auto sentinel = weak.lock();
-                  return sentinel ? sentinel->judge(group, failed, why) : "";
+                  return sentinel ? sentinel->judge(question) : "";
                 },
             .record =
                 [weak] {
@@ -318,6 +318,11 @@ class BackendCommunicator : public FailableCommunicator {
             options_.timeout);
         connection.compare = [prints](const Operation& operation) {
           prints->compare(operation);
+        };
+      } else if (!compares) {
+        auto histories = std::make_shared<Histories>(connection.backend);
+        connection.taken = [histories](const Operation& operation) {
+          histories->add(operation);
         };
       }
       return connection;

@@ -205,8 +205,7 @@ struct OnLane {
                                          ? testing::test_device().type()
                                          : c10::kCUDA};
   BackendGroup::Judge judge = {
-      .verdict = [](const auto&, const auto&,
-                    const auto&) { return std::string("rank 1 is missing"); },
+      .verdict = [](const auto&) { return std::string("rank 1 is missing"); },
       .record = [] {}};
   BackendGroup group{info("dp"), connection, judge};
   BackendGroup other{info("tp"), connection, judge};

@@ -1,0 +1,61 @@
+#include "tessera/comm/base/histories.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include <array>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/base/c10d_reduce_op.h"
+#include "tessera/core/hash.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr uint64_t kEvery = 64;
+
+}  // namespace
+
+Histories::Histories(c10::intrusive_ptr<c10d::Backend> backend)
+    : backend_(std::move(backend)) {}
+
+void Histories::add(const Operation& operation) {
+  const std::array<uint64_t, 1> called = {operation.signature()};
+  hash_ = hash64(std::as_bytes(std::span(called)), hash_);
+  if (++collectives_ % kEvery == 0) compare();
+  look();
+}
+
+void Histories::compare() {
+  const auto hash = static_cast<int64_t>(hash_);
+  std::vector<at::Tensor> tensors = {at::tensor({hash, ~hash})};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d_op_of(ReduceOp::kMax);
+  options.asyncOp = true;
+  auto work = backend_->allreduce(tensors, options);
+  under_way_.push_back({.collectives = collectives_,
+                        .largest = tensors.front(),
+                        .work = std::move(work)});
+}
+
+// One that failed tells nothing: what it failed of, the ranks hear elsewhere.
+void Histories::look() {
+  while (!under_way_.empty() && under_way_.front().work->isCompleted()) {
+    const Comparison done = std::move(under_way_.front());
+    under_way_.pop_front();
+    if (!done.work->isSuccess()) continue;
+    // The largest of the complements is that of the smallest.
+    const int64_t* largest = done.largest.const_data_ptr<int64_t>();
+    if (largest[0] == ~largest[1]) continue;
+    throw RanksDiffer(
+        {__func__, __FILE__, __LINE__},
+        c10::str("the ranks disagree: their first ", done.collectives,
+                 " collectives on this group are not the same. "
+                 "TORCH_DISTRIBUTED_DEBUG=DETAIL compares each "
+                 "before it begins"));
+  }
+}
+
+}  // namespace tessera::comm
