@@ -23,7 +23,7 @@ file(REMOVE_RECURSE "${PROJECT_BINARY_DIR}/licences")
 tessera_licence(libtorch "${TESSERA_TORCH}/../torch-*.dist-info/licenses/*")
 tessera_licence(nlohmann-json "${TESSERA_JSON_INCLUDE}/../../nlohmann_json-*.dist-info/licenses/*"
   /usr/share/doc/nlohmann-json3-dev/copyright)
-foreach(_package libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libcli11-dev libxxhash-dev
+foreach(_package libpcre2-dev libutf8proc-dev libsodium-dev zlib1g-dev libzstd-dev libcli11-dev libxxhash-dev
     libgomp1)
   tessera_licence(${_package} "/usr/share/doc/${_package}/copyright")
 endforeach()
@@ -58,5 +58,5 @@ set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS "${TESSERA_TORCH}/lib")
 # What the static libraries want from who links with them.
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS
-  "cmake, g++, libpcre2-dev, libutf8proc-dev, libzstd-dev, zlib1g-dev")
+  "cmake, g++, libpcre2-dev, libsodium-dev, libutf8proc-dev, libzstd-dev, zlib1g-dev")
 include(CPack)

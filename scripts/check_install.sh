@@ -14,7 +14,7 @@ if find "$scratch/prefix/include" -path '*detail*' -o -name '*_test*' | grep .; 
   echo "these headers are not public" >&2
   exit 1
 fi
-if grep -rE '#include *<(nlohmann|CLI|pcre2|xxhash|utf8proc|zlib|zstd|fmt|gtest|gloo|mpi)' "$scratch/prefix/include"; then
+if grep -rE '#include *<(nlohmann|CLI|pcre2|sodium|xxhash|utf8proc|zlib|zstd|fmt|gtest|gloo|mpi)' "$scratch/prefix/include"; then
   echo "these public headers show third-party types" >&2
   exit 1
 fi

@@ -27,6 +27,7 @@ packages=(
   "libpcre2-dev /usr/include/pcre2.h"
   "libxxhash-dev /usr/include/xxhash.h"
   "libutf8proc-dev /usr/include/utf8proc.h"
+  "libsodium-dev /usr/include/sodium.h"
   "zlib1g-dev /usr/include/zlib.h"
   "libzstd-dev /usr/include/zstd.h"
   "libopenmpi-dev mpicxx"

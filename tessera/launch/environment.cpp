@@ -216,6 +216,14 @@ void read_tcp(const Reader& read, RankEnvironment& here) {
   if (const auto* attempt = read.text("TORCHELASTIC_RESTART_COUNT")) {
     meet.attempt = *attempt;
   }
+  if (const auto* token = read.text("TESSERA_TOKEN_FILE")) {
+    meet.token_file = *token;
+    TS_CHECK_CONFIG(!meet.served_elsewhere,
+                    "launch: TESSERA_TOKEN_FILE=", *token,
+                    ": torchrun serves the rendezvous itself, and asks nobody "
+                    "for a token. With --rdzv-backend=c10d and "
+                    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 rank 0 serves it.");
+  }
   if (const auto* host = read.text("MASTER_ADDR")) {
     meet.host = *host;
     meet.port = master_port(read, here);

@@ -36,6 +36,8 @@ struct Rendezvous {
   uint16_t port = 0;
   bool served_elsewhere = false;  // torchrun's agent serves; no rank does
   std::string attempt;  // a restart by torchrun must not read old keys
+  // TESSERA_TOKEN_FILE; "": whoever reaches the store may use it.
+  std::string token_file;
 };
 
 struct RankEnvironment {

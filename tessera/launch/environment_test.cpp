@@ -154,7 +154,7 @@ TEST(Environment, FindsItsPlaceUnderEveryLauncher) {
     EXPECT_EQ(here.source, c.source);
     EXPECT_THAT((std::array{here.rank, here.world_size, here.local_rank,
                             here.local_world_size, here.node}),
-                testing::ElementsAreArray(c.places));
+                ::testing::ElementsAreArray(c.places));
     EXPECT_EQ(here.rendezvous.kind, c.kind);
     const Rendezvous& meet = here.rendezvous;
     EXPECT_EQ(c.kind == Rendezvous::Kind::kTcp
@@ -175,6 +175,13 @@ TEST(Environment, FollowsTheAgentOfTorchrun) {
                                 {"TORCHELASTIC_RESTART_COUNT", "2"}}));
   EXPECT_TRUE(here.rendezvous.served_elsewhere);
   EXPECT_EQ(here.rendezvous.attempt, "2");
+}
+
+TEST(Environment, TakesTheTokenOfTheJobOverTcpAlone) {
+  const Variables token = {{"TESSERA_TOKEN_FILE", "/run/token"}};
+  EXPECT_EQ(discover(with(kTorchrun, token)).rendezvous.token_file,
+            "/run/token");
+  EXPECT_EQ(discover(with(kTessera, token)).rendezvous.token_file, "");
 }
 
 TEST(Environment, RefusesContradictionsByName) {
@@ -201,6 +208,9 @@ TEST(Environment, RefusesContradictionsByName) {
       {with(kSlurm, {{"SLURM_JOB_ID", ""}}), "SLURM_JOB_ID"},
       {with(kSlurm, {{"SLURM_STEP_NODELIST", "gpu[1-"}}), "no list of hosts"},
       {with(kTessera, {{"TESSERA_STORE", ""}}), "TESSERA_STORE is not"},
+      {with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                        {"TESSERA_TOKEN_FILE", "/run/token"}}),
+       "TESSERA_TOKEN_FILE=/run/token: torchrun serves the rendezvous itself"},
       {{{"TESSERA_JOIN_TIMEOUT_S", "0"}}, "TESSERA_JOIN_TIMEOUT_S=0"},
   };
   for (const Wrong& wrong : table) {

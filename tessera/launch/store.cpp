@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,29 +21,17 @@
 #include "tessera/core/error.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/launch/detail/addresses.h"
 #include "tessera/launch/detail/deadline.h"
 #include "tessera/launch/detail/preparation.h"
 #include "tessera/launch/detail/roll_call.h"
+#include "tessera/launch/detail/token_store.h"
 
 namespace tessera::launch {
 namespace {
 
+using detail::AddressList, detail::addresses_of;
 using detail::StorePtr;
-using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-AddressList addresses_of(const Rendezvous& meet, int type) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = type;
-  addrinfo* found = nullptr;
-  const std::string port = std::to_string(meet.port);
-  const int error =
-      getaddrinfo(meet.host.c_str(), port.c_str(), &hints, &found);
-  TS_CHECK_REACH(error == 0, "launch: MASTER_ADDR=", meet.host,
-                 " is not known: ", gai_strerror(error),
-                 ". Use an address or a name that every host resolves.");
-  return AddressList(found, &freeaddrinfo);
-}
 
 // "10.0.0.7", or "" of what is no address.
 std::string in_numbers(const sockaddr* address, socklen_t size) {
@@ -70,7 +59,7 @@ bool misleads(const RankEnvironment& here, const addrinfo& found) {
 // that others reach.
 int bind_exactly(const RankEnvironment& here) {
   const Rendezvous& meet = here.rendezvous;
-  const AddressList list = addresses_of(meet, SOCK_STREAM);
+  const AddressList list = addresses_of(meet.host, meet.port, SOCK_STREAM);
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
     if (misleads(here, *a)) continue;
     const int fd =
@@ -93,42 +82,94 @@ int bind_exactly(const RankEnvironment& here) {
   return -1;
 }
 
-StorePtr make_tcp_store(const RankEnvironment& here) {
-  const Rendezvous& meet = here.rendezvous;
-  c10d::TCPStoreOptions options;
-  options.port = meet.port;
-  options.isServer = here.rank == 0 && !meet.served_elsewhere;
-  options.waitWorkers = false;  // the roll call below names who is absent
-  options.timeout = here.join_timeout;
-  if (options.isServer) {
-    // Who asks and does not wait for the answer must not end this rank.
-    ignore_broken_pipes();
-    const int fd = bind_exactly(here);
-    if (fd >= 0) {
-      options.masterListenFd = fd;
-    } else {
-      log::warning("launch: MASTER_ADDR=", meet.host,
-                   " is no address of this host that others reach; the "
-                   "rendezvous listens on all of its addresses.");
-    }
+// The same on all addresses of this host.
+int bind_anywhere(uint16_t port) {
+  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1, off = 0;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  sockaddr_in6 any{};
+  any.sin6_family = AF_INET6;
+  any.sin6_port = htons(port);
+  const bool is_bound =
+      fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&any), sizeof any) == 0;
+  TS_CHECK_REACH(is_bound, "launch: port ", port,
+                 " of this host: ", std::strerror(errno),
+                 ". Choose another MASTER_PORT.");
+  return fd;
+}
+
+// Where rank 0 listens; -1: on all addresses.
+int place_to_listen(const RankEnvironment& here) {
+  // Who asks and does not wait for the answer must not end this rank.
+  ignore_broken_pipes();
+  const int fd = bind_exactly(here);
+  if (fd < 0) {
+    log::warning("launch: MASTER_ADDR=", here.rendezvous.host,
+                 " is no address of this host that others reach; the "
+                 "rendezvous listens on all of its addresses.");
   }
+  return fd;
+}
+
+// What `make` makes within the time to join; it throws c10d's errors.
+StorePtr reached(const RankEnvironment& here, std::function<StorePtr()> make) {
+  const Rendezvous& meet = here.rendezvous;
   const std::string nobody =
       c10::str("launch: no rendezvous at ", meet.host, ":", meet.port,
                " within ", detail::in_seconds(here.join_timeout),
                " s. Rank 0 is absent, another program holds "
-               "the port, or the network is closed between ",
+               "the port, it has a token that this rank has not, or the other "
+               "way round (TESSERA_TOKEN_FILE), or the network is closed "
+               "between ",
                host_name(), " and that host.");
   return detail::within(here.join_timeout + detail::kDeadlineSlack, nobody,
-                        [host = meet.host, options, nobody]() -> StorePtr {
+                        [make = std::move(make), nobody]() -> StorePtr {
                           try {
-                            return c10::make_intrusive<c10d::TCPStore>(host,
-                                                                       options);
+                            return make();
                           } catch (const c10::DistError& error) {
                             TS_CHECK_REACH(false, nobody, " (",
                                            error.what_without_backtrace(), ")");
                           }
                           return {};
                         });
+}
+
+bool serves(const RankEnvironment& here) {
+  return here.rank == 0 && !here.rendezvous.served_elsewhere;
+}
+
+StorePtr make_tcp_store(const RankEnvironment& here) {
+  const Rendezvous& meet = here.rendezvous;
+  c10d::TCPStoreOptions options;
+  options.port = meet.port;
+  options.isServer = serves(here);
+  options.waitWorkers = false;  // the roll call below names who is absent
+  options.timeout = here.join_timeout;
+  if (options.isServer) {
+    const int fd = place_to_listen(here);
+    if (fd >= 0) options.masterListenFd = fd;
+  }
+  return reached(here, [host = meet.host, options] {
+    return c10::make_intrusive<c10d::TCPStore>(host, options);
+  });
+}
+
+StorePtr make_token_store(const RankEnvironment& here) {
+  const Rendezvous& meet = here.rendezvous;
+  detail::TokenStoreOptions options{
+      .host = meet.host,
+      .port = meet.port,
+      .token = detail::JobToken::of_file(meet.token_file),
+      .timeout = here.join_timeout};
+  if (serves(here)) {
+    const int fd = place_to_listen(here);
+    options.server = std::make_shared<detail::StoreServer>(
+        fd >= 0 ? fd : bind_anywhere(meet.port), options.token);
+  }
+  return reached(here, [options] {
+    return c10::make_intrusive<detail::TokenStore>(options);
+  });
 }
 
 StorePtr make_store(const RankEnvironment& here) {
@@ -151,7 +192,8 @@ StorePtr make_store(const RankEnvironment& here) {
       return StorePtr(c10::make_intrusive<c10d::FileStore>(file, -1));
     });
   } else {
-    store = make_tcp_store(here);
+    store =
+        meet.token_file.empty() ? make_tcp_store(here) : make_token_store(here);
   }
   return c10::make_intrusive<c10d::PrefixStore>("tessera/" + meet.attempt,
                                                 store);
@@ -173,16 +215,13 @@ std::string address_towards(const addrinfo& other) {
 
 // On the way out of this host. The address is one of RFC 5737, nobody's.
 std::string outward_address() {
-  Rendezvous nobody;
-  nobody.host = "192.0.2.1";
-  nobody.port = 9;
-  return address_towards(*addresses_of(nobody, SOCK_DGRAM));
+  return address_towards(*addresses_of("192.0.2.1", 9, SOCK_DGRAM));
 }
 
 // On the way to the rendezvous.
 std::string own_address(const RankEnvironment& here) {
   const Rendezvous& meet = here.rendezvous;
-  const AddressList list = addresses_of(meet, SOCK_DGRAM);
+  const AddressList list = addresses_of(meet.host, meet.port, SOCK_DGRAM);
   bool is_misled = false;
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
     const bool skipped = misleads(here, *a);

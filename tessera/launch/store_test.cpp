@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -136,9 +137,38 @@ TEST(Store, AFileOfSomethingElseIsGivenUp) {
   EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(ExitCode::kUnreachable));
 }
 
-TEST(Store, RanksMeetOverTcpAndFindOutWhoIsNear) {
+// A file that holds a token of the job.
+std::string token_file(const TemporaryFolder& folder, const char* name,
+                       char letter) {
+  write_file_atomic(folder.file(name), std::string(32, letter));
+  chmod(folder.file(name).c_str(), 0600);
+  return folder.file(name);
+}
+
+// Of a job with a token, and of one without.
+class AnyTcpStore : public ::testing::TestWithParam<bool> {
+ protected:
+  RankEnvironment with_or_without(int64_t rank, int64_t world_size,
+                                  uint16_t port) const {
+    RankEnvironment here = tcp(rank, world_size, port);
+    if (GetParam()) here.rendezvous.token_file = token_;
+    return here;
+  }
+
+ private:
+  const TemporaryFolder folder_;
+  const std::string token_ = token_file(folder_, "token", 'a');
+};
+INSTANTIATE_TEST_SUITE_P(Store, AnyTcpStore, ::testing::Bool(),
+                         [](const auto& info) {
+                           return info.param ? "token" : "no_token";
+                         });
+
+TEST_P(AnyTcpStore, RanksMeetOverTcpAndFindOutWhoIsNear) {
   const uint16_t port = free_port();
-  auto outcomes = join_all({tcp(0, 3, port), tcp(1, 3, port), tcp(2, 3, port)});
+  auto outcomes =
+      join_all({with_or_without(0, 3, port), with_or_without(1, 3, port),
+                with_or_without(2, 3, port)});
   for (int64_t rank = 0; rank < 3; ++rank) {
     ASSERT_TRUE(outcomes[rank].meeting) << outcomes[rank].message;
     const RankEnvironment& here = outcomes[rank].meeting->environment;
@@ -151,9 +181,10 @@ TEST(Store, RanksMeetOverTcpAndFindOutWhoIsNear) {
   EXPECT_EQ(outcomes[1].meeting->store->get_to_str("from"), "two");
 }
 
-TEST(Store, ListensOnTheAddressThatWasAskedForAlone) {
+TEST_P(AnyTcpStore, ListensOnTheAddressThatWasAskedForAlone) {
   const uint16_t port = free_port();
-  auto outcomes = join_all({tcp(0, 2, port), tcp(1, 2, port)});
+  auto outcomes =
+      join_all({with_or_without(0, 2, port), with_or_without(1, 2, port)});
   ASSERT_TRUE(outcomes[0].meeting) << outcomes[0].message;
   char expected[16];
   std::snprintf(expected, sizeof expected, "0100007F:%04X", port);
@@ -206,9 +237,10 @@ TEST(Store, ARankThatComesLateToAFileIsWaitedFor) {
   close(fd);
 }
 
-TEST(Store, ListsTheRanksThatDidNotCome) {
+TEST_P(AnyTcpStore, ListsTheRanksThatDidNotCome) {
   const uint16_t port = free_port();
-  std::vector<RankEnvironment> all = {tcp(0, 5, port), tcp(3, 5, port)};
+  std::vector<RankEnvironment> all = {with_or_without(0, 5, port),
+                                      with_or_without(3, 5, port)};
   for (auto& here : all) here.join_timeout = std::chrono::seconds(2);
   ::testing::internal::CaptureStderr();
   const auto outcomes = join_all(all);
@@ -219,6 +251,23 @@ TEST(Store, ListsTheRanksThatDidNotCome) {
     EXPECT_THAT(outcome.message,
                 HasSubstr("s ranks 1, 2, 4 of 5 did not come."));
   }
+}
+
+TEST(Store, RanksWithoutTheTokenOrWithAnotherAreNotOfTheJob) {
+  const TemporaryFolder folder;
+  const uint16_t port = free_port();
+  std::vector<RankEnvironment> all = {tcp(0, 4, port), tcp(1, 4, port),
+                                      tcp(2, 4, port), tcp(3, 4, port)};
+  for (auto& here : all) here.join_timeout = std::chrono::seconds(2);
+  all[0].rendezvous.token_file = token_file(folder, "token", 'a');
+  all[1].rendezvous.token_file = token_file(folder, "other", 'b');
+  all[3].rendezvous.token_file = folder.file("missing");
+  const auto outcomes = join_all(all);
+  EXPECT_THAT(outcomes[0].message, HasSubstr("ranks 1, 2, 3 of 4"));
+  EXPECT_THAT(outcomes[1].message, HasSubstr("does not know this job's token"));
+  EXPECT_THAT(outcomes[2].message, HasSubstr("a token that this rank has not"));
+  EXPECT_EQ(outcomes[3].code, ExitCode::kConfig);
+  EXPECT_THAT(outcomes[3].message, HasSubstr("openssl rand -hex 32"));
 }
 
 TEST(Store, SaysSoWhenNobodyListens) {
@@ -266,9 +315,10 @@ TEST(Store, ASecondRankOfOneNumberIsRefusedAndTheFirstStays) {
   EXPECT_THAT(kept.message, HasSubstr("rank 2 of 3 did not come"));
 }
 
-TEST(Store, RanksThatWereToldOfDifferentWorldsAreRefused) {
+TEST_P(AnyTcpStore, RanksThatWereToldOfDifferentWorldsAreRefused) {
   const uint16_t port = free_port();
-  std::vector<RankEnvironment> all = {tcp(0, 2, port), tcp(1, 3, port)};
+  std::vector<RankEnvironment> all = {with_or_without(0, 2, port),
+                                      with_or_without(1, 3, port)};
   for (auto& here : all) here.join_timeout = std::chrono::seconds(2);
   const auto outcomes = join_all(all);
   EXPECT_THAT(outcomes[0].message + outcomes[1].message,

@@ -2,8 +2,10 @@
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -81,6 +83,48 @@ def test_so_do_two_of_which_one_takes_its_own_name_for_its_loopback(program, tok
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
     assert_equal_losses(tmp_path / "two", wanted)
+
+
+STRANGER = """
+import datetime, sys, torch.distributed as dist
+store = dist.TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=datetime.timedelta(seconds=3))
+store.set("stranger", "was here")
+print(store.num_keys())
+"""
+
+
+# Without a token the same stranger gets in: it is the token that keeps it out.
+@pytest.mark.parametrize("has_token", [False, True])
+def test_with_a_token_no_stranger_gets_into_the_store(program, tokens, wanted, tmp_path, namespaces, has_token):
+    path = configuration(tokens, tmp_path / "two", mesh={"dp": 2}, **FP64)
+    secret = secrets.token_hex(32)
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text(secret + "\n")
+    more = {"TESSERA_JOIN_TIMEOUT_S": "60", "TESSERA_TOKEN_FILE": str(token) if has_token else ""}
+    with Hosts(3) as hosts:
+        (_, first), (_, second) = places([1, 1])
+
+        def start(host, variables):
+            return hosts.start(host, [program, "train", path], {**variables, **more}, stderr=subprocess.PIPE, text=True)
+
+        ranks = [start(0, first)]
+        try:
+            time.sleep(2)
+            stranger = hosts.start(2, [sys.executable, "-c", STRANGER, hosts.address(0), first["MASTER_PORT"]], {},
+                                   stderr=subprocess.PIPE, text=True)
+            stranger.communicate(timeout=100)
+            assert (stranger.returncode == 0) != has_token
+            ranks.append(start(1, second))
+        finally:
+            ends = end_of(ranks)
+    for code, errors in ends:
+        assert code == 0, errors[-3000:]
+    assert ("10.77.0.3 did not prove that it knows the job's token" in ends[0][1]) == has_token
+    assert_equal_losses(tmp_path / "two", wanted)
+    told = [errors for _, errors in ends] + [f.read_text(errors="replace") for f in (tmp_path / "two").rglob("*")
+                                             if f.is_file() and f.suffix in (".log", ".json", ".jsonl")]
+    assert not any(secret in text for text in told)
 
 
 @pytest.fixture(scope="session")

@@ -51,10 +51,10 @@ std::vector<int64_t> awaited_by(const RankReport& report);
 // it, what it did last and what it stands in, who calls something else there,
 // and who does not answer ("is stopped", "has died", where its host is this
 // one). "" when all came and called the same. Where the ranks differ: what they
-// called at the first at which they do; "" where that is not kept any more. Of a message that failed: who
-// does not answer; if all do, what its peer did last. Ranks outside of the
-// group that were asked too (those with whereabouts) are named where they do
-// not answer.
+// called at the first at which they do; "" where that is not kept any more. Of
+// a message that failed: who does not answer; if all do, what its peer did
+// last. Ranks outside of the group that were asked too (those with whereabouts)
+// are named where they do not answer.
 std::string verdict_on(const Question& question,
                        const std::map<int64_t, RankReport>& reports,
                        const std::map<int64_t, Whereabouts>& whereabouts);

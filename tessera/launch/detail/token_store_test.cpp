@@ -1,0 +1,385 @@
+// The store of a job with a token: what ranks find in it, and strangers do not.
+#include "tessera/launch/detail/token_store.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tests/support/failure_of.h"
+
+namespace tessera::launch::detail {
+namespace {
+
+using std::chrono::milliseconds, std::chrono::seconds;
+using testing::failure_of;
+using ::testing::HasSubstr;
+
+constexpr std::string_view kSecret = "0123456789abcdef0123456789abcdef";
+
+struct Listening {
+  int socket;
+  uint16_t port;
+};
+
+// Bound to a free port of 127.0.0.1.
+Listening listening() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(bind(fd, generic, size), 0);
+  EXPECT_EQ(getsockname(fd, generic, &size), 0);
+  return {fd, ntohs(address.sin_port)};
+}
+
+int connected_to(uint16_t port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address),
+            0);
+  return fd;
+}
+
+// What comes until the other end closes, or nothing for `patience`.
+std::string heard_from(int socket, seconds patience = seconds(10)) {
+  const timeval limit{.tv_sec = patience.count(), .tv_usec = 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  std::string all, some(4096, '\0');
+  while (true) {
+    const ssize_t got = recv(socket, some.data(), some.size(), 0);
+    if (got <= 0) return all;
+    all.append(some, 0, static_cast<size_t>(got));
+  }
+}
+
+class TokenStoreTest : public ::testing::Test {
+ protected:
+  TokenStoreTest() {
+    const auto [socket, free_port] = listening();
+    port = free_port;
+    server = std::make_shared<StoreServer>(socket, JobToken(kSecret));
+  }
+
+  c10::intrusive_ptr<c10d::Store> rank(
+      uint16_t at, std::string_view secret = kSecret,
+      milliseconds timeout = seconds(5)) const {
+    return c10::make_intrusive<TokenStore>(
+        TokenStoreOptions{.host = "127.0.0.1",
+                          .port = at,
+                          .token = JobToken(secret),
+                          .timeout = timeout});
+  }
+
+  uint16_t port = 0;
+  std::shared_ptr<StoreServer> server;
+};
+
+// What a store answers to one of each call.
+std::vector<std::string> answers_of(c10d::Store& store) {
+  std::vector<std::string> said;
+  const auto say = [&](const auto& what) { said.push_back(c10::str(what)); };
+  say(store.check({"a"}));
+  store.set("a", "1");
+  say(store.get_to_str("a"));
+  say(store.check({"a", "b"}));
+  say(store.add("sum", 5));
+  say(store.add("sum", -7));
+  say(store.get_to_str("sum"));
+  say(store.compareSet("a", "2", "3"));
+  say(store.compareSet("a", "1", "3"));
+  say(store.get_to_str("a"));
+  say(store.compareSet("new", "x", "y"));
+  say(store.check({"new"}));
+  say(store.compareSet("new", "", std::string("\0y", 2)));
+  say(store.get_to_str("new"));
+  say(store.deleteKey("a"));
+  say(store.deleteKey("a"));
+  store.wait({"new", "sum"}, seconds(1));
+  store.set("empty", "");
+  say(store.get_to_str("empty").size());
+  store.set("long", std::string(3000000, 'l'));
+  say(store.get_to_str("long").size());
+  return said;
+}
+
+TEST_F(TokenStoreTest, AnswersAsTheStoreOfC10dDoes) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  c10d::TCPStore theirs("127.0.0.1", options);
+  const auto ours = rank(port);
+  EXPECT_EQ(answers_of(*ours), answers_of(theirs));
+  EXPECT_EQ(ours->getNumKeys(), 4);
+}
+
+TEST_F(TokenStoreTest, AWaitEndsWhenTheLastKeyIsThereOrTheTimeIsOver) {
+  const auto one = rank(port), other = rank(port);
+  one->set("a", "1");
+  std::thread sets([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    other->set("b", "2");
+  });
+  one->wait({"a", "b"}, seconds(5));
+  sets.join();
+  EXPECT_EQ(one->get_to_str("b"), "2");
+  EXPECT_THROW(one->wait({"a", "c"}, milliseconds(50)), c10::DistStoreError);
+  const auto copy = one->clone();
+  copy->setTimeout(milliseconds(50));
+  EXPECT_THROW(copy->get("c"), c10::DistStoreError);
+  EXPECT_EQ(copy->get_to_str("a"), "1") << "it goes on after that";
+}
+
+TEST_F(TokenStoreTest, RanksOfAJobMayComeAtOnceAndManyTimes) {
+  std::vector<std::thread> ranks;
+  ranks.reserve(20);
+  for (int i = 0; i < 20; ++i) {
+    ranks.emplace_back([&] {
+      const auto store = rank(port);
+      for (int times = 0; times < 50; ++times) store->add("sum", 1);
+      store->clone()->add("sum", 1);
+    });
+  }
+  for (std::thread& each : ranks) each.join();
+  EXPECT_EQ(rank(port)->add("sum", 0), 1020);
+}
+
+TEST_F(TokenStoreTest, TellsARankThatTheServerHasAnotherToken) {
+  EXPECT_THAT(
+      failure_of([&] { rank(port, "fedcba9876543210fedcba9876543210"); }),
+      HasSubstr("does not know this job's token"));
+}
+
+TEST_F(TokenStoreTest, ARankThatComesFirstWaitsForTheServer) {
+  const auto [socket, late_port] = listening();
+  std::optional<StoreServer> late;
+  std::thread begins([&, at = socket] {
+    std::this_thread::sleep_for(milliseconds(250));
+    late.emplace(at, JobToken(kSecret));
+  });
+  EXPECT_FALSE(rank(late_port)->check({"a"}));
+  begins.join();
+}
+
+TEST_F(TokenStoreTest, WhoServesSomethingElseIsNoStore) {
+  const auto [socket, other_port] = listening();
+  listen(socket, 8);  // and stays mute
+  EXPECT_THROW(rank(other_port, kSecret, milliseconds(200)),
+               c10::DistNetworkError);
+  close(socket);
+}
+
+TEST_F(TokenStoreTest, AnOrdinaryClientOfC10dIsLetGo) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.waitWorkers = false;
+  options.timeout = seconds(1);
+  const auto enter = [&] {
+    const c10::intrusive_ptr<c10d::Store> store =
+        c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    store->set("a", "1");
+  };
+  EXPECT_THROW(enter(), c10::Error);
+  EXPECT_FALSE(rank(port)->check({"a"}));
+}
+
+TEST_F(TokenStoreTest, WhoSaysNothingIsLetGoAndKeepsNobodyOut) {
+  std::vector<int> idle;
+  for (int i = 0; i < 300; ++i) idle.push_back(connected_to(port));
+  const auto begin = std::chrono::steady_clock::now();
+  rank(port)->set("a", "1");
+  EXPECT_EQ(heard_from(idle.back()), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(9));
+  for (const int each : idle) close(each);
+}
+
+// With what any stranger can make: no token, one bit of a proof wrong, the
+// store's own proof sent back to it.
+TEST_F(TokenStoreTest, NoneOfTenThousandStrangersGetsIn) {
+  const auto try_to_enter = [&](int number) {
+    const int fd = connected_to(port);
+    const Bytes32 nonce = draw_nonce();
+    std::string hello(kHello);
+    hello.append(nonce.begin(), nonce.end());
+    send(fd, hello.data(), hello.size(), MSG_NOSIGNAL);
+    std::array<char, 64> greeting{};
+    EXPECT_EQ(recv(fd, greeting.data(), greeting.size(), MSG_WAITALL), 64);
+    Nonces nonces{.client = nonce};
+    std::copy_n(greeting.begin(), 32, nonces.server.begin());
+    Bytes32 proof = draw_nonce();
+    if (number % 3 == 1) std::copy_n(greeting.begin() + 32, 32, proof.begin());
+    if (number % 3 == 2) {
+      proof = JobToken(kSecret).proof_of(JobToken::Side::kClient, nonces);
+      proof[number / 3 % 32] ^= 1U << (number % 8);
+    }
+    std::string said(proof.begin(), proof.end());
+    const JobToken guessed("a guess of the token, at random");
+    Seal seal = guessed.seal_of(JobToken::Side::kClient, nonces);
+    said += framed(seal.close(
+        MessageWriter(Request::kSet).add("stranger").add("1").text()));
+    send(fd, said.data(), said.size(), MSG_NOSIGNAL);
+    char more = 0;
+    const bool was_closed = recv(fd, &more, 1, 0) <= 0;
+    close(fd);
+    return was_closed;
+  };
+  std::vector<std::thread> strangers;
+  std::atomic<int> let_go = 0;
+  for (int thread = 0; thread < 4; ++thread) {
+    strangers.emplace_back([&, thread] {
+      for (int i = thread; i < 10000; i += 4) let_go += try_to_enter(i);
+    });
+  }
+  for (std::thread& each : strangers) each.join();
+  EXPECT_EQ(let_go, 10000);
+  EXPECT_EQ(rank(port)->getNumKeys(), 0);
+}
+
+// Between a rank and the store: keeps what the rank says, and may change it.
+class Between {
+ public:
+  Between(uint16_t store, std::function<void(std::string&)> change)
+      : change_(std::move(change)) {
+    const auto [socket, free_port] = listening();
+    socket_ = socket;
+    port = free_port;
+    listen(socket_, 1);
+    thread_ = std::thread([this, store] { relay(store); });
+  }
+  ~Between() {
+    shutdown(socket_, SHUT_RDWR);
+    close(socket_);
+    thread_.join();
+  }
+
+  std::string said;  // by the rank
+  uint16_t port = 0;
+
+ private:
+  void relay(uint16_t store) {
+    const int from = accept(socket_, nullptr, nullptr);
+    if (from < 0) return;
+    const int to = connected_to(store);
+    std::thread back([&] {
+      std::string some(4096, '\0');
+      ssize_t got = 0;
+      while ((got = recv(to, some.data(), some.size(), 0)) > 0) {
+        send(from, some.data(), static_cast<size_t>(got), MSG_NOSIGNAL);
+      }
+      shutdown(from, SHUT_RDWR);
+    });
+    std::string some(4096, '\0');
+    ssize_t got = 0;
+    while ((got = recv(from, some.data(), some.size(), 0)) > 0) {
+      std::string piece = some.substr(0, static_cast<size_t>(got));
+      said += piece;
+      change_(piece);
+      send(to, piece.data(), piece.size(), MSG_NOSIGNAL);
+    }
+    shutdown(to, SHUT_RDWR);
+    back.join();
+    close(from);
+    close(to);
+  }
+
+  const std::function<void(std::string&)> change_;
+  int socket_ = -1;
+  std::thread thread_;
+};
+
+TEST_F(TokenStoreTest, WhatARankSaidCanNeitherBeReadNorRepeated) {
+  Between listener(port, [](std::string&) {});
+  {
+    const auto store = rank(listener.port);
+    store->set("a secret key", "a secret value");
+    store->add("sum", 1);
+  }
+  EXPECT_THAT(listener.said, ::testing::Not(HasSubstr("secret")));
+  const int fd = connected_to(port);
+  send(fd, listener.said.data(), listener.said.size(), MSG_NOSIGNAL);
+  EXPECT_EQ(heard_from(fd).size(), 64U) << "more than a greeting";
+  close(fd);
+  EXPECT_EQ(rank(port)->add("sum", 0), 1);
+}
+
+// Of a message its length, its key and the key's content.
+TEST_F(TokenStoreTest, WhatIsChangedOnTheWayIsNotTaken) {
+  for (const size_t at : {3U, 4U, 20U}) {
+    std::atomic<bool> changes = false;
+    Between liar(port, [&](std::string& piece) {
+      if (changes) piece[at] ^= '\x80';
+    });
+    const auto store = rank(liar.port);
+    store->set("before", "1");
+    changes = true;
+    EXPECT_THROW(store->set("after", "2"), c10::DistNetworkError);
+    EXPECT_TRUE(rank(port)->check({"before"}));
+    EXPECT_FALSE(rank(port)->check({"after"})) << at;
+  }
+}
+
+TEST(JobToken, IsReadFromAFileOfItsOwnerAlone) {
+  const TemporaryFolder folder;
+  const std::filesystem::path path = folder.file("token");
+  const auto write = [&](const std::string& text, mode_t mode) {
+    std::ofstream(path) << text;
+    chmod(path.c_str(), mode);
+  };
+  const auto said = [&] {
+    return failure_of([&] { JobToken::of_file(path); });
+  };
+  EXPECT_THAT(said(), HasSubstr("No such file"));
+  write(std::string(kSecret) + "\n", 0600);
+  const Nonces nonces{.client = draw_nonce(), .server = draw_nonce()};
+  EXPECT_TRUE(are_same(
+      JobToken::of_file(path).proof_of(JobToken::Side::kClient, nonces),
+      JobToken(kSecret).proof_of(JobToken::Side::kClient, nonces)));
+  for (const mode_t mode : {0640, 0604, 0660}) {
+    write(std::string(kSecret), mode);
+    EXPECT_THAT(said(), HasSubstr("is open to other users"));
+  }
+  write("too short\n", 0600);
+  EXPECT_THAT(said(), HasSubstr("holds 9 characters"));
+}
+
+// The values of RFC 4231 (case 2) and RFC 8439 are libsodium's to keep; that a
+// seal is of one direction, one place in it and one connection is ours.
+TEST(Seal, OpensTheNextMessageOfItsDirectionAlone) {
+  const JobToken token(kSecret);
+  const Nonces nonces{.client = draw_nonce(), .server = draw_nonce()};
+  const auto seal = [&](JobToken::Side side) {
+    return token.seal_of(side, nonces);
+  };
+  Seal said = seal(JobToken::Side::kClient);
+  const std::string first = said.close("one"), second = said.close("two");
+  Seal heard = seal(JobToken::Side::kClient);
+  EXPECT_EQ(heard.open(first), "one");
+  EXPECT_EQ(heard.open(second), "two");
+  EXPECT_EQ(seal(JobToken::Side::kClient).open(second), std::nullopt);
+  EXPECT_EQ(seal(JobToken::Side::kServer).open(first), std::nullopt);
+  EXPECT_EQ(seal(JobToken::Side::kClient).open(""), std::nullopt);
+  const Nonces others{.client = nonces.client, .server = draw_nonce()};
+  EXPECT_EQ(token.seal_of(JobToken::Side::kClient, others).open(first),
+            std::nullopt);
+}
+
+}  // namespace
+}  // namespace tessera::launch::detail
