@@ -173,25 +173,23 @@ TEST_P(Misordered, IsNamedSoonAfter) {
                               what.first + "; rank 1 calls " + what.second)));
 }
 
-void sum(Group& group, int64_t numel) {
-  group.all_reduce(at::ones({numel})).wait();
-}
+void sum(Group& group, at::Tensor t) { group.all_reduce(std::move(t)).wait(); }
 
 const std::vector<Misorder> kMisorders = {
-    {"Reductions", [](Group& g) { sum(g, 4); },
+    {"Reductions", [](Group& g) { sum(g, at::ones({4})); },
      [](Group& g) { g.all_reduce(at::ones({4}), ReduceOp::kMax).wait(); },
      "all_reduce(sum) #71 float32[4]", "all_reduce(max) #71 float32[4]"},
-    {"DtypesOfOneWidth", [](Group& g) { sum(g, 4); },
-     [](Group& g) { g.all_reduce(at::ones({4}, at::kInt)).wait(); },
+    {"DtypesOfOneWidth", [](Group& g) { sum(g, at::ones({4})); },
+     [](Group& g) { sum(g, at::ones({4}, at::kInt)); },
      "all_reduce(sum) #71 float32[4]", "all_reduce(sum) #71 int32[4]"},
     {"SwappedCalls",
      [](Group& g) {
-       sum(g, 4);
+       sum(g, at::ones({4}));
        g.all_reduce(at::ones({4}), ReduceOp::kMin).wait();
      },
      [](Group& g) {
        g.all_reduce(at::ones({4}), ReduceOp::kMin).wait();
-       sum(g, 4);
+       sum(g, at::ones({4}));
      },
      "all_reduce(sum) #71 float32[4]", "all_reduce(min) #71 float32[4]"},
     {"DtypesOfExchanges",
@@ -229,14 +227,31 @@ TEST(Histories, OfWhatIsInOrderAreTheSame) {
   });
 }
 
-// The comparison at the 64th is under way then: nobody fails for it.
+// What one rank is refused has no number: the calls of all have the same ones.
+TEST(Histories, TheVerdictHoldsAfterARefusal) {
+  const std::string said = failure_of_threads("gloo", 2, [](Communicator& c) {
+    Group& world = c.world();
+    world.barrier();
+    if (c.rank() == 1) {
+      EXPECT_NE(failure_of([&] { sum(world, at::ones({1}, at::kShort)); }), "");
+    }
+    sum(world, at::ones({3}));
+    world.all_reduce(at::ones({4}),
+                     c.rank() == 1 ? ReduceOp::kMax : ReduceOp::kSum);
+    for (int i = 0; i < 100; ++i) world.barrier();
+  });
+  EXPECT_THAT(said, HasSubstr("rank 0 calls all_reduce(sum) #3 float32[4]; "
+                              "rank 1 calls all_reduce(max) #3 float32[4]"));
+}
+
+// Its last call is the 64th, after which they compare; the others come later.
 TEST(Histories, ARankMayLeaveAfterAnyCall) {
   run_threads(3, "gloo", [](Communicator& c) {
     Group* own = c.make_group({0, 1, 2}, "own");
-    if (c.rank() == 1) usleep(50'000);
-    for (int i = 0; i < 64; ++i) own->barrier();
-    if (c.rank() == 0) return;
     at::Tensor t = at::ones({300000});
+    if (c.rank() > 0) usleep(50'000);
+    for (int i = 0; i < 64; ++i) own->broadcast(at::ones({4}), 0).wait();
+    if (c.rank() == 0) return;
     for (int i = 0; i < 10; ++i) {
       if (c.rank() == 1) own->send(t, 2).wait();
       if (c.rank() == 2) own->recv(t, 1).wait();

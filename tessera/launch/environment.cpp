@@ -77,6 +77,9 @@ class Reader {
     auto at = variables_.find(name);
     return at == variables_.end() || at->second.empty() ? nullptr : &at->second;
   }
+  bool is_set_to_nothing(const std::string& name) const {
+    return variables_.contains(name) && text(name) == nullptr;
+  }
   const std::string* first(const std::vector<std::string>& names) const {
     for (const auto& name : names) {
       if (const auto* value = text(name)) return value;
@@ -216,6 +219,10 @@ void read_tcp(const Reader& read, RankEnvironment& here) {
   if (const auto* attempt = read.text("TORCHELASTIC_RESTART_COUNT")) {
     meet.attempt = *attempt;
   }
+  TS_CHECK_CONFIG(!read.is_set_to_nothing("TESSERA_TOKEN_FILE"),
+                  "launch: TESSERA_TOKEN_FILE is set to nothing. Name the file "
+                  "of the job's token; or unset it, and whoever reaches "
+                  "MASTER_PORT may join.");
   if (const auto* token = read.text("TESSERA_TOKEN_FILE")) {
     meet.token_file = *token;
     TS_CHECK_CONFIG(!meet.served_elsewhere,

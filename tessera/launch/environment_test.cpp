@@ -211,6 +211,8 @@ TEST(Environment, RefusesContradictionsByName) {
       {with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"},
                         {"TESSERA_TOKEN_FILE", "/run/token"}}),
        "TESSERA_TOKEN_FILE=/run/token: torchrun serves the rendezvous itself"},
+      {with(kTorchrun, {{"TESSERA_TOKEN_FILE", ""}}),
+       "TESSERA_TOKEN_FILE is set to nothing"},
       {{{"TESSERA_JOIN_TIMEOUT_S", "0"}}, "TESSERA_JOIN_TIMEOUT_S=0"},
   };
   for (const Wrong& wrong : table) {

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
@@ -30,16 +31,8 @@
 namespace tessera::launch {
 namespace {
 
-using detail::AddressList, detail::addresses_of;
+using detail::AddressList, detail::addresses_of, detail::in_numbers;
 using detail::StorePtr;
-
-// "10.0.0.7", or "" of what is no address.
-std::string in_numbers(const sockaddr* address, socklen_t size) {
-  char text[NI_MAXHOST] = "";
-  const int error =
-      getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-  return error == 0 ? text : "";
-}
 
 // Whether MASTER_ADDR is a name that means the loopback on its own host (as by
 // Debian's 127.0.1.1 in /etc/hosts), while ranks are elsewhere. Who writes
@@ -82,21 +75,24 @@ int bind_exactly(const RankEnvironment& here) {
   return -1;
 }
 
-// The same on all addresses of this host.
+// The same on all addresses of this host, of both kinds where it has both.
 int bind_anywhere(uint16_t port) {
-  const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int on = 1, off = 0;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-  sockaddr_in6 any{};
-  any.sin6_family = AF_INET6;
-  any.sin6_port = htons(port);
-  const bool is_bound =
-      fd >= 0 && bind(fd, reinterpret_cast<sockaddr*>(&any), sizeof any) == 0;
-  TS_CHECK_REACH(is_bound, "launch: port ", port,
-                 " of this host: ", std::strerror(errno),
+  int error = 0;
+  for (const char* any : {"::", "0.0.0.0"}) {
+    const AddressList list = addresses_of(any, port, SOCK_STREAM);
+    const int fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    error = errno;
+    if (fd < 0) continue;
+    const int on = 1, off = 0;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (bind(fd, list->ai_addr, list->ai_addrlen) == 0) return fd;
+    error = errno;
+    close(fd);
+  }
+  TS_CHECK_REACH(false, "launch: port ", port,
+                 " of this host: ", std::strerror(error),
                  ". Choose another MASTER_PORT.");
-  return fd;
 }
 
 // Where rank 0 listens; -1: on all addresses.
@@ -115,14 +111,15 @@ int place_to_listen(const RankEnvironment& here) {
 // What `make` makes within the time to join; it throws c10d's errors.
 StorePtr reached(const RankEnvironment& here, std::function<StorePtr()> make) {
   const Rendezvous& meet = here.rendezvous;
-  const std::string nobody =
-      c10::str("launch: no rendezvous at ", meet.host, ":", meet.port,
-               " within ", detail::in_seconds(here.join_timeout),
-               " s. Rank 0 is absent, another program holds "
-               "the port, it has a token that this rank has not, or the other "
-               "way round (TESSERA_TOKEN_FILE), or the network is closed "
-               "between ",
-               host_name(), " and that host.");
+  const std::string nobody = c10::str(
+      "launch: no rendezvous at ", meet.host, ":", meet.port, " within ",
+      detail::in_seconds(here.join_timeout), " s. Rank 0 is absent, ",
+      meet.token_file.empty()
+          ? "has a token that this rank has not (TESSERA_TOKEN_FILE)"
+          : "has no token as this rank has (TESSERA_TOKEN_FILE)",
+      ", another program holds the port, or the network is closed "
+      "between ",
+      host_name(), " and that host.");
   return detail::within(here.join_timeout + detail::kDeadlineSlack, nobody,
                         [make = std::move(make), nobody]() -> StorePtr {
                           try {

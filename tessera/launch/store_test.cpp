@@ -18,6 +18,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tests/support/listener.h"
 
 namespace tessera::launch {
 namespace {
@@ -25,26 +26,9 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using testing::Listener;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-// A socket on 127.0.0.1 and a port that was free.
-struct Listener {
-  explicit Listener(bool listening) : fd(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    auto* generic = reinterpret_cast<sockaddr*>(&address);
-    EXPECT_EQ(bind(fd, generic, size), 0);
-    EXPECT_EQ(listening ? listen(fd, 8) : 0, 0);
-    EXPECT_EQ(getsockname(fd, generic, &size), 0);
-    port = ntohs(address.sin_port);
-  }
-  ~Listener() { close(fd); }
-  int fd;
-  uint16_t port;
-};
 
 uint16_t free_port() { return Listener(false).port; }
 

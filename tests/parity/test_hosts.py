@@ -101,7 +101,7 @@ def test_with_a_token_no_stranger_gets_into_the_store(program, tokens, wanted, t
     token = tmp_path / "token"
     token.touch(mode=0o600)
     token.write_text(secret + "\n")
-    more = {"TESSERA_JOIN_TIMEOUT_S": "60", "TESSERA_TOKEN_FILE": str(token) if has_token else ""}
+    more = {"TESSERA_JOIN_TIMEOUT_S": "60", **({"TESSERA_TOKEN_FILE": str(token)} if has_token else {})}
     with Hosts(3) as hosts:
         (_, first), (_, second) = places([1, 1])
 

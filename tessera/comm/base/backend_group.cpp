@@ -199,8 +199,8 @@ Work BackendGroup::start(Operation operation, Mode mode,
     }
   };
   const bool is_collective = !is_point_to_point(operation.verb);
-  if (is_collective && connection_.compare) {
-    explained([&] { connection_.compare(operation); });
+  if (is_collective && connection_.before) {
+    explained([&] { connection_.before(operation); });
   }
   Pending work = called(call, operation, ticket);
   if (is_collective && connection_.taken) {
@@ -229,7 +229,7 @@ BackendGroup::Pending BackendGroup::called(const std::function<Pending()>& call,
     return call();
   } catch (const std::exception& error) {
     if (!is_refusal(error)) rethrow_explained(*state_, operation, ticket);
-    state_->recorder.end(ticket, true);
+    state_->recorder.take_back(ticket);
     const Failure failure = failure_of(std::current_exception());
     TS_CHECK_CODE(false, failure.code,
                   explain(state_->info, operation, failure.text));

@@ -28,9 +28,9 @@ struct Connection {
   bool any_device = false;
   // The kind of device whose tensors it carries beside those; kCPU: none.
   c10::DeviceType device = c10::kCPU;
-  // The debug mode: compares the collective that the ranks are about to call.
-  std::function<void(const Operation&)> compare = {};
-  // Hears of every collective that the backend has taken.
+  // Hear of every collective, and throw where the ranks differ: before it is
+  // called, and when the backend has taken it.
+  std::function<void(const Operation&)> before = {};
   std::function<void(const Operation&)> taken = {};
   // Memory that it moves without staging it; not initialised.
   std::function<at::Tensor(at::IntArrayRef, at::ScalarType)> empty =

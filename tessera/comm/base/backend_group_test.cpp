@@ -7,6 +7,7 @@
 
 #include <stdexcept>
 
+#include "tessera/comm/base/histories.h"
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/core/error.h"
 #include "tests/support/failure_of.h"
@@ -56,6 +57,33 @@ TEST(BackendGroup, AFailureAtTheCallHasItsVerdict) {
   }
 }
 
+// Also where the backend names peers that are missing: here none is.
+TEST(BackendGroup, RanksThatDifferedHaveTheirVerdict) {
+  const GroupInfo info{.name = "dp",
+                       .backend = "fake",
+                       .ranks = {0, 1},
+                       .rank = 0,
+                       .timeout = std::chrono::seconds(1)};
+  const auto differ = [](const Operation&) {
+    throw RanksDiffer({__func__, __FILE__, __LINE__}, "the ranks disagree");
+  };
+  bool asked = false;
+  BackendGroup group(info,
+                     {.backend = c10::make_intrusive<fake::FakeBackend>(0, 2),
+                      .names_peers = true,
+                      .before = differ},
+                     {.verdict =
+                          [&](const Question& question) {
+                            asked = question.ranks_differ;
+                            return std::string("rank 1 calls something else");
+                          },
+                      .record = [] {}});
+  EXPECT_THAT(failure_of([&] { group.barrier(); }),
+              AllOf(HasSubstr("barrier #1"), HasSubstr("the ranks disagree"),
+                    HasSubstr("Verdict: rank 1 calls something else")));
+  EXPECT_TRUE(asked);
+}
+
 TEST(BackendGroup, ARefusalAtTheCallHasNone) {
   const c10::SourceLocation here{__func__, __FILE__, __LINE__};
   for (const std::exception_ptr& thrown :
@@ -66,6 +94,8 @@ TEST(BackendGroup, ARefusalAtTheCallHasNone) {
     EXPECT_THAT(failure_of([&] { group.send(at::ones({4}), 1, 0); }),
                 AllOf(HasSubstr("no such tag"), Not(HasSubstr("Verdict"))));
     EXPECT_EQ(failure_of([&] { group.barrier(); }), "");
+    EXPECT_THAT(group.flight_record(),
+                AllOf(HasSubstr("send #1"), HasSubstr("refused after")));
   }
 }
 

@@ -23,7 +23,7 @@ std::string verdict_of(GroupState& state, const Operation& operation,
   const bool is_of_peers = peers_are_missing || failure.ranks_differ;
   if (!state.judge.verdict || !is_of_peers) return "";
   const bool names_peers = state.names_peers && operation.device.is_cpu();
-  if (names_peers && !failure.timed_out) {
+  if (names_peers && !failure.timed_out && !failure.ranks_differ) {
     state.judge.record();
     return "";
   }

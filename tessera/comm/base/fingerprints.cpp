@@ -4,18 +4,26 @@
 #include <string_view>
 
 #include "tessera/core/error.h"
+#include "tessera/core/hash.h"
 
 namespace tessera::comm {
 namespace {
 
-std::string key_of(uint64_t sequence, int64_t rank) {
-  return c10::str(sequence, "/", rank);
+std::string key_of(uint64_t number, int64_t rank) {
+  return c10::str(number, "/", rank);
 }
 
-// What must agree: ranks may bring tensors of their own shapes to all_to_all.
-std::string fingerprint_of(Operation operation) {
-  if (operation.verb == Verb::kAllToAll) operation.shape = {};
-  return operation.describe();
+// What must agree, and what is said of it.
+std::string fingerprint_of(const Operation& operation) {
+  return c10::str(to_hex(operation.signature()), ' ', operation.describe());
+}
+
+std::string said_in(const std::string& fingerprint) {
+  return fingerprint.substr(fingerprint.find(' ') + 1);
+}
+
+bool agree(const std::string& one, const std::string& other) {
+  return one.substr(0, one.find(' ')) == other.substr(0, other.find(' '));
 }
 
 }  // namespace
@@ -34,21 +42,21 @@ Fingerprints::Fingerprints(Rendezvous rendezvous, std::vector<int64_t> ranks,
 
 void Fingerprints::compare(const Operation& operation) {
   const std::string own = fingerprint_of(operation);
-  rendezvous_.set(key_of(operation.sequence, rank_), own);
+  rendezvous_.set(key_of(++compared_, rank_), own);
   const auto size = static_cast<int64_t>(ranks_.size());
   const int64_t last = rank_ == 0 ? size : 1;
   for (int64_t peer = 0; peer < last; ++peer) {
-    if (peer != rank_) compare_with(peer, operation, own);
+    if (peer != rank_) compare_with(peer, own);
   }
 }
 
-void Fingerprints::compare_with(int64_t peer, const Operation& operation,
-                                const std::string& own) {
-  const std::string theirs =
-      rendezvous_.get(key_of(operation.sequence, peer), timeout_,
-                      c10::str("rank ", ranks_[peer], " to call ", own));
-  TS_CHECK(theirs == own, "ranks disagree: rank ", ranks_[rank_], " calls ",
-           own, ", but rank ", ranks_[peer], " calls ", theirs);
+void Fingerprints::compare_with(int64_t peer, const std::string& own) {
+  const std::string theirs = rendezvous_.get(
+      key_of(compared_, peer), timeout_,
+      c10::str("rank ", ranks_[peer], " to call ", said_in(own)));
+  TS_CHECK(agree(own, theirs), "ranks disagree: rank ", ranks_[rank_],
+           " calls ", said_in(own), ", but rank ", ranks_[peer], " calls ",
+           said_in(theirs));
 }
 
 }  // namespace tessera::comm

@@ -27,13 +27,13 @@ class Fingerprints {
   void compare(const Operation& operation);
 
  private:
-  void compare_with(int64_t peer, const Operation& operation,
-                    const std::string& own);
+  void compare_with(int64_t peer, const std::string& own);
 
   Rendezvous rendezvous_;
   const std::vector<int64_t> ranks_;
   const int64_t rank_;
   const std::chrono::milliseconds timeout_;
+  uint64_t compared_ = 0;  // with what the backend refused afterwards
 };
 
 }  // namespace tessera::comm

@@ -74,6 +74,16 @@ void FlightRecorder::end(uint64_t ticket, bool failed,
   sum.seconds += entry.seconds;
 }
 
+void FlightRecorder::take_back(uint64_t ticket) {
+  std::lock_guard lock(mutex_);
+  Entry& entry = entries_[ticket % kEntries];
+  if (entry.ticket != ticket) return;
+  leave(entry);
+  entry.state = State::kRefused;
+  entry.seconds = entry.operation.seconds_so_far();
+  --(is_point_to_point(entry.operation.verb) ? messages_ : collectives_);
+}
+
 std::vector<VerbStats> FlightRecorder::stats() const {
   std::lock_guard lock(mutex_);
   std::vector<VerbStats> called;
@@ -93,9 +103,10 @@ void FlightRecorder::reset_stats() {
 std::string FlightRecorder::text() const {
   std::string lines;
   for (const Record& record : records()) {
-    const char* state = record.state == State::kPending ? " pending for "
-                        : record.state == State::kDone  ? " done in "
-                                                        : " failed after ";
+    const char* state = record.state == State::kPending  ? " pending for "
+                        : record.state == State::kDone   ? " done in "
+                        : record.state == State::kFailed ? " failed after "
+                                                         : " refused after ";
     lines += c10::str(record.what, state, record.seconds, " s\n");
   }
   return lines;

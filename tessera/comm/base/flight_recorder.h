@@ -46,7 +46,7 @@ struct Operation {
 
 class FlightRecorder {
  public:
-  enum class State { kPending, kDone, kFailed };
+  enum class State { kPending, kDone, kFailed, kRefused };
   // An operation as others read of it.
   struct Record {
     uint64_t sequence = 0;
@@ -68,6 +68,9 @@ class FlightRecorder {
   uint64_t begin(Operation& operation);
   // `seconds`: that it took; none: since it began.
   void end(uint64_t ticket, bool failed, std::optional<double> seconds = {});
+
+  // Of the last one, which the backend has refused: the next has its number.
+  void take_back(uint64_t ticket);
 
   std::vector<VerbStats> stats() const;  // of the verbs that were called
   void reset_stats();

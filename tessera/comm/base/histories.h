@@ -3,11 +3,14 @@
 // maximum, gives numbers there that are wrong, and no error.
 //
 // Each rank keeps a hash of all that it has called. At every 64th collective
-// they are compared, while the rank goes on; what was found is looked at as
+// they are compared, while the rank goes on; what was found is looked at before
 // later ones are called.
 //
-// Comm:    an all_reduce(max) of 16 bytes over `backend` every 64th collective,
-//          which nobody waits for. What comes after the last is not compared.
+// Comm:    an all_reduce(max) of 16 bytes over `backend` after every 64th
+//          collective. No caller waits for it, but as a collective of the group
+//          it has the group's time-out, and those behind it come after it: a
+//          rank may be ahead of the others by that much. What is called after
+//          the last 64th is not compared.
 // Errors:  RanksDiffer.
 // Threads: that which calls the group's collectives.
 #pragma once
@@ -31,6 +34,8 @@ class Histories {
  public:
   // `backend` carries int64 tensors of the CPU.
   explicit Histories(c10::intrusive_ptr<c10d::Backend> backend);
+  // Throws where a comparison that has ended found a difference.
+  void look();
   // The next collective, once the backend has taken it.
   void add(const Operation& operation);
 
@@ -42,7 +47,6 @@ class Histories {
   };
 
   void compare();
-  void look();
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   uint64_t hash_ = 0;

@@ -18,7 +18,8 @@ using State = FlightRecorder::State;
 
 constexpr size_t kFramesNamed = 5;
 
-constexpr std::array<const char*, 3> kStates = {"pending", "done", "failed"};
+constexpr std::array<const char*, 4> kStates = {"pending", "done", "failed",
+                                                "refused"};
 
 json json_of(const Record& record) {
   json one = {{"sequence", record.sequence},
@@ -107,7 +108,9 @@ const Record* record_at(const RankReport& report, const GroupReport& group,
   const GroupReport* own = group_in(report, group);
   if (own == nullptr) return nullptr;
   for (const Record& record : own->records) {
-    if (record.collective && record.sequence == sequence) return &record;
+    const bool was_called =
+        record.collective && record.state != State::kRefused;
+    if (was_called && record.sequence == sequence) return &record;
   }
   return nullptr;
 }

@@ -316,11 +316,14 @@ class BackendCommunicator : public FailableCommunicator {
         auto prints = std::make_shared<Fingerprints>(
             Rendezvous(store_, key + "prints/"), info.ranks, info.rank,
             options_.timeout);
-        connection.compare = [prints](const Operation& operation) {
+        connection.before = [prints](const Operation& operation) {
           prints->compare(operation);
         };
       } else if (!compares) {
         auto histories = std::make_shared<Histories>(connection.backend);
+        connection.before = [histories](const Operation&) {
+          histories->look();
+        };
         connection.taken = [histories](const Operation& operation) {
           histories->add(operation);
         };

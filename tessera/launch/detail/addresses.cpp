@@ -1,7 +1,5 @@
 #include "tessera/launch/detail/addresses.h"
 
-#include <sys/socket.h>
-
 #include "tessera/core/error.h"
 
 namespace tessera::launch::detail {
@@ -17,6 +15,13 @@ AddressList addresses_of(const std::string& host, uint16_t port, int type) {
                  " is not known: ", gai_strerror(error),
                  ". Use an address or a name that every host resolves.");
   return AddressList(found, &freeaddrinfo);
+}
+
+std::string in_numbers(const sockaddr* address, socklen_t size) {
+  char text[NI_MAXHOST] = "";
+  const int error =
+      getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? text : "";
 }
 
 }  // namespace tessera::launch::detail

@@ -2,8 +2,9 @@
 
 #include <sodium.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 
@@ -50,8 +51,8 @@ std::array<uint8_t, 12> Seal::next_nonce() {
 
 std::string Seal::close(std::string_view message) {
   const auto nonce = next_nonce();
-  std::string sealed(message.size() + crypto_aead_chacha20poly1305_ietf_ABYTES,
-                     '\0');
+  static_assert(kMore == crypto_aead_chacha20poly1305_ietf_ABYTES);
+  std::string sealed(message.size() + kMore, '\0');
   crypto_aead_chacha20poly1305_ietf_encrypt(
       bytes_of(sealed), nullptr, bytes_of(message), message.size(), nullptr, 0,
       nullptr, nonce.data(), key_.data());
@@ -59,10 +60,9 @@ std::string Seal::close(std::string_view message) {
 }
 
 std::optional<std::string> Seal::open(std::string_view sealed) {
-  constexpr size_t kTag = crypto_aead_chacha20poly1305_ietf_ABYTES;
-  if (sealed.size() < kTag) return std::nullopt;
+  if (sealed.size() < kMore) return std::nullopt;
   const auto nonce = next_nonce();
-  std::string message(sealed.size() - kTag, '\0');
+  std::string message(sealed.size() - kMore, '\0');
   const int opened = crypto_aead_chacha20poly1305_ietf_decrypt(
       bytes_of(message), nullptr, nullptr, bytes_of(sealed), sealed.size(),
       nullptr, 0, nonce.data(), key_.data());
@@ -81,6 +81,10 @@ JobToken JobToken::of_file(const std::filesystem::path& path) {
                   std::strerror(errno),
                   ". Every host needs the job's token there: `(umask 077; "
                   "openssl rand -hex 32 > FILE)` makes one.");
+  TS_CHECK_CONFIG(found.st_uid == geteuid() || found.st_uid == 0,
+                  "TESSERA_TOKEN_FILE=", path.string(),
+                  " is another user's, who can read and change it. Have one of "
+                  "your own.");
   TS_CHECK_CONFIG((found.st_mode & (S_IRWXG | S_IRWXO)) == 0,
                   "TESSERA_TOKEN_FILE=", path.string(),
                   " is open to other users than its owner: make a new token, "
@@ -99,7 +103,9 @@ JobToken JobToken::of_file(const std::filesystem::path& path) {
                   secret.size(),
                   " characters; a token that cannot be guessed has ",
                   kFewestCharacters, " or more (`openssl rand -hex 32`).");
-  return JobToken(secret);
+  JobToken token(secret);
+  sodium_memzero(secret.data(), secret.size());
+  return token;
 }
 
 Bytes32 JobToken::code_of(std::string_view label, const Nonces& nonces) const {

@@ -31,6 +31,8 @@ bool are_same(const Bytes32& one, const Bytes32& other);
 // Of one direction of a connection. Each end has one, and uses it in turn.
 class Seal {
  public:
+  static constexpr size_t kMore = 16;  // bytes than what is sealed
+
   explicit Seal(const Bytes32& key) : key_(key) {}
   std::string close(std::string_view message);
   // nullopt: it is not the next message of the other end.
@@ -46,8 +48,8 @@ class Seal {
 class JobToken {
  public:
   explicit JobToken(std::string_view secret);
-  // Errors: 78 where the file is missing, is short (under 32 characters) or may
-  //         be read by others than its owner.
+  // Errors: 78 where the file is missing, is short (under 32 characters), is
+  //         another user's or may be read by others.
   static JobToken of_file(const std::filesystem::path& path);
 
   enum class Side { kClient, kServer };

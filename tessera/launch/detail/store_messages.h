@@ -1,24 +1,30 @@
 // What a rank and the store of a job with a token say to each other.
 //
 // Greeting: the rank sends kHello and a nonce; the store its nonce and its
-//           proof; the rank its proof (job_token.h). Then requests and answers
-//           in turn, each four bytes of length, lowest first, and as many of a
-//           sealed message: a word (Request, Answer), and fields. A field is a
-//           length and bytes, or a number; numbers have eight bytes, lowest
-//           first.
+//           proof; the rank its proof (job_token.h); the store an answer, that
+//           it has taken it in. Then requests and answers in turn, each in two
+//           sealed pieces: how many bytes it has, in four, and the message, a
+//           word (Request, Answer) and fields. A field is a number, or a number
+//           of bytes and these; numbers have eight bytes, lowest first.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "tessera/launch/detail/job_token.h"
+
 namespace tessera::launch::detail {
 
+static_assert(std::endian::native == std::endian::little);
+
 inline constexpr std::string_view kHello = "tessera1";
-// Of a sealed message. A flight record of 256 operations is 100 KB.
+// Of a message. A flight record of 256 operations is 100 KB.
 inline constexpr uint32_t kMostBytes = 64 << 20;
+inline constexpr size_t kSealedLength = sizeof(uint32_t) + Seal::kMore;
 
 enum class Request : uint8_t {
   kSet,         // key, value -> nothing
@@ -91,11 +97,22 @@ class MessageReader {
   bool failed_ = false;
 };
 
-// As it goes over the wire: with its length in front.
-inline std::string framed(const std::string& sealed) {
-  const auto size = static_cast<uint32_t>(sealed.size());
-  std::string frame(reinterpret_cast<const char*>(&size), sizeof size);
-  return frame + sealed;
+// As it goes over the wire. REQUIRES: kMostBytes at the most.
+inline std::string sealed_pieces(Seal& seal, std::string_view message) {
+  const auto size = static_cast<uint32_t>(message.size());
+  const std::string length = seal.close(
+      std::string_view(reinterpret_cast<const char*>(&size), sizeof size));
+  return length + seal.close(message);
+}
+
+// The bytes of the sealed message that follows; nullopt: that is no length.
+inline std::optional<size_t> size_after(Seal& seal, std::string_view length) {
+  uint32_t size = 0;
+  const auto opened = seal.open(length);
+  if (!opened || opened->size() != sizeof size) return std::nullopt;
+  std::memcpy(&size, opened->data(), sizeof size);
+  if (size > kMostBytes) return std::nullopt;
+  return size + Seal::kMore;
 }
 
 }  // namespace tessera::launch::detail

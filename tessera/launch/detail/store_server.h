@@ -1,9 +1,9 @@
-// The store of a job with a token: keys and values in the memory of rank 0, for
-// those alone who prove that they know the token.
+// The store of a job with a token, in the process of rank 0: for those alone
+// who prove that they know the token.
 //
 // Who does not prove it within two seconds is let go, and a line of the log
-// tells of it; of those at most 64 are heard at a time, and nothing of them is
-// kept but what a greeting has.
+// tells of it; of those 64 are heard at a time, and nothing of them is kept but
+// what a greeting has.
 // Threads: one of its own.
 #pragma once
 
@@ -16,14 +16,27 @@ namespace tessera::launch::detail {
 class StoreServer {
  public:
   // `socket`: bound, not listening yet; it is closed with the server.
+  // Errors: 69 where the system lets it not listen.
   StoreServer(int socket, const JobToken& token);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
  private:
-  const int socket_;
-  const int stop_;  // an eventfd
+  class Descriptor {
+   public:
+    explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
+    ~Descriptor();
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+    int get() const { return descriptor_; }
+
+   private:
+    const int descriptor_;
+  };
+
+  const Descriptor socket_;
+  const Descriptor stop_;  // an eventfd
   std::thread thread_;
 };
 

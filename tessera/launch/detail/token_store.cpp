@@ -1,22 +1,20 @@
 #include "tessera/launch/detail/token_store.h"
 
 #include <c10/util/StringUtil.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <random>
 #include <thread>
+#include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
 #include "tessera/launch/detail/addresses.h"
-#include "tessera/launch/detail/deadline.h"
 
 namespace tessera::launch::detail {
 namespace {
@@ -70,7 +68,13 @@ void set_time_out(int socket, seconds time) {
 // A connection to the first of the addresses that takes one, or -1. Connecting
 // has the time-out of what is sent.
 int connect_to(const std::string& host, uint16_t port) {
-  const AddressList list = addresses_of(host, port, SOCK_STREAM);
+  AddressList list(nullptr, &freeaddrinfo);
+  try {
+    list = addresses_of(host, port, SOCK_STREAM);
+  } catch (const Error& error) {
+    log::debug(
+        message_of(error));  // names of new hosts are known a while later
+  }
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
     const int socket =
         ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
@@ -105,34 +109,52 @@ Greeted greet(int socket, const JobToken& token, Nonces& nonces) {
   return send_all(socket, answer) ? Greeted::kKnown : Greeted::kSilent;
 }
 
+// The next message; nullopt: the connection is closed, or brings another one.
+std::optional<std::string> receive_sealed(int socket, Seal& came) {
+  std::string length(kSealedLength, '\0');
+  if (!receive_all(socket, length.data(), length.size())) return std::nullopt;
+  const auto size = size_after(came, length);
+  if (!size) return std::nullopt;
+  std::string sealed(*size, '\0');
+  if (!receive_all(socket, sealed.data(), sealed.size())) return std::nullopt;
+  return came.open(sealed);
+}
+
 }  // namespace
 
 TokenStore::TokenStore(TokenStoreOptions options)
     : Store(options.timeout), options_(std::move(options)) {
   const auto end = Clock::now() + options_.timeout;
-  while (true) {
-    socket_ = connect_to(options_.host, options_.port);
-    Nonces nonces;
-    const Greeted greeted =
-        socket_ < 0 ? Greeted::kSilent : greet(socket_, options_.token, nonces);
-    if (greeted == Greeted::kKnown) {
-      set_time_out(socket_, seconds(0));  // none: a wait may be long
-      sent_ = options_.token.seal_of(Side::kClient, nonces);
-      came_ = options_.token.seal_of(Side::kServer, nonces);
-      return;
-    }
-    if (socket_ >= 0) close(std::exchange(socket_, -1));
-    TS_CHECK_REACH(greeted != Greeted::kUnknown, "launch: what listens at ",
-                   options_.host, ":", options_.port,
-                   " does not know this job's token: it is another job's, or "
-                   "no rendezvous, or the hosts' files of TESSERA_TOKEN_FILE "
-                   "differ.");
+  std::random_device random;
+  while (!try_to_connect()) {
     if (Clock::now() > end) {
       C10_THROW_ERROR(DistNetworkError,
                       "nothing there greets as a store with a token does");
     }
-    std::this_thread::sleep_for(kBetweenTries);
+    // Ranks that came at once and found no room come apart again.
+    std::this_thread::sleep_for(kBetweenTries * (1 + random() % 3));
   }
+}
+
+bool TokenStore::try_to_connect() {
+  socket_ = connect_to(options_.host, options_.port);
+  if (socket_ < 0) return false;
+  Nonces nonces;
+  const Greeted greeted = greet(socket_, options_.token, nonces);
+  sent_ = options_.token.seal_of(Side::kClient, nonces);
+  came_ = options_.token.seal_of(Side::kServer, nonces);
+  // It may have had no room for this one.
+  if (greeted == Greeted::kKnown && receive_sealed(socket_, *came_)) {
+    set_time_out(socket_, seconds(0));  // none: a wait may be long
+    return true;
+  }
+  close(std::exchange(socket_, -1));
+  TS_CHECK_REACH(greeted != Greeted::kUnknown, "launch: what listens at ",
+                 options_.host, ":", options_.port,
+                 " does not know this job's token: it is another job's, or no "
+                 "rendezvous, or the hosts' files of TESSERA_TOKEN_FILE "
+                 "differ.");
+  return false;
 }
 
 TokenStore::~TokenStore() {
@@ -146,23 +168,24 @@ c10::intrusive_ptr<c10d::Store> TokenStore::clone() {
 }
 
 std::optional<std::string> TokenStore::ask(const MessageWriter& request) {
+  TS_CHECK(request.text().size() <= kMostBytes, "the rendezvous takes ",
+           kMostBytes, " bytes at a time, not ", request.text().size(), ".");
   const std::lock_guard lock(mutex_);
-  const auto lost = [](const char* how) {
-    C10_THROW_ERROR(DistNetworkError,
-                    c10::str("the connection to the rendezvous ", how));
-  };
-  uint32_t size = 0;
-  if (!send_all(socket_, framed(sent_->close(request.text()))) ||
-      !receive_all(socket_, &size, sizeof size)) {
-    lost("was closed");
+  std::optional<std::string> message;
+  if (send_all(socket_, sealed_pieces(*sent_, request.text()))) {
+    message = receive_sealed(socket_, *came_);
   }
-  if (size > kMostBytes) lost("brings what the store did not say");
-  std::string sealed(size, '\0');
-  if (!receive_all(socket_, sealed.data(), size)) lost("was closed");
-  const auto message = came_->open(sealed);
-  if (!message) lost("brings what the store did not say");
-  const auto word = MessageReader(*message).word();
-  if (word == static_cast<uint8_t>(Answer::kTimedOut)) return std::nullopt;
+  if (!message || message->empty()) {
+    // Out of step with the other end it is of no more use.
+    shutdown(socket_, SHUT_RDWR);
+    C10_THROW_ERROR(DistNetworkError,
+                    "the connection to the rendezvous was closed, or brings "
+                    "what the store did not say");
+  }
+  if (MessageReader(*message).word() ==
+      static_cast<uint8_t>(Answer::kTimedOut)) {
+    return std::nullopt;
+  }
   return message->substr(1);
 }
 

@@ -55,6 +55,7 @@ class TokenStore final : public c10d::Store {
             const std::chrono::milliseconds& timeout) override;
 
  private:
+  bool try_to_connect();
   // The fields of the answer; nullopt: the time was over.
   std::optional<std::string> ask(const MessageWriter& request);
   int64_t ask_number(const MessageWriter& request);

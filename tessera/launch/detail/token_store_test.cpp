@@ -19,6 +19,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tests/support/failure_of.h"
+#include "tests/support/listener.h"
 
 namespace tessera::launch::detail {
 namespace {
@@ -26,26 +27,9 @@ namespace {
 using std::chrono::milliseconds, std::chrono::seconds;
 using testing::failure_of;
 using ::testing::HasSubstr;
+using testing::Listener;
 
 constexpr std::string_view kSecret = "0123456789abcdef0123456789abcdef";
-
-struct Listening {
-  int socket;
-  uint16_t port;
-};
-
-// Bound to a free port of 127.0.0.1.
-Listening listening() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(bind(fd, generic, size), 0);
-  EXPECT_EQ(getsockname(fd, generic, &size), 0);
-  return {fd, ntohs(address.sin_port)};
-}
 
 int connected_to(uint16_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -73,9 +57,9 @@ std::string heard_from(int socket, seconds patience = seconds(10)) {
 class TokenStoreTest : public ::testing::Test {
  protected:
   TokenStoreTest() {
-    const auto [socket, free_port] = listening();
-    port = free_port;
-    server = std::make_shared<StoreServer>(socket, JobToken(kSecret));
+    Listener free(/*listening=*/false);
+    port = free.port;
+    server = std::make_shared<StoreServer>(free.release(), JobToken(kSecret));
   }
 
   c10::intrusive_ptr<c10d::Store> rank(
@@ -169,22 +153,20 @@ TEST_F(TokenStoreTest, TellsARankThatTheServerHasAnotherToken) {
 }
 
 TEST_F(TokenStoreTest, ARankThatComesFirstWaitsForTheServer) {
-  const auto [socket, late_port] = listening();
+  Listener free(/*listening=*/false);
   std::optional<StoreServer> late;
-  std::thread begins([&, at = socket] {
+  std::thread begins([&] {
     std::this_thread::sleep_for(milliseconds(250));
-    late.emplace(at, JobToken(kSecret));
+    late.emplace(free.release(), JobToken(kSecret));
   });
-  EXPECT_FALSE(rank(late_port)->check({"a"}));
+  EXPECT_FALSE(rank(free.port)->check({"a"}));
   begins.join();
 }
 
 TEST_F(TokenStoreTest, WhoServesSomethingElseIsNoStore) {
-  const auto [socket, other_port] = listening();
-  listen(socket, 8);  // and stays mute
-  EXPECT_THROW(rank(other_port, kSecret, milliseconds(200)),
+  const Listener mute(/*listening=*/true);
+  EXPECT_THROW(rank(mute.port, kSecret, milliseconds(200)),
                c10::DistNetworkError);
-  close(socket);
 }
 
 TEST_F(TokenStoreTest, AnOrdinaryClientOfC10dIsLetGo) {
@@ -211,8 +193,9 @@ TEST_F(TokenStoreTest, WhoSaysNothingIsLetGoAndKeepsNobodyOut) {
   for (const int each : idle) close(each);
 }
 
-// With what any stranger can make: no token, one bit of a proof wrong, the
-// store's own proof sent back to it.
+// With what any stranger can make, a guess, the store's own proof sent back to
+// it, and more: all but one bit of the proof. What they ask for is sealed as a
+// rank would, so that it is the proof alone that keeps them out.
 TEST_F(TokenStoreTest, NoneOfTenThousandStrangersGetsIn) {
   const auto try_to_enter = [&](int number) {
     const int fd = connected_to(port);
@@ -231,10 +214,9 @@ TEST_F(TokenStoreTest, NoneOfTenThousandStrangersGetsIn) {
       proof[number / 3 % 32] ^= 1U << (number % 8);
     }
     std::string said(proof.begin(), proof.end());
-    const JobToken guessed("a guess of the token, at random");
-    Seal seal = guessed.seal_of(JobToken::Side::kClient, nonces);
-    said += framed(seal.close(
-        MessageWriter(Request::kSet).add("stranger").add("1").text()));
+    Seal seal = JobToken(kSecret).seal_of(JobToken::Side::kClient, nonces);
+    said += sealed_pieces(
+        seal, MessageWriter(Request::kSet).add("stranger").add("1").text());
     send(fd, said.data(), said.size(), MSG_NOSIGNAL);
     char more = 0;
     const bool was_closed = recv(fd, &more, 1, 0) <= 0;
@@ -253,62 +235,55 @@ TEST_F(TokenStoreTest, NoneOfTenThousandStrangersGetsIn) {
   EXPECT_EQ(rank(port)->getNumKeys(), 0);
 }
 
-// Between a rank and the store: keeps what the rank says, and may change it.
+// Between a rank and the store: keeps what the rank says, and may change what
+// both do.
 class Between {
  public:
-  Between(uint16_t store, std::function<void(std::string&)> change)
-      : change_(std::move(change)) {
-    const auto [socket, free_port] = listening();
-    socket_ = socket;
-    port = free_port;
-    listen(socket_, 1);
-    thread_ = std::thread([this, store] { relay(store); });
-  }
+  using Change = std::function<void(std::string& piece, bool by_rank)>;
+
+  Between(uint16_t store, Change change)
+      : change_(std::move(change)), thread_([this, store] { relay(store); }) {}
   ~Between() {
-    shutdown(socket_, SHUT_RDWR);
-    close(socket_);
+    shutdown(listener_.fd, SHUT_RDWR);
     thread_.join();
   }
 
+  uint16_t port() const { return listener_.port; }
   std::string said;  // by the rank
-  uint16_t port = 0;
 
  private:
   void relay(uint16_t store) {
-    const int from = accept(socket_, nullptr, nullptr);
-    if (from < 0) return;
-    const int to = connected_to(store);
-    std::thread back([&] {
-      std::string some(4096, '\0');
-      ssize_t got = 0;
-      while ((got = recv(to, some.data(), some.size(), 0)) > 0) {
-        send(from, some.data(), static_cast<size_t>(got), MSG_NOSIGNAL);
-      }
-      shutdown(from, SHUT_RDWR);
-    });
+    const int rank = accept(listener_.fd, nullptr, nullptr);
+    if (rank < 0) return;
+    const int server = connected_to(store);
+    std::thread back([&] { pass_on(server, rank, /*by_rank=*/false); });
+    pass_on(rank, server, /*by_rank=*/true);
+    back.join();
+    close(rank);
+    close(server);
+  }
+
+  void pass_on(int from, int to, bool by_rank) {
     std::string some(4096, '\0');
     ssize_t got = 0;
     while ((got = recv(from, some.data(), some.size(), 0)) > 0) {
       std::string piece = some.substr(0, static_cast<size_t>(got));
-      said += piece;
-      change_(piece);
+      if (by_rank) said += piece;
+      change_(piece, by_rank);
       send(to, piece.data(), piece.size(), MSG_NOSIGNAL);
     }
     shutdown(to, SHUT_RDWR);
-    back.join();
-    close(from);
-    close(to);
   }
 
-  const std::function<void(std::string&)> change_;
-  int socket_ = -1;
+  const Listener listener_{/*listening=*/true};
+  const Change change_;
   std::thread thread_;
 };
 
 TEST_F(TokenStoreTest, WhatARankSaidCanNeitherBeReadNorRepeated) {
-  Between listener(port, [](std::string&) {});
+  Between listener(port, [](std::string&, bool) {});
   {
-    const auto store = rank(listener.port);
+    const auto store = rank(listener.port());
     store->set("a secret key", "a secret value");
     store->add("sum", 1);
   }
@@ -320,20 +295,31 @@ TEST_F(TokenStoreTest, WhatARankSaidCanNeitherBeReadNorRepeated) {
   EXPECT_EQ(rank(port)->add("sum", 0), 1);
 }
 
-// Of a message its length, its key and the key's content.
+// Any bit: of a message's length, its tag, its key, the key's content; of what
+// a rank says and of what it hears.
 TEST_F(TokenStoreTest, WhatIsChangedOnTheWayIsNotTaken) {
-  for (const size_t at : {3U, 4U, 20U}) {
-    std::atomic<bool> changes = false;
-    Between liar(port, [&](std::string& piece) {
-      if (changes) piece[at] ^= '\x80';
-    });
-    const auto store = rank(liar.port);
-    store->set("before", "1");
-    changes = true;
-    EXPECT_THROW(store->set("after", "2"), c10::DistNetworkError);
-    EXPECT_TRUE(rank(port)->check({"before"}));
-    EXPECT_FALSE(rank(port)->check({"after"})) << at;
+  for (const bool of_rank : {true, false}) {
+    for (const size_t at : {0U, 1U, 3U, 4U, 19U, 20U, 36U}) {
+      std::atomic<bool> changes = false;
+      Between liar(port, [&](std::string& piece, bool by_rank) {
+        if (changes && by_rank == of_rank) piece.at(at) ^= 1;
+      });
+      const auto store = rank(liar.port());
+      store->set("before", "1");
+      changes = true;
+      EXPECT_THROW(store->set("after", "2"), c10::DistNetworkError);
+      EXPECT_THROW(store->check({"before"}), c10::DistNetworkError);
+      EXPECT_TRUE(rank(port)->check({"before"}));
+      EXPECT_EQ(rank(port)->deleteKey("after"), !of_rank) << at;
+    }
   }
+}
+
+TEST_F(TokenStoreTest, RefusesWhatIsLargerThanAMessageMayBe) {
+  const auto store = rank(port);
+  EXPECT_THAT(failure_of([&] { store->set("a", std::string(65 << 20, 'a')); }),
+              HasSubstr("the rendezvous takes 67108864 bytes at a time"));
+  store->set("a", "1");
 }
 
 TEST(JobToken, IsReadFromAFileOfItsOwnerAlone) {
