@@ -47,6 +47,21 @@ bool misleads(const RankEnvironment& here, const addrinfo& found) {
   return number == "::1" || number.starts_with("127.");
 }
 
+// A socket that is bound to it, or -1 and errno.
+int bound_to(const addrinfo& address) {
+  const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC,
+                        address.ai_protocol);
+  if (fd < 0) return -1;
+  const int on = 1, off = 0;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (bind(fd, address.ai_addr, address.ai_addrlen) == 0) return fd;
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return -1;
+}
+
 // A socket bound to exactly the address that was asked for, or -1 when that
 // address is none of this host's (behind a translation of addresses) or none
 // that others reach.
@@ -55,19 +70,13 @@ int bind_exactly(const RankEnvironment& here) {
   const AddressList list = addresses_of(meet.host, meet.port, SOCK_STREAM);
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
     if (misleads(here, *a)) continue;
-    const int fd =
-        socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-    if (fd < 0) continue;
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0) return fd;
-    const int error = errno;
-    close(fd);
-    TS_CHECK_REACH(error != EADDRINUSE, "launch: port ", meet.port, " of ",
+    const int fd = bound_to(*a);
+    if (fd >= 0) return fd;
+    TS_CHECK_REACH(errno != EADDRINUSE, "launch: port ", meet.port, " of ",
                    meet.host,
                    " is held by another process. Choose another "
                    "MASTER_PORT, or end that process.");
-    TS_CHECK_REACH(error != EACCES, "launch: port ", meet.port, " of ",
+    TS_CHECK_REACH(errno != EACCES, "launch: port ", meet.port, " of ",
                    meet.host,
                    " needs a privilege that this process lacks. "
                    "Choose a MASTER_PORT of 1024 or more.");
@@ -75,23 +84,14 @@ int bind_exactly(const RankEnvironment& here) {
   return -1;
 }
 
-// The same on all addresses of this host, of both kinds where it has both.
+// The same on all addresses of this host: of both kinds, where it has both.
 int bind_anywhere(uint16_t port) {
-  int error = 0;
   for (const char* any : {"::", "0.0.0.0"}) {
-    const AddressList list = addresses_of(any, port, SOCK_STREAM);
-    const int fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    error = errno;
-    if (fd < 0) continue;
-    const int on = 1, off = 0;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-    if (bind(fd, list->ai_addr, list->ai_addrlen) == 0) return fd;
-    error = errno;
-    close(fd);
+    const int fd = bound_to(*addresses_of(any, port, SOCK_STREAM));
+    if (fd >= 0) return fd;
   }
   TS_CHECK_REACH(false, "launch: port ", port,
-                 " of this host: ", std::strerror(error),
+                 " of this host: ", std::strerror(errno),
                  ". Choose another MASTER_PORT.");
 }
 

@@ -251,7 +251,8 @@ TEST(Store, RanksWithoutTheTokenOrWithAnotherAreNotOfTheJob) {
   EXPECT_THAT(outcomes[1].message, HasSubstr("does not know this job's token"));
   EXPECT_THAT(outcomes[2].message, HasSubstr("a token that this rank has not"));
   EXPECT_EQ(outcomes[3].code, ExitCode::kConfig);
-  EXPECT_THAT(outcomes[3].message, HasSubstr("openssl rand -hex 32"));
+  EXPECT_THAT(outcomes[3].message,
+              HasSubstr("Every host needs the job's token"));
 }
 
 TEST(Store, SaysSoWhenNobodyListens) {

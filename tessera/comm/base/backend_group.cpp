@@ -231,10 +231,10 @@ BackendGroup::Pending BackendGroup::called(const std::function<Pending()>& call,
     if (!is_refusal(error)) rethrow_explained(*state_, operation, ticket);
     state_->recorder.take_back(ticket);
     const Failure failure = failure_of(std::current_exception());
-    TS_CHECK_CODE(false, failure.code,
-                  explain(state_->info, operation, failure.text));
+    detail::throw_error(failure.code,
+                        explain(state_->info, operation, failure.text),
+                        {__func__, __FILE__, __LINE__});
   }
-  return {};
 }
 
 void BackendGroup::check_usable() const {

@@ -5,7 +5,8 @@
 // Comm:   a key a rank and collective; rank 0 of the group reads all, the
 //         others that of rank 0. Slow, and it blocks the caller.
 // Errors: TS_CHECK, naming two ranks that differ and what each calls;
-//         TS_CHECK_REACH when a rank does not come in time.
+//         TS_CHECK_REACH when a rank does not come in time. What the backend
+//         of one rank alone would refuse is one of these here.
 #pragma once
 
 #include <chrono>

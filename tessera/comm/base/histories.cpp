@@ -40,7 +40,7 @@ void Histories::compare() {
 }
 
 // One that failed tells nothing: what it failed of, the ranks hear elsewhere.
-void Histories::look() {
+void Histories::check() {
   while (!under_way_.empty() && under_way_.front().work->isCompleted()) {
     const Comparison done = std::move(under_way_.front());
     under_way_.pop_front();

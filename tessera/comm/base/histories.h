@@ -26,6 +26,7 @@
 
 namespace tessera::comm {
 
+// The ranks of a group have called other collectives, or in another order.
 class RanksDiffer : public c10::DistError {
   using DistError::DistError;
 };
@@ -35,7 +36,7 @@ class Histories {
   // `backend` carries int64 tensors of the CPU.
   explicit Histories(c10::intrusive_ptr<c10d::Backend> backend);
   // Throws where a comparison that has ended found a difference.
-  void look();
+  void check();
   // The next collective, once the backend has taken it.
   void add(const Operation& operation);
 

@@ -61,7 +61,9 @@ std::string last_of(const Record& record) {
   if (record.state == State::kPending) {
     return c10::str("is in ", what, ", for ", record.seconds, " s");
   }
-  return c10::str(record.state == State::kDone ? "last did " : "failed in ",
+  return c10::str(record.state == State::kDone     ? "last did "
+                  : record.state == State::kFailed ? "failed in "
+                                                   : "was refused ",
                   what, ", ", record.seconds_ago - record.seconds, " s ago");
 }
 

@@ -116,6 +116,21 @@ TEST(Verdict, OfOtherShapesAloneIsNoDifference) {
       "");
 }
 
+// Its number is that of the next call.
+TEST(Verdict, ARefusedCallIsNotTheOneThatIsMissing) {
+  const RankReport refused =
+      report(1, {call(1, "barrier #1"),
+                 call(2, "all_reduce(sum) #2 int16[4]", State::kRefused)});
+  EXPECT_THAT(
+      verdict_on(collective(2),
+                 {{0, report(0, {call(2, "all_reduce #2", State::kPending)})},
+                  {1, *report_of_json(to_json(refused))},
+                  {2, report(2, {call(2, "all_reduce #2", State::kPending)})}},
+                 {}),
+      ::testing::StartsWith("rank 1 has not come to it: it was refused "
+                            "all_reduce(sum) #2 int16[4]"));
+}
+
 // Rank 1 has swapped two calls; rank 0 keeps less, rank 2 is a call behind.
 TEST(Verdict, OfRanksThatDifferedNamesTheFirstCallAtWhichTheyDid) {
   const std::map<int64_t, RankReport> reports = {

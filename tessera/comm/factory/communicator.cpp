@@ -299,10 +299,10 @@ class BackendCommunicator : public FailableCommunicator {
   Connection connect(const GroupInfo& info, const std::string& key) const {
     try {
       Connection connection = connection_of(info, key);
-      bool compares = connection.names_peers || info.ranks.size() == 1 ||
-                      info.backend == "fake";
+      bool compares_itself = connection.names_peers || info.ranks.size() == 1 ||
+                             info.backend == "fake";
       if (watch_ && (info.ranks.size() > 1 || options_.world_size == 1)) {
-        compares = info.ranks.size() == 1;
+        compares_itself = info.ranks.size() == 1;
         connection =
             make_routed(std::move(connection),
                         nccl::connect(Rendezvous(store_, key + "nccl/"),
@@ -312,27 +312,30 @@ class BackendCommunicator : public FailableCommunicator {
                                       watch_),
                         c10::kCUDA);
       }
-      if (!compares && fingerprints_are_on()) {
-        auto prints = std::make_shared<Fingerprints>(
-            Rendezvous(store_, key + "prints/"), info.ranks, info.rank,
-            options_.timeout);
-        connection.before = [prints](const Operation& operation) {
-          prints->compare(operation);
-        };
-      } else if (!compares) {
-        auto histories = std::make_shared<Histories>(connection.backend);
-        connection.before = [histories](const Operation&) {
-          histories->look();
-        };
-        connection.taken = [histories](const Operation& operation) {
-          histories->add(operation);
-        };
-      }
+      if (!compares_itself) compare_calls(connection, info, key);
       return connection;
     } catch (const std::exception& error) {
       announce(message_of(error));
       throw;
     }
+  }
+
+  void compare_calls(Connection& connection, const GroupInfo& info,
+                     const std::string& key) const {
+    if (fingerprints_are_on()) {
+      const auto prints = std::make_shared<Fingerprints>(
+          Rendezvous(store_, key + "prints/"), info.ranks, info.rank,
+          options_.timeout);
+      connection.before = [prints](const Operation& operation) {
+        prints->compare(operation);
+      };
+      return;
+    }
+    const auto histories = std::make_shared<Histories>(connection.backend);
+    connection.before = [histories](const Operation&) { histories->check(); };
+    connection.taken = [histories](const Operation& operation) {
+      histories->add(operation);
+    };
   }
 
   Connection connection_of(const GroupInfo& info,

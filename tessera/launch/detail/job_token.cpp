@@ -79,8 +79,8 @@ JobToken JobToken::of_file(const std::filesystem::path& path) {
   TS_CHECK_CONFIG(stat(path.c_str(), &found) == 0,
                   "TESSERA_TOKEN_FILE=", path.string(), ": ",
                   std::strerror(errno),
-                  ". Every host needs the job's token there: `(umask 077; "
-                  "openssl rand -hex 32 > FILE)` makes one.");
+                  ". Every host needs the job's token there: `(umask 077; head "
+                  "-c 32 /dev/urandom | base64 > FILE)` makes one.");
   TS_CHECK_CONFIG(found.st_uid == geteuid() || found.st_uid == 0,
                   "TESSERA_TOKEN_FILE=", path.string(),
                   " is another user's, who can read and change it. Have one of "
@@ -98,11 +98,11 @@ JobToken JobToken::of_file(const std::filesystem::path& path) {
   while (!secret.empty() && std::isspace(static_cast<uint8_t>(secret.back()))) {
     secret.pop_back();
   }
-  TS_CHECK_CONFIG(secret.size() >= kFewestCharacters,
-                  "TESSERA_TOKEN_FILE=", path.string(), " holds ",
-                  secret.size(),
-                  " characters; a token that cannot be guessed has ",
-                  kFewestCharacters, " or more (`openssl rand -hex 32`).");
+  TS_CHECK_CONFIG(
+      secret.size() >= kFewestCharacters, "TESSERA_TOKEN_FILE=", path.string(),
+      " holds ", secret.size(),
+      " characters; a token that cannot be guessed has ", kFewestCharacters,
+      " or more (`head -c 32 /dev/urandom | base64`).");
   JobToken token(secret);
   sodium_memzero(secret.data(), secret.size());
   return token;

@@ -28,7 +28,8 @@ Bytes32 draw_nonce();
 // In a time that tells nothing of where they differ.
 bool are_same(const Bytes32& one, const Bytes32& other);
 
-// Of one direction of a connection. Each end has one, and uses it in turn.
+// Of one direction of a connection: one end closes with it what the other end
+// opens with its own of the same key, in the same order.
 class Seal {
  public:
   static constexpr size_t kMore = 16;  // bytes than what is sealed

@@ -41,8 +41,8 @@ enum class Answer : uint8_t { kDone, kTimedOut };
 
 class MessageWriter {
  public:
-  template <typename Word>
-  explicit MessageWriter(Word word) : text_(1, static_cast<char>(word)) {}
+  explicit MessageWriter(Request word) : text_(1, static_cast<char>(word)) {}
+  explicit MessageWriter(Answer word) : text_(1, static_cast<char>(word)) {}
 
   MessageWriter& add(int64_t number) {
     text_.append(reinterpret_cast<const char*>(&number), sizeof number);

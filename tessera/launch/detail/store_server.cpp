@@ -1,5 +1,6 @@
 #include "tessera/launch/detail/store_server.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -95,7 +96,7 @@ class Server {
  private:
   // Waits for it; false: the server ends.
   bool serve_what_comes() {
-    const bool is_open = Clock::now() >= closed_until_;
+    const bool is_open = Clock::now() >= closed_until();
     std::vector<pollfd> polled = {
         {.fd = stop_, .events = POLLIN, .revents = 0},
         {.fd = is_open ? socket_ : -1, .events = POLLIN, .revents = 0}};
@@ -118,7 +119,7 @@ class Server {
     constexpr auto kLongest = seconds(10);
     const auto now = Clock::now();
     auto end = now + kLongest;
-    if (closed_until_ > now) end = std::min(end, closed_until_);
+    if (closed_until() > now) end = std::min(end, closed_until());
     for (const Guest& guest : guests_) {
       if (guest.is_stranger()) end = std::min(end, guest.came + kToProve);
       if (guest.wait) end = std::min(end, guest.wait->end);
@@ -127,16 +128,33 @@ class Server {
     return static_cast<int>(std::max<int64_t>(left, 0));
   }
 
+  // Until when nobody is accepted.
+  Clock::time_point closed_until() const {
+    if (!is_full()) return paused_until_;
+    return std::max(paused_until_, oldest_stranger()->came + kPatience);
+  }
+
+  bool is_full() const {
+    const auto strangers = std::ranges::count_if(guests_, &Guest::is_stranger);
+    return strangers >= static_cast<std::ptrdiff_t>(kMostStrangers);
+  }
+
+  std::list<Guest>::const_iterator oldest_stranger() const {
+    return std::ranges::find_if(guests_, &Guest::is_stranger);
+  }
+
   void welcome() {
-    if (!has_room()) return;
+    if (Clock::now() < closed_until()) return;
+    if (is_full()) let_go(oldest_stranger());
     sockaddr_storage address{};
     socklen_t size = sizeof address;
     auto* const generic = reinterpret_cast<sockaddr*>(&address);
     const int socket =
         accept4(socket_, generic, &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (socket < 0) {
-      const bool has_gone = errno == ECONNABORTED || errno == EINTR;
-      if (!has_gone) closed_until_ = Clock::now() + kPause;
+      const bool has_gone =
+          errno == EAGAIN || errno == ECONNABORTED || errno == EINTR;
+      if (!has_gone) paused_until_ = Clock::now() + kPause;
       return;
     }
     const int on = 1;
@@ -147,26 +165,7 @@ class Server {
                        .came = Clock::now()});
   }
 
-  // Where strangers are too many the oldest goes that has said nothing, or the
-  // oldest; but none too soon.
-  bool has_room() {
-    const auto is_stranger = [](const Guest& g) { return g.is_stranger(); };
-    const auto is_mute = [](const Guest& g) {
-      return g.phase == Guest::Phase::kHello && g.in.empty();
-    };
-    if (std::ranges::count_if(guests_, is_stranger) <
-        static_cast<std::ptrdiff_t>(kMostStrangers)) {
-      return true;
-    }
-    auto who = std::ranges::find_if(guests_, is_mute);
-    if (who == guests_.end()) who = std::ranges::find_if(guests_, is_stranger);
-    closed_until_ = who->came + kPatience;
-    if (Clock::now() < closed_until_) return false;
-    let_go(who);
-    return true;
-  }
-
-  std::list<Guest>::iterator let_go(std::list<Guest>::iterator guest) {
+  std::list<Guest>::iterator let_go(std::list<Guest>::const_iterator guest) {
     if (guest->is_stranger()) tell_of(*guest);
     close(guest->socket);
     return guests_.erase(guest);
@@ -237,22 +236,24 @@ class Server {
     const std::string sealed = std::exchange(guest.in, {});
     if (!guest.size) {
       guest.size = size_after(*guest.heard, sealed);
-      return guest.size.has_value();
+      return guest.size.has_value() || refuse(guest);
     }
     guest.size.reset();
     const auto message = guest.heard->open(sealed);
     auto outcome = message ? values_.hear(*message) : std::nullopt;
-    if (!outcome) {
-      log::warning("launch: a rank at ", guest.address,
-                   " asks the rendezvous for what it does not know, and was "
-                   "let go.");
-      return false;
-    }
+    if (!outcome) return refuse(guest);
     if (const auto* answer = std::get_if<MessageWriter>(&*outcome)) {
       return say(guest, *answer);
     }
     guest.wait = std::get<StoreValues::Wait>(std::move(*outcome));
     return answer_where_it_may(guest);
+  }
+
+  static bool refuse(const Guest& guest) {
+    log::warning("launch: what came to the rendezvous from a rank at ",
+                 guest.address,
+                 " is no request, or was changed on the way: it was let go.");
+    return false;
   }
 
   void answer_those_who_wait() {
@@ -290,13 +291,13 @@ class Server {
   std::list<Guest> guests_;  // those that came first in front
   StoreValues values_;
   std::string buffer_ = std::string(size_t{1} << 16, '\0');
-  Clock::time_point closed_until_ = Clock::now();
+  Clock::time_point paused_until_ = Clock::now();
   std::optional<Clock::time_point> told_;
   int64_t refused_ = 0;
 };
 
 // Ranks whose connections close say themselves that they lost the rendezvous.
-void serve(int socket, int stop, const JobToken& token) noexcept {
+void run_server(int socket, int stop, const JobToken& token) noexcept {
   try {
     Server(socket, stop, token).run();
   } catch (const std::exception& error) {
@@ -312,13 +313,15 @@ StoreServer::Descriptor::~Descriptor() {
 
 StoreServer::StoreServer(int socket, const JobToken& token)
     : socket_(socket), stop_(eventfd(0, EFD_CLOEXEC)) {
+  // Whoever has gone again must not hold up the thread in accept().
   TS_CHECK_REACH(
-      stop_.get() >= 0 && listen(socket, SOMAXCONN) == 0,
+      stop_.get() >= 0 && fcntl(socket, F_SETFL, O_NONBLOCK) == 0 &&
+          listen(socket, SOMAXCONN) == 0,
       "launch: the rendezvous does not listen: ", std::strerror(errno));
   thread_ = std::thread(
       [socket, stop = stop_.get(), token, context = rank_context()] {
         const RankContextGuard guard(context);
-        serve(socket, stop, token);
+        run_server(socket, stop, token);
       });
 }
 

@@ -2,8 +2,8 @@
 // who prove that they know the token.
 //
 // Who does not prove it within two seconds is let go, and a line of the log
-// tells of it; of those 64 are heard at a time, and nothing of them is kept but
-// what a greeting has.
+// tells of it. 64 who have not yet are heard at a time; of each as much is kept
+// as a greeting has.
 // Threads: one of its own.
 #pragma once
 

@@ -47,6 +47,7 @@ std::optional<StoreValues::Outcome> StoreValues::hear(
       const auto time = read.number();
       auto keys = keys_in(read);
       if (!time || !keys || keys->empty()) return std::nullopt;
+      if (request == Request::kGet && keys->size() > 1) return std::nullopt;
       return Wait{.keys = std::move(*keys),
                   .end = end_of(*time),
                   .gets = request == Request::kGet};
@@ -130,9 +131,8 @@ std::optional<int64_t> StoreValues::add(const std::string& key,
   if (const auto found = values_.find(key); found != values_.end()) {
     const std::string& text = found->second;
     const char* const end = text.data() + text.size();
-    if (std::from_chars(text.data(), end, before).ptr != end) {
-      return std::nullopt;
-    }
+    const auto read = std::from_chars(text.data(), end, before);
+    if (read.ptr != end || read.ec != std::errc()) return std::nullopt;
   }
   int64_t sum = 0;
   if (__builtin_add_overflow(before, number, &sum)) return std::nullopt;

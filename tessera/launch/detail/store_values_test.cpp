@@ -18,8 +18,11 @@ TEST(StoreValues, AnswersRequestsAlone) {
   const int64_t most = std::numeric_limits<int64_t>::max();
   ASSERT_TRUE(hear(values, MessageWriter(Request::kSet).add("a").add("text")));
   ASSERT_TRUE(hear(values, MessageWriter(Request::kAdd).add("sum").add(most)));
+  ASSERT_TRUE(hear(
+      values,
+      MessageWriter(Request::kSet).add("large").add("99999999999999999999")));
   for (const MessageWriter& wrong :
-       {MessageWriter('\xff'), MessageWriter(Request::kSet),
+       {MessageWriter(static_cast<Request>(0xff)), MessageWriter(Request::kSet),
         MessageWriter(Request::kSet).add("a"),
         MessageWriter(Request::kSet).add("a").add("b").add("c"),
         MessageWriter(Request::kSet).add(int64_t{-1}),
@@ -28,7 +31,9 @@ TEST(StoreValues, AnswersRequestsAlone) {
         MessageWriter(Request::kAdd).add("sum").add(int64_t{1}),
         MessageWriter(Request::kAdd).add("new").add("1"),
         MessageWriter(Request::kWait), MessageWriter(Request::kWait).add(most),
+        MessageWriter(Request::kAdd).add("large").add(int64_t{1}),
         MessageWriter(Request::kGet).add(int64_t{1}),
+        MessageWriter(Request::kGet).add(int64_t{1}).add("a").add("sum"),
         MessageWriter(Request::kCheck).add("a").add(int64_t{7}),
         MessageWriter(Request::kCompareSet).add("a").add("b"),
         MessageWriter(Request::kDelete),

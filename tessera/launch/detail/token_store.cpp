@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <random>
 #include <thread>
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/core/log.h"
 #include "tessera/launch/detail/addresses.h"
 
 namespace tessera::launch::detail {
@@ -65,26 +65,27 @@ void set_time_out(int socket, seconds time) {
   }
 }
 
-// A connection to the first of the addresses that takes one, or -1. Connecting
-// has the time-out of what is sent.
-int connect_to(const std::string& host, uint16_t port) {
+// A connection to the first of the addresses that takes one, or -1 and `why`.
+// Connecting has the time-out of what is sent.
+int connect_to(const std::string& host, uint16_t port, std::string& why) {
   AddressList list(nullptr, &freeaddrinfo);
   try {
     list = addresses_of(host, port, SOCK_STREAM);
   } catch (const Error& error) {
-    log::debug(
-        message_of(error));  // names of new hosts are known a while later
+    why = message_of(error);  // a new host's name may be known a while later
   }
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
     const int socket =
         ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-    if (socket < 0) continue;
-    set_time_out(socket, kToGreet);
-    const int on = 1;
-    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    if (connect(socket, a->ai_addr, a->ai_addrlen) == 0) return socket;
-    close(socket);
+    if (socket >= 0) {
+      set_time_out(socket, kToGreet);
+      const int on = 1;
+      setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+      if (connect(socket, a->ai_addr, a->ai_addrlen) == 0) return socket;
+    }
+    why = std::strerror(errno);
+    if (socket >= 0) close(socket);
   }
   return -1;
 }
@@ -126,18 +127,16 @@ TokenStore::TokenStore(TokenStoreOptions options)
     : Store(options.timeout), options_(std::move(options)) {
   const auto end = Clock::now() + options_.timeout;
   std::random_device random;
-  while (!try_to_connect()) {
-    if (Clock::now() > end) {
-      C10_THROW_ERROR(DistNetworkError,
-                      "nothing there greets as a store with a token does");
-    }
+  std::string why;
+  while (!try_to_connect(why)) {
+    if (Clock::now() > end) C10_THROW_ERROR(DistNetworkError, why);
     // Ranks that came at once and found no room come apart again.
     std::this_thread::sleep_for(kBetweenTries * (1 + random() % 3));
   }
 }
 
-bool TokenStore::try_to_connect() {
-  socket_ = connect_to(options_.host, options_.port);
+bool TokenStore::try_to_connect(std::string& why) {
+  socket_ = connect_to(options_.host, options_.port, why);
   if (socket_ < 0) return false;
   Nonces nonces;
   const Greeted greeted = greet(socket_, options_.token, nonces);
@@ -154,6 +153,7 @@ bool TokenStore::try_to_connect() {
                  " does not know this job's token: it is another job's, or no "
                  "rendezvous, or the hosts' files of TESSERA_TOKEN_FILE "
                  "differ.");
+  why = "what listens there does not greet as a store with a token does";
   return false;
 }
 

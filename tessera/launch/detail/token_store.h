@@ -55,7 +55,8 @@ class TokenStore final : public c10d::Store {
             const std::chrono::milliseconds& timeout) override;
 
  private:
-  bool try_to_connect();
+  // Or tells `why` not.
+  bool try_to_connect(std::string& why);
   // The fields of the answer; nullopt: the time was over.
   std::optional<std::string> ask(const MessageWriter& request);
   int64_t ask_number(const MessageWriter& request);

@@ -134,16 +134,16 @@ TEST_F(TokenStoreTest, AWaitEndsWhenTheLastKeyIsThereOrTheTimeIsOver) {
 
 TEST_F(TokenStoreTest, RanksOfAJobMayComeAtOnceAndManyTimes) {
   std::vector<std::thread> ranks;
-  ranks.reserve(20);
-  for (int i = 0; i < 20; ++i) {
+  ranks.reserve(100);
+  for (int i = 0; i < 100; ++i) {
     ranks.emplace_back([&] {
       const auto store = rank(port);
-      for (int times = 0; times < 50; ++times) store->add("sum", 1);
+      for (int times = 0; times < 10; ++times) store->add("sum", 1);
       store->clone()->add("sum", 1);
     });
   }
   for (std::thread& each : ranks) each.join();
-  EXPECT_EQ(rank(port)->add("sum", 0), 1020);
+  EXPECT_EQ(rank(port)->add("sum", 0), 1100);
 }
 
 TEST_F(TokenStoreTest, TellsARankThatTheServerHasAnotherToken) {
@@ -161,6 +161,59 @@ TEST_F(TokenStoreTest, ARankThatComesFirstWaitsForTheServer) {
   });
   EXPECT_FALSE(rank(free.port)->check({"a"}));
   begins.join();
+}
+
+// As a server does that lets it go where it has no room.
+TEST_F(TokenStoreTest, ARankThatIsLetGoAfterItsProofComesAgain) {
+  Listener first(/*listening=*/true);
+  std::optional<StoreServer> then;
+  std::thread serves([&] {
+    const int fd = accept(first.fd, nullptr, nullptr);
+    std::string hello(kHello.size() + sizeof(Bytes32), '\0');
+    recv(fd, hello.data(), hello.size(), MSG_WAITALL);
+    Nonces nonces{.server = draw_nonce()};
+    std::copy(hello.begin() + kHello.size(), hello.end(),
+              nonces.client.begin());
+    const JobToken token(kSecret);
+    const Bytes32 proof = token.proof_of(JobToken::Side::kServer, nonces);
+    send(fd, nonces.server.data(), nonces.server.size(), MSG_NOSIGNAL);
+    send(fd, proof.data(), proof.size(), MSG_NOSIGNAL);
+    Bytes32 answer;
+    recv(fd, answer.data(), answer.size(), MSG_WAITALL);
+    close(fd);
+    then.emplace(first.release(), token);
+  });
+  const auto store = rank(first.port);
+  serves.join();
+  EXPECT_FALSE(store->check({"a"}));
+}
+
+TEST_F(TokenStoreTest, AWaitEndsWithTheServer) {
+  const auto store = rank(port);
+  std::thread ends([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    server.reset();
+  });
+  EXPECT_THROW(store->wait({"never"}, seconds(5)), c10::DistNetworkError);
+  ends.join();
+}
+
+TEST_F(TokenStoreTest, SaysWhyItDidNotConnect) {
+  const auto reach = [&](const char* host, uint16_t at) -> std::string {
+    try {
+      c10::make_intrusive<TokenStore>(
+          TokenStoreOptions{.host = host,
+                            .port = at,
+                            .token = JobToken(kSecret),
+                            .timeout = milliseconds(50)});
+    } catch (const c10::DistNetworkError& error) {
+      return error.what_without_backtrace();
+    }
+    return "it was reached";
+  };
+  EXPECT_THAT(reach("no-such-host.invalid", port), HasSubstr("is not known"));
+  const uint16_t free = Listener(/*listening=*/false).port;
+  EXPECT_THAT(reach("127.0.0.1", free), HasSubstr("Connection refused"));
 }
 
 TEST_F(TokenStoreTest, WhoServesSomethingElseIsNoStore) {
