@@ -9,6 +9,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tests/support/failure_of.h"
 
 namespace tessera::testing {
 namespace {
@@ -98,6 +99,13 @@ void run_processes(int64_t world_size, const std::string& backend,
         << "rank " << rank << ", signal " << ends[rank].signal << ": "
         << ends[rank].message;
   }
+}
+
+std::string failure_of_threads(const std::string& backend, int64_t world_size,
+                               const RankBody& body) {
+  return failure_of([&] {
+    comm::run_threads(world_size, backend, body, std::chrono::seconds(30));
+  });
 }
 
 }  // namespace tessera::testing

@@ -37,4 +37,8 @@ void run_processes(
     int64_t world_size, const std::string& backend, const RankBody& body,
     std::chrono::milliseconds timeout = std::chrono::seconds(30));
 
+// What run_threads fails with; "": it does not.
+std::string failure_of_threads(const std::string& backend, int64_t world_size,
+                               const RankBody& body);
+
 }  // namespace tessera::testing

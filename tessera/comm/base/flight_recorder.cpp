@@ -33,13 +33,13 @@ std::string Operation::describe() const {
   return text.str();
 }
 
-uint64_t Operation::signature() const {
+uint64_t Operation::signature(uint64_t before) const {
   const bool has_sizes_of_its_own = verb == Verb::kAllToAll;
   const std::array<int64_t, 5> parts = {
       static_cast<int64_t>(verb), reduces(verb) ? static_cast<int64_t>(op) : 0,
       static_cast<int64_t>(dtype), peer,
       has_sizes_of_its_own ? 0 : c10::multiply_integers(shape)};
-  return hash64(std::as_bytes(std::span(parts)));
+  return hash64(std::as_bytes(std::span(parts)), before);
 }
 
 uint64_t FlightRecorder::begin(Operation& operation) {

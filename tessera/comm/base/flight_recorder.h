@@ -40,8 +40,9 @@ struct Operation {
   // "all_reduce(sum) #17 float32[4, 8]", "send #3 to rank 2 tag 0 int64[5]"
   std::string describe() const;
   // Of a collective: a hash of what its ranks must call alike (verb, reduction,
-  // dtype, root and elements; to all_to_all each brings its own number).
-  uint64_t signature() const;
+  // dtype, root and elements; to all_to_all each brings its own number), and
+  // of the signature of what went before.
+  uint64_t signature(uint64_t before = 0) const;
 };
 
 class FlightRecorder {

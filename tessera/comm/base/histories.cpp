@@ -3,13 +3,10 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
-#include <array>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "tessera/comm/base/c10d_reduce_op.h"
-#include "tessera/core/hash.h"
 
 namespace tessera::comm {
 namespace {
@@ -22,8 +19,7 @@ Histories::Histories(c10::intrusive_ptr<c10d::Backend> backend)
     : backend_(std::move(backend)) {}
 
 void Histories::add(const Operation& operation) {
-  const std::array<uint64_t, 1> called = {operation.signature()};
-  hash_ = hash64(std::as_bytes(std::span(called)), hash_);
+  hash_ = operation.signature(hash_);
   if (++collectives_ % kEvery == 0) compare();
 }
 

@@ -8,7 +8,7 @@
 #include <deque>
 #include <string>
 
-#include "tessera/launch/detail/rank_process.h"
+#include "tessera/launch/detail/fd.h"
 
 namespace tessera::launch::detail {
 

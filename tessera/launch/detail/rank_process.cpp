@@ -135,20 +135,6 @@ std::optional<int> error_of_exec(int status_pipe) {
 
 }  // namespace
 
-Fd& Fd::operator=(Fd&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) close(fd_);
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
-}
-
-int Fd::release() { return std::exchange(fd_, -1); }
-
 // By number: glibc 2.36 declares pidfd_open without extern "C".
 Fd open_pidfd(pid_t pid) {
   return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));

@@ -13,22 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/launch/detail/fd.h"
+
 namespace tessera::launch::detail {
-
-// A file descriptor that closes itself.
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(other.release()) {}
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd();
-  int get() const { return fd_; }
-  bool open() const { return fd_ >= 0; }
-  int release();
-
- private:
-  int fd_;
-};
 
 // Becomes readable when the process ends; closed where there is none such.
 Fd open_pidfd(pid_t pid);

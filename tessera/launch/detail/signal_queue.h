@@ -10,7 +10,7 @@
 #include <csignal>
 #include <map>
 
-#include "tessera/launch/detail/rank_process.h"
+#include "tessera/launch/detail/fd.h"
 
 namespace tessera::launch::detail {
 

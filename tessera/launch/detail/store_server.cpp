@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -41,7 +40,7 @@ constexpr auto kPause = milliseconds(100);
 constexpr auto kSay = seconds(5);
 
 struct Guest {
-  int socket = -1;
+  Fd socket;
   std::string address;
   enum class Phase { kHello, kProof, kKnown } phase = Phase::kHello;
   Clock::time_point came;
@@ -80,11 +79,6 @@ class Server {
  public:
   Server(int socket, int stop, const JobToken& token)
       : socket_(socket), stop_(stop), token_(token) {}
-  ~Server() {
-    for (const Guest& guest : guests_) close(guest.socket);
-  }
-  Server(const Server&) = delete;
-  Server& operator=(const Server&) = delete;
 
   void run() {
     while (serve_what_comes()) {
@@ -96,15 +90,16 @@ class Server {
  private:
   // Waits for it; false: the server ends.
   bool serve_what_comes() {
-    const bool is_open = Clock::now() >= closed_until();
+    const auto closed = closed_until();
+    const bool is_open = Clock::now() >= closed;
     std::vector<pollfd> polled = {
         {.fd = stop_, .events = POLLIN, .revents = 0},
         {.fd = is_open ? socket_ : -1, .events = POLLIN, .revents = 0}};
     for (const Guest& guest : guests_) {
       polled.push_back(
-          {.fd = guest.socket, .events = guest.events(), .revents = 0});
+          {.fd = guest.socket.get(), .events = guest.events(), .revents = 0});
     }
-    poll(polled.data(), polled.size(), until_next_end());
+    poll(polled.data(), polled.size(), until_next_end(closed));
     if (polled[0].revents != 0) return false;
     size_t i = 2;
     for (auto guest = guests_.begin(); guest != guests_.end(); ++i) {
@@ -115,11 +110,11 @@ class Server {
     return true;
   }
 
-  int until_next_end() const {
+  int until_next_end(Clock::time_point closed) const {
     constexpr auto kLongest = seconds(10);
     const auto now = Clock::now();
     auto end = now + kLongest;
-    if (closed_until() > now) end = std::min(end, closed_until());
+    if (closed > now) end = std::min(end, closed);
     for (const Guest& guest : guests_) {
       if (guest.is_stranger()) end = std::min(end, guest.came + kToProve);
       if (guest.wait) end = std::min(end, guest.wait->end);
@@ -144,30 +139,27 @@ class Server {
   }
 
   void welcome() {
-    if (Clock::now() < closed_until()) return;
     if (is_full()) let_go(oldest_stranger());
     sockaddr_storage address{};
     socklen_t size = sizeof address;
     auto* const generic = reinterpret_cast<sockaddr*>(&address);
-    const int socket =
-        accept4(socket_, generic, &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (socket < 0) {
+    Fd socket(accept4(socket_, generic, &size, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.open()) {
       const bool has_gone =
           errno == EAGAIN || errno == ECONNABORTED || errno == EINTR;
       if (!has_gone) paused_until_ = Clock::now() + kPause;
       return;
     }
     const int on = 1;
-    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    guests_.push_back({.socket = socket,
+    setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    guests_.push_back({.socket = std::move(socket),
                        .address = in_numbers(generic, size),
                        .came = Clock::now()});
   }
 
   std::list<Guest>::iterator let_go(std::list<Guest>::const_iterator guest) {
     if (guest->is_stranger()) tell_of(*guest);
-    close(guest->socket);
     return guests_.erase(guest);
   }
 
@@ -195,8 +187,8 @@ class Server {
     if (!guest.out.empty()) return send_rest(guest);
     if (guest.wait) return false;
     const size_t most = guest.wanted() - guest.in.size();
-    const ssize_t got =
-        recv(guest.socket, buffer_.data(), std::min(most, buffer_.size()), 0);
+    const ssize_t got = recv(guest.socket.get(), buffer_.data(),
+                             std::min(most, buffer_.size()), 0);
     if (got < 0) return errno == EAGAIN || errno == EINTR;
     if (got == 0) return false;
     guest.in.append(buffer_, 0, static_cast<size_t>(got));
@@ -279,8 +271,8 @@ class Server {
   }
 
   static bool send_rest(Guest& guest) {
-    const ssize_t sent =
-        send(guest.socket, guest.out.data(), guest.out.size(), MSG_NOSIGNAL);
+    const ssize_t sent = send(guest.socket.get(), guest.out.data(),
+                              guest.out.size(), MSG_NOSIGNAL);
     if (sent < 0) return errno == EAGAIN || errno == EINTR;
     guest.out.erase(0, static_cast<size_t>(sent));
     return true;
@@ -307,15 +299,11 @@ void run_server(int socket, int stop, const JobToken& token) noexcept {
 
 }  // namespace
 
-StoreServer::Descriptor::~Descriptor() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
-
 StoreServer::StoreServer(int socket, const JobToken& token)
     : socket_(socket), stop_(eventfd(0, EFD_CLOEXEC)) {
   // Whoever has gone again must not hold up the thread in accept().
   TS_CHECK_REACH(
-      stop_.get() >= 0 && fcntl(socket, F_SETFL, O_NONBLOCK) == 0 &&
+      stop_.open() && fcntl(socket, F_SETFL, O_NONBLOCK) == 0 &&
           listen(socket, SOMAXCONN) == 0,
       "launch: the rendezvous does not listen: ", std::strerror(errno));
   thread_ = std::thread(

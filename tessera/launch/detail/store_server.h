@@ -9,6 +9,7 @@
 
 #include <thread>
 
+#include "tessera/launch/detail/fd.h"
 #include "tessera/launch/detail/job_token.h"
 
 namespace tessera::launch::detail {
@@ -23,20 +24,8 @@ class StoreServer {
   StoreServer& operator=(const StoreServer&) = delete;
 
  private:
-  class Descriptor {
-   public:
-    explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
-    ~Descriptor();
-    Descriptor(const Descriptor&) = delete;
-    Descriptor& operator=(const Descriptor&) = delete;
-    int get() const { return descriptor_; }
-
-   private:
-    const int descriptor_;
-  };
-
-  const Descriptor socket_;
-  const Descriptor stop_;  // an eventfd
+  const Fd socket_;
+  const Fd stop_;  // an eventfd
   std::thread thread_;
 };
 

@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -65,9 +64,9 @@ void set_time_out(int socket, seconds time) {
   }
 }
 
-// A connection to the first of the addresses that takes one, or -1 and `why`.
+// A connection to the first of the addresses that takes one, or none and `why`.
 // Connecting has the time-out of what is sent.
-int connect_to(const std::string& host, uint16_t port, std::string& why) {
+Fd connect_to(const std::string& host, uint16_t port, std::string& why) {
   AddressList list(nullptr, &freeaddrinfo);
   try {
     list = addresses_of(host, port, SOCK_STREAM);
@@ -75,19 +74,18 @@ int connect_to(const std::string& host, uint16_t port, std::string& why) {
     why = message_of(error);  // a new host's name may be known a while later
   }
   for (const addrinfo* a = list.get(); a != nullptr; a = a->ai_next) {
-    const int socket =
-        ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-    if (socket >= 0) {
-      set_time_out(socket, kToGreet);
+    Fd socket(
+        ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol));
+    if (socket.open()) {
+      set_time_out(socket.get(), kToGreet);
       const int on = 1;
-      setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-      if (connect(socket, a->ai_addr, a->ai_addrlen) == 0) return socket;
+      setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+      if (connect(socket.get(), a->ai_addr, a->ai_addrlen) == 0) return socket;
     }
     why = std::strerror(errno);
-    if (socket >= 0) close(socket);
   }
-  return -1;
+  return Fd();
 }
 
 enum class Greeted { kKnown, kUnknown, kSilent };
@@ -137,17 +135,17 @@ TokenStore::TokenStore(TokenStoreOptions options)
 
 bool TokenStore::try_to_connect(std::string& why) {
   socket_ = connect_to(options_.host, options_.port, why);
-  if (socket_ < 0) return false;
+  if (!socket_.open()) return false;
   Nonces nonces;
-  const Greeted greeted = greet(socket_, options_.token, nonces);
+  const Greeted greeted = greet(socket_.get(), options_.token, nonces);
   sent_ = options_.token.seal_of(Side::kClient, nonces);
   came_ = options_.token.seal_of(Side::kServer, nonces);
   // It may have had no room for this one.
-  if (greeted == Greeted::kKnown && receive_sealed(socket_, *came_)) {
-    set_time_out(socket_, seconds(0));  // none: a wait may be long
+  if (greeted == Greeted::kKnown && receive_sealed(socket_.get(), *came_)) {
+    set_time_out(socket_.get(), seconds(0));  // none: a wait may be long
     return true;
   }
-  close(std::exchange(socket_, -1));
+  socket_ = Fd();
   TS_CHECK_REACH(greeted != Greeted::kUnknown, "launch: what listens at ",
                  options_.host, ":", options_.port,
                  " does not know this job's token: it is another job's, or no "
@@ -155,10 +153,6 @@ bool TokenStore::try_to_connect(std::string& why) {
                  "differ.");
   why = "what listens there does not greet as a store with a token does";
   return false;
-}
-
-TokenStore::~TokenStore() {
-  if (socket_ >= 0) close(socket_);
 }
 
 c10::intrusive_ptr<c10d::Store> TokenStore::clone() {
@@ -172,12 +166,12 @@ std::optional<std::string> TokenStore::ask(const MessageWriter& request) {
            kMostBytes, " bytes at a time, not ", request.text().size(), ".");
   const std::lock_guard lock(mutex_);
   std::optional<std::string> message;
-  if (send_all(socket_, sealed_pieces(*sent_, request.text()))) {
-    message = receive_sealed(socket_, *came_);
+  if (send_all(socket_.get(), sealed_pieces(*sent_, request.text()))) {
+    message = receive_sealed(socket_.get(), *came_);
   }
   if (!message || message->empty()) {
     // Out of step with the other end it is of no more use.
-    shutdown(socket_, SHUT_RDWR);
+    shutdown(socket_.get(), SHUT_RDWR);
     C10_THROW_ERROR(DistNetworkError,
                     "the connection to the rendezvous was closed, or brings "
                     "what the store did not say");

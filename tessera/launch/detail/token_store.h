@@ -20,6 +20,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/launch/detail/fd.h"
 #include "tessera/launch/detail/job_token.h"
 #include "tessera/launch/detail/store_messages.h"
 #include "tessera/launch/detail/store_server.h"
@@ -38,7 +39,6 @@ struct TokenStoreOptions {
 class TokenStore final : public c10d::Store {
  public:
   explicit TokenStore(TokenStoreOptions options);
-  ~TokenStore() override;
 
   c10::intrusive_ptr<Store> clone() override;
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
@@ -65,7 +65,7 @@ class TokenStore final : public c10d::Store {
 
   const TokenStoreOptions options_;
   std::mutex mutex_;
-  int socket_ = -1;
+  Fd socket_;
   std::optional<Seal> sent_, came_;
 };
 

@@ -42,9 +42,9 @@ int connected_to(uint16_t port) {
   return fd;
 }
 
-// What comes until the other end closes, or nothing for `patience`.
-std::string heard_from(int socket, seconds patience = seconds(10)) {
-  const timeval limit{.tv_sec = patience.count(), .tv_usec = 0};
+// What comes until the other end closes, or nothing for ten seconds.
+std::string heard_from(int socket) {
+  const timeval limit{.tv_sec = 10, .tv_usec = 0};
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   std::string all, some(4096, '\0');
   while (true) {
