@@ -21,12 +21,16 @@
 //          with zeros.
 // Uneven data: a rank whose data has ended calls join(), which takes part with
 //          zero weight until every rank has ended: not with SyncBatchNorm,
-//          whose statistics want every rank's forward.
+//          whose statistics want every rank's forward. Then all have the
+//          parameters and buffers of one that had the most; an optimizer's
+//          states stay each rank's own.
 // Errors:  a parameter without gradient is named on every rank, and nobody
 //          hangs; allow_unused makes its gradient zero instead. forward()
-//          refuses a model whose last backward did not end, or whose parameters
-//          got another dtype or device, and so were not reduced; join() one
-//          with SyncBatchNorm.
+//          refuses a model whose last backward did not end, whose parameters
+//          got other memory, dtype or device (load by wrappers/load.h), or that
+//          has others to train than when it was wrapped, which were not
+//          reduced; join() one with SyncBatchNorm. A module of which ranks of
+//          the group hold other parts: experts, or shares of parallelize().
 // Limits:  loss.backward() must reach a parameter, and run no other backward
 //          inside (reentrant checkpoints): model.backward(loss) need not.
 // Threads: as comm::Group: one thread a rank.
@@ -38,6 +42,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tessera/comm/group.h"
 
@@ -70,10 +75,14 @@ class DistributedDataParallelCore {
   void join();
 
  private:
+  void require_same_to_train() const;
+  void take_newest(int64_t reductions);
+
   torch::nn::Module& module_;
   comm::Group& group_;
   DistributedDataParallelOptions options_;
   std::unique_ptr<GradientReducer> reducer_;
+  std::vector<bool> trains_;   // by parameter
   int64_t buffers_step_ = -1;  // reductions when buffers were broadcast
 };
 

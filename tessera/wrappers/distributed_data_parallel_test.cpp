@@ -276,7 +276,7 @@ TEST(DistributedDataParallel, RefusesAModelThatWasNotReduced) {
   });
   for (size_t rank = 0; rank < 2; ++rank) {
     EXPECT_THAT(failed[rank], ::testing::HasSubstr("did not end"));
-    EXPECT_THAT(moved[rank], ::testing::HasSubstr("another dtype or device"));
+    EXPECT_THAT(moved[rank], ::testing::HasSubstr("memory, dtype or device"));
     EXPECT_THAT(recorded[rank], ::testing::HasSubstr("create_graph"));
   }
 }

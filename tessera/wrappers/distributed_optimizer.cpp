@@ -151,6 +151,7 @@ int64_t DistributedOptimizer::num_reductions() const {
 
 void broadcast_parameters(torch::nn::Module& module, comm::Group& group,
                           int64_t root) {
+  wrappers::require_no_parts(module, group);
   std::vector<at::Tensor> tensors = module.parameters();
   for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
   wrappers::broadcast_all(tensors, group, root);

@@ -4,6 +4,7 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cmath>
@@ -56,6 +57,12 @@ struct FullyShardedCore::Impl {
   void run_backward(const at::Tensor& loss, Act end);
   void begin_gradients();
   void publish_gradients(int64_t active);
+  void follow_module();
+  void note_graph();
+  void require_members();
+  void take_back(const std::vector<at::Tensor>& masters,
+                 const std::vector<at::Tensor>& shown,
+                 const std::vector<at::Tensor>& windows);
   std::vector<bool> touched_anywhere();
   double clip(double most);
   void take_part(const Agreed& agreed);
@@ -78,6 +85,11 @@ struct FullyShardedCore::Impl {
   bool stands_by = false;        // takes part in what others do
   std::vector<at::Tensor> kept;  // by trained: gradients of before
   std::vector<bool> touched;     // by trained: a gradient came
+  // By trained: something that is still to be gone back through was computed
+  // with the shard before this forward.
+  std::vector<bool> in_graph;
+  size_t num_parameters;  // of the module
+  std::string refusal;    // of what was done to whole parameters
 };
 
 FullyShardedCore::Impl::Impl(torch::nn::Module& of, const mesh::DeviceMesh& on,
@@ -102,7 +114,9 @@ FullyShardedCore::Impl::Impl(torch::nn::Module& of, const mesh::DeviceMesh& on,
           }),
       memory(follower),
       kept(held.trained().size()),
-      touched(held.trained().size()) {
+      touched(held.trained().size()),
+      in_graph(held.trained().size()),
+      num_parameters(module.parameters().size()) {
   held.hear(memory);
   std::vector<int64_t> visits(held.names().size() - 1);
   std::iota(visits.begin(), visits.end(), 1);
@@ -134,10 +148,14 @@ void FullyShardedCore::begin_forward() {
   TS_CHECK(!self.goes_back,
            "fully_shard: the backward before this forward did not end, and its "
            "gradients were not reduced.");
+  TS_CHECK(self.refusal.empty(), self.refusal);
   TS_CHECK(self.held.are_in_place(),
-           "fully_shard: parameters got another dtype or device since the "
-           "module was sharded. Shard it after moving it.");
+           "fully_shard: parameters got other memory since the module was "
+           "sharded, by to(), set_data() or torch::load(). Shard it after "
+           "moving it, and load it while what gather() gives lives.");
+  self.follow_module();
   const bool trains = at::GradMode::is_enabled();
+  if (trains) self.note_graph();
   self.begin_forward(trains ? Part::kForward : Part::kEvaluation);
 }
 
@@ -153,9 +171,50 @@ void FullyShardedCore::end_forward() {
   Impl& self = *impl_;
   const bool trains = self.follower.part() == Part::kForward;
   self.follower.finish();
+  if (trains) self.require_members();
   if (!trains || self.order_is_known) return;
   self.agree(Act::kOrder);
   self.adopt_order();
+}
+
+// Parameters that were frozen since, or are trained again, are so where they
+// are whole.
+void FullyShardedCore::Impl::follow_module() {
+  const size_t now = module.parameters().size();
+  TS_CHECK(now == num_parameters, "fully_shard: the module has ", now,
+           " parameters, and had ", num_parameters,
+           " when it was sharded. Register them all before.");
+  const auto& shards = held.shards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const bool trains = shards[i].requires_grad();
+    if (held.whole()[i].requires_grad() == trains) continue;
+    TS_CHECK(!trains || held.is_trained(i),
+             "fully_shard: ", held.parameters().parameters()[i].name,
+             " requires a gradient, and did not when the module was sharded: "
+             "nobody would reduce it. Shard the module with all that will be "
+             "trained, and freeze afterwards.");
+    held.whole()[i].requires_grad_(trains);
+  }
+}
+
+void FullyShardedCore::Impl::note_graph() {
+  for (size_t i = 0; i < in_graph.size(); ++i) {
+    in_graph[i] =
+        torch::autograd::impl::try_get_grad_accumulator(shard(i)) != nullptr;
+  }
+}
+
+// What forward() computes with is whole, or nobody reduces its gradient.
+void FullyShardedCore::Impl::require_members() {
+  for (size_t i = 0; i < in_graph.size(); ++i) {
+    const bool is_used =
+        !in_graph[i] &&
+        torch::autograd::impl::try_get_grad_accumulator(shard(i)) != nullptr;
+    TS_CHECK(!is_used, "fully_shard: forward() computes with ",
+             held.parameters().trained()[i].name,
+             " as parameters() has it, which is this rank's shard. Use the "
+             "member of the module's class (`weight`), which is whole.");
+  }
 }
 
 // Once: what all ranks did in their first forward, if they did the same.
@@ -212,6 +271,7 @@ void FullyShardedCore::Impl::begin_gradients() {
   for (size_t i = 0; i < kept.size(); ++i) {
     const at::Tensor seen = shard(i).grad();
     kept[i] = seen.defined() ? seen.detach().clone() : at::Tensor();
+    shard(i).mutable_grad() = at::Tensor();
     touched[i] = false;
   }
   held.parameters().zero_gradients();
@@ -238,11 +298,14 @@ void FullyShardedCore::Impl::publish_gradients(int64_t active) {
   for (size_t i = 0; i < kept.size(); ++i) {
     at::Tensor sum = held.parameters().trained()[i].gradient;
     if (active > 1) sum.div_(active);
+    const at::Tensor own = shard(i);
+    // Of what was computed with the shard itself, as a penalty on weights.
+    const at::Tensor beside = own.grad();
     if (kept[i].defined()) sum.add_(kept[i]);
-    if (!any[i] && !kept[i].defined()) continue;
+    if (beside.defined()) sum.add_(beside.to_dense().view(sum.sizes()));
+    if (!any[i] && !kept[i].defined() && !beside.defined()) continue;
     const MemoryScope scope(MemoryKind::kGradients);
     // No view: zero_grad() detaches it.
-    const at::Tensor own = shard(i);
     own.mutable_grad() =
         sum.view(own.sizes()).to(own.scalar_type()).variable_data();
     kept[i] = at::Tensor();
@@ -296,7 +359,7 @@ GatheredParameters FullyShardedCore::gather() {
   const Unheard unheard;
   // The members of classes, but in the type of the masters and their shapes.
   std::vector<at::Tensor> masters = self.held.parameters().full_masters();
-  std::vector<at::Tensor> shown;
+  std::vector<at::Tensor> shown, windows;
   for (size_t i = 0; i < masters.size(); ++i) {
     const bool rounds =
         masters[i].scalar_type() != self.held.whole()[i].scalar_type();
@@ -305,16 +368,48 @@ GatheredParameters FullyShardedCore::gather() {
       each = masters[i].view(self.held.whole()[i].sizes()).variable_data();
       each.requires_grad_(self.held.shards()[i].requires_grad());
     }
+    windows.push_back(each.detach());
     shown.push_back(std::move(each));
   }
   replace_parameters(self.module, self.held.shards(), shown);
-  return GatheredParameters([&self, masters, shown] {
-    const Unheard no_use;
-    replace_parameters(self.module, shown, self.held.shards());
-    self.held.parameters().take(masters);
-    self.follower.free_all();
-    self.is_gathered = false;
+  return GatheredParameters([&self, masters, shown, windows] {
+    try {
+      self.take_back(masters, shown, windows);
+    } catch (const std::exception& error) {
+      self.refusal = message_of(error);
+    }
   });
+}
+
+// What gather() has shown, and whoever had it has written to, given other
+// memory (torch::load() does), frozen, or begun to train.
+void FullyShardedCore::Impl::take_back(const std::vector<at::Tensor>& masters,
+                                       const std::vector<at::Tensor>& shown,
+                                       const std::vector<at::Tensor>& windows) {
+  const Unheard no_use;
+  const at::NoGradGuard no_grad;
+  is_gathered = false;
+  replace_parameters(module, shown, held.shards());
+  for (size_t i = 0; i < shown.size(); ++i) {
+    const std::string& name = held.parameters().parameters()[i].name;
+    if (!shown[i].is_alias_of(windows[i])) {
+      TS_CHECK(shown[i].sizes() == windows[i].sizes(), "fully_shard: ", name,
+               " has ", windows[i].sizes(), ", and was given a tensor of ",
+               shown[i].sizes(),
+               " while gather()'s result lived. Load what was saved of this "
+               "module.");
+      masters[i].copy_(shown[i].detach().reshape(masters[i].sizes()));
+      shown[i].set_data(windows[i]);
+    }
+    const bool trains = shown[i].requires_grad();
+    TS_CHECK(!trains || held.is_trained(i), "fully_shard: ", name,
+             " was frozen when the module was sharded, and cannot be trained "
+             "now. Shard the module with all that will be trained.");
+    held.whole()[i].requires_grad_(trains);
+    held.shards()[i].requires_grad_(trains);
+  }
+  held.parameters().take(masters);
+  follower.free_all();
 }
 
 void FullyShardedCore::join(const std::function<void()>& step) {
@@ -323,6 +418,10 @@ void FullyShardedCore::join(const std::function<void()>& step) {
            "fully_shard: join() with a MoE, whose experts the others need: "
            "give every rank as many batches.");
   require_joinable(self.module);
+  // Those of this rank's last step, which is done.
+  for (size_t i = 0; !self.accumulates && i < self.kept.size(); ++i) {
+    self.shard(i).mutable_grad() = at::Tensor();
+  }
   self.stands_by = true;
   const auto reset = c10::make_scope_exit([&self] { self.stands_by = false; });
   bool steps = false;  // the others do, once they have clipped

@@ -40,6 +40,7 @@
 //          widened_product) leaves them to it.
 // Accumulate: accumulate(loss) is a micro-batch before the last: stages 2 and 3
 //          reduce it into shards, stage 1 and replicas wait for the last.
+//          zero_grad() between them takes none of it away.
 // Values:  rank 0's. A module that DeferredInit made (deferred_init.h) gets its
 //          memory here, and no rank ever holds the whole.
 // Comm:    at construction a comparison of names and shapes, and a broadcast of
@@ -55,9 +56,10 @@
 //          right too, on any rank, and slower.
 // Errors:  other modules on other ranks; ranks that do different things (who
 //          does what); a parameter used outside of forward and backward; an
-//          optimizer that was made before, in its step(); a second backward
-//          through one forward is no error; create_graph and sparse gradients
-//          are.
+//          optimizer that was made before, in its step(); a forward that
+//          computes with parameters() of the module, or in stage 3 writes to
+//          one; a parameter that was frozen when the module was sharded, and
+//          is to be trained. A second backward through one forward is none.
 // Experts: of MoE (moe.h) along ep of the mesh: sharded over the ranks that
 //          hold the same, each MoE's a unit. All ranks use a MoE equally often,
 //          and none can join().
@@ -66,6 +68,10 @@
 //          need not. Modules that read their own parameters() in forward
 //          (ParameterList) see shards: refused. What reads a parameter's
 //          data_ptr() with no operator of LibTorch before it is not heard.
+//          What takes all of parameters() sees shards: no torch::optim::LBFGS,
+//          no clip_grad_norm_ of torch (there is one here), torch::save() under
+//          gather() alone. The gradient of a penalty on parameters() is added,
+//          not averaged. Hooks on parameters() are not called.
 // Threads: as comm::Group: one thread a rank.
 // Source:  Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv
 //          2304.11277; units and shards as PyTorch's FSDP2 has them.
@@ -201,11 +207,12 @@ class FullySharded {
   // was. Comm: one all_reduce of a double.
   double clip_grad_norm(double most) { return core_.clip_grad_norm(most); }
   // Every rank calls it. What is written to whole parameters while the result
-  // lives is kept: each rank's shard from what it wrote.
+  // lives, or loaded, is kept: each rank's shard from what it wrote.
   wrappers::GatheredParameters gather() { return core_.gather(); }
   // This rank has no more data: takes part in what the others do, with
   // zero weight, until no rank has any. `step` is the rest of a step, what they
-  // do between a backward and the next forward but for clip_grad_norm().
+  // do between a backward and the next forward but for clip_grad_norm(), and
+  // has no word for other ranks: no GradScaler.
   void join(const std::function<void()>& step) { core_.join(step); }
 
   // In the order of the units. REQUIRES: no parallelize() along tp: what is

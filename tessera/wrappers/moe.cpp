@@ -78,7 +78,7 @@ MoEImpl::MoEImpl(int64_t hidden, int64_t experts, int64_t k,
 }
 
 MoEOutput MoEImpl::forward(const at::Tensor& x) {
-  const at::Tensor tokens = x.reshape({-1, x.size(-1)});
+  const at::Tensor tokens = x.flatten(0, -2);
   const at::Tensor p =
       at::softmax(gate_->forward(tokens), /*dim=*/-1, nn::wide_type(tokens));
   const auto [best, experts] = at::topk(p, k_);
@@ -123,6 +123,7 @@ at::Tensor MoEImpl::run(const at::Tensor& rows, const at::Tensor& counts) {
 
 at::Tensor MoEImpl::balance(const at::Tensor& probabilities,
                             const at::Tensor& picked, int64_t samples) const {
+  if (picked.numel() == 0) return probabilities.sum();  // 0
   const at::Tensor of_samples = picked.reshape({samples, -1});
   const at::Tensor p = probabilities.view({samples, -1, num_experts_});
   const at::Tensor ones = at::ones({1}, p.options()).expand_as(of_samples);

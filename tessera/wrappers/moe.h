@@ -21,7 +21,8 @@
 //          where f_e is the share of a sample's rows that go to e, P_e the mean
 //          of p_e over its tokens: 1 where the load is even, which is the
 //          least. Its mean over ranks of equally many samples does not depend
-//          on the mesh. counts: this rank's rows by expert.
+//          on the mesh; 0 where there are no tokens. counts: this rank's rows
+//          by expert.
 // Comm:    over ep an all_gather of E counts, and an all_to_all of rows each
 //          way, again in backward. A rank that routes no token, or whose
 //          experts get none, calls the same; an expert runs on no rows then.
@@ -110,6 +111,8 @@ class MoEImpl : public torch::nn::Module {
   MoEOutput forward(const at::Tensor& x);
   int64_t experts() const { return num_experts_; }
   int64_t k() const { return k_; }
+  // Ranks that share the experts out.
+  const std::vector<int64_t>& peers() const { return peers_; }
   // Elements of the gate's and all experts' parameters, wherever these are; and
   // of those that one token goes through.
   int64_t num_parameters() const { return count(num_experts_); }

@@ -7,6 +7,7 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
@@ -200,6 +201,30 @@ TEST(MoE, EvenlyRoutedTokensTravelByTheFormula) {
     EXPECT_EQ(exchanged(), twice);
     found.output.sum().backward();
     EXPECT_EQ(exchanged(), twice);
+  });
+}
+
+// A rank may have no samples, or samples without tokens.
+TEST(MoE, TakesNoTokens) {
+  const mesh::DeviceMesh mesh({.dp_shard = 2, .ep = 2}, 2);
+  comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+    std::optional<MoE> moe;
+    comm::in_turn(ranks.world(), [&] {
+      moe.emplace(
+          kWidth, 4, 2, [] { return nn::Linear(kWidth, 3); }, mesh, ranks);
+    });
+    using Shape = std::vector<int64_t>;
+    for (const auto& none : {Shape{0, kWidth}, Shape{3, 0, kWidth}}) {
+      const auto x =
+          ranks.rank() == 0 ? at::zeros(none) : at::ones({2, 5, kWidth});
+      const auto [output, balance, counts] = (*moe)->forward(x);
+      (output.sum() + balance).backward();
+      if (ranks.rank() > 0) continue;
+      EXPECT_EQ(output.numel(), 0);
+      EXPECT_EQ(output.size(-1), 3);
+      EXPECT_EQ(balance.item<double>(), 0);
+      EXPECT_EQ(counts.sum().item<int64_t>(), 0);
+    }
   });
 }
 

@@ -33,7 +33,9 @@ struct Parallelized::Impl : wrappers::Substitute {
     std::string name;
     ParallelStyle style;
     at::Tensor weight = {};  // of a linear: this rank's share
+    at::Tensor bias = {};    // as it is here
   };
+  const std::vector<int64_t>& ranks() const override { return group.ranks(); }
   void sum_gradients(torch::jit::Stack* stack, size_t count);
   at::Tensor computed(const std::string& op,
                       at::ArrayRef<c10::IValue> arguments, const Part& part);
@@ -92,6 +94,7 @@ void Parallelized::Impl::add(const std::string& name, Module& module,
   if (linear->bias.defined()) {
     cut(name + ".bias", linear->bias, style.kind == Kind::kColumn ? 0 : -1,
         tag);
+    parts.back().bias = linear->bias;
   }
 }
 
@@ -110,8 +113,11 @@ bool Parallelized::Impl::run(const c10::OperatorHandle& op,
     return false;
   }
   const std::string& name = op.schema().name();
-  // A view, by which Linear multiplies.
-  if (name == "aten::t" || name == "aten::transpose") return false;
+  // A view, by which Linear multiplies; and what asks for its shape alone.
+  if (name == "aten::t" || name == "aten::transpose" ||
+      name.ends_with("_like")) {
+    return false;
+  }
   const auto arguments = torch::jit::last(*stack, count);
   // Who detaches a share wants the share.
   const at::Tensor y = name == "aten::detach"
@@ -179,7 +185,13 @@ at::Tensor Parallelized::Impl::computed(const std::string& op,
   if (op == "aten::addmm" && is_transposed(tensor(2))) {
     return linear(tensor(1), tensor(2).t(), tensor(0));
   }
-  if (op == "aten::add_" && tensor(1).dim() == 1) {
+  // Behind a product; an optimizer's updates are other sums.
+  const bool is_bias = op == "aten::add_" && part.bias.defined() &&
+                       tensor(1).is_alias_of(part.bias) &&
+                       !tensor(0).is_alias_of(part.bias) &&
+                       tensor(1).sizes() == part.bias.sizes() &&
+                       arguments[2].toScalar().equal(1);
+  if (is_bias) {
     return at::Tensor(tensor(0)).add_(bias_behind(tensor(1), part.style));
   }
   return {};

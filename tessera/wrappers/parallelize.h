@@ -21,7 +21,9 @@
 // Errors:  a line that names no module, or one of another kind; two lines for
 //          one module; features that do not divide; and, while gradients are
 //          recorded, any other operator on a weight that is shared out.
-// Limits:  no weight that several modules share. Call it before
+// Limits:  no weight that several modules share. Shares that got other memory,
+//          by torch::load() or to(), are not known any more: wrappers/load.h
+//          reads into what they have. Call it before
 //          DistributedDataParallel or fully_shard(), which take the ranks along
 //          the data axes, and before an optimizer is made.
 // Source:  parallel_linear.h; plans as PyTorch's parallelize_module has them.

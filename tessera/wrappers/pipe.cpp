@@ -135,10 +135,10 @@ std::vector<torch::nn::Sequential> split(const torch::nn::Sequential& whole,
   size_t child = 0;
   for (const int64_t length : lengths) {
     torch::nn::Sequential part;
+    part->train(whole->is_training());  // not the children, each as it is
     for (int64_t i = 0; i < length; ++i) {
       part->push_back(children[child++].key(), *next++);
     }
-    part->train(whole->is_training());
     parts.push_back(std::move(part));
   }
   check_untied(parts);

@@ -216,6 +216,60 @@ TEST(Pipeline, SplitKeepsNamesAndSharesOut) {
   EXPECT_EQ(split(make_net(), {1, 9})[1]->named_children().front().key(), "1");
 }
 
+TEST(Pipeline, SplitLeavesChildrenInTheirMode) {
+  nn::Sequential net(nn::Linear(3, 3), nn::BatchNorm1d(3), nn::Linear(3, 3));
+  net->ptr(1)->eval();
+  const auto parts = split(net, std::vector<int64_t>{1, 2});
+  EXPECT_FALSE(net->ptr(1)->is_training());
+  EXPECT_TRUE(net->ptr(2)->is_training());
+  EXPECT_TRUE(parts[1]->is_training());
+}
+
+// A stage's input is a leaf of autograd, which nothing may write to.
+TEST(Pipeline, AStageMayBeginInPlace) {
+  const auto make = [] {
+    torch::manual_seed(3);
+    nn::Sequential net(
+        nn::Linear(6, 9), nn::ReLU(nn::ReLUOptions().inplace(true)),
+        nn::Linear(9, 7), nn::Linear(7, 7),
+        nn::ReLU(nn::ReLUOptions().inplace(true)), nn::Linear(7, 4));
+    net->to(at::kDouble);
+    return net;
+  };
+  auto alone = make();
+  loss_of(alone->forward(inputs_of(0)), targets_of(0)).backward();
+  for (const std::string schedule : {"1f1b", "zb_h1", "interleaved"}) {
+    comm::run_threads(2, "shm", [&](comm::Communicator& ranks) {
+      nn::Sequential net{nullptr};
+      comm::in_turn(ranks.world(), [&] { net = make(); });
+      const int64_t chunks = schedule == "interleaved" ? 2 : 1;
+      // Behind a Linear, before what is in place.
+      const std::vector<int64_t> lengths =
+          chunks == 2 ? std::vector<int64_t>{1, 2, 1, 2}
+                      : std::vector<int64_t>{1, 5};
+      const auto parts = split(net, lengths);
+      std::vector<PipelineStage> stages;
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const int64_t run = chunk * 2 + ranks.rank();
+        stages.emplace_back(parts[run], run, 2 * chunks);
+      }
+      Schedule pipe(
+          std::move(stages), ranks.world(),
+          {.schedule = schedule, .num_microbatches = 4, .loss = loss_of});
+      pipe.step(inputs_of(0), targets_of(0));
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const auto& part = parts[chunk * 2 + ranks.rank()];
+        for (const auto& each : part->named_parameters()) {
+          EXPECT_TRUE(at::allclose(each.value().grad(),
+                                   alone->named_parameters()[each.key()].grad(),
+                                   1e-10, 1e-12))
+              << schedule << " " << each.key();
+        }
+      }
+    });
+  }
+}
+
 std::string error_of(int64_t ranks,
                      const std::function<void(comm::Communicator&)>& body) {
   try {

@@ -8,6 +8,18 @@
 #include "tessera/core/memory_kind.h"
 
 namespace tessera::parallel::data {
+namespace {
+
+// Only what is floating-point is rounded.
+at::TensorOptions options_of_full(const at::Tensor& parameter,
+                                  const at::TensorOptions& full) {
+  const auto own = parameter.options().requires_grad(false);
+  return at::isFloatingType(parameter.scalar_type())
+             ? own.merge_in(full)
+             : own.merge_in(full).dtype(parameter.scalar_type());
+}
+
+}  // namespace
 
 at::Tensor window_of(const at::Tensor& tensor) {
   return tensor.variable_data();
@@ -65,9 +77,7 @@ ParameterStorage::ParameterStorage(const Bundle& bundle, comm::Group& shards,
     : bundle_(bundle),
       group_(shards),
       copies_(sent),
-      full_options_(
-          bundle.parameters[0].tensor.options().requires_grad(false).merge_in(
-              full)),
+      full_options_(options_of_full(bundle.parameters[0].tensor, full)),
       apart_((bundle.is_sharded() && bundle.stage == 3) ||
              full_type() != bundle.dtype),
       direct_(bundle.is_sharded() && travels_alone(bundle.cut)),

@@ -74,9 +74,11 @@ void GradientReducer::prepare() {
            "its gradients were not reduced: ranks would go on with different "
            "parameters.");
   TS_CHECK(hooks_.are_heard(),
-           "data parallel: parameters got another dtype or device since the "
-           "module was wrapped, and their gradients would not be reduced. Wrap "
-           "the module after moving it.");
+           "data parallel: parameters got other memory, dtype or device since "
+           "the module was wrapped, by torch::load(), to() or set_data(), and "
+           "their gradients would not be reduced. Wrap the module after moving "
+           "it; tessera::load() (wrappers/load.h) reads into the memory that "
+           "it has.");
   const auto is_gone = [](const at::Tensor& parameter) {
     return !parameter.grad().defined();
   };
@@ -201,8 +203,8 @@ void GradientReducer::finish_backward() {
   TS_CHECK(found.missing_here.empty(), "data parallel: no gradient came for ",
            some_of(found.missing_here, kNamedAtMost),
            ". Every parameter must take part in the loss; freeze it "
-           "(requires_grad_(false)), or set allow_unused, which makes its "
-           "gradient zero.");
+           "(requires_grad_(false)) before the module is wrapped, or set "
+           "allow_unused, which makes its gradient zero.");
   TS_CHECK(found.missing_gradients == 0,
            "data parallel: ", found.missing_gradients,
            " gradients were missing on other ranks, which name them.");

@@ -76,12 +76,16 @@ void tell_and_run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const bool goes_back = torch::autograd::get_current_graph_task_id() != -1;
   std::optional<Substituted> substituted;
   bool is_heard = false;
-  const size_t count = op.schema().arguments().size();
-  for (const c10::IValue& argument : torch::jit::last(*stack, count)) {
-    for_each(argument, [&](const at::Tensor& tensor) {
+  const auto& arguments = op.schema().arguments();
+  const size_t count = arguments.size();
+  for (size_t i = 0; i < count; ++i) {
+    const auto* alias = arguments[i].alias_info();
+    const bool writes = alias != nullptr && alias->isWrite();
+    for_each(torch::jit::peek(*stack, i, count), [&](const at::Tensor& tensor) {
       const auto* memory = tensor.storage().unsafeGetStorageImpl();
       if (const auto heard = find(all().heard, memory)) {
         heard->listener->on_use(heard->tag, tensor);
+        if (writes) heard->listener->on_write(heard->tag, op.schema().name());
         is_heard = true;
       }
       const auto found =
@@ -168,6 +172,12 @@ CarriedSubstitute::CarriedSubstitute(const at::Tensor& parameter) {
 
 void CarriedSubstitute::put(const at::Tensor& parameter) const {
   if (substitute_) substitute(parameter, {substitute_, tag_, is_share_});
+}
+
+std::vector<int64_t> ranks_with_shares(const at::Tensor& parameter) {
+  const auto found = find(all().substituted, place_of(parameter));
+  if (!found || !found->is_share) return {};
+  return found->substitute->ranks();
 }
 
 TakenOperators::TakenOperators(OperatorTaker& by)

@@ -18,6 +18,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace tessera::wrappers {
@@ -28,6 +29,8 @@ class Listener {
   // An operator is about to read or write memory that has this tag, by this
   // tensor. What the listener itself computes is not heard.
   virtual void on_use(int64_t tag, const at::Tensor& tensor) = 0;
+  // And writes to it.
+  virtual void on_write(int64_t tag, const std::string& op) = 0;
 };
 
 class HeardMemory {
@@ -53,7 +56,12 @@ class Substitute {
   // leaves both alone and returns false. What it computes goes no way of ours.
   virtual bool run(const c10::OperatorHandle& op, torch::jit::Stack* stack,
                    int64_t tag) = 0;
+  // Those that have shares of its parameters.
+  virtual const std::vector<int64_t>& ranks() const = 0;
 };
+
+// The ranks that have other values of this parameter; none: it is whole.
+std::vector<int64_t> ranks_with_shares(const at::Tensor& parameter);
 
 class SubstitutedParameters {
  public:

@@ -273,16 +273,19 @@ void ModuleShards::hear(HeardMemory& memory) {
     const at::Tensor& gradient = whole_[i].grad();
     if (!gradient.defined()) continue;
     memory.hear(gradient, PassFollower::tag_of(owner, /*is_gradient=*/true));
-    gradients_[{gradient.storage().unsafeGetStorageImpl(),
-                gradient.storage_offset()}] = trained++;
+    gradients_[place_of(gradient)] = trained++;
   }
   TORCH_INTERNAL_ASSERT(trained == trained_.size());
 }
 
+ModuleShards::Place ModuleShards::place_of(const at::Tensor& gradient) {
+  return {gradient.storage().unsafeGetStorageImpl(), gradient.storage_offset(),
+          gradient.numel()};
+}
+
 std::optional<size_t> ModuleShards::whose_gradient(
     const at::Tensor& gradient) const {
-  const auto found = gradients_.find(
-      {gradient.storage().unsafeGetStorageImpl(), gradient.storage_offset()});
+  const auto found = gradients_.find(place_of(gradient));
   if (found == gradients_.end()) return std::nullopt;
   return found->second;
 }

@@ -4,12 +4,14 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -56,6 +58,10 @@ class ModuleShards {
   const std::vector<at::Tensor>& shards() const { return shards_; }
   // Of these, in the order of parameters().trained().
   const std::vector<size_t>& trained() const { return trained_; }
+  // Whether the i-th of all was, when the module was sharded.
+  bool is_trained(size_t i) const {
+    return std::ranges::binary_search(trained_, i);
+  }
 
   const MemoryFacts& memory() const { return memory_; }
   // Of the rank at `coord`: as checkpoints have them.
@@ -97,8 +103,10 @@ class ModuleShards {
   std::unique_ptr<parallel::data::ShardedParameters> parameters_;
   std::vector<at::Tensor> whole_, shards_;
   std::vector<size_t> trained_;
-  // Gradients share memory, and begin somewhere in it.
-  using Place = std::pair<const c10::StorageImpl*, int64_t>;
+  // Gradients share memory: where one begins, and its elements, for one without
+  // any begins where the next does.
+  using Place = std::tuple<const c10::StorageImpl*, int64_t, int64_t>;
+  static Place place_of(const at::Tensor& gradient);
   std::map<Place, size_t> gradients_;
 };
 

@@ -118,6 +118,17 @@ void PassFollower::on_use(int64_t tag, const at::Tensor& tensor) {
   advance(Op::kGatherParameters, Phase::kAwait, owner);
 }
 
+void PassFollower::on_write(int64_t tag, const std::string& op) {
+  const int64_t owner = tag / 2;
+  const bool is_lost = tag % 2 == 0 && stages_[owner] == 3 &&
+                       (part_ == Part::kForward || part_ == Part::kEvaluation);
+  TS_CHECK(!is_lost, "fully_shard: forward() writes to a parameter of ",
+           name(owner), " (", op,
+           "), whose whole values are freed behind it: in zero_stage 3 that is "
+           "lost. Use a lower zero_stage, or write while what gather() gives "
+           "you lives.");
+}
+
 void PassFollower::on_gradient(int64_t owner, const at::Tensor& gradient) {
   TS_CHECK(part_ == Part::kBackward, "fully_shard: the whole gradients of ",
            name(owner),

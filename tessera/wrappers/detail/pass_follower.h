@@ -8,8 +8,9 @@
 //          second forward before the backward, runs the program to its end and
 //          begins it again; ranks that need not take part in that by repeat().
 // Comm:    of the instructions (parallel/data/sharded_parameters.h).
-// Errors:  a use outside of a forward and a backward; a gradient that somebody
-//          reads who was given whole parameters.
+// Errors:  a use outside of a forward and a backward; a write of a forward to
+//          what is freed behind it; a gradient that somebody reads who was
+//          given whole parameters.
 #pragma once
 
 #include <functional>
@@ -58,6 +59,7 @@ class PassFollower : public Listener, program::Actor {
   // Of an owner's parameters, or of the gradients that autograd adds to.
   static int64_t tag_of(int64_t owner, bool is_gradient);
   void on_use(int64_t tag, const at::Tensor& tensor) override;
+  void on_write(int64_t tag, const std::string& op) override;
 
  private:
   void on_gradient(int64_t owner, const at::Tensor& gradient);

@@ -3,10 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
+#include "tessera/wrappers/detail/heard_memory.h"
+#include "tessera/wrappers/moe.h"
 
 namespace tessera::wrappers {
 namespace {
@@ -20,7 +23,33 @@ int64_t fingerprint(const std::vector<NamedParameter>& parameters) {
   return static_cast<int64_t>(hash64(text));
 }
 
+// Whether some of these ranks but one are of the group.
+bool are_of(const std::vector<int64_t>& ranks, const comm::Group& group) {
+  return std::ranges::count_if(ranks, [&](int64_t rank) {
+           return std::ranges::find(group.ranks(), rank) != group.ranks().end();
+         }) > 1;
+}
+
 }  // namespace
+
+void require_no_parts(torch::nn::Module& module, const comm::Group& group) {
+  constexpr const char* kWayOut =
+      " Make the group of ranks that hold the same, or use fully_shard(), "
+      "which "
+      "knows which do (zero_stage 0 shards nothing).";
+  for (const auto& item : module.named_modules()) {
+    const auto* moe = dynamic_cast<const MoEImpl*>(item.value().get());
+    TS_CHECK_CONFIG(!moe || !are_of(moe->peers(), group),
+                    "data parallel: ranks of the group have other experts of "
+                    "the MoE \"",
+                    item.key(), "\".", kWayOut);
+  }
+  for (const auto& item : module.named_parameters()) {
+    TS_CHECK_CONFIG(!are_of(ranks_with_shares(item.value()), group),
+                    "data parallel: ranks of the group have other shares of ",
+                    item.key(), ", which parallelize() has cut.", kWayOut);
+  }
+}
 
 void require_same_parameters(const std::vector<NamedParameter>& parameters,
                              comm::Group& group) {

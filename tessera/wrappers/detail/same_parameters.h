@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 
 #include <string>
 #include <vector>
@@ -19,6 +20,11 @@ struct NamedParameter {
 // rank of the group calls it.
 void require_same_parameters(const std::vector<NamedParameter>& parameters,
                              comm::Group& group);
+
+// TS_CHECK_CONFIG where ranks of the group hold other parts of the module, to
+// which one rank's values would be given: experts of a MoE along ep, or shares
+// of what parallelize() has cut.
+void require_no_parts(torch::nn::Module& module, const comm::Group& group);
 
 // The values of `root`, on every rank.
 void broadcast_all(const std::vector<at::Tensor>& tensors, comm::Group& group,

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +19,20 @@ using program::Op;
 namespace {
 
 constexpr int64_t kMostDims = 12;
+
+// Autograd's own copy of a leaf, in the same memory: a stage may begin with
+// what computes in place.
+struct Alias : torch::autograd::Function<Alias> {
+  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/,
+                            const at::Tensor& x) {
+    return x.detach();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* /*context*/,
+      torch::autograd::variable_list gradients) {
+    return gradients;
+  }
+};
 
 }  // namespace
 
@@ -115,7 +130,7 @@ void StageActor::forward(int64_t microbatch, int64_t unit) {
       (at::isFloatingType(type) || at::isComplexType(type))) {
     here.input.requires_grad_();
   }
-  here.output = stages_[chunk].forward(here.input);
+  here.output = stages_[chunk].forward(Alias::apply(here.input));
   TS_CHECK(here.output.defined(), "pipeline: stage ", stages_[chunk].index(),
            " gave no tensor.");
   require_announced(here.output, chunk);
