@@ -19,7 +19,7 @@
 #include "tessera/core/log.h"
 #include "tessera/engine/generate.h"
 #include "tessera/engine/run_devices.h"
-#include "tessera/train/preflight.h"
+#include "tessera/train/memory_check.h"
 
 namespace tessera::cli {
 namespace {
@@ -62,7 +62,7 @@ class GenerateCommand {
             mesh_config(source_, flags.dtype, extras, keys_of_generation())),
         tokenizer_(load_tokenizer(flags.tokenizer, source_)) {
     flags_.options.num_tokens = tokenizer_.vocab_size();
-    flags_.options.stop_tokens = source_.config.eos_tokens;
+    flags_.options.stop_tokens = train::stop_tokens(source_);
     if (flags.chat) {
       const auto chat = chat_prompt(
           flags.system, flags.prompt,

@@ -124,7 +124,9 @@ class Weights {
     for (size_t i = 0; i < complaints_.size() && i < kNamedAtMost; ++i) {
       list += "\n  " + complaints_[i];
     }
-    if (complaints_.size() > kNamedAtMost) list += "\n  ...";
+    if (complaints_.size() > kNamedAtMost) {
+      list += c10::str("\n  and ", complaints_.size() - kNamedAtMost, " more");
+    }
     TS_CHECK_IO(complaints_.empty(), folder_, ": ", complaints_.size(),
                 " tensors do not fit config.json:", list,
                 config.mtp.layers > 0
@@ -250,7 +252,9 @@ std::map<std::string, Stored> stored_tensors(
       const auto source =
           models::hugging_face_source(model->config(), item.name);
       auto& stored = tensors[source.tensor];
-      stored.spec = {source.tensor, config.dtype,
+      // As transformers keeps it whatever the others are.
+      const bool is_wide = source.tensor.ends_with("e_score_correction_bias");
+      stored.spec = {source.tensor, is_wide ? at::kFloat : config.dtype,
                      source.stored_shape(item.shape)};
       stored.parts.push_back({parameter.name, item, source});
     }

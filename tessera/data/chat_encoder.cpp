@@ -18,6 +18,26 @@ size_t common_prefix(const std::string& a, const std::string& b) {
          a.begin();
 }
 
+// A text that no answer begins with: of private use.
+constexpr const char* kOtherAnswer = "\xef\xa3\xbf";
+
+// A prompt may begin what the answer goes without (<think>): the answer is
+// what differs. Where its first letters are the prompt's by chance, `other`,
+// the same conversation with another answer, shows where it begins.
+template <typename Render>
+size_t begin_of_answer(const std::string& asked, const std::string& answered,
+                       const Render& other) {
+  size_t begin = common_prefix(asked, answered);
+  if (begin == asked.size()) return begin;
+  begin = std::min(begin, common_prefix(answered, other()));
+  // At the beginning of a character of UTF-8.
+  while (begin > 0 && begin < answered.size() &&
+         (static_cast<unsigned char>(answered[begin]) & 0xc0) == 0x80) {
+    --begin;
+  }
+  return begin;
+}
+
 // Normalized piece by piece, so that the spans stay where they were.
 RenderedChat normalized(const RenderedChat& chat) {
   RenderedChat result;
@@ -149,9 +169,12 @@ std::vector<RenderedChat> ChatEncoder::render_prefixes(
       break;
     }
     std::string answered = render(i + 1, /*prompt=*/false);
-    // A prompt may begin what the answer goes without (<think>): the answer is
-    // what differs.
-    const size_t begin = common_prefix(asked, answered);
+    const size_t begin = begin_of_answer(asked, answered, [&] {
+      return template_
+          ->render_first(messages, i + 1, /*add_generation_prompt=*/false,
+                         kOtherAnswer)
+          .text;
+    });
     if (begin == answered.size()) continue;
     const bool goes_on =
         !chats.empty() && answered.starts_with(chats.back().text);

@@ -151,6 +151,23 @@ TEST_F(ChatData, AnAnswerThatIsRewrittenLaterHasAListOfItsOwn) {
                   "u:q<|end|>a:one<|end|>u:p<|end|>a:[(hm)two<|end|>]"));
 }
 
+// What an answer and the end of the prompt, which it goes without, have alike
+// by chance is the answer's.
+TEST_F(ChatData, AnAnswerMayBeginAsThePromptGoesOn) {
+  const std::string source =
+      "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<|end|>"
+      "{% endfor %}{% if add_generation_prompt %}a:<think>\n{% endif %}";
+  const auto of = [&](const std::string& answer) {
+    return encoded(R"({"messages": [{"role": "user", "content": "q"},
+                       {"role": "assistant", "content": ")" +
+                       answer + R"("}]})",
+                   source);
+  };
+  EXPECT_THAT(of("<b>x"), ElementsAre("u:q<|end|>a:[<b>x<|end|>]"));
+  EXPECT_THAT(of("<think>x"), ElementsAre("u:q<|end|>a:[<think>x<|end|>]"));
+  EXPECT_THAT(of(">b>x"), ElementsAre("u:q<|end|>a:[>b>x<|end|>]"));
+}
+
 // Where it is cut behind max_tokens, nobody sees that the rest is not there.
 TEST_F(ChatData, AnswersFarBehindWhatIsUsedAreLeftOut) {
   std::string chat;

@@ -210,15 +210,20 @@ ReadMessages ChatTemplate::read_messages(std::string_view messages,
   });
 }
 
-RenderedChat ChatTemplate::render_first(const ReadMessages& messages,
-                                        size_t count,
-                                        bool add_generation_prompt) const {
+RenderedChat ChatTemplate::render_first(
+    const ReadMessages& messages, size_t count, bool add_generation_prompt,
+    const std::optional<std::string>& last_content) const {
   return failing([&]() -> RenderedChat {
     const ReadMessages::Impl& read = *messages.impl_;
     jinja::Dict variables = read.variables;
-    const auto first = read.messages.begin();
-    variables.set("messages", std::vector<jinja::Value>(
-                                  first, first + static_cast<int64_t>(count)));
+    const auto begin = read.messages.begin();
+    std::vector<jinja::Value> first(begin, begin + static_cast<int64_t>(count));
+    if (last_content) {
+      jinja::Dict last = *first.back().dict();
+      last.set("content", *last_content);
+      first.back() = std::move(last);
+    }
+    variables.set("messages", std::move(first));
     variables.set("add_generation_prompt", add_generation_prompt);
     const jinja::Template& used =
         read.has_tools && impl_->with_tools ? *impl_->with_tools : impl_->plain;

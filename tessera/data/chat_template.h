@@ -76,8 +76,11 @@ class ChatTemplate {
   ReadMessages read_messages(std::string_view messages,
                              const ChatOptions& options = {}) const;
   // The first `count` of them, with the tools and variables of then.
-  RenderedChat render_first(const ReadMessages& messages, size_t count,
-                            bool add_generation_prompt = false) const;
+  // `last_content`: in the place of the last one's.
+  RenderedChat render_first(
+      const ReadMessages& messages, size_t count,
+      bool add_generation_prompt = false,
+      const std::optional<std::string>& last_content = {}) const;
 
   // Whether it marks what the assistant writes ({% generation %}).
   bool marks_answers() const;

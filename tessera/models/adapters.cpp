@@ -38,8 +38,9 @@ void check_rank(int64_t rank, const std::vector<NamedLinear>& layers) {
   TS_CHECK_CONFIG(
       rank <= largest, "model.lora.rank is ", rank, ", above ", largest,
       ", the smaller side of the largest weights that have adapters: they "
-      "would be of full rank. Give a lower one, such as 16, or train all "
-      "weights (model.lora.rank=0).");
+      "would be of full rank. Give a lower one, such as ",
+      std::max<int64_t>(1, largest / 2),
+      ", or train all weights (model.lora.rank=0).");
 }
 
 }  // namespace

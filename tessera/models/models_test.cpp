@@ -632,6 +632,35 @@ TEST(HuggingFaceConfigOf, Phi4) {
   EXPECT_EQ(config.model.window, 0);
 }
 
+// What a folder leaves out is transformers' default of that family.
+TEST(HuggingFaceConfigOf, MixtralWithSizesAlone) {
+  const ModelConfig config =
+      parse_hugging_face_config(
+          R"({"model_type": "mixtral", "vocab_size": 50, "hidden_size": 64,
+              "num_hidden_layers": 2, "num_attention_heads": 16,
+              "num_local_experts": 4,
+              "intermediate_size": 4, "max_position_embeddings": 32})",
+          "config.json")
+          .model;
+  EXPECT_EQ(config.rope_theta, 1e6);
+  EXPECT_EQ(config.norm_eps, 1e-5);
+  EXPECT_EQ(config.kv_heads, 8);
+}
+
+TEST(HuggingFaceConfigOf, AnEmptyScalingIsNone) {
+  const ModelConfig config =
+      parse_hugging_face_config(
+          R"({"model_type": "llama", "vocab_size": 50, "hidden_size": 64,
+              "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 4, "max_position_embeddings": 32,
+              "rope_scaling": {}, "rope_parameters": {
+                "rope_type": "linear", "factor": 4.0, "rope_theta": 7.0}})",
+          "config.json")
+          .model;
+  EXPECT_EQ(config.rope_scaling.factor, 4);
+  EXPECT_EQ(config.rope_theta, 7);
+}
+
 // A folder that others made, with one more key, whose sequences get longer.
 TEST(HuggingFaceConfigOf, LongerSequences) {
   const auto text = [](const std::string& key) {

@@ -391,7 +391,8 @@ void Optimizer::update_matrix(double lr, size_t i, const WholeOf& whole_of) {
 
 void Optimizer::swap_averages() {
   const at::NoGradGuard no_grad;
-  TS_CHECK(!averages_.empty() && steps() > 0,
+  // A stage of a pipeline may train nothing.
+  TS_CHECK(config_.ema > 0 && steps() > 0,
            "optim: there are no averages of parameters. Set optimizer.ema.");
   for (size_t i = 0; i < segments_.size(); ++i) {
     const at::Tensor parameter = segments_[i].parameter.detach();

@@ -449,5 +449,17 @@ TEST(Optimizer, ABiasOfExpertsStepsByTheGradientsSign) {
   EXPECT_TRUE(at::equal(bias, at::tensor({0.75, 1.0, 1.25}, at::kDouble)));
 }
 
+// As on a stage of a pipeline where nothing has adapters.
+TEST(Optimizer, AveragesOfNoParametersAreSwapped) {
+  OptimizerConfig config{.type = "adamw"};
+  config.ema = 0.9;
+  const auto optimizer = make_optimizer(config, {});
+  optimizer->step(1e-3);
+  EXPECT_NO_THROW(optimizer->swap_averages());
+  EXPECT_NO_THROW(optimizer->swap_averages());
+  EXPECT_THROW(make_optimizer({.type = "adamw"}, {})->swap_averages(),
+               std::exception);
+}
+
 }  // namespace
 }  // namespace tessera::optim

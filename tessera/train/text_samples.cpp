@@ -12,8 +12,9 @@
 #include "tessera/checkpoint/hugging_face.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
+#include "tessera/core/ignore_index.h"
 #include "tessera/engine/generate.h"
-#include "tessera/models/hugging_face_config.h"
+#include "tessera/train/trained_model.h"
 
 namespace tessera::train {
 
@@ -62,7 +63,7 @@ Beginning beginning_of(const data::Dataset& samples) {
   const auto length = static_cast<size_t>(batch.inputs.size(1));
   const std::span ids(batch.inputs.const_data_ptr<int64_t>(), length);
   const std::span targets(batch.targets.const_data_ptr<int64_t>(), length);
-  const auto counts = [](int64_t target) { return target != data::kNoTarget; };
+  const auto counts = [](int64_t target) { return target != kIgnoreIndex; };
   const auto first = std::ranges::find_if(targets, counts);
   const auto before = static_cast<size_t>(first - targets.begin());
   const size_t end =
@@ -88,7 +89,7 @@ std::vector<int64_t> stops_of(const RunConfig& config,
                               const Beginning& sample) {
   std::vector<int64_t> stops;
   if (checkpoint::is_hugging_face_folder(config.model.from)) {
-    stops = models::read_hugging_face_config(config.model.from).eos_tokens;
+    stops = stop_tokens(find_trained_model(config.model.from, at::kFloat));
   }
   if (const auto end = tokenizer.end_of_text()) stops.push_back(*end);
   for (const int64_t id : sample.answer | std::views::reverse) {

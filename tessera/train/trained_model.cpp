@@ -206,6 +206,24 @@ ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype) {
   return source;
 }
 
+std::vector<int64_t> stop_tokens(const ModelSource& source) {
+  const fs::path file = fs::path(source.model_files) / "generation_config.json";
+  const bool is_said = !source.model_files.empty() &&
+                       source.has_files_tokenizer && fs::exists(file);
+  if (!is_said) return source.config.eos_tokens;
+  const auto json =
+      detail::parse_json(detail::read_json_text(file), file.string());
+  const char* key = "eos_token_id";
+  if (!json.is_object() || !json.contains(key) || json[key].is_null()) {
+    return source.config.eos_tokens;
+  }
+  const std::string where = c10::str(file.string(), ": ", key);
+  std::vector<int64_t> tokens;
+  if (!json[key].is_array()) return {detail::as_int(json[key], where)};
+  for (const auto& id : json[key]) tokens.push_back(detail::as_int(id, where));
+  return tokens;
+}
+
 void read_averages(ModelSource& source) {
   const auto is_average = [](const auto& tensor) {
     return tensor.name.starts_with("optimizer.average.");

@@ -9,8 +9,10 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/engine/rank_model.h"
@@ -36,6 +38,11 @@ struct ModelSource {
 
 // `dtype`: what a checkpoint's weights are to be.
 ModelSource find_trained_model(const std::string& path, c10::ScalarType dtype);
+
+// The tokens that end a text of it: as generation_config.json has them, where
+// the model came with one that says so, else as its configuration does.
+// TS_CHECK_IO for a bad file.
+std::vector<int64_t> stop_tokens(const ModelSource& source);
 
 // The model's weights are to be the averages that training kept of them
 // (optimizer.ema). TS_CHECK_CONFIG where there are none.

@@ -1,5 +1,7 @@
 """tessera generate: its filters are transformers', its flags do what they say, also on a mesh."""
 
+import json
+import shutil
 import subprocess
 
 import pytest
@@ -71,6 +73,21 @@ def test_repetition_penalty_of_greedy_text(generate, folder):
                               suppress_tokens=list(range(tokenizer.get_vocab_size(), 320)))
     text = generate("--max-tokens", 20, "--temperature", 0, "--repetition-penalty", 1.3).stdout
     assert text.rstrip("\n") == tokenizer.decode(expected[0].tolist()).rstrip("\n")
+
+
+def test_generation_config_says_what_ends_a_text(program, generate, folder, tmp_path):
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompt = torch.tensor([tokenizer.encode(PROMPT).ids])
+    written = transformers.LlamaForCausalLM.from_pretrained(folder).generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, pad_token_id=0,
+        suppress_tokens=list(range(tokenizer.get_vocab_size(), 320)))[0, prompt.size(1):].tolist()
+    flags = ["--prompt", PROMPT, "--max-tokens", "12", "--temperature", "0"]
+    assert generate(*flags, prompt=()).stdout == PROMPT + tokenizer.decode(written) + "\n"
+    copy = tmp_path / "folder"
+    shutil.copytree(folder, copy)
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [319, written[3]]}))
+    done = subprocess.run([program, "generate", "--model", copy, *flags], capture_output=True, text=True, check=True)
+    assert done.stdout == PROMPT + tokenizer.decode(written[:written.index(written[3])]) + "\n"
 
 
 @pytest.mark.parametrize("mesh", MESHES)

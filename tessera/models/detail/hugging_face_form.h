@@ -123,6 +123,7 @@ struct LlamaKeys {
   bool window_switch = true;   // use_sliding_window: else a window is not used
   int64_t default_window = 0;  // where sliding_window is not said; 0: none
   int64_t window_pattern = 0;  // as that of sliding_window_pattern; 0: no key
+  double default_theta = 10000;
 };
 void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys);
 Json llama_json(const ModelConfig& model);

@@ -74,9 +74,11 @@ void read_scaling(const Reader& in, const Reader& rope, ModelConfig& model) {
 }
 
 // Where both keys are there the older one counts, as in transformers.
-void read_rotary_of_all(const Reader& in, ModelConfig& model) {
-  model.rope_theta = in.number("rope_theta", 10000.0, 1, 1e300);
-  const char* key = in.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+void read_rotary_of_all(const Reader& in, const LlamaKeys& keys,
+                        ModelConfig& model) {
+  model.rope_theta = in.number("rope_theta", keys.default_theta, 1, 1e300);
+  const bool has_old = in.has("rope_scaling") && !in.at("rope_scaling").empty();
+  const char* key = has_old ? "rope_scaling" : "rope_parameters";
   if (in.has(key)) {
     const Reader rope(in.at(key), in.place(key));
     TS_CHECK_CONFIG(in.at(key).is_object(), in.place(key),
@@ -273,7 +275,7 @@ void read_llama(const Reader& in, ModelConfig& model, const LlamaKeys& keys) {
   read_llama_sizes(in, model, keys);
   in.refuse_unless(in.word("hidden_act", "silu") == "silu", "hidden_act");
   in.refuse_unless(!in.flag("mlp_bias", false), "mlp_bias");
-  read_rotary_of_all(in, model);
+  read_rotary_of_all(in, keys, model);
   read_windows(in, keys, model);
 }
 

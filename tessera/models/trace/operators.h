@@ -174,8 +174,6 @@ class Operators {
   Memory scattered(int64_t numel, const Ranks& ranks) const;
   Memory split(const Memory& whole, const TokenPiece& piece) const;
   Memory joined(const TokenPiece& piece, const Ranks& ranks) const;
-  // Elements of the wide type that each thread has in flash attention.
-  int64_t flash_rows(const HeadShape& shape) const;
 
   Tape& tape_;
   const int64_t element_, wide_, threads_;
