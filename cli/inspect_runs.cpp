@@ -12,6 +12,7 @@
 #include "tessera/core/files.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/monitor/json_lines.h"
+#include "tessera/monitor/report/run_history.h"
 
 namespace tessera::cli {
 namespace {
@@ -113,13 +114,11 @@ Json row_from(const fs::path& run) {
   row["state"] = "running, or killed";
   const fs::path metrics = run / "metrics.jsonl",
                  summary = run / "summary.json";
-  const bool ended = fs::exists(summary) &&
-                     (!fs::exists(metrics) || fs::last_write_time(summary) >=
-                                                  fs::last_write_time(metrics));
   if (fs::exists(summary)) {
     const Json end = parsed(summary);
     row["best_valid_loss"] = end.value("best_valid_loss", Json());
-    if (ended) row["state"] = end.value("reason", Json());
+    if (monitor::report::has_ended(run))
+      row["state"] = end.value("reason", Json());
   }
   row["written"] = time_of(fs::exists(metrics) ? metrics : run / "config.json");
   return row;

@@ -54,13 +54,13 @@ std::unique_ptr<comm::Communicator> connect(const RankJob& job,
 // started it, the first rank of each host does what --nproc does before it
 // starts any.
 int run_rank(const RankJob& job, const launch::RankEnvironment& environment) {
-  job.on_start();
   meets = true;
   const launch::Meeting meeting = launch::join(environment);
   const auto& place = meeting.environment;
   std::optional<RankContextGuard> guard;
   std::unique_ptr<comm::Communicator> ranks;
   const auto begin = [&] {
+    job.on_start();  // until here a signal ends the process
     guard.emplace(
         RankContext{.rank = static_cast<int>(place.rank),
                     .world_size = static_cast<int>(place.world_size)});

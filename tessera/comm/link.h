@@ -3,7 +3,7 @@
 // In a round every rank has another peer, so that no two measurements share a
 // rank; size - 1 rounds (size, if that is odd) meet every pair once (the circle
 // method of tournaments).
-// Comm:   a few messages of 4 bytes and one of kLinkBytes with that peer.
+// Comm:   a few messages of 4 bytes and of kLinkBytes with that peer.
 // Errors: those of send and recv.
 // Threads: as group.h.
 #pragma once
@@ -19,7 +19,7 @@ inline constexpr int64_t kLinkBytes = 256 << 10;
 
 struct LinkSpeed {
   double latency_us = 0;   // one way: half of the quickest round trip
-  double bytes_per_s = 0;  // of kLinkBytes there, less that latency
+  double bytes_per_s = 0;  // of kLinkBytes, at best, less that latency
 };
 
 int64_t rounds_of_links(int64_t size);

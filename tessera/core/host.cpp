@@ -6,6 +6,16 @@
 #include <fstream>
 
 namespace tessera {
+namespace {
+
+// "/net:[4026531840]"; a kernel without namespaces has one of each: "".
+std::string space_of(const char* name) {
+  std::array<char, 64> link{};
+  const bool is_known = readlink(name, link.data(), link.size() - 1) > 0;
+  return is_known ? std::string("/") + link.data() : "";
+}
+
+}  // namespace
 
 std::string host_name() {
   char name[256] = {};  // one more than Linux allows, for the closing zero
@@ -14,18 +24,13 @@ std::string host_name() {
 }
 
 std::string host_identity() {
-  std::string identity = host_name();
+  return host_name() + "/" + process_space() + space_of("/proc/self/ns/net");
+}
+
+std::string process_space() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  identity += "/" + boot;
-  for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
-    // "net:[4026531840]"; a kernel without namespaces has one of each.
-    std::array<char, 64> link{};
-    if (readlink(name, link.data(), link.size() - 1) > 0) {
-      identity += std::string("/") + link.data();
-    }
-  }
-  return identity;
+  return boot + space_of("/proc/self/ns/pid");
 }
 
 }  // namespace tessera

@@ -13,4 +13,8 @@ std::string host_name();
 // of the network. Two hosts may share a name, two containers a kernel.
 std::string host_identity();
 
+// The same for processes that know each other by their numbers: start of the
+// kernel, and the namespace of processes. Without blanks.
+std::string process_space();
+
 }  // namespace tessera

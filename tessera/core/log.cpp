@@ -59,7 +59,13 @@ std::string line_of(Level level, const std::string& message) {
 // REQUIRES: the lock is held.
 void append(State& s, const std::string& line) {
   const auto file = s.files.find(rank_context().rank);
-  if (file != s.files.end()) file->second << line << std::flush;
+  if (file == s.files.end()) return;
+  // Behind a full disk the next line is tried again, on a line of its own.
+  if (!file->second.good()) {
+    file->second.clear();
+    file->second << '\n';
+  }
+  file->second << line << std::flush;
 }
 
 }  // namespace
@@ -95,11 +101,6 @@ void close_rank_file(int rank) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   s.files.erase(rank);
-}
-
-void set_level(Level level) {
-  std::lock_guard lock(state().mutex);
-  state().level = level;
 }
 
 }  // namespace tessera::log

@@ -25,9 +25,6 @@ void note(const std::string& message);
 void open_rank_file(int rank, const std::string& path);
 void close_rank_file(int rank);
 
-// Lines below this level are dropped. /* = kInfo; TESSERA_LOG=debug lowers */
-void set_level(Level level);
-
 template <typename... Args>
 void debug(const Args&... args) {
   write(Level::kDebug, c10::str(args...));

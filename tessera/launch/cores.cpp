@@ -11,20 +11,36 @@
 #include <optional>
 #include <string>
 
+#include "tessera/core/cgroup.h"
+
 namespace tessera::launch {
 namespace {
 
-// The quota of this process's cgroup (version 2) in cores, or nothing.
+// Microseconds of a period, and those of it that may be used; -1 and the like
+// stand for all.
+std::optional<double> cores_by(double quota, double period) {
+  if (quota <= 0 || period <= 0) return std::nullopt;
+  return quota / period;
+}
+
+// The least quota of this process's control groups in cores, or nothing.
 std::optional<double> cgroup_quota() {
-  std::ifstream groups("/proc/self/cgroup");
-  std::string line;
-  while (std::getline(groups, line)) {
-    if (!line.starts_with("0::")) continue;
-    std::ifstream limit("/sys/fs/cgroup" + line.substr(3) + "/cpu.max");
+  const std::string of_version_1 = "cpu.cfs_quota_us";
+  std::optional<double> least;
+  for (const std::string& file : cgroup_files("cpu", "cpu.max", of_version_1)) {
+    std::ifstream limit(file);
     double quota = 0, period = 0;
-    if (limit >> quota >> period && period > 0) return quota / period;
+    limit >> quota;  // "max" is no number
+    if (file.ends_with(of_version_1)) {
+      const size_t folder = file.size() - of_version_1.size();
+      std::ifstream(file.substr(0, folder) + "cpu.cfs_period_us") >> period;
+    } else {
+      limit >> period;
+    }
+    const auto cores = cores_by(quota, period);
+    if (cores && (!least || *cores < *least)) least = cores;
   }
-  return std::nullopt;
+  return least;
 }
 
 }  // namespace

@@ -28,7 +28,6 @@ namespace tessera::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using detail::Fd;
 using detail::RankEnd;
 
 namespace fs = std::filesystem;

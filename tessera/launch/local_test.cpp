@@ -118,7 +118,7 @@ class Launcher {
 };
 
 // Waits for the end of a process that is no child of the test's.
-bool has_ended(const detail::Fd& process) {
+bool has_ended(const Fd& process) {
   pollfd ended{process.get(), POLLIN, 0};
   return poll(&ended, 1, 30'000) == 1;
 }
@@ -143,8 +143,8 @@ TEST_F(Local, TellsEachRankItsPlaceAndSharesTheCoresOut) {
 }
 
 TEST_F(Local, ACopyHasWhatAProgramWouldHave) {
-  const detail::Fd of_launcher(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  const detail::Fd of_ranks(open("/dev/null", O_RDONLY));
+  const Fd of_launcher(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const Fd of_ranks(open("/dev/null", O_RDONLY));
   LocalOptions options = shell(3, "exit 9");
   options.environment["WORD"] = "hello";
   options.as_copy = [&] {
@@ -246,7 +246,7 @@ TEST_F(Local, AStoppedRankEndsWithTheOthers) {
 TEST_F(Local, TakesAwayWhatARankStarted) {
   Launcher launcher(shell(1, "sleep 1000 & echo $! > child; exit 3"));
   EXPECT_EQ(launcher.finish(), 3);
-  const detail::Fd child = detail::open_pidfd(pid_in("child"));
+  const Fd child = detail::open_pidfd(pid_in("child"));
   EXPECT_TRUE(!child.open() || has_ended(child));
 }
 
@@ -340,7 +340,7 @@ TEST_F(Local, RanksDieWithALauncherThatIsKilled) {
   Launcher launcher(
       shell(2, "echo $$ > pid$TESSERA_RANK; echo ready >&2; exec sleep 1000"));
   launcher.wait_for("ready", 2);
-  std::vector<detail::Fd> ranks;
+  std::vector<Fd> ranks;
   for (const char* name : {"pid0", "pid1"}) {
     ranks.push_back(detail::open_pidfd(pid_in(name)));
     ASSERT_TRUE(ranks.back().open());

@@ -20,6 +20,7 @@
 
 #include "tessera/core/broken_pipe.h"
 #include "tessera/core/error.h"
+#include "tessera/core/fd.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/launch/detail/addresses.h"
@@ -199,14 +200,14 @@ StorePtr make_store(const RankEnvironment& here) {
 // The address of this host on the way to another, or "" where there is no way.
 // Nothing is sent: to connect a datagram socket only chooses a route.
 std::string address_towards(const addrinfo& other) {
-  const int fd = socket(other.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return "";
+  const Fd datagrams(socket(other.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!datagrams.open()) return "";
   sockaddr_storage own{};
   socklen_t size = sizeof own;
   const bool routed =
-      connect(fd, other.ai_addr, other.ai_addrlen) == 0 &&
-      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0;
-  close(fd);
+      connect(datagrams.get(), other.ai_addr, other.ai_addrlen) == 0 &&
+      getsockname(datagrams.get(), reinterpret_cast<sockaddr*>(&own), &size) ==
+          0;
   return routed ? in_numbers(reinterpret_cast<sockaddr*>(&own), size) : "";
 }
 
@@ -346,7 +347,12 @@ void begin_together(const Meeting& meeting,
       prepare();
       beats.check();
     }
-    detail::say_ready(here, *meeting.store);
+    detail::within(
+        here.join_timeout,
+        c10::str("launch: the rendezvous did not answer within ",
+                 detail::in_seconds(here.join_timeout),
+                 " s: rank 0, or its host, is stopped or cut off."),
+        [here, store = meeting.store] { detail::say_ready(here, *store); });
     detail::await_decision(here, meeting.store);
   } catch (const c10::DistError& error) {
     TS_CHECK_REACH(false, "launch: rank ", here.rank,

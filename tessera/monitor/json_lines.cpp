@@ -61,12 +61,11 @@ std::string to_json_line(const StepRecord& record) {
 
 LineFile::LineFile(const std::string& path) : path_(path) {
   refuse_irregular(path);
-  fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  TS_CHECK_IO(fd_ >= 0, "monitor: cannot open ", path,
+  fd_.reset(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  TS_CHECK_IO(fd_.open(), "monitor: cannot open ", path,
               " for appending: ", std::strerror(errno), ".");
 }
-
-LineFile::~LineFile() { ::close(fd_); }
 
 void JsonLines::step(const StepRecord& record) {
   file_.add(to_json_line(record), record.step);
@@ -102,13 +101,13 @@ void LineFile::close() {
   const std::string complaint = write_pending();
   TS_CHECK_IO(complaint.empty(), "monitor: the last lines of ", path_,
               " could not be written: ", complaint, ".");
-  fsync(fd_);
+  fsync(fd_.get());
 }
 
 std::string LineFile::write_pending() {
   if (pending_.empty()) return "";
-  const off_t before = lseek(fd_, 0, SEEK_END);
-  const ssize_t written = write(fd_, pending_.data(), pending_.size());
+  const off_t before = lseek(fd_.get(), 0, SEEK_END);
+  const ssize_t written = write(fd_.get(), pending_.data(), pending_.size());
   const std::string why =
       written < 0 ? std::strerror(errno) : "the disk is full";
   if (written == static_cast<ssize_t>(pending_.size())) {
@@ -116,7 +115,7 @@ std::string LineFile::write_pending() {
     return "";
   }
   // What fitted would tear a line.
-  const bool whole = written <= 0 || ftruncate(fd_, before) == 0;
+  const bool whole = written <= 0 || ftruncate(fd_.get(), before) == 0;
   TS_CHECK_IO(whole, "monitor: a line of ", path_, " was torn: ", why, ".");
   TS_CHECK_IO(pending_.size() < kMostPending, "monitor: ", path_,
               " cannot be written, and no more lines are kept: ", why, ".");

@@ -11,6 +11,7 @@
 #include <functional>
 #include <string>
 
+#include "tessera/core/fd.h"
 #include "tessera/monitor/sink.h"
 
 namespace tessera::monitor {
@@ -19,9 +20,6 @@ namespace tessera::monitor {
 class LineFile {
  public:
   explicit LineFile(const std::string& path);
-  ~LineFile();
-  LineFile(const LineFile&) = delete;
-  LineFile& operator=(const LineFile&) = delete;
   void add(const std::string& line, int64_t step);
   void close();  // TS_CHECK_IO where lines are still pending
 
@@ -29,7 +27,7 @@ class LineFile {
   std::string write_pending();  // "", or why it cannot be written
 
   std::string path_;
-  int fd_ = -1;
+  Fd fd_;
   std::string pending_;  // whole lines
   bool told_ = false;    // that lines are pending
 };

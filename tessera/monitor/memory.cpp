@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "tessera/core/cgroup.h"
 namespace tessera::monitor {
 
 namespace {
@@ -203,24 +204,12 @@ int64_t read_number(const std::string& path, const std::string& name) {
   return file >> value ? value : -1;
 }
 
-// The limit of this process's cgroup, of version 2 or 1; -1: none.
+// The least of this process's control groups; -1: none.
 int64_t cgroup_limit() {
-  std::ifstream groups("/proc/self/cgroup");
-  std::string line;
   int64_t least = -1;
-  while (std::getline(groups, line)) {
-    const size_t name = line.find(':') + 1, path = line.find(':', name) + 1;
-    const std::string kind = line.substr(name, path - name - 1);
-    std::string limit;
-    if (kind.empty()) {
-      limit = "/sys/fs/cgroup" + line.substr(path) + "/memory.max";
-    } else if (kind == "memory") {
-      limit = "/sys/fs/cgroup/memory" + line.substr(path) +
-              "/memory.limit_in_bytes";
-    } else {
-      continue;
-    }
-    const int64_t bytes = read_number(limit, "");
+  for (const std::string& file :
+       cgroup_files("memory", "memory.max", "memory.limit_in_bytes")) {
+    const int64_t bytes = read_number(file, "");
     if (bytes > 0 && (least < 0 || bytes < least)) least = bytes;
   }
   return least;

@@ -490,5 +490,19 @@ TEST(Sinks, FillARunFolder) {
   EXPECT_EQ(json["reason"], "stopped");
 }
 
+TEST(Summary, KnowsTheLowestLossOfTheStartsBefore) {
+  const TemporaryFolder folder;
+  RunInfo info = info_in(folder.file("run"), 4);
+  info.best_valid_loss = 2.5;
+  auto sink = make_sinks({.every = 1000, .tensorboard = false}, info);
+  StepRecord record = record_of(5);
+  record.validation = {.loss = 7, .tokens = 1, .seconds = 1};
+  sink->step(record);
+  sink->close({});
+  const Json json = parse_json(read_file(info.folder + "/summary.json"), "it");
+  EXPECT_EQ(json["best_valid_loss"], 2.5);
+  EXPECT_EQ(json["last_valid_loss"], 7);
+}
+
 }  // namespace
 }  // namespace tessera::monitor

@@ -89,7 +89,8 @@ struct RunInfo {
   // That a run which began with another batch took beyond (or below) what its
   // steps take now.
   int64_t tokens_before = 0;
-  double host_memory_mib = 0;  // 0: unknown
+  double host_memory_mib = 0;                  // 0: unknown
+  std::optional<double> best_valid_loss = {};  // of the starts before
 };
 
 // What one rank moved through one group by one verb, since the start.

@@ -6,7 +6,9 @@
 namespace tessera::monitor {
 
 Summary::Summary(const RunInfo& info)
-    : info_(info), started_(std::chrono::steady_clock::now()) {}
+    : info_(info),
+      started_(std::chrono::steady_clock::now()),
+      best_valid_loss_(info.best_valid_loss) {}
 
 void Summary::validated_at_start(const Validation& validation) {
   valid_loss_at_start_ = validation.loss;

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <ctime>
+#include <filesystem>
 #include <span>
 
 #include "tessera/core/crc32c.h"
@@ -84,10 +85,21 @@ double now_s() {
          1e-9 * static_cast<double>(now.tv_nsec);
 }
 
+constexpr const char* kPrefix = "events.out.tfevents.";
+
+// Of an earlier start.
+bool has_events(const std::string& folder) {
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    if (entry.path().filename().string().starts_with(kPrefix)) return true;
+  }
+  return false;
+}
+
 std::string file_name() {
   static std::atomic<int> count{0};
-  return c10::str("events.out.tfevents.", static_cast<int64_t>(now_s()), ".",
-                  host_name(), ".", getpid(), ".", count++);
+  return c10::str(kPrefix, static_cast<int64_t>(now_s()), ".", host_name(), ".",
+                  getpid(), ".", count++);
 }
 
 // The values of one event.
@@ -162,12 +174,14 @@ Values values_of(const StepRecord& record, const RunInfo& info) {
 
 TensorBoard::TensorBoard(const RunInfo& info)
     : info_(info), path_(info.folder + "/" + file_name()) {
+  const bool has_earlier = has_events(info.folder);
   file_.open(path_, std::ios::binary);
   TS_CHECK_IO(file_.good(), "monitor: cannot write ", path_, ".");
   Message version;
   version.fixed64(kWallTime, now_s()).bytes(kFileVersion, "brain.Event:2");
   write_record(version.str());
-  if (info.first_step == 0) return;
+  // What an earlier start wrote of these steps does not count.
+  if (info.first_step == 0 && !has_earlier) return;
   Message status, start;
   status.integer(kStatus, kStart);
   start.fixed64(kWallTime, now_s())

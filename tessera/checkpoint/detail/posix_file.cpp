@@ -20,22 +20,20 @@ std::string describe_errno(int code) {
 }
 
 NewFile::NewFile(std::string path) : path_(std::move(path)) {
-  descriptor_ =
-      ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  TS_CHECK_IO(descriptor_ >= 0, path_,
+  fd_.reset(
+      ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  TS_CHECK_IO(fd_.open(), path_,
               ": cannot be created: ", describe_errno(errno));
 }
 
 NewFile::~NewFile() {
-  if (closed_) return;
-  if (descriptor_ >= 0) ::close(descriptor_);
-  ::unlink(path_.c_str());
+  if (!closed_) ::unlink(path_.c_str());
 }
 
 void NewFile::write(const void* data, size_t size) {
   const auto* bytes = static_cast<const char*>(data);
   for (size_t done = 0; done < size;) {
-    const ssize_t count = ::write(descriptor_, bytes + done, size - done);
+    const ssize_t count = ::write(fd_.get(), bytes + done, size - done);
     if (count < 0 && errno == EINTR) continue;
     TS_CHECK_IO(count > 0, path_, ": writing ", size - done, " bytes at byte ",
                 bytes_,
@@ -46,9 +44,9 @@ void NewFile::write(const void* data, size_t size) {
 }
 
 void NewFile::close() {
-  TS_CHECK_IO(::fsync(descriptor_) == 0, path_, ": syncing ", bytes_,
+  TS_CHECK_IO(::fsync(fd_.get()) == 0, path_, ": syncing ", bytes_,
               " bytes failed: ", describe_errno(errno));
-  const int result = ::close(std::exchange(descriptor_, -1));
+  const int result = ::close(fd_.release());
   TS_CHECK_IO(result == 0, path_, ": closing after ", bytes_,
               " bytes failed: ", describe_errno(errno));
   closed_ = true;

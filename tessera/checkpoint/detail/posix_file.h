@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "tessera/core/fd.h"
+
 namespace tessera::checkpoint::detail {
 
 // A new file; removed again unless close() was reached.
@@ -23,7 +25,7 @@ class NewFile {
 
  private:
   std::string path_;
-  int descriptor_ = -1;
+  Fd fd_;
   int64_t bytes_ = 0;
   bool closed_ = false;
 };

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/detail/posix_file.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/log.h"
 
 namespace tessera::checkpoint::detail {
 namespace {
@@ -72,7 +73,13 @@ std::string last_part(const std::string& path) {
 }
 
 void remove_leftovers(const std::string& folder) {
-  for (const fs::path& path : leftovers_in(folder)) remove_tree(path);
+  for (const fs::path& path : leftovers_in(folder)) {
+    try {
+      remove_tree(path);
+    } catch (const Error& error) {
+      log::warning("checkpoint: a leftover stays: ", message_of(error));
+    }
+  }
 }
 
 int64_t bytes_of_leftovers(const std::string& folder) {

@@ -19,7 +19,8 @@ std::optional<int64_t> step_of_name(const std::string& name);
 // "step-12" of "runs/a/step-12/".
 std::string last_part(const std::string& path);
 
-// Removes what an interrupted save, or removal, left.
+// Removes what an interrupted save, or removal, left. What cannot be removed,
+// as files that are still read over a network, stays, and is told.
 void remove_leftovers(const std::string& folder);
 // The bytes on disk that this would give back; 0 where there is no folder.
 int64_t bytes_of_leftovers(const std::string& folder);

@@ -8,13 +8,14 @@
 
 #include "tessera/comm/algorithms/blocking_calls.h"
 #include "tessera/comm/algorithms/collectives.h"
-#include "tessera/comm/algorithms/memory_transport.h"
 #include "tessera/core/error.h"
+#include "tests/support/memory_transport.h"
 
 namespace tessera::comm::algorithms {
 namespace {
 
 using ::tessera::comm::name_of;
+using testing::MemoryNetwork;
 
 constexpr int64_t kMostRanks = 9;
 const std::vector<Algorithm> kAlgorithms = {

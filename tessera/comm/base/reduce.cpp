@@ -55,7 +55,7 @@ const kernels::Kernels& machine_kernels() {
 }
 
 // Asked for more at once, the C library goes past the caches, which is some 8%
-// slower where the other core copies too (bench/results).
+// slower where the other core copies too.
 constexpr int64_t kCopyBytes = 128 << 10;
 
 // Streaming stores want whole lines at the same addresses in every output.

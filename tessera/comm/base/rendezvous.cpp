@@ -1,6 +1,8 @@
 #include "tessera/comm/base/rendezvous.h"
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -15,6 +17,8 @@ constexpr const char* kFailureKey = "failure";
 // How soon a waiting rank looks again, and whether another one failed.
 constexpr auto kSlice = std::chrono::milliseconds(20);
 constexpr auto kAnnouncePatience = std::chrono::seconds(2);
+// What the end of a wait may take until the store has answered once more.
+constexpr auto kSlack = std::chrono::seconds(1);
 
 // False when the key was not there within `time`. It asks again and again: a
 // TCPStore that is told to wait prints a warning whenever the time is up.
@@ -35,6 +39,19 @@ bool wait_a_while(c10d::Store& store, const std::string& key,
   }
 }
 
+// c10d waits for ever for a store whose host was cut off or stopped.
+void in_time(std::chrono::milliseconds timeout, const std::string& what,
+             const std::function<void()>& wait) {
+  const auto question = [wait, context = rank_context()] {
+    const RankContextGuard guard(context);
+    wait();
+  };
+  TS_CHECK_REACH(ask_in_time(question, timeout + kSlack), "waited ",
+                 timeout.count(), " ms for ", what,
+                 ", and the rendezvous store does not answer: rank 0, which "
+                 "serves it, is stopped or cut off.");
+}
+
 }  // namespace
 
 Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store,
@@ -48,6 +65,16 @@ void Rendezvous::set(const std::string& key, const std::string& value) {
 std::string Rendezvous::get(const std::string& key,
                             std::chrono::milliseconds timeout,
                             const std::string& what) {
+  const auto found = std::make_shared<std::string>();
+  in_time(timeout, what, [self = *this, key, timeout, what, found]() mutable {
+    *found = self.wait_for(key, timeout, what);
+  });
+  return *found;
+}
+
+std::string Rendezvous::wait_for(const std::string& key,
+                                 std::chrono::milliseconds timeout,
+                                 const std::string& what) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   const auto store = group_store();
   while (!wait_a_while(*store, key, std::min(kSlice, timeout))) {
@@ -61,9 +88,17 @@ std::string Rendezvous::get(const std::string& key,
 void Rendezvous::meet(int64_t rank, int64_t size,
                       std::chrono::milliseconds timeout) {
   set(c10::str("here-", rank), "1");
-  for (int64_t r = 0; r < size; ++r) {
-    get(c10::str("here-", r), timeout, c10::str("rank ", r, " of the group"));
-  }
+  in_time(timeout, "the ranks of a group",
+          [self = *this, size, timeout]() mutable {
+            const auto end = std::chrono::steady_clock::now() + timeout;
+            for (int64_t r = 0; r < size; ++r) {
+              const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+                  end - std::chrono::steady_clock::now());
+              self.wait_for(c10::str("here-", r),
+                            std::max(left, std::chrono::milliseconds(1)),
+                            c10::str("rank ", r, " of the group"));
+            }
+          });
 }
 
 void Rendezvous::check_no_failure() {

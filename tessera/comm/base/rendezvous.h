@@ -17,8 +17,9 @@ class Rendezvous {
   Rendezvous(c10::intrusive_ptr<c10d::Store> store, std::string prefix);
 
   void set(const std::string& key, const std::string& value);
-  // The value of `key`. Throws TS_CHECK_REACH when a rank failed or time is up;
-  // `what` says what was waited for.
+  // The value of `key`. Throws TS_CHECK_REACH when a rank failed, or time is
+  // up, also where the store itself does not answer; `what` says what was
+  // waited for.
   std::string get(const std::string& key, std::chrono::milliseconds timeout,
                   const std::string& what);
   // Blocks until every rank of the group is here; throws as get() does.
@@ -31,6 +32,10 @@ class Rendezvous {
   c10::intrusive_ptr<c10d::Store> group_store() const;
 
  private:
+  std::string wait_for(const std::string& key,
+                       std::chrono::milliseconds timeout,
+                       const std::string& what);
+
   c10::intrusive_ptr<c10d::Store> store_;
   std::string prefix_;
 };

@@ -89,7 +89,7 @@ std::string silence_of(int64_t rank,
   const auto found = whereabouts.find(rank);
   if (found == whereabouts.end()) return "does not answer";
   const Whereabouts& where = found->second;
-  if (where.host != host_name()) {
+  if (where.space != process_space()) {
     return "does not answer" + text_of(where) + ": dead, stopped or cut off";
   }
   return fate_of(where).value_or("does not answer" + text_of(where));
@@ -259,7 +259,7 @@ std::vector<int64_t> awaited_by(const RankReport& report) {
 }
 
 std::optional<std::string> fate_of(const Whereabouts& where) {
-  if (where.host != host_name()) return std::nullopt;
+  if (where.space != process_space()) return std::nullopt;
   const auto state = process_state(where.pid);
   if (!state || *state == 'Z' || *state == 'X') {
     return "has died" + text_of(where);

@@ -32,8 +32,9 @@ std::optional<RankReport> report_of_json(const std::string& text);
 
 // Where a rank lives, for those who ask why it does not answer.
 struct Whereabouts {
-  std::string host;
+  std::string host;  // its name
   int64_t pid = 0;
+  std::string space;  // process_space(): where the number is its
 };
 
 // What a rank asks when an operation of it has failed.

@@ -155,10 +155,10 @@ TEST(Verdict, OfRanksThatDifferedNamesTheFirstCallAtWhichTheyDid) {
 TEST(Verdict, SaysWhyARankDoesNotAnswer) {
   const std::map<int64_t, RankReport> reports = {
       {0, report(0, {call(2, "all_reduce #2", State::kPending)})}};
-  const std::string said =
-      verdict_on(collective(2), reports,
-                 {{1, {.host = "elsewhere", .pid = 5}},
-                  {2, {.host = host_name(), .pid = 1 << 30}}});
+  const std::string said = verdict_on(
+      collective(2), reports,
+      {{1, {.host = "elsewhere", .pid = 5}},
+       {2, {.host = host_name(), .pid = 1 << 30, .space = process_space()}}});
   EXPECT_THAT(said,
               AllOf(HasSubstr("rank 1 does not answer (pid 5 on elsewhere): "
                               "dead, stopped or cut off"),
@@ -212,7 +212,10 @@ TEST(Verdict, NamesWhoIsSilentBehindTheGroup) {
   EXPECT_THAT(
       verdict_on(
           of_pair, {{0, report(0, {})}, {1, waits}},
-          {{0, {}}, {1, {}}, {2, {.host = host_name(), .pid = 1 << 30}}}),
+          {{0, {}},
+           {1, {}},
+           {2,
+            {.host = host_name(), .pid = 1 << 30, .space = process_space()}}}),
       HasSubstr("; behind that, rank 2 has died"));
 }
 

@@ -36,7 +36,7 @@ std::string report_key(int64_t rank) { return c10::str("report-", rank); }
 
 Whereabouts whereabouts_of(const std::string& text) {
   Whereabouts where;
-  std::istringstream(text) >> where.pid >> where.host;
+  std::istringstream(text) >> where.pid >> where.space >> where.host;
   return where;
 }
 
@@ -87,7 +87,9 @@ Sentinel::Sentinel(Rendezvous rendezvous, int64_t rank,
     : state_(std::make_shared<State>(std::move(rendezvous), rank,
                                      record_folder_or(record_folder),
                                      std::move(report))) {
-  state_->rendezvous.set(where_key(rank), c10::str(getpid(), ' ', host_name()));
+  state_->rendezvous.set(
+      where_key(rank),
+      c10::str(getpid(), ' ', process_space(), ' ', host_name()));
   thread_ = std::thread([state = state_] { state->loop(); });
 }
 

@@ -9,10 +9,10 @@ namespace tessera::comm::shm {
 namespace {
 
 // In place takes one more meeting, which ranks that share cores pay for by
-// switching: below, they had rather copy twice (bench/results).
+// switching: below, they had rather copy twice.
 constexpr int64_t kInPlaceSharedCores = 128 << 10;
 constexpr int64_t kLine = 64;
-// Far cores gain by stores past the caches from here on (bench/results).
+// Far cores gain by stores past the caches from here on.
 constexpr int64_t kStreamBytes = 1 << 10;
 
 int64_t width_of(at::ScalarType dtype) {
@@ -289,7 +289,8 @@ Share Collectives::share_of(const void* data, int64_t bytes, Use use) const {
 
 Stores Collectives::stores_for(int64_t bytes) const {
   if (bytes > kStreamBytes && meeting_.is_far()) return Stores::kStreaming;
-  // 1.01 to 1.38 times there; not measured elsewhere (bench/results).
+  // 1.01 to 1.38 times there; not measured elsewhere
+  // (bench/results/collectives_2core_intel_2026-11-24.md).
   return is_intel() ? Stores::kAskedAhead : Stores::kOrdinary;
 }
 

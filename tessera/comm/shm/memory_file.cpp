@@ -33,15 +33,15 @@ std::optional<size_t> memory_available() {
 
 }  // namespace
 
-Descriptor make_memory_file(const std::string& name, size_t bytes,
-                            const std::string& use) {
+Fd make_memory_file(const std::string& name, size_t bytes,
+                    const std::string& use) {
   const auto available = memory_available();
   TS_CHECK(!available || bytes <= *available, "cannot ", use, ": it takes ",
            bytes_text(bytes), " of shared memory, and this host has ",
            bytes_text(available.value_or(0)),
            " to give. Use fewer ranks on this host, or comm.backend=gloo.");
-  Descriptor file(memfd_create(("tessera-" + name).substr(0, 200).c_str(),
-                               MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  Fd file(memfd_create(("tessera-" + name).substr(0, 200).c_str(),
+                       MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool shaped = file.get() >= 0 && fchmod(file.get(), 0600) == 0 &&
                       ftruncate(file.get(), static_cast<off_t>(bytes)) == 0 &&
                       fcntl(file.get(), F_ADD_SEALS,
@@ -54,7 +54,7 @@ Descriptor make_memory_file(const std::string& name, size_t bytes,
 void map_file_of(pid_t pid, int fd, size_t bytes, const std::string& owner,
                  Mapping& mapping) {
   const std::string path = c10::str("/proc/", pid, "/fd/", fd);
-  const Descriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  const Fd file(open(path.c_str(), O_RDWR | O_CLOEXEC));
   TS_CHECK_REACH(file.get() >= 0, "cannot open the shared memory of ", owner,
                  " (", path, "): ", std::strerror(errno), ". ", kOneHost);
   struct stat info{};

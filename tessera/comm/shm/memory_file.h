@@ -12,14 +12,15 @@
 #include <cstdint>
 #include <string>
 
-#include "tessera/comm/shm/descriptor.h"
+#include "tessera/comm/shm/mapping.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::comm::shm {
 
 // Mode 0600, sealed against resizing. `use` is said when it fails: "make the
 // group 'dp' of 8 ranks".
-Descriptor make_memory_file(const std::string& name, size_t bytes,
-                            const std::string& use);
+Fd make_memory_file(const std::string& name, size_t bytes,
+                    const std::string& use);
 
 // Maps file `fd` of process `pid`. `owner` names it in errors: "rank 3".
 // Checks that it has `bytes` bytes.

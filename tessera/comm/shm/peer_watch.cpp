@@ -6,19 +6,28 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include "tessera/comm/shm/descriptor.h"
+#include "tessera/core/error.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::comm::shm {
 namespace {
 
+void check_descriptor(const Fd& fd) {
+  TS_CHECK(fd.open(), "shm: cannot watch for the end of other ranks: ",
+           std::strerror(errno),
+           ". Raise the number of open files (ulimit -n).");
+}
+
 class PeerWatch {
  public:
   PeerWatch() : changed_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    check_descriptor(changed_);
     thread_ = std::jthread([this](const std::stop_token& stop) { loop(stop); });
   }
   ~PeerWatch() {
@@ -29,9 +38,13 @@ class PeerWatch {
   PeerWatch& operator=(const PeerWatch&) = delete;
 
   int64_t add(pid_t pid, std::function<void()> on_end) {
-    Descriptor pidfd(
+    Fd pidfd(
         static_cast<int>(syscall(SYS_pidfd_open, static_cast<int>(pid), 0)));
-    if (pidfd.get() < 0 && errno == ESRCH) on_end();
+    if (!pidfd.open() && errno == ESRCH) {
+      on_end();
+    } else if (errno != ENOSYS) {  // a kernel before 5.3
+      check_descriptor(pidfd);
+    }
     std::lock_guard lock(mutex_);
     const int64_t key = next_key_++;
     watched_.emplace(key, Entry{std::move(pidfd), std::move(on_end)});
@@ -47,7 +60,7 @@ class PeerWatch {
 
  private:
   struct Entry {
-    Descriptor pidfd;
+    Fd pidfd;
     std::function<void()> on_end;
   };
 
@@ -90,7 +103,7 @@ class PeerWatch {
     watched_.erase(entry);
   }
 
-  Descriptor changed_;
+  Fd changed_;
   std::mutex mutex_;
   std::map<int64_t, Entry> watched_;
   int64_t next_key_ = 0;

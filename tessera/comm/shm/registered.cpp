@@ -86,7 +86,7 @@ class Region {
   }
 
   const uint64_t nonce_;
-  const Descriptor file_;
+  const Fd file_;
   Mapping mapping_;
   std::map<size_t, size_t> free_;  // offset -> bytes
   struct Taken {

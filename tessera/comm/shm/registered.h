@@ -19,7 +19,7 @@
 #include <optional>
 #include <utility>
 
-#include "tessera/comm/shm/descriptor.h"
+#include "tessera/comm/shm/mapping.h"
 
 namespace tessera::comm::shm {
 

@@ -28,11 +28,12 @@
 #include "tessera/comm/base/rendezvous.h"
 #include "tessera/comm/shm/channel.h"
 #include "tessera/comm/shm/cores.h"
-#include "tessera/comm/shm/descriptor.h"
+#include "tessera/comm/shm/mapping.h"
 #include "tessera/comm/shm/peer_watch.h"
 #include "tessera/comm/shm/registered.h"
 #include "tessera/comm/shm/waiting.h"
 #include "tessera/comm/verb.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::comm::shm {
 
@@ -156,7 +157,7 @@ class Segment {
   bool is_one_process_ = true;
   bool can_read_peers_ = false;
   bool ranks_have_cores_ = false;
-  Descriptor file_;                   // open until all have attached
+  Fd file_;                           // open until all have attached
   std::shared_ptr<Mapping> mapping_;  // one for all ranks of this process
   Lane* lanes_ = nullptr;
   char* splits_ = nullptr;

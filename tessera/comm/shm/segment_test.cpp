@@ -53,7 +53,7 @@ TEST(Segment, RefusesAnotherFile) {
     return "";
   };
   EXPECT_THAT(attach(c10::str(getpid(), " 99999 1")), HasSubstr("cannot open"));
-  const Descriptor null(open("/dev/null", O_RDWR));
+  const Fd null(open("/dev/null", O_RDWR));
   EXPECT_THAT(attach(c10::str(getpid(), " ", null.get(), " 1")),
               HasSubstr("holds 0 bytes"));
 }

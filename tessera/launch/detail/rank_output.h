@@ -8,7 +8,7 @@
 #include <deque>
 #include <string>
 
-#include "tessera/launch/detail/fd.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::launch::detail {
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/launch/detail/fd.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::launch::detail {
 

@@ -11,6 +11,7 @@
 
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
+#include "tessera/core/units.h"
 #include "tessera/launch/detail/deadline.h"
 #include "tessera/launch/store.h"
 
@@ -65,18 +66,13 @@ bool are_there(c10d::Store& store, const std::vector<std::string>& keys,
 }
 
 std::string absent_ranks(c10d::Store& store, int64_t world_size) {
-  constexpr int kMostNamed = 20;
-  std::string list;
-  int64_t absent = 0;
+  constexpr size_t kNamedAtMost = 20;
+  std::vector<std::string> absent;
   for (int64_t rank = 0; rank < world_size; ++rank) {
-    if (store.check({key_of(rank)})) continue;
-    if (++absent <= kMostNamed) {
-      list += c10::str(list.empty() ? "" : ", ", rank);
-    }
+    if (!store.check({key_of(rank)})) absent.push_back(std::to_string(rank));
   }
-  if (absent > kMostNamed)
-    list += c10::str(" and ", absent - kMostNamed, " more");
-  return c10::str(absent == 1 ? "rank " : "ranks ", list);
+  return c10::str(absent.size() == 1 ? "rank " : "ranks ",
+                  some_of(absent, kNamedAtMost));
 }
 
 // Of "CODE WORDS", which anybody may have written who reaches the store.

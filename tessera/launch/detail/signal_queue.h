@@ -10,7 +10,7 @@
 #include <csignal>
 #include <map>
 
-#include "tessera/launch/detail/fd.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::launch::detail {
 

@@ -9,7 +9,7 @@
 
 #include <thread>
 
-#include "tessera/launch/detail/fd.h"
+#include "tessera/core/fd.h"
 #include "tessera/launch/detail/job_token.h"
 
 namespace tessera::launch::detail {

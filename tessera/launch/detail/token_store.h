@@ -20,7 +20,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "tessera/launch/detail/fd.h"
+#include "tessera/core/fd.h"
 #include "tessera/launch/detail/job_token.h"
 #include "tessera/launch/detail/store_messages.h"
 #include "tessera/launch/detail/store_server.h"

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <limits>
 
+#include "tessera/core/units.h"
 #include "tessera/monitor/console.h"
 
 namespace tessera::monitor::report {
@@ -70,11 +71,7 @@ std::vector<Wide> ticks(const Range& range, int count, Wide finest = 0) {
   return all;
 }
 
-std::string number(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f", value);
-  return text.data();
-}
+std::string number(double value) { return fixed(value, 1); }
 
 struct Frame {
   Range x, y;

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <set>
 
+#include "tessera/core/units.h"
 #include "tessera/monitor/report/chart.h"
 
 namespace tessera::monitor::report {
@@ -76,11 +76,7 @@ double step_of_ticks(double end) {
   return 10 * power;
 }
 
-std::string number(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.2f", value);
-  return text.data();
-}
+std::string number(double value) { return fixed(value, 2); }
 
 class Svg {
  public:

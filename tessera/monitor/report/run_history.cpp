@@ -135,6 +135,14 @@ void read_log(const std::string& path, RunHistory& history) {
 
 }  // namespace
 
+bool has_ended(const fs::path& folder) {
+  const fs::path metrics = folder / "metrics.jsonl",
+                 summary = folder / "summary.json";
+  return fs::exists(summary) &&
+         (!fs::exists(metrics) ||
+          fs::last_write_time(summary) >= fs::last_write_time(metrics));
+}
+
 RunHistory read_history(const std::string& folder) {
   const fs::path path(folder);
   TS_CHECK_IO(fs::exists(path / "metrics.jsonl"), folder,
@@ -151,7 +159,7 @@ RunHistory read_history(const std::string& folder) {
   }
   read_metrics((path / "metrics.jsonl").string(), history);
   read_samples((path / "samples.jsonl").string(), history);
-  if (fs::exists(path / "summary.json")) {
+  if (has_ended(path)) {
     const std::string summary = (path / "summary.json").string();
     tessera::detail::reading(summary, [&] { read_summary(summary, history); });
   }

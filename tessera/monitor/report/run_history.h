@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
@@ -58,6 +59,10 @@ struct RunHistory {
   std::vector<Event> events;          // from rank 0's log
   std::vector<double> resumed_after;  // steps
 };
+
+// Whether a run's folder says how its last start ended: its summary.json is no
+// older than what the run wrote last.
+bool has_ended(const std::filesystem::path& folder);
 
 // TS_CHECK_IO where `folder` is not the folder of a run with a metrics.jsonl.
 RunHistory read_history(const std::string& folder);

@@ -10,7 +10,6 @@
 namespace tessera::comm::kernels {
 
 enum class Kind { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8 };
-inline constexpr int kNumKinds = 9;
 enum class Op { kSum, kMean, kMin, kMax, kProduct };
 inline constexpr int kNumOps = 5;
 

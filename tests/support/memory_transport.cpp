@@ -1,10 +1,13 @@
-#include "tessera/comm/algorithms/memory_transport.h"
+#include "tests/support/memory_transport.h"
 
 #include <algorithm>
 
 #include "tessera/core/error.h"
 
-namespace tessera::comm::algorithms {
+namespace tessera::testing {
+
+using comm::algorithms::Link;
+using comm::algorithms::Transport;
 
 class MemoryNetwork::End : public Transport {
  public:
@@ -109,4 +112,4 @@ double MemoryNetwork::seconds() const {
   return last;
 }
 
-}  // namespace tessera::comm::algorithms
+}  // namespace tessera::testing

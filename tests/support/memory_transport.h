@@ -20,7 +20,7 @@
 #include "tessera/comm/algorithms/cost.h"
 #include "tessera/comm/algorithms/transport.h"
 
-namespace tessera::comm::algorithms {
+namespace tessera::testing {
 
 // What one rank did.
 struct RankCost {
@@ -32,10 +32,10 @@ struct RankCost {
 
 class MemoryNetwork {
  public:
-  MemoryNetwork(int64_t ranks, Link link);
+  MemoryNetwork(int64_t ranks, comm::algorithms::Link link);
 
   // The end of one rank; lives as long as the network, used by one thread.
-  Transport& end_of(int64_t rank);
+  comm::algorithms::Transport& end_of(int64_t rank);
   // Of a rank whose thread is done.
   const RankCost& cost_of(int64_t rank) const;
   // The clock of the last rank.
@@ -49,11 +49,11 @@ class MemoryNetwork {
   };
   using Way = std::pair<int64_t, int64_t>;  // from, to
 
-  Link link_;
+  comm::algorithms::Link link_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<Way, std::deque<Message>> in_flight_;
   std::vector<std::shared_ptr<End>> ends_;
 };
 
-}  // namespace tessera::comm::algorithms
+}  // namespace tessera::testing
