@@ -20,7 +20,7 @@
 #include "tessera/engine/run_devices.h"
 #include "tessera/launch/cores.h"
 #include "tessera/models/model.h"
-#include "tessera/train/preflight.h"
+#include "tessera/train/memory_check.h"
 
 namespace tessera::cli {
 namespace {

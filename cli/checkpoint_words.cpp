@@ -6,17 +6,17 @@ namespace {
 using detail::Json;
 
 // At dotted.name; null where there is none.
-Json value_at(const Json& json, const std::string& dotted) {
+Json found_at(const Json& json, const std::string& dotted) {
   const size_t dot = dotted.find('.');
   const auto found =
       json.is_object() ? json.find(dotted.substr(0, dot)) : json.end();
   if (found == json.end()) return {};
-  return dot == dotted.npos ? *found : value_at(*found, dotted.substr(dot + 1));
+  return dot == dotted.npos ? *found : found_at(*found, dotted.substr(dot + 1));
 }
 
 // "adamw, with averages of the weights (ema 0.999)".
 Json optimizer_words(const Json& section) {
-  const Json type = value_at(section, "type"), ema = value_at(section, "ema");
+  const Json type = found_at(section, "type"), ema = found_at(section, "ema");
   if (!type.is_string()) return {};
   std::string words = type;
   if (ema.is_number() && ema != 0) {
@@ -34,27 +34,27 @@ std::string words_in(const Json& text) {
 
 Json words_of(const std::string& extra) {
   const Json said = Json::parse(extra, nullptr, /*allow_exceptions=*/false);
-  const Json config = value_at(said, "config"),
-             optimizer = value_at(said, "optimizer");
+  const Json config = found_at(said, "config"),
+             optimizer = found_at(said, "optimizer");
   Json words = Json::object();
   if (config.is_object()) {
     words["written by"] =
-        "tessera train, of the run " + value_at(config, "run.name").dump();
-    words["model"] = value_at(config, "model.family");
-    words["precision"] = value_at(config, "precision.compute");
-    words["optimizer"] = optimizer_words(value_at(config, "optimizer"));
+        "tessera train, of the run " + found_at(config, "run.name").dump();
+    words["model"] = found_at(config, "model.family");
+    words["precision"] = found_at(config, "precision.compute");
+    words["optimizer"] = optimizer_words(found_at(config, "optimizer"));
   } else if (optimizer.is_string()) {
     words["written by"] =
         "tessera::ShardedCheckpoint in a program of one's own, whose load() "
         "reads it";
     words["optimizer"] = "torch::optim::" + optimizer.get<std::string>();
-    words["client state"] = words_in(value_at(said, "client_state"));
-  } else if (!value_at(said, "hysteresis_left").is_null()) {
+    words["client state"] = words_in(found_at(said, "client_state"));
+  } else if (!found_at(said, "hysteresis_left").is_null()) {
     words["written by"] =
         "the engine of tessera::initialize() in a program of one's own, whose "
         "load_checkpoint() reads it";
     words["optimizer"] = optimizer_words(optimizer);
-    words["client state"] = words_in(value_at(said, "client_state"));
+    words["client state"] = words_in(found_at(said, "client_state"));
   } else {
     words["written by"] = "a program of one's own";
   }

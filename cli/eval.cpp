@@ -12,13 +12,14 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/ignore_index.h"
 #include "tessera/core/log.h"
 #include "tessera/data/file_list.h"
 #include "tessera/data/fingerprint.h"
 #include "tessera/data/token_stream.h"
 #include "tessera/engine/run_devices.h"
 #include "tessera/train/evaluate.h"
-#include "tessera/train/preflight.h"
+#include "tessera/train/memory_check.h"
 
 namespace tessera::cli {
 
@@ -96,7 +97,7 @@ class Windows {
       ids = at::constant_pad_nd(ids, {0, seq_len_ - length}, with);
     };
     pad(batch.inputs, 0);
-    pad(batch.targets, data::kNoTarget);
+    pad(batch.targets, kIgnoreIndex);
     pad(batch.document_starts, length);  // what fills the row
     batch.unpadded = length;
     return batch;

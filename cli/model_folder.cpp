@@ -6,7 +6,7 @@
 #include "cli/overrides.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
-#include "tessera/train/preflight.h"
+#include "tessera/train/memory_check.h"
 
 namespace tessera::cli {
 at::ScalarType dtype_of(const std::string& word) {

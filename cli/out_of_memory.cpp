@@ -16,6 +16,7 @@
 
 #include "cli/sanitizers.h"
 #include "tessera/core/error.h"
+#include "tessera/core/fd.h"
 
 namespace tessera::cli {
 namespace {
@@ -29,10 +30,9 @@ using Words = std::array<char, 320>;
 // Of address space. Allocates nothing, as all here.
 size_t bytes_in_use() {
   std::array<char, 32> text{};
-  const int file = ::open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-  if (file < 0) return 0;
-  const ssize_t read = ::read(file, text.data(), text.size() - 1);
-  ::close(file);
+  const Fd file(::open("/proc/self/statm", O_RDONLY | O_CLOEXEC));
+  if (!file.open()) return 0;
+  const ssize_t read = ::read(file.get(), text.data(), text.size() - 1);
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   return read > 0 ? std::strtoull(text.data(), nullptr, 10) * page : 0;
 }

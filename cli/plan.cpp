@@ -19,8 +19,8 @@
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
 #include "tessera/engine/bubble_hint.h"
+#include "tessera/engine/cut_text.h"
 #include "tessera/engine/deepspeed.h"
-#include "tessera/engine/model_cut.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/engine/step_drawing.h"
 #include "tessera/engine/step_plan.h"
@@ -296,18 +296,13 @@ class PlanCommand {
       if (stage.peak_bytes > fullest->peak_bytes) fullest = &stage;
     }
     const auto mesh = engine::mesh_of(config_, plan.world_size);
-    std::string stages;
-    if (config_.mesh.pp > 1) {
-      stages = "\nstages      " + engine::split_text(config_);
-    }
-    const std::string seen = engine::seen_text(config_);
-    if (!seen.empty()) stages += "\n            " + seen;
     return c10::str("model       ", models::describe(config_.model),
-                    "\nmesh        ", mesh.describe(), stages, "\nschedule    ",
+                    "\nmesh        ", mesh.describe(), "\n",
+                    engine::stages_lines(config_), "schedule    ",
                     plan.schedule, "\ncosts       ", plan.costs,
                     "\nstep        ", engine::amount(plan.step, plan.unit),
                     plan.steps > 1 ? " between others, without a flush" : "",
-                    "\nbubble      ", engine::percent(plan.bubble),
+                    "\nbubble      ", percent(plan.bubble),
                     " of it, for other stages\nexposed     ",
                     engine::amount(exposed, plan.unit),
                     " at most, for collectives inside a stage"

@@ -75,9 +75,8 @@ std::string line_of(size_t number, const Plan& plan) {
   std::snprintf(line, sizeof line, "%3zu  %9s %14s %6s %7s %8s %10s %10s  ",
                 number, engine::amount(plan.step_s, "s").c_str(),
                 count_text(static_cast<int64_t>(plan.tokens_per_s)).c_str(),
-                engine::percent(plan.mfu).c_str(),
-                engine::percent(plan.bubble).c_str(),
-                engine::percent(plan.exposed).c_str(),
+                percent(plan.mfu).c_str(), percent(plan.bubble).c_str(),
+                percent(plan.exposed).c_str(),
                 bytes_text(plan.peak_bytes).c_str(),
                 bytes_text(plan.moved_bytes).c_str());
   return line + layout_text(plan.config) + "\n";
@@ -159,8 +158,7 @@ void search_plans(const engine::RunConfig& config,
   for (const auto& reason : reasons) std::cout << "  " << reason << "\n";
   std::cout << "\nwhat would help 1 as it is: the step's length\n";
   for (const auto& change : changes) {
-    std::cout << "  " << engine::percent(change.step) << "  " << change.what
-              << "\n";
+    std::cout << "  " << percent(change.step) << "  " << change.what << "\n";
   }
   std::cout << std::flush;
   if (!flags.emit.empty()) {

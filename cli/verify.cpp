@@ -11,7 +11,7 @@
 #include "tessera/engine/model_sizes.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/models/model.h"
-#include "tessera/train/preflight.h"
+#include "tessera/train/memory_check.h"
 #include "tessera/verify/verify.h"
 
 namespace tessera::cli {

@@ -1,7 +1,6 @@
 #include "tessera/benchmark/columns.h"
 
 #include <algorithm>
-#include <cstdio>
 
 namespace tessera::benchmark {
 
@@ -29,12 +28,6 @@ std::string in_columns(const std::vector<std::string>& words,
     text += words[i];
   }
   return text + "\n";
-}
-
-std::string fixed(double value, int decimals) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.*f", decimals, value);
-  return text;
 }
 
 }  // namespace tessera::benchmark

@@ -17,6 +17,4 @@ std::string aligned(const Lines& lines);
 std::string in_columns(const std::vector<std::string>& words,
                        std::span<const size_t> widths);
 
-std::string fixed(double value, int decimals);
-
 }  // namespace tessera::benchmark

@@ -12,6 +12,7 @@
 #include "tessera/comm/verb.h"
 #include "tessera/core/error.h"
 #include "tessera/core/units.h"
+#include "tessera/monitor/report/chart.h"
 
 namespace tessera::benchmark {
 namespace {
@@ -20,8 +21,6 @@ constexpr double kPanelWidth = 380, kPanelHeight = 270;
 constexpr double kLeft = 52, kTop = 30, kRight = 14, kBottom = 34;
 constexpr double kTitle = 28, kLegend = 22;
 constexpr size_t kMostColumns = 3;
-constexpr std::array kColours = {"#2563eb", "#dc2626", "#059669", "#d97706",
-                                 "#7c3aed", "#0891b2", "#be185d", "#4d7c0f"};
 
 using Point = std::pair<double, double>;
 using Panel = std::map<std::string, std::vector<Point>>;  // by line
@@ -31,22 +30,6 @@ std::string format(const char* pattern, Args... args) {
   std::array<char, 512> text{};
   std::snprintf(text.data(), text.size(), pattern, args...);
   return text.data();
-}
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char letter : text) {
-    if (letter == '&') {
-      out += "&amp;";
-    } else if (letter == '<') {
-      out += "&lt;";
-    } else if (letter == '>') {
-      out += "&gt;";
-    } else {
-      out += letter;
-    }
-  }
-  return out;
 }
 
 // Whole powers of `base` around all values: a logarithmic axis.
@@ -72,9 +55,9 @@ struct Drawing {
   std::vector<std::string> lines;                     // of the legend
   Axis sizes{.base = 2}, values{.base = 10};
 
-  const char* colour_of(const std::string& line) const {
+  std::string colour_of(const std::string& line) const {
     const auto found = std::find(lines.begin(), lines.end(), line);
-    return kColours[(found - lines.begin()) % kColours.size()];
+    return monitor::report::colour_of(found - lines.begin());
   }
 };
 
@@ -118,7 +101,7 @@ std::string text_at(double x, double y, const char* anchor,
                     const std::string& text) {
   return format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", x, y,
                 anchor) +
-         escaped(text) + "</text>\n";
+         monitor::report::escaped(text) + "</text>\n";
 }
 
 // "4K", "1M": the axis has no room for units.
@@ -172,7 +155,7 @@ class PanelText {
     return text;
   }
 
-  std::string curve(const char* colour,
+  std::string curve(const std::string& colour,
                     const std::vector<Point>& points) const {
     std::string corners, dots;
     for (const auto& [size, value] : points) {
@@ -180,7 +163,7 @@ class PanelText {
                         y(value));
       dots +=
           format("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.5\" fill=\"%s\"/>\n",
-                 x(size), y(value), colour);
+                 x(size), y(value), colour.c_str());
     }
     return "<polyline points=\"" + corners + "\" fill=\"none\" stroke=\"" +
            colour + "\" stroke-width=\"1.5\"/>\n" + dots;
@@ -196,7 +179,7 @@ std::string legend(const Drawing& drawing, double y) {
     text += format(
         "<path d=\"M%.1f %.1fh18\" stroke=\"%s\" "
         "stroke-width=\"3\"/>\n",
-        x, y - 4, drawing.colour_of(line));
+        x, y - 4, drawing.colour_of(line).c_str());
     text += text_at(x + 24, y, "start", line);
     x += 44 + 7 * static_cast<double>(line.size());
   }

@@ -5,6 +5,7 @@
 #include "tessera/benchmark/columns.h"
 #include "tessera/comm/verb.h"
 #include "tessera/core/detail/json.h"
+#include "tessera/core/units.h"
 
 namespace tessera::benchmark {
 namespace {

@@ -10,19 +10,9 @@ namespace tessera::config {
 namespace {
 
 using detail::Json;
+using tessera::detail::in_one_line;
 using tessera::detail::in_quotes;
-
-constexpr size_t kMaxFileBytes = size_t{4} << 20;
-constexpr size_t kMaxShownBytes = 120;  // of a value in a message
-
-std::string shown(const Json& json) {
-  // A value from the command line may have any bytes.
-  std::string text = json.dump(-1, ' ', /*ensure_ascii=*/false,
-                               Json::error_handler_t::replace);
-  if (text.size() > kMaxShownBytes)
-    text.replace(kMaxShownBytes, text.npos, "...");
-  return text;
-}
+using tessera::detail::kMaxConfigBytes;
 
 std::string last_part(const std::string& dotted) {
   return dotted.substr(dotted.rfind('.') + 1);
@@ -35,7 +25,7 @@ class File {
       : text_(text),
         name_(name),
         root_(tessera::detail::parse_json(text, name,
-                                          {.max_bytes = kMaxFileBytes,
+                                          {.max_bytes = kMaxConfigBytes,
                                            .comments = true,
                                            .exit_code = ExitCode::kConfig})) {}
 
@@ -106,7 +96,7 @@ class Resolver {
       const auto complaint = detail::complaint_about(value, *keys_[name]);
       TS_CHECK_CONFIG(
           complaint.empty(), origins_[name], ": ", name, " is ",
-          shown(detail::json_of(value)), ": ", complaint,
+          in_one_line(detail::json_of(value)), ": ", complaint,
           complaint.ends_with('?') || complaint.ends_with('.') ? "" : ".");
     }
     return std::move(origins_);
@@ -122,7 +112,7 @@ class Resolver {
       if (const auto* below = section_named(section, item.key())) {
         TS_CHECK_CONFIG(item.value().is_object(), places.value(item.value()),
                         ": ", name, " is a section: expected an object, got ",
-                        shown(item.value()), ".");
+                        in_one_line(item.value()), ".");
         read_section(places, item.value(), *below, name + ".");
         continue;
       }
@@ -203,7 +193,7 @@ class Resolver {
       const bool open = wants_numbers && !override.value.starts_with('[');
       json = tessera::detail::parse_json(
           open ? "[" + override.value + "]" : override.value, override.flag,
-          {.max_bytes = kMaxFileBytes});
+          {.max_bytes = kMaxConfigBytes});
     } catch (const Error&) {
       const Json word = checked_word(override);
       return wants_list_of_words && several ? words_of(override) : word;
@@ -228,7 +218,7 @@ class Resolver {
   // config.json, which has every value, cannot hold bytes that are not UTF-8.
   static Json checked_word(const Override& override) {
     const Json word = override.value;
-    const std::string text = shown(word);
+    const std::string text = in_one_line(word);
     try {
       word.dump();
     } catch (const Json::type_error&) {
@@ -248,8 +238,8 @@ class Resolver {
     }
     const auto value = detail::value_of(json, key);
     TS_CHECK_CONFIG(value, origin, ": ", name, ": expected ",
-                    detail::type_name(key.default_value), ", got ", shown(json),
-                    ".");
+                    detail::type_name(key.default_value), ", got ",
+                    in_one_line(json), ".");
     key.set(*value);
     origins_[name] = origin;
   }
@@ -262,8 +252,8 @@ class Resolver {
     for (size_t i = 0; i < objects.size(); ++i) {
       const std::string each = name + "[" + std::to_string(i) + "]";
       TS_CHECK_CONFIG(objects[i]->is_object(), places.value(*objects[i]), ": ",
-                      each, ": expected an object, got ", shown(*objects[i]),
-                      ".");
+                      each, ": expected an object, got ",
+                      in_one_line(*objects[i]), ".");
       Section section;
       list.declare(i, section);
       Resolver resolver(section, each + ".", places.value(*objects[i]));

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/fd.h"
 #include "tessera/core/files.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/core/units.h"
@@ -38,7 +39,7 @@ int64_t rounded_up(int64_t bytes, int64_t to) {
 // A stretch of addresses, as much as the disk could hold; the file takes their
 // place as it grows, and so is one mapping.
 struct FileMemory::File {
-  int descriptor = -1;
+  Fd fd;
   char* base = nullptr;
   int64_t reserved = 0, size = 0;
   // The pages that are wholly in it: its neighbours may live on.
@@ -46,13 +47,12 @@ struct FileMemory::File {
     begin = rounded_up(begin, page_size());
     end = end / page_size() * page_size();
     if (begin < end) {
-      ::fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin,
+      ::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin,
                   end - begin);
     }
   }
   ~File() {
     if (base != nullptr) ::munmap(base, reserved);
-    if (descriptor >= 0) ::close(descriptor);
   }
 };
 
@@ -65,8 +65,8 @@ FileMemory::FileMemory(std::string folder, std::string way_out)
               "would not leave it. ",
               way_out_);
   std::string path = folder_ + "/.states.XXXXXX";
-  file_->descriptor = ::mkostemp(path.data(), O_CLOEXEC);
-  TS_CHECK_IO(file_->descriptor >= 0, folder_,
+  file_->fd.reset(::mkostemp(path.data(), O_CLOEXEC));
+  TS_CHECK_IO(file_->fd.open(), folder_,
               ": no file can be made in it: ", std::strerror(errno), ". ",
               way_out_);
   ::unlink(path.c_str());
@@ -101,14 +101,14 @@ void FileMemory::grow(int64_t end) {
   if (more <= 0) return;
   const int failed = file.size + more > file.reserved
                          ? ENOSPC
-                         : ::posix_fallocate(file.descriptor, file.size, more);
+                         : ::posix_fallocate(file.fd.get(), file.size, more);
   TS_CHECK_IO(failed == 0, folder_, ": states that are kept in files need ",
               bytes_text(more), " more than ", bytes_text(file.size), ", and ",
               bytes_text(free_bytes(folder_)),
               " are free: ", std::strerror(failed), ". ", way_out_);
   void* const mapped =
       ::mmap(file.base + file.size, more, PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_FIXED, file.descriptor, file.size);
+             MAP_SHARED | MAP_FIXED, file.fd.get(), file.size);
   TS_CHECK_IO(mapped != MAP_FAILED, folder_,
               ": cannot be mapped: ", std::strerror(errno), ". ", way_out_);
   file.size += more;
@@ -251,7 +251,7 @@ void FileMemory::run(Job job, const std::vector<Range>& ranges) const {
       require(::msync(begin, bytes, MS_SYNC) == 0, "written");
     }
     require(::madvise(begin, bytes, MADV_DONTNEED) == 0, "released");
-    ::posix_fadvise(file_->descriptor, range.begin, bytes, POSIX_FADV_DONTNEED);
+    ::posix_fadvise(file_->fd.get(), range.begin, bytes, POSIX_FADV_DONTNEED);
   }
 }
 

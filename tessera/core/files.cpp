@@ -23,78 +23,51 @@ namespace fs = std::filesystem;
 
 std::string reason() { return std::generic_category().message(errno); }
 
-// Closes itself.
-class Descriptor {
+// An open file and its path.
+class OpenFile {
  public:
-  Descriptor(const fs::path& path, int flags, mode_t mode = 0)
+  OpenFile(const fs::path& path, int flags, mode_t mode = 0)
       : path_(path.string()),
         // A pipe must not hold up who then finds that it is no file.
-        descriptor_(
-            ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode)) {
-    TS_CHECK_IO(descriptor_ >= 0, path_, ": cannot be opened: ", reason(), ".");
+        fd_(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode)) {
+    TS_CHECK_IO(fd_.open(), path_, ": cannot be opened: ", reason(), ".");
   }
-  // A new file beside `path`, of a name that no other process or thread uses.
-  static Descriptor beside(const fs::path& path);
-  ~Descriptor() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
+  explicit OpenFile(FileBeside&& made)
+      : path_(std::move(made.path)), fd_(std::move(made.fd)) {}
   const std::string& path() const { return path_; }
-  int get() const { return descriptor_; }
-  int release() { return std::exchange(descriptor_, -1); }
+  int get() const { return fd_.get(); }
+  Fd release() { return std::move(fd_); }
 
   // Also refuses what is not a file with a size: a folder, a pipe, a device.
   struct stat status_of_regular_file() const {
     struct stat status{};
-    TS_CHECK_IO(::fstat(descriptor_, &status) == 0, path_, ": ", reason(), ".");
+    TS_CHECK_IO(::fstat(fd_.get(), &status) == 0, path_, ": ", reason(), ".");
     TS_CHECK_IO(S_ISREG(status.st_mode), path_, ": is not a regular file.");
     return status;
   }
   void write_all(std::string_view content) const {
     while (!content.empty()) {
       const ssize_t written =
-          ::write(descriptor_, content.data(), content.size());
+          ::write(fd_.get(), content.data(), content.size());
       if (written < 0 && errno == EINTR) continue;
       TS_CHECK_IO(written >= 0, path_, ": cannot be written: ", reason(), ".");
       content.remove_prefix(static_cast<size_t>(written));
     }
   }
   void sync() const {
-    TS_CHECK_IO(::fsync(descriptor_) == 0, path_,
+    TS_CHECK_IO(::fsync(fd_.get()) == 0, path_,
                 ": cannot be synced: ", reason(), ".");
   }
 
  private:
-  struct Opened {
-    int descriptor;
-  };
-  Descriptor(std::string path, Opened opened)
-      : path_(std::move(path)), descriptor_(opened.descriptor) {
-    TS_CHECK_IO(descriptor_ >= 0, path_, ": cannot be opened: ", reason(), ".");
-  }
-
   std::string path_;
-  int descriptor_;
+  Fd fd_;
 };
-
-Descriptor Descriptor::beside(const fs::path& path) {
-  static std::atomic<uint64_t> count{0};
-  for (;;) {
-    std::string name = path.string() + ".tmp-" + std::to_string(::getpid()) +
-                       "-" + std::to_string(count++);
-    const int descriptor =
-        ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    // Of an earlier process: in containers all have the same number.
-    if (descriptor < 0 && errno == EEXIST) continue;
-    return {std::move(name), Opened{descriptor}};
-  }
-}
 
 }  // namespace
 
 std::string read_file(const fs::path& path, uint64_t max_bytes) {
-  const Descriptor file(path, O_RDONLY);
+  const OpenFile file(path, O_RDONLY);
   const auto size =
       static_cast<uint64_t>(file.status_of_regular_file().st_size);
   TS_CHECK_IO(size <= max_bytes, path.string(), ": has ", size,
@@ -119,7 +92,7 @@ void write_file_atomic(const fs::path& to, std::string_view content) {
   if (fs::exists(there) && !fs::is_regular_file(there) &&
       !fs::is_directory(there)) {
     // A device or a pipe is written to, never replaced.
-    return Descriptor(to, O_WRONLY).write_all(content);
+    return OpenFile(to, O_WRONLY).write_all(content);
   }
   const fs::path path = fs::is_symlink(to) ? fs::weakly_canonical(to) : to;
   const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
@@ -127,7 +100,7 @@ void write_file_atomic(const fs::path& to, std::string_view content) {
   fs::create_directories(folder, failed);
   TS_CHECK_IO(!failed, folder.string(), ": cannot be made: ", failed.message(),
               ".");
-  const Descriptor file = Descriptor::beside(path);
+  const OpenFile file(open_beside(path));
   try {
     file.write_all(content);
     file.sync();
@@ -140,7 +113,7 @@ void write_file_atomic(const fs::path& to, std::string_view content) {
   sync_path(folder);
 }
 
-void sync_path(const fs::path& path) { Descriptor(path, O_RDONLY).sync(); }
+void sync_path(const fs::path& path) { OpenFile(path, O_RDONLY).sync(); }
 
 fs::path existing_part(const fs::path& path) {
   std::error_code failed;
@@ -182,7 +155,7 @@ fs::path temporary_files() {
 }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path.string()) {
-  const Descriptor file(path, O_RDONLY);
+  const OpenFile file(path, O_RDONLY);
   const struct stat status = file.status_of_regular_file();
   size_ = static_cast<uint64_t>(status.st_size);
   device_ = status.st_dev;
@@ -242,21 +215,33 @@ void refuse_irregular(const fs::path& path) {
               ": is no regular file. Remove it.");
 }
 
+FileBeside open_beside(const fs::path& path) {
+  static std::atomic<uint64_t> count{0};
+  for (;;) {
+    std::string name = path.string() + ".tmp-" + std::to_string(::getpid()) +
+                       "-" + std::to_string(count++);
+    Fd fd(::open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    // Of an earlier process: in containers all have the same number.
+    if (!fd.open() && errno == EEXIST) continue;
+    TS_CHECK_IO(fd.open(), name, ": cannot be made: ", reason(), ".");
+    return {std::move(name), std::move(fd)};
+  }
+}
+
 FileLock::FileLock(const fs::path& path, const std::string& words) {
-  Descriptor file(path, O_RDWR | O_CREAT, 0666);
+  const bool is_folder = fs::is_directory(path);
+  OpenFile file(path, is_folder ? O_RDONLY : O_RDWR | O_CREAT, 0666);
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return;  // no locks here
     TS_CHECK_IO(false, path.string(), ": held by another process: ",
-                read_file(path, /*max_bytes=*/4096));
+                is_folder ? words : read_file(path, /*max_bytes=*/4096));
   }
-  TS_CHECK_IO(::ftruncate(file.get(), 0) == 0, path.string(),
-              ": cannot be written: ", reason(), ".");
-  file.write_all(words);
-  descriptor_ = file.release();
-}
-
-FileLock::~FileLock() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+  if (!is_folder) {
+    TS_CHECK_IO(::ftruncate(file.get(), 0) == 0, path.string(),
+                ": cannot be written: ", reason(), ".");
+    file.write_all(words);
+  }
+  file_ = file.release();
 }
 
 TemporaryFolder::TemporaryFolder(const std::string& prefix,

@@ -12,6 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/core/fd.h"
+
 namespace tessera {
 
 // The whole of a regular file. Refused above `max_bytes`.
@@ -71,20 +73,26 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// A new file beside `path`, open to read and write, of a name that no other
+// process or thread uses: "PATH.tmp-PID-N". Who opened it removes it.
+struct FileBeside {
+  std::string path;
+  Fd fd;
+};
+FileBeside open_beside(const std::filesystem::path& path);
+
 // Held by one process of this host at a time, until it is destroyed or the
 // process ends, however it ends. The file stays.
 class FileLock {
  public:
   // TS_CHECK_IO where another holds it, in the words that the other left there;
-  // `words` are left for others. Where the file system knows no locks, nothing
-  // is held.
+  // `words` are left for others. Of a folder, in which nothing is left, they
+  // are said by who finds it held. Where the file system knows no locks,
+  // nothing is held.
   FileLock(const std::filesystem::path& path, const std::string& words);
-  ~FileLock();
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
 
  private:
-  int descriptor_ = -1;
+  Fd file_;
 };
 
 // A folder with a name that nobody else has, removed with all that is in it.

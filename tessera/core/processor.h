@@ -11,7 +11,8 @@ namespace tessera {
 // As /proc/cpuinfo has it; "an unknown processor" where it has nothing.
 std::string processor_name();
 
-// Of Intel's make: what is fastest there was measured there (bench/results).
+// Of Intel's make: what is fastest there was measured there
+// (bench/results/collectives_2core_intel_2026-11-24.md).
 bool is_intel();
 
 // From one core to another and back. Two threads, pinned to the first two cores

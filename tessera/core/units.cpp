@@ -91,6 +91,12 @@ std::string seconds_text(double seconds) {
   return format("%.0fd%02.0fh", days, hours - 24 * days);
 }
 
+std::string fixed(double value, int decimals) {
+  return format("%.*f", decimals, value);
+}
+
+std::string percent(double share) { return fixed(100 * share, 1) + " %"; }
+
 std::string nearest_multiples(int64_t value, int64_t step) {
   const int64_t below = value / step * step;
   return (below > 0 ? std::to_string(below) + " or " : "") +

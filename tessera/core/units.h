@@ -19,6 +19,9 @@ std::optional<int64_t> parse_bytes(std::string_view text);
 std::string count_text(double count);
 // "350us", "12.5ms", "3.2s", "4m05s", "2h03m", "3d04h".
 std::string seconds_text(double seconds);
+// With so many digits behind the point: "1.08", "12.5 %" of a share of 0.125.
+std::string fixed(double value, int decimals);
+std::string percent(double share);
 
 // The multiples of `step` next to `value`, above 0: "8 or 16", "16".
 std::string nearest_multiples(int64_t value, int64_t step);

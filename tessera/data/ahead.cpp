@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tessera/core/ignore_index.h"
+
 namespace tessera::data {
 namespace {
 
@@ -26,11 +28,11 @@ at::Tensor inputs_ahead(const Batch& batch, int64_t depths) {
 }
 
 at::Tensor targets_ahead(const Batch& batch, int64_t depths) {
-  const at::Tensor targets = moved(batch.targets, depths, kNoTarget);
+  const at::Tensor targets = moved(batch.targets, depths, kIgnoreIndex);
   if (!batch.document_starts.defined()) return targets;
   const at::Tensor starts =
-      moved(batch.document_starts, depths, /*filler=*/kNoTarget);
-  return targets.masked_fill_(starts != batch.document_starts, kNoTarget);
+      moved(batch.document_starts, depths, /*filler=*/kIgnoreIndex);
+  return targets.masked_fill_(starts != batch.document_starts, kIgnoreIndex);
 }
 
 }  // namespace tessera::data

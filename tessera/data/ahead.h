@@ -17,8 +17,8 @@ namespace tessera::data {
 // of a sample, where no target counts.
 at::Tensor inputs_ahead(const Batch& batch, int64_t depths);
 
-// (D, B, T): at k - 1 the target k behind that of each token; kNoTarget behind
-// a sample's end, and where the document is another one.
+// (D, B, T): at k - 1 the target k behind that of each token; kIgnoreIndex
+// behind a sample's end, and where the document is another one.
 at::Tensor targets_ahead(const Batch& batch, int64_t depths);
 
 }  // namespace tessera::data

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tessera/core/ignore_index.h"
+
 namespace tessera::data {
 namespace {
 
-constexpr int64_t kNone = kNoTarget;
+constexpr int64_t kNone = kIgnoreIndex;
 
 at::Tensor row(std::vector<int64_t> values) {
   return at::tensor(values, at::kLong).unsqueeze(0);

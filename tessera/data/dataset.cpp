@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "tessera/core/error.h"
+#include "tessera/core/ignore_index.h"
 #include "tessera/data/ahead.h"
 
 namespace tessera::data {
@@ -136,7 +137,7 @@ int64_t Dataset::num_targets_of(int64_t sample, int64_t depth) const {
     targets = targets_ahead(batch, depth)[depth - 1];
   }
   const std::span<int64_t> values = values_of(targets);
-  return std::ssize(values) - std::ranges::count(values, kNoTarget);
+  return std::ssize(values) - std::ranges::count(values, kIgnoreIndex);
 }
 
 Mixture::Place Dataset::place_of(int64_t sample) const {

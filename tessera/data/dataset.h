@@ -4,7 +4,7 @@
 // out, evenly spread, which are then a set of their own.
 //
 // Shapes:  Batch.inputs, .targets: (B, T) int64 on the CPU; targets[b][t] is
-//          the token behind inputs[b][t], or kNoTarget where it does not
+//          the token behind inputs[b][t], or kIgnoreIndex where it does not
 //          count; document_starts: the place in the sample where the
 //          token's document begins, not defined where no source keeps its
 //          documents apart; B samples, T = seq_len.

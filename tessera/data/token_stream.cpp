@@ -5,6 +5,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
+#include "tessera/core/ignore_index.h"
 #include "tessera/core/log.h"
 #include "tessera/data/conversation.h"
 #include "tessera/data/detail/chat_samples.h"
@@ -188,7 +189,7 @@ void TokenStream::hide_uncounted(int64_t first,
   std::vector<int64_t> marks(targets.size());
   marks_.chats->read(first, marks);
   for (size_t i = 0; i < marks.size(); ++i) {
-    if ((marks[i] & detail::kCounts) == 0) targets[i] = kNoTarget;
+    if ((marks[i] & detail::kCounts) == 0) targets[i] = kIgnoreIndex;
   }
 }
 

@@ -39,9 +39,6 @@ struct TokenSource {
   bool documents_apart = false;
 };
 
-// A target that does not count, as nn's cross-entropy knows it.
-inline constexpr int64_t kNoTarget = -100;
-
 class TokenStream {
  public:
   // What is known of tokens beside their ids.
@@ -63,7 +60,7 @@ class TokenStream {
   // TokenFile::will_need() of them, as read().
   void will_need(int64_t first, int64_t count) const;
   bool all_count() const { return !marks_.chats; }
-  // Puts kNoTarget in place of those tokens first, first + 1 ... that are no
+  // Puts kIgnoreIndex in place of those tokens first, first + 1 ... that are no
   // targets. REQUIRES: the stream has them.
   void hide_uncounted(int64_t first, std::span<int64_t> targets) const;
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "tessera/core/units.h"
 #include "tessera/engine/step_drawing.h"
 #include "tessera/program/schedules/equal_stages.h"
 

@@ -14,16 +14,10 @@ namespace {
 
 using detail::DeepSpeedSetting;
 using detail::Json;
+using tessera::detail::value_at;
 
 Json values_of(const RunConfig& config) {
   return tessera::detail::parse_json(to_json(config), "the configuration");
-}
-
-Json value_at(const Json& values, const std::string& key) {
-  Json::json_pointer at;
-  std::istringstream parts(key);
-  for (std::string part; std::getline(parts, part, '.');) at /= part;
-  return values.at(at);
 }
 
 bool agree(const Json& runs, const DeepSpeedSetting& setting) {

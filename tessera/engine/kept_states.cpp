@@ -4,6 +4,7 @@
 
 #include "tessera/core/config.h"
 #include "tessera/core/detail/json.h"
+#include "tessera/core/error.h"
 #include "tessera/optim/registry.h"
 
 namespace tessera::engine {
@@ -62,6 +63,33 @@ optim::OptimizerConfig optimizer_from(const std::string& json,
   optimizer.declare(root);
   config::resolve(root, json, source, {});
   return optimizer;
+}
+
+std::string to_json(const optim::LossScaleState& scale) {
+  return detail::Json{{"scale", scale.scale},
+                      {"finite_in_a_row", scale.finite_in_a_row},
+                      {"hysteresis_left", scale.hysteresis_left}}
+      .dump();
+}
+
+optim::LossScaleState loss_scale_from(const std::string& json,
+                                      const std::string& source) {
+  const detail::Json state = detail::parse_json(json, source);
+  for (const char* key : {"scale", "finite_in_a_row", "hysteresis_left"}) {
+    TS_CHECK_IO(state.is_object() && state.contains(key), source,
+                " lacks the "
+                "key ",
+                key, ".");
+  }
+  const auto count = [&](const char* key) {
+    return detail::as_int(state[key], c10::str(source, ": ", key));
+  };
+  const std::string at = source + ": scale";
+  const double scale = detail::as_double(state["scale"], at);
+  TS_CHECK_IO(scale > 0, at, ": it is ", scale, ", and must be above 0.");
+  return {.scale = scale,
+          .finite_in_a_row = count("finite_in_a_row"),
+          .hysteresis_left = count("hysteresis_left")};
 }
 
 }  // namespace tessera::engine

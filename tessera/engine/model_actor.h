@@ -150,8 +150,8 @@ class ModelActor : public program::Actor {
   struct Repeated;
   // Whether the host decides nothing in the step that has begun.
   bool can_repeat() const;
-  // What of its numbers the device does not read from memory: steps of others
-  // are others.
+  // Numbers of the host that a recorded step has in it: with others it is
+  // recorded anew.
   struct Numbers {
     std::vector<int64_t> target_tokens;
     double scale = 1;

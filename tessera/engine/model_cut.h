@@ -12,7 +12,7 @@
 //          TS_CHECK_IO where that cannot be read.
 #pragma once
 
-#include <string>
+#include <cstdint>
 #include <vector>
 
 #include "tessera/engine/run_config.h"
@@ -29,20 +29,7 @@ void share_out(RunConfig& config, const mesh::DeviceMesh& mesh);
 std::vector<int64_t> shares_by_speed(int64_t total,
                                      const std::vector<double>& speeds);
 
-// "layers 5, 3 by facts": of each part of the model. REQUIRES: a completed
-// configuration.
-std::string split_text(const RunConfig& config);
-// Where that is from: "evenly", "by facts and mesh.speeds".
-std::string cut_text(const RunConfig& config);
-// "embedding 1.2ms, a layer 3.4ms, head 9.8ms of a micro-batch; speeds 1, 0.5":
-// what the run that pipeline.cut names has shown. Empty: none was asked.
-std::string seen_text(const RunConfig& config);
-// "3, 1": of a micro-batch, by data-parallel rank; "2" where all have as many.
-std::string rows_text(const RunConfig& config);
-// The same as a sentence, with the reason; "" where all have as many.
-std::string shares_text(const RunConfig& config);
-
-// Speeds and cuts that were asked for and change nothing, each with the reason.
-std::vector<std::string> idle_cuts(const RunConfig& config);
+// Of each part of the model, in order. REQUIRES: a completed configuration.
+std::vector<int64_t> layers_of_parts(const RunConfig& config);
 
 }  // namespace tessera::engine

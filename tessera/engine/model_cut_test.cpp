@@ -9,6 +9,7 @@
 #include <set>
 
 #include "tessera/core/error.h"
+#include "tessera/engine/cut_text.h"
 #include "tessera/engine/measured_speeds.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/sample_shares.h"

@@ -1,8 +1,6 @@
 #include "tessera/engine/step_drawing.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -89,12 +87,6 @@ std::string label_of(const StepPlan& plan, size_t stage) {
 constexpr double kClosely = 1e-3;  // of a step
 
 }  // namespace
-
-std::string percent(double share) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f %%", 100 * share);
-  return text.data();
-}
 
 std::string amount(double time, const std::string& unit) {
   if (unit == "s") return seconds_text(time);

@@ -10,8 +10,6 @@ namespace tessera::engine {
 
 // "33 forwards", "12.5ms": of a plan's unit.
 std::string amount(double time, const std::string& unit);
-// "27.3 %".
-std::string percent(double share);
 
 // Of steps that go on without a flush all that the plan has, or `one_step`, as
 // a traced one is drawn.

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
-#include "tessera/engine/model_cut.h"
+#include "tessera/engine/cut_text.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/sample_shares.h"
 #include "tessera/engine/step_programs.h"

@@ -302,17 +302,12 @@ void ModuleEngine::save_checkpoint(const std::string& folder,
            "save_checkpoint() with gradients that are not in any update: save "
            "behind the step() that updates.");
   checkpoint::State state = self.state();
-  const optim::LossScaleState& scale = self.loss_scale.state();
-  state.extra =
-      detail::Json{
-          {"optimizer", detail::Json::parse(engine::to_json(self.rule()))},
-          {"step", self.global_steps},
-          {"skipped", self.skipped_steps},
-          {"scale", scale.scale},
-          {"finite_in_a_row", scale.finite_in_a_row},
-          {"hysteresis_left", scale.hysteresis_left},
-          {"client_state", client_state}}
-          .dump();
+  auto extra = detail::Json::parse(engine::to_json(self.loss_scale.state()));
+  extra["optimizer"] = detail::Json::parse(engine::to_json(self.rule()));
+  extra["step"] = self.global_steps;
+  extra["skipped"] = self.skipped_steps;
+  extra["client_state"] = client_state;
+  state.extra = extra.dump();
   checkpoint::save(folder, self.global_steps, state, self.ranks.world(),
                    {.keep = 0, .mesh = self.settings.mesh.describe()});
 }
@@ -330,21 +325,13 @@ std::optional<std::string> ModuleEngine::load_checkpoint(
     return std::nullopt;
   }
   const detail::Json json = detail::parse_json(state.extra, folder);
-  const auto value = [&](const char* key) {
-    return std::pair(json[key], folder + ": " + key);
-  };
   const auto number = [&](const char* key) {
-    const auto [found, where] = value(key);
-    return detail::as_int(found, where);
+    return detail::as_int(json[key], c10::str(folder, ": ", key));
   };
   self.global_steps = number("step");
   self.skipped_steps = number("skipped");
-  const auto [scale, scale_at] = value("scale");
-  self.loss_scale.go_on({.scale = detail::as_double(scale, scale_at),
-                         .finite_in_a_row = number("finite_in_a_row"),
-                         .hysteresis_left = number("hysteresis_left")});
-  const auto [client_state, client_at] = value("client_state");
-  return detail::as_string(client_state, client_at);
+  self.loss_scale.go_on(engine::loss_scale_from(state.extra, folder));
+  return detail::as_string(json["client_state"], folder + ": client_state");
 }
 
 }  // namespace tessera

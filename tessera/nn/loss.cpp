@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "tessera/core/error.h"
+#include "tessera/core/ignore_index.h"
 #include "tessera/nn/detail/one_pass.h"
 #include "tessera/nn/kernel_choice.h"
 #include "tessera/nn/matmul.h"

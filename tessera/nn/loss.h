@@ -22,8 +22,6 @@
 
 namespace tessera::nn {
 
-inline constexpr int64_t kIgnoreIndex = -100;
-
 struct LossSum {
   at::Tensor sum;     // 0-dim, fp32 or fp64: summed over the target tokens
   at::Tensor weight;  // 0-dim fp64, no gradient: their number

@@ -293,7 +293,8 @@ int64_t Moe::most_rows(const Here& here) const {
   return router.experts * here.samples * std::min(here.tokens, capacity(here));
 }
 
-// Whatever is chosen; else the host learns with the counts how many they give.
+// Whether they give as many whatever is chosen; else the host has to read from
+// the routing how many.
 bool Moe::gives_most_rows(const Here& here) const {
   return experts_choose() ? here.tokens == here.of_sample : !drops(here);
 }

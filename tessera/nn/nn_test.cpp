@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "tessera/core/error.h"
+#include "tessera/core/ignore_index.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/blocks.h"
 #include "tessera/nn/latent_attention.h"

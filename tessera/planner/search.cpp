@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <future>
 #include <limits>
 #include <optional>
@@ -276,13 +275,6 @@ class Searching {
   std::string nearest_;
 };
 
-// "1.08".
-std::string ratio_text(double ratio) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f", ratio);
-  return text;
-}
-
 // Numbers by their size, words behind them.
 bool is_before(const std::string& one, const std::string& other) {
   const auto key = [](const std::string& value) {
@@ -304,9 +296,9 @@ std::string others_text(const std::map<std::string, Outcome>& outcomes,
   for (const auto& value : values) {
     const Outcome& outcome = outcomes.at(value);
     parts.push_back(value + ": " +
-                    (outcome.best_s > 0 ? ratio_text(outcome.best_s / best)
+                    (outcome.best_s > 0 ? fixed(outcome.best_s / best, 2)
                      : outcome.bound_s > 0
-                         ? "at least " + ratio_text(outcome.bound_s / best)
+                         ? "at least " + fixed(outcome.bound_s / best, 2)
                          : c10::str("does not fit (",
                                     bytes_text(outcome.least_bytes), ")")));
   }

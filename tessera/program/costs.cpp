@@ -1,5 +1,7 @@
 #include "tessera/program/costs.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cmath>
 #include <tuple>
@@ -22,6 +24,8 @@ double time_of(const std::string& verb, int64_t ranks, double bytes,
       verb == "all_to_all") {
     return once;
   }
+  TORCH_INTERNAL_ASSERT(verb == "broadcast" || verb == "send" || verb == "recv",
+                        "no operation of ranks: ", verb);
   return link.latency + bytes / link.bytes_per_time;
 }
 

@@ -56,6 +56,7 @@ BegunSteps::Finished BegunSteps::finish() {
     const auto end = has_waited ? begun.end : Clock::now();
     return std::chrono::duration<double>(end - start).count();
   };
+  const double until_told_s = step_s();
   StepTotals totals = metrics_.exchange(
       {.loss_sum = actor.loss_sum(),
        .weight = actor.weight(),
@@ -64,7 +65,7 @@ BegunSteps::Finished BegunSteps::finish() {
        .expert_counts = actor.expert_counts(),
        .grad_norm = actor.grad_norm(),
        .usage = begun.usage,
-       .timeline = monitor::timeline_of(begun.spans, step_s()),
+       .timeline = monitor::timeline_of(begun.spans, until_told_s),
        .stop = stop_requested_(),
        .is_saving = checkpoints_.is_writing()});
   totals.record.step = step;
@@ -72,6 +73,10 @@ BegunSteps::Finished BegunSteps::finish() {
   totals.record.was_skipped = actor.was_skipped();
   if (actor.loss_scale().scales()) totals.record.loss_scale = actor.scale();
   totals.record.step_s = step_s();
+  // A share of the step, in which ranks also told each other of it.
+  if (totals.record.bubble && totals.record.step_s > 0) {
+    *totals.record.bubble *= until_told_s / totals.record.step_s;
+  }
   told_at_ = Clock::now();
   return {step, std::move(totals), std::move(begun.spans)};
 }

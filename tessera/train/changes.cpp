@@ -39,29 +39,14 @@ constexpr std::string_view kDecideTheUpdates[] = {"run.seed",
                                                   "model.mtp.weight",
                                                   "optimizer.",
                                                   "schedule."};
-constexpr std::string_view kDecideTheModel[] = {"model.family",
-                                                "model.heads",
-                                                "model.kv_heads",
-                                                "model.head_dim",
-                                                "model.query_pre_attn_scalar",
-                                                "model.norm_eps",
-                                                "model.rope_theta",
-                                                "model.rope_theta_local",
-                                                "model.moe.top_k",
-                                                "model.moe.every",
-                                                "model.lora.alpha",
-                                                "model.moe.score",
-                                                "model.moe.scale",
-                                                "model.moe.normalize",
-                                                "model.moe.groups",
-                                                "model.moe.top_groups",
-                                                "model.moe.choice",
-                                                "model.moe.capacity_factor",
-                                                "model.moe.first_dense",
-                                                "model.window",
-                                                "model.window_every",
-                                                "model.window_first_full",
-                                                "model.rope_scaling."};
+// Of the section model, what decides neither tensors nor what is computed of
+// them: all other keys do, also those that are still to come.
+constexpr std::string_view kOnlyTrainTheModel[] = {
+    "model.from",         "model.load_weights",  "model.dropout",
+    "model.max_seq",      "model.lora.from",     "model.lora.targets",
+    "model.moe.aux_loss", "model.moe.balance",   "model.moe.z_loss",
+    "model.moe.noise",    "model.moe.bias_rate", "model.moe.bias_balance",
+    "model.mtp.weight"};
 // What the loss on held-out data is of.
 constexpr std::string_view kDecideTheValidation[] = {
     "data.valid",   "data.valid_share",
@@ -85,6 +70,10 @@ bool is_among(const std::string& key, const std::string_view (&keys)[n]) {
   return std::ranges::any_of(keys, [&](std::string_view each) {
     return each.ends_with('.') ? key.starts_with(each) : key == each;
   });
+}
+
+bool decides_the_model(const std::string& key) {
+  return key.starts_with("model.") && !is_among(key, kOnlyTrainTheModel);
 }
 
 // The schedule's steps where they decide a learning rate, as older versions
@@ -112,8 +101,8 @@ void add_schedule(const std::string& saved, const std::string& now,
 std::vector<std::string> trained_otherwise(const std::string& saved,
                                            const std::string& now) {
   auto changes = changes_in(saved, now, [](const std::string& key) {
-    return is_among(key, kDecideTheUpdates) &&
-           !is_among(key, kDecideTheModel) && key != "schedule.steps";
+    return is_among(key, kDecideTheUpdates) && !decides_the_model(key) &&
+           key != "schedule.steps";
   });
   add_schedule(saved, now, changes);
   return changes;
@@ -131,9 +120,7 @@ bool validated_otherwise(const std::string& saved, const std::string& now) {
 
 void refuse_another_model(const std::string& saved, const std::string& now,
                           const std::string& source) {
-  const auto changes = changes_in(saved, now, [](const std::string& key) {
-    return is_among(key, kDecideTheModel);
-  });
+  const auto changes = changes_in(saved, now, decides_the_model);
   TS_CHECK_CONFIG(changes.empty(), source,
                   " is of another model: ", c10::Join("; ", changes),
                   ". Its weights fit, but would compute something else. Set "

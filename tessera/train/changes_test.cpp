@@ -112,6 +112,17 @@ TEST(Changes, AnotherModelOfTheSameShapesIsRefused) {
   }
 }
 
+TEST(Changes, WhatOnlyTrainsAModelIsTakenAndTold) {
+  auto config = small();
+  const std::string before = to_json(config);
+  config.model.dropout = 0.5;
+  config.model.moe.aux_loss = 0.5;
+  EXPECT_NO_THROW(refuse_another_model(before, to_json(config), "here"));
+  EXPECT_THAT(
+      trained_otherwise(before, to_json(config)),
+      ElementsAre(HasSubstr("model.dropout"), HasSubstr("model.moe.aux_loss")));
+}
+
 // What `change` on rank 1 makes every rank say.
 std::vector<std::string> said(
     const std::function<void(engine::RunConfig&)>& change) {

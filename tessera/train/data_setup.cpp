@@ -43,8 +43,9 @@ bool goes_on(const std::string& resume, const RunFolder& folder) {
                                      folder.checkpoints(), none);
 }
 
-// The one whose ids the weights know that the run goes on with; "": it begins
-// anew. What a run left that never saved may be of other text, or other keys.
+// The tokenizer that the checkpoint was trained with which the run goes on
+// from; "": it begins anew. What a run left that never saved may be of other
+// text, or other keys.
 std::string resumed_tokenizer(const RunFolder& folder,
                               const std::string& resume) {
   if (goes_on(resume, folder) && std::filesystem::exists(folder.tokenizer())) {

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <sstream>
 #include <utility>
 
+#include "tessera/comm/agree.h"
 #include "tessera/comm/link.h"
+#include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/product_floor.h"
 #include "tessera/models/model.h"
@@ -14,6 +17,7 @@
 #include "tessera/monitor/sink.h"
 #include "tessera/monitor/throughput.h"
 #include "tessera/train/expert_watch.h"
+#include "tessera/train/link_watch.h"
 #include "tessera/train/straggler_watch.h"
 
 namespace tessera::train {
@@ -90,6 +94,16 @@ std::vector<monitor::LinkSpeed> links_of(comm::Group& world, int64_t round) {
   return links;
 }
 
+// Of each rank.
+std::vector<std::string> hosts_of(comm::Group& world) {
+  const std::string lines = comm::text_of_rank_0(
+      world, c10::Join("\n", comm::gather_texts(world, host_identity())));
+  std::vector<std::string> hosts;
+  std::istringstream rest(lines);
+  for (std::string host; std::getline(rest, host);) hosts.push_back(host);
+  return hosts;
+}
+
 // Means over ranks.
 void add_timeline(monitor::StepRecord& record, const double* sum,
                   int64_t num_ranks) {
@@ -114,18 +128,20 @@ struct Metrics::Impl {
   Traffic before;
   std::optional<double> latency;
   std::vector<monitor::LinkSpeed> links;  // measured since the last record
-  int64_t exchanges = 0;
+  int64_t exchanges = 0, link_round = 0;
+  LinkWatch lines;
   ExpertWatch experts;
   StragglerWatch stragglers;
   at::Tensor peaks_mib;  // so far, by rank
 
   Impl(const RunConfig& of, const RunFolder& folder, comm::Communicator& with,
        const mesh::DeviceMesh& mesh, int64_t first_step, double steps_per_epoch,
-       int64_t tokens_before)
+       int64_t tokens_before, std::optional<double> best_valid_loss)
       : config(of),
         ranks(with),
         flops_per_token(static_cast<double>(
             models::flops_per_token(of.model, of.data.seq_len))),
+        lines(hosts_of(with.world())),
         experts(of.model, of.batch.global * of.data.seq_len),
         stragglers(mesh, with.rank(),
                    engine::has_uneven_batch(of) ? of.batch.rows
@@ -142,7 +158,8 @@ struct Metrics::Impl {
          .steps_per_epoch = steps_per_epoch,
          .tokens_before = tokens_before,
          .host_memory_mib =
-             static_cast<double>(monitor::host_memory_bytes()) / kMib});
+             static_cast<double>(monitor::host_memory_bytes()) / kMib,
+         .best_valid_loss = best_valid_loss});
   }
 
   // A step that was faster than the floor: that was measured while something
@@ -190,19 +207,28 @@ struct Metrics::Impl {
     if (world.size() == 1) return;
     const int64_t number = exchanges++;
     if (number % kStepsBetweenLatencies == 0) latency = latency_us(world);
-    if (number % kStepsBetweenLinks != 0) return;
-    links = links_of(world, number / kStepsBetweenLinks);
+    const bool is_next = number % kStepsBetweenLinks == 0;
+    if (!is_next && !lines.wants_again()) return;
+    if (is_next) link_round = number / kStepsBetweenLinks;
+    links = links_of(world, link_round);
+    lines.add(links);
+    for (const LinkWatch::News& news : lines.take_news()) {
+      if (world.rank() == 0) tell(news.is_slow, news.text);
+    }
+  }
+
+  static void tell(bool is_warning, const std::string& text) {
+    if (is_warning) {
+      log::warning(text);
+    } else {
+      log::info(text);
+    }
   }
 
   // This rank of itself: it knows its host.
   void tell_of_stragglers() {
     const auto news = stragglers.take_news();
-    if (!news) return;
-    if (news->is_straggler) {
-      log::warning(news->text);
-    } else {
-      log::info(news->text);
-    }
+    if (news) tell(news->is_straggler, news->text);
   }
 
   void keep_peaks(const at::Tensor& mib) {
@@ -224,9 +250,10 @@ struct Metrics::Impl {
 Metrics::Metrics(const RunConfig& config, const RunFolder& folder,
                  comm::Communicator& ranks, const mesh::DeviceMesh& mesh,
                  int64_t first_step, double steps_per_epoch,
-                 int64_t tokens_before)
+                 int64_t tokens_before, std::optional<double> best_valid_loss)
     : impl_(std::make_unique<Impl>(config, folder, ranks, mesh, first_step,
-                                   steps_per_epoch, tokens_before)) {}
+                                   steps_per_epoch, tokens_before,
+                                   best_valid_loss)) {}
 
 Metrics::~Metrics() = default;
 

@@ -57,7 +57,8 @@ class Metrics {
   // was killed, are dropped.
   Metrics(const engine::RunConfig& config, const RunFolder& folder,
           comm::Communicator& ranks, const mesh::DeviceMesh& mesh,
-          int64_t first_step, double steps_per_epoch, int64_t tokens_before);
+          int64_t first_step, double steps_per_epoch, int64_t tokens_before,
+          std::optional<double> best_valid_loss);
   ~Metrics();
 
   // What ranks sent until here (a validation, a checkpoint) is not the step's.

@@ -14,6 +14,7 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/engine/kept_states.h"
+#include "tessera/models/family.h"
 #include "tessera/models/model.h"
 #include "tessera/train/changes.h"
 #include "tessera/train/state.h"
@@ -28,12 +29,31 @@ namespace fs = std::filesystem;
 using detail::Json;
 
 // Keys of the model that decide no tensor.
-constexpr std::string_view kOfNoTensor[] = {
-    "from",           "load_weights",        "dropout",       "norm_eps",
-    "rope_theta",     "lora.from",           "lora.alpha",    "moe.aux_loss",
-    "moe.top_k",      "moe.score",           "moe.normalize", "moe.scale",
-    "moe.groups",     "moe.capacity_factor", "moe.z_loss",    "moe.bias_rate",
-    "moe.top_groups", "moe.balance",         "moe.choice",    "mtp.weight"};
+constexpr std::string_view kOfNoTensor[] = {"from",
+                                            "load_weights",
+                                            "dropout",
+                                            "norm_eps",
+                                            "rope_theta",
+                                            "rope_theta_local",
+                                            "window",
+                                            "window_every",
+                                            "window_first_full",
+                                            "query_pre_attn_scalar",
+                                            "lora.from",
+                                            "lora.alpha",
+                                            "moe.aux_loss",
+                                            "moe.top_k",
+                                            "moe.score",
+                                            "moe.normalize",
+                                            "moe.scale",
+                                            "moe.groups",
+                                            "moe.capacity_factor",
+                                            "moe.z_loss",
+                                            "moe.bias_rate",
+                                            "moe.top_groups",
+                                            "moe.balance",
+                                            "moe.choice",
+                                            "mtp.weight"};
 
 // Each parameter's shape, and those that are trained.
 using Shapes = std::map<std::string, std::vector<int64_t>>;
@@ -56,7 +76,10 @@ engine::KeptStates kept_by(const RunConfig& config) {
 class Differences {
  public:
   Differences(const RunConfig& saved, const RunConfig& now)
-      : saved_(Json::parse(to_json(saved))), now_(Json::parse(to_json(now))) {
+      : saved_(Json::parse(to_json(saved))),
+        now_(Json::parse(to_json(now))),
+        has_learned_positions_(
+            models::family_named(now.model.family).learned_positions) {
     if (shapes_of(saved) != shapes_of(now)) {
       add_all(saved_["model"], now_["model"], "");
       is_model_ = !told_.empty();
@@ -83,7 +106,7 @@ class Differences {
 
   // Positions that are learned are a tensor.
   bool decides_tensors(const std::string& key) const {
-    if (key == "max_seq") return now_["model"]["family"] == "gpt2";
+    if (key == "max_seq") return has_learned_positions_;
     if (key.starts_with("rope_scaling.")) return false;
     return std::ranges::find(kOfNoTensor, key) == std::end(kOfNoTensor);
   }
@@ -99,7 +122,8 @@ class Differences {
     }
   }
 
-  Json saved_, now_;
+  const Json saved_, now_;
+  const bool has_learned_positions_;
   std::vector<std::string> told_;
   bool is_model_ = false;
 };

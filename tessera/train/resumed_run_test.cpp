@@ -80,6 +80,16 @@ TEST(ResumedRun, OfAnotherModelNamesWhatMakesItOne) {
               AllOf(HasSubstr("model.layers is 4 in it and 3 in this run"),
                     HasSubstr("another run.name"), Not(HasSubstr("dropout")),
                     Not(HasSubstr("--model.from"))));
+  const auto with_window = [](int64_t layers, int64_t window) {
+    return [=](engine::RunConfig& c) {
+      c.model.family = "mistral";
+      c.model.layers = layers;
+      c.model.window = window;
+    };
+  };
+  EXPECT_THAT(said(with_window(4, 5), with_window(3, 7)),
+              AllOf(HasSubstr("model.layers is 4 in it and 3 in this run"),
+                    Not(HasSubstr("window"))));
   EXPECT_THAT(said(nothing, [](auto& c) { c.model.lora.rank = 2; }),
               HasSubstr("model.lora.rank is 0 in it and 2 in this run"));
 }

@@ -8,6 +8,7 @@
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
+#include "tessera/engine/kept_states.h"
 
 namespace tessera::train {
 namespace {
@@ -62,6 +63,50 @@ uint64_t hash_from(const std::string& digits, const std::string& where) {
   return hash;
 }
 
+// A key of an object in it, and the key's place.
+std::pair<detail::Json, std::string> part_of(const detail::Json& json,
+                                             const std::string& object,
+                                             const char* key,
+                                             const std::string& where) {
+  const auto& of = json[object];
+  TS_CHECK_IO(of.is_object() && of.contains(key), where, ": ", object,
+              " lacks the key ", key, ".");
+  return {of[key], where + ": " + object + "." + key};
+}
+
+// Absent before the first validation, and from older versions.
+std::optional<BestLoss> best_from(const detail::Json& json,
+                                  const std::string& where) {
+  if (!json.contains("best")) return std::nullopt;
+  const auto [loss, at] = part_of(json, "best", "loss", where);
+  const auto [step, step_at] = part_of(json, "best", "step", where);
+  const auto [since, since_at] = part_of(json, "best", "since", where);
+  return BestLoss{
+      // JSON has no word for what is no number.
+      .loss = loss.is_null() ? std::nan("") : detail::as_double(loss, at),
+      .step = detail::as_int(step, step_at),
+      .since = detail::as_int(since, since_at)};
+}
+
+// Absent where the loss was not scaled.
+std::optional<optim::LossScaleState> loss_scale_in(const detail::Json& json,
+                                                   const std::string& where) {
+  if (!json.contains("loss_scale")) return std::nullopt;
+  return engine::loss_scale_from(json["loss_scale"].dump(),
+                                 where + ": loss_scale");
+}
+
+// Older versions do not say, and took as many in each step.
+int64_t samples_from(const detail::Json& json, const std::string& where) {
+  if (json.contains("samples")) {
+    return detail::as_int(json["samples"], where + ": samples");
+  }
+  const auto batch = json["config"].find("batch");
+  if (batch == json["config"].end() || !batch->contains("global")) return 0;
+  return detail::as_int(json["step"], where + ": step") *
+         detail::as_int((*batch)["global"], where + ": config.batch.global");
+}
+
 }  // namespace
 
 checkpoint::State weights_of(const parallel::Composed& composed) {
@@ -105,65 +150,9 @@ std::string to_json(const SavedRun& run) {
   }
   if (run.skipped > 0) json["skipped"] = run.skipped;
   if (run.loss_scale) {
-    json["loss_scale"] = {{"scale", run.loss_scale->scale},
-                          {"finite_in_a_row", run.loss_scale->finite_in_a_row},
-                          {"hysteresis_left", run.loss_scale->hysteresis_left}};
+    json["loss_scale"] = detail::Json::parse(engine::to_json(*run.loss_scale));
   }
   return json.dump();
-}
-
-// A key of an object in it, and the key's place.
-std::pair<detail::Json, std::string> part_of(const detail::Json& json,
-                                             const std::string& object,
-                                             const char* key,
-                                             const std::string& where) {
-  const auto& of = json[object];
-  TS_CHECK_IO(of.is_object() && of.contains(key), where, ": ", object,
-              " lacks the key ", key, ".");
-  return {of[key], where + ": " + object + "." + key};
-}
-
-// Absent before the first validation, and from older versions.
-std::optional<BestLoss> best_from(const detail::Json& json,
-                                  const std::string& where) {
-  if (!json.contains("best")) return std::nullopt;
-  const auto [loss, at] = part_of(json, "best", "loss", where);
-  const auto [step, step_at] = part_of(json, "best", "step", where);
-  const auto [since, since_at] = part_of(json, "best", "since", where);
-  return BestLoss{
-      // JSON has no word for what is no number.
-      .loss = loss.is_null() ? std::nan("") : detail::as_double(loss, at),
-      .step = detail::as_int(step, step_at),
-      .since = detail::as_int(since, since_at)};
-}
-
-// Absent where the loss was not scaled.
-std::optional<optim::LossScaleState> loss_scale_from(const detail::Json& json,
-                                                     const std::string& where) {
-  if (!json.contains("loss_scale")) return std::nullopt;
-  const auto part = [&](const char* key) {
-    return part_of(json, "loss_scale", key, where);
-  };
-  const auto [scale, scale_at] = part("scale");
-  const auto [finite, finite_at] = part("finite_in_a_row");
-  const auto [left, left_at] = part("hysteresis_left");
-  const double value = detail::as_double(scale, scale_at);
-  TS_CHECK_IO(value > 0, scale_at, ": it is ", value, ", and must be above 0.");
-  return optim::LossScaleState{
-      .scale = value,
-      .finite_in_a_row = detail::as_int(finite, finite_at),
-      .hysteresis_left = detail::as_int(left, left_at)};
-}
-
-// Older versions do not say, and took as many in each step.
-int64_t samples_from(const detail::Json& json, const std::string& where) {
-  if (json.contains("samples")) {
-    return detail::as_int(json["samples"], where + ": samples");
-  }
-  const auto batch = json["config"].find("batch");
-  if (batch == json["config"].end() || !batch->contains("global")) return 0;
-  return detail::as_int(json["step"], where + ": step") *
-         detail::as_int((*batch)["global"], where + ": config.batch.global");
 }
 
 SavedRun saved_run_from(const std::string& text, const std::string& source) {
@@ -181,7 +170,7 @@ SavedRun saved_run_from(const std::string& text, const std::string& source) {
           .skipped = json.contains("skipped")
                          ? detail::as_int(json["skipped"], source + ": skipped")
                          : 0,
-          .loss_scale = loss_scale_from(json, source)};
+          .loss_scale = loss_scale_in(json, source)};
 }
 
 bool has_checkpoint(const std::string& folder) {

@@ -4,40 +4,33 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/comm/agree.h"
-#include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
 #include "tessera/core/host.h"
 #include "tessera/core/log.h"
-#include "tessera/engine/batch_share.h"
 #include "tessera/engine/measured_speeds.h"
-#include "tessera/engine/model_cut.h"
 #include "tessera/engine/rank_model.h"
-#include "tessera/engine/reader.h"
 #include "tessera/engine/recorder.h"
 #include "tessera/engine/run_devices.h"
-#include "tessera/models/product_types.h"
-#include "tessera/nn/fp8_product.h"
 #include "tessera/optim/schedule.h"
 #include "tessera/train/begun_steps.h"
 #include "tessera/train/changes.h"
 #include "tessera/train/data_setup.h"
-#include "tessera/train/evaluate.h"
+#include "tessera/train/memory_check.h"
 #include "tessera/train/metrics.h"
 #include "tessera/train/model_files.h"
-#include "tessera/train/preflight.h"
 #include "tessera/train/replicas.h"
 #include "tessera/train/run_checkpoints.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/run_validation.h"
+#include "tessera/train/run_words.h"
 #include "tessera/train/shared_folder.h"
 #include "tessera/train/skipped_step.h"
 #include "tessera/train/state.h"
@@ -53,33 +46,29 @@ using engine::RunConfig;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 class Trainer {
  public:
+  // `speeds_are_measured`: those in the configuration, just now.
   Trainer(const RunConfig& config, comm::Communicator& ranks,
-          const TrainOptions& options)
+          const TrainOptions& options, bool speeds_are_measured)
       : config_(config),
         ranks_(ranks),
         options_(options),
+        speeds_are_measured_(speeds_are_measured),
         folder_(config),
         checkpoints_(folder_.checkpoints(), ranks.world(),
                      config.checkpoint.async) {}
-  // Before run(): the speeds in the configuration were measured just now.
-  void tell_measured_speeds() { tells_speeds_ = true; }
   ~Trainer() { log::close_rank_file(static_cast<int>(ranks_.rank())); }
 
   ExitCode run() {
     compare_across(ranks_.world(), to_json(config_));
-    compare_devices();
+    compare_devices(config_, ranks_.world());
     open_folder();
     open_data();
     model_ = std::make_unique<RankModel>(config_, ranks_);
-    tell_fp8_layers();
+    validation_ = std::make_unique<RunValidation>(config_, ranks_, *model_,
+                                                  data_.valid.get());
+    if (leads()) tell_fp8_layers(config_, *model_);
     recorder_ =
         std::make_unique<engine::Recorder>(model_->composed(), ranks_.rank());
     resume();
@@ -90,7 +79,7 @@ class Trainer {
                 config_.run.steps);
       return ExitCode::kOk;
     }
-    if (is_out_of_patience()) return ExitCode::kOk;
+    if (validation_->is_out_of_patience()) return ExitCode::kOk;
     open_monitor();
     return loop_and_close();
   }
@@ -106,7 +95,7 @@ class Trainer {
           folder_.lock(), c10::str("process ", ::getpid(), " on ", host_name(),
                                    ". Two runs cannot share a folder: give "
                                    "this one another run.name.\n"));
-      lock_checkpoints();
+      if (config_.checkpoint.saves()) lock_checkpoints();
     }
     ranks_.world().barrier();
     if (config_.checkpoint.saves()) {
@@ -117,76 +106,24 @@ class Trainer {
     if (ranks_.world_size() > 1) {
       log::info(ranks_.world_size(), " ranks, over ", ranks_.backend());
     }
-    tell_devices();
-    tell_shares();
+    tell_devices(config_);
+    tell_shares(config_, speeds_are_measured_);
   }
 
-  // Each host finds its own, but plans are made of all.
-  void compare_devices() const {
-    comm::Group& world = ranks_.world();
-    if (world.size() == 1) return;
-    const std::string here = config_.run.device_text();
-    const std::string there = comm::text_of_rank_0(world, here);
-    const std::string complaint = comm::first_complaint(
-        world, here == there
-                   ? ""
-                   : c10::str("run.device is ", config_.run.device,
-                              ", which is ", here, " on the host of rank ",
-                              ranks_.rank(), " and ", there,
-                              " on that of rank 0. Say which: cpu, cuda, or "
-                              "one for each stage of the pipeline."));
-    TS_CHECK_CONFIG(complaint.empty(), complaint);
-  }
-
-  void tell_devices() const {
-    const auto why = engine::why_not_on_gpus(config_);
-    const bool is_left = config_.run.is_on_cpu() && num_gpus() > 0 &&
-                         config_.run.device.find("auto") != std::string::npos;
-    if (is_left && why) {
-      log::info("run.device ", config_.run.device, ": cpu, for ", why->what,
-                ", which no GPU is built for");
-    } else if (!config_.run.is_on_cpu()) {
-      log::info("run.device ", config_.run.device, ": ",
-                config_.run.device_text());
-    }
-    const std::string emulation = engine::emulation_text(config_);
-    if (!emulation.empty()) log::info(emulation);
-  }
-
-  void tell_fp8_layers() const {
-    if (!config_.precision.is_fp8() || !leads()) return;
-    const auto layers = models::fp8_layers(model_->decoder());
-    if (layers.taken == layers.all) return;
-    log::warning("precision.products is fp8, by which ", layers.taken, " of ",
-                 layers.all,
-                 " linear layers of rank 0 multiply: the weights of the others "
-                 "have a side that is no multiple of 16, and stay bf16");
-  }
-
-  void tell_shares() const {
-    const auto& speeds = config_.mesh.speeds;
-    if (tells_speeds_) {
-      log::info("mesh.measure_speeds: ",
-                speeds.empty()
-                    ? "all ranks are as fast as each other, within a tenth"
-                    : c10::str("relative speeds ", c10::Join(", ", speeds)));
-    }
-    if (config_.mesh.pp > 1) log::info(engine::split_text(config_));
-    const std::string seen = engine::seen_text(config_);
-    if (!seen.empty()) log::info(config_.pipeline.cut, ": ", seen);
-    const std::string shares = engine::shares_text(config_);
-    if (!shares.empty()) log::info(shares);
-  }
-
-  // Where other runs may write too. Not the run's own lock, whose folder it may
-  // be.
+  // Where other runs may write too, by their checkpoint.dir, in which the lock
+  // says whose it is.
   void lock_checkpoints() {
-    if (config_.checkpoint.dir.empty()) return;
-    checkpoints_lock_ = std::make_unique<FileLock>(
-        folder_.checkpoints() + "/.checkpoints.lock",
-        c10::str("process ", ::getpid(), " on ", host_name(), ", of the run '",
-                 config_.run.name,
-                 "'. Give each run a checkpoint.dir of its own.\n"));
+    const std::string folder = folder_.checkpoints();
+    constexpr const char* kWayOut =
+        "Give each run a checkpoint.dir of its own.";
+    if (!config_.checkpoint.dir.empty()) {
+      checkpoints_lock_ = std::make_unique<FileLock>(
+          folder + "/.checkpoints.lock",
+          c10::str("process ", ::getpid(), " on ", host_name(),
+                   ", of the run '", config_.run.name, "'. ", kWayOut, "\n"));
+    }
+    folder_lock_ = std::make_unique<FileLock>(
+        folder, c10::str("a run that has its checkpoints there. ", kWayOut));
   }
 
   // One rank prepares what the others then open.
@@ -207,7 +144,7 @@ class Trainer {
     data_.train->go_on(step_, saved->samples);
     is_resumed_ = true;
     checkpoints_.found(step_);
-    best_ = saved->best;
+    validation_->go_on(saved->best);
     skipped_ = saved->skipped;
     if (saved->loss_scale)
       model_->actor().loss_scale().go_on(*saved->loss_scale);
@@ -220,10 +157,11 @@ class Trainer {
         saved->config, now,
         options_.resume == "auto" ? folder_.checkpoints() : options_.resume);
     refuse_skipping_what_was_taken(saved->config, now, step_, saved->samples);
-    if (best_ && validated_otherwise(saved->config, now)) {
+    if (saved->best && validated_otherwise(saved->config, now)) {
       log::info("validation is another one now: the lowest loss so far, ",
-                best_->loss, " after step ", best_->step, ", does not count");
-      best_.reset();
+                saved->best->loss, " after step ", saved->best->step,
+                ", does not count");
+      validation_->go_on(std::nullopt);
     }
     if (!leads()) return;
     for (const auto& change : trained_otherwise(saved->config, now)) {
@@ -264,9 +202,9 @@ class Trainer {
     // Rank 0 measures what the machine can do while no other rank computes, and
     // in the first step nobody should wait for what it opens.
     ranks_.world().barrier();
-    metrics_ =
-        std::make_unique<Metrics>(config_, folder_, ranks_, model_->mesh(),
-                                  step_, steps_per_epoch(), tokens_before());
+    metrics_ = std::make_unique<Metrics>(
+        config_, folder_, ranks_, model_->mesh(), step_, steps_per_epoch(),
+        tokens_before(), best_loss());
     replicas_ =
         std::make_unique<ReplicaWatch>(config_.monitor.replicas, ranks_.world(),
                                        model_->composed().activations.device());
@@ -275,6 +213,11 @@ class Trainer {
         std::make_unique<BegunSteps>(config_, *model_, *recorder_, *metrics_,
                                      checkpoints_, options_.stop_requested);
     ranks_.world().barrier();
+  }
+
+  std::optional<double> best_loss() const {
+    const auto& best = validation_->best();
+    return best ? std::optional(best->loss) : std::nullopt;
   }
 
   // Beyond those that as many steps of this batch take: of a run that went on
@@ -320,8 +263,8 @@ class Trainer {
   }
 
   ExitCode loop() {
-    if (config_.validate.at_start && step_ == 0 && data_.valid) {
-      metrics_->validated_at_start(validate());
+    if (step_ == 0 && validation_->is_due_at_start()) {
+      metrics_->validated_at_start(validation_->validate());
     }
     while (step_ < config_.run.steps) {
       begin_step();
@@ -330,11 +273,10 @@ class Trainer {
       StepTotals& totals = *done;
       const bool last = step_ == config_.run.steps;
       const bool due = saves_at(step_);
-      if (validates_at(step_)) {
-        totals.record.validation = validate();
-        best_ = with_validation(best_, totals.record.validation->loss, step_);
+      if (validation_->is_due(step_, due)) {
+        totals.record.validation = validation_->validate_after(step_);
       }
-      const bool ends = last || is_out_of_patience();
+      const bool ends = last || validation_->is_out_of_patience();
       if (samples_ && (ends || step_ % config_.monitor.sample == 0)) {
         totals.record.sample = samples_->write(*model_, ranks_, step_);
         model_->release_files();
@@ -346,7 +288,7 @@ class Trainer {
       const bool saves = ends && config_.checkpoint.saves();
       if (saves || stops) {
         save_last();
-      } else if (due || is_best()) {
+      } else if (due || validation_->is_best(step_)) {
         save_due();
       }
       if (stops && !ends) {
@@ -364,37 +306,16 @@ class Trainer {
     return every > 0 && step % every == 0;
   }
 
-  bool validates_at(int64_t step) const {
-    if (!data_.valid) return false;
-    const int64_t every = config_.validate.every;
-    return step == config_.run.steps ||
-           (every == 0 ? saves_at(step) : step % every == 0);
-  }
-
   // Behind this step someone looks at the model, or the run ends.
   bool is_looked_at(int64_t step) const {
     const bool samples = samples_ && step % config_.monitor.sample == 0;
     return stops_ || step == config_.run.steps || samples || saves_at(step) ||
-           validates_at(step) || replicas_->is_due(step);
+           validation_->is_due(step, saves_at(step)) || replicas_->is_due(step);
   }
 
   // The next step may begin in this one.
   bool goes_on_behind(int64_t step) const {
     return model_->goes_on() && !is_looked_at(step);
-  }
-
-  // This step's loss is the lowest, and its checkpoint is wanted.
-  bool is_best() const {
-    return config_.checkpoint.keep_best && best_ && best_->step == step_;
-  }
-
-  bool is_out_of_patience() const {
-    const int64_t patience = config_.validate.patience;
-    if (patience == 0 || !best_ || best_->since < patience) return false;
-    log::info("validate.patience: ", best_->since,
-              " validations without a lower loss than ", best_->loss,
-              " after step ", best_->step, ": the run ends");
-    return true;
   }
 
   void begin_step() {
@@ -476,33 +397,6 @@ class Trainer {
              "it.");
   }
 
-  monitor::Validation validate() {
-    const auto start = Clock::now();
-    if (config_.validate.ema) model_->swap_averages();
-    const MeanLoss mean = mean_loss(
-        [this](const data::Batch& batch) { return model_->evaluate(batch); },
-        batches_to_validate(), *model_->composed().data, ranks_.world());
-    if (config_.validate.ema) model_->swap_averages();
-    return {.loss = mean.loss,
-            .tokens = mean.tokens,
-            .seconds = seconds_since(start)};
-  }
-
-  Batches batches_to_validate() {
-    const int64_t most = config_.validate.samples;
-    if (!engine::reads_for_others(config_)) {
-      return validation_batches(*data_.valid, config_.batch.micro, most);
-    }
-    if (!validated_) {
-      validated_ = std::make_unique<engine::BatchShare>(
-          engine::group_of_reader(model_->mesh(), ranks_));
-    }
-    engine::BatchExtent extent =
-        engine::extent_of_step(config_, config_.batch.micro);
-    extent.microbatches = 1;
-    return shared_batches(*data_.valid, extent, most, *validated_);
-  }
-
   std::optional<optim::LossScaleState> loss_scale_state() {
     const optim::LossScale& scale = model_->actor().loss_scale();
     if (!scale.scales()) return std::nullopt;
@@ -516,12 +410,13 @@ class Trainer {
                          .samples = data_.train->sampler().taken_before(step_),
                          .config = to_json(config_),
                          .data = data_hash(),
-                         .best = best_,
+                         .best = validation_->best(),
                          .skipped = skipped_,
                          .loss_scale = loss_scale_state()});
     checkpoint::SaveOptions options{.keep = config_.checkpoint.keep,
                                     .mesh = model_->mesh().describe()};
-    if (config_.checkpoint.keep_best && best_) options.best = best_->step;
+    const auto& best = validation_->best();
+    if (config_.checkpoint.keep_best && best) options.best = best->step;
     return {.state = std::move(state), .options = std::move(options)};
   }
 
@@ -543,6 +438,7 @@ class Trainer {
   void save_last() {
     compare_replicas();
     if (!config_.checkpoint.saves()) {  // a run that is stopped
+      if (leads()) lock_checkpoints();
       require_shared(folder_.checkpoints(), ranks_.world());
     }
     checkpoints_.save_last(step_, [this] { return content(); });
@@ -552,12 +448,13 @@ class Trainer {
   const RunConfig& config_;
   comm::Communicator& ranks_;
   TrainOptions options_;
+  const bool speeds_are_measured_;
   RunFolder folder_;
-  std::unique_ptr<FileLock> lock_, checkpoints_lock_;  // of rank 0
+  std::unique_ptr<FileLock> lock_, checkpoints_lock_, folder_lock_;  // rank 0's
   RunCheckpoints checkpoints_;
   Datasets data_;
   std::unique_ptr<RankModel> model_;
-  std::unique_ptr<engine::BatchShare> validated_;  // that one rank reads
+  std::unique_ptr<RunValidation> validation_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<TextSamples> samples_;  // where they are asked for
   std::unique_ptr<engine::Recorder> recorder_;
@@ -570,8 +467,6 @@ class Trainer {
   int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
   bool is_resumed_ = false;       // from a checkpoint
   bool stops_ = false;            // some rank was asked to stop
-  bool tells_speeds_ = false;
-  std::optional<BestLoss> best_;  // none: not validated so far
 };
 
 // Alike on all ranks, which then cut the model by it. Who starts from the
@@ -592,13 +487,11 @@ ExitCode train(const RunConfig& config, comm::Communicator& ranks,
                const TrainOptions& options) {
   try {
     if (!config.mesh.measure_speeds) {
-      return Trainer(config, ranks, options).run();
+      return Trainer(config, ranks, options, false).run();
     }
     compare_across(ranks.world(), to_json(config));
     const RunConfig measured = with_measured_speeds(config, ranks);
-    Trainer trainer(measured, ranks, options);
-    trainer.tell_measured_speeds();
-    return trainer.run();
+    return Trainer(measured, ranks, options, true).run();
   } catch (const c10::OutOfMemoryError& error) {
     refuse_out_of_memory(config, error);
   }

@@ -94,8 +94,12 @@ class Hosts:
         for link in ("lo", "eth0"):
             ip("-n", name, "link", "set", link, "up")
         if self.rate:
-            ip("-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", self.rate, "burst", "128kb",
-               "latency", "500ms", tool="tc")
+            self.set_rate(host, self.rate)
+
+    def set_rate(self, host, rate):
+        """Of what leaves the host."""
+        ip("-n", self.name(f"host{host}"), "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst",
+           "128kb", "latency", "500ms", tool="tc")
 
     def start_line(self):
         for host in range(self.count):

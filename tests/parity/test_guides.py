@@ -7,6 +7,7 @@ needed beside (a model, data) is what the test puts into the folder, as the page
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -68,6 +69,12 @@ def carry_out(page, folder, variables):
             assert_shown(text, outputs[-1], block)
     assert outputs
     return outputs
+
+
+def test_readme(variables, tmp_path):
+    words = random.Random(0).choices(["In", "the", "beginning", "was", "a", "word", "and", "it", "went", "home."], k=20000)
+    (tmp_path / "text.txt").write_text(" ".join(words))
+    assert "In the beginning" in carry_out("../../README.md", tmp_path, variables)[0]
 
 
 def test_own_data(variables, tmp_path):

@@ -266,6 +266,35 @@ def test_a_cut_link_ends_all_ranks_and_is_named(program, tokens, tmp_path, names
     assert any("a message from rank" in errors or "a message to rank" in errors for _, errors in ends)
 
 
+def wait_for_words(rank, words):
+    """Reads what a rank says until `words` come; the line."""
+    for line in rank.stderr:
+        if words in line:
+            return line
+    raise AssertionError(f"the rank ended without '{words}'")
+
+
+def test_a_line_that_becomes_slow_is_named(program, tokens, tmp_path, namespaces):
+    path = configuration(tokens, tmp_path, mesh={"dp": 2}, run={"steps": 1000000}, checkpoint={"every": 0})
+    with Hosts(2, rate="1gbit") as hosts:
+        ranks = start_ranks(hosts, program, [1, 1], path, "--monitor.every=20")
+        try:
+            wait_for_words(ranks[0], "step 100/")
+            hosts.set_rate(0, "20mbit")
+            slow = wait_for_words(ranks[0], "links: ")
+            assert "between rank 0 (on " in slow and "and rank 1 (on " in slow and "times in a row" in slow, slow
+            hosts.set_rate(0, "1gbit")
+            assert "GB/s again" in wait_for_words(ranks[0], "links: ")
+            at = len(metrics(tmp_path))
+        finally:
+            for rank in ranks:
+                rank.terminate()
+            ends = end_of(ranks, timeout=60)
+    assert [code for code, _ in ends] == [75, 75], ends
+    # A round is every 20 steps, and a slow one is measured twice more at once.
+    assert at < 1000, at
+
+
 def test_a_killed_host_ends_the_other(program, tokens, tmp_path, namespaces):
     path = configuration(tokens, tmp_path, mesh={"dp": 4}, run={"steps": 1000000}, checkpoint={"every": 0})
     with Hosts(2) as hosts:

@@ -323,6 +323,23 @@ def test_checkpoints_written_beside_the_steps_have_the_same_bits(program, tokens
         assert_same_bits(checkpoint(tmp_path / "False", step), checkpoint(tmp_path / "True", step))
 
 
+def test_two_runs_do_not_share_a_folder_of_checkpoints(program, tokens, tmp_path):
+    path = configuration(tokens, tmp_path, checkpoint={"every": 5}, **ENDLESS)
+    first = subprocess.Popen([str(program), "train", path], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run" / "checkpoints" / "latest").exists():
+            assert first.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        # By its name, and where it lies.
+        for flags in (["--run.name=other", f"--checkpoint.dir={tmp_path}/run/checkpoints"], []):
+            done = train(program, path, *flags, check=False)
+            assert done.returncode == 74 and "held by another process" in done.stderr, done.stderr
+    finally:
+        first.send_signal(signal.SIGTERM)
+    assert first.wait(timeout=60) == 75
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_checkpoint_that_fails_is_told_and_the_run_goes_on(program, tokens, tmp_path, beside):
     """A limit of the files' size that comes and goes, as a full disk does."""

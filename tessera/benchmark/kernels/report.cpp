@@ -4,6 +4,7 @@
 
 #include "tessera/benchmark/columns.h"
 #include "tessera/core/detail/json.h"
+#include "tessera/core/units.h"
 
 namespace tessera::benchmark::kernels {
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <sstream>
 #include <unordered_set>
 
 #include "tessera/core/files.h"
@@ -11,6 +12,7 @@ namespace tessera::detail {
 namespace {
 
 constexpr size_t kMaxQuoted = 60;  // bytes of a text shown in a message
+constexpr size_t kMaxShown = 120;  // and of a value
 
 // "source:line:column" of a byte of `text`, both from 1.
 std::string place_at(size_t byte, const std::string& text,
@@ -220,6 +222,20 @@ std::string place_of_key(const Json& value, const std::string& text,
     return place_of(value, text, source);
   }
   return place_at(opening_quote(text, closing), text, source);
+}
+
+std::string in_one_line(const Json& value) {
+  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/false,
+                                Json::error_handler_t::replace);
+  if (text.size() > kMaxShown) text.replace(kMaxShown, text.npos, "...");
+  return text;
+}
+
+const Json& value_at(const Json& object, const std::string& key) {
+  Json::json_pointer at;
+  std::istringstream parts(key);
+  for (std::string part; std::getline(parts, part, '.');) at /= part;
+  return object.at(at);
 }
 
 std::string in_quotes(std::string_view text) {

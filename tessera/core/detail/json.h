@@ -23,6 +23,9 @@ struct JsonLimits {
   ExitCode exit_code = ExitCode::kInputOutput;  // of the error
 };
 
+// Of a file of configuration.
+inline constexpr size_t kMaxConfigBytes = size_t{4} << 20;
+
 // Parses `text`. Refuses duplicate keys, depth, size, bad UTF-8, numbers beyond
 // double and trailing text, with "source:line:column: what".
 Json parse_json(const std::string& text, const std::string& source,
@@ -38,8 +41,13 @@ std::string place_of(const Json& value, const std::string& text,
 std::string place_of_key(const Json& value, const std::string& text,
                          const std::string& source);
 
-// `text` as JSON has it, cut where it is long: for messages.
+// `text` as JSON has it, and a value in one line, cut where they are long: for
+// messages. Any bytes will do.
 std::string in_quotes(std::string_view text);
+std::string in_one_line(const Json& value);
+
+// Of "section.key". REQUIRES: it is there.
+const Json& value_at(const Json& object, const std::string& key);
 
 // What `read` makes of JSON from `source`, taking values by nlohmann's own
 // getters; TS_CHECK_IO where one is of another type.

@@ -8,6 +8,7 @@
 
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/ignore_index.h"
 #include "tessera/data/dataset.h"
 #include "tessera/data/tokenizer_trainer.h"
 
@@ -56,7 +57,7 @@ class ChatSamples : public ::testing::Test {
         const auto id = batch.inputs[0][t].item<int64_t>();
         const bool ends = id == *tokenizer_.end_of_text();
         std::string letter = ends ? "." : tokenizer_.decode({&id, 1});
-        const bool counts = batch.targets[0][t].item<int64_t>() != kNoTarget;
+        const bool counts = batch.targets[0][t].item<int64_t>() != kIgnoreIndex;
         text += counts ? static_cast<char>(std::toupper(letter[0])) : letter[0];
       }
       texts.push_back(text);

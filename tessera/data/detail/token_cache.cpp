@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -26,11 +25,6 @@ constexpr size_t kBufferBytes = size_t{1} << 20;
 
 std::string reason() { return std::generic_category().message(errno); }
 
-std::string temporary_beside(const std::string& path) {
-  static std::atomic<uint64_t> count{0};
-  return c10::str(path, ".tmp-", ::getpid(), "-", count++);
-}
-
 }  // namespace
 
 CacheWriter::CacheWriter(std::string path, const Hash128& key, IdType type)
@@ -47,25 +41,19 @@ CacheWriter::CacheWriter(std::string path, const Hash128& key, IdType type)
 // Until the lock is held, another process may take the file for a leftover.
 void CacheWriter::create() {
   for (;;) {
-    temporary_ = temporary_beside(path_);
-    descriptor_ =
-        ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (descriptor_ < 0 && errno == EEXIST) continue;  // of an earlier process
-    TS_CHECK_IO(descriptor_ >= 0, temporary_, ": cannot be made: ", reason(),
-                ".");
+    FileBeside made = open_beside(path_);
+    temporary_ = std::move(made.path);
+    fd_ = std::move(made.fd);
     struct stat status{};
-    const bool locked = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
+    const bool locked = ::flock(fd_.get(), LOCK_EX | LOCK_NB) == 0;
     if (!locked && errno != EWOULDBLOCK) return;  // no locks here
-    const bool known = ::fstat(descriptor_, &status) == 0;
+    const bool known = ::fstat(fd_.get(), &status) == 0;
     if (locked && known && status.st_nlink > 0) return;
-    ::close(std::exchange(descriptor_, -1));
   }
 }
 
 CacheWriter::~CacheWriter() {
-  if (descriptor_ < 0) return;
-  ::unlink(temporary_.c_str());
-  ::close(descriptor_);
+  if (fd_.open()) ::unlink(temporary_.c_str());
 }
 
 void CacheWriter::add(std::span<const uint32_t> ids) {
@@ -80,7 +68,7 @@ void CacheWriter::add(std::span<const uint32_t> ids) {
 void CacheWriter::flush() {
   std::string_view rest = buffer_;
   while (!rest.empty()) {
-    const ssize_t written = ::write(descriptor_, rest.data(), rest.size());
+    const ssize_t written = ::write(fd_.get(), rest.data(), rest.size());
     if (written < 0 && errno == EINTR) continue;
     TS_CHECK_IO(written >= 0, temporary_, ": cannot be written: ", reason(),
                 ".");
@@ -96,13 +84,13 @@ void CacheWriter::commit() {
     return hash64(written.bytes().subspan(kCacheHeaderBytes));
   };
   const std::string header = cache_header(key_, type_, count_, ids());
-  TS_CHECK_IO(::pwrite(descriptor_, header.data(), header.size(), 0) ==
+  TS_CHECK_IO(::pwrite(fd_.get(), header.data(), header.size(), 0) ==
                       static_cast<ssize_t>(header.size()) &&
-                  ::fsync(descriptor_) == 0,
+                  ::fsync(fd_.get()) == 0,
               temporary_, ": cannot be written: ", reason(), ".");
   TS_CHECK_IO(::rename(temporary_.c_str(), path_.c_str()) == 0, path_,
               ": cannot be replaced: ", reason(), ".");
-  ::close(std::exchange(descriptor_, -1));
+  fd_.reset();
   sync_path(fs::path(path_).parent_path());
 }
 
@@ -111,12 +99,12 @@ void remove_leftovers(const std::string& folder) {
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
     const std::string path = entry.path().string();
     if (path.find(".cache.tmp-") == std::string::npos) continue;
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) continue;
-    if (::flock(file, LOCK_EX | LOCK_NB) == 0 && ::unlink(path.c_str()) == 0) {
+    const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!file.open()) continue;
+    if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0 &&
+        ::unlink(path.c_str()) == 0) {
       log::info(path, " was left by a run that was killed: removed");
     }
-    ::close(file);
   }
 }
 

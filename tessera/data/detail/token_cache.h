@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/core/fd.h"
 #include "tessera/core/hash.h"
 #include "tessera/data/token_ids.h"
 
@@ -39,7 +40,7 @@ class CacheWriter {
   std::string path_, temporary_;
   Hash128 key_;
   IdType type_;
-  int descriptor_ = -1;
+  Fd fd_;
   int64_t count_ = 0;
   std::string buffer_;
 };

@@ -10,20 +10,10 @@
 namespace tessera::engine::detail {
 namespace {
 
+using tessera::detail::in_one_line;
 using tessera::detail::in_quotes;
 using Effect = DeepSpeedEffect;
 using Type = DeepSpeedType;
-
-constexpr size_t kMaxFileBytes = size_t{4} << 20;
-constexpr size_t kMaxShownBytes = 120;  // of a value in a message
-
-std::string shown(const Json& json) {
-  std::string text =
-      json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
-  if (text.size() > kMaxShownBytes)
-    text.replace(kMaxShownBytes, text.npos, "...");
-  return text;
-}
 
 const char* name_of(Type type) {
   switch (type) {
@@ -123,11 +113,11 @@ class DeepSpeedValues::Reader {
       : text_(text), values_(values) {}
 
   void read() {
-    const Json root =
-        tessera::detail::parse_json(text_, values_.source_,
-                                    {.max_bytes = kMaxFileBytes,
-                                     .comments = true,
-                                     .exit_code = ExitCode::kConfig});
+    const Json root = tessera::detail::parse_json(
+        text_, values_.source_,
+        {.max_bytes = tessera::detail::kMaxConfigBytes,
+         .comments = true,
+         .exit_code = ExitCode::kConfig});
     TS_CHECK_CONFIG(root.is_object(), place(root),
                     ": expected an object, as {\"train_batch_size\": 32}.");
     read_object(root, "");
@@ -149,8 +139,8 @@ class DeepSpeedValues::Reader {
       } else if (!dotted && is_section(name)) {
         if (item.value().is_null()) continue;
         TS_CHECK_CONFIG(item.value().is_object(), place(item.value()), ": ",
-                        name, ": expected an object, got ", shown(item.value()),
-                        ".");
+                        name, ": expected an object, got ",
+                        in_one_line(item.value()), ".");
         read_object(item.value(), name + ".");
       } else {
         refuse_unknown(name, names_below(prefix), item.value());
@@ -187,7 +177,7 @@ class DeepSpeedValues::Reader {
     const auto value = of_type(key.type, json);
     TS_CHECK_CONFIG(value, origin, ": expected ", name_of(key.type),
                     key.type == Type::kObject ? "" : ", or \"auto\"", ", got ",
-                    shown(json), ".");
+                    in_one_line(json), ".");
     check(key, *value, origin);
     values_.values_.push_back({&key, *value, origin});
   }
@@ -203,8 +193,8 @@ class DeepSpeedValues::Reader {
     }
     if (key.effect == Effect::kOnly) {
       TS_CHECK_CONFIG(value == Json::parse(key.value), origin, " is ",
-                      shown(value), ", not ", key.value, ": ", key.refusal,
-                      ".");
+                      in_one_line(value), ", not ", key.value, ": ",
+                      key.refusal, ".");
     }
     if (key.effect == Effect::kRefusedSection) {
       TS_CHECK_CONFIG(is_off(value), origin, " is enabled: ", key.refusal,

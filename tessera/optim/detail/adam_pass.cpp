@@ -91,18 +91,8 @@ class Update {
   at::Tensor parameter_, gradient_, exp_avg_, exp_avg_sq_, rounded_;
 };
 
-}  // namespace
-
-Pace pace_of(const OptimizerConfig& config, const UpdateGroup& group,
-             Decay decay) {
-  const auto numbers = numbers_of(config, group, decay);
-  return {numbers.kept, numbers.step_size, numbers.root_scale};
-}
-
-bool reads_there(const at::Tensor& tensor) {
-  return nn::uses(nn::Kernel::kAdamW) && nn::gpu::runs(tensor);
-}
-
+// On the CPU, or on a GPU that has its loop (of which there is none for fp16);
+// and not left out by name.
 bool runs_in_one_pass(const UpdateGroup& group) {
   if (!nn::uses(nn::Kernel::kAdamW)) return false;
   if (group.parameters.front().is_cpu()) return true;
@@ -114,8 +104,8 @@ bool runs_in_one_pass(const UpdateGroup& group) {
          std::ranges::none_of(group.copies, is_fp16);
 }
 
-void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
-                      Decay decay) {
+void in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
+                 Decay decay) {
   const auto numbers = numbers_of(config, group, decay);
   std::vector<Update> updates;
   std::vector<int64_t> ends;  // of each parameter, counted over all of them
@@ -141,6 +131,46 @@ void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
           begin += count;
         }
       });
+}
+
+void by_libtorch(const OptimizerConfig& config, const UpdateGroup& group,
+                 Decay decay) {
+  // The kernel reads t from a tensor beside each parameter.
+  const std::vector<at::Tensor> step(
+      group.parameters.size(),
+      at::full({}, static_cast<double>(group.step),
+               group.parameters.front().options().dtype(at::kFloat)));
+  using Fused =
+      void (*)(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+               at::TensorList, at::TensorList, double, double, double, double,
+               double, bool, bool, const std::optional<at::Tensor>&,
+               const std::optional<at::Tensor>&);
+  Fused fused = &at::_fused_adam_;
+  if (decay == Decay::kDecoupled) fused = &at::_fused_adamw_;
+  fused(group.parameters, group.gradients, group.moments[0], group.moments[1],
+        /*max_exp_avg_sqs=*/{}, step, group.lr, config.betas[0],
+        config.betas[1], group.weight_decay, config.eps, /*amsgrad=*/false,
+        /*maximize=*/false, /*grad_scale=*/{}, /*found_inf=*/{});
+}
+
+}  // namespace
+
+Pace pace_of(const OptimizerConfig& config, const UpdateGroup& group,
+             Decay decay) {
+  const auto numbers = numbers_of(config, group, decay);
+  return {numbers.kept, numbers.step_size, numbers.root_scale};
+}
+
+bool reads_there(const at::Tensor& tensor) {
+  return nn::uses(nn::Kernel::kAdamW) && nn::gpu::runs(tensor);
+}
+
+void adam_update(const OptimizerConfig& config, const UpdateGroup& group,
+                 Decay decay) {
+  if (runs_in_one_pass(group)) return in_one_pass(config, group, decay);
+  update_in_passes(group, [&](const UpdateGroup& plain) {
+    by_libtorch(config, plain, decay);
+  });
 }
 
 }  // namespace tessera::optim::detail

@@ -1,6 +1,6 @@
-// The update of Adam and AdamW in one pass over memory: the gradient is scaled
-// as it is read, and the copy in low precision is rounded as the master is
-// written.
+// The update of Adam and AdamW, where it can be in one pass over memory: the
+// gradient is scaled as it is read, and the copy in low precision is rounded as
+// the master is written. Else by ATen's fused kernel, between passes for these.
 //
 // Types:   gradients of the parameters' type, or bf16 or fp16 beside fp32;
 //          others are converted before. Copies in bf16 or fp16.
@@ -25,12 +25,7 @@ bool reads_there(const at::Tensor& tensor);
 Pace pace_of(const OptimizerConfig& config, const UpdateGroup& group,
              Decay decay);
 
-// On the CPU, or on a GPU that has its loop (of which there is none for fp16);
-// and not left out by name.
-bool runs_in_one_pass(const UpdateGroup& group);
-
-// REQUIRES: runs_in_one_pass().
-void adam_in_one_pass(const OptimizerConfig& config, const UpdateGroup& group,
-                      Decay decay);
+void adam_update(const OptimizerConfig& config, const UpdateGroup& group,
+                 Decay decay);
 
 }  // namespace tessera::optim::detail

@@ -6,6 +6,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/core/ignore_index.h"
 #include "tessera/mesh/layout.h"
 
 namespace tessera::parallel::tensor {
@@ -33,7 +34,7 @@ TEST(VocabularyShard, EqualsTheWholeLoss) {
   const at::Tensor logits = at::randn({2, 3, kVocabulary}, generator,
                                       at::TensorOptions().dtype(at::kDouble));
   const at::Tensor targets =
-      at::tensor({4L, 0L, nn::kIgnoreIndex, 2L, 3L, 1L}).view({2, 3});
+      at::tensor({4L, 0L, kIgnoreIndex, 2L, 3L, 1L}).view({2, 3});
   const Computed whole = compute(logits, [&](const at::Tensor& own) {
     return nn::cross_entropy(own, targets);
   });

@@ -386,7 +386,7 @@ class Comparison {
     if (all.empty()) return;
     const auto order = [](const Difference& each) {
       const bool follows = each.what == "gradient" || each.what == "loss" ||
-                           each.what == "aux_loss";
+                           each.what == "aux_loss" || each.what == "mtp_loss";
       return std::pair(each.step, each.what == "parameter" ? 0
                                   : follows                ? 1
                                                            : 2);

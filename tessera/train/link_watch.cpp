@@ -1,0 +1,108 @@
+#include "tessera/train/link_watch.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace tessera::train {
+namespace {
+
+// Of two the larger one. REQUIRES: one at least.
+template <class Values>
+double upper_median(const Values& of) {
+  std::vector<double> values(of.begin(), of.end());
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+}  // namespace
+
+LinkWatch::LinkWatch(std::vector<std::string> hosts)
+    : hosts_(std::move(hosts)) {}
+
+void LinkWatch::add(const std::vector<monitor::LinkSpeed>& links) {
+  const auto measured = lines_of(links);
+  for (const auto& [hosts, now] : measured) lines_[hosts].last = now.gbps;
+  wants_again_ = false;
+  for (const auto& [hosts, now] : measured) {
+    judge(lines_[hosts], now, usual(hosts));
+  }
+}
+
+std::map<LinkWatch::Hosts, LinkWatch::Measured> LinkWatch::lines_of(
+    const std::vector<monitor::LinkSpeed>& links) const {
+  const auto ends = [this](const monitor::LinkSpeed& link) {
+    return std::minmax(hosts_.at(link.from), hosts_.at(link.to));
+  };
+  std::map<std::string, int64_t> leaving;  // links, by host
+  for (const monitor::LinkSpeed& link : links) {
+    const auto [one, other] = ends(link);
+    if (one == other) continue;
+    ++leaving[one];
+    ++leaving[other];
+  }
+  std::map<Hosts, Measured> lines;
+  for (const monitor::LinkSpeed& link : links) {
+    const auto [one, other] = ends(link);
+    if (one == other) continue;
+    const auto sharing = std::max(leaving[one], leaving[other]);
+    const double gbps = link.gbps * static_cast<double>(sharing);
+    Measured& best = lines[{one, other}];
+    if (gbps > best.gbps) best = {link, gbps};
+  }
+  return lines;
+}
+
+std::optional<double> LinkWatch::usual(const Hosts& hosts) const {
+  std::optional<double> found;
+  std::vector<double> others;
+  for (const auto& [of, line] : lines_) {
+    if (of != hosts && !line.is_slow) others.push_back(line.last);
+  }
+  if (!others.empty()) found = upper_median(others);
+  const auto& earlier = lines_.at(hosts).earlier;
+  if (earlier.size() >= kFew) {
+    found = std::max(found.value_or(0), upper_median(earlier));
+  }
+  return found;
+}
+
+void LinkWatch::judge(Line& line, const Measured& now,
+                      std::optional<double> usual) {
+  if (line.is_slow) {
+    line.is_slow = now.gbps < line.expected / 2;
+    if (line.is_slow) return;
+    line.slow_in_a_row = 0;
+  } else if (usual && now.gbps * kTimes < *usual) {
+    line.is_slow = ++line.slow_in_a_row == kInARow;
+    line.expected = *usual;
+    wants_again_ |= !line.is_slow;
+    if (!line.is_slow) return;
+  } else {
+    line.slow_in_a_row = 0;
+    line.earlier.push_back(now.gbps);
+    if (line.earlier.size() > kMany) line.earlier.pop_front();
+    return;
+  }
+  const std::string between = c10::str("links: between ", place(now.link.from),
+                                       " and ", place(now.link.to));
+  news_.push_back(
+      line.is_slow
+          ? News{true,
+                 c10::str(between, " go ", now.gbps, " GB/s, measured ",
+                          kInARow, " times in a row; usual here are ", *usual,
+                          ": ", *usual / now.gbps,
+                          " times as much. Ranks wait for what goes that way. "
+                          "Look at the line between these hosts, and at what "
+                          "else it carries.")}
+          : News{false, c10::str(between, " go ", now.gbps, " GB/s again")});
+}
+
+// "rank 3 (on HOST)".
+std::string LinkWatch::place(int64_t rank) const {
+  const std::string& host = hosts_.at(rank);
+  return c10::str("rank ", rank, " (on ", host.substr(0, host.find('/')), ")");
+}
+
+}  // namespace tessera::train
