@@ -15,9 +15,9 @@ TEST(Cgroup, FilesLeadUpToTheRoot) {
   const auto files = cgroup_files("memory", "memory.max", "memory.limit");
   for (const auto& file : files) {
     EXPECT_THAT(file, StartsWith("/sys/fs/cgroup"));
-    EXPECT_THAT(file, EndsWith(file.find("memory.max") != file.npos
-                                   ? "/memory.max"
-                                   : "/memory.limit"));
+    EXPECT_THAT(
+        file, EndsWith(file.find("memory.max") != file.npos ? "/memory.max"
+                                                            : "/memory.limit"));
     EXPECT_EQ(file.find("//"), file.npos) << file;
   }
   if (files.empty()) return;  // no control groups here

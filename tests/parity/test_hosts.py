@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -266,12 +268,17 @@ def test_a_cut_link_ends_all_ranks_and_is_named(program, tokens, tmp_path, names
     assert any("a message from rank" in errors or "a message to rank" in errors for _, errors in ends)
 
 
-def wait_for_words(rank, words):
-    """Reads what a rank says until `words` come; the line."""
-    for line in rank.stderr:
-        if words in line:
-            return line
-    raise AssertionError(f"the rank ended without '{words}'")
+def wait_for_words(rank, words, timeout=90):
+    """Reads what a rank says until `words`, a pattern, come; the line."""
+    late = threading.Timer(timeout, rank.kill)
+    late.start()
+    try:
+        for line in rank.stderr:
+            if re.search(words, line):
+                return line
+        raise AssertionError(f"the rank ended without '{words}', or said nothing of it for {timeout} s")
+    finally:
+        late.cancel()
 
 
 def test_a_line_that_becomes_slow_is_named(program, tokens, tmp_path, namespaces):
@@ -279,7 +286,7 @@ def test_a_line_that_becomes_slow_is_named(program, tokens, tmp_path, namespaces
     with Hosts(2, rate="1gbit") as hosts:
         ranks = start_ranks(hosts, program, [1, 1], path, "--monitor.every=20")
         try:
-            wait_for_words(ranks[0], "step 100/")
+            wait_for_words(ranks[0], r"step: +100/")
             hosts.set_rate(0, "20mbit")
             slow = wait_for_words(ranks[0], "links: ")
             assert "between rank 0 (on " in slow and "and rank 1 (on " in slow and "times in a row" in slow, slow
