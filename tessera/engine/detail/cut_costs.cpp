@@ -4,7 +4,6 @@
 #include <numeric>
 #include <utility>
 
-#include "tessera/core/error.h"
 #include "tessera/engine/detail/traced_cut.h"
 #include "tessera/engine/memory_plan.h"
 
@@ -83,13 +82,8 @@ UnitCosts costs_by_facts(const RunConfig& config,
 }
 
 CutCosts costs_by_run(const RunConfig& config, const mesh::DeviceMesh& mesh) {
-  const UnitSeconds seconds = seconds_of_run(config);
+  const UnitSeconds seconds = seconds_of_run(config, mesh.world_size());
   const bool same_world = std::ssize(seconds) == mesh.world_size();
-  TS_CHECK_CONFIG(same_world || !config.mesh.uneven(), "pipeline.cut is \"",
-                  config.pipeline.cut, "\", a run of ", seconds.size(),
-                  " ranks, but mesh.speeds is of ", mesh.world_size(),
-                  ": what its ranks took cannot be told from how fast they "
-                  "are. Trace a run on this mesh, or use facts.");
   CutCosts costs{.units = costs_by_facts(config, mesh),
                  .speeds = config.mesh.speeds};
   const auto operations = costs.units.time;

@@ -134,9 +134,15 @@ TracedRanks read_traced(const RunConfig& config) {
 
 }  // namespace
 
-UnitSeconds seconds_of_run(const RunConfig& config) {
+UnitSeconds seconds_of_run(const RunConfig& config, int64_t world_size) {
   const TracedRanks ranks = read_traced(config);
   check_traced(config);
+  const bool is_same = std::ssize(ranks) == world_size;
+  TS_CHECK_CONFIG(is_same || !config.mesh.uneven(), "pipeline.cut is \"",
+                  config.pipeline.cut, "\", a run of ", ranks.size(),
+                  " ranks, but mesh.speeds is of ", world_size,
+                  ": what its ranks took cannot be told from how fast they "
+                  "are. Trace a run on this mesh, or use facts.");
   UnitSeconds seconds;
   for (const auto& steps : ranks) seconds.push_back(seconds_of(config, steps));
   return seconds;

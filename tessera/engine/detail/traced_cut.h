@@ -14,8 +14,9 @@ namespace tessera::engine::detail {
 // Of a micro-batch, by rank and by embedding, layer and head; 0: never seen.
 using UnitSeconds = std::vector<std::vector<double>>;
 
-// Refused where the run says nothing of what units will take here.
-UnitSeconds seconds_of_run(const RunConfig& config);
+// Refused where the run says nothing of what units will take here, on so many
+// ranks.
+UnitSeconds seconds_of_run(const RunConfig& config, int64_t world_size);
 
 // Units of as many operations are alike: each takes what all of them take on
 // average, over the ranks that were seen to run one, at speed 1.
