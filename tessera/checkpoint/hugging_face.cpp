@@ -252,9 +252,9 @@ std::map<std::string, Stored> stored_tensors(
       const auto source =
           models::hugging_face_source(model->config(), item.name);
       auto& stored = tensors[source.tensor];
-      // As transformers keeps it whatever the others are.
-      const bool is_wide = source.tensor.ends_with("e_score_correction_bias");
-      stored.spec = {source.tensor, is_wide ? at::kFloat : config.dtype,
+      // A bias that balances experts transformers keeps in fp32.
+      stored.spec = {source.tensor,
+                     parameter.spec->balances_load ? at::kFloat : config.dtype,
                      source.stored_shape(item.shape)};
       stored.parts.push_back({parameter.name, item, source});
     }

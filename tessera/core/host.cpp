@@ -27,6 +27,10 @@ std::string host_identity() {
   return host_name() + "/" + process_space() + space_of("/proc/self/ns/net");
 }
 
+std::string host_name_in(const std::string& identity) {
+  return identity.substr(0, identity.find('/'));
+}
+
 std::string process_space() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;

@@ -12,6 +12,8 @@ std::string host_name();
 // addresses: name and start of the kernel, and the namespaces of processes and
 // of the network. Two hosts may share a name, two containers a kernel.
 std::string host_identity();
+// The name in what it gave, or in what begins with that.
+std::string host_name_in(const std::string& identity);
 
 // The same for processes that know each other by their numbers: start of the
 // kernel, and the namespace of processes. Without blanks.

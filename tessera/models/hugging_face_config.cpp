@@ -30,17 +30,23 @@ at::ScalarType read_dtype(const Reader& in) {
                   "\"; known: float64, float32, bfloat16, float16.");
 }
 
+std::optional<std::vector<int64_t>> eos_tokens_in(const Reader& in) {
+  constexpr const char* kKey = "eos_token_id";
+  if (!in.has(kKey)) return std::nullopt;
+  const Json& eos = in.at(kKey);
+  std::vector<int64_t> tokens;
+  for (const auto& id : eos.is_array() ? eos : Json::array({eos})) {
+    tokens.push_back(tessera::detail::as_int(id, in.place(kKey)));
+  }
+  return tokens;
+}
+
 void read_tokens(const Reader& in, HuggingFaceConfig& config) {
   if (in.has("bos_token_id")) {
     config.bos_token = tessera::detail::as_int(in.at("bos_token_id"),
                                                in.place("bos_token_id"));
   }
-  if (!in.has("eos_token_id")) return;
-  const Json& eos = in.at("eos_token_id");
-  for (const auto& id : eos.is_array() ? eos : Json::array({eos})) {
-    config.eos_tokens.push_back(
-        tessera::detail::as_int(id, in.place("eos_token_id")));
-  }
+  if (auto eos = eos_tokens_in(in)) config.eos_tokens = std::move(*eos);
 }
 
 // Families that many ask for, with what they have that no decoder here has.
@@ -221,6 +227,13 @@ std::string updated_hugging_face_config(const std::string& text,
   }
   if (!has_tokens_of(said.in, config)) put_tokens(config, said.json);
   return said.json == before ? text : said.json.dump(2) + "\n";
+}
+
+std::optional<std::vector<int64_t>> eos_tokens_of(const std::string& text,
+                                                  const std::string& source) {
+  const Json json = tessera::detail::parse_json(text, source);
+  if (!json.is_object()) return std::nullopt;
+  return eos_tokens_in(Reader(json, source));
 }
 
 std::string updated_generation_config(const std::string& text,

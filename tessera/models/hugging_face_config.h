@@ -36,6 +36,11 @@ HuggingFaceConfig parse_hugging_face_config(const std::string& text,
 std::string hugging_face_config_json(const HuggingFaceConfig& config);
 std::string generation_config_json(const HuggingFaceConfig& config);
 
+// The tokens that end a text, of a config.json or a generation_config.json;
+// nullopt: it does not say.
+std::optional<std::vector<int64_t>> eos_tokens_of(const std::string& text,
+                                                  const std::string& source);
+
 // Whether a config.json names the first and last tokens of `config`.
 bool has_tokens_of(const std::string& text, const std::string& source,
                    const HuggingFaceConfig& config);

@@ -4,19 +4,10 @@
 
 #include <algorithm>
 
+#include "tessera/core/host.h"
+#include "tessera/train/median.h"
+
 namespace tessera::train {
-namespace {
-
-// Of two the larger one. REQUIRES: one at least.
-template <class Values>
-double upper_median(const Values& of) {
-  std::vector<double> values(of.begin(), of.end());
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
-
-}  // namespace
 
 LinkWatch::LinkWatch(std::vector<std::string> hosts)
     : hosts_(std::move(hosts)) {}
@@ -63,7 +54,8 @@ std::optional<double> LinkWatch::usual(const Hosts& hosts) const {
   if (!others.empty()) found = upper_median(others);
   const auto& earlier = lines_.at(hosts).earlier;
   if (earlier.size() >= kFew) {
-    found = std::max(found.value_or(0), upper_median(earlier));
+    found = std::max(found.value_or(0),
+                     upper_median({earlier.begin(), earlier.end()}));
   }
   return found;
 }
@@ -85,24 +77,29 @@ void LinkWatch::judge(Line& line, const Measured& now,
     if (line.earlier.size() > kMany) line.earlier.pop_front();
     return;
   }
+  tell(line, now);
+}
+
+void LinkWatch::tell(const Line& line, const Measured& now) {
   const std::string between = c10::str("links: between ", place(now.link.from),
                                        " and ", place(now.link.to));
+  if (!line.is_slow) {
+    news_.push_back(
+        {false, c10::str(between, " go ", now.gbps, " GB/s again")});
+    return;
+  }
   news_.push_back(
-      line.is_slow
-          ? News{true,
-                 c10::str(between, " go ", now.gbps, " GB/s, measured ",
-                          kInARow, " times in a row; usual here are ", *usual,
-                          ": ", *usual / now.gbps,
-                          " times as much. Ranks wait for what goes that way. "
-                          "Look at the line between these hosts, and at what "
-                          "else it carries.")}
-          : News{false, c10::str(between, " go ", now.gbps, " GB/s again")});
+      {true, c10::str(between, " go ", now.gbps, " GB/s, measured ", kInARow,
+                      " times in a row; usual here are ", line.expected, ": ",
+                      line.expected / now.gbps,
+                      " times as much. Ranks wait for what goes that way. Look "
+                      "at the line between these hosts, and at what else it "
+                      "carries.")});
 }
 
 // "rank 3 (on HOST)".
 std::string LinkWatch::place(int64_t rank) const {
-  const std::string& host = hosts_.at(rank);
-  return c10::str("rank ", rank, " (on ", host.substr(0, host.find('/')), ")");
+  return c10::str("rank ", rank, " (on ", host_name_in(hosts_.at(rank)), ")");
 }
 
 }  // namespace tessera::train

@@ -63,6 +63,8 @@ class LinkWatch {
   // nullopt: nothing to hold it against.
   std::optional<double> usual(const Hosts& hosts) const;
   void judge(Line& line, const Measured& now, std::optional<double> usual);
+  // What has become of it.
+  void tell(const Line& line, const Measured& now);
   std::string place(int64_t rank) const;
 
   const std::vector<std::string> hosts_;

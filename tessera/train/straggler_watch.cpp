@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/core/host.h"
+#include "tessera/train/median.h"
 
 namespace tessera::train {
 
@@ -40,13 +41,6 @@ std::vector<SecondsByKind> rows_of(const at::Tensor& seconds) {
     next += row.size();
   }
   return rows;
-}
-
-// Of two the smaller one. REQUIRES: one at least.
-double lower_median(std::vector<double> of) {
-  const auto middle = of.begin() + (std::ssize(of) - 1) / 2;
-  std::ranges::nth_element(of, middle);
-  return *middle;
 }
 
 }  // namespace

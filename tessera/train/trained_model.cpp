@@ -211,17 +211,8 @@ std::vector<int64_t> stop_tokens(const ModelSource& source) {
   const bool is_said = !source.model_files.empty() &&
                        source.has_files_tokenizer && fs::exists(file);
   if (!is_said) return source.config.eos_tokens;
-  const auto json =
-      detail::parse_json(detail::read_json_text(file), file.string());
-  const char* key = "eos_token_id";
-  if (!json.is_object() || !json.contains(key) || json[key].is_null()) {
-    return source.config.eos_tokens;
-  }
-  const std::string where = c10::str(file.string(), ": ", key);
-  std::vector<int64_t> tokens;
-  if (!json[key].is_array()) return {detail::as_int(json[key], where)};
-  for (const auto& id : json[key]) tokens.push_back(detail::as_int(id, where));
-  return tokens;
+  return models::eos_tokens_of(detail::read_json_text(file), file.string())
+      .value_or(source.config.eos_tokens);
 }
 
 void read_averages(ModelSource& source) {

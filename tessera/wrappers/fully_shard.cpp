@@ -419,8 +419,10 @@ void FullyShardedCore::join(const std::function<void()>& step) {
            "give every rank as many batches.");
   require_joinable(self.module);
   // Those of this rank's last step, which is done.
-  for (size_t i = 0; !self.accumulates && i < self.kept.size(); ++i) {
-    self.shard(i).mutable_grad() = at::Tensor();
+  if (!self.accumulates) {
+    for (size_t i = 0; i < self.kept.size(); ++i) {
+      self.shard(i).mutable_grad() = at::Tensor();
+    }
   }
   self.stands_by = true;
   const auto reset = c10::make_scope_exit([&self] { self.stands_by = false; });

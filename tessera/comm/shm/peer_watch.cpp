@@ -42,7 +42,7 @@ class PeerWatch {
         static_cast<int>(syscall(SYS_pidfd_open, static_cast<int>(pid), 0)));
     if (!pidfd.open() && errno == ESRCH) {
       on_end();
-    } else if (errno != ENOSYS) {  // a kernel before 5.3
+    } else if (pidfd.open() || errno != ENOSYS) {  // a kernel before 5.3
       check_descriptor(pidfd);
     }
     std::lock_guard lock(mutex_);

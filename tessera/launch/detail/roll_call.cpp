@@ -51,7 +51,7 @@ std::string host_part(const std::string& introduction) {
 std::string readable(const std::string& introduction) {
   const size_t pid = introduction.rfind(" pid ");
   return c10::str(
-      introduction.substr(0, introduction.find('/')), ", process ",
+      host_name_in(introduction), ", process ",
       introduction.substr(pid + 5, introduction.rfind('/') - pid - 5));
 }
 

@@ -13,10 +13,9 @@ namespace {
 // Only what is floating-point is rounded.
 at::TensorOptions options_of_full(const at::Tensor& parameter,
                                   const at::TensorOptions& full) {
-  const auto own = parameter.options().requires_grad(false);
-  return at::isFloatingType(parameter.scalar_type())
-             ? own.merge_in(full)
-             : own.merge_in(full).dtype(parameter.scalar_type());
+  const auto options = parameter.options().requires_grad(false).merge_in(full);
+  const at::ScalarType type = parameter.scalar_type();
+  return at::isFloatingType(type) ? options : options.dtype(type);
 }
 
 }  // namespace

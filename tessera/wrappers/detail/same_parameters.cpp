@@ -35,8 +35,7 @@ bool are_of(const std::vector<int64_t>& ranks, const comm::Group& group) {
 void require_no_parts(torch::nn::Module& module, const comm::Group& group) {
   constexpr const char* kWayOut =
       " Make the group of ranks that hold the same, or use fully_shard(), "
-      "which "
-      "knows which do (zero_stage 0 shards nothing).";
+      "which knows which do (zero_stage 0 shards nothing).";
   for (const auto& item : module.named_modules()) {
     const auto* moe = dynamic_cast<const MoEImpl*>(item.value().get());
     TS_CHECK_CONFIG(!moe || !are_of(moe->peers(), group),
