@@ -271,6 +271,36 @@ TEST_F(CheckpointTest, AStepThatIsThereIsReplacedWholeAndBecomesTheNewest) {
               ::testing::ElementsAre("latest", "step-4", "step-6", "step-8"));
 }
 
+TEST_F(CheckpointTest, OneThatARunWentBackToIsTheNewestUntilItSavesAgain) {
+  for (const int64_t step : {2, 4, 6}) save_on(1, step, kSeed, {.keep = 0});
+  go_back_to(folder_, 2);
+  EXPECT_EQ(latest_on(1), 2);
+  EXPECT_EQ(read_file(folder_ + "/latest"), "step-2\n");
+  EXPECT_EQ(read_file(folder_ + "/resumed-from"), "step-2 2\n");
+  save_on(1, 5, kSeed, {.keep = 0});
+  EXPECT_EQ(latest_on(1), 5);
+  EXPECT_EQ(read_manifest(step_path(5)).parent, 2);
+  // The other branch goes first, whatever its steps.
+  save_on(1, 7, kSeed, {.keep = 3});
+  EXPECT_THAT(names_in(folder_),
+              ::testing::ElementsAre("latest", "resumed-from", "step-2",
+                                     "step-5", "step-7"));
+  // Saved again, it is newer than that it was gone back to.
+  save_on(1, 2, kSeed, {.keep = 0});
+  EXPECT_EQ(latest_on(1), 2);
+  save_on(1, 9, kSeed, {.keep = 0});
+  EXPECT_EQ(latest_on(1), 9);
+  go_back_to(folder_, 9);  // nothing to go back from
+  EXPECT_EQ(read_file(folder_ + "/resumed-from"), "step-2 2\n");
+
+  for (const char* text : {"", "step-2", "2 2", "step-2 x", "step-2 2 3"}) {
+    std::ofstream(folder_ + "/resumed-from") << text;
+    EXPECT_THAT(
+        refusal(ExitCode::kInputOutput, [&] { list_checkpoints(folder_); }),
+        ::testing::HasSubstr("/resumed-from: must be"));
+  }
+}
+
 TEST_F(CheckpointTest, EveryFlippedBitIsFoundAndItsTensorNamed) {
   save_on(3, 5);
   std::vector<std::string> files;

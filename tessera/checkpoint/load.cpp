@@ -121,7 +121,8 @@ class Load {
 
   template <typename Work>
   std::string agree(const Work& work) {
-    return first_complaint(world_, complaint_of(work));
+    return comm::first_complaint_of(world_, "checkpoint: reading " + folder_,
+                                    work);
   }
 
   void tell(const Told& told) {

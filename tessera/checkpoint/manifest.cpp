@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <set>
+#include <sstream>
+#include <tuple>
 
 #include "tessera/checkpoint/detail/file_hash.h"
 #include "tessera/checkpoint/detail/step_folders.h"
@@ -16,6 +19,33 @@ namespace tessera::checkpoint {
 
 namespace fs = std::filesystem;
 using tessera::detail::in_quotes;
+
+namespace {
+
+constexpr const char* kResumedFrom = "/resumed-from";
+
+// "step-10 2": a run went back to step 10 when commit 2 was the newest.
+struct Resumed {
+  std::string name;
+  int64_t sequence = -1;
+};
+
+Resumed read_resumed(const std::string& folder) {
+  const std::string path = folder + kResumedFrom;
+  if (!fs::exists(path)) return {};
+  Resumed resumed;
+  std::istringstream text(read_file(path));
+  std::string rest;
+  TS_CHECK_IO(text >> resumed.name >> resumed.sequence && !(text >> rest) &&
+                  detail::step_of_name(resumed.name),
+              path,
+              ": must be a checkpoint and the commit that was the newest when "
+              "a run went back to it, as \"step-10 2\". Without this file, "
+              "what was saved last is the newest.");
+  return resumed;
+}
+
+}  // namespace
 
 int64_t Manifest::bytes() const {
   int64_t sum = 0;
@@ -93,12 +123,18 @@ Manifest read_manifest(const std::string& folder) {
 std::vector<StepFolder> list_checkpoints(const std::string& folder) {
   std::vector<StepFolder> steps;
   if (!fs::exists(folder)) return steps;
+  const Resumed resumed = read_resumed(folder);
+  const auto was_resumed = [&](const StepFolder& found) {
+    return detail::step_name(found.step) == resumed.name &&
+           found.sequence <= resumed.sequence;
+  };
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto step = detail::step_of_name(entry.path().filename());
     if (!step) continue;
     StepFolder found{*step, std::numeric_limits<int64_t>::max(), ""};
     try {
       found.sequence = read_manifest(entry.path().string()).sequence;
+      if (was_resumed(found)) found.sequence = resumed.sequence;
     } catch (const Error& error) {
       found.complaint = error.what_without_backtrace();
     } catch (const fs::filesystem_error& error) {
@@ -106,10 +142,22 @@ std::vector<StepFolder> list_checkpoints(const std::string& folder) {
     }
     steps.push_back(found);
   }
-  std::ranges::sort(steps, std::greater{}, [](const StepFolder& found) {
-    return std::pair(found.sequence, found.step);
+  std::ranges::sort(steps, std::greater{}, [&](const StepFolder& found) {
+    return std::tuple(found.sequence, was_resumed(found), found.step);
   });
   return steps;
+}
+
+void go_back_to(const std::string& folder, int64_t step) {
+  const std::string name = detail::step_name(step);
+  for (const StepFolder& found : list_checkpoints(folder)) {
+    if (!found.complaint.empty()) continue;
+    if (found.step == step) return;
+    write_file_atomic(folder + kResumedFrom,
+                      c10::str(name, " ", found.sequence, "\n"));
+    write_file_atomic(folder + "/latest", name + "\n");
+    return;
+  }
 }
 
 void verify_file(const std::string& folder, const Manifest& manifest,

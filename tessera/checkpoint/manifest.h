@@ -65,13 +65,20 @@ Manifest read_manifest(const std::string& folder);
 // A folder DIR/step-N.
 struct StepFolder {
   int64_t step = 0;
-  int64_t sequence = 0;   // of the manifest; the largest number if unreadable
+  // Of the manifest, or of the newest one when a run went back to this; the
+  // largest number if unreadable.
+  int64_t sequence = 0;
   std::string complaint;  // why the manifest is unreadable; else ""
 };
 
 // Those in DIR, by their manifests alone: newest commit first, unreadable ones
-// before all others. Empty where DIR is missing.
+// before all others. Empty where DIR is missing. One that a run went back to
+// counts as committed then.
 std::vector<StepFolder> list_checkpoints(const std::string& folder);
+
+// A run goes on from DIR/step-N, which is not the newest: DIR/resumed-from says
+// so, and DIR/latest. What was saved behind it is another branch from then on.
+void go_back_to(const std::string& folder, int64_t step);
 
 // Reads every byte of the file, and compares it with the manifest.
 void verify_file(const std::string& folder, const Manifest& manifest,

@@ -242,18 +242,17 @@ class Save {
     });
     on_every_rank([&] { check_listed(temporary_, state); });
     on_rank_0([&] { detail::commit_step(folder_, temporary_, step_); });
-    if (world_.rank() == 0) {
+    on_rank_0([&] {
       const auto complaint =
           complaint_of([&] { tidy(folder_, step_, options); });
       if (!complaint.empty()) log::warning(complaint);
-    }
-    world_.barrier();
+    });
   }
 
   template <typename Work>
   void on_every_rank(const Work& work) {
-    const std::string complaint =
-        comm::first_complaint(world_, complaint_of(work));
+    const std::string complaint = comm::first_complaint_of(
+        world_, c10::str("checkpoint: saving step ", step_), work);
     if (complaint.empty()) return;
     if (world_.rank() == 0) {
       // What cannot be removed now is removed by the next save.

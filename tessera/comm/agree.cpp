@@ -3,11 +3,16 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <future>
+#include <mutex>
 #include <new>
 #include <system_error>
 
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
 
 namespace tessera::comm {
 namespace {
@@ -30,6 +35,76 @@ std::string without_prefix(const std::string& message) {
   const std::string prefix = rank_context().prefix();
   return message.starts_with(prefix) ? message.substr(prefix.size()) : message;
 }
+
+// A thread that meets those of the other ranks until all their work is done.
+class Meetings {
+ public:
+  Meetings(Group& group, const std::string& doing)
+      : group_(group),
+        doing_(doing),
+        all_done_(std::async(std::launch::async, [this, as = rank_context()] {
+          const RankContextGuard speaks_for(as);
+          while (!meet()) {
+          }
+        })) {}
+  // Where the work threw, too: the others do not wait for this rank.
+  ~Meetings() { be_done(); }
+  Meetings(const Meetings&) = delete;
+  Meetings& operator=(const Meetings&) = delete;
+
+  // This rank's is: waits for the others', and throws what a meeting ended
+  // with.
+  void finish() {
+    be_done();
+    all_done_.get();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // Well within any time-out.
+  static constexpr std::chrono::milliseconds kBetween{200};
+  static constexpr std::chrono::minutes kBetweenWords{1};
+
+  void be_done() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_done_ = true;
+    }
+    changed_.notify_one();
+  }
+
+  bool wait() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, kBetween, [this] { return is_done_; });
+  }
+
+  bool meet() {
+    constexpr int64_t kNobody = -1;
+    at::Tensor last =
+        at::full({1}, wait() ? kNobody : group_.rank(), at::kLong);
+    group_.all_reduce(last, ReduceOp::kMax).synchronize();
+    const int64_t rank = last.item<int64_t>();
+    const auto now = Clock::now();
+    if (rank != kNobody && group_.rank() == 0 && now >= says_next_) {
+      says_next_ += kBetweenWords;
+      log::info(doing_, ": rank ", group_.ranks()[rank],
+                " is still at it, after ",
+                std::chrono::duration_cast<std::chrono::seconds>(now - start_)
+                    .count(),
+                " s");
+    }
+    return rank == kNobody;
+  }
+
+  Group& group_;
+  const std::string doing_;
+  const Clock::time_point start_ = Clock::now();
+  Clock::time_point says_next_ = start_ + kBetweenWords;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_done_ = false;
+  std::future<void> all_done_;  // last: its thread uses the others
+};
 
 }  // namespace
 
@@ -60,6 +135,15 @@ std::string first_complaint(Group& group, const std::string& complaint) {
   group.broadcast(bytes, root).synchronize();
   text = to_text(bytes);
   return text.substr(0, text.find('\0'));
+}
+
+std::string first_complaint_of(Group& group, const std::string& doing,
+                               const std::function<void()>& work) {
+  if (group.size() == 1) return complaint_of(work);
+  Meetings meetings(group, doing);
+  const std::string complaint = complaint_of(work);
+  meetings.finish();
+  return first_complaint(group, complaint);
 }
 
 std::vector<std::string> gather_texts(Group& group, const std::string& text) {

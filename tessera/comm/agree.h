@@ -22,6 +22,14 @@ std::string complaint_of(const std::function<void()>& work);
 // Comm: one all_reduce, and one broadcast where there is a complaint.
 std::string first_complaint(Group& group, const std::string& complaint);
 
+// first_complaint() of `work`, which may take longer on one rank than the group
+// waits: until all are done ranks meet now and then, and rank 0 says once a
+// minute who is still at it. `doing`: "saving step 40". Nothing else may use
+// the group meanwhile.
+// Comm: an all_reduce at each meeting, and first_complaint()'s.
+std::string first_complaint_of(Group& group, const std::string& doing,
+                               const std::function<void()>& work);
+
 // The texts of all ranks on rank 0, in order of rank; empty on the others.
 // Comm: two sends from every other rank.
 std::vector<std::string> gather_texts(Group& group, const std::string& text);

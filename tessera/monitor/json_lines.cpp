@@ -97,11 +97,13 @@ void LineFile::add(const std::string& line, int64_t step) {
   told_ = !complaint.empty();
 }
 
+void LineFile::sync() { fsync(fd_.get()); }
+
 void LineFile::close() {
   const std::string complaint = write_pending();
   TS_CHECK_IO(complaint.empty(), "monitor: the last lines of ", path_,
               " could not be written: ", complaint, ".");
-  fsync(fd_.get());
+  sync();
 }
 
 std::string LineFile::write_pending() {

@@ -21,6 +21,7 @@ class LineFile {
  public:
   explicit LineFile(const std::string& path);
   void add(const std::string& line, int64_t step);
+  void sync();
   void close();  // TS_CHECK_IO where lines are still pending
 
  private:
@@ -36,6 +37,7 @@ class JsonLines : public Sink {
  public:
   explicit JsonLines(const std::string& path) : file_(path) {}
   void step(const StepRecord& record) override;
+  void sync() override { file_.sync(); }
   void close(const RunEnd& /*end*/) override { file_.close(); }
 
  private:
@@ -47,6 +49,7 @@ class SampleLines : public Sink {
  public:
   explicit SampleLines(const std::string& path) : file_(path) {}
   void step(const StepRecord& record) override;
+  void sync() override { file_.sync(); }
   void close(const RunEnd& /*end*/) override { file_.close(); }
 
  private:

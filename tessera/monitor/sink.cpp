@@ -19,6 +19,10 @@ void Sinks::step(const StepRecord& record) {
   for (auto& sink : sinks_) sink->step(record);
 }
 
+void Sinks::sync() {
+  for (auto& sink : sinks_) sink->sync();
+}
+
 void Sinks::close(const RunEnd& end) {
   std::exception_ptr first;  // one that fails does not keep others from it
   for (auto& sink : sinks_) {

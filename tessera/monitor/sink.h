@@ -20,6 +20,9 @@ class Sink {
   // Before the first step of a new run.
   virtual void validated_at_start(const Validation& /*validation*/) {}
   virtual void step(const StepRecord& record) = 0;
+  // Before a checkpoint that a run may go on from: lines of steps up to it are
+  // on the disk, where they can be.
+  virtual void sync() {}
   virtual void close(const RunEnd& end) = 0;
 };
 
@@ -29,6 +32,7 @@ class Sinks : public Sink {
   void add(std::unique_ptr<Sink> sink) { sinks_.push_back(std::move(sink)); }
   void validated_at_start(const Validation& validation) override;
   void step(const StepRecord& record) override;
+  void sync() override;
   void close(const RunEnd& end) override;
 
  private:

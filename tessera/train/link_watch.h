@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "tessera/monitor/step_record.h"
+#include "tessera/train/news.h"
 
 namespace tessera::train {
 
@@ -38,10 +39,6 @@ class LinkWatch {
   // That round is to be measured again after the next step.
   bool wants_again() const { return wants_again_; }
   // That a line has become slow, or is no longer.
-  struct News {
-    bool is_slow = false;
-    std::string text;
-  };
   std::vector<News> take_news() { return std::exchange(news_, {}); }
 
  private:

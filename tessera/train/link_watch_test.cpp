@@ -27,7 +27,7 @@ struct Network {
     return of_ranks;
   }
   // A round of the tournament. Lines that are not told of have 1 GB/s.
-  std::vector<LinkWatch::News> measure(const Speeds& speeds) {
+  std::vector<News> measure(const Speeds& speeds) {
     std::vector<monitor::LinkSpeed> links;
     std::map<int64_t, int64_t> leaving;
     const int64_t size = num_hosts * per_host;
@@ -50,8 +50,8 @@ struct Network {
     if (!watch.wants_again()) ++round;
     return watch.take_news();
   }
-  std::vector<LinkWatch::News> measure(const Speeds& speeds, int64_t times) {
-    std::vector<LinkWatch::News> all;
+  std::vector<News> measure(const Speeds& speeds, int64_t times) {
+    std::vector<News> all;
     for (int64_t i = 0; i < times; ++i) {
       for (auto& news : measure(speeds)) all.push_back(std::move(news));
     }
@@ -63,7 +63,7 @@ TEST(Links, ALineIsHeldAgainstTheOthers) {
   Network network{3, 1};
   const auto news = network.measure({{{1, 2}, 0.1}}, 8);
   ASSERT_EQ(news.size(), 1);
-  EXPECT_TRUE(news[0].is_slow);
+  EXPECT_TRUE(news[0].is_bad);
   EXPECT_THAT(news[0].text, HasSubstr("between rank 1 (on b) and rank 2 (on c) "
                                       "go 0.1 GB/s"));
   EXPECT_THAT(news[0].text, HasSubstr("usual here are 1: 10 times as much"));
@@ -92,7 +92,7 @@ TEST(Links, TheOnlyLineIsHeldAgainstItsPast) {
   EXPECT_TRUE(network.measure(slow, 100).empty());  // told once
   const auto again = network.measure({});
   ASSERT_EQ(again.size(), 1);
-  EXPECT_FALSE(again[0].is_slow);
+  EXPECT_FALSE(again[0].is_bad);
 }
 
 TEST(Links, OneSlowMeasurementIsNoNews) {

@@ -212,23 +212,15 @@ struct Metrics::Impl {
     if (is_next) link_round = number / kStepsBetweenLinks;
     links = links_of(world, link_round);
     lines.add(links);
-    for (const LinkWatch::News& news : lines.take_news()) {
-      if (world.rank() == 0) tell(news.is_slow, news.text);
-    }
-  }
-
-  static void tell(bool is_warning, const std::string& text) {
-    if (is_warning) {
-      log::warning(text);
-    } else {
-      log::info(text);
+    for (const News& news : lines.take_news()) {
+      if (world.rank() == 0) tell(news);
     }
   }
 
   // This rank of itself: it knows its host.
   void tell_of_stragglers() {
     const auto news = stragglers.take_news();
-    if (news) tell(news->is_straggler, news->text);
+    if (news) tell(*news);
   }
 
   void keep_peaks(const at::Tensor& mib) {
@@ -329,6 +321,10 @@ void Metrics::record(monitor::StepRecord record) {
   record.tflops = speed.tflops;
   record.mfu = speed.mfu;
   impl_->sinks->step(record);
+}
+
+void Metrics::sync() {
+  if (impl_->sinks) impl_->sinks->sync();
 }
 
 void Metrics::close(const monitor::RunEnd& end) {

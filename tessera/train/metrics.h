@@ -70,6 +70,8 @@ class Metrics {
   void validated_at_start(const monitor::Validation& validation);
   // The trainer's part is in it by now; rates follow here.
   void record(monitor::StepRecord record);
+  // What was recorded is on the disk.
+  void sync();
   void close(const monitor::RunEnd& end);
 
  private:

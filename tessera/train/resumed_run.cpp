@@ -157,6 +157,15 @@ std::string resumed_folder(const std::string& resume,
   return resume;
 }
 
+void go_on_from(const std::string& resume, const std::string& folder) {
+  if (resume == "auto" || resume == "never") return;
+  const fs::path path = fs::canonical(resume);
+  if (!fs::exists(folder) || path.parent_path() != fs::canonical(folder)) {
+    return;
+  }
+  checkpoint::go_back_to(folder, checkpoint::read_manifest(path).step);
+}
+
 void refuse_other_states(const RunConfig& saved, const RunConfig& now,
                          const std::string& source) {
   const Differences found(saved, now);

@@ -20,6 +20,10 @@ namespace tessera::train {
 std::string resumed_folder(const std::string& resume,
                            const std::string& folder);
 
+// Of a run that goes on from a checkpoint of its own `folder`: that one counts
+// as the newest from then on.
+void go_on_from(const std::string& resume, const std::string& folder);
+
 // REQUIRES: a completed configuration. What no manifest tells, as damaged
 // tensors, the ranks find.
 void check_resumed(const engine::RunConfig& config, const std::string& resume,

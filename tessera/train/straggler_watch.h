@@ -21,6 +21,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/monitor/span.h"
 #include "tessera/monitor/step_record.h"
+#include "tessera/train/news.h"
 
 namespace tessera::train {
 
@@ -37,10 +38,6 @@ class StragglerWatch {
   // seconds: (ranks, kinds) of a step. Fills in the record's part.
   void add(const at::Tensor& seconds, monitor::StepRecord& record);
   // That this rank has become a straggler, or is none any longer.
-  struct News {
-    bool is_straggler = false;
-    std::string text;
-  };
   std::optional<News> take_news() { return std::exchange(news_, {}); }
   // Since the start, by rank; none where there is one rank.
   const std::vector<monitor::RankWork>& ranks() const { return ranks_; }

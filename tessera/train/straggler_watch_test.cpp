@@ -35,9 +35,9 @@ struct Steps {
   StragglerWatch watch;
   monitor::StepRecord record = {};
 
-  std::optional<StragglerWatch::News> go(
+  std::optional<News> go(
       const std::function<std::vector<double>(int64_t)>& times) {
-    std::optional<StragglerWatch::News> news;
+    std::optional<News> news;
     for (int64_t step = 0; step < StragglerWatch::kSteps; ++step) {
       watch.add(seconds(times(step)), record);
       if (auto now = watch.take_news()) news = now;
@@ -70,7 +70,7 @@ TEST(Stragglers, ARankIsHeldAgainstItsStage) {
     return std::vector{0.5, 0.5, 0.5, 1.0, 1.5, 1.0};
   };
   const auto news = slow.go(times);
-  ASSERT_TRUE(news && news->is_straggler);
+  ASSERT_TRUE(news && news->is_bad);
   EXPECT_THAT(news->text, HasSubstr("pp=1 dp_replicate=1"));
   EXPECT_THAT(news->text, HasSubstr("worked 4.5 s a step, the ranks beside it "
                                     "3 s: 1.5 times as long"));
@@ -89,13 +89,13 @@ TEST(Stragglers, ItIsToldOnceAndWhenItIsOver) {
   Steps steps{{two_stages_of_three(), 1}};
   const auto slow = [](int64_t) { return std::vector{1., 2., 1., 1., 1., 1.}; };
   const auto even = [](int64_t) { return std::vector<double>(6, 1.0); };
-  EXPECT_TRUE(steps.go(slow)->is_straggler);
+  EXPECT_TRUE(steps.go(slow)->is_bad);
   EXPECT_FALSE(steps.go(slow));
   const auto over = steps.go(even);
   ASSERT_TRUE(over);
-  EXPECT_FALSE(over->is_straggler);
+  EXPECT_FALSE(over->is_bad);
   EXPECT_FALSE(steps.go(even));
-  EXPECT_TRUE(steps.go(slow)->is_straggler);
+  EXPECT_TRUE(steps.go(slow)->is_bad);
 }
 
 TEST(Stragglers, AFewSlowStepsAreNone) {

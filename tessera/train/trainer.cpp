@@ -27,6 +27,7 @@
 #include "tessera/train/metrics.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/replicas.h"
+#include "tessera/train/resumed_run.h"
 #include "tessera/train/run_checkpoints.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_validation.h"
@@ -178,6 +179,7 @@ class Trainer {
   // What was refused until here has left the one before as it was.
   void keep_files() {
     if (leads()) {
+      if (is_resumed_) go_on_from(options_.resume, folder_.checkpoints());
       write_file_atomic(folder_.config(), to_json(config_));
       keep_model_files(config_, folder_, is_resumed_);
       keep_tokenizer(data_.tokenizer, folder_);
@@ -431,12 +433,14 @@ class Trainer {
 
   void save_due() {
     compare_replicas();
+    metrics_->sync();
     checkpoints_.save_due(step_, [this] { return content(); });
     model_->release_files();
   }
 
   void save_last() {
     compare_replicas();
+    metrics_->sync();
     if (!config_.checkpoint.saves()) {  // a run that is stopped
       if (leads()) lock_checkpoints();
       require_shared(folder_.checkpoints(), ranks_.world());

@@ -268,6 +268,8 @@ def test_batches_that_are_skipped_are_as_if_they_had_never_been(program, tokens,
     assert [line["step"] for line in again] == list(range(1, STEPS + 1))
     assert [line["loss"] for line in again[:7]] == [line["loss"] for line in lines[:7]]
     assert again[7]["loss"] != lines[7]["loss"]
+    assert json.loads((back / "step-10" / "manifest.json").read_text())["parent"] == 5  # and not what it went back from
+    assert (back / "resumed-from").read_text().startswith("step-5 ")
     assert_same_bits(whole, checkpoint(tmp_path / "back"))
 
 
