@@ -113,6 +113,23 @@ void refuse_other_kinds(const Json& json, const std::string& path) {
   }
 }
 
+// PEFT (0.21) takes these names for those of experts wherever a model
+// has some, also in layers and shared experts that have none, and drops what
+// lies there without a word.
+void refuse_what_peft_drops(const models::ModelConfig& model,
+                            const std::set<std::string>& layers) {
+  if (model.moe.experts == 0) return;
+  for (const std::string& layer : layers) {
+    for (const char* name : {".gate_proj", ".up_proj", ".down_proj"}) {
+      TS_CHECK_CONFIG(!layer.ends_with(name), "model.lora: PEFT would take ",
+                      layer,
+                      " for a layer of the model's experts, and its adapter "
+                      "would be lost. Merge the adapters (tessera convert "
+                      "--merge), or target other layers.");
+    }
+  }
+}
+
 // The layers that have adapters, by their names in Hugging Face folders.
 std::vector<std::string> layers_in(const SafetensorsFile& file) {
   const std::string beginning = kPrefix, end = ".lora_A.weight";
@@ -278,6 +295,7 @@ void save_peft(const std::string& folder, models::Model& model,
                          config, parameter.name.substr(0, dot) + ".weight")
                          .transposed;
   }
+  refuse_what_peft_drops(config, layers);
   std::vector<TensorSpec> specs;
   for (const auto& [name, tensor] : tensors) {
     specs.push_back({name, dtype, tensor.sizes().vec()});

@@ -33,7 +33,7 @@ void load_peft(const std::string& folder, models::Model& model,
 
 // Writes the adapters of a model that is whole here, of weights in `base`, a
 // folder or a name. TS_CHECK_CONFIG on a family whose layers PEFT has together
-// where Tessera has several.
+// where Tessera has several, and on adapters that PEFT would lose.
 void save_peft(const std::string& folder, models::Model& model,
                const std::string& base, at::ScalarType dtype);
 

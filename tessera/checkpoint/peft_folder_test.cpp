@@ -120,5 +120,34 @@ TEST_F(PeftFolder, AdaptersOfAnotherKindAreRefusedByName) {
   }
 }
 
+TEST_F(PeftFolder, WhatPeftTakesForExpertsIsNotSaved) {
+  models::ModelConfig config;
+  config.family = "qwen3_moe";
+  config.layers = 2;
+  config.hidden = 32;
+  config.heads = 4;
+  config.vocab = 61;
+  config.moe.experts = 4;
+  config.moe.every = 2;  // the first layer has none
+  config.lora.rank = 2;
+  const TemporaryFolder out;
+  for (const char* target : {"q_proj", "down_proj"}) {
+    config.lora.targets = {target};
+    auto completed = config;
+    completed.complete();
+    const auto model = models::make_model(completed);
+    const auto save = [&] {
+      save_peft(out.path(), *model, "model", at::kFloat);
+    };
+    if (std::string(target) == "q_proj") {
+      EXPECT_NO_THROW(save());
+    } else {
+      EXPECT_THAT(save, ThrowsMessage<Error>(
+                            AllOf(HasSubstr("model.layers.0.mlp.down_proj"),
+                                  HasSubstr("convert --merge"))));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint

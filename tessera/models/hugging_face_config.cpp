@@ -1,5 +1,6 @@
 #include "tessera/models/hugging_face_config.h"
 
+#include <algorithm>
 #include <set>
 #include <string_view>
 
@@ -59,25 +60,37 @@ void refuse_known(const Reader& in, const std::string& family) {
       "is \"mixtral\" or \"qwen3_moe\".");
 }
 
+// A rate of model.dropout that a folder does not say is that of transformers'
+// GPT2Config, whose family alone has some.
+double rate_of(const Reader& in, const Family& family, const char* key) {
+  constexpr double kUnsaid = 0.1;
+  const bool is_ours = std::ranges::count(family.hugging_face->dropout,
+                                          std::string_view(key)) > 0;
+  return in.number(key, is_ours ? kUnsaid : 0.0);
+}
+
 // What the family's rates are in model.dropout: 0 where they differ, and it
 // cannot say them.
 double read_dropout(const Reader& in, const Family& family) {
   std::set<double> rates;
   for (const char* key : family.hugging_face->dropout) {
-    rates.insert(in.number(key, 0.0));
-    TS_CHECK_CONFIG(*rates.begin() >= 0 && *rates.rbegin() <= kMostDropout,
-                    in.place(key), " is ", in.number(key, 0.0),
-                    "; it must be at least 0 and at most ", kMostDropout, ".");
+    const double rate = rate_of(in, family, key);
+    rates.insert(rate);
+    TS_CHECK_CONFIG(rate >= 0 && rate <= kMostDropout, in.place(key), " is ",
+                    rate, "; it must be at least 0 and at most ", kMostDropout,
+                    ".");
   }
   return rates.size() == 1 ? *rates.begin() : 0.0;
 }
 
 // Of rates that model.dropout does not take over.
-void warn_of_dropout(const Reader& in, const ModelConfig& model) {
+void warn_of_dropout(const Reader& in, const Family& family,
+                     const ModelConfig& model) {
   for (const char* key :
        {"resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"}) {
-    if (in.number(key, 0.0) == 0.0 || model.dropout > 0) continue;
-    log::warning(in.place(key), " is ", in.number(key, 0.0),
+    const double rate = rate_of(in, family, key);
+    if (rate == 0.0 || model.dropout > 0) continue;
+    log::warning(in.place(key), " is ", rate,
                  ", which is not taken over: model.dropout is one rate of "
                  "embeddings, attention and residuals, and 0 unless it is "
                  "set.");
@@ -116,6 +129,11 @@ void put_length(const Json& now, Json& json) {
                           "rope_scaling"}) {
     if (now.contains(key)) json[key] = now[key];
   }
+  // By which transformers scales: a Mixtral that says none has none there.
+  const bool says_head =
+      json.contains("head_dim") && !json["head_dim"].is_null();
+  if (!says_head && now.contains("head_dim"))
+    json["head_dim"] = now["head_dim"];
 }
 
 // A text and what it says, for changes.
@@ -157,7 +175,7 @@ HuggingFaceConfig parse_hugging_face_config(const std::string& text,
   config.dtype = read_dtype(in);
   read_tokens(in, config);
   config.model.dropout = read_dropout(in, *family);
-  warn_of_dropout(in, config.model);
+  warn_of_dropout(in, *family, config.model);
   return config;
 }
 

@@ -6,6 +6,7 @@ import struct
 import subprocess
 
 import pytest
+import torch
 import transformers
 from runs import configuration, metrics, train
 
@@ -126,6 +127,21 @@ def test_a_folder_of_its_own_has_what_the_run_had(program, tessera, skewed, tmp_
     tessera("convert", "--from", tmp_path / "again" / "run", "--to", tmp_path / "longer")
     said = transformers.AutoConfig.from_pretrained(tmp_path / "longer")
     assert said.rope_parameters["rope_type"] == "yarn" and said.rope_parameters["factor"] == 2.0
+
+
+def test_a_mixtral_that_was_made_longer_is_read_by_transformers(program, tessera, skewed, tmp_path):
+    """Which scales by head_dim, and a Mixtral's folder need not say it."""
+    transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        num_local_experts=2, vocab_size=61, max_position_embeddings=32)).save_pretrained(tmp_path / "model")
+    assert not json.loads((tmp_path / "model" / "config.json").read_text()).get("head_dim")
+    model = {"from": str(tmp_path / "model"), "load_weights": True, "max_seq": 64,
+             "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_seq": 32}}
+    train(program, configuration(skewed, tmp_path, only_model=model, run={"steps": 1}, checkpoint={"every": 1},
+                                 data={"seq_len": 64}, schedule={"warmup": 1}))
+    tessera("convert", "--from", tmp_path / "run", "--to", tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert theirs.config.head_dim == 8 and theirs(torch.arange(8)[None]).logits.isfinite().all()
 
 
 def test_another_balance_is_not_resumed(program, skewed, tmp_path):

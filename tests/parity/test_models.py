@@ -521,11 +521,16 @@ def test_dropout_is_that_of_transformers_with_our_masks(drive, tmp_path, monkeyp
     assert error(without, logits.detach()) > 0.1
 
 
-@pytest.mark.parametrize("rates, taken", [((0.1, 0.1, 0.1), 0.1), ((0.1, 0.0, 0.1), 0.0), ((0.0, 0.0, 0.0), 0.0)])
+@pytest.mark.parametrize("rates, taken", [((0.1, 0.1, 0.1), 0.1), ((0.1, 0.0, 0.1), 0.0), ((0.0, 0.0, 0.0), 0.0),
+                                          ((), 0.1), ((0.1, 0.2), 0.0)])  # unsaid is 0.1: GPT2Config's
 def test_rates_of_a_folder_are_taken_over_where_they_are_one(program, tokens, tmp_path, rates, taken):
     keys = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
     transformers.GPT2Config(vocab_size=61, n_positions=POSITIONS, n_embd=36, n_layer=1, n_head=3, bos_token_id=1,
                             eos_token_id=2, **dict(zip(keys, rates))).save_pretrained(tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    unsaid = keys[len(rates):]
+    config.write_text(json.dumps({key: value for key, value in json.loads(config.read_text()).items()
+                                  if key not in unsaid}))
     path = configuration(tokens, tmp_path / "run", only_model={"from": str(tmp_path / "model")})
     for flags, expected in [((), taken), (("--model.dropout=0.3",), 0.3)]:
         done = subprocess.run([program, "train", path, "--print-config", *flags], capture_output=True, text=True)
