@@ -1,6 +1,4 @@
 // tessera eval: mean loss and perplexity of a model on text or token files.
-#include <ATen/ATen.h>
-
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -12,11 +10,11 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/core/ignore_index.h"
 #include "tessera/core/log.h"
 #include "tessera/data/file_list.h"
 #include "tessera/data/fingerprint.h"
 #include "tessera/data/token_stream.h"
+#include "tessera/data/windows.h"
 #include "tessera/engine/run_devices.h"
 #include "tessera/train/evaluate.h"
 #include "tessera/train/memory_check.h"
@@ -43,70 +41,6 @@ struct EvalFlags {
 };
 
 constexpr int64_t kSeqLen = 1024;
-
-// Every token but the first is a target once; none sees beyond its window.
-class Windows {
- public:
-  // `padded`: the last window is as long as the others, where ranks cut it.
-  Windows(const data::TokenStream& tokens, int64_t seq_len, int64_t batch,
-          bool padded)
-      : tokens_(tokens), seq_len_(seq_len), batch_(batch), padded_(padded) {}
-
-  // The last one, of the tokens that fill no window, is a batch of its own.
-  train::Batches batches() const {
-    const int64_t full = (windows() + batch_ - 1) / batch_;
-    return {.count = full + (rest() > 0 ? 1 : 0),
-            .read = [this, full](int64_t index) {
-              if (index == full) return read(windows(), 1, rest());
-              const int64_t first = index * batch_;
-              return read(first, std::min(batch_, windows() - first), seq_len_);
-            }};
-  }
-
- private:
-  int64_t targets() const { return tokens_.size() - 1; }
-  int64_t windows() const { return targets() / seq_len_; }
-  int64_t rest() const { return targets() % seq_len_; }
-
-  // `count` windows of `length` targets each.
-  data::Batch read(int64_t first, int64_t count, int64_t length) const {
-    at::Tensor read = at::empty({count * length + 1}, at::kLong);
-    tokens_.read(first * seq_len_, {read.mutable_data_ptr<int64_t>(),
-                                    static_cast<size_t>(read.numel())});
-    const auto window = [&](int64_t shift) {
-      return read.narrow(0, shift, count * length).view({count, length});
-    };
-    data::Batch batch{window(0), window(1)};
-    if (!tokens_.all_count()) {
-      batch.targets = batch.targets.clone();
-      tokens_.hide_uncounted(first * seq_len_ + 1,
-                             {batch.targets.mutable_data_ptr<int64_t>(),
-                              static_cast<size_t>(count * length)});
-    }
-    if (tokens_.documents_apart()) {
-      batch.document_starts = at::empty({count, length}, at::kLong);
-      for (int64_t i = 0; i < count; ++i) {
-        auto* starts = batch.document_starts[i].mutable_data_ptr<int64_t>();
-        tokens_.document_starts((first + i) * seq_len_,
-                                {starts, static_cast<size_t>(length)});
-      }
-    }
-    if (!padded_ || length == seq_len_) return batch;
-    const auto pad = [&](at::Tensor& ids, int64_t with) {
-      if (!ids.defined()) return;
-      ids = at::constant_pad_nd(ids, {0, seq_len_ - length}, with);
-    };
-    pad(batch.inputs, 0);
-    pad(batch.targets, kIgnoreIndex);
-    pad(batch.document_starts, length);  // what fills the row
-    batch.unpadded = length;
-    return batch;
-  }
-
-  const data::TokenStream& tokens_;
-  const int64_t seq_len_, batch_;
-  const bool padded_;
-};
 
 int64_t window_length(const EvalFlags& flags, int64_t max_seq) {
   const int64_t seq_len =
@@ -204,10 +138,12 @@ class EvalCommand {
       const bool cut =
           parallel::local_length(seq_len, model.mesh()) < seq_len ||
           config_.tensor.sequence_parallel;
-      const Windows windows(tokens, seq_len, flags_.batch, cut);
+      const data::Windows windows(tokens, seq_len, flags_.batch, cut);
       mean = train::mean_loss(
           [&](const data::Batch& batch) { return model.evaluate(batch); },
-          windows.batches(), *model.composed().data, ranks.world());
+          {.count = windows.count(),
+           .read = [&](int64_t index) { return windows.read(index); }},
+          *model.composed().data, ranks.world());
     });
     TS_CHECK(std::isfinite(mean.loss), "eval: the loss is ", mean.loss,
              ": weights or configuration of ", flags_.model,

@@ -15,6 +15,7 @@
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/data/chat_template.h"
+#include "tessera/data/special_tokens.h"
 #include "tessera/data/token_file.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/engine/run_config.h"

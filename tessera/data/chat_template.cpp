@@ -7,6 +7,7 @@
 #include "tessera/core/files.h"
 #include "tessera/data/detail/jinja/json.h"
 #include "tessera/data/detail/jinja/template.h"
+#include "tessera/data/detail/tokenizer_config.h"
 #include "tessera/data/detail/utf8.h"
 
 namespace tessera::data {
@@ -14,37 +15,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-using SpecialTokens = std::vector<std::pair<std::string, std::string>>;
 
 // Longer than any; what is longer is no template.
 constexpr uint64_t kLongestTemplate = uint64_t{4} << 20;
-constexpr uint64_t kLongestConfig = uint64_t{64} << 20;
-
-fs::path folder_of(const std::string& tokenizer) {
-  const fs::path path(tokenizer);
-  return path.extension() == ".json" ? path.parent_path() : path;
-}
-
-Json read_config(const fs::path& path) {
-  if (!fs::exists(path)) return Json::object();
-  const std::string text = read_file(path, kLongestConfig);
-  Json config = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  TS_CHECK_IO(config.is_object(), path.string(), ": is no JSON object.");
-  return config;
-}
-
-// "bos_token": "<s>", or {"content": "<s>", ...}.
-SpecialTokens special_tokens(const Json& config) {
-  SpecialTokens tokens;
-  for (const auto& [key, value] : config.items()) {
-    if (!key.ends_with("_token")) continue;
-    const Json& token = value.is_object() && value.contains("content")
-                            ? value["content"]
-                            : value;
-    if (token.is_string()) tokens.emplace_back(key, token.get<std::string>());
-  }
-  return tokens;
-}
 
 // One template, or a list of them by names.
 std::string source_in(const Json& entry, const std::string& name) {
@@ -139,17 +112,17 @@ ChatTemplate::ChatTemplate(std::shared_ptr<const Impl> impl)
 
 std::optional<ChatTemplate> ChatTemplate::find(const std::string& tokenizer) {
   if (tokenizer.empty()) return std::nullopt;
-  const fs::path folder = folder_of(tokenizer);
-  const fs::path config_path = folder / "tokenizer_config.json";
-  const Json config = read_config(config_path);
+  const fs::path folder = detail::tokenizer_folder(tokenizer);
+  const Json config = detail::read_tokenizer_config(tokenizer);
   const fs::path file = folder / "chat_template.jinja";
   if (fs::exists(file)) return read(file.string(), tokenizer);
   if (!config.contains("chat_template")) return std::nullopt;
   const Json& entry = config["chat_template"];
   const std::string source = source_in(entry, "default");
   if (source.empty()) return std::nullopt;
-  const std::string name = config_path.string();
-  Impl impl{name, source, special_tokens(config), parse(source, name)};
+  const std::string name = (folder / detail::kTokenizerConfig).string();
+  Impl impl{name, source, detail::special_tokens_in(config),
+            parse(source, name)};
   const std::string with_tools = source_in(entry, "tool_use");
   if (!with_tools.empty()) {
     impl.with_tools = parse(with_tools, name);
@@ -245,11 +218,5 @@ bool ChatTemplate::marks_answers() const {
 
 const std::string& ChatTemplate::name() const { return impl_->name; }
 const std::string& ChatTemplate::source() const { return impl_->source; }
-
-SpecialTokens special_tokens_of(const std::string& tokenizer) {
-  if (tokenizer.empty()) return {};
-  return special_tokens(
-      read_config(folder_of(tokenizer) / "tokenizer_config.json"));
-}
 
 }  // namespace tessera::data

@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/data/special_tokens.h"
+
 namespace tessera::data {
 
 struct ChatMessage {
@@ -57,7 +59,7 @@ class ChatTemplate {
  public:
   // `tokens`: {{"bos_token", "<s>"}}; `name`: for messages.
   ChatTemplate(std::string_view source, const std::string& name,
-               std::vector<std::pair<std::string, std::string>> tokens = {});
+               SpecialTokens tokens = {});
 
   // That of a tokenizer's folder, or of the folder of its tokenizer.json; none
   // where it has none.
@@ -96,10 +98,5 @@ class ChatTemplate {
   auto failing(const Body& body) const;
   std::shared_ptr<const Impl> impl_;
 };
-
-// "bos_token", "eos_token" ... as tokenizer_config.json of a tokenizer's folder
-// has them; none where there is no such file.
-std::vector<std::pair<std::string, std::string>> special_tokens_of(
-    const std::string& tokenizer);
 
 }  // namespace tessera::data

@@ -52,6 +52,9 @@ Hash128 key_of(const TokenSource& source,
   for (const FileFingerprint& file : fingerprints) {
     text += c10::str(' ', file.bytes, ' ', file.xxh3);
   }
+  if (const auto end = source.tokenizer->end_of_text()) {
+    text += c10::str(" ends with ", *end);
+  }
   for (size_t i = 0; i < source.paths.size(); ++i) {
     if (format_of(source, source.paths[i]) == "jsonl") {
       text += c10::str(" file ", i, " has ", source.field);
@@ -96,8 +99,9 @@ std::optional<int64_t> separator_of(const TokenSource& source) {
   const auto end = source.tokenizer->end_of_text();
   TS_CHECK_CONFIG(end.has_value(),
                   "data.intra_document_masking: the tokenizer has no token "
-                  "that ends a document (<|endoftext|>, <|end_of_text|> or "
-                  "</s>). Add one to it, or leave the key out.");
+                  "that ends a document (<|endoftext|>, <|end_of_text|>, "
+                  "</s>, or eos_token of tokenizer_config.json). Add one to "
+                  "it, or leave the key out.");
   return end;
 }
 

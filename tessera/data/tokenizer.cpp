@@ -13,6 +13,7 @@
 #include "tessera/data/detail/splitter.h"
 #include "tessera/data/detail/tokenizer_json.h"
 #include "tessera/data/detail/utf8.h"
+#include "tessera/data/special_tokens.h"
 
 namespace tessera::data {
 namespace {
@@ -178,8 +179,9 @@ Tokenizer Tokenizer::load(const std::string& path) {
   std::filesystem::path file(path);
   if (std::filesystem::is_directory(file)) file /= "tokenizer.json";
   const std::string text = tessera::detail::read_json_text(file);
-  return Tokenizer(detail::read_tokenizer_json(text, file.string()),
-                   file.string());
+  TokenizerSpec spec = detail::read_tokenizer_json(text, file.string());
+  spec.eos_token = eos_token_of(file.string()).value_or("");
+  return Tokenizer(std::move(spec), file.string());
 }
 
 void Tokenizer::save(const std::string& path) const {
@@ -207,7 +209,7 @@ std::optional<int64_t> Tokenizer::end_of_text() const {
   for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
     if (const auto id = id_of(name)) return id;
   }
-  return {};
+  return id_of(impl_->spec.eos_token);
 }
 
 std::vector<int64_t> Tokenizer::encode(std::string_view text,

@@ -38,8 +38,9 @@ class Tokenizer {
   // The largest id plus one: what a model's vocabulary must hold.
   int64_t vocab_size() const;
   std::optional<int64_t> id_of(const std::string& added_token) const;
-  // The token that ends a document ("<|endoftext|>", "<|end_of_text|>"), where
-  // there is one.
+  // The token that ends a document: "<|endoftext|>", "<|end_of_text|>", "</s>",
+  // or else what tokenizer_config.json beside it calls eos_token; where there
+  // is one.
   std::optional<int64_t> end_of_text() const;
 
   // `special_tokens`: with what the tokenizer puts around a text, if anything.

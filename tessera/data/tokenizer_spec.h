@@ -37,6 +37,8 @@ struct TokenizerSpec {
   // What encoding with special tokens puts around a text.
   std::vector<int64_t> before;
   std::vector<int64_t> after;
+  // Named as the end of a text, beside tokenizer.json; "": none is.
+  std::string eos_token = "";
 };
 
 }  // namespace tessera::data

@@ -378,6 +378,27 @@ TEST(TrainerTest, SpecialTokensComeFirst) {
   EXPECT_EQ(tokenizer.encode("x<s>")[1], 1);
 }
 
+TEST(TrainerTest, WhatEndsATextIsItsConfigurationsWhereNoUsualNameIs) {
+  const TemporaryFolder folder;
+  const std::string config = folder.file("tokenizer_config.json");
+  const auto end_of = [&](const std::string& first, const std::string& said) {
+    train_tokenizer({"a b a b"},
+                    {.vocab_size = 260, .special_tokens = {first, "<eos>"}})
+        .save(folder.path());
+    write_file_atomic(config, said);
+    return Tokenizer::load(folder.path()).end_of_text();
+  };
+  EXPECT_EQ(end_of("<bos>", R"({"eos_token": "<eos>"})"), 1);
+  EXPECT_EQ(end_of("<bos>", R"({"eos_token": {"content": "<eos>"}})"), 1);
+  EXPECT_EQ(end_of("</s>", R"({"eos_token": "<eos>"})"), 0);
+  EXPECT_EQ(end_of("<bos>", R"({"eos_token": "<end>"})"), std::nullopt);
+  EXPECT_EQ(end_of("<bos>", "{}"), std::nullopt);
+  // Saved again, it is said again.
+  write_file_atomic(config, R"({"eos_token": "<eos>"})");
+  Tokenizer::load(folder.path()).save(folder.path());
+  EXPECT_EQ(Tokenizer::load(folder.path()).end_of_text(), 1);
+}
+
 TEST(TrainerTest, StopsWhereTheTextHasNoMorePairs) {
   const Tokenizer tokenizer = train_tokenizer({"abab"}, {.vocab_size = 1000});
   EXPECT_EQ(tokenizer.vocab_size(), 257 + 2);  // "ab", "abab"

@@ -13,7 +13,7 @@
 #include "tessera/core/files.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
-#include "tessera/data/chat_template.h"
+#include "tessera/data/special_tokens.h"
 #include "tessera/data/tokenizer.h"
 #include "tessera/engine/model_sizes.h"
 #include "tessera/engine/run_config.h"
@@ -96,10 +96,8 @@ void take_tokens(models::HuggingFaceConfig& config,
   const auto& before = tokenizer.spec().before;
   config.bos_token = before.empty() ? end : std::optional(before[0]);
   config.eos_tokens.clear();
-  for (const auto& [name, token] :
-       data::special_tokens_of(tokenizer_folder.string())) {
-    if (name != "eos_token") continue;
-    if (const auto id = tokenizer.id_of(token)) config.eos_tokens = {*id};
+  if (const auto token = data::eos_token_of(tokenizer_folder.string())) {
+    if (const auto id = tokenizer.id_of(*token)) config.eos_tokens = {*id};
   }
   if (end && std::ranges::count(config.eos_tokens, *end) == 0) {
     config.eos_tokens.push_back(*end);

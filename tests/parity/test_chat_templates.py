@@ -131,6 +131,30 @@ def test_a_long_chat_is_the_same_up_to_where_it_is_cut(
                 < sum(len(one["ids"]) for one in whole) / 2)
 
 
+def test_small_things_are_as_jinja_has_them(program, tmp_path):
+    """Each a line of one template: what published ones seldom use."""
+    uses = [
+        "{{ \"it's a-b (c {d [e <f\"|title }} {{ \"it's a-b\".title() }} {{ '\u01c6 \u00df'|title }}",
+        "{{ {'a': [1, {'b': 2}], 'c': []}|tojson(indent='\\t') }} {{ [1]|tojson(indent=2) }}",
+        "{{ '+5'|int }} {{ ' 1_000 '|int }} {{ '-7'|int }} {{ '+-5'|int(3) }} {{ '1__0'|int(3) }} {{ '+1_0.5'|float }}",
+        "{{ 42|round }} {{ 42.5|round }} {{ 43.5|round }} {{ 2.675|round(2) }} {{ 0.5|round(0, 'ceil') }} "
+        "{{ 7|round(1, 'floor') }} {{ 1234.5|round(-2) }} {{ 1250|round(-2) }}",
+        "{{ \"it's a b_c, d-e \u00e9\u00df 1\u00b2\"|wordcount }} {{ ''|wordcount }}",
+        "{{ '\u0661\u00b2\u2460'.isdigit() }} {{ '1\u00bd'.isdigit() }} {{ '12'.isdigit() }} {{ ''.isdigit() }}",
+        "{% for a in [1, 2] %}{% for b in [1] %}{{ loop.depth }}{{ loop.depth0 }}{% endfor %}{{ loop.depth }}{% endfor %}",
+        "x\n  {% raw %}\n  {{ y }}\n  {% endraw %}\nz",
+        "x  {% raw -%}\n  {{ y }}  {%- endraw %} z {% raw %} {% endraw %}",
+        "x\n  {%+ raw %} a\n  {%+ endraw %}\nz",
+    ]
+    source = "\n|\n".join(uses)
+    tokenizer = chats.make_tokenizer(source)
+    tokenizer.save_pretrained(tmp_path)
+    job = {"messages": [{"role": "user", "content": "c"}], "tools": None, "add_generation_prompt": False}
+    theirs = tokenizer.apply_chat_template(job["messages"], tokenize=False)
+    [ours] = render(program, tmp_path, [job])
+    assert ours.get("text", ours).split("|\n") == theirs.split("|\n")
+
+
 def test_what_is_not_there_is_refused_by_name(program, tmp_path):
     chats.make_tokenizer("{% for m in messages %}\n{{ m|frobnicate }}"
                          "{% endfor %}").save_pretrained(tmp_path)

@@ -9,6 +9,7 @@
 #include "tessera/core/log.h"
 #include "tessera/data/conversation.h"
 #include "tessera/data/detail/parallel_for.h"
+#include "tessera/data/special_tokens.h"
 
 namespace tessera::data::detail {
 namespace {
@@ -27,10 +28,8 @@ std::optional<ChatTemplate> template_of(const ChatForm& form) {
 // The token that ends a text: as the tokenizer's configuration has it.
 std::optional<int64_t> end_of(const ChatForm& form,
                               const Tokenizer& tokenizer) {
-  for (const auto& [name, token] : special_tokens_of(form.tokenizer)) {
-    if (name == "eos_token") return tokenizer.id_of(token);
-  }
-  return tokenizer.end_of_text();
+  const auto token = eos_token_of(form.tokenizer);
+  return token ? tokenizer.id_of(*token) : tokenizer.end_of_text();
 }
 
 void warn_of_date(const ChatForm& form) {

@@ -28,6 +28,12 @@ void tokenize_documents(const Tokenization& work, CacheWriter& cache) {
       return count_text(static_cast<double>(cache.count())) + " tokens";
     });
   }
+  if (!end_of_text && batches.num_documents() > 1) {
+    log::warning(
+        "documents run into each other: the tokenizer has no token that ends "
+        "one (<|endoftext|>, <|end_of_text|>, </s>, or eos_token of "
+        "tokenizer_config.json).");
+  }
   log::info("tokenized ", work.paths.size(), " files, ",
             batches.num_documents(), " documents, into ", cache.count(),
             " tokens in ", seconds_text(progress.seconds()));

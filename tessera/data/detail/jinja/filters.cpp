@@ -1,8 +1,11 @@
 #include "tessera/data/detail/jinja/filters.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 
 #include "tessera/data/detail/jinja/budget.h"
@@ -132,7 +135,17 @@ Value indent(const Arguments& given) {
 // A number that text begins to end with, or nothing.
 template <typename T>
 std::optional<T> number_in(const std::string& text) {
-  const std::string stripped = strip(text);
+  std::string stripped = strip(text);
+  // As Python reads them: "+5", "1_000".
+  if (stripped.size() > 1 && stripped[0] == '+' && stripped[1] != '-') {
+    stripped.erase(0, 1);
+  }
+  const auto is_decimal = [](char c) { return c >= '0' && c <= '9'; };
+  for (size_t at = 1; at + 1 < stripped.size(); ++at) {
+    const bool joins = stripped[at] == '_' && is_decimal(stripped[at - 1]) &&
+                       is_decimal(stripped[at + 1]);
+    if (joins) stripped.erase(at, 1);
+  }
   T number{};
   const char* end = stripped.data() + stripped.size();
   const auto [at, error] = std::from_chars(stripped.data(), end, number);
@@ -168,17 +181,37 @@ Value to_float(const Arguments& given) {
   return values[1].undefined() ? Value(0.0) : values[1];
 }
 
+// As Python's round(): a whole number stays one; of others the decimal that is
+// nearest to what the number is in truth.
+Value rounded(const Value& value, int64_t digits) {
+  if (!value.floating() && digits >= 0) return value.as_integer();
+  const double number = value.as_double();
+  if (!std::isfinite(number)) return number;
+  if (digits < 0) {
+    const double unit = std::pow(10.0, static_cast<double>(-digits));
+    const double nearest = std::nearbyint(number / unit) * unit;
+    return value.floating() ? Value(nearest)
+                            : Value(static_cast<int64_t>(nearest));
+  }
+  constexpr int64_t kAll = 330;  // digits of the smallest number
+  std::array<char, 700> text{};
+  std::snprintf(text.data(), text.size(), "%.*f",
+                static_cast<int>(std::min(digits, kAll)), number);
+  return std::strtod(text.data(), nullptr);
+}
+
 Value round_filter(const Arguments& given) {
   const auto values =
       bind("the filter round", given, {"value", "precision", "method"});
-  const double scale =
-      std::pow(10.0, values[1].undefined() ? 0 : values[1].as_double());
-  const double scaled = values[0].as_double() * scale;
+  const int64_t digits = values[1].undefined() ? 0 : values[1].as_integer();
   const std::string method =
       values[2].undefined() ? "common" : soft_text(values[2]);
+  if (method == "common") return rounded(values[0], digits);
+  const double scale = std::pow(10.0, static_cast<double>(digits));
+  const double scaled = values[0].as_double() * scale;
   if (method == "ceil") return std::ceil(scaled) / scale;
   if (method == "floor") return std::floor(scaled) / scale;
-  return std::nearbyint(scaled) / scale;
+  throw Failure("the filter round has no method '" + method + "'");
 }
 
 Value sort_filter(const Arguments& given) {
@@ -324,11 +357,12 @@ Value escape(const Arguments& given) {
 
 Value wordcount(const Arguments& given) {
   const Value value = bind("the filter wordcount", given, {"value"})[0];
-  return std::ssize(split(soft_text(value)));
+  return count_words(soft_text(value));
 }
 
 Value title_filter(const Arguments& given) {
-  return title(soft_text(bind("the filter title", given, {"value"})[0]));
+  return title_of_words(
+      soft_text(bind("the filter title", given, {"value"})[0]));
 }
 
 Value abs_filter(const Arguments& given) {

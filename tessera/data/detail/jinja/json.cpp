@@ -111,10 +111,10 @@ class Writer {
 
  private:
   void line(int64_t depth) {
-    if (style_.indent < 0) return;
-    use_bytes(style_.indent * depth);
+    if (!style_.indent) return;
+    use_bytes(std::ssize(*style_.indent) * depth);
     out_ += '\n';
-    out_.append(style_.indent * depth, ' ');
+    for (int64_t i = 0; i < depth; ++i) out_ += *style_.indent;
   }
 
   void write_list(const std::vector<Value>& items) {
@@ -183,9 +183,12 @@ Value tojson_filter(const Arguments& arguments) {
   JsonStyle style;
   style.ascii = values[1].truth();
   if (values[2].integer()) {
-    style.indent = std::clamp<int64_t>(*values[2].integer(), 0, 64);
-    style.comma = ",";
+    style.indent =
+        std::string(std::clamp<int64_t>(*values[2].integer(), 0, 64), ' ');
+  } else if (values[2].text()) {
+    style.indent = values[2].text()->text;
   }
+  if (style.indent) style.comma = ",";
   if (values[3].sequence()) {
     const auto& pair = values[3].sequence()->items;
     if (pair.size() != 2) throw Failure("tojson takes two separators");

@@ -1,6 +1,7 @@
 // JSON to values and back: what a chat says, and the filter tojson.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -12,7 +13,7 @@ namespace tessera::data::jinja {
 Value parse_json(std::string_view text);
 
 struct JsonStyle {
-  int64_t indent = -1;  // -1: on one line
+  std::optional<std::string> indent = {};  // none: on one line
   std::string comma = ", ";
   std::string colon = ": ";
   bool ascii = false;

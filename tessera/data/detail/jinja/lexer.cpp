@@ -75,7 +75,7 @@ class Lexer {
     }
     const char kind = source_[tag + 1];
     const char sign = tag + 2 < source_.size() ? source_[tag + 2] : ' ';
-    push_data(cut(source_.substr(at_, tag - at_), sign, kind != '{'));
+    push_data(cut(at_, tag, sign, kind != '{'));
     advance(tag - at_ + 2);
     if (sign == '-' || sign == '+') advance(1);
     if (kind == '#') {
@@ -92,13 +92,15 @@ class Lexer {
     if (!text.empty()) push(TokenKind::kData, std::move(text));
   }
 
-  // What is left of the text before a tag.
-  std::string cut(std::string text, char sign, bool is_block) const {
+  // What is left of the text between `begin` and a tag.
+  std::string cut(size_t begin, size_t tag, char sign, bool is_block) const {
+    std::string text = source_.substr(begin, tag - begin);
     if (sign == '-') return strip(text, Side::kRight);
     if (sign == '+' || !is_block) return text;
     const size_t newline = text.rfind('\n');
     const size_t start = newline == std::string::npos ? 0 : newline + 1;
-    const bool line_starts = start > 0 || at_ == 0 || source_[at_ - 1] == '\n';
+    const bool line_starts =
+        start > 0 || begin == 0 || source_[begin - 1] == '\n';
     const bool blank = strip(std::string_view(text).substr(start)).empty();
     return line_starts && blank ? text.substr(0, start) : text;
   }
@@ -154,8 +156,7 @@ class Lexer {
       advance(6);
       skip_space();
       if (!take_end("%}", /*trims_newline=*/true)) continue;
-      std::string text = source_.substr(start, tag - start);
-      push_data(sign == '-' ? strip(text, Side::kRight) : text);
+      push_data(cut(start, tag, sign, /*is_block=*/true));
       return;
     }
     fail_at(line, "'raw' has no 'endraw'");

@@ -140,8 +140,6 @@ Value all_method(const Value& self, const Arguments& arguments) {
   return !points.empty() && std::all_of(points.begin(), points.end(), kTest);
 }
 
-bool is_digit(uint32_t point) { return point >= '0' && point <= '9'; }
-
 Value removeprefix_method(const Value& self, const Arguments& arguments) {
   const Value affix = bind("removeprefix", arguments, {"prefix"})[0];
   const std::string& prefix = require_text(affix, "removeprefix");

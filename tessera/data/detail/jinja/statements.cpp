@@ -27,7 +27,7 @@ void write(std::string& out, const std::string& text) {
 }
 
 // The loop's variable for item i.
-Value loop_at(const std::vector<Value>& items, size_t i, int depth) {
+Value loop_at(const std::vector<Value>& items, size_t i) {
   const auto size = static_cast<int64_t>(items.size());
   const auto at = static_cast<int64_t>(i);
   auto loop = std::make_shared<Namespace>();
@@ -37,9 +37,10 @@ Value loop_at(const std::vector<Value>& items, size_t i, int depth) {
   thread_local const std::array<Value, 11> keys = {
       "index",  "index0", "revindex", "revindex0", "first",   "last",
       "length", "depth",  "depth0",   "previtem",  "nextitem"};
+  // Depths count recursion, and no loop here recurs.
   const std::array<Value, 9> values = {at + 1,        at,      size - at,
                                        size - at - 1, at == 0, at + 1 == size,
-                                       size,          depth,   depth - 1};
+                                       size,          1,       0};
   names.reserve(keys.size());
   for (size_t key = 0; key < values.size(); ++key) {
     names.emplace_back(keys[key], values[key]);
@@ -52,13 +53,6 @@ Value loop_at(const std::vector<Value>& items, size_t i, int depth) {
     around = depth_around(names[key].second, around);
   }
   return loop;
-}
-
-int loop_depth(const Frame& frame) {
-  const Value* outer = frame.find("loop");
-  if (outer == nullptr || outer->name_space() == nullptr) return 1;
-  const Value* depth = outer->name_space()->attributes.named("depth");
-  return depth == nullptr ? 1 : static_cast<int>(depth->as_integer()) + 1;
 }
 
 // A macro, or what a {% call %} hands to one.
@@ -248,10 +242,9 @@ Statement Statements::parse_for() {
     }
     const bool is_own = condition || !over.sequence();
     const std::vector<Value>& items = is_own ? own : over.sequence()->items;
-    const int depth = loop_depth(frame);
     for (size_t i = 0; i < items.size(); ++i) {
       Scope inner(frame);
-      inner.frame().set("loop", loop_at(items, i, depth));
+      inner.frame().set("loop", loop_at(items, i));
       target(inner.frame(), items[i]);
       if (body(inner.frame(), out) == Flow::kBreak) break;
     }

@@ -12,8 +12,30 @@
 namespace tessera::data::jinja {
 namespace {
 
+utf8proc_category_t category_of(uint32_t point) {
+  return utf8proc_category(static_cast<utf8proc_int32_t>(point));
+}
+
+// \w of Python's re.
+bool is_word(uint32_t point) {
+  if (point == '_') return true;
+  switch (category_of(point)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool is_cased(uint32_t point) {
-  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(point));
+  const auto category = category_of(point);
   return category == UTF8PROC_CATEGORY_LU || category == UTF8PROC_CATEGORY_LL ||
          category == UTF8PROC_CATEGORY_LT;
 }
@@ -34,7 +56,7 @@ void append_upper(std::vector<uint32_t>& points, uint32_t point, bool title) {
 
 bool is_printable(uint32_t point) {
   if (point == ' ') return true;
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(point))) {
+  switch (category_of(point)) {
     case UTF8PROC_CATEGORY_CN:
     case UTF8PROC_CATEGORY_CC:
     case UTF8PROC_CATEGORY_CF:
@@ -207,6 +229,52 @@ std::string title(std::string_view text) {
     in_word = is_cased(point);
   }
   return text_of(points);
+}
+
+std::string title_of_words(std::string_view text) {
+  std::vector<uint32_t> points;
+  const auto begins = [](uint32_t point) {
+    return is_space(point) || point == '-' || point == '(' || point == '{' ||
+           point == '[' || point == '<';
+  };
+  bool first = true;
+  for (const uint32_t point : code_points(text)) {
+    if (first) {
+      append_upper(points, point, /*title=*/false);
+    } else {
+      points.push_back(to_lower(point));
+    }
+    first = begins(point);
+  }
+  return text_of(points);
+}
+
+int64_t count_words(std::string_view text) {
+  int64_t count = 0;
+  bool in_word = false;
+  for (const uint32_t point : code_points(text)) {
+    const bool is_part = is_word(point);
+    count += is_part && !in_word ? 1 : 0;
+    in_word = is_part;
+  }
+  return count;
+}
+
+bool is_digit(uint32_t point) {
+  // Digits of Unicode that are no decimals: above and below the line, ringed,
+  // in brackets, before a stop, ringed in other forms.
+  constexpr std::pair<uint32_t, uint32_t> kOthers[] = {
+      {0xb2, 0xb3},       {0xb9, 0xb9},       {0x1369, 0x1371},
+      {0x19da, 0x19da},   {0x2070, 0x2070},   {0x2074, 0x2079},
+      {0x2080, 0x2089},   {0x2460, 0x2468},   {0x2474, 0x247c},
+      {0x2488, 0x2490},   {0x24ea, 0x24ea},   {0x24f5, 0x24fd},
+      {0x24ff, 0x24ff},   {0x2776, 0x277e},   {0x2780, 0x2788},
+      {0x278a, 0x2792},   {0x10a40, 0x10a43}, {0x10e60, 0x10e68},
+      {0x11052, 0x1105a}, {0x1f100, 0x1f10a}};
+  return category_of(point) == UTF8PROC_CATEGORY_ND ||
+         std::ranges::any_of(kOthers, [&](const auto& range) {
+           return point >= range.first && point <= range.second;
+         });
 }
 
 std::vector<std::string> split(std::string_view text, int64_t limit) {

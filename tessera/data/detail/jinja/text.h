@@ -25,6 +25,10 @@ std::string upper(std::string_view text);
 std::string lower(std::string_view text);
 std::string capitalize(std::string_view text);  // str.capitalize
 std::string title(std::string_view text);       // str.title
+// The filter title: words begin behind white space, "-", "(", "{", "[", "<".
+std::string title_of_words(std::string_view text);
+int64_t count_words(std::string_view text);  // runs of \w
+bool is_digit(uint32_t code_point);          // as str.isdigit
 
 // By white space, or by `separator`; at most `limit` cuts, -1: all.
 std::vector<std::string> split(std::string_view text, int64_t limit = -1);
