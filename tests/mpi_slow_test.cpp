@@ -94,7 +94,7 @@ TEST_F(Mpirun, RanksThatDifferInWhatTheyReduceAreNamed) {
   EXPECT_EQ(ended.code, 3) << ended.said;
   EXPECT_THAT(
       ended.said,
-      AllOf(HasSubstr("the ranks disagree: their first 64 collectives on this "
+      AllOf(HasSubstr("the ranks disagree: their first 128 collectives on this "
                       "group are not the same"),
             HasSubstr("ranks 0, 2 call all_reduce(sum) #1 float32[4]; rank 1 "
                       "calls all_reduce(max) #1 float32[4]")));

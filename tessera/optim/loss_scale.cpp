@@ -15,6 +15,7 @@ constexpr double kGrowth = 2.0;  // and 1 / kGrowth shrinks
 LossScale::LossScale(const LossScaleRule& rule)
     : rule_(rule),
       state_{.scale = is_dynamic() ? rule.initial : rule.fixed,
+             .finite_in_a_row = none_in_a_row(),
              .hysteresis_left = rule.hysteresis} {}
 
 void LossScale::update(bool is_finite) {
@@ -23,7 +24,7 @@ void LossScale::update(bool is_finite) {
 }
 
 void LossScale::shrink() {
-  state_.finite_in_a_row = 0;
+  state_.finite_in_a_row = none_in_a_row();
   if (state_.hysteresis_left > 1) {
     --state_.hysteresis_left;
     return;

@@ -9,13 +9,15 @@
 //          hysteresis - 1 of them; `growth_interval` finite ones in a row
 //          double it, as far as fp32 goes, and then hysteresis counts anew:
 //          with `consecutive_hysteresis` after every finite one. With
-//          hysteresis 1 it is torch.amp.GradScaler's rule, else DeepSpeed's.
+//          hysteresis 1 it is torch.amp.GradScaler's rule, else DeepSpeed's,
+//          which does not count the first finite one, of a run or behind one
+//          that is not.
 // Ranks:   all have the same scale as long as all hear the same: that a norm
 //          over all of them is not finite.
 // Errors:  TS_CHECK where a gradient is not finite at the floor.
 // Source:  Micikevicius et al. 2018, arXiv 1710.03740, section 3.2; torch
 //          2.13's aten/src/ATen/native/cuda/AmpKernels.cu; DeepSpeed's
-//          deepspeed/runtime/fp16/loss_scaler.py.
+//          deepspeed/runtime/fp16/loss_scaler.py, since June 2025.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +36,7 @@ struct LossScaleRule {
 // All that a resumed run needs.
 struct LossScaleState {
   double scale = 1;
-  int64_t finite_in_a_row = 0;  // since it was changed
+  int64_t finite_in_a_row = 0;  // since it was changed; -1: one is not counted
   int64_t hysteresis_left = 1;
   bool operator==(const LossScaleState&) const = default;
 };
@@ -55,6 +57,7 @@ class LossScale {
 
  private:
   bool is_dynamic() const { return rule_.fixed == 0; }
+  int64_t none_in_a_row() const { return rule_.hysteresis > 1 ? -1 : 0; }
   void shrink();
   void grow();
 

@@ -11,7 +11,7 @@
 namespace tessera::comm {
 namespace {
 
-constexpr uint64_t kEvery = 64;
+constexpr uint64_t kEvery = 128;
 
 }  // namespace
 

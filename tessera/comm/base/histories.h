@@ -2,15 +2,15 @@
 // backends that do not compare each one: a swapped pair, or a sum beside a
 // maximum, gives numbers there that are wrong, and no error.
 //
-// Each rank keeps a hash of all that it has called. At every 64th collective
+// Each rank keeps a hash of all that it has called. At every 128th collective
 // they are compared, while the rank goes on; what was found is looked at before
 // later ones are called.
 //
-// Comm:    an all_reduce(max) of 16 bytes over `backend` after every 64th
+// Comm:    an all_reduce(max) of 16 bytes over `backend` after every 128th
 //          collective. No caller waits for it, but as a collective of the group
 //          it has the group's time-out, and those behind it come after it: a
 //          rank may be ahead of the others by that much. What is called after
-//          the last 64th is not compared.
+//          the last 128th is not compared.
 // Errors:  RanksDiffer.
 // Threads: that which calls the group's collectives.
 #pragma once
