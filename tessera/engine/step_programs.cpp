@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "tessera/core/error.h"
@@ -143,9 +144,7 @@ program::Program lowered_program(const RunConfig& config,
                                  int64_t stage, Purpose purpose,
                                  const passes::Choice& choice, int64_t steps) {
   const bool trains = purpose == Purpose::kTraining;
-  TS_CHECK_CONFIG(!config.mesh.star() || choice.with.empty(),
-                  "TESSERA_WITH_PASSES: devices of mesh.data_parallel dp run "
-                  "whole models; they have no such passes.");
+  check_passes(config, choice);
   mesh::Coord coord = mesh.coord_of(0);
   program::Units units;
   if (config.mesh.star()) {  // whole chunks on every device
@@ -205,6 +204,26 @@ passes::Choice passes_chosen() {
                        "left out"),
           .with = named_in("TESSERA_WITH_PASSES", {passes::Use::kIfAskedFor},
                            "asked for")};
+}
+
+bool can_be_without(const RunConfig& config, const passes::Pass& pass) {
+  // Messages of steps without a flush cross those of a tied embedding's sum.
+  const bool cross =
+      config.pipeline.delayed() && std::string_view(pass.name) == "messages";
+  return pass.use != passes::Use::kAlways && !cross;
+}
+
+void check_passes(const RunConfig& config, const passes::Choice& choice) {
+  TS_CHECK_CONFIG(!config.mesh.star() || choice.with.empty(),
+                  "TESSERA_WITH_PASSES: devices of mesh.data_parallel dp run "
+                  "whole models; they have no such passes.");
+  for (const auto& pass : passes::all()) {
+    const bool left_out = std::ranges::count(choice.without, pass.name) > 0;
+    TS_CHECK_CONFIG(!left_out || can_be_without(config, pass),
+                    "TESSERA_WITHOUT_PASSES names ", pass.name,
+                    ", which steps of pipeline.schedule ",
+                    config.pipeline.schedule, " need.");
+  }
 }
 
 program::RankProgram transfers_of(const RunConfig& config,

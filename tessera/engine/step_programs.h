@@ -39,6 +39,12 @@ program::Program lowered_program(
 // no bit. Refuses passes that cannot be left out, or asked for.
 program::passes::Choice passes_chosen();
 
+// Whether the programs of this configuration may be without that pass.
+bool can_be_without(const RunConfig& config, const program::passes::Pass& pass);
+// TS_CHECK_CONFIG where they can't, or have none of those that are asked for.
+void check_passes(const RunConfig& config,
+                  const program::passes::Choice& choice);
+
 // What a rank's instructions move, in all its programs; which ranks, is said of
 // `lanes`. REQUIRES, here and below: a completed configuration.
 program::RankProgram transfers_of(const RunConfig& config,

@@ -43,6 +43,19 @@ void check_rank(int64_t rank, const std::vector<NamedLinear>& layers) {
       ", or train all weights (model.lora.rank=0).");
 }
 
+bool is_meant(const std::string& target, const ModelConfig& config,
+              const NamedLinear& layer) {
+  return matches(target, layer.name) ||
+         matches(target, their_name(config, layer.name));
+}
+
+bool names_one(const std::string& target, const ModelConfig& config,
+               const std::vector<NamedLinear>& layers) {
+  return std::ranges::any_of(layers, [&](const auto& layer) {
+    return is_meant(target, config, layer);
+  });
+}
+
 }  // namespace
 
 std::vector<NamedLinear> adaptable_linears(Model& model) {
@@ -69,16 +82,11 @@ void add_adapters(Model& model) {
   const LoraConfig& lora = model.config().lora;
   if (lora.rank == 0) return;
   const auto layers = adaptable_linears(model);
-  const auto is_meant = [&](const std::string& target, const auto& layer) {
-    return matches(target, layer.name) ||
-           matches(target, their_name(model.config(), layer.name));
-  };
   for (const auto& target : lora.targets) {
-    const bool names_one = std::ranges::any_of(
-        layers, [&](const auto& layer) { return is_meant(target, layer); });
     std::vector<std::string> names;
     for (const auto& layer : layers) names.push_back(layer.name);
-    TS_CHECK_CONFIG(names_one, "model.lora.targets: \"", target,
+    TS_CHECK_CONFIG(names_one(target, model.config(), layers),
+                    "model.lora.targets: \"", target,
                     "\" names no linear layer of the blocks. They are ",
                     some_of(names, kNamedAtMost), ".");
   }
@@ -89,13 +97,24 @@ void add_adapters(Model& model) {
   std::erase_if(targets, [&](const auto& layer) {
     return !lora.targets.empty() &&
            std::ranges::none_of(lora.targets, [&](const std::string& target) {
-             return is_meant(target, layer);
+             return is_meant(target, model.config(), layer);
            });
   });
   check_rank(lora.rank, targets);
   for (const auto& layer : targets) {
     layer.linear->add_adapter(lora.rank, lora.scale());
   }
+}
+
+void drop_lost_targets(ModelConfig& config) {
+  if (config.lora.targets.empty()) return;
+  ModelConfig plain = config;
+  plain.lora = {};
+  const auto model = make_model(plain);
+  const auto layers = adaptable_linears(*model);
+  std::erase_if(config.lora.targets, [&](const std::string& target) {
+    return !names_one(target, config, layers);
+  });
 }
 
 void merge_adapters(Model& model) {

@@ -28,6 +28,10 @@ std::vector<NamedLinear> adapted_linears(Model& model);
 // and on a rank above the smaller side of all of them.
 void add_adapters(Model& model);
 
+// Of a model that has fewer layers now: targets that name none of them go.
+// Where all do, all layers have adapters. REQUIRES: complete().
+void drop_lost_targets(ModelConfig& config);
+
 // Adds the adapters to the weights that they are beside. REQUIRES: a model that
 // is whole here.
 void merge_adapters(Model& model);

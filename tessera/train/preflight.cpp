@@ -37,8 +37,8 @@ using engine::RunConfig;
 namespace {
 
 // What the environment names must be there.
-void check_choices() {
-  engine::passes_chosen();
+void check_choices(const RunConfig& config) {
+  engine::check_passes(config, engine::passes_chosen());
   nn::check_kernels_chosen();
   widest_vectors();
 }
@@ -123,7 +123,7 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
                               config.checkpoint, share ? in_files : 0);
   }
   check_memory(config, ranks, memory_of_host());
-  check_choices();
+  check_choices(config);
   if (readers_on(config, ranks).empty()) return;
   check_samples(config, prepare_data(config, folder, resume));
 }
@@ -166,7 +166,7 @@ void check_paths(const RunConfig& config) {
 }
 
 std::string describe_plan(const RunConfig& config) {
-  check_choices();
+  check_choices(config);
   const auto& zero = config.zero;
   if (zero.offloads() && !zero.offload_folder.empty()) {
     check_offload_folder(config, zero.offload_folder);

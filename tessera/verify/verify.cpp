@@ -16,8 +16,10 @@
 #include "tessera/engine/run_devices.h"
 #include "tessera/engine/step_programs.h"
 #include "tessera/engine/update_config.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/family.h"
 #include "tessera/optim/parameter_groups.h"
+#include "tessera/program/schedules/file.h"
 #include "tessera/verify/detail/comparison.h"
 
 namespace tessera::verify {
@@ -182,15 +184,11 @@ std::vector<std::pair<std::string, Without>> withouts(const RunConfig& config) {
 // The same without one pass that has a choice.
 std::vector<std::pair<std::string, Probe>> without_passes(
     const RunConfig& config, const Probe& probe) {
-  using program::passes::Use;
   std::vector<std::pair<std::string, Probe>> all;
   for (const auto& pass : program::passes::all()) {
     // One that nobody asked for may run where rows wait.
     const auto& left_out = probe.passes.without;
-    // Messages of steps without a flush cross those of a tied embedding's sum.
-    const bool cannot =
-        config.pipeline.delayed() && std::string_view(pass.name) == "messages";
-    if (pass.use == Use::kAlways || cannot ||
+    if (!engine::can_be_without(config, pass) ||
         std::ranges::count(left_out, pass.name) > 0) {
       continue;
     }
@@ -289,14 +287,16 @@ int64_t shrink(int64_t size, int64_t modulus, int64_t at_least) {
 }
 
 // Fewer samples, in fewer micro-batches of as many that ranks do not divide.
-void shrink_batch(engine::BatchConfig& batch, int64_t degree, int64_t stages) {
+// `keeps_count`: a schedule in a file is of so many micro-batches.
+void shrink_batch(engine::BatchConfig& batch, int64_t degree, int64_t stages,
+                  bool keeps_count) {
   const int64_t count = batch.microbatches(degree);
   const int64_t missing = batch.micro * degree - batch.global / count;
   engine::BatchConfig smaller = batch;
   smaller.micro = std::min<int64_t>(batch.micro, 2);
   const int64_t samples = smaller.micro * degree - missing;
-  for (int64_t fewer = shrink(count, stages, 2 * stages); fewer <= count;
-       fewer += stages) {
+  for (int64_t fewer = keeps_count ? count : shrink(count, stages, 2 * stages);
+       fewer <= count; fewer += stages) {
     smaller.global = samples * fewer;
     if (smaller.microbatches(degree) != fewer) continue;  // cut otherwise
     batch = std::move(smaller);
@@ -419,7 +419,11 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
       std::min(config.data.seq_len, (16 + pieces - 1) / pieces * pieces);
   model.max_seq =
       std::max(config.data.seq_len, std::min<int64_t>(model.max_seq, 64));
-  shrink_batch(config.batch, data_parallel_degree(config), mesh.pp);
+  shrink_batch(config.batch, data_parallel_degree(config), mesh.pp,
+               program::schedules::names_file(config.pipeline.schedule));
+  // It was a run of the whole model.
+  if (config.pipeline.cuts_by_run()) config.pipeline.cut = "layers";
+  models::drop_lost_targets(model);
   optim::drop_idle_groups(config.optimizer, engine::trained_names(config));
   complete(config, world_size);
   return config;

@@ -66,6 +66,20 @@ TEST(Verify, AnyLayoutOfExpertsEqualsOneRank) {
   }
 }
 
+// Of layers that are gone, and of all of a kind.
+TEST(Verify, ShrinkKeepsAdaptersOfLayersThatStay) {
+  RunConfig config = small_run(2, 0);
+  config.model.layers = 8;
+  config.model.lora.rank = 4;
+  config.model.lora.targets = {"blocks.7.attention.q", "down"};
+  complete(config, 2);
+  const RunConfig small = shrunk(config, 2);
+  EXPECT_EQ(small.model.lora.targets, (std::vector<std::string>{"down"}));
+  EXPECT_TRUE(verify(small, 2).equal());
+  config.model.lora.targets = {"blocks.7.attention.q"};
+  EXPECT_TRUE(shrunk(config, 2).model.lora.targets.empty());
+}
+
 TEST(Verify, ShrinkKeepsABatchThatRanksDoNotDivide) {
   RunConfig config = small_run(3, 1);
   config.mesh.pp = 2;

@@ -113,6 +113,9 @@ def test_bad_input_is_refused_before_any_rank_starts(program, folder, arguments,
     ("TESSERA_WITHOUT_PASSES", "prefetch,units", [],
      ["units", "can be left out: split_backward, prefetch, reductions, messages."]),
     ("TESSERA_WITH_PASSES", "split_backward", ["--mesh.data_parallel=dp"], ["mesh.data_parallel dp"]),
+    ("TESSERA_WITHOUT_PASSES", "messages", ["--model.layers=2", "--mesh.pp=2", "--batch.micro=1", "--nproc=2",
+                                            "--pipeline.schedule=pipedream_2bw"],
+     ["messages", "pipedream_2bw"]),
 ])
 def test_passes_that_have_no_choice_are_refused(program, folder, variable, value, arguments, words):
     done = run(program, folder, "train", "run.json", *arguments, env={variable: value})
