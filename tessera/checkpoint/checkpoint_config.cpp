@@ -3,7 +3,9 @@
 namespace tessera::checkpoint {
 
 void CheckpointConfig::declare(config::Section& section) {
-  section.key("every", every, "steps between checkpoints; 0: none are written")
+  section
+      .key("every", every,
+           "steps between checkpoints; 0: none, but where a run is stopped")
       .at_least(0)
       .at_most(1e12);
   section.key("keep", keep, "the newest checkpoints that stay; 0: all")

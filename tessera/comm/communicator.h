@@ -3,6 +3,7 @@
 // The members of a group make it, those that are in several in the same order;
 // a rank that is not a member may ask too, and gets nullptr. Its destructor
 // frees all that it opened: nothing stays in /dev/shm, no port, no file.
+// Comm:    making one, and make_group(), meet at the store.
 // Errors:  TS_CHECK_CONFIG on options that no backend serves, TS_CHECK_REACH
 //          where a peer does not come in time, TS_CHECK on ranks that are not
 //          ascending.
@@ -26,8 +27,8 @@ struct CommunicatorOptions {
   // auto | shm | gloo | mpi | nccl | fake. nccl: tensors of GPUs go over it,
   // those of the CPU as with auto.
   std::string backend = "auto";
-  // As comm.algorithm has it. auto: as the table says that TESSERA_COMM_TABLE
-  // names, else the backend's own.
+  // As comm.algorithm has it. auto: over several hosts hierarchical, else as
+  // the table says that TESSERA_COMM_TABLE names, else the backend's own.
   std::string algorithm = "auto";
   int64_t rank = 0;  // global
   int64_t world_size = 1;

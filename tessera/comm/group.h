@@ -17,12 +17,13 @@
 //          for every size, bucket and time.
 // Counted: calls, bytes and seconds of each verb (stats()), and a ring buffer
 //          of the last operations (flight recorder).
-// Errors:  a time-out, a dead peer, and on shm ranks that disagree about verb,
-//          size, dtype or reduction throw tessera::Error, which names rank,
-//          group, operation, sequence number (of the collectives, the same on
-//          every rank; of messages, this rank's), shape, elapsed and time-out,
-//          and the peers that are missing where the backend knows them. The
-//          group cannot be used after that.
+// Errors:  a time-out, a dead peer, and ranks that disagree about verb, size,
+//          dtype or reduction (on shm at once, else at every 128th collective)
+//          throw tessera::Error, which names rank, group, operation, sequence
+//          number (of the collectives, the same on every rank; of messages,
+//          this rank's), shape, elapsed and time-out, and the peers that are
+//          missing where the backend knows them. The group cannot be used after
+//          that.
 // Threads: one thread at a time may call a group.
 #pragma once
 

@@ -17,8 +17,9 @@ inline constexpr KeptMemory kKeptMemory = {int64_t{8} << 30, int64_t{8} << 30,
                                            int64_t{64} << 20};
 
 // From now on this process keeps what is freed, for what is allocated next:
-// call it first in main(). `tessera train` and `tessera launch` have it so for
-// the ranks that they start, on huge pages where the host gives them.
+// call it first in main(). `tessera train`, eval, generate, bench and launch
+// have it so for themselves and the ranks that they start, on huge pages where
+// the host gives them.
 // Leaves a GLIBC_TUNABLES of the user's alone, and other C libraries than
 // glibc. Blocks from 2 GiB on stay the system's.
 void keep_freed_memory();

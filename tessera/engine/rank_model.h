@@ -43,7 +43,7 @@ struct SharedSteps;
 class RankModel {
  public:
   // For steps and evaluations, or for evaluations alone. What it computes with
-  // lies on this thread's device of run.device_type; batches come there from
+  // lies on this thread's device of run.device; batches come there from
   // the host.
   // REQUIRES: a completed configuration, of the latter by
   // complete_for_evaluation().

@@ -12,8 +12,9 @@
 //         for as long as the ranks take to write a checkpoint; a second one
 //         ends all at once.
 // Output: stderr that nobody reads does not stop the ranks (core/screen.h).
-// Left over: nothing. A rank that is ended takes what it started with it. Ranks
-//         die when the launcher is killed, but not what they have started.
+// Left over: nothing, but a rank that not even SIGKILL ends, which is named. A
+//         rank that is ended takes what it started with it. Ranks die when the
+//         launcher is killed, but not what they have started.
 // Threads: one at a time; the calling thread must live until it returns.
 #pragma once
 

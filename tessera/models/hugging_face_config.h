@@ -3,10 +3,10 @@
 // Reads both generations of keys (rope_theta and rope_scaling, or
 // rope_parameters; torch_dtype or dtype) and writes both.
 // Errors: TS_CHECK_CONFIG on what a Decoder does not do: another model type or
-//         activation, scaled rotary positions, a sliding window that the
-//         family has not, biases
-//         that the family has not, quantised weights. Each is named with its
-//         value. TS_CHECK_IO on a file that cannot be read.
+//         activation, rotary positions scaled otherwise than linear, llama3 or
+//         yarn, a sliding window or biases that the family has not, quantised
+//         weights. Each is named with its value. TS_CHECK_IO on a file that
+//         cannot be read.
 #pragma once
 
 #include <ATen/core/Tensor.h>

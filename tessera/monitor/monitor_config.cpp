@@ -25,7 +25,7 @@ void MonitorConfig::declare(config::Section& section) {
   section
       .key(
           "replicas", replicas,
-          "steps between comparisons, byte by byte, of the weights and states "
+          "steps between comparisons, by hashes, of the weights and states "
           "that several ranks hold alike, and before each checkpoint; one that "
           "differs ends the run; 0: none")
       .at_least(0)

@@ -1,5 +1,6 @@
 // Attention of one run of queries over one of keys by operators of LibTorch
-// alone, with its log-sum-exp: for devices that have no loops of nn's.
+// alone, with its log-sum-exp: for devices that have no loops of
+// nn's for attention.
 //
 // Shapes: q, out: (B, H, T, E); k, v: (B, K, S, E), K divides H; lse:
 //         (B, H, T).

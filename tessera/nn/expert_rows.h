@@ -7,8 +7,9 @@
 // Shapes: x, y: (N, D); rows: (R, D); weights: (N, k).
 // Types:  sums in fp32, or fp64 for fp64; weights are of that type.
 // Bits:   they do not depend on the number of threads.
-// Kernel: on the CPU one pass over memory, forward and backward; elsewhere, and
-//         without `expert_rows` (kernel_choice.h), LibTorch's operators.
+// Kernel: one pass over memory, forward and backward, on the CPU and on GPUs;
+//         elsewhere, and without `expert_rows` (kernel_choice.h), LibTorch's
+//         operators.
 // Comm:   none.
 #pragma once
 

@@ -8,8 +8,9 @@
 //          the place of `logits`: give them up, or pass a clone. There is no
 //          second (N, V). head_loss() with a scale has not even one, but for
 //          head_rows() of the rows (kernel_choice.h: head_by_rows).
-// Kernel:  on the CPU rows go once through the cache (kernel_choice.h:
-//          cross_entropy); else tensor operations, some rows at a time.
+// Kernel:  on the CPU and on GPUs rows go once through the cache
+//          (kernel_choice.h: cross_entropy); else tensor operations, some rows
+//          at a time.
 // Comm:    none; see SummedLoss.
 // Errors:  a target outside [0, V) that is not -100 throws (on the CPU).
 #pragma once

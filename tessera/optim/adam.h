@@ -7,8 +7,8 @@
 // Its betas are its authors' 0.9 and 0.999 where optimizer.betas is left open.
 // State:   "exp_avg.<parameter>" (m), "exp_avg_sq.<parameter>" (v), "step" (t).
 // Kernel:  one pass over memory, that scales gradients and rounds copies too
-//          (detail/adam_pass.h); on other devices than the CPU ATen's fused
-//          one, between passes for these.
+//          (detail/adam_pass.h), on GPUs too but for fp16; elsewhere ATen's
+//          fused one, between passes for these.
 // Source:  Kingma and Ba 2015, arXiv 1412.6980.
 #pragma once
 

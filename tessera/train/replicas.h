@@ -1,4 +1,4 @@
-// What several ranks hold alike, compared byte by byte.
+// What several ranks hold alike, compared by hashes of every byte.
 //
 // Ranks that hold the same box of a weight, or of an optimizer's state, compute
 // it each by itself from the same numbers: a byte that differs was changed by

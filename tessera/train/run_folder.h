@@ -2,7 +2,8 @@
 //
 //   config.json      as resolved          metrics.jsonl   one line a step
 //   tokenizer.json   of text data         events.*        TensorBoard
-//   logs/rank-N.log                       checkpoints/step-N/
+//   logs/rank-N.log                       checkpoints/{step-N/,latest,best}
+//   tokenizer_config.json, chat_template.jinja   of data.tokenizer
 //   samples.jsonl    where monitor.sample asks for it
 //   summary.json     written at the end
 //   logs/flight-rank-N.json               after a failure: the last operations

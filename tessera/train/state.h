@@ -4,6 +4,7 @@
 // Names:  weights "model.<parameter>", the optimizer's "optimizer.<state>", and
 //         where gradients are delayed "delayed.<parameter>", the weights that
 //         the next step is taken at.
+// Comm:   resume() is collective, as checkpoint/checkpoint.h.
 // The order of the data needs no state but how many samples were taken: it is a
 // pure function of seed and place.
 #pragma once

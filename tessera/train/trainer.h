@@ -2,8 +2,8 @@
 //
 //   folder, data, model, resume, monitor, loop
 //
-// Comm:    phases meet at barriers; a step adds one all_gather of a few doubles
-//          (loss, tokens, stop, ...) to what the parallelism needs.
+// Comm:    phases meet at barriers; a step adds metrics.h's (loss, tokens,
+//          stop, ...) to what the parallelism needs.
 // Stop:    a StopRequest on any rank ends the run on all of them after the same
 //          step, with a checkpoint and ExitCode::kStopped.
 // Bits:    a resumed run computes the bits of the run that was never stopped:

@@ -16,6 +16,8 @@
 //          once a step, a broadcast of rank 0's buffers (BatchNorm's
 //          statistics), where there are any. backward(): one all_reduce a
 //          bucket; the gradient is the mean over the ranks that had data.
+//          Behind the first step the buckets' order is broadcast, at the end
+//          of a join() parameters and buffers.
 // Accumulate: accumulate(loss) adds gradients without any communication;
 //          backward(loss) ends the step. The first of either in a step begins
 //          with zeros.

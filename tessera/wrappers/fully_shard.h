@@ -47,7 +47,8 @@
 //          rank 0's values. A forward gathers P (ranks - 1) / ranks bytes a
 //          rank, where P are those of the parameters; in stage 3 so does a
 //          backward; a backward reduce-scatters as much. A forward, a
-//          backward and its end each begin with one word from every rank.
+//          backward and its end each begin with one word from every rank, a
+//          forward also with rank 0's buffers (broadcast_buffers).
 // Order:   ranks need not use the same units in a step, but go forward and
 //          backward equally often; a rank whose data has ended calls join(),
 //          but for a module with SyncBatchNorm.
@@ -135,7 +136,8 @@ class GatheredParameters {
   std::function<void()> end_;
 };
 
-// This rank's part of a parameter: for checkpoints (checkpoint.h).
+// This rank's part of a parameter: for checkpoints
+// (module_engine/sharded_checkpoint.h).
 struct ParameterShard {
   std::string name;            // of an expert (moe.h) with its global number
   std::string name_here;       // the same with its number on this rank
@@ -204,7 +206,7 @@ class FullySharded {
   // As loss.backward().
   void backward(const at::Tensor& loss) { core_.backward(loss); }
   // Scales gradients so that their global L2 norm is at most `most`; what it
-  // was. Comm: one all_reduce of a double.
+  // was. Comm: a word from every rank, and two all_reduces of a double.
   double clip_grad_norm(double most) { return core_.clip_grad_norm(most); }
   // Every rank calls it. What is written to whole parameters while the result
   // lives, or loaded, is kept: each rank's shard from what it wrote.

@@ -25,13 +25,15 @@
 //          sizes come, and may differ from its input in size and type; all
 //          micro-batches' are alike.
 // Schedules: those of pipeline.schedule that have a name (program/schedules/),
-//          but dualpipe, whose two replicas of each stage nothing sums here.
+//          but dualpipe, whose two replicas of each stage nothing sums here,
+//          and pipedream_2bw, which goes on from step to step.
 //          A backward in two parts (zb_h1 and its kind) is taken apart on
 //          autograd's graph: products of matrices and convolutions leave their
 //          weights' gradients for the second. Where that cannot be, the first
 //          is the whole, which is said once.
 // Comm:    a message each way for each micro-batch between stages; a few
-//          numbers along the ranks before a step, and the loss behind it.
+//          numbers along the ranks before a step, and the loss behind it; with
+//          `replicas` an all_reduce(mean) of each parameter's gradient.
 // BatchNorm: sees a micro-batch at a time, and so do its statistics;
 //          SyncBatchNorm (sync_batch_norm.h) those of all replicas.
 // Errors:  TS_CHECK_CONFIG for stages, chunks and micro-batches that do not go

@@ -17,8 +17,8 @@
 //   offload        what lies in files is fetched one use ahead, and released
 //
 // All but prefetch, reductions and messages say what happens, these when. They
-// can be left out, as split_backward can be asked for: none of the four changes
-// a bit.
+// can be left out (messages not of a schedule that goes on from step to step),
+// as split_backward can be asked for: none of the four changes a bit.
 // Errors: TORCH_INTERNAL_ASSERT names pass, instruction and rule.
 #pragma once
 
