@@ -17,8 +17,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-using comm::complaint_of;
 using comm::first_complaint;
+using comm::first_complaint_of;
 
 constexpr size_t kMaxNamesListed = 20;
 
@@ -121,8 +121,7 @@ class Load {
 
   template <typename Work>
   std::string agree(const Work& work) {
-    return comm::first_complaint_of(world_, "checkpoint: reading " + folder_,
-                                    work);
+    return first_complaint_of(world_, "checkpoint: reading " + folder_, work);
   }
 
   void tell(const Told& told) {
@@ -259,12 +258,12 @@ std::optional<int64_t> load_latest(const std::string& folder, State& state,
                                    const LoadOptions& options) {
   std::vector<int64_t> steps;
   const std::string unlisted =
-      first_complaint(world, complaint_of([&] {
-                        if (world.rank() != 0) return;
-                        for (const auto& found : list_checkpoints(folder)) {
-                          steps.push_back(found.step);
-                        }
-                      }));
+      first_complaint_of(world, "checkpoint: listing " + folder, [&] {
+        if (world.rank() != 0) return;
+        for (const auto& found : list_checkpoints(folder)) {
+          steps.push_back(found.step);
+        }
+      });
   TS_CHECK_IO(unlisted.empty(), unlisted);
   steps = comm::numbers_of_rank_0(world, steps);
   std::string first;

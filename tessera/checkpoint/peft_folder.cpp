@@ -113,19 +113,19 @@ void refuse_other_kinds(const Json& json, const std::string& path) {
   }
 }
 
-// PEFT (0.21) takes these names for those of experts wherever a model
-// has some, also in layers and shared experts that have none, and drops what
-// lies there without a word.
+// PEFT (0.21) takes these names for those of experts wherever a model has some,
+// also in layers and shared experts that have none: what lies there is dropped,
+// or the folder refused.
 void refuse_what_peft_drops(const models::ModelConfig& model,
                             const std::set<std::string>& layers) {
   if (model.moe.experts == 0) return;
   for (const std::string& layer : layers) {
     for (const char* name : {".gate_proj", ".up_proj", ".down_proj"}) {
-      TS_CHECK_CONFIG(!layer.ends_with(name), "model.lora: PEFT would take ",
-                      layer,
-                      " for a layer of the model's experts, and its adapter "
-                      "would be lost. Merge the adapters (tessera convert "
-                      "--merge), or target other layers.");
+      TS_CHECK_CONFIG(
+          !layer.ends_with(name), "model.lora: PEFT would take ", layer,
+          " for a layer of the model's experts, and drop its "
+          "adapter or refuse it. Merge the adapters (tessera convert "
+          "--merge), or target other layers.");
     }
   }
 }

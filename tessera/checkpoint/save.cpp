@@ -251,13 +251,13 @@ class Save {
 
   template <typename Work>
   void on_every_rank(const Work& work) {
-    const std::string complaint = comm::first_complaint_of(
-        world_, c10::str("checkpoint: saving step ", step_), work);
+    const std::string doing = c10::str("checkpoint: saving step ", step_);
+    const std::string complaint = comm::first_complaint_of(world_, doing, work);
     if (complaint.empty()) return;
-    if (world_.rank() == 0) {
+    comm::first_complaint_of(world_, doing, [&] {
       // What cannot be removed now is removed by the next save.
-      complaint_of([&] { detail::remove_leftovers(folder_); });
-    }
+      if (world_.rank() == 0) detail::remove_leftovers(folder_);
+    });
     TS_CHECK_IO(false, "checkpoint: step ", step_,
                 " was not saved: ", complaint, ". Earlier checkpoints in ",
                 folder_, " are untouched.");

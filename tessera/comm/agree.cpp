@@ -12,7 +12,7 @@
 #include <system_error>
 
 #include "tessera/core/error.h"
-#include "tessera/core/log.h"
+#include "tessera/core/screen.h"
 
 namespace tessera::comm {
 namespace {
@@ -42,7 +42,7 @@ class Meetings {
   Meetings(Group& group, const std::string& doing)
       : group_(group),
         doing_(doing),
-        all_done_(std::async(std::launch::async, [this, as = rank_context()] {
+        all_done_(std::async(kBeside, [this, as = rank_context()] {
           const RankContextGuard speaks_for(as);
           while (!meet()) {
           }
@@ -61,6 +61,8 @@ class Meetings {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Where no more threads are to be had, the rank meets when it is done.
+  static constexpr auto kBeside = std::launch::async | std::launch::deferred;
   // Well within any time-out.
   static constexpr std::chrono::milliseconds kBetween{200};
   static constexpr std::chrono::minutes kBetweenWords{1};
@@ -87,11 +89,13 @@ class Meetings {
     const auto now = Clock::now();
     if (rank != kNobody && group_.rank() == 0 && now >= says_next_) {
       says_next_ += kBetweenWords;
-      log::info(doing_, ": rank ", group_.ranks()[rank],
-                " is still at it, after ",
-                std::chrono::duration_cast<std::chrono::seconds>(now - start_)
-                    .count(),
-                " s");
+      // Not into the log's file, which may lie on the disk that is waited for.
+      show_on_screen(c10::str(
+          "warning: ", doing_, ": rank ", group_.ranks()[rank],
+          " is still at it, after ",
+          std::chrono::duration_cast<std::chrono::seconds>(now - start_)
+              .count(),
+          " s\n"));
     }
     return rank == kNobody;
   }

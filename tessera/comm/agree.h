@@ -23,9 +23,9 @@ std::string complaint_of(const std::function<void()>& work);
 std::string first_complaint(Group& group, const std::string& complaint);
 
 // first_complaint() of `work`, which may take longer on one rank than the group
-// waits: until all are done ranks meet now and then, and rank 0 says once a
+// waits: until all are done ranks meet now and then, and rank 0 shows once a
 // minute who is still at it. `doing`: "saving step 40". Nothing else may use
-// the group meanwhile.
+// the group meanwhile. Work that never ends is never given up.
 // Comm: an all_reduce at each meeting, and first_complaint()'s.
 std::string first_complaint_of(Group& group, const std::string& doing,
                                const std::function<void()>& work);

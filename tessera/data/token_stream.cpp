@@ -52,9 +52,6 @@ Hash128 key_of(const TokenSource& source,
   for (const FileFingerprint& file : fingerprints) {
     text += c10::str(' ', file.bytes, ' ', file.xxh3);
   }
-  if (const auto end = source.tokenizer->end_of_text()) {
-    text += c10::str(" ends with ", *end);
-  }
   for (size_t i = 0; i < source.paths.size(); ++i) {
     if (format_of(source, source.paths[i]) == "jsonl") {
       text += c10::str(" file ", i, " has ", source.field);
@@ -77,7 +74,7 @@ TextSource text_source(const TokenSource& source) {
     TS_CHECK_CONFIG(text.fingerprints.back().bytes > 0, path, ": is empty.");
   }
   text.fingerprints.push_back(
-      fingerprint_of("the tokenizer", source.tokenizer->to_json()));
+      fingerprint_of("the tokenizer", source.tokenizer->identity()));
   if (is_chat(source)) {
     text.fingerprints.push_back(
         fingerprint_of("the chat template", detail::describe(source.chat)));
@@ -99,9 +96,8 @@ std::optional<int64_t> separator_of(const TokenSource& source) {
   const auto end = source.tokenizer->end_of_text();
   TS_CHECK_CONFIG(end.has_value(),
                   "data.intra_document_masking: the tokenizer has no token "
-                  "that ends a document (<|endoftext|>, <|end_of_text|>, "
-                  "</s>, or eos_token of tokenizer_config.json). Add one to "
-                  "it, or leave the key out.");
+                  "that ends a document (",
+                  kEndsOfText, "). Add one to it, or leave the key out.");
   return end;
 }
 
@@ -311,7 +307,7 @@ TokenStream open_tokens(const TokenSource& source) {
   const auto separator = separator_of(source);
   if (separator.has_value()) {
     fingerprints.push_back(
-        fingerprint_of("the tokenizer", source.tokenizer->to_json()));
+        fingerprint_of("the tokenizer", source.tokenizer->identity()));
   }
   return {std::move(files), std::move(fingerprints), {.separator = separator}};
 }

@@ -213,6 +213,28 @@ TEST_F(TokenStreamTest, OtherTextOrTokenizerHasAnotherCache) {
   EXPECT_EQ(all_of(open_tokens(source)), other.encode("some wordz"));
 }
 
+TEST_F(TokenStreamTest, AnotherEndOfTextHasAnotherCache) {
+  const Tokenizer first = train_tokenizer(
+      {"x"}, {.vocab_size = 259, .special_tokens = {"<a>", "<b>"}});
+  TokenSource source =
+      this->source({write("a.txt", "some"), write("b.txt", "words")});
+  source.vocab_size = first.vocab_size();
+  size_t count = 0;
+  for (const char* end : {"", "<a>", "<b>"}) {
+    first.save(folder_.path());
+    write("tokenizer_config.json",
+          std::string(R"({"eos_token": ")") + end + "\"}");
+    const Tokenizer tokenizer = Tokenizer::load(folder_.path());
+    source.tokenizer = &tokenizer;
+    prepare_tokens(source);
+    EXPECT_EQ(caches().size(), ++count);
+    std::vector<int64_t> expected = tokenizer.encode("some");
+    if (*end != 0) expected.push_back(*tokenizer.id_of(end));
+    for (const int64_t id : tokenizer.encode("words")) expected.push_back(id);
+    EXPECT_EQ(all_of(open_tokens(source)), expected);
+  }
+}
+
 TEST_F(TokenStreamTest, ADamagedCacheIsMadeAnew) {
   const TokenSource source = this->source({write("a.txt", "some words")});
   prepare_tokens(source);

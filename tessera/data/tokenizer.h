@@ -22,6 +22,11 @@
 
 namespace tessera::data {
 
+// What may end a text, for messages.
+inline constexpr const char* kEndsOfText =
+    "<|endoftext|>, <|end_of_text|>, </s>, or eos_token of "
+    "tokenizer_config.json";
+
 class Tokenizer {
  public:
   explicit Tokenizer(TokenizerSpec spec, const std::string& source = "spec");
@@ -38,10 +43,12 @@ class Tokenizer {
   // The largest id plus one: what a model's vocabulary must hold.
   int64_t vocab_size() const;
   std::optional<int64_t> id_of(const std::string& added_token) const;
-  // The token that ends a document: "<|endoftext|>", "<|end_of_text|>", "</s>",
-  // or else what tokenizer_config.json beside it calls eos_token; where there
-  // is one.
+  // The token that ends a document, of kEndsOfText the first, where there is
+  // one.
   std::optional<int64_t> end_of_text() const;
+  // What decides the ids of texts: to_json(), and the end of a text that only
+  // tokenizer_config.json names.
+  std::string identity() const;
 
   // `special_tokens`: with what the tokenizer puts around a text, if anything.
   std::vector<int64_t> encode(std::string_view text,

@@ -120,7 +120,8 @@ void put_tokens(const HuggingFaceConfig& config, Json& json) {
 }
 
 // How long sequences get, all that `now` says of it: a factor, or the length
-// before, that went by max_position_embeddings would be another one.
+// before, that went by max_position_embeddings would be another one. With it
+// what positions are scaled by.
 void put_length(const Json& now, Json& json) {
   constexpr const char* kBefore = "original_max_position_embeddings";
   json.erase("rope_scaling");

@@ -303,6 +303,9 @@ TEST(TensorBoard, EachStartHasAFileOfItsOwn) {
   EXPECT_NE(first.path(), resumed.path());
   EXPECT_EQ(events_in(first.path()).size(), 1);
   EXPECT_EQ(events_in(resumed.path()).size(), 2);  // and the note to forget
+  // One that begins anew forgets all that lies there.
+  const TensorBoard anew(info_in(folder.path()));
+  EXPECT_EQ(events_in(anew.path()).size(), 2);
 }
 
 TEST(Summary, TellsHowTheRunWent) {

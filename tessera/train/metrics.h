@@ -2,8 +2,9 @@
 //
 // Comm:   exchange() is one all_gather of a few doubles a rank, on the world:
 //         the sums are taken in rank order, alike on every rank and backend.
-//         Every twenty steps it also measures some of the links between ranks
-//         (comm/link.h).
+//         With experts also an all_reduce of their counts. Every twenty steps
+//         it measures some of the links between ranks (comm/link.h), every
+//         hundred the time of five all_reduces.
 // Writes: on rank 0, the sinks of monitor/: metrics.jsonl, TensorBoard, the
 //         progress line, summary.json.
 #pragma once
@@ -70,7 +71,7 @@ class Metrics {
   void validated_at_start(const monitor::Validation& validation);
   // The trainer's part is in it by now; rates follow here.
   void record(monitor::StepRecord record);
-  // What was recorded is on the disk.
+  // monitor::Sink::sync().
   void sync();
   void close(const monitor::RunEnd& end);
 

@@ -17,7 +17,9 @@
 #include "tessera/core/host.h"
 #include "tessera/core/units.h"
 #include "tessera/core/vectors.h"
+#include "tessera/data/chat_template.h"
 #include "tessera/data/file_list.h"
+#include "tessera/data/tokenizer.h"
 #include "tessera/engine/memory_plan.h"
 #include "tessera/engine/reader.h"
 #include "tessera/engine/step_programs.h"
@@ -163,6 +165,11 @@ void preflight(const RunConfig& config, const HostRanks& ranks,
 void check_paths(const RunConfig& config) {
   check_data_paths(config);
   check_other_paths(config);
+  const auto& data = config.data;
+  if (!data.tokenizer.empty()) data::Tokenizer::load(data.tokenizer);
+  if (!data.chat_template.empty() && data.chat_template != "none") {
+    data::ChatTemplate::read(data.chat_template, data.tokenizer);
+  }
 }
 
 std::string describe_plan(const RunConfig& config) {

@@ -20,7 +20,7 @@ void preflight(const engine::RunConfig& config, const HostRanks& ranks,
                const std::string& resume = "auto");
 
 // That the files which data.train, data.valid and TESSERA_COMM_TABLE name are
-// there.
+// there, and that data.tokenizer and data.chat_template can be read.
 void check_paths(const engine::RunConfig& config);
 
 // What a dry run shows (plan_text.h), of a plan that could be carried out.

@@ -159,11 +159,12 @@ std::string resumed_folder(const std::string& resume,
 
 void go_on_from(const std::string& resume, const std::string& folder) {
   if (resume == "auto" || resume == "never") return;
-  const fs::path path = fs::canonical(resume);
-  if (!fs::exists(folder) || path.parent_path() != fs::canonical(folder)) {
-    return;
+  const int64_t step = checkpoint::read_manifest(resume).step;
+  // By that name: it may be a link.
+  const std::string own = folder + "/step-" + std::to_string(step);
+  if (fs::exists(own) && fs::equivalent(own, resume)) {
+    checkpoint::go_back_to(folder, step);
   }
-  checkpoint::go_back_to(folder, checkpoint::read_manifest(path).step);
 }
 
 void refuse_other_states(const RunConfig& saved, const RunConfig& now,

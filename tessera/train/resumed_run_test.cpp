@@ -3,15 +3,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 #include <string>
 
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tests/support/small_run.h"
 
 namespace tessera::train {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -92,6 +98,35 @@ TEST(ResumedRun, OfAnotherModelNamesWhatMakesItOne) {
                     Not(HasSubstr("window"))));
   EXPECT_THAT(said(nothing, [](auto& c) { c.model.lora.rank = 2; }),
               HasSubstr("model.lora.rank is 0 in it and 2 in this run"));
+}
+
+TEST(ResumedRun, OfItsOwnFolderCountsAsTheNewestFromThenOn) {
+  const TemporaryFolder made;
+  const std::string folder = made.file("run/checkpoints");
+  const auto save = [](const std::string& in, int64_t step) {
+    comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+      checkpoint::save(in, step, {}, ranks.world());
+    });
+  };
+  for (const int64_t step : {1, 2}) save(folder, step);
+  save(made.file("other"), 1);
+  const auto newest = [&] {
+    return checkpoint::list_checkpoints(folder)[0].step;
+  };
+  const std::string first = folder + "/step-1";
+  fs::copy(first, folder + "/step-1-kept");
+  for (const std::string& resume :
+       {std::string("auto"), made.file("other/step-1"), first + "-kept"}) {
+    go_on_from(resume, folder);
+    EXPECT_EQ(newest(), 2) << resume;
+  }
+  fs::create_directory_symlink(folder, made.file("link"));
+  for (const std::string& resume :
+       {first + "/", made.file("link/step-1"), fs::relative(first).string()}) {
+    go_on_from(resume, folder);
+    EXPECT_EQ(newest(), 1) << resume;
+    fs::remove(folder + "/resumed-from");
+  }
 }
 
 }  // namespace

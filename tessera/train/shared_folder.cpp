@@ -17,12 +17,10 @@ void require_shared(const std::string& folder, comm::Group& world) {
   namespace fs = std::filesystem;
   const bool leads = world.rank() == 0;
   // A name that nobody has asked for before: what a network file system
-  // remembers of names that are not there does not count. Left by a kill, it
-  // goes as what is left of a checkpoint does.
+  // remembers of names that are not there does not count.
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();
   const std::string file = comm::text_of_rank_0(
-      world,
-      c10::str(folder, "/step-seen-by-all-", ::getpid(), "-", now, ".tmp"));
+      world, c10::str(folder, "/.seen-by-all-", ::getpid(), "-", now));
   const std::string host = comm::text_of_rank_0(world, host_name());
   std::string complaint = comm::complaint_of([&] {
     if (leads) write_file_atomic(file, "Removed at once.\n");

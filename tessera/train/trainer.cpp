@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
@@ -81,12 +82,26 @@ class Trainer {
       return ExitCode::kOk;
     }
     if (validation_->is_out_of_patience()) return ExitCode::kOk;
+    if (is_resumed_ && config_.checkpoint.saves()) {
+      on_rank_0("going on from " + options_.resume,
+                [&] { go_on_from(options_.resume, folder_.checkpoints()); });
+    }
     open_monitor();
     return loop_and_close();
   }
 
  private:
   bool leads() const { return ranks_.rank() == 0; }
+
+  // On a disk that may be slow; the others wait for it.
+  template <typename Work>
+  void on_rank_0(const std::string& doing, const Work& work) {
+    const std::string complaint =
+        comm::first_complaint_of(ranks_.world(), doing, [&] {
+          if (leads()) work();
+        });
+    TS_CHECK_IO(complaint.empty(), complaint);
+  }
 
   // The folder and this rank's log.
   void open_folder() {
@@ -178,14 +193,12 @@ class Trainer {
 
   // What was refused until here has left the one before as it was.
   void keep_files() {
-    if (leads()) {
-      if (is_resumed_) go_on_from(options_.resume, folder_.checkpoints());
+    on_rank_0("writing " + folder_.config(), [&] {
       write_file_atomic(folder_.config(), to_json(config_));
       keep_model_files(config_, folder_, is_resumed_);
       keep_tokenizer(data_.tokenizer, folder_);
       keep_chat_template(config_, folder_);
-    }
-    ranks_.world().barrier();
+    });
     // Hosts may have run folders of their own, and one checkpoint.dir.
     if (!leads()) keep_tokenizer(data_.tokenizer, folder_);
   }
@@ -431,16 +444,20 @@ class Trainer {
     }
   }
 
+  void sync_metrics() {
+    on_rank_0("writing metrics", [&] { metrics_->sync(); });
+  }
+
   void save_due() {
     compare_replicas();
-    metrics_->sync();
+    sync_metrics();
     checkpoints_.save_due(step_, [this] { return content(); });
     model_->release_files();
   }
 
   void save_last() {
     compare_replicas();
-    metrics_->sync();
+    sync_metrics();
     if (!config_.checkpoint.saves()) {  // a run that is stopped
       if (leads()) lock_checkpoints();
       require_shared(folder_.checkpoints(), ranks_.world());

@@ -136,12 +136,16 @@ def test_small_things_are_as_jinja_has_them(program, tmp_path):
     uses = [
         "{{ \"it's a-b (c {d [e <f\"|title }} {{ \"it's a-b\".title() }} {{ '\u01c6 \u00df'|title }}",
         "{{ {'a': [1, {'b': 2}], 'c': []}|tojson(indent='\\t') }} {{ [1]|tojson(indent=2) }}",
-        "{{ '+5'|int }} {{ ' 1_000 '|int }} {{ '-7'|int }} {{ '+-5'|int(3) }} {{ '1__0'|int(3) }} {{ '+1_0.5'|float }}",
+        "{{ '+5'|int }} {{ ' 1_000 '|int }} {{ '-7'|int }} {{ '+-5'|int(3) }} {{ '1__0'|int(3) }} "
+        "{{ '+1_0.5'|float }} {{ 'nan(1)'|float }} {{ [1]|tojson(indent=true) }}",
         "{{ 42|round }} {{ 42.5|round }} {{ 43.5|round }} {{ 2.675|round(2) }} {{ 0.5|round(0, 'ceil') }} "
-        "{{ 7|round(1, 'floor') }} {{ 1234.5|round(-2) }} {{ 1250|round(-2) }}",
+        "{{ 7|round(1, 'floor') }} {{ 1234.5|round(-2) }} {{ 1250|round(-2) }} {{ 1350|round(-2) }} "
+        "{{ -1251|round(-2) }} {{ 5|round(-400) }} {{ 5.0|round(-400) }} {{ 1234567890123456789|round(-1) }} "
+        "{{ -0.4|round }}",
         "{{ \"it's a b_c, d-e \u00e9\u00df 1\u00b2\"|wordcount }} {{ ''|wordcount }}",
         "{{ '\u0661\u00b2\u2460'.isdigit() }} {{ '1\u00bd'.isdigit() }} {{ '12'.isdigit() }} {{ ''.isdigit() }}",
-        "{% for a in [1, 2] %}{% for b in [1] %}{{ loop.depth }}{{ loop.depth0 }}{% endfor %}{{ loop.depth }}{% endfor %}",
+        "{% for a in [1, 2] %}{% for b in [1] %}{{ loop.depth }}{{ loop.depth0 }}{% endfor %}"
+        "{{ loop.depth }}{% endfor %}",
         "x\n  {% raw %}\n  {{ y }}\n  {% endraw %}\nz",
         "x  {% raw -%}\n  {{ y }}  {%- endraw %} z {% raw %} {% endraw %}",
         "x\n  {%+ raw %} a\n  {%+ endraw %}\nz",

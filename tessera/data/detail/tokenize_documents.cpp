@@ -31,8 +31,8 @@ void tokenize_documents(const Tokenization& work, CacheWriter& cache) {
   if (!end_of_text && batches.num_documents() > 1) {
     log::warning(
         "documents run into each other: the tokenizer has no token that ends "
-        "one (<|endoftext|>, <|end_of_text|>, </s>, or eos_token of "
-        "tokenizer_config.json).");
+        "one (",
+        kEndsOfText, ").");
   }
   log::info("tokenized ", work.paths.size(), " files, ",
             batches.num_documents(), " documents, into ", cache.count(),

@@ -4,7 +4,9 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 
 #include "tessera/core/error.h"
@@ -62,6 +64,20 @@ TEST(Report, ReadsWhatARunFolderTells) {
   ASSERT_EQ(run.ranks.size(), 1);
   EXPECT_EQ(run.ranks[0].slowest_in, 17);
   EXPECT_EQ(run.settings.at("model.layers"), "2");
+}
+
+// A start that goes on, or was killed, has written since.
+TEST(Report, TheEndOfAnEarlierStartIsNotThatOfThisOne) {
+  const TemporaryFolder folder;
+  const std::string run = a_run(folder, "one");
+  EXPECT_EQ(read_history(run).summary.at("reason"), "done");
+  std::filesystem::last_write_time(
+      run + "/summary.json",
+      std::filesystem::last_write_time(run + "/metrics.jsonl") -
+          std::chrono::seconds(1));
+  EXPECT_FALSE(has_ended(run));
+  EXPECT_TRUE(read_history(run).summary.empty());
+  EXPECT_TRUE(read_history(run).traffic.empty());
 }
 
 TEST(Report, RefusesAFolderOfNoRun) {

@@ -182,9 +182,9 @@ Value tojson_filter(const Arguments& arguments) {
            {"value", "ensure_ascii", "indent", "separators", "sort_keys"});
   JsonStyle style;
   style.ascii = values[1].truth();
-  if (values[2].integer()) {
+  if (values[2].integer() || values[2].boolean()) {
     style.indent =
-        std::string(std::clamp<int64_t>(*values[2].integer(), 0, 64), ' ');
+        std::string(std::clamp<int64_t>(values[2].as_integer(), 0, 64), ' ');
   } else if (values[2].text()) {
     style.indent = values[2].text()->text;
   }
