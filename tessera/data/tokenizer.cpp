@@ -104,8 +104,6 @@ struct Tokenizer::Impl {
                   ": post_processor: no token has the id ", id, ".");
     }
   }
-  std::optional<int64_t> id_of(const std::string& added_token) const;
-  std::optional<int64_t> usual_end() const;
   bool is_token(int64_t id) const {
     return id >= 0 && id < static_cast<int64_t>(bytes.size()) &&
            !bytes[id].empty();
@@ -121,6 +119,13 @@ struct Tokenizer::Impl {
 };
 
 namespace {
+
+std::optional<int64_t> usual_end(const Tokenizer& tokenizer) {
+  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
+    if (const auto id = tokenizer.id_of(name)) return id;
+  }
+  return {};
+}
 
 // One thread's way from text to ids.
 class Encoder {
@@ -200,32 +205,20 @@ int64_t Tokenizer::vocab_size() const {
   return static_cast<int64_t>(impl_->bytes.size());
 }
 
-std::optional<int64_t> Tokenizer::Impl::id_of(
-    const std::string& added_token) const {
-  for (const AddedToken& token : spec.added) {
+std::optional<int64_t> Tokenizer::id_of(const std::string& added_token) const {
+  for (const AddedToken& token : impl_->spec.added) {
     if (token.content == added_token) return token.id;
   }
   return {};
 }
 
-std::optional<int64_t> Tokenizer::id_of(const std::string& added_token) const {
-  return impl_->id_of(added_token);
-}
-
-std::optional<int64_t> Tokenizer::Impl::usual_end() const {
-  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
-    if (const auto id = id_of(name)) return id;
-  }
-  return {};
-}
-
 std::optional<int64_t> Tokenizer::end_of_text() const {
-  const auto usual = impl_->usual_end();
+  const auto usual = usual_end(*this);
   return usual ? usual : id_of(impl_->spec.eos_token);
 }
 
 std::string Tokenizer::identity() const {
-  const bool is_usual = impl_->usual_end() == end_of_text();
+  const bool is_usual = usual_end(*this) == end_of_text();
   return to_json() + (is_usual ? "" : impl_->spec.eos_token);
 }
 

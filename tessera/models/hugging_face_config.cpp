@@ -133,8 +133,9 @@ void put_length(const Json& now, Json& json) {
   // By which transformers scales: a Mixtral that says none has none there.
   const bool says_head =
       json.contains("head_dim") && !json["head_dim"].is_null();
-  if (!says_head && now.contains("head_dim"))
+  if (!says_head && now.contains("head_dim")) {
     json["head_dim"] = now["head_dim"];
+  }
 }
 
 // A text and what it says, for changes.

@@ -138,6 +138,10 @@ std::optional<RunConfig> config_of(const SavedRun& saved,
   }
 }
 
+std::string folder_of_step(const std::string& folder, int64_t step) {
+  return folder + "/step-" + std::to_string(step);
+}
+
 }  // namespace
 
 std::string resumed_folder(const std::string& resume,
@@ -146,7 +150,7 @@ std::string resumed_folder(const std::string& resume,
   if (resume == "auto") {
     for (const auto& found : checkpoint::list_checkpoints(folder)) {
       if (!found.complaint.empty()) continue;
-      return folder + "/step-" + std::to_string(found.step);
+      return folder_of_step(folder, found.step);
     }
     return "";
   }
@@ -161,7 +165,7 @@ void go_on_from(const std::string& resume, const std::string& folder) {
   if (resume == "auto" || resume == "never") return;
   const int64_t step = checkpoint::read_manifest(resume).step;
   // By that name: it may be a link.
-  const std::string own = folder + "/step-" + std::to_string(step);
+  const std::string own = folder_of_step(folder, step);
   if (fs::exists(own) && fs::equivalent(own, resume)) {
     checkpoint::go_back_to(folder, step);
   }

@@ -54,6 +54,23 @@ void append_upper(std::vector<uint32_t>& points, uint32_t point, bool title) {
   points.push_back(title ? utf8proc_totitle(given) : utf8proc_toupper(given));
 }
 
+// The first letter in upper or title case, and so the one behind each that
+// `ends` a word; the others in lower case.
+template <typename Ends>
+std::string capitalized(std::string_view text, bool title, const Ends& ends) {
+  std::vector<uint32_t> points;
+  bool begins = true;
+  for (const uint32_t point : code_points(text)) {
+    if (begins) {
+      append_upper(points, point, title);
+    } else {
+      points.push_back(to_lower(point));
+    }
+    begins = ends(point);
+  }
+  return text_of(points);
+}
+
 bool is_printable(uint32_t point) {
   if (point == ' ') return true;
   switch (category_of(point)) {
@@ -204,49 +221,19 @@ std::string lower(std::string_view text) {
 }
 
 std::string capitalize(std::string_view text) {
-  std::vector<uint32_t> points;
-  bool first = true;
-  for (const uint32_t point : code_points(text)) {
-    if (first) {
-      append_upper(points, point, /*title=*/true);
-    } else {
-      points.push_back(to_lower(point));
-    }
-    first = false;
-  }
-  return text_of(points);
+  return capitalized(text, /*title=*/true, [](uint32_t) { return false; });
 }
 
 std::string title(std::string_view text) {
-  std::vector<uint32_t> points;
-  bool in_word = false;
-  for (const uint32_t point : code_points(text)) {
-    if (in_word) {
-      points.push_back(to_lower(point));
-    } else {
-      append_upper(points, point, /*title=*/true);
-    }
-    in_word = is_cased(point);
-  }
-  return text_of(points);
+  return capitalized(text, /*title=*/true,
+                     [](uint32_t point) { return !is_cased(point); });
 }
 
 std::string title_of_words(std::string_view text) {
-  std::vector<uint32_t> points;
-  const auto begins = [](uint32_t point) {
+  return capitalized(text, /*title=*/false, [](uint32_t point) {
     return is_space(point) || point == '-' || point == '(' || point == '{' ||
            point == '[' || point == '<';
-  };
-  bool first = true;
-  for (const uint32_t point : code_points(text)) {
-    if (first) {
-      append_upper(points, point, /*title=*/false);
-    } else {
-      points.push_back(to_lower(point));
-    }
-    first = begins(point);
-  }
-  return text_of(points);
+  });
 }
 
 int64_t count_words(std::string_view text) {
