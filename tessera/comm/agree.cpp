@@ -176,12 +176,16 @@ void in_turn(Group& group, const std::function<void()>& work) {
 }
 
 std::string text_of_rank_0(Group& group, const std::string& text) {
+  return text_of(group, 0, text);
+}
+
+std::string text_of(Group& group, int64_t rank, const std::string& text) {
   at::Tensor size = at::full({1}, std::ssize(text), at::kLong);
-  group.broadcast(size, 0).synchronize();
-  at::Tensor bytes = group.rank() == 0
+  group.broadcast(size, rank).synchronize();
+  at::Tensor bytes = group.rank() == rank
                          ? to_tensor(text)
                          : at::empty({size.item<int64_t>()}, at::kByte);
-  group.broadcast(bytes, 0).synchronize();
+  group.broadcast(bytes, rank).synchronize();
   return to_text(bytes);
 }
 

@@ -38,8 +38,10 @@ std::vector<std::string> gather_texts(Group& group, const std::string& text);
 // threads share, as torch's random numbers. Comm: a barrier a rank.
 void in_turn(Group& group, const std::function<void()>& work);
 
-// Rank 0's text, on every rank. Comm: two broadcasts.
+// Rank 0's text, or that of another rank of the group, on every rank. Comm: two
+// broadcasts.
 std::string text_of_rank_0(Group& group, const std::string& text);
+std::string text_of(Group& group, int64_t rank, const std::string& text);
 
 // Rank 0's numbers, on every rank. Comm: two broadcasts.
 std::vector<int64_t> numbers_of_rank_0(Group& group,

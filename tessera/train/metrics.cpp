@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <sstream>
 #include <utility>
 
-#include "tessera/comm/agree.h"
+#include "tessera/comm/host_map.h"
 #include "tessera/comm/link.h"
-#include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/engine/product_floor.h"
 #include "tessera/models/model.h"
@@ -94,16 +92,6 @@ std::vector<monitor::LinkSpeed> links_of(comm::Group& world, int64_t round) {
   return links;
 }
 
-// Of each rank.
-std::vector<std::string> hosts_of(comm::Group& world) {
-  const std::string lines = comm::text_of_rank_0(
-      world, c10::Join("\n", comm::gather_texts(world, host_identity())));
-  std::vector<std::string> hosts;
-  std::istringstream rest(lines);
-  for (std::string host; std::getline(rest, host);) hosts.push_back(host);
-  return hosts;
-}
-
 // Means over ranks.
 void add_timeline(monitor::StepRecord& record, const double* sum,
                   int64_t num_ranks) {
@@ -141,7 +129,7 @@ struct Metrics::Impl {
         ranks(with),
         flops_per_token(static_cast<double>(
             models::flops_per_token(of.model, of.data.seq_len))),
-        lines(hosts_of(with.world())),
+        lines(comm::hosts_of(with.world())),
         experts(of.model, of.batch.global * of.data.seq_len),
         stragglers(mesh, with.rank(),
                    engine::has_uneven_batch(of) ? of.batch.rows

@@ -34,7 +34,7 @@
 #pragma once
 
 #include "tessera/comm/algorithms/flat.h"
-#include "tessera/comm/algorithms/host_map.h"
+#include "tessera/comm/host_map.h"
 
 namespace tessera::comm::algorithms {
 

@@ -255,8 +255,8 @@ class Counting : public c10d::Backend {
 };
 
 // The messages that a rank sends between hosts in one all_to_all.
-int64_t messages_of(const Matrix& rows, const algorithms::HostMap& map,
-                    int64_t rank, const algorithms::Chooser& choose,
+int64_t messages_of(const Matrix& rows, const HostMap& map, int64_t rank,
+                    const algorithms::Chooser& choose,
                     const c10::intrusive_ptr<c10d::Store>& store) {
   const auto timeout = std::chrono::seconds(30);
   const auto size = static_cast<int64_t>(rows.size());
@@ -288,8 +288,8 @@ int64_t messages_of(const Matrix& rows, const algorithms::HostMap& map,
 }
 
 // By the rule: where a host's bytes for a rank are few, one rank takes them.
-int64_t expected_messages(const Matrix& rows, const algorithms::HostMap& map,
-                          int64_t rank, int64_t border_bytes) {
+int64_t expected_messages(const Matrix& rows, const HostMap& map, int64_t rank,
+                          int64_t border_bytes) {
   int64_t messages = 0;
   for (int64_t to = 0; to < static_cast<int64_t>(rows.size()); ++to) {
     const auto place = map.place_of(to);
@@ -314,7 +314,7 @@ void expect_messages(const std::string& names, const Matrix& rows,
   const auto ranks = static_cast<int64_t>(rows.size());
   run_threads(ranks, "shm", [&](Communicator& communicator) {
     const int64_t rank = communicator.rank();
-    const auto map = algorithms::make_host_map(hosts, rank);
+    const auto map = make_host_map(hosts, rank);
     const int64_t expected = expected_messages(rows, map, rank, border_bytes);
     EXPECT_EQ(messages_of(rows, map, rank, choose, store), expected);
     EXPECT_EQ(wanted.value_or(expected), expected);

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "tessera/comm/algorithms/host_map.h"
 #include "tessera/core/error.h"
 #include "tests/support/failure_of.h"
 #include "tests/support/layouts.h"
@@ -46,19 +45,6 @@ TEST(Hierarchical, SaysWhatCarriesAGroup) {
   run_threads(options, [](Communicator& communicator) {
     EXPECT_EQ(communicator.world().backend(), "shm");
   });
-}
-
-TEST(HostMap, PutsRanksIntoPlaces) {
-  const auto map = algorithms::make_host_map({"b", "a", "b", "a", "c"}, 3);
-  EXPECT_EQ(map.members,
-            (std::vector<std::vector<int64_t>>{{0, 2}, {1, 3}, {4}}));
-  EXPECT_EQ(map.host, 1);
-  EXPECT_EQ(map.local, 1);
-  EXPECT_FALSE(map.is_even());
-  EXPECT_EQ(map.leaders(), (std::vector<int64_t>{0, 1, 4}));
-  const auto even = algorithms::make_host_map({"b", "a", "b", "a"}, 2);
-  EXPECT_TRUE(even.is_even());
-  EXPECT_EQ(even.column(), (std::vector<int64_t>{2, 3}));
 }
 
 // A failure on one side of a host is heard on the other, long before the

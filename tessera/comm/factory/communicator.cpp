@@ -24,6 +24,7 @@
 #include "tessera/comm/factory/failable_communicator.h"
 #include "tessera/comm/fake/fake_backend.h"
 #include "tessera/comm/gloo/gloo_backend.h"
+#include "tessera/comm/host_map.h"
 #include "tessera/comm/mpi/mpi_backend.h"
 #include "tessera/comm/nccl/gpus.h"
 #include "tessera/comm/nccl/lane.h"
@@ -31,10 +32,24 @@
 #include "tessera/comm/shm/shm_backend.h"
 #include "tessera/core/error.h"
 #include "tessera/core/hash.h"
+#include "tessera/core/host.h"
 #include "tessera/core/vector_math.h"
 
 namespace tessera::comm {
 namespace {
+
+// As each rank says through the store.
+std::vector<std::string> exchange_hosts(Rendezvous rendezvous, int64_t rank,
+                                        int64_t world_size,
+                                        std::chrono::milliseconds timeout) {
+  rendezvous.set(std::to_string(rank), host_identity());
+  std::vector<std::string> hosts;
+  for (int64_t peer = 0; peer < world_size; ++peer) {
+    hosts.push_back(rendezvous.get(std::to_string(peer), timeout,
+                                   c10::str("the host of rank ", peer)));
+  }
+  return hosts;
+}
 
 // What stands before the name of the backend that goes between hosts.
 constexpr std::string_view kInside = "shm+";
@@ -239,9 +254,8 @@ class BackendCommunicator : public FailableCommunicator {
     selection_.agree(Rendezvous(store_, ""), options_.rank, options_.timeout);
     hosts_ = options_.hosts;
     if (is_hierarchical(backend_) && hosts_.empty()) {
-      hosts_ =
-          algorithms::exchange_hosts(Rendezvous(store_, "host/"), options_.rank,
-                                     options_.world_size, options_.timeout);
+      hosts_ = exchange_hosts(Rendezvous(store_, "host/"), options_.rank,
+                              options_.world_size, options_.timeout);
     }
   }
 
@@ -351,8 +365,7 @@ class BackendCommunicator : public FailableCommunicator {
 
   Connection hierarchical_of(const GroupInfo& info,
                              const std::string& key) const {
-    const algorithms::HostMap map =
-        algorithms::make_host_map(hosts_of(info.ranks), info.rank);
+    const HostMap map = make_host_map(hosts_of(info.ranks), info.rank);
     GroupInfo inside = info, across = info;
     inside.backend = "shm";
     inside.rank = map.local;

@@ -5,15 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/base/rendezvous.h"
+#include "tessera/comm/group.h"
 
-namespace tessera::comm::algorithms {
+namespace tessera::comm {
 
-// The host of each of `world_size` ranks, in ranks' order, as each says through
-// the store. Ranks that can share memory say the same (host_identity()).
-std::vector<std::string> exchange_hosts(Rendezvous rendezvous, int64_t rank,
-                                        int64_t world_size,
-                                        std::chrono::milliseconds timeout);
+// Of each rank its host, the same on every rank: ranks that can share memory
+// say the same (host_identity()).
+// Comm: two sends from every rank but the first, and two broadcasts.
+std::vector<std::string> hosts_of(Group& group);
 
 struct HostMap {
   // Ranks of the group by host; hosts in the order of their first rank.
@@ -41,4 +40,4 @@ struct HostMap {
 // `host_of`: of each rank of the group.
 HostMap make_host_map(const std::vector<std::string>& host_of, int64_t rank);
 
-}  // namespace tessera::comm::algorithms
+}  // namespace tessera::comm

@@ -1,21 +1,22 @@
-#include "tessera/comm/algorithms/host_map.h"
+#include "tessera/comm/host_map.h"
 
 #include <algorithm>
+#include <sstream>
 
+#include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/host.h"
 
-namespace tessera::comm::algorithms {
+namespace tessera::comm {
 
-std::vector<std::string> exchange_hosts(Rendezvous rendezvous, int64_t rank,
-                                        int64_t world_size,
-                                        std::chrono::milliseconds timeout) {
-  rendezvous.set(std::to_string(rank), host_identity());
-  std::vector<std::string> hosts;
-  for (int64_t peer = 0; peer < world_size; ++peer) {
-    hosts.push_back(rendezvous.get(std::to_string(peer), timeout,
-                                   c10::str("the host of rank ", peer)));
+std::vector<std::string> hosts_of(Group& group) {
+  std::string lines;
+  for (const auto& host : gather_texts(group, host_identity())) {
+    lines += host + "\n";
   }
+  std::istringstream rest(text_of_rank_0(group, lines));
+  std::vector<std::string> hosts;
+  for (std::string host; std::getline(rest, host);) hosts.push_back(host);
   return hosts;
 }
 
@@ -64,4 +65,4 @@ HostMap make_host_map(const std::vector<std::string>& host_of, int64_t rank) {
   return map;
 }
 
-}  // namespace tessera::comm::algorithms
+}  // namespace tessera::comm
