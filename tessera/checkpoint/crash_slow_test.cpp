@@ -25,6 +25,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/detail/test_state.h"
+#include "tessera/checkpoint/local.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
@@ -365,6 +366,104 @@ TEST_F(CrashTest, AFullDiskIsSaidWithPathAndBytes) {
     ::_exit(named && clean ? 0 : 1);
   });
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+// Two hosts, each with a rank and a folder below the one under test.
+class LocalCrashTest : public CrashTest {
+ protected:
+  void on_hosts(const std::function<void(LocalCheckpoints&, int64_t)>& work) {
+    const std::vector<std::string> hosts = {"a", "b"};
+    const std::string dir = folder_ + "/checkpoints";
+    fs::create_directories(dir);
+    run_threads(kRanks, "shm", [&](Communicator& all) {
+      LocalCheckpoints local({folder_ + "/" + hosts[all.rank()], dir},
+                             all.world(), hosts);
+      work(local, all.rank());
+    });
+  }
+  void save_locally(int64_t step) {
+    on_hosts([&](LocalCheckpoints& local, int64_t rank) {
+      local.save(step, detail::test_state(step, kSeed, rank, kRanks));
+    });
+  }
+  std::optional<int64_t> newest() {
+    std::optional<int64_t> step;
+    on_hosts([&](LocalCheckpoints& local, int64_t rank) {
+      State state = detail::empty_state(/*seed=*/11, rank, kRanks);
+      const auto found = local.load_newest(state);
+      if (found) {
+        EXPECT_EQ(detail::first_difference(state, *found), "");
+      }
+      if (rank == 0) step = found;
+    });
+    return step;
+  }
+  void begin() {
+    fs::remove_all(folder_);
+    save_locally(1);
+  }
+  void lose_a_host() {
+    begin();
+    fs::remove_all(folder_ + "/b");
+  }
+  void kill_at(int64_t at, const std::function<void()>& work) {
+    const int status = in_child([&] {
+      arm(at, 0);
+      work();
+    });
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << at;
+  }
+};
+
+TEST_F(LocalCrashTest, KilledAtEachCallTheNewOrTheOldOneLoads) {
+  begin();
+  const int64_t calls = count_calls([&] { save_locally(2); });
+  ASSERT_GT(calls, 20);
+  int64_t olds = 0, news = 0;
+  for (int64_t at = 1; at <= calls; ++at) {
+    begin();
+    kill_at(at, [&] { save_locally(2); });
+    const auto step = newest();
+    ASSERT_TRUE(step == 1 || step == 2) << "killed at call " << at;
+    (step == 1 ? olds : news) += 1;
+    save_locally(3);
+    ASSERT_EQ(newest(), 3);
+  }
+  EXPECT_GT(olds, 10);
+  EXPECT_GT(news, 2);
+}
+
+TEST_F(LocalCrashTest, KilledAtEachCallOfLoadingItLoadsAgain) {
+  lose_a_host();
+  const int64_t calls = count_calls([&] { newest(); });
+  ASSERT_GT(calls, 10);
+  for (int64_t at = 1; at <= calls; ++at) {
+    lose_a_host();
+    kill_at(at, [&] { newest(); });
+    ASSERT_EQ(newest(), 1) << "killed at call " << at;
+  }
+}
+
+TEST_F(LocalCrashTest, EachCallMayFailAndTheOldOneStays) {
+  begin();
+  const int64_t calls = count_calls([&] { save_locally(2); });
+  for (int64_t at = 1; at <= calls; ++at) {
+    begin();
+    arm(at, ENOSPC);
+    std::string said;
+    try {
+      save_locally(2);
+    } catch (const Error& error) {
+      said = error.what_without_backtrace();
+      EXPECT_EQ(error.exit_code(), ExitCode::kInputOutput) << said;
+    }
+    disarm();
+    const auto step = newest();
+    ASSERT_TRUE(step == 2 || (step == 1 && !said.empty()))
+        << at << ": " << said;
+    save_locally(3);
+    ASSERT_EQ(newest(), 3);
+  }
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/detail/load_spread.h"
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/agree.h"
@@ -95,17 +97,13 @@ class Load {
     std::string complaint = agree([&] { manifest_ = read_manifest(folder_); });
     if (complaint.empty()) complaint = compare_manifests();
     if (!complaint.empty()) return complaint;
-    if (options.told) tell(options.told);
-    complaint = agree([&] { find_parts(); });
-    if (!complaint.empty()) return complaint;
-    refuse_other_models(options);
-    complaint = agree([&] { verify(); });
-    if (!complaint.empty()) return complaint;
-    complaint = agree([&] { fill(); });
-    TS_CHECK_IO(complaint.empty(), folder_,
-                ": reading failed half-way: ", complaint);
-    state_.extra = manifest_.extra;
-    return "";
+    return take(options, [&] { return agree([&] { verify(); }); });
+  }
+
+  // The same, of files that are fetched first.
+  std::string run_spread(const detail::SpreadFiles& files) {
+    manifest_ = files.manifest;
+    return take({}, [&] { return files.fetch(needed()); });
   }
 
   int64_t step() const { return manifest_.step; }
@@ -122,6 +120,22 @@ class Load {
   template <typename Work>
   std::string agree(const Work& work) {
     return first_complaint_of(world_, "checkpoint: reading " + folder_, work);
+  }
+
+  // `make_sure`: that the files which this rank reads are there, and good.
+  std::string take(const LoadOptions& options,
+                   const std::function<std::string()>& make_sure) {
+    if (options.told) tell(options.told);
+    std::string complaint = agree([&] { find_parts(); });
+    if (!complaint.empty()) return complaint;
+    refuse_other_models(options);
+    complaint = make_sure();
+    if (!complaint.empty()) return complaint;
+    complaint = agree([&] { fill(); });
+    TS_CHECK_IO(complaint.empty(), folder_,
+                ": reading failed half-way: ", complaint);
+    state_.extra = manifest_.extra;
+    return "";
   }
 
   void tell(const Told& told) {
@@ -193,18 +207,22 @@ class Load {
         "run another name.");
   }
 
-  // The files that this rank reads, and its share of the others.
-  void verify() const {
-    std::vector<bool> wanted(manifest_.files.size(), false);
-    for (size_t file = 0; file < wanted.size(); ++file) {
-      wanted[file] =
-          static_cast<int64_t>(file) % world_.size() == world_.rank();
-    }
+  // The files that this rank reads.
+  std::vector<bool> needed() const {
+    std::vector<bool> needed(manifest_.files.size(), false);
     for (const auto& parts : parts_) {
-      for (const Part& part : parts) wanted[part.file] = true;
+      for (const Part& part : parts) needed[part.file] = true;
     }
+    return needed;
+  }
+
+  // These, and its share of the others.
+  void verify() const {
+    const std::vector<bool> wanted = needed();
     for (size_t file = 0; file < wanted.size(); ++file) {
-      if (wanted[file]) {
+      const bool shared =
+          static_cast<int64_t>(file) % world_.size() == world_.rank();
+      if (wanted[file] || shared) {
         verify_file(folder_, manifest_, manifest_.files[file]);
       }
     }
@@ -243,6 +261,11 @@ class Load {
 };
 
 }  // namespace
+
+std::string detail::load_spread(const std::string& folder, State& state,
+                                comm::Group& world, const SpreadFiles& files) {
+  return Load(folder, state, world).run_spread(files);
+}
 
 int64_t load(const std::string& step_folder, State& state, comm::Group& world,
              const LoadOptions& options) {

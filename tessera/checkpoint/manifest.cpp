@@ -100,13 +100,18 @@ void check_coverage(const Manifest& manifest, const std::string& source) {
   }
 }
 
-Manifest read_manifest(const std::string& folder) {
+Manifest read_manifest_alone(const std::string& folder) {
   const std::string path = folder + "/" + kManifestName;
   Manifest manifest = parse_manifest(read_file(path, kMaxManifestBytes), path);
   check_coverage(manifest, path);
   const auto step = detail::step_of_name(detail::last_part(folder));
   TS_CHECK_IO(!step || *step == manifest.step, path, ": is of step ",
               manifest.step, ", but lies in ", folder);
+  return manifest;
+}
+
+Manifest read_manifest(const std::string& folder) {
+  Manifest manifest = read_manifest_alone(folder);
   std::set<std::string> expected = {kManifestName};
   for (const SavedFile& file : manifest.files) expected.insert(file.name);
   for (const auto& entry : fs::directory_iterator(folder)) {

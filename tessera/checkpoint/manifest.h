@@ -62,6 +62,10 @@ Manifest parse_manifest(const std::string& text, const std::string& source);
 // that the manifest does not list, or lacks one.
 Manifest read_manifest(const std::string& folder);
 
+// The same, but for the other entries of the folder: of a checkpoint of which
+// only some files are there.
+Manifest read_manifest_alone(const std::string& folder);
+
 // A folder DIR/step-N.
 struct StepFolder {
   int64_t step = 0;

@@ -5,16 +5,14 @@
 #include <filesystem>
 #include <functional>
 #include <future>
-#include <map>
-#include <set>
 #include <stop_token>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/detail/posix_file.h"
+#include "tessera/checkpoint/detail/rank_parts.h"
 #include "tessera/checkpoint/detail/step_folders.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/agree.h"
-#include "tessera/core/detail/json.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -26,124 +24,17 @@ namespace {
 
 namespace fs = std::filesystem;
 using comm::complaint_of;
-using tessera::detail::Json;
-
-TensorSpec part_of(const TensorEntry& entry) {
-  return {entry.name, entry.local.scalar_type(), entry.box.size};
-}
-
-// An empty part of a tensor is nothing to write, but a tensor without elements
-// is still a tensor.
-bool is_written(const TensorEntry& entry) {
-  return entry.owned &&
-         (!entry.box.empty() || entry.box.size == entry.global_shape);
-}
-
-int64_t bytes_written(const State& state) {
-  int64_t sum = 0;
-  for (const TensorEntry& entry : state.tensors) {
-    if (is_written(entry)) sum += part_of(entry).bytes();
-  }
-  return sum;
-}
-
-void check_entries(const State& state) {
-  std::set<std::string_view> names;
-  for (const TensorEntry& entry : state.tensors) {
-    TORCH_INTERNAL_ASSERT(names.insert(entry.name).second, "two entries ",
-                          entry.name);
-    TORCH_INTERNAL_ASSERT(
-        entry.local.sizes() == entry.box.size &&
-            entry.box.size.size() == entry.global_shape.size(),
-        "entry ", entry.name, " of ", entry.local.sizes(), " is not its box");
-  }
-}
-
-// What PyTorch's reader asks of a file: where each part lies in its tensor.
-Metadata dcp_metadata(const std::vector<const TensorEntry*>& entries) {
-  std::string info = "{";
-  for (const TensorEntry* entry : entries) {
-    if (info.size() > 1) info += ',';
-    info += Json(entry->name).dump() +
-            ":{\"saved_offsets\":" + Json(entry->box.offset).dump() + "}";
-  }
-  return {{"format", "pt"},
-          {"DCP_VERSION", "1.0"},
-          {"DCP_SHARDING_INFO", info + "}"}};
-}
 
 // The same state, of which what this rank writes changes no longer.
 State copy_of(const State& state) {
   State copy = state;
   for (TensorEntry& entry : copy.tensors) {
-    if (is_written(entry)) entry.local = begin_to_host(entry.local);
+    if (detail::is_written(entry)) entry.local = begin_to_host(entry.local);
   }
   for (const TensorEntry& entry : state.tensors) {
     wait_for_device(entry.local.device());
   }
   return copy;
-}
-
-// Writes this rank's file. Returns a manifest of it alone.
-Manifest write_part(const std::string& folder, const State& state, int64_t rank,
-                    const std::stop_token& stop) {
-  std::map<std::string, const TensorEntry*> by_name;
-  std::vector<const TensorEntry*> entries;
-  std::vector<TensorSpec> specs;
-  for (const TensorEntry& entry : state.tensors) {
-    if (!is_written(entry)) continue;
-    by_name[entry.name] = &entry;
-    entries.push_back(&entry);
-    specs.push_back(part_of(entry));
-  }
-  Manifest part;
-  if (entries.empty()) return part;
-  FileSums sums = write_safetensors(
-      folder + "/" + shard_name(rank), specs, dcp_metadata(entries),
-      [&](const std::string& name) {
-        TS_CHECK_IO(!stop.stop_requested(), folder, ": it was given up");
-        return by_name.at(name)->local;
-      });
-
-  for (const auto& [name, entry] : by_name) {
-    part.tensors.push_back(
-        {name, entry->local.scalar_type(), entry->global_shape});
-  }
-  SavedFile file{shard_name(rank),   sums.bytes, sums.header_bytes,
-                 sums.header_crc32c, sums.hash,  {}};
-  for (TensorSums& tensor : sums.tensors) {
-    const auto found = by_name.find(tensor.name);
-    const auto index =
-        static_cast<size_t>(std::distance(by_name.begin(), found));
-    file.boxes.push_back({index, found->second->box, std::move(tensor)});
-  }
-  part.files.push_back(std::move(file));
-  return part;
-}
-
-// The manifest of all ranks' parts, without step and the like.
-Manifest merge(const std::vector<std::string>& parts,
-               const std::string& source) {
-  std::map<std::string, TensorSpec> tensors;
-  Manifest whole;
-  for (const std::string& text : parts) {
-    const Manifest part = parse_manifest(text, source);
-    for (const TensorSpec& tensor : part.tensors) {
-      const auto [known, fresh] = tensors.emplace(tensor.name, tensor);
-      TS_CHECK_IO(fresh || known->second == tensor, source, ": tensor \"",
-                  tensor.name, "\" is ", describe(tensor), " on one rank and ",
-                  describe(known->second), " on another");
-    }
-    std::ranges::copy(part.files, std::back_inserter(whole.files));
-  }
-  for (const auto& [name, tensor] : tensors) whole.tensors.push_back(tensor);
-  for (SavedFile& file : whole.files) {
-    for (SavedBox& box : file.boxes) {
-      box.tensor = static_cast<size_t>(
-          std::distance(tensors.begin(), tensors.find(box.sums.name)));
-    }
-  }
-  return whole;
 }
 
 void write_manifest(const std::string& folder, const Manifest& manifest) {
@@ -154,28 +45,11 @@ void write_manifest(const std::string& folder, const Manifest& manifest) {
   sync_path(folder);
 }
 
-// Nobody may hold a tensor that nobody saved.
-void check_listed(const std::string& folder, const State& state) {
-  const Manifest manifest = read_manifest(folder);
-  for (const TensorEntry& entry : state.tensors) {
-    const TensorSpec here{entry.name, entry.local.scalar_type(),
-                          entry.global_shape};
-    const TensorSpec* saved = manifest.find(entry.name);
-    TS_CHECK_IO(saved != nullptr, folder, ": tensor \"", entry.name,
-                "\" is owned by no rank");
-    TS_CHECK_IO(*saved == here, folder, ": tensor \"", entry.name, "\" is ",
-                describe(*saved), " on its owner, ", describe(here), " here");
-  }
-}
-
 void prepare(const std::string& folder, const std::string& temporary,
              int64_t bytes) {
   fs::create_directories(folder);
   detail::remove_leftovers(folder);
-  const uint64_t room = free_bytes(folder);
-  TS_CHECK_IO(static_cast<uint64_t>(bytes) <= room, folder, ": has ",
-              bytes_text(room), " free, and the checkpoint needs ",
-              bytes_text(bytes), ": ", detail::describe_errno(ENOSPC));
+  detail::require_room(folder, bytes);
   fs::create_directory(temporary);
 }
 
@@ -220,15 +94,15 @@ class Save {
 
   // There is room, and a folder.
   void begin(const State& state) {
-    check_entries(state);
-    at::Tensor bytes = at::full({1}, bytes_written(state), at::kLong);
+    detail::check_entries(state);
+    at::Tensor bytes = at::full({1}, detail::bytes_written(state), at::kLong);
     world_.all_reduce(bytes).synchronize();
     on_rank_0([&] { prepare(folder_, temporary_, bytes.item<int64_t>()); });
   }
 
   // This rank's file; without a word to the others.
   Manifest write(const State& state, const std::stop_token& stop = {}) const {
-    return write_part(temporary_, state, world_.rank(), stop);
+    return detail::write_part(temporary_, state, world_.rank(), stop);
   }
 
   // From the files of all ranks, of which `written` gives this one's.
@@ -240,7 +114,9 @@ class Save {
     on_rank_0([&] {
       write_manifest(temporary_, whole(parts, state.extra, options.mesh));
     });
-    on_every_rank([&] { check_listed(temporary_, state); });
+    on_every_rank([&] {
+      detail::check_listed(read_manifest(temporary_), temporary_, state);
+    });
     on_rank_0([&] { detail::commit_step(folder_, temporary_, step_); });
     on_rank_0([&] {
       const auto complaint =
@@ -273,7 +149,7 @@ class Save {
 
   Manifest whole(const std::vector<std::string>& parts,
                  const std::string& extra, const std::string& mesh) {
-    Manifest manifest = merge(parts, temporary_);
+    Manifest manifest = detail::merge(parts, temporary_);
     manifest.step = step_;
     manifest.world_size = world_.size();
     manifest.extra = extra;

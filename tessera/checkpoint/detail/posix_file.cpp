@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
+#include "tessera/core/units.h"
 
 namespace tessera::checkpoint::detail {
 
@@ -50,6 +52,13 @@ void NewFile::close() {
   TS_CHECK_IO(result == 0, path_, ": closing after ", bytes_,
               " bytes failed: ", describe_errno(errno));
   closed_ = true;
+}
+
+void require_room(const std::string& folder, int64_t bytes) {
+  const uint64_t room = free_bytes(folder);
+  TS_CHECK_IO(std::cmp_less_equal(bytes, room), folder, ": has ",
+              bytes_text(room), " free, and the checkpoint needs ",
+              bytes_text(bytes), ": ", describe_errno(ENOSPC));
 }
 
 void rename_path(const std::string& from, const std::string& to) {

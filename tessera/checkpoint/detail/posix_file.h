@@ -30,6 +30,9 @@ class NewFile {
   bool closed_ = false;
 };
 
+// Throws unless `folder` has so many bytes free for a checkpoint.
+void require_room(const std::string& folder, int64_t bytes);
+
 // Throws with path and errno.
 void rename_path(const std::string& from, const std::string& to);
 // "No space left on device (ENOSPC)".

@@ -32,7 +32,8 @@ void remove_tree(const fs::path& path) {
 bool is_leftover(const std::string& name) {
   return (name.starts_with(kPrefix) && name.ends_with(".tmp")) ||
          name.starts_with("latest.tmp-") || name.starts_with("best.tmp-") ||
-         name.starts_with("resumed-from.tmp-");
+         name.starts_with("resumed-from.tmp-") ||
+         name.starts_with("local-id.tmp-");
 }
 
 std::vector<fs::path> leftovers_in(const std::string& folder) {

@@ -1,0 +1,39 @@
+// A checkpoint is made of the ranks' parts: each writes a file of its own, and
+// one manifest lists them all.
+//
+// Errors: TS_CHECK_IO with file and tensor.
+#pragma once
+
+#include <cstdint>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/manifest.h"
+
+namespace tessera::checkpoint::detail {
+
+// REQUIRES: a name once, and local tensors of their boxes' sizes.
+void check_entries(const State& state);
+
+// Whether this rank's file holds it.
+bool is_written(const TensorEntry& entry);
+// Of the tensors in this rank's file.
+int64_t bytes_written(const State& state);
+
+// Writes this rank's file into `folder`, if it owns anything. Returns a
+// manifest of it alone. `stop`: it is given up.
+Manifest write_part(const std::string& folder, const State& state, int64_t rank,
+                    const std::stop_token& stop = {});
+
+// The manifest of all ranks' parts, each as format_manifest() has it, without
+// step and the like. `source` is named in errors.
+Manifest merge(const std::vector<std::string>& parts,
+               const std::string& source);
+
+// Nobody may hold a tensor that nobody saved.
+void check_listed(const Manifest& manifest, const std::string& source,
+                  const State& state);
+
+}  // namespace tessera::checkpoint::detail
