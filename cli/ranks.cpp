@@ -108,15 +108,16 @@ bool may_go_better(int code) {
 int run_with_restarts(const RankJob& job, int64_t world_size) {
   const Restarts& restarts = job.restarts;
   if (restarts.most == 0) return run_rank_processes(job.arguments, world_size);
-  const int64_t first = restarts.progress();
-  int64_t newest = first, in_a_row = 0;
+  const std::string first = restarts.progress();
+  std::string newest = first;
+  int64_t in_a_row = 0;
   while (true) {
     bool was_asked = false;
     const int code =
         run_rank_processes(newest == first ? job.arguments : restarts.arguments,
                            world_size, &was_asked);
     if (was_asked || !may_go_better(code)) return code;
-    if (const int64_t now = restarts.progress(); now != newest) {
+    if (const std::string now = restarts.progress(); now != newest) {
       newest = now;
       in_a_row = 0;
     }

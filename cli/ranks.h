@@ -29,7 +29,7 @@ launch::RankEnvironment find_place(const RankFlags& flags);
 // failed.
 struct Restarts {
   int64_t most = 0;  // in a row, while `progress` says the same
-  std::function<int64_t()> progress = nullptr;
+  std::function<std::string()> progress = nullptr;
   // When these have failed, of so many ranks: how many are tried next, as often
   // again; 0: it is over. `progressed`: there was any since the start.
   std::function<int64_t(int64_t ranks, bool progressed)> fewer =

@@ -7,11 +7,13 @@
 #include "cli/flag_values.h"
 #include "cli/overrides.h"
 #include "cli/ranks.h"
+#include "tessera/checkpoint/local_place.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/config_places.h"
 #include "tessera/core/device.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
+#include "tessera/core/screen.h"
 #include "tessera/engine/bubble_hint.h"
 #include "tessera/engine/cut_text.h"
 #include "tessera/engine/deepspeed.h"
@@ -41,13 +43,38 @@ struct TrainFlags {
   bool print_config = false;
 };
 
-// What only a new checkpoint changes.
 int64_t newest_commit(const std::string& folder) {
   for (const auto& found : checkpoint::list_checkpoints(folder)) {
     if (found.complaint.empty()) return found.sequence;
   }
   return -1;  // there is none
 }
+
+// What only a new checkpoint changes, wherever it is.
+class Progress {
+ public:
+  Progress(const engine::RunConfig& config, const std::string& resume)
+      : place_(train::RunFolder(config).local()),
+        saves_locally_(config.checkpoint.saves_locally()) {
+    // A run that goes on from elsewhere leaves those that are there.
+    if (resume != "auto") left_ = newest_local();
+  }
+
+  std::string operator()() const {
+    const std::string local = newest_local();
+    return c10::str(newest_commit(place_.checkpoints), " ",
+                    local == left_ ? "" : local);
+  }
+
+ private:
+  std::string newest_local() const {
+    return saves_locally_ ? checkpoint::newest_local_checkpoint(place_) : "";
+  }
+
+  checkpoint::LocalPlace place_;
+  bool saves_locally_;
+  std::string left_;
+};
 
 class TrainCommand {
  public:
@@ -121,7 +148,29 @@ class TrainCommand {
             },
         .arguments = {argv, argv + argc},
         .restarts = restarts({argv, argv + argc})};
-    set_exit_code(run_ranks(job, flags_.ranks, place, world_size));
+    try {
+      set_exit_code(run_ranks(job, flags_.ranks, place, world_size));
+    } catch (...) {
+      if (place.source == "none") tell_what_stays();
+      throw;
+    }
+    if (place.source == "none") tell_what_stays();
+  }
+
+  // In the memory of this host: a run that has ended well leaves nothing.
+  void tell_what_stays() const {
+    if (!config_.checkpoint.saves_locally()) return;
+    const checkpoint::LocalPlace local = train::RunFolder(config_).local();
+    const std::string folder = checkpoint::local_checkpoint_folder(local);
+    if (folder.empty()) return;
+    const std::string newest = checkpoint::newest_local_checkpoint(local);
+    show_on_screen(c10::str(
+        "tessera: ", newest.empty() ? folder : newest, " stays in memory: ",
+        newest.empty() ? "the next run removes it"
+        : flags_.resume == "auto"
+            ? "the same command goes on from it"
+            : "the same command with --resume auto goes on from it",
+        ", 'rm -r ", folder, "' gives the memory back\n"));
   }
 
   void check_restarts(const launch::RankEnvironment& place) const {
@@ -148,9 +197,8 @@ class TrainCommand {
 
   Restarts restarts(std::vector<std::string> arguments) {
     arguments.insert(arguments.end(), {"--resume", "auto"});
-    const std::string folder = train::RunFolder(config_).checkpoints();
     return {.most = flags_.max_restarts,
-            .progress = [folder] { return newest_commit(folder); },
+            .progress = Progress(config_, flags_.resume),
             .fewer =
                 [this](int64_t ranks, bool progressed) {
                   return fewer_than(ranks, progressed ? "auto" : flags_.resume);

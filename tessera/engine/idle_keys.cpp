@@ -132,6 +132,14 @@ class IdleKeys {
          "is not used without data.valid or data.valid_share");
     note(!config_.checkpoint.saves(), {"checkpoint.async"},
          "is not used while checkpoint.every is 0");
+    const auto& checkpoint = config_.checkpoint;
+    note(!checkpoint.saves_locally(), {"checkpoint.local_dir"},
+         "is not used while checkpoint.local_every is 0");
+    note(checkpoint.saves_locally() && checkpoint.every > 0 &&
+             !checkpoint.async &&
+             checkpoint.local_every % checkpoint.every == 0,
+         {"checkpoint.local_every"},
+         "is not used: at each of these steps checkpoint.every has one due");
   }
 
   void monitor() {

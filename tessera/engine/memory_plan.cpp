@@ -116,9 +116,9 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
     plan.states +=
         (trains ? held.state_bytes() : held.parameter_bytes) - in_files;
     plan.optimizer += optimizer;
+    plan.saved += held.parameter_bytes * units.versions.parameters + optimizer;
     if (trains && config.checkpoint.async && config.checkpoint.saves()) {
-      plan.copies +=
-          held.parameter_bytes * units.versions.parameters + optimizer;
+      plan.copies = plan.saved;
     }
   }
   plan.work =
@@ -132,6 +132,7 @@ MemoryPlan plan_of(const RunConfig& config, const mesh::DeviceMesh& mesh,
 MemoryPlan plan_of_devices(const MemoryPlan& device, int64_t devices) {
   MemoryPlan plan;
   plan.optimizer = device.optimizer;
+  plan.saved = device.saved;
   plan.copies = device.copies;
   plan.states = devices * (device.states - device.optimizer) + device.optimizer;
   plan.work = devices * device.work;

@@ -30,6 +30,7 @@ struct MemoryPlan {
   int64_t in_files = 0;
   // At most, beyond these, while micro-batches go forward and backward.
   int64_t work = 0;
+  int64_t saved = 0;  // of parameters and optimizer, in a checkpoint
   // Of the host, whatever the device: what checkpoint.async is written from.
   int64_t copies = 0;
   int64_t on_device() const { return states + work; }

@@ -111,7 +111,9 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
          "decay", "convention"}},
        {"validate", {"every", "samples", "at_start", "patience", "ema"}},
        {"comm", {"backend", "algorithm", "timeout_s"}},
-       {"checkpoint", {"every", "keep", "keep_best", "async", "dir"}},
+       {"checkpoint",
+        {"every", "keep", "keep_best", "async", "dir", "local_every",
+         "local_dir"}},
        {"monitor",
         {"every", "losses_late", "tensorboard", "trace", "replicas", "sample",
          "sample_prompt", "sample_tokens", "sample_temperature"}}};

@@ -62,8 +62,8 @@ constexpr std::string_view kOfTheHost[] = {
     "run.dir",         "run.device",         "run.threads",
     "model.from",      "data.train",         "data.valid",
     "data.tokenizer",  "checkpoint.dir",     "zero.offload_folder",
-    "model.lora.from", "data.chat_template", "comm.timeout_s",
-    "monitor.every",   "monitor.tensorboard"};
+    "model.lora.from", "data.chat_template", "checkpoint.local_dir",
+    "comm.timeout_s",  "monitor.every",      "monitor.tensorboard"};
 
 template <size_t n>
 bool is_among(const std::string& key, const std::string_view (&keys)[n]) {

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 
+#include "tessera/checkpoint/local_place.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -36,8 +37,13 @@ std::string tokenizer_path(const RunConfig& config) {
 }
 
 // Whether the run goes on from a checkpoint of its own.
-bool goes_on(const std::string& resume, const RunFolder& folder) {
-  if (resume == "auto") return has_checkpoint(folder.checkpoints());
+bool goes_on(const RunConfig& config, const RunFolder& folder,
+             const std::string& resume) {
+  if (resume == "auto") {
+    return has_checkpoint(folder.checkpoints()) ||
+           (config.checkpoint.saves_locally() &&
+            !checkpoint::newest_local_checkpoint(folder.local()).empty());
+  }
   std::error_code none;  // "never" is no folder
   return std::filesystem::equivalent(std::filesystem::path(resume) / "..",
                                      folder.checkpoints(), none);
@@ -46,9 +52,10 @@ bool goes_on(const std::string& resume, const RunFolder& folder) {
 // The tokenizer that the checkpoint was trained with which the run goes on
 // from; "": it begins anew. What a run left that never saved may be of other
 // text, or other keys.
-std::string resumed_tokenizer(const RunFolder& folder,
+std::string resumed_tokenizer(const RunConfig& config, const RunFolder& folder,
                               const std::string& resume) {
-  if (goes_on(resume, folder) && std::filesystem::exists(folder.tokenizer())) {
+  if (goes_on(config, folder, resume) &&
+      std::filesystem::exists(folder.tokenizer())) {
     return folder.tokenizer();
   }
   const std::string checkpoint = resumed_folder(resume, folder.checkpoints());
@@ -230,7 +237,7 @@ TokenizerPlace place_of_tokenizer(const RunConfig& config,
     return {.path = std::move(given)};
   }
   auto files = files_to_learn_from(config, inputs);
-  std::string resumed = resumed_tokenizer(folder, resume);
+  std::string resumed = resumed_tokenizer(config, folder, resume);
   if (!resumed.empty()) return {.path = std::move(resumed)};
   std::string learned = learned_tokenizer(config, folder, files);
   return {.path = std::move(learned), .learned_of = std::move(files)};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/core/error.h"
+#include "tessera/core/files.h"
 #include "tessera/core/memory_kind.h"
 #include "tessera/core/units.h"
 #include "tessera/engine/memory_plan.h"
@@ -23,6 +24,7 @@ namespace {
 struct Need {
   engine::MemoryPlan fullest;  // of a rank
   int64_t bytes = 0, limit = 0;
+  int64_t kept = 0;  // of these bytes, by checkpoint.local_every
   bool fits() const { return limit == 0 || bytes <= limit; }
 };
 
@@ -40,6 +42,12 @@ int64_t bytes_together(const RunConfig& config, const HostRanks& ranks,
   return bytes;
 }
 
+bool saves_in_memory(const RunConfig& config, program::Purpose purpose) {
+  return purpose == program::Purpose::kTraining &&
+         config.checkpoint.saves_locally() &&
+         lies_in_memory(existing_part(config.checkpoint.local_dir));
+}
+
 Need need_of(const RunConfig& config, const HostRanks& ranks,
              int64_t host_bytes, program::Purpose purpose) {
   auto plans = engine::memory_plans(config, purpose);
@@ -54,8 +62,14 @@ Need need_of(const RunConfig& config, const HostRanks& ranks,
   // What several ranks hold alike one of them copies.
   const int64_t copies_twice = std::max<int64_t>(
       0, bytes_of(&engine::MemoryPlan::copies) - checkpoint_bytes(config));
-  return {*std::ranges::max_element(plans, {}, &engine::MemoryPlan::total),
-          bytes_of(&engine::MemoryPlan::total) - copies_twice, host_bytes};
+  const int64_t kept = saves_in_memory(config, purpose)
+                           ? local_checkpoint_bytes(config, ranks)
+                           : 0;
+  return {.fullest =
+              *std::ranges::max_element(plans, {}, &engine::MemoryPlan::total),
+          .bytes = bytes_of(&engine::MemoryPlan::total) - copies_twice + kept,
+          .limit = host_bytes,
+          .kept = kept};
 }
 
 // The largest zero.prefetch below the configured one that fits, -1: none. From
@@ -93,6 +107,7 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
   add(!trains && config.batch.micro > 1, "a smaller --batch");
   add(trains && config.recompute.mode == "none", "recompute.mode block");
   add(trains && config.checkpoint.async, "checkpoint.async false");
+  add(saves_in_memory(config, purpose), "checkpoint.local_every 0");
   const bool on_cpu = config.run.is_on_cpu();
   const bool has_files = trains && !config.mesh.star();
   const bool offloads = config.zero.offloads();
@@ -112,8 +127,8 @@ std::vector<std::string> ways_to_need_less(const RunConfig& config,
 void check_memory(const RunConfig& of, const HostRanks& ranks,
                   int64_t host_bytes, program::Purpose purpose) {
   // Devices have memory of their own.
-  const bool needs_host =
-      of.checkpoint.async || std::ranges::count(of.run.device_types, at::kCPU);
+  const bool needs_host = of.checkpoint.async || saves_in_memory(of, purpose) ||
+                          std::ranges::count(of.run.device_types, at::kCPU);
   if (!needs_host) return;
   RunConfig config = of;
   config.resolve(share_memory(config, ranks));
@@ -127,6 +142,9 @@ void check_memory(const RunConfig& of, const HostRanks& ranks,
           ? ""
           : c10::str(", and ", bytes_text(need.fullest.copies),
                      " copied for each checkpoint"),
+      need.kept == 0 ? ""
+                     : c10::str(", with ", bytes_text(need.kept), " in ",
+                                config.checkpoint.local_dir),
       ", but the host has ", bytes_text(need.limit));
   const int64_t prefetch = fitting_prefetch(config, ranks, host_bytes, purpose);
   TS_CHECK_CONFIG(prefetch < 0, "zero.prefetch is ", config.zero.prefetch, ": ",
@@ -173,6 +191,19 @@ int64_t memory_of_host() {
 int64_t bytes_in_files(const RunConfig& config, const HostRanks& ranks) {
   return bytes_together(config, ranks, engine::memory_plans(config),
                         &engine::MemoryPlan::in_files);
+}
+
+int64_t local_checkpoint_bytes(const RunConfig& config,
+                               const HostRanks& ranks) {
+  constexpr int64_t kAtOnce = 2;
+  // What several ranks hold alike one of them saves.
+  const int64_t saved =
+      std::min(checkpoint_bytes(config),
+               bytes_together(config, ranks, engine::memory_plans(config),
+                              &engine::MemoryPlan::saved));
+  const bool has_others = ranks.count < implied_world_size(config);
+  const int64_t copies = has_others ? saved : 0;
+  return kAtOnce * (saved + copies);
 }
 
 bool share_memory(const RunConfig& config, const HostRanks& ranks) {

@@ -42,6 +42,12 @@ int64_t memory_of_host();
 // What of their states lies in files.
 int64_t bytes_in_files(const engine::RunConfig& config, const HostRanks& ranks);
 
+// What checkpoint.local_every needs on the host of these ranks: two checkpoints
+// while the second is written, of their files and, where there are other hosts,
+// of copies, which are taken to be as many bytes.
+int64_t local_checkpoint_bytes(const engine::RunConfig& config,
+                               const HostRanks& ranks);
+
 // Whether they share memory with all others.
 bool share_memory(const engine::RunConfig& config, const HostRanks& ranks);
 

@@ -103,6 +103,12 @@ std::string plan_text(const RunConfig& config) {
          << bytes_text(memory.copies) << " into memory";
   }
   text << "\n";
+  if (config.checkpoint.saves_locally()) {
+    text << "local       at most " << bytes_text(memory.saved)
+         << " of it from the fullest rank in " << config.checkpoint.local_dir
+         << ", twice while the next one is written, and a copy on the next "
+            "host\n";
+  }
   return text.str();
 }
 

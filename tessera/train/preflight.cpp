@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/local_place.h"
 #include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
@@ -123,6 +124,10 @@ void check_and_prepare(const RunConfig& config, const HostRanks& ranks,
                                                engine::offload_folder(config));
     checkpoint::require_space(folder.checkpoints(), checkpoint_bytes(config),
                               config.checkpoint, share ? in_files : 0);
+  }
+  if (config.checkpoint.saves_locally()) {
+    checkpoint::require_local_space(folder.local(),
+                                    local_checkpoint_bytes(config, ranks));
   }
   check_memory(config, ranks, memory_of_host());
   check_choices(config);

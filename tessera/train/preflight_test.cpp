@@ -144,6 +144,32 @@ TEST(Preflight, CopiesOfACheckpointAreCounted) {
   EXPECT_EQ(complaint(config, 1), "");
 }
 
+// Two of them while the second is written; what another host's ranks save too.
+TEST(Preflight, CheckpointsInMemoryAreCounted) {
+  auto config = testing::small_run(/*ranks=*/2, /*zero_stage=*/3);
+  config.checkpoint.local_every = 10;
+  const int64_t saved = checkpoint_bytes(config);
+  EXPECT_EQ(local_checkpoint_bytes(config, {.first = 0, .count = 2}),
+            2 * saved);
+  EXPECT_EQ(local_checkpoint_bytes(config, {.first = 1, .count = 1}),
+            4 * engine::memory_plan(config).saved);
+
+  config = testing::small_run(/*ranks=*/2, /*zero_stage=*/0);
+  config.checkpoint.local_every = 10;
+  EXPECT_EQ(local_checkpoint_bytes(config, {.first = 1, .count = 1}),
+            4 * saved);
+
+  for (const std::string folder : {"/dev/shm", "."}) {
+    config.checkpoint.local_dir = folder;
+    const int64_t kept = lies_in_memory(folder) ? 2 * saved : 0;
+    const int64_t bytes = 2 * engine::memory_plan(config).total() + kept;
+    EXPECT_EQ(complaint(config, bytes), "") << folder;
+    const std::string said = complaint(config, bytes - 1);
+    EXPECT_EQ(said.find(" in " + folder) != said.npos, kept > 0) << said;
+    EXPECT_EQ(said.find("checkpoint.local_every 0") != said.npos, kept > 0);
+  }
+}
+
 // The second host of two has no reader, and needs no files.
 TEST(Preflight, FilesAreNeededWhereTheyAreRead) {
   const TemporaryFolder runs("tessera-preflight");

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/checkpoint/local_place.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -142,6 +143,28 @@ std::string folder_of_step(const std::string& folder, int64_t step) {
   return folder + "/step-" + std::to_string(step);
 }
 
+// Where it is, and what it says; nowhere: there is none.
+std::pair<std::string, checkpoint::Manifest> resumed_manifest(
+    const RunConfig& config, const std::string& resume,
+    const std::string& folder) {
+  const auto& checkpoint = config.checkpoint;
+  if (resume == "auto" && checkpoint.saves_locally()) {
+    const auto local = checkpoint::newest_local_checkpoint(
+        {.local_dir = checkpoint.local_dir, .checkpoints = folder});
+    if (!local.empty()) return {local, checkpoint::read_manifest_alone(local)};
+  }
+  const std::string found = resumed_folder(resume, folder);
+  if (found.empty()) return {};
+  const auto in_memory = checkpoint::local_checkpoint_folder(
+      {.local_dir = checkpoint.local_dir, .checkpoints = folder});
+  TS_CHECK_CONFIG(
+      in_memory.empty() || !fs::equivalent(fs::path(found) / "..", in_memory),
+      "--resume: ", found,
+      " is in the memory of hosts, each of which may have a part "
+      "of it. --resume auto goes on from it.");
+  return {found, checkpoint::read_manifest(found)};
+}
+
 }  // namespace
 
 std::string resumed_folder(const std::string& resume,
@@ -187,10 +210,9 @@ void refuse_other_states(const RunConfig& saved, const RunConfig& now,
 
 void check_resumed(const RunConfig& config, const std::string& resume,
                    const std::string& folder) {
-  const std::string found = resumed_folder(resume, folder);
+  const auto [found, manifest] = resumed_manifest(config, resume, folder);
   if (found.empty()) return;
-  const SavedRun saved =
-      saved_run_from(checkpoint::read_manifest(found).extra, found);
+  const SavedRun saved = saved_run_from(manifest.extra, found);
   const std::string now = to_json(config);
   if (resume == "auto" && !config.checkpoint.dir.empty()) {
     refuse_another_run(saved.config, now);

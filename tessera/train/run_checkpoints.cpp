@@ -1,5 +1,6 @@
 #include "tessera/train/run_checkpoints.h"
 
+#include "tessera/comm/agree.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 
@@ -15,10 +16,22 @@ void RunCheckpoints::save_due(int64_t step, const TakeContent& take) {
           folder_, step, content.state, world_, content.options);
     } else {
       checkpoint::save(folder_, step, content.state, world_, content.options);
-      tell(step);
+      note_saved(step);
     }
     newest_ = step;
   });
+}
+
+void RunCheckpoints::save_local(int64_t step, const TakeContent& take) {
+  const auto save = [&] {
+    const Content content = take();
+    local_->save(step, content.state, content.options.mesh);
+  };
+  const bool failed = !try_to(step, save, /*is_news=*/!local_fails_);
+  if (local_fails_ && !failed) {
+    log::info("checkpoint of step ", step, " is in checkpoint.local_dir again");
+  }
+  local_fails_ = failed;
 }
 
 void RunCheckpoints::save_last(int64_t step, const TakeContent& take) {
@@ -26,7 +39,7 @@ void RunCheckpoints::save_last(int64_t step, const TakeContent& take) {
   if (newest_ == step) return;
   const Content content = take();
   checkpoint::save(folder_, step, content.state, world_, content.options);
-  tell(step);
+  note_saved(step);
   newest_ = step;
 }
 
@@ -35,7 +48,7 @@ void RunCheckpoints::finish() {
   const auto saved = std::move(under_way_);
   try_to(saved->step(), [&] {
     saved->finish();
-    tell(saved->step());
+    note_saved(saved->step());
   });
 }
 
@@ -43,22 +56,42 @@ std::optional<int64_t> RunCheckpoints::take_failed() {
   return std::exchange(failed_, std::nullopt);
 }
 
-void RunCheckpoints::try_to(int64_t step, const std::function<void()>& work) {
+bool RunCheckpoints::try_to(int64_t step, const std::function<void()>& work,
+                            bool is_news) {
   try {
     work();
+    return true;
   } catch (const Error& error) {
     if (error.exit_code() != ExitCode::kInputOutput) throw;
     if (newest_ == step) newest_ = -1;
     failed_ = step;
-    if (world_.rank() != 0) return;
-    log::warning(message_of(error),
-                 " The run goes on; its next checkpoint is tried when it is "
-                 "due.");
+    if (world_.rank() == 0 && is_news) {
+      log::warning(message_of(error),
+                   " The run goes on; its next checkpoint is tried when it is "
+                   "due.");
+    }
+    return false;
   }
 }
 
-void RunCheckpoints::tell(int64_t step) const {
+void RunCheckpoints::note_saved(int64_t step) {
+  if (local_) {
+    local_->base_changed();
+  } else if (world_.rank() == 0) {
+    forget_local();
+  }
   log::info("checkpoint of step ", step, " is in ", folder_);
+}
+
+void RunCheckpoints::forget_local() const {
+  std::string left;
+  const std::string complaint = comm::complaint_of(
+      [&] { left = checkpoint::forget_local_checkpoints(folder_); });
+  if (!complaint.empty()) log::warning(complaint);
+  if (left.empty()) return;
+  log::warning("checkpoint.local_every is 0: ", left,
+               " on each host is not used any more. To remove it gives its "
+               "memory back.");
 }
 
 }  // namespace tessera::train

@@ -7,6 +7,7 @@
 // With checkpoint.async what is due is written beside the steps that follow. It
 // stands after the first of them that no rank began still writing, or before
 // the next checkpoint, which waits for it.
+// Those in the memory of hosts (checkpoint/local.h) are written between them.
 //
 // Comm:   collective over `world`: every rank calls alike.
 // Errors: TS_CHECK_IO on every rank, of the last one alone.
@@ -20,6 +21,7 @@
 #include <utility>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/local.h"
 #include "tessera/comm/group.h"
 
 namespace tessera::train {
@@ -38,11 +40,22 @@ class RunCheckpoints {
         world_(world),
         in_background_(in_background) {}
 
+  // Those in the memory of hosts; nullptr: there are none.
+  void set_local(std::unique_ptr<checkpoint::LocalCheckpoints> local) {
+    local_ = std::move(local);
+  }
+  checkpoint::LocalCheckpoints* local() { return local_.get(); }
+
   // The run goes on from this one.
   void found(int64_t step) { newest_ = step; }
+  // Elsewhere than in the memory of hosts.
+  bool stands(int64_t step) const { return newest_ == step && !under_way_; }
 
   // Of the step that is due, and goes on; nothing where it is the newest.
   void save_due(int64_t step, const TakeContent& take);
+  // In the memory of hosts; of several that fail in a row the first is told.
+  // REQUIRES: set_local().
+  void save_local(int64_t step, const TakeContent& take);
   // Of the last one; what is being written stands too, or was told.
   void save_last(int64_t step, const TakeContent& take);
 
@@ -54,14 +67,21 @@ class RunCheckpoints {
   std::optional<int64_t> take_failed();
 
  private:
-  // A failed one is told, and is not the newest.
-  void try_to(int64_t step, const std::function<void()>& work);
-  void tell(int64_t step) const;
+  // Whether it succeeds. A failed one is told, unless it is no news, and is not
+  // the newest.
+  bool try_to(int64_t step, const std::function<void()>& work,
+              bool is_news = true);
+  // It stands: those in the memory of hosts come behind it, or are none of this
+  // run any more.
+  void note_saved(int64_t step);
+  void forget_local() const;
 
   const std::string folder_;
   comm::Group& world_;
   const bool in_background_;
+  std::unique_ptr<checkpoint::LocalCheckpoints> local_;
   std::unique_ptr<checkpoint::BackgroundSave> under_way_;
+  bool local_fails_ = false;
   int64_t newest_ = -1;  // -1: none; it stands, or is under way
   std::optional<int64_t> failed_;
 };

@@ -13,6 +13,7 @@ RunFolder::RunFolder(const engine::RunConfig& config)
       tokens_(config.run.dir + "/token_cache"),
       checkpoints_(config.checkpoint.dir.empty() ? path_ + "/checkpoints"
                                                  : config.checkpoint.dir),
+      local_dir_(config.checkpoint.local_dir),
       traces_(config.monitor.trace > 0) {}
 
 std::vector<std::string> RunFolder::below() const {

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/local_place.h"
 #include "tessera/engine/run_config.h"
 
 namespace tessera::train {
@@ -33,6 +34,7 @@ class RunFolder {
   const std::string& tokens() const { return tokens_; }
   std::string lock() const { return path_ + "/.lock"; }
   const std::string& checkpoints() const { return checkpoints_; }
+  checkpoint::LocalPlace local() const { return {local_dir_, checkpoints_}; }
   std::string trace() const { return path_ + "/trace"; }
   std::string logs() const { return path_ + "/logs"; }
   std::string log_of(int64_t rank) const {
@@ -51,6 +53,7 @@ class RunFolder {
   std::string path_;
   std::string tokens_;
   std::string checkpoints_;  // checkpoint.dir where that is set
+  std::string local_dir_;
   bool traces_;
 };
 

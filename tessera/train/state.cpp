@@ -189,24 +189,32 @@ void check_resume(const std::string& resume, const std::string& folder) {
                   "run another name (run.name), or remove that folder.");
 }
 
-std::optional<SavedRun> resume(const std::string& resume,
-                               const std::string& folder,
-                               checkpoint::State& state, comm::Group& world) {
+std::optional<Resumed> resume(const std::string& resume,
+                              const std::string& folder,
+                              checkpoint::LocalCheckpoints* local,
+                              checkpoint::State& state, comm::Group& world) {
   check_resume(resume, folder);
   if (resume == "never") return std::nullopt;
   std::optional<int64_t> step;
-  if (resume == "auto") {
+  std::string source = folder;
+  const bool is_auto = resume == "auto";
+  if (is_auto && local != nullptr) step = local->load_newest(state);
+  const bool is_local = step.has_value();
+  if (is_local) {
+    source = local->folder();
+  } else if (is_auto) {
     step = checkpoint::load_latest(folder, state, world);
-    if (!step) return std::nullopt;
   } else {
     step = checkpoint::load(resume, state, world);
+    source = resume;
   }
-  const std::string source = (resume == "auto" ? folder : resume) +
-                             ": state of step " + std::to_string(*step);
-  SavedRun saved = saved_run_from(state.extra, source);
-  TS_CHECK_IO(saved.step == *step, source, ": says that it is of step ",
-              saved.step, ".");
-  return saved;
+  if (!step) return std::nullopt;
+  source += ": state of step " + std::to_string(*step);
+  Resumed resumed{.run = saved_run_from(state.extra, source),
+                  .is_local = is_local};
+  TS_CHECK_IO(resumed.run.step == *step, source, ": says that it is of step ",
+              resumed.run.step, ".");
+  return resumed;
 }
 
 }  // namespace tessera::train

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/local.h"
 #include "tessera/optim/loss_scale.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/compose.h"
@@ -50,11 +51,18 @@ bool has_checkpoint(const std::string& folder);
 // --resume never wants a `folder` without checkpoints.
 void check_resume(const std::string& resume, const std::string& folder);
 
+struct Resumed {
+  SavedRun run;
+  bool is_local = false;  // from the memory of hosts
+};
+
 // Fills the state by `resume`: "auto", the newest good checkpoint in `folder`,
-// where there is one; "never", none, as check_resume() wants it; else the
-// checkpoint folder of that path.
-std::optional<SavedRun> resume(const std::string& resume,
-                               const std::string& folder,
-                               checkpoint::State& state, comm::Group& world);
+// or of `local` (nullptr: there are none) where one goes on from there, if
+// there is any; "never", none, as check_resume() wants it; else the checkpoint
+// folder of that path.
+std::optional<Resumed> resume(const std::string& resume,
+                              const std::string& folder,
+                              checkpoint::LocalCheckpoints* local,
+                              checkpoint::State& state, comm::Group& world);
 
 }  // namespace tessera::train

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/local.h"
 #include "tessera/comm/agree.h"
+#include "tessera/comm/host_map.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
 #include "tessera/core/hash.h"
@@ -79,10 +81,13 @@ class Trainer {
     if (step_ >= config_.run.steps) {
       log::info("nothing to do: ", step_, " steps are done, and run.steps is ",
                 config_.run.steps);
-      return ExitCode::kOk;
+      return end_at_once();
     }
-    if (validation_->is_out_of_patience()) return ExitCode::kOk;
-    if (is_resumed_ && config_.checkpoint.saves()) {
+    if (validation_->is_out_of_patience()) return end_at_once();
+    if (checkpoints_.local() != nullptr && !is_from_local_) {
+      checkpoints_.local()->begin_anew();
+    }
+    if (is_resumed_ && saves_anywhere()) {
       on_rank_0("going on from " + options_.resume,
                 [&] { go_on_from(options_.resume, folder_.checkpoints()); });
     }
@@ -111,12 +116,13 @@ class Trainer {
           folder_.lock(), c10::str("process ", ::getpid(), " on ", host_name(),
                                    ". Two runs cannot share a folder: give "
                                    "this one another run.name.\n"));
-      if (config_.checkpoint.saves()) lock_checkpoints();
+      if (saves_anywhere()) lock_checkpoints();
     }
     ranks_.world().barrier();
-    if (config_.checkpoint.saves()) {
+    if (saves_anywhere()) {
       require_shared(folder_.checkpoints(), ranks_.world());
     }
+    open_local();
     log::open_rank_file(static_cast<int>(ranks_.rank()),
                         folder_.log_of(ranks_.rank()));
     if (ranks_.world_size() > 1) {
@@ -124,6 +130,22 @@ class Trainer {
     }
     tell_devices(config_);
     tell_shares(config_, speeds_are_measured_);
+  }
+
+  void open_local() {
+    if (!config_.checkpoint.saves_locally()) return;
+    comm::Group& world = ranks_.world();
+    checkpoints_.set_local(std::make_unique<checkpoint::LocalCheckpoints>(
+        folder_.local(), world, comm::hosts_of(world)));
+  }
+
+  // What was done may be in the memory of hosts alone.
+  ExitCode end_at_once() {
+    if (is_from_local_ && config_.checkpoint.saves()) {
+      checkpoints_.save_last(step_, [this] { return content(); });
+      checkpoints_.local()->remove();
+    }
+    return ExitCode::kOk;
   }
 
   // Where other runs may write too, by their checkpoint.dir, in which the lock
@@ -153,18 +175,22 @@ class Trainer {
 
   void resume() {
     checkpoint::State state = state_of(model_->composed(), model_->optimizer());
-    const auto saved = train::resume(options_.resume, folder_.checkpoints(),
-                                     state, ranks_.world());
-    if (!saved) return load_first_weights(config_, *model_, ranks_.world());
+    const auto found =
+        train::resume(options_.resume, folder_.checkpoints(),
+                      checkpoints_.local(), state, ranks_.world());
+    if (!found) return load_first_weights(config_, *model_, ranks_.world());
+    const SavedRun* const saved = &found->run;
     step_ = saved->step;
     data_.train->go_on(step_, saved->samples);
     is_resumed_ = true;
-    checkpoints_.found(step_);
+    is_from_local_ = found->is_local;
+    if (!is_from_local_) checkpoints_.found(step_);
     validation_->go_on(saved->best);
     skipped_ = saved->skipped;
     if (saved->loss_scale)
       model_->actor().loss_scale().go_on(*saved->loss_scale);
-    log::info("resumed after step ", step_);
+    log::info("resumed after step ", step_,
+              is_from_local_ ? ", from the memory of hosts" : "");
     const std::string now = to_json(config_);
     if (options_.resume == "auto" && !config_.checkpoint.dir.empty()) {
       refuse_another_run(saved->config, now);
@@ -252,6 +278,7 @@ class Trainer {
   ExitCode loop_and_close() {
     try {
       const ExitCode code = loop();
+      if (checkpoints_.local() != nullptr) checkpoints_.local()->remove();
       trace_.finish();
       metrics_->close(
           {.reason = code == ExitCode::kStopped ? "stopped" : "done",
@@ -303,8 +330,11 @@ class Trainer {
       const bool saves = ends && config_.checkpoint.saves();
       if (saves || stops) {
         save_last();
-      } else if (due || validation_->is_best(step_)) {
-        save_due();
+      } else {
+        if (due || validation_->is_best(step_)) save_due();
+        if (saves_locally_at(step_) && !checkpoints_.stands(step_)) {
+          save_local();
+        }
       }
       if (stops && !ends) {
         log::info("stopped on request after step ", step_,
@@ -321,10 +351,20 @@ class Trainer {
     return every > 0 && step % every == 0;
   }
 
+  bool saves_locally_at(int64_t step) const {
+    const int64_t every = config_.checkpoint.local_every;
+    return every > 0 && step % every == 0;
+  }
+
+  bool saves_anywhere() const {
+    return config_.checkpoint.saves() || config_.checkpoint.saves_locally();
+  }
+
   // Behind this step someone looks at the model, or the run ends.
   bool is_looked_at(int64_t step) const {
     const bool samples = samples_ && step % config_.monitor.sample == 0;
     return stops_ || step == config_.run.steps || samples || saves_at(step) ||
+           saves_locally_at(step) ||
            validation_->is_due(step, saves_at(step)) || replicas_->is_due(step);
   }
 
@@ -455,10 +495,16 @@ class Trainer {
     model_->release_files();
   }
 
+  void save_local() {
+    sync_metrics();
+    checkpoints_.save_local(step_, [this] { return content(); });
+    model_->release_files();
+  }
+
   void save_last() {
     compare_replicas();
     sync_metrics();
-    if (!config_.checkpoint.saves()) {  // a run that is stopped
+    if (!saves_anywhere()) {  // a run that is stopped
       if (leads()) lock_checkpoints();
       require_shared(folder_.checkpoints(), ranks_.world());
     }
@@ -487,6 +533,7 @@ class Trainer {
   int64_t skipped_ = 0;           // that updated nothing
   int64_t skipped_in_a_row_ = 0;  // while the loss scale stood still
   bool is_resumed_ = false;       // from a checkpoint
+  bool is_from_local_ = false;    // in the memory of hosts
   bool stops_ = false;            // some rank was asked to stop
 };
 

@@ -4,9 +4,11 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,47 @@ def checkpoint(folder, step=STEPS):
             whole[key][tuple(slice(o, o + n) for o, n in zip(offset, box.shape))] = box
         assert sum(box.numel() for box in parts.values()) == whole[key].numel(), key
     return whole
+
+
+def steps_written(folder):
+    """Of a run that may be at it, or was killed: whole lines."""
+    lines = Path(folder) / "run" / "metrics.jsonl"
+    return lines.read_bytes().count(b"\n") if lines.exists() else 0
+
+
+def stop_after(program, path, folder, step, stop, *arguments):
+    """Starts a run, sends `stop` once `step` steps are in metrics.jsonl."""
+    def heeds_hangups():  # also below nohup, which a run rightly goes by
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    process = subprocess.Popen([str(program), "train", path, *arguments], stderr=subprocess.PIPE, text=True,
+                               preexec_fn=heeds_hangups)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if steps_written(folder) >= step:
+                break
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.002)
+        stop(process)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, errors
+
+
+def until(steps):
+    """A run of so many steps, whose steps do not depend on how many there are."""
+    return {"run": {"steps": steps}, "schedule": {"type": "constant"}}
+
+
+# More steps than are done before it is stopped, however late that is.
+ENDLESS = until(100_000)
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
 
 
 def run(program, tokens, folder, *arguments, step=STEPS, **sections):

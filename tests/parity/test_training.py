@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import (MODEL, STEPS, assert_close, assert_equal_runs, assert_same_bits, checkpoint, configuration,
-                  metrics, run, train)
+from runs import (ENDLESS, MODEL, STEPS, assert_close, assert_equal_runs, assert_same_bits, checkpoint, children_of,
+                  configuration, metrics, run, steps_written, stop_after, train, until)
 
 
 RANKS = [(world, backend, kind) for world in (2, 3, 4) for backend in ("shm", "gloo")
@@ -164,42 +164,6 @@ def test_the_same_bits_over_bucket_sizes(program, tokens, tmp_path):
         assert_same_bits(reference, state)
 
 
-def steps_written(folder):
-    """Of a run that may be at it, or was killed: whole lines."""
-    lines = folder / "run" / "metrics.jsonl"
-    return lines.read_bytes().count(b"\n") if lines.exists() else 0
-
-
-def stop_after(program, path, folder, step, stop, *arguments):
-    """Starts a run, sends `stop` once `step` steps are in metrics.jsonl."""
-    def heeds_hangups():  # also below nohup, which a run rightly goes by
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-    process = subprocess.Popen([str(program), "train", path, *arguments], stderr=subprocess.PIPE, text=True,
-                               preexec_fn=heeds_hangups)
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if steps_written(folder) >= step:
-                break
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.002)
-        stop(process)
-        _, errors = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    return process.returncode, errors
-
-
-def until(steps):
-    """A run of so many steps, whose steps do not depend on how many there are."""
-    return {"run": {"steps": steps}, "schedule": {"type": "constant"}}
-
-
-# More steps than are done before it is stopped, however late that is.
-ENDLESS = until(100_000)
-
-
 @pytest.mark.parametrize(("nproc", "number", "late"), [(1, signal.SIGHUP, 0), (2, signal.SIGTERM, 3)])
 def test_a_signal_writes_a_checkpoint_and_the_resumed_run_has_the_same_bits(program, tokens, tmp_path, nproc, number,
                                                                             late):
@@ -222,11 +186,6 @@ def assert_the_same_bits_as_one_run(program, tokens, tmp_path, name, stopped_at,
     _, whole = run(program, tokens, tmp_path / "whole", *arguments, step=end, **sections, **until(end))
     assert [line["step"] for line in lines] == list(range(1, end + 1))
     assert_same_bits(whole, resumed)
-
-
-def children_of(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(word) for word in file.read().split()]
 
 
 @pytest.mark.parametrize(("victim", "beside"), [("a rank", False), ("everything", True)])
