@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What checkpoints take from training: written while it waits, and beside it ('checkpoint.async').
+"""What checkpoints take from training: written while it waits, beside it ('checkpoint.async'), and into the host's memory
+('checkpoint.local_every').
 
 Usage: bench/checkpoint_bench.py PROGRAM [--nproc 2] [--steps 60] [--every 10] [--rounds 3] [--folder FOLDER]
-In every round a run without checkpoints, one with and one with them beside it run in turn; a figure is the median over
-rounds: seconds of the whole command, and what each checkpoint added to it. The last one, which every run waits for, is
-among them. --folder: a folder on the disk that is meant.
+In every round a run of each kind goes in turn, one of them without checkpoints; a figure is the median over rounds:
+seconds of the whole command, and what each checkpoint added to it. The last one, which every run waits for, is among
+them. --folder: a folder on the disk that is meant.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from step_bench import configuration
 
-WAYS = {"none": ["--checkpoint.every=0"], "waited for": [], "beside": ["--checkpoint.async=true"]}
+WAYS = {"none": ["--checkpoint.every=0"], "waited for": [], "beside": ["--checkpoint.async=true"],
+        "in memory": ["--checkpoint.every=0"]}
 
 
 def main():
@@ -37,6 +39,8 @@ def main():
         size = 0
         for _ in range(options.rounds):
             for way, more in WAYS.items():
+                if way == "in memory":
+                    more = [*more, f"--checkpoint.local_every={options.every}"]
                 began = time.perf_counter()
                 subprocess.run([options.program, "train", str(path), *more], cwd=folder, check=True, capture_output=True)
                 times[way].append(time.perf_counter() - began)
