@@ -99,7 +99,7 @@ struct LocalCheckpoints::Impl {
   void open();
   void refuse_shared_folder();
   void take_folder();
-  std::string settle(bool is_named_now);
+  std::string name();
 
   void save(int64_t step, const State& state, const std::string& mesh);
   std::string try_to_save(int64_t step, const State& state,
@@ -123,6 +123,10 @@ void LocalCheckpoints::Impl::open() {
   is_named = !id.empty();
   if (!is_named) id = comm::text_of_rank_0(world, detail::new_local_id());
   folder = detail::folder_of_id(place.local_dir, id);
+  agree_or_throw("looking into " + folder, [&] {
+    if (!leads_host()) return;
+    if (local_checkpoint_folder(place) == folder) take_folder();
+  });
   if (named.is_copied) {
     log::warning(place.checkpoints,
                  " is a copy of another run's folder, whose checkpoints in the "
@@ -177,20 +181,26 @@ void LocalCheckpoints::Impl::refuse_shared_folder() {
 
 void LocalCheckpoints::Impl::take_folder() {
   detail::take_folder(place, folder);
-  if (!lock) lock = std::make_unique<FileLock>(folder, "a run");
+  if (lock) return;
+  try {  // against a run of the same path, in another container
+    lock = std::make_unique<FileLock>(folder, "");
+  } catch (const Error& error) {  // a rank of a start before still ends
+    log::debug(message_of(error));
+  }
 }
 
-// The run has saved something that it goes on from: what came before it in
-// memory is of another line. "" or why that stays, the same on every rank.
-std::string LocalCheckpoints::Impl::settle(bool is_named_now) {
+// From now on the run goes on from this line alone. "" or why not, the same on
+// every rank.
+std::string LocalCheckpoints::Impl::name() {
   if (is_named) return "";
-  const std::string complaint = agree("leaving other lines", [&] {
-    if (leads() && is_named_now) detail::write_local_id(place, id);
-    if (leads() && !is_named_now) detail::remove_local_id(place.checkpoints);
+  const std::string complaint = agree("naming " + folder, [&] {
+    if (leads()) detail::write_local_id(place, id);
+  });
+  if (!complaint.empty()) return complaint;
+  is_named = true;
+  return agree("leaving other lines", [&] {
     if (leads_host()) detail::remove_other_folders(place, folder);
   });
-  is_named = is_named_now && complaint.empty();
-  return complaint;
 }
 
 // `bytes`: of each rank's file. For those of this host and those that come.
@@ -285,7 +295,7 @@ std::string LocalCheckpoints::Impl::try_to_save(int64_t step,
 void LocalCheckpoints::Impl::save(int64_t step, const State& state,
                                   const std::string& mesh) {
   std::string complaint = try_to_save(step, state, mesh);
-  if (complaint.empty()) complaint = settle(true);
+  if (complaint.empty()) complaint = name();
   if (complaint.empty()) {
     agree_or_throw("removing what is older", [&] {
       if (leads_host()) detail::remove_other_steps(folder, step);
@@ -408,12 +418,18 @@ std::optional<int64_t> LocalCheckpoints::load_newest(State& state) {
   return std::nullopt;
 }
 
-void LocalCheckpoints::base_changed() {
-  impl_->base.reset();
-  const std::string complaint = impl_->settle(false);
-  if (complaint.empty() || !impl_->leads()) return;
-  log::warning("checkpoint.local_dir: ", complaint);
+void LocalCheckpoints::leave_other_lines() {
+  if (impl_->is_named) return;
+  impl_->agree_or_throw("leaving other lines", [&] {
+    if (impl_->leads()) detail::remove_local_id(impl_->place.checkpoints);
+  });
+  impl_->agree_or_throw("leaving other lines", [&] {
+    if (!impl_->leads_host()) return;
+    detail::remove_other_folders(impl_->place, impl_->folder);
+  });
 }
+
+void LocalCheckpoints::base_changed() { impl_->base.reset(); }
 
 void LocalCheckpoints::begin_anew() {
   Impl& impl = *impl_;

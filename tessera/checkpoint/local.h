@@ -4,7 +4,7 @@
 // what can be lost: docs/formats/checkpoint.md.
 //
 // Order:  load_newest(), or begin_anew() where the run does not go on from one
-//         of them; save(), base_changed(); remove().
+//         of them; save(); remove().
 // Comm:   collective over `world`, which outlives it. A save sends each rank's
 //         file once, to the next host; some small messages.
 // Memory: two checkpoints of a host's files and copies while one is written.
@@ -46,11 +46,12 @@ class LocalCheckpoints {
   // none is whole: why is said.
   std::optional<int64_t> load_newest(State& state);
 
-  // To be called after each checkpoint that is written there.
-  void base_changed();
-  // The run does not go on from one of them: they go when it has saved
-  // something.
+  // The run does not go on from one of them: they go with the first save, or
+  // before where there is no room for both.
   void begin_anew();
+  // To be called before a checkpoint is written there, and behind it.
+  void leave_other_lines();
+  void base_changed();
   // Nothing stays on the hosts that are there, or why is said.
   void remove();
 

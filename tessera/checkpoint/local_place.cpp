@@ -57,9 +57,10 @@ bool is_own_folder(const std::string& path) {
          found.st_uid == ::geteuid();
 }
 
-// Those in local_dir that this run made.
+// Those in local_dir that this run made, under whatever path it was.
 std::vector<std::string> folders_of(const LocalPlace& place) {
   const std::string owner = owner_text(place.checkpoints);
+  const std::string named = local_checkpoint_folder(place);
   std::vector<std::string> folders;
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(place.local_dir, none)) {
@@ -69,7 +70,9 @@ std::vector<std::string> folders_of(const LocalPlace& place) {
       continue;
     }
     try {
-      if (read_file(path + kOwnerFile) == owner) folders.push_back(path);
+      if (path == named || read_file(path + kOwnerFile) == owner) {
+        folders.push_back(path);
+      }
     } catch (const Error& error) {  // being made or removed by another run
       log::debug("no owner: ", message_of(error));
     }
@@ -123,19 +126,26 @@ void take_folder(const LocalPlace& place, const std::string& folder) {
   TS_CHECK_IO(is_own_folder(folder), folder,
               ": is no folder of this user. Remove ", place.checkpoints,
               kIdFile, " to go on without what it has.");
-  if (fs::exists(folder + kOwnerFile)) return;
-  write_file_atomic(folder + kOwnerFile, owner_text(place.checkpoints));
+  const std::string file = folder + kOwnerFile;
+  const std::string owner = owner_text(place.checkpoints);
+  if (fs::exists(file) && read_file(file) == owner) return;
+  write_file_atomic(file, owner);
 }
 
 void remove_other_folders(const LocalPlace& place, const std::string& kept) {
   for (const std::string& path : folders_of(place)) {
     if (path == kept) continue;
+    std::error_code failed;
     try {
-      const FileLock lock(path, "");
-      fs::remove_all(path);
-    } catch (const Error& error) {  // of a run of this path elsewhere
-      log::debug("stays: ", message_of(error));
+      const FileLock lock(path, "it stays");
+      fs::remove_all(path, failed);
+    } catch (const Error& error) {
+      log::info(message_of(error));
+      continue;
     }
+    if (!failed) continue;
+    log::warning(path, ": cannot be removed: ", failed.message(),
+                 ". It holds memory until it is.");
   }
 }
 
@@ -206,6 +216,10 @@ bool is_newer(const LocalStep& local, const Base& base) {
 }
 
 }  // namespace detail
+
+bool has_local_checkpoints(const std::string& checkpoints) {
+  return !detail::read_local_id(checkpoints).id.empty();
+}
 
 std::string forget_local_checkpoints(const std::string& checkpoints) {
   const detail::LocalId named = detail::read_local_id(checkpoints);

@@ -14,6 +14,8 @@ struct LocalPlace {
   std::string checkpoints;  // the folder of the run's checkpoints, of all hosts
 };
 
+// Whether the run has saved any, on whatever hosts; they may be lost.
+bool has_local_checkpoints(const std::string& checkpoints);
 // From now on the run has none. Returns what folder they are in on rank 0's
 // host; "": it had none.
 std::string forget_local_checkpoints(const std::string& checkpoints);

@@ -276,7 +276,7 @@ TEST_F(LocalCheckpointsTest, ACopyOfARunHasNothingInMemory) {
   const std::string kept = folder("a");
   const std::string copy = temporary_.file("copy");
   fs::copy(dir_, copy, fs::copy_options::recursive);
-  EXPECT_EQ(detail::read_local_id(copy).id, "");
+  EXPECT_FALSE(has_local_checkpoints(copy));
   run_threads(1, "shm", [&](Communicator& all) {
     LocalCheckpoints local({local_dir("a"), copy}, all.world(), {"a"});
     local.save(7, detail::test_state(7, kSeed, 0, 1));
@@ -286,11 +286,29 @@ TEST_F(LocalCheckpointsTest, ACopyOfARunHasNothingInMemory) {
   EXPECT_EQ(newest_on(kTwo), 5);
 }
 
+// What is there counts, and goes, also where the run was called otherwise.
+TEST_F(LocalCheckpointsTest, ARunThatWasMovedHasThemStill) {
+  save_on(kTwo, {5});
+  const std::string moved = temporary_.file("moved");
+  fs::rename(dir_, moved);
+  run_threads(4, "shm", [&](Communicator& all) {
+    LocalCheckpoints local({local_dir(kTwo[all.rank()]), moved}, all.world(),
+                           kTwo);
+    State state = detail::empty_state(31, all.rank(), 4);
+    EXPECT_EQ(local.load_newest(state), 5);
+    local.begin_anew();
+    local.leave_other_lines();
+  });
+  for (const char* host : {"a", "b"}) {
+    EXPECT_TRUE(fs::is_empty(local_dir(host)));
+  }
+}
+
 TEST_F(LocalCheckpointsTest, TheyCanBeForgotten) {
   save_on(kTwo, {5});
   const std::string kept = folder("a");
   EXPECT_EQ(forget_local_checkpoints(dir_), kept);
-  EXPECT_EQ(detail::read_local_id(dir_).id, "");
+  EXPECT_FALSE(has_local_checkpoints(dir_));
   EXPECT_EQ(newest_on(kTwo), std::nullopt);
   EXPECT_EQ(forget_local_checkpoints(dir_), "");
 }
@@ -325,6 +343,7 @@ TEST_F(LocalCheckpointsTest, WhoGoesOnFromElsewhereLeavesThem) {
       if (locally) {
         local.save(2, state);
       } else {
+        local.leave_other_lines();
         save(dir_, 2, state, all.world());
         local.base_changed();
       }

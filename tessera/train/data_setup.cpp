@@ -42,7 +42,7 @@ bool goes_on(const RunConfig& config, const RunFolder& folder,
   if (resume == "auto") {
     return has_checkpoint(folder.checkpoints()) ||
            (config.checkpoint.saves_locally() &&
-            !checkpoint::newest_local_checkpoint(folder.local()).empty());
+            checkpoint::has_local_checkpoints(folder.checkpoints()));
   }
   std::error_code none;  // "never" is no folder
   return std::filesystem::equivalent(std::filesystem::path(resume) / "..",

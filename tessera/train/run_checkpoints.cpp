@@ -10,6 +10,7 @@ void RunCheckpoints::save_due(int64_t step, const TakeContent& take) {
   if (newest_ == step) return;
   finish();
   try_to(step, [&] {
+    leave_other_lines();
     const Content content = take();
     if (in_background_) {
       under_way_ = std::make_unique<checkpoint::BackgroundSave>(
@@ -37,6 +38,7 @@ void RunCheckpoints::save_local(int64_t step, const TakeContent& take) {
 void RunCheckpoints::save_last(int64_t step, const TakeContent& take) {
   finish();
   if (newest_ == step) return;
+  leave_other_lines();
   const Content content = take();
   checkpoint::save(folder_, step, content.state, world_, content.options);
   note_saved(step);
@@ -74,24 +76,24 @@ bool RunCheckpoints::try_to(int64_t step, const std::function<void()>& work,
   }
 }
 
-void RunCheckpoints::note_saved(int64_t step) {
-  if (local_) {
-    local_->base_changed();
-  } else if (world_.rank() == 0) {
-    forget_local();
-  }
-  log::info("checkpoint of step ", step, " is in ", folder_);
-}
-
-void RunCheckpoints::forget_local() const {
+void RunCheckpoints::leave_other_lines() {
+  if (local_) return local_->leave_other_lines();
   std::string left;
-  const std::string complaint = comm::complaint_of(
-      [&] { left = checkpoint::forget_local_checkpoints(folder_); });
-  if (!complaint.empty()) log::warning(complaint);
+  const std::string complaint =
+      comm::first_complaint_of(world_, "looking into " + folder_, [&] {
+        if (world_.rank() != 0) return;
+        left = checkpoint::forget_local_checkpoints(folder_);
+      });
+  TS_CHECK_IO(complaint.empty(), complaint);
   if (left.empty()) return;
   log::warning("checkpoint.local_every is 0: ", left,
                " on each host is not used any more. To remove it gives its "
                "memory back.");
+}
+
+void RunCheckpoints::note_saved(int64_t step) {
+  if (local_) local_->base_changed();
+  log::info("checkpoint of step ", step, " is in ", folder_);
 }
 
 }  // namespace tessera::train

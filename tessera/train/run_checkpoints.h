@@ -71,10 +71,11 @@ class RunCheckpoints {
   // the newest.
   bool try_to(int64_t step, const std::function<void()>& work,
               bool is_news = true);
-  // It stands: those in the memory of hosts come behind it, or are none of this
-  // run any more.
+  // Before one is written: those in the memory of hosts from which the run did
+  // not go on are of another line of steps.
+  void leave_other_lines();
+  // It stands.
   void note_saved(int64_t step);
-  void forget_local() const;
 
   const std::string folder_;
   comm::Group& world_;

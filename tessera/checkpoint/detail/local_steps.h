@@ -2,8 +2,8 @@
 // are newer than what the run has in its folder.
 //
 // An ID is of one line of steps: a run that does not go on from a local
-// checkpoint takes another one, which stands from its first save on. So none of
-// a branch that was left comes back.
+// checkpoint takes another one, and the one before goes when that has saved
+// something. So none of a branch that was left comes back.
 // Errors: TS_CHECK_IO with path and reason.
 #pragma once
 
@@ -32,7 +32,7 @@ std::string folder_of_id(const std::string& local_dir, const std::string& id);
 // link, or another user's.
 void take_folder(const LocalPlace& place, const std::string& folder);
 // Removes those of this run but `kept`, and but those that some process holds
-// by a FileLock.
+// by a FileLock; what stays is told.
 void remove_other_folders(const LocalPlace& place, const std::string& kept);
 
 // A step-N with a manifest that can be read, whatever files are there of it.
