@@ -73,8 +73,8 @@ TEST_P(HuggingFaceTest, SavingAgainReplacesTheFolder) {
   save_hugging_face(folder_.path(), config_, decoder_);
   EXPECT_EQ(models::read_hugging_face_config(folder_.path()).dtype,
             at::kBFloat16);
-  for (const auto& entry :
-       SafetensorsFile(folder_.file("model.safetensors")).tensors()) {
+  const SafetensorsFile file(folder_.file("model.safetensors"));
+  for (const auto& entry : file.tensors()) {
     EXPECT_EQ(entry.dtype, at::kBFloat16);
   }
 }

@@ -22,19 +22,19 @@ def resumed_after(errors):
 
 
 def test_a_killed_rank_costs_no_step(program, tokens, tmp_path):
-    steps, sections = 600, {"mesh": {"dp": 2}, "zero": {"stage": 3}}
+    steps, sections = 300, {"mesh": {"dp": 2}, "zero": {"stage": 3}}
     folder, memory = tmp_path / "killed", tmp_path / "memory"
     path = configuration(tokens, folder, checkpoint={**LOCAL, "every": steps, "local_dir": str(memory)}, **sections,
                          **until(steps))
 
     def kill_both_in_turn(process):
-        for number, step in enumerate((150, 350)):
+        for number, step in enumerate((80, 180)):
             while steps_written(folder) < step or len(children_of(process.pid)) < 2:
                 assert process.poll() is None, process.stderr.read()
                 time.sleep(0.002)
             os.kill(children_of(process.pid)[number], signal.SIGKILL)
 
-    code, errors = stop_after(program, path, folder, 100, kill_both_in_turn, "--nproc", "2", "--max-restarts", "1")
+    code, errors = stop_after(program, path, folder, 50, kill_both_in_turn, "--nproc", "2", "--max-restarts", "1")
     assert code == 0, errors
     resumed = resumed_after(errors)
     assert errors.count("resumed after step") == len(resumed) == 2, errors
