@@ -107,7 +107,7 @@ std::string plan_text(const RunConfig& config) {
     text << "local       at most " << bytes_text(memory.saved)
          << " of it from the fullest rank in " << config.checkpoint.local_dir
          << ", twice while the next one is written, and a copy on the next "
-            "host\n";
+            "host where there is one\n";
   }
   return text.str();
 }
