@@ -19,7 +19,7 @@ from pathlib import Path
 from step_bench import configuration
 
 WAYS = {"none": ["--checkpoint.every=0"], "waited for": [], "beside": ["--checkpoint.async=true"],
-        "in memory": ["--checkpoint.every=0"]}
+        "in memory": ["--checkpoint.every=0", "--checkpoint.local_every={every}"]}
 
 
 def main():
@@ -38,9 +38,8 @@ def main():
         times = {way: [] for way in WAYS}
         size = 0
         for _ in range(options.rounds):
-            for way, more in WAYS.items():
-                if way == "in memory":
-                    more = [*more, f"--checkpoint.local_every={options.every}"]
+            for way, added in WAYS.items():
+                more = [flag.format(every=options.every) for flag in added]
                 began = time.perf_counter()
                 subprocess.run([options.program, "train", str(path), *more], cwd=folder, check=True, capture_output=True)
                 times[way].append(time.perf_counter() - began)

@@ -22,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using comm::Communicator;
 using comm::run_threads;
+using detail::names_in;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -74,15 +75,6 @@ class CheckpointTest : public ::testing::Test {
 
   std::string step_path(int64_t step) const {
     return folder_ + "/" + detail::step_name(step);
-  }
-
-  std::vector<std::string> names_in(const std::string& folder) const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      names.push_back(entry.path().filename().string());
-    }
-    std::ranges::sort(names);
-    return names;
   }
 
   TemporaryFolder temporary_;

@@ -100,13 +100,13 @@ struct LocalCheckpoints::Impl {
   void refuse_shared_folder();
   void take_folder();
   std::string name();
+  std::string unname(const std::string& kept);
 
   void save(int64_t step, const State& state, const std::string& mesh);
   std::string try_to_save(int64_t step, const State& state,
                           const std::string& mesh);
   void make_room(int64_t step, const at::Tensor& bytes);
-  std::string text_of_all(int64_t step, const std::vector<std::string>& parts,
-                          const std::string& extra, const std::string& mesh);
+  const Base& newest_elsewhere();
   std::string copy_to_next_host(const std::string& to,
                                 const Manifest& manifest);
 
@@ -203,6 +203,19 @@ std::string LocalCheckpoints::Impl::name() {
   });
 }
 
+// No checkpoint in memory is the run's: first their name goes, then the folders
+// but `kept`. "" or why not, the same on every rank.
+std::string LocalCheckpoints::Impl::unname(const std::string& kept) {
+  is_named = false;
+  const std::string complaint = agree("leaving them", [&] {
+    if (leads()) detail::remove_local_id(place.checkpoints);
+  });
+  if (!complaint.empty()) return complaint;
+  return agree("removing them", [&] {
+    if (leads_host()) detail::remove_other_folders(place, kept);
+  });
+}
+
 // `bytes`: of each rank's file. For those of this host and those that come.
 void LocalCheckpoints::Impl::make_room(int64_t step, const at::Tensor& bytes) {
   int64_t needed = 0;
@@ -223,18 +236,9 @@ void LocalCheckpoints::Impl::make_room(int64_t step, const at::Tensor& bytes) {
   fs::create_directory(to);
 }
 
-std::string LocalCheckpoints::Impl::text_of_all(
-    int64_t step, const std::vector<std::string>& parts,
-    const std::string& extra, const std::string& mesh) {
+const Base& LocalCheckpoints::Impl::newest_elsewhere() {
   if (!base) base = detail::base_in(place.checkpoints);
-  Manifest manifest = detail::merge(parts, step_folder(step));
-  manifest.step = step;
-  manifest.sequence = base->sequence + 1;
-  manifest.parent = base->step;
-  manifest.world_size = world.size();
-  manifest.extra = extra;
-  manifest.mesh = mesh;
-  return format_manifest(manifest);
+  return *base;
 }
 
 std::string LocalCheckpoints::Impl::copy_to_next_host(
@@ -277,7 +281,10 @@ std::string LocalCheckpoints::Impl::try_to_save(int64_t step,
   next([&] { part = detail::write_part(to, state, world.rank()); });
   const auto parts = comm::gather_texts(world, format_manifest(part));
   next([&] {
-    if (leads()) text = text_of_all(step, parts, state.extra, mesh);
+    if (!leads()) return;
+    text = format_manifest(detail::manifest_of(
+        parts, newest_elsewhere(),
+        {.step = step, .mesh = mesh, .extra = state.extra}, to));
   });
   text = comm::text_of_rank_0(world, text);
   next([&] {
@@ -323,7 +330,7 @@ std::vector<Candidate> LocalCheckpoints::Impl::candidates() {
   std::vector<Candidate> newer;
   agree_or_throw("reading " + place.checkpoints, [&] {
     if (!leads()) return;
-    if (!base) base = detail::base_in(place.checkpoints);
+    const Base& there = newest_elsewhere();
     for (int64_t rank = 0; rank < std::ssize(of_ranks); ++rank) {
       std::istringstream each(of_ranks[rank]);
       LocalStep found;
@@ -332,7 +339,7 @@ std::vector<Candidate> LocalCheckpoints::Impl::candidates() {
              found.manifest_hash) {
         found.base_step =
             base_step < 0 ? std::nullopt : std::optional(base_step);
-        if (detail::is_newer(found, *base)) {
+        if (detail::is_newer(found, there)) {
           newer.push_back({found.step, found.manifest_hash, rank});
         }
       }
@@ -420,13 +427,8 @@ std::optional<int64_t> LocalCheckpoints::load_newest(State& state) {
 
 void LocalCheckpoints::leave_other_lines() {
   if (impl_->is_named) return;
-  impl_->agree_or_throw("leaving other lines", [&] {
-    if (impl_->leads()) detail::remove_local_id(impl_->place.checkpoints);
-  });
-  impl_->agree_or_throw("leaving other lines", [&] {
-    if (!impl_->leads_host()) return;
-    detail::remove_other_folders(impl_->place, impl_->folder);
-  });
+  const std::string complaint = impl_->unname(impl_->folder);
+  TS_CHECK_IO(complaint.empty(), "checkpoint.local_dir: ", complaint);
 }
 
 void LocalCheckpoints::base_changed() { impl_->base.reset(); }
@@ -440,14 +442,8 @@ void LocalCheckpoints::begin_anew() {
 }
 
 void LocalCheckpoints::remove() {
-  // First its name: what is left on a host then is of no run.
-  const std::string complaint = impl_->agree("removing them", [&] {
-    if (impl_->leads()) detail::remove_local_id(impl_->place.checkpoints);
-    if (!impl_->leads_host()) return;
-    impl_->lock.reset();
-    detail::remove_other_folders(impl_->place, "");
-  });
-  impl_->is_named = false;
+  impl_->lock.reset();
+  const std::string complaint = impl_->unname("");
   if (complaint.empty() || !impl_->leads()) return;
   log::warning("checkpoint.local_dir: what is left there holds memory: ",
                complaint, ". Remove it by hand.");

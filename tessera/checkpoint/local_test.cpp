@@ -20,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using comm::Communicator;
 using comm::run_threads;
+using detail::names_in;
 using ::testing::HasSubstr;
 
 using Hosts = std::vector<std::string>;  // of each rank
@@ -85,15 +86,6 @@ class LocalCheckpointsTest : public ::testing::Test {
     });
     for (const auto& step : steps) EXPECT_EQ(step, steps[0]);
     return steps[0];
-  }
-
-  std::vector<std::string> names_in(const std::string& path) const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(path)) {
-      names.push_back(entry.path().filename().string());
-    }
-    std::ranges::sort(names);
-    return names;
   }
 
   TemporaryFolder temporary_;

@@ -8,6 +8,7 @@
 #include <stop_token>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/detail/local_steps.h"
 #include "tessera/checkpoint/detail/posix_file.h"
 #include "tessera/checkpoint/detail/rank_parts.h"
 #include "tessera/checkpoint/detail/step_folders.h"
@@ -112,7 +113,11 @@ class Save {
     on_every_rank([&] { part = written(); });
     const auto parts = comm::gather_texts(world_, format_manifest(part));
     on_rank_0([&] {
-      write_manifest(temporary_, whole(parts, state.extra, options.mesh));
+      const Manifest whole = detail::manifest_of(
+          parts, detail::base_in(folder_),
+          {.step = step_, .mesh = options.mesh, .extra = state.extra},
+          temporary_);
+      write_manifest(temporary_, whole);
     });
     on_every_rank([&] {
       detail::check_listed(read_manifest(temporary_), temporary_, state);
@@ -145,22 +150,6 @@ class Save {
     on_every_rank([&] {
       if (world_.rank() == 0) work();
     });
-  }
-
-  Manifest whole(const std::vector<std::string>& parts,
-                 const std::string& extra, const std::string& mesh) {
-    Manifest manifest = detail::merge(parts, temporary_);
-    manifest.step = step_;
-    manifest.world_size = world_.size();
-    manifest.extra = extra;
-    manifest.mesh = mesh;
-    for (const auto& found : list_checkpoints(folder_)) {
-      if (!found.complaint.empty()) continue;
-      manifest.sequence = found.sequence + 1;
-      manifest.parent = found.step;
-      break;
-    }
-    return manifest;
   }
 
   const std::string folder_;

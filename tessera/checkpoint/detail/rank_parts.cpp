@@ -4,6 +4,7 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
@@ -95,10 +96,13 @@ Manifest write_part(const std::string& folder, const State& state, int64_t rank,
   return part;
 }
 
-Manifest merge(const std::vector<std::string>& parts,
-               const std::string& source) {
+Manifest manifest_of(const std::vector<std::string>& parts, const Base& base,
+                     Manifest head, const std::string& source) {
   std::map<std::string, TensorSpec> tensors;
-  Manifest whole;
+  Manifest whole = std::move(head);
+  whole.world_size = std::ssize(parts);
+  whole.sequence = base.sequence + 1;
+  whole.parent = base.step;
   for (const std::string& text : parts) {
     const Manifest part = parse_manifest(text, source);
     for (const TensorSpec& tensor : part.tensors) {

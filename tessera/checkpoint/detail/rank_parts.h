@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/detail/local_steps.h"
 #include "tessera/checkpoint/manifest.h"
 
 namespace tessera::checkpoint::detail {
@@ -27,10 +28,11 @@ int64_t bytes_written(const State& state);
 Manifest write_part(const std::string& folder, const State& state, int64_t rank,
                     const std::stop_token& stop = {});
 
-// The manifest of all ranks' parts, each as format_manifest() has it, without
-// step and the like. `source` is named in errors.
-Manifest merge(const std::vector<std::string>& parts,
-               const std::string& source);
+// The manifest of all ranks' parts, each as format_manifest() has it, that
+// comes behind `base`. Step and the like: of `head`, which has no files.
+// `source` is named in errors.
+Manifest manifest_of(const std::vector<std::string>& parts, const Base& base,
+                     Manifest head, const std::string& source);
 
 // Nobody may hold a tensor that nobody saved.
 void check_listed(const Manifest& manifest, const std::string& source,

@@ -4,6 +4,8 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <random>
 #include <string>
 #include <vector>
@@ -97,6 +99,16 @@ inline State empty_state(uint64_t seed, int64_t rank, int64_t ranks) {
     entry.local = at::zeros_like(entry.local);
   }
   return state;
+}
+
+// What is in the folder, sorted.
+inline std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
 }
 
 // The name of the first tensor whose bits are not those of the step; "" where
