@@ -1,18 +1,29 @@
 #include "tessera/core/log.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdlib>
 #include <ctime>
-#include <fstream>
 #include <map>
 #include <mutex>
+#include <system_error>
+#include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/fd.h"
 #include "tessera/core/files.h"
 #include "tessera/core/printable.h"
 #include "tessera/core/screen.h"
 
 namespace tessera::log {
 namespace {
+
+struct RankFile {
+  Fd fd;
+  bool is_broken = false;  // within a line
+};
 
 struct State {
   std::mutex mutex;
@@ -21,7 +32,7 @@ struct State {
     return wanted != nullptr && std::string(wanted) == "debug" ? Level::kDebug
                                                                : Level::kInfo;
   }();
-  std::map<int, std::ofstream> files;  // by rank
+  std::map<int, RankFile> files;  // by rank
 };
 
 State& state() {
@@ -58,14 +69,20 @@ std::string line_of(Level level, const std::string& message) {
 
 // REQUIRES: the lock is held.
 void append(State& s, const std::string& line) {
-  const auto file = s.files.find(rank_context().rank);
-  if (file == s.files.end()) return;
+  const auto found = s.files.find(rank_context().rank);
+  if (found == s.files.end()) return;
+  RankFile& file = found->second;
   // Behind a full disk the next line is tried again, on a line of its own.
-  if (!file->second.good()) {
-    file->second.clear();
-    file->second << '\n';
+  const std::string text = file.is_broken ? "\n" + line : line;
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t wrote =
+        ::write(file.fd.get(), text.data() + done, text.size() - done);
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote <= 0) break;
+    done += static_cast<size_t>(wrote);
   }
-  file->second << line << std::flush;
+  if (done > 0) file.is_broken = done < text.size();
 }
 
 }  // namespace
@@ -92,9 +109,10 @@ void open_rank_file(int rank, const std::string& path) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   refuse_irregular(path);
-  std::ofstream file(path, std::ios::app);
-  TS_CHECK_IO(file.good(), "log: cannot open ", path, " for appending.");
-  s.files.insert_or_assign(rank, std::move(file));
+  Fd fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
+  TS_CHECK_IO(fd.open(), "log: cannot open ", path,
+              " for appending: ", std::generic_category().message(errno), ".");
+  s.files.insert_or_assign(rank, RankFile{std::move(fd)});
 }
 
 void close_rank_file(int rank) {
