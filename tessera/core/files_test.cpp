@@ -2,12 +2,18 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <fstream>
 #include <thread>
@@ -238,6 +244,30 @@ TEST(FileLock, OneHolderAtATime) {
   }
   const FileLock again(folder.file("lock"), "the third");
   EXPECT_EQ(read_file(folder.file("lock")), "the third");
+}
+
+// As on a network's file system that knows none.
+void refuse_locks() {
+  sock_filter steps[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_flock, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOLCK),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter{.len = std::size(steps), .filter = steps};
+  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+TEST(FileLock, WhereThereAreNoLocksAWarningSaysSo) {
+  const TemporaryFolder folder;
+  const auto go_on_without = [&] {
+    refuse_locks();
+    const FileLock first(folder.file("lock"), "the first");
+    const FileLock second(folder.file("lock"), "the second");
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(go_on_without(), testing::ExitedWithCode(0),
+              "lock: cannot be locked: .*See to it that no other run");
 }
 
 TEST(Files, FreeBytesOfAPathThatIsNotThereYet) {
