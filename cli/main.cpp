@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/out_of_memory.h"
 #include "cli/sanitizers.h"
+#include "cli/unreadable_files.h"
 #include "tessera/core/broken_pipe.h"
 #include "tessera/core/config.h"
 #include "tessera/core/error.h"
@@ -149,5 +150,6 @@ int main(int argc, char** argv) {
   open_standard_files();
   leave_libraries_as_they_are();
   tessera::cli::begin_to_throw_out_of_memory();
+  tessera::cli::name_unreadable_files();
   return tessera::cli::run_program(argc, argv);
 }

@@ -168,11 +168,13 @@ void go_back_to(const std::string& folder, int64_t step) {
 void verify_file(const std::string& folder, const Manifest& manifest,
                  const SavedFile& file) {
   const std::string path = folder + "/" + file.name;
-  const MappedFile mapped{fs::path(path)};
-  const auto size = static_cast<int64_t>(mapped.size());
+  const PartsOfFile parts{fs::path(path)};
+  const auto size = static_cast<int64_t>(parts.size());
   detail::FileHash hash;
+  std::vector<std::byte> block;
   const auto differs = [&](int64_t begin, int64_t end, uint32_t expected) {
-    const auto block = mapped.bytes().subspan(begin, end - begin);
+    block.resize(end - begin);
+    parts.read(begin, block);
     hash.update(block.data(), block.size());
     return crc32c(block) != expected;
   };

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "tessera/core/error.h"
+#include "tessera/core/log.h"
 
 namespace tessera {
 namespace {
@@ -208,6 +209,24 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+PartsOfFile::PartsOfFile(const fs::path& path) : path_(path.string()) {
+  OpenFile file(path, O_RDONLY);
+  size_ = static_cast<uint64_t>(file.status_of_regular_file().st_size);
+  file_ = file.release();
+}
+
+void PartsOfFile::read(uint64_t at, std::span<std::byte> into) const {
+  while (!into.empty()) {
+    const ssize_t got = ::pread(file_.get(), into.data(), into.size(),
+                                static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    TS_CHECK_IO(got > 0, path_, ": cannot be read at byte ", at, ": ",
+                got == 0 ? "the file became shorter" : reason(), ".");
+    at += static_cast<uint64_t>(got);
+    into = into.subspan(static_cast<size_t>(got));
+  }
+}
+
 void refuse_irregular(const fs::path& path) {
   std::error_code none;
   const auto found = fs::status(path, none);
@@ -232,9 +251,12 @@ FileLock::FileLock(const fs::path& path, const std::string& words) {
   const bool is_folder = fs::is_directory(path);
   OpenFile file(path, is_folder ? O_RDONLY : O_RDWR | O_CREAT, 0666);
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return;  // no locks here
-    TS_CHECK_IO(false, path.string(), ": held by another process: ",
+    TS_CHECK_IO(errno != EWOULDBLOCK, path.string(),
+                ": held by another process: ",
                 is_folder ? words : read_file(path, /*max_bytes=*/4096));
+    log::warning(path.string(), ": cannot be locked: ", reason(),
+                 ". See to it that no other run writes there.");
+    return;
   }
   if (!is_folder) {
     TS_CHECK_IO(::ftruncate(file.get(), 0) == 0, path.string(),

@@ -46,8 +46,8 @@ bool lies_in_memory(const std::filesystem::path& path);
 std::filesystem::path temporary_files();
 
 // A regular file as read-only memory. An empty file gives an empty span.
-// A file that is cut short while it is mapped kills the reader (SIGBUS), as
-// with every mapping: check size() against what the format promises first, and
+// A file that is cut short while it is mapped, or whose disk fails, kills the
+// reader (SIGBUS), as with every mapping: check size() against what the format promises first, and
 // call require_whole() before reads of a file that others may write to. No
 // descriptor is kept: as many files may be mapped as memory has room for.
 class MappedFile {
@@ -73,6 +73,22 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// A regular file, read by parts: a disk that gives no more is an error here,
+// and ends who reads a mapping.
+class PartsOfFile {
+ public:
+  explicit PartsOfFile(const std::filesystem::path& path);
+
+  // When it was opened.
+  uint64_t size() const { return size_; }
+  void read(uint64_t at, std::span<std::byte> into) const;
+
+ private:
+  std::string path_;
+  Fd file_;
+  uint64_t size_ = 0;
+};
+
 // A new file beside `path`, open to read and write, of a name that no other
 // process or thread uses: "PATH.tmp-PID-N". Who opened it removes it.
 struct FileBeside {
@@ -88,7 +104,7 @@ class FileLock {
   // TS_CHECK_IO where another holds it, in the words that the other left there;
   // `words` are left for others. Of a folder, in which nothing is left, they
   // are said by who finds it held. Where the file system knows no locks,
-  // nothing is held.
+  // nothing is held, and a warning says so.
   FileLock(const std::filesystem::path& path, const std::string& words);
 
  private:

@@ -1,10 +1,13 @@
 """Files of others: what they cost to refuse, and what their names may do to a terminal."""
 
 import json
+import os
+import re
 import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -128,3 +131,22 @@ def test_blanks_before_json_take_no_time(program, tmp_path):
                                "--input", tmp_path / name], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert time.monotonic() - start < 12
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_named(program, tmp_path):
+    """As one whose disk fails: its pages are asked for, and not there."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"so it was, and so it is\n" * 3_000_000)
+    reads = subprocess.Popen([program, "tokenize", "train", "--input", text, "--vocab-size", "500", "--output",
+                              tmp_path / "tokenizer.json"], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while str(text) not in Path(f"/proc/{reads.pid}/maps").read_text():
+            assert reads.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+        os.truncate(text, 4096)
+        _, errors = reads.communicate(timeout=120)
+    finally:
+        reads.kill()
+    assert reads.returncode == 74, errors
+    assert re.search(rf"error: {text}: byte \d+ cannot be had: the file became shorter", errors), errors

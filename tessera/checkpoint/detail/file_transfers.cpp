@@ -30,9 +30,9 @@ class Outgoing {
       : transfer_(transfer) {
     const std::string path = folder + "/" + transfer.name;
     complaint_ = comm::complaint_of([&] {
-      file_ = MappedFile(path);
-      TS_CHECK_IO(std::cmp_equal(file_.size(), transfer.bytes), path, ": has ",
-                  file_.size(), " bytes, not ", transfer.bytes);
+      file_ = std::make_unique<PartsOfFile>(path);
+      TS_CHECK_IO(std::cmp_equal(file_->size(), transfer.bytes), path, ": has ",
+                  file_->size(), " bytes, not ", transfer.bytes);
     });
   }
 
@@ -41,8 +41,11 @@ class Outgoing {
     if (bytes == 0) return {};
     buffer_ = at::zeros({bytes}, at::kByte);
     if (complaint_.empty()) {
-      std::ranges::copy(file_.bytes().subspan(piece * kPiece, bytes),
-                        static_cast<std::byte*>(buffer_.data_ptr()));
+      complaint_ = comm::complaint_of([&] {
+        file_->read(piece * kPiece,
+                    {static_cast<std::byte*>(buffer_.data_ptr()),
+                     static_cast<size_t>(bytes)});
+      });
     }
     return group.send(buffer_, transfer_.receiver);
   }
@@ -51,7 +54,7 @@ class Outgoing {
 
  private:
   const FileTransfer& transfer_;
-  MappedFile file_;
+  std::unique_ptr<PartsOfFile> file_;
   at::Tensor buffer_;
   std::string complaint_;
 };
