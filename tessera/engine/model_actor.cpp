@@ -37,6 +37,11 @@ double shown(double number) {
 
 }  // namespace
 
+void require_finite(double grad_norm) {
+  TS_CHECK(std::isfinite(grad_norm), "train: the gradient's norm is ",
+           grad_norm, kWhatMayHelp);
+}
+
 int64_t part_in_files(Op fetch, int64_t unit) {
   return 2 * unit + (fetch == Op::kFetchStates ? 1 : 0);
 }
@@ -171,7 +176,8 @@ ModelActor::Unread ModelActor::begin_to_settle() {
 
 void ModelActor::settle(Unread&& of) {
   settled_ = std::move(of.settled);
-  if (of.numbers) settle(of.numbers->wait(), of.counted);
+  if (of.numbers) return settle(of.numbers->wait(), of.counted);
+  was_skipped_ = !std::isfinite(settled_.grad_norm);
 }
 
 void ModelActor::settle(const at::Tensor& here, const Counted& of) {
@@ -179,7 +185,7 @@ void ModelActor::settle(const at::Tensor& here, const Counted& of) {
   settled_.grad_norm = shown(std::sqrt(*next++)) / scale_;
   for (const auto& [microbatch, loss] : of.losses) {
     const double sum = *next++;
-    TS_CHECK(may_skip() || std::isfinite(sum),
+    TS_CHECK(!throws_nonfinite() || std::isfinite(sum),
              "train: the loss of micro-batch ", microbatch, " is ", shown(sum),
              kWhatMayHelp);
     settled_.loss_sum += sum;
@@ -196,9 +202,8 @@ void ModelActor::settle(const at::Tensor& here, const Counted& of) {
 
 // Alike on all ranks.
 void ModelActor::decide() {
+  if (throws_nonfinite()) require_finite(settled_.grad_norm);
   const bool is_finite = std::isfinite(settled_.grad_norm);
-  TS_CHECK(may_skip() || is_finite, "train: the gradient's norm is ",
-           settled_.grad_norm, kWhatMayHelp);
   was_skipped_ = input_.again || !is_finite;
   if (!input_.again) loss_scale_.update(is_finite);
 }
@@ -225,7 +230,7 @@ void ModelActor::norm() {
   }
   squares_ = optim::sum_of_squares(owned).reshape({1}).to(
       composed_.activations.device());
-  const bool is_guarded = may_skip() || rules_.guards_losses;
+  const bool is_guarded = !throws_nonfinite() || rules_.guards_losses;
   for (const auto& [microbatch, loss] : counted_.losses) {
     if (is_guarded) squares_ = squares_ + loss.sum * 0;  // NaN unless finite
   }

@@ -89,6 +89,9 @@ struct GradientRules {
   bool guards_losses = false;
 };
 
+// Throws where a gradient's norm is not finite.
+void require_finite(double grad_norm);
+
 // The part of a unit that a fetch is of.
 int64_t part_in_files(program::Op fetch, int64_t unit);
 
@@ -109,8 +112,8 @@ class ModelActor : public program::Actor {
   // A batch has begun whose step is still to come.
   bool is_ahead() const { return is_ahead_; }
 
-  // Behind a program: the host's read of it, if that was not yet. Throws where
-  // a loss or the norm is not finite; no weight has changed by it.
+  // Behind a program: the host's read of it, if that was not yet. Where a loss
+  // or the norm is not finite no weight has changed by it, and it throws.
   void settle();
   // The same in two parts, with programs of later steps between them. REQUIRES:
   // monitor.losses_late allows it.
@@ -130,6 +133,9 @@ class ModelActor : public program::Actor {
   const at::Tensor& expert_counts() const { return settled_.expert_counts; }
   // Global L2 norm before it was clipped or normalised.
   double grad_norm() const { return settled_.grad_norm; }
+  // From now on a step whose norm is not finite, on all ranks where a loss is
+  // not, is skipped: who called looks at was_skipped() and may end the run.
+  void leave_nonfinite() { leaves_nonfinite_ = true; }
   // By which its loss was multiplied.
   double scale() const { return scale_; }
   // It updated nothing; the parameters whose gradients here are not finite.
@@ -239,6 +245,7 @@ class ModelActor : public program::Actor {
     return is_of_next(microbatch) ? counted_ahead_ : counted_;
   }
   bool may_skip() const;
+  bool throws_nonfinite() const { return !may_skip() && !leaves_nonfinite_; }
   double share_of_depth(int64_t microbatch, int64_t depth) const;
   // Where updates heed the norm on their device, the host reads it behind them.
   bool reads_behind() const;
@@ -265,8 +272,9 @@ class ModelActor : public program::Actor {
   comm::Work norm_work_;
   // Of global batches, by depth.
   std::vector<int64_t> target_tokens_, next_target_tokens_;
-  bool normed_ = false;        // the norm is taken
-  bool updates_ = false;       // the optimizer's step has begun
+  bool normed_ = false;   // the norm is taken
+  bool updates_ = false;  // the optimizer's step has begun
+  bool leaves_nonfinite_ = false;
   bool is_recorded_ = false;   // what the device is asked for
   double gradient_scale_ = 1;  // in it, as the norm says
   double scale_ = 1;           // of the loss

@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -102,6 +103,11 @@ void name_nonfinite(const engine::RunConfig& config, engine::RankModel& model,
   if (is_known.item<double>() > 0) return;
   // Devices of one process, and what only a sum over ranks makes infinite.
   const auto names = model.actor().nonfinite_parameters();
+  if (world.rank() == 0 && std::isfinite(model.actor().grad_norm())) {
+    log::warning("step ", step + 1,
+                 ": once more, its gradient is finite. A processor or memory "
+                 "may have failed.");
+  }
   if (names.empty()) return;
   log::warning("step ", step + 1,
                ": not finite, once summed up, in the gradient of ",

@@ -1,5 +1,5 @@
 // A step that updated nothing, in the log: that there was one, and who made its
-// gradient infinite or no number.
+// gradient infinite or no number; one that ends the run, too.
 #pragma once
 
 #include <cstdint>

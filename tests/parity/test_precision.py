@@ -169,11 +169,14 @@ def bad_token(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("arguments, log", [
+RANKS_WITH_IT = pytest.mark.parametrize("arguments, log", [
     ([], "rank-0.log"), (["--nproc", "2", "--mesh.dp=2", "--zero.stage=3"], "rank-1.log"),
     (["--nproc", "2", "--mesh.pp=2"], "rank-1.log"),
     (["--nproc", "2", "--mesh.pp=2", "--pipeline.schedule=zb_h1"], "rank-1.log")],
                          ids=["one rank", "zero 3", "pp 2", "pp 2, zb_h1"])
+
+
+@RANKS_WITH_IT
 def test_a_step_without_a_finite_gradient_is_skipped_by_choice(program, bad_token, tmp_path, arguments, log):
     train(program, configuration_of(bad_token, tmp_path), "--optimizer.skip_nonfinite=true", *arguments)
     lines = metrics(tmp_path)
@@ -186,9 +189,18 @@ def test_a_step_without_a_finite_gradient_is_skipped_by_choice(program, bad_toke
         tmp_path / "run" / "logs" / "rank-0.log").read_text()
 
 
-def test_else_it_ends_the_run(program, bad_token, tmp_path):
-    done = train(program, configuration_of(bad_token, tmp_path), check=False)
+@RANKS_WITH_IT
+def test_else_it_ends_the_run(program, bad_token, tmp_path, arguments, log):
+    done = train(program, configuration_of(bad_token, tmp_path), *arguments, check=False)
     assert done.returncode == 1 and "is nan" in done.stderr and len(metrics(tmp_path)) == 3
+    text = (tmp_path / "run" / "logs" / log).read_text()
+    assert "step 4: not finite first in the gradient of '" in text and ": sample 14 of the training data" in text
+
+
+def test_of_a_step_that_is_read_late_the_norm_alone_is_told(program, bad_token, tmp_path):
+    done = train(program, configuration_of(bad_token, tmp_path), "--monitor.losses_late=2", check=False)
+    assert done.returncode == 1 and "is nan" in done.stderr and len(metrics(tmp_path)) == 3
+    assert "not finite first" not in done.stderr
 
 
 def test_a_loss_scale_changes_nothing_in_fp64(program, tokens, tmp_path):
