@@ -70,6 +70,8 @@ class Trainer {
     open_folder();
     open_data();
     model_ = std::make_unique<RankModel>(config_, ranks_);
+    // Where the next step has begun, it throws at once.
+    if (!model_->goes_on()) model_->actor().leave_nonfinite();
     validation_ = std::make_unique<RunValidation>(config_, ranks_, *model_,
                                                   data_.valid.get());
     if (leads()) tell_fp8_layers(config_, *model_);
@@ -392,7 +394,7 @@ class Trainer {
            begun_->count() > config_.monitor.losses_late) {
       BegunSteps::Finished done = begun_->finish();
       if (model_->actor().was_skipped()) {
-        tell_skipped(done.step);
+        handle_skipped(done.step);
       } else {
         skipped_in_a_row_ = 0;
       }
@@ -424,15 +426,23 @@ class Trainer {
     return input;
   }
 
-  // Where it comes from only if it is asked for: while a scale is being found,
-  // gradients overflow now and then.
-  void tell_skipped(int64_t step) {
-    ++skipped_;
-    if (leads()) tell_of_skipped_step(model_->actor(), step, skipped_);
-    if (config_.optimizer.skip_nonfinite) {
+  void handle_skipped(int64_t step) {
+    const ModelActor& actor = model_->actor();
+    const auto name = [&] {
       name_nonfinite(config_, *model_, *data_.train, ranks_.world(), step - 1,
                      input_of_step(step - 1, 0));
+    };
+    // While a scale is being found, gradients overflow now and then.
+    const bool is_expected = model_->actor().loss_scale().scales();
+    if (!config_.optimizer.skip_nonfinite && !is_expected) {
+      const double norm = actor.grad_norm();
+      // Steps behind it have changed the weights with which it was.
+      if (begun_->count() == 0) name();
+      engine::require_finite(norm);
     }
+    ++skipped_;
+    if (leads()) tell_of_skipped_step(model_->actor(), step, skipped_);
+    if (config_.optimizer.skip_nonfinite) name();
     require_progress(step);
   }
 
@@ -496,6 +506,7 @@ class Trainer {
   }
 
   void save_local() {
+    compare_replicas();
     sync_metrics();
     checkpoints_.save_local(step_, [this] { return content(); });
     model_->release_files();

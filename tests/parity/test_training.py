@@ -247,12 +247,15 @@ def flip_a_bit_of(pid, pattern):
     assert found > 0
 
 
-@pytest.mark.parametrize("late", [0, 2])
-def test_a_bit_that_flips_in_one_replica_ends_the_run_before_a_checkpoint_has_it(program, tokens, tmp_path, late):
+@pytest.mark.parametrize("late, local_every", [(0, 0), (2, 0), (0, 1)])
+def test_a_bit_that_flips_in_one_replica_ends_the_run_before_a_checkpoint_has_it(program, tokens, tmp_path, late,
+                                                                                 local_every):
     import torch
 
     # Weights that stay where they are can be found.
-    path = configuration(tokens, tmp_path, mesh={"dp": 2}, checkpoint={"every": 50, "keep": 0}, optimizer={"lr": 0},
+    path = configuration(tokens, tmp_path, mesh={"dp": 2}, optimizer={"lr": 0},
+                         checkpoint={"every": 50, "keep": 0, "local_every": local_every,
+                                     "local_dir": str(tmp_path / "memory")},
                          monitor={"replicas": 20, "losses_late": late}, **ENDLESS)
     name = "model.blocks.1.mlp.down.weight"
 
