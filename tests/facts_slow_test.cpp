@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "tessera/optim/optimizer.h"
+#include "tessera/wrappers/moe.h"
 #include "tests/facts/player.h"
 
 namespace tessera {
@@ -264,6 +265,35 @@ INSTANTIATE_TEST_SUITE_P(Meshes, FactsOf, ::testing::ValuesIn(testing::cases()),
                            for (char& c : name) c = std::isalnum(c) ? c : '_';
                            return name;
                          });
+
+// Worked example 3: of k experts a token, however many there are.
+TEST(Facts, ExpertsOfATokenMultiplyAlike) {
+  static constexpr int64_t kWide = 2048, kTokens = 4;
+  for (const int64_t experts : {8, 32}) {
+    comm::run_threads(1, "shm", [&](comm::Communicator& ranks) {
+      MoE moe(
+          kWide, experts, /*k=*/2,
+          [] { return torch::nn::Linear(kWide, kWide); },
+          mesh::DeviceMesh({}, 1), ranks);
+      const at::NoGradGuard no_grad;
+      const testing::FlopCounter counter;
+      moe->forward(at::randn({kTokens, kWide}));
+      const int64_t gate = 2 * kWide * experts;
+      EXPECT_EQ(counter.take().matmul, kTokens * (16'777'216 + gate));
+    });
+  }
+}
+
+// Worked example 5: a product in two chunks, or in three.
+TEST(Facts, ChunksOfAProductMultiplyAsMuch) {
+  const at::Tensor a = at::randn({1000, 512}), b = at::randn({512, 256});
+  for (const auto& rows :
+       {std::vector<int64_t>{500, 500}, std::vector<int64_t>{334, 334, 332}}) {
+    const testing::FlopCounter counter;
+    for (const at::Tensor& chunk : a.split_with_sizes(rows)) chunk.mm(b);
+    EXPECT_EQ(counter.take().matmul, 262'144'000);
+  }
+}
 
 }  // namespace
 }  // namespace tessera

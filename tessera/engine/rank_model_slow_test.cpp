@@ -132,6 +132,57 @@ TEST(RankModel, MemoryOfExperts) {
   }
 }
 
+// Worked example 2: ranks that have the same experts reduce their gradients in
+// one call for a layer that has some; where no others have them there is none.
+TEST(RankModel, ReductionsOfExperts) {
+  for (const ExpertLayout& layout : kExpertLayouts) {
+    if (layout.replicas > 1 || layout.expert_stage == 3) continue;
+    const RunConfig config = run_of_experts(layout);
+    comm::run_threads(4, "shm", [&](comm::Communicator& ranks) {
+      RankModel model(config, ranks);
+      const auto input = step_input(config, /*step=*/0, 1e-3,
+                                    [&](int64_t, int64_t, int64_t count) {
+                                      return zeros(count, config.data.seq_len);
+                                    });
+      model.step(input);  // opens what is opened on first use
+      for (auto* group : ranks.groups()) group->reset_stats();
+      model.step(input);
+      std::map<std::string, int64_t> calls;
+      for (auto* group : ranks.groups()) {
+        for (const auto& verb : group->stats()) {
+          calls[group->name() + " " + verb.verb] += verb.calls;
+        }
+      }
+      const bool copied = layout.ep < layout.dp * layout.tp;
+      EXPECT_EQ(calls["expert_dp all_reduce"], copied ? config.model.layers : 0)
+          << layout.groups << ::testing::PrintToString(calls);
+      // One micro-batch, two exchanges forward and two backward.
+      EXPECT_EQ(calls["ep all_to_all"], 4 * config.model.layers)
+          << layout.groups << ::testing::PrintToString(calls);
+    });
+  }
+}
+
+// Worked example 10: beside these one scalar.
+TEST(RankModel, ClippingReducesOneNumber) {
+  RunConfig config = small_run(4, 2);
+  comm::run_threads(4, "shm", [&](comm::Communicator& ranks) {
+    RankModel model(config, ranks);
+    const auto input = step_input(config, /*step=*/0, 1e-3,
+                                  [&](int64_t, int64_t, int64_t count) {
+                                    return zeros(count, config.data.seq_len);
+                                  });
+    model.step(input);
+    ranks.world().reset_stats();
+    model.step(input);
+    for (const auto& verb : ranks.world().stats()) {
+      EXPECT_EQ(verb.verb, "all_reduce");
+      EXPECT_EQ(verb.calls, 1);
+      EXPECT_EQ(verb.bytes, sizeof(double));
+    }
+  });
+}
+
 // Weights alone, of stage 3 a share of them, and the same loss.
 TEST(RankModel, EvaluationHoldsWeightsAlone) {
   monitor::count_tensor_bytes();

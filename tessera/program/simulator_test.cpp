@@ -51,6 +51,7 @@ TEST(Simulator, StepsOfTheUsualExample) {
     EXPECT_DOUBLE_EQ(step(schedule, 2, 4), 15);
     EXPECT_DOUBLE_EQ(step(schedule, 8, 16), 69);
     EXPECT_DOUBLE_EQ(step(schedule, 4, 4), 21);
+    EXPECT_DOUBLE_EQ(step(schedule, 2, 8), 27);
     EXPECT_DOUBLE_EQ(step(schedule, 8, 64), 213);
   }
   // GPipe whose stages compute their forward again.
@@ -63,11 +64,16 @@ TEST(Simulator, StepsOfTheUsualExample) {
 }
 
 TEST(Simulator, BubblesOfTheUsualExample) {
-  const auto bubble = [](const char* schedule, int64_t v = 1) {
+  const auto bubble = [](const char* schedule, int64_t v = 1, int64_t p = 4,
+                         int64_t m = 8) {
     return simulated(schedule,
-                     {.stages = 4, .chunks = v, .num_microbatches = 8})
+                     {.stages = p, .chunks = v, .num_microbatches = m})
         .bubble();
   };
+  EXPECT_DOUBLE_EQ(bubble("1f1b", 1, 2, 4), 0.2);
+  EXPECT_NEAR(bubble("1f1b", 1, 8, 16), 0.3043, 5e-5);
+  EXPECT_NEAR(bubble("1f1b", 1, 4, 4), 0.4286, 5e-5);
+  EXPECT_NEAR(bubble("1f1b", 1, 8, 64), 0.0986, 5e-5);
   EXPECT_DOUBLE_EQ(bubble("naive"), 0.75);
   EXPECT_NEAR(bubble("gpipe"), 0.2727, 5e-5);
   EXPECT_NEAR(bubble("1f1b"), 0.2727, 5e-5);
@@ -118,6 +124,41 @@ TEST(Simulator, InstructionsOfTheUsualExample) {
   }
 }
 
+// Its whole step of two micro-batches through three stages. What reduces behind
+// the last backward comes from a pass.
+TEST(Simulator, StreamOfTheUsualExample) {
+  const auto stream = [](int64_t stage) {
+    std::string words;
+    for (const auto& each : schedules::step(
+             schedules::named("gpipe"), {.stages = 3, .num_microbatches = 2},
+             stage, {.clip = false, .alone = true})) {
+      if (each.op == Op::kNorm || each.op == Op::kSumNorm ||
+          each.op == Op::kLoss) {
+        continue;
+      }
+      words += name_of(each.op);
+      if (each.microbatch >= 0) words += std::to_string(each.microbatch);
+      words += " ";
+    }
+    return words;
+  };
+  EXPECT_EQ(stream(0),
+            "ZeroGradients LoadInputs0 Forward0 SendActivations0 "
+            "LoadInputs1 Forward1 SendActivations1 "
+            "ReceiveGradients1 Backward1 ReceiveGradients0 Backward0 "
+            "OptimizerStep ");
+  EXPECT_EQ(stream(1),
+            "ZeroGradients ReceiveActivations0 Forward0 SendActivations0 "
+            "ReceiveActivations1 Forward1 SendActivations1 "
+            "ReceiveGradients1 Backward1 SendGradients1 "
+            "ReceiveGradients0 Backward0 SendGradients0 OptimizerStep ");
+  EXPECT_EQ(stream(2),
+            "ZeroGradients ReceiveActivations0 Forward0 "
+            "ReceiveActivations1 Forward1 LoadTargets1 Backward1 "
+            "SendGradients1 LoadTargets0 Backward0 SendGradients0 "
+            "OptimizerStep ");
+}
+
 // A row of ../shared/tables/zero_bubble_rates.csv: Qi et al. 2023, tables 5
 // and 9.
 struct Published {
@@ -154,15 +195,16 @@ TEST(Simulator, PublishedRates) {
     const auto rate = [&](const char* schedule) {
       return 1 - work_of(row) / simulated(schedule, row).step;
     };
-    EXPECT_NEAR(rate("1f1b"), row.of_1f1b, 5e-4);
-    EXPECT_NEAR(rate("zb_h1"), row.of_zb_h1, 5e-4);
+    // As many decimals as were published.
+    EXPECT_NEAR(rate("1f1b"), row.of_1f1b, 5e-5);
+    EXPECT_NEAR(rate("zb_h1"), row.of_zb_h1, 5e-5);
     // Its stages do not wait for each other at the end: its cost is the
     // longest time of one.
     double longest = 0;
     for (const auto& each : simulated("zb_h2", row).classes) {
       longest = std::max(longest, each.busy.end - each.busy.begin);
     }
-    EXPECT_NEAR(1 - work_of(row) / longest, row.of_zb_h2, 5e-4);
+    EXPECT_NEAR(1 - work_of(row) / longest, row.of_zb_h2, 5e-5);
   }
 }
 

@@ -141,9 +141,17 @@ TEST(Pipeline, WithReplicas) {
     const auto half = [&](const at::Tensor& batch) {
       return batch.narrow(0, replica * kRows / 2, kRows / 2);
     };
+    int64_t trained = 0;  // by this stage
+    for (const auto& each : pipe.parameters()) trained += each.requires_grad();
     for (int64_t step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
+      replicas->reset_stats();
       pipe.step(half(inputs_of(step)), half(targets_of(step)));
+      // One reduction of each, whatever its micro-batches.
+      for (const auto& verb : replicas->stats()) {
+        EXPECT_EQ(verb.verb, "all_reduce");
+        EXPECT_EQ(verb.calls, trained);
+      }
       optimizer.step();
     }
     for (const auto& each : pipe.parts().front()->named_parameters()) {
@@ -194,7 +202,9 @@ TEST(Pipeline, TheUsualExampleOfPipe) {
     EXPECT_EQ(parameters, ranks.rank() == 0 ? 6'295'552 : 6'294'528);
     pipe.eval(x);  // shapes are known
     ranks.world().reset_stats();
-    const auto found = pipe.step(x, at::zeros({16, 1024}));
+    // The batch on the first rank alone, its targets on the last.
+    const auto found = ranks.rank() == 0 ? pipe.step(x, {})
+                                         : pipe.step({}, at::zeros({16, 1024}));
     for (const auto& verb : ranks.world().stats()) {
       if (verb.verb != "send") continue;
       EXPECT_EQ(verb.calls, 4);

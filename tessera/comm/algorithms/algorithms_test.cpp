@@ -8,6 +8,7 @@
 
 #include "tessera/comm/algorithms/blocking_calls.h"
 #include "tessera/comm/algorithms/collectives.h"
+#include "tessera/comm/algorithms/ring.h"
 #include "tessera/core/error.h"
 #include "tests/support/memory_transport.h"
 
@@ -310,6 +311,59 @@ TEST(Algorithms, RingSendsTheFewestBytesAndDoublingTheFewestMessages) {
       EXPECT_EQ(network.cost_of(rank).bytes, sent);
     }
   }
+}
+
+// Worked example 1: three ranks whose pieces a, b and c are the third, the
+// first and the second, for rank 2 ends with a.
+TEST(Algorithms, ARingOfThreeAddsInItsOrder) {
+  const int64_t piece = 100;
+  const auto input = [&](int64_t rank) {
+    return rough_input(rank, 3 * piece, at::kFloat);
+  };
+  const auto sum_from = [&](int64_t first, int64_t of) {
+    const auto part = [&](int64_t rank) {
+      return input((first + rank) % 3).narrow(0, of * piece, piece);
+    };
+    return (part(0) + part(1)) + part(2);
+  };
+  const at::Tensor wanted =
+      at::cat({sum_from(1, 0), sum_from(2, 1), sum_from(0, 2)});
+  MemoryNetwork network(3, {});
+  run(network, 3, [&](Transport& end) {
+    const at::Tensor t = input(end.rank());
+    const Bounds bounds = even_bounds(t.numel(), 3);
+    ring_reduce_scatter(end, elements_of(t), bounds, ReduceOp::kSum);
+    const auto own = [&](const at::Tensor& of) {
+      return of.narrow(0, end.rank() * piece, piece);
+    };
+    EXPECT_TRUE(at::equal(own(t), own(wanted)));
+    ring_all_gather(end, elements_of(t), bounds);
+    EXPECT_TRUE(at::equal(t, wanted));
+  });
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(network.cost_of(rank).messages, 4);
+    EXPECT_EQ(network.cost_of(rank).bytes, 4 * piece * 4);
+  }
+}
+
+// Worked example 10: out of all ranks together, in units of the bytes.
+TEST(Algorithms, WhatAllRanksSendTogether) {
+  const int64_t bytes = 4 * 840;
+  const auto all = [&](int64_t ranks, Verb verb) {
+    MemoryNetwork network(ranks, {});
+    run(network, ranks,
+        [&](Transport& end) { perform(end, verb, Algorithm::kRing, bytes); });
+    int64_t sum = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      sum += network.cost_of(rank).bytes;
+    }
+    return sum;
+  };
+  EXPECT_EQ(all(4, Verb::kReduceScatter), 3 * bytes);
+  EXPECT_EQ(all(4, Verb::kAllGather), 3 * bytes);
+  EXPECT_EQ(all(2, Verb::kAllReduce), 2 * bytes);
+  EXPECT_EQ(all(4, Verb::kAllReduce), 6 * bytes);
+  EXPECT_EQ(all(8, Verb::kAllReduce), 14 * bytes);
 }
 
 // On the way to a sum fp32, from there on bf16: 4 bytes and 2 an element.

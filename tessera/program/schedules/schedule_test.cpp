@@ -44,6 +44,8 @@ TEST(Schedules, ActivationsAlive) {
   };
   using Peaks = std::vector<int64_t>;
   EXPECT_EQ(alive("naive", 1), (Peaks{1, 1, 1, 1}));
+  EXPECT_EQ(alive("gpipe", 1, 2, 4), (Peaks{4, 4}));
+  EXPECT_EQ(alive("1f1b", 1, 2, 4), (Peaks{2, 1}));
   EXPECT_EQ(alive("gpipe", 1), (Peaks{8, 8, 8, 8}));
   EXPECT_EQ(alive("1f1b", 1), (Peaks{4, 3, 2, 1}));
   EXPECT_EQ(alive("eager_1f1b", 1), (Peaks{7, 5, 3, 1}));
@@ -225,6 +227,21 @@ TEST(Placement, IsItsOwnInverse) {
       }
     }
   }
+}
+
+// Worked example 7, whose stages are counted from one.
+TEST(Placement, OfTheUsualExample) {
+  const auto of_stage = [](const Pipeline& pipeline, int64_t stage) {
+    return std::vector<int64_t>{pipeline.run_of({stage, 0}) + 1,
+                                pipeline.run_of({stage, 1}) + 1};
+  };
+  using Two = std::vector<int64_t>;
+  const Pipeline round{3, 2, Placement::kRoundRobin}, v{2, 2, Placement::kV};
+  EXPECT_EQ(of_stage(round, 0), (Two{1, 4}));
+  EXPECT_EQ(of_stage(round, 1), (Two{2, 5}));
+  EXPECT_EQ(of_stage(round, 2), (Two{3, 6}));
+  EXPECT_EQ(of_stage(v, 0), (Two{1, 4}));
+  EXPECT_EQ(of_stage(v, 1), (Two{2, 3}));
 }
 
 // The proof of a step grows with its instructions alone.
