@@ -93,7 +93,13 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
   const int64_t world =
       flags.nproc > 0 ? flags.nproc : engine::implied_world_size(config);
   engine::complete(config, world);
-  if (flags.shrink) config = verify::shrunk(std::move(config), world);
+  if (flags.shrink) {
+    if (config.model.load_weights) {
+      log::info("--shrink: its weights are random; those of ",
+                config.model.from, " are of another size");
+    }
+    config = verify::shrunk(std::move(config), world);
+  }
   std::cout << "model       " << config.model.family << ", "
             << models::num_parameters(config.model) << " parameters, layers "
             << config.model.layers << ", hidden " << config.model.hidden

@@ -413,6 +413,9 @@ RunConfig shrunk(RunConfig config, int64_t world_size) {
   model.ffn = shrink(model.ffn, shards, 2 * mesh.tp);
   model.vocab = shrink(model.vocab, shards, 16);
   model.lora.rank = std::min<int64_t>(model.lora.rank, 2);
+  // They are of the whole model.
+  model.load_weights = false;
+  model.lora.from.clear();
   // Into which cp and tp may cut a sequence.
   const int64_t pieces = 2 * mesh.ranks_of_model() / mesh.pp;
   config.data.seq_len =

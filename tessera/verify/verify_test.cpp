@@ -67,6 +67,15 @@ TEST(Verify, AnyLayoutOfExpertsEqualsOneRank) {
 }
 
 // Of layers that are gone, and of all of a kind.
+TEST(Verify, ShrinkLoadsNoWeightsOfTheWholeModel) {
+  RunConfig config = small_run(2, 0);
+  config.model.layers = 8;
+  config.model.from = "a folder that is not there";
+  config.model.load_weights = true;
+  config.model.lora = {.rank = 4, .from = "another one"};
+  EXPECT_TRUE(verify(shrunk(config, 2), 2).equal());
+}
+
 TEST(Verify, ShrinkKeepsAdaptersOfLayersThatStay) {
   RunConfig config = small_run(2, 0);
   config.model.layers = 8;
