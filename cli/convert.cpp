@@ -17,6 +17,7 @@
 #include "tessera/core/files.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/models/adapters.h"
+#include "tessera/train/changes.h"
 #include "tessera/train/model_files.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/state.h"
@@ -31,6 +32,7 @@ struct ConvertFlags {
   bool merges = false;
   bool averaged = false;
   int64_t shards = 0;  // 0: a Hugging Face folder
+  uint64_t max_shard_bytes = checkpoint::kMaxShardBytes;
 };
 
 // Of the weights that are written.
@@ -58,11 +60,13 @@ void keep_chat_files(const std::filesystem::path& run,
 }
 
 // The whole model, with the files that it came with.
-void write_model(const std::string& to, const train::ModelSource& source,
+void write_model(const ConvertFlags& flags, const train::ModelSource& source,
                  models::Model& model) {
   namespace fs = std::filesystem;
   const auto& config = source.config;
-  checkpoint::save_hugging_face(to, config, model);
+  const std::string& to = flags.to;
+  checkpoint::save_hugging_face(to, config, model,
+                                static_cast<int64_t>(flags.max_shard_bytes));
   if (!source.model_files.empty()) {
     checkpoint::restore_hugging_face_files(
         to, {source.model_files, source.has_files_tokenizer}, config);
@@ -127,6 +131,26 @@ void write_run(const ConvertFlags& flags, const train::ModelSource& source) {
   }
 }
 
+// PEFT adds adapters to the model that is in the folder, whatever they were
+// trained beside.
+void require_base(const models::ModelConfig& model) {
+  constexpr const char* kWayOut = ". Merge the adapters: --merge.";
+  TS_CHECK_CONFIG(!model.from.empty(),
+                  "model.from is empty: the weights beside the adapters were "
+                  "random, and are in no folder",
+                  kWayOut);
+  if (!std::filesystem::is_directory(model.from)) return;  // it was moved
+  TS_CHECK_CONFIG(checkpoint::is_hugging_face_folder(model.from),
+                  "model.from is ", model.from,
+                  ", a run or a checkpoint, which PEFT does not read", kWayOut);
+  const auto changes = train::computed_otherwise(
+      checkpoint::hugging_face_config(model.from).model, model);
+  TS_CHECK_CONFIG(changes.empty(),
+                  "the adapters were trained beside another model than PEFT "
+                  "would add them to, ",
+                  model.from, ": ", c10::Join("; ", changes), kWayOut);
+}
+
 void write_hugging_face(const ConvertFlags& flags, train::ModelSource source) {
   if (flags.averaged) train::read_averages(source);
   auto& config = source.config;
@@ -138,13 +162,15 @@ void write_hugging_face(const ConvertFlags& flags, train::ModelSource source) {
   const bool is_wide = config.dtype == at::kDouble;
   const bool must_widen = config.dtype == at::kHalf || has_adapters;
   const auto opened = must_widen && !is_wide ? at::kFloat : config.dtype;
+  const bool writes_adapters = has_adapters && !flags.merges;
+  if (writes_adapters) require_base(config.model);
   const auto model = train::open_whole(source, opened);
-  if (has_adapters && !flags.merges) {
+  if (writes_adapters) {
     checkpoint::save_peft(flags.to, *model, config.model.from, config.dtype);
   } else {
     models::merge_adapters(*model);
     config.model.lora = {};
-    write_model(flags.to, source, *model);
+    write_model(flags, source, *model);
   }
 }
 
@@ -203,6 +229,13 @@ void add_convert(CLI::App& program) {
                        "the Hugging Face folder that they came from, else fp32")
           ->capture_default_str()
           ->check(CLI::IsMember({"auto", "fp32", "bf16", "fp16", "fp64"}));
+  auto* const shard_bytes =
+      command
+          ->add_option("--max-shard-size", flags->max_shard_bytes,
+                       "of a file with weights, as 500MB or 2GiB; more are "
+                       "several and an index; without it 5GB")
+          ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+          ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 60));
   auto* const merge = command->add_flag(
       "--merge", flags->merges,
       "add adapters (model.lora) to the weights; without it they become a "
@@ -215,7 +248,7 @@ void add_convert(CLI::App& program) {
                    "checkpoint alone, the optimizer's states too, in as many "
                    "files as so many ranks write; training goes on from it")
       ->check(whole_number(1, 64))
-      ->excludes(dtype, merge, averages);
+      ->excludes(dtype, shard_bytes, merge, averages);
   command->callback([flags] { run_convert(*flags); });
 }
 

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -262,6 +264,47 @@ std::map<std::string, Stored> stored_tensors(
   return tensors;
 }
 
+using Shards = std::vector<std::vector<TensorSpec>>;
+
+// In the order of their names, each as full as it may be.
+Shards shards_of(const std::map<std::string, Stored>& tensors,
+                 int64_t max_bytes) {
+  Shards shards(1);
+  int64_t bytes = 0;
+  for (const auto& [name, stored] : tensors) {
+    const int64_t more = stored.spec.bytes();
+    if (!shards.back().empty() && bytes + more > max_bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    shards.back().push_back(stored.spec);
+    bytes += more;
+  }
+  return shards;
+}
+
+std::string name_of_shard(size_t index, size_t count) {
+  if (count == 1) return kSingleFile;
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors",
+                index + 1, count);
+  return name.data();
+}
+
+std::string index_of(const Shards& shards) {
+  int64_t bytes = 0;
+  tessera::detail::Json files;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    for (const TensorSpec& tensor : shards[i]) {
+      files[tensor.name] = name_of_shard(i, shards.size());
+      bytes += tensor.bytes();
+    }
+  }
+  const tessera::detail::Json index = {{"metadata", {{"total_size", bytes}}},
+                                       {"weight_map", files}};
+  return index.dump(2) + "\n";
+}
+
 at::Tensor assemble(const Stored& stored, const WholeParameter& whole) {
   std::vector<at::Tensor> parts(stored.parts.size());
   for (const auto& [parameter, item, source] : stored.parts) {
@@ -328,35 +371,43 @@ std::shared_ptr<models::Model> model_from_hugging_face(
 
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
-                       const WholeParameter& whole) {
+                       const WholeParameter& whole, int64_t max_shard_bytes) {
   // First of all refuses what such a folder cannot say.
   const std::string json = hugging_face_config_json(config);
   const auto tensors = stored_tensors(config);
-  std::vector<TensorSpec> specs;
-  for (const auto& [name, stored] : tensors) specs.push_back(stored.spec);
+  const auto shards = shards_of(tensors, max_shard_bytes);
   write_file_atomic(folder + "/config.json", json);
   write_file_atomic(folder + "/generation_config.json",
                     generation_config_json(config));
-  const std::string path = folder + "/" + kSingleFile;
-  fs::remove(path + ".tmp");
-  write_safetensors(path + ".tmp", specs, {{"format", "pt"}},
-                    [&](const std::string& name) {
-                      return assemble(tensors.at(name), whole);
-                    });
-  detail::rename_path(path + ".tmp", path);
-  fs::remove(folder + "/" + kIndexFile);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string path = folder + "/" + name_of_shard(i, shards.size());
+    fs::remove(path + ".tmp");
+    write_safetensors(path + ".tmp", shards[i], {{"format", "pt"}},
+                      [&](const std::string& name) {
+                        return assemble(tensors.at(name), whole);
+                      });
+    detail::rename_path(path + ".tmp", path);
+  }
+  // What was there before is read in place of the new no longer.
+  if (shards.size() == 1) {
+    fs::remove(folder + "/" + kIndexFile);
+  } else {
+    write_file_atomic(folder + "/" + kIndexFile, index_of(shards));
+    fs::remove(folder + "/" + kSingleFile);
+  }
   sync_path(folder);
 }
 
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
-                       models::Model& model) {
+                       models::Model& model, int64_t max_shard_bytes) {
   std::map<std::string, at::Tensor> whole;
   for (const auto& parameter : nn::parameters_of(model)) {
     whole[parameter.name] = parameter.tensor;
   }
-  save_hugging_face(folder, config,
-                    [&](const std::string& name) { return whole.at(name); });
+  save_hugging_face(
+      folder, config, [&](const std::string& name) { return whole.at(name); },
+      max_shard_bytes);
 }
 
 }  // namespace tessera::checkpoint

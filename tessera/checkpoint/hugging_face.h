@@ -4,7 +4,8 @@
 //         model.safetensors.index.json, of any floating dtype. Every rank reads
 //         its own boxes alone.
 // Writes: config.json, generation_config.json and one model.safetensors with
-//         {"format": "pt"}; tokenizer files are the caller's.
+//         {"format": "pt"}, or several and their index, as transformers splits
+//         large ones; tokenizer files are the caller's.
 // Comm:   none; whoever writes is handed whole tensors.
 // Errors: missing, unexpected and mis-shaped tensors are TS_CHECK_IO, all named
 //         in one message.
@@ -50,15 +51,20 @@ std::shared_ptr<models::Model> model_from_hugging_face(
 // for one parameter at a time, in the order of the file.
 using WholeParameter = std::function<at::Tensor(const std::string& name)>;
 
+// Of tensors in one file, but for one that is larger by itself.
+inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
+
 // Writes the folder, which is made where it is missing; files of these names
 // are replaced. `config.dtype` is that of the weights.
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
-                       const WholeParameter& whole);
+                       const WholeParameter& whole,
+                       int64_t max_shard_bytes = kMaxShardBytes);
 
 // Of a model that one rank holds whole.
 void save_hugging_face(const std::string& folder,
                        const models::HuggingFaceConfig& config,
-                       models::Model& model);
+                       models::Model& model,
+                       int64_t max_shard_bytes = kMaxShardBytes);
 
 }  // namespace tessera::checkpoint

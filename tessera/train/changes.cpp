@@ -10,6 +10,7 @@
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/data/data_config.h"
+#include "tessera/engine/run_config.h"
 
 namespace tessera::train {
 namespace {
@@ -58,12 +59,22 @@ constexpr std::string_view kDecideTheValidation[] = {
     "validate.ema"};
 // And where it is a share of the training data.
 constexpr std::string_view kDecideTheShare[] = {"data.train", "data.weights"};
-constexpr std::string_view kOfTheHost[] = {
-    "run.dir",         "run.device",         "run.threads",
-    "model.from",      "data.train",         "data.valid",
-    "data.tokenizer",  "checkpoint.dir",     "zero.offload_folder",
-    "model.lora.from", "data.chat_template", "checkpoint.local_dir",
-    "comm.timeout_s",  "monitor.every",      "monitor.tensorboard"};
+constexpr std::string_view kOfTheHost[] = {"run.dir",
+                                           "run.device",
+                                           "run.threads",
+                                           "model.from",
+                                           "data.train",
+                                           "data.valid",
+                                           "data.tokenizer",
+                                           "checkpoint.dir",
+                                           "zero.offload_folder",
+                                           "model.lora.from",
+                                           "data.chat_template",
+                                           "checkpoint.local_dir",
+                                           "comm.timeout_s",
+                                           "comm.silence_s",
+                                           "monitor.every",
+                                           "monitor.tensorboard"};
 
 template <size_t n>
 bool is_among(const std::string& key, const std::string_view (&keys)[n]) {
@@ -126,6 +137,17 @@ void refuse_another_model(const std::string& saved, const std::string& now,
                   ". Its weights fit, but would compute something else. Set "
                   "these keys back, or start a new run (run.name) whose "
                   "model.from is an export of this one.");
+}
+
+std::vector<std::string> computed_otherwise(const models::ModelConfig& model,
+                                            const models::ModelConfig& other) {
+  engine::RunConfig one, another;
+  one.model = model;
+  another.model = other;
+  return changes_in(to_json(one), to_json(another), [](const std::string& key) {
+    return decides_the_model(key) && !key.starts_with("model.lora.") &&
+           !key.starts_with("model.mtp.");
+  });
 }
 
 void refuse_another_run(const std::string& saved, const std::string& now) {

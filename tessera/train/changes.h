@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/models/model_config.h"
 
 namespace tessera::train {
 
@@ -26,6 +27,11 @@ bool validated_otherwise(const std::string& saved, const std::string& now);
 // though all shapes agree: other heads, another rope_theta. `source` names it.
 void refuse_another_model(const std::string& saved, const std::string& now,
                           const std::string& source);
+
+// Keys by which two models whose shapes agree compute other things, as
+// "model.rope_scaling.factor 1 -> 4"; not those of adapters.
+std::vector<std::string> computed_otherwise(const models::ModelConfig& model,
+                                            const models::ModelConfig& other);
 
 // TS_CHECK_CONFIG where the run of `saved` has another name: both would write
 // to one checkpoint.dir.

@@ -154,6 +154,29 @@ def test_a_folder_is_converted_to_another_type(word, dtype, tessera, tmp_path):
     assert said["dtype"] == str(dtype).removeprefix("torch.")
 
 
+def test_a_large_model_is_split_as_transformers_splits_it(tessera, tmp_path):
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_folder(source, "llama_grouped")
+    whole = load_file(source / "model.safetensors")
+    most = sum(value.nbytes for value in whole.values()) // 3
+    tessera("convert", "--from", source, "--to", out, "--max-shard-size", f"{most}B")
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in whole.values())
+    files = sorted(set(index["weight_map"].values()))
+    assert files == sorted(path.name for path in out.glob("*.safetensors")) and len(files) > 2
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    for file in files:
+        held = load_file(out / file)
+        assert sum(value.nbytes for value in held.values()) <= most or len(held) == 1
+        for key, value in held.items():
+            assert index["weight_map"].pop(key) == file and torch.equal(whole[key], value), key
+    assert not index["weight_map"]
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out).state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in whole.items())
+    tessera("convert", "--from", out, "--to", tmp_path / "one")  # and it is read
+    assert (tmp_path / "one" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
 def test_a_run_starts_from_a_run(program, tessera, tmp_path):
     source = tmp_path / "source"
     write_folder(source, "llama_grouped")

@@ -34,9 +34,10 @@ void read(const Reader& in, ModelConfig& model) {
 }
 
 Json write(const ModelConfig& model) {
-  detail::require_said(model, {});
+  detail::require_said(model, {.ffn = true});
   Json json = detail::llama_json(model);
-  json.update({{"num_local_experts", model.moe.experts},
+  json.update({{"intermediate_size", model.moe.ffn},  // every layer has some
+               {"num_local_experts", model.moe.experts},
                {"num_experts_per_tok", model.moe.top_k},
                {"router_aux_loss_coef", model.moe.aux_loss},
                {"router_jitter_noise", 0.0},
