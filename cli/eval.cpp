@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <set>
 
 #include "cli/commands.h"
 #include "cli/flag_values.h"
@@ -50,8 +51,32 @@ int64_t window_length(const EvalFlags& flags, int64_t max_seq) {
   return seq_len;
 }
 
+// Of how data is read, what may be otherwise than the run had it.
+const std::vector<std::string> kKeysOfData = {"data.chat_template", "data.pair",
+                                              "data.loss_on",
+                                              "data.intra_document_masking"};
+
+// As the run had it, but for what the command line says.
+void take_data(const data::DataConfig& of_run,
+               const std::vector<std::string>& extras, data::DataConfig& data) {
+  std::set<std::string> said;
+  for (const auto& each : overrides_of({}, extras)) said.insert(each.key);
+  const auto take = [&](const char* key, auto& ours, const auto& theirs) {
+    if (!said.contains(key)) ours = theirs;
+  };
+  // A template of its own lies in the run's folder by now.
+  take("data.chat_template", data.chat_template,
+       of_run.chat_template == "none" ? "none" : "");
+  take("data.pair", data.pair, of_run.pair);
+  take("data.loss_on", data.loss_on, of_run.loss_on);
+  take("data.field", data.field, of_run.field);
+  take("data.intra_document_masking", data.intra_document_masking,
+       of_run.intra_document_masking);
+}
+
 data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
-                       int64_t seq_len, const std::string& cache_folder) {
+                       const data::DataConfig& data,
+                       const std::string& cache_folder) {
   data::TokenSource source{
       .paths = data::expand_paths(flags.data, "--data", flags.exclude),
       .format = flags.format,
@@ -59,13 +84,12 @@ data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
       .cache_folder = cache_folder};
   source.chat.tokenizer =
       flags.tokenizer.empty() ? model.tokenizer_folder : flags.tokenizer;
-  source.chat.seq_len = seq_len;
-  // As the run had it; a template of its own lies in the run's folder by now.
-  if (model.data.chat_template == "none") source.chat.chat_template = "none";
-  source.chat.pair = model.data.pair;
-  source.chat.loss_on = model.data.loss_on;
-  source.field = flags.field.empty() ? model.data.field : flags.field;
-  source.documents_apart = model.data.intra_document_masking;
+  source.chat.seq_len = data.seq_len;
+  source.chat.chat_template = data.chat_template;
+  source.chat.pair = data.pair;
+  source.chat.loss_on = data.loss_on;
+  source.field = flags.field.empty() ? data.field : flags.field;
+  source.documents_apart = data.intra_document_masking;
   std::optional<data::Tokenizer> tokenizer;
   const bool has_own =
       std::filesystem::exists(model.tokenizer_folder + "/tokenizer.json");
@@ -78,7 +102,9 @@ data::TokenStream open(const EvalFlags& flags, const train::ModelSource& model,
 }
 
 std::vector<std::string> keys_of_evaluation() {
-  return keys_of_placement(RunConfig::keys_of_evaluation());
+  auto keys = keys_of_placement(RunConfig::keys_of_evaluation());
+  keys.insert(keys.end(), kKeysOfData.begin(), kKeysOfData.end());
+  return keys;
 }
 
 class EvalCommand {
@@ -88,9 +114,9 @@ class EvalCommand {
         source_(find_model(flags.model, flags.dtype, flags.averaged)),
         config_(
             mesh_config(source_, flags.dtype, extras, keys_of_evaluation())) {
+    take_data(source_.data, extras, config_.data);
     config_.data.seq_len = window_length(flags, config_.model.max_seq);
     config_.batch.micro = flags.batch;
-    config_.data.intra_document_masking = source_.data.intra_document_masking;
   }
 
   int run(int argc, char** argv) {
@@ -121,7 +147,7 @@ class EvalCommand {
 
  private:
   data::TokenStream tokens() const {
-    auto tokens = open(flags_, source_, config_.data.seq_len, flags_.cache);
+    auto tokens = open(flags_, source_, config_.data, flags_.cache);
     TS_CHECK_CONFIG(tokens.size() >= 2, "--data: ", tokens.size(),
                     " tokens leave nothing to predict.");
     return tokens;
@@ -205,7 +231,9 @@ void add_eval(CLI::App& program, int argc, char** argv) {
   command->footer(
       "Where the ranks are, what they compute on and how they talk, are keys "
       "of the\nconfiguration: run.device, mesh.*, zero.*, tensor.*, "
-      "context.*, pipeline.split, comm.*.\n"
+      "context.*, pipeline.split, comm.*.\nSo is what of the data counts: "
+      "data.chat_template, data.pair, data.loss_on and "
+      "data.intra_document_masking,\nwithout which it is as the run had it.\n"
       "Examples:\n"
       "  tessera eval --model runs/NAME --data book.txt\n"
       "  tessera eval --model FOLDER --data book.txt --nproc 4 --mesh.tp=2 "

@@ -124,6 +124,14 @@ def test_validation_and_eval_count_answers(program, tessera, peer, tmp_path):
         "--seq-len", LENGTH).splitlines()[-1])
     assert said["tokens"] == sum(counts)
     assert line["valid_loss"] == pytest.approx(said["loss"], rel=1e-5)
+    # A folder knows of no run: what counts is said.
+    path = configuration_of(folder, tmp_path / "all", valid=str(folder / "chats.jsonl"), loss_on="all")
+    train(program, path, "--run.steps=1", "--optimizer.lr=0")
+    (line,) = metrics(tmp_path / "all")
+    both = json.loads(tessera("eval", "--model", folder / "model", "--data", folder / "chats.jsonl", "--seq-len", LENGTH,
+                              "--data.loss_on=all").splitlines()[-1])
+    assert both["tokens"] > said["tokens"]
+    assert line["valid_loss"] == pytest.approx(both["loss"], rel=1e-5) != said["loss"]
 
 
 def test_conversations_in_one_json_list(program, tessera, peer, tmp_path):
