@@ -106,6 +106,31 @@ TEST(Initialize, EqualsOneRank) {
   }
 }
 
+TEST(Initialize, KeepsParametersBetweenPassesWhereItIsAsked) {
+  const auto gathers = [](const std::string& reshard) {
+    int64_t calls = 0;
+    on_ranks(2, [&](auto& ranks, auto net) {
+      auto engine =
+          initialize(net, json_of(3, 1), ranks,
+                     {.settings = {{"zero.reshard_after_forward", reshard}}});
+      train(engine, 0, 1);
+      for (auto* group : ranks.groups()) group->reset_stats();
+      train(engine, 1, 2);
+      if (ranks.rank() > 0) return;
+      for (auto* group : ranks.groups()) {
+        for (const auto& verb : group->stats()) {
+          calls += verb.verb == "all_gather" ? verb.calls : 0;
+        }
+      }
+    });
+    return calls;
+  };
+  EXPECT_LT(gathers("false"), gathers("true"));
+  const auto settings = detail::module_settings(
+      json_of(3, 1), 2, {.settings = {{"zero.expert_stage", "1"}}});
+  EXPECT_THAT(settings.warnings, Contains(HasSubstr("zero.expert_stage")));
+}
+
 TEST(Initialize, GoesOnFromACheckpointOfOtherRanksAndStage) {
   const TemporaryFolder made;
   const auto& folder = made.path();

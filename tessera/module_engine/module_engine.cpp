@@ -45,10 +45,13 @@ FullyShardOptions options_of(const torch::nn::Module& module,
                              const InitializeOptions& options) {
   check_experts(module, settings);
   const engine::RunConfig& config = settings.config;
-  FullyShardOptions found{.zero_stage = config.zero.stage,
-                          .units = options.units,
-                          .deferred = options.deferred,
-                          .deferred_values = options.deferred_values};
+  FullyShardOptions found{
+      .zero_stage = config.zero.stage,
+      .units = options.units,
+      .reshard_after_forward = config.zero.reshard_after_forward,
+      .prefetch = config.zero.prefetch,
+      .deferred = options.deferred,
+      .deferred_values = options.deferred_values};
   if (c10::isReducedFloatingType(config.precision.compute_dtype())) {
     require_masters(module);
     found.compute_dtype = config.precision.compute_dtype();

@@ -24,6 +24,9 @@ struct Idle {
 constexpr std::array kIdle = {
     Idle{"batch.uneven", "each rank's loop takes what samples it takes"},
     Idle{"zero.bucket_mb", "the gradients of a unit are reduced as one"},
+    Idle{"zero.expert_stage", "its experts are sharded as all else"},
+    Idle{"zero.expert_shard",
+         "its experts are sharded over all ranks that hold them"},
     Idle{"precision.products", "the module's code says what it multiplies"},
     Idle{"recompute.mode", "the module's code says what it computes again"},
     Idle{"monitor.every", "the loop is the user's, who prints what he likes"},
