@@ -235,6 +235,15 @@ std::string local_checkpoint_folder(const LocalPlace& place) {
   return detail::is_own_folder(folder) ? folder : "";
 }
 
+bool is_used(const std::string& folder) {
+  try {
+    const FileLock lock(folder, "a run goes on there");
+    return false;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 std::string newest_local_checkpoint(const LocalPlace& place) {
   const std::string folder = local_checkpoint_folder(place);
   if (folder.empty()) return "";

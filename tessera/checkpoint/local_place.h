@@ -26,6 +26,9 @@ std::string local_checkpoint_folder(const LocalPlace& place);
 // `checkpoints`; "": there is none.
 std::string newest_local_checkpoint(const LocalPlace& place);
 
+// Whether a run that goes on has its checkpoints in this folder.
+bool is_used(const std::string& folder);
+
 // Throws TS_CHECK_CONFIG unless local_dir can be written and has room for
 // `bytes`, less those that this run has there.
 void require_local_space(const LocalPlace& place, int64_t bytes);

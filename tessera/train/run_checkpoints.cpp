@@ -28,11 +28,13 @@ void RunCheckpoints::save_local(int64_t step, const TakeContent& take) {
     const Content content = take();
     local_->save(step, content.state, content.options.mesh);
   };
-  const bool failed = !try_to(step, save, /*is_news=*/!local_fails_);
-  if (local_fails_ && !failed) {
+  constexpr int64_t kToldEvery = 100;
+  const bool is_news = local_failures_ % kToldEvery == 0;
+  if (!try_to(step, save, is_news)) {
+    ++local_failures_;
+  } else if (std::exchange(local_failures_, 0) > 0) {
     log::info("checkpoint of step ", step, " is in checkpoint.local_dir again");
   }
-  local_fails_ = failed;
 }
 
 void RunCheckpoints::save_last(int64_t step, const TakeContent& take) {

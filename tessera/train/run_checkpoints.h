@@ -53,7 +53,8 @@ class RunCheckpoints {
 
   // Of the step that is due, and goes on; nothing where it is the newest.
   void save_due(int64_t step, const TakeContent& take);
-  // In the memory of hosts; of several that fail in a row the first is told.
+  // In the memory of hosts; of several that fail in a row the first is told,
+  // and now and then another.
   // REQUIRES: set_local().
   void save_local(int64_t step, const TakeContent& take);
   // Of the last one; what is being written stands too, or was told.
@@ -82,7 +83,7 @@ class RunCheckpoints {
   const bool in_background_;
   std::unique_ptr<checkpoint::LocalCheckpoints> local_;
   std::unique_ptr<checkpoint::BackgroundSave> under_way_;
-  bool local_fails_ = false;
+  int64_t local_failures_ = 0;  // in a row
   int64_t newest_ = -1;  // -1: none; it stands, or is under way
   std::optional<int64_t> failed_;
 };

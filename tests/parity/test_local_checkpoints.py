@@ -164,6 +164,7 @@ def test_who_goes_on_from_elsewhere_leaves_what_is_in_memory(program, tokens, tm
     # Another model of the same name is refused before any rank starts.
     refused = train(program, path, "--model.hidden=64", *nproc, check=False)
     assert refused.returncode == 78 and f"step-{saved} holds other tensors" in refused.stderr, refused.stderr
+    assert "stays in memory" not in refused.stderr
     older = tmp_path / "run" / "checkpoints" / "step-10"
     errors = train(program, path, *nproc, "--resume", str(older), "--run.steps=12").stderr
     assert "resumed after step 10\n" in errors and os.listdir(memory) == [], errors
@@ -177,8 +178,11 @@ def test_who_goes_on_from_elsewhere_leaves_what_is_in_memory(program, tokens, tm
     assert "resumed after step 40\n" in errors and f"{inside.parent} on each host is not used any more" in errors, errors
     errors = train(program, path, *nproc, "--run.steps=64").stderr
     assert "resumed after step 62\n" in errors and os.listdir(memory) == [], errors
+    saved = kill_at(program, path, tmp_path, 75, *nproc)
+    errors = train(program, path, *nproc, "--run.steps=82", "--checkpoint.local_every=0").stderr
+    assert re.search(rf"step-{saved} is newer than all in \S+, and not used: checkpoint.local_every is 0", errors), errors
     # A run folder that is removed is a new run, also where memory has something of the old one.
-    kill_at(program, path, tmp_path, 75, *nproc)
+    kill_at(program, path, tmp_path, 95, *nproc)
     shutil.rmtree(tmp_path / "run")
     errors = train(program, path, *nproc, "--run.steps=12").stderr
     assert "resumed" not in errors and os.listdir(memory) == [], errors
