@@ -190,8 +190,12 @@ StorePtr make_store(const RankEnvironment& here) {
       return StorePtr(c10::make_intrusive<c10d::FileStore>(file, -1));
     });
   } else {
-    store =
-        meet.token_file.empty() ? make_tcp_store(here) : make_token_store(here);
+    const bool is_open = meet.token_file.empty();
+    if (is_open && serves(here) && here.local_world_size < here.world_size) {
+      log::info("whoever reaches ", meet.host, ":", meet.port,
+                " may change this run: it has no token (TESSERA_TOKEN_FILE)");
+    }
+    store = is_open ? make_tcp_store(here) : make_token_store(here);
   }
   return c10::make_intrusive<c10d::PrefixStore>("tessera/" + meet.attempt,
                                                 store);

@@ -197,15 +197,21 @@ void go_on_from(const std::string& resume, const std::string& folder) {
 void refuse_other_states(const RunConfig& saved, const RunConfig& now,
                          const std::string& source) {
   const Differences found(saved, now);
+  const std::string way_out =
+      found.is_model() ? "values, or begin anew: give the run another run.name."
+      : saved.model.lora.rank > 0
+          ? "values; or begin a new run (another run.name) from its weights, "
+            "the adapters among them: tessera convert --from " +
+                source +
+                " --to FOLDER --merge, then --model.from=FOLDER "
+                "--model.load_weights=true."
+          : "values; or begin a new run (another run.name) from its weights: "
+            "--model.from=" +
+                source + " --model.load_weights=true.";
   TS_CHECK_CONFIG(
       found.told().empty(), source,
       " holds other tensors than this run has: ", c10::Join("; ", found.told()),
-      ". Give these keys the checkpoint's ",
-      found.is_model()
-          ? "values, or begin anew: give the run another run.name."
-          : "values; or begin a new run (another run.name) from its weights: "
-            "--model.from=" +
-                source + " --model.load_weights=true.");
+      ". Give these keys the checkpoint's ", way_out);
 }
 
 void check_resumed(const RunConfig& config, const std::string& resume,

@@ -170,6 +170,9 @@ def test_a_run_goes_on_and_is_evaluated(program, tessera, peers, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert lora_run(program, folder, whole, *flags).returncode == 0
     assert lora_run(program, folder, parts, *flags, "--run.steps=4", "--checkpoint.every=4").returncode == 0
+    refused = lora_run(program, folder, parts, *flags, "--optimizer.type=sgd")
+    assert refused.returncode == 78 and "tessera convert --from" in refused.stderr, refused.stderr
+    assert "--to FOLDER --merge, then --model.from=FOLDER" in refused.stderr, refused.stderr
     assert lora_run(program, folder, parts, *flags).returncode == 0
     one, other = checkpoint(whole, STEPS), checkpoint(parts, STEPS)
     assert one.keys() == other.keys()
