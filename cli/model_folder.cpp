@@ -63,7 +63,8 @@ std::vector<std::string> keys_of_placement(
   keys.insert(keys.begin(), "run.device");
   keys.emplace_back("mesh.order");
   keys.insert(keys.end(), of_strategies.begin(), of_strategies.end());
-  keys.insert(keys.end(), {"comm.backend", "comm.algorithm", "comm.timeout_s"});
+  keys.insert(keys.end(), {"comm.backend", "comm.algorithm", "comm.timeout_s",
+                           "comm.silence_s"});
   return keys;
 }
 

@@ -24,6 +24,10 @@ std::chrono::milliseconds timeout_of(const comm::CommConfig& comm) {
   return std::chrono::seconds(comm.timeout_s);
 }
 
+std::chrono::milliseconds silence_of(const comm::CommConfig& comm) {
+  return std::chrono::seconds(comm.silence_s);
+}
+
 std::unique_ptr<monitor::DeviceMemory> memory_of(c10::DeviceType device) {
   if (device == c10::kCPU) return nullptr;
   return std::make_unique<monitor::DeviceMemory>();
@@ -46,6 +50,7 @@ std::unique_ptr<comm::Communicator> connect(const RankJob& job,
                                   .devices = job.devices,
                                   .store = meeting.store,
                                   .timeout = timeout_of(job.comm),
+                                  .silence = silence_of(job.comm),
                                   .address = meeting.address,
                                   .record_folder = job.record_folder});
 }

@@ -110,7 +110,7 @@ TEST(RunConfig, HasTheKeysOfTheContract) {
         {"type", "warmup", "warmup_type", "start_lr", "min_lr", "steps",
          "decay", "convention"}},
        {"validate", {"every", "samples", "at_start", "patience", "ema"}},
-       {"comm", {"backend", "algorithm", "timeout_s"}},
+       {"comm", {"backend", "algorithm", "timeout_s", "silence_s"}},
        {"checkpoint",
         {"every", "keep", "keep_best", "async", "dir", "local_every",
          "local_dir"}},

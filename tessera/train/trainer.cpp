@@ -11,6 +11,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/local.h"
+#include "tessera/checkpoint/local_place.h"
 #include "tessera/comm/agree.h"
 #include "tessera/comm/host_map.h"
 #include "tessera/core/error.h"
@@ -175,11 +176,22 @@ class Trainer {
     data_ = open_datasets(config_, folder_, options_.resume, ranks_.world());
   }
 
+  void tell_unused_memory() const {
+    if (config_.checkpoint.saves_locally() || options_.resume != "auto") return;
+    const std::string newest =
+        checkpoint::newest_local_checkpoint(folder_.local());
+    if (newest.empty()) return;
+    log::warning(newest, " is newer than all in ", folder_.checkpoints(),
+                 ", and not used: checkpoint.local_every is 0. To go on from "
+                 "it set checkpoint.local_every again.");
+  }
+
   void resume() {
     checkpoint::State state = state_of(model_->composed(), model_->optimizer());
     const auto found =
         train::resume(options_.resume, folder_.checkpoints(),
                       checkpoints_.local(), state, ranks_.world());
+    if (leads()) tell_unused_memory();
     if (!found) return load_first_weights(config_, *model_, ranks_.world());
     const SavedRun* const saved = &found->run;
     step_ = saved->step;

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -266,6 +267,37 @@ def test_a_cut_link_ends_all_ranks_and_is_named(program, tokens, tmp_path, names
         assert code == 69, (rank, errors)
         assert "on group" in errors and "shm+gloo" in errors and "time-out 3 s" in errors, errors
     assert any("a message from rank" in errors or "a message to rank" in errors for _, errors in ends)
+
+
+@pytest.mark.parametrize("what", ["a cut line", "a stopped rank", "a stopped rank 0"])
+def test_silence_is_told_long_before_the_time_out(program, tokens, tmp_path, namespaces, what):
+    """Of a rank of another host, and of rank 0, which serves the store."""
+    path = configuration(tokens, tmp_path, mesh={"dp": 4}, run={"steps": 1000000}, checkpoint={"every": 0})
+    silent = {"a cut line": [2, 3], "a stopped rank": [2], "a stopped rank 0": [0]}[what]
+    with Hosts(2) as hosts:
+        ranks = start_ranks(hosts, program, [2, 2], path, "--comm.silence_s=3")
+        try:
+            wait_for_steps(tmp_path, ranks)
+            began = time.monotonic()
+            if what == "a cut line":
+                hosts.cut(1)
+            else:
+                ranks[silent[0]].send_signal(signal.SIGSTOP)
+            others = [rank for number, rank in enumerate(ranks) if what == "a cut line" or number not in silent]
+            ends = end_of(others, timeout=60)
+            assert time.monotonic() - began < 30  # and not 600
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    assert [code for code, _ in ends] == [69] * len(ends), ends
+    told = "\n".join(errors for _, errors in ends)
+    if what == "a stopped rank 0":
+        assert "rank 0" in told and "is stopped" in told, told
+    else:
+        assert re.search(r"rank 2 \(pid \d+ on \S+\) has given no sign of life for 3 s", told), told
+    if what == "a cut line":
+        assert "the store of the rendezvous has not answered for 3 s" in told, told
 
 
 def wait_for_words(rank, words, timeout=90):

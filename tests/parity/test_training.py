@@ -247,6 +247,35 @@ def flip_a_bit_of(pid, pattern):
     assert found > 0
 
 
+@pytest.mark.parametrize("backend", ["shm", "gloo"])
+def test_a_rank_that_is_stopped_for_a_moment_changes_nothing(program, tokens, tmp_path, backend):
+    """For longer than that it counts as lost, and the run goes on from its newest checkpoint."""
+    sections = {"mesh": {"dp": 2}, "checkpoint": {"every": 100}, "comm": {"backend": backend, "silence_s": 4}}
+    lines, whole = run(program, tokens, tmp_path / "whole", "--nproc", "2", step=200, **sections, **until(200))
+    path = configuration(tokens, tmp_path / "stopped", **sections, **until(200))
+
+    def stop_and_go_on(process):
+        rank = children_of(process.pid)[1]
+        os.kill(rank, signal.SIGSTOP)
+        time.sleep(2)
+        os.kill(rank, signal.SIGCONT)
+
+    code, errors = stop_after(program, path, tmp_path / "stopped", 50, stop_and_go_on, "--nproc", "2")
+    assert code == 0 and "goes on" in errors and "lost" not in errors, errors
+    assert [line["loss"] for line in metrics(tmp_path / "stopped")] == [line["loss"] for line in lines]
+    assert_same_bits(whole, checkpoint(tmp_path / "stopped", 200))
+    path = configuration(tokens, tmp_path / "lost", **sections, **until(200))
+
+    def stop(process):
+        os.kill(children_of(process.pid)[1], signal.SIGSTOP)
+
+    code, errors = stop_after(program, path, tmp_path / "lost", 150, stop, "--nproc", "2", "--max-restarts", "1")
+    assert code == 0, errors
+    assert re.search(r"rank 1 \(pid \d+ on \S+\) has been stopped for 4 s", errors), errors
+    assert "resumed after step 100" in errors and "all ranks are started again, 1 of 1" in errors, errors
+    assert_same_bits(whole, checkpoint(tmp_path / "lost", 200))
+
+
 @pytest.mark.parametrize("late, local_every", [(0, 0), (2, 0), (0, 1)])
 def test_a_bit_that_flips_in_one_replica_ends_the_run_before_a_checkpoint_has_it(program, tokens, tmp_path, late,
                                                                                  local_every):

@@ -48,6 +48,8 @@ struct GroupInfo {
   std::shared_ptr<BusyTime> busy = {};  // of the rank; none: not counted
   // Of the rank: operations of a device fail while nobody waits for them.
   std::shared_ptr<FailureNote> rank_failure = {};
+  // Who counts as lost: why all that is pending fails.
+  std::shared_ptr<FailureNote> lost = {};
 };
 
 // What outlives the group while an operation is pending.

@@ -36,8 +36,12 @@ std::string verdict_of(GroupState& state, const Operation& operation,
 // The end of an operation that failed, in words that the group keeps.
 std::string judged(GroupState& state, const Operation& operation,
                    uint64_t ticket, const Failure& failure) {
-  std::string text = explain(state.info, operation, failure.text);
-  const std::string verdict = verdict_of(state, operation, failure);
+  const std::string lost = state.info.lost ? state.info.lost->text() : "";
+  if (!lost.empty() && state.judge.record) state.judge.record();
+  std::string text =
+      explain(state.info, operation, lost.empty() ? failure.text : lost);
+  const std::string verdict =
+      lost.empty() ? verdict_of(state, operation, failure) : "";
   if (!verdict.empty()) text += ". Verdict: " + verdict;
   state.recorder.end(ticket, true);
   state.failure.note(text);

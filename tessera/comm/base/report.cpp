@@ -258,6 +258,10 @@ std::vector<int64_t> awaited_by(const RankReport& report) {
   return {ranks.begin(), ranks.end()};
 }
 
+bool is_stopped(const Whereabouts& where) {
+  return process_state(where.pid) == 'T';
+}
+
 std::optional<std::string> fate_of(const Whereabouts& where) {
   if (where.space != process_space()) return std::nullopt;
   const auto state = process_state(where.pid);

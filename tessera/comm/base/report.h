@@ -34,7 +34,8 @@ std::optional<RankReport> report_of_json(const std::string& text);
 struct Whereabouts {
   std::string host;  // its name
   int64_t pid = 0;
-  std::string space;  // process_space(): where the number is its
+  std::string space;       // process_space(): where the number is its
+  uint64_t host_hash = 0;  // of host_identity()
 };
 
 // What a rank asks when an operation of it has failed.
@@ -59,6 +60,9 @@ std::vector<int64_t> awaited_by(const RankReport& report);
 std::string verdict_on(const Question& question,
                        const std::map<int64_t, RankReport>& reports,
                        const std::map<int64_t, Whereabouts>& whereabouts);
+
+// By a signal, and no debugger. Of a process on this host.
+bool is_stopped(const Whereabouts& where);
 
 // "is stopped (pid 7 on host), by a signal or a debugger", "has died ...";
 // nullopt where it cannot be told, or is neither.

@@ -1,7 +1,5 @@
 #include "tessera/comm/base/sentinel.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -9,12 +7,11 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <sstream>
 
 #include "tessera/comm/base/in_time.h"
+#include "tessera/comm/base/next_rank_watch.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
-#include "tessera/core/host.h"
 #include "tessera/core/log.h"
 #include "tessera/core/thread_stack.h"
 
@@ -24,20 +21,27 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::milliseconds(200);
+constexpr auto kBeat = std::chrono::milliseconds(1000);  // looks at peers
 // How long the judge waits for reports: some looks.
 constexpr auto kPatience = std::chrono::milliseconds(800);
 // And for a store that may have been cut off. Together with the end of the rank
 // they stay within the two seconds that follow a time-out.
 constexpr auto kStorePatience = std::chrono::milliseconds(600);
+// With rank 0 the store often ends, in which others have yet to see why.
+constexpr auto kLinger = 2 * kLook;
 constexpr const char* kAskKey = "ask";
+constexpr const char* kLostKey = "lost";
 
-std::string where_key(int64_t rank) { return c10::str("where-", rank); }
 std::string report_key(int64_t rank) { return c10::str("report-", rank); }
 
-Whereabouts whereabouts_of(const std::string& text) {
-  Whereabouts where;
-  std::istringstream(text) >> where.pid >> where.space >> where.host;
-  return where;
+// It may be gone by then.
+void tell_all_of(c10d::Store& store, const std::string& lost) {
+  try {
+    store.set(kLostKey, lost);
+    store.set(kAskKey, lost);
+  } catch (const std::exception& error) {
+    log::debug("the store does not answer: ", message_of(error));
+  }
 }
 
 std::string record_folder_or(const std::string& given) {
@@ -48,14 +52,20 @@ std::string record_folder_or(const std::string& given) {
 }  // namespace
 
 struct Sentinel::State {
-  State(Rendezvous with, int64_t of, std::string folder,
-        std::function<RankReport()> reporter)
+  State(Rendezvous with, SentinelOptions given)
       : rendezvous(std::move(with)),
-        rank(of),
-        record_folder(std::move(folder)),
-        report(std::move(reporter)) {}
+        options(std::move(given)),
+        record_folder(record_folder_or(options.record_folder)),
+        next_rank(rank, options.world_size,
+                  std::max<int64_t>(1, options.silence / kBeat)) {}
 
-  void loop();
+  // The thread that asks the store; it may never answer.
+  void ask_store();
+  void look(c10d::Store& store, int64_t looks);
+  // The thread that sees to it that the other one gets its answers.
+  void watch_store();
+  void give_up(const std::string& why, bool store_answers);
+  bool watches() const;
   // With the stack, where another rank has `asked`.
   void answer(bool asked);
   void write_record(const RankReport& own) const;
@@ -67,44 +77,52 @@ struct Sentinel::State {
                                       Clock::time_point end);
 
   Rendezvous rendezvous;
-  const int64_t rank;
+  const SentinelOptions options;
+  const int64_t rank = options.rank;
   const pid_t thread = this_thread();  // of the rank
   const std::string record_folder;
-  const std::function<RankReport()> report;
+  NextRankWatch next_rank;  // of the thread that asks
   std::mutex mutex;
   std::condition_variable changed;
   bool closing = false;
   bool answered = false;
   bool judged = false;
-  bool ended = false;  // the loop
+  bool failed = false;
+  bool gives_up = false;  // options.lost is being called
+  std::string lost;       // why all is given up; "": it is not
+  int64_t answers = 0;    // of the store
+  bool ended = false;     // the thread that asks
   bool store_is_silent = false;
   Whereabouts first;  // of rank 0, whose process often serves the store
 };
 
-Sentinel::Sentinel(Rendezvous rendezvous, int64_t rank,
-                   const std::string& record_folder,
-                   std::function<RankReport()> report)
-    : state_(std::make_shared<State>(std::move(rendezvous), rank,
-                                     record_folder_or(record_folder),
-                                     std::move(report))) {
-  state_->rendezvous.set(
-      where_key(rank),
-      c10::str(getpid(), ' ', process_space(), ' ', host_name()));
-  thread_ = std::thread([state = state_] { state->loop(); });
+Sentinel::Sentinel(Rendezvous rendezvous, SentinelOptions options)
+    : state_(
+          std::make_shared<State>(std::move(rendezvous), std::move(options))) {
+  state_->rendezvous.set(where_key(state_->rank), whereabouts_here());
+  asks_ = std::thread([state = state_] { state->ask_store(); });
+  if (state_->watches()) {
+    watches_ = std::thread([state = state_] { state->watch_store(); });
+  }
 }
 
 Sentinel::~Sentinel() {
-  bool ended = false;
-  {
-    std::unique_lock lock(state_->mutex);
-    state_->closing = true;
-    state_->changed.notify_all();
-    const auto patience =
-        state_->store_is_silent ? Clock::duration::zero() : kStorePatience;
-    ended =
-        state_->changed.wait_for(lock, patience, [&] { return state_->ended; });
+  std::unique_lock lock(state_->mutex);
+  if (state_->rank == 0 && state_->failed && !state_->store_is_silent) {
+    lock.unlock();
+    std::this_thread::sleep_for(kLinger);
+    lock.lock();
   }
-  ended ? thread_.join() : thread_.detach();
+  state_->closing = true;
+  state_->changed.notify_all();
+  state_->changed.wait(lock, [&] { return !state_->gives_up; });
+  const auto patience =
+      state_->store_is_silent ? Clock::duration::zero() : kStorePatience;
+  const bool ended =
+      state_->changed.wait_for(lock, patience, [&] { return state_->ended; });
+  lock.unlock();
+  ended ? asks_.join() : asks_.detach();
+  if (watches_.joinable()) watches_.join();
 }
 
 std::string Sentinel::judge(const Question& question) {
@@ -125,7 +143,8 @@ void Sentinel::record() {
   RankReport own;
   {
     const std::lock_guard lock(state_->mutex);
-    own = state_->report();
+    state_->failed = true;
+    own = state_->options.report();
   }
   state_->write_record(own);
 }
@@ -143,24 +162,91 @@ std::string Sentinel::State::silence_of_store() {
               : "none, for the store of the rendezvous does not answer";
 }
 
-void Sentinel::State::loop() {
-  const auto store = rendezvous.group_store();
-  try {
-    std::unique_lock lock(mutex);
-    while (!changed.wait_for(lock, kLook, [&] { return closing; })) {
-      lock.unlock();
-      look_up_host_of_store(*store);
-      const bool asked = store->check({kAskKey});
-      if (asked) answer(true);
-      lock.lock();
-      if (asked) break;
+bool Sentinel::State::watches() const { return options.silence.count() > 0; }
+
+void Sentinel::State::look(c10d::Store& store, int64_t looks) {
+  look_up_host_of_store(store);
+  std::string lost;
+  if (watches()) {
+    next_rank.beat(store);
+    if (looks % (kBeat / kLook) == 0) lost = next_rank.look(&store);
+  }
+  const bool asked = store.check({kAskKey});
+  if (!lost.empty()) {
+    tell_all_of(store, lost);
+  } else if (asked && store.check({kLostKey})) {
+    lost = store.get_to_str(kLostKey);
+  }
+  if (!lost.empty()) {
+    give_up(lost, /*store_answers=*/true);
+  } else if (asked) {
+    answer(true);
+  }
+}
+
+void Sentinel::State::ask_store() {
+  auto store = rendezvous.group_store();
+  std::unique_lock lock(mutex);
+  for (int64_t looks = 0;
+       !changed.wait_for(lock, kLook, [&] { return closing || !lost.empty(); });
+       ++looks) {
+    lock.unlock();
+    try {
+      if (store) {
+        look(*store, looks);
+      } else if (watches() && looks % (kBeat / kLook) == 0) {
+        const std::string why = next_rank.look(nullptr);
+        if (!why.empty()) give_up(why, /*store_answers=*/false);
+      }
+    } catch (const std::exception& error) {
+      // It went with its host: nobody can ask any more.
+      log::debug("the store does not answer: ", message_of(error));
+      store.reset();
     }
+    lock.lock();
+    ++answers;
+  }
+  const bool leaves = watches() && store && !store_is_silent;
+  lock.unlock();
+  try {
+    if (leaves) next_rank.leave(*store);
   } catch (const std::exception& error) {
-    // The store went with its host: nobody can ask any more.
     log::debug("the store does not answer: ", message_of(error));
   }
-  const std::lock_guard lock(mutex);
+  lock.lock();
   ended = true;
+  changed.notify_all();
+}
+
+void Sentinel::State::watch_store() {
+  std::unique_lock lock(mutex);
+  int64_t seen = answers, silent = 0;  // slices in a row without an answer
+  while (!changed.wait_for(lock, kLook,
+                           [&] { return closing || ended || !lost.empty(); })) {
+    silent = std::exchange(seen, answers) == answers ? silent + 1 : 0;
+    if (silent * kLook < options.silence) continue;
+    store_is_silent = true;
+    const auto fate = fate_of(first);
+    lock.unlock();
+    give_up(c10::str("the store of the rendezvous has not answered for ",
+                     options.silence / kBeat, " s",
+                     fate ? ": rank 0 " + *fate : ""),
+            /*store_answers=*/false);
+    return;
+  }
+}
+
+// Without the lock: groups that fail ask for this rank's record.
+void Sentinel::State::give_up(const std::string& why, bool store_answers) {
+  {
+    const std::lock_guard lock(mutex);
+    failed = true;
+    if (closing || !std::exchange(lost, why).empty()) return;
+    gives_up = true;
+  }
+  options.lost(why, store_answers);
+  const std::lock_guard lock(mutex);
+  gives_up = false;
   changed.notify_all();
 }
 
@@ -169,7 +255,7 @@ void Sentinel::State::answer(bool asked) {
   {
     const std::lock_guard lock(mutex);
     if (closing || std::exchange(answered, true)) return;
-    own = report();
+    own = options.report();
   }
   if (asked) own.stack = stack_of(thread);
   write_record(own);
@@ -197,6 +283,7 @@ void Sentinel::State::write_record(const RankReport& own) const {
 std::string Sentinel::State::judge(const Question& question) {
   {
     const std::lock_guard lock(mutex);
+    failed = true;
     if (std::exchange(judged, true)) return "";
   }
   const auto store = rendezvous.group_store();

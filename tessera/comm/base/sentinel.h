@@ -6,13 +6,17 @@
 // comes to one verdict: who is missing, what it did last, who does something
 // else.
 //
-// Comm:    a key a rank when it is made, one look every kLook; a report a rank
-//          when one has failed.
+// It also watches whether the next rank lives and the store answers: where one
+// of them is silent for too long, this rank's operations fail.
+//
+// Comm:    a key a rank when it is made, one look every kLook; what
+//          NextRankWatch does; a report a rank when one has failed.
 // Files:   flight-rank-N.json in the record folder: the last operations of each
 //          rank, when one has failed, and the stacks of the others.
 // Threads: any.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,14 +27,21 @@
 
 namespace tessera::comm {
 
+struct SentinelOptions {
+  int64_t rank = 0, world_size = 1;
+  // See CommunicatorOptions.
+  std::string record_folder = {};
+  std::chrono::milliseconds silence = std::chrono::milliseconds(0);
+  // Both are called on the sentinel's threads, and never after it has ended.
+  std::function<RankReport()> report;
+  // A rank is lost, or the store, which then tells nobody.
+  std::function<void(const std::string& why, bool store_answers)> lost = {};
+};
+
 class Sentinel {
  public:
-  // Made by the thread whose stack is told. `report` is called on the
-  // sentinel's thread, and never after the sentinel has ended. `record_folder`:
-  // see CommunicatorOptions.
-  Sentinel(Rendezvous rendezvous, int64_t rank,
-           const std::string& record_folder,
-           std::function<RankReport()> report);
+  // Made by the thread whose stack is told.
+  Sentinel(Rendezvous rendezvous, SentinelOptions options);
   ~Sentinel();
   Sentinel(const Sentinel&) = delete;
   Sentinel& operator=(const Sentinel&) = delete;
@@ -47,7 +58,7 @@ class Sentinel {
   // Shared with threads that a silent store holds up, which are left behind.
   struct State;
   std::shared_ptr<State> state_;
-  std::thread thread_;
+  std::thread asks_, watches_;
 };
 
 }  // namespace tessera::comm

@@ -49,6 +49,13 @@ void CommConfig::declare(config::Section& section) {
            "seconds after which an operation that waits for a peer fails")
       .at_least(1)
       .at_most(7 * 24 * 3600);
+  section
+      .key("silence_s", silence_s,
+           "seconds after which a rank that is stopped, or on a host that is "
+           "cut off, counts as lost, whoever waits for it; 0: timeout_s says "
+           "when")
+      .at_least(0)
+      .at_most(7 * 24 * 3600);
 }
 
 void CommConfig::check_gpus(const std::vector<c10::DeviceType>& devices,

@@ -133,7 +133,12 @@ class BackendCommunicator : public FailableCommunicator {
     if (std::uncaught_exceptions() > exceptions_) {
       fail("it ended with an exception");
     }
-    while (!groups_.empty()) groups_.pop_back();
+    while (!groups_.empty()) {
+      std::unique_ptr<BackendGroup> last;
+      const std::lock_guard lock(groups_mutex_);
+      last = std::move(groups_.back());
+      groups_.pop_back();
+    }
   }
 
   int64_t rank() const override { return options_.rank; }
@@ -159,16 +164,23 @@ class BackendCommunicator : public FailableCommunicator {
                    .ranks = ranks,
                    .rank = at - ranks.begin(),
                    .timeout = options_.timeout,
-                   .rank_failure = rank_failure_};
+                   .rank_failure = rank_failure_,
+                   .lost = lost_};
     if (ranks.size() > 1) info.busy = busy_;
     Connection connection = connect(info, key);
     if (connection.device != c10::kCPU) info.backend = over_nccl(info.backend);
-    groups_.push_back(
-        std::make_unique<StagedGroup>(info, std::move(connection), judge()));
-    Group* group = groups_.back().get();
+    auto made =
+        std::make_unique<StagedGroup>(info, std::move(connection), judge());
+    BackendGroup* const group = made.get();
+    {
+      const std::lock_guard lock(groups_mutex_);
+      groups_.push_back(std::move(made));
+    }
+    // Where a rank was lost meanwhile.
+    if (const auto why = lost_->text(); !why.empty()) group->fail(why);
     by_ranks_.emplace(std::pair(ranks, name), group);
     const std::lock_guard lock(reporters_mutex_);
-    reporters_.push_back(groups_.back()->reporter());
+    reporters_.push_back(group->reporter());
     return group;
   }
 
@@ -185,7 +197,7 @@ class BackendCommunicator : public FailableCommunicator {
   }
 
   void fail(const std::string& why) override {
-    for (const auto& group : groups_) group->fail(why);
+    fail_groups(why);
     announce(why);
   }
 
@@ -235,9 +247,20 @@ class BackendCommunicator : public FailableCommunicator {
 
   void connect_world() {
     if (store_ && options_.world_size > 1) {
-      sentinel_ = std::make_shared<Sentinel>(
-          Rendezvous(store_, "sentinel/"), options_.rank,
-          options_.record_folder, [this] { return report(); });
+      SentinelOptions sentinel{
+          .rank = options_.rank,
+          .world_size = options_.world_size,
+          .record_folder = options_.record_folder,
+          .report = [this] { return report(); },
+          .lost =
+              [this](const std::string& why, bool store_answers) {
+                lost_->note(why);
+                fail_groups(why);
+                if (store_answers) announce_at_store(why);
+              }};
+      if (backend_ != "fake") sentinel.silence = options_.silence;
+      sentinel_ = std::make_shared<Sentinel>(Rendezvous(store_, "sentinel/"),
+                                             std::move(sentinel));
     }
     if (store_ && options_.world_size > 1 && backend_ != "fake") meet();
     if (goes_over_nccl()) {
@@ -303,9 +326,18 @@ class BackendCommunicator : public FailableCommunicator {
     return one_host ? "shm" : backend_;
   }
 
+  void fail_groups(const std::string& why) {
+    const std::lock_guard lock(groups_mutex_);
+    for (const auto& group : groups_) group->fail(why);
+  }
+
   // Those who wait for this rank at the store hear of its failure.
   void announce(const std::string& why) const {
     if (!store_ || (sentinel_ && sentinel_->store_is_silent())) return;
+    announce_at_store(why);
+  }
+
+  void announce_at_store(const std::string& why) const {
     Rendezvous(store_, "")
         .announce_failure(c10::str("rank ", options_.rank, " failed: ", why));
   }
@@ -432,8 +464,10 @@ class BackendCommunicator : public FailableCommunicator {
   const std::shared_ptr<BusyTime> busy_ = std::make_shared<BusyTime>();
   const std::shared_ptr<FailureNote> rank_failure_ =
       std::make_shared<FailureNote>();
+  const std::shared_ptr<FailureNote> lost_ = std::make_shared<FailureNote>();
   std::shared_ptr<nccl::Watch> watch_;  // none: NCCL is not used
-  std::vector<std::unique_ptr<BackendGroup>> groups_;
+  std::mutex groups_mutex_;
+  std::vector<std::unique_ptr<BackendGroup>> groups_;  // changed by the rank
   Group* world_ = nullptr;
   std::mutex reporters_mutex_;
   std::vector<std::function<GroupReport()>> reporters_;

@@ -178,15 +178,20 @@ class GlooBackend : public c10d::Backend {
   }
 
   // Gloo has no word for it, but closes all connections of a group when one of
-  // its messages comes too late: wait a moment for one that never comes.
+  // its messages comes too late: wait a moment for one that never comes. A peer
+  // whose connection is closed already fails at once, and closes no other.
   void fail() {
     constexpr int kNeverSent = INT32_MAX;
     Tensors nothing{at::empty({1}, at::kByte)};
-    try {
-      group_->recv(nothing, (rank_ + 1) % size_, kNeverSent)
-          ->wait(std::chrono::milliseconds(1));
-    } catch (const std::exception& error) {
-      log::debug("gloo's connections are closed: ", message_of(error));
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      try {
+        group_->recv(nothing, peer, kNeverSent)
+            ->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception& error) {
+        log::debug("gloo's connection to ", peer,
+                   " is closed: ", message_of(error));
+      }
     }
   }
 

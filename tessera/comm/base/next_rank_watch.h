@@ -1,0 +1,57 @@
+// Whether the rank behind this one still lives.
+//
+// Ranks are a ring, each watched by the one before it. On one host that looks
+// whether the process is stopped, by its number; between hosts the one that is
+// watched sets a key again and again, whatever its program is doing. What has
+// ended is the launcher's to tell, and that of the lines that close with it.
+//
+// Comm: two keys when it begins; one that the first rank of a host sets at
+//       every beat(), and the last rank of the host before reads at every
+//       look().
+// Time: counted in looks, so that none passes while this process is stopped
+//       itself, as by a batch system that suspends a job.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/comm/base/report.h"
+
+namespace tessera::comm {
+
+// The key under which a rank says where it is, and what it says.
+std::string where_key(int64_t rank);
+std::string whereabouts_here();
+Whereabouts whereabouts_of(const std::string& text);
+
+class NextRankWatch {
+ public:
+  // A look each second: whose silence is told after `most` in a row, of 2 at
+  // least.
+  NextRankWatch(int64_t rank, int64_t world_size, int64_t most);
+
+  // Tells who watches this rank that it lives. More often than looks are.
+  void beat(c10d::Store& store);
+  // Why the next rank counts as lost; "": it does not. Without a store that
+  // answers a rank of this host alone is looked at.
+  std::string look(c10d::Store* store);
+  // This rank ends: nobody misses it.
+  void leave(c10d::Store& store) const;
+
+ private:
+  bool is_elsewhere(const std::optional<Whereabouts>& where) const;
+  bool is_silent_there(c10d::Store& store);
+
+  const int64_t rank_, next_rank_, rank_before_;
+  const int64_t most_;
+  const uint64_t host_hash_;
+  std::optional<Whereabouts> next_, before_;
+  int64_t beats_ = 0;   // set
+  std::string heard_;   // the newest of the next rank; "": none
+  int64_t silent_ = 0;  // looks in a row
+};
+
+}  // namespace tessera::comm
