@@ -217,8 +217,8 @@ PartsOfFile::PartsOfFile(const fs::path& path) : path_(path.string()) {
 
 void PartsOfFile::read(uint64_t at, std::span<std::byte> into) const {
   while (!into.empty()) {
-    const ssize_t got = ::pread(file_.get(), into.data(), into.size(),
-                                static_cast<off_t>(at));
+    const ssize_t got =
+        ::pread(file_.get(), into.data(), into.size(), static_cast<off_t>(at));
     if (got < 0 && errno == EINTR) continue;
     TS_CHECK_IO(got > 0, path_, ": cannot be read at byte ", at, ": ",
                 got == 0 ? "the file became shorter" : reason(), ".");

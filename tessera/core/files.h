@@ -47,9 +47,10 @@ std::filesystem::path temporary_files();
 
 // A regular file as read-only memory. An empty file gives an empty span.
 // A file that is cut short while it is mapped, or whose disk fails, kills the
-// reader (SIGBUS), as with every mapping: check size() against what the format promises first, and
-// call require_whole() before reads of a file that others may write to. No
-// descriptor is kept: as many files may be mapped as memory has room for.
+// reader (SIGBUS), as with every mapping: check size() against what the format
+// promises first, and call require_whole() before reads of a file that others
+// may write to. No descriptor is kept: as many files may be mapped as memory
+// has room for.
 class MappedFile {
  public:
   MappedFile() = default;

@@ -84,7 +84,7 @@ class RunCheckpoints {
   std::unique_ptr<checkpoint::LocalCheckpoints> local_;
   std::unique_ptr<checkpoint::BackgroundSave> under_way_;
   int64_t local_failures_ = 0;  // in a row
-  int64_t newest_ = -1;  // -1: none; it stands, or is under way
+  int64_t newest_ = -1;         // -1: none; it stands, or is under way
   std::optional<int64_t> failed_;
 };
 

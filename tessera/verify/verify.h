@@ -66,8 +66,9 @@ Verification verify(const engine::RunConfig& config, int64_t world_size,
 
 // A small model of the same kind: layers, widths, vocabulary, sequence and
 // batch as small as the mesh allows. What does not divide by the mesh still
-// does not. Its weights are random. Adapters of layers that are gone go with them, a schedule of a file
-// keeps its micro-batches, and a cut by a run's trace becomes an even one.
+// does not. Its weights are random. Adapters of layers that are gone go with
+// them, a schedule of a file keeps its micro-batches, and a cut by a run's
+// trace becomes an even one.
 engine::RunConfig shrunk(engine::RunConfig config, int64_t world_size);
 
 }  // namespace tessera::verify
