@@ -91,8 +91,8 @@ Connection make_routed(Connection cpu, const Connection& device,
   both.device = type;
   both.fail = [fail_cpu = std::move(both.fail),
                fail_device = device.fail](const std::string& why) {
+    fail_cpu(why);  // at once; a device may take its time
     fail_device(why);
-    fail_cpu(why);
   };
   return both;
 }

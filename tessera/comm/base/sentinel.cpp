@@ -28,7 +28,7 @@ constexpr auto kPatience = std::chrono::milliseconds(800);
 // they stay within the two seconds that follow a time-out.
 constexpr auto kStorePatience = std::chrono::milliseconds(600);
 // With rank 0 the store often ends, in which others have yet to see why.
-constexpr auto kLinger = 2 * kLook;
+constexpr auto kLinger = 4 * kLook;
 constexpr const char* kAskKey = "ask";
 constexpr const char* kLostKey = "lost";
 
@@ -56,8 +56,7 @@ struct Sentinel::State {
       : rendezvous(std::move(with)),
         options(std::move(given)),
         record_folder(record_folder_or(options.record_folder)),
-        next_rank(rank, options.world_size,
-                  std::max<int64_t>(1, options.silence / kBeat)) {}
+        next_rank(rank, options.world_size, silence / kBeat) {}
 
   // The thread that asks the store; it may never answer.
   void ask_store();
@@ -66,6 +65,10 @@ struct Sentinel::State {
   void watch_store();
   void give_up(const std::string& why, bool store_answers);
   bool watches() const;
+  // REQUIRES: the lock.
+  void fails() {
+    if (!failed_at) failed_at = Clock::now();
+  }
   // With the stack, where another rank has `asked`.
   void answer(bool asked);
   void write_record(const RankReport& own) const;
@@ -79,15 +82,22 @@ struct Sentinel::State {
   Rendezvous rendezvous;
   const SentinelOptions options;
   const int64_t rank = options.rank;
+  // Of two looks at least.
+  const std::chrono::milliseconds silence =
+      options.silence.count() > 0 ? std::max(options.silence, 2 * kBeat)
+                                  : options.silence;
   const pid_t thread = this_thread();  // of the rank
   const std::string record_folder;
   NextRankWatch next_rank;  // of the thread that asks
   std::mutex mutex;
   std::condition_variable changed;
+  bool is_closed = false;
   bool closing = false;
   bool answered = false;
   bool judged = false;
-  bool failed = false;
+  std::optional<Clock::time_point> failed_at;  // none: it did not
+  bool is_answering = false;
+  bool recorded = false;
   bool gives_up = false;  // options.lost is being called
   std::string lost;       // why all is given up; "": it is not
   int64_t answers = 0;    // of the store
@@ -100,28 +110,40 @@ Sentinel::Sentinel(Rendezvous rendezvous, SentinelOptions options)
     : state_(
           std::make_shared<State>(std::move(rendezvous), std::move(options))) {
   state_->rendezvous.set(where_key(state_->rank), whereabouts_here());
-  asks_ = std::thread([state = state_] { state->ask_store(); });
   if (state_->watches()) {
     watches_ = std::thread([state = state_] { state->watch_store(); });
   }
+  try {
+    asks_ = std::thread([state = state_] { state->ask_store(); });
+  } catch (...) {
+    state_->ended = true;
+    close();
+    throw;
+  }
 }
 
-Sentinel::~Sentinel() {
+Sentinel::~Sentinel() { close(); }
+
+void Sentinel::close() {
   std::unique_lock lock(state_->mutex);
-  if (state_->rank == 0 && state_->failed && !state_->store_is_silent) {
+  if (std::exchange(state_->is_closed, true)) return;
+  if (state_->rank == 0 && state_->failed_at && !state_->store_is_silent) {
+    const auto end = *state_->failed_at + kLinger;
     lock.unlock();
-    std::this_thread::sleep_for(kLinger);
+    std::this_thread::sleep_until(end);
     lock.lock();
   }
   state_->closing = true;
   state_->changed.notify_all();
   state_->changed.wait(lock, [&] { return !state_->gives_up; });
-  const auto patience =
-      state_->store_is_silent ? Clock::duration::zero() : kStorePatience;
+  // A rank that ends well says so, also to a store that is slow.
+  std::chrono::milliseconds patience = kStorePatience;
+  if (!state_->failed_at) patience = std::max(patience, state_->silence);
+  if (state_->store_is_silent) patience = {};
   const bool ended =
       state_->changed.wait_for(lock, patience, [&] { return state_->ended; });
   lock.unlock();
-  ended ? asks_.join() : asks_.detach();
+  if (asks_.joinable()) ended ? asks_.join() : asks_.detach();
   if (watches_.joinable()) watches_.join();
 }
 
@@ -143,7 +165,8 @@ void Sentinel::record() {
   RankReport own;
   {
     const std::lock_guard lock(state_->mutex);
-    state_->failed = true;
+    state_->fails();
+    if (state_->closing || std::exchange(state_->recorded, true)) return;
     own = state_->options.report();
   }
   state_->write_record(own);
@@ -162,7 +185,7 @@ std::string Sentinel::State::silence_of_store() {
               : "none, for the store of the rendezvous does not answer";
 }
 
-bool Sentinel::State::watches() const { return options.silence.count() > 0; }
+bool Sentinel::State::watches() const { return silence.count() > 0; }
 
 void Sentinel::State::look(c10d::Store& store, int64_t looks) {
   look_up_host_of_store(store);
@@ -224,13 +247,13 @@ void Sentinel::State::watch_store() {
   while (!changed.wait_for(lock, kLook,
                            [&] { return closing || ended || !lost.empty(); })) {
     silent = std::exchange(seen, answers) == answers ? silent + 1 : 0;
-    if (silent * kLook < options.silence) continue;
+    if (is_answering) silent = 0;
+    if (silent * kLook < silence) continue;
     store_is_silent = true;
     const auto fate = fate_of(first);
     lock.unlock();
     give_up(c10::str("the store of the rendezvous has not answered for ",
-                     options.silence / kBeat, " s",
-                     fate ? ": rank 0 " + *fate : ""),
+                     silence / kBeat, " s", fate ? ": rank 0 " + *fate : ""),
             /*store_answers=*/false);
     return;
   }
@@ -240,11 +263,15 @@ void Sentinel::State::watch_store() {
 void Sentinel::State::give_up(const std::string& why, bool store_answers) {
   {
     const std::lock_guard lock(mutex);
-    failed = true;
+    fails();
     if (closing || !std::exchange(lost, why).empty()) return;
     gives_up = true;
   }
-  options.lost(why, store_answers);
+  try {
+    options.lost(why, store_answers);
+  } catch (const std::exception& error) {
+    log::warning(why, ", and not all operations fail: ", message_of(error));
+  }
   const std::lock_guard lock(mutex);
   gives_up = false;
   changed.notify_all();
@@ -256,10 +283,17 @@ void Sentinel::State::answer(bool asked) {
     const std::lock_guard lock(mutex);
     if (closing || std::exchange(answered, true)) return;
     own = options.report();
+    is_answering = asked;
   }
-  if (asked) own.stack = stack_of(thread);
-  write_record(own);
-  rendezvous.set(report_key(rank), to_json(own));
+  try {
+    if (asked) own.stack = stack_of(thread);
+    write_record(own);
+    rendezvous.set(report_key(rank), to_json(own));
+  } catch (const std::exception& error) {
+    log::debug("no report: ", message_of(error));
+  }
+  const std::lock_guard lock(mutex);
+  is_answering = false;
 }
 
 void Sentinel::State::look_up_host_of_store(c10d::Store& store) {
@@ -283,7 +317,7 @@ void Sentinel::State::write_record(const RankReport& own) const {
 std::string Sentinel::State::judge(const Question& question) {
   {
     const std::lock_guard lock(mutex);
-    failed = true;
+    fails();
     if (std::exchange(judged, true)) return "";
   }
   const auto store = rendezvous.group_store();

@@ -46,6 +46,8 @@ class Sentinel {
   Sentinel(const Sentinel&) = delete;
   Sentinel& operator=(const Sentinel&) = delete;
 
+  // What the destructor does; from then on nothing is called.
+  void close();
   // This rank failed in an operation: writes its record, tells the others,
   // waits at most a second for what they report, and judges.
   std::string judge(const Question& question);

@@ -52,8 +52,8 @@ void CommConfig::declare(config::Section& section) {
   section
       .key("silence_s", silence_s,
            "seconds after which a rank that is stopped, or on a host that is "
-           "cut off, counts as lost, whoever waits for it; 0: timeout_s says "
-           "when")
+           "cut off, counts as lost, whoever waits for it, at least 2; 0: "
+           "timeout_s says when")
       .at_least(0)
       .at_most(7 * 24 * 3600);
 }

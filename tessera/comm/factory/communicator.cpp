@@ -17,6 +17,7 @@
 #include "tessera/comm/base/failure_note.h"
 #include "tessera/comm/base/fingerprints.h"
 #include "tessera/comm/base/histories.h"
+#include "tessera/comm/base/patient_store.h"
 #include "tessera/comm/base/rendezvous.h"
 #include "tessera/comm/base/routed_backend.h"
 #include "tessera/comm/base/sentinel.h"
@@ -139,6 +140,8 @@ class BackendCommunicator : public FailableCommunicator {
       last = std::move(groups_.back());
       groups_.pop_back();
     }
+    // Who judges may hold it a little longer than this lives.
+    if (sentinel_) sentinel_->close();
   }
 
   int64_t rank() const override { return options_.rank; }
@@ -219,8 +222,8 @@ class BackendCommunicator : public FailableCommunicator {
   c10::intrusive_ptr<c10d::Store> own_part_of(c10d::Store& store) const {
     const int64_t generation =
         store.add(c10::str("tessera/made-by-", options_.rank), 1);
-    return c10::make_intrusive<c10d::PrefixStore>(
-        c10::str("tessera/", generation), options_.store);
+    return c10::make_intrusive<PatientStore>(c10::str("tessera/", generation),
+                                             options_.store);
   }
 
   RankReport report() {
