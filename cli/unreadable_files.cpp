@@ -4,14 +4,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <charconv>
 #include <climits>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "cli/sanitizers.h"
 #include "tessera/core/error.h"
 
 namespace tessera::cli {
@@ -21,7 +22,7 @@ namespace {
 struct Mapping {
   uintptr_t begin = 0, end = 0;
   uint64_t offset = 0;
-  const char* path = nullptr;  // in the line; none: of no file
+  char* path = nullptr;  // in the line; none: of no file
 };
 
 // Here and below what a handler may call alone.
@@ -70,31 +71,45 @@ void say(const char* words) {
       ::write(STDERR_FILENO, words, std::strlen(words));
 }
 
+// A terminal obeys what is in a name.
+void say_name(char* name) {
+  for (char* at = name; *at != '\0'; ++at) {
+    const auto byte = static_cast<unsigned char>(*at);
+    if (byte < 0x20 || byte == 0x7f) *at = '?';
+  }
+  say(name);
+}
+
+void say_number(uint64_t number) {
+  std::array<char, 24> digits{};
+  std::to_chars(digits.data(), digits.data() + digits.size() - 1, number);
+  say(digits.data());
+}
+
 void tell_of(int signal, siginfo_t* info, void* /*context*/) {
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   Lines lines;
-  while (char* line = lines.next()) {
+  // Another signal of this number was sent, or is of memory that failed.
+  while (char* line = info->si_code == BUS_ADRERR ? lines.next() : nullptr) {
     const Mapping of = mapping_of(line);
     if (address < of.begin || address >= of.end) continue;
     if (of.path == nullptr) break;
-    std::array<char, 64> number{};
-    std::snprintf(
-        number.data(), number.size(), ": byte %llu",
-        static_cast<unsigned long long>(address - of.begin + of.offset));
     say("tessera: error: ");
-    say(of.path);
-    say(number.data());
+    say_name(of.path);
+    say(": byte ");
+    say_number(address - of.begin + of.offset);
     say(" cannot be had: the file became shorter, its file system is full, or "
         "its disk failed.\n");
     ::_exit(static_cast<int>(ExitCode::kInputOutput));
   }
-  // Of memory that is of no file: it happens again, and ends the process.
   std::signal(signal, SIG_DFL);
+  ::raise(signal);
 }
 
 }  // namespace
 
 void name_unreadable_files() {
+  if (TS_SANITIZED) return;  // it has a handler of its own
   struct sigaction action{};
   action.sa_sigaction = &tell_of;
   action.sa_flags = SA_SIGINFO;
