@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/flag_values.h"
@@ -15,6 +16,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/core/log.h"
 #include "tessera/engine/run_config.h"
 #include "tessera/models/adapters.h"
 #include "tessera/train/changes.h"
@@ -32,7 +34,7 @@ struct ConvertFlags {
   bool merges = false;
   bool averaged = false;
   int64_t shards = 0;  // 0: a Hugging Face folder
-  uint64_t max_shard_bytes = checkpoint::kMaxShardBytes;
+  std::optional<uint64_t> max_shard_bytes;
 };
 
 // Of the weights that are written.
@@ -65,8 +67,10 @@ void write_model(const ConvertFlags& flags, const train::ModelSource& source,
   namespace fs = std::filesystem;
   const auto& config = source.config;
   const std::string& to = flags.to;
-  checkpoint::save_hugging_face(to, config, model,
-                                static_cast<int64_t>(flags.max_shard_bytes));
+  checkpoint::save_hugging_face(
+      to, config, model,
+      static_cast<int64_t>(
+          flags.max_shard_bytes.value_or(checkpoint::kMaxShardBytes)));
   if (!source.model_files.empty()) {
     checkpoint::restore_hugging_face_files(
         to, {source.model_files, source.has_files_tokenizer}, config);
@@ -133,22 +137,32 @@ void write_run(const ConvertFlags& flags, const train::ModelSource& source) {
 
 // PEFT adds adapters to the model that is in the folder, whatever they were
 // trained beside.
-void require_base(const models::ModelConfig& model) {
+void require_base(const train::ModelSource& source) {
   constexpr const char* kWayOut = ". Merge the adapters: --merge.";
-  TS_CHECK_CONFIG(!model.from.empty(),
-                  "model.from is empty: the weights beside the adapters were "
-                  "random, and are in no folder",
+  const models::ModelConfig& model = source.config.model;
+  TS_CHECK_CONFIG(!source.began_random,
+                  "the weights beside the adapters were random "
+                  "(model.load_weights is false), and are in no folder",
                   kWayOut);
   if (!std::filesystem::is_directory(model.from)) return;  // it was moved
-  TS_CHECK_CONFIG(checkpoint::is_hugging_face_folder(model.from),
-                  "model.from is ", model.from,
-                  ", a run or a checkpoint, which PEFT does not read", kWayOut);
+  if (!checkpoint::is_hugging_face_folder(model.from)) {
+    return log::warning("model.from is ", model.from,
+                        ", which PEFT does not read: convert it too, and give "
+                        "PEFT that folder.");
+  }
   const auto changes = train::computed_otherwise(
       checkpoint::hugging_face_config(model.from).model, model);
   TS_CHECK_CONFIG(changes.empty(),
                   "the adapters were trained beside another model than PEFT "
                   "would add them to, ",
                   model.from, ": ", c10::Join("; ", changes), kWayOut);
+}
+
+void warn_of_capacity(const models::ModelConfig& model) {
+  if (model.moe.experts == 0 || model.moe.capacity_factor <= 0) return;
+  log::warning("model.moe.capacity_factor is ", model.moe.capacity_factor,
+               ", which a Hugging Face folder cannot say: nothing is dropped "
+               "there, and what was dropped in training has other logits.");
 }
 
 void write_hugging_face(const ConvertFlags& flags, train::ModelSource source) {
@@ -163,7 +177,11 @@ void write_hugging_face(const ConvertFlags& flags, train::ModelSource source) {
   const bool must_widen = config.dtype == at::kHalf || has_adapters;
   const auto opened = must_widen && !is_wide ? at::kFloat : config.dtype;
   const bool writes_adapters = has_adapters && !flags.merges;
-  if (writes_adapters) require_base(config.model);
+  TS_CHECK_CONFIG(!writes_adapters || !flags.max_shard_bytes,
+                  "--max-shard-size: adapters are one file. Leave it out, or "
+                  "give --merge.");
+  if (writes_adapters) require_base(source);
+  warn_of_capacity(config.model);
   const auto model = train::open_whole(source, opened);
   if (writes_adapters) {
     checkpoint::save_peft(flags.to, *model, config.model.from, config.dtype);
@@ -231,9 +249,12 @@ void add_convert(CLI::App& program) {
           ->check(CLI::IsMember({"auto", "fp32", "bf16", "fp16", "fp64"}));
   auto* const shard_bytes =
       command
-          ->add_option("--max-shard-size", flags->max_shard_bytes,
-                       "of a file with weights, as 500MB or 2GiB; more are "
-                       "several and an index; without it 5GB")
+          ->add_option(
+              "--max-shard-size", flags->max_shard_bytes,
+              "of a file with weights, as 500MB or 2GiB; more are "
+              "several and an index; without it " +
+                  std::to_string(checkpoint::kMaxShardBytes / 1'000'000'000) +
+                  "GB")
           ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
           ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 60));
   auto* const merge = command->add_flag(

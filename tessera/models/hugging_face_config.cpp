@@ -234,9 +234,6 @@ std::string updated_hugging_face_config(const std::string& text,
     said.json[family.hugging_face->aux_loss] = config.model.moe.aux_loss;
   }
   if (before_it.mtp.layers != config.model.mtp.layers) {
-    log::warning("model.mtp.layers is ", config.model.mtp.layers,
-                 ", and the folder that the model came from has ",
-                 before_it.mtp.layers, ": those modules are not written.");
     said.json[family.hugging_face->ahead] = config.model.mtp.layers;
   }
   if (before_it.rope_scaling != config.model.rope_scaling ||

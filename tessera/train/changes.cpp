@@ -141,13 +141,20 @@ void refuse_another_model(const std::string& saved, const std::string& now,
 
 std::vector<std::string> computed_otherwise(const models::ModelConfig& model,
                                             const models::ModelConfig& other) {
-  engine::RunConfig one, another;
-  one.model = model;
-  another.model = other;
-  return changes_in(to_json(one), to_json(another), [](const std::string& key) {
-    return decides_the_model(key) && !key.starts_with("model.lora.") &&
-           !key.starts_with("model.mtp.");
-  });
+  // Of capacity a folder says nothing, and drops nothing.
+  constexpr std::string_view kLeftOut[] = {"model.lora.", "model.mtp.",
+                                           "model.moe.capacity_factor"};
+  const auto text_of = [](const models::ModelConfig& of) {
+    engine::RunConfig config;
+    config.model = of;
+    auto& scaling = config.model.rope_scaling;
+    if (scaling.type == "linear") scaling.original_max_seq = 0;  // not used
+    return to_json(config);
+  };
+  return changes_in(text_of(model), text_of(other),
+                    [&](const std::string& key) {
+                      return decides_the_model(key) && !is_among(key, kLeftOut);
+                    });
 }
 
 void refuse_another_run(const std::string& saved, const std::string& now) {

@@ -108,9 +108,11 @@ ModelSource source_of_checkpoint(const fs::path& path, c10::ScalarType dtype) {
   const auto manifest = checkpoint::read_manifest(path.string());
   const SavedRun saved = saved_run_from(manifest.extra, path.string());
   RunConfig run = run_config_from_text(saved.config, path.string());
+  const bool began_random = !run.model.load_weights;
   run.model.load_weights = false;  // the run did, once
   ModelSource source{.path = path.string(),
                      .is_checkpoint = true,
+                     .began_random = began_random,
                      .config = {},
                      .tokenizer_folder = run_folder_of(path, run).string()};
   const std::string& folder = source.tokenizer_folder;

@@ -25,7 +25,8 @@ namespace tessera::train {
 struct ModelSource {
   std::string path;  // of the checkpoint, or the Hugging Face folder
   bool is_checkpoint = false;
-  bool averaged = false;  // its weights are their averages: read_averages()
+  bool averaged = false;      // its weights are their averages: read_averages()
+  bool began_random = false;  // a run that loaded no weights
   models::HuggingFaceConfig config;
   // The folder that may hold the tokenizer's files.
   std::string tokenizer_folder;

@@ -121,8 +121,7 @@ def test_peft_reads_what_was_trained(program, tessera, peers, tmp_path):
 @pytest.mark.parametrize("flags, words", [
     (["--model.rope_scaling.type=linear", "--model.rope_scaling.factor=2"],
      ["another model than PEFT would add them to", "model.rope_scaling.factor", "--merge"]),
-    (["--model.load_weights=false", "--model.from=", "--model.layers=2", "--model.hidden=16", "--model.heads=4",
-      "--model.vocab=128"], ["model.from is empty", "--merge"])])
+    (["--model.load_weights=false"], ["model.load_weights is false", "--merge"])])
 def test_adapters_of_a_model_that_peft_would_not_have_are_merged_alone(program, peers, tmp_path, flags, words):
     folder, _ = peers["llama"]
     done = lora_run(program, folder, tmp_path, "--model.lora.rank=3", *flags)
@@ -132,6 +131,14 @@ def test_adapters_of_a_model_that_peft_would_not_have_are_merged_alone(program, 
     assert refused.returncode == 78 and all(word in refused.stderr for word in words), refused.stderr
     assert not (tmp_path / "peft").exists()
     assert subprocess.run([*convert, tmp_path / "merged", "--merge"]).returncode == 0
+
+
+def test_adapters_are_one_file(program, peers, tmp_path):
+    folder, _ = peers["llama"]
+    assert lora_run(program, folder, tmp_path, "--model.lora.rank=3", "--run.steps=1").returncode == 0
+    refused = subprocess.run([program, "convert", "--from", tmp_path / "run", "--to", tmp_path / "peft",
+                              "--max-shard-size=1KB"], capture_output=True, text=True)
+    assert refused.returncode == 78 and "--max-shard-size: adapters are one file" in refused.stderr, refused.stderr
 
 
 def test_a_folder_of_adapters_is_no_model(program, tessera, peers, tmp_path):

@@ -1,5 +1,4 @@
 // What the families with experts have in common in their config.json.
-#include "tessera/core/log.h"
 #include "tessera/models/detail/hugging_face_form.h"
 #include "tessera/models/family.h"
 
@@ -42,11 +41,6 @@ void require_said(const ModelConfig& model, const ExpertKeys& keys) {
           "true");
   require(!moe.noise, "model.moe.noise", "true");
   require(!moe.experts_choose(), "model.moe.choice", moe.choice);
-  if (moe.capacity_factor > 0) {
-    log::warning("model.moe.capacity_factor is ", moe.capacity_factor,
-                 ", which a Hugging Face folder cannot say: nothing is dropped "
-                 "there, and what was dropped in training has other logits.");
-  }
 }
 
 }  // namespace tessera::models::detail
