@@ -148,33 +148,31 @@ class TrainCommand {
             },
         .arguments = {argv, argv + argc},
         .restarts = restarts({argv, argv + argc})};
-    const std::string before = newest_in_memory();
+    const auto tell = [&](int code) {
+      if (place.source == "none") tell_what_stays(code);
+    };
     try {
-      set_exit_code(run_ranks(job, flags_.ranks, place, world_size));
-    } catch (...) {
-      if (place.source == "none") tell_what_stays(before);
+      const int code = run_ranks(job, flags_.ranks, place, world_size);
+      set_exit_code(code);
+      tell(code);
+    } catch (const Error& error) {
+      tell(static_cast<int>(error.exit_code()));
       throw;
     }
-    if (place.source == "none") tell_what_stays(before);
-  }
-
-  std::string newest_in_memory() const {
-    if (!config_.checkpoint.saves_locally()) return "";
-    return checkpoint::newest_local_checkpoint(
-        train::RunFolder(config_).local());
   }
 
   // In the memory of this host: a run that has ended well leaves nothing. One
-  // that was refused left nothing either: what is there, `before` too, is of an
-  // earlier start, or of a run that goes on.
-  void tell_what_stays(const std::string& before) const {
-    if (!config_.checkpoint.saves_locally()) return;
+  // that was refused left nothing either: what is there is of an earlier start,
+  // or of a run that goes on.
+  void tell_what_stays(int code) const {
+    const bool was_refused = code == static_cast<int>(ExitCode::kConfig) ||
+                             code == static_cast<int>(ExitCode::kUsage);
+    if (was_refused || !config_.checkpoint.saves_locally()) return;
     const checkpoint::LocalPlace local = train::RunFolder(config_).local();
     const std::string folder = checkpoint::local_checkpoint_folder(local);
     if (folder.empty()) return;
     const std::string newest = checkpoint::newest_local_checkpoint(local);
-    const bool is_older = !newest.empty() && newest == before;
-    if (is_older || checkpoint::is_used(folder)) return;
+    if (checkpoint::is_used(folder)) return;
     show_on_screen(c10::str(
         "tessera: ", newest.empty() ? folder : newest, " stays in memory: ",
         newest.empty() ? "the next run removes it"

@@ -95,7 +95,7 @@ void run(const VerifyFlags& flags, const std::vector<std::string>& extras) {
   engine::complete(config, world);
   if (flags.shrink) {
     if (config.model.load_weights) {
-      log::info("--shrink: its weights are random; those of ",
+      log::info("--shrink: its weights, and adapters, are random; those of ",
                 config.model.from, " are of another size");
     }
     config = verify::shrunk(std::move(config), world);

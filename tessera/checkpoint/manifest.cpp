@@ -171,12 +171,12 @@ void verify_file(const std::string& folder, const Manifest& manifest,
   const PartsOfFile parts{fs::path(path)};
   const auto size = static_cast<int64_t>(parts.size());
   detail::FileHash hash;
-  std::vector<std::byte> block;
+  std::vector<std::byte> bytes;
   const auto differs = [&](int64_t begin, int64_t end, uint32_t expected) {
-    block.resize(end - begin);
-    parts.read(begin, block);
-    hash.update(block.data(), block.size());
-    return crc32c(block) != expected;
+    bytes.resize(end - begin);
+    parts.read(begin, bytes);
+    hash.update(bytes.data(), bytes.size());
+    return crc32c(bytes) != expected;
   };
   TS_CHECK_IO(size >= file.header_bytes, path, ": has ", size, " of ",
               file.bytes, " bytes: truncated in its header");

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <fstream>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -244,6 +245,21 @@ TEST(FileLock, OneHolderAtATime) {
   }
   const FileLock again(folder.file("lock"), "the third");
   EXPECT_EQ(read_file(folder.file("lock")), "the third");
+}
+
+TEST(PartsOfFile, ReadsWhereItIsAsked) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("file");
+  write_file_atomic(path, "0123456789");
+  const PartsOfFile parts(path);
+  EXPECT_EQ(parts.size(), 10U);
+  std::string text(4, ' ');
+  parts.read(3, std::as_writable_bytes(std::span(text)));
+  EXPECT_EQ(text, "3456");
+  expect_refused(
+      [&] { parts.read(8, std::as_writable_bytes(std::span(text))); },
+      "file: cannot be read at byte 10: the file became shorter");
+  expect_refused([&] { PartsOfFile none(folder.path()); }, "regular file");
 }
 
 // As on a network's file system that knows none.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "tessera/engine/memory_plan.h"
 #include "tessera/models/model.h"
@@ -110,15 +111,15 @@ TEST(MemoryFigures, TableOfZero) {
                   {513.5, 257.75, 2},
                   {4011.7188, 2013.6719, 15.625}}}) {
     for (const int64_t stage : {1, 2, 3}) {
-      const auto expect = [&](double as_many, const double (&gb)[3]) {
+      const double of_1b = with_stage(stage, row.ranks, 1e9);
+      const auto expect = [&](double billions, const double (&gb)[3]) {
         // Parameters that no number of ranks divides are filled up.
-        EXPECT_NEAR(with_stage(stage, row.ranks, as_many), gb[stage - 1],
-                    2e-3 * gb[stage - 1])
-            << as_many << " on " << row.ranks << ", stage " << stage;
+        EXPECT_NEAR(billions * of_1b, gb[stage - 1], 2e-3 * gb[stage - 1])
+            << billions << " billion on " << row.ranks << ", stage " << stage;
       };
-      expect(7.5e9, row.of_7_5b);
-      expect(128e9, row.of_128b);
-      expect(1e12, row.of_1t);
+      expect(7.5, row.of_7_5b);
+      expect(128, row.of_128b);
+      expect(1000, row.of_1t);
     }
   }
 }

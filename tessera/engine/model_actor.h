@@ -133,11 +133,15 @@ class ModelActor : public program::Actor {
   const at::Tensor& expert_counts() const { return settled_.expert_counts; }
   // Global L2 norm before it was clipped or normalised.
   double grad_norm() const { return settled_.grad_norm; }
-  // From now on a step whose norm is not finite, on all ranks where a loss is
-  // not, is skipped: who called looks at was_skipped() and may end the run.
+  // From now on a step is skipped whose norm is not finite; where a loss is
+  // not, the norm of all ranks is not. Who called looks at was_skipped(), and
+  // may end the run.
   void leave_nonfinite() { leaves_nonfinite_ = true; }
   // By which its loss was multiplied.
   double scale() const { return scale_; }
+  // A step without a finite gradient is no end: it was asked for, or a scale is
+  // being found.
+  bool may_skip() const;
   // It updated nothing; the parameters whose gradients here are not finite.
   bool was_skipped() const { return was_skipped_; }
   std::vector<std::string> nonfinite_parameters() const;
@@ -244,7 +248,6 @@ class ModelActor : public program::Actor {
   Counted& counted_of(int64_t microbatch) {
     return is_of_next(microbatch) ? counted_ahead_ : counted_;
   }
-  bool may_skip() const;
   bool throws_nonfinite() const { return !may_skip() && !leaves_nonfinite_; }
   double share_of_depth(int64_t microbatch, int64_t depth) const;
   // Where updates heed the norm on their device, the host reads it behind them.

@@ -103,10 +103,15 @@ void name_nonfinite(const engine::RunConfig& config, engine::RankModel& model,
   if (is_known.item<double>() > 0) return;
   // Devices of one process, and what only a sum over ranks makes infinite.
   const auto names = model.actor().nonfinite_parameters();
-  if (world.rank() == 0 && std::isfinite(model.actor().grad_norm())) {
+  at::Tensor num_named =
+      at::full({1}, static_cast<double>(names.size()), at::kDouble);
+  if (world.size() > 1) world.all_reduce(num_named).synchronize();
+  if (world.rank() == 0 && num_named.item<double>() == 0) {
     log::warning("step ", step + 1,
-                 ": once more, its gradient is finite. A processor or memory "
-                 "may have failed.");
+                 std::isfinite(model.actor().grad_norm())
+                     ? ": once more, its gradient is finite. A processor or "
+                       "memory may have failed."
+                     : ": a loss is not finite, and every gradient is.");
   }
   if (names.empty()) return;
   log::warning("step ", step + 1,

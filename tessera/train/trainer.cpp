@@ -183,7 +183,8 @@ class Trainer {
     if (newest.empty()) return;
     log::warning(newest, " is newer than all in ", folder_.checkpoints(),
                  ", and not used: checkpoint.local_every is 0. To go on from "
-                 "it set checkpoint.local_every again.");
+                 "it stop this run before its first checkpoint, and set "
+                 "checkpoint.local_every again.");
   }
 
   void resume() {
@@ -439,21 +440,20 @@ class Trainer {
   }
 
   void handle_skipped(int64_t step) {
-    const ModelActor& actor = model_->actor();
+    ModelActor& actor = model_->actor();
     const auto name = [&] {
       name_nonfinite(config_, *model_, *data_.train, ranks_.world(), step - 1,
                      input_of_step(step - 1, 0));
     };
-    // While a scale is being found, gradients overflow now and then.
-    const bool is_expected = model_->actor().loss_scale().scales();
-    if (!config_.optimizer.skip_nonfinite && !is_expected) {
+    if (!actor.may_skip()) {
       const double norm = actor.grad_norm();
       // Steps behind it have changed the weights with which it was.
       if (begun_->count() == 0) name();
       engine::require_finite(norm);
     }
     ++skipped_;
-    if (leads()) tell_of_skipped_step(model_->actor(), step, skipped_);
+    if (leads()) tell_of_skipped_step(actor, step, skipped_);
+    // While a scale is being found, gradients overflow now and then.
     if (config_.optimizer.skip_nonfinite) name();
     require_progress(step);
   }

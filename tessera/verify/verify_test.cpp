@@ -66,7 +66,6 @@ TEST(Verify, AnyLayoutOfExpertsEqualsOneRank) {
   }
 }
 
-// Of layers that are gone, and of all of a kind.
 TEST(Verify, ShrinkLoadsNoWeightsOfTheWholeModel) {
   RunConfig config = small_run(2, 0);
   config.model.layers = 8;
@@ -76,6 +75,7 @@ TEST(Verify, ShrinkLoadsNoWeightsOfTheWholeModel) {
   EXPECT_TRUE(verify(shrunk(config, 2), 2).equal());
 }
 
+// Of layers that are gone, and of all of a kind.
 TEST(Verify, ShrinkKeepsAdaptersOfLayersThatStay) {
   RunConfig config = small_run(2, 0);
   config.model.layers = 8;
