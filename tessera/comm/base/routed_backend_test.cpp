@@ -136,7 +136,7 @@ TEST(RoutedBackend, FailsBoth) {
   if (!testing::has_test_device()) GTEST_SKIP() << "needs a GPU";
   Routed routed;
   routed.group.fail("it ended");
-  EXPECT_THAT(routed.failed, ElementsAre("device", "cpu"));
+  EXPECT_THAT(routed.failed, ElementsAre("cpu", "device"));
 }
 
 }  // namespace
