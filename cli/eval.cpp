@@ -1,4 +1,5 @@
 // tessera eval: mean loss and perplexity of a model on text or token files.
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
@@ -52,9 +53,9 @@ int64_t window_length(const EvalFlags& flags, int64_t max_seq) {
 }
 
 // Of how data is read, what may be otherwise than the run had it.
-const std::vector<std::string> kKeysOfData = {"data.chat_template", "data.pair",
-                                              "data.loss_on",
-                                              "data.intra_document_masking"};
+constexpr std::array kKeysOfData = {"data.chat_template", "data.pair",
+                                    "data.loss_on",
+                                    "data.intra_document_masking"};
 
 // As the run had it, but for what the command line says.
 void take_data(const data::DataConfig& of_run,
