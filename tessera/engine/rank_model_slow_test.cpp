@@ -44,6 +44,18 @@ void settle(comm::Communicator& ranks) {
   for (auto& work : works) work.wait();
 }
 
+// Of which groups tell: the one before it opens what is opened on first use.
+void take_counted_step(RankModel& model, const RunConfig& config,
+                       comm::Communicator& ranks) {
+  const auto input = step_input(config, /*step=*/0, 1e-3,
+                                [&](int64_t, int64_t, int64_t count) {
+                                  return zeros(count, config.data.seq_len);
+                                });
+  model.step(input);
+  for (auto* group : ranks.groups()) group->reset_stats();
+  model.step(input);
+}
+
 Measured measure(const RunConfig& config, int64_t num_ranks) {
   monitor::count_tensor_bytes();
   Measured measured;
@@ -51,13 +63,7 @@ Measured measure(const RunConfig& config, int64_t num_ranks) {
   comm::run_threads(num_ranks, "shm", [&](comm::Communicator& ranks) {
     const monitor::RankMemory memory;
     RankModel model(config, ranks);
-    const auto input = step_input(config, /*step=*/0, 1e-3,
-                                  [&](int64_t, int64_t, int64_t count) {
-                                    return zeros(count, config.data.seq_len);
-                                  });
-    model.step(input);  // opens what is opened on first use
-    for (auto* group : ranks.groups()) group->reset_stats();
-    model.step(input);
+    take_counted_step(model, config, ranks);
     double bytes = 0;
     for (auto* group : ranks.groups()) {
       if (group->name() == "world") continue;  // the norm
@@ -140,13 +146,7 @@ TEST(RankModel, ReductionsOfExperts) {
     const RunConfig config = run_of_experts(layout);
     comm::run_threads(4, "shm", [&](comm::Communicator& ranks) {
       RankModel model(config, ranks);
-      const auto input = step_input(config, /*step=*/0, 1e-3,
-                                    [&](int64_t, int64_t, int64_t count) {
-                                      return zeros(count, config.data.seq_len);
-                                    });
-      model.step(input);  // opens what is opened on first use
-      for (auto* group : ranks.groups()) group->reset_stats();
-      model.step(input);
+      take_counted_step(model, config, ranks);
       std::map<std::string, int64_t> calls;
       for (auto* group : ranks.groups()) {
         for (const auto& verb : group->stats()) {
@@ -168,13 +168,7 @@ TEST(RankModel, ClippingReducesOneNumber) {
   RunConfig config = small_run(4, 2);
   comm::run_threads(4, "shm", [&](comm::Communicator& ranks) {
     RankModel model(config, ranks);
-    const auto input = step_input(config, /*step=*/0, 1e-3,
-                                  [&](int64_t, int64_t, int64_t count) {
-                                    return zeros(count, config.data.seq_len);
-                                  });
-    model.step(input);
-    ranks.world().reset_stats();
-    model.step(input);
+    take_counted_step(model, config, ranks);
     for (const auto& verb : ranks.world().stats()) {
       EXPECT_EQ(verb.verb, "all_reduce");
       EXPECT_EQ(verb.calls, 1);

@@ -14,6 +14,11 @@
 
 namespace tessera::comm {
 
+// Whether the keys are there within `time`: asks again and again. (A TCPStore
+// that is told to wait also prints a warning whenever the time is up.)
+bool await_keys(c10d::Store& store, const std::vector<std::string>& keys,
+                std::chrono::milliseconds time);
+
 class PatientStore final : public c10d::PrefixStore {
  public:
   using PrefixStore::PrefixStore;

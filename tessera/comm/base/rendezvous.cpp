@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/comm/base/in_time.h"
+#include "tessera/comm/base/patient_store.h"
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 
@@ -20,19 +20,11 @@ constexpr auto kAnnouncePatience = std::chrono::seconds(2);
 // What the end of a wait may take until the store has answered once more.
 constexpr auto kSlack = std::chrono::seconds(1);
 
-// False when the key was not there within `time`. It asks again and again: a
-// TCPStore that is told to wait prints a warning whenever the time is up.
+// False when the key was not there within `time`.
 bool wait_a_while(c10d::Store& store, const std::string& key,
                   std::chrono::milliseconds time) {
   try {
-    const auto end = std::chrono::steady_clock::now() + time;
-    auto pause = std::chrono::milliseconds(1);
-    while (!store.check({key})) {
-      if (std::chrono::steady_clock::now() >= end) return false;
-      std::this_thread::sleep_for(pause);
-      pause = std::min(2 * pause, kSlice);
-    }
-    return true;
+    return await_keys(store, {key}, time);
   } catch (const c10::DistNetworkError& error) {
     TS_CHECK_REACH(false, "the rendezvous store does not answer: ",
                    error.what_without_backtrace());
