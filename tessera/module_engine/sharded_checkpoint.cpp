@@ -17,9 +17,11 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/agree.h"
 #include "tessera/core/detail/json.h"
 #include "tessera/core/error.h"
 #include "tessera/core/files.h"
+#include "tessera/module_engine/detail/module_parts.h"
 #include "tessera/module_engine/detail/module_state.h"
 
 namespace tessera {
@@ -131,15 +133,39 @@ const Kind& kind_of(const torch::optim::Optimizer& optimizer) {
                   ".");
 }
 
+std::vector<detail::ModulePart> parts_of(
+    const std::vector<PipelineStage>& stages) {
+  std::vector<detail::ModulePart> parts;
+  for (const PipelineStage& stage : stages) {
+    parts.push_back({&stage.module(),
+                     stage.sharded() ? stage.sharded()->shards()
+                                     : wrappers::shards_of(stage.module()),
+                     stage.index()});
+  }
+  return parts;
+}
+
 }  // namespace
 
 struct ShardedCheckpoint::Impl {
-  std::string folder;
-  const torch::nn::Module& module;
-  const std::vector<ParameterShard> shards;
+  Impl(std::string of, std::vector<detail::ModulePart> here,
+       torch::optim::Optimizer& with, comm::Communicator& on)
+      : folder(std::move(of)),
+        optimizer(with),
+        ranks(on),
+        kind(kind_of(with)),
+        parts(std::move(here), on.world()),
+        shards(parts.shards()) {
+    require_shards();
+    require_writable();
+  }
+
+  const std::string folder;
   torch::optim::Optimizer& optimizer;
   comm::Communicator& ranks;
   const Kind& kind;
+  const detail::ModuleParts parts;
+  const std::vector<ParameterShard>& shards;
 
   using States = std::decay_t<decltype(optimizer.state())>;
 
@@ -152,10 +178,10 @@ struct ShardedCheckpoint::Impl {
     }
     return {};
   }
-  checkpoint::State parameters() const {
-    return {detail::module_entries(module, shards, ranks.rank() == 0), ""};
-  }
+  checkpoint::State parameters() const { return {parts.entries(), ""}; }
   void require_shards() const;
+  void require_writable() const;
+  std::string of_all_ranks(const detail::Json& said);
   detail::Json said_in(const std::string& extra,
                        const std::string& where) const;
   detail::Json add_states(checkpoint::State& state);
@@ -175,16 +201,28 @@ void ShardedCheckpoint::Impl::require_shards() const {
                       "ShardedCheckpoint: the optimizer has a parameter, ",
                       each.sizes(),
                       ", that is no shard of this module. Make the optimizer "
-                      "behind fully_shard(), of module()->parameters(), which "
-                      "are shards then.");
+                      "behind fully_shard() and parallelize(), of what "
+                      "parameters() has then.");
     }
   }
 }
 
-// Returns which there are, by the parameter's name.
+// Found out now, and not behind hours of training.
+void ShardedCheckpoint::Impl::require_writable() const {
+  const auto existing = existing_part(folder);
+  TS_CHECK_IO(::access(existing.c_str(), W_OK | X_OK) == 0 &&
+                  std::filesystem::is_directory(existing),
+              folder,
+              ": checkpoints cannot be written there: ", existing.string(),
+              " is no folder that may be written to. Give another folder.");
+}
+
+// Returns which there are, by the parameter's name: what this rank is the first
+// to know.
 detail::Json ShardedCheckpoint::Impl::add_states(checkpoint::State& state) {
   detail::Json said = detail::Json::object();
-  for (const auto& shard : shards) {
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const ParameterShard& shard = shards[i];
     const auto of =
         optimizer.state().find(shard.parameter.unsafeGetTensorImpl());
     if (of == optimizer.state().end()) continue;
@@ -196,10 +234,20 @@ detail::Json ShardedCheckpoint::Impl::add_states(checkpoint::State& state) {
       state.tensors.push_back(detail::entry_of(
           "optimizer." + key + "." + shard.name, shard, *tensor));
     }
+    if (!parts.is_first(i)) continue;
     said[shard.name] = {{"steps", kept.steps ? *kept.steps : 0},
                         {"tensors", keys}};
   }
   return said;
+}
+
+// What each said, as one; on every rank.
+std::string ShardedCheckpoint::Impl::of_all_ranks(const detail::Json& said) {
+  detail::Json all = detail::Json::object();
+  for (const auto& text : comm::gather_texts(ranks.world(), said.dump())) {
+    all.update(detail::Json::parse(text));
+  }
+  return comm::text_of_rank_0(ranks.world(), all.dump());
 }
 
 // Those that add_states() returned, to be loaded.
@@ -236,21 +284,20 @@ ShardedCheckpoint::Impl::States ShardedCheckpoint::Impl::make_states(
 }
 
 ShardedCheckpoint::ShardedCheckpoint(std::string folder,
-                                     const torch::nn::Module& module,
-                                     std::vector<ParameterShard> shards,
+                                     const std::vector<PipelineStage>& stages,
                                      torch::optim::Optimizer& optimizer,
                                      comm::Communicator& ranks)
-    : impl_(new Impl{std::move(folder), module, std::move(shards), optimizer,
-                     ranks, kind_of(optimizer)}) {
-  impl_->require_shards();
-  // Found out now, and not behind hours of training.
-  const auto existing = existing_part(impl_->folder);
-  TS_CHECK_IO(::access(existing.c_str(), W_OK | X_OK) == 0 &&
-                  std::filesystem::is_directory(existing),
-              impl_->folder,
-              ": checkpoints cannot be written there: ", existing.string(),
-              " is no folder that may be written to. Give another folder.");
-}
+    : impl_(std::make_unique<Impl>(std::move(folder), parts_of(stages),
+                                   optimizer, ranks)) {}
+
+ShardedCheckpoint::ShardedCheckpoint(std::string folder,
+                                     torch::nn::Module& module,
+                                     torch::optim::Optimizer& optimizer,
+                                     comm::Communicator& ranks)
+    : impl_(std::make_unique<Impl>(std::move(folder),
+                                   std::vector<detail::ModulePart>{
+                                       {&module, wrappers::shards_of(module)}},
+                                   optimizer, ranks)) {}
 
 ShardedCheckpoint::~ShardedCheckpoint() = default;
 
@@ -258,9 +305,9 @@ void ShardedCheckpoint::save(int64_t step, const std::string& client_state,
                              int64_t keep) {
   Impl& self = *impl_;
   checkpoint::State state = self.parameters();
-  const detail::Json states = self.add_states(state);
+  const std::string states = self.of_all_ranks(self.add_states(state));
   state.extra = detail::Json{{"optimizer", self.kind.name},
-                             {"states", states},
+                             {"states", detail::Json::parse(states)},
                              {"client_state", client_state}}
                     .dump();
   checkpoint::save(self.folder, step, state, self.ranks.world(),

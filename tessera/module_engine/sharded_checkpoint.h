@@ -1,6 +1,6 @@
-// Checkpoints of a module that fully_shard() shares out, in a loop of one's
-// own: each rank writes its shards, and what a torch::optim optimizer keeps of
-// them. They load on any number of ranks, in any stage.
+// Checkpoints of a module in a loop of one's own, however ranks share it: each
+// writes a part of what it has, and of what a torch::optim optimizer keeps.
+// They load on any number of ranks, shared in any other way.
 //
 //   tessera::ShardedCheckpoint checkpoint("checkpoints", model, optimizer,
 //                                         ranks);
@@ -9,19 +9,27 @@
 //   for (; step < 1000; ++step) { ... }
 //   checkpoint.save(step, "my own words");
 //
+// Modules: `model` is what fully_shard() gave; or a module that is whole on
+//          every rank (DistributedDataParallel, DistributedOptimizer), or cut
+//          along tp (parallelize(), ColumnParallelLinear); or the stages of a
+//          pipeline, each of these kinds: pipe.stages(), schedule.stages().
+//          Ranks that hold the same write different tensors of it.
 // Form:    checkpoint/checkpoint.h: FOLDER/step-N, written whole or not at all,
 //          with checksums; torch.distributed.checkpoint reads its files.
 //          "model.NAME" of parameters and buffers, "optimizer.KEY.NAME" of
 //          states. Options of the optimizer (lr, betas) are the program's, and
 //          so are schedulers and random numbers.
+// Names:   those of the whole model, which stages have too that split() made.
 // Optimizers: torch::optim's Adam, AdamW, SGD, RMSprop, Adagrad.
-// Comm:    every rank calls save() and load() with the same arguments, between
-//          steps. A few small messages; tensors go through files.
+// Comm:    every rank makes one, and calls save() and load() with the same
+//          arguments, between steps. A few small messages, when it is made one
+//          of 24 bytes a tensor from every rank; tensors go through files.
 // Errors:  TS_CHECK_IO with file and tensor, after which nothing that was there
 //          is lost, and at once for a folder that cannot be written;
 //          TS_CHECK_CONFIG for a checkpoint of another module, of another kind
 //          of optimizer or of options that keep other states (amsgrad), and for
-//          an optimizer of none of these, or of other parameters.
+//          an optimizer of none of these, or of other parameters, and for a
+//          name that two stages have.
 //          Thrown on every rank alike.
 #pragma once
 
@@ -37,6 +45,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/wrappers/fully_shard.h"
+#include "tessera/wrappers/pipeline.h"
 
 namespace tessera {
 
@@ -47,15 +56,20 @@ class ShardedCheckpoint {
     std::string client_state;  // of save()
   };
 
-  // `optimizer`: over shards of this module. All outlive the result.
+  // `optimizer`: over parameters of this rank's. All outlive the result.
   template <typename Holder>
   ShardedCheckpoint(std::string folder, FullySharded<Holder>& model,
                     torch::optim::Optimizer& optimizer,
                     comm::Communicator& ranks)
-      : ShardedCheckpoint(std::move(folder), *model.module(), model.shards(),
-                          optimizer, ranks) {}
-  ShardedCheckpoint(std::string folder, const torch::nn::Module& module,
-                    std::vector<wrappers::ParameterShard> shards,
+      : ShardedCheckpoint(std::move(folder),
+                          std::vector<PipelineStage>{{model, 0, 1}}, optimizer,
+                          ranks) {}
+  // Of several on a rank, in the order of their chunks.
+  ShardedCheckpoint(std::string folder,
+                    const std::vector<PipelineStage>& stages,
+                    torch::optim::Optimizer& optimizer,
+                    comm::Communicator& ranks);
+  ShardedCheckpoint(std::string folder, torch::nn::Module& module,
                     torch::optim::Optimizer& optimizer,
                     comm::Communicator& ranks);
   ~ShardedCheckpoint();

@@ -54,7 +54,8 @@ struct FullyShardedCore::Impl {
   void begin_backward();
   void end_backward(Act end);
   void ended_backward(const Agreed& agreed);
-  void run_backward(const at::Tensor& loss, Act end);
+  void run_backward(const at::Tensor& from, const at::Tensor& gradient,
+                    Act end);
   void begin_gradients();
   void publish_gradients(int64_t active);
   void follow_module();
@@ -64,6 +65,7 @@ struct FullyShardedCore::Impl {
                  const std::vector<at::Tensor>& shown,
                  const std::vector<at::Tensor>& windows);
   std::vector<bool> touched_anywhere();
+  std::vector<at::Tensor> gradients(bool counted) const;
   double clip(double most);
   void take_part(const Agreed& agreed);
   // The i-th that is trained.
@@ -238,18 +240,25 @@ void FullyShardedCore::Impl::adopt_order() {
 }
 
 void FullyShardedCore::accumulate(const at::Tensor& loss) {
-  impl_->run_backward(loss, Act::kAccumulated);
+  impl_->run_backward(loss, {}, Act::kAccumulated);
 }
 
 void FullyShardedCore::backward(const at::Tensor& loss) {
-  impl_->run_backward(loss, Act::kReduced);
+  impl_->run_backward(loss, {}, Act::kReduced);
 }
 
-void FullyShardedCore::Impl::run_backward(const at::Tensor& loss, Act end) {
+void FullyShardedCore::backward(const at::Tensor& output,
+                                const at::Tensor& gradient, bool is_last) {
+  impl_->run_backward(output, gradient,
+                      is_last ? Act::kReduced : Act::kAccumulated);
+}
+
+void FullyShardedCore::Impl::run_backward(const at::Tensor& from,
+                                          const at::Tensor& gradient, Act end) {
   ends_by_itself = false;
   const auto reset = c10::make_scope_exit([this] { ends_by_itself = true; });
   begin_backward();
-  torch::autograd::backward({loss}, {});
+  torch::autograd::backward({from}, {gradient});
   end_backward(end);
 }
 
@@ -329,23 +338,41 @@ double FullyShardedCore::clip_grad_norm(double most) {
   return impl_->clip(most);
 }
 
-// `most` of a rank that has joined is that of the others.
-double FullyShardedCore::Impl::clip(double most) {
-  const at::NoGradGuard no_grad;
+// Those that there are; `counted`: that count on this rank in a norm.
+std::vector<at::Tensor> FullyShardedCore::Impl::gradients(bool counted) const {
   const mesh::Coord coord = mesh.coord_of(world.rank());
-  std::vector<at::Tensor> owned, all;
+  std::vector<at::Tensor> found;
   for (size_t i = 0; i < kept.size(); ++i) {
     const at::Tensor gradient = shard(i).grad();
     if (!gradient.defined()) continue;
-    all.push_back(gradient);
-    if (held.counts(i, coord)) owned.push_back(gradient);
+    if (!counted || held.counts(i, coord)) found.push_back(gradient);
   }
-  const at::Tensor squares = optim::sum_of_squares(owned).reshape({1});
+  return found;
+}
+
+at::Tensor FullyShardedCore::sum_of_squares() const {
+  const at::NoGradGuard no_grad;
+  return optim::sum_of_squares(impl_->gradients(/*counted=*/true)).reshape({1});
+}
+
+void FullyShardedCore::scale_gradients(double by) {
+  const at::NoGradGuard no_grad;
+  optim::scale_gradients(impl_->gradients(/*counted=*/false), by);
+}
+
+comm::Group& FullyShardedCore::world() const { return impl_->world; }
+
+// `most` of a rank that has joined is that of the others.
+double FullyShardedCore::Impl::clip(double most) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor squares =
+      optim::sum_of_squares(gradients(/*counted=*/true)).reshape({1});
   at::Tensor limit = at::full({1}, most, at::kDouble);
   world.all_reduce(squares).synchronize();
   world.all_reduce(limit, comm::ReduceOp::kMax).synchronize();
   const double norm = std::sqrt(squares.item<double>());
-  optim::scale_gradients(all, optim::clip_scale(norm, limit.item<double>()));
+  optim::scale_gradients(gradients(/*counted=*/false),
+                         optim::clip_scale(norm, limit.item<double>()));
   return norm;
 }
 
@@ -417,6 +444,10 @@ void FullyShardedCore::join(const std::function<void()>& step) {
   TS_CHECK(!self.held.has_experts(),
            "fully_shard: join() with a MoE, whose experts the others need: "
            "give every rank as many batches.");
+  TS_CHECK(
+      self.mesh.degree(Axis::kPp) == 1,
+      "fully_shard: join() in a stage of a pipeline, whose neighbours wait "
+      "for its micro-batches: give every rank as many batches.");
   require_joinable(self.module);
   // Those of this rank's last step, which is done.
   if (!self.accumulates) {
@@ -481,9 +512,6 @@ at::Tensor FullyShardedCore::round(const at::Tensor& argument) const {
 
 std::vector<ParameterShard> FullyShardedCore::shards() const {
   Impl& self = *impl_;
-  TS_CHECK(self.mesh.degree(Axis::kTp) == 1,
-           "fully_shard: shards() of a module that parallelize() has cut along "
-           "tp. gather() gives whole parameters of each share.");
   return self.held.local_shards(self.mesh,
                                 self.mesh.coord_of(self.world.rank()));
 }

@@ -91,7 +91,7 @@
 
 #include "tessera/comm/communicator.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/mesh/layout.h"
+#include "tessera/wrappers/parameter_shard.h"
 #include "tessera/wrappers/sharded_memory.h"
 
 namespace tessera {
@@ -136,20 +136,6 @@ class GatheredParameters {
   std::function<void()> end_;
 };
 
-// This rank's part of a parameter: for checkpoints
-// (module_engine/sharded_checkpoint.h).
-struct ParameterShard {
-  std::string name;            // of an expert (moe.h) with its global number
-  std::string name_here;       // the same with its number on this rank
-  std::vector<int64_t> shape;  // of the whole; of a scalar {1}
-  mesh::Box box;               // of the whole, that is here
-  at::Tensor values;           // of box.size; live
-  at::Tensor parameter;        // the same memory, as parameters() has it
-  bool owned = true;           // on one of the ranks that hold this box
-  int64_t unit = 0;            // of units()
-  mesh::Layout layout;         // an expert's: stacked over ep, as `parameter`
-};
-
 // What does not depend on the module's type.
 class FullyShardedCore {
  public:
@@ -172,7 +158,15 @@ class FullyShardedCore {
   }
   void accumulate(const at::Tensor& loss);
   void backward(const at::Tensor& loss);
+  // Of a stage of a pipeline (pipeline.h), from what it gave, whose gradient
+  // this is; `is_last`: of the step's.
+  void backward(const at::Tensor& output, const at::Tensor& gradient,
+                bool is_last);
   double clip_grad_norm(double most);
+  // Of the gradients that count on this rank, in double.
+  at::Tensor sum_of_squares() const;
+  void scale_gradients(double by);
+  comm::Group& world() const;
   GatheredParameters gather();
   void join(const std::function<void()>& step);
   std::vector<ParameterShard> shards() const;
@@ -217,8 +211,7 @@ class FullySharded {
   // has no word for other ranks: no GradScaler.
   void join(const std::function<void()>& step) { core_.join(step); }
 
-  // In the order of the units. REQUIRES: no parallelize() along tp: what is
-  // whole is not known then.
+  // In the order of the units.
   std::vector<wrappers::ParameterShard> shards() const {
     return core_.shards();
   }
@@ -230,14 +223,16 @@ class FullySharded {
     return core_.memory_plan(state_bytes);
   }
   Holder& module() { return module_; }
+  wrappers::FullyShardedCore& core() { return core_; }
 
  private:
   Holder module_;
   wrappers::FullyShardedCore core_;
 };
 
-// `mesh`: of all ranks, along dp_shard, dp_replicate and tp, for a module that
-// parallelize() has cut along tp. The communicator outlives the result.
+// `mesh`: of all ranks, along dp_shard, dp_replicate, tp, for a module that is
+// cut along it, and pp: each rank then gives the module of its stage, which
+// pipeline.h runs. The communicator outlives the result.
 template <typename Holder>
 FullySharded<Holder> fully_shard(Holder module, const mesh::DeviceMesh& mesh,
                                  comm::Communicator& ranks,

@@ -4,6 +4,7 @@
 
 #include "tessera/comm/autograd.h"
 #include "tessera/core/error.h"
+#include "tessera/wrappers/detail/heard_memory.h"
 #include "tessera/wrappers/detail/heard_products.h"
 #include "tessera/wrappers/detail/same_parameters.h"
 #include "tessera/wrappers/detail/shares.h"
@@ -119,19 +120,38 @@ at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight,
 
 namespace wrappers {
 
+struct ParallelLinearImpl::KnownShares : Substitute {
+  explicit KnownShares(comm::Group& of) : tp(of), parameters(*this) {}
+  bool run(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+           int64_t /*tag*/) override {
+    return run_product(op, stack);
+  }
+  const comm::Group& group() const override { return tp; }
+
+  comm::Group& tp;
+  SubstitutedParameters parameters;
+};
+
 ParallelLinearImpl::ParallelLinearImpl(const torch::nn::LinearOptions& whole,
                                        comm::Group& group,
                                        const ParallelStyle& style)
-    : torch::nn::Module("ParallelLinear"), group_(group), style_(style) {
+    : torch::nn::Module("ParallelLinear"),
+      group_(group),
+      style_(style),
+      known_(std::make_shared<KnownShares>(group)) {
   check(style);
   const torch::nn::Linear linear(whole);
   broadcast_all(linear->parameters(), group, /*root=*/0);
-  weight = register_parameter(
-      "weight", share_of(linear->weight, style.weight_dim(), group, "linear"));
+  const auto own = [&](const char* name, const at::Tensor& values,
+                       int64_t dim) {
+    const at::Tensor share =
+        register_parameter(name, share_of(values, dim, group, "linear"));
+    known_->parameters.add(share, /*tag=*/0, dim);
+    return share;
+  };
+  weight = own("weight", linear->weight, style.weight_dim());
   if (!whole.bias()) return;
-  const bool split = style.kind == Kind::kColumn;
-  bias = register_parameter(
-      "bias", share_of(linear->bias, split ? 0 : -1, group, "linear"));
+  bias = own("bias", linear->bias, style.kind == Kind::kColumn ? 0 : -1);
 }
 
 at::Tensor ParallelLinearImpl::forward(const at::Tensor& x) {

@@ -23,6 +23,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "tessera/comm/group.h"
 
@@ -91,6 +92,8 @@ class ParallelLinearImpl : public torch::nn::Module {
  private:
   comm::Group& group_;
   ParallelStyle style_;
+  struct KnownShares;  // that they are parts, to whoever asks
+  std::shared_ptr<KnownShares> known_;
 };
 
 }  // namespace wrappers

@@ -20,8 +20,34 @@ using torch::nn::Module;
 using wrappers::share_of;
 using Kind = ParallelStyle::Kind;
 
+namespace {
+
+// By line. One that names nothing here may name what another stage has.
+std::vector<bool> named_here(Module& module, const mesh::DeviceMesh& mesh,
+                             comm::Communicator& ranks,
+                             const ParallelPlan& plan) {
+  std::vector<bool> here;
+  at::Tensor anywhere = at::zeros({std::ssize(plan)}, at::kInt);
+  for (size_t line = 0; line < plan.size(); ++line) {
+    here.push_back(wrappers::has_match(module, plan[line].modules));
+    anywhere[static_cast<int64_t>(line)] = here.back() ? 1 : 0;
+  }
+  if (mesh.degree(mesh::Axis::kPp) > 1) {
+    ranks.world().all_reduce(anywhere, comm::ReduceOp::kMax).synchronize();
+  }
+  for (size_t line = 0; line < plan.size(); ++line) {
+    if (anywhere[static_cast<int64_t>(line)].item<int>() > 0) continue;
+    wrappers::modules_matching(module, {plan[line].modules}, "parallelize");
+  }
+  return here;
+}
+
+}  // namespace
+
 struct Parallelized::Impl : wrappers::Substitute {
-  Impl(Module& module, comm::Group& tp, const ParallelPlan& plan);
+  // `named_here`: by line, whether it names anything in this module.
+  Impl(Module& module, comm::Group& along_tp, const ParallelPlan& plan,
+       const std::vector<bool>& named_here);
 
   void add(const std::string& name, Module& module, const ParallelStyle& style);
   void cut(const std::string& name, at::Tensor& parameter, int64_t dim,
@@ -35,27 +61,29 @@ struct Parallelized::Impl : wrappers::Substitute {
     at::Tensor weight = {};  // of a linear: this rank's share
     at::Tensor bias = {};    // as it is here
   };
-  const std::vector<int64_t>& ranks() const override { return group.ranks(); }
+  const comm::Group& group() const override { return tp; }
   void sum_gradients(torch::jit::Stack* stack, size_t count);
   at::Tensor computed(const std::string& op,
                       at::ArrayRef<c10::IValue> arguments, const Part& part);
   at::Tensor bias_behind(const at::Tensor& bias, const ParallelStyle& style);
 
-  comm::Group& group;
+  comm::Group& tp;
   std::vector<Part> parts;  // by tag
   wrappers::SubstitutedParameters parameters;
 };
 
-Parallelized::Impl::Impl(Module& module, comm::Group& tp,
-                         const ParallelPlan& plan)
-    : group(tp), parameters(*this) {
+Parallelized::Impl::Impl(Module& module, comm::Group& along_tp,
+                         const ParallelPlan& plan,
+                         const std::vector<bool>& named_here)
+    : tp(along_tp), parameters(*this) {
   std::vector<at::Tensor> values = module.parameters();
   const auto buffers = module.buffers();
   values.insert(values.end(), buffers.begin(), buffers.end());
-  wrappers::broadcast_all(values, group, /*root=*/0);
+  wrappers::broadcast_all(values, tp, /*root=*/0);
   std::map<std::string, size_t> line_of;
   for (size_t line = 0; line < plan.size(); ++line) {
     check(plan[line].style);
+    if (!named_here[line]) continue;
     for (const auto& [name, child] : wrappers::modules_matching(
              module, {plan[line].modules}, "parallelize")) {
       const auto [found, is_new] = line_of.try_emplace(name, line);
@@ -74,7 +102,7 @@ void Parallelized::Impl::add(const std::string& name, Module& module,
   parts.push_back({name, style});
   if (style.kind == Kind::kSequence) {
     for (auto& parameter : module.parameters()) {
-      parameters.add(parameter, tag, /*is_share=*/false);
+      parameters.add(parameter, tag, /*shared_dim=*/-1);
     }
     return;
   }
@@ -100,8 +128,8 @@ void Parallelized::Impl::add(const std::string& name, Module& module,
 
 void Parallelized::Impl::cut(const std::string& name, at::Tensor& parameter,
                              int64_t dim, int64_t tag) {
-  parameter.set_data(share_of(parameter, dim, group, name));
-  parameters.add(parameter, tag, /*is_share=*/dim >= 0);
+  parameter.set_data(share_of(parameter, dim, tp, name));
+  parameters.add(parameter, tag, dim);
 }
 
 bool Parallelized::Impl::run(const c10::OperatorHandle& op,
@@ -146,7 +174,7 @@ void Parallelized::Impl::sum_gradients(torch::jit::Stack* stack, size_t count) {
         !argument.toTensor().is_leaf() || !at::GradMode::is_enabled()) {
       continue;
     }
-    argument = comm::identity_with_all_reduce(argument.toTensor(), group);
+    argument = comm::identity_with_all_reduce(argument.toTensor(), tp);
   }
 }
 
@@ -159,12 +187,12 @@ at::Tensor Parallelized::Impl::computed(const std::string& op,
   };
   const auto linear = [&](const at::Tensor& x, const at::Tensor& weight,
                           const at::Tensor& bias) {
-    return parallel_linear(x, weight, bias, part.style, group);
+    return parallel_linear(x, weight, bias, part.style, tp);
   };
   const bool is_linear =
       part.style.kind == Kind::kColumn || part.style.kind == Kind::kRow;
   if (op == "aten::embedding" && !is_linear) {
-    return parallel_embedding(tensor(1), tensor(0), part.style, group);
+    return parallel_embedding(tensor(1), tensor(0), part.style, tp);
   }
   if (!is_linear) return {};
   // By shape too: a row and a column lie alike. A transposed share that is
@@ -201,10 +229,10 @@ at::Tensor Parallelized::Impl::computed(const std::string& op,
 at::Tensor Parallelized::Impl::bias_behind(const at::Tensor& bias,
                                            const ParallelStyle& style) {
   if (style.kind == Kind::kColumn && style.output == Lies::kWhole) {
-    return comm::all_gather_with_split(bias, 0, group);
+    return comm::all_gather_with_split(bias, 0, tp);
   }
   if (style.kind == Kind::kRow && style.output == Lies::kBySequence) {
-    return comm::identity_with_all_reduce(bias, group);
+    return comm::identity_with_all_reduce(bias, tp);
   }
   return bias;
 }
@@ -218,7 +246,8 @@ Parallelized::Parallelized(Module& module, const mesh::DeviceMesh& mesh,
                   ranks.world_size(), ".");
   comm::Group& tp =
       *ranks.make_group(mesh.peers(ranks.rank(), {mesh::Axis::kTp}), "tp");
-  impl_ = std::make_unique<Impl>(module, tp, plan);
+  impl_ = std::make_unique<Impl>(module, tp, plan,
+                                 named_here(module, mesh, ranks, plan));
 }
 
 Parallelized::~Parallelized() = default;

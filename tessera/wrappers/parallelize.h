@@ -11,7 +11,8 @@
 //          as slashes, and what each is to be. Linear: column or row;
 //          Embedding: vocabulary; any module: sequence, whose parameters stay
 //          whole. What no line names stays whole, and every rank along tp
-//          computes it alike.
+//          computes it alike. On a mesh with pp each rank gives the module of
+//          its stage, and a line may name what another stage has.
 // Module:  is not changed but for its weights, of which each rank keeps its
 //          share: where its code multiplies by one, or looks up rows, what
 //          parallel_linear.h says is computed instead. It sees the width that

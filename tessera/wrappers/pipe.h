@@ -50,9 +50,13 @@ class Pipe {
                         const at::Tensor& targets = {}) {
     return schedule_.eval(inputs, targets);
   }
+  double clip_grad_norm(double most) { return schedule_.clip_grad_norm(most); }
   // This rank's, in the order of its chunks.
   const std::vector<torch::nn::Sequential>& parts() const { return parts_; }
   std::vector<at::Tensor> parameters() const;
+  const std::vector<PipelineStage>& stages() const {
+    return schedule_.stages();
+  }
   const Schedule& schedule() const { return schedule_; }
 
  private:

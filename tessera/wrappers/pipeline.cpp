@@ -12,8 +12,10 @@
 #include "tessera/core/error.h"
 #include "tessera/core/log.h"
 #include "tessera/core/units.h"
+#include "tessera/optim/gradient_norm.h"
 #include "tessera/program/passes/pass.h"
 #include "tessera/program/schedules/schedule.h"
+#include "tessera/wrappers/detail/heard_memory.h"
 #include "tessera/wrappers/detail/stage_actor.h"
 
 namespace tessera {
@@ -99,12 +101,31 @@ void check_places(const std::vector<PipelineStage>& stages,
   }
 }
 
+bool is_sharded(const PipelineStage& stage) {
+  return stage.sharded() != nullptr;
+}
+
+void check_sharded(const std::vector<PipelineStage>& stages,
+                   const ScheduleOptions& options) {
+  if (std::ranges::none_of(stages, is_sharded)) return;
+  TS_CHECK_CONFIG(std::ranges::all_of(stages, is_sharded),
+                  "pipeline: some stages of this rank are sharded and some are "
+                  "not. Give all of them to fully_shard(), with zero_stage 0 "
+                  "those that are to stay whole.");
+  TS_CHECK_CONFIG(
+      options.replicas == nullptr,
+      "pipeline: stages that fully_shard() gave take the mean over "
+      "their replicas by themselves. Leave `replicas` out, and give "
+      "fully_shard() a mesh with the axes of data.");
+}
+
 schedules::Shape shape_of(const std::vector<PipelineStage>& stages,
                           const comm::Group& ranks,
                           const ScheduleOptions& options) {
   return {.stages = ranks.size(),
           .chunks = std::ssize(stages),
-          .num_microbatches = options.num_microbatches};
+          .num_microbatches = options.num_microbatches,
+          .reversed = options.reversed};
 }
 
 // What every rank was given goes together: all find it, or none.
@@ -125,6 +146,7 @@ program::Pipeline agreed_pipeline(const std::vector<PipelineStage>& stages,
         const auto schedule = schedule_of(options.schedule);
         check_shape(schedule, shape);
         pipeline = schedules::pipeline_of(schedule, shape);
+        check_sharded(stages, options);
         check_places(stages, pipeline, ranks.rank());
       }));
   TS_CHECK_CONFIG(complaint.empty(), complaint);
@@ -156,6 +178,12 @@ program::Units units_of(const program::Pipeline& pipeline, int64_t rank) {
     units.chunks.push_back({pipeline.run_of({rank, chunk})});
   }
   return units;
+}
+
+bool splits_backward(const Program& program) {
+  return std::ranges::any_of(program, [](const Instruction& each) {
+    return each.op == Op::kBackwardWeight;
+  });
 }
 
 void tell_of_batch_norm(const std::vector<PipelineStage>& stages) {
@@ -191,6 +219,7 @@ struct Schedule::Impl {
                      bool trains);
   double loss_everywhere(double loss);
   void average_gradients();
+  double clip(double most);
 
   const std::vector<PipelineStage> stages;
   comm::Group& ranks;
@@ -217,6 +246,10 @@ Schedule::Impl::Impl(std::vector<PipelineStage> given, comm::Group& group,
                       {.clip = false, .alone = units.alone}),
       units);
   std::erase_if(training, [](const Instruction& i) { return !is_ours(i); });
+  if (std::ranges::any_of(stages, is_sharded) && splits_backward(training)) {
+    log::info("pipeline: stages are sharded: their backward is one part, and ",
+              options.schedule, " leaves nothing of it for later");
+  }
   evaluation = program::passes::lower(
       schedules::evaluation(shape, group.rank(), schedule.placement), units,
       program::Purpose::kEvaluation);
@@ -292,6 +325,36 @@ void Schedule::Impl::average_gradients() {
   }
 }
 
+double Schedule::Impl::clip(double most) {
+  const at::NoGradGuard no_grad;
+  at::Tensor squares = at::zeros({1}, at::kDouble);
+  std::vector<at::Tensor> whole;
+  for (const PipelineStage& stage : stages) {
+    if (stage.sharded()) {
+      squares += stage.sharded()->sum_of_squares();
+      continue;
+    }
+    for (const auto& item : stage.module().named_parameters()) {
+      TS_CHECK_CONFIG(!wrappers::known_share(item.value()),
+                      "pipeline: clip_grad_norm() of ", item.key(),
+                      ", of which this rank has a part along tp. Give the "
+                      "stage to fully_shard(), with zero_stage 0 or more, "
+                      "which counts each part once.");
+      if (item.value().grad().defined()) whole.push_back(item.value().grad());
+    }
+  }
+  squares += optim::sum_of_squares(whole).reshape({1});
+  comm::Group& all = stages[0].sharded() ? stages[0].sharded()->world() : ranks;
+  all.all_reduce(squares).synchronize();
+  const double norm = std::sqrt(squares.item<double>());
+  const double scale = optim::clip_scale(norm, most);
+  optim::scale_gradients(whole, scale);
+  for (const PipelineStage& stage : stages) {
+    if (stage.sharded()) stage.sharded()->scale_gradients(scale);
+  }
+  return norm;
+}
+
 Schedule::Result Schedule::Impl::run(const at::Tensor& inputs,
                                      const at::Tensor& targets, bool trains) {
   const bool announces = announce(inputs);
@@ -321,6 +384,12 @@ Schedule::Result Schedule::step(const at::Tensor& inputs,
 Schedule::Result Schedule::eval(const at::Tensor& inputs,
                                 const at::Tensor& targets) {
   return impl_->run(inputs, targets, /*trains=*/false);
+}
+
+double Schedule::clip_grad_norm(double most) { return impl_->clip(most); }
+
+const std::vector<PipelineStage>& Schedule::stages() const {
+  return impl_->stages;
 }
 
 bool Schedule::is_first() const {

@@ -31,6 +31,10 @@
 //          autograd's graph: products of matrices and convolutions leave their
 //          weights' gradients for the second. Where that cannot be, the first
 //          is the whole, which is said once.
+// Sharded: a stage may be what fully_shard() gave, on a mesh with pp, which
+//          keeps parameters, gradients and states shared out over the ranks
+//          that run the same stage; gradients are its mean over them. Its
+//          backward is one part in every schedule.
 // Comm:    a message each way for each micro-batch between stages; a few
 //          numbers along the ranks before a step, and the loss behind it; with
 //          `replicas` an all_reduce(mean) of each parameter's gradient.
@@ -55,6 +59,7 @@
 #include <vector>
 
 #include "tessera/comm/group.h"
+#include "tessera/wrappers/fully_shard.h"
 
 namespace tessera {
 
@@ -69,9 +74,22 @@ class PipelineStage {
         }),
         index_(index),
         num_stages_(num_stages) {}
+  // What fully_shard() gave, which outlives the result.
+  template <typename Holder>
+  PipelineStage(FullySharded<Holder>& sharded, int64_t index,
+                int64_t num_stages)
+      : module_(as_module(sharded.module())),
+        forward_([&sharded](const at::Tensor& input) {
+          return at::Tensor(sharded.forward(input));
+        }),
+        index_(index),
+        num_stages_(num_stages),
+        sharded_(&sharded.core()) {}
 
   at::Tensor forward(const at::Tensor& input) const { return forward_(input); }
   torch::nn::Module& module() const { return *module_; }
+  // Null: the module is whole.
+  wrappers::FullyShardedCore* sharded() const { return sharded_; }
   int64_t index() const { return index_; }
   int64_t num_stages() const { return num_stages_; }
 
@@ -90,6 +108,7 @@ class PipelineStage {
   std::function<at::Tensor(const at::Tensor&)> forward_;
   int64_t index_;
   int64_t num_stages_;
+  wrappers::FullyShardedCore* sharded_ = nullptr;
 };
 
 struct ScheduleOptions {
@@ -99,8 +118,10 @@ struct ScheduleOptions {
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>
       loss = nullptr;
   // Ranks that run the same stages on other data: gradients become the mean
-  // over them. Null: there are none. Outlives the schedule.
+  // over them. Null: there are none, or stages are sharded. Outlives the
+  // schedule.
   comm::Group* replicas = nullptr;
+  bool reversed = true;  // gpipe's backwards: the last micro-batch first
 };
 
 class Schedule {
@@ -121,10 +142,16 @@ class Schedule {
   Result step(const at::Tensor& inputs = {}, const at::Tensor& targets = {});
   // Forward alone; with `targets` on the last stage's rank also the loss.
   Result eval(const at::Tensor& inputs = {}, const at::Tensor& targets = {});
+  // Scales gradients so that the L2 norm of those of all stages is at most
+  // `most`; what it was. Every rank calls it, behind step().
+  // REQUIRES: whole stages are not cut along tp.
+  double clip_grad_norm(double most);
 
   // Whether this rank has the first stage, the last one.
   bool is_first() const;
   bool is_last() const;
+  // This rank's, as they were given.
+  const std::vector<PipelineStage>& stages() const;
   // The instructions of a step, one a line (program/instruction.h).
   std::string describe() const;
 

@@ -25,7 +25,7 @@ struct Heard {
 struct Substituted {
   Substitute* substitute;
   int64_t tag;
-  bool is_share;
+  int64_t shared_dim;
 };
 
 // Ranks may be threads: memory is the process's, a listener is a rank's.
@@ -155,8 +155,8 @@ SubstitutedParameters::~SubstitutedParameters() {
 }
 
 void SubstitutedParameters::add(const at::Tensor& parameter, int64_t tag,
-                                bool is_share) {
-  substitute(parameter, {&substitute_, tag, is_share});
+                                int64_t shared_dim) {
+  substitute(parameter, {&substitute_, tag, shared_dim});
 }
 
 CarriedSubstitute::CarriedSubstitute(const at::Tensor& parameter) {
@@ -166,18 +166,20 @@ CarriedSubstitute::CarriedSubstitute(const at::Tensor& parameter) {
   if (found == registered.substituted.end()) return;
   substitute_ = found->second.substitute;
   tag_ = found->second.tag;
-  is_share_ = found->second.is_share;
+  shared_dim_ = found->second.shared_dim;
   registered.substituted.erase(found);
 }
 
 void CarriedSubstitute::put(const at::Tensor& parameter) const {
-  if (substitute_) substitute(parameter, {substitute_, tag_, is_share_});
+  if (substitute_) substitute(parameter, {substitute_, tag_, shared_dim_});
 }
 
-std::vector<int64_t> ranks_with_shares(const at::Tensor& parameter) {
+std::optional<Share> known_share(const at::Tensor& parameter) {
+  if (parameter.is_meta()) return std::nullopt;
   const auto found = find(all().substituted, place_of(parameter));
-  if (!found || !found->is_share) return {};
-  return found->substitute->ranks();
+  if (!found || found->shared_dim < 0) return std::nullopt;
+  const comm::Group& group = found->substitute->group();
+  return Share{found->shared_dim, group.ranks(), group.rank()};
 }
 
 TakenOperators::TakenOperators(OperatorTaker& by)

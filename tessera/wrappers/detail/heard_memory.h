@@ -18,8 +18,11 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "tessera/comm/group.h"
 
 namespace tessera::wrappers {
 
@@ -57,11 +60,18 @@ class Substitute {
   virtual bool run(const c10::OperatorHandle& op, torch::jit::Stack* stack,
                    int64_t tag) = 0;
   // Those that have shares of its parameters.
-  virtual const std::vector<int64_t>& ranks() const = 0;
+  virtual const comm::Group& group() const = 0;
 };
 
-// The ranks that have other values of this parameter; none: it is whole.
-std::vector<int64_t> ranks_with_shares(const at::Tensor& parameter);
+// Of a parameter that is one of equal parts of a whole: along which dim, who
+// has them, in their order, and which is this one.
+struct Share {
+  int64_t dim = 0;
+  std::vector<int64_t> ranks;
+  int64_t index = 0;
+};
+// None: the parameter is whole.
+std::optional<Share> known_share(const at::Tensor& parameter);
 
 class SubstitutedParameters {
  public:
@@ -72,8 +82,8 @@ class SubstitutedParameters {
   SubstitutedParameters& operator=(const SubstitutedParameters&) = delete;
 
   // From now on, of this tensor and of views that begin where it does; outside
-  // of backward. `is_share`: other ranks have other values of it.
-  void add(const at::Tensor& parameter, int64_t tag, bool is_share);
+  // of backward. `shared_dim`: of which other ranks have other parts; -1: none.
+  void add(const at::Tensor& parameter, int64_t tag, int64_t shared_dim);
 
  private:
   Substitute& substitute_;
@@ -85,13 +95,12 @@ class CarriedSubstitute {
  public:
   // Of where the parameter lies now, from where it is taken away.
   explicit CarriedSubstitute(const at::Tensor& parameter);
-  bool is_share() const { return is_share_; }
   void put(const at::Tensor& parameter) const;
 
  private:
   Substitute* substitute_ = nullptr;
   int64_t tag_ = 0;
-  bool is_share_ = false;
+  int64_t shared_dim_ = -1;
 };
 
 class OperatorTaker {

@@ -45,9 +45,10 @@ void check(torch::nn::Module& module, const mesh::DeviceMesh& mesh,
                   ranks.world_size(), ".");
   const int64_t data =
       mesh.degree(Axis::kDpReplicate) * mesh.degree(Axis::kDpShard);
-  TS_CHECK_CONFIG(data * mesh.degree(Axis::kTp) == mesh.world_size(),
+  TS_CHECK_CONFIG(data * mesh.degree(Axis::kTp) * mesh.degree(Axis::kPp) ==
+                      mesh.world_size(),
                   "fully_shard: ", mesh.describe(),
-                  ": ranks lie along dp_shard, dp_replicate and tp alone.");
+                  ": ranks lie along dp_shard, dp_replicate, tp and pp alone.");
   TS_CHECK_CONFIG(
       options.zero_stage == 0 || data == 1 || mesh.degree(Axis::kDpShard) > 1,
       "fully_shard: dp_shard is 1: nothing is shared out. Give ranks to "
@@ -144,18 +145,34 @@ bool ModuleShards::is_of_expert(const std::string& name) const {
   });
 }
 
-// Sets its layout: a scalar is a row of one, and ranks along ep have other
-// experts of the same name.
+// Sets its layout: a scalar is a row of one, ranks along tp may have parts of
+// it, those along pp another module, and those along ep other experts of the
+// same name.
 void ModuleShards::describe(const nn::Parameter& parameter,
+                            const mesh::DeviceMesh& mesh, int64_t rank,
                             int64_t stage) const {
   std::vector<int64_t> shape = parameter.tensor.sizes().vec();
   if (shape.empty()) shape.push_back(1);
+  const auto share = known_share(parameter.tensor);
+  if (share) {
+    TS_CHECK_CONFIG(share->ranks == mesh.peers(rank, {Axis::kTp}),
+                    "fully_shard: ", parameter.name, " is cut over ",
+                    share->ranks.size(),
+                    " ranks, which are not those along tp of ", mesh.describe(),
+                    ". Give both the same mesh.");
+    shape[share->dim] *= std::ssize(share->ranks);
+  }
   mesh::Layout layout(shape);
-  if (is_of_expert(parameter.name)) {
+  if (share) {
+    layout = layout.with(Axis::kTp, mesh::Placement::shard(share->dim));
+  } else if (is_of_expert(parameter.name)) {
     std::vector<int64_t> stacked = {experts_.begin()->second.ranks};
     stacked.insert(stacked.end(), shape.begin(), shape.end());
     layout = mesh::Layout(stacked, mesh::View::kExperts)
                  .with(Axis::kEp, mesh::Placement::shard(0));
+  }
+  if (mesh.degree(Axis::kPp) > 1) {
+    layout = layout.on_stages({mesh.coord_of(rank)[Axis::kPp]});
   }
   parameter.spec->layout = std::move(layout);
   parameter.spec->is_frozen = !parameter.tensor.requires_grad();
@@ -176,11 +193,8 @@ void ModuleShards::lay_out(torch::nn::Module& module,
   for (const auto& unit : units) {
     for (const auto& parameter : unit.parameters) {
       const at::Tensor& tensor = parameter.tensor;
+      describe(parameter, mesh, ranks.rank(), stage);
       substitutes.emplace_back(tensor, CarriedSubstitute(tensor));
-      if (substitutes.back().second.is_share()) {
-        shared_out_.insert(parameter.name);
-      }
-      describe(parameter, stage);
       const auto dims = parameter.spec->layout.global_shape().size();
       if (dims != static_cast<size_t>(tensor.dim())) {
         reshaped.emplace_back(tensor, tensor.sizes().vec());
@@ -298,11 +312,8 @@ bool ModuleShards::are_in_place() const {
   return true;
 }
 
-// What is shared out over tp counts on each of its ranks.
-bool ModuleShards::counts(size_t trained, mesh::Coord coord) const {
-  const auto& local = parameters_->trained()[trained];
-  if (shared_out_.contains(local.name)) coord[Axis::kTp] = 0;
-  return local.layout.owned_by(coord);
+bool ModuleShards::counts(size_t trained, const mesh::Coord& coord) const {
+  return parameters_->trained()[trained].layout.owned_by(coord);
 }
 
 }  // namespace tessera::wrappers

@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -75,7 +74,7 @@ class ModuleShards {
   // False where a shard got other memory, as by to().
   bool are_in_place() const;
   // Whether the i-th that is trained counts on this rank in a norm.
-  bool counts(size_t trained, mesh::Coord coord) const;
+  bool counts(size_t trained, const mesh::Coord& coord) const;
   bool has_experts() const { return !experts_.empty(); }
 
  private:
@@ -83,7 +82,8 @@ class ModuleShards {
   std::string global_name(const std::string& name) const;
   void find_experts(torch::nn::Module& module, const mesh::DeviceMesh& mesh);
   bool is_of_expert(const std::string& name) const;
-  void describe(const nn::Parameter& parameter, int64_t stage) const;
+  void describe(const nn::Parameter& parameter, const mesh::DeviceMesh& mesh,
+                int64_t rank, int64_t stage) const;
   void lay_out(torch::nn::Module& module, const std::vector<ModuleUnit>& units,
                const mesh::DeviceMesh& mesh, comm::Communicator& ranks,
                comm::Group& data, const FullyShardOptions& options);
@@ -93,7 +93,6 @@ class ModuleShards {
   std::vector<std::string> names_;
   std::vector<program::Unit> owners_;
   MemoryFacts memory_;
-  std::set<std::string> shared_out_;  // over tp: names of parameters
   // By name of a module of LocalExperts on several ranks: their number, and
   // that of the first expert here.
   struct ExpertPlace {

@@ -90,7 +90,25 @@ struct Parameters : Module {
   }
 };
 
+// Name by name, as paths are matched: "blocks.*" are the blocks, and not what
+// they are made of.
+bool matches(const std::string& pattern, const Named& each) {
+  const auto as_path = [](std::string name) {
+    std::ranges::replace(name, '.', '/');
+    return name;
+  };
+  return fnmatch(as_path(pattern).c_str(), as_path(each.name).c_str(),
+                 FNM_PATHNAME) == 0;
+}
+
 }  // namespace
+
+bool has_match(Module& root, const std::string& pattern) {
+  std::vector<Named> all;
+  all_below({"", &root}, all);
+  return std::ranges::any_of(
+      all, [&](const Named& each) { return matches(pattern, each); });
+}
 
 // An outer one before those inside of it.
 std::vector<NamedModule> modules_matching(
@@ -98,16 +116,6 @@ std::vector<NamedModule> modules_matching(
     const std::string& who) {
   std::vector<Named> all, found;
   all_below({"", &root}, all);
-  // Name by name, as paths are matched: "blocks.*" are the blocks, and not what
-  // they are made of.
-  const auto as_path = [](std::string name) {
-    std::ranges::replace(name, '.', '/');
-    return name;
-  };
-  const auto matches = [&](const std::string& pattern, const Named& each) {
-    return fnmatch(as_path(pattern).c_str(), as_path(each.name).c_str(),
-                   FNM_PATHNAME) == 0;
-  };
   for (const auto& pattern : patterns) {
     std::string nearest;
     for (const auto& each : all) {
@@ -116,12 +124,10 @@ std::vector<NamedModule> modules_matching(
         nearest = each.name;
       }
     }
-    TS_CHECK_CONFIG(
-        std::ranges::any_of(
-            all, [&](const Named& each) { return matches(pattern, each); }),
-        who, ": \"", pattern, "\" names no child module that has parameters; ",
-        nearest.empty() ? "there is none."
-                        : "the nearest is \"" + nearest + "\".");
+    TS_CHECK_CONFIG(has_match(root, pattern), who, ": \"", pattern,
+                    "\" names no child module that has parameters; ",
+                    nearest.empty() ? "there is none."
+                                    : "the nearest is \"" + nearest + "\".");
   }
   for (const auto& each : all) {
     if (std::ranges::any_of(patterns, [&](const std::string& pattern) {

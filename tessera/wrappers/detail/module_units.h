@@ -37,6 +37,8 @@ struct NamedModule {
 std::vector<NamedModule> modules_matching(
     torch::nn::Module& root, const std::vector<std::string>& patterns,
     const std::string& who);
+// Whether it names any.
+bool has_match(torch::nn::Module& root, const std::string& pattern);
 
 // Puts replacements[i] where the module has originals[i], as its parameters()
 // and all that goes over them see it; members of its class stay what they are.

@@ -44,9 +44,10 @@ void require_no_parts(torch::nn::Module& module, const comm::Group& group) {
                     item.key(), "\".", kWayOut);
   }
   for (const auto& item : module.named_parameters()) {
-    TS_CHECK_CONFIG(!are_of(ranks_with_shares(item.value()), group),
+    const auto share = known_share(item.value());
+    TS_CHECK_CONFIG(!share || !are_of(share->ranks, group),
                     "data parallel: ranks of the group have other shares of ",
-                    item.key(), ", which parallelize() has cut.", kWayOut);
+                    item.key(), ", which is cut along tp.", kWayOut);
   }
 }
 

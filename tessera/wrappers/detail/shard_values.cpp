@@ -38,18 +38,19 @@ class Values {
     return data_.rank() == 0 || peers_.rank() == 0;
   }
 
-  // Of the whole parameter, as the module has it.
+  // Of the parameter as the module has it.
   at::Tensor own_part(const nn::Parameter& parameter,
                       const at::Tensor& whole) const {
     const mesh::Layout& layout = parameter.spec->layout;
-    mesh::Box box = layout.local_box(mesh_, coord_);
-    std::vector<int64_t> shape = layout.global_shape();
-    if (layout.is_of_expert()) {  // those of other ranks are not in `whole`
-      shape[0] = 1;
-      box.offset[0] = 0;
-    }
+    const mesh::Box box = layout.local_box(mesh_, coord_);
+    // `whole` lacks experts and parts along tp that other ranks have.
+    const mesh::Box here =
+        layout.with(layout.data_axis(), mesh::Placement::replicate())
+            .local_box(mesh_, coord_);
     const MemoryScope scope(MemoryKind::kParameters);
-    return mesh::slice(whole.detach().reshape(shape), box).clone();
+    return mesh::slice(whole.detach().reshape(here.size),
+                       mesh::relative(box, here))
+        .clone();
   }
 
   at::Tensor unset(const nn::Parameter& parameter) const {

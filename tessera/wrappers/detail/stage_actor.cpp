@@ -81,6 +81,7 @@ void StageActor::begin_program(const at::Tensor& inputs,
   messages_.clear();
   sent_.clear();
   outputs_.clear();
+  went_back_.clear();
   loss_sum_ = 0;
   losses_ = 0;
   if (announces) {
@@ -174,11 +175,21 @@ void StageActor::backward(Op part, int64_t microbatch, int64_t unit) {
   const at::Tensor gradient = std::exchange(here.gradient, {});
   const at::Tensor& end = loss.defined() ? loss : output;
   if (!end.defined() || !end.requires_grad()) return;  // all is frozen
-  if (part == Op::kBackwardInput && here.input.requires_grad()) {
+  const PipelineStage& stage = stages_[chunk_of(unit)];
+  if (part == Op::kBackwardInput && here.input.requires_grad() &&
+      !stage.sharded()) {
     here.later = backward_to_input(end, gradient, here.input);
   } else {
-    torch::autograd::backward({end}, {gradient});
+    go_back(stage, end, gradient);
   }
+}
+
+// What is sharded reduces behind the last micro-batch.
+void StageActor::go_back(const PipelineStage& stage, const at::Tensor& end,
+                         const at::Tensor& gradient) {
+  if (!stage.sharded()) return torch::autograd::backward({end}, {gradient});
+  const int64_t count = ++went_back_[stage.index()];
+  stage.sharded()->backward(end, gradient, count == options_.num_microbatches);
 }
 
 // Zeros where the stage does not compute with its input.

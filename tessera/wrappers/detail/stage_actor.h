@@ -74,6 +74,8 @@ class StageActor : public program::Actor {
   };
   using Key = std::tuple<program::Op, int64_t, int64_t>;
 
+  void go_back(const PipelineStage& stage, const at::Tensor& end,
+               const at::Tensor& gradient);
   Passed& at(int64_t microbatch, int64_t chunk) {
     return passed_[{microbatch, chunk}];
   }
@@ -104,6 +106,7 @@ class StageActor : public program::Actor {
   std::vector<Message> sent_;               // while shapes are announced
   std::map<int64_t, Shape> given_, taken_;  // by chunk: outputs, inputs
   std::map<int64_t, at::Tensor> outputs_;   // of the last stage
+  std::map<int64_t, int64_t> went_back_;    // by stage: micro-batches
   double loss_sum_ = 0;
   int64_t losses_ = 0;
 };

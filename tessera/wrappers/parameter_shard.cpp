@@ -1,0 +1,51 @@
+#include "tessera/wrappers/parameter_shard.h"
+
+#include <set>
+
+#include "tessera/core/error.h"
+#include "tessera/wrappers/detail/heard_memory.h"
+#include "tessera/wrappers/moe.h"
+
+namespace tessera::wrappers {
+namespace {
+
+void require_all_experts(torch::nn::Module& module) {
+  for (const auto& item : module.named_modules()) {
+    const auto* experts = dynamic_cast<const LocalExperts*>(item.value().get());
+    TS_CHECK_CONFIG(!experts || experts->ranks() == 1, "\"", item.key(),
+                    "\" has its experts on ", experts ? experts->ranks() : 0,
+                    " ranks, under the same names. Give the module to "
+                    "fully_shard(), with zero_stage 0 where nothing else is to "
+                    "be shared out: it knows which they are.");
+  }
+}
+
+ParameterShard shard_of(const std::string& name, const at::Tensor& parameter) {
+  const at::Tensor values = parameter.detach();
+  ParameterShard shard{.name = name,
+                       .name_here = name,
+                       .values = values.dim() == 0 ? values.view({1}) : values,
+                       .parameter = parameter};
+  shard.shape = shard.values.sizes().vec();
+  shard.box = {std::vector<int64_t>(shard.shape.size()), shard.shape};
+  const auto share = known_share(parameter);
+  if (!share) return shard;
+  shard.box.offset[share->dim] = shard.shape[share->dim] * share->index;
+  shard.shape[share->dim] *= std::ssize(share->ranks);
+  return shard;
+}
+
+}  // namespace
+
+std::vector<ParameterShard> shards_of(torch::nn::Module& module) {
+  require_all_experts(module);
+  std::vector<ParameterShard> found;
+  std::set<const c10::TensorImpl*> seen;  // tied ones have several names
+  for (const auto& item : module.named_parameters()) {
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    found.push_back(shard_of(item.key(), item.value()));
+  }
+  return found;
+}
+
+}  // namespace tessera::wrappers
